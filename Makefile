@@ -1,0 +1,30 @@
+# Build, test and show memfold. `make help` lists the targets.
+
+.PHONY: help build test demo clean setup
+
+SIZE ?= 1024
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+help:
+	@echo "make build             the memfold command and its preload library, in $(TARGET)/release"
+	@echo "make test              everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
+	@echo "make demo              a 1 GiB SQLite job, plain and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
+	@echo "make setup             install what is missing for all of these"
+	@echo "make clean             remove build output"
+
+setup:
+	@scripts/setup
+
+build: setup
+	cargo build --release -p memfold-cli -p memfold-preload
+
+test:
+	@scripts/check $(STEP)
+
+demo: setup
+	@cargo build -q --release -p memfold-cli -p memfold-preload
+	@python3 -B demo/demo.py --size $(SIZE) --memfold $(TARGET)/release/memfold -- $(OPTIONS)
+
+clean:
+	cargo clean

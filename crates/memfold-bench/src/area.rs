@@ -1,0 +1,31 @@
+//! An area of memfold's library: a region in signal or thread mode.
+
+use memfold::{Delivery, Memory, Region};
+use std::collections::BTreeMap;
+
+/// A region with the memory that it belongs to.
+pub struct FoldedArea {
+    // The region first: it must go before its memory does.
+    region: Region,
+    memory: Memory,
+}
+
+impl FoldedArea {
+    /// A region of `len` bytes of which `resident_bytes` stay mapped, folded with `codec`.
+    pub fn new(len: usize, resident_bytes: u64, codec: &str, signal: bool) -> anyhow::Result<FoldedArea> {
+        let delivery = if signal { Delivery::Signal } else { Delivery::Thread };
+        let memory = Memory::builder().resident_bytes(resident_bytes).codec(codec).delivery(delivery).build()?;
+        let region = memory.region(len)?;
+        Ok(FoldedArea { region, memory })
+    }
+
+    /// Start of the region.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.region.as_ptr()
+    }
+
+    /// memfold's own counters, by name.
+    pub fn counters(&self) -> BTreeMap<String, u64> {
+        self.memory.stats().iter().map(|(name, value)| (name.to_string(), value)).collect()
+    }
+}

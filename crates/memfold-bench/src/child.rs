@@ -1,0 +1,134 @@
+//! `memfold bench walk-child`: one run of the walk in a process of its own.
+
+use crate::corpus_file::{CorpusFile, PAGE};
+use crate::message::Message;
+use crate::plain::PlainArea;
+use crate::size::parse_size;
+use crate::workload::{Phase, Workload, sums_of};
+use anyhow::Context;
+use clap::ValueEnum;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Which memory the child walks over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AreaKind {
+    /// Anonymous memory as any program has it
+    Plain,
+    /// The same with MADV_HUGEPAGE, so that the kernel uses the folio size it is set to
+    Huge,
+    /// A region of memfold's library, faults served by the faulting thread
+    Signal,
+    /// A region of memfold's library, faults served by handler threads
+    Thread,
+}
+
+/// Arguments of `memfold bench walk-child`, which only `memfold bench walk` calls.
+#[derive(clap::Args, Debug, Clone)]
+pub struct WalkChildArgs {
+    /// The memory to walk over
+    #[arg(long, value_enum)]
+    pub area: AreaKind,
+    /// The corpus file
+    #[arg(long)]
+    pub corpus: PathBuf,
+    /// Size of the area
+    #[arg(long, value_parser = parse_size)]
+    pub size: u64,
+    /// How much of a library region may be resident
+    #[arg(long, value_parser = parse_size)]
+    pub resident: u64,
+    /// Codec of a library region
+    #[arg(long)]
+    pub codec: String,
+    /// Threads of the walk
+    #[arg(long)]
+    pub threads: usize,
+    /// Phases, in the order of the walk
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub phases: Vec<Phase>,
+    /// Accesses of each random phase
+    #[arg(long)]
+    pub random_reads: u64,
+    /// Seed of the random phases
+    #[arg(long)]
+    pub seed: u64,
+}
+
+/// Runs the walk and writes a [`Message`] a line to standard output; waits for a line on standard input before the
+/// first phase and for its end after the last.
+pub fn walk_child(args: WalkChildArgs) -> anyhow::Result<()> {
+    // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let corpus = CorpusFile::open(&args.corpus)?;
+    let sums = sums_of(&corpus);
+    let len = args.size as usize / PAGE * PAGE;
+    let area = Area::new(&args, len)?;
+    // SAFETY: the area is `len` bytes, page-aligned, lives until the end of this function, and nothing else here
+    // touches it.
+    let mut walk =
+        unsafe { Workload::new((area.as_ptr(), len), (&corpus, &sums), args.threads, args.random_reads, args.seed) };
+    say(&Message::Ready { pid: std::process::id() as i32 })?;
+    wait_for_line()?;
+    for phase in &args.phases {
+        say(&Message::Phase(walk.run(*phase)))?;
+    }
+    let bytes_wrong = walk.verify();
+    say(&Message::Done { bytes_wrong, counters: area.counters() })?;
+    wait_for_line()
+}
+
+enum Area {
+    Plain(PlainArea),
+    #[cfg(feature = "engine")]
+    Folded(crate::area::FoldedArea),
+}
+
+impl Area {
+    fn new(args: &WalkChildArgs, len: usize) -> anyhow::Result<Area> {
+        match args.area {
+            AreaKind::Plain | AreaKind::Huge => {
+                let area = PlainArea::new(len, args.area == AreaKind::Huge);
+                Ok(Area::Plain(area.with_context(|| format!("can't map {len} bytes"))?))
+            }
+            #[cfg(feature = "engine")]
+            AreaKind::Signal | AreaKind::Thread => {
+                let signal = args.area == AreaKind::Signal;
+                Ok(Area::Folded(crate::area::FoldedArea::new(len, args.resident, &args.codec, signal)?))
+            }
+            #[cfg(not(feature = "engine"))]
+            AreaKind::Signal | AreaKind::Thread => anyhow::bail!("built without memfold's engine"),
+        }
+    }
+
+    fn as_ptr(&self) -> *mut u8 {
+        match self {
+            Area::Plain(area) => area.as_ptr(),
+            #[cfg(feature = "engine")]
+            Area::Folded(area) => area.as_ptr(),
+        }
+    }
+
+    fn counters(&self) -> BTreeMap<String, u64> {
+        match self {
+            Area::Plain(_) => BTreeMap::new(),
+            #[cfg(feature = "engine")]
+            Area::Folded(area) => area.counters(),
+        }
+    }
+}
+
+fn say(message: &Message) -> anyhow::Result<()> {
+    let mut line = serde_json::to_string(message)?;
+    line.push('\n');
+    let mut out = std::io::stdout().lock();
+    out.write_all(line.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// A line, or the end of input: both mean "go on".
+fn wait_for_line() -> anyhow::Result<()> {
+    std::io::stdin().read_line(&mut String::new())?;
+    Ok(())
+}

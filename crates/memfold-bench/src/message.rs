@@ -1,0 +1,25 @@
+//! What a walking child tells its parent: one JSON value a line on its standard output.
+
+use crate::workload::PhaseResult;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// One line from the child.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Message {
+    /// The area exists and is untouched; the child waits for a line on its standard input.
+    Ready {
+        /// The walking process (under `memfold run` not the one that was started).
+        pid: i32,
+    },
+    /// A phase is over.
+    Phase(PhaseResult),
+    /// Everything is over and verified; the area still exists until standard input ends.
+    Done {
+        /// Wrong bytes in the last, whole comparison.
+        bytes_wrong: u64,
+        /// memfold's counters, where it is memfold's area.
+        counters: BTreeMap<String, u64>,
+    },
+}

@@ -1,0 +1,247 @@
+//! The printed and the JSON report of a walk.
+
+use crate::machine::Machine;
+use crate::peer::{Form, Peer};
+use crate::runner::RunResult;
+use crate::size::show_size;
+use crate::summary::Spread;
+use crate::table::layout;
+use crate::targets::{Row, Verdict, compare, wrong_row};
+use crate::workload::{Phase, PhaseResult};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Everything that a walk found out.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// The machine.
+    pub machine: Machine,
+    /// The command line.
+    pub command: String,
+    /// Corpus: file, size and hash.
+    pub corpus: String,
+    /// Area, resident size, codec, threads, runs, in words.
+    pub conditions: String,
+    /// In what the conditions differ from those that the targets are set for; empty if in nothing.
+    pub departures: Vec<String>,
+    /// Peers that were asked for and not run, with the reason.
+    pub left_out: Vec<String>,
+    /// All runs, in the order they ran.
+    pub runs: Vec<RunResult>,
+    /// Targets and verdicts.
+    pub rows: Vec<Row>,
+}
+
+impl Report {
+    /// Fills in the rows from the runs.
+    pub fn judge(&mut self) {
+        let ours = |form: Form, phase| self.spread(form.name(), phase, metric(phase)).map(|spread| spread.median);
+        let kernel = |phase| {
+            let best = |name: &String| {
+                let size = name.strip_prefix("zram:lz4:")?.to_string();
+                Some((self.spread(name, phase, metric(phase))?.median, size))
+            };
+            self.peers().iter().filter_map(best).collect()
+        };
+        let mut rows = compare(ours, kernel);
+        let memfold: Vec<&RunResult> = self.runs.iter().filter(|run| run.peer.starts_with("memfold")).collect();
+        rows.push(wrong_row(memfold.iter().map(|run| run.bytes_wrong).sum(), memfold.len()));
+        self.rows = rows;
+    }
+
+    /// Whether no row is short, no peer failed and no byte is wrong, the kernel's included.
+    pub fn is_good(&self) -> bool {
+        self.rows.iter().all(|row| row.verdict != Verdict::Short) && self.runs.iter().all(|run| run.bytes_wrong == 0)
+    }
+
+    /// The report as people read it.
+    pub fn text(&self) -> String {
+        let machine = &self.machine;
+        let mut text = format!(
+            "memfold bench walk, {} UTC\n{}, {} cores, {}; Linux {}; zswap enabled: {}; vm.page-cluster {}; THP {}\n",
+            machine.date_utc,
+            machine.cpu,
+            machine.cores,
+            show_size(machine.memory_bytes),
+            machine.kernel,
+            machine.zswap_enabled,
+            machine.page_cluster,
+            machine.thp_enabled,
+        );
+        text += &format!("command: {}\ncorpus: {}\n{}\n", self.command, self.corpus, self.conditions);
+        if machine.zswap_enabled == "Y" {
+            text += "WARNING: zswap is on: the zram figures are not those of zram alone\n";
+        }
+        text += "figures: median (min..max); sequential phases MB/s, random and skewed mean us per access\n\n";
+        text += &layout(&self.figure_rows());
+        text.push('\n');
+        text += &layout(&self.memory_rows());
+        for reason in &self.left_out {
+            text += &format!("not run: {reason}\n");
+        }
+        text.push('\n');
+        if !self.departures.is_empty() {
+            text += &format!("the targets are set for other conditions: {}\n", self.departures.join(", "));
+        }
+        let heading = ["it must reach", "memfold", "kernel's best", "ratio", "target", "verdict"];
+        let mut rows = vec![heading.map(String::from).to_vec()];
+        rows.extend(self.rows.iter().map(Row::cells));
+        text + &layout(&rows)
+    }
+
+    fn figure_rows(&self) -> Vec<Vec<String>> {
+        let phases: Vec<Phase> = Phase::ALL.into_iter().filter(|phase| self.has(*phase)).collect();
+        let mut heading = vec!["peer".to_string()];
+        for phase in &phases {
+            heading.push(phase.name().into());
+            if phase.is_latency() {
+                heading.push("p50".into());
+                heading.push("p99".into());
+                heading.push("max".into());
+            }
+        }
+        heading.push("wrong".into());
+        let mut rows = vec![heading];
+        for peer in self.peers() {
+            let mut row = vec![peer.clone()];
+            let show = |phase, of| self.spread(&peer, phase, of).map_or("-".into(), |spread| spread.show());
+            let median =
+                |phase, of| self.spread(&peer, phase, of).map_or("-".into(), |s| crate::summary::show(s.median));
+            for &phase in &phases {
+                row.push(show(phase, metric(phase)));
+                if phase.is_latency() {
+                    row.push(median(phase, |result| result.p50_us));
+                    row.push(median(phase, |result| result.p99_us));
+                    row.push(median(phase, |result| result.max_us));
+                }
+            }
+            row.push(
+                self.runs.iter().filter(|run| run.peer == peer).map(|run| run.bytes_wrong).sum::<u64>().to_string(),
+            );
+            rows.push(row);
+        }
+        rows
+    }
+
+    /// Memory of each peer, from its last run.
+    fn memory_rows(&self) -> Vec<Vec<String>> {
+        let heading =
+            ["peer", "peak resident", "stored", "compressed", "ratio", "peak held", "out in folios", "in in folios"];
+        let mut rows = vec![heading.map(String::from).to_vec()];
+        for peer in self.peers() {
+            let Some(run) = self.runs.iter().rfind(|run| run.peer == peer) else { continue };
+            let bytes = |name: &str| run.counters.get(name).map_or("-".into(), |&bytes| show_size(bytes));
+            let mut row = vec![peer.clone(), show_size(run.resident_bytes_max)];
+            row.extend(["stored_bytes", "compressed_bytes"].map(bytes));
+            row.push(
+                share(&run.counters, "stored_bytes", "compressed_bytes").map_or("-".into(), |r| format!("{r:.2}")),
+            );
+            row.push(bytes("held_bytes_max"));
+            for (part, whole) in
+                [("pages_out_in_folios", "pages_swapped_out"), ("pages_in_in_folios", "pages_swapped_in")]
+            {
+                let large = !peer.ends_with(":4k") && peer.starts_with("zram");
+                let share = share(&run.counters, part, whole).filter(|_| large);
+                row.push(share.map_or("-".into(), |share| format!("{:.0}%", share * 100.0)));
+            }
+            rows.push(row);
+        }
+        rows
+    }
+
+    fn has(&self, phase: Phase) -> bool {
+        self.runs.iter().any(|run| run.phases.iter().any(|result| result.phase == phase))
+    }
+
+    /// Names of the peers that ran, in order.
+    fn peers(&self) -> Vec<String> {
+        let mut peers: Vec<String> = Vec::new();
+        for run in &self.runs {
+            if !peers.contains(&run.peer) {
+                peers.push(run.peer.clone());
+            }
+        }
+        peers
+    }
+
+    fn spread(&self, peer: &str, phase: Phase, of: fn(&PhaseResult) -> f64) -> Option<Spread> {
+        let runs = self.runs.iter().filter(|run| run.peer == peer);
+        Spread::of(runs.flat_map(|run| &run.phases).filter(|result| result.phase == phase).map(of).collect())
+    }
+}
+
+/// The line that names a peer that could not run.
+pub fn left_out(peer: &Peer, why: &str) -> String {
+    format!("{}: {why}", peer.name())
+}
+
+/// What a phase is measured by.
+fn metric(phase: Phase) -> fn(&PhaseResult) -> f64 {
+    if phase.is_latency() { |result| result.mean_us } else { |result| result.mb_per_s }
+}
+
+fn share(counters: &BTreeMap<String, u64>, part: &str, whole: &str) -> Option<f64> {
+    let (part, whole) = (*counters.get(part)?, *counters.get(whole)?);
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(peer: &str, fill: f64, bytes_wrong: u64) -> RunResult {
+        let phase = PhaseResult {
+            phase: Phase::Fill,
+            seconds: 1.0,
+            mb_per_s: fill,
+            mean_us: 0.0,
+            p50_us: 0.0,
+            p99_us: 0.0,
+            max_us: 0.0,
+            bytes_wrong,
+        };
+        let counters = BTreeMap::from([("stored_bytes".into(), 200), ("compressed_bytes".into(), 100)]);
+        RunResult { peer: peer.into(), phases: vec![phase], bytes_wrong, resident_bytes_max: 1 << 20, counters }
+    }
+
+    fn report(runs: Vec<RunResult>) -> Report {
+        let mut report = Report {
+            machine: Machine::read(),
+            command: String::new(),
+            corpus: String::new(),
+            conditions: String::new(),
+            departures: vec![],
+            left_out: vec![],
+            runs,
+            rows: vec![],
+        };
+        report.judge();
+        report
+    }
+
+    #[test]
+    fn medians_are_compared_with_the_best_zram_lz4() {
+        let runs = vec![
+            run("memfold-signal", 160.0, 0),
+            run("zram:lz4:4k", 90.0, 0),
+            run("zram:lz4:64k", 100.0, 0),
+            run("zram:lzo-rle:64k", 500.0, 0),
+            run("memfold-signal", 150.0, 0),
+            run("memfold-signal", 140.0, 0),
+        ];
+        let report = report(runs);
+        let fill = &report.rows[0];
+        assert_eq!((fill.figure, fill.best.clone()), (Some(150.0), Some((100.0, "64k".into()))));
+        assert_eq!((fill.ratio, fill.verdict), (Some(1.5), Verdict::Pass));
+        assert!(report.is_good());
+        let text = report.text();
+        assert!(text.contains("150 (140..160)") && text.contains("not run") && text.contains("2.00"), "{text}");
+    }
+
+    #[test]
+    fn a_wrong_byte_or_a_short_row_is_not_good() {
+        assert!(!report(vec![run("zram:lz4:4k", 100.0, 1)]).is_good());
+        assert!(!report(vec![run("memfold-thread", 500.0, 1)]).is_good());
+        assert!(!report(vec![run("memfold-run", 100.0, 0), run("zram:lz4:4k", 100.0, 0)]).is_good());
+    }
+}

@@ -1,0 +1,43 @@
+//! `memfold bench`: hands over to the benchmarks.
+use crate::failure::Failure;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+use memfold_bench::{CorpusArgs, Refusal, WalkArgs, WalkChildArgs};
+
+/// Status of a benchmark that broke off, after sysexits.h (EX_SOFTWARE).
+const BROKEN: u8 = 70;
+
+/// The command line of `bench`.
+pub fn command() -> Command {
+    Command::new("bench")
+        .about("Measures memfold against the kernel's own compressed swap")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(CorpusArgs::augment_args(
+            Command::new("corpus").about("Builds the file of real data that the benchmarks work on"),
+        ))
+        .subcommand(WalkArgs::augment_args(
+            Command::new("walk").about("Fills memory, reads, dirties and checks it, for memfold and its peers in turn"),
+        ))
+        .subcommand(WalkChildArgs::augment_args(Command::new("walk-child").hide(true)))
+}
+
+/// Runs a benchmark; the status to exit with.
+///
+/// # Errors
+/// The benchmark's own refusal and status; 70 if it broke off.
+pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
+    let done = match matches.subcommand() {
+        Some(("corpus", matches)) => memfold_bench::corpus(args(matches)).map(|()| 0),
+        Some(("walk", matches)) => memfold_bench::walk(args(matches)),
+        Some(("walk-child", matches)) => memfold_bench::walk_child(args(matches)).map(|()| 0),
+        _ => unreachable!("clap requires a subcommand"),
+    };
+    done.map(|status| status as u8).map_err(|error| {
+        let status = error.downcast_ref::<Refusal>().map_or(BROKEN, |refusal| refusal.exit_code() as u8);
+        Failure { status, text: format!("{error:#}") }
+    })
+}
+
+fn args<T: FromArgMatches>(matches: &ArgMatches) -> T {
+    T::from_arg_matches(matches).unwrap_or_else(|error| error.exit())
+}

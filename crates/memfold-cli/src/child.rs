@@ -1,0 +1,120 @@
+//! The program as memfold's child: started, given its signals, waited for.
+use crate::failure::Failure;
+use crate::program::plain;
+use crate::signals::{Caught, Signals};
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// A started program.
+pub struct Child {
+    pid: libc::pid_t,
+    signals: Signals,
+}
+
+impl Child {
+    /// Executes `path` with `arguments` (the first is the name it was called by) and `environment` added to memfold's.
+    ///
+    /// The program gets the signal mask that memfold was started with. It is killed when memfold is killed: every
+    /// other signal reaches it by way of memfold, and SIGKILL, which can't be passed on, must not leave it running.
+    ///
+    /// # Errors
+    /// 126 or 127, as the kernel refuses to execute it.
+    pub fn start(path: &Path, arguments: &[OsString], environment: &[(&str, OsString)]) -> Result<Child, Failure> {
+        let signals = Signals::block();
+        let mut command = Command::new(path);
+        command.arg0(&arguments[0]).args(&arguments[1..]);
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        let parent = std::process::id() as libc::pid_t;
+        let prepare = {
+            let signals = signals.clone();
+            move || {
+                // SAFETY: both are plain system calls.
+                let orphaned = unsafe {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                    libc::getppid() != parent
+                };
+                signals.restore();
+                // memfold was killed before the request took effect.
+                if orphaned { Err(io::Error::from_raw_os_error(libc::ESRCH)) } else { Ok(()) }
+            }
+        };
+        // SAFETY: the closure makes async-signal-safe system calls only and allocates nothing.
+        unsafe { command.pre_exec(prepare) };
+        match command.spawn() {
+            Ok(child) => Ok(Child { pid: child.id() as libc::pid_t, signals }),
+            Err(e) => {
+                signals.restore();
+                let text = format!("{}: {}", path.display(), plain(&e));
+                Err(if e.kind() == ErrorKind::NotFound {
+                    Failure::not_found(text)
+                } else if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM)) {
+                    Failure::own(text)
+                } else {
+                    Failure::not_executable(text)
+                })
+            }
+        }
+    }
+
+    /// Waits for the end of the program and passes signals on to it; calls `look` every `period`, if there is one.
+    /// The result is the status to exit with: the program's own, or 128 + n if signal n ended it.
+    ///
+    /// # Errors
+    /// 125: the program can't be waited for.
+    pub fn wait(self, period: Option<Duration>, mut look: impl FnMut()) -> Result<u8, Failure> {
+        loop {
+            if let Some(status) = self.collect()? {
+                self.signals.restore();
+                return Ok(status);
+            }
+            match self.signals.next(period) {
+                Some(caught) => self.pass_on(caught),
+                None => look(),
+            }
+        }
+    }
+
+    /// What became of the program: its status at its end; `None` while it runs.
+    fn collect(&self) -> Result<Option<u8>, Failure> {
+        loop {
+            let mut status = 0;
+            // SAFETY: `status` is local; the process is our child and collected by nobody else.
+            match unsafe { libc::waitpid(self.pid, &mut status, libc::WNOHANG | libc::WUNTRACED) } {
+                0 => return Ok(None),
+                -1 => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != ErrorKind::Interrupted {
+                        return Err(Failure::own(format!("waiting for the program: {}", plain(&error))));
+                    }
+                }
+                _ if libc::WIFEXITED(status) => return Ok(Some(libc::WEXITSTATUS(status) as u8)),
+                _ if libc::WIFSIGNALED(status) => return Ok(Some(128 + libc::WTERMSIG(status) as u8)),
+                _ if libc::WIFSTOPPED(status) => stop_like_the_program(libc::WSTOPSIG(status)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Gives the program a signal that memfold got, unless the program has it already: Ctrl-C goes to the whole
+    /// process group, and what the program itself sends here it sends to its group (`kill 0`).
+    fn pass_on(&self, caught: Caught) {
+        if caught.number == libc::SIGCHLD || caught.from_kernel || caught.sender == Some(self.pid) {
+            return;
+        }
+        // SAFETY: the process is our child and not yet collected, so the number is still its own.
+        unsafe { libc::kill(self.pid, caught.number) };
+    }
+}
+
+/// When job control stops the program, stops memfold too: the shell waits for memfold and must see it. A plain SIGSTOP
+/// is not mirrored, for whoever sends it to the program will also send SIGCONT only there.
+fn stop_like_the_program(signal: i32) {
+    if matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
+        // SAFETY: stops this process until SIGCONT, which is then passed on as it is blocked and taken.
+        unsafe { libc::raise(libc::SIGSTOP) };
+    }
+}

@@ -1,0 +1,35 @@
+//! Why memfold did not run a program: one line and an exit status.
+use std::fmt;
+
+/// Status for memfold's own failures, as `env` and `timeout` use it.
+pub const OWN: u8 = 125;
+/// Status for a command that was found but can't be executed.
+pub const NOT_EXECUTABLE: u8 = 126;
+/// Status for a command that was not found.
+pub const NOT_FOUND: u8 = 127;
+
+/// A refusal. `main` prints it as `memfold: TEXT` and exits with its status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// Exit status.
+    pub status: u8,
+    /// One line, without the `memfold: ` in front.
+    pub text: String,
+}
+
+impl Failure {
+    /// A failure of memfold itself, or of how it was called: status 125.
+    pub fn own(text: impl fmt::Display) -> Failure {
+        Failure { status: OWN, text: text.to_string() }
+    }
+
+    /// The command is there but can't be executed: status 126.
+    pub fn not_executable(text: impl fmt::Display) -> Failure {
+        Failure { status: NOT_EXECUTABLE, text: text.to_string() }
+    }
+
+    /// There is no such command: status 127.
+    pub fn not_found(text: impl fmt::Display) -> Failure {
+        Failure { status: NOT_FOUND, text: text.to_string() }
+    }
+}

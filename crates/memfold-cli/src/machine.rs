@@ -1,0 +1,113 @@
+//! How much memory there is: the machine's, or less if a cgroup says so.
+use crate::failure::Failure;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Bytes of memory that this process may use: MemTotal, lowered to the memory limit of its cgroup (v1 or v2) and of
+/// that cgroup's ancestors. Percentages of a size refer to it.
+///
+/// # Errors
+/// /proc/meminfo can't be read.
+pub fn memory_bytes() -> Result<u64, Failure> {
+    let text = fs::read_to_string("/proc/meminfo").map_err(|e| Failure::own(format!("/proc/meminfo: {e}")))?;
+    let total = mem_total(&text).ok_or_else(|| Failure::own("/proc/meminfo has no MemTotal line"))?;
+    // Without /proc/self/cgroup there is no limit to find: the machine's memory it is.
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let limits = limit_files(&groups, &mounts).into_iter().filter_map(|file| read_limit(&file));
+    Ok(limits.min().unwrap_or(u64::MAX).min(total))
+}
+
+fn mem_total(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// A limit file's number of bytes; `None` for `max` and for a file that isn't there.
+fn read_limit(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// The limit files of the cgroup that `/proc/self/cgroup` names, and of every ancestor that is mounted here.
+fn limit_files(groups: &str, mounts: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for mount in mounts.lines().filter_map(Mount::parse) {
+        let Some(group) = groups.lines().find_map(|line| mount.group_of(line)) else { continue };
+        // A mount of a subtree (as in containers) shows the paths below its own root.
+        let Ok(below) = group.strip_prefix(&mount.root) else { continue };
+        let mut at = mount.point.join(below);
+        loop {
+            files.push(at.join(mount.limit_file()));
+            if at == mount.point || !at.pop() {
+                break;
+            }
+        }
+    }
+    files
+}
+
+/// A mounted hierarchy that can limit memory.
+struct Mount {
+    root: PathBuf,
+    point: PathBuf,
+    v2: bool,
+}
+
+impl Mount {
+    /// From a line of mountinfo: `id parent dev ROOT POINT options [fields] - TYPE source SUPER`.
+    fn parse(line: &str) -> Option<Mount> {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let mut fields = mount.split(' ').skip(3);
+        let (root, point) = (PathBuf::from(fields.next()?), PathBuf::from(fields.next()?));
+        let mut rest = file_system.split(' ');
+        let kind = rest.next()?;
+        let v2 = kind == "cgroup2";
+        let memory = kind == "cgroup" && rest.nth(1)?.split(',').any(|option| option == "memory");
+        (v2 || memory).then_some(Mount { root, point, v2 })
+    }
+
+    /// The path in a line `id:controllers:PATH` of /proc/self/cgroup, if it speaks of this hierarchy.
+    fn group_of(&self, line: &str) -> Option<PathBuf> {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?);
+        let ours = if self.v2 { controllers.is_empty() } else { controllers.split(',').any(|c| c == "memory") };
+        ours.then(|| PathBuf::from(path))
+    }
+
+    fn limit_file(&self) -> &'static str {
+        if self.v2 { "memory.max" } else { "memory.limit_in_bytes" }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_total_is_read_in_bytes() {
+        assert_eq!(mem_total("MemTotal:       24684084 kB\nMemFree: 1 kB\n"), Some(24684084 * 1024));
+        assert_eq!(mem_total("MemFree: 1 kB\n"), None);
+    }
+
+    #[test]
+    fn v2_limits_are_looked_for_up_to_the_mount() {
+        let mounts = "30 20 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        let files = limit_files("0::/user.slice/job\n", mounts);
+        let want = ["user.slice/job/", "user.slice/", ""].map(|d| format!("/sys/fs/cgroup/{d}memory.max").into());
+        assert_eq!(files, want as [PathBuf; 3]);
+    }
+
+    #[test]
+    fn v1_paths_are_taken_below_the_mounted_root() {
+        let mounts = "40 30 0:30 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n\
+                      41 30 0:31 / /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n";
+        let files = limit_files("4:cpu:/x\n3:memory:/docker/abc/in\n", mounts);
+        let want = ["in/", ""].map(|d| format!("/sys/fs/cgroup/memory/{d}memory.limit_in_bytes").into());
+        assert_eq!(files, want as [PathBuf; 2]);
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        assert!(memory_bytes().unwrap() > 1 << 20);
+    }
+}

@@ -1,0 +1,72 @@
+//! The `memfold` command. The roof of the project: only this crate reads arguments and environment.
+
+// Bottom first: a module imports only from modules listed above it.
+mod failure;
+mod machine;
+mod elf;
+mod program;
+mod slots;
+mod figures;
+mod signals;
+mod child;
+mod summary;
+mod report;
+mod stats_file;
+mod run;
+mod bench;
+
+use clap::Command;
+use clap::error::ErrorKind;
+use failure::Failure;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  memfold run --limit 1G -- python3 train.py
+  memfold run --limit 25% --summary -- ./app --its-own-flag
+  memfold bench corpus /tmp/corpus
+  memfold bench walk --help
+
+`memfold run --help` lists every setting and the exit statuses.";
+
+fn main() -> ExitCode {
+    let result = match command().try_get_matches() {
+        Ok(matches) => match matches.subcommand() {
+            Some(("run", matches)) => run::main(matches),
+            Some(("bench", matches)) => bench::main(matches),
+            _ => unreachable!("clap requires a subcommand"),
+        },
+        Err(error) => usage(error),
+    };
+    ExitCode::from(result.unwrap_or_else(|failure| {
+        eprintln!("memfold: {}", failure.text);
+        failure.status
+    }))
+}
+
+fn command() -> Command {
+    Command::new("memfold")
+        .about("Compressed memory for Linux programs, in user space")
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(run::command())
+        .subcommand(bench::command())
+        .after_help(EXAMPLES)
+}
+
+/// Help and version are printed as asked for; anything else is a failure of one line.
+fn usage(error: clap::Error) -> Result<u8, Failure> {
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        let _ = error.print();
+        return Ok(0);
+    }
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = error.print();
+        return Ok(failure::OWN);
+    }
+    // clap gives a first line, then for some errors a list, then advice after an empty line.
+    let text = error.render().to_string();
+    let lines: Vec<&str> = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
+    Err(Failure::own(lines.join(" ").trim_start_matches("error: ")))
+}

@@ -1,0 +1,156 @@
+//! `memfold run`: a program in less memory.
+use crate::child::Child;
+use crate::failure::Failure;
+use crate::figures::{Figures, Height};
+use crate::slots::Slots;
+use crate::stats_file::StatsFile;
+use crate::summary::summary;
+use crate::{machine, program, report};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use memfold::config::{Config, Delivery, KEYS};
+use memfold_store::CodecSpec;
+use memfold_sys::uffd::{Uffd, feature};
+use std::env;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// The environment variable that tells the preload library what to do.
+pub const VARIABLE: &str = "MEMFOLD_RUN";
+const LIBRARY: &str = "libmemfold_preload.so";
+const SUMMARY: &str = "summary";
+const STATS_FILE: &str = "stats-file";
+const COMMAND: &str = "command";
+/// How often the gauges are looked at for a report; a run without a report never wakes up for them.
+const LOOK_PERIOD: Duration = Duration::from_millis(100);
+
+const EXAMPLES: &str = "\
+Examples:
+  memfold run --limit 1G -- python3 train.py       all of it in 1 GiB of physical memory
+  memfold run --limit 25% --codec zstd:1 -- ./app   a quarter of this machine's memory, stronger compression
+  memfold run --resident 512M --summary -- ./app    512 MiB uncompressed, as much compressed as it takes
+  memfold run --limit 1G --stats-file run.json -- sort big.txt
+
+Sizes are bytes, or K, M, G, T (powers of 1024), or a percentage of the memory of this machine or cgroup.
+A program that stays under the limit runs untouched. MEMFOLD_DISABLE=1 in the environment switches memfold off.
+INT, TERM, HUP, QUIT, USR1, USR2, CONT and TSTP are passed on to CMD. If memfold itself is killed, so is CMD.
+
+Exit status: CMD's own; 128+n if signal n ended it; 125 memfold itself failed, 126 CMD can't be executed, 127 CMD was
+not found.";
+
+/// The command line of `run`: a flag for every key of [`KEYS`], and two for reports.
+pub fn command() -> Command {
+    let keys = KEYS.iter().map(|key| {
+        let help = match key.default {
+            "none" => key.help.to_string(),
+            default => format!("{} [default: {default}]", key.help),
+        };
+        Arg::new(key.name).long(key.name).value_name(key.value).help(help)
+    });
+    Command::new("run")
+        .about("Runs a program with its memory folded: compressed where it is cold, within a limit")
+        .override_usage("memfold run --limit SIZE [OPTIONS] [--] CMD [ARGS]...")
+        .args(keys)
+        .arg(Arg::new(SUMMARY).long(SUMMARY).action(ArgAction::SetTrue).help("print what the run came to on stderr"))
+        .arg(
+            Arg::new(STATS_FILE)
+                .long(STATS_FILE)
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .help("write every figure to FILE as JSON at the end"),
+        )
+        .arg(
+            Arg::new(COMMAND)
+                .value_name("CMD")
+                .num_args(0..)
+                .trailing_var_arg(true)
+                .value_parser(value_parser!(OsString))
+                .help("the program and its arguments"),
+        )
+        .after_help(EXAMPLES)
+}
+
+/// Runs the program; the status to exit with.
+///
+/// # Errors
+/// 125, 126, 127, as the help says, before the program is started; 125 also if the stats file can't be completed.
+pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
+    let arguments: Vec<OsString> = matches.get_many(COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
+    let Some(name) = arguments.first() else {
+        return Err(Failure::own("no command given: memfold run --limit SIZE -- CMD [ARGS]..."));
+    };
+    let config = config(matches)?;
+    if env::var_os(VARIABLE).is_some_and(|value| !value.is_empty()) {
+        return Err(Failure::own("this is already running under memfold run, which can't be nested"));
+    }
+    let path = program::find(name, env::var_os("PATH").as_deref())?;
+    program::check(&path)?;
+    check_permission()?;
+    let library = library()?;
+    let stats_file = matches.get_one::<PathBuf>(STATS_FILE).map(|name| StatsFile::open(name)).transpose()?;
+    let slots = Slots::new()?;
+    let reported = stats_file.is_some() || matches.get_flag(SUMMARY);
+
+    let start = Instant::now();
+    let child = Child::start(&path, &arguments, &environment(&config, &slots, library))?;
+    let mut height = Height::default();
+    let status = child.wait(reported.then_some(LOOK_PERIOD), || height.sample(&slots))?;
+    let seconds = start.elapsed().as_secs_f64();
+    height.sample(&slots);
+
+    if matches.get_flag(SUMMARY) {
+        eprint!("{}", summary(&config, &slots, &height));
+    }
+    if let Some(file) = stats_file {
+        let run = report::Run { config: &config, arguments: &arguments, status, seconds, ratio: height.ratio() };
+        file.write(&report::json(&run, &Figures::sum(&slots), &slots))?;
+    }
+    Ok(status)
+}
+
+fn config(matches: &ArgMatches) -> Result<Config, Failure> {
+    let mut config = Config::new(machine::memory_bytes()?);
+    for key in KEYS {
+        if let Some(value) = matches.get_one::<String>(key.name) {
+            config.set(key.name, value).map_err(Failure::own)?;
+        }
+    }
+    config.check().map_err(Failure::own)?;
+    CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
+    if config.delivery == Delivery::Signal {
+        return Err(Failure::own("--delivery: run needs thread: with signal, system calls given folded memory fail"));
+    }
+    Ok(config)
+}
+
+/// Checks that this user may have faults served that happen inside system calls.
+fn check_permission() -> Result<(), Failure> {
+    let features = feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
+    Uffd::open(features, false, false).map(drop).map_err(Failure::own)
+}
+
+/// The preload library: beside this executable, or installed as `../lib/memfold`.
+fn library() -> Result<PathBuf, Failure> {
+    let own = env::current_exe().map_err(|e| Failure::own(format!("finding {LIBRARY}: {}", program::plain(&e))))?;
+    let beside = own.with_file_name(LIBRARY);
+    let installed = own.parent().and_then(|bin| bin.parent()).map(|prefix| prefix.join("lib/memfold").join(LIBRARY));
+    let found = [Some(beside.clone()), installed].into_iter().flatten().find(|path| path.is_file());
+    let Some(path) = found else {
+        return Err(Failure::own(format!("{} is missing (also from ../lib/memfold)", beside.display())));
+    };
+    if path.as_os_str().as_encoded_bytes().iter().any(|b| matches!(b, b' ' | b':')) {
+        let why = "LD_PRELOAD can't name a file with a space or colon in its path; move it";
+        return Err(Failure::own(format!("{}: {why}", path.display())));
+    }
+    Ok(path)
+}
+
+fn environment(config: &Config, slots: &Slots, library: PathBuf) -> [(&'static str, OsString); 2] {
+    let mut preload = library.into_os_string();
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let settings = config.encode().trim_end().replace('\n', ";");
+    [(VARIABLE, format!("{settings};stats={}", slots.path()).into()), ("LD_PRELOAD", preload)]
+}

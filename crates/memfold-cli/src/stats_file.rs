@@ -1,0 +1,127 @@
+//! The file that `--stats-file` names: opened before the program starts, filled after its end, never half written.
+use crate::failure::Failure;
+use crate::program::plain;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// A stats file that can be written. Dropped without [`StatsFile::write`], it leaves no trace.
+pub struct StatsFile {
+    /// As the user named it, for messages.
+    name: PathBuf,
+    out: File,
+    /// The temporary file and the one it will replace; `None` for a device, a pipe or a
+    /// descriptor, which is written in place.
+    replace: Option<(PathBuf, PathBuf)>,
+}
+
+impl StatsFile {
+    /// Makes sure that `name` can be written: an existing file stays as it is until [`StatsFile::write`].
+    ///
+    /// # Errors
+    /// 125: it can't be written.
+    pub fn open(name: &Path) -> Result<StatsFile, Failure> {
+        let fail = |e: io::Error| Failure::own(format!("--stats-file: {}: {}", name.display(), plain(&e)));
+        if ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc/self/fd"].iter().any(|open| name.starts_with(open)) {
+            let out = File::options().append(true).open(name).map_err(fail)?;
+            return Ok(StatsFile { name: name.into(), out, replace: None });
+        }
+        // Absolute and without links: the rename must replace the file itself.
+        let target = match fs::canonicalize(name) {
+            Ok(path) => path,
+            Err(e) if e.kind() == ErrorKind::NotFound => std::path::absolute(name).map_err(fail)?,
+            Err(e) => return Err(fail(e)),
+        };
+        match fs::metadata(&target) {
+            Ok(found) if found.is_dir() => return Err(fail(ErrorKind::IsADirectory.into())),
+            Ok(found) if !found.is_file() => {
+                let out = File::options().write(true).open(&target).map_err(fail)?;
+                return Ok(StatsFile { name: name.into(), out, replace: None });
+            }
+            // What can't be written must not be replaced either.
+            Ok(_) => drop(File::options().write(true).open(&target).map_err(fail)?),
+            Err(_) => {}
+        }
+        let Some(file_name) = target.file_name() else { return Err(fail(ErrorKind::InvalidInput.into())) };
+        let mut temporary = std::ffi::OsString::from(".");
+        temporary.push(file_name);
+        temporary.push(format!(".{}.tmp", std::process::id()));
+        let temporary = target.with_file_name(temporary);
+        let out = File::options().write(true).create_new(true).open(&temporary).map_err(fail)?;
+        Ok(StatsFile { name: name.into(), out, replace: Some((temporary, target)) })
+    }
+
+    /// Writes the whole text and puts the file in its place.
+    ///
+    /// # Errors
+    /// 125: the disk is full, or its directory is gone.
+    pub fn write(mut self, text: &str) -> Result<(), Failure> {
+        let written = self.out.write_all(text.as_bytes()).and_then(|()| match &self.replace {
+            Some((from, to)) => fs::rename(from, to),
+            None => Ok(()),
+        });
+        let done = written.map_err(|e| Failure::own(format!("--stats-file: {}: {}", self.name.display(), plain(&e))));
+        if done.is_ok() {
+            self.replace = None;
+        }
+        done
+    }
+}
+
+impl Drop for StatsFile {
+    fn drop(&mut self) {
+        if let Some((temporary, _)) = &self.replace {
+            let _ = fs::remove_file(temporary);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn directory(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("memfold-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    fn names(path: &Path) -> Vec<String> {
+        fs::read_dir(path).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_file_appears_whole_and_only_when_written() {
+        let dir = directory("whole");
+        let path = dir.join("s.json");
+        drop(StatsFile::open(&path).unwrap());
+        assert!(names(&dir).is_empty());
+        fs::write(&path, "old").unwrap();
+        let file = StatsFile::open(&path).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        file.write("new").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(names(&dir), ["s.json"]);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_link_keeps_pointing_and_a_device_stays_a_device() {
+        let dir = directory("link");
+        fs::write(dir.join("real"), "old").unwrap();
+        std::os::unix::fs::symlink("real", dir.join("link")).unwrap();
+        StatsFile::open(&dir.join("link")).unwrap().write("new").unwrap();
+        assert!(fs::symlink_metadata(dir.join("link")).unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(dir.join("real")).unwrap(), "new");
+        fs::remove_dir_all(&dir).unwrap();
+        StatsFile::open(Path::new("/dev/null")).unwrap().write("gone").unwrap();
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+
+    #[test]
+    fn directories_and_missing_parents_are_refused() {
+        for bad in ["/tmp", "/nonexistent/s.json", "/", ""] {
+            assert_eq!(StatsFile::open(Path::new(bad)).err().map(|f| f.status), Some(125), "{bad}");
+        }
+    }
+}

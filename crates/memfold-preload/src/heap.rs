@@ -1,0 +1,5 @@
+//! The allocator of this library: an arena of its own, so that the engine never calls the program's `malloc`.
+use memfold_sys::arena::Arena;
+
+#[global_allocator]
+static HEAP: Arena = Arena::new();

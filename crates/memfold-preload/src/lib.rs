@@ -1,0 +1,33 @@
+//! The library that `memfold run` loads into a program.
+//!
+//! Its constructor runs after libc's and before the program's `main`. Nothing here uses the program's `malloc`, stdio or
+//! thread-local storage: all of them will be under management.
+#![no_std]
+extern crate alloc;
+
+// Bottom first: a module imports only from modules listed above it.
+mod say;
+mod panic;
+mod heap;
+mod order;
+mod slots;
+
+use memfold::config::Config;
+use memfold::stats::Stats;
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = construct;
+
+extern "C" fn construct() {
+    match order::read() {
+        Ok(None) => {}
+        Ok(Some(order)) => start(order.config, slots::claim(&order.stats_path)),
+        Err(why) => say::die(format_args!("MEMFOLD_RUN: {why}")),
+    }
+}
+
+/// Puts this process under management as `config` says, counting in `stats`.
+fn start(config: Config, stats: &'static Stats) {
+    let _ = (config, stats);
+}

@@ -1,0 +1,93 @@
+//! This process's slot in the table of figures that `memfold run` keeps.
+use alloc::boxed::Box;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use memfold::stats::{LAYOUT_VERSION, Stats};
+use memfold_sys::Errno;
+use memfold_sys::sync::Mutex;
+use rustix::fs::{Mode, OFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::Pid;
+
+/// The table, once it is mapped; it is never unmapped. A child of fork inherits the mapping.
+static TABLE: Mutex<&'static [Stats]> = Mutex::new(&[]);
+
+/// A slot of this process in the table at `path`. Without a table, or with every slot taken by a living process, the
+/// figures are kept in memory of our own that nobody reads: a program never fails for lack of figures.
+pub fn claim(path: &str) -> &'static Stats {
+    if let Ok(table) = map(path) {
+        *TABLE.lock() = table;
+    }
+    claim_again()
+}
+
+/// A slot for a process that has the table already: a child after fork.
+pub fn claim_again() -> &'static Stats {
+    let table = *TABLE.lock();
+    let own = rustix::process::getpid().as_raw_nonzero().get() as u64;
+    // A program that executes another keeps its slot; its counters go on.
+    let kept = table.iter().find(|slot| slot.pid.load(Relaxed) == own);
+    let free = || table.iter().find(|slot| take(&slot.pid, 0, own));
+    // The counters of a process that has ended stay in the sums when another goes on with them.
+    let left = || {
+        table.iter().find(|slot| {
+            let pid = slot.pid.load(Relaxed);
+            has_ended(pid) && take(&slot.pid, pid, own)
+        })
+    };
+    match kept.or_else(free).or_else(left) {
+        Some(slot) => {
+            clear_gauges(slot);
+            slot
+        }
+        None => Box::leak(Box::new(Stats::new())),
+    }
+}
+
+fn take(pid: &AtomicU64, from: u64, own: u64) -> bool {
+    pid.compare_exchange(from, own, AcqRel, Relaxed).is_ok()
+}
+
+fn has_ended(pid: u64) -> bool {
+    Pid::from_raw(pid as i32).is_some_and(|pid| rustix::process::test_kill_process(pid) == Err(Errno::SRCH))
+}
+
+/// The present values of a new process image are zero; its peaks go on.
+fn clear_gauges(stats: &Stats) {
+    for gauge in [
+        &stats.resident_bytes,
+        &stats.frame_bytes,
+        &stats.pool_bytes,
+        &stats.index_bytes,
+        &stats.folded_bytes,
+        &stats.stored_bytes,
+        &stats.unmanaged_bytes,
+        &stats.folios,
+    ] {
+        gauge.store(0, Relaxed);
+    }
+}
+
+/// Maps the table. The path goes through another process's descriptors, and where that process is gone or invisible it
+/// may lead anywhere: only a sealed memfd of whole slots in our layout is taken.
+fn map(path: &str) -> Result<&'static [Stats], Errno> {
+    let file =
+        rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())?;
+    let seals = rustix::fs::fcntl_get_seals(&file)?;
+    let len = rustix::fs::fstat(&file)?.st_size as usize;
+    if !seals.contains(SealFlags::SHRINK) || len == 0 || !len.is_multiple_of(size_of::<Stats>()) {
+        return Err(Errno::INVAL);
+    }
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+    let at = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0)? };
+    // SAFETY: the mapping is `len` bytes long, page-aligned, never unmapped, and its seal keeps the file from shrinking
+    // under it. `Stats` is atomics only, for which every bit pattern is valid.
+    let table = unsafe { core::slice::from_raw_parts(at.cast::<Stats>(), len / size_of::<Stats>()) };
+    if table[0].version.load(Relaxed) != LAYOUT_VERSION {
+        // SAFETY: the mapping made above, which nobody uses: `table` ends here.
+        unsafe { rustix::mm::munmap(at, len)? };
+        return Err(Errno::INVAL);
+    }
+    Ok(table)
+}

@@ -1,0 +1,257 @@
+//! The span memory of a pool: one area, cut into spans by a moving edge.
+//!
+//! A span keeps its address and length for ever. Emptied spans wait in the list of their length: *warm* ones still hold
+//! their memory, so that churn costs no system calls; *bare* ones gave it back. Address space is plentiful, memory is
+//! not: only class spans and warm spans count as held.
+use crate::area::{Area, Table};
+use crate::budget::Budget;
+use crate::class::Class;
+use crate::span::Span;
+use alloc::sync::Arc;
+use memfold_sys::sync::{Mutex, MutexGuard};
+use memfold_sys::units::{MAX_PAGES, PAGE_SIZE};
+
+/// No span: ends a list.
+pub(crate) const NIL: u32 = u32::MAX;
+
+/// Warm bytes that a pool may keep however little it holds.
+const WARM_MIN: u64 = 256 << 10;
+/// Warm bytes that a pool may keep for each byte that it holds: 1/32.
+const WARM_SHIFT: u32 = 5;
+/// Spans given back in one go, sorted, so that neighbours share a system call.
+const BATCH: usize = 64;
+
+pub(crate) struct Arena {
+    data: Area,
+    spans: Table<Span>,
+    budget: Arc<Budget>,
+    state: Mutex<State>,
+}
+
+/// `cut` spans = class spans + warm + bare + `moving`.
+pub(crate) struct State {
+    /// Pages that were ever cut off.
+    edge: u32,
+    /// Spans that were ever cut off.
+    pub cut: u32,
+    warm: [u32; MAX_PAGES + 1],
+    bare: [u32; MAX_PAGES + 1],
+    /// Bytes of the warm spans.
+    pub warm_bytes: u64,
+    /// Bytes of class spans, warm spans, and spans being given back.
+    pub held: u64,
+    /// Spans being given back.
+    moving: u32,
+}
+
+impl Arena {
+    pub fn new(data: Area, spans: Table<Span>, budget: Arc<Budget>) -> Arena {
+        let lists = [NIL; MAX_PAGES + 1];
+        let state = State { edge: 0, cut: 0, warm: lists, bare: lists, warm_bytes: 0, held: 0, moving: 0 };
+        Arena { data, spans, budget, state: Mutex::new(state) }
+    }
+
+    /// Span `index`, or `None` past the table.
+    #[inline]
+    pub fn span(&self, index: u32) -> Option<&Span> {
+        self.spans.get(index)
+    }
+
+    /// The first byte of slot `slot`.
+    ///
+    /// # Panics
+    /// If the slot lies past the area: never for spans of this arena.
+    #[inline]
+    pub fn slot(&self, span: &Span, class: &Class, slot: u8) -> *mut u8 {
+        self.data.at(span.first_page() as usize * PAGE_SIZE + slot as usize * class.slot_bytes as usize)
+    }
+
+    /// A span of `pages` pages without a class, or `None` when the limit or the address space is used up.
+    pub fn take(&self, pages: u16) -> Option<u32> {
+        let bytes = pages as u64 * PAGE_SIZE as u64;
+        let mut state = self.state.lock();
+        if let Some(index) = self.pop(&mut state.warm[pages as usize]) {
+            state.warm_bytes -= bytes;
+            return Some(index);
+        }
+        if !self.budget.try_take(bytes) {
+            return None;
+        }
+        let index = match self.pop(&mut state.bare[pages as usize]) {
+            Some(index) => Some(index),
+            None => self.cut(&mut state, pages),
+        };
+        match index {
+            Some(_) => state.held += bytes,
+            None => self.budget.give(bytes),
+        }
+        index
+    }
+
+    /// Takes back an emptied span. True if so much is warm by now that the caller should [`Arena::trim`], after it let
+    /// go of its locks.
+    pub fn give(&self, index: u32) -> bool {
+        let Some(span) = self.spans.get(index) else { return false };
+        span.set_class(None);
+        let mut state = self.state.lock();
+        let pages = span.pages();
+        self.push(&mut state.warm[pages as usize], index);
+        state.warm_bytes += pages as u64 * PAGE_SIZE as u64;
+        state.warm_bytes > warm_max(&state)
+    }
+
+    /// Gives the memory of warm spans back to the kernel until at most half of the allowance is left.
+    pub fn trim(&self) -> u64 {
+        let keep = warm_max(&self.state.lock()) / 2;
+        self.trim_to(keep)
+    }
+
+    /// Gives the memory of warm spans back to the kernel until at most `keep` bytes are warm. Returns the bytes given.
+    pub fn trim_to(&self, keep: u64) -> u64 {
+        let mut released = 0;
+        loop {
+            let mut batch = [(0u32, 0u32); BATCH];
+            let count = self.take_warm(keep, &mut batch);
+            if count == 0 {
+                return released;
+            }
+            let batch = &mut batch[..count];
+            batch.sort_unstable_by_key(|(page, _)| *page);
+            self.release(batch);
+            let mut state = self.state.lock();
+            for (_, index) in batch {
+                let Some(span) = self.spans.get(*index) else { continue };
+                let bytes = span.pages() as u64 * PAGE_SIZE as u64;
+                self.push(&mut state.bare[span.pages() as usize], *index);
+                state.held -= bytes;
+                state.moving -= 1;
+                self.budget.give(bytes);
+                released += bytes;
+            }
+        }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Bytes of memory that the spans' descriptions hold.
+    pub fn metadata_bytes(&self, state: &State) -> u64 {
+        self.spans.bytes(state.cut)
+    }
+
+    /// Moves warm spans into `batch` as (first page, index), the longest first.
+    fn take_warm(&self, keep: u64, batch: &mut [(u32, u32); BATCH]) -> usize {
+        let mut state = self.state.lock();
+        let (mut count, mut pages) = (0, MAX_PAGES);
+        while count < BATCH && pages > 0 && state.warm_bytes > keep {
+            let Some(index) = self.pop(&mut state.warm[pages]) else {
+                pages -= 1;
+                continue;
+            };
+            let first_page = self.spans.get(index).map_or(0, Span::first_page);
+            batch[count] = (first_page, index);
+            count += 1;
+            state.warm_bytes -= (pages * PAGE_SIZE) as u64;
+            state.moving += 1;
+        }
+        count
+    }
+
+    /// Gives the memory of `batch`, sorted by page, back to the kernel: one call for each run of neighbours.
+    fn release(&self, batch: &[(u32, u32)]) {
+        let (mut start, mut end) = (0, 0);
+        for (page, index) in batch {
+            let pages = self.spans.get(*index).map_or(0, |s| s.pages() as usize);
+            if *page as usize != end {
+                self.release_pages(start, end);
+                start = *page as usize;
+            }
+            end = *page as usize + pages;
+        }
+        self.release_pages(start, end);
+    }
+
+    fn release_pages(&self, start: usize, end: usize) {
+        if end > start {
+            // SAFETY: these pages belong to spans that were taken out of the warm lists: they hold no object, and
+            // nobody gets them until they are in a list again. A late reader pins such a span but never reads it.
+            unsafe { self.data.release(start * PAGE_SIZE, (end - start) * PAGE_SIZE) };
+        }
+    }
+
+    fn cut(&self, state: &mut State, pages: u16) -> Option<u32> {
+        let index = state.cut;
+        let span = self.spans.get(index)?;
+        if (state.edge as usize + pages as usize) * PAGE_SIZE > self.data.len() {
+            return None;
+        }
+        self.budget.take(self.spans.bytes(index + 1) - self.spans.bytes(index));
+        span.set_first_page(state.edge);
+        span.set_pages(pages);
+        state.edge += pages as u32;
+        state.cut += 1;
+        Some(index)
+    }
+
+    fn pop(&self, head: &mut u32) -> Option<u32> {
+        let index = *head;
+        *head = self.spans.get(index)?.next();
+        Some(index)
+    }
+
+    fn push(&self, head: &mut u32, index: u32) {
+        if let Some(span) = self.spans.get(index) {
+            span.set_next(*head);
+            *head = index;
+        }
+    }
+
+    /// Checks the lists against the sums, given the number and bytes of the spans that classes own.
+    ///
+    /// # Errors
+    /// Says what does not fit.
+    pub fn check(&self, state: &State, owned: u32, owned_bytes: u64) -> Result<(), &'static str> {
+        let (mut waiting, mut warm_bytes, mut pages_seen) = (0, 0, 0);
+        for pages in 1..=MAX_PAGES {
+            for (is_warm, head) in [(true, state.warm[pages]), (false, state.bare[pages])] {
+                let mut at = head;
+                while let Some(span) = self.spans.get(at) {
+                    if span.class().is_some() || span.in_use() != 0 || span.pages() as usize != pages {
+                        return Err("a waiting span has a class, objects, or another length than its list");
+                    }
+                    waiting += 1;
+                    if waiting > state.cut {
+                        return Err("a list of waiting spans has a loop");
+                    }
+                    warm_bytes += if is_warm { (pages * PAGE_SIZE) as u64 } else { 0 };
+                    at = span.next();
+                }
+            }
+        }
+        for index in 0..state.cut {
+            let span = self.spans.get(index).ok_or("more spans cut than fit")?;
+            if span.first_page() != pages_seen {
+                return Err("spans overlap or leave a gap");
+            }
+            pages_seen += span.pages() as u32;
+        }
+        if pages_seen != state.edge {
+            return Err("the spans' pages do not add up to the edge");
+        }
+        if waiting + owned + state.moving != state.cut {
+            return Err("class spans and waiting spans do not add up");
+        }
+        if warm_bytes != state.warm_bytes {
+            return Err("warm bytes are wrong");
+        }
+        if state.moving == 0 && owned_bytes + warm_bytes != state.held {
+            return Err("held bytes are wrong");
+        }
+        Ok(())
+    }
+}
+
+fn warm_max(state: &State) -> u64 {
+    WARM_MIN + (state.held >> WARM_SHIFT)
+}

@@ -1,0 +1,293 @@
+//! Blocks as payloads: which pages are same-filled, what is compressed, and the way back.
+//!
+//! A block without same-filled pages is its compressed bytes, or its raw bytes when it does not shrink. A block of one
+//! pattern all over is those 8 bytes. Any other (*mixed*) starts with a list of its same-filled pages,
+//!
+//! ```text
+//! mode 1 byte | bitmap of same-filled pages, 1 bit each | patterns, 8 bytes each
+//! ```
+//!
+//! (mode 0: all patterns are zero, none is kept; 1: one pattern for all; 2: one for each page), and goes on with the
+//! other pages, gathered in order and compressed as one.
+use crate::blockset::BlockSet;
+use crate::codec::{CodecError, Decoder, Encoder, id};
+use crate::entry::{Header, SAME};
+use crate::samefilled::{fill, pattern_of};
+use alloc::boxed::Box;
+use alloc::vec;
+use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
+
+const MODE_ZERO: u8 = 0;
+const MODE_ONE: u8 = 1;
+const MODE_EACH: u8 = 2;
+/// The longest list of same-filled pages.
+const HEAD_MAX: usize = 1 + MAX_PAGES / 8 + 8 * MAX_PAGES;
+
+/// A block that compresses to more than this many bytes is stored raw ("huge"): 15/16 of its size.
+pub const fn huge_threshold(block_bytes: usize) -> usize {
+    block_bytes / 16 * 15
+}
+
+/// Buffers for encoding, taken once.
+pub(crate) struct Scratch {
+    /// Compressed bytes.
+    packed: Box<[u8]>,
+    /// Pages gathered from between same-filled ones.
+    gathered: Box<[u8]>,
+    head: Box<[u8; HEAD_MAX]>,
+    patterns: Box<[u64; MAX_PAGES]>,
+}
+
+/// A block ready to be stored.
+pub(crate) enum Encoded {
+    /// All zeros.
+    Zero,
+    /// `head_len` bytes of the scratch head, then `body_len` bytes at `body`.
+    Object { format: u8, mixed: bool, head_len: usize, body: *const u8, body_len: usize, same_pages: usize },
+}
+
+/// An object's payload does not fit its header although its checksum does.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DecodeError {
+    /// The list of same-filled pages or a length makes no sense.
+    Layout,
+    /// No codec has this id.
+    Format,
+    Codec(CodecError),
+}
+
+impl Scratch {
+    pub fn new(block_bytes_max: usize) -> Scratch {
+        Scratch {
+            packed: vec![0; huge_threshold(block_bytes_max)].into_boxed_slice(),
+            gathered: vec![0; block_bytes_max].into_boxed_slice(),
+            head: vec![0; HEAD_MAX].into_boxed_slice().try_into().expect("the length is the array's"),
+            patterns: vec![0; MAX_PAGES].into_boxed_slice().try_into().expect("the length is the array's"),
+        }
+    }
+
+    /// The first `len` bytes of the head that [`encode`] wrote.
+    pub fn head(&self, len: usize) -> &[u8] {
+        &self.head[..len]
+    }
+
+    /// Flips a bit of the compressed bytes of `len` bytes: damage, for tests.
+    pub fn damage(&mut self, len: usize) {
+        self.packed[len / 2] ^= 0x10;
+    }
+
+    pub fn is_packed(&self, body: *const u8) -> bool {
+        body == self.packed.as_ptr()
+    }
+}
+
+/// Compresses the block of `order` at `src`. The body of the result lies in `scratch` or in the block itself.
+///
+/// # Safety
+/// - `src` points to a block of `order`, page-aligned and readable; nobody writes there while the result is in use.
+/// - `scratch` and `encoder` were made for blocks of at least that size.
+pub(crate) unsafe fn encode(
+    scratch: &mut Scratch,
+    encoder: &mut dyn Encoder,
+    format: u8,
+    src: *const u8,
+    order: Order,
+) -> Result<Encoded, CodecError> {
+    let pages = order.pages();
+    let mut same = BlockSet::EMPTY;
+    let mut same_pages = 0;
+    for page in 0..pages {
+        // SAFETY: the page lies in the block.
+        if let Some(pattern) = unsafe { pattern_of(src.add(page * PAGE_SIZE)) } {
+            same.insert(page);
+            scratch.patterns[same_pages] = pattern;
+            same_pages += 1;
+        }
+    }
+    if same_pages == pages {
+        let first = scratch.patterns[0];
+        if scratch.patterns[..pages].iter().all(|p| *p == first) {
+            return Ok(one_pattern(scratch, first, pages));
+        }
+    }
+    let head_len = if same_pages == 0 { 0 } else { write_head(scratch, &same, same_pages, pages) };
+    let raw_len = (pages - same_pages) * PAGE_SIZE;
+    let mut object =
+        Encoded::Object { format: id::NONE, mixed: same_pages > 0, head_len, body: src, body_len: raw_len, same_pages };
+    if raw_len == 0 {
+        return Ok(object);
+    }
+    // SAFETY: the block is readable, and the scratch has room for it.
+    let raw = if same_pages == 0 { src } else { unsafe { gather(scratch, &same, src, pages) } };
+    let room = huge_threshold(raw_len);
+    assert!(room <= scratch.packed.len());
+    // SAFETY: `raw` is `raw_len` readable bytes of the block or of `gathered`; `packed` is another buffer, with `room`.
+    let size = unsafe { encoder.encode(raw, raw_len, scratch.packed.as_mut_ptr(), room)? };
+    if let Encoded::Object { format: f, body, body_len, .. } = &mut object {
+        *body = raw;
+        if let Some(size) = size {
+            (*f, *body, *body_len) = (format, scratch.packed.as_ptr(), size);
+        }
+    }
+    Ok(object)
+}
+
+/// Writes the block that `header` describes to `dst`. On an error `dst` holds any bytes.
+///
+/// # Safety
+/// - `payload` is readable for `header.len` bytes, and nobody writes there meanwhile.
+/// - `dst` is writable for a block of `order`, page-aligned; nobody else touches it meanwhile.
+pub(crate) unsafe fn decode(
+    decoders: &mut [Box<dyn Decoder>],
+    header: Header,
+    payload: *const u8,
+    dst: *mut u8,
+    order: Order,
+) -> Result<(), DecodeError> {
+    let len = header.len as usize;
+    if header.format == SAME {
+        if len != 8 || header.mixed {
+            return Err(DecodeError::Layout);
+        }
+        // SAFETY: 8 readable bytes; the caller vouches for `dst`.
+        unsafe { fill(dst, order.bytes(), payload.cast::<u64>().read_unaligned()) };
+        return Ok(());
+    }
+    let decoder = decoders.get_mut(header.format as usize).ok_or(DecodeError::Format)?;
+    if !header.mixed {
+        // SAFETY: as the caller says.
+        return unsafe { decoder.decode(payload, len, dst, order.bytes()) }.map_err(DecodeError::Codec);
+    }
+    // SAFETY: the payload is `len` readable bytes that nobody writes.
+    let bytes = unsafe { core::slice::from_raw_parts(payload, len) };
+    let head = Head::read(bytes, order.pages()).ok_or(DecodeError::Layout)?;
+    let others = order.pages() - head.same.count();
+    let body = &bytes[head.len..];
+    if others > 0 {
+        // SAFETY: `body` is a part of the payload; `others` pages fit the block at `dst`.
+        unsafe { decoder.decode(body.as_ptr(), body.len(), dst, others * PAGE_SIZE) }.map_err(DecodeError::Codec)?;
+    } else if !body.is_empty() {
+        return Err(DecodeError::Layout);
+    }
+    // SAFETY: the first `others` pages at `dst` are the gathered ones.
+    unsafe { spread(&head, dst, order.pages()) };
+    Ok(())
+}
+
+fn one_pattern(scratch: &mut Scratch, pattern: u64, pages: usize) -> Encoded {
+    if pattern == 0 {
+        return Encoded::Zero;
+    }
+    scratch.head[..8].copy_from_slice(&pattern.to_ne_bytes());
+    let body = scratch.packed.as_ptr();
+    Encoded::Object { format: SAME, mixed: false, head_len: 8, body, body_len: 0, same_pages: pages }
+}
+
+/// Writes the list of same-filled pages and returns its length.
+fn write_head(scratch: &mut Scratch, same: &BlockSet, count: usize, pages: usize) -> usize {
+    let patterns = &scratch.patterns[..count];
+    let (mode, kept) = if patterns.iter().all(|p| *p == 0) {
+        (MODE_ZERO, 0)
+    } else if patterns.iter().all(|p| *p == patterns[0]) {
+        (MODE_ONE, 1)
+    } else {
+        (MODE_EACH, count)
+    };
+    let bitmap_len = pages.div_ceil(8);
+    scratch.head[0] = mode;
+    for (i, byte) in scratch.head[1..1 + bitmap_len].iter_mut().enumerate() {
+        *byte = (same.words()[i / 8] >> (i % 8 * 8)) as u8;
+    }
+    let at = 1 + bitmap_len;
+    for (bytes, pattern) in scratch.head[at..].chunks_exact_mut(8).zip(&patterns[..kept]) {
+        bytes.copy_from_slice(&pattern.to_ne_bytes());
+    }
+    at + 8 * kept
+}
+
+/// The pages that are not same-filled, in one run: in place if they are one already, else copied together.
+///
+/// # Safety
+/// - `src` is readable for `pages` pages; the scratch was made for as many.
+unsafe fn gather(scratch: &mut Scratch, same: &BlockSet, src: *const u8, pages: usize) -> *const u8 {
+    let mut others = (0..pages).filter(|p| !same.contains(*p));
+    let first = others.next().unwrap_or(0);
+    let (count, last) = others.fold((1, first), |(count, _), page| (count + 1, page));
+    if last + 1 - first == count {
+        // SAFETY: page `first` lies in the block.
+        return unsafe { src.add(first * PAGE_SIZE) };
+    }
+    assert!(count * PAGE_SIZE <= scratch.gathered.len());
+    for (rank, page) in (0..pages).filter(|p| !same.contains(*p)).enumerate() {
+        let to = scratch.gathered[rank * PAGE_SIZE..][..PAGE_SIZE].as_mut_ptr();
+        // SAFETY: page `page` lies in the block; `to` has room for a page and lies in another buffer.
+        unsafe { core::ptr::copy_nonoverlapping(src.add(page * PAGE_SIZE), to, PAGE_SIZE) };
+    }
+    scratch.gathered.as_ptr()
+}
+
+/// Moves the gathered pages at the start of `dst` to where they belong and fills the same-filled ones between.
+///
+/// Goes from the last page to the first: the gathered place of a page is never behind the page itself, so no page is
+/// overwritten before it moved.
+///
+/// # Safety
+/// - `dst` is writable for `pages` pages, aligned to 8.
+unsafe fn spread(head: &Head, dst: *mut u8, pages: usize) {
+    let (mut same_left, mut others_left) = (head.same.count(), pages - head.same.count());
+    for page in (0..pages).rev() {
+        // SAFETY: `page` and `others_left` are below `pages`; different pages do not overlap.
+        unsafe {
+            let to = dst.add(page * PAGE_SIZE);
+            if head.same.contains(page) {
+                same_left -= 1;
+                fill(to, PAGE_SIZE, head.pattern(same_left));
+            } else {
+                others_left -= 1;
+                if others_left != page {
+                    core::ptr::copy_nonoverlapping(dst.add(others_left * PAGE_SIZE), to, PAGE_SIZE);
+                }
+            }
+        }
+    }
+}
+
+/// A list of same-filled pages that makes sense.
+struct Head<'a> {
+    same: BlockSet,
+    mode: u8,
+    patterns: &'a [u8],
+    len: usize,
+}
+
+impl Head<'_> {
+    fn read(bytes: &[u8], pages: usize) -> Option<Head<'_>> {
+        let (mode, rest) = bytes.split_first()?;
+        let bitmap = rest.get(..pages.div_ceil(8))?;
+        let bits = bitmap.iter().enumerate();
+        let same: BlockSet =
+            bits.flat_map(|(i, byte)| (0..8).filter(move |b| byte & 1 << b != 0).map(move |b| i * 8 + b)).collect();
+        let kept = match *mode {
+            MODE_ZERO => 0,
+            MODE_ONE => 1,
+            MODE_EACH => same.count(),
+            _ => return None,
+        };
+        let patterns = rest.get(bitmap.len()..bitmap.len() + 8 * kept)?;
+        if same.end() > pages {
+            return None;
+        }
+        Some(Head { same, mode: *mode, patterns, len: 1 + bitmap.len() + patterns.len() })
+    }
+
+    /// The pattern of the same-filled page of this rank.
+    fn pattern(&self, rank: usize) -> u64 {
+        let at = match self.mode {
+            MODE_ZERO => return 0,
+            MODE_ONE => 0,
+            _ => rank * 8,
+        };
+        let bytes = self.patterns[at..at + 8].try_into();
+        u64::from_ne_bytes(bytes.expect("8 bytes"))
+    }
+}

@@ -1,0 +1,140 @@
+//! Codec specifications: `lz4`, `lz4:8`, `zstd:-1`.
+use super::{CODECS, Codec, Encoder};
+use alloc::boxed::Box;
+use alloc::string::{String, ToString};
+use core::fmt;
+use core::str::FromStr;
+
+/// A codec and its level, as a user names them. Always one of [`CODECS`] at a level it has.
+#[derive(Copy, Clone, PartialEq, Eq)]
+pub struct CodecSpec {
+    codec: usize,
+    level: i32,
+}
+
+/// A specification names no codec, or no level of that codec. Its text lists what is valid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpecError {
+    given: String,
+    codec: Option<usize>,
+}
+
+impl CodecSpec {
+    /// Reads `name` or `name:level`.
+    ///
+    /// # Errors
+    /// An unknown name, or a level that the codec does not have; the error lists the valid ones.
+    pub fn parse(text: &str) -> Result<CodecSpec, SpecError> {
+        let (name, level) = match text.split_once(':') {
+            Some((name, level)) => (name, Some(level)),
+            None => (text, None),
+        };
+        let unknown = |codec| SpecError { given: text.to_string(), codec };
+        let index = CODECS.iter().position(|c| c.name == name).ok_or(unknown(None))?;
+        let codec = &CODECS[index];
+        let level = match level {
+            None => codec.level_default,
+            Some(level) => level.parse().map_err(|_| unknown(Some(index)))?,
+        };
+        if !codec.levels.contains(&level) {
+            return Err(unknown(Some(index)));
+        }
+        Ok(CodecSpec { codec: index, level })
+    }
+
+    /// The codec's name.
+    pub fn name(&self) -> &'static str {
+        self.codec().name
+    }
+
+    /// The level.
+    pub fn level(&self) -> i32 {
+        self.level
+    }
+
+    pub(crate) fn format(&self) -> u8 {
+        self.codec().format
+    }
+
+    /// An encoder for inputs of up to `block_bytes_max` bytes. Takes all the memory that it will ever need.
+    pub(crate) fn encoder(&self, block_bytes_max: usize) -> Box<dyn Encoder> {
+        (self.codec().encoder)(self.level, block_bytes_max)
+    }
+
+    fn codec(&self) -> &'static Codec {
+        &CODECS[self.codec]
+    }
+}
+
+impl Default for CodecSpec {
+    /// lz4 at acceleration 1.
+    fn default() -> CodecSpec {
+        CodecSpec::parse("lz4").expect("lz4 is in the table")
+    }
+}
+
+impl FromStr for CodecSpec {
+    type Err = SpecError;
+    fn from_str(text: &str) -> Result<CodecSpec, SpecError> {
+        CodecSpec::parse(text)
+    }
+}
+
+impl fmt::Display for CodecSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.level == self.codec().level_default {
+            write!(f, "{}", self.name())
+        } else {
+            write!(f, "{}:{}", self.name(), self.level)
+        }
+    }
+}
+
+impl fmt::Debug for CodecSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CodecSpec({self})")
+    }
+}
+
+impl fmt::Display for SpecError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(codec) = self.codec.map(|i| &CODECS[i]) {
+            let (low, high) = (codec.levels.start(), codec.levels.end());
+            return write!(f, "codec `{}`: {} takes a level from {low} to {high}", self.given, codec.name);
+        }
+        write!(f, "unknown codec `{}`; valid are", self.given)?;
+        for (i, codec) in CODECS.iter().enumerate() {
+            write!(f, "{} {}", if i == 0 { "" } else { "," }, codec.name)?;
+            if codec.levels.start() != codec.levels.end() {
+                write!(f, "[:{}..{}]", codec.levels.start(), codec.levels.end())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl core::error::Error for SpecError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_levels_are_read_and_printed() {
+        for text in ["lz4", "lz4:8", "zstd", "zstd:-1", "zstd:19", "none"] {
+            assert_eq!(CodecSpec::parse(text).unwrap().to_string(), text);
+        }
+        assert_eq!(CodecSpec::parse("lz4:1").unwrap(), CodecSpec::default());
+    }
+
+    #[test]
+    fn errors_list_what_is_valid() {
+        let text = CodecSpec::parse("lzma").unwrap_err().to_string();
+        assert_eq!(text, "unknown codec `lzma`; valid are none, lz4[:1..65537], zstd[:-7..19]");
+        let text = CodecSpec::parse("zstd:20").unwrap_err().to_string();
+        assert_eq!(text, "codec `zstd:20`: zstd takes a level from -7 to 19");
+        for bad in ["", ":", "lz4:", "lz4:0", "lz4:x", "none:1", "LZ4", "zstd:-8", "lz4:99999999999"] {
+            assert!(CodecSpec::parse(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Zstandard, with contexts in memory that is taken once: static contexts never allocate.
+use super::{CodecError, Decoder, Encoder};
+use alloc::boxed::Box;
+use alloc::vec;
+use memfold_sys::units::PAGE_SIZE;
+use zstd_safe::zstd_sys as c;
+
+struct ZstdEncoder {
+    cctx: *mut c::ZSTD_CCtx,
+    /// Holds the context; never touched directly, freed with the encoder.
+    _workspace: Box<[u64]>,
+}
+
+struct ZstdDecoder {
+    dctx: *mut c::ZSTD_DCtx,
+    /// Holds the context; never touched directly, freed with the decoder.
+    _workspace: Box<[u64]>,
+}
+
+// SAFETY: a context lives in the boxed workspace that travels with it, and is only used through `&mut self`.
+unsafe impl Send for ZstdEncoder {}
+// SAFETY: as above.
+unsafe impl Send for ZstdDecoder {}
+
+pub(super) fn encoder(level: i32, block_bytes_max: usize) -> Box<dyn Encoder> {
+    let mut workspace = vec![0u64; workspace_bytes(level, block_bytes_max).div_ceil(8)].into_boxed_slice();
+    // SAFETY: the workspace is aligned to 8 and as long as said; it is moved only as a box, so its bytes stay in place
+    // as long as the context is used. Setting the level of a fresh context only writes to the context.
+    let cctx = unsafe {
+        let cctx = c::ZSTD_initStaticCCtx(workspace.as_mut_ptr().cast(), workspace.len() * 8);
+        assert!(!cctx.is_null(), "zstd refused a workspace of its own estimate");
+        let set = c::ZSTD_CCtx_setParameter(cctx, c::ZSTD_cParameter::ZSTD_c_compressionLevel, level);
+        assert!(c::ZSTD_isError(set) == 0, "zstd refused level {level}");
+        cctx
+    };
+    Box::new(ZstdEncoder { cctx, _workspace: workspace })
+}
+
+pub(super) fn decoder() -> Box<dyn Decoder> {
+    // SAFETY: takes nothing and returns a number.
+    let bytes = unsafe { c::ZSTD_estimateDCtxSize() };
+    let mut workspace = vec![0u64; bytes.div_ceil(8)].into_boxed_slice();
+    // SAFETY: as for the encoder.
+    let dctx = unsafe { c::ZSTD_initStaticDCtx(workspace.as_mut_ptr().cast(), workspace.len() * 8) };
+    assert!(!dctx.is_null(), "zstd refused a workspace of its own estimate");
+    Box::new(ZstdDecoder { dctx, _workspace: workspace })
+}
+
+/// The memory that compressing any number of pages up to `block_bytes_max` needs at `level`.
+///
+/// zstd chooses other tables for other input sizes, and a larger input may need less than a smaller one.
+fn workspace_bytes(level: i32, block_bytes_max: usize) -> usize {
+    let pages = block_bytes_max.div_ceil(PAGE_SIZE).max(1);
+    let estimate = |pages: usize| {
+        // SAFETY: both take plain numbers and return plain values.
+        unsafe {
+            let parameters = c::ZSTD_getCParams(level, (pages * PAGE_SIZE) as u64, 0);
+            c::ZSTD_estimateCCtxSize_usingCParams(parameters)
+        }
+    };
+    (1..=pages).map(estimate).max().unwrap_or(0)
+}
+
+impl Encoder for ZstdEncoder {
+    unsafe fn encode(
+        &mut self,
+        src: *const u8,
+        len: usize,
+        dst: *mut u8,
+        room: usize,
+    ) -> Result<Option<usize>, CodecError> {
+        // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges.
+        let size = unsafe { c::ZSTD_compress2(self.cctx, dst.cast(), room, src.cast(), len) };
+        match error_of(size) {
+            None if size <= room => Ok(Some(size)),
+            Some(c::ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall) => Ok(None),
+            Some(code) => Err(CodecError(code as i64)),
+            None => Err(CodecError(size as i64)),
+        }
+    }
+}
+
+impl Decoder for ZstdDecoder {
+    unsafe fn decode(&mut self, src: *const u8, len: usize, dst: *mut u8, raw_len: usize) -> Result<(), CodecError> {
+        // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges, and zstd stays
+        // within them whatever the input.
+        let size = unsafe { c::ZSTD_decompressDCtx(self.dctx, dst.cast(), raw_len, src.cast(), len) };
+        match error_of(size) {
+            None if size == raw_len => Ok(()),
+            None => Err(CodecError(size as i64)),
+            Some(code) => Err(CodecError(code as i64)),
+        }
+    }
+}
+
+fn error_of(size: usize) -> Option<c::ZSTD_ErrorCode> {
+    // SAFETY: both take a plain number and return one.
+    unsafe { (c::ZSTD_isError(size) != 0).then(|| c::ZSTD_getErrorCode(size)) }
+}

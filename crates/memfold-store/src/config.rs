@@ -1,0 +1,83 @@
+//! What a store is made of, and why making one fails.
+use crate::codec::CodecSpec;
+use crate::handle::POOLS_MAX;
+use core::fmt;
+use memfold_sys::Errno;
+use memfold_sys::units::Order;
+
+/// The most blocks that can be kept decompressed.
+pub const RECENT_BLOCKS_MAX: usize = 4096;
+
+/// Settings of a store, fixed for its life except where a method of [`crate::Store`] changes one.
+#[derive(Clone, Debug)]
+pub struct StoreConfig {
+    /// Codec of workers made from now on. Objects of other codecs stay readable.
+    pub codec: CodecSpec,
+    /// Order of the unit of compression. A folio of a smaller order is one block of its own order.
+    pub block_order: Order,
+    /// Number of pools, 1..=64. See [`StoreConfig::pools_for`].
+    pub pools: usize,
+    /// Limit for the memory of all pools together, in bytes; 0 for none. Metadata counts but never fails.
+    pub pool_bytes_max: u64,
+    /// Decompress every block after compressing it and compare byte for byte before the save returns.
+    pub verify: bool,
+    /// Refuse folios with a block that does not shrink, instead of storing that block raw.
+    pub refuse_incompressible: bool,
+    /// Decompressed blocks kept for partial reads, 0..=4096.
+    pub recent_blocks: usize,
+}
+
+/// Why a store could not be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreError {
+    /// The number of pools is not within 1..=64; holds it.
+    Pools(usize),
+    /// More recent blocks than 4096; holds the number.
+    RecentBlocks(usize),
+    /// No address space for the pools.
+    Memory(Errno),
+}
+
+impl StoreConfig {
+    /// The default number of pools on a machine with `cores` cores: one for each, at most 64.
+    pub fn pools_for(cores: usize) -> usize {
+        cores.clamp(1, POOLS_MAX)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        if self.pools == 0 || self.pools > POOLS_MAX {
+            return Err(StoreError::Pools(self.pools));
+        }
+        if self.recent_blocks > RECENT_BLOCKS_MAX {
+            return Err(StoreError::RecentBlocks(self.recent_blocks));
+        }
+        Ok(())
+    }
+}
+
+impl Default for StoreConfig {
+    /// lz4, 16 KiB blocks, one pool without limit, 16 recent blocks.
+    fn default() -> StoreConfig {
+        StoreConfig {
+            codec: CodecSpec::default(),
+            block_order: Order::new(2).expect("2 is an order"),
+            pools: 1,
+            pool_bytes_max: 0,
+            verify: false,
+            refuse_incompressible: false,
+            recent_blocks: 16,
+        }
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StoreError::Pools(n) => write!(f, "{n} pools: must be 1 to {POOLS_MAX}"),
+            StoreError::RecentBlocks(n) => write!(f, "{n} recent blocks: must be at most {RECENT_BLOCKS_MAX}"),
+            StoreError::Memory(e) => write!(f, "no address space for the pools: {e}"),
+        }
+    }
+}
+
+impl core::error::Error for StoreError {}

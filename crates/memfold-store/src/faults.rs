@@ -1,0 +1,110 @@
+//! Faults on purpose, for tests: the Nth codec call fails, the Nth allocation finds the pool full, bytes are damaged.
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+
+/// What can be made to go wrong.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A block's compression fails: `SaveError::Codec`.
+    Codec,
+    /// An allocation finds the pool full: `SaveError::PoolFull`.
+    PoolFull,
+    /// A bit of the compressed bytes flips before they are stored, as if the codec were wrong: only verify mode sees it.
+    /// Counted over compressed blocks only, not over raw or same-filled ones.
+    Compressed,
+    /// A bit of a stored object flips after the save: loads of it fail.
+    Stored,
+}
+
+const KINDS: usize = 4;
+
+/// Which faults are due. Costs one relaxed load per chance when none is armed.
+pub struct FaultPlan {
+    armed: AtomicBool,
+    due: [Due; KINDS],
+}
+
+struct Due {
+    /// Chances until the fault, 0 when off.
+    left: AtomicU64,
+    /// Chances between repetitions, 0 for once.
+    every: AtomicU64,
+    struck: AtomicU64,
+}
+
+impl FaultPlan {
+    pub(crate) const fn new() -> FaultPlan {
+        let due =
+            [const { Due { left: AtomicU64::new(0), every: AtomicU64::new(0), struck: AtomicU64::new(0) } }; KINDS];
+        FaultPlan { armed: AtomicBool::new(false), due }
+    }
+
+    /// Lets `fault` strike once, at the `nth` chance from now (1: the next). 0 disarms it.
+    pub fn strike_at(&self, fault: Fault, nth: u64) {
+        self.arm(fault, nth, 0);
+    }
+
+    /// Lets `fault` strike at every `nth` chance. 0 disarms it.
+    pub fn strike_every(&self, fault: Fault, nth: u64) {
+        self.arm(fault, nth, nth);
+    }
+
+    /// Disarms everything.
+    pub fn clear(&self) {
+        self.armed.store(false, SeqCst);
+        for due in &self.due {
+            due.left.store(0, SeqCst);
+        }
+    }
+
+    /// How often `fault` struck.
+    pub fn struck(&self, fault: Fault) -> u64 {
+        self.due[fault as usize].struck.load(SeqCst)
+    }
+
+    /// Whether `fault` strikes at this chance.
+    #[inline]
+    pub(crate) fn strikes(&self, fault: Fault) -> bool {
+        self.armed.load(Relaxed) && self.count_down(fault)
+    }
+
+    fn arm(&self, fault: Fault, nth: u64, every: u64) {
+        let due = &self.due[fault as usize];
+        due.every.store(every, SeqCst);
+        due.left.store(nth, SeqCst);
+        self.armed.store(true, SeqCst);
+    }
+
+    #[cold]
+    fn count_down(&self, fault: Fault) -> bool {
+        let due = &self.due[fault as usize];
+        let every = due.every.load(SeqCst);
+        let next = |left: u64| match left {
+            0 => None,
+            1 => Some(every),
+            n => Some(n - 1),
+        };
+        let strikes = due.left.fetch_update(SeqCst, SeqCst, next) == Ok(1);
+        due.struck.fetch_add(strikes as u64, SeqCst);
+        strikes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_strikes_at_its_chance_and_no_other() {
+        let plan = FaultPlan::new();
+        assert!(!plan.strikes(Fault::Codec));
+        plan.strike_at(Fault::Codec, 3);
+        let struck: Vec<_> = (0..6).map(|_| plan.strikes(Fault::Codec)).collect();
+        assert_eq!(struck, [false, false, true, false, false, false]);
+        plan.strike_every(Fault::PoolFull, 2);
+        let struck: Vec<_> = (0..5).map(|_| plan.strikes(Fault::PoolFull)).collect();
+        assert_eq!(struck, [false, true, false, true, false]);
+        plan.clear();
+        assert!((0..9).all(|_| !plan.strikes(Fault::PoolFull)));
+        assert_eq!((plan.struck(Fault::Codec), plan.struck(Fault::PoolFull)), (1, 2));
+    }
+}

@@ -1,0 +1,61 @@
+//! memfold-store: compressed blocks behind handles. It knows no address, no fault and no process.
+//!
+//! A folio is saved block by block: same-filled pages are noted, the rest is compressed by a [`Codec`] and becomes an
+//! object in one of several pools; the caller gets a [`Handle`] for each block. Pools cut spans of pages into slots of
+//! size classes, find objects through 16-byte entries, and compact themselves behind the handles.
+//!
+//! The save path, bottom up: `samefilled`, `codec` -> `block` (payload) -> `class`, `span`, `arena`, `entry`, `pool`
+//! (place) -> `save`. The load path: `pool::pin` -> checksum -> `block::decode`.
+#![cfg_attr(not(test), no_std)]
+extern crate alloc;
+
+mod handle;
+
+mod blockset;
+mod codec;
+mod samefilled;
+
+mod class;
+
+mod entry;
+
+mod area;
+mod budget;
+mod span;
+
+mod arena;
+mod entries;
+
+mod pool;
+
+mod check;
+mod compact;
+
+mod block;
+mod worker;
+
+mod config;
+mod error;
+mod faults;
+mod recent;
+mod stats;
+
+mod store;
+
+mod load;
+mod save;
+
+#[cfg(test)]
+mod tests;
+
+pub use block::huge_threshold;
+pub use blockset::BlockSet;
+pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};
+pub use config::{RECENT_BLOCKS_MAX, StoreConfig, StoreError};
+pub use error::{LoadError, LoadProblem, SaveError};
+pub use faults::{Fault, FaultPlan};
+pub use handle::{Handle, POOLS_MAX};
+pub use save::SaveReport;
+pub use stats::{ClassStats, Events, StoreStats};
+pub use store::Store;
+pub use worker::Worker;

@@ -1,0 +1,213 @@
+//! Saving folios: all or nothing.
+use crate::block::{self, Encoded};
+use crate::blockset::BlockSet;
+use crate::codec::{CodecError, id};
+use crate::error::SaveError;
+use crate::faults::Fault;
+use crate::handle::Handle;
+use crate::pool::{Full, Payload, Pool};
+use crate::store::Store;
+use crate::worker::Worker;
+use memfold_sys::sync::atomic::Ordering::*;
+use memfold_sys::units::Order;
+
+/// Memory that a save tries to gain when the pool is full.
+const RELIEF_BYTES: u64 = 256 << 10;
+
+/// What a save did.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct SaveReport {
+    /// Blocks saved.
+    pub blocks: u64,
+    /// Their bytes before compression.
+    pub bytes: u64,
+    /// Payload bytes that they became. Metadata and unused ends of slots are not counted.
+    pub stored_bytes: u64,
+    /// Blocks that were all zeros and hold no memory.
+    pub zero_blocks: u64,
+    /// Same-filled pages, those of zero blocks included.
+    pub same_pages: u64,
+    /// Blocks that did not shrink enough and were stored raw.
+    pub huge_blocks: u64,
+}
+
+impl Store {
+    /// Saves the blocks of a folio that are in `which` and sets their handles in `out`, by block. Other handles in `out`
+    /// are not touched, and no handle in `out` is freed: that is the caller's.
+    ///
+    /// `key` picks the pool. `cancel` is asked before each block.
+    ///
+    /// # Errors
+    /// All or nothing: on an error nothing of this call stays in the store, and `out` is unchanged.
+    ///
+    /// # Panics
+    /// If `which` has blocks beyond the folio, `out` is shorter than the folio has blocks, or `w` is of another store.
+    ///
+    /// # Safety
+    /// - `folio` points to `order.bytes()` readable bytes, page-aligned.
+    /// - Nobody writes to the blocks in `which` during the call.
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn save(
+        &self,
+        w: &mut Worker,
+        folio: *const u8,
+        order: Order,
+        key: u64,
+        which: &BlockSet,
+        cancel: impl Fn() -> bool,
+        out: &mut [Handle],
+    ) -> Result<SaveReport, SaveError> {
+        let block_order = self.block_order(order);
+        assert!(which.end() <= self.blocks(order) && out.len() >= self.blocks(order));
+        let pool = self.pool_of(key);
+        let mut report = SaveReport::default();
+        let mut done = 0;
+        for index in which.iter() {
+            // SAFETY: block `index` lies in the folio, so the caller vouches for it.
+            let saved = unsafe {
+                let src = folio.add(index * block_order.bytes());
+                if cancel() {
+                    Err(SaveError::Cancelled)
+                } else {
+                    self.save_block(w, pool, src, block_order, &mut report)
+                }
+            };
+            match saved {
+                Ok(handle) => w.saved[done] = handle,
+                Err(error) => {
+                    self.free_many(&w.saved[..done]);
+                    self.count_failure(w, error);
+                    return Err(error);
+                }
+            }
+            done += 1;
+        }
+        for (index, handle) in which.iter().zip(&w.saved[..done]) {
+            out[index] = *handle;
+        }
+        self.count_save(w, order, &report);
+        Ok(report)
+    }
+
+    /// # Safety
+    /// - As for [`Store::save`], for the one block at `src`.
+    unsafe fn save_block(
+        &self,
+        w: &mut Worker,
+        pool: &Pool,
+        src: *const u8,
+        order: Order,
+        report: &mut SaveReport,
+    ) -> Result<Handle, SaveError> {
+        if self.faults.strikes(Fault::Codec) {
+            return Err(SaveError::Codec(CodecError(0)));
+        }
+        // SAFETY: the caller vouches for the block; the worker's buffers have the size of this store's blocks.
+        let encoded = unsafe { block::encode(&mut w.scratch, &mut *w.encoder, w.spec.format(), src, order) };
+        report.blocks += 1;
+        report.bytes += order.bytes() as u64;
+        let (format, mixed, head_len, body, body_len) = match encoded.map_err(SaveError::Codec)? {
+            Encoded::Zero => {
+                report.zero_blocks += 1;
+                report.same_pages += order.pages() as u64;
+                return Ok(Handle::ZERO);
+            }
+            Encoded::Object { format, mixed, head_len, body, body_len, same_pages } => {
+                report.same_pages += same_pages as u64;
+                (format, mixed, head_len, body, body_len)
+            }
+        };
+        if format == id::NONE && body_len > 0 {
+            report.huge_blocks += 1;
+            if self.refuse_incompressible {
+                return Err(SaveError::Incompressible);
+            }
+        }
+        if w.scratch.is_packed(body) && body_len > 0 && self.faults.strikes(Fault::Compressed) {
+            w.scratch.damage(body_len);
+        }
+        let head = w.scratch.head(head_len);
+        let payload = Payload { head, body, body_len, order: order.get(), format, mixed };
+        // SAFETY: the body lies in the block or in the worker's scratch, and nobody writes to either.
+        let handle = unsafe { self.store_payload(pool, &payload)? };
+        report.stored_bytes += (head_len + body_len) as u64;
+        if self.verify.load(Relaxed) {
+            // SAFETY: as for the block.
+            unsafe { self.verify_block(w, handle, src, order)? };
+        }
+        if self.faults.strikes(Fault::Stored) {
+            self.damage_payload(handle);
+        }
+        Ok(handle)
+    }
+
+    /// # Safety
+    /// - As for [`Pool::store`].
+    unsafe fn store_payload(&self, pool: &Pool, payload: &Payload) -> Result<Handle, SaveError> {
+        if self.faults.strikes(Fault::PoolFull) {
+            return Err(SaveError::PoolFull);
+        }
+        // SAFETY: as the caller says.
+        let mut stored = unsafe { pool.store(payload) };
+        if stored == Err(Full) && self.compact(RELIEF_BYTES) > 0 {
+            // SAFETY: as the caller says.
+            stored = unsafe { pool.store(payload) };
+        }
+        stored.map(Handle::of_object).map_err(|Full| SaveError::PoolFull)
+    }
+
+    /// Reads the block back and compares; frees it if it differs.
+    ///
+    /// # Safety
+    /// - `src` is a readable block of `order` that nobody writes.
+    unsafe fn verify_block(
+        &self,
+        w: &mut Worker,
+        handle: Handle,
+        src: *const u8,
+        order: Order,
+    ) -> Result<(), SaveError> {
+        let len = order.bytes();
+        assert!(len <= w.spare.len());
+        let back = w.spare.as_mut_ptr();
+        // SAFETY: the spare buffer has room for the block and is not shared; the caller vouches for `src`.
+        let same = unsafe {
+            self.load_object(&mut w.decoders, handle, order, back).is_ok()
+                && core::slice::from_raw_parts(back, len) == core::slice::from_raw_parts(src, len)
+        };
+        if !same {
+            self.free(handle);
+            return Err(SaveError::Verify);
+        }
+        Ok(())
+    }
+
+    fn count_save(&self, w: &Worker, order: Order, report: &SaveReport) {
+        let counters = &self.counters[w.counters];
+        counters.saves[order.get() as usize].fetch_add(1, Relaxed);
+        for (counter, value) in [
+            (&counters.blocks_saved, report.blocks),
+            (&counters.bytes_saved, report.bytes),
+            (&counters.bytes_stored, report.stored_bytes),
+            (&counters.zero_blocks, report.zero_blocks),
+            (&counters.same_pages, report.same_pages),
+            (&counters.huge_blocks, report.huge_blocks),
+        ] {
+            if value > 0 {
+                counter.fetch_add(value, Relaxed);
+            }
+        }
+    }
+
+    fn count_failure(&self, w: &Worker, error: SaveError) {
+        let counters = &self.counters[w.counters];
+        let counter = match error {
+            SaveError::PoolFull => &counters.refused_full,
+            SaveError::Incompressible => &counters.refused_incompressible,
+            SaveError::Codec(_) => &counters.codec_failures,
+            SaveError::Verify => &counters.verify_mismatches,
+            SaveError::Cancelled => &counters.cancelled,
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+}

@@ -1,0 +1,257 @@
+//! The store: folios in, blocks out.
+use crate::area::{Area, Table};
+use crate::arena::Arena;
+use crate::budget::Budget;
+use crate::codec::CodecSpec;
+use crate::config::{StoreConfig, StoreError};
+use crate::entries::Entries;
+use crate::entry::{Entry, SPAN_BITS};
+use crate::faults::FaultPlan;
+use crate::handle::{Handle, INDEX_BITS};
+use crate::pool::Pool;
+use crate::recent::RecentBlocks;
+use crate::span::Span;
+use crate::stats::{self, ClassStats, Counters, StoreStats};
+use crate::worker::Worker;
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use memfold_sys::sync::Mutex;
+use memfold_sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_sys::zone::Zone;
+
+/// Address space for the spans of all pools together, and of one at most.
+const DATA_BYTES: usize = 16 << 40;
+const POOL_DATA_MAX: usize = 1 << 40;
+/// With less address space than this a pool is not made.
+const POOL_DATA_MIN: usize = 64 << 20;
+
+/// Compressed blocks behind handles. All methods may be called from any number of threads at once.
+///
+/// Held bytes = span bytes of all pools + their metadata. Every object belongs to the one handle that `save` gave for
+/// it; the caller keeps these apart: a handle is not freed while it is being loaded, and freed once.
+///
+/// Nothing here allocates after [`Store::new`] and [`Store::worker`], except [`Store::check`] and errors' texts.
+pub struct Store {
+    pub(crate) pools: Box<[Pool]>,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) block_order: Order,
+    pub(crate) verify: AtomicBool,
+    pub(crate) refuse_incompressible: bool,
+    pub(crate) faults: FaultPlan,
+    pub(crate) recent: RecentBlocks,
+    pub(crate) counters: Box<[Counters]>,
+    codec: Mutex<CodecSpec>,
+    workers: AtomicUsize,
+}
+
+impl Store {
+    /// An empty store. Reserves address space, takes next to no memory.
+    ///
+    /// # Errors
+    /// A setting out of range, or no address space; nothing stays behind then.
+    pub fn new(config: &StoreConfig) -> Result<Store, StoreError> {
+        config.check()?;
+        let budget = Arc::new(Budget::new(config.pool_bytes_max));
+        Ok(Store {
+            pools: make_pools(config.pools, &budget)?,
+            budget,
+            block_order: config.block_order,
+            verify: AtomicBool::new(config.verify),
+            refuse_incompressible: config.refuse_incompressible,
+            faults: FaultPlan::new(),
+            recent: RecentBlocks::new(config.recent_blocks, config.block_order),
+            counters: stats::groups(),
+            codec: Mutex::new(config.codec),
+            workers: AtomicUsize::new(0),
+        })
+    }
+
+    /// A worker for the store's present codec. Allocates all that the worker will ever need.
+    pub fn worker(&self) -> Worker {
+        let spec = *self.codec.lock();
+        self.worker_for(spec)
+    }
+
+    /// A worker for another codec, for example to recompress.
+    pub fn worker_for(&self, spec: CodecSpec) -> Worker {
+        Worker::new(spec, self.block_order, self.workers.fetch_add(1, Relaxed) % stats::GROUPS)
+    }
+
+    /// Changes the codec of workers made from now on. Objects and workers that exist are not touched.
+    pub fn set_codec(&self, spec: CodecSpec) {
+        *self.codec.lock() = spec;
+    }
+
+    /// Switches verify mode.
+    pub fn set_verify(&self, on: bool) {
+        self.verify.store(on, Relaxed);
+    }
+
+    /// Changes the limit for the memory of all pools, in bytes; 0 for none. What is held above it stays.
+    pub fn set_pool_bytes_max(&self, bytes: u64) {
+        self.budget.set_max(bytes);
+    }
+
+    /// The limit for the memory of all pools, in bytes; 0 for none.
+    pub fn pool_bytes_max(&self) -> u64 {
+        self.budget.max()
+    }
+
+    /// The order of the blocks of a folio of order `folio`.
+    pub fn block_order(&self, folio: Order) -> Order {
+        self.block_order.min(folio)
+    }
+
+    /// How many blocks a folio of order `folio` has.
+    pub fn blocks(&self, folio: Order) -> usize {
+        folio.pages() / self.block_order(folio).pages()
+    }
+
+    /// Bytes of memory that the pools hold, metadata included. One atomic load.
+    pub fn pool_bytes(&self) -> u64 {
+        self.budget.held()
+    }
+
+    /// Frees a block. `NONE` and `ZERO` are allowed and do nothing.
+    pub fn free(&self, handle: Handle) {
+        let Some(name) = handle.object() else { return };
+        self.recent.forget(handle);
+        if let Some(pool) = self.pools.get(name.pool as usize) {
+            pool.free(name);
+        }
+    }
+
+    /// Frees many blocks.
+    pub fn free_many(&self, handles: &[Handle]) {
+        handles.iter().for_each(|h| self.free(*h));
+    }
+
+    /// Gives at least `bytes` bytes of pool memory back to the kernel if that many can be had: emptied spans that wait
+    /// for reuse, then sparse spans whose objects fit into others. Returns the bytes given back. Saves, loads and frees
+    /// go on meanwhile.
+    pub fn compact(&self, bytes: u64) -> u64 {
+        let mut released = 0;
+        for pool in &self.pools {
+            if released >= bytes {
+                break;
+            }
+            released += pool.compact(bytes - released);
+        }
+        released
+    }
+
+    /// Faults on purpose, for tests. None is armed in a new store.
+    pub fn faults(&self) -> &FaultPlan {
+        &self.faults
+    }
+
+    /// Counters and figures.
+    pub fn stats(&self) -> StoreStats {
+        StoreStats::gather(&self.counters, &self.pools, self.budget.held(), self.budget.peak())
+    }
+
+    /// Calls `each` with the figures of every size class in use, smallest first.
+    pub fn each_class(&self, each: impl FnMut(ClassStats)) {
+        stats::each_class(&self.pools, each);
+    }
+
+    /// Verifies every pool: each handle, class list, span, sum, and the checksum of each object. Holds all locks and
+    /// reads all payloads, so it is for tests and debug builds. Allocates.
+    ///
+    /// # Errors
+    /// Says what does not hold, and where.
+    pub fn check(&self) -> Result<(), String> {
+        let frozen: Vec<_> = self.pools.iter().map(Pool::freeze).collect();
+        for (number, pool) in frozen.iter().enumerate() {
+            pool.check().map_err(|e| format!("pool {number}: {e}"))?;
+        }
+        let held: u64 = frozen.iter().map(|p| p.held()).sum();
+        if held != self.budget.held() {
+            return Err(format!("the pools hold {held} bytes but {} are counted", self.budget.held()));
+        }
+        Ok(())
+    }
+
+    /// The pool of a key: always the same one.
+    pub(crate) fn pool_of(&self, key: u64) -> &Pool {
+        let spread = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        &self.pools[((spread * self.pools.len() as u64) >> 32) as usize]
+    }
+}
+
+#[cfg(test)]
+impl Store {
+    /// The first byte and the length of an object, its owner's note included.
+    pub(crate) fn object_bytes(&self, handle: Handle) -> (*mut u8, usize) {
+        let name = handle.object().expect("a pool object");
+        let pool = &self.pools[name.pool as usize];
+        let place = pool.entries.get(name.index).expect("used").place(name.index).expect("intact").place();
+        let span = pool.arena.span(place.span).expect("in use");
+        let class = &crate::class::CLASSES[span.class().expect("in use")];
+        let len = pool.entries.get(name.index).expect("used").header().len as usize;
+        (pool.arena.slot(span, class, place.slot), class.payload_offset() + len)
+    }
+
+    /// Bytes of pool memory that the kernel has given us, as it counts them itself.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let start = self.pools[0].entries.get(0).expect("room") as *const Entry as usize;
+        let smaps = std::fs::read_to_string("/proc/self/smaps").expect("procfs");
+        let mut inside = false;
+        let mut kib = 0;
+        for line in smaps.lines() {
+            if let Some((low, high)) = line.split(' ').next().and_then(|range| range.split_once('-')) {
+                if let (Ok(low), Ok(high)) = (usize::from_str_radix(low, 16), usize::from_str_radix(high, 16)) {
+                    inside = low <= start && start < high;
+                }
+            } else if let Some(rest) = line.strip_prefix("Anonymous:").filter(|_| inside) {
+                kib += rest.trim().trim_end_matches(" kB").parse::<u64>().expect("a number");
+            }
+        }
+        kib << 10
+    }
+}
+
+/// Address space of one pool.
+#[derive(Copy, Clone)]
+struct Layout {
+    entries: usize,
+    spans: usize,
+    data: usize,
+}
+
+impl Layout {
+    fn of(data: usize) -> Layout {
+        // Room for objects of 256 bytes on average; smaller ones only if they are few.
+        let entries = (data / 256).min(1 << INDEX_BITS) * size_of::<Entry>();
+        let spans = (data / PAGE_SIZE).min(1 << SPAN_BITS) * size_of::<Span>();
+        Layout { entries, spans, data }
+    }
+
+    fn bytes(&self) -> usize {
+        self.entries + self.spans + self.data
+    }
+}
+
+/// Reserves one zone for all pools, smaller ones where address space is scarce.
+fn make_pools(count: usize, budget: &Arc<Budget>) -> Result<Box<[Pool]>, StoreError> {
+    let mut layout = Layout::of((DATA_BYTES / count.next_power_of_two()).min(POOL_DATA_MAX));
+    let zone = loop {
+        match Zone::reserve(layout.bytes() * count, PAGE_SIZE) {
+            Ok(zone) => break Arc::new(zone),
+            Err(error) if layout.data / 2 < POOL_DATA_MIN => return Err(StoreError::Memory(error)),
+            Err(_) => layout = Layout::of(layout.data / 2),
+        }
+    };
+    let pool = |number: usize| {
+        let start = number * layout.bytes();
+        let entries = Table::new(Area::new(&zone, start, layout.entries));
+        let spans = Table::new(Area::new(&zone, start + layout.entries, layout.spans));
+        let data = Area::new(&zone, start + layout.entries + layout.spans, layout.data);
+        Pool::new(number as u8, Arena::new(data, spans, budget.clone()), Entries::new(entries, budget.clone()))
+    };
+    Ok((0..count).map(pool).collect())
+}

@@ -1,0 +1,158 @@
+//! Tests of the whole store. Each is named for the promise that it checks.
+mod damage;
+mod faults;
+mod oracle;
+mod partial;
+mod promises;
+mod threads;
+
+use crate::*;
+use memfold_sys::units::{Order, PAGE_SIZE};
+use std::sync::OnceLock;
+
+/// A page-aligned buffer of whole pages.
+#[derive(Clone)]
+pub(crate) struct Pages(Vec<Page>);
+
+#[repr(C, align(4096))]
+#[derive(Copy, Clone)]
+struct Page([u8; PAGE_SIZE]);
+
+impl Pages {
+    pub fn new(pages: usize) -> Pages {
+        Pages(vec![Page([0xc3; PAGE_SIZE]); pages])
+    }
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: pages are arrays of bytes, one after another.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * PAGE_SIZE) }
+    }
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * PAGE_SIZE) }
+    }
+    pub fn page_mut(&mut self, page: usize) -> &mut [u8] {
+        &mut self.0[page].0
+    }
+}
+
+/// What a page is made of.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fill {
+    Zero,
+    Pattern(u64),
+    Random(u64),
+    /// Real bytes from this offset of the corpus.
+    Real(usize),
+}
+
+impl Fill {
+    pub fn write(self, page: &mut [u8]) {
+        match self {
+            Fill::Zero => page.fill(0),
+            Fill::Pattern(p) => page.chunks_exact_mut(8).for_each(|c| c.copy_from_slice(&p.to_ne_bytes())),
+            Fill::Random(seed) => {
+                let mut random = Random(seed);
+                page.chunks_exact_mut(8).for_each(|c| c.copy_from_slice(&random.next().to_ne_bytes()));
+            }
+            Fill::Real(at) => {
+                let corpus = corpus();
+                let at = at % (corpus.len() - PAGE_SIZE);
+                page.copy_from_slice(&corpus[at..at + PAGE_SIZE]);
+            }
+        }
+    }
+}
+
+/// splitmix64.
+pub(crate) struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ z >> 31
+    }
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+    pub fn fill(&mut self) -> Fill {
+        match self.below(8) {
+            0 => Fill::Zero,
+            1 => Fill::Pattern(if self.below(2) == 0 { 0x0101_0101_0101_0101 } else { self.next() }),
+            2 => Fill::Random(self.next()),
+            _ => Fill::Real(self.next() as usize),
+        }
+    }
+}
+
+/// Up to 8 MiB of this machine's shared libraries; of this test itself where there are none.
+pub(crate) fn corpus() -> &'static [u8] {
+    static CORPUS: OnceLock<Vec<u8>> = OnceLock::new();
+    CORPUS.get_or_init(|| {
+        let mut files: Vec<_> = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"]
+            .iter()
+            .filter_map(|d| std::fs::read_dir(d).ok())
+            .flat_map(|entries| entries.flatten().map(|e| e.path()))
+            .filter(|p| p.to_string_lossy().contains(".so"))
+            .collect();
+        files.sort();
+        files.push(std::env::current_exe().unwrap());
+        let mut bytes = Vec::new();
+        for file in files {
+            if bytes.len() > 8 << 20 {
+                break;
+            }
+            bytes.extend(std::fs::read(file).unwrap_or_default().into_iter().take(1 << 20));
+        }
+        bytes
+    })
+}
+
+pub(crate) fn order(n: u8) -> Order {
+    Order::new(n).unwrap()
+}
+
+pub(crate) fn store_with(change: impl FnOnce(&mut StoreConfig)) -> Store {
+    let mut config = StoreConfig::default();
+    change(&mut config);
+    Store::new(&config).unwrap()
+}
+
+/// Saves all blocks of a folio.
+pub(crate) fn save(store: &Store, w: &mut Worker, folio: &Pages, o: Order, key: u64) -> Result<Vec<Handle>, SaveError> {
+    let mut out = vec![Handle::NONE; store.blocks(o)];
+    save_some(store, w, folio, o, key, &BlockSet::first(store.blocks(o)), &mut out).map(|_| out)
+}
+
+pub(crate) fn save_some(
+    store: &Store,
+    w: &mut Worker,
+    folio: &Pages,
+    o: Order,
+    key: u64,
+    which: &BlockSet,
+    out: &mut [Handle],
+) -> Result<SaveReport, SaveError> {
+    assert!(folio.bytes().len() >= o.bytes());
+    // SAFETY: the folio has `o` bytes, page-aligned, and is borrowed.
+    unsafe { store.save(w, folio.bytes().as_ptr(), o, key, which, || false, out) }
+}
+
+/// Loads a block of a folio of order `o`.
+pub(crate) fn load(store: &Store, w: &mut Worker, handle: Handle, block: Order) -> Result<Vec<u8>, LoadError> {
+    let mut pages = Pages::new(block.pages());
+    // SAFETY: the buffer has room for the block, page-aligned, and is ours.
+    unsafe { store.load(w, handle, block, pages.bytes_mut().as_mut_ptr())? };
+    Ok(pages.bytes().to_vec())
+}
+
+/// Checks that the blocks of a folio read back as the folio.
+pub(crate) fn assert_same(store: &Store, w: &mut Worker, handles: &[Handle], folio: &Pages, o: Order) {
+    let block = store.block_order(o);
+    for (i, handle) in handles.iter().enumerate() {
+        let expected = &folio.bytes()[i * block.bytes()..][..block.bytes()];
+        assert!(load(store, w, *handle, block).unwrap() == expected, "block {i} of order {}", o.get());
+    }
+}

@@ -1,0 +1,161 @@
+//! The store against a map from handles to bytes, step by step, with a check of everything after each.
+use super::*;
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Saves a folio of this order whose pages are chosen by the seed; `which` as in a sparse folio.
+    Save {
+        order: u8,
+        seed: u64,
+        sparse: bool,
+    },
+    Free {
+        nth: usize,
+    },
+    Load {
+        nth: usize,
+    },
+    Pages {
+        nth: usize,
+        first: usize,
+    },
+    Compact {
+        bytes: u64,
+    },
+    Codec {
+        nth: usize,
+    },
+    FailCodec {
+        nth: u64,
+    },
+    FailPool {
+        nth: u64,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    // Large folios are rare: they cost time in proportion.
+    let orders = prop_oneof![8 => 0u8..=3, 4 => 4u8..=6, 1 => 7u8..=9];
+    prop_oneof![
+        8 => (orders, any::<u64>(), any::<bool>()).prop_map(|(order, seed, sparse)| Step::Save { order, seed, sparse }),
+        6 => any::<usize>().prop_map(|nth| Step::Free { nth }),
+        4 => any::<usize>().prop_map(|nth| Step::Load { nth }),
+        3 => (any::<usize>(), 0usize..512).prop_map(|(nth, first)| Step::Pages { nth, first }),
+        2 => (0u64..1 << 20).prop_map(|bytes| Step::Compact { bytes }),
+        1 => (0usize..4).prop_map(|nth| Step::Codec { nth }),
+        1 => (1u64..20).prop_map(|nth| Step::FailCodec { nth }),
+        1 => (1u64..20).prop_map(|nth| Step::FailPool { nth }),
+    ]
+}
+
+struct Model {
+    store: Store,
+    worker: Worker,
+    blocks: Vec<(Handle, Order, Vec<u8>)>,
+}
+
+impl Model {
+    fn run(&mut self, step: &Step) {
+        match *step {
+            Step::Save { order, seed, sparse } => self.save(super::order(order), seed, sparse),
+            Step::Free { nth } => {
+                if !self.blocks.is_empty() {
+                    let (handle, ..) = self.blocks.swap_remove(nth % self.blocks.len());
+                    self.store.free(handle);
+                }
+            }
+            Step::Load { nth } => {
+                if let Some((handle, o, bytes)) = self.pick(nth) {
+                    assert!(load(&self.store, &mut self.worker, handle, o).unwrap() == bytes);
+                }
+            }
+            Step::Pages { nth, first } => self.load_pages(nth, first),
+            Step::Compact { bytes } => {
+                let before = self.store.pool_bytes();
+                let released = self.store.compact(bytes);
+                assert_eq!(before - released, self.store.pool_bytes());
+            }
+            Step::Codec { nth } => {
+                let spec = ["lz4", "zstd:-1", "none", "lz4:30"][nth];
+                self.worker = self.store.worker_for(CodecSpec::parse(spec).unwrap());
+            }
+            Step::FailCodec { nth } => self.store.faults().strike_at(Fault::Codec, nth),
+            Step::FailPool { nth } => self.store.faults().strike_at(Fault::PoolFull, nth),
+        }
+    }
+
+    fn save(&mut self, o: Order, seed: u64, sparse: bool) {
+        let mut random = Random(seed);
+        let mut folio = Pages::new(o.pages());
+        (0..o.pages()).for_each(|p| random.fill().write(folio.page_mut(p)));
+        let count = self.store.blocks(o);
+        let which: BlockSet = (0..count).filter(|_| !sparse || random.below(2) == 0).collect();
+        let mut out = vec![Handle::NONE; count];
+        let struck = |s: &Store| s.faults().struck(Fault::Codec) + s.faults().struck(Fault::PoolFull);
+        let before = struck(&self.store);
+        let saved = save_some(&self.store, &mut self.worker, &folio, o, seed, &which, &mut out);
+        assert_eq!(saved.is_err(), struck(&self.store) > before, "{saved:?}");
+        let block = self.store.block_order(o);
+        for (i, handle) in out.into_iter().enumerate() {
+            assert_eq!(handle.is_none(), saved.is_err() || !which.contains(i));
+            if !handle.is_none() {
+                let bytes = folio.bytes()[i * block.bytes()..][..block.bytes()].to_vec();
+                self.blocks.push((handle, block, bytes));
+            }
+        }
+    }
+
+    fn load_pages(&mut self, nth: usize, first: usize) {
+        let Some((handle, o, bytes)) = self.pick(nth) else { return };
+        let first = first % o.pages();
+        let pages = 1 + nth % (o.pages() - first);
+        let mut to = Pages::new(pages);
+        let dst = to.bytes_mut().as_mut_ptr();
+        // SAFETY: the buffer has room for the pages, and is ours.
+        unsafe { self.store.load_pages(&mut self.worker, handle, o, first, pages, dst).unwrap() };
+        assert!(to.bytes() == &bytes[first * PAGE_SIZE..(first + pages) * PAGE_SIZE]);
+    }
+
+    fn pick(&self, nth: usize) -> Option<(Handle, Order, Vec<u8>)> {
+        if self.blocks.is_empty() { None } else { Some(self.blocks[nth % self.blocks.len()].clone()) }
+    }
+
+    fn check(&self) {
+        self.store.check().unwrap();
+        let stats = self.store.stats();
+        let objects = self.blocks.iter().filter(|(h, ..)| h.object().is_some());
+        let (count, bytes) = objects.fold((0, 0), |(n, b), (_, o, _)| (n + 1, b + o.bytes() as u64));
+        assert_eq!((stats.objects, stats.original_bytes, stats.bad_frees), (count, bytes, 0));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, max_shrink_iters: 200, failure_persistence: None, ..Default::default() })]
+    #[test]
+    fn the_store_does_what_a_map_does(
+        block in 0u8..=9,
+        pools in 1usize..=3,
+        verify in any::<bool>(),
+        steps in proptest::collection::vec(step(), 1..60),
+    ) {
+        let store = store_with(|c| {
+            c.block_order = order(block);
+            c.pools = pools;
+            c.verify = verify;
+            c.recent_blocks = 2;
+        });
+        let worker = store.worker();
+        let mut model = Model { store, worker, blocks: Vec::new() };
+        for step in &steps {
+            model.run(step);
+            model.check();
+        }
+        let blocks = std::mem::take(&mut model.blocks);
+        for (handle, o, bytes) in &blocks {
+            prop_assert!(load(&model.store, &mut model.worker, *handle, *o).unwrap() == *bytes);
+            model.store.free(*handle);
+        }
+        model.check();
+    }
+}

@@ -1,0 +1,69 @@
+//! Workers: what one thread needs to save and load.
+use crate::block::Scratch;
+use crate::codec::{CodecSpec, Decoder, Encoder, decoders, id};
+use crate::handle::Handle;
+use alloc::boxed::Box;
+use alloc::vec;
+use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
+
+/// Codec contexts and buffers of one thread. Everything is allocated when it is made, nothing afterwards.
+///
+/// It belongs to the store that made it. It saves with the codec it was made for and loads every codec's objects.
+pub struct Worker {
+    pub(crate) spec: CodecSpec,
+    pub(crate) encoder: Box<dyn Encoder>,
+    pub(crate) decoders: [Box<dyn Decoder>; id::DECODERS],
+    pub(crate) scratch: Scratch,
+    pub(crate) spare: BlockBuffer,
+    /// Handles of a save that is not finished.
+    pub(crate) saved: Box<[Handle]>,
+    /// Which group of counters it adds to.
+    pub(crate) counters: usize,
+}
+
+impl Worker {
+    pub(crate) fn new(spec: CodecSpec, block_order: Order, counters: usize) -> Worker {
+        let bytes = block_order.bytes();
+        Worker {
+            spec,
+            encoder: spec.encoder(bytes),
+            decoders: decoders(),
+            scratch: Scratch::new(bytes),
+            spare: BlockBuffer::new(block_order),
+            saved: vec![Handle::NONE; MAX_PAGES].into_boxed_slice(),
+            counters,
+        }
+    }
+
+    /// The codec that saves use.
+    pub fn codec(&self) -> CodecSpec {
+        self.spec
+    }
+}
+
+#[repr(C, align(4096))]
+#[derive(Copy, Clone)]
+struct Page([u8; PAGE_SIZE]);
+
+/// A page-aligned buffer for one block.
+pub(crate) struct BlockBuffer {
+    pages: Box<[Page]>,
+}
+
+impl BlockBuffer {
+    pub fn new(order: Order) -> BlockBuffer {
+        BlockBuffer { pages: vec![Page([0; PAGE_SIZE]); order.pages()].into_boxed_slice() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.pages.len() * PAGE_SIZE
+    }
+
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.pages.as_mut_ptr().cast()
+    }
+
+    pub fn as_ptr(&self) -> *const u8 {
+        self.pages.as_ptr().cast()
+    }
+}

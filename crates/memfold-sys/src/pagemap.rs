@@ -1,0 +1,111 @@
+//! `PAGEMAP_SCAN`: which pages of a range are present (Linux 6.7, `include/uapi/linux/fs.h`).
+use crate::Errno;
+use crate::raw::ioctl;
+use crate::units::PAGE_SIZE;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+
+const PAGEMAP_SCAN: u64 = 0xc060_6610;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
+
+#[repr(C)]
+#[derive(Copy, Clone, Default)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `/proc/self/pagemap`, open.
+pub struct Pagemap {
+    fd: OwnedFd,
+}
+
+impl Pagemap {
+    /// Opens the calling process's page map.
+    ///
+    /// # Errors
+    /// What `open` says: ENOENT without /proc.
+    pub fn open() -> Result<Pagemap, Errno> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        Ok(Pagemap { fd: rustix::fs::open(c"/proc/self/pagemap", flags, Mode::empty())? })
+    }
+
+    /// Calls `each(start, end)` for every run of pages in `[start, end)` that holds data (present or in the kernel's
+    /// swap), in ascending order. Addresses are page-aligned.
+    ///
+    /// # Errors
+    /// What the kernel says: ENOTTY before Linux 6.7; EFAULT when the range leaves the address space.
+    pub fn for_each_populated(
+        &self,
+        start: usize,
+        end: usize,
+        mut each: impl FnMut(usize, usize),
+    ) -> Result<(), Errno> {
+        debug_assert!(start % PAGE_SIZE == 0 && end % PAGE_SIZE == 0);
+        let mut found = [PageRegion::default(); 64];
+        let mut at = start as u64;
+        while at < end as u64 {
+            let mut arg = ScanArg {
+                size: size_of::<ScanArg>() as u64,
+                start: at,
+                end: end as u64,
+                vec: found.as_mut_ptr() as u64,
+                vec_len: found.len() as u64,
+                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                return_mask: PAGE_IS_PRESENT,
+                ..Default::default()
+            };
+            // SAFETY: `arg` and the vector that it names are local and outlive the call; their sizes are stated.
+            let count = unsafe { ioctl(self.fd.as_raw_fd(), PAGEMAP_SCAN, (&raw mut arg).cast())? };
+            for run in &found[..count as usize] {
+                each(run.start as usize, run.end as usize);
+            }
+            if arg.walk_end <= at {
+                break;
+            }
+            at = arg.walk_end;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::zone::Zone;
+
+    #[test]
+    fn scan_finds_the_pages_that_were_touched() {
+        let zone = Zone::reserve(1 << 20, 4096).unwrap();
+        for page in [1usize, 2, 7] {
+            // SAFETY: inside the zone.
+            unsafe { *zone.as_ptr().add(page * 4096) = 1 };
+        }
+        let mut pages = Vec::new();
+        let map = Pagemap::open().unwrap();
+        map.for_each_populated(zone.start(), zone.start() + zone.len(), |s, e| {
+            pages.extend((s..e).step_by(4096).map(|a| (a - zone.start()) / 4096));
+        })
+        .unwrap();
+        assert_eq!(pages, [1, 2, 7]);
+    }
+}

@@ -1,0 +1,95 @@
+//! The address space as the engine sees it: the seam where tests put a fake or inject faults.
+use crate::Errno;
+use crate::uffd::{Partial, Uffd};
+use alloc::sync::Arc;
+use rustix::mm::{Advice, madvise};
+
+/// What the pager does to page tables. All addresses and lengths are multiples of the page size.
+///
+/// What an implementation must keep: a page is at one address or at none; `move_pages` and `copy` never overwrite a
+/// page that is there; every error leaves the pages past `Partial::done` as they were.
+pub trait Space: Send + Sync {
+    /// Moves the pages at `src` to the empty range `dst` and wakes whoever waits at `dst`.
+    ///
+    /// # Errors
+    /// As [`Uffd::move_pages`].
+    ///
+    /// # Safety
+    /// - The caller holds the right to change both ranges for the whole process.
+    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> Result<(), Partial>;
+
+    /// Makes fresh pages at the empty range `dst` with the bytes at `src`, and wakes whoever waits there.
+    ///
+    /// # Errors
+    /// As [`Uffd::copy`].
+    ///
+    /// # Safety
+    /// - `src` is readable for `len` bytes, and the caller holds the right to define the bytes at `dst`.
+    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial>;
+
+    /// Write-protects a range (`on`), or ends the protection and wakes the writers.
+    ///
+    /// # Errors
+    /// As [`Uffd::protect`].
+    fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno>;
+
+    /// Drops the pages of a range.
+    ///
+    /// # Errors
+    /// What `madvise` says.
+    ///
+    /// # Safety
+    /// - The bytes there are needed no longer.
+    unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno>;
+
+    /// Makes every page of a range private to this process again, after a fork had shared it.
+    ///
+    /// # Errors
+    /// What `madvise(MADV_POPULATE_WRITE)` says.
+    fn unshare(&self, start: usize, len: usize) -> Result<(), Errno>;
+
+    /// Wakes whoever waits for pages of a range; they look again.
+    fn wake(&self, start: usize, len: usize);
+}
+
+/// The real address space of this process, through a userfaultfd.
+pub struct UffdSpace {
+    uffd: Arc<Uffd>,
+}
+
+impl UffdSpace {
+    /// The process's address space, changed through `uffd`.
+    pub fn new(uffd: Arc<Uffd>) -> UffdSpace {
+        UffdSpace { uffd }
+    }
+}
+
+impl Space for UffdSpace {
+    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> Result<(), Partial> {
+        // SAFETY: the caller's promise is the callee's condition.
+        unsafe { self.uffd.move_pages(dst, src, len) }
+    }
+
+    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
+        // SAFETY: the caller's promise is the callee's condition.
+        unsafe { self.uffd.copy(dst, src, len) }
+    }
+
+    fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
+        self.uffd.protect(start, len, on)
+    }
+
+    unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {
+        // SAFETY: the caller gives up the bytes.
+        unsafe { madvise(start as *mut _, len, Advice::LinuxDontNeed) }
+    }
+
+    fn unshare(&self, start: usize, len: usize) -> Result<(), Errno> {
+        // SAFETY: MADV_POPULATE_WRITE changes no byte.
+        unsafe { madvise(start as *mut _, len, Advice::LinuxPopulateWrite) }
+    }
+
+    fn wake(&self, start: usize, len: usize) {
+        self.uffd.wake(start, len);
+    }
+}

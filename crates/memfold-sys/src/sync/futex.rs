@@ -1,0 +1,298 @@
+//! Futex locks: a mutex, a condition variable and a readers-writer lock.
+//!
+//! The mutex is the three-state lock of Ulrich Drepper's "Futexes Are Tricky" (mutex 3): 0 free, 1 held, 2 held and
+//! somebody may wait. Uncontended lock and unlock cost one atomic each and no system call.
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicU32, Ordering::*};
+use rustix::thread::futex;
+
+fn wait_while(word: &AtomicU32, value: u32) {
+    // EAGAIN (the word changed) and EINTR both mean: look again. The caller loops.
+    let _ = futex::wait(word, futex::Flags::PRIVATE, value, None);
+}
+
+fn wake(word: &AtomicU32, count: u32) {
+    let _ = futex::wake(word, futex::Flags::PRIVATE, count);
+}
+
+/// Turns of polling before a thread goes to sleep: bounded, as short sections end within it.
+const TURNS: u32 = 60;
+
+/// A mutual-exclusion lock.
+pub struct Mutex<T> {
+    state: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the lock hands out `&mut T` to one holder at a time, so sharing the lock only moves `T` between threads.
+unsafe impl<T: Send> Sync for Mutex<T> {}
+// SAFETY: owning the lock is owning the value.
+unsafe impl<T: Send> Send for Mutex<T> {}
+
+/// Holds a [`Mutex`] until dropped.
+pub struct MutexGuard<'a, T> {
+    lock: &'a Mutex<T>,
+}
+
+impl<T: Default> Default for Mutex<T> {
+    fn default() -> Self {
+        Mutex::new(T::default())
+    }
+}
+
+impl<T> Mutex<T> {
+    /// A free mutex.
+    pub const fn new(value: T) -> Self {
+        Mutex { state: AtomicU32::new(0), value: UnsafeCell::new(value) }
+    }
+
+    /// Waits for the lock.
+    #[inline]
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        if self.state.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
+            self.lock_slow();
+        }
+        MutexGuard { lock: self }
+    }
+
+    #[cold]
+    fn lock_slow(&self) {
+        for _ in 0..TURNS {
+            if self.state.load(Relaxed) == 0 && self.state.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
+                return;
+            }
+            core::hint::spin_loop();
+        }
+        while self.state.swap(2, Acquire) != 0 {
+            wait_while(&self.state, 2);
+        }
+    }
+
+    /// Takes the lock if it is free.
+    #[inline]
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.state.compare_exchange(0, 1, Acquire, Relaxed).ok().map(|_| MutexGuard { lock: self })
+    }
+
+    /// The value, without locking: `&mut self` proves that nobody holds it.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut()
+    }
+}
+
+impl<T> Drop for MutexGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.lock.state.swap(0, Release) == 2 {
+            wake(&self.lock.state, 1);
+        }
+    }
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: the guard exists only while its thread holds the lock, so no `&mut T` is alive elsewhere.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and `&mut self` makes this borrow of the value unique.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+/// A condition variable. Waiters sleep in the kernel; a notify with no waiter costs one load.
+pub struct Condvar {
+    sequence: AtomicU32,
+    waiters: AtomicU32,
+}
+
+impl Default for Condvar {
+    fn default() -> Self {
+        Condvar::new()
+    }
+}
+
+impl Condvar {
+    /// Nobody waits.
+    pub const fn new() -> Self {
+        Condvar { sequence: AtomicU32::new(0), waiters: AtomicU32::new(0) }
+    }
+
+    /// Releases the guard, sleeps until a notify, and takes the lock again. May wake spuriously: call it in a loop.
+    ///
+    /// No wake-up is lost if the notifier changed the condition under the same lock.
+    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        let lock = guard.lock;
+        self.waiters.fetch_add(1, SeqCst);
+        let seen = self.sequence.load(SeqCst);
+        drop(guard);
+        wait_while(&self.sequence, seen);
+        self.waiters.fetch_sub(1, SeqCst);
+        lock.lock()
+    }
+
+    /// Wakes every waiter.
+    pub fn notify_all(&self) {
+        if self.waiters.load(SeqCst) > 0 {
+            self.sequence.fetch_add(1, SeqCst);
+            wake(&self.sequence, i32::MAX as u32);
+        }
+    }
+}
+
+const WRITER: u32 = 1 << 31;
+const WRITER_WAITS: u32 = 1 << 30;
+const READERS: u32 = WRITER_WAITS - 1;
+
+/// A readers-writer lock that lets a waiting writer go first.
+///
+/// A thread that holds it for reading must not take it for reading again: with a writer waiting, that would deadlock.
+pub struct RwLock<T> {
+    state: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: readers share `&T` between threads (so `T: Sync`), the writer moves it (so `T: Send`).
+unsafe impl<T: Send + Sync> Sync for RwLock<T> {}
+// SAFETY: owning the lock is owning the value.
+unsafe impl<T: Send> Send for RwLock<T> {}
+
+/// Holds an [`RwLock`] for reading.
+pub struct ReadGuard<'a, T> {
+    lock: &'a RwLock<T>,
+}
+/// Holds an [`RwLock`] for writing.
+pub struct WriteGuard<'a, T> {
+    lock: &'a RwLock<T>,
+}
+
+impl<T> RwLock<T> {
+    /// A free lock.
+    pub const fn new(value: T) -> Self {
+        RwLock { state: AtomicU32::new(0), value: UnsafeCell::new(value) }
+    }
+
+    /// Waits until no writer holds the lock or waits for it.
+    pub fn read(&self) -> ReadGuard<'_, T> {
+        loop {
+            let s = self.state.load(Relaxed);
+            if s & (WRITER | WRITER_WAITS) != 0 {
+                wait_while(&self.state, s);
+            } else if self.state.compare_exchange_weak(s, s + 1, Acquire, Relaxed).is_ok() {
+                return ReadGuard { lock: self };
+            }
+        }
+    }
+
+    /// Waits until nobody holds the lock.
+    pub fn write(&self) -> WriteGuard<'_, T> {
+        loop {
+            let s = self.state.load(Relaxed);
+            if s & (WRITER | READERS) == 0 {
+                // Other waiting writers set their mark again when they wake and find the lock held.
+                if self.state.compare_exchange_weak(s, WRITER, Acquire, Relaxed).is_ok() {
+                    return WriteGuard { lock: self };
+                }
+            } else if s & WRITER_WAITS != 0
+                || self.state.compare_exchange_weak(s, s | WRITER_WAITS, Relaxed, Relaxed).is_ok()
+            {
+                wait_while(&self.state, s | WRITER_WAITS);
+            }
+        }
+    }
+}
+
+impl<T> Drop for ReadGuard<'_, T> {
+    fn drop(&mut self) {
+        let before = self.lock.state.fetch_sub(1, Release);
+        if before & READERS == 1 && before & WRITER_WAITS != 0 {
+            wake(&self.lock.state, i32::MAX as u32);
+        }
+    }
+}
+
+impl<T> Drop for WriteGuard<'_, T> {
+    fn drop(&mut self) {
+        self.lock.state.store(0, Release);
+        wake(&self.lock.state, i32::MAX as u32);
+    }
+}
+
+impl<T> Deref for ReadGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: while a reader holds the lock no writer does, so only shared references exist.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+impl<T> Deref for WriteGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: the writer is alone.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+impl<T> DerefMut for WriteGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the writer is alone, and `&mut self` makes this borrow unique.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn mutex_and_condvar_lose_no_wakeup() {
+        let shared = Arc::new((Mutex::new(0u32), Condvar::new()));
+        let threads: Vec<_> = (0..4)
+            .map(|me| {
+                let s = shared.clone();
+                std::thread::spawn(move || {
+                    for round in 0..500 {
+                        let mut turn = s.0.lock();
+                        while *turn % 4 != me {
+                            turn = s.1.wait(turn);
+                        }
+                        assert_eq!(*turn, round * 4 + me);
+                        *turn += 1;
+                        s.1.notify_all();
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        assert_eq!(*shared.0.lock(), 2000);
+    }
+
+    #[test]
+    fn rwlock_keeps_readers_and_writers_apart() {
+        let lock = Arc::new(RwLock::new((0u64, 0u64)));
+        let threads: Vec<_> = (0..4)
+            .map(|me| {
+                let lock = lock.clone();
+                std::thread::spawn(move || {
+                    for _ in 0..5000 {
+                        if me == 0 {
+                            let mut w = lock.write();
+                            w.0 += 1;
+                            w.1 += 1;
+                        } else {
+                            let r = lock.read();
+                            assert_eq!(r.0, r.1);
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        assert_eq!(lock.read().0, 5000);
+    }
+}

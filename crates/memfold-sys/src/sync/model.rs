@@ -1,0 +1,97 @@
+//! The same locks over shuttle's, for the models.
+use core::ops::{Deref, DerefMut};
+
+/// A mutex whose schedule the model checker chooses.
+#[derive(Default)]
+pub struct Mutex<T>(shuttle::sync::Mutex<T>);
+/// Holds a [`Mutex`] until dropped.
+pub struct MutexGuard<'a, T>(shuttle::sync::MutexGuard<'a, T>);
+
+impl<T> Mutex<T> {
+    /// A free mutex.
+    pub const fn new(value: T) -> Self {
+        Mutex(shuttle::sync::Mutex::new(value))
+    }
+    /// Waits for the lock.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        MutexGuard(self.0.lock().unwrap_or_else(|e| e.into_inner()))
+    }
+    /// Takes the lock if it is free.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.0.try_lock().ok().map(MutexGuard)
+    }
+    /// The value, without locking.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(|e| e.into_inner())
+    }
+}
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+/// A condition variable whose schedule the model checker chooses.
+#[derive(Default)]
+pub struct Condvar(shuttle::sync::Condvar);
+
+impl Condvar {
+    /// Nobody waits.
+    pub const fn new() -> Self {
+        Condvar(shuttle::sync::Condvar::new())
+    }
+    /// Releases the guard, waits, takes the lock again. May wake spuriously.
+    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        MutexGuard(self.0.wait(guard.0).unwrap_or_else(|e| e.into_inner()))
+    }
+    /// Wakes every waiter.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
+
+/// A readers-writer lock whose schedule the model checker chooses.
+#[derive(Default)]
+pub struct RwLock<T>(shuttle::sync::RwLock<T>);
+/// Holds an [`RwLock`] for reading.
+pub struct ReadGuard<'a, T>(shuttle::sync::RwLockReadGuard<'a, T>);
+/// Holds an [`RwLock`] for writing.
+pub struct WriteGuard<'a, T>(shuttle::sync::RwLockWriteGuard<'a, T>);
+
+impl<T> RwLock<T> {
+    /// A free lock.
+    pub const fn new(value: T) -> Self {
+        RwLock(shuttle::sync::RwLock::new(value))
+    }
+    /// Waits until no writer holds the lock.
+    pub fn read(&self) -> ReadGuard<'_, T> {
+        ReadGuard(self.0.read().unwrap_or_else(|e| e.into_inner()))
+    }
+    /// Waits until nobody holds the lock.
+    pub fn write(&self) -> WriteGuard<'_, T> {
+        WriteGuard(self.0.write().unwrap_or_else(|e| e.into_inner()))
+    }
+}
+impl<T> Deref for ReadGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+impl<T> Deref for WriteGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+impl<T> DerefMut for WriteGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}

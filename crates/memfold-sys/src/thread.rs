@@ -1,0 +1,172 @@
+//! Engine threads: signals blocked, pinned on demand, never unwinding.
+use crate::Errno;
+use core::ffi::CStr;
+
+/// A running engine thread. Dropping it lets it run on.
+pub struct Thread {
+    id: libc::pthread_t,
+}
+
+struct Start {
+    main: fn(usize),
+    arg: usize,
+    cpu: Option<usize>,
+}
+
+impl Thread {
+    /// Starts `main(arg)` on a thread of its own, named `name` (15 bytes), with every signal blocked, and pinned to
+    /// `cpu` if given. A panic in `main` ends the process.
+    ///
+    /// glibc allocates the thread's stack and TLS: start threads before any memory of the program is managed.
+    ///
+    /// # Errors
+    /// EAGAIN: no more threads.
+    pub fn start(name: &CStr, cpu: Option<usize>, main: fn(usize), arg: usize) -> Result<Thread, Errno> {
+        let start = alloc::boxed::Box::into_raw(alloc::boxed::Box::new(Start { main, arg, cpu }));
+        let mut id: libc::pthread_t = 0;
+        // SAFETY: the signal sets are local; the new thread takes over `start`, which nobody else touches, unless
+        // creation fails, and then it is taken back. All signals are blocked around creation so that the new thread
+        // inherits the full mask (glibc keeps its own two internal signals open).
+        unsafe {
+            let mut all: libc::sigset_t = core::mem::zeroed();
+            let mut before: libc::sigset_t = core::mem::zeroed();
+            libc::sigfillset(&mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+            let err = libc::pthread_create(&mut id, core::ptr::null(), entry, start.cast());
+            libc::pthread_sigmask(libc::SIG_SETMASK, &before, core::ptr::null_mut());
+            if err != 0 {
+                drop(alloc::boxed::Box::from_raw(start));
+                return Err(Errno::from_raw_os_error(err));
+            }
+            libc::pthread_setname_np(id, name.as_ptr());
+        }
+        Ok(Thread { id })
+    }
+
+    /// Waits until the thread has ended.
+    pub fn join(self) {
+        // SAFETY: the thread was made joinable by `start` and is joined at most once, as `join` takes `self`.
+        unsafe { libc::pthread_join(self.id, core::ptr::null_mut()) };
+    }
+}
+
+// `extern "C"`: a panic can't leave this function; it ends the process with a message.
+extern "C" fn entry(start: *mut libc::c_void) -> *mut libc::c_void {
+    // SAFETY: `start` is the box that `Thread::start` gave to this thread alone.
+    let Start { main, arg, cpu } = *unsafe { alloc::boxed::Box::from_raw(start.cast::<Start>()) };
+    if let Some(cpu) = cpu {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(cpu);
+        // Not fatal: a CPU may be outside this container's set; the thread then floats.
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
+    main(arg);
+    core::ptr::null_mut()
+}
+
+/// The CPUs that the calling thread may run on, counted (at least 1).
+pub fn cpus() -> usize {
+    rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize).max(1)
+}
+
+/// Calls `each` with every CPU that the calling thread may run on.
+pub fn each_cpu(mut each: impl FnMut(usize)) {
+    if let Ok(set) = rustix::thread::sched_getaffinity(None) {
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).for_each(&mut each);
+    }
+}
+
+/// The CPU that runs the caller now: a hint, it may change at once.
+pub fn current_cpu() -> usize {
+    rustix::thread::sched_getcpu()
+}
+
+/// Nanoseconds of the monotonic clock.
+pub fn now_ns() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Sleeps for `ns` nanoseconds, or less if a signal comes.
+pub fn sleep_ns(ns: u64) {
+    let time = rustix::time::Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
+    let _ = rustix::thread::nanosleep(&time);
+}
+
+/// Lets other threads of this CPU run.
+pub fn yield_now() {
+    rustix::thread::sched_yield();
+}
+
+/// Memory of the machine, bytes.
+pub fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram as u64 * info.mem_unit as u64
+}
+
+/// What the kernel says with a SIGBUS.
+pub struct SigbusInfo {
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+}
+
+impl SigbusInfo {
+    /// The address that was touched.
+    pub fn addr(&self) -> usize {
+        // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and SIGBUS fills in the address.
+        unsafe { (*self.info).si_addr() as usize }
+    }
+}
+
+/// The SIGBUS action that was in force before.
+pub struct Previous(libc::sigaction);
+
+// SAFETY: a sigaction is plain data.
+unsafe impl Send for Previous {}
+
+static ON_SIGBUS: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);
+
+/// Makes `handler` answer every SIGBUS of the process, with all signals blocked while it runs.
+pub fn set_sigbus(handler: fn(&SigbusInfo)) -> Previous {
+    ON_SIGBUS.store(handler as usize, core::sync::atomic::Ordering::SeqCst);
+    // SAFETY: both structs are local; the new action names a handler of the SA_SIGINFO form.
+    unsafe {
+        let mut new: libc::sigaction = core::mem::zeroed();
+        let mut old: libc::sigaction = core::mem::zeroed();
+        new.sa_sigaction = trampoline as extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) as usize;
+        // On the thread's own stack: alternate stacks (Rust's is 8 KiB) are too small for a codec.
+        new.sa_flags = libc::SA_SIGINFO;
+        libc::sigfillset(&mut new.sa_mask);
+        libc::sigaction(libc::SIGBUS, &new, &mut old);
+        Previous(old)
+    }
+}
+
+extern "C" fn trampoline(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let handler = ON_SIGBUS.load(core::sync::atomic::Ordering::SeqCst);
+    // SAFETY: `set_sigbus` stored a function of this type before it installed the trampoline.
+    let handler: fn(&SigbusInfo) = unsafe { core::mem::transmute(handler) };
+    handler(&SigbusInfo { signal, info, context });
+}
+
+impl Previous {
+    /// Does what the action before would have done. With the default action in force, the handler is taken out and the
+    /// fault happens again, which ends the process.
+    pub fn call(&self, info: &SigbusInfo) {
+        let old = &self.0;
+        if old.sa_sigaction == libc::SIG_DFL || old.sa_sigaction == libc::SIG_IGN {
+            // SAFETY: restoring what was installed before.
+            unsafe { libc::sigaction(libc::SIGBUS, old, core::ptr::null_mut()) };
+        } else if old.sa_flags & libc::SA_SIGINFO != 0 {
+            // SAFETY: SA_SIGINFO says that the stored value is a function of this type.
+            let f: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+                unsafe { core::mem::transmute(old.sa_sigaction) };
+            f(info.signal, info.info, info.context);
+        } else {
+            // SAFETY: without SA_SIGINFO the stored value is a function of this type.
+            let f: extern "C" fn(i32) = unsafe { core::mem::transmute(old.sa_sigaction) };
+            f(info.signal);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Zones: the engine's own reservations of address space.
+//!
+//! Everything that the engine keeps (frames, pool, index, arena) lives in zones. Every live zone is listed, so that
+//! `memfold run` can tell its own memory from the program's and never adopts it.
+use crate::Errno;
+use crate::sync::Mutex;
+use crate::units::PAGE_SIZE;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+/// A private anonymous reservation, readable and writable, backed by memory page by page as it is touched.
+pub struct Zone {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: a zone is only an address range; what is done with the memory behind it is each user's own proof.
+unsafe impl Send for Zone {}
+// SAFETY: as above; the methods take raw addresses and change nothing in the struct.
+unsafe impl Sync for Zone {}
+
+const LISTED: usize = 4096;
+static LIST: Mutex<[(usize, usize); LISTED]> = Mutex::new([(0, 0); LISTED]);
+
+impl Zone {
+    /// Reserves `len` bytes aligned to `align`. Pages read as zeros until written. Huge pages are switched off.
+    ///
+    /// # Errors
+    /// What `mmap` says (ENOMEM: no address space, or a limit such as RLIMIT_AS); ENFILE when 4096 zones are alive.
+    ///
+    /// # Panics
+    /// If `len` or `align` is not a multiple of the page size, or `align` is not a power of two.
+    pub fn reserve(len: usize, align: usize) -> Result<Zone, Errno> {
+        assert!(len > 0 && len % PAGE_SIZE == 0 && align % PAGE_SIZE == 0 && align.is_power_of_two());
+        let whole = len + align - PAGE_SIZE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
+        let at = unsafe { mmap_anonymous(core::ptr::null_mut(), whole, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+        let start = at as usize;
+        let base = start.next_multiple_of(align);
+        // SAFETY: head and tail lie inside the mapping just made and outside [base, base + len).
+        unsafe {
+            if base > start {
+                munmap(at, base - start)?;
+            }
+            let end = base + len;
+            if start + whole > end {
+                munmap(end as *mut _, start + whole - end)?;
+            }
+            // Not fatal: a kernel without THP says EINVAL.
+            let _ = madvise(base as *mut _, len, Advice::LinuxNoHugepage);
+        }
+        let zone = Zone { base: base as *mut u8, len };
+        let mut list = LIST.lock();
+        let free = list.iter_mut().find(|slot| slot.1 == 0).ok_or(Errno::NFILE)?;
+        *free = (base, base + len);
+        Ok(zone)
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// The address of the first byte.
+    pub fn start(&self) -> usize {
+        self.base as usize
+    }
+
+    /// Length in bytes.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether `addr` lies in this zone.
+    pub fn contains(&self, addr: usize) -> bool {
+        addr.wrapping_sub(self.base as usize) < self.len
+    }
+
+    /// A child of fork doesn't get the zone: a touch there ends the child rather than reading zeros.
+    pub fn keep_from_children(&self) {
+        // SAFETY: changes what fork copies, and no byte. Not fatal: the kernel refuses it for no anonymous mapping.
+        let _ = unsafe { madvise(self.base.cast(), self.len, Advice::LinuxDontFork) };
+    }
+
+    /// Gives the pages of `[offset, offset + len)` back to the kernel; they read as zeros afterwards.
+    ///
+    /// # Safety
+    /// - The bytes there are no longer needed, and no reference into them is alive.
+    ///
+    /// # Panics
+    /// If the range is not page-aligned or reaches past the zone.
+    pub unsafe fn release(&self, offset: usize, len: usize) {
+        assert!(offset % PAGE_SIZE == 0 && len % PAGE_SIZE == 0 && offset + len <= self.len);
+        if len == 0 {
+            return;
+        }
+        // SAFETY: the range lies in this zone's own mapping, and the caller gives up its bytes.
+        let done = unsafe { madvise(self.base.add(offset).cast(), len, Advice::LinuxDontNeed) };
+        done.expect("memfold: releasing the engine's own pages failed");
+    }
+}
+
+impl Drop for Zone {
+    fn drop(&mut self) {
+        let start = self.base as usize;
+        if let Some(slot) = LIST.lock().iter_mut().find(|slot| slot.0 == start) {
+            *slot = (0, 0);
+        }
+        // SAFETY: the zone owns this mapping, and dropping it gives up every byte.
+        let _ = unsafe { munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// Whether `[start, end)` touches any live zone of the engine.
+pub fn overlaps_own(start: usize, end: usize) -> bool {
+    LIST.lock().iter().any(|z| z.1 != 0 && start < z.1 && z.0 < end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_zone_is_aligned_listed_and_reads_zeros_after_release() {
+        let zone = Zone::reserve(8 << 20, 2 << 20).unwrap();
+        assert_eq!(zone.start() % (2 << 20), 0);
+        assert!(overlaps_own(zone.start() + 4096, zone.start() + 8192));
+        // SAFETY: offsets lie inside the zone, and nothing else uses it.
+        unsafe {
+            *zone.as_ptr().add(5000) = 7;
+            zone.release(4096, 4096);
+            assert_eq!(*zone.as_ptr().add(5000), 0);
+        }
+        let start = zone.start();
+        drop(zone);
+        assert!(!overlaps_own(start, start + 4096));
+    }
+}

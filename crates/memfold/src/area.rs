@@ -1,0 +1,205 @@
+//! Areas: the parts of the address space under management, and the keys of their pages.
+//!
+//! The index is keyed not by address but by a *key* that stays with a page when mremap moves it: an area maps addresses
+//! to keys by one offset. Keys equal page numbers unless another area still owns those.
+use crate::index::KEYS;
+use alloc::vec::Vec;
+use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT};
+
+/// A managed part of the address space. All three are page numbers.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// First page.
+    pub start: u64,
+    /// First page past it.
+    pub end: u64,
+    /// Key of the first page.
+    pub key: u64,
+}
+
+impl Area {
+    /// Key of the page at `addr`.
+    pub fn key_of(&self, addr: usize) -> u64 {
+        (addr as u64 >> PAGE_SHIFT) - self.start + self.key
+    }
+
+    /// Address of the page with this key.
+    pub fn addr_of(&self, key: u64) -> usize {
+        ((key - self.key + self.start) << PAGE_SHIFT) as usize
+    }
+
+    /// First key past the area's.
+    pub fn key_end(&self) -> u64 {
+        self.key + (self.end - self.start)
+    }
+}
+
+/// All areas, and the ranges in them that are pinned.
+#[derive(Default)]
+pub struct Areas {
+    by_addr: Vec<Area>,
+    by_key: Vec<Area>,
+    next_key: u64,
+    pins: Vec<(u64, u64)>,
+}
+
+/// Keys at or above this are given to areas whose own page numbers are taken: beyond the 47-bit user address space.
+const SPARE_KEYS: u64 = 1 << (47 - PAGE_SHIFT);
+
+impl Areas {
+    /// The area that holds `addr`.
+    pub fn find(&self, addr: usize) -> Option<&Area> {
+        let page = addr as u64 >> PAGE_SHIFT;
+        let i = self.by_addr.partition_point(|a| a.end <= page);
+        self.by_addr.get(i).filter(|a| a.start <= page)
+    }
+
+    /// The area that owns `key`.
+    pub fn find_key(&self, key: u64) -> Option<&Area> {
+        let i = self.by_key.partition_point(|a| a.key_end() <= key);
+        self.by_key.get(i).filter(|a| a.key <= key)
+    }
+
+    /// All areas in ascending order of address.
+    pub fn iter(&self) -> impl Iterator<Item = &Area> {
+        self.by_addr.iter()
+    }
+
+    /// Adds `[start, end)` (page numbers), which touches no area, and joins it with neighbours whose keys continue.
+    ///
+    /// # Panics
+    /// If it overlaps an area, or the key space is used up.
+    pub fn add(&mut self, start: u64, end: u64) {
+        assert!(start < end && end <= SPARE_KEYS);
+        let free = !self.by_key.iter().any(|a| a.key < end && start < a.key_end());
+        let key = if free { start } else { self.spare(start, end - start) };
+        self.put(Area { start, end, key });
+    }
+
+    fn spare(&mut self, start: u64, pages: u64) -> u64 {
+        let align = MAX_PAGES as u64;
+        let from = self.next_key.max(SPARE_KEYS).next_multiple_of(align) + start % align;
+        assert!(from + pages < KEYS, "the key space is used up");
+        self.next_key = from + pages;
+        from
+    }
+
+    /// Adds an area with keys of its own.
+    fn put(&mut self, area: Area) {
+        let i = self.by_addr.partition_point(|a| a.end <= area.start);
+        assert!(self.by_addr.get(i).is_none_or(|a| a.start >= area.end), "areas overlap");
+        self.by_addr.insert(i, area);
+        let joins = |a: &Area, b: &Area| a.end == b.start && a.key_end() == b.key;
+        if i + 1 < self.by_addr.len() && joins(&self.by_addr[i], &self.by_addr[i + 1]) {
+            self.by_addr[i].end = self.by_addr.remove(i + 1).end;
+        }
+        if i > 0 && joins(&self.by_addr[i - 1], &self.by_addr[i]) {
+            self.by_addr[i - 1].end = self.by_addr.remove(i).end;
+        }
+        self.index_keys();
+    }
+
+    fn index_keys(&mut self) {
+        self.by_key.clear();
+        self.by_key.extend_from_slice(&self.by_addr);
+        self.by_key.sort_unstable_by_key(|a| a.key);
+    }
+
+    /// Takes `[start, end)` (page numbers) out; returns the parts of areas that it held.
+    pub fn remove(&mut self, start: u64, end: u64) -> Vec<Area> {
+        let mut out = Vec::new();
+        let mut rest = Vec::with_capacity(self.by_addr.len() + 1);
+        for a in &self.by_addr {
+            let part = |s: u64, e: u64| Area { start: s, end: e, key: a.key + (s - a.start) };
+            let (s, e) = (start.max(a.start), end.min(a.end));
+            if s >= e {
+                rest.push(*a);
+                continue;
+            }
+            out.push(part(s, e));
+            if a.start < s {
+                rest.push(part(a.start, s));
+            }
+            if e < a.end {
+                rest.push(part(e, a.end));
+            }
+        }
+        if !out.is_empty() {
+            self.by_addr = rest;
+            self.index_keys();
+        }
+        out
+    }
+
+    /// Moves `pages` pages of address space from `from` to `to` (page numbers); keys stay. What was managed at `to`
+    /// must have been removed before.
+    pub fn relocate(&mut self, from: u64, to: u64, pages: u64) {
+        for part in self.remove(from, from + pages) {
+            let start = part.start - from + to;
+            self.put(Area { start, end: start + (part.end - part.start), key: part.key });
+        }
+    }
+
+    /// Pins keys `[start, end)`: they are not evicted. Pins nest.
+    pub fn pin(&mut self, start: u64, end: u64) {
+        self.pins.push((start, end));
+    }
+
+    /// Ends one pin.
+    pub fn unpin(&mut self, start: u64, end: u64) {
+        if let Some(i) = self.pins.iter().position(|p| *p == (start, end)) {
+            self.pins.swap_remove(i);
+        }
+    }
+
+    /// Whether any of keys `[start, end)` is pinned.
+    pub fn is_pinned(&self, start: u64, end: u64) -> bool {
+        self.pins.iter().any(|p| p.0 < end && start < p.1)
+    }
+
+    /// Bytes under management.
+    pub fn bytes(&self) -> u64 {
+        self.by_addr.iter().map(|a| (a.end - a.start) << PAGE_SHIFT).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_join_and_splits_keep_keys() {
+        let mut areas = Areas::default();
+        areas.add(100, 200);
+        areas.add(200, 300);
+        assert_eq!(areas.iter().count(), 1);
+        let out = areas.remove(150, 160);
+        assert_eq!(out, [Area { start: 150, end: 160, key: 150 }]);
+        assert_eq!(areas.find(160 << 12).unwrap().key_of(160 << 12), 160);
+        assert!(areas.find(150 << 12).is_none());
+    }
+
+    #[test]
+    fn keys_move_with_the_pages_and_are_not_given_twice() {
+        let mut areas = Areas::default();
+        areas.add(1000, 1100);
+        areas.relocate(1000, 5000, 100);
+        assert_eq!(areas.find(5010 << 12).unwrap().key_of(5010 << 12), 1010);
+        areas.add(1000, 1100);
+        let again = areas.find(1010 << 12).unwrap().key_of(1010 << 12);
+        assert_ne!(again, 1010);
+        assert_eq!(areas.find_key(again).unwrap().addr_of(again), 1010 << 12);
+        assert_eq!(areas.find_key(1010).unwrap().addr_of(1010), 5010 << 12);
+    }
+
+    #[test]
+    fn pins_nest() {
+        let mut areas = Areas::default();
+        areas.pin(5, 10);
+        areas.pin(5, 10);
+        areas.unpin(5, 10);
+        assert!(areas.is_pinned(9, 20) && !areas.is_pinned(10, 20));
+        areas.unpin(5, 10);
+        assert!(!areas.is_pinned(0, 100));
+    }
+}

@@ -1,0 +1,484 @@
+//! Settings: one table of keys, from which flags, help and documents are made, and one way to set them.
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt::Write;
+use memfold_sys::units::{MAX_ORDER, Order, PAGE_SIZE};
+
+/// The least memory that a limit may leave for resident pages and frames: four folios of the largest order.
+pub const WORKABLE_MIN_BYTES: u64 = 8 << 20;
+
+/// How faults reach the engine.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// Handler threads, one pinned to each CPU, read the faults. Right for every access, system calls included.
+    Thread,
+    /// The faulting thread serves itself in a SIGBUS handler. Fastest, but a system call that is given a folded
+    /// buffer fails with EFAULT: for memory that only user code touches, or that is pinned around calls.
+    Signal,
+}
+
+/// What to do when nothing more can be folded within the limit.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum OnFull {
+    /// Go past the limit, with a warning.
+    Grow,
+    /// End the program with a message.
+    Stop,
+}
+
+/// One setting, as flags and help show it.
+pub struct Key {
+    /// Name, as in `--name`.
+    pub name: &'static str,
+    /// What a value looks like.
+    pub value: &'static str,
+    /// The default, as text.
+    pub default: &'static str,
+    /// One line of help.
+    pub help: &'static str,
+}
+
+/// Every setting there is.
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "limit",
+        value: "SIZE",
+        default: "none",
+        help: "physical memory for everything: mapped pages, frames, compressed pool and index",
+    },
+    Key {
+        name: "resident",
+        value: "SIZE",
+        default: "none",
+        help: "uncompressed memory: mapped pages and the frames of the swap cache",
+    },
+    Key {
+        name: "codec",
+        value: "NAME[:LEVEL]",
+        default: "lz4",
+        help: "compression: lz4[:ACCELERATION], zstd[:LEVEL] or none",
+    },
+    Key { name: "folio", value: "SIZE", default: "2M", help: "largest folio, 4K to 2M" },
+    Key { name: "block", value: "SIZE", default: "16K", help: "unit of compression, 4K to 2M" },
+    Key {
+        name: "delivery",
+        value: "thread|signal",
+        default: "thread",
+        help: "who serves a fault: pinned handler threads, or the faulting thread itself",
+    },
+    Key {
+        name: "on-full",
+        value: "grow|stop",
+        default: "grow",
+        help: "when nothing more can be folded: go past the limit with a warning, or end the program",
+    },
+    Key { name: "pools", value: "N", default: "0", help: "compressed pools, 1 to 64; 0 takes one per CPU" },
+    Key {
+        name: "workers",
+        value: "N",
+        default: "0",
+        help: "background threads that compress and read ahead, 1 to 64; 0 takes one per CPU",
+    },
+    Key {
+        name: "verify",
+        value: "on|off",
+        default: "off",
+        help: "decompress and compare every block before its original is let go",
+    },
+    Key {
+        name: "clean",
+        value: "PERCENT",
+        default: "100",
+        help: "stored copies that may be kept of mapped memory, as a share of resident memory",
+    },
+    Key {
+        name: "readahead",
+        value: "on|off",
+        default: "on",
+        help: "load large windows of a stream, the next one ahead of its use",
+    },
+    Key {
+        name: "fallback",
+        value: "PERCENT",
+        default: "0",
+        help: "share of loads made to take the small-page path, for measuring",
+    },
+    Key {
+        name: "move",
+        value: "on|off",
+        default: "on",
+        help: "carry pages with UFFDIO_MOVE where the kernel has it; off forces copying, for measuring",
+    },
+    Key {
+        name: "shard",
+        value: "SIZE",
+        default: "2M",
+        help: "address span that one lock of the index covers, 2M to 1G",
+    },
+    Key {
+        name: "adopt-at",
+        value: "PERCENT",
+        default: "75",
+        help: "run: share of the limit at which the program's memory is taken under management",
+    },
+];
+
+/// Why a setting was refused. Displays as one line that says what is wrong and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError(pub String);
+
+impl core::fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+impl core::error::Error for ConfigError {}
+
+/// All settings of one engine. Made by [`Config::new`], changed by [`Config::set`], judged whole by [`Config::check`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Memory of the machine (or of the cgroup), bytes: what a percentage refers to and what no limit may pass.
+    pub memory_bytes: u64,
+    /// Bound of resident + frames + pool + index, bytes.
+    pub limit_bytes: Option<u64>,
+    /// Bound of resident + frames, bytes.
+    pub resident_bytes: Option<u64>,
+    /// Codec spec, such as `lz4` or `zstd:3`; the store checks it.
+    pub codec: String,
+    /// Largest folio.
+    pub folio_order: Order,
+    /// Unit of compression.
+    pub block_order: Order,
+    /// How faults arrive.
+    pub delivery: Delivery,
+    /// What happens at the limit.
+    pub on_full: OnFull,
+    /// Pools; 0 for one per CPU.
+    pub pools: usize,
+    /// Background threads; 0 for one per CPU.
+    pub workers: usize,
+    /// Verify mode (Z7).
+    pub verify: bool,
+    /// Budget of clean copies, percent of resident memory.
+    pub clean_percent: u32,
+    /// Large windows and read-ahead for streams.
+    pub readahead: bool,
+    /// Loads forced onto the small-page path, percent (M6).
+    pub fallback_percent: u32,
+    /// Use UFFDIO_MOVE if the kernel has it.
+    pub use_move: bool,
+    /// Address span of one index lock, bytes (C7).
+    pub shard_bytes: u64,
+    /// Where `run` begins to adopt, percent of the limit.
+    pub adopt_percent: u32,
+}
+
+impl Config {
+    /// The defaults, for a machine of `memory_bytes`.
+    pub fn new(memory_bytes: u64) -> Config {
+        Config {
+            memory_bytes,
+            limit_bytes: None,
+            resident_bytes: None,
+            codec: "lz4".to_string(),
+            folio_order: Order::MAX,
+            block_order: Order::new(2).expect("2 is an order"),
+            delivery: Delivery::Thread,
+            on_full: OnFull::Grow,
+            pools: 0,
+            workers: 0,
+            verify: false,
+            clean_percent: 100,
+            readahead: true,
+            fallback_percent: 0,
+            use_move: true,
+            shard_bytes: 2 << 20,
+            adopt_percent: 75,
+        }
+    }
+
+    /// Sets the key `name` from text.
+    ///
+    /// # Errors
+    /// An unknown name, or a value that the key doesn't take; the message names the key and what it takes.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), ConfigError> {
+        let wrong = |why: String| ConfigError(alloc::format!("--{name}: {why}"));
+        let size = || parse_size(value, self.memory_bytes).map_err(wrong);
+        match name {
+            "limit" => self.limit_bytes = Some(size()?),
+            "resident" => self.resident_bytes = Some(size()?),
+            "codec" => self.codec = value.to_string(),
+            "folio" => self.folio_order = parse_order(value).map_err(wrong)?,
+            "block" => self.block_order = parse_order(value).map_err(wrong)?,
+            "delivery" => {
+                self.delivery =
+                    choice(value, &[("thread", Delivery::Thread), ("signal", Delivery::Signal)]).map_err(wrong)?
+            }
+            "on-full" => {
+                self.on_full = choice(value, &[("grow", OnFull::Grow), ("stop", OnFull::Stop)]).map_err(wrong)?
+            }
+            "pools" => self.pools = number(value, 64).map_err(wrong)? as usize,
+            "workers" => self.workers = number(value, 64).map_err(wrong)? as usize,
+            "verify" => self.verify = on_off(value).map_err(wrong)?,
+            "clean" => self.clean_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
+            "readahead" => self.readahead = on_off(value).map_err(wrong)?,
+            "fallback" => self.fallback_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
+            "move" => self.use_move = on_off(value).map_err(wrong)?,
+            "shard" => self.shard_bytes = parse_shard(value).map_err(wrong)?,
+            "adopt-at" => self.adopt_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
+            _ => {
+                return Err(ConfigError(alloc::format!("there is no setting called {name:?}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges the settings together.
+    ///
+    /// # Errors
+    /// A limit of zero, above the machine's memory, or too small to work in; no limit at all; blocks larger than folios.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let fail = |why: String| Err(ConfigError(why));
+        if self.limit_bytes.is_none() && self.resident_bytes.is_none() {
+            return fail("give --limit SIZE or --resident SIZE".to_string());
+        }
+        for (name, bytes) in [("limit", self.limit_bytes), ("resident", self.resident_bytes)] {
+            let Some(bytes) = bytes else { continue };
+            if bytes < WORKABLE_MIN_BYTES {
+                return fail(alloc::format!(
+                    "--{name}: {} is too small to work in; give at least {}",
+                    Size(bytes),
+                    Size(WORKABLE_MIN_BYTES)
+                ));
+            }
+            if bytes > self.memory_bytes {
+                return fail(alloc::format!(
+                    "--{name}: {} is more than the memory there is ({})",
+                    Size(bytes),
+                    Size(self.memory_bytes)
+                ));
+            }
+        }
+        if self.block_order > self.folio_order {
+            return fail(alloc::format!(
+                "--block: {} is larger than the largest folio ({}); make it smaller or raise --folio",
+                Size(self.block_order.bytes() as u64),
+                Size(self.folio_order.bytes() as u64)
+            ));
+        }
+        Ok(())
+    }
+
+    /// The most uncompressed memory (mapped pages and frames) that the settings allow while the pool is empty, bytes.
+    pub fn resident_max_bytes(&self) -> u64 {
+        self.limit_bytes.unwrap_or(u64::MAX).min(self.resident_bytes.unwrap_or(u64::MAX))
+    }
+
+    /// All settings as `name=value` lines, for [`Config::decode`] in another process.
+    pub fn encode(&self) -> String {
+        let mut out = String::new();
+        let on = |b: bool| if b { "on" } else { "off" };
+        let _ = writeln!(out, "memory={}", self.memory_bytes);
+        if let Some(bytes) = self.limit_bytes {
+            let _ = writeln!(out, "limit={bytes}");
+        }
+        if let Some(bytes) = self.resident_bytes {
+            let _ = writeln!(out, "resident={bytes}");
+        }
+        let delivery = if self.delivery == Delivery::Thread { "thread" } else { "signal" };
+        let full = if self.on_full == OnFull::Grow { "grow" } else { "stop" };
+        let _ = write!(
+            out,
+            "codec={}\nfolio={}\nblock={}\ndelivery={delivery}\non-full={full}\npools={}\nworkers={}\nverify={}\nclean={}\n\
+             readahead={}\nfallback={}\nmove={}\nshard={}\nadopt-at={}\n",
+            self.codec,
+            self.folio_order.bytes(),
+            self.block_order.bytes(),
+            self.pools,
+            self.workers,
+            on(self.verify),
+            self.clean_percent,
+            on(self.readahead),
+            self.fallback_percent,
+            on(self.use_move),
+            self.shard_bytes,
+            self.adopt_percent
+        );
+        out
+    }
+
+    /// The settings that [`Config::encode`] wrote.
+    ///
+    /// # Errors
+    /// As [`Config::set`]; also a line that is not `name=value`.
+    pub fn decode(text: &str) -> Result<Config, ConfigError> {
+        let mut config = Config::new(0);
+        for line in text.lines().filter(|l| !l.is_empty()) {
+            let (name, value) =
+                line.split_once('=').ok_or_else(|| ConfigError(alloc::format!("not name=value: {line:?}")))?;
+            if name == "memory" {
+                config.memory_bytes = parse_size(value, 0).map_err(ConfigError)?;
+            } else {
+                config.set(name, value)?;
+            }
+        }
+        Ok(config)
+    }
+}
+
+/// Bytes, shown with the largest unit that divides or rounds them well.
+pub struct Size(pub u64);
+
+impl core::fmt::Display for Size {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let b = self.0;
+        match b {
+            0..1024 => write!(f, "{b} B"),
+            1024..1_048_576 => write!(f, "{:.1} KiB", b as f64 / 1024.0),
+            1_048_576..1_073_741_824 => write!(f, "{:.1} MiB", b as f64 / 1_048_576.0),
+            _ => write!(f, "{:.2} GiB", b as f64 / 1_073_741_824.0),
+        }
+    }
+}
+
+/// Bytes from text: a number with an optional K, M, G or T (powers of 1024, `KiB` and `KB` alike), or a percentage of
+/// `whole` bytes.
+///
+/// # Errors
+/// Text that is neither, or a size that doesn't fit.
+pub fn parse_size(text: &str, whole: u64) -> Result<u64, String> {
+    let wrong = || alloc::format!("{text:?} is not a size; write for example 512M, 2G or 25%");
+    let t = text.trim();
+    if let Some(percent) = t.strip_suffix('%') {
+        let p: f64 = percent.trim().parse().map_err(|_| wrong())?;
+        if !(p > 0.0 && p <= 100.0) {
+            return Err(alloc::format!("{text:?}: a percentage is more than 0 and at most 100"));
+        }
+        return Ok((whole as f64 * p / 100.0) as u64);
+    }
+    let digits = t.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(t.len());
+    let unit = match t[digits..].trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1u64,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        "g" | "gb" | "gib" => 1 << 30,
+        "t" | "tb" | "tib" => 1 << 40,
+        _ => return Err(wrong()),
+    };
+    if let Ok(n) = t[..digits].parse::<u64>() {
+        return n.checked_mul(unit).ok_or_else(wrong);
+    }
+    let n: f64 = t[..digits].parse().map_err(|_| wrong())?;
+    let bytes = n * unit as f64;
+    if bytes >= u64::MAX as f64 { Err(wrong()) } else { Ok(bytes as u64) }
+}
+
+fn parse_order(text: &str) -> Result<Order, String> {
+    let bytes = parse_size(text, 0)? as usize;
+    match Order::covering(bytes) {
+        Some(order) if order.bytes() == bytes => Ok(order),
+        _ => {
+            let valid: Vec<String> = (0..=MAX_ORDER).map(|n| alloc::format!("{}K", (PAGE_SIZE << n) >> 10)).collect();
+            Err(alloc::format!("{text:?} is not one of {}", valid.join(", ")))
+        }
+    }
+}
+
+fn parse_shard(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text, 0)?;
+    if bytes.is_power_of_two() && (2 << 20..=1 << 30).contains(&bytes) {
+        Ok(bytes)
+    } else {
+        Err(alloc::format!("{text:?} is not a power of two from 2M to 1G"))
+    }
+}
+
+fn number(text: &str, max: u32) -> Result<u32, String> {
+    match text.parse() {
+        Ok(n) if n <= max => Ok(n),
+        _ => Err(alloc::format!("{text:?} is not a number from 0 to {max}")),
+    }
+}
+
+fn on_off(text: &str) -> Result<bool, String> {
+    choice(text, &[("on", true), ("off", false)])
+}
+
+fn choice<T: Copy>(text: &str, all: &[(&str, T)]) -> Result<T, String> {
+    all.iter().find(|(name, _)| *name == text).map(|(_, v)| *v).ok_or_else(|| {
+        let names: Vec<&str> = all.iter().map(|(n, _)| *n).collect();
+        alloc::format!("{text:?} is not one of {}", names.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_parse_as_people_write_them() {
+        assert_eq!(parse_size("2G", 0), Ok(2 << 30));
+        assert_eq!(parse_size("1.5m", 0), Ok(3 << 19));
+        assert_eq!(parse_size("512 KiB", 0), Ok(512 << 10));
+        assert_eq!(parse_size("25%", 1000), Ok(250));
+        for bad in ["", "x", "-1", "12Q", "0%", "101%", "99999999999999T", "%", "1.2.3M"] {
+            assert!(parse_size(bad, 1000).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_key_can_be_set_and_survives_encoding() {
+        let mut config = Config::new(24 << 30);
+        let values = [
+            ("limit", "25%"),
+            ("resident", "256M"),
+            ("codec", "zstd:3"),
+            ("folio", "64K"),
+            ("block", "32K"),
+            ("delivery", "signal"),
+            ("on-full", "stop"),
+            ("pools", "3"),
+            ("workers", "5"),
+            ("verify", "on"),
+            ("clean", "40"),
+            ("readahead", "off"),
+            ("fallback", "100"),
+            ("move", "off"),
+            ("shard", "64M"),
+            ("adopt-at", "60"),
+        ];
+        assert_eq!(values.len(), KEYS.len());
+        for key in KEYS {
+            let value = values.iter().find(|v| v.0 == key.name).expect(key.name).1;
+            let before = config.clone();
+            config.set(key.name, value).unwrap();
+            assert_ne!(before, config, "{} changed nothing", key.name);
+            assert!(config.set(key.name, "@").is_err() || key.name == "codec");
+        }
+        config.check().unwrap();
+        assert_eq!(Config::decode(&config.encode()), Ok(config));
+    }
+
+    #[test]
+    fn defaults_in_the_table_are_the_defaults() {
+        let mut config = Config::new(1 << 30);
+        for key in KEYS.iter().filter(|k| k.default != "none") {
+            config.set(key.name, key.default).unwrap();
+        }
+        assert_eq!(config, Config::new(1 << 30));
+    }
+
+    #[test]
+    fn impossible_limits_are_refused_with_the_reason() {
+        let mut config = Config::new(1 << 30);
+        assert!(config.check().unwrap_err().0.contains("--limit"));
+        for (size, word) in [("0", "too small"), ("1M", "too small"), ("2G", "more than the memory")] {
+            config.set("limit", size).unwrap();
+            assert!(config.check().unwrap_err().0.contains(word), "{size}");
+        }
+        config.set("limit", "64M").unwrap();
+        config.check().unwrap();
+        config.set("folio", "4K").unwrap();
+        assert!(config.check().unwrap_err().0.contains("--block"));
+    }
+}

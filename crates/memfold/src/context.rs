@@ -1,0 +1,39 @@
+//! Contexts: what a thread needs to compress, decompress and hash, made at set-up and lent out. No thread-local storage.
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use memfold_store::{Handle, Store, Worker};
+use memfold_sys::sync::{Mutex, MutexGuard};
+use memfold_sys::units::MAX_PAGES;
+
+/// One thread's working set.
+pub struct Context {
+    /// Codec state.
+    pub worker: Worker,
+    /// New handles of the folio being saved.
+    pub handles: [Handle; MAX_PAGES],
+    /// New hashes of the folio being saved.
+    pub hashes: [[u64; 2]; MAX_PAGES],
+}
+
+/// All contexts of an engine.
+pub struct Contexts {
+    all: Vec<Mutex<Box<Context>>>,
+}
+
+impl Contexts {
+    /// `count` contexts (at least 1).
+    pub fn new(store: &Store, count: usize) -> Contexts {
+        let make = || {
+            let worker = store.worker();
+            Mutex::new(Box::new(Context { worker, handles: [Handle::NONE; MAX_PAGES], hashes: [[0; 2]; MAX_PAGES] }))
+        };
+        Contexts { all: (0..count.max(1)).map(|_| make()).collect() }
+    }
+
+    /// A free context, the one last used on this CPU if it is; waits for one if all are taken.
+    pub fn borrow(&self) -> MutexGuard<'_, Box<Context>> {
+        let first = memfold_sys::thread::current_cpu();
+        let n = self.all.len();
+        (0..n).find_map(|i| self.all[(first + i) % n].try_lock()).unwrap_or_else(|| self.all[first % n].lock())
+    }
+}

@@ -1,0 +1,144 @@
+//! The fault path: `fault` -> index look-up -> swap cache (take, or wait) -> load -> map in.
+use crate::area::{Area, Areas};
+use crate::folio::{FolioId, State};
+use crate::index::ShardGuard;
+use crate::load::{Loaded, align};
+use crate::pager::Pager;
+use crate::queue::Window;
+use crate::stats;
+use memfold_sys::Errno;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::{Order, PAGE_SIZE};
+
+/// How a fault was answered.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// The page is there, or will be when another thread's work on its folio ends, which wakes whoever waits for it.
+    Yes,
+    /// An event must be read and applied first; the faulting thread still waits. Serve it again, or wake it.
+    Again,
+    /// The address is not under management.
+    NotManaged,
+}
+
+/// What the kernel said of a fault.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Default)]
+pub struct Fault {
+    /// The address that was touched.
+    pub addr: usize,
+    /// The page is there but write-protected.
+    pub protected: bool,
+}
+
+impl Pager {
+    /// Serves one fault. In signal delivery the page is there on return; in thread delivery it may be another thread's
+    /// task to map it.
+    pub fn fault(&self, fault: Fault) -> Served {
+        stats::add(&self.stats.faults, 1);
+        let areas = self.areas.read();
+        let Some(area) = areas.find(fault.addr).copied() else { return Served::NotManaged };
+        self.serve(&areas, &area, fault)
+    }
+
+    pub(crate) fn serve(&self, areas: &Areas, area: &Area, fault: Fault) -> Served {
+        let key = area.key_of(fault.addr);
+        let mut guard = self.shards.lock(key);
+        loop {
+            let Some(id) = self.index.find(&guard, key) else { return self.first_touch(areas, area, guard, key) };
+            // SAFETY: the guard is that of the folio's shard.
+            let folio = unsafe { self.folios.get(id) };
+            match folio.state {
+                State::Resident => return self.fill_hole(&guard, fault),
+                State::Cached => return self.rescue(&guard, area, id, key),
+                State::Stored => return self.major(areas, area, guard, key),
+                State::Loading | State::Saving => {
+                    folio.wanted.store(true, Relaxed);
+                    stats::add(&self.stats.faults_waited, 1);
+                    if !self.is_signal() {
+                        return Served::Yes;
+                    }
+                    guard = self.shards.wait(guard);
+                }
+            }
+        }
+    }
+
+    /// The page is there, or the program has discarded it. A `Resident` folio's missing page is zeros.
+    fn fill_hole(&self, _: &ShardGuard<'_>, fault: Fault) -> Served {
+        let page = fault.addr & !(PAGE_SIZE - 1);
+        if fault.protected {
+            // The eviction that protected it was given up, or has ended and the page has come back.
+            let _ = self.space.protect(page, PAGE_SIZE, false);
+            return Served::Yes;
+        }
+        // SAFETY: the shard is locked and the folio `Resident`: if a page is missing, zeros are what it reads.
+        match unsafe { self.space.copy(page, self.frames.zeros(), PAGE_SIZE) } {
+            Ok(()) => stats::add(&self.stats.faults_zero, 1),
+            Err(partial) if partial.errno == Errno::AGAIN => return Served::Again,
+            Err(_) => {
+                stats::add(&self.stats.faults_stale, 1);
+                self.space.wake(page, PAGE_SIZE);
+            }
+        }
+        Served::Yes
+    }
+
+    /// Takes a folio back from the swap cache: a second chance.
+    fn rescue(&self, guard: &ShardGuard<'_>, area: &Area, id: FolioId, key: u64) -> Served {
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        let (start, order, ahead) = (folio.key, folio.order, folio.untouched);
+        folio.active = !ahead;
+        self.lru.settle(id);
+        stats::add(if ahead { &self.stats.readahead_hits } else { &self.stats.rescues }, 1);
+        let done = self.map_in(guard, area.addr_of(start), id);
+        if ahead {
+            self.read_ahead(area, key, start, start + order.pages() as u64);
+        }
+        if done.pages > (key - start) as usize { Served::Yes } else { Served::Again }
+    }
+
+    fn first_touch(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64) -> Served {
+        stats::add(&self.stats.faults_zero, 1);
+        let advice = self.streams.advise(key);
+        let (loaded, start, end) = self.zero_fill(areas, area, guard, key, advice.order);
+        self.streams.loaded(key, start, end);
+        served(loaded)
+    }
+
+    fn major(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64) -> Served {
+        stats::add(&self.stats.pgmajfault, 1);
+        let advice = self.streams.advise(key);
+        if advice.ahead && !advice.backward {
+            let start = align(key, advice.order);
+            self.ask_ahead(area, start + advice.order.pages() as u64, advice.order);
+        } else if advice.ahead {
+            let start = align(key, advice.order);
+            self.ask_ahead(area, start.wrapping_sub(1), advice.order);
+        }
+        let (loaded, start, end) = self.load(areas, area, guard, key, advice.order, false);
+        self.streams.loaded(key, start, end);
+        served(loaded)
+    }
+
+    /// A window that was loaded ahead is being used: its stream goes on.
+    fn read_ahead(&self, area: &Area, key: u64, start: u64, end: u64) {
+        let advice = self.streams.advise(key);
+        self.streams.loaded(key, start, end);
+        let next = if advice.backward { start.wrapping_sub(1) } else { end };
+        self.ask_ahead(area, next, advice.order);
+    }
+
+    fn ask_ahead(&self, area: &Area, key: u64, order: Order) {
+        if self.config.readahead && key >= area.key && key < area.key_end() && order > self.config.block_order {
+            self.queue.load(Window { key, order });
+        }
+    }
+}
+
+fn served(loaded: Loaded) -> Served {
+    match loaded {
+        Loaded::Done => Served::Yes,
+        Loaded::Again => Served::Again,
+    }
+}

@@ -1,0 +1,319 @@
+//! Frames: the engine's own pages, through which folios leave and enter the program's page table.
+//!
+//! A frame is *full* (it holds memory; a folio can be decompressed into it) or *empty* (a hole, into which a folio can
+//! be moved). A move turns one into the other, so a steady state allocates nothing. Two buddy allocators share one zone;
+//! runs coalesce with free neighbours of their own kind only.
+//!
+//! Equation: `populated = full free + full in use`; `populated + mapped` is the memory that the pager holds.
+use memfold_sys::Errno;
+use memfold_sys::space::Space;
+use memfold_sys::sync::Mutex;
+use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use memfold_sys::units::{MAX_BYTES, MAX_ORDER, MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
+use memfold_sys::zone::Zone;
+
+/// First page of a frame, counted from the start of the zone.
+pub type Frame = u32;
+
+/// Whether free frames hold memory.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Holds memory.
+    Full = 0,
+    /// A hole.
+    Empty = 1,
+}
+
+const ORDERS: usize = MAX_ORDER as usize + 1;
+const NONE: u32 = u32::MAX;
+
+#[repr(C)]
+#[derive(Copy, Clone)]
+struct Run {
+    prev: u32,
+    next: u32,
+    /// 0: not the head of a free run; otherwise 1 + kind * 16 + order.
+    mark: u8,
+}
+
+/// All frames.
+pub struct Frames {
+    zone: Zone,
+    zeros: Zone,
+    runs: Zone,
+    pages: u32,
+    free: Mutex<Free>,
+    populated: AtomicU64,
+    full_free: AtomicU64,
+}
+
+struct Free {
+    heads: [[u32; ORDERS]; 2],
+    /// Free runs of the largest order that are kept for large folios (M8).
+    reserve: u32,
+    whole: [u32; 2],
+}
+
+impl Frames {
+    /// Address space for `bytes` of frames, all of them empty; `reserve` runs of 2 MiB are kept for large folios.
+    ///
+    /// # Errors
+    /// What reserving address space says.
+    pub fn new(bytes: usize, reserve: u32) -> Result<Frames, Errno> {
+        let zone = Zone::reserve(bytes.next_multiple_of(MAX_BYTES), MAX_BYTES)?;
+        let pages = (zone.len() >> PAGE_SHIFT) as u32;
+        let runs_len = (pages as usize * size_of::<Run>()).next_multiple_of(PAGE_SIZE);
+        let frames = Frames {
+            zeros: Zone::reserve(MAX_BYTES, PAGE_SIZE)?,
+            runs: Zone::reserve(runs_len, PAGE_SIZE)?,
+            pages,
+            free: Mutex::new(Free { heads: [[NONE; ORDERS]; 2], reserve, whole: [0; 2] }),
+            populated: AtomicU64::new(0),
+            full_free: AtomicU64::new(0),
+            zone,
+        };
+        let mut free = frames.free.lock();
+        for run in (0..pages).step_by(MAX_PAGES).rev() {
+            frames.enter(&mut free, run, MAX_ORDER, Kind::Empty);
+        }
+        drop(free);
+        Ok(frames)
+    }
+
+    /// The zone, to be registered.
+    pub fn zone(&self) -> &Zone {
+        &self.zone
+    }
+
+    /// Address of a frame.
+    pub fn addr(&self, frame: Frame) -> usize {
+        self.zone.start() + ((frame as usize) << PAGE_SHIFT)
+    }
+
+    /// 2 MiB of zeros.
+    pub fn zeros(&self) -> *const u8 {
+        self.zeros.as_ptr()
+    }
+
+    /// Pages of frames that hold memory, free or in use.
+    pub fn populated(&self) -> u64 {
+        self.populated.load(Relaxed)
+    }
+
+    /// Pages of full frames that nobody uses.
+    pub fn full_free(&self) -> u64 {
+        self.full_free.load(Relaxed)
+    }
+
+    /// Counts pages that a move carried into frames (positive) or out of them (negative).
+    pub fn count_moved(&self, pages: i64) {
+        self.populated.fetch_add(pages as u64, Relaxed);
+    }
+
+    /// Bytes of metadata in use: one record for each page that ever was in a frame is bounded by this.
+    pub fn metadata_bytes(&self) -> usize {
+        self.populated() as usize * size_of::<Run>()
+    }
+
+    /// Takes a free frame.
+    pub fn take(&self, order: Order, kind: Kind) -> Option<Frame> {
+        let mut free = self.free.lock();
+        let from = (order.get()..=MAX_ORDER).find(|&o| {
+            free.heads[kind as usize][o as usize] != NONE
+                && (o < MAX_ORDER || order == Order::MAX || kind == Kind::Full || free.whole[1] > free.reserve)
+        })?;
+        let run = free.heads[kind as usize][from as usize];
+        self.remove(&mut free, run, from, kind);
+        for half in (order.get()..from).rev() {
+            self.enter(&mut free, run + (1 << half), half, kind);
+        }
+        drop(free);
+        if kind == Kind::Full {
+            self.full_free.fetch_sub(order.pages() as u64, Relaxed);
+        }
+        Some(run)
+    }
+
+    /// Gives a frame back as `kind`.
+    pub fn give(&self, frame: Frame, order: Order, kind: Kind) {
+        if kind == Kind::Full {
+            self.full_free.fetch_add(order.pages() as u64, Relaxed);
+        }
+        let mut free = self.free.lock();
+        let (mut run, mut order) = (frame, order.get());
+        while order < MAX_ORDER {
+            let buddy = run ^ (1 << order);
+            if self.run(buddy).mark != mark(kind, order) {
+                break;
+            }
+            self.remove(&mut free, buddy, order, kind);
+            run &= !(1 << order);
+            order += 1;
+        }
+        self.enter(&mut free, run, order, kind);
+    }
+
+    /// Makes an empty frame full of zeros.
+    ///
+    /// # Errors
+    /// What the copy says: EAGAIN while an event waits, ENOMEM.
+    pub fn populate(&self, space: &dyn Space, frame: Frame, order: Order) -> Result<(), Errno> {
+        let (at, len) = (self.addr(frame), order.bytes());
+        let mut done = 0;
+        while done < len {
+            // SAFETY: the frame is the caller's and empty from `done` on; `zeros` is readable for 2 MiB.
+            match unsafe { space.copy(at + done, self.zeros(), len - done) } {
+                Ok(()) => break,
+                Err(partial) if partial.done > 0 => done += partial.done,
+                Err(partial) => {
+                    self.populated.fetch_add((done >> PAGE_SHIFT) as u64, Relaxed);
+                    self.give_mixed(frame, order, |page| (page as usize) < done >> PAGE_SHIFT);
+                    return Err(partial.errno);
+                }
+            }
+        }
+        self.populated.fetch_add(order.pages() as u64, Relaxed);
+        Ok(())
+    }
+
+    /// Gives a frame back page by page; `full(i)` tells which of its pages hold memory.
+    pub fn give_mixed(&self, frame: Frame, order: Order, full: impl Fn(u32) -> bool) {
+        for page in 0..order.pages() as u32 {
+            self.give(frame + page, Order::PAGE, if full(page) { Kind::Full } else { Kind::Empty });
+        }
+    }
+
+    /// Makes one full frame of `order` out of smaller free ones by moving their pages together. `None` if free full
+    /// pages or an empty run are lacking, or a move failed; nothing is lost then.
+    pub fn gather(&self, space: &dyn Space, order: Order) -> Option<Frame> {
+        let run = self.take(order, Kind::Empty)?;
+        let mut done = 0u32;
+        while (done as usize) < order.pages() {
+            let piece = (0..order.get())
+                .rev()
+                .filter_map(Order::new)
+                .filter(|o| done as usize + o.pages() <= order.pages())
+                .find_map(|o| self.take(o, Kind::Full).map(|piece| (piece, o)));
+            let Some((piece, size)) = piece else { break };
+            // SAFETY: both runs are ours: `piece` is full and free, `run + done` is empty.
+            let moved = unsafe { space.move_pages(self.addr(run + done), self.addr(piece), size.bytes()) };
+            let whole = moved.is_ok();
+            let pages = moved.map_or_else(|e| (e.done >> PAGE_SHIFT) as u32, |()| size.pages() as u32);
+            done += pages;
+            self.give_mixed_run(piece, size, pages);
+            if !whole {
+                break;
+            }
+        }
+        if done as usize == order.pages() {
+            return Some(run);
+        }
+        self.give_mixed(run, order, |page| page < done);
+        None
+    }
+
+    /// After the first `moved` pages of a full piece went away.
+    fn give_mixed_run(&self, piece: Frame, order: Order, moved: u32) {
+        if moved as usize == order.pages() {
+            self.give(piece, order, Kind::Empty);
+        } else {
+            self.give_mixed(piece, order, |page| page >= moved);
+        }
+    }
+
+    /// Gives memory of up to `pages` free full pages back to the kernel. Returns the pages given back.
+    pub fn trim(&self, space: &dyn Space, pages: u64) -> u64 {
+        let mut done = 0;
+        while done < pages {
+            let left = pages - done;
+            let largest = (63 - left.leading_zeros()).min(MAX_ORDER as u32) as u8;
+            let found = (0..=largest).rev().find_map(|o| {
+                let order = Order::new(o)?;
+                self.take(order, Kind::Full).map(|run| (run, order))
+            });
+            let Some((run, order)) = found else { break };
+            // SAFETY: the frame is free, its bytes are needed by nobody.
+            if unsafe { space.discard(self.addr(run), order.bytes()) }.is_err() {
+                self.give(run, order, Kind::Full);
+                break;
+            }
+            self.populated.fetch_sub(order.pages() as u64, Relaxed);
+            self.give(run, order, Kind::Empty);
+            done += order.pages() as u64;
+        }
+        done
+    }
+
+    #[allow(clippy::mut_from_ref)]
+    fn run(&self, page: u32) -> &mut Run {
+        assert!(page < self.pages);
+        // SAFETY: the zone has a record for each page, zeros being valid; the caller holds the lock of the free lists,
+        // and drops the reference before it asks for the next one.
+        unsafe { &mut *self.runs.as_ptr().cast::<Run>().add(page as usize) }
+    }
+
+    fn enter(&self, free: &mut Free, run: u32, order: u8, kind: Kind) {
+        let head = &mut free.heads[kind as usize][order as usize];
+        let next = *head;
+        *head = run;
+        *self.run(run) = Run { prev: NONE, next, mark: mark(kind, order) };
+        if next != NONE {
+            self.run(next).prev = run;
+        }
+        free.whole[kind as usize] += (order == MAX_ORDER) as u32;
+    }
+
+    fn remove(&self, free: &mut Free, run: u32, order: u8, kind: Kind) {
+        let Run { prev, next, mark: found } = *self.run(run);
+        debug_assert_eq!(found, mark(kind, order));
+        match prev {
+            NONE => free.heads[kind as usize][order as usize] = next,
+            prev => self.run(prev).next = next,
+        }
+        if next != NONE {
+            self.run(next).prev = prev;
+        }
+        self.run(run).mark = 0;
+        free.whole[kind as usize] -= (order == MAX_ORDER) as u32;
+    }
+
+    /// Verifies the free lists: every run is marked, aligned and linked both ways, runs don't overlap, and the sums hold.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let free = self.free.lock();
+        let mut full = 0u64;
+        let mut listed = 0u64;
+        for kind in [Kind::Full, Kind::Empty] {
+            for order in 0..=MAX_ORDER {
+                let (mut run, mut before) = (free.heads[kind as usize][order as usize], NONE);
+                while run != NONE {
+                    let record = *self.run(run);
+                    if record.mark != mark(kind, order) || record.prev != before || run % (1 << order) != 0 {
+                        return Err("a free run is mislinked");
+                    }
+                    listed += 1 << order;
+                    full += if kind == Kind::Full { 1 << order } else { 0 };
+                    (before, run) = (run, record.next);
+                    if listed > self.pages as u64 {
+                        return Err("free runs overlap");
+                    }
+                }
+            }
+        }
+        if full != self.full_free() {
+            return Err("the count of free full pages is off");
+        }
+        if full > self.populated() {
+            return Err("more full pages are free than there are");
+        }
+        Ok(())
+    }
+}
+
+fn mark(kind: Kind, order: u8) -> u8 {
+    1 + kind as u8 * 16 + order
+}
+

@@ -1,0 +1,233 @@
+//! What the owner of memory may ask for: page out, cold, will need, pin, discard; and what the kernel reports of it.
+use crate::area::{Area, Areas};
+use crate::folio::{FolioId, State};
+use crate::frames::Kind;
+use crate::index::ShardGuard;
+use crate::lru::List;
+use crate::pager::Pager;
+use crate::reclaim::Progress;
+use crate::stats;
+use core::ops::Range;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
+
+impl Pager {
+    /// Calls `each` for every folio that covers a page with a key in the range, under its shard's lock.
+    fn each_folio(&self, keys: Range<u64>, mut each: impl FnMut(&ShardGuard<'_>, FolioId)) {
+        let mut key = keys.start;
+        while key < keys.end {
+            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(keys.end);
+            let guard = self.shards.lock(key);
+            let Some((at, id)) = self.index.first(&guard, key, end) else {
+                key = end;
+                continue;
+            };
+            // SAFETY: the guard is that of the folio's shard.
+            let folio = unsafe { self.folios.get(id) };
+            key = at.max(folio.key) + 1;
+            key = key.max(folio.key + folio.order.pages() as u64);
+            each(&guard, id);
+        }
+    }
+
+    /// Splits the folio that reaches across `key`, if it is in memory, so that none does (S5).
+    fn cut_at(&self, guard: &ShardGuard<'_>, key: u64) {
+        let Some(id) = self.index.find(guard, key) else { return };
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        if matches!(folio.state, State::Resident | State::Cached) {
+            self.split_at(guard, id, (key - folio.key) as usize);
+        }
+    }
+
+    fn cut_edges(&self, keys: &Range<u64>) {
+        for edge in [keys.start, keys.end] {
+            if !edge.is_multiple_of(MAX_PAGES as u64) {
+                self.cut_at(&self.shards.lock(edge), edge);
+            }
+        }
+    }
+
+    /// Folds the mapped folios of a range now. Whole folios; one that reaches across an edge is split first.
+    /// Returns pages that left memory.
+    pub(crate) fn page_out(&self, areas: &Areas, keys: Range<u64>) -> u64 {
+        self.cut_edges(&keys);
+        let before = self.folded_pages.load(Relaxed);
+        let mut key = keys.start;
+        while key < keys.end {
+            let guard = self.shards.lock(key);
+            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(keys.end);
+            let Some((at, id)) = self.index.first(&guard, key, end) else {
+                key = end;
+                continue;
+            };
+            // SAFETY: the guard is that of the folio's shard.
+            let folio = unsafe { self.folios.get(id) };
+            key = at.max(folio.key + folio.order.pages() as u64 - 1) + 1;
+            let evictable = folio.state == State::Resident && self.lru.isolate_this(id);
+            let start = folio.key;
+            drop(guard);
+            if evictable && self.evict_isolated(areas, id, start) == Progress::Again {
+                break;
+            }
+        }
+        let mut context = self.contexts.borrow();
+        // What rests in the swap cache is saved oldest first, this range among it.
+        while self.save_next(areas, &mut context, List::Cooling, true) {}
+        while self.save_next(areas, &mut context, List::Dirty, true) {}
+        self.folded_pages.load(Relaxed).saturating_sub(before)
+    }
+
+    /// Makes the mapped folios of a range the next to leave.
+    pub(crate) fn cool(&self, keys: Range<u64>) {
+        self.cut_edges(&keys);
+        self.each_folio(keys, |_, id| {
+            // SAFETY: the guard is that of the folio's shard.
+            let folio = unsafe { self.folios.get(id) };
+            if folio.state == State::Resident {
+                folio.active = false;
+                self.lru.push_tail(id, folio.key, folio.order.get(), List::Inactive);
+            }
+        });
+    }
+
+    /// Drops the contents of a range: it reads as zeros afterwards. `zap` says whether the pages are still to be dropped
+    /// from the page table (the kernel has done it itself where it reported the discard).
+    ///
+    /// The caller holds `areas` for writing, so no folio is being loaded or saved.
+    pub(crate) fn discard_keys(&self, area: &Area, keys: Range<u64>, zap: bool) {
+        let keys = keys.start.max(area.key)..keys.end.min(area.key_end());
+        if keys.is_empty() {
+            return;
+        }
+        for edge in [keys.start, keys.end] {
+            self.unfold_across(edge);
+        }
+        let mut dropped = 0;
+        self.each_folio(keys.clone(), |guard, id| {
+            // SAFETY: the guard is that of the folio's shard.
+            let folio = unsafe { self.folios.get(id) };
+            let (start, order) = (folio.key, folio.order);
+            debug_assert!(start >= keys.start && start + order.pages() as u64 <= keys.end);
+            match folio.state {
+                State::Resident => {
+                    self.mapped.fetch_sub(order.pages() as u64, Relaxed);
+                    if zap {
+                        // SAFETY: the owner gives up the bytes.
+                        let done = unsafe { self.space.discard(area.addr_of(start), order.bytes()) };
+                        done.expect("memfold: dropping managed pages failed");
+                    }
+                }
+                State::Cached => self.frames.give(folio.frame, order, Kind::Full),
+                State::Stored => {}
+                State::Loading | State::Saving => unreachable!("somebody works while areas are written"),
+            }
+            dropped += order.pages() as u64;
+            self.remove_folio(guard, id);
+        });
+        stats::add(&self.stats.discarded_pages, dropped);
+    }
+
+    /// Makes sure that no folio reaches across `edge`: one in memory is split; a block in the store that would be cut in
+    /// two comes back to memory first, page by page.
+    fn unfold_across(&self, edge: u64) {
+        if edge.is_multiple_of(MAX_PAGES as u64) {
+            return;
+        }
+        let guard = self.shards.lock(edge);
+        let Some(id) = self.index.find(&guard, edge) else { return };
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        if folio.key == edge {
+            return;
+        }
+        if folio.state != State::Stored {
+            self.split_at(&guard, id, (edge - folio.key) as usize);
+            return;
+        }
+        let block = self.folios.block_order(folio.order);
+        let start = crate::load::align(edge, block);
+        let id = self.carve(&guard, id, start, block);
+        if start == edge {
+            return;
+        }
+        self.unfold_block(&guard, id);
+        self.split_at(&guard, id, (edge - start) as usize);
+    }
+
+    /// A one-block `Stored` folio becomes `Cached`. Takes memory past the target if it must: data comes first.
+    fn unfold_block(&self, guard: &ShardGuard<'_>, id: FolioId) {
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        let (order, pages) = (folio.order, folio.order.pages() as u64);
+        let handle = self.folios.slots(folio)[0].handle;
+        let frame = self.frames.take(order, Kind::Full).or_else(|| self.frames.gather(&*self.space, order));
+        let frame = frame.unwrap_or_else(|| {
+            let frame = self.frames.take(order, Kind::Empty).expect("memfold: no address space for a frame");
+            while self.frames.populate(&*self.space, frame, order).is_err() {
+                memfold_sys::thread::sleep_ns(100_000);
+            }
+            frame
+        });
+        let mut context = self.contexts.borrow();
+        // SAFETY: the frame is full, of the block's order, and ours.
+        let loaded = unsafe { self.store.load(&mut context.worker, handle, order, self.frames.addr(frame) as *mut u8) };
+        if let Err(e) = loaded {
+            panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
+        }
+        drop(context);
+        folio.frame = frame;
+        folio.state = State::Cached;
+        self.folded_pages.fetch_sub(pages, Relaxed);
+        self.clean_pages.fetch_add(pages, Relaxed);
+        self.list_by_state(guard, id);
+    }
+
+    /// Loads and maps every page of a range that isn't.
+    pub(crate) fn need(&self, areas: &Areas, area: &Area, keys: Range<u64>) {
+        let mut key = keys.start.max(area.key);
+        while key < keys.end.min(area.key_end()) {
+            let fault = crate::fault::Fault { addr: area.addr_of(key), protected: false };
+            let guard = self.shards.lock(key);
+            let found = self.index.find(&guard, key);
+            // SAFETY: the guard is that of the folio's shard.
+            let state = found.map(|id| unsafe { (self.folios.get(id).state, self.folios.get(id).key, self.folios.get(id).order) });
+            match state {
+                Some((State::Resident, start, order)) => key = start + order.pages() as u64,
+                Some(_) => {
+                    drop(guard);
+                    self.serve(areas, area, fault);
+                    // In thread delivery another thread may still be loading it; look again.
+                    memfold_sys::thread::yield_now();
+                }
+                None => {
+                    drop(guard);
+                    key += 1;
+                }
+            }
+        }
+    }
+
+    /// Ends the management of areas in `[start, end)` (addresses): their folios are dropped. The caller holds `areas` for
+    /// writing.
+    pub(crate) fn forget(&self, areas: &mut Areas, start: usize, end: usize, zap: bool) {
+        let first = (start / PAGE_SIZE) as u64;
+        let last = (end / PAGE_SIZE) as u64;
+        let whole: alloc::vec::Vec<Area> = areas.iter().filter(|a| a.start < last && first < a.end).copied().collect();
+        for area in whole {
+            let from = first.max(area.start) - area.start + area.key;
+            let to = last.min(area.end) - area.start + area.key;
+            self.discard_keys(&area, from..to, zap);
+        }
+        areas.remove(first, last);
+    }
+}
+
+/// Order of a whole number of pages that starts at `key` and ends before `end`: the largest aligned one.
+pub(crate) fn largest_aligned(key: u64, end: u64, most: Order) -> Order {
+    let mut order = most;
+    while order > Order::PAGE && (!key.is_multiple_of(order.pages() as u64) || key + order.pages() as u64 > end) {
+        order = order.smaller().expect("above order 0");
+    }
+    order
+}

@@ -1,0 +1,42 @@
+//! The engine of memfold and its public Rust API: compressed memory in user space.
+//!
+//! ```no_run
+//! use memfold::{Delivery, Memory};
+//! let memory = Memory::builder().resident_bytes(256 << 20).codec("lz4").delivery(Delivery::Signal).build()?;
+//! let mut region = memory.region(1 << 30)?;
+//! region.as_mut_slice()[12345] = 7;
+//! region.pageout(0..region.len());
+//! assert_eq!(region.as_slice()[12345], 7);
+//! # Ok::<(), memfold::Error>(())
+//! ```
+//!
+//! The two walks: a fault goes `fault::Pager::fault` -> `index` -> swap cache (take, or wait) -> `load` -> `mapping`;
+//! reclaim goes `reclaim::Pager::frame_for` -> `lru` -> `mapping` -> save -> store. See `ARCHITECTURE.md`.
+#![cfg_attr(not(any(test, shuttle)), no_std)]
+extern crate alloc;
+
+pub mod config;
+pub mod stats;
+mod slab;
+mod folio;
+mod index;
+mod area;
+mod lru;
+mod frames;
+mod stream;
+mod queue;
+mod context;
+pub mod pager;
+mod mapping;
+mod reclaim;
+mod load;
+pub mod fault;
+mod hint;
+mod worker;
+mod handler;
+mod signal;
+mod memory;
+
+pub use config::{Config, Delivery, OnFull};
+pub use memory::{Builder, Error, Memory, Pinned, Region};
+pub use stats::Stats;

@@ -1,0 +1,303 @@
+//! Load: from the store (or from nothing) into a frame.
+use crate::area::{Area, Areas};
+use crate::context::Context;
+use crate::folio::{FolioId, State};
+use crate::frames::Frame;
+use crate::index::ShardGuard;
+use crate::lru::List;
+use crate::pager::{Pager, bytes};
+use crate::queue::Window;
+use crate::reclaim::NoFrame;
+use crate::stats;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::Order;
+
+/// How a load ended.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Loaded {
+    /// The page that was asked for is mapped (or, ahead of use, in the swap cache).
+    Done,
+    /// The kernel wants an event read first; the folio is as it was, or waits in the swap cache.
+    Again,
+}
+
+impl Pager {
+    /// Loads the `Stored` folio that covers `key`, or as much of its neighbourhood as `want` allows, and maps it unless
+    /// it is loaded `ahead` of use. Takes the guard of the key's shard.
+    pub(crate) fn load(
+        &self,
+        areas: &Areas,
+        area: &Area,
+        guard: ShardGuard<'_>,
+        key: u64,
+        want: Order,
+        ahead: bool,
+    ) -> (Loaded, u64, u64) {
+        let id = self.form_window(&guard, area, key, want);
+        drop(guard);
+        let (frame, id) = match self.frame_for_loading(areas, area, id, key) {
+            Ok(found) => found,
+            Err(NoFrame::Again) => return (Loaded::Again, key, key + 1),
+        };
+        let mut context = self.contexts.borrow();
+        let (start, order) = {
+            let _guard = self.shards.lock(key);
+            // SAFETY: the guard is that of the folio's shard. The folio is `Loading` by this thread, so its key, order
+            // and slots stay when the guard is gone.
+            let folio = unsafe { self.folios.get(id) };
+            for (to, slot) in context.handles.iter_mut().zip(self.folios.slots(folio)) {
+                *to = slot.handle;
+            }
+            (folio.key, folio.order)
+        };
+        self.decompress(&mut context, order, frame);
+        drop(context);
+        self.count_load(order);
+        let guard = self.shards.lock(key);
+        let pages = order.pages() as u64;
+        self.folded_pages.fetch_sub(pages, Relaxed);
+        self.clean_pages.fetch_add(pages, Relaxed);
+        let done = self.finish(&guard, area, id, frame, ahead);
+        (if done > (key - start) as usize { Loaded::Done } else { Loaded::Again }, start, start + pages)
+    }
+
+    /// Fills the empty window around `key` with zeros and maps it. Takes the guard of the key's shard.
+    pub(crate) fn zero_fill(
+        &self,
+        areas: &Areas,
+        area: &Area,
+        guard: ShardGuard<'_>,
+        key: u64,
+        want: Order,
+    ) -> (Loaded, u64, u64) {
+        let mut order = want;
+        let mut start = align(key, order);
+        while order > Order::PAGE
+            && (start < area.key
+                || start + order.pages() as u64 > area.key_end()
+                || !self.index.is_empty(&guard, start, order))
+        {
+            order = order.smaller().expect("above order 0");
+            start = align(key, order);
+        }
+        let id = self.folios.create(start, order, State::Loading);
+        self.index.insert(&guard, start, order, id);
+        drop(guard);
+        let (frame, id) = match self.frame_for_loading(areas, area, id, key) {
+            Ok(found) => found,
+            Err(NoFrame::Again) => return (Loaded::Again, key, key + 1),
+        };
+        let guard = self.shards.lock(key);
+        // SAFETY: the guard is that of the folio's shard.
+        let (start, order) = unsafe { (self.folios.get(id).key, self.folios.get(id).order) };
+        drop(guard);
+        // SAFETY: the frame is full, of this order, and this thread's alone.
+        unsafe { core::ptr::write_bytes(self.frames.addr(frame) as *mut u8, 0, order.bytes()) };
+        let guard = self.shards.lock(key);
+        let done = self.finish(&guard, area, id, frame, false);
+        let reached = if done > (key - start) as usize { Loaded::Done } else { Loaded::Again };
+        (reached, start, start + order.pages() as u64)
+    }
+
+    /// Ends a load: the frame holds the bytes. Returns how many pages are where they should be.
+    fn finish(&self, guard: &ShardGuard<'_>, area: &Area, id: FolioId, frame: Frame, ahead: bool) -> usize {
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        folio.frame = frame;
+        if ahead && !folio.wanted.load(Relaxed) {
+            folio.state = State::Cached;
+            folio.untouched = folio.has_copy;
+            self.lru.push(id, folio.key, folio.order.get(), List::Cooling);
+            self.shards.notify(guard);
+            return folio.order.pages();
+        }
+        self.map_in(guard, area.addr_of(folio.key), id).pages
+    }
+
+    fn count_load(&self, order: Order) {
+        let s = &self.stats;
+        stats::add(&s.zswpin_folio[order.get() as usize], 1);
+        stats::add(&s.zswpin, order.pages() as u64);
+    }
+
+    /// Makes one `Loading` folio of the largest aligned window around `key`, at most `want`, in which everything is
+    /// `Stored`: by splitting the folio that covers it, or by merging those that lie in it.
+    fn form_window(&self, guard: &ShardGuard<'_>, area: &Area, key: u64, want: Order) -> FolioId {
+        let id = self.index.find(guard, key).expect("the caller found a folio here");
+        // SAFETY: the guard is that of the folio's shard.
+        let own = unsafe { self.folios.get(id) }.order;
+        let mut order = want.max(own.min(self.config.block_order));
+        while order > own && !self.all_stored(guard, area, align(key, order), order) {
+            order = order.smaller().expect("above another order");
+        }
+        let id = if order <= own { self.carve(guard, id, align(key, order), order) } else { self.merge(guard, key, order) };
+        // SAFETY: as above.
+        unsafe { self.folios.get(id) }.state = State::Loading;
+        id
+    }
+
+    fn all_stored(&self, guard: &ShardGuard<'_>, area: &Area, start: u64, order: Order) -> bool {
+        let end = start + order.pages() as u64;
+        if start < area.key || end > area.key_end() {
+            return false;
+        }
+        let mut at = start;
+        while at < end {
+            let Some(id) = self.index.find(guard, at) else { return false };
+            // SAFETY: the guard is that of the folio's shard: the window lies in one chunk.
+            let folio = unsafe { self.folios.get(id) };
+            if folio.state != State::Stored || folio.order < self.config.block_order {
+                return false;
+            }
+            at = folio.key + folio.order.pages() as u64;
+        }
+        true
+    }
+
+    /// One folio in place of the `Stored` ones in the window of `order` around `key`.
+    fn merge(&self, guard: &ShardGuard<'_>, key: u64, order: Order) -> FolioId {
+        let start = align(key, order);
+        let whole = self.folios.create(start, order, State::Stored);
+        // SAFETY: the guard is that of the shard of every folio in the window; `whole` is not in the index yet, so it
+        // is none of them.
+        let merged = unsafe { self.folios.get(whole) };
+        let slots = self.folios.slots(merged);
+        let mut at = start;
+        while at < start + order.pages() as u64 {
+            let id = self.index.find(guard, at).expect("the window was checked");
+            // SAFETY: as above.
+            let part = unsafe { self.folios.get(id) };
+            let first = (at - start) as usize / self.config.block_order.pages();
+            let from = self.folios.slots(part);
+            slots[first..first + from.len()].copy_from_slice(from);
+            let (pages, part_order) = (part.order.pages() as u64, part.order);
+            part.has_copy = false;
+            self.index.erase(guard, at, part_order);
+            if self.lru.retire(id) {
+                // SAFETY: the index and the lists no longer name it; its objects belong to `whole` now.
+                unsafe { self.folios.destroy(id) };
+            }
+            at += pages;
+        }
+        merged.has_copy = true;
+        self.index.insert(guard, start, order, whole);
+        stats::add(&self.stats.merges, 1);
+        whole
+    }
+
+    /// A frame for a `Loading` folio; makes the folio smaller around `key` where a large frame can't be had.
+    fn frame_for_loading(
+        &self,
+        areas: &Areas,
+        area: &Area,
+        mut id: FolioId,
+        key: u64,
+    ) -> Result<(Frame, FolioId), NoFrame> {
+        loop {
+            let guard = self.shards.lock(key);
+            // SAFETY: the guard is that of the folio's shard.
+            let order = unsafe { self.folios.get(id) }.order;
+            drop(guard);
+            match self.frame_for(areas, order) {
+                Ok(Some(frame)) => return Ok((frame, id)),
+                Ok(None) => {
+                    stats::add(&self.stats.frame_alloc_failed, 1);
+                    stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
+                    let smaller = Order::new(order.get() - 1).expect("below an order");
+                    id = self.shrink_loading(area, id, key, smaller);
+                }
+                Err(NoFrame::Again) => {
+                    self.undo_loading(area, id, key);
+                    return Err(NoFrame::Again);
+                }
+            }
+        }
+    }
+
+    /// Keeps the part of a `Loading` folio around `key`; the others are as before.
+    fn shrink_loading(&self, area: &Area, id: FolioId, key: u64, order: Order) -> FolioId {
+        let guard = self.shards.lock(key);
+        // SAFETY: the guard is that of the folio's shard.
+        let (start, end, wanted) = {
+            let folio = unsafe { self.folios.get(id) };
+            (folio.key, folio.key + folio.order.pages() as u64, folio.wanted.load(Relaxed))
+        };
+        let kept = self.carve(&guard, id, align(key, order), order);
+        let mut at = start;
+        while at < end {
+            let piece = self.index.find(&guard, at).expect("a split folio covers what it covered");
+            // SAFETY: as above.
+            let folio = unsafe { self.folios.get(piece) };
+            at += folio.order.pages() as u64;
+            folio.wanted.store(false, Relaxed);
+            if piece != kept {
+                self.undo_locked(&guard, piece);
+            }
+        }
+        if wanted {
+            // Whoever waits for the folio looks again; some may find their part no longer loading.
+            self.wake_waiters(&guard, area, start, end);
+        }
+        kept
+    }
+
+    fn undo_loading(&self, area: &Area, id: FolioId, key: u64) {
+        let guard = self.shards.lock(key);
+        // SAFETY: the guard is that of the folio's shard.
+        let (start, end) = {
+            let folio = unsafe { self.folios.get(id) };
+            folio.wanted.store(false, Relaxed);
+            (folio.key, folio.key + folio.order.pages() as u64)
+        };
+        self.undo_locked(&guard, id);
+        self.wake_waiters(&guard, area, start, end);
+    }
+
+    fn undo_locked(&self, guard: &ShardGuard<'_>, id: FolioId) {
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        if folio.has_copy {
+            folio.state = State::Stored;
+        } else {
+            self.remove_folio(guard, id);
+        }
+    }
+
+    /// Makes everybody who waits for pages with keys `[start, end)` look again, in the kernel and in the engine.
+    fn wake_waiters(&self, guard: &ShardGuard<'_>, area: &Area, start: u64, end: u64) {
+        self.shards.notify(guard);
+        self.space.wake(area.addr_of(start), bytes((end - start) as usize));
+    }
+
+    /// Decompresses the blocks that `context.handles` names into a frame.
+    fn decompress(&self, context: &mut Context, order: Order, frame: Frame) {
+        let (block, count) = (self.folios.block_order(order), self.folios.block_count(order));
+        let to = self.frames.addr(frame);
+        for i in 0..count {
+            let at = (to + i * bytes(block.pages())) as *mut u8;
+            // SAFETY: the frame is full, of this order, and this thread's alone; block `i` lies inside it.
+            if let Err(e) = unsafe { self.store.load(&mut context.worker, context.handles[i], block, at) } {
+                panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
+            }
+        }
+        stats::add(&self.stats.blocks_loaded, count as u64);
+    }
+
+    /// Loads a window ahead of its use, if it still is stored.
+    pub(crate) fn load_ahead(&self, window: Window) {
+        let areas = self.areas.read();
+        let Some(area) = areas.find_key(window.key).copied() else { return };
+        let guard = self.shards.lock(window.key);
+        let Some(id) = self.index.find(&guard, window.key) else { return };
+        // SAFETY: the guard is that of the folio's shard.
+        if unsafe { self.folios.get(id) }.state != State::Stored {
+            return;
+        }
+        stats::add(&self.stats.readahead_windows, 1);
+        self.load(&areas, &area, guard, window.key, window.order, true);
+    }
+}
+
+pub(crate) fn align(key: u64, order: Order) -> u64 {
+    key & !(order.pages() as u64 - 1)
+}

@@ -1,0 +1,273 @@
+//! Map in, map out: a folio's pages between its frame and its home in the program's page table.
+//!
+//! Both do as much as the kernel lets them and say how far they got; what they did not do is as it was. They are called
+//! under the shard lock, so nobody else moves these pages; the program may touch, discard or unmap them at any time.
+use crate::folio::{FolioId, State};
+use crate::frames::{Frame, Kind};
+use crate::index::ShardGuard;
+use crate::lru::List;
+use crate::pager::Pager;
+use crate::stats;
+use memfold_store::BlockSet;
+use memfold_sys::Errno;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::uffd::Partial;
+use memfold_sys::units::{Order, PAGE_SHIFT, PAGE_SIZE};
+
+/// Why a mapping stopped before the end of the folio.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// An event waits to be read and applied first; nothing can be mapped until then.
+    Again,
+    /// A page can't leave: shared by fork, pinned, or its area isn't writable any more.
+    Busy,
+    /// Nothing is mapped at the home any more: an event will tell.
+    Gone,
+}
+
+/// What a mapping did.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Done {
+    /// Pages from the start of the folio that are where they should be.
+    pub pages: usize,
+    /// Why not all.
+    pub stop: Option<Stop>,
+}
+
+impl Pager {
+    /// Maps a frame's pages at `home` and gives the frame back, as far as it got.
+    fn carry_in(&self, home: usize, frame: Frame, order: Order) -> Done {
+        let (from, len) = (self.frames.addr(frame), order.bytes());
+        if self.has_move {
+            // SAFETY: the folio's shard is locked and its frame holds its bytes; `home` is its own range.
+            match unsafe { self.space.move_pages(home, from, len) } {
+                Ok(()) => {
+                    self.mapped.fetch_add(order.pages() as u64, Relaxed);
+                    self.frames.count_moved(-(order.pages() as i64));
+                    self.frames.give(frame, order, Kind::Empty);
+                    return Done { pages: order.pages(), stop: None };
+                }
+                Err(partial) => return self.carry_in_slowly(home, frame, order, partial.done),
+            }
+        }
+        self.carry_in_slowly(home, frame, order, 0)
+    }
+
+    /// The rest of [`Pager::carry_in`] after `done` bytes were moved: page runs one error at a time.
+    fn carry_in_slowly(&self, home: usize, frame: Frame, order: Order, mut done: usize) -> Done {
+        let (from, len) = (self.frames.addr(frame), order.bytes());
+        let mut kept = BlockSet::EMPTY;
+        let mut by_copy = !self.has_move;
+        let mut moved = done >> PAGE_SHIFT;
+        let mut mapped = moved;
+        let mut stop = None;
+        if done > 0 {
+            stats::add(&self.stats.move_partial, 1);
+        }
+        while done < len && stop.is_none() {
+            let (at, src) = (home + done, from + done);
+            let result = self.install(at, src, len - done, by_copy);
+            let step = result.map_or_else(|p| p.done, |()| len - done) >> PAGE_SHIFT;
+            if step > 0 {
+                mapped += step;
+                let first = done >> PAGE_SHIFT;
+                if by_copy {
+                    (first..first + step).for_each(|page| kept.insert(page));
+                } else {
+                    moved += step;
+                }
+                done += step << PAGE_SHIFT;
+                continue;
+            }
+            match result.map_or_else(|p| p.errno, |()| Errno::AGAIN) {
+                Errno::EXIST => {
+                    // A page that is there is newer than ours: it was there before the area was managed, or somebody
+                    // has filled a hole. It counts as mapped.
+                    stats::add(&self.stats.move_exists, 1);
+                    kept.insert(done >> PAGE_SHIFT);
+                    mapped += 1;
+                    done += PAGE_SIZE;
+                }
+                Errno::AGAIN | Errno::NOMEM => stop = Some(Stop::Again),
+                // The frame is pinned for a moment, or the home isn't writable: copying works all the same.
+                Errno::BUSY | Errno::INVAL if !by_copy => by_copy = true,
+                _ => stop = Some(Stop::Gone),
+            }
+        }
+        let pages = done >> PAGE_SHIFT;
+        self.mapped.fetch_add(mapped as u64, Relaxed);
+        self.frames.count_moved(-(moved as i64));
+        if stop.is_none() && moved == 0 {
+            self.frames.give(frame, order, Kind::Full);
+        } else {
+            for page in 0..pages {
+                let kind = if kept.contains(page) { Kind::Full } else { Kind::Empty };
+                self.frames.give(frame + page as u32, Order::PAGE, kind);
+            }
+        }
+        Done { pages, stop }
+    }
+
+    fn install(&self, home: usize, from: usize, len: usize, by_copy: bool) -> Result<(), Partial> {
+        // SAFETY: the folio's shard is locked, its frame at `from` holds its bytes, and `home` is its own range.
+        let result = unsafe {
+            if by_copy {
+                stats::add(&self.stats.copies, 1);
+                self.space.copy(home, from as *const u8, len)
+            } else {
+                self.space.move_pages(home, from, len)
+            }
+        };
+        if let Err(partial) = result {
+            let counter = match partial.errno {
+                Errno::AGAIN if partial.done > 0 => &self.stats.move_partial,
+                Errno::AGAIN => &self.stats.move_again,
+                Errno::BUSY => &self.stats.move_busy,
+                _ => return result,
+            };
+            stats::add(counter, 1);
+        }
+        result
+    }
+
+    /// Maps a folio that is in the swap cache (`Cached`, or its caller's `Loading` or `Saving`): it becomes `Resident`.
+    /// If the kernel stops half-way, the folio is split: what is mapped is `Resident`, the rest `Cached`.
+    pub(crate) fn map_in(&self, guard: &ShardGuard<'_>, home: usize, id: FolioId) -> Done {
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        let (frame, order) = (folio.frame, folio.order);
+        folio.wanted.store(false, Relaxed);
+        folio.state = State::Cached;
+        let done = self.carry_in(home, frame, order);
+        if done.stop.is_none() {
+            folio.state = State::Resident;
+            folio.untouched = false;
+            self.list_by_state(guard, id);
+            self.keep_clean_budget(guard, id);
+        } else {
+            self.lru.settle(id);
+            self.split_at(guard, id, done.pages);
+            self.settle_pieces(guard, id, done.pages, order, State::Resident, State::Cached);
+            // Others may wait in the kernel for this folio: they fault again.
+            self.space.wake(home, order.bytes());
+        }
+        self.shards.notify(guard);
+        done
+    }
+
+    /// After a split at page `at`: pieces before it become `before`, the others `after`, each on its list.
+    fn settle_pieces(&self, guard: &ShardGuard<'_>, id: FolioId, at: usize, order: Order, before: State, after: State) {
+        // SAFETY: the guard is that of the folio's shard.
+        let start = unsafe { self.folios.get(id).key };
+        let mut key = start;
+        while key < start + order.pages() as u64 {
+            let piece = self.index.find(guard, key).expect("a split folio covers what it covered");
+            // SAFETY: as above.
+            let folio = unsafe { self.folios.get(piece) };
+            folio.state = if key < start + at as u64 { before } else { after };
+            folio.untouched &= folio.state == State::Cached;
+            key += folio.order.pages() as u64;
+            self.list_by_state(guard, piece);
+        }
+    }
+
+    fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
+        let budget = self.target() * self.config.clean_percent as u64 / 100;
+        if self.clean_pages.load(Relaxed) > budget {
+            stats::add(&self.stats.clean_dropped, 1);
+            self.drop_copy(guard, id);
+        }
+    }
+
+    /// Moves a `Resident` folio from its home into an empty frame: it becomes `Cached`. Pages that the program had
+    /// discarded become zeros. If the kernel stops half-way, the folio is split: what moved is `Cached`, the rest
+    /// `Resident` and protected. `frame` is given back if nothing moved.
+    pub(crate) fn map_out(&self, guard: &ShardGuard<'_>, home: usize, id: FolioId, frame: Frame) -> Done {
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        let order = folio.order;
+        let done = if self.has_move { self.carry_out(home, frame, order) } else { self.copy_out(home, frame, order) };
+        folio.age = (self.clock.fetch_add(order.pages() as u64, Relaxed) >> 2) as u32;
+        folio.frame = frame;
+        if done.stop.is_none() {
+            folio.state = State::Cached;
+            folio.active = false;
+            self.list_by_state(guard, id);
+            return done;
+        }
+        folio.active = true;
+        self.lru.settle(id);
+        self.split_at(guard, id, done.pages);
+        self.settle_pieces(guard, id, done.pages, order, State::Cached, State::Resident);
+        for page in done.pages..order.pages() {
+            self.frames.give(frame + page as u32, Order::PAGE, if self.has_move { Kind::Empty } else { Kind::Full });
+        }
+        done
+    }
+
+    fn carry_out(&self, home: usize, frame: Frame, order: Order) -> Done {
+        let (to, len) = (self.frames.addr(frame), order.bytes());
+        let (mut done, mut moved, mut stop) = (0usize, 0usize, None);
+        let mut holes = 0usize;
+        while done < len && stop.is_none() {
+            // SAFETY: the shard is locked, the folio is `Resident`, and its new frame is empty from `done` on.
+            let result = unsafe { self.space.move_pages(to + done, home + done, len - done) };
+            let step = result.map_or_else(|p| p.done, |()| len - done);
+            moved += step >> PAGE_SHIFT;
+            done += step;
+            let Err(Partial { done: 0, errno }) = result else { continue };
+            match errno {
+                Errno::NOENT => {
+                    // SAFETY: the frame's page is empty; `zeros` is readable.
+                    match unsafe { self.space.copy(to + done, self.frames.zeros(), PAGE_SIZE) } {
+                        Ok(()) => {
+                            stats::add(&self.stats.move_holes, 1);
+                            holes += 1;
+                            done += PAGE_SIZE;
+                        }
+                        Err(_) => stop = Some(Stop::Again),
+                    }
+                }
+                Errno::AGAIN | Errno::NOMEM => {
+                    stats::add(&self.stats.move_again, 1);
+                    stop = Some(Stop::Again);
+                }
+                Errno::EXIST => panic!("memfold: a frame that should be empty holds a page"),
+                _ => {
+                    stats::add(&self.stats.move_busy, 1);
+                    stop = Some(Stop::Busy);
+                }
+            }
+        }
+        self.mapped.fetch_sub((moved + holes) as u64, Relaxed);
+        self.frames.count_moved((moved + holes) as i64);
+        Done { pages: done >> PAGE_SHIFT, stop }
+    }
+
+    /// Without UFFDIO_MOVE: write-protect, copy, drop. The frame is full.
+    fn copy_out(&self, home: usize, frame: Frame, order: Order) -> Done {
+        let len = order.bytes();
+        if self.space.protect(home, len, true).is_err() {
+            return Done { pages: 0, stop: Some(Stop::Again) };
+        }
+        // SAFETY: the folio is `Resident` and its shard locked; in this mode only the engine removes pages (areas are
+        // changed under the write lock of `areas`), so every page is there, and protection keeps the bytes still. The
+        // frame is full and ours. After the copy the frame is authoritative and the pages are needed no longer.
+        unsafe {
+            core::ptr::copy_nonoverlapping(home as *const u8, self.frames.addr(frame) as *mut u8, len);
+            if self.space.discard(home, len).is_err() {
+                let _ = self.space.protect(home, len, false);
+                return Done { pages: 0, stop: Some(Stop::Busy) };
+            }
+        }
+        self.space.wake(home, len);
+        self.mapped.fetch_sub(order.pages() as u64, Relaxed);
+        Done { pages: order.pages(), stop: None }
+    }
+
+    /// The list that evictions are taken from: the older of the mapped ones.
+    pub(crate) fn isolate_mapped(&self) -> Option<(FolioId, u64)> {
+        self.lru.rebalance();
+        self.lru.isolate(List::Inactive).or_else(|| self.lru.isolate(List::Active))
+    }
+}

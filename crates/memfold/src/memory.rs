@@ -1,0 +1,322 @@
+//! The public Rust API: [`Builder`] -> [`Memory`] -> [`Region`].
+use crate::config::{Config, ConfigError, Delivery};
+use crate::handler::Handlers;
+use crate::pager::{Pager, Parts, StatsPlace};
+use crate::stats::Stats;
+use crate::{signal, worker};
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::Range;
+use memfold_sys::Errno;
+use memfold_sys::space::UffdSpace;
+use memfold_sys::thread::{Thread, cpus, memory_bytes};
+use memfold_sys::uffd::{OpenError, Uffd, feature};
+use memfold_sys::units::{MAX_BYTES, PAGE_SHIFT, PAGE_SIZE};
+use memfold_sys::zone::Zone;
+
+/// Why folded memory could not be had. Displays as one line that says what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// A setting is wrong.
+    Config(String),
+    /// The kernel gives no userfaultfd.
+    Userfaultfd(OpenError),
+    /// A system call failed; the text says which.
+    System(&'static str, Errno),
+}
+
+impl core::fmt::Display for Error {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Error::Config(why) => f.write_str(why),
+            Error::Userfaultfd(why) => why.fmt(f),
+            Error::System(what, errno) => write!(f, "{what}: {errno}"),
+        }
+    }
+}
+impl core::error::Error for Error {}
+
+/// Settings of a [`Memory`]. Made by [`Memory::builder`].
+#[derive(Clone, Debug)]
+pub struct Builder {
+    config: Config,
+    wrong: Option<ConfigError>,
+}
+
+impl Builder {
+    /// Sets any key of [`crate::config::KEYS`] from text, as the flags of `memfold run` do.
+    #[must_use]
+    pub fn set(mut self, name: &str, value: &str) -> Builder {
+        if let Err(e) = self.config.set(name, value) {
+            self.wrong.get_or_insert(e);
+        }
+        self
+    }
+
+    /// Bounds resident + frames + pool + index, in bytes.
+    #[must_use]
+    pub fn limit_bytes(mut self, bytes: u64) -> Builder {
+        self.config.limit_bytes = Some(bytes);
+        self
+    }
+
+    /// Bounds uncompressed memory (mapped pages and frames), in bytes.
+    #[must_use]
+    pub fn resident_bytes(mut self, bytes: u64) -> Builder {
+        self.config.resident_bytes = Some(bytes);
+        self
+    }
+
+    /// The codec, such as `lz4` or `zstd:3`.
+    #[must_use]
+    pub fn codec(self, spec: &str) -> Builder {
+        self.set("codec", spec)
+    }
+
+    /// How faults are delivered.
+    #[must_use]
+    pub fn delivery(mut self, delivery: Delivery) -> Builder {
+        self.config.delivery = delivery;
+        self
+    }
+
+    /// Starts the engine.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn build(self) -> Result<Memory, Error> {
+        if let Some(e) = self.wrong {
+            return Err(Error::Config(e.0));
+        }
+        Memory::start(self.config)
+    }
+}
+
+/// Folded memory: an engine with its threads. Regions keep it alive.
+#[derive(Clone)]
+pub struct Memory {
+    engine: Arc<Engine>,
+}
+
+struct Engine {
+    pager: Arc<Pager>,
+    uffd: Arc<Uffd>,
+    handlers: Option<Handlers>,
+    workers: Vec<Thread>,
+}
+
+impl Memory {
+    /// Settings, all at their defaults; give at least a limit.
+    pub fn builder() -> Builder {
+        Builder { config: Config::new(memory_bytes()), wrong: None }
+    }
+
+    fn start(config: Config) -> Result<Memory, Error> {
+        let is_signal = config.delivery == Delivery::Signal;
+        let supported = Uffd::probe().map_err(Error::Userfaultfd)?;
+        let has_move = config.use_move && supported & feature::MOVE != 0;
+        let mut features = if has_move { feature::MOVE } else { feature::WP };
+        if is_signal {
+            features |= feature::SIGBUS;
+        }
+        let uffd = Arc::new(Uffd::open(features, is_signal, true).map_err(Error::Userfaultfd)?);
+        let parts = Parts {
+            space: Box::new(UffdSpace::new(uffd.clone())),
+            has_move,
+            has_events: false,
+            stats: StatsPlace::Own(Box::new(Stats::new())),
+            cpus: cpus(),
+        };
+        let workers = if config.workers == 0 { parts.cpus } else { config.workers };
+        let pager = Arc::new(Pager::new(config, parts).map_err(Error::Config)?);
+        let (start, len) = pager.frames_zone();
+        // SAFETY: the engine never touches a frame that is empty.
+        unsafe { uffd.register(start, len, !has_move) }.map_err(|e| Error::System("registering frames", e))?;
+        let threads = |e| Error::System("starting engine threads", e);
+        let mut engine = Engine { pager, uffd, handlers: None, workers: Vec::new() };
+        engine.workers = worker::start(&engine.pager, workers).map_err(threads)?;
+        if is_signal {
+            if !signal::enlist(&engine.pager) {
+                return Err(Error::Config(alloc::format!("at most {} engines can use signal delivery", signal::ENGINES_MAX)));
+            }
+        } else {
+            engine.handlers = Some(Handlers::start(&engine.pager, &engine.uffd).map_err(threads)?);
+        }
+        Ok(Memory { engine: Arc::new(engine) })
+    }
+
+    /// A new region of `len` bytes (rounded up to pages), all zeros, taking no memory until touched.
+    ///
+    /// # Errors
+    /// EINVAL for a length of zero; no address space; registration refused.
+    pub fn region(&self, len: usize) -> Result<Region, Error> {
+        if len == 0 {
+            return Err(Error::System("a region of no bytes", Errno::INVAL));
+        }
+        let len = len.checked_next_multiple_of(PAGE_SIZE).ok_or(Error::System("a region too large", Errno::NOMEM))?;
+        let zone = Zone::reserve(len, MAX_BYTES).map_err(|e| Error::System("reserving a region", e))?;
+        zone.keep_from_children();
+        let engine = self.engine.clone();
+        let mut areas = engine.pager.areas.write();
+        // SAFETY: the engine serves the area from now on, and its threads never touch it.
+        unsafe { engine.uffd.register(zone.start(), len, !engine.pager.has_move) }
+            .map_err(|e| Error::System("registering a region", e))?;
+        areas.add((zone.start() >> PAGE_SHIFT) as u64, ((zone.start() + len) >> PAGE_SHIFT) as u64);
+        drop(areas);
+        Ok(Region { zone, engine })
+    }
+
+    /// Figures, brought up to date.
+    pub fn stats(&self) -> &Stats {
+        self.engine.pager.publish();
+        self.engine.pager.stats()
+    }
+
+    /// Verifies the engine's structures. Slow; for tests. No other thread may use the memory meanwhile.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        self.engine.pager.check()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.handlers = None;
+        self.pager.queue.stop();
+        self.workers.drain(..).for_each(Thread::join);
+        signal::delist(&self.pager);
+    }
+}
+
+/// A region of folded memory. It is dropped with everything in it; a child of fork doesn't have it.
+///
+/// Any thread may read and write it through [`Region::as_ptr`], by the same rules as other memory. In signal delivery,
+/// a system call that is given a folded part fails with EFAULT: [`Region::pin`] it around the call.
+pub struct Region {
+    zone: Zone,
+    engine: Arc<Engine>,
+}
+
+/// Keeps a part of a region in memory until dropped.
+pub struct Pinned<'a> {
+    region: &'a Region,
+    keys: Range<u64>,
+}
+
+impl Region {
+    /// The first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.zone.as_ptr()
+    }
+
+    /// Length in bytes: what was asked for, rounded up to pages.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.zone.len()
+    }
+
+    /// The bytes, for reading.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: the zone is mapped and readable for its whole length while `self` lives; faults are served by the engine,
+        // which never changes a byte.
+        unsafe { core::slice::from_raw_parts(self.zone.as_ptr(), self.zone.len()) }
+    }
+
+    /// The bytes, for writing.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` makes the borrow unique.
+        unsafe { core::slice::from_raw_parts_mut(self.zone.as_ptr(), self.zone.len()) }
+    }
+
+    /// Folds the pages of a byte range now (rounded inwards to pages). Returns pages that left memory.
+    ///
+    /// # Panics
+    /// If the range reaches past the region.
+    pub fn pageout(&self, range: Range<usize>) -> u64 {
+        let areas = self.engine.pager.areas.read();
+        let keys = self.keys(&range, false);
+        self.engine.pager.page_out(&areas, keys)
+    }
+
+    /// Makes the pages of a byte range (rounded inwards) the first to be folded when memory is needed.
+    ///
+    /// # Panics
+    /// If the range reaches past the region.
+    pub fn cold(&self, range: Range<usize>) {
+        let _areas = self.engine.pager.areas.read();
+        self.engine.pager.cool(self.keys(&range, false));
+    }
+
+    /// Loads the folded pages of a byte range (rounded outwards).
+    ///
+    /// # Panics
+    /// If the range reaches past the region.
+    pub fn willneed(&self, range: Range<usize>) {
+        let areas = self.engine.pager.areas.read();
+        let area = areas.find(self.zone.start()).copied().expect("a region is managed while it lives");
+        let keys = self.keys(&range, true);
+        self.engine.pager.need(&areas, &area, keys);
+    }
+
+    /// Loads a byte range (rounded outwards) and keeps it in memory as long as the pin lives. Untouched pages are made.
+    ///
+    /// # Panics
+    /// If the range reaches past the region.
+    pub fn pin(&self, range: Range<usize>) -> Pinned<'_> {
+        let keys = self.keys(&range, true);
+        self.engine.pager.areas.write().pin(keys.start, keys.end);
+        let at = range.start & !(PAGE_SIZE - 1);
+        for page in (at..range.end).step_by(PAGE_SIZE) {
+            // SAFETY: inside the region. A read makes the page present; pinned, it stays.
+            unsafe { self.zone.as_ptr().add(page).read_volatile() };
+        }
+        Pinned { region: self, keys }
+    }
+
+    /// Drops the contents of a byte range (rounded inwards to pages): it reads as zeros.
+    ///
+    /// # Safety
+    /// - No reference into the range is alive, and no other thread is using it.
+    ///
+    /// # Panics
+    /// If the range reaches past the region.
+    pub unsafe fn discard(&self, range: Range<usize>) {
+        let areas = self.engine.pager.areas.write();
+        let area = areas.find(self.zone.start()).copied().expect("a region is managed while it lives");
+        let keys = self.keys(&range, false);
+        self.engine.pager.discard_keys(&area, keys, true);
+    }
+
+    fn keys(&self, range: &Range<usize>, outwards: bool) -> Range<u64> {
+        assert!(range.start <= range.end && range.end <= self.zone.len(), "the range reaches past the region");
+        // A region's keys are found through its area; the caller may hold `areas`, so they are worked out here: keys equal
+        // page numbers for memory that the engine itself has mapped.
+        let (start, end) = if outwards {
+            (range.start >> PAGE_SHIFT, range.end.div_ceil(PAGE_SIZE))
+        } else {
+            (range.start.div_ceil(PAGE_SIZE), range.end >> PAGE_SHIFT)
+        };
+        let first = (self.zone.start() >> PAGE_SHIFT) as u64;
+        first + start as u64..first + end.max(start) as u64
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let pager = &self.engine.pager;
+        let mut areas = pager.areas.write();
+        // Unregistered first: from now on nobody is sent here for a fault.
+        let _ = self.engine.uffd.unregister(self.zone.start(), self.zone.len());
+        pager.forget(&mut areas, self.zone.start(), self.zone.start() + self.zone.len(), false);
+    }
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        self.region.engine.pager.areas.write().unpin(self.keys.start, self.keys.end);
+    }
+}

@@ -1,0 +1,358 @@
+//! The pager: what fault path and reclaim path share.
+use crate::area::Areas;
+use crate::config::{Config, Delivery};
+use crate::context::Contexts;
+use crate::folio::{FolioId, Folios, State};
+use crate::frames::Frames;
+use crate::index::{Index, ShardGuard, Shards};
+use crate::lru::{List, Lru};
+use crate::queue::Queue;
+use crate::stats::{self, Stats};
+use crate::stream::Streams;
+use alloc::boxed::Box;
+use alloc::string::{String, ToString};
+use core::ops::Deref;
+use memfold_store::{Handle, Store, StoreConfig};
+use memfold_sys::space::Space;
+use memfold_sys::sync::RwLock;
+use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use memfold_sys::units::{MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
+
+/// Figures of an engine: its own, or in memory that others read.
+pub enum StatsPlace {
+    /// The engine's own.
+    Own(Box<Stats>),
+    /// Shared with whoever made the place.
+    Shared(&'static Stats),
+}
+
+impl Deref for StatsPlace {
+    type Target = Stats;
+    fn deref(&self) -> &Stats {
+        match self {
+            StatsPlace::Own(stats) => stats,
+            StatsPlace::Shared(stats) => stats,
+        }
+    }
+}
+
+/// One engine.
+///
+/// Lock order: `areas` (read by whoever works on folios, written by whoever changes areas) -> a shard -> the locks inside
+/// lru, frames, slabs, store. At most one shard at a time. No lock is held while bytes are compressed or decompressed,
+/// except `areas` for reading: so a writer of `areas` meets no folio that is `Loading` or `Saving`.
+///
+/// Equations, while nobody works: `mapped + frames.populated` is the uncompressed memory held; every `Cached` folio is on
+/// `Cooling` or `Dirty`, every `Resident` one on `Active` or `Inactive`, every other one on no list.
+pub struct Pager {
+    pub(crate) config: Config,
+    pub(crate) store: Store,
+    pub(crate) space: Box<dyn Space>,
+    pub(crate) has_move: bool,
+    pub(crate) has_events: bool,
+    pub(crate) areas: RwLock<Areas>,
+    pub(crate) shards: Shards,
+    pub(crate) index: Index,
+    pub(crate) folios: Folios,
+    pub(crate) lru: Lru,
+    pub(crate) frames: Frames,
+    pub(crate) streams: Streams,
+    pub(crate) contexts: Contexts,
+    pub(crate) queue: Queue,
+    pub(crate) mapped: AtomicU64,
+    pub(crate) clean_pages: AtomicU64,
+    pub(crate) folded_pages: AtomicU64,
+    pub(crate) clock: AtomicU64,
+    pub(crate) outside_bytes: AtomicU64,
+    pub(crate) stats: StatsPlace,
+}
+
+/// What an engine is made of, besides its settings.
+pub struct Parts {
+    /// The address space.
+    pub space: Box<dyn Space>,
+    /// It can move pages.
+    pub has_move: bool,
+    /// Its own discards are reported as events, so only background threads may make them.
+    pub has_events: bool,
+    /// Where to count.
+    pub stats: StatsPlace,
+    /// CPUs that the process may use.
+    pub cpus: usize,
+}
+
+impl Pager {
+    /// An engine without areas. The caller registers the frames' zone ([`Pager::frames_zone`]) and starts threads.
+    ///
+    /// # Errors
+    /// Settings that don't fit together, an unknown codec, or no address space: one line that says which.
+    pub fn new(config: Config, parts: Parts) -> Result<Pager, String> {
+        config.check().map_err(|e| e.to_string())?;
+        let or_cpus = |n: usize| if n == 0 { parts.cpus.clamp(1, 64) } else { n };
+        let sc = StoreConfig {
+            codec: memfold_store::CodecSpec::parse(&config.codec).map_err(|e| e.to_string())?,
+            block_order: config.block_order,
+            pools: or_cpus(config.pools),
+            verify: config.verify,
+            recent_blocks: 0,
+            ..StoreConfig::default()
+        };
+        let store = Store::new(&sc).map_err(|e| e.to_string())?;
+        let space_err = |e| alloc::format!("no address space for the engine: {e}");
+        let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
+        let contexts = Contexts::new(&store, or_cpus(config.workers) + 2 * parts.cpus + 4);
+        Ok(Pager {
+            store,
+            has_move: parts.has_move && config.use_move,
+            has_events: parts.has_events,
+            space: parts.space,
+            areas: RwLock::new(Areas::default()),
+            shards: Shards::new(config.shard_bytes),
+            index: Index::new().map_err(space_err)?,
+            folios: Folios::new(config.block_order).map_err(space_err)?,
+            lru: Lru::new().map_err(space_err)?,
+            frames: Frames::new(frame_bytes, 4).map_err(space_err)?,
+            streams: Streams::new(config.block_order, if config.readahead { config.folio_order } else { config.block_order }),
+            contexts,
+            queue: Queue::new(),
+            mapped: AtomicU64::new(0),
+            clean_pages: AtomicU64::new(0),
+            folded_pages: AtomicU64::new(0),
+            clock: AtomicU64::new(0),
+            outside_bytes: AtomicU64::new(0),
+            stats: parts.stats,
+            config,
+        })
+    }
+
+    /// First address and length of the frames, to be registered with the same userfaultfd as the areas.
+    pub fn frames_zone(&self) -> (usize, usize) {
+        (self.frames.zone().start(), self.frames.zone().len())
+    }
+
+    /// Figures.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Uncompressed memory that the pager holds, in pages.
+    pub(crate) fn physical(&self) -> u64 {
+        self.mapped.load(Relaxed) + self.frames.populated()
+    }
+
+    /// Uncompressed memory that the pager may hold now, in pages: the smaller of `resident`, and of `limit` less what
+    /// pool, index and unmanaged memory take.
+    pub(crate) fn target(&self) -> u64 {
+        let outside = self.outside_bytes.load(Relaxed);
+        let mut bytes = u64::MAX;
+        if let Some(limit) = self.config.limit_bytes {
+            bytes = limit.saturating_sub(self.store.pool_bytes() + self.metadata_bytes() + outside);
+        }
+        if let Some(resident) = self.config.resident_bytes {
+            bytes = bytes.min(resident.saturating_sub(outside));
+        }
+        bytes.max(crate::config::WORKABLE_MIN_BYTES / 2) >> PAGE_SHIFT
+    }
+
+    /// Bytes that index, folios, frames and lists take.
+    pub(crate) fn metadata_bytes(&self) -> u64 {
+        (self.index.used_bytes() + self.folios.used_bytes() + self.folios.count() * 16 + self.frames.metadata_bytes()) as u64
+    }
+
+    /// Whether a fault is answered by the thread that took it.
+    pub(crate) fn is_signal(&self) -> bool {
+        self.config.delivery == Delivery::Signal
+    }
+
+    /// Brings the gauges up to date.
+    pub fn publish(&self) {
+        let s = &self.stats;
+        let (pool, index) = (self.store.pool_bytes(), self.metadata_bytes());
+        let (mapped, frames) = (self.mapped.load(Relaxed) << PAGE_SHIFT, self.frames.populated() << PAGE_SHIFT);
+        s.resident_bytes.store(mapped, Relaxed);
+        s.frame_bytes.store(frames, Relaxed);
+        s.pool_bytes.store(pool, Relaxed);
+        s.index_bytes.store(index, Relaxed);
+        let folded = self.folded_pages.load(Relaxed) << PAGE_SHIFT;
+        s.folded_bytes.store(folded, Relaxed);
+        s.stored_bytes.store(folded + (self.clean_pages.load(Relaxed) << PAGE_SHIFT), Relaxed);
+        s.folios.store(self.folios.count() as u64, Relaxed);
+        s.unmanaged_bytes.store(self.outside_bytes.load(Relaxed), Relaxed);
+        stats::raise(&s.peak_bytes, mapped + frames + pool + index + self.outside_bytes.load(Relaxed));
+        stats::raise(&s.peak_folded_bytes, folded);
+    }
+
+    /// Ends a folio: no index entry, no stored copy, no list. Its frame must have been given back.
+    pub(crate) fn remove_folio(&self, guard: &ShardGuard<'_>, id: FolioId) {
+        self.drop_copy(guard, id);
+        // SAFETY: the guard is that of the folio's shard.
+        let (key, order) = unsafe { (self.folios.get(id).key, self.folios.get(id).order) };
+        self.index.erase(guard, key, order);
+        if self.lru.retire(id) {
+            // SAFETY: the index and the lists no longer name it, and the guard kept everybody else from looking it up.
+            unsafe { self.folios.destroy(id) };
+        }
+    }
+
+    /// Lets go of the stored copy of a folio. The bytes must be authoritative elsewhere, or needed no longer.
+    pub(crate) fn drop_copy(&self, _: &ShardGuard<'_>, id: FolioId) {
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        if !folio.has_copy {
+            return;
+        }
+        folio.has_copy = false;
+        folio.untouched = false;
+        let pages = folio.order.pages() as u64;
+        if folio.state == State::Stored || folio.state == State::Loading {
+            self.folded_pages.fetch_sub(pages, Relaxed);
+        } else {
+            self.clean_pages.fetch_sub(pages, Relaxed);
+        }
+        for slot in self.folios.slots(folio) {
+            if !slot.handle.is_none() {
+                self.store.free(slot.handle);
+            }
+            slot.handle = Handle::NONE;
+        }
+    }
+
+    /// Splits a folio in two halves; returns the second. A block that would be cut in two loses its stored copy, so a
+    /// `Stored` folio may only be split between blocks.
+    pub(crate) fn split_folio(&self, guard: &ShardGuard<'_>, id: FolioId) -> FolioId {
+        // SAFETY: the guard is that of the folio's shard; `right` below is another folio.
+        let left = unsafe { self.folios.get(id) };
+        let half = left.order.smaller().expect("a page can't be split");
+        let cuts_block = half < self.config.block_order;
+        assert!(!cuts_block || !matches!(left.state, State::Stored | State::Loading), "a stored block can't be split");
+        let right_id = self.folios.create(left.key + half.pages() as u64, half, left.state);
+        // SAFETY: just created, so distinct from `left`, and its key lies in the same chunk, hence shard.
+        let right = unsafe { self.folios.get(right_id) };
+        right.frame = left.frame + half.pages() as u32;
+        (right.age, right.active, right.untouched) = (left.age, left.active, left.untouched);
+        self.index.erase(guard, left.key, left.order);
+        if cuts_block && left.has_copy {
+            self.clean_pages.fetch_sub(left.order.pages() as u64, Relaxed);
+        }
+        let cut = self.folios.split_slots(left, right);
+        if !cut.is_none() {
+            self.store.free(cut);
+            (left.untouched, right.untouched) = (false, false);
+        }
+        self.index.insert(guard, left.key, half, id);
+        self.index.insert(guard, right.key, half, right_id);
+        self.lru.resize(id, half.get());
+        self.list_by_state(guard, right_id);
+        stats::add(&self.stats.splits, 1);
+        right_id
+    }
+
+    /// Puts a folio on the list that its state asks for.
+    pub(crate) fn list_by_state(&self, _: &ShardGuard<'_>, id: FolioId) {
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        let list = match folio.state {
+            State::Resident if folio.active => List::Active,
+            State::Resident => List::Inactive,
+            State::Cached if folio.has_copy => List::Cooling,
+            State::Cached => List::Dirty,
+            State::Saving | State::Loading | State::Stored => return,
+        };
+        self.lru.push(id, folio.key, folio.order.get(), list);
+    }
+
+    /// Splits until one folio is exactly `[key, key + order)`; returns it.
+    pub(crate) fn carve(&self, guard: &ShardGuard<'_>, mut id: FolioId, key: u64, order: Order) -> FolioId {
+        loop {
+            // SAFETY: the guard is that of the folio's shard.
+            let folio = unsafe { self.folios.get(id) };
+            if folio.order <= order {
+                return id;
+            }
+            let right = self.split_folio(guard, id);
+            // SAFETY: as above.
+            if key >= unsafe { self.folios.get(right).key } {
+                id = right;
+            }
+        }
+    }
+
+    /// Splits a folio so that no piece reaches across its page `at`.
+    pub(crate) fn split_at(&self, guard: &ShardGuard<'_>, id: FolioId, at: usize) {
+        // SAFETY: the guard is that of the folio's shard.
+        let pages = unsafe { self.folios.get(id).order.pages() };
+        if at == 0 || at >= pages {
+            return;
+        }
+        let right = self.split_folio(guard, id);
+        self.split_at(guard, id, at.min(pages / 2));
+        self.split_at(guard, right, at.saturating_sub(pages / 2));
+    }
+
+    /// Verifies what must hold while nobody works: store, frames, and every folio of every area.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        let areas = self.areas.write();
+        self.store.check()?;
+        self.frames.check().map_err(|e| e.to_string())?;
+        let (mut mapped, mut clean, mut folded, mut count) = (0u64, 0u64, 0u64, 0usize);
+        for area in areas.iter() {
+            let mut key = area.key;
+            while key < area.key_end() {
+                let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(area.key_end());
+                let guard = self.shards.lock(key);
+                let Some((at, id)) = self.index.first(&guard, key, end) else {
+                    key = end;
+                    continue;
+                };
+                // SAFETY: the guard is that of the folio's shard.
+                let folio = unsafe { self.folios.get(id) };
+                let pages = folio.order.pages() as u64;
+                if folio.key != at || at + pages > area.key_end() {
+                    return Err(alloc::format!("folio {id} at {:#x} is entered at {at:#x} or leaves its area", folio.key));
+                }
+                count += 1;
+                match folio.state {
+                    State::Resident => mapped += pages,
+                    State::Cached => {}
+                    State::Stored => {
+                        folded += pages;
+                        if !folio.has_copy {
+                            return Err(alloc::format!("folio {id} is stored without a copy"));
+                        }
+                    }
+                    State::Loading | State::Saving => return Err(alloc::format!("folio {id} is {:?} at rest", folio.state)),
+                }
+                if folio.has_copy {
+                    clean += if folio.state == State::Stored { 0 } else { pages };
+                    if self.folios.slots(folio).iter().any(|s| s.handle.is_none()) {
+                        return Err(alloc::format!("folio {id} lacks a block of its copy"));
+                    }
+                }
+                key = at + pages;
+            }
+        }
+        let sums = [
+            ("mapped", mapped, self.mapped.load(Relaxed)),
+            ("clean", clean, self.clean_pages.load(Relaxed)),
+            ("folded", folded, self.folded_pages.load(Relaxed)),
+            ("folios", count as u64, self.folios.count() as u64),
+        ];
+        match sums.iter().find(|s| s.1 != s.2) {
+            Some((name, found, counted)) => Err(alloc::format!("{name}: found {found} pages, counted {counted}")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Bytes of `pages` pages.
+pub(crate) const fn bytes(pages: usize) -> usize {
+    pages * PAGE_SIZE
+}

@@ -1,0 +1,127 @@
+//! What the background threads are asked to do: windows to load ahead, and dirty folios to save.
+use memfold_sys::sync::{Condvar, Mutex};
+use memfold_sys::units::Order;
+
+const WINDOWS: usize = 16;
+
+/// A window to load ahead.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// A page of it, as a key.
+    pub key: u64,
+    /// Its order, at most.
+    pub order: Order,
+}
+
+/// Requests to the background threads.
+#[derive(Default)]
+pub struct Queue {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Inner {
+    windows: [Option<Window>; WINDOWS],
+    head: usize,
+    count: usize,
+    save: bool,
+    stop: bool,
+}
+
+/// One request.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Load this window into the swap cache.
+    Load(Window),
+    /// Dirty folios or memory past the target: reclaim until neither is there.
+    Reclaim,
+    /// End the thread.
+    Stop,
+}
+
+impl Queue {
+    /// No requests.
+    pub fn new() -> Queue {
+        Queue::default()
+    }
+
+    /// Asks for a window. Dropped if too many wait: read-ahead is never owed.
+    pub fn load(&self, window: Window) {
+        let mut inner = self.inner.lock();
+        let waiting = (0..inner.count).any(|i| inner.windows[(inner.head + i) % WINDOWS] == Some(window));
+        if inner.count < WINDOWS && !waiting {
+            let at = (inner.head + inner.count) % WINDOWS;
+            inner.windows[at] = Some(window);
+            inner.count += 1;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Asks for reclaim.
+    pub fn reclaim(&self) {
+        let mut inner = self.inner.lock();
+        if !inner.save {
+            inner.save = true;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Ends the threads.
+    pub fn stop(&self) {
+        self.inner.lock().stop = true;
+        self.changed.notify_all();
+    }
+
+    /// The oldest window that waits, if any.
+    pub fn take_window(&self) -> Option<Window> {
+        let mut inner = self.inner.lock();
+        Self::pop(&mut inner)
+    }
+
+    fn pop(inner: &mut Inner) -> Option<Window> {
+        if inner.count == 0 {
+            return None;
+        }
+        let at = inner.head;
+        inner.head = (at + 1) % WINDOWS;
+        inner.count -= 1;
+        inner.windows[at].take()
+    }
+
+    /// Sleeps until there is a request. Windows come first: somebody is about to need them.
+    pub fn next(&self) -> Request {
+        let mut inner = self.inner.lock();
+        loop {
+            if inner.stop {
+                return Request::Stop;
+            }
+            if let Some(window) = Self::pop(&mut inner) {
+                return Request::Load(window);
+            }
+            if inner.save {
+                inner.save = false;
+                return Request::Reclaim;
+            }
+            inner = self.changed.wait(inner);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_come_before_reclaim_and_are_not_doubled() {
+        let queue = Queue::new();
+        let window = Window { key: 512, order: Order::MAX };
+        queue.reclaim();
+        queue.load(window);
+        queue.load(window);
+        assert_eq!(queue.next(), Request::Load(window));
+        assert_eq!(queue.next(), Request::Reclaim);
+        queue.stop();
+        assert_eq!(queue.next(), Request::Stop);
+    }
+}

@@ -1,0 +1,390 @@
+//! The reclaim path: target -> isolate -> map out into the swap cache -> save -> frame free again.
+use crate::area::Areas;
+use crate::config::{OnFull, Size};
+use crate::context::Context;
+use crate::folio::{FolioId, State};
+use crate::frames::{Frame, Kind};
+use crate::lru::List;
+use crate::mapping::Stop;
+use crate::pager::{Pager, bytes};
+use crate::stats;
+use memfold_store::{BlockSet, SaveError};
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::{Order, PAGE_SHIFT};
+use twox_hash::XxHash3_128;
+
+/// Why there is no frame at all.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoFrame {
+    /// The kernel wants an event read first.
+    Again,
+}
+
+/// What a round of reclaim brought.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Free full frames, or memory given up.
+    Freed,
+    /// Nothing is left that could be folded.
+    Nothing,
+    /// The kernel wants an event read first.
+    Again,
+}
+
+/// A folio that its caller is saving.
+struct Saving {
+    id: FolioId,
+    key: u64,
+    order: Order,
+    frame: Frame,
+    had_copy: bool,
+}
+
+/// Folios tried in one round before it is given up.
+const TRIES: usize = 256;
+/// Frames that dirty folios may hold while background threads compress them: one part in this many of the target.
+const DIRTY_SHARE: u64 = 8;
+
+impl Pager {
+    /// A full frame. `None` for an order above the block's: a run of that size can't be had, ask for less. At or below
+    /// the block's order there always is one: by reclaim, or past the limit as `--on-full` says.
+    pub(crate) fn frame_for(&self, areas: &Areas, order: Order) -> Result<Option<Frame>, NoFrame> {
+        let pages = order.pages() as u64;
+        let large = order > self.config.block_order;
+        stats::add(&self.stats.frame_alloc, large as u64);
+        let copies = if self.has_move { 0 } else { pages };
+        for _ in 0..4 {
+            let room = self.physical() + copies <= self.target();
+            if room && let Some(frame) = self.frames.take(order, Kind::Full) {
+                return Ok(Some(frame));
+            }
+            if self.physical() + pages + copies <= self.target() {
+                if let Some(frame) = self.populated(order)? {
+                    return Ok(Some(frame));
+                }
+            } else if room && self.frames.full_free() >= pages {
+                match self.frames.gather(&*self.space, order) {
+                    Some(frame) => return Ok(Some(frame)),
+                    None if large => return Ok(None),
+                    None => {}
+                }
+            }
+            stats::add(&self.stats.direct_reclaims, 1);
+            match self.reclaim(areas, pages, copies) {
+                Progress::Freed => {}
+                Progress::Again => return Err(NoFrame::Again),
+                Progress::Nothing => break,
+            }
+        }
+        if let Some(frame) = self.frames.take(order, Kind::Full) {
+            return Ok(Some(frame));
+        }
+        if large {
+            return Ok(None);
+        }
+        self.past_the_limit();
+        match self.populated(order)? {
+            Some(frame) => Ok(Some(frame)),
+            None => panic!("memfold: no frame of order {} in {} of frames", order.get(), Size(self.frames.zone().len() as u64)),
+        }
+    }
+
+    fn populated(&self, order: Order) -> Result<Option<Frame>, NoFrame> {
+        let Some(frame) = self.frames.take(order, Kind::Empty) else { return Ok(None) };
+        match self.frames.populate(&*self.space, frame, order) {
+            Ok(()) => Ok(Some(frame)),
+            Err(_) => Err(NoFrame::Again),
+        }
+    }
+
+    fn past_the_limit(&self) {
+        let before = self.stats.over_limit.fetch_add(1, Relaxed);
+        let what = if self.config.limit_bytes.is_some() { "limit" } else { "resident limit" };
+        if self.config.on_full == OnFull::Stop {
+            panic!("memfold: the {what} is reached and nothing more can be folded; stopping (--on-full stop)");
+        }
+        if before == 0 {
+            self.publish();
+            memfold_sys::raw::warn(&[
+                "memfold: warning: nothing more can be folded within the ",
+                what,
+                "; going past it so that no data is lost (--on-full stop ends the program instead)\n",
+            ]);
+        }
+    }
+
+    /// Makes `pages` full frames free, or brings memory `slack` pages under the target.
+    pub(crate) fn reclaim(&self, areas: &Areas, pages: u64, slack: u64) -> Progress {
+        let enough = |p: &Pager| p.frames.full_free() >= pages && (slack == 0 || p.physical() + slack <= p.target());
+        let mut context = self.contexts.borrow();
+        for _ in 0..TRIES {
+            if enough(self) {
+                return Progress::Freed;
+            }
+            if slack > 0 && self.frames.full_free() > pages {
+                self.frames.trim(&*self.space, slack);
+                continue;
+            }
+            let dirty = self.lru.pages(List::Dirty);
+            if self.lru.pages(List::Cooling) > 0 {
+                let compress = dirty > self.target() / DIRTY_SHARE;
+                self.save_next(areas, &mut context, List::Cooling, compress);
+                continue;
+            }
+            if dirty > self.target() / DIRTY_SHARE {
+                self.save_next(areas, &mut context, List::Dirty, true);
+                continue;
+            }
+            match self.evict(areas) {
+                Progress::Freed => {}
+                Progress::Nothing if dirty > 0 => {
+                    self.save_next(areas, &mut context, List::Dirty, true);
+                }
+                other => return other,
+            }
+        }
+        if enough(self) { Progress::Freed } else { Progress::Nothing }
+    }
+
+    /// Maps the oldest evictable folio out into the swap cache.
+    pub(crate) fn evict(&self, areas: &Areas) -> Progress {
+        for _ in 0..TRIES {
+            let Some((id, key)) = self.isolate_mapped() else { return Progress::Nothing };
+            match self.evict_isolated(areas, id, key) {
+                Progress::Nothing => {}
+                other => return other,
+            }
+        }
+        Progress::Nothing
+    }
+
+    /// Maps one isolated folio out. `Nothing`: it can't leave now, or died.
+    pub(crate) fn evict_isolated(&self, areas: &Areas, id: FolioId, key: u64) -> Progress {
+        let guard = self.shards.lock(key);
+        if self.lru.bury(id) {
+            // SAFETY: it died while this thread had it isolated, so this thread is its last user.
+            unsafe { self.folios.destroy(id) };
+            return Progress::Nothing;
+        }
+        // SAFETY: the guard is that of the folio's shard, and it is alive.
+        let folio = unsafe { self.folios.get(id) };
+        let area = areas.find_key(key).expect("a folio lies in an area");
+        if folio.state != State::Resident || areas.is_pinned(key, key + folio.order.pages() as u64) {
+            folio.active |= folio.state == State::Resident;
+            self.lru.settle(id);
+            self.list_by_state(&guard, id);
+            return Progress::Nothing;
+        }
+        let kind = if self.has_move { Kind::Empty } else { Kind::Full };
+        let mut id = id;
+        let frame = loop {
+            // SAFETY: as above.
+            let order = unsafe { self.folios.get(id) }.order;
+            if let Some(frame) = self.frames.take(order, kind) {
+                break frame;
+            }
+            if kind == Kind::Full && let Ok(Some(frame)) = self.populated(order) {
+                break frame;
+            }
+            if order == Order::PAGE {
+                self.lru.settle(id);
+                self.list_by_state(&guard, id);
+                return Progress::Nothing;
+            }
+            stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
+            self.lru.settle(id);
+            let half = order.smaller().expect("above order 0");
+            id = self.carve(&guard, id, key, half);
+            self.list_by_state(&guard, id);
+        };
+        self.lru.settle(id);
+        let home = area.addr_of(key);
+        let done = self.map_out(&guard, home, id, frame);
+        match done.stop {
+            None => Progress::Freed,
+            Some(Stop::Again) => Progress::Again,
+            Some(_) if done.pages > 0 => Progress::Freed,
+            Some(_) => Progress::Nothing,
+        }
+    }
+
+    /// Saves the oldest folio of a swap-cache list. Without `compress`, a folio that has changed goes to `Dirty` instead,
+    /// and a background thread is asked to compress it. Returns whether there was a folio.
+    pub(crate) fn save_next(&self, areas: &Areas, context: &mut Context, list: List, compress: bool) -> bool {
+        let Some((id, key)) = self.lru.isolate(list) else { return false };
+        let guard = self.shards.lock(key);
+        if self.lru.bury(id) {
+            // SAFETY: it died while this thread had it isolated, so this thread is its last user.
+            unsafe { self.folios.destroy(id) };
+            return true;
+        }
+        // SAFETY: the guard is that of the folio's shard, and it is alive.
+        let folio = unsafe { self.folios.get(id) };
+        self.lru.settle(id);
+        if folio.state != State::Cached {
+            self.list_by_state(&guard, id);
+            return true;
+        }
+        if folio.untouched {
+            self.let_go(&guard, id);
+            return true;
+        }
+        if !folio.has_copy && !compress {
+            self.lru.push(id, folio.key, folio.order.get(), List::Dirty);
+            self.queue.reclaim();
+            return true;
+        }
+        folio.state = State::Saving;
+        let work = Saving { id, key, order: folio.order, frame: folio.frame, had_copy: folio.has_copy };
+        if work.had_copy {
+            for (to, slot) in context.hashes.iter_mut().zip(self.folios.slots(folio)) {
+                *to = slot.hash;
+            }
+        }
+        drop(guard);
+        self.save(areas, context, &work, compress);
+        true
+    }
+
+    /// Hashes a `Saving` folio, and compresses the blocks whose hash is not that of their stored copy.
+    fn save(&self, areas: &Areas, context: &mut Context, work: &Saving, compress: bool) {
+        let Saving { id, key, order, had_copy, .. } = *work;
+        let frame = self.frames.addr(work.frame) as *const u8;
+        let count = self.folios.block_count(order);
+        let changed = self.changed_blocks(context, work);
+        let wanted = || {
+            // SAFETY: the folio is `Saving` by this thread, so its record stays.
+            unsafe { self.folios.is_wanted(id) }
+        };
+        let result = if changed.is_empty() {
+            Ok(())
+        } else if !compress {
+            Err(SaveError::Cancelled)
+        } else {
+            // SAFETY: the frame holds the folio's bytes, full and still, as long as it is `Saving`.
+            unsafe {
+                let out = &mut context.handles[..count];
+                self.store.save(&mut context.worker, frame, order, key, &changed, &wanted, out).map(drop)
+            }
+        };
+        let guard = self.shards.lock(key);
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        match result {
+            Ok(()) => {
+                self.accept(context, id, &changed, had_copy);
+                if folio.wanted.load(Relaxed) { self.take_back(areas, &guard, id) } else { self.let_go(&guard, id) }
+            }
+            Err(SaveError::Cancelled) if folio.wanted.load(Relaxed) => self.take_back(areas, &guard, id),
+            Err(SaveError::Cancelled) => {
+                folio.state = State::Cached;
+                self.lru.push(id, folio.key, folio.order.get(), List::Dirty);
+                self.queue.reclaim();
+                self.shards.notify(&guard);
+            }
+            Err(e) => {
+                // The store keeps nothing of it; the folio's old copy is invalid at every offset (Z3), and with no
+                // device below it stays in memory, marked active (Z4).
+                stats::add(if e == SaveError::Verify { &self.stats.verify_mismatch } else { &self.stats.save_refused }, 1);
+                folio.state = State::Cached;
+                self.drop_copy(&guard, id);
+                folio.active = true;
+                self.take_back(areas, &guard, id);
+            }
+        }
+    }
+
+    /// The blocks whose bytes differ from their stored copy; `context.hashes` has the old hashes before, the new after.
+    fn changed_blocks(&self, context: &mut Context, work: &Saving) -> BlockSet {
+        let frame = self.frames.addr(work.frame) as *const u8;
+        let block_bytes = self.folios.block_order(work.order).bytes();
+        let mut changed = BlockSet::EMPTY;
+        for (i, old) in context.hashes.iter_mut().enumerate().take(self.folios.block_count(work.order)) {
+            // SAFETY: block `i` lies in the frame, which is full, and nobody writes to it while the folio is `Saving`.
+            let block = unsafe { core::slice::from_raw_parts(frame.add(i * block_bytes), block_bytes) };
+            let hash = XxHash3_128::oneshot(block);
+            let new = [hash as u64, (hash >> 64) as u64];
+            if !work.had_copy || *old != new {
+                changed.insert(i);
+            }
+            *old = new;
+        }
+        changed
+    }
+
+    /// Notes the new objects of a folio whose save succeeded.
+    fn accept(&self, context: &Context, id: FolioId, changed: &BlockSet, had_copy: bool) {
+        // SAFETY: the caller holds the guard of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        let (order, pages) = (folio.order, folio.order.pages() as u64);
+        let slots = self.folios.slots(folio);
+        let (count, saved) = (slots.len(), changed.count());
+        for i in changed.iter() {
+            if had_copy {
+                self.store.free(slots[i].handle);
+            }
+            slots[i].handle = context.handles[i];
+            slots[i].hash = context.hashes[i];
+        }
+        folio.has_copy = true;
+        if !had_copy {
+            self.clean_pages.fetch_add(pages, Relaxed);
+        }
+        let s = &self.stats;
+        stats::add(&s.blocks_saved, saved as u64);
+        stats::add(&s.blocks_clean, (count - saved) as u64);
+        if saved == 0 {
+            stats::add(&s.clean_evictions, 1);
+        } else {
+            stats::add(&s.zswpout_folio[order.get() as usize], 1);
+            stats::add(&s.zswpout, pages);
+        }
+    }
+
+    /// A folio in the swap cache whose stored copy is true leaves memory: it becomes `Stored`, its frame is free.
+    fn let_go(&self, guard: &crate::index::ShardGuard<'_>, id: FolioId) {
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        assert!(folio.has_copy, "a folio without a copy can't leave memory");
+        let pages = folio.order.pages() as u64;
+        folio.state = State::Stored;
+        folio.untouched = false;
+        self.clean_pages.fetch_sub(pages, Relaxed);
+        let folded = self.folded_pages.fetch_add(pages, Relaxed) + pages;
+        stats::raise(&self.stats.peak_folded_bytes, folded << PAGE_SHIFT);
+        self.frames.give(folio.frame, folio.order, Kind::Full);
+        self.shards.notify(guard);
+    }
+
+    /// Somebody wants a folio that was being saved, or the store refused it: it goes home.
+    fn take_back(&self, areas: &Areas, guard: &crate::index::ShardGuard<'_>, id: FolioId) {
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        let area = areas.find_key(folio.key).expect("a folio lies in an area");
+        let key = folio.key;
+        let pages = folio.order.pages();
+        if self.map_in(guard, area.addr_of(key), id).pages < pages {
+            // What could not be mapped waits in the swap cache; whoever waits for it faults again and asks for it.
+            self.space.wake(area.addr_of(key), bytes(pages));
+        }
+    }
+
+    /// One background round: saves dirty folios, and gives back memory past the target. Returns whether more may be due.
+    pub fn reclaim_in_background(&self) -> bool {
+        let areas = self.areas.read();
+        let mut context = self.contexts.borrow();
+        if self.save_next(&areas, &mut context, List::Dirty, true) {
+            self.publish();
+            return true;
+        }
+        drop(context);
+        let over = self.physical().saturating_sub(self.target());
+        if over == 0 {
+            return false;
+        }
+        if self.frames.trim(&*self.space, over) > 0 {
+            return true;
+        }
+        self.reclaim(&areas, over.min(512), 0) == Progress::Freed && self.frames.trim(&*self.space, over) > 0
+    }
+}

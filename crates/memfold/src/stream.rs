@@ -1,0 +1,129 @@
+//! Streams: from the last faults, whether this one goes on where an earlier one ended, and how much to load for it.
+use memfold_sys::sync::Mutex;
+use memfold_sys::units::Order;
+
+/// What to load for a fault.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Advice {
+    /// Order of the window to load now, at most; the block's order for a random touch.
+    pub order: Order,
+    /// It goes on downwards.
+    pub backward: bool,
+    /// It is a stream: load the next window ahead.
+    pub ahead: bool,
+}
+
+const STREAMS: usize = 16;
+/// A stream's window grows by this many orders (x4) each time it is continued.
+const GROWTH: u8 = 2;
+/// Continuations before anything is loaded ahead.
+const SURE: u8 = 2;
+
+#[derive(Copy, Clone, Default)]
+struct Stream {
+    /// The window last loaded, `[start, end)` in keys.
+    start: u64,
+    end: u64,
+    order: u8,
+    hits: u8,
+    used: u64,
+}
+
+/// The streams seen lately.
+pub struct Streams {
+    table: Mutex<Table>,
+    block: Order,
+    largest: Order,
+}
+
+struct Table {
+    streams: [Stream; STREAMS],
+    clock: u64,
+}
+
+impl Streams {
+    /// No streams yet; windows from one block to `largest`.
+    pub fn new(block: Order, largest: Order) -> Streams {
+        Streams { table: Mutex::new(Table { streams: [Stream::default(); STREAMS], clock: 0 }), block, largest }
+    }
+
+    /// Says what to load for a fault at page `key`. A stream may skip up to a window, so that a few pages that were
+    /// there already don't end it.
+    pub fn advise(&self, key: u64) -> Advice {
+        let block = 1u64 << self.block.get();
+        let mut table = self.table.lock();
+        table.clock += 1;
+        let clock = table.clock;
+        let hit = table.streams.iter_mut().find(|s| {
+            let slack = (s.end - s.start).max(block);
+            s.used != 0 && ((key >= s.end && key < s.end + slack) || (key < s.start && key + slack >= s.start))
+        });
+        if let Some(s) = hit {
+            let backward = key < s.start;
+            s.order = (s.order + GROWTH).min(self.largest.get());
+            s.hits = s.hits.saturating_add(1);
+            s.used = clock;
+            let order = Order::new(s.order).unwrap_or(self.block);
+            return Advice { order, backward, ahead: s.hits >= SURE };
+        }
+        let oldest = table.streams.iter_mut().min_by_key(|s| s.used).expect("the table is not empty");
+        let start = key / block * block;
+        *oldest = Stream { start, end: start + block, order: self.block.get(), hits: 0, used: clock };
+        Advice { order: self.block, backward: false, ahead: false }
+    }
+
+    /// Tells what was loaded for the fault at `key`: pages `[start, end)`.
+    pub fn loaded(&self, key: u64, start: u64, end: u64) {
+        let mut table = self.table.lock();
+        let near = |s: &&mut Stream| {
+            let slack = (s.end - s.start).max(1 << self.block.get());
+            s.used != 0 && key + slack >= s.start && key < s.end + slack
+        };
+        if let Some(s) = table.streams.iter_mut().filter(near).max_by_key(|s| s.used) {
+            (s.start, s.end) = (start, end);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(n: u8) -> Order {
+        Order::new(n).unwrap()
+    }
+
+    #[test]
+    fn a_stream_grows_and_a_random_touch_does_not() {
+        let streams = Streams::new(order(2), Order::MAX);
+        assert_eq!(streams.advise(1000), Advice { order: order(2), backward: false, ahead: false });
+        streams.loaded(1000, 1000, 1004);
+        assert_eq!(streams.advise(1004).order, order(4));
+        streams.loaded(1004, 1004, 1020);
+        let advice = streams.advise(1020);
+        assert_eq!((advice.order, advice.ahead), (order(6), true));
+        assert_eq!(streams.advise(900_000).order, order(2));
+    }
+
+    #[test]
+    fn a_stream_may_run_backward() {
+        let streams = Streams::new(order(2), Order::MAX);
+        streams.advise(4096);
+        streams.loaded(4096, 4096, 4100);
+        let advice = streams.advise(4095);
+        assert!(advice.backward && advice.order > order(2));
+    }
+
+    #[test]
+    fn several_streams_are_told_apart() {
+        let streams = Streams::new(order(2), Order::MAX);
+        for step in 0..4u64 {
+            for stream in 0..8u64 {
+                let key = stream * 100_000 + step * 4;
+                let advice = streams.advise(key);
+                assert_eq!(advice.order > order(2), step > 0, "stream {stream} step {step}");
+                streams.loaded(key, key, key + 4);
+            }
+        }
+    }
+}

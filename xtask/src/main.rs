@@ -1,0 +1,57 @@
+//! Checks of the workspace that rustc, clippy and rustfmt don't make.
+//!
+//! `cargo xtask tidy` reads the sources and manifests; `cargo xtask symbols LIBRARY` reads a built preload library.
+//! Each finding is one line, `file:line: what is wrong and what to do`; any error makes the exit status 1.
+
+mod finding;
+mod scan;
+mod source;
+mod tree;
+
+mod floors;
+mod order;
+mod safety;
+mod symbols;
+mod text;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use finding::Finding;
+
+const USAGE: &str = "\
+usage: cargo xtask tidy                 check floors, module order, SAFETY comments, file length, no_std and leftovers
+       cargo xtask symbols LIBRARY.so   check that the preload library needs no thread-local storage and no host malloc";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let findings = match words[..] {
+        ["tidy"] => tidy(),
+        ["symbols", library] => symbols::check(Path::new(library)),
+        ["help" | "-h" | "--help"] => {
+            println!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match findings {
+        Ok(findings) => finding::report(words[0], findings),
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn tidy() -> anyhow::Result<Vec<Finding>> {
+    let tree = tree::Tree::read(&tree::root()?)?;
+    let mut findings = floors::check(&tree);
+    findings.extend(order::check(&tree));
+    findings.extend(safety::check(&tree));
+    findings.extend(text::check(&tree));
+    Ok(findings)
+}

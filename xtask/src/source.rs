@@ -1,0 +1,225 @@
+//! A source file by lines, with code, comments and tests told apart.
+
+use crate::scan;
+
+/// A Rust file and what the checks want to know of it.
+pub struct Source {
+    /// Path from the root of the workspace.
+    pub path: String,
+    /// The whole text, as it is.
+    pub text: String,
+    /// The text with comments and the contents of literals blanked.
+    pub code: String,
+    /// The text with all but comments blanked.
+    pub comments: String,
+    /// Offsets of the lines' first bytes.
+    starts: Vec<usize>,
+    /// Byte ranges of the items that exist only in tests or models.
+    tests: Vec<(usize, usize)>,
+}
+
+impl Source {
+    /// Takes a file apart. `all_test` says that the whole of it is a test.
+    pub fn new(path: &str, text: &str, all_test: bool) -> Self {
+        let split = scan::split(text);
+        let starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
+        let tests = if all_test { vec![(0, text.len())] } else { test_items(text, &split.code) };
+        Source {
+            path: path.to_owned(),
+            text: text.to_owned(),
+            code: split.code,
+            comments: split.comments,
+            starts,
+            tests,
+        }
+    }
+
+    /// The line of a byte, counted from 1.
+    pub fn line(&self, offset: usize) -> usize {
+        self.starts.partition_point(|&start| start <= offset)
+    }
+
+    /// Number of lines.
+    pub fn lines(&self) -> usize {
+        self.text.lines().count()
+    }
+
+    /// The code of a line that is counted from 1, without comments.
+    pub fn code_line(&self, line: usize) -> &str {
+        self.part(&self.code, line)
+    }
+
+    /// The comments on a line that is counted from 1.
+    pub fn comment_line(&self, line: usize) -> &str {
+        self.part(&self.comments, line)
+    }
+
+    /// Whether the byte is in an item that exists only in tests or models.
+    pub fn in_test(&self, offset: usize) -> bool {
+        self.tests.iter().any(|&(start, end)| (start..end).contains(&offset))
+    }
+
+    /// Takes the whole file for a test.
+    pub fn mark_test(&mut self) {
+        self.tests = vec![(0, self.text.len())];
+    }
+
+    /// The modules in files of their own that this file declares for tests or models only: the paths of their files,
+    /// without `.rs`.
+    pub fn test_modules(&self) -> Vec<String> {
+        let own = self.path.trim_end_matches(".rs");
+        let root = ["lib", "main", "mod"].iter().find_map(|name| own.strip_suffix(name)?.strip_suffix('/'));
+        let directory = root.unwrap_or(own);
+        scan::words(&self.code, "mod")
+            .filter(|&offset| self.in_test(offset))
+            .filter_map(|offset| self.code[offset + 3..].split_once(';'))
+            .map(|(name, _)| name.trim())
+            .filter(|name| name.bytes().all(scan::is_word))
+            .map(|name| format!("{directory}/{name}"))
+            .collect()
+    }
+
+    fn part<'a>(&self, text: &'a str, line: usize) -> &'a str {
+        let start = self.starts[line - 1];
+        let end = self.starts.get(line).map_or(text.len(), |next| next - 1);
+        &text[start..end.max(start)]
+    }
+}
+
+/// The items under `#[test]` or a `#[cfg]` that only tests or models meet, from the attribute to the item's end.
+fn test_items(text: &str, code: &str) -> Vec<(usize, usize)> {
+    let mut items = Vec::new();
+    for (at, _) in code.match_indices("#[").chain(code.match_indices("#![")) {
+        let open = at + code[at..].find('[').unwrap_or(0);
+        let close = matching(code, open);
+        let attribute = code[open + 1..close].trim();
+        let condition = attribute.strip_prefix("cfg").map(str::trim).and_then(|rest| rest.strip_prefix('('));
+        let test = match condition {
+            Some(rest) => only_in_tests(rest.strip_suffix(')').unwrap_or(rest)),
+            None => attribute == "test",
+        };
+        match (test, code[at..].starts_with("#!")) {
+            (true, true) => items.push((0, text.len())),
+            (true, false) => items.push((at, item_end(code, close + 1))),
+            _ => {}
+        }
+    }
+    items
+}
+
+/// Whether a `cfg` condition can hold only in tests or shuttle models.
+fn only_in_tests(condition: &str) -> bool {
+    let condition = condition.trim();
+    let inside = |name: &str| {
+        condition.strip_prefix(name).map(str::trim).and_then(|rest| rest.strip_prefix('(')?.strip_suffix(')'))
+    };
+    if let Some(parts) = inside("all") {
+        return arguments(parts).into_iter().any(only_in_tests);
+    }
+    if let Some(parts) = inside("any") {
+        let parts = arguments(parts);
+        return !parts.is_empty() && parts.into_iter().all(only_in_tests);
+    }
+    matches!(condition, "test" | "shuttle")
+}
+
+/// Splits at the commas that are in no brackets.
+fn arguments(list: &str) -> Vec<&str> {
+    let (mut depth, mut start, mut parts) = (0, 0, Vec::new());
+    for (at, byte) in list.bytes().enumerate() {
+        match byte {
+            b'(' => depth += 1,
+            b')' => depth -= 1,
+            b',' if depth == 0 => {
+                parts.push(&list[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&list[start..]);
+    parts.retain(|part| !part.trim().is_empty());
+    parts
+}
+
+/// The end of the item that begins after its attribute: its closing brace, or its semicolon or comma.
+fn item_end(code: &str, from: usize) -> usize {
+    let bytes = code.as_bytes();
+    let mut at = from;
+    while at < bytes.len() {
+        match bytes[at] {
+            b'{' => return (matching(code, at) + 1).min(bytes.len()),
+            b'(' | b'[' => at = matching(code, at),
+            b';' | b',' => return at + 1,
+            b'}' => return at,
+            _ => {}
+        }
+        at += 1;
+    }
+    bytes.len()
+}
+
+/// The offset of the bracket that closes the one at `open`; the end of the text if there is none.
+pub fn matching(code: &str, open: usize) -> usize {
+    let mut depth = 0;
+    for (at, byte) in code.bytes().enumerate().skip(open) {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return at;
+        }
+    }
+    code.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tested(text: &str, word: &str) -> bool {
+        let source = Source::new("a.rs", text, false);
+        source.in_test(text.find(word).expect("the word is in the text"))
+    }
+
+    #[test]
+    fn items_under_cfg_test_are_tests() {
+        let text = "fn a() {}\n#[cfg(test)]\nmod tests { fn b() { if x { y } } }\nfn c() {}";
+        assert!(!tested(text, "fn a"));
+        assert!(tested(text, "fn b"));
+        assert!(!tested(text, "fn c"));
+        assert!(tested("#[test]\n#[ignore]\nfn b([x]: [u8; 1]) { z }", "z"));
+        assert!(tested("#[cfg(test)] use std::vec; fn c() {}", "std"));
+        assert!(!tested("#[cfg(test)] use std::vec; fn c() {}", "fn c"));
+        assert!(tested("#![cfg(test)]\nfn b() {}", "fn b"));
+    }
+
+    #[test]
+    fn conditions_that_hold_elsewhere_are_no_tests() {
+        assert!(!tested("#[cfg(not(test))] fn b() {}", "fn b"));
+        assert!(!tested("#[cfg(any(test, unix))] fn b() {}", "fn b"));
+        assert!(tested("#[cfg(any(test, shuttle))] fn b() {}", "fn b"));
+        assert!(tested("#[cfg(all(unix, test))] fn b() {}", "fn b"));
+        assert!(!tested("#[cfg(all(unix, not(test)))] fn b() {}", "fn b"));
+        assert!(!tested("// #[cfg(test)]\nfn b() {}", "fn b"));
+    }
+
+    #[test]
+    fn files_of_test_modules_are_named() {
+        let text = "mod a;\n#[cfg(test)]\nmod b;\n#[cfg(test)]\nmod c { fn d() {} }\n#[cfg(shuttle)]\npub mod e;";
+        assert_eq!(Source::new("x/src/lib.rs", text, false).test_modules(), ["x/src/b", "x/src/e"]);
+        assert_eq!(Source::new("x/src/sync/mod.rs", text, false).test_modules(), ["x/src/sync/b", "x/src/sync/e"]);
+        assert_eq!(Source::new("x/src/sync.rs", text, false).test_modules(), ["x/src/sync/b", "x/src/sync/e"]);
+    }
+
+    #[test]
+    fn lines_count_from_one() {
+        let source = Source::new("a.rs", "a\nb // c\n", false);
+        assert_eq!((source.line(0), source.line(2), source.lines()), (1, 2, 2));
+        assert_eq!(source.code_line(2).trim(), "b");
+        assert_eq!(source.comment_line(2).trim(), "// c");
+        assert_eq!(source.code_line(1), "a");
+    }
+}

@@ -1,0 +1,99 @@
+//! The preload library needs no thread-local storage and none of the host's allocator (DESIGN trap 7).
+//!
+//! The fault path runs while the program's own memory is out: a thread-local block or a heap page that is folded
+//! would make the engine wait for itself.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::finding::Finding;
+
+/// Symbols that the library must not take from the host, and why. `true`: an error, `false`: a warning.
+const UNWANTED: &[(&str, bool, &str)] = &[
+    ("__tls_get_addr", true, "thread-local storage is allocated by the host's malloc"),
+    ("malloc", true, "the host's heap may be folded: use memfold_sys's allocator"),
+    ("calloc", true, "the host's heap may be folded: use memfold_sys's allocator"),
+    ("realloc", true, "the host's heap may be folded: use memfold_sys's allocator"),
+    ("free", true, "the host's heap may be folded: use memfold_sys's allocator"),
+    ("__errno_location", false, "errno is the program's: on the fault path make raw system calls, elsewhere save it"),
+];
+
+/// Checks a built library with `nm` and `readelf`.
+pub fn check(library: &Path) -> Result<Vec<Finding>> {
+    if !library.is_file() {
+        bail!("{}: no such file: build it first (make build)", library.display());
+    }
+    let path = library.to_string_lossy();
+    let mut findings = undefined(&path, &output("nm", &["-D", "--undefined-only", &path])?);
+    findings.extend(tls_segment(&path, &output("readelf", &["-lW", &path])?));
+    Ok(findings)
+}
+
+fn output(program: &str, arguments: &[&str]) -> Result<String> {
+    let done =
+        Command::new(program).args(arguments).output().with_context(|| format!("can't run {program} (binutils)"))?;
+    if !done.status.success() {
+        bail!("{program} {}: {}", arguments.join(" "), String::from_utf8_lossy(&done.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+/// The unwanted names in what `nm` prints, with or without their version.
+fn undefined(path: &str, listing: &str) -> Vec<Finding> {
+    let names = listing
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .map(|name| name.split('@').next().unwrap_or(name));
+    names
+        .filter_map(|name| UNWANTED.iter().find(|(unwanted, ..)| *unwanted == name))
+        .map(|(name, error, why)| {
+            let message = format!("needs {name}: {why}");
+            if *error { Finding::error(path, 0, message) } else { Finding::warning(path, 0, message) }
+        })
+        .collect()
+}
+
+fn tls_segment(path: &str, headers: &str) -> Option<Finding> {
+    let found = headers.lines().any(|line| line.split_whitespace().next() == Some("TLS"));
+    found
+        .then(|| Finding::error(path, 0, "has a TLS segment: find the thread_local or #[thread_local] and take it out"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLEAN: &str = "                 U mmap@GLIBC_2.2.5\n                 w __cxa_finalize@GLIBC_2.2.5\n                 U freeaddrinfo\n";
+
+    #[test]
+    fn a_clean_library_passes() {
+        assert!(undefined("x.so", CLEAN).is_empty());
+        assert_eq!(tls_segment("x.so", "  LOAD  0x0 0x0\n  GNU_STACK 0x0\n"), None);
+    }
+
+    #[test]
+    fn thread_local_storage_and_malloc_are_errors() {
+        let listing = format!("{CLEAN}                 U __tls_get_addr@GLIBC_2.3\n                 U malloc\n");
+        let found = undefined("x.so", &listing);
+        assert_eq!(found.len(), 2);
+        assert!(found.iter().all(|finding| !finding.warning));
+        assert!(tls_segment("x.so", "Program Headers:\n  TLS            0x001d30 0x2d30\n").is_some());
+    }
+
+    #[test]
+    fn errno_is_a_warning() {
+        let found = undefined("x.so", "                 U __errno_location@GLIBC_2.2.5\n");
+        assert!(found.len() == 1 && found[0].warning);
+    }
+
+    #[test]
+    fn a_real_library_is_read_and_a_missing_one_is_an_error() {
+        let own = std::env::current_exe().expect("a test has a path");
+        // A std program has thread-local storage.
+        let found = check(&own).expect("nm and readelf run");
+        assert!(found.iter().any(|finding| finding.message.contains("TLS segment")));
+        assert!(check(Path::new("/nonexistent.so")).is_err());
+    }
+}
