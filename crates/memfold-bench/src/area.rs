@@ -1,5 +1,6 @@
 //! An area of memfold's library: a region in signal or thread mode.
 
+use memfold::stats::FIGURES;
 use memfold::{Delivery, Memory, Region};
 use std::collections::BTreeMap;
 
@@ -14,8 +15,9 @@ impl FoldedArea {
     /// A region of `len` bytes of which `resident_bytes` stay mapped, folded with `codec`.
     pub fn new(len: usize, resident_bytes: u64, codec: &str, signal: bool) -> anyhow::Result<FoldedArea> {
         let delivery = if signal { Delivery::Signal } else { Delivery::Thread };
-        let memory = Memory::builder().resident_bytes(resident_bytes).codec(codec).delivery(delivery).build()?;
-        let region = memory.region(len)?;
+        let builder = Memory::builder().resident_bytes(resident_bytes).codec(codec).delivery(delivery);
+        let memory = builder.build().map_err(|error| anyhow::anyhow!("memfold: {error}"))?;
+        let region = memory.region(len).map_err(|error| anyhow::anyhow!("memfold: {error}"))?;
         Ok(FoldedArea { region, memory })
     }
 
@@ -26,6 +28,6 @@ impl FoldedArea {
 
     /// memfold's own counters, by name.
     pub fn counters(&self) -> BTreeMap<String, u64> {
-        self.memory.stats().iter().map(|(name, value)| (name.to_string(), value)).collect()
+        FIGURES.iter().zip(self.memory.stats().values()).map(|(figure, value)| (figure.name.into(), value)).collect()
     }
 }

@@ -62,6 +62,13 @@ impl Cgroup {
         fs::read_to_string(self.dir.join(name)).ok()?.trim().parse().ok()
     }
 
+    /// How often the kernel killed a member because nothing could be reclaimed.
+    pub fn oom_kills(&self) -> u64 {
+        let name = if self.v2 { "memory.events" } else { "memory.oom_control" };
+        let text = fs::read_to_string(self.dir.join(name)).unwrap_or_default();
+        text.lines().find_map(|line| line.strip_prefix("oom_kill ")).and_then(|n| n.trim().parse().ok()).unwrap_or(0)
+    }
+
     fn write(&self, name: &str, value: &str) -> anyhow::Result<()> {
         let path = self.dir.join(name);
         fs::write(&path, value).with_context(|| format!("writing '{value}' to {}", path.display()))

@@ -4,12 +4,13 @@ use crate::corpus_file::{CorpusFile, PAGE};
 use crate::message::Message;
 use crate::plain::PlainArea;
 use crate::size::parse_size;
-use crate::workload::{Phase, Workload, sums_of};
+use crate::workload::{Bounds, Phase, Workload, corpus_sums};
 use anyhow::Context;
 use clap::ValueEnum;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Which memory the child walks over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -51,6 +52,12 @@ pub struct WalkChildArgs {
     /// Accesses of each random phase
     #[arg(long)]
     pub random_reads: u64,
+    /// Most seconds of each random phase
+    #[arg(long)]
+    pub random_seconds: u64,
+    /// Seconds of a last phase that looks for growth; 0 for none
+    #[arg(long)]
+    pub soak: u64,
     /// Seed of the random phases
     #[arg(long)]
     pub seed: u64,
@@ -62,21 +69,32 @@ pub fn walk_child(args: WalkChildArgs) -> anyhow::Result<()> {
     // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let corpus = CorpusFile::open(&args.corpus)?;
-    let sums = sums_of(&corpus);
+    let sums = corpus_sums(&corpus);
     let len = args.size as usize / PAGE * PAGE;
     let area = Area::new(&args, len)?;
     // SAFETY: the area is `len` bytes, page-aligned, lives until the end of this function, and nothing else here
     // touches it.
-    let mut walk =
-        unsafe { Workload::new((area.as_ptr(), len), (&corpus, &sums), args.threads, args.random_reads, args.seed) };
+    let mut walk = unsafe { Workload::new((area.as_ptr(), len), (&corpus, &sums), args.threads, args.bounds()) };
     say(&Message::Ready { pid: std::process::id() as i32 })?;
     wait_for_line()?;
-    for phase in &args.phases {
-        say(&Message::Phase(walk.run(*phase)))?;
+    let soak = (args.soak > 0).then_some(Phase::Soak);
+    for phase in args.phases.iter().copied().chain(soak) {
+        say(&Message::Phase(walk.run(phase)))?;
     }
     let bytes_wrong = walk.verify();
     say(&Message::Done { bytes_wrong, counters: area.counters() })?;
     wait_for_line()
+}
+
+impl WalkChildArgs {
+    fn bounds(&self) -> Bounds {
+        Bounds {
+            accesses: self.random_reads,
+            random: Duration::from_secs(self.random_seconds),
+            soak: Duration::from_secs(self.soak),
+            seed: self.seed,
+        }
+    }
 }
 
 enum Area {

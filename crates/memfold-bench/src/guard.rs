@@ -3,12 +3,13 @@
 //! Every change of a kernel setting and every start of a child happens under one lock. A signal thread that takes the
 //! lock for good therefore sees a finished step, and no step follows.
 
-use crate::journal::{JOURNAL_PATH, Journal, replay};
+use crate::journal::{Journal, replay};
 use std::io::Error;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 #[derive(Default)]
 struct State {
@@ -18,7 +19,8 @@ struct State {
 
 static STATE: Mutex<State> = Mutex::new(State { journal: None, child: None });
 
-/// For the panic hook, which can't wait for the lock.
+/// For the panic hook, which can't wait for the lock: the text of the journal is in this file.
+static JOURNAL_FILE: OnceLock<std::path::PathBuf> = OnceLock::new();
 static JOURNAL_IS_OURS: AtomicBool = AtomicBool::new(false);
 
 const SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
@@ -34,7 +36,7 @@ pub fn install() -> anyhow::Result<()> {
         report(info);
         // The lock may be held by the panicking thread: the file on disk has it all.
         if JOURNAL_IS_OURS.load(Ordering::SeqCst)
-            && let Ok(text) = std::fs::read_to_string(JOURNAL_PATH)
+            && let Some(Ok(text)) = JOURNAL_FILE.get().map(std::fs::read_to_string)
         {
             tell(&replay(&text));
         }
@@ -42,13 +44,14 @@ pub fn install() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes the journal, and first restores what a killed run left. Needs root.
-pub fn open_journal() -> anyhow::Result<()> {
-    let (journal, problems) = Journal::open(std::path::Path::new(JOURNAL_PATH))?;
+/// Takes the journal at `path` (always the same in one process), and first restores what a killed run left in it.
+pub fn open_journal(path: &Path) -> anyhow::Result<()> {
+    let (journal, problems) = Journal::open(path)?;
     tell(&problems);
     if !problems.is_empty() {
-        anyhow::bail!("the settings of an earlier, killed run can't be restored (see {JOURNAL_PATH})");
+        anyhow::bail!("the settings of an earlier, killed run can't be restored (see {})", path.display());
     }
+    let _ = JOURNAL_FILE.set(path.to_path_buf());
     state().journal = Some(journal);
     JOURNAL_IS_OURS.store(true, Ordering::SeqCst);
     Ok(())
@@ -93,12 +96,12 @@ pub fn spawn(command: &mut Command) -> std::io::Result<Child> {
     Ok(child)
 }
 
-/// Kills the child's process group, if it still runs, and waits for it.
-pub fn end_child(mut child: Child) -> std::io::Result<std::process::ExitStatus> {
+/// Kills the child's process group and waits for the child. What a dead child left of its group is killed too.
+pub fn end_child(mut child: Child) -> std::io::Result<()> {
     let mut state = state();
     kill_group(child.id() as i32);
     state.child = None;
-    child.wait()
+    child.wait().map(drop)
 }
 
 /// Prints problems of an undo, each on a line.
@@ -113,7 +116,8 @@ fn state() -> MutexGuard<'static, State> {
 }
 
 fn kill_group(leader: i32) {
-    // SAFETY: kill touches no memory. The group is our child's: it is its leader, and not yet waited for.
+    // SAFETY: kill touches no memory. The group was made by our child a moment ago; a process group's number is not
+    // given to another while a member lives, and where none lives the call fails.
     unsafe { libc::kill(-leader, libc::SIGKILL) };
 }
 
@@ -152,5 +156,91 @@ fn mask(how: i32, set: &libc::sigset_t) -> std::io::Result<()> {
     match unsafe { libc::pthread_sigmask(how, set, std::ptr::null_mut()) } {
         0 => Ok(()),
         error => Err(Error::from_raw_os_error(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::PathBuf;
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+
+    const DIR: &str = "MEMFOLD_BENCH_GUARD_TEST";
+
+    /// Not a test by itself: what the tests below run in a process of its own, with this in its environment.
+    #[test]
+    fn a_guarded_process() {
+        let Some(dir) = std::env::var_os(DIR).map(PathBuf::from) else { return };
+        install().unwrap();
+        open_journal(&dir.join("journal")).unwrap();
+        let setting = dir.join("setting");
+        change(|journal| journal.set(&setting, "changed")).unwrap();
+        let mut child = spawn(Command::new("sleep").arg("600")).unwrap();
+        fs::write(dir.join("child"), child.id().to_string()).unwrap();
+        if dir.join("panic").exists() {
+            change(|_| -> anyhow::Result<()> { panic!("in the middle of a change") }).unwrap();
+        }
+        fs::write(dir.join("ready"), "").unwrap();
+        // The child dies by the signal. As in a run, the next step needs the lock, and doesn't come through.
+        child.wait().unwrap();
+        end_child(child).unwrap();
+        unreachable!("a step followed the signal");
+    }
+
+    fn guarded(name: &str, panic: bool, end: impl FnOnce(i32)) -> Option<i32> {
+        let dir = std::env::temp_dir().join(format!("memfold-guard-{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("setting"), "as it was").unwrap();
+        if panic {
+            fs::write(dir.join("panic"), "").unwrap();
+        }
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "guard::tests::a_guarded_process"]).env(DIR, &dir);
+        // The test runner has threads before `install` runs; in the real program there are none.
+        // SAFETY: between fork and exec only pthread_sigmask is called, which is async-signal-safe.
+        unsafe { command.pre_exec(|| mask(libc::SIG_BLOCK, &signal_set())) };
+        let mut process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let start = Instant::now();
+        while !panic && !dir.join("ready").exists() {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if !panic {
+            assert_eq!(fs::read_to_string(dir.join("setting")).unwrap(), "changed");
+        }
+        end(process.id() as i32);
+        let status = process.wait().unwrap();
+        assert_eq!(fs::read_to_string(dir.join("setting")).unwrap(), "as it was");
+        let child: i32 = fs::read_to_string(dir.join("child")).unwrap().parse().unwrap();
+        let start = Instant::now();
+        // SAFETY: signal 0 only asks whether the process exists.
+        while unsafe { libc::kill(child, 0) } == 0 && !is_zombie(child) {
+            assert!(start.elapsed() < Duration::from_secs(20), "the child outlived its parent");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        fs::remove_dir_all(dir).unwrap();
+        status.code()
+    }
+
+    fn is_zombie(pid: i32) -> bool {
+        fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
+    }
+
+    #[test]
+    fn a_signal_restores_kills_the_child_and_is_the_exit_status() {
+        for signal in SIGNALS {
+            // SAFETY: a signal to the process that this test started and has not waited for.
+            let status = guarded(&format!("signal-{signal}"), false, |pid| unsafe {
+                assert_eq!(libc::kill(pid, signal), 0);
+            });
+            assert_eq!(status, Some(128 + signal));
+        }
+    }
+
+    #[test]
+    fn a_panic_in_the_middle_of_a_change_restores() {
+        assert_ne!(guarded("panic", true, |_| ()), Some(0));
     }
 }

@@ -64,7 +64,7 @@ impl ZramRun<'_> {
                     figures = vec![
                         ("stored_bytes", bytes.original),
                         ("compressed_bytes", bytes.compressed),
-                        ("held_bytes_max", bytes.held_max),
+                        ("pool_bytes", bytes.held_max),
                         ("pages_swapped_out", used.swapped_out),
                         ("pages_swapped_in", used.swapped_in),
                         ("pages_out_in_folios", used.large_out),
@@ -78,6 +78,9 @@ impl ZramRun<'_> {
             on_message(message)
         })?;
         result.counters.extend(figures.into_iter().map(|(name, value)| (name.to_string(), value)));
+        if result.broke_off.is_some() && cgroup.oom_kills() > 0 {
+            result.counters.insert("oom_kills".into(), cgroup.oom_kills());
+        }
         Ok(result)
     }
 }

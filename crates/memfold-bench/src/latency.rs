@@ -37,6 +37,11 @@ impl Latency {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
+    /// How many measurements there are.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
     /// The mean in microseconds; 0 without measurements.
     pub fn mean_us(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum_ns as f64 / self.count as f64 / 1e3 }

@@ -3,13 +3,13 @@
 use crate::guard;
 use crate::machine::kib_field;
 use crate::message::Message;
-use crate::workload::PhaseResult;
+use crate::workload::{Phase, PhaseResult};
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub struct RunResult {
     /// Name of the peer.
     pub peer: String,
-    /// Its phases, in order.
+    /// The phases that it completed, in order.
     pub phases: Vec<PhaseResult>,
     /// Wrong bytes in all phases and in the last comparison of everything.
     pub bytes_wrong: u64,
@@ -27,10 +27,12 @@ pub struct RunResult {
     pub resident_bytes_max: u64,
     /// Further figures by name: memfold's counters, or zram's, the cgroup's and the folio sizes the kernel used.
     pub counters: BTreeMap<String, u64>,
+    /// Why it ended before its end, if it did.
+    pub broke_off: Option<String>,
 }
 
 /// Runs `command`, which is or leads to a `walk-child`. `on_message` sees each message before the child is answered.
-/// A child that says nothing for `silence_max` is killed, and that is an error.
+/// A child that says nothing for `silence_max` is killed. However the run ends, what it measured before counts.
 pub fn run(
     peer: &str,
     command: &mut Command,
@@ -39,27 +41,43 @@ pub fn run(
 ) -> anyhow::Result<RunResult> {
     let child = guard::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))
         .with_context(|| format!("starting {}", command.get_program().to_string_lossy()))?;
-    let (walker, stop, resident_max) = (AtomicI32::new(0), AtomicBool::new(false), AtomicU64::new(0));
+    let (walker, stop) = (AtomicI32::new(0), AtomicBool::new(false));
     let mut result = RunResult {
         peer: peer.into(),
         phases: Vec::new(),
         bytes_wrong: 0,
         resident_bytes_max: 0,
         counters: BTreeMap::new(),
+        broke_off: None,
     };
-    std::thread::scope(|scope| {
-        scope.spawn(|| watch_memory(&walker, &stop, &resident_max));
+    let mut soak = None;
+    let samples = std::thread::scope(|scope| {
+        let watch = scope.spawn(|| watch_memory(&walker, &stop));
         let outcome = follow(child, silence_max, &mut result, |message| {
-            if let Message::Ready { pid } = message {
-                walker.store(*pid, Ordering::Relaxed);
+            match message {
+                Message::Ready { pid } => walker.store(*pid, Ordering::Relaxed),
+                Message::Phase(phase) if phase.phase == Phase::Soak => {
+                    let end = Instant::now();
+                    soak = Some((end - Duration::from_secs_f64(phase.seconds), end));
+                }
+                _ => {}
             }
             on_message(message)
         });
         stop.store(true, Ordering::Relaxed);
-        outcome
-    })
-    .with_context(|| format!("peer {peer}"))?;
-    result.resident_bytes_max = resident_max.into_inner();
+        result.broke_off = outcome.err().map(|error| format!("{error:#}"));
+        watch.join().expect("the watching thread only reads")
+    });
+    result.resident_bytes_max = samples.iter().map(|sample| sample.1).max().unwrap_or(0);
+    if let Some((start, end)) = soak {
+        // After a warm-up of a tenth: the first fifth against the last.
+        let span = end - start;
+        for (name, from, to) in [("soak_bytes_early", 0.1, 0.3), ("soak_bytes_late", 0.8, 1.0)] {
+            let window = start + span.mul_f64(from)..start + span.mul_f64(to);
+            let most = samples.iter().filter(|(at, _)| window.contains(at)).map(|sample| sample.1).max();
+            result.counters.insert(name.into(), most.unwrap_or(0));
+        }
+    }
     Ok(result)
 }
 
@@ -71,20 +89,21 @@ fn follow(
     on_message: impl FnMut(&Message) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let talked = talk(&mut child, silence_max, result, on_message);
-    let mut status = None;
-    if talked.is_ok() {
-        let start = Instant::now();
-        while status.is_none() && start.elapsed() < silence_max {
-            status = child.try_wait()?;
-            std::thread::sleep(Duration::from_millis(2));
-        }
+    // All is said, or the pipe is closed: then it ends by itself. Else it is killed.
+    let patience = if talked.is_ok() { silence_max } else { Duration::from_secs(1) };
+    let start = Instant::now();
+    let mut status = child.try_wait()?;
+    while status.is_none() && start.elapsed() < patience {
+        std::thread::sleep(Duration::from_millis(2));
+        status = child.try_wait()?;
     }
-    let killed = guard::end_child(child)?;
+    guard::end_child(child)?;
     match (talked, status) {
         (Ok(()), Some(status)) if status.success() => Ok(()),
         (Ok(()), Some(status)) => bail!("ended with {status}"),
         (Ok(()), None) => bail!("did not end within {} s after its last message", silence_max.as_secs()),
-        (Err(error), _) => Err(error.context(format!("the walk broke off ({killed})"))),
+        (Err(error), Some(status)) => bail!("{error:#} ({status})"),
+        (Err(error), None) => bail!("{error:#} (killed)"),
     }
 }
 
@@ -100,7 +119,7 @@ fn talk(
         let line = match lines.recv_timeout(silence_max) {
             Ok(line) => line?,
             Err(RecvTimeoutError::Timeout) => bail!("no sign of life for {} s", silence_max.as_secs()),
-            Err(RecvTimeoutError::Disconnected) => bail!("ended before its last message"),
+            Err(RecvTimeoutError::Disconnected) => bail!("{}", next_step(result)),
         };
         let message: Message = serde_json::from_str(&line).with_context(|| format!("unexpected output: {line}"))?;
         on_message(&message)?;
@@ -119,6 +138,13 @@ fn talk(
     }
 }
 
+fn next_step(result: &RunResult) -> String {
+    match result.phases.last() {
+        None => "ended in its first phase".into(),
+        Some(last) => format!("ended after phase {}", last.phase.name()),
+    }
+}
+
 /// The lines of a pipe, read by a thread that ends with the pipe.
 fn lines_of(pipe: std::process::ChildStdout) -> Receiver<std::io::Result<String>> {
     let (sender, receiver) = channel();
@@ -132,14 +158,18 @@ fn lines_of(pipe: std::process::ChildStdout) -> Receiver<std::io::Result<String>
     receiver
 }
 
-fn watch_memory(pid: &AtomicI32, stop: &AtomicBool, resident_max: &AtomicU64) {
+/// Anonymous resident bytes of the process, ten times a second.
+fn watch_memory(pid: &AtomicI32, stop: &AtomicBool) -> Vec<(Instant, u64)> {
+    let mut samples = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         let pid = pid.load(Ordering::Relaxed);
         if pid != 0
             && let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status"))
+            && let Some(bytes) = kib_field(&status, "RssAnon:")
         {
-            resident_max.fetch_max(kib_field(&status, "RssAnon:").unwrap_or(0), Ordering::Relaxed);
+            samples.push((Instant::now(), bytes));
         }
         std::thread::sleep(Duration::from_millis(100));
     }
+    samples
 }

@@ -32,7 +32,7 @@ impl Spread {
 
 /// A figure with three or four digits that matter.
 pub fn show(value: f64) -> String {
-    if value >= 99.95 { format!("{value:.0}") } else { format!("{value:.1}") }
+    if value >= 99.95 || value == 0.0 { format!("{value:.0}") } else { format!("{value:.1}") }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! What memfold must reach against the best of the kernel's zram lz4.
 
 use crate::peer::Form;
+use crate::runner::RunResult;
 use crate::summary::show;
 use crate::workload::Phase;
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,8 @@ pub enum Verdict {
     Short,
     /// One of the two sides was not run.
     NotRun,
+    /// The form of memfold kept more in memory than it was allowed: its figure says nothing.
+    Void,
 }
 
 impl Verdict {
@@ -23,6 +26,7 @@ impl Verdict {
             Verdict::Pass => "pass",
             Verdict::Short => "SHORT",
             Verdict::NotRun => "not run",
+            Verdict::Void => "VOID",
         }
     }
 }
@@ -87,7 +91,12 @@ impl Row {
 }
 
 /// Compares. `ours` gives the median of a form in a phase, `kernel` those of the zram lz4 peers with their folio size.
-pub fn compare(ours: impl Fn(Form, Phase) -> Option<f64>, kernel: impl Fn(Phase) -> Vec<(f64, String)>) -> Vec<Row> {
+/// A form for which `void` is true gets no verdict but that.
+pub fn compare(
+    ours: impl Fn(Form, Phase) -> Option<f64>,
+    kernel: impl Fn(Phase) -> Vec<(f64, String)>,
+    void: impl Fn(Form) -> bool,
+) -> Vec<Row> {
     let rows = TARGETS.iter().map(|target| {
         let latency = target.phase.is_latency();
         let figure = ours(target.form, target.phase);
@@ -96,6 +105,7 @@ pub fn compare(ours: impl Fn(Form, Phase) -> Option<f64>, kernel: impl Fn(Phase)
         let best = kernel(target.phase).into_iter().max_by(better);
         let ratio = figure.zip(best.as_ref()).map(|(figure, best)| figure / best.0);
         let verdict = match ratio {
+            _ if figure.is_some() && void(target.form) => Verdict::Void,
             None => Verdict::NotRun,
             Some(ratio) if latency && ratio <= target.ratio => Verdict::Pass,
             Some(ratio) if !latency && ratio >= target.ratio => Verdict::Pass,
@@ -130,13 +140,40 @@ pub fn wrong_row(bytes_wrong: u64, runs: usize) -> Row {
     }
 }
 
+/// Rows about memfold's own memory: its index, and growth in a soak.
+pub fn memory_rows(runs: &[&RunResult]) -> Vec<Row> {
+    let worst = |part: &str, whole: &str| {
+        let pairs = runs.iter().filter_map(|run| Some((*run.counters.get(part)?, *run.counters.get(whole)?)));
+        pairs.filter(|(_, whole)| *whole > 0).map(|(part, whole)| part as f64 / whole as f64).max_by(f64::total_cmp)
+    };
+    let row = |label: &str, figure: Option<f64>, most: f64, target: &str| Row {
+        label: label.into(),
+        figure,
+        best: None,
+        ratio: None,
+        target: target.into(),
+        verdict: match figure {
+            None => Verdict::NotRun,
+            Some(figure) if figure <= most => Verdict::Pass,
+            Some(_) => Verdict::Short,
+        },
+    };
+    let index_percent = worst("index_bytes", "folded_bytes").map(|share| share * 100.0);
+    let growth = worst("soak_bytes_late", "soak_bytes_early").map(|ratio| (ratio - 1.0) * 100.0);
+    vec![
+        row("index and metadata, % of folded data, worst run", index_percent, 1.0, "<= 1"),
+        row("growth of memory in a soak, %, worst run", growth, 2.0, "<= 2"),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn verdicts(ours: f64, kernel: &[f64]) -> Vec<Verdict> {
         let kernel = |_| kernel.iter().map(|&value| (value, "4k".to_string())).collect();
-        compare(|form, _| (form != Form::Run).then_some(ours), kernel).iter().map(|row| row.verdict).collect()
+        let ours = |form, _| (form != Form::Run).then_some(ours);
+        compare(ours, kernel, |_| false).iter().map(|row| row.verdict).collect()
     }
 
     #[test]
@@ -148,6 +185,14 @@ mod tests {
         // As latency the kernel's best is 50: 45 is 0.9x.
         assert_eq!(verdicts(45.0, &[50.0, 100.0])[9..], [Pass, Pass]);
         assert_eq!(verdicts(46.0, &[50.0, 100.0])[9..], [Short, Pass]);
+    }
+
+    #[test]
+    fn a_form_over_its_bound_reaches_nothing() {
+        let rows = compare(|_, _| Some(1e6), |_| vec![(1.0, "4k".into())], |form| form == Form::Run);
+        let void = |row: &&Row| row.label.contains("under run");
+        assert!(rows.iter().filter(void).all(|row| row.verdict == Verdict::Void));
+        assert!(rows.iter().filter(|row| !void(row)).all(|row| row.verdict != Verdict::Void));
     }
 
     #[test]

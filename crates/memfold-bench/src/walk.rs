@@ -4,6 +4,7 @@ use crate::corpus::{build, default_path, hash};
 use crate::corpus_file::{CorpusFile, PAGE};
 use crate::folio::FolioKib;
 use crate::guard;
+use crate::journal::JOURNAL_PATH;
 use crate::kernel_run::ZramRun;
 use crate::machine::Machine;
 use crate::message::Message;
@@ -16,6 +17,7 @@ use crate::workload::Phase;
 use crate::zram::Zram;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -51,6 +53,12 @@ pub struct WalkArgs {
     /// Accesses of each random phase [default: 200000]
     #[arg(long)]
     pub random_reads: Option<u64>,
+    /// Most seconds of each random phase
+    #[arg(long, default_value_t = 10, value_name = "SECONDS")]
+    pub random_seconds: u64,
+    /// After the other phases read and write at random for this long, and watch whether memory grows
+    #[arg(long, default_value_t = 0, value_name = "SECONDS")]
+    pub soak: u64,
     /// Seed of the random phases
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -69,7 +77,7 @@ pub struct WalkArgs {
     /// Exit with status 1 if a row is short of its target
     #[arg(long)]
     pub check: bool,
-    /// Kill a run that says nothing for this long, in seconds
+    /// Kill a run that says nothing for this long (a soak's time comes on top)
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     pub silence_max: u64,
     /// The memfold program for `memfold-run` [default: this one]
@@ -80,28 +88,29 @@ pub struct WalkArgs {
 /// Runs the walks, prints the report, and returns the exit status: 1 if a byte was wrong or a peer failed or, with
 /// `--check`, a row is short. Every kernel setting is restored, also on SIGINT, SIGTERM, a panic, or at the next start.
 pub fn walk(args: WalkArgs) -> anyhow::Result<i32> {
-    let plan = Plan::new(&args)?;
     guard::install()?;
+    let plan = Plan::new(&args)?;
     let corpus = describe_corpus(&plan.corpus)?;
     let kernel = plan.peers.iter().any(|peer| matches!(peer, Peer::Zram { .. }));
     if kernel {
-        guard::open_journal()?;
+        guard::open_journal(Path::new(JOURNAL_PATH))?;
     }
     let mut report = Report {
         machine: Machine::read(),
         command: std::env::args().collect::<Vec<_>>().join(" "),
         corpus,
+        resident_bytes: plan.resident,
         conditions: plan.conditions(),
         departures: plan.departures(),
         left_out: plan.left_out.clone(),
         runs: Vec::new(),
         rows: Vec::new(),
     };
-    let failures = plan.run_all(&mut report.runs);
+    let outcome = plan.run_all(&mut report.runs);
     if kernel {
         guard::close_journal();
     }
-    report.left_out.extend(failures.iter().cloned());
+    report.left_out.extend(outcome.notes);
     report.judge();
     print!("{}", report.text());
     if let Some(path) = &args.json {
@@ -109,7 +118,17 @@ pub fn walk(args: WalkArgs) -> anyhow::Result<i32> {
         std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
     }
     let wrong = report.runs.iter().any(|run| run.bytes_wrong > 0);
-    Ok(i32::from(!failures.is_empty() || wrong || args.check && !report.is_good()))
+    Ok(i32::from(outcome.failed || wrong || args.check && !report.is_good()))
+}
+
+/// This program, also if its file was replaced meanwhile.
+const THIS: &str = "/proc/self/exe";
+
+/// What went wrong in some runs.
+#[derive(Default)]
+struct Outcome {
+    notes: Vec<String>,
+    failed: bool,
 }
 
 /// The arguments, checked and completed.
@@ -122,6 +141,8 @@ struct Plan {
     phases: Vec<Phase>,
     threads: usize,
     random_reads: u64,
+    random_seconds: u64,
+    soak: u64,
     seed: u64,
     peers: Vec<Peer>,
     left_out: Vec<String>,
@@ -143,10 +164,12 @@ impl Plan {
             phases: Phase::ALL.to_vec(),
             threads: args.threads,
             random_reads: args.random_reads.unwrap_or(quick(200_000, 50_000)),
+            random_seconds: args.random_seconds,
+            soak: args.soak,
             seed: args.seed,
             peers: Vec::new(),
             left_out: Vec::new(),
-            silence_max: Duration::from_secs(args.silence_max),
+            silence_max: Duration::from_secs(args.silence_max + args.soak),
             memfold: args.memfold.clone().unwrap_or_else(|| this.clone()),
             this,
         };
@@ -173,6 +196,7 @@ impl Plan {
             () if self.size > memory / 4 * 3 => usage("--size is over three quarters of this machine's memory"),
             () if self.runs == 0 => usage("--runs must be at least 1"),
             () if !(1..=256).contains(&self.threads) => usage("--threads must be 1 to 256"),
+            () if self.random_seconds == 0 => usage("--random-seconds must be at least 1"),
             () if self.random_reads == 0 => usage("--random-reads must be at least 1"),
             () => Ok(()),
         }
@@ -201,7 +225,7 @@ impl Plan {
             }
         }
         if self.peers.is_empty() {
-            let why = self.left_out.join("; ");
+            let why = if self.left_out.is_empty() { "name one with --vs".into() } else { self.left_out.join("; ") };
             return Err(Refusal::Usage(format!("no peer to run: {why}")).into());
         }
         Ok(())
@@ -221,27 +245,38 @@ impl Plan {
         }
     }
 
-    /// Runs all peers in turn, as often as asked; returns the failures. A peer that failed isn't run again.
-    fn run_all(&self, results: &mut Vec<RunResult>) -> Vec<String> {
-        let steps = self.runs * self.peers.len() * (self.phases.len() + 1);
+    /// Runs all peers in turn, as often as asked; returns what went wrong. A peer that failed isn't run again. That
+    /// the kernel killed a walk on zram for want of memory in its cgroup is a result, not a failure.
+    fn run_all(&self, results: &mut Vec<RunResult>) -> Outcome {
+        let steps = self.runs * self.peers.len() * (self.phases.len() + 1 + usize::from(self.soak > 0));
         let bar = ProgressBar::new(steps as u64); // Draws to stderr, and only on a terminal.
         let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed} {msg}");
         bar.set_style(style.expect("a valid template"));
-        let mut failed: Vec<(Peer, String)> = Vec::new();
+        let mut outcome = Outcome::default();
+        let mut dropped: Vec<&Peer> = Vec::new();
         for run in 1..=self.runs {
             for peer in &self.peers {
-                if failed.iter().any(|(other, _)| other == peer) {
+                if dropped.contains(&peer) {
                     continue;
                 }
                 bar.set_message(format!("{} run {run}/{}", peer.name(), self.runs));
-                match self.run_one(peer, &bar) {
-                    Ok(result) => results.push(result),
-                    Err(error) => failed.push((peer.clone(), format!("failed in run {run}: {error:#}"))),
+                let done = self.run_one(peer, &bar);
+                let (why, killed) = match &done {
+                    Ok(result) => (result.broke_off.clone(), result.counters.contains_key("oom_kills")),
+                    Err(error) => (Some(format!("{error:#}")), false),
+                };
+                results.extend(done.ok());
+                let Some(why) = why else { continue };
+                let cause = if killed { " (out of memory in its cgroup: killed by the kernel)" } else { "" };
+                outcome.notes.push(left_out(peer, &format!("run {run} broke off: {why}{cause}")));
+                if !killed {
+                    outcome.failed = true;
+                    dropped.push(peer);
                 }
             }
         }
         bar.finish_and_clear();
-        failed.iter().map(|(peer, why)| left_out(peer, why)).collect()
+        outcome
     }
 
     fn run_one(&self, peer: &Peer, bar: &ProgressBar) -> anyhow::Result<RunResult> {
@@ -256,17 +291,20 @@ impl Plan {
             Peer::Zram { codec, folio } => {
                 let area = if folio.0 == 4 { "plain" } else { "huge" };
                 let run = ZramRun { codec, folio: *folio, area_bytes: self.size, resident_bytes: self.resident };
-                run.run(&name, Command::new(&self.this).args(self.child_args(area)), self.silence_max, tick)
+                run.run(&name, Command::new(THIS).args(self.child_args(area)), self.silence_max, tick)
             }
             Peer::Memfold(Form::Run) => {
                 let mut command = Command::new(&self.memfold);
-                command.args(["run", "--resident", &self.resident.to_string(), "--codec", &self.codec, "--"]);
-                command.arg(&self.this).args(self.child_args("plain"));
-                runner::run(&name, &mut command, self.silence_max, tick)
+                command.args(["run", "--resident", &self.resident.to_string(), "--codec", &self.codec]);
+                let stats = StatsFile::new();
+                command.arg("--stats-file").arg(&stats.0).arg("--").arg(&self.this).args(self.child_args("plain"));
+                let mut result = runner::run(&name, &mut command, self.silence_max, tick)?;
+                result.counters.extend(stats.counters());
+                Ok(result)
             }
             Peer::Memfold(form) => {
                 let area = if *form == Form::Signal { "signal" } else { "thread" };
-                runner::run(&name, Command::new(&self.this).args(self.child_args(area)), self.silence_max, tick)
+                runner::run(&name, Command::new(THIS).args(self.child_args(area)), self.silence_max, tick)
             }
         }
     }
@@ -282,6 +320,8 @@ impl Plan {
             ("--threads", self.threads.to_string()),
             ("--phases", phases.join(",")),
             ("--random-reads", self.random_reads.to_string()),
+            ("--random-seconds", self.random_seconds.to_string()),
+            ("--soak", self.soak.to_string()),
             ("--seed", self.seed.to_string()),
         ];
         for (name, value) in values {
@@ -292,13 +332,14 @@ impl Plan {
 
     fn conditions(&self) -> String {
         format!(
-            "{} in {} resident, {}, {} thread(s), {} run(s), {} random accesses a phase, seed {}",
+            "{} in {} resident, {}, {} thread(s), {} run(s), {} random accesses or {} s a phase, seed {}",
             show_size(self.size),
             show_size(self.resident),
             self.codec,
             self.threads,
             self.runs,
             self.random_reads,
+            self.random_seconds,
             self.seed,
         )
     }
@@ -312,6 +353,28 @@ impl Plan {
             (self.runs >= 5, "5 runs"),
         ];
         all.iter().filter(|(kept, _)| !kept).map(|(_, wanted)| wanted.to_string()).collect()
+    }
+}
+
+/// The file that `memfold run` writes its figures to; gone with the value.
+struct StatsFile(PathBuf);
+
+impl StatsFile {
+    fn new() -> StatsFile {
+        StatsFile(std::env::temp_dir().join(format!("memfold-bench-{}.json", std::process::id())))
+    }
+
+    /// Every figure that is a whole number; none if there is no such file.
+    fn counters(&self) -> BTreeMap<String, u64> {
+        let text = std::fs::read_to_string(&self.0).unwrap_or_default();
+        let figures: BTreeMap<String, serde_json::Value> = serde_json::from_str(&text).unwrap_or_default();
+        figures.into_iter().filter_map(|(name, value)| Some((name, value.as_u64()?))).collect()
+    }
+}
+
+impl Drop for StatsFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 

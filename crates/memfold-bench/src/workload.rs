@@ -2,12 +2,13 @@
 
 use crate::corpus_file::{CorpusFile, PAGE};
 use crate::latency::Latency;
-use crate::page::{Pages, corpus_sums};
+use crate::page::Pages;
+pub use crate::page::corpus_sums;
 use crate::random::Random;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::sync::Barrier;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A phase of the walk. Every phase checks what it reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
@@ -25,10 +26,13 @@ pub enum Phase {
     Random,
     /// Of all accesses 90% go to 10% of the memory (scattered runs of 64 KiB), one in ten is a write
     Skewed,
+    /// Reads whole pages at random and changes one in ten, for the time of --soak: does memory grow?
+    #[value(skip)]
+    Soak,
 }
 
 impl Phase {
-    /// All phases in the order in which they run.
+    /// The phases that always run, in their order; a soak, if asked for, comes after them.
     pub const ALL: [Phase; 6] = [Phase::Fill, Phase::Read1, Phase::Read2, Phase::Dirty, Phase::Random, Phase::Skewed];
 
     /// The name on the command line and in reports.
@@ -40,12 +44,13 @@ impl Phase {
             Phase::Dirty => "dirty",
             Phase::Random => "random",
             Phase::Skewed => "skewed",
+            Phase::Soak => "soak",
         }
     }
 
     /// Whether the phase is measured by the latency of its accesses, else by bytes per second.
     pub fn is_latency(self) -> bool {
-        matches!(self, Phase::Random | Phase::Skewed)
+        matches!(self, Phase::Random | Phase::Skewed | Phase::Soak)
     }
 }
 
@@ -58,6 +63,8 @@ pub struct PhaseResult {
     pub seconds: f64,
     /// Bytes of the pages accessed, over a million, per second.
     pub mb_per_s: f64,
+    /// Pages accessed.
+    pub accesses: u64,
     /// Latency of one access in microseconds (0 for sequential phases): mean,
     pub mean_us: f64,
     /// median,
@@ -70,15 +77,27 @@ pub struct PhaseResult {
     pub bytes_wrong: u64,
 }
 
+/// How long the random phases last: until one of two bounds is met.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Accesses of a random phase, of all threads together.
+    pub accesses: u64,
+    /// Time of a random phase.
+    pub random: Duration,
+    /// Time of the soak, which has no other bound.
+    pub soak: Duration,
+    /// Seed of the random phases.
+    pub seed: u64,
+}
+
 /// The area of one run, split into one slice a thread.
 pub struct Workload<'c> {
     slices: Vec<Pages<'c>>,
-    accesses: u64,
-    seed: u64,
+    bounds: Bounds,
 }
 
 impl<'c> Workload<'c> {
-    /// A walk of `threads` over `len` bytes from `start`; random phases make `accesses` in all.
+    /// A walk of `threads` over `len` bytes from `start`; `sums` from [`corpus_sums`].
     ///
     /// # Safety
     /// As for [`Pages::new`], for `len` bytes: `start` aligned to a page, `len` a multiple of it.
@@ -86,8 +105,7 @@ impl<'c> Workload<'c> {
         (start, len): (*mut u8, usize),
         (corpus, sums): (&'c CorpusFile, &'c [u64]),
         threads: usize,
-        accesses: u64,
-        seed: u64,
+        bounds: Bounds,
     ) -> Workload<'c> {
         let pages = len / PAGE;
         assert!(threads >= 1 && pages >= threads);
@@ -98,16 +116,20 @@ impl<'c> Workload<'c> {
             // SAFETY: slices don't overlap and lie in the caller's area.
             unsafe { Pages::new(start.add(first * PAGE), count, first as u64, corpus, sums) }
         });
-        Workload { slices: slices.collect(), accesses, seed }
+        Workload { slices: slices.collect(), bounds }
     }
 
     /// Runs one phase. `Fill` comes first, always.
     pub fn run(&mut self, phase: Phase) -> PhaseResult {
-        let (accesses, seed) = (self.accesses.div_ceil(self.slices.len() as u64), self.seed);
+        let mut bounds = self.bounds;
+        bounds.accesses = match phase {
+            Phase::Soak => u64::MAX,
+            _ => bounds.accesses.div_ceil(self.slices.len() as u64),
+        };
         let wrong_before = self.bytes_wrong();
         let parts = each_slice(&mut self.slices, |thread, slice| {
             let start = Instant::now();
-            let latency = work(phase, slice, accesses, Random::new(seed ^ ((phase as u64) << 32) ^ thread as u64));
+            let latency = work(phase, slice, bounds, Random::new(bounds.seed ^ ((phase as u64) << 32) ^ thread as u64));
             (start, Instant::now(), latency)
         });
         let start = parts.iter().map(|p| p.0).min().expect("a thread");
@@ -115,15 +137,15 @@ impl<'c> Workload<'c> {
         let mut latency = Latency::default();
         parts.iter().for_each(|p| latency.merge(&p.2));
         let seconds = (end - start).as_secs_f64();
-        let pages = if phase.is_latency() {
-            accesses * self.slices.len() as u64
-        } else {
-            self.slices.iter().map(|s| s.len() as u64).sum()
+        let accesses = match phase.is_latency() {
+            true => latency.count(),
+            false => self.slices.iter().map(|s| s.len() as u64).sum(),
         };
         PhaseResult {
             phase,
             seconds,
-            mb_per_s: (pages * PAGE as u64) as f64 / 1e6 / seconds,
+            mb_per_s: (accesses * PAGE as u64) as f64 / 1e6 / seconds,
+            accesses,
             mean_us: latency.mean_us(),
             p50_us: latency.quantile_us(0.5),
             p99_us: latency.quantile_us(0.99),
@@ -145,14 +167,8 @@ impl<'c> Workload<'c> {
     }
 }
 
-/// The sums that [`Workload::new`] takes.
-pub fn sums_of(corpus: &CorpusFile) -> Vec<u64> {
-    corpus_sums(corpus)
-}
-
 /// One thread's work of a phase; returns the latencies of the phases that have them.
-fn work(phase: Phase, slice: &mut Pages<'_>, accesses: u64, mut random: Random) -> Latency {
-    let mut latency = Latency::default();
+fn work(phase: Phase, slice: &mut Pages<'_>, bounds: Bounds, random: Random) -> Latency {
     let pages = slice.len();
     match phase {
         Phase::Fill => (0..pages).for_each(|i| slice.fill(i)),
@@ -163,28 +179,43 @@ fn work(phase: Phase, slice: &mut Pages<'_>, accesses: u64, mut random: Random) 
                 slice.change(i);
             }
         }
-        Phase::Random => {
-            for _ in 0..accesses {
-                let i = random.below(pages as u64) as usize;
-                let start = Instant::now();
-                slice.check_sum(i);
-                latency.add(start.elapsed());
-            }
+        Phase::Random => return accesses(slice, bounds.accesses, bounds.random, random, uniform, 0),
+        Phase::Skewed => return accesses(slice, bounds.accesses, bounds.random, random, skewed, 10),
+        Phase::Soak => return accesses(slice, bounds.accesses, bounds.soak, random, uniform, 10),
+    }
+    Latency::default()
+}
+
+/// Accesses of whole pages that `choose` names, of which one in `write_every` (0: none) also writes, until there were
+/// `count` of them or `time` is over.
+fn accesses(
+    slice: &mut Pages<'_>,
+    count: u64,
+    time: Duration,
+    mut random: Random,
+    choose: fn(&mut Random, u64) -> u64,
+    write_every: u64,
+) -> Latency {
+    let mut latency = Latency::default();
+    let begin = Instant::now();
+    for _ in 0..count {
+        let i = choose(&mut random, slice.len() as u64) as usize;
+        let write = write_every != 0 && random.below(write_every) == 0;
+        let start = Instant::now();
+        if start - begin > time {
+            break;
         }
-        Phase::Skewed => {
-            for _ in 0..accesses {
-                let i = skewed(&mut random, pages as u64) as usize;
-                let write = random.below(10) == 0;
-                let start = Instant::now();
-                slice.check_sum(i);
-                if write {
-                    slice.change(i);
-                }
-                latency.add(start.elapsed());
-            }
+        slice.check_sum(i);
+        if write {
+            slice.change(i);
         }
+        latency.add(start.elapsed());
     }
     latency
+}
+
+fn uniform(random: &mut Random, pages: u64) -> u64 {
+    random.below(pages)
 }
 
 /// Nine times of ten a page of every tenth run of 16 pages, else any page.
@@ -227,6 +258,8 @@ mod tests {
     use crate::random::mix;
 
     const LEN: usize = 4 << 20;
+    const BOUNDS: Bounds =
+        Bounds { accesses: 20_000, random: Duration::from_secs(60), soak: Duration::from_millis(50), seed: 1 };
 
     fn with_walk(threads: usize, test: impl FnOnce(&mut Workload<'_>, *mut u8)) {
         let name = format!("memfold-walk-{}-{threads}-{:?}", std::process::id(), std::thread::current().id());
@@ -235,10 +268,10 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         let corpus = CorpusFile::open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let sums = sums_of(&corpus);
+        let sums = corpus_sums(&corpus);
         let area = PlainArea::new(LEN, false).unwrap();
         // SAFETY: the area is LEN bytes of its own; the tests flip bytes only between phases.
-        let mut walk = unsafe { Workload::new((area.as_ptr(), LEN), (&corpus, &sums), threads, 20_000, 1) };
+        let mut walk = unsafe { Workload::new((area.as_ptr(), LEN), (&corpus, &sums), threads, BOUNDS) };
         test(&mut walk, area.as_ptr());
     }
 
@@ -252,7 +285,7 @@ mod tests {
     fn all_phases_find_nothing_wrong_in_plain_memory() {
         for threads in [1, 3] {
             with_walk(threads, |walk, _| {
-                for phase in Phase::ALL.into_iter().chain([Phase::Read1, Phase::Dirty, Phase::Random]) {
+                for phase in Phase::ALL.into_iter().chain([Phase::Read1, Phase::Dirty, Phase::Random, Phase::Soak]) {
                     let result = walk.run(phase);
                     assert_eq!(result.bytes_wrong, 0, "{phase:?}");
                     assert!(result.seconds > 0.0 && result.mb_per_s > 0.0);
@@ -294,7 +327,7 @@ mod tests {
     #[test]
     fn skewed_accesses_are_nine_tenths_in_a_tenth() {
         let mut random = Random::new(3);
-        let hot = (0..100_000).filter(|_| skewed(&mut random, 16_000) / 16 % 10 == 0).count();
+        let hot = (0..100_000).filter(|_| (skewed(&mut random, 16_000) / 16).is_multiple_of(10)).count();
         assert!((90_000..92_000).contains(&hot), "{hot}");
     }
 }

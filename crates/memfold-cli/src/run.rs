@@ -26,17 +26,25 @@ const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
 Examples:
-  memfold run --limit 1G -- python3 train.py       all of it in 1 GiB of physical memory
-  memfold run --limit 25% --codec zstd:1 -- ./app   a quarter of this machine's memory, stronger compression
-  memfold run --resident 512M --summary -- ./app    512 MiB uncompressed, as much compressed as it takes
+  memfold run --limit 1G -- python3 train.py
+      everything in 1 GiB of physical memory
+  memfold run --limit 25% --codec zstd:1 -- ./app
+      a quarter of the memory there is, stronger compression
+  memfold run --resident 512M --summary -- ./app
+      512 MiB uncompressed and as much compressed as it takes, with a summary
   memfold run --limit 1G --stats-file run.json -- sort big.txt
 
-Sizes are bytes, or K, M, G, T (powers of 1024), or a percentage of the memory of this machine or cgroup.
-A program that stays under the limit runs untouched. MEMFOLD_DISABLE=1 in the environment switches memfold off.
-INT, TERM, HUP, QUIT, USR1, USR2, CONT and TSTP are passed on to CMD. If memfold itself is killed, so is CMD.
+Sizes are bytes, or K, M, G, T (powers of 1024), or a percentage of the memory
+of this machine or cgroup. A program that stays under its limit runs untouched.
+MEMFOLD_DISABLE=1 in the environment switches memfold off.
 
-Exit status: CMD's own; 128+n if signal n ended it; 125 memfold itself failed, 126 CMD can't be executed, 127 CMD was
-not found.";
+INT, TERM, HUP, QUIT, USR1, USR2, CONT and TSTP are passed on to CMD. If memfold
+itself is killed (SIGKILL), so is CMD.
+
+Exit status: CMD's own; 128+n if signal n ended CMD; 125 if memfold itself
+failed, 126 if CMD can't be executed, 127 if CMD was not found.";
+/// Columns of a flag's help; clap indents it by the width of the flags.
+const HELP_COLUMNS: usize = 60;
 
 /// The command line of `run`: a flag for every key of [`KEYS`], and two for reports.
 pub fn command() -> Command {
@@ -45,7 +53,7 @@ pub fn command() -> Command {
             "none" => key.help.to_string(),
             default => format!("{} [default: {default}]", key.help),
         };
-        Arg::new(key.name).long(key.name).value_name(key.value).help(help)
+        Arg::new(key.name).long(key.name).value_name(key.value).help(wrapped(&help))
     });
     Command::new("run")
         .about("Runs a program with its memory folded: compressed where it is cold, within a limit")
@@ -68,6 +76,20 @@ pub fn command() -> Command {
                 .help("the program and its arguments"),
         )
         .after_help(EXAMPLES)
+}
+
+fn wrapped(text: &str) -> String {
+    let (mut out, mut column) = (String::new(), 0);
+    for word in text.split(' ') {
+        if column > 0 {
+            let fits = column + 1 + word.len() <= HELP_COLUMNS;
+            out.push(if fits { ' ' } else { '\n' });
+            column = if fits { column + 1 } else { 0 };
+        }
+        out.push_str(word);
+        column += word.len();
+    }
+    out
 }
 
 /// Runs the program; the status to exit with.

@@ -9,8 +9,13 @@ extern crate alloc;
 mod say;
 mod panic;
 mod heap;
+mod c_heap;
 mod order;
 mod slots;
+mod proc;
+mod program;
+mod fork;
+mod threads;
 
 use memfold::config::Config;
 use memfold::stats::Stats;
@@ -29,5 +34,18 @@ extern "C" fn construct() {
 
 /// Puts this process under management as `config` says, counting in `stats`.
 fn start(config: Config, stats: &'static Stats) {
-    let _ = (config, stats);
+    // First, so that it runs after the program's own handlers of fork.
+    fork::install();
+    program::start(config, stats);
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static DESTRUCTOR: extern "C" fn() = finish;
+
+/// Brings the figures up to date once more before the program ends.
+extern "C" fn finish() {
+    if let Some(program) = program::get() {
+        program.pager.publish();
+    }
 }

@@ -16,10 +16,12 @@ pub(crate) const NIL: u32 = u32::MAX;
 
 /// Warm bytes that a pool may keep however little it holds.
 const WARM_MIN: u64 = 256 << 10;
-/// Warm bytes that a pool may keep for each byte that it holds: 1/32.
-const WARM_SHIFT: u32 = 5;
+/// Warm bytes that a pool may keep for each byte that it holds: 1/64.
+const WARM_SHIFT: u32 = 6;
 /// Spans given back in one go, sorted, so that neighbours share a system call.
 const BATCH: usize = 64;
+/// Spans given back by a free that finds too much warm.
+const FEW: usize = 4;
 
 pub(crate) struct Arena {
     data: Area,
@@ -88,8 +90,8 @@ impl Arena {
         index
     }
 
-    /// Takes back an emptied span. True if so much is warm by now that the caller should [`Arena::trim`], after it let
-    /// go of its locks.
+    /// Takes back an emptied span. True if so much is warm by now that the caller should [`Arena::trim_some`], after it
+    /// let go of its locks.
     pub fn give(&self, index: u32) -> bool {
         let Some(span) = self.spans.get(index) else { return false };
         span.set_class(None);
@@ -100,7 +102,14 @@ impl Arena {
         state.warm_bytes > warm_max(&state)
     }
 
-    /// Gives the memory of warm spans back to the kernel until at most half of the allowance is left.
+    /// Gives the memory of a few warm spans back to the kernel. Bounded, as it is on the path of a free: each free
+    /// empties one span at most, so a few at a time keep up with it.
+    pub fn trim_some(&self) {
+        self.trim_batch(0, FEW);
+    }
+
+    /// Gives the memory of warm spans back to the kernel until at most half of the allowance is left. Returns the bytes
+    /// given.
     pub fn trim(&self) -> u64 {
         let keep = warm_max(&self.state.lock()) / 2;
         self.trim_to(keep)
@@ -110,25 +119,31 @@ impl Arena {
     pub fn trim_to(&self, keep: u64) -> u64 {
         let mut released = 0;
         loop {
-            let mut batch = [(0u32, 0u32); BATCH];
-            let count = self.take_warm(keep, &mut batch);
-            if count == 0 {
-                return released;
-            }
-            let batch = &mut batch[..count];
-            batch.sort_unstable_by_key(|(page, _)| *page);
-            self.release(batch);
-            let mut state = self.state.lock();
-            for (_, index) in batch {
-                let Some(span) = self.spans.get(*index) else { continue };
-                let bytes = span.pages() as u64 * PAGE_SIZE as u64;
-                self.push(&mut state.bare[span.pages() as usize], *index);
-                state.held -= bytes;
-                state.moving -= 1;
-                self.budget.give(bytes);
-                released += bytes;
+            match self.trim_batch(keep, BATCH) {
+                0 => return released,
+                bytes => released += bytes,
             }
         }
+    }
+
+    fn trim_batch(&self, keep: u64, count_max: usize) -> u64 {
+        let mut batch = [(0u32, 0u32); BATCH];
+        let count = self.take_warm(keep, &mut batch[..count_max]);
+        let batch = &mut batch[..count];
+        batch.sort_unstable_by_key(|(page, _)| *page);
+        self.release(batch);
+        let mut released = 0;
+        let mut state = self.state.lock();
+        for (_, index) in batch {
+            let Some(span) = self.spans.get(*index) else { continue };
+            let bytes = span.pages() as u64 * PAGE_SIZE as u64;
+            self.push(&mut state.bare[span.pages() as usize], *index);
+            state.held -= bytes;
+            state.moving -= 1;
+            self.budget.give(bytes);
+            released += bytes;
+        }
+        released
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
@@ -140,11 +155,17 @@ impl Arena {
         self.spans.bytes(state.cut)
     }
 
+    /// Start and length of what was ever cut off.
+    #[cfg(test)]
+    pub fn extent(&self, state: &State) -> (usize, usize) {
+        (self.data.at(0) as usize, state.edge as usize * PAGE_SIZE)
+    }
+
     /// Moves warm spans into `batch` as (first page, index), the longest first.
-    fn take_warm(&self, keep: u64, batch: &mut [(u32, u32); BATCH]) -> usize {
+    fn take_warm(&self, keep: u64, batch: &mut [(u32, u32)]) -> usize {
         let mut state = self.state.lock();
         let (mut count, mut pages) = (0, MAX_PAGES);
-        while count < BATCH && pages > 0 && state.warm_bytes > keep {
+        while count < batch.len() && pages > 0 && state.warm_bytes > keep {
             let Some(index) = self.pop(&mut state.warm[pages]) else {
                 pages -= 1;
                 continue;

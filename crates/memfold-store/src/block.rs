@@ -30,20 +30,22 @@ pub const fn huge_threshold(block_bytes: usize) -> usize {
 
 /// Buffers for encoding, taken once.
 pub(crate) struct Scratch {
-    /// Compressed bytes.
+    /// The list of same-filled pages, ending at `BODY`, and from there the compressed bytes: one payload.
     packed: Box<[u8]>,
     /// Pages gathered from between same-filled ones.
     gathered: Box<[u8]>,
-    head: Box<[u8; HEAD_MAX]>,
     patterns: Box<[u64; MAX_PAGES]>,
 }
+
+/// Where the compressed bytes start in `Scratch::packed`.
+const BODY: usize = HEAD_MAX.next_multiple_of(64);
 
 /// A block ready to be stored.
 pub(crate) enum Encoded {
     /// All zeros.
     Zero,
-    /// `head_len` bytes of the scratch head, then `body_len` bytes at `body`.
-    Object { format: u8, mixed: bool, head_len: usize, body: *const u8, body_len: usize, same_pages: usize },
+    /// `payload` lies in the scratch, or is the block itself.
+    Object { format: u8, mixed: bool, payload: *const u8, len: usize, same_pages: usize },
 }
 
 /// An object's payload does not fit its header although its checksum does.
@@ -58,30 +60,27 @@ pub(crate) enum DecodeError {
 
 impl Scratch {
     pub fn new(block_bytes_max: usize) -> Scratch {
+        // More than any codec needs in the worst case, so that none has to watch its output for room.
+        let body = block_bytes_max + block_bytes_max / 128 + 1024;
         Scratch {
-            packed: vec![0; huge_threshold(block_bytes_max)].into_boxed_slice(),
+            packed: vec![0; BODY + body].into_boxed_slice(),
             gathered: vec![0; block_bytes_max].into_boxed_slice(),
-            head: vec![0; HEAD_MAX].into_boxed_slice().try_into().expect("the length is the array's"),
             patterns: vec![0; MAX_PAGES].into_boxed_slice().try_into().expect("the length is the array's"),
         }
     }
 
-    /// The first `len` bytes of the head that [`encode`] wrote.
-    pub fn head(&self, len: usize) -> &[u8] {
-        &self.head[..len]
+    /// Flips a bit of the compressed bytes: damage, for tests.
+    pub fn damage(&mut self) {
+        self.packed[BODY] ^= 0x10;
     }
 
-    /// Flips a bit of the compressed bytes of `len` bytes: damage, for tests.
-    pub fn damage(&mut self, len: usize) {
-        self.packed[len / 2] ^= 0x10;
-    }
-
-    pub fn is_packed(&self, body: *const u8) -> bool {
-        body == self.packed.as_ptr()
+    /// The payload whose head has `head_len` bytes.
+    fn payload(&self, head_len: usize) -> *const u8 {
+        self.packed[BODY - head_len..].as_ptr()
     }
 }
 
-/// Compresses the block of `order` at `src`. The body of the result lies in `scratch` or in the block itself.
+/// Compresses the block of `order` at `src`.
 ///
 /// # Safety
 /// - `src` points to a block of `order`, page-aligned and readable; nobody writes there while the result is in use.
@@ -104,32 +103,67 @@ pub(crate) unsafe fn encode(
             same_pages += 1;
         }
     }
-    if same_pages == pages {
-        let first = scratch.patterns[0];
-        if scratch.patterns[..pages].iter().all(|p| *p == first) {
-            return Ok(one_pattern(scratch, first, pages));
-        }
+    if same_pages == 0 {
+        // SAFETY: the whole block is to be compressed.
+        let size = unsafe { compress(scratch, encoder, src, order.bytes())? };
+        let (format, payload, len) = match size {
+            Some(size) => (format, scratch.payload(0), size),
+            None => (id::NONE, src, order.bytes()),
+        };
+        return Ok(Encoded::Object { format, mixed: false, payload, len, same_pages });
     }
-    let head_len = if same_pages == 0 { 0 } else { write_head(scratch, &same, same_pages, pages) };
+    if same_pages == pages && scratch.patterns[..pages].iter().all(|p| *p == scratch.patterns[0]) {
+        return Ok(one_pattern(scratch, pages));
+    }
+    // SAFETY: as the caller says.
+    unsafe { encode_mixed(scratch, encoder, format, src, pages, &same, same_pages) }
+}
+
+/// # Safety
+/// - As for [`encode`]; `same` has `same_pages` pages, all below `pages`, whose patterns are in the scratch.
+unsafe fn encode_mixed(
+    scratch: &mut Scratch,
+    encoder: &mut dyn Encoder,
+    format: u8,
+    src: *const u8,
+    pages: usize,
+    same: &BlockSet,
+    same_pages: usize,
+) -> Result<Encoded, CodecError> {
+    let head_len = write_head(scratch, same, same_pages, pages);
     let raw_len = (pages - same_pages) * PAGE_SIZE;
-    let mut object =
-        Encoded::Object { format: id::NONE, mixed: same_pages > 0, head_len, body: src, body_len: raw_len, same_pages };
-    if raw_len == 0 {
-        return Ok(object);
-    }
-    // SAFETY: the block is readable, and the scratch has room for it.
-    let raw = if same_pages == 0 { src } else { unsafe { gather(scratch, &same, src, pages) } };
-    let room = huge_threshold(raw_len);
-    assert!(room <= scratch.packed.len());
-    // SAFETY: `raw` is `raw_len` readable bytes of the block or of `gathered`; `packed` is another buffer, with `room`.
-    let size = unsafe { encoder.encode(raw, raw_len, scratch.packed.as_mut_ptr(), room)? };
-    if let Encoded::Object { format: f, body, body_len, .. } = &mut object {
-        *body = raw;
-        if let Some(size) = size {
-            (*f, *body, *body_len) = (format, scratch.packed.as_ptr(), size);
+    let (mut format_used, mut body_len) = (id::NONE, raw_len);
+    if raw_len > 0 {
+        // SAFETY: the block is readable, and the scratch was made for it.
+        let raw = unsafe { gather(scratch, same, src, pages) };
+        // SAFETY: `raw` has `raw_len` readable bytes, of the block or of `gathered`.
+        match unsafe { compress(scratch, encoder, raw, raw_len)? } {
+            Some(size) => (format_used, body_len) = (format, size),
+            // SAFETY: the body has room for a whole block, and lies in another buffer.
+            None => unsafe {
+                core::ptr::copy_nonoverlapping(raw, scratch.packed[BODY..].as_mut_ptr(), raw_len);
+            },
         }
     }
-    Ok(object)
+    let (payload, len) = (scratch.payload(head_len), head_len + body_len);
+    Ok(Encoded::Object { format: format_used, mixed: true, payload, len, same_pages })
+}
+
+/// Compresses `len` bytes to the scratch body. `None` if they do not shrink enough.
+///
+/// # Safety
+/// - `src` is readable for `len` bytes outside the scratch body, and nobody writes there.
+/// - `scratch` and `encoder` were made for at least `len` bytes.
+unsafe fn compress(
+    scratch: &mut Scratch,
+    encoder: &mut dyn Encoder,
+    src: *const u8,
+    len: usize,
+) -> Result<Option<usize>, CodecError> {
+    let body = &mut scratch.packed[BODY..];
+    // SAFETY: as the caller says; `body` is writable for its length.
+    let size = unsafe { encoder.encode(src, len, body.as_mut_ptr(), body.len())? };
+    Ok(size.filter(|size| *size <= huge_threshold(len)))
 }
 
 /// Writes the block that `header` describes to `dst`. On an error `dst` holds any bytes.
@@ -174,16 +208,16 @@ pub(crate) unsafe fn decode(
     Ok(())
 }
 
-fn one_pattern(scratch: &mut Scratch, pattern: u64, pages: usize) -> Encoded {
+fn one_pattern(scratch: &mut Scratch, pages: usize) -> Encoded {
+    let pattern = scratch.patterns[0];
     if pattern == 0 {
         return Encoded::Zero;
     }
-    scratch.head[..8].copy_from_slice(&pattern.to_ne_bytes());
-    let body = scratch.packed.as_ptr();
-    Encoded::Object { format: SAME, mixed: false, head_len: 8, body, body_len: 0, same_pages: pages }
+    scratch.packed[BODY..BODY + 8].copy_from_slice(&pattern.to_ne_bytes());
+    Encoded::Object { format: SAME, mixed: false, payload: scratch.payload(0), len: 8, same_pages: pages }
 }
 
-/// Writes the list of same-filled pages and returns its length.
+/// Writes the list of same-filled pages so that it ends where the body starts, and returns its length.
 fn write_head(scratch: &mut Scratch, same: &BlockSet, count: usize, pages: usize) -> usize {
     let patterns = &scratch.patterns[..count];
     let (mode, kept) = if patterns.iter().all(|p| *p == 0) {
@@ -194,15 +228,16 @@ fn write_head(scratch: &mut Scratch, same: &BlockSet, count: usize, pages: usize
         (MODE_EACH, count)
     };
     let bitmap_len = pages.div_ceil(8);
-    scratch.head[0] = mode;
-    for (i, byte) in scratch.head[1..1 + bitmap_len].iter_mut().enumerate() {
+    let len = 1 + bitmap_len + 8 * kept;
+    let head = &mut scratch.packed[BODY - len..BODY];
+    head[0] = mode;
+    for (i, byte) in head[1..1 + bitmap_len].iter_mut().enumerate() {
         *byte = (same.words()[i / 8] >> (i % 8 * 8)) as u8;
     }
-    let at = 1 + bitmap_len;
-    for (bytes, pattern) in scratch.head[at..].chunks_exact_mut(8).zip(&patterns[..kept]) {
+    for (bytes, pattern) in head[1 + bitmap_len..].chunks_exact_mut(8).zip(&patterns[..kept]) {
         bytes.copy_from_slice(&pattern.to_ne_bytes());
     }
-    at + 8 * kept
+    len
 }
 
 /// The pages that are not same-filled, in one run: in place if they are one already, else copied together.

@@ -1,6 +1,7 @@
 //! Size classes: which slot size an object gets, and how many pages a span of that class has.
 //!
-//! A slot never costs more than 1/32 above its object (and never more than 16 bytes up to 512), up to 64 KiB. Within
+//! A slot is never more than 1/16 larger than its object (16 bytes up to 512), up to 64 KiB. Finer steps would save
+//! there but lose more in partly used spans, until a pool is far above 256 MiB (measured with the churn test). Within
 //! that, the span length of a class is the shortest one that leaves at most 1/64 of the span unused, or the best one
 //! of up to 32 pages. Neighbouring classes that would cut the same span into the same number of slots are merged.
 //! Above 64 KiB a span holds one object and has exactly the pages that it needs.
@@ -14,12 +15,14 @@ pub(crate) const OWNER_BYTES: usize = 4;
 const SLOT_MIN: usize = 32;
 /// Up to here slot sizes grow by 16 bytes.
 const FINE_MAX: usize = 512;
-/// Up to here spans are shared and slot sizes grow by 1/32 of a power of two; above, by whole pages.
+/// Up to here spans are shared and slot sizes grow by 1/16 of a power of two; above, by whole pages.
 const SHARED_MAX: usize = 64 << 10;
-const SPAN_PAGES_MAX: usize = 16;
+const STEP_SHIFT: u32 = 4;
+const STEPS_PER_DOUBLING: usize = 1 << STEP_SHIFT;
+const SPAN_PAGES_MAX: usize = 32;
 
 const FINE_STEPS: usize = FINE_MAX / 16;
-const SHARED_STEPS: usize = FINE_STEPS + 32 * (SHARED_MAX / FINE_MAX).ilog2() as usize;
+const SHARED_STEPS: usize = FINE_STEPS + STEPS_PER_DOUBLING * (SHARED_MAX / FINE_MAX).ilog2() as usize;
 const STEPS: usize = SHARED_STEPS + (MAX_BYTES - SHARED_MAX) / PAGE_SIZE;
 
 /// One size class.
@@ -82,7 +85,7 @@ const fn step_of(size: usize) -> usize {
         let below = size - 1;
         let exponent = below.ilog2();
         let doubling = (exponent - FINE_MAX.ilog2()) as usize;
-        FINE_STEPS + 32 * doubling + ((below >> (exponent - 5)) & 31)
+        FINE_STEPS + STEPS_PER_DOUBLING * doubling + ((below >> (exponent - STEP_SHIFT)) % STEPS_PER_DOUBLING)
     } else {
         SHARED_STEPS + size.div_ceil(PAGE_SIZE) - SHARED_MAX / PAGE_SIZE - 1
     }
@@ -93,8 +96,8 @@ const fn size_of_step(step: usize) -> usize {
     if step < FINE_STEPS {
         (step + 1) * 16
     } else if step < SHARED_STEPS {
-        let exponent = FINE_MAX.ilog2() as usize + (step - FINE_STEPS) / 32;
-        (1 << exponent) + (((step - FINE_STEPS) % 32 + 1) << (exponent - 5))
+        let exponent = FINE_MAX.ilog2() as usize + (step - FINE_STEPS) / STEPS_PER_DOUBLING;
+        (1 << exponent) + (((step - FINE_STEPS) % STEPS_PER_DOUBLING + 1) << (exponent - STEP_SHIFT as usize))
     } else {
         SHARED_MAX + (step - SHARED_STEPS + 1) * PAGE_SIZE
     }
@@ -193,7 +196,7 @@ mod tests {
             assert!(class.slots as usize * class.slot_bytes as usize <= class.span_bytes());
             if len >= 256 {
                 let share = class.span_bytes() as f64 / class.slots as f64;
-                let bound = if len > SHARED_MAX { len as f64 + 4095.0 } else { len as f64 * 1.09 };
+                let bound = if len > SHARED_MAX { len as f64 + 4095.0 } else { len as f64 * 1.12 };
                 assert!(share <= bound, "{len} costs {share} in {class:?}");
             }
         }
@@ -209,7 +212,7 @@ mod tests {
             stored += 1.0;
         }
         println!("{COUNT} classes, mean cost {:.4}", held / stored);
-        assert!(held / stored < 1.03);
+        assert!(held / stored < 1.04);
     }
 
     #[test]

@@ -17,7 +17,7 @@ impl Pool {
     pub(crate) fn compact(&self, bytes: u64) -> u64 {
         let mut released = self.arena.trim_to(0);
         let mut emptied = 0;
-        for (index, class) in CLASSES.iter().enumerate() {
+        for (index, class) in CLASSES.iter().enumerate().filter(|(_, class)| !class.is_sole()) {
             while released + emptied < bytes && self.empty_one(index) {
                 emptied += class.span_bytes() as u64;
                 if emptied >= FLUSH {
@@ -38,7 +38,7 @@ impl Pool {
         self.reap(&mut state);
         let room = state.spans as usize * class.slots as usize - state.objects as usize;
         // As many free slots as a span has: then the others can take all objects of any one span.
-        if class.is_sole() || room < class.slots as usize {
+        if room < class.slots as usize {
             return false;
         }
         let Some((index, span)) = self.sparsest(&state) else { return false };

@@ -13,6 +13,7 @@ mod handle;
 
 mod blockset;
 mod codec;
+mod hash;
 mod samefilled;
 
 mod class;

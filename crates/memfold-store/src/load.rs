@@ -111,13 +111,17 @@ impl Store {
         }
         let fail = |problem| LoadError { handle, problem };
         let pinned = self.pin(handle).map_err(fail)?;
-        pinned.verify().map_err(|d| fail(d.into()))?;
         let header = pinned.header;
         if header.order != order.get() {
+            // Which of the two is wrong?
+            pinned.verify().map_err(|d| fail(d.into()))?;
             return Err(fail(LoadProblem::Order { expected: order.get(), found: header.order }));
         }
         // SAFETY: the pinned payload is readable and nobody writes it; the caller vouches for `dst`.
         let decoded = unsafe { block::decode(decoders, header, pinned.payload, dst, order) };
+        // Decoders stay within bounds whatever they read, so the checksum can come after them, when the payload is in
+        // the cache: before, it would wait for memory, which the decoder does beside its work.
+        pinned.verify().map_err(|d| fail(d.into()))?;
         decoded.map_err(|error| {
             fail(match error {
                 DecodeError::Layout => LoadProblem::Layout,

@@ -14,6 +14,7 @@ use crate::class::{self, CLASSES, Class};
 use crate::entries::Entries;
 use crate::entry::{self, BUILDING, Entry, Header, Place};
 use crate::handle::ObjectName;
+use crate::hash::xxh3;
 use crate::span::Span;
 use alloc::boxed::Box;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
@@ -58,11 +59,10 @@ pub(crate) struct ClassState {
     pub(crate) original: u64,
 }
 
-/// What [`Pool::store`] stores: `head` and then `body_len` bytes at `body`.
-pub(crate) struct Payload<'a> {
-    pub head: &'a [u8],
-    pub body: *const u8,
-    pub body_len: usize,
+/// What [`Pool::store`] stores.
+pub(crate) struct Payload {
+    pub bytes: *const u8,
+    pub len: usize,
     pub order: u8,
     pub format: u8,
     pub mixed: bool,
@@ -113,17 +113,15 @@ impl Pool {
     /// [`Full`]; nothing is changed then.
     ///
     /// # Safety
-    /// - `payload.body` is readable for `payload.body_len` bytes, and nobody writes there meanwhile.
+    /// - `payload.bytes` is readable for `payload.len` bytes, and nobody writes there meanwhile.
     pub unsafe fn store(&self, payload: &Payload) -> Result<ObjectName, Full> {
-        let len = payload.head.len() + payload.body_len;
+        let len = payload.len;
         let slot = self.allocate(len, payload.order)?;
-        let at = slot.payload;
         // SAFETY: the slot is `len` bytes or longer, new, pinned and unknown to anybody else until published; the
-        // caller vouches for the body.
+        // caller vouches for the bytes.
         let hash = unsafe {
-            core::ptr::copy_nonoverlapping(payload.head.as_ptr(), at, payload.head.len());
-            core::ptr::copy_nonoverlapping(payload.body, at.add(payload.head.len()), payload.body_len);
-            hash(at, len)
+            core::ptr::copy_nonoverlapping(payload.bytes, slot.payload, len);
+            hash(payload.bytes, len)
         };
         let mut header =
             Header { len: len as u32, order: payload.order, format: payload.format, mixed: payload.mixed, checksum: 0 };
@@ -171,9 +169,7 @@ impl Pool {
     /// Frees an object. A dead or damaged handle is counted and changes nothing.
     pub fn free(&self, name: ObjectName) {
         match self.try_free(name) {
-            Some(true) => {
-                self.arena.trim();
-            }
+            Some(true) => self.arena.trim_some(),
             Some(false) => {}
             None => {
                 self.counters.bad_frees.fetch_add(1, Relaxed);
@@ -316,6 +312,22 @@ impl Pool {
     }
 }
 
+#[cfg(test)]
+impl Pool {
+    /// Start and length of the used parts of the pool's address space.
+    pub(crate) fn extents(&self) -> [(usize, usize); 3] {
+        let (list, state) = (self.entries.lock(), self.arena.lock());
+        let entries = self.entries.get(0).map_or(0, |e| e as *const Entry as usize);
+        let spans = self.arena.span(0).map_or(0, |s| s as *const Span as usize);
+        let (data, data_bytes) = self.arena.extent(&state);
+        [
+            (entries, self.entries.bytes(&list) as usize),
+            (spans, self.arena.metadata_bytes(&state) as usize),
+            (data, data_bytes),
+        ]
+    }
+}
+
 impl ClassState {
     /// The first span of the fullest group with room.
     pub(crate) fn fullest(&self) -> Option<u32> {
@@ -385,5 +397,5 @@ unsafe fn set_owner(span: &Span, class: &Class, slot: *mut u8, index: u32) {
 unsafe fn hash(payload: *const u8, len: usize) -> u64 {
     // SAFETY: as the caller says.
     let bytes = unsafe { core::slice::from_raw_parts(payload, len) };
-    twox_hash::XxHash3_64::oneshot(bytes)
+    xxh3(bytes)
 }

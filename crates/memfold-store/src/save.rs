@@ -106,31 +106,28 @@ impl Store {
         let encoded = unsafe { block::encode(&mut w.scratch, &mut *w.encoder, w.spec.format(), src, order) };
         report.blocks += 1;
         report.bytes += order.bytes() as u64;
-        let (format, mixed, head_len, body, body_len) = match encoded.map_err(SaveError::Codec)? {
+        let (format, mixed, bytes, len) = match encoded.map_err(SaveError::Codec)? {
             Encoded::Zero => {
                 report.zero_blocks += 1;
                 report.same_pages += order.pages() as u64;
                 return Ok(Handle::ZERO);
             }
-            Encoded::Object { format, mixed, head_len, body, body_len, same_pages } => {
+            Encoded::Object { format, mixed, payload, len, same_pages } => {
                 report.same_pages += same_pages as u64;
-                (format, mixed, head_len, body, body_len)
+                report.huge_blocks += (format == id::NONE && same_pages < order.pages()) as u64;
+                if format == id::NONE && same_pages < order.pages() && self.refuse_incompressible {
+                    return Err(SaveError::Incompressible);
+                }
+                (format, mixed, payload, len)
             }
         };
-        if format == id::NONE && body_len > 0 {
-            report.huge_blocks += 1;
-            if self.refuse_incompressible {
-                return Err(SaveError::Incompressible);
-            }
+        if (format as usize) < id::DECODERS && format != id::NONE && self.faults.strikes(Fault::Compressed) {
+            w.scratch.damage();
         }
-        if w.scratch.is_packed(body) && body_len > 0 && self.faults.strikes(Fault::Compressed) {
-            w.scratch.damage(body_len);
-        }
-        let head = w.scratch.head(head_len);
-        let payload = Payload { head, body, body_len, order: order.get(), format, mixed };
-        // SAFETY: the body lies in the block or in the worker's scratch, and nobody writes to either.
+        let payload = Payload { bytes, len, order: order.get(), format, mixed };
+        // SAFETY: the bytes lie in the block or in the worker's scratch, and nobody writes to either.
         let handle = unsafe { self.store_payload(pool, &payload)? };
-        report.stored_bytes += (head_len + body_len) as u64;
+        report.stored_bytes += len as u64;
         if self.verify.load(Relaxed) {
             // SAFETY: as for the block.
             unsafe { self.verify_block(w, handle, src, order)? };
@@ -184,7 +181,9 @@ impl Store {
 
     fn count_save(&self, w: &Worker, order: Order, report: &SaveReport) {
         let counters = &self.counters[w.counters];
-        counters.saves[order.get() as usize].fetch_add(1, Relaxed);
+        if report.blocks > 0 {
+            counters.saves[order.get() as usize].fetch_add(1, Relaxed);
+        }
         for (counter, value) in [
             (&counters.blocks_saved, report.blocks),
             (&counters.bytes_saved, report.bytes),

@@ -95,6 +95,9 @@ pub fn sleep_ns(ns: u64) {
 
 /// Lets other threads of this CPU run.
 pub fn yield_now() {
+    #[cfg(shuttle)]
+    shuttle::thread::yield_now();
+    #[cfg(not(shuttle))]
     rustix::thread::sched_yield();
 }
 
@@ -169,4 +172,10 @@ impl Previous {
             f(info.signal);
         }
     }
+}
+
+/// Sleeps until a descriptor can be read.
+pub fn wait_readable(fd: &rustix::fd::OwnedFd) {
+    let mut fds = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)];
+    let _ = rustix::event::poll(&mut fds, None);
 }

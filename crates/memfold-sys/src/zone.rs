@@ -3,7 +3,7 @@
 //! Everything that the engine keeps (frames, pool, index, arena) lives in zones. Every live zone is listed, so that
 //! `memfold run` can tell its own memory from the program's and never adopts it.
 use crate::Errno;
-use crate::sync::Mutex;
+use crate::sync::StaticMutex;
 use crate::units::PAGE_SIZE;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
@@ -19,7 +19,7 @@ unsafe impl Send for Zone {}
 unsafe impl Sync for Zone {}
 
 const LISTED: usize = 4096;
-static LIST: Mutex<[(usize, usize); LISTED]> = Mutex::new([(0, 0); LISTED]);
+static LIST: StaticMutex<[(usize, usize); LISTED]> = StaticMutex::new([(0, 0); LISTED]);
 
 impl Zone {
     /// Reserves `len` bytes aligned to `align`. Pages read as zeros until written. Huge pages are switched off.

@@ -66,6 +66,7 @@ impl Pager {
     /// The page is there, or the program has discarded it. A `Resident` folio's missing page is zeros.
     fn fill_hole(&self, _: &ShardGuard<'_>, fault: Fault) -> Served {
         let page = fault.addr & !(PAGE_SIZE - 1);
+        let Some(_quiet) = self.changes.quiet() else { return Served::Again };
         if fault.protected {
             // The eviction that protected it was given up, or has ended and the page has come back.
             let _ = self.space.protect(page, PAGE_SIZE, false);

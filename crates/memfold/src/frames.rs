@@ -128,7 +128,7 @@ impl Frames {
         for half in (order.get()..from).rev() {
             self.enter(&mut free, run + (1 << half), half, kind);
         }
-        drop(free);
+        // Under the lock: who reads the count must find what it promises.
         if kind == Kind::Full {
             self.full_free.fetch_sub(order.pages() as u64, Relaxed);
         }
@@ -137,10 +137,10 @@ impl Frames {
 
     /// Gives a frame back as `kind`.
     pub fn give(&self, frame: Frame, order: Order, kind: Kind) {
+        let mut free = self.free.lock();
         if kind == Kind::Full {
             self.full_free.fetch_add(order.pages() as u64, Relaxed);
         }
-        let mut free = self.free.lock();
         let (mut run, mut order) = (frame, order.get());
         while order < MAX_ORDER {
             let buddy = run ^ (1 << order);

@@ -1,19 +1,20 @@
 //! What the owner of memory may ask for: page out, cold, will need, pin, discard; and what the kernel reports of it.
 use crate::area::{Area, Areas};
-use crate::folio::{FolioId, State};
+use crate::folio::{FolioId, Slot, State};
 use crate::frames::Kind;
 use crate::index::ShardGuard;
 use crate::lru::List;
 use crate::pager::Pager;
-use crate::reclaim::Progress;
+use crate::reclaim::{Progress, hash};
 use crate::stats;
 use core::ops::Range;
+use memfold_store::{BlockSet, Handle};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
 impl Pager {
     /// Calls `each` for every folio that covers a page with a key in the range, under its shard's lock.
-    fn each_folio(&self, keys: Range<u64>, mut each: impl FnMut(&ShardGuard<'_>, FolioId)) {
+    pub(crate) fn each_folio(&self, keys: Range<u64>, mut each: impl FnMut(&ShardGuard<'_>, FolioId)) {
         let mut key = keys.start;
         while key < keys.end {
             let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(keys.end);
@@ -151,8 +152,52 @@ impl Pager {
         if start == edge {
             return;
         }
-        self.unfold_block(&guard, id);
-        self.split_at(&guard, id, (edge - start) as usize);
+        if !self.store_by_page(&guard, id) {
+            self.unfold_block(&guard, id);
+            self.split_at(&guard, id, (edge - start) as usize);
+        }
+    }
+
+    /// Puts single pages into the store in place of a one-block `Stored` folio. `false`: the store refused, nothing changed.
+    ///
+    /// The caller holds `areas` for writing, so the scratch is its own.
+    fn store_by_page(&self, guard: &ShardGuard<'_>, id: FolioId) -> bool {
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        let (key, order, handle) = (folio.key, folio.order, self.folios.slots(folio)[0].handle);
+        let mut context = self.contexts.borrow();
+        let context = &mut **context;
+        // SAFETY: the scratch holds the largest block, and is this thread's alone while it holds `areas` for writing.
+        if let Err(e) = unsafe { self.store.load(&mut context.worker, handle, order, self.scratch.as_ptr()) } {
+            panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
+        }
+        let one = BlockSet::first(1);
+        for page in 0..order.pages() {
+            // SAFETY: as above; page `page` of the block lies in the scratch.
+            let saved = unsafe {
+                let from = self.scratch.as_ptr().add(page * PAGE_SIZE);
+                context.hashes[page] = hash(core::slice::from_raw_parts(from, PAGE_SIZE));
+                let out = &mut context.handles[page..page + 1];
+                out[0] = Handle::NONE;
+                self.store.save(&mut context.worker, from, Order::PAGE, key + page as u64, &one, &|| false, out)
+            };
+            if saved.is_err() {
+                self.store.free_many(&context.handles[..page]);
+                return false;
+            }
+        }
+        self.remove_folio(guard, id);
+        for page in 0..order.pages() {
+            let at = key + page as u64;
+            let id = self.folios.create(at, Order::PAGE, State::Stored);
+            // SAFETY: just created, and its key lies in the same shard.
+            let folio = unsafe { self.folios.get(id) };
+            self.folios.slots(folio)[0] = Slot { handle: context.handles[page], hash: context.hashes[page] };
+            folio.has_copy = true;
+            self.index.insert(guard, at, Order::PAGE, id);
+        }
+        self.folded_pages.fetch_add(order.pages() as u64, Relaxed);
+        true
     }
 
     /// A one-block `Stored` folio becomes `Cached`. Takes memory past the target if it must: data comes first.
@@ -223,7 +268,7 @@ impl Pager {
     }
 }
 
-/// Order of a whole number of pages that starts at `key` and ends before `end`: the largest aligned one.
+/// The largest order, at most `most`, of an aligned run that starts at `key` and ends by `end`.
 pub(crate) fn largest_aligned(key: u64, end: u64, most: Order) -> Order {
     let mut order = most;
     while order > Order::PAGE && (!key.is_multiple_of(order.pages() as u64) || key + order.pages() as u64 > end) {

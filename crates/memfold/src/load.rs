@@ -173,10 +173,10 @@ impl Pager {
             let (pages, part_order) = (part.order.pages() as u64, part.order);
             part.has_copy = false;
             self.index.erase(guard, at, part_order);
-            if self.lru.retire(id) {
-                // SAFETY: the index and the lists no longer name it; its objects belong to `whole` now.
-                unsafe { self.folios.destroy(id) };
-            }
+            self.lru.settle(id);
+            // SAFETY: the index and the lists no longer name it, and its objects belong to `whole` now; who has isolated
+            // it will look it up again before using it.
+            unsafe { self.folios.destroy(id) };
             at += pages;
         }
         merged.has_copy = true;

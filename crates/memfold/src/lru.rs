@@ -25,8 +25,6 @@ pub enum List {
     Dirty,
     /// Taken off by somebody who is about to work on it.
     Isolated,
-    /// Died while isolated: whoever isolated it gives its record back.
-    Dead,
 }
 const LISTS: usize = 5;
 
@@ -106,8 +104,9 @@ impl Lru {
         }
     }
 
-    /// Takes the folio at the tail of `list`; the caller now has it isolated, and must end that by `push`, `settle` or
-    /// `bury`. Its key tells which shard to lock before looking at it.
+    /// Takes the folio at the tail of `list`; the caller now has it isolated, and must end that by `push` or `settle`.
+    /// Its key tells which shard to lock. Until then others may settle it, list it again or end it: under the lock, the
+    /// index tells whether the folio at that key still is this one.
     pub fn isolate(&self, list: List) -> Option<(FolioId, u64)> {
         let mut ends = self.ends.lock();
         let id = ends[list as usize].tail;
@@ -179,35 +178,6 @@ impl Lru {
             }
             ends[list as usize].tail = id;
             self.pages[list as usize].fetch_add((*self.link(id)).pages(), Relaxed);
-        }
-    }
-
-    /// A folio dies. Returns whether the caller may give its record back; if not, somebody has it isolated and will.
-    pub fn retire(&self, id: FolioId) -> bool {
-        let mut ends = self.ends.lock();
-        // SAFETY: as in `push`.
-        unsafe {
-            if (*self.link(id)).list() == List::Isolated as u8 {
-                (*self.link(id)).set_list(List::Dead);
-                return false;
-            }
-            self.unlink(&mut ends, id);
-            (*self.link(id)).set_list(List::None);
-        }
-        true
-    }
-
-    /// Whether an isolated folio died meanwhile; if so, the caller gives its record back. Under the shard lock of the
-    /// key that `isolate` told.
-    pub fn bury(&self, id: FolioId) -> bool {
-        let _ends = self.ends.lock();
-        // SAFETY: as in `push`.
-        unsafe {
-            let dead = (*self.link(id)).list() == List::Dead as u8;
-            if dead {
-                (*self.link(id)).set_list(List::None);
-            }
-            dead
         }
     }
 
@@ -283,9 +253,8 @@ mod tests {
         assert_eq!(lru.isolate(List::Inactive), Some((1, 16)));
         lru.settle(2);
         assert_eq!(lru.pages(List::Inactive), 4);
-        assert!(!lru.retire(1), "an isolated folio is buried by whoever isolated it");
-        assert!(lru.bury(1));
-        assert!(lru.retire(3));
+        assert!(!lru.isolate_this(1), "it is isolated already");
+        assert!(lru.isolate_this(3));
         assert_eq!(lru.isolate(List::Inactive), None);
     }
 

@@ -34,9 +34,34 @@ pub(crate) struct Done {
     pub stop: Option<Stop>,
 }
 
+/// How much to ask for at once. ENOENT means that a page is missing, or that the range reaches across the border of two
+/// of the kernel's areas, which it never moves in one call; only for a single page does it mean that the page is missing.
+struct Span(usize);
+
+impl Span {
+    fn new(len: usize) -> Span {
+        Span(len)
+    }
+
+    fn limit(&self, left: usize) -> usize {
+        self.0.min(left)
+    }
+
+    /// Asks for less; `false` if `asked` was a single page.
+    fn narrow(&mut self, asked: usize) -> bool {
+        self.0 = (asked / 2).next_multiple_of(PAGE_SIZE).max(PAGE_SIZE);
+        asked > PAGE_SIZE
+    }
+
+    fn widen(&mut self) {
+        self.0 = self.0.saturating_mul(2);
+    }
+}
+
 impl Pager {
     /// Maps a frame's pages at `home` and gives the frame back, as far as it got.
     fn carry_in(&self, home: usize, frame: Frame, order: Order) -> Done {
+        let Some(_quiet) = self.changes.quiet() else { return Done { pages: 0, stop: Some(Stop::Again) } };
         let (from, len) = (self.frames.addr(frame), order.bytes());
         if self.has_move {
             // SAFETY: the folio's shard is locked and its frame holds its bytes; `home` is its own range.
@@ -64,11 +89,13 @@ impl Pager {
         if done > 0 {
             stats::add(&self.stats.move_partial, 1);
         }
+        let mut span = Span::new(len);
         while done < len && stop.is_none() {
-            let (at, src) = (home + done, from + done);
-            let result = self.install(at, src, len - done, by_copy);
-            let step = result.map_or_else(|p| p.done, |()| len - done) >> PAGE_SHIFT;
+            let (at, src, most) = (home + done, from + done, span.limit(len - done));
+            let result = self.install(at, src, most, by_copy);
+            let step = result.map_or_else(|p| p.done, |()| most) >> PAGE_SHIFT;
             if step > 0 {
+                span.widen();
                 mapped += step;
                 let first = done >> PAGE_SHIFT;
                 if by_copy {
@@ -89,6 +116,7 @@ impl Pager {
                     done += PAGE_SIZE;
                 }
                 Errno::AGAIN | Errno::NOMEM => stop = Some(Stop::Again),
+                Errno::NOENT if span.narrow(most) => {}
                 // The frame is pinned for a moment, or the home isn't writable: copying works all the same.
                 Errno::BUSY | Errno::INVAL if !by_copy => by_copy = true,
                 _ => stop = Some(Stop::Gone),
@@ -206,17 +234,24 @@ impl Pager {
     }
 
     fn carry_out(&self, home: usize, frame: Frame, order: Order) -> Done {
+        let Some(_quiet) = self.changes.quiet() else { return Done { pages: 0, stop: Some(Stop::Again) } };
         let (to, len) = (self.frames.addr(frame), order.bytes());
         let (mut done, mut moved, mut stop) = (0usize, 0usize, None);
         let mut holes = 0usize;
+        let mut span = Span::new(len);
         while done < len && stop.is_none() {
+            let most = span.limit(len - done);
             // SAFETY: the shard is locked, the folio is `Resident`, and its new frame is empty from `done` on.
-            let result = unsafe { self.space.move_pages(to + done, home + done, len - done) };
-            let step = result.map_or_else(|p| p.done, |()| len - done);
+            let result = unsafe { self.space.move_pages(to + done, home + done, most) };
+            let step = result.map_or_else(|p| p.done, |()| most);
             moved += step >> PAGE_SHIFT;
             done += step;
-            let Err(Partial { done: 0, errno }) = result else { continue };
+            let Err(Partial { done: 0, errno }) = result else {
+                span.widen();
+                continue;
+            };
             match errno {
+                Errno::NOENT if span.narrow(most) => {}
                 Errno::NOENT => {
                     // SAFETY: the frame's page is empty; `zeros` is readable.
                     match unsafe { self.space.copy(to + done, self.frames.zeros(), PAGE_SIZE) } {

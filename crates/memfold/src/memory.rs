@@ -204,7 +204,7 @@ pub struct Region {
 /// Keeps a part of a region in memory until dropped.
 pub struct Pinned<'a> {
     region: &'a Region,
-    keys: Range<u64>,
+    addrs: Range<usize>,
 }
 
 impl Region {
@@ -237,9 +237,7 @@ impl Region {
     /// # Panics
     /// If the range reaches past the region.
     pub fn pageout(&self, range: Range<usize>) -> u64 {
-        let areas = self.engine.pager.areas.read();
-        let keys = self.keys(&range, false);
-        self.engine.pager.page_out(&areas, keys)
+        self.engine.pager.page_out_at(self.addrs(&range))
     }
 
     /// Makes the pages of a byte range (rounded inwards) the first to be folded when memory is needed.
@@ -247,8 +245,7 @@ impl Region {
     /// # Panics
     /// If the range reaches past the region.
     pub fn cold(&self, range: Range<usize>) {
-        let _areas = self.engine.pager.areas.read();
-        self.engine.pager.cool(self.keys(&range, false));
+        self.engine.pager.cool_at(self.addrs(&range));
     }
 
     /// Loads the folded pages of a byte range (rounded outwards).
@@ -256,10 +253,7 @@ impl Region {
     /// # Panics
     /// If the range reaches past the region.
     pub fn willneed(&self, range: Range<usize>) {
-        let areas = self.engine.pager.areas.read();
-        let area = areas.find(self.zone.start()).copied().expect("a region is managed while it lives");
-        let keys = self.keys(&range, true);
-        self.engine.pager.need(&areas, &area, keys);
+        self.engine.pager.need_at(self.addrs(&range));
     }
 
     /// Loads a byte range (rounded outwards) and keeps it in memory as long as the pin lives. Untouched pages are made.
@@ -267,14 +261,14 @@ impl Region {
     /// # Panics
     /// If the range reaches past the region.
     pub fn pin(&self, range: Range<usize>) -> Pinned<'_> {
-        let keys = self.keys(&range, true);
-        self.engine.pager.areas.write().pin(keys.start, keys.end);
+        let addrs = self.addrs(&range);
+        self.engine.pager.pin_at(addrs.clone());
         let at = range.start & !(PAGE_SIZE - 1);
         for page in (at..range.end).step_by(PAGE_SIZE) {
             // SAFETY: inside the region. A read makes the page present; pinned, it stays.
             unsafe { self.zone.as_ptr().add(page).read_volatile() };
         }
-        Pinned { region: self, keys }
+        Pinned { region: self, addrs }
     }
 
     /// Drops the contents of a byte range (rounded inwards to pages): it reads as zeros.
@@ -285,23 +279,13 @@ impl Region {
     /// # Panics
     /// If the range reaches past the region.
     pub unsafe fn discard(&self, range: Range<usize>) {
-        let areas = self.engine.pager.areas.write();
-        let area = areas.find(self.zone.start()).copied().expect("a region is managed while it lives");
-        let keys = self.keys(&range, false);
-        self.engine.pager.discard_keys(&area, keys, true);
+        // SAFETY: as the caller says.
+        unsafe { self.engine.pager.discard_at(self.addrs(&range)) };
     }
 
-    fn keys(&self, range: &Range<usize>, outwards: bool) -> Range<u64> {
+    fn addrs(&self, range: &Range<usize>) -> Range<usize> {
         assert!(range.start <= range.end && range.end <= self.zone.len(), "the range reaches past the region");
-        // A region's keys are found through its area; the caller may hold `areas`, so they are worked out here: keys equal
-        // page numbers for memory that the engine itself has mapped.
-        let (start, end) = if outwards {
-            (range.start >> PAGE_SHIFT, range.end.div_ceil(PAGE_SIZE))
-        } else {
-            (range.start.div_ceil(PAGE_SIZE), range.end >> PAGE_SHIFT)
-        };
-        let first = (self.zone.start() >> PAGE_SHIFT) as u64;
-        first + start as u64..first + end.max(start) as u64
+        self.zone.start() + range.start..self.zone.start() + range.end
     }
 }
 
@@ -317,6 +301,6 @@ impl Drop for Region {
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        self.region.engine.pager.areas.write().unpin(self.keys.start, self.keys.end);
+        self.region.engine.pager.unpin_at(self.addrs.clone());
     }
 }

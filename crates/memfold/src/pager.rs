@@ -1,5 +1,6 @@
 //! The pager: what fault path and reclaim path share.
 use crate::area::Areas;
+use crate::changes::Changes;
 use crate::config::{Config, Delivery};
 use crate::context::Contexts;
 use crate::folio::{FolioId, Folios, State};
@@ -15,8 +16,9 @@ use core::ops::Deref;
 use memfold_store::{Handle, Store, StoreConfig};
 use memfold_sys::space::Space;
 use memfold_sys::sync::RwLock;
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use memfold_sys::units::{MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use memfold_sys::units::{MAX_BYTES, MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
+use memfold_sys::zone::Zone;
 
 /// Figures of an engine: its own, or in memory that others read.
 pub enum StatsPlace {
@@ -64,6 +66,9 @@ pub struct Pager {
     pub(crate) folded_pages: AtomicU64,
     pub(crate) clock: AtomicU64,
     pub(crate) outside_bytes: AtomicU64,
+    pub(crate) frozen: AtomicBool,
+    pub(crate) changes: Changes,
+    pub(crate) scratch: Zone,
     pub(crate) stats: StatsPlace,
 }
 
@@ -120,6 +125,9 @@ impl Pager {
             folded_pages: AtomicU64::new(0),
             clock: AtomicU64::new(0),
             outside_bytes: AtomicU64::new(0),
+            frozen: AtomicBool::new(false),
+            changes: Changes::new(),
+            scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(space_err)?,
             stats: parts.stats,
             config,
         })
@@ -128,6 +136,11 @@ impl Pager {
     /// First address and length of the frames, to be registered with the same userfaultfd as the areas.
     pub fn frames_zone(&self) -> (usize, usize) {
         (self.frames.zone().start(), self.frames.zone().len())
+    }
+
+    /// 2 MiB of zeros that nobody writes to.
+    pub fn zeros(&self) -> *const u8 {
+        self.frames.zeros()
     }
 
     /// Figures.
@@ -148,6 +161,9 @@ impl Pager {
     /// Uncompressed memory that the pager may hold now, in pages: the smaller of `resident`, and of `limit` less what
     /// pool, index and unmanaged memory take.
     pub(crate) fn target(&self) -> u64 {
+        if self.frozen.load(Relaxed) {
+            return u64::MAX >> PAGE_SHIFT;
+        }
         let outside = self.outside_bytes.load(Relaxed);
         let mut bytes = u64::MAX;
         if let Some(limit) = self.config.limit_bytes {
@@ -193,10 +209,10 @@ impl Pager {
         // SAFETY: the guard is that of the folio's shard.
         let (key, order) = unsafe { (self.folios.get(id).key, self.folios.get(id).order) };
         self.index.erase(guard, key, order);
-        if self.lru.retire(id) {
-            // SAFETY: the index and the lists no longer name it, and the guard kept everybody else from looking it up.
-            unsafe { self.folios.destroy(id) };
-        }
+        self.lru.settle(id);
+        // SAFETY: the index and the lists no longer name it, the guard kept everybody else from looking it up, and who
+        // has isolated it will look it up again before using it.
+        unsafe { self.folios.destroy(id) };
     }
 
     /// Lets go of the stored copy of a folio. The bytes must be authoritative elsewhere, or needed no longer.
@@ -302,7 +318,8 @@ impl Pager {
         let areas = self.areas.write();
         self.store.check()?;
         self.frames.check().map_err(|e| e.to_string())?;
-        let (mut mapped, mut clean, mut folded, mut count) = (0u64, 0u64, 0u64, 0usize);
+        let (mut mapped, mut cached, mut clean, mut folded) = (0u64, 0u64, 0u64, 0u64);
+        let (mut count, mut objects) = (0u64, 0u64);
         for area in areas.iter() {
             let mut key = area.key;
             while key < area.key_end() {
@@ -321,7 +338,7 @@ impl Pager {
                 count += 1;
                 match folio.state {
                     State::Resident => mapped += pages,
-                    State::Cached => {}
+                    State::Cached => cached += pages,
                     State::Stored => {
                         folded += pages;
                         if !folio.has_copy {
@@ -335,18 +352,24 @@ impl Pager {
                     if self.folios.slots(folio).iter().any(|s| s.handle.is_none()) {
                         return Err(alloc::format!("folio {id} lacks a block of its copy"));
                     }
+                    objects += self.folios.slots(folio).iter().filter(|s| !s.handle.is_zero()).count() as u64;
                 }
                 key = at + pages;
             }
         }
+        let listed = |a: List, b: List| self.lru.pages(a) + self.lru.pages(b);
         let sums = [
-            ("mapped", mapped, self.mapped.load(Relaxed)),
-            ("clean", clean, self.clean_pages.load(Relaxed)),
-            ("folded", folded, self.folded_pages.load(Relaxed)),
-            ("folios", count as u64, self.folios.count() as u64),
+            ("mapped pages", mapped, self.mapped.load(Relaxed)),
+            ("mapped pages on lists", mapped, listed(List::Active, List::Inactive)),
+            ("cached pages on lists", cached, listed(List::Cooling, List::Dirty)),
+            ("full frames", cached + self.frames.full_free(), self.frames.populated()),
+            ("clean pages", clean, self.clean_pages.load(Relaxed)),
+            ("folded pages", folded, self.folded_pages.load(Relaxed)),
+            ("folios", count, self.folios.count() as u64),
+            ("stored objects", objects, self.store.stats().objects),
         ];
         match sums.iter().find(|s| s.1 != s.2) {
-            Some((name, found, counted)) => Err(alloc::format!("{name}: found {found} pages, counted {counted}")),
+            Some((name, found, counted)) => Err(alloc::format!("{name}: found {found}, counted {counted}")),
             None => Ok(()),
         }
     }

@@ -73,12 +73,6 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// The oldest window that waits, if any.
-    pub fn take_window(&self) -> Option<Window> {
-        let mut inner = self.inner.lock();
-        Self::pop(&mut inner)
-    }
-
     fn pop(inner: &mut Inner) -> Option<Window> {
         if inner.count == 0 {
             return None;

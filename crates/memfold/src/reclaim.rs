@@ -42,6 +42,8 @@ struct Saving {
 
 /// Folios tried in one round before it is given up.
 const TRIES: usize = 256;
+/// Rounds for one frame. Others may take what a round has freed, so a few don't mean that nothing can be freed.
+const ATTEMPTS: usize = 64;
 /// Frames that dirty folios may hold while background threads compress them: one part in this many of the target.
 const DIRTY_SHARE: u64 = 8;
 
@@ -53,8 +55,12 @@ impl Pager {
         let large = order > self.config.block_order;
         stats::add(&self.stats.frame_alloc, large as u64);
         let copies = if self.has_move { 0 } else { pages };
-        for _ in 0..4 {
-            let room = self.physical() + copies <= self.target();
+        if self.physical() > self.target() {
+            self.queue.reclaim();
+        }
+        for _ in 0..ATTEMPTS {
+            // A move takes as much memory away from the frames as it maps; only copies need room of their own.
+            let room = copies == 0 || self.physical() + copies <= self.target();
             if room && let Some(frame) = self.frames.take(order, Kind::Full) {
                 return Ok(Some(frame));
             }
@@ -66,6 +72,8 @@ impl Pager {
                 match self.frames.gather(&*self.space, order) {
                     Some(frame) => return Ok(Some(frame)),
                     None if large => return Ok(None),
+                    // Single pages that can't be moved together: given back, they make room for a fresh run.
+                    None if self.frames.trim(&*self.space, pages) > 0 => continue,
                     None => {}
                 }
             }
@@ -117,21 +125,23 @@ impl Pager {
     pub(crate) fn reclaim(&self, areas: &Areas, pages: u64, slack: u64) -> Progress {
         let enough = |p: &Pager| p.frames.full_free() >= pages && (slack == 0 || p.physical() + slack <= p.target());
         let mut context = self.contexts.borrow();
-        for _ in 0..TRIES {
+        for tried in 0..TRIES + pages as usize {
             if enough(self) {
                 return Progress::Freed;
             }
+            // Small dirty folios are not left to the background for ever: the round must end with a free frame.
+            let urgent = tried >= TRIES / 2;
             if slack > 0 && self.frames.full_free() > pages {
                 self.frames.trim(&*self.space, slack);
                 continue;
             }
             let dirty = self.lru.pages(List::Dirty);
             if self.lru.pages(List::Cooling) > 0 {
-                let compress = dirty > self.target() / DIRTY_SHARE;
+                let compress = urgent || dirty > self.target() / DIRTY_SHARE;
                 self.save_next(areas, &mut context, List::Cooling, compress);
                 continue;
             }
-            if dirty > self.target() / DIRTY_SHARE {
+            if dirty > 0 && (urgent || dirty > self.target() / DIRTY_SHARE) {
                 self.save_next(areas, &mut context, List::Dirty, true);
                 continue;
             }
@@ -148,6 +158,9 @@ impl Pager {
 
     /// Maps the oldest evictable folio out into the swap cache.
     pub(crate) fn evict(&self, areas: &Areas) -> Progress {
+        if self.frozen.load(Relaxed) {
+            return Progress::Nothing;
+        }
         for _ in 0..TRIES {
             let Some((id, key)) = self.isolate_mapped() else { return Progress::Nothing };
             match self.evict_isolated(areas, id, key) {
@@ -161,12 +174,10 @@ impl Pager {
     /// Maps one isolated folio out. `Nothing`: it can't leave now, or died.
     pub(crate) fn evict_isolated(&self, areas: &Areas, id: FolioId, key: u64) -> Progress {
         let guard = self.shards.lock(key);
-        if self.lru.bury(id) {
-            // SAFETY: it died while this thread had it isolated, so this thread is its last user.
-            unsafe { self.folios.destroy(id) };
+        if self.index.find(&guard, key) != Some(id) {
             return Progress::Nothing;
         }
-        // SAFETY: the guard is that of the folio's shard, and it is alive.
+        // SAFETY: the guard is that of the folio's shard, and the index says that it is alive.
         let folio = unsafe { self.folios.get(id) };
         let area = areas.find_key(key).expect("a folio lies in an area");
         if folio.state != State::Resident || areas.is_pinned(key, key + folio.order.pages() as u64) {
@@ -211,15 +222,17 @@ impl Pager {
     /// Saves the oldest folio of a swap-cache list. Without `compress`, a folio that has changed goes to `Dirty` instead,
     /// and a background thread is asked to compress it. Returns whether there was a folio.
     pub(crate) fn save_next(&self, areas: &Areas, context: &mut Context, list: List, compress: bool) -> bool {
+        if self.frozen.load(Relaxed) {
+            return false;
+        }
         let Some((id, key)) = self.lru.isolate(list) else { return false };
         let guard = self.shards.lock(key);
-        if self.lru.bury(id) {
-            // SAFETY: it died while this thread had it isolated, so this thread is its last user.
-            unsafe { self.folios.destroy(id) };
+        if self.index.find(&guard, key) != Some(id) {
             return true;
         }
-        // SAFETY: the guard is that of the folio's shard, and it is alive.
+        // SAFETY: the guard is that of the folio's shard, and the index says that it is alive.
         let folio = unsafe { self.folios.get(id) };
+        debug_assert_eq!(folio.key, key);
         self.lru.settle(id);
         if folio.state != State::Cached {
             self.list_by_state(&guard, id);
@@ -302,8 +315,7 @@ impl Pager {
         for (i, old) in context.hashes.iter_mut().enumerate().take(self.folios.block_count(work.order)) {
             // SAFETY: block `i` lies in the frame, which is full, and nobody writes to it while the folio is `Saving`.
             let block = unsafe { core::slice::from_raw_parts(frame.add(i * block_bytes), block_bytes) };
-            let hash = XxHash3_128::oneshot(block);
-            let new = [hash as u64, (hash >> 64) as u64];
+            let new = hash(block);
             if !work.had_copy || *old != new {
                 changed.insert(i);
             }
@@ -369,22 +381,31 @@ impl Pager {
         }
     }
 
-    /// One background round: saves dirty folios, and gives back memory past the target. Returns whether more may be due.
+    /// One background round: saves a dirty folio, or gives back memory past the target. Returns whether more may be due.
     pub fn reclaim_in_background(&self) -> bool {
-        let areas = self.areas.read();
-        let mut context = self.contexts.borrow();
-        if self.save_next(&areas, &mut context, List::Dirty, true) {
-            self.publish();
-            return true;
-        }
-        drop(context);
+        let saved = {
+            let areas = self.areas.read();
+            let mut context = self.contexts.borrow();
+            self.save_next(&areas, &mut context, List::Dirty, true)
+        };
         let over = self.physical().saturating_sub(self.target());
-        if over == 0 {
-            return false;
+        if over > 0 && self.trim(over) == 0 {
+            let progress = self.reclaim(&self.areas.read(), over.min(512), 0);
+            return (progress == Progress::Freed && self.trim(over) > 0) || saved;
         }
-        if self.frames.trim(&*self.space, over) > 0 {
-            return true;
-        }
-        self.reclaim(&areas, over.min(512), 0) == Progress::Freed && self.frames.trim(&*self.space, over) > 0
+        self.publish();
+        over > 0 || saved
     }
+
+    /// Gives free frames back to the kernel. `areas` must not be locked: where discards are reported, this waits until a
+    /// handler has read the report, and that handler may be waiting to apply another one.
+    fn trim(&self, pages: u64) -> u64 {
+        self.frames.trim(&*self.space, pages)
+    }
+}
+
+/// XXH3-128 of a block, as two words.
+pub(crate) fn hash(block: &[u8]) -> [u64; 2] {
+    let hash = XxHash3_128::oneshot(block);
+    [hash as u64, (hash >> 64) as u64]
 }

@@ -6,14 +6,14 @@ use crate::fault::{Fault, Served};
 use crate::pager::Pager;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
-use memfold_sys::sync::Mutex;
+use memfold_sys::sync::StaticMutex;
 use memfold_sys::thread::{Previous, SigbusInfo, set_sigbus, yield_now};
 
 /// Engines with signal delivery in one process, at most.
 pub const ENGINES_MAX: usize = 64;
 
 static ENGINES: [AtomicPtr<Pager>; ENGINES_MAX] = [const { AtomicPtr::new(null_mut()) }; ENGINES_MAX];
-static PREVIOUS: Mutex<Option<Previous>> = Mutex::new(None);
+static PREVIOUS: StaticMutex<Option<Previous>> = StaticMutex::new(None);
 
 /// Lists an engine, and installs the handler with the first. `false` if there are too many.
 pub(crate) fn enlist(pager: &Pager) -> bool {

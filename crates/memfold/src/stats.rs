@@ -150,6 +150,11 @@ pub fn size_suffix(order: usize) -> &'static str {
 }
 
 impl Stats {
+    /// Every plain figure by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        FIGURES.iter().map(|f| f.name).zip(self.values())
+    }
+
     /// Checks the sums of Z5: the page totals equal the folio counts times their pages.
     ///
     /// # Errors

@@ -1,6 +1,5 @@
 //! Background threads: load windows ahead of streams, save dirty folios, give memory back.
 use crate::pager::Pager;
-use crate::queue::Request;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use memfold_sys::Errno;
@@ -10,22 +9,12 @@ use memfold_sys::thread::Thread;
 ///
 /// # Errors
 /// EAGAIN: no more threads.
-pub(crate) fn start(pager: &Arc<Pager>, count: usize) -> Result<Vec<Thread>, Errno> {
+pub fn start(pager: &Arc<Pager>, count: usize) -> Result<Vec<Thread>, Errno> {
     (0..count).map(|_| Thread::start(c"memfold-worker", None, run, Arc::into_raw(pager.clone()) as usize)).collect()
 }
 
 fn run(pager: usize) {
     // SAFETY: `start` gave this thread one reference of the Arc.
     let pager = unsafe { Arc::from_raw(pager as *const Pager) };
-    loop {
-        match pager.queue.next() {
-            Request::Load(window) => pager.load_ahead(window),
-            Request::Reclaim => {
-                if pager.reclaim_in_background() {
-                    pager.queue.reclaim();
-                }
-            }
-            Request::Stop => return,
-        }
-    }
+    while pager.work() {}
 }

@@ -131,7 +131,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, max_shrink_iters: 200, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 200, failure_persistence: None, ..Default::default() })]
     #[test]
     fn the_store_does_what_a_map_does(
         block in 0u8..=9,

@@ -75,6 +75,14 @@ impl<T> Mutex<T> {
         self.state.compare_exchange(0, 1, Acquire, Relaxed).ok().map(|_| MutexGuard { lock: self })
     }
 
+    /// Ends a lock whose guard was forgotten.
+    ///
+    /// # Safety
+    /// - A guard of this mutex was given to `core::mem::forget`, and this is called once for it.
+    pub unsafe fn unlock(&self) {
+        drop(MutexGuard { lock: self });
+    }
+
     /// The value, without locking: `&mut self` proves that nobody holds it.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
@@ -204,6 +212,16 @@ impl<T> RwLock<T> {
                 wait_while(&self.state, s | WRITER_WAITS);
             }
         }
+    }
+}
+
+impl<T> RwLock<T> {
+    /// Ends a write lock whose guard was forgotten.
+    ///
+    /// # Safety
+    /// - A write guard of this lock was given to `core::mem::forget`, and this is called once for it.
+    pub unsafe fn unlock_write(&self) {
+        drop(WriteGuard { lock: self });
     }
 }
 

@@ -78,6 +78,16 @@ impl<T> RwLock<T> {
         WriteGuard(self.0.write().unwrap_or_else(|e| e.into_inner()))
     }
 }
+impl<T> RwLock<T> {
+    /// Ends a write lock whose guard was forgotten. Not modelled.
+    ///
+    /// # Safety
+    /// - A write guard of this lock was given to `core::mem::forget`, and this is called once for it.
+    pub unsafe fn unlock_write(&self) {
+        panic!("no model forks")
+    }
+}
+
 impl<T> Deref for ReadGuard<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {

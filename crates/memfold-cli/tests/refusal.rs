@@ -1,0 +1,161 @@
+//! What `memfold run` refuses before it starts anything: one line each, status 125.
+mod common;
+use common::{Scratch, assert_refused, binaries, memfold, run};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+#[test]
+fn bad_flags_and_settings_are_one_line_each() {
+    let Some(bin) = binaries() else { return };
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["--bogus"], &["--bogus"]),
+        (&["--limit"], &["--limit", "value"]),
+        (&["--limit", "x"], &["--limit", "not a size"]),
+        (&["--limit", "0"], &["--limit", "too small"]),
+        (&["--limit", "1M"], &["too small", "8.0 MiB"]),
+        (&["--limit", "0%"], &["percentage"]),
+        (&["--limit", "200%"], &["percentage"]),
+        (&["--limit", "1000T"], &["more than the memory"]),
+        (&["--resident", "1000T"], &["--resident", "more than the memory"]),
+        (&["--limit", "64M", "--limit", "65M"], &["--limit"]),
+        (&["--limit", "64M", "--codec", "nope"], &["--codec", "nope", "lz4", "zstd"]),
+        (&["--limit", "64M", "--codec", "zstd:999"], &["--codec", "zstd"]),
+        (&["--limit", "64M", "--codec", "lz4;limit=1"], &["--codec"]),
+        (&["--limit", "64M", "--folio", "3K"], &["--folio", "4K"]),
+        (&["--limit", "64M", "--folio", "4K", "--block", "16K"], &["--block"]),
+        (&["--limit", "64M", "--delivery", "signal"], &["--delivery", "thread"]),
+        (&["--limit", "64M", "--pools", "65"], &["--pools", "64"]),
+        (&[], &["--limit"]),
+    ];
+    for (flags, words) in cases {
+        let arguments = [&["run"], *flags, &["--", "echo", "ran"]].concat();
+        // A flag without its value swallows nothing: the `--` after it ends the flags.
+        assert_refused(&memfold(&bin, &arguments).output().unwrap(), 125, words);
+    }
+}
+
+#[test]
+fn a_missing_command_is_said_so() {
+    let Some(bin) = binaries() else { return };
+    for arguments in [&["run", "--limit", "64M"][..], &["run", "--limit", "64M", "--"]] {
+        assert_refused(&memfold(&bin, arguments).output().unwrap(), 125, &["no command"]);
+    }
+    assert_refused(&memfold(&bin, &["walk"]).output().unwrap(), 125, &["walk"]);
+}
+
+#[test]
+fn help_and_version_are_no_failure() {
+    let Some(bin) = binaries() else { return };
+    for arguments in
+        [&["--help"][..], &["run", "--help"], &["--version"], &["help", "run"], &["bench", "walk", "--help"]]
+    {
+        let output = memfold(&bin, arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}");
+        assert!(output.stderr.is_empty() && !output.stdout.is_empty(), "{arguments:?}");
+    }
+    let help = String::from_utf8(memfold(&bin, &["run", "--help"]).output().unwrap().stdout).unwrap();
+    for key in memfold::config::KEYS {
+        assert!(help.contains(&format!("--{} <{}>", key.name, key.value)), "{}", key.name);
+    }
+    assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
+}
+
+#[test]
+fn static_programs_are_refused() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let source = "int main(void) { return 0; }";
+    for flags in [&["-static"][..], &["-static-pie"]] {
+        let program = scratch.compile("static", source, flags);
+        assert!(Command::new(&program).status().unwrap().success());
+        assert_refused(&run(&bin, &[], &[&program]), 125, &[&program, "statically linked"]);
+        let script = scratch.file("script", format!("#!{program}\n"), 0o755);
+        assert_refused(&run(&bin, &[], &[&script]), 125, &[&program, "statically linked"]);
+        let env = scratch.file("env", "#!/usr/bin/env static\n", 0o755);
+        let output = memfold(&bin, &["run", "--limit", "64M", &env])
+            .env("PATH", format!("{}:/usr/bin:/bin", scratch.0.display()))
+            .output()
+            .unwrap();
+        assert_refused(&output, 125, &["statically linked"]);
+    }
+    let dynamic = scratch.compile("dynamic", source, &[]);
+    assert_eq!(run(&bin, &[], &[&dynamic]).status.code(), Some(0));
+}
+
+#[test]
+fn programs_that_gain_privileges_are_refused() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let program = scratch.compile("program", "int main(void) { return 0; }", &[]);
+    for (mode, word) in [(0o4755, "set-user-ID"), (0o2755, "set-group-ID")] {
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
+        assert_refused(&run(&bin, &[], &[&program]), 125, &[&program, word]);
+    }
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(run(&bin, &[], &[&program]).status.code(), Some(0));
+    // Only root can give a file capabilities.
+    let given = Command::new("setcap").args(["cap_net_raw+ep", &program]).output();
+    if given.is_ok_and(|output| output.status.success()) {
+        assert_refused(&run(&bin, &[], &[&program]), 125, &[&program, "capabilities"]);
+    }
+}
+
+#[test]
+fn programs_for_other_machines_and_libraries_are_refused() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let program = scratch.compile("program", "int main(void) { return 0; }", &[]);
+    let mut bytes = std::fs::read(&program).unwrap();
+    bytes[4] = 1;
+    bytes[18] = 3;
+    let foreign = scratch.file("foreign", &bytes, 0o755);
+    assert_refused(&run(&bin, &[], &[&foreign]), 125, &["another machine", "i386"]);
+    let musl =
+        scratch.compile("musl", "int main(void) { return 0; }", &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"]);
+    assert_refused(&run(&bin, &[], &[&musl]), 125, &["another C library", "ld-musl"]);
+}
+
+#[test]
+fn a_run_inside_a_run_is_refused() {
+    let Some(bin) = binaries() else { return };
+    let memfold = bin.join("memfold").into_os_string().into_string().unwrap();
+    let output = run(&bin, &[], &[&memfold, "run", "--limit", "32M", "--", "true"]);
+    assert_refused(&output, 125, &["nested"]);
+}
+
+#[test]
+fn a_stats_file_that_cant_be_written_stops_it_before_the_start() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let mark = scratch.path("mark");
+    for bad in ["/no/such/directory/s.json", "/tmp", "/proc/version"] {
+        let output = run(&bin, &["--stats-file", bad], &["touch", &mark]);
+        assert_refused(&output, 125, &["--stats-file", bad]);
+    }
+    assert!(!std::path::Path::new(&mark).exists());
+}
+
+#[test]
+fn without_permission_the_remedies_are_named() {
+    let Some(bin) = binaries() else { return };
+    // SAFETY: the call has no preconditions.
+    if unsafe { libc::geteuid() } != 0 || !needs_privilege() {
+        eprintln!("SKIPPED: needs root to become somebody who may not use userfaultfd");
+        return;
+    }
+    use std::os::unix::process::CommandExt;
+    let scratch = Scratch::new();
+    std::fs::set_permissions(&scratch.0, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for name in ["memfold", "libmemfold_preload.so"] {
+        scratch.file(name, std::fs::read(bin.join(name)).unwrap(), 0o755);
+    }
+    let mut command = memfold(&scratch.0, &["run", "--limit", "64M", "--", "/bin/true"]);
+    let output = command.uid(65534).gid(65534).current_dir("/").output().unwrap();
+    assert_refused(&output, 125, &["vm.unprivileged_userfaultfd", "/dev/userfaultfd", "seccomp"]);
+}
+
+fn needs_privilege() -> bool {
+    let closed = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").is_ok_and(|text| text.trim() == "0");
+    let device = std::fs::metadata("/dev/userfaultfd").is_ok_and(|found| found.permissions().mode() & 0o006 == 0o006);
+    closed && !device
+}

@@ -1,0 +1,139 @@
+//! `--summary`, `--stats-file`, and what the program sees of memfold.
+mod common;
+use common::{Scratch, binaries, memfold, run};
+use memfold::stats::{FIGURES, ORDER_FIGURES, size_suffix};
+use serde_json::Value;
+
+fn stats(path: &str) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn the_stats_file_has_every_figure_and_the_facts_of_the_run() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let path = scratch.path("s.json");
+    let output = run(&bin, &["--stats-file", &path], &["sh", "-c", "sleep 0.2; exit 3"]);
+    assert_eq!((output.status.code(), output.stderr.len()), (Some(3), 0));
+    let stats = stats(&path);
+    for figure in FIGURES {
+        assert!(stats[figure.name].is_u64(), "{}", figure.name);
+    }
+    for figure in ORDER_FIGURES {
+        for order in 0..10 {
+            let name = format!("{}_{}", figure.name.trim_end_matches("_folio"), size_suffix(order));
+            assert!(stats[&name].is_u64(), "{name}");
+        }
+    }
+    assert_eq!((&stats["exit_status"], &stats["limit_bytes"]), (&Value::from(3), &Value::from(64 << 20)));
+    assert_eq!(stats["version"], env!("CARGO_PKG_VERSION"));
+    assert!((0.2..30.0).contains(&stats["seconds"].as_f64().unwrap()));
+    assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 1, "only the file itself is left");
+}
+
+#[test]
+fn every_process_has_its_own_figures_also_after_a_crash() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let path = scratch.path("s.json");
+    // Each `sh` is executed anew and so claims a slot: the outer one and two inner ones, of which one crashes.
+    let script = "echo $$; sh -c 'echo $$; true'; sh -c 'echo $$; ulimit -c 0; kill -SEGV $$'; true";
+    let output = run(&bin, &["--stats-file", &path], &["sh", "-c", script]);
+    let mut started: Vec<u64> = String::from_utf8(output.stdout).unwrap().lines().map(|l| l.parse().unwrap()).collect();
+    let stats = stats(&path);
+    let processes = stats["processes"].as_array().unwrap();
+    let mut counted: Vec<u64> = processes.iter().map(|p| p["pid"].as_u64().unwrap()).collect();
+    started.sort_unstable();
+    counted.sort_unstable();
+    assert_eq!(counted, started);
+    assert!(processes.iter().all(|p| p["faults"].is_u64() && p["zswpout_64K"].is_u64()));
+}
+
+#[test]
+fn more_processes_than_slots_are_no_trouble() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let path = scratch.path("s.json");
+    let script = "i=0; while [ $i -lt 100 ]; do /bin/true || exit 1; i=$((i+1)); done; exit 4";
+    let output = run(&bin, &["--summary", "--stats-file", &path], &["sh", "-c", script]);
+    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(stats(&path)["processes"].as_array().unwrap().len(), 64);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("64 or more processes"));
+}
+
+#[test]
+fn the_summary_is_on_stderr_and_only_when_asked_for() {
+    let Some(bin) = binaries() else { return };
+    let output = run(&bin, &["--summary"], &["echo", "hello"]);
+    assert_eq!(output.stdout, b"hello\n");
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.lines().count() >= 1 && text.lines().all(|line| line.starts_with("memfold: ")), "{text}");
+    assert!(text.contains("1 process"), "{text}");
+    assert!(run(&bin, &[], &["echo", "hello"]).stderr.is_empty());
+}
+
+#[test]
+fn the_summary_of_a_failed_program_is_still_there() {
+    let Some(bin) = binaries() else { return };
+    let output = run(&bin, &["--summary"], &["sh", "-c", "kill -KILL $$"]);
+    assert_eq!(output.status.code(), Some(137));
+    assert!(String::from_utf8(output.stderr).unwrap().starts_with("memfold: "));
+}
+
+#[test]
+fn an_earlier_preload_is_kept_and_ours_comes_first() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let other = scratch.compile("other.so", "int other;", &["-shared", "-fPIC"]);
+    let mut command =
+        memfold(&bin, &["run", "--limit", "64M", "--", "sh", "-c", "echo $LD_PRELOAD; cat /proc/$$/maps"]);
+    let text = String::from_utf8(command.env("LD_PRELOAD", &other).output().unwrap().stdout).unwrap();
+    let ours = bin.canonicalize().unwrap().join("libmemfold_preload.so");
+    assert_eq!(text.lines().next().unwrap(), format!("{}:{other}", ours.display()));
+    assert!(text.lines().skip(1).any(|l| l.ends_with("libmemfold_preload.so")));
+    assert!(text.lines().skip(1).any(|l| l.ends_with("other.so")));
+}
+
+#[test]
+fn disabled_it_does_nothing_in_the_program() {
+    let Some(bin) = binaries() else { return };
+    let mut command = memfold(&bin, &["run", "--limit", "64M", "--summary", "--", "sh", "-c", "echo ran; exit 2"]);
+    let output = command.env("MEMFOLD_DISABLE", "1").output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(2), b"ran\n".as_slice()));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no process"));
+}
+
+#[test]
+fn an_order_that_makes_no_sense_ends_the_process_with_a_message() {
+    let Some(bin) = binaries() else { return };
+    for order in ["limit=banana", "limit=1", "nonsense", "memory=1G;limit=512M;speed=9"] {
+        let mut command = std::process::Command::new("/bin/echo");
+        command.arg("ran").env("LD_PRELOAD", bin.join("libmemfold_preload.so")).env("MEMFOLD_RUN", order);
+        let output = command.output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(125), 0), "{order}");
+        assert!(String::from_utf8_lossy(&output.stderr).starts_with("memfold: MEMFOLD_RUN: "), "{order}");
+    }
+}
+
+#[test]
+fn a_program_without_an_order_is_left_alone() {
+    let Some(bin) = binaries() else { return };
+    let mut command = std::process::Command::new("/bin/echo");
+    command.arg("ran").env("LD_PRELOAD", bin.join("libmemfold_preload.so")).env_remove("MEMFOLD_RUN");
+    let output = command.output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), b"ran\n".as_slice()));
+    assert!(output.stderr.is_empty());
+}
+
+#[test]
+fn figures_are_not_lost_where_memfold_is_gone() {
+    let Some(bin) = binaries() else { return };
+    // The path leads to no table: the process keeps its figures to itself and runs.
+    for stats in ["/proc/999999999/fd/3", "/dev/null", "/etc/passwd", ""] {
+        let mut command = std::process::Command::new("/bin/echo");
+        command.arg("ran").env("LD_PRELOAD", bin.join("libmemfold_preload.so"));
+        let output = command.env("MEMFOLD_RUN", format!("memory=1G;limit=512M;stats={stats}")).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), b"ran\n".as_slice()), "{text}");
+    }
+}

@@ -1,0 +1,50 @@
+//! What /proc says of this process's size, read without allocation.
+use memfold_sys::Errno;
+use memfold_sys::units::PAGE_SIZE;
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags, open};
+
+/// `/proc/self/statm`, open.
+pub struct Statm {
+    fd: OwnedFd,
+}
+
+impl Statm {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// What `open` says: ENOENT without /proc.
+    pub fn open() -> Result<Statm, Errno> {
+        Ok(Statm { fd: open(c"/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())? })
+    }
+
+    /// Resident anonymous memory, bytes.
+    pub fn anonymous_bytes(&self) -> Option<u64> {
+        let mut text = [0u8; 128];
+        let n = rustix::io::pread(&self.fd, &mut text, 0).ok()?;
+        let mut fields = core::str::from_utf8(&text[..n]).ok()?.split_ascii_whitespace();
+        let resident: u64 = fields.nth(1)?.parse().ok()?;
+        let shared: u64 = fields.next()?.parse().ok()?;
+        Some(resident.saturating_sub(shared) * PAGE_SIZE as u64)
+    }
+}
+
+/// Memory that the machine can still give, bytes; 0 if unknown.
+pub fn available_bytes() -> u64 {
+    field(c"/proc/meminfo", "MemAvailable:")
+}
+
+/// Memory that this process has locked, bytes.
+pub fn locked_bytes() -> u64 {
+    field(c"/proc/self/status", "VmLck:")
+}
+
+fn field(path: &core::ffi::CStr, name: &str) -> u64 {
+    let mut text = [0u8; 4096];
+    let Ok(fd) = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return 0 };
+    let Ok(n) = rustix::io::read(&fd, &mut text) else { return 0 };
+    let text = core::str::from_utf8(&text[..n]).unwrap_or("");
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let kib: u64 = line.and_then(|l| l.split_ascii_whitespace().next()).and_then(|n| n.parse().ok()).unwrap_or(0);
+    kib << 10
+}

@@ -1,0 +1,87 @@
+//! Nothing allocates after set-up: the pager saves and loads where the host's `malloc` must not be called.
+use memfold_store::{BlockSet, CodecSpec, Handle, Store, StoreConfig};
+use memfold_sys::units::{Order, PAGE_SIZE};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+struct Counting;
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: passes everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, SeqCst);
+        // SAFETY: as the caller says.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        CALLS.fetch_add(1, SeqCst);
+        // SAFETY: as the caller says.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[repr(C, align(4096))]
+#[derive(Copy, Clone)]
+struct Page([u8; PAGE_SIZE]);
+
+/// Text-like, random, patterned and empty pages.
+fn folio(pages: usize) -> Vec<Page> {
+    let mut state = 1u32;
+    let mut page = |i: usize| {
+        let mut page = Page([0; PAGE_SIZE]);
+        for (at, byte) in page.0.iter_mut().enumerate() {
+            state = state.wrapping_mul(1664525).wrapping_add(1013904223);
+            *byte = match i % 7 {
+                0 => 0,
+                1 => (state >> 24) as u8,
+                2 => 0x5a,
+                _ => b"the quick brown fox "[(at + (state >> 31) as usize) % 20],
+            };
+        }
+        page
+    };
+    (0..pages).map(&mut page).collect()
+}
+
+#[test]
+fn saves_loads_frees_and_compaction_allocate_nothing() {
+    let order = Order::new(6).unwrap();
+    let source = folio(order.pages());
+    let mut target = source.clone();
+    for spec in ["none", "lz4", "zstd:-5", "zstd", "zstd:7"] {
+        let config = StoreConfig {
+            codec: CodecSpec::parse(spec).unwrap(),
+            block_order: Order::new(3).unwrap(),
+            verify: true,
+            ..StoreConfig::default()
+        };
+        let store = Store::new(&config).unwrap();
+        let mut worker = store.worker();
+        let mut out = [Handle::NONE; 8];
+        let before = CALLS.load(SeqCst);
+        for round in 0..48u64 {
+            let which = BlockSet::first(1 + round as usize % 8);
+            // SAFETY: both folios have `order` pages and are not shared; the handles are freed after their loads.
+            unsafe {
+                let from = source.as_ptr().cast();
+                store.save(&mut worker, from, order, round, &which, || false, &mut out).unwrap();
+                let block = store.block_order(order);
+                store.load(&mut worker, out[0], block, target.as_mut_ptr().cast()).unwrap();
+                store.load_pages(&mut worker, out[0], block, 1, 3, target.as_mut_ptr().cast()).unwrap();
+            }
+            if round % 3 != 0 {
+                store.free_many(&out);
+            }
+            out = [Handle::NONE; 8];
+            if round % 12 == 0 {
+                store.compact(u64::MAX);
+                store.stats();
+            }
+        }
+        assert_eq!(CALLS.load(SeqCst), before, "{spec} allocated");
+    }
+}

@@ -1,0 +1,274 @@
+//! A fake address space: the bytes are at real addresses, but whether a page is there is noted in a map.
+//!
+//! It does what the kernel does with the pages of one process, one call at a time: a move carries bytes and presence, a
+//! page is at one address or at none, nothing that is there is overwritten, and a call that did a part says EAGAIN with
+//! the count. The bytes of a page that is not there are poison, checked when the page comes back: who reads them gets
+//! wrong data, and who writes them is found out. It knows no limits, forks or DMA; [`crate::trouble`] plays those.
+use memfold_sys::Errno;
+use memfold_sys::space::Space;
+use memfold_sys::sync::{Condvar, Mutex};
+use memfold_sys::uffd::Partial;
+use memfold_sys::units::PAGE_SIZE;
+use memfold_sys::zone::Zone;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+const POISON: u8 = 0xDB;
+
+/// A fake address space with one area for the program. Clones are the same space.
+#[derive(Clone)]
+pub struct FakeSpace {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    zone: Zone,
+    table: Mutex<Table>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Table {
+    /// Pages that were ever there, by address.
+    pages: HashMap<usize, Page>,
+    waiters: Vec<Waiter>,
+    next_ticket: u64,
+}
+
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+enum Page {
+    Present,
+    Protected,
+    /// Was there once; its bytes are poison.
+    Gone,
+}
+
+struct Waiter {
+    ticket: u64,
+    page: usize,
+    woken: bool,
+}
+
+/// A thread that touched a page which is not there, as the kernel has it queued: from here on no wake-up is lost.
+#[derive(Debug)]
+pub struct Ticket {
+    number: u64,
+    /// The page is there, but write-protected.
+    pub protected: bool,
+}
+
+impl FakeSpace {
+    /// A space whose area has `pages` pages (aligned to 2 MiB), none of them there.
+    pub fn new(pages: usize) -> FakeSpace {
+        let zone = Zone::reserve(pages * PAGE_SIZE, memfold_sys::units::MAX_BYTES).expect("address space");
+        let inner = Inner { zone, table: Mutex::new(Table::default()), changed: Condvar::new() };
+        FakeSpace { inner: Arc::new(inner) }
+    }
+
+    /// The program's area: first address and first past it.
+    pub fn area(&self) -> Range<usize> {
+        self.inner.zone.start()..self.inner.zone.start() + self.inner.zone.len()
+    }
+
+    /// Reads a page of the area, if it is there.
+    ///
+    /// # Errors
+    /// The page is missing; the caller is queued and must end that by [`FakeSpace::sleep`] or [`FakeSpace::leave`].
+    pub fn read<R>(&self, page: usize, read: impl FnOnce(&[u8]) -> R) -> Result<R, Ticket> {
+        let mut table = self.inner.table.lock();
+        if !table.is_present(page) {
+            return Err(table.enqueue(page));
+        }
+        // SAFETY: the page lies in the zone; nobody writes it while it is there and the table is locked: writers of it
+        // hold the lock, and the engine writes only frames.
+        Ok(read(unsafe { std::slice::from_raw_parts(self.in_area(page), PAGE_SIZE) }))
+    }
+
+    /// Writes a page of the area, if it is there and not protected.
+    ///
+    /// # Errors
+    /// The page is missing or protected; the caller is queued as in [`FakeSpace::read`].
+    pub fn write<R>(&self, page: usize, write: impl FnOnce(&mut [u8]) -> R) -> Result<R, Ticket> {
+        let mut table = self.inner.table.lock();
+        if table.pages.get(&page) != Some(&Page::Present) {
+            return Err(table.enqueue(page));
+        }
+        // SAFETY: as in `read`; and the engine reads a page at its home only after it has protected it, under the lock.
+        Ok(write(unsafe { std::slice::from_raw_parts_mut(self.in_area(page), PAGE_SIZE) }))
+    }
+
+    /// Sleeps until the page of the ticket is woken, which may already have happened.
+    pub fn sleep(&self, ticket: Ticket) {
+        let mut table = self.inner.table.lock();
+        loop {
+            let at = table.waiters.iter().position(|w| w.ticket == ticket.number).expect("a ticket is used once");
+            if table.waiters[at].woken {
+                table.waiters.swap_remove(at);
+                return;
+            }
+            table = self.inner.changed.wait(table);
+        }
+    }
+
+    /// Gives a ticket back without waiting.
+    pub fn leave(&self, ticket: Ticket) {
+        self.inner.table.lock().waiters.retain(|w| w.ticket != ticket.number);
+    }
+
+    /// The program drops a page that is there, as with `MADV_DONTNEED`: a hole. Returns whether it was there.
+    pub fn punch(&self, page: usize) -> bool {
+        let mut table = self.inner.table.lock();
+        let present = table.is_present(page);
+        if present {
+            // SAFETY: the page is there, and the program gives up its bytes.
+            unsafe { table.remove(page) };
+        }
+        present
+    }
+
+    /// Whether a page is there, in the area or in a frame.
+    pub fn is_present(&self, page: usize) -> bool {
+        self.inner.table.lock().is_present(page)
+    }
+
+    /// Pages of the area that are there.
+    pub fn present_pages(&self) -> usize {
+        let table = self.inner.table.lock();
+        self.area().step_by(PAGE_SIZE).filter(|page| table.is_present(*page)).count()
+    }
+
+    fn in_area(&self, page: usize) -> *mut u8 {
+        assert!(self.inner.zone.contains(page) && page.is_multiple_of(PAGE_SIZE), "{page:#x} is no page of the area");
+        page as *mut u8
+    }
+
+    /// Repeats `step` for each page of a range, and counts as the kernel does: what was done, or why nothing was.
+    fn each(&self, table: &mut Table, dst: usize, len: usize, step: impl Fn(&mut Table, usize) -> Result<(), Errno>) -> Result<(), Partial> {
+        assert!(dst.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && len > 0, "{dst:#x} + {len:#x}");
+        let mut result = Ok(());
+        for done in (0..len).step_by(PAGE_SIZE) {
+            if let Err(errno) = step(table, done) {
+                result = Err(Partial { done, errno: if done > 0 { Errno::AGAIN } else { errno } });
+                break;
+            }
+        }
+        let done = result.map_or_else(|partial| partial.done, |()| len);
+        self.wake_locked(table, dst, done);
+        result
+    }
+
+    fn wake_locked(&self, table: &mut Table, start: usize, len: usize) {
+        let mut woken = false;
+        for waiter in table.waiters.iter_mut().filter(|w| w.page.wrapping_sub(start) < len) {
+            waiter.woken = true;
+            woken = true;
+        }
+        if woken {
+            self.inner.changed.notify_all();
+        }
+    }
+}
+
+impl Table {
+    fn is_present(&self, page: usize) -> bool {
+        matches!(self.pages.get(&page), Some(Page::Present | Page::Protected))
+    }
+
+    fn enqueue(&mut self, page: usize) -> Ticket {
+        let number = self.next_ticket;
+        self.next_ticket += 1;
+        self.waiters.push(Waiter { ticket: number, page, woken: false });
+        Ticket { number, protected: self.pages.get(&page) == Some(&Page::Protected) }
+    }
+
+    /// Puts the bytes at `src` into a page that is not there.
+    ///
+    /// # Safety
+    /// - `page` is a mapped page of the area or the frames, and `src` is readable for a page.
+    unsafe fn install(&mut self, page: usize, src: *const u8) -> Result<(), Errno> {
+        // SAFETY: as the caller says; nobody may be using a page that is not there.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(page as *mut u8, PAGE_SIZE) };
+        let clean = match self.pages.get(&page) {
+            Some(Page::Present | Page::Protected) => return Err(Errno::EXIST),
+            Some(Page::Gone) => POISON,
+            None => 0,
+        };
+        assert!(bytes.iter().all(|b| *b == clean), "page {page:#x} was written while it was not there");
+        assert!(self.pages.get(&(src as usize)) != Some(&Page::Gone), "{src:?} is read, but no page is there");
+        // SAFETY: `src` is readable as the caller says, and another page than this one, which was not there.
+        unsafe { std::ptr::copy_nonoverlapping(src, bytes.as_mut_ptr(), PAGE_SIZE) };
+        self.pages.insert(page, Page::Present);
+        Ok(())
+    }
+
+    /// Takes a page away.
+    ///
+    /// # Safety
+    /// - The page is there, and nobody needs its bytes.
+    unsafe fn remove(&mut self, page: usize) {
+        // SAFETY: a page that is there is mapped; the caller gives up its bytes.
+        unsafe { std::ptr::write_bytes(page as *mut u8, POISON, PAGE_SIZE) };
+        self.pages.insert(page, Page::Gone);
+    }
+}
+
+impl Space for FakeSpace {
+    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> Result<(), Partial> {
+        let mut table = self.inner.table.lock();
+        self.each(&mut table, dst, len, |table, at| {
+            if table.is_present(dst + at) {
+                return Err(Errno::EXIST);
+            }
+            if !table.is_present(src + at) {
+                return Err(Errno::NOENT);
+            }
+            // SAFETY: the page at the source is there, hence mapped; the caller has the right to both ranges.
+            unsafe {
+                table.install(dst + at, (src + at) as *const u8)?;
+                table.remove(src + at);
+            }
+            Ok(())
+        })
+    }
+
+    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
+        let mut table = self.inner.table.lock();
+        // SAFETY: the caller vouches for both ranges.
+        self.each(&mut table, dst, len, |table, at| unsafe { table.install(dst + at, src.add(at)) })
+    }
+
+    fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
+        let mut table = self.inner.table.lock();
+        for page in (start..start + len).step_by(PAGE_SIZE) {
+            if let Some(Page::Present | Page::Protected) = table.pages.get(&page) {
+                table.pages.insert(page, if on { Page::Protected } else { Page::Present });
+            }
+        }
+        if !on {
+            self.wake_locked(&mut table, start, len);
+        }
+        Ok(())
+    }
+
+    unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {
+        let mut table = self.inner.table.lock();
+        for page in (start..start + len).step_by(PAGE_SIZE) {
+            if table.is_present(page) {
+                // SAFETY: the page is there, and the caller gives up its bytes.
+                unsafe { table.remove(page) };
+            }
+        }
+        Ok(())
+    }
+
+    fn unshare(&self, _: usize, _: usize) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn wake(&self, start: usize, len: usize) {
+        let mut table = self.inner.table.lock();
+        self.wake_locked(&mut table, start, len);
+    }
+}
+

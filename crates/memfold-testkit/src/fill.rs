@@ -1,0 +1,44 @@
+//! Bytes to fill pages with: real ones from this machine's shared libraries, zeros, short patterns, and noise.
+use crate::random::Random;
+use memfold_sys::units::PAGE_SIZE;
+use std::sync::OnceLock;
+
+/// Fills some bytes in one of the ways that data comes in: mostly real bytes, else zeros, an 8-byte pattern, or noise.
+pub fn fill(random: &mut Random, bytes: &mut [u8]) {
+    match random.below(8) {
+        0 => bytes.fill(0),
+        1 => repeat(bytes, if random.below(2) == 0 { 0x0101_0101_0101_0101 } else { random.next() }),
+        2 => bytes.chunks_mut(8).for_each(|c| c.copy_from_slice(&random.next().to_ne_bytes()[..c.len()])),
+        _ => {
+            let corpus = corpus();
+            let at = random.below(corpus.len() - bytes.len().min(PAGE_SIZE));
+            bytes.iter_mut().zip(corpus[at..].iter().cycle()).for_each(|(to, from)| *to = *from);
+        }
+    }
+}
+
+fn repeat(bytes: &mut [u8], pattern: u64) {
+    let pattern = pattern.to_ne_bytes();
+    bytes.iter_mut().zip(pattern.iter().cycle()).for_each(|(to, from)| *to = *from);
+}
+
+/// Up to 4 MiB of this machine's shared libraries; of the test's own executable where there are none.
+fn corpus() -> &'static [u8] {
+    static CORPUS: OnceLock<Vec<u8>> = OnceLock::new();
+    CORPUS.get_or_init(|| {
+        let dirs = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+        let entries = dirs.iter().filter_map(|d| std::fs::read_dir(d).ok()).flatten().flatten();
+        let mut files: Vec<_> = entries.map(|e| e.path()).filter(|p| p.to_string_lossy().contains(".so")).collect();
+        files.sort();
+        files.extend(std::env::current_exe());
+        let mut bytes = Vec::new();
+        for file in files {
+            if bytes.len() >= 4 << 20 {
+                break;
+            }
+            bytes.extend(std::fs::read(file).unwrap_or_default().into_iter().take(512 << 10));
+        }
+        assert!(bytes.len() > PAGE_SIZE, "no file to take bytes from");
+        bytes
+    })
+}

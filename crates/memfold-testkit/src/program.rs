@@ -1,0 +1,129 @@
+//! A program over a fake address space: it touches its memory, takes faults, and waits as a real thread would.
+use crate::fake::FakeSpace;
+use memfold::fault::{Fault, Served};
+use memfold::pager::Pager;
+use memfold_sys::thread::yield_now;
+use memfold_sys::units::PAGE_SIZE;
+use std::sync::Arc;
+
+/// Faults served again in a row before a test is given up as stuck.
+const AGAIN_MAX: u32 = 1_000_000;
+
+/// One program. Clones share its memory.
+///
+/// In thread delivery a touch of a missing page queues the thread, a handler (played by the same thread) serves the
+/// fault, and the thread then sleeps until it is woken, whatever the handler said. In signal delivery the thread serves
+/// itself and tries again.
+#[derive(Clone)]
+pub struct Program {
+    pager: Arc<Pager>,
+    space: FakeSpace,
+    is_signal: bool,
+}
+
+impl Program {
+    /// A program whose memory is the area of `space`, paged by `pager`.
+    pub fn new(pager: &Arc<Pager>, space: &FakeSpace) -> Program {
+        let is_signal = pager.config().delivery == memfold::Delivery::Signal;
+        Program { pager: pager.clone(), space: space.clone(), is_signal }
+    }
+
+    /// Address of a page of the area, counted from 0.
+    pub fn page(&self, number: usize) -> usize {
+        self.space.area().start + number * PAGE_SIZE
+    }
+
+    /// Reads a page.
+    pub fn read<R>(&self, number: usize, read: impl FnOnce(&[u8]) -> R) -> R {
+        let mut read = Some(read);
+        let page = self.page(number);
+        self.touch(page, || self.space.read(page, |bytes| read.take().expect("read once")(bytes)))
+    }
+
+    /// Writes a page.
+    pub fn write<R>(&self, number: usize, write: impl FnOnce(&mut [u8]) -> R) -> R {
+        let mut write = Some(write);
+        let page = self.page(number);
+        self.touch(page, || self.space.write(page, |bytes| write.take().expect("written once")(bytes)))
+    }
+
+    fn touch<R>(&self, page: usize, mut access: impl FnMut() -> Result<R, crate::fake::Ticket>) -> R {
+        loop {
+            let ticket = match access() {
+                Ok(result) => return result,
+                Err(ticket) => ticket,
+            };
+            self.serve(Fault { addr: page, protected: ticket.protected && !self.is_signal });
+            if self.is_signal {
+                self.space.leave(ticket);
+            } else {
+                self.space.sleep(ticket);
+            }
+        }
+    }
+
+    fn serve(&self, fault: Fault) {
+        for _ in 0..AGAIN_MAX {
+            match self.pager.fault(fault) {
+                Served::Yes => return,
+                Served::Again => yield_now(),
+                Served::NotManaged => panic!("{:#x} is not managed", fault.addr),
+            }
+        }
+        panic!("a fault at {:#x} was not served in {AGAIN_MAX} tries", fault.addr);
+    }
+}
+
+/// An engine over a fake address space, with its program: what most tests start from.
+pub struct Setup {
+    /// The fake.
+    pub space: FakeSpace,
+    /// What may go wrong between the engine and the fake.
+    pub troubles: crate::trouble::Troubled,
+    /// The engine. It has no threads of its own; [`Pager::work`] is what one would run.
+    pub pager: Arc<Pager>,
+    /// Its program.
+    pub program: Program,
+}
+
+impl Setup {
+    /// An engine of `config` (with the least limit that is allowed, if it has none) over an area of `pages` pages.
+    ///
+    /// # Panics
+    /// If the engine can't be made.
+    pub fn new(mut config: memfold::Config, pages: usize) -> Setup {
+        if config.limit_bytes.is_none() && config.resident_bytes.is_none() {
+            config.resident_bytes = Some(memfold::config::WORKABLE_MIN_BYTES);
+        }
+        let space = FakeSpace::new(pages);
+        let troubles = crate::trouble::Troubled::new(&space);
+        let parts = memfold::pager::Parts {
+            space: Box::new(troubles.clone()),
+            has_move: true,
+            has_events: false,
+            stats: memfold::pager::StatsPlace::Own(Box::new(memfold::Stats::new())),
+            cpus: 1,
+        };
+        let pager = Arc::new(Pager::new(config, parts).expect("an engine"));
+        let area = space.area();
+        pager.manage_empty(area.start, area.end);
+        let program = Program::new(&pager, &space);
+        Setup { space, troubles, pager, program }
+    }
+
+    /// Addresses of a range of pages, counted from 0.
+    pub fn addrs(&self, pages: std::ops::Range<usize>) -> std::ops::Range<usize> {
+        self.program.page(pages.start)..self.program.page(pages.end)
+    }
+
+    /// Verifies the engine while nobody works.
+    ///
+    /// # Panics
+    /// If anything is wrong with its structures or sums.
+    pub fn assert_sound(&self) {
+        if let Err(why) = self.pager.check() {
+            panic!("{why}");
+        }
+        assert_eq!(self.pager.stats().check_sums(), Ok(()));
+    }
+}

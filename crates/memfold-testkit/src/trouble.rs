@@ -1,0 +1,228 @@
+//! Faults on purpose, between the engine and an address space.
+//!
+//! What the system must survive, without losing a byte, leaving a thread asleep, or leaking a page:
+//! - [`Trouble::Again`]: EAGAIN, nothing done (an event waits to be read), on any move, copy or protection;
+//! - [`Trouble::NoMemory`]: ENOMEM, nothing done, on any move or copy (a page table could not be had);
+//! - [`Trouble::Busy`]: EBUSY, nothing done, on any move (a page is shared by fork or pinned);
+//! - [`Trouble::Partial`]: any first part of a move or copy is done, then EAGAIN with the count;
+//! - [`Trouble::Exists`]: EEXIST on what goes into the area: somebody else has put the same page there just before;
+//! - [`Trouble::Gone`]: ENOENT on what goes into the area, once: its mapping is being changed;
+//! - [`Trouble::Refused`]: a discard fails, nothing done.
+//!
+//! What it need not survive, because the kernel never does it: a lie about what was done, EEXIST in a frame that is
+//! empty, ENOENT for a page that is there.
+use crate::fake::FakeSpace;
+use crate::random::Random;
+use memfold_sys::Errno;
+use memfold_sys::space::Space;
+use memfold_sys::sync::Mutex;
+use memfold_sys::uffd::Partial;
+use memfold_sys::units::PAGE_SIZE;
+use std::sync::Arc;
+
+/// What can go wrong.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// EAGAIN, nothing done.
+    Again,
+    /// ENOMEM, nothing done.
+    NoMemory,
+    /// EBUSY, nothing done.
+    Busy,
+    /// This many pages are done (fewer than asked for), then EAGAIN.
+    Partial(usize),
+    /// EEXIST: somebody else has put the page there.
+    Exists,
+    /// ENOENT: nothing is mapped there.
+    Gone,
+    /// ENOMEM from a discard.
+    Refused,
+}
+
+/// A kind of call, by what it does to a page.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// A move from a frame into the area.
+    MoveIn,
+    /// A move from the area into a frame.
+    MoveOut,
+    /// A move between frames.
+    MoveFrames,
+    /// A copy into the area.
+    CopyIn,
+    /// A copy into a frame.
+    Populate,
+    /// A change of protection.
+    Protect,
+    /// A discard in the area.
+    DiscardHome,
+    /// A discard of a frame.
+    DiscardFrame,
+}
+
+impl Call {
+    /// What can go wrong with such a call at random. A discard of the program's own pages fails only when scripted: the
+    /// kernel refuses it for areas that are not there.
+    fn troubles(self) -> &'static [Trouble] {
+        use Trouble::*;
+        match self {
+            Call::MoveIn => &[Again, NoMemory, Busy, Partial(0), Partial(0), Exists, Gone],
+            Call::MoveOut | Call::MoveFrames => &[Again, NoMemory, Busy, Partial(0), Partial(0)],
+            Call::CopyIn => &[Again, NoMemory, Partial(0), Exists, Gone],
+            Call::Populate => &[Again, NoMemory, Partial(0)],
+            Call::Protect => &[Again],
+            Call::DiscardFrame => &[Refused],
+            Call::DiscardHome => &[],
+        }
+    }
+}
+
+/// An address space with troubles. Clones share them.
+#[derive(Clone)]
+pub struct Troubled {
+    space: FakeSpace,
+    plan: Arc<Mutex<Plan>>,
+}
+
+struct Plan {
+    script: Vec<(Call, u64, Trouble)>,
+    per_mille: u32,
+    random: Random,
+    struck: Vec<Trouble>,
+}
+
+impl Troubled {
+    /// `space`, as yet without troubles.
+    pub fn new(space: &FakeSpace) -> Troubled {
+        let plan = Plan { script: Vec::new(), per_mille: 0, random: Random::new(0), struck: Vec::new() };
+        Troubled { space: space.clone(), plan: Arc::new(Mutex::new(plan)) }
+    }
+
+    /// Lets the `nth` call of a kind from now (1: the next) meet a trouble. A part of a call that has no more pages than
+    /// the part is no trouble, and doesn't strike.
+    pub fn strike(&self, call: Call, nth: u64, trouble: Trouble) {
+        self.plan.lock().script.push((call, nth, trouble));
+    }
+
+    /// Lets `per_mille` of 1000 calls meet a trouble that fits them.
+    pub fn strike_at_random(&self, per_mille: u32, seed: u64) {
+        let mut plan = self.plan.lock();
+        plan.per_mille = per_mille;
+        plan.random = Random::new(seed);
+    }
+
+    /// No more troubles.
+    pub fn clear(&self) {
+        let mut plan = self.plan.lock();
+        plan.per_mille = 0;
+        plan.script.clear();
+    }
+
+    /// How many troubles were met that `is` says yes to.
+    pub fn struck(&self, is: impl Fn(&Trouble) -> bool) -> usize {
+        self.plan.lock().struck.iter().filter(|t| is(t)).count()
+    }
+
+    fn is_home(&self, addr: usize) -> bool {
+        self.space.area().contains(&addr)
+    }
+
+    /// The trouble for this call of `pages` pages, if any.
+    fn due(&self, call: Call, pages: usize) -> Option<Trouble> {
+        let mut plan = self.plan.lock();
+        let mut due = None;
+        for (of, nth, trouble) in plan.script.iter_mut().filter(|s| s.0 == call && s.1 > 0) {
+            debug_assert_eq!(*of, call);
+            *nth -= 1;
+            let fits = !matches!(trouble, Trouble::Partial(part) if *part >= pages);
+            due = if *nth == 0 && fits { Some(*trouble) } else { due };
+        }
+        let odds = plan.per_mille;
+        if due.is_none() && !call.troubles().is_empty() && plan.random.per_mille(odds) {
+            due = Some(plan.random.pick(call.troubles()));
+            if let Some(Trouble::Partial(_)) = due {
+                due = if pages > 1 { Some(Trouble::Partial(1 + plan.random.below(pages - 1))) } else { None };
+            }
+        }
+        plan.struck.extend(due);
+        due
+    }
+
+    /// Plays a trouble on a move or copy of `len` bytes to `dst`; `part` does the first bytes of it, `same` puts the
+    /// first page there as somebody else would.
+    fn play(
+        trouble: Trouble,
+        len: usize,
+        part: impl FnOnce(usize) -> Result<(), Partial>,
+        same: impl FnOnce(),
+    ) -> Result<(), Partial> {
+        let errno = match trouble {
+            Trouble::Again => Errno::AGAIN,
+            Trouble::NoMemory | Trouble::Refused => Errno::NOMEM,
+            Trouble::Busy => Errno::BUSY,
+            Trouble::Gone => Errno::NOENT,
+            Trouble::Exists => {
+                same();
+                Errno::EXIST
+            }
+            Trouble::Partial(pages) => {
+                let first = pages * PAGE_SIZE;
+                assert!(first > 0 && first < len, "a part is neither nothing nor all");
+                part(first)?;
+                return Err(Partial { done: first, errno: Errno::AGAIN });
+            }
+        };
+        Err(Partial { done: 0, errno })
+    }
+}
+
+impl Space for Troubled {
+    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> Result<(), Partial> {
+        let call = match (self.is_home(dst), self.is_home(src)) {
+            (true, _) => Call::MoveIn,
+            (false, true) => Call::MoveOut,
+            (false, false) => Call::MoveFrames,
+        };
+        // SAFETY: a part of what the caller vouches for.
+        let move_part = |first| unsafe { self.space.move_pages(dst, src, first) };
+        let Some(trouble) = self.due(call, len / PAGE_SIZE) else { return move_part(len) };
+        // SAFETY: the source is a frame that the caller may read, and it may define what is at `dst`.
+        Self::play(trouble, len, move_part, || unsafe {
+            let _ = self.space.copy(dst, src as *const u8, PAGE_SIZE);
+        })
+    }
+
+    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
+        let call = if self.is_home(dst) { Call::CopyIn } else { Call::Populate };
+        // SAFETY: a part of what the caller vouches for.
+        let copy_part = |first| unsafe { self.space.copy(dst, src, first) };
+        let Some(trouble) = self.due(call, len / PAGE_SIZE) else { return copy_part(len) };
+        Self::play(trouble, len, copy_part, || {
+            let _ = copy_part(PAGE_SIZE);
+        })
+    }
+
+    fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
+        match self.due(Call::Protect, len / PAGE_SIZE) {
+            None => self.space.protect(start, len, on),
+            Some(_) => Err(Errno::AGAIN),
+        }
+    }
+
+    unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {
+        let call = if self.is_home(start) { Call::DiscardHome } else { Call::DiscardFrame };
+        match self.due(call, len / PAGE_SIZE) {
+            // SAFETY: the caller gives up the bytes.
+            None => unsafe { self.space.discard(start, len) },
+            Some(_) => Err(Errno::NOMEM),
+        }
+    }
+
+    fn unshare(&self, start: usize, len: usize) -> Result<(), Errno> {
+        self.space.unshare(start, len)
+    }
+
+    fn wake(&self, start: usize, len: usize) {
+        self.space.wake(start, len);
+    }
+}

@@ -1,0 +1,162 @@
+//! Changes of the address space that are not the engine's: adopted memory, and what the program does to it.
+use crate::folio::State;
+use crate::hint::largest_aligned;
+use crate::pager::Pager;
+use crate::stats;
+use alloc::vec::Vec;
+use memfold_sys::Errno;
+use memfold_sys::pagemap::Pagemap;
+use memfold_sys::sync::atomic::Ordering::{Relaxed, SeqCst};
+use memfold_sys::uffd::Event;
+use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
+
+impl Pager {
+    /// Applies one event (not a fault) that was read and is still held back by [`crate::changes::Changes`].
+    ///
+    /// A discard that is reported here happens, or has happened, in the kernel; no engine move can come between.
+    pub fn apply(&self, event: Event) {
+        stats::add(&self.stats.events, 1);
+        let mut areas = self.areas.write();
+        match event {
+            Event::Remove { start, end } => {
+                let touched: Vec<_> = areas.iter().filter(|a| a.start << PAGE_SHIFT < end as u64).copied().collect();
+                for area in touched {
+                    let (from, to) = ((start >> PAGE_SHIFT) as u64, end.div_ceil(PAGE_SIZE) as u64);
+                    let (from, to) = (from.max(area.start), to.min(area.end));
+                    if from < to {
+                        self.discard_keys(&area, from - area.start + area.key..to - area.start + area.key, false);
+                    }
+                }
+            }
+            Event::Unmap { start, end } => self.forget(&mut areas, start, end, false),
+            Event::Remap { from, to, len } => {
+                let page = |addr: usize| (addr >> PAGE_SHIFT) as u64;
+                self.forget(&mut areas, to, to + len, false);
+                areas.relocate(page(from), page(to), page(len));
+            }
+            Event::Fork { .. } | Event::Fault { .. } => {}
+        }
+    }
+
+    /// Takes `[start, end)` under management: it must be registered already. Pages that are there become `Resident` folios,
+    /// lowest address oldest.
+    ///
+    /// # Errors
+    /// What the page-map scan says; nothing is managed then.
+    pub fn manage(&self, start: usize, end: usize, pagemap: &Pagemap) -> Result<(), Errno> {
+        let mut runs = Vec::new();
+        pagemap.for_each_populated(start, end, |s, e| runs.push((s, e)))?;
+        let mut areas = self.areas.write();
+        areas.add((start >> PAGE_SHIFT) as u64, (end >> PAGE_SHIFT) as u64);
+        let area = *areas.find(start).expect("just added");
+        for (s, e) in runs {
+            self.note_resident(area.key_of(s), area.key_of(s) + ((e - s) >> PAGE_SHIFT) as u64);
+        }
+        stats::add(&self.stats.adopted_bytes, (end - start) as u64);
+        Ok(())
+    }
+
+    fn note_resident(&self, mut key: u64, end: u64) {
+        while key < end {
+            let order = largest_aligned(key, end, self.config.folio_order);
+            let guard = self.shards.lock(key);
+            let id = self.folios.create(key, order, State::Resident);
+            self.index.insert(&guard, key, order, id);
+            self.mapped.fetch_add(order.pages() as u64, Relaxed);
+            self.list_by_state(&guard, id);
+            drop(guard);
+            key += order.pages() as u64;
+        }
+    }
+
+    /// Whether an address is under management.
+    pub fn manages(&self, addr: usize) -> bool {
+        self.areas.read().find(addr).is_some()
+    }
+
+    /// The parts of `[start, end)` that are not under management.
+    pub fn unmanaged_parts(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
+        let areas = self.areas.read();
+        let mut parts = Vec::new();
+        let mut at = start;
+        for area in areas.iter() {
+            let (s, e) = ((area.start as usize) << PAGE_SHIFT, (area.end as usize) << PAGE_SHIFT);
+            if e <= at || s >= end {
+                continue;
+            }
+            if s > at {
+                parts.push((at, s));
+            }
+            at = e;
+        }
+        if at < end {
+            parts.push((at, end));
+        }
+        parts
+    }
+
+    /// Tells how much memory of the program is not under management, in bytes: it counts against the limit.
+    pub fn set_unmanaged_bytes(&self, bytes: u64) {
+        self.outside_bytes.store(bytes, Relaxed);
+        if self.physical() > self.target() {
+            self.queue.reclaim();
+        }
+    }
+
+    /// Bytes that the engine's own data takes: frames, pool, index.
+    pub fn own_bytes(&self) -> u64 {
+        (self.frames.populated() << PAGE_SHIFT) + self.store.pool_bytes() + self.metadata_bytes()
+    }
+
+    /// Bytes mapped under management.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.mapped.load(Relaxed) << PAGE_SHIFT
+    }
+
+    /// Bytes that [`Pager::freeze`] would have to bring back.
+    pub fn away_bytes(&self) -> u64 {
+        self.folded_pages.load(Relaxed) << PAGE_SHIFT
+    }
+
+    /// Brings every folded page back and keeps all as it is until [`Pager::thaw`]: for a fork, whose child gets copies of
+    /// the page table and no engine. Goes past the limit if it must.
+    ///
+    /// Called by a thread of the program, whose handlers still run.
+    pub fn freeze(&self) {
+        self.frozen.store(true, SeqCst);
+        loop {
+            {
+                let areas = self.areas.read();
+                for area in areas.iter() {
+                    self.need(&areas, area, area.key..area.key_end());
+                }
+            }
+            let areas = self.areas.write();
+            let all_home = areas.iter().all(|a| self.is_home(a.key, a.key_end()));
+            if all_home {
+                core::mem::forget(areas);
+                return;
+            }
+        }
+    }
+
+    fn is_home(&self, start: u64, end: u64) -> bool {
+        let mut home = true;
+        self.each_folio(start..end, |_, id| {
+            // SAFETY: the guard that `each_folio` holds is that of the folio's shard.
+            home &= unsafe { self.folios.get(id) }.state == State::Resident;
+        });
+        home
+    }
+
+    /// Ends [`Pager::freeze`].
+    ///
+    /// # Safety
+    /// - `freeze` has returned, and this is called once for it.
+    pub unsafe fn thaw(&self) {
+        self.frozen.store(false, SeqCst);
+        // SAFETY: `freeze` forgot the guard.
+        unsafe { self.areas.unlock_write() };
+        self.queue.reclaim();
+    }
+}

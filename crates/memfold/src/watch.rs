@@ -1,0 +1,180 @@
+//! Thread delivery for a whole program: faults and address-space events from one descriptor.
+//!
+//! Handlers, one pinned to each CPU, sleep in `poll`. Reading is serialised by [`crate::changes::Changes`], so that no
+//! fault that follows an event is ever served before the event was applied. A fault that can't be resolved while an
+//! event waits stays with its handler, which reads and applies events until it can.
+use crate::fault::{Fault, Served};
+use crate::pager::Pager;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use memfold_sys::Errno;
+use memfold_sys::pagemap::Pagemap;
+use memfold_sys::sync::MutexGuard;
+use memfold_sys::thread::{Thread, each_cpu, wait_readable, yield_now};
+use memfold_sys::uffd::{Event, Uffd};
+use memfold_sys::units::PAGE_SIZE;
+use memfold_sys::zone::Zone;
+
+/// Faults that one handler keeps while events must be applied first; the threads of others fault again.
+const PENDING: usize = 256;
+const HANDLERS_MAX: usize = 16;
+
+/// Serves one program.
+pub struct Watcher {
+    pager: Arc<Pager>,
+    uffd: Arc<Uffd>,
+    pagemap: Pagemap,
+    /// A registered page that is always there: copying onto it tells whether the address space is changing.
+    probe: Zone,
+    /// Called with the address of a fault in a registered area that is not under management: the kernel has grown one.
+    on_grown: fn(usize),
+}
+
+impl Watcher {
+    /// Starts handlers for the events and faults of `uffd` (non-blocking, with the events enabled). They never end.
+    ///
+    /// # Errors
+    /// No more threads, no /proc, or registering failed.
+    pub fn start(pager: &Arc<Pager>, uffd: &Arc<Uffd>, on_grown: fn(usize)) -> Result<&'static Watcher, Errno> {
+        let probe = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
+        // SAFETY: the zone is the engine's own; its one page is made before anybody touches it.
+        unsafe {
+            uffd.register(probe.start(), PAGE_SIZE, false)?;
+            uffd.zero(probe.start(), PAGE_SIZE).map_err(|p| p.errno)?;
+        }
+        let watcher: &'static Watcher = Box::leak(Box::new(Watcher {
+            pager: pager.clone(),
+            uffd: uffd.clone(),
+            pagemap: Pagemap::open()?,
+            probe,
+            on_grown,
+        }));
+        let mut result = Ok(());
+        let mut started = 0;
+        each_cpu(|cpu| {
+            if started < HANDLERS_MAX && result.is_ok() {
+                result = Thread::start(c"memfold-fault", Some(cpu), run, watcher as *const Watcher as usize).map(drop);
+                started += 1;
+            }
+        });
+        result.map(|()| watcher)
+    }
+
+    /// Takes what is not under management yet of ranges of private anonymous memory. `still` is asked, after a part was
+    /// registered, whether it is still what it was taken for. Returns whether it was done; if not, the address space was
+    /// changing: try again later.
+    pub fn adopt(&self, ranges: &[(usize, usize)], still: &mut dyn FnMut(usize, usize) -> bool) -> bool {
+        let reading = self.pager.changes.reading();
+        let mut parts = Vec::new();
+        for &(start, end) in ranges {
+            parts.extend(self.pager.unmanaged_parts(start, end));
+        }
+        for &(start, end) in &parts {
+            // SAFETY: the handlers serve the range from now on. It is the program's, so no engine thread touches it.
+            let _ = unsafe { self.uffd.register(start, end - start, false) };
+        }
+        // SAFETY: the probe's page is there, so nothing is copied: EEXIST at rest, EAGAIN while an event is on its way.
+        let probed = unsafe { self.uffd.copy(self.probe.start(), self.pager.zeros(), PAGE_SIZE) };
+        let quiet = probed.is_err_and(|p| p.errno == Errno::EXIST);
+        for &(start, end) in &parts {
+            let taken = quiet && still(start, end) && self.pager.manage(start, end, &self.pagemap).is_ok();
+            if !taken {
+                let _ = self.uffd.unregister(start, end - start);
+            }
+        }
+        drop(reading);
+        quiet
+    }
+
+    fn next(&self, reading: &MutexGuard<'_, ()>) -> Option<Event> {
+        let is_change = |e: &Result<Event, Errno>| matches!(e, Ok(event) if !matches!(event, Event::Fault { .. }));
+        self.pager.changes.read(reading, || self.uffd.read(), is_change).ok()
+    }
+
+    /// Reads one fault, applying the changes that come before it. With faults pending, reads all there is: the kernel
+    /// hands out faults first, so the event that a pending one waits for is reached only by reading on.
+    fn receive(&self, pending: &mut Pending) {
+        let drain = pending.count > 0;
+        while pending.has_room() {
+            let reading = self.pager.changes.reading();
+            match self.next(&reading) {
+                None => return,
+                Some(Event::Fault { address, protected, .. }) => {
+                    pending.note(Fault { addr: address, protected });
+                    if !drain {
+                        return;
+                    }
+                }
+                Some(change) => {
+                    self.pager.apply(change);
+                    self.pager.changes.end(&reading);
+                }
+            }
+        }
+    }
+
+    /// Serves a fault; `false` if it must be tried again.
+    fn serve(&self, fault: Fault) -> bool {
+        match self.pager.fault(fault) {
+            Served::Yes => true,
+            Served::Again => false,
+            Served::NotManaged => {
+                (self.on_grown)(fault.addr);
+                // If it could be taken it is served now; if it is gone, the thread finds out by looking again.
+                let served = self.pager.fault(fault);
+                if served == Served::NotManaged {
+                    self.uffd.wake(fault.addr & !(PAGE_SIZE - 1), PAGE_SIZE);
+                }
+                served != Served::Again
+            }
+        }
+    }
+}
+
+fn run(watcher: usize) {
+    // SAFETY: `start` leaked the watcher.
+    let watcher = unsafe { &*(watcher as *const Watcher) };
+    let mut pending = Pending { faults: [Fault::default(); PENDING], count: 0 };
+    loop {
+        if pending.count == 0 {
+            wait_readable(watcher.uffd.fd());
+        } else {
+            yield_now();
+        }
+        watcher.receive(&mut pending);
+        pending.retain(|fault| !watcher.serve(fault));
+    }
+}
+
+/// Faults that one handler has read and not served yet.
+struct Pending {
+    faults: [Fault; PENDING],
+    count: usize,
+}
+
+impl Pending {
+    fn has_room(&self) -> bool {
+        self.count < PENDING
+    }
+
+    /// Notes a fault, unless one of the same page is noted: serving that wakes every thread that waits for the page.
+    fn note(&mut self, fault: Fault) {
+        let page = |f: &Fault| f.addr & !(PAGE_SIZE - 1);
+        if !self.faults[..self.count].iter().any(|f| page(f) == page(&fault) && f.protected == fault.protected) {
+            self.faults[self.count] = fault;
+            self.count += 1;
+        }
+    }
+
+    fn retain(&mut self, keep: impl Fn(Fault) -> bool) {
+        let mut kept = 0;
+        for i in 0..self.count {
+            if keep(self.faults[i]) {
+                self.faults[kept] = self.faults[i];
+                kept += 1;
+            }
+        }
+        self.count = kept;
+    }
+}

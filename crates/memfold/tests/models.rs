@@ -1,0 +1,269 @@
+//! The engine's own code under a model checker that chooses every switch between threads: the swap cache as the one place
+//! where threads meet. Rows C1, C2, C3, C5.
+//!
+//! Run by `RUSTFLAGS="--cfg shuttle" cargo test -p memfold --test models --target-dir target/shuttle`. The kernel is the
+//! fake of memfold-testkit. A thread that nobody wakes is a deadlock, which the checker reports; each model is run under
+//! random schedules and under PCT (few, well-placed switches). `MEMFOLD_MODEL_RUNS` multiplies the number of runs.
+#![cfg(shuttle)]
+
+use memfold::{Config, Delivery};
+use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_testkit::program::Setup;
+use memfold_testkit::trouble::{Call, Trouble};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+const RUNS: usize = 400;
+
+/// Explores `model` under both schedulers, in both deliveries.
+fn explore(model: fn(Delivery)) {
+    let times = std::env::var("MEMFOLD_MODEL_RUNS").ok().and_then(|t| t.parse().ok()).unwrap_or(1);
+    for delivery in [Delivery::Thread, Delivery::Signal] {
+        let mut config = shuttle::Config::new();
+        config.stack_size = 512 << 10;
+        config.max_steps = shuttle::MaxSteps::FailAfter(200_000);
+        shuttle::Runner::new(RandomScheduler::new(RUNS * times), config.clone()).run(move || model(delivery));
+        shuttle::Runner::new(PctScheduler::new(3, RUNS * times), config).run(move || model(delivery));
+    }
+}
+
+/// An engine over 64 pages with 16 KiB blocks and folios up to 64 KiB.
+fn setup(delivery: Delivery) -> Arc<Setup> {
+    let mut config = Config::new(1 << 30);
+    config.delivery = delivery;
+    config.folio_order = Order::new(4).unwrap();
+    config.readahead = true;
+    config.workers = 1;
+    config.pools = 1;
+    Arc::new(Setup::new(config, 64))
+}
+
+/// Bytes that don't repeat in a page, so that every block becomes an object.
+fn content(number: usize, version: u8) -> Vec<u8> {
+    let mut x = (number as u64) << 8 | version as u64 | 1 << 40;
+    (0..PAGE_SIZE).map(|i| {
+        x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        if i % 4 == 0 { (x >> 56) as u8 } else { version }
+    }).collect()
+}
+
+fn write(setup: &Setup, number: usize, version: u8) {
+    setup.program.write(number, |page| page.copy_from_slice(&content(number, version)));
+}
+
+fn assert_holds(setup: &Setup, number: usize, version: u8) {
+    setup.program.read(number, |page| assert!(*page == *content(number, version), "page {number} isn't version {version}"));
+}
+
+fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Relaxed)
+}
+
+/// Fills pages `0..count` and folds them.
+fn folded(setup: &Setup, count: usize) {
+    (0..count).for_each(|n| write(setup, n, 1));
+    setup.pager.page_out_at(setup.addrs(0..64));
+    assert_eq!(setup.space.present_pages(), 0, "all is folded");
+}
+
+fn join(threads: Vec<thread::JoinHandle<()>>) {
+    threads.into_iter().for_each(|t| t.join().unwrap());
+}
+
+#[test]
+fn c1_a_fault_and_an_eviction_keep_every_byte() {
+    explore(|delivery| {
+        let setup = setup(delivery);
+        (0..4).for_each(|n| write(&setup, n, 1));
+        let (evictor, writer, reader) = (setup.clone(), setup.clone(), setup.clone());
+        join(vec![
+            thread::spawn(move || drop(evictor.pager.page_out_at(evictor.addrs(0..4)))),
+            thread::spawn(move || {
+                write(&writer, 1, 2);
+                assert_holds(&writer, 1, 2);
+            }),
+            thread::spawn(move || assert_holds(&reader, 2, 1)),
+        ]);
+        setup.assert_sound();
+        [(0, 1), (1, 2), (2, 1), (3, 1)].into_iter().for_each(|(n, v)| assert_holds(&setup, n, v));
+    });
+}
+
+#[test]
+fn c2_two_faults_load_a_block_once() {
+    explore(|delivery| {
+        let setup = setup(delivery);
+        folded(&setup, 4);
+        let before = get(&setup.pager.stats().blocks_loaded);
+        let threads = (0..3).map(|n| {
+            let setup = setup.clone();
+            thread::spawn(move || assert_holds(&setup, n, 1))
+        });
+        join(threads.collect());
+        let stats = setup.pager.stats();
+        assert_eq!(get(&stats.blocks_loaded) - before, 1, "one reader loads, the others wait");
+        assert_eq!(get(&stats.zswpin), 4);
+        setup.assert_sound();
+    });
+}
+
+#[test]
+fn c2_two_first_touches_make_one_folio() {
+    explore(|delivery| {
+        let setup = setup(delivery);
+        let threads = (0..3).map(|n| {
+            let setup = setup.clone();
+            thread::spawn(move || write(&setup, n, 1))
+        });
+        join(threads.collect());
+        (0..3).for_each(|n| assert_holds(&setup, n, 1));
+        setup.assert_sound();
+    });
+}
+
+#[test]
+fn c1_a_rescue_during_compression_keeps_the_folio() {
+    explore(|delivery| {
+        let setup = setup(delivery);
+        // Two blocks, so that a save can be called off between them.
+        (0..16).for_each(|n| write(&setup, n, 1));
+        let (saver, toucher) = (setup.clone(), setup.clone());
+        join(vec![
+            thread::spawn(move || drop(saver.pager.page_out_at(saver.addrs(0..16)))),
+            thread::spawn(move || {
+                write(&toucher, 5, 2);
+                write(&toucher, 9, 2);
+            }),
+        ]);
+        setup.assert_sound();
+        (0..16).for_each(|n| assert_holds(&setup, n, if n == 5 || n == 9 { 2 } else { 1 }));
+    });
+}
+
+#[test]
+fn c1_a_refused_save_and_a_touch_keep_the_folio() {
+    explore(|delivery| {
+        let setup = setup(delivery);
+        (0..8).for_each(|n| write(&setup, n, 1));
+        setup.pager.store().faults().strike_at(memfold_store::Fault::PoolFull, 2);
+        let (saver, toucher) = (setup.clone(), setup.clone());
+        join(vec![
+            thread::spawn(move || drop(saver.pager.page_out_at(saver.addrs(0..8)))),
+            thread::spawn(move || write(&toucher, 5, 2)),
+        ]);
+        setup.assert_sound();
+        (0..8).for_each(|n| assert_holds(&setup, n, if n == 5 { 2 } else { 1 }));
+    });
+}
+
+#[test]
+fn c3_a_discard_and_a_fault_of_its_neighbour_agree() {
+    explore(|delivery| {
+        let setup = setup(delivery);
+        folded(&setup, 8);
+        let (owner, neighbour) = (setup.clone(), setup.clone());
+        join(vec![
+            thread::spawn(move || {
+                // SAFETY: only this thread uses the pages.
+                unsafe { owner.pager.discard_at(owner.addrs(2..6)) };
+                owner.program.read(3, |page| assert!(page.iter().all(|b| *b == 0)));
+                write(&owner, 2, 2);
+            }),
+            thread::spawn(move || {
+                assert_holds(&neighbour, 1, 1);
+                write(&neighbour, 6, 3);
+            }),
+        ]);
+        setup.assert_sound();
+        [(0, 1), (1, 1), (2, 2), (6, 3), (7, 1)].into_iter().for_each(|(n, v)| assert_holds(&setup, n, v));
+        (3..6).for_each(|n| setup.program.read(n, |page| assert!(page.iter().all(|b| *b == 0))));
+    });
+}
+
+#[test]
+fn c6_reading_ahead_and_faults_share_one_load() {
+    explore(|delivery| {
+        let setup = setup(delivery);
+        folded(&setup, 48);
+        let before = get(&setup.pager.stats().blocks_loaded);
+        let (stream, late, background) = (setup.clone(), setup.clone(), setup.clone());
+        join(vec![
+            thread::spawn(move || while background.pager.work() {}),
+            thread::spawn(move || {
+                (0..48).for_each(|n| assert_holds(&stream, n, 1));
+                stream.pager.stop();
+            }),
+            thread::spawn(move || (30..34).for_each(|n| assert_holds(&late, n, 1))),
+        ]);
+        assert_eq!(get(&setup.pager.stats().blocks_loaded) - before, 12, "each block is loaded once");
+        setup.assert_sound();
+    });
+}
+
+#[test]
+fn c2_whoever_waits_is_woken_when_the_kernel_stops_half_way() {
+    explore(|delivery| {
+        let setup = setup(delivery);
+        folded(&setup, 16);
+        setup.troubles.strike(Call::MoveIn, 1, Trouble::Partial(1));
+        setup.troubles.strike(Call::MoveIn, 2, Trouble::Again);
+        setup.troubles.strike(Call::MoveOut, 1, Trouble::Partial(2));
+        let (a, b, evictor) = (setup.clone(), setup.clone(), setup.clone());
+        join(vec![
+            thread::spawn(move || assert_holds(&a, 0, 1)),
+            thread::spawn(move || write(&b, 3, 2)),
+            thread::spawn(move || drop(evictor.pager.page_out_at(evictor.addrs(0..4)))),
+        ]);
+        setup.assert_sound();
+        (0..16).for_each(|n| assert_holds(&setup, n, if n == 3 { 2 } else { 1 }));
+    });
+}
+
+#[test]
+fn c1_two_evictors_and_a_writer_keep_every_byte() {
+    explore(|delivery| {
+        let setup = setup(delivery);
+        (0..8).for_each(|n| write(&setup, n, 1));
+        let threads = (0..2).map(|_| {
+            let setup = setup.clone();
+            thread::spawn(move || drop(setup.pager.page_out_at(setup.addrs(0..8))))
+        });
+        let mut threads: Vec<_> = threads.collect();
+        let writer = setup.clone();
+        threads.push(thread::spawn(move || {
+            (2..5).for_each(|n| write(&writer, n, 2));
+            writer.pager.need_at(writer.addrs(0..8));
+            (2..5).for_each(|n| assert_holds(&writer, n, 2));
+        }));
+        join(threads);
+        setup.assert_sound();
+        (0..8).for_each(|n| assert_holds(&setup, n, if (2..5).contains(&n) { 2 } else { 1 }));
+    });
+}
+
+#[test]
+fn c1_a_slow_evictor_never_takes_another_folio_for_its_own() {
+    explore(|delivery| {
+        let setup = setup(delivery);
+        folded(&setup, 20);
+        assert_holds(&setup, 0, 1);
+        let (slow, busy) = (setup.clone(), setup.clone());
+        join(vec![
+            thread::spawn(move || drop(slow.pager.page_out_at(slow.addrs(0..4)))),
+            thread::spawn(move || {
+                write(&busy, 0, 2);
+                busy.pager.page_out_at(busy.addrs(0..16));
+                // A stream that runs down merges folios; first touches take the records that became free.
+                assert_holds(&busy, 16, 1);
+                assert_holds(&busy, 15, 1);
+                (5..16).for_each(|n| write(&busy, n * 4, 3));
+            }),
+        ]);
+        setup.assert_sound();
+        assert_holds(&setup, 0, 2);
+        (1..20).for_each(|n| assert_holds(&setup, n, 1));
+        (5..16).for_each(|n| assert_holds(&setup, n * 4, 3));
+    });
+}
