@@ -158,7 +158,7 @@ pub fn memory_rows(runs: &[&RunResult]) -> Vec<Row> {
             Some(_) => Verdict::Short,
         },
     };
-    let index_percent = worst("index_bytes", "folded_bytes").map(|share| share * 100.0);
+    let index_percent = worst("peak_index_bytes", "peak_folded_bytes").map(|share| share * 100.0);
     let growth = worst("soak_bytes_late", "soak_bytes_early").map(|ratio| (ratio - 1.0) * 100.0);
     vec![
         row("index and metadata, % of folded data, worst run", index_percent, 1.0, "<= 1"),

@@ -34,11 +34,9 @@ unsafe extern "C" fn prepare() {
 unsafe extern "C" fn parent() {
     let Some(program) = program::get() else { return };
     if FROZEN.swap(false, SeqCst) {
-        // SAFETY: `prepare` froze it, and the swap lets only one caller pass.
-        unsafe {
-            program.pager.thaw();
-            program.resume();
-        }
+        // SAFETY: `prepare` paused it, and the swap lets only one caller pass.
+        unsafe { program.resume() };
+        program.pager.thaw();
     }
 }
 

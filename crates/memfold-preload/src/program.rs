@@ -104,7 +104,7 @@ pub fn start(config: Config, stats: &'static Stats) {
     }));
     PROGRAM.store(program as *const Program as *mut Program, SeqCst);
     let started = memfold::worker::start(&pager, workers)
-        .and_then(|_| Watcher::start(&pager, &uffd, on_grown))
+        .and_then(|_| Watcher::start(&pager, &uffd, area_of))
         .and_then(|watcher| {
             program.watcher.store(watcher as *const Watcher as *mut Watcher, SeqCst);
             Thread::start(c"memfold-adopt", None, adopt_forever, program as *const Program as usize)
@@ -126,9 +126,11 @@ fn adopt_forever(program: usize) {
     }
 }
 
-/// A fault in a registered area that isn't managed: the kernel has grown the area (mremap).
-fn on_grown(addr: usize) {
-    let Some(program) = get() else { return };
+/// The private anonymous area that holds an address at which a fault was, outside of what is managed.
+fn area_of(addr: usize) -> Option<(usize, usize)> {
+    if overlaps_own(addr, addr + 1) {
+        say::die(format_args!("the engine has touched a frame of its own that is empty, at {addr:#x}"));
+    }
     let mut found = None;
     let _ = each_area(|area| {
         if area.start <= addr && addr < area.end && area.is_private_anonymous() {
@@ -136,9 +138,7 @@ fn on_grown(addr: usize) {
         }
         Continue(())
     });
-    if let (Some(range), Some(watcher)) = (found, program.watcher()) {
-        watcher.adopt(&[range], &mut |_, _| true);
-    }
+    found
 }
 
 impl Program {

@@ -56,6 +56,7 @@ pub use config::{RECENT_BLOCKS_MAX, StoreConfig, StoreError};
 pub use error::{LoadError, LoadProblem, SaveError};
 pub use faults::{Fault, FaultPlan};
 pub use handle::{Handle, POOLS_MAX};
+pub use hash::xxh3_128;
 pub use save::SaveReport;
 pub use stats::{ClassStats, Events, StoreStats};
 pub use store::Store;

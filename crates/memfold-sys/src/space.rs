@@ -1,6 +1,7 @@
 //! The address space as the engine sees it: the seam where tests put a fake or inject faults.
 use crate::Errno;
 use crate::uffd::{Partial, Uffd};
+use crate::units::PAGE_SIZE;
 use alloc::sync::Arc;
 use rustix::mm::{Advice, madvise};
 
@@ -48,6 +49,9 @@ pub trait Space: Send + Sync {
     /// What `madvise(MADV_POPULATE_WRITE)` says.
     fn unshare(&self, start: usize, len: usize) -> Result<(), Errno>;
 
+    /// Whether the page at `addr` holds memory (in RAM or on its way there). Touches nothing.
+    fn is_populated(&self, addr: usize) -> bool;
+
     /// Wakes whoever waits for pages of a range; they look again.
     fn wake(&self, start: usize, len: usize);
 }
@@ -87,6 +91,13 @@ impl Space for UffdSpace {
     fn unshare(&self, start: usize, len: usize) -> Result<(), Errno> {
         // SAFETY: MADV_POPULATE_WRITE changes no byte.
         unsafe { madvise(start as *mut _, len, Advice::LinuxPopulateWrite) }
+    }
+
+    fn is_populated(&self, addr: usize) -> bool {
+        let mut state = 0u8;
+        // SAFETY: `state` has room for the one byte that one page takes. An unmapped address gives an error.
+        let done = unsafe { libc::mincore(addr as *mut _, PAGE_SIZE, &mut state) };
+        done == 0 && state & 1 != 0
     }
 
     fn wake(&self, start: usize, len: usize) {

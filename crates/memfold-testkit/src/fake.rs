@@ -144,7 +144,13 @@ impl FakeSpace {
     }
 
     /// Repeats `step` for each page of a range, and counts as the kernel does: what was done, or why nothing was.
-    fn each(&self, table: &mut Table, dst: usize, len: usize, step: impl Fn(&mut Table, usize) -> Result<(), Errno>) -> Result<(), Partial> {
+    fn each(
+        &self,
+        table: &mut Table,
+        dst: usize,
+        len: usize,
+        step: impl Fn(&mut Table, usize) -> Result<(), Errno>,
+    ) -> Result<(), Partial> {
         assert!(dst.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && len > 0, "{dst:#x} + {len:#x}");
         let mut result = Ok(());
         for done in (0..len).step_by(PAGE_SIZE) {
@@ -191,10 +197,10 @@ impl Table {
         let bytes = unsafe { std::slice::from_raw_parts_mut(page as *mut u8, PAGE_SIZE) };
         let clean = match self.pages.get(&page) {
             Some(Page::Present | Page::Protected) => return Err(Errno::EXIST),
-            Some(Page::Gone) => POISON,
-            None => 0,
+            Some(Page::Gone) => &[POISON; PAGE_SIZE],
+            None => &[0; PAGE_SIZE],
         };
-        assert!(bytes.iter().all(|b| *b == clean), "page {page:#x} was written while it was not there");
+        assert!(bytes == clean, "page {page:#x} was written while it was not there");
         assert!(self.pages.get(&(src as usize)) != Some(&Page::Gone), "{src:?} is read, but no page is there");
         // SAFETY: `src` is readable as the caller says, and another page than this one, which was not there.
         unsafe { std::ptr::copy_nonoverlapping(src, bytes.as_mut_ptr(), PAGE_SIZE) };
@@ -266,9 +272,12 @@ impl Space for FakeSpace {
         Ok(())
     }
 
+    fn is_populated(&self, addr: usize) -> bool {
+        self.is_present(addr)
+    }
+
     fn wake(&self, start: usize, len: usize) {
         let mut table = self.inner.table.lock();
         self.wake_locked(&mut table, start, len);
     }
 }
-

@@ -5,11 +5,12 @@
 //! - [`Trouble::NoMemory`]: ENOMEM, nothing done, on any move or copy (a page table could not be had);
 //! - [`Trouble::Busy`]: EBUSY, nothing done, on any move (a page is shared by fork or pinned);
 //! - [`Trouble::Partial`]: any first part of a move or copy is done, then EAGAIN with the count;
+//! - [`Trouble::Short`]: as partial, but of a move one page more is done than the count says (Linux 6.18 does that);
 //! - [`Trouble::Exists`]: EEXIST on what goes into the area: somebody else has put the same page there just before;
 //! - [`Trouble::Gone`]: ENOENT on what goes into the area, once: its mapping is being changed;
 //! - [`Trouble::Refused`]: a discard fails, nothing done.
 //!
-//! What it need not survive, because the kernel never does it: a lie about what was done, EEXIST in a frame that is
+//! What it need not survive, because the kernel never does it: any other lie about what was done, EEXIST in a frame that is
 //! empty, ENOENT for a page that is there.
 use crate::fake::FakeSpace;
 use crate::random::Random;
@@ -31,6 +32,8 @@ pub enum Trouble {
     Busy,
     /// This many pages are done (fewer than asked for), then EAGAIN.
     Partial(usize),
+    /// This many pages are said to be done and one more is, then EAGAIN.
+    Short(usize),
     /// EEXIST: somebody else has put the page there.
     Exists,
     /// ENOENT: nothing is mapped there.
@@ -61,6 +64,11 @@ pub enum Call {
 }
 
 impl Call {
+    /// Whether it carries pages by page table.
+    fn is_move(self) -> bool {
+        matches!(self, Call::MoveIn | Call::MoveOut | Call::MoveFrames)
+    }
+
     /// What can go wrong with such a call at random. A discard of the program's own pages fails only when scripted: the
     /// kernel refuses it for areas that are not there.
     fn troubles(self) -> &'static [Trouble] {
@@ -134,14 +142,16 @@ impl Troubled {
         for (of, nth, trouble) in plan.script.iter_mut().filter(|s| s.0 == call && s.1 > 0) {
             debug_assert_eq!(*of, call);
             *nth -= 1;
-            let fits = !matches!(trouble, Trouble::Partial(part) if *part >= pages);
+            let fits = !matches!(trouble, Trouble::Partial(part) | Trouble::Short(part) if *part >= pages);
             due = if *nth == 0 && fits { Some(*trouble) } else { due };
         }
         let odds = plan.per_mille;
         if due.is_none() && !call.troubles().is_empty() && plan.random.per_mille(odds) {
             due = Some(plan.random.pick(call.troubles()));
             if let Some(Trouble::Partial(_)) = due {
-                due = if pages > 1 { Some(Trouble::Partial(1 + plan.random.below(pages - 1))) } else { None };
+                let part = 1 + plan.random.below(pages.max(2) - 1);
+                let is_short = call.is_move() && plan.random.per_mille(300);
+                due = (pages > 1).then_some(if is_short { Trouble::Short(part) } else { Trouble::Partial(part) });
             }
         }
         plan.struck.extend(due);
@@ -164,6 +174,10 @@ impl Troubled {
             Trouble::Exists => {
                 same();
                 Errno::EXIST
+            }
+            Trouble::Short(pages) => {
+                part((pages + 1) * PAGE_SIZE)?;
+                return Err(Partial { done: pages * PAGE_SIZE, errno: Errno::AGAIN });
             }
             Trouble::Partial(pages) => {
                 let first = pages * PAGE_SIZE;
@@ -220,6 +234,10 @@ impl Space for Troubled {
 
     fn unshare(&self, start: usize, len: usize) -> Result<(), Errno> {
         self.space.unshare(start, len)
+    }
+
+    fn is_populated(&self, addr: usize) -> bool {
+        self.space.is_populated(addr)
     }
 
     fn wake(&self, start: usize, len: usize) {

@@ -156,11 +156,6 @@ impl Areas {
     pub fn is_pinned(&self, start: u64, end: u64) -> bool {
         self.pins.iter().any(|p| p.0 < end && start < p.1)
     }
-
-    /// Bytes under management.
-    pub fn bytes(&self) -> u64 {
-        self.by_addr.iter().map(|a| (a.end - a.start) << PAGE_SHIFT).sum()
-    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,8 @@ pub struct Context {
     pub handles: [Handle; MAX_PAGES],
     /// New hashes of the folio being saved.
     pub hashes: [[u64; 2]; MAX_PAGES],
+    /// One decompressed block.
+    pub buffer: Vec<u8>,
 }
 
 /// All contexts of an engine.
@@ -21,11 +23,17 @@ pub struct Contexts {
 }
 
 impl Contexts {
-    /// `count` contexts (at least 1).
-    pub fn new(store: &Store, count: usize) -> Contexts {
+    /// `count` contexts (at least 1) for blocks of up to `block_bytes`.
+    pub fn new(store: &Store, count: usize, block_bytes: usize) -> Contexts {
         let make = || {
             let worker = store.worker();
-            Mutex::new(Box::new(Context { worker, handles: [Handle::NONE; MAX_PAGES], hashes: [[0; 2]; MAX_PAGES] }))
+            let buffer = alloc::vec![0; block_bytes];
+            Mutex::new(Box::new(Context {
+                worker,
+                handles: [Handle::NONE; MAX_PAGES],
+                hashes: [[0; 2]; MAX_PAGES],
+                buffer,
+            }))
         };
         Contexts { all: (0..count.max(1)).map(|_| make()).collect() }
     }

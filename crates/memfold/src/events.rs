@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use memfold_sys::Errno;
 use memfold_sys::pagemap::Pagemap;
 use memfold_sys::sync::atomic::Ordering::{Relaxed, SeqCst};
+use memfold_sys::thread::yield_now;
 use memfold_sys::uffd::Event;
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
@@ -118,25 +119,25 @@ impl Pager {
         self.folded_pages.load(Relaxed) << PAGE_SHIFT
     }
 
-    /// Brings every folded page back and keeps all as it is until [`Pager::thaw`]: for a fork, whose child gets copies of
+    /// Brings every folded page back and keeps all in place until [`Pager::thaw`]: for a fork, whose child gets copies of
     /// the page table and no engine. Goes past the limit if it must.
     ///
-    /// Called by a thread of the program, whose handlers still run.
+    /// Called by a thread of the program, whose handlers still run; no area may be added until `thaw`. No lock is held on
+    /// return, so other threads of the program go on faulting: what they can get is first touches only.
     pub fn freeze(&self) {
         self.frozen.store(true, SeqCst);
         loop {
             {
                 let areas = self.areas.read();
-                for area in areas.iter() {
-                    self.need(&areas, area, area.key..area.key_end());
-                }
+                let _ = areas.iter().all(|area| self.need(&areas, area, area.key..area.key_end()));
             }
+            // Written: whoever was evicting or saving when the freeze began has ended.
             let areas = self.areas.write();
-            let all_home = areas.iter().all(|a| self.is_home(a.key, a.key_end()));
-            if all_home {
-                core::mem::forget(areas);
+            if areas.iter().all(|a| self.is_home(a.key, a.key_end())) {
                 return;
             }
+            drop(areas);
+            yield_now();
         }
     }
 
@@ -150,13 +151,8 @@ impl Pager {
     }
 
     /// Ends [`Pager::freeze`].
-    ///
-    /// # Safety
-    /// - `freeze` has returned, and this is called once for it.
-    pub unsafe fn thaw(&self) {
+    pub fn thaw(&self) {
         self.frozen.store(false, SeqCst);
-        // SAFETY: `freeze` forgot the guard.
-        unsafe { self.areas.unlock_write() };
         self.queue.reclaim();
     }
 }

@@ -221,14 +221,6 @@ impl Folios {
         }
     }
 
-    /// Changes a folio's order, giving up its slots (their objects must have been freed or passed on).
-    pub fn reshape(&self, folio: &mut Folio, order: Order) {
-        self.drop_array(folio);
-        folio.slot = Slot::NONE;
-        folio.has_copy = false;
-        folio.order = order;
-    }
-
     /// Folios there are.
     pub fn count(&self) -> usize {
         self.folios.used()

@@ -199,7 +199,11 @@ impl Frames {
             // SAFETY: both runs are ours: `piece` is full and free, `run + done` is empty.
             let moved = unsafe { space.move_pages(self.addr(run + done), self.addr(piece), size.bytes()) };
             let whole = moved.is_ok();
-            let pages = moved.map_or_else(|e| (e.done >> PAGE_SHIFT) as u32, |()| size.pages() as u32);
+            let mut pages = moved.map_or_else(|e| (e.done >> PAGE_SHIFT) as u32, |()| size.pages() as u32);
+            if !whole && pages > 0 && !space.is_populated(self.addr(piece + pages)) {
+                // One page more was moved than was said: see `Pager::carry_out`.
+                pages += 1;
+            }
             done += pages;
             self.give_mixed_run(piece, size, pages);
             if !whole {
@@ -316,4 +320,3 @@ impl Frames {
 fn mark(kind: Kind, order: u8) -> u8 {
     1 + kind as u8 * 16 + order
 }
-

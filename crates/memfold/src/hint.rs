@@ -1,14 +1,15 @@
 //! What the owner of memory may ask for: page out, cold, will need, pin, discard; and what the kernel reports of it.
 use crate::area::{Area, Areas};
+use crate::fault::{Fault, Served};
 use crate::folio::{FolioId, Slot, State};
 use crate::frames::Kind;
 use crate::index::ShardGuard;
 use crate::lru::List;
 use crate::pager::Pager;
-use crate::reclaim::{Progress, hash};
+use crate::reclaim::Progress;
 use crate::stats;
 use core::ops::Range;
-use memfold_store::{BlockSet, Handle};
+use memfold_store::{BlockSet, Handle, xxh3_128};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
@@ -176,7 +177,7 @@ impl Pager {
             // SAFETY: as above; page `page` of the block lies in the scratch.
             let saved = unsafe {
                 let from = self.scratch.as_ptr().add(page * PAGE_SIZE);
-                context.hashes[page] = hash(core::slice::from_raw_parts(from, PAGE_SIZE));
+                context.hashes[page] = xxh3_128(core::slice::from_raw_parts(from, PAGE_SIZE));
                 let out = &mut context.handles[page..page + 1];
                 out[0] = Handle::NONE;
                 self.store.save(&mut context.worker, from, Order::PAGE, key + page as u64, &one, &|| false, out)
@@ -228,29 +229,31 @@ impl Pager {
         self.list_by_state(guard, id);
     }
 
-    /// Loads and maps every page of a range that isn't.
-    pub(crate) fn need(&self, areas: &Areas, area: &Area, keys: Range<u64>) {
-        let mut key = keys.start.max(area.key);
-        while key < keys.end.min(area.key_end()) {
-            let fault = crate::fault::Fault { addr: area.addr_of(key), protected: false };
+    /// Loads and maps every folded page of a range. `false`: an event must be applied first; give up `areas` and repeat.
+    pub(crate) fn need(&self, areas: &Areas, area: &Area, keys: Range<u64>) -> bool {
+        let (mut key, last) = (keys.start.max(area.key), keys.end.min(area.key_end()));
+        while key < last {
+            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(last);
             let guard = self.shards.lock(key);
-            let found = self.index.find(&guard, key);
+            let Some((at, id)) = self.index.first(&guard, key, end) else {
+                key = end;
+                continue;
+            };
             // SAFETY: the guard is that of the folio's shard.
-            let state = found.map(|id| unsafe { (self.folios.get(id).state, self.folios.get(id).key, self.folios.get(id).order) });
-            match state {
-                Some((State::Resident, start, order)) => key = start + order.pages() as u64,
-                Some(_) => {
-                    drop(guard);
-                    self.serve(areas, area, fault);
-                    // In thread delivery another thread may still be loading it; look again.
-                    memfold_sys::thread::yield_now();
-                }
-                None => {
-                    drop(guard);
-                    key += 1;
-                }
+            let folio = unsafe { self.folios.get(id) };
+            if folio.state == State::Resident {
+                key = folio.key + folio.order.pages() as u64;
+                continue;
             }
+            drop(guard);
+            key = at;
+            if self.serve(areas, area, Fault { addr: area.addr_of(at), protected: false }) == Served::Again {
+                return false;
+            }
+            // In thread delivery another thread may still be loading it; look again.
+            memfold_sys::thread::yield_now();
         }
+        true
     }
 
     /// Ends the management of areas in `[start, end)` (addresses): their folios are dropped. The caller holds `areas` for

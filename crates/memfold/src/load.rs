@@ -33,8 +33,12 @@ impl Pager {
         want: Order,
         ahead: bool,
     ) -> (Loaded, u64, u64) {
-        let id = self.form_window(&guard, area, key, want);
+        let small = !ahead && self.is_forced_small();
+        let id = self.form_window(&guard, area, key, if small { self.config.block_order } else { want });
         drop(guard);
+        if small && self.load_small(areas, area, id, key) {
+            return (Loaded::Done, key, key + 1);
+        }
         let (frame, id) = match self.frame_for_loading(areas, area, id, key) {
             Ok(found) => found,
             Err(NoFrame::Again) => return (Loaded::Again, key, key + 1),
@@ -114,7 +118,7 @@ impl Pager {
         self.map_in(guard, area.addr_of(folio.key), id).pages
     }
 
-    fn count_load(&self, order: Order) {
+    pub(crate) fn count_load(&self, order: Order) {
         let s = &self.stats;
         stats::add(&s.zswpin_folio[order.get() as usize], 1);
         stats::add(&s.zswpin, order.pages() as u64);
@@ -130,7 +134,8 @@ impl Pager {
         while order > own && !self.all_stored(guard, area, align(key, order), order) {
             order = order.smaller().expect("above another order");
         }
-        let id = if order <= own { self.carve(guard, id, align(key, order), order) } else { self.merge(guard, key, order) };
+        let id =
+            if order <= own { self.carve(guard, id, align(key, order), order) } else { self.merge(guard, key, order) };
         // SAFETY: as above.
         unsafe { self.folios.get(id) }.state = State::Loading;
         id
@@ -217,8 +222,8 @@ impl Pager {
     /// Keeps the part of a `Loading` folio around `key`; the others are as before.
     fn shrink_loading(&self, area: &Area, id: FolioId, key: u64, order: Order) -> FolioId {
         let guard = self.shards.lock(key);
-        // SAFETY: the guard is that of the folio's shard.
         let (start, end, wanted) = {
+            // SAFETY: the guard is that of the folio's shard.
             let folio = unsafe { self.folios.get(id) };
             (folio.key, folio.key + folio.order.pages() as u64, folio.wanted.load(Relaxed))
         };
@@ -243,8 +248,8 @@ impl Pager {
 
     fn undo_loading(&self, area: &Area, id: FolioId, key: u64) {
         let guard = self.shards.lock(key);
-        // SAFETY: the guard is that of the folio's shard.
         let (start, end) = {
+            // SAFETY: the guard is that of the folio's shard.
             let folio = unsafe { self.folios.get(id) };
             folio.wanted.store(false, Relaxed);
             (folio.key, folio.key + folio.order.pages() as u64)

@@ -89,6 +89,9 @@ impl Pager {
         if done > 0 {
             stats::add(&self.stats.move_partial, 1);
         }
+        if done > 0 && done < len && !self.space.is_populated(from + done) {
+            (moved, mapped, done) = (moved + 1, mapped + 1, done + PAGE_SIZE);
+        }
         let mut span = Span::new(len);
         while done < len && stop.is_none() {
             let (at, src, most) = (home + done, from + done, span.limit(len - done));
@@ -104,6 +107,10 @@ impl Pager {
                     moved += step;
                 }
                 done += step << PAGE_SHIFT;
+                if result.is_err() && !by_copy && done < len && !self.space.is_populated(from + done) {
+                    // See `carry_out`.
+                    (moved, mapped, done) = (moved + 1, mapped + 1, done + PAGE_SIZE);
+                }
                 continue;
             }
             match result.map_or_else(|p| p.errno, |()| Errno::AGAIN) {
@@ -220,7 +227,11 @@ impl Pager {
         if done.stop.is_none() {
             folio.state = State::Cached;
             folio.active = false;
+            let needs_saving = !folio.has_copy;
             self.list_by_state(guard, id);
+            if needs_saving {
+                self.queue.reclaim();
+            }
             return done;
         }
         folio.active = true;
@@ -246,6 +257,13 @@ impl Pager {
             let step = result.map_or_else(|p| p.done, |()| most);
             moved += step >> PAGE_SHIFT;
             done += step;
+            if step > 0 && result.is_err() && self.space.is_populated(to + done) {
+                // A move that stops at a page that can't leave may have moved one page more than it says (Linux 6.18):
+                // believing it would lose that page. The frame was empty, so what is in it came from there.
+                stats::add(&self.stats.move_uncounted, 1);
+                moved += 1;
+                done += PAGE_SIZE;
+            }
             let Err(Partial { done: 0, errno }) = result else {
                 span.widen();
                 continue;
@@ -267,7 +285,11 @@ impl Pager {
                     stats::add(&self.stats.move_again, 1);
                     stop = Some(Stop::Again);
                 }
-                Errno::EXIST => panic!("memfold: a frame that should be empty holds a page"),
+                Errno::EXIST => panic!(
+                    "memfold: page {} of frame {frame} should be empty and isn't (order {}, {moved} moved, {holes} holes)",
+                    done >> PAGE_SHIFT,
+                    order.get()
+                ),
                 _ => {
                     stats::add(&self.stats.move_busy, 1);
                     stop = Some(Stop::Busy);

@@ -139,7 +139,10 @@ impl Memory {
         engine.workers = worker::start(&engine.pager, workers).map_err(threads)?;
         if is_signal {
             if !signal::enlist(&engine.pager) {
-                return Err(Error::Config(alloc::format!("at most {} engines can use signal delivery", signal::ENGINES_MAX)));
+                return Err(Error::Config(alloc::format!(
+                    "at most {} engines can use signal delivery",
+                    signal::ENGINES_MAX
+                )));
             }
         } else {
             engine.handlers = Some(Handlers::start(&engine.pager, &engine.uffd).map_err(threads)?);

@@ -49,8 +49,12 @@ impl Pager {
 
     /// Loads and maps the folded pages that a range of addresses touches.
     pub fn need_at(&self, addrs: Range<usize>) {
-        let areas = self.areas.read();
-        parts(&areas, pages(&addrs, true)).into_iter().for_each(|(area, keys)| self.need(&areas, &area, keys));
+        while !{
+            let areas = self.areas.read();
+            parts(&areas, pages(&addrs, true)).into_iter().all(|(area, keys)| self.need(&areas, &area, keys))
+        } {
+            memfold_sys::thread::yield_now();
+        }
     }
 
     /// Drops the contents of the pages wholly inside a range of addresses: they read as zeros.

@@ -1,5 +1,6 @@
 //! The pager: what fault path and reclaim path share.
 use crate::area::Areas;
+use crate::busy::Busy;
 use crate::changes::Changes;
 use crate::config::{Config, Delivery};
 use crate::context::Contexts;
@@ -69,6 +70,7 @@ pub struct Pager {
     pub(crate) frozen: AtomicBool,
     pub(crate) changes: Changes,
     pub(crate) scratch: Zone,
+    pub(crate) busy: Busy,
     pub(crate) stats: StatsPlace,
 }
 
@@ -105,7 +107,7 @@ impl Pager {
         let store = Store::new(&sc).map_err(|e| e.to_string())?;
         let space_err = |e| alloc::format!("no address space for the engine: {e}");
         let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
-        let contexts = Contexts::new(&store, or_cpus(config.workers) + 2 * parts.cpus + 4);
+        let contexts = Contexts::new(&store, or_cpus(config.workers) + 2 * parts.cpus + 4, config.block_order.bytes());
         Ok(Pager {
             store,
             has_move: parts.has_move && config.use_move,
@@ -117,7 +119,10 @@ impl Pager {
             folios: Folios::new(config.block_order).map_err(space_err)?,
             lru: Lru::new().map_err(space_err)?,
             frames: Frames::new(frame_bytes, 4).map_err(space_err)?,
-            streams: Streams::new(config.block_order, if config.readahead { config.folio_order } else { config.block_order }),
+            streams: Streams::new(
+                config.block_order,
+                if config.readahead { config.folio_order } else { config.block_order },
+            ),
             contexts,
             queue: Queue::new(),
             mapped: AtomicU64::new(0),
@@ -127,6 +132,7 @@ impl Pager {
             outside_bytes: AtomicU64::new(0),
             frozen: AtomicBool::new(false),
             changes: Changes::new(),
+            busy: Busy::new(),
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(space_err)?,
             stats: parts.stats,
             config,
@@ -177,7 +183,8 @@ impl Pager {
 
     /// Bytes that index, folios, frames and lists take.
     pub(crate) fn metadata_bytes(&self) -> u64 {
-        (self.index.used_bytes() + self.folios.used_bytes() + self.folios.count() * 16 + self.frames.metadata_bytes()) as u64
+        (self.index.used_bytes() + self.folios.used_bytes() + self.folios.count() * 16 + self.frames.metadata_bytes())
+            as u64
     }
 
     /// Whether a fault is answered by the thread that took it.
@@ -194,11 +201,18 @@ impl Pager {
         s.frame_bytes.store(frames, Relaxed);
         s.pool_bytes.store(pool, Relaxed);
         s.index_bytes.store(index, Relaxed);
+        let floor = crate::config::WORKABLE_MIN_BYTES / 2;
+        if self.config.limit_bytes.is_some_and(|limit| pool + index + floor > limit) {
+            self.past_the_limit();
+        }
         let folded = self.folded_pages.load(Relaxed) << PAGE_SHIFT;
         s.folded_bytes.store(folded, Relaxed);
         s.stored_bytes.store(folded + (self.clean_pages.load(Relaxed) << PAGE_SHIFT), Relaxed);
         s.folios.store(self.folios.count() as u64, Relaxed);
         s.unmanaged_bytes.store(self.outside_bytes.load(Relaxed), Relaxed);
+        stats::raise(&s.peak_resident_bytes, mapped + frames + self.outside_bytes.load(Relaxed));
+        stats::raise(&s.peak_pool_bytes, pool);
+        stats::raise(&s.peak_index_bytes, index);
         stats::raise(&s.peak_bytes, mapped + frames + pool + index + self.outside_bytes.load(Relaxed));
         stats::raise(&s.peak_folded_bytes, folded);
     }
@@ -333,7 +347,10 @@ impl Pager {
                 let folio = unsafe { self.folios.get(id) };
                 let pages = folio.order.pages() as u64;
                 if folio.key != at || at + pages > area.key_end() {
-                    return Err(alloc::format!("folio {id} at {:#x} is entered at {at:#x} or leaves its area", folio.key));
+                    return Err(alloc::format!(
+                        "folio {id} at {:#x} is entered at {at:#x} or leaves its area",
+                        folio.key
+                    ));
                 }
                 count += 1;
                 match folio.state {
@@ -345,7 +362,9 @@ impl Pager {
                             return Err(alloc::format!("folio {id} is stored without a copy"));
                         }
                     }
-                    State::Loading | State::Saving => return Err(alloc::format!("folio {id} is {:?} at rest", folio.state)),
+                    State::Loading | State::Saving => {
+                        return Err(alloc::format!("folio {id} is {:?} at rest", folio.state));
+                    }
                 }
                 if folio.has_copy {
                     clean += if folio.state == State::Stored { 0 } else { pages };

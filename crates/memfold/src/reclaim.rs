@@ -4,14 +4,14 @@ use crate::config::{OnFull, Size};
 use crate::context::Context;
 use crate::folio::{FolioId, State};
 use crate::frames::{Frame, Kind};
+use crate::index::ShardGuard;
 use crate::lru::List;
 use crate::mapping::Stop;
 use crate::pager::{Pager, bytes};
 use crate::stats;
-use memfold_store::{BlockSet, SaveError};
+use memfold_store::{BlockSet, SaveError, xxh3_128};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SHIFT};
-use twox_hash::XxHash3_128;
 
 /// Why there is no frame at all.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -44,6 +44,8 @@ struct Saving {
 const TRIES: usize = 256;
 /// Rounds for one frame. Others may take what a round has freed, so a few don't mean that nothing can be freed.
 const ATTEMPTS: usize = 64;
+/// Folios that can't leave before an eviction is given up: a fault waits meanwhile.
+const EVICT_TRIES: usize = 64;
 /// Frames that dirty folios may hold while background threads compress them: one part in this many of the target.
 const DIRTY_SHARE: u64 = 8;
 
@@ -72,8 +74,9 @@ impl Pager {
                 match self.frames.gather(&*self.space, order) {
                     Some(frame) => return Ok(Some(frame)),
                     None if large => return Ok(None),
-                    // Single pages that can't be moved together: given back, they make room for a fresh run.
-                    None if self.frames.trim(&*self.space, pages) > 0 => continue,
+                    // Single pages that can't be moved together: given back, they make room for a fresh run. Where that
+                    // would be reported it must not be done here: see `trim`.
+                    None if !self.has_events && self.frames.trim(&*self.space, pages) > 0 => continue,
                     None => {}
                 }
             }
@@ -93,7 +96,11 @@ impl Pager {
         self.past_the_limit();
         match self.populated(order)? {
             Some(frame) => Ok(Some(frame)),
-            None => panic!("memfold: no frame of order {} in {} of frames", order.get(), Size(self.frames.zone().len() as u64)),
+            None => panic!(
+                "memfold: no frame of order {} in {} of frames",
+                order.get(),
+                Size(self.frames.zone().len() as u64)
+            ),
         }
     }
 
@@ -105,7 +112,7 @@ impl Pager {
         }
     }
 
-    fn past_the_limit(&self) {
+    pub(crate) fn past_the_limit(&self) {
         let before = self.stats.over_limit.fetch_add(1, Relaxed);
         let what = if self.config.limit_bytes.is_some() { "limit" } else { "resident limit" };
         if self.config.on_full == OnFull::Stop {
@@ -161,7 +168,7 @@ impl Pager {
         if self.frozen.load(Relaxed) {
             return Progress::Nothing;
         }
-        for _ in 0..TRIES {
+        for _ in 0..EVICT_TRIES {
             let Some((id, key)) = self.isolate_mapped() else { return Progress::Nothing };
             match self.evict_isolated(areas, id, key) {
                 Progress::Nothing => {}
@@ -171,10 +178,17 @@ impl Pager {
         Progress::Nothing
     }
 
+    /// Whether the folio that was isolated with this key is alive: it may have been settled, listed, merged and its
+    /// record used again before its shard was locked.
+    fn is_still(&self, guard: &ShardGuard<'_>, id: FolioId, key: u64) -> bool {
+        // SAFETY: the guard is that of the shard of whatever folio the index has at the key.
+        self.index.find(guard, key) == Some(id) && unsafe { self.folios.get(id) }.key == key
+    }
+
     /// Maps one isolated folio out. `Nothing`: it can't leave now, or died.
     pub(crate) fn evict_isolated(&self, areas: &Areas, id: FolioId, key: u64) -> Progress {
         let guard = self.shards.lock(key);
-        if self.index.find(&guard, key) != Some(id) {
+        if !self.is_still(&guard, id, key) {
             return Progress::Nothing;
         }
         // SAFETY: the guard is that of the folio's shard, and the index says that it is alive.
@@ -194,7 +208,9 @@ impl Pager {
             if let Some(frame) = self.frames.take(order, kind) {
                 break frame;
             }
-            if kind == Kind::Full && let Ok(Some(frame)) = self.populated(order) {
+            if kind == Kind::Full
+                && let Ok(Some(frame)) = self.populated(order)
+            {
                 break frame;
             }
             if order == Order::PAGE {
@@ -210,12 +226,17 @@ impl Pager {
         };
         self.lru.settle(id);
         let home = area.addr_of(key);
+        // SAFETY: as above.
+        let pages = unsafe { self.folios.get(id) }.order.pages();
         let done = self.map_out(&guard, home, id, frame);
         match done.stop {
             None => Progress::Freed,
             Some(Stop::Again) => Progress::Again,
-            Some(_) if done.pages > 0 => Progress::Freed,
-            Some(_) => Progress::Nothing,
+            Some(_) => {
+                self.busy.note(home, bytes(pages));
+                self.queue.reclaim();
+                if done.pages > 0 { Progress::Freed } else { Progress::Nothing }
+            }
         }
     }
 
@@ -227,12 +248,11 @@ impl Pager {
         }
         let Some((id, key)) = self.lru.isolate(list) else { return false };
         let guard = self.shards.lock(key);
-        if self.index.find(&guard, key) != Some(id) {
+        if !self.is_still(&guard, id, key) {
             return true;
         }
         // SAFETY: the guard is that of the folio's shard, and the index says that it is alive.
         let folio = unsafe { self.folios.get(id) };
-        debug_assert_eq!(folio.key, key);
         self.lru.settle(id);
         if folio.state != State::Cached {
             self.list_by_state(&guard, id);
@@ -298,7 +318,10 @@ impl Pager {
             Err(e) => {
                 // The store keeps nothing of it; the folio's old copy is invalid at every offset (Z3), and with no
                 // device below it stays in memory, marked active (Z4).
-                stats::add(if e == SaveError::Verify { &self.stats.verify_mismatch } else { &self.stats.save_refused }, 1);
+                stats::add(
+                    if e == SaveError::Verify { &self.stats.verify_mismatch } else { &self.stats.save_refused },
+                    1,
+                );
                 folio.state = State::Cached;
                 self.drop_copy(&guard, id);
                 folio.active = true;
@@ -315,7 +338,7 @@ impl Pager {
         for (i, old) in context.hashes.iter_mut().enumerate().take(self.folios.block_count(work.order)) {
             // SAFETY: block `i` lies in the frame, which is full, and nobody writes to it while the folio is `Saving`.
             let block = unsafe { core::slice::from_raw_parts(frame.add(i * block_bytes), block_bytes) };
-            let new = hash(block);
+            let new = xxh3_128(block);
             if !work.had_copy || *old != new {
                 changed.insert(i);
             }
@@ -354,7 +377,7 @@ impl Pager {
     }
 
     /// A folio in the swap cache whose stored copy is true leaves memory: it becomes `Stored`, its frame is free.
-    fn let_go(&self, guard: &crate::index::ShardGuard<'_>, id: FolioId) {
+    fn let_go(&self, guard: &ShardGuard<'_>, id: FolioId) {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         assert!(folio.has_copy, "a folio without a copy can't leave memory");
@@ -369,7 +392,7 @@ impl Pager {
     }
 
     /// Somebody wants a folio that was being saved, or the store refused it: it goes home.
-    fn take_back(&self, areas: &Areas, guard: &crate::index::ShardGuard<'_>, id: FolioId) {
+    fn take_back(&self, areas: &Areas, guard: &ShardGuard<'_>, id: FolioId) {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         let area = areas.find_key(folio.key).expect("a folio lies in an area");
@@ -383,6 +406,7 @@ impl Pager {
 
     /// One background round: saves a dirty folio, or gives back memory past the target. Returns whether more may be due.
     pub fn reclaim_in_background(&self) -> bool {
+        self.busy.unshare(&*self.space);
         let saved = {
             let areas = self.areas.read();
             let mut context = self.contexts.borrow();
@@ -402,10 +426,4 @@ impl Pager {
     fn trim(&self, pages: u64) -> u64 {
         self.frames.trim(&*self.space, pages)
     }
-}
-
-/// XXH3-128 of a block, as two words.
-pub(crate) fn hash(block: &[u8]) -> [u64; 2] {
-    let hash = XxHash3_128::oneshot(block);
-    [hash as u64, (hash >> 64) as u64]
 }

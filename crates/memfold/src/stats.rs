@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::MAX_ORDER;
 
 /// Version of the layout; a reader refuses another.
-pub const LAYOUT_VERSION: u64 = 1;
+pub const LAYOUT_VERSION: u64 = 2;
 /// Orders counted one by one: 0..=9.
 pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
@@ -101,6 +101,7 @@ stats! {
     Counter move_exists: "UFFDIO_MOVE or COPY said EEXIST",
     Counter move_holes: "UFFDIO_MOVE met a missing page",
     Counter move_partial: "UFFDIO_MOVE or COPY did part of a range",
+    Counter move_uncounted: "UFFDIO_MOVE moved a page more than it said",
     Counter copies: "installs by UFFDIO_COPY",
     Counter splits: "folios split",
     Counter merges: "folios merged while loading a stream",
@@ -116,6 +117,9 @@ stats! {
     Gauge stored_bytes: "data that has a copy in the store, before compression, bytes",
     Gauge unmanaged_bytes: "run: resident memory of the program that is not under management, bytes",
     Gauge peak_bytes: "the most that resident, frames, pool and index came to, bytes",
+    Gauge peak_resident_bytes: "the most that mapped pages, frames and unmanaged memory came to, bytes",
+    Gauge peak_pool_bytes: "the most that the compressed pool held, bytes",
+    Gauge peak_index_bytes: "the most that index and metadata took, bytes",
     Gauge peak_folded_bytes: "the most that was folded at once, bytes",
     Gauge folios: "folios in the index",
     ; per order:

@@ -20,6 +20,9 @@ use memfold_sys::zone::Zone;
 const PENDING: usize = 256;
 const HANDLERS_MAX: usize = 16;
 
+/// Tells the bounds of the private anonymous area that holds an address.
+pub type AreaOf = fn(usize) -> Option<(usize, usize)>;
+
 /// Serves one program.
 pub struct Watcher {
     pager: Arc<Pager>,
@@ -27,8 +30,8 @@ pub struct Watcher {
     pagemap: Pagemap,
     /// A registered page that is always there: copying onto it tells whether the address space is changing.
     probe: Zone,
-    /// Called with the address of a fault in a registered area that is not under management: the kernel has grown one.
-    on_grown: fn(usize),
+    /// Tells the private anonymous area that holds an address.
+    area_of: AreaOf,
 }
 
 impl Watcher {
@@ -36,7 +39,7 @@ impl Watcher {
     ///
     /// # Errors
     /// No more threads, no /proc, or registering failed.
-    pub fn start(pager: &Arc<Pager>, uffd: &Arc<Uffd>, on_grown: fn(usize)) -> Result<&'static Watcher, Errno> {
+    pub fn start(pager: &Arc<Pager>, uffd: &Arc<Uffd>, area_of: AreaOf) -> Result<&'static Watcher, Errno> {
         let probe = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
         // SAFETY: the zone is the engine's own; its one page is made before anybody touches it.
         unsafe {
@@ -48,7 +51,7 @@ impl Watcher {
             uffd: uffd.clone(),
             pagemap: Pagemap::open()?,
             probe,
-            on_grown,
+            area_of,
         }));
         let mut result = Ok(());
         let mut started = 0;
@@ -74,9 +77,7 @@ impl Watcher {
             // SAFETY: the handlers serve the range from now on. It is the program's, so no engine thread touches it.
             let _ = unsafe { self.uffd.register(start, end - start, false) };
         }
-        // SAFETY: the probe's page is there, so nothing is copied: EEXIST at rest, EAGAIN while an event is on its way.
-        let probed = unsafe { self.uffd.copy(self.probe.start(), self.pager.zeros(), PAGE_SIZE) };
-        let quiet = probed.is_err_and(|p| p.errno == Errno::EXIST);
+        let quiet = self.is_quiet();
         for &(start, end) in &parts {
             let taken = quiet && still(start, end) && self.pager.manage(start, end, &self.pagemap).is_ok();
             if !taken {
@@ -85,6 +86,13 @@ impl Watcher {
         }
         drop(reading);
         quiet
+    }
+
+    /// Whether no change of the address space is on its way.
+    fn is_quiet(&self) -> bool {
+        // SAFETY: the probe's page is there, so nothing is copied: EEXIST at rest, EAGAIN while an event is on its way.
+        let probed = unsafe { self.uffd.copy(self.probe.start(), self.pager.zeros(), PAGE_SIZE) };
+        probed.is_err_and(|p| p.errno == Errno::EXIST)
     }
 
     fn next(&self, reading: &MutexGuard<'_, ()>) -> Option<Event> {
@@ -119,16 +127,37 @@ impl Watcher {
         match self.pager.fault(fault) {
             Served::Yes => true,
             Served::Again => false,
-            Served::NotManaged => {
-                (self.on_grown)(fault.addr);
-                // If it could be taken it is served now; if it is gone, the thread finds out by looking again.
-                let served = self.pager.fault(fault);
-                if served == Served::NotManaged {
-                    self.uffd.wake(fault.addr & !(PAGE_SIZE - 1), PAGE_SIZE);
-                }
-                served != Served::Again
+            Served::NotManaged => self.serve_unmanaged(fault.addr & !(PAGE_SIZE - 1)),
+        }
+    }
+
+    /// Serves a fault outside of what is managed: the kernel has grown a registered area (mremap), and the new part is
+    /// taken; or the fault is out of date, and by now anything may be at its address. `false` if it must be tried again.
+    fn serve_unmanaged(&self, page: usize) -> bool {
+        // While it is held no event is read, so what is found below is true as long as the address space is quiet.
+        let _reading = self.pager.changes.reading();
+        if self.pager.manages(page) {
+            return false;
+        }
+        // SAFETY: the kernel does this in registered areas only, and nobody else defines what is not managed: a missing
+        // page of such an area is a new one. Frames are registered too, but the engine touches none that is empty.
+        match unsafe { self.uffd.zero(page, PAGE_SIZE) } {
+            Ok(()) => {}
+            Err(partial) if partial.errno == Errno::AGAIN => return false,
+            Err(_) => {
+                self.uffd.wake(page, PAGE_SIZE);
+                return true;
             }
         }
+        if let Some((start, end)) = (self.area_of)(page)
+            && self.is_quiet()
+        {
+            for (start, end) in self.pager.unmanaged_parts(start, end) {
+                // What can't be taken now faults again, page by page.
+                let _ = self.pager.manage(start, end, &self.pagemap);
+            }
+        }
+        true
     }
 }
 

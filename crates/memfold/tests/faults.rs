@@ -1,19 +1,22 @@
-//! Faults on purpose: whatever the kernel or the store refuses, no byte is lost, no thread stays asleep, and at rest all
+//! Faults at random: whatever the kernel or the store refuses, no byte is lost, no thread stays asleep, and at rest all
 //! sums hold. Rows Z3, Z4, Z5, Z7, C1, C2.
 use memfold::{Config, Delivery};
 use memfold_store::Fault;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::fill::fill;
 use memfold_testkit::program::{Program, Setup};
 use memfold_testkit::random::{Random, seed};
-use memfold_testkit::trouble::{Call, Trouble};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 fn config(change: impl FnOnce(&mut Config)) -> Config {
     let mut config = Config::new(1 << 30);
     config.workers = 1;
     change(&mut config);
     config
+}
+
+fn order(n: u8) -> Order {
+    Order::new(n).expect("an order")
 }
 
 /// What the pages of a program must hold: its own pages are those whose number is `me` modulo `of`.
@@ -120,26 +123,43 @@ fn heavy(seed: u64, count: usize, change: impl FnOnce(&mut Config)) {
 
 #[test]
 fn z3_c1_thread_delivery_loses_nothing_under_faults() {
-    heavy(seed(1), 2500, |_| ());
+    heavy(seed(1), 1000, |_| ());
 }
 
 #[test]
 fn z3_c1_signal_delivery_loses_nothing_under_faults() {
-    heavy(seed(2), 2500, |c| c.delivery = Delivery::Signal);
+    heavy(seed(2), 1000, |c| c.delivery = Delivery::Signal);
 }
 
 #[test]
 fn z3_c1_copying_loses_nothing_under_faults() {
-    heavy(seed(3), 2500, |c| c.use_move = false);
+    heavy(seed(3), 1000, |c| c.use_move = false);
 }
 
 #[test]
 fn z7_verify_mode_loses_nothing_under_faults() {
-    heavy(seed(4), 2500, |c| c.verify = true);
+    heavy(seed(4), 1000, |c| c.verify = true);
 }
 
-// One fault at a time.
-
-fn get(counter: &AtomicU64) -> u64 {
-    counter.load(Relaxed)
+/// New seeds and settings for `MEMFOLD_SECONDS` (600).
+#[test]
+#[ignore = "runs for minutes"]
+fn hunt() {
+    let seconds = std::env::var("MEMFOLD_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(600);
+    let start = Instant::now();
+    let mut random = Random::new(seed(std::process::id() as u64));
+    while start.elapsed() < Duration::from_secs(seconds) {
+        let (seed, mut choice) = (random.next(), random.fork());
+        eprintln!("seed {seed}");
+        heavy(seed, 3000, |c| {
+            let (block, folio) = choice.pick(&[(0, 0), (0, 4), (0, 9), (2, 4), (2, 9), (4, 9)]);
+            (c.block_order, c.folio_order) = (order(block), order(folio));
+            c.delivery = choice.pick(&[Delivery::Thread, Delivery::Signal]);
+            c.use_move = choice.below(3) > 0;
+            c.verify = choice.below(2) == 0;
+            c.clean_percent = choice.pick(&[0, 10, 100]);
+            c.codec = choice.pick(&["lz4", "lz4", "zstd"]).to_string();
+            eprintln!("{c:?}");
+        });
+    }
 }

@@ -15,7 +15,7 @@ use shuttle::thread;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-const RUNS: usize = 400;
+const RUNS: usize = 200;
 
 /// Explores `model` under both schedulers, in both deliveries.
 fn explore(model: fn(Delivery)) {
@@ -43,10 +43,12 @@ fn setup(delivery: Delivery) -> Arc<Setup> {
 /// Bytes that don't repeat in a page, so that every block becomes an object.
 fn content(number: usize, version: u8) -> Vec<u8> {
     let mut x = (number as u64) << 8 | version as u64 | 1 << 40;
-    (0..PAGE_SIZE).map(|i| {
-        x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        if i % 4 == 0 { (x >> 56) as u8 } else { version }
-    }).collect()
+    (0..PAGE_SIZE)
+        .map(|i| {
+            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            if i % 4 == 0 { (x >> 56) as u8 } else { version }
+        })
+        .collect()
 }
 
 fn write(setup: &Setup, number: usize, version: u8) {
@@ -54,7 +56,9 @@ fn write(setup: &Setup, number: usize, version: u8) {
 }
 
 fn assert_holds(setup: &Setup, number: usize, version: u8) {
-    setup.program.read(number, |page| assert!(*page == *content(number, version), "page {number} isn't version {version}"));
+    setup
+        .program
+        .read(number, |page| assert!(*page == *content(number, version), "page {number} isn't version {version}"));
 }
 
 fn get(counter: &AtomicU64) -> u64 {

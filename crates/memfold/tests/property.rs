@@ -122,7 +122,11 @@ impl<'a> Owner<'a> {
         let want = &self.shadow[own * PAGE_SIZE..][..PAGE_SIZE];
         if let Some(at) = (0..PAGE_SIZE).find(|i| bytes[*i] != want[*i]) {
             let (found, wanted) = (bytes[at], want[at]);
-            panic!("page {} of thread {}, byte {at}: {found:#x}, not {wanted:#x}", self.offset(own) / PAGE_SIZE, self.me);
+            panic!(
+                "page {} of thread {}, byte {at}: {found:#x}, not {wanted:#x}",
+                self.offset(own) / PAGE_SIZE,
+                self.me
+            );
         }
     }
 
@@ -231,7 +235,7 @@ fn c1_c2_thread_delivery_agrees_with_a_shadow() {
             Case { block: "64K", verify: "on", clean: "10", mib: 64, ..USUAL },
             Case { block: "4K", folio: "64K", readahead: "off", ..USUAL },
         ],
-        700,
+        250,
     );
 }
 
@@ -245,7 +249,7 @@ fn c1_c2_signal_delivery_agrees_with_a_shadow() {
             Case { block: "64K", folio: "64K", clean: "0", ..usual },
             Case { folio: "64K", mib: 64, fallback: "50", ..usual },
         ],
-        700,
+        250,
     );
 }
 
@@ -258,7 +262,7 @@ fn c1_copying_agrees_with_a_shadow() {
             Case { delivery: Delivery::Signal, verify: "on", codec: "zstd", ..usual },
             Case { block: "4K", folio: "64K", delivery: Delivery::Signal, ..usual },
         ],
-        500,
+        200,
     );
 }
 

@@ -1,0 +1,180 @@
+/* Processes made by a folded one. */
+#include "common.h"
+#include <spawn.h>
+
+static const size_t LEN = 64 * MIB;
+static char *memory;
+extern char **environ;
+
+static int wait_for(pid_t pid) {
+    int status;
+    NEED(pid > 0 && waitpid(pid, &status, 0) == pid);
+    return status;
+}
+
+static void folded(void) {
+    memory = map(LEN);
+    fill(memory, LEN, 1);
+    push_out(memory, LEN);
+}
+
+static void other_programs(void) {
+    folded();
+    for (int i = 0; i < 5; i++) {
+        pid_t pid = vfork();
+        if (pid == 0) {
+            /* On the parent's memory, which its engine serves. */
+            volatile char touched = 0;
+            for (size_t at = 0; at < LEN; at += 501 * PAGE) touched += memory[at];
+            execl("/bin/sh", "sh", "-c", "exit 7", NULL);
+            _exit(1);
+        }
+        NEED(WEXITSTATUS(wait_for(pid)) == 7);
+        char *argv[] = {"sh", "-c", "exit 8", NULL};
+        NEED(posix_spawn(&pid, "/bin/sh", NULL, NULL, argv, environ) == 0);
+        NEED(WEXITSTATUS(wait_for(pid)) == 8);
+        NEED(WEXITSTATUS(system("exit 9")) == 9);
+        FILE *f = popen("echo hello", "r");
+        char line[16];
+        NEED(f && fgets(line, sizeof line, f) && is(line, "hello\n") && pclose(f) == 0);
+        check_from(memory + i * 8 * MIB, 8 * MIB, 1, i * 8 * MIB / PAGE);
+        push_out(memory, LEN);
+    }
+    check(memory, LEN, 1);
+}
+
+static void both_verify(uint64_t seed) {
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        check(memory, LEN, seed);
+        fill(memory, LEN, 99); /* The parent must not see this. */
+        check(memory, LEN, 99);
+        _exit(5);
+    }
+    check(memory, LEN, seed);
+    fill(memory, LEN, seed + 1); /* Nor the child that. */
+    NEED(WEXITSTATUS(wait_for(pid)) == 5);
+    check(memory, LEN, seed + 1);
+}
+
+static void fork_right(void) {
+    folded();
+    for (int i = 0; i < 3; i++) both_verify(1 + i);
+    push_out(memory, LEN); /* The parent folds again. */
+    check(memory, LEN, 4);
+}
+
+/* The parent stays over its limit while a child shares its pages: it must neither spin nor go wrong. */
+static void long_lived_child(void) {
+    folded();
+    int ends[2];
+    NEED(pipe(ends) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        char c;
+        close(ends[1]);
+        NEED(read(ends[0], &c, 1) == 0);
+        check(memory, LEN, 1);
+        _exit(6);
+    }
+    close(ends[0]);
+    struct timespec a, b;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &a);
+    usleep(1000000);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &b);
+    double idle = b.tv_sec - a.tv_sec + (b.tv_nsec - a.tv_nsec) / 1e9;
+    fprintf(stderr, "processor time in one idle second: %.3f s\n", idle);
+    char *more = map(32 * MIB);
+    fill(more, 32 * MIB, 2);
+    check(memory, LEN, 1);
+    check(more, 32 * MIB, 2);
+    close(ends[1]);
+    NEED(WEXITSTATUS(wait_for(pid)) == 6);
+    push_out(memory, LEN);
+    check(memory, LEN, 1);
+    check(more, 32 * MIB, 2);
+    NEED(idle < 0.5);
+}
+
+static void *work(void *arg) {
+    uint64_t me = (uintptr_t)arg;
+    char *own = map(6 * MIB);
+    for (uint64_t i = 0; i < 30; i++) {
+        fill(own, 6 * MIB, me * 1000 + i);
+        NEED(madvise(own + (i % 5) * MIB, MIB, MADV_DONTNEED) == 0);
+        check_zero(own + (i % 5) * MIB, MIB);
+        fill_from(own + (i % 5) * MIB, MIB, me * 1000 + i, (i % 5) * MIB / PAGE);
+        check(own, 6 * MIB, me * 1000 + i);
+        free(malloc(1000 + i * 100));
+    }
+    return NULL;
+}
+
+static void fork_threads(void) {
+    folded();
+    pthread_t thread[6];
+    for (long i = 0; i < 6; i++) NEED(!pthread_create(&thread[i], NULL, work, (void *)i));
+    for (int i = 0; i < 6; i++) {
+        pid_t pid = fork();
+        NEED(pid >= 0);
+        if (pid == 0) {
+            char *own = malloc(MIB);
+            fill(own, MIB, 3);
+            check(memory, LEN, 1);
+            check(own, MIB, 3);
+            exit(4);
+        }
+        check(memory, LEN, 1);
+        NEED(WEXITSTATUS(wait_for(pid)) == 4);
+    }
+    for (int i = 0; i < 6; i++) NEED(!pthread_join(thread[i], NULL));
+    check(memory, LEN, 1);
+}
+
+static void fork_exec(char *self) {
+    folded();
+    setvbuf(stdout, malloc(8 * PAGE), _IOFBF, 8 * PAGE);
+    for (int i = 0; i < 3; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            execl(self, self, "grandchild", NULL);
+            _exit(1);
+        }
+        NEED(WEXITSTATUS(wait_for(pid)) == 0);
+        check(memory, LEN, 1);
+        push_out(memory, LEN);
+    }
+}
+
+/* Copies made behind the C library's back have no engine: whoever touches folded memory there must not read on. */
+static void raw_clone(int way) {
+    folded();
+    fflush(stdout);
+    pid_t pid = way ? _Fork() : syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (pid == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        for (size_t at = 0; at < LEN; at += PAGE)
+            if (*(volatile uint64_t *)(memory + at) != word(page_key(1, at / PAGE), 0)) _exit(98);
+        _exit(0);
+    }
+    int status = wait_for(pid);
+    fprintf(stderr, "child status %x\n", status);
+    check(memory, LEN, 1);
+    NEED(!(WIFEXITED(status) && WEXITSTATUS(status) == 98));
+}
+
+int main(int argc, char **argv) {
+    NEED(argc == 2);
+    if (is(argv[1], "spawn")) other_programs();
+    else if (is(argv[1], "fork")) fork_right();
+    else if (is(argv[1], "long")) long_lived_child();
+    else if (is(argv[1], "threads")) fork_threads();
+    else if (is(argv[1], "exec")) fork_exec(argv[0]);
+    else if (is(argv[1], "grandchild")) { folded(); check(memory, LEN, 1); return 0; }
+    else if (is(argv[1], "clone")) raw_clone(0);
+    else if (is(argv[1], "_Fork")) raw_clone(1);
+    else return 2;
+    puts("right");
+    return 0;
+}

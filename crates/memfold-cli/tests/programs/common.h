@@ -1,0 +1,116 @@
+/* What the test programs share: bytes that tell where they belong, and words about what went wrong. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAGE 4096ul
+#define MIB (1ul << 20)
+#define NEED(x) ((x) ? (void)0 : fail(#x, __FILE__, __LINE__))
+
+static void fail(const char *what, const char *file, int line) {
+    char text[512];
+    int n = snprintf(text, sizeof text, "FAILED: %s at %s:%d (errno %d %s)\n", what, file, line, errno, strerror(errno));
+    (void)!write(2, text, n);
+    _exit(99);
+}
+
+static uint64_t mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15ul;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ul;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebul;
+    return x ^ x >> 31;
+}
+
+/* Word `w` of page `page` of the pattern `seed`: a quarter of a page can't be compressed, the rest repeats. */
+static inline uint64_t word(uint64_t key, unsigned w) { return w < 128 ? mix(key + w) : key ^ (w & 7); }
+static uint64_t page_key(uint64_t seed, uint64_t page) { return mix(seed * 0x100000001ul + page); }
+
+/* Fills `len` bytes (whole pages) with the pages `first`, `first + 1`... of a pattern. */
+static void fill_from(void *at, size_t len, uint64_t seed, uint64_t first) {
+    for (size_t p = 0; p < len / PAGE; p++) {
+        uint64_t *to = (uint64_t *)((char *)at + p * PAGE), key = page_key(seed, first + p);
+        for (unsigned w = 0; w < PAGE / 8; w++) to[w] = word(key, w);
+    }
+}
+
+/* Verifies every byte of what `fill_from` made. */
+static void check_from(const void *at, size_t len, uint64_t seed, uint64_t first) {
+    for (size_t p = 0; p < len / PAGE; p++) {
+        const uint64_t *from = (const uint64_t *)((const char *)at + p * PAGE);
+        uint64_t key = page_key(seed, first + p);
+        for (unsigned w = 0; w < PAGE / 8; w++)
+            if (from[w] != word(key, w)) {
+                char text[256];
+                int n = snprintf(text, sizeof text, "WRONG: pid %d seed %lu page %lu of %lu word %u at %p: %lx, not %lx\n", getpid(),
+                                 (unsigned long)seed, (unsigned long)(first + p), (unsigned long)(len / PAGE), w, (void *)(from + w),
+                                 (unsigned long)from[w], (unsigned long)word(key, w));
+                (void)!write(2, text, n);
+                _exit(98);
+            }
+    }
+}
+
+static void fill(void *at, size_t len, uint64_t seed) { fill_from(at, len, seed, 0); }
+static void check(const void *at, size_t len, uint64_t seed) { check_from(at, len, seed, 0); }
+
+static void check_zero(const void *at, size_t len) {
+    const uint64_t *from = at;
+    for (size_t w = 0; w < len / 8; w++)
+        if (from[w]) {
+            char text[128];
+            int n = snprintf(text, sizeof text, "WRONG: %lx at %p, not zero\n", (unsigned long)from[w], (void *)(from + w));
+            (void)!write(2, text, n);
+            _exit(98);
+        }
+}
+
+static void *map_at(void *at, size_t len, int flags) {
+    void *p = mmap(at, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+    NEED(p != MAP_FAILED);
+    return p;
+}
+static void *map(size_t len) { return map_at(NULL, len, 0); }
+
+/* Pages of `[at, at + len)` that are in memory. */
+static size_t present(void *at, size_t len) {
+    int fd = open("/proc/self/pagemap", O_RDONLY);
+    NEED(fd >= 0);
+    size_t n = 0;
+    uint64_t entry[512];
+    for (size_t p = 0; p < len / PAGE; p += 512) {
+        size_t many = len / PAGE - p < 512 ? len / PAGE - p : 512;
+        NEED(pread(fd, entry, many * 8, ((uintptr_t)at / PAGE + p) * 8) == (ssize_t)(many * 8));
+        for (size_t i = 0; i < many; i++) n += entry[i] >> 63;
+    }
+    close(fd);
+    return n;
+}
+
+/* Pushes what was touched before out of memory, and says so: these tests are about memory that is folded. */
+static void *filler;
+static void push_out(void *at, size_t len) {
+    size_t want = len / PAGE / 2;
+    for (int round = 0; round < 100; round++) {
+        if (!filler) filler = map(48 * MIB);
+        fill(filler, 48 * MIB, 777 + round);
+        if (present(at, len) <= want) return;
+        usleep(5000);
+    }
+    fail("memory was not folded", __FILE__, __LINE__);
+}
+
+static int is(const char *a, const char *b) { return !strcmp(a, b); }

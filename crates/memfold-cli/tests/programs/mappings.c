@@ -1,0 +1,204 @@
+/* Changes of the address space under folded memory. */
+#include "common.h"
+
+static const size_t LEN = 48 * MIB;
+
+static char *folded(uint64_t seed) {
+    char *p = map(LEN);
+    fill(p, LEN, seed);
+    push_out(p, LEN);
+    return p;
+}
+
+static void munmap_middle(void) {
+    char *p = folded(1);
+    size_t cut = 11 * PAGE + 16 * MIB, end = 29 * MIB + 3 * PAGE;
+    NEED(munmap(p + cut, end - cut) == 0);
+    check_from(p, cut, 1, 0);
+    check_from(p + end, LEN - end, 1, end / PAGE);
+    char *q = map_at(p + cut, end - cut, MAP_FIXED_NOREPLACE);
+    check_zero(q, end - cut);
+    fill(q, end - cut, 2);
+    push_out(p, LEN);
+    check_from(p, cut, 1, 0);
+    check(q, end - cut, 2);
+    check_from(p + end, LEN - end, 1, end / PAGE);
+    NEED(munmap(p, LEN) == 0);
+}
+
+static void map_fixed_over(void) {
+    char *p = folded(3);
+    size_t cut = 5 * PAGE + 8 * MIB, end = 33 * MIB + PAGE;
+    char *q = map_at(p + cut, end - cut, MAP_FIXED);
+    check_zero(q, MIB);
+    fill(q, end - cut, 4);
+    check_from(p, cut, 3, 0);
+    check_from(p + end, LEN - end, 3, end / PAGE);
+    push_out(p, LEN);
+    check(q, end - cut, 4);
+    check_from(p, cut, 3, 0);
+    check_from(p + end, LEN - end, 3, end / PAGE);
+}
+
+static void mremap_move(void) {
+    char *p = folded(5);
+    char *hole = map(2 * LEN + 4 * MIB);
+    NEED(munmap(hole, 2 * LEN + 4 * MIB) == 0);
+    char *to = hole + 7 * PAGE;
+    NEED(mremap(p, LEN, LEN, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+    check(to, LEN, 5);
+    char *back = mremap(to + 3 * MIB, 9 * MIB + PAGE, 9 * MIB + PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, p);
+    NEED(back == p);
+    check_from(p, 9 * MIB + PAGE, 5, 3 * MIB / PAGE);
+    check(to, 3 * MIB, 5);
+    check_from(to + 12 * MIB + PAGE, LEN - 12 * MIB - PAGE, 5, 12 * MIB / PAGE + 1);
+    /* New memory where the old was: the keys of the old are taken. */
+    char *fresh = map_at(p + 9 * MIB + PAGE, LEN - 9 * MIB - PAGE, MAP_FIXED_NOREPLACE);
+    fill(fresh, LEN - 9 * MIB - PAGE, 6);
+    push_out(p, LEN);
+    check(fresh, LEN - 9 * MIB - PAGE, 6);
+    check_from(p, 9 * MIB + PAGE, 5, 3 * MIB / PAGE);
+    check(to, 3 * MIB, 5);
+    /* Over something that is folded. */
+    NEED(mremap(to, 3 * MIB, 3 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, fresh + 5 * PAGE) == fresh + 5 * PAGE);
+    check(fresh, 5 * PAGE, 6);
+    check(fresh + 5 * PAGE, 3 * MIB, 5);
+    check_from(fresh + 5 * PAGE + 3 * MIB, MIB, 6, 5 + 3 * MIB / PAGE);
+}
+
+static void mremap_grow(void) {
+    char *hole = map(3 * LEN);
+    NEED(munmap(hole, 3 * LEN) == 0);
+    char *p = map_at(hole, LEN, MAP_FIXED_NOREPLACE);
+    fill(p, LEN, 7);
+    push_out(p, LEN);
+    NEED(mremap(p, LEN, 2 * LEN, 0) == p);
+    check_zero(p + LEN, 3 * MIB);
+    fill_from(p + LEN, LEN, 7, LEN / PAGE);
+    check(p, 2 * LEN, 7);
+    push_out(p, 2 * LEN);
+    check(p, 2 * LEN, 7);
+    char *q = mremap(p, 2 * LEN, 3 * LEN + PAGE, MREMAP_MAYMOVE);
+    NEED(q != MAP_FAILED);
+    check_zero(q + 2 * LEN, MIB);
+    check(q, 2 * LEN, 7);
+    fill_from(q + 2 * LEN, LEN + PAGE, 7, 2 * LEN / PAGE);
+    check(q, 3 * LEN + PAGE, 7);
+}
+
+static void mremap_shrink(void) {
+    char *p = folded(8);
+    size_t less = 20 * MIB + 3 * PAGE;
+    NEED(mremap(p, LEN, less, 0) == p);
+    check(p, less, 8);
+    NEED(mremap(p, less, LEN, 0) == p);
+    check_zero(p + less, LEN - less);
+    check(p, less, 8);
+}
+
+static void dontneed(void) {
+    char *p = folded(9);
+    size_t cut = 9 * MIB + 7 * PAGE, end = 30 * MIB + 9 * PAGE;
+    NEED(madvise(p + cut, end - cut, MADV_DONTNEED) == 0);
+    check_zero(p + cut, end - cut);
+    check_from(p, cut, 9, 0);
+    check_from(p + end, LEN - end, 9, end / PAGE);
+    fill_from(p + cut, end - cut, 10, cut / PAGE);
+    push_out(p, LEN);
+    for (size_t at = cut; at < end; at += 64 * PAGE) NEED(madvise(p + at, PAGE, MADV_DONTNEED) == 0);
+    for (size_t at = cut; at < end; at += PAGE)
+        (at - cut) % (64 * PAGE) == 0 ? check_zero(p + at, PAGE) : check_from(p + at, PAGE, 10, at / PAGE);
+    check_from(p, cut, 9, 0);
+    check_from(p + end, LEN - end, 9, end / PAGE);
+}
+
+/* After MADV_FREE a page holds what it held or zeros, until it is written to. */
+static void madv_free(void) {
+    char *p = folded(11);
+    NEED(madvise(p + 8 * MIB, 24 * MIB, MADV_FREE) == 0);
+    push_out(p, LEN);
+    for (size_t at = 8 * MIB; at < 32 * MIB; at += PAGE)
+        *(volatile uint64_t *)(p + at) == 0 ? check_zero(p + at, PAGE) : check_from(p + at, PAGE, 11, at / PAGE);
+    fill_from(p + 8 * MIB, 24 * MIB, 12, 0);
+    check(p, 8 * MIB, 11);
+    check(p + 8 * MIB, 24 * MIB, 12);
+    check_from(p + 32 * MIB, LEN - 32 * MIB, 11, 32 * MIB / PAGE);
+}
+
+static void other_advice(void) {
+    char *p = folded(13);
+    NEED(madvise(p, LEN, MADV_WILLNEED) == 0);
+    check(p, LEN, 13);
+    NEED(madvise(p, LEN, MADV_SEQUENTIAL) == 0 && madvise(p, LEN / 2, MADV_HUGEPAGE) == 0);
+    check(p, LEN, 13);
+    (void)madvise(p, LEN, MADV_COLD);
+    NEED(madvise(p, LEN, MADV_PAGEOUT) == 0);
+    check(p, LEN, 13);
+    NEED(madvise(p, 4 * MIB, MADV_POPULATE_WRITE) == 0);
+    check(p, LEN, 13);
+    NEED(mlock(p, 2 * MIB) == 0);
+    push_out(p + 2 * MIB, LEN - 2 * MIB);
+    check(p, LEN, 13);
+    NEED(munlock(p, 2 * MIB) == 0);
+    check(p, LEN, 13);
+}
+
+static void read_only(void) {
+    char *p = folded(14);
+    NEED(mprotect(p, LEN / 2, PROT_READ) == 0);
+    check(p, LEN, 14);
+    push_out(p + LEN / 2, LEN / 2);
+    check(p, LEN, 14);
+    for (int round = 0; round < 2; round++) {
+        push_out(p + LEN / 2, LEN / 2);
+        for (size_t at = 0; at < LEN; at += 33 * PAGE) check_from(p + at, PAGE, 14, at / PAGE);
+    }
+    NEED(mprotect(p, LEN, PROT_READ | PROT_WRITE) == 0);
+    fill_from(p + MIB, 8 * MIB, 14, MIB / PAGE);
+    check(p, LEN, 14);
+    push_out(p, LEN);
+    check(p, LEN, 14);
+    NEED(mprotect(p + 5 * PAGE, LEN - 16 * PAGE, PROT_NONE) == 0);
+    push_out(p, LEN);
+    NEED(mprotect(p + 5 * PAGE, LEN - 16 * PAGE, PROT_READ) == 0);
+    check(p, LEN, 14);
+    /* Many small areas of either kind. */
+    NEED(mprotect(p, LEN, PROT_READ | PROT_WRITE) == 0);
+    for (size_t at = 0; at < LEN; at += 40 * PAGE) NEED(mprotect(p + at, 7 * PAGE, PROT_READ) == 0);
+    push_out(filler, 48 * MIB);
+    check(p, LEN, 14);
+    for (size_t at = 7 * PAGE; at < LEN; at += 40 * PAGE) fill_from(p + at, PAGE, 14, at / PAGE);
+    check(p, LEN, 14);
+}
+
+static void sparse(void) {
+    size_t all = 64ul << 30, step = 7 * MIB + 3 * PAGE;
+    char *p = map_at(NULL, all, MAP_NORESERVE);
+    for (int round = 0; round < 3; round++) {
+        for (size_t at = 0; at + 2 * PAGE < all; at += step)
+            if (round == 0) fill_from(p + at, 2 * PAGE, 15, at / PAGE);
+            else check_from(p + at, 2 * PAGE, 15, at / PAGE);
+        fill(p + PAGE * 4, 40 * PAGE, 16);
+        check(p + PAGE * 4, 40 * PAGE, 16);
+    }
+    /* Reading what was never written costs zeros only. */
+    check_zero(p + all - 32 * MIB, 16 * PAGE);
+    NEED(munmap(p, all) == 0);
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "";
+    struct { const char *name; void (*run)(void); } all[] = {
+        {"munmap_middle", munmap_middle}, {"map_fixed_over", map_fixed_over}, {"mremap_move", mremap_move},
+        {"mremap_grow", mremap_grow},     {"mremap_shrink", mremap_shrink},   {"dontneed", dontneed},
+        {"free", madv_free},              {"advice", other_advice},           {"read_only", read_only},
+        {"sparse", sparse},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (is(what, all[i].name)) {
+            all[i].run();
+            puts("right");
+            return 0;
+        }
+    return 2;
+}

@@ -1,0 +1,65 @@
+/* Signals, long jumps and ends of a folded program. */
+#include "common.h"
+#include <setjmp.h>
+
+static const size_t LEN = 64 * MIB;
+static char *memory;
+static volatile sig_atomic_t ticks;
+static volatile uint64_t at_random = 1;
+
+static void tick(int signal) {
+    (void)signal;
+    at_random = mix(at_random);
+    size_t page = at_random % (LEN / PAGE);
+    check_from(memory + page * PAGE, PAGE, 1, page);
+    ticks++;
+}
+
+static sigjmp_buf away;
+static void jump(int signal) { siglongjmp(away, signal); }
+
+static void alarms(void) {
+    struct sigaction action = {.sa_handler = tick, .sa_flags = SA_RESTART};
+    NEED(sigaction(SIGALRM, &action, NULL) == 0);
+    struct itimerval often = {{0, 700}, {0, 700}}, never = {{0, 0}, {0, 0}};
+    NEED(setitimer(ITIMER_REAL, &often, NULL) == 0);
+    for (int i = 0; i < 3; i++) check(memory, LEN, 1);
+    NEED(setitimer(ITIMER_REAL, &never, NULL) == 0);
+    NEED(ticks > 100);
+}
+
+/* A handler on its own stack, which jumps out of a fault that is ours to answer, and of one that isn't. */
+static void jumps(void) {
+    stack_t stack = {.ss_sp = malloc(64 << 10), .ss_size = 64 << 10};
+    NEED(sigaltstack(&stack, NULL) == 0);
+    struct sigaction action = {.sa_handler = jump, .sa_flags = SA_ONSTACK | SA_NODEFER};
+    NEED(sigaction(SIGSEGV, &action, NULL) == 0 && sigaction(SIGALRM, &action, NULL) == 0);
+    for (volatile int i = 0; i < 200; i++) {
+        push_out(memory, 4 * MIB);
+        if (sigsetjmp(away, 1) == 0) {
+            struct itimerval soon = {{0, 0}, {0, 1 + i * 13}};
+            NEED(setitimer(ITIMER_REAL, &soon, NULL) == 0);
+            for (;;) check(memory, LEN, 1);
+        }
+        if (sigsetjmp(away, 1) == 0) {
+            *(volatile int *)8 = 1;
+            fail("no SIGSEGV", __FILE__, __LINE__);
+        }
+        if (i % 10) i += 9;
+    }
+}
+
+int main(int argc, char **argv) {
+    NEED(argc >= 2);
+    memory = map(LEN);
+    fill(memory, LEN, 1);
+    push_out(memory, LEN);
+    if (is(argv[1], "alarms")) alarms();
+    else if (is(argv[1], "jumps")) jumps();
+    else if (is(argv[1], "exit")) exit(atoi(argv[2]));
+    else if (is(argv[1], "crash")) *(volatile int *)8 = 1;
+    else if (is(argv[1], "abort")) abort();
+    else return 2;
+    check(memory, LEN, 1);
+    puts("right");
+}

@@ -1,0 +1,70 @@
+//! The small-page fallback (M6): where memory for a whole folio can't be had, a block is decompressed once into a buffer
+//! and mapped as the block's own count of small pages by one copy, which allocates them. `--fallback` forces it.
+use crate::area::{Area, Areas};
+use crate::folio::{FolioId, State};
+use crate::pager::Pager;
+use crate::reclaim::Progress;
+use crate::stats;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+
+/// Pages that are given back to the kernel at once to make room for small pages.
+const BATCH_PAGES: u64 = 64;
+
+impl Pager {
+    /// Whether this load is one of those that `--fallback` forces onto the small-page path.
+    pub(crate) fn is_forced_small(&self) -> bool {
+        let percent = self.config.fallback_percent as u64;
+        percent > 0 && self.stats.pgmajfault.load(Relaxed) % 100 < percent
+    }
+
+    /// Loads a one-block `Loading` folio by the small-page path. `false`: it can't be done now, and nothing has changed.
+    pub(crate) fn load_small(&self, areas: &Areas, area: &Area, id: FolioId, key: u64) -> bool {
+        let mut context = self.contexts.borrow();
+        let (start, order, handle) = {
+            let _guard = self.shards.lock(key);
+            // SAFETY: the guard is that of the folio's shard; `Loading` by this thread, its slots stay.
+            let folio = unsafe { self.folios.get(id) };
+            (folio.key, folio.order, self.folios.slots(folio)[0].handle)
+        };
+        let pages = order.pages() as u64;
+        if order > self.config.block_order || !self.make_room(areas, pages) {
+            return false;
+        }
+        let buffer = context.buffer.as_mut_ptr();
+        // SAFETY: the buffer holds a block of the largest order that blocks have here.
+        if let Err(e) = unsafe { self.store.load(&mut context.worker, handle, order, buffer) } {
+            panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
+        }
+        let guard = self.shards.lock(key);
+        let home = area.addr_of(start);
+        let Some(quiet) = self.changes.quiet() else { return false };
+        // SAFETY: the shard is locked, the buffer holds the folio's bytes, and `home` is its own range. What a copy that
+        // stops half-way has mapped is right, and the other path finds it there.
+        if unsafe { self.space.copy(home, buffer, order.bytes()) }.is_err() {
+            return false;
+        }
+        drop(quiet);
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        folio.wanted.store(false, Relaxed);
+        folio.state = State::Resident;
+        self.mapped.fetch_add(pages, Relaxed);
+        self.folded_pages.fetch_sub(pages, Relaxed);
+        self.clean_pages.fetch_add(pages, Relaxed);
+        self.list_by_state(&guard, id);
+        self.shards.notify(&guard);
+        stats::add(&self.stats.load_fallback, 1);
+        stats::add(&self.stats.blocks_loaded, 1);
+        self.count_load(order);
+        true
+    }
+
+    /// Makes room for pages that the kernel will allocate. Where discards are reported, a fault handler can't wait for
+    /// one, so there is room or there isn't.
+    fn make_room(&self, areas: &Areas, pages: u64) -> bool {
+        if self.physical() + pages <= self.target() {
+            return true;
+        }
+        !self.has_events && self.reclaim(areas, 0, pages.max(BATCH_PAGES)) == Progress::Freed
+    }
+}

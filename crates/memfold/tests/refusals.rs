@@ -1,0 +1,228 @@
+//! One fault at a time: what each refusal of the kernel or the store leads to, and that nothing is lost by it.
+use memfold::{Config, Stats};
+use memfold_store::Fault;
+use memfold_sys::units::PAGE_SIZE;
+use memfold_testkit::fill::fill;
+use memfold_testkit::program::Setup;
+use memfold_testkit::random::Random;
+use memfold_testkit::trouble::{Call, Trouble};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+const PAGES: usize = 16;
+
+/// An engine whose program has filled [`PAGES`] pages, all of them mapped, and what they hold.
+struct Filled {
+    setup: Setup,
+    want: Vec<Vec<u8>>,
+}
+
+impl Filled {
+    fn new(change: impl FnOnce(&mut Config)) -> Filled {
+        let mut config = Config::new(1 << 30);
+        change(&mut config);
+        let mut filled = Filled { setup: Setup::new(config, PAGES), want: vec![vec![0; PAGE_SIZE]; PAGES] };
+        (0..PAGES).for_each(|n| filled.write(n, n as u64));
+        filled
+    }
+
+    /// Real bytes: every block of them becomes an object that compresses.
+    fn write(&mut self, number: usize, seed: u64) {
+        let want = &mut self.want[number];
+        let mut random = Random::new(seed);
+        loop {
+            fill(&mut random, want);
+            want[..8].copy_from_slice(&seed.to_ne_bytes());
+            if want[8..].chunks(8).any(|word| *word != want[8..16]) {
+                break;
+            }
+        }
+        self.setup.program.write(number, |page| page.copy_from_slice(want));
+    }
+
+    fn page_out(&self) -> u64 {
+        self.setup.pager.page_out_at(self.setup.addrs(0..PAGES))
+    }
+
+    fn mapped(&self) -> usize {
+        self.setup.space.present_pages()
+    }
+
+    fn stats(&self) -> &Stats {
+        self.setup.pager.stats()
+    }
+
+    /// Sound, and every page holds what it must, now and after another round trip through the store.
+    fn assert_whole(&self) {
+        for _ in 0..2 {
+            self.setup.assert_sound();
+            for (number, want) in self.want.iter().enumerate() {
+                self.setup.program.read(number, |page| assert!(*page == **want, "page {number}"));
+            }
+            self.page_out();
+        }
+        assert_eq!(self.mapped(), 0, "in the end all of it could be folded");
+    }
+}
+
+fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Relaxed)
+}
+
+#[test]
+fn eagain_while_mapping_out_stops_the_round_and_the_next_goes_on() {
+    let filled = Filled::new(|_| ());
+    filled.setup.troubles.strike(Call::MoveOut, 2, Trouble::Again);
+    assert!(filled.page_out() < PAGES as u64);
+    assert!(filled.mapped() > 0);
+    assert_eq!(get(&filled.stats().move_again), 1);
+    filled.page_out();
+    assert_eq!(filled.mapped(), 0);
+    filled.assert_whole();
+}
+
+#[test]
+fn eagain_while_mapping_in_is_served_again() {
+    for trouble in [Trouble::Again, Trouble::NoMemory, Trouble::Gone] {
+        let filled = Filled::new(|_| ());
+        filled.page_out();
+        filled.setup.troubles.strike(Call::MoveIn, 1, trouble);
+        filled.assert_whole();
+        assert_eq!(filled.setup.troubles.struck(|t| *t == trouble), 1);
+    }
+}
+
+#[test]
+fn ebusy_while_mapping_out_leaves_that_folio_mapped() {
+    let filled = Filled::new(|_| ());
+    filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Busy);
+    filled.page_out();
+    assert_eq!(get(&filled.stats().move_busy), 1);
+    assert!(filled.mapped() > 0 && filled.mapped() < PAGES, "{} pages are mapped", filled.mapped());
+    filled.assert_whole();
+}
+
+#[test]
+fn ebusy_while_mapping_in_is_answered_by_copying() {
+    let filled = Filled::new(|_| ());
+    filled.page_out();
+    filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Busy);
+    filled.setup.troubles.strike(Call::MoveIn, 2, Trouble::Busy);
+    filled.assert_whole();
+    assert_eq!(get(&filled.stats().copies), 1);
+}
+
+#[test]
+fn eexist_keeps_the_page_that_is_there() {
+    for moves in [true, false] {
+        let filled = Filled::new(|c| c.use_move = moves);
+        filled.page_out();
+        filled.setup.troubles.strike(if moves { Call::MoveIn } else { Call::CopyIn }, 1, Trouble::Exists);
+        filled.assert_whole();
+        assert!(get(&filled.stats().move_exists) > 0);
+    }
+}
+
+#[test]
+fn a_move_that_does_a_part_splits_the_folio() {
+    for part in 1..4 {
+        let filled = Filled::new(|_| ());
+        filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Partial(part));
+        filled.setup.troubles.strike(Call::MoveOut, 2, Trouble::Again);
+        filled.page_out();
+        assert_eq!(filled.setup.troubles.struck(|_| true), 2);
+        assert!(get(&filled.stats().splits) > 0);
+        filled.setup.assert_sound();
+        filled.page_out();
+        filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Partial(part));
+        filled.setup.troubles.strike(Call::MoveIn, 2, Trouble::Again);
+        filled.assert_whole();
+    }
+}
+
+#[test]
+fn enoent_for_a_page_that_the_program_dropped_is_zeros() {
+    let mut filled = Filled::new(|_| ());
+    for number in [0, 5, 15] {
+        assert!(filled.setup.space.punch(filled.setup.program.page(number)));
+        filled.want[number].fill(0);
+    }
+    filled.setup.program.read(5, |page| assert!(page.iter().all(|b| *b == 0)));
+    filled.page_out();
+    assert_eq!(get(&filled.stats().move_holes), 2);
+    assert_eq!(filled.mapped(), 0);
+    filled.assert_whole();
+}
+
+#[test]
+fn no_memory_for_a_frame_is_tried_again() {
+    let mut filled = Filled::new(|_| ());
+    for trouble in [Trouble::NoMemory, Trouble::Again, Trouble::Partial(1)] {
+        filled.page_out();
+        // The free frames are given back, so that the next load needs fresh ones.
+        let pages = filled.setup.addrs(0..PAGES);
+        // SAFETY: nobody uses the pages; they are written before they are read.
+        unsafe { filled.setup.pager.discard_at(pages) };
+        filled.setup.troubles.strike(Call::Populate, 1, trouble);
+        (0..PAGES).for_each(|n| filled.write(n, 100 + n as u64));
+        filled.setup.assert_sound();
+    }
+    filled.assert_whole();
+}
+
+/// What the store refuses stays whole in memory; nothing of it stays in the store, its old copy included.
+fn refused(change: impl FnOnce(&mut Config), fault: Fault, counter: impl Fn(&Stats) -> &AtomicU64) {
+    let mut filled = Filled::new(change);
+    filled.page_out();
+    filled.assert_whole();
+    // Mapped with clean copies, then changed: the next save replaces some blocks of a folio.
+    (0..PAGES).for_each(|n| filled.setup.program.read(n, |_| ()));
+    (0..PAGES).step_by(3).for_each(|n| filled.write(n, 1000 + n as u64));
+    let before = get(&filled.stats().zswpout);
+    let faults = filled.setup.pager.store().faults();
+    faults.strike_every(fault, 1);
+    filled.page_out();
+    assert!(faults.struck(fault) > 0);
+    faults.clear();
+    assert_eq!(filled.mapped(), PAGES, "all folios were refused and stayed");
+    assert_eq!(get(counter(filled.stats())), faults.struck(fault), "each refusal is counted");
+    assert_eq!(get(&filled.stats().zswpout), before, "only successes are counted as stored");
+    assert_eq!(filled.setup.pager.store().stats().objects, 0, "no old copy is left at any offset");
+    filled.setup.assert_sound();
+    filled.assert_whole();
+}
+
+#[test]
+fn z3_z4_z5_a_full_pool_leaves_the_folio_resident_and_nothing_in_the_store() {
+    refused(|_| (), Fault::PoolFull, |s| &s.save_refused);
+}
+
+#[test]
+fn z3_z5_a_codec_failure_leaves_the_folio_resident_and_nothing_in_the_store() {
+    refused(|_| (), Fault::Codec, |s| &s.save_refused);
+}
+
+#[test]
+fn z7_a_verify_mismatch_is_counted_and_the_folio_is_kept() {
+    refused(|c| c.verify = true, Fault::Compressed, |s| &s.verify_mismatch);
+}
+
+#[test]
+fn copying_survives_refused_protection_and_discards() {
+    for (call, trouble) in [(Call::Protect, Trouble::Again), (Call::DiscardHome, Trouble::Refused)] {
+        let filled = Filled::new(|c| c.use_move = false);
+        filled.setup.troubles.strike(call, 1, trouble);
+        filled.page_out();
+        assert_eq!(filled.setup.troubles.struck(|_| true), 1);
+        assert!(filled.mapped() > 0);
+        filled.assert_whole();
+    }
+}
+
+#[test]
+#[should_panic(expected = "stored data is damaged")]
+fn damaged_data_stops_the_program_before_a_wrong_byte_is_read() {
+    let filled = Filled::new(|_| ());
+    filled.setup.pager.store().faults().strike_at(Fault::Stored, 1);
+    filled.page_out();
+    (0..PAGES).for_each(|n| filled.setup.program.read(n, |_| ()));
+}
