@@ -40,8 +40,10 @@ def parse_arguments():
     parser.add_argument("--size", type=int, default=1024, metavar="MIB", help="data of the job (default 1024)")
     parser.add_argument("--share", type=float, default=0.25, help="limit as a share of the plain peak (default 0.25)")
     parser.add_argument("--memfold", type=Path, default=HERE.parent / "target/release/memfold", metavar="PATH")
-    parser.add_argument("options", nargs="*", help="more options for memfold run, after --, such as -- --codec zstd:1")
+    # A quarter of the memory holds everything, the compressed pool too, so the data must shrink well below that.
+    parser.add_argument("options", nargs="*", help="options for memfold run, after -- (default -- --codec zstd:1 --block 64K)")
     arguments = parser.parse_args()
+    arguments.options = arguments.options or ["--codec", "zstd:1", "--block", "64K"]
     if arguments.size < 1:
         parser.error("--size must be at least 1")
     if not 0 < arguments.share <= 1:

@@ -1,6 +1,5 @@
 //! The program's memory: which of it to take under management, and when.
 use alloc::boxed::Box;
-use alloc::string::ToString;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow::Continue;
@@ -88,7 +87,7 @@ pub fn start(config: Config, stats: &'static Stats) {
     let workers = if config.workers == 0 { parts.cpus } else { config.workers };
     let pager = match Pager::new(config.clone(), parts) {
         Ok(pager) => Arc::new(pager),
-        Err(why) => say::die(format_args!("{}", why.to_string())),
+        Err(why) => say::die(format_args!("{why}")),
     };
     let (start, len) = pager.frames_zone();
     // SAFETY: the engine never touches a frame that is empty.

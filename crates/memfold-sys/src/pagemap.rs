@@ -60,7 +60,7 @@ impl Pagemap {
         end: usize,
         mut each: impl FnMut(usize, usize),
     ) -> Result<(), Errno> {
-        debug_assert!(start % PAGE_SIZE == 0 && end % PAGE_SIZE == 0);
+        debug_assert!(start.is_multiple_of(PAGE_SIZE) && end.is_multiple_of(PAGE_SIZE));
         let mut found = [PageRegion::default(); 64];
         let mut at = start as u64;
         while at < end as u64 {

@@ -30,7 +30,7 @@ impl Zone {
     /// # Panics
     /// If `len` or `align` is not a multiple of the page size, or `align` is not a power of two.
     pub fn reserve(len: usize, align: usize) -> Result<Zone, Errno> {
-        assert!(len > 0 && len % PAGE_SIZE == 0 && align % PAGE_SIZE == 0 && align.is_power_of_two());
+        assert!(len > 0 && len.is_multiple_of(PAGE_SIZE) && align.is_multiple_of(PAGE_SIZE) && align.is_power_of_two());
         let whole = len + align - PAGE_SIZE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
@@ -91,7 +91,7 @@ impl Zone {
     /// # Panics
     /// If the range is not page-aligned or reaches past the zone.
     pub unsafe fn release(&self, offset: usize, len: usize) {
-        assert!(offset % PAGE_SIZE == 0 && len % PAGE_SIZE == 0 && offset + len <= self.len);
+        assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && offset + len <= self.len);
         if len == 0 {
             return;
         }

@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 pub fn fill(random: &mut Random, bytes: &mut [u8]) {
     match random.below(8) {
         0 => bytes.fill(0),
-        1 => repeat(bytes, if random.below(2) == 0 { 0x0101_0101_0101_0101 } else { random.next() }),
-        2 => bytes.chunks_mut(8).for_each(|c| c.copy_from_slice(&random.next().to_ne_bytes()[..c.len()])),
+        1 => repeat(bytes, if random.below(2) == 0 { 0x0101_0101_0101_0101 } else { random.word() }),
+        2 => bytes.chunks_mut(8).for_each(|c| c.copy_from_slice(&random.word().to_ne_bytes()[..c.len()])),
         _ => {
             let corpus = corpus();
             let at = random.below(corpus.len() - bytes.len().min(PAGE_SIZE));

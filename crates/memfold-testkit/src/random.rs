@@ -11,7 +11,7 @@ impl Random {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -21,7 +21,7 @@ impl Random {
 
     /// A number below `n`, which is not 0.
     pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
+        (self.word() % n as u64) as usize
     }
 
     /// One of a slice, which is not empty.
@@ -36,7 +36,7 @@ impl Random {
 
     /// A seed for another sequence.
     pub fn fork(&mut self) -> Random {
-        Random(self.next())
+        Random(self.word())
     }
 }
 
@@ -61,8 +61,8 @@ mod tests {
     #[test]
     fn a_seed_gives_one_sequence() {
         let (mut a, mut b) = (Random::new(7), Random::new(7));
-        assert!((0..100).all(|_| a.next() == b.next()));
-        assert_ne!(Random::new(7).next(), Random::new(8).next());
+        assert!((0..100).all(|_| a.word() == b.word()));
+        assert_ne!(Random::new(7).word(), Random::new(8).word());
         assert!((0..1000).all(|_| a.below(10) < 10));
     }
 }

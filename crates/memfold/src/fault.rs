@@ -6,9 +6,13 @@ use crate::load::{Loaded, align};
 use crate::pager::Pager;
 use crate::queue::Window;
 use crate::stats;
+use crate::stream::Advice;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SIZE};
+
+/// A window is at most one part in this many of the memory there is.
+const WINDOW_SHARE: u64 = 32;
 
 /// How a fault was answered.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -99,9 +103,18 @@ impl Pager {
         if done.pages > (key - start) as usize { Served::Yes } else { Served::Again }
     }
 
+    /// What to load for a fault: as the streams say, but no window larger than a small part of the memory there is.
+    fn advise(&self, key: u64) -> Advice {
+        let mut advice = self.streams.advise(key);
+        while advice.order > self.config.block_order && advice.order.pages() as u64 > self.target() / WINDOW_SHARE {
+            advice.order = advice.order.smaller().expect("above another order");
+        }
+        advice
+    }
+
     fn first_touch(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64) -> Served {
         stats::add(&self.stats.faults_zero, 1);
-        let advice = self.streams.advise(key);
+        let advice = self.advise(key);
         let (loaded, start, end) = self.zero_fill(areas, area, guard, key, advice.order);
         self.streams.loaded(key, start, end);
         served(loaded)
@@ -109,7 +122,7 @@ impl Pager {
 
     fn major(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64) -> Served {
         stats::add(&self.stats.pgmajfault, 1);
-        let advice = self.streams.advise(key);
+        let advice = self.advise(key);
         if advice.ahead && !advice.backward {
             let start = align(key, advice.order);
             self.ask_ahead(area, start + advice.order.pages() as u64, advice.order);
@@ -124,7 +137,7 @@ impl Pager {
 
     /// A window that was loaded ahead is being used: its stream goes on.
     fn read_ahead(&self, area: &Area, key: u64, start: u64, end: u64) {
-        let advice = self.streams.advise(key);
+        let advice = self.advise(key);
         self.streams.loaded(key, start, end);
         let next = if advice.backward { start.wrapping_sub(1) } else { end };
         self.ask_ahead(area, next, advice.order);

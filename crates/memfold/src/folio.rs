@@ -154,7 +154,7 @@ impl Folios {
         // SAFETY: only the atomic field is touched, through a raw place, and the record stays.
         unsafe {
             let folio = (*self.folios.place(id).as_ptr()).get();
-            (*(&raw const (*folio).wanted)).load(Relaxed)
+            (*folio).wanted.load(Relaxed)
         }
     }
 

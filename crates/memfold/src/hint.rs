@@ -180,7 +180,7 @@ impl Pager {
                 context.hashes[page] = xxh3_128(core::slice::from_raw_parts(from, PAGE_SIZE));
                 let out = &mut context.handles[page..page + 1];
                 out[0] = Handle::NONE;
-                self.store.save(&mut context.worker, from, Order::PAGE, key + page as u64, &one, &|| false, out)
+                self.store.save(&mut context.worker, from, Order::PAGE, key + page as u64, &one, || false, out)
             };
             if saved.is_err() {
                 self.store.free_many(&context.handles[..page]);

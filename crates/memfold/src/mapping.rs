@@ -34,6 +34,9 @@ pub(crate) struct Done {
     pub stop: Option<Stop>,
 }
 
+/// Clean copies may hold one part in this many of `--limit`.
+const CLEAN_SHARE: u128 = 8;
+
 /// How much to ask for at once. ENOENT means that a page is missing, or that the range reaches across the border of two
 /// of the kernel's areas, which it never moves in one call; only for a single page does it mean that the page is missing.
 struct Span(usize);
@@ -206,9 +209,14 @@ impl Pager {
         }
     }
 
+    /// Drops the stored copy of a folio that was just mapped if clean copies take more than their budget: a share of
+    /// resident memory, and under `--limit` an eighth of it.
     fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
+        let (clean, folded) = (self.clean_pages.load(Relaxed), self.folded_pages.load(Relaxed));
         let budget = self.target() * self.config.clean_percent as u64 / 100;
-        if self.clean_pages.load(Relaxed) > budget {
+        // What clean copies hold of the pool, as if they compressed like the rest.
+        let held = self.store.pool_bytes() as u128 * clean as u128 / (clean + folded).max(1) as u128;
+        if clean > budget || self.config.limit_bytes.is_some_and(|limit| held > limit as u128 / CLEAN_SHARE) {
             stats::add(&self.stats.clean_dropped, 1);
             self.drop_copy(guard, id);
         }

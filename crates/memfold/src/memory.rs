@@ -126,7 +126,7 @@ impl Memory {
             space: Box::new(UffdSpace::new(uffd.clone())),
             has_move,
             has_events: false,
-            stats: StatsPlace::Own(Box::new(Stats::new())),
+            stats: StatsPlace::Own(Box::default()),
             cpus: cpus(),
         };
         let workers = if config.workers == 0 { parts.cpus } else { config.workers };

@@ -297,7 +297,7 @@ impl Pager {
             // SAFETY: the frame holds the folio's bytes, full and still, as long as it is `Saving`.
             unsafe {
                 let out = &mut context.handles[..count];
-                self.store.save(&mut context.worker, frame, order, key, &changed, &wanted, out).map(drop)
+                self.store.save(&mut context.worker, frame, order, key, &changed, wanted, out).map(drop)
             }
         };
         let guard = self.shards.lock(key);

@@ -77,11 +77,12 @@ impl Watcher {
             // SAFETY: the handlers serve the range from now on. It is the program's, so no engine thread touches it.
             let _ = unsafe { self.uffd.register(start, end - start, false) };
         }
+        // Nothing is unregistered when it can't be taken: while an event is on its way, what looks unmanaged may be managed
+        // memory that mremap has just brought here. Registered and not managed, a range is served page by page.
         let quiet = self.is_quiet();
         for &(start, end) in &parts {
-            let taken = quiet && still(start, end) && self.pager.manage(start, end, &self.pagemap).is_ok();
-            if !taken {
-                let _ = self.uffd.unregister(start, end - start);
+            if quiet && still(start, end) {
+                let _ = self.pager.manage(start, end, &self.pagemap);
             }
         }
         drop(reading);

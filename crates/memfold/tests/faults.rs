@@ -88,7 +88,7 @@ fn heavy(seed: u64, count: usize, change: impl FnOnce(&mut Config)) {
     const PAGES: usize = 6 * 1024;
     let mut random = Random::new(seed);
     let setup = &Setup::new(config(change), PAGES);
-    setup.troubles.strike_at_random(60, random.next());
+    setup.troubles.strike_at_random(60, random.word());
     let faults = setup.pager.store().faults();
     faults.strike_every(Fault::Codec, 97);
     faults.strike_every(Fault::PoolFull, 131);
@@ -149,7 +149,7 @@ fn hunt() {
     let start = Instant::now();
     let mut random = Random::new(seed(std::process::id() as u64));
     while start.elapsed() < Duration::from_secs(seconds) {
-        let (seed, mut choice) = (random.next(), random.fork());
+        let (seed, mut choice) = (random.word(), random.fork());
         eprintln!("seed {seed}");
         heavy(seed, 3000, |c| {
             let (block, folio) = choice.pick(&[(0, 0), (0, 4), (0, 9), (2, 4), (2, 9), (4, 9)]);

@@ -275,7 +275,7 @@ fn hunt() {
     let mut random = Random::new(seed(start.elapsed().as_nanos() as u64 ^ std::process::id() as u64));
     let mut runs = 0;
     while start.elapsed() < Duration::from_secs(seconds) {
-        run(Case::random(&mut random), random.next(), 1500);
+        run(Case::random(&mut random), random.word(), 1500);
         runs += 1;
     }
     println!("{runs} runs");

@@ -6,6 +6,8 @@
 #define PAGES (SLOT / PAGE)
 static char *base;
 static volatile int stop;
+static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+static int ops = 15; /* Which changes of the address space to make: a bit each. */
 
 /* Each page of a slot is a version of the pattern, or zeros: version 0. */
 static void *work(void *arg) {
@@ -17,7 +19,9 @@ static void *work(void *arg) {
         size_t page = random % PAGES, many = 1 + (random >> 20) % 24;
         if (page + many > PAGES) many = PAGES - page;
         char *at = slot + page * PAGE;
-        switch ((random >> 40) % 16) {
+        unsigned what = (random >> 40) % 16;
+        if (what < 4 && !(ops >> what & 1)) what = 9;
+        switch (what) {
         case 0:
             NEED(madvise(at, many * PAGE, MADV_DONTNEED) == 0);
             memset(version + page, 0, many * 4);
@@ -33,10 +37,12 @@ static void *work(void *arg) {
             break;
         case 3: {
             /* Away and back. */
+            if (ops & 16) pthread_mutex_lock(&one);
             char *away = mremap(at, many * PAGE, many * PAGE, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
-            if (away == MAP_FAILED) break;
+            NEED(away != MAP_FAILED);
             check_zero(at, many * PAGE);
             NEED(mremap(away, many * PAGE, many * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, at) == at);
+            if (ops & 16) pthread_mutex_unlock(&one);
             break;
         }
         case 4: case 5: case 6: case 7: case 8:
@@ -129,7 +135,8 @@ static void shared(void) {
 }
 
 int main(int argc, char **argv) {
-    NEED(argc == 2);
+    NEED(argc >= 2);
+    if (argc > 2) ops = atoi(argv[2]);
     if (is(argv[1], "slots")) slots();
     else if (is(argv[1], "churn")) churn();
     else if (is(argv[1], "shared")) shared();
