@@ -148,7 +148,11 @@ impl Program {
 
     /// Keeps `[start, end)` out of management.
     pub fn exclude(&self, start: usize, end: usize) {
-        self.excluded.lock().push((start, end));
+        let mut excluded = self.excluded.lock();
+        // The C library gives the stack of a thread that has ended to the next one.
+        if !excluded.iter().any(|r| r.0 <= start && end <= r.1) {
+            excluded.push((start, end));
+        }
     }
 
     fn exclude_all_present(&self) {

@@ -1,5 +1,5 @@
 //! Thread stacks: they hold TLS and what the kernel writes at a thread's end, so they are never folded.
-use crate::program;
+use crate::program::{self, Program};
 use alloc::boxed::Box;
 use core::ffi::{c_int, c_void};
 use core::mem::{MaybeUninit, transmute};
@@ -10,6 +10,8 @@ type Create = unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_at
 struct Start {
     main: Main,
     arg: *mut c_void,
+    /// Paused, if there is one: the new thread ends the pause.
+    program: Option<&'static Program>,
 }
 
 /// The program's `pthread_create`: as libc's, and the new thread's stack is kept out of management.
@@ -31,22 +33,33 @@ pub unsafe extern "C" fn pthread_create(
         }
         transmute::<*mut c_void, Create>(symbol)
     };
-    let start = Box::into_raw(Box::new(Start { main, arg }));
+    // No adoption from before the stack is mapped until the new thread has excluded it.
+    let program = program::get();
+    if let Some(program) = program {
+        program.pause();
+    }
+    let start = Box::into_raw(Box::new(Start { main, arg, program }));
     // SAFETY: the caller's arguments are passed on; the new thread takes over `start`.
     let result = unsafe { real(thread, attr, entry, start.cast()) };
     if result != 0 {
         // SAFETY: no thread was made, so nobody else has the box.
         drop(unsafe { Box::from_raw(start) });
+        if let Some(program) = program {
+            // SAFETY: paused above, and the thread that would have ended it was not made.
+            unsafe { program.resume() };
+        }
     }
     result
 }
 
 extern "C" fn entry(start: *mut c_void) -> *mut c_void {
     // SAFETY: `pthread_create` gave this thread the box.
-    let Start { main, arg } = *unsafe { Box::from_raw(start.cast::<Start>()) };
-    if let Some(program) = program::get() {
+    let Start { main, arg, program } = *unsafe { Box::from_raw(start.cast::<Start>()) };
+    if let Some(program) = program {
         let (at, len) = own_stack();
         program.exclude(at, at + len);
+        // SAFETY: paused by the thread that made this one, which leaves it to this one to resume.
+        unsafe { program.resume() };
     }
     main(arg)
 }

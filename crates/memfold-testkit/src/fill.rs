@@ -7,19 +7,18 @@ use std::sync::OnceLock;
 pub fn fill(random: &mut Random, bytes: &mut [u8]) {
     match random.below(8) {
         0 => bytes.fill(0),
-        1 => repeat(bytes, if random.below(2) == 0 { 0x0101_0101_0101_0101 } else { random.word() }),
+        1 => {
+            let pattern = if random.below(2) == 0 { 0x0101_0101_0101_0101 } else { random.word() };
+            bytes.chunks_mut(8).for_each(|c| c.copy_from_slice(&pattern.to_ne_bytes()[..c.len()]));
+        }
         2 => bytes.chunks_mut(8).for_each(|c| c.copy_from_slice(&random.word().to_ne_bytes()[..c.len()])),
         _ => {
-            let corpus = corpus();
-            let at = random.below(corpus.len() - bytes.len().min(PAGE_SIZE));
-            bytes.iter_mut().zip(corpus[at..].iter().cycle()).for_each(|(to, from)| *to = *from);
+            for chunk in bytes.chunks_mut(PAGE_SIZE) {
+                let at = random.below(corpus().len() - chunk.len());
+                chunk.copy_from_slice(&corpus()[at..at + chunk.len()]);
+            }
         }
     }
-}
-
-fn repeat(bytes: &mut [u8], pattern: u64) {
-    let pattern = pattern.to_ne_bytes();
-    bytes.iter_mut().zip(pattern.iter().cycle()).for_each(|(to, from)| *to = *from);
 }
 
 /// Up to 4 MiB of this machine's shared libraries; of the test's own executable where there are none.

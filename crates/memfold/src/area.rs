@@ -3,6 +3,7 @@
 //! The index is keyed not by address but by a *key* that stays with a page when mremap moves it: an area maps addresses
 //! to keys by one offset. Keys equal page numbers unless another area still owns those.
 use crate::index::KEYS;
+use crate::parked::Parked;
 use alloc::vec::Vec;
 use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT};
 
@@ -41,6 +42,8 @@ pub struct Areas {
     by_key: Vec<Area>,
     next_key: u64,
     pins: Vec<(u64, u64)>,
+    /// What waits for an event.
+    pub parked: Parked,
 }
 
 /// Keys at or above this are given to areas whose own page numbers are taken: beyond the 47-bit user address space.

@@ -1,7 +1,9 @@
 //! Changes of the address space that are not the engine's: adopted memory, and what the program does to it.
+use crate::area::Areas;
 use crate::folio::State;
 use crate::hint::largest_aligned;
 use crate::pager::Pager;
+use crate::parked::{self, About, Ghost};
 use crate::stats;
 use alloc::vec::Vec;
 use memfold_sys::Errno;
@@ -29,13 +31,73 @@ impl Pager {
                     }
                 }
             }
-            Event::Unmap { start, end } => self.forget(&mut areas, start, end, false),
-            Event::Remap { from, to, len } => {
-                let page = |addr: usize| (addr >> PAGE_SHIFT) as u64;
-                self.forget(&mut areas, to, to + len, false);
-                areas.relocate(page(from), page(to), page(len));
-            }
+            Event::Unmap { start, end } => self.unmap(&mut areas, start, end),
+            Event::Remap { from, to, len } => self.remap(&mut areas, page_of(from), page_of(to), page_of(len)),
             Event::Fork { .. } | Event::Fault { .. } => {}
+        }
+    }
+
+    /// The program has unmapped `[start, end)`, or mremap its source. See [`crate::parked`].
+    fn unmap(&self, areas: &mut Areas, start: usize, end: usize) {
+        let (first, last) = (page_of(start), page_of(end));
+        let ghosts = areas.parked.take(first, last, About::Unmap);
+        ghosts.iter().for_each(|ghost| self.lay(areas, ghost));
+        let taken: Vec<_> = ghosts.iter().map(|g| (g.start, g.end)).collect();
+        for (s, e) in parked::without(first, last, &taken) {
+            self.forget(areas, (s << PAGE_SHIFT) as usize, (e << PAGE_SHIFT) as usize, false);
+        }
+    }
+
+    /// The program has moved `pages` pages from `from` to `to` (page numbers).
+    fn remap(&self, areas: &mut Areas, from: u64, to: u64, pages: u64) {
+        let ghosts = areas.parked.take(from, from + pages, About::Remap);
+        let taken: Vec<_> = ghosts.iter().map(|g| (g.start, g.end)).collect();
+        // Where the pages are now, their first and their last.
+        let here = parked::without(from, from + pages, &taken).into_iter().map(|(s, e)| (s, s, e));
+        let away = ghosts.iter().filter_map(|g| g.at.map(|at| (at, g.start, g.end)));
+        let sources: Vec<_> = here.clone().chain(away).collect();
+        for &(at, s, e) in &sources {
+            self.cut(areas, at, at + (e - s));
+        }
+        if areas.iter().any(|a| a.start < to + pages && to < a.end) {
+            self.cut(areas, to, to + pages);
+            let at = areas.parked.park(to, to + pages);
+            areas.relocate(to, at, pages);
+        } else {
+            areas.parked.arrive(to, to + pages);
+        }
+        for (at, s, e) in sources {
+            areas.relocate(at, to + (s - from), e - s);
+        }
+        here.for_each(|(s, _, e)| areas.parked.leave(s, e));
+    }
+
+    /// No folio reaches across either end of `[start, end)` (page numbers).
+    fn cut(&self, areas: &Areas, start: u64, end: u64) {
+        for page in [start, end] {
+            if let Some(area) = areas.iter().find(|a| a.start < page && page < a.end) {
+                self.unfold_across(page - area.start + area.key);
+            }
+        }
+    }
+
+    /// Ends parked memory.
+    fn lay(&self, areas: &mut Areas, ghost: &Ghost) {
+        let Some(at) = ghost.at else { return };
+        let end = at + (ghost.end - ghost.start);
+        self.forget(areas, (at << PAGE_SHIFT) as usize, (end << PAGE_SHIFT) as usize, false);
+    }
+
+    /// Whether something waits for an event that may never come.
+    pub fn has_parked(&self) -> bool {
+        !self.areas.read().parked.is_empty()
+    }
+
+    /// Every event there was has been applied: what still waits for one has ended.
+    pub fn end_parked(&self) {
+        let mut areas = self.areas.write();
+        for ghost in areas.parked.clear() {
+            self.lay(&mut areas, &ghost);
         }
     }
 
@@ -155,4 +217,8 @@ impl Pager {
         self.frozen.store(false, SeqCst);
         self.queue.reclaim();
     }
+}
+
+fn page_of(addr: usize) -> u64 {
+    (addr >> PAGE_SHIFT) as u64
 }

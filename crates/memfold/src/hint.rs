@@ -132,7 +132,7 @@ impl Pager {
 
     /// Makes sure that no folio reaches across `edge`: one in memory is split; a block in the store that would be cut in
     /// two comes back to memory first, page by page.
-    fn unfold_across(&self, edge: u64) {
+    pub(crate) fn unfold_across(&self, edge: u64) {
         if edge.is_multiple_of(MAX_PAGES as u64) {
             return;
         }

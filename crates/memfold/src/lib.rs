@@ -20,6 +20,7 @@ pub mod stats;
 mod slab;
 mod folio;
 mod index;
+mod parked;
 mod area;
 mod lru;
 mod frames;

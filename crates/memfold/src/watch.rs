@@ -108,7 +108,12 @@ impl Watcher {
         while pending.has_room() {
             let reading = self.pager.changes.reading();
             match self.next(&reading) {
-                None => return,
+                None => {
+                    if self.pager.has_parked() && self.is_quiet() {
+                        self.pager.end_parked();
+                    }
+                    return;
+                }
                 Some(Event::Fault { address, protected, .. }) => {
                     pending.note(Fault { addr: address, protected });
                     if !drain {

@@ -120,7 +120,8 @@ impl<'a> Owner<'a> {
         // SAFETY: as in `write`; nobody writes the page while the slice lives.
         let bytes = unsafe { std::slice::from_raw_parts(self.at(own), PAGE_SIZE) };
         let want = &self.shadow[own * PAGE_SIZE..][..PAGE_SIZE];
-        if let Some(at) = (0..PAGE_SIZE).find(|i| bytes[*i] != want[*i]) {
+        if bytes != want {
+            let at = (0..PAGE_SIZE).find(|i| bytes[*i] != want[*i]).unwrap_or(0);
             let (found, wanted) = (bytes[at], want[at]);
             panic!(
                 "page {} of thread {}, byte {at}: {found:#x}, not {wanted:#x}",

@@ -1,0 +1,174 @@
+//! Real programs under `memfold run`, with several times the memory that they may have: every byte stays right.
+//!
+//! The C programs fill memory with a pattern that tells where each page belongs, wait until it is folded, exercise it and
+//! verify it all. The Python programs must print what they print without memfold.
+mod common;
+use common::{Scratch, binaries, memfold};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+/// A program from `programs/`, compiled.
+struct Program {
+    scratch: Scratch,
+    path: String,
+}
+
+fn compile(name: &str) -> Program {
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs");
+    let source = std::fs::read_to_string(format!("{sources}/{name}.c")).unwrap();
+    let scratch = Scratch::new();
+    let path = scratch.compile(name, &source, &["-I", sources, "-pthread", "-Wall", "-Wno-unused-function"]);
+    Program { scratch, path }
+}
+
+/// Runs a command to its end under memfold, or fails after a minute: a hang is a failure, not a wait.
+fn managed(resident: &str, command: &[&str]) -> Option<Output> {
+    let bin = binaries()?;
+    let flags = ["run", "--resident", resident, "--summary", "--"];
+    let scratch = Scratch::new();
+    let (out, err) = (scratch.path("out"), scratch.path("err"));
+    let mut child = memfold(&bin, &[&flags, command].concat())
+        .stdout(std::fs::File::create(&out).unwrap())
+        .stderr(std::fs::File::create(&err).unwrap())
+        .spawn()
+        .unwrap();
+    let begin = Instant::now();
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None if begin.elapsed() > Duration::from_secs(60) => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("{command:?} hangs: {}", std::fs::read_to_string(&err).unwrap());
+            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    Some(Output { status, stdout: std::fs::read(out).unwrap(), stderr: std::fs::read(err).unwrap() })
+}
+
+/// Asserts that a C program finds every byte right.
+#[track_caller]
+fn assert_right(name: &str, promises: &[&str]) {
+    let program = compile(name);
+    for promise in promises {
+        let Some(output) = managed("16M", &[&program.path, promise]) else { return };
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{name} {promise}: {text}");
+        assert_eq!(output.stdout, b"right\n", "{name} {promise}: {text}");
+        assert!(text.contains("major"), "{name} {promise} was never folded: {text}");
+        println!("{name} {promise}: {}", text.trim());
+    }
+    drop(program.scratch);
+}
+
+/// Asserts that a Python program prints under memfold what it prints without.
+#[track_caller]
+fn assert_same(name: &str, resident: &str) {
+    let script = format!("{}/tests/programs/{name}.py", env!("CARGO_MANIFEST_DIR"));
+    let question = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
+    let python = String::from_utf8(question.stdout).unwrap().trim().to_string();
+    let Some(output) = managed(resident, &[&python, &script]) else { return };
+    let plain = Command::new(&python).arg(&script).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(plain.status.success() && output.status.success(), "{text}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&plain.stdout), "{text}");
+    assert!(text.contains("major"), "{name} was never folded: {text}");
+    println!("{name}: {}", text.trim());
+}
+
+#[test]
+fn a_heap_that_grows_and_shrinks_stays_right() {
+    assert_right("heap", &["brk", "realloc", "fast"]);
+}
+
+#[test]
+fn unmapped_and_replaced_parts_of_folded_memory_end_and_the_rest_stays() {
+    assert_right("mappings", &["munmap_middle", "map_fixed_over"]);
+}
+
+#[test]
+fn mremap_moves_grows_and_shrinks_folded_memory() {
+    assert_right("mappings", &["mremap_move", "mremap_grow", "mremap_shrink"]);
+}
+
+#[test]
+fn advice_on_folded_memory_does_what_the_kernel_says() {
+    assert_right("mappings", &["dontneed", "free", "advice"]);
+}
+
+#[test]
+fn memory_that_becomes_read_only_or_inaccessible_comes_back() {
+    assert_right("mappings", &["read_only"]);
+}
+
+#[test]
+fn sparse_memory_stays_right() {
+    assert_right("mappings", &["sparse"]);
+}
+
+#[test]
+fn threads_that_discard_unmap_and_remap_at_once_find_their_own_bytes() {
+    assert_right("threads", &["slots"]);
+}
+
+#[test]
+fn threads_that_share_folded_memory_find_what_others_wrote() {
+    assert_right("threads", &["shared"]);
+}
+
+#[test]
+fn threads_that_come_and_go_keep_their_stacks() {
+    assert_right("threads", &["churn"]);
+}
+
+#[test]
+fn system_calls_work_on_folded_buffers() {
+    assert_right("calls", &["all"]);
+}
+
+#[test]
+fn a_folded_program_starts_other_programs() {
+    assert_right("children", &["spawn", "exec"]);
+}
+
+#[test]
+fn parent_and_child_of_fork_both_find_every_byte() {
+    assert_right("children", &["fork", "threads"]);
+}
+
+#[test]
+fn a_parent_that_shares_its_pages_with_a_child_neither_spins_nor_goes_wrong() {
+    assert_right("children", &["long"]);
+}
+
+#[test]
+fn signal_handlers_touch_folded_memory_and_jump_out_of_it() {
+    assert_right("signals", &["alarms", "jumps"]);
+}
+
+#[test]
+fn the_end_of_a_folded_program_is_passed_on() {
+    let program = compile("signals");
+    for (arguments, status) in [(&["exit", "42"][..], 42), (&["crash"], 139), (&["abort"], 134)] {
+        let command = [&[program.path.as_str()], arguments].concat();
+        let Some(output) = managed("16M", &command) else { return };
+        assert_eq!(output.status.code(), Some(status), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    drop(program.scratch);
+}
+
+#[test]
+fn python_objects_stay_right() {
+    assert_same("objects", "40M");
+}
+
+#[test]
+fn a_python_database_in_memory_stays_right() {
+    assert_same("database", "16M");
+}
+
+#[test]
+fn python_processes_stay_right() {
+    assert_same("processes", "20M");
+}
