@@ -73,8 +73,8 @@ impl Pager {
         let Some(_quiet) = self.changes.quiet() else { return Served::Again };
         if fault.protected {
             // The eviction that protected it was given up, or has ended and the page has come back.
-            let _ = self.space.protect(page, PAGE_SIZE, false);
-            return Served::Yes;
+            // If that fails, nobody has been woken.
+            return self.space.protect(page, PAGE_SIZE, false).map_or(Served::Again, |()| Served::Yes);
         }
         // SAFETY: the shard is locked and the folio `Resident`: if a page is missing, zeros are what it reads.
         match unsafe { self.space.copy(page, self.frames.zeros(), PAGE_SIZE) } {

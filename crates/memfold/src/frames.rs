@@ -157,7 +157,7 @@ impl Frames {
     /// Makes an empty frame full of zeros.
     ///
     /// # Errors
-    /// What the copy says: EAGAIN while an event waits, ENOMEM.
+    /// What the copy says: EAGAIN while an event waits, ENOMEM. The frame has been given back then.
     pub fn populate(&self, space: &dyn Space, frame: Frame, order: Order) -> Result<(), Errno> {
         let (at, len) = (self.addr(frame), order.bytes());
         let mut done = 0;

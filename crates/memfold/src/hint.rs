@@ -209,11 +209,14 @@ impl Pager {
         let handle = self.folios.slots(folio)[0].handle;
         let frame = self.frames.take(order, Kind::Full).or_else(|| self.frames.gather(&*self.space, order));
         let frame = frame.unwrap_or_else(|| {
-            let frame = self.frames.take(order, Kind::Empty).expect("memfold: no address space for a frame");
-            while self.frames.populate(&*self.space, frame, order).is_err() {
-                memfold_sys::thread::sleep_ns(100_000);
+            loop {
+                let frame = self.frames.take(order, Kind::Empty).expect("memfold: no address space for a frame");
+                // A frame that could not be made full has been given back.
+                match self.frames.populate(&*self.space, frame, order) {
+                    Ok(()) => break frame,
+                    Err(_) => memfold_sys::thread::sleep_ns(100_000),
+                }
             }
-            frame
         });
         let mut context = self.contexts.borrow();
         // SAFETY: the frame is full, of the block's order, and ours.

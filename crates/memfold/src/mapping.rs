@@ -93,6 +93,7 @@ impl Pager {
             stats::add(&self.stats.move_partial, 1);
         }
         if done > 0 && done < len && !self.space.is_populated(from + done) {
+            self.space.wake(home + done, PAGE_SIZE);
             (moved, mapped, done) = (moved + 1, mapped + 1, done + PAGE_SIZE);
         }
         let mut span = Span::new(len);
@@ -111,7 +112,8 @@ impl Pager {
                 }
                 done += step << PAGE_SHIFT;
                 if result.is_err() && !by_copy && done < len && !self.space.is_populated(from + done) {
-                    // See `carry_out`.
+                    // See `carry_out`. The kernel has woken nobody for that page.
+                    self.space.wake(home + done, PAGE_SIZE);
                     (moved, mapped, done) = (moved + 1, mapped + 1, done + PAGE_SIZE);
                 }
                 continue;

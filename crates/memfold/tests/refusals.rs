@@ -20,7 +20,7 @@ impl Filled {
     fn new(change: impl FnOnce(&mut Config)) -> Filled {
         let mut config = Config::new(1 << 30);
         change(&mut config);
-        let mut filled = Filled { setup: Setup::new(config, PAGES), want: vec![vec![0; PAGE_SIZE]; PAGES] };
+        let mut filled = Filled { setup: Setup::new(config, 4 * PAGES), want: vec![vec![0; PAGE_SIZE]; PAGES] };
         (0..PAGES).for_each(|n| filled.write(n, n as u64));
         filled
     }
@@ -40,7 +40,7 @@ impl Filled {
     }
 
     fn page_out(&self) -> u64 {
-        self.setup.pager.page_out_at(self.setup.addrs(0..PAGES))
+        self.setup.pager.page_out_at(self.setup.addrs(0..4 * PAGES))
     }
 
     fn mapped(&self) -> usize {
@@ -60,7 +60,7 @@ impl Filled {
             }
             self.page_out();
         }
-        assert_eq!(self.mapped(), 0, "in the end all of it could be folded");
+        assert_eq!(self.mapped(), 0, "in the end all of it can be folded");
     }
 }
 
@@ -166,6 +166,22 @@ fn no_memory_for_a_frame_is_tried_again() {
         (0..PAGES).for_each(|n| filled.write(n, 100 + n as u64));
         filled.setup.assert_sound();
     }
+    filled.assert_whole();
+}
+
+#[test]
+fn a_discarded_part_of_a_block_that_the_store_refuses_by_page_comes_back_to_memory() {
+    let mut filled = Filled::new(|_| ());
+    filled.page_out();
+    // New pages take all free frames, so that the block needs a fresh one, which can't be had at once.
+    (PAGES..4 * PAGES).for_each(|n| filled.setup.program.write(n, |page| page[0] = n as u8));
+    filled.setup.pager.store().faults().strike_at(Fault::PoolFull, 1);
+    (1..4).for_each(|nth| filled.setup.troubles.strike(Call::Populate, nth, Trouble::Again));
+    // SAFETY: nobody uses the page.
+    unsafe { filled.setup.pager.discard_at(filled.setup.addrs(1..2)) };
+    filled.want[1].fill(0);
+    assert_eq!(filled.setup.troubles.struck(|_| true), 3);
+    filled.setup.pager.page_out_at(filled.setup.addrs(0..4 * PAGES));
     filled.assert_whole();
 }
 
