@@ -289,7 +289,7 @@ mod tests {
         all_resident.resident_bytes_max = 1 << 30;
         let report = report(vec![all_resident, run("zram:lz4:4k", 100.0, 0)]);
         assert!(!report.is_good());
-        assert!(report.text().contains("VOID: kept 1024.0 MiB"), "{}", report.text());
+        assert!(report.text().contains("VOID: kept 1 GiB"), "{}", report.text());
         let mut folded = run("memfold-run", 400.0, 0);
         folded.resident_bytes_max = 900 << 20;
         folded.counters.insert("peak_pool_bytes".into(), 640 << 20);
