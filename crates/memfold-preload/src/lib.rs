@@ -15,6 +15,7 @@ mod slots;
 mod proc;
 mod program;
 mod fork;
+mod clone;
 mod threads;
 
 use memfold::config::Config;

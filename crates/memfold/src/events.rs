@@ -12,6 +12,7 @@ use memfold_sys::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold_sys::thread::yield_now;
 use memfold_sys::uffd::Event;
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
+use memfold_sys::zone::set_inherited;
 
 impl Pager {
     /// Applies one event (not a fault) that was read and is still held back by [`crate::changes::Changes`].
@@ -174,6 +175,13 @@ impl Pager {
     /// Bytes mapped under management.
     pub fn mapped_bytes(&self) -> u64 {
         self.mapped.load(Relaxed) << PAGE_SHIFT
+    }
+
+    /// Says whether children of fork get what is under management.
+    pub fn set_inherited(&self, inherited: bool) {
+        for area in self.areas.read().iter() {
+            set_inherited((area.start as usize) << PAGE_SHIFT, (area.end as usize) << PAGE_SHIFT, inherited);
+        }
     }
 
     /// Bytes that [`Pager::freeze`] would have to bring back.

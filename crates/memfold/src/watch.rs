@@ -14,7 +14,7 @@ use memfold_sys::sync::MutexGuard;
 use memfold_sys::thread::{Thread, each_cpu, wait_readable, yield_now};
 use memfold_sys::uffd::{Event, Uffd};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::Zone;
+use memfold_sys::zone::{Zone, set_inherited};
 
 /// Faults that one handler keeps while events must be applied first; the threads of others fault again.
 const PENDING: usize = 256;
@@ -82,11 +82,20 @@ impl Watcher {
         let quiet = self.is_quiet();
         for &(start, end) in &parts {
             if quiet && still(start, end) {
-                let _ = self.pager.manage(start, end, &self.pagemap);
+                self.manage(start, end);
             }
         }
         drop(reading);
         quiet
+    }
+
+    /// Takes a registered part under management. A child that comes to be past libc has no engine: it must not get the
+    /// part, or it would read zeros where something is folded.
+    fn manage(&self, start: usize, end: usize) {
+        set_inherited(start, end, false);
+        if self.pager.manage(start, end, &self.pagemap).is_err() {
+            set_inherited(start, end, true);
+        }
     }
 
     /// Whether no change of the address space is on its way.
@@ -160,7 +169,7 @@ impl Watcher {
         {
             for (start, end) in self.pager.unmanaged_parts(start, end) {
                 // What can't be taken now faults again, page by page.
-                let _ = self.pager.manage(start, end, &self.pagemap);
+                self.manage(start, end);
             }
         }
         true
