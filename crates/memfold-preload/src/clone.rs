@@ -72,8 +72,8 @@ unsafe extern "C" fn entry(start: *mut c_void) -> c_int {
     // SAFETY: the child's copy of the frame of `clone`, which nothing else in this process uses.
     let Start { main, arg, copying } = unsafe { start.cast::<Start>().read() };
     copying.end(true);
-    // SAFETY: as the caller of `clone` promised.
-    unsafe { main(arg) }
+    // SAFETY: as the caller of `clone` promised. libc would end the calling thread only, and the engine's would go on.
+    unsafe { libc::_exit(main(arg)) }
 }
 
 /// libc's `syscall`, once it has been looked up.

@@ -111,6 +111,21 @@ impl Drop for Zone {
     }
 }
 
+/// Keeps the list of zones as it is until [`unfreeze_list`]: no zone comes or goes. For a fork, whose child must not get
+/// a list that some other thread is changing.
+pub fn freeze_list() {
+    core::mem::forget(LIST.lock());
+}
+
+/// Ends [`freeze_list`].
+///
+/// # Safety
+/// - [`freeze_list`] has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+pub unsafe fn unfreeze_list() {
+    // SAFETY: the guard was forgotten.
+    unsafe { LIST.unlock() };
+}
+
 /// Says whether children of fork get copies of the pages of `[start, end)` (whole pages). Where they don't, a touch in the
 /// child ends it with SIGSEGV. Parts that are not mapped are passed over.
 pub fn set_inherited(start: usize, end: usize, inherited: bool) {

@@ -227,6 +227,6 @@ impl Pager {
     }
 }
 
-fn page_of(addr: usize) -> u64 {
+pub(crate) fn page_of(addr: usize) -> u64 {
     (addr >> PAGE_SHIFT) as u64
 }

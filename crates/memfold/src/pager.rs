@@ -6,14 +6,17 @@ use crate::config::{Config, Delivery};
 use crate::context::Contexts;
 use crate::folio::{FolioId, Folios, State};
 use crate::frames::Frames;
+use crate::gates::Gates;
 use crate::index::{Index, ShardGuard, Shards};
 use crate::lru::{List, Lru};
 use crate::queue::Queue;
+use crate::rest::Rest;
 use crate::stats::{self, Stats};
 use crate::stream::Streams;
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use core::ops::Deref;
+use core::sync::atomic::AtomicPtr;
 use memfold_store::{Handle, Store, StoreConfig};
 use memfold_sys::space::Space;
 use memfold_sys::sync::RwLock;
@@ -26,7 +29,14 @@ pub enum StatsPlace {
     /// The engine's own.
     Own(Box<Stats>),
     /// Shared with whoever made the place.
-    Shared(&'static Stats),
+    Shared(AtomicPtr<Stats>),
+}
+
+impl StatsPlace {
+    /// Figures that live in memory that others read.
+    pub fn shared(stats: &'static Stats) -> StatsPlace {
+        StatsPlace::Shared(AtomicPtr::new(stats as *const Stats as *mut Stats))
+    }
 }
 
 impl Deref for StatsPlace {
@@ -34,7 +44,8 @@ impl Deref for StatsPlace {
     fn deref(&self) -> &Stats {
         match self {
             StatsPlace::Own(stats) => stats,
-            StatsPlace::Shared(stats) => stats,
+            // SAFETY: it comes from a `&'static`.
+            StatsPlace::Shared(stats) => unsafe { &*stats.load(Relaxed) },
         }
     }
 }
@@ -69,6 +80,9 @@ pub struct Pager {
     pub(crate) outside_bytes: AtomicU64,
     pub(crate) frozen: AtomicBool,
     pub(crate) changes: Changes,
+    /// Where a fork stops the engine's threads.
+    pub(crate) gates: Gates,
+    pub(crate) rest: Rest,
     pub(crate) scratch: Zone,
     pub(crate) busy: Busy,
     pub(crate) stats: StatsPlace,
@@ -132,6 +146,8 @@ impl Pager {
             outside_bytes: AtomicU64::new(0),
             frozen: AtomicBool::new(false),
             changes: Changes::new(),
+            gates: Gates::default(),
+            rest: Rest::default(),
             busy: Busy::new(),
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(space_err)?,
             stats: parts.stats,

@@ -73,6 +73,10 @@ impl<T> RwLock<T> {
     pub fn read(&self) -> ReadGuard<'_, T> {
         ReadGuard(self.0.read().unwrap_or_else(|e| e.into_inner()))
     }
+    /// Takes the lock for reading if no writer holds it.
+    pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
+        self.0.try_read().ok().map(ReadGuard)
+    }
     /// Waits until nobody holds the lock.
     pub fn write(&self) -> WriteGuard<'_, T> {
         WriteGuard(self.0.write().unwrap_or_else(|e| e.into_inner()))
