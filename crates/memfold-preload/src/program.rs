@@ -233,7 +233,8 @@ impl Program {
         let Some(mut state) = self.adopting.try_lock() else { return };
         let Some(anonymous) = self.statm.anonymous_bytes() else { return };
         let managed = self.pager.own_bytes() + self.pager.mapped_bytes();
-        let unmanaged = anonymous.saturating_sub(managed);
+        let mut unmanaged = anonymous.saturating_sub(managed);
+        self.pager.set_unmanaged_bytes(unmanaged);
         self.pager.publish();
         let max = self.config.resident_max_bytes();
         if !state.begun && anonymous < max / 100 * self.config.adopt_percent as u64 {
@@ -245,11 +246,12 @@ impl Program {
             if self.adopt(first) {
                 let managed = self.pager.own_bytes() + self.pager.mapped_bytes();
                 let anonymous = self.statm.anonymous_bytes().unwrap_or(anonymous);
-                state.unmanaged_at_last_read = anonymous.saturating_sub(managed);
+                unmanaged = anonymous.saturating_sub(managed);
+                state.unmanaged_at_last_read = unmanaged;
+                self.pager.set_unmanaged_bytes(unmanaged);
             }
         }
         state.unmanaged_at_last_read = state.unmanaged_at_last_read.min(unmanaged);
-        self.pager.set_unmanaged_bytes(unmanaged);
     }
 
     /// Takes every suitable area that isn't managed yet. Returns whether that was possible.
@@ -281,7 +283,8 @@ impl Program {
                 return;
             }
             match found.last_mut() {
-                Some(last) if last.1 == area.start => last.1 = area.end,
+                // An area that has grown while the map was read is told of twice.
+                Some(last) if last.1 >= area.start => last.1 = last.1.max(area.end),
                 _ => found.push((area.start, area.end)),
             }
         };

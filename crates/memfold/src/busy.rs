@@ -2,6 +2,7 @@
 //! again, with no lock held, since that may fault.
 use memfold_sys::space::Space;
 use memfold_sys::sync::Mutex;
+use memfold_sys::units::PAGE_SIZE;
 
 const NOTED: usize = 64;
 
@@ -26,15 +27,18 @@ impl Busy {
         }
     }
 
-    /// Makes the noted ranges private. Pages that are missing are faulted in, so the caller holds no lock and is no fault
-    /// handler. A range that has gone, or that a device has pinned, stays as it is. Returns whether there was any.
+    /// Makes the noted ranges private. A page that goes missing meanwhile is faulted in, so the caller holds no lock and
+    /// is no fault handler. A range that has gone, or that a device has pinned, stays as it is. Returns whether there was any.
     pub fn unshare(&self, space: &dyn Space) -> bool {
         let (list, count) = {
             let mut ranges = self.ranges.lock();
             (ranges.0, core::mem::take(&mut ranges.1))
         };
-        for &(start, len) in &list[..count] {
-            let _ = space.unshare(start, len);
+        for page in list[..count].iter().flat_map(|&(start, len)| (start..start + len).step_by(PAGE_SIZE)) {
+            // What is missing is folded, or was never there: it must not be brought here for this.
+            if space.is_populated(page) {
+                let _ = space.unshare(page, PAGE_SIZE);
+            }
         }
         count > 0
     }

@@ -127,6 +127,9 @@ impl Pager {
             let id = self.folios.create(key, order, State::Resident);
             self.index.insert(&guard, key, order, id);
             self.mapped.fetch_add(order.pages() as u64, Relaxed);
+            // It was counted as unmanaged until now.
+            let less = |outside: u64| Some(outside.saturating_sub(order.bytes() as u64));
+            let _ = self.outside_bytes.fetch_update(Relaxed, Relaxed, less);
             self.list_by_state(&guard, id);
             drop(guard);
             key += order.pages() as u64;

@@ -233,7 +233,7 @@ impl Pager {
             None => Progress::Freed,
             Some(Stop::Again) => Progress::Again,
             Some(_) => {
-                self.busy.note(home, bytes(pages));
+                self.busy.note(home + bytes(done.pages), bytes(pages - done.pages));
                 self.queue.reclaim();
                 if done.pages > 0 { Progress::Freed } else { Progress::Nothing }
             }

@@ -42,7 +42,11 @@ impl Rest {
     /// At rest, lets `one` serve messages until it returns false. Does nothing otherwise.
     pub fn receive(&self, mut one: impl FnMut(&mut Notes) -> bool) {
         let mut notes = self.notes.lock();
-        while self.on.load(SeqCst) && one(&mut notes) {}
+        loop {
+            if !self.on.load(SeqCst) || !one(&mut notes) {
+                return;
+            }
+        }
     }
 
     /// It ends: gives the changes to `apply` and returns the pages.
