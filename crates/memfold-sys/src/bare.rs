@@ -245,7 +245,7 @@ mod tests {
     fn first(arg: usize) {
         assert_eq!(arg, 17);
         // The descriptors of the test are not here, nor are those made here there.
-        assert!(rustix::fs::fcntl_getfd(unsafe_fd(3)).is_err());
+        assert!(rustix::io::fcntl_getfd(unsafe_fd(3)).is_err());
         start(c"bare-second", Some(0), second, 18).unwrap();
     }
 
