@@ -137,6 +137,13 @@ fn config(matches: &ArgMatches) -> Result<Config, Failure> {
             config.set(key.name, value).map_err(Failure::own)?;
         }
     }
+    if config.limit_bytes.is_none()
+        && config.resident_bytes.is_none()
+        && let Some(bytes) = machine::cgroup_bytes()
+    {
+        // The rest is for the page cache, the kernel's own and what isn't looked at every moment.
+        config.limit_bytes = Some(bytes - bytes / 8);
+    }
     config.check().map_err(Failure::own)?;
     CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
     if !config.use_move {

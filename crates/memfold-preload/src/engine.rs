@@ -12,6 +12,8 @@ use rustix::thread::{Timespec, futex};
 
 /// Time between looks at the program's size.
 const LOOK_NS: i64 = 5_000_000;
+/// The same while the program grows.
+const LOOK_SOON_NS: i64 = 1_000_000;
 
 /// One errand at a time.
 static LINE: Mutex<()> = Mutex::new(());
@@ -100,8 +102,8 @@ fn run(_: usize) {
             unsafe { (*(errand as *mut &mut dyn FnMut()))() };
             tell();
         }
-        program.look();
-        let time = Timespec { tv_sec: 0, tv_nsec: LOOK_NS };
+        let grows = program.look();
+        let time = Timespec { tv_sec: 0, tv_nsec: if grows { LOOK_SOON_NS } else { LOOK_NS } };
         let _ = futex::wait(&BELL, futex::Flags::PRIVATE, bell, Some(&time));
     }
 }

@@ -44,5 +44,6 @@ static DESTRUCTOR: extern "C" fn() = finish;
 extern "C" fn finish() {
     if let Some(program) = program::get() {
         program.pager.publish();
+        program.pager.stats().need_bytes.store(0, core::sync::atomic::Ordering::Relaxed);
     }
 }

@@ -3,9 +3,10 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow::Continue;
-use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed, Ordering::SeqCst};
 use memfold::config::Config;
 use memfold::pager::{Pager, Parts, StatsPlace};
+use memfold::share::share;
 use memfold::stats::Stats;
 use memfold::watch::Watcher;
 use memfold_sys::bare;
@@ -18,7 +19,7 @@ use memfold_sys::zone::{freeze_list, overlaps_own, unfreeze_list};
 
 use crate::heap::arena;
 use crate::proc::Statm;
-use crate::say;
+use crate::{say, slots};
 
 /// Unmanaged memory must have grown by this before the map is read again.
 const GROWTH_BYTES: u64 = 4 << 20;
@@ -57,7 +58,15 @@ pub struct Program {
 struct State {
     begun: bool,
     unmanaged_at_last_read: u64,
+    /// Resident at the last look, bytes.
+    anonymous: u64,
+    looks: u32,
+    /// Data that this process has from the fork that made it, bytes.
+    inherited: u64,
 }
+
+/// The share of the limit is computed anew each time as many looks have passed.
+const LOOKS_A_SHARE: u32 = 8;
 
 static PROGRAM: AtomicPtr<Program> = AtomicPtr::new(core::ptr::null_mut());
 
@@ -146,6 +155,9 @@ impl Program {
         if let Err(e) = self.uffd.reopen() {
             say::die(format_args!("in a child of fork: {e}"));
         }
+        // SAFETY: the thread that forked holds the lock, and waits for this one.
+        let state = unsafe { self.adopting.peek_mut() };
+        state.inherited += self.pager.stats().need_bytes.load(Relaxed);
         self.pager.begin_as_child(stats);
         register_frames(&self.pager, &self.uffd);
         let begun = self.statm.reopen().and_then(|()| self.watcher.begin_as_child());
@@ -229,16 +241,27 @@ impl Program {
     }
 
     /// Looks at the program's size; near the limit, takes what it has allocated. Not while adoption is paused.
-    pub fn look(&self) {
-        let Some(mut state) = self.adopting.try_lock() else { return };
-        let Some(anonymous) = self.statm.anonymous_bytes() else { return };
+    /// Returns whether the program grows and isn't far from the limit.
+    pub fn look(&self) -> bool {
+        let Some(mut state) = self.adopting.try_lock() else { return false };
+        let Some(anonymous) = self.statm.anonymous_bytes() else { return false };
         let managed = self.pager.own_bytes() + self.pager.mapped_bytes();
         let mut unmanaged = anonymous.saturating_sub(managed);
         self.pager.set_unmanaged_bytes(unmanaged);
         self.pager.publish();
-        let max = self.config.resident_max_bytes();
+        state.looks = state.looks.wrapping_add(1);
+        let need =
+            (anonymous - self.pager.own_bytes().min(anonymous) + self.pager.frame_bytes() + self.pager.away_bytes())
+                .saturating_sub(state.inherited);
+        self.pager.stats().need_bytes.store(need, Relaxed);
+        if state.looks % LOOKS_A_SHARE == 1 {
+            self.take_share(&state, need);
+        }
+        let max = self.pager.bound_bytes();
+        let grows = anonymous > max / 2 && anonymous > state.anonymous;
+        state.anonymous = anonymous;
         if !state.begun && anonymous < max / 100 * self.config.adopt_percent as u64 {
-            return;
+            return grows;
         }
         if !state.begun || unmanaged >= state.unmanaged_at_last_read + GROWTH_BYTES.min(max / 32) {
             let first = !state.begun;
@@ -252,6 +275,17 @@ impl Program {
             }
         }
         state.unmanaged_at_last_read = state.unmanaged_at_last_read.min(unmanaged);
+        grows
+    }
+
+    /// Takes this process's share of what the whole run may use. What a child of fork has from its parent counts there.
+    fn take_share(&self, state: &State, need: u64) {
+        let mut others = slots::needs_of_others();
+        let mut of = |bound: Option<u64>| {
+            bound.map_or(u64::MAX, |bound| share(bound, need, &mut others).saturating_add(state.inherited))
+        };
+        let (limit, resident) = (of(self.config.limit_bytes), of(self.config.resident_bytes));
+        self.pager.set_bounds(limit, resident);
     }
 
     /// Takes every suitable area that isn't managed yet. Returns whether that was possible.

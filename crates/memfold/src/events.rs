@@ -175,6 +175,16 @@ impl Pager {
         (self.frames.populated() << PAGE_SHIFT) + self.store.pool_bytes() + self.metadata_bytes()
     }
 
+    /// Bytes of frames that hold memory.
+    pub fn frame_bytes(&self) -> u64 {
+        self.frames.populated() << PAGE_SHIFT
+    }
+
+    /// The smaller of the bounds that hold now, bytes.
+    pub fn bound_bytes(&self) -> u64 {
+        self.limit_now.load(Relaxed).min(self.resident_now.load(Relaxed))
+    }
+
     /// Bytes mapped under management.
     pub fn mapped_bytes(&self) -> u64 {
         self.mapped.load(Relaxed) << PAGE_SHIFT

@@ -17,6 +17,7 @@ extern crate alloc;
 
 pub mod config;
 pub mod stats;
+pub mod share;
 mod slab;
 mod folio;
 mod index;

@@ -78,6 +78,8 @@ pub struct Pager {
     pub(crate) folded_pages: AtomicU64,
     pub(crate) clock: AtomicU64,
     pub(crate) outside_bytes: AtomicU64,
+    pub(crate) limit_now: AtomicU64,
+    pub(crate) resident_now: AtomicU64,
     pub(crate) frozen: AtomicBool,
     pub(crate) changes: Changes,
     /// Where a fork stops the engine's threads.
@@ -144,6 +146,8 @@ impl Pager {
             folded_pages: AtomicU64::new(0),
             clock: AtomicU64::new(0),
             outside_bytes: AtomicU64::new(0),
+            limit_now: AtomicU64::new(config.limit_bytes.unwrap_or(u64::MAX)),
+            resident_now: AtomicU64::new(config.resident_bytes.unwrap_or(u64::MAX)),
             frozen: AtomicBool::new(false),
             changes: Changes::new(),
             gates: Gates::default(),
@@ -188,13 +192,28 @@ impl Pager {
         }
         let outside = self.outside_bytes.load(Relaxed);
         let mut bytes = u64::MAX;
-        if let Some(limit) = self.config.limit_bytes {
+        if let Some(limit) = self.limit_bytes() {
             bytes = limit.saturating_sub(self.store.pool_bytes() + self.metadata_bytes() + outside);
         }
-        if let Some(resident) = self.config.resident_bytes {
+        let resident = self.resident_now.load(Relaxed);
+        if resident != u64::MAX {
             bytes = bytes.min(resident.saturating_sub(outside));
         }
         bytes.max(crate::config::WORKABLE_MIN_BYTES / 2) >> PAGE_SHIFT
+    }
+
+    /// What may be used now of `--limit`; `None` without one.
+    pub(crate) fn limit_bytes(&self) -> Option<u64> {
+        Some(self.limit_now.load(Relaxed)).filter(|limit| *limit != u64::MAX)
+    }
+
+    /// Sets the bounds that hold from now on in place of those of the settings, bytes; `u64::MAX` for none.
+    pub fn set_bounds(&self, limit_bytes: u64, resident_bytes: u64) {
+        self.limit_now.store(limit_bytes, Relaxed);
+        self.resident_now.store(resident_bytes, Relaxed);
+        if self.physical() > self.target() {
+            self.queue.reclaim();
+        }
     }
 
     /// Bytes that index, folios, frames and lists take.
@@ -218,7 +237,7 @@ impl Pager {
         s.pool_bytes.store(pool, Relaxed);
         s.index_bytes.store(index, Relaxed);
         let floor = crate::config::WORKABLE_MIN_BYTES / 2;
-        if self.config.limit_bytes.is_some_and(|limit| pool + index + floor > limit) {
+        if self.limit_bytes().is_some_and(|limit| pool + index + floor > limit) {
             self.past_the_limit();
         }
         let folded = self.folded_pages.load(Relaxed) << PAGE_SHIFT;

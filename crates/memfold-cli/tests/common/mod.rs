@@ -103,6 +103,21 @@ pub fn assert_right(name: &str, promises: &[&str]) {
     assert_right_in("", name, promises);
 }
 
+/// Asserts that a C program finds every byte right, and its own bounds kept, with these flags.
+#[track_caller]
+pub fn assert_right_with(flags: &[&str], name: &str, promises: &[&str]) {
+    let program = compile(name);
+    for promise in promises {
+        let Some(output) = managed_in("", flags, &[&program.path, promise]) else { return };
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{name} {promise}: {text}");
+        assert_eq!(output.stdout, b"right\n", "{name} {promise}: {text}");
+        assert!(text.contains("major"), "{name} {promise} was never folded: {text}");
+        println!("{name} {promise}: {}", text.trim());
+    }
+    drop(program.scratch);
+}
+
 /// Asserts that a C program finds every byte right in a `world` of [`managed_in`].
 #[track_caller]
 pub fn assert_right_in(world: &str, name: &str, promises: &[&str]) {

@@ -92,6 +92,16 @@ impl<T> Mutex<T> {
         unsafe { &*self.value.get() }
     }
 
+    /// The value for changing, whoever holds the lock.
+    ///
+    /// # Safety
+    /// - As [`Mutex::peek`], and no other reference to the value is alive.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn peek_mut(&self) -> &mut T {
+        // SAFETY: by the caller's promise.
+        unsafe { &mut *self.value.get() }
+    }
+
     /// Makes the lock free, whoever holds it.
     ///
     /// # Safety
