@@ -18,6 +18,16 @@ fn a_parent_that_shares_its_pages_with_a_child_neither_spins_nor_goes_wrong() {
 }
 
 #[test]
+fn generations_of_children_are_folded_and_find_every_byte() {
+    assert_right("children", &["generations", "loop"]);
+}
+
+#[test]
+fn a_daemon_that_closes_every_descriptor_stays_managed() {
+    assert_right("children", &["daemon", "close"]);
+}
+
+#[test]
 fn without_privileges_copies_are_as_right() {
     if can_make_worlds() {
         assert_right_in(NOBODY, "children", &["copies", "fork"]);

@@ -61,8 +61,9 @@ struct State {
     /// Resident at the last look, bytes.
     anonymous: u64,
     looks: u32,
-    /// Data that this process has from the fork that made it, bytes.
+    /// Resident memory that this process shared with its parent when a fork made it, bytes, and what was folded then.
     inherited: u64,
+    inherited_away: u64,
 }
 
 /// The share of the limit is computed anew each time as many looks have passed.
@@ -157,7 +158,9 @@ impl Program {
         }
         // SAFETY: the thread that forked holds the lock, and waits for this one.
         let state = unsafe { self.adopting.peek_mut() };
-        state.inherited += self.pager.stats().need_bytes.load(Relaxed);
+        // Read before the parent's figures are left to it.
+        state.inherited = state.anonymous.min(self.pager.bound_bytes());
+        state.inherited_away = self.pager.away_bytes();
         self.pager.begin_as_child(stats);
         register_frames(&self.pager, &self.uffd);
         let begun = self.statm.reopen().and_then(|()| self.watcher.begin_as_child());
@@ -250,16 +253,15 @@ impl Program {
         self.pager.set_unmanaged_bytes(unmanaged);
         self.pager.publish();
         state.looks = state.looks.wrapping_add(1);
+        let before = core::mem::replace(&mut state.anonymous, anonymous);
         let need =
-            (anonymous - self.pager.own_bytes().min(anonymous) + self.pager.frame_bytes() + self.pager.away_bytes())
-                .saturating_sub(state.inherited);
+            anonymous.saturating_sub(state.inherited) + self.pager.away_bytes().saturating_sub(state.inherited_away);
         self.pager.stats().need_bytes.store(need, Relaxed);
         if state.looks % LOOKS_A_SHARE == 1 {
             self.take_share(&state, need);
         }
         let max = self.pager.bound_bytes();
-        let grows = anonymous > max / 2 && anonymous > state.anonymous;
-        state.anonymous = anonymous;
+        let grows = anonymous > max / 2 && anonymous > before;
         if !state.begun && anonymous < max / 100 * self.config.adopt_percent as u64 {
             return grows;
         }

@@ -187,6 +187,94 @@ static void copies(void) {
     }
 }
 
+/* A daemon: the parent goes, the grandchild lives on in a session of its own, with every descriptor closed, and is folded. */
+static void daemonize(void) {
+    int ends[2];
+    folded();
+    NEED(pipe(ends) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        NEED(setsid() > 0);
+        pid_t second = fork();
+        if (second) _exit(second > 0 ? 0 : 1);
+        dup2(ends[1], 0);
+        NEED(syscall(SYS_close_range, 1, ~0u, 0) == 0);
+        NEED(open("/dev/null", O_RDWR) == 1 && open("/dev/null", O_RDWR) == 2);
+        check(memory, LEN, 1);
+        fill(memory, LEN, 2);
+        push_out(memory, LEN);
+        check(memory, LEN, 2);
+        NEED(write(0, "r", 1) == 1);
+        _exit(0);
+    }
+    NEED(WEXITSTATUS(wait_for(pid)) == 0);
+    close(ends[1]);
+    char byte;
+    NEED(read(ends[0], &byte, 1) == 1 && byte == 'r');
+    /* Nobody keeps a copy of the pipe's end, the engine neither. */
+    NEED(read(ends[0], &byte, 1) == 0);
+    check(memory, LEN, 1);
+}
+
+/* Closing descriptors that one doesn't know must not take the engine's. */
+static void close_all(void) {
+    folded();
+    NEED(syscall(SYS_close_range, 3, ~0u, 0) == 0);
+    for (int i = 0; i < 3; i++) {
+        check(memory, LEN, 1);
+        push_out(memory, LEN);
+    }
+    NEED(dup(1) == 3);
+    pid_t pid = fork();
+    if (pid == 0) {
+        for (int fd = 3; fd < 1000; fd++) close(fd);
+        check(memory, LEN, 1);
+        execl("/bin/sh", "sh", "-c", "exit 7", NULL);
+        _exit(1);
+    }
+    NEED(WEXITSTATUS(wait_for(pid)) == 7);
+    check(memory, LEN, 1);
+}
+
+/* Generations: each child changes a part, folds it, and has a child of its own. */
+static void generations(void) {
+    folded();
+    FILE *file = fopen("/dev/null", "w");
+    for (int depth = 0; depth < 5; depth++) {
+        pid_t pid = fork();
+        NEED(pid >= 0);
+        if (pid) {
+            int status = wait_for(pid);
+            NEED(WIFEXITED(status) && WEXITSTATUS(status) == 9);
+            check_from(memory + depth * 8 * MIB, LEN - depth * 8 * MIB, 1, depth * 8 * MIB / PAGE);
+            for (int d = 0; d < depth; d++) check_from(memory + d * 8 * MIB, 8 * MIB, 50 + d, d * 8 * MIB / PAGE);
+            if (depth) _exit(9);
+            return;
+        }
+        fill_from(memory + depth * 8 * MIB, 8 * MIB, 50 + depth, depth * 8 * MIB / PAGE);
+        push_out(memory, LEN);
+        NEED(file && fputs("x", file) >= 0 && fflush(file) == 0);
+    }
+    _exit(9);
+}
+
+/* Fork after fork, with little done in each. */
+static void loop(void) {
+    folded();
+    for (int i = 0; i < 60; i++) {
+        pid_t pid = fork();
+        NEED(pid >= 0);
+        char *at = memory + i % 60 * MIB;
+        if (pid == 0) {
+            check_from(at, MIB, 1, i % 60 * MIB / PAGE);
+            _exit(5);
+        }
+        fill_from(at, MIB, 1, i % 60 * MIB / PAGE);
+        NEED(WEXITSTATUS(wait_for(pid)) == 5);
+    }
+    check(memory, LEN, 1);
+}
+
 int main(int argc, char **argv) {
     NEED(argc == 2);
     if (is(argv[1], "spawn")) other_programs();
@@ -196,6 +284,10 @@ int main(int argc, char **argv) {
     else if (is(argv[1], "exec")) fork_exec(argv[0]);
     else if (is(argv[1], "grandchild")) { folded(); check(memory, LEN, 1); return 0; }
     else if (is(argv[1], "copies")) copies();
+    else if (is(argv[1], "daemon")) daemonize();
+    else if (is(argv[1], "close")) close_all();
+    else if (is(argv[1], "generations")) generations();
+    else if (is(argv[1], "loop")) loop();
     else return 2;
     puts("right");
     return 0;
