@@ -2,6 +2,8 @@
 //! again, with no lock held, since that may fault.
 use memfold_sys::space::Space;
 use memfold_sys::sync::Mutex;
+use memfold_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use memfold_sys::thread::now_ns;
 use memfold_sys::units::PAGE_SIZE;
 
 const NOTED: usize = 64;
@@ -9,12 +11,28 @@ const NOTED: usize = 64;
 /// Ranges of addresses to be made private.
 pub struct Busy {
     ranges: Mutex<([(usize, usize); NOTED], usize)>,
+    working: AtomicU32,
+    forked_ns: AtomicU64,
 }
+
+/// For this long after a fork it is likely that a page which can't be moved is shared by it.
+const SHARED_NS: u64 = 1_000_000_000;
 
 impl Busy {
     /// None.
     pub const fn new() -> Busy {
-        Busy { ranges: Mutex::new(([(0, 0); NOTED], 0)) }
+        Busy { ranges: Mutex::new(([(0, 0); NOTED], 0)), working: AtomicU32::new(0), forked_ns: AtomicU64::new(0) }
+    }
+
+    /// The process has just forked, or been made by a fork.
+    pub fn note_fork(&self) {
+        self.forked_ns.store(now_ns(), SeqCst);
+    }
+
+    /// Whether a fork has lately shared pages that are still to be made private, or are just being.
+    pub fn is_shared(&self) -> bool {
+        let forked = self.forked_ns.load(SeqCst);
+        forked != 0 && now_ns() - forked < SHARED_NS && (self.working.load(SeqCst) > 0 || self.ranges.lock().1 > 0)
     }
 
     /// Notes a range (address, bytes). Forgotten if too many are: it will be met again.
@@ -32,6 +50,7 @@ impl Busy {
     pub fn unshare(&self, space: &dyn Space) -> bool {
         let (list, count) = {
             let mut ranges = self.ranges.lock();
+            self.working.fetch_add(1, SeqCst);
             (ranges.0, core::mem::take(&mut ranges.1))
         };
         for page in list[..count].iter().flat_map(|&(start, len)| (start..start + len).step_by(PAGE_SIZE)) {
@@ -40,6 +59,7 @@ impl Busy {
                 let _ = space.unshare(page, PAGE_SIZE);
             }
         }
+        self.working.fetch_sub(1, SeqCst);
         count > 0
     }
 }

@@ -24,6 +24,7 @@ impl Pager {
     /// # Safety
     /// - `come_to_rest` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
     pub(crate) unsafe fn start_again(&self) {
+        self.busy.note_fork();
         // SAFETY: by the caller's promise.
         unsafe {
             self.queue.unfreeze();

@@ -235,6 +235,7 @@ impl Pager {
 
     /// Ends [`Pager::freeze`].
     pub fn thaw(&self) {
+        self.busy.note_fork();
         self.frozen.store(false, SeqCst);
         self.queue.reclaim();
     }
