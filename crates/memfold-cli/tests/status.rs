@@ -80,7 +80,9 @@ const LISTENER: &str = "trap 'echo TERM; exit 9' TERM; for s in INT HUP QUIT USR
 
 fn start(bin: &Path, script: &str) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut command = memfold(bin, &["run", "--limit", "64M", "--", "bash", "-c", script]);
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    // In a group of its own, whose parent is this test: where nobody outside watches a group (as when all of this runs in
+    // the background of a shell that has ended), the kernel drops SIGTSTP.
+    let mut child = command.stdout(Stdio::piped()).process_group(0).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     assert_eq!(line(&mut lines), "ready");
     (child, lines)
