@@ -39,6 +39,8 @@ mod hint;
 mod owner;
 pub mod events;
 pub mod worker;
+mod waker;
+mod duty;
 mod handler;
 pub mod watch;
 mod signal;
