@@ -8,10 +8,9 @@
 use crate::waker::{PATIENCE_NS, Waker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use memfold_sys::Errno;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex};
-use memfold_sys::thread::{Thread, cpu_of, each_cpu, pin, wait_readable};
+use memfold_sys::thread::{cpu_of, each_cpu, pin, wait_readable};
 use memfold_sys::uffd::Uffd;
 
 /// Handlers at most; CPUs beyond this share them.
@@ -53,17 +52,13 @@ pub(crate) struct Shift {
 }
 
 impl Duty {
-    /// For a handler on each CPU that the caller may run on, and the waker's thread where there is one.
-    ///
-    /// # Errors
-    /// EAGAIN: no more threads.
-    pub fn start(uffd: &Arc<Uffd>) -> Result<(Duty, Option<Thread>), Errno> {
+    /// For a handler on each CPU that the caller may run on.
+    pub fn new(uffd: &Arc<Uffd>) -> Duty {
         let mut cpus = Vec::new();
         each_cpu(|cpu| cpus.push(cpu));
         cpus.truncate(HANDLERS_MAX);
-        let waker = if cpus.len() > 1 { Some(Waker::start(uffd)?) } else { None };
-        let (waker, thread) = waker.unzip();
-        let duty = Duty {
+        let waker = (cpus.len() > 1).then(|| Waker::new(uffd));
+        Duty {
             uffd: uffd.clone(),
             cpus,
             waker,
@@ -74,8 +69,12 @@ impl Duty {
             last: AtomicU32::new(0),
             faults: AtomicU32::new(0),
             switches: AtomicU32::new(0),
-        };
-        Ok((duty, thread))
+        }
+    }
+
+    /// What the thread "memfold-wake" is to run, if there is to be one: see [`Waker::thread`].
+    pub fn waker_thread(&self) -> Option<(fn(usize), usize)> {
+        self.waker.as_ref().map(Waker::thread)
     }
 
     /// The CPUs to start a handler on, the n-th as handler n.
@@ -126,7 +125,7 @@ impl Duty {
             self.switches.fetch_add(1, Relaxed);
         }
         let faults = self.faults.fetch_add(1, Relaxed) + 1;
-        if faults % ROUND == 0 {
+        if faults.is_multiple_of(ROUND) {
             let all = self.switches.swap(0, Relaxed) >= SWITCHES;
             if all != self.all.load(Relaxed) {
                 self.set_all(all);
@@ -140,7 +139,7 @@ impl Duty {
             self.settle(shift);
         }
         let all = self.all.load(Relaxed);
-        if faults % LOOK == 0 {
+        if faults.is_multiple_of(LOOK) {
             if shift.skip == 0 {
                 shift.pause = (shift.pause / 2).max(PAUSE_MIN);
             }
@@ -203,13 +202,18 @@ impl Shift {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memfold_sys::thread::Thread;
     use memfold_sys::uffd::feature;
     use memfold_sys::units::PAGE_SIZE;
     use memfold_sys::zone::Zone;
 
     fn duty() -> Duty {
         let uffd = Arc::new(Uffd::open(feature::MOVE | feature::THREAD_ID, true).expect("userfaultfd"));
-        Duty::start(&uffd).expect("a thread").0
+        let duty = Duty::new(&uffd);
+        if let Some((main, arg)) = duty.waker_thread() {
+            Thread::start(c"memfold-wake", None, main, arg).expect("a thread");
+        }
+        duty
     }
 
     #[test]

@@ -38,13 +38,14 @@ impl Handlers {
     /// # Errors
     /// EAGAIN: no more threads; what registering the bells says.
     pub fn start(pager: &Arc<Pager>, uffd: &Arc<Uffd>) -> Result<Handlers, Errno> {
-        let (duty, waker) = Duty::start(uffd)?;
+        let duty = Duty::new(uffd);
+        let waker = duty.waker_thread().map(|(main, arg)| Thread::start(c"memfold-wake", None, main, arg));
         let cpus = duty.cpus().to_vec();
         let bells = Zone::reserve(cpus.len() * PAGE_SIZE, PAGE_SIZE)?;
         // SAFETY: the handlers started below serve it; only `drop` touches it.
         unsafe { uffd.register(bells.start(), bells.len(), false)? };
         let shared = Arc::new(Shared { pager: pager.clone(), uffd: uffd.clone(), duty, bells });
-        let mut handlers = Handlers { shared, threads: Vec::new(), waker };
+        let mut handlers = Handlers { shared, threads: Vec::new(), waker: waker.transpose()? };
         for (handler, &cpu) in cpus.iter().enumerate() {
             let start = Box::new(Start { shared: handlers.shared.clone(), handler, cpu });
             let arg = Box::into_raw(start) as usize;

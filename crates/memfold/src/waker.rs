@@ -9,10 +9,9 @@
 //! On a busy CPU such a thread may wait for long. So the handler looks after [`PATIENCE_NS`] whether it was done, and does
 //! it itself if not ([`Waker::settle`]). Waking twice is harmless: who is woken for nothing faults again.
 use alloc::sync::Arc;
-use memfold_sys::Errno;
 use memfold_sys::sync::Gate;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
-use memfold_sys::thread::{Thread, pin_other, set_idle, thread_id, yield_now};
+use memfold_sys::thread::{pin_other, set_idle, thread_id, yield_now};
 use memfold_sys::uffd::Uffd;
 
 /// How long a handler waits before it looks whether the waker has woken. Longer than a scheduler tick, so that the kernel
@@ -34,21 +33,21 @@ pub(crate) struct Waker {
 }
 
 impl Waker {
-    /// Starts the thread, which ends at [`Waker::end`].
-    ///
-    /// # Errors
-    /// EAGAIN: no more threads.
-    pub fn start(uffd: &Arc<Uffd>) -> Result<(Arc<Waker>, Thread), Errno> {
-        let waker = Arc::new(Waker {
+    /// A waker whose thread is yet to be started, by calling [`Waker::thread`].
+    pub fn new(uffd: &Arc<Uffd>) -> Arc<Waker> {
+        Arc::new(Waker {
             uffd: uffd.clone(),
             order: Gate::new(FREE),
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
             thread: AtomicU32::new(0),
             is_idle: AtomicBool::new(false),
-        });
-        let thread = Thread::start(c"memfold-wake", None, run, Arc::into_raw(waker.clone()) as usize)?;
-        Ok((waker, thread))
+        })
+    }
+
+    /// What the waker's thread is to run, and with what. It ends at [`Waker::end`].
+    pub fn thread(self: &Arc<Waker>) -> (fn(usize), usize) {
+        (run, Arc::into_raw(self.clone()) as usize)
     }
 
     /// Asks for the waiters of `[start, start + len)` to be woken. Only one thread may call it and [`Waker::settle`].
@@ -92,7 +91,8 @@ impl Waker {
 }
 
 fn run(waker: usize) {
-    // SAFETY: `start` gave this thread one reference of the Arc.
+    // SAFETY: `thread` gave this thread one reference of the Arc. (In a child of fork the thread is started anew, with the
+    // child's copy of that reference, as it never ended in the parent.)
     let waker = unsafe { Arc::from_raw(waker as *const Waker) };
     waker.thread.store(thread_id(), SeqCst);
     waker.is_idle.store(set_idle(), SeqCst);

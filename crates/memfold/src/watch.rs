@@ -53,19 +53,20 @@ impl Watcher {
             uffd.register(probe.start(), PAGE_SIZE, false)?;
             uffd.zero(probe.start(), PAGE_SIZE).map_err(|p| p.errno)?;
         }
-        // Like the handlers, the waker never ends.
-        let (duty, _) = Duty::start(uffd)?;
         let watcher: &'static Watcher = Box::leak(Box::new(Watcher {
             pager: pager.clone(),
             uffd: uffd.clone(),
             pagemap: Pagemap::open()?,
-            duty,
+            duty: Duty::new(uffd),
             probe,
             area_of,
         }));
         for (handler, &cpu) in watcher.duty.cpus().iter().enumerate() {
-            let arg = Box::into_raw(Box::new(Start { watcher, handler, cpu })) as usize;
-            drop(Thread::start(c"memfold-fault", Some(cpu), run, arg)?);
+            let start: &'static Start = Box::leak(Box::new(Start { watcher, handler, cpu }));
+            Thread::start(c"memfold-fault", Some(cpu), run, start as *const Start as usize)?;
+        }
+        if let Some((main, arg)) = watcher.duty.waker_thread() {
+            Thread::start(c"memfold-wake", None, main, arg)?;
         }
         Ok(watcher)
     }
@@ -179,8 +180,8 @@ impl Watcher {
 }
 
 fn run(start: usize) {
-    // SAFETY: `start` gave this thread the box.
-    let Start { watcher, handler, cpu } = *unsafe { Box::from_raw(start as *mut Start) };
+    // SAFETY: `start` leaked it.
+    let Start { watcher, handler, cpu } = *unsafe { &*(start as *const Start) };
     let mut shift = Shift::new(handler, cpu);
     let mut pending = Pending { faults: [Fault::default(); PENDING], count: 0, thread: 0 };
     loop {
