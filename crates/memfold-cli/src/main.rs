@@ -24,7 +24,7 @@ const EXAMPLES: &str = "\
 Examples:
   memfold run --limit 1G -- python3 train.py
   memfold run --limit 25% --summary -- ./app --its-own-flag
-  memfold bench corpus /tmp/corpus
+  memfold bench corpus --out /tmp/corpus
   memfold bench walk --help
 
 `memfold run --help` lists every setting and the exit statuses.";

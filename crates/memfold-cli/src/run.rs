@@ -158,7 +158,7 @@ fn config(matches: &ArgMatches) -> Result<Config, Failure> {
 /// Checks that this user may have faults served that happen inside system calls.
 fn check_permission() -> Result<(), Failure> {
     let features = feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
-    Uffd::open(features, false, false).map(drop).map_err(Failure::own)
+    Uffd::open(features, false).map(drop).map_err(Failure::own)
 }
 
 /// The preload library: beside this executable, or installed as `../lib/memfold`.

@@ -85,8 +85,9 @@ pub fn abandon() {
 /// Makes the engine and starts its threads: called by the first of them. Ends the process with a message if that can't be
 /// done.
 pub fn create(config: Config, stats: &'static Stats) -> &'static Program {
-    let features = feature::MOVE | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
-    let uffd = match Uffd::open(features, false, false) {
+    let features =
+        feature::MOVE | feature::THREAD_ID | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
+    let uffd = match Uffd::open(features, false) {
         Ok(uffd) => Arc::new(uffd),
         Err(e) => say::die(format_args!("{e}")),
     };

@@ -250,7 +250,7 @@ impl Pager {
             }
             drop(guard);
             key = at;
-            if self.serve(areas, area, Fault { addr: area.addr_of(at), protected: false }) == Served::Again {
+            if self.serve(areas, area, Fault { addr: area.addr_of(at), ..Fault::default() }) == Served::Again {
                 return false;
             }
             // In thread delivery another thread may still be loading it; look again.

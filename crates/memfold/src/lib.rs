@@ -43,6 +43,8 @@ mod owner;
 pub mod events;
 mod copied;
 pub mod worker;
+mod waker;
+mod duty;
 mod handler;
 pub mod watch;
 mod signal;

@@ -5,12 +5,22 @@ use crate::folio::{FolioId, State};
 use crate::frames::Frame;
 use crate::index::ShardGuard;
 use crate::lru::List;
+use crate::mapping::Wake;
 use crate::pager::{Pager, bytes};
 use crate::queue::Window;
 use crate::reclaim::NoFrame;
 use crate::stats;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
+
+/// What a load is for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A fault: what is loaded is mapped.
+    Fault(Wake),
+    /// To be there when it is needed: it goes to the swap cache, unless somebody wants it by then.
+    Ahead,
+}
 
 /// How a load ended.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -23,7 +33,7 @@ pub(crate) enum Loaded {
 
 impl Pager {
     /// Loads the `Stored` folio that covers `key`, or as much of its neighbourhood as `want` allows, and maps it unless
-    /// it is loaded `ahead` of use. Takes the guard of the key's shard.
+    /// it is loaded ahead of use. Takes the guard of the key's shard.
     pub(crate) fn load(
         &self,
         areas: &Areas,
@@ -31,9 +41,9 @@ impl Pager {
         guard: ShardGuard<'_>,
         key: u64,
         want: Order,
-        ahead: bool,
+        purpose: Purpose,
     ) -> (Loaded, u64, u64) {
-        let small = !ahead && self.is_forced_small();
+        let small = purpose != Purpose::Ahead && self.is_forced_small();
         let id = self.form_window(&guard, area, key, if small { self.config.block_order } else { want });
         drop(guard);
         if small && self.load_small(areas, area, id, key) {
@@ -61,7 +71,7 @@ impl Pager {
         let pages = order.pages() as u64;
         self.folded_pages.fetch_sub(pages, Relaxed);
         self.clean_pages.fetch_add(pages, Relaxed);
-        let done = self.finish(&guard, area, id, frame, ahead);
+        let done = self.finish(&guard, area, id, frame, purpose);
         (if done > (key - start) as usize { Loaded::Done } else { Loaded::Again }, start, start + pages)
     }
 
@@ -73,6 +83,7 @@ impl Pager {
         guard: ShardGuard<'_>,
         key: u64,
         want: Order,
+        wake: Wake,
     ) -> (Loaded, u64, u64) {
         let mut order = want;
         let mut start = align(key, order);
@@ -98,24 +109,25 @@ impl Pager {
         // SAFETY: the frame is full, of this order, and this thread's alone.
         unsafe { core::ptr::write_bytes(self.frames.addr(frame) as *mut u8, 0, order.bytes()) };
         let guard = self.shards.lock(key);
-        let done = self.finish(&guard, area, id, frame, false);
+        let done = self.finish(&guard, area, id, frame, Purpose::Fault(wake));
         let reached = if done > (key - start) as usize { Loaded::Done } else { Loaded::Again };
         (reached, start, start + order.pages() as u64)
     }
 
     /// Ends a load: the frame holds the bytes. Returns how many pages are where they should be.
-    fn finish(&self, guard: &ShardGuard<'_>, area: &Area, id: FolioId, frame: Frame, ahead: bool) -> usize {
+    fn finish(&self, guard: &ShardGuard<'_>, area: &Area, id: FolioId, frame: Frame, purpose: Purpose) -> usize {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         folio.frame = frame;
-        if ahead && !folio.wanted.load(Relaxed) {
+        if purpose == Purpose::Ahead && !folio.wanted.load(Relaxed) {
             folio.state = State::Cached;
             folio.untouched = folio.has_copy;
             self.lru.push(id, folio.key, folio.order.get(), List::Cooling);
             self.shards.notify(guard);
             return folio.order.pages();
         }
-        self.map_in(guard, area.addr_of(folio.key), id).pages
+        let wake = if let Purpose::Fault(wake) = purpose { wake } else { Wake::Now };
+        self.map_in(guard, area.addr_of(folio.key), id, wake).pages
     }
 
     pub(crate) fn count_load(&self, order: Order) {
@@ -299,7 +311,7 @@ impl Pager {
             return;
         }
         stats::add(&self.stats.readahead_windows, 1);
-        self.load(&areas, &area, guard, window.key, window.order, true);
+        self.load(&areas, &area, guard, window.key, window.order, Purpose::Ahead);
     }
 }
 

@@ -6,7 +6,7 @@ use crate::folio::{FolioId, State};
 use crate::frames::{Frame, Kind};
 use crate::index::ShardGuard;
 use crate::lru::List;
-use crate::mapping::Stop;
+use crate::mapping::{Stop, Wake};
 use crate::pager::{Pager, bytes};
 use crate::stats;
 use memfold_store::{BlockSet, SaveError, xxh3_128};
@@ -422,7 +422,7 @@ impl Pager {
         let area = areas.find_key(folio.key).expect("a folio lies in an area");
         let key = folio.key;
         let pages = folio.order.pages();
-        if self.map_in(guard, area.addr_of(key), id).pages < pages {
+        if self.map_in(guard, area.addr_of(key), id, Wake::Now).pages < pages {
             // What could not be mapped waits in the swap cache; whoever waits for it faults again and asks for it.
             self.space.wake(area.addr_of(key), bytes(pages));
         }
