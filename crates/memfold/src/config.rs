@@ -56,7 +56,7 @@ pub const KEYS: &[Key] = &[
         name: "codec",
         value: "NAME[:LEVEL]",
         default: "lz4",
-        help: "compression: lz4[:ACCELERATION], zstd[:LEVEL] or none",
+        help: "compression: lz4, lz4hc, zstd, deflate or none, with a level if wanted",
     },
     Key { name: "folio", value: "SIZE", default: "2M", help: "largest folio, 4K to 2M" },
     Key { name: "block", value: "SIZE", default: "16K", help: "unit of compression, 4K to 2M" },

@@ -43,7 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => any::<usize>().prop_map(|nth| Step::Load { nth }),
         3 => (any::<usize>(), 0usize..512).prop_map(|(nth, first)| Step::Pages { nth, first }),
         2 => (0u64..1 << 20).prop_map(|bytes| Step::Compact { bytes }),
-        1 => (0usize..4).prop_map(|nth| Step::Codec { nth }),
+        1 => (0usize..7).prop_map(|nth| Step::Codec { nth }),
         1 => (1u64..20).prop_map(|nth| Step::FailCodec { nth }),
         1 => (1u64..20).prop_map(|nth| Step::FailPool { nth }),
     ]
@@ -77,7 +77,7 @@ impl Model {
                 assert_eq!(before - released, self.store.pool_bytes());
             }
             Step::Codec { nth } => {
-                let spec = ["lz4", "zstd:-1", "none", "lz4:30"][nth];
+                let spec = ["lz4", "zstd:-1", "none", "lz4:30", "lz4hc:3", "deflate", "zstd:4"][nth];
                 self.worker = self.store.worker_for(CodecSpec::parse(spec).unwrap());
             }
             Step::FailCodec { nth } => self.store.faults().strike_at(Fault::Codec, nth),

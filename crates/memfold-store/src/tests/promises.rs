@@ -13,7 +13,7 @@ fn mixed_folio(o: Order, random: &mut Random) -> Pages {
 #[test]
 fn z1_z8_every_folio_order_block_order_and_codec_gives_its_bytes_back() {
     let mut random = Random(1);
-    for spec in ["none", "lz4", "lz4:9", "zstd", "zstd:-7", "zstd:3"] {
+    for spec in ["none", "lz4", "lz4:9", "lz4hc:2", "zstd", "zstd:-7", "zstd:3", "deflate"] {
         for block in 0..=9 {
             let store = store_with(|c| {
                 c.codec = CodecSpec::parse(spec).unwrap();
