@@ -11,6 +11,7 @@
 //! other pages, gathered in order and compressed as one.
 use crate::blockset::BlockSet;
 use crate::codec::{CodecError, Decoder, Encoder, id};
+use crate::entropy;
 use crate::entry::{Header, SAME};
 use crate::samefilled::{fill, pattern_of};
 use alloc::boxed::Box;
@@ -35,6 +36,8 @@ pub(crate) struct Scratch {
     /// Pages gathered from between same-filled ones.
     gathered: Box<[u8]>,
     patterns: Box<[u64; MAX_PAGES]>,
+    /// Blocks that were not given to the codec because they looked too dense. Whoever counts them sets it back.
+    pub dense_blocks: u64,
 }
 
 /// Where the compressed bytes start in `Scratch::packed`.
@@ -44,8 +47,9 @@ const BODY: usize = HEAD_MAX.next_multiple_of(64);
 pub(crate) enum Encoded {
     /// All zeros.
     Zero,
-    /// `payload` lies in the scratch, or is the block itself.
-    Object { format: u8, mixed: bool, payload: *const u8, len: usize, same_pages: usize },
+    /// The payload is `head_len` bytes at `head` (0 unless mixed), then `len` bytes at `body`. Each lies in the scratch or
+    /// in the block itself.
+    Object { format: u8, mixed: bool, head: *const u8, head_len: usize, body: *const u8, len: usize, same_pages: usize },
 }
 
 /// An object's payload does not fit its header although its checksum does.
@@ -66,6 +70,7 @@ impl Scratch {
             packed: vec![0; BODY + body].into_boxed_slice(),
             gathered: vec![0; block_bytes_max].into_boxed_slice(),
             patterns: vec![0; MAX_PAGES].into_boxed_slice().try_into().expect("the length is the array's"),
+            dense_blocks: 0,
         }
     }
 
@@ -105,12 +110,12 @@ pub(crate) unsafe fn encode(
     }
     if same_pages == 0 {
         // SAFETY: the whole block is to be compressed.
-        let size = unsafe { compress(scratch, encoder, src, order.bytes())? };
-        let (format, payload, len) = match size {
+        let size = unsafe { compress(scratch, encoder, format, src, order.bytes())? };
+        let (format, body, len) = match size {
             Some(size) => (format, scratch.payload(0), size),
             None => (id::NONE, src, order.bytes()),
         };
-        return Ok(Encoded::Object { format, mixed: false, payload, len, same_pages });
+        return Ok(Encoded::Object { format, mixed: false, head: body, head_len: 0, body, len, same_pages });
     }
     if same_pages == pages && scratch.patterns[..pages].iter().all(|p| *p == scratch.patterns[0]) {
         return Ok(one_pattern(scratch, pages));
@@ -132,34 +137,38 @@ unsafe fn encode_mixed(
 ) -> Result<Encoded, CodecError> {
     let head_len = write_head(scratch, same, same_pages, pages);
     let raw_len = (pages - same_pages) * PAGE_SIZE;
-    let (mut format_used, mut body_len) = (id::NONE, raw_len);
+    let head = scratch.payload(head_len);
+    let (mut format_used, mut body, mut len) = (id::NONE, scratch.payload(0), raw_len);
     if raw_len > 0 {
         // SAFETY: the block is readable, and the scratch was made for it.
         let raw = unsafe { gather(scratch, same, src, pages) };
         // SAFETY: `raw` has `raw_len` readable bytes, of the block or of `gathered`.
-        match unsafe { compress(scratch, encoder, raw, raw_len)? } {
-            Some(size) => (format_used, body_len) = (format, size),
-            // SAFETY: the body has room for a whole block, and lies in another buffer.
-            None => unsafe {
-                core::ptr::copy_nonoverlapping(raw, scratch.packed[BODY..].as_mut_ptr(), raw_len);
-            },
+        match unsafe { compress(scratch, encoder, format, raw, raw_len)? } {
+            Some(size) => (format_used, len) = (format, size),
+            // Stored from where they are.
+            None => body = raw,
         }
     }
-    let (payload, len) = (scratch.payload(head_len), head_len + body_len);
-    Ok(Encoded::Object { format: format_used, mixed: true, payload, len, same_pages })
+    Ok(Encoded::Object { format: format_used, mixed: true, head, head_len, body, len, same_pages })
 }
 
-/// Compresses `len` bytes to the scratch body. `None` if they do not shrink enough.
+/// Compresses `len` bytes to the scratch body. `None` if they do not shrink enough, or look as if they would not.
 ///
 /// # Safety
 /// - `src` is readable for `len` bytes outside the scratch body, and nobody writes there.
-/// - `scratch` and `encoder` were made for at least `len` bytes.
+/// - `scratch` and `encoder` were made for at least `len` bytes, which are whole pages and not 0.
 unsafe fn compress(
     scratch: &mut Scratch,
     encoder: &mut dyn Encoder,
+    format: u8,
     src: *const u8,
     len: usize,
 ) -> Result<Option<usize>, CodecError> {
+    // SAFETY: as the caller says; whole pages.
+    if format != id::NONE && unsafe { entropy::is_dense(src, len) } {
+        scratch.dense_blocks += 1;
+        return Ok(None);
+    }
     let body = &mut scratch.packed[BODY..];
     // SAFETY: as the caller says; `body` is writable for its length.
     let size = unsafe { encoder.encode(src, len, body.as_mut_ptr(), body.len())? };
@@ -214,7 +223,8 @@ fn one_pattern(scratch: &mut Scratch, pages: usize) -> Encoded {
         return Encoded::Zero;
     }
     scratch.packed[BODY..BODY + 8].copy_from_slice(&pattern.to_ne_bytes());
-    Encoded::Object { format: SAME, mixed: false, payload: scratch.payload(0), len: 8, same_pages: pages }
+    let body = scratch.payload(0);
+    Encoded::Object { format: SAME, mixed: false, head: body, head_len: 0, body, len: 8, same_pages: pages }
 }
 
 /// Writes the list of same-filled pages so that it ends where the body starts, and returns its length.

@@ -13,6 +13,7 @@ mod handle;
 
 mod blockset;
 mod codec;
+mod entropy;
 mod hash;
 mod samefilled;
 

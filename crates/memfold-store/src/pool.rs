@@ -60,7 +60,11 @@ pub(crate) struct ClassState {
 }
 
 /// What [`Pool::store`] stores.
+///
+/// `head_len` bytes at `head`, then the rest of the `len` bytes at `bytes`.
 pub(crate) struct Payload {
+    pub head: *const u8,
+    pub head_len: usize,
     pub bytes: *const u8,
     pub len: usize,
     pub order: u8,
@@ -113,15 +117,17 @@ impl Pool {
     /// [`Full`]; nothing is changed then.
     ///
     /// # Safety
-    /// - `payload.bytes` is readable for `payload.len` bytes, and nobody writes there meanwhile.
+    /// - Both parts of the payload are readable, and nobody writes there meanwhile.
     pub unsafe fn store(&self, payload: &Payload) -> Result<ObjectName, Full> {
         let len = payload.len;
         let slot = self.allocate(len, payload.order)?;
         // SAFETY: the slot is `len` bytes or longer, new, pinned and unknown to anybody else until published; the
         // caller vouches for the bytes.
         let hash = unsafe {
-            core::ptr::copy_nonoverlapping(payload.bytes, slot.payload, len);
-            hash(payload.bytes, len)
+            core::ptr::copy_nonoverlapping(payload.head, slot.payload, payload.head_len);
+            let rest = slot.payload.add(payload.head_len);
+            core::ptr::copy_nonoverlapping(payload.bytes, rest, len - payload.head_len);
+            hash(slot.payload, len)
         };
         let mut header =
             Header { len: len as u32, order: payload.order, format: payload.format, mixed: payload.mixed, checksum: 0 };

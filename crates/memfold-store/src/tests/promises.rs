@@ -167,6 +167,7 @@ fn blocks_that_do_not_shrink_are_stored_raw_or_refused() {
     let mut out = [Handle::NONE];
     let report = save_some(&store, &mut w, &folio, order(2), 1, &BlockSet::first(1), &mut out).unwrap();
     assert_eq!((report.huge_blocks, report.stored_bytes), (1, 16384));
+    assert_eq!(store.stats().events.dense_blocks, 1, "the codec was spared");
     let stats = store.stats();
     assert_eq!(stats.held_bytes - stats.metadata_bytes, 16384, "a raw block takes exactly its pages");
     assert_same(&store, &mut w, &out, &folio, order(2));
