@@ -10,7 +10,8 @@
 //! (mode 0: all patterns are zero, none is kept; 1: one pattern for all; 2: one for each page), and goes on with the
 //! other pages, gathered in order and compressed as one.
 use crate::blockset::BlockSet;
-use crate::codec::{CodecError, Decoder, Encoder, id};
+use crate::canned::Decoders;
+use crate::codec::{Canned, CodecError, Encoder, id};
 use crate::entropy;
 use crate::entry::{Header, SAME};
 use crate::samefilled::{fill, pattern_of};
@@ -42,6 +43,15 @@ pub(crate) struct Scratch {
 
 /// Where the compressed bytes start in `Scratch::packed`.
 const BODY: usize = HEAD_MAX.next_multiple_of(64);
+
+/// What compresses a block.
+pub(crate) struct Packer<'a> {
+    pub encoder: &'a mut dyn Encoder,
+    /// Format of what it makes.
+    pub format: u8,
+    /// The dictionary that belongs to the format.
+    pub canned: Option<&'a Canned>,
+}
 
 /// A block ready to be stored.
 pub(crate) enum Encoded {
@@ -89,11 +99,10 @@ impl Scratch {
 ///
 /// # Safety
 /// - `src` points to a block of `order`, page-aligned and readable; nobody writes there while the result is in use.
-/// - `scratch` and `encoder` were made for blocks of at least that size.
+/// - `scratch` and the packer's encoder were made for blocks of at least that size.
 pub(crate) unsafe fn encode(
     scratch: &mut Scratch,
-    encoder: &mut dyn Encoder,
-    format: u8,
+    mut packer: Packer<'_>,
     src: *const u8,
     order: Order,
 ) -> Result<Encoded, CodecError> {
@@ -110,9 +119,9 @@ pub(crate) unsafe fn encode(
     }
     if same_pages == 0 {
         // SAFETY: the whole block is to be compressed.
-        let size = unsafe { compress(scratch, encoder, format, src, order.bytes())? };
+        let size = unsafe { compress(scratch, &mut packer, src, order.bytes())? };
         let (format, body, len) = match size {
-            Some(size) => (format, scratch.payload(0), size),
+            Some(size) => (packer.format, scratch.payload(0), size),
             None => (id::NONE, src, order.bytes()),
         };
         return Ok(Encoded::Object { format, mixed: false, head: body, head_len: 0, body, len, same_pages });
@@ -121,15 +130,14 @@ pub(crate) unsafe fn encode(
         return Ok(one_pattern(scratch, pages));
     }
     // SAFETY: as the caller says.
-    unsafe { encode_mixed(scratch, encoder, format, src, pages, &same, same_pages) }
+    unsafe { encode_mixed(scratch, &mut packer, src, pages, &same, same_pages) }
 }
 
 /// # Safety
 /// - As for [`encode`]; `same` has `same_pages` pages, all below `pages`, whose patterns are in the scratch.
 unsafe fn encode_mixed(
     scratch: &mut Scratch,
-    encoder: &mut dyn Encoder,
-    format: u8,
+    packer: &mut Packer<'_>,
     src: *const u8,
     pages: usize,
     same: &BlockSet,
@@ -143,8 +151,8 @@ unsafe fn encode_mixed(
         // SAFETY: the block is readable, and the scratch was made for it.
         let raw = unsafe { gather(scratch, same, src, pages) };
         // SAFETY: `raw` has `raw_len` readable bytes, of the block or of `gathered`.
-        match unsafe { compress(scratch, encoder, format, raw, raw_len)? } {
-            Some(size) => (format_used, len) = (format, size),
+        match unsafe { compress(scratch, packer, raw, raw_len)? } {
+            Some(size) => (format_used, len) = (packer.format, size),
             // Stored from where they are.
             None => body = raw,
         }
@@ -156,22 +164,21 @@ unsafe fn encode_mixed(
 ///
 /// # Safety
 /// - `src` is readable for `len` bytes outside the scratch body, and nobody writes there.
-/// - `scratch` and `encoder` were made for at least `len` bytes, which are whole pages and not 0.
+/// - `scratch` and the packer's encoder were made for at least `len` bytes, which are whole pages and not 0.
 unsafe fn compress(
     scratch: &mut Scratch,
-    encoder: &mut dyn Encoder,
-    format: u8,
+    packer: &mut Packer<'_>,
     src: *const u8,
     len: usize,
 ) -> Result<Option<usize>, CodecError> {
     // SAFETY: as the caller says; whole pages.
-    if format != id::NONE && unsafe { entropy::is_dense(src, len) } {
+    if packer.format != id::NONE && unsafe { entropy::is_dense(src, len) } {
         scratch.dense_blocks += 1;
         return Ok(None);
     }
     let body = &mut scratch.packed[BODY..];
     // SAFETY: as the caller says; `body` is writable for its length.
-    let size = unsafe { encoder.encode(src, len, body.as_mut_ptr(), body.len())? };
+    let size = unsafe { packer.encoder.encode(src, len, body.as_mut_ptr(), body.len(), packer.canned)? };
     Ok(size.filter(|size| *size <= huge_threshold(len)))
 }
 
@@ -181,7 +188,7 @@ unsafe fn compress(
 /// - `payload` is readable for `header.len` bytes, and nobody writes there meanwhile.
 /// - `dst` is writable for a block of `order`, page-aligned; nobody else touches it meanwhile.
 pub(crate) unsafe fn decode(
-    decoders: &mut [Box<dyn Decoder>],
+    decoders: &mut Decoders,
     header: Header,
     payload: *const u8,
     dst: *mut u8,
@@ -196,10 +203,10 @@ pub(crate) unsafe fn decode(
         unsafe { fill(dst, order.bytes(), payload.cast::<u64>().read_unaligned()) };
         return Ok(());
     }
-    let decoder = decoders.get_mut(header.format as usize).ok_or(DecodeError::Format)?;
+    let (decoder, canned) = decoders.get(header.format).ok_or(DecodeError::Format)?;
     if !header.mixed {
         // SAFETY: as the caller says.
-        return unsafe { decoder.decode(payload, len, dst, order.bytes()) }.map_err(DecodeError::Codec);
+        return unsafe { decoder.decode(payload, len, dst, order.bytes(), canned) }.map_err(DecodeError::Codec);
     }
     // SAFETY: the payload is `len` readable bytes that nobody writes.
     let bytes = unsafe { core::slice::from_raw_parts(payload, len) };
@@ -208,7 +215,8 @@ pub(crate) unsafe fn decode(
     let body = &bytes[head.len..];
     if others > 0 {
         // SAFETY: `body` is a part of the payload; `others` pages fit the block at `dst`.
-        unsafe { decoder.decode(body.as_ptr(), body.len(), dst, others * PAGE_SIZE) }.map_err(DecodeError::Codec)?;
+        unsafe { decoder.decode(body.as_ptr(), body.len(), dst, others * PAGE_SIZE, canned) }
+            .map_err(DecodeError::Codec)?;
     } else if !body.is_empty() {
         return Err(DecodeError::Layout);
     }

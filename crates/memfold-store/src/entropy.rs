@@ -128,7 +128,7 @@ mod tests {
         let mut sums = [0; 5];
         for block in bytes.chunks_exact(block) {
             // SAFETY: both buffers are as long as said and apart.
-            let size = unsafe { encoder.encode(block.as_ptr(), block.len(), packed.as_mut_ptr(), packed.len()) };
+            let size = unsafe { encoder.encode(block.as_ptr(), block.len(), packed.as_mut_ptr(), packed.len(), None) };
             let shrinks = size.unwrap().filter(|size| *size <= huge_threshold(block.len()));
             match (dense(block), shrinks) {
                 (true, Some(size)) => {

@@ -1,7 +1,8 @@
 //! Saving folios: all or nothing.
-use crate::block::{self, Encoded};
+use crate::block::{self, Encoded, Packer};
 use crate::blockset::BlockSet;
 use crate::codec::{CodecError, id};
+use crate::entry::SAME;
 use crate::error::SaveError;
 use crate::faults::Fault;
 use crate::handle::Handle;
@@ -102,8 +103,17 @@ impl Store {
         if self.faults.strikes(Fault::Codec) {
             return Err(SaveError::Codec(CodecError(0)));
         }
+        w.decoders.sync();
+        let (format, canned) = match w.decoders.current(w.spec) {
+            Some((format, canned)) => (format, Some(canned)),
+            None => (w.spec.format(), None),
+        };
+        let packer = Packer { encoder: &mut *w.encoder, format, canned };
         // SAFETY: the caller vouches for the block; the worker's buffers have the size of this store's blocks.
-        let encoded = unsafe { block::encode(&mut w.scratch, &mut *w.encoder, w.spec.format(), src, order) };
+        let encoded = unsafe {
+            self.sampler.offer(src, order);
+            block::encode(&mut w.scratch, packer, src, order)
+        };
         report.blocks += 1;
         report.bytes += order.bytes() as u64;
         let (format, payload) = match encoded.map_err(SaveError::Codec)? {
@@ -122,7 +132,7 @@ impl Store {
                 (format, Payload { head, head_len, bytes: body, len: head_len + len, order, format, mixed })
             }
         };
-        if (format as usize) < id::DECODERS && format != id::NONE && self.faults.strikes(Fault::Compressed) {
+        if format != SAME && format != id::NONE && self.faults.strikes(Fault::Compressed) {
             w.scratch.damage();
         }
         // SAFETY: the bytes lie in the block or in the worker's scratch, and nobody writes to either.

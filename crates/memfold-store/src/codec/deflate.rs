@@ -1,5 +1,5 @@
 //! DEFLATE by libdeflate, the software peer of the accelerators that speak it. It allocates when a context is made only.
-use super::{CodecError, Decoder, Encoder};
+use super::{Canned, CodecError, Decoder, Encoder};
 use alloc::boxed::Box;
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -73,6 +73,7 @@ impl Encoder for DeflateEncoder {
         len: usize,
         dst: *mut u8,
         room: usize,
+        _canned: Option<&Canned>,
     ) -> Result<Option<usize>, CodecError> {
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges.
         let size = unsafe { libdeflate_deflate_compress(self.raw.as_ptr(), src.cast(), len, dst.cast(), room) };
@@ -85,7 +86,14 @@ impl Encoder for DeflateEncoder {
 }
 
 impl Decoder for DeflateDecoder {
-    unsafe fn decode(&mut self, src: *const u8, len: usize, dst: *mut u8, raw_len: usize) -> Result<(), CodecError> {
+    unsafe fn decode(
+        &mut self,
+        src: *const u8,
+        len: usize,
+        dst: *mut u8,
+        raw_len: usize,
+        _canned: Option<&Canned>,
+    ) -> Result<(), CodecError> {
         let (mut used, mut written) = (0, 0);
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges, and libdeflate stays
         // within them whatever the input; the two lengths are written to locals.

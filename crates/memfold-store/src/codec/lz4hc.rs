@@ -1,5 +1,5 @@
 //! LZ4HC: slower and stronger than LZ4, the same stored format, read by LZ4's decoder.
-use super::{CodecError, Encoder};
+use super::{Canned, CodecError, Encoder};
 use alloc::boxed::Box;
 use alloc::vec;
 use core::ffi::{c_char, c_int, c_void};
@@ -41,6 +41,7 @@ impl Encoder for Lz4HcEncoder {
         len: usize,
         dst: *mut u8,
         room: usize,
+        _canned: Option<&Canned>,
     ) -> Result<Option<usize>, CodecError> {
         // SAFETY: `state` was initialised by the library and is exclusively borrowed; the caller vouches for `len` bytes
         // at `src` and `room` bytes at `dst`, both at most 2 MiB and a little, so they fit a c_int. Levels up to 9

@@ -2,6 +2,7 @@
 //!
 //! To add one: write its file with an [`Encoder`] and a [`Decoder`], give it a free id in [`id`], and add its line to
 //! [`CODECS`]. Every stored object records the id of its codec, so an id must never be given to another format.
+mod canned;
 mod deflate;
 mod lz4;
 mod lz4hc;
@@ -9,6 +10,7 @@ mod none;
 mod spec;
 mod zstd;
 
+pub(crate) use canned::{Canned, Digest};
 pub use spec::{CodecSpec, SpecError};
 
 use alloc::boxed::Box;
@@ -26,6 +28,10 @@ pub(crate) mod id {
     pub const DEFLATE: u8 = 3;
     /// One past the last id of a decoder.
     pub const DECODERS: usize = 4;
+    /// The first of [`CANNED_SLOTS`] formats of objects compressed with a dictionary, one for each that is in use.
+    pub const CANNED: u8 = 8;
+    /// Dictionaries that can be in use at once.
+    pub const CANNED_SLOTS: usize = 8;
 }
 
 /// All codecs that a [`CodecSpec`] can name.
@@ -101,6 +107,8 @@ pub struct CodecError(pub i64);
 pub(crate) trait Encoder: Send {
     /// Compresses `len` bytes at `src` into at most `room` bytes at `dst`. `Ok(None)`: it does not fit.
     ///
+    /// A `canned` dictionary was made for this codec at this level; a codec without dictionaries is never given one.
+    ///
     /// # Safety
     /// - `src` is readable for `len` bytes, and nobody writes there during the call.
     /// - `dst` is writable for `room` bytes, does not overlap `src`, and nobody else touches it during the call.
@@ -111,6 +119,7 @@ pub(crate) trait Encoder: Send {
         len: usize,
         dst: *mut u8,
         room: usize,
+        canned: Option<&Canned>,
     ) -> Result<Option<usize>, CodecError>;
 }
 
@@ -118,15 +127,22 @@ pub(crate) trait Encoder: Send {
 pub(crate) trait Decoder: Send {
     /// Decompresses `len` bytes at `src` to exactly `raw_len` bytes at `dst`; any other length is an error.
     ///
-    /// Any bytes at `src` are allowed: at worst the result is an error or wrong bytes within `dst`.
+    /// `canned` is the dictionary that it was compressed with. Any bytes at `src` are allowed: at worst the result is an error or wrong bytes within `dst`.
     ///
     /// # Safety
     /// - `src` is readable for `len` bytes, and nobody writes there during the call.
     /// - `dst` is writable for `raw_len` bytes, does not overlap `src`, and nobody else touches it during the call.
-    unsafe fn decode(&mut self, src: *const u8, len: usize, dst: *mut u8, raw_len: usize) -> Result<(), CodecError>;
+    unsafe fn decode(
+        &mut self,
+        src: *const u8,
+        len: usize,
+        dst: *mut u8,
+        raw_len: usize,
+        canned: Option<&Canned>,
+    ) -> Result<(), CodecError>;
 }
 
-/// One decoder for each stored format.
+/// One decoder for each stored format, dictionaries apart.
 pub(crate) fn decoders() -> [Box<dyn Decoder>; id::DECODERS] {
     core::array::from_fn(|format| {
         let codec = CODECS.iter().find(|c| c.format as usize == format);
@@ -172,7 +188,7 @@ mod tests {
                 }
                 let len = pages * 4096;
                 // SAFETY: the three buffers are distinct and BLOCK bytes long, and len <= BLOCK.
-                let size = unsafe { encoder.encode(raw.as_ptr(), len, packed.as_mut_ptr(), len) };
+                let size = unsafe { encoder.encode(raw.as_ptr(), len, packed.as_mut_ptr(), len, None) };
                 let Some(size) = size.unwrap() else {
                     assert!(spec.format() == id::NONE || spec.level() > 1000, "{spec} {pages} pages");
                     continue;
@@ -183,10 +199,10 @@ mod tests {
                 back.fill(0);
                 let decoder = &mut decoders[spec.format() as usize];
                 // SAFETY: as above; size <= BLOCK.
-                unsafe { decoder.decode(packed.as_ptr(), size, back.as_mut_ptr(), len) }.unwrap();
+                unsafe { decoder.decode(packed.as_ptr(), size, back.as_mut_ptr(), len, None) }.unwrap();
                 assert!(back[..len] == raw[..len], "{spec} {pages} pages");
                 // SAFETY: as above.
-                let short = unsafe { decoder.decode(packed.as_ptr(), size - 1, back.as_mut_ptr(), len) };
+                let short = unsafe { decoder.decode(packed.as_ptr(), size - 1, back.as_mut_ptr(), len, None) };
                 assert!(short.is_err(), "{spec}: a truncated input was accepted");
             }
         }
@@ -205,7 +221,7 @@ mod tests {
         for spec in specs() {
             let mut encoder = spec.encoder(16384);
             // SAFETY: distinct buffers of 16384 bytes; room is smaller.
-            let size = unsafe { encoder.encode(random.as_ptr(), 16384, packed.as_mut_ptr(), 15360) };
+            let size = unsafe { encoder.encode(random.as_ptr(), 16384, packed.as_mut_ptr(), 15360, None) };
             assert_eq!(size, Ok(None), "{spec}");
             assert!(packed[15360..].iter().all(|b| *b == 0xaa), "{spec} wrote past its room");
         }
@@ -225,7 +241,7 @@ mod tests {
                 .collect();
             for decoder in &mut decoders {
                 // SAFETY: `out` has more than 4096 bytes and does not overlap `garbage`.
-                let _ = unsafe { decoder.decode(garbage.as_ptr(), 200, out.as_mut_ptr(), 4096) };
+                let _ = unsafe { decoder.decode(garbage.as_ptr(), 200, out.as_mut_ptr(), 4096, None) };
             }
             assert!(out[4096..].iter().all(|b| *b == 0xaa));
         }

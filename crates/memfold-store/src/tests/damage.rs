@@ -57,6 +57,22 @@ fn every_flipped_bit_of_entry_header_owner_and_payload_is_an_error() {
             flip();
         }
         assert_same(store, w, &[handle], folio, order(2));
+        let failed = store.stats().events.failed_loads;
+        for round in 1..=100 {
+            let (at, count) = (random.below(len), 1 + random.below(64));
+            // SAFETY: the bytes lie in the object, which nobody else uses.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(start.add(at), count.min(len - at)) };
+            let before = bytes.to_vec();
+            bytes.iter_mut().for_each(|b| *b = random.next() as u8);
+            if bytes == before {
+                bytes[0] ^= 1;
+            }
+            let error = load(store, w, handle, order(2)).unwrap_err();
+            assert!(error.to_string().starts_with(&format!("{handle:?}: ")), "the error names the object: {error}");
+            assert_eq!(store.stats().events.failed_loads, failed + round);
+            bytes.copy_from_slice(&before);
+        }
+        assert_same(store, w, &[handle], folio, order(2));
     });
 }
 
