@@ -1,7 +1,8 @@
-//! Canned mode on each quarter of a file, off and on: `canned FILE CODEC...`, for example
+//! Canned mode on each kind of data in a corpus, off and on: `canned FILE CODEC...`, for example
 //! `cargo run --release -p memfold-store --example canned ~/.cache/memfold/corpus.bin lz4 zstd:1`.
 //!
-//! A quarter of `memfold bench corpus` is one kind of data: libraries, pickles, JSON, floats. A fifth row is all of it.
+//! The kinds (libraries, pickles, JSON, floats) alternate in pieces of 1 MiB, as `memfold bench corpus` writes them. In the
+//! fifth row one store takes all of them, mixed; its last column is the share of stored bytes on / off for each kind.
 use memfold_store::{BlockSet, CannedStep, CodecSpec, Handle, Store, StoreConfig};
 use memfold_sys::units::{Order, PAGE_SIZE};
 use std::time::Instant;
@@ -10,8 +11,13 @@ use std::time::Instant;
 #[derive(Copy, Clone)]
 struct Page([u8; PAGE_SIZE]);
 
+/// Pages of one kind in a row.
+const PIECE: usize = 256;
+
 struct Figures {
     stored: u64,
+    /// Payload bytes of the second save, by kind if the data is mixed.
+    kinds: [u64; 4],
     held: u64,
     in_mb_s: f64,
     out_mb_s: f64,
@@ -29,12 +35,14 @@ fn main() {
     for spec in args {
         let spec = CodecSpec::parse(&spec).unwrap_or_else(|e| panic!("{e}"));
         for order in [0, 2, 4].map(|n| Order::new(n).expect("valid")) {
-            let quarter = data.len() / 4;
-            let parts = (0..4).map(|n| &data[n * quarter..(n + 1) * quarter]).chain([&data[..]]);
-            for (nth, part) in parts.enumerate() {
-                let (off, on) = (run(part, spec, order, false), run(part, spec, order, true));
+            let kind = |n: usize| data.chunks(PIECE).skip(n).step_by(4).flatten().copied().collect::<Vec<Page>>();
+            for nth in 0..5 {
+                let part = if nth < 4 { kind(nth) } else { data.clone() };
+                let (off, on) = (run(&part, spec, order, false), run(&part, spec, order, true));
+                let kinds: Vec<f64> =
+                    (0..4).map(|k| (on.kinds[k] as f64 / off.kinds[k] as f64 * 1e4).round() / 1e4).collect();
                 println!(
-                    "{:<8} {:>4}K {:>4} {:>8.4} {:>7.4} {:>9.0}/{:<5.0} {:>9.0}/{:<5.0} {:?}",
+                    "{:<8} {:>4}K {:>4} {:>8.4} {:>7.4} {:>9.0}/{:<5.0} {:>9.0}/{:<5.0} {:?} {:?}",
                     spec.to_string(),
                     order.bytes() >> 10,
                     nth + 1,
@@ -44,7 +52,8 @@ fn main() {
                     on.in_mb_s,
                     off.out_mb_s,
                     on.out_mb_s,
-                    on.steps
+                    on.steps,
+                    if nth < 4 { &[][..] } else { &kinds }
                 );
                 assert!(on.stored <= off.stored, "larger with canned mode");
             }
@@ -60,19 +69,20 @@ fn run(data: &[Page], spec: CodecSpec, block: Order, canned: bool) -> Figures {
     let mut worker = store.worker();
     let mut handles = vec![Handle::NONE; data.len() / block.pages()];
     let mut steps = Vec::new();
-    let mut saving = 0.0;
+    let (mut saving, mut kinds) = (0.0, [0; 4]);
     for round in 0..2 {
         let folio = Order::new(4).expect("valid");
         let per_folio = folio.pages() / block.pages();
-        saving = 0.0;
+        (saving, kinds) = (0.0, [0; 4]);
         for (nth, (pages, out)) in data.chunks_exact(folio.pages()).zip(handles.chunks_mut(per_folio)).enumerate() {
             store.free_many(out);
             let start = Instant::now();
             // SAFETY: the pages are a whole folio that nobody writes.
-            unsafe {
+            let report = unsafe {
                 let from = pages.as_ptr().cast();
-                store.save(&mut worker, from, folio, 0, &BlockSet::first(per_folio), || false, out).expect("saves");
-            }
+                store.save(&mut worker, from, folio, 0, &BlockSet::first(per_folio), || false, out).expect("saves")
+            };
+            kinds[nth * folio.pages() / PIECE % 4] += report.stored_bytes;
             saving += start.elapsed().as_secs_f64();
             if nth % 16 == 0 && round == 0 {
                 let step = store.canned_step();
@@ -90,9 +100,11 @@ fn run(data: &[Page], spec: CodecSpec, block: Order, canned: bool) -> Figures {
     }
     let loading = start.elapsed().as_secs_f64();
     store.reap_dictionaries();
+    store.compact(u64::MAX);
     let (stats, bytes) = (store.stats(), (data.len() * PAGE_SIZE) as f64 / 1e6);
     Figures {
         stored: stats.stored_bytes,
+        kinds,
         held: stats.held_bytes - stats.warm_bytes,
         in_mb_s: bytes / saving,
         out_mb_s: bytes / loading,

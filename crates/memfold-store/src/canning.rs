@@ -15,6 +15,9 @@ use memfold_sys::units::Order;
 /// A dictionary must make held-out blocks smaller by this share of their size without it, in percent.
 pub const CANNED_MARGIN_PERCENT: u64 = 3;
 
+/// What a dictionary must save of the memory that pools hold now, as a multiple of its own memory.
+const WORTH: u64 = 2;
+
 /// Contents that are tried: bytes of the dictionary, bytes of a piece.
 const TRIED: &[(usize, usize)] = &[(64 << 10, 1024), (64 << 10, 256), (64 << 10, 64), (16 << 10, 256), (16 << 10, 64)];
 
@@ -133,6 +136,13 @@ impl Store {
         if self.cans.install(spec, canned) { Ok(()) } else { Err(CannedError::Slots) }
     }
 
+    /// Whether what a dictionary would save, going by what the pools hold now, is worth its own memory.
+    fn is_worth_it(&self, dictionary: &Dictionary, comparison: Comparison) -> bool {
+        let Some(canned) = Canned::new(self.codec(), dictionary, self.block_order.bytes()) else { return false };
+        let saved = self.pool_bytes() as u128 * (comparison.off - comparison.on) as u128 / comparison.off as u128;
+        saved >= (WORTH * canned.bytes as u64) as u128
+    }
+
     /// Compresses without a dictionary from now on.
     pub fn retire_dictionary(&self) {
         self.cans.retire();
@@ -177,6 +187,7 @@ impl Store {
         // A new one must beat the present one by the margin too.
         if let Some((on, dictionary)) = &best
             && (Comparison { off, on: *on }).wins()
+            && self.is_worth_it(dictionary, Comparison { off, on: *on })
             && present.is_none_or(|present| (Comparison { off: present, on: *on }).wins())
             && self.install_dictionary(dictionary).is_ok()
         {

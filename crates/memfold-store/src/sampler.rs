@@ -7,7 +7,7 @@ use memfold_sys::units::Order;
 /// Bytes of blocks that are sampled: three of four teach, every fourth judges.
 const SAMPLE_BYTES: usize = 2 << 20;
 /// One block in so many is sampled.
-const EVERY: u32 = 8;
+const EVERY: u32 = 4;
 /// Blocks saved before the first sampling, and the factor from one sampling to the next.
 const FIRST_BLOCKS: u64 = 256;
 const FACTOR: u64 = 4;
