@@ -1,7 +1,12 @@
 //! `memfold dict train`: makes a dictionary for canned mode from files.
 use crate::failure::Failure;
+use crate::program;
 use clap::{Arg, ArgMatches, Command, value_parser};
-use memfold_store::{CodecSpec, Comparison, DICTIONARY_BYTES_MAX, Dictionary, DictionaryKind, Trial, raw_dictionaries};
+use memfold::config::Canned;
+use memfold_store::{
+    CodecSpec, Comparison, DICTIONARY_BYTES_MAX, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryKind, Trial,
+    raw_dictionaries,
+};
 use memfold_sys::units::{Order, PAGE_SIZE};
 use std::fs::{self, File};
 use std::io::Read;
@@ -68,7 +73,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let out: &PathBuf = matches.get_one("out").expect("required");
     let spec: CodecSpec = *matches.get_one("codec").expect("has a default");
     let order: Order = *matches.get_one("block").expect("has a default");
-    if !matches!(spec.name(), "lz4" | "zstd") {
+    if !spec.takes_dictionaries() {
         return Err(Failure::own(format!("--codec: {spec} takes no dictionaries; give lz4 or zstd")));
     }
     let inputs: Vec<&PathBuf> = matches.get_many("input").expect("required").collect();
@@ -107,6 +112,31 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
             Ok(1)
         }
     }
+}
+
+/// Judges `--canned` before a program is started with it, and makes its path absolute, as the program may run elsewhere.
+///
+/// # Errors
+/// A codec without dictionaries; a file that can't be read, is damaged, or is no dictionary for the codec.
+pub fn check(canned: &mut Canned, codec: CodecSpec) -> Result<(), Failure> {
+    if *canned != Canned::Off && !codec.takes_dictionaries() {
+        return Err(Failure::own(format!("--canned: codec {codec} takes no dictionaries; use lz4 or zstd")));
+    }
+    let Canned::File(path) = canned else { return Ok(()) };
+    let fail = |e: &dyn std::fmt::Display| Failure::own(format!("--canned: {path}: {e}"));
+    let whole = fs::canonicalize(&*path).map_err(|e| fail(&program::plain(&e)))?;
+    let mut bytes = Vec::new();
+    let file = File::open(&whole).map_err(|e| fail(&program::plain(&e)))?;
+    file.take(DICTIONARY_FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|e| fail(&program::plain(&e)))?;
+    let dictionary = Dictionary::from_file(&bytes).map_err(|e| fail(&e))?;
+    if codec.name() == "lz4" && dictionary.kind() != DictionaryKind::Raw {
+        return Err(fail(&"made by zstd's trainer; train one with --codec lz4"));
+    }
+    match whole.to_str() {
+        Some(text) if !text.contains([';', '\n']) => *path = text.to_string(),
+        _ => return Err(fail(&"can't be passed on under this name; rename it")),
+    }
+    Ok(())
 }
 
 fn change(off: u64, on: u64) -> f64 {

@@ -12,9 +12,9 @@ mod child;
 mod summary;
 mod report;
 mod stats_file;
+mod dict;
 mod run;
 mod bench;
-mod dict;
 
 use clap::Command;
 use clap::error::ErrorKind;

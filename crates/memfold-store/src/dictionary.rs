@@ -21,6 +21,9 @@ pub const DICTIONARY_BYTES_MIN: usize = 256;
 /// See [`DICTIONARY_BYTES_MIN`].
 pub const DICTIONARY_BYTES_MAX: usize = 64 << 10;
 
+/// The most bytes of a dictionary's file.
+pub const DICTIONARY_FILE_BYTES_MAX: usize = HEAD + DICTIONARY_BYTES_MAX;
+
 /// What a dictionary's content is.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum DictionaryKind {

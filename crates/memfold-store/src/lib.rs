@@ -63,7 +63,9 @@ pub use blockset::BlockSet;
 pub use canning::{CANNED_MARGIN_PERCENT, CannedError, CannedStep, Comparison, Trial, raw_dictionaries};
 pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};
 pub use config::{RECENT_BLOCKS_MAX, StoreConfig, StoreError};
-pub use dictionary::{DICTIONARY_BYTES_MAX, DICTIONARY_BYTES_MIN, Dictionary, DictionaryError, DictionaryKind};
+pub use dictionary::{
+    DICTIONARY_BYTES_MAX, DICTIONARY_BYTES_MIN, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryError, DictionaryKind,
+};
 pub use error::{LoadError, LoadProblem, SaveError};
 pub use faults::{Fault, FaultPlan};
 pub use handle::{Handle, POOLS_MAX};

@@ -52,6 +52,11 @@ impl CodecSpec {
         self.level
     }
 
+    /// Whether it can compress against a dictionary: lz4 and zstd can.
+    pub fn takes_dictionaries(&self) -> bool {
+        matches!(self.name(), "lz4" | "zstd")
+    }
+
     pub(crate) fn format(&self) -> u8 {
         self.codec().format
     }
