@@ -42,7 +42,7 @@ fn any_bytes_decode_to_an_error_or_a_block_and_nothing_else() {
 
 #[test]
 fn any_pages_come_back() {
-    let seeds: Vec<Vec<u8>> = (0..40u8).map(|i| (0..200).map(|j| (i ^ j / 3).wrapping_mul(i)).collect()).collect();
+    let seeds: Vec<Vec<u8>> = (0..40u8).map(|i| (0..200).map(|j| (i ^ (j / 3)).wrapping_mul(i)).collect()).collect();
     feed(fuzz::round_trip, &seeds, 300);
 }
 
@@ -54,7 +54,7 @@ fn any_text_is_a_codec_or_refused() {
 
 #[test]
 fn any_bytes_are_a_dictionary_or_refused() {
-    let content: Vec<u8> = (0..600u32).map(|i| (i * i >> 4) as u8).collect();
+    let content: Vec<u8> = (0..600u32).map(|i| ((i * i) >> 4) as u8).collect();
     let raw = Dictionary::new(DictionaryKind::Raw, content.clone()).unwrap().to_file();
     let zstd = [&0xEC30_A437u32.to_le_bytes()[..], &content].concat();
     let zstd = Dictionary::new(DictionaryKind::Zstd, zstd).unwrap().to_file();
