@@ -5,7 +5,7 @@ use crate::figures::{Figures, Height};
 use crate::slots::Slots;
 use crate::stats_file::StatsFile;
 use crate::summary::summary;
-use crate::{machine, program, report};
+use crate::{dict, machine, program, report};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::{Config, Delivery, KEYS};
 use memfold_store::CodecSpec;
@@ -138,7 +138,8 @@ fn config(matches: &ArgMatches) -> Result<Config, Failure> {
         }
     }
     config.check().map_err(Failure::own)?;
-    CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
+    let codec = CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
+    dict::check(&mut config.canned, codec)?;
     if !config.use_move {
         return Err(Failure::own("--move: run needs on: only library regions can do without UFFDIO_MOVE"));
     }

@@ -12,8 +12,10 @@ extern crate alloc;
 mod handle;
 
 mod blockset;
-mod codec;
 mod hash;
+mod dictionary;
+mod codec;
+mod entropy;
 mod samefilled;
 
 mod class;
@@ -25,6 +27,7 @@ mod budget;
 mod span;
 
 mod arena;
+mod canned;
 mod entries;
 
 mod pool;
@@ -38,21 +41,31 @@ mod worker;
 mod config;
 mod error;
 mod faults;
+mod cover;
 mod recent;
+mod sampler;
 mod stats;
 
 mod store;
 
+mod canning;
 mod load;
 mod save;
+
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 
 #[cfg(test)]
 mod tests;
 
 pub use block::huge_threshold;
 pub use blockset::BlockSet;
+pub use canning::{CANNED_MARGIN_PERCENT, CannedError, CannedStep, Comparison, Trial, raw_dictionaries};
 pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};
 pub use config::{RECENT_BLOCKS_MAX, StoreConfig, StoreError};
+pub use dictionary::{
+    DICTIONARY_BYTES_MAX, DICTIONARY_BYTES_MIN, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryError, DictionaryKind,
+};
 pub use error::{LoadError, LoadProblem, SaveError};
 pub use faults::{Fault, FaultPlan};
 pub use handle::{Handle, POOLS_MAX};

@@ -1,13 +1,12 @@
 //! Loading blocks, whole or in part.
 use crate::block::{self, DecodeError};
-use crate::codec::Decoder;
+use crate::canned::Decoders;
 use crate::error::{LoadError, LoadProblem};
 use crate::handle::Handle;
 use crate::pool::{Damage, Pinned};
 use crate::samefilled::fill;
 use crate::store::Store;
 use crate::worker::Worker;
-use alloc::boxed::Box;
 use memfold_sys::sync::atomic::Ordering::*;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
@@ -99,7 +98,7 @@ impl Store {
     /// - As for [`Store::load`].
     pub(crate) unsafe fn load_object(
         &self,
-        decoders: &mut [Box<dyn Decoder>],
+        decoders: &mut Decoders,
         handle: Handle,
         order: Order,
         dst: *mut u8,

@@ -10,7 +10,9 @@
 //! so the old span is kept aside (in limbo) until it is unpinned; one that pins later sees the changed entry and turns
 //! back. All four accesses are SeqCst, so at least one side sees the other.
 use crate::arena::{Arena, NIL};
+use crate::canned::slot_of;
 use crate::class::{self, CLASSES, Class};
+use crate::codec::id;
 use crate::entries::Entries;
 use crate::entry::{self, BUILDING, Entry, Header, Place};
 use crate::handle::ObjectName;
@@ -42,6 +44,8 @@ pub(crate) struct PoolCounters {
     pub compacted: AtomicU64,
     /// Frees of handles that are dead or damaged; nothing was freed.
     pub bad_frees: AtomicU64,
+    /// Objects by the dictionary that they were compressed with.
+    pub canned: [AtomicU64; id::CANNED_SLOTS],
 }
 
 /// Partly used spans are in the list of their group, full ones in none, emptied ones leave the class.
@@ -60,7 +64,11 @@ pub(crate) struct ClassState {
 }
 
 /// What [`Pool::store`] stores.
+///
+/// `head_len` bytes at `head`, then the rest of the `len` bytes at `bytes`.
 pub(crate) struct Payload {
+    pub head: *const u8,
+    pub head_len: usize,
     pub bytes: *const u8,
     pub len: usize,
     pub order: u8,
@@ -113,18 +121,23 @@ impl Pool {
     /// [`Full`]; nothing is changed then.
     ///
     /// # Safety
-    /// - `payload.bytes` is readable for `payload.len` bytes, and nobody writes there meanwhile.
+    /// - Both parts of the payload are readable, and nobody writes there meanwhile.
     pub unsafe fn store(&self, payload: &Payload) -> Result<ObjectName, Full> {
         let len = payload.len;
         let slot = self.allocate(len, payload.order)?;
         // SAFETY: the slot is `len` bytes or longer, new, pinned and unknown to anybody else until published; the
         // caller vouches for the bytes.
         let hash = unsafe {
-            core::ptr::copy_nonoverlapping(payload.bytes, slot.payload, len);
-            hash(payload.bytes, len)
+            core::ptr::copy_nonoverlapping(payload.head, slot.payload, payload.head_len);
+            let rest = slot.payload.add(payload.head_len);
+            core::ptr::copy_nonoverlapping(payload.bytes, rest, len - payload.head_len);
+            hash(slot.payload, len)
         };
         let mut header =
             Header { len: len as u32, order: payload.order, format: payload.format, mixed: payload.mixed, checksum: 0 };
+        if let Some(slot) = slot_of(payload.format) {
+            self.counters.canned[slot].fetch_add(1, SeqCst);
+        }
         header.checksum = entry::checksum(header.fields(), slot.name.index, hash);
         slot.entry.set_header(header);
         slot.span.unpin();
@@ -231,6 +244,10 @@ impl Pool {
         }
         let before = group(class, span);
         span.give_slot(place.slot);
+        if let Some(slot) = slot_of(header.format) {
+            // Not below zero, should the format be damaged.
+            let _ = self.counters.canned[slot].fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
+        }
         self.entries.give(name.index);
         state.objects -= 1;
         state.stored -= len as u64;

@@ -1,7 +1,8 @@
 //! Saving folios: all or nothing.
-use crate::block::{self, Encoded};
+use crate::block::{self, Encoded, Packer};
 use crate::blockset::BlockSet;
 use crate::codec::{CodecError, id};
+use crate::entry::SAME;
 use crate::error::SaveError;
 use crate::faults::Fault;
 use crate::handle::Handle;
@@ -102,32 +103,41 @@ impl Store {
         if self.faults.strikes(Fault::Codec) {
             return Err(SaveError::Codec(CodecError(0)));
         }
+        w.decoders.sync();
+        let (format, canned) = match w.decoders.current(w.spec) {
+            Some((format, canned)) => (format, Some(canned)),
+            None => (w.spec.format(), None),
+        };
+        let packer = Packer { encoder: &mut *w.encoder, format, canned };
         // SAFETY: the caller vouches for the block; the worker's buffers have the size of this store's blocks.
-        let encoded = unsafe { block::encode(&mut w.scratch, &mut *w.encoder, w.spec.format(), src, order) };
+        let encoded = unsafe {
+            self.sampler.offer(src, order);
+            block::encode(&mut w.scratch, packer, src, order)
+        };
         report.blocks += 1;
         report.bytes += order.bytes() as u64;
-        let (format, mixed, bytes, len) = match encoded.map_err(SaveError::Codec)? {
+        let (format, payload) = match encoded.map_err(SaveError::Codec)? {
             Encoded::Zero => {
                 report.zero_blocks += 1;
                 report.same_pages += order.pages() as u64;
                 return Ok(Handle::ZERO);
             }
-            Encoded::Object { format, mixed, payload, len, same_pages } => {
+            Encoded::Object { format, mixed, head, head_len, body, len, same_pages } => {
                 report.same_pages += same_pages as u64;
                 report.huge_blocks += (format == id::NONE && same_pages < order.pages()) as u64;
                 if format == id::NONE && same_pages < order.pages() && self.refuse_incompressible {
                     return Err(SaveError::Incompressible);
                 }
-                (format, mixed, payload, len)
+                let order = order.get();
+                (format, Payload { head, head_len, bytes: body, len: head_len + len, order, format, mixed })
             }
         };
-        if (format as usize) < id::DECODERS && format != id::NONE && self.faults.strikes(Fault::Compressed) {
+        if format != SAME && format != id::NONE && self.faults.strikes(Fault::Compressed) {
             w.scratch.damage();
         }
-        let payload = Payload { bytes, len, order: order.get(), format, mixed };
         // SAFETY: the bytes lie in the block or in the worker's scratch, and nobody writes to either.
         let handle = unsafe { self.store_payload(pool, &payload)? };
-        report.stored_bytes += len as u64;
+        report.stored_bytes += payload.len as u64;
         if self.verify.load(Relaxed) {
             // SAFETY: as for the block.
             unsafe { self.verify_block(w, handle, src, order)? };
@@ -179,7 +189,7 @@ impl Store {
         Ok(())
     }
 
-    fn count_save(&self, w: &Worker, order: Order, report: &SaveReport) {
+    fn count_save(&self, w: &mut Worker, order: Order, report: &SaveReport) {
         let counters = &self.counters[w.counters];
         if report.blocks > 0 {
             counters.saves[order.get() as usize].fetch_add(1, Relaxed);
@@ -191,6 +201,7 @@ impl Store {
             (&counters.zero_blocks, report.zero_blocks),
             (&counters.same_pages, report.same_pages),
             (&counters.huge_blocks, report.huge_blocks),
+            (&counters.dense_blocks, core::mem::take(&mut w.scratch.dense_blocks)),
         ] {
             if value > 0 {
                 counter.fetch_add(value, Relaxed);

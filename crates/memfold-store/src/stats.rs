@@ -64,6 +64,8 @@ counters! {
     same_pages,
     /// Blocks saved that did not shrink enough and were stored raw.
     huge_blocks,
+    /// Blocks that looked too dense to be given to the codec at all; with those of saves that failed later.
+    dense_blocks,
     /// Saves refused because the pool was full.
     refused_full,
     /// Saves refused because a block does not compress.

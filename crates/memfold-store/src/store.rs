@@ -2,6 +2,7 @@
 use crate::area::{Area, Table};
 use crate::arena::Arena;
 use crate::budget::Budget;
+use crate::canned::Cans;
 use crate::codec::CodecSpec;
 use crate::config::{StoreConfig, StoreError};
 use crate::entries::Entries;
@@ -10,6 +11,7 @@ use crate::faults::FaultPlan;
 use crate::handle::{Handle, INDEX_BITS};
 use crate::pool::Pool;
 use crate::recent::RecentBlocks;
+use crate::sampler::Sampler;
 use crate::span::Span;
 use crate::stats::{self, ClassStats, Counters, StoreStats};
 use crate::worker::Worker;
@@ -44,6 +46,8 @@ pub struct Store {
     pub(crate) faults: FaultPlan,
     pub(crate) recent: RecentBlocks,
     pub(crate) counters: Box<[Counters]>,
+    pub(crate) cans: Arc<Cans>,
+    pub(crate) sampler: Sampler,
     codec: Mutex<CodecSpec>,
     workers: AtomicUsize,
 }
@@ -58,6 +62,8 @@ impl Store {
         let budget = Arc::new(Budget::new(config.pool_bytes_max));
         Ok(Store {
             pools: make_pools(config.pools, &budget)?,
+            cans: Arc::new(Cans::new(budget.clone())),
+            sampler: Sampler::new(config.block_order),
             budget,
             block_order: config.block_order,
             verify: AtomicBool::new(config.verify),
@@ -72,13 +78,17 @@ impl Store {
 
     /// A worker for the store's present codec. Allocates all that the worker will ever need.
     pub fn worker(&self) -> Worker {
-        let spec = *self.codec.lock();
-        self.worker_for(spec)
+        self.worker_for(self.codec())
     }
 
     /// A worker for another codec, for example to recompress.
     pub fn worker_for(&self, spec: CodecSpec) -> Worker {
-        Worker::new(spec, self.block_order, self.workers.fetch_add(1, Relaxed) % stats::GROUPS)
+        Worker::new(spec, self.block_order, self.workers.fetch_add(1, Relaxed) % stats::GROUPS, self.cans.clone())
+    }
+
+    /// The codec of workers made from now on.
+    pub fn codec(&self) -> CodecSpec {
+        *self.codec.lock()
     }
 
     /// Changes the codec of workers made from now on. Objects and workers that exist are not touched.
@@ -175,9 +185,9 @@ impl Store {
         for (number, pool) in frozen.iter().enumerate() {
             pool.check().map_err(|e| format!("pool {number}: {e}"))?;
         }
-        let held: u64 = frozen.iter().map(|p| p.held()).sum();
+        let held = frozen.iter().map(|p| p.held()).sum::<u64>() + self.cans.bytes();
         if held != self.budget.held() {
-            return Err(format!("the pools hold {held} bytes but {} are counted", self.budget.held()));
+            return Err(format!("pools and dictionaries hold {held} bytes but {} are counted", self.budget.held()));
         }
         Ok(())
     }

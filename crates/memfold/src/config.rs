@@ -26,6 +26,17 @@ pub enum OnFull {
     Stop,
 }
 
+/// Where dictionaries come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Canned {
+    /// Nothing is compressed against a dictionary.
+    Off,
+    /// From the pages that are folded, in the background, where they win.
+    On,
+    /// From a file that `memfold dict train` made.
+    File(String),
+}
+
 /// One setting, as flags and help show it.
 pub struct Key {
     /// Name, as in `--name`.
@@ -56,7 +67,13 @@ pub const KEYS: &[Key] = &[
         name: "codec",
         value: "NAME[:LEVEL]",
         default: "lz4",
-        help: "compression: lz4[:ACCELERATION], zstd[:LEVEL] or none",
+        help: "compression: lz4, lz4hc, zstd, deflate or none, with a level if wanted",
+    },
+    Key {
+        name: "canned",
+        value: "on|off|FILE",
+        default: "off",
+        help: "compress lz4 or zstd against a dictionary: made from folded pages where it wins, or read from FILE",
     },
     Key { name: "folio", value: "SIZE", default: "2M", help: "largest folio, 4K to 2M" },
     Key { name: "block", value: "SIZE", default: "16K", help: "unit of compression, 4K to 2M" },
@@ -145,6 +162,8 @@ pub struct Config {
     pub resident_bytes: Option<u64>,
     /// Codec spec, such as `lz4` or `zstd:3`; the store checks it.
     pub codec: String,
+    /// Dictionaries (Z8).
+    pub canned: Canned,
     /// Largest folio.
     pub folio_order: Order,
     /// Unit of compression.
@@ -181,6 +200,7 @@ impl Config {
             limit_bytes: None,
             resident_bytes: None,
             codec: "lz4".to_string(),
+            canned: Canned::Off,
             folio_order: Order::MAX,
             block_order: Order::new(2).expect("2 is an order"),
             delivery: Delivery::Thread,
@@ -208,6 +228,7 @@ impl Config {
             "limit" => self.limit_bytes = Some(size()?),
             "resident" => self.resident_bytes = Some(size()?),
             "codec" => self.codec = value.to_string(),
+            "canned" => self.canned = parse_canned(value).map_err(wrong)?,
             "folio" => self.folio_order = parse_order(value).map_err(wrong)?,
             "block" => self.block_order = parse_order(value).map_err(wrong)?,
             "delivery" => {
@@ -289,9 +310,14 @@ impl Config {
         let full = if self.on_full == OnFull::Grow { "grow" } else { "stop" };
         let _ = write!(
             out,
-            "codec={}\nfolio={}\nblock={}\ndelivery={delivery}\non-full={full}\npools={}\nworkers={}\nverify={}\nclean={}\n\
+            "codec={}\ncanned={}\nfolio={}\nblock={}\ndelivery={delivery}\non-full={full}\npools={}\nworkers={}\nverify={}\nclean={}\n\
              readahead={}\nfallback={}\nmove={}\nshard={}\nadopt-at={}\n",
             self.codec,
+            match &self.canned {
+                Canned::Off => "off",
+                Canned::On => "on",
+                Canned::File(path) => path,
+            },
             self.folio_order.bytes(),
             self.block_order.bytes(),
             self.pools,
@@ -373,6 +399,17 @@ pub fn parse_size(text: &str, whole: u64) -> Result<u64, String> {
     if bytes >= u64::MAX as f64 { Err(wrong()) } else { Ok(bytes as u64) }
 }
 
+fn parse_canned(text: &str) -> Result<Canned, String> {
+    match text {
+        "off" => Ok(Canned::Off),
+        "on" => Ok(Canned::On),
+        // Settings are passed on as lines, joined by semicolons. A bare word is more likely a mistake than a file.
+        path if path.contains(['\n', ';']) => Err(alloc::format!("{text:?}: no line breaks and semicolons, please")),
+        path if path.contains(['/', '.']) => Ok(Canned::File(path.to_string())),
+        _ => Err(alloc::format!("{text:?} is neither on nor off; write a file's name as ./{text}")),
+    }
+}
+
 fn parse_order(text: &str) -> Result<Order, String> {
     let bytes = parse_size(text, 0)? as usize;
     match Order::covering(bytes) {
@@ -433,6 +470,7 @@ mod tests {
             ("limit", "25%"),
             ("resident", "256M"),
             ("codec", "zstd:3"),
+            ("canned", "/tmp/a.dict"),
             ("folio", "64K"),
             ("block", "32K"),
             ("delivery", "signal"),

@@ -2,7 +2,7 @@
 use crate::area::Areas;
 use crate::busy::Busy;
 use crate::changes::Changes;
-use crate::config::{Config, Delivery};
+use crate::config::{Canned, Config, Delivery};
 use crate::context::Contexts;
 use crate::folio::{FolioId, Folios, State};
 use crate::frames::Frames;
@@ -14,7 +14,7 @@ use crate::stream::Streams;
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use core::ops::Deref;
-use memfold_store::{Handle, Store, StoreConfig};
+use memfold_store::{DICTIONARY_FILE_BYTES_MAX, Dictionary, Handle, Store, StoreConfig};
 use memfold_sys::space::Space;
 use memfold_sys::sync::RwLock;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -105,6 +105,7 @@ impl Pager {
             ..StoreConfig::default()
         };
         let store = Store::new(&sc).map_err(|e| e.to_string())?;
+        set_up_dictionaries(&store, &config.canned)?;
         let space_err = |e| alloc::format!("no address space for the engine: {e}");
         let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
         let contexts = Contexts::new(&store, or_cpus(config.workers) + 2 * parts.cpus + 4, config.block_order.bytes());
@@ -397,4 +398,26 @@ impl Pager {
 /// Bytes of `pages` pages.
 pub(crate) const fn bytes(pages: usize) -> usize {
     pages * PAGE_SIZE
+}
+
+/// Lets the store make dictionaries, or gives it the one of a file.
+fn set_up_dictionaries(store: &Store, canned: &Canned) -> Result<(), String> {
+    if *canned == Canned::Off {
+        return Ok(());
+    }
+    let codec = store.codec();
+    if !codec.takes_dictionaries() {
+        return Err(alloc::format!("--canned: codec {codec} takes no dictionaries; use lz4 or zstd"));
+    }
+    let Canned::File(path) = canned else {
+        store.set_canned(true);
+        return Ok(());
+    };
+    let fail = |e: &dyn core::fmt::Display| alloc::format!("--canned: {path}: {e}");
+    let bytes = memfold_sys::file::read(path, DICTIONARY_FILE_BYTES_MAX).map_err(|e| match e {
+        memfold_sys::Errno::FBIG => fail(&"longer than any dictionary"),
+        e => fail(&e),
+    })?;
+    let dictionary = Dictionary::from_file(&bytes).map_err(|e| fail(&e))?;
+    store.install_dictionary(&dictionary).map_err(|e| fail(&e))
 }

@@ -57,3 +57,55 @@ fn copying_instead_of_moving_keeps_every_byte() {
     fill_and_read(Delivery::Signal, "off", 16 << 20, 48 * MIB);
     fill_and_read(Delivery::Thread, "off", 16 << 20, 48 * MIB);
 }
+
+/// Text of many kinds of records, of which each page has a few: what a dictionary is for.
+fn records(n: usize, out: &mut [u8]) {
+    let mut state = n as u32;
+    let mut text = Vec::new();
+    while text.len() < out.len() {
+        state = state.wrapping_mul(1664525).wrapping_add(1013904223);
+        let keys = ["customer_identifier", "payment_status", "delivery_address", "measured_temperature", "currency"];
+        let key = keys[state as usize >> 16 & 3];
+        text.extend(format!("{{\"{key}\": {}, \"source\": \"node-{}\"}}\n", state >> 5, state >> 27).bytes());
+    }
+    out.copy_from_slice(&text[..out.len()]);
+}
+
+fn pool_bytes_with(canned: &str, size: usize) -> u64 {
+    let builder = Memory::builder().resident_bytes(16 << 20).codec("lz4").set("block", "4K").set("canned", canned);
+    let memory = builder.build().unwrap();
+    let mut region = memory.region(size).unwrap();
+    for round in 0..2 {
+        for n in 0..size / 4096 {
+            records(n + round, &mut region.as_mut_slice()[n * 4096..][..4096]);
+        }
+    }
+    let mut want = vec![0u8; 4096];
+    for n in 0..size / 4096 {
+        records(n + 1, &mut want);
+        assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+    }
+    memory.check().unwrap();
+    memory.stats().pool_bytes.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+#[test]
+fn z8_canned_mode_makes_the_pool_smaller_and_keeps_every_byte() {
+    let off = pool_bytes_with("off", 128 * MIB);
+    let on = pool_bytes_with("on", 128 * MIB);
+    assert!(on * 100 < off * 97, "{on} bytes in the pool, {off} without");
+    let mut content = vec![0; 16384];
+    records(5_000_000, &mut content);
+    let dictionary = memfold_store::Dictionary::new(memfold_store::DictionaryKind::Raw, content).unwrap();
+    let path = std::env::temp_dir().join(format!("memfold-region-{}.dict", std::process::id()));
+    std::fs::write(&path, dictionary.to_file()).unwrap();
+    let from_file = pool_bytes_with(path.to_str().unwrap(), 48 * MIB);
+    assert!(from_file * 100 < pool_bytes_with("off", 48 * MIB) * 97, "{from_file} bytes in the pool");
+    let mut file = dictionary.to_file();
+    file[100] ^= 1;
+    std::fs::write(&path, file).unwrap();
+    let builder = Memory::builder().resident_bytes(16 << 20);
+    let error = builder.set("canned", path.to_str().unwrap()).build().err().expect("a damaged file").to_string();
+    assert!(error.contains("checksum") && error.contains("memfold-region"), "{error}");
+    std::fs::remove_file(path).unwrap();
+}

@@ -1,6 +1,8 @@
 //! Tests of the whole store. Each is named for the promise that it checks.
+mod canned;
 mod damage;
 mod faults;
+mod fuzz;
 mod oracle;
 mod partial;
 mod promises;

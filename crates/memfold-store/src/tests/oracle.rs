@@ -26,6 +26,11 @@ enum Step {
     Codec {
         nth: usize,
     },
+    /// Another dictionary for lz4, or none.
+    Dictionary {
+        at: usize,
+        none: bool,
+    },
     FailCodec {
         nth: u64,
     },
@@ -43,7 +48,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => any::<usize>().prop_map(|nth| Step::Load { nth }),
         3 => (any::<usize>(), 0usize..512).prop_map(|(nth, first)| Step::Pages { nth, first }),
         2 => (0u64..1 << 20).prop_map(|bytes| Step::Compact { bytes }),
-        1 => (0usize..4).prop_map(|nth| Step::Codec { nth }),
+        1 => (0usize..7).prop_map(|nth| Step::Codec { nth }),
+        2 => (any::<usize>(), any::<bool>()).prop_map(|(at, none)| Step::Dictionary { at, none }),
         1 => (1u64..20).prop_map(|nth| Step::FailCodec { nth }),
         1 => (1u64..20).prop_map(|nth| Step::FailPool { nth }),
     ]
@@ -77,8 +83,19 @@ impl Model {
                 assert_eq!(before - released, self.store.pool_bytes());
             }
             Step::Codec { nth } => {
-                let spec = ["lz4", "zstd:-1", "none", "lz4:30"][nth];
+                let spec = ["lz4", "zstd:-1", "none", "lz4:30", "lz4hc:3", "deflate", "zstd:4"][nth];
                 self.worker = self.store.worker_for(CodecSpec::parse(spec).unwrap());
+            }
+            Step::Dictionary { at, none } => {
+                self.store.reap_dictionaries();
+                let at = at % (corpus().len() - 5000);
+                let content = corpus()[at..at + 5000].to_vec();
+                let dictionary = Dictionary::new(DictionaryKind::Raw, content).unwrap();
+                if none {
+                    self.store.retire_dictionary();
+                } else if let Err(error) = self.store.install_dictionary(&dictionary) {
+                    assert_eq!((error, self.store.dictionaries().0), (CannedError::Slots, 8));
+                }
             }
             Step::FailCodec { nth } => self.store.faults().strike_at(Fault::Codec, nth),
             Step::FailPool { nth } => self.store.faults().strike_at(Fault::PoolFull, nth),

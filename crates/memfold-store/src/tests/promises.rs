@@ -13,7 +13,7 @@ fn mixed_folio(o: Order, random: &mut Random) -> Pages {
 #[test]
 fn z1_z8_every_folio_order_block_order_and_codec_gives_its_bytes_back() {
     let mut random = Random(1);
-    for spec in ["none", "lz4", "lz4:9", "zstd", "zstd:-7", "zstd:3"] {
+    for spec in ["none", "lz4", "lz4:9", "lz4hc:2", "zstd", "zstd:-7", "zstd:3", "deflate"] {
         for block in 0..=9 {
             let store = store_with(|c| {
                 c.codec = CodecSpec::parse(spec).unwrap();
@@ -167,6 +167,7 @@ fn blocks_that_do_not_shrink_are_stored_raw_or_refused() {
     let mut out = [Handle::NONE];
     let report = save_some(&store, &mut w, &folio, order(2), 1, &BlockSet::first(1), &mut out).unwrap();
     assert_eq!((report.huge_blocks, report.stored_bytes), (1, 16384));
+    assert_eq!(store.stats().events.dense_blocks, 1, "the codec was spared");
     let stats = store.stats();
     assert_eq!(stats.held_bytes - stats.metadata_bytes, 16384, "a raw block takes exactly its pages");
     assert_same(&store, &mut w, &out, &folio, order(2));
