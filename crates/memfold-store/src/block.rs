@@ -172,7 +172,7 @@ unsafe fn compress(
     len: usize,
 ) -> Result<Option<usize>, CodecError> {
     // SAFETY: as the caller says; whole pages.
-    if packer.format != id::NONE && unsafe { entropy::is_dense(src, len) } {
+    if packer.format != id::NONE && !packer.encoder.gives_up_fast() && unsafe { entropy::is_dense(src, len) } {
         scratch.dense_blocks += 1;
         return Ok(None);
     }

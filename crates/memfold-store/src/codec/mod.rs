@@ -121,6 +121,11 @@ pub(crate) trait Encoder: Send {
         room: usize,
         canned: Option<&Canned>,
     ) -> Result<Option<usize>, CodecError>;
+
+    /// Whether it gives up on a block that does not shrink as fast as a look at the block would tell.
+    fn gives_up_fast(&self) -> bool {
+        false
+    }
 }
 
 /// Decompresses one block at a time. All memory it needs was taken when it was made.
