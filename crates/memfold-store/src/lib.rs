@@ -13,6 +13,7 @@ mod handle;
 
 mod blockset;
 mod codec;
+mod bare;
 mod hash;
 mod samefilled;
 
@@ -49,6 +50,7 @@ mod save;
 #[cfg(test)]
 mod tests;
 
+pub use bare::BareCodec;
 pub use block::huge_threshold;
 pub use blockset::BlockSet;
 pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};

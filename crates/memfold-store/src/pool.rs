@@ -19,6 +19,7 @@ use crate::span::Span;
 use alloc::boxed::Box;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
 use memfold_sys::sync::{Mutex, MutexGuard};
+use memfold_sys::thread::now_ns;
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
 /// Partly used spans are listed by how full they are, in this many groups; the fullest are used first.
@@ -36,6 +37,8 @@ pub(crate) struct Pool {
 pub(crate) struct PoolCounters {
     /// Locks of a class that were held by another thread when wanted.
     pub lock_waits: AtomicU64,
+    /// Nanoseconds that these waits took.
+    pub lock_wait_ns: AtomicU64,
     /// Objects moved by compaction.
     pub moved: AtomicU64,
     /// Bytes that compaction gave back to the kernel.
@@ -180,8 +183,11 @@ impl Pool {
     /// The state of class `class`, locked.
     pub(crate) fn lock_class(&self, class: usize) -> MutexGuard<'_, ClassState> {
         self.classes[class].try_lock().unwrap_or_else(|| {
+            let start = now_ns();
+            let guard = self.classes[class].lock();
             self.counters.lock_waits.fetch_add(1, Relaxed);
-            self.classes[class].lock()
+            self.counters.lock_wait_ns.fetch_add(now_ns() - start, Relaxed);
+            guard
         })
     }
 
