@@ -35,6 +35,12 @@ impl Area {
         unsafe { self.zone.as_ptr().add(self.offset + offset) }
     }
 
+    /// Asks the kernel for the memory of a part at once.
+    pub fn populate(&self, offset: usize, len: usize) {
+        assert!(offset + len <= self.len);
+        self.zone.populate(self.offset + offset, len);
+    }
+
     /// Gives the pages of a part back to the kernel.
     ///
     /// # Safety

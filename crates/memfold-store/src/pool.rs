@@ -120,6 +120,9 @@ impl Pool {
     pub unsafe fn store(&self, payload: &Payload) -> Result<ObjectName, Full> {
         let len = payload.len;
         let slot = self.allocate(len, payload.order)?;
+        if slot.is_fresh {
+            self.arena.populate(slot.span);
+        }
         // SAFETY: the slot is `len` bytes or longer, new, pinned and unknown to anybody else until published; the
         // caller vouches for the bytes.
         let hash = unsafe {
@@ -196,7 +199,8 @@ impl Pool {
         let class = &CLASSES[class_index];
         let mut state = self.lock_class(class_index);
         let (index, generation, entry) = self.entries.take().ok_or(Full)?;
-        let Some(span_index) = state.fullest().or_else(|| self.add_span(&mut state, class_index)) else {
+        let found = state.fullest().map(|index| (index, false));
+        let Some((span_index, is_fresh)) = found.or_else(|| self.add_span(&mut state, class_index)) else {
             self.entries.give(index);
             return Err(Full);
         };
@@ -211,7 +215,7 @@ impl Pool {
         state.stored += len as u64;
         state.original += (PAGE_SIZE << order) as u64;
         let name = ObjectName { pool: self.number, index, generation };
-        Ok(Slot { name, entry, span, payload: at.wrapping_add(class.payload_offset()) })
+        Ok(Slot { name, entry, span, is_fresh, payload: at.wrapping_add(class.payload_offset()) })
     }
 
     /// `None`: the handle is dead or damaged. `Some(true)`: freed, and the arena wants trimming.
@@ -249,14 +253,15 @@ impl Pool {
         Some(self.arena.give(place.span))
     }
 
-    fn add_span(&self, state: &mut ClassState, class_index: usize) -> Option<u32> {
+    /// A new span, and whether it has no memory yet.
+    fn add_span(&self, state: &mut ClassState, class_index: usize) -> Option<(u32, bool)> {
         self.reap(state);
-        let index = self.arena.take(CLASSES[class_index].pages)?;
+        let (index, is_fresh) = self.arena.take(CLASSES[class_index].pages)?;
         let span = self.arena.span(index)?;
         span.clear();
         span.set_class(Some(class_index));
         state.spans += 1;
-        Some(index)
+        Some((index, is_fresh))
     }
 
     /// Takes a slot of a span with room and puts the span into the list where it belongs then.
@@ -365,6 +370,8 @@ struct Slot<'a> {
     name: ObjectName,
     entry: &'a Entry,
     span: &'a Span,
+    /// The span has no memory yet.
+    is_fresh: bool,
     payload: *mut u8,
 }
 

@@ -417,8 +417,10 @@ impl Pager {
             let progress = self.reclaim(&self.areas.read(), over.min(512), 0);
             return (progress == Progress::Freed && self.trim(over) > 0) || saved;
         }
+        // With nothing else to do, one step of compaction at a time: whoever needs a window gets it in between.
+        let tidied = over == 0 && !saved && self.store.tidy() > 0;
         self.publish();
-        over > 0 || saved
+        over > 0 || saved || tidied
     }
 
     /// Gives free frames back to the kernel. `areas` must not be locked: where discards are reported, this waits until a
