@@ -14,6 +14,8 @@ mod handle;
 mod blockset;
 mod codec;
 mod bare;
+mod batch;
+mod software;
 mod hash;
 mod samefilled;
 
@@ -46,11 +48,13 @@ mod store;
 
 mod load;
 mod save;
+mod offload;
 
 #[cfg(test)]
 mod tests;
 
 pub use bare::BareCodec;
+pub use batch::{BATCH_MAX, Compressor, Done, Job};
 pub use block::huge_threshold;
 pub use blockset::BlockSet;
 pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};
@@ -59,7 +63,9 @@ pub use error::{LoadError, LoadProblem, SaveError};
 pub use faults::{Fault, FaultPlan};
 pub use handle::{Handle, POOLS_MAX};
 pub use hash::xxh3_128;
+pub use offload::{Offload, OffloadStats};
 pub use save::SaveReport;
+pub use software::{SoftwarePool, SoftwareQueue};
 pub use stats::{ClassStats, Events, StoreStats};
 pub use store::Store;
 pub use worker::Worker;

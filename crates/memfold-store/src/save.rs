@@ -91,7 +91,7 @@ impl Store {
 
     /// # Safety
     /// - As for [`Store::save`], for the one block at `src`.
-    unsafe fn save_block(
+    pub(crate) unsafe fn save_block(
         &self,
         w: &mut Worker,
         pool: &Pool,
@@ -126,8 +126,25 @@ impl Store {
         }
         let payload = Payload { bytes, len, order: order.get(), format, mixed };
         // SAFETY: the bytes lie in the block or in the worker's scratch, and nobody writes to either.
-        let handle = unsafe { self.store_payload(pool, &payload)? };
-        report.stored_bytes += len as u64;
+        unsafe { self.place(w, pool, &payload, src, order, report) }
+    }
+
+    /// Stores the payload of the block at `src`, and verifies it if that is asked for.
+    ///
+    /// # Safety
+    /// - As for [`Pool::store`], and `src` is a readable block of `order` that nobody writes.
+    pub(crate) unsafe fn place(
+        &self,
+        w: &mut Worker,
+        pool: &Pool,
+        payload: &Payload,
+        src: *const u8,
+        order: Order,
+        report: &mut SaveReport,
+    ) -> Result<Handle, SaveError> {
+        // SAFETY: as the caller says.
+        let handle = unsafe { self.store_payload(pool, payload)? };
+        report.stored_bytes += payload.len as u64;
         if self.verify.load(Relaxed) {
             // SAFETY: as for the block.
             unsafe { self.verify_block(w, handle, src, order)? };
@@ -179,7 +196,7 @@ impl Store {
         Ok(())
     }
 
-    fn count_save(&self, w: &Worker, order: Order, report: &SaveReport) {
+    pub(crate) fn count_save(&self, w: &Worker, order: Order, report: &SaveReport) {
         let counters = &self.counters[w.counters];
         if report.blocks > 0 {
             counters.saves[order.get() as usize].fetch_add(1, Relaxed);
@@ -198,7 +215,7 @@ impl Store {
         }
     }
 
-    fn count_failure(&self, w: &Worker, error: SaveError) {
+    pub(crate) fn count_failure(&self, w: &Worker, error: SaveError) {
         let counters = &self.counters[w.counters];
         let counter = match error {
             SaveError::PoolFull => &counters.refused_full,

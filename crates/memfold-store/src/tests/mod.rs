@@ -1,6 +1,7 @@
 //! Tests of the whole store. Each is named for the promise that it checks.
 mod damage;
 mod faults;
+mod offload;
 mod oracle;
 mod partial;
 mod promises;
