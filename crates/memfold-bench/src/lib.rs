@@ -40,6 +40,7 @@ mod store_engine;
 mod store_pool;
 mod store_kernel;
 mod store_many;
+mod store_batch;
 mod store;
 
 pub use child::{WalkChildArgs, walk_child};

@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::size::show_size;
 use crate::store_row::{StoreRow, all_good};
 use crate::table::layout;
-use crate::{store_kernel, store_many, store_pool};
+use crate::{store_batch, store_kernel, store_many, store_pool};
 use anyhow::Context;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -100,7 +100,7 @@ fn measure(part: Part, corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<S
         Part::Engine => engine(corpus, quick),
         Part::Canned => Ok(vec![StoreRow::not_run("dictionaries: stored on, of off", "<= 1", "not built")]),
         Part::Zram => store_kernel::rows(corpus, pick(9, 3)),
-        Part::Batch => Ok(vec![StoreRow::not_run("batches of 16 on 2 cores, of one core", ">= 1.7", "not built")]),
+        Part::Batch => store_batch::rows(corpus, pick(15, 5)),
         Part::Overhead => {
             let rows = ["lz4", "zstd"].map(|codec| store_pool::overhead(corpus, codec, pick(15, 3)));
             rows.into_iter().collect()
