@@ -91,7 +91,7 @@ impl<T: ZoneRecord> Table<T> {
     }
 
     /// Bytes of the pages that the first `count` records touch.
-    pub fn bytes(&self, count: u32) -> u64 {
+    pub fn bytes(count: u32) -> u64 {
         (count as usize * size_of::<T>()).next_multiple_of(PAGE_SIZE) as u64
     }
 }

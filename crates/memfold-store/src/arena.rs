@@ -160,7 +160,7 @@ impl Arena {
 
     /// Bytes of memory that the spans' descriptions hold.
     pub fn metadata_bytes(&self, state: &State) -> u64 {
-        self.spans.bytes(state.cut)
+        Table::<Span>::bytes(state.cut)
     }
 
     /// Start and length of what was ever cut off.
@@ -215,7 +215,7 @@ impl Arena {
         if (state.edge as usize + pages as usize) * PAGE_SIZE > self.data.len() {
             return None;
         }
-        self.budget.take(self.spans.bytes(index + 1) - self.spans.bytes(index));
+        self.budget.take(Table::<Span>::bytes(index + 1) - Table::<Span>::bytes(index));
         span.set_first_page(state.edge);
         span.set_pages(pages);
         state.edge += pages as u32;

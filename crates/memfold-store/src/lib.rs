@@ -25,6 +25,7 @@ mod entry;
 
 mod area;
 mod budget;
+mod mark;
 mod span;
 
 mod arena;
@@ -49,6 +50,7 @@ mod store;
 mod load;
 mod save;
 mod offload;
+mod cold;
 
 #[cfg(test)]
 mod tests;
@@ -58,6 +60,7 @@ pub use batch::{BATCH_MAX, Compressor, Done, Job};
 pub use block::huge_threshold;
 pub use blockset::BlockSet;
 pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};
+pub use cold::Cold;
 pub use config::{RECENT_BLOCKS_MAX, StoreConfig, StoreError};
 pub use error::{LoadError, LoadProblem, SaveError};
 pub use faults::{Fault, FaultPlan};

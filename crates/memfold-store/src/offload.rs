@@ -140,6 +140,7 @@ impl Store {
         }
         for (index, handle) in which.iter().zip(&w.saved[..saving.done]) {
             out[index] = *handle;
+            self.mark_new(*handle, key + (index * order_of_blocks.pages()) as u64);
         }
         self.count_save(w, order, &saving.report);
         Ok(saving.report)

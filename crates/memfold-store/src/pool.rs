@@ -9,12 +9,14 @@
 //! span elsewhere, changes their entries, and only then looks at the pins: a reader that pinned before that is counted,
 //! so the old span is kept aside (in limbo) until it is unpinned; one that pins later sees the changed entry and turns
 //! back. All four accesses are SeqCst, so at least one side sees the other.
+use crate::area::Table;
 use crate::arena::{Arena, NIL};
 use crate::class::{self, CLASSES, Class};
 use crate::entries::Entries;
 use crate::entry::{self, BUILDING, Entry, Header, Place};
 use crate::handle::ObjectName;
 use crate::hash::xxh3;
+use crate::mark::Mark;
 use crate::span::Span;
 use alloc::boxed::Box;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
@@ -29,6 +31,8 @@ pub(crate) struct Pool {
     pub(crate) number: u8,
     pub(crate) arena: Arena,
     pub(crate) entries: Entries,
+    /// By the entry's index.
+    pub(crate) marks: Table<Mark>,
     pub(crate) classes: Box<[Mutex<ClassState>]>,
     pub(crate) counters: PoolCounters,
 }
@@ -96,7 +100,7 @@ pub(crate) struct Pinned<'a> {
 }
 
 impl Pool {
-    pub fn new(number: u8, arena: Arena, entries: Entries) -> Pool {
+    pub fn new(number: u8, arena: Arena, entries: Entries, marks: Table<Mark>) -> Pool {
         let empty = || ClassState {
             partial: [NIL; GROUPS],
             limbo: NIL,
@@ -107,7 +111,7 @@ impl Pool {
             original: 0,
         };
         let classes = CLASSES.iter().map(|_| Mutex::new(empty())).collect();
-        Pool { number, arena, entries, classes, counters: PoolCounters::default() }
+        Pool { number, arena, entries, marks, classes, counters: PoolCounters::default() }
     }
 
     /// Stores an object.
@@ -326,13 +330,15 @@ impl Pool {
 #[cfg(test)]
 impl Pool {
     /// Start and length of the used parts of the pool's address space.
-    pub(crate) fn extents(&self) -> [(usize, usize); 3] {
+    pub(crate) fn extents(&self) -> [(usize, usize); 4] {
         let (list, state) = (self.entries.lock(), self.arena.lock());
         let entries = self.entries.get(0).map_or(0, |e| e as *const Entry as usize);
         let spans = self.arena.span(0).map_or(0, |s| s as *const Span as usize);
         let (data, data_bytes) = self.arena.extent(&state);
+        let marks = self.marks.get(0).map_or(0, |m| m as *const Mark as usize);
         [
-            (entries, self.entries.bytes(&list) as usize),
+            (entries, Table::<Entry>::bytes(list.fresh) as usize),
+            (marks, Table::<Mark>::bytes(list.fresh) as usize),
             (spans, self.arena.metadata_bytes(&state) as usize),
             (data, data_bytes),
         ]

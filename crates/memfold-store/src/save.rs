@@ -84,6 +84,7 @@ impl Store {
         }
         for (index, handle) in which.iter().zip(&w.saved[..done]) {
             out[index] = *handle;
+            self.mark_new(*handle, key + (index * block_order.pages()) as u64);
         }
         self.count_save(w, order, &report);
         Ok(report)
@@ -161,11 +162,18 @@ impl Store {
         if self.faults.strikes(Fault::PoolFull) {
             return Err(SaveError::PoolFull);
         }
+        // Emptied spans that wait for reuse count as held: they need not.
+        if !self.budget.accepts() && (self.release_warm() == 0 || !self.budget.accepts()) {
+            return Err(SaveError::PoolFull);
+        }
         // SAFETY: as the caller says.
         let mut stored = unsafe { pool.store(payload) };
         if stored == Err(Full) && self.compact(RELIEF_BYTES) > 0 {
             // SAFETY: as the caller says.
             stored = unsafe { pool.store(payload) };
+        }
+        if stored == Err(Full) {
+            self.budget.refuse();
         }
         stored.map(Handle::of_object).map_err(|Full| SaveError::PoolFull)
     }

@@ -78,6 +78,12 @@ counters! {
     failed_loads,
     /// Loads of a part of a block.
     partial_loads,
+    /// Objects that a stronger codec was tried on.
+    recompress_tried,
+    /// Objects that became smaller by it.
+    recompressed,
+    /// Payload bytes saved by it.
+    recompress_gained,
     /// Loads of pages answered from the recently decompressed blocks.
     recent_hits,
     /// Loads of pages that were not among the recently decompressed blocks.

@@ -1,4 +1,5 @@
 //! Tests of the whole store. Each is named for the promise that it checks.
+mod cold;
 mod damage;
 mod faults;
 mod offload;
