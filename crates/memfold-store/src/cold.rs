@@ -132,6 +132,11 @@ impl Store {
         mark.inspect(|mark| mark.touch(self.clock.load(Relaxed)));
     }
 
+    /// Payload bytes of an object, 0 for none.
+    pub fn payload_bytes(&self, handle: Handle) -> u64 {
+        handle.object().map_or(0, |name| self.stored_len(name) as u64)
+    }
+
     fn stored_len(&self, name: ObjectName) -> usize {
         let entry = self.pools.get(name.pool as usize).and_then(|pool| pool.entries.get(name.index));
         entry.map_or(0, |entry| entry.header().len as usize)

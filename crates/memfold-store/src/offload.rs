@@ -113,6 +113,7 @@ impl Store {
     ) -> Result<SaveReport, SaveError> {
         assert!(which.end() <= self.blocks(order) && out.len() >= self.blocks(order));
         assert!(offload.buffers[0].len() >= self.block_order(order).bytes());
+        self.ask_for_room(w)?;
         let (pool, order_of_blocks) = (self.pool_of(key), self.block_order(order));
         let mut saving = Saving { pool, folio, order: order_of_blocks, report: SaveReport::default(), done: 0 };
         let mut batch = [(0usize, 0usize); BATCH_MAX];

@@ -59,6 +59,7 @@ impl Store {
     ) -> Result<SaveReport, SaveError> {
         let block_order = self.block_order(order);
         assert!(which.end() <= self.blocks(order) && out.len() >= self.blocks(order));
+        self.ask_for_room(w)?;
         let pool = self.pool_of(key);
         let mut report = SaveReport::default();
         let mut done = 0;
@@ -162,10 +163,6 @@ impl Store {
         if self.faults.strikes(Fault::PoolFull) {
             return Err(SaveError::PoolFull);
         }
-        // Emptied spans that wait for reuse count as held: they need not.
-        if !self.budget.accepts() && (self.release_warm() == 0 || !self.budget.accepts()) {
-            return Err(SaveError::PoolFull);
-        }
         // SAFETY: as the caller says.
         let mut stored = unsafe { pool.store(payload) };
         if stored == Err(Full) && self.compact(RELIEF_BYTES) > 0 {
@@ -202,6 +199,16 @@ impl Store {
             return Err(SaveError::Verify);
         }
         Ok(())
+    }
+
+    /// Whether the limit lets saves be taken now; a refusal is counted.
+    pub(crate) fn ask_for_room(&self, w: &Worker) -> Result<(), SaveError> {
+        // Emptied spans that wait for reuse count as held: they need not.
+        if self.budget.accepts() || (self.release_warm() > 0 && self.budget.accepts()) {
+            return Ok(());
+        }
+        self.count_failure(w, SaveError::PoolFull);
+        Err(SaveError::PoolFull)
     }
 
     pub(crate) fn count_save(&self, w: &Worker, order: Order, report: &SaveReport) {

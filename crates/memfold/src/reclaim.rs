@@ -297,7 +297,13 @@ impl Pager {
             // SAFETY: the frame holds the folio's bytes, full and still, as long as it is `Saving`.
             unsafe {
                 let out = &mut context.handles[..count];
-                self.store.save(&mut context.worker, frame, order, key, &changed, wanted, out).map(drop)
+                let w = &mut context.worker;
+                match &mut context.offload {
+                    Some(queue) if changed.count() > 1 => {
+                        self.store.save_through(w, queue, frame, order, key, &changed, wanted, out).map(drop)
+                    }
+                    _ => self.store.save(w, frame, order, key, &changed, wanted, out).map(drop),
+                }
             }
         };
         let guard = self.shards.lock(key);
@@ -418,9 +424,10 @@ impl Pager {
             return (progress == Progress::Freed && self.trim(over) > 0) || saved;
         }
         // With nothing else to do, one step of compaction at a time: whoever needs a window gets it in between.
-        let tidied = over == 0 && !saved && self.store.tidy() > 0;
+        let tidied = if over == 0 && !saved { self.store.tidy() } else { 0 };
+        stats::add(&self.stats.compacted_bytes, tidied);
         self.publish();
-        over > 0 || saved || tidied
+        over > 0 || saved || tidied > 0
     }
 
     /// Gives free frames back to the kernel. `areas` must not be locked: where discards are reported, this waits until a
