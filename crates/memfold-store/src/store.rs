@@ -117,6 +117,11 @@ impl Store {
         self.budget.max()
     }
 
+    /// Whether saves are refused now because the pools are full (see [`StoreConfig::accept_percent`]).
+    pub fn is_full(&self) -> bool {
+        !self.budget.accepts()
+    }
+
     /// The order of the blocks of a folio of order `folio`.
     pub fn block_order(&self, folio: Order) -> Order {
         self.block_order.min(folio)

@@ -527,6 +527,13 @@ mod tests {
             ("on-full", "stop"),
             ("pools", "3"),
             ("workers", "5"),
+            ("max-pool", "64M"),
+            ("accept-threshold", "70"),
+            ("pool-counts", "off"),
+            ("batch", "16"),
+            ("recompress", "zstd:6"),
+            ("recompress-after", "10"),
+            ("recompress-cpu", "20"),
             ("verify", "on"),
             ("clean", "40"),
             ("readahead", "off"),
@@ -541,7 +548,7 @@ mod tests {
             let before = config.clone();
             config.set(key.name, value).unwrap();
             assert_ne!(before, config, "{} changed nothing", key.name);
-            assert!(config.set(key.name, "@").is_err() || key.name == "codec");
+            assert!(config.set(key.name, "@").is_err() || ["codec", "recompress"].contains(&key.name));
         }
         config.check().unwrap();
         assert_eq!(Config::decode(&config.encode()), Ok(config));

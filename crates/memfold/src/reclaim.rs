@@ -42,6 +42,8 @@ struct Saving {
 
 /// Folios tried in one round before it is given up.
 const TRIES: usize = 256;
+/// The same while the store is full: only folios with a true copy can leave then.
+const FULL_TRIES: usize = 2;
 /// Rounds for one frame. Others may take what a round has freed, so a few don't mean that nothing can be freed.
 const ATTEMPTS: usize = 64;
 /// Folios that can't leave before an eviction is given up: a fault waits meanwhile.
@@ -135,6 +137,9 @@ impl Pager {
         for tried in 0..TRIES + pages as usize {
             if enough(self) {
                 return Progress::Freed;
+            }
+            if self.store.is_full() && (tried >= FULL_TRIES || self.clean_pages.load(Relaxed) == 0) {
+                break;
             }
             // Small dirty folios are not left to the background for ever: the round must end with a free frame.
             let urgent = tried >= TRIES / 2;
@@ -418,6 +423,11 @@ impl Pager {
             let mut context = self.contexts.borrow();
             self.save_next(&areas, &mut context, List::Dirty, true)
         };
+        if self.store.is_full() {
+            // Trying on would only move folios to and fro; the next fault asks again.
+            self.publish();
+            return false;
+        }
         let over = self.physical().saturating_sub(self.target());
         if over > 0 && self.trim(over) == 0 {
             let progress = self.reclaim(&self.areas.read(), over.min(512), 0);
