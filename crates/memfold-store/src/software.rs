@@ -28,8 +28,11 @@ struct Shared {
     changed: Condvar,
 }
 
+/// A job and where its result goes.
+type Ticket = (Job, Arc<Results>);
+
 struct Jobs {
-    waiting: Box<[Option<(Job, Arc<Results>)>]>,
+    waiting: Box<[Option<Ticket>]>,
     head: usize,
     count: usize,
     stop: bool,
@@ -117,7 +120,7 @@ fn run(arg: usize) {
 
 impl Shared {
     /// Waits for a job. `None`: the pool ends.
-    fn next(&self) -> Option<(Job, Arc<Results>)> {
+    fn next(&self) -> Option<Ticket> {
         let mut turns = 0;
         let mut jobs = self.jobs.lock();
         loop {
@@ -156,7 +159,7 @@ impl Jobs {
     }
 
     /// The oldest job, noted as running.
-    fn pop(&mut self) -> Option<(Job, Arc<Results>)> {
+    fn pop(&mut self) -> Option<Ticket> {
         while self.count > 0 {
             let found = self.waiting[self.head].take();
             self.head = (self.head + 1) % WAITING_MAX;

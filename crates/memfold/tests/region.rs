@@ -128,7 +128,7 @@ fn m9_cold_blocks_are_compressed_again_while_the_program_reads() {
                 assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
                 reads += 1;
             }
-            reads > 20_000 && again(&memory) > 200
+            reads > 5_000 && again(&memory) > 200
         });
         for n in 0..pages {
             page(&source, n, &mut want);
