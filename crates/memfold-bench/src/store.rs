@@ -100,7 +100,7 @@ fn measure(part: Part, corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<S
         Part::Engine => engine(corpus, quick),
         Part::Canned => Ok(vec![StoreRow::not_run("dictionaries: stored on, of off", "<= 1", "not built")]),
         Part::Zram => store_kernel::rows(corpus, pick(9, 3)),
-        Part::Batch => store_batch::rows(corpus, pick(15, 5)),
+        Part::Batch => Ok([store_batch::rows(corpus, pick(15, 5))?, batches(corpus, quick)?].concat()),
         Part::Overhead => {
             let rows = ["lz4", "zstd"].map(|codec| store_pool::overhead(corpus, codec, pick(15, 3)));
             rows.into_iter().collect()
@@ -114,6 +114,16 @@ fn measure(part: Part, corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<S
 fn engine(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     let (len, rounds) = if quick { (48 << 20, 3) } else { (100 << 20, 100) };
     crate::store_engine::rows(corpus, len, rounds)
+}
+
+#[cfg(feature = "engine")]
+fn batches(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
+    crate::store_engine::batches(corpus, 48 << 20, if quick { 3 } else { 15 })
+}
+
+#[cfg(not(feature = "engine"))]
+fn batches(_: &CorpusFile, _: bool) -> anyhow::Result<Vec<StoreRow>> {
+    Ok(Vec::new())
 }
 
 #[cfg(not(feature = "engine"))]

@@ -31,11 +31,9 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(corpus: &CorpusFile, len: usize, block: &str, fallback: &str) -> anyhow::Result<Bench> {
-        // Folios of one block and no read-ahead, as in the source: each touch of a folio is a fault.
-        let settings = [("folio", block), ("block", block), ("readahead", "off"), ("fallback", fallback)];
-        let builder = Memory::builder().resident_bytes(2 * len as u64 + (64 << 20)).codec("zstd").set("clean", "0");
-        let builder = settings.into_iter().fold(builder, |b, (name, value)| b.set(name, value));
+    fn new(corpus: &CorpusFile, len: usize, settings: &[(&str, &str)]) -> anyhow::Result<Bench> {
+        let builder = Memory::builder().resident_bytes(2 * len as u64 + (64 << 20)).set("clean", "0");
+        let builder = settings.iter().fold(builder, |b, (name, value)| b.set(name, value));
         let memory = builder.build().map_err(|e| anyhow::anyhow!("memfold: {e}"))?;
         let region = memory.region(len).map_err(|e| anyhow::anyhow!("memfold: {e}"))?;
         for page in 0..len / PAGE {
@@ -79,7 +77,11 @@ impl Bench {
 pub fn rows(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Vec<StoreRow>> {
     let mut all = [("4K", "0"), ("16K", "0"), ("16K", "100")]
         .into_iter()
-        .map(|(block, fallback)| Bench::new(corpus, len, block, fallback))
+        .map(|(block, fallback)| {
+            // Folios of one block and no read-ahead, as in the source: each touch of a folio is a fault.
+            let settings = [("folio", block), ("block", block), ("readahead", "off"), ("fallback", fallback)];
+            Bench::new(corpus, len, &[&settings[..], &[("codec", "zstd")]].concat())
+        })
         .collect::<anyhow::Result<Vec<_>>>()?;
     for _ in 0..rounds {
         all.iter_mut().for_each(Bench::round);
@@ -110,4 +112,19 @@ pub fn rows(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Ve
             format!("{in_ms:.0} ms of {plain_ms:.0} ms, {} loads fell back", fell.load_fallback.load(Relaxed)),
         ),
     ])
+}
+
+/// What batches on several cores bring the engine, whose threads already work at several folios at once.
+pub fn batches(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Vec<StoreRow>> {
+    let mut all = ["1", "16"]
+        .into_iter()
+        .map(|batch| Bench::new(corpus, len, &[("batch", batch), ("codec", "lz4")]))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    for _ in 0..rounds {
+        all.iter_mut().for_each(Bench::round);
+    }
+    let [one, many] = &all[..] else { unreachable!("two were made") };
+    let (one, many) = (one.median(|f| f.out_ms), many.median(|f| f.out_ms));
+    let note = format!("{many:.0} ms of {one:.0} ms for {} MiB, folios of 2M", len >> 20);
+    Ok(vec![StoreRow::plain("engine, --batch 16 of --batch 1: time out", many / one, note)])
 }
