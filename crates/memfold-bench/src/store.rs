@@ -106,7 +106,7 @@ fn measure(part: Part, corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<S
             rows.into_iter().collect()
         }
         Part::Churn => store_pool::churn(corpus, pick(1_000_000, 250_000) as u64),
-        Part::Pools => store_many::rows(corpus, pick(4000, 800), pick(5, 2)),
+        Part::Pools => store_many::rows(corpus, pick(4000, 800), pick(9, 5)),
     }
 }
 

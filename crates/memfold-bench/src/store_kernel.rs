@@ -46,7 +46,8 @@ fn on_device(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Whole> {
         in_s = start.elapsed().as_secs_f64().min(in_s);
     }
     let mb = (chunks * CHUNK) as f64 / 1e6;
-    Ok(Whole { held: zram.bytes()?.held, out_mb_s: mb / out_s, in_mb_s: mb / in_s })
+    let bytes = zram.bytes()?;
+    Ok(Whole { stored: bytes.compressed, held: bytes.held, out_mb_s: mb / out_s, in_mb_s: mb / in_s })
 }
 
 /// The whole corpus in the store and in zram lz4: memory held, and speed.
@@ -71,7 +72,16 @@ pub fn rows(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Vec<StoreRow>>
     let (back, back_note) = speed(lz4.in_mb_s, kernel.in_mb_s);
     let (zstd_out, zstd_out_note) = speed(zstd.out_mb_s, kernel.out_mb_s);
     let (zstd_back, zstd_back_note) = speed(zstd.in_mb_s, kernel.in_mb_s);
+    let zstd_4k = whole(corpus, "zstd", 0, 1)?;
+    let floor = |ours: u64, theirs: u64| {
+        let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+        (ours as f64 / theirs as f64, format!("{:.1} of {:.1} MiB", mib(ours), mib(theirs)))
+    };
+    let (lz4_floor, lz4_floor_note) = floor(lz4.stored, kernel.held);
+    let (zstd_floor, zstd_floor_note) = floor(zstd.stored, zstd_4k.stored);
     Ok(vec![
+        StoreRow::plain("lz4's own output in 16K blocks, of zram's bytes held", lz4_floor, lz4_floor_note),
+        StoreRow::plain("zstd's own output, 16K of 4K blocks", zstd_floor, zstd_floor_note),
         StoreRow::at_most(labels[0], lz4_held, LZ4_MAX, lz4_note),
         StoreRow::at_least("lz4 16K of zram lz4: speed out", out, 1.0, out_note),
         StoreRow::at_least("lz4 16K of zram lz4: speed in", back, 1.0, back_note),

@@ -84,6 +84,8 @@ pub fn folio(corpus: &CorpusFile, page: u64) -> &[u8] {
 
 /// What the whole corpus takes in a store.
 pub struct Whole {
+    /// Bytes that the codec made of it.
+    pub stored: u64,
     /// Bytes of memory held, metadata included.
     pub held: u64,
     /// The fastest of some rounds, MB/s.
@@ -97,7 +99,7 @@ pub fn whole(corpus: &CorpusFile, codec: &str, block: u8, rounds: usize) -> anyh
     let folio_order = order(block.max(4));
     let folios = corpus.pages() / folio_order.pages();
     let bytes = folios * folio_order.bytes();
-    let (mut out_s, mut in_s, mut held) = (f64::MAX, f64::MAX, 0);
+    let (mut out_s, mut in_s, mut held, mut stored) = (f64::MAX, f64::MAX, 0, 0);
     let mut to = Buffer::new(folio_order.bytes());
     for _ in 0..rounds {
         let store = store(codec, block, 1)?;
@@ -106,7 +108,7 @@ pub fn whole(corpus: &CorpusFile, codec: &str, block: u8, rounds: usize) -> anyh
         let pages = (0..folios).map(|folio| (folio * folio_order.pages()) as u64);
         let saved: Vec<_> = pages.map(|page| (page, save(&store, &mut w, corpus, page, folio_order))).collect();
         out_s = start.elapsed().as_secs_f64().min(out_s);
-        held = store.pool_bytes();
+        (held, stored) = (store.pool_bytes(), store.stats().stored_bytes);
         let start = Instant::now();
         for (_, handles) in &saved {
             load(&store, &mut w, handles, folio_order, to.bytes());
@@ -118,7 +120,7 @@ pub fn whole(corpus: &CorpusFile, codec: &str, block: u8, rounds: usize) -> anyh
         }
     }
     let mb = bytes as f64 / 1e6;
-    Ok(Whole { held, out_mb_s: mb / out_s, in_mb_s: mb / in_s })
+    Ok(Whole { stored, held, out_mb_s: mb / out_s, in_mb_s: mb / in_s })
 }
 
 /// Folios kept at a time while the overhead is measured: more than the caches hold.
