@@ -140,6 +140,9 @@ fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     config.check().map_err(Failure::own)?;
     let codec = CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
     dict::check(&mut config.canned, codec)?;
+    if let Some(spec) = &config.recompress {
+        CodecSpec::parse(spec).map_err(|e| Failure::own(format!("--recompress: {e}")))?;
+    }
     if !config.use_move {
         return Err(Failure::own("--move: run needs on: only library regions can do without UFFDIO_MOVE"));
     }

@@ -113,7 +113,7 @@ pub fn dictionary(data: &[u8]) {
 
 /// Decoders of a worker whose store has a dictionary for lz4 and one for zstd.
 fn decoders() -> Decoders {
-    let cans = Cans::new(alloc::sync::Arc::new(Budget::new(0)));
+    let cans = Cans::new(alloc::sync::Arc::new(Budget::new(0, 100)));
     let content: Vec<u8> = (0..2000u32).map(|i| ((i * i) >> 3) as u8).collect();
     let dictionary = Dictionary::new(crate::dictionary::DictionaryKind::Raw, content).expect("of a good size");
     for name in ["lz4", "zstd"] {

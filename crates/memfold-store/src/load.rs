@@ -26,7 +26,10 @@ impl Store {
         let loaded = unsafe { self.load_object(&mut w.decoders, handle, order, dst) };
         let counters = &self.counters[w.counters];
         match loaded {
-            Ok(()) => counters.loads[order.get() as usize].fetch_add(1, Relaxed),
+            Ok(()) => {
+                self.touch(handle);
+                counters.loads[order.get() as usize].fetch_add(1, Relaxed)
+            }
             Err(_) => counters.failed_loads.fetch_add(1, Relaxed),
         };
         loaded
@@ -68,6 +71,7 @@ impl Store {
             // SAFETY: `block` is a whole block of `order`, in a buffer of the store's or worker's own; `dst` has room.
             unsafe { core::ptr::copy_nonoverlapping(block.add(first_page * PAGE_SIZE), dst, pages * PAGE_SIZE) };
         };
+        self.touch(handle);
         if self.recent.find(handle, order, take) {
             counters.recent_hits.fetch_add(1, Relaxed);
             return Ok(());

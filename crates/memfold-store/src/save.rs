@@ -60,6 +60,7 @@ impl Store {
     ) -> Result<SaveReport, SaveError> {
         let block_order = self.block_order(order);
         assert!(which.end() <= self.blocks(order) && out.len() >= self.blocks(order));
+        self.ask_for_room(w)?;
         let pool = self.pool_of(key);
         let mut report = SaveReport::default();
         let mut done = 0;
@@ -85,6 +86,7 @@ impl Store {
         }
         for (index, handle) in which.iter().zip(&w.saved[..done]) {
             out[index] = *handle;
+            self.mark_new(*handle, key + (index * block_order.pages()) as u64);
         }
         self.count_save(w, order, &report);
         Ok(report)
@@ -92,7 +94,7 @@ impl Store {
 
     /// # Safety
     /// - As for [`Store::save`], for the one block at `src`.
-    unsafe fn save_block(
+    pub(crate) unsafe fn save_block(
         &self,
         w: &mut Worker,
         pool: &Pool,
@@ -136,7 +138,24 @@ impl Store {
             w.scratch.damage();
         }
         // SAFETY: the bytes lie in the block or in the worker's scratch, and nobody writes to either.
-        let handle = unsafe { self.store_payload(pool, &payload)? };
+        unsafe { self.place(w, pool, &payload, src, order, report) }
+    }
+
+    /// Stores the payload of the block at `src`, and verifies it if that is asked for.
+    ///
+    /// # Safety
+    /// - As for [`Pool::store`], and `src` is a readable block of `order` that nobody writes.
+    pub(crate) unsafe fn place(
+        &self,
+        w: &mut Worker,
+        pool: &Pool,
+        payload: &Payload,
+        src: *const u8,
+        order: Order,
+        report: &mut SaveReport,
+    ) -> Result<Handle, SaveError> {
+        // SAFETY: as the caller says.
+        let handle = unsafe { self.store_payload(pool, payload)? };
         report.stored_bytes += payload.len as u64;
         if self.verify.load(Relaxed) {
             // SAFETY: as for the block.
@@ -159,6 +178,9 @@ impl Store {
         if stored == Err(Full) && self.compact(RELIEF_BYTES) > 0 {
             // SAFETY: as the caller says.
             stored = unsafe { pool.store(payload) };
+        }
+        if stored == Err(Full) {
+            self.budget.refuse();
         }
         stored.map(Handle::of_object).map_err(|Full| SaveError::PoolFull)
     }
@@ -189,7 +211,17 @@ impl Store {
         Ok(())
     }
 
-    fn count_save(&self, w: &mut Worker, order: Order, report: &SaveReport) {
+    /// Whether the limit lets saves be taken now; a refusal is counted.
+    pub(crate) fn ask_for_room(&self, w: &Worker) -> Result<(), SaveError> {
+        // Emptied spans that wait for reuse count as held: they need not.
+        if self.budget.accepts() || (self.release_warm() > 0 && self.budget.accepts()) {
+            return Ok(());
+        }
+        self.count_failure(w, SaveError::PoolFull);
+        Err(SaveError::PoolFull)
+    }
+
+    pub(crate) fn count_save(&self, w: &mut Worker, order: Order, report: &SaveReport) {
         let counters = &self.counters[w.counters];
         if report.blocks > 0 {
             counters.saves[order.get() as usize].fetch_add(1, Relaxed);
@@ -209,7 +241,7 @@ impl Store {
         }
     }
 
-    fn count_failure(&self, w: &Worker, error: SaveError) {
+    pub(crate) fn count_failure(&self, w: &Worker, error: SaveError) {
         let counters = &self.counters[w.counters];
         let counter = match error {
             SaveError::PoolFull => &counters.refused_full,

@@ -34,6 +34,7 @@ mod mapping;
 mod reclaim;
 mod small;
 mod load;
+mod recompress;
 pub mod fault;
 mod hint;
 mod owner;

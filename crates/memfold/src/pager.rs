@@ -14,7 +14,7 @@ use crate::stream::Streams;
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use core::ops::Deref;
-use memfold_store::{DICTIONARY_FILE_BYTES_MAX, Dictionary, Handle, Store, StoreConfig};
+use memfold_store::{CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, Handle, SoftwarePool, Store, StoreConfig};
 use memfold_sys::space::Space;
 use memfold_sys::sync::RwLock;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -61,6 +61,10 @@ pub struct Pager {
     pub(crate) frames: Frames,
     pub(crate) streams: Streams,
     pub(crate) contexts: Contexts,
+    /// Threads that compress for the contexts, if batches are on. Dropped after them.
+    #[allow(dead_code)]
+    pub(crate) codecs: Option<SoftwarePool>,
+    pub(crate) recompress: Option<CodecSpec>,
     pub(crate) queue: Queue,
     pub(crate) mapped: AtomicU64,
     pub(crate) clean_pages: AtomicU64,
@@ -100,6 +104,8 @@ impl Pager {
             codec: memfold_store::CodecSpec::parse(&config.codec).map_err(|e| e.to_string())?,
             block_order: config.block_order,
             pools: or_cpus(config.pools),
+            pool_bytes_max: config.max_pool_bytes.unwrap_or(0),
+            accept_percent: config.accept_percent as u8,
             verify: config.verify,
             recent_blocks: 0,
             ..StoreConfig::default()
@@ -108,7 +114,18 @@ impl Pager {
         set_up_dictionaries(&store, &config.canned)?;
         let space_err = |e| alloc::format!("no address space for the engine: {e}");
         let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
-        let contexts = Contexts::new(&store, or_cpus(config.workers) + 2 * parts.cpus + 4, config.block_order.bytes());
+        let count = or_cpus(config.workers) + 2 * parts.cpus + 4;
+        let codecs = match config.batch {
+            0 | 1 => None,
+            _ => {
+                let threads = (parts.cpus - 1).clamp(1, 63);
+                let pool = SoftwarePool::start(sc.codec, config.block_order.bytes(), threads);
+                Some(pool.map_err(|e| alloc::format!("starting threads that compress: {e}"))?)
+            }
+        };
+        let contexts = Contexts::new(&store, count, config.block_order, codecs.as_ref(), config.batch);
+        let recompress = config.recompress.as_deref().map(memfold_store::CodecSpec::parse).transpose();
+        let recompress = recompress.map_err(|e| alloc::format!("--recompress: {e}"))?;
         Ok(Pager {
             store,
             has_move: parts.has_move && config.use_move,
@@ -125,6 +142,8 @@ impl Pager {
                 if config.readahead { config.folio_order } else { config.block_order },
             ),
             contexts,
+            codecs,
+            recompress,
             queue: Queue::new(),
             mapped: AtomicU64::new(0),
             clean_pages: AtomicU64::new(0),
@@ -174,12 +193,17 @@ impl Pager {
         let outside = self.outside_bytes.load(Relaxed);
         let mut bytes = u64::MAX;
         if let Some(limit) = self.config.limit_bytes {
-            bytes = limit.saturating_sub(self.store.pool_bytes() + self.metadata_bytes() + outside);
+            bytes = limit.saturating_sub(self.counted_pool_bytes() + self.metadata_bytes() + outside);
         }
         if let Some(resident) = self.config.resident_bytes {
             bytes = bytes.min(resident.saturating_sub(outside));
         }
         bytes.max(crate::config::WORKABLE_MIN_BYTES / 2) >> PAGE_SHIFT
+    }
+
+    /// Bytes of the pools that count against the limit.
+    fn counted_pool_bytes(&self) -> u64 {
+        if self.config.pool_counts { self.store.pool_bytes() } else { 0 }
     }
 
     /// Bytes that index, folios, frames and lists take.
@@ -203,7 +227,7 @@ impl Pager {
         s.pool_bytes.store(pool, Relaxed);
         s.index_bytes.store(index, Relaxed);
         let floor = crate::config::WORKABLE_MIN_BYTES / 2;
-        if self.config.limit_bytes.is_some_and(|limit| pool + index + floor > limit) {
+        if self.config.limit_bytes.is_some_and(|limit| self.counted_pool_bytes() + index + floor > limit) {
             self.past_the_limit();
         }
         let folded = self.folded_pages.load(Relaxed) << PAGE_SHIFT;

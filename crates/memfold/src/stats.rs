@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::MAX_ORDER;
 
 /// Version of the layout; a reader refuses another.
-pub const LAYOUT_VERSION: u64 = 2;
+pub const LAYOUT_VERSION: u64 = 3;
 /// Orders counted one by one: 0..=9.
 pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
@@ -87,6 +87,9 @@ stats! {
     Counter blocks_clean: "blocks not compressed at eviction, their stored copy still true",
     Counter blocks_saved: "blocks compressed and stored",
     Counter blocks_loaded: "blocks decompressed",
+    Counter blocks_recompressed: "cold blocks that a stronger codec made smaller",
+    Counter recompress_gained_bytes: "compressed bytes that this saved",
+    Counter compacted_bytes: "pool memory emptied by packing sparse parts, bytes",
     Counter clean_dropped: "stored copies dropped to keep the budget of clean copies",
     Counter save_refused: "saves that the store refused (pool full, verify mismatch); the folio stayed",
     Counter verify_mismatch: "blocks whose verification failed; the folio stayed",

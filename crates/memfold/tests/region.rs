@@ -109,3 +109,117 @@ fn z8_canned_mode_makes_the_pool_smaller_and_keeps_every_byte() {
     assert!(error.contains("checksum") && error.contains("memfold-region"), "{error}");
     std::fs::remove_file(path).unwrap();
 }
+
+fn pool_bytes(memory: &Memory) -> u64 {
+    memory.stats().pool_bytes.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+/// Waits until `holds`, for a time that no working engine needs.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < std::time::Duration::from_secs(20), "{what}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn m2_a_sparse_pool_is_packed_without_any_limit_being_hit() {
+    let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    let memory = Memory::builder().resident_bytes(64 << 20).delivery(Delivery::Signal).build().unwrap();
+    let mut region = memory.region(48 * MIB).unwrap();
+    let pages = region.len() / 4096;
+    (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
+    region.pageout(0..region.len());
+    eventually("all is folded", || {
+        memory.stats().folded_bytes.load(std::sync::atomic::Ordering::Relaxed) == region.len() as u64
+    });
+    let full = pool_bytes(&memory);
+    // Three of four blocks go, one by one, which leaves nearly every span a quarter full.
+    for block in (0..region.len() / 16384).filter(|block| block % 4 != 0) {
+        // SAFETY: nobody has a reference into the region.
+        unsafe { region.discard(block * 16384..(block + 1) * 16384) };
+    }
+    eventually("the pool is packed", || pool_bytes(&memory) < full * 2 / 5);
+    let stats = memory.stats();
+    assert!(stats.compacted_bytes.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    let mut want = vec![0u8; 4096];
+    for n in (0..pages).filter(|n| n / 4 % 4 == 0) {
+        page(&source, n, &mut want);
+        assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+    }
+    memory.check().unwrap();
+}
+
+#[test]
+fn m9_cold_blocks_are_compressed_again_while_the_program_reads() {
+    let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    for delivery in [Delivery::Signal, Delivery::Thread] {
+        let memory = Memory::builder()
+            .resident_bytes(16 << 20)
+            .delivery(delivery)
+            .set("recompress", "zstd:6")
+            .set("recompress-after", "0")
+            .set("recompress-cpu", "80")
+            .build()
+            .unwrap();
+        let mut region = memory.region(48 * MIB).unwrap();
+        let pages = region.len() / 4096;
+        (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
+        let mut want = vec![0u8; 4096];
+        let mut x = 88172645463325252u64;
+        let again = |memory: &Memory| memory.stats().blocks_recompressed.load(std::sync::atomic::Ordering::Relaxed);
+        let mut reads = 0;
+        eventually("blocks are compressed again", || {
+            for _ in 0..500 {
+                x ^= x << 13;
+                x ^= x >> 7;
+                x ^= x << 17;
+                let n = x as usize % pages;
+                page(&source, n, &mut want);
+                assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+                reads += 1;
+            }
+            reads > 5_000 && again(&memory) > 200
+        });
+        for n in 0..pages {
+            page(&source, n, &mut want);
+            assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+        }
+        assert!(memory.stats().recompress_gained_bytes.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    }
+}
+
+#[test]
+fn z9_batches_keep_every_byte() {
+    let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    for delivery in [Delivery::Signal, Delivery::Thread] {
+        let memory = Memory::builder().resident_bytes(16 << 20).delivery(delivery).set("batch", "16").build().unwrap();
+        let mut region = memory.region(64 * MIB).unwrap();
+        let pages = region.len() / 4096;
+        (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
+        let mut want = vec![0u8; 4096];
+        for n in 0..pages {
+            page(&source, n, &mut want);
+            assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+        }
+        memory.check().unwrap();
+    }
+}
+
+#[test]
+fn z10_a_full_pool_refuses_and_the_bytes_stay() {
+    let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    let memory = Memory::builder().resident_bytes(16 << 20).set("max-pool", "4M").build().unwrap();
+    let mut region = memory.region(32 * MIB).unwrap();
+    let pages = region.len() / 4096;
+    (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
+    let mut want = vec![0u8; 4096];
+    for n in 0..pages {
+        page(&source, n, &mut want);
+        assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+    }
+    assert!(pool_bytes(&memory) <= (4 << 20) + (1 << 20), "{}", pool_bytes(&memory));
+    assert!(memory.stats().save_refused.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    memory.check().unwrap();
+}
