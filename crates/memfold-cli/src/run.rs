@@ -5,7 +5,7 @@ use crate::figures::{Figures, Height};
 use crate::slots::Slots;
 use crate::stats_file::StatsFile;
 use crate::summary::summary;
-use crate::{machine, program, report};
+use crate::{dict, machine, program, report};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::{Config, Delivery, KEYS};
 use memfold_store::CodecSpec;
@@ -145,9 +145,16 @@ fn config(matches: &ArgMatches) -> Result<Config, Failure> {
         config.limit_bytes = Some(bytes - bytes / 8);
     }
     config.check().map_err(Failure::own)?;
-    CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
+    let codec = CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
+    dict::check(&mut config.canned, codec)?;
+    if let Some(spec) = &config.recompress {
+        CodecSpec::parse(spec).map_err(|e| Failure::own(format!("--recompress: {e}")))?;
+    }
     if !config.use_move {
         return Err(Failure::own("--move: run needs on: only library regions can do without UFFDIO_MOVE"));
+    }
+    if config.batch > 1 {
+        return Err(Failure::own("--batch: run needs 1: its threads are not there in children of fork"));
     }
     if config.delivery == Delivery::Signal {
         return Err(Failure::own("--delivery: run needs thread: with signal, system calls given folded memory fail"));

@@ -128,6 +128,10 @@ impl Pager {
             self.remove_folio(guard, id);
         });
         stats::add(&self.stats.discarded_pages, dropped);
+        if dropped > 0 {
+            // What was freed may leave the pool sparse: a background thread compacts it.
+            self.queue.reclaim();
+        }
     }
 
     /// Makes sure that no folio reaches across `edge`: one in memory is split; a block in the store that would be cut in

@@ -37,6 +37,7 @@ mod mapping;
 mod reclaim;
 mod small;
 mod load;
+mod recompress;
 pub mod fault;
 mod hint;
 mod owner;

@@ -281,7 +281,7 @@ impl Pager {
     }
 
     /// Makes everybody who waits for pages with keys `[start, end)` look again, in the kernel and in the engine.
-    fn wake_waiters(&self, guard: &ShardGuard<'_>, area: &Area, start: u64, end: u64) {
+    pub(crate) fn wake_waiters(&self, guard: &ShardGuard<'_>, area: &Area, start: u64, end: u64) {
         self.shards.notify(guard);
         self.space.wake(area.addr_of(start), bytes((end - start) as usize));
     }

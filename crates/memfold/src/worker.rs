@@ -1,4 +1,4 @@
-//! Background threads: load windows ahead of streams, save dirty folios, give memory back.
+//! Background threads: load windows ahead of streams, save dirty folios, give memory back; compress cold blocks again.
 use crate::pager::Pager;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -23,11 +23,20 @@ pub fn by_libc(name: &'static CStr, cpu: Option<usize>, main: fn(usize), arg: us
 /// # Errors
 /// What `spawn` says.
 pub fn start_by(pager: &Arc<Pager>, count: usize, spawn: Spawn) -> Result<(), Errno> {
-    (0..count).try_for_each(|_| {
-        // Never given back: a child of fork starts the thread again with it.
-        let pager: &'static Arc<Pager> = Box::leak(Box::new(pager.clone()));
-        spawn(c"memfold-worker", None, run_for_ever, pager as *const Arc<Pager> as usize)
-    })
+    // Never given back: a child of fork starts the threads again with it.
+    let leaked: &'static Arc<Pager> = Box::leak(Box::new(pager.clone()));
+    let arg = leaked as *const Arc<Pager> as usize;
+    (0..count).try_for_each(|_| spawn(c"memfold-worker", None, run_for_ever, arg))?;
+    if pager.recompress.is_some() {
+        spawn(c"memfold-again", None, recompress_for_ever, arg)?;
+    }
+    Ok(())
+}
+
+fn recompress_for_ever(pager: usize) {
+    // SAFETY: `start_by` leaked the Arc.
+    let pager = unsafe { &*(pager as *const Arc<Pager>) };
+    pager.recompress_until_stopped();
 }
 
 fn run_for_ever(pager: usize) {
@@ -41,11 +50,22 @@ fn run_for_ever(pager: usize) {
 /// # Errors
 /// EAGAIN: no more threads.
 pub fn start(pager: &Arc<Pager>, count: usize) -> Result<Vec<Thread>, Errno> {
-    (0..count).map(|_| Thread::start(c"memfold-worker", None, run, Arc::into_raw(pager.clone()) as usize)).collect()
+    let start = |name, main: fn(usize)| Thread::start(name, None, main, Arc::into_raw(pager.clone()) as usize);
+    let mut threads = (0..count).map(|_| start(c"memfold-worker", run)).collect::<Result<Vec<_>, _>>()?;
+    if pager.recompress.is_some() {
+        threads.push(start(c"memfold-again", recompress)?);
+    }
+    Ok(threads)
 }
 
 fn run(pager: usize) {
     // SAFETY: `start` gave this thread one reference of the Arc.
     let pager = unsafe { Arc::from_raw(pager as *const Pager) };
     while pager.work() {}
+}
+
+fn recompress(pager: usize) {
+    // SAFETY: `start` gave this thread one reference of the Arc.
+    let pager = unsafe { Arc::from_raw(pager as *const Pager) };
+    pager.recompress_until_stopped();
 }
