@@ -12,10 +12,16 @@ pub fn memory_bytes() -> Result<u64, Failure> {
     let text = fs::read_to_string("/proc/meminfo").map_err(|e| Failure::own(format!("/proc/meminfo: {e}")))?;
     let total = mem_total(&text).ok_or_else(|| Failure::own("/proc/meminfo has no MemTotal line"))?;
     // Without /proc/self/cgroup there is no limit to find: the machine's memory it is.
+    Ok(cgroup_bytes().unwrap_or(u64::MAX).min(total))
+}
+
+/// The memory limit of this process's cgroup (v1 or v2), or of an ancestor if that is lower; `None` if there is none.
+pub fn cgroup_bytes() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let limits = limit_files(&groups, &mounts).into_iter().filter_map(|file| read_limit(&file));
-    Ok(limits.min().unwrap_or(u64::MAX).min(total))
+    // Version 1 says a number near the largest for no limit.
+    limits.min().filter(|bytes| *bytes < 1 << 60)
 }
 
 fn mem_total(meminfo: &str) -> Option<u64> {

@@ -137,6 +137,13 @@ fn config(matches: &ArgMatches) -> Result<Config, Failure> {
             config.set(key.name, value).map_err(Failure::own)?;
         }
     }
+    if config.limit_bytes.is_none()
+        && config.resident_bytes.is_none()
+        && let Some(bytes) = machine::cgroup_bytes()
+    {
+        // The rest is for the page cache, the kernel's own and what isn't looked at every moment.
+        config.limit_bytes = Some(bytes - bytes / 8);
+    }
     config.check().map_err(Failure::own)?;
     let codec = CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
     dict::check(&mut config.canned, codec)?;
@@ -145,6 +152,9 @@ fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     }
     if !config.use_move {
         return Err(Failure::own("--move: run needs on: only library regions can do without UFFDIO_MOVE"));
+    }
+    if config.batch > 1 {
+        return Err(Failure::own("--batch: run needs 1: its threads are not there in children of fork"));
     }
     if config.delivery == Delivery::Signal {
         return Err(Failure::own("--delivery: run needs thread: with signal, system calls given folded memory fail"));

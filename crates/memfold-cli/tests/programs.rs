@@ -3,64 +3,8 @@
 //! The C programs fill memory with a pattern that tells where each page belongs, wait until it is folded, exercise it and
 //! verify it all. The Python programs must print what they print without memfold.
 mod common;
-use common::{Scratch, binaries, memfold};
-use std::process::{Command, Output};
-use std::time::{Duration, Instant};
-
-/// A program from `programs/`, compiled.
-struct Program {
-    scratch: Scratch,
-    path: String,
-}
-
-fn compile(name: &str) -> Program {
-    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs");
-    let source = std::fs::read_to_string(format!("{sources}/{name}.c")).unwrap();
-    let scratch = Scratch::new();
-    let path = scratch.compile(name, &source, &["-I", sources, "-pthread", "-Wall", "-Wno-unused-function"]);
-    Program { scratch, path }
-}
-
-/// Runs a command to its end under memfold, or fails after a minute: a hang is a failure, not a wait.
-fn managed(resident: &str, command: &[&str]) -> Option<Output> {
-    let bin = binaries()?;
-    let flags = ["run", "--resident", resident, "--summary", "--"];
-    let scratch = Scratch::new();
-    let (out, err) = (scratch.path("out"), scratch.path("err"));
-    let mut child = memfold(&bin, &[&flags, command].concat())
-        .stdout(std::fs::File::create(&out).unwrap())
-        .stderr(std::fs::File::create(&err).unwrap())
-        .spawn()
-        .unwrap();
-    let begin = Instant::now();
-    let status = loop {
-        match child.try_wait().unwrap() {
-            Some(status) => break status,
-            None if begin.elapsed() > Duration::from_secs(60) => {
-                child.kill().unwrap();
-                child.wait().unwrap();
-                panic!("{command:?} hangs: {}", std::fs::read_to_string(&err).unwrap());
-            }
-            None => std::thread::sleep(Duration::from_millis(10)),
-        }
-    };
-    Some(Output { status, stdout: std::fs::read(out).unwrap(), stderr: std::fs::read(err).unwrap() })
-}
-
-/// Asserts that a C program finds every byte right.
-#[track_caller]
-fn assert_right(name: &str, promises: &[&str]) {
-    let program = compile(name);
-    for promise in promises {
-        let Some(output) = managed("16M", &[&program.path, promise]) else { return };
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{name} {promise}: {text}");
-        assert_eq!(output.stdout, b"right\n", "{name} {promise}: {text}");
-        assert!(text.contains("major"), "{name} {promise} was never folded: {text}");
-        println!("{name} {promise}: {}", text.trim());
-    }
-    drop(program.scratch);
-}
+use common::{assert_right, compile, managed};
+use std::process::Command;
 
 /// Asserts that a Python program prints under memfold what it prints without.
 #[track_caller]
@@ -130,16 +74,6 @@ fn system_calls_work_on_folded_buffers() {
 #[test]
 fn a_folded_program_starts_other_programs() {
     assert_right("children", &["spawn", "exec"]);
-}
-
-#[test]
-fn parent_and_child_of_fork_both_find_every_byte() {
-    assert_right("children", &["fork", "threads"]);
-}
-
-#[test]
-fn a_parent_that_shares_its_pages_with_a_child_neither_spins_nor_goes_wrong() {
-    assert_right("children", &["long"]);
 }
 
 #[test]

@@ -3,3 +3,8 @@ use memfold_sys::arena::Arena;
 
 #[global_allocator]
 static HEAP: Arena = Arena::new();
+
+/// The arena.
+pub fn arena() -> &'static Arena {
+    &HEAP
+}

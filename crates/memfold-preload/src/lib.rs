@@ -14,11 +14,11 @@ mod order;
 mod slots;
 mod proc;
 mod program;
+mod engine;
+mod files;
 mod fork;
+mod clone;
 mod threads;
-
-use memfold::config::Config;
-use memfold::stats::Stats;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -27,16 +27,13 @@ static CONSTRUCTOR: extern "C" fn() = construct;
 extern "C" fn construct() {
     match order::read() {
         Ok(None) => {}
-        Ok(Some(order)) => start(order.config, slots::claim(&order.stats_path)),
+        Ok(Some(order)) => {
+            // First, so that it runs after the program's own handlers of fork.
+            fork::install();
+            engine::start(order);
+        }
         Err(why) => say::die(format_args!("MEMFOLD_RUN: {why}")),
     }
-}
-
-/// Puts this process under management as `config` says, counting in `stats`.
-fn start(config: Config, stats: &'static Stats) {
-    // First, so that it runs after the program's own handlers of fork.
-    fork::install();
-    program::start(config, stats);
 }
 
 #[used]
@@ -47,5 +44,6 @@ static DESTRUCTOR: extern "C" fn() = finish;
 extern "C" fn finish() {
     if let Some(program) = program::get() {
         program.pager.publish();
+        program.pager.stats().need_bytes.store(0, core::sync::atomic::Ordering::Relaxed);
     }
 }

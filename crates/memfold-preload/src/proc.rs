@@ -18,6 +18,14 @@ impl Statm {
         Ok(Statm { fd: open(c"/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())? })
     }
 
+    /// In a child of fork: opens its own in place of its parent's, under the same number.
+    ///
+    /// # Errors
+    /// As [`Statm::open`].
+    pub fn reopen(&self) -> Result<(), Errno> {
+        memfold_sys::raw::replace(&self.fd, Statm::open()?.fd)
+    }
+
     /// Resident anonymous memory, bytes.
     pub fn anonymous_bytes(&self) -> Option<u64> {
         let mut text = [0u8; 128];
@@ -32,6 +40,11 @@ impl Statm {
 /// Memory that the machine can still give, bytes; 0 if unknown.
 pub fn available_bytes() -> u64 {
     field(c"/proc/meminfo", "MemAvailable:")
+}
+
+/// Threads of this process, the engine's among them; 0 if unknown.
+pub fn threads() -> u64 {
+    field(c"/proc/self/status", "Threads:") >> 10
 }
 
 /// Memory that this process has locked, bytes.

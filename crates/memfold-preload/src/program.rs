@@ -3,23 +3,24 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow::Continue;
-use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed, Ordering::SeqCst};
 use memfold::config::Config;
 use memfold::pager::{Pager, Parts, StatsPlace};
+use memfold::share::share;
 use memfold::stats::Stats;
 use memfold::watch::Watcher;
+use memfold_sys::bare;
 use memfold_sys::maps::{Area, each_area, each_detailed, flag};
 use memfold_sys::space::UffdSpace;
 use memfold_sys::sync::Mutex;
-use memfold_sys::thread::{Thread, cpus, sleep_ns};
+use memfold_sys::thread::cpus;
 use memfold_sys::uffd::{Uffd, feature};
-use memfold_sys::zone::overlaps_own;
+use memfold_sys::zone::{freeze_list, overlaps_own, unfreeze_list};
 
+use crate::heap::arena;
 use crate::proc::Statm;
-use crate::say;
+use crate::{say, slots};
 
-/// Time between looks at the program's size.
-const LOOK_NS: u64 = 5_000_000;
 /// Unmanaged memory must have grown by this before the map is read again.
 const GROWTH_BYTES: u64 = 4 << 20;
 /// Areas smaller than this are left alone unless they continue a managed one.
@@ -43,7 +44,9 @@ const NEVER: u32 = flag::LOCKED
 pub struct Program {
     /// Its engine.
     pub pager: Arc<Pager>,
-    watcher: AtomicPtr<Watcher>,
+    uffd: Arc<Uffd>,
+    watcher: &'static Watcher,
+    statm: Statm,
     config: Config,
     /// Never adopted: what was there when the constructor ended, and thread stacks.
     excluded: Mutex<Vec<(usize, usize)>>,
@@ -55,7 +58,16 @@ pub struct Program {
 struct State {
     begun: bool,
     unmanaged_at_last_read: u64,
+    /// Resident at the last look, bytes.
+    anonymous: u64,
+    looks: u32,
+    /// Resident memory that this process shared with its parent when a fork made it, bytes, and what was folded then.
+    inherited: u64,
+    inherited_away: u64,
 }
+
+/// The share of the limit is computed anew each time as many looks have passed.
+const LOOKS_A_SHARE: u32 = 8;
 
 static PROGRAM: AtomicPtr<Program> = AtomicPtr::new(core::ptr::null_mut());
 
@@ -70,8 +82,9 @@ pub fn abandon() {
     PROGRAM.store(core::ptr::null_mut(), SeqCst);
 }
 
-/// Starts the engine and its threads. Ends the process with a message if that can't be done.
-pub fn start(config: Config, stats: &'static Stats) {
+/// Makes the engine and starts its threads: called by the first of them. Ends the process with a message if that can't be
+/// done.
+pub fn create(config: Config, stats: &'static Stats) -> &'static Program {
     let features =
         feature::MOVE | feature::THREAD_ID | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
     let uffd = match Uffd::open(features, false) {
@@ -82,7 +95,7 @@ pub fn start(config: Config, stats: &'static Stats) {
         space: Box::new(UffdSpace::new(uffd.clone())),
         has_move: true,
         has_events: true,
-        stats: StatsPlace::Shared(stats),
+        stats: StatsPlace::shared(stats),
         cpus: cpus(),
     };
     let workers = if config.workers == 0 { parts.cpus } else { config.workers };
@@ -90,39 +103,34 @@ pub fn start(config: Config, stats: &'static Stats) {
         Ok(pager) => Arc::new(pager),
         Err(why) => say::die(format_args!("{why}")),
     };
-    let (start, len) = pager.frames_zone();
-    // SAFETY: the engine never touches a frame that is empty.
-    if let Err(e) = unsafe { uffd.register(start, len, false) } {
-        say::die(format_args!("registering frames: {e}"));
-    }
+    register_frames(&pager, &uffd);
+    let started = memfold::worker::start_by(&pager, workers, bare::start)
+        .and_then(|()| Watcher::start(&pager, &uffd, area_of, bare::start))
+        .and_then(|watcher| Statm::open().map(|statm| (watcher, statm)));
+    let (watcher, statm) = match started {
+        Ok(started) => started,
+        Err(e) => say::die(format_args!("starting engine threads: {e}")),
+    };
     let program: &'static Program = Box::leak(Box::new(Program {
-        pager: pager.clone(),
-        watcher: AtomicPtr::new(core::ptr::null_mut()),
+        pager,
+        uffd,
+        watcher,
+        statm,
         config,
         excluded: Mutex::new(Vec::new()),
         adopting: Mutex::new(State::default()),
     }));
     PROGRAM.store(program as *const Program as *mut Program, SeqCst);
-    let started = memfold::worker::start(&pager, workers)
-        .and_then(|_| Watcher::start(&pager, &uffd, area_of))
-        .and_then(|watcher| {
-            program.watcher.store(watcher as *const Watcher as *mut Watcher, SeqCst);
-            Thread::start(c"memfold-adopt", None, adopt_forever, program as *const Program as usize)
-        });
-    if let Err(e) = started {
-        say::die(format_args!("starting engine threads: {e}"));
-    }
-    // What the engine's threads and the C library have allocated by now is never adopted.
+    // What the C library has allocated by now is never adopted.
     program.exclude_all_present();
+    program
 }
 
-fn adopt_forever(program: usize) {
-    // SAFETY: `start` leaked the program.
-    let program = unsafe { &*(program as *const Program) };
-    let Ok(statm) = Statm::open() else { return };
-    loop {
-        program.look(&statm);
-        sleep_ns(LOOK_NS);
+fn register_frames(pager: &Pager, uffd: &Uffd) {
+    let (start, len) = pager.frames_zone();
+    // SAFETY: the engine never touches a frame that is empty.
+    if let Err(e) = unsafe { uffd.register(start, len, false) } {
+        say::die(format_args!("registering frames: {e}"));
     }
 }
 
@@ -142,9 +150,65 @@ fn area_of(addr: usize) -> Option<(usize, usize)> {
 }
 
 impl Program {
-    fn watcher(&self) -> Option<&'static Watcher> {
-        // SAFETY: the pointer is null or a leaked box.
-        unsafe { self.watcher.load(SeqCst).as_ref() }
+    /// In a child of fork, at rest: puts it under management with a userfaultfd and threads of its own, where the parent
+    /// was. Called by the first engine thread, while no other thread of the child runs on. Ends the process with a
+    /// message if that can't be done.
+    pub fn begin_as_child(&self, stats: &'static Stats) {
+        if let Err(e) = self.uffd.reopen() {
+            say::die(format_args!("in a child of fork: {e}"));
+        }
+        // SAFETY: the thread that forked holds the lock, and waits for this one.
+        let state = unsafe { self.adopting.peek_mut() };
+        // Read before the parent's figures are left to it.
+        state.inherited = state.anonymous.min(self.pager.bound_bytes());
+        state.inherited_away = self.pager.away_bytes();
+        self.pager.begin_as_child(stats);
+        register_frames(&self.pager, &self.uffd);
+        let begun = self.statm.reopen().and_then(|()| self.watcher.begin_as_child());
+        match begun.and_then(|()| self.watcher.find_stray()) {
+            Ok(None) => {}
+            Ok(Some(at)) => say::die(format_args!(
+                "a child of fork was stopped: before memfold could serve it, it read zeros at {at:#x} in place of folded data"
+            )),
+            Err(e) => say::die(format_args!("putting a child of fork under management: {e}")),
+        }
+        // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls this.
+        if let Err(e) = unsafe { bare::restart_others() } {
+            say::die(format_args!("starting engine threads in a child of fork: {e}"));
+        }
+        // SAFETY: the parent came to rest before it forked.
+        unsafe { self.end_rest() };
+    }
+
+    /// Brings the engine to rest until [`Program::end_rest`]. No adoption is under way: see [`Program::pause`]. The caller
+    /// must not allocate until [`Program::allow_allocation`].
+    pub fn come_to_rest(&self) {
+        self.pager.come_to_rest();
+        core::mem::forget(self.excluded.lock());
+        freeze_list();
+        arena().freeze();
+    }
+
+    /// Ends [`Program::come_to_rest`]. Called by an engine thread.
+    ///
+    /// # Safety
+    /// - `come_to_rest` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    pub unsafe fn end_rest(&self) {
+        // SAFETY: by the caller's promise.
+        unsafe { self.watcher.end_rest() };
+    }
+
+    /// The first part of its end: there may be allocations again.
+    ///
+    /// # Safety
+    /// - `come_to_rest` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    pub unsafe fn allow_allocation(&self) {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            arena().unfreeze();
+            unfreeze_list();
+            self.excluded.unlock();
+        }
     }
 
     /// Keeps `[start, end)` out of management.
@@ -180,39 +244,61 @@ impl Program {
         unsafe { self.adopting.unlock() };
     }
 
-    /// Looks at the program's size; near the limit, takes what it has allocated.
-    fn look(&self, statm: &Statm) {
-        let mut state = self.adopting.lock();
-        let Some(anonymous) = statm.anonymous_bytes() else { return };
+    /// Looks at the program's size; near the limit, takes what it has allocated. Not while adoption is paused.
+    /// Returns whether the program grows and isn't far from the limit.
+    pub fn look(&self) -> bool {
+        let Some(mut state) = self.adopting.try_lock() else { return false };
+        let Some(anonymous) = self.statm.anonymous_bytes() else { return false };
         let managed = self.pager.own_bytes() + self.pager.mapped_bytes();
-        let unmanaged = anonymous.saturating_sub(managed);
+        let mut unmanaged = anonymous.saturating_sub(managed);
+        self.pager.set_unmanaged_bytes(unmanaged);
         self.pager.publish();
-        let max = self.config.resident_max_bytes();
+        state.looks = state.looks.wrapping_add(1);
+        let before = core::mem::replace(&mut state.anonymous, anonymous);
+        let need =
+            anonymous.saturating_sub(state.inherited) + self.pager.away_bytes().saturating_sub(state.inherited_away);
+        self.pager.stats().need_bytes.store(need, Relaxed);
+        if state.looks % LOOKS_A_SHARE == 1 {
+            self.take_share(&state, need);
+        }
+        let max = self.pager.bound_bytes();
+        let grows = anonymous > max / 2 && anonymous > before;
         if !state.begun && anonymous < max / 100 * self.config.adopt_percent as u64 {
-            return;
+            return grows;
         }
         if !state.begun || unmanaged >= state.unmanaged_at_last_read + GROWTH_BYTES.min(max / 32) {
             let first = !state.begun;
             state.begun = true;
             if self.adopt(first) {
                 let managed = self.pager.own_bytes() + self.pager.mapped_bytes();
-                let anonymous = statm.anonymous_bytes().unwrap_or(anonymous);
-                state.unmanaged_at_last_read = anonymous.saturating_sub(managed);
+                let anonymous = self.statm.anonymous_bytes().unwrap_or(anonymous);
+                unmanaged = anonymous.saturating_sub(managed);
+                state.unmanaged_at_last_read = unmanaged;
+                self.pager.set_unmanaged_bytes(unmanaged);
             }
         }
         state.unmanaged_at_last_read = state.unmanaged_at_last_read.min(unmanaged);
-        self.pager.set_unmanaged_bytes(unmanaged);
+        grows
+    }
+
+    /// Takes this process's share of what the whole run may use. What a child of fork has from its parent counts there.
+    fn take_share(&self, state: &State, need: u64) {
+        let mut others = slots::needs_of_others();
+        let mut of = |bound: Option<u64>| {
+            bound.map_or(u64::MAX, |bound| share(bound, need, &mut others).saturating_add(state.inherited))
+        };
+        let (limit, resident) = (of(self.config.limit_bytes), of(self.config.resident_bytes));
+        self.pager.set_bounds(limit, resident);
     }
 
     /// Takes every suitable area that isn't managed yet. Returns whether that was possible.
     fn adopt(&self, first: bool) -> bool {
-        let Some(watcher) = self.watcher() else { return false };
         let candidates = self.candidates(first);
         if candidates.is_empty() {
             return true;
         }
         let again = core::cell::OnceCell::new();
-        watcher.adopt(&candidates, &mut |start, end| {
+        self.watcher.adopt(&candidates, &mut |start, end| {
             let now: &Vec<(usize, usize)> = again.get_or_init(|| self.candidates(false));
             now.iter().any(|r| r.0 <= start && end <= r.1)
         })
@@ -234,7 +320,8 @@ impl Program {
                 return;
             }
             match found.last_mut() {
-                Some(last) if last.1 == area.start => last.1 = area.end,
+                // An area that has grown while the map was read is told of twice.
+                Some(last) if last.1 >= area.start => last.1 = last.1.max(area.end),
                 _ => found.push((area.start, area.end)),
             }
         };

@@ -1,5 +1,6 @@
 //! One line to standard error, by one system call, without stdio or allocation.
 use core::fmt::{self, Write};
+use memfold_sys::raw::write_stderr;
 
 /// Longer lines are cut off.
 const LINE_LEN_MAX: usize = 1024;
@@ -9,10 +10,7 @@ pub fn say(text: fmt::Arguments<'_>) {
     let mut line = Line { bytes: [0; LINE_LEN_MAX], len: 0 };
     let _ = write!(line, "memfold: {text}");
     line.bytes[line.len] = b'\n';
-    // SAFETY: the program's standard error stays open or closed as it is: nothing is done but a write, and a closed
-    // descriptor gives EBADF.
-    let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
-    let _ = rustix::io::write(stderr, &line.bytes[..=line.len]);
+    write_stderr(&line.bytes[..=line.len]);
 }
 
 /// Writes `memfold: TEXT` and ends the process with memfold's own status, 125. No exit handler of the program runs.

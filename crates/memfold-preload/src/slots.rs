@@ -1,5 +1,6 @@
 //! This process's slot in the table of figures that `memfold run` keeps.
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 use memfold::stats::{LAYOUT_VERSION, Stats};
@@ -44,6 +45,17 @@ pub fn claim_again() -> &'static Stats {
     }
 }
 
+/// What the other processes of the run need of the limit, as far as they are alive. At most one for each slot.
+pub fn needs_of_others() -> Vec<u64> {
+    let table = *TABLE.lock();
+    let own = rustix::process::getpid().as_raw_nonzero().get() as u64;
+    let live = |slot: &&Stats| {
+        let pid = slot.pid.load(Relaxed);
+        pid != 0 && pid != own && slot.need_bytes.load(Relaxed) > 0 && !has_ended(pid)
+    };
+    table.iter().filter(live).map(|slot| slot.need_bytes.load(Relaxed)).collect()
+}
+
 fn take(pid: &AtomicU64, from: u64, own: u64) -> bool {
     pid.compare_exchange(from, own, AcqRel, Relaxed).is_ok()
 }
@@ -63,6 +75,7 @@ fn clear_gauges(stats: &Stats) {
         &stats.stored_bytes,
         &stats.unmanaged_bytes,
         &stats.folios,
+        &stats.need_bytes,
     ] {
         gauge.store(0, Relaxed);
     }

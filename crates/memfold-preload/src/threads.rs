@@ -1,4 +1,5 @@
 //! Thread stacks: they hold TLS and what the kernel writes at a thread's end, so they are never folded.
+use crate::clone::next;
 use crate::program::{self, Program};
 use alloc::boxed::Box;
 use core::ffi::{c_int, c_void};
@@ -26,13 +27,7 @@ pub unsafe extern "C" fn pthread_create(
     arg: *mut c_void,
 ) -> c_int {
     // SAFETY: the next definition after this library's is libc's, whose type this is.
-    let real: Create = unsafe {
-        let symbol = libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr());
-        if symbol.is_null() {
-            return libc::ENOSYS;
-        }
-        transmute::<*mut c_void, Create>(symbol)
-    };
+    let real = unsafe { transmute::<*mut c_void, Create>(next(c"pthread_create")) };
     // No adoption from before the stack is mapped until the new thread has excluded it.
     let program = program::get();
     if let Some(program) = program {

@@ -74,6 +74,21 @@ impl Arena {
         inner.top - inner.free_bytes
     }
 
+    /// Nobody allocates or frees until [`Arena::unfreeze`]. For a fork, whose child must not get an arena that some other
+    /// thread is changing.
+    pub fn freeze(&self) {
+        core::mem::forget(self.inner.lock());
+    }
+
+    /// Ends [`Arena::freeze`].
+    ///
+    /// # Safety
+    /// - [`Arena::freeze`] has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    pub unsafe fn unfreeze(&self) {
+        // SAFETY: the guard was forgotten.
+        unsafe { self.inner.unlock() };
+    }
+
     /// Verifies the free runs and the sums.
     ///
     /// # Errors

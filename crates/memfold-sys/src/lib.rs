@@ -16,6 +16,7 @@ pub mod maps;
 pub mod pagemap;
 pub mod uffd;
 pub mod thread;
+pub mod bare;
 pub mod space;
 
 pub use rustix::io::Errno;

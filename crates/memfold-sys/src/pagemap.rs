@@ -1,6 +1,6 @@
 //! `PAGEMAP_SCAN`: which pages of a range are present (Linux 6.7, `include/uapi/linux/fs.h`).
 use crate::Errno;
-use crate::raw::ioctl;
+use crate::raw::{self, ioctl};
 use crate::units::PAGE_SIZE;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -47,6 +47,14 @@ impl Pagemap {
     pub fn open() -> Result<Pagemap, Errno> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         Ok(Pagemap { fd: rustix::fs::open(c"/proc/self/pagemap", flags, Mode::empty())? })
+    }
+
+    /// In a child of fork: opens its own in place of its parent's, under the same number.
+    ///
+    /// # Errors
+    /// As [`Pagemap::open`].
+    pub fn reopen(&self) -> Result<(), Errno> {
+        raw::replace(&self.fd, Pagemap::open()?.fd)
     }
 
     /// Calls `each(start, end)` for every run of pages in `[start, end)` that holds data (present or in the kernel's

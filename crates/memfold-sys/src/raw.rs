@@ -1,5 +1,6 @@
 //! The raw `ioctl` system call, for requests whose result struct counts on errors too (rustix drops it then).
 use crate::Errno;
+use rustix::fd::{AsRawFd, OwnedFd};
 
 /// `ioctl(fd, request, arg)` as one instruction: no `errno`, no libc.
 ///
@@ -30,8 +31,78 @@ pub unsafe fn ioctl(fd: i32, request: u64, arg: *mut core::ffi::c_void) -> Resul
     errno_of(ret)
 }
 
-fn errno_of(ret: i64) -> Result<i64, Errno> {
+/// Any system call as one instruction: no `errno`, no libc.
+///
+/// # Safety
+/// - As the system call's own conditions say.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
+    let ret: i64;
+    // SAFETY: the system call clobbers rcx and r11 only, and what the caller vouches for.
+    unsafe {
+        core::arch::asm!("syscall", inlateout("rax") number => ret, in("rdi") args[0], in("rsi") args[1],
+            in("rdx") args[2], in("r10") args[3], in("r8") args[4], in("r9") args[5],
+            lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    errno_of(ret)
+}
+
+/// Any system call as one instruction: no `errno`, no libc.
+///
+/// # Safety
+/// - As the system call's own conditions say.
+#[cfg(target_arch = "aarch64")]
+pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
+    let ret: i64;
+    // SAFETY: `svc 0` changes x0 and what the caller vouches for.
+    unsafe {
+        core::arch::asm!("svc 0", in("x8") number, inlateout("x0") args[0] as i64 => ret, in("x1") args[1],
+            in("x2") args[2], in("x3") args[3], in("x4") args[4], in("x5") args[5], options(nostack));
+    }
+    errno_of(ret)
+}
+
+pub(crate) fn errno_of(ret: i64) -> Result<i64, Errno> {
     if ret < 0 { Err(Errno::from_raw_os_error(-ret as i32)) } else { Ok(ret) }
+}
+
+/// Blocks exactly these signals (bit n - 1 for signal n) in the calling thread, libc's own two included; returns what was
+/// blocked before.
+pub fn set_signals_blocked(blocked: u64) -> u64 {
+    let mut before = 0u64;
+    let (new, old) = (&raw const blocked as usize, &raw mut before as usize);
+    // SAFETY: both masks are local and of the kernel's size.
+    let _ = unsafe { system_call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, old, 8, 0, 0]) };
+    before
+}
+
+/// Puts `new` in the place of `old`, under its number.
+///
+/// # Errors
+/// What dup3 says.
+pub fn replace(old: &OwnedFd, new: OwnedFd) -> Result<(), Errno> {
+    if old.as_raw_fd() == new.as_raw_fd() {
+        // The number was free, as it is where the old one was not inherited: `old` owns it from now on.
+        core::mem::forget(new);
+        return Ok(());
+    }
+    let args = [new.as_raw_fd() as usize, old.as_raw_fd() as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
+    // SAFETY: both are open or, as for `old` in a child of fork, just numbers; `old` goes on to own what is at its number.
+    unsafe { system_call(libc::SYS_dup3, args) }.map(drop)
+}
+
+/// Writes to the program's standard error, also from a thread whose table of descriptors is not the program's. If the
+/// program has closed it, nothing is written.
+pub fn write_stderr(text: &[u8]) {
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let its = pidfd_open(getpid(), PidfdFlags::empty()).and_then(|own| pidfd_getfd(&own, 2, PidfdGetfdFlags::empty()));
+    if let Ok(stderr) = its {
+        let _ = rustix::io::write(&stderr, text);
+        return;
+    }
+    // SAFETY: descriptor 2 is only written to; if it is closed, the write fails and nothing is lost but the text.
+    let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
+    let _ = rustix::io::write(stderr, text);
 }
 
 /// Writes text to standard error, as one piece if it fits 512 bytes. For warnings from inside the engine.
@@ -42,8 +113,5 @@ pub fn warn(parts: &[&str]) {
         line[len] = byte;
         len += 1;
     }
-    // SAFETY: descriptor 2 is only written to; if the program has closed it, the write fails and nothing is lost but
-    // the warning.
-    let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
-    let _ = rustix::io::write(stderr, &line[..len]);
+    write_stderr(&line[..len]);
 }

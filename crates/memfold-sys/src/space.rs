@@ -1,5 +1,6 @@
 //! The address space as the engine sees it: the seam where tests put a fake or inject faults.
 use crate::Errno;
+use crate::raw::system_call;
 use crate::uffd::{Partial, Uffd};
 use crate::units::PAGE_SIZE;
 use alloc::sync::Arc;
@@ -96,8 +97,8 @@ impl Space for UffdSpace {
     fn is_populated(&self, addr: usize) -> bool {
         let mut state = 0u8;
         // SAFETY: `state` has room for the one byte that one page takes. An unmapped address gives an error.
-        let done = unsafe { libc::mincore(addr as *mut _, PAGE_SIZE, &mut state) };
-        done == 0 && state & 1 != 0
+        let done = unsafe { system_call(libc::SYS_mincore, [addr, PAGE_SIZE, &raw mut state as usize, 0, 0, 0]) };
+        done.is_ok() && state & 1 != 0
     }
 
     fn wake(&self, start: usize, len: usize) {

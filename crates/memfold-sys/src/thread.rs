@@ -80,8 +80,10 @@ pub fn thread_id() -> u32 {
 
 /// Lets the calling thread run only where no other thread wants to (SCHED_IDLE). `false` if the system forbids it.
 pub fn set_idle() -> bool {
+    let zeros = [0u32; 16];
+    let args = [0, libc::SCHED_IDLE as usize, zeros.as_ptr() as usize, 0, 0, 0];
     // SAFETY: a sched_param of zeros is what this policy takes; the call reads it and changes this thread only.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &core::mem::zeroed()) == 0 }
+    unsafe { crate::raw::system_call(libc::SYS_sched_setscheduler, args) }.is_ok()
 }
 
 /// The CPU that a thread of this process ran on last; `None` if it has ended or there is no /proc.

@@ -3,7 +3,7 @@
 //! The result field of COPY, ZEROPAGE and MOVE counts on errors too: a call may do part of the range and then fail.
 //! [`Partial`] carries both, and no error is ever taken for progress.
 use crate::Errno;
-use crate::raw::ioctl;
+use crate::raw::{self, ioctl};
 use core::mem::size_of;
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use rustix::mm::UserfaultfdFlags;
@@ -188,6 +188,16 @@ impl Uffd {
         uffd.handshake(features)?;
         uffd.features = features;
         Ok(uffd)
+    }
+
+    /// In a child of fork, which has no use for its parent's: opens a userfaultfd of its own, with the same features,
+    /// under the same number. Nothing is registered yet.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn reopen(&self) -> Result<(), OpenError> {
+        let new = Uffd::open(self.features, false)?;
+        raw::replace(&self.fd, new.fd).map_err(OpenError::Other)
     }
 
     /// The features that this kernel offers ([`feature`]).

@@ -79,8 +79,7 @@ impl Zone {
 
     /// A child of fork doesn't get the zone: a touch there ends the child rather than reading zeros.
     pub fn keep_from_children(&self) {
-        // SAFETY: changes what fork copies, and no byte. Not fatal: the kernel refuses it for no anonymous mapping.
-        let _ = unsafe { madvise(self.base.cast(), self.len, Advice::LinuxDontFork) };
+        set_inherited(self.start(), self.start() + self.len, false);
     }
 
     /// Asks the kernel for the memory of `[offset, offset + len)` in one call, which costs less than a fault for each
@@ -121,6 +120,29 @@ impl Drop for Zone {
         // SAFETY: the zone owns this mapping, and dropping it gives up every byte.
         let _ = unsafe { munmap(self.base.cast(), self.len) };
     }
+}
+
+/// Keeps the list of zones as it is until [`unfreeze_list`]: no zone comes or goes. For a fork, whose child must not get
+/// a list that some other thread is changing.
+pub fn freeze_list() {
+    core::mem::forget(LIST.lock());
+}
+
+/// Ends [`freeze_list`].
+///
+/// # Safety
+/// - [`freeze_list`] has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+pub unsafe fn unfreeze_list() {
+    // SAFETY: the guard was forgotten.
+    unsafe { LIST.unlock() };
+}
+
+/// Says whether children of fork get copies of the pages of `[start, end)` (whole pages). Where they don't, a touch in the
+/// child ends it with SIGSEGV. Parts that are not mapped are passed over.
+pub fn set_inherited(start: usize, end: usize, inherited: bool) {
+    let advice = if inherited { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
+    // SAFETY: changes what fork copies, and no byte. Not fatal: the kernel refuses it for no anonymous mapping.
+    let _ = unsafe { madvise(start as *mut _, end - start, advice) };
 }
 
 /// Whether `[start, end)` touches any live zone of the engine.

@@ -2,18 +2,37 @@
 //! again, with no lock held, since that may fault.
 use memfold_sys::space::Space;
 use memfold_sys::sync::Mutex;
+use memfold_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use memfold_sys::thread::now_ns;
+use memfold_sys::units::PAGE_SIZE;
 
 const NOTED: usize = 64;
 
 /// Ranges of addresses to be made private.
 pub struct Busy {
     ranges: Mutex<([(usize, usize); NOTED], usize)>,
+    working: AtomicU32,
+    forked_ns: AtomicU64,
 }
+
+/// For this long after a fork it is likely that a page which can't be moved is shared by it.
+const SHARED_NS: u64 = 1_000_000_000;
 
 impl Busy {
     /// None.
     pub const fn new() -> Busy {
-        Busy { ranges: Mutex::new(([(0, 0); NOTED], 0)) }
+        Busy { ranges: Mutex::new(([(0, 0); NOTED], 0)), working: AtomicU32::new(0), forked_ns: AtomicU64::new(0) }
+    }
+
+    /// The process has just forked, or been made by a fork.
+    pub fn note_fork(&self) {
+        self.forked_ns.store(now_ns(), SeqCst);
+    }
+
+    /// Whether a fork has lately shared pages that are still to be made private, or are just being.
+    pub fn is_shared(&self) -> bool {
+        let forked = self.forked_ns.load(SeqCst);
+        forked != 0 && now_ns() - forked < SHARED_NS && (self.working.load(SeqCst) > 0 || self.ranges.lock().1 > 0)
     }
 
     /// Notes a range (address, bytes). Forgotten if too many are: it will be met again.
@@ -26,16 +45,21 @@ impl Busy {
         }
     }
 
-    /// Makes the noted ranges private. Pages that are missing are faulted in, so the caller holds no lock and is no fault
-    /// handler. A range that has gone, or that a device has pinned, stays as it is. Returns whether there was any.
+    /// Makes the noted ranges private. A page that goes missing meanwhile is faulted in, so the caller holds no lock and
+    /// is no fault handler. A range that has gone, or that a device has pinned, stays as it is. Returns whether there was any.
     pub fn unshare(&self, space: &dyn Space) -> bool {
         let (list, count) = {
             let mut ranges = self.ranges.lock();
+            self.working.fetch_add(1, SeqCst);
             (ranges.0, core::mem::take(&mut ranges.1))
         };
-        for &(start, len) in &list[..count] {
-            let _ = space.unshare(start, len);
+        for page in list[..count].iter().flat_map(|&(start, len)| (start..start + len).step_by(PAGE_SIZE)) {
+            // What is missing is folded, or was never there: it must not be brought here for this.
+            if space.is_populated(page) {
+                let _ = space.unshare(page, PAGE_SIZE);
+            }
         }
+        self.working.fetch_sub(1, SeqCst);
         count > 0
     }
 }

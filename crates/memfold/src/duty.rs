@@ -172,6 +172,15 @@ impl Duty {
         self.changed.notify_all();
     }
 
+    /// In a child of fork, before any handler runs: the lock is free, whoever of the parent's threads had it.
+    ///
+    /// # Safety
+    /// - No handler runs in this process.
+    pub unsafe fn reset_in_child(&self) {
+        // SAFETY: by the caller's promise nobody holds the lock.
+        unsafe { self.off.reset() };
+    }
+
     /// Wakes every handler, for good: the service ends.
     pub fn end(&self) {
         let _off = self.off.lock();

@@ -12,6 +12,7 @@ use memfold_sys::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold_sys::thread::yield_now;
 use memfold_sys::uffd::Event;
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
+use memfold_sys::zone::set_inherited;
 
 impl Pager {
     /// Applies one event (not a fault) that was read and is still held back by [`crate::changes::Changes`].
@@ -126,6 +127,9 @@ impl Pager {
             let id = self.folios.create(key, order, State::Resident);
             self.index.insert(&guard, key, order, id);
             self.mapped.fetch_add(order.pages() as u64, Relaxed);
+            // It was counted as unmanaged until now.
+            let less = |outside: u64| Some(outside.saturating_sub(order.bytes() as u64));
+            let _ = self.outside_bytes.fetch_update(Relaxed, Relaxed, less);
             self.list_by_state(&guard, id);
             drop(guard);
             key += order.pages() as u64;
@@ -171,9 +175,26 @@ impl Pager {
         (self.frames.populated() << PAGE_SHIFT) + self.store.pool_bytes() + self.metadata_bytes()
     }
 
+    /// Bytes of frames that hold memory.
+    pub fn frame_bytes(&self) -> u64 {
+        self.frames.populated() << PAGE_SHIFT
+    }
+
+    /// The smaller of the bounds that hold now, bytes.
+    pub fn bound_bytes(&self) -> u64 {
+        self.limit_now.load(Relaxed).min(self.resident_now.load(Relaxed))
+    }
+
     /// Bytes mapped under management.
     pub fn mapped_bytes(&self) -> u64 {
         self.mapped.load(Relaxed) << PAGE_SHIFT
+    }
+
+    /// Says whether children of fork get what is under management.
+    pub fn set_inherited(&self, inherited: bool) {
+        for area in self.areas.read().iter() {
+            set_inherited((area.start as usize) << PAGE_SHIFT, (area.end as usize) << PAGE_SHIFT, inherited);
+        }
     }
 
     /// Bytes that [`Pager::freeze`] would have to bring back.
@@ -214,11 +235,12 @@ impl Pager {
 
     /// Ends [`Pager::freeze`].
     pub fn thaw(&self) {
+        self.busy.note_fork();
         self.frozen.store(false, SeqCst);
         self.queue.reclaim();
     }
 }
 
-fn page_of(addr: usize) -> u64 {
+pub(crate) fn page_of(addr: usize) -> u64 {
     (addr >> PAGE_SHIFT) as u64
 }

@@ -234,7 +234,7 @@ impl Pager {
         let budget = self.target() * self.config.clean_percent as u64 / 100;
         // What clean copies hold of the pool, as if they compressed like the rest.
         let held = self.store.pool_bytes() as u128 * clean as u128 / (clean + folded).max(1) as u128;
-        if clean > budget || self.config.limit_bytes.is_some_and(|limit| held > limit as u128 / CLEAN_SHARE) {
+        if clean > budget || self.limit_bytes().is_some_and(|limit| held > limit as u128 / CLEAN_SHARE) {
             stats::add(&self.stats.clean_dropped, 1);
             self.drop_copy(guard, id);
         }

@@ -82,7 +82,9 @@ impl Pager {
 
     /// Waits for one request to the background threads and serves it. `false`: [`Pager::stop`] was called.
     pub fn work(&self) -> bool {
-        match self.queue.next() {
+        let request = self.queue.next();
+        let _open = self.gates.background();
+        match request {
             Request::Load(window) => self.load_ahead(window),
             Request::Reclaim => {
                 if self.reclaim_in_background() {

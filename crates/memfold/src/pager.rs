@@ -6,14 +6,17 @@ use crate::config::{Canned, Config, Delivery};
 use crate::context::Contexts;
 use crate::folio::{FolioId, Folios, State};
 use crate::frames::Frames;
+use crate::gates::Gates;
 use crate::index::{Index, ShardGuard, Shards};
 use crate::lru::{List, Lru};
 use crate::queue::Queue;
+use crate::rest::Rest;
 use crate::stats::{self, Stats};
 use crate::stream::Streams;
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use core::ops::Deref;
+use core::sync::atomic::AtomicPtr;
 use memfold_store::{CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, Handle, SoftwarePool, Store, StoreConfig};
 use memfold_sys::space::Space;
 use memfold_sys::sync::RwLock;
@@ -26,7 +29,14 @@ pub enum StatsPlace {
     /// The engine's own.
     Own(Box<Stats>),
     /// Shared with whoever made the place.
-    Shared(&'static Stats),
+    Shared(AtomicPtr<Stats>),
+}
+
+impl StatsPlace {
+    /// Figures that live in memory that others read.
+    pub fn shared(stats: &'static Stats) -> StatsPlace {
+        StatsPlace::Shared(AtomicPtr::new(stats as *const Stats as *mut Stats))
+    }
 }
 
 impl Deref for StatsPlace {
@@ -34,7 +44,8 @@ impl Deref for StatsPlace {
     fn deref(&self) -> &Stats {
         match self {
             StatsPlace::Own(stats) => stats,
-            StatsPlace::Shared(stats) => stats,
+            // SAFETY: it comes from a `&'static`.
+            StatsPlace::Shared(stats) => unsafe { &*stats.load(Relaxed) },
         }
     }
 }
@@ -71,8 +82,13 @@ pub struct Pager {
     pub(crate) folded_pages: AtomicU64,
     pub(crate) clock: AtomicU64,
     pub(crate) outside_bytes: AtomicU64,
+    pub(crate) limit_now: AtomicU64,
+    pub(crate) resident_now: AtomicU64,
     pub(crate) frozen: AtomicBool,
     pub(crate) changes: Changes,
+    /// Where a fork stops the engine's threads.
+    pub(crate) gates: Gates,
+    pub(crate) rest: Rest,
     pub(crate) scratch: Zone,
     pub(crate) busy: Busy,
     pub(crate) stats: StatsPlace,
@@ -150,8 +166,12 @@ impl Pager {
             folded_pages: AtomicU64::new(0),
             clock: AtomicU64::new(0),
             outside_bytes: AtomicU64::new(0),
+            limit_now: AtomicU64::new(config.limit_bytes.unwrap_or(u64::MAX)),
+            resident_now: AtomicU64::new(config.resident_bytes.unwrap_or(u64::MAX)),
             frozen: AtomicBool::new(false),
             changes: Changes::new(),
+            gates: Gates::default(),
+            rest: Rest::default(),
             busy: Busy::new(),
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(space_err)?,
             stats: parts.stats,
@@ -192,13 +212,28 @@ impl Pager {
         }
         let outside = self.outside_bytes.load(Relaxed);
         let mut bytes = u64::MAX;
-        if let Some(limit) = self.config.limit_bytes {
+        if let Some(limit) = self.limit_bytes() {
             bytes = limit.saturating_sub(self.counted_pool_bytes() + self.metadata_bytes() + outside);
         }
-        if let Some(resident) = self.config.resident_bytes {
+        let resident = self.resident_now.load(Relaxed);
+        if resident != u64::MAX {
             bytes = bytes.min(resident.saturating_sub(outside));
         }
         bytes.max(crate::config::WORKABLE_MIN_BYTES / 2) >> PAGE_SHIFT
+    }
+
+    /// What may be used now of `--limit`; `None` without one.
+    pub(crate) fn limit_bytes(&self) -> Option<u64> {
+        Some(self.limit_now.load(Relaxed)).filter(|limit| *limit != u64::MAX)
+    }
+
+    /// Sets the bounds that hold from now on in place of those of the settings, bytes; `u64::MAX` for none.
+    pub fn set_bounds(&self, limit_bytes: u64, resident_bytes: u64) {
+        self.limit_now.store(limit_bytes, Relaxed);
+        self.resident_now.store(resident_bytes, Relaxed);
+        if self.physical() > self.target() {
+            self.queue.reclaim();
+        }
     }
 
     /// Bytes of the pools that count against the limit.
@@ -227,7 +262,7 @@ impl Pager {
         s.pool_bytes.store(pool, Relaxed);
         s.index_bytes.store(index, Relaxed);
         let floor = crate::config::WORKABLE_MIN_BYTES / 2;
-        if self.config.limit_bytes.is_some_and(|limit| self.counted_pool_bytes() + index + floor > limit) {
+        if self.limit_bytes().is_some_and(|limit| self.counted_pool_bytes() + index + floor > limit) {
             self.past_the_limit();
         }
         let folded = self.folded_pages.load(Relaxed) << PAGE_SHIFT;

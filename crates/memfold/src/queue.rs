@@ -67,6 +67,20 @@ impl Queue {
         }
     }
 
+    /// Nobody asks or is answered until [`Queue::unfreeze`]: for a fork.
+    pub fn freeze(&self) {
+        core::mem::forget(self.inner.lock());
+    }
+
+    /// Ends [`Queue::freeze`].
+    ///
+    /// # Safety
+    /// - `freeze` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    pub unsafe fn unfreeze(&self) {
+        // SAFETY: the guard was forgotten.
+        unsafe { self.inner.unlock() };
+    }
+
     /// Ends the threads.
     pub fn stop(&self) {
         self.inner.lock().stop = true;

@@ -48,6 +48,9 @@ const FULL_TRIES: usize = 2;
 const ATTEMPTS: usize = 64;
 /// Folios that can't leave before an eviction is given up: a fault waits meanwhile.
 const EVICT_TRIES: usize = 64;
+/// How often, and how long each time, a fault waits for pages that a fork shares.
+const SHARED_WAITS: usize = 40;
+const SHARED_WAIT_NS: u64 = 250_000;
 /// Frames that dirty folios may hold while background threads compress them: one part in this many of the target.
 const DIRTY_SHARE: u64 = 8;
 
@@ -95,6 +98,9 @@ impl Pager {
         if large {
             return Ok(None);
         }
+        if let Some(frame) = self.wait_for_shared(areas, order) {
+            return Ok(Some(frame));
+        }
         self.past_the_limit();
         match self.populated(order)? {
             Some(frame) => Ok(Some(frame)),
@@ -104,6 +110,24 @@ impl Pager {
                 Size(self.frames.zone().len() as u64)
             ),
         }
+    }
+
+    /// After a fork, what the two processes share can't leave until a background thread has made it private: worth a
+    /// moment's wait, but not more, as that thread may itself be waiting for a fault to be served.
+    fn wait_for_shared(&self, areas: &Areas, order: Order) -> Option<Frame> {
+        for _ in 0..SHARED_WAITS {
+            if !self.busy.is_shared() {
+                return None;
+            }
+            self.queue.reclaim();
+            memfold_sys::thread::sleep_ns(SHARED_WAIT_NS);
+            if self.reclaim(areas, order.pages() as u64, 0) == Progress::Freed
+                && let Some(frame) = self.frames.take(order, Kind::Full)
+            {
+                return Some(frame);
+            }
+        }
+        None
     }
 
     fn populated(&self, order: Order) -> Result<Option<Frame>, NoFrame> {
@@ -238,7 +262,7 @@ impl Pager {
             None => Progress::Freed,
             Some(Stop::Again) => Progress::Again,
             Some(_) => {
-                self.busy.note(home, bytes(pages));
+                self.busy.note(home + bytes(done.pages), bytes(pages - done.pages));
                 self.queue.reclaim();
                 if done.pages > 0 { Progress::Freed } else { Progress::Nothing }
             }

@@ -31,6 +31,7 @@ impl Pager {
             if turn % TURNS_A_TICK == 0 {
                 self.store.tick();
             }
+            let _open = self.gates.background();
             self.recompress_some(&mut w, budget_ns);
         }
     }

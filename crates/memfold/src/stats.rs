@@ -119,6 +119,7 @@ stats! {
     Gauge folded_bytes: "data that is only in the store, before compression, bytes",
     Gauge stored_bytes: "data that has a copy in the store, before compression, bytes",
     Gauge unmanaged_bytes: "run: resident memory of the program that is not under management, bytes",
+    Gauge need_bytes: "run: data that counts for the process's share of the limit, uncompressed, bytes",
     Gauge peak_bytes: "the most that resident, frames, pool and index came to, bytes",
     Gauge peak_resident_bytes: "the most that mapped pages, frames and unmanaged memory came to, bytes",
     Gauge peak_pool_bytes: "the most that the compressed pool held, bytes",

@@ -6,16 +6,18 @@
 use crate::duty::{Duty, Shift};
 use crate::fault::{Fault, Served};
 use crate::pager::Pager;
+use crate::rest::Notes;
+use crate::worker::Spawn;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use memfold_sys::Errno;
 use memfold_sys::pagemap::Pagemap;
 use memfold_sys::sync::MutexGuard;
-use memfold_sys::thread::{Thread, yield_now};
+use memfold_sys::thread::yield_now;
 use memfold_sys::uffd::{Event, Uffd};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::Zone;
+use memfold_sys::zone::{Zone, set_inherited};
 
 /// Faults that one handler keeps while events must be applied first; the threads of others fault again.
 const PENDING: usize = 256;
@@ -46,7 +48,12 @@ impl Watcher {
     ///
     /// # Errors
     /// No more threads, no /proc, or registering failed.
-    pub fn start(pager: &Arc<Pager>, uffd: &Arc<Uffd>, area_of: AreaOf) -> Result<&'static Watcher, Errno> {
+    pub fn start(
+        pager: &Arc<Pager>,
+        uffd: &Arc<Uffd>,
+        area_of: AreaOf,
+        spawn: Spawn,
+    ) -> Result<&'static Watcher, Errno> {
         let probe = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
         // SAFETY: the zone is the engine's own; its one page is made before anybody touches it.
         unsafe {
@@ -63,12 +70,39 @@ impl Watcher {
         }));
         for (handler, &cpu) in watcher.duty.cpus().iter().enumerate() {
             let start: &'static Start = Box::leak(Box::new(Start { watcher, handler, cpu }));
-            Thread::start(c"memfold-fault", Some(cpu), run, start as *const Start as usize)?;
+            spawn(c"memfold-fault", Some(cpu), run, start as *const Start as usize)?;
         }
         if let Some((main, arg)) = watcher.duty.waker_thread() {
-            Thread::start(c"memfold-wake", None, main, arg)?;
+            spawn(c"memfold-wake", None, main, arg)?;
         }
         Ok(watcher)
+    }
+
+    /// In a child of fork, at rest, before any handler runs: registers with a userfaultfd of its own what the parent had under
+    /// management. The frames are registered by the caller.
+    ///
+    /// # Errors
+    /// No /proc, or registering failed.
+    pub fn begin_as_child(&self) -> Result<(), Errno> {
+        self.pagemap.reopen()?;
+        // SAFETY: no handler runs yet.
+        unsafe { self.duty.reset_in_child() };
+        // SAFETY: the engine's own page, which is there.
+        unsafe { self.uffd.register(self.probe.start(), PAGE_SIZE, false)? };
+        for (start, end) in self.pager.ranges() {
+            // SAFETY: the handlers will serve the range, and no engine thread touches it.
+            unsafe { self.uffd.register(start, end - start, false)? };
+            set_inherited(start, end, false);
+        }
+        Ok(())
+    }
+
+    /// As [`Pager::find_stray`].
+    ///
+    /// # Errors
+    /// What the page-map scan says.
+    pub fn find_stray(&self) -> Result<Option<usize>, Errno> {
+        self.pager.find_stray(&self.pagemap)
     }
 
     /// Takes what is not under management yet of ranges of private anonymous memory. `still` is asked, after a part was
@@ -89,11 +123,20 @@ impl Watcher {
         let quiet = self.is_quiet();
         for &(start, end) in &parts {
             if quiet && still(start, end) {
-                let _ = self.pager.manage(start, end, &self.pagemap);
+                self.manage(start, end);
             }
         }
         drop(reading);
         quiet
+    }
+
+    /// Takes a registered part under management. A child that comes to be past libc has no engine: it must not get the
+    /// part, or it would read zeros where something is folded.
+    fn manage(&self, start: usize, end: usize) {
+        set_inherited(start, end, false);
+        if self.pager.manage(start, end, &self.pagemap).is_err() {
+            set_inherited(start, end, true);
+        }
     }
 
     /// Whether no change of the address space is on its way.
@@ -101,6 +144,60 @@ impl Watcher {
         // SAFETY: the probe's page is there, so nothing is copied: EEXIST at rest, EAGAIN while an event is on its way.
         let probed = unsafe { self.uffd.copy(self.probe.start(), self.pager.zeros(), PAGE_SIZE) };
         probed.is_err_and(|p| p.errno == Errno::EXIST)
+    }
+
+    /// Serves what comes while the engine is at rest: see [`crate::rest`].
+    fn receive_at_rest(&self) {
+        self.pager.rest.receive(|rest| match self.uffd.read() {
+            Ok(Event::Fault { address, .. }) => {
+                self.serve_at_rest(rest, address & !(PAGE_SIZE - 1));
+                true
+            }
+            Ok(change) => {
+                rest.note_change(change);
+                true
+            }
+            Err(_) => false,
+        });
+        yield_now();
+    }
+
+    fn serve_at_rest(&self, rest: &mut Notes, page: usize) {
+        rest.note_page(page);
+        loop {
+            let bytes = self.pager.page_at_rest(rest.origin(page));
+            // SAFETY: a missing page of a registered area, and what it holds, as nothing changes at rest. No lock is held: when
+            // the page is there, the thread that forks goes on.
+            match unsafe { self.uffd.copy(page, bytes, PAGE_SIZE) } {
+                Err(partial) if partial.errno == Errno::AGAIN => match self.uffd.read() {
+                    Ok(Event::Fault { address, .. }) => self.serve_at_rest(rest, address & !(PAGE_SIZE - 1)),
+                    Ok(change) => rest.note_change(change),
+                    Err(_) => yield_now(),
+                },
+                Err(_) => return self.uffd.wake(page, PAGE_SIZE),
+                Ok(()) => return,
+            }
+        }
+    }
+
+    /// Ends the rest, in the parent or the child of a fork: what has changed meanwhile is applied, the gates are opened,
+    /// and what was served is put in order. Called by an engine thread.
+    ///
+    /// # Safety
+    /// - [`Pager::come_to_rest`] has returned, in this process or in the parent that it is a copy of, and this is called
+    ///   once for it.
+    pub unsafe fn end_rest(&self) {
+        let reading = self.pager.changes.reading();
+        let pages = self.pager.rest.end(|change| self.pager.apply(change));
+        // SAFETY: by the caller's promise.
+        unsafe { self.pager.start_again() };
+        drop(reading);
+        let mut shift = Shift::new(usize::MAX, 0);
+        for addr in pages {
+            while !self.serve(Fault { addr, protected: false, late: false }, &mut shift) {
+                yield_now();
+            }
+        }
     }
 
     fn next(&self, reading: &MutexGuard<'_, ()>) -> Option<Event> {
@@ -172,7 +269,7 @@ impl Watcher {
         {
             for (start, end) in self.pager.unmanaged_parts(start, end) {
                 // What can't be taken now faults again, page by page.
-                let _ = self.pager.manage(start, end, &self.pagemap);
+                self.manage(start, end);
             }
         }
         true
@@ -190,6 +287,10 @@ fn run(start: usize) {
         } else {
             yield_now();
         }
+        let Some(_open) = watcher.pager.gates.serving() else {
+            watcher.receive_at_rest();
+            continue;
+        };
         watcher.receive(&mut pending);
         let late = pending.count > 0 && watcher.duty.note(&mut shift, pending.thread);
         pending.retain(|fault| !watcher.serve(Fault { late, ..fault }, &mut shift));

@@ -1,9 +1,49 @@
 //! Background threads: load windows ahead of streams, save dirty folios, give memory back; compress cold blocks again.
 use crate::pager::Pager;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ffi::CStr;
 use memfold_sys::Errno;
 use memfold_sys::thread::Thread;
+
+/// Starts a thread: its name, the CPU to pin it to, what it runs and with what.
+pub type Spawn = fn(&'static CStr, Option<usize>, fn(usize), usize) -> Result<(), Errno>;
+
+/// Starts an engine thread that libc knows of, as a [`Spawn`].
+///
+/// # Errors
+/// EAGAIN: no more threads.
+pub fn by_libc(name: &'static CStr, cpu: Option<usize>, main: fn(usize), arg: usize) -> Result<(), Errno> {
+    Thread::start(name, cpu, main, arg).map(drop)
+}
+
+/// Starts `count` background threads by `spawn`; they never end.
+///
+/// # Errors
+/// What `spawn` says.
+pub fn start_by(pager: &Arc<Pager>, count: usize, spawn: Spawn) -> Result<(), Errno> {
+    // Never given back: a child of fork starts the threads again with it.
+    let leaked: &'static Arc<Pager> = Box::leak(Box::new(pager.clone()));
+    let arg = leaked as *const Arc<Pager> as usize;
+    (0..count).try_for_each(|_| spawn(c"memfold-worker", None, run_for_ever, arg))?;
+    if pager.recompress.is_some() {
+        spawn(c"memfold-again", None, recompress_for_ever, arg)?;
+    }
+    Ok(())
+}
+
+fn recompress_for_ever(pager: usize) {
+    // SAFETY: `start_by` leaked the Arc.
+    let pager = unsafe { &*(pager as *const Arc<Pager>) };
+    pager.recompress_until_stopped();
+}
+
+fn run_for_ever(pager: usize) {
+    // SAFETY: `start_by` leaked the Arc.
+    let pager = unsafe { &*(pager as *const Arc<Pager>) };
+    while pager.work() {}
+}
 
 /// Starts `count` background threads, which run until the queue is stopped.
 ///

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// Where the built `memfold` and the preload library are: MEMFOLD_BIN_DIR, or where cargo puts this test's own build.
 ///
@@ -44,6 +45,110 @@ pub fn assert_refused(output: &Output, status: i32, words: &[&str]) {
     assert!(output.stdout.is_empty(), "{:?}", output.stdout);
     assert!(text.starts_with("memfold: ") && text.ends_with('\n') && text.lines().count() == 1, "{text:?}");
     assert!(words.iter().all(|word| text.contains(word)), "{text:?} lacks one of {words:?}");
+}
+
+/// A program from `programs/`, compiled.
+pub struct Program {
+    pub scratch: Scratch,
+    pub path: String,
+}
+
+pub fn compile(name: &str) -> Program {
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs");
+    let source = std::fs::read_to_string(format!("{sources}/{name}.c")).unwrap();
+    let scratch = Scratch::new();
+    let path = scratch.compile(name, &source, &["-I", sources, "-pthread", "-Wall", "-Wno-unused-function"]);
+    Program { scratch, path }
+}
+
+/// Runs a command to its end under memfold with `--resident SIZE`, or fails after a minute.
+pub fn managed(resident: &str, command: &[&str]) -> Option<Output> {
+    managed_in("", &["--resident", resident], command)
+}
+
+/// Runs a command to its end under memfold with `flags` and a summary, or fails after a minute: a hang is a failure, not a
+/// wait. With a `world`, a shell script that is given the command as `"$@"`, in a mount namespace of its own (as root).
+pub fn managed_in(world: &str, flags: &[&str], command: &[&str]) -> Option<Output> {
+    let bin = binaries()?;
+    let arguments = [&["run", "--summary"], flags, &["--"], command].concat();
+    let mut started = memfold(&bin, &arguments);
+    if !world.is_empty() {
+        let inner = started;
+        started = Command::new("unshare");
+        started.args(["-m", "sh", "-c", world, "sh"]).arg(inner.get_program()).args(inner.get_args());
+        started.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE").stdin(Stdio::null());
+    }
+    let scratch = Scratch::new();
+    let (out, err) = (scratch.path("out"), scratch.path("err"));
+    started.stdout(std::fs::File::create(&out).unwrap()).stderr(std::fs::File::create(&err).unwrap());
+    let mut child = started.spawn().unwrap();
+    let begin = Instant::now();
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None if begin.elapsed() > Duration::from_secs(60) => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("{command:?} hangs: {}", std::fs::read_to_string(&err).unwrap());
+            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    Some(Output { status, stdout: std::fs::read(out).unwrap(), stderr: std::fs::read(err).unwrap() })
+}
+
+/// Asserts that a C program finds every byte right.
+#[track_caller]
+pub fn assert_right(name: &str, promises: &[&str]) {
+    assert_right_in("", name, promises);
+}
+
+/// Asserts that a C program finds every byte right, and its own bounds kept, with these flags.
+#[track_caller]
+pub fn assert_right_with(flags: &[&str], name: &str, promises: &[&str]) {
+    let program = compile(name);
+    for promise in promises {
+        let Some(output) = managed_in("", flags, &[&program.path, promise]) else { return };
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{name} {promise}: {text}");
+        assert_eq!(output.stdout, b"right\n", "{name} {promise}: {text}");
+        assert!(text.contains("major"), "{name} {promise} was never folded: {text}");
+        println!("{name} {promise}: {}", text.trim());
+    }
+    drop(program.scratch);
+}
+
+/// Asserts that a C program finds every byte right in a `world` of [`managed_in`].
+#[track_caller]
+pub fn assert_right_in(world: &str, name: &str, promises: &[&str]) {
+    let program = compile(name);
+    for promise in promises {
+        let Some(output) = managed_in(world, &["--resident", "16M"], &[&program.path, promise]) else { return };
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{name} {promise}: {text}");
+        assert_eq!(output.stdout, b"right\n", "{name} {promise}: {text}");
+        assert!(text.contains("major"), "{name} {promise} was never folded: {text}");
+        println!("{name} {promise}: {}", text.trim());
+    }
+    drop(program.scratch);
+}
+
+/// A world in which nobody is root and /dev/userfaultfd is open to all.
+pub const NOBODY: &str = r#"
+    node=$(mktemp -u) && mknod $node c $(tr : ' ' </sys/class/misc/userfaultfd/dev) && chmod 666 $node &&
+    mount --bind $node /dev/userfaultfd && rm $node &&
+    exec setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all -- "$@""#;
+
+/// Whether worlds can be made here; says so if not, which fails under CI=true.
+pub fn can_make_worlds() -> bool {
+    let done = Command::new("unshare").args(["-m", "sh", "-c", "mount --bind /dev/null /proc/meminfo"]).output();
+    let can = done.is_ok_and(|output| output.status.success());
+    if !can {
+        let text = "mount namespaces need root (CAP_SYS_ADMIN) and unshare of util-linux";
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "{text}");
+        eprintln!("SKIPPED, NOTHING WAS TESTED: {text}");
+    }
+    can
 }
 
 /// A directory of its own, removed when dropped.

@@ -1,5 +1,6 @@
 /* Processes made by a folded one. */
 #include "common.h"
+#include <sched.h>
 #include <spawn.h>
 
 static const size_t LEN = 64 * MIB;
@@ -147,21 +148,131 @@ static void fork_exec(char *self) {
     }
 }
 
-/* Copies made behind the C library's back have no engine: whoever touches folded memory there must not read on. */
-static void raw_clone(int way) {
+static int run_copy(void *unused) {
+    (void)unused;
+    for (size_t at = 0; at < LEN; at += PAGE)
+        if (*(volatile uint64_t *)(memory + at) != word(page_key(1, at / PAGE), 0)) return 98;
+    return 7;
+}
+
+static long without_libc(long number, long a) {
+    long result;
+#ifdef __x86_64__
+    register long r10 __asm__("r10") = 0, r8 __asm__("r8") = 0;
+    __asm__ volatile("syscall" : "=a"(result) : "0"(number), "D"(a), "S"(0l), "d"(0l), "r"(r10), "r"(r8) : "rcx", "r11", "memory");
+#else
+    result = syscall(number, a, 0, 0, 0, 0);
+#endif
+    return result;
+}
+
+/* Copies made past pthread_atfork. By way of libc they find every byte; a system call of one's own may only end loudly. */
+static void copies(void) {
     folded();
     fflush(stdout);
-    pid_t pid = way ? _Fork() : syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    for (int way = 0; way < 5; way++) {
+        struct { uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls; } args = {.exit_signal = SIGCHLD};
+        static char stack[64 << 10] __attribute__((aligned(16)));
+        push_out(memory, LEN);
+        pid_t pid = way == 0   ? syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0)
+                    : way == 1 ? _Fork()
+                    : way == 2 ? syscall(SYS_clone3, &args, sizeof args)
+                    : way == 3 ? clone(run_copy, stack + sizeof stack, SIGCHLD, NULL)
+                               : without_libc(SYS_clone, SIGCHLD);
+        if (pid == 0) _exit(run_copy(NULL));
+        int status = wait_for(pid);
+        check(memory, LEN, 1);
+        if (way < 4) NEED(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+        else NEED(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    }
+}
+
+/* A daemon: the parent goes, the grandchild lives on in a session of its own, with every descriptor closed, and is folded. */
+static void daemonize(void) {
+    int ends[2];
+    folded();
+    NEED(pipe(ends) == 0);
+    pid_t pid = fork();
     if (pid == 0) {
-        signal(SIGSEGV, SIG_DFL);
-        for (size_t at = 0; at < LEN; at += PAGE)
-            if (*(volatile uint64_t *)(memory + at) != word(page_key(1, at / PAGE), 0)) _exit(98);
+        NEED(setsid() > 0);
+        pid_t second = fork();
+        if (second) _exit(second > 0 ? 0 : 1);
+        dup2(ends[1], 0);
+        NEED(syscall(SYS_close_range, 1, ~0u, 0) == 0);
+        NEED(open("/dev/null", O_RDWR) == 1 && open("/dev/null", O_RDWR) == 2);
+        check(memory, LEN, 1);
+        fill(memory, LEN, 2);
+        push_out(memory, LEN);
+        check(memory, LEN, 2);
+        NEED(write(0, "r", 1) == 1);
         _exit(0);
     }
-    int status = wait_for(pid);
-    fprintf(stderr, "child status %x\n", status);
+    NEED(WEXITSTATUS(wait_for(pid)) == 0);
+    close(ends[1]);
+    char byte;
+    NEED(read(ends[0], &byte, 1) == 1 && byte == 'r');
+    /* Nobody keeps a copy of the pipe's end, the engine neither. */
+    NEED(read(ends[0], &byte, 1) == 0);
     check(memory, LEN, 1);
-    NEED(!(WIFEXITED(status) && WEXITSTATUS(status) == 98));
+}
+
+/* Closing descriptors that one doesn't know must not take the engine's. */
+static void close_all(void) {
+    folded();
+    NEED(syscall(SYS_close_range, 3, ~0u, 0) == 0);
+    for (int i = 0; i < 3; i++) {
+        check(memory, LEN, 1);
+        push_out(memory, LEN);
+    }
+    NEED(dup(1) == 3);
+    pid_t pid = fork();
+    if (pid == 0) {
+        for (int fd = 3; fd < 1000; fd++) close(fd);
+        check(memory, LEN, 1);
+        execl("/bin/sh", "sh", "-c", "exit 7", NULL);
+        _exit(1);
+    }
+    NEED(WEXITSTATUS(wait_for(pid)) == 7);
+    check(memory, LEN, 1);
+}
+
+/* Generations: each child changes a part, folds it, and has a child of its own. */
+static void generations(void) {
+    folded();
+    FILE *file = fopen("/dev/null", "w");
+    for (int depth = 0; depth < 5; depth++) {
+        pid_t pid = fork();
+        NEED(pid >= 0);
+        if (pid) {
+            int status = wait_for(pid);
+            NEED(WIFEXITED(status) && WEXITSTATUS(status) == 9);
+            check_from(memory + depth * 8 * MIB, LEN - depth * 8 * MIB, 1, depth * 8 * MIB / PAGE);
+            for (int d = 0; d < depth; d++) check_from(memory + d * 8 * MIB, 8 * MIB, 50 + d, d * 8 * MIB / PAGE);
+            if (depth) _exit(9);
+            return;
+        }
+        fill_from(memory + depth * 8 * MIB, 8 * MIB, 50 + depth, depth * 8 * MIB / PAGE);
+        push_out(memory, LEN);
+        NEED(file && fputs("x", file) >= 0 && fflush(file) == 0);
+    }
+    _exit(9);
+}
+
+/* Fork after fork, with little done in each. */
+static void loop(void) {
+    folded();
+    for (int i = 0; i < 60; i++) {
+        pid_t pid = fork();
+        NEED(pid >= 0);
+        char *at = memory + i % 60 * MIB;
+        if (pid == 0) {
+            check_from(at, MIB, 1, i % 60 * MIB / PAGE);
+            _exit(5);
+        }
+        fill_from(at, MIB, 1, i % 60 * MIB / PAGE);
+        NEED(WEXITSTATUS(wait_for(pid)) == 5);
+    }
+    check(memory, LEN, 1);
 }
 
 int main(int argc, char **argv) {
@@ -172,8 +283,11 @@ int main(int argc, char **argv) {
     else if (is(argv[1], "threads")) fork_threads();
     else if (is(argv[1], "exec")) fork_exec(argv[0]);
     else if (is(argv[1], "grandchild")) { folded(); check(memory, LEN, 1); return 0; }
-    else if (is(argv[1], "clone")) raw_clone(0);
-    else if (is(argv[1], "_Fork")) raw_clone(1);
+    else if (is(argv[1], "copies")) copies();
+    else if (is(argv[1], "daemon")) daemonize();
+    else if (is(argv[1], "close")) close_all();
+    else if (is(argv[1], "generations")) generations();
+    else if (is(argv[1], "loop")) loop();
     else return 2;
     puts("right");
     return 0;

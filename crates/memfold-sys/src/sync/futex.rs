@@ -131,6 +131,33 @@ impl<T> Mutex<T> {
         drop(MutexGuard { lock: self });
     }
 
+    /// The value, whoever holds the lock.
+    ///
+    /// # Safety
+    /// - No other thread uses the value while the reference lives: the holder, if there is one, is not in this process.
+    pub unsafe fn peek(&self) -> &T {
+        // SAFETY: by the caller's promise.
+        unsafe { &*self.value.get() }
+    }
+
+    /// The value for changing, whoever holds the lock.
+    ///
+    /// # Safety
+    /// - As [`Mutex::peek`], and no other reference to the value is alive.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn peek_mut(&self) -> &mut T {
+        // SAFETY: by the caller's promise.
+        unsafe { &mut *self.value.get() }
+    }
+
+    /// Makes the lock free, whoever holds it.
+    ///
+    /// # Safety
+    /// - No thread of this process holds it or waits for it: this is a child of fork.
+    pub unsafe fn reset(&self) {
+        self.state.store(0, SeqCst);
+    }
+
     /// The value, without locking: `&mut self` proves that nobody holds it.
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
@@ -243,6 +270,18 @@ impl<T> RwLock<T> {
                 return ReadGuard { lock: self };
             }
         }
+    }
+
+    /// Takes the lock for reading if no writer holds it or waits for it.
+    pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
+        let mut s = self.state.load(Relaxed);
+        while s & (WRITER | WRITER_WAITS) == 0 {
+            match self.state.compare_exchange_weak(s, s + 1, Acquire, Relaxed) {
+                Ok(_) => return Some(ReadGuard { lock: self }),
+                Err(now) => s = now,
+            }
+        }
+        None
     }
 
     /// Waits until nobody holds the lock.

@@ -64,6 +64,31 @@ pub struct ReadGuard<'a, T>(shuttle::sync::RwLockReadGuard<'a, T>);
 /// Holds an [`RwLock`] for writing.
 pub struct WriteGuard<'a, T>(shuttle::sync::RwLockWriteGuard<'a, T>);
 
+/// For a fork. Not modelled.
+impl<T> Mutex<T> {
+    /// Ends a lock whose guard was forgotten.
+    ///
+    /// # Safety
+    /// - A guard of this mutex was given to `core::mem::forget`, and this is called once for it.
+    pub unsafe fn unlock(&self) {
+        panic!("no model forks")
+    }
+    /// The value, whoever holds the lock.
+    ///
+    /// # Safety
+    /// - No other thread uses the value while the reference lives.
+    pub unsafe fn peek(&self) -> &T {
+        panic!("no model forks")
+    }
+    /// Makes the lock free, whoever holds it.
+    ///
+    /// # Safety
+    /// - No thread of this process holds it or waits for it.
+    pub unsafe fn reset(&self) {
+        panic!("no model forks")
+    }
+}
+
 impl<T> RwLock<T> {
     /// A free lock.
     pub const fn new(value: T) -> Self {
@@ -72,6 +97,10 @@ impl<T> RwLock<T> {
     /// Waits until no writer holds the lock.
     pub fn read(&self) -> ReadGuard<'_, T> {
         ReadGuard(self.0.read().unwrap_or_else(|e| e.into_inner()))
+    }
+    /// Takes the lock for reading if no writer holds it.
+    pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
+        self.0.try_read().ok().map(ReadGuard)
     }
     /// Waits until nobody holds the lock.
     pub fn write(&self) -> WriteGuard<'_, T> {

@@ -1,0 +1,50 @@
+//! Processes that copy themselves under `memfold run`: what parent and child find in folded memory.
+mod common;
+use common::{NOBODY, Scratch, assert_right, assert_right_in, can_make_worlds, compile, managed_in};
+
+#[test]
+fn parent_and_child_of_fork_both_find_every_byte() {
+    assert_right("children", &["fork", "threads"]);
+}
+
+#[test]
+fn a_copy_made_past_the_fork_handlers_never_reads_zeros() {
+    assert_right("children", &["copies"]);
+}
+
+#[test]
+fn a_parent_that_shares_its_pages_with_a_child_neither_spins_nor_goes_wrong() {
+    assert_right("children", &["long"]);
+}
+
+#[test]
+fn generations_of_children_are_folded_and_find_every_byte() {
+    assert_right("children", &["generations", "loop"]);
+}
+
+#[test]
+fn a_daemon_that_closes_every_descriptor_stays_managed() {
+    assert_right("children", &["daemon", "close"]);
+}
+
+#[test]
+fn without_privileges_copies_are_as_right() {
+    if can_make_worlds() {
+        assert_right_in(NOBODY, "children", &["copies", "fork"]);
+    }
+}
+
+#[test]
+fn a_fork_that_lacks_the_memory_is_refused() {
+    if !can_make_worlds() {
+        return;
+    }
+    let (program, scratch) = (compile("children"), Scratch::new());
+    let meminfo = scratch.file("meminfo", "MemTotal: 8388608 kB\nMemAvailable: 1024 kB\n", 0o644);
+    let world = format!("mount --bind {meminfo} /proc/meminfo && exec \"$@\"");
+    let Some(output) = managed_in(&world, &["--resident", "16M"], &[&program.path, "threads"]) else { return };
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{text}");
+    assert!(output.stdout.is_empty() && text.contains("fork() needs all memory back in place"), "{text}");
+    assert!(text.contains("the machine has 1.0 MiB left"), "{text}");
+}

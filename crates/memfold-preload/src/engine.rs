@@ -1,0 +1,111 @@
+//! The first engine thread: makes the engine, then looks at the program's size, and does what needs the engine's own
+//! descriptors for threads of the program.
+use crate::order::Order;
+use crate::program::{self, Program};
+use crate::{say, slots};
+use core::cell::UnsafeCell;
+use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::{AtomicU32, AtomicUsize};
+use memfold_sys::bare;
+use memfold_sys::sync::Mutex;
+use rustix::thread::{Timespec, futex};
+
+/// Time between looks at the program's size.
+const LOOK_NS: i64 = 5_000_000;
+/// The same while the program grows.
+const LOOK_SOON_NS: i64 = 1_000_000;
+
+/// One errand at a time.
+static LINE: Mutex<()> = Mutex::new(());
+/// The address of the errand (`*mut &mut dyn FnMut()`); 0 if there is none.
+static ERRAND: AtomicUsize = AtomicUsize::new(0);
+/// Raised to wake the first engine thread.
+static BELL: AtomicU32 = AtomicU32::new(0);
+/// Raised by it: when it is ready, and at the end of each errand.
+static DONE: AtomicU32 = AtomicU32::new(0);
+
+struct Given(UnsafeCell<Option<Order>>);
+// SAFETY: written by the constructor before the engine's first thread starts, taken by that thread.
+unsafe impl Sync for Given {}
+static ORDER: Given = Given(UnsafeCell::new(None));
+
+/// Starts the engine, and waits until this process is under management. Called by the constructor.
+pub fn start(order: Order) {
+    // SAFETY: no engine thread runs yet.
+    unsafe { *ORDER.0.get() = Some(order) };
+    let seen = DONE.load(SeqCst);
+    if let Err(e) = bare::start_first(c"memfold-adopt", run, 0) {
+        say::die(format_args!("starting the engine: {e}"));
+    }
+    wait_past(&DONE, seen);
+}
+
+/// Starts it again in a child of fork, at rest, and waits likewise.
+///
+/// # Safety
+/// - The process has just been copied by a fork and has one thread, the caller.
+pub unsafe fn start_in_child() {
+    let seen = DONE.load(SeqCst);
+    // SAFETY: the caller's promise.
+    if let Err(e) = unsafe { bare::restart_first() } {
+        say::die(format_args!("starting the engine in a child of fork: {e}"));
+    }
+    wait_past(&DONE, seen);
+}
+
+/// Has the first engine thread do something, and waits until it is done.
+pub fn have_done(mut errand: impl FnMut() + Send) {
+    let _line = LINE.lock();
+    let mut errand: &mut dyn FnMut() = &mut errand;
+    let seen = DONE.load(SeqCst);
+    ERRAND.store(&raw mut errand as usize, SeqCst);
+    look_now();
+    wait_past(&DONE, seen);
+}
+
+/// Has the first engine thread look at the program's size without delay.
+pub fn look_now() {
+    BELL.fetch_add(1, SeqCst);
+    let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
+}
+
+fn wait_past(word: &AtomicU32, value: u32) {
+    while word.load(SeqCst) == value {
+        let _ = futex::wait(word, futex::Flags::PRIVATE, value, None);
+    }
+}
+
+fn tell() {
+    DONE.fetch_add(1, SeqCst);
+    let _ = futex::wake(&DONE, futex::Flags::PRIVATE, i32::MAX as u32);
+}
+
+/// The thread's life. In a child of fork it begins again, with the program that it finds.
+fn run(_: usize) {
+    let program: &'static Program = match program::get() {
+        Some(program) => {
+            program.begin_as_child(slots::claim_again());
+            program
+        }
+        None => {
+            // SAFETY: the constructor has left it to this thread.
+            let order = unsafe { (*ORDER.0.get()).take() }.expect("the constructor gave an order");
+            program::create(order.config, slots::claim(&order.stats_path))
+        }
+    };
+    tell();
+    // Not fatal: only with privileges. On a busy machine a program grows while this thread waits for a processor.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), -20);
+    loop {
+        let bell = BELL.load(SeqCst);
+        let errand = ERRAND.swap(0, SeqCst);
+        if errand != 0 {
+            // SAFETY: `have_done` waits until it has been told, so what it points to lives until then.
+            unsafe { (*(errand as *mut &mut dyn FnMut()))() };
+            tell();
+        }
+        let grows = program.look();
+        let time = Timespec { tv_sec: 0, tv_nsec: if grows { LOOK_SOON_NS } else { LOOK_NS } };
+        let _ = futex::wait(&BELL, futex::Flags::PRIVATE, bell, Some(&time));
+    }
+}

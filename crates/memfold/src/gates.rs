@@ -1,0 +1,45 @@
+//! Gates: where the engine's threads can be kept from working, so that a fork copies an engine at rest.
+use memfold_sys::sync::{ReadGuard, RwLock};
+
+/// Closed in this order, because background work may wait for faults to be served.
+pub struct Gates {
+    background: RwLock<()>,
+    serving: RwLock<()>,
+}
+
+impl Default for Gates {
+    fn default() -> Gates {
+        Gates { background: RwLock::new(()), serving: RwLock::new(()) }
+    }
+}
+
+impl Gates {
+    /// Permission to do background work; waits while the gate is closed.
+    pub fn background(&self) -> ReadGuard<'_, ()> {
+        self.background.read()
+    }
+
+    /// Permission to serve faults and events; `None` while the gate is closed, or being closed.
+    pub fn serving(&self) -> Option<ReadGuard<'_, ()>> {
+        self.serving.try_read()
+    }
+
+    /// Waits until nobody works, and keeps it so until [`Gates::open`]. The caller is no engine thread, and must not
+    /// touch anything that is folded.
+    pub fn close(&self) {
+        core::mem::forget(self.background.write());
+        core::mem::forget(self.serving.write());
+    }
+
+    /// Ends [`Gates::close`].
+    ///
+    /// # Safety
+    /// - `close` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    pub unsafe fn open(&self) {
+        // SAFETY: both guards were forgotten.
+        unsafe {
+            self.serving.unlock_write();
+            self.background.unlock_write();
+        }
+    }
+}
