@@ -22,6 +22,7 @@ mod folio;
 mod index;
 mod parked;
 mod area;
+pub mod cluster;
 mod lru;
 mod frames;
 mod stream;
