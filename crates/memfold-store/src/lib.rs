@@ -44,6 +44,7 @@ mod stats;
 mod store;
 
 mod load;
+mod export;
 mod save;
 
 #[cfg(test)]
@@ -54,6 +55,7 @@ pub use blockset::BlockSet;
 pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};
 pub use config::{RECENT_BLOCKS_MAX, StoreConfig, StoreError};
 pub use error::{LoadError, LoadProblem, SaveError};
+pub use export::Exported;
 pub use faults::{Fault, FaultPlan};
 pub use handle::{Handle, POOLS_MAX};
 pub use hash::xxh3_128;

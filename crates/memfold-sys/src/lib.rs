@@ -16,5 +16,8 @@ pub mod pagemap;
 pub mod uffd;
 pub mod thread;
 pub mod space;
+pub mod disk;
+mod uring;
+pub mod swapfile;
 
 pub use rustix::io::Errno;

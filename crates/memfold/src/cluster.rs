@@ -25,6 +25,8 @@ pub const CLUSTER_SLOTS: usize = MAX_PAGES;
 const ORDERS: usize = MAX_ORDER as usize + 1;
 /// CPUs that fill clusters of their own; others share with one of these.
 const CPUS: usize = 16;
+/// Clusters of a list that are compared.
+const LOOKED_AT: usize = 32;
 const NIL: u32 = u32::MAX;
 
 /// How far to look for a run.
@@ -333,6 +335,22 @@ impl Inner {
         }
     }
 
+    /// The fullest of the first clusters of the order that have room: the emptier ones may become unused.
+    fn fullest(&self, order: Order) -> u32 {
+        let (mut at, mut best) = (self.head(List::NonFull(order.get())), NIL);
+        for _ in 0..LOOKED_AT {
+            if at == NIL {
+                break;
+            }
+            let cluster = &self.clusters[at as usize];
+            if best == NIL || cluster.used > self.clusters[best as usize].used {
+                best = at;
+            }
+            at = cluster.next;
+        }
+        best
+    }
+
     /// From this CPU's cluster, from one of the order that has room, or from an unused one.
     fn take_own(&mut self, order: Order, cpu: u8) -> Option<u64> {
         let slot = order.get() as usize;
@@ -340,8 +358,8 @@ impl Inner {
             let (mut id, from) = self.next[cpu as usize][slot];
             let mut from = from as usize;
             if id == NIL {
-                let lists = [List::NonFull(order.get()), List::Free, List::Emptied];
-                id = lists.into_iter().map(|list| self.head(list)).find(|id| *id != NIL)?;
+                let unused = [List::Free, List::Emptied].map(|list| self.head(list));
+                id = [self.fullest(order), unused[0], unused[1]].into_iter().find(|id| *id != NIL)?;
                 self.leave(id);
                 let cluster = &mut self.clusters[id as usize];
                 (cluster.order, cluster.owner) = (order.get(), Some(cpu));

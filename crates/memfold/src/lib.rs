@@ -23,6 +23,7 @@ mod index;
 mod parked;
 mod area;
 pub mod cluster;
+mod seal;
 mod lru;
 mod frames;
 mod stream;
