@@ -83,6 +83,7 @@ pub fn start(config: Config, stats: &'static Stats) {
         has_events: true,
         stats: StatsPlace::Shared(stats),
         cpus: cpus(),
+        disk: None,
     };
     let workers = if config.workers == 0 { parts.cpus } else { config.workers };
     let pager = match Pager::new(config.clone(), parts) {

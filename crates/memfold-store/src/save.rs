@@ -116,7 +116,7 @@ impl Store {
             Encoded::Object { format, mixed, payload, len, same_pages } => {
                 report.same_pages += same_pages as u64;
                 report.huge_blocks += (format == id::NONE && same_pages < order.pages()) as u64;
-                if report.huge_blocks > huge_max && self.refuse_incompressible {
+                if report.huge_blocks > huge_max && self.refuse_incompressible.load(Relaxed) {
                     return Err(SaveError::Incompressible);
                 }
                 (format, mixed, payload, len)

@@ -34,7 +34,7 @@ pub struct MemoryDisk {
 struct Inner {
     bytes: Vec<u8>,
     size_max: u64,
-    free: u64,
+    file_system: u64,
     script: Vec<(Way, u64, DiskTrouble)>,
     write_odds: u32,
     random: Random,
@@ -57,7 +57,7 @@ impl MemoryDisk {
         let inner = Inner {
             bytes: Vec::new(),
             size_max,
-            free: u64::MAX,
+            file_system: u64::MAX,
             script: Vec::new(),
             write_odds: 0,
             random: Random::new(0),
@@ -86,9 +86,9 @@ impl MemoryDisk {
         self.inner.lock().delay_us = us;
     }
 
-    /// What the file system says is free.
-    pub fn set_free_bytes(&self, bytes: u64) {
-        self.inner.lock().free = bytes;
+    /// What the file system has in all: the file takes its size of it.
+    pub fn set_file_system_bytes(&self, bytes: u64) {
+        self.inner.lock().file_system = bytes;
     }
 
     /// Flips a bit of every byte that `which` says yes to.
@@ -202,7 +202,8 @@ impl Disk for MemoryDisk {
     }
 
     fn free_bytes(&self) -> Result<u64, Errno> {
-        Ok(self.inner.lock().free)
+        let inner = self.inner.lock();
+        Ok(inner.file_system.saturating_sub(inner.bytes.len() as u64))
     }
 
     unsafe fn register(&self, _: *mut u8, _: usize) {}

@@ -72,6 +72,25 @@ pub const KEYS: &[Key] = &[
         default: "grow",
         help: "when nothing more can be folded: go past the limit with a warning, or end the program",
     },
+    Key {
+        name: "swap",
+        value: "DIR|FILE",
+        default: "none",
+        help: "swap file for what doesn't shrink or fit: nameless in a directory, or a new file, unlinked at once",
+    },
+    Key { name: "swap-size", value: "SIZE", default: "64G", help: "the most that the swap file may take" },
+    Key {
+        name: "swap-encrypt",
+        value: "on|off",
+        default: "on",
+        help: "encrypt the swap file; off keeps checksums only",
+    },
+    Key {
+        name: "swap-keep-free",
+        value: "SIZE",
+        default: "1G",
+        help: "the swap file stops growing when its file system has no more than this left",
+    },
     Key { name: "pools", value: "N", default: "0", help: "compressed pools, 1 to 64; 0 takes one per CPU" },
     Key {
         name: "workers",
@@ -153,6 +172,14 @@ pub struct Config {
     pub delivery: Delivery,
     /// What happens at the limit.
     pub on_full: OnFull,
+    /// Where the swap file is made.
+    pub swap: Option<String>,
+    /// The most that it may take, bytes.
+    pub swap_bytes: u64,
+    /// Encrypted, not only checked.
+    pub swap_encrypt: bool,
+    /// What stays free on its file system, bytes.
+    pub swap_keep_free_bytes: u64,
     /// Pools; 0 for one per CPU.
     pub pools: usize,
     /// Background threads; 0 for one per CPU.
@@ -185,6 +212,10 @@ impl Config {
             block_order: Order::new(2).expect("2 is an order"),
             delivery: Delivery::Thread,
             on_full: OnFull::Grow,
+            swap: None,
+            swap_bytes: 64 << 30,
+            swap_encrypt: true,
+            swap_keep_free_bytes: 1 << 30,
             pools: 0,
             workers: 0,
             verify: false,
@@ -217,6 +248,10 @@ impl Config {
             "on-full" => {
                 self.on_full = choice(value, &[("grow", OnFull::Grow), ("stop", OnFull::Stop)]).map_err(wrong)?
             }
+            "swap" => self.swap = Some(path(value).map_err(wrong)?),
+            "swap-size" => self.swap_bytes = size()?,
+            "swap-encrypt" => self.swap_encrypt = on_off(value).map_err(wrong)?,
+            "swap-keep-free" => self.swap_keep_free_bytes = size()?,
             "pools" => self.pools = number(value, 64).map_err(wrong)? as usize,
             "workers" => self.workers = number(value, 64).map_err(wrong)? as usize,
             "verify" => self.verify = on_off(value).map_err(wrong)?,
@@ -285,6 +320,11 @@ impl Config {
         if let Some(bytes) = self.resident_bytes {
             let _ = writeln!(out, "resident={bytes}");
         }
+        if let Some(path) = &self.swap {
+            let _ = writeln!(out, "swap={path}");
+        }
+        let _ = writeln!(out, "swap-size={}\nswap-encrypt={}", self.swap_bytes, on(self.swap_encrypt));
+        let _ = writeln!(out, "swap-keep-free={}", self.swap_keep_free_bytes);
         let delivery = if self.delivery == Delivery::Thread { "thread" } else { "signal" };
         let full = if self.on_full == OnFull::Grow { "grow" } else { "stop" };
         let _ = write!(
@@ -400,6 +440,15 @@ fn number(text: &str, max: u32) -> Result<u32, String> {
     }
 }
 
+fn path(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.contains([';', '\n', '\0']) {
+        return Err(alloc::format!(
+            "{text:?} is no path that can be used: it is empty, or has a semicolon or line break"
+        ));
+    }
+    Ok(text.to_string())
+}
+
 fn on_off(text: &str) -> Result<bool, String> {
     choice(text, &[("on", true), ("off", false)])
 }
@@ -437,6 +486,10 @@ mod tests {
             ("block", "32K"),
             ("delivery", "signal"),
             ("on-full", "stop"),
+            ("swap", "/var/tmp"),
+            ("swap-size", "3G"),
+            ("swap-encrypt", "off"),
+            ("swap-keep-free", "100M"),
             ("pools", "3"),
             ("workers", "5"),
             ("verify", "on"),
@@ -453,8 +506,9 @@ mod tests {
             let before = config.clone();
             config.set(key.name, value).unwrap();
             assert_ne!(before, config, "{} changed nothing", key.name);
-            assert!(config.set(key.name, "@").is_err() || key.name == "codec");
+            assert!(config.set(key.name, "@").is_err() || key.name == "codec" || key.name == "swap");
         }
+        assert!(config.set("swap", "a;b").is_err(), "it would end the setting in the environment");
         config.check().unwrap();
         assert_eq!(Config::decode(&config.encode()), Ok(config));
     }

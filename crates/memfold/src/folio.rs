@@ -64,6 +64,8 @@ pub struct Folio {
     pub frame: u32,
     /// Eviction clock when it left the page table: the shadow's age.
     pub age: u32,
+    /// The raw write that is under way of a `Cached` folio, which is on no list meanwhile; 0 for none.
+    pub writing: u32,
     /// Pages: `2^order`.
     pub order: Order,
     /// See [`State`].
@@ -111,6 +113,7 @@ impl Folios {
             array: 0,
             frame: 0,
             age: 0,
+            writing: 0,
             order,
             state,
             has_copy: false,

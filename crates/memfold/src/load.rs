@@ -49,14 +49,14 @@ impl Pager {
             // SAFETY: the guard is that of the folio's shard. The folio is `Loading` by this thread, so its key, order
             // and slots stay when the guard is gone.
             let folio = unsafe { self.folios.get(id) };
-            for (to, slot) in context.handles.iter_mut().zip(self.folios.slots(folio)) {
-                *to = slot.handle;
+            for (i, slot) in self.folios.slots(folio).iter().enumerate() {
+                (context.handles[i], context.hashes[i]) = (slot.handle, slot.hash);
             }
             (folio.key, folio.order)
         };
-        self.decompress(&mut context, order, frame);
+        let from_file = self.decompress(&mut context, order, frame);
         drop(context);
-        self.count_load(order);
+        self.count_load(order, from_file);
         let guard = self.shards.lock(key);
         let pages = order.pages() as u64;
         self.folded_pages.fetch_sub(pages, Relaxed);
@@ -118,10 +118,12 @@ impl Pager {
         self.map_in(guard, area.addr_of(folio.key), id).pages
     }
 
-    pub(crate) fn count_load(&self, order: Order) {
+    /// Counts a load; one that needed the swap file, for a part at least, counts as from there.
+    pub(crate) fn count_load(&self, order: Order, from_file: bool) {
         let s = &self.stats;
-        stats::add(&s.zswpin_folio[order.get() as usize], 1);
-        stats::add(&s.zswpin, order.pages() as u64);
+        let (folios, pages) = if from_file { (&s.swpin_folio, &s.pswpin) } else { (&s.zswpin_folio, &s.zswpin) };
+        stats::add(&folios[order.get() as usize], 1);
+        stats::add(pages, order.pages() as u64);
     }
 
     /// Makes one `Loading` folio of the largest aligned window around `key`, at most `want`, in which everything is
@@ -136,6 +138,7 @@ impl Pager {
         }
         let id =
             if order <= own { self.carve(guard, id, align(key, order), order) } else { self.merge(guard, key, order) };
+        self.lru.settle(id);
         // SAFETY: as above.
         unsafe { self.folios.get(id) }.state = State::Loading;
         id
@@ -263,6 +266,7 @@ impl Pager {
         let folio = unsafe { self.folios.get(id) };
         if folio.has_copy {
             folio.state = State::Stored;
+            self.list_by_state(guard, id);
         } else {
             self.remove_folio(guard, id);
         }
@@ -274,18 +278,11 @@ impl Pager {
         self.space.wake(area.addr_of(start), bytes((end - start) as usize));
     }
 
-    /// Decompresses the blocks that `context.handles` names into a frame.
-    fn decompress(&self, context: &mut Context, order: Order, frame: Frame) {
+    /// Decompresses or reads the blocks that `context.handles` names into a frame. Returns whether the swap file was needed.
+    fn decompress(&self, context: &mut Context, order: Order, frame: Frame) -> bool {
         let (block, count) = (self.folios.block_order(order), self.folios.block_count(order));
-        let to = self.frames.addr(frame);
-        for i in 0..count {
-            let at = (to + i * bytes(block.pages())) as *mut u8;
-            // SAFETY: the frame is full, of this order, and this thread's alone; block `i` lies inside it.
-            if let Err(e) = unsafe { self.store.load(&mut context.worker, context.handles[i], block, at) } {
-                panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
-            }
-        }
-        stats::add(&self.stats.blocks_loaded, count as u64);
+        // SAFETY: the frame is full, of this order, and this thread's alone; the folio is `Loading`, so its copy stays.
+        unsafe { self.fetch(context, block, count, self.frames.addr(frame) as *mut u8) }
     }
 
     /// Loads a window ahead of its use, if it still is stored.

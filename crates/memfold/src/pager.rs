@@ -11,11 +11,14 @@ use crate::lru::{List, Lru};
 use crate::queue::Queue;
 use crate::stats::{self, Stats};
 use crate::stream::Streams;
+use crate::swap::{Bounds, Swap};
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use core::ops::Deref;
 use memfold_store::{Handle, Store, StoreConfig};
+use memfold_sys::disk::Disk;
 use memfold_sys::space::Space;
+use memfold_sys::swapfile::{FileDisk, Options};
 use memfold_sys::sync::RwLock;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::{MAX_BYTES, MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
@@ -50,6 +53,8 @@ impl Deref for StatsPlace {
 pub struct Pager {
     pub(crate) config: Config,
     pub(crate) store: Store,
+    /// Behind the pool; `None` without `--swap`.
+    pub(crate) swap: Option<Swap>,
     pub(crate) space: Box<dyn Space>,
     pub(crate) has_move: bool,
     pub(crate) has_events: bool,
@@ -86,6 +91,13 @@ pub struct Parts {
     pub stats: StatsPlace,
     /// CPUs that the process may use.
     pub cpus: usize,
+    /// The swap device where the settings ask for one; by default a file where they say.
+    pub disk: Option<Box<dyn Disk>>,
+}
+
+fn open_disk(path: &str) -> Result<Box<dyn Disk>, String> {
+    let disk = FileDisk::open(path, Options::default()).map_err(|e| alloc::format!("--swap: {e}"))?;
+    Ok(Box::new(disk))
 }
 
 impl Pager {
@@ -108,8 +120,9 @@ impl Pager {
         let space_err = |e| alloc::format!("no address space for the engine: {e}");
         let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
         let contexts = Contexts::new(&store, or_cpus(config.workers) + 2 * parts.cpus + 4, config.block_order.bytes());
-        Ok(Pager {
+        let mut pager = Pager {
             store,
+            swap: None,
             has_move: parts.has_move && config.use_move,
             has_events: parts.has_events,
             space: parts.space,
@@ -136,7 +149,22 @@ impl Pager {
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(space_err)?,
             stats: parts.stats,
             config,
-        })
+        };
+        if let Some(path) = &pager.config.swap {
+            let disk = parts.disk.map_or_else(|| open_disk(path), Ok)?;
+            pager.swap = Some(pager.make_swap(disk)?);
+        }
+        Ok(pager)
+    }
+
+    fn make_swap(&self, disk: Box<dyn Disk>) -> Result<Swap, String> {
+        let bounds = Bounds {
+            size_bytes: self.config.swap_bytes,
+            keep_free_bytes: self.config.swap_keep_free_bytes,
+            limit_bytes: self.config.resident_max_bytes(),
+            folio: self.config.folio_order,
+        };
+        Swap::new(disk, self.config.swap_encrypt, bounds).map_err(|e| alloc::format!("no swap file: {e}"))
     }
 
     /// First address and length of the frames, to be registered with the same userfaultfd as the areas.
@@ -183,8 +211,9 @@ impl Pager {
 
     /// Bytes that index, folios, frames and lists take.
     pub(crate) fn metadata_bytes(&self) -> u64 {
-        (self.index.used_bytes() + self.folios.used_bytes() + self.folios.count() * 16 + self.frames.metadata_bytes())
-            as u64
+        let bytes = self.index.used_bytes() + self.folios.used_bytes() + self.folios.count() * 16;
+        let swap = self.swap.as_ref().map_or(0, Swap::memory_bytes);
+        (bytes + self.frames.metadata_bytes()) as u64 + swap
     }
 
     /// Whether a fault is answered by the thread that took it.
@@ -209,6 +238,7 @@ impl Pager {
         s.folded_bytes.store(folded, Relaxed);
         s.stored_bytes.store(folded + (self.clean_pages.load(Relaxed) << PAGE_SHIFT), Relaxed);
         s.folios.store(self.folios.count() as u64, Relaxed);
+        s.swap_bytes.store(self.swap.as_ref().map_or(0, Swap::used_bytes), Relaxed);
         s.unmanaged_bytes.store(self.outside_bytes.load(Relaxed), Relaxed);
         stats::raise(&s.peak_resident_bytes, mapped + frames + self.outside_bytes.load(Relaxed));
         stats::raise(&s.peak_pool_bytes, pool);
@@ -246,7 +276,7 @@ impl Pager {
         }
         for slot in self.folios.slots(folio) {
             if !slot.handle.is_none() {
-                self.store.free(slot.handle);
+                self.free_copy(slot.handle);
             }
             slot.handle = Handle::NONE;
         }
@@ -271,12 +301,16 @@ impl Pager {
         }
         let cut = self.folios.split_slots(left, right);
         if !cut.is_none() {
-            self.store.free(cut);
+            self.free_copy(cut);
             (left.untouched, right.untouched) = (false, false);
         }
         self.index.insert(guard, left.key, half, id);
         self.index.insert(guard, right.key, half, right_id);
         self.lru.resize(id, half.get());
+        if left.writing != 0 {
+            left.writing = 0;
+            self.list_by_state(guard, id);
+        }
         self.list_by_state(guard, right_id);
         stats::add(&self.stats.splits, 1);
         right_id
@@ -291,6 +325,7 @@ impl Pager {
             State::Resident => List::Inactive,
             State::Cached if folio.has_copy => List::Cooling,
             State::Cached => List::Dirty,
+            State::Stored if self.swap.is_some() => List::Folded,
             State::Saving | State::Loading | State::Stored => return,
         };
         self.lru.push(id, folio.key, folio.order.get(), list);
@@ -329,11 +364,13 @@ impl Pager {
     /// # Errors
     /// What is wrong.
     pub fn check(&self) -> Result<(), String> {
+        self.drain_writes();
         let areas = self.areas.write();
         self.store.check()?;
         self.frames.check().map_err(|e| e.to_string())?;
+        self.swap.as_ref().map_or(Ok(()), Swap::check)?;
         let (mut mapped, mut cached, mut clean, mut folded) = (0u64, 0u64, 0u64, 0u64);
-        let (mut count, mut objects) = (0u64, 0u64);
+        let (mut count, mut objects, mut in_file) = (0u64, 0u64, 0u64);
         for area in areas.iter() {
             let mut key = area.key;
             while key < area.key_end() {
@@ -371,7 +408,10 @@ impl Pager {
                     if self.folios.slots(folio).iter().any(|s| s.handle.is_none()) {
                         return Err(alloc::format!("folio {id} lacks a block of its copy"));
                     }
-                    objects += self.folios.slots(folio).iter().filter(|s| !s.handle.is_zero()).count() as u64;
+                    let foreign = self.folios.slots(folio).iter().filter(|s| s.handle.as_foreign().is_some()).count();
+                    let zeros = self.folios.slots(folio).iter().filter(|s| s.handle.is_zero()).count();
+                    objects += (self.folios.slots(folio).len() - zeros - foreign) as u64;
+                    in_file += foreign as u64;
                 }
                 key = at + pages;
             }
@@ -386,6 +426,7 @@ impl Pager {
             ("folded pages", folded, self.folded_pages.load(Relaxed)),
             ("folios", count, self.folios.count() as u64),
             ("stored objects", objects, self.store.stats().objects),
+            ("objects in the swap file", in_file, self.swap.as_ref().map_or(0, Swap::objects)),
         ];
         match sums.iter().find(|s| s.1 != s.2) {
             Some((name, found, counted)) => Err(alloc::format!("{name}: found {found}, counted {counted}")),

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::MAX_ORDER;
 
 /// Version of the layout; a reader refuses another.
-pub const LAYOUT_VERSION: u64 = 2;
+pub const LAYOUT_VERSION: u64 = 3;
 /// Orders counted one by one: 0..=9.
 pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
@@ -83,6 +83,7 @@ stats! {
     Counter zswpwb: "pages written back from the compressed store to a device",
     Counter pswpout: "pages written to a device",
     Counter pswpin: "pages read from a device",
+    Counter swap_write_failed: "writes to a device that failed; the data stayed in memory",
     Counter clean_evictions: "folios evicted without compression, their stored copy still true",
     Counter blocks_clean: "blocks not compressed at eviction, their stored copy still true",
     Counter blocks_saved: "blocks compressed and stored",
@@ -115,6 +116,7 @@ stats! {
     Gauge index_bytes: "memory held by index and metadata, bytes",
     Gauge folded_bytes: "data that is only in the store, before compression, bytes",
     Gauge stored_bytes: "data that has a copy in the store, before compression, bytes",
+    Gauge swap_bytes: "space in use in the swap file, bytes",
     Gauge unmanaged_bytes: "run: resident memory of the program that is not under management, bytes",
     Gauge peak_bytes: "the most that resident, frames, pool and index came to, bytes",
     Gauge peak_resident_bytes: "the most that mapped pages, frames and unmanaged memory came to, bytes",
