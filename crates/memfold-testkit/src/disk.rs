@@ -40,7 +40,7 @@ struct Inner {
     random: Random,
     delay_us: u64,
     reads: u64,
-    writes: u64,
+    begun: u64,
     write_bytes: Vec<usize>,
     punched: u64,
 }
@@ -63,7 +63,7 @@ impl MemoryDisk {
             random: Random::new(0),
             delay_us: 0,
             reads: 0,
-            writes: 0,
+            begun: 0,
             write_bytes: Vec::new(),
             punched: 0,
         };
@@ -105,6 +105,11 @@ impl MemoryDisk {
     /// A copy of all bytes.
     pub fn bytes(&self) -> Vec<u8> {
         self.inner.lock().bytes.clone()
+    }
+
+    /// Transfers that were begun.
+    pub fn begun(&self) -> u64 {
+        self.inner.lock().begun
     }
 
     /// Reads done.
@@ -162,10 +167,7 @@ impl Inner {
         }
         match transfer.way {
             Way::Read => self.reads += 1,
-            Way::Write => {
-                self.writes += 1;
-                self.write_bytes.push(transfer.len);
-            }
+            Way::Write => self.write_bytes.push(transfer.len),
         }
         if part < transfer.len { Err(Errno::IO) } else { Ok(()) }
     }
@@ -173,7 +175,11 @@ impl Inner {
 
 impl Disk for MemoryDisk {
     unsafe fn transfer(&self, transfers: &mut [Transfer]) {
-        let delay = self.inner.lock().delay_us;
+        let delay = {
+            let mut inner = self.inner.lock();
+            inner.begun += transfers.len() as u64;
+            inner.delay_us
+        };
         if delay > 0 {
             memfold_sys::thread::sleep_ns(delay * 1000);
         }

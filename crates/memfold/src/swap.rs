@@ -38,6 +38,8 @@ const BUFFERS: usize = WRITE_BUFFERS + READ_BUFFERS;
 /// Buffers take at most one part in this many of the limit, each.
 const BUFFER_SHARE: u64 = 64;
 const BUFFER_MIN_BYTES: usize = 64 << 10;
+/// What packed objects are best written in, bytes: buffers are this large also where folios are small.
+const PACK_BYTES: usize = 512 << 10;
 /// Slots that became free before emptied clusters are discarded.
 const DISCARD_SLOTS: u64 = 8 * CLUSTER_SLOTS as u64;
 const SLOTS_MAX: u64 = 1 << 32;
@@ -206,7 +208,7 @@ impl Swap {
         bounds.size_bytes = bounds.size_bytes.min(SLOTS_MAX * PAGE_SIZE as u64);
         let slots = (bounds.size_bytes / PAGE_SIZE as u64) as usize;
         let share = (bounds.limit_bytes / BUFFER_SHARE).max(1).ilog2();
-        let buffer_bytes = (1usize << share).clamp(BUFFER_MIN_BYTES, bounds.folio.bytes().max(BUFFER_MIN_BYTES));
+        let buffer_bytes = (1usize << share).clamp(BUFFER_MIN_BYTES, bounds.folio.bytes().max(PACK_BYTES));
         let buffers = Zone::reserve(buffer_bytes * BUFFERS, PAGE_SIZE)?;
         // SAFETY: the zone is dropped after the disk, as the fields are in this order.
         unsafe { disk.register(buffers.as_ptr(), buffers.len()) };

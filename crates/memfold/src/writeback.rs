@@ -28,8 +28,8 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 const POOL_SHARE: u64 = 2;
 /// They go until the pool holds this much less of its share: one part in so many.
 const HYSTERESIS: u64 = 8;
-/// Runs that packed blocks are written to, the largest first that can be had.
-const PACK_ORDERS: [u8; 4] = [7, 5, 3, 1];
+/// Orders of the runs that packed blocks are written to: the largest that can be had.
+const PACK_ORDERS: core::ops::RangeInclusive<u8> = 1..=7;
 /// Runs that one round writes at once.
 const PACK_RUNS: usize = 2;
 /// Folios looked at for one run.
@@ -212,8 +212,9 @@ impl Pager {
     /// Copies, seals and writes the coldest blocks of the pool, one round. Returns pool bytes that became free, as payload.
     fn pack_round(&self, swap: &Swap) -> u64 {
         let mut runs: Vec<Run> = Vec::new();
+        let mut unfinished = Vec::new();
         while runs.len() < PACK_RUNS
-            && let Some(run) = self.pack_run(swap)
+            && let Some(run) = self.pack_run(swap, &mut unfinished)
         {
             runs.push(run);
         }
@@ -221,13 +222,24 @@ impl Pager {
         let mut writes: Vec<Transfer> = writes.collect();
         // SAFETY: buffers and runs are this thread's.
         unsafe { swap.write(&mut writes) };
-        runs.iter().zip(&writes).map(|(run, write)| self.end_packed(swap, run, write.result)).sum()
+        let freed = runs.iter().zip(&writes).map(|(run, write)| self.end_packed(swap, run, write.result)).sum();
+        // Only now, so that no block is copied twice.
+        for (id, key) in unfinished {
+            let guard = self.shards.lock(key);
+            // SAFETY: the guard is that of the shard of whatever folio the index has at the key.
+            if self.index.find(&guard, key) == Some(id) && unsafe { self.folios.get(id) }.state == State::Stored {
+                // SAFETY: as above.
+                let folio = unsafe { self.folios.get(id) };
+                self.lru.push_tail(id, folio.key, folio.order.get(), List::Folded);
+            }
+        }
+        freed
     }
 
     /// Fills one buffer with packed objects. `None`: no buffer, no slots, or nothing to write.
-    fn pack_run(&self, swap: &Swap) -> Option<Run> {
+    fn pack_run(&self, swap: &Swap, unfinished: &mut Vec<(FolioId, u64)>) -> Option<Run> {
         let buffer = swap.write_buffer(false)?;
-        let orders = PACK_ORDERS.iter().filter_map(|o| Order::new(*o)).filter(|o| *o <= swap.largest());
+        let orders = PACK_ORDERS.rev().filter_map(Order::new).filter(|o| *o <= swap.largest());
         let Some((order, slot)) = orders.filter_map(|o| swap.take(o).map(|slot| (o, slot))).next() else {
             swap.note_full();
             swap.give_buffer(buffer);
@@ -235,7 +247,7 @@ impl Pager {
         };
         // SAFETY: the buffer is this thread's.
         let room = unsafe { &mut swap.buffer(buffer)[..order.bytes()] };
-        let items = self.pack_items(slot, room);
+        let items = self.pack_items(slot, room, unfinished);
         if items.is_empty() {
             swap.put(slot, order.pages());
             swap.give_buffer(buffer);
@@ -255,8 +267,9 @@ impl Pager {
         Some(Run { buffer, slot, pages, items })
     }
 
-    /// Copies the payloads of the coldest folios to `room`, which goes to the run at `slot`.
-    fn pack_items(&self, slot: u64, room: &mut [u8]) -> Vec<Item> {
+    /// Copies the payloads of the coldest folios to `room`, which goes to the run at `slot`. A folio whose blocks have not
+    /// all found room is noted as `unfinished`.
+    fn pack_items(&self, slot: u64, room: &mut [u8], unfinished: &mut Vec<(FolioId, u64)>) -> Vec<Item> {
         let mut items = Vec::new();
         let mut used = 0;
         for _ in 0..PACK_TRIES {
@@ -274,9 +287,8 @@ impl Pager {
                 self.list_by_state(&guard, id);
                 continue;
             }
-            let order = folio.order;
             if !self.pack_folio(&guard, id, slot, room, &mut used, &mut items) {
-                self.lru.push_tail(id, key, order.get(), List::Folded);
+                unfinished.push((id, key));
                 break;
             }
         }

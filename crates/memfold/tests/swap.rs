@@ -26,7 +26,7 @@ fn config() -> Config {
 
 /// What a page holds: random bytes, of which about `share` of 4 are zeros.
 fn content(number: usize, version: u64, share: usize) -> Vec<u8> {
-    let mut random = Random::new(number as u64 * 1000 + version);
+    let mut random = Random::new((number as u64) << 32 | version);
     let mut page = vec![0; PAGE_SIZE];
     page.chunks_exact_mut(8).enumerate().for_each(|(i, word)| {
         if i % 64 / 16 >= share {
@@ -107,10 +107,10 @@ fn c6_a_clean_copy_in_the_file_costs_no_second_write() {
     setup.assert_sound();
 }
 
-/// Fills 16 MiB, half of it compressible, in a limit of 8 MiB.
+/// Fills 24 MiB, half of it compressible, in a limit of 8 MiB.
 fn overfilled(config: Config, disk: &MemoryDisk) -> Setup {
-    let setup = Setup::with_disk(config, 4096, Some(disk));
-    (0..4096).for_each(|n| write(&setup, n, 1, 2));
+    let setup = Setup::with_disk(config, 6144, Some(disk));
+    (0..6144).for_each(|n| write(&setup, n, 1, 2));
     setup
 }
 
@@ -119,11 +119,15 @@ fn m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block() {
     let disk = MemoryDisk::default();
     let setup = overfilled(config(), &disk);
     let s = stats(&setup);
-    assert!(get(&s.zswpwb) > 500, "{} pages written back", get(&s.zswpwb));
+    assert!(get(&s.zswpwb) > 1000, "{} pages written back", get(&s.zswpwb));
     assert_eq!(get(&s.pswpout), get(&s.zswpwb));
     assert_eq!(get(&s.swpout_folio[2]) * 4, get(&s.zswpwb), "a block is one object");
     let written: usize = disk.writes().iter().sum();
-    assert!((written as u64) < get(&s.zswpwb) * PAGE_SIZE as u64 * 3 / 4, "they stay compressed: {written} bytes");
+    assert!(
+        (written as u64) < get(&s.zswpwb) * PAGE_SIZE as u64 * 3 / 4,
+        "they stay compressed: {written} bytes, {} pages",
+        get(&s.zswpwb)
+    );
     assert!(disk.writes().iter().any(|len| *len > 32 << 10), "many to a write");
     assert!(setup.pager.store().pool_bytes() < 5 << 20, "{} in the pool", setup.pager.store().pool_bytes());
     setup.assert_sound();
@@ -131,7 +135,7 @@ fn m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block() {
     let (reads, loaded) = (disk.reads(), get(&s.blocks_loaded));
     assert_holds(&setup, 0, 1, 2);
     assert_eq!((disk.reads() - reads, get(&s.blocks_loaded) - loaded), (1, 1));
-    (0..4096).for_each(|n| assert_holds(&setup, n, 1, 2));
+    (0..6144).for_each(|n| assert_holds(&setup, n, 1, 2));
     assert!(get(&s.pswpin) > 0);
     setup.assert_sound();
 }
@@ -170,9 +174,11 @@ fn random_failures_of_writes_under_load_lose_nothing() {
     let seed = seed(11);
     disk.fail_writes_at_random(200, seed);
     let mut random = Random::new(seed);
-    let setup = Setup::with_disk(config(), 6144, Some(&disk));
+    let mut config = config();
+    config.swap_encrypt = false;
+    let setup = Setup::with_disk(config, 6144, Some(&disk));
     let mut shadow = vec![(0, 0); 6144];
-    for step in 0..40_000u64 {
+    for step in 0..8_000u64 {
         let n = random.below(6144);
         if random.per_mille(400) || shadow[n].0 == 0 {
             shadow[n] = (step + 1, random.below(3));
@@ -180,7 +186,7 @@ fn random_failures_of_writes_under_load_lose_nothing() {
         } else {
             assert_holds(&setup, n, shadow[n].0, shadow[n].1);
         }
-        if step % 10_000 == 9_999 {
+        if step % 2000 == 1999 {
             setup.assert_sound();
         }
     }
@@ -260,7 +266,7 @@ fn damage_of_packed_objects_is_never_believed() {
         config.swap_encrypt = encrypt;
         let setup = overfilled(config, &disk);
         disk.damage(|at| at % 512 == 300);
-        let read = catch_unwind(AssertUnwindSafe(|| (0..4096).for_each(|n| assert_holds(&setup, n, 1, 2))));
+        let read = catch_unwind(AssertUnwindSafe(|| (0..6144).for_each(|n| assert_holds(&setup, n, 1, 2))));
         let payload = read.expect_err("a wrong byte must never be read");
         let why = payload.downcast_ref::<String>().unwrap();
         assert!(why.contains("swap file memory-disk, slot ") && why.contains("not what was written"), "{why}");
@@ -292,10 +298,9 @@ fn c1_a_folio_under_writeback_is_rescued_at_once() {
     disk.set_delay_us(2_000_000);
     let evictor = setup.clone();
     let evictor = std::thread::spawn(move || evictor.pager.page_out_at(evictor.addrs(0..16)));
-    while setup.space.present_pages() > 0 {
+    while disk.begun() == 0 {
         std::thread::yield_now();
     }
-    std::thread::sleep(std::time::Duration::from_millis(50));
     let start = std::time::Instant::now();
     write(&setup, 3, 2, 0);
     assert!(start.elapsed().as_millis() < 1000, "it has waited for the write: {:?}", start.elapsed());
