@@ -58,7 +58,7 @@ impl FileDisk {
         }
         .map_err(|e| fail("no swap file can be made there", e))?;
         let stat = fs::fstat(&file).map_err(|e| fail("fstat", e))?;
-        let identity = (stat.st_dev as u64, stat.st_ino as u64);
+        let identity = (stat.st_dev, stat.st_ino);
         let mut disk = FileDisk { file, identity, name: path.to_string(), rings: Vec::new(), is_direct: false };
         disk.is_direct = options.direct && disk.set_direct(true).is_ok();
         if let Err(e) = disk.probe() {
@@ -109,7 +109,7 @@ impl FileDisk {
     }
 
     fn assert_own(&self) {
-        let own = fs::fstat(&self.file).is_ok_and(|s| (s.st_dev as u64, s.st_ino as u64) == self.identity);
+        let own = fs::fstat(&self.file).is_ok_and(|s| (s.st_dev, s.st_ino) == self.identity);
         assert!(own, "memfold: {}: the program has closed the descriptor of the swap file", self.name);
     }
 

@@ -137,18 +137,17 @@ impl Ring {
     fn entry(&self, file: BorrowedFd<'_>, transfer: &Transfer, number: u64) -> io_uring_sqe {
         let at = transfer.at as usize;
         let fixed = at >= self.registered.0 && at + transfer.len <= self.registered.0 + self.registered.1;
-        let mut entry = io_uring_sqe::default();
-        entry.opcode = match (transfer.way, fixed) {
+        let opcode = match (transfer.way, fixed) {
             (Way::Read, false) => IoringOp::Read,
             (Way::Read, true) => IoringOp::ReadFixed,
             (Way::Write, false) => IoringOp::Write,
             (Way::Write, true) => IoringOp::WriteFixed,
         };
-        entry.fd = file.as_raw_fd();
+        let user_data = io_uring_user_data::from_u64(number);
+        let mut entry = io_uring_sqe { opcode, fd: file.as_raw_fd(), user_data, ..Default::default() };
         entry.off_or_addr2.off = transfer.offset;
         entry.addr_or_splice_off_in.addr = io_uring_ptr::new(transfer.at.cast());
         entry.len.len = transfer.len.min(LEN_MAX) as u32;
-        entry.user_data = io_uring_user_data::from_u64(number);
         entry
     }
 

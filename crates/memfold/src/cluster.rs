@@ -466,7 +466,3 @@ impl Cluster {
         }
     }
 }
-
-#[cfg(test)]
-#[path = "cluster_tests.rs"]
-mod tests;

@@ -24,6 +24,8 @@ mod parked;
 mod area;
 pub mod cluster;
 mod seal;
+mod place;
+mod outbox;
 mod swap;
 mod lru;
 mod frames;
@@ -48,6 +50,8 @@ mod handler;
 pub mod watch;
 mod signal;
 mod memory;
+#[cfg(test)]
+mod tests;
 
 pub use config::{Config, Delivery, OnFull};
 pub use memory::{Builder, Error, Memory, Pinned, Region};

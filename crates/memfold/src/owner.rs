@@ -97,7 +97,7 @@ impl Pager {
     pub fn stop(&self) {
         self.queue.stop();
         if let Some(swap) = &self.swap {
-            swap.stop();
+            swap.outbox.stop();
         }
     }
 

@@ -11,6 +11,8 @@
 //! Where an object lies is told by its handle alone. A slot is held by each object that lies in it, wholly or partly, and
 //! by the write that is under way to it.
 use crate::cluster::{CLUSTER_SLOTS, Clusters, Reach};
+use crate::outbox::{Outbox, WRITES_MAX};
+use crate::place::{Place, SLOTS_MAX, UNIT_BYTES};
 use crate::seal::{Bound, Seal, TAG_BYTES};
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -25,14 +27,12 @@ use memfold_sys::zone::Zone;
 
 /// Bytes before the payload of a packed object.
 pub const HEAD_BYTES: usize = 16 + TAG_BYTES;
-/// Packed objects start at multiples of this.
-pub const UNIT_BYTES: usize = 16;
 /// The file grows by this many clusters at a time, fewer near its bounds.
 const GROWTH_CLUSTERS: usize = 32;
 /// After a failed write or growth, none is tried for this long.
 const RETRY_NS: u64 = 100_000_000;
 /// Buffers for writes, and others for reads, which never wait for a write.
-const WRITE_BUFFERS: usize = 3;
+const WRITE_BUFFERS: usize = WRITES_MAX;
 const READ_BUFFERS: usize = 2;
 const BUFFERS: usize = WRITE_BUFFERS + READ_BUFFERS;
 /// Buffers take at most one part in this many of the limit, each.
@@ -42,56 +42,6 @@ const BUFFER_MIN_BYTES: usize = 64 << 10;
 const PACK_BYTES: usize = 512 << 10;
 /// Slots that became free before emptied clusters are discarded.
 const DISCARD_SLOTS: u64 = 8 * CLUSTER_SLOTS as u64;
-const SLOTS_MAX: u64 = 1 << 32;
-
-/// Where an object lies.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// First slot.
-    pub slot: u64,
-    /// Where it starts in that slot, bytes.
-    pub offset: usize,
-    /// Length with head and padding, bytes.
-    pub len: usize,
-    /// One block, raw.
-    pub raw: bool,
-}
-
-impl Place {
-    /// The place that a handle names, if it names one.
-    pub fn of(handle: Handle) -> Option<Place> {
-        let bits = handle.as_foreign()?;
-        Some(Place {
-            slot: bits & (SLOTS_MAX - 1),
-            offset: (bits >> 32 & 0xff) as usize * UNIT_BYTES,
-            len: ((bits >> 40 & 0x1_ffff) as usize + 1) * UNIT_BYTES,
-            raw: bits >> 57 & 1 != 0,
-        })
-    }
-
-    /// The handle that names this place.
-    pub fn handle(self) -> Handle {
-        debug_assert!(self.slot < SLOTS_MAX && self.offset < PAGE_SIZE && self.len > 0);
-        debug_assert!(self.offset.is_multiple_of(UNIT_BYTES) && self.len.is_multiple_of(UNIT_BYTES));
-        let (offset, units) = ((self.offset / UNIT_BYTES) as u64, (self.len / UNIT_BYTES) as u64);
-        Handle::foreign(self.slot | offset << 32 | (units - 1) << 40 | (self.raw as u64) << 57)
-    }
-
-    /// First byte in the file.
-    pub fn start(self) -> u64 {
-        self.slot * PAGE_SIZE as u64 + self.offset as u64
-    }
-
-    /// The byte after its last.
-    pub fn end(self) -> u64 {
-        self.start() + self.len as u64
-    }
-
-    /// Slots that it lies in.
-    pub fn slots(self) -> usize {
-        (self.offset + self.len).div_ceil(PAGE_SIZE)
-    }
-}
 
 /// An object could not be read. Displays as one line that names file and slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,53 +66,6 @@ impl core::fmt::Display for ReadError {
 struct Mark {
     number: u64,
     tag: [u8; TAG_BYTES],
-}
-
-/// A folio whose raw write is under way.
-#[derive(Copy, Clone, Debug)]
-pub struct RawWrite {
-    /// The folio, as long as its ticket is this one.
-    pub id: u32,
-    /// Its key.
-    pub key: u64,
-    /// Its order.
-    pub order: Order,
-    /// What tells this write from others of the same folio.
-    pub ticket: u32,
-    /// The buffer that holds its sealed bytes.
-    pub buffer: usize,
-    /// Where they go.
-    pub slot: u64,
-}
-
-/// What the writer is to do.
-#[derive(Default)]
-struct Outbox {
-    raw: [Option<RawWrite>; WRITE_BUFFERS],
-    /// Raw writes that were handed over and have not ended.
-    under_way: usize,
-    /// The pool holds more than it should.
-    pressed: bool,
-    /// Emptied clusters wait to be discarded.
-    discard: bool,
-    stop: bool,
-    /// A thread serves the outbox.
-    has_writer: bool,
-    /// Rounds that the writer has ended.
-    rounds: u64,
-}
-
-/// What [`Swap::next`] found.
-#[derive(Default)]
-pub struct Work {
-    /// Raw writes to do.
-    pub raw: [Option<RawWrite>; WRITE_BUFFERS],
-    /// Write packed objects until the pool holds less.
-    pub pressed: bool,
-    /// Discard emptied clusters.
-    pub discard: bool,
-    /// End the thread when all is done.
-    pub stop: bool,
 }
 
 /// Sizes and bounds of a swap file.
@@ -193,10 +96,9 @@ pub struct Swap {
     retry_at: AtomicU64,
     objects: AtomicU64,
     freed: AtomicU64,
-    ticket: AtomicU64,
     warned: AtomicBool,
-    outbox: Mutex<Outbox>,
-    changed: Condvar,
+    /// What the writer is to do.
+    pub outbox: Outbox,
 }
 
 impl Swap {
@@ -226,10 +128,8 @@ impl Swap {
             retry_at: AtomicU64::new(0),
             objects: AtomicU64::new(0),
             freed: AtomicU64::new(0),
-            ticket: AtomicU64::new(0),
             warned: AtomicBool::new(false),
-            outbox: Mutex::new(Outbox::default()),
-            changed: Condvar::new(),
+            outbox: Outbox::default(),
         })
     }
 
@@ -316,8 +216,7 @@ impl Swap {
         let freed = self.clusters.put(slot, count) as u64;
         if self.freed.fetch_add(freed, Relaxed) + freed >= DISCARD_SLOTS {
             self.freed.store(0, Relaxed);
-            self.outbox.lock().discard = true;
-            self.changed.notify_all();
+            self.outbox.discard();
         }
     }
 
@@ -527,90 +426,6 @@ impl Swap {
         // SAFETY: the mark lies in the zone.
         unsafe { self.marks.as_ptr().cast::<Mark>().add(slot as usize) }
     }
-
-    // The outbox.
-
-    /// A number for a raw write.
-    pub fn ticket(&self) -> u32 {
-        loop {
-            let ticket = self.ticket.fetch_add(1, Relaxed) as u32;
-            if ticket != 0 {
-                return ticket;
-            }
-        }
-    }
-
-    /// Hands a sealed raw write to the writer. `false`: there is none, and the caller must do [`Swap::next`]'s work.
-    pub fn submit(&self, write: RawWrite) -> bool {
-        let mut outbox = self.outbox.lock();
-        let place = outbox.raw.iter_mut().find(|w| w.is_none()).expect("one for each buffer");
-        *place = Some(write);
-        outbox.under_way += 1;
-        self.changed.notify_all();
-        outbox.has_writer
-    }
-
-    /// Asks the writer to make the pool smaller; with `wait`, sleeps until it has ended a round. `false`: there is no writer.
-    pub fn press(&self, wait: bool) -> bool {
-        let mut outbox = self.outbox.lock();
-        if !outbox.pressed {
-            outbox.pressed = true;
-            self.changed.notify_all();
-        }
-        // Asked and read under one lock, so a round will end.
-        let round = outbox.rounds;
-        while wait && outbox.has_writer && outbox.rounds == round && !outbox.stop {
-            outbox = self.changed.wait(outbox);
-        }
-        outbox.has_writer
-    }
-
-    /// Tells that a thread serves the outbox.
-    pub fn set_writer(&self) {
-        self.outbox.lock().has_writer = true;
-    }
-
-    /// Ends the writer, when it has done what waits.
-    pub fn stop(&self) {
-        self.outbox.lock().stop = true;
-        self.changed.notify_all();
-    }
-
-    /// Takes what there is to do; with `wait`, sleeps until there is something.
-    pub fn next(&self, wait: bool) -> Work {
-        let mut outbox = self.outbox.lock();
-        loop {
-            let is_idle = outbox.raw.iter().all(|w| w.is_none()) && !outbox.pressed && !outbox.discard && !outbox.stop;
-            if !is_idle || !wait {
-                let raw = core::mem::take(&mut outbox.raw);
-                let (pressed, discard) = (outbox.pressed, outbox.discard);
-                (outbox.pressed, outbox.discard) = (false, false);
-                return Work { raw, pressed, discard, stop: outbox.stop };
-            }
-            outbox = self.changed.wait(outbox);
-        }
-    }
-
-    /// Ends a round of [`Swap::next`]'s work: `raw` writes have ended.
-    pub fn done(&self, raw: usize) {
-        let mut outbox = self.outbox.lock();
-        outbox.under_way -= raw;
-        outbox.rounds += 1;
-        self.changed.notify_all();
-    }
-
-    /// Sleeps until the writer has ended a round, if raw writes are under way. `false`: none are, or nobody does them.
-    pub fn wait_for_write(&self) -> bool {
-        let mut outbox = self.outbox.lock();
-        if !outbox.has_writer || outbox.stop || outbox.under_way == 0 {
-            return false;
-        }
-        let round = outbox.rounds;
-        while outbox.rounds == round && !outbox.stop {
-            outbox = self.changed.wait(outbox);
-        }
-        true
-    }
 }
 
 /// Packed objects that were read.
@@ -650,7 +465,3 @@ fn raw_bound(slot: u64, number: u64, block: Order) -> Bound {
 fn packed_bound(place: Place, number: u64, fields: u32) -> Bound {
     Bound { place: place.start(), number, header: 2 << 32 | fields as u64 }
 }
-
-#[cfg(test)]
-#[path = "swap_tests.rs"]
-mod tests;

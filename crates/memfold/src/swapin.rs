@@ -6,8 +6,9 @@
 use crate::context::Context;
 use crate::folio::Slot;
 use crate::pager::Pager;
+use crate::place::Place;
 use crate::stats;
-use crate::swap::{Place, ReadError, Swap};
+use crate::swap::{ReadError, Swap};
 use memfold_store::{Handle, xxh3_128};
 use memfold_sys::units::{Order, PAGE_SIZE};
 

@@ -15,7 +15,7 @@ pub fn start(pager: &Arc<Pager>, count: usize) -> Result<Vec<Thread>, Errno> {
     let mut threads =
         (0..count).map(|_| Thread::start(c"memfold-worker", None, run, own())).collect::<Result<Vec<_>, _>>()?;
     if let Some(swap) = &pager.swap {
-        swap.set_writer();
+        swap.outbox.set_writer();
         threads.push(Thread::start(c"memfold-swap", None, write, own())?);
     }
     Ok(threads)

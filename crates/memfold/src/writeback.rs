@@ -15,9 +15,11 @@ use crate::context::Context;
 use crate::folio::{FolioId, Slot, State};
 use crate::index::ShardGuard;
 use crate::lru::List;
+use crate::outbox::RawWrite;
 use crate::pager::{Pager, bytes};
+use crate::place::{Place, UNIT_BYTES};
 use crate::stats;
-use crate::swap::{HEAD_BYTES, Place, RawWrite, Swap, UNIT_BYTES};
+use crate::swap::{HEAD_BYTES, Swap};
 use alloc::vec::Vec;
 use memfold_sys::Errno;
 use memfold_sys::disk::Transfer;
@@ -109,12 +111,12 @@ impl Pager {
         for (slot, hash) in self.folios.slots(folio).iter_mut().zip(&context.hashes) {
             slot.hash = *hash;
         }
-        let ticket = swap.ticket();
+        let ticket = swap.outbox.ticket();
         folio.writing = ticket;
         folio.state = State::Cached;
         self.shards.notify(&guard);
         drop(guard);
-        if !swap.submit(RawWrite { id, key, order, ticket, buffer, slot }) {
+        if !swap.outbox.submit(RawWrite { id, key, order, ticket, buffer, slot }) {
             self.write_pending(false);
         }
         Fate::Leaving
@@ -200,7 +202,7 @@ impl Pager {
                 return;
             }
             let is_far = held > share + share / HYSTERESIS;
-            if !swap.press(is_far) {
+            if !swap.outbox.press(is_far) {
                 self.write_pending(false);
             }
             if !is_far || self.store.pool_bytes() >= held {
@@ -374,7 +376,7 @@ impl Pager {
     /// something to do. `false`: nothing was done, or [`Pager::stop`] was called.
     pub fn write_pending(&self, wait: bool) -> bool {
         let Some(swap) = &self.swap else { return false };
-        let work = swap.next(wait);
+        let work = swap.outbox.next(wait);
         let raw: Vec<RawWrite> = work.raw.iter().flatten().copied().collect();
         if !raw.is_empty() {
             let mut writes: Vec<Transfer> =
@@ -387,8 +389,8 @@ impl Pager {
         if work.discard {
             swap.discard();
         }
-        swap.done(raw.len());
-        (!raw.is_empty() || packed > 0) && !work.stop || (wait && !work.stop)
+        swap.outbox.done(raw.len());
+        !work.stop && (wait || !raw.is_empty() || packed > 0)
     }
 
     /// Some rounds of packing; asks for more while the pool holds too much and they bring something.
@@ -407,7 +409,7 @@ impl Pager {
             // What was freed lies between what stays.
             self.store.compact(above);
             if self.store.pool_bytes() > low {
-                swap.press(false);
+                swap.outbox.press(false);
             }
         }
         freed
@@ -415,7 +417,7 @@ impl Pager {
 
     /// Sleeps until a write under way has ended. `false`: there is none.
     pub(crate) fn await_write(&self) -> bool {
-        self.swap.as_ref().is_some_and(Swap::wait_for_write)
+        self.swap.as_ref().is_some_and(|swap| swap.outbox.wait_for_write())
     }
 
     /// Waits until no raw write is under way.

@@ -1,8 +1,8 @@
 //! Tests of the slot allocator: against a naive bitmap, and aged.
-use super::*;
+use crate::cluster::{CLUSTER_SLOTS, Clusters, Reach};
+use memfold_sys::units::Order;
 use memfold_testkit::random::{Random, seed};
 use proptest::prelude::*;
-use std::vec;
 
 fn order(n: u8) -> Order {
     Order::new(n).unwrap()

@@ -1,8 +1,9 @@
 //! Tests of the swap file's objects, below folios.
-use super::*;
+use crate::place::{Place, SLOTS_MAX};
+use crate::swap::{Bounds, ReadError, Swap};
+use memfold_store::Handle;
+use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::disk::MemoryDisk;
-use std::vec;
-use std::vec::Vec;
 
 fn bounds() -> Bounds {
     Bounds { size_bytes: 64 << 20, keep_free_bytes: 0, limit_bytes: 64 << 20, folio: Order::MAX }
@@ -66,7 +67,7 @@ fn a_file_of_another_run_is_refused_and_the_message_names_the_slot() {
     let theirs = write_raw(&second, 7);
     assert_eq!(theirs, place);
     let error = read_raw(&first, place).unwrap_err();
-    let text = alloc::format!("{error}");
+    let text = format!("{error}");
     assert!(
         text.starts_with("swap file memory-disk, slot 0 (byte 0)") && text.contains("not what was written"),
         "{text}"
