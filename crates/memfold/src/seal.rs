@@ -110,7 +110,7 @@ mod tests {
     use std::vec::Vec;
 
     fn plain() -> Vec<u8> {
-        (0..5000u32).map(|i| (i * 7 >> 3) as u8).collect()
+        (0..5000u32).map(|i| ((i * 7) >> 3) as u8).collect()
     }
 
     #[test]
