@@ -76,6 +76,8 @@ pub struct Folio {
     pub untouched: bool,
     /// Touched again soon after it was evicted: protect it.
     pub active: bool,
+    /// It was active when it was evicted.
+    pub was_active: bool,
     /// Somebody waits for it: whoever loads or saves it maps it when done. Set under the shard lock, polled without.
     pub wanted: AtomicBool,
 }
@@ -119,6 +121,7 @@ impl Folios {
             has_copy: false,
             untouched: false,
             active: false,
+            was_active: false,
             wanted: AtomicBool::new(false),
         };
         // SAFETY: the record was just taken, nobody else knows its id, and writing drops nothing.

@@ -9,6 +9,7 @@ use crate::pager::{Pager, bytes};
 use crate::queue::Window;
 use crate::reclaim::NoFrame;
 use crate::stats;
+use crate::workingset;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
 
@@ -59,6 +60,11 @@ impl Pager {
         self.count_load(order, from_file);
         let guard = self.shards.lock(key);
         let pages = order.pages() as u64;
+        if ahead {
+            stats::add(&self.stats.swap_ra, if from_file { pages } else { 0 });
+        } else {
+            self.note_refault(&guard, id);
+        }
         self.folded_pages.fetch_sub(pages, Relaxed);
         self.clean_pages.fetch_add(pages, Relaxed);
         let done = self.finish(&guard, area, id, frame, ahead);
@@ -101,6 +107,20 @@ impl Pager {
         let done = self.finish(&guard, area, id, frame, false);
         let reached = if done > (key - start) as usize { Loaded::Done } else { Loaded::Again };
         (reached, start, start + order.pages() as u64)
+    }
+
+    /// Tells from the shadow of a folio that comes back whether it belongs to the working set (C4).
+    fn note_refault(&self, _: &ShardGuard<'_>, id: FolioId) {
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        let pages = folio.order.pages() as u64;
+        let distance = workingset::distance(self.clock.load(Relaxed), folio.age);
+        stats::add(&self.stats.workingset_refault, pages);
+        folio.active = workingset::is_workingset(distance, self.mapped.load(Relaxed), folio.order);
+        if folio.active {
+            stats::add(&self.stats.workingset_activate, pages);
+            stats::add(&self.stats.workingset_restore, if folio.was_active { pages } else { 0 });
+        }
     }
 
     /// Ends a load: the frame holds the bytes. Returns how many pages are where they should be.
@@ -170,6 +190,7 @@ impl Pager {
         // is none of them.
         let merged = unsafe { self.folios.get(whole) };
         let slots = self.folios.slots(merged);
+        let mut shadow = (0, false);
         let mut at = start;
         while at < start + order.pages() as u64 {
             let id = self.index.find(guard, at).expect("the window was checked");
@@ -179,6 +200,9 @@ impl Pager {
             let from = self.folios.slots(part);
             slots[first..first + from.len()].copy_from_slice(from);
             let (pages, part_order) = (part.order.pages() as u64, part.order);
+            if (at..at + pages).contains(&key) {
+                shadow = (part.age, part.was_active);
+            }
             part.has_copy = false;
             self.index.erase(guard, at, part_order);
             self.lru.settle(id);
@@ -188,6 +212,7 @@ impl Pager {
             at += pages;
         }
         merged.has_copy = true;
+        (merged.age, merged.was_active) = shadow;
         self.index.insert(guard, start, order, whole);
         stats::add(&self.stats.merges, 1);
         whole

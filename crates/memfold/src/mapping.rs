@@ -9,6 +9,7 @@ use crate::lru::List;
 use crate::pager::Pager;
 use crate::stats;
 use crate::swap::Swap;
+use crate::workingset;
 use memfold_store::BlockSet;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -239,7 +240,8 @@ impl Pager {
         let folio = unsafe { self.folios.get(id) };
         let order = folio.order;
         let done = if self.has_move { self.carry_out(home, frame, order) } else { self.copy_out(home, frame, order) };
-        folio.age = (self.clock.fetch_add(order.pages() as u64, Relaxed) >> 2) as u32;
+        folio.age = workingset::shadow(self.clock.fetch_add(order.pages() as u64, Relaxed));
+        folio.was_active = folio.active;
         folio.frame = frame;
         if done.stop.is_none() {
             folio.state = State::Cached;

@@ -1,5 +1,6 @@
 //! The pager: what fault path and reclaim path share.
 use crate::area::Areas;
+use crate::around::Around;
 use crate::busy::Busy;
 use crate::changes::Changes;
 use crate::config::{Config, Delivery};
@@ -65,6 +66,7 @@ pub struct Pager {
     pub(crate) lru: Lru,
     pub(crate) frames: Frames,
     pub(crate) streams: Streams,
+    pub(crate) around: Around,
     pub(crate) contexts: Contexts,
     pub(crate) queue: Queue,
     pub(crate) mapped: AtomicU64,
@@ -136,6 +138,7 @@ impl Pager {
                 config.block_order,
                 if config.readahead { config.folio_order } else { config.block_order },
             ),
+            around: Around::new(config.block_order),
             contexts,
             queue: Queue::new(),
             mapped: AtomicU64::new(0),
@@ -295,6 +298,7 @@ impl Pager {
         let right = unsafe { self.folios.get(right_id) };
         right.frame = left.frame + half.pages() as u32;
         (right.age, right.active, right.untouched) = (left.age, left.active, left.untouched);
+        right.was_active = left.was_active;
         self.index.erase(guard, left.key, left.order);
         if cuts_block && left.has_copy {
             self.clean_pages.fetch_sub(left.order.pages() as u64, Relaxed);

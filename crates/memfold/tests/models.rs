@@ -22,7 +22,7 @@ fn explore(model: fn(Delivery)) {
     let times = std::env::var("MEMFOLD_MODEL_RUNS").ok().and_then(|t| t.parse().ok()).unwrap_or(1);
     for delivery in [Delivery::Thread, Delivery::Signal] {
         let mut config = shuttle::Config::new();
-        config.stack_size = 512 << 10;
+        config.stack_size = 2 << 20;
         config.max_steps = shuttle::MaxSteps::FailAfter(200_000);
         shuttle::Runner::new(RandomScheduler::new(RUNS * times), config.clone()).run(move || model(delivery));
         shuttle::Runner::new(PctScheduler::new(3, RUNS * times), config).run(move || model(delivery));
@@ -314,5 +314,39 @@ fn s6_racing_allocators_keep_the_counts_exact() {
         discarder.join().unwrap();
         assert_eq!(clusters.used(), held);
         assert_eq!(clusters.check(), Ok(()));
+    });
+}
+
+/// A raw write under way, a touch, and the writer: the folio is in one place, and no slot is lost.
+#[test]
+fn c1_writeback_and_touches_keep_every_byte_and_slot() {
+    use memfold_testkit::disk::{DiskTrouble, MemoryDisk};
+    explore(|delivery| {
+        let disk = MemoryDisk::default();
+        let mut config = Config::new(1 << 30);
+        config.delivery = delivery;
+        config.folio_order = Order::new(4).unwrap();
+        (config.workers, config.pools) = (1, 1);
+        config.codec = "none".into();
+        config.swap_keep_free_bytes = 0;
+        config.swap_encrypt = false;
+        let setup = Arc::new(Setup::with_disk(config, 64, Some(&disk)));
+        (0..8).for_each(|n| write(&setup, n, 1));
+        disk.strike(memfold_sys::disk::Way::Write, 2, DiskTrouble::Failed);
+        let threads = [0..4, 4..8].map(|pages| {
+            let setup = setup.clone();
+            thread::spawn(move || drop(setup.pager.page_out_at(setup.addrs(pages))))
+        });
+        let mut threads = Vec::from(threads);
+        let (writer, reader) = (setup.clone(), setup.clone());
+        threads.push(thread::spawn(move || {
+            write(&writer, 1, 2);
+            assert_holds(&writer, 1, 2);
+        }));
+        threads.push(thread::spawn(move || (4..8).for_each(|n| assert_holds(&reader, n, 1))));
+        join(threads);
+        setup.assert_sound();
+        (0..8).for_each(|n| assert_holds(&setup, n, if n == 1 { 2 } else { 1 }));
+        setup.assert_sound();
     });
 }

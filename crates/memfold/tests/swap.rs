@@ -311,3 +311,57 @@ fn c1_a_folio_under_writeback_is_rescued_at_once() {
     (0..16).filter(|n| *n != 3).for_each(|n| assert_holds(&setup, n, 1, 0));
     setup.assert_sound();
 }
+
+/// A hot set of 2.5 MiB, touched whole once for each 2 MiB of a scan of 32 MiB, in 8 MiB: without shadows the scan would push
+/// it out each time.
+#[test]
+fn c4_a_hot_set_survives_a_scan() {
+    let disk = MemoryDisk::default();
+    let mut config = config();
+    config.codec = "lz4".into();
+    config.readahead = false;
+    let setup = Setup::with_disk(config, 9000, Some(&disk));
+    let hot = |n: usize| 8300 + n;
+    (0..8192).for_each(|n| write(&setup, n, 1, 4));
+    (0..640).for_each(|n| write(&setup, hot(n), 1, 4));
+    setup.pager.page_out_at(setup.addrs(0..9000));
+    let s = stats(&setup);
+    let (mut refaults, mut touches) = (Vec::new(), 0);
+    for round in 0..16 {
+        (round * 512..(round + 1) * 512).for_each(|n| assert_holds(&setup, n, 1, 4));
+        let before = get(&s.pgmajfault);
+        for n in (0..640).step_by(4) {
+            assert_holds(&setup, hot(n), 1, 4);
+            touches += 1;
+        }
+        refaults.push(get(&s.pgmajfault) - before);
+    }
+    let late: u64 = refaults[8..].iter().sum();
+    assert!(late < touches / 2 / 20, "hot refaults by round: {refaults:?}");
+    assert!(get(&s.workingset_refault) > 0 && get(&s.workingset_activate) > 0);
+    setup.assert_sound();
+}
+
+#[test]
+fn c6_reading_ahead_from_the_file_is_counted_and_used() {
+    let disk = MemoryDisk::default();
+    let setup = Arc::new(Setup::with_disk(config(), 20 * 512, Some(&disk)));
+    let page = |region: usize, n: usize| region * 512 + n;
+    (0..20).for_each(|region| (0..64).for_each(|n| write(&setup, page(region, n), 1, 0)));
+    setup.pager.page_out_at(setup.addrs(0..20 * 512));
+    let background = setup.clone();
+    let worker = std::thread::spawn(move || while background.pager.work() {});
+    let s = stats(&setup);
+    // More places that move forward in turn than streams are told apart.
+    for n in (0..64).step_by(4) {
+        for region in 0..20 {
+            assert_holds(&setup, page(region, n), 1, 0);
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+    }
+    let (read, used) = (get(&s.swap_ra), get(&s.swap_ra_hit));
+    setup.pager.stop();
+    worker.join().unwrap();
+    assert!(used > 0 && used <= read, "{used} of {read} pages were used");
+    setup.assert_sound();
+}
