@@ -172,6 +172,9 @@ impl Pager {
         // SAFETY: the scratch holds the largest block, and is this thread's alone while it holds `areas` for writing.
         unsafe { self.fetch_one(context, slot, order, self.scratch.as_ptr()) };
         let one = BlockSet::first(1);
+        // What doesn't shrink is taken too: a frame for it could not be had while another event waits to be read. Whoever
+        // saves a folio sets this anew, and nobody does while `areas` is written.
+        self.store.set_refuse_incompressible(false);
         for page in 0..order.pages() {
             // SAFETY: as above; page `page` of the block lies in the scratch.
             let saved = unsafe {

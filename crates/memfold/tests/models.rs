@@ -328,6 +328,7 @@ fn c1_writeback_and_touches_keep_every_byte_and_slot() {
         config.folio_order = Order::new(4).unwrap();
         (config.workers, config.pools) = (1, 1);
         config.codec = "none".into();
+        config.swap_bytes = 2 << 20;
         config.swap_keep_free_bytes = 0;
         config.swap_encrypt = false;
         let setup = Arc::new(Setup::with_disk(config, 64, Some(&disk)));

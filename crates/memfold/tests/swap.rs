@@ -365,3 +365,26 @@ fn c6_reading_ahead_from_the_file_is_counted_and_used() {
     assert!(used > 0 && used <= read, "{used} of {read} pages were used");
     setup.assert_sound();
 }
+
+/// A discard that cuts a block in the file must not need a frame: while events wait, the kernel gives none, and the handler
+/// that applies the discard would wait for itself. (A program that shrank its heap hung.)
+#[test]
+fn a_discard_that_cuts_a_raw_block_takes_no_frame() {
+    let disk = MemoryDisk::default();
+    let setup = folded_raw(config(), &disk, 64);
+    let frames = || {
+        setup.pager.publish();
+        get(&stats(&setup).frame_bytes)
+    };
+    let before = frames();
+    setup.troubles.strike_at_random(1000, 1);
+    // SAFETY: nobody uses the pages.
+    unsafe { setup.pager.discard_at(setup.addrs(1..18)) };
+    setup.troubles.clear();
+    assert_eq!(frames(), before);
+    assert_eq!(setup.space.present_pages(), 0);
+    assert_holds(&setup, 0, 1, 0);
+    (18..64).for_each(|n| assert_holds(&setup, n, 1, 0));
+    (1..18).for_each(|n| setup.program.read(n, |page| assert!(page.iter().all(|b| *b == 0), "page {n}")));
+    setup.assert_sound();
+}
