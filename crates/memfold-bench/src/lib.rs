@@ -2,7 +2,8 @@
 //!
 //! `memfold bench corpus` builds a file of real and realistic bytes. `memfold bench walk` runs one workload over it in
 //! memfold's regions, under `memfold run` and, as root, on the kernel's own zram swap, in one invocation, and prints
-//! how they compare. Each run of the workload is a child process (`memfold bench walk-child`).
+//! how they compare. Each run of the workload is a child process (`memfold bench walk-child`). `memfold bench store`
+//! measures the compressed store.
 
 // Bottom first: a module imports only from modules listed above it.
 mod refusal;
@@ -33,8 +34,17 @@ mod table;
 mod targets;
 mod report;
 mod walk;
+mod store_row;
+#[cfg(feature = "engine")]
+mod store_engine;
+mod store_pool;
+mod store_kernel;
+mod store_many;
+mod store_batch;
+mod store;
 
 pub use child::{WalkChildArgs, walk_child};
 pub use corpus::{CorpusArgs, corpus};
 pub use refusal::Refusal;
+pub use store::{StoreArgs, store};
 pub use walk::{WalkArgs, walk};

@@ -23,6 +23,8 @@ pub struct ZramBytes {
     pub original: u64,
     /// The same compressed.
     pub compressed: u64,
+    /// Memory that it holds, with its overhead.
+    pub held: u64,
     /// The most memory it held at any time, with its overhead.
     pub held_max: u64,
 }
@@ -62,6 +64,22 @@ impl Zram {
             return Err(error).with_context(|| format!("swapon {}", device.display()));
         }
         Ok(zram)
+    }
+
+    /// Takes an unused device (or adds one) as a plain disk of `disk_bytes`, compressed with `codec`.
+    pub fn disk(journal: &mut Journal, codec: &str, disk_bytes: u64) -> anyhow::Result<Zram> {
+        let zram = Zram::claim(journal)?;
+        fs::write(zram.attribute("comp_algorithm"), codec).with_context(|| format!("zram codec {codec}"))?;
+        fs::write(zram.attribute("disksize"), disk_bytes.to_string()).context("zram disksize")?;
+        Ok(zram)
+    }
+
+    /// Opens the disk for transfers that pass the page cache by.
+    pub fn open_direct(&self) -> anyhow::Result<File> {
+        use std::os::unix::fs::OpenOptionsExt;
+        let device = self.device();
+        let file = File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(&device);
+        file.with_context(|| device.display().to_string())
     }
 
     /// What the device holds now.
@@ -111,7 +129,7 @@ fn write_swap_header(device: &Path, disk_bytes: u64) -> std::io::Result<()> {
 fn parse_mm_stat(text: &str) -> Option<ZramBytes> {
     let fields: Vec<u64> = text.split_whitespace().map_while(|field| field.parse().ok()).collect();
     match fields[..] {
-        [original, compressed, _, _, held_max, ..] => Some(ZramBytes { original, compressed, held_max }),
+        [original, compressed, held, _, held_max, ..] => Some(ZramBytes { original, compressed, held, held_max }),
         _ => None,
     }
 }
@@ -124,7 +142,8 @@ mod tests {
     fn mm_stat_parses() {
         let text = " 805306368 395311874 402178048        0 403000000     4096        0        7       11\n";
         let bytes = parse_mm_stat(text).unwrap();
-        assert_eq!(bytes, ZramBytes { original: 805306368, compressed: 395311874, held_max: 403000000 });
+        let (original, compressed) = (805306368, 395311874);
+        assert_eq!(bytes, ZramBytes { original, compressed, held: 402178048, held_max: 403000000 });
         assert_eq!(parse_mm_stat("1 2"), None);
     }
 }

@@ -1,7 +1,7 @@
 //! `memfold bench`: hands over to the benchmarks.
 use crate::failure::Failure;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use memfold_bench::{CorpusArgs, Refusal, WalkArgs, WalkChildArgs};
+use memfold_bench::{CorpusArgs, Refusal, StoreArgs, WalkArgs, WalkChildArgs};
 
 /// Status of a benchmark that broke off, after sysexits.h (EX_SOFTWARE).
 const BROKEN: u8 = 70;
@@ -18,6 +18,9 @@ pub fn command() -> Command {
         .subcommand(WalkArgs::augment_args(
             Command::new("walk").about("Fills memory, reads, dirties and checks it, for memfold and its peers in turn"),
         ))
+        .subcommand(StoreArgs::augment_args(
+            Command::new("store").about("Measures the compressed store: memory held, speed, many threads"),
+        ))
         .subcommand(WalkChildArgs::augment_args(Command::new("walk-child").hide(true)))
 }
 
@@ -29,6 +32,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let done = match matches.subcommand() {
         Some(("corpus", matches)) => memfold_bench::corpus(args(matches)).map(|()| 0),
         Some(("walk", matches)) => memfold_bench::walk(args(matches)),
+        Some(("store", matches)) => memfold_bench::store(args(matches)),
         Some(("walk-child", matches)) => memfold_bench::walk_child(args(matches)).map(|()| 0),
         _ => unreachable!("clap requires a subcommand"),
     };

@@ -12,6 +12,7 @@ mod child;
 mod summary;
 mod report;
 mod stats_file;
+mod dict;
 mod run;
 mod bench;
 
@@ -24,8 +25,9 @@ const EXAMPLES: &str = "\
 Examples:
   memfold run --limit 1G -- python3 train.py
   memfold run --limit 25% --summary -- ./app --its-own-flag
-  memfold bench corpus /tmp/corpus
+  memfold bench corpus --out /tmp/corpus
   memfold bench walk --help
+  memfold dict train --out app.dict core.bin
 
 `memfold run --help` lists every setting and the exit statuses.";
 
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
         Ok(matches) => match matches.subcommand() {
             Some(("run", matches)) => run::main(matches),
             Some(("bench", matches)) => bench::main(matches),
+            Some(("dict", matches)) => dict::main(matches),
             _ => unreachable!("clap requires a subcommand"),
         },
         Err(error) => usage(error),
@@ -52,6 +55,7 @@ fn command() -> Command {
         .arg_required_else_help(true)
         .subcommand(run::command())
         .subcommand(bench::command())
+        .subcommand(dict::command())
         .after_help(EXAMPLES)
 }
 

@@ -5,7 +5,7 @@ use crate::figures::{Figures, Height};
 use crate::slots::Slots;
 use crate::stats_file::StatsFile;
 use crate::summary::summary;
-use crate::{machine, program, report};
+use crate::{dict, machine, program, report};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::{Config, Delivery, KEYS};
 use memfold_store::CodecSpec;
@@ -147,7 +147,11 @@ fn config(matches: &ArgMatches) -> Result<Config, Failure> {
         FileDisk::open(&whole, Options::default()).map_err(|e| Failure::own(format!("--swap: {e}")))?;
     }
     config.check().map_err(Failure::own)?;
-    CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
+    let codec = CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
+    dict::check(&mut config.canned, codec)?;
+    if let Some(spec) = &config.recompress {
+        CodecSpec::parse(spec).map_err(|e| Failure::own(format!("--recompress: {e}")))?;
+    }
     if !config.use_move {
         return Err(Failure::own("--move: run needs on: only library regions can do without UFFDIO_MOVE"));
     }
@@ -160,7 +164,7 @@ fn config(matches: &ArgMatches) -> Result<Config, Failure> {
 /// Checks that this user may have faults served that happen inside system calls.
 fn check_permission() -> Result<(), Failure> {
     let features = feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
-    Uffd::open(features, false, false).map(drop).map_err(Failure::own)
+    Uffd::open(features, false).map(drop).map_err(Failure::own)
 }
 
 /// The preload library: beside this executable, or installed as `../lib/memfold`.

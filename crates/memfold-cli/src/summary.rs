@@ -16,7 +16,8 @@ pub fn summary(config: &Config, slots: &Slots, height: &Height) -> String {
     let sum = |of: fn(&Stats) -> u64| slots.claimed().map(of).sum::<u64>();
     let most = if processes > 1 { "at most " } else { "" };
     let bound = match (config.limit_bytes, config.resident_bytes) {
-        (Some(limit), _) => format!("limit {}", Size(limit)),
+        (Some(limit), _) if config.pool_counts => format!("limit {}", Size(limit)),
+        (Some(limit), _) => format!("limit {} without the pools", Size(limit)),
         (None, Some(resident)) => format!("resident limit {}", Size(resident)),
         (None, None) => "no limit".to_string(),
     };

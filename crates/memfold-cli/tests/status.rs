@@ -78,14 +78,38 @@ fn scripts_run_and_their_arguments_arrive_untouched() {
 const LISTENER: &str = "trap 'echo TERM; exit 9' TERM; for s in INT HUP QUIT USR1 USR2; do trap \"echo $s\" $s; done; \
                         echo ready; while :; do sleep 0.02; done";
 
-fn start(bin: &Path, script: &str) -> (Child, BufReader<std::process::ChildStdout>) {
+/// A started memfold that doesn't outlive a failed test.
+struct Running(Child);
+
+impl std::ops::Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(bin: &Path, script: &str) -> (Running, BufReader<std::process::ChildStdout>) {
     let mut command = memfold(bin, &["run", "--limit", "64M", "--", "bash", "-c", script]);
     // In a group of its own, whose parent is this test: where nobody outside watches a group (as when all of this runs in
     // the background of a shell that has ended), the kernel drops SIGTSTP.
     let mut child = command.stdout(Stdio::piped()).process_group(0).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     assert_eq!(line(&mut lines), "ready");
-    (child, lines)
+    (Running(child), lines)
 }
 
 fn line(from: &mut impl BufRead) -> String {

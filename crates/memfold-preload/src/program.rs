@@ -72,8 +72,9 @@ pub fn abandon() {
 
 /// Starts the engine and its threads. Ends the process with a message if that can't be done.
 pub fn start(config: Config, stats: &'static Stats) {
-    let features = feature::MOVE | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
-    let uffd = match Uffd::open(features, false, false) {
+    let features =
+        feature::MOVE | feature::THREAD_ID | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
+    let uffd = match Uffd::open(features, false) {
         Ok(uffd) => Arc::new(uffd),
         Err(e) => say::die(format_args!("{e}")),
     };

@@ -35,6 +35,12 @@ impl Area {
         unsafe { self.zone.as_ptr().add(self.offset + offset) }
     }
 
+    /// Asks the kernel for the memory of a part at once.
+    pub fn populate(&self, offset: usize, len: usize) {
+        assert!(offset + len <= self.len);
+        self.zone.populate(self.offset + offset, len);
+    }
+
     /// Gives the pages of a part back to the kernel.
     ///
     /// # Safety
@@ -85,7 +91,7 @@ impl<T: ZoneRecord> Table<T> {
     }
 
     /// Bytes of the pages that the first `count` records touch.
-    pub fn bytes(&self, count: u32) -> u64 {
+    pub fn bytes(count: u32) -> u64 {
         (count as usize * size_of::<T>()).next_multiple_of(PAGE_SIZE) as u64
     }
 }

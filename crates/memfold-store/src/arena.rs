@@ -68,13 +68,14 @@ impl Arena {
         self.data.at(span.first_page() as usize * PAGE_SIZE + slot as usize * class.slot_bytes as usize)
     }
 
-    /// A span of `pages` pages without a class, or `None` when the limit or the address space is used up.
-    pub fn take(&self, pages: u16) -> Option<u32> {
+    /// A span of `pages` pages without a class, and whether it has no memory yet. `None` when the limit or the address
+    /// space is used up.
+    pub fn take(&self, pages: u16) -> Option<(u32, bool)> {
         let bytes = pages as u64 * PAGE_SIZE as u64;
         let mut state = self.state.lock();
         if let Some(index) = self.pop(&mut state.warm[pages as usize]) {
             state.warm_bytes -= bytes;
-            return Some(index);
+            return Some((index, false));
         }
         if !self.budget.try_take(bytes) {
             return None;
@@ -87,7 +88,14 @@ impl Arena {
             Some(_) => state.held += bytes,
             None => self.budget.give(bytes),
         }
-        index
+        index.map(|index| (index, true))
+    }
+
+    /// Asks the kernel for the memory of a span that has none yet: one call instead of a fault for each page.
+    pub fn populate(&self, span: &Span) {
+        if span.pages() > 1 {
+            self.data.populate(span.first_page() as usize * PAGE_SIZE, span.pages() as usize * PAGE_SIZE);
+        }
     }
 
     /// Takes back an emptied span. True if so much is warm by now that the caller should [`Arena::trim_some`], after it
@@ -152,7 +160,7 @@ impl Arena {
 
     /// Bytes of memory that the spans' descriptions hold.
     pub fn metadata_bytes(&self, state: &State) -> u64 {
-        self.spans.bytes(state.cut)
+        Table::<Span>::bytes(state.cut)
     }
 
     /// Start and length of what was ever cut off.
@@ -207,7 +215,7 @@ impl Arena {
         if (state.edge as usize + pages as usize) * PAGE_SIZE > self.data.len() {
             return None;
         }
-        self.budget.take(self.spans.bytes(index + 1) - self.spans.bytes(index));
+        self.budget.take(Table::<Span>::bytes(index + 1) - Table::<Span>::bytes(index));
         span.set_first_page(state.edge);
         span.set_pages(pages);
         state.edge += pages as u32;

@@ -10,7 +10,9 @@
 //! (mode 0: all patterns are zero, none is kept; 1: one pattern for all; 2: one for each page), and goes on with the
 //! other pages, gathered in order and compressed as one.
 use crate::blockset::BlockSet;
-use crate::codec::{CodecError, Decoder, Encoder, id};
+use crate::canned::Decoders;
+use crate::codec::{Canned, CodecError, Encoder, id};
+use crate::entropy;
 use crate::entry::{Header, SAME};
 use crate::samefilled::{fill, pattern_of};
 use alloc::boxed::Box;
@@ -35,17 +37,29 @@ pub(crate) struct Scratch {
     /// Pages gathered from between same-filled ones.
     gathered: Box<[u8]>,
     patterns: Box<[u64; MAX_PAGES]>,
+    /// Blocks that were not given to the codec because they looked too dense. Whoever counts them sets it back.
+    pub dense_blocks: u64,
 }
 
 /// Where the compressed bytes start in `Scratch::packed`.
 const BODY: usize = HEAD_MAX.next_multiple_of(64);
 
+/// What compresses a block.
+pub(crate) struct Packer<'a> {
+    pub encoder: &'a mut dyn Encoder,
+    /// Format of what it makes.
+    pub format: u8,
+    /// The dictionary that belongs to the format.
+    pub canned: Option<&'a Canned>,
+}
+
 /// A block ready to be stored.
 pub(crate) enum Encoded {
     /// All zeros.
     Zero,
-    /// `payload` lies in the scratch, or is the block itself.
-    Object { format: u8, mixed: bool, payload: *const u8, len: usize, same_pages: usize },
+    /// The payload is `head_len` bytes at `head` (0 unless mixed), then `len` bytes at `body`. Each lies in the scratch or
+    /// in the block itself.
+    Object { format: u8, mixed: bool, head: *const u8, head_len: usize, body: *const u8, len: usize, same_pages: usize },
 }
 
 /// An object's payload does not fit its header although its checksum does.
@@ -66,6 +80,7 @@ impl Scratch {
             packed: vec![0; BODY + body].into_boxed_slice(),
             gathered: vec![0; block_bytes_max].into_boxed_slice(),
             patterns: vec![0; MAX_PAGES].into_boxed_slice().try_into().expect("the length is the array's"),
+            dense_blocks: 0,
         }
     }
 
@@ -84,11 +99,10 @@ impl Scratch {
 ///
 /// # Safety
 /// - `src` points to a block of `order`, page-aligned and readable; nobody writes there while the result is in use.
-/// - `scratch` and `encoder` were made for blocks of at least that size.
+/// - `scratch` and the packer's encoder were made for blocks of at least that size.
 pub(crate) unsafe fn encode(
     scratch: &mut Scratch,
-    encoder: &mut dyn Encoder,
-    format: u8,
+    mut packer: Packer<'_>,
     src: *const u8,
     order: Order,
 ) -> Result<Encoded, CodecError> {
@@ -105,26 +119,25 @@ pub(crate) unsafe fn encode(
     }
     if same_pages == 0 {
         // SAFETY: the whole block is to be compressed.
-        let size = unsafe { compress(scratch, encoder, src, order.bytes())? };
-        let (format, payload, len) = match size {
-            Some(size) => (format, scratch.payload(0), size),
+        let size = unsafe { compress(scratch, &mut packer, src, order.bytes())? };
+        let (format, body, len) = match size {
+            Some(size) => (packer.format, scratch.payload(0), size),
             None => (id::NONE, src, order.bytes()),
         };
-        return Ok(Encoded::Object { format, mixed: false, payload, len, same_pages });
+        return Ok(Encoded::Object { format, mixed: false, head: body, head_len: 0, body, len, same_pages });
     }
     if same_pages == pages && scratch.patterns[..pages].iter().all(|p| *p == scratch.patterns[0]) {
         return Ok(one_pattern(scratch, pages));
     }
     // SAFETY: as the caller says.
-    unsafe { encode_mixed(scratch, encoder, format, src, pages, &same, same_pages) }
+    unsafe { encode_mixed(scratch, &mut packer, src, pages, &same, same_pages) }
 }
 
 /// # Safety
 /// - As for [`encode`]; `same` has `same_pages` pages, all below `pages`, whose patterns are in the scratch.
 unsafe fn encode_mixed(
     scratch: &mut Scratch,
-    encoder: &mut dyn Encoder,
-    format: u8,
+    packer: &mut Packer<'_>,
     src: *const u8,
     pages: usize,
     same: &BlockSet,
@@ -132,37 +145,40 @@ unsafe fn encode_mixed(
 ) -> Result<Encoded, CodecError> {
     let head_len = write_head(scratch, same, same_pages, pages);
     let raw_len = (pages - same_pages) * PAGE_SIZE;
-    let (mut format_used, mut body_len) = (id::NONE, raw_len);
+    let head = scratch.payload(head_len);
+    let (mut format_used, mut body, mut len) = (id::NONE, scratch.payload(0), raw_len);
     if raw_len > 0 {
         // SAFETY: the block is readable, and the scratch was made for it.
         let raw = unsafe { gather(scratch, same, src, pages) };
         // SAFETY: `raw` has `raw_len` readable bytes, of the block or of `gathered`.
-        match unsafe { compress(scratch, encoder, raw, raw_len)? } {
-            Some(size) => (format_used, body_len) = (format, size),
-            // SAFETY: the body has room for a whole block, and lies in another buffer.
-            None => unsafe {
-                core::ptr::copy_nonoverlapping(raw, scratch.packed[BODY..].as_mut_ptr(), raw_len);
-            },
+        match unsafe { compress(scratch, packer, raw, raw_len)? } {
+            Some(size) => (format_used, len) = (packer.format, size),
+            // Stored from where they are.
+            None => body = raw,
         }
     }
-    let (payload, len) = (scratch.payload(head_len), head_len + body_len);
-    Ok(Encoded::Object { format: format_used, mixed: true, payload, len, same_pages })
+    Ok(Encoded::Object { format: format_used, mixed: true, head, head_len, body, len, same_pages })
 }
 
-/// Compresses `len` bytes to the scratch body. `None` if they do not shrink enough.
+/// Compresses `len` bytes to the scratch body. `None` if they do not shrink enough, or look as if they would not.
 ///
 /// # Safety
 /// - `src` is readable for `len` bytes outside the scratch body, and nobody writes there.
-/// - `scratch` and `encoder` were made for at least `len` bytes.
+/// - `scratch` and the packer's encoder were made for at least `len` bytes, which are whole pages and not 0.
 unsafe fn compress(
     scratch: &mut Scratch,
-    encoder: &mut dyn Encoder,
+    packer: &mut Packer<'_>,
     src: *const u8,
     len: usize,
 ) -> Result<Option<usize>, CodecError> {
+    // SAFETY: as the caller says; whole pages.
+    if packer.format != id::NONE && !packer.encoder.gives_up_fast() && unsafe { entropy::is_dense(src, len) } {
+        scratch.dense_blocks += 1;
+        return Ok(None);
+    }
     let body = &mut scratch.packed[BODY..];
     // SAFETY: as the caller says; `body` is writable for its length.
-    let size = unsafe { encoder.encode(src, len, body.as_mut_ptr(), body.len())? };
+    let size = unsafe { packer.encoder.encode(src, len, body.as_mut_ptr(), body.len(), packer.canned)? };
     Ok(size.filter(|size| *size <= huge_threshold(len)))
 }
 
@@ -172,7 +188,7 @@ unsafe fn compress(
 /// - `payload` is readable for `header.len` bytes, and nobody writes there meanwhile.
 /// - `dst` is writable for a block of `order`, page-aligned; nobody else touches it meanwhile.
 pub(crate) unsafe fn decode(
-    decoders: &mut [Box<dyn Decoder>],
+    decoders: &mut Decoders,
     header: Header,
     payload: *const u8,
     dst: *mut u8,
@@ -187,10 +203,10 @@ pub(crate) unsafe fn decode(
         unsafe { fill(dst, order.bytes(), payload.cast::<u64>().read_unaligned()) };
         return Ok(());
     }
-    let decoder = decoders.get_mut(header.format as usize).ok_or(DecodeError::Format)?;
+    let (decoder, canned) = decoders.get(header.format).ok_or(DecodeError::Format)?;
     if !header.mixed {
         // SAFETY: as the caller says.
-        return unsafe { decoder.decode(payload, len, dst, order.bytes()) }.map_err(DecodeError::Codec);
+        return unsafe { decoder.decode(payload, len, dst, order.bytes(), canned) }.map_err(DecodeError::Codec);
     }
     // SAFETY: the payload is `len` readable bytes that nobody writes.
     let bytes = unsafe { core::slice::from_raw_parts(payload, len) };
@@ -199,7 +215,8 @@ pub(crate) unsafe fn decode(
     let body = &bytes[head.len..];
     if others > 0 {
         // SAFETY: `body` is a part of the payload; `others` pages fit the block at `dst`.
-        unsafe { decoder.decode(body.as_ptr(), body.len(), dst, others * PAGE_SIZE) }.map_err(DecodeError::Codec)?;
+        unsafe { decoder.decode(body.as_ptr(), body.len(), dst, others * PAGE_SIZE, canned) }
+            .map_err(DecodeError::Codec)?;
     } else if !body.is_empty() {
         return Err(DecodeError::Layout);
     }
@@ -214,7 +231,8 @@ fn one_pattern(scratch: &mut Scratch, pages: usize) -> Encoded {
         return Encoded::Zero;
     }
     scratch.packed[BODY..BODY + 8].copy_from_slice(&pattern.to_ne_bytes());
-    Encoded::Object { format: SAME, mixed: false, payload: scratch.payload(0), len: 8, same_pages: pages }
+    let body = scratch.payload(0);
+    Encoded::Object { format: SAME, mixed: false, head: body, head_len: 0, body, len: 8, same_pages: pages }
 }
 
 /// Writes the list of same-filled pages so that it ends where the body starts, and returns its length.

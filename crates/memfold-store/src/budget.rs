@@ -1,5 +1,5 @@
 //! The bytes that all pools of a store hold together.
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// Held bytes, their peak, and the limit for span memory.
 pub(crate) struct Budget {
@@ -7,11 +7,20 @@ pub(crate) struct Budget {
     peak: AtomicU64,
     /// 0: unlimited.
     max: AtomicU64,
+    /// Percent of `max` that `held` must fall to before saves are taken again after one was refused.
+    accept_percent: AtomicU64,
+    refusing: AtomicBool,
 }
 
 impl Budget {
-    pub const fn new(max: u64) -> Budget {
-        Budget { held: AtomicU64::new(0), peak: AtomicU64::new(0), max: AtomicU64::new(max) }
+    pub const fn new(max: u64, accept_percent: u8) -> Budget {
+        Budget {
+            held: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            max: AtomicU64::new(max),
+            accept_percent: AtomicU64::new(accept_percent as u64),
+            refusing: AtomicBool::new(false),
+        }
     }
 
     /// Takes `bytes` if the limit allows it.
@@ -47,6 +56,34 @@ impl Budget {
 
     pub fn max(&self) -> u64 {
         self.max.load(Relaxed)
+    }
+
+    /// Whether saves are taken: always, until one was refused for want of room; then again when no more than the accepted
+    /// share of the limit is held. Without that gap a full store would take and refuse in turns.
+    #[inline]
+    pub fn accepts(&self) -> bool {
+        !self.refusing.load(Relaxed) || self.may_accept_again()
+    }
+
+    #[cold]
+    fn may_accept_again(&self) -> bool {
+        let max = self.max.load(Relaxed);
+        let accepted = (max as u128 * self.accept_percent.load(Relaxed) as u128 / 100) as u64;
+        let accepts = max == 0 || self.held() <= accepted;
+        if accepts {
+            self.refusing.store(false, Relaxed);
+        }
+        accepts
+    }
+
+    /// Notes that a save was refused for want of room.
+    pub fn refuse(&self) {
+        self.refusing.store(true, Relaxed);
+    }
+
+    /// A new share, in percent.
+    pub fn set_accept(&self, percent: u8) {
+        self.accept_percent.store(percent as u64, Relaxed);
     }
 
     /// A new limit, 0 for none. What is held above it stays.

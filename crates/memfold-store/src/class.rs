@@ -2,7 +2,7 @@
 //!
 //! A slot is never more than 1/16 larger than its object (16 bytes up to 512), up to 64 KiB. Finer steps would save
 //! there but lose more in partly used spans, until a pool is far above 256 MiB (measured with the churn test). Within
-//! that, the span length of a class is the shortest one that leaves at most 1/64 of the span unused, or the best one
+//! that, the span length of a class is the shortest one that leaves at most 1/32 of the span unused, or the best one
 //! of up to 32 pages. Neighbouring classes that would cut the same span into the same number of slots are merged.
 //! Above 64 KiB a span holds one object and has exactly the pages that it needs.
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
@@ -20,6 +20,9 @@ const SHARED_MAX: usize = 64 << 10;
 const STEP_SHIFT: u32 = 4;
 const STEPS_PER_DOUBLING: usize = 1 << STEP_SHIFT;
 const SPAN_PAGES_MAX: usize = 32;
+/// Unused bytes per 2^20 of a span with which a span length will do: 1/32. Less waste would take longer spans, and lose
+/// more in those that are partly used.
+const WASTE_MAX: usize = 1 << 15;
 
 const FINE_STEPS: usize = FINE_MAX / 16;
 const SHARED_STEPS: usize = FINE_STEPS + STEPS_PER_DOUBLING * (SHARED_MAX / FINE_MAX).ilog2() as usize;
@@ -122,7 +125,7 @@ const fn span_for(size: usize) -> Class {
             best.pages = pages as u16;
             best.slots = slots as u16;
         }
-        if best_waste <= 1 << 14 {
+        if best_waste <= WASTE_MAX {
             break;
         }
         pages += 1;

@@ -8,6 +8,10 @@ use memfold_sys::sync::atomic::Ordering::*;
 
 /// Warm bytes that gather before compaction gives them back in one go.
 const FLUSH: u64 = 1 << 20;
+/// A class is sparse when more than one slot in this many is free.
+const SPARSE_PART: usize = 8;
+/// Bytes of spans that one step of [`Pool::tidy`] empties, about.
+const STEP_BYTES: usize = 256 << 10;
 /// Sparse spans that are looked at for one without readers.
 const TRIES: usize = 8;
 
@@ -29,6 +33,30 @@ impl Pool {
         released += self.arena.trim_to(0);
         self.counters.compacted.fetch_add(released, Relaxed);
         released
+    }
+
+    /// One bounded step of compaction where a class leaves more than an eighth of its slots free: objects of up to
+    /// 256 KiB move. Returns the bytes of the spans that were emptied, whose memory goes back to the kernel but for the
+    /// allowance of warm spans. 0: nothing is sparse.
+    pub(crate) fn tidy(&self) -> u64 {
+        let (mut emptied, mut moved) = (0, 0);
+        for (index, class) in CLASSES.iter().enumerate().filter(|(_, class)| !class.is_sole()) {
+            let sparse = || {
+                let state = self.lock_class(index);
+                let slots = state.spans as usize * class.slots as usize;
+                let free = slots - state.objects as usize;
+                free >= class.slots as usize && free > slots / SPARSE_PART
+            };
+            while moved < STEP_BYTES && sparse() && self.empty_one(index) {
+                emptied += class.span_bytes() as u64;
+                moved += class.span_bytes();
+            }
+        }
+        if emptied > 0 {
+            let released = self.arena.trim();
+            self.counters.compacted.fetch_add(released, Relaxed);
+        }
+        emptied
     }
 
     /// Empties the sparsest span of a class into the others. False if they have no room for it.

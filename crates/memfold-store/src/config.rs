@@ -19,6 +19,9 @@ pub struct StoreConfig {
     pub pools: usize,
     /// Limit for the memory of all pools together, in bytes; 0 for none. Metadata counts but never fails.
     pub pool_bytes_max: u64,
+    /// After a save was refused because the pools were full, saves are taken again when no more than this share of the
+    /// limit is held, in percent, 0..=100. 100: as soon as there is room.
+    pub accept_percent: u8,
     /// Decompress every block after compressing it and compare byte for byte before the save returns.
     pub verify: bool,
     /// Refuse folios most of whose blocks do not shrink, instead of storing those raw.
@@ -34,6 +37,8 @@ pub enum StoreError {
     Pools(usize),
     /// More recent blocks than 4096; holds the number.
     RecentBlocks(usize),
+    /// A share of the limit above 100 percent; holds it.
+    AcceptPercent(u8),
     /// No address space for the pools.
     Memory(Errno),
 }
@@ -47,6 +52,9 @@ impl StoreConfig {
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         if self.pools == 0 || self.pools > POOLS_MAX {
             return Err(StoreError::Pools(self.pools));
+        }
+        if self.accept_percent > 100 {
+            return Err(StoreError::AcceptPercent(self.accept_percent));
         }
         if self.recent_blocks > RECENT_BLOCKS_MAX {
             return Err(StoreError::RecentBlocks(self.recent_blocks));
@@ -63,6 +71,7 @@ impl Default for StoreConfig {
             block_order: Order::new(2).expect("2 is an order"),
             pools: 1,
             pool_bytes_max: 0,
+            accept_percent: 90,
             verify: false,
             refuse_incompressible: false,
             recent_blocks: 16,
@@ -75,6 +84,7 @@ impl fmt::Display for StoreError {
         match self {
             StoreError::Pools(n) => write!(f, "{n} pools: must be 1 to {POOLS_MAX}"),
             StoreError::RecentBlocks(n) => write!(f, "{n} recent blocks: must be at most {RECENT_BLOCKS_MAX}"),
+            StoreError::AcceptPercent(n) => write!(f, "{n} percent of the limit: must be at most 100"),
             StoreError::Memory(e) => write!(f, "no address space for the pools: {e}"),
         }
     }

@@ -3,7 +3,9 @@ use crate::area::Table;
 use crate::budget::Budget;
 use crate::entry::Entry;
 use crate::handle::{GENERATION_BITS, INDEX_BITS};
+use crate::mark::Mark;
 use alloc::sync::Arc;
+use memfold_sys::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use memfold_sys::sync::{Mutex, MutexGuard};
 
 const NIL: u32 = u32::MAX;
@@ -13,6 +15,8 @@ pub(crate) struct Entries {
     table: Table<Entry>,
     list: Mutex<FreeList>,
     budget: Arc<Budget>,
+    /// `FreeList::fresh`, to be read without the lock.
+    used_ever: AtomicU32,
 }
 
 /// `fresh` = live + `free`, where live entries are those of allocated objects.
@@ -26,7 +30,12 @@ pub(crate) struct FreeList {
 
 impl Entries {
     pub fn new(table: Table<Entry>, budget: Arc<Budget>) -> Entries {
-        Entries { table, list: Mutex::new(FreeList { head: NIL, free: 0, fresh: 0 }), budget }
+        Entries {
+            table,
+            list: Mutex::new(FreeList { head: NIL, free: 0, fresh: 0 }),
+            budget,
+            used_ever: AtomicU32::new(0),
+        }
     }
 
     /// A free entry and the generation of its next use, or `None` when all are used.
@@ -41,8 +50,9 @@ impl Entries {
         }
         let index = list.fresh;
         let entry = self.table.get(index).filter(|_| index < 1 << INDEX_BITS)?;
-        self.budget.take(self.table.bytes(index + 1) - self.table.bytes(index));
+        self.budget.take(Self::bytes_of(index + 1) - Self::bytes_of(index));
         list.fresh += 1;
+        self.used_ever.store(list.fresh, Relaxed);
         Some((index, 0, entry))
     }
 
@@ -66,9 +76,18 @@ impl Entries {
         self.list.lock()
     }
 
-    /// Bytes of memory that the entries hold.
+    /// Entries that were ever used, at least.
+    pub fn used_ever(&self) -> u32 {
+        self.used_ever.load(Relaxed)
+    }
+
+    /// Bytes of memory that the entries and their marks hold.
     pub fn bytes(&self, list: &FreeList) -> u64 {
-        self.table.bytes(list.fresh)
+        Self::bytes_of(list.fresh)
+    }
+
+    fn bytes_of(count: u32) -> u64 {
+        Table::<Entry>::bytes(count) + Table::<Mark>::bytes(count)
     }
 
     /// Walks the list of free entries.

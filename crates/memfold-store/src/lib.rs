@@ -12,8 +12,13 @@ extern crate alloc;
 mod handle;
 
 mod blockset;
-mod codec;
 mod hash;
+mod dictionary;
+mod codec;
+mod bare;
+mod batch;
+mod software;
+mod entropy;
 mod samefilled;
 
 mod class;
@@ -22,9 +27,11 @@ mod entry;
 
 mod area;
 mod budget;
+mod mark;
 mod span;
 
 mod arena;
+mod canned;
 mod entries;
 
 mod pool;
@@ -38,28 +45,45 @@ mod worker;
 mod config;
 mod error;
 mod faults;
+mod cover;
 mod recent;
+mod sampler;
 mod stats;
 
 mod store;
 
+mod canning;
 mod load;
 mod export;
 mod save;
+mod offload;
+mod cold;
+
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 
 #[cfg(test)]
 mod tests;
 
+pub use bare::BareCodec;
+pub use batch::{BATCH_MAX, Compressor, Done, Job};
 pub use block::huge_threshold;
 pub use blockset::BlockSet;
+pub use canning::{CANNED_MARGIN_PERCENT, CannedError, CannedStep, Comparison, Trial, raw_dictionaries};
 pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};
+pub use cold::Cold;
 pub use config::{RECENT_BLOCKS_MAX, StoreConfig, StoreError};
+pub use dictionary::{
+    DICTIONARY_BYTES_MAX, DICTIONARY_BYTES_MIN, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryError, DictionaryKind,
+};
 pub use error::{LoadError, LoadProblem, SaveError};
 pub use export::Exported;
 pub use faults::{Fault, FaultPlan};
 pub use handle::{Handle, POOLS_MAX};
 pub use hash::xxh3_128;
+pub use offload::{Offload, OffloadStats};
 pub use save::SaveReport;
+pub use software::{SoftwarePool, SoftwareQueue};
 pub use stats::{ClassStats, Events, StoreStats};
 pub use store::Store;
 pub use worker::Worker;

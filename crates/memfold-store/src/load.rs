@@ -1,13 +1,12 @@
 //! Loading blocks, whole or in part.
 use crate::block::{self, DecodeError};
-use crate::codec::Decoder;
+use crate::canned::Decoders;
 use crate::error::{LoadError, LoadProblem};
 use crate::handle::Handle;
 use crate::pool::{Damage, Pinned};
 use crate::samefilled::fill;
 use crate::store::Store;
 use crate::worker::Worker;
-use alloc::boxed::Box;
 use memfold_sys::sync::atomic::Ordering::*;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
@@ -27,7 +26,10 @@ impl Store {
         let loaded = unsafe { self.load_object(&mut w.decoders, handle, order, dst) };
         let counters = &self.counters[w.counters];
         match loaded {
-            Ok(()) => counters.loads[order.get() as usize].fetch_add(1, Relaxed),
+            Ok(()) => {
+                self.touch(handle);
+                counters.loads[order.get() as usize].fetch_add(1, Relaxed)
+            }
             Err(_) => counters.failed_loads.fetch_add(1, Relaxed),
         };
         loaded
@@ -69,6 +71,7 @@ impl Store {
             // SAFETY: `block` is a whole block of `order`, in a buffer of the store's or worker's own; `dst` has room.
             unsafe { core::ptr::copy_nonoverlapping(block.add(first_page * PAGE_SIZE), dst, pages * PAGE_SIZE) };
         };
+        self.touch(handle);
         if self.recent.find(handle, order, take) {
             counters.recent_hits.fetch_add(1, Relaxed);
             return Ok(());
@@ -99,7 +102,7 @@ impl Store {
     /// - As for [`Store::load`].
     pub(crate) unsafe fn load_object(
         &self,
-        decoders: &mut [Box<dyn Decoder>],
+        decoders: &mut Decoders,
         handle: Handle,
         order: Order,
         dst: *mut u8,

@@ -9,16 +9,21 @@
 //! span elsewhere, changes their entries, and only then looks at the pins: a reader that pinned before that is counted,
 //! so the old span is kept aside (in limbo) until it is unpinned; one that pins later sees the changed entry and turns
 //! back. All four accesses are SeqCst, so at least one side sees the other.
+use crate::area::Table;
 use crate::arena::{Arena, NIL};
+use crate::canned::slot_of;
 use crate::class::{self, CLASSES, Class};
+use crate::codec::id;
 use crate::entries::Entries;
 use crate::entry::{self, BUILDING, Entry, Header, Place};
 use crate::handle::ObjectName;
 use crate::hash::xxh3;
+use crate::mark::Mark;
 use crate::span::Span;
 use alloc::boxed::Box;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
 use memfold_sys::sync::{Mutex, MutexGuard};
+use memfold_sys::thread::now_ns;
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
 /// Partly used spans are listed by how full they are, in this many groups; the fullest are used first.
@@ -28,6 +33,8 @@ pub(crate) struct Pool {
     pub(crate) number: u8,
     pub(crate) arena: Arena,
     pub(crate) entries: Entries,
+    /// By the entry's index.
+    pub(crate) marks: Table<Mark>,
     pub(crate) classes: Box<[Mutex<ClassState>]>,
     pub(crate) counters: PoolCounters,
 }
@@ -36,12 +43,16 @@ pub(crate) struct Pool {
 pub(crate) struct PoolCounters {
     /// Locks of a class that were held by another thread when wanted.
     pub lock_waits: AtomicU64,
+    /// Nanoseconds that these waits took.
+    pub lock_wait_ns: AtomicU64,
     /// Objects moved by compaction.
     pub moved: AtomicU64,
     /// Bytes that compaction gave back to the kernel.
     pub compacted: AtomicU64,
     /// Frees of handles that are dead or damaged; nothing was freed.
     pub bad_frees: AtomicU64,
+    /// Objects by the dictionary that they were compressed with.
+    pub canned: [AtomicU64; id::CANNED_SLOTS],
 }
 
 /// Partly used spans are in the list of their group, full ones in none, emptied ones leave the class.
@@ -60,7 +71,11 @@ pub(crate) struct ClassState {
 }
 
 /// What [`Pool::store`] stores.
+///
+/// `head_len` bytes at `head`, then the rest of the `len` bytes at `bytes`.
 pub(crate) struct Payload {
+    pub head: *const u8,
+    pub head_len: usize,
     pub bytes: *const u8,
     pub len: usize,
     pub order: u8,
@@ -93,7 +108,7 @@ pub(crate) struct Pinned<'a> {
 }
 
 impl Pool {
-    pub fn new(number: u8, arena: Arena, entries: Entries) -> Pool {
+    pub fn new(number: u8, arena: Arena, entries: Entries, marks: Table<Mark>) -> Pool {
         let empty = || ClassState {
             partial: [NIL; GROUPS],
             limbo: NIL,
@@ -104,7 +119,7 @@ impl Pool {
             original: 0,
         };
         let classes = CLASSES.iter().map(|_| Mutex::new(empty())).collect();
-        Pool { number, arena, entries, classes, counters: PoolCounters::default() }
+        Pool { number, arena, entries, marks, classes, counters: PoolCounters::default() }
     }
 
     /// Stores an object.
@@ -113,18 +128,26 @@ impl Pool {
     /// [`Full`]; nothing is changed then.
     ///
     /// # Safety
-    /// - `payload.bytes` is readable for `payload.len` bytes, and nobody writes there meanwhile.
+    /// - Both parts of the payload are readable, and nobody writes there meanwhile.
     pub unsafe fn store(&self, payload: &Payload) -> Result<ObjectName, Full> {
         let len = payload.len;
         let slot = self.allocate(len, payload.order)?;
+        if slot.is_fresh {
+            self.arena.populate(slot.span);
+        }
         // SAFETY: the slot is `len` bytes or longer, new, pinned and unknown to anybody else until published; the
         // caller vouches for the bytes.
         let hash = unsafe {
-            core::ptr::copy_nonoverlapping(payload.bytes, slot.payload, len);
-            hash(payload.bytes, len)
+            core::ptr::copy_nonoverlapping(payload.head, slot.payload, payload.head_len);
+            let rest = slot.payload.add(payload.head_len);
+            core::ptr::copy_nonoverlapping(payload.bytes, rest, len - payload.head_len);
+            hash(slot.payload, len)
         };
         let mut header =
             Header { len: len as u32, order: payload.order, format: payload.format, mixed: payload.mixed, checksum: 0 };
+        if let Some(slot) = slot_of(payload.format) {
+            self.counters.canned[slot].fetch_add(1, SeqCst);
+        }
         header.checksum = entry::checksum(header.fields(), slot.name.index, hash);
         slot.entry.set_header(header);
         slot.span.unpin();
@@ -180,8 +203,11 @@ impl Pool {
     /// The state of class `class`, locked.
     pub(crate) fn lock_class(&self, class: usize) -> MutexGuard<'_, ClassState> {
         self.classes[class].try_lock().unwrap_or_else(|| {
+            let start = now_ns();
+            let guard = self.classes[class].lock();
             self.counters.lock_waits.fetch_add(1, Relaxed);
-            self.classes[class].lock()
+            self.counters.lock_wait_ns.fetch_add(now_ns() - start, Relaxed);
+            guard
         })
     }
 
@@ -190,7 +216,8 @@ impl Pool {
         let class = &CLASSES[class_index];
         let mut state = self.lock_class(class_index);
         let (index, generation, entry) = self.entries.take().ok_or(Full)?;
-        let Some(span_index) = state.fullest().or_else(|| self.add_span(&mut state, class_index)) else {
+        let found = state.fullest().map(|index| (index, false));
+        let Some((span_index, is_fresh)) = found.or_else(|| self.add_span(&mut state, class_index)) else {
             self.entries.give(index);
             return Err(Full);
         };
@@ -205,7 +232,7 @@ impl Pool {
         state.stored += len as u64;
         state.original += (PAGE_SIZE << order) as u64;
         let name = ObjectName { pool: self.number, index, generation };
-        Ok(Slot { name, entry, span, payload: at.wrapping_add(class.payload_offset()) })
+        Ok(Slot { name, entry, span, is_fresh, payload: at.wrapping_add(class.payload_offset()) })
     }
 
     /// `None`: the handle is dead or damaged. `Some(true)`: freed, and the arena wants trimming.
@@ -231,6 +258,10 @@ impl Pool {
         }
         let before = group(class, span);
         span.give_slot(place.slot);
+        if let Some(slot) = slot_of(header.format) {
+            // Not below zero, should the format be damaged.
+            let _ = self.counters.canned[slot].fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
+        }
         self.entries.give(name.index);
         state.objects -= 1;
         state.stored -= len as u64;
@@ -243,14 +274,15 @@ impl Pool {
         Some(self.arena.give(place.span))
     }
 
-    fn add_span(&self, state: &mut ClassState, class_index: usize) -> Option<u32> {
+    /// A new span, and whether it has no memory yet.
+    fn add_span(&self, state: &mut ClassState, class_index: usize) -> Option<(u32, bool)> {
         self.reap(state);
-        let index = self.arena.take(CLASSES[class_index].pages)?;
+        let (index, is_fresh) = self.arena.take(CLASSES[class_index].pages)?;
         let span = self.arena.span(index)?;
         span.clear();
         span.set_class(Some(class_index));
         state.spans += 1;
-        Some(index)
+        Some((index, is_fresh))
     }
 
     /// Takes a slot of a span with room and puts the span into the list where it belongs then.
@@ -315,13 +347,15 @@ impl Pool {
 #[cfg(test)]
 impl Pool {
     /// Start and length of the used parts of the pool's address space.
-    pub(crate) fn extents(&self) -> [(usize, usize); 3] {
+    pub(crate) fn extents(&self) -> [(usize, usize); 4] {
         let (list, state) = (self.entries.lock(), self.arena.lock());
         let entries = self.entries.get(0).map_or(0, |e| e as *const Entry as usize);
         let spans = self.arena.span(0).map_or(0, |s| s as *const Span as usize);
         let (data, data_bytes) = self.arena.extent(&state);
+        let marks = self.marks.get(0).map_or(0, |m| m as *const Mark as usize);
         [
-            (entries, self.entries.bytes(&list) as usize),
+            (entries, Table::<Entry>::bytes(list.fresh) as usize),
+            (marks, Table::<Mark>::bytes(list.fresh) as usize),
             (spans, self.arena.metadata_bytes(&state) as usize),
             (data, data_bytes),
         ]
@@ -359,6 +393,8 @@ struct Slot<'a> {
     name: ObjectName,
     entry: &'a Entry,
     span: &'a Span,
+    /// The span has no memory yet.
+    is_fresh: bool,
     payload: *mut u8,
 }
 

@@ -1,7 +1,8 @@
 //! Saving folios: all or nothing.
-use crate::block::{self, Encoded};
+use crate::block::{self, Encoded, Packer};
 use crate::blockset::BlockSet;
 use crate::codec::{CodecError, id};
+use crate::entry::SAME;
 use crate::error::SaveError;
 use crate::faults::Fault;
 use crate::handle::Handle;
@@ -59,6 +60,7 @@ impl Store {
     ) -> Result<SaveReport, SaveError> {
         let block_order = self.block_order(order);
         assert!(which.end() <= self.blocks(order) && out.len() >= self.blocks(order));
+        self.ask_for_room(w)?;
         let pool = self.pool_of(key);
         let mut report = SaveReport::default();
         let mut done = 0;
@@ -84,6 +86,7 @@ impl Store {
         }
         for (index, handle) in which.iter().zip(&w.saved[..done]) {
             out[index] = *handle;
+            self.mark_new(*handle, key + (index * block_order.pages()) as u64);
         }
         self.count_save(w, order, &report);
         Ok(report)
@@ -91,7 +94,7 @@ impl Store {
 
     /// # Safety
     /// - As for [`Store::save`], for the one block at `src`.
-    unsafe fn save_block(
+    pub(crate) unsafe fn save_block(
         &self,
         w: &mut Worker,
         pool: &Pool,
@@ -103,32 +106,58 @@ impl Store {
         if self.faults.strikes(Fault::Codec) {
             return Err(SaveError::Codec(CodecError(0)));
         }
+        w.decoders.sync();
+        let (format, canned) = match w.decoders.current(w.spec) {
+            Some((format, canned)) => (format, Some(canned)),
+            None => (w.spec.format(), None),
+        };
+        let packer = Packer { encoder: &mut *w.encoder, format, canned };
         // SAFETY: the caller vouches for the block; the worker's buffers have the size of this store's blocks.
-        let encoded = unsafe { block::encode(&mut w.scratch, &mut *w.encoder, w.spec.format(), src, order) };
+        let encoded = unsafe {
+            self.sampler.offer(src, order);
+            block::encode(&mut w.scratch, packer, src, order)
+        };
         report.blocks += 1;
         report.bytes += order.bytes() as u64;
-        let (format, mixed, bytes, len) = match encoded.map_err(SaveError::Codec)? {
+        let (format, payload) = match encoded.map_err(SaveError::Codec)? {
             Encoded::Zero => {
                 report.zero_blocks += 1;
                 report.same_pages += order.pages() as u64;
                 return Ok(Handle::ZERO);
             }
-            Encoded::Object { format, mixed, payload, len, same_pages } => {
+            Encoded::Object { format, mixed, head, head_len, body, len, same_pages } => {
                 report.same_pages += same_pages as u64;
                 report.huge_blocks += (format == id::NONE && same_pages < order.pages()) as u64;
                 if report.huge_blocks > huge_max && self.refuse_incompressible.load(Relaxed) {
                     return Err(SaveError::Incompressible);
                 }
-                (format, mixed, payload, len)
+                let order = order.get();
+                (format, Payload { head, head_len, bytes: body, len: head_len + len, order, format, mixed })
             }
         };
-        if (format as usize) < id::DECODERS && format != id::NONE && self.faults.strikes(Fault::Compressed) {
+        if format != SAME && format != id::NONE && self.faults.strikes(Fault::Compressed) {
             w.scratch.damage();
         }
-        let payload = Payload { bytes, len, order: order.get(), format, mixed };
         // SAFETY: the bytes lie in the block or in the worker's scratch, and nobody writes to either.
-        let handle = unsafe { self.store_payload(pool, &payload)? };
-        report.stored_bytes += len as u64;
+        unsafe { self.place(w, pool, &payload, src, order, report) }
+    }
+
+    /// Stores the payload of the block at `src`, and verifies it if that is asked for.
+    ///
+    /// # Safety
+    /// - As for [`Pool::store`], and `src` is a readable block of `order` that nobody writes.
+    pub(crate) unsafe fn place(
+        &self,
+        w: &mut Worker,
+        pool: &Pool,
+        payload: &Payload,
+        src: *const u8,
+        order: Order,
+        report: &mut SaveReport,
+    ) -> Result<Handle, SaveError> {
+        // SAFETY: as the caller says.
+        let handle = unsafe { self.store_payload(pool, payload)? };
+        report.stored_bytes += payload.len as u64;
         if self.verify.load(Relaxed) {
             // SAFETY: as for the block.
             unsafe { self.verify_block(w, handle, src, order)? };
@@ -150,6 +179,9 @@ impl Store {
         if stored == Err(Full) && self.compact(RELIEF_BYTES) > 0 {
             // SAFETY: as the caller says.
             stored = unsafe { pool.store(payload) };
+        }
+        if stored == Err(Full) {
+            self.budget.refuse();
         }
         stored.map(Handle::of_object).map_err(|Full| SaveError::PoolFull)
     }
@@ -180,7 +212,17 @@ impl Store {
         Ok(())
     }
 
-    fn count_save(&self, w: &Worker, order: Order, report: &SaveReport) {
+    /// Whether the limit lets saves be taken now; a refusal is counted.
+    pub(crate) fn ask_for_room(&self, w: &Worker) -> Result<(), SaveError> {
+        // Emptied spans that wait for reuse count as held: they need not.
+        if self.budget.accepts() || (self.release_warm() > 0 && self.budget.accepts()) {
+            return Ok(());
+        }
+        self.count_failure(w, SaveError::PoolFull);
+        Err(SaveError::PoolFull)
+    }
+
+    pub(crate) fn count_save(&self, w: &mut Worker, order: Order, report: &SaveReport) {
         let counters = &self.counters[w.counters];
         if report.blocks > 0 {
             counters.saves[order.get() as usize].fetch_add(1, Relaxed);
@@ -192,6 +234,7 @@ impl Store {
             (&counters.zero_blocks, report.zero_blocks),
             (&counters.same_pages, report.same_pages),
             (&counters.huge_blocks, report.huge_blocks),
+            (&counters.dense_blocks, core::mem::take(&mut w.scratch.dense_blocks)),
         ] {
             if value > 0 {
                 counter.fetch_add(value, Relaxed);
@@ -199,7 +242,7 @@ impl Store {
         }
     }
 
-    fn count_failure(&self, w: &Worker, error: SaveError) {
+    pub(crate) fn count_failure(&self, w: &Worker, error: SaveError) {
         let counters = &self.counters[w.counters];
         let counter = match error {
             SaveError::PoolFull => &counters.refused_full,

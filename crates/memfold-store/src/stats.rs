@@ -64,6 +64,8 @@ counters! {
     same_pages,
     /// Blocks saved that did not shrink enough and were stored raw.
     huge_blocks,
+    /// Blocks that looked too dense to be given to the codec at all; with those of saves that failed later.
+    dense_blocks,
     /// Saves refused because the pool was full.
     refused_full,
     /// Saves refused because a block does not compress.
@@ -78,6 +80,12 @@ counters! {
     failed_loads,
     /// Loads of a part of a block.
     partial_loads,
+    /// Objects that a stronger codec was tried on.
+    recompress_tried,
+    /// Objects that became smaller by it.
+    recompressed,
+    /// Payload bytes saved by it.
+    recompress_gained,
     /// Loads of pages answered from the recently decompressed blocks.
     recent_hits,
     /// Loads of pages that were not among the recently decompressed blocks.
@@ -112,6 +120,8 @@ pub struct StoreStats {
     pub compacted_bytes: u64,
     /// Times that the lock of a size class was held by another thread when wanted.
     pub lock_waits: u64,
+    /// Nanoseconds that these waits took, all threads together.
+    pub lock_wait_ns: u64,
     /// Frees of handles that were dead or damaged: each is a bug of the caller or damaged memory.
     pub bad_frees: u64,
 }
@@ -170,6 +180,7 @@ impl StoreStats {
         self.moved += pool.counters.moved.load(Relaxed);
         self.compacted_bytes += pool.counters.compacted.load(Relaxed);
         self.lock_waits += pool.counters.lock_waits.load(Relaxed);
+        self.lock_wait_ns += pool.counters.lock_wait_ns.load(Relaxed);
         self.bad_frees += pool.counters.bad_frees.load(Relaxed);
     }
 }

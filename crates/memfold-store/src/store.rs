@@ -2,14 +2,17 @@
 use crate::area::{Area, Table};
 use crate::arena::Arena;
 use crate::budget::Budget;
+use crate::canned::Cans;
 use crate::codec::CodecSpec;
 use crate::config::{StoreConfig, StoreError};
 use crate::entries::Entries;
 use crate::entry::{Entry, SPAN_BITS};
 use crate::faults::FaultPlan;
 use crate::handle::{Handle, INDEX_BITS};
+use crate::mark::{Hand, Mark};
 use crate::pool::Pool;
 use crate::recent::RecentBlocks;
+use crate::sampler::Sampler;
 use crate::span::Span;
 use crate::stats::{self, ClassStats, Counters, StoreStats};
 use crate::worker::Worker;
@@ -19,7 +22,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::*};
 use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_sys::zone::Zone;
 
@@ -44,8 +47,16 @@ pub struct Store {
     pub(crate) faults: FaultPlan,
     pub(crate) recent: RecentBlocks,
     pub(crate) counters: Box<[Counters]>,
+    pub(crate) cans: Arc<Cans>,
+    pub(crate) sampler: Sampler,
     codec: Mutex<CodecSpec>,
     workers: AtomicUsize,
+    /// Turns of [`Store::tidy`]: each begins with another pool.
+    tidied: AtomicUsize,
+    /// See [`Store::tick`].
+    pub(crate) clock: AtomicU16,
+    pub(crate) shrinker: Mutex<Hand>,
+    pub(crate) recompressor: Mutex<Hand>,
 }
 
 impl Store {
@@ -55,9 +66,11 @@ impl Store {
     /// A setting out of range, or no address space; nothing stays behind then.
     pub fn new(config: &StoreConfig) -> Result<Store, StoreError> {
         config.check()?;
-        let budget = Arc::new(Budget::new(config.pool_bytes_max));
+        let budget = Arc::new(Budget::new(config.pool_bytes_max, config.accept_percent));
         Ok(Store {
             pools: make_pools(config.pools, &budget)?,
+            cans: Arc::new(Cans::new(budget.clone())),
+            sampler: Sampler::new(config.block_order),
             budget,
             block_order: config.block_order,
             verify: AtomicBool::new(config.verify),
@@ -67,18 +80,26 @@ impl Store {
             counters: stats::groups(),
             codec: Mutex::new(config.codec),
             workers: AtomicUsize::new(0),
+            tidied: AtomicUsize::new(0),
+            clock: AtomicU16::new(0),
+            shrinker: Mutex::new(Hand::default()),
+            recompressor: Mutex::new(Hand::default()),
         })
     }
 
     /// A worker for the store's present codec. Allocates all that the worker will ever need.
     pub fn worker(&self) -> Worker {
-        let spec = *self.codec.lock();
-        self.worker_for(spec)
+        self.worker_for(self.codec())
     }
 
     /// A worker for another codec, for example to recompress.
     pub fn worker_for(&self, spec: CodecSpec) -> Worker {
-        Worker::new(spec, self.block_order, self.workers.fetch_add(1, Relaxed) % stats::GROUPS)
+        Worker::new(spec, self.block_order, self.workers.fetch_add(1, Relaxed) % stats::GROUPS, self.cans.clone())
+    }
+
+    /// The codec of workers made from now on.
+    pub fn codec(&self) -> CodecSpec {
+        *self.codec.lock()
     }
 
     /// Changes the codec of workers made from now on. Objects and workers that exist are not touched.
@@ -101,9 +122,19 @@ impl Store {
         self.budget.set_max(bytes);
     }
 
+    /// Changes the share of the limit at which saves are taken again after one was refused, in percent; above 100 is 100.
+    pub fn set_accept_percent(&self, percent: u8) {
+        self.budget.set_accept(percent.min(100));
+    }
+
     /// The limit for the memory of all pools, in bytes; 0 for none.
     pub fn pool_bytes_max(&self) -> u64 {
         self.budget.max()
+    }
+
+    /// Whether saves are refused now because the pools are full (see [`StoreConfig::accept_percent`]).
+    pub fn is_full(&self) -> bool {
+        !self.budget.accepts()
     }
 
     /// The order of the blocks of a folio of order `folio`.
@@ -149,10 +180,24 @@ impl Store {
         released
     }
 
+    /// One bounded step of compaction, for a background thread with nothing better to do: size classes with more than an
+    /// eighth of their slots free are packed. Takes tens of microseconds. Returns the bytes of the spans emptied; 0:
+    /// nothing is sparse.
+    pub fn tidy(&self) -> u64 {
+        let first = self.tidied.fetch_add(1, Relaxed);
+        let pools = (0..self.pools.len()).map(|i| &self.pools[(first + i) % self.pools.len()]);
+        pools.map(Pool::tidy).find(|emptied| *emptied > 0).unwrap_or(0)
+    }
+
     /// Gives half of the memory that emptied spans may keep for reuse back to the kernel, if more is kept. For a
     /// background thread, to spare the frees that work. Returns the bytes given back.
     pub fn trim(&self) -> u64 {
         self.pools.iter().map(|pool| pool.arena.trim()).sum()
+    }
+
+    /// Gives the memory of all emptied spans back to the kernel. Returns the bytes given back.
+    pub(crate) fn release_warm(&self) -> u64 {
+        self.pools.iter().map(|pool| pool.arena.trim_to(0)).sum()
     }
 
     /// Faults on purpose, for tests. None is armed in a new store.
@@ -180,9 +225,9 @@ impl Store {
         for (number, pool) in frozen.iter().enumerate() {
             pool.check().map_err(|e| format!("pool {number}: {e}"))?;
         }
-        let held: u64 = frozen.iter().map(|p| p.held()).sum();
+        let held = frozen.iter().map(|p| p.held()).sum::<u64>() + self.cans.bytes();
         if held != self.budget.held() {
-            return Err(format!("the pools hold {held} bytes but {} are counted", self.budget.held()));
+            return Err(format!("pools and dictionaries hold {held} bytes but {} are counted", self.budget.held()));
         }
         Ok(())
     }
@@ -227,6 +272,7 @@ impl Store {
 #[derive(Copy, Clone)]
 struct Layout {
     entries: usize,
+    marks: usize,
     spans: usize,
     data: usize,
 }
@@ -234,13 +280,14 @@ struct Layout {
 impl Layout {
     fn of(data: usize) -> Layout {
         // Room for objects of 256 bytes on average; smaller ones only if they are few.
-        let entries = (data / 256).min(1 << INDEX_BITS) * size_of::<Entry>();
+        let count = (data / 256).min(1 << INDEX_BITS);
+        let (entries, marks) = (count * size_of::<Entry>(), count * size_of::<Mark>());
         let spans = (data / PAGE_SIZE).min(1 << SPAN_BITS) * size_of::<Span>();
-        Layout { entries, spans, data }
+        Layout { entries, marks, spans, data }
     }
 
     fn bytes(&self) -> usize {
-        self.entries + self.spans + self.data
+        self.entries + self.marks + self.spans + self.data
     }
 }
 
@@ -257,9 +304,12 @@ fn make_pools(count: usize, budget: &Arc<Budget>) -> Result<Box<[Pool]>, StoreEr
     let pool = |number: usize| {
         let start = number * layout.bytes();
         let entries = Table::new(Area::new(&zone, start, layout.entries));
-        let spans = Table::new(Area::new(&zone, start + layout.entries, layout.spans));
-        let data = Area::new(&zone, start + layout.entries + layout.spans, layout.data);
-        Pool::new(number as u8, Arena::new(data, spans, budget.clone()), Entries::new(entries, budget.clone()))
+        let marks = Table::new(Area::new(&zone, start + layout.entries, layout.marks));
+        let start = start + layout.entries + layout.marks;
+        let spans = Table::new(Area::new(&zone, start, layout.spans));
+        let data = Area::new(&zone, start + layout.spans, layout.data);
+        let arena = Arena::new(data, spans, budget.clone());
+        Pool::new(number as u8, arena, Entries::new(entries, budget.clone()), marks)
     };
     Ok((0..count).map(pool).collect())
 }

@@ -1,8 +1,10 @@
 //! Workers: what one thread needs to save and load.
 use crate::block::Scratch;
-use crate::codec::{CodecSpec, Decoder, Encoder, decoders, id};
+use crate::canned::{Cans, Decoders};
+use crate::codec::{CodecSpec, Encoder};
 use crate::handle::Handle;
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
@@ -12,7 +14,7 @@ use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 pub struct Worker {
     pub(crate) spec: CodecSpec,
     pub(crate) encoder: Box<dyn Encoder>,
-    pub(crate) decoders: [Box<dyn Decoder>; id::DECODERS],
+    pub(crate) decoders: Decoders,
     pub(crate) scratch: Scratch,
     pub(crate) spare: BlockBuffer,
     /// Handles of a save that is not finished.
@@ -22,12 +24,12 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(spec: CodecSpec, block_order: Order, counters: usize) -> Worker {
+    pub(crate) fn new(spec: CodecSpec, block_order: Order, counters: usize, cans: Arc<Cans>) -> Worker {
         let bytes = block_order.bytes();
         Worker {
             spec,
             encoder: spec.encoder(bytes),
-            decoders: decoders(),
+            decoders: Decoders::new(cans),
             scratch: Scratch::new(bytes),
             spare: BlockBuffer::new(block_order),
             saved: vec![Handle::NONE; MAX_PAGES].into_boxed_slice(),

@@ -1,28 +1,46 @@
 //! Nothing allocates after set-up: the pager saves and loads where the host's `malloc` must not be called.
 use memfold_store::{BlockSet, CodecSpec, Handle, Store, StoreConfig};
 use memfold_sys::units::{Order, PAGE_SIZE};
-use std::alloc::{GlobalAlloc, Layout, System};
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-struct Counting;
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: passes everything on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.fetch_add(1, SeqCst);
-        // SAFETY: as the caller says.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        CALLS.fetch_add(1, SeqCst);
-        // SAFETY: as the caller says.
-        unsafe { System.dealloc(at, layout) }
-    }
+// The names that both Rust's allocator and the codecs' C code call, in front of glibc's own.
+unsafe extern "C" {
+    fn __libc_malloc(size: usize) -> *mut c_void;
+    fn __libc_calloc(count: usize, size: usize) -> *mut c_void;
+    fn __libc_realloc(at: *mut c_void, size: usize) -> *mut c_void;
+    fn __libc_free(at: *mut c_void);
 }
 
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+#[unsafe(no_mangle)]
+extern "C" fn malloc(size: usize) -> *mut c_void {
+    CALLS.fetch_add(1, SeqCst);
+    // SAFETY: any size is allowed.
+    unsafe { __libc_malloc(size) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    CALLS.fetch_add(1, SeqCst);
+    // SAFETY: any numbers are allowed.
+    unsafe { __libc_calloc(count, size) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn realloc(at: *mut c_void, size: usize) -> *mut c_void {
+    CALLS.fetch_add(1, SeqCst);
+    // SAFETY: as the caller says.
+    unsafe { __libc_realloc(at, size) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn free(at: *mut c_void) {
+    CALLS.fetch_add(1, SeqCst);
+    // SAFETY: as the caller says.
+    unsafe { __libc_free(at) }
+}
 
 #[repr(C, align(4096))]
 #[derive(Copy, Clone)]
@@ -52,7 +70,19 @@ fn saves_loads_frees_and_compaction_allocate_nothing() {
     let order = Order::new(6).unwrap();
     let source = folio(order.pages());
     let mut target = source.clone();
-    for spec in ["none", "lz4", "zstd:-5", "zstd", "zstd:7"] {
+    for spec in [
+        "none",
+        "lz4",
+        "zstd:-5",
+        "zstd",
+        "zstd:7",
+        "zstd:19",
+        "lz4hc",
+        "lz4hc:2",
+        "deflate",
+        "deflate:6",
+        "deflate:12",
+    ] {
         let config = StoreConfig {
             codec: CodecSpec::parse(spec).unwrap(),
             block_order: Order::new(3).unwrap(),
@@ -83,5 +113,7 @@ fn saves_loads_frees_and_compaction_allocate_nothing() {
             }
         }
         assert_eq!(CALLS.load(SeqCst), before, "{spec} allocated");
+        drop((worker, store));
+        assert!(CALLS.load(SeqCst) > before, "the test counts");
     }
 }

@@ -11,6 +11,7 @@ pub mod sync;
 pub mod raw;
 pub mod zone;
 pub mod arena;
+pub mod file;
 pub mod maps;
 pub mod pagemap;
 pub mod uffd;

@@ -10,14 +10,14 @@ use rustix::mm::{Advice, madvise};
 /// What an implementation must keep: a page is at one address or at none; `move_pages` and `copy` never overwrite a
 /// page that is there; every error leaves the pages past `Partial::done` as they were.
 pub trait Space: Send + Sync {
-    /// Moves the pages at `src` to the empty range `dst` and wakes whoever waits at `dst`.
+    /// Moves the pages at `src` to the empty range `dst`, and if `wake` is set wakes whoever waits at `dst`.
     ///
     /// # Errors
     /// As [`Uffd::move_pages`].
     ///
     /// # Safety
     /// - The caller holds the right to change both ranges for the whole process.
-    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> Result<(), Partial>;
+    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial>;
 
     /// Makes fresh pages at the empty range `dst` with the bytes at `src`, and wakes whoever waits there.
     ///
@@ -69,9 +69,9 @@ impl UffdSpace {
 }
 
 impl Space for UffdSpace {
-    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> Result<(), Partial> {
+    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial> {
         // SAFETY: the caller's promise is the callee's condition.
-        unsafe { self.uffd.move_pages(dst, src, len) }
+        unsafe { self.uffd.move_pages(dst, src, len, wake) }
     }
 
     unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {

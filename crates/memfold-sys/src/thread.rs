@@ -55,13 +55,68 @@ extern "C" fn entry(start: *mut libc::c_void) -> *mut libc::c_void {
     // SAFETY: `start` is the box that `Thread::start` gave to this thread alone.
     let Start { main, arg, cpu } = *unsafe { alloc::boxed::Box::from_raw(start.cast::<Start>()) };
     if let Some(cpu) = cpu {
-        let mut set = rustix::thread::CpuSet::new();
-        set.set(cpu);
-        // Not fatal: a CPU may be outside this container's set; the thread then floats.
-        let _ = rustix::thread::sched_setaffinity(None, &set);
+        pin(cpu);
     }
     main(arg);
     core::ptr::null_mut()
+}
+
+/// Pins the calling thread to a CPU. Where the system doesn't allow that CPU, the thread stays as it is.
+pub fn pin(cpu: usize) {
+    pin_other(0, cpu);
+}
+
+/// Pins a thread of this process to a CPU, if that is allowed; 0 is the caller.
+pub fn pin_other(thread: u32, cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    let _ = rustix::thread::sched_setaffinity(rustix::thread::Pid::from_raw(thread as i32), &set);
+}
+
+/// The calling thread's number.
+pub fn thread_id() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+/// Lets the calling thread run only where no other thread wants to (SCHED_IDLE). `false` if the system forbids it.
+pub fn set_idle() -> bool {
+    // SAFETY: a sched_param of zeros is what this policy takes; the call reads it and changes this thread only.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &core::mem::zeroed()) == 0 }
+}
+
+/// The CPU that a thread of this process ran on last; `None` if it has ended or there is no /proc.
+pub fn cpu_of(thread: u32) -> Option<usize> {
+    use core::fmt::Write;
+    let mut path = Line { bytes: [0; 48], len: 0 };
+    write!(path, "/proc/self/task/{thread}/stat").ok()?;
+    let path = core::ffi::CStr::from_bytes_until_nul(&path.bytes).ok()?;
+    let file =
+        rustix::fs::open(path, rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
+            .ok()?;
+    let mut stat = [0u8; 512];
+    let len = rustix::io::read(&file, &mut stat).ok()?;
+    processor(core::str::from_utf8(&stat[..len]).ok()?)
+}
+
+/// Field 39 of proc_pid_stat(5). The name, field 2, may hold blanks and brackets.
+fn processor(stat: &str) -> Option<usize> {
+    stat.rsplit_once(") ")?.1.split(' ').nth(36)?.parse().ok()
+}
+
+/// A line of text that ends with a NUL, as it begins with NULs only.
+struct Line {
+    bytes: [u8; 48],
+    len: usize,
+}
+
+impl core::fmt::Write for Line {
+    fn write_str(&mut self, s: &str) -> core::fmt::Result {
+        let room = self.bytes.len() - 1;
+        let to = self.bytes[..room].get_mut(self.len..self.len + s.len()).ok_or(core::fmt::Error)?;
+        to.copy_from_slice(s.as_bytes());
+        self.len += s.len();
+        Ok(())
+    }
 }
 
 /// The CPUs that the calling thread may run on, counted (at least 1).
@@ -174,8 +229,36 @@ impl Previous {
     }
 }
 
-/// Sleeps until a descriptor can be read.
-pub fn wait_readable(fd: &rustix::fd::OwnedFd) {
+/// Sleeps until a descriptor can be read, or `limit_ns` is over. Whether it can be read.
+pub fn wait_readable(fd: &rustix::fd::OwnedFd, limit_ns: Option<u64>) -> bool {
     let mut fds = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)];
-    let _ = rustix::event::poll(&mut fds, None);
+    let limit = limit_ns
+        .map(|ns| rustix::time::Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
+    rustix::event::poll(&mut fds, limit.as_ref()).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_of_a_pinned_thread_is_known() {
+        let mut cpu = None;
+        each_cpu(|each| cpu = Some(each));
+        let cpu = cpu.expect("a CPU to run on");
+        std::thread::spawn(move || {
+            pin(cpu);
+            assert_eq!(current_cpu(), cpu);
+            assert_eq!(cpu_of(thread_id()), Some(cpu));
+        })
+        .join()
+        .unwrap();
+        assert_eq!(cpu_of(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_name_with_brackets_and_blanks_is_not_mistaken_for_fields() {
+        let stat = format!("7 (a) b ) R {} 5 {}", "1 ".repeat(35).trim_end(), "2 2 2");
+        assert_eq!(processor(&stat), Some(5));
+    }
 }

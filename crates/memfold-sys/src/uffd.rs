@@ -134,6 +134,8 @@ pub enum Event {
         write: bool,
         /// The page is there, but write-protected.
         protected: bool,
+        /// The thread that waits; 0 without [`feature::THREAD_ID`].
+        thread: u32,
     },
     /// The process forked; the child's userfaultfd is this descriptor, which the reader now owns.
     Fork {
@@ -173,16 +175,16 @@ pub struct Uffd {
 
 impl Uffd {
     /// Opens a userfaultfd and enables `features`. With `user_only`, faults that the kernel takes inside system calls
-    /// are not served (they fail with EFAULT), which needs no privilege. `blocking` says whether [`Uffd::read`] sleeps.
+    /// are not served (they fail with EFAULT), which needs no privilege.
     ///
     /// # Errors
     /// See [`OpenError`].
-    pub fn open(features: u64, user_only: bool, blocking: bool) -> Result<Uffd, OpenError> {
-        let supported = Uffd::open_raw(true, true)?.handshake(0)?;
+    pub fn open(features: u64, user_only: bool) -> Result<Uffd, OpenError> {
+        let supported = Uffd::open_raw(true)?.handshake(0)?;
         if features & !supported != 0 {
             return Err(OpenError::Lacks(features & !supported));
         }
-        let mut uffd = Uffd::open_raw(user_only, blocking)?;
+        let mut uffd = Uffd::open_raw(user_only)?;
         uffd.handshake(features)?;
         uffd.features = features;
         Ok(uffd)
@@ -193,14 +195,11 @@ impl Uffd {
     /// # Errors
     /// See [`OpenError`].
     pub fn probe() -> Result<u64, OpenError> {
-        Uffd::open_raw(true, true)?.handshake(0)
+        Uffd::open_raw(true)?.handshake(0)
     }
 
-    fn open_raw(user_only: bool, blocking: bool) -> Result<Uffd, OpenError> {
-        let mut flags = UserfaultfdFlags::CLOEXEC;
-        if !blocking {
-            flags |= UserfaultfdFlags::NONBLOCK;
-        }
+    fn open_raw(user_only: bool) -> Result<Uffd, OpenError> {
+        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
         let with_mode = if user_only { flags | UserfaultfdFlags::from_bits_retain(1) } else { flags };
         // SAFETY: opening a descriptor touches no memory; what it may do later is each call's own proof.
         match unsafe { rustix::mm::userfaultfd(with_mode) } {
@@ -305,8 +304,8 @@ impl Uffd {
         partial(ret, arg.done)
     }
 
-    /// Moves the pages of `[src, src + len)` to `dst`, which must be empty and registered here, without copying, and
-    /// wakes whoever waits at `dst`. `src` is empty afterwards.
+    /// Moves the pages of `[src, src + len)` to `dst`, which must be empty and registered here, without copying, and if
+    /// `wake` is set wakes whoever waits at `dst`. `src` is empty afterwards.
     ///
     /// # Errors
     /// EEXIST (`dst` holds a page), ENOENT (`src` lacks a page, or nothing is mapped), EBUSY (a page is shared by
@@ -315,8 +314,10 @@ impl Uffd {
     ///
     /// # Safety
     /// - The caller must hold the right to change both ranges for the whole process.
-    pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> Result<(), Partial> {
-        let mut arg = CopyArg { dst: dst as u64, src: src as u64, len: len as u64, mode: 0, done: 0 };
+    pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial> {
+        // UFFDIO_MOVE_MODE_DONTWAKE is 1.
+        let mode = !wake as u64;
+        let mut arg = CopyArg { dst: dst as u64, src: src as u64, len: len as u64, mode, done: 0 };
         // SAFETY: `arg` is the struct of this request; the caller vouches for both ranges.
         let ret = unsafe { ioctl(self.fd.as_raw_fd(), MOVE, (&raw mut arg).cast()) };
         partial(ret, arg.done)
@@ -333,10 +334,10 @@ impl Uffd {
         unsafe { ioctl(self.fd.as_raw_fd(), WRITEPROTECT, (&raw mut arg).cast()) }.map(drop)
     }
 
-    /// Reads one event; sleeps for it if the descriptor is blocking.
+    /// Reads one event; never sleeps for it.
     ///
     /// # Errors
-    /// EAGAIN when there is none (non-blocking), EINTR.
+    /// EAGAIN when there is none, EINTR.
     pub fn read(&self) -> Result<Event, Errno> {
         let mut message = Message::default();
         // SAFETY: `Message` is plain integers without padding, so its bytes may be overwritten with any values.
@@ -366,7 +367,7 @@ impl Message {
     fn decode(&self) -> Option<Event> {
         let [a, b, c] = self.arg;
         Some(match self.event {
-            0x12 => Event::Fault { address: b as usize, write: a & 1 != 0, protected: a & 2 != 0 },
+            0x12 => Event::Fault { address: b as usize, write: a & 1 != 0, protected: a & 2 != 0, thread: c as u32 },
             0x13 => Event::Fork { fd: a as u32 as i32 },
             0x14 => Event::Remap { from: a as usize, to: b as usize, len: c as usize },
             0x15 => Event::Remove { start: a as usize, end: b as usize },
@@ -395,7 +396,7 @@ mod tests {
 
     #[test]
     fn a_move_that_meets_a_hole_reports_what_it_did() {
-        let uffd = Uffd::open(feature::MOVE, true, false).expect("userfaultfd with MOVE");
+        let uffd = Uffd::open(feature::MOVE, true).expect("userfaultfd with MOVE");
         let (a, b) =
             (Zone::reserve(16 * PAGE_SIZE, PAGE_SIZE).unwrap(), Zone::reserve(16 * PAGE_SIZE, PAGE_SIZE).unwrap());
         for page in [0usize, 1, 3] {
@@ -405,9 +406,10 @@ mod tests {
         // SAFETY: the test touches only pages of `b` that it has moved there.
         unsafe {
             uffd.register(b.start(), b.len(), false).unwrap();
-            let err = uffd.move_pages(b.start(), a.start(), 4 * PAGE_SIZE).unwrap_err();
+            let err = uffd.move_pages(b.start(), a.start(), 4 * PAGE_SIZE, true).unwrap_err();
             assert_eq!(err.done, 2 * PAGE_SIZE);
-            let rest = uffd.move_pages(b.start() + 2 * PAGE_SIZE, a.start() + 2 * PAGE_SIZE, PAGE_SIZE).unwrap_err();
+            let rest =
+                uffd.move_pages(b.start() + 2 * PAGE_SIZE, a.start() + 2 * PAGE_SIZE, PAGE_SIZE, true).unwrap_err();
             assert_eq!(rest, Partial { done: 0, errno: Errno::NOENT });
             assert_eq!((*b.as_ptr(), *b.as_ptr().add(PAGE_SIZE)), (40, 41));
             let twice = uffd.copy(b.start(), a.as_ptr().add(3 * PAGE_SIZE), PAGE_SIZE).unwrap_err();

@@ -83,6 +83,17 @@ impl Zone {
         let _ = unsafe { madvise(self.base.cast(), self.len, Advice::LinuxDontFork) };
     }
 
+    /// Asks the kernel for the memory of `[offset, offset + len)` in one call, which costs less than a fault for each
+    /// page. Changes no byte; where the kernel refuses, the pages come when they are touched.
+    ///
+    /// # Panics
+    /// If the range is not page-aligned or reaches past the zone.
+    pub fn populate(&self, offset: usize, len: usize) {
+        assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && offset + len <= self.len);
+        // SAFETY: the range lies in this zone's own mapping, and MADV_POPULATE_WRITE changes no byte.
+        let _ = unsafe { madvise(self.base.add(offset).cast(), len, Advice::LinuxPopulateWrite) };
+    }
+
     /// Gives the pages of `[offset, offset + len)` back to the kernel; they read as zeros afterwards.
     ///
     /// # Safety

@@ -149,6 +149,7 @@ impl FakeSpace {
         table: &mut Table,
         dst: usize,
         len: usize,
+        wake: bool,
         step: impl Fn(&mut Table, usize) -> Result<(), Errno>,
     ) -> Result<(), Partial> {
         assert!(dst.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && len > 0, "{dst:#x} + {len:#x}");
@@ -160,7 +161,9 @@ impl FakeSpace {
             }
         }
         let done = result.map_or_else(|partial| partial.done, |()| len);
-        self.wake_locked(table, dst, done);
+        if wake {
+            self.wake_locked(table, dst, done);
+        }
         result
     }
 
@@ -220,9 +223,9 @@ impl Table {
 }
 
 impl Space for FakeSpace {
-    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> Result<(), Partial> {
+    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial> {
         let mut table = self.inner.table.lock();
-        self.each(&mut table, dst, len, |table, at| {
+        self.each(&mut table, dst, len, wake, |table, at| {
             if table.is_present(dst + at) {
                 return Err(Errno::EXIST);
             }
@@ -241,7 +244,7 @@ impl Space for FakeSpace {
     unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
         let mut table = self.inner.table.lock();
         // SAFETY: the caller vouches for both ranges.
-        self.each(&mut table, dst, len, |table, at| unsafe { table.install(dst + at, src.add(at)) })
+        self.each(&mut table, dst, len, true, |table, at| unsafe { table.install(dst + at, src.add(at)) })
     }
 
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {

@@ -2,6 +2,7 @@
 use crate::fake::FakeSpace;
 use memfold::fault::{Fault, Served};
 use memfold::pager::Pager;
+use memfold_sys::space::Space;
 use memfold_sys::thread::yield_now;
 use memfold_sys::units::PAGE_SIZE;
 use std::sync::Arc;
@@ -53,7 +54,12 @@ impl Program {
                 Ok(result) => return result,
                 Err(ticket) => ticket,
             };
-            self.serve(Fault { addr: page, protected: ticket.protected && !self.is_signal });
+            self.serve(Fault {
+                addr: page,
+                protected: ticket.protected && !self.is_signal,
+                // Every other page, so that both ways are tried.
+                late: !self.is_signal && page / PAGE_SIZE % 2 == 1,
+            });
             if self.is_signal {
                 self.space.leave(ticket);
             } else {
@@ -66,6 +72,7 @@ impl Program {
         for _ in 0..AGAIN_MAX {
             match self.pager.fault(fault) {
                 Served::Yes => return,
+                Served::Mapped { start, len } => return self.space.wake(start, len),
                 Served::Again => yield_now(),
                 Served::NotManaged => panic!("{:#x} is not managed", fault.addr),
             }

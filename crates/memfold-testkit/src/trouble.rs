@@ -191,14 +191,14 @@ impl Troubled {
 }
 
 impl Space for Troubled {
-    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize) -> Result<(), Partial> {
+    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial> {
         let call = match (self.is_home(dst), self.is_home(src)) {
             (true, _) => Call::MoveIn,
             (false, true) => Call::MoveOut,
             (false, false) => Call::MoveFrames,
         };
         // SAFETY: a part of what the caller vouches for.
-        let move_part = |first| unsafe { self.space.move_pages(dst, src, first) };
+        let move_part = |first| unsafe { self.space.move_pages(dst, src, first, wake) };
         let Some(trouble) = self.due(call, len / PAGE_SIZE) else { return move_part(len) };
         // SAFETY: the source is a frame that the caller may read, and it may define what is at `dst`.
         Self::play(trouble, len, move_part, || unsafe {

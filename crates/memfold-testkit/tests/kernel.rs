@@ -26,7 +26,7 @@ impl Side {
     }
 
     fn real() -> Side {
-        let uffd = Arc::new(Uffd::open(feature::MOVE | feature::SIGBUS, true, false).expect("userfaultfd with MOVE"));
+        let uffd = Arc::new(Uffd::open(feature::MOVE | feature::SIGBUS, true).expect("userfaultfd with MOVE"));
         let zone = |len| Zone::reserve(len, PAGE_SIZE).unwrap();
         let (area, frames) = (zone(PAGES * PAGE_SIZE), zone(PAGES * PAGE_SIZE));
         for zone in [&area, &frames] {
@@ -62,7 +62,7 @@ fn the_fake_answers_as_the_kernel_does() {
             // SAFETY: both ranges are the test's own; `source` has room for 8 pages.
             unsafe {
                 match call {
-                    0 | 1 => side.space.move_pages(to, from, len),
+                    0 | 1 => side.space.move_pages(to, from, len, true),
                     2 | 3 => side.space.copy(to, source.as_ptr(), len),
                     _ => {
                         side.space.discard(to, len).expect("a discard");

@@ -26,6 +26,17 @@ pub enum OnFull {
     Stop,
 }
 
+/// Where dictionaries come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Canned {
+    /// Nothing is compressed against a dictionary.
+    Off,
+    /// From the pages that are folded, in the background, where they win.
+    On,
+    /// From a file that `memfold dict train` made.
+    File(String),
+}
+
 /// One setting, as flags and help show it.
 pub struct Key {
     /// Name, as in `--name`.
@@ -56,7 +67,13 @@ pub const KEYS: &[Key] = &[
         name: "codec",
         value: "NAME[:LEVEL]",
         default: "lz4",
-        help: "compression: lz4[:ACCELERATION], zstd[:LEVEL] or none",
+        help: "compression: lz4, lz4hc, zstd, deflate or none, with a level if wanted",
+    },
+    Key {
+        name: "canned",
+        value: "on|off|FILE",
+        default: "off",
+        help: "compress lz4 or zstd against a dictionary: made from folded pages where it wins, or read from FILE",
     },
     Key { name: "folio", value: "SIZE", default: "2M", help: "largest folio, 4K to 2M" },
     Key { name: "block", value: "SIZE", default: "16K", help: "unit of compression, 4K to 2M" },
@@ -97,6 +114,48 @@ pub const KEYS: &[Key] = &[
         value: "N",
         default: "0",
         help: "background threads that compress and read ahead, 1 to 64; 0 takes one per CPU",
+    },
+    Key {
+        name: "max-pool",
+        value: "SIZE",
+        default: "none",
+        help: "most memory of the compressed pools; what they refuse stays uncompressed",
+    },
+    Key {
+        name: "accept-threshold",
+        value: "PERCENT",
+        default: "90",
+        help: "share of --max-pool that full pools must fall to before they take pages again",
+    },
+    Key {
+        name: "pool-counts",
+        value: "on|off",
+        default: "on",
+        help: "whether the compressed pools count against --limit; off leaves them out, as zram does",
+    },
+    Key {
+        name: "batch",
+        value: "N",
+        default: "1",
+        help: "blocks of a folio, 1 to 64, that are compressed at once on several cores; 1 on the saving thread alone",
+    },
+    Key {
+        name: "recompress",
+        value: "NAME[:LEVEL]",
+        default: "off",
+        help: "stronger codec for cold blocks and for those that did not shrink, in the background; off for none",
+    },
+    Key {
+        name: "recompress-after",
+        value: "SECONDS",
+        default: "30",
+        help: "how long a block is left untouched before it is compressed again",
+    },
+    Key {
+        name: "recompress-cpu",
+        value: "PERCENT",
+        default: "5",
+        help: "time of one core that compressing again may take",
     },
     Key {
         name: "verify",
@@ -164,6 +223,8 @@ pub struct Config {
     pub resident_bytes: Option<u64>,
     /// Codec spec, such as `lz4` or `zstd:3`; the store checks it.
     pub codec: String,
+    /// Dictionaries (Z8).
+    pub canned: Canned,
     /// Largest folio.
     pub folio_order: Order,
     /// Unit of compression.
@@ -184,6 +245,20 @@ pub struct Config {
     pub pools: usize,
     /// Background threads; 0 for one per CPU.
     pub workers: usize,
+    /// Bound of the pools, bytes (Z10).
+    pub max_pool_bytes: Option<u64>,
+    /// Share of that bound below which full pools take pages again, percent (Z10).
+    pub accept_percent: u32,
+    /// Pools count against the limit (Z6).
+    pub pool_counts: bool,
+    /// Blocks of a folio compressed at once (Z9).
+    pub batch: usize,
+    /// Codec for cold blocks (M9); the store checks it.
+    pub recompress: Option<String>,
+    /// Seconds without use after which a block is cold.
+    pub recompress_after_s: u32,
+    /// Percent of one core that recompression may take.
+    pub recompress_cpu_percent: u32,
     /// Verify mode (Z7).
     pub verify: bool,
     /// Budget of clean copies, percent of resident memory.
@@ -208,6 +283,7 @@ impl Config {
             limit_bytes: None,
             resident_bytes: None,
             codec: "lz4".to_string(),
+            canned: Canned::Off,
             folio_order: Order::MAX,
             block_order: Order::new(2).expect("2 is an order"),
             delivery: Delivery::Thread,
@@ -218,6 +294,13 @@ impl Config {
             swap_keep_free_bytes: 1 << 30,
             pools: 0,
             workers: 0,
+            max_pool_bytes: None,
+            accept_percent: 90,
+            pool_counts: true,
+            batch: 1,
+            recompress: None,
+            recompress_after_s: 30,
+            recompress_cpu_percent: 5,
             verify: false,
             clean_percent: 100,
             readahead: true,
@@ -239,6 +322,7 @@ impl Config {
             "limit" => self.limit_bytes = Some(size()?),
             "resident" => self.resident_bytes = Some(size()?),
             "codec" => self.codec = value.to_string(),
+            "canned" => self.canned = parse_canned(value).map_err(wrong)?,
             "folio" => self.folio_order = parse_order(value).map_err(wrong)?,
             "block" => self.block_order = parse_order(value).map_err(wrong)?,
             "delivery" => {
@@ -254,6 +338,18 @@ impl Config {
             "swap-keep-free" => self.swap_keep_free_bytes = size()?,
             "pools" => self.pools = number(value, 64).map_err(wrong)? as usize,
             "workers" => self.workers = number(value, 64).map_err(wrong)? as usize,
+            "max-pool" => self.max_pool_bytes = if value == "none" { None } else { Some(size()?) },
+            "accept-threshold" => self.accept_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
+            "pool-counts" => self.pool_counts = on_off(value).map_err(wrong)?,
+            "batch" => match number(value, 64).map_err(wrong)? {
+                0 => return Err(wrong("\"0\": a batch is 1 to 64 blocks".to_string())),
+                n => self.batch = n as usize,
+            },
+            "recompress" => self.recompress = if value == "off" { None } else { Some(value.to_string()) },
+            "recompress-after" => self.recompress_after_s = number(value, 65535).map_err(wrong)?,
+            "recompress-cpu" => {
+                self.recompress_cpu_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?
+            }
             "verify" => self.verify = on_off(value).map_err(wrong)?,
             "clean" => self.clean_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
             "readahead" => self.readahead = on_off(value).map_err(wrong)?,
@@ -325,13 +421,31 @@ impl Config {
         }
         let _ = writeln!(out, "swap-size={}\nswap-encrypt={}", self.swap_bytes, on(self.swap_encrypt));
         let _ = writeln!(out, "swap-keep-free={}", self.swap_keep_free_bytes);
+        if let Some(bytes) = self.max_pool_bytes {
+            let _ = writeln!(out, "max-pool={bytes}");
+        }
+        let _ = writeln!(out, "recompress={}", self.recompress.as_deref().unwrap_or("off"));
+        let _ = write!(
+            out,
+            "accept-threshold={}\npool-counts={}\nbatch={}\nrecompress-after={}\nrecompress-cpu={}\n",
+            self.accept_percent,
+            on(self.pool_counts),
+            self.batch,
+            self.recompress_after_s,
+            self.recompress_cpu_percent
+        );
         let delivery = if self.delivery == Delivery::Thread { "thread" } else { "signal" };
         let full = if self.on_full == OnFull::Grow { "grow" } else { "stop" };
         let _ = write!(
             out,
-            "codec={}\nfolio={}\nblock={}\ndelivery={delivery}\non-full={full}\npools={}\nworkers={}\nverify={}\nclean={}\n\
+            "codec={}\ncanned={}\nfolio={}\nblock={}\ndelivery={delivery}\non-full={full}\npools={}\nworkers={}\nverify={}\nclean={}\n\
              readahead={}\nfallback={}\nmove={}\nshard={}\nadopt-at={}\n",
             self.codec,
+            match &self.canned {
+                Canned::Off => "off",
+                Canned::On => "on",
+                Canned::File(path) => path,
+            },
             self.folio_order.bytes(),
             self.block_order.bytes(),
             self.pools,
@@ -413,6 +527,17 @@ pub fn parse_size(text: &str, whole: u64) -> Result<u64, String> {
     if bytes >= u64::MAX as f64 { Err(wrong()) } else { Ok(bytes as u64) }
 }
 
+fn parse_canned(text: &str) -> Result<Canned, String> {
+    match text {
+        "off" => Ok(Canned::Off),
+        "on" => Ok(Canned::On),
+        // Settings are passed on as lines, joined by semicolons. A bare word is more likely a mistake than a file.
+        path if path.contains(['\n', ';']) => Err(alloc::format!("{text:?}: no line breaks and semicolons, please")),
+        path if path.contains(['/', '.']) => Ok(Canned::File(path.to_string())),
+        _ => Err(alloc::format!("{text:?} is neither on nor off; write a file's name as ./{text}")),
+    }
+}
+
 fn parse_order(text: &str) -> Result<Order, String> {
     let bytes = parse_size(text, 0)? as usize;
     match Order::covering(bytes) {
@@ -482,6 +607,7 @@ mod tests {
             ("limit", "25%"),
             ("resident", "256M"),
             ("codec", "zstd:3"),
+            ("canned", "/tmp/a.dict"),
             ("folio", "64K"),
             ("block", "32K"),
             ("delivery", "signal"),
@@ -492,6 +618,13 @@ mod tests {
             ("swap-keep-free", "100M"),
             ("pools", "3"),
             ("workers", "5"),
+            ("max-pool", "64M"),
+            ("accept-threshold", "70"),
+            ("pool-counts", "off"),
+            ("batch", "16"),
+            ("recompress", "zstd:6"),
+            ("recompress-after", "10"),
+            ("recompress-cpu", "20"),
             ("verify", "on"),
             ("clean", "40"),
             ("readahead", "off"),
@@ -506,7 +639,7 @@ mod tests {
             let before = config.clone();
             config.set(key.name, value).unwrap();
             assert_ne!(before, config, "{} changed nothing", key.name);
-            assert!(config.set(key.name, "@").is_err() || key.name == "codec" || key.name == "swap");
+            assert!(config.set(key.name, "@").is_err() || ["codec", "recompress", "swap"].contains(&key.name));
         }
         assert!(config.set("swap", "a;b").is_err(), "it would end the setting in the environment");
         config.check().unwrap();

@@ -1,14 +1,19 @@
 //! Contexts: what a thread needs to compress, decompress and hash, made at set-up and lent out. No thread-local storage.
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use memfold_store::{Handle, Store, Worker};
+use memfold_store::{Handle, Offload, SoftwarePool, Store, Worker};
 use memfold_sys::sync::{Mutex, MutexGuard};
-use memfold_sys::units::MAX_PAGES;
+use memfold_sys::units::{MAX_PAGES, Order};
+
+/// No block takes this long on a software thread that runs at all.
+const OFFLOAD_TIMEOUT_NS: u64 = 1_000_000_000;
 
 /// One thread's working set.
 pub struct Context {
     /// Codec state.
     pub worker: Worker,
+    /// Other cores that compress blocks of a folio, if batches are on.
+    pub offload: Option<Offload>,
     /// New handles of the folio being saved.
     pub handles: [Handle; MAX_PAGES],
     /// New hashes of the folio being saved.
@@ -23,13 +28,15 @@ pub struct Contexts {
 }
 
 impl Contexts {
-    /// `count` contexts (at least 1) for blocks of up to `block_bytes`.
-    pub fn new(store: &Store, count: usize, block_bytes: usize) -> Contexts {
+    /// `count` contexts (at least 1) for blocks of up to `block`, with batches of `batch` blocks if there is a pool.
+    pub fn new(store: &Store, count: usize, block: Order, pool: Option<&SoftwarePool>, batch: usize) -> Contexts {
         let make = || {
             let worker = store.worker();
-            let buffer = alloc::vec![0; block_bytes];
+            let buffer = alloc::vec![0; block.bytes()];
+            let offload = pool.map(|pool| Offload::new(Box::new(pool.queue()), batch, block, OFFLOAD_TIMEOUT_NS));
             Mutex::new(Box::new(Context {
                 worker,
+                offload,
                 handles: [Handle::NONE; MAX_PAGES],
                 hashes: [[0; 2]; MAX_PAGES],
                 buffer,

@@ -3,8 +3,9 @@ use crate::area::{Area, Areas};
 use crate::around::Beside;
 use crate::folio::{Folio, FolioId, State};
 use crate::index::ShardGuard;
-use crate::load::{Loaded, align};
-use crate::pager::Pager;
+use crate::load::{Loaded, Purpose, align};
+use crate::mapping::Wake;
+use crate::pager::{Pager, bytes};
 use crate::queue::Window;
 use crate::stats;
 use crate::stream::Advice;
@@ -20,6 +21,13 @@ const WINDOW_SHARE: u64 = 32;
 pub enum Served {
     /// The page is there, or will be when another thread's work on its folio ends, which wakes whoever waits for it.
     Yes,
+    /// These pages are there, and the caller must wake whoever waits for them ([`Fault::late`]).
+    Mapped {
+        /// First address.
+        start: usize,
+        /// Bytes.
+        len: usize,
+    },
     /// An event must be read and applied first; the faulting thread still waits. Serve it again, or wake it.
     Again,
     /// The address is not under management.
@@ -33,6 +41,9 @@ pub struct Fault {
     pub addr: usize,
     /// The page is there but write-protected.
     pub protected: bool,
+    /// The caller wakes whoever waits for what is mapped, as [`Served::Mapped`] says. Otherwise that happens with the
+    /// mapping, before anything else is done.
+    pub late: bool,
 }
 
 impl Pager {
@@ -49,13 +60,15 @@ impl Pager {
         let key = area.key_of(fault.addr);
         let mut guard = self.shards.lock(key);
         loop {
-            let Some(id) = self.index.find(&guard, key) else { return self.first_touch(areas, area, guard, key) };
+            let Some(id) = self.index.find(&guard, key) else {
+                return self.first_touch(areas, area, guard, key, fault);
+            };
             // SAFETY: the guard is that of the folio's shard.
             let folio = unsafe { self.folios.get(id) };
             match folio.state {
                 State::Resident => return self.fill_hole(&guard, fault),
-                State::Cached => return self.rescue(&guard, area, id, key),
-                State::Stored => return self.major(areas, area, guard, key),
+                State::Cached => return self.rescue(&guard, area, id, key, fault),
+                State::Stored => return self.major(areas, area, guard, key, fault),
                 State::Loading | State::Saving => {
                     folio.wanted.store(true, Relaxed);
                     stats::add(&self.stats.faults_waited, 1);
@@ -90,7 +103,7 @@ impl Pager {
     }
 
     /// Takes a folio back from the swap cache: a second chance.
-    fn rescue(&self, guard: &ShardGuard<'_>, area: &Area, id: FolioId, key: u64) -> Served {
+    fn rescue(&self, guard: &ShardGuard<'_>, area: &Area, id: FolioId, key: u64, fault: Fault) -> Served {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         let (start, order, ahead) = (folio.key, folio.order, folio.untouched);
@@ -101,11 +114,12 @@ impl Pager {
             stats::add(&self.stats.swap_ra_hit, order.pages() as u64);
             self.around.hit(key);
         }
-        let done = self.map_in(guard, area.addr_of(start), id);
+        let done = self.map_in(guard, area.addr_of(start), id, fault.wake());
         if ahead {
             self.read_ahead(area, key, start, start + order.pages() as u64);
         }
-        if done.pages > (key - start) as usize { Served::Yes } else { Served::Again }
+        let loaded = if done.pages > (key - start) as usize { Loaded::Done } else { Loaded::Again };
+        fault.served(area, (loaded, start, start + order.pages() as u64))
     }
 
     /// What to load for a fault: as the streams say, but no window larger than a small part of the memory there is.
@@ -117,15 +131,15 @@ impl Pager {
         advice
     }
 
-    fn first_touch(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64) -> Served {
+    fn first_touch(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64, fault: Fault) -> Served {
         stats::add(&self.stats.faults_zero, 1);
         let advice = self.advise(key);
-        let (loaded, start, end) = self.zero_fill(areas, area, guard, key, advice.order);
+        let (loaded, start, end) = self.zero_fill(areas, area, guard, key, advice.order, fault.wake());
         self.streams.loaded(key, start, end);
-        served(loaded)
+        fault.served(area, (loaded, start, end))
     }
 
-    fn major(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64) -> Served {
+    fn major(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64, fault: Fault) -> Served {
         stats::add(&self.stats.pgmajfault, 1);
         let advice = self.advise(key);
         if advice.ahead && !advice.backward {
@@ -143,9 +157,9 @@ impl Pager {
         {
             self.ask_beside(area, beside);
         }
-        let (loaded, start, end) = self.load(areas, area, guard, key, advice.order, false);
+        let (loaded, start, end) = self.load(areas, area, guard, key, advice.order, Purpose::Fault(fault.wake()));
         self.streams.loaded(key, start, end);
-        served(loaded)
+        fault.served(area, (loaded, start, end))
     }
 
     /// A window that was loaded ahead is being used: its stream goes on.
@@ -174,9 +188,19 @@ impl Pager {
     }
 }
 
-fn served(loaded: Loaded) -> Served {
-    match loaded {
-        Loaded::Done => Served::Yes,
-        Loaded::Again => Served::Again,
+impl Fault {
+    fn wake(&self) -> Wake {
+        if self.late { Wake::ByCaller } else { Wake::Now }
+    }
+
+    /// The answer, after a load that mapped the pages with keys `[start, end)`.
+    fn served(&self, area: &Area, (loaded, start, end): (Loaded, u64, u64)) -> Served {
+        match loaded {
+            Loaded::Again => Served::Again,
+            Loaded::Done if self.late => {
+                Served::Mapped { start: area.addr_of(start), len: bytes((end - start) as usize) }
+            }
+            Loaded::Done => Served::Yes,
+        }
     }
 }

@@ -197,7 +197,7 @@ impl Frames {
                 .find_map(|o| self.take(o, Kind::Full).map(|piece| (piece, o)));
             let Some((piece, size)) = piece else { break };
             // SAFETY: both runs are ours: `piece` is full and free, `run + done` is empty.
-            let moved = unsafe { space.move_pages(self.addr(run + done), self.addr(piece), size.bytes()) };
+            let moved = unsafe { space.move_pages(self.addr(run + done), self.addr(piece), size.bytes(), false) };
             let whole = moved.is_ok();
             let mut pages = moved.map_or_else(|e| (e.done >> PAGE_SHIFT) as u32, |()| size.pages() as u32);
             if !whole && pages > 0 && !space.is_populated(self.addr(piece + pages)) {

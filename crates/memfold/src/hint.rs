@@ -129,6 +129,10 @@ impl Pager {
             self.remove_folio(guard, id);
         });
         stats::add(&self.stats.discarded_pages, dropped);
+        if dropped > 0 {
+            // What was freed may leave the pool sparse: a background thread compacts it.
+            self.queue.reclaim();
+        }
     }
 
     /// Makes sure that no folio reaches across `edge`: one in memory is split; a block in the store that would be cut in
@@ -250,7 +254,7 @@ impl Pager {
             }
             drop(guard);
             key = at;
-            if self.serve(areas, area, Fault { addr: area.addr_of(at), protected: false }) == Served::Again {
+            if self.serve(areas, area, Fault { addr: area.addr_of(at), ..Fault::default() }) == Served::Again {
                 return false;
             }
             // In thread delivery another thread may still be loading it; look again.

@@ -5,6 +5,7 @@ use crate::folio::{FolioId, State};
 use crate::frames::Frame;
 use crate::index::ShardGuard;
 use crate::lru::List;
+use crate::mapping::Wake;
 use crate::pager::{Pager, bytes};
 use crate::queue::Window;
 use crate::reclaim::NoFrame;
@@ -12,6 +13,15 @@ use crate::stats;
 use crate::workingset;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
+
+/// What a load is for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A fault: what is loaded is mapped.
+    Fault(Wake),
+    /// To be there when it is needed: it goes to the swap cache, unless somebody wants it by then.
+    Ahead,
+}
 
 /// How a load ended.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -24,7 +34,7 @@ pub(crate) enum Loaded {
 
 impl Pager {
     /// Loads the `Stored` folio that covers `key`, or as much of its neighbourhood as `want` allows, and maps it unless
-    /// it is loaded `ahead` of use. Takes the guard of the key's shard.
+    /// it is loaded ahead of use. Takes the guard of the key's shard.
     pub(crate) fn load(
         &self,
         areas: &Areas,
@@ -32,9 +42,9 @@ impl Pager {
         guard: ShardGuard<'_>,
         key: u64,
         want: Order,
-        ahead: bool,
+        purpose: Purpose,
     ) -> (Loaded, u64, u64) {
-        let small = !ahead && self.is_forced_small();
+        let small = purpose != Purpose::Ahead && self.is_forced_small();
         let id = self.form_window(&guard, area, key, if small { self.config.block_order } else { want });
         drop(guard);
         if small && self.load_small(areas, area, id, key) {
@@ -60,14 +70,14 @@ impl Pager {
         self.count_load(order, from_file);
         let guard = self.shards.lock(key);
         let pages = order.pages() as u64;
-        if ahead {
+        if purpose == Purpose::Ahead {
             stats::add(&self.stats.swap_ra, if from_file { pages } else { 0 });
         } else {
             self.note_refault(&guard, id);
         }
         self.folded_pages.fetch_sub(pages, Relaxed);
         self.clean_pages.fetch_add(pages, Relaxed);
-        let done = self.finish(&guard, area, id, frame, ahead);
+        let done = self.finish(&guard, area, id, frame, purpose);
         (if done > (key - start) as usize { Loaded::Done } else { Loaded::Again }, start, start + pages)
     }
 
@@ -79,6 +89,7 @@ impl Pager {
         guard: ShardGuard<'_>,
         key: u64,
         want: Order,
+        wake: Wake,
     ) -> (Loaded, u64, u64) {
         let mut order = want;
         let mut start = align(key, order);
@@ -104,7 +115,7 @@ impl Pager {
         // SAFETY: the frame is full, of this order, and this thread's alone.
         unsafe { core::ptr::write_bytes(self.frames.addr(frame) as *mut u8, 0, order.bytes()) };
         let guard = self.shards.lock(key);
-        let done = self.finish(&guard, area, id, frame, false);
+        let done = self.finish(&guard, area, id, frame, Purpose::Fault(wake));
         let reached = if done > (key - start) as usize { Loaded::Done } else { Loaded::Again };
         (reached, start, start + order.pages() as u64)
     }
@@ -124,18 +135,19 @@ impl Pager {
     }
 
     /// Ends a load: the frame holds the bytes. Returns how many pages are where they should be.
-    fn finish(&self, guard: &ShardGuard<'_>, area: &Area, id: FolioId, frame: Frame, ahead: bool) -> usize {
+    fn finish(&self, guard: &ShardGuard<'_>, area: &Area, id: FolioId, frame: Frame, purpose: Purpose) -> usize {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         folio.frame = frame;
-        if ahead && !folio.wanted.load(Relaxed) {
+        if purpose == Purpose::Ahead && !folio.wanted.load(Relaxed) {
             folio.state = State::Cached;
             folio.untouched = folio.has_copy;
             self.lru.push(id, folio.key, folio.order.get(), List::Cooling);
             self.shards.notify(guard);
             return folio.order.pages();
         }
-        self.map_in(guard, area.addr_of(folio.key), id).pages
+        let wake = if let Purpose::Fault(wake) = purpose { wake } else { Wake::Now };
+        self.map_in(guard, area.addr_of(folio.key), id, wake).pages
     }
 
     /// Counts a load; one that needed the swap file, for a part at least, counts as from there.
@@ -298,7 +310,7 @@ impl Pager {
     }
 
     /// Makes everybody who waits for pages with keys `[start, end)` look again, in the kernel and in the engine.
-    fn wake_waiters(&self, guard: &ShardGuard<'_>, area: &Area, start: u64, end: u64) {
+    pub(crate) fn wake_waiters(&self, guard: &ShardGuard<'_>, area: &Area, start: u64, end: u64) {
         self.shards.notify(guard);
         self.space.wake(area.addr_of(start), bytes((end - start) as usize));
     }
@@ -321,7 +333,7 @@ impl Pager {
             return;
         }
         stats::add(&self.stats.readahead_windows, 1);
-        self.load(&areas, &area, guard, window.key, window.order, true);
+        self.load(&areas, &area, guard, window.key, window.order, Purpose::Ahead);
     }
 }
 

@@ -27,6 +27,15 @@ pub(crate) enum Stop {
     Gone,
 }
 
+/// Who wakes the threads that wait in the kernel for what is being mapped.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wake {
+    /// The mapping does.
+    Now,
+    /// Its caller does, afterwards, if all was mapped. A mapping that stops early wakes them anyway.
+    ByCaller,
+}
+
 /// What a mapping did.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Done {
@@ -64,20 +73,27 @@ impl Span {
 }
 
 impl Pager {
-    /// Maps a frame's pages at `home` and gives the frame back, as far as it got.
-    fn carry_in(&self, home: usize, frame: Frame, order: Order) -> Done {
+    /// Maps a frame's pages at `home` and gives the frame back, as far as it got. Wakes whoever waits for them, unless
+    /// all goes well and the caller will.
+    fn carry_in(&self, home: usize, frame: Frame, order: Order, wake: Wake) -> Done {
         let Some(_quiet) = self.changes.quiet() else { return Done { pages: 0, stop: Some(Stop::Again) } };
         let (from, len) = (self.frames.addr(frame), order.bytes());
         if self.has_move {
             // SAFETY: the folio's shard is locked and its frame holds its bytes; `home` is its own range.
-            match unsafe { self.space.move_pages(home, from, len) } {
+            match unsafe { self.space.move_pages(home, from, len, wake == Wake::Now) } {
                 Ok(()) => {
                     self.mapped.fetch_add(order.pages() as u64, Relaxed);
                     self.frames.count_moved(-(order.pages() as i64));
                     self.frames.give(frame, order, Kind::Empty);
                     return Done { pages: order.pages(), stop: None };
                 }
-                Err(partial) => return self.carry_in_slowly(home, frame, order, partial.done),
+                Err(partial) => {
+                    let done = self.carry_in_slowly(home, frame, order, partial.done);
+                    if wake == Wake::ByCaller {
+                        self.space.wake(home, len);
+                    }
+                    return done;
+                }
             }
         }
         self.carry_in_slowly(home, frame, order, 0)
@@ -157,7 +173,7 @@ impl Pager {
                 stats::add(&self.stats.copies, 1);
                 self.space.copy(home, from as *const u8, len)
             } else {
-                self.space.move_pages(home, from, len)
+                self.space.move_pages(home, from, len, true)
             }
         };
         if let Err(partial) = result {
@@ -174,14 +190,14 @@ impl Pager {
 
     /// Maps a folio that is in the swap cache (`Cached`, or its caller's `Loading` or `Saving`): it becomes `Resident`.
     /// If the kernel stops half-way, the folio is split: what is mapped is `Resident`, the rest `Cached`.
-    pub(crate) fn map_in(&self, guard: &ShardGuard<'_>, home: usize, id: FolioId) -> Done {
+    pub(crate) fn map_in(&self, guard: &ShardGuard<'_>, home: usize, id: FolioId, wake: Wake) -> Done {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         let (frame, order) = (folio.frame, folio.order);
         folio.wanted.store(false, Relaxed);
         folio.state = State::Cached;
         folio.writing = 0;
-        let done = self.carry_in(home, frame, order);
+        let done = self.carry_in(home, frame, order, wake);
         if done.stop.is_none() {
             folio.state = State::Resident;
             folio.untouched = false;
@@ -272,7 +288,7 @@ impl Pager {
         while done < len && stop.is_none() {
             let most = span.limit(len - done);
             // SAFETY: the shard is locked, the folio is `Resident`, and its new frame is empty from `done` on.
-            let result = unsafe { self.space.move_pages(to + done, home + done, most) };
+            let result = unsafe { self.space.move_pages(to + done, home + done, most, false) };
             let step = result.map_or_else(|p| p.done, |()| most);
             moved += step >> PAGE_SHIFT;
             done += step;

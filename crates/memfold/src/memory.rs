@@ -118,10 +118,8 @@ impl Memory {
         let supported = Uffd::probe().map_err(Error::Userfaultfd)?;
         let has_move = config.use_move && supported & feature::MOVE != 0;
         let mut features = if has_move { feature::MOVE } else { feature::WP };
-        if is_signal {
-            features |= feature::SIGBUS;
-        }
-        let uffd = Arc::new(Uffd::open(features, is_signal, true).map_err(Error::Userfaultfd)?);
+        features |= if is_signal { feature::SIGBUS } else { feature::THREAD_ID };
+        let uffd = Arc::new(Uffd::open(features, is_signal).map_err(Error::Userfaultfd)?);
         let parts = Parts {
             space: Box::new(UffdSpace::new(uffd.clone())),
             has_move,

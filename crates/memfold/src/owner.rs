@@ -1,5 +1,6 @@
 //! What the owner of managed memory may ask of the pager, by address. Locks `areas` and turns addresses into keys.
 use crate::area::{Area, Areas};
+use crate::config::Canned;
 use crate::pager::Pager;
 use crate::queue::Request;
 use alloc::vec::Vec;
@@ -86,6 +87,9 @@ impl Pager {
             Request::Reclaim => {
                 if self.reclaim_in_background() {
                     self.queue.reclaim();
+                }
+                if self.config.canned == Canned::On {
+                    self.store.canned_step();
                 }
             }
             Request::Stop => return false,

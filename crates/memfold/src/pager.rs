@@ -3,7 +3,7 @@ use crate::area::Areas;
 use crate::around::Around;
 use crate::busy::Busy;
 use crate::changes::Changes;
-use crate::config::{Config, Delivery};
+use crate::config::{Canned, Config, Delivery};
 use crate::context::Contexts;
 use crate::folio::{FolioId, Folios, State};
 use crate::frames::Frames;
@@ -16,7 +16,7 @@ use crate::swap::{Bounds, Swap};
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use core::ops::Deref;
-use memfold_store::{Handle, Store, StoreConfig};
+use memfold_store::{CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, Handle, SoftwarePool, Store, StoreConfig};
 use memfold_sys::disk::Disk;
 use memfold_sys::space::Space;
 use memfold_sys::swapfile::{FileDisk, Options};
@@ -68,6 +68,10 @@ pub struct Pager {
     pub(crate) streams: Streams,
     pub(crate) around: Around,
     pub(crate) contexts: Contexts,
+    /// Threads that compress for the contexts, if batches are on. Dropped after them.
+    #[allow(dead_code)]
+    pub(crate) codecs: Option<SoftwarePool>,
+    pub(crate) recompress: Option<CodecSpec>,
     pub(crate) queue: Queue,
     pub(crate) mapped: AtomicU64,
     pub(crate) clean_pages: AtomicU64,
@@ -114,14 +118,28 @@ impl Pager {
             codec: memfold_store::CodecSpec::parse(&config.codec).map_err(|e| e.to_string())?,
             block_order: config.block_order,
             pools: or_cpus(config.pools),
+            pool_bytes_max: config.max_pool_bytes.unwrap_or(0),
+            accept_percent: config.accept_percent as u8,
             verify: config.verify,
             recent_blocks: 0,
             ..StoreConfig::default()
         };
         let store = Store::new(&sc).map_err(|e| e.to_string())?;
+        set_up_dictionaries(&store, &config.canned)?;
         let space_err = |e| alloc::format!("no address space for the engine: {e}");
         let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
-        let contexts = Contexts::new(&store, or_cpus(config.workers) + 2 * parts.cpus + 4, config.block_order.bytes());
+        let count = or_cpus(config.workers) + 2 * parts.cpus + 4;
+        let codecs = match config.batch {
+            0 | 1 => None,
+            _ => {
+                let threads = (parts.cpus - 1).clamp(1, 63);
+                let pool = SoftwarePool::start(sc.codec, config.block_order.bytes(), threads);
+                Some(pool.map_err(|e| alloc::format!("starting threads that compress: {e}"))?)
+            }
+        };
+        let contexts = Contexts::new(&store, count, config.block_order, codecs.as_ref(), config.batch);
+        let recompress = config.recompress.as_deref().map(memfold_store::CodecSpec::parse).transpose();
+        let recompress = recompress.map_err(|e| alloc::format!("--recompress: {e}"))?;
         let mut pager = Pager {
             store,
             swap: None,
@@ -140,6 +158,8 @@ impl Pager {
             ),
             around: Around::new(config.block_order),
             contexts,
+            codecs,
+            recompress,
             queue: Queue::new(),
             mapped: AtomicU64::new(0),
             clean_pages: AtomicU64::new(0),
@@ -204,12 +224,17 @@ impl Pager {
         let outside = self.outside_bytes.load(Relaxed);
         let mut bytes = u64::MAX;
         if let Some(limit) = self.config.limit_bytes {
-            bytes = limit.saturating_sub(self.store.pool_bytes() + self.metadata_bytes() + outside);
+            bytes = limit.saturating_sub(self.counted_pool_bytes() + self.metadata_bytes() + outside);
         }
         if let Some(resident) = self.config.resident_bytes {
             bytes = bytes.min(resident.saturating_sub(outside));
         }
         bytes.max(crate::config::WORKABLE_MIN_BYTES / 2) >> PAGE_SHIFT
+    }
+
+    /// Bytes of the pools that count against the limit.
+    fn counted_pool_bytes(&self) -> u64 {
+        if self.config.pool_counts { self.store.pool_bytes() } else { 0 }
     }
 
     /// Bytes that index, folios, frames and lists take.
@@ -234,7 +259,7 @@ impl Pager {
         s.pool_bytes.store(pool, Relaxed);
         s.index_bytes.store(index, Relaxed);
         let floor = crate::config::WORKABLE_MIN_BYTES / 2;
-        if self.config.limit_bytes.is_some_and(|limit| pool + index + floor > limit) {
+        if self.config.limit_bytes.is_some_and(|limit| self.counted_pool_bytes() + index + floor > limit) {
             self.past_the_limit();
         }
         let folded = self.folded_pages.load(Relaxed) << PAGE_SHIFT;
@@ -442,4 +467,26 @@ impl Pager {
 /// Bytes of `pages` pages.
 pub(crate) const fn bytes(pages: usize) -> usize {
     pages * PAGE_SIZE
+}
+
+/// Lets the store make dictionaries, or gives it the one of a file.
+fn set_up_dictionaries(store: &Store, canned: &Canned) -> Result<(), String> {
+    if *canned == Canned::Off {
+        return Ok(());
+    }
+    let codec = store.codec();
+    if !codec.takes_dictionaries() {
+        return Err(alloc::format!("--canned: codec {codec} takes no dictionaries; use lz4 or zstd"));
+    }
+    let Canned::File(path) = canned else {
+        store.set_canned(true);
+        return Ok(());
+    };
+    let fail = |e: &dyn core::fmt::Display| alloc::format!("--canned: {path}: {e}");
+    let bytes = memfold_sys::file::read(path, DICTIONARY_FILE_BYTES_MAX).map_err(|e| match e {
+        memfold_sys::Errno::FBIG => fail(&"longer than any dictionary"),
+        e => fail(&e),
+    })?;
+    let dictionary = Dictionary::from_file(&bytes).map_err(|e| fail(&e))?;
+    store.install_dictionary(&dictionary).map_err(|e| fail(&e))
 }

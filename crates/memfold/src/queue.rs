@@ -73,6 +73,11 @@ impl Queue {
         self.changed.notify_all();
     }
 
+    /// Whether the threads are to end.
+    pub fn is_stopped(&self) -> bool {
+        self.inner.lock().stop
+    }
+
     fn pop(inner: &mut Inner) -> Option<Window> {
         if inner.count == 0 {
             return None;

@@ -6,7 +6,7 @@ use crate::folio::{FolioId, State};
 use crate::frames::{Frame, Kind};
 use crate::index::ShardGuard;
 use crate::lru::List;
-use crate::mapping::Stop;
+use crate::mapping::{Stop, Wake};
 use crate::pager::{Pager, bytes};
 use crate::stats;
 use crate::swap::Swap;
@@ -44,6 +44,8 @@ struct Saving {
 
 /// Folios tried in one round before it is given up.
 const TRIES: usize = 256;
+/// The same while the store is full: only folios with a true copy can leave then.
+const FULL_TRIES: usize = 2;
 /// Rounds for one frame. Others may take what a round has freed, so a few don't mean that nothing can be freed.
 const ATTEMPTS: usize = 64;
 /// Folios that can't leave before an eviction is given up: a fault waits meanwhile.
@@ -137,6 +139,9 @@ impl Pager {
         for tried in 0..TRIES + pages as usize {
             if enough(self) {
                 return Progress::Freed;
+            }
+            if self.store.is_full() && (tried >= FULL_TRIES || self.clean_pages.load(Relaxed) == 0) {
+                break;
             }
             // Small dirty folios are not left to the background for ever: the round must end with a free frame.
             let urgent = tried >= TRIES / 2;
@@ -302,7 +307,13 @@ impl Pager {
             // SAFETY: the frame holds the folio's bytes, full and still, as long as it is `Saving`.
             unsafe {
                 let out = &mut context.handles[..count];
-                self.store.save(&mut context.worker, frame, order, key, &changed, wanted, out).map(drop)
+                let w = &mut context.worker;
+                match &mut context.offload {
+                    Some(queue) if changed.count() > 1 => {
+                        self.store.save_through(w, queue, frame, order, key, &changed, wanted, out).map(drop)
+                    }
+                    _ => self.store.save(w, frame, order, key, &changed, wanted, out).map(drop),
+                }
             }
         };
         if matches!(result, Err(SaveError::PoolFull | SaveError::Incompressible)) {
@@ -410,7 +421,7 @@ impl Pager {
         let area = areas.find_key(folio.key).expect("a folio lies in an area");
         let key = folio.key;
         let pages = folio.order.pages();
-        if self.map_in(guard, area.addr_of(key), id).pages < pages {
+        if self.map_in(guard, area.addr_of(key), id, Wake::Now).pages < pages {
             // What could not be mapped waits in the swap cache; whoever waits for it faults again and asks for it.
             self.space.wake(area.addr_of(key), bytes(pages));
         }
@@ -424,13 +435,21 @@ impl Pager {
             let mut context = self.contexts.borrow();
             self.save_next(&areas, &mut context, List::Dirty, true)
         };
+        if self.store.is_full() {
+            // Trying on would only move folios to and fro; the next fault asks again.
+            self.publish();
+            return false;
+        }
         let over = self.physical().saturating_sub(self.target());
         if over > 0 && self.trim(over) == 0 {
             let progress = self.reclaim(&self.areas.read(), over.min(512), 0);
             return (progress == Progress::Freed && self.trim(over) > 0) || saved;
         }
+        // With nothing else to do, one step of compaction at a time: whoever needs a window gets it in between.
+        let tidied = if over == 0 && !saved { self.store.tidy() } else { 0 };
+        stats::add(&self.stats.compacted_bytes, tidied);
         self.publish();
-        over > 0 || saved
+        over > 0 || saved || tidied > 0
     }
 
     /// Gives free frames back to the kernel. `areas` must not be locked: where discards are reported, this waits until a

@@ -46,8 +46,8 @@ fn on_sigbus(info: &SigbusInfo) {
         let pager = unsafe { &*pager };
         loop {
             // A fault on a protected page is told from a missing one by what happens: protection is lifted either way.
-            match pager.fault(Fault { addr, protected: false }) {
-                Served::Yes => return,
+            match pager.fault(Fault { addr, ..Fault::default() }) {
+                Served::Yes | Served::Mapped { .. } => return,
                 Served::Again => yield_now(),
                 Served::NotManaged => break,
             }

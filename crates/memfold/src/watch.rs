@@ -1,8 +1,9 @@
 //! Thread delivery for a whole program: faults and address-space events from one descriptor.
 //!
-//! Handlers, one pinned to each CPU, sleep in `poll`. Reading is serialised by [`crate::changes::Changes`], so that no
+//! Handlers, each pinned to a CPU; those on duty sleep in `poll`. Reading is serialised by [`crate::changes::Changes`], so that no
 //! fault that follows an event is ever served before the event was applied. A fault that can't be resolved while an
 //! event waits stays with its handler, which reads and applies events until it can.
+use crate::duty::{Duty, Shift};
 use crate::fault::{Fault, Served};
 use crate::pager::Pager;
 use alloc::boxed::Box;
@@ -11,14 +12,19 @@ use alloc::vec::Vec;
 use memfold_sys::Errno;
 use memfold_sys::pagemap::Pagemap;
 use memfold_sys::sync::MutexGuard;
-use memfold_sys::thread::{Thread, each_cpu, wait_readable, yield_now};
+use memfold_sys::thread::{Thread, yield_now};
 use memfold_sys::uffd::{Event, Uffd};
 use memfold_sys::units::PAGE_SIZE;
 use memfold_sys::zone::Zone;
 
 /// Faults that one handler keeps while events must be applied first; the threads of others fault again.
 const PENDING: usize = 256;
-const HANDLERS_MAX: usize = 16;
+
+struct Start {
+    watcher: &'static Watcher,
+    handler: usize,
+    cpu: usize,
+}
 
 /// Tells the bounds of the private anonymous area that holds an address.
 pub type AreaOf = fn(usize) -> Option<(usize, usize)>;
@@ -28,6 +34,7 @@ pub struct Watcher {
     pager: Arc<Pager>,
     uffd: Arc<Uffd>,
     pagemap: Pagemap,
+    duty: Duty,
     /// A registered page that is always there: copying onto it tells whether the address space is changing.
     probe: Zone,
     /// Tells the private anonymous area that holds an address.
@@ -50,18 +57,18 @@ impl Watcher {
             pager: pager.clone(),
             uffd: uffd.clone(),
             pagemap: Pagemap::open()?,
+            duty: Duty::new(uffd),
             probe,
             area_of,
         }));
-        let mut result = Ok(());
-        let mut started = 0;
-        each_cpu(|cpu| {
-            if started < HANDLERS_MAX && result.is_ok() {
-                result = Thread::start(c"memfold-fault", Some(cpu), run, watcher as *const Watcher as usize).map(drop);
-                started += 1;
-            }
-        });
-        result.map(|()| watcher)
+        for (handler, &cpu) in watcher.duty.cpus().iter().enumerate() {
+            let start: &'static Start = Box::leak(Box::new(Start { watcher, handler, cpu }));
+            Thread::start(c"memfold-fault", Some(cpu), run, start as *const Start as usize)?;
+        }
+        if let Some((main, arg)) = watcher.duty.waker_thread() {
+            Thread::start(c"memfold-wake", None, main, arg)?;
+        }
+        Ok(watcher)
     }
 
     /// Takes what is not under management yet of ranges of private anonymous memory. `still` is asked, after a part was
@@ -114,8 +121,9 @@ impl Watcher {
                     }
                     return;
                 }
-                Some(Event::Fault { address, protected, .. }) => {
-                    pending.note(Fault { addr: address, protected });
+                Some(Event::Fault { address, protected, thread, .. }) => {
+                    pending.thread = thread;
+                    pending.note(Fault { addr: address, protected, late: false });
                     if !drain {
                         return;
                     }
@@ -129,9 +137,13 @@ impl Watcher {
     }
 
     /// Serves a fault; `false` if it must be tried again.
-    fn serve(&self, fault: Fault) -> bool {
+    fn serve(&self, fault: Fault, shift: &mut Shift) -> bool {
         match self.pager.fault(fault) {
             Served::Yes => true,
+            Served::Mapped { start, len } => {
+                self.duty.wake(shift, start, len);
+                true
+            }
             Served::Again => false,
             Served::NotManaged => self.serve_unmanaged(fault.addr & !(PAGE_SIZE - 1)),
         }
@@ -167,18 +179,20 @@ impl Watcher {
     }
 }
 
-fn run(watcher: usize) {
-    // SAFETY: `start` leaked the watcher.
-    let watcher = unsafe { &*(watcher as *const Watcher) };
-    let mut pending = Pending { faults: [Fault::default(); PENDING], count: 0 };
+fn run(start: usize) {
+    // SAFETY: `start` leaked it.
+    let Start { watcher, handler, cpu } = *unsafe { &*(start as *const Start) };
+    let mut shift = Shift::new(handler, cpu);
+    let mut pending = Pending { faults: [Fault::default(); PENDING], count: 0, thread: 0 };
     loop {
         if pending.count == 0 {
-            wait_readable(watcher.uffd.fd());
+            watcher.duty.wait(&mut shift);
         } else {
             yield_now();
         }
         watcher.receive(&mut pending);
-        pending.retain(|fault| !watcher.serve(fault));
+        let late = pending.count > 0 && watcher.duty.note(&mut shift, pending.thread);
+        pending.retain(|fault| !watcher.serve(Fault { late, ..fault }, &mut shift));
     }
 }
 
@@ -186,6 +200,8 @@ fn run(watcher: usize) {
 struct Pending {
     faults: [Fault; PENDING],
     count: usize,
+    /// The thread of the newest.
+    thread: u32,
 }
 
 impl Pending {
@@ -202,7 +218,7 @@ impl Pending {
         }
     }
 
-    fn retain(&mut self, keep: impl Fn(Fault) -> bool) {
+    fn retain(&mut self, mut keep: impl FnMut(Fault) -> bool) {
         let mut kept = 0;
         for i in 0..self.count {
             if keep(self.faults[i]) {

@@ -1,4 +1,4 @@
-//! Background threads: load windows ahead of streams, save dirty folios, give memory back.
+//! Background threads: load windows ahead of streams, save dirty folios, give memory back; compress cold blocks again.
 use crate::pager::Pager;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -11,12 +11,14 @@ use memfold_sys::thread::Thread;
 /// # Errors
 /// EAGAIN: no more threads.
 pub fn start(pager: &Arc<Pager>, count: usize) -> Result<Vec<Thread>, Errno> {
-    let own = || Arc::into_raw(pager.clone()) as usize;
-    let mut threads =
-        (0..count).map(|_| Thread::start(c"memfold-worker", None, run, own())).collect::<Result<Vec<_>, _>>()?;
+    let start = |name, main: fn(usize)| Thread::start(name, None, main, Arc::into_raw(pager.clone()) as usize);
+    let mut threads = (0..count).map(|_| start(c"memfold-worker", run)).collect::<Result<Vec<_>, _>>()?;
+    if pager.recompress.is_some() {
+        threads.push(start(c"memfold-again", recompress)?);
+    }
     if let Some(swap) = &pager.swap {
         swap.outbox.set_writer();
-        threads.push(Thread::start(c"memfold-swap", None, write, own())?);
+        threads.push(start(c"memfold-swap", write)?);
     }
     Ok(threads)
 }
@@ -31,4 +33,10 @@ fn run(pager: usize) {
     // SAFETY: `start` gave this thread one reference of the Arc.
     let pager = unsafe { Arc::from_raw(pager as *const Pager) };
     while pager.work() {}
+}
+
+fn recompress(pager: usize) {
+    // SAFETY: `start` gave this thread one reference of the Arc.
+    let pager = unsafe { Arc::from_raw(pager as *const Pager) };
+    pager.recompress_until_stopped();
 }

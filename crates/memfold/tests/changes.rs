@@ -36,8 +36,9 @@ fn area_of(addr: usize) -> Option<(usize, usize)> {
 }
 
 fn engine() -> Arc<Pager> {
-    let features = feature::MOVE | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
-    let uffd = Arc::new(Uffd::open(features, false, false).expect("userfaultfd"));
+    let features =
+        feature::MOVE | feature::THREAD_ID | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
+    let uffd = Arc::new(Uffd::open(features, false).expect("userfaultfd"));
     let mut config = Config::new(memory_bytes());
     config.resident_bytes = Some(8 << 20);
     let parts = Parts {

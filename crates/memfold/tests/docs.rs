@@ -37,6 +37,16 @@ fn the_readme_lists_every_flag_with_its_default_and_help() {
 }
 
 #[test]
+fn the_readme_lists_every_codec_with_its_levels() {
+    let rows = memfold_store::CODECS.iter().map(|codec| {
+        let (low, high) = (codec.levels.start(), codec.levels.end());
+        let levels = if low == high { "none".to_string() } else { format!("{low} to {high}") };
+        row(&[&format!("`{}`", codec.name), &levels, &codec.level_default.to_string(), codec.help])
+    });
+    assert_same("README.md", "codecs", &table(&["codec", "levels", "default", "what it is"], rows));
+}
+
+#[test]
 fn the_map_lists_every_counter_with_its_help() {
     let one = |figure: &Figure, kind: &str| row(&[&format!("`{}`", figure.name), kind, figure.help]);
     let plain = FIGURES.iter().map(|f| one(f, if f.kind == Kind::Gauge { "gauge" } else { "counter" }));

@@ -57,3 +57,169 @@ fn copying_instead_of_moving_keeps_every_byte() {
     fill_and_read(Delivery::Signal, "off", 16 << 20, 48 * MIB);
     fill_and_read(Delivery::Thread, "off", 16 << 20, 48 * MIB);
 }
+
+/// Text of many kinds of records, of which each page has a few: what a dictionary is for.
+fn records(n: usize, out: &mut [u8]) {
+    let mut state = n as u32;
+    let mut text = Vec::new();
+    while text.len() < out.len() {
+        state = state.wrapping_mul(1664525).wrapping_add(1013904223);
+        let keys = ["customer_identifier", "payment_status", "delivery_address", "measured_temperature", "currency"];
+        let key = keys[state as usize >> 16 & 3];
+        text.extend(format!("{{\"{key}\": {}, \"source\": \"node-{}\"}}\n", state >> 5, state >> 27).bytes());
+    }
+    out.copy_from_slice(&text[..out.len()]);
+}
+
+fn pool_bytes_with(canned: &str, size: usize) -> u64 {
+    let builder = Memory::builder().resident_bytes(16 << 20).codec("lz4").set("block", "4K").set("canned", canned);
+    let memory = builder.build().unwrap();
+    let mut region = memory.region(size).unwrap();
+    for round in 0..2 {
+        for n in 0..size / 4096 {
+            records(n + round, &mut region.as_mut_slice()[n * 4096..][..4096]);
+        }
+    }
+    let mut want = vec![0u8; 4096];
+    for n in 0..size / 4096 {
+        records(n + 1, &mut want);
+        assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+    }
+    memory.check().unwrap();
+    memory.stats().pool_bytes.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+#[test]
+fn z8_canned_mode_makes_the_pool_smaller_and_keeps_every_byte() {
+    let off = pool_bytes_with("off", 128 * MIB);
+    let on = pool_bytes_with("on", 128 * MIB);
+    assert!(on * 100 < off * 97, "{on} bytes in the pool, {off} without");
+    let mut content = vec![0; 16384];
+    records(5_000_000, &mut content);
+    let dictionary = memfold_store::Dictionary::new(memfold_store::DictionaryKind::Raw, content).unwrap();
+    let path = std::env::temp_dir().join(format!("memfold-region-{}.dict", std::process::id()));
+    std::fs::write(&path, dictionary.to_file()).unwrap();
+    let from_file = pool_bytes_with(path.to_str().unwrap(), 48 * MIB);
+    assert!(from_file * 100 < pool_bytes_with("off", 48 * MIB) * 97, "{from_file} bytes in the pool");
+    let mut file = dictionary.to_file();
+    file[100] ^= 1;
+    std::fs::write(&path, file).unwrap();
+    let builder = Memory::builder().resident_bytes(16 << 20);
+    let error = builder.set("canned", path.to_str().unwrap()).build().err().expect("a damaged file").to_string();
+    assert!(error.contains("checksum") && error.contains("memfold-region"), "{error}");
+    std::fs::remove_file(path).unwrap();
+}
+
+fn pool_bytes(memory: &Memory) -> u64 {
+    memory.stats().pool_bytes.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+/// Waits until `holds`, for a time that no working engine needs.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < std::time::Duration::from_secs(20), "{what}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn m2_a_sparse_pool_is_packed_without_any_limit_being_hit() {
+    let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    let memory = Memory::builder().resident_bytes(64 << 20).delivery(Delivery::Signal).build().unwrap();
+    let mut region = memory.region(48 * MIB).unwrap();
+    let pages = region.len() / 4096;
+    (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
+    region.pageout(0..region.len());
+    eventually("all is folded", || {
+        memory.stats().folded_bytes.load(std::sync::atomic::Ordering::Relaxed) == region.len() as u64
+    });
+    let full = pool_bytes(&memory);
+    // Three of four blocks go, one by one, which leaves nearly every span a quarter full.
+    for block in (0..region.len() / 16384).filter(|block| block % 4 != 0) {
+        // SAFETY: nobody has a reference into the region.
+        unsafe { region.discard(block * 16384..(block + 1) * 16384) };
+    }
+    eventually("the pool is packed", || pool_bytes(&memory) < full * 2 / 5);
+    let stats = memory.stats();
+    assert!(stats.compacted_bytes.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    let mut want = vec![0u8; 4096];
+    for n in (0..pages).filter(|n| n / 4 % 4 == 0) {
+        page(&source, n, &mut want);
+        assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+    }
+    memory.check().unwrap();
+}
+
+#[test]
+fn m9_cold_blocks_are_compressed_again_while_the_program_reads() {
+    let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    for delivery in [Delivery::Signal, Delivery::Thread] {
+        let memory = Memory::builder()
+            .resident_bytes(16 << 20)
+            .delivery(delivery)
+            .set("recompress", "zstd:6")
+            .set("recompress-after", "0")
+            .set("recompress-cpu", "80")
+            .build()
+            .unwrap();
+        let mut region = memory.region(48 * MIB).unwrap();
+        let pages = region.len() / 4096;
+        (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
+        let mut want = vec![0u8; 4096];
+        let mut x = 88172645463325252u64;
+        let again = |memory: &Memory| memory.stats().blocks_recompressed.load(std::sync::atomic::Ordering::Relaxed);
+        let mut reads = 0;
+        eventually("blocks are compressed again", || {
+            for _ in 0..500 {
+                x ^= x << 13;
+                x ^= x >> 7;
+                x ^= x << 17;
+                let n = x as usize % pages;
+                page(&source, n, &mut want);
+                assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+                reads += 1;
+            }
+            reads > 5_000 && again(&memory) > 200
+        });
+        for n in 0..pages {
+            page(&source, n, &mut want);
+            assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+        }
+        assert!(memory.stats().recompress_gained_bytes.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    }
+}
+
+#[test]
+fn z9_batches_keep_every_byte() {
+    let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    for delivery in [Delivery::Signal, Delivery::Thread] {
+        let memory = Memory::builder().resident_bytes(16 << 20).delivery(delivery).set("batch", "16").build().unwrap();
+        let mut region = memory.region(64 * MIB).unwrap();
+        let pages = region.len() / 4096;
+        (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
+        let mut want = vec![0u8; 4096];
+        for n in 0..pages {
+            page(&source, n, &mut want);
+            assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+        }
+        memory.check().unwrap();
+    }
+}
+
+#[test]
+fn z10_a_full_pool_refuses_and_the_bytes_stay() {
+    let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    let memory = Memory::builder().resident_bytes(16 << 20).set("max-pool", "4M").build().unwrap();
+    let mut region = memory.region(32 * MIB).unwrap();
+    let pages = region.len() / 4096;
+    (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
+    let mut want = vec![0u8; 4096];
+    for n in 0..pages {
+        page(&source, n, &mut want);
+        assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+    }
+    assert!(pool_bytes(&memory) <= (4 << 20) + (1 << 20), "{}", pool_bytes(&memory));
+    assert!(memory.stats().save_refused.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    memory.check().unwrap();
+}

@@ -2,11 +2,15 @@
 //!
 //! To add one: write its file with an [`Encoder`] and a [`Decoder`], give it a free id in [`id`], and add its line to
 //! [`CODECS`]. Every stored object records the id of its codec, so an id must never be given to another format.
+mod canned;
+mod deflate;
 mod lz4;
+mod lz4hc;
 mod none;
 mod spec;
 mod zstd;
 
+pub(crate) use canned::{Canned, Digest};
 pub use spec::{CodecSpec, SpecError};
 
 use alloc::boxed::Box;
@@ -20,8 +24,14 @@ pub(crate) mod id {
     pub const LZ4: u8 = 1;
     /// Zstandard frame.
     pub const ZSTD: u8 = 2;
+    /// DEFLATE stream without a wrapper.
+    pub const DEFLATE: u8 = 3;
     /// One past the last id of a decoder.
-    pub const DECODERS: usize = 3;
+    pub const DECODERS: usize = 4;
+    /// The first of [`CANNED_SLOTS`] formats of objects compressed with a dictionary, one for each that is in use.
+    pub const CANNED: u8 = 8;
+    /// Dictionaries that can be in use at once.
+    pub const CANNED_SLOTS: usize = 8;
 }
 
 /// All codecs that a [`CodecSpec`] can name.
@@ -44,6 +54,16 @@ pub static CODECS: &[Codec] = &[
         encoder: lz4::encoder,
         decoder: lz4::decoder,
     },
+    // Levels above 9 would allocate while they compress, with C's malloc.
+    Codec {
+        name: "lz4hc",
+        help: "lz4's format, compressed slower and stronger; read as fast",
+        format: id::LZ4,
+        levels: 2..=9,
+        level_default: 9,
+        encoder: lz4hc::encoder,
+        decoder: lz4::decoder,
+    },
     Codec {
         name: "zstd",
         help: "zstd; negative levels are faster, higher levels stronger",
@@ -52,6 +72,15 @@ pub static CODECS: &[Codec] = &[
         level_default: 1,
         encoder: zstd::encoder,
         decoder: zstd::decoder,
+    },
+    Codec {
+        name: "deflate",
+        help: "deflate, as hardware speaks it; higher levels are stronger, 10 to 12 take 9 MiB a thread",
+        format: id::DEFLATE,
+        levels: 1..=12,
+        level_default: 1,
+        encoder: deflate::encoder,
+        decoder: deflate::decoder,
     },
 ];
 
@@ -78,6 +107,8 @@ pub struct CodecError(pub i64);
 pub(crate) trait Encoder: Send {
     /// Compresses `len` bytes at `src` into at most `room` bytes at `dst`. `Ok(None)`: it does not fit.
     ///
+    /// A `canned` dictionary was made for this codec at this level; a codec without dictionaries is never given one.
+    ///
     /// # Safety
     /// - `src` is readable for `len` bytes, and nobody writes there during the call.
     /// - `dst` is writable for `room` bytes, does not overlap `src`, and nobody else touches it during the call.
@@ -88,22 +119,35 @@ pub(crate) trait Encoder: Send {
         len: usize,
         dst: *mut u8,
         room: usize,
+        canned: Option<&Canned>,
     ) -> Result<Option<usize>, CodecError>;
+
+    /// Whether it gives up on a block that does not shrink as fast as a look at the block would tell.
+    fn gives_up_fast(&self) -> bool {
+        false
+    }
 }
 
 /// Decompresses one block at a time. All memory it needs was taken when it was made.
 pub(crate) trait Decoder: Send {
     /// Decompresses `len` bytes at `src` to exactly `raw_len` bytes at `dst`; any other length is an error.
     ///
-    /// Any bytes at `src` are allowed: at worst the result is an error or wrong bytes within `dst`.
+    /// `canned` is the dictionary that it was compressed with. Any bytes at `src` are allowed: at worst the result is an error or wrong bytes within `dst`.
     ///
     /// # Safety
     /// - `src` is readable for `len` bytes, and nobody writes there during the call.
     /// - `dst` is writable for `raw_len` bytes, does not overlap `src`, and nobody else touches it during the call.
-    unsafe fn decode(&mut self, src: *const u8, len: usize, dst: *mut u8, raw_len: usize) -> Result<(), CodecError>;
+    unsafe fn decode(
+        &mut self,
+        src: *const u8,
+        len: usize,
+        dst: *mut u8,
+        raw_len: usize,
+        canned: Option<&Canned>,
+    ) -> Result<(), CodecError>;
 }
 
-/// One decoder for each stored format.
+/// One decoder for each stored format, dictionaries apart.
 pub(crate) fn decoders() -> [Box<dyn Decoder>; id::DECODERS] {
     core::array::from_fn(|format| {
         let codec = CODECS.iter().find(|c| c.format as usize == format);
@@ -131,7 +175,8 @@ mod tests {
 
     fn specs() -> Vec<CodecSpec> {
         let names = ["none", "lz4", "lz4:8", "lz4:65537", "zstd", "zstd:-7", "zstd:-1", "zstd:3", "zstd:6", "zstd:19"];
-        names.iter().map(|n| CodecSpec::parse(n).unwrap()).collect()
+        let more = ["lz4hc", "lz4hc:2", "lz4hc:3", "deflate", "deflate:6", "deflate:9", "deflate:12"];
+        names.iter().chain(&more).map(|n| CodecSpec::parse(n).unwrap()).collect()
     }
 
     #[test]
@@ -143,12 +188,12 @@ mod tests {
         for spec in specs() {
             let mut encoder = spec.encoder(BLOCK);
             for pages in [1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 33, 64, 65, 128, 511, 512] {
-                if pages > 64 && spec.level() == 19 {
+                if pages > 64 && (spec.level() == 19 || spec.level() == 12) {
                     continue; // slow in debug builds
                 }
                 let len = pages * 4096;
                 // SAFETY: the three buffers are distinct and BLOCK bytes long, and len <= BLOCK.
-                let size = unsafe { encoder.encode(raw.as_ptr(), len, packed.as_mut_ptr(), len) };
+                let size = unsafe { encoder.encode(raw.as_ptr(), len, packed.as_mut_ptr(), len, None) };
                 let Some(size) = size.unwrap() else {
                     assert!(spec.format() == id::NONE || spec.level() > 1000, "{spec} {pages} pages");
                     continue;
@@ -159,10 +204,10 @@ mod tests {
                 back.fill(0);
                 let decoder = &mut decoders[spec.format() as usize];
                 // SAFETY: as above; size <= BLOCK.
-                unsafe { decoder.decode(packed.as_ptr(), size, back.as_mut_ptr(), len) }.unwrap();
+                unsafe { decoder.decode(packed.as_ptr(), size, back.as_mut_ptr(), len, None) }.unwrap();
                 assert!(back[..len] == raw[..len], "{spec} {pages} pages");
                 // SAFETY: as above.
-                let short = unsafe { decoder.decode(packed.as_ptr(), size - 1, back.as_mut_ptr(), len) };
+                let short = unsafe { decoder.decode(packed.as_ptr(), size - 1, back.as_mut_ptr(), len, None) };
                 assert!(short.is_err(), "{spec}: a truncated input was accepted");
             }
         }
@@ -181,7 +226,7 @@ mod tests {
         for spec in specs() {
             let mut encoder = spec.encoder(16384);
             // SAFETY: distinct buffers of 16384 bytes; room is smaller.
-            let size = unsafe { encoder.encode(random.as_ptr(), 16384, packed.as_mut_ptr(), 15360) };
+            let size = unsafe { encoder.encode(random.as_ptr(), 16384, packed.as_mut_ptr(), 15360, None) };
             assert_eq!(size, Ok(None), "{spec}");
             assert!(packed[15360..].iter().all(|b| *b == 0xaa), "{spec} wrote past its room");
         }
@@ -201,7 +246,7 @@ mod tests {
                 .collect();
             for decoder in &mut decoders {
                 // SAFETY: `out` has more than 4096 bytes and does not overlap `garbage`.
-                let _ = unsafe { decoder.decode(garbage.as_ptr(), 200, out.as_mut_ptr(), 4096) };
+                let _ = unsafe { decoder.decode(garbage.as_ptr(), 200, out.as_mut_ptr(), 4096, None) };
             }
             assert!(out[4096..].iter().all(|b| *b == 0xaa));
         }

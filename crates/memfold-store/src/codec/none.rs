@@ -1,5 +1,5 @@
 //! No compression: the encoder always says "does not fit", so that the block is stored raw.
-use super::{CodecError, Decoder, Encoder};
+use super::{Canned, CodecError, Decoder, Encoder};
 use alloc::boxed::Box;
 
 struct None_;
@@ -19,13 +19,21 @@ impl Encoder for None_ {
         _len: usize,
         _dst: *mut u8,
         _room: usize,
+        _canned: Option<&Canned>,
     ) -> Result<Option<usize>, CodecError> {
         Ok(None)
     }
 }
 
 impl Decoder for None_ {
-    unsafe fn decode(&mut self, src: *const u8, len: usize, dst: *mut u8, raw_len: usize) -> Result<(), CodecError> {
+    unsafe fn decode(
+        &mut self,
+        src: *const u8,
+        len: usize,
+        dst: *mut u8,
+        raw_len: usize,
+        _canned: Option<&Canned>,
+    ) -> Result<(), CodecError> {
         if len != raw_len {
             return Err(CodecError(len as i64));
         }

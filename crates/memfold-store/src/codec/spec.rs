@@ -52,6 +52,11 @@ impl CodecSpec {
         self.level
     }
 
+    /// Whether it can compress against a dictionary: lz4 and zstd can.
+    pub fn takes_dictionaries(&self) -> bool {
+        matches!(self.name(), "lz4" | "zstd")
+    }
+
     pub(crate) fn format(&self) -> u8 {
         self.codec().format
     }
@@ -121,7 +126,8 @@ mod tests {
 
     #[test]
     fn names_and_levels_are_read_and_printed() {
-        for text in ["lz4", "lz4:8", "zstd", "zstd:-1", "zstd:19", "none"] {
+        for text in ["lz4", "lz4:8", "lz4hc", "lz4hc:4", "zstd", "zstd:-1", "zstd:19", "deflate", "deflate:12", "none"]
+        {
             assert_eq!(CodecSpec::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(CodecSpec::parse("lz4:1").unwrap(), CodecSpec::default());
@@ -130,10 +136,27 @@ mod tests {
     #[test]
     fn errors_list_what_is_valid() {
         let text = CodecSpec::parse("lzma").unwrap_err().to_string();
-        assert_eq!(text, "unknown codec `lzma`; valid are none, lz4[:1..65537], zstd[:-7..19]");
+        assert_eq!(
+            text,
+            "unknown codec `lzma`; valid are none, lz4[:1..65537], lz4hc[:2..9], zstd[:-7..19], deflate[:1..12]"
+        );
         let text = CodecSpec::parse("zstd:20").unwrap_err().to_string();
         assert_eq!(text, "codec `zstd:20`: zstd takes a level from -7 to 19");
-        for bad in ["", ":", "lz4:", "lz4:0", "lz4:x", "none:1", "LZ4", "zstd:-8", "lz4:99999999999"] {
+        for bad in [
+            "",
+            ":",
+            "lz4:",
+            "lz4:0",
+            "lz4:x",
+            "none:1",
+            "LZ4",
+            "zstd:-8",
+            "lz4:99999999999",
+            "lz4hc:1",
+            "lz4hc:10",
+            "deflate:0",
+            "deflate:13",
+        ] {
             assert!(CodecSpec::parse(bad).is_err(), "{bad}");
         }
     }

@@ -15,7 +15,7 @@ fn fills() -> Vec<Vec<Fill>> {
 
 /// Stores with one object each, of every kind and codec, beside a bystander in each span.
 fn each_object(mut test: impl FnMut(&Store, &mut Worker, Handle, &Pages)) {
-    for spec in ["lz4", "zstd", "none"] {
+    for spec in ["lz4", "lz4hc", "zstd", "deflate", "none"] {
         for fills in fills() {
             let store = store_with(|c| c.codec = CodecSpec::parse(spec).unwrap());
             let mut w = store.worker();
@@ -55,6 +55,22 @@ fn every_flipped_bit_of_entry_header_owner_and_payload_is_an_error() {
             let partial = unsafe { store.load_pages(w, handle, order(2), 3, 1, page.bytes_mut().as_mut_ptr()) };
             assert!(partial.is_err(), "bit {bit} of the object, partial");
             flip();
+        }
+        assert_same(store, w, &[handle], folio, order(2));
+        let failed = store.stats().events.failed_loads;
+        for round in 1..=100 {
+            let (at, count) = (random.below(len), 1 + random.below(64));
+            // SAFETY: the bytes lie in the object, which nobody else uses.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(start.add(at), count.min(len - at)) };
+            let before = bytes.to_vec();
+            bytes.iter_mut().for_each(|b| *b = random.next() as u8);
+            if bytes == before {
+                bytes[0] ^= 1;
+            }
+            let error = load(store, w, handle, order(2)).unwrap_err();
+            assert!(error.to_string().starts_with(&format!("{handle:?}: ")), "the error names the object: {error}");
+            assert_eq!(store.stats().events.failed_loads, failed + round);
+            bytes.copy_from_slice(&before);
         }
         assert_same(store, w, &[handle], folio, order(2));
     });

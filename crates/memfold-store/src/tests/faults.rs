@@ -58,7 +58,10 @@ fn z3_a_fault_in_any_block_leaves_nothing() {
 
 #[test]
 fn z3_a_full_pool_leaves_nothing_and_takes_saves_again_after_frees() {
-    let store = store_with(|c| c.pool_bytes_max = 1 << 20);
+    let store = store_with(|c| {
+        c.pool_bytes_max = 1 << 20;
+        c.accept_percent = 100;
+    });
     let mut w = store.worker();
     let folio = folio();
     let mut saved = Vec::new();

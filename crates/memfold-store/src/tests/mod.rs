@@ -1,6 +1,10 @@
 //! Tests of the whole store. Each is named for the promise that it checks.
+mod canned;
+mod cold;
 mod damage;
 mod faults;
+mod fuzz;
+mod offload;
 mod oracle;
 mod partial;
 mod promises;

@@ -26,6 +26,25 @@ enum Step {
     Codec {
         nth: usize,
     },
+    /// Another dictionary for lz4, or none.
+    Dictionary {
+        at: usize,
+        none: bool,
+    },
+    /// One bounded step of compaction.
+    Tidy,
+    /// Asks for cold objects: whatever is named is alive and has the block's key.
+    Coldest {
+        scan: usize,
+    },
+    Recompress {
+        nth: usize,
+    },
+    /// Saves through a queue of threads.
+    Through {
+        order: u8,
+        seed: u64,
+    },
     FailCodec {
         nth: u64,
     },
@@ -43,7 +62,12 @@ fn step() -> impl Strategy<Value = Step> {
         4 => any::<usize>().prop_map(|nth| Step::Load { nth }),
         3 => (any::<usize>(), 0usize..512).prop_map(|(nth, first)| Step::Pages { nth, first }),
         2 => (0u64..1 << 20).prop_map(|bytes| Step::Compact { bytes }),
-        1 => (0usize..4).prop_map(|nth| Step::Codec { nth }),
+        1 => (0usize..7).prop_map(|nth| Step::Codec { nth }),
+        2 => (any::<usize>(), any::<bool>()).prop_map(|(at, none)| Step::Dictionary { at, none }),
+        2 => Just(Step::Tidy),
+        1 => (1usize..200).prop_map(|scan| Step::Coldest { scan }),
+        2 => any::<usize>().prop_map(|nth| Step::Recompress { nth }),
+        3 => (0u8..=6, any::<u64>()).prop_map(|(order, seed)| Step::Through { order, seed }),
         1 => (1u64..20).prop_map(|nth| Step::FailCodec { nth }),
         1 => (1u64..20).prop_map(|nth| Step::FailPool { nth }),
     ]
@@ -52,6 +76,8 @@ fn step() -> impl Strategy<Value = Step> {
 struct Model {
     store: Store,
     worker: Worker,
+    strong: Worker,
+    offload: Offload,
     blocks: Vec<(Handle, Order, Vec<u8>)>,
 }
 
@@ -77,9 +103,33 @@ impl Model {
                 assert_eq!(before - released, self.store.pool_bytes());
             }
             Step::Codec { nth } => {
-                let spec = ["lz4", "zstd:-1", "none", "lz4:30"][nth];
+                let spec = ["lz4", "zstd:-1", "none", "lz4:30", "lz4hc:3", "deflate", "zstd:4"][nth];
                 self.worker = self.store.worker_for(CodecSpec::parse(spec).unwrap());
             }
+            Step::Dictionary { at, none } => {
+                self.store.reap_dictionaries();
+                let at = at % (corpus().len() - 5000);
+                let content = corpus()[at..at + 5000].to_vec();
+                let dictionary = Dictionary::new(DictionaryKind::Raw, content).unwrap();
+                if none {
+                    self.store.retire_dictionary();
+                } else if let Err(error) = self.store.install_dictionary(&dictionary) {
+                    assert_eq!((error, self.store.dictionaries().0), (CannedError::Slots, 8));
+                }
+            }
+            Step::Tidy => {
+                self.store.tidy();
+            }
+            Step::Coldest { scan } => {
+                let mut out = [Cold::NONE; 8];
+                let found = self.store.coldest(scan, &mut out);
+                for cold in &out[..found] {
+                    let known = self.blocks.iter().find(|(handle, ..)| *handle == cold.handle).expect("it is alive");
+                    assert_eq!(cold.order, known.1);
+                }
+            }
+            Step::Recompress { nth } => self.recompress(nth),
+            Step::Through { order, seed } => self.save_through(super::order(order), seed),
             Step::FailCodec { nth } => self.store.faults().strike_at(Fault::Codec, nth),
             Step::FailPool { nth } => self.store.faults().strike_at(Fault::PoolFull, nth),
         }
@@ -102,6 +152,40 @@ impl Model {
             if !handle.is_none() {
                 let bytes = folio.bytes()[i * block.bytes()..][..block.bytes()].to_vec();
                 self.blocks.push((handle, block, bytes));
+            }
+        }
+    }
+
+    fn recompress(&mut self, nth: usize) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        let at = nth % self.blocks.len();
+        let (handle, o, _) = &self.blocks[at];
+        // SAFETY: only the model frees handles.
+        let new = unsafe { self.store.recompress(&mut self.strong, *handle, *o) }.unwrap();
+        if let Some(new) = new {
+            self.store.free(*handle);
+            self.blocks[at].0 = new;
+        }
+    }
+
+    fn save_through(&mut self, o: Order, seed: u64) {
+        let mut random = Random(seed);
+        let mut folio = Pages::new(o.pages());
+        (0..o.pages()).for_each(|p| random.fill().write(folio.page_mut(p)));
+        let count = self.store.blocks(o);
+        let mut out = vec![Handle::NONE; count];
+        let (which, at) = (BlockSet::first(count), folio.bytes().as_ptr());
+        // SAFETY: the folio has `o` bytes, page-aligned, and is borrowed.
+        let saved = unsafe {
+            self.store.save_through(&mut self.worker, &mut self.offload, at, o, seed, &which, || false, &mut out)
+        };
+        let block = self.store.block_order(o);
+        for (i, handle) in out.into_iter().enumerate() {
+            assert_eq!(handle.is_none(), saved.is_err());
+            if !handle.is_none() {
+                self.blocks.push((handle, block, folio.bytes()[i * block.bytes()..][..block.bytes()].to_vec()));
             }
         }
     }
@@ -146,7 +230,10 @@ proptest! {
             c.recent_blocks = 2;
         });
         let worker = store.worker();
-        let mut model = Model { store, worker, blocks: Vec::new() };
+        let strong = store.worker_for(CodecSpec::parse("zstd:6").unwrap());
+        let threads = SoftwarePool::start(CodecSpec::parse("lz4").unwrap(), order(block).bytes(), 1).unwrap();
+        let offload = Offload::new(Box::new(threads.queue()), 8, order(block), 1_000_000_000);
+        let mut model = Model { store, worker, strong, offload, blocks: Vec::new() };
         for step in &steps {
             model.run(step);
             model.check();

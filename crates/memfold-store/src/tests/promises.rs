@@ -13,7 +13,7 @@ fn mixed_folio(o: Order, random: &mut Random) -> Pages {
 #[test]
 fn z1_z8_every_folio_order_block_order_and_codec_gives_its_bytes_back() {
     let mut random = Random(1);
-    for spec in ["none", "lz4", "lz4:9", "zstd", "zstd:-7", "zstd:3"] {
+    for spec in ["none", "lz4", "lz4:9", "lz4hc:2", "zstd", "zstd:-7", "zstd:3", "deflate"] {
         for block in 0..=9 {
             let store = store_with(|c| {
                 c.codec = CodecSpec::parse(spec).unwrap();
@@ -167,12 +167,16 @@ fn blocks_that_do_not_shrink_are_stored_raw_or_refused() {
     let mut out = [Handle::NONE];
     let report = save_some(&store, &mut w, &folio, order(2), 1, &BlockSet::first(1), &mut out).unwrap();
     assert_eq!((report.huge_blocks, report.stored_bytes), (1, 16384));
+    assert_eq!(store.stats().events.dense_blocks, 0, "lz4 gives up by itself");
     let stats = store.stats();
     assert_eq!(stats.held_bytes - stats.metadata_bytes, 16384, "a raw block takes exactly its pages");
     assert_same(&store, &mut w, &out, &folio, order(2));
     let store = store_with(|c| c.refuse_incompressible = true);
     assert_eq!(save(&store, &mut store.worker(), &folio, order(2), 1), Err(SaveError::Incompressible));
     assert_eq!((store.stats().objects, store.stats().events.refused_incompressible), (0, 1));
+    let store = store_with(|c| c.codec = crate::CodecSpec::parse("zstd").unwrap());
+    save(&store, &mut store.worker(), &folio, order(2), 1).unwrap();
+    assert_eq!(store.stats().events.dense_blocks, 1, "zstd was spared");
 }
 
 #[test]
@@ -216,6 +220,43 @@ fn m2_compaction_empties_sparse_spans_and_keeps_every_byte() {
     let mut classes = 0;
     store.each_class(|_| classes += 1);
     assert_eq!(classes, 0);
+}
+
+#[test]
+fn m2_tidying_in_bounded_steps_packs_a_sparse_pool_and_then_rests() {
+    let store = store_with(|c| c.pools = 2);
+    let mut w = store.worker();
+    let mut random = Random(16);
+    let mut saved: Vec<_> = (0..400)
+        .map(|key| {
+            let folio = mixed_folio(order(4), &mut random);
+            (save(&store, &mut w, &folio, order(4), key).unwrap(), folio)
+        })
+        .collect();
+    let mut index = 0;
+    saved.retain(|(handles, _)| {
+        index += 1;
+        let keep = index % 4 == 0;
+        (!keep).then(|| store.free_many(handles));
+        keep
+    });
+    let sparse = store.stats();
+    let mut steps = 0;
+    loop {
+        let emptied = store.tidy();
+        store.check().unwrap();
+        if emptied == 0 {
+            break;
+        }
+        assert!(emptied <= (256 << 10) + (128 << 10), "a step of {emptied} bytes");
+        steps += 1;
+    }
+    let tidy = store.stats();
+    println!("{steps} steps: {} of {} bytes held", tidy.held_bytes, sparse.held_bytes);
+    assert!(steps > 3 && tidy.moved > 0);
+    assert!(tidy.efficiency() > sparse.efficiency() * 1.3, "{} {}", tidy.efficiency(), sparse.efficiency());
+    assert_eq!((store.tidy(), store.stats().moved), (0, tidy.moved), "nothing is left to do");
+    saved.iter().for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(4)));
 }
 
 #[test]

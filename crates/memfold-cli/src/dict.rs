@@ -1,0 +1,202 @@
+//! `memfold dict train`: makes a dictionary for canned mode from files.
+use crate::failure::Failure;
+use crate::program;
+use clap::{Arg, ArgMatches, Command, value_parser};
+use memfold::config::Canned;
+use memfold_store::{
+    CodecSpec, Comparison, DICTIONARY_BYTES_MAX, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryKind, Trial,
+    raw_dictionaries,
+};
+use memfold_sys::units::{Order, PAGE_SIZE};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The most bytes of samples; blocks are taken evenly from all inputs to stay below.
+const SAMPLE_BYTES_MAX: usize = 32 << 20;
+/// With fewer blocks there is nothing to judge by.
+const BLOCKS_MIN: usize = 32;
+/// One block in so many is not learnt from, but judged by.
+const HELD_OUT: usize = 4;
+/// Sizes of trained dictionaries that are tried.
+const TRAINED_BYTES: [usize; 3] = [DICTIONARY_BYTES_MAX, 32 << 10, 16 << 10];
+
+/// The command line of `dict`.
+pub fn command() -> Command {
+    let train = Command::new("train")
+        .about("Makes a dictionary from files and writes it if it wins on a part of them that it wasn't made from")
+        .arg(
+            Arg::new("out")
+                .long("out")
+                .value_name("FILE")
+                .required(true)
+                .value_parser(value_parser!(PathBuf))
+                .help("where to write the dictionary"),
+        )
+        .arg(
+            Arg::new("codec")
+                .long("codec")
+                .value_name("NAME[:LEVEL]")
+                .default_value("zstd")
+                .value_parser(|text: &str| CodecSpec::parse(text))
+                .help("codec that it is for: lz4 or zstd"),
+        )
+        .arg(
+            Arg::new("block")
+                .long("block")
+                .value_name("SIZE")
+                .default_value("4K")
+                .value_parser(block_order)
+                .help("unit of compression, 4K to 2M"),
+        )
+        .arg(
+            Arg::new("input")
+                .value_name("INPUT")
+                .required(true)
+                .num_args(1..)
+                .value_parser(value_parser!(PathBuf))
+                .help("files like the memory that is to be folded"),
+        );
+    Command::new("dict")
+        .about("Makes dictionaries for canned mode")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(train)
+}
+
+/// Runs `dict`; the status to exit with: 0, or 1 if no dictionary wins.
+///
+/// # Errors
+/// A file that can't be read or written, a codec that takes no dictionaries, too little input: status 125.
+pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
+    let Some(("train", matches)) = matches.subcommand() else { unreachable!("clap requires a subcommand") };
+    let out: &PathBuf = matches.get_one("out").expect("required");
+    let spec: CodecSpec = *matches.get_one("codec").expect("has a default");
+    let order: Order = *matches.get_one("block").expect("has a default");
+    if !spec.takes_dictionaries() {
+        return Err(Failure::own(format!("--codec: {spec} takes no dictionaries; give lz4 or zstd")));
+    }
+    let inputs: Vec<&PathBuf> = matches.get_many("input").expect("required").collect();
+    let blocks = sample(&inputs, order.bytes())?;
+    let (teach, judge) = split(&blocks, order.bytes());
+    let mut trial = Trial::new(spec, order);
+    let judged = judge.chunks_exact(order.bytes());
+    let off = trial.without(judged.clone());
+    let raw = trial.best(judged.clone(), raw_dictionaries(&teach, order.bytes()));
+    let trained = if spec.name() == "zstd" { trial.best(judged, trained_dictionaries(&teach, order)) } else { None };
+    let show = |name: &str, found: &Option<(u64, Dictionary)>| match found {
+        Some((on, dictionary)) => {
+            println!(
+                "{name}: {on} bytes with {} bytes of dictionary, {:.1}%",
+                dictionary.content().len(),
+                change(off, *on)
+            )
+        }
+        None => println!("{name}: none"),
+    };
+    println!("held out: {} blocks of {} bytes, {off} bytes with {spec}", judge.len() / order.bytes(), order.bytes());
+    show("raw content", &raw);
+    if spec.name() == "zstd" {
+        show("trained", &trained);
+    }
+    let best = [raw, trained].into_iter().flatten().min_by_key(|(on, _)| *on);
+    match best.filter(|(on, _)| Comparison { off, on: *on }.wins()) {
+        Some((_, dictionary)) => {
+            let fail = |e| Failure::own(format!("{}: {e}", out.display()));
+            fs::write(out, dictionary.to_file()).map_err(fail)?;
+            println!("written: {}", out.display());
+            Ok(0)
+        }
+        None => {
+            println!("not written: no dictionary wins by {}%", memfold_store::CANNED_MARGIN_PERCENT);
+            Ok(1)
+        }
+    }
+}
+
+/// Judges `--canned` before a program is started with it, and makes its path absolute, as the program may run elsewhere.
+///
+/// # Errors
+/// A codec without dictionaries; a file that can't be read, is damaged, or is no dictionary for the codec.
+pub fn check(canned: &mut Canned, codec: CodecSpec) -> Result<(), Failure> {
+    if *canned != Canned::Off && !codec.takes_dictionaries() {
+        return Err(Failure::own(format!("--canned: codec {codec} takes no dictionaries; use lz4 or zstd")));
+    }
+    let Canned::File(path) = canned else { return Ok(()) };
+    let fail = |e: &dyn std::fmt::Display| Failure::own(format!("--canned: {path}: {e}"));
+    let whole = fs::canonicalize(&*path).map_err(|e| fail(&program::plain(&e)))?;
+    let mut bytes = Vec::new();
+    let file = File::open(&whole).map_err(|e| fail(&program::plain(&e)))?;
+    file.take(DICTIONARY_FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|e| fail(&program::plain(&e)))?;
+    let dictionary = Dictionary::from_file(&bytes).map_err(|e| fail(&e))?;
+    if codec.name() == "lz4" && dictionary.kind() != DictionaryKind::Raw {
+        return Err(fail(&"made by zstd's trainer; train one with --codec lz4"));
+    }
+    match whole.to_str() {
+        Some(text) if !text.contains([';', '\n']) => *path = text.to_string(),
+        _ => return Err(fail(&"can't be passed on under this name; rename it")),
+    }
+    Ok(())
+}
+
+fn change(off: u64, on: u64) -> f64 {
+    (on as f64 / off.max(1) as f64 - 1.0) * 100.0
+}
+
+fn block_order(text: &str) -> Result<Order, String> {
+    let bytes = memfold::config::parse_size(text, 0)? as usize;
+    Order::covering(bytes)
+        .filter(|order| order.bytes() == bytes)
+        .ok_or_else(|| format!("{text:?} is not a power of two from 4K to 2M"))
+}
+
+/// Whole blocks from all inputs. Blocks of zeros are left out: they are never compressed.
+fn sample(inputs: &[&PathBuf], block: usize) -> Result<Vec<u8>, Failure> {
+    let mut blocks = Vec::new();
+    let share = (SAMPLE_BYTES_MAX / inputs.len()).max(block);
+    for input in inputs {
+        let fail = |e| Failure::own(format!("{}: {e}", input.display()));
+        let mut bytes = Vec::new();
+        read(input, &mut bytes).map_err(fail)?;
+        let whole = bytes.chunks_exact(block).filter(|b| b.iter().any(|byte| *byte != 0));
+        let step = (bytes.len() / share).max(1);
+        whole.step_by(step).take(share / block).for_each(|b| blocks.extend_from_slice(b));
+    }
+    let found = blocks.len() / block;
+    if found < BLOCKS_MIN {
+        return Err(Failure::own(format!(
+            "only {found} blocks of {block} bytes in the inputs; give at least {} of data",
+            memfold::config::Size((BLOCKS_MIN * block) as u64)
+        )));
+    }
+    Ok(blocks)
+}
+
+/// Reads at most 256 MiB of a regular file.
+fn read(input: &Path, bytes: &mut Vec<u8>) -> std::io::Result<()> {
+    let file = File::open(input)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("not a regular file"));
+    }
+    file.take(256 << 20).read_to_end(bytes).map(drop)
+}
+
+/// Blocks to learn from, blocks to judge by.
+fn split(blocks: &[u8], block: usize) -> (Vec<u8>, Vec<u8>) {
+    let (mut teach, mut judge) = (Vec::new(), Vec::new());
+    for (nth, bytes) in blocks.chunks_exact(block).enumerate() {
+        if nth % HELD_OUT == HELD_OUT - 1 { &mut judge } else { &mut teach }.extend_from_slice(bytes);
+    }
+    (teach, judge)
+}
+
+/// Dictionaries made by zstd's own trainer.
+fn trained_dictionaries(samples: &[u8], order: Order) -> impl Iterator<Item = Dictionary> {
+    let sizes = vec![order.bytes().min(8 * PAGE_SIZE); samples.len() / order.bytes().min(8 * PAGE_SIZE)];
+    TRAINED_BYTES.into_iter().filter_map(move |bytes| {
+        let mut content = vec![0; bytes];
+        let len = zstd_safe::train_from_buffer(&mut content[..], samples, &sizes).ok()?;
+        content.truncate(len);
+        Dictionary::new(DictionaryKind::Zstd, content).ok()
+    })
+}

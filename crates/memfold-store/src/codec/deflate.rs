@@ -1,0 +1,132 @@
+//! DEFLATE by libdeflate, the software peer of the accelerators that speak it. It allocates when a context is made only.
+use super::{Canned, CodecError, Decoder, Encoder};
+use alloc::boxed::Box;
+use core::ffi::{c_int, c_void};
+use core::ptr::NonNull;
+
+#[repr(C)]
+struct RawCompressor {
+    _opaque: [u8; 0],
+}
+
+#[repr(C)]
+struct RawDecompressor {
+    _opaque: [u8; 0],
+}
+
+// From libdeflate.h; see build.rs for why not from libdeflate-sys.
+unsafe extern "C" {
+    fn libdeflate_alloc_compressor(level: c_int) -> *mut RawCompressor;
+    fn libdeflate_free_compressor(compressor: *mut RawCompressor);
+    fn libdeflate_deflate_compress(
+        compressor: *mut RawCompressor,
+        src: *const c_void,
+        src_len: usize,
+        dst: *mut c_void,
+        dst_room: usize,
+    ) -> usize;
+    fn libdeflate_alloc_decompressor() -> *mut RawDecompressor;
+    fn libdeflate_free_decompressor(decompressor: *mut RawDecompressor);
+    fn libdeflate_deflate_decompress_ex(
+        decompressor: *mut RawDecompressor,
+        src: *const c_void,
+        src_len: usize,
+        dst: *mut c_void,
+        dst_len: usize,
+        src_len_used: *mut usize,
+        dst_len_written: *mut usize,
+    ) -> c_int;
+}
+
+/// The input goes on after the end of the stream. Not one of libdeflate's codes, which are positive.
+const TRAILING_BYTES: i64 = -1;
+
+struct DeflateEncoder {
+    raw: NonNull<RawCompressor>,
+}
+
+struct DeflateDecoder {
+    raw: NonNull<RawDecompressor>,
+}
+
+// SAFETY: a context is plain memory that belongs to its owner and is only used through `&mut self`.
+unsafe impl Send for DeflateEncoder {}
+// SAFETY: as above.
+unsafe impl Send for DeflateDecoder {}
+
+pub(super) fn encoder(level: i32, _block_bytes_max: usize) -> Box<dyn Encoder> {
+    // SAFETY: takes a number; a level that it does not have gives null.
+    let raw = unsafe { libdeflate_alloc_compressor(level) };
+    Box::new(DeflateEncoder { raw: NonNull::new(raw).expect("libdeflate has the level, and memory") })
+}
+
+pub(super) fn decoder() -> Box<dyn Decoder> {
+    // SAFETY: takes nothing.
+    let raw = unsafe { libdeflate_alloc_decompressor() };
+    Box::new(DeflateDecoder { raw: NonNull::new(raw).expect("memory for a decompressor") })
+}
+
+impl Encoder for DeflateEncoder {
+    unsafe fn encode(
+        &mut self,
+        src: *const u8,
+        len: usize,
+        dst: *mut u8,
+        room: usize,
+        _canned: Option<&Canned>,
+    ) -> Result<Option<usize>, CodecError> {
+        // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges.
+        let size = unsafe { libdeflate_deflate_compress(self.raw.as_ptr(), src.cast(), len, dst.cast(), room) };
+        match size {
+            0 => Ok(None),
+            size if size <= room => Ok(Some(size)),
+            size => Err(CodecError(size as i64)),
+        }
+    }
+}
+
+impl Decoder for DeflateDecoder {
+    unsafe fn decode(
+        &mut self,
+        src: *const u8,
+        len: usize,
+        dst: *mut u8,
+        raw_len: usize,
+        _canned: Option<&Canned>,
+    ) -> Result<(), CodecError> {
+        let (mut used, mut written) = (0, 0);
+        // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges, and libdeflate stays
+        // within them whatever the input; the two lengths are written to locals.
+        let code = unsafe {
+            libdeflate_deflate_decompress_ex(
+                self.raw.as_ptr(),
+                src.cast(),
+                len,
+                dst.cast(),
+                raw_len,
+                &mut used,
+                &mut written,
+            )
+        };
+        match code {
+            0 if used == len && written == raw_len => Ok(()),
+            0 if used != len => Err(CodecError(TRAILING_BYTES)),
+            0 => Err(CodecError(written as i64)),
+            code => Err(CodecError(code.into())),
+        }
+    }
+}
+
+impl Drop for DeflateEncoder {
+    fn drop(&mut self) {
+        // SAFETY: it came from libdeflate and is used no more.
+        unsafe { libdeflate_free_compressor(self.raw.as_ptr()) };
+    }
+}
+
+impl Drop for DeflateDecoder {
+    fn drop(&mut self) {
+        // SAFETY: it came from libdeflate and is used no more.
+        unsafe { libdeflate_free_decompressor(self.raw.as_ptr()) };
+    }
+}

@@ -1,0 +1,198 @@
+//! Cold objects: which to write back or to compress again (M9, Z10).
+use crate::block;
+use crate::codec::id;
+use crate::entry::{BUILDING, Header, SAME};
+use crate::error::LoadError;
+use crate::handle::{Handle, ObjectName};
+use crate::mark::{HUGE, Hand, Mark, REFERENCED, TRIED};
+use crate::pool::Payload;
+use crate::store::Store;
+use crate::worker::Worker;
+use memfold_sys::sync::atomic::Ordering::*;
+use memfold_sys::units::{Order, PAGE_SIZE};
+
+/// An object that may be written back or compressed again.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Cold {
+    /// Its handle at the time of the look. It may be dead by now: its owner knows.
+    pub handle: Handle,
+    /// The page key of the block: the key that its folio was saved with, plus the page of the block in it.
+    pub key: u64,
+    /// The block's order.
+    pub order: Order,
+    /// Payload bytes.
+    pub stored_bytes: u32,
+    /// Ticks since it was last loaded or saved, at most 65535; see [`Store::tick`].
+    pub idle_ticks: u16,
+    /// It did not shrink and is stored raw.
+    pub is_huge: bool,
+}
+
+impl Store {
+    /// Advances the clock that idle times are counted in; the caller chooses what a tick is. Returns the new time.
+    pub fn tick(&self) -> u16 {
+        self.clock.fetch_add(1, Relaxed).wrapping_add(1)
+    }
+
+    /// Names objects that were not used since the last look, oldest entries first, for writing back. Looks at up to
+    /// `scan` entries, where the last call ended; one that was used gets a second chance. Returns how many of `out` it
+    /// filled. A whole turn without any takes as many entries as there were ever objects at a time.
+    ///
+    /// Nothing is held meanwhile: before acting, the owner makes sure that the handle is still the block's.
+    pub fn coldest(&self, scan: usize, out: &mut [Cold]) -> usize {
+        self.sweep(&mut self.shrinker.lock(), scan, out, |mark, _| !mark.take(REFERENCED))
+    }
+
+    /// Names objects that a stronger codec may shrink: those idle for at least `idle_ticks_min` ticks, and raw ones.
+    /// What was tried before or can't get smaller is left out. As [`Store::coldest`], with a turn of its own.
+    pub fn to_recompress(&self, idle_ticks_min: u16, scan: usize, out: &mut [Cold]) -> usize {
+        let now = self.clock.load(Relaxed);
+        self.sweep(&mut self.recompressor.lock(), scan, out, |mark, header| {
+            let due = mark.has(HUGE) || mark.idle(now) >= idle_ticks_min;
+            due && header.format != SAME && !mark.has(TRIED)
+        })
+    }
+
+    /// Compresses the object of `handle` again with the codec of `w`. `Ok(Some(new))`: there is a smaller object with the
+    /// same bytes now; the caller puts it in the place of the old one, which it frees. `Ok(None)`: not worth it, nothing
+    /// has changed; it is not tried again.
+    ///
+    /// # Errors
+    /// As for [`Store::load`]: the object is damaged.
+    ///
+    /// # Panics
+    /// If `order` is above the store's block order.
+    ///
+    /// # Safety
+    /// - `handle` is not freed during the call.
+    pub unsafe fn recompress(&self, w: &mut Worker, handle: Handle, order: Order) -> Result<Option<Handle>, LoadError> {
+        assert!(order <= self.block_order);
+        let Some(name) = handle.object() else { return Ok(None) };
+        let counters = &self.counters[w.counters];
+        let old_len = self.stored_len(name);
+        let block = w.spare.as_mut_ptr();
+        // SAFETY: the spare buffer has room for a block of the store's order; the caller keeps the handle alive.
+        unsafe { self.load_object(&mut w.decoders, handle, order, block) }.inspect_err(|_| {
+            counters.failed_loads.fetch_add(1, Relaxed);
+        })?;
+        counters.recompress_tried.fetch_add(1, Relaxed);
+        let pool = &self.pools[name.pool as usize];
+        let old_mark = pool.marks.get(name.index);
+        old_mark.inspect(|mark| mark.set(TRIED));
+        let packer = block::Packer { encoder: &mut *w.encoder, format: w.spec.format(), canned: None };
+        // SAFETY: the spare holds the block, and the scratch is another buffer.
+        let encoded = unsafe { block::encode(&mut w.scratch, packer, block, order) };
+        let Ok(block::Encoded::Object { format, mixed, head, head_len, body, len, .. }) = encoded else {
+            return Ok(None);
+        };
+        let len = head_len + len;
+        if crate::class::of_payload(len) >= crate::class::of_payload(old_len.max(1)) {
+            return Ok(None);
+        }
+        let payload = Payload { head, head_len, bytes: body, len, order: order.get(), format, mixed };
+        // SAFETY: the payload lies in the worker's scratch and spare buffer, which nobody writes.
+        let Ok(new) = (unsafe { pool.store(&payload) }) else { return Ok(None) };
+        let new = Handle::of_object(new);
+        if self.verify.load(Relaxed) && !self.reads_back(w, new, order) {
+            counters.verify_mismatches.fetch_add(1, Relaxed);
+            self.free(new);
+            return Ok(None);
+        }
+        counters.recompressed.fetch_add(1, Relaxed);
+        counters.recompress_gained.fetch_add((old_len - len) as u64, Relaxed);
+        if let (Some(old), Some(mark)) = (old_mark, new.object().and_then(|name| pool.marks.get(name.index))) {
+            mark.begin(old.key(), old.tick(), TRIED);
+        }
+        Ok(Some(new))
+    }
+
+    /// Whether `new` decodes to what the object in the spare buffer is, compared by hash as the buffer is needed.
+    fn reads_back(&self, w: &mut Worker, new: Handle, order: Order) -> bool {
+        let hash = |w: &Worker| {
+            // SAFETY: the spare buffer has at least a block of the store's order, initialised.
+            crate::hash::xxh3_128(unsafe { core::slice::from_raw_parts(w.spare.as_ptr(), order.bytes()) })
+        };
+        let before = hash(w);
+        let to = w.spare.as_mut_ptr();
+        // SAFETY: the spare has room for the block, and the new object is known to nobody else.
+        unsafe { self.load_object(&mut w.decoders, new, order, to).is_ok() && hash(w) == before }
+    }
+
+    /// Notes a new object's key and flags.
+    pub(crate) fn mark_new(&self, handle: Handle, key: u64) {
+        let Some(name) = handle.object() else { return };
+        let pool = &self.pools[name.pool as usize];
+        if let (Some(mark), Some(entry)) = (pool.marks.get(name.index), pool.entries.get(name.index)) {
+            let huge = if entry.header().format == id::NONE { HUGE } else { 0 };
+            mark.begin(key, self.clock.load(Relaxed), REFERENCED | huge);
+        }
+    }
+
+    /// Notes that an object was used.
+    #[inline]
+    pub(crate) fn touch(&self, handle: Handle) {
+        let Some(name) = handle.object() else { return };
+        let mark = self.pools.get(name.pool as usize).and_then(|pool| pool.marks.get(name.index));
+        mark.inspect(|mark| mark.touch(self.clock.load(Relaxed)));
+    }
+
+    /// Payload bytes of an object, 0 for none.
+    pub fn payload_bytes(&self, handle: Handle) -> u64 {
+        handle.object().map_or(0, |name| self.stored_len(name) as u64)
+    }
+
+    fn stored_len(&self, name: ObjectName) -> usize {
+        let entry = self.pools.get(name.pool as usize).and_then(|pool| pool.entries.get(name.index));
+        entry.map_or(0, |entry| entry.header().len as usize)
+    }
+
+    fn sweep(
+        &self,
+        hand: &mut Hand,
+        scan: usize,
+        out: &mut [Cold],
+        mut wanted: impl FnMut(&Mark, Header) -> bool,
+    ) -> usize {
+        let (mut found, mut pools_done) = (0, 0);
+        for _ in 0..scan {
+            if found == out.len() {
+                break;
+            }
+            let pool = &self.pools[hand.pool % self.pools.len()];
+            if hand.index >= pool.entries.used_ever() {
+                *hand = Hand { pool: (hand.pool + 1) % self.pools.len(), index: 0 };
+                pools_done += 1;
+                if pools_done > self.pools.len() {
+                    break;
+                }
+                continue;
+            }
+            let index = hand.index;
+            hand.index += 1;
+            let (Some(entry), Some(mark)) = (pool.entries.get(index), pool.marks.get(index)) else { continue };
+            let Ok(place) = entry.place(index) else { continue };
+            let header = entry.header();
+            let fits = (PAGE_SIZE << header.order) <= memfold_sys::units::MAX_BYTES;
+            if !place.is_live() || header.format == BUILDING || !fits || !wanted(mark, header) {
+                continue;
+            }
+            let name = ObjectName { pool: pool.number, index, generation: place.generation() };
+            out[found] = Cold {
+                handle: Handle::of_object(name),
+                key: mark.key(),
+                order: Order::new(header.order).expect("checked above"),
+                stored_bytes: header.len,
+                idle_ticks: mark.idle(self.clock.load(Relaxed)),
+                is_huge: mark.has(HUGE),
+            };
+            found += 1;
+        }
+        found
+    }
+}
+
+impl Cold {
+    /// For arrays that are filled in.
+    pub const NONE: Cold =
+        Cold { handle: Handle::NONE, key: 0, order: Order::PAGE, stored_bytes: 0, idle_ticks: 0, is_huge: false };
+}

@@ -1,0 +1,186 @@
+//! What fuzzers call: each function takes any bytes and panics if a promise is broken. Built for tests and for fuzzers only.
+//!
+//! `fuzz/` at the root feeds them from libFuzzer; `tests/fuzz.rs` feeds them a few thousand mutations in every test run.
+use crate::block::{self, Encoded, Packer, Scratch};
+use crate::budget::Budget;
+use crate::canned::{Cans, Decoders};
+use crate::codec::{CODECS, Canned, CodecSpec, id};
+use crate::dictionary::Dictionary;
+use crate::entry::Header;
+use crate::worker::BlockBuffer;
+use alloc::boxed::Box;
+use alloc::string::ToString;
+use alloc::vec;
+use alloc::vec::Vec;
+use memfold_sys::units::{Order, PAGE_SIZE};
+
+/// The largest block that is tried: 64 KiB.
+const ORDER_MAX: u8 = 4;
+const CANARY: u8 = 0xa7;
+
+/// Bytes of a stored object, of any format, to a block: an error or a block, never a byte beside it.
+///
+/// The first byte is the format, the second the block's order and whether same-filled pages are listed.
+pub fn decode(data: &[u8]) {
+    let [format, shape, payload @ ..] = data else { return };
+    let order = order(shape % (ORDER_MAX + 1));
+    let mut decoders = decoders();
+    let header = Header {
+        len: payload.len() as u32,
+        order: order.get(),
+        format: format % 32,
+        mixed: shape & 0x80 != 0,
+        checksum: 0,
+    };
+    decode_guarded(&mut decoders, header, payload, order);
+}
+
+/// Whole pages through every part of the save path and back: the same bytes.
+///
+/// The first byte is the codec, the second its level, the third the block's order; the rest is repeated to fill the block,
+/// but for pages whose bit in the fourth byte is set, which are filled with one word.
+pub fn round_trip(data: &[u8]) {
+    let [codec, level, shape, same, rest @ ..] = data else { return };
+    let codec = &CODECS[*codec as usize % CODECS.len()];
+    let levels = (codec.levels.end() - codec.levels.start()).min(18) + 1;
+    let level = codec.levels.start() + *level as i32 % levels;
+    let spec = if levels == 1 {
+        CodecSpec::parse(codec.name).expect("a name of the table")
+    } else {
+        CodecSpec::parse(&alloc::format!("{}:{level}", codec.name)).expect("a level of the table")
+    };
+    let order = order(shape % (ORDER_MAX + 1));
+    let mut block = BlockBuffer::new(order);
+    // SAFETY: the buffer is ours.
+    let bytes = unsafe { core::slice::from_raw_parts_mut(block.as_mut_ptr(), order.bytes()) };
+    if !rest.is_empty() {
+        bytes.iter_mut().zip(rest.iter().cycle()).for_each(|(to, from)| *to = *from);
+    }
+    for page in (0..order.pages()).filter(|page| same >> (page % 8) & 1 != 0) {
+        bytes[page * PAGE_SIZE..][..PAGE_SIZE].fill(page as u8 & same);
+    }
+    let (mut scratch, mut encoder) = (Scratch::new(order.bytes()), spec.encoder(order.bytes()));
+    // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
+    let encoded = unsafe {
+        block::encode(
+            &mut scratch,
+            Packer { encoder: &mut *encoder, format: spec.format(), canned: None },
+            bytes.as_ptr(),
+            order,
+        )
+    };
+    let Encoded::Object { format, mixed, head, head_len, body, len, .. } = encoded.expect("the codec works") else {
+        assert!(bytes.iter().all(|byte| *byte == 0));
+        return;
+    };
+    // SAFETY: the parts that `encode` says; head and body may be empty.
+    let payload =
+        unsafe { [core::slice::from_raw_parts(head, head_len), core::slice::from_raw_parts(body, len)].concat() };
+    assert!(payload.len() <= order.bytes() + 1 + order.pages().div_ceil(8) + 8 * order.pages());
+    let header = Header { len: payload.len() as u32, order: order.get(), format, mixed, checksum: 0 };
+    let back = decode_guarded(&mut decoders(), header, &payload, order).expect("it decodes");
+    assert!(back == bytes, "{spec}, {order:?}");
+}
+
+/// Text as a codec's name: refused, or read and printed as itself.
+pub fn spec(data: &[u8]) {
+    let Ok(text) = core::str::from_utf8(data) else { return };
+    match CodecSpec::parse(text) {
+        Ok(spec) => assert_eq!(CodecSpec::parse(&spec.to_string()), Ok(spec)),
+        Err(error) => assert!(error.to_string().contains(text)),
+    }
+}
+
+/// Bytes as a dictionary file: refused, or a dictionary that codecs can be given.
+pub fn dictionary(data: &[u8]) {
+    let Ok(dictionary) = Dictionary::from_file(data) else { return };
+    assert!(dictionary.to_file() == data);
+    for name in ["lz4", "zstd"] {
+        let spec = CodecSpec::parse(name).expect("a name of the table");
+        let Some(canned) = Canned::new(spec, &dictionary, PAGE_SIZE) else { continue };
+        let (mut scratch, mut encoder) = (Scratch::new(PAGE_SIZE), spec.encoder(PAGE_SIZE));
+        let mut block = BlockBuffer::new(order(0));
+        let len = dictionary.content().len().min(PAGE_SIZE);
+        let packer = Packer { encoder: &mut *encoder, format: id::CANNED, canned: Some(&canned) };
+        // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
+        let encoded = unsafe {
+            core::ptr::copy_nonoverlapping(dictionary.content().as_ptr(), block.as_mut_ptr(), len);
+            block::encode(&mut scratch, packer, block.as_ptr(), order(0))
+        };
+        assert!(encoded.is_ok(), "{name} failed");
+    }
+}
+
+/// Decoders of a worker whose store has a dictionary for lz4 and one for zstd.
+fn decoders() -> Decoders {
+    let cans = Cans::new(alloc::sync::Arc::new(Budget::new(0, 100)));
+    let content: Vec<u8> = (0..2000u32).map(|i| ((i * i) >> 3) as u8).collect();
+    let dictionary = Dictionary::new(crate::dictionary::DictionaryKind::Raw, content).expect("of a good size");
+    for name in ["lz4", "zstd"] {
+        let spec = CodecSpec::parse(name).expect("a name of the table");
+        cans.install(spec, Canned::new(spec, &dictionary, PAGE_SIZE).expect("takes raw dictionaries"));
+    }
+    Decoders::new(alloc::sync::Arc::new(cans))
+}
+
+fn order(n: u8) -> Order {
+    Order::new(n).expect("at most ORDER_MAX")
+}
+
+/// Decodes into the middle of a buffer and looks at what lies around.
+fn decode_guarded(decoders: &mut Decoders, header: Header, payload: &[u8], order: Order) -> Option<Vec<u8>> {
+    if payload.is_empty() {
+        return None; // `Pool::pin` refuses it
+    }
+    let mut buffer = BlockBuffer::new(Order::covering(order.bytes() + 2 * PAGE_SIZE).expect("small"));
+    // SAFETY: the buffer is ours.
+    let bytes = unsafe { core::slice::from_raw_parts_mut(buffer.as_mut_ptr(), buffer.len()) };
+    bytes.fill(CANARY);
+    // A payload in a box of its own length, so that a sanitizer sees a read past it.
+    let payload: Box<[u8]> = payload.into();
+    // SAFETY: the payload is as long as the header says; the block fits behind the first page of the buffer.
+    let done = unsafe {
+        let dst = bytes.as_mut_ptr().add(PAGE_SIZE);
+        block::decode(decoders, header, payload.as_ptr(), dst, order)
+    };
+    let (before, rest) = bytes.split_at(PAGE_SIZE);
+    let (block, after) = rest.split_at(order.bytes());
+    assert!(before.iter().chain(after).all(|byte| *byte == CANARY), "bytes beside the block were written");
+    done.ok().map(|()| block.to_vec())
+}
+
+/// Payloads that make sense, for a fuzzer to start from: `decode`'s input for every codec and shape.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    for codec in CODECS {
+        let spec = CodecSpec::parse(codec.name).expect("a name of the table");
+        for (shape, pages) in [(0, 1), (2, 4), (0x82, 4), (0x83, 8)] {
+            let order = Order::covering(pages * PAGE_SIZE).expect("small");
+            let mut block = vec![0u64; order.bytes() / 8];
+            block.iter_mut().enumerate().for_each(|(i, word)| *word = (i as u64 % 97) << (i % 40));
+            let mut buffer = BlockBuffer::new(order);
+            // SAFETY: the buffer is ours and as long as the block.
+            unsafe { core::ptr::copy_nonoverlapping(block.as_ptr().cast(), buffer.as_mut_ptr(), order.bytes()) };
+            if shape & 0x80 != 0 {
+                // SAFETY: the second page of the buffer.
+                unsafe { buffer.as_mut_ptr().add(PAGE_SIZE).write_bytes(shape, PAGE_SIZE) };
+            }
+            let (mut scratch, mut encoder) = (Scratch::new(order.bytes()), spec.encoder(order.bytes()));
+            // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
+            let encoded = unsafe {
+                block::encode(
+                    &mut scratch,
+                    Packer { encoder: &mut *encoder, format: spec.format(), canned: None },
+                    buffer.as_ptr(),
+                    order,
+                )
+            };
+            let Ok(Encoded::Object { format, head, head_len, body, len, .. }) = encoded else { continue };
+            // SAFETY: the parts that `encode` says.
+            let parts =
+                unsafe { [core::slice::from_raw_parts(head, head_len), core::slice::from_raw_parts(body, len)] };
+            seeds.push([&[format, shape][..], parts[0], parts[1]].concat());
+        }
+    }
+    seeds
+}

@@ -1,0 +1,164 @@
+//! Z10 and M9: limits with hysteresis, the shrinker's second chance, recompression.
+use super::*;
+use std::collections::{HashMap, HashSet};
+
+fn real(o: Order, at: usize) -> Pages {
+    let mut folio = Pages::new(o.pages());
+    (0..o.pages()).for_each(|p| Fill::Real(at + p * PAGE_SIZE).write(folio.page_mut(p)));
+    folio
+}
+
+/// Saves `count` real folios of order 4 with keys 16 pages apart, from key 1000 on.
+fn filled(store: &Store, w: &mut Worker, count: usize) -> Vec<(Vec<Handle>, Pages)> {
+    let one = |i: usize| {
+        let folio = real(order(4), i * 70_000);
+        (save(store, w, &folio, order(4), 1000 + 16 * i as u64).unwrap(), folio)
+    };
+    (0..count).map(one).collect()
+}
+
+#[test]
+fn z10_after_a_refusal_saves_are_taken_again_only_below_the_threshold() {
+    let max = 2u64 << 20;
+    let store = store_with(|c| {
+        c.pool_bytes_max = max;
+        c.accept_percent = 60;
+    });
+    let mut w = store.worker();
+    let mut live = Vec::new();
+    let refused = loop {
+        let folio = real(order(4), live.len() * 70_000);
+        match save(&store, &mut w, &folio, order(4), 1) {
+            Ok(handles) => live.push(handles),
+            Err(error) => break error,
+        }
+        assert!(live.len() < 1000);
+    };
+    assert_eq!(refused, SaveError::PoolFull);
+    let folio = real(order(0), 5);
+    let mut taken_at = None;
+    while let Some(handles) = live.pop() {
+        store.free_many(&handles);
+        store.compact(u64::MAX);
+        let held = store.pool_bytes();
+        let taken = save(&store, &mut w, &folio, order(0), 1);
+        assert_eq!(taken.is_ok(), held <= max * 60 / 100, "{held} held: {taken:?}");
+        if taken.is_ok() {
+            taken_at = Some(held);
+            break;
+        }
+    }
+    assert!(taken_at.is_some_and(|held| held > max / 3), "{taken_at:?}");
+    // Between the threshold and the limit saves go on until the next refusal.
+    assert!((0..20).all(|i| save(&store, &mut w, &real(order(2), i * 9999), order(2), 1).is_ok()));
+    store.check().unwrap();
+    let error = Store::new(&StoreConfig { accept_percent: 101, ..Default::default() }).err();
+    assert_eq!(error, Some(StoreError::AcceptPercent(101)));
+}
+
+/// All that the shrinker names until it comes round.
+fn named(store: &Store, out: &mut [Cold]) -> Vec<Cold> {
+    let found = store.coldest(100_000, out);
+    out[..found].to_vec()
+}
+
+#[test]
+fn z10_the_shrinker_names_what_was_not_used_since_its_last_look() {
+    let store = store_with(|c| c.pools = 3);
+    let mut w = store.worker();
+    let saved = filled(&store, &mut w, 50);
+    let mut out = [Cold::NONE; 400];
+    assert_eq!(store.coldest(200 + 3, &mut out), 0, "what is new has its second chance");
+    let used: HashSet<_> = saved.iter().step_by(3).flat_map(|(handles, _)| handles.clone()).collect();
+    saved.iter().step_by(3).for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(4)));
+    let cold = named(&store, &mut out);
+    let keys: HashMap<_, _> = saved
+        .iter()
+        .enumerate()
+        .flat_map(|(i, (handles, _))| handles.iter().enumerate().map(move |(b, h)| (*h, 1000 + 16 * i + 4 * b)))
+        .collect();
+    assert!(cold.len() >= keys.len() - used.len());
+    // The hand may have come round: only then may a used one be named, after its second chance.
+    let first_turn: Vec<_> = cold.iter().take(keys.len() - used.len()).collect();
+    assert!(first_turn.iter().all(|c| !used.contains(&c.handle)));
+    assert!(cold.iter().all(|c| c.key == keys[&c.handle] as u64 && c.order == order(2)));
+    saved.iter().for_each(|(handles, _)| store.free_many(handles));
+    assert_eq!(named(&store, &mut out), [], "freed objects are not named");
+    store.check().unwrap();
+}
+
+#[test]
+fn z10_a_look_is_bounded_and_goes_on_where_it_ended() {
+    let store = store_with(|_| ());
+    let mut w = store.worker();
+    let saved = filled(&store, &mut w, 25);
+    let mut out = [Cold::NONE; 7];
+    store.coldest(100, &mut out);
+    let mut seen = HashSet::new();
+    for _ in 0..100 {
+        let found = store.coldest(10, &mut out);
+        assert!(found <= 7);
+        seen.extend(out[..found].iter().map(|c| c.handle));
+    }
+    assert_eq!(seen.len(), saved.iter().map(|(handles, _)| handles.len()).sum::<usize>());
+}
+
+#[test]
+fn m9_idle_and_huge_objects_become_smaller_and_keep_their_bytes() {
+    for verify in [false, true] {
+        let store = store_with(|c| c.verify = verify);
+        let mut w = store.worker();
+        let mut saved = filled(&store, &mut w, 40);
+        let mut raw = Pages::new(4);
+        (0..4).for_each(|p| Fill::Random(p as u64).write(raw.page_mut(p)));
+        let huge = save(&store, &mut w, &raw, order(2), 5).unwrap();
+        let mut out = [Cold::NONE; 300];
+        let found = store.to_recompress(3, 1000, &mut out);
+        assert!(out[..found].iter().all(|c| c.is_huge && c.idle_ticks == 0), "nothing else is idle yet");
+        assert!(out[..found].iter().any(|c| c.handle == huge[0]));
+        (0..3).for_each(|_| _ = store.tick());
+        let busy = saved[7].0[1];
+        load(&store, &mut w, busy, order(2)).unwrap();
+        let before = store.stats();
+        let mut strong = store.worker_for(CodecSpec::parse("zstd:9").unwrap());
+        let found = store.to_recompress(3, 1000, &mut out);
+        let due: HashSet<_> = out[..found].iter().map(|c| c.handle).collect();
+        assert!(due.len() > 100 && !due.contains(&busy));
+        let mut smaller = 0;
+        for handle in due {
+            // SAFETY: only this test frees its handles.
+            let new = unsafe { store.recompress(&mut strong, handle, order(2)) }.unwrap();
+            let Some(new) = new else { continue };
+            let slots = saved.iter_mut().flat_map(|(handles, _)| handles.iter_mut());
+            for slot in slots.filter(|slot| **slot == handle) {
+                *slot = new;
+            }
+            store.free(handle);
+            smaller += 1;
+        }
+        store.check().unwrap();
+        let after = store.stats();
+        println!("{smaller} recompressed: {} -> {} bytes stored", before.stored_bytes, after.stored_bytes);
+        assert!(smaller > 100 && after.stored_bytes < before.stored_bytes * 9 / 10);
+        assert_eq!(after.events.recompressed, smaller);
+        assert_eq!(before.stored_bytes - after.stored_bytes, after.events.recompress_gained);
+        saved.iter().for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(4)));
+        (0..9).for_each(|_| _ = store.tick());
+        let found = store.to_recompress(3, 1000, &mut out);
+        assert!(out[..found].iter().all(|c| c.handle == busy), "each object is tried once");
+        assert_eq!(after.events.verify_mismatches, 0);
+    }
+}
+
+#[test]
+fn m9_a_damaged_object_is_refused_and_stays() {
+    let store = store_with(|_| ());
+    let mut w = store.worker();
+    store.faults().strike_at(Fault::Stored, 1);
+    let handle = save(&store, &mut w, &real(order(2), 0), order(2), 1).unwrap()[0];
+    let mut strong = store.worker_for(CodecSpec::parse("zstd:9").unwrap());
+    // SAFETY: only this test frees its handles.
+    let error = unsafe { store.recompress(&mut strong, handle, order(2)) }.unwrap_err();
+    assert!(matches!(error.problem, LoadProblem::Checksum { .. }), "{error}");
+    assert_eq!((store.stats().objects, store.stats().events.failed_loads), (1, 1));
+}
