@@ -9,6 +9,7 @@ use crate::{dict, machine, program, report};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::{Config, Delivery, KEYS};
 use memfold_store::CodecSpec;
+use memfold_sys::swapfile::{FileDisk, Options};
 use memfold_sys::uffd::{Uffd, feature};
 use std::env;
 use std::ffi::OsString;
@@ -143,6 +144,14 @@ fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     {
         // The rest is for the page cache, the kernel's own and what isn't looked at every moment.
         config.limit_bytes = Some(bytes - bytes / 8);
+    }
+    if let Some(path) = &config.swap {
+        let whole =
+            std::path::absolute(path).map_err(|e| Failure::own(format!("--swap: {path}: {}", program::plain(&e))))?;
+        let whole = whole.to_str().ok_or_else(|| Failure::own(format!("--swap: {path}: not in UTF-8")))?.to_string();
+        config.set("swap", &whole).map_err(Failure::own)?;
+        // A file made and gone again: what is wrong with it is better said before the program starts.
+        FileDisk::open(&whole, Options::default()).map_err(|e| Failure::own(format!("--swap: {e}")))?;
     }
     config.check().map_err(Failure::own)?;
     let codec = CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;

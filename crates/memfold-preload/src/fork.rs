@@ -70,7 +70,7 @@ unsafe extern "C" fn prepare() {
     program.pause();
     BLOCKED.store(blocked, SeqCst);
     FORKING.store(own_thread(), SeqCst);
-    if can_copy_engine() {
+    if !program.pager.has_swap() && can_copy_engine() {
         program.pager.set_inherited(true);
         program.come_to_rest();
         files::touch();
@@ -93,7 +93,7 @@ unsafe extern "C" fn prepare() {
 
 /// Whether the engine may be brought to rest until the fork is done. With other threads of the program it may not: one
 /// that waits for its folded memory may hold a lock of the C library that fork takes. And the child must be able to open
-/// a userfaultfd, which a process may lose the right to.
+/// a userfaultfd, which a process may lose the right to. (Nor with a swap file, as two would own its slots.)
 fn can_copy_engine() -> bool {
     proc::threads() == 1 + bare::count() as u64 && Uffd::probe().is_ok()
 }

@@ -97,6 +97,7 @@ pub fn create(config: Config, stats: &'static Stats) -> &'static Program {
         has_events: true,
         stats: StatsPlace::shared(stats),
         cpus: cpus(),
+        disk: None,
     };
     let workers = if config.workers == 0 { parts.cpus } else { config.workers };
     let pager = match Pager::new(config.clone(), parts) {

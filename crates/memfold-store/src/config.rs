@@ -24,7 +24,7 @@ pub struct StoreConfig {
     pub accept_percent: u8,
     /// Decompress every block after compressing it and compare byte for byte before the save returns.
     pub verify: bool,
-    /// Refuse folios with a block that does not shrink, instead of storing that block raw.
+    /// Refuse folios most of whose blocks do not shrink, instead of storing those raw.
     pub refuse_incompressible: bool,
     /// Decompressed blocks kept for partial reads, 0..=4096.
     pub recent_blocks: usize,

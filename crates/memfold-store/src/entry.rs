@@ -145,6 +145,11 @@ impl Header {
             | (self.mixed as u32) << (LEN_BITS + ORDER_BITS + FORMAT_BITS)
     }
 
+    /// The header with these fields, without its checksum.
+    pub fn of_fields(fields: u32) -> Header {
+        Header::unpack(fields as u64)
+    }
+
     fn unpack(word: u64) -> Header {
         let fields = word as u32;
         Header {

@@ -8,7 +8,7 @@ use core::fmt;
 pub enum SaveError {
     /// The pools hold as much as they may, and compaction gains nothing.
     PoolFull,
-    /// A block does not shrink, and the store was told to refuse such.
+    /// Most blocks do not shrink, and the store was told to refuse such folios.
     Incompressible,
     /// The codec failed; holds its own code.
     Codec(CodecError),

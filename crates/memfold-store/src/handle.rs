@@ -13,6 +13,7 @@ pub const POOLS_MAX: usize = 1 << POOL_BITS;
 const POOL_SHIFT: u32 = INDEX_BITS + GENERATION_BITS;
 const USED_BITS: u64 = (1 << (POOL_SHIFT + POOL_BITS)) - 1;
 const OBJECT: u64 = 1 << 63;
+const FOREIGN: u64 = 1 << 62;
 
 /// Names one stored block. A plain number without a destructor: the holder must give it to [`crate::Store::free`].
 ///
@@ -53,6 +54,21 @@ impl Handle {
     /// Whether this is the all-zero block.
     pub const fn is_zero(self) -> bool {
         self.0 == 1
+    }
+
+    /// A handle of something that lies elsewhere: it carries `bits` for its maker. The store doesn't know it: loads refuse
+    /// it, and freeing it does nothing.
+    ///
+    /// # Panics
+    /// If `bits` takes more than 62 bits.
+    pub const fn foreign(bits: u64) -> Handle {
+        assert!(bits < FOREIGN);
+        Handle(FOREIGN | bits)
+    }
+
+    /// The bits of a handle that [`Handle::foreign`] made.
+    pub const fn as_foreign(self) -> Option<u64> {
+        if self.0 >> 62 == 1 { Some(self.0 & (FOREIGN - 1)) } else { None }
     }
 
     pub(crate) const fn of_object(name: ObjectName) -> Handle {
@@ -99,6 +115,10 @@ mod tests {
             assert!(!handle.is_none() && !handle.is_zero());
             assert_eq!(Handle::from_bits(handle.to_bits()), handle);
         }
+        let foreign = Handle::foreign((1 << 62) - 1);
+        assert_eq!((foreign.as_foreign(), foreign.object()), (Some((1 << 62) - 1), None));
+        assert_eq!(Handle::of_object(ObjectName { pool: 63, index: 1, generation: 1 }).as_foreign(), None);
+        assert!(Handle::ZERO.as_foreign().is_none() && Handle::NONE.as_foreign().is_none());
         assert_eq!(Handle::NONE.object(), None);
         assert_eq!(Handle::ZERO.object(), None);
         assert_eq!(Handle::from_bits(OBJECT | 1 << 60).object(), None);

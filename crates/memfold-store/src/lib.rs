@@ -54,6 +54,7 @@ mod store;
 
 mod canning;
 mod load;
+mod export;
 mod save;
 mod offload;
 mod cold;
@@ -76,6 +77,7 @@ pub use dictionary::{
     DICTIONARY_BYTES_MAX, DICTIONARY_BYTES_MIN, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryError, DictionaryKind,
 };
 pub use error::{LoadError, LoadProblem, SaveError};
+pub use export::Exported;
 pub use faults::{Fault, FaultPlan};
 pub use handle::{Handle, POOLS_MAX};
 pub use hash::xxh3_128;

@@ -14,6 +14,7 @@ use crate::store::Store;
 use crate::worker::{BlockBuffer, Worker};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::now_ns;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
@@ -49,6 +50,8 @@ pub struct Offload {
 
 /// A folio that is being saved.
 struct Saving<'a> {
+    /// Blocks that may fail to shrink.
+    huge_max: u64,
     pool: &'a Pool,
     folio: *const u8,
     order: Order,
@@ -115,7 +118,14 @@ impl Store {
         assert!(offload.buffers[0].len() >= self.block_order(order).bytes());
         self.ask_for_room(w)?;
         let (pool, order_of_blocks) = (self.pool_of(key), self.block_order(order));
-        let mut saving = Saving { pool, folio, order: order_of_blocks, report: SaveReport::default(), done: 0 };
+        let mut saving = Saving {
+            huge_max: which.count() as u64 / 2,
+            pool,
+            folio,
+            order: order_of_blocks,
+            report: SaveReport::default(),
+            done: 0,
+        };
         let mut batch = [(0usize, 0usize); BATCH_MAX];
         let mut result = Ok(());
         let mut blocks = which.iter().enumerate().peekable();
@@ -175,7 +185,9 @@ impl Store {
                 }
                 state[at] = Turn::Over;
                 // SAFETY: the caller vouches for the block.
-                let saved = unsafe { self.save_block(w, saving.pool, block(*index), order, &mut saving.report) };
+                let saved = unsafe {
+                    self.save_block(w, saving.pool, block(*index), order, saving.huge_max, &mut saving.report)
+                };
                 result = saved.map(|handle| w.saved[*rank] = handle);
             }
             if result.is_err() {
@@ -213,7 +225,7 @@ impl Store {
         report.blocks += 1;
         report.bytes += order.bytes() as u64;
         report.huge_blocks += size.is_none() as u64;
-        if size.is_none() && self.refuse_incompressible {
+        if report.huge_blocks > saving.huge_max && self.refuse_incompressible.load(Relaxed) {
             return Err(SaveError::Incompressible);
         }
         let format = size.map_or(crate::codec::id::NONE, |_| offload.queue.codec().format());

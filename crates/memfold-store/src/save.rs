@@ -71,7 +71,7 @@ impl Store {
                 if cancel() {
                     Err(SaveError::Cancelled)
                 } else {
-                    self.save_block(w, pool, src, block_order, &mut report)
+                    self.save_block(w, pool, src, block_order, which.count() as u64 / 2, &mut report)
                 }
             };
             match saved {
@@ -100,6 +100,7 @@ impl Store {
         pool: &Pool,
         src: *const u8,
         order: Order,
+        huge_max: u64,
         report: &mut SaveReport,
     ) -> Result<Handle, SaveError> {
         if self.faults.strikes(Fault::Codec) {
@@ -127,7 +128,7 @@ impl Store {
             Encoded::Object { format, mixed, head, head_len, body, len, same_pages } => {
                 report.same_pages += same_pages as u64;
                 report.huge_blocks += (format == id::NONE && same_pages < order.pages()) as u64;
-                if format == id::NONE && same_pages < order.pages() && self.refuse_incompressible {
+                if report.huge_blocks > huge_max && self.refuse_incompressible.load(Relaxed) {
                     return Err(SaveError::Incompressible);
                 }
                 let order = order.get();

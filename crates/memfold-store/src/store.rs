@@ -43,7 +43,7 @@ pub struct Store {
     pub(crate) budget: Arc<Budget>,
     pub(crate) block_order: Order,
     pub(crate) verify: AtomicBool,
-    pub(crate) refuse_incompressible: bool,
+    pub(crate) refuse_incompressible: AtomicBool,
     pub(crate) faults: FaultPlan,
     pub(crate) recent: RecentBlocks,
     pub(crate) counters: Box<[Counters]>,
@@ -74,7 +74,7 @@ impl Store {
             budget,
             block_order: config.block_order,
             verify: AtomicBool::new(config.verify),
-            refuse_incompressible: config.refuse_incompressible,
+            refuse_incompressible: AtomicBool::new(config.refuse_incompressible),
             faults: FaultPlan::new(),
             recent: RecentBlocks::new(config.recent_blocks, config.block_order),
             counters: stats::groups(),
@@ -110,6 +110,11 @@ impl Store {
     /// Switches verify mode.
     pub fn set_verify(&self, on: bool) {
         self.verify.store(on, Relaxed);
+    }
+
+    /// Switches whether folios most of whose blocks don't shrink are refused.
+    pub fn set_refuse_incompressible(&self, on: bool) {
+        self.refuse_incompressible.store(on, Relaxed);
     }
 
     /// Changes the limit for the memory of all pools, in bytes; 0 for none. What is held above it stays.

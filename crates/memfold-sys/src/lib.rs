@@ -18,5 +18,8 @@ pub mod uffd;
 pub mod thread;
 pub mod bare;
 pub mod space;
+pub mod disk;
+mod uring;
+pub mod swapfile;
 
 pub use rustix::io::Errno;

@@ -98,7 +98,18 @@ impl Setup {
     ///
     /// # Panics
     /// If the engine can't be made.
-    pub fn new(mut config: memfold::Config, pages: usize) -> Setup {
+    pub fn new(config: memfold::Config, pages: usize) -> Setup {
+        Setup::with_disk(config, pages, None)
+    }
+
+    /// The same with a swap device.
+    ///
+    /// # Panics
+    /// If the engine can't be made.
+    pub fn with_disk(mut config: memfold::Config, pages: usize, disk: Option<&crate::disk::MemoryDisk>) -> Setup {
+        if disk.is_some() {
+            config.swap = Some("memory".into());
+        }
         if config.limit_bytes.is_none() && config.resident_bytes.is_none() {
             config.resident_bytes = Some(memfold::config::WORKABLE_MIN_BYTES);
         }
@@ -110,6 +121,7 @@ impl Setup {
             has_events: false,
             stats: memfold::pager::StatsPlace::Own(Box::new(memfold::Stats::new())),
             cpus: 1,
+            disk: disk.map(|disk| Box::new(disk.clone()) as Box<dyn memfold_sys::disk::Disk>),
         };
         let pager = Arc::new(Pager::new(config, parts).expect("an engine"));
         let area = space.area();

@@ -89,6 +89,25 @@ pub const KEYS: &[Key] = &[
         default: "grow",
         help: "when nothing more can be folded: go past the limit with a warning, or end the program",
     },
+    Key {
+        name: "swap",
+        value: "DIR|FILE",
+        default: "none",
+        help: "swap file for what doesn't shrink or fit: nameless in a directory, or a new file, unlinked at once",
+    },
+    Key { name: "swap-size", value: "SIZE", default: "64G", help: "the most that the swap file may take" },
+    Key {
+        name: "swap-encrypt",
+        value: "on|off",
+        default: "on",
+        help: "encrypt the swap file; off keeps checksums only",
+    },
+    Key {
+        name: "swap-keep-free",
+        value: "SIZE",
+        default: "1G",
+        help: "the swap file stops growing when its file system has no more than this left",
+    },
     Key { name: "pools", value: "N", default: "0", help: "compressed pools, 1 to 64; 0 takes one per CPU" },
     Key {
         name: "workers",
@@ -214,6 +233,14 @@ pub struct Config {
     pub delivery: Delivery,
     /// What happens at the limit.
     pub on_full: OnFull,
+    /// Where the swap file is made.
+    pub swap: Option<String>,
+    /// The most that it may take, bytes.
+    pub swap_bytes: u64,
+    /// Encrypted, not only checked.
+    pub swap_encrypt: bool,
+    /// What stays free on its file system, bytes.
+    pub swap_keep_free_bytes: u64,
     /// Pools; 0 for one per CPU.
     pub pools: usize,
     /// Background threads; 0 for one per CPU.
@@ -261,6 +288,10 @@ impl Config {
             block_order: Order::new(2).expect("2 is an order"),
             delivery: Delivery::Thread,
             on_full: OnFull::Grow,
+            swap: None,
+            swap_bytes: 64 << 30,
+            swap_encrypt: true,
+            swap_keep_free_bytes: 1 << 30,
             pools: 0,
             workers: 0,
             max_pool_bytes: None,
@@ -301,6 +332,10 @@ impl Config {
             "on-full" => {
                 self.on_full = choice(value, &[("grow", OnFull::Grow), ("stop", OnFull::Stop)]).map_err(wrong)?
             }
+            "swap" => self.swap = Some(path(value).map_err(wrong)?),
+            "swap-size" => self.swap_bytes = size()?,
+            "swap-encrypt" => self.swap_encrypt = on_off(value).map_err(wrong)?,
+            "swap-keep-free" => self.swap_keep_free_bytes = size()?,
             "pools" => self.pools = number(value, 64).map_err(wrong)? as usize,
             "workers" => self.workers = number(value, 64).map_err(wrong)? as usize,
             "max-pool" => self.max_pool_bytes = if value == "none" { None } else { Some(size()?) },
@@ -381,6 +416,11 @@ impl Config {
         if let Some(bytes) = self.resident_bytes {
             let _ = writeln!(out, "resident={bytes}");
         }
+        if let Some(path) = &self.swap {
+            let _ = writeln!(out, "swap={path}");
+        }
+        let _ = writeln!(out, "swap-size={}\nswap-encrypt={}", self.swap_bytes, on(self.swap_encrypt));
+        let _ = writeln!(out, "swap-keep-free={}", self.swap_keep_free_bytes);
         if let Some(bytes) = self.max_pool_bytes {
             let _ = writeln!(out, "max-pool={bytes}");
         }
@@ -525,6 +565,15 @@ fn number(text: &str, max: u32) -> Result<u32, String> {
     }
 }
 
+fn path(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.contains([';', '\n', '\0']) {
+        return Err(alloc::format!(
+            "{text:?} is no path that can be used: it is empty, or has a semicolon or line break"
+        ));
+    }
+    Ok(text.to_string())
+}
+
 fn on_off(text: &str) -> Result<bool, String> {
     choice(text, &[("on", true), ("off", false)])
 }
@@ -563,6 +612,10 @@ mod tests {
             ("block", "32K"),
             ("delivery", "signal"),
             ("on-full", "stop"),
+            ("swap", "/var/tmp"),
+            ("swap-size", "3G"),
+            ("swap-encrypt", "off"),
+            ("swap-keep-free", "100M"),
             ("pools", "3"),
             ("workers", "5"),
             ("max-pool", "64M"),
@@ -586,8 +639,9 @@ mod tests {
             let before = config.clone();
             config.set(key.name, value).unwrap();
             assert_ne!(before, config, "{} changed nothing", key.name);
-            assert!(config.set(key.name, "@").is_err() || ["codec", "recompress"].contains(&key.name));
+            assert!(config.set(key.name, "@").is_err() || ["codec", "recompress", "swap"].contains(&key.name));
         }
+        assert!(config.set("swap", "a;b").is_err(), "it would end the setting in the environment");
         config.check().unwrap();
         assert_eq!(Config::decode(&config.encode()), Ok(config));
     }

@@ -1,6 +1,7 @@
 //! The fault path: `fault` -> index look-up -> swap cache (take, or wait) -> load -> map in.
 use crate::area::{Area, Areas};
-use crate::folio::{FolioId, State};
+use crate::around::Beside;
+use crate::folio::{Folio, FolioId, State};
 use crate::index::ShardGuard;
 use crate::load::{Loaded, Purpose, align};
 use crate::mapping::Wake;
@@ -109,6 +110,10 @@ impl Pager {
         folio.active = !ahead;
         self.lru.settle(id);
         stats::add(if ahead { &self.stats.readahead_hits } else { &self.stats.rescues }, 1);
+        if ahead && self.is_in_file(folio) {
+            stats::add(&self.stats.swap_ra_hit, order.pages() as u64);
+            self.around.hit(key);
+        }
         let done = self.map_in(guard, area.addr_of(start), id, fault.wake());
         if ahead {
             self.read_ahead(area, key, start, start + order.pages() as u64);
@@ -144,6 +149,14 @@ impl Pager {
             let start = align(key, advice.order);
             self.ask_ahead(area, start.wrapping_sub(1), advice.order);
         }
+        // SAFETY: the guard is that of the shard of the folio that the caller has found.
+        let in_file = self.index.find(&guard, key).is_some_and(|id| self.is_in_file(unsafe { self.folios.get(id) }));
+        if in_file
+            && advice.order == self.config.block_order
+            && let Some(beside) = self.around.touched(key)
+        {
+            self.ask_beside(area, beside);
+        }
         let (loaded, start, end) = self.load(areas, area, guard, key, advice.order, Purpose::Fault(fault.wake()));
         self.streams.loaded(key, start, end);
         fault.served(area, (loaded, start, end))
@@ -155,6 +168,17 @@ impl Pager {
         self.streams.loaded(key, start, end);
         let next = if advice.backward { start.wrapping_sub(1) } else { end };
         self.ask_ahead(area, next, advice.order);
+    }
+
+    /// Whether a folio's stored copy begins in the swap file.
+    fn is_in_file(&self, folio: &mut Folio) -> bool {
+        self.swap.is_some() && folio.has_copy && self.folios.slots(folio)[0].handle.as_foreign().is_some()
+    }
+
+    fn ask_beside(&self, area: &Area, beside: Beside) {
+        if self.config.readahead && beside.key >= area.key && beside.key < area.key_end() {
+            self.queue.load(Window { key: beside.key, order: beside.order });
+        }
     }
 
     fn ask_ahead(&self, area: &Area, key: u64, order: Order) {

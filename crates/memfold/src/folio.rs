@@ -64,6 +64,8 @@ pub struct Folio {
     pub frame: u32,
     /// Eviction clock when it left the page table: the shadow's age.
     pub age: u32,
+    /// The raw write that is under way of a `Cached` folio, which is on no list meanwhile; 0 for none.
+    pub writing: u32,
     /// Pages: `2^order`.
     pub order: Order,
     /// See [`State`].
@@ -74,6 +76,8 @@ pub struct Folio {
     pub untouched: bool,
     /// Touched again soon after it was evicted: protect it.
     pub active: bool,
+    /// It was active when it was evicted.
+    pub was_active: bool,
     /// Somebody waits for it: whoever loads or saves it maps it when done. Set under the shard lock, polled without.
     pub wanted: AtomicBool,
 }
@@ -111,11 +115,13 @@ impl Folios {
             array: 0,
             frame: 0,
             age: 0,
+            writing: 0,
             order,
             state,
             has_copy: false,
             untouched: false,
             active: false,
+            was_active: false,
             wanted: AtomicBool::new(false),
         };
         // SAFETY: the record was just taken, nobody else knows its id, and writing drops nothing.

@@ -77,6 +77,7 @@ impl Pager {
         // What rests in the swap cache is saved oldest first, this range among it.
         while self.save_next(areas, &mut context, List::Cooling, true) {}
         while self.save_next(areas, &mut context, List::Dirty, true) {}
+        self.drain_writes();
         self.folded_pages.load(Relaxed).saturating_sub(before)
     }
 
@@ -169,14 +170,15 @@ impl Pager {
     fn store_by_page(&self, guard: &ShardGuard<'_>, id: FolioId) -> bool {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
-        let (key, order, handle) = (folio.key, folio.order, self.folios.slots(folio)[0].handle);
+        let (key, order, slot) = (folio.key, folio.order, self.folios.slots(folio)[0]);
         let mut context = self.contexts.borrow();
         let context = &mut **context;
         // SAFETY: the scratch holds the largest block, and is this thread's alone while it holds `areas` for writing.
-        if let Err(e) = unsafe { self.store.load(&mut context.worker, handle, order, self.scratch.as_ptr()) } {
-            panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
-        }
+        unsafe { self.fetch_one(context, slot, order, self.scratch.as_ptr()) };
         let one = BlockSet::first(1);
+        // What doesn't shrink is taken too: a frame for it could not be had while another event waits to be read. Whoever
+        // saves a folio sets this anew, and nobody does while `areas` is written.
+        self.store.set_refuse_incompressible(false);
         for page in 0..order.pages() {
             // SAFETY: as above; page `page` of the block lies in the scratch.
             let saved = unsafe {
@@ -200,6 +202,7 @@ impl Pager {
             self.folios.slots(folio)[0] = Slot { handle: context.handles[page], hash: context.hashes[page] };
             folio.has_copy = true;
             self.index.insert(guard, at, Order::PAGE, id);
+            self.list_by_state(guard, id);
         }
         self.folded_pages.fetch_add(order.pages() as u64, Relaxed);
         true
@@ -210,7 +213,7 @@ impl Pager {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         let (order, pages) = (folio.order, folio.order.pages() as u64);
-        let handle = self.folios.slots(folio)[0].handle;
+        let slot = self.folios.slots(folio)[0];
         let frame = self.frames.take(order, Kind::Full).or_else(|| self.frames.gather(&*self.space, order));
         let frame = frame.unwrap_or_else(|| {
             loop {
@@ -224,10 +227,7 @@ impl Pager {
         });
         let mut context = self.contexts.borrow();
         // SAFETY: the frame is full, of the block's order, and ours.
-        let loaded = unsafe { self.store.load(&mut context.worker, handle, order, self.frames.addr(frame) as *mut u8) };
-        if let Err(e) = loaded {
-            panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
-        }
+        unsafe { self.fetch_one(&mut context, slot, order, self.frames.addr(frame) as *mut u8) };
         drop(context);
         folio.frame = frame;
         folio.state = State::Cached;

@@ -10,6 +10,7 @@ use crate::pager::{Pager, bytes};
 use crate::queue::Window;
 use crate::reclaim::NoFrame;
 use crate::stats;
+use crate::workingset;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
 
@@ -59,16 +60,21 @@ impl Pager {
             // SAFETY: the guard is that of the folio's shard. The folio is `Loading` by this thread, so its key, order
             // and slots stay when the guard is gone.
             let folio = unsafe { self.folios.get(id) };
-            for (to, slot) in context.handles.iter_mut().zip(self.folios.slots(folio)) {
-                *to = slot.handle;
+            for (i, slot) in self.folios.slots(folio).iter().enumerate() {
+                (context.handles[i], context.hashes[i]) = (slot.handle, slot.hash);
             }
             (folio.key, folio.order)
         };
-        self.decompress(&mut context, order, frame);
+        let from_file = self.decompress(&mut context, order, frame);
         drop(context);
-        self.count_load(order);
+        self.count_load(order, from_file);
         let guard = self.shards.lock(key);
         let pages = order.pages() as u64;
+        if purpose == Purpose::Ahead {
+            stats::add(&self.stats.swap_ra, if from_file { pages } else { 0 });
+        } else {
+            self.note_refault(&guard, id);
+        }
         self.folded_pages.fetch_sub(pages, Relaxed);
         self.clean_pages.fetch_add(pages, Relaxed);
         let done = self.finish(&guard, area, id, frame, purpose);
@@ -114,6 +120,20 @@ impl Pager {
         (reached, start, start + order.pages() as u64)
     }
 
+    /// Tells from the shadow of a folio that comes back whether it belongs to the working set (C4).
+    fn note_refault(&self, _: &ShardGuard<'_>, id: FolioId) {
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        let pages = folio.order.pages() as u64;
+        let distance = workingset::distance(self.clock.load(Relaxed), folio.age);
+        stats::add(&self.stats.workingset_refault, pages);
+        folio.active = workingset::is_workingset(distance, self.mapped.load(Relaxed), folio.order);
+        if folio.active {
+            stats::add(&self.stats.workingset_activate, pages);
+            stats::add(&self.stats.workingset_restore, if folio.was_active { pages } else { 0 });
+        }
+    }
+
     /// Ends a load: the frame holds the bytes. Returns how many pages are where they should be.
     fn finish(&self, guard: &ShardGuard<'_>, area: &Area, id: FolioId, frame: Frame, purpose: Purpose) -> usize {
         // SAFETY: the guard is that of the folio's shard.
@@ -130,10 +150,12 @@ impl Pager {
         self.map_in(guard, area.addr_of(folio.key), id, wake).pages
     }
 
-    pub(crate) fn count_load(&self, order: Order) {
+    /// Counts a load; one that needed the swap file, for a part at least, counts as from there.
+    pub(crate) fn count_load(&self, order: Order, from_file: bool) {
         let s = &self.stats;
-        stats::add(&s.zswpin_folio[order.get() as usize], 1);
-        stats::add(&s.zswpin, order.pages() as u64);
+        let (folios, pages) = if from_file { (&s.swpin_folio, &s.pswpin) } else { (&s.zswpin_folio, &s.zswpin) };
+        stats::add(&folios[order.get() as usize], 1);
+        stats::add(pages, order.pages() as u64);
     }
 
     /// Makes one `Loading` folio of the largest aligned window around `key`, at most `want`, in which everything is
@@ -148,6 +170,7 @@ impl Pager {
         }
         let id =
             if order <= own { self.carve(guard, id, align(key, order), order) } else { self.merge(guard, key, order) };
+        self.lru.settle(id);
         // SAFETY: as above.
         unsafe { self.folios.get(id) }.state = State::Loading;
         id
@@ -179,6 +202,7 @@ impl Pager {
         // is none of them.
         let merged = unsafe { self.folios.get(whole) };
         let slots = self.folios.slots(merged);
+        let mut shadow = (0, false);
         let mut at = start;
         while at < start + order.pages() as u64 {
             let id = self.index.find(guard, at).expect("the window was checked");
@@ -188,6 +212,9 @@ impl Pager {
             let from = self.folios.slots(part);
             slots[first..first + from.len()].copy_from_slice(from);
             let (pages, part_order) = (part.order.pages() as u64, part.order);
+            if (at..at + pages).contains(&key) {
+                shadow = (part.age, part.was_active);
+            }
             part.has_copy = false;
             self.index.erase(guard, at, part_order);
             self.lru.settle(id);
@@ -197,6 +224,7 @@ impl Pager {
             at += pages;
         }
         merged.has_copy = true;
+        (merged.age, merged.was_active) = shadow;
         self.index.insert(guard, start, order, whole);
         stats::add(&self.stats.merges, 1);
         whole
@@ -275,6 +303,7 @@ impl Pager {
         let folio = unsafe { self.folios.get(id) };
         if folio.has_copy {
             folio.state = State::Stored;
+            self.list_by_state(guard, id);
         } else {
             self.remove_folio(guard, id);
         }
@@ -286,18 +315,11 @@ impl Pager {
         self.space.wake(area.addr_of(start), bytes((end - start) as usize));
     }
 
-    /// Decompresses the blocks that `context.handles` names into a frame.
-    fn decompress(&self, context: &mut Context, order: Order, frame: Frame) {
+    /// Decompresses or reads the blocks that `context.handles` names into a frame. Returns whether the swap file was needed.
+    fn decompress(&self, context: &mut Context, order: Order, frame: Frame) -> bool {
         let (block, count) = (self.folios.block_order(order), self.folios.block_count(order));
-        let to = self.frames.addr(frame);
-        for i in 0..count {
-            let at = (to + i * bytes(block.pages())) as *mut u8;
-            // SAFETY: the frame is full, of this order, and this thread's alone; block `i` lies inside it.
-            if let Err(e) = unsafe { self.store.load(&mut context.worker, context.handles[i], block, at) } {
-                panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
-            }
-        }
-        stats::add(&self.stats.blocks_loaded, count as u64);
+        // SAFETY: the frame is full, of this order, and this thread's alone; the folio is `Loading`, so its copy stays.
+        unsafe { self.fetch(context, block, count, self.frames.addr(frame) as *mut u8) }
     }
 
     /// Loads a window ahead of its use, if it still is stored.

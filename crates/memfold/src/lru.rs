@@ -23,10 +23,12 @@ pub enum List {
     Cooling,
     /// In the swap cache, and known to need compression.
     Dirty,
+    /// In the store only; kept where there is a swap file, to which the tail goes next.
+    Folded,
     /// Taken off by somebody who is about to work on it.
     Isolated,
 }
-const LISTS: usize = 5;
+const LISTS: usize = 6;
 
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -94,7 +96,7 @@ impl Lru {
 
     /// Puts a folio at the head of `list`, taking it off the list it was on. Under its shard lock.
     pub fn push(&self, id: FolioId, key: u64, order: u8, list: List) {
-        debug_assert!(matches!(list, List::Inactive | List::Active | List::Cooling | List::Dirty));
+        debug_assert!(matches!(list, List::Inactive | List::Active | List::Cooling | List::Dirty | List::Folded));
         let mut ends = self.ends.lock();
         // SAFETY: links are read and written under the lock of the ends only; `unlink` and `enter` keep them whole.
         unsafe {

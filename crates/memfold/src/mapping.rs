@@ -8,6 +8,8 @@ use crate::index::ShardGuard;
 use crate::lru::List;
 use crate::pager::Pager;
 use crate::stats;
+use crate::swap::Swap;
+use crate::workingset;
 use memfold_store::BlockSet;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -194,6 +196,7 @@ impl Pager {
         let (frame, order) = (folio.frame, folio.order);
         folio.wanted.store(false, Relaxed);
         folio.state = State::Cached;
+        folio.writing = 0;
         let done = self.carry_in(home, frame, order, wake);
         if done.stop.is_none() {
             folio.state = State::Resident;
@@ -228,13 +231,18 @@ impl Pager {
     }
 
     /// Drops the stored copy of a folio that was just mapped if clean copies take more than their budget: a share of
-    /// resident memory, and under `--limit` an eighth of it.
+    /// resident memory, and under `--limit` an eighth of it; or if it takes room in a swap file that is half full.
     fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let (clean, folded) = (self.clean_pages.load(Relaxed), self.folded_pages.load(Relaxed));
         let budget = self.target() * self.config.clean_percent as u64 / 100;
         // What clean copies hold of the pool, as if they compressed like the rest.
         let held = self.store.pool_bytes() as u128 * clean as u128 / (clean + folded).max(1) as u128;
-        if clean > budget || self.limit_bytes().is_some_and(|limit| held > limit as u128 / CLEAN_SHARE) {
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        let is_crowded = folio.has_copy && self.swap.as_ref().is_some_and(Swap::is_half_full);
+        let crowded = is_crowded && self.folios.slots(folio).iter().any(|slot| slot.handle.as_foreign().is_some());
+        if crowded || clean > budget || self.limit_bytes().is_some_and(|limit| held > limit as u128 / CLEAN_SHARE)
+        {
             stats::add(&self.stats.clean_dropped, 1);
             self.drop_copy(guard, id);
         }
@@ -248,7 +256,8 @@ impl Pager {
         let folio = unsafe { self.folios.get(id) };
         let order = folio.order;
         let done = if self.has_move { self.carry_out(home, frame, order) } else { self.copy_out(home, frame, order) };
-        folio.age = (self.clock.fetch_add(order.pages() as u64, Relaxed) >> 2) as u32;
+        folio.age = workingset::shadow(self.clock.fetch_add(order.pages() as u64, Relaxed));
+        folio.was_active = folio.active;
         folio.frame = frame;
         if done.stop.is_none() {
             folio.state = State::Cached;

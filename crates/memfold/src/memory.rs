@@ -126,6 +126,7 @@ impl Memory {
             has_events: false,
             stats: StatsPlace::Own(Box::default()),
             cpus: cpus(),
+            disk: None,
         };
         let workers = if config.workers == 0 { parts.cpus } else { config.workers };
         let pager = Arc::new(Pager::new(config, parts).map_err(Error::Config)?);
@@ -187,7 +188,7 @@ impl Memory {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.handlers = None;
-        self.pager.queue.stop();
+        self.pager.stop();
         self.workers.drain(..).for_each(Thread::join);
         signal::delist(&self.pager);
     }

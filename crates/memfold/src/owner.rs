@@ -102,6 +102,9 @@ impl Pager {
     /// Ends the background threads.
     pub fn stop(&self) {
         self.queue.stop();
+        if let Some(swap) = &self.swap {
+            swap.outbox.stop();
+        }
     }
 
     /// The compressed store, for its figures and, in tests, its faults on purpose.

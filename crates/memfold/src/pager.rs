@@ -1,5 +1,6 @@
 //! The pager: what fault path and reclaim path share.
 use crate::area::Areas;
+use crate::around::Around;
 use crate::busy::Busy;
 use crate::changes::Changes;
 use crate::config::{Canned, Config, Delivery};
@@ -13,12 +14,15 @@ use crate::queue::Queue;
 use crate::rest::Rest;
 use crate::stats::{self, Stats};
 use crate::stream::Streams;
+use crate::swap::{Bounds, Swap};
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use core::ops::Deref;
 use core::sync::atomic::AtomicPtr;
 use memfold_store::{CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, Handle, SoftwarePool, Store, StoreConfig};
+use memfold_sys::disk::Disk;
 use memfold_sys::space::Space;
+use memfold_sys::swapfile::{FileDisk, Options};
 use memfold_sys::sync::RwLock;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::{MAX_BYTES, MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
@@ -61,6 +65,8 @@ impl Deref for StatsPlace {
 pub struct Pager {
     pub(crate) config: Config,
     pub(crate) store: Store,
+    /// Behind the pool; `None` without `--swap`.
+    pub(crate) swap: Option<Swap>,
     pub(crate) space: Box<dyn Space>,
     pub(crate) has_move: bool,
     pub(crate) has_events: bool,
@@ -71,6 +77,7 @@ pub struct Pager {
     pub(crate) lru: Lru,
     pub(crate) frames: Frames,
     pub(crate) streams: Streams,
+    pub(crate) around: Around,
     pub(crate) contexts: Contexts,
     /// Threads that compress for the contexts, if batches are on. Dropped after them.
     #[allow(dead_code)]
@@ -106,6 +113,13 @@ pub struct Parts {
     pub stats: StatsPlace,
     /// CPUs that the process may use.
     pub cpus: usize,
+    /// The swap device where the settings ask for one; by default a file where they say.
+    pub disk: Option<Box<dyn Disk>>,
+}
+
+fn open_disk(path: &str) -> Result<Box<dyn Disk>, String> {
+    let disk = FileDisk::open(path, Options::default()).map_err(|e| alloc::format!("--swap: {e}"))?;
+    Ok(Box::new(disk))
 }
 
 impl Pager {
@@ -142,8 +156,9 @@ impl Pager {
         let contexts = Contexts::new(&store, count, config.block_order, codecs.as_ref(), config.batch);
         let recompress = config.recompress.as_deref().map(memfold_store::CodecSpec::parse).transpose();
         let recompress = recompress.map_err(|e| alloc::format!("--recompress: {e}"))?;
-        Ok(Pager {
+        let mut pager = Pager {
             store,
+            swap: None,
             has_move: parts.has_move && config.use_move,
             has_events: parts.has_events,
             space: parts.space,
@@ -157,6 +172,7 @@ impl Pager {
                 config.block_order,
                 if config.readahead { config.folio_order } else { config.block_order },
             ),
+            around: Around::new(config.block_order),
             contexts,
             codecs,
             recompress,
@@ -176,7 +192,27 @@ impl Pager {
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(space_err)?,
             stats: parts.stats,
             config,
-        })
+        };
+        if let Some(path) = &pager.config.swap {
+            let disk = parts.disk.map_or_else(|| open_disk(path), Ok)?;
+            pager.swap = Some(pager.make_swap(disk)?);
+        }
+        Ok(pager)
+    }
+
+    /// Whether there is a swap device.
+    pub fn has_swap(&self) -> bool {
+        self.swap.is_some()
+    }
+
+    fn make_swap(&self, disk: Box<dyn Disk>) -> Result<Swap, String> {
+        let bounds = Bounds {
+            size_bytes: self.config.swap_bytes,
+            keep_free_bytes: self.config.swap_keep_free_bytes,
+            limit_bytes: self.config.resident_max_bytes(),
+            folio: self.config.folio_order,
+        };
+        Swap::new(disk, self.config.swap_encrypt, bounds).map_err(|e| alloc::format!("no swap file: {e}"))
     }
 
     /// First address and length of the frames, to be registered with the same userfaultfd as the areas.
@@ -243,8 +279,9 @@ impl Pager {
 
     /// Bytes that index, folios, frames and lists take.
     pub(crate) fn metadata_bytes(&self) -> u64 {
-        (self.index.used_bytes() + self.folios.used_bytes() + self.folios.count() * 16 + self.frames.metadata_bytes())
-            as u64
+        let bytes = self.index.used_bytes() + self.folios.used_bytes() + self.folios.count() * 16;
+        let swap = self.swap.as_ref().map_or(0, Swap::memory_bytes);
+        (bytes + self.frames.metadata_bytes()) as u64 + swap
     }
 
     /// Whether a fault is answered by the thread that took it.
@@ -269,6 +306,7 @@ impl Pager {
         s.folded_bytes.store(folded, Relaxed);
         s.stored_bytes.store(folded + (self.clean_pages.load(Relaxed) << PAGE_SHIFT), Relaxed);
         s.folios.store(self.folios.count() as u64, Relaxed);
+        s.swap_bytes.store(self.swap.as_ref().map_or(0, Swap::used_bytes), Relaxed);
         s.unmanaged_bytes.store(self.outside_bytes.load(Relaxed), Relaxed);
         stats::raise(&s.peak_resident_bytes, mapped + frames + self.outside_bytes.load(Relaxed));
         stats::raise(&s.peak_pool_bytes, pool);
@@ -306,7 +344,7 @@ impl Pager {
         }
         for slot in self.folios.slots(folio) {
             if !slot.handle.is_none() {
-                self.store.free(slot.handle);
+                self.free_copy(slot.handle);
             }
             slot.handle = Handle::NONE;
         }
@@ -325,18 +363,23 @@ impl Pager {
         let right = unsafe { self.folios.get(right_id) };
         right.frame = left.frame + half.pages() as u32;
         (right.age, right.active, right.untouched) = (left.age, left.active, left.untouched);
+        right.was_active = left.was_active;
         self.index.erase(guard, left.key, left.order);
         if cuts_block && left.has_copy {
             self.clean_pages.fetch_sub(left.order.pages() as u64, Relaxed);
         }
         let cut = self.folios.split_slots(left, right);
         if !cut.is_none() {
-            self.store.free(cut);
+            self.free_copy(cut);
             (left.untouched, right.untouched) = (false, false);
         }
         self.index.insert(guard, left.key, half, id);
         self.index.insert(guard, right.key, half, right_id);
         self.lru.resize(id, half.get());
+        if left.writing != 0 {
+            left.writing = 0;
+            self.list_by_state(guard, id);
+        }
         self.list_by_state(guard, right_id);
         stats::add(&self.stats.splits, 1);
         right_id
@@ -351,6 +394,7 @@ impl Pager {
             State::Resident => List::Inactive,
             State::Cached if folio.has_copy => List::Cooling,
             State::Cached => List::Dirty,
+            State::Stored if self.swap.is_some() => List::Folded,
             State::Saving | State::Loading | State::Stored => return,
         };
         self.lru.push(id, folio.key, folio.order.get(), list);
@@ -389,11 +433,13 @@ impl Pager {
     /// # Errors
     /// What is wrong.
     pub fn check(&self) -> Result<(), String> {
+        self.drain_writes();
         let areas = self.areas.write();
         self.store.check()?;
         self.frames.check().map_err(|e| e.to_string())?;
+        self.swap.as_ref().map_or(Ok(()), Swap::check)?;
         let (mut mapped, mut cached, mut clean, mut folded) = (0u64, 0u64, 0u64, 0u64);
-        let (mut count, mut objects) = (0u64, 0u64);
+        let (mut count, mut objects, mut in_file) = (0u64, 0u64, 0u64);
         for area in areas.iter() {
             let mut key = area.key;
             while key < area.key_end() {
@@ -431,7 +477,10 @@ impl Pager {
                     if self.folios.slots(folio).iter().any(|s| s.handle.is_none()) {
                         return Err(alloc::format!("folio {id} lacks a block of its copy"));
                     }
-                    objects += self.folios.slots(folio).iter().filter(|s| !s.handle.is_zero()).count() as u64;
+                    let foreign = self.folios.slots(folio).iter().filter(|s| s.handle.as_foreign().is_some()).count();
+                    let zeros = self.folios.slots(folio).iter().filter(|s| s.handle.is_zero()).count();
+                    objects += (self.folios.slots(folio).len() - zeros - foreign) as u64;
+                    in_file += foreign as u64;
                 }
                 key = at + pages;
             }
@@ -446,6 +495,7 @@ impl Pager {
             ("folded pages", folded, self.folded_pages.load(Relaxed)),
             ("folios", count, self.folios.count() as u64),
             ("stored objects", objects, self.store.stats().objects),
+            ("objects in the swap file", in_file, self.swap.as_ref().map_or(0, Swap::objects)),
         ];
         match sums.iter().find(|s| s.1 != s.2) {
             Some((name, found, counted)) => Err(alloc::format!("{name}: found {found}, counted {counted}")),

@@ -9,6 +9,8 @@ use crate::lru::List;
 use crate::mapping::{Stop, Wake};
 use crate::pager::{Pager, bytes};
 use crate::stats;
+use crate::swap::Swap;
+use crate::writeback::{Fate, Refused};
 use memfold_store::{BlockSet, SaveError, xxh3_128};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SHIFT};
@@ -186,6 +188,7 @@ impl Pager {
                 Progress::Nothing if dirty > 0 => {
                     self.save_next(areas, &mut context, List::Dirty, true);
                 }
+                Progress::Nothing if self.await_write() => {}
                 other => return other,
             }
         }
@@ -323,6 +326,8 @@ impl Pager {
         } else if !compress {
             Err(SaveError::Cancelled)
         } else {
+            self.relieve_pool();
+            self.store.set_refuse_incompressible(self.swap.as_ref().is_some_and(Swap::accepts));
             // SAFETY: the frame holds the folio's bytes, full and still, as long as it is `Saving`.
             unsafe {
                 let out = &mut context.handles[..count];
@@ -335,6 +340,12 @@ impl Pager {
                 }
             }
         };
+        if matches!(result, Err(SaveError::PoolFull | SaveError::Incompressible)) {
+            let refused = Refused { id, key, order, frame };
+            if self.write_out(context, &refused) == Fate::Leaving {
+                return;
+            }
+        }
         let guard = self.shards.lock(key);
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
@@ -391,7 +402,7 @@ impl Pager {
         let (count, saved) = (slots.len(), changed.count());
         for i in changed.iter() {
             if had_copy {
-                self.store.free(slots[i].handle);
+                self.free_copy(slots[i].handle);
             }
             slots[i].handle = context.handles[i];
             slots[i].hash = context.hashes[i];
@@ -412,7 +423,7 @@ impl Pager {
     }
 
     /// A folio in the swap cache whose stored copy is true leaves memory: it becomes `Stored`, its frame is free.
-    fn let_go(&self, guard: &ShardGuard<'_>, id: FolioId) {
+    pub(crate) fn let_go(&self, guard: &ShardGuard<'_>, id: FolioId) {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         assert!(folio.has_copy, "a folio without a copy can't leave memory");
@@ -423,6 +434,7 @@ impl Pager {
         let folded = self.folded_pages.fetch_add(pages, Relaxed) + pages;
         stats::raise(&self.stats.peak_folded_bytes, folded << PAGE_SHIFT);
         self.frames.give(folio.frame, folio.order, Kind::Full);
+        self.list_by_state(guard, id);
         self.shards.notify(guard);
     }
 

@@ -20,11 +20,11 @@ impl Pager {
     /// Loads a one-block `Loading` folio by the small-page path. `false`: it can't be done now, and nothing has changed.
     pub(crate) fn load_small(&self, areas: &Areas, area: &Area, id: FolioId, key: u64) -> bool {
         let mut context = self.contexts.borrow();
-        let (start, order, handle) = {
+        let (start, order, slot) = {
             let _guard = self.shards.lock(key);
             // SAFETY: the guard is that of the folio's shard; `Loading` by this thread, its slots stay.
             let folio = unsafe { self.folios.get(id) };
-            (folio.key, folio.order, self.folios.slots(folio)[0].handle)
+            (folio.key, folio.order, self.folios.slots(folio)[0])
         };
         let pages = order.pages() as u64;
         if order > self.config.block_order || !self.make_room(areas, pages) {
@@ -32,9 +32,7 @@ impl Pager {
         }
         let buffer = context.buffer.as_mut_ptr();
         // SAFETY: the buffer holds a block of the largest order that blocks have here.
-        if let Err(e) = unsafe { self.store.load(&mut context.worker, handle, order, buffer) } {
-            panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
-        }
+        let from_file = unsafe { self.fetch_one(&mut context, slot, order, buffer) };
         let guard = self.shards.lock(key);
         let home = area.addr_of(start);
         let Some(quiet) = self.changes.quiet() else { return false };
@@ -54,8 +52,7 @@ impl Pager {
         self.list_by_state(&guard, id);
         self.shards.notify(&guard);
         stats::add(&self.stats.load_fallback, 1);
-        stats::add(&self.stats.blocks_loaded, 1);
-        self.count_load(order);
+        self.count_load(order, from_file);
         true
     }
 

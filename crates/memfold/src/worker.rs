@@ -18,7 +18,7 @@ pub fn by_libc(name: &'static CStr, cpu: Option<usize>, main: fn(usize), arg: us
     Thread::start(name, cpu, main, arg).map(drop)
 }
 
-/// Starts `count` background threads by `spawn`; they never end.
+/// Starts `count` background threads by `spawn`, and one that writes to the swap file if there is one; they never end.
 ///
 /// # Errors
 /// What `spawn` says.
@@ -30,7 +30,17 @@ pub fn start_by(pager: &Arc<Pager>, count: usize, spawn: Spawn) -> Result<(), Er
     if pager.recompress.is_some() {
         spawn(c"memfold-again", None, recompress_for_ever, arg)?;
     }
+    if let Some(swap) = &pager.swap {
+        swap.outbox.set_writer();
+        spawn(c"memfold-swap", None, write_for_ever, arg)?;
+    }
     Ok(())
+}
+
+fn write_for_ever(pager: usize) {
+    // SAFETY: `start_by` leaked the Arc.
+    let pager = unsafe { &*(pager as *const Arc<Pager>) };
+    while pager.write_pending(true) {}
 }
 
 fn recompress_for_ever(pager: usize) {
@@ -45,7 +55,8 @@ fn run_for_ever(pager: usize) {
     while pager.work() {}
 }
 
-/// Starts `count` background threads, which run until the queue is stopped.
+/// Starts `count` background threads, and one that writes to the swap file if there is one. They run until
+/// [`Pager::stop`].
 ///
 /// # Errors
 /// EAGAIN: no more threads.
@@ -55,7 +66,17 @@ pub fn start(pager: &Arc<Pager>, count: usize) -> Result<Vec<Thread>, Errno> {
     if pager.recompress.is_some() {
         threads.push(start(c"memfold-again", recompress)?);
     }
+    if let Some(swap) = &pager.swap {
+        swap.outbox.set_writer();
+        threads.push(start(c"memfold-swap", write)?);
+    }
     Ok(threads)
+}
+
+fn write(pager: usize) {
+    // SAFETY: `start` gave this thread one reference of the Arc.
+    let pager = unsafe { Arc::from_raw(pager as *const Pager) };
+    while pager.write_pending(true) {}
 }
 
 fn run(pager: usize) {

@@ -47,6 +47,7 @@ fn engine() -> Arc<Pager> {
         has_events: true,
         stats: StatsPlace::Own(Box::new(memfold::Stats::new())),
         cpus: cpus(),
+        disk: None,
     };
     let pager = Arc::new(Pager::new(config, parts).expect("an engine"));
     let (start, len) = pager.frames_zone();

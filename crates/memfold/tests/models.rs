@@ -22,7 +22,7 @@ fn explore(model: fn(Delivery)) {
     let times = std::env::var("MEMFOLD_MODEL_RUNS").ok().and_then(|t| t.parse().ok()).unwrap_or(1);
     for delivery in [Delivery::Thread, Delivery::Signal] {
         let mut config = shuttle::Config::new();
-        config.stack_size = 512 << 10;
+        config.stack_size = 2 << 20;
         config.max_steps = shuttle::MaxSteps::FailAfter(200_000);
         shuttle::Runner::new(RandomScheduler::new(RUNS * times), config.clone()).run(move || model(delivery));
         shuttle::Runner::new(PctScheduler::new(3, RUNS * times), config).run(move || model(delivery));
@@ -269,5 +269,85 @@ fn c1_a_slow_evictor_never_takes_another_folio_for_its_own() {
         assert_holds(&setup, 0, 2);
         (1..20).for_each(|n| assert_holds(&setup, n, 1));
         (5..16).for_each(|n| assert_holds(&setup, n * 4, 3));
+    });
+}
+
+/// Slots and counts stay exact while CPUs take, hold, let go and discard at once (S6). No run is given out twice.
+#[test]
+fn s6_racing_allocators_keep_the_counts_exact() {
+    use memfold::cluster::{CLUSTER_SLOTS, Clusters, Reach};
+    explore(|_| {
+        let clusters = Arc::new(Clusters::new());
+        clusters.grow(2);
+        let owned: Arc<Vec<AtomicU64>> = Arc::new((0..2 * CLUSTER_SLOTS).map(|_| AtomicU64::new(0)).collect());
+        let allocator = |cpu: usize, orders: [u8; 3]| {
+            let (clusters, owned) = (clusters.clone(), owned.clone());
+            thread::spawn(move || {
+                let mut mine = Vec::new();
+                for order in orders.map(|o| Order::new(o).unwrap()) {
+                    if let Some(first) = clusters.take(order, cpu, Reach::All) {
+                        for slot in first..first + order.pages() as u64 {
+                            assert_eq!(owned[slot as usize].swap(1, Relaxed), 0, "slot {slot} has two owners");
+                        }
+                        assert!(clusters.used() >= order.pages() as u64);
+                        mine.push((first, order.pages()));
+                    }
+                }
+                let (first, count) = mine.pop().expect("there is room for one");
+                clusters.hold(first, count);
+                assert_eq!(clusters.put(first, count), 0, "another holder is left");
+                (first..first + count as u64).for_each(|slot| owned[slot as usize].store(0, Relaxed));
+                assert_eq!(clusters.put(first, count), count);
+                mine.iter().map(|run| run.1 as u64).sum::<u64>()
+            })
+        };
+        let threads = [allocator(0, [9, 4, 0]), allocator(1, [4, 4, 9]), allocator(2, [0, 9, 6])];
+        let discarder = clusters.clone();
+        let discarder = thread::spawn(move || {
+            let mut ranges = [const { 0..0 }; 2];
+            for _ in 0..2 {
+                let found = discarder.begin_discard(&mut ranges);
+                ranges[..found].iter().for_each(|range| discarder.discarded(range));
+            }
+        });
+        let held: u64 = threads.into_iter().map(|t| t.join().unwrap()).sum();
+        discarder.join().unwrap();
+        assert_eq!(clusters.used(), held);
+        assert_eq!(clusters.check(), Ok(()));
+    });
+}
+
+/// A raw write under way, a touch, and the writer: the folio is in one place, and no slot is lost.
+#[test]
+fn c1_writeback_and_touches_keep_every_byte_and_slot() {
+    use memfold_testkit::disk::{DiskTrouble, MemoryDisk};
+    explore(|delivery| {
+        let disk = MemoryDisk::default();
+        let mut config = Config::new(1 << 30);
+        config.delivery = delivery;
+        config.folio_order = Order::new(4).unwrap();
+        (config.workers, config.pools) = (1, 1);
+        config.codec = "none".into();
+        config.swap_bytes = 2 << 20;
+        config.swap_keep_free_bytes = 0;
+        config.swap_encrypt = false;
+        let setup = Arc::new(Setup::with_disk(config, 64, Some(&disk)));
+        (0..8).for_each(|n| write(&setup, n, 1));
+        disk.strike(memfold_sys::disk::Way::Write, 2, DiskTrouble::Failed);
+        let threads = [0..4, 4..8].map(|pages| {
+            let setup = setup.clone();
+            thread::spawn(move || drop(setup.pager.page_out_at(setup.addrs(pages))))
+        });
+        let mut threads = Vec::from(threads);
+        let (writer, reader) = (setup.clone(), setup.clone());
+        threads.push(thread::spawn(move || {
+            write(&writer, 1, 2);
+            assert_holds(&writer, 1, 2);
+        }));
+        threads.push(thread::spawn(move || (4..8).for_each(|n| assert_holds(&reader, n, 1))));
+        join(threads);
+        setup.assert_sound();
+        (0..8).for_each(|n| assert_holds(&setup, n, if n == 1 { 2 } else { 1 }));
+        setup.assert_sound();
     });
 }

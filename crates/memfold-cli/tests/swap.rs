@@ -1,0 +1,95 @@
+//! `memfold run --swap`: data that doesn't shrink in a limit that can't hold it. Rows B3, Z4.
+mod common;
+use common::{Scratch, assert_refused, binaries, memfold, run};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/random_data.py");
+
+/// A figure of a stats file.
+fn figure(json: &str, name: &str) -> u64 {
+    let at = json.find(&format!("\"{name}\"")).unwrap_or_else(|| panic!("no {name} in {json}"));
+    let digits: String = json[at + name.len() + 2..]
+        .chars()
+        .skip_while(|c| !c.is_ascii_digit())
+        .take_while(char::is_ascii_digit)
+        .collect();
+    digits.parse().unwrap()
+}
+
+fn names_in(dir: &Path) -> usize {
+    std::fs::read_dir(dir).unwrap().count()
+}
+
+#[test]
+fn b3_data_that_does_not_shrink_goes_to_the_file_and_every_byte_comes_back() {
+    let Some(bin) = binaries() else { return };
+    for encrypt in ["on", "off"] {
+        let scratch = Scratch::new();
+        let (dir, json) = (scratch.path("swap"), scratch.path("json"));
+        std::fs::create_dir(&dir).unwrap();
+        let flags = ["--swap", &dir, "--swap-encrypt", encrypt, "--swap-keep-free", "64M", "--stats-file", &json];
+        let output = run(&bin, &flags, &["python3", PROGRAM, "200"]);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        assert_eq!(output.stdout, b"right\n");
+        let json = std::fs::read_to_string(&json).unwrap();
+        assert!(figure(&json, "pswpout") > 100 << 8, "{json}");
+        assert!(figure(&json, "pswpin") > 100 << 8, "{json}");
+        assert_eq!(figure(&json, "swap_write_failed"), 0);
+        assert_eq!(names_in(Path::new(&dir)), 0);
+    }
+}
+
+#[test]
+fn a_full_file_system_costs_memory_and_no_data() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let dir = scratch.path("small");
+    std::fs::create_dir(&dir).unwrap();
+    let mounted =
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=32M", "tmpfs", &dir]).stderr(Stdio::null()).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED, NOTHING WAS TESTED: mounting a small tmpfs needs root");
+        return;
+    }
+    let output = run(&bin, &["--swap", &dir, "--swap-keep-free", "1M"], &["python3", PROGRAM, "150"]);
+    let stopped =
+        run(&bin, &["--swap", &dir, "--swap-keep-free", "1M", "--on-full", "stop"], &["python3", PROGRAM, "150"]);
+    assert!(Command::new("umount").arg(&dir).status().unwrap().success());
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{text}");
+    assert!(text.contains("going past it"), "it says so: {text}");
+    let text = String::from_utf8_lossy(&stopped.stderr);
+    assert_eq!(stopped.status.code(), Some(125), "{text}");
+    assert!(text.contains("--on-full stop"), "{text}");
+}
+
+#[test]
+fn a_killed_run_leaves_no_file_and_no_space_taken() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let dir = scratch.path("swap");
+    std::fs::create_dir(&dir).unwrap();
+    let flags =
+        ["run", "--limit", "64M", "--swap", &dir, "--swap-keep-free", "64M", "--", "python3", PROGRAM, "120", "wait"];
+    let mut child = memfold(&bin, &flags).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "right\n");
+    assert_eq!(names_in(Path::new(&dir)), 0, "the file has no name while it is used");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(names_in(Path::new(&dir)), 0);
+}
+
+#[test]
+fn a_place_where_no_file_can_be_made_is_refused_before_the_program_starts() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let file = scratch.file("precious", "data", 0o644);
+    assert_refused(&run(&bin, &["--swap", &file], &["true"]), 125, &["--swap", "exists and is not a directory"]);
+    assert_refused(&run(&bin, &["--swap", "/nowhere/at/all"], &["true"]), 125, &["--swap", "no swap file can be made"]);
+    assert_eq!(std::fs::read(&file).unwrap(), b"data");
+}

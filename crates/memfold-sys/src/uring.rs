@@ -1,0 +1,179 @@
+//! A small io_uring: a batch of reads and writes of one file, submitted and awaited with one system call.
+use crate::Errno;
+use crate::disk::{Transfer, Way};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicU32, Ordering::*};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::io_uring::{
+    IORING_OFF_SQ_RING, IORING_OFF_SQES, IoringEnterFlags, IoringFeatureFlags, IoringOp, IoringRegisterOp,
+    io_uring_cqe, io_uring_enter, io_uring_params, io_uring_ptr, io_uring_register, io_uring_setup, io_uring_sqe,
+    io_uring_user_data, iovec,
+};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// Transfers that one system call submits, at most.
+pub const BATCH: usize = 32;
+/// Bytes of one transfer that one entry can carry.
+const LEN_MAX: usize = 1 << 30;
+
+/// A submission and a completion queue. Used by one thread at a time (`&mut`).
+pub struct Ring {
+    fd: OwnedFd,
+    rings: Mapping,
+    entries: Mapping,
+    params: io_uring_params,
+    /// Memory that is registered: start and length.
+    registered: (usize, usize),
+}
+
+struct Mapping {
+    at: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the mappings belong to the ring, which is used through `&mut` only.
+unsafe impl Send for Ring {}
+
+impl Mapping {
+    fn new(fd: BorrowedFd<'_>, len: usize, offset: u64) -> Result<Mapping, Errno> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+        let at = unsafe { mmap(null_mut(), len, prot, MapFlags::SHARED | MapFlags::POPULATE, fd, offset)? };
+        Ok(Mapping { at: at.cast(), len })
+    }
+
+    /// A word that the kernel also reads or writes.
+    fn word(&self, offset: u32) -> &AtomicU32 {
+        assert!(offset as usize + 4 <= self.len);
+        // SAFETY: the word lies in the mapping, aligned as the kernel lays it out, and is only accessed atomically.
+        unsafe { &*self.at.add(offset as usize).cast::<AtomicU32>() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping belongs to this struct and nothing refers into it any more.
+        let _ = unsafe { munmap(self.at.cast(), self.len) };
+    }
+}
+
+impl Ring {
+    /// A ring of [`BATCH`] entries.
+    ///
+    /// # Errors
+    /// ENOSYS or EPERM: the kernel has none, or not for us; EOPNOTSUPP: too old a kernel; ENOMEM.
+    pub fn new() -> Result<Ring, Errno> {
+        let mut params = io_uring_params::default();
+        // SAFETY: no memory is handed to the kernel here.
+        let fd = unsafe { io_uring_setup(BATCH as u32, &mut params)? };
+        if !params.features.contains(IoringFeatureFlags::SINGLE_MMAP | IoringFeatureFlags::NODROP) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let sq_len = params.sq_off.array as usize + params.sq_entries as usize * 4;
+        let cq_len = params.cq_off.cqes as usize + params.cq_entries as usize * size_of::<io_uring_cqe>();
+        let rings = Mapping::new(fd.as_fd(), sq_len.max(cq_len), IORING_OFF_SQ_RING)?;
+        let entries_len = params.sq_entries as usize * size_of::<io_uring_sqe>();
+        let entries = Mapping::new(fd.as_fd(), entries_len, IORING_OFF_SQES)?;
+        Ok(Ring { fd, rings, entries, params, registered: (0, 0) })
+    }
+
+    /// Registers memory, so that the kernel needn't look up its pages for each transfer. It takes all of its pages.
+    ///
+    /// # Errors
+    /// ENOMEM: more than RLIMIT_MEMLOCK allows. The ring works without.
+    ///
+    /// # Safety
+    /// - The memory stays mapped as long as the ring lives.
+    pub unsafe fn register(&mut self, start: *mut u8, len: usize) -> Result<(), Errno> {
+        let buffer = iovec { iov_base: start.cast(), iov_len: len };
+        // SAFETY: one iovec, read during the call; the caller vouches for the memory.
+        unsafe { io_uring_register(&self.fd, IoringRegisterOp::RegisterBuffers, (&raw const buffer).cast(), 1)? };
+        self.registered = (start as usize, len);
+        Ok(())
+    }
+
+    /// Does up to [`BATCH`] transfers on `file`; each one's `done` says how many bytes (a short transfer is left to the
+    /// caller), its `result` why no more. Returns when all have ended.
+    ///
+    /// # Errors
+    /// The ring itself fails; then nothing was submitted.
+    ///
+    /// # Panics
+    /// If there are more than [`BATCH`]; if the kernel fails to end what it has begun.
+    ///
+    /// # Safety
+    /// - As for [`crate::disk::Disk::transfer`].
+    pub unsafe fn run(&mut self, file: BorrowedFd<'_>, transfers: &mut [Transfer]) -> Result<(), Errno> {
+        assert!(transfers.len() <= BATCH && transfers.len() <= self.params.sq_entries as usize);
+        let sq = self.params.sq_off;
+        let (mask, tail) = (self.rings.word(sq.ring_mask).load(Relaxed), self.rings.word(sq.tail).load(Relaxed));
+        for (i, transfer) in transfers.iter().enumerate() {
+            let at = tail.wrapping_add(i as u32) & mask;
+            // SAFETY: entry `at` lies in the mapping; the kernel has consumed all earlier ones (each call submits all).
+            unsafe {
+                self.entries.at.cast::<io_uring_sqe>().add(at as usize).write(self.entry(file, transfer, i as u64))
+            };
+            self.rings.word(sq.array + at * 4).store(at, Relaxed);
+        }
+        self.rings.word(sq.tail).store(tail.wrapping_add(transfers.len() as u32), Release);
+        let (mut to_submit, mut left) = (transfers.len() as u32, transfers.len() as u32);
+        while left > 0 {
+            // SAFETY: what is submitted are the entries above, whose buffers the caller vouches for until they end.
+            let entered = unsafe { io_uring_enter(&self.fd, to_submit, left, IoringEnterFlags::GETEVENTS) };
+            match entered {
+                Ok(n) => to_submit -= n.min(to_submit),
+                Err(Errno::INTR | Errno::AGAIN | Errno::BUSY) => crate::thread::yield_now(),
+                Err(e) if to_submit == transfers.len() as u32 => {
+                    self.rings.word(sq.tail).store(tail, Release);
+                    return Err(e);
+                }
+                Err(e) => panic!("memfold: io_uring has taken a transfer and fails: {e}"),
+            }
+            left -= self.reap(transfers);
+        }
+        Ok(())
+    }
+
+    fn entry(&self, file: BorrowedFd<'_>, transfer: &Transfer, number: u64) -> io_uring_sqe {
+        let at = transfer.at as usize;
+        let fixed = at >= self.registered.0 && at + transfer.len <= self.registered.0 + self.registered.1;
+        let opcode = match (transfer.way, fixed) {
+            (Way::Read, false) => IoringOp::Read,
+            (Way::Read, true) => IoringOp::ReadFixed,
+            (Way::Write, false) => IoringOp::Write,
+            (Way::Write, true) => IoringOp::WriteFixed,
+        };
+        let user_data = io_uring_user_data::from_u64(number);
+        let mut entry = io_uring_sqe { opcode, fd: file.as_raw_fd(), user_data, ..Default::default() };
+        entry.off_or_addr2.off = transfer.offset;
+        entry.addr_or_splice_off_in.addr = io_uring_ptr::new(transfer.at.cast());
+        entry.len.len = transfer.len.min(LEN_MAX) as u32;
+        entry
+    }
+
+    /// Takes the completions that are there; returns how many.
+    fn reap(&self, transfers: &mut [Transfer]) -> u32 {
+        let cq = &self.params.cq_off;
+        let mask = self.rings.word(cq.ring_mask).load(Relaxed);
+        let (mut head, tail) = (self.rings.word(cq.head).load(Relaxed), self.rings.word(cq.tail).load(Acquire));
+        let mut taken = 0;
+        while head != tail {
+            let offset = cq.cqes as usize + (head & mask) as usize * size_of::<io_uring_cqe>();
+            assert!(offset + size_of::<io_uring_cqe>() <= self.rings.len);
+            // SAFETY: the entry lies in the mapping, and the kernel wrote it before it raised `tail`.
+            let (number, res) = unsafe {
+                let entry = self.rings.at.add(offset).cast::<io_uring_cqe>();
+                ((*entry).user_data.u64_(), (*entry).res)
+            };
+            let transfer = &mut transfers[number as usize];
+            match res {
+                0.. => (transfer.done, transfer.result) = (res as usize, Ok(())),
+                _ => transfer.result = Err(Errno::from_raw_os_error(-res)),
+            }
+            head = head.wrapping_add(1);
+            taken += 1;
+        }
+        self.rings.word(cq.head).store(head, Release);
+        taken
+    }
+}

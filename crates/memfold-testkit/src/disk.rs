@@ -1,0 +1,220 @@
+//! A swap device in memory, with faults on purpose.
+//!
+//! What the system must survive, without losing a byte or giving a wrong one:
+//! - [`DiskTrouble::Full`]: ENOSPC from a write or from growing, nothing done;
+//! - [`DiskTrouble::Failed`]: EIO from a write, nothing done; from a read it must end the program with a message;
+//! - [`DiskTrouble::Short`]: a first part is done, then EIO;
+//! - slow transfers, and any order of ending;
+//! - [`MemoryDisk::damage`]: bytes that are not what was written: found, never believed.
+//!
+//! What it need not survive: a device that says `Ok` of a write it has dropped would be found like damage.
+use crate::random::Random;
+use memfold_sys::Errno;
+use memfold_sys::disk::{Disk, Transfer, Way};
+use memfold_sys::sync::Mutex;
+use std::sync::Arc;
+
+/// What can go wrong with a transfer.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum DiskTrouble {
+    /// ENOSPC, nothing done.
+    Full,
+    /// EIO, nothing done.
+    Failed,
+    /// Half is done, then EIO.
+    Short,
+}
+
+/// A device in memory. Clones share it.
+#[derive(Clone)]
+pub struct MemoryDisk {
+    inner: Arc<Mutex<Inner>>,
+}
+
+struct Inner {
+    bytes: Vec<u8>,
+    size_max: u64,
+    file_system: u64,
+    script: Vec<(Way, u64, DiskTrouble)>,
+    write_odds: u32,
+    random: Random,
+    delay_us: u64,
+    reads: u64,
+    begun: u64,
+    write_bytes: Vec<usize>,
+    punched: u64,
+}
+
+impl Default for MemoryDisk {
+    fn default() -> Self {
+        MemoryDisk::new(1 << 30)
+    }
+}
+
+impl MemoryDisk {
+    /// An empty device that can grow to `size_max` bytes.
+    pub fn new(size_max: u64) -> MemoryDisk {
+        let inner = Inner {
+            bytes: Vec::new(),
+            size_max,
+            file_system: u64::MAX,
+            script: Vec::new(),
+            write_odds: 0,
+            random: Random::new(0),
+            delay_us: 0,
+            reads: 0,
+            begun: 0,
+            write_bytes: Vec::new(),
+            punched: 0,
+        };
+        MemoryDisk { inner: Arc::new(Mutex::new(inner)) }
+    }
+
+    /// Lets the `nth` transfer of a kind from now (1: the next) meet a trouble.
+    pub fn strike(&self, way: Way, nth: u64, trouble: DiskTrouble) {
+        self.inner.lock().script.push((way, nth, trouble));
+    }
+
+    /// Lets `per_mille` of 1000 writes fail.
+    pub fn fail_writes_at_random(&self, per_mille: u32, seed: u64) {
+        let mut inner = self.inner.lock();
+        (inner.write_odds, inner.random) = (per_mille, Random::new(seed));
+    }
+
+    /// Makes every batch of transfers take this long.
+    pub fn set_delay_us(&self, us: u64) {
+        self.inner.lock().delay_us = us;
+    }
+
+    /// What the file system has in all: the file takes its size of it.
+    pub fn set_file_system_bytes(&self, bytes: u64) {
+        self.inner.lock().file_system = bytes;
+    }
+
+    /// Flips a bit of every byte that `which` says yes to.
+    pub fn damage(&self, which: impl Fn(usize) -> bool) {
+        self.inner.lock().bytes.iter_mut().enumerate().filter(|(i, _)| which(*i)).for_each(|(_, b)| *b ^= 4);
+    }
+
+    /// Exchanges two ranges.
+    pub fn exchange(&self, a: usize, b: usize, len: usize) {
+        let mut inner = self.inner.lock();
+        (0..len).for_each(|i| inner.bytes.swap(a + i, b + i));
+    }
+
+    /// A copy of all bytes.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.inner.lock().bytes.clone()
+    }
+
+    /// Transfers that were begun.
+    pub fn begun(&self) -> u64 {
+        self.inner.lock().begun
+    }
+
+    /// Reads done.
+    pub fn reads(&self) -> u64 {
+        self.inner.lock().reads
+    }
+
+    /// The length of every write done, in order.
+    pub fn writes(&self) -> Vec<usize> {
+        self.inner.lock().write_bytes.clone()
+    }
+
+    /// Bytes given back.
+    pub fn punched(&self) -> u64 {
+        self.inner.lock().punched
+    }
+}
+
+impl Inner {
+    fn due(&mut self, way: Way) -> Option<DiskTrouble> {
+        let mut due = None;
+        for (of, nth, trouble) in self.script.iter_mut().filter(|s| s.0 == way && s.1 > 0) {
+            debug_assert_eq!(*of, way);
+            *nth -= 1;
+            due = if *nth == 0 { Some(*trouble) } else { due };
+        }
+        let odds = self.write_odds;
+        if due.is_none() && way == Way::Write && self.random.per_mille(odds) {
+            due = Some(self.random.pick(&[DiskTrouble::Full, DiskTrouble::Failed, DiskTrouble::Short]));
+        }
+        due
+    }
+
+    /// # Safety
+    /// - As for [`Disk::transfer`].
+    unsafe fn one(&mut self, transfer: &Transfer) -> Result<(), Errno> {
+        let (start, end) = (transfer.offset as usize, transfer.offset as usize + transfer.len);
+        let trouble = self.due(transfer.way);
+        let part = match trouble {
+            Some(DiskTrouble::Full) => return Err(Errno::NOSPC),
+            Some(DiskTrouble::Failed) => return Err(Errno::IO),
+            Some(DiskTrouble::Short) => transfer.len / 2,
+            None => transfer.len,
+        };
+        if end > self.bytes.len() {
+            return Err(Errno::IO);
+        }
+        // SAFETY: the caller vouches for the memory.
+        unsafe {
+            let device = self.bytes.as_mut_ptr().add(start);
+            match transfer.way {
+                Way::Read => core::ptr::copy_nonoverlapping(device, transfer.at, part),
+                Way::Write => core::ptr::copy_nonoverlapping(transfer.at, device, part),
+            }
+        }
+        match transfer.way {
+            Way::Read => self.reads += 1,
+            Way::Write => self.write_bytes.push(transfer.len),
+        }
+        if part < transfer.len { Err(Errno::IO) } else { Ok(()) }
+    }
+}
+
+impl Disk for MemoryDisk {
+    unsafe fn transfer(&self, transfers: &mut [Transfer]) {
+        let delay = {
+            let mut inner = self.inner.lock();
+            inner.begun += transfers.len() as u64;
+            inner.delay_us
+        };
+        if delay > 0 {
+            memfold_sys::thread::sleep_ns(delay * 1000);
+        }
+        // The last first: no order is promised.
+        for transfer in transfers.iter_mut().rev() {
+            // SAFETY: as the caller says.
+            transfer.result = unsafe { self.inner.lock().one(transfer) };
+        }
+    }
+
+    fn grow(&self, len: u64) -> Result<(), Errno> {
+        let mut inner = self.inner.lock();
+        if len > inner.size_max {
+            return Err(Errno::NOSPC);
+        }
+        let len = inner.bytes.len().max(len as usize);
+        inner.bytes.resize(len, 0);
+        Ok(())
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        let mut inner = self.inner.lock();
+        inner.bytes[offset as usize..(offset + len) as usize].fill(0xDD);
+        inner.punched += len;
+        Ok(())
+    }
+
+    fn free_bytes(&self) -> Result<u64, Errno> {
+        let inner = self.inner.lock();
+        Ok(inner.file_system.saturating_sub(inner.bytes.len() as u64))
+    }
+
+    unsafe fn register(&self, _: *mut u8, _: usize) {}
+
+    fn name(&self) -> &str {
+        "memory-disk"
+    }
+}

@@ -1,0 +1,468 @@
+//! The slots of a swap file, in clusters: runs of every order stay whole however long the file is used (S1 to S4).
+//!
+//! A cluster is 512 slots of 4 KiB, as large as the largest folio. It serves one order at a time, so that small runs don't
+//! eat into the room of large ones, and each CPU fills a cluster of its own for each order, so that what one CPU writes
+//! lies together. Modelled on the clusters of Linux's `mm/swapfile.c`.
+//!
+//! Where a run is looked for: this CPU's cluster of the order, `NonFull` clusters of the order, `Free` ones, `Emptied`
+//! ones (their discard is spared). With [`Reach::All`] then every other cluster: no free run is ever out of reach, and
+//! order 0, for which each free slot is a run, can use each free slot (S2).
+//!
+//! A slot has a count of holders, as several small objects may lie in it. It is free when the last one lets go.
+//!
+//! Equations: `used` = slots with holders = sum of `used` of all clusters. A cluster is on the list that its use asks
+//! for: none used: `Free`, `Emptied`, or being discarded; all: `Full`; else `NonFull`, `Fragment` (no run of its own order
+//! is left), or reserved by a CPU.
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::ops::Range;
+use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use memfold_sys::sync::{Mutex, MutexGuard};
+use memfold_sys::units::{MAX_ORDER, MAX_PAGES, Order};
+
+/// Slots in a cluster.
+pub const CLUSTER_SLOTS: usize = MAX_PAGES;
+const ORDERS: usize = MAX_ORDER as usize + 1;
+/// CPUs that fill clusters of their own; others share with one of these.
+const CPUS: usize = 16;
+/// Clusters of a list that are compared.
+const LOOKED_AT: usize = 32;
+const NIL: u32 = u32::MAX;
+
+/// How far to look for a run.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Clusters of the order and unused ones.
+    Own,
+    /// Also clusters of other orders, and those that other CPUs fill.
+    All,
+}
+
+/// The list of a cluster.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum List {
+    /// Unused, and holding no disk space that could be given back.
+    Free,
+    /// Unused; its disk space is to be given back.
+    Emptied,
+    /// Some slots are free; there may be a run of its order.
+    NonFull(u8),
+    /// Some slots are free, but none of its order in one run.
+    Fragment(u8),
+    /// No slot is free.
+    Full(u8),
+    /// On none: a CPU fills it (`owner`), or its space is being given back.
+    Off,
+}
+const LISTS: usize = 2 + 3 * ORDERS;
+
+impl List {
+    fn index(self) -> Option<usize> {
+        Some(match self {
+            List::Free => 0,
+            List::Emptied => 1,
+            List::NonFull(order) => 2 + order as usize,
+            List::Fragment(order) => 2 + ORDERS + order as usize,
+            List::Full(order) => 2 + 2 * ORDERS + order as usize,
+            List::Off => return None,
+        })
+    }
+}
+
+struct Cluster {
+    /// A bit for each slot that has holders.
+    bits: [u64; CLUSTER_SLOTS / 64],
+    holders: [u8; CLUSTER_SLOTS],
+    used: u16,
+    order: u8,
+    list: List,
+    prev: u32,
+    next: u32,
+    /// The CPU that fills it.
+    owner: Option<u8>,
+}
+
+/// All slots. Any number of threads may call every method at once.
+pub struct Clusters {
+    inner: Mutex<Inner>,
+    used: AtomicU64,
+    slots: AtomicU64,
+}
+
+struct Inner {
+    clusters: Vec<Cluster>,
+    ends: [(u32, u32); LISTS],
+    /// Where each CPU goes on, for each order: cluster and offset in it.
+    next: [[(u32, u16); ORDERS]; CPUS],
+    /// No run of this order or above is free anywhere: known until a slot becomes free.
+    hopeless: u8,
+}
+
+impl Default for Clusters {
+    fn default() -> Self {
+        Clusters::new()
+    }
+}
+
+impl Clusters {
+    /// No slots yet.
+    pub fn new() -> Clusters {
+        let inner = Inner {
+            clusters: Vec::new(),
+            ends: [(NIL, NIL); LISTS],
+            next: [[(NIL, 0); ORDERS]; CPUS],
+            hopeless: ORDERS as u8,
+        };
+        Clusters { inner: Mutex::new(inner), used: AtomicU64::new(0), slots: AtomicU64::new(0) }
+    }
+
+    /// Adds `count` clusters of free slots at the end.
+    pub fn grow(&self, count: usize) {
+        let mut inner = self.inner.lock();
+        for _ in 0..count {
+            let id = inner.clusters.len() as u32;
+            inner.clusters.push(Cluster {
+                bits: [0; CLUSTER_SLOTS / 64],
+                holders: [0; CLUSTER_SLOTS],
+                used: 0,
+                order: 0,
+                list: List::Off,
+                prev: NIL,
+                next: NIL,
+                owner: None,
+            });
+            inner.enter(id, List::Free);
+        }
+        inner.hopeless = ORDERS as u8;
+        self.slots.fetch_add((count * CLUSTER_SLOTS) as u64, Relaxed);
+    }
+
+    /// Slots there are.
+    pub fn slots(&self) -> u64 {
+        self.slots.load(Relaxed)
+    }
+
+    /// Slots with holders.
+    pub fn used(&self) -> u64 {
+        self.used.load(Relaxed)
+    }
+
+    /// Takes an aligned run of free slots that lies in one cluster; each has one holder then. `cpu` says who asks.
+    ///
+    /// `None` with [`Reach::All`] means that there is no such run, but for clusters that are being discarded.
+    pub fn take(&self, order: Order, cpu: usize, reach: Reach) -> Option<u64> {
+        let mut inner = self.inner.lock();
+        if order.get() >= inner.hopeless {
+            return None;
+        }
+        let own = inner.take_own(order, (cpu % CPUS) as u8);
+        let found = own.or_else(|| if reach == Reach::All { inner.take_any(order) } else { None });
+        if found.is_some() {
+            // Under the lock, so that the count is never below what is held.
+            self.used.fetch_add(order.pages() as u64, Relaxed);
+        }
+        found
+    }
+
+    /// Adds a holder to each of `count` slots from `first`, which all have holders.
+    pub fn hold(&self, first: u64, count: usize) {
+        let mut inner = self.inner.lock();
+        each_cluster(first, count, |id, offsets| {
+            let cluster = &mut inner.clusters[id as usize];
+            for offset in offsets {
+                let holders = &mut cluster.holders[offset];
+                assert!(*holders > 0 && *holders < u8::MAX, "slot {offset} of cluster {id} has {holders} holders");
+                *holders += 1;
+            }
+        });
+    }
+
+    /// Takes a holder off each of `count` slots from `first`, as one operation (S4). Returns how many became free.
+    ///
+    /// # Panics
+    /// If one of them has no holder.
+    pub fn put(&self, first: u64, count: usize) -> usize {
+        let mut inner = self.inner.lock();
+        let mut freed = 0;
+        each_cluster(first, count, |id, offsets| freed += inner.put(id, offsets));
+        self.used.fetch_sub(freed as u64, Relaxed);
+        freed
+    }
+
+    /// Takes up to `out.len()` emptied clusters whose disk space is to be given back, and returns their slots as joined
+    /// ranges. Until [`Clusters::discarded`] is told, they are not handed out.
+    pub fn begin_discard(&self, out: &mut [Range<u64>]) -> usize {
+        let mut inner = self.inner.lock();
+        let mut ids: Vec<u32> = Vec::new();
+        while ids.len() < out.len() {
+            let id = inner.head(List::Emptied);
+            if id == NIL {
+                break;
+            }
+            inner.leave(id);
+            ids.push(id);
+        }
+        drop(inner);
+        ids.sort_unstable();
+        let mut ranges = 0;
+        for id in ids {
+            let start = id as u64 * CLUSTER_SLOTS as u64;
+            let end = start + CLUSTER_SLOTS as u64;
+            if ranges > 0 && out[ranges - 1].end == start {
+                out[ranges - 1].end = end;
+            } else {
+                out[ranges] = start..end;
+                ranges += 1;
+            }
+        }
+        ranges
+    }
+
+    /// Ends the discard of a range that [`Clusters::begin_discard`] gave: its slots can be used again.
+    pub fn discarded(&self, range: &Range<u64>) {
+        let mut inner = self.inner.lock();
+        for id in range.start / CLUSTER_SLOTS as u64..range.end / CLUSTER_SLOTS as u64 {
+            debug_assert!(inner.clusters[id as usize].list == List::Off && inner.clusters[id as usize].used == 0);
+            inner.enter(id as u32, List::Free);
+        }
+        inner.hopeless = ORDERS as u8;
+    }
+
+    /// Verifies every cluster and list.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        let inner = self.inner.lock();
+        let mut used = 0;
+        for (id, cluster) in inner.clusters.iter().enumerate() {
+            cluster.check(&inner.next, id as u32).map_err(|e| alloc::format!("cluster {id}: {e}"))?;
+            used += cluster.used as u64;
+        }
+        self.check_lists(&inner)?;
+        if used != self.used() {
+            return Err(alloc::format!("{used} slots are held, {} are counted", self.used()));
+        }
+        if inner.clusters.len() * CLUSTER_SLOTS != self.slots() as usize {
+            return Err(alloc::format!("{} clusters, but {} slots", inner.clusters.len(), self.slots()));
+        }
+        Ok(())
+    }
+
+    fn check_lists(&self, inner: &MutexGuard<'_, Inner>) -> Result<(), String> {
+        let mut listed = 0;
+        for index in 0..LISTS {
+            let (mut at, mut before) = (inner.ends[index].0, NIL);
+            while at != NIL {
+                let cluster = &inner.clusters[at as usize];
+                if cluster.prev != before || cluster.list.index() != Some(index) {
+                    return Err(alloc::format!("cluster {at} is mislinked in list {index}"));
+                }
+                listed += 1;
+                (before, at) = (at, cluster.next);
+            }
+            if inner.ends[index].1 != before {
+                return Err(alloc::format!("list {index} ends elsewhere than it says"));
+            }
+        }
+        let on = inner.clusters.iter().filter(|c| c.list != List::Off).count();
+        if on == listed { Ok(()) } else { Err(alloc::format!("{on} clusters say that they are listed, {listed} are")) }
+    }
+}
+
+/// Calls `each` for the part of a run of slots in each cluster.
+fn each_cluster(first: u64, count: usize, mut each: impl FnMut(u32, Range<usize>)) {
+    let (mut at, end) = (first, first + count as u64);
+    while at < end {
+        let id = at / CLUSTER_SLOTS as u64;
+        let start = id * CLUSTER_SLOTS as u64;
+        let stop = end.min(start + CLUSTER_SLOTS as u64);
+        each(id as u32, (at - start) as usize..(stop - start) as usize);
+        at = stop;
+    }
+}
+
+impl Inner {
+    fn head(&self, list: List) -> u32 {
+        list.index().map_or(NIL, |i| self.ends[i].0)
+    }
+
+    /// Puts a cluster that is on no list at the end of one.
+    fn enter(&mut self, id: u32, list: List) {
+        let index = list.index().expect("a list");
+        let tail = self.ends[index].1;
+        let cluster = &mut self.clusters[id as usize];
+        (cluster.prev, cluster.next, cluster.list) = (tail, NIL, list);
+        match tail {
+            NIL => self.ends[index].0 = id,
+            tail => self.clusters[tail as usize].next = id,
+        }
+        self.ends[index].1 = id;
+    }
+
+    /// Takes a cluster off its list, if it is on one.
+    fn leave(&mut self, id: u32) {
+        let Cluster { prev, next, list, .. } = self.clusters[id as usize];
+        let Some(index) = list.index() else { return };
+        match prev {
+            NIL => self.ends[index].0 = next,
+            prev => self.clusters[prev as usize].next = next,
+        }
+        match next {
+            NIL => self.ends[index].1 = prev,
+            next => self.clusters[next as usize].prev = prev,
+        }
+        self.clusters[id as usize].list = List::Off;
+    }
+
+    /// Puts a cluster on the list that its use asks for; one that a CPU fills stays with it while it has room.
+    fn relist(&mut self, id: u32, has_run: bool) {
+        let cluster = &self.clusters[id as usize];
+        let list = match cluster.used as usize {
+            0 => List::Emptied,
+            CLUSTER_SLOTS => List::Full(cluster.order),
+            _ if cluster.owner.is_some() && has_run => return,
+            _ if has_run => List::NonFull(cluster.order),
+            _ => List::Fragment(cluster.order),
+        };
+        if let Some(cpu) = self.clusters[id as usize].owner.take() {
+            let order = self.clusters[id as usize].order;
+            self.next[cpu as usize][order as usize] = (NIL, 0);
+        }
+        if self.clusters[id as usize].list != list {
+            self.leave(id);
+            self.enter(id, list);
+        }
+    }
+
+    /// The fullest of the first clusters of the order that have room: the emptier ones may become unused.
+    fn fullest(&self, order: Order) -> u32 {
+        let (mut at, mut best) = (self.head(List::NonFull(order.get())), NIL);
+        for _ in 0..LOOKED_AT {
+            if at == NIL {
+                break;
+            }
+            let cluster = &self.clusters[at as usize];
+            if best == NIL || cluster.used > self.clusters[best as usize].used {
+                best = at;
+            }
+            at = cluster.next;
+        }
+        best
+    }
+
+    /// From this CPU's cluster, from one of the order that has room, or from an unused one.
+    fn take_own(&mut self, order: Order, cpu: u8) -> Option<u64> {
+        let slot = order.get() as usize;
+        loop {
+            let (mut id, from) = self.next[cpu as usize][slot];
+            let mut from = from as usize;
+            if id == NIL {
+                let unused = [List::Free, List::Emptied].map(|list| self.head(list));
+                id = [self.fullest(order), unused[0], unused[1]].into_iter().find(|id| *id != NIL)?;
+                self.leave(id);
+                let cluster = &mut self.clusters[id as usize];
+                (cluster.order, cluster.owner) = (order.get(), Some(cpu));
+                self.next[cpu as usize][slot] = (id, 0);
+                from = 0;
+            }
+            let Some(offset) = self.clusters[id as usize].find(order, from) else {
+                self.relist(id, false);
+                continue;
+            };
+            self.clusters[id as usize].take(order, offset);
+            self.next[cpu as usize][slot] = (id, ((offset + order.pages()) % CLUSTER_SLOTS) as u16);
+            self.relist(id, true);
+            return Some(id as u64 * CLUSTER_SLOTS as u64 + offset as u64);
+        }
+    }
+
+    /// From whatever cluster has such a run: the fullest one, to leave the others whole.
+    fn take_any(&mut self, order: Order) -> Option<u64> {
+        let room = |c: &Cluster| c.used > 0 && c.used as usize + order.pages() <= CLUSTER_SLOTS;
+        let with_run = (0..self.clusters.len()).filter(|id| room(&self.clusters[*id])).filter_map(|id| {
+            let offset = self.clusters[id].find(order, 0)?;
+            Some((self.clusters[id].used, id, offset))
+        });
+        let Some((_, id, offset)) = with_run.max() else {
+            self.hopeless = self.hopeless.min(order.get());
+            return None;
+        };
+        self.clusters[id].take(order, offset);
+        let has_run = self.clusters[id].list != List::Fragment(self.clusters[id].order);
+        self.relist(id as u32, has_run);
+        Some((id * CLUSTER_SLOTS + offset) as u64)
+    }
+
+    fn put(&mut self, id: u32, offsets: Range<usize>) -> usize {
+        let cluster = &mut self.clusters[id as usize];
+        let mut freed = 0;
+        for offset in offsets {
+            assert!(cluster.holders[offset] > 0, "slot {offset} of cluster {id} is free already");
+            cluster.holders[offset] -= 1;
+            if cluster.holders[offset] == 0 {
+                cluster.bits[offset / 64] &= !(1 << (offset % 64));
+                freed += 1;
+            }
+        }
+        cluster.used -= freed as u16;
+        if freed > 0 {
+            self.hopeless = ORDERS as u8;
+            self.relist(id, true);
+        }
+        freed
+    }
+}
+
+impl Cluster {
+    /// The first free run at or after `from`, else before it.
+    fn find(&self, order: Order, from: usize) -> Option<usize> {
+        let step = order.pages();
+        let first = from.next_multiple_of(step);
+        let runs = (first..CLUSTER_SLOTS).step_by(step).chain((0..first.min(CLUSTER_SLOTS)).step_by(step));
+        runs.into_iter().find(|&offset| self.is_free(order, offset))
+    }
+
+    fn is_free(&self, order: Order, offset: usize) -> bool {
+        match order.pages() {
+            pages @ ..64 => self.bits[offset / 64] >> (offset % 64) & ((1 << pages) - 1) == 0,
+            pages => self.bits[offset / 64..][..pages / 64].iter().all(|word| *word == 0),
+        }
+    }
+
+    fn take(&mut self, order: Order, offset: usize) {
+        let pages = order.pages();
+        match pages {
+            ..64 => self.bits[offset / 64] |= ((1 << pages) - 1) << (offset % 64),
+            _ => self.bits[offset / 64..][..pages / 64].fill(u64::MAX),
+        }
+        self.holders[offset..offset + pages].fill(1);
+        self.used += pages as u16;
+    }
+
+    fn check(&self, next: &[[(u32, u16); ORDERS]; CPUS], id: u32) -> Result<(), &'static str> {
+        let set: u32 = self.bits.iter().map(|w| w.count_ones()).sum();
+        let held = self.holders.iter().filter(|h| **h > 0).count();
+        if set != self.used as u32 || held != self.used as usize {
+            return Err("the count of used slots is off");
+        }
+        let fits = match self.list {
+            List::Free | List::Emptied => self.used == 0,
+            List::NonFull(order) => self.used > 0 && (self.used as usize) < CLUSTER_SLOTS && order == self.order,
+            List::Fragment(order) => {
+                let order_of = Order::new(order).ok_or("an order that isn't one")?;
+                self.used > 0 && order == self.order && self.find(order_of, 0).is_none()
+            }
+            List::Full(order) => self.used as usize == CLUSTER_SLOTS && order == self.order,
+            List::Off => self.owner.is_some() || self.used == 0,
+        };
+        if !fits {
+            return Err("it is on a list that its use doesn't ask for");
+        }
+        match self.owner {
+            Some(cpu) if next[cpu as usize][self.order as usize].0 != id => Err("its CPU fills another"),
+            Some(_) if self.list != List::Off => Err("a CPU fills it, and it is listed"),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Where an object lies in the swap file, and the handle that says so.
+use memfold_store::Handle;
+use memfold_sys::units::PAGE_SIZE;
+
+/// Objects start at multiples of this.
+pub const UNIT_BYTES: usize = 16;
+/// Slots that a place can name: 16 TiB.
+pub const SLOTS_MAX: u64 = 1 << 32;
+
+/// Where an object lies.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// First slot.
+    pub slot: u64,
+    /// Where it starts in that slot, bytes.
+    pub offset: usize,
+    /// Length with head and padding, bytes.
+    pub len: usize,
+    /// One block, raw.
+    pub raw: bool,
+}
+
+impl Place {
+    /// The place that a handle names, if it names one.
+    pub fn of(handle: Handle) -> Option<Place> {
+        let bits = handle.as_foreign()?;
+        Some(Place {
+            slot: bits & (SLOTS_MAX - 1),
+            offset: (bits >> 32 & 0xff) as usize * UNIT_BYTES,
+            len: ((bits >> 40 & 0x1_ffff) as usize + 1) * UNIT_BYTES,
+            raw: bits >> 57 & 1 != 0,
+        })
+    }
+
+    /// The handle that names this place.
+    pub fn handle(self) -> Handle {
+        debug_assert!(self.slot < SLOTS_MAX && self.offset < PAGE_SIZE && self.len > 0);
+        debug_assert!(self.offset.is_multiple_of(UNIT_BYTES) && self.len.is_multiple_of(UNIT_BYTES));
+        let (offset, units) = ((self.offset / UNIT_BYTES) as u64, (self.len / UNIT_BYTES) as u64);
+        Handle::foreign(self.slot | offset << 32 | (units - 1) << 40 | (self.raw as u64) << 57)
+    }
+
+    /// First byte in the file.
+    pub fn start(self) -> u64 {
+        self.slot * PAGE_SIZE as u64 + self.offset as u64
+    }
+
+    /// The byte after its last.
+    pub fn end(self) -> u64 {
+        self.start() + self.len as u64
+    }
+
+    /// Slots that it lies in.
+    pub fn slots(self) -> usize {
+        (self.offset + self.len).div_ceil(PAGE_SIZE)
+    }
+}

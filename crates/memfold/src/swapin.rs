@@ -1,0 +1,118 @@
+//! From stored copies to bytes: blocks out of the pool, and out of the swap file behind it.
+//!
+//! Nothing is decompressed but what is asked for: a packed object's payload is opened and decoded by itself, a raw one
+//! needs no decoding. What comes from the file must also have the hash that was taken when it left memory, so that not
+//! even an older state of the same slot is believed.
+use crate::context::Context;
+use crate::folio::Slot;
+use crate::pager::Pager;
+use crate::place::Place;
+use crate::stats;
+use crate::swap::{ReadError, Swap};
+use memfold_store::{Handle, xxh3_128};
+use memfold_sys::units::{Order, PAGE_SIZE};
+
+impl Pager {
+    /// Frees a stored block, wherever it lies.
+    pub(crate) fn free_copy(&self, handle: Handle) {
+        match &self.swap {
+            Some(swap) if handle.as_foreign().is_some() => swap.free(handle),
+            _ => self.store.free(handle),
+        }
+    }
+
+    /// Writes one stored block to `to`. Ends the program if it is damaged. Returns whether it came from the swap file.
+    ///
+    /// # Safety
+    /// - `to` has room for a block of `order`, page-aligned, that nobody else touches; the block is not freed meanwhile.
+    pub(crate) unsafe fn fetch_one(&self, context: &mut Context, slot: Slot, order: Order, to: *mut u8) -> bool {
+        (context.handles[0], context.hashes[0]) = (slot.handle, slot.hash);
+        // SAFETY: as the caller says.
+        unsafe { self.fetch(context, order, 1, to) }
+    }
+
+    /// Writes the `count` stored blocks of `context.handles`, whose hashes are in `context.hashes`, to `to`. Ends the
+    /// program if one is damaged. Returns whether any came from the swap file.
+    ///
+    /// # Safety
+    /// - `to` has room for all of them, page-aligned, that nobody else touches; none is freed meanwhile.
+    pub(crate) unsafe fn fetch(&self, context: &mut Context, block: Order, count: usize, to: *mut u8) -> bool {
+        let mut from_file = false;
+        let mut i = 0;
+        while i < count {
+            // SAFETY: block `i` lies within what the caller vouches for.
+            let at = unsafe { to.add(i * block.bytes()) };
+            let handle = context.handles[i];
+            i += match (&self.swap, Place::of(handle)) {
+                (Some(swap), Some(place)) => {
+                    from_file = true;
+                    // SAFETY: as the caller says.
+                    unsafe { self.fetch_run(swap, context, i, count, place, block, at) }
+                        .unwrap_or_else(|e| panic!("memfold: {e}; stopping before a wrong byte is read"))
+                }
+                _ => {
+                    // SAFETY: as the caller says.
+                    if let Err(e) = unsafe { self.store.load(&mut context.worker, handle, block, at) } {
+                        panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
+                    }
+                    1
+                }
+            };
+        }
+        stats::add(&self.stats.blocks_loaded, count as u64);
+        from_file
+    }
+
+    /// The blocks from number `first` on that lie one behind the other in the file, with one read. Returns how many.
+    ///
+    /// # Safety
+    /// - As for [`Pager::fetch`]; `to` is where block `first` goes.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn fetch_run(
+        &self,
+        swap: &Swap,
+        context: &mut Context,
+        first: usize,
+        count: usize,
+        place: Place,
+        block: Order,
+        to: *mut u8,
+    ) -> Result<usize, ReadError> {
+        let mut last = place;
+        let mut run = 1;
+        while first + run < count
+            && let Some(next) = Place::of(context.handles[first + run])
+            && next.raw == place.raw
+            && next.start() == last.end()
+            && (place.raw || ((next.slot - place.slot) as usize + next.slots()) * PAGE_SIZE <= swap.packed_max())
+        {
+            last = next;
+            run += 1;
+        }
+        if place.raw {
+            // SAFETY: as the caller says.
+            unsafe { swap.read_raw(place, run, block, to)? };
+        } else {
+            let Context { worker, handles, .. } = context;
+            swap.read_packed(place, last, |packed| {
+                for i in 0..run {
+                    let place = Place::of(handles[first + i]).expect("it was one above");
+                    let (fields, payload) = packed.open(place)?;
+                    // SAFETY: as the caller says.
+                    let decoded =
+                        unsafe { self.store.import(worker, fields, payload, block, to.add(i * block.bytes())) };
+                    decoded.map_err(|_| swap.damaged(place.slot))?;
+                }
+                Ok(())
+            })?;
+        }
+        for i in 0..run {
+            // SAFETY: just written, and this thread's alone.
+            let bytes = unsafe { core::slice::from_raw_parts(to.add(i * block.bytes()), block.bytes()) };
+            if xxh3_128(bytes) != context.hashes[first + i] {
+                return Err(swap.damaged(Place::of(context.handles[first + i]).map_or(0, |p| p.slot)));
+            }
+        }
+        Ok(run)
+    }
+}

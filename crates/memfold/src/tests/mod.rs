@@ -1,0 +1,3 @@
+//! Tests of parts that have no public door.
+mod cluster;
+mod swap;
