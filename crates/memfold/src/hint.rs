@@ -177,6 +177,9 @@ impl Pager {
             panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
         }
         let one = BlockSet::first(1);
+        // A full pool is no reason to refuse: these pages take the place of the block. And `unfold_block` may wait for
+        // ever where an event waits to be read, as its reader may be this thread.
+        let _past = self.store.past_limit();
         for page in 0..order.pages() {
             // SAFETY: as above; page `page` of the block lies in the scratch.
             let saved = unsafe {
