@@ -10,11 +10,6 @@ use memfold_sys::bare;
 use memfold_sys::sync::Mutex;
 use rustix::thread::{Timespec, futex};
 
-/// Time between looks at the program's size.
-const LOOK_NS: i64 = 5_000_000;
-/// The same while the program grows.
-const LOOK_SOON_NS: i64 = 1_000_000;
-
 /// One errand at a time.
 static LINE: Mutex<()> = Mutex::new(());
 /// The address of the errand (`*mut &mut dyn FnMut()`); 0 if there is none.
@@ -104,8 +99,7 @@ fn run(_: usize) {
             unsafe { (*(errand as *mut &mut dyn FnMut()))() };
             tell();
         }
-        let grows = program.look();
-        let time = Timespec { tv_sec: 0, tv_nsec: if grows { LOOK_SOON_NS } else { LOOK_NS } };
+        let time = Timespec { tv_sec: 0, tv_nsec: program.look() };
         let _ = futex::wait(&BELL, futex::Flags::PRIVATE, bell, Some(&time));
     }
 }

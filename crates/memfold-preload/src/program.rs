@@ -10,11 +10,14 @@ use memfold::share::share;
 use memfold::stats::Stats;
 use memfold::watch::Watcher;
 use memfold_sys::bare;
+use memfold_sys::bin::Bin;
 use memfold_sys::maps::{Area, each_area, each_detailed, flag};
+use memfold_sys::raw::program_break;
 use memfold_sys::space::UffdSpace;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::cpus;
 use memfold_sys::uffd::{Uffd, feature};
+use memfold_sys::units::PAGE_SIZE;
 use memfold_sys::zone::{freeze_list, overlaps_own, unfreeze_list};
 
 use crate::heap::arena;
@@ -23,6 +26,14 @@ use crate::{say, slots};
 
 /// Unmanaged memory must have grown by this before the map is read again.
 const GROWTH_BYTES: u64 = 4 << 20;
+/// The same while the program is past its bounds.
+const GROWTH_PAST_BYTES: u64 = 1 << 20;
+/// Time between looks at the program's size, nanoseconds.
+const LOOK_NS: i64 = 5_000_000;
+/// The same while the program grows and isn't far from its bounds.
+const LOOK_SOON_NS: i64 = 1_000_000;
+/// The same while it is past them.
+const LOOK_PAST_NS: i64 = 250_000;
 /// Areas smaller than this are left alone unless they continue a managed one.
 const SMALL_BYTES: usize = 64 << 10;
 /// Properties that keep an area out of management for good.
@@ -45,6 +56,7 @@ pub struct Program {
     /// Its engine.
     pub pager: Arc<Pager>,
     uffd: Arc<Uffd>,
+    bin: Arc<Bin>,
     watcher: &'static Watcher,
     statm: Statm,
     config: Config,
@@ -91,8 +103,12 @@ pub fn create(config: Config, stats: &'static Stats) -> &'static Program {
         Ok(uffd) => Arc::new(uffd),
         Err(e) => say::die(format_args!("{e}")),
     };
+    let bin = match Bin::new() {
+        Ok(bin) => Arc::new(bin),
+        Err(e) => say::die(format_args!("{e}")),
+    };
     let parts = Parts {
-        space: Box::new(UffdSpace::new(uffd.clone())),
+        space: Box::new(UffdSpace::with_bin(uffd.clone(), bin.clone())),
         has_move: true,
         has_events: true,
         stats: StatsPlace::shared(stats),
@@ -115,6 +131,7 @@ pub fn create(config: Config, stats: &'static Stats) -> &'static Program {
     let program: &'static Program = Box::leak(Box::new(Program {
         pager,
         uffd,
+        bin,
         watcher,
         statm,
         config,
@@ -155,7 +172,7 @@ impl Program {
     /// was. Called by the first engine thread, while no other thread of the child runs on. Ends the process with a
     /// message if that can't be done.
     pub fn begin_as_child(&self, stats: &'static Stats) {
-        if let Err(e) = self.uffd.reopen() {
+        if let Err(e) = self.uffd.reopen().and_then(|()| self.bin.reopen()) {
             say::die(format_args!("in a child of fork: {e}"));
         }
         // SAFETY: the thread that forked holds the lock, and waits for this one.
@@ -246,10 +263,10 @@ impl Program {
     }
 
     /// Looks at the program's size; near the limit, takes what it has allocated. Not while adoption is paused.
-    /// Returns whether the program grows and isn't far from the limit.
-    pub fn look(&self) -> bool {
-        let Some(mut state) = self.adopting.try_lock() else { return false };
-        let Some(anonymous) = self.statm.anonymous_bytes() else { return false };
+    /// Returns the time until the next look, nanoseconds.
+    pub fn look(&self) -> i64 {
+        let Some(mut state) = self.adopting.try_lock() else { return LOOK_NS };
+        let Some(anonymous) = self.statm.anonymous_bytes() else { return LOOK_NS };
         let managed = self.pager.own_bytes() + self.pager.mapped_bytes();
         let mut unmanaged = anonymous.saturating_sub(managed);
         self.pager.set_unmanaged_bytes(unmanaged);
@@ -263,11 +280,16 @@ impl Program {
             self.take_share(&state, need);
         }
         let max = self.pager.bound_bytes();
-        let grows = anonymous > max / 2 && anonymous > before;
+        let past = self.pager.excess_bytes() > 0;
+        let (step, next) = match anonymous > max / 2 && anonymous > before {
+            _ if past => (GROWTH_PAST_BYTES, LOOK_PAST_NS),
+            true => (GROWTH_BYTES, LOOK_SOON_NS),
+            false => (GROWTH_BYTES, LOOK_NS),
+        };
         if !state.begun && anonymous < max / 100 * self.config.adopt_percent as u64 {
-            return grows;
+            return next;
         }
-        if !state.begun || unmanaged >= state.unmanaged_at_last_read + GROWTH_BYTES.min(max / 32) {
+        if !state.begun || unmanaged >= state.unmanaged_at_last_read + step.min(max / 32) {
             let first = !state.begun;
             state.begun = true;
             if self.adopt(first) {
@@ -279,7 +301,7 @@ impl Program {
             }
         }
         state.unmanaged_at_last_read = state.unmanaged_at_last_read.min(unmanaged);
-        grows
+        next
     }
 
     /// Takes this process's share of what the whole run may use. What a child of fork has from its parent counts there.
@@ -309,6 +331,7 @@ impl Program {
     /// properties that only smaps tells, which costs a walk of the page table.
     fn candidates(&self, details: bool) -> Vec<(usize, usize)> {
         let mut found: Vec<(usize, usize)> = Vec::new();
+        let mut heap_end = 0;
         let mut add = |area: &Area| {
             let suits = area.is_private_anonymous()
                 && area.readable
@@ -319,6 +342,9 @@ impl Program {
                 && !overlaps_own(area.start, area.end);
             if !suits {
                 return;
+            }
+            if area.name() == b"[heap]" {
+                heap_end = area.end;
             }
             match found.last_mut() {
                 // An area that has grown while the map was read is told of twice.
@@ -341,6 +367,10 @@ impl Program {
         };
         if done.is_err() {
             return Vec::new();
+        }
+        // A heap that grows fast has grown since: its newest page is the one whose fault makes the program wait.
+        if let Some(heap) = found.iter_mut().find(|r| r.1 == heap_end) {
+            heap.1 = heap.1.max(program_break().next_multiple_of(PAGE_SIZE));
         }
         self.without_excluded(found)
     }

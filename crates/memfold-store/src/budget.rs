@@ -10,6 +10,8 @@ pub(crate) struct Budget {
     /// Percent of `max` that `held` must fall to before saves are taken again after one was refused.
     accept_percent: AtomicU64,
     refusing: AtomicBool,
+    /// How many hold [`Budget::lift`]: while any does, there is no limit.
+    lifted: AtomicU64,
 }
 
 impl Budget {
@@ -20,6 +22,7 @@ impl Budget {
             max: AtomicU64::new(max),
             accept_percent: AtomicU64::new(accept_percent as u64),
             refusing: AtomicBool::new(false),
+            lifted: AtomicU64::new(0),
         }
     }
 
@@ -27,7 +30,7 @@ impl Budget {
     pub fn try_take(&self, bytes: u64) -> bool {
         let max = self.max.load(Relaxed);
         let before = self.held.fetch_add(bytes, Relaxed);
-        if max != 0 && before + bytes > max {
+        if max != 0 && before + bytes > max && self.lifted.load(Relaxed) == 0 {
             self.held.fetch_sub(bytes, Relaxed);
             return false;
         }
@@ -62,7 +65,7 @@ impl Budget {
     /// share of the limit is held. Without that gap a full store would take and refuse in turns.
     #[inline]
     pub fn accepts(&self) -> bool {
-        !self.refusing.load(Relaxed) || self.may_accept_again()
+        !self.refusing.load(Relaxed) || self.lifted.load(Relaxed) > 0 || self.may_accept_again()
     }
 
     #[cold]
@@ -74,6 +77,16 @@ impl Budget {
             self.refusing.store(false, Relaxed);
         }
         accepts
+    }
+
+    /// Lifts the limit, until [`Budget::lower`].
+    pub fn lift(&self) {
+        self.lifted.fetch_add(1, Relaxed);
+    }
+
+    /// Ends a [`Budget::lift`].
+    pub fn lower(&self) {
+        self.lifted.fetch_sub(1, Relaxed);
     }
 
     /// Notes that a save was refused for want of room.

@@ -85,5 +85,5 @@ pub use offload::{Offload, OffloadStats};
 pub use save::SaveReport;
 pub use software::{SoftwarePool, SoftwareQueue};
 pub use stats::{ClassStats, Events, StoreStats};
-pub use store::Store;
+pub use store::{PastLimit, Store};
 pub use worker::Worker;

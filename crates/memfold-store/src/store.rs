@@ -59,6 +59,15 @@ pub struct Store {
     pub(crate) recompressor: Mutex<Hand>,
 }
 
+/// See [`Store::past_limit`].
+pub struct PastLimit<'a>(&'a Budget);
+
+impl Drop for PastLimit<'_> {
+    fn drop(&mut self) {
+        self.0.lower();
+    }
+}
+
 impl Store {
     /// An empty store. Reserves address space, takes next to no memory.
     ///
@@ -130,6 +139,13 @@ impl Store {
     /// The limit for the memory of all pools, in bytes; 0 for none.
     pub fn pool_bytes_max(&self) -> u64 {
         self.budget.max()
+    }
+
+    /// Lifts the limit for the memory of the pools while the guard lives, for saves that must not be refused: those that
+    /// take the place of what is stored already.
+    pub fn past_limit(&self) -> PastLimit<'_> {
+        self.budget.lift();
+        PastLimit(&self.budget)
     }
 
     /// Whether saves are refused now because the pools are full (see [`StoreConfig::accept_percent`]).

@@ -17,6 +17,7 @@ pub mod pagemap;
 pub mod uffd;
 pub mod thread;
 pub mod bare;
+pub mod bin;
 pub mod space;
 pub mod disk;
 mod uring;

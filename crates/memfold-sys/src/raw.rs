@@ -31,6 +31,12 @@ pub unsafe fn ioctl(fd: i32, request: u64, arg: *mut core::ffi::c_void) -> Resul
     errno_of(ret)
 }
 
+/// Where the program's heap ends now (`brk`).
+pub fn program_break() -> usize {
+    // SAFETY: an address that can't be the end changes nothing; the answer is the end as it is.
+    unsafe { system_call(libc::SYS_brk, [0; 6]) }.unwrap_or(0) as usize
+}
+
 /// Any system call as one instruction: no `errno`, no libc.
 ///
 /// # Safety

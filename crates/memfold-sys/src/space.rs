@@ -1,5 +1,6 @@
 //! The address space as the engine sees it: the seam where tests put a fake or inject faults.
 use crate::Errno;
+use crate::bin::Bin;
 use crate::raw::system_call;
 use crate::uffd::{Partial, Uffd};
 use crate::units::PAGE_SIZE;
@@ -60,12 +61,18 @@ pub trait Space: Send + Sync {
 /// The real address space of this process, through a userfaultfd.
 pub struct UffdSpace {
     uffd: Arc<Uffd>,
+    bin: Option<Arc<Bin>>,
 }
 
 impl UffdSpace {
     /// The process's address space, changed through `uffd`.
     pub fn new(uffd: Arc<Uffd>) -> UffdSpace {
-        UffdSpace { uffd }
+        UffdSpace { uffd, bin: None }
+    }
+
+    /// The same, where discards are reported: they go through `bin`, unreported, where that is possible.
+    pub fn with_bin(uffd: Arc<Uffd>, bin: Arc<Bin>) -> UffdSpace {
+        UffdSpace { uffd, bin: Some(bin) }
     }
 }
 
@@ -86,7 +93,12 @@ impl Space for UffdSpace {
 
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {
         // SAFETY: the caller gives up the bytes.
-        unsafe { madvise(start as *mut _, len, Advice::LinuxDontNeed) }
+        let gone = self.bin.as_ref().map_or(0, |bin| unsafe { bin.discard(start, len) });
+        if gone == len {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        unsafe { madvise((start + gone) as *mut _, len - gone, Advice::LinuxDontNeed) }
     }
 
     fn unshare(&self, start: usize, len: usize) -> Result<(), Errno> {

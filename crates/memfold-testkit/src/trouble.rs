@@ -5,7 +5,8 @@
 //! - [`Trouble::NoMemory`]: ENOMEM, nothing done, on any move or copy (a page table could not be had);
 //! - [`Trouble::Busy`]: EBUSY, nothing done, on any move (a page is shared by fork or pinned);
 //! - [`Trouble::Partial`]: any first part of a move or copy is done, then EAGAIN with the count;
-//! - [`Trouble::Short`]: as partial, but of a move one page more is done than the count says (Linux 6.18 does that);
+//! - [`Trouble::Short`]: as partial, but of a move one page more is done than the count says (Linux 6.18 does that); where
+//!   the count is none, the kernel has tried that page again, and says EEXIST;
 //! - [`Trouble::Exists`]: EEXIST on what goes into the area: somebody else has put the same page there just before;
 //! - [`Trouble::Gone`]: ENOENT on what goes into the area, once: its mapping is being changed;
 //! - [`Trouble::Refused`]: a discard fails, nothing done.
@@ -32,7 +33,7 @@ pub enum Trouble {
     Busy,
     /// This many pages are done (fewer than asked for), then EAGAIN.
     Partial(usize),
-    /// This many pages are said to be done and one more is, then EAGAIN.
+    /// This many pages are said to be done and one more is, then EAGAIN; EEXIST after none.
     Short(usize),
     /// EEXIST: somebody else has put the page there.
     Exists,
@@ -151,7 +152,8 @@ impl Troubled {
             if let Some(Trouble::Partial(_)) = due {
                 let part = 1 + plan.random.below(pages.max(2) - 1);
                 let is_short = call.is_move() && plan.random.per_mille(300);
-                due = (pages > 1).then_some(if is_short { Trouble::Short(part) } else { Trouble::Partial(part) });
+                let short = Trouble::Short(if plan.random.per_mille(300) { 0 } else { part.min(pages - 1) });
+                due = if is_short { Some(short) } else { (pages > 1).then_some(Trouble::Partial(part)) };
             }
         }
         plan.struck.extend(due);
@@ -177,7 +179,8 @@ impl Troubled {
             }
             Trouble::Short(pages) => {
                 part((pages + 1) * PAGE_SIZE)?;
-                return Err(Partial { done: pages * PAGE_SIZE, errno: Errno::AGAIN });
+                let errno = if pages == 0 { Errno::EXIST } else { Errno::AGAIN };
+                return Err(Partial { done: pages * PAGE_SIZE, errno });
             }
             Trouble::Partial(pages) => {
                 let first = pages * PAGE_SIZE;

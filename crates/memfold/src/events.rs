@@ -170,6 +170,11 @@ impl Pager {
         }
     }
 
+    /// Uncompressed memory past what may be held now, bytes.
+    pub fn excess_bytes(&self) -> u64 {
+        self.physical().saturating_sub(self.target()) << PAGE_SHIFT
+    }
+
     /// Bytes that the engine's own data takes: frames, pool, index.
     pub fn own_bytes(&self) -> u64 {
         (self.frames.populated() << PAGE_SHIFT) + self.store.pool_bytes() + self.metadata_bytes()

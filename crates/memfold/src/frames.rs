@@ -200,7 +200,7 @@ impl Frames {
             let moved = unsafe { space.move_pages(self.addr(run + done), self.addr(piece), size.bytes(), false) };
             let whole = moved.is_ok();
             let mut pages = moved.map_or_else(|e| (e.done >> PAGE_SHIFT) as u32, |()| size.pages() as u32);
-            if !whole && pages > 0 && !space.is_populated(self.addr(piece + pages)) {
+            if !whole && !space.is_populated(self.addr(piece + pages)) {
                 // One page more was moved than was said: see `Pager::carry_out`.
                 pages += 1;
             }

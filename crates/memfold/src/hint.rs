@@ -176,8 +176,10 @@ impl Pager {
         // SAFETY: the scratch holds the largest block, and is this thread's alone while it holds `areas` for writing.
         unsafe { self.fetch_one(context, slot, order, self.scratch.as_ptr()) };
         let one = BlockSet::first(1);
-        // What doesn't shrink is taken too: a frame for it could not be had while another event waits to be read. Whoever
-        // saves a folio sets this anew, and nobody does while `areas` is written.
+        // A full pool, or that they don't shrink, is no reason to refuse: these pages take the place of the block. And
+        // `unfold_block` may wait for ever where an event waits to be read, as its reader may be this thread. Whoever saves a
+        // folio sets the switch anew, and nobody does while `areas` is written.
+        let _past = self.store.past_limit();
         self.store.set_refuse_incompressible(false);
         for page in 0..order.pages() {
             // SAFETY: as above; page `page` of the block lies in the scratch.

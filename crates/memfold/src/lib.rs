@@ -53,6 +53,7 @@ mod owner;
 pub mod events;
 mod copied;
 pub mod worker;
+mod throttle;
 mod waker;
 mod duty;
 mod handler;

@@ -137,6 +137,11 @@ impl Pager {
                 continue;
             }
             match result.map_or_else(|p| p.errno, |()| Errno::AGAIN) {
+                _ if !by_copy && !self.space.is_populated(from + done) => {
+                    // It was moved and not counted: see `carry_out`.
+                    self.space.wake(home + done, PAGE_SIZE);
+                    (moved, mapped, done) = (moved + 1, mapped + 1, done + PAGE_SIZE);
+                }
                 Errno::EXIST => {
                     // A page that is there is newer than ours: it was there before the area was managed, or somebody
                     // has filled a hole. It counts as mapped.
@@ -241,8 +246,7 @@ impl Pager {
         let folio = unsafe { self.folios.get(id) };
         let is_crowded = folio.has_copy && self.swap.as_ref().is_some_and(Swap::is_half_full);
         let crowded = is_crowded && self.folios.slots(folio).iter().any(|slot| slot.handle.as_foreign().is_some());
-        if crowded || clean > budget || self.limit_bytes().is_some_and(|limit| held > limit as u128 / CLEAN_SHARE)
-        {
+        if crowded || clean > budget || self.limit_bytes().is_some_and(|limit| held > limit as u128 / CLEAN_SHARE) {
             stats::add(&self.stats.clean_dropped, 1);
             self.drop_copy(guard, id);
         }
@@ -319,6 +323,12 @@ impl Pager {
                 Errno::AGAIN | Errno::NOMEM => {
                     stats::add(&self.stats.move_again, 1);
                     stop = Some(Stop::Again);
+                }
+                _ if self.space.is_populated(to + done) && !self.space.is_populated(home + done) => {
+                    // As above; the kernel may also try that page again and find its place taken (EEXIST).
+                    stats::add(&self.stats.move_uncounted, 1);
+                    moved += 1;
+                    done += PAGE_SIZE;
                 }
                 Errno::EXIST => panic!(
                     "memfold: page {} of frame {frame} should be empty and isn't (order {}, {moved} moved, {holes} holes)",

@@ -7,6 +7,7 @@ use crate::duty::{Duty, Shift};
 use crate::fault::{Fault, Served};
 use crate::pager::Pager;
 use crate::rest::Notes;
+use crate::throttle::Throttle;
 use crate::worker::Spawn;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -14,13 +15,15 @@ use alloc::vec::Vec;
 use memfold_sys::Errno;
 use memfold_sys::pagemap::Pagemap;
 use memfold_sys::sync::MutexGuard;
-use memfold_sys::thread::yield_now;
+use memfold_sys::thread::{now_ns, wait_readable, yield_now};
 use memfold_sys::uffd::{Event, Uffd};
 use memfold_sys::units::PAGE_SIZE;
 use memfold_sys::zone::{Zone, set_inherited};
 
 /// Faults that one handler keeps while events must be applied first; the threads of others fault again.
 const PENDING: usize = 256;
+/// Time between looks whether memory is within its bounds again, while faults are held back.
+const HELD_NS: u64 = 100_000;
 
 struct Start {
     watcher: &'static Watcher,
@@ -280,10 +283,13 @@ fn run(start: usize) {
     // SAFETY: `start` leaked it.
     let Start { watcher, handler, cpu } = *unsafe { &*(start as *const Start) };
     let mut shift = Shift::new(handler, cpu);
+    let (mut throttle, mut held) = (Throttle::default(), false);
     let mut pending = Pending { faults: [Fault::default(); PENDING], count: 0, thread: 0 };
     loop {
         if pending.count == 0 {
             watcher.duty.wait(&mut shift);
+        } else if held {
+            wait_readable(watcher.uffd.fd(), Some(HELD_NS));
         } else {
             yield_now();
         }
@@ -292,6 +298,10 @@ fn run(start: usize) {
             continue;
         };
         watcher.receive(&mut pending);
+        held = pending.count > 0 && throttle.holds(&watcher.pager, now_ns);
+        if held {
+            continue;
+        }
         let late = pending.count > 0 && watcher.duty.note(&mut shift, pending.thread);
         pending.retain(|fault| !watcher.serve(Fault { late, ..fault }, &mut shift));
     }

@@ -140,6 +140,21 @@ fn a_move_that_does_a_part_splits_the_folio() {
 }
 
 #[test]
+fn a_page_that_is_moved_and_not_counted_is_where_it_went() {
+    for said in 0..4 {
+        let filled = Filled::new(|_| ());
+        filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Short(said));
+        filled.page_out();
+        filled.setup.assert_sound();
+        assert_eq!(get(&filled.stats().move_uncounted), 1);
+        filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Short(said));
+        filled.assert_whole();
+        filled.setup.assert_sound();
+        assert_eq!(filled.setup.troubles.struck(|_| true), 2);
+    }
+}
+
+#[test]
 fn enoent_for_a_page_that_the_program_dropped_is_zeros() {
     let mut filled = Filled::new(|_| ());
     for number in [0, 5, 15] {

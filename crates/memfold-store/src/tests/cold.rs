@@ -63,6 +63,25 @@ fn named(store: &Store, out: &mut [Cold]) -> Vec<Cold> {
 }
 
 #[test]
+fn z10_what_takes_the_place_of_stored_data_is_not_refused() {
+    let store = store_with(|c| c.pool_bytes_max = 1 << 20);
+    let mut w = store.worker();
+    let mut seed = 0;
+    let mut next = || {
+        seed += 70_000;
+        real(order(4), seed)
+    };
+    while save(&store, &mut w, &next(), order(4), 1).is_ok() {}
+    let past = store.past_limit();
+    let kept: Vec<_> = (0..8).map(|_| next()).collect();
+    let handles: Vec<_> = kept.iter().map(|folio| save(&store, &mut w, folio, order(4), 1).unwrap()).collect();
+    drop(past);
+    assert_eq!(save(&store, &mut w, &next(), order(4), 1), Err(SaveError::PoolFull));
+    kept.iter().zip(&handles).for_each(|(folio, handles)| assert_same(&store, &mut w, handles, folio, order(4)));
+    store.check().unwrap();
+}
+
+#[test]
 fn z10_the_shrinker_names_what_was_not_used_since_its_last_look() {
     let store = store_with(|c| c.pools = 3);
     let mut w = store.worker();

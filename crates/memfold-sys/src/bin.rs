@@ -1,0 +1,113 @@
+//! Gives pages of the engine's own back to the kernel without a report.
+//!
+//! Where discards are reported as events, `madvise` sleeps until a handler has read the report; a handler that shares its
+//! CPU with the program may need a timer tick to get there (4 ms measured), and meanwhile the kernel refuses every move.
+//! So the pages are moved to a range of another userfaultfd, without events, and discarded there.
+use crate::Errno;
+use crate::sync::Mutex;
+use crate::uffd::{OpenError, Uffd, feature};
+use crate::units::MAX_BYTES;
+use crate::zone::Zone;
+use rustix::mm::{Advice, madvise};
+
+/// See the module.
+pub struct Bin {
+    uffd: Uffd,
+    /// Empty whenever nobody holds `used`.
+    zone: Zone,
+    used: Mutex<()>,
+}
+
+impl Bin {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; `Other` if there is no address space.
+    pub fn new() -> Result<Bin, OpenError> {
+        let bin = Bin {
+            uffd: Uffd::open(feature::MOVE, true)?,
+            zone: Zone::reserve(MAX_BYTES, MAX_BYTES).map_err(OpenError::Other)?,
+            used: Mutex::new(()),
+        };
+        bin.register().map_err(OpenError::Other)?;
+        Ok(bin)
+    }
+
+    /// In a child of fork, whose parent's descriptor changes the parent: opens one of its own.
+    ///
+    /// # Errors
+    /// As [`Bin::new`].
+    pub fn reopen(&self) -> Result<(), OpenError> {
+        self.uffd.reopen()?;
+        self.register().map_err(OpenError::Other)
+    }
+
+    fn register(&self) -> Result<(), Errno> {
+        // SAFETY: nobody touches the zone.
+        unsafe { self.uffd.register(self.zone.start(), self.zone.len(), false) }
+    }
+
+    /// Discards `[start, start + len)`, which must be populated. Returns how many bytes from the start are gone: fewer where
+    /// the kernel doesn't move a page, as one that a fork shares.
+    ///
+    /// # Safety
+    /// - The range is private anonymous memory of the engine's own, and its bytes are needed no longer.
+    pub unsafe fn discard(&self, start: usize, len: usize) -> usize {
+        let mut gone = 0;
+        while gone < len {
+            let part = (len - gone).min(MAX_BYTES);
+            let _used = self.used.lock();
+            // SAFETY: the zone is empty; the caller gives up what is at the source.
+            let moved = match unsafe { self.uffd.move_pages(self.zone.start(), start + gone, part, false) } {
+                Ok(()) => part,
+                Err(partial) => partial.done,
+            };
+            // The whole zone: a move that fails may have moved a page more than it says.
+            // SAFETY: the zone is this bin's own.
+            let emptied = unsafe { madvise(self.zone.as_ptr().cast(), self.zone.len(), Advice::LinuxDontNeed) };
+            assert!(emptied.is_ok(), "madvise refuses the engine's own memory: {emptied:?}");
+            gone += moved;
+            if moved < part {
+                break;
+            }
+        }
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::PAGE_SIZE;
+
+    fn filled(zone: &Zone, len: usize) {
+        // SAFETY: inside the test's zone.
+        unsafe { zone.as_ptr().write_bytes(7, len) };
+    }
+
+    fn first_filled(zone: &Zone, len: usize) -> Option<usize> {
+        // SAFETY: inside the test's zone.
+        (0..len).step_by(PAGE_SIZE).find(|at| unsafe { zone.as_ptr().add(*at).read() } != 0)
+    }
+
+    #[test]
+    fn what_is_thrown_away_is_gone() {
+        let bin = Bin::new().expect("userfaultfd");
+        let zone = Zone::reserve(2 * MAX_BYTES, MAX_BYTES).unwrap();
+        for len in [PAGE_SIZE, MAX_BYTES, MAX_BYTES + 3 * PAGE_SIZE] {
+            filled(&zone, len);
+            // SAFETY: the test's own memory.
+            assert_eq!(unsafe { bin.discard(zone.start(), len) }, len);
+            assert_eq!(first_filled(&zone, len), None);
+        }
+    }
+
+    #[test]
+    fn it_stops_at_a_hole() {
+        let bin = Bin::new().expect("userfaultfd");
+        let zone = Zone::reserve(8 * PAGE_SIZE, PAGE_SIZE).unwrap();
+        filled(&zone, 3 * PAGE_SIZE);
+        // SAFETY: the test's own memory.
+        assert_eq!(unsafe { bin.discard(zone.start(), 8 * PAGE_SIZE) }, 3 * PAGE_SIZE);
+    }
+}
