@@ -287,7 +287,7 @@ impl Uffd {
     ///
     /// # Errors
     /// EEXIST (a page is there), EAGAIN (an event waits to be read, or part was done), ENOENT (nothing is mapped
-    /// there any more), ENOMEM, ESRCH.
+    /// there any more, or the range lies in two areas), ENOMEM, ESRCH.
     ///
     /// # Safety
     /// - `src` must be readable for `len` bytes.
@@ -320,7 +320,7 @@ impl Uffd {
     /// # Errors
     /// EEXIST (`dst` holds a page), ENOENT (`src` lacks a page, or nothing is mapped), EBUSY (a page is shared by
     /// fork or pinned), EAGAIN (an event waits to be read, or part was done), EINVAL (an area isn't private,
-    /// anonymous and writable, or the two differ in protection).
+    /// anonymous and writable, the two differ in protection, or one of the ranges lies in two areas).
     ///
     /// # Safety
     /// - The caller must hold the right to change both ranges for the whole process.

@@ -33,6 +33,8 @@ struct Table {
     /// Pages that were ever there, by address.
     pages: HashMap<usize, Page>,
     waiters: Vec<Waiter>,
+    /// Addresses at which one of the kernel's areas ends and another begins.
+    borders: Vec<usize>,
     next_ticket: u64,
 }
 
@@ -127,6 +129,11 @@ impl FakeSpace {
         present
     }
 
+    /// Lets one of the kernel's areas end and another begin at a page: no call does anything across it.
+    pub fn add_border(&self, page: usize) {
+        self.inner.table.lock().borders.push(page);
+    }
+
     /// Whether a page is there, in the area or in a frame.
     pub fn is_present(&self, page: usize) -> bool {
         self.inner.table.lock().is_present(page)
@@ -180,6 +187,12 @@ impl FakeSpace {
 }
 
 impl Table {
+    /// An error if a range lies in two areas.
+    fn check_whole(&self, start: usize, len: usize, errno: Errno) -> Result<(), Partial> {
+        let is_cut = self.borders.iter().any(|border| (start + 1..start + len).contains(border));
+        if is_cut { Err(Partial { done: 0, errno }) } else { Ok(()) }
+    }
+
     fn is_present(&self, page: usize) -> bool {
         matches!(self.pages.get(&page), Some(Page::Present | Page::Protected))
     }
@@ -225,6 +238,8 @@ impl Table {
 impl Space for FakeSpace {
     unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial> {
         let mut table = self.inner.table.lock();
+        table.check_whole(dst, len, Errno::INVAL)?;
+        table.check_whole(src, len, Errno::INVAL)?;
         self.each(&mut table, dst, len, wake, |table, at| {
             if table.is_present(dst + at) {
                 return Err(Errno::EXIST);
@@ -243,6 +258,7 @@ impl Space for FakeSpace {
 
     unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
         let mut table = self.inner.table.lock();
+        table.check_whole(dst, len, Errno::NOENT)?;
         // SAFETY: the caller vouches for both ranges.
         self.each(&mut table, dst, len, true, |table, at| unsafe { table.install(dst + at, src.add(at)) })
     }

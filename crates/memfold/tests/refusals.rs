@@ -102,6 +102,18 @@ fn ebusy_while_mapping_out_leaves_that_folio_mapped() {
 }
 
 #[test]
+fn a_folio_across_the_border_of_two_areas_leaves_and_comes_back_by_moves() {
+    for border in 1..4 {
+        let filled = Filled::new(|_| ());
+        filled.setup.space.add_border(filled.setup.program.page(4 + border));
+        filled.page_out();
+        assert_eq!(filled.mapped(), 0);
+        filled.assert_whole();
+        assert_eq!((get(&filled.stats().move_busy), get(&filled.stats().copies)), (0, 0));
+    }
+}
+
+#[test]
 fn ebusy_while_mapping_in_is_answered_by_copying() {
     let filled = Filled::new(|_| ());
     filled.page_out();
