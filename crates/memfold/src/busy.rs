@@ -29,10 +29,15 @@ impl Busy {
         self.forked_ns.store(now_ns(), SeqCst);
     }
 
+    /// Whether there was a fork not long ago.
+    pub fn has_forked_lately(&self) -> bool {
+        let forked = self.forked_ns.load(SeqCst);
+        forked != 0 && now_ns() - forked < SHARED_NS
+    }
+
     /// Whether a fork has lately shared pages that are still to be made private, or are just being.
     pub fn is_shared(&self) -> bool {
-        let forked = self.forked_ns.load(SeqCst);
-        forked != 0 && now_ns() - forked < SHARED_NS && (self.working.load(SeqCst) > 0 || self.ranges.lock().1 > 0)
+        self.has_forked_lately() && (self.working.load(SeqCst) > 0 || self.ranges.lock().1 > 0)
     }
 
     /// Notes a range (address, bytes). Forgotten if too many are: it will be met again.

@@ -78,6 +78,8 @@ pub struct Folio {
     pub active: bool,
     /// It was active when it was evicted.
     pub was_active: bool,
+    /// `Resident`, or on its way there: when it was last to leave, nothing took it.
+    pub refused: bool,
     /// Somebody waits for it: whoever loads or saves it maps it when done. Set under the shard lock, polled without.
     pub wanted: AtomicBool,
 }
@@ -122,6 +124,7 @@ impl Folios {
             untouched: false,
             active: false,
             was_active: false,
+            refused: false,
             wanted: AtomicBool::new(false),
         };
         // SAFETY: the record was just taken, nobody else knows its id, and writing drops nothing.

@@ -88,7 +88,7 @@ impl Pager {
             // SAFETY: the guard is that of the folio's shard.
             let folio = unsafe { self.folios.get(id) };
             if folio.state == State::Resident {
-                folio.active = false;
+                (folio.active, folio.refused) = (false, false);
                 self.lru.push_tail(id, folio.key, folio.order.get(), List::Inactive);
             }
         });

@@ -19,6 +19,8 @@ pub enum List {
     Inactive,
     /// Mapped, and touched again soon after it was once evicted: ages into `Inactive`.
     Active,
+    /// Mapped, and when it was last to leave, nothing took it: tried again later.
+    Refused,
     /// In the swap cache; whether it changed since it was stored isn't known yet.
     Cooling,
     /// In the swap cache, and known to need compression.
@@ -28,7 +30,7 @@ pub enum List {
     /// Taken off by somebody who is about to work on it.
     Isolated,
 }
-const LISTS: usize = 6;
+const LISTS: usize = List::Isolated as usize;
 
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -96,7 +98,7 @@ impl Lru {
 
     /// Puts a folio at the head of `list`, taking it off the list it was on. Under its shard lock.
     pub fn push(&self, id: FolioId, key: u64, order: u8, list: List) {
-        debug_assert!(matches!(list, List::Inactive | List::Active | List::Cooling | List::Dirty | List::Folded));
+        debug_assert!(!matches!(list, List::None | List::Isolated));
         let mut ends = self.ends.lock();
         // SAFETY: links are read and written under the lock of the ends only; `unlink` and `enter` keep them whole.
         unsafe {

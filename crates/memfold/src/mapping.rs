@@ -230,6 +230,7 @@ impl Pager {
             let folio = unsafe { self.folios.get(piece) };
             folio.state = if key < start + at as u64 { before } else { after };
             folio.untouched &= folio.state == State::Cached;
+            folio.refused &= folio.state == State::Resident;
             key += folio.order.pages() as u64;
             self.list_by_state(guard, piece);
         }
@@ -265,7 +266,7 @@ impl Pager {
         folio.frame = frame;
         if done.stop.is_none() {
             folio.state = State::Cached;
-            folio.active = false;
+            (folio.active, folio.refused) = (false, false);
             let needs_saving = !folio.has_copy;
             self.list_by_state(guard, id);
             if needs_saving {
@@ -274,6 +275,11 @@ impl Pager {
             return done;
         }
         folio.active = true;
+        if done.stop == Some(Stop::Busy) && !self.busy.has_forked_lately() {
+            // What a fork has shared is soon to be had; what a device has pinned is not.
+            folio.refused = true;
+            self.note_refusal();
+        }
         self.lru.settle(id);
         self.split_at(guard, id, done.pages);
         self.settle_pieces(guard, id, done.pages, order, State::Cached, State::Resident);
@@ -367,8 +373,13 @@ impl Pager {
         Done { pages: order.pages(), stop: None }
     }
 
-    /// The list that evictions are taken from: the older of the mapped ones.
+    /// What is evicted next: the oldest of the mapped folios; from time to time, one that could not leave before.
     pub(crate) fn isolate_mapped(&self) -> Option<(FolioId, u64)> {
+        if self.may_retry()
+            && let Some(found) = self.lru.isolate(List::Refused)
+        {
+            return Some(found);
+        }
         self.lru.rebalance();
         self.lru.isolate(List::Inactive).or_else(|| self.lru.isolate(List::Active))
     }

@@ -3,7 +3,7 @@ use crate::area::Areas;
 use crate::around::Around;
 use crate::busy::Busy;
 use crate::changes::Changes;
-use crate::config::{Canned, Config, Delivery};
+use crate::config::{Canned, Config, Delivery, OnFull, WORKABLE_MIN_BYTES};
 use crate::context::Contexts;
 use crate::folio::{FolioId, Folios, State};
 use crate::frames::Frames;
@@ -25,8 +25,16 @@ use memfold_sys::space::Space;
 use memfold_sys::swapfile::{FileDisk, Options};
 use memfold_sys::sync::RwLock;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use memfold_sys::thread::now_ns;
 use memfold_sys::units::{MAX_BYTES, MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
 use memfold_sys::zone::Zone;
+
+/// There is always this much room for what faults bring, bytes.
+const FLOOR_BYTES: u64 = WORKABLE_MIN_BYTES / 2;
+/// One part in this many of the bounds is kept for that where there is less to be had.
+const RESERVE_SHARE: u64 = 16;
+/// Folios that could not leave are tried again when none was refused for this long, nanoseconds.
+const REST_NS: u64 = 10_000_000;
 
 /// Figures of an engine: its own, or in memory that others read.
 pub enum StatsPlace {
@@ -61,7 +69,7 @@ impl Deref for StatsPlace {
 /// except `areas` for reading: so a writer of `areas` meets no folio that is `Loading` or `Saving`.
 ///
 /// Equations, while nobody works: `mapped + frames.populated` is the uncompressed memory held; every `Cached` folio is on
-/// `Cooling` or `Dirty`, every `Resident` one on `Active` or `Inactive`, every other one on no list.
+/// `Cooling` or `Dirty`, every `Resident` one on `Active`, `Inactive` or `Refused`, every other one on no list.
 pub struct Pager {
     pub(crate) config: Config,
     pub(crate) store: Store,
@@ -91,6 +99,8 @@ pub struct Pager {
     pub(crate) outside_bytes: AtomicU64,
     pub(crate) limit_now: AtomicU64,
     pub(crate) resident_now: AtomicU64,
+    /// When a folio was last refused, nanoseconds.
+    refused_at: AtomicU64,
     pub(crate) frozen: AtomicBool,
     pub(crate) changes: Changes,
     /// Where a fork stops the engine's threads.
@@ -184,6 +194,7 @@ impl Pager {
             outside_bytes: AtomicU64::new(0),
             limit_now: AtomicU64::new(config.limit_bytes.unwrap_or(u64::MAX)),
             resident_now: AtomicU64::new(config.resident_bytes.unwrap_or(u64::MAX)),
+            refused_at: AtomicU64::new(0),
             frozen: AtomicBool::new(false),
             changes: Changes::new(),
             gates: Gates::default(),
@@ -240,12 +251,28 @@ impl Pager {
         self.mapped.load(Relaxed) + self.frames.populated()
     }
 
-    /// Uncompressed memory that the pager may hold now, in pages: the smaller of `resident`, and of `limit` less what
-    /// pool, index and unmanaged memory take.
+    /// Uncompressed memory that the pager may hold now, in pages. Where nothing takes so much data that the bounds can't be
+    /// kept, the rest still gets some room: fighting over less would cost more time than it brings memory.
     pub(crate) fn target(&self) -> u64 {
         if self.frozen.load(Relaxed) {
             return u64::MAX >> PAGE_SHIFT;
         }
+        let refused = self.lru.pages(List::Refused);
+        let least = match refused {
+            1.. if self.config.on_full == OnFull::Grow => refused + (self.reserve_bytes() >> PAGE_SHIFT),
+            _ => FLOOR_BYTES >> PAGE_SHIFT,
+        };
+        self.bound().max(least)
+    }
+
+    /// As [`Pager::bound`], but never less than there always is.
+    pub(crate) fn bound_or_floor(&self) -> u64 {
+        self.bound().max(FLOOR_BYTES >> PAGE_SHIFT)
+    }
+
+    /// Uncompressed memory with which the bounds are kept, in pages: the smaller of `resident`, and of `limit` less what
+    /// pool, index and unmanaged memory take.
+    pub(crate) fn bound(&self) -> u64 {
         let outside = self.outside_bytes.load(Relaxed);
         let mut bytes = u64::MAX;
         if let Some(limit) = self.limit_bytes() {
@@ -255,7 +282,37 @@ impl Pager {
         if resident != u64::MAX {
             bytes = bytes.min(resident.saturating_sub(outside));
         }
-        bytes.max(crate::config::WORKABLE_MIN_BYTES / 2) >> PAGE_SHIFT
+        bytes >> PAGE_SHIFT
+    }
+
+    /// What a pool that counts leaves of the limit, and what data that can leave gets beside data that can't, bytes.
+    fn reserve_bytes(&self) -> u64 {
+        let most = self.limit_now.load(Relaxed).min(self.resident_now.load(Relaxed));
+        FLOOR_BYTES.max(most / RESERVE_SHARE)
+    }
+
+    /// Tells the store what it may hold now. Where the pool counts against the limit, it leaves room to work in, and takes
+    /// nothing that doesn't shrink: that would be no smaller there.
+    pub(crate) fn bound_pool(&self) {
+        let counts = self.config.pool_counts;
+        let mut most = self.config.max_pool_bytes.unwrap_or(u64::MAX);
+        if let Some(limit) = self.limit_bytes().filter(|_| counts) {
+            let others = self.metadata_bytes() + self.outside_bytes.load(Relaxed) + self.reserve_bytes();
+            most = most.min(limit.saturating_sub(others));
+        }
+        self.store.set_pool_bytes_max(if most == u64::MAX { 0 } else { most.max(1) });
+        let has_better = self.swap.as_ref().is_some_and(Swap::accepts) || counts && self.limit_bytes().is_some();
+        self.store.set_refuse_incompressible(has_better);
+    }
+
+    /// Notes that a folio could not leave.
+    pub(crate) fn note_refusal(&self) {
+        self.refused_at.store(now_ns(), Relaxed);
+    }
+
+    /// Whether folios that could not leave may be tried again: none was refused for a while.
+    pub(crate) fn may_retry(&self) -> bool {
+        self.lru.pages(List::Refused) > 0 && now_ns().saturating_sub(self.refused_at.load(Relaxed)) > REST_NS
     }
 
     /// What may be used now of `--limit`; `None` without one.
@@ -298,8 +355,12 @@ impl Pager {
         s.frame_bytes.store(frames, Relaxed);
         s.pool_bytes.store(pool, Relaxed);
         s.index_bytes.store(index, Relaxed);
-        let floor = crate::config::WORKABLE_MIN_BYTES / 2;
-        if self.limit_bytes().is_some_and(|limit| self.counted_pool_bytes() + index + floor > limit) {
+        let refused = self.lru.pages(List::Refused) << PAGE_SHIFT;
+        s.refused_bytes.store(refused, Relaxed);
+        self.bound_pool();
+        let is_crowded =
+            self.limit_bytes().is_some_and(|limit| self.counted_pool_bytes() + index + FLOOR_BYTES > limit);
+        if is_crowded || refused > 0 && refused + FLOOR_BYTES > self.bound() << PAGE_SHIFT {
             self.past_the_limit();
         }
         let folded = self.folded_pages.load(Relaxed) << PAGE_SHIFT;
@@ -363,7 +424,7 @@ impl Pager {
         let right = unsafe { self.folios.get(right_id) };
         right.frame = left.frame + half.pages() as u32;
         (right.age, right.active, right.untouched) = (left.age, left.active, left.untouched);
-        right.was_active = left.was_active;
+        (right.was_active, right.refused) = (left.was_active, left.refused);
         self.index.erase(guard, left.key, left.order);
         if cuts_block && left.has_copy {
             self.clean_pages.fetch_sub(left.order.pages() as u64, Relaxed);
@@ -390,6 +451,7 @@ impl Pager {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         let list = match folio.state {
+            State::Resident if folio.refused => List::Refused,
             State::Resident if folio.active => List::Active,
             State::Resident => List::Inactive,
             State::Cached if folio.has_copy => List::Cooling,
@@ -485,11 +547,11 @@ impl Pager {
                 key = at + pages;
             }
         }
-        let listed = |a: List, b: List| self.lru.pages(a) + self.lru.pages(b);
+        let listed = |lists: &[List]| lists.iter().map(|list| self.lru.pages(*list)).sum::<u64>();
         let sums = [
             ("mapped pages", mapped, self.mapped.load(Relaxed)),
-            ("mapped pages on lists", mapped, listed(List::Active, List::Inactive)),
-            ("cached pages on lists", cached, listed(List::Cooling, List::Dirty)),
+            ("mapped pages on lists", mapped, listed(&[List::Active, List::Inactive, List::Refused])),
+            ("cached pages on lists", cached, listed(&[List::Cooling, List::Dirty])),
             ("full frames", cached + self.frames.full_free(), self.frames.populated()),
             ("clean pages", clean, self.clean_pages.load(Relaxed)),
             ("folded pages", folded, self.folded_pages.load(Relaxed)),

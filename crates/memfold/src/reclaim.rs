@@ -9,7 +9,6 @@ use crate::lru::List;
 use crate::mapping::{Stop, Wake};
 use crate::pager::{Pager, bytes};
 use crate::stats;
-use crate::swap::Swap;
 use crate::writeback::{Fate, Refused};
 use memfold_store::{BlockSet, SaveError, xxh3_128};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -44,8 +43,6 @@ struct Saving {
 
 /// Folios tried in one round before it is given up.
 const TRIES: usize = 256;
-/// The same while the store is full: only folios with a true copy can leave then.
-const FULL_TRIES: usize = 2;
 /// Rounds for one frame. Others may take what a round has freed, so a few don't mean that nothing can be freed.
 const ATTEMPTS: usize = 64;
 /// Folios that can't leave before an eviction is given up: a fault waits meanwhile.
@@ -74,6 +71,9 @@ impl Pager {
                 return Ok(Some(frame));
             }
             if self.physical() + pages + copies <= self.target() {
+                if self.physical() + pages + copies > self.bound_or_floor() {
+                    self.past_the_limit();
+                }
                 if let Some(frame) = self.populated(order)? {
                     return Ok(Some(frame));
                 }
@@ -91,6 +91,8 @@ impl Pager {
             match self.reclaim(areas, pages, copies) {
                 Progress::Freed => {}
                 Progress::Again => return Err(NoFrame::Again),
+                // What is left may still leave: the program is not ended before all was tried.
+                Progress::Nothing if self.config.on_full == OnFull::Stop && self.may_evict() => {}
                 Progress::Nothing => break,
             }
         }
@@ -164,9 +166,6 @@ impl Pager {
             if enough(self) {
                 return Progress::Freed;
             }
-            if self.store.is_full() && (tried >= FULL_TRIES || self.clean_pages.load(Relaxed) == 0) {
-                break;
-            }
             // Small dirty folios are not left to the background for ever: the round must end with a free frame.
             let urgent = tried >= TRIES / 2;
             if slack > 0 && self.frames.full_free() > pages {
@@ -193,6 +192,11 @@ impl Pager {
             }
         }
         if enough(self) { Progress::Freed } else { Progress::Nothing }
+    }
+
+    /// Whether folios are left that were not refused.
+    fn may_evict(&self) -> bool {
+        [List::Inactive, List::Active, List::Cooling, List::Dirty].iter().any(|list| self.lru.pages(*list) > 0)
     }
 
     /// Maps the oldest evictable folio out into the swap cache.
@@ -327,7 +331,7 @@ impl Pager {
             Err(SaveError::Cancelled)
         } else {
             self.relieve_pool();
-            self.store.set_refuse_incompressible(self.swap.as_ref().is_some_and(Swap::accepts));
+            self.bound_pool();
             // SAFETY: the frame holds the folio's bytes, full and still, as long as it is `Saving`.
             unsafe {
                 let out = &mut context.handles[..count];
@@ -370,7 +374,8 @@ impl Pager {
                 );
                 folio.state = State::Cached;
                 self.drop_copy(&guard, id);
-                folio.active = true;
+                (folio.active, folio.refused) = (true, true);
+                self.note_refusal();
                 self.take_back(areas, &guard, id);
             }
         }
@@ -459,11 +464,6 @@ impl Pager {
             let mut context = self.contexts.borrow();
             self.save_next(&areas, &mut context, List::Dirty, true)
         };
-        if self.store.is_full() {
-            // Trying on would only move folios to and fro; the next fault asks again.
-            self.publish();
-            return false;
-        }
         let over = self.physical().saturating_sub(self.target());
         if over > 0 && self.trim(over) == 0 {
             let progress = self.reclaim(&self.areas.read(), over.min(512), 0);

@@ -125,6 +125,7 @@ stats! {
     Gauge folded_bytes: "data that is only in the store, before compression, bytes",
     Gauge stored_bytes: "data that has a copy in the store, before compression, bytes",
     Gauge swap_bytes: "space in use in the swap file, bytes",
+    Gauge refused_bytes: "mapped data that nothing took when it was last to leave memory, bytes",
     Gauge unmanaged_bytes: "run: resident memory of the program that is not under management, bytes",
     Gauge need_bytes: "run: data that counts for the process's share of the limit, uncompressed, bytes",
     Gauge peak_bytes: "the most that resident, frames, pool and index came to, bytes",

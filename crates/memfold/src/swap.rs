@@ -154,6 +154,11 @@ impl Swap {
         self.clusters.used() * PAGE_SIZE as u64
     }
 
+    /// Whether any slot is free.
+    pub fn has_room(&self) -> bool {
+        self.clusters.used() < self.clusters.slots()
+    }
+
     /// Whether more than half of what the file may hold is in use.
     pub fn is_half_full(&self) -> bool {
         self.used_bytes() > self.bounds.size_bytes / 2

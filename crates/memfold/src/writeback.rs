@@ -124,10 +124,10 @@ impl Pager {
 
     /// No run of this order can be had: two halves are tried later (S3).
     fn halve(&self, id: FolioId, key: u64, order: Order) -> Fate {
-        if order == Order::PAGE {
-            if let Some(swap) = &self.swap {
-                swap.note_full();
-            }
+        if let Some(swap) = &self.swap
+            && (order == Order::PAGE || order <= swap.largest() && !swap.has_room())
+        {
+            swap.note_full();
             return Fate::Stays;
         }
         let guard = self.shards.lock(key);
