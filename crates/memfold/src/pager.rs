@@ -32,7 +32,7 @@ use memfold_sys::zone::Zone;
 /// There is always this much room for what faults bring, bytes.
 const FLOOR_BYTES: u64 = WORKABLE_MIN_BYTES / 2;
 /// One part in this many of the bounds is kept for that where there is less to be had.
-const RESERVE_SHARE: u64 = 16;
+const RESERVE_SHARE: u64 = 8;
 /// Folios that could not leave are tried again when none was refused for this long, nanoseconds.
 const REST_NS: u64 = 10_000_000;
 

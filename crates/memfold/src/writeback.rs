@@ -81,7 +81,12 @@ impl Pager {
     /// What the pool may hold, bytes: above it, its coldest blocks go to the swap file.
     fn pool_share(&self) -> u64 {
         let limit = self.config.limit_bytes.unwrap_or(u64::MAX);
-        limit.saturating_sub(self.outside_bytes.load(Relaxed)) / POOL_SHARE
+        let share = limit.saturating_sub(self.outside_bytes.load(Relaxed)) / POOL_SHARE;
+        // Below what the store takes at most: what it refuses goes uncompressed.
+        match self.store.pool_bytes_max() {
+            0 => share,
+            most => share.min(most - most / HYSTERESIS),
+        }
     }
 
     // Raw folios.
