@@ -34,7 +34,7 @@ const FLOOR_BYTES: u64 = WORKABLE_MIN_BYTES / 2;
 /// One part in this many of the bounds is kept for that where there is less to be had.
 const RESERVE_SHARE: u64 = 8;
 /// Folios that could not leave are tried again when none was refused for this long, nanoseconds.
-const REST_NS: u64 = 10_000_000;
+const REST_NS: u64 = 50_000_000;
 
 /// Figures of an engine: its own, or in memory that others read.
 pub enum StatsPlace {
@@ -310,7 +310,13 @@ impl Pager {
         self.refused_at.store(now_ns(), Relaxed);
     }
 
-    /// Whether folios that could not leave may be tried again: none was refused for a while.
+    /// Whether there is reason to try folios again that could not leave: the bounds are not kept, and none was refused for a
+    /// while.
+    pub(crate) fn is_retry_due(&self) -> bool {
+        self.physical() > self.bound_or_floor() && self.may_retry()
+    }
+
+    /// Whether folios that could not leave may be tried again.
     pub(crate) fn may_retry(&self) -> bool {
         self.lru.pages(List::Refused) > 0 && now_ns().saturating_sub(self.refused_at.load(Relaxed)) > REST_NS
     }
@@ -362,6 +368,9 @@ impl Pager {
             self.limit_bytes().is_some_and(|limit| self.counted_pool_bytes() + index + FLOOR_BYTES > limit);
         if is_crowded || refused > 0 && refused + FLOOR_BYTES > self.bound() << PAGE_SHIFT {
             self.past_the_limit();
+        }
+        if self.is_retry_due() {
+            self.queue.reclaim();
         }
         let folded = self.folded_pages.load(Relaxed) << PAGE_SHIFT;
         s.folded_bytes.store(folded, Relaxed);

@@ -61,7 +61,7 @@ impl Pager {
         let large = order > self.config.block_order;
         stats::add(&self.stats.frame_alloc, large as u64);
         let copies = if self.has_move { 0 } else { pages };
-        if self.physical() > self.target() {
+        if self.physical() > self.target() || self.is_retry_due() {
             self.queue.reclaim();
         }
         for _ in 0..ATTEMPTS {
@@ -468,6 +468,9 @@ impl Pager {
         if over > 0 && self.trim(over) == 0 {
             let progress = self.reclaim(&self.areas.read(), over.min(512), 0);
             return (progress == Progress::Freed && self.trim(over) > 0) || saved;
+        }
+        if over == 0 && self.is_retry_due() {
+            return self.evict(&self.areas.read()) == Progress::Freed || saved;
         }
         // With nothing else to do, one step of compaction at a time: whoever needs a window gets it in between.
         let tidied = if over == 0 && !saved { self.store.tidy() } else { 0 };

@@ -212,6 +212,25 @@ fn s3_a_full_file_is_used_to_the_last_slot_and_then_memory_grows() {
 }
 
 #[test]
+fn a_full_file_splits_no_folios() {
+    let disk = MemoryDisk::default();
+    let mut config = config();
+    config.swap_bytes = 4 << 20;
+    let setup = Setup::with_disk(config, 8192, Some(&disk));
+    (0..6144).for_each(|n| write(&setup, n, 1, 0));
+    let splits = || stats(&setup).swpout_fallback.iter().map(get).sum::<u64>();
+    let before = splits();
+    for round in 0..3 {
+        // Writes are tried again after 100 ms.
+        std::thread::sleep(std::time::Duration::from_millis(110));
+        (0..200).for_each(|n| write(&setup, 6144 + round * 200 + n, 1, 0));
+    }
+    assert_eq!(splits(), before);
+    (0..6144).for_each(|n| assert_holds(&setup, n, 1, 0));
+    setup.assert_sound();
+}
+
+#[test]
 fn the_floor_of_the_file_system_is_kept() {
     let disk = MemoryDisk::default();
     disk.set_file_system_bytes(100 << 20);

@@ -1,0 +1,154 @@
+//! Data that nothing takes, in bounds that can't hold it: it costs memory, not time, and the rest is folded as before. Row Z4.
+use memfold::config::OnFull;
+use memfold::{Config, Delivery, stats::Stats};
+use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_testkit::program::Setup;
+use memfold_testkit::random::Random;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+/// 16 MiB that don't shrink.
+const DENSE: Range<usize> = 0..4096;
+/// 12 MiB that shrink to about a quarter.
+const SOFT: Range<usize> = 4096..7168;
+
+fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Relaxed)
+}
+
+/// 16 KiB blocks, folios up to 64 KiB, codec lz4.
+fn config(change: impl FnOnce(&mut Config)) -> Config {
+    let mut config = Config::new(1 << 30);
+    config.delivery = Delivery::Thread;
+    config.folio_order = Order::new(4).unwrap();
+    config.pools = 1;
+    change(&mut config);
+    config
+}
+
+fn setup(change: impl FnOnce(&mut Config)) -> Setup {
+    Setup::new(config(change), SOFT.end)
+}
+
+/// What a page holds: random bytes, of which 3 of 4 are zeros in `SOFT`.
+fn content(number: usize) -> Vec<u8> {
+    let mut random = Random::new(number as u64);
+    let mut page = vec![0; PAGE_SIZE];
+    let random_words = if DENSE.contains(&number) { 64 } else { 16 };
+    page.chunks_exact_mut(8).enumerate().filter(|(i, _)| i % 64 < random_words).for_each(|(_, word)| {
+        word.copy_from_slice(&random.word().to_le_bytes());
+    });
+    page
+}
+
+fn write(setup: &Setup, pages: Range<usize>) {
+    pages.for_each(|n| setup.program.write(n, |page| page.copy_from_slice(&content(n))));
+}
+
+fn assert_holds(setup: &Setup, pages: Range<usize>) {
+    pages.for_each(|n| setup.program.read(n, |page| assert!(*page == *content(n), "page {n}")));
+}
+
+fn stats(setup: &Setup) -> &Stats {
+    setup.pager.publish();
+    setup.pager.stats()
+}
+
+#[test]
+fn z4_what_does_not_shrink_stays_under_a_limit_and_is_not_tried_again_at_each_fault() {
+    let setup = setup(|c| c.limit_bytes = Some(8 << 20));
+    write(&setup, DENSE);
+    let s = stats(&setup);
+    assert!(get(&s.pool_bytes) < 1 << 20, "{} bytes in the pool", get(&s.pool_bytes));
+    assert!(get(&s.refused_bytes) > 8 << 20, "{} bytes refused", get(&s.refused_bytes));
+    assert!(get(&s.over_limit) > 0);
+    // Each folio has 4 pages or more.
+    let refused = get(&s.save_refused);
+    assert!(refused <= DENSE.len() as u64 / 4, "{refused} refusals");
+    assert_holds(&setup, DENSE);
+    assert_eq!(get(&s.pgmajfault), 0, "nothing of it has left");
+
+    // What does shrink is folded as ever, in the room that is kept for it.
+    let start = Instant::now();
+    write(&setup, SOFT);
+    (0..3).for_each(|_| assert_holds(&setup, SOFT));
+    let retries = start.elapsed().as_millis() as u64 / 50 + 1;
+    assert!(get(&s.pgmajfault) > 100 && get(&s.zswpin) > 3072, "{} pages loaded", get(&s.zswpin));
+    let again = get(&s.save_refused) - refused;
+    // The last of the dense ones are met now; one retry in 50 ms.
+    assert!(again <= 300 + retries, "{again} refusals, in a time for {retries} retries");
+    let mapped = setup.space.present_pages();
+    assert!(mapped <= DENSE.len() + (5 << 20 >> 12), "{mapped} pages are mapped");
+    setup.assert_sound();
+
+    // The program gives it up: the limit is kept again.
+    // SAFETY: nobody uses the pages.
+    unsafe { setup.pager.discard_at(setup.addrs(DENSE)) };
+    assert_holds(&setup, SOFT);
+    let s = stats(&setup);
+    let past = get(&s.over_limit);
+    assert_eq!(get(&s.refused_bytes), 0);
+    (0..2).for_each(|_| assert_holds(&setup, SOFT));
+    while setup.pager.reclaim_in_background() {}
+    let s = stats(&setup);
+    assert_eq!(get(&s.over_limit), past);
+    let held = [&s.resident_bytes, &s.frame_bytes, &s.pool_bytes, &s.index_bytes].map(get).iter().sum::<u64>();
+    assert!(held <= 8 << 20, "{held} bytes held");
+    setup.assert_sound();
+}
+
+#[test]
+fn z4_a_full_pool_is_not_asked_again_at_each_fault() {
+    let setup = setup(|c| {
+        c.resident_bytes = Some(8 << 20);
+        c.max_pool_bytes = Some(1 << 20);
+    });
+    let start = Instant::now();
+    write(&setup, SOFT);
+    let s = stats(&setup);
+    assert!(get(&s.over_limit) > 0 && get(&s.zswpout) > 0);
+    (0..3).for_each(|_| assert_holds(&setup, SOFT));
+    let retries = start.elapsed().as_millis() as u64 / 50 + 1;
+    let refused = get(&s.save_refused);
+    assert!(refused <= SOFT.len() as u64 / 2 + retries, "{refused} refusals, in a time for {retries} retries");
+    setup.assert_sound();
+}
+
+#[test]
+fn z4_what_was_refused_is_tried_again_when_nothing_is_refused_any_more() {
+    let setup = setup(|c| {
+        c.resident_bytes = Some(8 << 20);
+        c.max_pool_bytes = Some(1 << 20);
+    });
+    write(&setup, SOFT);
+    let before = get(&stats(&setup).refused_bytes);
+    assert!(before > 1 << 20, "{before} bytes refused");
+    // What was stored first leaves room in the pool.
+    let (given_up, rest) = (SOFT.start..SOFT.start + 768, SOFT.start + 768..SOFT.end);
+    // SAFETY: nobody uses the pages.
+    unsafe { setup.pager.discard_at(setup.addrs(given_up)) };
+    std::thread::sleep(std::time::Duration::from_millis(60));
+    while setup.pager.reclaim_in_background() {}
+    let after = get(&stats(&setup).refused_bytes);
+    assert!(after + (1 << 20) < before, "{after} bytes refused, {before} before");
+    assert_holds(&setup, rest);
+    setup.assert_sound();
+}
+
+#[test]
+fn on_full_stop_ends_the_program_when_all_was_tried() {
+    let setup = setup(|c| {
+        c.limit_bytes = Some(12 << 20);
+        c.on_full = OnFull::Stop;
+    });
+    // Dense data in between must not hide that the rest can be folded.
+    write(&setup, 0..1024);
+    write(&setup, SOFT);
+    assert_holds(&setup, SOFT);
+    assert_eq!(get(&stats(&setup).over_limit), 0);
+    let stopped = catch_unwind(AssertUnwindSafe(|| write(&setup, DENSE))).expect_err("it can't hold that");
+    let text = stopped.downcast_ref::<String>().unwrap();
+    assert!(text.contains("--on-full stop"), "{text}");
+}
