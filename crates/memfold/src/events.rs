@@ -15,7 +15,7 @@ use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 use memfold_sys::zone::set_inherited;
 
 impl Pager {
-    /// Applies one event (not a fault) that was read and is still held back by [`crate::changes::Changes`].
+    /// Applies one event (not a fault) that was read and is still held back by `changes.rs`.
     ///
     /// A discard that is reported here happens, or has happened, in the kernel; no engine move can come between.
     pub fn apply(&self, event: Event) {
