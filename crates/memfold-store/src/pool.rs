@@ -21,8 +21,8 @@ use crate::hash::xxh3;
 use crate::mark::Mark;
 use crate::span::Span;
 use alloc::boxed::Box;
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
 use memfold_sys::raw::{LINE_BYTES, prefetch};
+use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
 use memfold_sys::sync::{Mutex, MutexGuard};
 use memfold_sys::thread::now_ns;
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
@@ -168,7 +168,9 @@ impl Pool {
         // Not pinned: it may be another object's by now, and any address may come of it. No byte is read.
         let at = self.arena.slot_hint(span, class, snapshot.place().slot);
         let len = class.payload_offset() + entry.header().len as usize;
-        (0..len.min(class.slot_bytes as usize)).step_by(LINE_BYTES).for_each(|offset| prefetch(at.wrapping_add(offset)));
+        (0..len.min(class.slot_bytes as usize))
+            .step_by(LINE_BYTES)
+            .for_each(|offset| prefetch(at.wrapping_add(offset)));
     }
 
     /// Finds and pins an object, without looking at its payload. Takes no lock.
