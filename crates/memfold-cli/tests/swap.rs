@@ -1,6 +1,6 @@
 //! `memfold run --swap`: data that doesn't shrink in a limit that can't hold it. Rows B3, Z4.
 mod common;
-use common::{Scratch, assert_refused, binaries, memfold, run};
+use common::{Scratch, assert_refused, binaries, managed_in, memfold, run};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -42,9 +42,17 @@ fn b3_data_that_does_not_shrink_goes_to_the_file_and_every_byte_comes_back() {
     }
 }
 
+/// A mounted file system.
+struct Mounted(String);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
 #[test]
 fn a_full_file_system_costs_memory_and_no_data() {
-    let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let dir = scratch.path("small");
     std::fs::create_dir(&dir).unwrap();
@@ -54,10 +62,12 @@ fn a_full_file_system_costs_memory_and_no_data() {
         eprintln!("SKIPPED, NOTHING WAS TESTED: mounting a small tmpfs needs root");
         return;
     }
-    let output = run(&bin, &["--swap", &dir, "--swap-keep-free", "1M"], &["python3", PROGRAM, "150"]);
-    let stopped =
-        run(&bin, &["--swap", &dir, "--swap-keep-free", "1M", "--on-full", "stop"], &["python3", PROGRAM, "150"]);
-    assert!(Command::new("umount").arg(&dir).status().unwrap().success());
+    let mounted = Mounted(dir.clone());
+    let flags = ["--limit", "64M", "--swap", &dir, "--swap-keep-free", "1M"];
+    let Some(output) = managed_in("", &flags, &["python3", PROGRAM, "150"]) else { return };
+    let stop = [&flags[..], &["--on-full", "stop"]].concat();
+    let Some(stopped) = managed_in("", &stop, &["python3", PROGRAM, "150"]) else { return };
+    drop(mounted);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{text}");
     assert!(text.contains("going past it"), "it says so: {text}");

@@ -48,8 +48,8 @@ pub(crate) struct Done {
 /// Clean copies may hold one part in this many of `--limit`.
 const CLEAN_SHARE: u128 = 8;
 
-/// How much to ask for at once. What reaches across the border of two of the kernel's areas is never moved (EINVAL) or copied
-/// (ENOENT) in one call. ENOENT of a move also says that a page is missing. Only a single page's error is told for sure.
+/// How much to ask for at once. ENOENT means that a page is missing, or, as EINVAL does, that the range reaches across the
+/// border of two of the kernel's areas, which it never moves in one call; only for a single page does it mean more.
 struct Span(usize);
 
 impl Span {

@@ -90,6 +90,8 @@ pub struct Swap {
     buffers: Zone,
     buffer_bytes: usize,
     free: Mutex<[bool; BUFFERS]>,
+    /// The disk knows the buffers, which then hold memory.
+    registered: AtomicBool,
     given: Condvar,
     bounds: Bounds,
     growth: Mutex<()>,
@@ -112,8 +114,6 @@ impl Swap {
         let share = (bounds.limit_bytes / BUFFER_SHARE).max(1).ilog2();
         let buffer_bytes = (1usize << share).clamp(BUFFER_MIN_BYTES, bounds.folio.bytes().max(PACK_BYTES));
         let buffers = Zone::reserve(buffer_bytes * BUFFERS, PAGE_SIZE)?;
-        // SAFETY: the zone is dropped after the disk, as the fields are in this order.
-        unsafe { disk.register(buffers.as_ptr(), buffers.len()) };
         Ok(Swap {
             disk,
             seal: Seal::new(encrypt)?,
@@ -122,6 +122,7 @@ impl Swap {
             buffers,
             buffer_bytes,
             free: Mutex::new([true; BUFFERS]),
+            registered: AtomicBool::new(false),
             given: Condvar::new(),
             bounds,
             growth: Mutex::new(()),
@@ -168,7 +169,8 @@ impl Swap {
     pub fn memory_bytes(&self) -> u64 {
         let per_cluster = (CLUSTER_SLOTS + 128) as u64;
         let slots = self.clusters.slots();
-        self.buffers.len() as u64 + slots / CLUSTER_SLOTS as u64 * per_cluster
+        let buffers = if self.registered.load(Relaxed) { self.buffers.len() as u64 } else { 0 };
+        buffers + slots / CLUSTER_SLOTS as u64 * per_cluster
     }
 
     /// Verifies the slots.
@@ -254,6 +256,11 @@ impl Swap {
 
     fn take_buffer(&self, range: Range<usize>, wait: bool) -> Option<usize> {
         let mut free = self.free.lock();
+        if !self.registered.swap(true, Relaxed) {
+            // Not before they are needed: most processes of a run never write.
+            // SAFETY: the zone is dropped after the disk, as the fields are in this order.
+            unsafe { self.disk.register(self.buffers.as_ptr(), self.buffers.len()) };
+        }
         loop {
             if let Some(buffer) = range.clone().find(|b| free[*b]) {
                 free[buffer] = false;
