@@ -36,9 +36,9 @@ mod report;
 mod walk;
 mod store_row;
 mod trainer;
+mod store_pool;
 #[cfg(feature = "engine")]
 mod store_engine;
-mod store_pool;
 mod store_canned;
 mod store_kernel;
 mod store_many;

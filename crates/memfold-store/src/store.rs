@@ -111,7 +111,8 @@ impl Store {
         *self.codec.lock()
     }
 
-    /// Changes the codec of workers made from now on. Objects and workers that exist are not touched.
+    /// Changes the codec of workers made from now on. Objects keep theirs. Workers that exist go on with theirs too, as
+    /// a save must not allocate: whoever owns one gives it the new codec with [`Worker::set_codec`].
     pub fn set_codec(&self, spec: CodecSpec) {
         *self.codec.lock() = spec;
     }

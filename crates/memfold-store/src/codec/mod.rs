@@ -75,7 +75,7 @@ pub static CODECS: &[Codec] = &[
     },
     Codec {
         name: "deflate",
-        help: "deflate, as hardware speaks it; higher levels are stronger, 10 to 12 take 9 MiB a thread",
+        help: "deflate, as hardware speaks it; higher levels are stronger; 1 takes 199 KiB a thread, 2 to 9 take 653 KiB, 10 to 12 8.6 MiB",
         format: id::DEFLATE,
         levels: 1..=12,
         level_default: 1,
