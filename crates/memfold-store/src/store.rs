@@ -320,7 +320,7 @@ fn make_pools(count: usize, budget: &Arc<Budget>) -> Result<Box<[Pool]>, StoreEr
         let start = start + layout.entries + layout.marks;
         let spans = Table::new(Area::new(&zone, start, layout.spans));
         let data = Area::new(&zone, start + layout.spans, layout.data);
-        let arena = Arena::new(data, spans, budget.clone());
+        let arena = Arena::new(data, spans, budget.clone(), count);
         Pool::new(number as u8, arena, Entries::new(entries, budget.clone()), marks)
     };
     Ok((0..count).map(pool).collect())

@@ -341,22 +341,24 @@ fn held_bytes_are_what_the_kernel_sees() {
 
 #[test]
 fn emptied_spans_are_kept_within_the_allowance_and_reused() {
-    let store = store_with(|_| ());
-    let mut w = store.worker();
-    let mut random = Random(9);
-    let handles: Vec<_> =
-        (0..60).flat_map(|k| save(&store, &mut w, &mixed_folio(order(6), &mut random), order(6), k).unwrap()).collect();
-    let full = store.stats();
-    for handle in &handles {
-        store.free(*handle);
-        let stats = store.stats();
-        assert!(stats.warm_bytes <= (256 << 10) + (full.held_bytes >> 6) + (128 << 10), "{}", stats.warm_bytes);
+    for (pools, allowance) in [(1, 1 << 20), (4, 4 * (256 << 10)), (8, 8 * (256 << 10))] {
+        let store = store_with(|c| c.pools = pools);
+        let mut w = store.worker();
+        let mut random = Random(9);
+        let saved = |k: u64| save(&store, &mut w, &mixed_folio(order(6), &mut random), order(6), k << 9).unwrap();
+        let handles: Vec<_> = (0..60u64).flat_map(saved).collect();
+        let full = store.stats();
+        for handle in &handles {
+            store.free(*handle);
+            let warm = store.stats().warm_bytes;
+            assert!(warm <= allowance + (full.held_bytes >> 6) + pools as u64 * (128 << 10), "{pools} pools: {warm}");
+        }
+        store.check().unwrap();
+        let warm = store.stats().warm_bytes;
+        assert!(warm > 0);
+        let released = store.trim();
+        assert_eq!(store.stats().warm_bytes, warm - released);
+        assert!(released > 0 && store.stats().warm_bytes <= allowance / 2, "{pools} pools");
+        store.check().unwrap();
     }
-    store.check().unwrap();
-    let warm = store.stats().warm_bytes;
-    assert!(warm > 0);
-    let released = store.trim();
-    assert_eq!(store.stats().warm_bytes, warm - released);
-    assert!(released > 0 && store.stats().warm_bytes <= 128 << 10);
-    store.check().unwrap();
 }
