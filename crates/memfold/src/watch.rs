@@ -145,7 +145,7 @@ impl Watcher {
     /// Whether no change of the address space is on its way.
     fn is_quiet(&self) -> bool {
         // SAFETY: the probe's page is there, so nothing is copied: EEXIST at rest, EAGAIN while an event is on its way.
-        let probed = unsafe { self.uffd.copy(self.probe.start(), self.pager.zeros(), PAGE_SIZE) };
+        let probed = unsafe { self.uffd.copy(self.probe.start(), self.pager.zeros(), PAGE_SIZE, false) };
         probed.is_err_and(|p| p.errno == Errno::EXIST)
     }
 
@@ -171,7 +171,7 @@ impl Watcher {
             let bytes = self.pager.page_at_rest(rest.origin(page));
             // SAFETY: a missing page of a registered area, and what it holds, as nothing changes at rest. No lock is held: when
             // the page is there, the thread that forks goes on.
-            match unsafe { self.uffd.copy(page, bytes, PAGE_SIZE) } {
+            match unsafe { self.uffd.copy(page, bytes, PAGE_SIZE, true) } {
                 Err(partial) if partial.errno == Errno::AGAIN => match self.uffd.read() {
                     Ok(Event::Fault { address, .. }) => self.serve_at_rest(rest, address & !(PAGE_SIZE - 1)),
                     Ok(change) => rest.note_change(change),
