@@ -17,7 +17,11 @@ mod program;
 mod engine;
 mod files;
 mod fork;
+mod real;
 mod clone;
+mod marks;
+mod lent;
+mod syscall;
 mod threads;
 
 #[used]
@@ -30,6 +34,7 @@ extern "C" fn construct() {
         Ok(Some(order)) => {
             // First, so that it runs after the program's own handlers of fork.
             fork::install();
+            marks::find();
             engine::start(order);
         }
         Err(why) => say::die(format_args!("MEMFOLD_RUN: {why}")),

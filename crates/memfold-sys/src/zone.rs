@@ -5,7 +5,7 @@
 use crate::Errno;
 use crate::sync::StaticMutex;
 use crate::units::PAGE_SIZE;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munlock, munmap};
 
 /// A private anonymous reservation, readable and writable, backed by memory page by page as it is touched.
 pub struct Zone {
@@ -143,6 +143,15 @@ pub fn set_inherited(start: usize, end: usize, inherited: bool) {
     let advice = if inherited { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
     // SAFETY: changes what fork copies, and no byte. Not fatal: the kernel refuses it for no anonymous mapping.
     let _ = unsafe { madvise(start as *mut _, end - start, advice) };
+}
+
+/// Undoes for every live zone what the program's mlockall has done to it: frames that are locked could not take part in
+/// moves, and the kernel would fill zones that are meant to be sparse.
+pub fn unlock_all() {
+    for zone in LIST.lock().iter().filter(|zone| zone.1 != 0) {
+        // SAFETY: the engine's own mapping; no byte changes. Not fatal: a locked frame is copied from, not moved.
+        let _ = unsafe { munlock(zone.0 as *mut _, zone.1 - zone.0) };
+    }
 }
 
 /// Whether `[start, end)` touches any live zone of the engine.

@@ -229,7 +229,8 @@ impl Pager {
         }
     }
 
-    fn is_home(&self, start: u64, end: u64) -> bool {
+    /// Whether every folio of a range of keys is in the page table.
+    pub(crate) fn is_home(&self, start: u64, end: u64) -> bool {
         let mut home = true;
         self.each_folio(start..end, |_, id| {
             // SAFETY: the guard that `each_folio` holds is that of the folio's shard.
