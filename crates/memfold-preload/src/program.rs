@@ -77,6 +77,8 @@ struct State {
     /// Resident at the last look, bytes.
     anonymous: u64,
     looks: u32,
+    /// Of the whole run (limit, resident), bytes; `None` if nobody tells them.
+    bounds: Option<(u64, u64)>,
     /// Resident memory that this process shared with its parent when a fork made it, bytes, and what was folded then.
     inherited: u64,
     inherited_away: u64,
@@ -321,7 +323,9 @@ impl Program {
         let need =
             anonymous.saturating_sub(state.inherited) + self.pager.away_bytes().saturating_sub(state.inherited_away);
         self.pager.stats().need_bytes.store(need, Relaxed);
-        if state.looks % LOOKS_A_SHARE == 1 {
+        let bounds = slots::bounds();
+        if state.looks % LOOKS_A_SHARE == 1 || state.bounds != bounds {
+            state.bounds = bounds;
             self.take_share(&state, need);
         }
         let max = self.pager.bound_bytes();
@@ -355,10 +359,14 @@ impl Program {
     /// Takes this process's share of what the whole run may use. What a child of fork has from its parent counts there.
     fn take_share(&self, state: &State, need: u64) {
         let mut others = slots::needs_of_others();
-        let mut of = |bound: Option<u64>| {
-            bound.map_or(u64::MAX, |bound| share(bound, need, &mut others).saturating_add(state.inherited))
+        let mut of = |bound: u64| match bound {
+            u64::MAX => u64::MAX,
+            bound => share(bound, need, &mut others).saturating_add(state.inherited),
         };
-        let (limit, resident) = (of(self.config.limit_bytes), of(self.config.resident_bytes));
+        let or_none = |bound: Option<u64>| bound.unwrap_or(u64::MAX);
+        let given = (or_none(self.config.limit_bytes), or_none(self.config.resident_bytes));
+        let (limit, resident) = state.bounds.unwrap_or(given);
+        let (limit, resident) = (of(limit), of(resident));
         self.pager.set_bounds(limit, resident);
     }
 
