@@ -8,12 +8,13 @@ use crate::stats_file::StatsFile;
 use crate::summary::summary;
 use crate::{dict, machine, program, report, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use memfold::config::{Config, Delivery, KEYS};
+use memfold::config::{Config, Delivery, KEYS, Size};
 use memfold_store::CodecSpec;
 use memfold_sys::uffd::{Uffd, feature};
 use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -127,10 +128,13 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     // Its thread comes after the child: signals are blocked by now.
     let control = Control::start(run.clone());
     let mut height = Height::default();
-    let status = child.wait(reported.then_some(LOOK_PERIOD), || height.sample(&run.slots))?;
+    let end = child.wait(reported.then_some(LOOK_PERIOD), || height.sample(&run.slots))?;
     let seconds = run.start.elapsed().as_secs_f64();
     height.sample(&run.slots);
     drop(control);
+    if end.dumped {
+        warn_of_dump(&run.slots, end.pid as u64);
+    }
 
     let config = run.config();
     if matches.get_flag(SUMMARY) {
@@ -138,10 +142,28 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     }
     if let Some(file) = stats_file {
         let sum = Figures::sum(&run.slots);
-        let about = report::Run { config: &config, arguments: &run.arguments, status, seconds, ratio: height.ratio() };
+        let about = report::Run {
+            config: &config,
+            arguments: &run.arguments,
+            status: end.status,
+            seconds,
+            ratio: height.ratio(),
+        };
         file.write(&report::json(&about, &sum, &run.slots))?;
     }
-    Ok(status)
+    Ok(end.status)
+}
+
+/// The kernel asks nobody for what is folded when it writes a core dump.
+fn warn_of_dump(slots: &Slots, pid: u64) {
+    let folded = slots.claimed().find(|slot| slot.pid.load(Relaxed) == pid).map_or(0, |s| s.folded_bytes.load(Relaxed));
+    if folded > 0 {
+        eprintln!(
+            "memfold: the core dump has zeros in place of {} that were folded; to have them, stop the program in gdb, \
+             `call (int)memfold_unfold()` and use gcore",
+            Size(folded)
+        );
+    }
 }
 
 fn config(matches: &ArgMatches) -> Result<Config, Failure> {

@@ -1,73 +1,10 @@
 //! `memfold run --list`, `memfold stat` and `memfold set`, on programs that run.
 mod common;
-use common::{Scratch, assert_refused, binaries, can_make_worlds, compile, memfold};
-use std::io::{BufRead, BufReader, Write};
+use common::{Holder, Scratch, assert_refused, binaries, can_make_worlds, compile, memfold};
+use std::io::BufReader;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
-
-/// A program that holds memory under `memfold run`.
-struct Holder {
-    runner: Child,
-    pid: u32,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-}
-
-impl Holder {
-    fn start(bin: &Path, scratch: &Scratch, flags: &[&str], program: &str, mib: &str) -> Holder {
-        let mut command = memfold(bin, &[&["run"], flags, &["--", program, mib]].concat());
-        command.env("XDG_RUNTIME_DIR", &scratch.0).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut runner = command.spawn().unwrap();
-        let (input, output) = (runner.stdin.take(), BufReader::new(runner.stdout.take().unwrap()));
-        let mut holder = Holder { runner, pid: 0, input, output };
-        let ready = holder.line();
-        holder.pid = ready.strip_prefix("ready ").unwrap_or_else(|| panic!("{ready:?}")).parse().unwrap();
-        holder
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        line.trim().to_string()
-    }
-
-    /// Has it verify every byte.
-    fn check(&mut self) {
-        self.input.as_mut().unwrap().write_all(b"check\n").unwrap();
-        assert_eq!(self.line(), "right");
-    }
-
-    /// Resident anonymous memory, MiB.
-    fn resident_mib(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
-    }
-
-    /// Waits until its resident memory is as wanted.
-    #[track_caller]
-    fn wait_for(&self, what: &str, wanted: impl Fn(u64) -> bool) {
-        let begin = Instant::now();
-        while !wanted(self.resident_mib()) {
-            assert!(begin.elapsed() < Duration::from_secs(20), "{what}: {} MiB resident", self.resident_mib());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        println!("{what}: {} MiB resident after {:.2} s", self.resident_mib(), begin.elapsed().as_secs_f64());
-    }
-
-    fn end(mut self) {
-        drop(self.input.take());
-        assert_eq!(self.runner.wait().unwrap().code(), Some(0));
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.runner.kill();
-        let _ = self.runner.wait();
-    }
-}
 
 fn ask(bin: &Path, scratch: &Scratch, arguments: &[&str]) -> Output {
     memfold(bin, arguments).env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap()

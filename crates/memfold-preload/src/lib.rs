@@ -23,6 +23,7 @@ mod marks;
 mod lent;
 mod syscall;
 mod threads;
+mod inspect;
 
 #[used]
 #[unsafe(link_section = ".init_array")]

@@ -210,8 +210,8 @@ impl Pager {
     /// Brings every folded page back and keeps all in place until [`Pager::thaw`]: for a fork, whose child gets copies of
     /// the page table and no engine. Goes past the limit if it must.
     ///
-    /// Called by a thread of the program, whose handlers still run; no area may be added until `thaw`. No lock is held on
-    /// return, so other threads of the program go on faulting: what they can get is first touches only.
+    /// Called by a thread of the program, whose handlers still run; for a fork, no area may be added until `thaw`. No lock is
+    /// held on return, so other threads of the program go on faulting: what they can get is first touches only.
     pub fn freeze(&self) {
         self.frozen.store(true, SeqCst);
         loop {
