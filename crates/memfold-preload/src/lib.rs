@@ -19,6 +19,7 @@ mod files;
 mod fork;
 mod real;
 mod clone;
+mod ahead;
 mod marks;
 mod lent;
 mod syscall;
@@ -36,6 +37,7 @@ extern "C" fn construct() {
             // First, so that it runs after the program's own handlers of fork.
             fork::install();
             marks::find();
+            ahead::find();
             engine::start(order);
         }
         Err(why) => say::die(format_args!("MEMFOLD_RUN: {why}")),

@@ -1,5 +1,6 @@
 //! Marks that keep memory from being folded, set after it was adopted: locks, and what children or core dumps must not get.
 //! The marked part comes home and leaves management before the call returns.
+use crate::ahead::{Madvise, populate};
 use crate::engine;
 use crate::program::{self, Program};
 use crate::real::Real;
@@ -9,7 +10,6 @@ use memfold_sys::raw::set_signals_blocked;
 use memfold_sys::units::PAGE_SIZE;
 use memfold_sys::zone::unlock_all;
 
-type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
 type Mlock = unsafe extern "C" fn(*const c_void, usize) -> c_int;
 type Mlock2 = unsafe extern "C" fn(*const c_void, usize, c_uint) -> c_int;
 type Mlockall = unsafe extern "C" fn(c_int) -> c_int;
@@ -85,6 +85,8 @@ pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> 
         libc::MADV_DONTFORK => mark(at as usize, len, false, call),
         libc::MADV_DONTDUMP | libc::MADV_WIPEONFORK | libc::MADV_MERGEABLE => mark(at as usize, len, true, call),
         libc::MADV_DOFORK => undo_dont_fork(call),
+        // SAFETY: the caller's promise.
+        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => unsafe { populate(real, at, len, advice) },
         libc::MADV_DODUMP | libc::MADV_KEEPONFORK | libc::MADV_UNMERGEABLE => unmark(call),
         _ => call(),
     }

@@ -2,7 +2,7 @@
 use crate::clone::copies;
 use crate::fork::Copying;
 use crate::real::next;
-use crate::{lent, marks};
+use crate::{ahead, lent, marks};
 use core::ffi::{c_int, c_long, c_uint, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -13,11 +13,17 @@ static REAL: AtomicUsize = AtomicUsize::new(0);
 
 /// What `syscall` does for the calls that matter here, and the first time.
 unsafe extern "C" fn slowly(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
-    let real = next(c"syscall");
-    REAL.store(real as usize, Relaxed);
+    let mut real = REAL.load(Relaxed) as *mut c_void;
+    if real.is_null() {
+        real = next(c"syscall");
+        REAL.store(real as usize, Relaxed);
+    }
     // SAFETY: the arguments are the caller's, of the types that the system call by this number takes.
     unsafe {
         match number {
+            libc::SYS_mmap => {
+                return ahead::mmap(a as *mut c_void, b, c as c_int, d as c_int, e as c_int, f as i64) as c_long;
+            }
             libc::SYS_madvise => return marks::madvise(a as *mut c_void, b, c as c_int) as c_long,
             libc::SYS_mlock => return marks::mlock(a as *const c_void, b) as c_long,
             libc::SYS_mlock2 => return marks::mlock2(a as *const c_void, b, c as c_uint) as c_long,
@@ -52,6 +58,8 @@ unsafe extern "C" fn slowly(number: c_long, a: usize, b: usize, c: usize, d: usi
 #[cfg(target_arch = "x86_64")]
 pub unsafe extern "C" fn syscall() {
     core::arch::naked_asm!(
+        "cmp rdi, {mmap}",
+        "je 2f",
         "cmp rdi, {madvise}",
         "je 2f",
         "cmp rdi, {setsockopt}",
@@ -75,6 +83,7 @@ pub unsafe extern "C" fn syscall() {
         "jz 2f",
         "jmp rax",
         "2: jmp {slowly}",
+        mmap = const libc::SYS_mmap,
         madvise = const libc::SYS_madvise,
         setsockopt = const libc::SYS_setsockopt,
         clone = const libc::SYS_clone,

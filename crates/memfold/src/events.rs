@@ -175,6 +175,11 @@ impl Pager {
         self.physical().saturating_sub(self.target()) << PAGE_SHIFT
     }
 
+    /// Uncompressed memory that may still be taken before something must be folded, bytes.
+    pub fn room_bytes(&self) -> u64 {
+        self.target().saturating_sub(self.physical()) << PAGE_SHIFT
+    }
+
     /// Bytes that the engine's own data takes: frames, pool, index.
     pub fn own_bytes(&self) -> u64 {
         (self.frames.populated() << PAGE_SHIFT) + self.store.pool_bytes() + self.metadata_bytes()
