@@ -63,7 +63,7 @@ pub struct WalkChildArgs {
     pub seed: u64,
 }
 
-/// Runs the walk and writes a [`Message`] a line to standard output; waits for a line on standard input before the
+/// Runs the walk and writes a `Message` a line to standard output; waits for a line on standard input before the
 /// first phase and for its end after the last.
 pub fn walk_child(args: WalkChildArgs) -> anyhow::Result<()> {
     // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.

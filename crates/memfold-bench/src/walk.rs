@@ -68,6 +68,7 @@ pub struct WalkArgs {
     /// No form of memfold: only the peers of --vs
     #[arg(long, conflicts_with = "peer")]
     pub no_memfold: bool,
+    #[allow(rustdoc::broken_intra_doc_links)]
     /// Also zram[:lz4|lzo-rle][:4k|16k|64k|256k|1m|2m], as root; without a size all six. Repeatable, commas too
     #[arg(long, value_name = "PEER")]
     pub vs: Vec<String>,

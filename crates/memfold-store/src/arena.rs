@@ -59,6 +59,13 @@ impl Arena {
         self.spans.get(index)
     }
 
+    /// Where slot `slot` would be; any address, if the span is no longer of that class.
+    #[inline]
+    pub fn slot_hint(&self, span: &Span, class: &Class, slot: u8) -> *const u8 {
+        let offset = span.first_page() as usize * PAGE_SIZE + slot as usize * class.slot_bytes as usize;
+        self.data.at(0).wrapping_add(offset)
+    }
+
     /// The first byte of slot `slot`.
     ///
     /// # Panics

@@ -35,6 +35,16 @@ impl Store {
         loaded
     }
 
+    /// Asks the processor for what [`Store::load`] of `handle` will read, to be called some microseconds before. Any handle
+    /// may be given.
+    pub fn prefetch(&self, handle: Handle) {
+        if let Some(name) = handle.object()
+            && let Some(pool) = self.pools.get(name.pool as usize)
+        {
+            pool.prefetch(name);
+        }
+    }
+
     /// Writes `pages` pages of the block of `handle`, from page `first_page` of the block, to `dst`. A block that is
     /// read page by page is decompressed once, as long as it is among the recent ones.
     ///

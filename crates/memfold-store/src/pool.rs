@@ -21,6 +21,7 @@ use crate::hash::xxh3;
 use crate::mark::Mark;
 use crate::span::Span;
 use alloc::boxed::Box;
+use memfold_sys::raw::{LINE_BYTES, prefetch};
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
 use memfold_sys::sync::{Mutex, MutexGuard};
 use memfold_sys::thread::now_ns;
@@ -152,6 +153,24 @@ impl Pool {
         slot.entry.set_header(header);
         slot.span.unpin();
         Ok(slot.name)
+    }
+
+    /// Asks the processor for what [`Pool::pin`] and a reader of the payload will read.
+    #[inline]
+    pub fn prefetch(&self, name: ObjectName) {
+        let Some(entry) = self.entries.get(name.index) else { return };
+        if let Some(mark) = self.marks.get(name.index) {
+            prefetch((&raw const *mark).cast());
+        }
+        let Ok(snapshot) = entry.place(name.index) else { return };
+        let Some(span) = self.arena.span(snapshot.place().span) else { return };
+        let Some(class) = span.class().and_then(|c| CLASSES.get(c)) else { return };
+        // Not pinned: it may be another object's by now, and any address may come of it. No byte is read.
+        let at = self.arena.slot_hint(span, class, snapshot.place().slot);
+        let len = class.payload_offset() + entry.header().len as usize;
+        (0..len.min(class.slot_bytes as usize))
+            .step_by(LINE_BYTES)
+            .for_each(|offset| prefetch(at.wrapping_add(offset)));
     }
 
     /// Finds and pins an object, without looking at its payload. Takes no lock.

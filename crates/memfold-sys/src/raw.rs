@@ -31,6 +31,21 @@ pub unsafe fn ioctl(fd: i32, request: u64, arg: *mut core::ffi::c_void) -> Resul
     errno_of(ret)
 }
 
+/// Bytes that the processor fetches at once.
+pub const LINE_BYTES: usize = 64;
+
+/// Asks the processor to fetch the line at `at`, which may be any address, and doesn't wait for it.
+#[inline(always)]
+pub fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint: it reads nothing that the program can see, and never faults.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Where the program's heap ends now (`brk`).
 pub fn program_break() -> usize {
     // SAFETY: an address that can't be the end changes nothing; the answer is the end as it is.

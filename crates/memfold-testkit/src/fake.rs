@@ -33,6 +33,8 @@ struct Table {
     /// Pages that were ever there, by address.
     pages: HashMap<usize, Page>,
     waiters: Vec<Waiter>,
+    /// Where one of the kernel's areas ends and the next begins; 0: nowhere.
+    border: usize,
     next_ticket: u64,
 }
 
@@ -69,6 +71,11 @@ impl FakeSpace {
     /// The program's area: first address and first past it.
     pub fn area(&self) -> Range<usize> {
         self.inner.zone.start()..self.inner.zone.start() + self.inner.zone.len()
+    }
+
+    /// Makes two of the kernel's areas of the program's: no move or copy goes across page `page` of it.
+    pub fn set_border(&self, page: usize) {
+        self.inner.table.lock().border = self.area().start + page * PAGE_SIZE;
     }
 
     /// Reads a page of the area, if it is there.
@@ -180,6 +187,11 @@ impl FakeSpace {
 }
 
 impl Table {
+    /// Whether a range reaches across the border.
+    fn is_across(&self, start: usize, len: usize) -> bool {
+        start < self.border && self.border < start + len
+    }
+
     fn is_present(&self, page: usize) -> bool {
         matches!(self.pages.get(&page), Some(Page::Present | Page::Protected))
     }
@@ -225,6 +237,9 @@ impl Table {
 impl Space for FakeSpace {
     unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial> {
         let mut table = self.inner.table.lock();
+        if table.is_across(src, len) || table.is_across(dst, len) {
+            return Err(Partial { done: 0, errno: Errno::INVAL });
+        }
         self.each(&mut table, dst, len, wake, |table, at| {
             if table.is_present(dst + at) {
                 return Err(Errno::EXIST);
@@ -243,6 +258,9 @@ impl Space for FakeSpace {
 
     unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
         let mut table = self.inner.table.lock();
+        if table.is_across(dst, len) {
+            return Err(Partial { done: 0, errno: Errno::NOENT });
+        }
         // SAFETY: the caller vouches for both ranges.
         self.each(&mut table, dst, len, true, |table, at| unsafe { table.install(dst + at, src.add(at)) })
     }

@@ -2,7 +2,7 @@
 use memfold_sys::space::{Space, UffdSpace};
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::Zone;
+use memfold_sys::zone::{Zone, set_inherited};
 use memfold_testkit::fake::FakeSpace;
 use memfold_testkit::random::{Random, seed};
 use std::sync::Arc;
@@ -21,6 +21,7 @@ struct Side {
 impl Side {
     fn fake() -> (Side, FakeSpace) {
         let fake = FakeSpace::new(PAGES);
+        fake.set_border(PAGES / 2);
         let frames = Zone::reserve(PAGES * PAGE_SIZE, PAGE_SIZE).unwrap();
         (Side { area: fake.area().start, space: Box::new(fake.clone()), frames, _area: None }, fake)
     }
@@ -33,6 +34,8 @@ impl Side {
             // SAFETY: the test touches no page that isn't there.
             unsafe { uffd.register(zone.start(), zone.len(), false) }.unwrap();
         }
+        // Two halves that differ in what fork does to them are two areas to the kernel.
+        set_inherited(area.start(), area.start() + PAGES / 2 * PAGE_SIZE, false);
         Side { space: Box::new(UffdSpace::new(uffd)), area: area.start(), frames, _area: Some(area) }
     }
 

@@ -15,7 +15,7 @@ use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 use memfold_sys::zone::set_inherited;
 
 impl Pager {
-    /// Applies one event (not a fault) that was read and is still held back by [`crate::changes::Changes`].
+    /// Applies one event (not a fault) that was read and is still held back by `changes.rs`.
     ///
     /// A discard that is reported here happens, or has happened, in the kernel; no engine move can come between.
     pub fn apply(&self, event: Event) {
@@ -102,14 +102,22 @@ impl Pager {
         }
     }
 
-    /// Takes `[start, end)` under management: it must be registered already. Pages that are there become `Resident` folios,
-    /// lowest address oldest.
+    /// Takes `[start, end)` under management: it must be registered already. Blocks of which a page is there become `Resident`
+    /// folios, lowest address oldest: whole blocks, as first touches make them, so that a page that was never touched does
+    /// not cut large folios in pieces.
     ///
     /// # Errors
     /// What the page-map scan says; nothing is managed then.
     pub fn manage(&self, start: usize, end: usize, pagemap: &Pagemap) -> Result<(), Errno> {
-        let mut runs = Vec::new();
-        pagemap.for_each_populated(start, end, |s, e| runs.push((s, e)))?;
+        let mut runs: Vec<(usize, usize)> = Vec::new();
+        let block = self.config.block_order.bytes();
+        pagemap.for_each_populated(start, end, |s, e| {
+            let (s, e) = ((s & !(block - 1)).max(start), e.next_multiple_of(block).min(end));
+            match runs.last_mut() {
+                Some(last) if last.1 >= s => last.1 = e,
+                _ => runs.push((s, e)),
+            }
+        })?;
         let mut areas = self.areas.write();
         areas.add((start >> PAGE_SHIFT) as u64, (end >> PAGE_SHIFT) as u64);
         let area = *areas.find(start).expect("just added");

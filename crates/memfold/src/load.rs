@@ -45,7 +45,11 @@ impl Pager {
     ) -> (Loaded, u64, u64) {
         let small = purpose != Purpose::Ahead && self.is_forced_small();
         let id = self.form_window(&guard, area, key, if small { self.config.block_order } else { want });
+        // SAFETY: the guard is that of the folio's shard.
+        let first = self.folios.slots(unsafe { self.folios.get(id) })[0].handle;
         drop(guard);
+        // While a frame is made free.
+        self.store.prefetch(first);
         if small && self.load_small(areas, area, id, key) {
             return (Loaded::Done, key, key + 1);
         }

@@ -46,8 +46,8 @@ pub(crate) struct Done {
 /// Clean copies may hold one part in this many of `--limit`.
 const CLEAN_SHARE: u128 = 8;
 
-/// How much to ask for at once. ENOENT means that a page is missing, or that the range reaches across the border of two
-/// of the kernel's areas, which it never moves in one call; only for a single page does it mean that the page is missing.
+/// How much to ask for at once. ENOENT means that a page is missing, or, as EINVAL does, that the range reaches across the
+/// border of two of the kernel's areas, which it never moves in one call; only for a single page does it mean more.
 struct Span(usize);
 
 impl Span {
@@ -149,7 +149,7 @@ impl Pager {
                     done += PAGE_SIZE;
                 }
                 Errno::AGAIN | Errno::NOMEM => stop = Some(Stop::Again),
-                Errno::NOENT if span.narrow(most) => {}
+                Errno::NOENT | Errno::INVAL if span.narrow(most) => {}
                 // The frame is pinned for a moment, or the home isn't writable: copying works all the same.
                 Errno::BUSY | Errno::INVAL if !by_copy => by_copy = true,
                 _ => stop = Some(Stop::Gone),
@@ -300,7 +300,7 @@ impl Pager {
                 continue;
             };
             match errno {
-                Errno::NOENT if span.narrow(most) => {}
+                Errno::NOENT | Errno::INVAL if span.narrow(most) => {}
                 Errno::NOENT => {
                     // SAFETY: the frame's page is empty; `zeros` is readable.
                     match unsafe { self.space.copy(to + done, self.frames.zeros(), PAGE_SIZE) } {

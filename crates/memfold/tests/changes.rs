@@ -3,6 +3,7 @@
 use memfold::config::Config;
 use memfold::pager::{Pager, Parts, StatsPlace};
 use memfold::watch::Watcher;
+use memfold_sys::bin::Bin;
 use memfold_sys::maps::each_area;
 use memfold_sys::space::UffdSpace;
 use memfold_sys::thread::{cpus, memory_bytes, yield_now};
@@ -39,10 +40,11 @@ fn engine() -> Arc<Pager> {
     let features =
         feature::MOVE | feature::THREAD_ID | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
     let uffd = Arc::new(Uffd::open(features, false).expect("userfaultfd"));
+    let bin = Arc::new(Bin::new().expect("userfaultfd"));
     let mut config = Config::new(memory_bytes());
     config.resident_bytes = Some(8 << 20);
     let parts = Parts {
-        space: Box::new(UffdSpace::new(uffd.clone())),
+        space: Box::new(UffdSpace::with_bin(uffd.clone(), bin)),
         has_move: true,
         has_events: true,
         stats: StatsPlace::Own(Box::new(memfold::Stats::new())),

@@ -154,6 +154,18 @@ fn a_page_that_is_moved_and_not_counted_is_where_it_went() {
     }
 }
 
+/// As where a heap has grown: what was adopted with it later stays an area of its own to the kernel.
+#[test]
+fn a_folio_across_two_of_the_kernels_areas_goes_in_parts() {
+    for border in [1, 5, 8, 15] {
+        let filled = Filled::new(|_| ());
+        filled.page_out();
+        filled.setup.space.set_border(border);
+        filled.assert_whole();
+        assert_eq!(get(&filled.stats().move_busy) + get(&filled.stats().copies), 0);
+    }
+}
+
 #[test]
 fn enoent_for_a_page_that_the_program_dropped_is_zeros() {
     let mut filled = Filled::new(|_| ());
