@@ -10,7 +10,7 @@ use crate::stats;
 use crate::stream::Advice;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_sys::units::PAGE_SIZE;
 
 /// A window is at most one part in this many of the memory there is.
 const WINDOW_SHARE: u64 = 32;
@@ -137,13 +137,8 @@ impl Pager {
     fn major(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64, fault: Fault) -> Served {
         stats::add(&self.stats.pgmajfault, 1);
         let advice = self.advise(key);
-        if advice.ahead && !advice.backward {
-            let start = align(key, advice.order);
-            self.ask_ahead(area, start + advice.order.pages() as u64, advice.order);
-        } else if advice.ahead {
-            let start = align(key, advice.order);
-            self.ask_ahead(area, start.wrapping_sub(1), advice.order);
-        }
+        let start = align(key, advice.order);
+        self.ask_ahead(area, start, start + advice.order.pages() as u64, advice);
         let (loaded, start, end) = self.load(areas, area, guard, key, advice.order, Purpose::Fault(fault.wake()));
         self.streams.loaded(key, start, end);
         fault.served(area, (loaded, start, end))
@@ -153,13 +148,22 @@ impl Pager {
     fn read_ahead(&self, area: &Area, key: u64, start: u64, end: u64) {
         let advice = self.advise(key);
         self.streams.loaded(key, start, end);
-        let next = if advice.backward { start.wrapping_sub(1) } else { end };
-        self.ask_ahead(area, next, advice.order);
+        self.ask_ahead(area, start, end, advice);
     }
 
-    fn ask_ahead(&self, area: &Area, key: u64, order: Order) {
-        if self.config.readahead && key >= area.key && key < area.key_end() && order > self.config.block_order {
-            self.queue.load(Window { key, order });
+    /// Asks for the windows that a stream reaches after `[start, end)`.
+    fn ask_ahead(&self, area: &Area, start: u64, end: u64, Advice { order, backward, ahead }: Advice) {
+        if !self.config.readahead || order <= self.config.block_order {
+            return;
+        }
+        // In thread delivery a handler is at work too: a second window only takes CPUs from it (13% slower on two).
+        let windows = if self.is_signal() { ahead } else { ahead.min(1) };
+        for n in 0..windows as u64 {
+            let far = n * order.pages() as u64;
+            let key = if backward { start.wrapping_sub(1 + far) } else { end + far };
+            if key >= area.key && key < area.key_end() {
+                self.queue.load(Window { key, order });
+            }
         }
     }
 }

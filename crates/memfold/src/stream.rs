@@ -9,15 +9,17 @@ pub struct Advice {
     pub order: Order,
     /// It goes on downwards.
     pub backward: bool,
-    /// It is a stream: load the next window ahead.
-    pub ahead: bool,
+    /// It is a stream: so many windows after this one are to be loaded ahead.
+    pub ahead: u8,
 }
 
 const STREAMS: usize = 16;
 /// A stream's window grows by this many orders (x4) each time it is continued.
 const GROWTH: u8 = 2;
-/// Continuations before anything is loaded ahead.
+/// Continuations before a window is loaded ahead, and before two are: then one can be loaded by another thread while the
+/// stream still waits for the first.
 const SURE: u8 = 2;
+const SURER: u8 = 6;
 
 #[derive(Copy, Clone, Default)]
 struct Stream {
@@ -64,12 +66,12 @@ impl Streams {
             s.hits = s.hits.saturating_add(1);
             s.used = clock;
             let order = Order::new(s.order).unwrap_or(self.block);
-            return Advice { order, backward, ahead: s.hits >= SURE };
+            return Advice { order, backward, ahead: (s.hits >= SURE) as u8 + (s.hits >= SURER) as u8 };
         }
         let oldest = table.streams.iter_mut().min_by_key(|s| s.used).expect("the table is not empty");
         let start = key / block * block;
         *oldest = Stream { start, end: start + block, order: self.block.get(), hits: 0, used: clock };
-        Advice { order: self.block, backward: false, ahead: false }
+        Advice { order: self.block, backward: false, ahead: 0 }
     }
 
     /// Tells what was loaded for the fault at `key`: pages `[start, end)`.
@@ -96,12 +98,20 @@ mod tests {
     #[test]
     fn a_stream_grows_and_a_random_touch_does_not() {
         let streams = Streams::new(order(2), Order::MAX);
-        assert_eq!(streams.advise(1000), Advice { order: order(2), backward: false, ahead: false });
+        assert_eq!(streams.advise(1000), Advice { order: order(2), backward: false, ahead: 0 });
         streams.loaded(1000, 1000, 1004);
         assert_eq!(streams.advise(1004).order, order(4));
         streams.loaded(1004, 1004, 1020);
         let advice = streams.advise(1020);
-        assert_eq!((advice.order, advice.ahead), (order(6), true));
+        assert_eq!((advice.order, advice.ahead), (order(6), 1));
+        let mut at = 1020;
+        for _ in 0..SURER {
+            streams.loaded(at, at, at + 64);
+            at += 64;
+            streams.advise(at);
+        }
+        streams.loaded(at, at, at + 64);
+        assert_eq!(streams.advise(at + 64).ahead, 2);
         assert_eq!(streams.advise(900_000).order, order(2));
     }
 
