@@ -35,9 +35,11 @@ mod targets;
 mod report;
 mod walk;
 mod store_row;
+mod trainer;
+mod store_pool;
 #[cfg(feature = "engine")]
 mod store_engine;
-mod store_pool;
+mod store_canned;
 mod store_kernel;
 mod store_many;
 mod store_batch;
@@ -50,4 +52,5 @@ pub use child::{WalkChildArgs, walk_child};
 pub use corpus::{CorpusArgs, corpus};
 pub use refusal::Refusal;
 pub use store::{StoreArgs, store};
+pub use trainer::trained_dictionaries;
 pub use walk::{WalkArgs, walk};

@@ -9,7 +9,7 @@ use crate::summary::summary;
 use crate::{dict, machine, program, report, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::{Config, Delivery, KEYS, Size};
-use memfold_store::CodecSpec;
+use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_sys::uffd::{Uffd, feature};
 use std::env;
 use std::ffi::OsString;
@@ -80,7 +80,20 @@ pub fn command() -> Command {
                 .value_parser(value_parser!(OsString))
                 .help("the program and its arguments"),
         )
-        .after_help(EXAMPLES)
+        .after_help(format!("{}\n{EXAMPLES}", codecs()))
+}
+
+/// The codecs that `--codec` takes, from the registry.
+fn codecs() -> String {
+    let line = |codec: &Codec| {
+        let (low, high) = (codec.levels.start(), codec.levels.end());
+        let levels = match low == high {
+            true => String::new(),
+            false => format!("[:{low}..{high}], {} by default", codec.level_default),
+        };
+        format!("  {}{levels}\n      {}\n", codec.name, wrapped(codec.help).replace('\n', "\n      "))
+    };
+    format!("Codecs, with their levels:\n{}", CODECS.iter().map(line).collect::<String>())
 }
 
 fn wrapped(text: &str) -> String {
