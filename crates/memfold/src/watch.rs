@@ -133,6 +133,18 @@ impl Watcher {
         quiet
     }
 
+    /// Brings what is managed of `[start, end)` home and gives it back to the kernel: it is not folded again unless it is
+    /// adopted again. With `inherited`, children of fork get it; without, that stays as it is. No adoption may be under way.
+    pub fn release(&self, start: usize, end: usize, inherited: bool) {
+        self.pager.leave(start..end, |start, end| {
+            if inherited {
+                set_inherited(start, end, true);
+            }
+            // It may have been unmapped meanwhile.
+            let _ = self.uffd.unregister(start, end - start);
+        });
+    }
+
     /// Takes a registered part under management. A child that comes to be past libc has no engine: it must not get the
     /// part, or it would read zeros where something is folded.
     fn manage(&self, start: usize, end: usize) {
