@@ -47,7 +47,7 @@ impl Pager {
         }
         let guard = self.shards.lock(key);
         let home = area.addr_of(start);
-        let Some(quiet) = self.changes.quiet() else { return None };
+        let quiet = self.changes.quiet()?;
         // SAFETY: the shard is locked, the buffer holds the folio's bytes, and `home` is its own range. What a copy that
         // stops half-way has mapped is right, and the other path finds it there.
         if unsafe { self.space.copy(home, buffer, order.bytes(), wake == Wake::Now) }.is_err() {
