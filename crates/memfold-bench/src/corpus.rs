@@ -39,7 +39,7 @@ pub fn default_path() -> anyhow::Result<PathBuf> {
 }
 
 /// Pieces that alternate in the file, so that every window of a walk has mixed content.
-const PIECE: usize = 1 << 20;
+pub const PIECE: usize = 1 << 20;
 
 /// Writes a corpus of `bytes` (rounded down to pages) to `path`, complete or not at all; returns lines about it.
 pub fn build(path: &Path, bytes: u64) -> anyhow::Result<Vec<String>> {

@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::size::show_size;
 use crate::store_row::{StoreRow, all_good};
 use crate::table::layout;
-use crate::{store_batch, store_kernel, store_many, store_pool};
+use crate::{store_batch, store_canned, store_kernel, store_many, store_pool};
 use anyhow::Context;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -98,7 +98,7 @@ fn measure(part: Part, corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<S
     let pick = |normal: usize, short: usize| if quick { short } else { normal };
     match part {
         Part::Engine => engine(corpus, quick),
-        Part::Canned => Ok(vec![StoreRow::not_run("dictionaries: stored on, of off", "<= 1", "not built")]),
+        Part::Canned => store_canned::rows(corpus, quick),
         Part::Zram => store_kernel::rows(corpus, pick(9, 3)),
         Part::Batch => Ok([store_batch::rows(corpus, pick(15, 5))?, batches(corpus, quick)?].concat()),
         Part::Overhead => {

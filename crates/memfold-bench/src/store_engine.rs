@@ -1,6 +1,7 @@
 //! The store under the engine: a region folded and touched again, by block size and with the small-page fallback.
 
 use crate::corpus_file::{CorpusFile, PAGE};
+use crate::store_pool::whole;
 use crate::store_row::StoreRow;
 use crate::summary::Spread;
 use memfold::{Memory, Region};
@@ -93,16 +94,18 @@ pub fn rows(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Ve
     };
     let (out_ratio, out_note) = ms(|f| f.out_ms);
     let (in_ratio, in_note) = ms(|f| f.in_ms);
+    let (output, output_small) = (whole(corpus, "zstd", 2, 1)?.stored, whole(corpus, "zstd", 0, 1)?.stored);
     let (held, held_small) = (block.median(|f| f.held), small.median(|f| f.held));
     let fell = fallback.memory.stats();
     let (in_ms, plain_ms) = (fallback.median(|f| f.in_ms), block.median(|f| f.in_ms));
     Ok(vec![
         StoreRow::at_most("zstd, 16K of 4K blocks: time out", out_ratio, OUT_MAX, out_note),
         StoreRow::at_most("zstd, 16K of 4K blocks: time in", in_ratio, IN_MAX, in_note),
-        StoreRow::at_most(
+        StoreRow::at_most_of(
             "zstd, 16K of 4K blocks: bytes held",
             held / held_small,
             STORED_MAX,
+            output as f64 / output_small as f64,
             format!("{:.1}% of {:.1}% of the data", held * 100.0, held_small * 100.0),
         ),
         StoreRow::at_most(

@@ -25,6 +25,17 @@ impl StoreRow {
         StoreRow::judged(label, figure, format!("<= {most}"), figure <= most, note)
     }
 
+    /// A figure that must be at most `most`, and that can't be below `floor`, the figure of the codec's output alone: if
+    /// that is above `most`, no store could reach it with this codec on this data, and the row says so.
+    pub fn at_most_of(label: &str, figure: f64, most: f64, floor: f64, note: String) -> StoreRow {
+        let row = StoreRow::at_most(label, figure, most, note);
+        if row.verdict == Some(Verdict::Pass) || floor <= most {
+            return row;
+        }
+        let note = format!("{}; the codec's output alone is {floor:.3}", row.note);
+        StoreRow { verdict: Some(Verdict::Bound), note, ..row }
+    }
+
     /// A figure that must be at least `least`.
     pub fn at_least(label: &str, figure: f64, least: f64, note: String) -> StoreRow {
         StoreRow::judged(label, figure, format!(">= {least}"), figure >= least, note)
@@ -73,6 +84,14 @@ mod tests {
         assert_eq!(verdict(StoreRow::at_most("a", 1.11, 1.1, String::new())), Verdict::Short);
         assert_eq!(verdict(StoreRow::at_most("a", 1.1, 1.1, String::new())), Verdict::Pass);
         assert_eq!(verdict(StoreRow::at_least("a", 1.69, 1.7, String::new())), Verdict::Short);
+        let of = |figure, floor| StoreRow::at_most_of("a", figure, 0.85, floor, "n".into());
+        assert_eq!(verdict(of(0.85, 0.84)), Verdict::Pass);
+        assert_eq!(verdict(of(0.9, 0.84)), Verdict::Short);
+        assert_eq!(
+            (verdict(of(0.9, 0.87)), of(0.9, 0.87).note),
+            (Verdict::Bound, "n; the codec's output alone is 0.870".into())
+        );
+        assert_eq!(verdict(of(f64::NAN, 0.84)), Verdict::Short);
         assert_eq!(verdict(StoreRow::at_least("a", f64::NAN, 1.7, String::new())), Verdict::Short);
         let rows = [StoreRow::not_run("a", "<= 1", "no zram"), StoreRow::plain("b", 1.0, String::new())];
         assert!(all_good(&rows));

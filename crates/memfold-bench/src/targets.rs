@@ -13,6 +13,8 @@ pub enum Verdict {
     Pass,
     /// Not reached.
     Short,
+    /// Not reached, nor could it be: what bounds the figure from outside is short of the target by itself.
+    Bound,
     /// One of the two sides was not run.
     NotRun,
     /// The form of memfold kept more in memory than it was allowed: its figure says nothing.
@@ -25,6 +27,7 @@ impl Verdict {
         match self {
             Verdict::Pass => "pass",
             Verdict::Short => "SHORT",
+            Verdict::Bound => "can't",
             Verdict::NotRun => "not run",
             Verdict::Void => "VOID",
         }

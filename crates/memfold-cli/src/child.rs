@@ -15,6 +15,16 @@ pub struct Child {
     signals: Signals,
 }
 
+/// How a program ended.
+pub struct End {
+    /// Its number.
+    pub pid: libc::pid_t,
+    /// The status to exit with: the program's own, or 128 + n if signal n ended it.
+    pub status: u8,
+    /// The kernel made a core dump.
+    pub dumped: bool,
+}
+
 impl Child {
     /// Executes `path` with `arguments` (the first is the name it was called by) and `environment` added to memfold's.
     ///
@@ -61,15 +71,14 @@ impl Child {
     }
 
     /// Waits for the end of the program and passes signals on to it; calls `look` every `period`, if there is one.
-    /// The result is the status to exit with: the program's own, or 128 + n if signal n ended it.
     ///
     /// # Errors
     /// 125: the program can't be waited for.
-    pub fn wait(self, period: Option<Duration>, mut look: impl FnMut()) -> Result<u8, Failure> {
+    pub fn wait(self, period: Option<Duration>, mut look: impl FnMut()) -> Result<End, Failure> {
         loop {
-            if let Some(status) = self.collect()? {
+            if let Some(end) = self.collect()? {
                 self.signals.restore();
-                return Ok(status);
+                return Ok(end);
             }
             match self.signals.next(period) {
                 Some(caught) => self.pass_on(caught),
@@ -78,8 +87,8 @@ impl Child {
         }
     }
 
-    /// What became of the program: its status at its end; `None` while it runs.
-    fn collect(&self) -> Result<Option<u8>, Failure> {
+    /// What became of the program; `None` while it runs.
+    fn collect(&self) -> Result<Option<End>, Failure> {
         loop {
             let mut status = 0;
             // SAFETY: `status` is local; the process is our child and collected by nobody else.
@@ -91,8 +100,13 @@ impl Child {
                         return Err(Failure::own(format!("waiting for the program: {}", plain(&error))));
                     }
                 }
-                _ if libc::WIFEXITED(status) => return Ok(Some(libc::WEXITSTATUS(status) as u8)),
-                _ if libc::WIFSIGNALED(status) => return Ok(Some(128 + libc::WTERMSIG(status) as u8)),
+                _ if libc::WIFEXITED(status) => {
+                    return Ok(Some(End { pid: self.pid, status: libc::WEXITSTATUS(status) as u8, dumped: false }));
+                }
+                _ if libc::WIFSIGNALED(status) => {
+                    let dumped = libc::WCOREDUMP(status);
+                    return Ok(Some(End { pid: self.pid, status: 128 + libc::WTERMSIG(status) as u8, dumped }));
+                }
                 _ if libc::WIFSTOPPED(status) => stop_like_the_program(libc::WSTOPSIG(status)),
                 _ => {}
             }

@@ -3,11 +3,11 @@ use crate::failure::Failure;
 use crate::program;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use memfold::config::Canned;
+use memfold_bench::trained_dictionaries;
 use memfold_store::{
-    CodecSpec, Comparison, DICTIONARY_BYTES_MAX, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryKind, Trial,
-    raw_dictionaries,
+    CodecSpec, Comparison, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryKind, Trial, raw_dictionaries,
 };
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_sys::units::Order;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,6 @@ const SAMPLE_BYTES_MAX: usize = 32 << 20;
 const BLOCKS_MIN: usize = 32;
 /// One block in so many is not learnt from, but judged by.
 const HELD_OUT: usize = 4;
-/// Sizes of trained dictionaries that are tried.
-const TRAINED_BYTES: [usize; 3] = [DICTIONARY_BYTES_MAX, 32 << 10, 16 << 10];
 
 /// The command line of `dict`.
 pub fn command() -> Command {
@@ -188,15 +186,4 @@ fn split(blocks: &[u8], block: usize) -> (Vec<u8>, Vec<u8>) {
         if nth % HELD_OUT == HELD_OUT - 1 { &mut judge } else { &mut teach }.extend_from_slice(bytes);
     }
     (teach, judge)
-}
-
-/// Dictionaries made by zstd's own trainer.
-fn trained_dictionaries(samples: &[u8], order: Order) -> impl Iterator<Item = Dictionary> {
-    let sizes = vec![order.bytes().min(8 * PAGE_SIZE); samples.len() / order.bytes().min(8 * PAGE_SIZE)];
-    TRAINED_BYTES.into_iter().filter_map(move |bytes| {
-        let mut content = vec![0; bytes];
-        let len = zstd_safe::train_from_buffer(&mut content[..], samples, &sizes).ok()?;
-        content.truncate(len);
-        Dictionary::new(DictionaryKind::Zstd, content).ok()
-    })
 }

@@ -6,12 +6,15 @@ mod machine;
 mod elf;
 mod program;
 mod slots;
+mod sockets;
 mod figures;
 mod signals;
 mod child;
 mod summary;
 mod report;
 mod stats_file;
+mod control;
+mod runs;
 mod dict;
 mod run;
 mod bench;
@@ -25,6 +28,9 @@ const EXAMPLES: &str = "\
 Examples:
   memfold run --limit 1G -- python3 train.py
   memfold run --limit 25% --summary -- ./app --its-own-flag
+  memfold run --list
+  memfold stat 1234
+  memfold set 1234 --limit 512M
   memfold bench corpus --out /tmp/corpus
   memfold bench walk --help
   memfold dict train --out app.dict core.bin
@@ -35,6 +41,8 @@ fn main() -> ExitCode {
     let result = match command().try_get_matches() {
         Ok(matches) => match matches.subcommand() {
             Some(("run", matches)) => run::main(matches),
+            Some(("stat", matches)) => runs::stat(matches),
+            Some(("set", matches)) => runs::set(matches),
             Some(("bench", matches)) => bench::main(matches),
             Some(("dict", matches)) => dict::main(matches),
             _ => unreachable!("clap requires a subcommand"),
@@ -54,6 +62,8 @@ fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(run::command())
+        .subcommand(runs::stat_command())
+        .subcommand(runs::set_command())
         .subcommand(bench::command())
         .subcommand(dict::command())
         .after_help(EXAMPLES)

@@ -46,7 +46,8 @@ pub fn json(run: &Run, sum: &Figures, slots: &Slots) -> String {
     format!("{:#}\n", Value::Object(all))
 }
 
-fn figures(figures: &Figures) -> Map<String, Value> {
+/// Every figure by name.
+pub fn figures(figures: &Figures) -> Map<String, Value> {
     figures.each().map(|(name, value)| (name, value.into())).collect()
 }
 

@@ -1,19 +1,22 @@
 //! `memfold run`: a program in less memory.
 use crate::child::Child;
+use crate::control::{Control, Run};
 use crate::failure::Failure;
 use crate::figures::{Figures, Height};
 use crate::slots::Slots;
 use crate::stats_file::StatsFile;
 use crate::summary::summary;
-use crate::{dict, machine, program, report};
+use crate::{dict, machine, program, report, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use memfold::config::{Config, Delivery, KEYS};
-use memfold_store::CodecSpec;
+use memfold::config::{Config, Delivery, KEYS, Size};
+use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_sys::swapfile::{FileDisk, Options};
 use memfold_sys::uffd::{Uffd, feature};
 use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The environment variable that tells the preload library what to do.
@@ -22,6 +25,7 @@ const LIBRARY: &str = "libmemfold_preload.so";
 const SUMMARY: &str = "summary";
 const STATS_FILE: &str = "stats-file";
 const COMMAND: &str = "command";
+const LIST: &str = "list";
 /// How often the gauges are looked at for a report; a run without a report never wakes up for them.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
@@ -68,6 +72,7 @@ pub fn command() -> Command {
                 .value_parser(value_parser!(PathBuf))
                 .help("write every figure to FILE as JSON at the end"),
         )
+        .arg(Arg::new(LIST).long(LIST).action(ArgAction::SetTrue).exclusive(true).help("list the runs of this user"))
         .arg(
             Arg::new(COMMAND)
                 .value_name("CMD")
@@ -76,7 +81,20 @@ pub fn command() -> Command {
                 .value_parser(value_parser!(OsString))
                 .help("the program and its arguments"),
         )
-        .after_help(EXAMPLES)
+        .after_help(format!("{}\n{EXAMPLES}", codecs()))
+}
+
+/// The codecs that `--codec` takes, from the registry.
+fn codecs() -> String {
+    let line = |codec: &Codec| {
+        let (low, high) = (codec.levels.start(), codec.levels.end());
+        let levels = match low == high {
+            true => String::new(),
+            false => format!("[:{low}..{high}], {} by default", codec.level_default),
+        };
+        format!("  {}{levels}\n      {}\n", codec.name, wrapped(codec.help).replace('\n', "\n      "))
+    };
+    format!("Codecs, with their levels:\n{}", CODECS.iter().map(line).collect::<String>())
 }
 
 fn wrapped(text: &str) -> String {
@@ -98,6 +116,9 @@ fn wrapped(text: &str) -> String {
 /// # Errors
 /// 125, 126, 127, as the help says, before the program is started; 125 also if the stats file can't be completed.
 pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
+    if matches.get_flag(LIST) {
+        return Ok(runs::list());
+    }
     let arguments: Vec<OsString> = matches.get_many(COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
     let Some(name) = arguments.first() else {
         return Err(Failure::own("no command given: memfold run --limit SIZE -- CMD [ARGS]..."));
@@ -112,23 +133,51 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let library = library()?;
     let stats_file = matches.get_one::<PathBuf>(STATS_FILE).map(|name| StatsFile::open(name)).transpose()?;
     let slots = Slots::new()?;
+    slots.set_bounds(&config);
     let reported = stats_file.is_some() || matches.get_flag(SUMMARY);
 
-    let start = Instant::now();
-    let child = Child::start(&path, &arguments, &environment(&config, &slots, library))?;
+    let environment = environment(&config, &slots, library);
+    let child = Child::start(&path, &arguments, &environment)?;
+    let run = Arc::new(Run { slots, config: Mutex::new(config), arguments, start: Instant::now() });
+    // Its thread comes after the child: signals are blocked by now.
+    let control = Control::start(run.clone());
     let mut height = Height::default();
-    let status = child.wait(reported.then_some(LOOK_PERIOD), || height.sample(&slots))?;
-    let seconds = start.elapsed().as_secs_f64();
-    height.sample(&slots);
+    let end = child.wait(reported.then_some(LOOK_PERIOD), || height.sample(&run.slots))?;
+    let seconds = run.start.elapsed().as_secs_f64();
+    height.sample(&run.slots);
+    drop(control);
+    if end.dumped {
+        warn_of_dump(&run.slots, end.pid as u64);
+    }
 
+    let config = run.config();
     if matches.get_flag(SUMMARY) {
-        eprint!("{}", summary(&config, &slots, &height));
+        eprint!("{}", summary(&config, &run.slots, &height));
     }
     if let Some(file) = stats_file {
-        let run = report::Run { config: &config, arguments: &arguments, status, seconds, ratio: height.ratio() };
-        file.write(&report::json(&run, &Figures::sum(&slots), &slots))?;
+        let sum = Figures::sum(&run.slots);
+        let about = report::Run {
+            config: &config,
+            arguments: &run.arguments,
+            status: end.status,
+            seconds,
+            ratio: height.ratio(),
+        };
+        file.write(&report::json(&about, &sum, &run.slots))?;
     }
-    Ok(status)
+    Ok(end.status)
+}
+
+/// The kernel asks nobody for what is folded when it writes a core dump.
+fn warn_of_dump(slots: &Slots, pid: u64) {
+    let folded = slots.claimed().find(|slot| slot.pid.load(Relaxed) == pid).map_or(0, |s| s.folded_bytes.load(Relaxed));
+    if folded > 0 {
+        eprintln!(
+            "memfold: the core dump has zeros in place of {} that were folded; to have them, stop the program in gdb, \
+             `call (int)memfold_unfold()` and use gcore",
+            Size(folded)
+        );
+    }
 }
 
 fn config(matches: &ArgMatches) -> Result<Config, Failure> {

@@ -1,9 +1,11 @@
-//! The table of figures that the processes of a run share with memfold: a memfd of slots, one for each process.
+//! The table that the processes of a run share with memfold: a memfd with the bounds of the run and a slot of figures for
+//! each process.
 //!
 //! A process claims a slot by exchanging its `pid` from 0 (or from that of a process that has ended) to its own. The
 //! memory is memfold's as much as the process's, so the figures outlive a crash.
 use crate::failure::Failure;
-use memfold::stats::{LAYOUT_VERSION, Stats};
+use memfold::config::Config;
+use memfold::stats::{Bounds, LAYOUT_VERSION, Stats};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -15,8 +17,13 @@ pub const SLOTS: usize = 64;
 /// A table, mapped here and open for the processes of the run.
 pub struct Slots {
     file: File,
-    base: *const Stats,
+    base: *const Bounds,
 }
+
+// SAFETY: the table is atomics only, and what else there is in the struct never changes.
+unsafe impl Send for Slots {}
+// SAFETY: as above.
+unsafe impl Sync for Slots {}
 
 impl Slots {
     /// An empty table. Its size is sealed: no process can cut it off under the others.
@@ -45,6 +52,7 @@ impl Slots {
             return Err(fail("mmap"));
         }
         let slots = Slots { file, base: base.cast() };
+        slots.bounds().version.store(LAYOUT_VERSION, Relaxed);
         slots.all().iter().for_each(|slot| slot.version.store(LAYOUT_VERSION, Relaxed));
         Ok(slots)
     }
@@ -54,11 +62,22 @@ impl Slots {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 
+    /// What the run may use from now on.
+    pub fn set_bounds(&self, config: &Config) {
+        self.bounds().limit_bytes.store(config.limit_bytes.unwrap_or(u64::MAX), Relaxed);
+        self.bounds().resident_bytes.store(config.resident_bytes.unwrap_or(u64::MAX), Relaxed);
+    }
+
+    fn bounds(&self) -> &Bounds {
+        // SAFETY: as in `all`.
+        unsafe { &*self.base }
+    }
+
     /// Every slot, claimed or not.
     pub fn all(&self) -> &[Stats] {
-        // SAFETY: the mapping is `len()` bytes long, page-aligned, and lives until `self` is dropped. `Stats` is
+        // SAFETY: the mapping is `len()` bytes long, page-aligned, and lives until `self` is dropped. Both types are
         // atomics only, for which every bit pattern is valid and which other processes may change at any time.
-        unsafe { std::slice::from_raw_parts(self.base, SLOTS) }
+        unsafe { std::slice::from_raw_parts(self.base.add(1).cast(), SLOTS) }
     }
 
     /// The slots that processes have claimed.
@@ -67,7 +86,7 @@ impl Slots {
     }
 
     const fn len() -> usize {
-        SLOTS * size_of::<Stats>()
+        size_of::<Bounds>() + SLOTS * size_of::<Stats>()
     }
 }
 
@@ -86,10 +105,10 @@ mod tests {
     fn another_opener_writes_the_same_slots_and_cant_cut_them_off() {
         let slots = Slots::new().unwrap();
         let other = File::options().read(true).write(true).open(slots.path()).unwrap();
-        assert_eq!(other.metadata().unwrap().len(), (SLOTS * size_of::<Stats>()) as u64);
+        assert_eq!(other.metadata().unwrap().len(), Slots::len() as u64);
         assert!(other.set_len(0).is_err());
         use std::os::unix::fs::FileExt;
-        let offset = size_of::<Stats>() + std::mem::offset_of!(Stats, pid);
+        let offset = size_of::<Bounds>() + size_of::<Stats>() + std::mem::offset_of!(Stats, pid);
         other.write_all_at(&77u64.to_ne_bytes(), offset as u64).unwrap();
         assert_eq!(slots.claimed().map(|s| s.pid.load(Relaxed)).collect::<Vec<_>>(), [77]);
     }

@@ -16,7 +16,7 @@ fn peak_kib(path: &str, way: &str) -> Option<u64> {
 #[test]
 fn a_program_that_allocates_fast_hardly_passes_its_limit() {
     let program = compile("overshoot");
-    for way in ["large", "malloc", "mmap", "brk"] {
+    for way in ["large", "malloc", "mmap", "brk", "populate", "populate_small", "advise"] {
         // While the machine is busy with something else, whoever looks at the program's size may have to wait: the best of
         // three runs counts.
         let mut peaks = Vec::new();

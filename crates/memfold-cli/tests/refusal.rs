@@ -64,6 +64,14 @@ fn help_and_version_are_no_failure() {
     for key in memfold::config::KEYS {
         assert!(help.contains(&format!("--{} <{}>", key.name, key.value)), "{}", key.name);
     }
+    let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for codec in memfold_store::CODECS {
+        let (low, high) = (codec.levels.start(), codec.levels.end());
+        let levels =
+            if low == high { String::new() } else { format!("[:{low}..{high}], {} by default", codec.level_default) };
+        let said = format!("{}{levels} {}", codec.name, codec.help);
+        assert!(words.contains(&said), "{said}");
+    }
     assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
 }
 

@@ -1,24 +1,14 @@
-//! Ways to copy the process that pass by `pthread_atfork`: `_Fork`, `clone` and `syscall`, which take the same steps here.
+//! Ways to copy the process that pass by `pthread_atfork`: `_Fork`, `clone` and (in `syscall.rs`) `syscall`, which take the
+//! same steps here.
 //! What makes the system call itself gets no managed memory in its child: see [`memfold_sys::zone::set_inherited`].
 use crate::fork::Copying;
-use core::ffi::{CStr, c_int, c_long, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use crate::real::next;
+use core::ffi::{c_int, c_long, c_void};
 
 type Fork = unsafe extern "C" fn() -> libc::pid_t;
 type Main = unsafe extern "C" fn(*mut c_void) -> c_int;
 type Clone =
     unsafe extern "C" fn(Main, *mut c_void, c_int, *mut c_void, *mut c_void, *mut c_void, *mut c_void) -> c_int;
-type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
-
-/// The next definition of a symbol after this library's: libc's. Ends the process if there is none.
-pub fn next(name: &CStr) -> *mut c_void {
-    // SAFETY: the name is a C string.
-    let symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-    if symbol.is_null() {
-        crate::say::die(format_args!("the C library has no {}", name.to_str().unwrap_or("?")));
-    }
-    symbol
-}
 
 /// The program's `_Fork`: as libc's.
 ///
@@ -76,40 +66,11 @@ unsafe extern "C" fn entry(start: *mut c_void) -> c_int {
     unsafe { libc::_exit(main(arg)) }
 }
 
-/// libc's `syscall`, once it has been looked up.
-static REAL_SYSCALL: AtomicUsize = AtomicUsize::new(0);
-
-/// What `syscall` does for the calls that copy a process, and the first time.
-unsafe extern "C" fn syscall_slowly(
-    number: c_long,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-) -> c_long {
-    let real = next(c"syscall");
-    REAL_SYSCALL.store(real as usize, Relaxed);
-    // SAFETY: libc's `syscall` is of this type as far as the machine's calling convention goes.
-    let real = unsafe { core::mem::transmute::<*mut c_void, Syscall>(real) };
-    // SAFETY: the arguments are the caller's.
-    if !unsafe { copies(number, a, b) } {
-        // SAFETY: likewise.
-        return unsafe { real(number, a, b, c, d, e, f) };
-    }
-    let copying = Copying::begin();
-    // SAFETY: likewise. The child goes on in its copy of this frame.
-    let pid = unsafe { real(number, a, b, c, d, e, f) };
-    copying.end(pid == 0);
-    pid
-}
-
 /// Whether a system call makes a process with a copy of this one's memory, on a copy of the caller's stack.
 ///
 /// # Safety
 /// - For `clone3`, `a` is the address of its arguments or of nothing.
-unsafe fn copies(number: c_long, a: usize, b: usize) -> bool {
+pub unsafe fn copies(number: c_long, a: usize, b: usize) -> bool {
     let shares = |flags: u64| flags & libc::CLONE_VM as u64 != 0;
     match number {
         #[cfg(target_arch = "x86_64")]
@@ -120,43 +81,4 @@ unsafe fn copies(number: c_long, a: usize, b: usize) -> bool {
         libc::SYS_clone3 => unsafe { a != 0 && !shares(*(a as *const u64)) && *(a as *const u64).add(5) == 0 },
         _ => false,
     }
-}
-
-/// The program's `syscall`: as libc's. It is variadic, which Rust can't define, so it is a jump, mostly to libc's.
-///
-/// # Safety
-/// - As libc's.
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-#[cfg(target_arch = "x86_64")]
-pub unsafe extern "C" fn syscall() {
-    core::arch::naked_asm!(
-        "cmp rdi, {clone}",
-        "je 2f",
-        "cmp rdi, {fork}",
-        "je 2f",
-        "cmp rdi, {clone3}",
-        "je 2f",
-        "mov rax, qword ptr [rip + {real}]",
-        "test rax, rax",
-        "jz 2f",
-        "jmp rax",
-        "2: jmp {slowly}",
-        clone = const libc::SYS_clone,
-        fork = const libc::SYS_fork,
-        clone3 = const libc::SYS_clone3,
-        real = sym REAL_SYSCALL,
-        slowly = sym syscall_slowly,
-    )
-}
-
-/// The program's `syscall`: as libc's.
-///
-/// # Safety
-/// - As libc's.
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-#[cfg(target_arch = "aarch64")]
-pub unsafe extern "C" fn syscall() {
-    core::arch::naked_asm!("b {slowly}", slowly = sym syscall_slowly)
 }

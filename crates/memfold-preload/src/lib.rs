@@ -17,8 +17,14 @@ mod program;
 mod engine;
 mod files;
 mod fork;
+mod real;
 mod clone;
+mod ahead;
+mod marks;
+mod lent;
+mod syscall;
 mod threads;
+mod inspect;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -30,6 +36,8 @@ extern "C" fn construct() {
         Ok(Some(order)) => {
             // First, so that it runs after the program's own handlers of fork.
             fork::install();
+            marks::find();
+            ahead::find();
             engine::start(order);
         }
         Err(why) => say::die(format_args!("MEMFOLD_RUN: {why}")),

@@ -3,7 +3,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow::Continue;
-use core::sync::atomic::{AtomicPtr, Ordering::Relaxed, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed, Ordering::SeqCst};
 use memfold::config::Config;
 use memfold::pager::{Pager, Parts, StatsPlace};
 use memfold::share::share;
@@ -64,6 +64,10 @@ pub struct Program {
     excluded: Mutex<Vec<(usize, usize)>>,
     /// Held while adopting; a fork holds it too.
     adopting: Mutex<State>,
+    /// The program has marked memory as never to be folded: see [`Program::release`].
+    marked: AtomicBool,
+    /// It has taken a mark off: there may be something to adopt though it hasn't grown.
+    unmarked: AtomicBool,
 }
 
 #[derive(Default)]
@@ -73,6 +77,8 @@ struct State {
     /// Resident at the last look, bytes.
     anonymous: u64,
     looks: u32,
+    /// Of the whole run (limit, resident), bytes; `None` if nobody tells them.
+    bounds: Option<(u64, u64)>,
     /// Resident memory that this process shared with its parent when a fork made it, bytes, and what was folded then.
     inherited: u64,
     inherited_away: u64,
@@ -137,6 +143,8 @@ pub fn create(config: Config, stats: &'static Stats) -> &'static Program {
         config,
         excluded: Mutex::new(Vec::new()),
         adopting: Mutex::new(State::default()),
+        marked: AtomicBool::new(false),
+        unmarked: AtomicBool::new(false),
     }));
     PROGRAM.store(program as *const Program as *mut Program, SeqCst);
     // What the C library has allocated by now is never adopted.
@@ -262,6 +270,46 @@ impl Program {
         unsafe { self.adopting.unlock() };
     }
 
+    /// From now on the properties of every area are read before it is adopted: the program marks some.
+    pub fn note_marks(&self) {
+        self.marked.store(true, Relaxed);
+    }
+
+    /// The next look adopts what is not marked any more.
+    pub fn note_unmarked(&self) {
+        self.unmarked.store(true, Relaxed);
+    }
+
+    /// Locks what the program has in memory or may have there, none of it managed, and brings it there: what is left of
+    /// an mlockall that has marked it.
+    pub fn lock_all(&self) {
+        let mut found = Vec::new();
+        let _ = each_area(|area| {
+            if !overlaps_own(area.start, area.end) {
+                found.push((area.start, area.end));
+            }
+            Continue(())
+        });
+        for (start, end) in found {
+            // SAFETY: changes no byte. As mlockall, it passes over what can't be locked.
+            let _ = unsafe { rustix::mm::mlock(start as *mut _, end - start) };
+        }
+    }
+
+    /// Brings `[start, end)` home and out of management, as it has a mark of [`NEVER`] now. With `inherited`, children of
+    /// fork get it again. Called by an engine thread, while adoption is paused.
+    pub fn release(&self, start: usize, end: usize, inherited: bool) {
+        self.watcher.release(start, end, inherited);
+        // What is registered and not managed would be taken at its next fault.
+        let _ = each_area(|area| {
+            let (start, end) = (area.start.max(start), area.end.min(end));
+            if start < end && area.is_private_anonymous() && !overlaps_own(start, end) {
+                let _ = self.uffd.unregister(start, end - start);
+            }
+            Continue(())
+        });
+    }
+
     /// Looks at the program's size; near the limit, takes what it has allocated. Not while adoption is paused.
     /// Returns the time until the next look, nanoseconds.
     pub fn look(&self) -> i64 {
@@ -276,7 +324,9 @@ impl Program {
         let need =
             anonymous.saturating_sub(state.inherited) + self.pager.away_bytes().saturating_sub(state.inherited_away);
         self.pager.stats().need_bytes.store(need, Relaxed);
-        if state.looks % LOOKS_A_SHARE == 1 {
+        let bounds = slots::bounds();
+        if state.looks % LOOKS_A_SHARE == 1 || state.bounds != bounds {
+            state.bounds = bounds;
             self.take_share(&state, need);
         }
         let max = self.pager.bound_bytes();
@@ -288,6 +338,9 @@ impl Program {
         };
         if !state.begun && anonymous < max / 100 * self.config.adopt_percent as u64 {
             return next;
+        }
+        if self.unmarked.swap(false, Relaxed) {
+            state.unmanaged_at_last_read = 0;
         }
         if !state.begun || unmanaged >= state.unmanaged_at_last_read + step.min(max / 32) {
             let first = !state.begun;
@@ -307,10 +360,14 @@ impl Program {
     /// Takes this process's share of what the whole run may use. What a child of fork has from its parent counts there.
     fn take_share(&self, state: &State, need: u64) {
         let mut others = slots::needs_of_others();
-        let mut of = |bound: Option<u64>| {
-            bound.map_or(u64::MAX, |bound| share(bound, need, &mut others).saturating_add(state.inherited))
+        let mut of = |bound: u64| match bound {
+            u64::MAX => u64::MAX,
+            bound => share(bound, need, &mut others).saturating_add(state.inherited),
         };
-        let (limit, resident) = (of(self.config.limit_bytes), of(self.config.resident_bytes));
+        let or_none = |bound: Option<u64>| bound.unwrap_or(u64::MAX);
+        let given = (or_none(self.config.limit_bytes), or_none(self.config.resident_bytes));
+        let (limit, resident) = state.bounds.unwrap_or(given);
+        let (limit, resident) = (of(limit), of(resident));
         self.pager.set_bounds(limit, resident);
     }
 
@@ -332,19 +389,20 @@ impl Program {
     fn candidates(&self, details: bool) -> Vec<(usize, usize)> {
         let mut found: Vec<(usize, usize)> = Vec::new();
         let mut heap_end = 0;
-        let mut add = |area: &Area| {
-            let suits = area.is_private_anonymous()
+        let mut add = |area: &Area, allowed: bool| {
+            let suits = allowed
+                && area.is_private_anonymous()
                 && area.readable
                 && area.writable
                 && !area.executable
                 && !area.is_stack()
                 && !area.name().starts_with(b"[v")
                 && !overlaps_own(area.start, area.end);
+            if area.name() == b"[heap]" {
+                heap_end = if suits { area.end } else { 0 };
+            }
             if !suits {
                 return;
-            }
-            if area.name() == b"[heap]" {
-                heap_end = area.end;
             }
             match found.last_mut() {
                 // An area that has grown while the map was read is told of twice.
@@ -352,16 +410,15 @@ impl Program {
                 _ => found.push((area.start, area.end)),
             }
         };
-        let done = if details || crate::proc::locked_bytes() > 0 {
+        let details = details || self.marked.load(Relaxed) || crate::proc::locked_bytes() > 0;
+        let done = if details {
             each_detailed(|area, about| {
-                if !about.has(NEVER) {
-                    add(area);
-                }
+                add(area, !about.has(NEVER));
                 Continue(())
             })
         } else {
             each_area(|area| {
-                add(area);
+                add(area, true);
                 Continue(())
             })
         };

@@ -1,9 +1,9 @@
-//! This process's slot in the table of figures that `memfold run` keeps.
+//! This process's slot in the table that `memfold run` keeps, and the run's bounds there.
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
-use memfold::stats::{LAYOUT_VERSION, Stats};
+use core::sync::atomic::{AtomicPtr, AtomicU64};
+use memfold::stats::{Bounds, LAYOUT_VERSION, Stats};
 use memfold_sys::Errno;
 use memfold_sys::sync::Mutex;
 use rustix::fs::{Mode, OFlags, SealFlags};
@@ -12,6 +12,15 @@ use rustix::process::Pid;
 
 /// The table, once it is mapped; it is never unmapped. A child of fork inherits the mapping.
 static TABLE: Mutex<&'static [Stats]> = Mutex::new(&[]);
+/// The bounds in front of it; null without a table.
+static BOUNDS: AtomicPtr<Bounds> = AtomicPtr::new(core::ptr::null_mut());
+
+/// What the whole run may use now, bytes (limit, resident); `None` without a table.
+pub fn bounds() -> Option<(u64, u64)> {
+    // SAFETY: the pointer is null or leads to the table, which is never unmapped.
+    let bounds = unsafe { BOUNDS.load(Relaxed).as_ref()? };
+    Some((bounds.limit_bytes.load(Relaxed), bounds.resident_bytes.load(Relaxed)))
+}
 
 /// A slot of this process in the table at `path`. Without a table, or with every slot taken by a living process, the
 /// figures are kept in memory of our own that nobody reads: a program never fails for lack of figures.
@@ -88,19 +97,24 @@ fn map(path: &str) -> Result<&'static [Stats], Errno> {
         rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())?;
     let seals = rustix::fs::fcntl_get_seals(&file)?;
     let len = rustix::fs::fstat(&file)?.st_size as usize;
-    if !seals.contains(SealFlags::SHRINK) || len == 0 || !len.is_multiple_of(size_of::<Stats>()) {
+    let slots = len.saturating_sub(size_of::<Bounds>());
+    if !seals.contains(SealFlags::SHRINK) || slots == 0 || !slots.is_multiple_of(size_of::<Stats>()) {
         return Err(Errno::INVAL);
     }
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
     let at = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0)? };
-    // SAFETY: the mapping is `len` bytes long, page-aligned, never unmapped, and its seal keeps the file from shrinking
-    // under it. `Stats` is atomics only, for which every bit pattern is valid.
-    let table = unsafe { core::slice::from_raw_parts(at.cast::<Stats>(), len / size_of::<Stats>()) };
-    if table[0].version.load(Relaxed) != LAYOUT_VERSION {
-        // SAFETY: the mapping made above, which nobody uses: `table` ends here.
+    // SAFETY: the mapping is `len` bytes long, page-aligned, never unmapped if it is kept, and its seal keeps the file from
+    // shrinking under it. Both types are atomics only, for which every bit pattern is valid.
+    let (bounds, table) = unsafe {
+        let bounds = at.cast::<Bounds>();
+        (&*bounds, core::slice::from_raw_parts(bounds.add(1).cast::<Stats>(), slots / size_of::<Stats>()))
+    };
+    if bounds.version.load(Relaxed) != LAYOUT_VERSION {
+        // SAFETY: the mapping made above, which nobody uses: `bounds` and `table` end here.
         unsafe { rustix::mm::munmap(at, len)? };
         return Err(Errno::INVAL);
     }
+    BOUNDS.store(at.cast(), Relaxed);
     Ok(table)
 }

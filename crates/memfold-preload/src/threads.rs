@@ -1,6 +1,6 @@
 //! Thread stacks: they hold TLS and what the kernel writes at a thread's end, so they are never folded.
-use crate::clone::next;
 use crate::program::{self, Program};
+use crate::real::next;
 use alloc::boxed::Box;
 use core::ffi::{c_int, c_void};
 use core::mem::{MaybeUninit, transmute};

@@ -36,6 +36,9 @@ pub(crate) struct Scratch {
     packed: Box<[u8]>,
     /// Pages gathered from between same-filled ones.
     gathered: Box<[u8]>,
+    /// What a block becomes without the dictionary, to compare.
+    plain: Box<[u8]>,
+    luck: Luck,
     patterns: Box<[u64; MAX_PAGES]>,
     /// Blocks that were not given to the codec because they looked too dense. Whoever counts them sets it back.
     pub dense_blocks: u64,
@@ -44,13 +47,43 @@ pub(crate) struct Scratch {
 /// Where the compressed bytes start in `Scratch::packed`.
 const BODY: usize = HEAD_MAX.next_multiple_of(64);
 
+/// A dictionary must make a block smaller by this part of its size, or the block is stored without: that loads faster.
+const CANNED_GAIN: usize = 64;
+/// Blocks in a row that the dictionary may fail to make smaller before it is tried on some only.
+const LOSSES_MAX: u8 = 4;
+/// Room that codecs want beyond what they write, at most: lz4 some bytes for its last literals, zstd a block header.
+const CODEC_ROOM: usize = 64;
+/// How many are then stored without a try.
+const UNTRIED: u8 = 7;
+
 /// What compresses a block.
 pub(crate) struct Packer<'a> {
     pub encoder: &'a mut dyn Encoder,
-    /// Format of what it makes.
+    /// Format of what it makes without a dictionary.
     pub format: u8,
-    /// The dictionary that belongs to the format.
-    pub canned: Option<&'a Canned>,
+    /// A dictionary to try, and the format of what is made with it.
+    pub canned: Option<(u8, &'a Canned)>,
+}
+
+/// Whether the dictionary has made the latest blocks smaller: neighbours are mostly of one kind.
+#[derive(Default)]
+struct Luck {
+    losses: u8,
+    untried: u8,
+}
+
+impl Luck {
+    /// Whether the dictionary should be tried on this block.
+    fn tries(&mut self) -> bool {
+        let tries = self.untried == 0;
+        self.untried = self.untried.saturating_sub(1);
+        tries
+    }
+
+    fn note(&mut self, won: bool) {
+        self.losses = if won { 0 } else { self.losses.saturating_add(1) };
+        self.untried = if self.losses > LOSSES_MAX { UNTRIED } else { 0 };
+    }
 }
 
 /// A block ready to be stored.
@@ -79,6 +112,8 @@ impl Scratch {
         Scratch {
             packed: vec![0; BODY + body].into_boxed_slice(),
             gathered: vec![0; block_bytes_max].into_boxed_slice(),
+            plain: vec![0; body].into_boxed_slice(),
+            luck: Luck::default(),
             patterns: vec![0; MAX_PAGES].into_boxed_slice().try_into().expect("the length is the array's"),
             dense_blocks: 0,
         }
@@ -119,9 +154,9 @@ pub(crate) unsafe fn encode(
     }
     if same_pages == 0 {
         // SAFETY: the whole block is to be compressed.
-        let size = unsafe { compress(scratch, &mut packer, src, order.bytes())? };
-        let (format, body, len) = match size {
-            Some(size) => (packer.format, scratch.payload(0), size),
+        let packed = unsafe { compress(scratch, &mut packer, src, order.bytes())? };
+        let (format, body, len) = match packed {
+            Some((format, size)) => (format, scratch.payload(0), size),
             None => (id::NONE, src, order.bytes()),
         };
         return Ok(Encoded::Object { format, mixed: false, head: body, head_len: 0, body, len, same_pages });
@@ -152,7 +187,7 @@ unsafe fn encode_mixed(
         let raw = unsafe { gather(scratch, same, src, pages) };
         // SAFETY: `raw` has `raw_len` readable bytes, of the block or of `gathered`.
         match unsafe { compress(scratch, packer, raw, raw_len)? } {
-            Some(size) => (format_used, len) = (packer.format, size),
+            Some(packed) => (format_used, len) = packed,
             // Stored from where they are.
             None => body = raw,
         }
@@ -160,26 +195,72 @@ unsafe fn encode_mixed(
     Ok(Encoded::Object { format: format_used, mixed: true, head, head_len, body, len, same_pages })
 }
 
-/// Compresses `len` bytes to the scratch body. `None` if they do not shrink enough, or look as if they would not.
+/// Compresses `len` bytes to the scratch body: format and size. `None` if they do not shrink enough, or look as if they
+/// would not. With a dictionary only if that is smaller than without: never larger for having one.
 ///
 /// # Safety
-/// - `src` is readable for `len` bytes outside the scratch body, and nobody writes there.
+/// - `src` is readable for `len` bytes outside the scratch, or in its `gathered`, and nobody writes there.
 /// - `scratch` and the packer's encoder were made for at least `len` bytes, which are whole pages and not 0.
 unsafe fn compress(
     scratch: &mut Scratch,
     packer: &mut Packer<'_>,
     src: *const u8,
     len: usize,
-) -> Result<Option<usize>, CodecError> {
+) -> Result<Option<(u8, usize)>, CodecError> {
     // SAFETY: as the caller says; whole pages.
     if packer.format != id::NONE && !packer.encoder.gives_up_fast() && unsafe { entropy::is_dense(src, len) } {
         scratch.dense_blocks += 1;
         return Ok(None);
     }
+    if let Some((format, canned)) = packer.canned
+        && scratch.luck.tries()
+    {
+        // SAFETY: as the caller says.
+        let with = unsafe { compress_canned(scratch, &mut *packer.encoder, canned, src, len)? };
+        scratch.luck.note(matches!(with, Canning::With(_)));
+        match with {
+            Canning::With(size) => return Ok(Some((format, size))),
+            Canning::Without(size) => return Ok(Some((packer.format, size))),
+            Canning::Unknown => {}
+        }
+    }
     let body = &mut scratch.packed[BODY..];
     // SAFETY: as the caller says; `body` is writable for its length.
-    let size = unsafe { packer.encoder.encode(src, len, body.as_mut_ptr(), body.len(), packer.canned)? };
-    Ok(size.filter(|size| *size <= huge_threshold(len)))
+    let size = unsafe { packer.encoder.encode(src, len, body.as_mut_ptr(), body.len(), None)? };
+    Ok(size.filter(|size| *size <= huge_threshold(len)).map(|size| (packer.format, size)))
+}
+
+/// What a try with a dictionary left in the scratch body, and its size.
+enum Canning {
+    With(usize),
+    Without(usize),
+    /// Nothing of use: it does not shrink enough with the dictionary.
+    Unknown,
+}
+
+/// Compresses with a dictionary and without, and keeps what is smaller.
+///
+/// # Safety
+/// - As for [`compress`].
+unsafe fn compress_canned(
+    scratch: &mut Scratch,
+    encoder: &mut dyn Encoder,
+    canned: &Canned,
+    src: *const u8,
+    len: usize,
+) -> Result<Canning, CodecError> {
+    let body = &mut scratch.packed[BODY..];
+    // SAFETY: as the caller says; `body` is writable for its length.
+    let with = unsafe { encoder.encode(src, len, body.as_mut_ptr(), body.len(), Some(canned))? };
+    let Some(with) = with.filter(|size| *size <= huge_threshold(len)) else { return Ok(Canning::Unknown) };
+    // More would lose, so the codec may stop there.
+    let most = (with + with / CANNED_GAIN).min(huge_threshold(len));
+    let room = (most + CODEC_ROOM).min(scratch.plain.len());
+    // SAFETY: as the caller says; `plain` is writable for `room` bytes.
+    let without = unsafe { encoder.encode(src, len, scratch.plain.as_mut_ptr(), room, None)? };
+    let Some(without) = without.filter(|size| *size <= most) else { return Ok(Canning::With(with)) };
+    scratch.packed[BODY..][..without].copy_from_slice(&scratch.plain[..without]);
+    Ok(Canning::Without(without))
 }
 
 /// Writes the block that `header` describes to `dst`. On an error `dst` holds any bytes.

@@ -42,7 +42,7 @@ pub fn decode(data: &[u8]) {
 pub fn round_trip(data: &[u8]) {
     let [codec, level, shape, same, rest @ ..] = data else { return };
     let codec = &CODECS[*codec as usize % CODECS.len()];
-    let levels = (codec.levels.end() - codec.levels.start()).min(18) + 1;
+    let levels = (codec.levels.end() - codec.levels.start()).min(26) + 1;
     let level = codec.levels.start() + *level as i32 % levels;
     let spec = if levels == 1 {
         CodecSpec::parse(codec.name).expect("a name of the table")
@@ -101,7 +101,7 @@ pub fn dictionary(data: &[u8]) {
         let (mut scratch, mut encoder) = (Scratch::new(PAGE_SIZE), spec.encoder(PAGE_SIZE));
         let mut block = BlockBuffer::new(order(0));
         let len = dictionary.content().len().min(PAGE_SIZE);
-        let packer = Packer { encoder: &mut *encoder, format: id::CANNED, canned: Some(&canned) };
+        let packer = Packer { encoder: &mut *encoder, format: spec.format(), canned: Some((id::CANNED, &canned)) };
         // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
         let encoded = unsafe {
             core::ptr::copy_nonoverlapping(dictionary.content().as_ptr(), block.as_mut_ptr(), len);

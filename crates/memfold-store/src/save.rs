@@ -107,11 +107,8 @@ impl Store {
             return Err(SaveError::Codec(CodecError(0)));
         }
         w.decoders.sync();
-        let (format, canned) = match w.decoders.current(w.spec) {
-            Some((format, canned)) => (format, Some(canned)),
-            None => (w.spec.format(), None),
-        };
-        let packer = Packer { encoder: &mut *w.encoder, format, canned };
+        let canned = w.decoders.current(w.spec);
+        let packer = Packer { encoder: &mut *w.encoder, format: w.spec.format(), canned };
         // SAFETY: the caller vouches for the block; the worker's buffers have the size of this store's blocks.
         let encoded = unsafe {
             self.sampler.offer(src, order);

@@ -111,7 +111,8 @@ impl Store {
         *self.codec.lock()
     }
 
-    /// Changes the codec of workers made from now on. Objects and workers that exist are not touched.
+    /// Changes the codec of workers made from now on. Objects keep theirs. Workers that exist go on with theirs too, as
+    /// a save must not allocate: whoever owns one gives it the new codec with [`Worker::set_codec`].
     pub fn set_codec(&self, spec: CodecSpec) {
         *self.codec.lock() = spec;
     }
@@ -324,7 +325,7 @@ fn make_pools(count: usize, budget: &Arc<Budget>) -> Result<Box<[Pool]>, StoreEr
         let start = start + layout.entries + layout.marks;
         let spans = Table::new(Area::new(&zone, start, layout.spans));
         let data = Area::new(&zone, start + layout.spans, layout.data);
-        let arena = Arena::new(data, spans, budget.clone());
+        let arena = Arena::new(data, spans, budget.clone(), count);
         Pool::new(number as u8, arena, Entries::new(entries, budget.clone()), marks)
     };
     Ok((0..count).map(pool).collect())

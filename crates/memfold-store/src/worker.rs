@@ -41,6 +41,14 @@ impl Worker {
     pub fn codec(&self) -> CodecSpec {
         self.spec
     }
+
+    /// Changes the codec that saves use. Allocates what the new codec needs and frees what the old one had, unless they
+    /// are the same.
+    pub fn set_codec(&mut self, spec: CodecSpec) {
+        if spec != self.spec {
+            (self.spec, self.encoder) = (spec, spec.encoder(self.spare.len()));
+        }
+    }
 }
 
 #[repr(C, align(4096))]

@@ -21,14 +21,14 @@ pub trait Space: Send + Sync {
     /// - The caller holds the right to change both ranges for the whole process.
     unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial>;
 
-    /// Makes fresh pages at the empty range `dst` with the bytes at `src`, and wakes whoever waits there.
+    /// Makes fresh pages at the empty range `dst` with the bytes at `src`, and if `wake` is set wakes whoever waits there.
     ///
     /// # Errors
     /// As [`Uffd::copy`].
     ///
     /// # Safety
     /// - `src` is readable for `len` bytes, and the caller holds the right to define the bytes at `dst`.
-    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial>;
+    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: bool) -> Result<(), Partial>;
 
     /// Write-protects a range (`on`), or ends the protection and wakes the writers.
     ///
@@ -82,9 +82,9 @@ impl Space for UffdSpace {
         unsafe { self.uffd.move_pages(dst, src, len, wake) }
     }
 
-    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
+    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: bool) -> Result<(), Partial> {
         // SAFETY: the caller's promise is the callee's condition.
-        unsafe { self.uffd.copy(dst, src, len) }
+        unsafe { self.uffd.copy(dst, src, len, wake) }
     }
 
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {

@@ -283,7 +283,7 @@ impl Uffd {
         let _ = unsafe { ioctl(self.fd.as_raw_fd(), WAKE, (&raw mut arg).cast()) };
     }
 
-    /// Copies `len` bytes from `src` into fresh pages at `dst` and wakes whoever waits there.
+    /// Copies `len` bytes from `src` into fresh pages at `dst`, and if `wake` is set wakes whoever waits there.
     ///
     /// # Errors
     /// EEXIST (a page is there), EAGAIN (an event waits to be read, or part was done), ENOENT (nothing is mapped
@@ -292,8 +292,10 @@ impl Uffd {
     /// # Safety
     /// - `src` must be readable for `len` bytes.
     /// - The pages at `dst` become these bytes for the whole process: the caller must hold the right to say so.
-    pub unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
-        let mut arg = CopyArg { dst: dst as u64, src: src as u64, len: len as u64, mode: 0, done: 0 };
+    pub unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: bool) -> Result<(), Partial> {
+        // UFFDIO_COPY_MODE_DONTWAKE is 1.
+        let mode = !wake as u64;
+        let mut arg = CopyArg { dst: dst as u64, src: src as u64, len: len as u64, mode, done: 0 };
         // SAFETY: `arg` is the struct of this request; the caller vouches for `src` and `dst`.
         let ret = unsafe { ioctl(self.fd.as_raw_fd(), COPY, (&raw mut arg).cast()) };
         partial(ret, arg.done)
@@ -422,7 +424,7 @@ mod tests {
                 uffd.move_pages(b.start() + 2 * PAGE_SIZE, a.start() + 2 * PAGE_SIZE, PAGE_SIZE, true).unwrap_err();
             assert_eq!(rest, Partial { done: 0, errno: Errno::NOENT });
             assert_eq!((*b.as_ptr(), *b.as_ptr().add(PAGE_SIZE)), (40, 41));
-            let twice = uffd.copy(b.start(), a.as_ptr().add(3 * PAGE_SIZE), PAGE_SIZE).unwrap_err();
+            let twice = uffd.copy(b.start(), a.as_ptr().add(3 * PAGE_SIZE), PAGE_SIZE, true).unwrap_err();
             assert_eq!(twice, Partial { done: 0, errno: Errno::EXIST });
         }
     }

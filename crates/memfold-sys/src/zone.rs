@@ -5,9 +5,10 @@
 use crate::Errno;
 use crate::sync::StaticMutex;
 use crate::units::PAGE_SIZE;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munlock, munmap};
 
-/// A private anonymous reservation, readable and writable, backed by memory page by page as it is touched.
+/// A private anonymous reservation, readable and writable, backed by memory page by page as it is touched, and left out of
+/// core dumps.
 pub struct Zone {
     base: *mut u8,
     len: usize,
@@ -48,6 +49,8 @@ impl Zone {
             }
             // Not fatal: a kernel without THP says EINVAL.
             let _ = madvise(base as *mut _, len, Advice::LinuxNoHugepage);
+            // A core dump looks at each page of a mapping, there or not: at terabytes it would take minutes.
+            let _ = madvise(base as *mut _, len, Advice::LinuxDontDump);
         }
         let zone = Zone { base: base as *mut u8, len };
         let mut list = LIST.lock();
@@ -75,6 +78,12 @@ impl Zone {
     /// Whether `addr` lies in this zone.
     pub fn contains(&self, addr: usize) -> bool {
         addr.wrapping_sub(self.base as usize) < self.len
+    }
+
+    /// Core dumps get what is in memory of the zone, as its bytes are somebody else's.
+    pub fn show_in_dumps(&self) {
+        // SAFETY: changes no byte of the zone's own mapping. Not fatal.
+        let _ = unsafe { madvise(self.base.cast(), self.len, Advice::LinuxDoDump) };
     }
 
     /// A child of fork doesn't get the zone: a touch there ends the child rather than reading zeros.
@@ -143,6 +152,15 @@ pub fn set_inherited(start: usize, end: usize, inherited: bool) {
     let advice = if inherited { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
     // SAFETY: changes what fork copies, and no byte. Not fatal: the kernel refuses it for no anonymous mapping.
     let _ = unsafe { madvise(start as *mut _, end - start, advice) };
+}
+
+/// Undoes for every live zone what the program's mlockall has done to it: frames that are locked could not take part in
+/// moves, and the kernel would fill zones that are meant to be sparse.
+pub fn unlock_all() {
+    for zone in LIST.lock().iter().filter(|zone| zone.1 != 0) {
+        // SAFETY: the engine's own mapping; no byte changes. Not fatal: a locked frame is copied from, not moved.
+        let _ = unsafe { munlock(zone.0 as *mut _, zone.1 - zone.0) };
+    }
 }
 
 /// Whether `[start, end)` touches any live zone of the engine.

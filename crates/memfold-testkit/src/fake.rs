@@ -256,13 +256,13 @@ impl Space for FakeSpace {
         })
     }
 
-    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
+    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: bool) -> Result<(), Partial> {
         let mut table = self.inner.table.lock();
         if table.is_across(dst, len) {
             return Err(Partial { done: 0, errno: Errno::NOENT });
         }
         // SAFETY: the caller vouches for both ranges.
-        self.each(&mut table, dst, len, true, |table, at| unsafe { table.install(dst + at, src.add(at)) })
+        self.each(&mut table, dst, len, wake, |table, at| unsafe { table.install(dst + at, src.add(at)) })
     }
 
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {

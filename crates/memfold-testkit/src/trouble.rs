@@ -205,14 +205,14 @@ impl Space for Troubled {
         let Some(trouble) = self.due(call, len / PAGE_SIZE) else { return move_part(len) };
         // SAFETY: the source is a frame that the caller may read, and it may define what is at `dst`.
         Self::play(trouble, len, move_part, || unsafe {
-            let _ = self.space.copy(dst, src as *const u8, PAGE_SIZE);
+            let _ = self.space.copy(dst, src as *const u8, PAGE_SIZE, true);
         })
     }
 
-    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
+    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: bool) -> Result<(), Partial> {
         let call = if self.is_home(dst) { Call::CopyIn } else { Call::Populate };
         // SAFETY: a part of what the caller vouches for.
-        let copy_part = |first| unsafe { self.space.copy(dst, src, first) };
+        let copy_part = |first| unsafe { self.space.copy(dst, src, first, wake) };
         let Some(trouble) = self.due(call, len / PAGE_SIZE) else { return copy_part(len) };
         Self::play(trouble, len, copy_part, || {
             let _ = copy_part(PAGE_SIZE);

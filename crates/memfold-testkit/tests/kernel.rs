@@ -66,7 +66,7 @@ fn the_fake_answers_as_the_kernel_does() {
             unsafe {
                 match call {
                     0 | 1 => side.space.move_pages(to, from, len, true),
-                    2 | 3 => side.space.copy(to, source.as_ptr(), len),
+                    2 | 3 => side.space.copy(to, source.as_ptr(), len, true),
                     _ => {
                         side.space.discard(to, len).expect("a discard");
                         Ok(())

@@ -183,6 +183,11 @@ impl Pager {
         self.physical().saturating_sub(self.target()) << PAGE_SHIFT
     }
 
+    /// Uncompressed memory that may still be taken before something must be folded, bytes.
+    pub fn room_bytes(&self) -> u64 {
+        self.target().saturating_sub(self.physical()) << PAGE_SHIFT
+    }
+
     /// Bytes that the engine's own data takes: frames, pool, index.
     pub fn own_bytes(&self) -> u64 {
         (self.frames.populated() << PAGE_SHIFT) + self.store.pool_bytes() + self.metadata_bytes()
@@ -218,8 +223,8 @@ impl Pager {
     /// Brings every folded page back and keeps all in place until [`Pager::thaw`]: for a fork, whose child gets copies of
     /// the page table and no engine. Goes past the limit if it must.
     ///
-    /// Called by a thread of the program, whose handlers still run; no area may be added until `thaw`. No lock is held on
-    /// return, so other threads of the program go on faulting: what they can get is first touches only.
+    /// Called by a thread of the program, whose handlers still run; for a fork, no area may be added until `thaw`. No lock is
+    /// held on return, so other threads of the program go on faulting: what they can get is first touches only.
     pub fn freeze(&self) {
         self.frozen.store(true, SeqCst);
         loop {
@@ -237,7 +242,8 @@ impl Pager {
         }
     }
 
-    fn is_home(&self, start: u64, end: u64) -> bool {
+    /// Whether every folio of a range of keys is in the page table.
+    pub(crate) fn is_home(&self, start: u64, end: u64) -> bool {
         let mut home = true;
         self.each_folio(start..end, |_, id| {
             // SAFETY: the guard that `each_folio` holds is that of the folio's shard.

@@ -91,7 +91,7 @@ impl Pager {
             return self.space.protect(page, PAGE_SIZE, false).map_or(Served::Again, |()| Served::Yes);
         }
         // SAFETY: the shard is locked and the folio `Resident`: if a page is missing, zeros are what it reads.
-        match unsafe { self.space.copy(page, self.frames.zeros(), PAGE_SIZE) } {
+        match unsafe { self.space.copy(page, self.frames.zeros(), PAGE_SIZE, true) } {
             Ok(()) => stats::add(&self.stats.faults_zero, 1),
             Err(partial) if partial.errno == Errno::AGAIN => return Served::Again,
             Err(_) => {

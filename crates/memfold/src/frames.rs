@@ -163,7 +163,7 @@ impl Frames {
         let mut done = 0;
         while done < len {
             // SAFETY: the frame is the caller's and empty from `done` on; `zeros` is readable for 2 MiB.
-            match unsafe { space.copy(at + done, self.zeros(), len - done) } {
+            match unsafe { space.copy(at + done, self.zeros(), len - done, false) } {
                 Ok(()) => break,
                 Err(partial) if partial.done > 0 => done += partial.done,
                 Err(partial) => {

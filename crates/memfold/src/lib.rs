@@ -51,6 +51,7 @@ pub mod fault;
 mod hint;
 mod owner;
 pub mod events;
+mod leave;
 mod copied;
 pub mod worker;
 mod throttle;

@@ -51,8 +51,11 @@ impl Pager {
         drop(guard);
         // While a frame is made free.
         self.store.prefetch(first);
-        if small && self.load_small(areas, area, id, key) {
-            return (Loaded::Done, key, key + 1);
+        if let Purpose::Fault(wake) = purpose
+            && small
+            && let Some(keys) = self.load_small(areas, area, id, key, wake)
+        {
+            return (Loaded::Done, keys.start, keys.end);
         }
         let (frame, id) = match self.frame_for_loading(areas, area, id, key) {
             Ok(found) => found,

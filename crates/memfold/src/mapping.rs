@@ -176,7 +176,7 @@ impl Pager {
         let result = unsafe {
             if by_copy {
                 stats::add(&self.stats.copies, 1);
-                self.space.copy(home, from as *const u8, len)
+                self.space.copy(home, from as *const u8, len, true)
             } else {
                 self.space.move_pages(home, from, len, true)
             }
@@ -317,7 +317,7 @@ impl Pager {
                 Errno::NOENT | Errno::INVAL if span.narrow(most) => {}
                 Errno::NOENT => {
                     // SAFETY: the frame's page is empty; `zeros` is readable.
-                    match unsafe { self.space.copy(to + done, self.frames.zeros(), PAGE_SIZE) } {
+                    match unsafe { self.space.copy(to + done, self.frames.zeros(), PAGE_SIZE, false) } {
                         Ok(()) => {
                             stats::add(&self.stats.move_holes, 1);
                             holes += 1;

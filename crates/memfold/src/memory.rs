@@ -160,6 +160,7 @@ impl Memory {
         let len = len.checked_next_multiple_of(PAGE_SIZE).ok_or(Error::System("a region too large", Errno::NOMEM))?;
         let zone = Zone::reserve(len, MAX_BYTES).map_err(|e| Error::System("reserving a region", e))?;
         zone.keep_from_children();
+        zone.show_in_dumps();
         let engine = self.engine.clone();
         let mut areas = engine.pager.areas.write();
         // SAFETY: the engine serves the area from now on, and its threads never touch it.

@@ -2,9 +2,11 @@
 //! and mapped as the block's own count of small pages by one copy, which allocates them. `--fallback` forces it.
 use crate::area::{Area, Areas};
 use crate::folio::{FolioId, State};
+use crate::mapping::Wake;
 use crate::pager::Pager;
 use crate::reclaim::Progress;
 use crate::stats;
+use core::ops::Range;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 
 /// Pages that are given back to the kernel at once to make room for small pages.
@@ -17,8 +19,16 @@ impl Pager {
         percent > 0 && self.stats.pgmajfault.load(Relaxed) % 100 < percent
     }
 
-    /// Loads a one-block `Loading` folio by the small-page path. `false`: it can't be done now, and nothing has changed.
-    pub(crate) fn load_small(&self, areas: &Areas, area: &Area, id: FolioId, key: u64) -> bool {
+    /// Loads a one-block `Loading` folio by the small-page path; returns its keys. `None`: it can't be done now, and nothing
+    /// has changed.
+    pub(crate) fn load_small(
+        &self,
+        areas: &Areas,
+        area: &Area,
+        id: FolioId,
+        key: u64,
+        wake: Wake,
+    ) -> Option<Range<u64>> {
         let mut context = self.contexts.borrow();
         let (start, order, slot) = {
             let _guard = self.shards.lock(key);
@@ -28,18 +38,19 @@ impl Pager {
         };
         let pages = order.pages() as u64;
         if order > self.config.block_order || !self.make_room(areas, pages) {
-            return false;
+            return None;
         }
         let buffer = context.buffer.as_mut_ptr();
         // SAFETY: the buffer holds a block of the largest order that blocks have here.
         let from_file = unsafe { self.fetch_one(&mut context, slot, order, buffer) };
         let guard = self.shards.lock(key);
         let home = area.addr_of(start);
-        let Some(quiet) = self.changes.quiet() else { return false };
+        let quiet = self.changes.quiet()?;
         // SAFETY: the shard is locked, the buffer holds the folio's bytes, and `home` is its own range. What a copy that
         // stops half-way has mapped is right, and the other path finds it there.
-        if unsafe { self.space.copy(home, buffer, order.bytes()) }.is_err() {
-            return false;
+        if unsafe { self.space.copy(home, buffer, order.bytes(), wake == Wake::Now) }.is_err() {
+            self.space.wake(home, order.bytes());
+            return None;
         }
         drop(quiet);
         // SAFETY: the guard is that of the folio's shard.
@@ -53,7 +64,7 @@ impl Pager {
         self.shards.notify(&guard);
         stats::add(&self.stats.load_fallback, 1);
         self.count_load(order, from_file);
-        true
+        Some(start..start + pages)
     }
 
     /// Makes room for pages that the kernel will allocate. Where discards are reported, a fault handler can't wait for

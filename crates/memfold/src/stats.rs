@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::MAX_ORDER;
 
 /// Version of the layout; a reader refuses another.
-pub const LAYOUT_VERSION: u64 = 3;
+pub const LAYOUT_VERSION: u64 = 4;
 /// Orders counted one by one: 0..=9.
 pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
@@ -140,6 +140,18 @@ stats! {
     swpout_folio: "folios written to a device",
     swpin_folio: "folios read from a device",
     swpout_fallback: "folios split because no frame or slot of their order was left",
+}
+
+/// What stands in front of the figures that the processes of a run share: what the whole run may use now. `memfold run`
+/// writes it, also while they run; their engines read it every few looks.
+#[repr(C, align(64))]
+pub struct Bounds {
+    /// [`LAYOUT_VERSION`].
+    pub version: AtomicU64,
+    /// As `--limit`, bytes; `u64::MAX` for none.
+    pub limit_bytes: AtomicU64,
+    /// As `--resident`, bytes; `u64::MAX` for none.
+    pub resident_bytes: AtomicU64,
 }
 
 impl Default for Stats {

@@ -9,8 +9,9 @@ use crate::pager::Pager;
 const SHARE: u64 = 128;
 /// Without any progress for so long, nanoseconds, faults are let go.
 const PATIENCE_NS: u64 = 50_000_000;
-/// Faults served after that before it is tried again.
-const PAUSE: u32 = 32;
+/// Faults served after that before it is tried again: twice as many each time that it was in vain.
+const PAUSE_MIN: u32 = 32;
+const PAUSE_MAX: u32 = 1 << 16;
 
 /// One handler's part.
 #[derive(Default)]
@@ -18,6 +19,7 @@ pub(crate) struct Throttle {
     /// The smallest excess since faults are held, pages, and when it was reached.
     held: Option<(u64, u64)>,
     pause: u32,
+    vain: u32,
 }
 
 impl Throttle {
@@ -43,11 +45,12 @@ impl Throttle {
             return excess > most;
         };
         if excess <= most / 2 {
-            self.held = None;
+            (self.held, self.vain) = (None, 0);
         } else if excess < least {
             self.held = Some((excess, now()));
         } else if now() - since > PATIENCE_NS {
-            (self.held, self.pause) = (None, PAUSE);
+            (self.held, self.pause) = (None, (PAUSE_MIN << self.vain).min(PAUSE_MAX));
+            self.vain = (self.vain + 1).min(16);
         }
         self.held.is_some()
     }
@@ -74,7 +77,10 @@ mod tests {
         assert!(throttle.judge(200, 100, || 0));
         assert!(throttle.judge(200, 100, || PATIENCE_NS));
         assert!(!throttle.judge(200, 100, || PATIENCE_NS + 1));
-        assert!((0..PAUSE).all(|_| !throttle.judge(200, 100, || 0)));
+        assert!((0..PAUSE_MIN).all(|_| !throttle.judge(200, 100, || 0)));
+        assert!(throttle.judge(200, 100, || 0));
+        assert!(!throttle.judge(200, 100, || PAUSE_MIN as u64 + PATIENCE_NS));
+        assert!((0..2 * PAUSE_MIN).all(|_| !throttle.judge(200, 100, || 0)), "it waits less and less");
         assert!(throttle.judge(200, 100, || 0));
     }
 }

@@ -133,6 +133,18 @@ impl Watcher {
         quiet
     }
 
+    /// Brings what is managed of `[start, end)` home and gives it back to the kernel: it is not folded again unless it is
+    /// adopted again. With `inherited`, children of fork get it; without, that stays as it is. No adoption may be under way.
+    pub fn release(&self, start: usize, end: usize, inherited: bool) {
+        self.pager.leave(start..end, |start, end| {
+            if inherited {
+                set_inherited(start, end, true);
+            }
+            // It may have been unmapped meanwhile.
+            let _ = self.uffd.unregister(start, end - start);
+        });
+    }
+
     /// Takes a registered part under management. A child that comes to be past libc has no engine: it must not get the
     /// part, or it would read zeros where something is folded.
     fn manage(&self, start: usize, end: usize) {
@@ -145,7 +157,7 @@ impl Watcher {
     /// Whether no change of the address space is on its way.
     fn is_quiet(&self) -> bool {
         // SAFETY: the probe's page is there, so nothing is copied: EEXIST at rest, EAGAIN while an event is on its way.
-        let probed = unsafe { self.uffd.copy(self.probe.start(), self.pager.zeros(), PAGE_SIZE) };
+        let probed = unsafe { self.uffd.copy(self.probe.start(), self.pager.zeros(), PAGE_SIZE, false) };
         probed.is_err_and(|p| p.errno == Errno::EXIST)
     }
 
@@ -171,7 +183,7 @@ impl Watcher {
             let bytes = self.pager.page_at_rest(rest.origin(page));
             // SAFETY: a missing page of a registered area, and what it holds, as nothing changes at rest. No lock is held: when
             // the page is there, the thread that forks goes on.
-            match unsafe { self.uffd.copy(page, bytes, PAGE_SIZE) } {
+            match unsafe { self.uffd.copy(page, bytes, PAGE_SIZE, true) } {
                 Err(partial) if partial.errno == Errno::AGAIN => match self.uffd.read() {
                     Ok(Event::Fault { address, .. }) => self.serve_at_rest(rest, address & !(PAGE_SIZE - 1)),
                     Ok(change) => rest.note_change(change),

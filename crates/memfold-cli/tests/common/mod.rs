@@ -1,7 +1,8 @@
 //! What the end-to-end tests share: the built command, and a directory that goes away.
 #![allow(dead_code)] // Each test file uses a part of this.
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -131,6 +132,69 @@ pub fn assert_right_in(world: &str, name: &str, promises: &[&str]) {
         println!("{name} {promise}: {}", text.trim());
     }
     drop(program.scratch);
+}
+
+/// A program that holds memory under `memfold run`.
+pub struct Holder {
+    pub runner: Child,
+    pub pid: u32,
+    pub input: Option<ChildStdin>,
+    pub output: BufReader<ChildStdout>,
+}
+
+impl Holder {
+    pub fn start(bin: &Path, scratch: &Scratch, flags: &[&str], program: &str, mib: &str) -> Holder {
+        let mut command = memfold(bin, &[&["run"], flags, &["--", program, mib]].concat());
+        command.env("XDG_RUNTIME_DIR", &scratch.0).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut runner = command.spawn().unwrap();
+        let (input, output) = (runner.stdin.take(), BufReader::new(runner.stdout.take().unwrap()));
+        let mut holder = Holder { runner, pid: 0, input, output };
+        let ready = holder.line();
+        holder.pid = ready.strip_prefix("ready ").unwrap_or_else(|| panic!("{ready:?}")).parse().unwrap();
+        holder
+    }
+
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim().to_string()
+    }
+
+    /// Has it verify every byte.
+    pub fn check(&mut self) {
+        self.input.as_mut().unwrap().write_all(b"check\n").unwrap();
+        assert_eq!(self.line(), "right");
+    }
+
+    /// Resident anonymous memory, MiB.
+    pub fn resident_mib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
+    }
+
+    /// Waits until its resident memory is as wanted.
+    #[track_caller]
+    pub fn wait_for(&self, what: &str, wanted: impl Fn(u64) -> bool) {
+        let begin = Instant::now();
+        while !wanted(self.resident_mib()) {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{what}: {} MiB resident", self.resident_mib());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        println!("{what}: {} MiB resident after {:.2} s", self.resident_mib(), begin.elapsed().as_secs_f64());
+    }
+
+    pub fn end(mut self) {
+        drop(self.input.take());
+        assert_eq!(self.runner.wait().unwrap().code(), Some(0));
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.runner.kill();
+        let _ = self.runner.wait();
+    }
 }
 
 /// A world in which nobody is root and /dev/userfaultfd is open to all.

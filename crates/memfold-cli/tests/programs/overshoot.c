@@ -16,13 +16,19 @@ static void quick_check(const char *at, size_t len, uint64_t seed) {
 static void *allocate(const char *way, size_t len) {
     if (is(way, "malloc") || is(way, "large")) return calloc(1, len);
     if (is(way, "brk")) return sbrk(len);
+    if (is(way, "populate") || is(way, "populate_small")) return map_at(NULL, len, MAP_POPULATE);
+    if (is(way, "advise")) {
+        void *at = map(len);
+        NEED(madvise(at, len, MADV_POPULATE_WRITE) == 0);
+        return at;
+    }
     void *at = (void *)syscall(SYS_mmap, 0, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return at == MAP_FAILED ? NULL : at;
 }
 
 int main(int argc, char **argv) {
     NEED(argc == 2);
-    size_t step = is(argv[1], "large") ? LEN : is(argv[1], "malloc") ? 64 << 10 : 4 * MIB, count = LEN / step;
+    size_t step = is(argv[1], "large") || is(argv[1], "populate") || is(argv[1], "advise") ? LEN : is(argv[1], "malloc") ? 64 << 10 : 4 * MIB, count = LEN / step;
     char **part = calloc(count, sizeof *part);
     for (size_t i = 0; i < count; i++) {
         NEED(part[i] = allocate(argv[1], step));

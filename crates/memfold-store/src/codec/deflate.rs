@@ -130,3 +130,50 @@ impl Drop for DeflateDecoder {
         unsafe { libdeflate_free_decompressor(self.raw.as_ptr()) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::{CODECS, Codec};
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    #[repr(C)]
+    struct Options {
+        bytes: usize,
+        malloc: extern "C" fn(usize) -> *mut c_void,
+        free: unsafe extern "C" fn(*mut c_void),
+    }
+
+    unsafe extern "C" {
+        fn libdeflate_alloc_compressor_ex(level: c_int, options: *const Options) -> *mut RawCompressor;
+    }
+
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+
+    extern "C" fn counting_malloc(bytes: usize) -> *mut c_void {
+        ASKED.fetch_add(bytes, Relaxed);
+        // SAFETY: takes a number.
+        unsafe { libc::malloc(bytes) }
+    }
+
+    /// Bytes that a compressor of `level` asks for.
+    fn compressor_bytes(level: c_int) -> usize {
+        let options = Options { bytes: size_of::<Options>(), malloc: counting_malloc, free: libc::free };
+        let before = ASKED.load(Relaxed);
+        // SAFETY: the options are as libdeflate.h has them, with a pair of functions that fit each other.
+        unsafe { libdeflate_free_compressor(libdeflate_alloc_compressor_ex(level, &options)) };
+        ASKED.load(Relaxed) - before
+    }
+
+    #[test]
+    fn levels_take_the_memory_that_their_help_says() {
+        let kib = |level| compressor_bytes(level).div_ceil(1 << 10);
+        let all: Vec<usize> = (1..=12).map(kib).collect();
+        println!("KiB by level, from 1: {all:?}");
+        let Codec { help, .. } = CODECS.iter().find(|codec| codec.format == crate::codec::id::DEFLATE).unwrap();
+        let said = |text: &str| assert!(help.contains(text), "{help}: not {text}");
+        said(&format!("1 takes {} KiB a thread", all[0]));
+        said(&format!("2 to 9 take {} KiB", all[1..9].iter().max().unwrap()));
+        said(&format!("10 to 12 {:.1} MiB", *all[9..].iter().max().unwrap() as f64 / 1024.0));
+    }
+}

@@ -75,7 +75,7 @@ pub static CODECS: &[Codec] = &[
     },
     Codec {
         name: "deflate",
-        help: "deflate, as hardware speaks it; higher levels are stronger, 10 to 12 take 9 MiB a thread",
+        help: "deflate, as hardware speaks it; higher levels are stronger; 1 takes 199 KiB a thread, 2 to 9 take 653 KiB, 10 to 12 8.6 MiB",
         format: id::DEFLATE,
         levels: 1..=12,
         level_default: 1,
@@ -229,6 +229,11 @@ mod tests {
             let size = unsafe { encoder.encode(random.as_ptr(), 16384, packed.as_mut_ptr(), 15360, None) };
             assert_eq!(size, Ok(None), "{spec}");
             assert!(packed[15360..].iter().all(|b| *b == 0xaa), "{spec} wrote past its room");
+            let text = words(16384);
+            // SAFETY: as above.
+            let size = unsafe { encoder.encode(text.as_ptr(), 16384, packed.as_mut_ptr(), 15360, None) };
+            let shrinks = spec.format() != id::NONE && spec.level() < 1000;
+            assert!(size.is_ok_and(|size| size.is_some() == shrinks), "{spec}: the next block: {size:?}");
         }
     }
 

@@ -139,6 +139,8 @@ impl Encoder for ZstdEncoder {
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges, and for a dictionary
         // that lives during the call. The next call sets another one, or none.
         let size = unsafe {
+            // A call that ran out of room leaves its frame open, and no dictionary can be set then.
+            c::ZSTD_CCtx_reset(self.cctx, c::ZSTD_ResetDirective::ZSTD_reset_session_only);
             let set = c::ZSTD_CCtx_refCDict(self.cctx, cdict);
             if c::ZSTD_isError(set) != 0 {
                 set

@@ -81,6 +81,46 @@ fn a_dictionary_makes_small_blocks_smaller_and_others_stay_readable() {
     }
 }
 
+/// Pages of records and of the other test data in turn, `records` of four of them records.
+fn mixed(seed: u64, records_of_4: usize) -> Pages {
+    let mut folio = Pages::new(16);
+    for page in 0..16 {
+        let to = folio.page_mut(page);
+        if (seed as usize + page / 4) % 4 < records_of_4 {
+            records(seed * 100 + page as u64, to);
+        } else {
+            let from = (seed as usize * 16 + page) * 4096 % (corpus().len() - 4096);
+            to.copy_from_slice(&corpus()[from..][..4096]);
+        }
+    }
+    folio
+}
+
+#[test]
+fn no_block_of_mixed_data_is_larger_for_a_dictionary() {
+    for spec in ["lz4", "lz4:20", "zstd", "zstd:-5", "zstd:6"] {
+        for block in [0, 2, 4] {
+            let (off, on) = (store_of(spec, block), store_of(spec, block));
+            on.install_dictionary(&dictionary(32768, 77)).unwrap();
+            let (mut off_w, mut on_w) = (off.worker(), on.worker());
+            for records_of_4 in [0, 1, 3, 4] {
+                for seed in 0..12 {
+                    let folio = mixed(seed, records_of_4);
+                    let plain = save(&off, &mut off_w, &folio, order(4), 1).unwrap();
+                    let canned = save(&on, &mut on_w, &folio, order(4), 1).unwrap();
+                    assert_same(&on, &mut on_w, &canned, &folio, order(4));
+                    for (a, b) in plain.iter().zip(&canned) {
+                        let (off, on) = (off.payload_bytes(*a), on.payload_bytes(*b));
+                        assert!(on <= off, "{spec}, blocks of order {block}: {on} bytes, {off} without");
+                    }
+                }
+            }
+            assert!(block > 0 || stored(&on) * 100 < stored(&off) * 98, "{spec}: it still wins where it can");
+            on.check().unwrap();
+        }
+    }
+}
+
 #[test]
 fn an_old_dictionary_is_kept_while_an_object_uses_it_and_then_freed() {
     let store = store_of("zstd", 0);

@@ -1,6 +1,7 @@
 //! What the rows Z1, Z2, Z7, M1, M2 and P1 promise.
 use super::*;
 use crate::codec::CODECS;
+use crate::codec::id;
 
 fn mixed_folio(o: Order, random: &mut Random) -> Pages {
     let mut folio = Pages::new(o.pages());
@@ -89,6 +90,33 @@ fn zero_blocks_hold_no_memory_and_load_at_every_order() {
     store.free(Handle::ZERO);
     store.free(Handle::NONE);
     assert_eq!(store.stats().bad_frees, 0);
+}
+
+#[test]
+fn a_worker_keeps_its_codec_until_it_is_given_another() {
+    let store = store_with(|_| ());
+    let (mut w, folio) = (store.worker(), mixed_folio(order(4), &mut Random(4)));
+    let mut saved = Vec::new();
+    let formats = |store: &Store, handles: &[Handle]| {
+        let format = |handle: &Handle| {
+            let name = handle.object()?;
+            Some(store.pools[name.pool as usize].entries.get(name.index)?.header().format)
+        };
+        handles.iter().filter_map(format).filter(|f| [id::LZ4, id::ZSTD, id::DEFLATE].contains(f)).collect::<Vec<u8>>()
+    };
+    for (next, before, after) in [("zstd", id::LZ4, id::ZSTD), ("deflate:6", id::ZSTD, id::DEFLATE)] {
+        let spec = CodecSpec::parse(next).unwrap();
+        store.set_codec(spec);
+        saved.push(save(&store, &mut w, &folio, order(4), 1).unwrap());
+        assert_eq!(formats(&store, &saved[saved.len() - 1]).first(), Some(&before), "{next}: it goes on with its own");
+        w.set_codec(store.codec());
+        assert_eq!(w.codec(), spec);
+        saved.push(save(&store, &mut w, &folio, order(4), 1).unwrap());
+        assert_eq!(formats(&store, &saved[saved.len() - 1]).first(), Some(&after), "{next}");
+        assert_eq!(store.worker().codec(), spec);
+    }
+    saved.iter().for_each(|handles| assert_same(&store, &mut w, handles, &folio, order(4)));
+    store.check().unwrap();
 }
 
 #[test]
@@ -313,22 +341,24 @@ fn held_bytes_are_what_the_kernel_sees() {
 
 #[test]
 fn emptied_spans_are_kept_within_the_allowance_and_reused() {
-    let store = store_with(|_| ());
-    let mut w = store.worker();
-    let mut random = Random(9);
-    let handles: Vec<_> =
-        (0..60).flat_map(|k| save(&store, &mut w, &mixed_folio(order(6), &mut random), order(6), k).unwrap()).collect();
-    let full = store.stats();
-    for handle in &handles {
-        store.free(*handle);
-        let stats = store.stats();
-        assert!(stats.warm_bytes <= (256 << 10) + (full.held_bytes >> 6) + (128 << 10), "{}", stats.warm_bytes);
+    for (pools, allowance) in [(1, 1 << 20), (4, 4 * (256 << 10)), (8, 8 * (256 << 10))] {
+        let store = store_with(|c| c.pools = pools);
+        let mut w = store.worker();
+        let mut random = Random(9);
+        let saved = |k: u64| save(&store, &mut w, &mixed_folio(order(6), &mut random), order(6), k << 9).unwrap();
+        let handles: Vec<_> = (0..60u64).flat_map(saved).collect();
+        let full = store.stats();
+        for handle in &handles {
+            store.free(*handle);
+            let warm = store.stats().warm_bytes;
+            assert!(warm <= allowance + (full.held_bytes >> 6) + pools as u64 * (128 << 10), "{pools} pools: {warm}");
+        }
+        store.check().unwrap();
+        let warm = store.stats().warm_bytes;
+        assert!(warm > 0);
+        let released = store.trim();
+        assert_eq!(store.stats().warm_bytes, warm - released);
+        assert!(released > 0 && store.stats().warm_bytes <= allowance / 2, "{pools} pools");
+        store.check().unwrap();
     }
-    store.check().unwrap();
-    let warm = store.stats().warm_bytes;
-    assert!(warm > 0);
-    let released = store.trim();
-    assert_eq!(store.stats().warm_bytes, warm - released);
-    assert!(released > 0 && store.stats().warm_bytes <= 128 << 10);
-    store.check().unwrap();
 }

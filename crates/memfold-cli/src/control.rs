@@ -1,0 +1,167 @@
+//! The control socket of a run: answers `memfold stat`, `memfold set` and `memfold run --list`.
+//!
+//! One request a connection, a line of JSON; the answer is one too. `{"do": "stat"}` is answered by an object about the
+//! run; `{"do": "set", "limit": "512M"}` by the bounds that hold now; what can't be done by `{"error": "why"}`.
+use crate::figures::Figures;
+use crate::report::figures;
+use crate::slots::Slots;
+use crate::sockets;
+use memfold::config::Config;
+use memfold::stats::Stats;
+use serde_json::{Value, json};
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Whoever connects and says nothing for so long is not waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longer requests are refused.
+const REQUEST_LEN_MAX: u64 = 4096;
+
+/// What there is to know and to change of a run.
+pub struct Run {
+    /// The figures of its processes, and its bounds.
+    pub slots: Slots,
+    /// Its settings, with the bounds that hold now.
+    pub config: Mutex<Config>,
+    /// The program and its arguments.
+    pub arguments: Vec<OsString>,
+    /// When it was started.
+    pub start: Instant,
+}
+
+impl Run {
+    /// The settings as they are now.
+    pub fn config(&self) -> Config {
+        self.config.lock().expect("nobody panics with the lock").clone()
+    }
+
+    fn answer(&self, request: &str) -> Value {
+        let Ok(request) = serde_json::from_str::<Value>(request) else { return json!({"error": "no JSON"}) };
+        match request["do"].as_str() {
+            Some("stat") => self.stat(),
+            Some("set") => self.set(&request).unwrap_or_else(|why| json!({ "error": why })),
+            _ => json!({"error": "this run is of another version of memfold, and does not know the request"}),
+        }
+    }
+
+    fn stat(&self) -> Value {
+        let config = self.config();
+        let command: Vec<_> = self.arguments.iter().map(|a| a.to_string_lossy()).collect();
+        let processes = self.slots.claimed().filter(|slot| is_alive(slot)).map(|slot| {
+            let mut one = figures(&Figures::of(slot));
+            one.insert("pid".to_string(), slot.pid.load(Relaxed).into());
+            Value::Object(one)
+        });
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "run": std::process::id(),
+            "command": command,
+            "seconds": self.start.elapsed().as_secs_f64(),
+            "limit_bytes": config.limit_bytes,
+            "resident_limit_bytes": config.resident_bytes,
+            "processes": processes.collect::<Vec<_>>(),
+        })
+    }
+
+    /// All or nothing: bounds that make no sense change none.
+    fn set(&self, request: &Value) -> Result<Value, String> {
+        let mut config = self.config.lock().expect("nobody panics with the lock");
+        let mut new = config.clone();
+        for name in ["limit", "resident"] {
+            match request[name].as_str() {
+                None => {}
+                Some("none") if name == "limit" => new.limit_bytes = None,
+                Some("none") => new.resident_bytes = None,
+                Some(size) => new.set(name, size).map_err(|e| e.to_string())?,
+            }
+        }
+        new.check().map_err(|e| e.to_string())?;
+        self.slots.set_bounds(&new);
+        *config = new;
+        Ok(json!({
+            "run": std::process::id(),
+            "limit_bytes": config.limit_bytes,
+            "resident_limit_bytes": config.resident_bytes,
+        }))
+    }
+}
+
+fn is_alive(slot: &Stats) -> bool {
+    fs::exists(format!("/proc/{}", slot.pid.load(Relaxed))).unwrap_or(false)
+}
+
+/// A socket that is served; it goes away when this is dropped.
+pub struct Control {
+    path: PathBuf,
+}
+
+impl Control {
+    /// Serves a run from a thread of its own, which gets no signal that the caller has blocked. `None` where no socket
+    /// can be made: a program runs without.
+    pub fn start(run: Arc<Run>) -> Option<Control> {
+        let (listener, path) = sockets::listen().ok()?;
+        let serve = move || {
+            for stream in listener.incoming() {
+                // One that breaks off harms only itself.
+                let _ = stream.and_then(|stream| serve(&run, stream));
+            }
+        };
+        let control = Control { path };
+        thread::Builder::new().name("memfold-control".to_string()).spawn(serve).ok()?;
+        Some(control)
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn serve(run: &Run, mut stream: UnixStream) -> io::Result<()> {
+    // The directory keeps others out; this holds even if somebody has opened it.
+    if sockets::peer_user(&stream)? != sockets::own_user() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut request = String::new();
+    Read::by_ref(&mut stream).take(REQUEST_LEN_MAX).read_to_string(&mut request)?;
+    stream.write_all(run.answer(&request).to_string().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_that_make_no_sense_change_nothing() {
+        let mut config = Config::new(1 << 30);
+        config.set("limit", "64M").unwrap();
+        let slots = Slots::new().unwrap();
+        slots.set_bounds(&config);
+        let run = Run { slots, config: Mutex::new(config), arguments: vec![], start: Instant::now() };
+        for (request, words) in [
+            (r#"{"do":"set","limit":"1"}"#, "too small"),
+            (r#"{"do":"set","limit":"2G"}"#, "more than the memory"),
+            (r#"{"do":"set","limit":"32M","resident":"x"}"#, "--resident"),
+            (r#"{"do":"set","limit":"none"}"#, "give --limit"),
+            (r#"{"do":"stop"}"#, "another version"),
+            ("nonsense", "no JSON"),
+        ] {
+            let answer = run.answer(request);
+            assert!(answer["error"].as_str().is_some_and(|why| why.contains(words)), "{request}: {answer}");
+            assert_eq!((run.config().limit_bytes, run.config().resident_bytes), (Some(64 << 20), None));
+        }
+        let answer = run.answer(r#"{"do":"set","limit":"none","resident":"50%"}"#);
+        assert_eq!((answer["limit_bytes"].as_u64(), answer["resident_limit_bytes"].as_u64()), (None, Some(512 << 20)));
+        assert_eq!(run.answer(r#"{"do":"stat"}"#)["resident_limit_bytes"], 512 << 20);
+    }
+}

@@ -1,0 +1,215 @@
+//! The runs of this user: `memfold run --list`, `memfold stat PID` and `memfold set PID`.
+use crate::failure::Failure;
+use crate::sockets;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use memfold::config::Size;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+/// A run that does not answer for so long is stopped, or busy beyond use.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Columns that a command may take in the list.
+const COMMAND_LEN_MAX: usize = 60;
+
+/// The command line of `stat`.
+pub fn stat_command() -> Command {
+    let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("print every figure as JSON");
+    Command::new("stat")
+        .about("Prints what a program under memfold run holds now")
+        .arg(pid())
+        .arg(json)
+        .after_help("Exit status: 0; 125 if no run of this user has such a process.")
+}
+
+/// The command line of `set`.
+pub fn set_command() -> Command {
+    let bound = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("SIZE").help(help);
+    Command::new("set")
+        .about("Changes the limit of a program under memfold run while it runs")
+        .override_usage("memfold set PID [--limit SIZE] [--resident SIZE]")
+        .arg(pid())
+        .arg(bound("limit", "physical memory for everything, as in memfold run; none lifts it"))
+        .arg(bound("resident", "uncompressed memory, as in memfold run; none lifts it"))
+        .after_help(
+            "The limit is that of the whole run, whichever of its processes PID names. One of the two must remain.\n\
+             \nExit status: 0; 125 if no run of this user has such a process, or the size makes no sense.",
+        )
+}
+
+fn pid() -> Arg {
+    Arg::new("pid")
+        .value_name("PID")
+        .required(true)
+        .value_parser(value_parser!(u32).range(1..))
+        .help("memfold run itself, or any process of the run")
+}
+
+/// `memfold run --list`.
+pub fn list() -> u8 {
+    let sized = |value: &Value| value.as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string());
+    println!(
+        "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>5} {:>8}  COMMAND",
+        "PID", "LIMIT", "RESIDENT<", "RESIDENT", "FOLDED", "POOL", "PROCS", "SECONDS"
+    );
+    for (run, path) in sockets::all() {
+        let about = match ask(&path, &json!({"do": "stat"})) {
+            Ok(Some(about)) => about,
+            Ok(None) => continue,
+            Err(e) => {
+                println!("{run:>8} does not answer: {e}");
+                continue;
+            }
+        };
+        println!(
+            "{run:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>5} {:>8.0}  {}",
+            sized(&about["limit_bytes"]),
+            sized(&about["resident_limit_bytes"]),
+            Size(uncompressed(&about)).to_string(),
+            Size(sum(&about, "folded_bytes")).to_string(),
+            Size(sum(&about, "pool_bytes")).to_string(),
+            processes(&about).len(),
+            about["seconds"].as_f64().unwrap_or(0.0),
+            command_of(&about),
+        );
+    }
+    0
+}
+
+/// `memfold stat PID`.
+///
+/// # Errors
+/// 125: no such run, or it does not answer.
+pub fn stat(matches: &ArgMatches) -> Result<u8, Failure> {
+    let (_, about) = find(matches)?;
+    if matches.get_flag("json") {
+        println!("{about:#}");
+        return Ok(0);
+    }
+    println!("run {}, {:.1} s: {}", about["run"], about["seconds"].as_f64().unwrap_or(0.0), command_of(&about));
+    println!("{}", bounds(&about));
+    println!(
+        "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
+        "PID", "MAPPED", "FRAMES", "UNMANAGED", "POOL", "INDEX", "FOLDED", "FAULTS", "MAJOR"
+    );
+    for one in processes(&about) {
+        let size = |name: &str| Size(one[name].as_u64().unwrap_or(0)).to_string();
+        println!(
+            "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
+            one["pid"],
+            size("resident_bytes"),
+            size("frame_bytes"),
+            size("unmanaged_bytes"),
+            size("pool_bytes"),
+            size("index_bytes"),
+            size("folded_bytes"),
+            one["faults"],
+            one["pgmajfault"]
+        );
+    }
+    Ok(0)
+}
+
+/// `memfold set PID`.
+///
+/// # Errors
+/// 125: no such run, it does not answer, or it refuses the bounds.
+pub fn set(matches: &ArgMatches) -> Result<u8, Failure> {
+    let mut request = json!({"do": "set"});
+    for name in ["limit", "resident"] {
+        if let Some(size) = matches.get_one::<String>(name) {
+            request[name] = size.as_str().into();
+        }
+    }
+    if request.as_object().is_some_and(|request| request.len() == 1) {
+        return Err(Failure::own("set: give --limit SIZE or --resident SIZE"));
+    }
+    let (path, about) = find(matches)?;
+    let run = &about["run"];
+    let answer = ask(&path, &request).map_err(|e| Failure::own(format!("run {run}: {e}")))?;
+    let Some(answer) = answer else { return Err(Failure::own(format!("run {run} has just ended"))) };
+    if let Some(why) = answer["error"].as_str() {
+        return Err(Failure::own(why));
+    }
+    println!("run {run}: {}", bounds(&answer));
+    Ok(0)
+}
+
+/// The run that has a process with the number that was given, and what it says of itself.
+fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), Failure> {
+    let pid = *matches.get_one::<u32>("pid").expect("clap requires it");
+    for (run, path) in sockets::all() {
+        match ask(&path, &json!({"do": "stat"})) {
+            Ok(Some(about)) if run == pid || processes(&about).iter().any(|one| one["pid"] == pid) => {
+                return Ok((path, about));
+            }
+            Err(e) if run == pid => return Err(Failure::own(format!("run {pid}: {e}"))),
+            _ => {}
+        }
+    }
+    let why = match fs::metadata(format!("/proc/{pid}")) {
+        Err(_) => "there is no such process".to_string(),
+        Ok(about) if about.uid() != sockets::own_user() => {
+            format!("it is of another user ({}); only that user can ask its run", about.uid())
+        }
+        Ok(_) => "it is of no run of yours; memfold run --list shows them".to_string(),
+    };
+    Err(Failure::own(format!("process {pid}: {why}")))
+}
+
+/// Asks a run; `None` if it has ended.
+fn ask(path: &Path, request: &Value) -> io::Result<Option<Value>> {
+    let Some(mut stream) = sockets::connect(path)? else { return Ok(None) };
+    if sockets::peer_user(&stream)? != sockets::own_user() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "its socket is of another user"));
+    }
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut answer = String::new();
+    let mut talk = || {
+        stream.write_all(request.to_string().as_bytes())?;
+        stream.shutdown(Shutdown::Write)?;
+        stream.read_to_string(&mut answer)
+    };
+    match talk() {
+        Ok(0) => Ok(None),
+        Ok(_) => serde_json::from_str(&answer).map(Some).map_err(io::Error::other),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+            Err(io::Error::other(format!("no answer for {} s; is it stopped?", PATIENCE.as_secs())))
+        }
+        // It ended while it was asked.
+        Err(e) if matches!(e.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn processes(about: &Value) -> &[Value] {
+    about["processes"].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn sum(about: &Value, name: &str) -> u64 {
+    processes(about).iter().map(|one| one[name].as_u64().unwrap_or(0)).sum()
+}
+
+fn uncompressed(about: &Value) -> u64 {
+    sum(about, "resident_bytes") + sum(about, "frame_bytes") + sum(about, "unmanaged_bytes")
+}
+
+fn bounds(about: &Value) -> String {
+    let size = |name: &str| about[name].as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string());
+    format!("limit {}, resident limit {}", size("limit_bytes"), size("resident_limit_bytes"))
+}
+
+/// The command as one line; control characters would make it several.
+fn command_of(about: &Value) -> String {
+    let words: Vec<&str> = about["command"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let line: String = words.join(" ").chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    match line.char_indices().nth(COMMAND_LEN_MAX) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line,
+    }
+}

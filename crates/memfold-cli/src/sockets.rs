@@ -1,0 +1,127 @@
+//! Where the runs of a user are found: a directory that is this user's alone, with a socket for each run.
+use std::env;
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// The suffix of a socket's name; in front is the number of the process `memfold run`.
+const SUFFIX: &str = ".sock";
+
+/// The user that this process acts as.
+pub fn own_user() -> u32 {
+    // SAFETY: only asks.
+    unsafe { libc::geteuid() }
+}
+
+/// Directories where a run may have its socket, the preferred first: `$XDG_RUNTIME_DIR/memfold`, `/tmp/memfold-UID`.
+pub fn directories() -> Vec<PathBuf> {
+    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    let shared = PathBuf::from(format!("/tmp/memfold-{}", own_user()));
+    runtime.map(|path| path.join("memfold")).into_iter().chain([shared]).collect()
+}
+
+/// Whether a directory is this user's, and closed to all others: what is in it comes from nobody else.
+pub fn is_own(directory: &Path) -> bool {
+    fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir() && m.uid() == own_user() && m.mode() & 0o077 == 0)
+}
+
+/// The user at the other end of a connection.
+pub fn peer_user(stream: &UnixStream) -> io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let to = (&raw mut peer).cast();
+    // SAFETY: `to` leads to a local of the length that is given.
+    let done = unsafe { libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len) };
+    if done == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A socket of this process, in the first directory that can be used. It appears under its name when it can be
+/// connected to: whoever finds one that can't may take it for that of a process that has been killed.
+pub fn listen() -> io::Result<(UnixListener, PathBuf)> {
+    let mut failure = io::Error::from(ErrorKind::NotFound);
+    for directory in directories() {
+        match listen_in(&directory) {
+            Ok(done) => return Ok(done),
+            Err(e) => failure = e,
+        }
+    }
+    Err(failure)
+}
+
+fn listen_in(directory: &Path) -> io::Result<(UnixListener, PathBuf)> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
+        _ => {}
+    }
+    if !is_own(directory) {
+        return Err(ErrorKind::PermissionDenied.into());
+    }
+    let own = std::process::id();
+    let (hidden, path) = (directory.join(format!(".{own}")), directory.join(format!("{own}{SUFFIX}")));
+    let _ = fs::remove_file(&hidden);
+    let listener = UnixListener::bind(&hidden)?;
+    fs::rename(&hidden, &path)?;
+    Ok((listener, path))
+}
+
+/// The sockets of this user's runs: the number of `memfold run`, and the path.
+pub fn all() -> Vec<(u32, PathBuf)> {
+    let mut found = Vec::new();
+    for directory in directories().into_iter().filter(|directory| is_own(directory)) {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let number = name.to_str().and_then(|name| name.strip_suffix(SUFFIX)).and_then(|pid| pid.parse().ok());
+            found.extend(number.map(|pid| (pid, entry.path())));
+        }
+    }
+    found.sort();
+    found.dedup_by_key(|run| run.0);
+    found
+}
+
+/// A connection to a run; `None` if it has ended without taking its socket away, which is done now.
+pub fn connect(path: &Path) -> io::Result<Option<UnixStream>> {
+    match UnixStream::connect(path) {
+        Ok(stream) => Ok(Some(stream)),
+        Err(e) if matches!(e.kind(), ErrorKind::ConnectionRefused) => {
+            let _ = fs::remove_file(path);
+            Ok(None)
+        }
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_directory_that_others_may_enter_or_that_is_a_link_is_not_used() {
+        let base = env::temp_dir().join(format!("memfold-sockets-{}", std::process::id()));
+        let (own, open, link) = (base.join("own"), base.join("open"), base.join("link"));
+        fs::create_dir_all(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(listen_in(&open).unwrap_err().kind(), ErrorKind::PermissionDenied);
+        let (_listener, path) = listen_in(&own).unwrap();
+        assert!(path.ends_with(format!("{}.sock", std::process::id())));
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        assert_eq!(listen_in(&link).unwrap_err().kind(), ErrorKind::PermissionDenied);
+        let stream = connect(&path).unwrap().unwrap();
+        assert_eq!(peer_user(&stream).unwrap(), own_user());
+        fs::remove_dir_all(&base).unwrap();
+    }
+
+    #[test]
+    fn a_socket_whose_process_has_ended_is_taken_away() {
+        let base = env::temp_dir().join(format!("memfold-dead-{}", std::process::id()));
+        let (listener, path) = listen_in(&base).unwrap();
+        drop(listener);
+        assert!(connect(&path).unwrap().is_none() && !path.exists());
+        fs::remove_dir_all(&base).unwrap();
+    }
+}

@@ -1,0 +1,124 @@
+//! Those who use a program's folded memory past its own loads and stores: devices, other processes, locks in the kernel.
+//! And memory that the program marks as never to be folded.
+mod common;
+use common::{Holder, Scratch, assert_right, binaries, compile, managed};
+use std::process::Command;
+
+#[test]
+fn direct_and_asynchronous_io_find_and_leave_the_right_bytes() {
+    assert_right("devices", &["direct", "aio"]);
+}
+
+#[test]
+fn io_uring_finds_and_leaves_the_right_bytes() {
+    assert_right("devices", &["uring"]);
+}
+
+#[test]
+fn pages_that_a_device_has_pinned_are_never_parted_from_the_program() {
+    assert_right("devices", &["pinned"]);
+}
+
+#[test]
+fn pages_lent_to_a_pipe_or_a_socket_never_change() {
+    assert_right("devices", &["splice", "zerocopy"]);
+}
+
+#[test]
+fn another_process_reads_and_writes_folded_memory() {
+    assert_right("observers", &["other_process"]);
+}
+
+#[test]
+fn a_debugger_never_reads_a_wrong_byte() {
+    assert_right("observers", &["debugger"]);
+}
+
+#[test]
+fn locks_and_futexes_work_in_folded_memory() {
+    assert_right("observers", &["futexes"]);
+}
+
+#[test]
+fn a_program_that_is_stopped_and_continued_stays_right() {
+    assert_right("observers", &["stopped"]);
+}
+
+#[test]
+fn locked_memory_comes_home_and_stays() {
+    assert_right("marks", &["locks", "lock_all"]);
+}
+
+#[test]
+fn memory_kept_from_core_dumps_is_never_folded_again() {
+    assert_right("marks", &["dump"]);
+}
+
+#[test]
+fn memory_kept_from_children_is_theirs_as_the_kernel_says() {
+    assert_right("marks", &["forks", "wipe"]);
+}
+
+#[test]
+fn marks_come_and_go_while_threads_use_the_memory() {
+    assert_right("marks", &["threads"]);
+}
+
+/// Word 0 of a page of the pattern 1 that `holder` fills its memory with: see `common.h`.
+fn first_word(page: u64) -> u64 {
+    let mix = |x: u64| {
+        let x = x.wrapping_add(0x9e3779b97f4a7c15);
+        let x = (x ^ x >> 30).wrapping_mul(0xbf58476d1ce4e5b9);
+        let x = (x ^ x >> 27).wrapping_mul(0x94d049bb133111eb);
+        x ^ x >> 31
+    };
+    mix(mix(0x100000001u64.wrapping_add(page)))
+}
+
+#[test]
+fn gdb_says_what_it_cant_read_and_reads_it_after_asking() {
+    let Some(bin) = binaries() else { return };
+    if !Command::new("gdb").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED: gdb is not installed");
+        return;
+    }
+    let (program, scratch) = (compile("holder"), Scratch::new());
+    let mut holder = Holder::start(&bin, &scratch, &["--resident", "16M"], &program.path, "64");
+    let mut gdb = Command::new("timeout");
+    gdb.args(["-s", "KILL", "40", "gdb", "-nx", "-batch", "-p", &holder.pid.to_string()]);
+    for step in ["x/gx *(char**)&memory + 8192", "call (int)memfold_unfold()", "x/gx *(char**)&memory + 8192"] {
+        gdb.args(["-ex", step]);
+    }
+    for page in [0u64, 5000, 16383] {
+        gdb.args(["-ex", &format!("x/gx *(char**)&memory + {page} * 4096")]);
+    }
+    let output = gdb.args(["-ex", "call (int)memfold_fold()"]).output().unwrap();
+    let (said, complaints) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(complaints.contains("Cannot access memory at address"), "{complaints}{said}");
+    for page in [2, 0, 5000, 16383] {
+        assert!(said.contains(&format!("0x{:016x}", first_word(page))), "page {page}: {said}{complaints}");
+    }
+    assert!(said.contains("$1 = 0") && said.contains("$2 = 0"), "{said}{complaints}");
+    // It is folded again, and every byte is right.
+    holder.check();
+    holder.wait_for("after gdb", |mib| mib <= 16 + 24);
+    holder.check();
+    holder.end();
+}
+
+#[test]
+fn a_core_dump_without_the_folded_data_says_so() {
+    let (program, scratch) = (compile("signals"), Scratch::new());
+    let script =
+        |limit: &str| format!("cd {} && ulimit -c {limit} && exec {} crash", scratch.0.display(), program.path);
+    for (limit, dumps) in [("0", false), ("unlimited", true)] {
+        let Some(output) = managed("16M", &["sh", "-c", &script(limit)]) else { return };
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(139), "{text}");
+        // The kernel's core_pattern may be such that there is none.
+        let dumped = std::fs::read_dir(&scratch.0).unwrap().count() > 0;
+        assert!(dumps || !dumped);
+        assert!(text.contains("the core dump has zeros in place of") == dumped, "{limit}: {text}");
+        println!("{limit}: dumped: {dumped}: {}", text.trim());
+    }
+}

@@ -1,0 +1,238 @@
+/* Memory that is folded and then marked as never to be: locked, or kept from children or core dumps. */
+#include "common.h"
+
+static const size_t LEN = 40 * MIB;
+static char *p;
+/* The marked part: it begins and ends in the middle of everything. */
+static char *marked;
+static const size_t MARKED = 9 * MIB + 5 * PAGE;
+static size_t before;
+
+static void prepare(uint64_t seed) {
+    p = map(LEN);
+    fill(p, LEN, seed);
+    push_out(p, LEN);
+    marked = p + 13 * MIB + 3 * PAGE;
+    before = (marked - p) / PAGE;
+}
+
+static void check_all(uint64_t seed) { check(p, LEN, seed); }
+
+/* The marked part is in memory and stays there, however much is folded; the rest of the program is folded as ever. */
+static void check_stays(uint64_t seed) {
+    NEED(present(marked, MARKED) == MARKED / PAGE);
+    for (int round = 0; round < 4; round++) {
+        push_out(p, LEN - MARKED);
+        fill(filler, 48 * MIB, round);
+        NEED(present(marked, MARKED) == MARKED / PAGE);
+        check_from(marked, MARKED, seed + (round > 0 ? 50 : 0), before);
+        fill_from(marked, MARKED, seed + 50, before);
+    }
+    NEED(present(p, LEN) < (LEN + MARKED) / PAGE / 2);
+    check(p, marked - p, seed);
+    check_from(marked, MARKED, seed + 50, before);
+    check_from(marked + MARKED, LEN - MARKED - before * PAGE, seed, before + MARKED / PAGE);
+    fill_from(marked, MARKED, seed, before);
+    check_all(seed);
+}
+
+/* The value of a line of the area of /proc/self/smaps that holds an address. */
+static int has_flag(const void *address, const char *flag) {
+    FILE *smaps = fopen("/proc/self/smaps", "r");
+    NEED(smaps);
+    char line[512];
+    unsigned long start, end;
+    int inside = 0, has = 0;
+    while (fgets(line, sizeof line, smaps)) {
+        if (sscanf(line, "%lx-%lx ", &start, &end) == 2) inside = start <= (uintptr_t)address && (uintptr_t)address < end;
+        if (inside && !strncmp(line, "VmFlags:", 8)) has = strstr(line, flag) != NULL;
+    }
+    fclose(smaps);
+    return has;
+}
+
+static void locks(void) {
+    prepare(1);
+    NEED(mlock(marked + 5, MARKED - 10) == 0);
+    check_stays(1);
+    NEED(munlock(marked, MARKED) == 0);
+    push_out(p, LEN);
+    push_out(marked, MARKED);
+    check_all(1);
+    NEED(mlock2(marked, MARKED, MLOCK_ONFAULT) == 0);
+    check_stays(1);
+    NEED(munlock(marked, MARKED) == 0);
+    NEED(syscall(SYS_mlock, marked, MARKED) == 0);
+    check_stays(1);
+    NEED(syscall(SYS_mlock2, marked, MARKED, 0) == 0);
+    /* What fails changes nothing. */
+    NEED(mlock((void *)8, 5) == -1 && errno == ENOMEM);
+    NEED(mlock2(marked, MARKED, 1 << 20) == -1 && errno == EINVAL);
+    check_all(1);
+}
+
+static void lock_all(void) {
+    prepare(2);
+    NEED(mlockall(MCL_CURRENT) == 0);
+    NEED(present(p, LEN) == LEN / PAGE);
+    fill(filler, 48 * MIB, 5);
+    NEED(present(p, LEN) == LEN / PAGE);
+    check_all(2);
+    /* Not what comes later. */
+    char *q = map(LEN);
+    fill(q, LEN, 3);
+    NEED(munlockall() == 0);
+    for (int round = 0; round < 20 && present(q, LEN) == LEN / PAGE; round++) check(filler, 48 * MIB, 5), check_all(2);
+    check(q, LEN, 3);
+    NEED(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
+    char *r = map(8 * MIB);
+    NEED(present(r, 8 * MIB) == 8 * MIB / PAGE && present(q, LEN) == LEN / PAGE);
+    fill(r, 8 * MIB, 4);
+    usleep(50000);
+    NEED(present(r, 8 * MIB) == 8 * MIB / PAGE);
+    check(q, LEN, 3);
+    check(r, 8 * MIB, 4);
+}
+
+static void dump(void) {
+    prepare(5);
+    NEED(madvise(marked, MARKED, MADV_DONTDUMP) == 0);
+    NEED(has_flag(marked, " dd"));
+    check_stays(5);
+    /* New memory with the mark is not taken either. */
+    char *q = map(16 * MIB);
+    NEED(syscall(SYS_madvise, q, 16 * MIB, MADV_DONTDUMP) == 0);
+    fill(q, 16 * MIB, 6);
+    push_out(p, LEN - MARKED);
+    fill(filler, 48 * MIB, 5);
+    NEED(present(q, 16 * MIB) == 16 * MIB / PAGE);
+    /* Without the mark it is like any other. */
+    NEED(madvise(marked, MARKED, MADV_DODUMP) == 0 && madvise(q, 16 * MIB, MADV_DODUMP) == 0);
+    char *more = map(16 * MIB);
+    fill(more, 16 * MIB, 7);
+    push_out(q, 16 * MIB);
+    push_out(marked, MARKED);
+    check(q, 16 * MIB, 6);
+    check(more, 16 * MIB, 7);
+    check_all(5);
+    NEED(madvise(marked + 1, PAGE, MADV_DONTDUMP) == -1 && errno == EINVAL);
+}
+
+static void ended(pid_t pid, int want) {
+    int status;
+    NEED(pid > 0);
+    NEED(waitpid(pid, &status, 0) == pid);
+    NEED(want ? WIFSIGNALED(status) && WTERMSIG(status) == want : status == 0);
+}
+
+static void forks(void) {
+    prepare(8);
+    NEED(madvise(marked, MARKED, MADV_DONTFORK) == 0);
+    NEED(has_flag(marked, " dc"));
+    check_stays(8);
+    pid_t pid = fork();
+    if (pid == 0) {
+        check(p, marked - p, 8);
+        check_from(marked + MARKED, LEN - MARKED - before * PAGE, 8, before + MARKED / PAGE);
+        fill(p, marked - p, 9);
+        push_out(p, LEN - MARKED);
+        check(p, marked - p, 9);
+        _exit(0);
+    }
+    ended(pid, 0);
+    if ((pid = fork()) == 0) _exit(*(volatile char *)(marked + MIB) & 1);
+    ended(pid, SIGSEGV);
+    check_all(8);
+    /* Given back to children, it is like any other. */
+    NEED(madvise(marked, MARKED, MADV_DOFORK) == 0);
+    char *more = map(16 * MIB);
+    fill(more, 16 * MIB, 7);
+    push_out(marked, MARKED);
+    if ((pid = fork()) == 0) {
+        check_all(8);
+        fill(p, LEN, 10);
+        push_out(p, LEN);
+        check_all(10);
+        _exit(0);
+    }
+    ended(pid, 0);
+    check_all(8);
+    /* Said of all, as some libraries do: what is managed is as it was. */
+    NEED(madvise(p, LEN, MADV_DOFORK) == 0);
+    push_out(p, LEN);
+    check_all(8);
+}
+
+static void wipe(void) {
+    prepare(11);
+    NEED(madvise(marked, MARKED, MADV_WIPEONFORK) == 0);
+    NEED(has_flag(marked, " wf"));
+    check_stays(11);
+    pid_t pid = fork();
+    if (pid == 0) {
+        check_zero(marked, MARKED);
+        check(p, marked - p, 11);
+        check_from(marked + MARKED, LEN - MARKED - before * PAGE, 11, before + MARKED / PAGE);
+        fill_from(marked, MARKED, 12, before);
+        fill(filler, 48 * MIB, 5);
+        check_from(marked, MARKED, 12, before);
+        pid_t next = fork();
+        if (next == 0) {
+            check_zero(marked, MARKED);
+            _exit(0);
+        }
+        ended(next, 0);
+        check_from(marked, MARKED, 12, before);
+        _exit(0);
+    }
+    ended(pid, 0);
+    check_all(11);
+    NEED(madvise(marked, MARKED, MADV_KEEPONFORK) == 0);
+    if ((pid = fork()) == 0) {
+        check_all(11);
+        _exit(0);
+    }
+    ended(pid, 0);
+    check_all(11);
+}
+
+static volatile int stop;
+static void *work(void *arg) {
+    for (uint64_t at = (uintptr_t)arg; !stop; at = mix(at)) {
+        size_t page = at % (LEN / PAGE);
+        check_from(p + page * PAGE, PAGE, 13, page);
+    }
+    return NULL;
+}
+
+/* Marks come and go while other threads use the memory. */
+static void threads(void) {
+    prepare(13);
+    pthread_t thread[3];
+    for (uintptr_t i = 0; i < 3; i++) NEED(!pthread_create(&thread[i], NULL, work, (void *)(i + 1)));
+    for (int round = 0; round < 30; round++) {
+        size_t at = mix(round) % (LEN / PAGE - 900) * PAGE, len = (1 + mix(round + 100) % 800) * PAGE;
+        NEED(round % 2 ? madvise(p + at, len, MADV_DONTDUMP) == 0 : mlock(p + at, len) == 0);
+        NEED(present(p + at, len) == len / PAGE);
+        fill(filler, 8 * MIB, round);
+        NEED(present(p + at, len) == len / PAGE);
+        NEED(round % 2 ? madvise(p + at, len, MADV_DODUMP) == 0 : munlock(p + at, len) == 0);
+    }
+    stop = 1;
+    for (int i = 0; i < 3; i++) NEED(!pthread_join(thread[i], NULL));
+    check_all(13);
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "";
+    struct { const char *name; void (*run)(void); } all[] = {
+        {"locks", locks}, {"lock_all", lock_all}, {"dump", dump}, {"forks", forks}, {"wipe", wipe}, {"threads", threads},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (is(what, all[i].name)) {
+            all[i].run();
+            puts("right");
+            return 0;
+        }
+    return 2;
+}

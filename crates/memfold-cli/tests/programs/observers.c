@@ -1,0 +1,179 @@
+/* Others that look into a folded program's memory or wait in it: another process, a debugger, futexes. */
+#include "common.h"
+#include <linux/futex.h>
+#include <sys/ptrace.h>
+
+static const size_t LEN = 40 * MIB;
+
+/* A child reads and writes its parent's memory; the parent waits in a pipe meanwhile. */
+static void other_process(void) {
+    char *p = map(LEN);
+    fill(p, LEN, 1);
+    push_out(p, LEN);
+    int go[2];
+    NEED(pipe(go) == 0);
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        pid_t parent = getppid();
+        char byte;
+        NEED(read(go[0], &byte, 1) == 1);
+        char *mine = malloc(MIB);
+        for (size_t at = 0; at < LEN; at += MIB) {
+            struct iovec to = {mine, MIB}, from = {p + at, MIB};
+            NEED(process_vm_readv(parent, &to, 1, &from, 1, 0) == (ssize_t)MIB);
+            check_from(mine, MIB, 1, at / PAGE);
+            fill_from(mine, MIB, 2, at / PAGE);
+            NEED(process_vm_writev(parent, &to, 1, &from, 1, 0) == (ssize_t)MIB);
+        }
+        check(p, LEN, 1);
+        _exit(0);
+    }
+    push_out(p, LEN);
+    NEED(write(go[1], "g", 1) == 1);
+    int status;
+    NEED(waitpid(pid, &status, 0) == pid && status == 0);
+    check(p, LEN, 2);
+}
+
+/* How a debugger reads: with every thread of the program stopped, nobody is there to bring a page back. What is in memory is
+ * read; what is folded is an error, never a wrong byte, and is right once the program runs on. */
+static void debugger(void) {
+    char *p = map(LEN);
+    fill(p, LEN, 3);
+    push_out(p, LEN);
+    int ready[2];
+    NEED(pipe(ready) == 0);
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        push_out(p, LEN);
+        check(p, MIB, 3);
+        NEED(write(ready[1], "r", 1) == 1);
+        for (int i = 0; i < 40; i++) {
+            usleep(5000);
+            check_from(p + i * MIB, PAGE, 3, i * MIB / PAGE);
+        }
+        check(p, LEN, 3);
+        _exit(0);
+    }
+    char byte;
+    NEED(read(ready[0], &byte, 1) == 1);
+    NEED(ptrace(PTRACE_SEIZE, pid, 0, 0) == 0);
+    NEED(ptrace(PTRACE_INTERRUPT, pid, 0, 0) == 0);
+    int status;
+    NEED(waitpid(pid, &status, __WALL) == pid && WIFSTOPPED(status));
+    size_t there = 0, refused = 0;
+    for (size_t at = 0; at < LEN; at += PAGE) {
+        errno = 0;
+        uint64_t got = ptrace(PTRACE_PEEKDATA, pid, p + at + 8, 0);
+        if (errno) refused++;
+        else {
+            NEED(got == word(page_key(3, at / PAGE), 1));
+            there++;
+        }
+    }
+    fprintf(stderr, "PEEKDATA: %zu pages there, %zu refused\n", there, refused);
+    NEED(there > 0 && refused > 0);
+    NEED(ptrace(PTRACE_DETACH, pid, 0, 0) == 0);
+    NEED(waitpid(pid, &status, 0) == pid && status == 0);
+    check(p, LEN, 3);
+}
+
+struct shared {
+    pthread_mutex_t mutex, robust;
+    pthread_cond_t changed;
+    uint64_t turns;
+    uint32_t word;
+};
+static struct shared *at;
+
+static void *partner(void *arg) {
+    (void)arg;
+    for (int i = 0; i < 60; i++) {
+        NEED(pthread_mutex_lock(&at->mutex) == 0);
+        while (at->turns % 2 == 0) NEED(pthread_cond_wait(&at->changed, &at->mutex) == 0);
+        at->turns++;
+        NEED(pthread_cond_signal(&at->changed) == 0);
+        NEED(pthread_mutex_unlock(&at->mutex) == 0);
+    }
+    /* The word: asleep on it while it is folded, until it is changed. */
+    while (__atomic_load_n(&at->word, __ATOMIC_SEQ_CST) == 0) syscall(SYS_futex, &at->word, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
+    NEED(pthread_mutex_lock(&at->robust) == 0);
+    return NULL;
+}
+
+/* Locks, condition variables and futex words in memory that is folded while others sleep on them. */
+static void futexes(void) {
+    char *p = map(LEN);
+    fill(p, LEN, 4);
+    at = (struct shared *)(p + 17 * MIB);
+    memset(at, 0, PAGE);
+    NEED(pthread_mutex_init(&at->mutex, NULL) == 0 && pthread_cond_init(&at->changed, NULL) == 0);
+    pthread_mutexattr_t attr;
+    NEED(pthread_mutexattr_init(&attr) == 0 && pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST) == 0);
+    NEED(pthread_mutex_init(&at->robust, &attr) == 0);
+    pthread_t thread;
+    NEED(pthread_create(&thread, NULL, partner, NULL) == 0);
+    for (int i = 0; i < 60; i++) {
+        if (i % 6 == 0) push_out(p, LEN);
+        NEED(pthread_mutex_lock(&at->mutex) == 0);
+        while (at->turns % 2 == 1) NEED(pthread_cond_wait(&at->changed, &at->mutex) == 0);
+        at->turns++;
+        NEED(pthread_cond_signal(&at->changed) == 0);
+        NEED(pthread_mutex_unlock(&at->mutex) == 0);
+    }
+    /* Nobody touches the page now but the kernel and the partner's next look. */
+    push_out(p, LEN);
+    push_out(p, LEN);
+    usleep(20000);
+    __atomic_store_n(&at->word, 1, __ATOMIC_SEQ_CST);
+    push_out(p, LEN);
+    /* A private futex is known by its address: the wake finds the sleeper whether or not the page is there. */
+    syscall(SYS_futex, &at->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    NEED(pthread_join(thread, NULL) == 0);
+    NEED(at->turns == 120);
+    /* The partner died with the robust lock: the kernel has marked it, folded or not. */
+    push_out(p, LEN);
+    NEED(pthread_mutex_lock(&at->robust) == EOWNERDEAD);
+    NEED(pthread_mutex_consistent(&at->robust) == 0 && pthread_mutex_unlock(&at->robust) == 0);
+    check(p, 17 * MIB, 4);
+    check_from(p + 17 * MIB + PAGE, LEN - 17 * MIB - PAGE, 4, 17 * MIB / PAGE + 1);
+}
+
+/* Stopped and continued, with its engine, as job control does it. */
+static void stopped(void) {
+    char *p = map(LEN);
+    fill(p, LEN, 5);
+    push_out(p, LEN);
+    pid_t own = getpid(), pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        for (int i = 0; i < 20; i++) {
+            usleep(20000);
+            NEED(kill(own, SIGSTOP) == 0);
+            usleep(5000);
+            NEED(kill(own, SIGCONT) == 0);
+        }
+        _exit(0);
+    }
+    int status;
+    pid_t done;
+    while ((done = waitpid(pid, &status, WNOHANG)) == 0) check(p, LEN, 5);
+    NEED(done == pid && status == 0);
+    check(p, LEN, 5);
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "";
+    struct { const char *name; void (*run)(void); } all[] = {
+        {"other_process", other_process}, {"debugger", debugger}, {"futexes", futexes}, {"stopped", stopped},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (is(what, all[i].name)) {
+            all[i].run();
+            puts("right");
+            return 0;
+        }
+    return 2;
+}
