@@ -70,8 +70,10 @@ impl Pager {
             if room && let Some(frame) = self.frames.take(order, Kind::Full) {
                 return Ok(Some(frame));
             }
-            if self.physical() + pages + copies <= self.target() {
-                if self.physical() + pages + copies > self.bound_or_floor() {
+            // Read once: other threads take and give memory meanwhile.
+            let held = self.physical() + pages + copies;
+            if held <= self.target() {
+                if held > self.bound_or_floor() && self.lru.pages(List::Refused) > 0 {
                     self.past_the_limit();
                 }
                 if let Some(frame) = self.populated(order)? {
