@@ -164,14 +164,9 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let machine = &self.machine;
         let mut text = format!(
-            "memfold bench apps, {} UTC\n{}, {} cores, {}; Linux {}\ncommand: {}\n{} run(s) each; seconds: median (min..max)\n\n",
-            machine.date_utc,
-            machine.cpu,
-            machine.cores,
-            show_size(machine.memory_bytes),
-            machine.kernel,
+            "memfold bench apps, {}\ncommand: {}\n{} run(s) each; seconds: median (min..max)\n\n",
+            self.machine.heading(),
             self.command,
             self.runs,
         );

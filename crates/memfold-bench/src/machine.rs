@@ -1,5 +1,6 @@
 //! What a report says of the machine.
 
+use crate::size::show_size;
 use serde::{Deserialize, Serialize};
 use std::fs;
 
@@ -25,6 +26,12 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// What every report begins with: when, and on what.
+    pub fn heading(&self) -> String {
+        let memory = show_size(self.memory_bytes);
+        format!("{} UTC\n{}, {} cores, {memory}; Linux {}", self.date_utc, self.cpu, self.cores, self.kernel)
+    }
+
     /// Reads the facts; what can't be read is `?`.
     pub fn read() -> Machine {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -62,12 +62,8 @@ impl Report {
     pub fn text(&self) -> String {
         let machine = &self.machine;
         let mut text = format!(
-            "memfold bench walk, {} UTC\n{}, {} cores, {}; Linux {}; zswap enabled: {}; vm.page-cluster {}; THP {}\n",
-            machine.date_utc,
-            machine.cpu,
-            machine.cores,
-            show_size(machine.memory_bytes),
-            machine.kernel,
+            "memfold bench walk, {}; zswap enabled: {}; vm.page-cluster {}; THP {}\n",
+            machine.heading(),
             machine.zswap_enabled,
             machine.page_cluster,
             machine.thp_enabled,

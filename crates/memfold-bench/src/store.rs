@@ -133,14 +133,9 @@ fn engine(_: &CorpusFile, _: bool) -> anyhow::Result<Vec<StoreRow>> {
 
 impl Report {
     fn text(&self) -> String {
-        let machine = &self.machine;
         let mut text = format!(
-            "memfold bench store, {} UTC\n{}, {} cores, {}; Linux {}\ncommand: {}\ncorpus: {}\n\n",
-            machine.date_utc,
-            machine.cpu,
-            machine.cores,
-            show_size(machine.memory_bytes),
-            machine.kernel,
+            "memfold bench store, {}\ncommand: {}\ncorpus: {}\n\n",
+            self.machine.heading(),
             self.command,
             self.corpus,
         );

@@ -174,7 +174,7 @@ fn warn_of_dump(slots: &Slots, pid: u64) {
     if folded > 0 {
         eprintln!(
             "memfold: the core dump has zeros in place of {} that were folded; to have them, stop the program in gdb, \
-             `call (int)memfold_unfold()` and use gcore",
+             `call ((int(*)(void))memfold_unfold)()` and use gcore",
             Size(folded)
         );
     }

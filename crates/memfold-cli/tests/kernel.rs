@@ -86,13 +86,15 @@ fn gdb_says_what_it_cant_read_and_reads_it_after_asking() {
     let mut holder = Holder::start(&bin, &scratch, &["--resident", "16M"], &program.path, "64");
     let mut gdb = Command::new("timeout");
     gdb.args(["-s", "KILL", "40", "gdb", "-nx", "-batch", "-p", &holder.pid.to_string()]);
-    for step in ["x/gx *(char**)&memory + 8192", "call (int)memfold_unfold()", "x/gx *(char**)&memory + 8192"] {
+    for step in
+        ["x/gx *(char**)&memory + 8192", "call ((int(*)(void))memfold_unfold)()", "x/gx *(char**)&memory + 8192"]
+    {
         gdb.args(["-ex", step]);
     }
     for page in [0u64, 5000, 16383] {
         gdb.args(["-ex", &format!("x/gx *(char**)&memory + {page} * 4096")]);
     }
-    let output = gdb.args(["-ex", "call (int)memfold_fold()"]).output().unwrap();
+    let output = gdb.args(["-ex", "call ((int(*)(void))memfold_fold)()"]).output().unwrap();
     let (said, complaints) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(complaints.contains("Cannot access memory at address"), "{complaints}{said}");
     for page in [2, 0, 5000, 16383] {

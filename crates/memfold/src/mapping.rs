@@ -110,10 +110,6 @@ impl Pager {
         if done > 0 {
             stats::add(&self.stats.move_partial, 1);
         }
-        if done > 0 && done < len && !self.space.is_populated(from + done) {
-            self.space.wake(home + done, PAGE_SIZE);
-            (moved, mapped, done) = (moved + 1, mapped + 1, done + PAGE_SIZE);
-        }
         let mut span = Span::new(len);
         while done < len && stop.is_none() {
             let (at, src, most) = (home + done, from + done, span.limit(len - done));
@@ -129,16 +125,11 @@ impl Pager {
                     moved += step;
                 }
                 done += step << PAGE_SHIFT;
-                if result.is_err() && !by_copy && done < len && !self.space.is_populated(from + done) {
-                    // See `carry_out`. The kernel has woken nobody for that page.
-                    self.space.wake(home + done, PAGE_SIZE);
-                    (moved, mapped, done) = (moved + 1, mapped + 1, done + PAGE_SIZE);
-                }
                 continue;
             }
             match result.map_or_else(|p| p.errno, |()| Errno::AGAIN) {
                 _ if !by_copy && !self.space.is_populated(from + done) => {
-                    // It was moved and not counted: see `carry_out`.
+                    // It was moved and not counted: see `carry_out`. The kernel has woken nobody for that page.
                     self.space.wake(home + done, PAGE_SIZE);
                     (moved, mapped, done) = (moved + 1, mapped + 1, done + PAGE_SIZE);
                 }
@@ -302,18 +293,19 @@ impl Pager {
             let step = result.map_or_else(|p| p.done, |()| most);
             moved += step >> PAGE_SHIFT;
             done += step;
-            if step > 0 && result.is_err() && self.space.is_populated(to + done) {
-                // A move that stops at a page that can't leave may have moved one page more than it says (Linux 6.18):
-                // believing it would lose that page. The frame was empty, so what is in it came from there.
-                stats::add(&self.stats.move_uncounted, 1);
-                moved += 1;
-                done += PAGE_SIZE;
-            }
             let Err(Partial { done: 0, errno }) = result else {
                 span.widen();
                 continue;
             };
             match errno {
+                _ if self.space.is_populated(to + done) && !self.space.is_populated(home + done) => {
+                    // A move that stops early may have moved one page more than it says (Linux 6.18), or have tried that page
+                    // again and found its place taken: believing it would lose the page. The frame was empty, so what is in
+                    // it came from there.
+                    stats::add(&self.stats.move_uncounted, 1);
+                    moved += 1;
+                    done += PAGE_SIZE;
+                }
                 Errno::NOENT | Errno::INVAL if span.narrow(most) => {}
                 Errno::NOENT => {
                     // SAFETY: the frame's page is empty; `zeros` is readable.
@@ -329,12 +321,6 @@ impl Pager {
                 Errno::AGAIN | Errno::NOMEM => {
                     stats::add(&self.stats.move_again, 1);
                     stop = Some(Stop::Again);
-                }
-                _ if self.space.is_populated(to + done) && !self.space.is_populated(home + done) => {
-                    // As above; the kernel may also try that page again and find its place taken (EEXIST).
-                    stats::add(&self.stats.move_uncounted, 1);
-                    moved += 1;
-                    done += PAGE_SIZE;
                 }
                 Errno::EXIST => panic!(
                     "memfold: page {} of frame {frame} should be empty and isn't (order {}, {moved} moved, {holes} holes)",

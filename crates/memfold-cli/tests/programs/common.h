@@ -113,4 +113,12 @@ static void push_out(void *at, size_t len) {
     fail("memory was not folded", __FILE__, __LINE__);
 }
 
+/* New memory, filled with a pattern and pushed out. */
+static inline char *map_folded(size_t len, uint64_t seed) {
+    char *p = map(len);
+    fill(p, len, seed);
+    push_out(p, len);
+    return p;
+}
+
 static int is(const char *a, const char *b) { return !strcmp(a, b); }

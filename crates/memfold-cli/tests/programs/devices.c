@@ -7,13 +7,6 @@
 static const size_t LEN = 40 * MIB;
 static const size_t PART = 256 << 10;
 
-static char *folded(uint64_t seed) {
-    char *p = map(LEN);
-    fill(p, LEN, seed);
-    push_out(p, LEN);
-    return p;
-}
-
 /* A file of its own. O_DIRECT where the file system has it: /var/tmp is more often a disk than /tmp. */
 static int open_file(void) {
     char name[] = "/var/tmp/memfold-devices-XXXXXX";
@@ -39,7 +32,7 @@ static void check_file(int fd, uint64_t seed) {
 
 static void direct(void) {
     int fd = open_file();
-    char *p = folded(1), *q = map(LEN);
+    char *p = map_folded(LEN, 1), *q = map(LEN);
     for (size_t at = 0; at < LEN; at += 4 * PART) {
         struct iovec parts[4];
         for (int i = 0; i < 4; i++) parts[i] = (struct iovec){p + at + i * PART, PART};
@@ -59,7 +52,7 @@ static void aio(void) {
     int fd = open_file();
     aio_context_t context = 0;
     NEED(syscall(SYS_io_setup, MANY, &context) == 0);
-    char *p = folded(3), *q = folded(4);
+    char *p = map_folded(LEN, 3), *q = map_folded(LEN, 4);
     for (int reading = 0; reading < 2; reading++)
         for (size_t at = 0; at < LEN; at += MANY * PART) {
             struct iocb orders[MANY], *list[MANY];
@@ -131,11 +124,11 @@ static void uring(void) {
     struct ring ring;
     if (!ring_open(&ring)) {
         fprintf(stderr, "no io_uring here\n");
-        folded(1);
+        map_folded(LEN, 1);
         return;
     }
     int fd = open_file(), n;
-    char *p = folded(5), *q = folded(6);
+    char *p = map_folded(LEN, 5), *q = map_folded(LEN, 6);
     for (int reading = 0; reading < 2; reading++)
         for (size_t at = 0; at < LEN; at += n * PART) {
             for (n = 0; n < 32 && at + n * PART < LEN; n++)
@@ -162,7 +155,7 @@ static void uring(void) {
 /* Registered buffers are pinned for as long as they are registered: a device may write to them at any time. */
 static void pinned(void) {
     struct ring ring;
-    char *p = folded(8);
+    char *p = map_folded(LEN, 8);
     if (!ring_open(&ring)) {
         fprintf(stderr, "no io_uring here\n");
         return;
@@ -253,7 +246,7 @@ static ssize_t by_syscall(int fd, const struct iovec *parts, size_t n, unsigned 
 }
 
 static void splice_pages(void) {
-    char *p = folded(9);
+    char *p = map_folded(LEN, 9);
     splice_from(p, vmsplice);
     splice_from(p, by_syscall);
     /* What vmsplice says without memfold. */
@@ -274,7 +267,7 @@ static void splice_pages(void) {
 
 /* Data given to a socket and not yet sent stays what it was. MSG_ZEROCOPY is refused or right. */
 static void zerocopy(void) {
-    char *p = folded(10);
+    char *p = map_folded(LEN, 10);
     int server = socket(AF_INET, SOCK_STREAM, 0), out = socket(AF_INET, SOCK_STREAM, 0), one = 1, small = 4096, large = 8 << 20;
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t len = sizeof at;

@@ -3,15 +3,8 @@
 
 static const size_t LEN = 48 * MIB;
 
-static char *folded(uint64_t seed) {
-    char *p = map(LEN);
-    fill(p, LEN, seed);
-    push_out(p, LEN);
-    return p;
-}
-
 static void munmap_middle(void) {
-    char *p = folded(1);
+    char *p = map_folded(LEN, 1);
     size_t cut = 11 * PAGE + 16 * MIB, end = 29 * MIB + 3 * PAGE;
     NEED(munmap(p + cut, end - cut) == 0);
     check_from(p, cut, 1, 0);
@@ -27,7 +20,7 @@ static void munmap_middle(void) {
 }
 
 static void map_fixed_over(void) {
-    char *p = folded(3);
+    char *p = map_folded(LEN, 3);
     size_t cut = 5 * PAGE + 8 * MIB, end = 33 * MIB + PAGE;
     char *q = map_at(p + cut, end - cut, MAP_FIXED);
     check_zero(q, MIB);
@@ -41,7 +34,7 @@ static void map_fixed_over(void) {
 }
 
 static void mremap_move(void) {
-    char *p = folded(5);
+    char *p = map_folded(LEN, 5);
     char *hole = map(2 * LEN + 4 * MIB);
     NEED(munmap(hole, 2 * LEN + 4 * MIB) == 0);
     char *to = hole + 7 * PAGE;
@@ -87,7 +80,7 @@ static void mremap_grow(void) {
 }
 
 static void mremap_shrink(void) {
-    char *p = folded(8);
+    char *p = map_folded(LEN, 8);
     size_t less = 20 * MIB + 3 * PAGE;
     NEED(mremap(p, LEN, less, 0) == p);
     check(p, less, 8);
@@ -97,7 +90,7 @@ static void mremap_shrink(void) {
 }
 
 static void dontneed(void) {
-    char *p = folded(9);
+    char *p = map_folded(LEN, 9);
     size_t cut = 9 * MIB + 7 * PAGE, end = 30 * MIB + 9 * PAGE;
     NEED(madvise(p + cut, end - cut, MADV_DONTNEED) == 0);
     check_zero(p + cut, end - cut);
@@ -114,7 +107,7 @@ static void dontneed(void) {
 
 /* After MADV_FREE a page holds what it held or zeros, until it is written to. */
 static void madv_free(void) {
-    char *p = folded(11);
+    char *p = map_folded(LEN, 11);
     NEED(madvise(p + 8 * MIB, 24 * MIB, MADV_FREE) == 0);
     push_out(p, LEN);
     for (size_t at = 8 * MIB; at < 32 * MIB; at += PAGE)
@@ -126,7 +119,7 @@ static void madv_free(void) {
 }
 
 static void other_advice(void) {
-    char *p = folded(13);
+    char *p = map_folded(LEN, 13);
     NEED(madvise(p, LEN, MADV_WILLNEED) == 0);
     check(p, LEN, 13);
     NEED(madvise(p, LEN, MADV_SEQUENTIAL) == 0 && madvise(p, LEN / 2, MADV_HUGEPAGE) == 0);
@@ -144,7 +137,7 @@ static void other_advice(void) {
 }
 
 static void read_only(void) {
-    char *p = folded(14);
+    char *p = map_folded(LEN, 14);
     NEED(mprotect(p, LEN / 2, PROT_READ) == 0);
     check(p, LEN, 14);
     push_out(p + LEN / 2, LEN / 2);
