@@ -121,7 +121,7 @@ pub fn create(config: Config, stats: &'static Stats) -> &'static Program {
         cpus: cpus(),
         disk: None,
     };
-    let workers = if config.workers == 0 { parts.cpus } else { config.workers };
+    let workers = config.worker_count(parts.cpus);
     let pager = match Pager::new(config.clone(), parts) {
         Ok(pager) => Arc::new(pager),
         Err(why) => say::die(format_args!("{why}")),

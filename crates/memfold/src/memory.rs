@@ -128,7 +128,7 @@ impl Memory {
             cpus: cpus(),
             disk: None,
         };
-        let workers = if config.workers == 0 { parts.cpus } else { config.workers };
+        let workers = config.worker_count(parts.cpus);
         let pager = Arc::new(Pager::new(config, parts).map_err(Error::Config)?);
         let (start, len) = pager.frames_zone();
         // SAFETY: the engine never touches a frame that is empty.

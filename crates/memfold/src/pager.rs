@@ -154,7 +154,7 @@ impl Pager {
         set_up_dictionaries(&store, &config.canned)?;
         let space_err = |e| alloc::format!("no address space for the engine: {e}");
         let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
-        let count = or_cpus(config.workers) + 2 * parts.cpus + 4;
+        let count = config.worker_count(parts.cpus) + 2 * parts.cpus + 4;
         let codecs = match config.batch {
             0 | 1 => None,
             _ => {

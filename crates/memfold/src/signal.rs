@@ -5,15 +5,67 @@
 use crate::fault::{Fault, Served};
 use crate::pager::Pager;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, Ordering::SeqCst};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::SeqCst};
 use memfold_sys::sync::StaticMutex;
 use memfold_sys::thread::{Previous, SigbusInfo, set_sigbus, yield_now};
 
 /// Engines with signal delivery in one process, at most.
 pub const ENGINES_MAX: usize = 64;
 
-static ENGINES: [AtomicPtr<Pager>; ENGINES_MAX] = [const { AtomicPtr::new(null_mut()) }; ENGINES_MAX];
+static ENGINES: Engines<Pager> = Engines { places: [const { Place::empty() }; ENGINES_MAX] };
 static PREVIOUS: StaticMutex<Option<Previous>> = StaticMutex::new(None);
+
+/// Engines that any thread may look through at any time, also from a signal handler, while others come and go.
+struct Engines<T> {
+    places: [Place<T>; ENGINES_MAX],
+}
+
+struct Place<T> {
+    engine: AtomicPtr<T>,
+    /// Threads that look at `engine`. Who looks counts itself before it reads the pointer, and who empties the place
+    /// reads the count after that: one of the two sees the other, as all four accesses are sequentially consistent.
+    visitors: AtomicU32,
+}
+
+impl<T> Place<T> {
+    const fn empty() -> Place<T> {
+        Place { engine: AtomicPtr::new(null_mut()), visitors: AtomicU32::new(0) }
+    }
+}
+
+impl<T> Engines<T> {
+    /// Lists an engine. `false` if there are too many.
+    fn enlist(&self, engine: *const T) -> bool {
+        self.places.iter().any(|p| p.engine.compare_exchange(null_mut(), engine.cast_mut(), SeqCst, SeqCst).is_ok())
+    }
+
+    /// Takes an engine off the list; on return nobody looks at it any more.
+    fn delist(&self, engine: *const T) {
+        for place in &self.places {
+            if place.engine.compare_exchange(engine.cast_mut(), null_mut(), SeqCst, SeqCst).is_ok() {
+                // A look takes less than a microsecond, unless its thread loses its CPU meanwhile.
+                while place.visitors.load(SeqCst) > 0 {
+                    yield_now();
+                }
+            }
+        }
+    }
+
+    /// Shows each engine to `visit` until that says `true`. Whether it did.
+    fn any(&self, mut visit: impl FnMut(&T) -> bool) -> bool {
+        self.places.iter().any(|place| {
+            if place.engine.load(SeqCst).is_null() {
+                return false;
+            }
+            place.visitors.fetch_add(1, SeqCst);
+            let engine = place.engine.load(SeqCst);
+            // SAFETY: an engine is dropped after it was taken off the list, which waits for those who look at it.
+            let found = !engine.is_null() && visit(unsafe { &*engine });
+            place.visitors.fetch_sub(1, SeqCst);
+            found
+        })
+    }
+}
 
 /// Lists an engine, and installs the handler with the first. `false` if there are too many.
 pub(crate) fn enlist(pager: &Pager) -> bool {
@@ -21,41 +73,80 @@ pub(crate) fn enlist(pager: &Pager) -> bool {
     if previous.is_none() {
         *previous = Some(set_sigbus(on_sigbus));
     }
-    let me = pager as *const Pager as *mut Pager;
-    ENGINES.iter().any(|e| e.compare_exchange(null_mut(), me, SeqCst, SeqCst).is_ok())
+    ENGINES.enlist(pager)
 }
 
-/// Takes an engine off the list. No thread may be touching its memory.
+/// Takes an engine off the list. No thread may be touching its memory. Threads that touch that of others may be looking
+/// at the engine to see whether a fault is its own: they are waited for.
 pub(crate) fn delist(pager: &Pager) {
-    let me = pager as *const Pager as *mut Pager;
-    for engine in &ENGINES {
-        let _ = engine.compare_exchange(me, null_mut(), SeqCst, SeqCst);
-    }
+    ENGINES.delist(pager);
 }
 
 fn on_sigbus(info: &SigbusInfo) {
     let addr = info.addr();
-    for engine in &ENGINES {
-        let pager = engine.load(SeqCst);
-        if pager.is_null() {
-            continue;
-        }
-        // SAFETY: an engine is delisted before it is dropped, and not while a thread touches its memory, as this one does.
-        // An engine that this address doesn't belong to may be dropped at any time, but only by its owner's promise that
-        // nobody uses it: the list is read again for each engine, and a dropped one is null.
-        let pager = unsafe { &*pager };
+    let served = ENGINES.any(|pager| {
         loop {
             // A fault on a protected page is told from a missing one by what happens: protection is lifted either way.
             match pager.fault(Fault { addr, ..Fault::default() }) {
-                Served::Yes | Served::Mapped { .. } => return,
+                Served::Yes | Served::Mapped { .. } => return true,
                 Served::Again => yield_now(),
-                Served::NotManaged => break,
+                Served::NotManaged => return false,
             }
         }
+    });
+    if served {
+        return;
     }
     // Not ours: do what the program had asked for.
     match PREVIOUS.lock().as_ref() {
         Some(previous) => previous.call(info),
         None => unreachable!("the handler is installed after what it replaced was noted"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc;
+
+    #[test]
+    fn an_engine_is_not_gone_while_a_thread_looks_at_it() {
+        let engines: Engines<u32> = Engines { places: [const { Place::empty() }; ENGINES_MAX] };
+        let (one, two) = (Box::new(1), Box::new(2));
+        assert!(engines.enlist(&*one) && engines.enlist(&*two));
+        let (looks, is_looking) = mpsc::channel();
+        let (go_on, may_go_on) = mpsc::channel::<()>();
+        let is_gone = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (engines, is_gone) = (&engines, &is_gone);
+            scope.spawn(move || {
+                engines.any(|_| {
+                    looks.send(()).unwrap();
+                    may_go_on.recv().unwrap();
+                    assert!(!is_gone.load(SeqCst));
+                    true
+                })
+            });
+            is_looking.recv().unwrap();
+            let one = &*one;
+            scope.spawn(move || {
+                engines.delist(one);
+                is_gone.store(true, SeqCst);
+            });
+            // It is off the list at once, but not gone before the look has ended.
+            while !engines.places[0].engine.load(SeqCst).is_null() {
+                yield_now();
+            }
+            (0..1000).for_each(|_| yield_now());
+            go_on.send(()).unwrap();
+        });
+        let mut seen = Vec::new();
+        assert!(!engines.any(|engine| {
+            seen.push(*engine);
+            false
+        }));
+        assert_eq!(seen, [2]);
+        assert!(engines.enlist(&*one));
     }
 }

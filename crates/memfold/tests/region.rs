@@ -223,3 +223,34 @@ fn z10_a_full_pool_refuses_and_the_bytes_stay() {
     assert!(memory.stats().save_refused.load(std::sync::atomic::Ordering::Relaxed) > 0);
     memory.check().unwrap();
 }
+
+/// A fault looks for its engine among all with signal delivery; one of the others may be dropped meanwhile.
+#[test]
+fn an_engine_may_go_while_another_serves_faults() {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    let signal = || Memory::builder().resident_bytes(8 << 20).delivery(Delivery::Signal).build().unwrap();
+    let gone = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // First in the list, so that every fault asks it or its place.
+        let mut first = signal();
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let memory = signal();
+                let mut region = memory.region(32 * MIB).unwrap();
+                let mut round = 0u8;
+                while !gone.load(Relaxed) {
+                    round = round.wrapping_add(1);
+                    for page in region.as_mut_slice().chunks_mut(4096) {
+                        assert!(page[0] == round.wrapping_sub(1) && page[4095] == 0);
+                        page[0] = round;
+                    }
+                }
+            });
+        }
+        for _ in 0..100 {
+            drop(first);
+            first = signal();
+        }
+        gone.store(true, Relaxed);
+    });
+}
