@@ -50,9 +50,9 @@ impl Pager {
     /// Serves one fault. In signal delivery the page is there on return; in thread delivery it may be another thread's
     /// task to map it.
     pub fn fault(&self, fault: Fault) -> Served {
-        stats::add(&self.stats.faults, 1);
         let areas = self.areas.read();
         let Some(area) = areas.find(fault.addr).copied() else { return Served::NotManaged };
+        stats::add(&self.stats.faults, 1);
         self.serve(&areas, &area, fault)
     }
 
