@@ -43,6 +43,9 @@ pub struct WalkChildArgs {
     /// Codec of a library region
     #[arg(long)]
     pub codec: String,
+    /// Further settings of a library region, NAME=VALUE
+    #[arg(long)]
+    pub set: Vec<String>,
     /// Threads of the walk
     #[arg(long)]
     pub threads: usize,
@@ -113,7 +116,7 @@ impl Area {
             #[cfg(feature = "engine")]
             AreaKind::Signal | AreaKind::Thread => {
                 let signal = args.area == AreaKind::Signal;
-                Ok(Area::Folded(crate::area::FoldedArea::new(len, args.resident, &args.codec, signal)?))
+                Ok(Area::Folded(crate::area::FoldedArea::new(len, args.resident, &args.codec, signal, &args.set)?))
             }
             #[cfg(not(feature = "engine"))]
             AreaKind::Signal | AreaKind::Thread => anyhow::bail!("built without memfold's engine"),

@@ -66,6 +66,12 @@ pub fn build(path: &Path, bytes: u64) -> anyhow::Result<Vec<String>> {
     Ok(lines)
 }
 
+/// Reads the whole corpus, which also brings it into the page cache at this process's charge.
+pub fn describe(path: &Path) -> anyhow::Result<String> {
+    let bytes = fs::read(path).map_err(|e| Refusal::Corpus(format!("corpus {}: {e}", path.display())))?;
+    Ok(format!("{}, {}, xxh3 {:016x}", path.display(), show_size(bytes.len() as u64), hash(&bytes)))
+}
+
 /// XXH3 of some bytes, as printed in reports.
 pub fn hash(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)

@@ -18,6 +18,9 @@ pub const JOURNAL_PATH: &str = "/run/memfold-bench.journal";
 /// Our cgroups are called this and a number; nothing else is ever emptied or removed.
 pub const CGROUP_PREFIX: &str = "memfold-bench-";
 
+/// Our swap files are called this and a number; nothing else is ever removed.
+pub const FILE_PREFIX: &str = "memfold-bench-swap-";
+
 /// How to undo one change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Undo {
@@ -42,6 +45,11 @@ pub enum Undo {
     RemoveZram {
         /// N of zramN.
         index: u32,
+    },
+    /// Remove a file of ours.
+    RemoveFile {
+        /// Its name begins with [`FILE_PREFIX`].
+        path: PathBuf,
     },
     /// Kill what is left in a cgroup of ours, and remove it.
     RemoveCgroup {
@@ -165,6 +173,7 @@ fn apply(undo: &Undo) -> std::io::Result<()> {
             }
             retry(|| absent_is_done(fs::write("/sys/class/zram-control/hot_remove", index.to_string())))
         }
+        Undo::RemoveFile { path } => remove_file(path),
         Undo::RemoveCgroup { dir } => remove_cgroup(dir),
     }
 }
@@ -180,6 +189,13 @@ fn swap_off(device: &Path) -> std::io::Result<()> {
         return Err(std::io::Error::last_os_error());
     }
     Ok(())
+}
+
+fn remove_file(path: &Path) -> std::io::Result<()> {
+    if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(FILE_PREFIX)) {
+        return Err(std::io::Error::other("not a file of memfold bench"));
+    }
+    absent_is_done(fs::remove_file(path))
 }
 
 fn reset_zram(index: u32) -> std::io::Result<()> {
@@ -293,6 +309,16 @@ mod tests {
         fs::create_dir(&foreign).unwrap();
         assert!(apply(&Undo::RemoveCgroup { dir: foreign.clone() }).is_err());
         assert!(foreign.exists());
+    }
+
+    #[test]
+    fn only_our_own_swap_files_are_removed() {
+        let dir = Dir::new("file");
+        let (foreign, own) = (dir.setting("precious", "data"), dir.setting("memfold-bench-swap-7", ""));
+        assert!(apply(&Undo::RemoveFile { path: foreign.clone() }).is_err());
+        assert!(foreign.exists());
+        assert!(apply(&Undo::RemoveFile { path: own.clone() }).is_ok() && !own.exists());
+        assert!(apply(&Undo::RemoveFile { path: own }).is_ok());
     }
 
     #[test]

@@ -14,6 +14,11 @@ const OWN_BYTES: u64 = 1 << 20;
 /// One page table entry of 8 bytes maps 4096: page tables are charged to the cgroup, and are given to it on top.
 const PAGE_TABLE_SHARE: u64 = 512;
 
+/// The limit of a cgroup in which `resident_bytes` of an area may be resident.
+pub fn charged_bytes(area_bytes: u64, resident_bytes: u64) -> u64 {
+    resident_bytes + area_bytes / PAGE_TABLE_SHARE + OWN_BYTES
+}
+
 /// Codec, folio size and sizes in bytes of one zram run.
 pub struct ZramRun<'a> {
     /// The kernel's name of the codec.
@@ -48,7 +53,7 @@ impl ZramRun<'_> {
         mut on_message: impl FnMut(&Message) -> anyhow::Result<()>,
     ) -> anyhow::Result<RunResult> {
         let hierarchy = Hierarchy::find()?;
-        let limit_bytes = self.resident_bytes + self.area_bytes / PAGE_TABLE_SHARE + OWN_BYTES;
+        let limit_bytes = charged_bytes(self.area_bytes, self.resident_bytes);
         let disk_bytes = self.area_bytes + self.area_bytes / 4 + (64 << 20);
         guard::change(|journal| self.folio.select(journal))?;
         let zram = guard::change(|journal| Zram::swap_on(journal, self.codec, disk_bytes))?;

@@ -3,7 +3,7 @@
 //! `memfold bench corpus` builds a file of real and realistic bytes. `memfold bench walk` runs one workload over it in
 //! memfold's regions, under `memfold run` and, as root, on the kernel's own zram swap, in one invocation, and prints
 //! how they compare. Each run of the workload is a child process (`memfold bench walk-child`). `memfold bench store`
-//! measures the compressed store, `memfold bench apps` well-known programs.
+//! measures the compressed store, `memfold bench swap` the swap file, `memfold bench apps` well-known programs.
 
 // Bottom first: a module imports only from modules listed above it.
 mod refusal;
@@ -46,11 +46,21 @@ mod store_batch;
 mod store;
 mod app_case;
 mod apps;
+mod swap_kernel;
+mod swap_load;
+#[cfg(feature = "engine")]
+mod swap_index;
+#[cfg(feature = "engine")]
+mod swap_read;
+#[cfg(feature = "engine")]
+mod swap_wait;
+mod swap;
 
 pub use apps::{AppsArgs, apps};
 pub use child::{WalkChildArgs, walk_child};
 pub use corpus::{CorpusArgs, corpus};
 pub use refusal::Refusal;
 pub use store::{StoreArgs, store};
+pub use swap::{SwapArgs, swap};
 pub use trainer::trained_dictionaries;
 pub use walk::{WalkArgs, walk};

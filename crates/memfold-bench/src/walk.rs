@@ -1,6 +1,6 @@
 //! `memfold bench walk`: the same walk for every peer, in turn, and how they compare.
 
-use crate::corpus::{build, default_path, hash};
+use crate::corpus::{build, default_path, describe};
 use crate::corpus_file::{CorpusFile, PAGE};
 use crate::folio::FolioKib;
 use crate::guard;
@@ -91,7 +91,7 @@ pub struct WalkArgs {
 pub fn walk(args: WalkArgs) -> anyhow::Result<i32> {
     guard::install()?;
     let plan = Plan::new(&args)?;
-    let corpus = describe_corpus(&plan.corpus)?;
+    let corpus = describe(&plan.corpus)?;
     let kernel = plan.peers.iter().any(|peer| matches!(peer, Peer::Zram { .. }));
     if kernel {
         guard::open_journal(Path::new(JOURNAL_PATH))?;
@@ -123,7 +123,7 @@ pub fn walk(args: WalkArgs) -> anyhow::Result<i32> {
 }
 
 /// This program, also if its file was replaced meanwhile.
-const THIS: &str = "/proc/self/exe";
+pub const THIS: &str = "/proc/self/exe";
 
 /// What went wrong in some runs.
 #[derive(Default)]
@@ -358,15 +358,16 @@ impl Plan {
 }
 
 /// The file that `memfold run` writes its figures to; gone with the value.
-struct StatsFile(PathBuf);
+pub struct StatsFile(pub PathBuf);
 
 impl StatsFile {
-    fn new() -> StatsFile {
+    /// A name that no other process of this kind has.
+    pub fn new() -> StatsFile {
         StatsFile(std::env::temp_dir().join(format!("memfold-bench-{}.json", std::process::id())))
     }
 
     /// Every figure that is a whole number; none if there is no such file.
-    fn counters(&self) -> BTreeMap<String, u64> {
+    pub fn counters(&self) -> BTreeMap<String, u64> {
         let text = std::fs::read_to_string(&self.0).unwrap_or_default();
         let figures: BTreeMap<String, serde_json::Value> = serde_json::from_str(&text).unwrap_or_default();
         figures.into_iter().filter_map(|(name, value)| Some((name, value.as_u64()?))).collect()
@@ -377,10 +378,4 @@ impl Drop for StatsFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
-}
-
-/// Reads the whole corpus, which also brings it into the page cache at this process's charge.
-fn describe_corpus(path: &Path) -> anyhow::Result<String> {
-    let bytes = std::fs::read(path).map_err(|e| Refusal::Corpus(format!("corpus {}: {e}", path.display())))?;
-    Ok(format!("{}, {}, xxh3 {:016x}", path.display(), show_size(bytes.len() as u64), hash(&bytes)))
 }

@@ -57,12 +57,7 @@ impl Zram {
         let device = zram.device();
         write_swap_header(&device, disk_bytes).with_context(|| format!("swap header on {}", device.display()))?;
         journal.record(&Undo::SwapOff { device: device.clone() })?;
-        let name = std::ffi::CString::new(device.as_os_str().as_encoded_bytes())?;
-        // SAFETY: swapon reads a NUL-terminated path, which `name` is.
-        if unsafe { libc::swapon(name.as_ptr(), SWAP_FLAG_PREFER | PRIORITY_MAX) } != 0 {
-            let error = std::io::Error::last_os_error();
-            return Err(error).with_context(|| format!("swapon {}", device.display()));
-        }
+        swap_on(&device)?;
         Ok(zram)
     }
 
@@ -114,8 +109,19 @@ impl Zram {
     }
 }
 
-/// What mkswap writes: the first page of the device, version 1, no bad pages.
-fn write_swap_header(device: &Path, disk_bytes: u64) -> std::io::Result<()> {
+/// Swaps to a device or file with a header, before all others.
+pub fn swap_on(device: &Path) -> anyhow::Result<()> {
+    let name = std::ffi::CString::new(device.as_os_str().as_encoded_bytes())?;
+    // SAFETY: swapon reads a NUL-terminated path, which `name` is.
+    if unsafe { libc::swapon(name.as_ptr(), SWAP_FLAG_PREFER | PRIORITY_MAX) } != 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(error).with_context(|| format!("swapon {}", device.display()));
+    }
+    Ok(())
+}
+
+/// What mkswap writes: the first page of the device or file, version 1, no bad pages.
+pub fn write_swap_header(device: &Path, disk_bytes: u64) -> std::io::Result<()> {
     let mut page = [0u8; 4096];
     let last_page = (disk_bytes / 4096 - 1) as u32;
     page[1024..1028].copy_from_slice(&1u32.to_ne_bytes());

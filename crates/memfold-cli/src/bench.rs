@@ -1,7 +1,7 @@
 //! `memfold bench`: hands over to the benchmarks.
 use crate::failure::Failure;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use memfold_bench::{AppsArgs, CorpusArgs, Refusal, StoreArgs, WalkArgs, WalkChildArgs};
+use memfold_bench::{AppsArgs, CorpusArgs, Refusal, StoreArgs, SwapArgs, WalkArgs, WalkChildArgs};
 
 /// Status of a benchmark that broke off, after sysexits.h (EX_SOFTWARE).
 const BROKEN: u8 = 70;
@@ -21,6 +21,10 @@ pub fn command() -> Command {
         .subcommand(StoreArgs::augment_args(
             Command::new("store").about("Measures the compressed store: memory held, speed, many threads"),
         ))
+        .subcommand(SwapArgs::augment_args(
+            Command::new("swap")
+                .about("Measures the swap file: large folios, reading, index; against the kernel's as root"),
+        ))
         .subcommand(AppsArgs::augment_args(
             Command::new("apps").about("Runs well-known programs in a third of their memory, and on zram as root"),
         ))
@@ -36,6 +40,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
         Some(("corpus", matches)) => memfold_bench::corpus(args(matches)).map(|()| 0),
         Some(("walk", matches)) => memfold_bench::walk(args(matches)),
         Some(("store", matches)) => memfold_bench::store(args(matches)),
+        Some(("swap", matches)) => memfold_bench::swap(args(matches)),
         Some(("apps", matches)) => memfold_bench::apps(args(matches)),
         Some(("walk-child", matches)) => memfold_bench::walk_child(args(matches)).map(|()| 0),
         _ => unreachable!("clap requires a subcommand"),

@@ -176,6 +176,12 @@ pub const KEYS: &[Key] = &[
         help: "load large windows of a stream, the next one ahead of its use",
     },
     Key {
+        name: "workingset",
+        value: "on|off",
+        default: "on",
+        help: "what comes back soon after it left comes back active; off for measuring",
+    },
+    Key {
         name: "fallback",
         value: "PERCENT",
         default: "0",
@@ -267,6 +273,8 @@ pub struct Config {
     pub readahead: bool,
     /// Loads forced onto the small-page path, percent (M6).
     pub fallback_percent: u32,
+    /// What refaults at a short distance comes back active.
+    pub workingset: bool,
     /// Use UFFDIO_MOVE if the kernel has it.
     pub use_move: bool,
     /// Address span of one index lock, bytes (C7).
@@ -308,6 +316,7 @@ impl Config {
             clean_percent: 100,
             readahead: true,
             fallback_percent: 0,
+            workingset: true,
             use_move: true,
             shard_bytes: 2 << 20,
             adopt_percent: 75,
@@ -356,6 +365,7 @@ impl Config {
             "verify" => self.verify = on_off(value).map_err(wrong)?,
             "clean" => self.clean_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
             "readahead" => self.readahead = on_off(value).map_err(wrong)?,
+            "workingset" => self.workingset = on_off(value).map_err(wrong)?,
             "fallback" => self.fallback_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
             "move" => self.use_move = on_off(value).map_err(wrong)?,
             "shard" => self.shard_bytes = parse_shard(value).map_err(wrong)?,
@@ -452,7 +462,7 @@ impl Config {
         let _ = write!(
             out,
             "codec={}\ncanned={}\nfolio={}\nblock={}\ndelivery={delivery}\non-full={full}\npools={}\nworkers={}\nverify={}\nclean={}\n\
-             readahead={}\nfallback={}\nmove={}\nshard={}\nadopt-at={}\n",
+             readahead={}\nworkingset={}\nfallback={}\nmove={}\nshard={}\nadopt-at={}\n",
             self.codec,
             match &self.canned {
                 Canned::Off => "off",
@@ -466,6 +476,7 @@ impl Config {
             on(self.verify),
             self.clean_percent,
             on(self.readahead),
+            on(self.workingset),
             self.fallback_percent,
             on(self.use_move),
             self.shard_bytes,
@@ -641,6 +652,7 @@ mod tests {
             ("verify", "on"),
             ("clean", "40"),
             ("readahead", "off"),
+            ("workingset", "off"),
             ("fallback", "100"),
             ("move", "off"),
             ("shard", "64M"),

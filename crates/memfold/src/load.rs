@@ -134,7 +134,8 @@ impl Pager {
         let pages = folio.order.pages() as u64;
         let distance = workingset::distance(self.clock.load(Relaxed), folio.age);
         stats::add(&self.stats.workingset_refault, pages);
-        folio.active = workingset::is_workingset(distance, self.mapped.load(Relaxed), folio.order);
+        folio.active =
+            self.config.workingset && workingset::is_workingset(distance, self.mapped.load(Relaxed), folio.order);
         if folio.active {
             stats::add(&self.stats.workingset_activate, pages);
             stats::add(&self.stats.workingset_restore, if folio.was_active { pages } else { 0 });

@@ -1,0 +1,173 @@
+//! `memfold bench swap`: what the swap file must reach.
+
+use crate::corpus::{build, default_path, describe};
+use crate::corpus_file::CorpusFile;
+use crate::guard;
+use crate::machine::Machine;
+use crate::refusal::Refusal;
+use crate::store_row::{StoreRow, all_good};
+use crate::swap_kernel::zswap_history;
+use crate::swap_load::{Load, folio_rows, kernel_rows};
+use crate::table::layout;
+use anyhow::Context;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Arguments of `memfold bench swap`.
+#[derive(clap::Args, Debug, Clone)]
+pub struct SwapArgs {
+    /// Directory on the disk to be measured; swap files are made there, and nowhere else
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    pub dir: PathBuf,
+    /// The corpus file; without it the default one is used, and built if it is missing
+    #[arg(long, value_name = "FILE")]
+    pub corpus: Option<PathBuf>,
+    /// A short look, under 90 seconds: less data, one run of each
+    #[arg(long)]
+    pub quick: bool,
+    /// Only these parts [default: all]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
+    pub part: Vec<SwapPart>,
+    /// Also against zswap, last of all: until the next boot the kernel then swaps large folios in page by page
+    #[arg(long)]
+    pub zswap: bool,
+    /// Write everything measured to this file
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Exit with status 1 if a row is short of its target
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// A part of the benchmark.
+#[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SwapPart {
+    /// Large folios against single pages, nothing compressed
+    Folios,
+    /// Memory of the index, and a sparse terabyte
+    Index,
+    /// Reading the file in order, against fio
+    Read,
+    /// Many threads that wait for one folio
+    Wait,
+    /// Hot pages beside a scan, with and without refault distance
+    Hot,
+    /// Slots after 100 rounds of mixed orders
+    Ageing,
+    /// The span of one lock of the index
+    Shards,
+    /// The kernel's swap to a file (as root), zswap last
+    Kernel,
+}
+
+const PARTS: [SwapPart; 8] = [
+    SwapPart::Folios,
+    SwapPart::Index,
+    SwapPart::Read,
+    SwapPart::Wait,
+    SwapPart::Hot,
+    SwapPart::Ageing,
+    SwapPart::Shards,
+    SwapPart::Kernel,
+];
+
+/// Everything that was measured.
+#[derive(Serialize)]
+struct Report {
+    machine: Machine,
+    command: String,
+    corpus: String,
+    dir: String,
+    /// zswap before the benchmark.
+    zswap: &'static str,
+    rows: Vec<StoreRow>,
+}
+
+/// Measures, prints the report, and returns the exit status: 1 with `--check` if a row is short. Every kernel setting is
+/// restored, as by `bench walk`.
+pub fn swap(args: SwapArgs) -> anyhow::Result<i32> {
+    guard::install()?;
+    if !args.dir.is_dir() {
+        return Err(Refusal::Usage(format!("--dir {}: not a directory", args.dir.display())).into());
+    }
+    let path = args.corpus.clone().map_or_else(default_path, Ok)?;
+    if args.corpus.is_none() && !path.exists() {
+        eprintln!("building the corpus {}", path.display());
+        build(&path, 64 << 20)?;
+    }
+    let corpus = CorpusFile::open(&path)?;
+    let mut report = Report {
+        machine: Machine::read(),
+        command: std::env::args().collect::<Vec<_>>().join(" "),
+        corpus: describe(&path)?,
+        dir: args.dir.display().to_string(),
+        zswap: zswap_history(),
+        rows: Vec::new(),
+    };
+    for part in PARTS {
+        if args.part.is_empty() || args.part.contains(&part) {
+            report.rows.extend(measure(part, &args, &path, &corpus).with_context(|| format!("{part:?}"))?);
+        }
+    }
+    print!("{}", report.text());
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&report)?;
+        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(i32::from(args.check && !all_good(&report.rows)))
+}
+
+fn measure(part: SwapPart, args: &SwapArgs, path: &Path, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {
+    let mib = |normal: u64, short: u64| if args.quick { short << 20 } else { normal << 20 };
+    let load = Load {
+        corpus: path,
+        dir: &args.dir,
+        size: mib(1024, 384),
+        limit: mib(256, 96),
+        threads: 4,
+        runs: if args.quick { 1 } else { 3 },
+    };
+    match part {
+        SwapPart::Folios => folio_rows(&load),
+        SwapPart::Kernel => kernel_rows(&load, args.zswap),
+        SwapPart::Index | SwapPart::Read | SwapPart::Wait | SwapPart::Hot | SwapPart::Ageing | SwapPart::Shards => {
+            engine(part, args, corpus)
+        }
+    }
+}
+
+#[cfg(feature = "engine")]
+fn engine(part: SwapPart, args: &SwapArgs, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {
+    use crate::{swap_index, swap_read, swap_wait};
+    match part {
+        SwapPart::Index => swap_index::rows(args.quick),
+        SwapPart::Read => swap_read::rows(corpus, &args.dir, args.quick),
+        SwapPart::Wait => swap_wait::wait_rows(corpus, &args.dir, args.quick),
+        SwapPart::Hot => swap_wait::hot_rows(corpus, args.quick),
+        SwapPart::Ageing => Ok(swap_wait::ageing_rows()),
+        SwapPart::Shards => swap_wait::shard_rows(corpus, args.quick),
+        SwapPart::Folios | SwapPart::Kernel => Ok(Vec::new()),
+    }
+}
+
+#[cfg(not(feature = "engine"))]
+fn engine(part: SwapPart, _: &SwapArgs, _: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {
+    Ok(vec![StoreRow::not_run(&format!("{part:?}"), "", "built without memfold's engine")])
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let mut text = format!(
+            "memfold bench swap, {}; zswap {}\ncommand: {}\ncorpus: {}\nswap files in {}\n\n",
+            self.machine.heading(),
+            self.zswap,
+            self.command,
+            self.corpus,
+            self.dir,
+        );
+        let mut rows = vec![["it must reach", "figure", "target", "verdict", "from"].map(String::from).to_vec()];
+        rows.extend(self.rows.iter().map(StoreRow::cells));
+        text += &layout(&rows);
+        text
+    }
+}
