@@ -122,8 +122,8 @@ fn measure(part: SwapPart, args: &SwapArgs, path: &Path, corpus: &CorpusFile) ->
     let load = Load {
         corpus: path,
         dir: &args.dir,
-        size: mib(1024, 384),
-        limit: mib(256, 96),
+        size: mib(1024, 512),
+        limit: mib(256, 128),
         threads: 4,
         runs: if args.quick { 1 } else { 3 },
     };

@@ -10,13 +10,12 @@
 //! block that stays in memory then tells ([`crate::folio::Slot::hash`]).
 //!
 //! Without encryption the tag is an XXH3-128 of the same: damage is found, an attacker is not kept out.
-use aes_gcm::aead::AeadInPlace;
-use aes_gcm::{Aes256Gcm, KeyInit};
 use alloc::boxed::Box;
 use memfold_store::xxh3_128;
 use memfold_sys::Errno;
 use memfold_sys::swapfile::random;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 16;
@@ -34,7 +33,7 @@ pub struct Bound {
 
 /// Seals and opens objects.
 pub struct Seal {
-    cipher: Option<Box<Aes256Gcm>>,
+    cipher: Option<Box<LessSafeKey>>,
     next: AtomicU64,
 }
 
@@ -48,7 +47,9 @@ impl Seal {
         if encrypt {
             random(&mut key)?;
         }
-        let cipher = encrypt.then(|| Box::new(Aes256Gcm::new(&key.into())));
+        // "Less safe" is that the caller chooses the nonces; see above.
+        let cipher = || Box::new(LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("32 bytes")));
+        let cipher = encrypt.then(cipher);
         Ok(Seal { cipher, next: AtomicU64::new(1) })
     }
 
@@ -61,8 +62,8 @@ impl Seal {
     pub fn close(&self, bound: Bound, bytes: &mut [u8]) -> [u8; TAG_BYTES] {
         match &self.cipher {
             Some(cipher) => {
-                let sealed = cipher.encrypt_in_place_detached(&nonce(bound), &context(bound), bytes);
-                sealed.expect("less than 64 GiB").into()
+                let tag = cipher.seal_in_place_separate_tag(nonce(bound), Aad::from(context(bound)), bytes);
+                tag.expect("less than 64 GiB").as_ref().try_into().expect("16 bytes")
             }
             None => checksum(bound, bytes),
         }
@@ -73,16 +74,19 @@ impl Seal {
     #[must_use]
     pub fn open(&self, bound: Bound, bytes: &mut [u8], tag: &[u8; TAG_BYTES]) -> bool {
         match &self.cipher {
-            Some(cipher) => cipher.decrypt_in_place_detached(&nonce(bound), &context(bound), bytes, tag.into()).is_ok(),
+            Some(cipher) => {
+                let context = Aad::from(context(bound));
+                cipher.open_in_place_separate_tag(nonce(bound), context, Tag::from(*tag), bytes, 0..).is_ok()
+            }
             None => checksum(bound, bytes) == *tag,
         }
     }
 }
 
-fn nonce(bound: Bound) -> aes_gcm::Nonce<aes_gcm::aead::consts::U12> {
-    let mut nonce = [0; 12];
+fn nonce(bound: Bound) -> Nonce {
+    let mut nonce = [0; NONCE_LEN];
     nonce[..8].copy_from_slice(&bound.number.to_le_bytes());
-    nonce.into()
+    Nonce::assume_unique_for_key(nonce)
 }
 
 fn context(bound: Bound) -> [u8; 16] {
