@@ -109,14 +109,13 @@ impl Pager {
         let (start, order, ahead) = (folio.key, folio.order, folio.untouched);
         folio.active = !ahead;
         self.lru.settle(id);
-        stats::add(if ahead { &self.stats.readahead_hits } else { &self.stats.rescues }, 1);
-        if ahead && self.is_in_file(folio) {
-            stats::add(&self.stats.swap_ra_hit, order.pages() as u64);
-            self.around.hit(key);
+        let in_file = self.is_in_file(folio);
+        if !ahead {
+            stats::add(&self.stats.rescues, 1);
         }
         let done = self.map_in(guard, area.addr_of(start), id, fault.wake());
         if ahead {
-            self.read_ahead(area, key, start, start + order.pages() as u64);
+            self.went_on(area, key, start, start + order.pages() as u64, in_file);
         }
         let loaded = if done.pages > (key - start) as usize { Loaded::Done } else { Loaded::Again };
         fault.served(area, (loaded, start, start + order.pages() as u64))
@@ -151,17 +150,22 @@ impl Pager {
             self.ask_beside(area, beside);
         }
         let start = align(key, advice.order);
-        self.ask_ahead(area, start, start + advice.order.pages() as u64, advice);
+        self.ask_ahead(area, start, start + advice.order.pages() as u64, advice, in_file);
         let (loaded, start, end) = self.load(areas, area, guard, key, advice.order, Purpose::Fault(fault.wake()));
         self.streams.loaded(key, start, end);
         fault.served(area, (loaded, start, end))
     }
 
-    /// A window that was loaded ahead is being used: its stream goes on.
-    fn read_ahead(&self, area: &Area, key: u64, start: u64, end: u64) {
+    /// The window `[start, end)` that was loaded ahead is being used, at `key`: its stream goes on.
+    pub(crate) fn went_on(&self, area: &Area, key: u64, start: u64, end: u64, in_file: bool) {
+        stats::add(&self.stats.readahead_hits, 1);
+        if in_file {
+            stats::add(&self.stats.swap_ra_hit, end - start);
+            self.around.hit(key);
+        }
         let advice = self.advise(key);
         self.streams.loaded(key, start, end);
-        self.ask_ahead(area, start, end, advice);
+        self.ask_ahead(area, start, end, advice, in_file);
     }
 
     /// Whether a folio's stored copy begins in the swap file.
@@ -176,12 +180,14 @@ impl Pager {
     }
 
     /// Asks for the windows that a stream reaches after `[start, end)`.
-    fn ask_ahead(&self, area: &Area, start: u64, end: u64, Advice { order, backward, ahead }: Advice) {
+    fn ask_ahead(&self, area: &Area, start: u64, end: u64, advice: Advice, in_file: bool) {
+        let Advice { order, backward, ahead } = advice;
         if !self.config.readahead || order <= self.config.block_order {
             return;
         }
-        // In thread delivery a handler is at work too: a second window only takes CPUs from it (13% slower on two).
-        let windows = if self.is_signal() { ahead } else { ahead.min(1) };
+        // In thread delivery a handler is at work too: a second window only takes CPUs from it (13% slower on two), but
+        // while one is read from the file another can be decrypted.
+        let windows = if self.is_signal() || in_file { ahead } else { ahead.min(1) };
         for n in 0..windows as u64 {
             let far = n * order.pages() as u64;
             let key = if backward { start.wrapping_sub(1 + far) } else { end + far };

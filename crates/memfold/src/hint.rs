@@ -75,6 +75,7 @@ impl Pager {
         }
         let mut context = self.contexts.borrow();
         // What rests in the swap cache is saved oldest first, this range among it.
+        while self.save_next(areas, &mut context, List::Ahead, true) {}
         while self.save_next(areas, &mut context, List::Cooling, true) {}
         while self.save_next(areas, &mut context, List::Dirty, true) {}
         self.drain_writes();

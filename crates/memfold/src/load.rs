@@ -4,7 +4,6 @@ use crate::context::Context;
 use crate::folio::{FolioId, State};
 use crate::frames::Frame;
 use crate::index::ShardGuard;
-use crate::lru::List;
 use crate::mapping::Wake;
 use crate::pager::{Pager, bytes};
 use crate::queue::Window;
@@ -84,7 +83,14 @@ impl Pager {
         }
         self.folded_pages.fetch_sub(pages, Relaxed);
         self.clean_pages.fetch_add(pages, Relaxed);
+        // SAFETY: the guard is that of the folio's shard.
+        let awaited = purpose == Purpose::Ahead && unsafe { self.folios.is_wanted(id) };
         let done = self.finish(&guard, area, id, frame, purpose);
+        if awaited {
+            // Somebody has caught up with the window: the stream goes on as if it had been there in time.
+            drop(guard);
+            self.went_on(area, start, start, start + pages, from_file);
+        }
         (if done > (key - start) as usize { Loaded::Done } else { Loaded::Again }, start, start + pages)
     }
 
@@ -150,7 +156,7 @@ impl Pager {
         if purpose == Purpose::Ahead && !folio.wanted.load(Relaxed) {
             folio.state = State::Cached;
             folio.untouched = folio.has_copy;
-            self.lru.push(id, folio.key, folio.order.get(), List::Cooling);
+            self.list_by_state(guard, id);
             self.shards.notify(guard);
             return folio.order.pages();
         }

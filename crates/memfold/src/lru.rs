@@ -23,6 +23,8 @@ pub enum List {
     Refused,
     /// In the swap cache; whether it changed since it was stored isn't known yet.
     Cooling,
+    /// In the swap cache, loaded ahead of its use: equal to its stored copy.
+    Ahead,
     /// In the swap cache, and known to need compression.
     Dirty,
     /// In the store only; kept where there is a swap file, to which the tail goes next.

@@ -463,6 +463,7 @@ impl Pager {
             State::Resident if folio.refused => List::Refused,
             State::Resident if folio.active => List::Active,
             State::Resident => List::Inactive,
+            State::Cached if folio.untouched => List::Ahead,
             State::Cached if folio.has_copy => List::Cooling,
             State::Cached => List::Dirty,
             State::Stored if self.swap.is_some() => List::Folded,
@@ -560,7 +561,7 @@ impl Pager {
         let sums = [
             ("mapped pages", mapped, self.mapped.load(Relaxed)),
             ("mapped pages on lists", mapped, listed(&[List::Active, List::Inactive, List::Refused])),
-            ("cached pages on lists", cached, listed(&[List::Cooling, List::Dirty])),
+            ("cached pages on lists", cached, listed(&[List::Cooling, List::Ahead, List::Dirty])),
             ("full frames", cached + self.frames.full_free(), self.frames.populated()),
             ("clean pages", clean, self.clean_pages.load(Relaxed)),
             ("folded pages", folded, self.folded_pages.load(Relaxed)),

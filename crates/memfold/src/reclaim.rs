@@ -52,6 +52,8 @@ const SHARED_WAITS: usize = 40;
 const SHARED_WAIT_NS: u64 = 250_000;
 /// Frames that dirty folios may hold while background threads compress them: one part in this many of the target.
 const DIRTY_SHARE: u64 = 8;
+/// What was read ahead and not used yet may hold one part in this many of the target: four of the largest windows.
+const AHEAD_SHARE: u64 = 8;
 
 impl Pager {
     /// A full frame. `None` for an order above the block's: a run of that size can't be had, ask for less. At or below
@@ -174,6 +176,12 @@ impl Pager {
                 self.frames.trim(&*self.space, slack);
                 continue;
             }
+            // What was read ahead is about to be used: it goes last, but for what nobody came for.
+            let ahead = self.lru.pages(List::Ahead);
+            if ahead > self.target() / AHEAD_SHARE || ahead > 0 && urgent {
+                self.save_next(areas, &mut context, List::Ahead, false);
+                continue;
+            }
             let dirty = self.lru.pages(List::Dirty);
             if self.lru.pages(List::Cooling) > 0 {
                 let compress = urgent || dirty > self.target() / DIRTY_SHARE;
@@ -189,6 +197,9 @@ impl Pager {
                 Progress::Nothing if dirty > 0 => {
                     self.save_next(areas, &mut context, List::Dirty, true);
                 }
+                Progress::Nothing if ahead > 0 => {
+                    self.save_next(areas, &mut context, List::Ahead, false);
+                }
                 Progress::Nothing if self.await_write() => {}
                 other => return other,
             }
@@ -198,7 +209,9 @@ impl Pager {
 
     /// Whether folios are left that were not refused.
     fn may_evict(&self) -> bool {
-        [List::Inactive, List::Active, List::Cooling, List::Dirty].iter().any(|list| self.lru.pages(*list) > 0)
+        [List::Inactive, List::Active, List::Cooling, List::Ahead, List::Dirty]
+            .iter()
+            .any(|list| self.lru.pages(*list) > 0)
     }
 
     /// Maps the oldest evictable folio out into the swap cache.
