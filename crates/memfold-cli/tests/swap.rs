@@ -94,6 +94,50 @@ fn a_killed_run_leaves_no_file_and_no_space_taken() {
     assert_eq!(names_in(Path::new(&dir)), 0);
 }
 
+/// Bytes free on the file system at `dir`, by `df`.
+fn free_bytes(dir: &str) -> u64 {
+    let output = Command::new("df").args(["--output=avail", "-B1", dir]).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).lines().nth(1).unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn a_run_killed_while_it_writes_leaves_no_file_and_all_space_free() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let dir = scratch.path("swap");
+    std::fs::create_dir(&dir).unwrap();
+    let mounted =
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=400M", "tmpfs", &dir]).stderr(Stdio::null()).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED, NOTHING WAS TESTED: mounting a small tmpfs needs root");
+        return;
+    }
+    let mounted = Mounted(dir.clone());
+    let free = free_bytes(&dir);
+    for _ in 0..3 {
+        let flags =
+            ["run", "--limit", "64M", "--swap", &dir, "--swap-keep-free", "1M", "--", "python3", PROGRAM, "300"];
+        let mut child = memfold(&bin, &flags).stdout(Stdio::null()).spawn().unwrap();
+        let start = std::time::Instant::now();
+        // The file grows 64 MiB at a time; at the second growth writes are under way for sure.
+        while free_bytes(&dir) + (100 << 20) > free {
+            assert!(child.try_wait().unwrap().is_none(), "it has ended before it wrote");
+            assert!(start.elapsed().as_secs() < 60, "nothing was written");
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // The program dies with `memfold run`, but is waited for by somebody else.
+        let start = std::time::Instant::now();
+        while free_bytes(&dir) < free {
+            assert!(start.elapsed().as_secs() < 20, "{} of {free} bytes are free", free_bytes(&dir));
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert_eq!(names_in(Path::new(&dir)), 0);
+    }
+    drop(mounted);
+}
+
 #[test]
 fn a_place_where_no_file_can_be_made_is_refused_before_the_program_starts() {
     let Some(bin) = binaries() else { return };

@@ -282,6 +282,84 @@ mod tests {
         });
     }
 
+    /// Makes a system call fail with `errno` from now on, in this thread only, where its third argument has one of `bits`.
+    fn refuse(call: i64, errno: Errno, bits: u32) {
+        const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+        let step = |code: u16, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+        let test = |code: u32| (libc::BPF_JMP | code | libc::BPF_K) as u16;
+        let end = (libc::BPF_RET | libc::BPF_K) as u16;
+        // Number at 0; the third argument's low half at 32.
+        let mut filter = [
+            step(LOAD, 0, 0, 0),
+            step(test(libc::BPF_JEQ), 0, 3, call as u32),
+            step(LOAD, 0, 0, 32),
+            step(test(libc::BPF_JSET), 0, (bits != 0) as u8, bits),
+            step(end, 0, 0, libc::SECCOMP_RET_ERRNO | errno.raw_os_error() as u32),
+            step(end, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: prctl reads the program during the call; it binds this thread only.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+        }
+    }
+
+    /// Writes a page through the disk and reads it back.
+    fn assert_works(disk: &FileDisk) {
+        let zone = Zone::reserve(2 * PAGE_SIZE, PAGE_SIZE).unwrap();
+        disk.grow(8 * PAGE_SIZE as u64).unwrap();
+        // SAFETY: the zone has two pages, and outlives the transfers.
+        unsafe {
+            zone.as_ptr().write_bytes(0x5A, PAGE_SIZE);
+            let mut write = [Transfer::new(Way::Write, 4096, zone.as_ptr(), PAGE_SIZE)];
+            disk.transfer(&mut write);
+            let mut read = [Transfer::new(Way::Read, 4096, zone.as_ptr().add(PAGE_SIZE), PAGE_SIZE)];
+            disk.transfer(&mut read);
+            assert_eq!((write[0].result, read[0].result), (Ok(()), Ok(())));
+            assert!(core::slice::from_raw_parts(zone.as_ptr(), 2 * PAGE_SIZE).iter().all(|b| *b == 0x5A));
+        }
+    }
+
+    #[test]
+    fn where_io_uring_is_denied_plain_calls_do_it() {
+        for errno in [Errno::PERM, Errno::NOSYS] {
+            let denied = move || {
+                refuse(libc::SYS_io_uring_setup, errno, 0);
+                for dir in dirs() {
+                    let disk = FileDisk::open(&dir, Options::default()).unwrap();
+                    assert!(!disk.has_uring());
+                    assert_works(&disk);
+                }
+            };
+            std::thread::spawn(denied).join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_ring_that_fails_later_leaves_its_work_to_plain_calls() {
+        let denied = || {
+            let disk = FileDisk::open(&dirs()[0], Options::default()).unwrap();
+            assert!(disk.has_uring());
+            refuse(libc::SYS_io_uring_enter, Errno::PERM, 0);
+            assert_works(&disk);
+        };
+        std::thread::spawn(denied).join().unwrap();
+    }
+
+    #[test]
+    fn where_o_direct_is_refused_the_page_cache_does_it() {
+        let denied = || {
+            refuse(libc::SYS_fcntl, Errno::INVAL, OFlags::DIRECT.bits());
+            for dir in dirs() {
+                let disk = FileDisk::open(&dir, Options::default()).unwrap();
+                assert!(!disk.is_direct());
+                assert_works(&disk);
+            }
+        };
+        std::thread::spawn(denied).join().unwrap();
+    }
+
     #[test]
     fn a_read_past_the_end_is_an_error_not_zeros() {
         every_way(|disk| {

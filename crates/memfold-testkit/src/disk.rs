@@ -36,6 +36,8 @@ struct Inner {
     size_max: u64,
     file_system: u64,
     script: Vec<(Way, u64, DiskTrouble)>,
+    growths: u64,
+    failing_growth: u64,
     write_odds: u32,
     random: Random,
     delay_us: u64,
@@ -59,6 +61,8 @@ impl MemoryDisk {
             size_max,
             file_system: u64::MAX,
             script: Vec::new(),
+            growths: 0,
+            failing_growth: 0,
             write_odds: 0,
             random: Random::new(0),
             delay_us: 0,
@@ -73,6 +77,16 @@ impl MemoryDisk {
     /// Lets the `nth` transfer of a kind from now (1: the next) meet a trouble.
     pub fn strike(&self, way: Way, nth: u64, trouble: DiskTrouble) {
         self.inner.lock().script.push((way, nth, trouble));
+    }
+
+    /// Lets the `nth` growth of the file (1: the first) fail with ENOSPC.
+    pub fn fail_growth(&self, nth: u64) {
+        self.inner.lock().failing_growth = nth;
+    }
+
+    /// Growths tried.
+    pub fn growths(&self) -> u64 {
+        self.inner.lock().growths
     }
 
     /// Lets `per_mille` of 1000 writes fail.
@@ -192,7 +206,8 @@ impl Disk for MemoryDisk {
 
     fn grow(&self, len: u64) -> Result<(), Errno> {
         let mut inner = self.inner.lock();
-        if len > inner.size_max {
+        inner.growths += 1;
+        if len > inner.size_max || inner.growths == inner.failing_growth {
             return Err(Errno::NOSPC);
         }
         let len = inner.bytes.len().max(len as usize);
