@@ -247,3 +247,48 @@ fn against_kernel(load: &Load<'_>, label: &str, zswap_percent: Option<u64>) -> a
 fn written(result: &RunResult) -> u64 {
     result.counters.get("pswpout").copied().unwrap_or(0) << 12
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::PhaseResult;
+    use std::collections::BTreeMap;
+
+    fn result(phases: &[(Phase, f64, f64)]) -> RunResult {
+        let phase = |&(phase, seconds, mb_per_s): &(Phase, f64, f64)| PhaseResult {
+            phase,
+            seconds,
+            mb_per_s,
+            accesses: 0,
+            mean_us: 0.0,
+            p50_us: 0.0,
+            p99_us: 0.0,
+            max_us: 0.0,
+            bytes_wrong: 0,
+        };
+        RunResult {
+            peer: "a".into(),
+            phases: phases.iter().map(phase).collect(),
+            bytes_wrong: 0,
+            resident_bytes_max: 0,
+            counters: BTreeMap::new(),
+            broke_off: None,
+        }
+    }
+
+    #[test]
+    fn throughput_is_of_all_phases_by_their_time() {
+        let run = result(&[(Phase::Fill, 1.0, 100.0), (Phase::Read1, 3.0, 500.0)]);
+        assert_eq!(throughput(&run), 400.0);
+        assert_eq!(phases(&[run]), "fill 100, read1 500, dirty NaN");
+    }
+
+    #[test]
+    fn a_run_with_a_wrong_byte_or_without_an_end_counts_for_nothing() {
+        let wrong = RunResult { bytes_wrong: 1, ..result(&[]) };
+        assert!(finished(wrong).unwrap_err().to_string().contains("1 WRONG BYTES"));
+        let broken = RunResult { broke_off: Some("killed".into()), ..result(&[]) };
+        assert!(finished(broken).unwrap_err().to_string().contains("killed"));
+        assert!(finished(result(&[])).is_ok());
+    }
+}

@@ -197,3 +197,15 @@ pub fn shard_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreR
     });
     Ok(rows.collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store_row::all_good;
+
+    #[test]
+    fn slots_age_without_a_split() {
+        let rows = ageing_rows();
+        assert!(all_good(&rows) && rows[0].figure == Some(0.0), "{rows:?}");
+    }
+}
