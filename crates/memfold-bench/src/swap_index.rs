@@ -114,7 +114,7 @@ fn sparse(len: usize) -> anyhow::Result<Vec<StoreRow>> {
     let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
     let tables = "the kernel's, 4 KiB for each 2 MiB touched; it keeps them while the area lives".to_string();
     let label = |what: &str| format!("{} touched every 2 MiB: {what}, MiB", show_size(len as u64));
-    let most = (SPARSE_MAX_MIB * (len as u64 >> 20) >> 20) as f64;
+    let most = ((SPARSE_MAX_MIB * (len as u64 >> 20)) >> 20) as f64;
     Ok(vec![
         StoreRow::at_most(&label("index and pool"), mib(index + pool), most, note),
         StoreRow::plain(&label("page tables"), mib(table_bytes), tables),

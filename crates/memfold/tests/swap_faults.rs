@@ -33,7 +33,7 @@ fn config() -> Config {
 /// Of every six folios one is random bytes and is written raw; the others shrink by half and are packed.
 fn content(number: usize) -> Vec<u8> {
     let mut random = Random::new(number as u64);
-    let zeros = if number / 16 % 6 == 0 { 0 } else { 2 };
+    let zeros = if (number / 16).is_multiple_of(6) { 0 } else { 2 };
     let mut page = vec![0; PAGE_SIZE];
     page.chunks_exact_mut(8).enumerate().for_each(|(i, word)| {
         if i % 64 / 16 >= zeros {
