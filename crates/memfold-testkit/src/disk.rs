@@ -210,8 +210,12 @@ impl Disk for MemoryDisk {
         if len > inner.size_max || inner.growths == inner.failing_growth {
             return Err(Errno::NOSPC);
         }
-        let len = inner.bytes.len().max(len as usize);
-        inner.bytes.resize(len, 0);
+        if len as usize > inner.bytes.len() {
+            // Zeroed memory costs nothing until it is touched; `resize` would write it all.
+            let mut bytes = vec![0; len as usize];
+            bytes[..inner.bytes.len()].copy_from_slice(&inner.bytes);
+            inner.bytes = bytes;
+        }
         Ok(())
     }
 
