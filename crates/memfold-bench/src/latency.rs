@@ -52,6 +52,19 @@ impl Latency {
         self.max_ns as f64 / 1e3
     }
 
+    /// Points of the distribution: a value in microseconds, and the share of the measurements that don't exceed it.
+    pub fn cdf(&self) -> Vec<(f64, f64)> {
+        let mut seen = 0;
+        let mut points = Vec::new();
+        for (index, &count) in self.counts.iter().enumerate() {
+            seen += count;
+            if count > 0 {
+                points.push((upper(index).min(self.max_ns) as f64 / 1e3, seen as f64 / self.count as f64));
+            }
+        }
+        points
+    }
+
     /// The value, in microseconds, that `share` (0..=1) of the measurements don't exceed.
     pub fn quantile_us(&self, share: f64) -> f64 {
         let wanted = (share * self.count as f64).ceil() as u64;
@@ -109,5 +122,9 @@ mod tests {
         assert_eq!(latency.max_us(), 100.0);
         assert!((latency.quantile_us(0.5) - 50.0).abs() < 2.0);
         assert!((latency.quantile_us(0.99) - 99.0).abs() < 3.5);
+        let cdf = latency.cdf();
+        assert!(cdf.is_sorted() && cdf.last() == Some(&(100.0, 1.0)));
+        let half = cdf.iter().find(|point| point.1 >= 0.5).unwrap().0;
+        assert_eq!(half, latency.quantile_us(0.5));
     }
 }

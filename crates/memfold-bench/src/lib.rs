@@ -3,7 +3,9 @@
 //! `memfold bench corpus` builds a file of real and realistic bytes. `memfold bench walk` runs one workload over it in
 //! memfold's regions, under `memfold run` and, as root, on the kernel's own zram swap, in one invocation, and prints
 //! how they compare. Each run of the workload is a child process (`memfold bench walk-child`). `memfold bench store`
-//! measures the compressed store, `memfold bench swap` the swap file, `memfold bench apps` well-known programs.
+//! measures the compressed store, `memfold bench swap` the swap file, `memfold bench apps` well-known programs,
+//! `memfold bench usemem` several processes at once. `memfold bench report` runs all of them and says where every
+//! requirement stands.
 
 // Bottom first: a module imports only from modules listed above it.
 mod refusal;
@@ -55,12 +57,39 @@ mod swap_read;
 #[cfg(feature = "engine")]
 mod swap_wait;
 mod swap;
+mod brief;
+mod bench_blocks;
+#[cfg(feature = "engine")]
+mod bench_pools;
+#[cfg(feature = "engine")]
+mod bench_peers;
+mod usemem_child;
+mod usemem_peer;
+mod usemem;
+mod evidence_rows;
+mod evidence_gather;
+mod evidence_state;
+mod evidence_plot;
+mod evidence_charts;
+mod evidence;
+mod evidence_text;
+mod evidence_html;
+mod evidence_run;
 
 pub use apps::{AppsArgs, apps};
+pub use bench_blocks::blocks;
+#[cfg(feature = "engine")]
+pub use bench_peers::peers;
+#[cfg(feature = "engine")]
+pub use bench_pools::pools;
+pub use brief::BriefArgs;
 pub use child::{WalkChildArgs, walk_child};
 pub use corpus::{CorpusArgs, corpus};
+pub use evidence_run::{ReportArgs, report};
 pub use refusal::Refusal;
 pub use store::{StoreArgs, store};
 pub use swap::{SwapArgs, swap};
 pub use trainer::trained_dictionaries;
+pub use usemem::{UsememArgs, usemem};
+pub use usemem_child::{UsememChildArgs, usemem_child};
 pub use walk::{WalkArgs, walk};

@@ -230,11 +230,20 @@ mod tests {
             p50_us: 0.0,
             p99_us: 0.0,
             max_us: 0.0,
+            cdf: Vec::new(),
             bytes_wrong,
         };
         let counters = BTreeMap::from([("stored_bytes".into(), 200), ("pool_bytes".into(), 100)]);
         let (peer, phases) = (peer.into(), vec![phase]);
-        RunResult { peer, phases, bytes_wrong, resident_bytes_max: 1 << 20, counters, broke_off: None }
+        RunResult {
+            peer,
+            phases,
+            bytes_wrong,
+            resident_bytes_max: 1 << 20,
+            memory: Vec::new(),
+            counters,
+            broke_off: None,
+        }
     }
 
     fn report(runs: Vec<RunResult>) -> Report {

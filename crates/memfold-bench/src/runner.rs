@@ -25,6 +25,9 @@ pub struct RunResult {
     /// The most anonymous memory that the process had mapped, in bytes, sampled ten times a second. memfold's frames,
     /// pool and index are in it; zram's store is not.
     pub resident_bytes_max: u64,
+    /// The same memory over time: seconds since the first sample, and bytes.
+    #[serde(default)]
+    pub memory: Vec<(f64, u64)>,
     /// Further figures by name: memfold's counters, or zram's, the cgroup's and the folio sizes the kernel used.
     pub counters: BTreeMap<String, u64>,
     /// Why it ended before its end, if it did.
@@ -47,6 +50,7 @@ pub fn run(
         phases: Vec::new(),
         bytes_wrong: 0,
         resident_bytes_max: 0,
+        memory: Vec::new(),
         counters: BTreeMap::new(),
         broke_off: None,
     };
@@ -69,6 +73,7 @@ pub fn run(
         watch.join().expect("the watching thread only reads")
     });
     result.resident_bytes_max = samples.iter().map(|sample| sample.1).max().unwrap_or(0);
+    result.memory = thinned(&samples);
     if let Some((start, end)) = soak {
         // After a warm-up of a tenth: the first fifth against the last.
         let span = end - start;
@@ -79,6 +84,13 @@ pub fn run(
         }
     }
     Ok(result)
+}
+
+/// At most some 200 of the samples, with times from the first on.
+fn thinned(samples: &[(Instant, u64)]) -> Vec<(f64, u64)> {
+    let every = samples.len().div_ceil(200).max(1);
+    let since = |at: Instant| (at - samples[0].0).as_secs_f64();
+    samples.iter().step_by(every).map(|&(at, bytes)| (since(at), bytes)).collect()
 }
 
 /// Follows the child to its end; it is dead and waited for afterwards, whatever happened.

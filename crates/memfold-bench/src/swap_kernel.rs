@@ -61,8 +61,8 @@ pub struct FileRun<'a> {
     pub area_bytes: u64,
     /// How much of it may be resident.
     pub resident_bytes: u64,
-    /// Put zswap in front: the most it may hold, percent of the machine's memory.
-    pub zswap_percent: Option<u64>,
+    /// Put zswap in front: its codec, and the most it may hold, percent of the machine's memory.
+    pub zswap: Option<(&'a str, u64)>,
 }
 
 impl FileRun<'_> {
@@ -77,8 +77,8 @@ impl FileRun<'_> {
         let hierarchy = Hierarchy::find()?;
         guard::change(|journal| self.folio.select(journal))?;
         guard::change(|journal| swap_file_on(journal, self.dir, self.area_bytes + self.area_bytes / 4 + (64 << 20)))?;
-        if let Some(percent) = self.zswap_percent {
-            guard::change(|journal| zswap_on(journal, percent))?;
+        if let Some((codec, percent)) = self.zswap {
+            guard::change(|journal| zswap_on(journal, codec, percent))?;
         }
         let limit_bytes = charged_bytes(self.area_bytes, self.resident_bytes);
         let cgroup = guard::change(|journal| Cgroup::create(journal, &hierarchy, limit_bytes))?;
@@ -122,15 +122,15 @@ fn swap_file_on(journal: &mut Journal, dir: &Path, bytes: u64) -> anyhow::Result
     swap_on(&path)
 }
 
-/// zswap with [`ZSWAP_CODEC`]. Its switch is set last, and restored first.
-fn zswap_on(journal: &mut Journal, percent: u64) -> anyhow::Result<()> {
+/// zswap with this codec. Its switch is set last, and restored first.
+fn zswap_on(journal: &mut Journal, codec: &str, percent: u64) -> anyhow::Result<()> {
     let path = |name: &str| Path::new(ZSWAP).join(name);
     journal.set(&path("max_pool_percent"), &percent.to_string())?;
-    journal.set(&path("compressor"), ZSWAP_CODEC)?;
+    journal.set(&path("compressor"), codec)?;
     journal.set(&path("shrinker_enabled"), "N")?;
     journal.set(&path("enabled"), "Y")?;
     let taken = current_value(&path("compressor"))?;
-    anyhow::ensure!(taken == ZSWAP_CODEC, "zswap took {taken} in place of {ZSWAP_CODEC}");
+    anyhow::ensure!(taken == codec, "zswap took {taken} in place of {codec}");
     Ok(())
 }
 

@@ -84,7 +84,7 @@ impl Load<'_> {
         let stats = StatsFile::new();
         let mut command = Command::new(THIS);
         command.args(["run", "--limit", &self.limit.to_string(), "--swap"]).arg(self.dir);
-        command.arg("--stats-file").arg(&stats.0).arg("--").arg(std::env::current_exe()?);
+        command.arg("--stats-file").arg(stats.path()).arg("--").arg(std::env::current_exe()?);
         command.args(self.child("plain", &WALK, "lz4", &[]));
         let mut result = finished(run("memfold-run", &mut command, SILENCE_MAX, |_| Ok(()))?)?;
         result.counters.extend(stats.counters());
@@ -92,7 +92,8 @@ impl Load<'_> {
     }
 
     fn on_kernel(&self, folio: FolioKib, zswap_percent: Option<u64>) -> anyhow::Result<RunResult> {
-        let run = FileRun { dir: self.dir, folio, area_bytes: self.size, resident_bytes: self.limit, zswap_percent };
+        let zswap = zswap_percent.map(|percent| (ZSWAP_CODEC, percent));
+        let run = FileRun { dir: self.dir, folio, area_bytes: self.size, resident_bytes: self.limit, zswap };
         let area = if folio.0 == 4 { "plain" } else { "huge" };
         finished(run.run(&folio.name(), Command::new(THIS).args(self.child(area, &WALK, "none", &[])), SILENCE_MAX)?)
     }
@@ -264,6 +265,7 @@ mod tests {
             p50_us: 0.0,
             p99_us: 0.0,
             max_us: 0.0,
+            cdf: Vec::new(),
             bytes_wrong: 0,
         };
         RunResult {
@@ -272,6 +274,7 @@ mod tests {
             bytes_wrong: 0,
             resident_bytes_max: 0,
             counters: BTreeMap::new(),
+            memory: Vec::new(),
             broke_off: None,
         }
     }

@@ -357,20 +357,30 @@ impl Plan {
     }
 }
 
+/// Data before compression for 1000 bytes of the pool, at its height.
+pub const RATIO_PERMILLE: &str = "ratio_permille";
+
 /// The file that `memfold run` writes its figures to; gone with the value.
-pub struct StatsFile(pub PathBuf);
+pub struct StatsFile(PathBuf);
 
 impl StatsFile {
-    /// A name that no other process of this kind has.
+    /// A name that no other process has.
     pub fn new() -> StatsFile {
         StatsFile(std::env::temp_dir().join(format!("memfold-bench-{}.json", std::process::id())))
     }
 
-    /// Every figure that is a whole number; none if there is no such file.
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Every figure that is a whole number, and [`RATIO_PERMILLE`]; none if there is no such file.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         let text = std::fs::read_to_string(&self.0).unwrap_or_default();
         let figures: BTreeMap<String, serde_json::Value> = serde_json::from_str(&text).unwrap_or_default();
-        figures.into_iter().filter_map(|(name, value)| Some((name, value.as_u64()?))).collect()
+        let ratio = figures.get("ratio").and_then(|ratio| ratio.as_f64());
+        let whole = figures.into_iter().filter_map(|(name, value)| Some((name, value.as_u64()?)));
+        whole.chain(ratio.map(|ratio| (RATIO_PERMILLE.to_string(), (ratio * 1000.0) as u64))).collect()
     }
 }
 

@@ -73,6 +73,9 @@ pub struct PhaseResult {
     pub p99_us: f64,
     /// and the worst.
     pub max_us: f64,
+    /// Points of the distribution of latencies: microseconds, and the share of accesses that took no longer.
+    #[serde(default)]
+    pub cdf: Vec<(f64, f64)>,
     /// Bytes that were not what was last written there.
     pub bytes_wrong: u64,
 }
@@ -150,6 +153,7 @@ impl<'c> Workload<'c> {
             p50_us: latency.quantile_us(0.5),
             p99_us: latency.quantile_us(0.99),
             max_us: latency.max_us(),
+            cdf: latency.cdf(),
             bytes_wrong: self.bytes_wrong() - wrong_before,
         }
     }

@@ -1,7 +1,10 @@
 //! `memfold bench`: hands over to the benchmarks.
 use crate::failure::Failure;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use memfold_bench::{AppsArgs, CorpusArgs, Refusal, StoreArgs, SwapArgs, WalkArgs, WalkChildArgs};
+use memfold_bench::{
+    AppsArgs, BriefArgs, CorpusArgs, Refusal, ReportArgs, StoreArgs, SwapArgs, UsememArgs, UsememChildArgs, WalkArgs,
+    WalkChildArgs,
+};
 
 /// Status of a benchmark that broke off, after sysexits.h (EX_SOFTWARE).
 const BROKEN: u8 = 70;
@@ -28,7 +31,24 @@ pub fn command() -> Command {
         .subcommand(AppsArgs::augment_args(
             Command::new("apps").about("Runs well-known programs in a third of their memory, and on zram as root"),
         ))
+        .subcommand(UsememArgs::augment_args(
+            Command::new("usemem").about("Several processes write and read more memory than they may keep (usemem)"),
+        ))
+        .subcommand(BriefArgs::augment_args(
+            Command::new("blocks").about("Shows what each codec makes of the corpus, by the size of the block"),
+        ))
+        .subcommand(BriefArgs::augment_args(
+            Command::new("pools").about("Ten workloads reclaim and refault at once, on one pool and on several"),
+        ))
+        .subcommand(BriefArgs::augment_args(
+            Command::new("peers")
+                .about("Compares with nbdkit's memory disk and python-blosc2, where they are installed"),
+        ))
+        .subcommand(ReportArgs::augment_args(
+            Command::new("report").about("Runs all of these, and shows where every requirement and target stands"),
+        ))
         .subcommand(WalkChildArgs::augment_args(Command::new("walk-child").hide(true)))
+        .subcommand(UsememChildArgs::augment_args(Command::new("usemem-child").hide(true)))
 }
 
 /// Runs a benchmark; the status to exit with.
@@ -42,7 +62,13 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
         Some(("store", matches)) => memfold_bench::store(args(matches)),
         Some(("swap", matches)) => memfold_bench::swap(args(matches)),
         Some(("apps", matches)) => memfold_bench::apps(args(matches)),
+        Some(("usemem", matches)) => memfold_bench::usemem(args(matches)),
+        Some(("blocks", matches)) => memfold_bench::blocks(args(matches)),
+        Some(("pools", matches)) => memfold_bench::pools(args(matches)),
+        Some(("peers", matches)) => memfold_bench::peers(args(matches)),
+        Some(("report", matches)) => memfold_bench::report(args(matches)),
         Some(("walk-child", matches)) => memfold_bench::walk_child(args(matches)).map(|()| 0),
+        Some(("usemem-child", matches)) => memfold_bench::usemem_child(args(matches)).map(|()| 0),
         _ => unreachable!("clap requires a subcommand"),
     };
     done.map(|status| status as u8).map_err(|error| {

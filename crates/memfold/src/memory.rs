@@ -177,6 +177,11 @@ impl Memory {
         self.engine.pager.stats()
     }
 
+    /// Figures of the compressed store by itself, such as the waits for its locks.
+    pub fn store_stats(&self) -> memfold_store::StoreStats {
+        self.engine.pager.store.stats()
+    }
+
     /// Verifies the engine's structures. Slow; for tests. No other thread may use the memory meanwhile.
     ///
     /// # Errors

@@ -1,0 +1,67 @@
+//! What the small benchmarks share: the corpus, the report, the exit status.
+
+use crate::corpus::{build, default_path};
+use crate::corpus_file::CorpusFile;
+use crate::guard;
+use crate::machine::Machine;
+use crate::store_row::{StoreRow, all_good};
+use crate::table::layout;
+use anyhow::Context;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// Arguments of a small benchmark.
+#[derive(clap::Args, Debug, Clone)]
+pub struct BriefArgs {
+    /// The corpus file; without it the default one is used, and built if it is missing
+    #[arg(long, value_name = "FILE")]
+    pub corpus: Option<PathBuf>,
+    /// A short look, some seconds
+    #[arg(long)]
+    pub quick: bool,
+    /// Write everything measured to this file
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Exit with status 1 if a row is short of its target
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// What a benchmark found: rows, and a list of raw figures under a name of its own.
+pub struct Found {
+    /// The rows.
+    pub rows: Vec<StoreRow>,
+    /// The name.
+    pub name: &'static str,
+    /// The list, for plots.
+    pub raw: Vec<Value>,
+}
+
+/// Runs `measure` over the corpus, prints what it found, and returns the exit status: 1 with `--check` if a row is
+/// short.
+pub fn brief(
+    name: &str,
+    args: &BriefArgs,
+    measure: impl FnOnce(&CorpusFile, &Path, bool) -> anyhow::Result<Found>,
+) -> anyhow::Result<i32> {
+    guard::install()?;
+    let path = args.corpus.clone().map_or_else(default_path, Ok)?;
+    if args.corpus.is_none() && !path.exists() {
+        eprintln!("building the corpus {}", path.display());
+        build(&path, 64 << 20)?;
+    }
+    let corpus = CorpusFile::open(&path)?;
+    let found = measure(&corpus, &path, args.quick)?;
+    let machine = Machine::read();
+    let command = std::env::args().collect::<Vec<_>>().join(" ");
+    let mut rows = vec![["it must reach", "figure", "target", "verdict", "from"].map(String::from).to_vec()];
+    rows.extend(found.rows.iter().map(StoreRow::cells));
+    println!("memfold bench {name}, {}\ncommand: {command}\ncorpus: {}\n", machine.heading(), path.display());
+    print!("{}", layout(&rows));
+    if let Some(path) = &args.json {
+        let mut report = json!({ "machine": machine, "command": command, "rows": found.rows });
+        report[found.name] = found.raw.into();
+        std::fs::write(path, format!("{report:#}")).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(i32::from(args.check && !all_good(&found.rows)))
+}

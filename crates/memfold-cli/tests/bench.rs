@@ -1,0 +1,56 @@
+//! The benchmarks as a user calls them, at their smallest.
+mod common;
+use common::{Scratch, assert_refused, binaries, memfold};
+
+fn json(path: &str) -> serde_json::Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn usemem_finds_every_byte_of_every_task() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let out = scratch.path("usemem.json");
+    let arguments = ["bench", "usemem", "-n", "2", "-w", "-O", "-r", "2", "16M", "--limit", "10M", "--json", &out];
+    let done = memfold(&bin, &arguments).args(["--peer", "memfold:zstd:64k+verify", "--check"]).output().unwrap();
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    let peer = &json(&out)["peers"][0];
+    assert_eq!(peer["bytes_wrong"], 0);
+    assert!(peer["out_mb_s"]["median"].as_f64().unwrap() > 0.0 && peer["in_mb_s"]["median"].as_f64().unwrap() > 0.0);
+    assert!(peer["counters"]["zswpout_64K"].as_u64().unwrap() > 0, "{peer}");
+}
+
+#[test]
+fn a_report_is_written_compared_and_put_into_a_file() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let (first, second, readme) = (scratch.path("first"), scratch.path("second"), scratch.path("readme"));
+    let arguments = ["bench", "report", "--quick", "--only", "blocks", "--out", &first];
+    let done = memfold(&bin, &arguments).output().unwrap();
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    std::fs::write(&readme, "before\n<!-- report:begin -->\n<!-- report:end -->\nafter\n").unwrap();
+    let earlier = format!("{first}/report.json");
+    let arguments = ["bench", "report", "--from", &earlier, "--against", &earlier, "--out", &second];
+    let done = memfold(&bin, &arguments).args(["--readme", &readme]).output().unwrap();
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    let page = std::fs::read_to_string(format!("{second}/report.html")).unwrap();
+    assert!(page.contains("Ratio by block size") && page.contains("deflate, blocks of 16K"));
+    let against = json(&format!("{second}/report.json"))["against"][0].as_str().unwrap().to_string();
+    assert!(against.ends_with("figures compared, 0 differ by more than 15%"), "{against}");
+    let text = std::fs::read_to_string(&readme).unwrap();
+    assert!(text.starts_with("before\n") && text.ends_with("after\n") && text.contains("Requirements: "), "{text}");
+}
+
+#[test]
+fn what_makes_no_sense_is_one_line() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let out = scratch.path("out");
+    let refused = |arguments: &[&str], why: &str| {
+        assert_refused(&memfold(&bin, arguments).output().unwrap(), 64, &[why]);
+    };
+    refused(&["bench", "report", "--only", "everything", "--out", &out], "no benchmark 'everything'");
+    refused(&["bench", "usemem", "--peer", "memfold:lz4:3k"], "unknown peer");
+    refused(&["bench", "usemem", "-n", "2", "16M", "--limit", "64M"], "--limit must be smaller");
+    refused(&["bench", "usemem", "-n", "0"], "-n must be");
+}
