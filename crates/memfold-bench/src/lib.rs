@@ -44,6 +44,9 @@ mod store_kernel;
 mod store_many;
 mod store_batch;
 mod store;
+mod app_pipe;
+mod app_run;
+mod app_server;
 mod app_case;
 mod apps;
 
