@@ -80,15 +80,6 @@ impl App {
         }
     }
 
-    /// It may hold one part in so many of what it holds without a limit.
-    pub fn part(self) -> u64 {
-        match self {
-            // With less, the kernel kills it: all of its memory is in use when there is none for the next page.
-            App::Sort => 2,
-            _ => 3,
-        }
-    }
-
     /// What `memfold run` is told beside its limit.
     pub fn flags(self) -> &'static [&'static str] {
         match self {

@@ -90,6 +90,8 @@ pub fn redis(directory: &Path, keys: u64) -> anyhow::Result<Work> {
         ["--port", "0", "--save", "", "--unixsocket", &text(&socket)?, "--dir", &text(directory)?].map(String::from);
     let command = [&[find("redis-server", "redis-server")?], &flags[..]].concat();
     let values = Arc::new(Values::new());
+    // It would be loaded by the next run.
+    let file = directory.join("dump.rdb");
     let load = move |socket: &Path| {
         let set = |name: &str, key: u64, out: &mut Vec<u8>| {
             let name = format!("{name}:{key:012}");
@@ -107,6 +109,7 @@ pub fn redis(directory: &Path, keys: u64) -> anyhow::Result<Work> {
         let (set, get) = (bench("set")?, bench("get")?);
         let mut stream = connect(socket)?;
         let seconds = snapshot(&mut stream)?;
+        std::fs::remove_file(&file).context("the snapshot")?;
         for key in 0..1000 {
             let answer = ask(&mut stream, format!("GET check:{key:012}\r\n").as_bytes(), VALUE_BYTES, b"\r\n")?;
             let value = answer.strip_prefix(b"$1000\r\n").and_then(|value| value.strip_suffix(b"\r\n"));

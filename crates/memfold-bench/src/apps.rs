@@ -1,4 +1,4 @@
-//! `memfold bench apps`: well-known programs in a part of their memory, under `memfold run` and on the kernel's zram.
+//! `memfold bench apps`: well-known programs in a third of their memory, under `memfold run` and on the kernel's zram.
 
 use crate::app_case::{App, Figure};
 use crate::app_run::{Done, Peer, Work, run_with};
@@ -38,6 +38,8 @@ pub struct AppsArgs {
     pub check: bool,
 }
 
+/// A program may hold one part in so many of what it holds without a limit.
+const PART: u64 = 3;
 /// `memfold run` takes no less.
 const LIMIT_MIN_BYTES: u64 = 8 << 20;
 /// The limit of a program that is to stay far under it, as times what it holds.
@@ -148,7 +150,7 @@ impl Report {
     fn measure_limited(&mut self, app: App, work: &Work, quick: bool, no_kernel: Option<String>) -> anyhow::Result<()> {
         let plain = run_with(Peer::Plain, work, 0, 0).with_context(|| format!("{} without a limit", app.name()))?;
         let (output, data_bytes) = (plain.output, plain.peak_bytes);
-        let limit_bytes = (data_bytes / app.part()).max(LIMIT_MIN_BYTES);
+        let limit_bytes = (data_bytes / PART).max(LIMIT_MIN_BYTES);
         let mut alone = Runs::default();
         alone.add(Ok(plain), output);
         self.note(app, Peer::Plain, data_bytes, &alone);
