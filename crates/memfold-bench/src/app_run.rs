@@ -35,8 +35,11 @@ pub struct Server {
     /// Where it listens.
     pub socket: PathBuf,
     /// Clients, and what they measured.
-    pub load: Box<dyn Fn(&Path) -> anyhow::Result<Load>>,
+    pub load: Clients,
 }
+
+/// They are given the server's socket.
+pub type Clients = Box<dyn Fn(&Path) -> anyhow::Result<Load>>;
 
 /// What clients measured.
 pub struct Load {

@@ -281,7 +281,7 @@ mod tests {
         let ratio = |figure, ours| judge(App::Sort, figure, (Some(ours), ""), Some((6.0, "4k".into())), &None).figure;
         assert_eq!((ratio(time, 3.0), ratio(rate, 3.0)), (Some(2.0), Some(0.5)));
         let failed = judge(App::Sort, time, (None, "why"), Some((6.0, "4k".into())), &None);
-        assert!(!all_good(&[failed.clone()]) && failed.note == "why");
+        assert!(!all_good(std::slice::from_ref(&failed)) && failed.note == "why");
         assert!(all_good(&[judge(App::Sort, time, (Some(1.0), ""), None, &Some("no root".into()))]));
     }
 

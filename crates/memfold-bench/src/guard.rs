@@ -215,7 +215,7 @@ mod tests {
         let setting = dir.join("setting");
         change(|journal| journal.set(&setting, "changed")).unwrap();
         let mut child = spawn(Command::new("sleep").arg("600")).unwrap();
-        let second = spawn(Command::new("sleep").arg("600")).unwrap();
+        let mut second = spawn(Command::new("sleep").arg("600")).unwrap();
         let scratch = Scratch::new("guarded").unwrap();
         fs::write(scratch.path().join("file"), "text").unwrap();
         fs::write(dir.join("scratch"), scratch.path().to_str().unwrap()).unwrap();
@@ -226,6 +226,7 @@ mod tests {
         fs::write(dir.join("ready"), "").unwrap();
         // The child dies by the signal. As in a run, the next step needs the lock, and doesn't come through.
         child.wait().unwrap();
+        second.wait().unwrap();
         end_child(child).unwrap();
         unreachable!("a step followed the signal");
     }
