@@ -253,7 +253,10 @@ fn finish(child: &mut Child) -> anyhow::Result<String> {
     };
     let (text, complaints) = (text.join().unwrap_or_default(), complaints.join().unwrap_or_default());
     if !status.success() {
-        bail!("{status}: {}", [complaints, text].join("\n").lines().next_back().unwrap_or("it said nothing"));
+        bail!(
+            "{status}: {}",
+            [text, complaints].join("\n").trim_end().lines().next_back().unwrap_or("it said nothing")
+        );
     }
     Ok(text)
 }
