@@ -1,6 +1,6 @@
 # Build, test and show memfold. `make help` lists the targets.
 
-.PHONY: help build test demo clean setup
+.PHONY: help build test demo clean setup setup-build
 
 SIZE ?= 1024
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -10,19 +10,22 @@ help:
 	@echo "make build             the memfold command and its preload library, in $(TARGET)/release"
 	@echo "make test              everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
 	@echo "make demo              a 1 GiB SQLite job, plain and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
-	@echo "make setup             install what is missing for all of these"
+	@echo "make setup             install what is missing for all of these, and the programs that tests and bench apps run"
 	@echo "make clean             remove build output"
 
 setup:
+	@scripts/setup programs
+
+setup-build:
 	@scripts/setup
 
-build: setup
+build: setup-build
 	cargo build --release -p memfold-cli -p memfold-preload
 
 test:
 	@scripts/check $(STEP)
 
-demo: setup
+demo: setup-build
 	@cargo build -q --release -p memfold-cli -p memfold-preload
 	@python3 -B demo/demo.py --size $(SIZE) --memfold $(TARGET)/release/memfold -- $(OPTIONS)
 

@@ -1,54 +1,120 @@
 //! Well-known programs with more data than the memory that they are given.
 
+use crate::app_run::Work;
+use crate::app_server::{find, mariadb, memcached, redis};
 use crate::random::Random;
 use crate::refusal::Refusal;
 use anyhow::Context;
 use std::fmt::Write;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// A program with its work.
 #[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum App {
-    /// sort, with a buffer that holds the whole file
-    Sort,
+    /// MariaDB: sysbench's read-only transactions
+    Mariadb,
+    /// memcached: values of 1000 bytes, only written
+    Memcached,
+    /// redis: SET and GET by redis-benchmark, and a snapshot
+    Redis,
     /// sqlite3: scans of a table in memory
     Sqlite,
+    /// pandas: groups of a table, summed
+    Pandas,
+    /// sort, with a buffer that holds the whole file
+    Sort,
     /// python3: a dictionary of lists, grouped and summed
     Python,
+    /// python3 far under its limit, against no limit
+    Idle,
 }
+
+/// Something that is measured, and how it must compare with the kernel's zram.
+pub struct Figure {
+    /// What, with its unit.
+    pub name: &'static str,
+    /// Whether more is better.
+    pub more: bool,
+    /// How many times better it must be.
+    pub target: f64,
+}
+
+const fn figure(name: &'static str, more: bool, target: f64) -> Figure {
+    Figure { name, more, target }
+}
+
+const TIME: [Figure; 1] = [figure("time, s", false, 1.5)];
+const MARIADB: [Figure; 2] = [figure("transactions/s", true, 1.0), figure("p99, ms", false, 1.0)];
+const MEMCACHED: [Figure; 2] = [figure("new keys, sets/s", true, 1.0), figure("random keys, sets/s", true, 1.0)];
+const REDIS: [Figure; 3] =
+    [figure("SET, ops/s", true, 1.0), figure("GET, ops/s", true, 1.0), figure("BGSAVE, s", false, 1.0)];
 
 impl App {
     /// All of them.
-    pub const ALL: [App; 3] = [App::Sort, App::Sqlite, App::Python];
+    pub const ALL: [App; 8] =
+        [App::Mariadb, App::Memcached, App::Redis, App::Sqlite, App::Pandas, App::Sort, App::Python, App::Idle];
 
     /// As on the command line.
     pub fn name(self) -> &'static str {
         match self {
-            App::Sort => "sort",
+            App::Mariadb => "mariadb",
+            App::Memcached => "memcached",
+            App::Redis => "redis",
             App::Sqlite => "sqlite",
+            App::Pandas => "pandas",
+            App::Sort => "sort",
             App::Python => "python",
+            App::Idle => "idle",
         }
     }
 
-    /// How many times as fast as on the kernel's zram it must be.
-    pub fn target(self) -> f64 {
-        1.5
+    /// What is measured of it.
+    pub fn figures(self) -> &'static [Figure] {
+        match self {
+            App::Mariadb => &MARIADB,
+            App::Memcached => &MEMCACHED,
+            App::Redis => &REDIS,
+            App::Sqlite | App::Pandas | App::Sort | App::Python | App::Idle => &TIME,
+        }
     }
 
-    /// The command: it prints the same each time. Files that it reads are made in `directory`. `quick` has less to do.
-    pub fn command(self, directory: &Path, quick: bool) -> anyhow::Result<Vec<String>> {
-        let pick = |normal: usize, short: usize| if quick { short } else { normal };
+    /// What `memfold run` is told beside its limit.
+    pub fn flags(self) -> &'static [&'static str] {
         match self {
+            // Its buffer pool is kept out of core dumps, and so would not be folded.
+            App::Mariadb => &["--dont-dump", "fold"],
+            _ => &[],
+        }
+    }
+
+    /// Its work. Files that it needs are made in `directory`. `quick` has less to do. An error says what is not installed.
+    pub fn work(self, directory: &Path, quick: bool) -> anyhow::Result<Work> {
+        let pick = |normal: usize, short: usize| if quick { short } else { normal };
+        let grouped = |count: usize| Ok(Work::Job(vec![python("sys")?, "-c".into(), PYTHON.into(), count.to_string()]));
+        match self {
+            App::Mariadb => mariadb(directory, pick(1_000_000, 300_000) as u64, pick(10, 3) as u32),
+            App::Memcached => memcached(directory, pick(400_000, 120_000) as u64),
+            App::Redis => redis(directory, pick(300_000, 80_000) as u64),
+            App::Sqlite => {
+                let script = script(pick(4_000_000, 800_000));
+                Ok(Work::Job(vec![find("sqlite3", "sqlite3")?, ":memory:".into(), script]))
+            }
+            App::Pandas => {
+                let rows = pick(6_000_000, 2_000_000).to_string();
+                Ok(Work::Job(vec![python("pandas")?, "-c".into(), PANDAS.into(), rows]))
+            }
             App::Sort => {
                 let file = directory.join("lines");
                 fs::write(&file, lines(pick(4_000_000, 1_000_000))).context("writing what is to be sorted")?;
                 let file = file.to_str().context("a path that is not text")?.to_string();
-                Ok([find("sort")?, "-S".into(), "2G".into(), "--parallel=1".into(), file].into())
+                Ok(Work::Job(
+                    [find("sort", "coreutils")?, "-S".into(), "2G".into(), "--parallel=1".into(), file].into(),
+                ))
             }
-            App::Sqlite => Ok(vec![find("sqlite3")?, ":memory:".into(), script(pick(4_000_000, 800_000))]),
-            App::Python => Ok(vec![python()?, "-c".into(), PYTHON.into(), pick(1_500_000, 300_000).to_string()]),
+            App::Python => grouped(pick(1_500_000, 300_000)),
+            App::Idle => grouped(pick(3_000_000, 1_000_000)),
         }
     }
 }
@@ -87,15 +153,34 @@ for turn in range(3):
     print(total)
 ";
 
-fn find(name: &str) -> Result<String, Refusal> {
-    let missing = || Refusal::Machine(format!("{name} is not installed"));
-    let directories = std::env::var_os("PATH").ok_or_else(missing)?;
-    let found = std::env::split_paths(&directories).map(|dir| dir.join(name)).find(|path| path.is_file());
-    found.and_then(|path: PathBuf| path.to_str().map(String::from)).ok_or_else(missing)
-}
+const PANDAS: &str = "
+import sys
+import numpy, pandas
+n = int(sys.argv[1])
+random = numpy.random.default_rng(1)
+table = pandas.DataFrame({
+    'customer': random.integers(0, 20000, n),
+    'region': random.integers(0, 50, n),
+    'day': numpy.arange(n) * 365 // n,
+    'count': random.integers(1, 10, n),
+    'price': random.integers(100, 100000, n) / 100,
+})
+for key in 'region', 'day', 'customer', 'region':
+    sums = table.groupby(key)[['count', 'price']].sum()
+    means = table.groupby(key)['price'].mean()
+    print(key, len(sums), sums['count'].sum(), round(sums['price'].max(), 2), round(means.min(), 4))
+";
 
-/// The interpreter itself: `python3` may be a script that starts it.
-fn python() -> anyhow::Result<String> {
-    let output = Command::new(find("python3")?).args(["-c", "import sys; print(sys.executable)"]).output();
-    Ok(String::from_utf8(output.context("starting python3")?.stdout)?.trim().to_string())
+/// An interpreter that has a module, itself: `python3` may be a script that starts it.
+fn python(module: &str) -> anyhow::Result<String> {
+    let script = format!("import sys, {module}; print(sys.executable)");
+    for name in [find("python3", "python3")?.as_str(), "/usr/bin/python3"] {
+        let output = Command::new(name).args(["-c", &script]).output();
+        if let Ok(output) = output.context("starting python3")
+            && output.status.success()
+        {
+            return Ok(String::from_utf8(output.stdout)?.trim().to_string());
+        }
+    }
+    Err(Refusal::Machine(format!("python3 has no {module}: apt-get install python3-{module}")).into())
 }

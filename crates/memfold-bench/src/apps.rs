@@ -1,25 +1,22 @@
 //! `memfold bench apps`: well-known programs in a third of their memory, under `memfold run` and on the kernel's zram.
 
-use crate::app_case::App;
-use crate::cgroup::{Cgroup, Hierarchy};
-use crate::corpus::hash;
+use crate::app_case::{App, Figure};
+use crate::app_run::{Done, Peer, Work, run_with};
+use crate::cgroup::Hierarchy;
 use crate::folio::FolioKib;
-use crate::guard;
+use crate::guard::{self, Scratch};
 use crate::journal::JOURNAL_PATH;
-use crate::machine::{Machine, kib_field};
+use crate::machine::Machine;
+use crate::refusal::Refusal;
 use crate::size::show_size;
 use crate::store_row::{StoreRow, all_good};
-use crate::summary::Spread;
+use crate::summary::{Spread, show};
 use crate::table::layout;
 use crate::zram::Zram;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use serde::Serialize;
 use std::fs;
-use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
 
 /// Arguments of `memfold bench apps`.
 #[derive(clap::Args, Debug, Clone)]
@@ -41,12 +38,12 @@ pub struct AppsArgs {
     pub check: bool,
 }
 
-/// A run that takes longer than this is killed.
-const PATIENCE: Duration = Duration::from_secs(600);
-/// The program may hold one part in this many of what it holds without a limit.
+/// A program may hold one part in so many of what it holds without a limit.
 const PART: u64 = 3;
 /// `memfold run` takes no less.
 const LIMIT_MIN_BYTES: u64 = 8 << 20;
+/// The limit of a program that is to stay far under it, as times what it holds.
+const FAR: u64 = 8;
 
 /// Everything that was measured.
 #[derive(Serialize)]
@@ -54,17 +51,26 @@ struct Report {
     machine: Machine,
     command: String,
     runs: u32,
-    times: Vec<Time>,
+    measured: Vec<Measured>,
     rows: Vec<StoreRow>,
 }
 
-/// What a program took with a peer.
+/// A figure of a program with a peer.
 #[derive(Serialize)]
-struct Time {
+struct Measured {
     app: &'static str,
     peer: String,
     limit_bytes: u64,
-    seconds: Option<Spread>,
+    what: &'static str,
+    spread: Option<Spread>,
+    note: String,
+}
+
+/// What several runs with a peer gave.
+#[derive(Default)]
+struct Runs {
+    /// One list for each figure.
+    figures: Vec<Vec<f64>>,
     note: String,
 }
 
@@ -75,7 +81,7 @@ pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
     let kernel = Hierarchy::find().map(drop).and_then(|()| Zram::check("lz4"));
     let runs = args.runs.unwrap_or(if args.quick { 1 } else { 3 });
     let command = std::env::args().collect::<Vec<_>>().join(" ");
-    let mut report = Report { machine: Machine::read(), command, runs, times: Vec::new(), rows: Vec::new() };
+    let mut report = Report { machine: Machine::read(), command, runs, measured: Vec::new(), rows: Vec::new() };
     if kernel.is_ok() {
         guard::open_journal(Path::new(JOURNAL_PATH))?;
     }
@@ -93,88 +99,133 @@ pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
         let text = serde_json::to_string_pretty(&report)?;
         fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
     }
-    let wrong = report.times.iter().any(|time| time.note.contains(WRONG));
+    let wrong = report.measured.iter().any(|row| row.note.contains(WRONG));
     Ok(i32::from(wrong || args.check && !all_good(&report.rows)))
 }
 
 const WRONG: &str = "PRINTED SOMETHING ELSE";
 
-/// Who gives a program its memory.
-#[derive(Copy, Clone, PartialEq)]
-enum Peer {
-    Memfold,
-    Zram(FolioKib),
-}
+impl Runs {
+    /// What was measured, for each figure the median of the runs.
+    fn median(&self, figure: usize) -> Option<f64> {
+        Spread::of(self.figures.get(figure)?.clone()).map(|spread| spread.median)
+    }
 
-impl Peer {
-    fn name(self) -> String {
-        match self {
-            Peer::Memfold => "memfold-run".into(),
-            Peer::Zram(folio) => format!("zram:lz4:{}", folio.name()),
+    /// The same, the least of them.
+    fn least(&self, figure: usize) -> Option<f64> {
+        Spread::of(self.figures.get(figure)?.clone()).map(|spread| spread.min)
+    }
+
+    fn add(&mut self, done: anyhow::Result<Done>, output: u64) {
+        match done {
+            Ok(done) if done.output == output => {
+                self.figures.resize_with(done.figures.len(), Vec::new);
+                self.figures.iter_mut().zip(done.figures).for_each(|(all, figure)| all.push(figure));
+            }
+            Ok(_) => self.note = WRONG.into(),
+            Err(error) => self.note = format!("a run broke off: {error:#}"),
         }
     }
 }
 
 impl Report {
+    /// Measures one program. What isn't installed is a row that says so.
     fn measure(&mut self, app: App, quick: bool, no_kernel: Option<String>) -> anyhow::Result<()> {
-        let scratch = Scratch::new()?;
-        let program = app.command(&scratch.0, quick)?;
-        let plain = run(&mut waiting(&program, None), |_| Ok(()))?;
-        let limit_bytes = (plain.peak_bytes / PART).max(LIMIT_MIN_BYTES);
-        self.note(app, "no limit".into(), plain.peak_bytes, &[plain.seconds], String::new());
-        let mut peers = vec![Peer::Memfold];
+        let scratch = Scratch::new("apps")?;
+        eprintln!("memfold bench: {}", app.name());
+        match app.work(scratch.path(), quick) {
+            Ok(work) if app == App::Idle => self.measure_idle(&work),
+            Ok(work) => self.measure_limited(app, &work, quick, no_kernel),
+            Err(error) if error.is::<Refusal>() => {
+                for figure in app.figures() {
+                    let (label, target) = (label(app, figure), format!(">= {}", figure.target));
+                    self.rows.push(StoreRow::not_run(&label, &target, &error.to_string()));
+                }
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn measure_limited(&mut self, app: App, work: &Work, quick: bool, no_kernel: Option<String>) -> anyhow::Result<()> {
+        let plain = run_with(Peer::Plain, work, 0, 0).with_context(|| format!("{} without a limit", app.name()))?;
+        let (output, data_bytes) = (plain.output, plain.peak_bytes);
+        let limit_bytes = (data_bytes / PART).max(LIMIT_MIN_BYTES);
+        let mut alone = Runs::default();
+        alone.add(Ok(plain), output);
+        self.note(app, Peer::Plain, data_bytes, &alone);
+        let mut flags = vec!["--resident".to_string(), limit_bytes.to_string()];
+        flags.extend(app.flags().iter().map(|flag| flag.to_string()));
+        let mut peers = vec![Peer::Memfold(&flags)];
         if no_kernel.is_none() {
             let sizes = if quick { vec![FolioKib(4), FolioKib(64)] } else { FolioKib::ALL.to_vec() };
             peers.extend(sizes.into_iter().filter(|size| size.check().is_ok()).map(Peer::Zram));
         }
-        let mut seconds = vec![Vec::new(); peers.len()];
-        let mut notes = vec![String::new(); peers.len()];
+        let mut runs: Vec<Runs> = peers.iter().map(|_| Runs::default()).collect();
         for _ in 0..self.runs {
-            for (i, peer) in peers.iter().enumerate() {
-                match run_with(*peer, &program, limit_bytes, plain.peak_bytes) {
-                    Ok(done) if done.output == plain.output => seconds[i].push(done.seconds),
-                    Ok(_) => notes[i] = WRONG.into(),
-                    Err(error) => notes[i] = format!("a run broke off: {error:#}"),
-                }
+            for (peer, runs) in peers.iter().zip(&mut runs) {
+                runs.add(run_with(*peer, work, limit_bytes, data_bytes), output);
             }
         }
-        let median = |i: usize| Spread::of(seconds[i].clone()).map(|spread| spread.median);
-        let best = (1..peers.len()).filter_map(|i| Some((median(i)?, peers[i].name())));
-        let best = best.min_by(|a, b| a.0.total_cmp(&b.0));
-        let label = format!("{}: times as fast as on zram", app.name());
-        self.rows.push(match (median(0), best) {
-            (Some(ours), Some((theirs, name))) => {
-                let note = format!("{ours:.2} s against {theirs:.2} s ({name})");
-                StoreRow::at_least(&label, theirs / ours, app.target(), note)
-            }
-            (None, _) => StoreRow::at_least(&label, 0.0, app.target(), notes[0].clone()),
-            (_, None) => {
-                let why = no_kernel.unwrap_or_else(|| "no run on zram came to its end".into());
-                StoreRow::not_run(&label, &format!(">= {}", app.target()), &why)
-            }
-        });
-        for (i, peer) in peers.iter().enumerate() {
-            self.note(app, peer.name(), limit_bytes, &seconds[i], std::mem::take(&mut notes[i]));
+        for (i, figure) in app.figures().iter().enumerate() {
+            let theirs =
+                peers.iter().zip(&runs).skip(1).filter_map(|(peer, runs)| Some((runs.median(i)?, peer.name())));
+            let better = |a: &f64, b: &f64| if figure.more { b.total_cmp(a) } else { a.total_cmp(b) };
+            let best = theirs.min_by(|a, b| better(&a.0, &b.0));
+            self.rows.push(judge(app, figure, (runs[0].median(i), &runs[0].note), best, &no_kernel));
         }
+        peers.iter().zip(&runs).for_each(|(peer, runs)| self.note(app, *peer, limit_bytes, runs));
         Ok(())
     }
 
-    fn note(&mut self, app: App, peer: String, limit_bytes: u64, seconds: &[f64], note: String) {
-        self.times.push(Time { app: app.name(), peer, limit_bytes, seconds: Spread::of(seconds.to_vec()), note });
+    /// A program far under its limit: times alternate with and without memfold, and the least of each are compared, since
+    /// whatever else the machine does only adds to them.
+    fn measure_idle(&mut self, work: &Work) -> anyhow::Result<()> {
+        let first = run_with(Peer::Plain, work, 0, 0).context("idle without a limit")?;
+        let limit_bytes = first.peak_bytes * FAR;
+        let flags = ["--limit".to_string(), limit_bytes.to_string()];
+        let (mut without, mut with) = (Runs::default(), Runs::default());
+        for _ in 0..(2 * self.runs + 1).max(3) {
+            with.add(run_with(Peer::Memfold(&flags), work, 0, 0), first.output);
+            without.add(run_with(Peer::Plain, work, 0, 0), first.output);
+        }
+        let name = "idle: % slower than without memfold";
+        self.rows.push(match (with.least(0), without.least(0)) {
+            (Some(with), Some(without)) => {
+                let note = format!("{with:.3} s against {without:.3} s, the least of {} each", 2 * self.runs + 1);
+                StoreRow::at_most(name, (with / without - 1.0) * 100.0, 1.0, note)
+            }
+            _ => StoreRow::at_most(name, f64::NAN, 1.0, with.note.clone() + &without.note),
+        });
+        self.note(App::Idle, Peer::Plain, first.peak_bytes, &without);
+        self.note(App::Idle, Peer::Memfold(&flags), limit_bytes, &with);
+        Ok(())
+    }
+
+    fn note(&mut self, app: App, peer: Peer, limit_bytes: u64, runs: &Runs) {
+        self.measured.extend(app.figures().iter().enumerate().map(|(i, figure)| Measured {
+            app: app.name(),
+            peer: peer.name(),
+            limit_bytes,
+            what: figure.name,
+            spread: runs.figures.get(i).and_then(|all| Spread::of(all.clone())),
+            note: runs.note.clone(),
+        }));
     }
 
     fn text(&self) -> String {
         let mut text = format!(
-            "memfold bench apps, {}\ncommand: {}\n{} run(s) each; seconds: median (min..max)\n\n",
+            "memfold bench apps, {}\ncommand: {}\n{} run(s) each; figures: median (min..max)\n\n",
             self.machine.heading(),
             self.command,
             self.runs,
         );
-        let head = ["program", "memory", "with", "seconds", ""];
+        let head = ["program", "memory", "with", "what", "figure", ""];
         let mut rows = vec![head.map(String::from).to_vec()];
-        rows.extend(self.times.iter().map(|time| {
-            let seconds = time.seconds.map_or("-".into(), |s| format!("{:.2} ({:.2}..{:.2})", s.median, s.min, s.max));
-            vec![time.app.into(), show_size(time.limit_bytes), time.peer.clone(), seconds, time.note.clone()]
+        rows.extend(self.measured.iter().map(|row| {
+            let figure = row.spread.map_or("-".into(), show_spread);
+            let (memory, note) = (show_size(row.limit_bytes), row.note.clone());
+            vec![row.app.into(), memory, row.peer.clone(), row.what.into(), figure, note]
         }));
         text += &layout(&rows);
         let mut rows = vec![["it must reach", "memfold", "target", "verdict", "from"].map(String::from).to_vec()];
@@ -184,113 +235,40 @@ impl Report {
     }
 }
 
-/// A run of a program.
-struct Done {
-    seconds: f64,
-    /// The hash of what it printed.
-    output: u64,
-    /// The most that its first process held.
-    peak_bytes: u64,
+fn label(app: App, figure: &Figure) -> String {
+    format!("{}: {}, times as good as on zram", app.name(), figure.name)
 }
 
-fn run_with(peer: Peer, program: &[String], limit_bytes: u64, data_bytes: u64) -> anyhow::Result<Done> {
-    match peer {
-        Peer::Memfold => run(&mut waiting(program, Some(limit_bytes)), |_| Ok(())),
-        Peer::Zram(folio) => {
-            let done = run_on_zram(folio, program, limit_bytes, data_bytes);
-            guard::restore();
-            done
+/// The row of a figure: `ours` with a note, and the best of the kernel's with its name.
+fn judge(
+    app: App,
+    figure: &Figure,
+    ours: (Option<f64>, &str),
+    best: Option<(f64, String)>,
+    no_kernel: &Option<String>,
+) -> StoreRow {
+    let label = label(app, figure);
+    match (ours, best) {
+        ((Some(ours), _), Some((theirs, name))) => {
+            let ratio = if figure.more { ours / theirs } else { theirs / ours };
+            let note = format!("{} against {} ({name})", show_one(ours), show_one(theirs));
+            StoreRow::at_least(&label, ratio, figure.target, note)
+        }
+        ((None, why), _) => StoreRow::at_least(&label, f64::NAN, figure.target, why.into()),
+        (_, None) => {
+            let why = no_kernel.clone().unwrap_or_else(|| "no run on zram came to its end".into());
+            StoreRow::not_run(&label, &format!(">= {}", figure.target), &why)
         }
     }
 }
 
-fn run_on_zram(folio: FolioKib, program: &[String], limit_bytes: u64, data_bytes: u64) -> anyhow::Result<Done> {
-    guard::change(|journal| folio.select(journal))?;
-    let _zram = guard::change(|journal| Zram::swap_on(journal, "lz4", data_bytes * 2 + (64 << 20)))?;
-    // Page tables are charged to the cgroup too, and what the shell and the program need of the kernel.
-    let charged_bytes = limit_bytes + data_bytes / 512 + (1 << 20);
-    let cgroup = guard::change(|journal| Cgroup::create(journal, &Hierarchy::find()?, charged_bytes))?;
-    let done = run(&mut waiting(program, None), |pid| guard::change(|_| cgroup.add(pid)));
-    match done {
-        Err(error) if cgroup.oom_kills() > 0 => bail!("{error:#} (out of memory in its cgroup: killed by the kernel)"),
-        done => done,
-    }
+fn show_one(value: f64) -> String {
+    if value < 100.0 { format!("{value:.2}") } else { show(value) }
 }
 
-/// A shell that waits for a line and becomes the program, with `limit_bytes` under `memfold run --resident`.
-fn waiting(program: &[String], limit_bytes: Option<u64>) -> Command {
-    let mut command = Command::new("/bin/sh");
-    command.args(["-c", "read -r go && exec \"$@\" </dev/null", "sh"]);
-    if let Some(bytes) = limit_bytes {
-        let this = std::env::current_exe().unwrap_or_else(|_| "memfold".into());
-        command.arg(this).args(["run", "--resident", &bytes.to_string(), "--"]);
-    }
-    command.args(program).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
-
-/// Runs it to its end; `before` sees the process before it becomes the program.
-fn run(command: &mut Command, before: impl FnOnce(i32) -> anyhow::Result<()>) -> anyhow::Result<Done> {
-    let mut child = guard::spawn(command).context("starting /bin/sh")?;
-    let done = follow(&mut child, before);
-    guard::end_child(child)?;
-    done
-}
-
-fn follow(child: &mut Child, before: impl FnOnce(i32) -> anyhow::Result<()>) -> anyhow::Result<Done> {
-    let pid = child.id();
-    before(pid as i32)?;
-    let (mut input, mut errors) = (child.stdin.take().context("no pipe")?, child.stderr.take().context("no pipe")?);
-    let mut output = child.stdout.take().context("no pipe")?;
-    let (sender, receiver) = channel();
-    std::thread::spawn(move || {
-        let mut text = Vec::new();
-        let _ = output.read_to_end(&mut text).map(|_| sender.send(hash(&text)));
-    });
-    let complaints = std::thread::spawn(move || {
-        let mut text = String::new();
-        let _ = errors.read_to_string(&mut text);
-        text
-    });
-    let start = Instant::now();
-    input.write_all(b"\n")?;
-    drop(input);
-    let mut peak_bytes = 0;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if start.elapsed() > PATIENCE {
-            bail!("not done after {} s", PATIENCE.as_secs());
-        }
-        let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        peak_bytes = kib_field(&text, "VmHWM:").unwrap_or(0).max(peak_bytes);
-        std::thread::sleep(Duration::from_millis(2));
-    };
-    let seconds = start.elapsed().as_secs_f64();
-    if !status.success() {
-        let text = complaints.join().unwrap_or_default();
-        bail!("{status}: {}", text.lines().next().unwrap_or("it said nothing"));
-    }
-    let output = receiver.recv_timeout(Duration::from_secs(10)).context("its output did not end")?;
-    Ok(Done { seconds, output, peak_bytes })
-}
-
-/// A directory that goes away.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> anyhow::Result<Scratch> {
-        let path = std::env::temp_dir().join(format!("memfold-apps-{}", std::process::id()));
-        fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
-        Ok(Scratch(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+fn show_spread(spread: Spread) -> String {
+    let [median, min, max] = [spread.median, spread.min, spread.max].map(show_one);
+    if min == max { median } else { format!("{median} ({min}..{max})") }
 }
 
 #[cfg(test)]
@@ -298,11 +276,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_tells_time_output_and_failure() {
-        let words = |words: &[&str]| words.iter().map(|word| word.to_string()).collect::<Vec<_>>();
-        let done = run(&mut waiting(&words(&["/bin/sh", "-c", "sleep 0.05; echo right"]), None), |_| Ok(())).unwrap();
-        assert!(done.seconds >= 0.05 && done.output == hash(b"right\n") && done.peak_bytes > 0);
-        let failed = run(&mut waiting(&words(&["/bin/sh", "-c", "echo why >&2; exit 3"]), None), |_| Ok(()));
-        assert!(failed.err().is_some_and(|error| error.to_string().contains("why")));
+    fn a_figure_is_judged_by_what_is_better() {
+        let [time, rate] = [&App::Sort.figures()[0], &App::Mariadb.figures()[0]];
+        let ratio = |figure, ours| judge(App::Sort, figure, (Some(ours), ""), Some((6.0, "4k".into())), &None).figure;
+        assert_eq!((ratio(time, 3.0), ratio(rate, 3.0)), (Some(2.0), Some(0.5)));
+        let failed = judge(App::Sort, time, (None, "why"), Some((6.0, "4k".into())), &None);
+        assert!(!all_good(std::slice::from_ref(&failed)) && failed.note == "why");
+        assert!(all_good(&[judge(App::Sort, time, (Some(1.0), ""), None, &Some("no root".into()))]));
+    }
+
+    #[test]
+    fn runs_that_print_something_else_or_fail_are_told() {
+        let done = |output| Ok(Done { figures: vec![1.0, 2.0], output, peak_bytes: 0 });
+        let mut runs = Runs::default();
+        runs.add(done(7), 7);
+        assert_eq!((runs.median(1), runs.note.as_str()), (Some(2.0), ""));
+        runs.add(done(8), 7);
+        assert!(runs.note == WRONG && runs.figures[0].len() == 1);
     }
 }

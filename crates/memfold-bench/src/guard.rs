@@ -1,32 +1,35 @@
-//! Brings the machine back whatever happens: the one holder of the journal and of the running child.
+//! Brings the machine back whatever happens: the one holder of the journal, of the running children and of their files.
 //!
 //! Every change of a kernel setting and every start of a child happens under one lock. A signal thread that takes the
 //! lock for good therefore sees a finished step, and no step follows.
 
 use crate::journal::{Journal, replay};
+use anyhow::Context;
 use std::io::Error;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 #[derive(Default)]
 struct State {
     journal: Option<Journal>,
-    child: Option<i32>,
+    children: Vec<i32>,
+    scratch: Option<PathBuf>,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { journal: None, child: None });
+static STATE: Mutex<State> = Mutex::new(State { journal: None, children: Vec::new(), scratch: None });
 
 /// For the panic hook, which can't wait for the lock: the text of the journal is in this file.
-static JOURNAL_FILE: OnceLock<std::path::PathBuf> = OnceLock::new();
+static JOURNAL_FILE: OnceLock<PathBuf> = OnceLock::new();
 static JOURNAL_IS_OURS: AtomicBool = AtomicBool::new(false);
 
 const SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
-/// From here on SIGINT, SIGTERM, SIGHUP and SIGQUIT kill the child, restore all settings and end the process with
-/// 128 + the signal; a panic restores too. Call it once, before the process has other threads.
+/// From here on SIGINT, SIGTERM, SIGHUP and SIGQUIT kill the children, restore all settings, remove the scratch directory
+/// and end the process with 128 + the signal; a panic restores too. Call it once, before the process has other threads.
 pub fn install() -> anyhow::Result<()> {
     let set = signal_set();
     mask(libc::SIG_BLOCK, &set)?;
@@ -92,7 +95,7 @@ pub fn spawn(command: &mut Command) -> std::io::Result<Child> {
         })
     };
     let child = command.spawn()?;
-    state.child = Some(child.id() as i32);
+    state.children.push(child.id() as i32);
     Ok(child)
 }
 
@@ -100,8 +103,35 @@ pub fn spawn(command: &mut Command) -> std::io::Result<Child> {
 pub fn end_child(mut child: Child) -> std::io::Result<()> {
     let mut state = state();
     kill_group(child.id() as i32);
-    state.child = None;
+    state.children.retain(|&pid| pid != child.id() as i32);
     child.wait().map(drop)
+}
+
+/// A directory in the system's temporary one, which goes away with this value, or with the process after a signal.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    /// Makes it; there is at most one at a time.
+    pub fn new(name: &str) -> anyhow::Result<Scratch> {
+        let path = std::env::temp_dir().join(format!("memfold-{name}-{}", std::process::id()));
+        let mut state = state();
+        std::fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
+        state.scratch = Some(path.clone());
+        Ok(Scratch(path))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let mut state = state();
+        let _ = std::fs::remove_dir_all(&self.0);
+        state.scratch = None;
+    }
 }
 
 /// Prints problems of an undo, each on a line.
@@ -126,12 +156,20 @@ fn wait_for_signal(set: &libc::sigset_t) {
     // SAFETY: both point to live values of the right type.
     while unsafe { libc::sigwait(set, &mut signal) } != 0 {}
     let mut state = state();
-    if let Some(child) = state.child {
-        kill_group(child);
-    }
+    state.children.iter().for_each(|&child| kill_group(child));
     let changed = state.journal.is_some();
     let problems = state.journal.take().map_or(Vec::new(), Journal::close);
     tell(&problems);
+    if let Some(scratch) = state.scratch.take() {
+        // The dead may still be closing files.
+        let gone = (0..100).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            std::fs::remove_dir_all(&scratch).is_ok()
+        });
+        if !gone {
+            tell(&[format!("{} is still there", scratch.display())]);
+        }
+    }
     if changed && problems.is_empty() {
         eprintln!("memfold bench: interrupted; all kernel settings are restored");
     }
@@ -163,9 +201,8 @@ fn mask(how: i32, set: &libc::sigset_t) -> std::io::Result<()> {
 mod tests {
     use super::*;
     use std::fs;
-    use std::path::PathBuf;
     use std::process::Stdio;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     const DIR: &str = "MEMFOLD_BENCH_GUARD_TEST";
 
@@ -178,13 +215,18 @@ mod tests {
         let setting = dir.join("setting");
         change(|journal| journal.set(&setting, "changed")).unwrap();
         let mut child = spawn(Command::new("sleep").arg("600")).unwrap();
-        fs::write(dir.join("child"), child.id().to_string()).unwrap();
+        let mut second = spawn(Command::new("sleep").arg("600")).unwrap();
+        let scratch = Scratch::new("guarded").unwrap();
+        fs::write(scratch.path().join("file"), "text").unwrap();
+        fs::write(dir.join("scratch"), scratch.path().to_str().unwrap()).unwrap();
+        fs::write(dir.join("children"), format!("{} {}", child.id(), second.id())).unwrap();
         if dir.join("panic").exists() {
             change(|_| -> anyhow::Result<()> { panic!("in the middle of a change") }).unwrap();
         }
         fs::write(dir.join("ready"), "").unwrap();
         // The child dies by the signal. As in a run, the next step needs the lock, and doesn't come through.
         child.wait().unwrap();
+        second.wait().unwrap();
         end_child(child).unwrap();
         unreachable!("a step followed the signal");
     }
@@ -213,13 +255,18 @@ mod tests {
         end(process.id() as i32);
         let status = process.wait().unwrap();
         assert_eq!(fs::read_to_string(dir.join("setting")).unwrap(), "as it was");
-        let child: i32 = fs::read_to_string(dir.join("child")).unwrap().parse().unwrap();
         let start = Instant::now();
-        // SAFETY: signal 0 only asks whether the process exists.
-        while unsafe { libc::kill(child, 0) } == 0 && !is_zombie(child) {
-            assert!(start.elapsed() < Duration::from_secs(20), "the child outlived its parent");
-            std::thread::sleep(Duration::from_millis(5));
+        for child in fs::read_to_string(dir.join("children")).unwrap().split(' ') {
+            let child: i32 = child.parse().unwrap();
+            // SAFETY: signal 0 only asks whether the process exists.
+            while unsafe { libc::kill(child, 0) } == 0 && !is_zombie(child) {
+                assert!(start.elapsed() < Duration::from_secs(20), "a child outlived its parent");
+                std::thread::sleep(Duration::from_millis(5));
+            }
         }
+        let scratch = fs::read_to_string(dir.join("scratch")).unwrap();
+        assert!(panic || !Path::new(&scratch).exists(), "{scratch} is still there");
+        let _ = fs::remove_dir_all(scratch);
         fs::remove_dir_all(dir).unwrap();
         status.code()
     }

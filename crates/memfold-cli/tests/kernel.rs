@@ -1,7 +1,7 @@
 //! Those who use a program's folded memory past its own loads and stores: devices, other processes, locks in the kernel.
 //! And memory that the program marks as never to be folded.
 mod common;
-use common::{Holder, Scratch, assert_right, binaries, compile, managed};
+use common::{Holder, Scratch, assert_right, assert_right_with, binaries, compile, managed};
 use std::process::Command;
 
 #[test]
@@ -57,6 +57,17 @@ fn memory_kept_from_core_dumps_is_never_folded_again() {
 #[test]
 fn memory_kept_from_children_is_theirs_as_the_kernel_says() {
     assert_right("marks", &["forks", "wipe"]);
+}
+
+#[test]
+fn memory_kept_from_core_dumps_is_folded_when_asked_for_and_told_of_when_not() {
+    assert_right_with(&["--resident", "16M", "--dont-dump", "fold"], "marks", &["dump_folded"]);
+    let program = compile("marks");
+    let Some(output) = managed("16M", &[&program.path, "dump_large"]) else { return };
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("is past the limit") && text.contains("--dont-dump fold"), "{text}");
+    drop(program.scratch);
 }
 
 #[test]

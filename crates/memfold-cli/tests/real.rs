@@ -28,6 +28,72 @@ fn assert_same(limit: &str, command: &[&str]) {
     println!("{}: {}", command[0], text.trim());
 }
 
+/// An interpreter that has the modules, itself: `python3` may be a script that starts it.
+fn python(modules: &str) -> Option<String> {
+    for name in ["python3", "/usr/bin/python3"] {
+        let script = format!("import sys, {modules}; print(sys.executable)");
+        if let Ok(output) = Command::new(name).args(["-c", &script]).output()
+            && output.status.success()
+        {
+            return Some(String::from_utf8(output.stdout).unwrap().trim().to_string());
+        }
+    }
+    eprintln!("SKIPPED: no python3 has {modules} (scripts/setup installs it)");
+    None
+}
+
+/// The path of a file of `programs/`.
+fn program(name: &str) -> String {
+    format!("{}/tests/programs/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn numpy_computes() {
+    let Some(python) = python("numpy") else { return };
+    assert_same("96M", &[&python, &program("numpy_arrays.py")]);
+}
+
+#[test]
+fn pandas_groups_and_joins() {
+    let Some(python) = python("numpy, pandas") else { return };
+    assert_same("128M", &[&python, &program("pandas_tables.py")]);
+}
+
+#[test]
+fn java_keeps_a_heap() {
+    let Some(java) = find("java") else { return };
+    if find("javac").is_none() {
+        return;
+    }
+    assert_same("64M", &[&java, "-Xmx300m", "-XX:+UseSerialGC", &program("Heap.java")]);
+    assert_same("80M", &[&java, "-Xmx300m", "-XX:+UseG1GC", &program("Heap.java")]);
+}
+
+#[test]
+#[ignore = "it thrashes: 15,000 loads a second, minutes for what takes 0.7 s, where two thirds of its data are folded"]
+fn go_keeps_a_heap() {
+    let Some(go) = find("go") else { return };
+    let scratch = Scratch::new();
+    let path = scratch.path("heap");
+    let built = Command::new(go).args(["build", "-o", &path, &program("heap.go")]).env("CGO_ENABLED", "1").status();
+    assert!(built.unwrap().success());
+    assert_same("32M", &[&path]);
+}
+
+#[test]
+fn xz_compresses_to_the_same_bytes() {
+    let Some(xz) = find("xz") else { return };
+    let (scratch, mut random) = (Scratch::new(), 1u64);
+    let text: String = (0..160_000)
+        .map(|i| {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            format!("{{\"id\":{},\"number\":{i},\"name\":\"item {}\"}}\n", random >> 40, random >> 52)
+        })
+        .collect();
+    let file = scratch.file("text", text, 0o644);
+    assert_same("32M", &[&xz, "--lzma2=preset=0,dict=16MiB", "-T1", "-k", "-c", &file]);
+}
+
 #[test]
 fn sort_sorts() {
     let Some(sort) = find("sort") else { return };

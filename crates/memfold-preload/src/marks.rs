@@ -82,6 +82,7 @@ pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> 
     // SAFETY: the caller's promise.
     let call = || unsafe { real(at, len, advice) };
     match advice {
+        libc::MADV_DONTDUMP if program::get().is_some_and(Program::folds_dont_dump) => call(),
         libc::MADV_DONTFORK => mark(at as usize, len, false, call),
         libc::MADV_DONTDUMP | libc::MADV_WIPEONFORK | libc::MADV_MERGEABLE => mark(at as usize, len, true, call),
         libc::MADV_DOFORK => undo_dont_fork(call),

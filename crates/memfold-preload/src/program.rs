@@ -270,6 +270,11 @@ impl Program {
         unsafe { self.adopting.unlock() };
     }
 
+    /// Whether what the program keeps out of core dumps is folded all the same.
+    pub fn folds_dont_dump(&self) -> bool {
+        self.config.fold_dont_dump
+    }
+
     /// From now on the properties of every area are read before it is adopted: the program marks some.
     pub fn note_marks(&self) {
         self.marked.store(true, Relaxed);
@@ -351,6 +356,9 @@ impl Program {
                 unmanaged = anonymous.saturating_sub(managed);
                 state.unmanaged_at_last_read = unmanaged;
                 self.pager.set_unmanaged_bytes(unmanaged);
+                if unmanaged > max {
+                    self.pager.unmanaged_past_the_limit();
+                }
             }
         }
         state.unmanaged_at_last_read = state.unmanaged_at_last_read.min(unmanaged);
@@ -410,10 +418,11 @@ impl Program {
                 _ => found.push((area.start, area.end)),
             }
         };
+        let never = if self.config.fold_dont_dump { NEVER & !flag::DONT_DUMP } else { NEVER };
         let details = details || self.marked.load(Relaxed) || crate::proc::locked_bytes() > 0;
         let done = if details {
             each_detailed(|area, about| {
-                add(area, !about.has(NEVER));
+                add(area, !about.has(never));
                 Continue(())
             })
         } else {

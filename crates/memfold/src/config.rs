@@ -205,6 +205,12 @@ pub const KEYS: &[Key] = &[
         default: "75",
         help: "run: share of the limit at which the program's memory is taken under management",
     },
+    Key {
+        name: "dont-dump",
+        value: "leave|fold",
+        default: "leave",
+        help: "run: memory that the program keeps out of core dumps (secrets, or a database's buffer pool): left alone, or folded",
+    },
 ];
 
 /// Why a setting was refused. Displays as one line that says what is wrong and what would be right.
@@ -281,6 +287,8 @@ pub struct Config {
     pub shard_bytes: u64,
     /// Where `run` begins to adopt, percent of the limit.
     pub adopt_percent: u32,
+    /// `run` folds what the program keeps out of core dumps.
+    pub fold_dont_dump: bool,
 }
 
 /// Background threads at most.
@@ -320,6 +328,7 @@ impl Config {
             use_move: true,
             shard_bytes: 2 << 20,
             adopt_percent: 75,
+            fold_dont_dump: false,
         }
     }
 
@@ -370,6 +379,7 @@ impl Config {
             "move" => self.use_move = on_off(value).map_err(wrong)?,
             "shard" => self.shard_bytes = parse_shard(value).map_err(wrong)?,
             "adopt-at" => self.adopt_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
+            "dont-dump" => self.fold_dont_dump = choice(value, &[("leave", false), ("fold", true)]).map_err(wrong)?,
             _ => {
                 return Err(ConfigError(alloc::format!("there is no setting called {name:?}")));
             }
@@ -462,7 +472,7 @@ impl Config {
         let _ = write!(
             out,
             "codec={}\ncanned={}\nfolio={}\nblock={}\ndelivery={delivery}\non-full={full}\npools={}\nworkers={}\nverify={}\nclean={}\n\
-             readahead={}\nworkingset={}\nfallback={}\nmove={}\nshard={}\nadopt-at={}\n",
+             readahead={}\nworkingset={}\nfallback={}\nmove={}\nshard={}\nadopt-at={}\ndont-dump={}\n",
             self.codec,
             match &self.canned {
                 Canned::Off => "off",
@@ -480,7 +490,8 @@ impl Config {
             self.fallback_percent,
             on(self.use_move),
             self.shard_bytes,
-            self.adopt_percent
+            self.adopt_percent,
+            if self.fold_dont_dump { "fold" } else { "leave" }
         );
         out
     }
@@ -657,6 +668,7 @@ mod tests {
             ("move", "off"),
             ("shard", "64M"),
             ("adopt-at", "60"),
+            ("dont-dump", "fold"),
         ];
         assert_eq!(values.len(), KEYS.len());
         for key in KEYS {

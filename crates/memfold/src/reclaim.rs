@@ -162,6 +162,17 @@ impl Pager {
         }
     }
 
+    /// Memory that must not be folded is past the bounds by itself: told once.
+    pub fn unmanaged_past_the_limit(&self) {
+        if self.stats.over_limit.fetch_add(1, Relaxed) == 0 {
+            self.publish();
+            memfold_sys::raw::warn(&[
+                "memfold: warning: what the program has locked or keeps from core dumps or children is past the limit, and is \
+                 not folded (--dont-dump fold folds what is kept from core dumps)\n",
+            ]);
+        }
+    }
+
     /// Makes `pages` full frames free, or brings memory `slack` pages under the target.
     pub(crate) fn reclaim(&self, areas: &Areas, pages: u64, slack: u64) -> Progress {
         let enough = |p: &Pager| p.frames.full_free() >= pages && (slack == 0 || p.physical() + slack <= p.target());

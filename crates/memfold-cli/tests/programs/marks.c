@@ -118,6 +118,32 @@ static void dump(void) {
     NEED(madvise(marked + 1, PAGE, MADV_DONTDUMP) == -1 && errno == EINVAL);
 }
 
+/* More of it than the limit. */
+static void dump_large(void) {
+    char *q = map(48 * MIB);
+    NEED(madvise(q, 48 * MIB, MADV_DONTDUMP) == 0);
+    fill(q, 48 * MIB, 6);
+    usleep(100000);
+    check(q, 48 * MIB, 6);
+}
+
+/* With --dont-dump fold: what is kept from core dumps is folded like any other, marked before or after it was. */
+static void dump_folded(void) {
+    prepare(5);
+    NEED(madvise(marked, MARKED, MADV_DONTDUMP) == 0);
+    char *q = map(16 * MIB);
+    NEED(madvise(q, 16 * MIB, MADV_DONTDUMP) == 0);
+    fill(q, 16 * MIB, 6);
+    push_out(marked, MARKED);
+    push_out(q, 16 * MIB);
+    NEED(has_flag(marked, " dd") && has_flag(q, " dd"));
+    check(q, 16 * MIB, 6);
+    check_all(5);
+    /* Locks keep their meaning. */
+    NEED(mlock(marked, MARKED) == 0);
+    check_stays(5);
+}
+
 static void ended(pid_t pid, int want) {
     int status;
     NEED(pid > 0);
@@ -226,7 +252,8 @@ static void threads(void) {
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     struct { const char *name; void (*run)(void); } all[] = {
-        {"locks", locks}, {"lock_all", lock_all}, {"dump", dump}, {"forks", forks}, {"wipe", wipe}, {"threads", threads},
+        {"locks", locks}, {"lock_all", lock_all}, {"dump", dump}, {"dump_folded", dump_folded},
+        {"dump_large", dump_large}, {"forks", forks}, {"wipe", wipe}, {"threads", threads},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (is(what, all[i].name)) {

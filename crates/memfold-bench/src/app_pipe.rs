@@ -1,0 +1,111 @@
+//! A client that sends many requests at once over several connections, as load generators for memcached and redis do.
+
+use anyhow::{Context, bail};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Connections, each with a thread of its own.
+const CONNECTIONS: u64 = 4;
+/// Requests that are sent before their answers are read.
+const DEPTH: u64 = 16;
+/// A server that doesn't answer for so long has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Sends `requests` of them, made by `make(number, buffer)`, which appends; each must be answered by exactly `answer`.
+/// Returns requests per second.
+pub fn pipeline(
+    socket: &Path,
+    requests: u64,
+    answer: &[u8],
+    make: impl Fn(u64, &mut Vec<u8>) + Sync,
+) -> anyhow::Result<f64> {
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let make = &make;
+        let threads: Vec<_> = (0..CONNECTIONS)
+            .map(|i| {
+                scope.spawn(move || {
+                    one(socket, (requests * i / CONNECTIONS, requests * (i + 1) / CONNECTIONS), answer, make)
+                })
+            })
+            .collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("a client panicked"))
+    })?;
+    Ok(requests as f64 / start.elapsed().as_secs_f64())
+}
+
+fn one(socket: &Path, range: (u64, u64), answer: &[u8], make: &impl Fn(u64, &mut Vec<u8>)) -> anyhow::Result<()> {
+    let mut stream = connect(socket)?;
+    let (mut out, mut back) = (Vec::new(), vec![0; answer.len() * DEPTH as usize]);
+    let expected = answer.repeat(DEPTH as usize);
+    for first in (range.0..range.1).step_by(DEPTH as usize) {
+        out.clear();
+        let count = DEPTH.min(range.1 - first);
+        (first..first + count).for_each(|number| make(number, &mut out));
+        stream.write_all(&out)?;
+        let back = &mut back[..answer.len() * count as usize];
+        stream.read_exact(back).context("waiting for answers")?;
+        if *back != expected[..back.len()] {
+            let text = String::from_utf8_lossy(&back[..back.len().min(80)]).into_owned();
+            bail!("the server answered {text:?} in place of {:?}", String::from_utf8_lossy(answer));
+        }
+    }
+    Ok(())
+}
+
+/// A connection whose reads and writes fail rather than wait for ever.
+pub fn connect(socket: &Path) -> anyhow::Result<UnixStream> {
+    let stream = UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Sends one request and reads until what came has `least` bytes and ends with `end`.
+pub fn ask(stream: &mut UnixStream, request: &[u8], least: usize, end: &[u8]) -> anyhow::Result<Vec<u8>> {
+    stream.write_all(request)?;
+    let (mut text, mut part) = (Vec::new(), [0; 4096]);
+    while text.len() < least || !text.ends_with(end) {
+        match stream.read(&mut part).context("waiting for an answer")? {
+            0 => bail!("the server closed the connection"),
+            len => text.extend_from_slice(&part[..len]),
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn every_request_is_sent_once_and_a_wrong_answer_is_told() {
+        let path = std::env::temp_dir().join(format!("memfold-pipe-{}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = std::thread::spawn(move || {
+            let serve = |mut stream: UnixStream| {
+                let (mut seen, mut byte) = (Vec::new(), [0]);
+                while stream.read(&mut byte).is_ok_and(|len| len == 1) {
+                    seen.push(byte[0]);
+                    if stream.write_all(if byte[0] == 200 { b"no" } else { b"ok" }).is_err() {
+                        break;
+                    }
+                }
+                seen
+            };
+            let threads: Vec<_> =
+                (0..8).map(|_| listener.accept().unwrap().0).map(|s| std::thread::spawn(move || serve(s))).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<u8>>()
+        });
+        assert!(pipeline(&path, 150, b"ok", |number, out| out.push(number as u8)).unwrap() > 0.0);
+        let wrong = pipeline(&path, 4, b"ok", |number, out| out.push(197 + number as u8));
+        std::fs::remove_file(&path).unwrap();
+        let mut seen = server.join().unwrap();
+        seen.sort_unstable();
+        assert_eq!(seen[..150], (0..150).collect::<Vec<u8>>());
+        assert!(wrong.is_err_and(|error| error.to_string().contains("no")));
+    }
+}
