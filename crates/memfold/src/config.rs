@@ -108,6 +108,37 @@ pub const KEYS: &[Key] = &[
         default: "1G",
         help: "the swap file stops growing when its file system has no more than this left",
     },
+    Key {
+        name: "remote",
+        value: "URL",
+        default: "none",
+        help: "remote store for the cold end of the swap file: redis://HOST:PORT, rediss:// with TLS, several hosts for a cluster",
+    },
+    Key { name: "remote-size", value: "SIZE", default: "256G", help: "the most that may lie in the remote store" },
+    Key {
+        name: "remote-at",
+        value: "PERCENT",
+        default: "90",
+        help: "share of --swap-size in use at which the coldest of it moves to the remote store",
+    },
+    Key {
+        name: "remote-auth",
+        value: "FILE",
+        default: "none",
+        help: "password of the remote store, or user and password on a line each; nobody else may read the file",
+    },
+    Key {
+        name: "remote-ca",
+        value: "FILE",
+        default: "none",
+        help: "certificates (PEM) to trust with rediss://, in place of those of the system",
+    },
+    Key {
+        name: "remote-timeout",
+        value: "SECONDS",
+        default: "10",
+        help: "how long a read from the remote store is tried before the program is ended",
+    },
     Key { name: "pools", value: "N", default: "0", help: "compressed pools, 1 to 64; 0 takes one per CPU" },
     Key {
         name: "workers",
@@ -241,6 +272,20 @@ pub struct Config {
     pub swap_encrypt: bool,
     /// What stays free on its file system, bytes.
     pub swap_keep_free_bytes: u64,
+    /// Where the remote store is, without credentials.
+    pub remote: Option<String>,
+    /// The most that may lie there, bytes.
+    pub remote_bytes: u64,
+    /// Share of the swap file in use at which data moves there, percent.
+    pub remote_percent: u32,
+    /// The file with its password; only the service reads it.
+    pub remote_auth: Option<String>,
+    /// The file with certificates to trust; only the service reads it.
+    pub remote_ca: Option<String>,
+    /// Seconds for which a read is tried.
+    pub remote_timeout_s: u32,
+    /// Socket of the service that speaks with the store. No key: whoever starts the service sets it.
+    pub remote_socket: Option<String>,
     /// Pools; 0 for one per CPU.
     pub pools: usize,
     /// Background threads; 0 for [`Config::worker_count`] to choose.
@@ -295,6 +340,13 @@ impl Config {
             swap_bytes: 64 << 30,
             swap_encrypt: true,
             swap_keep_free_bytes: 1 << 30,
+            remote: None,
+            remote_bytes: 256 << 30,
+            remote_percent: 90,
+            remote_auth: None,
+            remote_ca: None,
+            remote_timeout_s: 10,
+            remote_socket: None,
             pools: 0,
             workers: 0,
             max_pool_bytes: None,
@@ -339,6 +391,12 @@ impl Config {
             "swap-size" => self.swap_bytes = size()?,
             "swap-encrypt" => self.swap_encrypt = on_off(value).map_err(wrong)?,
             "swap-keep-free" => self.swap_keep_free_bytes = size()?,
+            "remote" => self.remote = Some(path(value).map_err(wrong)?),
+            "remote-size" => self.remote_bytes = size()?,
+            "remote-at" => self.remote_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
+            "remote-auth" => self.remote_auth = Some(path(value).map_err(wrong)?),
+            "remote-ca" => self.remote_ca = Some(path(value).map_err(wrong)?),
+            "remote-timeout" => self.remote_timeout_s = number(value, 3600).map_err(wrong)?,
             "pools" => self.pools = number(value, 64).map_err(wrong)? as usize,
             "workers" => self.workers = number(value, WORKERS_MAX).map_err(wrong)? as usize,
             "max-pool" => self.max_pool_bytes = if value == "none" { None } else { Some(size()?) },
@@ -393,6 +451,12 @@ impl Config {
                 ));
             }
         }
+        if self.remote.is_some() && self.swap.is_none() {
+            return fail("--remote: give --swap too: what leaves memory goes to the swap file first".to_string());
+        }
+        if self.remote.is_some() && !self.swap_encrypt {
+            return fail("--remote: leave --swap-encrypt on: data goes to other machines encrypted only".to_string());
+        }
         if self.block_order > self.folio_order {
             return fail(alloc::format!(
                 "--block: {} is larger than the largest folio ({}); make it smaller or raise --folio",
@@ -434,6 +498,17 @@ impl Config {
         }
         let _ = writeln!(out, "swap-size={}\nswap-encrypt={}", self.swap_bytes, on(self.swap_encrypt));
         let _ = writeln!(out, "swap-keep-free={}", self.swap_keep_free_bytes);
+        let paths = [
+            ("remote", &self.remote),
+            ("remote-auth", &self.remote_auth),
+            ("remote-ca", &self.remote_ca),
+            ("remote-socket", &self.remote_socket),
+        ];
+        for (name, value) in paths.iter().filter_map(|(name, value)| Some((name, value.as_ref()?))) {
+            let _ = writeln!(out, "{name}={value}");
+        }
+        let _ = writeln!(out, "remote-size={}\nremote-at={}", self.remote_bytes, self.remote_percent);
+        let _ = writeln!(out, "remote-timeout={}", self.remote_timeout_s);
         if let Some(bytes) = self.max_pool_bytes {
             let _ = writeln!(out, "max-pool={bytes}");
         }
@@ -485,6 +560,8 @@ impl Config {
                 line.split_once('=').ok_or_else(|| ConfigError(alloc::format!("not name=value: {line:?}")))?;
             if name == "memory" {
                 config.memory_bytes = parse_size(value, 0).map_err(ConfigError)?;
+            } else if name == "remote-socket" {
+                config.remote_socket = Some(path(value).map_err(ConfigError)?);
             } else {
                 config.set(name, value)?;
             }
@@ -628,6 +705,12 @@ mod tests {
             ("swap", "/var/tmp"),
             ("swap-size", "3G"),
             ("swap-encrypt", "off"),
+            ("remote", "redis://127.0.0.1"),
+            ("remote-size", "5G"),
+            ("remote-at", "70"),
+            ("remote-auth", "/tmp/a.auth"),
+            ("remote-ca", "/tmp/a.pem"),
+            ("remote-timeout", "3"),
             ("swap-keep-free", "100M"),
             ("pools", "3"),
             ("workers", "5"),
@@ -652,10 +735,16 @@ mod tests {
             let before = config.clone();
             config.set(key.name, value).unwrap();
             assert_ne!(before, config, "{} changed nothing", key.name);
-            assert!(config.set(key.name, "@").is_err() || ["codec", "recompress", "swap"].contains(&key.name));
+            assert!(
+                config.set(key.name, "@").is_err()
+                    || ["codec", "recompress", "swap", "remote", "remote-auth", "remote-ca"].contains(&key.name)
+            );
         }
         assert!(config.set("swap", "a;b").is_err(), "it would end the setting in the environment");
+        assert!(config.check().unwrap_err().0.contains("--swap-encrypt"), "nothing leaves the machine in the clear");
+        config.swap_encrypt = true;
         config.check().unwrap();
+        config.remote_socket = Some("/run/user/1/memfold/5.remote".to_string());
         assert_eq!(Config::decode(&config.encode()), Ok(config));
     }
 
