@@ -31,6 +31,9 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// What the end of a run may take for deleting keys while the store does not answer.
 const END: Duration = Duration::from_secs(5);
 
+/// Characters of what is passed on of an error.
+const TEXT_CHARS: usize = 160;
+
 struct Shared {
     settings: Settings,
     keys: Keys,
@@ -167,7 +170,7 @@ impl Shared {
             match self.attempt(line, commands, patience) {
                 Ok(values) => return Ok(values),
                 Err(e) if tries >= 2 && Instant::now() + pause >= deadline => {
-                    return Err(Trouble::Failed(format!("{e} (tried {tries} times)")));
+                    return Err(Trouble::Failed(format!("{} (tried {tries} times)", short(&e))));
                 }
                 Err(_) if tries == 1 => {}
                 Err(_) => {
@@ -186,7 +189,7 @@ impl Shared {
         let commands = [set(&key, b"memfold"), get(&key, 3, 4), delete(&key)];
         let patience = PATIENCE.min(self.settings.timeout);
         let values = self.attempt(&mut line, &commands, patience).map_err(|e| {
-            let text = e.to_string();
+            let text = short(&e);
             if text.contains("MOVED") || text.contains("moved") {
                 return format!("{text}; it is a cluster: write redis-cluster://");
             }
@@ -196,7 +199,10 @@ impl Shared {
             return Err(format!("it does not give back what it was given, but {:?}", values.get(1)));
         }
         // Not allowed to ask: taken on trust, a key that is missed ends the program.
-        let about = line.link.as_mut().and_then(|link| link.info("memory").ok()).unwrap_or_default();
+        let about = line.link.as_mut().and_then(|link| link.info("default").ok()).unwrap_or_default();
+        if !self.settings.is_cluster && about.contains("cluster_enabled:1") {
+            return Err("it is one of a cluster: write redis-cluster://".to_string());
+        }
         match dropping_policy(&about) {
             Some(policy) => {
                 Err(format!("its maxmemory-policy is {policy}: it may drop data that is needed; set it to noeviction"))
@@ -287,6 +293,15 @@ impl Shared {
                 return false;
             }
         }
+    }
+}
+
+/// What went wrong, in one line that isn't long: a pipeline tells of each of its commands.
+fn short(e: &RedisError) -> String {
+    let text = e.to_string().replace('\n', " ");
+    match text.char_indices().nth(TEXT_CHARS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
     }
 }
 

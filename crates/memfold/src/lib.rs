@@ -27,6 +27,7 @@ pub mod cluster;
 mod seal;
 mod place;
 mod outbox;
+mod group;
 mod tier;
 mod swap;
 mod lru;

@@ -13,6 +13,7 @@
 //!
 //! Which groups are cold: a clock with a second chance, over groups that were not read since the hand's last pass.
 use crate::cluster::Clusters;
+use crate::group::{GROUP_SLOTS, Group, Groups, Leaving, each_group, ones, rank, runs};
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -25,8 +26,6 @@ use memfold_sys::thread::sleep_ns;
 use memfold_sys::units::PAGE_SIZE;
 use memfold_sys::zone::Zone;
 
-/// Slots of a group.
-pub const GROUP_SLOTS: usize = 16;
 const GROUP_BYTES: usize = GROUP_SLOTS * PAGE_SIZE;
 /// Groups that move at once, at most: what the buffer for them takes.
 const BATCH_GROUPS: usize = 16;
@@ -39,11 +38,10 @@ const HYSTERESIS: u64 = 32;
 /// After a failure nothing is moved for so long, twice as long each time.
 const PAUSE_MIN_NS: u64 = 100_000_000;
 const PAUSE_MAX_NS: u64 = 5_000_000_000;
+/// Rounds of the mover that a write waits for.
+const CLAIM_TURNS: u32 = 16;
 /// Steps of that pause, after which is looked whether there is something else to do.
 const STEP_NS: u64 = 50_000_000;
-/// Objects to be deleted that are remembered; of others the store is rid at the end of the run.
-const DEAD_MAX: usize = 1 << 20;
-
 /// Bounds of the tier.
 #[derive(Copy, Clone, Debug)]
 pub struct TierBounds {
@@ -57,43 +55,20 @@ pub struct TierBounds {
     pub limit_bytes: u64,
 }
 
-/// All zero: no slot has bytes anywhere.
-#[derive(Copy, Clone)]
-#[repr(C)]
-struct Group {
-    /// Its object; 0 for none.
-    number: u64,
-    /// Slots whose bytes the object has, one behind the other.
-    stored: u16,
-    /// Those of them that count.
-    remote: u16,
-    /// Slots that take space of the file.
-    backed: u16,
-    /// Those of them whose bytes have been written.
-    written: u16,
-    /// Slots that are being moved and were not taken for other data since.
-    leaving: u16,
-    /// Read since the hand's last pass.
-    used: bool,
-    /// Space of the file is being given back.
-    punching: bool,
-}
-
 struct Inner {
-    groups: Zone,
-    /// Slots whose bytes lie in the remote store.
-    far: u64,
-    /// Slots that take space of the file.
-    backed: u64,
+    groups: Groups,
     hand: u64,
-    /// The last number that was given to an object.
-    number: u64,
-    dead: Vec<u64>,
     /// There may be something to do.
     woken: bool,
     /// Free space of the file is to be given back, as it holds all that it may.
     trim: bool,
     stop: bool,
+    /// A thread moves.
+    has_mover: bool,
+    /// Its last round has brought nothing.
+    stalled: bool,
+    /// Rounds that it has ended.
+    rounds: u64,
 }
 
 /// What has been done since it was last asked.
@@ -135,17 +110,6 @@ pub enum Why {
     Remote(u64, Failure),
 }
 
-/// A group on its way.
-struct Leaving {
-    group: u64,
-    number: u64,
-    /// Its present object, and which slots that has.
-    old: (u64, u16),
-    /// Slots that come from the file, and from the present object.
-    local: u16,
-    keep: u16,
-}
-
 impl Tier {
     /// A tier in which nothing lies.
     ///
@@ -153,19 +117,16 @@ impl Tier {
     /// No address space.
     pub fn new(remote: alloc::boxed::Box<dyn Remote>, bounds: TierBounds) -> Result<Tier, Errno> {
         let slots = (bounds.file_bytes + bounds.remote_bytes) / PAGE_SIZE as u64;
-        let bytes = (slots as usize / GROUP_SLOTS + 1) * size_of::<Group>();
-        let groups = Zone::reserve(bytes.next_multiple_of(PAGE_SIZE), PAGE_SIZE)?;
         let batch = (bounds.limit_bytes / BUFFER_SHARE / GROUP_BYTES as u64).clamp(1, BATCH_GROUPS as u64) as usize;
         let inner = Inner {
-            groups,
-            far: 0,
-            backed: 0,
+            groups: Groups::new(slots)?,
             hand: 0,
-            number: 0,
-            dead: Vec::new(),
             woken: false,
             trim: false,
             stop: false,
+            has_mover: false,
+            stalled: false,
+            rounds: 0,
         };
         Ok(Tier {
             remote,
@@ -190,7 +151,7 @@ impl Tier {
 
     /// Slots whose bytes lie in the remote store.
     pub fn far(&self) -> u64 {
-        self.inner.lock().far
+        self.inner.lock().groups.far
     }
 
     /// Bytes of memory that the table of groups and the buffer take for `slots` slots, at most.
@@ -201,29 +162,46 @@ impl Tier {
     /// The object that has the bytes of a slot.
     pub fn object_of(&self, slot: u64) -> Option<u64> {
         let mut inner = self.inner.lock();
-        let group = inner.group(slot / GROUP_SLOTS as u64);
+        let group = inner.groups.group(slot / GROUP_SLOTS as u64);
         (group.remote >> (slot % GROUP_SLOTS as u64) & 1 != 0).then_some(group.number)
     }
 
     // Slots.
 
+    /// Tells that a thread moves.
+    pub fn set_mover(&self) {
+        self.inner.lock().has_mover = true;
+    }
+
     /// Makes slots that the caller has taken the file's, to be written. `free_bytes` is what the file system has.
-    /// `false`: the file may not hold so much.
+    /// Where the file may not hold so much, waits for the mover while it gets on. `false`: it doesn't.
     pub fn claim(&self, clusters: &Clusters, slot: u64, count: usize, free_bytes: u64) -> bool {
         let mut inner = self.inner.lock();
-        while each_group(slot, count).any(|(group, _)| inner.group(group).punching) {
-            inner = self.changed.wait(inner);
-        }
-        let more: u64 = each_group(slot, count).map(|(g, mask)| ones(mask & !inner.group(g).backed)).sum();
-        if (inner.backed + more) * PAGE_SIZE as u64 > self.bounds.file_bytes || more * PAGE_SIZE as u64 > free_bytes {
+        let mut more = 0;
+        for turn in 0.. {
+            while each_group(slot, count).any(|(group, _)| inner.groups.group(group).punching) {
+                inner = self.changed.wait(inner);
+            }
+            let lacks = |(group, mask): (u64, u16), inner: &mut Inner| ones(mask & !inner.groups.group(group).backed);
+            more = each_group(slot, count).map(|part| lacks(part, &mut inner)).sum();
+            let bytes = (inner.groups.backed + more) * PAGE_SIZE as u64;
+            if bytes <= self.bounds.file_bytes && more * PAGE_SIZE as u64 <= free_bytes {
+                break;
+            }
             inner.trim = true;
             self.wake(&mut inner);
-            return false;
+            if turn == CLAIM_TURNS || !inner.has_mover || inner.stalled || inner.stop {
+                return false;
+            }
+            let round = inner.rounds;
+            while inner.rounds == round && !inner.stop {
+                inner = self.changed.wait(inner);
+            }
         }
-        inner.backed += more;
+        inner.groups.backed += more;
         for (group, mask) in each_group(slot, count) {
-            inner.forget(group, mask);
-            let group = inner.group(group);
+            inner.groups.forget(group, mask);
+            let group = inner.groups.group(group);
             group.backed |= mask;
             group.written &= !mask;
             group.leaving &= !mask;
@@ -238,7 +216,7 @@ impl Tier {
     pub fn written(&self, slot: u64, count: usize) {
         let mut inner = self.inner.lock();
         for (group, mask) in each_group(slot, count) {
-            let group = inner.group(group);
+            let group = inner.groups.group(group);
             assert!(group.backed & mask == mask, "slots that nobody has claimed were written");
             group.written |= mask;
         }
@@ -248,10 +226,10 @@ impl Tier {
     pub fn discarded(&self, range: &Range<u64>) {
         let mut inner = self.inner.lock();
         for (group, mask) in each_group(range.start, (range.end - range.start) as usize) {
-            inner.forget(group, mask);
-            let backed = ones(inner.group(group).backed & mask);
-            inner.backed -= backed;
-            let group = inner.group(group);
+            inner.groups.forget(group, mask);
+            let backed = ones(inner.groups.group(group).backed & mask);
+            inner.groups.backed -= backed;
+            let group = inner.groups.group(group);
             (group.backed, group.written, group.leaving) =
                 (group.backed & !mask, group.written & !mask, group.leaving & !mask);
         }
@@ -274,7 +252,7 @@ impl Tier {
     }
 
     fn is_above(&self, inner: &Inner, clusters: &Clusters, bytes: u64) -> bool {
-        clusters.used().saturating_sub(inner.far) * PAGE_SIZE as u64 > bytes
+        clusters.used().saturating_sub(inner.groups.far) * PAGE_SIZE as u64 > bytes
     }
 
     // Reading.
@@ -306,7 +284,7 @@ impl Tier {
         let mut inner = self.inner.lock();
         let mut parts: Vec<Part> = Vec::new();
         for slot in slot..slot + count as u64 {
-            let group = inner.group(slot / GROUP_SLOTS as u64);
+            let group = inner.groups.group(slot / GROUP_SLOTS as u64);
             group.used = true;
             let at = slot % GROUP_SLOTS as u64;
             let (is_far, is_near) = (group.remote >> at & 1 != 0, group.backed >> at & 1 != 0);
@@ -370,25 +348,41 @@ impl Tier {
             return false;
         }
         self.collect(disk, clusters, trim);
+        if trim {
+            self.end_round(false);
+        }
         let low = self.bounds.file_bytes / 100 * self.bounds.mark_percent;
         let low = low.saturating_sub(self.bounds.file_bytes / HYSTERESIS);
         let (mut moved, mut failed) = (0, None);
         while self.is_above(&self.inner.lock(), clusters, low) {
             match self.move_batch(disk, clusters) {
                 Ok(0) => break,
-                Ok(pages) => moved += pages,
+                Ok(pages) => {
+                    moved += pages;
+                    self.end_round(false);
+                }
                 Err(failure) => {
                     failed = Some(failure);
                     break;
                 }
             }
         }
+        let is_stuck = moved == 0 && self.is_above(&self.inner.lock(), clusters, low);
+        self.end_round(failed.is_some() || is_stuck);
         let failed = failed.or(self.bury().err());
         match failed {
             Some(failure) => self.note_failure(&failure, wait),
             None => self.pause_ns.store(0, Relaxed),
         }
         wait || moved > 0
+    }
+
+    /// Lets who waits for the mover look again.
+    fn end_round(&self, stalled: bool) {
+        let mut inner = self.inner.lock();
+        inner.rounds += 1;
+        inner.stalled = stalled;
+        self.changed.notify_all();
     }
 
     /// Ends the mover.
@@ -427,13 +421,13 @@ impl Tier {
             let mut inner = self.inner.lock();
             for group in first..groups.min(first + LOOK_GROUPS) {
                 let live = clusters.used_bits(group * GROUP_SLOTS as u64);
-                let is_stale = inner.group(group).remote & !live;
+                let is_stale = inner.groups.group(group).remote & !live;
                 if is_stale != 0 {
-                    inner.forget(group, is_stale);
+                    inner.groups.forget(group, is_stale);
                 }
-                let free = inner.group(group).backed & !live;
+                let free = inner.groups.group(group).backed & !live;
                 if trim && free != 0 {
-                    inner.begin_punch(group, free);
+                    inner.groups.begin_punch(group, free);
                     to_punch.push((group, free));
                 }
             }
@@ -452,8 +446,8 @@ impl Tier {
         }
         let mut inner = self.inner.lock();
         for &(group, mask) in which {
-            inner.backed -= ones(mask);
-            inner.group(group).punching = false;
+            inner.groups.backed -= ones(mask);
+            inner.groups.group(group).punching = false;
         }
         if !which.is_empty() {
             self.changed.notify_all();
@@ -477,19 +471,19 @@ impl Tier {
             .collect();
         let put = if objects.is_empty() { Ok(()) } else { self.remote.put(&objects) };
         if put.is_err() {
-            self.inner.lock().end_without(&batch);
+            self.inner.lock().groups.end_without(&batch);
         }
         put?;
         let mut inner = self.inner.lock();
         let (mut to_punch, mut moved) = (Vec::new(), 0);
         for leaving in batch.iter().filter(|l| l.local != 0) {
             let live = clusters.used_bits(leaving.group * GROUP_SLOTS as u64);
-            moved += inner.publish(leaving, live);
-            let stays = inner.group(leaving.group).remote;
-            let backed = inner.group(leaving.group).backed;
+            moved += inner.groups.publish(leaving, live);
+            let stays = inner.groups.group(leaving.group).remote;
+            let backed = inner.groups.group(leaving.group).backed;
             let free = backed & (stays | !live);
             if free != 0 {
-                inner.begin_punch(leaving.group, free);
+                inner.groups.begin_punch(leaving.group, free);
                 to_punch.push((leaving.group, free));
             }
         }
@@ -537,12 +531,12 @@ impl Tier {
         unsafe { disk.transfer(&mut joined) };
         let fetched = fetches.chunks_mut(ENTRIES_MAX).try_for_each(|some| self.remote.get(some));
         if let Err(failure) = fetched {
-            self.inner.lock().end_without(batch);
+            self.inner.lock().groups.end_without(batch);
             return Err(failure);
         }
         let unread: Vec<usize> = joined.iter().zip(&of).filter(|(r, _)| r.result.is_err()).map(|(_, i)| *i).collect();
         for i in unread {
-            self.inner.lock().end_without(&batch[i..i + 1]);
+            self.inner.lock().groups.end_without(&batch[i..i + 1]);
             batch[i].local = 0;
         }
         Ok(())
@@ -561,7 +555,7 @@ impl Tier {
                 looked += 1;
                 let group = inner.hand % groups;
                 inner.hand = group + 1;
-                if let Some(leaving) = inner.leave(group, clusters.used_bits(group * GROUP_SLOTS as u64)) {
+                if let Some(leaving) = inner.groups.leave(group, clusters.used_bits(group * GROUP_SLOTS as u64)) {
                     batch.push(leaving);
                     if batch.len() == room {
                         break;
@@ -576,15 +570,15 @@ impl Tier {
     fn bury(&self) -> Result<(), Failure> {
         loop {
             let mut inner = self.inner.lock();
-            let count = inner.dead.len().min(ENTRIES_MAX);
-            let from = inner.dead.len() - count;
-            let some = inner.dead.split_off(from);
+            let count = inner.groups.dead.len().min(ENTRIES_MAX);
+            let from = inner.groups.dead.len() - count;
+            let some = inner.groups.dead.split_off(from);
             drop(inner);
             if some.is_empty() {
                 return Ok(());
             }
             if let Err(failure) = self.remote.delete(&some) {
-                self.inner.lock().bury(&some);
+                self.inner.lock().groups.bury(&some);
                 return Err(failure);
             }
         }
@@ -599,7 +593,7 @@ impl Tier {
         let (mut far, mut backed) = (0, 0);
         for id in 0..clusters.slots() / GROUP_SLOTS as u64 {
             let live = clusters.used_bits(id * GROUP_SLOTS as u64);
-            let group = inner.group(id);
+            let group = inner.groups.group(id);
             let wrong = match *group {
                 Group { remote, backed, .. } if remote & backed != 0 => "a slot is in two places",
                 Group { remote, backed, .. } if live & !(remote | backed) != 0 => "a slot is nowhere",
@@ -614,7 +608,7 @@ impl Tier {
             far += ones(group.remote);
             backed += ones(group.backed);
         }
-        let (counted_far, counted_backed) = (inner.far, inner.backed);
+        let (counted_far, counted_backed) = (inner.groups.far, inner.groups.backed);
         if (far, backed) != (counted_far, counted_backed) {
             return Err(alloc::format!(
                 "{far} slots are far and {backed} in the file; counted are {counted_far}, {counted_backed}"
@@ -622,109 +616,4 @@ impl Tier {
         }
         Ok(())
     }
-}
-
-impl Inner {
-    fn group(&mut self, index: u64) -> &mut Group {
-        assert!((index as usize + 1) * size_of::<Group>() <= self.groups.len());
-        // SAFETY: the group lies in the zone, all zero at first, which is a valid group; `&mut self` makes the borrow unique.
-        unsafe { &mut *self.groups.as_ptr().cast::<Group>().add(index as usize) }
-    }
-
-    /// The bytes of some slots in the remote store count no more.
-    fn forget(&mut self, index: u64, mask: u16) {
-        let group = self.group(index);
-        let gone = ones(group.remote & mask);
-        group.remote &= !mask;
-        let number = if group.remote == 0 { core::mem::take(&mut group.number) } else { 0 };
-        self.far -= gone;
-        if number != 0 {
-            self.bury(&[number]);
-        }
-    }
-
-    fn bury(&mut self, numbers: &[u64]) {
-        if self.dead.len() < DEAD_MAX {
-            self.dead.extend_from_slice(numbers);
-        }
-    }
-
-    /// Begins the move of a group, if it is cold and something of it can move.
-    fn leave(&mut self, index: u64, live: u16) -> Option<Leaving> {
-        let group = self.group(index);
-        let local = group.written & live & !group.remote;
-        if local == 0 || group.leaving != 0 || core::mem::take(&mut group.used) {
-            return None;
-        }
-        group.leaving = local;
-        let (old, keep) = ((group.number, group.stored), group.remote & live);
-        self.number += 1;
-        Some(Leaving { group: index, number: self.number, old, local, keep })
-    }
-
-    /// Ends a move that has failed: everything stays where it is.
-    fn end_without(&mut self, batch: &[Leaving]) {
-        for leaving in batch {
-            self.group(leaving.group).leaving = 0;
-            // It may have arrived all the same.
-            self.bury(&[leaving.number]);
-        }
-    }
-
-    /// Ends a move: from now on the new object counts, as far as slots were not taken for other data meanwhile. Returns
-    /// the slots that have moved.
-    fn publish(&mut self, leaving: &Leaving, live: u16) -> u64 {
-        let group = self.group(leaving.group);
-        let moved = core::mem::take(&mut group.leaving) & leaving.local & live;
-        let remote = moved | group.remote & leaving.keep;
-        let (before, old) = (ones(group.remote), group.number);
-        (group.remote, group.stored) = (remote, leaving.local | leaving.keep);
-        group.number = if remote == 0 { 0 } else { leaving.number };
-        self.far = self.far + ones(remote) - before;
-        let gone = [old, if remote == 0 { leaving.number } else { 0 }];
-        gone.iter().filter(|n| **n != 0).for_each(|n| self.bury(&[*n]));
-        ones(moved)
-    }
-
-    /// Takes slots out of the file, whose space the caller then gives back. Until it has, nobody can claim them.
-    fn begin_punch(&mut self, index: u64, mask: u16) {
-        let group = self.group(index);
-        debug_assert!(!group.punching, "only the mover punches, one after the other");
-        (group.backed, group.written) = (group.backed & !mask, group.written & !mask);
-        group.punching = true;
-    }
-}
-
-/// The groups of a run of slots, each with the bits of those that belong to the run.
-fn each_group(slot: u64, count: usize) -> impl Iterator<Item = (u64, u16)> {
-    let end = slot + count as u64;
-    let size = GROUP_SLOTS as u64;
-    (slot / size..end.div_ceil(size)).map(move |group| {
-        let first = slot.saturating_sub(group * size).min(size);
-        let last = (end - group * size).min(size);
-        (group, (((1u32 << last) - 1) & !((1u32 << first) - 1)) as u16)
-    })
-}
-
-/// The runs of set bits.
-fn runs(mask: u16) -> impl Iterator<Item = Range<usize>> {
-    let mut at = 0;
-    core::iter::from_fn(move || {
-        let rest = (mask as u32) >> at;
-        if rest == 0 {
-            return None;
-        }
-        let start = at + rest.trailing_zeros();
-        at = start + (mask as u32 >> start).trailing_ones();
-        Some(start as usize..at as usize)
-    })
-}
-
-fn ones(mask: u16) -> u64 {
-    mask.count_ones() as u64
-}
-
-/// How many of the bits below `at` are set.
-fn rank(mask: u16, at: u64) -> usize {
-    (mask as u32 & ((1 << at) - 1)).count_ones() as usize
 }

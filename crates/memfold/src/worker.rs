@@ -34,7 +34,8 @@ pub fn start_by(pager: &Arc<Pager>, count: usize, spawn: Spawn) -> Result<(), Er
     if let Some(swap) = &pager.swap {
         swap.outbox.set_writer();
         spawn(c"memfold-swap", None, write_for_ever, arg)?;
-        if swap.tier().is_some() {
+        if let Some(tier) = swap.tier() {
+            tier.set_mover();
             spawn(c"memfold-remote", None, move_for_ever, arg)?;
         }
     }
@@ -78,7 +79,8 @@ pub fn start(pager: &Arc<Pager>, count: usize) -> Result<Vec<Thread>, Errno> {
     if let Some(swap) = &pager.swap {
         swap.outbox.set_writer();
         threads.push(start(c"memfold-swap", write)?);
-        if swap.tier().is_some() {
+        if let Some(tier) = swap.tier() {
+            tier.set_mover();
             threads.push(start(c"memfold-remote", move_out)?);
         }
     }
