@@ -15,6 +15,7 @@
 #![cfg_attr(not(any(test, shuttle)), no_std)]
 extern crate alloc;
 
+mod text;
 pub mod config;
 pub mod stats;
 pub mod share;
