@@ -190,16 +190,21 @@ impl Shared {
         let patience = PATIENCE.min(self.settings.timeout);
         let values = self.attempt(&mut line, &commands, patience).map_err(|e| {
             let text = short(&e);
-            if text.contains("MOVED") || text.contains("moved") {
-                return format!("{text}; it is a cluster: write redis-cluster://");
+            if text.to_lowercase().contains("moved") {
+                return "it is one of a cluster: write redis-cluster://".to_string();
             }
             text
         })?;
         if values.get(1) != Some(&Value::BulkString(b"fold".to_vec())) {
             return Err(format!("it does not give back what it was given, but {:?}", values.get(1)));
         }
-        // Not allowed to ask: taken on trust, a key that is missed ends the program.
-        let about = line.link.as_mut().and_then(|link| link.info("default").ok()).unwrap_or_default();
+        let link = line.link.as_mut().expect("it has just been used");
+        let about = match link.info("default") {
+            Ok(about) => about,
+            // Not allowed to ask: taken on trust, a key that is missed ends the program.
+            Err(e) if e.to_string().to_lowercase().contains("permission") => String::new(),
+            Err(e) => return Err(short(&e)),
+        };
         if !self.settings.is_cluster && about.contains("cluster_enabled:1") {
             return Err("it is one of a cluster: write redis-cluster://".to_string());
         }
