@@ -60,7 +60,8 @@ impl Service {
         memfold_sys::swapfile::random(&mut run).map_err(|e| format!("no random bytes: {e}"))?;
         let run: String = run.iter().map(|byte| format!("{byte:02x}")).collect();
         let shared = Shared { settings, keys: Keys::new(run), ended: AtomicBool::new(false) };
-        shared.try_store().map_err(|why| format!("{}: {why}", shared.settings.name))?;
+        // Twice: a call that a signal has interrupted says nothing about the store.
+        shared.try_store().or_else(|_| shared.try_store()).map_err(|why| format!("{}: {why}", shared.settings.name))?;
         let socket = |e: io::Error| format!("{}: {e}", path.display());
         let listener = UnixListener::bind(path).map_err(socket)?;
         fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(socket)?;
