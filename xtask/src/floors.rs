@@ -18,6 +18,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("memfold-ffi", 3),
     ("memfold-python", 3),
     ("memfold-block", 3),
+    ("memfold-remote", 3),
     ("memfold-cli", 4),
     ("memfold-testkit", BESIDE),
     ("memfold-bench", BESIDE),

@@ -7,6 +7,7 @@ mod elf;
 mod program;
 mod slots;
 mod sockets;
+mod remote;
 mod figures;
 mod signals;
 mod child;

@@ -51,7 +51,7 @@ pub fn listen() -> io::Result<(UnixListener, PathBuf)> {
     Err(failure)
 }
 
-fn listen_in(directory: &Path) -> io::Result<(UnixListener, PathBuf)> {
+fn make(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
         _ => {}
@@ -59,12 +59,33 @@ fn listen_in(directory: &Path) -> io::Result<(UnixListener, PathBuf)> {
     if !is_own(directory) {
         return Err(ErrorKind::PermissionDenied.into());
     }
+    Ok(())
+}
+
+fn listen_in(directory: &Path) -> io::Result<(UnixListener, PathBuf)> {
+    make(directory)?;
     let own = std::process::id();
     let (hidden, path) = (directory.join(format!(".{own}")), directory.join(format!("{own}{SUFFIX}")));
     let _ = fs::remove_file(&hidden);
     let listener = UnixListener::bind(&hidden)?;
     fs::rename(&hidden, &path)?;
     Ok((listener, path))
+}
+
+/// A path in such a directory for another socket of this process. Nothing is there.
+pub fn path(suffix: &str) -> io::Result<PathBuf> {
+    let mut failure = io::Error::from(ErrorKind::NotFound);
+    for directory in directories() {
+        match make(&directory) {
+            Ok(()) => {
+                let path = directory.join(format!("{}{suffix}", std::process::id()));
+                let _ = fs::remove_file(&path);
+                return Ok(path);
+            }
+            Err(e) => failure = e,
+        }
+    }
+    Err(failure)
 }
 
 /// The sockets of this user's runs: the number of `memfold run`, and the path.

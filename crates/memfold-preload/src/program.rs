@@ -120,6 +120,7 @@ pub fn create(config: Config, stats: &'static Stats) -> &'static Program {
         stats: StatsPlace::shared(stats),
         cpus: cpus(),
         disk: None,
+        remote: None,
     };
     let workers = config.worker_count(parts.cpus);
     let pager = match Pager::new(config.clone(), parts) {

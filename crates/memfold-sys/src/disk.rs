@@ -54,6 +54,12 @@ pub trait Disk: Send + Sync {
     /// ENOSPC, EFBIG, EDQUOT: no room; what was there stays.
     fn grow(&self, len: u64) -> Result<(), Errno>;
 
+    /// Makes the device `len` bytes long in all, without taking space for them: writes there may run out of it.
+    ///
+    /// # Errors
+    /// EFBIG: it can't be so long.
+    fn stretch(&self, len: u64) -> Result<(), Errno>;
+
     /// Gives the space of a range back. Its bytes are anything afterwards.
     ///
     /// # Errors

@@ -22,5 +22,6 @@ pub mod space;
 pub mod disk;
 mod uring;
 pub mod swapfile;
+pub mod remote;
 
 pub use rustix::io::Errno;

@@ -212,6 +212,11 @@ impl Disk for FileDisk {
         }
     }
 
+    fn stretch(&self, len: u64) -> Result<(), Errno> {
+        self.assert_own();
+        fs::ftruncate(&self.file, len)
+    }
+
     fn punch(&self, offset: u64, len: u64) -> Result<(), Errno> {
         self.assert_own();
         fs::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)

@@ -219,6 +219,10 @@ impl Disk for MemoryDisk {
         Ok(())
     }
 
+    fn stretch(&self, len: u64) -> Result<(), Errno> {
+        self.grow(len)
+    }
+
     fn punch(&self, offset: u64, len: u64) -> Result<(), Errno> {
         let mut inner = self.inner.lock();
         inner.bytes[offset as usize..(offset + len) as usize].fill(0xDD);

@@ -1,7 +1,7 @@
 //! What the tests of the engine put in place of the kernel: a fake address space, faults on purpose, a program that
 //! touches its memory, and bytes to fill it with.
 //!
-//! Bottom up: [`random`] -> [`fill`] -> [`fake`] (pages, presence, waiters) -> [`trouble`], [`disk`] (what may go wrong) ->
+//! Bottom up: [`random`] -> [`fill`] -> [`fake`] (pages, presence, waiters) -> [`trouble`], [`disk`], [`remote`] (what may go wrong) ->
 //! [`program`] (touch, fault, wait).
 
 pub mod random;
@@ -9,4 +9,5 @@ pub mod fill;
 pub mod fake;
 pub mod trouble;
 pub mod disk;
+pub mod remote;
 pub mod program;

@@ -106,7 +106,20 @@ impl Setup {
     ///
     /// # Panics
     /// If the engine can't be made.
-    pub fn with_disk(mut config: memfold::Config, pages: usize, disk: Option<&crate::disk::MemoryDisk>) -> Setup {
+    pub fn with_disk(config: memfold::Config, pages: usize, disk: Option<&crate::disk::MemoryDisk>) -> Setup {
+        Setup::with_tiers(config, pages, disk, None)
+    }
+
+    /// The same with a remote store behind the device.
+    ///
+    /// # Panics
+    /// If the engine can't be made.
+    pub fn with_tiers(
+        mut config: memfold::Config,
+        pages: usize,
+        disk: Option<&crate::disk::MemoryDisk>,
+        remote: Option<&crate::remote::MemoryRemote>,
+    ) -> Setup {
         if disk.is_some() {
             config.swap = Some("memory".into());
         }
@@ -122,6 +135,7 @@ impl Setup {
             stats: memfold::pager::StatsPlace::Own(Box::new(memfold::Stats::new())),
             cpus: 1,
             disk: disk.map(|disk| Box::new(disk.clone()) as Box<dyn memfold_sys::disk::Disk>),
+            remote: remote.map(|remote| Box::new(remote.clone()) as Box<dyn memfold_sys::remote::Remote>),
         };
         let pager = Arc::new(Pager::new(config, parts).expect("an engine"));
         let area = space.area();

@@ -147,6 +147,13 @@ impl Clusters {
         self.used.load(Relaxed)
     }
 
+    /// Which of the 16 slots from `first`, a multiple of 16, have holders.
+    pub fn used_bits(&self, first: u64) -> u16 {
+        let (id, offset) = (first as usize / CLUSTER_SLOTS, first as usize % CLUSTER_SLOTS);
+        debug_assert!(offset.is_multiple_of(16));
+        self.inner.lock().clusters.get(id).map_or(0, |c| (c.bits[offset / 64] >> (offset % 64)) as u16)
+    }
+
     /// Takes an aligned run of free slots that lies in one cluster; each has one holder then. `cpu` says who asks.
     ///
     /// `None` with [`Reach::All`] means that there is no such run, but for clusters that are being discarded.

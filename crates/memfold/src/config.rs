@@ -1,8 +1,9 @@
 //! Settings: one table of keys, from which flags, help and documents are made, and one way to set them.
+pub use crate::text::{Size, parse_size};
+use crate::text::{choice, number, on_off, parse_order, parse_shard, path};
 use alloc::string::{String, ToString};
-use alloc::vec::Vec;
 use core::fmt::Write;
-use memfold_sys::units::{MAX_ORDER, Order, PAGE_SIZE};
+use memfold_sys::units::Order;
 
 /// The least memory that a limit may leave for resident pages and frames: four folios of the largest order.
 pub const WORKABLE_MIN_BYTES: u64 = 8 << 20;
@@ -107,6 +108,37 @@ pub const KEYS: &[Key] = &[
         value: "SIZE",
         default: "1G",
         help: "the swap file stops growing when its file system has no more than this left",
+    },
+    Key {
+        name: "remote",
+        value: "URL",
+        default: "none",
+        help: "remote store for the cold end of the swap file: redis://HOST:PORT, rediss:// with TLS, several hosts for a cluster",
+    },
+    Key { name: "remote-size", value: "SIZE", default: "256G", help: "the most that may lie in the remote store" },
+    Key {
+        name: "remote-at",
+        value: "PERCENT",
+        default: "90",
+        help: "share of --swap-size in use at which the coldest of it moves to the remote store",
+    },
+    Key {
+        name: "remote-auth",
+        value: "FILE",
+        default: "none",
+        help: "password of the remote store, or user and password on a line each; nobody else may read the file",
+    },
+    Key {
+        name: "remote-ca",
+        value: "FILE",
+        default: "none",
+        help: "certificates (PEM) to trust with rediss://, in place of those of the system",
+    },
+    Key {
+        name: "remote-timeout",
+        value: "SECONDS",
+        default: "10",
+        help: "how long a read from the remote store is tried before the program is ended",
     },
     Key { name: "pools", value: "N", default: "0", help: "compressed pools, 1 to 64; 0 takes one per CPU" },
     Key {
@@ -253,6 +285,20 @@ pub struct Config {
     pub swap_encrypt: bool,
     /// What stays free on its file system, bytes.
     pub swap_keep_free_bytes: u64,
+    /// Where the remote store is, without credentials.
+    pub remote: Option<String>,
+    /// The most that may lie there, bytes.
+    pub remote_bytes: u64,
+    /// Share of the swap file in use at which data moves there, percent.
+    pub remote_percent: u32,
+    /// The file with its password; only the service reads it.
+    pub remote_auth: Option<String>,
+    /// The file with certificates to trust; only the service reads it.
+    pub remote_ca: Option<String>,
+    /// Seconds for which a read is tried.
+    pub remote_timeout_s: u32,
+    /// Socket of the service that speaks with the store. No key: whoever starts the service sets it.
+    pub remote_socket: Option<String>,
     /// Pools; 0 for one per CPU.
     pub pools: usize,
     /// Background threads; 0 for [`Config::worker_count`] to choose.
@@ -311,6 +357,13 @@ impl Config {
             swap_bytes: 64 << 30,
             swap_encrypt: true,
             swap_keep_free_bytes: 1 << 30,
+            remote: None,
+            remote_bytes: 256 << 30,
+            remote_percent: 90,
+            remote_auth: None,
+            remote_ca: None,
+            remote_timeout_s: 10,
+            remote_socket: None,
             pools: 0,
             workers: 0,
             max_pool_bytes: None,
@@ -357,6 +410,12 @@ impl Config {
             "swap-size" => self.swap_bytes = size()?,
             "swap-encrypt" => self.swap_encrypt = on_off(value).map_err(wrong)?,
             "swap-keep-free" => self.swap_keep_free_bytes = size()?,
+            "remote" => self.remote = Some(path(value).map_err(wrong)?),
+            "remote-size" => self.remote_bytes = size()?,
+            "remote-at" => self.remote_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
+            "remote-auth" => self.remote_auth = Some(path(value).map_err(wrong)?),
+            "remote-ca" => self.remote_ca = Some(path(value).map_err(wrong)?),
+            "remote-timeout" => self.remote_timeout_s = number(value, 3600).map_err(wrong)?,
             "pools" => self.pools = number(value, 64).map_err(wrong)? as usize,
             "workers" => self.workers = number(value, WORKERS_MAX).map_err(wrong)? as usize,
             "max-pool" => self.max_pool_bytes = if value == "none" { None } else { Some(size()?) },
@@ -413,6 +472,12 @@ impl Config {
                 ));
             }
         }
+        if self.remote.is_some() && self.swap.is_none() {
+            return fail("--remote: give --swap too: what leaves memory goes to the swap file first".to_string());
+        }
+        if self.remote.is_some() && !self.swap_encrypt {
+            return fail("--remote: leave --swap-encrypt on: data goes to other machines encrypted only".to_string());
+        }
         if self.block_order > self.folio_order {
             return fail(alloc::format!(
                 "--block: {} is larger than the largest folio ({}); make it smaller or raise --folio",
@@ -454,6 +519,17 @@ impl Config {
         }
         let _ = writeln!(out, "swap-size={}\nswap-encrypt={}", self.swap_bytes, on(self.swap_encrypt));
         let _ = writeln!(out, "swap-keep-free={}", self.swap_keep_free_bytes);
+        let paths = [
+            ("remote", &self.remote),
+            ("remote-auth", &self.remote_auth),
+            ("remote-ca", &self.remote_ca),
+            ("remote-socket", &self.remote_socket),
+        ];
+        for (name, value) in paths.iter().filter_map(|(name, value)| Some((name, value.as_ref()?))) {
+            let _ = writeln!(out, "{name}={value}");
+        }
+        let _ = writeln!(out, "remote-size={}\nremote-at={}", self.remote_bytes, self.remote_percent);
+        let _ = writeln!(out, "remote-timeout={}", self.remote_timeout_s);
         if let Some(bytes) = self.max_pool_bytes {
             let _ = writeln!(out, "max-pool={bytes}");
         }
@@ -507,59 +583,14 @@ impl Config {
                 line.split_once('=').ok_or_else(|| ConfigError(alloc::format!("not name=value: {line:?}")))?;
             if name == "memory" {
                 config.memory_bytes = parse_size(value, 0).map_err(ConfigError)?;
+            } else if name == "remote-socket" {
+                config.remote_socket = Some(path(value).map_err(ConfigError)?);
             } else {
                 config.set(name, value)?;
             }
         }
         Ok(config)
     }
-}
-
-/// Bytes, shown with the largest unit that divides or rounds them well.
-pub struct Size(pub u64);
-
-impl core::fmt::Display for Size {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let b = self.0;
-        match b {
-            0..1024 => write!(f, "{b} B"),
-            1024..1_048_576 => write!(f, "{:.1} KiB", b as f64 / 1024.0),
-            1_048_576..1_073_741_824 => write!(f, "{:.1} MiB", b as f64 / 1_048_576.0),
-            _ => write!(f, "{:.2} GiB", b as f64 / 1_073_741_824.0),
-        }
-    }
-}
-
-/// Bytes from text: a number with an optional K, M, G or T (powers of 1024, `KiB` and `KB` alike), or a percentage of
-/// `whole` bytes.
-///
-/// # Errors
-/// Text that is neither, or a size that doesn't fit.
-pub fn parse_size(text: &str, whole: u64) -> Result<u64, String> {
-    let wrong = || alloc::format!("{text:?} is not a size; write for example 512M, 2G or 25%");
-    let t = text.trim();
-    if let Some(percent) = t.strip_suffix('%') {
-        let p: f64 = percent.trim().parse().map_err(|_| wrong())?;
-        if !(p > 0.0 && p <= 100.0) {
-            return Err(alloc::format!("{text:?}: a percentage is more than 0 and at most 100"));
-        }
-        return Ok((whole as f64 * p / 100.0) as u64);
-    }
-    let digits = t.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(t.len());
-    let unit = match t[digits..].trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1u64,
-        "k" | "kb" | "kib" => 1 << 10,
-        "m" | "mb" | "mib" => 1 << 20,
-        "g" | "gb" | "gib" => 1 << 30,
-        "t" | "tb" | "tib" => 1 << 40,
-        _ => return Err(wrong()),
-    };
-    if let Ok(n) = t[..digits].parse::<u64>() {
-        return n.checked_mul(unit).ok_or_else(wrong);
-    }
-    let n: f64 = t[..digits].parse().map_err(|_| wrong())?;
-    let bytes = n * unit as f64;
-    if bytes >= u64::MAX as f64 { Err(wrong()) } else { Ok(bytes as u64) }
 }
 
 fn parse_canned(text: &str) -> Result<Canned, String> {
@@ -571,53 +602,6 @@ fn parse_canned(text: &str) -> Result<Canned, String> {
         path if path.contains(['/', '.']) => Ok(Canned::File(path.to_string())),
         _ => Err(alloc::format!("{text:?} is neither on nor off; write a file's name as ./{text}")),
     }
-}
-
-fn parse_order(text: &str) -> Result<Order, String> {
-    let bytes = parse_size(text, 0)? as usize;
-    match Order::covering(bytes) {
-        Some(order) if order.bytes() == bytes => Ok(order),
-        _ => {
-            let valid: Vec<String> = (0..=MAX_ORDER).map(|n| alloc::format!("{}K", (PAGE_SIZE << n) >> 10)).collect();
-            Err(alloc::format!("{text:?} is not one of {}", valid.join(", ")))
-        }
-    }
-}
-
-fn parse_shard(text: &str) -> Result<u64, String> {
-    let bytes = parse_size(text, 0)?;
-    if bytes.is_power_of_two() && (2 << 20..=1 << 30).contains(&bytes) {
-        Ok(bytes)
-    } else {
-        Err(alloc::format!("{text:?} is not a power of two from 2M to 1G"))
-    }
-}
-
-fn number(text: &str, max: u32) -> Result<u32, String> {
-    match text.parse() {
-        Ok(n) if n <= max => Ok(n),
-        _ => Err(alloc::format!("{text:?} is not a number from 0 to {max}")),
-    }
-}
-
-fn path(text: &str) -> Result<String, String> {
-    if text.is_empty() || text.contains([';', '\n', '\0']) {
-        return Err(alloc::format!(
-            "{text:?} is no path that can be used: it is empty, or has a semicolon or line break"
-        ));
-    }
-    Ok(text.to_string())
-}
-
-fn on_off(text: &str) -> Result<bool, String> {
-    choice(text, &[("on", true), ("off", false)])
-}
-
-fn choice<T: Copy>(text: &str, all: &[(&str, T)]) -> Result<T, String> {
-    all.iter().find(|(name, _)| *name == text).map(|(_, v)| *v).ok_or_else(|| {
-        let names: Vec<&str> = all.iter().map(|(n, _)| *n).collect();
-        alloc::format!("{text:?} is not one of {}", names.join(", "))
-    })
 }
 
 #[cfg(test)]
@@ -650,6 +634,12 @@ mod tests {
             ("swap", "/var/tmp"),
             ("swap-size", "3G"),
             ("swap-encrypt", "off"),
+            ("remote", "redis://127.0.0.1"),
+            ("remote-size", "5G"),
+            ("remote-at", "70"),
+            ("remote-auth", "/tmp/a.auth"),
+            ("remote-ca", "/tmp/a.pem"),
+            ("remote-timeout", "3"),
             ("swap-keep-free", "100M"),
             ("pools", "3"),
             ("workers", "5"),
@@ -676,10 +666,16 @@ mod tests {
             let before = config.clone();
             config.set(key.name, value).unwrap();
             assert_ne!(before, config, "{} changed nothing", key.name);
-            assert!(config.set(key.name, "@").is_err() || ["codec", "recompress", "swap"].contains(&key.name));
+            assert!(
+                config.set(key.name, "@").is_err()
+                    || ["codec", "recompress", "swap", "remote", "remote-auth", "remote-ca"].contains(&key.name)
+            );
         }
         assert!(config.set("swap", "a;b").is_err(), "it would end the setting in the environment");
+        assert!(config.check().unwrap_err().0.contains("--swap-encrypt"), "nothing leaves the machine in the clear");
+        config.swap_encrypt = true;
         config.check().unwrap();
+        config.remote_socket = Some("/run/user/1/memfold/5.remote".to_string());
         assert_eq!(Config::decode(&config.encode()), Ok(config));
     }
 

@@ -15,6 +15,7 @@
 #![cfg_attr(not(any(test, shuttle)), no_std)]
 extern crate alloc;
 
+mod text;
 pub mod config;
 pub mod stats;
 pub mod share;
@@ -27,6 +28,8 @@ pub mod cluster;
 mod seal;
 mod place;
 mod outbox;
+mod group;
+mod tier;
 mod swap;
 mod lru;
 mod frames;

@@ -82,6 +82,13 @@ impl Builder {
         self
     }
 
+    /// The socket of the service that speaks with the remote store of the key `remote`: `memfold_remote::Service` is one.
+    #[must_use]
+    pub fn remote_socket(mut self, path: &str) -> Builder {
+        self.config.remote_socket = Some(String::from(path));
+        self
+    }
+
     /// Starts the engine.
     ///
     /// # Errors
@@ -127,6 +134,7 @@ impl Memory {
             stats: StatsPlace::Own(Box::default()),
             cpus: cpus(),
             disk: None,
+            remote: None,
         };
         let workers = config.worker_count(parts.cpus);
         let pager = Arc::new(Pager::new(config, parts).map_err(Error::Config)?);

@@ -104,6 +104,9 @@ impl Pager {
         self.queue.stop();
         if let Some(swap) = &self.swap {
             swap.outbox.stop();
+            if let Some(tier) = swap.tier() {
+                tier.stop();
+            }
         }
     }
 

@@ -19,8 +19,10 @@ use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use core::ops::Deref;
 use core::sync::atomic::AtomicPtr;
+use core::time::Duration;
 use memfold_store::{CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, Handle, SoftwarePool, Store, StoreConfig};
 use memfold_sys::disk::Disk;
+use memfold_sys::remote::{Remote, SocketRemote};
 use memfold_sys::space::Space;
 use memfold_sys::swapfile::{FileDisk, Options};
 use memfold_sys::sync::RwLock;
@@ -125,11 +127,22 @@ pub struct Parts {
     pub cpus: usize,
     /// The swap device where the settings ask for one; by default a file where they say.
     pub disk: Option<Box<dyn Disk>>,
+    /// The remote store behind it where the settings ask for one; by default the service whose socket they name.
+    pub remote: Option<Box<dyn Remote>>,
 }
 
 fn open_disk(path: &str) -> Result<Box<dyn Disk>, String> {
     let disk = FileDisk::open(path, Options::default()).map_err(|e| alloc::format!("--swap: {e}"))?;
     Ok(Box::new(disk))
+}
+
+fn open_remote(config: &Config) -> Result<Option<Box<dyn Remote>>, String> {
+    let Some(url) = &config.remote else { return Ok(None) };
+    let no_service = || "--remote: no service: a library starts one (memfold_remote::Service)".to_string();
+    let socket = config.remote_socket.as_deref().ok_or_else(no_service)?;
+    let timeout = Duration::from_secs(config.remote_timeout_s as u64);
+    let remote = SocketRemote::new(socket, url, timeout).map_err(|e| alloc::format!("--remote: {e}"))?;
+    Ok(Some(Box::new(remote)))
 }
 
 impl Pager {
@@ -206,7 +219,11 @@ impl Pager {
         };
         if let Some(path) = &pager.config.swap {
             let disk = parts.disk.map_or_else(|| open_disk(path), Ok)?;
-            pager.swap = Some(pager.make_swap(disk)?);
+            let remote = match parts.remote {
+                Some(remote) => Some(remote),
+                None => open_remote(&pager.config)?,
+            };
+            pager.swap = Some(pager.make_swap(disk, remote)?);
         }
         Ok(pager)
     }
@@ -216,14 +233,16 @@ impl Pager {
         self.swap.is_some()
     }
 
-    fn make_swap(&self, disk: Box<dyn Disk>) -> Result<Swap, String> {
+    fn make_swap(&self, disk: Box<dyn Disk>, remote: Option<Box<dyn Remote>>) -> Result<Swap, String> {
         let bounds = Bounds {
             size_bytes: self.config.swap_bytes,
             keep_free_bytes: self.config.swap_keep_free_bytes,
+            remote_bytes: self.config.remote_bytes,
+            mark_percent: self.config.remote_percent as u64,
             limit_bytes: self.config.resident_max_bytes(),
             folio: self.config.folio_order,
         };
-        Swap::new(disk, self.config.swap_encrypt, bounds).map_err(|e| alloc::format!("no swap file: {e}"))
+        Swap::new(disk, remote, self.config.swap_encrypt, bounds).map_err(|e| alloc::format!("no swap file: {e}"))
     }
 
     /// First address and length of the frames, to be registered with the same userfaultfd as the areas.
@@ -377,6 +396,7 @@ impl Pager {
         s.stored_bytes.store(folded + (self.clean_pages.load(Relaxed) << PAGE_SHIFT), Relaxed);
         s.folios.store(self.folios.count() as u64, Relaxed);
         s.swap_bytes.store(self.swap.as_ref().map_or(0, Swap::used_bytes), Relaxed);
+        s.remote_bytes.store(self.swap.as_ref().map_or(0, Swap::remote_bytes), Relaxed);
         s.unmanaged_bytes.store(self.outside_bytes.load(Relaxed), Relaxed);
         stats::raise(&s.peak_resident_bytes, mapped + frames + self.outside_bytes.load(Relaxed));
         stats::raise(&s.peak_pool_bytes, pool);

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::MAX_ORDER;
 
 /// Version of the layout; a reader refuses another.
-pub const LAYOUT_VERSION: u64 = 4;
+pub const LAYOUT_VERSION: u64 = 5;
 /// Orders counted one by one: 0..=9.
 pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
@@ -84,6 +84,9 @@ stats! {
     Counter pswpout: "pages written to a device",
     Counter pswpin: "pages read from a device",
     Counter swap_write_failed: "writes to a device that failed; the data stayed in memory",
+    Counter remote_out: "pages moved from the swap file to the remote store",
+    Counter remote_in: "pages read from the remote store",
+    Counter remote_failed: "requests to the remote store that failed; what was to be moved stayed local",
     Counter swap_ra: "pages read from a device ahead of their use",
     Counter swap_ra_hit: "pages read from a device ahead that were then used",
     Counter workingset_refault: "pages that came back to memory after an eviction",
@@ -125,6 +128,7 @@ stats! {
     Gauge folded_bytes: "data that is only in the store, before compression, bytes",
     Gauge stored_bytes: "data that has a copy in the store, before compression, bytes",
     Gauge swap_bytes: "space in use in the swap file, bytes",
+    Gauge remote_bytes: "data in the remote store, bytes",
     Gauge refused_bytes: "mapped data that nothing took when it was last to leave memory, bytes",
     Gauge unmanaged_bytes: "run: resident memory of the program that is not under management, bytes",
     Gauge need_bytes: "run: data that counts for the process's share of the limit, uncompressed, bytes",

@@ -14,12 +14,14 @@ use crate::cluster::{CLUSTER_SLOTS, Clusters, Reach};
 use crate::outbox::{Outbox, WRITES_MAX};
 use crate::place::{Place, SLOTS_MAX, UNIT_BYTES};
 use crate::seal::{Bound, Seal, TAG_BYTES};
+use crate::tier::{Tier, TierBounds, Why};
 use alloc::boxed::Box;
 use alloc::string::String;
 use core::ops::Range;
 use memfold_store::Handle;
 use memfold_sys::Errno;
 use memfold_sys::disk::{Disk, Transfer, Way};
+use memfold_sys::remote::Remote;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::units::{Order, PAGE_SIZE};
@@ -43,19 +45,25 @@ const PACK_BYTES: usize = 512 << 10;
 /// Slots that became free before emptied clusters are discarded.
 const DISCARD_SLOTS: u64 = 8 * CLUSTER_SLOTS as u64;
 
-/// An object could not be read. Displays as one line that names file and slot.
+/// An object could not be read. Displays as one line that names file and slot, or the remote store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadError {
     name: String,
     slot: u64,
-    why: Option<Errno>,
+    /// The object of the remote store that has the slot.
+    object: Option<u64>,
+    /// `None`: what was read is not what was written.
+    why: Option<String>,
 }
 
 impl core::fmt::Display for ReadError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "swap file {}, slot {} (byte {}): ", self.name, self.slot, self.slot * PAGE_SIZE as u64)?;
-        match self.why {
-            Some(errno) => write!(f, "reading failed: {errno}"),
+        match self.object {
+            Some(number) => write!(f, "remote store {}, object {number} (slot {}): ", self.name, self.slot)?,
+            None => write!(f, "swap file {}, slot {} (byte {}): ", self.name, self.slot, self.slot * PAGE_SIZE as u64)?,
+        }
+        match &self.why {
+            Some(why) => write!(f, "reading failed: {why}"),
             None => write!(f, "what is there is not what was written"),
         }
     }
@@ -75,6 +83,10 @@ pub struct Bounds {
     pub size_bytes: u64,
     /// What must stay free on its file system, bytes.
     pub keep_free_bytes: u64,
+    /// The most that may lie in the remote store, bytes.
+    pub remote_bytes: u64,
+    /// The file may be so full before its cold end moves there, percent.
+    pub mark_percent: u64,
     /// The engine's limit, bytes: buffers are a small part of it.
     pub limit_bytes: u64,
     /// The largest folio.
@@ -86,6 +98,7 @@ pub struct Swap {
     disk: Box<dyn Disk>,
     seal: Seal,
     clusters: Clusters,
+    tier: Option<Tier>,
     marks: Zone,
     buffers: Zone,
     buffer_bytes: usize,
@@ -104,13 +117,26 @@ pub struct Swap {
 }
 
 impl Swap {
-    /// An empty swap file on `disk`.
+    /// An empty swap file on `disk`, whose cold end moves to `remote`.
     ///
     /// # Errors
     /// No random bytes for the key, or no address space.
-    pub fn new(disk: Box<dyn Disk>, encrypt: bool, mut bounds: Bounds) -> Result<Swap, Errno> {
+    pub fn new(
+        disk: Box<dyn Disk>,
+        remote: Option<Box<dyn Remote>>,
+        encrypt: bool,
+        mut bounds: Bounds,
+    ) -> Result<Swap, Errno> {
         bounds.size_bytes = bounds.size_bytes.min(SLOTS_MAX * PAGE_SIZE as u64);
-        let slots = (bounds.size_bytes / PAGE_SIZE as u64) as usize;
+        bounds.remote_bytes = bounds.remote_bytes.min(SLOTS_MAX * PAGE_SIZE as u64 - bounds.size_bytes);
+        let tier_bounds = TierBounds {
+            file_bytes: bounds.size_bytes,
+            remote_bytes: bounds.remote_bytes,
+            mark_percent: bounds.mark_percent,
+            limit_bytes: bounds.limit_bytes,
+        };
+        let tier = remote.map(|remote| Tier::new(remote, tier_bounds)).transpose()?;
+        let slots = tier.as_ref().map_or(bounds.size_bytes / PAGE_SIZE as u64, Tier::slots_max) as usize;
         let share = (bounds.limit_bytes / BUFFER_SHARE).max(1).ilog2();
         let buffer_bytes = (1usize << share).clamp(BUFFER_MIN_BYTES, bounds.folio.bytes().max(PACK_BYTES));
         let buffers = Zone::reserve(buffer_bytes * BUFFERS, PAGE_SIZE)?;
@@ -118,6 +144,7 @@ impl Swap {
             disk,
             seal: Seal::new(encrypt)?,
             clusters: Clusters::new(),
+            tier,
             marks: Zone::reserve((slots.max(1) * size_of::<Mark>()).next_multiple_of(PAGE_SIZE), PAGE_SIZE)?,
             buffers,
             buffer_bytes,
@@ -152,7 +179,17 @@ impl Swap {
 
     /// Bytes of the file in use.
     pub fn used_bytes(&self) -> u64 {
-        self.clusters.used() * PAGE_SIZE as u64
+        (self.clusters.used() * PAGE_SIZE as u64).saturating_sub(self.remote_bytes())
+    }
+
+    /// Bytes that lie in the remote store.
+    pub fn remote_bytes(&self) -> u64 {
+        self.tier.as_ref().map_or(0, |tier| tier.far() * PAGE_SIZE as u64)
+    }
+
+    /// The remote tier, if there is one.
+    pub fn tier(&self) -> Option<&Tier> {
+        self.tier.as_ref()
     }
 
     /// Whether any slot is free.
@@ -160,9 +197,10 @@ impl Swap {
         self.clusters.used() < self.clusters.slots()
     }
 
-    /// Whether more than half of what the file may hold is in use.
+    /// Whether more than half of what file and remote store may hold is in use.
     pub fn is_half_full(&self) -> bool {
-        self.used_bytes() > self.bounds.size_bytes / 2
+        let most = self.tier.as_ref().map_or(self.bounds.size_bytes / PAGE_SIZE as u64, Tier::slots_max);
+        self.clusters.used() > most / 2
     }
 
     /// Bytes of memory that buffers and tables take, at most.
@@ -170,7 +208,8 @@ impl Swap {
         let per_cluster = (CLUSTER_SLOTS + 128) as u64;
         let slots = self.clusters.slots();
         let buffers = if self.registered.load(Relaxed) { self.buffers.len() as u64 } else { 0 };
-        buffers + slots / CLUSTER_SLOTS as u64 * per_cluster
+        let tier = self.tier.as_ref().map_or(0, |tier| tier.memory_bytes(slots));
+        buffers + tier + slots / CLUSTER_SLOTS as u64 * per_cluster
     }
 
     /// Verifies the slots.
@@ -178,7 +217,8 @@ impl Swap {
     /// # Errors
     /// What is wrong.
     pub fn check(&self) -> Result<(), String> {
-        self.clusters.check()
+        self.clusters.check()?;
+        self.tier.as_ref().map_or(Ok(()), |tier| tier.check(&self.clusters))
     }
 
     // Slots.
@@ -189,12 +229,23 @@ impl Swap {
         loop {
             let slots = self.clusters.slots();
             if let Some(slot) = self.clusters.take(order, cpu, Reach::Own) {
-                return Some(slot);
+                return self.claim(slot, order);
             }
             if !self.grow(slots) {
-                return self.clusters.take(order, cpu, Reach::All);
+                return self.clusters.take(order, cpu, Reach::All).and_then(|slot| self.claim(slot, order));
             }
         }
+    }
+
+    /// Makes a run that was taken the file's. Gives it back if the file may not hold more.
+    fn claim(&self, slot: u64, order: Order) -> Option<u64> {
+        let Some(tier) = &self.tier else { return Some(slot) };
+        let free = self.disk.free_bytes().unwrap_or(0).saturating_sub(self.bounds.keep_free_bytes);
+        if tier.claim(&self.clusters, slot, order.pages(), free) {
+            return Some(slot);
+        }
+        self.clusters.put(slot, order.pages());
+        None
     }
 
     /// Makes the file larger than `slots`, unless somebody else has. `false`: it may not grow.
@@ -205,6 +256,16 @@ impl Swap {
         }
         let cluster = (CLUSTER_SLOTS * PAGE_SIZE) as u64;
         let now = slots * PAGE_SIZE as u64;
+        if let Some(tier) = &self.tier {
+            // Slots only: the file's space is taken and given back one by one, as slots move.
+            let room = (tier.slots_max() - slots) / CLUSTER_SLOTS as u64;
+            let count = room.min(GROWTH_CLUSTERS as u64);
+            let done = count > 0 && self.disk.stretch(now + count * cluster).is_ok();
+            if done {
+                self.clusters.grow(count as usize);
+            }
+            return done;
+        }
         let room = self.bounds.size_bytes.saturating_sub(now) / cluster;
         let free = self.disk.free_bytes().unwrap_or(0).saturating_sub(self.bounds.keep_free_bytes) / cluster;
         let mut count = room.min(free).min(GROWTH_CLUSTERS as u64) as usize;
@@ -248,8 +309,19 @@ impl Swap {
         for range in &ranges[..found] {
             let (start, len) = (range.start * PAGE_SIZE as u64, (range.end - range.start) * PAGE_SIZE as u64);
             let _ = self.disk.punch(start, len);
+            if let Some(tier) = &self.tier {
+                tier.discarded(range);
+            }
             self.clusters.discarded(range);
         }
+        if let Some(tier) = &self.tier {
+            tier.tidy();
+        }
+    }
+
+    /// One round of the mover: see [`Tier::step`]. `false` without a tier.
+    pub fn move_out(&self, wait: bool) -> bool {
+        self.tier.as_ref().is_some_and(|tier| tier.step(&*self.disk, &self.clusters, wait))
     }
 
     // Buffers.
@@ -337,6 +409,10 @@ impl Swap {
     pub unsafe fn write(&self, writes: &mut [Transfer]) {
         // SAFETY: as the caller says; slots are read only through handles, which nobody has for a run that is written to.
         unsafe { self.disk.transfer(writes) };
+        let Some(tier) = &self.tier else { return };
+        for write in writes.iter().filter(|w| w.result.is_ok()) {
+            tier.written(write.offset / PAGE_SIZE as u64, write.len / PAGE_SIZE);
+        }
     }
 
     /// Notes that the file is full: no write is tried for a while.
@@ -422,15 +498,32 @@ impl Swap {
     /// # Safety
     /// - As for [`Disk::transfer`].
     unsafe fn read(&self, slot: u64, to: *mut u8, len: usize) -> Result<(), ReadError> {
+        if let Some(tier) = &self.tier {
+            // SAFETY: as the caller says.
+            let result = unsafe { tier.read(&*self.disk, slot, len / PAGE_SIZE, to) };
+            return result.map_err(|why| match why {
+                Why::File(e) => self.unread(slot, e),
+                Why::Remote(number, failure) => {
+                    let why = Some(alloc::format!("{failure}"));
+                    ReadError { name: tier.name().into(), slot, object: Some(number), why }
+                }
+            });
+        }
         let mut read = [Transfer::new(Way::Read, slot * PAGE_SIZE as u64, to, len)];
         // SAFETY: as the caller says. Whoever reads holds a handle, so no write goes to these slots.
         unsafe { self.disk.transfer(&mut read) };
-        read[0].result.map_err(|e| ReadError { name: self.disk.name().into(), slot, why: Some(e) })
+        read[0].result.map_err(|e| self.unread(slot, e))
+    }
+
+    fn unread(&self, slot: u64, errno: Errno) -> ReadError {
+        ReadError { name: self.disk.name().into(), slot, object: None, why: Some(alloc::format!("{errno}")) }
     }
 
     /// The error for an object that is not what was written.
     pub fn damaged(&self, slot: u64) -> ReadError {
-        ReadError { name: self.disk.name().into(), slot, why: None }
+        let far = self.tier.as_ref().and_then(|tier| Some((tier.name(), tier.object_of(slot)?)));
+        let (name, object) = far.map_or((self.disk.name(), None), |(name, number)| (name, Some(number)));
+        ReadError { name: name.into(), slot, object, why: None }
     }
 
     fn mark(&self, slot: u64) -> *mut Mark {

@@ -10,6 +10,7 @@ use crate::place::Place;
 use crate::stats;
 use crate::swap::{ReadError, Swap};
 use memfold_store::{Handle, xxh3_128};
+use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
 impl Pager {
@@ -60,7 +61,22 @@ impl Pager {
             };
         }
         stats::add(&self.stats.blocks_loaded, count as u64);
+        if from_file {
+            self.note_remote();
+        }
         from_file
+    }
+
+    /// Counts what has gone to the remote store and come back.
+    pub(crate) fn note_remote(&self) {
+        let Some(tier) = self.swap.as_ref().and_then(Swap::tier) else { return };
+        let (from, to) = (&tier.counts, &self.stats);
+        for (from, to) in [(&from.out, &to.remote_out), (&from.back, &to.remote_in), (&from.failed, &to.remote_failed)]
+        {
+            if from.load(Relaxed) > 0 {
+                stats::add(to, from.swap(0, Relaxed));
+            }
+        }
     }
 
     /// The blocks from number `first` on that lie one behind the other in the file, with one read. Returns how many.

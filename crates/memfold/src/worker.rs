@@ -18,7 +18,8 @@ pub fn by_libc(name: &'static CStr, cpu: Option<usize>, main: fn(usize), arg: us
     Thread::start(name, cpu, main, arg).map(drop)
 }
 
-/// Starts `count` background threads by `spawn`, and one that writes to the swap file if there is one; they never end.
+/// Starts `count` background threads by `spawn`, one that writes to the swap file if there is one, and one that moves its
+/// cold end to the remote store if there is one; they never end.
 ///
 /// # Errors
 /// What `spawn` says.
@@ -33,6 +34,10 @@ pub fn start_by(pager: &Arc<Pager>, count: usize, spawn: Spawn) -> Result<(), Er
     if let Some(swap) = &pager.swap {
         swap.outbox.set_writer();
         spawn(c"memfold-swap", None, write_for_ever, arg)?;
+        if let Some(tier) = swap.tier() {
+            tier.set_mover();
+            spawn(c"memfold-remote", None, move_for_ever, arg)?;
+        }
     }
     Ok(())
 }
@@ -41,6 +46,12 @@ fn write_for_ever(pager: usize) {
     // SAFETY: `start_by` leaked the Arc.
     let pager = unsafe { &*(pager as *const Arc<Pager>) };
     while pager.write_pending(true) {}
+}
+
+fn move_for_ever(pager: usize) {
+    // SAFETY: `start_by` leaked the Arc.
+    let pager = unsafe { &*(pager as *const Arc<Pager>) };
+    while pager.move_out(true) {}
 }
 
 fn recompress_for_ever(pager: usize) {
@@ -55,8 +66,7 @@ fn run_for_ever(pager: usize) {
     while pager.work() {}
 }
 
-/// Starts `count` background threads, and one that writes to the swap file if there is one. They run until
-/// [`Pager::stop`].
+/// Starts the same threads, known to libc. They run until [`Pager::stop`].
 ///
 /// # Errors
 /// EAGAIN: no more threads.
@@ -69,6 +79,10 @@ pub fn start(pager: &Arc<Pager>, count: usize) -> Result<Vec<Thread>, Errno> {
     if let Some(swap) = &pager.swap {
         swap.outbox.set_writer();
         threads.push(start(c"memfold-swap", write)?);
+        if let Some(tier) = swap.tier() {
+            tier.set_mover();
+            threads.push(start(c"memfold-remote", move_out)?);
+        }
     }
     Ok(threads)
 }
@@ -77,6 +91,12 @@ fn write(pager: usize) {
     // SAFETY: `start` gave this thread one reference of the Arc.
     let pager = unsafe { Arc::from_raw(pager as *const Pager) };
     while pager.write_pending(true) {}
+}
+
+fn move_out(pager: usize) {
+    // SAFETY: `start` gave this thread one reference of the Arc.
+    let pager = unsafe { Arc::from_raw(pager as *const Pager) };
+    while pager.move_out(true) {}
 }
 
 fn run(pager: usize) {

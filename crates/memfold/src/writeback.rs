@@ -420,6 +420,15 @@ impl Pager {
         freed
     }
 
+    /// One round of the thread that moves the cold end of the swap file to the remote store. With `wait`, sleeps until there
+    /// is something to do. `false`: nothing was done, or [`Pager::stop`] was called.
+    pub fn move_out(&self, wait: bool) -> bool {
+        let Some(swap) = &self.swap else { return false };
+        let goes_on = swap.move_out(wait);
+        self.note_remote();
+        goes_on
+    }
+
     /// Sleeps until a write under way has ended. `false`: there is none.
     pub(crate) fn await_write(&self) -> bool {
         self.swap.as_ref().is_some_and(|swap| swap.outbox.wait_for_write())

@@ -50,6 +50,7 @@ fn engine() -> Arc<Pager> {
         stats: StatsPlace::Own(Box::new(memfold::Stats::new())),
         cpus: cpus(),
         disk: None,
+        remote: None,
     };
     let pager = Arc::new(Pager::new(config, parts).expect("an engine"));
     let (start, len) = pager.frames_zone();

@@ -6,11 +6,18 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::disk::MemoryDisk;
 
 fn bounds() -> Bounds {
-    Bounds { size_bytes: 64 << 20, keep_free_bytes: 0, limit_bytes: 64 << 20, folio: Order::MAX }
+    Bounds {
+        size_bytes: 64 << 20,
+        keep_free_bytes: 0,
+        remote_bytes: 0,
+        mark_percent: 90,
+        limit_bytes: 64 << 20,
+        folio: Order::MAX,
+    }
 }
 
 fn swap(disk: &MemoryDisk, encrypt: bool) -> Swap {
-    Swap::new(Box::new(disk.clone()), encrypt, bounds()).unwrap()
+    Swap::new(Box::new(disk.clone()), None, encrypt, bounds()).unwrap()
 }
 
 #[repr(align(4096))]

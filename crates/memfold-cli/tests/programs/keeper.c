@@ -1,0 +1,49 @@
+/* Keeps bytes that don't shrink. Each line on standard input has it do something and say when it is done:
+   "fill N" makes N MiB more, "check" verifies all, "change" writes to a part of all. */
+#include "common.h"
+
+#define PARTS 64
+
+struct part {
+    uint64_t *words;
+    size_t count;
+    uint64_t version;
+} parts[PARTS];
+int used;
+
+static uint64_t word_of(struct part *p, size_t i) {
+    uint64_t changed = p->version && i % 4096 < 64 ? p->version : 0;
+    return mix((uint64_t)(p - parts) << 48 ^ i) ^ changed;
+}
+
+int main(void) {
+    char line[64];
+    printf("ready %d\n", getpid());
+    fflush(stdout);
+    while (fgets(line, sizeof line, stdin)) {
+        size_t mib;
+        if (sscanf(line, "fill %zu", &mib) == 1) {
+            struct part *p = &parts[used++];
+            NEED(used <= PARTS);
+            p->words = map(mib * MIB);
+            p->count = mib * MIB / 8;
+            for (size_t i = 0; i < p->count; i++) p->words[i] = word_of(p, i);
+        } else if (!strncmp(line, "change", 6)) {
+            for (struct part *p = parts; p < parts + used; p++) {
+                p->version++;
+                for (size_t i = 0; i < p->count; i++)
+                    if (i % 4096 < 64) p->words[i] = word_of(p, i);
+            }
+        } else {
+            for (struct part *p = parts; p < parts + used; p++)
+                for (size_t i = 0; i < p->count; i++)
+                    if (p->words[i] != word_of(p, i)) {
+                        printf("WRONG at word %zu of part %d\n", i, (int)(p - parts));
+                        return 98;
+                    }
+        }
+        puts("right");
+        fflush(stdout);
+    }
+    return 0;
+}

@@ -1,0 +1,455 @@
+//! `memfold run --remote`: the cold end of the swap file in real servers on loopback, which are killed and restarted. Row B3.
+mod common;
+use common::{Program, Scratch, assert_refused, binaries, compile, memfold, run};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+/// The built command, if servers can be had too.
+fn tools() -> Option<PathBuf> {
+    let bin = binaries()?;
+    for tool in ["redis-server", "redis-cli"] {
+        if Command::new(tool).arg("--version").stdout(Stdio::null()).status().is_err() {
+            assert!(std::env::var("CI").as_deref() != Ok("true"), "no {tool}: run scripts/setup");
+            eprintln!("SKIPPED, NOTHING WAS TESTED: no {tool}: run scripts/setup");
+            return None;
+        }
+    }
+    Some(bin)
+}
+
+/// A port that is free, and so is the one 10000 above, which a cluster's servers use among themselves.
+fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let step = NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 20_000 + (std::process::id() as u16 % 2000) * 10 + step % 1000;
+        let is_free = |port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
+        if is_free(port) && is_free(port + 10_000) {
+            return port;
+        }
+    }
+}
+
+/// A server on loopback.
+struct Server {
+    port: u16,
+    dir: Scratch,
+    flags: Vec<String>,
+    child: Option<Child>,
+    /// What redis-cli needs to be let in.
+    login: Vec<String>,
+}
+
+/// Every write is in the file before it is acknowledged: a server that is killed comes back with its data.
+const DURABLE: &[&str] = &["--appendonly", "yes"];
+
+impl Server {
+    fn start(flags: &[&str]) -> Server {
+        Server::start_with(flags, &[])
+    }
+
+    fn start_with(flags: &[&str], login: &[&str]) -> Server {
+        let own = |all: &[&str]| all.iter().map(|s| s.to_string()).collect();
+        let mut server =
+            Server { port: port(), dir: Scratch::new(), flags: own(flags), child: None, login: own(login) };
+        server.restart();
+        server
+    }
+
+    fn restart(&mut self) {
+        let port = self.port.to_string();
+        let is_tls = self.flags.iter().any(|flag| flag == "--tls-port");
+        let mut command = Command::new("redis-server");
+        command.args(["--port", if is_tls { "0" } else { &port }, "--bind", "127.0.0.1", "--save", ""]);
+        command.arg("--dir").arg(&self.dir.0).args(self.flags.iter().map(|f| f.replace("PORT", &port)));
+        self.child = Some(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        let begin = Instant::now();
+        while !self.cli(&["ping"]).contains("PONG") {
+            assert!(begin.elapsed() < Duration::from_secs(20), "the server does not start: {}", self.cli(&["ping"]));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    fn cli(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new("redis-cli");
+        command.args(["-h", "127.0.0.1", "-p", &self.port.to_string()]).args(&self.login).args(arguments);
+        let output = command.stderr(Stdio::null()).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim().to_string()
+    }
+
+    fn keys(&self) -> Vec<String> {
+        self.cli(&["keys", "*"]).lines().filter(|line| !line.is_empty()).map(str::to_string).collect()
+    }
+
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The program `keeper` under `memfold run`: 32 MiB of memory, 32 MiB of file, the rest remote.
+struct Keeper {
+    runner: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    scratch: Scratch,
+}
+
+impl Keeper {
+    fn start(bin: &Path, program: &Program, remote: &[&str]) -> Keeper {
+        let scratch = Scratch::new();
+        let (dir, json, err) = (scratch.path("swap"), scratch.path("json"), scratch.path("err"));
+        std::fs::create_dir(&dir).unwrap();
+        let flags = ["run", "--limit", "32M", "--swap", &dir, "--swap-size", "32M", "--swap-keep-free", "64M"];
+        let more = ["--stats-file", &json, "--remote-timeout", "5", "--remote-at", "70"];
+        let mut command = memfold(bin, &[&flags[..], &more, remote, &["--", &program.path]].concat());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(std::fs::File::create(&err).unwrap());
+        let mut runner = command.spawn().unwrap();
+        let (input, output) = (runner.stdin.take(), BufReader::new(runner.stdout.take().unwrap()));
+        let mut keeper = Keeper { runner, input, output, scratch };
+        let ready = keeper.line();
+        assert!(ready.starts_with("ready"), "{ready:?}: {}", keeper.errors());
+        keeper
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim().to_string()
+    }
+
+    fn ask(&mut self, what: &str) -> String {
+        let _ = self.input.as_mut().unwrap().write_all(format!("{what}\n").as_bytes());
+        self.line()
+    }
+
+    /// Has it do something, and find that all is right.
+    #[track_caller]
+    fn does(&mut self, what: &str) {
+        let said = self.ask(what);
+        assert_eq!(said, "right", "{what}: {}", self.errors());
+    }
+
+    fn errors(&self) -> String {
+        std::fs::read_to_string(self.scratch.path("err")).unwrap()
+    }
+
+    /// Has it end, and gives its figures.
+    fn end(mut self) -> String {
+        drop(self.input.take());
+        assert_eq!(self.runner.wait().unwrap().code(), Some(0), "{}", self.errors());
+        std::fs::read_to_string(self.scratch.path("json")).unwrap()
+    }
+
+    /// Has it read what can't be had: it must end with a message, and have said nothing.
+    fn dies(mut self) -> String {
+        let said = self.ask("check");
+        assert_eq!(said, "", "a wrong byte was read: {}", self.errors());
+        assert_ne!(self.runner.wait().unwrap().code(), Some(0));
+        self.errors()
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let _ = self.runner.kill();
+        let _ = self.runner.wait();
+    }
+}
+
+fn figure(json: &str, name: &str) -> u64 {
+    let at = json.find(&format!("\"{name}\"")).unwrap_or_else(|| panic!("no {name} in {json}"));
+    let rest = json[at + name.len() + 2..].trim_start_matches([':', ' ']);
+    rest[..rest.find(|c: char| !c.is_ascii_digit()).unwrap()].parse().unwrap()
+}
+
+/// Waits for something that others do in the background.
+#[track_caller]
+fn wait_for(what: &str, mut wanted: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !wanted() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "in vain for: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn b3_every_byte_comes_back_and_no_key_is_left() {
+    let Some(bin) = tools() else { return };
+    let (server, program) = (Server::start(&[]), compile("keeper"));
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
+    let begin = Instant::now();
+    keeper.does("fill 128");
+    println!("fill: {:.0} MiB/s", 128.0 / begin.elapsed().as_secs_f64());
+    let keys = server.keys();
+    assert!(keys.len() > 500 && keys.iter().all(|key| key.starts_with("memfold:")), "{} keys", keys.len());
+    let left: u64 = server.cli(&["ttl", &keys[0]]).parse().unwrap();
+    assert!((3600..=86400).contains(&left), "keys expire when the run is killed: in {left} s");
+    let begin = Instant::now();
+    keeper.does("check");
+    println!("check: {:.0} MiB/s", 128.0 / begin.elapsed().as_secs_f64());
+    keeper.does("change");
+    keeper.does("check");
+    let json = keeper.end();
+    let (out, back) = (figure(&json, "remote_out"), figure(&json, "remote_in"));
+    assert!(out > 60 << 8 && back > 60 << 8, "{out} pages out, {back} back");
+    assert_eq!(figure(&json, "remote_failed"), 0);
+    assert_eq!(server.cli(&["dbsize"]), "0");
+}
+
+#[test]
+fn a_server_that_is_killed_leaves_writes_local_and_comes_back_with_its_data() {
+    let Some(bin) = tools() else { return };
+    let (mut server, program) = (Server::start(DURABLE), compile("keeper"));
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
+    keeper.does("fill 80");
+    server.kill();
+    keeper.does("fill 30");
+    wait_for("a warning", || keeper.errors().contains("data stays local"));
+    server.restart();
+    keeper.does("check");
+    let before = server.keys().len();
+    keeper.does("fill 40");
+    wait_for("new keys", || server.keys().len() > before);
+    keeper.does("check");
+    assert!(figure(&keeper.end(), "remote_failed") > 0);
+    assert_eq!(server.cli(&["dbsize"]), "0");
+}
+
+#[test]
+fn a_server_is_restarted_while_data_is_read_and_written() {
+    let Some(bin) = tools() else { return };
+    let (mut server, program) = (Server::start(DURABLE), compile("keeper"));
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
+    keeper.does("fill 96");
+    for what in ["check\n", "change\n", "check\n"] {
+        keeper.input.as_mut().unwrap().write_all(what.as_bytes()).unwrap();
+        std::thread::sleep(Duration::from_millis(30));
+        server.kill();
+        server.restart();
+        assert_eq!(keeper.line(), "right", "{}", keeper.errors());
+    }
+    keeper.end();
+    assert_eq!(server.cli(&["dbsize"]), "0");
+}
+
+#[test]
+fn a_server_that_has_lost_its_data_ends_the_program_with_the_key() {
+    let Some(bin) = tools() else { return };
+    let (mut server, program) = (Server::start(&[]), compile("keeper"));
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
+    keeper.does("fill 96");
+    server.kill();
+    server.restart();
+    let errors = keeper.dies();
+    assert!(errors.contains(&server.url()) && errors.contains("key memfold:"), "{errors}");
+    assert!(errors.contains("the store has lost data"), "{errors}");
+}
+
+#[test]
+fn a_server_that_stays_away_ends_the_program_when_its_time_is_up() {
+    let Some(bin) = tools() else { return };
+    let (mut server, program) = (Server::start(&[]), compile("keeper"));
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
+    keeper.does("fill 96");
+    server.kill();
+    let begin = Instant::now();
+    let errors = keeper.dies();
+    assert!(errors.contains(&server.url()) && errors.contains("reading failed"), "{errors}");
+    let seconds = begin.elapsed().as_secs();
+    assert!((4..20).contains(&seconds), "--remote-timeout 5, but after {seconds} s");
+}
+
+#[test]
+fn a_flipped_bit_in_a_value_is_never_believed() {
+    let Some(bin) = tools() else { return };
+    let (server, program) = (Server::start(&[]), compile("keeper"));
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
+    keeper.does("fill 96");
+    let flip = "for _,k in ipairs(redis.call('keys','*')) do local n=redis.call('strlen',k) for i=0,n-1,4096 do \
+                local c=redis.call('getrange',k,i+5,i+5) redis.call('setrange',k,i+5,string.char(bit.bxor(c:byte(),1))) \
+                end end return 'done'";
+    assert_eq!(server.cli(&["eval", flip, "0"]), "done");
+    let errors = keeper.dies();
+    assert!(errors.contains(&server.url()) && errors.contains("not what was written"), "{errors}");
+}
+
+#[test]
+fn a_cluster_of_three_shares_the_keys_and_one_of_them_is_restarted() {
+    let Some(bin) = tools() else { return };
+    let flags = [DURABLE, &["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]].concat();
+    let mut servers = [Server::start(&flags), Server::start(&flags), Server::start(&flags)];
+    let nodes: Vec<String> = servers.iter().map(|s| format!("127.0.0.1:{}", s.port)).collect();
+    let mut create = Command::new("redis-cli");
+    create.args(["--cluster", "create"]).args(&nodes).args(["--cluster-replicas", "0", "--cluster-yes"]);
+    let output = create.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    wait_for("the cluster", || servers.iter().all(|s| s.cli(&["cluster", "info"]).contains("cluster_state:ok")));
+    let program = compile("keeper");
+    // One address is enough, but says itself that it is not a server alone.
+    assert_refused(&refused(&bin, &["--remote", &servers[0].url()]), 125, &["--remote", "redis-cluster://"]);
+    for url in [format!("redis-cluster://{}", nodes[0]), format!("redis://{}", nodes.join(","))] {
+        let mut keeper = Keeper::start(&bin, &program, &["--remote", &url]);
+        keeper.does("fill 96");
+        assert!(servers.iter().all(|s| s.keys().len() > 100), "the keys are spread");
+        servers[1].kill();
+        keeper.does("fill 20");
+        servers[1].restart();
+        wait_for("the cluster", || servers.iter().all(|s| s.cli(&["cluster", "info"]).contains("cluster_state:ok")));
+        keeper.does("check");
+        keeper.does("change");
+        keeper.does("check");
+        keeper.end();
+        assert!(servers.iter().all(|s| s.keys().is_empty()), "no key is left");
+    }
+}
+
+#[test]
+fn two_runs_at_once_keep_apart() {
+    let Some(bin) = tools() else { return };
+    let (server, program) = (Server::start(&[]), compile("keeper"));
+    let mut first = Keeper::start(&bin, &program, &["--remote", &server.url()]);
+    let mut second = Keeper::start(&bin, &program, &["--remote", &server.url()]);
+    first.does("fill 80");
+    second.does("fill 80");
+    first.does("change");
+    first.does("check");
+    let both = server.keys().len();
+    first.end();
+    let left = server.keys().len();
+    assert!(left > 100 && left < both, "{left} of {both} keys are left");
+    second.does("check");
+    second.end();
+    assert_eq!(server.cli(&["dbsize"]), "0");
+}
+
+#[test]
+fn what_a_process_that_has_ended_left_is_deleted_while_the_run_goes_on() {
+    let Some(bin) = tools() else { return };
+    let (server, program) = (Server::start(&[]), compile("keeper"));
+    let scratch = Scratch::new();
+    let script = format!("echo fill 96 | {}; touch {}; read line", program.path, scratch.path("first"));
+    let shell = ["run", "--limit", "32M", "--swap", "/tmp", "--swap-size", "32M", "--remote", &server.url()];
+    let mut command = memfold(&bin, &[&shell[..], &["--", "sh", "-c", &script]].concat());
+    let mut runner = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut most = 0;
+    wait_for("the first program", || {
+        most = most.max(server.keys().len());
+        Path::new(&scratch.path("first")).exists()
+    });
+    assert!(most > 100, "{most} keys");
+    wait_for("its keys to go", || server.cli(&["dbsize"]) == "0");
+    drop(runner.stdin.take());
+    runner.wait().unwrap();
+}
+
+/// What `memfold run --swap ... FLAGS -- true` says.
+fn refused(bin: &Path, flags: &[&str]) -> std::process::Output {
+    run(bin, &[&["--swap", "/tmp"], flags].concat(), &["true"])
+}
+
+#[test]
+fn a_password_is_needed_and_comes_from_a_file() {
+    let Some(bin) = tools() else { return };
+    let login = ["-a", "s3cret", "--no-auth-warning"];
+    let server = Server::start_with(&["--requirepass", "s3cret"], &login);
+    let scratch = Scratch::new();
+    let (right, wrong) = (scratch.file("right", "s3cret\n", 0o600), scratch.file("wrong", "other\n", 0o600));
+    let open = scratch.file("open", "s3cret\n", 0o644);
+    let url = server.url();
+    assert_refused(&refused(&bin, &["--remote", &url]), 125, &["--remote", &url, "uthentication"]);
+    assert_refused(&refused(&bin, &["--remote", &url, "--remote-auth", &wrong]), 125, &["--remote", &url]);
+    assert_refused(&refused(&bin, &["--remote", &url, "--remote-auth", &open]), 125, &["--remote-auth", "chmod 600"]);
+    let program = compile("keeper");
+    for auth in [right.clone(), scratch.file("user", "me\npw\n", 0o600)] {
+        server.cli(&["acl", "setuser", "me", "on", ">pw", "~memfold:*", "+set", "+getrange", "+unlink", "+expire"]);
+        let mut keeper = Keeper::start(&bin, &program, &["--remote", &url, "--remote-auth", &auth]);
+        keeper.does("fill 80");
+        assert!(server.keys().len() > 100);
+        keeper.does("check");
+        keeper.end();
+        assert_eq!(server.cli(&["dbsize"]), "0");
+    }
+}
+
+fn openssl(dir: &Scratch, arguments: &str) {
+    let mut command = Command::new("openssl");
+    let output = command.args(arguments.split(' ')).current_dir(&dir.0).output().expect("openssl");
+    assert!(output.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn tls_with_a_ca_of_ones_own() {
+    let Some(bin) = tools() else { return };
+    let dir = Scratch::new();
+    let new = "req -x509 -newkey rsa:2048 -nodes -days 2";
+    openssl(&dir, &format!("{new} -subj /CN=ours -keyout ca.key -out ca.pem"));
+    openssl(&dir, &format!("{new} -subj /CN=theirs -keyout other.key -out other.pem"));
+    openssl(&dir, "req -newkey rsa:2048 -nodes -subj /CN=server -keyout server.key -out server.csr");
+    dir.file("names", "subjectAltName=IP:127.0.0.1\n", 0o600);
+    openssl(
+        &dir,
+        "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out server.pem",
+    );
+    let [cert, key, ca, other] = ["server.pem", "server.key", "ca.pem", "other.pem"].map(|name| dir.path(name));
+    let flags = ["--tls-port", "PORT", "--tls-auth-clients", "no", "--tls-cert-file", &cert, "--tls-key-file", &key];
+    let flags = [&flags[..], &["--tls-ca-cert-file", &ca]].concat();
+    let server = Server::start_with(&flags, &["--tls", "--cacert", &ca]);
+    let url = server.url().replace("redis:", "rediss:");
+    assert_refused(&refused(&bin, &["--remote", &url]), 125, &["--remote", &url, "certificate"]);
+    assert_refused(&refused(&bin, &["--remote", &url, "--remote-ca", &other]), 125, &["--remote", "certificate"]);
+    let plain = server.url();
+    assert_refused(&refused(&bin, &["--remote", &plain, "--remote-ca", &ca]), 125, &["--remote-ca", "rediss://"]);
+    let program = compile("keeper");
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &url, "--remote-ca", &ca]);
+    keeper.does("fill 80");
+    assert!(server.keys().len() > 100);
+    keeper.does("check");
+    keeper.end();
+    assert_eq!(server.cli(&["dbsize"]), "0");
+}
+
+#[test]
+fn a_store_that_cant_be_used_is_refused_before_the_program_starts() {
+    let Some(bin) = tools() else { return };
+    let nobody = format!("redis://127.0.0.1:{}", port());
+    assert_refused(&refused(&bin, &["--remote", &nobody]), 125, &["--remote", &nobody, "refused"]);
+    assert_refused(&refused(&bin, &["--remote", "redis://u:pw@h"]), 125, &["--remote", "--remote-auth"]);
+    assert_refused(&refused(&bin, &["--remote", "http://h"]), 125, &["--remote", "redis://"]);
+    assert_refused(&refused(&bin, &["--remote-auth", "/x"]), 125, &["--remote-auth", "--remote URL"]);
+    assert_refused(&run(&bin, &["--remote", &nobody], &["true"]), 125, &["--remote", "--swap"]);
+    let flags = ["--remote", &nobody, "--swap-encrypt", "off"];
+    assert_refused(&refused(&bin, &flags), 125, &["--remote", "--swap-encrypt"]);
+    let server = Server::start(&["--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru"]);
+    let url = server.url();
+    assert_refused(&refused(&bin, &["--remote", &url]), 125, &["--remote", "allkeys-lru", "noeviction"]);
+    assert_eq!(server.cli(&["dbsize"]), "0");
+}
+
+#[test]
+fn a_store_that_is_full_leaves_writes_local() {
+    let Some(bin) = tools() else { return };
+    let server = Server::start(&["--maxmemory", "20mb"]);
+    let program = compile("keeper");
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
+    keeper.does("fill 100");
+    keeper.does("check");
+    assert!(keeper.errors().contains("data stays local"), "{}", keeper.errors());
+    assert!(figure(&keeper.end(), "remote_out") > 0);
+    assert_eq!(server.cli(&["dbsize"]), "0");
+}

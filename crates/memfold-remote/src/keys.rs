@@ -1,0 +1,119 @@
+//! Which keys the run has in the store: what is to be refreshed, and deleted at its end.
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Mutex;
+
+/// One engine's keys.
+#[derive(Default)]
+struct Engine {
+    /// Its process; 0 if that can't be seen from here.
+    pid: i32,
+    /// Connections that it has open.
+    lines: usize,
+    numbers: BTreeSet<u64>,
+}
+
+/// All keys of a run.
+pub struct Keys {
+    run: String,
+    engines: Mutex<HashMap<u64, Engine>>,
+}
+
+impl Keys {
+    /// None yet. `run` must be nobody else's.
+    pub fn new(run: String) -> Keys {
+        Keys { run, engines: Mutex::default() }
+    }
+
+    /// The key of an object. No braces: the keys of a run spread over the servers of a cluster.
+    pub fn name(&self, engine: u64, number: u64) -> String {
+        format!("memfold:{}:{engine:016x}:{number:x}", self.run)
+    }
+
+    fn engines(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Engine>> {
+        self.engines.lock().expect("nobody panics with the lock")
+    }
+
+    /// An engine has connected.
+    pub fn enter(&self, engine: u64, pid: i32) {
+        let mut engines = self.engines();
+        let engine = engines.entry(engine).or_default();
+        engine.pid = pid;
+        engine.lines += 1;
+    }
+
+    /// One of its connections has ended.
+    pub fn leave(&self, engine: u64) {
+        if let Some(engine) = self.engines().get_mut(&engine) {
+            engine.lines -= 1;
+        }
+    }
+
+    /// Objects that may be in the store from now on.
+    pub fn add(&self, engine: u64, numbers: impl Iterator<Item = u64>) {
+        self.engines().entry(engine).or_default().numbers.extend(numbers);
+    }
+
+    /// Objects that are not there any more.
+    pub fn remove(&self, engine: u64, numbers: impl Iterator<Item = u64>) {
+        if let Some(engine) = self.engines().get_mut(&engine) {
+            numbers.for_each(|number| {
+                engine.numbers.remove(&number);
+            });
+        }
+    }
+
+    /// Up to `count` objects above one, in order. `None` is below the first.
+    pub fn after(&self, last: Option<(u64, u64)>, count: usize) -> Vec<(u64, u64)> {
+        let engines = self.engines();
+        let mut ids: Vec<u64> = engines.keys().copied().filter(|id| last.is_none_or(|last| *id >= last.0)).collect();
+        ids.sort_unstable();
+        let of = |id: u64| {
+            let from = last.filter(|last| last.0 == id).map_or(0, |last| last.1 + 1);
+            engines[&id].numbers.range(from..).map(move |number| (id, *number))
+        };
+        ids.into_iter().flat_map(of).take(count).collect()
+    }
+
+    /// Up to `count` objects of an engine whose process has ended; `has_ended` tells of a process. Engines without objects
+    /// are forgotten.
+    pub fn orphans(&self, count: usize, has_ended: impl Fn(i32) -> bool) -> Vec<(u64, u64)> {
+        let mut engines = self.engines();
+        let is_over = |engine: &Engine| engine.lines == 0 && engine.pid != 0 && has_ended(engine.pid);
+        engines.retain(|_, engine| !(engine.numbers.is_empty() && is_over(engine)));
+        let over = engines.iter().filter(|(_, engine)| is_over(engine));
+        over.flat_map(|(id, engine)| engine.numbers.iter().map(|n| (*id, *n))).take(count).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_walked_in_steps_and_only_ended_processes_leave_orphans() {
+        let keys = Keys::new("r".to_string());
+        keys.enter(7, 100);
+        keys.enter(8, 200);
+        keys.enter(9, 0);
+        for engine in [7, 8, 9] {
+            keys.add(engine, 1..4);
+        }
+        keys.remove(8, std::iter::once(2));
+        let mut all = Vec::new();
+        let mut last = None;
+        loop {
+            let some = keys.after(last, 3);
+            let Some(end) = some.last() else { break };
+            last = Some(*end);
+            all.extend(some);
+        }
+        assert_eq!(all, [(7, 1), (7, 2), (7, 3), (8, 1), (8, 3), (9, 1), (9, 2), (9, 3)]);
+        assert!(keys.orphans(10, |_| true).is_empty(), "all are connected");
+        [7, 8, 9].iter().for_each(|engine| keys.leave(*engine));
+        assert_eq!(keys.orphans(10, |pid| pid == 100), [(7, 1), (7, 2), (7, 3)]);
+        assert_eq!(keys.orphans(2, |pid| pid == 0 || pid == 100).len(), 2);
+        keys.remove(7, 1..4);
+        assert!(keys.orphans(10, |pid| pid == 100).is_empty());
+        assert_eq!(keys.name(0xab, 31), "memfold:r:00000000000000ab:1f");
+    }
+}

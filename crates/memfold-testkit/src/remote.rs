@@ -1,0 +1,169 @@
+//! A remote store in memory, with faults on purpose.
+//!
+//! What the system must survive, without losing a byte or giving a wrong one:
+//! - [`RemoteTrouble::Away`]: nothing done, no answer;
+//! - [`RemoteTrouble::Silent`]: a put or delete that was done, and whose answer was lost;
+//! - [`RemoteTrouble::Half`]: only some of the objects of a call;
+//! - being away for any time ([`MemoryRemote::set_away`]);
+//! - [`MemoryRemote::lose`], [`MemoryRemote::damage`], [`MemoryRemote::exchange`]: objects that are gone or not what was put:
+//!   found, never believed.
+use memfold_sys::remote::{BYTES_MAX, ENTRIES_MAX, Failure, Fetch, Object, Remote};
+use memfold_sys::sync::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// What can be asked.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// To store.
+    Put,
+    /// To read.
+    Get,
+    /// To delete.
+    Delete,
+}
+
+/// What can go wrong with it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum RemoteTrouble {
+    /// Nothing is done.
+    Away,
+    /// All is done, and the answer is lost.
+    Silent,
+    /// The first half is done.
+    Half,
+}
+
+/// A store in memory. Clones share it.
+#[derive(Clone, Default)]
+pub struct MemoryRemote {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Default)]
+struct Inner {
+    objects: BTreeMap<u64, Vec<u8>>,
+    used: BTreeSet<u64>,
+    script: Vec<(Ask, u64, RemoteTrouble)>,
+    away: bool,
+    asked: u64,
+}
+
+impl MemoryRemote {
+    /// Lets the `nth` request of a kind from now (1: the next) meet a trouble.
+    pub fn strike(&self, ask: Ask, nth: u64, trouble: RemoteTrouble) {
+        self.inner.lock().script.push((ask, nth, trouble));
+    }
+
+    /// Lets everything fail from now on, or nothing.
+    pub fn set_away(&self, away: bool) {
+        self.inner.lock().away = away;
+    }
+
+    /// Forgets all objects.
+    pub fn lose(&self) {
+        self.inner.lock().objects.clear();
+    }
+
+    /// Flips a bit of each page of each object.
+    pub fn damage(&self) {
+        for bytes in self.inner.lock().objects.values_mut() {
+            bytes.iter_mut().step_by(4096).for_each(|b| *b ^= 4);
+        }
+    }
+
+    /// Gives each object the bytes of another of the same length, where there is one.
+    pub fn exchange(&self) {
+        let mut inner = self.inner.lock();
+        let numbers: Vec<u64> = inner.objects.keys().copied().collect();
+        for pair in numbers.chunks_exact(2) {
+            let (a, b) = (inner.objects[&pair[0]].clone(), inner.objects[&pair[1]].clone());
+            if a.len() == b.len() {
+                inner.objects.insert(pair[0], b);
+                inner.objects.insert(pair[1], a);
+            }
+        }
+    }
+
+    /// Objects there are.
+    pub fn objects(&self) -> usize {
+        self.inner.lock().objects.len()
+    }
+
+    /// Bytes of all objects.
+    pub fn bytes(&self) -> usize {
+        self.inner.lock().objects.values().map(Vec::len).sum()
+    }
+
+    /// Whether the bytes are found in any object.
+    pub fn holds(&self, bytes: &[u8]) -> bool {
+        self.inner.lock().objects.values().any(|o| o.windows(bytes.len()).any(|w| w == bytes))
+    }
+
+    /// Requests so far.
+    pub fn asked(&self) -> u64 {
+        self.inner.lock().asked
+    }
+}
+
+impl Inner {
+    /// How many of `count` to do, and whether to say that all went well.
+    fn due(&mut self, ask: Ask, count: usize) -> (usize, Result<(), Failure>) {
+        self.asked += 1;
+        assert!(count <= ENTRIES_MAX, "{count} entries in one request");
+        let mut due = self.away.then_some(RemoteTrouble::Away);
+        for (_, nth, trouble) in self.script.iter_mut().filter(|s| s.0 == ask && s.1 > 0) {
+            *nth -= 1;
+            due = if *nth == 0 { Some(*trouble) } else { due };
+        }
+        let failure = Failure { is_lost: false, is_cut: false, why: "on purpose".to_string() };
+        match due {
+            None => (count, Ok(())),
+            Some(RemoteTrouble::Away) => (0, Err(failure)),
+            Some(RemoteTrouble::Silent) => (count, Err(failure)),
+            Some(RemoteTrouble::Half) => (count / 2, Err(failure)),
+        }
+    }
+}
+
+impl Remote for MemoryRemote {
+    fn put(&self, objects: &[Object<'_>]) -> Result<(), Failure> {
+        let mut inner = self.inner.lock();
+        let (count, result) = inner.due(Ask::Put, objects.len());
+        assert!(objects.iter().map(|o| o.bytes.len()).sum::<usize>() <= BYTES_MAX);
+        for object in objects {
+            assert!(inner.used.insert(object.number), "number {} is used again", object.number);
+        }
+        for object in &objects[..count] {
+            inner.objects.insert(object.number, object.bytes.to_vec());
+        }
+        result
+    }
+
+    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), Failure> {
+        let mut inner = self.inner.lock();
+        let (count, result) = inner.due(Ask::Get, fetches.len());
+        for fetch in &mut fetches[..count] {
+            let part =
+                inner.objects.get(&fetch.number).and_then(|o| o.get(fetch.offset..fetch.offset + fetch.to.len()));
+            let lost =
+                || Failure { is_lost: true, is_cut: false, why: format!("object {} is not there", fetch.number) };
+            let part = part.ok_or_else(lost)?;
+            fetch.to.copy_from_slice(part);
+        }
+        result
+    }
+
+    fn delete(&self, numbers: &[u64]) -> Result<(), Failure> {
+        let mut inner = self.inner.lock();
+        let (count, result) = inner.due(Ask::Delete, numbers.len());
+        for number in &numbers[..count] {
+            inner.objects.remove(number);
+        }
+        result
+    }
+
+    fn name(&self) -> &str {
+        "memory-remote"
+    }
+}

@@ -1,0 +1,181 @@
+//! Groups of slots: what of the swap file lies in the remote store. The table, and each change of it.
+//!
+//! Equations: `far` = sum of the bits of `remote`; `backed` = sum of those of `backed`, and of what is being given back;
+//! no slot is in both; `remote` is a part of `stored`, and `written` of `backed`; a group has an object if `remote` is not 0.
+use alloc::vec::Vec;
+use core::ops::Range;
+use memfold_sys::Errno;
+use memfold_sys::units::PAGE_SIZE;
+use memfold_sys::zone::Zone;
+
+/// Slots of a group.
+pub const GROUP_SLOTS: usize = 16;
+/// Objects to be deleted that are remembered; of others the store is rid at the end of the run.
+const DEAD_MAX: usize = 1 << 20;
+
+/// All zero: no slot has bytes anywhere.
+#[derive(Copy, Clone)]
+#[repr(C)]
+pub struct Group {
+    /// Its object; 0 for none.
+    pub number: u64,
+    /// Slots whose bytes the object has, one behind the other.
+    pub stored: u16,
+    /// Those of them that count.
+    pub remote: u16,
+    /// Slots that take space of the file.
+    pub backed: u16,
+    /// Those of them whose bytes have been written.
+    pub written: u16,
+    /// Slots that are being moved and were not taken for other data since.
+    pub leaving: u16,
+    /// Read since the hand's last pass.
+    pub used: bool,
+    /// Space of the file is being given back.
+    pub punching: bool,
+}
+
+/// A group on its way.
+pub struct Leaving {
+    pub group: u64,
+    pub number: u64,
+    /// Its present object, and which slots that has.
+    pub old: (u64, u16),
+    /// Slots that come from the file.
+    pub local: u16,
+    /// Slots that come from its present object.
+    pub keep: u16,
+}
+
+/// All groups. Whoever has it may change it: callers keep it under a lock.
+pub struct Groups {
+    table: Zone,
+    /// Slots whose bytes lie in the remote store.
+    pub far: u64,
+    /// Slots that take space of the file.
+    pub backed: u64,
+    /// Objects to be deleted.
+    pub dead: Vec<u64>,
+    /// The last number that was given to an object.
+    number: u64,
+}
+
+impl Groups {
+    /// Groups for `slots` slots, all zero.
+    ///
+    /// # Errors
+    /// No address space.
+    pub fn new(slots: u64) -> Result<Groups, Errno> {
+        let bytes = (slots as usize / GROUP_SLOTS + 1) * size_of::<Group>();
+        let table = Zone::reserve(bytes.next_multiple_of(PAGE_SIZE), PAGE_SIZE)?;
+        Ok(Groups { table, far: 0, backed: 0, dead: Vec::new(), number: 0 })
+    }
+
+    /// A group.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn group(&mut self, index: u64) -> &mut Group {
+        assert!((index as usize + 1) * size_of::<Group>() <= self.table.len());
+        // SAFETY: the group lies in the zone, all zero at first, which is a valid group; `&mut self` makes the borrow unique.
+        unsafe { &mut *self.table.as_ptr().cast::<Group>().add(index as usize) }
+    }
+
+    /// The bytes of some slots in the remote store count no more.
+    pub fn forget(&mut self, index: u64, mask: u16) {
+        let group = self.group(index);
+        let gone = ones(group.remote & mask);
+        group.remote &= !mask;
+        let number = if group.remote == 0 { core::mem::take(&mut group.number) } else { 0 };
+        self.far -= gone;
+        if number != 0 {
+            self.bury(&[number]);
+        }
+    }
+
+    /// Objects that nobody needs any more.
+    pub fn bury(&mut self, numbers: &[u64]) {
+        if self.dead.len() < DEAD_MAX {
+            self.dead.extend_from_slice(numbers);
+        }
+    }
+
+    /// Begins the move of a group, if it is cold and something of it can move.
+    pub fn leave(&mut self, index: u64, live: u16) -> Option<Leaving> {
+        let group = self.group(index);
+        let local = group.written & live & !group.remote;
+        if local == 0 || group.leaving != 0 || core::mem::take(&mut group.used) {
+            return None;
+        }
+        group.leaving = local;
+        let (old, keep) = ((group.number, group.stored), group.remote & live);
+        self.number += 1;
+        Some(Leaving { group: index, number: self.number, old, local, keep })
+    }
+
+    /// Ends a move that has failed: everything stays where it is.
+    pub fn end_without(&mut self, batch: &[Leaving]) {
+        for leaving in batch {
+            self.group(leaving.group).leaving = 0;
+            // It may have arrived all the same.
+            self.bury(&[leaving.number]);
+        }
+    }
+
+    /// Ends a move: from now on the new object counts, as far as slots were not taken for other data meanwhile. Returns
+    /// the slots that have moved.
+    pub fn publish(&mut self, leaving: &Leaving, live: u16) -> u64 {
+        let group = self.group(leaving.group);
+        let moved = core::mem::take(&mut group.leaving) & leaving.local & live;
+        let remote = moved | group.remote & leaving.keep;
+        let (before, old) = (ones(group.remote), group.number);
+        (group.remote, group.stored) = (remote, leaving.local | leaving.keep);
+        group.number = if remote == 0 { 0 } else { leaving.number };
+        self.far = self.far + ones(remote) - before;
+        let gone = [old, if remote == 0 { leaving.number } else { 0 }];
+        gone.iter().filter(|n| **n != 0).for_each(|n| self.bury(&[*n]));
+        ones(moved)
+    }
+
+    /// Takes slots out of the file, whose space the caller then gives back. Until it has, nobody can claim them.
+    pub fn begin_punch(&mut self, index: u64, mask: u16) {
+        let group = self.group(index);
+        debug_assert!(!group.punching, "only the mover punches, one after the other");
+        (group.backed, group.written) = (group.backed & !mask, group.written & !mask);
+        group.punching = true;
+    }
+}
+
+/// The groups of a run of slots, each with the bits of those that belong to the run.
+pub fn each_group(slot: u64, count: usize) -> impl Iterator<Item = (u64, u16)> {
+    let end = slot + count as u64;
+    let size = GROUP_SLOTS as u64;
+    (slot / size..end.div_ceil(size)).map(move |group| {
+        let first = slot.saturating_sub(group * size).min(size);
+        let last = (end - group * size).min(size);
+        (group, (((1u32 << last) - 1) & !((1u32 << first) - 1)) as u16)
+    })
+}
+
+/// The runs of set bits.
+pub fn runs(mask: u16) -> impl Iterator<Item = Range<usize>> {
+    let mut at = 0;
+    core::iter::from_fn(move || {
+        let rest = (mask as u32) >> at;
+        if rest == 0 {
+            return None;
+        }
+        let start = at + rest.trailing_zeros();
+        at = start + (mask as u32 >> start).trailing_ones();
+        Some(start as usize..at as usize)
+    })
+}
+
+pub fn ones(mask: u16) -> u64 {
+    mask.count_ones() as u64
+}
+
+/// How many of the bits below `at` are set.
+pub fn rank(mask: u16, at: u64) -> usize {
+    (mask as u32 & ((1 << at) - 1)).count_ones() as usize
+}
