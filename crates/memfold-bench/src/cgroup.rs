@@ -5,9 +5,6 @@ use crate::refusal::Refusal;
 use anyhow::Context;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// Where the memory controller is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,13 +19,7 @@ pub enum Hierarchy {
 pub struct Cgroup {
     dir: PathBuf,
     v2: bool,
-    done: Arc<AtomicBool>,
 }
-
-/// The kernel decides by figures of the cgroup that it sums up every two seconds, or when somebody reads them. A program
-/// that thrashes in a small cgroup is killed before: the figures still say that enough pages are inactive, so no active one
-/// is ever looked at, and none can be had (Linux 6.18: `inactive_is_low`). So they are read this often.
-const REFRESH: Duration = Duration::from_millis(10);
 
 impl Hierarchy {
     /// Finds the memory controller of this machine.
@@ -50,19 +41,13 @@ impl Cgroup {
         let dir = root.join(format!("{CGROUP_PREFIX}{}", std::process::id()));
         journal.record(&Undo::RemoveCgroup { dir: dir.clone() })?;
         fs::create_dir(&dir).with_context(|| format!("making cgroup {}", dir.display()))?;
-        let cgroup = Cgroup { dir, v2, done: Arc::default() };
+        let cgroup = Cgroup { dir, v2 };
         if v2 {
             cgroup.write("memory.max", &limit_bytes.to_string())?;
         } else {
             cgroup.write("memory.limit_in_bytes", &limit_bytes.to_string())?;
             cgroup.write("memory.swappiness", "100")?;
         }
-        let (done, path) = (cgroup.done.clone(), cgroup.dir.join("memory.stat"));
-        std::thread::spawn(move || {
-            while !done.load(Ordering::Relaxed) && fs::read(&path).is_ok() {
-                std::thread::sleep(REFRESH);
-            }
-        });
         Ok(cgroup)
     }
 
@@ -87,12 +72,6 @@ impl Cgroup {
     fn write(&self, name: &str, value: &str) -> anyhow::Result<()> {
         let path = self.dir.join(name);
         fs::write(&path, value).with_context(|| format!("writing '{value}' to {}", path.display()))
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        self.done.store(true, Ordering::Relaxed);
     }
 }
 

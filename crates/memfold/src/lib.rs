@@ -16,6 +16,7 @@
 extern crate alloc;
 
 mod text;
+pub mod keys;
 pub mod config;
 pub mod stats;
 pub mod share;

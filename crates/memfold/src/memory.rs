@@ -46,7 +46,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Sets any key of [`crate::config::KEYS`] from text, as the flags of `memfold run` do.
+    /// Sets any key of [`crate::keys::KEYS`] from text, as the flags of `memfold run` do.
     #[must_use]
     pub fn set(mut self, name: &str, value: &str) -> Builder {
         if let Err(e) = self.config.set(name, value) {

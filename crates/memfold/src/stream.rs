@@ -16,9 +16,6 @@ pub struct Advice {
 const STREAMS: usize = 16;
 /// A stream's window grows by this many orders (x4) each time it is continued.
 const GROWTH: u8 = 2;
-/// A touch that skips more than this part of the window may be a random one: the window shrinks. Else random touches of a
-/// small area, which all lie near some large window, would each load a large one.
-const NEAR: u64 = 16;
 /// Continuations before a window is loaded ahead, and before two are: then one can be loaded by another thread while the
 /// stream still waits for the first.
 const SURE: u8 = 2;
@@ -65,16 +62,8 @@ impl Streams {
         });
         if let Some(s) = hit {
             let backward = key < s.start;
-            let skipped = if backward { s.start - 1 - key } else { key - s.end };
-            // Two random touches side by side are no stream yet; one that goes on begins with the very next page.
-            let near = if s.hits == 0 { 1 } else { ((s.end - s.start) / NEAR).max(block) };
-            if skipped < near {
-                s.order = (s.order + GROWTH).min(self.largest.get());
-                s.hits = s.hits.saturating_add(1);
-            } else {
-                s.order = s.order.saturating_sub(GROWTH).max(self.block.get());
-                s.hits /= 2;
-            }
+            s.order = (s.order + GROWTH).min(self.largest.get());
+            s.hits = s.hits.saturating_add(1);
             s.used = clock;
             let order = Order::new(s.order).unwrap_or(self.block);
             return Advice { order, backward, ahead: (s.hits >= SURE) as u8 + (s.hits >= SURER) as u8 };
@@ -133,28 +122,6 @@ mod tests {
         streams.loaded(4096, 4096, 4100);
         let advice = streams.advise(4095);
         assert!(advice.backward && advice.order > order(2));
-    }
-
-    #[test]
-    fn random_touches_of_a_small_area_end_a_large_window() {
-        let (streams, mut at) = (Streams::new(order(2), Order::MAX), 4096);
-        let load = |key: u64| {
-            let order = streams.advise(key).order;
-            let start = key & !(order.pages() as u64 - 1);
-            streams.loaded(key, start, start + order.pages() as u64);
-            (order, start + order.pages() as u64)
-        };
-        for _ in 0..8 {
-            at = load(at).1;
-        }
-        assert_eq!(load(at).0, Order::MAX);
-        // 128 MiB, in which a window of 2 MiB and as much on each side are 5%.
-        let (mut random, mut pages) = (1u64, 0);
-        for _ in 0..4000 {
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            pages += load((random >> 33) % 32768).0.pages();
-        }
-        assert!(pages < 4000 * 5, "{} pages a touch", pages as f64 / 4000.0);
     }
 
     #[test]
