@@ -142,7 +142,7 @@ fn redis_answers_and_saves_under_load() {
     ask(&["eval", lua, "0"]);
     let keys = ask(&["dbsize"]);
 
-    let busy = load("get,set", "150000");
+    let busy = load("get,set", "50000");
     let mut busy = Command::new("timeout").args(["-s", "KILL", "60"]).args(busy).stdout(Stdio::null()).spawn().unwrap();
     assert_eq!(ask(&["bgsave"]), "Background saving started");
     let begin = Instant::now();

@@ -66,6 +66,13 @@ pub fn pin(cpu: usize) {
     pin_other(0, cpu);
 }
 
+/// Lets the calling thread stand back where it and others want a CPU: nice 10, a tenth of the weight of 0 (`sched(7)`).
+pub fn stand_back() {
+    const NICE: i32 = 10;
+    // Refused only for a smaller value than the thread has: then it stands back further already.
+    let _ = rustix::process::setpriority_process(None, NICE);
+}
+
 /// Pins a thread of this process to a CPU, if that is allowed; 0 is the caller.
 pub fn pin_other(thread: u32, cpu: usize) {
     let mut set = rustix::thread::CpuSet::new();

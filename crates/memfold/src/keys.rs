@@ -107,7 +107,7 @@ pub const KEYS: &[Key] = &[
         name: "workers",
         value: "N",
         default: "0",
-        help: "background threads that compress and read ahead, 1 to 64; 0 leaves one CPU without",
+        help: "background threads that compress and read ahead, 1 to 64; 0 takes one per CPU",
     },
     Key {
         name: "max-pool",

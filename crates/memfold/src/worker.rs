@@ -63,6 +63,7 @@ fn recompress_for_ever(pager: usize) {
 fn run_for_ever(pager: usize) {
     // SAFETY: `start_by` leaked the Arc.
     let pager = unsafe { &*(pager as *const Arc<Pager>) };
+    memfold_sys::thread::stand_back();
     while pager.work() {}
 }
 
@@ -102,6 +103,7 @@ fn move_out(pager: usize) {
 fn run(pager: usize) {
     // SAFETY: `start` gave this thread one reference of the Arc.
     let pager = unsafe { Arc::from_raw(pager as *const Pager) };
+    memfold_sys::thread::stand_back();
     while pager.work() {}
 }
 
