@@ -1,6 +1,7 @@
 //! What the end-to-end tests share: the built command, and a directory that goes away.
 #![allow(dead_code)] // Each test file uses a part of this.
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -29,6 +30,14 @@ pub fn binaries() -> Option<PathBuf> {
 pub fn memfold(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(directory.join("memfold"));
     command.args(arguments).env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE").stdin(Stdio::null());
+    // Tests that are started in the background, or by nohup, ignore these, and a shell can't trap what it was born ignoring.
+    // SAFETY: `signal` is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT].map(|signal| libc::signal(signal, libc::SIG_DFL));
+            Ok(())
+        })
+    };
     command
 }
 
