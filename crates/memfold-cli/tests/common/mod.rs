@@ -34,7 +34,9 @@ pub fn memfold(directory: &Path, arguments: &[&str]) -> Command {
     // SAFETY: `signal` is async-signal-safe.
     unsafe {
         command.pre_exec(|| {
-            [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT].map(|signal| libc::signal(signal, libc::SIG_DFL));
+            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
             Ok(())
         })
     };
