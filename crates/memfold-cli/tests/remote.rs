@@ -68,7 +68,7 @@ impl Server {
         self.child = Some(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
         let begin = Instant::now();
         while !self.cli(&["ping"]).contains("PONG") {
-            assert!(begin.elapsed() < Duration::from_secs(20), "the server does not start: {}", self.cli(&["ping"]));
+            assert!(begin.elapsed() < Duration::from_secs(60), "the server does not start: {}", self.cli(&["ping"]));
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -183,7 +183,7 @@ fn figure(json: &str, name: &str) -> u64 {
 fn wait_for(what: &str, mut wanted: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !wanted() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "in vain for: {what}");
+        assert!(begin.elapsed() < Duration::from_secs(60), "in vain for: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
