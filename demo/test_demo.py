@@ -115,7 +115,9 @@ class Runs(unittest.TestCase):
         for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)):
             with self.subTest(number):
                 command = [sys.executable, HERE / "demo.py", "--size", "4000", "--memfold", "/bin/true"]
-                running = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+                # Ignored where these tests run in the background; Python then raises no KeyboardInterrupt.
+                heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+                running = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=heed)
                 child = only_child(running.pid)
                 running.send_signal(number)
                 self.assertEqual(running.wait(timeout=20), status)
