@@ -1,6 +1,6 @@
 //! What the small benchmarks share: the corpus, the report, the exit status.
 
-use crate::corpus::{build, default_path};
+use crate::corpus::find;
 use crate::corpus_file::CorpusFile;
 use crate::guard;
 use crate::machine::Machine;
@@ -45,11 +45,7 @@ pub fn brief(
     measure: impl FnOnce(&CorpusFile, &Path, bool) -> anyhow::Result<Found>,
 ) -> anyhow::Result<i32> {
     guard::install()?;
-    let path = args.corpus.clone().map_or_else(default_path, Ok)?;
-    if args.corpus.is_none() && !path.exists() {
-        eprintln!("building the corpus {}", path.display());
-        build(&path, 64 << 20)?;
-    }
+    let path = find(args.corpus.as_deref())?;
     let corpus = CorpusFile::open(&path)?;
     let found = measure(&corpus, &path, args.quick)?;
     let machine = Machine::read();

@@ -1,14 +1,13 @@
 //! `memfold bench walk-child`: one run of the walk in a process of its own.
 
 use crate::corpus_file::{CorpusFile, PAGE};
-use crate::message::Message;
+use crate::message::{Message, say, wait_for_line};
 use crate::plain::PlainArea;
 use crate::size::parse_size;
 use crate::workload::{Bounds, Phase, Workload, corpus_sums};
 use anyhow::Context;
 use clap::ValueEnum;
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -138,18 +137,4 @@ impl Area {
             Area::Folded(area) => area.counters(),
         }
     }
-}
-
-fn say(message: &Message) -> anyhow::Result<()> {
-    let mut line = serde_json::to_string(message)?;
-    line.push('\n');
-    let mut out = std::io::stdout().lock();
-    out.write_all(line.as_bytes())?;
-    Ok(out.flush()?)
-}
-
-/// A line, or the end of input: both mean "go on".
-fn wait_for_line() -> anyhow::Result<()> {
-    std::io::stdin().read_line(&mut String::new())?;
-    Ok(())
 }

@@ -29,13 +29,26 @@ pub fn corpus(args: CorpusArgs) -> anyhow::Result<()> {
 }
 
 /// Where a corpus is looked for when none is named.
-pub fn default_path() -> anyhow::Result<PathBuf> {
+fn default_path() -> anyhow::Result<PathBuf> {
     let cache = match (std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME")) {
         (Some(cache), _) if !cache.is_empty() => PathBuf::from(cache),
         (_, Some(home)) if !home.is_empty() => Path::new(&home).join(".cache"),
         _ => return Err(Refusal::Usage("neither XDG_CACHE_HOME nor HOME is set: name the corpus file".into()).into()),
     };
     Ok(cache.join("memfold/corpus.bin"))
+}
+
+/// The corpus file that a benchmark was given, or the default one, which is built if it is missing.
+pub fn find(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    if let Some(path) = given {
+        return Ok(path.to_path_buf());
+    }
+    let path = default_path()?;
+    if !path.exists() {
+        eprintln!("building the corpus {}", path.display());
+        build(&path, 64 << 20)?;
+    }
+    Ok(path)
 }
 
 /// Pieces that alternate in the file, so that every window of a walk has mixed content.

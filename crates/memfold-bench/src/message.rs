@@ -3,6 +3,7 @@
 use crate::workload::PhaseResult;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::io::Write;
 
 /// One line from the child.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -22,4 +23,19 @@ pub enum Message {
         /// memfold's counters, where it is memfold's area.
         counters: BTreeMap<String, u64>,
     },
+}
+
+/// Writes one value as a line to standard output.
+pub fn say(what: &impl Serialize) -> anyhow::Result<()> {
+    let mut line = serde_json::to_string(what)?;
+    line.push('\n');
+    let mut out = std::io::stdout().lock();
+    out.write_all(line.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// A line from standard input, or its end: both mean "go on".
+pub fn wait_for_line() -> anyhow::Result<()> {
+    std::io::stdin().read_line(&mut String::new())?;
+    Ok(())
 }

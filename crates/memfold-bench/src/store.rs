@@ -1,6 +1,6 @@
 //! `memfold bench store`: what the compressed store must reach, by itself and under the engine.
 
-use crate::corpus::{build, default_path, hash};
+use crate::corpus::{find, hash};
 use crate::corpus_file::CorpusFile;
 use crate::guard;
 use crate::machine::Machine;
@@ -66,11 +66,7 @@ struct Report {
 /// Measures, prints the report, and returns the exit status: 1 with `--check` if a row is short.
 pub fn store(args: StoreArgs) -> anyhow::Result<i32> {
     guard::install()?;
-    let path = args.corpus.clone().map_or_else(default_path, Ok)?;
-    if args.corpus.is_none() && !path.exists() {
-        eprintln!("building the corpus {}", path.display());
-        build(&path, 64 << 20)?;
-    }
+    let path = find(args.corpus.as_deref())?;
     let corpus = CorpusFile::open(&path)?;
     let bytes = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
     let corpus_text = format!("{}, {}, xxh3 {:016x}", path.display(), show_size(bytes.len() as u64), hash(&bytes));

@@ -1,6 +1,6 @@
 //! `memfold bench swap`: what the swap file must reach.
 
-use crate::corpus::{build, default_path, describe};
+use crate::corpus::{describe, find};
 use crate::corpus_file::CorpusFile;
 use crate::guard;
 use crate::machine::Machine;
@@ -90,11 +90,7 @@ pub fn swap(args: SwapArgs) -> anyhow::Result<i32> {
     if !args.dir.is_dir() {
         return Err(Refusal::Usage(format!("--dir {}: not a directory", args.dir.display())).into());
     }
-    let path = args.corpus.clone().map_or_else(default_path, Ok)?;
-    if args.corpus.is_none() && !path.exists() {
-        eprintln!("building the corpus {}", path.display());
-        build(&path, 64 << 20)?;
-    }
+    let path = find(args.corpus.as_deref())?;
     let corpus = CorpusFile::open(&path)?;
     let mut report = Report {
         machine: Machine::read(),

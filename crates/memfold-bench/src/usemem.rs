@@ -1,6 +1,6 @@
 //! `memfold bench usemem`: vm-scalability's usemem with real data, on memfold and on the kernel's compressed swap.
 
-use crate::corpus::{build, default_path};
+use crate::corpus::find;
 use crate::corpus_file::{CorpusFile, PAGE};
 use crate::folio::FolioKib;
 use crate::guard;
@@ -199,11 +199,7 @@ impl Plan {
             () if limit >= all => usage("--limit must be smaller than what the tasks use: else nothing is folded"),
             () => Ok(()),
         }?;
-        let corpus = args.corpus.clone().map_or_else(default_path, Ok)?;
-        if args.corpus.is_none() && !corpus.exists() {
-            eprintln!("building the corpus {}", corpus.display());
-            build(&corpus, 64 << 20)?;
-        }
+        let corpus = find(args.corpus.as_deref())?;
         // Read whole, so that it is page cache at this process's charge.
         CorpusFile::open(&corpus)?;
         std::fs::read(&corpus).with_context(|| format!("reading {}", corpus.display()))?;

@@ -1,7 +1,7 @@
 //! The processes of `memfold bench usemem`: one that leads, and the tasks that it starts, each with memory of its own.
 
 use crate::corpus_file::{CorpusFile, PAGE};
-use crate::message::Message;
+use crate::message::{Message, say, wait_for_line};
 use crate::page::{Pages, corpus_sums};
 use crate::plain::PlainArea;
 use crate::random::Random;
@@ -63,20 +63,6 @@ pub fn usemem_child(args: UsememChildArgs) -> anyhow::Result<()> {
         Some(number) => task(&args, number),
         None => lead(&args),
     }
-}
-
-fn say(what: &impl Serialize) -> anyhow::Result<()> {
-    let mut line = serde_json::to_string(what)?;
-    line.push('\n');
-    let mut out = std::io::stdout().lock();
-    out.write_all(line.as_bytes())?;
-    Ok(out.flush()?)
-}
-
-/// A line, or the end of input: both mean "go on".
-fn wait_for_line() -> anyhow::Result<()> {
-    std::io::stdin().read_line(&mut String::new())?;
-    Ok(())
 }
 
 fn lead(args: &UsememChildArgs) -> anyhow::Result<()> {

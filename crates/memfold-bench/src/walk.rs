@@ -1,6 +1,6 @@
 //! `memfold bench walk`: the same walk for every peer, in turn, and how they compare.
 
-use crate::corpus::{build, default_path, describe};
+use crate::corpus::{describe, find};
 use crate::corpus_file::{CorpusFile, PAGE};
 use crate::folio::FolioKib;
 use crate::guard;
@@ -157,7 +157,7 @@ impl Plan {
         let quick = |normal, quick| if args.quick { quick } else { normal };
         let this = std::env::current_exe().context("finding this program's own file")?;
         let mut plan = Plan {
-            corpus: args.corpus.clone().map_or_else(default_path, Ok)?,
+            corpus: PathBuf::new(),
             size: args.size.unwrap_or(quick(1 << 30, 256 << 20)) / PAGE as u64 * PAGE as u64,
             resident: args.resident.unwrap_or(quick(256 << 20, 64 << 20)),
             codec: args.codec.clone(),
@@ -179,10 +179,7 @@ impl Plan {
         }
         plan.check_numbers()?;
         plan.choose_peers(args)?;
-        if args.corpus.is_none() && !plan.corpus.exists() {
-            eprintln!("building the corpus {}", plan.corpus.display());
-            build(&plan.corpus, 64 << 20)?;
-        }
+        plan.corpus = find(args.corpus.as_deref())?;
         CorpusFile::open(&plan.corpus)?;
         Ok(plan)
     }

@@ -3,6 +3,18 @@ use crate::random::Random;
 use memfold_sys::units::PAGE_SIZE;
 use std::sync::OnceLock;
 
+/// A page of random bytes by `seed`, of which `zeros` quarters of each 512 bytes are zeros instead.
+pub fn partly_random(seed: u64, zeros: usize) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    let mut page = vec![0; PAGE_SIZE];
+    page.chunks_exact_mut(8).enumerate().for_each(|(i, word)| {
+        if i % 64 / 16 >= zeros {
+            word.copy_from_slice(&random.word().to_le_bytes());
+        }
+    });
+    page
+}
+
 /// Fills some bytes in one of the ways that data comes in: mostly real bytes, else zeros, an 8-byte pattern, or noise.
 pub fn fill(random: &mut Random, bytes: &mut [u8]) {
     match random.below(8) {

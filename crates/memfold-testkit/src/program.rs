@@ -81,6 +81,17 @@ impl Program {
     }
 }
 
+/// 16 KiB blocks, folios up to 64 KiB, codec lz4, everything in 8 MiB; a swap device may be filled.
+pub fn small_config() -> memfold::Config {
+    let mut config = memfold::Config::new(1 << 30);
+    config.limit_bytes = Some(memfold::config::WORKABLE_MIN_BYTES);
+    config.delivery = memfold::Delivery::Thread;
+    config.folio_order = memfold_sys::units::Order::new(4).expect("an order");
+    config.swap_keep_free_bytes = 0;
+    config.pools = 1;
+    config
+}
+
 /// An engine over a fake address space, with its program: what most tests start from.
 pub struct Setup {
     /// The fake.

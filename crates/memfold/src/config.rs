@@ -92,7 +92,7 @@ pub struct Config {
     pub remote_timeout_s: u32,
     /// Socket of the service that speaks with the store. No key: whoever starts the service sets it.
     pub remote_socket: Option<String>,
-    /// Pools; 0 for one per CPU.
+    /// Pools; 0 for [`Config::pool_count`] to choose.
     pub pools: usize,
     /// Background threads; 0 for [`Config::worker_count`] to choose.
     pub workers: usize,
@@ -130,8 +130,12 @@ pub struct Config {
     pub fold_dont_dump: bool,
 }
 
-/// Background threads at most.
-const WORKERS_MAX: u32 = 64;
+/// Background threads at most, and pools.
+const COUNT_MAX: u32 = 64;
+
+fn or_cpus(set: usize, cpus: usize) -> usize {
+    if set == 0 { cpus.clamp(1, COUNT_MAX as usize) } else { set }
+}
 
 impl Config {
     /// The defaults, for a machine of `memory_bytes`.
@@ -209,8 +213,8 @@ impl Config {
             "remote-auth" => self.remote_auth = Some(path(value).map_err(wrong)?),
             "remote-ca" => self.remote_ca = Some(path(value).map_err(wrong)?),
             "remote-timeout" => self.remote_timeout_s = number(value, 3600).map_err(wrong)?,
-            "pools" => self.pools = number(value, 64).map_err(wrong)? as usize,
-            "workers" => self.workers = number(value, WORKERS_MAX).map_err(wrong)? as usize,
+            "pools" => self.pools = number(value, COUNT_MAX).map_err(wrong)? as usize,
+            "workers" => self.workers = number(value, COUNT_MAX).map_err(wrong)? as usize,
             "max-pool" => self.max_pool_bytes = if value == "none" { None } else { Some(size()?) },
             "accept-threshold" => self.accept_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
             "pool-counts" => self.pool_counts = on_off(value).map_err(wrong)?,
@@ -285,10 +289,12 @@ impl Config {
     /// whose faults compress as well when they can't keep up. With a thread less on two CPUs, a program that fills memory
     /// is as fast, but one that changes what it reads takes 1.6 times as long, and redis twice.
     pub fn worker_count(&self, cpus: usize) -> usize {
-        match self.workers {
-            0 => cpus.clamp(1, WORKERS_MAX as usize),
-            set => set,
-        }
+        or_cpus(self.workers, cpus)
+    }
+
+    /// Pools on a machine with so many CPUs, 1 to 64.
+    pub fn pool_count(&self, cpus: usize) -> usize {
+        or_cpus(self.pools, cpus)
     }
 
     /// The most uncompressed memory (mapped pages and frames) that the settings allow while the pool is empty, bytes.

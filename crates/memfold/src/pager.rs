@@ -152,11 +152,10 @@ impl Pager {
     /// Settings that don't fit together, an unknown codec, or no address space: one line that says which.
     pub fn new(config: Config, parts: Parts) -> Result<Pager, String> {
         config.check().map_err(|e| e.to_string())?;
-        let or_cpus = |n: usize| if n == 0 { parts.cpus.clamp(1, 64) } else { n };
         let sc = StoreConfig {
             codec: memfold_store::CodecSpec::parse(&config.codec).map_err(|e| e.to_string())?,
             block_order: config.block_order,
-            pools: or_cpus(config.pools),
+            pools: config.pool_count(parts.cpus),
             pool_bytes_max: config.max_pool_bytes.unwrap_or(0),
             accept_percent: config.accept_percent as u8,
             verify: config.verify,

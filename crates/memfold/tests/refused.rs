@@ -1,9 +1,8 @@
 //! Data that nothing takes, in bounds that can't hold it: it costs memory, not time, and the rest is folded as before. Row Z4.
 use memfold::config::OnFull;
-use memfold::{Config, Delivery, stats::Stats};
-use memfold_sys::units::{Order, PAGE_SIZE};
-use memfold_testkit::program::Setup;
-use memfold_testkit::random::Random;
+use memfold::{Config, stats::Stats};
+use memfold_testkit::fill::partly_random;
+use memfold_testkit::program::{Setup, small_config};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -20,10 +19,8 @@ fn get(counter: &AtomicU64) -> u64 {
 
 /// 16 KiB blocks, folios up to 64 KiB, codec lz4.
 fn config(change: impl FnOnce(&mut Config)) -> Config {
-    let mut config = Config::new(1 << 30);
-    config.delivery = Delivery::Thread;
-    config.folio_order = Order::new(4).unwrap();
-    config.pools = 1;
+    let mut config = small_config();
+    config.limit_bytes = None;
     change(&mut config);
     config
 }
@@ -34,13 +31,7 @@ fn setup(change: impl FnOnce(&mut Config)) -> Setup {
 
 /// What a page holds: random bytes, of which 3 of 4 are zeros in `SOFT`.
 fn content(number: usize) -> Vec<u8> {
-    let mut random = Random::new(number as u64);
-    let mut page = vec![0; PAGE_SIZE];
-    let random_words = if DENSE.contains(&number) { 64 } else { 16 };
-    page.chunks_exact_mut(8).enumerate().filter(|(i, _)| i % 64 < random_words).for_each(|(_, word)| {
-        word.copy_from_slice(&random.word().to_le_bytes());
-    });
-    page
+    partly_random(number as u64, if DENSE.contains(&number) { 0 } else { 3 })
 }
 
 fn write(setup: &Setup, pages: Range<usize>) {

@@ -1,9 +1,9 @@
 //! The remote tier behind the swap file, over a fake address space, a device and a store in memory. Row B3.
-use memfold::{Config, Delivery, stats::Stats};
+use memfold::{Config, stats::Stats};
 use memfold_sys::disk::Way;
-use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::disk::{DiskTrouble, MemoryDisk};
-use memfold_testkit::program::Setup;
+use memfold_testkit::fill::partly_random;
+use memfold_testkit::program::{Setup, small_config};
 use memfold_testkit::random::{Random, seed};
 use memfold_testkit::remote::{Ask, MemoryRemote, RemoteTrouble};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,26 +18,14 @@ fn get(counter: &AtomicU64) -> u64 {
 
 /// A limit of 8 MiB, and a file of 4 MiB.
 fn config() -> Config {
-    let mut config = Config::new(1 << 30);
-    config.limit_bytes = Some(8 << 20);
-    config.delivery = Delivery::Thread;
-    config.folio_order = Order::new(4).unwrap();
-    config.swap_keep_free_bytes = 0;
+    let mut config = small_config();
     config.swap_bytes = 4 << 20;
     config.remote_bytes = 64 << 20;
-    config.pools = 1;
     config
 }
 
 fn content(number: usize, version: u64, share: usize) -> Vec<u8> {
-    let mut random = Random::new((number as u64) << 32 | version);
-    let mut page = vec![0; PAGE_SIZE];
-    page.chunks_exact_mut(8).enumerate().for_each(|(i, word)| {
-        if i % 64 / 16 >= share {
-            word.copy_from_slice(&random.word().to_le_bytes());
-        }
-    });
-    page
+    partly_random((number as u64) << 32 | version, share)
 }
 
 struct World {

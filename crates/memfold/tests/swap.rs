@@ -1,9 +1,10 @@
 //! The swap file behind the pool, over a fake address space and a device in memory. Rows S3, Z4, Z5, Z10, M9, C2, B3.
-use memfold::{Config, Delivery, stats::Stats};
+use memfold::{Config, stats::Stats};
 use memfold_sys::disk::Way;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_sys::units::PAGE_SIZE;
 use memfold_testkit::disk::{DiskTrouble, MemoryDisk};
-use memfold_testkit::program::Setup;
+use memfold_testkit::fill::partly_random;
+use memfold_testkit::program::{Setup, small_config};
 use memfold_testkit::random::{Random, seed};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,27 +14,9 @@ fn get(counter: &AtomicU64) -> u64 {
     counter.load(Relaxed)
 }
 
-/// 16 KiB blocks, folios up to 64 KiB, codec lz4, everything in 8 MiB.
-fn config() -> Config {
-    let mut config = Config::new(1 << 30);
-    config.limit_bytes = Some(8 << 20);
-    config.delivery = Delivery::Thread;
-    config.folio_order = Order::new(4).unwrap();
-    config.swap_keep_free_bytes = 0;
-    config.pools = 1;
-    config
-}
-
 /// What a page holds: random bytes, of which about `share` of 4 are zeros.
 fn content(number: usize, version: u64, share: usize) -> Vec<u8> {
-    let mut random = Random::new((number as u64) << 32 | version);
-    let mut page = vec![0; PAGE_SIZE];
-    page.chunks_exact_mut(8).enumerate().for_each(|(i, word)| {
-        if i % 64 / 16 >= share {
-            word.copy_from_slice(&random.word().to_le_bytes());
-        }
-    });
-    page
+    partly_random((number as u64) << 32 | version, share)
 }
 
 fn write(setup: &Setup, number: usize, version: u64, share: usize) {
@@ -61,7 +44,7 @@ fn stats(setup: &Setup) -> &Stats {
 fn z4_what_does_not_shrink_goes_whole_in_one_write_and_comes_back() {
     for encrypt in [true, false] {
         let disk = MemoryDisk::default();
-        let mut config = config();
+        let mut config = small_config();
         config.swap_encrypt = encrypt;
         let setup = folded_raw(config, &disk, 64);
         assert_eq!(setup.space.present_pages(), 0, "all is away");
@@ -89,7 +72,7 @@ fn z4_what_does_not_shrink_goes_whole_in_one_write_and_comes_back() {
 #[test]
 fn c6_a_clean_copy_in_the_file_costs_no_second_write() {
     let disk = MemoryDisk::default();
-    let setup = folded_raw(config(), &disk, 32);
+    let setup = folded_raw(small_config(), &disk, 32);
     (0..32).for_each(|n| assert_holds(&setup, n, 1, 0));
     let before = disk.writes().len();
     setup.pager.page_out_at(setup.addrs(0..32));
@@ -117,7 +100,7 @@ fn overfilled(config: Config, disk: &MemoryDisk) -> Setup {
 #[test]
 fn m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block() {
     let disk = MemoryDisk::default();
-    let setup = overfilled(config(), &disk);
+    let setup = overfilled(small_config(), &disk);
     let s = stats(&setup);
     assert!(get(&s.zswpwb) > 1000, "{} pages written back", get(&s.zswpwb));
     assert_eq!(get(&s.pswpout), get(&s.zswpwb));
@@ -143,7 +126,7 @@ fn m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block() {
 #[test]
 fn a_discard_frees_slots_and_gives_their_space_back() {
     let disk = MemoryDisk::default();
-    let setup = folded_raw(config(), &disk, 8192);
+    let setup = folded_raw(small_config(), &disk, 8192);
     setup.pager.publish();
     assert!(get(&stats(&setup).swap_bytes) > 24 << 20);
     // SAFETY: nobody uses the pages.
@@ -160,7 +143,7 @@ fn writes_that_fail_lose_nothing_and_the_data_stays() {
     for trouble in [DiskTrouble::Full, DiskTrouble::Failed, DiskTrouble::Short] {
         let disk = MemoryDisk::default();
         disk.strike(Way::Write, 2, trouble);
-        let setup = folded_raw(config(), &disk, 64);
+        let setup = folded_raw(small_config(), &disk, 64);
         assert_eq!(get(&stats(&setup).swap_write_failed), 1, "{trouble:?}");
         setup.assert_sound();
         (0..64).for_each(|n| assert_holds(&setup, n, 1, 0));
@@ -174,7 +157,7 @@ fn random_failures_of_writes_under_load_lose_nothing() {
     let seed = seed(11);
     disk.fail_writes_at_random(200, seed);
     let mut random = Random::new(seed);
-    let mut config = config();
+    let mut config = small_config();
     config.swap_encrypt = false;
     let setup = Setup::with_disk(config, 6144, Some(&disk));
     let mut shadow = vec![(0, 0); 6144];
@@ -199,7 +182,7 @@ fn random_failures_of_writes_under_load_lose_nothing() {
 #[test]
 fn s3_a_full_file_is_used_to_the_last_slot_and_then_memory_grows() {
     let disk = MemoryDisk::default();
-    let mut config = config();
+    let mut config = small_config();
     config.swap_bytes = 4 << 20;
     let setup = folded_raw(config, &disk, 4096);
     setup.pager.publish();
@@ -214,7 +197,7 @@ fn s3_a_full_file_is_used_to_the_last_slot_and_then_memory_grows() {
 #[test]
 fn a_full_file_splits_no_folios() {
     let disk = MemoryDisk::default();
-    let mut config = config();
+    let mut config = small_config();
     config.swap_bytes = 4 << 20;
     let setup = Setup::with_disk(config, 8192, Some(&disk));
     (0..6144).for_each(|n| write(&setup, n, 1, 0));
@@ -234,7 +217,7 @@ fn a_full_file_splits_no_folios() {
 fn the_floor_of_the_file_system_is_kept() {
     let disk = MemoryDisk::default();
     disk.set_file_system_bytes(100 << 20);
-    let mut config = config();
+    let mut config = small_config();
     config.swap_keep_free_bytes = 92 << 20;
     let setup = folded_raw(config, &disk, 4096);
     assert_eq!(disk.bytes().len(), 8 << 20, "all that the floor leaves, and no more");
@@ -252,7 +235,7 @@ fn fatal(setup: &Setup, n: usize) -> String {
 #[test]
 fn a_read_that_fails_ends_the_program_and_names_file_and_slot() {
     let disk = MemoryDisk::default();
-    let setup = folded_raw(config(), &disk, 16);
+    let setup = folded_raw(small_config(), &disk, 16);
     disk.strike(Way::Read, 1, DiskTrouble::Failed);
     let why = fatal(&setup, 0);
     assert!(why.contains("swap file memory-disk, slot ") && why.contains("reading failed"), "{why}");
@@ -267,7 +250,7 @@ fn damage_in_the_file_is_never_believed() {
             |disk| disk.exchange(0, 4096, 4096),
         ] {
             let disk = MemoryDisk::default();
-            let mut config = config();
+            let mut config = small_config();
             config.swap_encrypt = encrypt;
             let setup = folded_raw(config, &disk, 32);
             damage(&disk);
@@ -281,7 +264,7 @@ fn damage_in_the_file_is_never_believed() {
 fn damage_of_packed_objects_is_never_believed() {
     for encrypt in [true, false] {
         let disk = MemoryDisk::default();
-        let mut config = config();
+        let mut config = small_config();
         config.swap_encrypt = encrypt;
         let setup = overfilled(config, &disk);
         disk.damage(|at| at % 512 == 300);
@@ -295,7 +278,7 @@ fn damage_of_packed_objects_is_never_believed() {
 #[test]
 fn c2_many_threads_that_wait_for_one_folio_cause_one_read() {
     let disk = MemoryDisk::default();
-    let setup = Arc::new(folded_raw(config(), &disk, 4));
+    let setup = Arc::new(folded_raw(small_config(), &disk, 4));
     disk.set_delay_us(20_000);
     let before = disk.reads();
     let threads: Vec<_> = (0..8)
@@ -312,7 +295,7 @@ fn c2_many_threads_that_wait_for_one_folio_cause_one_read() {
 #[test]
 fn c1_a_folio_under_writeback_is_rescued_at_once() {
     let disk = MemoryDisk::default();
-    let setup = Arc::new(Setup::with_disk(config(), 64, Some(&disk)));
+    let setup = Arc::new(Setup::with_disk(small_config(), 64, Some(&disk)));
     (0..16).for_each(|n| write(&setup, n, 1, 0));
     disk.set_delay_us(2_000_000);
     let evictor = setup.clone();
@@ -336,7 +319,7 @@ fn c1_a_folio_under_writeback_is_rescued_at_once() {
 #[test]
 fn c4_a_hot_set_survives_a_scan() {
     let disk = MemoryDisk::default();
-    let mut config = config();
+    let mut config = small_config();
     config.codec = "lz4".into();
     config.readahead = false;
     let setup = Setup::with_disk(config, 9000, Some(&disk));
@@ -364,7 +347,7 @@ fn c4_a_hot_set_survives_a_scan() {
 #[test]
 fn c6_reading_ahead_from_the_file_is_counted_and_used() {
     let disk = MemoryDisk::default();
-    let setup = Arc::new(Setup::with_disk(config(), 20 * 512, Some(&disk)));
+    let setup = Arc::new(Setup::with_disk(small_config(), 20 * 512, Some(&disk)));
     let page = |region: usize, n: usize| region * 512 + n;
     (0..20).for_each(|region| (0..64).for_each(|n| write(&setup, page(region, n), 1, 0)));
     setup.pager.page_out_at(setup.addrs(0..20 * 512));
@@ -390,7 +373,7 @@ fn c6_reading_ahead_from_the_file_is_counted_and_used() {
 #[test]
 fn a_discard_that_cuts_a_raw_block_takes_no_frame() {
     let disk = MemoryDisk::default();
-    let setup = folded_raw(config(), &disk, 64);
+    let setup = folded_raw(small_config(), &disk, 64);
     let frames = || {
         setup.pager.publish();
         get(&stats(&setup).frame_bytes)

@@ -1,10 +1,9 @@
 //! The swap device fails at every operation there is, one at a time. Rows S3, S5, B3.
-use memfold::{Config, Delivery, OnFull, stats::Stats};
+use memfold::{Config, OnFull, stats::Stats};
 use memfold_sys::disk::Way;
-use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::disk::{DiskTrouble, MemoryDisk};
-use memfold_testkit::program::Setup;
-use memfold_testkit::random::Random;
+use memfold_testkit::fill::partly_random;
+use memfold_testkit::program::{Setup, small_config};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -19,28 +18,9 @@ fn stats(setup: &Setup) -> &Stats {
     setup.pager.stats()
 }
 
-/// 16 KiB blocks, folios up to 64 KiB, codec lz4, everything in 8 MiB.
-fn config() -> Config {
-    let mut config = Config::new(1 << 30);
-    config.limit_bytes = Some(8 << 20);
-    config.delivery = Delivery::Thread;
-    config.folio_order = Order::new(4).unwrap();
-    config.swap_keep_free_bytes = 0;
-    config.pools = 1;
-    config
-}
-
 /// Of every six folios one is random bytes and is written raw; the others shrink by half and are packed.
 fn content(number: usize) -> Vec<u8> {
-    let mut random = Random::new(number as u64);
-    let zeros = if (number / 16).is_multiple_of(6) { 0 } else { 2 };
-    let mut page = vec![0; PAGE_SIZE];
-    page.chunks_exact_mut(8).enumerate().for_each(|(i, word)| {
-        if i % 64 / 16 >= zeros {
-            word.copy_from_slice(&random.word().to_le_bytes());
-        }
-    });
-    page
+    partly_random(number as u64, if (number / 16).is_multiple_of(6) { 0 } else { 2 })
 }
 
 fn filled(config: Config, disk: &MemoryDisk, pages: usize) -> Setup {
@@ -66,7 +46,7 @@ fn b3_every_raw_write_can_fail_in_every_way_and_no_byte_is_lost() {
         if let Some((nth, trouble)) = strike {
             disk.strike(Way::Write, nth, trouble);
         }
-        let mut config = config();
+        let mut config = small_config();
         config.codec = "none".into();
         let setup = filled(config, &disk, FEW);
         setup.pager.page_out_at(setup.addrs(0..FEW));
@@ -85,14 +65,14 @@ fn b3_every_raw_write_can_fail_in_every_way_and_no_byte_is_lost() {
 #[test]
 fn b3_packed_writes_can_fail_and_no_byte_is_lost() {
     let whole = MemoryDisk::default();
-    drop(filled(config(), &whole, PAGES));
+    drop(filled(small_config(), &whole, PAGES));
     let writes = whole.writes();
     assert!(writes.iter().any(|len| *len > 64 << 10), "some are packed: {writes:?}");
     let mut failed = 0;
     for nth in (0..writes.len()).filter(|n| writes[*n] > 64 << 10).step_by(3).take(6) {
         let disk = MemoryDisk::default();
         disk.strike(Way::Write, nth as u64 + 1, if nth % 2 == 0 { DiskTrouble::Full } else { DiskTrouble::Short });
-        let setup = filled(config(), &disk, PAGES);
+        let setup = filled(small_config(), &disk, PAGES);
         assert_holds_all(&setup, PAGES);
         failed += get(&stats(&setup).swap_write_failed);
     }
@@ -102,12 +82,12 @@ fn b3_packed_writes_can_fail_and_no_byte_is_lost() {
 #[test]
 fn b3_every_growth_of_the_file_can_fail_and_no_byte_is_lost() {
     let whole = MemoryDisk::default();
-    drop(filled(config(), &whole, PAGES));
+    drop(filled(small_config(), &whole, PAGES));
     assert!(whole.growths() > 0);
     for nth in 1..=whole.growths() {
         let disk = MemoryDisk::default();
         disk.fail_growth(nth);
-        let setup = filled(config(), &disk, PAGES);
+        let setup = filled(small_config(), &disk, PAGES);
         assert_holds_all(&setup, PAGES);
         assert!(get(&stats(&setup).pswpout) > 0, "it is tried again");
     }
@@ -116,14 +96,14 @@ fn b3_every_growth_of_the_file_can_fail_and_no_byte_is_lost() {
 #[test]
 fn b3_every_read_that_fails_ends_the_program_with_a_message() {
     let whole = MemoryDisk::default();
-    let setup = filled(config(), &whole, PAGES);
+    let setup = filled(small_config(), &whole, PAGES);
     let before = whole.reads();
     assert_holds_all(&setup, PAGES);
     let reads = whole.reads() - before;
     assert!(reads > 20, "{reads}");
     for nth in (1..=reads).step_by(reads as usize / 6) {
         let disk = MemoryDisk::default();
-        let setup = filled(config(), &disk, PAGES);
+        let setup = filled(small_config(), &disk, PAGES);
         disk.strike(Way::Read, nth, if nth % 2 == 0 { DiskTrouble::Failed } else { DiskTrouble::Short });
         let read = catch_unwind(AssertUnwindSafe(|| assert_holds_all(&setup, PAGES)));
         let payload = read.expect_err("a byte that was not read must not be given");
@@ -138,7 +118,7 @@ fn b3_every_read_that_fails_ends_the_program_with_a_message() {
 fn b3_on_full_says_what_a_full_file_does() {
     for (on_full, is_end) in [(OnFull::Grow, false), (OnFull::Stop, true)] {
         let disk = MemoryDisk::default();
-        let mut config = config();
+        let mut config = small_config();
         (config.swap_bytes, config.on_full) = (2 << 20, on_full);
         config.codec = "none".into();
         let setup = Setup::with_disk(config, PAGES, Some(&disk));
@@ -165,7 +145,7 @@ fn b3_on_full_says_what_a_full_file_does() {
 #[test]
 fn s5_pageout_and_cold_write_whole_folios_and_a_discarded_part_is_split_off() {
     let disk = MemoryDisk::default();
-    let mut config = config();
+    let mut config = small_config();
     config.codec = "none".into();
     let setup = filled(config, &disk, 256);
     let splits = get(&stats(&setup).splits);
