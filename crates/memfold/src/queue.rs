@@ -54,7 +54,7 @@ impl Queue {
             let at = (inner.head + inner.count) % WINDOWS;
             inner.windows[at] = Some(window);
             inner.count += 1;
-            self.changed.notify_all();
+            self.changed.notify_one();
         }
     }
 
@@ -63,7 +63,7 @@ impl Queue {
         let mut inner = self.inner.lock();
         if !inner.save {
             inner.save = true;
-            self.changed.notify_all();
+            self.changed.notify_one();
         }
     }
 

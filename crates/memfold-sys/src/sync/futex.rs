@@ -221,16 +221,26 @@ impl Condvar {
 
     /// Wakes every waiter.
     pub fn notify_all(&self) {
+        self.notify(i32::MAX as u32);
+    }
+
+    /// Wakes one waiter.
+    pub fn notify_one(&self) {
+        self.notify(1);
+    }
+
+    fn notify(&self, most: u32) {
         if self.waiters.load(SeqCst) > 0 {
             self.sequence.fetch_add(1, SeqCst);
-            wake(&self.sequence, i32::MAX as u32);
+            wake(&self.sequence, most);
         }
     }
 }
 
 const WRITER: u32 = 1 << 31;
 const WRITER_WAITS: u32 = 1 << 30;
-const READERS: u32 = WRITER_WAITS - 1;
+const READER_WAITS: u32 = 1 << 29;
+const READERS: u32 = READER_WAITS - 1;
 
 /// A readers-writer lock that lets a waiting writer go first.
 ///
@@ -265,7 +275,11 @@ impl<T> RwLock<T> {
         loop {
             let s = self.state.load(Relaxed);
             if s & (WRITER | WRITER_WAITS) != 0 {
-                wait_while(&self.state, s);
+                if s & READER_WAITS != 0
+                    || self.state.compare_exchange_weak(s, s | READER_WAITS, Relaxed, Relaxed).is_ok()
+                {
+                    wait_while(&self.state, s | READER_WAITS);
+                }
             } else if self.state.compare_exchange_weak(s, s + 1, Acquire, Relaxed).is_ok() {
                 return ReadGuard { lock: self };
             }
@@ -289,8 +303,8 @@ impl<T> RwLock<T> {
         loop {
             let s = self.state.load(Relaxed);
             if s & (WRITER | READERS) == 0 {
-                // Other waiting writers set their mark again when they wake and find the lock held.
-                if self.state.compare_exchange_weak(s, WRITER, Acquire, Relaxed).is_ok() {
+                // Others that wait set their marks again when they wake and find the lock held.
+                if self.state.compare_exchange_weak(s, s & READER_WAITS | WRITER, Acquire, Relaxed).is_ok() {
                     return WriteGuard { lock: self };
                 }
             } else if s & WRITER_WAITS != 0
@@ -323,8 +337,9 @@ impl<T> Drop for ReadGuard<'_, T> {
 
 impl<T> Drop for WriteGuard<'_, T> {
     fn drop(&mut self) {
-        self.lock.state.store(0, Release);
-        wake(&self.lock.state, i32::MAX as u32);
+        if self.lock.state.swap(0, Release) & (WRITER_WAITS | READER_WAITS) != 0 {
+            wake(&self.lock.state, i32::MAX as u32);
+        }
     }
 }
 

@@ -54,6 +54,10 @@ impl Condvar {
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
+    /// Wakes one waiter.
+    pub fn notify_one(&self) {
+        self.0.notify_one();
+    }
 }
 
 /// A readers-writer lock whose schedule the model checker chooses.
