@@ -400,7 +400,7 @@ mod tests {
                 let lock = lock.clone();
                 std::thread::spawn(move || {
                     for _ in 0..5000 {
-                        if me == 0 {
+                        if me < 2 {
                             let mut w = lock.write();
                             w.0 += 1;
                             w.1 += 1;
