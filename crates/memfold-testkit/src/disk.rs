@@ -4,14 +4,14 @@
 //! - [`DiskTrouble::Full`]: ENOSPC from a write or from growing, nothing done;
 //! - [`DiskTrouble::Failed`]: EIO from a write, nothing done; from a read it must end the program with a message;
 //! - [`DiskTrouble::Short`]: a first part is done, then EIO;
-//! - slow transfers, and any order of ending;
+//! - slow transfers, reads that don't end before [`MemoryDisk::release_reads`], and any order of ending;
 //! - [`MemoryDisk::damage`]: bytes that are not what was written: found, never believed.
 //!
 //! What it need not survive: a device that says `Ok` of a write it has dropped would be found like damage.
 use crate::random::Random;
 use memfold_sys::Errno;
 use memfold_sys::disk::{Disk, Transfer, Way};
-use memfold_sys::sync::Mutex;
+use memfold_sys::sync::{Condvar, Mutex};
 use std::sync::Arc;
 
 /// What can go wrong with a transfer.
@@ -29,6 +29,7 @@ pub enum DiskTrouble {
 #[derive(Clone)]
 pub struct MemoryDisk {
     inner: Arc<Mutex<Inner>>,
+    released: Arc<Condvar>,
 }
 
 struct Inner {
@@ -41,6 +42,7 @@ struct Inner {
     write_odds: u32,
     random: Random,
     delay_us: u64,
+    held: bool,
     reads: u64,
     begun: u64,
     write_bytes: Vec<usize>,
@@ -66,12 +68,13 @@ impl MemoryDisk {
             write_odds: 0,
             random: Random::new(0),
             delay_us: 0,
+            held: false,
             reads: 0,
             begun: 0,
             write_bytes: Vec::new(),
             punched: 0,
         };
-        MemoryDisk { inner: Arc::new(Mutex::new(inner)) }
+        MemoryDisk { inner: Arc::new(Mutex::new(inner)), released: Arc::new(Condvar::new()) }
     }
 
     /// Lets the `nth` transfer of a kind from now (1: the next) meet a trouble.
@@ -98,6 +101,17 @@ impl MemoryDisk {
     /// Makes every batch of transfers take this long.
     pub fn set_delay_us(&self, us: u64) {
         self.inner.lock().delay_us = us;
+    }
+
+    /// Lets no read end before [`MemoryDisk::release_reads`].
+    pub fn hold_reads(&self) {
+        self.inner.lock().held = true;
+    }
+
+    /// Ends [`MemoryDisk::hold_reads`].
+    pub fn release_reads(&self) {
+        self.inner.lock().held = false;
+        self.released.notify_all();
     }
 
     /// What the file system has in all: the file takes its size of it.
@@ -192,6 +206,9 @@ impl Disk for MemoryDisk {
         let delay = {
             let mut inner = self.inner.lock();
             inner.begun += transfers.len() as u64;
+            while inner.held && transfers.iter().any(|t| t.way == Way::Read) {
+                inner = self.released.wait(inner);
+            }
             inner.delay_us
         };
         if delay > 0 {

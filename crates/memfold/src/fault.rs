@@ -1,9 +1,10 @@
-//! The fault path: `fault` -> index look-up -> swap cache (take, or wait) -> load -> map in.
+//! The fault path: `fault` -> index look-up -> swap cache (take, or wait) -> load -> map in. What must be read from a device
+//! is passed on to threads that may sleep ([`crate::reads`]).
 use crate::area::{Area, Areas};
 use crate::around::Beside;
 use crate::folio::{Folio, FolioId, State};
 use crate::index::ShardGuard;
-use crate::load::{Loaded, Purpose, align};
+use crate::load::{Loaded, Purpose, Source, align};
 use crate::mapping::Wake;
 use crate::pager::{Pager, bytes};
 use crate::queue::Window;
@@ -11,7 +12,7 @@ use crate::stats;
 use crate::stream::Advice;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// A window is at most one part in this many of the memory there is.
 const WINDOW_SHARE: u64 = 32;
@@ -53,10 +54,35 @@ impl Pager {
         let areas = self.areas.read();
         let Some(area) = areas.find(fault.addr).copied() else { return Served::NotManaged };
         stats::add(&self.stats.faults, 1);
-        self.serve(&areas, &area, fault)
+        self.serve(&areas, &area, fault, if self.reads.is_served() { Source::Pool } else { Source::Any })
     }
 
-    pub(crate) fn serve(&self, areas: &Areas, area: &Area, fault: Fault) -> Served {
+    /// Says that threads call [`Pager::read`] from now on: faults that need a device are left to them.
+    pub fn expect_readers(&self) {
+        self.reads.set_served();
+    }
+
+    /// Waits for one fault that a handler has passed on, and serves it. `false`: [`Pager::stop`] was called.
+    pub fn read(&self) -> bool {
+        let Some((addr, protected)) = self.reads.next() else { return false };
+        let fault = Fault { addr, protected, late: false };
+        loop {
+            let _open = self.gates.background();
+            let areas = self.areas.read();
+            let Some(area) = areas.find(addr).copied() else {
+                // Its area has ended since: let the thread look again.
+                self.space.wake(addr, PAGE_SIZE);
+                return true;
+            };
+            if self.serve(&areas, &area, fault, Source::Any) != Served::Again {
+                return true;
+            }
+            drop((areas, _open));
+            memfold_sys::thread::yield_now();
+        }
+    }
+
+    pub(crate) fn serve(&self, areas: &Areas, area: &Area, fault: Fault, from: Source) -> Served {
         let key = area.key_of(fault.addr);
         let mut guard = self.shards.lock(key);
         loop {
@@ -68,7 +94,7 @@ impl Pager {
             match folio.state {
                 State::Resident => return self.fill_hole(&guard, fault),
                 State::Cached => return self.rescue(&guard, area, id, key, fault),
-                State::Stored => return self.major(areas, area, guard, key, fault),
+                State::Stored => return self.major(areas, area, guard, key, fault, from),
                 State::Loading | State::Saving => {
                     folio.wanted.store(true, Relaxed);
                     stats::add(&self.stats.faults_waited, 1);
@@ -138,7 +164,14 @@ impl Pager {
         fault.served(area, (loaded, start, end))
     }
 
-    fn major(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64, fault: Fault) -> Served {
+    fn major(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64, fault: Fault, from: Source) -> Served {
+        let mut from = from;
+        if from == Source::Pool && self.reaches_file(&guard, key, Order::PAGE) {
+            if self.reads.ask(fault.addr, fault.protected) {
+                return Served::Yes;
+            }
+            from = Source::Any;
+        }
         stats::add(&self.stats.pgmajfault, 1);
         let advice = self.advise(key);
         // SAFETY: the guard is that of the shard of the folio that the caller has found.
@@ -151,7 +184,7 @@ impl Pager {
         }
         let start = align(key, advice.order);
         self.ask_ahead(area, start, start + advice.order.pages() as u64, advice, in_file);
-        let (loaded, start, end) = self.load(areas, area, guard, key, advice.order, Purpose::Fault(fault.wake()));
+        let (loaded, start, end) = self.load(areas, area, guard, key, advice.order, Purpose::Fault(fault.wake()), from);
         self.streams.loaded(key, start, end);
         fault.served(area, (loaded, start, end))
     }

@@ -4,6 +4,7 @@ use crate::fault::{Fault, Served};
 use crate::folio::{FolioId, Slot, State};
 use crate::frames::Kind;
 use crate::index::ShardGuard;
+use crate::load::Source;
 use crate::lru::List;
 use crate::pager::Pager;
 use crate::reclaim::Progress;
@@ -257,7 +258,8 @@ impl Pager {
             }
             drop(guard);
             key = at;
-            if self.serve(areas, area, Fault { addr: area.addr_of(at), ..Fault::default() }) == Served::Again {
+            let fault = Fault { addr: area.addr_of(at), ..Fault::default() };
+            if self.serve(areas, area, fault, Source::Any) == Served::Again {
                 return false;
             }
             // In thread delivery another thread may still be loading it; look again.

@@ -37,6 +37,7 @@ mod frames;
 mod stream;
 mod around;
 mod queue;
+mod reads;
 mod context;
 mod workingset;
 mod changes;

@@ -22,6 +22,15 @@ pub(crate) enum Purpose {
     Ahead,
 }
 
+/// Where a load may take blocks from.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// From wherever they are: the caller may sleep.
+    Any,
+    /// From the pool. The block that is asked for is there; a window ends before the first that isn't.
+    Pool,
+}
+
 /// How a load ended.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Loaded {
@@ -34,6 +43,7 @@ pub(crate) enum Loaded {
 impl Pager {
     /// Loads the `Stored` folio that covers `key`, or as much of its neighbourhood as `want` allows, and maps it unless
     /// it is loaded ahead of use. Takes the guard of the key's shard.
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn load(
         &self,
         areas: &Areas,
@@ -42,9 +52,10 @@ impl Pager {
         key: u64,
         want: Order,
         purpose: Purpose,
+        from: Source,
     ) -> (Loaded, u64, u64) {
         let small = purpose != Purpose::Ahead && self.is_forced_small();
-        let id = self.form_window(&guard, area, key, if small { self.config.block_order } else { want });
+        let id = self.form_window(&guard, area, key, if small { self.config.block_order } else { want }, from);
         // SAFETY: the guard is that of the folio's shard.
         let first = self.folios.slots(unsafe { self.folios.get(id) })[0].handle;
         drop(guard);
@@ -173,13 +184,17 @@ impl Pager {
     }
 
     /// Makes one `Loading` folio of the largest aligned window around `key`, at most `want`, in which everything is
-    /// `Stored`: by splitting the folio that covers it, or by merging those that lie in it.
-    fn form_window(&self, guard: &ShardGuard<'_>, area: &Area, key: u64, want: Order) -> FolioId {
+    /// `Stored` where `from` says: by splitting the folio that covers it, or by merging those that lie in it.
+    fn form_window(&self, guard: &ShardGuard<'_>, area: &Area, key: u64, want: Order, from: Source) -> FolioId {
         let id = self.index.find(guard, key).expect("the caller found a folio here");
         // SAFETY: the guard is that of the folio's shard.
         let own = unsafe { self.folios.get(id) }.order;
-        let mut order = want.max(own.min(self.config.block_order));
+        let least = own.min(self.config.block_order);
+        let mut order = want.max(least);
         while order > own && !self.all_stored(guard, area, align(key, order), order) {
+            order = order.smaller().expect("above another order");
+        }
+        while order > least && from == Source::Pool && self.reaches_file(guard, align(key, order), order) {
             order = order.smaller().expect("above another order");
         }
         let id =
@@ -188,6 +203,28 @@ impl Pager {
         // SAFETY: as above.
         unsafe { self.folios.get(id) }.state = State::Loading;
         id
+    }
+
+    /// Whether the swap file, or the remote store behind it, has a block of the `Stored` folios in the window at `start`.
+    pub(crate) fn reaches_file(&self, guard: &ShardGuard<'_>, start: u64, order: Order) -> bool {
+        if self.swap.as_ref().is_none_or(|swap| swap.objects() == 0) {
+            return false;
+        }
+        let (mut at, end) = (start, start + order.pages() as u64);
+        while at < end {
+            let Some(id) = self.index.find(guard, at) else { return false };
+            // SAFETY: the guard is that of the folio's shard: the window lies in one chunk.
+            let folio = unsafe { self.folios.get(id) };
+            let block = self.folios.block_order(folio.order).pages() as u64;
+            let next = folio.key + folio.order.pages() as u64;
+            let (first, last) = ((at - folio.key) / block, (end.min(next) - folio.key).div_ceil(block));
+            let slots = &self.folios.slots(folio)[first as usize..last as usize];
+            if slots.iter().any(|slot| slot.handle.as_foreign().is_some()) {
+                return true;
+            }
+            at = next;
+        }
+        false
     }
 
     fn all_stored(&self, guard: &ShardGuard<'_>, area: &Area, start: u64, order: Order) -> bool {
@@ -347,7 +384,7 @@ impl Pager {
             return;
         }
         stats::add(&self.stats.readahead_windows, 1);
-        self.load(&areas, &area, guard, window.key, window.order, Purpose::Ahead);
+        self.load(&areas, &area, guard, window.key, window.order, Purpose::Ahead, Source::Any);
     }
 }
 

@@ -102,6 +102,7 @@ impl Pager {
     /// Ends the background threads.
     pub fn stop(&self) {
         self.queue.stop();
+        self.reads.stop();
         if let Some(swap) = &self.swap {
             swap.outbox.stop();
             if let Some(tier) = swap.tier() {

@@ -11,6 +11,7 @@ use crate::gates::Gates;
 use crate::index::{Index, ShardGuard, Shards};
 use crate::lru::{List, Lru};
 use crate::queue::Queue;
+use crate::reads::{READERS, Reads};
 use crate::rest::Rest;
 use crate::stats::{self, Stats};
 use crate::stream::Streams;
@@ -94,6 +95,8 @@ pub struct Pager {
     pub(crate) codecs: Option<SoftwarePool>,
     pub(crate) recompress: Option<CodecSpec>,
     pub(crate) queue: Queue,
+    /// Faults that need the swap file or the remote store.
+    pub(crate) reads: Reads,
     pub(crate) mapped: AtomicU64,
     pub(crate) clean_pages: AtomicU64,
     pub(crate) folded_pages: AtomicU64,
@@ -166,7 +169,7 @@ impl Pager {
         set_up_dictionaries(&store, &config.canned)?;
         let space_err = |e| alloc::format!("no address space for the engine: {e}");
         let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
-        let count = config.worker_count(parts.cpus) + 2 * parts.cpus + 4;
+        let count = config.worker_count(parts.cpus) + 2 * parts.cpus + READERS + 4;
         let codecs = match config.batch {
             0 | 1 => None,
             _ => {
@@ -199,6 +202,7 @@ impl Pager {
             codecs,
             recompress,
             queue: Queue::new(),
+            reads: Reads::default(),
             mapped: AtomicU64::new(0),
             clean_pages: AtomicU64::new(0),
             folded_pages: AtomicU64::new(0),

@@ -1,5 +1,7 @@
-//! Background threads: load windows ahead of streams, save dirty folios, give memory back; compress cold blocks again.
+//! Background threads: load windows ahead of streams, save dirty folios, give memory back; compress cold blocks again; write
+//! and read the swap file, and move its cold end on.
 use crate::pager::Pager;
+use crate::reads::READERS;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -18,8 +20,8 @@ pub fn by_libc(name: &'static CStr, cpu: Option<usize>, main: fn(usize), arg: us
     Thread::start(name, cpu, main, arg).map(drop)
 }
 
-/// Starts `count` background threads by `spawn`, one that writes to the swap file if there is one, and one that moves its
-/// cold end to the remote store if there is one; they never end.
+/// Starts `count` background threads by `spawn`; those of the swap file if there is one, which write it and, in thread
+/// delivery, read it for faults; and one that moves its cold end to the remote store if there is one. They never end.
 ///
 /// # Errors
 /// What `spawn` says.
@@ -34,6 +36,10 @@ pub fn start_by(pager: &Arc<Pager>, count: usize, spawn: Spawn) -> Result<(), Er
     if let Some(swap) = &pager.swap {
         swap.outbox.set_writer();
         spawn(c"memfold-swap", None, write_for_ever, arg)?;
+        if !pager.is_signal() {
+            pager.expect_readers();
+            (0..READERS).try_for_each(|_| spawn(c"memfold-read", None, read_for_ever, arg))?;
+        }
         if let Some(tier) = swap.tier() {
             tier.set_mover();
             spawn(c"memfold-remote", None, move_for_ever, arg)?;
@@ -46,6 +52,12 @@ fn write_for_ever(pager: usize) {
     // SAFETY: `start_by` leaked the Arc.
     let pager = unsafe { &*(pager as *const Arc<Pager>) };
     while pager.write_pending(true) {}
+}
+
+fn read_for_ever(pager: usize) {
+    // SAFETY: `start_by` leaked the Arc.
+    let pager = unsafe { &*(pager as *const Arc<Pager>) };
+    while pager.read() {}
 }
 
 fn move_for_ever(pager: usize) {
@@ -80,6 +92,12 @@ pub fn start(pager: &Arc<Pager>, count: usize) -> Result<Vec<Thread>, Errno> {
     if let Some(swap) = &pager.swap {
         swap.outbox.set_writer();
         threads.push(start(c"memfold-swap", write)?);
+        if !pager.is_signal() {
+            pager.expect_readers();
+            for _ in 0..READERS {
+                threads.push(start(c"memfold-read", read)?);
+            }
+        }
         if let Some(tier) = swap.tier() {
             tier.set_mover();
             threads.push(start(c"memfold-remote", move_out)?);
@@ -92,6 +110,12 @@ fn write(pager: usize) {
     // SAFETY: `start` gave this thread one reference of the Arc.
     let pager = unsafe { Arc::from_raw(pager as *const Pager) };
     while pager.write_pending(true) {}
+}
+
+fn read(pager: usize) {
+    // SAFETY: `start` gave this thread one reference of the Arc.
+    let pager = unsafe { Arc::from_raw(pager as *const Pager) };
+    while pager.read() {}
 }
 
 fn move_out(pager: usize) {

@@ -351,3 +351,36 @@ fn c1_writeback_and_touches_keep_every_byte_and_slot() {
         setup.assert_sound();
     });
 }
+
+/// A fault that a handler has passed on, another of the same folio, an eviction, and the reader: nobody sleeps for ever.
+#[test]
+fn c2_faults_that_are_passed_on_are_served() {
+    use memfold_testkit::disk::MemoryDisk;
+    explore(|_| {
+        let disk = MemoryDisk::default();
+        let mut config = Config::new(1 << 30);
+        config.delivery = Delivery::Thread;
+        config.folio_order = Order::new(4).unwrap();
+        (config.workers, config.pools) = (1, 1);
+        config.codec = "none".into();
+        config.swap_bytes = 2 << 20;
+        config.swap_keep_free_bytes = 0;
+        config.swap_encrypt = false;
+        let setup = Arc::new(Setup::with_disk(config, 64, Some(&disk)));
+        folded(&setup, 8);
+        setup.pager.expect_readers();
+        setup.troubles.strike(Call::MoveIn, 1, Trouble::Partial(1));
+        setup.troubles.strike(Call::MoveIn, 2, Trouble::Again);
+        let (reader, a, b, evictor) = (setup.clone(), setup.clone(), setup.clone(), setup.clone());
+        let reader = thread::spawn(move || while reader.pager.read() {});
+        join(vec![
+            thread::spawn(move || assert_holds(&a, 1, 1)),
+            thread::spawn(move || write(&b, 2, 2)),
+            thread::spawn(move || drop(evictor.pager.page_out_at(evictor.addrs(0..4)))),
+        ]);
+        (0..8).for_each(|n| assert_holds(&setup, n, if n == 2 { 2 } else { 1 }));
+        setup.pager.stop();
+        reader.join().unwrap();
+        setup.assert_sound();
+    });
+}

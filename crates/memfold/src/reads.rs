@@ -1,0 +1,116 @@
+//! Faults that need the swap file or the remote store, on their way from the handlers to the threads that read.
+//!
+//! Whoever reads a device may sleep for as long as the device likes. A handler that did so would keep every other fault
+//! waiting, also those that the pool can answer; so it passes such a fault on and takes the next one. The folio stays
+//! `Stored` meanwhile: who serves the fault looks it up anew, as if the fault had just come.
+use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use memfold_sys::sync::{Condvar, Mutex};
+use memfold_sys::units::PAGE_SIZE;
+
+/// Threads that read.
+pub const READERS: usize = 4;
+/// Faults that can wait for them; with more, handlers read for themselves.
+const WAITING: usize = 64;
+
+/// A fault: its address, and whether the page was there but protected.
+pub type Asked = (usize, bool);
+
+/// Faults to be served by who may sleep.
+#[derive(Default)]
+pub struct Reads {
+    /// There are threads that read. Set before any fault.
+    served: AtomicBool,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+struct Inner {
+    faults: [Asked; WAITING],
+    head: usize,
+    count: usize,
+    stop: bool,
+}
+
+impl Default for Inner {
+    fn default() -> Inner {
+        Inner { faults: [(0, false); WAITING], head: 0, count: 0, stop: false }
+    }
+}
+
+impl Reads {
+    /// Says that threads call [`Reads::next`].
+    pub fn set_served(&self) {
+        self.served.store(true, Relaxed);
+    }
+
+    /// Whether there are threads that read.
+    pub fn is_served(&self) -> bool {
+        self.served.load(Relaxed)
+    }
+
+    /// Passes a fault on. `false`: too many wait, or nobody reads: the caller serves it.
+    pub fn ask(&self, addr: usize, protected: bool) -> bool {
+        if !self.is_served() {
+            return false;
+        }
+        let mut inner = self.inner.lock();
+        let page = |addr: usize| addr & !(PAGE_SIZE - 1);
+        let is_same = |i| inner.faults[(inner.head + i) % WAITING] == (page(addr), protected);
+        // Whoever waits for the page is woken when it comes.
+        if (0..inner.count).any(is_same) {
+            return true;
+        }
+        if inner.count == WAITING || inner.stop {
+            return false;
+        }
+        let at = (inner.head + inner.count) % WAITING;
+        inner.faults[at] = (page(addr), protected);
+        inner.count += 1;
+        self.changed.notify_all();
+        true
+    }
+
+    /// Sleeps until there is a fault. `None`: the thread is to end, and no fault is left.
+    pub fn next(&self) -> Option<Asked> {
+        let mut inner = self.inner.lock();
+        loop {
+            if inner.count > 0 {
+                let asked = inner.faults[inner.head];
+                inner.head = (inner.head + 1) % WAITING;
+                inner.count -= 1;
+                return Some(asked);
+            }
+            if inner.stop {
+                return None;
+            }
+            inner = self.changed.wait(inner);
+        }
+    }
+
+    /// Ends the threads.
+    pub fn stop(&self) {
+        self.inner.lock().stop = true;
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_asked_for_once_and_nothing_is_dropped() {
+        let reads = Reads::default();
+        assert!(!reads.ask(4096, false), "nobody reads");
+        reads.set_served();
+        assert!((0..WAITING).all(|n| reads.ask(n * PAGE_SIZE + 5, false)));
+        assert!(reads.ask(7 * PAGE_SIZE + 9, false), "that page is asked for already");
+        assert!(!reads.ask(WAITING * PAGE_SIZE, false) && !reads.ask(0, true), "no room: the caller does it");
+        assert_eq!(reads.next(), Some((0, false)));
+        assert!(reads.ask(0, true));
+        reads.stop();
+        (1..WAITING).for_each(|n| assert_eq!(reads.next(), Some((n * PAGE_SIZE, false))));
+        assert_eq!((reads.next(), reads.next()), (Some((0, true)), None));
+        assert!(!reads.ask(0, false));
+    }
+}
