@@ -1,105 +1,15 @@
 //! `memfold run --remote`: the cold end of the swap file in real servers on loopback, which are killed and restarted. Row B3.
 mod common;
 use common::{Program, Scratch, assert_refused, binaries, compile, memfold, run};
+use memfold_testkit::redis::{self, DURABLE, Server, port};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 /// The built command, if servers can be had too.
 fn tools() -> Option<PathBuf> {
-    let bin = binaries()?;
-    for tool in ["redis-server", "redis-cli"] {
-        if Command::new(tool).arg("--version").stdout(Stdio::null()).status().is_err() {
-            assert!(std::env::var("CI").as_deref() != Ok("true"), "no {tool}: run scripts/setup");
-            eprintln!("SKIPPED, NOTHING WAS TESTED: no {tool}: run scripts/setup");
-            return None;
-        }
-    }
-    Some(bin)
-}
-
-/// A port that is free, and so is the one 10000 above, which a cluster's servers use among themselves.
-fn port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    loop {
-        let step = NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = 20_000 + (std::process::id() as u16 % 2000) * 10 + step % 1000;
-        let is_free = |port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
-        if is_free(port) && is_free(port + 10_000) {
-            return port;
-        }
-    }
-}
-
-/// A server on loopback.
-struct Server {
-    port: u16,
-    dir: Scratch,
-    flags: Vec<String>,
-    child: Option<Child>,
-    /// What redis-cli needs to be let in.
-    login: Vec<String>,
-}
-
-/// Every write is in the file before it is acknowledged: a server that is killed comes back with its data.
-const DURABLE: &[&str] = &["--appendonly", "yes"];
-
-impl Server {
-    fn start(flags: &[&str]) -> Server {
-        Server::start_with(flags, &[])
-    }
-
-    fn start_with(flags: &[&str], login: &[&str]) -> Server {
-        let own = |all: &[&str]| all.iter().map(|s| s.to_string()).collect();
-        let mut server =
-            Server { port: port(), dir: Scratch::new(), flags: own(flags), child: None, login: own(login) };
-        server.restart();
-        server
-    }
-
-    fn restart(&mut self) {
-        let port = self.port.to_string();
-        let is_tls = self.flags.iter().any(|flag| flag == "--tls-port");
-        let mut command = Command::new("redis-server");
-        command.args(["--port", if is_tls { "0" } else { &port }, "--bind", "127.0.0.1", "--save", ""]);
-        command.arg("--dir").arg(&self.dir.0).args(self.flags.iter().map(|f| f.replace("PORT", &port)));
-        self.child = Some(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
-        let begin = Instant::now();
-        while !self.cli(&["ping"]).contains("PONG") {
-            assert!(begin.elapsed() < Duration::from_secs(60), "the server does not start: {}", self.cli(&["ping"]));
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
-    }
-
-    fn cli(&self, arguments: &[&str]) -> String {
-        let mut command = Command::new("redis-cli");
-        command.args(["-h", "127.0.0.1", "-p", &self.port.to_string()]).args(&self.login).args(arguments);
-        let output = command.stderr(Stdio::null()).output().unwrap();
-        String::from_utf8_lossy(&output.stdout).trim().to_string()
-    }
-
-    fn keys(&self) -> Vec<String> {
-        self.cli(&["keys", "*"]).lines().filter(|line| !line.is_empty()).map(str::to_string).collect()
-    }
-
-    fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
-    }
+    binaries().filter(|_| redis::is_there())
 }
 
 /// The program `keeper` under `memfold run`: 32 MiB of memory, 32 MiB of file, the rest remote.

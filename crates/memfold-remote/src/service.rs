@@ -17,9 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Keys expire after this, so that a run that was killed leaves nothing for ever. They are refreshed four times as often.
-const EXPIRE_S: u64 = 24 * 60 * 60;
-/// How often is looked for processes that have ended.
+/// How often is looked for processes that have ended, and whether keys are to be refreshed.
 const LOOK: Duration = Duration::from_secs(1);
 /// Keys that are refreshed or deleted at once.
 const BATCH: usize = 512;
@@ -187,7 +185,7 @@ impl Shared {
     fn try_store(&self) -> Result<(), String> {
         let mut line = Line::new(0);
         let key = self.keys.name(0, 0);
-        let commands = [set(&key, b"memfold"), get(&key, 3, 4), delete(&key)];
+        let commands = [self.set(&key, b"memfold"), get(&key, 3, 4), delete(&key)];
         let patience = PATIENCE.min(self.settings.timeout);
         let values = self.attempt(&mut line, &commands, patience).map_err(|e| {
             let text = short(&e);
@@ -222,7 +220,7 @@ impl Shared {
         let mut commands = Vec::with_capacity(entries.len());
         for entry in entries {
             let (object, after) = rest.split_at(entry.len as usize);
-            commands.push(set(&self.keys.name(line.engine, entry.number), object));
+            commands.push(self.set(&self.keys.name(line.engine, entry.number), object));
             rest = after;
         }
         // Before they are sent: whatever becomes of them, they are deleted in the end.
@@ -276,15 +274,27 @@ impl Shared {
         let mut line = Line::new(0);
         let mut refreshed = Instant::now();
         while !self.ended.load(SeqCst) {
-            thread::sleep(LOOK);
+            thread::sleep(LOOK.min(self.settings.expiry / 8));
             let orphans = self.keys.orphans(BATCH, has_ended);
             if !orphans.is_empty() {
                 let _ = self.delete(&mut line, &orphans, Instant::now());
             }
-            if refreshed.elapsed().as_secs() > EXPIRE_S / 4 && self.refresh(&mut line) {
+            if refreshed.elapsed() > self.settings.expiry / 4 && self.refresh(&mut line) {
                 refreshed = Instant::now();
             }
         }
+    }
+
+    fn set(&self, key: &str, bytes: &[u8]) -> Cmd {
+        let mut command = command("SET", key);
+        command.arg(bytes).arg("EX").arg(self.settings.expiry.as_secs());
+        command
+    }
+
+    fn expire(&self, engine: u64, number: u64) -> Cmd {
+        let mut command = command("EXPIRE", &self.keys.name(engine, number));
+        command.arg(self.settings.expiry.as_secs());
+        command
     }
 
     /// `false`: not all was done.
@@ -294,7 +304,7 @@ impl Shared {
             let some = self.keys.after(last, BATCH);
             let Some(end) = some.last() else { return true };
             last = Some(*end);
-            let commands: Vec<Cmd> = some.iter().map(|(engine, n)| expire(&self.keys.name(*engine, *n))).collect();
+            let commands: Vec<Cmd> = some.iter().map(|(engine, n)| self.expire(*engine, *n)).collect();
             if self.ended.load(SeqCst) || self.insist(line, &commands, Instant::now()).is_err() {
                 return false;
             }
@@ -337,12 +347,6 @@ fn command(name: &str, key: &str) -> Cmd {
     command
 }
 
-fn set(key: &str, bytes: &[u8]) -> Cmd {
-    let mut command = command("SET", key);
-    command.arg(bytes).arg("EX").arg(EXPIRE_S);
-    command
-}
-
 fn get(key: &str, offset: u32, len: u32) -> Cmd {
     let mut command = command("GETRANGE", key);
     command.arg(offset).arg(offset + len - 1);
@@ -351,12 +355,6 @@ fn get(key: &str, offset: u32, len: u32) -> Cmd {
 
 fn delete(key: &str) -> Cmd {
     command("UNLINK", key)
-}
-
-fn expire(key: &str) -> Cmd {
-    let mut command = command("EXPIRE", key);
-    command.arg(EXPIRE_S);
-    command
 }
 
 /// Serves one connection of an engine, until it ends or says something that makes no sense.

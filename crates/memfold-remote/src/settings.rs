@@ -7,6 +7,8 @@ use std::path::Path;
 use std::time::Duration;
 
 const PORT: u16 = 6379;
+/// Keys expire after this, so that a run that was killed leaves nothing for ever.
+const EXPIRY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Longer files are none of ours.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -24,6 +26,7 @@ pub struct Settings {
     /// Certificates to trust, PEM.
     pub(crate) ca: Option<Vec<u8>>,
     pub(crate) timeout: Duration,
+    pub(crate) expiry: Duration,
 }
 
 impl Settings {
@@ -67,6 +70,7 @@ impl Settings {
             password: None,
             ca: None,
             timeout: timeout.max(Duration::from_secs(1)),
+            expiry: EXPIRY,
         })
     }
 
@@ -88,6 +92,12 @@ impl Settings {
             _ => return Err(named(path, "it must have the password, or user and password on a line each")),
         };
         Ok(())
+    }
+
+    /// Has keys expire after this in place of 24 hours, in whole seconds, at least 2. They are refreshed four times as often.
+    /// While the store can't be reached for so long, data is lost.
+    pub fn set_expiry(&mut self, expiry: Duration) {
+        self.expiry = Duration::from_secs(expiry.as_secs().max(2));
     }
 
     /// Takes the certificates to trust from a file, in place of those of the system.

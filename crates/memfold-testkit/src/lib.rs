@@ -2,7 +2,7 @@
 //! touches its memory, and bytes to fill it with.
 //!
 //! Bottom up: [`random`] -> [`fill`] -> [`fake`] (pages, presence, waiters) -> [`trouble`], [`disk`], [`remote`] (what may go wrong) ->
-//! [`program`] (touch, fault, wait).
+//! [`program`] (touch, fault, wait). [`redis`] is no fake: servers to be killed.
 
 pub mod random;
 pub mod fill;
@@ -11,3 +11,4 @@ pub mod trouble;
 pub mod disk;
 pub mod remote;
 pub mod program;
+pub mod redis;

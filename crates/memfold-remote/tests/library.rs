@@ -1,0 +1,208 @@
+//! A program that uses the library and starts the service itself, with real servers on loopback. Rows B3, C2.
+use memfold::{Memory, Region};
+use memfold_remote::{Service, Settings};
+use memfold_testkit::fill::partly_random;
+use memfold_testkit::redis::{Server, is_there};
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+const MIB: usize = 1 << 20;
+/// Longer than anything takes that waits for no server.
+const LONG: Duration = Duration::from_secs(30);
+
+/// A directory that goes away.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Scratch {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("memfold-library-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        Scratch(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// 16 MiB of memory, 16 MiB of file, the rest in the store. What is first in it is dropped last.
+struct World {
+    region: Region,
+    memory: Memory,
+    service: Service,
+    _dir: Scratch,
+}
+
+impl World {
+    fn new(url: &str, pages: usize, expiry: Option<Duration>) -> World {
+        let dir = Scratch::new();
+        let socket = dir.0.join("socket");
+        let mut settings = Settings::parse(url, Duration::from_secs(20)).unwrap();
+        if let Some(expiry) = expiry {
+            settings.set_expiry(expiry);
+        }
+        let service = Service::start(settings, &socket).unwrap();
+        let memory = Memory::builder()
+            .limit_bytes(16 << 20)
+            .set("swap", dir.0.to_str().unwrap())
+            .set("swap-size", "16M")
+            .set("swap-keep-free", "64M")
+            .set("remote", url)
+            .set("remote-size", "256M")
+            .set("remote-at", "50")
+            .remote_socket(socket.to_str().unwrap())
+            .build()
+            .unwrap();
+        let region = memory.region(pages * PAGE).unwrap();
+        World { region, memory, service, _dir: dir }
+    }
+
+    fn fill(&mut self, pages: std::ops::Range<usize>, share: usize) {
+        for n in pages {
+            self.region.as_mut_slice()[n * PAGE..][..PAGE].copy_from_slice(&partly_random(n as u64, share));
+        }
+    }
+
+    fn is_right(&self, n: usize, share: usize) -> bool {
+        self.region.as_slice()[n * PAGE..][..PAGE] == partly_random(n as u64, share)
+    }
+
+    fn count(&self, of: fn(&memfold::Stats) -> &AtomicU64) -> u64 {
+        of(self.memory.stats()).load(Relaxed)
+    }
+}
+
+#[track_caller]
+fn wait_for(what: &str, mut wanted: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !wanted() {
+        assert!(begin.elapsed() < LONG, "in vain for: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn b3_a_region_goes_on_to_a_real_server_and_every_byte_comes_back() {
+    if !is_there() {
+        return;
+    }
+    let server = Server::start(&[]);
+    let pages = 64 * MIB / PAGE;
+    let mut world = World::new(&server.url(), pages, None);
+    world.fill(0..pages, 0);
+    let keys = server.keys();
+    assert!(keys.len() > 100 && keys.iter().all(|key| key.starts_with("memfold:")), "{} keys", keys.len());
+    assert!((0..pages).all(|n| world.is_right(n, 0)));
+    assert!(world.count(|s| &s.remote_out) > 4096 && world.count(|s| &s.remote_in) > 4096);
+    world.memory.check().unwrap();
+    // As the docs say, memory first.
+    let World { region, memory, service, _dir } = world;
+    drop((region, memory));
+    drop(service);
+    assert_eq!(server.cli(&["dbsize"]), "0", "no key is left");
+}
+
+#[test]
+fn c2_a_fault_on_pool_memory_is_served_while_the_store_does_not_answer() {
+    if !is_there() {
+        return;
+    }
+    let server = Server::start(&[]);
+    let (far, near) = (48 * MIB / PAGE, 4 * MIB / PAGE);
+    let mut world = World::new(&server.url(), far + near, None);
+    world.fill(0..far, 0);
+    world.fill(far..far + near, 3);
+    world.region.pageout(0..(far + near) * PAGE);
+    wait_for("data in the store", || world.count(|s| &s.remote_out) > 4096);
+    server.pause(true);
+    let (world, reached, seen) = (&world, &AtomicUsize::new(0), &AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let first = scope.spawn(move || {
+            (0..far).all(|n| {
+                reached.store(n + 1, Relaxed);
+                world.is_right(n, 0)
+            })
+        });
+        let stuck = || {
+            let before = reached.load(Relaxed);
+            std::thread::sleep(Duration::from_millis(300));
+            before > 0 && reached.load(Relaxed) == before
+        };
+        wait_for("a read of what is in the store", stuck);
+        let at = reached.load(Relaxed);
+        let second = scope.spawn(move || {
+            (far..far + near).all(|n| {
+                seen.store(n + 1 - far, Relaxed);
+                world.is_right(n, 3)
+            })
+        });
+        let begin = Instant::now();
+        while !second.is_finished() && begin.elapsed() < Duration::from_secs(8) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let (done, still) = (second.is_finished(), reached.load(Relaxed));
+        server.pause(false);
+        assert!(done, "it waits for a server that it does not need, at page {} of {near}", seen.load(Relaxed));
+        assert_eq!(still, at, "the first thread waits all the time");
+        assert!(second.join().unwrap() && first.join().unwrap(), "every byte is right");
+    });
+}
+
+const EXPIRY: Duration = Duration::from_secs(3);
+const URL: &str = "MEMFOLD_LIBRARY_TEST_URL";
+
+/// Not a test by itself: what the test below runs in a process of its own, and kills.
+#[test]
+fn a_program_that_is_killed() {
+    let Ok(url) = std::env::var(URL) else { return };
+    let pages = 40 * MIB / PAGE;
+    let mut world = World::new(&url, pages, Some(EXPIRY));
+    world.fill(0..pages, 0);
+    println!("\nfilled");
+    for _ in std::io::stdin().lines() {
+        println!("\n{}", if (0..pages).all(|n| world.is_right(n, 0)) { "right" } else { "wrong" });
+    }
+    // Whoever has started this is gone.
+    std::process::exit(0);
+}
+
+#[test]
+fn b3_keys_outlive_their_expiry_while_the_run_lives_and_not_when_it_is_killed() {
+    if !is_there() {
+        return;
+    }
+    let server = Server::start(&[]);
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "a_program_that_is_killed", "--nocapture"]).env(URL, server.url());
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line == "filled"));
+    let mut keys = Vec::new();
+    wait_for("the mover to rest", || {
+        let before = std::mem::replace(&mut keys, server.keys());
+        std::thread::sleep(Duration::from_millis(200));
+        keys.len() > 50 && keys.len() == before.len() && before.iter().all(|key| keys.contains(key))
+    });
+    let left: i64 = server.cli(&["pttl", &keys[0]]).parse().unwrap();
+    assert!(left <= EXPIRY.as_millis() as i64, "the interval is that of the test: {left} ms");
+    std::thread::sleep(EXPIRY * 2 + EXPIRY / 2);
+    let now = server.keys();
+    assert!(keys.iter().all(|key| now.contains(key)), "{} keys were {}", now.len(), keys.len());
+    use std::io::Write;
+    writeln!(child.stdin.as_ref().unwrap()).unwrap();
+    assert_eq!(lines.find(|line| line == "right" || line == "wrong").as_deref(), Some("right"));
+    assert!(!server.keys().is_empty());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let begin = Instant::now();
+    wait_for("the keys to expire", || server.cli(&["dbsize"]) == "0");
+    assert!(begin.elapsed() < EXPIRY * 3, "{:?}", begin.elapsed());
+}
