@@ -59,6 +59,8 @@ mod swap_index;
 mod swap_read;
 #[cfg(feature = "engine")]
 mod swap_wait;
+#[cfg(feature = "engine")]
+mod swap_remote;
 mod swap;
 mod brief;
 mod bench_blocks;

@@ -50,6 +50,8 @@ pub enum SwapPart {
     Read,
     /// Many threads that wait for one folio
     Wait,
+    /// The remote store behind it, a redis-server on loopback
+    Remote,
     /// Hot pages beside a scan, with and without refault distance
     Hot,
     /// Slots after 100 rounds of mixed orders
@@ -60,11 +62,12 @@ pub enum SwapPart {
     Kernel,
 }
 
-const PARTS: [SwapPart; 8] = [
+const PARTS: [SwapPart; 9] = [
     SwapPart::Folios,
     SwapPart::Index,
     SwapPart::Read,
     SwapPart::Wait,
+    SwapPart::Remote,
     SwapPart::Hot,
     SwapPart::Ageing,
     SwapPart::Shards,
@@ -126,19 +129,18 @@ fn measure(part: SwapPart, args: &SwapArgs, path: &Path, corpus: &CorpusFile) ->
     match part {
         SwapPart::Folios => folio_rows(&load),
         SwapPart::Kernel => kernel_rows(&load, args.zswap),
-        SwapPart::Index | SwapPart::Read | SwapPart::Wait | SwapPart::Hot | SwapPart::Ageing | SwapPart::Shards => {
-            engine(part, args, corpus)
-        }
+        _ => engine(part, args, &load, corpus),
     }
 }
 
 #[cfg(feature = "engine")]
-fn engine(part: SwapPart, args: &SwapArgs, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {
-    use crate::{swap_index, swap_read, swap_wait};
+fn engine(part: SwapPart, args: &SwapArgs, load: &Load<'_>, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {
+    use crate::{swap_index, swap_read, swap_remote, swap_wait};
     match part {
         SwapPart::Index => swap_index::rows(args.quick),
         SwapPart::Read => swap_read::rows(corpus, &args.dir, args.quick),
         SwapPart::Wait => swap_wait::wait_rows(corpus, &args.dir, args.quick),
+        SwapPart::Remote => swap_remote::rows(load, corpus),
         SwapPart::Hot => swap_wait::hot_rows(corpus, args.quick),
         SwapPart::Ageing => Ok(swap_wait::ageing_rows()),
         SwapPart::Shards => swap_wait::shard_rows(corpus, args.quick),
@@ -147,7 +149,7 @@ fn engine(part: SwapPart, args: &SwapArgs, corpus: &CorpusFile) -> anyhow::Resul
 }
 
 #[cfg(not(feature = "engine"))]
-fn engine(part: SwapPart, _: &SwapArgs, _: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {
+fn engine(part: SwapPart, _: &SwapArgs, _: &Load<'_>, _: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {
     Ok(vec![StoreRow::not_run(&format!("{part:?}"), "", "built without memfold's engine")])
 }
 

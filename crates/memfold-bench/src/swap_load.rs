@@ -6,6 +6,7 @@ use crate::folio::FolioKib;
 use crate::guard;
 use crate::journal::JOURNAL_PATH;
 use crate::machine::Machine;
+use crate::message::Message;
 use crate::runner::{RunResult, run};
 use crate::size::show_size;
 use crate::store_row::StoreRow;
@@ -79,14 +80,20 @@ impl Load<'_> {
         )?)
     }
 
-    /// The load as a plain program under `memfold run --limit --swap`.
-    fn under_run(&self) -> anyhow::Result<RunResult> {
+    /// The load as a plain program under `memfold run --limit --swap` with more flags; `on_ready` gets its process.
+    pub fn under_run(&self, flags: &[&str], on_ready: impl Fn(i32)) -> anyhow::Result<RunResult> {
         let stats = StatsFile::new();
         let mut command = Command::new(THIS);
         command.args(["run", "--limit", &self.limit.to_string(), "--swap"]).arg(self.dir);
-        command.arg("--stats-file").arg(stats.path()).arg("--").arg(std::env::current_exe()?);
+        command.args(flags).arg("--stats-file").arg(stats.path()).arg("--").arg(std::env::current_exe()?);
         command.args(self.child("plain", &WALK, "lz4", &[]));
-        let mut result = finished(run("memfold-run", &mut command, SILENCE_MAX, |_| Ok(()))?)?;
+        let on_message = |message: &Message| {
+            if let Message::Ready { pid } = message {
+                on_ready(*pid);
+            }
+            Ok(())
+        };
+        let mut result = finished(run("memfold-run", &mut command, SILENCE_MAX, on_message)?)?;
         result.counters.extend(stats.counters());
         Ok(result)
     }
@@ -208,7 +215,7 @@ fn against_kernel(load: &Load<'_>, label: &str, zswap_percent: Option<u64>) -> a
     let mut theirs: Vec<(FolioKib, Vec<RunResult>)> = sizes.map(|size| (size, Vec::new())).collect();
     let mut own = Vec::new();
     for _ in 0..load.runs {
-        own.push(ours.under_run()?);
+        own.push(ours.under_run(&[], |_| ())?);
         for (size, results) in &mut theirs {
             results.push(kernels.on_kernel(*size, zswap_percent)?);
         }

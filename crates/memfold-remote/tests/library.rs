@@ -180,8 +180,10 @@ fn b3_keys_outlive_their_expiry_while_the_run_lives_and_not_when_it_is_killed() 
         return;
     }
     let server = Server::start(&[]);
+    // What it leaves behind is removed too.
+    let dir = Scratch::new();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "a_program_that_is_killed", "--nocapture"]).env(URL, server.url());
+    command.args(["--exact", "a_program_that_is_killed", "--nocapture"]).env(URL, server.url()).env("TMPDIR", &dir.0);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line == "filled"));
