@@ -27,7 +27,7 @@ const FOLIO: usize = 64 << 10;
 /// What a read is tried for.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The mover rests when it has moved nothing for this long.
-const REST: Duration = Duration::from_millis(300);
+const REST: Duration = Duration::from_secs(2);
 const LABELS: [&str; 6] = [
     "out to the remote store: MB/s",
     "in from the remote store, in order: MB/s",
