@@ -321,6 +321,10 @@ pub const REQUIREMENTS: &[Requirement] = &[
         shown: &[
             Test("crates/memfold/tests/models.rs", "c2_two_faults_load_a_block_once"),
             Test("crates/memfold/tests/swap.rs", "c2_many_threads_that_wait_for_one_folio_cause_one_read"),
+            Test(
+                "crates/memfold/tests/reads.rs",
+                "a_fault_on_pool_memory_is_served_while_a_read_of_the_device_is_held",
+            ),
             Figures("swap", "1 thread(s) touch"),
             Figures("swap", "16 thread(s) touch"),
         ],
@@ -404,9 +408,14 @@ pub const REQUIREMENTS: &[Requirement] = &[
                 "b3_data_that_does_not_shrink_goes_to_the_file_and_every_byte_comes_back",
             ),
             Test("crates/memfold/src/seal.rs", "sealed_bytes_come_back_and_every_change_is_refused"),
+            Test("crates/memfold-cli/tests/remote.rs", "b3_every_byte_comes_back_and_no_key_is_left"),
+            Test(
+                "crates/memfold-remote/tests/library.rs",
+                "b3_keys_outlive_their_expiry_while_the_run_lives_and_not_when_it_is_killed",
+            ),
             Figures("swap", "of kernel swap"),
         ],
-        lacks: "the remote store",
+        lacks: "",
     },
     Requirement { name: "B4", what: "block devices: NBD, vhost-user-blk", shown: &[], lacks: "issue 7" },
     Requirement {
