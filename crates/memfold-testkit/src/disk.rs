@@ -47,6 +47,7 @@ struct Inner {
     begun: u64,
     write_bytes: Vec<usize>,
     punched: u64,
+    punches: u64,
 }
 
 impl Default for MemoryDisk {
@@ -73,6 +74,7 @@ impl MemoryDisk {
             begun: 0,
             write_bytes: Vec::new(),
             punched: 0,
+            punches: 0,
         };
         MemoryDisk { inner: Arc::new(Mutex::new(inner)), released: Arc::new(Condvar::new()) }
     }
@@ -148,6 +150,11 @@ impl MemoryDisk {
     /// The length of every write done, in order.
     pub fn writes(&self) -> Vec<usize> {
         self.inner.lock().write_bytes.clone()
+    }
+
+    /// Calls that gave bytes back.
+    pub fn punches(&self) -> u64 {
+        self.inner.lock().punches
     }
 
     /// Bytes given back.
@@ -244,6 +251,7 @@ impl Disk for MemoryDisk {
         let mut inner = self.inner.lock();
         inner.bytes[offset as usize..(offset + len) as usize].fill(0xDD);
         inner.punched += len;
+        inner.punches += 1;
         Ok(())
     }
 

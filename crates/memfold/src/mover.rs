@@ -4,6 +4,7 @@ use crate::cluster::Clusters;
 use crate::group::{GROUP_SLOTS, Leaving, ones, rank, runs};
 use crate::tier::{GROUP_BYTES, Tier};
 use alloc::vec::Vec;
+use core::ops::Range;
 use memfold_sys::disk::{Disk, Transfer, Way};
 use memfold_sys::remote::{ENTRIES_MAX, Failure, Fetch, Object};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -120,11 +121,20 @@ impl Tier {
 
     /// Gives back space of the file that [`Inner::begin_punch`] has taken from its slots.
     fn punch(&self, disk: &dyn Disk, which: &[(u64, u16)]) {
+        // Joined: a file system takes milliseconds for each call, however long the range.
+        let mut joined: Vec<Range<u64>> = Vec::new();
         for &(group, mask) in which {
             for run in runs(mask) {
                 let start = group * GROUP_BYTES as u64 + (run.start * PAGE_SIZE) as u64;
-                let _ = disk.punch(start, (run.len() * PAGE_SIZE) as u64);
+                let end = start + (run.len() * PAGE_SIZE) as u64;
+                match joined.last_mut() {
+                    Some(last) if last.end == start => last.end = end,
+                    _ => joined.push(start..end),
+                }
             }
+        }
+        for range in joined {
+            let _ = disk.punch(range.start, range.end - range.start);
         }
         let mut inner = self.inner.lock();
         for &(group, mask) in which {

@@ -100,6 +100,15 @@ fn b3_the_cold_end_moves_to_the_store_and_every_byte_comes_back() {
     world.setup.assert_sound();
 }
 
+/// Each is a journal entry of the file system: the mover was bound by them, at 29 MB/s.
+#[test]
+fn groups_that_move_together_are_punched_together() {
+    let world = World::filled(config(), PAGES);
+    let (moved, punches) = (get(&world.stats().remote_out) / 16, world.disk.punches());
+    // Two to a batch, with so little memory.
+    assert!(moved > 50 && punches * 3 < moved * 2, "{punches} calls for {moved} groups");
+}
+
 #[test]
 fn what_is_cold_moves_and_what_is_read_stays() {
     let world = World::filled(config(), 2500);
