@@ -60,7 +60,8 @@ pub fn report(args: ReportArgs) -> anyhow::Result<i32> {
         }
     };
     if let Some(earlier) = &args.against {
-        evidence.against = against(&evidence.gathered, earlier)?;
+        evidence.against = against(&mut evidence.gathered, earlier)?;
+        evidence.states = states(&evidence.gathered);
     }
     let write = |name: &str, text: String| {
         let path = args.out.join(name);
@@ -167,4 +168,82 @@ fn steps(quick: bool, zswap: bool) -> Vec<Step> {
         steps.push(Step { once: true, ..step("swap", &format!("{short} --part kernel --zswap"), 300) });
     }
     steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// The files of a report without a run: its figures, an earlier report's, and what stands in all that is written.
+    fn written(rounds: &[f64], before: &[f64]) -> [String; 4] {
+        let name = format!("memfold-report-{}-{}", std::process::id(), rounds.len());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&directory).unwrap();
+        let file = |name: &str| directory.join(name);
+        let save = |name: &str, figures: &[f64]| {
+            let mut gathered = Gathered::default();
+            for figure in figures {
+                let row = |label: &str, figure: f64| json!({ "label": label, "figure": figure, "target": ">= 1", "verdict": "Pass" });
+                gathered.add("store", false, json!({ "rows": [row("the one", *figure), row("another", 2.0)] }));
+            }
+            let evidence = Evidence::of(gathered, "memfold bench report".into());
+            std::fs::write(file(name), serde_json::to_string(&evidence).unwrap()).unwrap();
+        };
+        save("now.json", rounds);
+        save("before.json", before);
+        std::fs::write(file("README.md"), "<!-- report:begin -->\n<!-- report:end -->\n").unwrap();
+        let args = ReportArgs {
+            quick: false,
+            rounds: None,
+            only: Vec::new(),
+            zswap: false,
+            out: directory.clone(),
+            against: Some(file("before.json")),
+            readme: Some(file("README.md")),
+            from: Some(file("now.json")),
+            check: true,
+        };
+        assert_eq!(report(args.clone()).unwrap(), 0);
+        let read = |name: &str| std::fs::read_to_string(file(name)).unwrap();
+        let mut evidence = Evidence::of(
+            serde_json::from_value(
+                serde_json::from_str::<serde_json::Value>(&read("report.json")).unwrap()["gathered"].clone(),
+            )
+            .unwrap(),
+            String::new(),
+        );
+        let text = evidence.text();
+        evidence.against.clear();
+        let all = [text, read("report.md"), read("report.html"), read("README.md")];
+        std::fs::remove_dir_all(directory).unwrap();
+        all
+    }
+
+    /// The line or table row that a text has of a figure.
+    fn row_of<'a>(text: &'a str, label: &str) -> &'a str {
+        let rows = if text.contains("<tr>") { text.split("<tr>").collect::<Vec<_>>() } else { text.lines().collect() };
+        rows.into_iter().find(|row| row.contains(label)).unwrap_or_else(|| panic!("no row of {label}: {text}"))
+    }
+
+    #[test]
+    fn a_figure_that_moved_is_marked_in_every_table() {
+        for text in written(&[1.0], &[1.2]) {
+            let (row, other) = (row_of(&text, "the one"), row_of(&text, "another"));
+            assert!(row.contains("1.000 noisy, 1.200 before"), "{row}");
+            assert!(!other.contains("noisy"), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_figure_whose_rounds_differ_is_marked_in_every_table() {
+        for text in written(&[1.0, 1.2], &[1.1, 1.1]) {
+            let row = row_of(&text, "the one");
+            assert!(row.contains("1.100 (1.000..1.200) noisy") && !row.contains("before"), "{row}");
+        }
+        for text in written(&[1.0, 1.1, 1.05], &[1.1]) {
+            let row = row_of(&text, "the one");
+            assert!(row.contains("1.050 (1.000..1.100)") && !row.contains("noisy"), "{row}");
+        }
+    }
 }
