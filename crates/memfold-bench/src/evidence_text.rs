@@ -75,6 +75,11 @@ fn section(evidence: &Evidence) -> String {
             format!("{} {}{why}", state.name, state.state)
         })
         .collect();
+    for step in &evidence.gathered.steps {
+        if let Some(trouble) = &step.trouble {
+            text += &format!("\nA run that gave nothing: `{}`: {trouble}.\n", step.command);
+        }
+    }
     text + &format!("\nRows of the requirements that are not wholly shown: {}.\n", open.join("; "))
 }
 
