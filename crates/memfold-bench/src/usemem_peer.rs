@@ -67,8 +67,10 @@ impl Pager {
     /// kernel's zswap does; without one it does not, as zram's memory does not, unless the peer says so.
     pub fn run_args(&self, limit_bytes: u64) -> Vec<String> {
         let Pager::Memfold { codec, folio, with } = self else { return Vec::new() };
-        let limited = ["swap", "counted", "uncounted"].iter().any(|word| with.contains(word));
-        let bound = if limited { "--limit" } else { "--resident" };
+        let switched = with.contains(&"counted") || with.contains(&"uncounted");
+        let bound = if switched || with.contains(&"swap") { "--limit" } else { "--resident" };
+        // With the pool inside it, all the data would hardly fit into the usual limit.
+        let limit_bytes = if switched { limit_bytes / 4 * 5 } else { limit_bytes };
         let mut args = vec!["run", bound, &limit_bytes.to_string(), "--codec", codec, "--folio", &folio.name()]
             .into_iter()
             .map(String::from)
@@ -181,6 +183,8 @@ mod tests {
             args.join(" "),
             "run --limit 1048576 --codec zstd --folio 2m --block 16k --verify on --swap /var/tmp"
         );
+        let args = parse("memfold:zstd:64k+counted").unwrap()[0].run_args(4 << 20);
+        assert_eq!(args.join(" "), "run --limit 5242880 --codec zstd --folio 64k --block 16k --pool-counts on");
         for bad in [
             "",
             "zswap:lzo",
