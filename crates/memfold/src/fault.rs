@@ -68,7 +68,7 @@ impl Pager {
             match folio.state {
                 State::Resident => return self.fill_hole(&guard, fault),
                 State::Cached => return self.rescue(&guard, area, id, key, fault),
-                State::Stored => return self.major(areas, area, guard, id, key, fault),
+                State::Stored => return self.major(areas, area, guard, key, fault),
                 State::Loading | State::Saving => {
                     folio.wanted.store(true, Relaxed);
                     stats::add(&self.stats.faults_waited, 1);
@@ -138,11 +138,11 @@ impl Pager {
         fault.served(area, (loaded, start, end))
     }
 
-    fn major(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, id: FolioId, key: u64, fault: Fault) -> Served {
+    fn major(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64, fault: Fault) -> Served {
         stats::add(&self.stats.pgmajfault, 1);
         let advice = self.advise(key);
-        // SAFETY: the guard is that of the folio's shard.
-        let in_file = self.is_in_file(unsafe { self.folios.get(id) });
+        // SAFETY: the guard is that of the shard of the folio that the caller has found.
+        let in_file = self.index.find(&guard, key).is_some_and(|id| self.is_in_file(unsafe { self.folios.get(id) }));
         if in_file
             && advice.order == self.config.block_order
             && let Some(beside) = self.around.touched(key)
@@ -151,7 +151,7 @@ impl Pager {
         }
         let start = align(key, advice.order);
         self.ask_ahead(area, start, start + advice.order.pages() as u64, advice, in_file);
-        let (loaded, start, end) = self.load(areas, area, guard, id, key, advice.order, Purpose::Fault(fault.wake()));
+        let (loaded, start, end) = self.load(areas, area, guard, key, advice.order, Purpose::Fault(fault.wake()));
         self.streams.loaded(key, start, end);
         fault.served(area, (loaded, start, end))
     }

@@ -32,21 +32,19 @@ pub(crate) enum Loaded {
 }
 
 impl Pager {
-    /// Loads the `Stored` folio `id`, which covers `key`, or as much of its neighbourhood as `want` allows, and maps it unless
+    /// Loads the `Stored` folio that covers `key`, or as much of its neighbourhood as `want` allows, and maps it unless
     /// it is loaded ahead of use. Takes the guard of the key's shard.
-    #[allow(clippy::too_many_arguments)]
     pub(crate) fn load(
         &self,
         areas: &Areas,
         area: &Area,
         guard: ShardGuard<'_>,
-        id: FolioId,
         key: u64,
         want: Order,
         purpose: Purpose,
     ) -> (Loaded, u64, u64) {
         let small = purpose != Purpose::Ahead && self.is_forced_small();
-        let id = self.form_window(&guard, area, id, key, if small { self.config.block_order } else { want });
+        let id = self.form_window(&guard, area, key, if small { self.config.block_order } else { want });
         // SAFETY: the guard is that of the folio's shard.
         let first = self.folios.slots(unsafe { self.folios.get(id) })[0].handle;
         drop(guard);
@@ -175,8 +173,9 @@ impl Pager {
     }
 
     /// Makes one `Loading` folio of the largest aligned window around `key`, at most `want`, in which everything is
-    /// `Stored`: by splitting the folio `id` that covers it, or by merging those that lie in it.
-    fn form_window(&self, guard: &ShardGuard<'_>, area: &Area, id: FolioId, key: u64, want: Order) -> FolioId {
+    /// `Stored`: by splitting the folio that covers it, or by merging those that lie in it.
+    fn form_window(&self, guard: &ShardGuard<'_>, area: &Area, key: u64, want: Order) -> FolioId {
+        let id = self.index.find(guard, key).expect("the caller found a folio here");
         // SAFETY: the guard is that of the folio's shard.
         let own = unsafe { self.folios.get(id) }.order;
         let mut order = want.max(own.min(self.config.block_order));
@@ -348,7 +347,7 @@ impl Pager {
             return;
         }
         stats::add(&self.stats.readahead_windows, 1);
-        self.load(&areas, &area, guard, id, window.key, window.order, Purpose::Ahead);
+        self.load(&areas, &area, guard, window.key, window.order, Purpose::Ahead);
     }
 }
 
