@@ -175,11 +175,13 @@ fn steps(quick: bool, zswap: bool) -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::evidence_gather::StepDone;
     use serde_json::json;
 
-    /// The files of a report without a run: its figures, an earlier report's, and what stands in all that is written.
-    fn written(rounds: &[f64], before: &[f64]) -> [String; 4] {
-        let name = format!("memfold-report-{}-{}", std::process::id(), rounds.len());
+    /// A report without a run, of these rounds, against that of one round before: its exit status, and all that it says in
+    /// text, Markdown, HTML and README.md.
+    fn written(rounds: &[f64], before: f64, trouble: Option<&str>) -> (i32, [String; 4]) {
+        let name = format!("memfold-report-{}-{}-{}", std::process::id(), rounds.len(), trouble.is_some());
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&directory).unwrap();
         let file = |name: &str| directory.join(name);
@@ -189,11 +191,13 @@ mod tests {
                 let row = |label: &str, figure: f64| json!({ "label": label, "figure": figure, "target": ">= 1", "verdict": "Pass" });
                 gathered.add("store", false, json!({ "rows": [row("the one", *figure), row("another", 2.0)] }));
             }
+            let (command, text) = ("memfold bench swap".to_string(), String::new());
+            gathered.steps.push(StepDone { command, seconds: 1.0, trouble: trouble.map(String::from), text });
             let evidence = Evidence::of(gathered, "memfold bench report".into());
             std::fs::write(file(name), serde_json::to_string(&evidence).unwrap()).unwrap();
         };
         save("now.json", rounds);
-        save("before.json", before);
+        save("before.json", &[before]);
         std::fs::write(file("README.md"), "<!-- report:begin -->\n<!-- report:end -->\n").unwrap();
         let args = ReportArgs {
             quick: false,
@@ -206,20 +210,12 @@ mod tests {
             from: Some(file("now.json")),
             check: true,
         };
-        assert_eq!(report(args.clone()).unwrap(), 0);
-        let read = |name: &str| std::fs::read_to_string(file(name)).unwrap();
-        let mut evidence = Evidence::of(
-            serde_json::from_value(
-                serde_json::from_str::<serde_json::Value>(&read("report.json")).unwrap()["gathered"].clone(),
-            )
-            .unwrap(),
-            String::new(),
-        );
-        let text = evidence.text();
-        evidence.against.clear();
-        let all = [text, read("report.md"), read("report.html"), read("README.md")];
+        let status = report(args).unwrap();
+        let texts = ["report.md", "report.html", "README.md"].map(|name| std::fs::read_to_string(file(name)).unwrap());
+        let text = read(&file("report.json")).unwrap().text();
         std::fs::remove_dir_all(directory).unwrap();
-        all
+        let [markdown, html, readme] = texts;
+        (status, [text, markdown, html, readme])
     }
 
     /// The line or table row that a text has of a figure.
@@ -230,7 +226,9 @@ mod tests {
 
     #[test]
     fn a_figure_that_moved_is_marked_in_every_table() {
-        for text in written(&[1.0], &[1.2]) {
+        let (status, texts) = written(&[1.0], 1.2, None);
+        assert_eq!(status, 0);
+        for text in texts {
             let (row, other) = (row_of(&text, "the one"), row_of(&text, "another"));
             assert!(row.contains("1.000 noisy, 1.200 before"), "{row}");
             assert!(!other.contains("noisy"), "{other}");
@@ -239,13 +237,32 @@ mod tests {
 
     #[test]
     fn a_figure_whose_rounds_differ_is_marked_in_every_table() {
-        for text in written(&[1.0, 1.2], &[1.1, 1.1]) {
+        for text in written(&[1.0, 1.2], 1.1, None).1 {
             let row = row_of(&text, "the one");
             assert!(row.contains("1.100 (1.000..1.200) noisy") && !row.contains("before"), "{row}");
         }
-        for text in written(&[1.0, 1.1, 1.05], &[1.1]) {
+        for text in written(&[1.0, 1.1, 1.05], 1.1, None).1 {
             let row = row_of(&text, "the one");
             assert!(row.contains("1.050 (1.000..1.100)") && !row.contains("noisy"), "{row}");
+        }
+    }
+
+    #[test]
+    fn a_run_that_gave_nothing_is_told_everywhere_and_the_others_count() {
+        let (status, texts) = written(&[1.0], 1.0, Some("stopped after 300 s"));
+        assert_eq!(status, 1, "with --check");
+        for text in texts {
+            assert!(text.contains("memfold bench swap") && text.contains("stopped after 300 s"), "{text}");
+            assert!(row_of(&text, "the one").contains("1.000"));
+        }
+    }
+
+    #[test]
+    fn zswap_runs_only_where_it_is_asked_for_and_every_step_has_an_end() {
+        for quick in [false, true] {
+            let named = |steps: &[Step]| steps.iter().flat_map(|step| &step.args).any(|arg| arg.contains("zswap"));
+            assert!(!named(&steps(quick, false)));
+            assert!(steps(quick, false).iter().all(|step| step.seconds_max <= 600));
         }
     }
 }
