@@ -14,7 +14,7 @@ body{background:var(--ground);color:var(--text);font:15px/1.45 system-ui,sans-se
 h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2.4rem}h3{font-size:1rem;margin:1.6rem 0 .4rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;width:100%}
 th,td{border-bottom:1px solid var(--line);padding:.3rem .6rem;text-align:left;vertical-align:top}
-th{background:var(--soft);position:sticky;top:0}td.n{font-variant-numeric:tabular-nums;white-space:nowrap}
+th{background:var(--soft);position:sticky;top:0}td:first-child{white-space:nowrap}td.n{font-variant-numeric:tabular-nums;white-space:nowrap}
 code,pre{font:12px/1.4 ui-monospace,monospace}pre{background:var(--soft);padding:.8rem;overflow-x:auto}
 .noisy{color:var(--warn)}.good{color:var(--good)}.bad{color:var(--bad);font-weight:600}.dull{color:var(--dull)}
 figure{margin:0 0 1.2rem}figure svg{width:100%;max-width:860px;height:auto}
@@ -24,7 +24,7 @@ figure{margin:0 0 1.2rem}figure svg{width:100%;max-width:860px;height:auto}
 pub fn page(evidence: &Evidence) -> String {
     let body = html! {
         h1 { "memfold: the evidence" }
-        @for line in evidence.heading() { div { (line) } }
+        @for line in evidence.heading() { div { (line.replace('`', "")) } }
         p { (evidence.sum()) }
         h2 { "Requirements" }
         (requirements(evidence))

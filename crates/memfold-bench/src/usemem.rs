@@ -7,6 +7,7 @@ use crate::guard;
 use crate::journal::JOURNAL_PATH;
 use crate::kernel_run::ZramRun;
 use crate::machine::Machine;
+use crate::output::Output;
 use crate::refusal::Refusal;
 use crate::runner::{self, RunResult};
 use crate::size::{parse_size, show_size};
@@ -73,12 +74,9 @@ pub struct UsememArgs {
     /// A short look: less memory, fewer peers
     #[arg(long)]
     pub quick: bool,
-    /// Write everything measured to this file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Exit with status 1 if a row is short of its target
-    #[arg(long)]
-    pub check: bool,
+    /// What becomes of the report
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// Memory beyond the limit for each process: its own, which no peer is charged for.
@@ -165,12 +163,8 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     let command = std::env::args().collect::<Vec<_>>().join(" ");
     let report = Report { machine: Machine::read(), command, conditions: plan.conditions(), peers, rows };
     print!("{}", report.text(plan.args.init_time));
-    if let Some(path) = &plan.args.json {
-        let text = serde_json::to_string_pretty(&report)?;
-        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-    }
     let wrong = report.peers.iter().any(|took| took.bytes_wrong > 0);
-    Ok(i32::from(wrong || plan.args.check && !all_good(&report.rows)))
+    plan.args.output.finish(&report, wrong, all_good(&report.rows))
 }
 
 /// Why this machine can't run it.

@@ -2,7 +2,6 @@
 use crate::config::{Config, Delivery, WORKABLE_MIN_BYTES};
 use crate::fault::{Fault, Served};
 use crate::pager::{Pager, Parts, StatsPlace};
-use crate::stats::Stats;
 use core::ops::Range;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SIZE};
@@ -42,7 +41,7 @@ impl Engine {
             space: Box::new(space.clone()),
             has_move: true,
             has_events: false,
-            stats: StatsPlace::Own(Box::new(Stats::new())),
+            stats: StatsPlace::Own(Box::default()),
             cpus: 1,
             disk: Some(Box::new(disk.clone())),
             remote: None,
