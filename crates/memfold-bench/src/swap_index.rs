@@ -78,7 +78,7 @@ pub fn rows(quick: bool) -> anyhow::Result<Vec<StoreRow>> {
             false => StoreRow::plain(&label, saved, note),
         });
     }
-    rows.extend(sparse(if quick { 1 << 38 } else { 1 << 40 })?);
+    rows.extend(sparse(if quick { 1 << 36 } else { 1 << 40 })?);
     Ok(rows)
 }
 
