@@ -107,7 +107,7 @@ impl App {
             }
             App::Sort => {
                 let file = directory.join("lines");
-                fs::write(&file, lines(pick(4_000_000, 1_000_000))).context("writing what is to be sorted")?;
+                fs::write(&file, lines(pick(4_000_000, 500_000))).context("writing what is to be sorted")?;
                 let file = file.to_str().context("a path that is not text")?.to_string();
                 Ok(Work::Job(
                     [find("sort", "coreutils")?, "-S".into(), "2G".into(), "--parallel=1".into(), file].into(),

@@ -95,6 +95,7 @@ fn run_on_zram(folio: FolioKib, work: &Work, limit_bytes: u64, data_bytes: u64) 
     // Page tables are charged to the cgroup too, and what the shell and the program need of the kernel.
     let charged_bytes = limit_bytes + data_bytes / 512 + (1 << 20);
     let cgroup = guard::change(|journal| Cgroup::create(journal, &Hierarchy::find()?, charged_bytes))?;
+    let _current = cgroup.keep_current();
     let done = run(Peer::Zram(folio), work, |pid| guard::change(|_| cgroup.add(pid)));
     match done {
         Err(error) if cgroup.oom_kills() > 0 => bail!("out of memory in its cgroup, killed by the kernel ({error:#})"),

@@ -7,6 +7,7 @@ use crate::folio::FolioKib;
 use crate::guard::{self, Scratch};
 use crate::journal::JOURNAL_PATH;
 use crate::machine::Machine;
+use crate::output::Output;
 use crate::refusal::Refusal;
 use crate::size::show_size;
 use crate::store_row::{StoreRow, all_good};
@@ -15,8 +16,7 @@ use crate::table::layout;
 use crate::zram::Zram;
 use anyhow::Context;
 use serde::Serialize;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Arguments of `memfold bench apps`.
 #[derive(clap::Args, Debug, Clone)]
@@ -30,12 +30,9 @@ pub struct AppsArgs {
     /// Runs of each program and peer, which take turns [default: 3]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: Option<u32>,
-    /// Write everything measured to this file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Exit with status 1 if a row is short of its target
-    #[arg(long)]
-    pub check: bool,
+    /// What becomes of the report
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// A program may hold one part in so many of what it holds without a limit.
@@ -95,12 +92,8 @@ pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
     }
     outcome?;
     print!("{}", report.text());
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&report)?;
-        fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-    }
     let wrong = report.measured.iter().any(|row| row.note.contains(WRONG));
-    Ok(i32::from(wrong || args.check && !all_good(&report.rows)))
+    args.output.finish(&report, wrong, all_good(&report.rows))
 }
 
 const WRONG: &str = "PRINTED SOMETHING ELSE";

@@ -4,9 +4,9 @@ use crate::corpus::find;
 use crate::corpus_file::CorpusFile;
 use crate::guard;
 use crate::machine::Machine;
+use crate::output::Output;
 use crate::store_row::{StoreRow, all_good};
 use crate::table::layout;
-use anyhow::Context;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -19,12 +19,9 @@ pub struct BriefArgs {
     /// A short look, some seconds
     #[arg(long)]
     pub quick: bool,
-    /// Write everything measured to this file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Exit with status 1 if a row is short of its target
-    #[arg(long)]
-    pub check: bool,
+    /// What becomes of the report
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// What a benchmark found: rows, and a list of raw figures under a name of its own.
@@ -54,10 +51,7 @@ pub fn brief(
     rows.extend(found.rows.iter().map(StoreRow::cells));
     println!("memfold bench {name}, {}\ncommand: {command}\ncorpus: {}\n", machine.heading(), path.display());
     print!("{}", layout(&rows));
-    if let Some(path) = &args.json {
-        let mut report = json!({ "machine": machine, "command": command, "rows": found.rows });
-        report[found.name] = found.raw.into();
-        std::fs::write(path, format!("{report:#}")).with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(i32::from(args.check && !all_good(&found.rows)))
+    let mut report = json!({ "machine": machine, "command": command, "rows": found.rows });
+    report[found.name] = found.raw.into();
+    args.output.finish(&report, false, all_good(&found.rows))
 }

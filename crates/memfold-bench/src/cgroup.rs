@@ -5,6 +5,10 @@ use crate::refusal::Refusal;
 use anyhow::Context;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Where the memory controller is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +60,23 @@ impl Cgroup {
         self.write("cgroup.procs", &pid.to_string())
     }
 
+    /// Keeps the kernel's figures of the cgroup up to date until it is dropped.
+    ///
+    /// By them the kernel decides whether to age pages that were used again, and it renews them only every few seconds
+    /// (Linux 6.18, `mem_cgroup_flush_stats_ratelimited`). A program that touches all that it has at random is killed
+    /// within that time, though all of it could be swapped. Reading `memory.stat` renews them too.
+    pub fn keep_current(&self) -> Current {
+        let (stop, path) = (Arc::new(AtomicBool::new(false)), self.dir.join("memory.stat"));
+        let seen = stop.clone();
+        let thread = std::thread::spawn(move || {
+            while !seen.load(Relaxed) {
+                let _ = fs::read(&path);
+                std::thread::sleep(RENEWAL);
+            }
+        });
+        Current { stop, thread: Some(thread) }
+    }
+
     /// The most memory that was ever charged, in bytes; None where the kernel doesn't say.
     pub fn peak_bytes(&self) -> Option<u64> {
         let name = if self.v2 { "memory.peak" } else { "memory.max_usage_in_bytes" };
@@ -72,6 +93,22 @@ impl Cgroup {
     fn write(&self, name: &str, value: &str) -> anyhow::Result<()> {
         let path = self.dir.join(name);
         fs::write(&path, value).with_context(|| format!("writing '{value}' to {}", path.display()))
+    }
+}
+
+/// How often a cgroup's figures are renewed.
+const RENEWAL: Duration = Duration::from_millis(10);
+
+/// See [`Cgroup::keep_current`].
+pub struct Current {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 

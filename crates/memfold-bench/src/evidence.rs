@@ -8,6 +8,10 @@ use crate::table::layout;
 use crate::targets::Verdict;
 use serde::Serialize;
 
+/// What the figures in every table are.
+pub const LEGEND: &str = "Figures are medians over the rounds, with the least and the greatest where they differ. Noisy: these, or \
+                          the medians of this report and of an earlier one, differ by more than 15%.";
+
 /// Everything that a report says.
 #[derive(Serialize)]
 pub struct Evidence {
@@ -60,7 +64,10 @@ impl Evidence {
             let count = self.gathered.facts.iter().filter(|fact| fact.verdict() == Some(verdict)).count();
             format!("{count} {}", verdict.name())
         });
-        format!("Requirements: {}. Targets: {}.", states.join(", "), verdicts.join(", "))
+        let noisy = self.gathered.facts.iter().filter(|fact| fact.is_noisy()).count();
+        let all = self.gathered.facts.len();
+        let (states, verdicts) = (states.join(", "), verdicts.join(", "));
+        format!("Requirements: {states}. Targets: {verdicts}. {noisy} of {all} figures are noisy.")
     }
 
     /// Whether nothing is short and no benchmark failed.
@@ -76,13 +83,14 @@ impl Evidence {
         let mut rows = vec![["requirement", "state"].map(String::from).to_vec()];
         rows.extend(self.states.iter().map(|s| vec![format!("{:8}{}", s.name, s.what), s.state.into()]));
         text += &layout(&rows);
+        text += &format!("\n{LEGEND}\n\n");
         let mut rows = vec![["it must reach", "figure", "target", "verdict"].map(String::from).to_vec()];
         for fact in &self.gathered.facts {
             let Some(verdict) = fact.verdict() else { continue };
             let label = format!("{}: {}", fact.bench, fact.label);
             rows.push(vec![label, figure(fact), fact.target.clone(), verdict.name().into()]);
         }
-        text += &format!("\n{}", layout(&rows));
+        text += &layout(&rows);
         for step in &self.gathered.steps {
             if let Some(trouble) = &step.trouble {
                 text += &format!("{}: {trouble}\n", step.command);

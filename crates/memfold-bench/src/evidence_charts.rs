@@ -32,9 +32,9 @@ pub fn charts(gathered: &Gathered) -> Vec<Chart> {
         "Random 4 KiB reads (bench walk, random)",
         bars("mean microseconds; shorter is better", &phase_bars(walk, "random", "mean_us")),
     );
-    let latency = Axes { x: "microseconds (logarithmic)", y: "share of reads", log_x: true, y_max: Some(1.0) };
+    let latency = Axes { x: "microseconds (logarithmic)", y: "share of reads", log_x: Some(10.0), y_max: Some(1.0) };
     add("Latency of random 4 KiB reads: share done within a time", lines(latency, &latencies(walk)));
-    let memory = Axes { x: "seconds", y: "MiB", log_x: false, y_max: None };
+    let memory = Axes { x: "seconds", y: "MiB", log_x: None, y_max: None };
     add(
         "All memory over a walk: mapped pages, frames, store (memfold keeps stored copies of what it has in memory too)",
         lines(memory, &memories(walk)),
@@ -44,9 +44,9 @@ pub fn charts(gathered: &Gathered) -> Vec<Chart> {
     add("usemem: reading it back", bars("MB/s; longer is better", &peer_bars(usemem, "in_mb_s")));
     add("usemem: user and system time", bars("seconds; shorter is better", &peer_bars(usemem, "cpu_s")));
     let blocks = document("blocks");
-    let axis = Axes { x: "KiB in a block (logarithmic)", y: "data / compressed", log_x: true, y_max: None };
+    let axis = Axes { x: "KiB in a block (logarithmic)", y: "data / compressed", log_x: Some(4.0), y_max: None };
     add("Ratio by block size", lines(axis, &block_lines(blocks, "ratio")));
-    let axis = Axes { x: "KiB in a block (logarithmic)", y: "MB/s out, one core", log_x: true, y_max: None };
+    let axis = Axes { x: "KiB in a block (logarithmic)", y: "MB/s out, one core", log_x: Some(4.0), y_max: None };
     add("Speed of compression by block size", lines(axis, &block_lines(blocks, "out_mb_s")));
     let pools = document("pools");
     add(
@@ -113,7 +113,8 @@ fn memories(walk: &Value) -> Vec<Line> {
     let line = |name: &str| {
         let run = list(&walk["runs"]).iter().rfind(|run| run["peer"] == name)?;
         let is_kernels = name.starts_with("zram");
-        let store = run["counters"]["pool_bytes"].as_f64().filter(|_| is_kernels).unwrap_or(0.0);
+        // A run that broke off does not say what its store held.
+        let store = if is_kernels { run["counters"]["pool_bytes"].as_f64()? } else { 0.0 };
         let mib = |(s, bytes): (f64, f64)| (s, (bytes + store) / 1048576.0);
         let points: Vec<_> = list(&run["memory"]).iter().filter_map(point).map(mib).collect();
         let name = if is_kernels { format!("{name} and the most its store held") } else { name.into() };

@@ -55,6 +55,9 @@ pub struct Fact {
     pub verdicts: Vec<Verdict>,
     /// From what the last figure follows, or why there is none.
     pub note: String,
+    /// The median of an earlier report that this one was compared with, where they differ by more than [`NOISE`].
+    #[serde(default)]
+    pub before: Option<f64>,
 }
 
 impl Fact {
@@ -85,9 +88,9 @@ impl Fact {
         })
     }
 
-    /// Whether two rounds differ by more than [`NOISE`].
+    /// Whether two rounds differ by more than [`NOISE`], or an earlier report does.
     pub fn is_noisy(&self) -> bool {
-        self.spread().is_some_and(|spread| differ(spread.min, spread.max))
+        self.before.is_some() || self.spread().is_some_and(|spread| differ(spread.min, spread.max))
     }
 }
 
@@ -176,7 +179,8 @@ impl Gathered {
             let at = known.unwrap_or_else(|| {
                 let (bench, label) = (bench.to_string(), row.label.clone());
                 let (figures, verdicts) = (Vec::new(), Vec::new());
-                self.facts.push(Fact { bench, label, figures, target: row.target, verdicts, note: String::new() });
+                let (target, note) = (row.target, String::new());
+                self.facts.push(Fact { bench, label, figures, target, verdicts, note, before: None });
                 self.facts.len() - 1
             });
             let fact = &mut self.facts[at];

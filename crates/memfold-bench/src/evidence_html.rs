@@ -1,6 +1,6 @@
 //! The report as one page that needs nothing else: no script, no font, no picture from elsewhere.
 
-use crate::evidence::Evidence;
+use crate::evidence::{Evidence, LEGEND};
 use crate::evidence_charts::charts;
 use crate::evidence_gather::Fact;
 use crate::evidence_state::figure;
@@ -8,15 +8,15 @@ use crate::targets::Verdict;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = "
-:root{color-scheme:light dark;--ground:#fff;--text:#1b1f24;--line:#d0d7de;--soft:#f6f8fa;--good:#157f3b;--bad:#c4202f;--dull:#667085}
-@media (prefers-color-scheme:dark){:root{--ground:#0f1419;--text:#e6e8eb;--line:#30363d;--soft:#181f26;--good:#4ac26b;--bad:#ff7b72;--dull:#98a2b3}}
+:root{color-scheme:light dark;--ground:#fff;--text:#1b1f24;--line:#d0d7de;--soft:#f6f8fa;--good:#157f3b;--bad:#c4202f;--warn:#9a5b00;--dull:#667085}
+@media (prefers-color-scheme:dark){:root{--ground:#0f1419;--text:#e6e8eb;--line:#30363d;--soft:#181f26;--good:#4ac26b;--bad:#ff7b72;--warn:#e3a13c;--dull:#98a2b3}}
 body{background:var(--ground);color:var(--text);font:15px/1.45 system-ui,sans-serif;max-width:1180px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2.4rem}h3{font-size:1rem;margin:1.6rem 0 .4rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;width:100%}
 th,td{border-bottom:1px solid var(--line);padding:.3rem .6rem;text-align:left;vertical-align:top}
-th{background:var(--soft);position:sticky;top:0}td.n{font-variant-numeric:tabular-nums;white-space:nowrap}
+th{background:var(--soft);position:sticky;top:0}td:first-child{white-space:nowrap}td.n{font-variant-numeric:tabular-nums;white-space:nowrap}
 code,pre{font:12px/1.4 ui-monospace,monospace}pre{background:var(--soft);padding:.8rem;overflow-x:auto}
-.good{color:var(--good)}.bad{color:var(--bad);font-weight:600}.dull{color:var(--dull)}
+.noisy{color:var(--warn)}.good{color:var(--good)}.bad{color:var(--bad);font-weight:600}.dull{color:var(--dull)}
 figure{margin:0 0 1.2rem}figure svg{width:100%;max-width:860px;height:auto}
 ";
 
@@ -24,13 +24,12 @@ figure{margin:0 0 1.2rem}figure svg{width:100%;max-width:860px;height:auto}
 pub fn page(evidence: &Evidence) -> String {
     let body = html! {
         h1 { "memfold: the evidence" }
-        @for line in evidence.heading() { div { (line) } }
+        @for line in evidence.heading() { div { (line.replace('`', "")) } }
         p { (evidence.sum()) }
         h2 { "Requirements" }
         (requirements(evidence))
         h2 { "Targets" }
-        p.dull { "Figures are medians over the rounds, with the least and the greatest where they differ. "
-            "Rows whose rounds differ by more than 15% are marked noisy." }
+        p.dull { (LEGEND) }
         (facts(evidence, true))
         h2 { "Plots" }
         @for chart in charts(&evidence.gathered) {
@@ -104,7 +103,7 @@ fn facts(evidence: &Evidence, judged: bool) -> Markup {
                 tr {
                     td { (fact.bench) }
                     td { (fact.label) }
-                    td.n { (figure(fact)) }
+                    td.n.noisy[fact.is_noisy()] { (figure(fact)) }
                     td.n { (fact.target) }
                     td class=(class(verdict)) { (verdict) }
                     td.dull { (fact.note) }

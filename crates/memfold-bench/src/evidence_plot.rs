@@ -49,8 +49,8 @@ pub struct Axes {
     pub x: &'static str,
     /// What y is, with its unit.
     pub y: &'static str,
-    /// Whether x is logarithmic.
-    pub log_x: bool,
+    /// Whether x is logarithmic, and to which base: its powers are marked.
+    pub log_x: Option<f64>,
     /// The greatest y, if it is known beforehand.
     pub y_max: Option<f64>,
 }
@@ -68,6 +68,7 @@ pub fn bars(unit: &str, bars: &[Bar]) -> anyhow::Result<String> {
         let count = bars.len();
         let mut chart = ChartBuilder::on(&area)
             .margin(6)
+            .margin_right(24)
             .x_label_area_size(44)
             .y_label_area_size(230)
             .build_cartesian_2d(0.0..top * 1.12, (0..count - 1).into_segmented())?;
@@ -124,10 +125,11 @@ pub fn lines(axes: Axes, lines: &[Line]) -> anyhow::Result<String> {
     {
         let area = SVGBackend::with_string(&mut svg, (WIDTH, 380)).into_drawing_area();
         let mut builder = ChartBuilder::on(&area);
-        builder.margin(10).x_label_area_size(44).y_label_area_size(64);
-        if axes.log_x {
+        builder.margin(10).margin_right(24).x_label_area_size(44).y_label_area_size(64);
+        if let Some(base) = axes.log_x {
             let low = x_min.max(1e-3);
-            let mut chart = builder.build_cartesian_2d((low..x_max.max(low * 2.0)).log_scale(), 0.0..y_max)?;
+            let x = (low..x_max.max(low * 2.0)).log_scale().base(base);
+            let mut chart = builder.build_cartesian_2d(x, 0.0..y_max)?;
             draw_lines(&mut chart, axes, lines)?;
         } else {
             let mut chart = builder.build_cartesian_2d(x_min.min(0.0)..x_max.max(x_min + 1e-9), 0.0..y_max)?;
@@ -167,7 +169,7 @@ fn draw_lines<
     }
     chart
         .configure_series_labels()
-        .position(if axes.log_x { SeriesLabelPosition::LowerRight } else { SeriesLabelPosition::MiddleRight })
+        .position(if axes.log_x.is_some() { SeriesLabelPosition::LowerRight } else { SeriesLabelPosition::MiddleRight })
         .label_font((FONT, 13).into_font().color(&BLACK))
         .border_style(BLACK.mix(0.2))
         .draw()?;
@@ -209,7 +211,7 @@ mod tests {
         assert!(svg.starts_with("<svg role") && svg.contains("viewBox"), "{}", &svg[..200]);
         assert!(svg.contains("one") && svg.contains("two") && svg.contains("MB/s"));
         assert!(svg.contains("currentColor") && !svg.contains("#000000"));
-        let axes = Axes { x: "us", y: "share", log_x: true, y_max: Some(1.0) };
+        let axes = Axes { x: "us", y: "share", log_x: Some(10.0), y_max: Some(1.0) };
         let line = Line { name: "peer".into(), points: vec![(1.0, 0.1), (10.0, 0.5), (1000.0, 1.0)] };
         assert!(lines(axes, &[line]).unwrap().contains("peer"));
     }
@@ -217,7 +219,7 @@ mod tests {
     #[test]
     fn nothing_gives_no_plot() {
         assert!(bars("MB/s", &[]).is_err());
-        assert!(lines(Axes { x: "", y: "", log_x: false, y_max: None }, &[]).is_err());
+        assert!(lines(Axes { x: "", y: "", log_x: None, y_max: None }, &[]).is_err());
     }
 
     #[test]

@@ -85,9 +85,10 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "pool memory counts against the limit, or by a switch not",
         shown: &[
             Test("crates/memfold/tests/region.rs", "z10_a_full_pool_refuses_and_the_bytes_stay"),
+            Figures("usemem", "--pool-counts off of on"),
             Figures("usemem", "memory held: data for each byte, memfold:lz4:64k"),
         ],
-        lacks: "no row compares the switch with and without",
+        lacks: "",
     },
     Requirement {
         name: "Z7",
@@ -174,8 +175,15 @@ pub const REQUIREMENTS: &[Requirement] = &[
     Requirement {
         name: "M3",
         what: "a part of a block is read and written through the whole block",
-        shown: &[Test("crates/memfold-store/src/tests/partial.rs", "m7_pages_of_a_block_come_from_one_decompression")],
-        lacks: "writes of a part of a block: there is no block device to make them",
+        shown: &[
+            Test("crates/memfold-store/src/tests/partial.rs", "m7_pages_of_a_block_come_from_one_decompression"),
+            Test("crates/memfold/src/tests/fault.rs", "m3_m7_pages_at_rest_come_from_one_decompression_of_their_block"),
+            Test(
+                "crates/memfold/src/tests/hint.rs",
+                "m3_m5_a_discard_that_cuts_a_stored_block_is_counted_and_keeps_its_other_pages",
+            ),
+        ],
+        lacks: "",
     },
     Requirement {
         name: "M4",
@@ -192,8 +200,18 @@ pub const REQUIREMENTS: &[Requirement] = &[
     Requirement {
         name: "M5",
         what: "counters of block reads, writes, failures, parts",
-        shown: &[Test("crates/memfold/src/stats.rs", "names_are_unique_and_helped")],
-        lacks: "partial reads and writes, deferred frees: counted in the store, not in the engine",
+        shown: &[
+            Test("crates/memfold/src/stats.rs", "names_are_unique_and_helped"),
+            Test(
+                "crates/memfold/src/tests/hint.rs",
+                "m3_m5_a_discard_that_cuts_a_stored_block_is_counted_and_keeps_its_other_pages",
+            ),
+            Test(
+                "crates/memfold/tests/refusals.rs",
+                "z3_z5_a_codec_failure_leaves_the_folio_resident_and_nothing_in_the_store",
+            ),
+        ],
+        lacks: "deferred frees: there are none, a block that a discard cuts is stored again page by page at once",
     },
     Requirement {
         name: "M6",
@@ -204,17 +222,24 @@ pub const REQUIREMENTS: &[Requirement] = &[
     Requirement {
         name: "M7",
         what: "recently decompressed blocks are kept",
-        shown: &[Test(
-            "crates/memfold-store/src/tests/partial.rs",
-            "m7_a_freed_block_is_forgotten_and_the_oldest_is_replaced",
-        )],
-        lacks: "the engine doesn't use the buffer of recent blocks",
+        shown: &[
+            Test(
+                "crates/memfold-store/src/tests/partial.rs",
+                "m7_a_freed_block_is_forgotten_and_the_oldest_is_replaced",
+            ),
+            Test("crates/memfold/src/tests/fault.rs", "m3_m7_pages_at_rest_come_from_one_decompression_of_their_block"),
+        ],
+        lacks: "",
     },
     Requirement {
         name: "M8",
         what: "a reserve of large frames",
-        shown: &[],
-        lacks: "frames are recycled, and their success is counted; no test names the row",
+        shown: &[
+            Test("crates/memfold/src/tests/frames.rs", "m8_a_reserve_of_large_frames_is_left_to_large_folios"),
+            Test("crates/memfold-cli/src/report.rs", "no_figure_is_hidden_by_a_fact_about_the_run"),
+            Figures("usemem", "large frames had at once, %, memfold:lz4:"),
+        ],
+        lacks: "",
     },
     Requirement {
         name: "M9",
@@ -285,8 +310,15 @@ pub const REQUIREMENTS: &[Requirement] = &[
     Requirement {
         name: "S5",
         what: "page out and cold act on whole folios",
-        shown: &[Test("crates/memfold/tests/property.rs", "c1_c2_thread_delivery_agrees_with_a_shadow")],
-        lacks: "no test names the row",
+        shown: &[
+            Test("crates/memfold/src/tests/hint.rs", "s5_page_out_and_cold_act_on_whole_folios_without_splitting"),
+            Test("crates/memfold/src/tests/hint.rs", "s5_only_a_folio_that_the_range_cuts_is_split_first"),
+            Test(
+                "crates/memfold/src/tests/hint.rs",
+                "s5_a_partly_discarded_folio_is_split_and_its_rest_leaves_in_pieces",
+            ),
+        ],
+        lacks: "",
     },
     Requirement {
         name: "S6",
@@ -354,8 +386,11 @@ pub const REQUIREMENTS: &[Requirement] = &[
     Requirement {
         name: "C5",
         what: "no false look-ups",
-        shown: &[Test("crates/memfold/src/index.rs", "agrees_with_a_map")],
-        lacks: "no test names the row",
+        shown: &[
+            Test("crates/memfold/src/tests/fault.rs", "c5_a_fault_looks_nowhere_but_where_its_page_is"),
+            Test("crates/memfold/src/index.rs", "agrees_with_a_map"),
+        ],
+        lacks: "",
     },
     Requirement {
         name: "C6",

@@ -76,7 +76,7 @@ fn in_words(fact: &Fact) -> String {
     format!("{}: {}{verdict}", fact.label, figure(fact))
 }
 
-/// `1.05`, `1.05 (0.98..1.12)`, with `noisy` where the rounds differ too much.
+/// `1.05`, `1.05 (0.98..1.12)`, with `noisy` where the rounds or an earlier report differ too much.
 pub fn figure(fact: &Fact) -> String {
     let Some(spread) = fact.spread() else { return "-".into() };
     let short = |value: f64| if value.abs() < 10.0 { format!("{value:.3}") } else { show(value) };
@@ -87,11 +87,15 @@ pub fn figure(fact: &Fact) -> String {
     if fact.is_noisy() {
         text += " noisy";
     }
+    if let Some(before) = fact.before {
+        text += &format!(", {} before", short(before));
+    }
     text
 }
 
-/// Compares with the facts of an earlier report: a line for each figure that has moved by more than the noise allowed.
-pub fn against(gathered: &Gathered, earlier: &Path) -> anyhow::Result<Vec<String>> {
+/// Compares with the facts of an earlier report: notes in each figure that it has moved by more than the noise allowed, and
+/// returns a line for each.
+pub fn against(gathered: &mut Gathered, earlier: &Path) -> anyhow::Result<Vec<String>> {
     #[derive(serde::Deserialize)]
     struct Earlier {
         gathered: Gathered,
@@ -101,11 +105,12 @@ pub fn against(gathered: &Gathered, earlier: &Path) -> anyhow::Result<Vec<String
         .map_err(|error| anyhow::anyhow!("{}: not a report of memfold bench report: {error}", earlier.display()))?;
     let mut lines = Vec::new();
     let mut compared = 0;
-    for fact in &gathered.facts {
+    for fact in &mut gathered.facts {
         let before = earlier.gathered.facts.iter().find(|b| b.bench == fact.bench && b.label == fact.label);
         let (Some(before), Some(now)) = (before.and_then(Fact::spread), fact.spread()) else { continue };
         compared += 1;
         if differ(before.median, now.median) {
+            fact.before = Some(before.median);
             let short = |value: f64| format!("{value:.3}");
             lines.push(format!(
                 "noisy: bench {}: {}: {} before, {} now",
@@ -154,12 +159,14 @@ mod tests {
         now.add("store", false, row("c", 1.2, "Pass"));
         let path = std::env::temp_dir().join(format!("memfold-against-{}", std::process::id()));
         std::fs::write(&path, json!({ "gathered": before }).to_string()).unwrap();
-        let lines = against(&now, &path).unwrap();
+        let lines = against(&mut now, &path).unwrap();
         std::fs::write(&path, "{}").unwrap();
-        let refused = against(&now, &path);
+        let refused = against(&mut now, &path);
         std::fs::remove_file(&path).unwrap();
         assert_eq!(lines[0], "2 figures compared, 1 differ by more than 15%");
         assert!(lines[1].contains(": b: 1.000 before, 1.200 now") && lines.len() == 2, "{lines:?}");
+        let marks: Vec<String> = now.facts.iter().map(figure).collect();
+        assert_eq!(marks, ["1.100", "1.200 noisy, 1.000 before", "1.200"]);
         assert!(refused.is_err_and(|error| error.to_string().contains("not a report")));
     }
 }

@@ -1,6 +1,6 @@
 //! The report as Markdown, and the section of README.md that is made of it.
 
-use crate::evidence::Evidence;
+use crate::evidence::{Evidence, LEGEND};
 use crate::evidence_gather::Fact;
 use crate::evidence_state::figure;
 use anyhow::Context;
@@ -43,7 +43,8 @@ pub fn facts(evidence: &Evidence, judged: bool) -> String {
 pub fn markdown(evidence: &Evidence) -> String {
     let mut text = format!("# memfold: the evidence\n\n{}\n\n", evidence.heading().join("  \n"));
     text += &format!("## Requirements\n{}\n{}\n", evidence.sum(), requirements(evidence));
-    text += &format!("## Targets\n{}\n## Other figures\n{}\n", facts(evidence, true), facts(evidence, false));
+    text +=
+        &format!("{LEGEND}\n\n## Targets\n{}\n## Other figures\n{}\n", facts(evidence, true), facts(evidence, false));
     text += "## Runs\n";
     for step in &evidence.gathered.steps {
         let trouble = step.trouble.as_ref().map_or(String::new(), |trouble| format!(": **{trouble}**"));
@@ -58,7 +59,7 @@ pub fn markdown(evidence: &Evidence) -> String {
 
 /// The section of README.md: the rows in short and the targets.
 fn section(evidence: &Evidence) -> String {
-    let mut text = format!("{}\n\n{}\n\n", evidence.heading().join("  \n"), evidence.sum());
+    let mut text = format!("{}\n\n{} {LEGEND}\n\n", evidence.heading().join("  \n"), evidence.sum());
     text += &head(&["bench", "it must reach", "figure", "target", "verdict"]);
     let has_target = |fact: &&Fact| fact.verdict().is_some();
     for fact in evidence.gathered.facts.iter().filter(has_target) {
@@ -74,6 +75,11 @@ fn section(evidence: &Evidence) -> String {
             format!("{} {}{why}", state.name, state.state)
         })
         .collect();
+    for step in &evidence.gathered.steps {
+        if let Some(trouble) = &step.trouble {
+            text += &format!("\nA run that gave nothing: `{}`: {trouble}.\n", step.command);
+        }
+    }
     text + &format!("\nRows of the requirements that are not wholly shown: {}.\n", open.join("; "))
 }
 

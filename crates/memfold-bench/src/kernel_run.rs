@@ -58,6 +58,7 @@ impl ZramRun<'_> {
         guard::change(|journal| self.folio.select(journal))?;
         let zram = guard::change(|journal| Zram::swap_on(journal, self.codec, disk_bytes))?;
         let cgroup = guard::change(|journal| Cgroup::create(journal, &hierarchy, limit_bytes))?;
+        let _current = cgroup.keep_current();
         let before = self.folio.counters();
         let mut figures = Vec::new();
         let mut result = run(peer, command, silence_max, |message| {

@@ -33,6 +33,7 @@ mod runner;
 mod kernel_run;
 mod summary;
 mod table;
+mod output;
 mod targets;
 mod report;
 mod walk;

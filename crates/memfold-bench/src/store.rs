@@ -4,6 +4,7 @@ use crate::corpus::{find, hash};
 use crate::corpus_file::CorpusFile;
 use crate::guard;
 use crate::machine::Machine;
+use crate::output::Output;
 use crate::size::show_size;
 use crate::store_row::{StoreRow, all_good};
 use crate::table::layout;
@@ -24,12 +25,9 @@ pub struct StoreArgs {
     /// Only these parts [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
     pub part: Vec<Part>,
-    /// Write everything measured to this file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Exit with status 1 if a row is short of its target
-    #[arg(long)]
-    pub check: bool,
+    /// What becomes of the report
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// A part of the benchmark.
@@ -83,11 +81,7 @@ pub fn store(args: StoreArgs) -> anyhow::Result<i32> {
         }
     }
     print!("{}", report.text());
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&report)?;
-        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(i32::from(args.check && !all_good(&report.rows)))
+    args.output.finish(&report, false, all_good(&report.rows))
 }
 
 fn measure(part: Part, corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {

@@ -4,6 +4,7 @@ use crate::corpus::{describe, find};
 use crate::corpus_file::CorpusFile;
 use crate::guard;
 use crate::machine::Machine;
+use crate::output::Output;
 use crate::refusal::Refusal;
 use crate::store_row::{StoreRow, all_good};
 use crate::swap_kernel::zswap_history;
@@ -31,12 +32,9 @@ pub struct SwapArgs {
     /// Also against zswap, last of all: until the next boot the kernel then swaps large folios in page by page
     #[arg(long)]
     pub zswap: bool,
-    /// Write everything measured to this file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Exit with status 1 if a row is short of its target
-    #[arg(long)]
-    pub check: bool,
+    /// What becomes of the report
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// A part of the benchmark.
@@ -109,11 +107,7 @@ pub fn swap(args: SwapArgs) -> anyhow::Result<i32> {
         }
     }
     print!("{}", report.text());
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&report)?;
-        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(i32::from(args.check && !all_good(&report.rows)))
+    args.output.finish(&report, false, all_good(&report.rows))
 }
 
 fn measure(part: SwapPart, args: &SwapArgs, path: &Path, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {

@@ -82,6 +82,7 @@ impl FileRun<'_> {
         }
         let limit_bytes = charged_bytes(self.area_bytes, self.resident_bytes);
         let cgroup = guard::change(|journal| Cgroup::create(journal, &hierarchy, limit_bytes))?;
+        let _current = cgroup.keep_current();
         let before = self.folio.counters();
         let mut zswapped = 0;
         let mut result = run(peer, command, silence_max, |message| {

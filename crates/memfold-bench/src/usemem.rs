@@ -7,6 +7,7 @@ use crate::guard;
 use crate::journal::JOURNAL_PATH;
 use crate::kernel_run::ZramRun;
 use crate::machine::Machine;
+use crate::output::Output;
 use crate::refusal::Refusal;
 use crate::runner::{self, RunResult};
 use crate::size::{parse_size, show_size};
@@ -60,7 +61,7 @@ pub struct UsememArgs {
     #[arg(short = 'Z', long)]
     pub read_again: bool,
     #[allow(rustdoc::broken_intra_doc_links)]
-    /// memfold[:CODEC[:FOLIO]][+verify][+canned][+batch][+lean][+swap], zram[:CODEC][:FOLIO], zswap:CODEC:FOLIO (name it last:
+    /// memfold[:CODEC[:FOLIO]][+verify][+canned][+batch][+lean][+swap][+counted|+uncounted], zram[:CODEC][:FOLIO], zswap:CODEC:FOLIO (name it last:
     /// until the next boot the kernel then reads no large folios from swap) or file:FOLIO; repeatable [default: many]
     #[arg(long, value_name = "PEER")]
     pub peer: Vec<String>,
@@ -73,12 +74,9 @@ pub struct UsememArgs {
     /// A short look: less memory, fewer peers
     #[arg(long)]
     pub quick: bool,
-    /// Write everything measured to this file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Exit with status 1 if a row is short of its target
-    #[arg(long)]
-    pub check: bool,
+    /// What becomes of the report
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// Memory beyond the limit for each process: its own, which no peer is charged for.
@@ -165,17 +163,16 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     let command = std::env::args().collect::<Vec<_>>().join(" ");
     let report = Report { machine: Machine::read(), command, conditions: plan.conditions(), peers, rows };
     print!("{}", report.text(plan.args.init_time));
-    if let Some(path) = &plan.args.json {
-        let text = serde_json::to_string_pretty(&report)?;
-        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-    }
     let wrong = report.peers.iter().any(|took| took.bytes_wrong > 0);
-    Ok(i32::from(wrong || plan.args.check && !all_good(&report.rows)))
+    plan.args.output.finish(&report, wrong, all_good(&report.rows))
 }
 
 /// Why this machine can't run it.
 fn why_not(pager: &Pager) -> Result<(), Refusal> {
     match pager {
+        Pager::Memfold { with, .. } if with.contains(&"batch") => {
+            Err(Refusal::Machine("memfold run takes --batch 1 only; bench store --part batch has batches".into()))
+        }
         Pager::Memfold { .. } => Ok(()),
         Pager::Zram { codec, folio } => Zram::check(codec).and_then(|()| folio.check()),
         Pager::File { zswap: Some(_), folio } => check().and_then(|()| check_zswap()).and_then(|()| folio.check()),
@@ -345,6 +342,18 @@ fn rows(pagers: &[Pager], peers: &[Took], left_out: &[(Pager, String)]) -> Vec<S
             ratio(format!("folios of {} of 4k, {codec}: throughput out", folio.name()), took, small, true, "");
         }
     }
+    for outside in peers {
+        let inside = outside.peer.strip_suffix("+uncounted").and_then(|name| find(&format!("{name}+counted")));
+        rows.extend(inside.and_then(|inside| switch_rows(outside, inside)).into_iter().flatten());
+    }
+    for took in peers {
+        let count = |name: &str| took.counters.get(name).map(|count| *count as f64);
+        if let (Some(asked), Some(failed)) = (count("frame_alloc").filter(|n| *n > 0.0), count("frame_alloc_failed")) {
+            let note = format!("{failed} of {asked} could not be had at their size");
+            let label = format!("large frames had at once, %, {}", took.peer);
+            rows.push(StoreRow::plain(&label, (1.0 - failed / asked) * 100.0, note));
+        }
+    }
     for took in peers {
         if let Some(ratio) = took.ratio {
             let note = format!("the pool held at most {}", show_size(took.pool_bytes.unwrap_or(0)));
@@ -358,6 +367,19 @@ fn rows(pagers: &[Pager], peers: &[Took], left_out: &[(Pager, String)]) -> Vec<S
         rows.push(StoreRow::not_run(&format!("{}: throughput out", pager.name()), "", why));
     }
     rows
+}
+
+/// The pool left out of the limit against the pool in it (Z6).
+fn switch_rows(outside: &Took, inside: &Took) -> Option<[StoreRow; 2]> {
+    let held = |took: &Took| Some(*took.counters.get("peak_bytes")? as f64);
+    let (out, counted) = (held(outside)?, held(inside)?);
+    let note = format!("{} of {}: pages, frames, pool, index", show_size(out as u64), show_size(counted as u64));
+    let speed = |took: &Took| took.in_mb_s.map(|spread| spread.median);
+    let (fast, slow) = (speed(outside)?, speed(inside)?);
+    Some([
+        StoreRow::plain("--pool-counts off of on: all memory held at most", out / counted, note),
+        StoreRow::plain("--pool-counts off of on: throughput in", fast / slow, format!("{fast:.0} of {slow:.0} MB/s")),
+    ])
 }
 
 impl Report {

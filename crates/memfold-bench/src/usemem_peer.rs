@@ -34,13 +34,16 @@ pub enum Pager {
 /// Where swap files are made.
 pub const SWAP_DIR: &str = "/var/tmp";
 
-/// Short names of settings, and what they are for `memfold run`. `lean` keeps no stored copy of what is in memory.
-const WITH: [(&str, [&str; 2]); 5] = [
+/// Short names of settings, and what they are for `memfold run`. `lean` keeps no stored copy of what is in memory;
+/// `counted` and `uncounted` put the pool inside the limit and beside it.
+const WITH: [(&str, [&str; 2]); 7] = [
     ("verify", ["--verify", "on"]),
     ("canned", ["--canned", "on"]),
     ("batch", ["--batch", "16"]),
     ("lean", ["--clean", "0"]),
     ("swap", ["--swap", SWAP_DIR]),
+    ("counted", ["--pool-counts", "on"]),
+    ("uncounted", ["--pool-counts", "off"]),
 ];
 
 /// memfold's blocks, where folios are not smaller.
@@ -61,10 +64,13 @@ impl Pager {
     }
 
     /// The settings of `memfold run` for `limit_bytes`. With a swap file the pool counts against the limit, as the
-    /// kernel's zswap does; without one it does not, as zram's memory does not.
+    /// kernel's zswap does; without one it does not, as zram's memory does not, unless the peer says so.
     pub fn run_args(&self, limit_bytes: u64) -> Vec<String> {
         let Pager::Memfold { codec, folio, with } = self else { return Vec::new() };
-        let bound = if with.contains(&"swap") { "--limit" } else { "--resident" };
+        let switched = with.contains(&"counted") || with.contains(&"uncounted");
+        let bound = if switched || with.contains(&"swap") { "--limit" } else { "--resident" };
+        // With the pool inside it, all the data would hardly fit into the usual limit.
+        let limit_bytes = if switched { limit_bytes / 4 * 5 } else { limit_bytes };
         let mut args = vec!["run", bound, &limit_bytes.to_string(), "--codec", codec, "--folio", &folio.name()]
             .into_iter()
             .map(String::from)
@@ -79,7 +85,7 @@ impl Pager {
 }
 
 /// What `--peer` takes.
-pub const FORMS: &str = "memfold[:CODEC[:FOLIO]][+verify][+canned][+batch][+lean][+swap], zram[:CODEC][:FOLIO], zswap:CODEC:FOLIO or file:FOLIO";
+pub const FORMS: &str = "memfold[:CODEC[:FOLIO]][+verify][+canned][+batch][+lean][+swap][+counted|+uncounted], zram[:CODEC][:FOLIO], zswap:CODEC:FOLIO or file:FOLIO";
 
 /// Reads one `--peer`, as in [`FORMS`].
 pub fn parse(text: &str) -> Result<Vec<Pager>, String> {
@@ -126,6 +132,8 @@ pub fn default_peers(quick: bool) -> Vec<&'static str> {
         "memfold:lz4:64k+lean",
         "memfold:zstd:64k",
         "memfold:deflate:64k",
+        "memfold:zstd:64k+counted",
+        "memfold:zstd:64k+uncounted",
         "zram:lzo-rle:4k,zram:lzo-rle:64k,zram:lz4:64k,zram:lzo-rle:2m",
     ];
     let all = vec![
@@ -146,7 +154,8 @@ pub fn default_peers(quick: bool) -> Vec<&'static str> {
         "memfold:lz4:64k+batch",
         "memfold:lz4:64k+lean",
         "memfold:zstd:64k+canned",
-        "memfold:lz4:2m+batch",
+        "memfold:zstd:64k+counted",
+        "memfold:zstd:64k+uncounted",
         "memfold:lz4:64k+swap",
         "file:64k",
         "zram:lzo-rle:4k,zram:lzo-rle:64k,zram:lzo-rle:2m,zram:lz4:4k,zram:lz4:64k,zram:lz4:2m",
@@ -174,6 +183,8 @@ mod tests {
             args.join(" "),
             "run --limit 1048576 --codec zstd --folio 2m --block 16k --verify on --swap /var/tmp"
         );
+        let args = parse("memfold:zstd:64k+counted").unwrap()[0].run_args(4 << 20);
+        assert_eq!(args.join(" "), "run --limit 5242880 --codec zstd --folio 64k --block 16k --pool-counts on");
         for bad in [
             "",
             "zswap:lzo",

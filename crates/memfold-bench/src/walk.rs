@@ -8,6 +8,7 @@ use crate::journal::JOURNAL_PATH;
 use crate::kernel_run::ZramRun;
 use crate::machine::Machine;
 use crate::message::Message;
+use crate::output::Output;
 use crate::peer::{Form, Peer, parse_vs};
 use crate::refusal::Refusal;
 use crate::report::{Report, left_out};
@@ -72,12 +73,9 @@ pub struct WalkArgs {
     /// Also zram[:lz4|lzo-rle][:4k|16k|64k|256k|1m|2m], as root; without a size all six. Repeatable, commas too
     #[arg(long, value_name = "PEER")]
     pub vs: Vec<String>,
-    /// Write everything measured to this file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Exit with status 1 if a row is short of its target
-    #[arg(long)]
-    pub check: bool,
+    /// What becomes of the report
+    #[command(flatten)]
+    pub output: Output,
     /// Kill a run that says nothing for this long (a soak's time comes on top)
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     pub silence_max: u64,
@@ -114,12 +112,8 @@ pub fn walk(args: WalkArgs) -> anyhow::Result<i32> {
     report.left_out.extend(outcome.notes);
     report.judge();
     print!("{}", report.text());
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&report)?;
-        std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-    }
     let wrong = report.runs.iter().any(|run| run.bytes_wrong > 0);
-    Ok(i32::from(outcome.failed || wrong || args.check && !report.is_good()))
+    args.output.finish(&report, outcome.failed || wrong, report.is_good())
 }
 
 /// This program, also if its file was replaced meanwhile.

@@ -15,38 +15,46 @@ pub fn command() -> Command {
         .about("Measures memfold against the kernel's own compressed swap")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(CorpusArgs::augment_args(
-            Command::new("corpus").about("Builds the file of real data that the benchmarks work on"),
-        ))
-        .subcommand(WalkArgs::augment_args(
-            Command::new("walk").about("Fills memory, reads, dirties and checks it, for memfold and its peers in turn"),
-        ))
-        .subcommand(StoreArgs::augment_args(
-            Command::new("store").about("Measures the compressed store: memory held, speed, many threads"),
-        ))
-        .subcommand(SwapArgs::augment_args(
-            Command::new("swap")
+        .subcommand(
+            CorpusArgs::augment_args(Command::new("corpus"))
+                .about("Builds the file of real data that the benchmarks work on"),
+        )
+        .subcommand(
+            WalkArgs::augment_args(Command::new("walk"))
+                .about("Fills memory, reads, dirties and checks it, for memfold and its peers in turn"),
+        )
+        .subcommand(
+            StoreArgs::augment_args(Command::new("store"))
+                .about("Measures the compressed store: memory held, speed, many threads"),
+        )
+        .subcommand(
+            SwapArgs::augment_args(Command::new("swap"))
                 .about("Measures the swap file: large folios, reading, index; against the kernel's as root"),
-        ))
-        .subcommand(AppsArgs::augment_args(
-            Command::new("apps").about("Runs well-known programs in a third of their memory, and on zram as root"),
-        ))
-        .subcommand(UsememArgs::augment_args(
-            Command::new("usemem").about("Several processes write and read more memory than they may keep (usemem)"),
-        ))
-        .subcommand(BriefArgs::augment_args(
-            Command::new("blocks").about("Shows what each codec makes of the corpus, by the size of the block"),
-        ))
-        .subcommand(BriefArgs::augment_args(
-            Command::new("pools").about("Ten workloads reclaim and refault at once, on one pool and on several"),
-        ))
-        .subcommand(BriefArgs::augment_args(
-            Command::new("peers")
+        )
+        .subcommand(
+            AppsArgs::augment_args(Command::new("apps"))
+                .about("Runs well-known programs in a third of their memory, and on zram as root"),
+        )
+        .subcommand(
+            UsememArgs::augment_args(Command::new("usemem"))
+                .about("Several processes write and read more memory than they may keep (usemem)"),
+        )
+        .subcommand(
+            BriefArgs::augment_args(Command::new("blocks"))
+                .about("Shows what each codec makes of the corpus, by the size of the block"),
+        )
+        .subcommand(
+            BriefArgs::augment_args(Command::new("pools"))
+                .about("Ten workloads reclaim and refault at once, on one pool and on several"),
+        )
+        .subcommand(
+            BriefArgs::augment_args(Command::new("peers"))
                 .about("Compares with nbdkit's memory disk and python-blosc2, where they are installed"),
-        ))
-        .subcommand(ReportArgs::augment_args(
-            Command::new("report").about("Runs all of these, and shows where every requirement and target stands"),
-        ))
+        )
+        .subcommand(
+            ReportArgs::augment_args(Command::new("report"))
+                .about("Runs all of these, and shows where every requirement and target stands"),
+        )
         .subcommand(WalkChildArgs::augment_args(Command::new("walk-child").hide(true)))
         .subcommand(UsememChildArgs::augment_args(Command::new("usemem-child").hide(true)))
 }

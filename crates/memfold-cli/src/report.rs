@@ -34,6 +34,7 @@ pub fn json(run: &Run, sum: &Figures, slots: &Slots) -> String {
         "resident_limit_bytes": run.config.resident_bytes,
         "codec": run.config.codec,
         "ratio": run.ratio,
+        "frame_success": frame_success(sum),
     });
     let Value::Object(about) = about else { unreachable!("written as an object") };
     all.extend(about);
@@ -44,6 +45,13 @@ pub fn json(run: &Run, sum: &Figures, slots: &Slots) -> String {
     });
     all.insert("processes".to_string(), processes.collect());
     format!("{:#}\n", Value::Object(all))
+}
+
+/// The share of large frames that were there at the size asked for; none if none was asked for.
+fn frame_success(sum: &Figures) -> Option<f64> {
+    let figure = |name: &str| sum.each().find(|(n, _)| n == name).map_or(0.0, |(_, value)| value as f64);
+    let asked = figure("frame_alloc");
+    (asked > 0.0).then(|| 1.0 - figure("frame_alloc_failed") / asked)
 }
 
 /// Every figure by name.
@@ -60,13 +68,15 @@ mod tests {
         let slots = Slots::new().unwrap();
         slots.all()[0].pid.store(9, Relaxed);
         slots.all()[0].faults.store(3, Relaxed);
+        slots.all()[0].frame_alloc.store(8, Relaxed);
+        slots.all()[0].frame_alloc_failed.store(2, Relaxed);
         let (config, sum) = (Config::new(1 << 30), Figures::sum(&slots));
         let run = Run { config: &config, arguments: &["a".into()], status: 3, seconds: 0.5, ratio: None };
         let value: Value = serde_json::from_str(&json(&run, &sum, &slots)).unwrap();
         let map = value.as_object().unwrap();
         assert!(sum.each().all(|(name, number)| map[&name] == number));
-        assert_eq!(map.len(), sum.each().count() + 10);
+        assert_eq!(map.len(), sum.each().count() + 11);
         assert_eq!((&value["exit_status"], &value["processes"][0]["pid"]), (&json!(3), &json!(9)));
-        assert_eq!(value["processes"][0]["faults"], 3);
+        assert_eq!((&value["processes"][0]["faults"], &value["frame_success"]), (&json!(3), &json!(0.75)));
     }
 }

@@ -46,7 +46,7 @@ impl Store {
     }
 
     /// Writes `pages` pages of the block of `handle`, from page `first_page` of the block, to `dst`. A block that is
-    /// read page by page is decompressed once, as long as it is among the recent ones.
+    /// read page by page is decompressed once, as long as it is among the recent ones. Returns whether it was.
     ///
     /// # Errors
     /// As for [`Store::load`].
@@ -65,7 +65,7 @@ impl Store {
         first_page: usize,
         pages: usize,
         dst: *mut u8,
-    ) -> Result<(), LoadError> {
+    ) -> Result<bool, LoadError> {
         assert!(order <= self.block_order && first_page + pages <= order.pages());
         let counters = &self.counters[w.counters];
         let whole = pages == order.pages();
@@ -75,7 +75,7 @@ impl Store {
         if handle.is_zero() {
             // SAFETY: `dst` has room for the pages.
             unsafe { fill(dst, pages * PAGE_SIZE, 0) };
-            return Ok(());
+            return Ok(false);
         }
         let take = |block: *const u8| {
             // SAFETY: `block` is a whole block of `order`, in a buffer of the store's or worker's own; `dst` has room.
@@ -84,12 +84,12 @@ impl Store {
         self.touch(handle);
         if self.recent.find(handle, order, take) {
             counters.recent_hits.fetch_add(1, Relaxed);
-            return Ok(());
+            return Ok(true);
         }
         counters.recent_misses.fetch_add(1, Relaxed);
         if whole {
             // SAFETY: as the caller says.
-            return unsafe { self.load(w, handle, order, dst) };
+            return unsafe { self.load(w, handle, order, dst) }.map(|()| false);
         }
         // SAFETY: `to` is a buffer for a block of the store's order, not shared during the call.
         let decode = |to: *mut u8| unsafe { self.load_object(&mut w.decoders, handle, order, to) };
@@ -105,7 +105,7 @@ impl Store {
         if loaded.is_err() {
             counters.failed_loads.fetch_add(1, Relaxed);
         }
-        loaded
+        loaded.map(|()| false)
     }
 
     /// # Safety

@@ -36,10 +36,11 @@ impl RecentBlocks {
         }
     }
 
-    /// Runs `take` on the block of `handle` if it is here and has that order.
+    /// Runs `take` on the block of `handle` if it is here and has that order. It waits for nobody: in a child of fork the
+    /// lock may be that of a thread which is not there.
     pub fn find(&self, handle: Handle, order: Order, take: impl FnOnce(*const u8)) -> bool {
         let Some(at) = self.tags.iter().position(|t| t.load(Relaxed) == handle.to_bits()) else { return false };
-        let recent = self.buffers[at].lock();
+        let Some(recent) = self.buffers[at].try_lock() else { return false };
         if self.tags[at].load(Acquire) != handle.to_bits() || recent.order != order {
             return false;
         }

@@ -3,7 +3,7 @@
 use crate::events::page_of;
 use crate::folio::State;
 use crate::pager::{Pager, StatsPlace};
-use crate::stats::Stats;
+use crate::stats::{self, Stats};
 use alloc::vec::Vec;
 use memfold_sys::Errno;
 use memfold_sys::pagemap::Pagemap;
@@ -96,14 +96,16 @@ impl Pager {
             State::Cached => (self.frames.addr(folio.frame) + page * PAGE_SIZE) as *const u8,
             State::Stored => {
                 let block = self.folios.block_order(folio.order);
-                let handle = self.folios.slots(folio)[page / block.pages()].handle;
-                let mut context = self.contexts.borrow();
-                // SAFETY: the scratch holds the largest block, and nobody else uses it at rest.
-                if let Err(e) = unsafe { self.store.load(&mut context.worker, handle, block, self.scratch.as_ptr()) } {
-                    panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
+                let (handle, page) = (self.folios.slots(folio)[page / block.pages()].handle, page % block.pages());
+                let (mut context, to) = (self.contexts.borrow(), self.scratch.as_ptr());
+                // Single pages are what is asked for at rest: the recent blocks save decompressing one for each (M7).
+                // SAFETY: the scratch holds a page, and nobody else uses it at rest; nothing is freed there.
+                match unsafe { self.store.load_pages(&mut context.worker, handle, block, page, 1, to) } {
+                    Ok(recent) => stats::add(&self.stats.recent_hits, recent as u64),
+                    Err(e) => panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}"),
                 }
-                // SAFETY: a page of that block.
-                unsafe { self.scratch.as_ptr().add(page % block.pages() * PAGE_SIZE) }
+                stats::add(&self.stats.partial_loads, 1);
+                to
             }
             State::Loading | State::Saving => unreachable!("somebody works at rest"),
         }

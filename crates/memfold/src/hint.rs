@@ -209,6 +209,7 @@ impl Pager {
             self.list_by_state(guard, id);
         }
         self.folded_pages.fetch_add(order.pages() as u64, Relaxed);
+        stats::add(&self.stats.partial_writes, 1);
         true
     }
 

@@ -38,6 +38,8 @@ const FLOOR_BYTES: u64 = WORKABLE_MIN_BYTES / 2;
 const RESERVE_SHARE: u64 = 8;
 /// Folios that could not leave are tried again when none was refused for this long, nanoseconds.
 const REST_NS: u64 = 50_000_000;
+/// Blocks that stay decompressed while single pages are asked for: see `copied.rs`.
+const RECENT_BLOCKS: usize = 4;
 
 /// Figures of an engine: its own, or in memory that others read.
 pub enum StatsPlace {
@@ -162,7 +164,7 @@ impl Pager {
             pool_bytes_max: config.max_pool_bytes.unwrap_or(0),
             accept_percent: config.accept_percent as u8,
             verify: config.verify,
-            recent_blocks: 0,
+            recent_blocks: RECENT_BLOCKS,
             ..StoreConfig::default()
         };
         let store = Store::new(&sc).map_err(|e| e.to_string())?;

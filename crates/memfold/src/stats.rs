@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::MAX_ORDER;
 
 /// Version of the layout; a reader refuses another.
-pub const LAYOUT_VERSION: u64 = 5;
+pub const LAYOUT_VERSION: u64 = 6;
 /// Orders counted one by one: 0..=9.
 pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
@@ -96,6 +96,9 @@ stats! {
     Counter blocks_clean: "blocks not compressed at eviction, their stored copy still true",
     Counter blocks_saved: "blocks compressed and stored",
     Counter blocks_loaded: "blocks decompressed",
+    Counter partial_loads: "single pages read out of a stored block, for who touches one while a fork has the engine at rest",
+    Counter recent_hits: "of those, pages of a block that had been decompressed just before",
+    Counter partial_writes: "stored blocks that a discard cut, whose other pages were stored again one by one",
     Counter blocks_recompressed: "cold blocks that a stronger codec made smaller",
     Counter recompress_gained_bytes: "compressed bytes that this saved",
     Counter compacted_bytes: "pool memory emptied by packing sparse parts, bytes",

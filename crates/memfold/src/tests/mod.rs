@@ -1,3 +1,6 @@
 //! Tests of parts that have no public door.
 mod cluster;
+mod fault;
+mod frames;
+mod hint;
 mod swap;

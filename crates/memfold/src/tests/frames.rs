@@ -1,0 +1,31 @@
+//! Tests of frames below folios.
+use crate::frames::{Frames, Kind};
+use memfold_sys::units::{MAX_BYTES, MAX_PAGES, Order};
+
+#[test]
+fn m8_a_reserve_of_large_frames_is_left_to_large_folios() {
+    let (runs, reserve) = (7, 4);
+    let frames = Frames::new(runs * MAX_BYTES, reserve as u32).unwrap();
+    let mut small = Vec::new();
+    // Single pages, and folios of every size below the largest, get all but the reserve.
+    let orders = (0..9).rev().cycle().map(|order| Order::new(order).unwrap());
+    for order in orders {
+        match frames.take(order, Kind::Empty) {
+            Some(frame) => small.push((frame, order)),
+            None if order == Order::PAGE => break,
+            None => {}
+        }
+    }
+    let taken: usize = small.iter().map(|(_, order)| order.pages()).sum();
+    assert_eq!(taken, (runs - reserve) * MAX_PAGES, "the rest is used to the last page");
+    let large: Vec<_> = std::iter::from_fn(|| frames.take(Order::MAX, Kind::Empty)).collect();
+    assert_eq!(large.len(), reserve, "the largest folios find all of the reserve");
+    assert!(small.iter().all(|(frame, _)| !large.iter().any(|run| frame / MAX_PAGES as u32 == run / MAX_PAGES as u32)));
+    frames.check().unwrap();
+    // What comes back fills the reserve first.
+    large.into_iter().for_each(|run| frames.give(run, Order::MAX, Kind::Empty));
+    assert_eq!(frames.take(Order::PAGE, Kind::Empty), None);
+    small.into_iter().for_each(|(frame, order)| frames.give(frame, order, Kind::Empty));
+    assert!(frames.take(Order::PAGE, Kind::Empty).is_some());
+    frames.check().unwrap();
+}
