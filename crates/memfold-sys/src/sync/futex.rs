@@ -413,6 +413,6 @@ mod tests {
             })
             .collect();
         threads.into_iter().for_each(|t| t.join().unwrap());
-        assert_eq!(lock.read().0, 5000);
+        assert_eq!(lock.read().0, 10_000);
     }
 }
