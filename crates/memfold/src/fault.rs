@@ -1,5 +1,5 @@
 //! The fault path: `fault` -> index look-up -> swap cache (take, or wait) -> load -> map in. What must be read from a device
-//! is passed on to threads that may sleep ([`crate::reads`]).
+//! is passed on to threads that may sleep (`reads.rs`).
 use crate::area::{Area, Areas};
 use crate::around::Beside;
 use crate::folio::{Folio, FolioId, State};
