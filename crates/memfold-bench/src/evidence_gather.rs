@@ -184,6 +184,10 @@ impl Gathered {
                 self.facts.len() - 1
             });
             let fact = &mut self.facts[at];
+            if row.verdict == Some(Verdict::NotRun) && !fact.figures.is_empty() {
+                // Without the other side the figure is another one: no ratio.
+                continue;
+            }
             fact.figures.extend(figure.filter(|figure| figure.is_finite()));
             fact.verdicts.extend(row.verdict);
             fact.note = note;
@@ -292,6 +296,14 @@ mod tests {
         let all = gathered(&[row]);
         assert_eq!((all.facts[0].figures.clone(), all.facts[0].note.as_str()), (vec![1.5], "300.0 against 200.0 (1m)"));
         assert_eq!(all.facts[0].verdict(), Some(Verdict::Pass));
+    }
+
+    #[test]
+    fn a_figure_without_its_other_side_is_no_ratio() {
+        let row = json!({ "label": "a", "figure": 300.0, "best": [200.0, "1m"], "ratio": 1.5, "target": ">= 1.5x", "verdict": "Pass" });
+        let alone = json!({ "label": "a", "figure": 310.0, "target": ">= 1.5x", "verdict": "NotRun" });
+        assert_eq!(gathered(&[row, alone.clone()]).facts[0].figures, [1.5]);
+        assert_eq!(gathered(&[alone]).facts[0].figures, [310.0]);
     }
 
     #[test]

@@ -155,7 +155,7 @@ fn steps(quick: bool, zswap: bool) -> Vec<Step> {
         steps.push(Step { once: true, ..step("store", "--part engine", 400) });
         let soak = "--peer memfold-thread --runs 1 --phases fill,random --soak 45";
         steps.push(Step { once: true, ..step("walk", soak, 200) });
-        steps.push(Step { once: true, ..step("swap", "--part index", 120) });
+        steps.push(Step { once: true, ..step("swap", "--part index", 300) });
         steps.push(step("store", "--quick --part canned,zram,batch,overhead,churn,pools", 120));
     }
     steps.push(step("blocks", short, 120));

@@ -1,4 +1,4 @@
-//! Memory of the index: 4 GiB of large folios against single pages, and a sparse terabyte.
+//! Memory of the index: 16 GiB of large folios against single pages, and a sparse terabyte.
 
 use crate::area::folded;
 use crate::corpus_file::PAGE;
@@ -55,7 +55,7 @@ fn fold(memory: &Memory, region: &Region, len: usize) {
 
 /// Index memory by folio size, and the sparse terabyte.
 pub fn rows(quick: bool) -> anyhow::Result<Vec<StoreRow>> {
-    let len: usize = if quick { 2 << 30 } else { 4 << 30 };
+    let len: usize = if quick { 2 << 30 } else { 16 << 30 };
     let of = |folio: &str, block: &str| {
         held(len, &["resident=256M".into(), format!("folio={folio}"), format!("block={block}")])
     };

@@ -35,6 +35,11 @@ fn without_privileges_copies_are_as_right() {
 }
 
 #[test]
+fn a_fork_while_other_threads_change_mappings_gives_the_child_right_bytes() {
+    assert_right("forks", &["libc", "raw", "elsewhere", "spawn", "daemon"]);
+}
+
+#[test]
 fn a_fork_that_lacks_the_memory_is_refused() {
     if !can_make_worlds() {
         return;

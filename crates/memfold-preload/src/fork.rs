@@ -86,8 +86,10 @@ unsafe extern "C" fn prepare() {
             Size(available)
         ));
     }
-    engine::have_done(|| program.pager.freeze());
-    program.pager.set_inherited(true);
+    engine::have_done(|| {
+        program.pager.freeze();
+        program.set_inherited(true);
+    });
     PREPARED.store(BACK, SeqCst);
 }
 
@@ -110,7 +112,7 @@ unsafe extern "C" fn parent() {
             program.pager.set_inherited(false);
         }
         BACK => {
-            program.pager.set_inherited(false);
+            engine::have_done(|| program.set_inherited(false));
             program.pager.thaw();
         }
         _ => return,

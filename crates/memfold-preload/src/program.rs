@@ -276,6 +276,11 @@ impl Program {
         self.config.fold_dont_dump
     }
 
+    /// As [`Watcher::set_inherited`].
+    pub fn set_inherited(&self, inherited: bool) {
+        self.watcher.set_inherited(inherited);
+    }
+
     /// From now on the properties of every area are read before it is adopted: the program marks some.
     pub fn note_marks(&self) {
         self.marked.store(true, Relaxed);

@@ -40,6 +40,7 @@ impl Pager {
         }
         // SAFETY: this is the only engine thread.
         unsafe { self.rest.reset_in_child() };
+        self.inherited.store(false, Relaxed);
         // The parent's pages; written to, each would be copied.
         self.frames.trim(&*self.space, u64::MAX);
     }

@@ -208,11 +208,18 @@ impl Pager {
         self.mapped.load(Relaxed) << PAGE_SHIFT
     }
 
-    /// Says whether children of fork get what is under management.
+    /// Says whether children of fork get what is under management. With other threads, see
+    /// [`crate::watch::Watcher::set_inherited`].
     pub fn set_inherited(&self, inherited: bool) {
+        self.inherited.store(inherited, SeqCst);
         for area in self.areas.read().iter() {
             set_inherited((area.start as usize) << PAGE_SHIFT, (area.end as usize) << PAGE_SHIFT, inherited);
         }
+    }
+
+    /// Whether they get it now.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.inherited.load(SeqCst)
     }
 
     /// Bytes that [`Pager::freeze`] would have to bring back.

@@ -109,6 +109,8 @@ pub struct Pager {
     /// When a folio was last refused, nanoseconds.
     refused_at: AtomicU64,
     pub(crate) frozen: AtomicBool,
+    /// Children of fork get what is under management.
+    pub(crate) inherited: AtomicBool,
     pub(crate) changes: Changes,
     /// Where a fork stops the engine's threads.
     pub(crate) gates: Gates,
@@ -214,6 +216,7 @@ impl Pager {
             resident_now: AtomicU64::new(config.resident_bytes.unwrap_or(u64::MAX)),
             refused_at: AtomicU64::new(0),
             frozen: AtomicBool::new(false),
+            inherited: AtomicBool::new(false),
             changes: Changes::new(),
             gates: Gates::default(),
             rest: Rest::default(),

@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use memfold_sys::Errno;
 use memfold_sys::pagemap::Pagemap;
 use memfold_sys::sync::MutexGuard;
-use memfold_sys::thread::{now_ns, wait_readable, yield_now};
+use memfold_sys::thread::{now_ns, sleep_ns, wait_readable, yield_now};
 use memfold_sys::uffd::{Event, Uffd};
 use memfold_sys::units::PAGE_SIZE;
 use memfold_sys::zone::{Zone, set_inherited};
@@ -24,6 +24,9 @@ use memfold_sys::zone::{Zone, set_inherited};
 const PENDING: usize = 256;
 /// Time between looks whether memory is within its bounds again, while faults are held back.
 const HELD_NS: u64 = 100_000;
+/// So long a moment is looked for at which no mapping is being changed, and so often.
+const QUIET_NS: u64 = 500_000_000;
+const PACE_NS: u64 = 50_000;
 
 struct Start {
     watcher: &'static Watcher,
@@ -100,6 +103,28 @@ impl Watcher {
         Ok(())
     }
 
+    /// Says whether children of fork get what is under management, also while other threads change mappings. The kernel keeps that
+    /// property with what is moved, and what another thread maps in the place of an area must not get it. So it is said at
+    /// a moment when no change is under way, or, after half a second without one, of what is known. Called by an engine
+    /// thread while nothing is adopted.
+    pub fn set_inherited(&self, inherited: bool) {
+        let begin = now_ns();
+        loop {
+            // While it is held no event is read, and none that was read is still to be applied.
+            let reading = self.pager.changes.reading();
+            let late = now_ns() - begin > QUIET_NS;
+            if late || self.is_quiet() {
+                self.pager.set_inherited(inherited);
+                if late || self.is_quiet() {
+                    return;
+                }
+                self.pager.set_inherited(true);
+            }
+            drop(reading);
+            sleep_ns(PACE_NS);
+        }
+    }
+
     /// As [`Pager::find_stray`].
     ///
     /// # Errors
@@ -148,8 +173,9 @@ impl Watcher {
     /// Takes a registered part under management. A child that comes to be past libc has no engine: it must not get the
     /// part, or it would read zeros where something is folded.
     fn manage(&self, start: usize, end: usize) {
-        set_inherited(start, end, false);
-        if self.pager.manage(start, end, &self.pagemap).is_err() {
+        set_inherited(start, end, self.pager.is_inherited());
+        // What was mapped there since it was looked at must not keep that.
+        if !self.is_quiet() || self.pager.manage(start, end, &self.pagemap).is_err() {
             set_inherited(start, end, true);
         }
     }
