@@ -131,7 +131,7 @@ fn exists(this: &Path, bench: &str) -> bool {
     probe.status().is_ok_and(|status| status.success())
 }
 
-/// All benchmarks, in the order of a round. Full: two rounds in about 25 minutes; quick: one in about 3.
+/// All benchmarks, in the order of a round. Full: two rounds in about 30 minutes; quick: one in about 3.
 fn steps(quick: bool, zswap: bool) -> Vec<Step> {
     // SAFETY: geteuid touches no memory and can't fail.
     let root = unsafe { libc::geteuid() } == 0;
