@@ -66,7 +66,7 @@ impl Reads {
         let at = (inner.head + inner.count) % WAITING;
         inner.faults[at] = (page(addr), protected);
         inner.count += 1;
-        self.changed.notify_all();
+        self.changed.notify_one();
         true
     }
 

@@ -317,21 +317,26 @@ fn s6_racing_allocators_keep_the_counts_exact() {
     });
 }
 
+/// What goes to the file as it is, in folios of 64 KiB at most.
+fn with_file(delivery: Delivery) -> Config {
+    let mut config = Config::new(1 << 30);
+    config.delivery = delivery;
+    config.folio_order = Order::new(4).unwrap();
+    (config.workers, config.pools) = (1, 1);
+    config.codec = "none".into();
+    config.swap_bytes = 2 << 20;
+    config.swap_keep_free_bytes = 0;
+    config.swap_encrypt = false;
+    config
+}
+
 /// A raw write under way, a touch, and the writer: the folio is in one place, and no slot is lost.
 #[test]
 fn c1_writeback_and_touches_keep_every_byte_and_slot() {
     use memfold_testkit::disk::{DiskTrouble, MemoryDisk};
     explore(|delivery| {
         let disk = MemoryDisk::default();
-        let mut config = Config::new(1 << 30);
-        config.delivery = delivery;
-        config.folio_order = Order::new(4).unwrap();
-        (config.workers, config.pools) = (1, 1);
-        config.codec = "none".into();
-        config.swap_bytes = 2 << 20;
-        config.swap_keep_free_bytes = 0;
-        config.swap_encrypt = false;
-        let setup = Arc::new(Setup::with_disk(config, 64, Some(&disk)));
+        let setup = Arc::new(Setup::with_disk(with_file(delivery), 64, Some(&disk)));
         (0..8).for_each(|n| write(&setup, n, 1));
         disk.strike(memfold_sys::disk::Way::Write, 2, DiskTrouble::Failed);
         let threads = [0..4, 4..8].map(|pages| {
@@ -358,15 +363,7 @@ fn c2_faults_that_are_passed_on_are_served() {
     use memfold_testkit::disk::MemoryDisk;
     explore(|_| {
         let disk = MemoryDisk::default();
-        let mut config = Config::new(1 << 30);
-        config.delivery = Delivery::Thread;
-        config.folio_order = Order::new(4).unwrap();
-        (config.workers, config.pools) = (1, 1);
-        config.codec = "none".into();
-        config.swap_bytes = 2 << 20;
-        config.swap_keep_free_bytes = 0;
-        config.swap_encrypt = false;
-        let setup = Arc::new(Setup::with_disk(config, 64, Some(&disk)));
+        let setup = Arc::new(Setup::with_disk(with_file(Delivery::Thread), 64, Some(&disk)));
         folded(&setup, 8);
         setup.pager.expect_readers();
         setup.troubles.strike(Call::MoveIn, 1, Trouble::Partial(1));

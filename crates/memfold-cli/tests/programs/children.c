@@ -1,17 +1,9 @@
 /* Processes made by a folded one. */
 #include "common.h"
 #include <sched.h>
-#include <spawn.h>
 
 static const size_t LEN = 64 * MIB;
 static char *memory;
-extern char **environ;
-
-static int wait_for(pid_t pid) {
-    int status;
-    NEED(pid > 0 && waitpid(pid, &status, 0) == pid);
-    return status;
-}
 
 static void folded(void) {
     memory = map(LEN);
@@ -31,10 +23,7 @@ static void other_programs(void) {
             _exit(1);
         }
         NEED(WEXITSTATUS(wait_for(pid)) == 7);
-        char *argv[] = {"sh", "-c", "exit 8", NULL};
-        NEED(posix_spawn(&pid, "/bin/sh", NULL, NULL, argv, environ) == 0);
-        NEED(WEXITSTATUS(wait_for(pid)) == 8);
-        NEED(WEXITSTATUS(system("exit 9")) == 9);
+        spawn_and_system();
         FILE *f = popen("echo hello", "r");
         char line[16];
         NEED(f && fgets(line, sizeof line, f) && is(line, "hello\n") && pclose(f) == 0);

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +27,21 @@ static void fail(const char *what, const char *file, int line) {
     int n = snprintf(text, sizeof text, "FAILED: %s at %s:%d (errno %d %s)\n", what, file, line, errno, strerror(errno));
     (void)!write(2, text, n);
     _exit(99);
+}
+
+static int wait_for(pid_t pid) {
+    int status;
+    NEED(pid > 0 && waitpid(pid, &status, 0) == pid);
+    return status;
+}
+
+/* Other programs, by the ways that libc has beside fork and vfork. */
+static void spawn_and_system(void) {
+    pid_t pid;
+    char *argv[] = {"sh", "-c", "exit 8", NULL};
+    NEED(posix_spawn(&pid, "/bin/sh", NULL, NULL, argv, environ) == 0);
+    NEED(WEXITSTATUS(wait_for(pid)) == 8);
+    NEED(WEXITSTATUS(system("exit 9")) == 9);
 }
 
 static uint64_t mix(uint64_t x) {

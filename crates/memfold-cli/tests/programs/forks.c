@@ -1,20 +1,12 @@
 /* Processes that fork while other threads of theirs work on memory: what the child finds, and the parent. */
 #include "common.h"
 #include <sched.h>
-#include <spawn.h>
 
 enum { THREADS = 4, BLOCK_PAGES = 512 };
 static const size_t LEN = 40 * MIB;
 static char *memory;
-extern char **environ;
 static volatile int stop;
 static int raw; /* Mappings are changed by system calls of one's own. */
-
-static int wait_for(pid_t pid) {
-    int status;
-    NEED(pid > 0 && waitpid(pid, &status, 0) == pid);
-    return status;
-}
 
 /* A child ends with 5 if it found all right; what else it says went wrong. */
 static void need_right(pid_t pid) {
@@ -246,10 +238,7 @@ static void *spawn_in_thread(void *arg) {
             _exit(1);
         }
         NEED(WEXITSTATUS(wait_for(pid)) == 7);
-        char *argv[] = {"sh", "-c", "exit 8", NULL};
-        NEED(posix_spawn(&pid, "/bin/sh", NULL, NULL, argv, environ) == 0);
-        NEED(WEXITSTATUS(wait_for(pid)) == 8);
-        NEED(WEXITSTATUS(system("exit 9")) == 9);
+        spawn_and_system();
         pid = fork();
         if (pid == 0) {
             execl("/bin/sh", "sh", "-c", "exit 10", NULL);
