@@ -16,6 +16,11 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// A window is at most one part in this many of the memory there is.
 const WINDOW_SHARE: u64 = 32;
+/// Of blocks that were cut into pages, a stream loads so much at once.
+const CUT_WINDOW: Order = match Order::new(4) {
+    Some(order) => order,
+    None => unreachable!(),
+};
 
 /// How a fault was answered.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -184,9 +189,37 @@ impl Pager {
         }
         let start = align(key, advice.order);
         self.ask_ahead(area, start, start + advice.order.pages() as u64, advice, in_file);
-        let (loaded, start, end) = self.load(areas, area, guard, key, advice.order, Purpose::Fault(fault.wake()), from);
+        let done = self.load(areas, area, guard, key, advice.order, Purpose::Fault(fault.wake()), from);
+        let (_, start, end) = done;
+        let end = if done.0 == Loaded::Done { self.load_pages_after(areas, area, end, advice, from) } else { end };
         self.streams.loaded(key, start, end);
-        fault.served(area, (loaded, start, end))
+        fault.served(area, done)
+    }
+
+    /// Where blocks were cut into pages, a window is not one folio: for a stream, maps those that follow too. Returns the
+    /// end of what was loaded.
+    fn load_pages_after(&self, areas: &Areas, area: &Area, end: u64, advice: Advice, from: Source) -> u64 {
+        if advice.order <= self.config.block_order || advice.backward {
+            return end;
+        }
+        let last = (align(end, CUT_WINDOW) + CUT_WINDOW.pages() as u64).min(area.key_end());
+        let mut at = end;
+        while at < last {
+            let guard = self.shards.lock(at);
+            let Some(id) = self.index.find(&guard, at) else { break };
+            // SAFETY: the guard is that of the folio's shard.
+            let folio = unsafe { self.folios.get(id) };
+            let (state, order) = (folio.state, folio.order);
+            if state != State::Stored || order >= self.config.block_order || from == Source::Pool && self.reaches_file(&guard, at, Order::PAGE) {
+                break;
+            }
+            let (loaded, _, after) = self.load(areas, area, guard, at, advice.order, Purpose::Fault(Wake::Now), from);
+            if loaded != Loaded::Done {
+                break;
+            }
+            at = after;
+        }
+        at
     }
 
     /// The window `[start, end)` that was loaded ahead is being used, at `key`: its stream goes on.

@@ -37,6 +37,20 @@ pub enum State {
     Stored,
 }
 
+/// How a folio was asked for when it was last loaded from the pool, which decides the size of its blocks (`grain.rs`).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Touch {
+    /// Not loaded yet, or from the swap file.
+    Unknown,
+    /// By itself.
+    Random,
+    /// By itself, and so it was the time before.
+    Again,
+    /// As a part of a stream.
+    Stream,
+}
+
 /// One block in the store.
 #[derive(Copy, Clone, PartialEq, Eq)]
 #[repr(C)]
@@ -62,7 +76,7 @@ pub struct Folio {
     array: u32,
     /// First page of its frame, while in the swap cache.
     pub frame: u32,
-    /// Eviction clock when it left the page table: the shadow's age.
+    /// The shadow of its last eviction (`workingset.rs`).
     pub age: u32,
     /// The raw write that is under way of a `Cached` folio, which is on no list meanwhile; 0 for none.
     pub writing: u32,
@@ -76,8 +90,8 @@ pub struct Folio {
     pub untouched: bool,
     /// Touched again soon after it was evicted: protect it.
     pub active: bool,
-    /// It was active when it was evicted.
-    pub was_active: bool,
+    /// How it was last asked for.
+    pub touch: Touch,
     /// `Resident`, or on its way there: when it was last to leave, nothing took it.
     pub refused: bool,
     /// Somebody waits for it: whoever loads or saves it maps it when done. Set under the shard lock, polled without.
@@ -123,7 +137,7 @@ impl Folios {
             has_copy: false,
             untouched: false,
             active: false,
-            was_active: false,
+            touch: Touch::Unknown,
             refused: false,
             wanted: AtomicBool::new(false),
         };

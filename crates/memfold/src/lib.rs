@@ -47,6 +47,7 @@ mod gates;
 mod rest;
 pub mod pager;
 mod check;
+mod grain;
 mod mapping;
 mod swapin;
 mod writeback;

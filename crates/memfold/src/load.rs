@@ -91,6 +91,10 @@ impl Pager {
             stats::add(&self.stats.swap_ra, if from_file { pages } else { 0 });
         } else {
             self.note_refault(&guard, id);
+            if !from_file {
+                // SAFETY: the guard is that of the folio's shard.
+                unsafe { self.folios.get(id) }.note_touch(want > self.config.block_order);
+            }
         }
         self.folded_pages.fetch_sub(pages, Relaxed);
         self.clean_pages.fetch_add(pages, Relaxed);
@@ -155,7 +159,7 @@ impl Pager {
             self.config.workingset && workingset::is_workingset(distance, self.mapped.load(Relaxed), folio.order);
         if folio.active {
             stats::add(&self.stats.workingset_activate, pages);
-            stats::add(&self.stats.workingset_restore, if folio.was_active { pages } else { 0 });
+            stats::add(&self.stats.workingset_restore, if workingset::was_active(folio.age) { pages } else { 0 });
         }
     }
 
@@ -253,7 +257,7 @@ impl Pager {
         // is none of them.
         let merged = unsafe { self.folios.get(whole) };
         let slots = self.folios.slots(merged);
-        let mut shadow = (0, false);
+        let mut shadow = 0;
         let mut at = start;
         while at < start + order.pages() as u64 {
             let id = self.index.find(guard, at).expect("the window was checked");
@@ -264,7 +268,7 @@ impl Pager {
             slots[first..first + from.len()].copy_from_slice(from);
             let (pages, part_order) = (part.order.pages() as u64, part.order);
             if (at..at + pages).contains(&key) {
-                shadow = (part.age, part.was_active);
+                shadow = part.age;
             }
             part.has_copy = false;
             self.index.erase(guard, at, part_order);
@@ -275,7 +279,7 @@ impl Pager {
             at += pages;
         }
         merged.has_copy = true;
-        (merged.age, merged.was_active) = shadow;
+        merged.age = shadow;
         self.index.insert(guard, start, order, whole);
         stats::add(&self.stats.merges, 1);
         whole
@@ -380,7 +384,9 @@ impl Pager {
         let guard = self.shards.lock(window.key);
         let Some(id) = self.index.find(&guard, window.key) else { return };
         // SAFETY: the guard is that of the folio's shard.
-        if unsafe { self.folios.get(id) }.state != State::Stored {
+        let folio = unsafe { self.folios.get(id) };
+        // Single pages are mapped by the fault that meets them: `load_pages_after`.
+        if folio.state != State::Stored || folio.order < self.config.block_order {
             return;
         }
         stats::add(&self.stats.readahead_windows, 1);

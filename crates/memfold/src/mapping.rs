@@ -252,8 +252,7 @@ impl Pager {
         let folio = unsafe { self.folios.get(id) };
         let order = folio.order;
         let done = if self.has_move { self.carry_out(home, frame, order) } else { self.copy_out(home, frame, order) };
-        folio.age = workingset::shadow(self.clock.fetch_add(order.pages() as u64, Relaxed));
-        folio.was_active = folio.active;
+        folio.age = workingset::shadow(self.clock.fetch_add(order.pages() as u64, Relaxed), folio.active);
         folio.frame = frame;
         if done.stop.is_none() {
             folio.state = State::Cached;

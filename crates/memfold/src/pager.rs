@@ -461,7 +461,7 @@ impl Pager {
         let right = unsafe { self.folios.get(right_id) };
         right.frame = left.frame + half.pages() as u32;
         (right.age, right.active, right.untouched) = (left.age, left.active, left.untouched);
-        (right.was_active, right.refused) = (left.was_active, left.refused);
+        (right.touch, right.refused) = (left.touch, left.refused);
         self.index.erase(guard, left.key, left.order);
         if cuts_block && left.has_copy {
             self.clean_pages.fetch_sub(left.order.pages() as u64, Relaxed);

@@ -2,7 +2,7 @@
 use crate::area::Areas;
 use crate::config::{OnFull, Size};
 use crate::context::Context;
-use crate::folio::{FolioId, State};
+use crate::folio::{FolioId, State, Touch};
 use crate::frames::{Frame, Kind};
 use crate::index::ShardGuard;
 use crate::lru::List;
@@ -39,6 +39,7 @@ struct Saving {
     order: Order,
     frame: Frame,
     had_copy: bool,
+    touch: Touch,
 }
 
 /// Folios tried in one round before it is given up.
@@ -263,7 +264,7 @@ impl Pager {
             return Progress::Nothing;
         }
         let kind = if self.has_move { Kind::Empty } else { Kind::Full };
-        let mut id = id;
+        let (mut id, key) = self.join_block(areas, &guard, id).unwrap_or((id, key));
         let frame = loop {
             // SAFETY: as above.
             let order = unsafe { self.folios.get(id) }.order;
@@ -329,8 +330,13 @@ impl Pager {
             self.queue.reclaim();
             return true;
         }
+        if !folio.has_copy && self.is_to_be_cut(folio.order, folio.touch, true) {
+            self.cut_into_pages(&guard, id);
+            return true;
+        }
         folio.state = State::Saving;
-        let work = Saving { id, key, order: folio.order, frame: folio.frame, had_copy: folio.has_copy };
+        let (order, frame, touch) = (folio.order, folio.frame, folio.touch);
+        let work = Saving { id, key, order, frame, had_copy: folio.has_copy, touch };
         if work.had_copy {
             for (to, slot) in context.hashes.iter_mut().zip(self.folios.slots(folio)) {
                 *to = slot.hash;
@@ -351,9 +357,10 @@ impl Pager {
             // SAFETY: the folio is `Saving` by this thread, so its record stays.
             unsafe { self.folios.is_wanted(id) }
         };
-        let result = if changed.is_empty() {
+        let cut = had_copy && self.is_to_be_cut(order, work.touch, !changed.is_empty());
+        let result = if changed.is_empty() && !cut {
             Ok(())
-        } else if !compress {
+        } else if !compress || cut {
             Err(SaveError::Cancelled)
         } else {
             self.relieve_pool();
@@ -387,7 +394,11 @@ impl Pager {
             Err(SaveError::Cancelled) if folio.wanted.load(Relaxed) => self.take_back(areas, &guard, id),
             Err(SaveError::Cancelled) => {
                 folio.state = State::Cached;
-                self.lru.push(id, folio.key, folio.order.get(), List::Dirty);
+                if cut {
+                    self.cut_into_pages(&guard, id);
+                } else {
+                    self.lru.push(id, folio.key, folio.order.get(), List::Dirty);
+                }
                 self.queue.reclaim();
                 self.shards.notify(&guard);
             }

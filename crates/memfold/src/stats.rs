@@ -99,6 +99,8 @@ stats! {
     Counter partial_loads: "single pages read out of a stored block, for who touches one while a fork has the engine at rest",
     Counter recent_hits: "of those, pages of a block that had been decompressed just before",
     Counter partial_writes: "stored blocks that a discard cut, whose other pages were stored again one by one",
+    Counter blocks_cut: "blocks cut into pages, as they were asked for by themselves",
+    Counter blocks_joined: "cut blocks joined again, as a stream had asked for all their pages",
     Counter blocks_recompressed: "cold blocks that a stronger codec made smaller",
     Counter recompress_gained_bytes: "compressed bytes that this saved",
     Counter compacted_bytes: "pool memory emptied by packing sparse parts, bytes",

@@ -9,15 +9,20 @@ use memfold_sys::units::Order;
 /// Pages in a step of the shadow's clock.
 const STEP_SHIFT: u32 = 2;
 
-/// The shadow of a folio that leaves when the clock, in pages, is `clock`.
-pub fn shadow(clock: u64) -> u32 {
-    (clock >> STEP_SHIFT) as u32
+/// The shadow of a folio that leaves when the clock, in pages, is `clock`: the clock, and in bit 0 whether the folio was active.
+pub fn shadow(clock: u64, active: bool) -> u32 {
+    ((clock >> STEP_SHIFT) as u32) << 1 | active as u32
 }
 
-/// Pages that have left since a shadow was made. A clock that has gone round makes an old shadow look young: after 2^34
-/// pages, 64 TiB of evictions.
+/// Whether the folio was active when it left.
+pub fn was_active(shadow: u32) -> bool {
+    shadow & 1 != 0
+}
+
+/// Pages that have left since a shadow was made. A clock that has gone round makes an old shadow look young: after 2^33
+/// pages, 32 TiB of evictions.
 pub fn distance(clock: u64, shadow: u32) -> u64 {
-    (self::shadow(clock).wrapping_sub(shadow) as u64) << STEP_SHIFT
+    ((self::shadow(clock, false).wrapping_sub(shadow & !1) >> 1) as u64) << STEP_SHIFT
 }
 
 /// Whether a folio that refaults at this distance comes back active: it would have stayed if it could have had the room of
@@ -32,9 +37,10 @@ mod tests {
 
     #[test]
     fn distance_is_what_left_meanwhile_also_across_the_end_of_the_clock() {
-        assert_eq!(distance(1000, shadow(200)), 800);
-        let end = (1u64 << 34) - 40;
-        assert_eq!(distance(end + 100, shadow(end)), 100);
+        assert_eq!(distance(1000, shadow(200, true)), 800);
+        let end = (1u64 << 33) - 40;
+        assert_eq!(distance(end + 100, shadow(end, false)), 100);
+        assert!(was_active(shadow(end, true)) && !was_active(shadow(end, false)));
     }
 
     #[test]

@@ -1,0 +1,89 @@
+//! Grain: how large the blocks are that a folio is stored in.
+//!
+//! Large blocks compress better and make streams fast, but for a random touch a whole block must be decompressed and mapped,
+//! and pages that nobody asked for push others out: with blocks of 16 KiB a server whose clients choose keys at random takes
+//! twice the faults of single pages, and four times the time. So a block that was asked for by itself is cut into pages when
+//! it is next compressed, or, if it never changes, when that has happened twice. Where a stream has loaded all pages of
+//! a cut block, they are joined again when they leave memory.
+use crate::area::Areas;
+use crate::folio::{Folio, FolioId, State, Touch};
+use crate::index::ShardGuard;
+use crate::pager::Pager;
+use crate::stats;
+use memfold_sys::units::Order;
+
+impl Folio {
+    /// Notes that it was loaded for a fault: by itself, or as a part of a stream.
+    pub(crate) fn note_touch(&mut self, stream: bool) {
+        self.touch = match self.touch {
+            _ if stream => Touch::Stream,
+            Touch::Random | Touch::Again => Touch::Again,
+            Touch::Unknown | Touch::Stream => Touch::Random,
+        };
+    }
+}
+
+impl Pager {
+    /// Whether a folio that leaves memory is to be cut into pages first. `changed`: it must be compressed anyway.
+    pub(crate) fn is_to_be_cut(&self, order: Order, touch: Touch, changed: bool) -> bool {
+        order == self.config.block_order
+            && order > Order::PAGE
+            && (touch == Touch::Again || changed && touch == Touch::Random)
+    }
+
+    /// Cuts a `Cached` folio of one block, which is on no list, into pages that are to be saved: what was stored of it is let
+    /// go, and its frame is authoritative.
+    pub(crate) fn cut_into_pages(&self, guard: &ShardGuard<'_>, id: FolioId) {
+        stats::add(&self.stats.blocks_cut, 1);
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        let (key, pages) = (folio.key, folio.order.pages() as u64);
+        for page in key..key + pages {
+            let id = self.index.find(guard, page).expect("a split folio covers what it covered");
+            self.carve(guard, id, page, Order::PAGE);
+        }
+        self.list_by_state(guard, id);
+    }
+
+    /// Where a `Resident` folio is a part of a cut block of which a stream has loaded every part, joins them: returns the
+    /// folio of the block, on no list, and its key. `None`: it isn't.
+    pub(crate) fn join_block(&self, areas: &Areas, guard: &ShardGuard<'_>, id: FolioId) -> Option<(FolioId, u64)> {
+        let block = self.config.block_order;
+        // SAFETY: the guard is that of the folio's shard.
+        let folio = unsafe { self.folios.get(id) };
+        if folio.order >= block || folio.touch != Touch::Stream {
+            return None;
+        }
+        let (key, active) = (folio.key, folio.active);
+        let start = key & !(block.pages() as u64 - 1);
+        let end = start + block.pages() as u64;
+        let area = areas.find_key(key)?;
+        if start < area.key || end > area.key_end() || areas.is_pinned(start, end) {
+            return None;
+        }
+        let next = |at: u64| {
+            let id = self.index.find(guard, at)?;
+            // SAFETY: the guard is that of the folio's shard, as a block lies in one chunk.
+            let folio = unsafe { self.folios.get(id) };
+            let fits = folio.state == State::Resident && folio.touch == Touch::Stream && !folio.refused;
+            fits.then_some((id, at + folio.order.pages() as u64))
+        };
+        let mut at = start;
+        while at < end {
+            at = next(at)?.1;
+        }
+        at = start;
+        while at < end {
+            let (id, after) = next(at).expect("as before");
+            self.remove_folio(guard, id);
+            at = after;
+        }
+        let whole = self.folios.create(start, block, State::Resident);
+        // SAFETY: just created, and its key lies in the same chunk, hence shard.
+        let folio = unsafe { self.folios.get(whole) };
+        (folio.touch, folio.active) = (Touch::Stream, active);
+        self.index.insert(guard, start, block, whole);
+        stats::add(&self.stats.blocks_joined, 1);
+        Some((whole, start))
+    }
+}
