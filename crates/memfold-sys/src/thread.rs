@@ -93,18 +93,37 @@ pub fn set_idle() -> bool {
     unsafe { crate::raw::system_call(libc::SYS_sched_setscheduler, args) }.is_ok()
 }
 
-/// The CPU that a thread of this process ran on last; `None` if it has ended or there is no /proc.
-pub fn cpu_of(thread: u32) -> Option<usize> {
+/// Tells where a thread of this process runs. Keeps its file in /proc open, as opening takes longer than reading.
+#[derive(Default)]
+pub struct Whereabouts {
+    thread: u32,
+    file: Option<rustix::fd::OwnedFd>,
+}
+
+impl Whereabouts {
+    /// The CPU that a thread of this process ran on last; `None` if it has ended or there is no /proc.
+    pub fn cpu_of(&mut self, thread: u32) -> Option<usize> {
+        if self.file.is_none() || self.thread != thread {
+            self.file = open_stat(thread);
+            self.thread = thread;
+        }
+        let mut stat = [0u8; 512];
+        let len = rustix::io::pread(self.file.as_ref()?, &mut stat, 0).ok();
+        let cpu = len.and_then(|len| processor(core::str::from_utf8(&stat[..len]).ok()?));
+        if cpu.is_none() {
+            // The thread has ended, and its number may be another's by now.
+            self.file = None;
+        }
+        cpu
+    }
+}
+
+fn open_stat(thread: u32) -> Option<rustix::fd::OwnedFd> {
     use core::fmt::Write;
     let mut path = Line { bytes: [0; 48], len: 0 };
     write!(path, "/proc/self/task/{thread}/stat").ok()?;
     let path = core::ffi::CStr::from_bytes_until_nul(&path.bytes).ok()?;
-    let file =
-        rustix::fs::open(path, rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
-            .ok()?;
-    let mut stat = [0u8; 512];
-    let len = rustix::io::read(&file, &mut stat).ok()?;
-    processor(core::str::from_utf8(&stat[..len]).ok()?)
+    rustix::fs::open(path, rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty()).ok()
 }
 
 /// Field 39 of proc_pid_stat(5). The name, field 2, may hold blanks and brackets.

@@ -10,7 +10,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex};
-use memfold_sys::thread::{cpu_of, each_cpu, pin, wait_readable};
+use memfold_sys::thread::{Whereabouts, each_cpu, pin, wait_readable};
 use memfold_sys::uffd::Uffd;
 
 /// Handlers at most; CPUs beyond this share them.
@@ -20,7 +20,7 @@ const ROUND: u32 = 64;
 /// Faults in a round that came from another thread than the one before, from which on all handlers are on duty.
 const SWITCHES: u32 = 8;
 /// Faults after which handler 0 looks where the faulting thread runs.
-const LOOK: u32 = 16;
+const LOOK: u32 = 4;
 /// Faults for which the waker isn't asked after it came too late, the first time; twice as many each time after. At the
 /// most, what it costs to find out whether the CPU is still busy is a small part of what the faults cost.
 const PAUSE_MIN: u32 = 1 << 8;
@@ -49,6 +49,7 @@ pub(crate) struct Shift {
     /// Faults left for which the waker isn't asked.
     skip: u32,
     pause: u32,
+    whereabouts: Whereabouts,
 }
 
 impl Duty {
@@ -143,7 +144,8 @@ impl Duty {
             if shift.skip == 0 {
                 shift.pause = (shift.pause / 2).max(PAUSE_MIN);
             }
-            self.follow(shift, if all { Some(self.cpus[0]) } else { cpu_of(thread) });
+            let cpu = if all { Some(self.cpus[0]) } else { shift.whereabouts.cpu_of(thread) };
+            self.follow(shift, cpu);
         }
         shift.skip = shift.skip.saturating_sub(1);
         self.waker.is_some() && !all && shift.skip == 0
@@ -204,7 +206,7 @@ impl Duty {
 impl Shift {
     /// A handler that begins, pinned to a CPU.
     pub fn new(handler: usize, cpu: usize) -> Shift {
-        Shift { handler, cpu, posted: None, skip: 0, pause: PAUSE_MIN }
+        Shift { handler, cpu, posted: None, skip: 0, pause: PAUSE_MIN, whereabouts: Whereabouts::default() }
     }
 }
 
