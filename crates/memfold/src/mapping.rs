@@ -48,6 +48,10 @@ pub(crate) struct Done {
 /// Clean copies may hold one part in this many of `--limit`.
 const CLEAN_SHARE: u128 = 8;
 
+/// Dirty single pages for which a background thread is woken, and that as one part in so many of the memory there is.
+const DIRTY_BATCH: u64 = 64;
+const WAIT_SHARE: u64 = 64;
+
 /// How much to ask for at once. ENOENT means that a page is missing, or, as EINVAL does, that the range reaches across the
 /// border of two of the kernel's areas, which it never moves in one call; only for a single page does it mean more.
 struct Span(usize);
@@ -260,7 +264,7 @@ impl Pager {
             let needs_saving = !folio.has_copy;
             self.list_by_state(guard, id);
             if needs_saving {
-                self.queue.reclaim();
+                self.ask_to_save(order);
             }
             return done;
         }
@@ -277,6 +281,15 @@ impl Pager {
             self.frames.give(frame + page as u32, Order::PAGE, if self.has_move { Kind::Empty } else { Kind::Full });
         }
         done
+    }
+
+    /// Asks a background thread to compress, now that a folio of this order has become dirty. Single pages wait until there are
+    /// some: a thread to wake for each costs more than compressing it.
+    pub(crate) fn ask_to_save(&self, order: Order) {
+        let dirty = self.lru.pages(List::Dirty);
+        if order >= self.config.block_order || dirty >= DIRTY_BATCH.min(self.target() / WAIT_SHARE) {
+            self.queue.reclaim();
+        }
     }
 
     fn carry_out(&self, home: usize, frame: Frame, order: Order) -> Done {

@@ -326,8 +326,9 @@ impl Pager {
             return true;
         }
         if !folio.has_copy && !compress {
-            self.lru.push(id, folio.key, folio.order.get(), List::Dirty);
-            self.queue.reclaim();
+            let order = folio.order;
+            self.lru.push(id, folio.key, order.get(), List::Dirty);
+            self.ask_to_save(order);
             return true;
         }
         if !folio.has_copy && self.is_to_be_cut(folio.order, folio.touch, true) {
@@ -399,7 +400,7 @@ impl Pager {
                 } else {
                     self.lru.push(id, folio.key, folio.order.get(), List::Dirty);
                 }
-                self.queue.reclaim();
+                self.ask_to_save(order);
                 self.shards.notify(&guard);
             }
             Err(e) => {
