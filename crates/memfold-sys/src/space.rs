@@ -45,6 +45,16 @@ pub trait Space: Send + Sync {
     /// - The bytes there are needed no longer.
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno>;
 
+    /// As [`Space::discard`], but never waits for a handler of discards, so that handlers may call it. Returns how many
+    /// bytes from the start are gone; the rest is as it was.
+    ///
+    /// # Safety
+    /// - As [`Space::discard`], and every page of the range holds memory.
+    unsafe fn discard_now(&self, start: usize, len: usize) -> usize {
+        // SAFETY: by the caller's promise.
+        unsafe { self.discard(start, len) }.map_or(0, |()| len)
+    }
+
     /// Makes every page of a range private to this process again, after a fork had shared it.
     ///
     /// # Errors
@@ -99,6 +109,14 @@ impl Space for UffdSpace {
         }
         // SAFETY: as above.
         unsafe { madvise((start + gone) as *mut _, len - gone, Advice::LinuxDontNeed) }
+    }
+
+    unsafe fn discard_now(&self, start: usize, len: usize) -> usize {
+        // SAFETY: the caller gives up the bytes. Without a bin discards are not reported.
+        match &self.bin {
+            Some(bin) => unsafe { bin.discard(start, len) },
+            None => unsafe { self.discard(start, len) }.map_or(0, |()| len),
+        }
     }
 
     fn unshare(&self, start: usize, len: usize) -> Result<(), Errno> {

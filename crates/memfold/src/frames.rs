@@ -228,6 +228,17 @@ impl Frames {
 
     /// Gives memory of up to `pages` free full pages back to the kernel. Returns the pages given back.
     pub fn trim(&self, space: &dyn Space, pages: u64) -> u64 {
+        // SAFETY: `give_back` gives up the bytes.
+        self.give_back(pages, |start, len| unsafe { space.discard(start, len) }.map_or(0, |()| len))
+    }
+
+    /// As [`Frames::trim`], for handlers of discards: see [`Space::discard_now`].
+    pub fn trim_now(&self, space: &dyn Space, pages: u64) -> u64 {
+        // SAFETY: as above; the pages are full.
+        self.give_back(pages, |start, len| unsafe { space.discard_now(start, len) })
+    }
+
+    fn give_back(&self, pages: u64, discard: impl Fn(usize, usize) -> usize) -> u64 {
         let mut done = 0;
         while done < pages {
             let left = pages - done;
@@ -237,14 +248,15 @@ impl Frames {
                 self.take(order, Kind::Full).map(|run| (run, order))
             });
             let Some((run, order)) = found else { break };
-            // SAFETY: the frame is free, its bytes are needed by nobody.
-            if unsafe { space.discard(self.addr(run), order.bytes()) }.is_err() {
-                self.give(run, order, Kind::Full);
+            // The frame is free: its bytes are needed by nobody.
+            let gone = discard(self.addr(run), order.bytes()) >> PAGE_SHIFT;
+            self.populated.fetch_sub(gone as u64, Relaxed);
+            done += gone as u64;
+            if gone < order.pages() {
+                self.give_mixed(run, order, |page| page >= gone as u32);
                 break;
             }
-            self.populated.fetch_sub(order.pages() as u64, Relaxed);
             self.give(run, order, Kind::Empty);
-            done += order.pages() as u64;
         }
         done
     }

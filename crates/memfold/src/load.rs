@@ -57,7 +57,9 @@ impl Pager {
         let small = purpose != Purpose::Ahead && self.is_forced_small();
         let id = self.form_window(&guard, area, key, if small { self.config.block_order } else { want }, from);
         // SAFETY: the guard is that of the folio's shard.
-        let first = self.folios.slots(unsafe { self.folios.get(id) })[0].handle;
+        let folio = unsafe { self.folios.get(id) };
+        let small = small || folio.order == Order::PAGE && purpose != Purpose::Ahead;
+        let first = self.folios.slots(folio)[0].handle;
         drop(guard);
         // While a frame is made free.
         self.store.prefetch(first);
@@ -149,7 +151,7 @@ impl Pager {
     }
 
     /// Tells from the shadow of a folio that comes back whether it belongs to the working set (C4).
-    fn note_refault(&self, _: &ShardGuard<'_>, id: FolioId) {
+    pub(crate) fn note_refault(&self, _: &ShardGuard<'_>, id: FolioId) {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         let pages = folio.order.pages() as u64;

@@ -233,7 +233,7 @@ impl Pager {
 
     /// Drops the stored copy of a folio that was just mapped if clean copies take more than their budget: a share of
     /// resident memory, and under `--limit` an eighth of it; or if it takes room in a swap file that is half full.
-    fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
+    pub(crate) fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let (clean, folded) = (self.clean_pages.load(Relaxed), self.folded_pages.load(Relaxed));
         let budget = self.target() * self.config.clean_percent as u64 / 100;
         // What clean copies hold of the pool, as if they compressed like the rest.

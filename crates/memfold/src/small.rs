@@ -8,9 +8,12 @@ use crate::reclaim::Progress;
 use crate::stats;
 use core::ops::Range;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::Order;
 
 /// Pages that are given back to the kernel at once to make room for small pages.
 const BATCH_PAGES: u64 = 64;
+/// That is at most one part in this many of the memory there is.
+const BATCH_SHARE: u64 = 64;
 
 impl Pager {
     /// Whether this load is one of those that `--fallback` forces onto the small-page path.
@@ -37,7 +40,8 @@ impl Pager {
             (folio.key, folio.order, self.folios.slots(folio)[0])
         };
         let pages = order.pages() as u64;
-        if order > self.config.block_order || !self.make_room(areas, pages) {
+        let has_room = if order == Order::PAGE { self.make_room_for_page(areas) } else { self.make_room(areas, pages) };
+        if order > self.config.block_order || !has_room {
             return None;
         }
         let buffer = context.buffer.as_mut_ptr();
@@ -53,6 +57,7 @@ impl Pager {
             return None;
         }
         drop(quiet);
+        self.note_refault(&guard, id);
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         folio.wanted.store(false, Relaxed);
@@ -61,10 +66,23 @@ impl Pager {
         self.folded_pages.fetch_sub(pages, Relaxed);
         self.clean_pages.fetch_add(pages, Relaxed);
         self.list_by_state(&guard, id);
+        self.keep_clean_budget(&guard, id);
         self.shards.notify(&guard);
         stats::add(&self.stats.load_fallback, 1);
         self.count_load(order, from_file);
         Some(start..start + pages)
+    }
+
+    /// Makes room for one page that the kernel will allocate. What is evicted for it leaves a full frame; such frames are given
+    /// back many at a time, as each time costs interrupts of all CPUs that the program runs on.
+    fn make_room_for_page(&self, areas: &Areas) -> bool {
+        let target = self.target();
+        let batch = BATCH_PAGES.min(target / BATCH_SHARE);
+        let free = self.frames.full_free();
+        if self.physical() + batch > target + free && self.reclaim(areas, free + 1, 0) == Progress::Again {
+            return false;
+        }
+        self.physical() < target || self.frames.trim_now(&*self.space, batch) > 0
     }
 
     /// Makes room for pages that the kernel will allocate. Where discards are reported, a fault handler can't wait for
