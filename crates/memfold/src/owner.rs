@@ -88,7 +88,7 @@ impl Pager {
             Request::Load(window) => self.load_ahead(window),
             Request::Reclaim => {
                 if self.reclaim_in_background() {
-                    self.queue.reclaim();
+                    self.queue.go_on();
                 }
                 if self.config.canned == Canned::On {
                     self.store.canned_step();

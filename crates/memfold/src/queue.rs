@@ -67,6 +67,11 @@ impl Queue {
         }
     }
 
+    /// Asks for reclaim on behalf of a background thread that calls [`Queue::next`] at once: nobody else is woken for it.
+    pub fn go_on(&self) {
+        self.inner.lock().save = true;
+    }
+
     /// Nobody asks or is answered until [`Queue::unfreeze`]: for a fork.
     pub fn freeze(&self) {
         core::mem::forget(self.inner.lock());

@@ -67,6 +67,10 @@ impl Gate {
 /// Turns of polling before a thread goes to sleep: bounded, as short sections end within it.
 const TURNS: u32 = 60;
 
+/// The same for readers and writers: as long as a move of pages takes that interrupts another CPU, 10 to 30 us. To sleep and
+/// be woken from another CPU takes longer (80 us a round trip on an idle virtual machine).
+const RW_TURNS: u32 = 1000;
+
 /// A mutual-exclusion lock.
 pub struct Mutex<T> {
     state: AtomicU32,
@@ -272,10 +276,14 @@ impl<T> RwLock<T> {
 
     /// Waits until no writer holds the lock or waits for it.
     pub fn read(&self) -> ReadGuard<'_, T> {
+        let mut turns = RW_TURNS;
         loop {
             let s = self.state.load(Relaxed);
             if s & (WRITER | WRITER_WAITS) != 0 {
-                if s & READER_WAITS != 0
+                if turns > 0 {
+                    turns -= 1;
+                    core::hint::spin_loop();
+                } else if s & READER_WAITS != 0
                     || self.state.compare_exchange_weak(s, s | READER_WAITS, Relaxed, Relaxed).is_ok()
                 {
                     wait_while(&self.state, s | READER_WAITS);
@@ -300,6 +308,7 @@ impl<T> RwLock<T> {
 
     /// Waits until nobody holds the lock.
     pub fn write(&self) -> WriteGuard<'_, T> {
+        let mut turns = RW_TURNS;
         loop {
             let s = self.state.load(Relaxed);
             if s & (WRITER | READERS) == 0 {
@@ -307,6 +316,9 @@ impl<T> RwLock<T> {
                 if self.state.compare_exchange_weak(s, s & READER_WAITS | WRITER, Acquire, Relaxed).is_ok() {
                     return WriteGuard { lock: self };
                 }
+            } else if turns > 0 {
+                turns -= 1;
+                core::hint::spin_loop();
             } else if s & WRITER_WAITS != 0
                 || self.state.compare_exchange_weak(s, s | WRITER_WAITS, Relaxed, Relaxed).is_ok()
             {
