@@ -2,7 +2,7 @@
 //! is passed on to threads that may sleep (`reads.rs`).
 use crate::area::{Area, Areas};
 use crate::around::Beside;
-use crate::folio::{Folio, FolioId, State};
+use crate::folio::{Folio, FolioId, State, Touch};
 use crate::index::ShardGuard;
 use crate::load::{Loaded, Purpose, Source, align};
 use crate::mapping::Wake;
@@ -189,7 +189,7 @@ impl Pager {
         }
         let start = align(key, advice.order);
         self.ask_ahead(area, start, start + advice.order.pages() as u64, advice, in_file);
-        let done = self.load(areas, area, guard, key, advice.order, Purpose::Fault(fault.wake()), from);
+        let done = self.load(areas, area, guard, key, advice.order, Purpose::Fault(fault.wake(), advice.touch), from);
         let (_, start, end) = done;
         let end = if done.0 == Loaded::Done { self.load_pages_after(areas, area, end, advice, from) } else { end };
         self.streams.loaded(key, start, end);
@@ -199,7 +199,7 @@ impl Pager {
     /// Where blocks were cut into pages, a window is not one folio: for a stream, maps those that follow too. Returns the
     /// end of what was loaded.
     fn load_pages_after(&self, areas: &Areas, area: &Area, end: u64, advice: Advice, from: Source) -> u64 {
-        if advice.order <= self.config.block_order || advice.backward {
+        if advice.touch != Touch::Stream || advice.backward {
             return end;
         }
         let last = (align(end, CUT_WINDOW) + CUT_WINDOW.pages() as u64).min(area.key_end());
@@ -213,7 +213,7 @@ impl Pager {
             if state != State::Stored || order >= self.config.block_order || from == Source::Pool && self.reaches_file(&guard, at, Order::PAGE) {
                 break;
             }
-            let (loaded, _, after) = self.load(areas, area, guard, at, advice.order, Purpose::Fault(Wake::Now), from);
+            let (loaded, _, after) = self.load(areas, area, guard, at, advice.order, Purpose::Fault(Wake::Now, advice.touch), from);
             if loaded != Loaded::Done {
                 break;
             }
@@ -247,7 +247,7 @@ impl Pager {
 
     /// Asks for the windows that a stream reaches after `[start, end)`.
     fn ask_ahead(&self, area: &Area, start: u64, end: u64, advice: Advice, in_file: bool) {
-        let Advice { order, backward, ahead } = advice;
+        let Advice { order, backward, ahead, .. } = advice;
         if !self.config.readahead || order <= self.config.block_order {
             return;
         }

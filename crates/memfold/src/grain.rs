@@ -13,12 +13,12 @@ use crate::stats;
 use memfold_sys::units::Order;
 
 impl Folio {
-    /// Notes that it was loaded for a fault: by itself, or as a part of a stream.
-    pub(crate) fn note_touch(&mut self, stream: bool) {
-        self.touch = match self.touch {
-            _ if stream => Touch::Stream,
-            Touch::Random | Touch::Again => Touch::Again,
-            Touch::Unknown | Touch::Stream => Touch::Random,
+    /// Notes how it was asked for now; `Unknown` is no news.
+    pub(crate) fn note_touch(&mut self, touch: Touch) {
+        self.touch = match (self.touch, touch) {
+            (before, Touch::Unknown) => before,
+            (Touch::Random | Touch::Again, Touch::Random) => Touch::Again,
+            (_, touch) => touch,
         };
     }
 }

@@ -1,7 +1,7 @@
 //! Load: from the store (or from nothing) into a frame.
 use crate::area::{Area, Areas};
 use crate::context::Context;
-use crate::folio::{FolioId, State};
+use crate::folio::{FolioId, State, Touch};
 use crate::frames::Frame;
 use crate::index::ShardGuard;
 use crate::mapping::Wake;
@@ -16,8 +16,8 @@ use memfold_sys::units::Order;
 /// What a load is for.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A fault: what is loaded is mapped.
-    Fault(Wake),
+    /// A fault: what is loaded is mapped, and how it was asked for is noted.
+    Fault(Wake, Touch),
     /// To be there when it is needed: it goes to the swap cache, unless somebody wants it by then.
     Ahead,
 }
@@ -63,9 +63,9 @@ impl Pager {
         drop(guard);
         // While a frame is made free.
         self.store.prefetch(first);
-        if let Purpose::Fault(wake) = purpose
+        if let Purpose::Fault(wake, touch) = purpose
             && small
-            && let Some(keys) = self.load_small(areas, area, id, key, wake)
+            && let Some(keys) = self.load_small(areas, area, id, key, wake, touch)
         {
             return (Loaded::Done, keys.start, keys.end);
         }
@@ -89,14 +89,9 @@ impl Pager {
         self.count_load(order, from_file);
         let guard = self.shards.lock(key);
         let pages = order.pages() as u64;
-        if purpose == Purpose::Ahead {
-            stats::add(&self.stats.swap_ra, if from_file { pages } else { 0 });
-        } else {
-            self.note_refault(&guard, id);
-            if !from_file {
-                // SAFETY: the guard is that of the folio's shard.
-                unsafe { self.folios.get(id) }.note_touch(want > self.config.block_order);
-            }
+        match purpose {
+            Purpose::Ahead => stats::add(&self.stats.swap_ra, if from_file { pages } else { 0 }),
+            Purpose::Fault(_, touch) => self.note_refault(&guard, id, touch, from_file),
         }
         self.folded_pages.fetch_sub(pages, Relaxed);
         self.clean_pages.fetch_add(pages, Relaxed);
@@ -145,15 +140,17 @@ impl Pager {
         // SAFETY: the frame is full, of this order, and this thread's alone.
         unsafe { core::ptr::write_bytes(self.frames.addr(frame) as *mut u8, 0, order.bytes()) };
         let guard = self.shards.lock(key);
-        let done = self.finish(&guard, area, id, frame, Purpose::Fault(wake));
+        let done = self.finish(&guard, area, id, frame, Purpose::Fault(wake, Touch::Unknown));
         let reached = if done > (key - start) as usize { Loaded::Done } else { Loaded::Again };
         (reached, start, start + order.pages() as u64)
     }
 
-    /// Tells from the shadow of a folio that comes back whether it belongs to the working set (C4).
-    pub(crate) fn note_refault(&self, _: &ShardGuard<'_>, id: FolioId) {
+    /// Tells from the shadow of a folio that comes back whether it belongs to the working set (C4), and notes how it was
+    /// asked for.
+    pub(crate) fn note_refault(&self, _: &ShardGuard<'_>, id: FolioId, touch: Touch, from_file: bool) {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
+        folio.note_touch(if from_file { Touch::Unknown } else { touch });
         let pages = folio.order.pages() as u64;
         let distance = workingset::distance(self.clock.load(Relaxed), folio.age);
         stats::add(&self.stats.workingset_refault, pages);
@@ -177,7 +174,7 @@ impl Pager {
             self.shards.notify(guard);
             return folio.order.pages();
         }
-        let wake = if let Purpose::Fault(wake) = purpose { wake } else { Wake::Now };
+        let wake = if let Purpose::Fault(wake, _) = purpose { wake } else { Wake::Now };
         self.map_in(guard, area.addr_of(folio.key), id, wake).pages
     }
 

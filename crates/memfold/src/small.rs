@@ -1,7 +1,7 @@
 //! The small-page fallback (M6): where memory for a whole folio can't be had, a block is decompressed once into a buffer
 //! and mapped as the block's own count of small pages by one copy, which allocates them. `--fallback` forces it.
 use crate::area::{Area, Areas};
-use crate::folio::{FolioId, State};
+use crate::folio::{FolioId, State, Touch};
 use crate::mapping::Wake;
 use crate::pager::Pager;
 use crate::reclaim::Progress;
@@ -31,6 +31,7 @@ impl Pager {
         id: FolioId,
         key: u64,
         wake: Wake,
+        touch: Touch,
     ) -> Option<Range<u64>> {
         let mut context = self.contexts.borrow();
         let (start, order, slot) = {
@@ -57,7 +58,7 @@ impl Pager {
             return None;
         }
         drop(quiet);
-        self.note_refault(&guard, id);
+        self.note_refault(&guard, id, touch, from_file);
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         folio.wanted.store(false, Relaxed);

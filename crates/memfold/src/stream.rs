@@ -1,4 +1,5 @@
 //! Streams: from the last faults, whether this one goes on where an earlier one ended, and how much to load for it.
+use crate::folio::Touch;
 use memfold_sys::sync::Mutex;
 use memfold_sys::units::Order;
 
@@ -11,6 +12,8 @@ pub struct Advice {
     pub backward: bool,
     /// It is a stream: so many windows after this one are to be loaded ahead.
     pub ahead: u8,
+    /// What to note of the folio that is loaded.
+    pub touch: Touch,
 }
 
 const STREAMS: usize = 16;
@@ -66,12 +69,14 @@ impl Streams {
             s.hits = s.hits.saturating_add(1);
             s.used = clock;
             let order = Order::new(s.order).unwrap_or(self.block);
-            return Advice { order, backward, ahead: (s.hits >= SURE) as u8 + (s.hits >= SURER) as u8 };
+            // One page after another may be one object.
+            let touch = if s.hits >= SURE { Touch::Stream } else { Touch::Unknown };
+            return Advice { order, backward, ahead: (s.hits >= SURE) as u8 + (s.hits >= SURER) as u8, touch };
         }
         let oldest = table.streams.iter_mut().min_by_key(|s| s.used).expect("the table is not empty");
         let start = key / block * block;
         *oldest = Stream { start, end: start + block, order: self.block.get(), hits: 0, used: clock };
-        Advice { order: self.block, backward: false, ahead: 0 }
+        Advice { order: self.block, backward: false, ahead: 0, touch: Touch::Random }
     }
 
     /// Tells what was loaded for the fault at `key`: pages `[start, end)`.
@@ -98,12 +103,14 @@ mod tests {
     #[test]
     fn a_stream_grows_and_a_random_touch_does_not() {
         let streams = Streams::new(order(2), Order::MAX);
-        assert_eq!(streams.advise(1000), Advice { order: order(2), backward: false, ahead: 0 });
+        let random = Advice { order: order(2), backward: false, ahead: 0, touch: Touch::Random };
+        assert_eq!(streams.advise(1000), random);
         streams.loaded(1000, 1000, 1004);
-        assert_eq!(streams.advise(1004).order, order(4));
+        let advice = streams.advise(1004);
+        assert_eq!((advice.order, advice.touch), (order(4), Touch::Unknown));
         streams.loaded(1004, 1004, 1020);
         let advice = streams.advise(1020);
-        assert_eq!((advice.order, advice.ahead), (order(6), 1));
+        assert_eq!((advice.order, advice.ahead, advice.touch), (order(6), 1, Touch::Stream));
         let mut at = 1020;
         for _ in 0..SURER {
             streams.loaded(at, at, at + 64);
