@@ -199,7 +199,7 @@ impl Pager {
     /// Where blocks were cut into pages, a window is not one folio: for a stream, maps those that follow too. Returns the
     /// end of what was loaded.
     fn load_pages_after(&self, areas: &Areas, area: &Area, end: u64, advice: Advice, from: Source) -> u64 {
-        if advice.touch != Touch::Stream || advice.backward {
+        if advice.touch != Touch::STREAM || advice.backward {
             return end;
         }
         let last = (align(end, CUT_WINDOW) + CUT_WINDOW.pages() as u64).min(area.key_end());

@@ -39,16 +39,30 @@ pub enum State {
 
 /// How a folio was asked for when it was last loaded from the pool, which decides the size of its blocks (`grain.rs`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Touch {
+pub struct Touch(u8);
+
+impl Touch {
     /// Not loaded yet, or from the swap file.
-    Unknown,
-    /// By itself.
-    Random,
-    /// By itself, and so it was the time before.
-    Again,
+    pub const UNKNOWN: Touch = Touch(0);
     /// As a part of a stream.
-    Stream,
+    pub const STREAM: Touch = Touch(1);
+    /// By itself.
+    pub const RANDOM: Touch = Touch(2);
+
+    /// How often it was asked for by itself since it last was in another way, at most 254.
+    pub fn random_count(self) -> u8 {
+        self.0.saturating_sub(Touch::STREAM.0)
+    }
+
+    /// After it was asked for like this; `UNKNOWN` is no news.
+    #[must_use]
+    pub fn then(self, next: Touch) -> Touch {
+        match next {
+            Touch::UNKNOWN => self,
+            Touch::RANDOM => Touch(self.0.max(Touch::STREAM.0).saturating_add(1)),
+            next => next,
+        }
+    }
 }
 
 /// One block in the store.
@@ -137,7 +151,7 @@ impl Folios {
             has_copy: false,
             untouched: false,
             active: false,
-            touch: Touch::Unknown,
+            touch: Touch::UNKNOWN,
             refused: false,
             wanted: AtomicBool::new(false),
         };

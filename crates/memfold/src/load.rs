@@ -140,7 +140,7 @@ impl Pager {
         // SAFETY: the frame is full, of this order, and this thread's alone.
         unsafe { core::ptr::write_bytes(self.frames.addr(frame) as *mut u8, 0, order.bytes()) };
         let guard = self.shards.lock(key);
-        let done = self.finish(&guard, area, id, frame, Purpose::Fault(wake, Touch::Unknown));
+        let done = self.finish(&guard, area, id, frame, Purpose::Fault(wake, Touch::UNKNOWN));
         let reached = if done > (key - start) as usize { Loaded::Done } else { Loaded::Again };
         (reached, start, start + order.pages() as u64)
     }
@@ -150,7 +150,7 @@ impl Pager {
     pub(crate) fn note_refault(&self, _: &ShardGuard<'_>, id: FolioId, touch: Touch, from_file: bool) {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
-        folio.note_touch(if from_file { Touch::Unknown } else { touch });
+        folio.touch = folio.touch.then(if from_file { Touch::UNKNOWN } else { touch });
         let pages = folio.order.pages() as u64;
         let distance = workingset::distance(self.clock.load(Relaxed), folio.age);
         stats::add(&self.stats.workingset_refault, pages);

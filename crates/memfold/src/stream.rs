@@ -70,13 +70,13 @@ impl Streams {
             s.used = clock;
             let order = Order::new(s.order).unwrap_or(self.block);
             // One page after another may be one object.
-            let touch = if s.hits >= SURE { Touch::Stream } else { Touch::Unknown };
+            let touch = if s.hits >= SURE { Touch::STREAM } else { Touch::UNKNOWN };
             return Advice { order, backward, ahead: (s.hits >= SURE) as u8 + (s.hits >= SURER) as u8, touch };
         }
         let oldest = table.streams.iter_mut().min_by_key(|s| s.used).expect("the table is not empty");
         let start = key / block * block;
         *oldest = Stream { start, end: start + block, order: self.block.get(), hits: 0, used: clock };
-        Advice { order: self.block, backward: false, ahead: 0, touch: Touch::Random }
+        Advice { order: self.block, backward: false, ahead: 0, touch: Touch::RANDOM }
     }
 
     /// Tells what was loaded for the fault at `key`: pages `[start, end)`.
@@ -103,14 +103,14 @@ mod tests {
     #[test]
     fn a_stream_grows_and_a_random_touch_does_not() {
         let streams = Streams::new(order(2), Order::MAX);
-        let random = Advice { order: order(2), backward: false, ahead: 0, touch: Touch::Random };
+        let random = Advice { order: order(2), backward: false, ahead: 0, touch: Touch::RANDOM };
         assert_eq!(streams.advise(1000), random);
         streams.loaded(1000, 1000, 1004);
         let advice = streams.advise(1004);
-        assert_eq!((advice.order, advice.touch), (order(4), Touch::Unknown));
+        assert_eq!((advice.order, advice.touch), (order(4), Touch::UNKNOWN));
         streams.loaded(1004, 1004, 1020);
         let advice = streams.advise(1020);
-        assert_eq!((advice.order, advice.ahead, advice.touch), (order(6), 1, Touch::Stream));
+        assert_eq!((advice.order, advice.ahead, advice.touch), (order(6), 1, Touch::STREAM));
         let mut at = 1020;
         for _ in 0..SURER {
             streams.loaded(at, at, at + 64);
