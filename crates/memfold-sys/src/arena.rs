@@ -1,6 +1,6 @@
 //! The arena: a general allocator over one zone, for set-up and rare paths, in place of the host's `malloc`.
 //!
-//! Sizes up to 16 KiB come from size classes, four to a doubling, each with a list of free objects. Larger ones are
+//! Sizes up to 8 KiB come from size classes, four to a doubling, each with a list of free objects. Larger ones are
 //! runs of whole pages. Memory that goes to a size class stays with it; free runs are merged with their neighbours and
 //! their pages given back. Everything is under one lock, so this is not for hot paths.
 use crate::Errno;
@@ -15,9 +15,10 @@ const RESERVE_BYTES: usize = 16 << 30;
 /// The least address space that an arena is content with, bytes.
 const RESERVE_MIN_BYTES: usize = 64 << 20;
 
-const SMALL_BYTES_MAX: usize = 16 << 10;
+/// Buffers of a block are runs: what is not used of them takes no memory.
+const SMALL_BYTES_MAX: usize = 8 << 10;
 const SMALL_BYTES_MIN: usize = 16;
-/// 16, 32, 48, 64, then four classes to each doubling: 80, 96, 112, 128, 160, ... 16384.
+/// 16, 32, 48, 64, then four classes to each doubling: 80, 96, 112, 128, 160, ... 8192.
 const CLASSES: usize = class_of(SMALL_BYTES_MAX) + 1;
 /// Memory that a class takes at a time.
 const CHUNK_BYTES: usize = 32 << 10;

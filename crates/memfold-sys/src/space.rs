@@ -112,9 +112,11 @@ impl Space for UffdSpace {
     }
 
     unsafe fn discard_now(&self, start: usize, len: usize) -> usize {
-        // SAFETY: the caller gives up the bytes. Without a bin discards are not reported.
         match &self.bin {
+            // SAFETY: by the caller's promise.
             Some(bin) => unsafe { bin.discard(start, len) },
+            // Nobody is told of it, so there is nobody to wait for.
+            // SAFETY: as above.
             None => unsafe { self.discard(start, len) }.map_or(0, |()| len),
         }
     }

@@ -277,11 +277,15 @@ mod tests {
         std::thread::spawn(move || {
             pin(cpu);
             assert_eq!(current_cpu(), cpu);
-            assert_eq!(cpu_of(thread_id()), Some(cpu));
+            let mut whereabouts = Whereabouts::default();
+            assert_eq!(whereabouts.cpu_of(thread_id()), Some(cpu));
+            assert_eq!(whereabouts.cpu_of(thread_id()), Some(cpu), "from the open file");
+            let ended = std::thread::spawn(thread_id).join().unwrap();
+            assert_eq!(whereabouts.cpu_of(ended), None);
         })
         .join()
         .unwrap();
-        assert_eq!(cpu_of(u32::MAX), None);
+        assert_eq!(Whereabouts::default().cpu_of(u32::MAX), None);
     }
 
     #[test]

@@ -210,10 +210,14 @@ impl Pager {
             // SAFETY: the guard is that of the folio's shard.
             let folio = unsafe { self.folios.get(id) };
             let (state, order) = (folio.state, folio.order);
-            if state != State::Stored || order >= self.config.block_order || from == Source::Pool && self.reaches_file(&guard, at, Order::PAGE) {
+            if state != State::Stored
+                || order >= self.config.block_order
+                || from == Source::Pool && self.reaches_file(&guard, at, Order::PAGE)
+            {
                 break;
             }
-            let (loaded, _, after) = self.load(areas, area, guard, at, advice.order, Purpose::Fault(Wake::Now, advice.touch), from);
+            let (loaded, _, after) =
+                self.load(areas, area, guard, at, advice.order, Purpose::Fault(Wake::Now, advice.touch), from);
             if loaded != Loaded::Done {
                 break;
             }

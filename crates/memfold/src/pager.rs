@@ -173,7 +173,8 @@ impl Pager {
         set_up_dictionaries(&store, &config.canned)?;
         let space_err = |e| alloc::format!("no address space for the engine: {e}");
         let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
-        let count = config.worker_count(parts.cpus) + 2 * parts.cpus + READERS + 4;
+        let readers = if config.swap.is_some() { READERS } else { 0 };
+        let count = config.worker_count(parts.cpus) + 2 * parts.cpus + readers + 4;
         let codecs = match config.batch {
             0 | 1 => None,
             _ => {

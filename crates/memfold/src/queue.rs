@@ -139,6 +139,8 @@ mod tests {
         queue.load(window);
         assert_eq!(queue.next(), Request::Load(window));
         assert_eq!(queue.next(), Request::Reclaim);
+        queue.go_on();
+        assert_eq!(queue.next(), Request::Reclaim);
         queue.stop();
         assert_eq!(queue.next(), Request::Stop);
     }

@@ -33,7 +33,6 @@ impl Pager {
         wake: Wake,
         touch: Touch,
     ) -> Option<Range<u64>> {
-        let mut context = self.contexts.borrow();
         let (start, order, slot) = {
             let _guard = self.shards.lock(key);
             // SAFETY: the guard is that of the folio's shard; `Loading` by this thread, its slots stay.
@@ -45,6 +44,7 @@ impl Pager {
         if order > self.config.block_order || !has_room {
             return None;
         }
+        let mut context = self.contexts.borrow();
         let buffer = context.buffer.as_mut_ptr();
         // SAFETY: the buffer holds a block of the largest order that blocks have here.
         let from_file = unsafe { self.fetch_one(&mut context, slot, order, buffer) };
@@ -69,7 +69,7 @@ impl Pager {
         self.list_by_state(&guard, id);
         self.keep_clean_budget(&guard, id);
         self.shards.notify(&guard);
-        stats::add(&self.stats.load_fallback, 1);
+        stats::add(&self.stats.load_fallback, (order > Order::PAGE) as u64);
         self.count_load(order, from_file);
         Some(start..start + pages)
     }

@@ -1,0 +1,104 @@
+//! The size of blocks follows how they are asked for: random touches cut them into pages, streams join them again (`grain.rs`).
+use memfold::{Delivery, Memory, Region};
+use memfold_testkit::random::{Random, seed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+const PAGE: usize = 4096;
+const RESIDENT: u64 = 8 << 20;
+const PAGES: usize = (32 << 20) / PAGE;
+
+struct Setup {
+    memory: Memory,
+    region: Region,
+    /// What each page's first word must be.
+    words: Vec<u64>,
+    random: Random,
+}
+
+impl Setup {
+    /// Pages of text that compresses as real text does, each with a number in front.
+    fn new(delivery: Delivery, moves: &str) -> Setup {
+        let memory = Memory::builder().resident_bytes(RESIDENT).delivery(delivery).set("move", moves).build().unwrap();
+        let mut region = memory.region(PAGES * PAGE).unwrap();
+        let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let words: Vec<u64> = (0..PAGES as u64).collect();
+        for (n, page) in region.as_mut_slice().chunks_mut(PAGE).enumerate() {
+            page.copy_from_slice(&source[n * PAGE % (source.len() - PAGE)..][..PAGE]);
+            page[..8].copy_from_slice(&words[n].to_le_bytes());
+        }
+        Setup { memory, region, words, random: Random::new(seed(1)) }
+    }
+
+    fn check(&self, n: usize) {
+        let word = u64::from_le_bytes(self.region.as_slice()[n * PAGE..][..8].try_into().unwrap());
+        assert_eq!(word, self.words[n], "page {n}");
+    }
+
+    fn touch_at_random(&mut self, times: usize, write: bool) {
+        for _ in 0..times {
+            let n = self.random.below(PAGES);
+            self.check(n);
+            if write {
+                self.words[n] = self.random.word();
+                self.region.as_mut_slice()[n * PAGE..][..8].copy_from_slice(&self.words[n].to_le_bytes());
+            }
+        }
+    }
+
+    fn scan(&self) {
+        (0..PAGES).for_each(|n| self.check(n));
+    }
+
+    fn figure(&self, of: impl Fn(&memfold::Stats) -> &AtomicU64) -> u64 {
+        of(self.memory.stats()).load(Relaxed)
+    }
+
+    /// Pages loaded and faults that needed a load since.
+    fn loads(&self, what: impl FnOnce(&Setup)) -> (u64, u64) {
+        let now = || (self.figure(|s| &s.zswpin), self.figure(|s| &s.pgmajfault));
+        let before = now();
+        what(self);
+        (now().0 - before.0, now().1 - before.1)
+    }
+}
+
+fn random_writes_cut_and_scans_join(delivery: Delivery, moves: &str) {
+    let mut setup = Setup::new(delivery, moves);
+    assert_eq!(setup.figure(|s| &s.blocks_cut), 0, "what is filled in order is stored in blocks");
+    setup.touch_at_random(4 * PAGES, true);
+    let cut = setup.figure(|s| &s.blocks_cut);
+    assert!(cut > PAGES as u64 / 4 / 2, "{cut} blocks were cut");
+    let (pages, faults) = {
+        let before = (setup.figure(|s| &s.zswpin), setup.figure(|s| &s.pgmajfault));
+        setup.touch_at_random(PAGES, true);
+        (setup.figure(|s| &s.zswpin) - before.0, setup.figure(|s| &s.pgmajfault) - before.1)
+    };
+    assert!(pages < 2 * faults, "{pages} pages were loaded for {faults} random touches");
+    (0..3).for_each(|_| setup.scan());
+    assert!(setup.figure(|s| &s.blocks_joined) > cut / 2, "{} of {cut}", setup.figure(|s| &s.blocks_joined));
+    let (pages, faults) = setup.loads(Setup::scan);
+    assert!(faults < pages / 4, "{faults} faults loaded {pages} pages in order");
+    assert_eq!(setup.memory.stats().check_sums(), Ok(()));
+    setup.memory.check().unwrap();
+}
+
+#[test]
+fn random_writes_cut_blocks_and_scans_join_them() {
+    random_writes_cut_and_scans_join(Delivery::Signal, "on");
+    random_writes_cut_and_scans_join(Delivery::Thread, "on");
+    random_writes_cut_and_scans_join(Delivery::Thread, "off");
+}
+
+/// To cut a block is to compress it: that must not happen to one that is only read now and then.
+#[test]
+fn what_is_only_read_is_cut_when_it_was_asked_for_often() {
+    let mut setup = Setup::new(Delivery::Signal, "on");
+    setup.touch_at_random(PAGES / 2, false);
+    let few = setup.figure(|s| &s.blocks_cut);
+    assert!(few < PAGES as u64 / 4 / 50, "{few} blocks were cut after two reads each");
+    setup.touch_at_random(8 * PAGES, false);
+    let many = setup.figure(|s| &s.blocks_cut);
+    assert!(many > PAGES as u64 / 4 / 2, "{many} blocks were cut after 34 reads each");
+    setup.scan();
+    setup.memory.check().unwrap();
+}
