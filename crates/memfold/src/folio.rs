@@ -48,10 +48,17 @@ impl Touch {
     pub const STREAM: Touch = Touch(1);
     /// By itself.
     pub const RANDOM: Touch = Touch(2);
+    /// Page by page, but all at about the same time, so that its block was joined. Counts from there if it is asked for by itself.
+    pub const JOINED: Touch = Touch(128);
 
-    /// How often it was asked for by itself since it last was in another way, at most 254.
+    /// How often it was asked for by itself since it last was in another way, at most 127.
     pub fn random_count(self) -> u8 {
-        self.0.saturating_sub(Touch::STREAM.0)
+        (self.0 & !Touch::JOINED.0).saturating_sub(!self.is_joined() as u8)
+    }
+
+    /// Whether its block was joined since it last was part of a stream.
+    pub fn is_joined(self) -> bool {
+        self.0 >= Touch::JOINED.0
     }
 
     /// After it was asked for like this; `UNKNOWN` is no news.
@@ -59,7 +66,8 @@ impl Touch {
     pub fn then(self, next: Touch) -> Touch {
         match next {
             Touch::UNKNOWN => self,
-            Touch::RANDOM => Touch(self.0.max(Touch::STREAM.0).saturating_add(1)),
+            Touch::RANDOM if self.random_count() < 126 => Touch(self.0.max(Touch::STREAM.0) + 1),
+            Touch::RANDOM => self,
             next => next,
         }
     }

@@ -102,3 +102,29 @@ fn what_is_only_read_is_cut_when_it_was_asked_for_often() {
     setup.scan();
     setup.memory.check().unwrap();
 }
+
+/// What is used page by page, but all together, is loaded in blocks: here 16 blocks that are written in another order in each
+/// round, while a scan pushes them out of memory in between.
+#[test]
+fn pages_that_are_used_together_are_joined() {
+    let mut setup = Setup::new(Delivery::Signal, "on");
+    let mut hot: Vec<usize> = (0..16).flat_map(|block| block * 128 + 4..block * 128 + 8).collect();
+    let (mut faults, rounds) = (0, 40);
+    for _ in 0..rounds {
+        for i in (1..hot.len()).rev() {
+            hot.swap(i, setup.random.below(i + 1));
+        }
+        let before = setup.figure(|s| &s.pgmajfault);
+        for &n in &hot {
+            setup.check(n);
+            setup.words[n] += 1;
+            setup.region.as_mut_slice()[n * PAGE..][..8].copy_from_slice(&setup.words[n].to_le_bytes());
+        }
+        faults += setup.figure(|s| &s.pgmajfault) - before;
+        (PAGES / 4..PAGES).for_each(|n| setup.check(n));
+    }
+    let (cut, joined) = (setup.figure(|s| &s.blocks_cut), setup.figure(|s| &s.blocks_joined));
+    assert!(cut > 0 && joined > 0, "{cut} blocks were cut, {joined} joined");
+    assert!(faults * 2 < (rounds * hot.len()) as u64, "{faults} faults in {rounds} rounds over {} pages", hot.len());
+    setup.memory.check().unwrap();
+}
