@@ -6,7 +6,7 @@ use crate::frames::Kind;
 use crate::index::ShardGuard;
 use crate::load::Source;
 use crate::lru::List;
-use crate::pager::Pager;
+use crate::pager::{Pager, bytes};
 use crate::reclaim::Progress;
 use crate::stats;
 use core::ops::Range;
@@ -108,6 +108,12 @@ impl Pager {
         for edge in [keys.start, keys.end] {
             self.unfold_across(edge);
         }
+        if zap {
+            // All of it: a load by the small-page path that was given up may have mapped pages of a folio that is stored.
+            // SAFETY: the owner gives up the bytes.
+            let done = unsafe { self.space.discard(area.addr_of(keys.start), bytes((keys.end - keys.start) as usize)) };
+            done.expect("memfold: dropping managed pages failed");
+        }
         let mut dropped = 0;
         self.each_folio(keys.clone(), |guard, id| {
             // SAFETY: the guard is that of the folio's shard.
@@ -117,11 +123,6 @@ impl Pager {
             match folio.state {
                 State::Resident => {
                     self.mapped.fetch_sub(order.pages() as u64, Relaxed);
-                    if zap {
-                        // SAFETY: the owner gives up the bytes.
-                        let done = unsafe { self.space.discard(area.addr_of(start), order.bytes()) };
-                        done.expect("memfold: dropping managed pages failed");
-                    }
                 }
                 State::Cached => self.frames.give(folio.frame, order, Kind::Full),
                 State::Stored => {}

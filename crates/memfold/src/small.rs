@@ -7,8 +7,9 @@ use crate::pager::Pager;
 use crate::reclaim::Progress;
 use crate::stats;
 use core::ops::Range;
+use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::units::Order;
+use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// Pages that are given back to the kernel at once to make room for small pages.
 const BATCH_PAGES: u64 = 64;
@@ -51,11 +52,20 @@ impl Pager {
         let guard = self.shards.lock(key);
         let home = area.addr_of(start);
         let quiet = self.changes.quiet()?;
-        // SAFETY: the shard is locked, the buffer holds the folio's bytes, and `home` is its own range. What a copy that
-        // stops half-way has mapped is right, and the other path finds it there.
-        if unsafe { self.space.copy(home, buffer, order.bytes(), wake == Wake::Now) }.is_err() {
-            self.space.wake(home, order.bytes());
-            return None;
+        // SAFETY: the shard is locked, the buffer holds the folio's bytes, and `home` is its own range.
+        match unsafe { self.space.copy(home, buffer, order.bytes(), wake == Wake::Now) } {
+            Ok(()) => {}
+            Err(partial) if partial.errno == Errno::EXIST && order == Order::PAGE => {
+                // A page that is there is newer than ours, as in `carry_in`, and the folio must not be `Loading` any more when
+                // the lock is gone: the program may drop that page.
+                stats::add(&self.stats.move_exists, 1);
+                self.space.wake(home, PAGE_SIZE);
+            }
+            Err(_) => {
+                // What was mapped is right, and the other path finds it there.
+                self.space.wake(home, order.bytes());
+                return None;
+            }
         }
         drop(quiet);
         self.note_refault(&guard, id, touch, from_file);

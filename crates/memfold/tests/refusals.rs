@@ -1,7 +1,8 @@
 //! One fault at a time: what each refusal of the kernel or the store leads to, and that nothing is lost by it.
+use memfold::fault::{Fault, Served};
 use memfold::{Config, Stats};
-use memfold_store::Fault;
-use memfold_sys::units::PAGE_SIZE;
+use memfold_store::Fault as StoreFault;
+use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::fill::fill;
 use memfold_testkit::program::Setup;
 use memfold_testkit::random::Random;
@@ -122,6 +123,39 @@ fn eexist_keeps_the_page_that_is_there() {
     }
 }
 
+/// A page that is there while its folio counts as `Loading` could be dropped by the program, and come back. So it must not take
+/// a second step to find out that it is there.
+#[test]
+fn eexist_for_a_single_page_ends_the_load() {
+    let filled = Filled::new(|c| (c.block_order, c.readahead) = (Order::PAGE, false));
+    filled.page_out();
+    filled.setup.troubles.strike(Call::CopyIn, 1, Trouble::Exists);
+    filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Gone);
+    filled.setup.program.read(0, |page| assert!(*page == *filled.want[0]));
+    assert_eq!(get(&filled.stats().move_exists), 1);
+    assert_eq!(filled.setup.troubles.struck(|t| *t == Trouble::Gone), 0, "the page was loaded a second time");
+    assert_eq!(filled.mapped(), 1);
+    filled.assert_whole();
+}
+
+#[test]
+fn what_a_load_that_was_given_up_has_mapped_is_discarded_too() {
+    let mut filled = Filled::new(|c| c.fallback_percent = 100);
+    filled.page_out();
+    // They take the frames that became free.
+    (PAGES..3 * PAGES).for_each(|n| filled.setup.program.write(n, |page| page[0] = 1));
+    let others = filled.mapped();
+    filled.setup.troubles.strike(Call::CopyIn, 1, Trouble::Partial(2));
+    filled.setup.troubles.strike(Call::Populate, 1, Trouble::Again);
+    let fault = Fault { addr: filled.setup.program.page(0), ..Fault::default() };
+    assert_eq!(filled.setup.pager.fault(fault), Served::Again);
+    assert_eq!(filled.mapped(), others + 2, "of a folio that is stored");
+    // SAFETY: nobody uses the pages.
+    unsafe { filled.setup.pager.discard_at(filled.setup.addrs(0..4)) };
+    filled.want[..4].iter_mut().for_each(|page| page.fill(0));
+    filled.assert_whole();
+}
+
 #[test]
 fn a_move_that_does_a_part_splits_the_folio() {
     for part in 1..4 {
@@ -202,7 +236,7 @@ fn a_discarded_part_of_a_block_that_the_store_refuses_by_page_comes_back_to_memo
     filled.page_out();
     // New pages take all free frames, so that the block needs a fresh one, which can't be had at once.
     (PAGES..4 * PAGES).for_each(|n| filled.setup.program.write(n, |page| page[0] = n as u8));
-    filled.setup.pager.store().faults().strike_at(Fault::PoolFull, 1);
+    filled.setup.pager.store().faults().strike_at(StoreFault::PoolFull, 1);
     (1..4).for_each(|nth| filled.setup.troubles.strike(Call::Populate, nth, Trouble::Again));
     // SAFETY: nobody uses the page.
     unsafe { filled.setup.pager.discard_at(filled.setup.addrs(1..2)) };
@@ -213,7 +247,7 @@ fn a_discarded_part_of_a_block_that_the_store_refuses_by_page_comes_back_to_memo
 }
 
 /// What the store refuses stays whole in memory; nothing of it stays in the store, its old copy included.
-fn refused(change: impl FnOnce(&mut Config), fault: Fault, counter: impl Fn(&Stats) -> &AtomicU64) {
+fn refused(change: impl FnOnce(&mut Config), fault: StoreFault, counter: impl Fn(&Stats) -> &AtomicU64) {
     let mut filled = Filled::new(change);
     filled.page_out();
     filled.assert_whole();
@@ -236,17 +270,17 @@ fn refused(change: impl FnOnce(&mut Config), fault: Fault, counter: impl Fn(&Sta
 
 #[test]
 fn z3_z4_z5_a_full_pool_leaves_the_folio_resident_and_nothing_in_the_store() {
-    refused(|_| (), Fault::PoolFull, |s| &s.save_refused);
+    refused(|_| (), StoreFault::PoolFull, |s| &s.save_refused);
 }
 
 #[test]
 fn z3_z5_a_codec_failure_leaves_the_folio_resident_and_nothing_in_the_store() {
-    refused(|_| (), Fault::Codec, |s| &s.save_refused);
+    refused(|_| (), StoreFault::Codec, |s| &s.save_refused);
 }
 
 #[test]
 fn z7_a_verify_mismatch_is_counted_and_the_folio_is_kept() {
-    refused(|c| c.verify = true, Fault::Compressed, |s| &s.verify_mismatch);
+    refused(|c| c.verify = true, StoreFault::Compressed, |s| &s.verify_mismatch);
 }
 
 #[test]
@@ -265,7 +299,7 @@ fn copying_survives_refused_protection_and_discards() {
 #[should_panic(expected = "stored data is damaged")]
 fn damaged_data_stops_the_program_before_a_wrong_byte_is_read() {
     let filled = Filled::new(|_| ());
-    filled.setup.pager.store().faults().strike_at(Fault::Stored, 1);
+    filled.setup.pager.store().faults().strike_at(StoreFault::Stored, 1);
     filled.page_out();
     (0..PAGES).for_each(|n| filled.setup.program.read(n, |_| ()));
 }
