@@ -39,7 +39,12 @@ pub const KEYS: &[Key] = &[
         help: "compress lz4 or zstd against a dictionary: made from folded pages where it wins, or read from FILE",
     },
     Key { name: "folio", value: "SIZE", default: "2M", help: "largest folio, 4K to 2M" },
-    Key { name: "block", value: "SIZE", default: "16K", help: "unit of compression, 4K to 2M" },
+    Key {
+        name: "block",
+        value: "SIZE",
+        default: "16K",
+        help: "unit of compression, 4K to 2M; what is touched at random is cut into pages",
+    },
     Key {
         name: "delivery",
         value: "thread|signal",
