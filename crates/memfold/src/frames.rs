@@ -1,8 +1,8 @@
 //! Frames: the engine's own pages, through which folios leave and enter the program's page table.
 //!
 //! A frame is *full* (it holds memory; a folio can be decompressed into it) or *empty* (a hole, into which a folio can
-//! be moved). A move turns one into the other, so a steady state allocates nothing. Two buddy allocators share one zone;
-//! runs coalesce with free neighbours of their own kind only.
+//! be moved). A move turns one into the other, so a steady state allocates nothing, but for single pages (`small.rs`). Two buddy
+//! allocators share one zone; runs coalesce with free neighbours of their own kind only.
 //!
 //! Equation: `populated = full free + full in use`; `populated + mapped` is the memory that the pager holds.
 use memfold_sys::Errno;

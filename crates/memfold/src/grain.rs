@@ -95,9 +95,9 @@ impl Pager {
             (first, last) = (first.min(distance), last.max(distance));
             at += folio.order.pages() as u64;
         }
-        match streamed {
-            true => Some(Touch::STREAM),
-            false => (last - first <= mapped / TOGETHER_SHARE).then_some(Touch::JOINED),
+        if streamed {
+            return Some(Touch::STREAM);
         }
+        (last - first <= mapped / TOGETHER_SHARE).then_some(Touch::JOINED)
     }
 }

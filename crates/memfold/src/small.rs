@@ -1,5 +1,6 @@
-//! The small-page fallback (M6): where memory for a whole folio can't be had, a block is decompressed once into a buffer
-//! and mapped as the block's own count of small pages by one copy, which allocates them. `--fallback` forces it.
+//! Loads by copy: a block is decompressed into a buffer and mapped by one UFFDIO_COPY, which allocates its pages. A folio of one
+//! page is always loaded so, as a move would interrupt the program's other CPUs; a larger block as the small-page fallback
+//! (M6), where memory for a whole folio can't be had. `--fallback` forces that.
 use crate::area::{Area, Areas};
 use crate::folio::{FolioId, State, Touch};
 use crate::mapping::Wake;
