@@ -1,5 +1,6 @@
 //! Folios that could not be moved out because a fork still shares their pages: a background thread makes them private
 //! again, with no lock held, since that may fault.
+use core::ops::Range;
 use memfold_sys::space::Space;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -7,6 +8,8 @@ use memfold_sys::thread::now_ns;
 use memfold_sys::units::PAGE_SIZE;
 
 const NOTED: usize = 64;
+/// A fork shares all that is in memory, so what is around such a page is made private with it: an aligned range of this size.
+const AROUND_BYTES: usize = 64 << 10;
 
 /// Ranges of addresses to be made private.
 pub struct Busy {
@@ -40,11 +43,13 @@ impl Busy {
         self.has_forked_lately() && (self.working.load(SeqCst) > 0 || self.ranges.lock().1 > 0)
     }
 
-    /// Notes a range (address, bytes). Forgotten if too many are: it will be met again.
-    pub fn note(&self, start: usize, len: usize) {
+    /// Notes a range of addresses of the area within `bounds`. Forgotten if too many are: it will be met again.
+    pub fn note(&self, range: Range<usize>, bounds: Range<usize>) {
+        let start = (range.start & !(AROUND_BYTES - 1)).max(bounds.start);
+        let len = range.end.next_multiple_of(AROUND_BYTES).min(bounds.end) - start;
         let mut ranges = self.ranges.lock();
         let (list, count) = &mut *ranges;
-        if *count < NOTED {
+        if *count < NOTED && !list[..*count].contains(&(start, len)) {
             list[*count] = (start, len);
             *count += 1;
         }
@@ -76,7 +81,12 @@ mod tests {
     #[test]
     fn too_many_ranges_are_forgotten_not_lost_count_of() {
         let busy = Busy::new();
-        (0..NOTED + 10).for_each(|n| busy.note(n << 12, 4096));
+        let bounds = 0..usize::MAX;
+        (0..2 * NOTED).for_each(|n| busy.note(n << 12..(n + 1) << 12, bounds.clone()));
+        assert_eq!(busy.ranges.lock().1, 2 * NOTED / 16, "64 KiB at a time");
+        (0..NOTED + 10).for_each(|n| busy.note(n << 20..(n << 20) + 4096, bounds.clone()));
         assert_eq!(busy.ranges.lock().1, NOTED);
+        let last = busy.ranges.lock().0[1];
+        assert_eq!(last, (AROUND_BYTES, AROUND_BYTES));
     }
 }

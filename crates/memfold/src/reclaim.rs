@@ -296,7 +296,8 @@ impl Pager {
             None => Progress::Freed,
             Some(Stop::Again) => Progress::Again,
             Some(_) => {
-                self.busy.note(home + bytes(done.pages), bytes(pages - done.pages));
+                let (start, end) = (area.addr_of(area.key), area.addr_of(area.key_end()));
+                self.busy.note(home + bytes(done.pages)..home + bytes(pages), start..end);
                 self.queue.reclaim();
                 if done.pages > 0 { Progress::Freed } else { Progress::Nothing }
             }
