@@ -28,6 +28,13 @@ impl Pager {
         order == self.config.block_order
             && order > Order::PAGE
             && touch.random_count() >= if changed && !touch.is_joined() { 1 } else { CLEAN_LOADS }
+            && self.has_room_for_pages()
+    }
+
+    /// Pages take more of the pool than blocks do, and more metadata: not where these leave little of the limit already.
+    fn has_room_for_pages(&self) -> bool {
+        let held = self.counted_pool_bytes() + self.metadata_bytes();
+        self.limit_bytes().is_none_or(|limit| held <= limit / 2)
     }
 
     /// Cuts a `Cached` folio of one block, which is on no list, into pages that are to be saved: what was stored of it is let

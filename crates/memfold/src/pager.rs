@@ -364,7 +364,7 @@ impl Pager {
     }
 
     /// Bytes of the pools that count against the limit.
-    fn counted_pool_bytes(&self) -> u64 {
+    pub(crate) fn counted_pool_bytes(&self) -> u64 {
         if self.config.pool_counts { self.store.pool_bytes() } else { 0 }
     }
 
