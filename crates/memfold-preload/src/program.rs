@@ -34,6 +34,9 @@ const LOOK_NS: i64 = 5_000_000;
 const LOOK_SOON_NS: i64 = 1_000_000;
 /// The same while it is past them.
 const LOOK_PAST_NS: i64 = 250_000;
+/// A program grows if it needs so much more than at the last look, or one part in so many of what it may have: less is noise.
+const GROWN_BYTES: u64 = 512 << 10;
+const GROWN_SHARE: u64 = 32;
 /// Areas smaller than this are left alone unless they continue a managed one.
 const SMALL_BYTES: usize = 64 << 10;
 /// Properties that keep an area out of management for good.
@@ -331,10 +334,10 @@ impl Program {
         self.pager.set_unmanaged_bytes(unmanaged);
         self.pager.publish();
         state.looks = state.looks.wrapping_add(1);
-        let before = core::mem::replace(&mut state.anonymous, anonymous);
+        state.anonymous = anonymous;
         let need =
             anonymous.saturating_sub(state.inherited) + self.pager.away_bytes().saturating_sub(state.inherited_away);
-        self.pager.stats().need_bytes.store(need, Relaxed);
+        let before = self.pager.stats().need_bytes.swap(need, Relaxed);
         let bounds = slots::bounds();
         if state.looks % LOOKS_A_SHARE == 1 || state.bounds != bounds {
             state.bounds = bounds;
@@ -342,7 +345,7 @@ impl Program {
         }
         let max = self.pager.bound_bytes();
         let past = self.pager.excess_bytes() > 0;
-        let (step, next) = match anonymous > max / 2 && anonymous > before {
+        let (step, next) = match anonymous > max / 2 && need > before + GROWN_BYTES.min(max / GROWN_SHARE) {
             _ if past => (GROWTH_PAST_BYTES, LOOK_PAST_NS),
             true => (GROWTH_BYTES, LOOK_SOON_NS),
             false => (GROWTH_BYTES, LOOK_NS),
