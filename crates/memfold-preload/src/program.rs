@@ -132,7 +132,7 @@ pub fn create(config: Config, stats: &'static Stats) -> &'static Program {
     };
     register_frames(&pager, &uffd);
     let started = memfold::worker::start_by(&pager, workers, bare::start)
-        .and_then(|()| Watcher::start(&pager, &uffd, area_of, bare::start))
+        .and_then(|()| Watcher::start(&pager, &uffd, area_of, bare::start, config.keep_cpu))
         .and_then(|watcher| Statm::open().map(|statm| (watcher, statm)));
     let (watcher, statm) = match started {
         Ok(started) => started,

@@ -128,6 +128,8 @@ pub struct Config {
     pub adopt_percent: u32,
     /// `run` folds what the program keeps out of core dumps.
     pub fold_dont_dump: bool,
+    /// `run` keeps a thread that faults much on one CPU.
+    pub keep_cpu: bool,
 }
 
 /// Background threads at most, and pools.
@@ -179,6 +181,7 @@ impl Config {
             shard_bytes: 2 << 20,
             adopt_percent: 75,
             fold_dont_dump: false,
+            keep_cpu: true,
         }
     }
 
@@ -236,6 +239,7 @@ impl Config {
             "shard" => self.shard_bytes = parse_shard(value).map_err(wrong)?,
             "adopt-at" => self.adopt_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
             "dont-dump" => self.fold_dont_dump = choice(value, &[("leave", false), ("fold", true)]).map_err(wrong)?,
+            "keep-cpu" => self.keep_cpu = on_off(value).map_err(wrong)?,
             _ => {
                 return Err(ConfigError(alloc::format!("there is no setting called {name:?}")));
             }
@@ -347,7 +351,7 @@ impl Config {
         let _ = write!(
             out,
             "codec={}\ncanned={}\nfolio={}\nblock={}\ndelivery={delivery}\non-full={full}\npools={}\nworkers={}\nverify={}\nclean={}\n\
-             readahead={}\nworkingset={}\nfallback={}\nmove={}\nshard={}\nadopt-at={}\ndont-dump={}\n",
+             readahead={}\nworkingset={}\nfallback={}\nmove={}\nshard={}\nadopt-at={}\ndont-dump={}\nkeep-cpu={}\n",
             self.codec,
             match &self.canned {
                 Canned::Off => "off",
@@ -366,7 +370,8 @@ impl Config {
             on(self.use_move),
             self.shard_bytes,
             self.adopt_percent,
-            if self.fold_dont_dump { "fold" } else { "leave" }
+            if self.fold_dont_dump { "fold" } else { "leave" },
+            on(self.keep_cpu)
         );
         out
     }
@@ -459,6 +464,7 @@ mod tests {
             ("shard", "64M"),
             ("adopt-at", "60"),
             ("dont-dump", "fold"),
+            ("keep-cpu", "off"),
         ];
         assert_eq!(values.len(), KEYS.len());
         for key in KEYS {

@@ -5,12 +5,15 @@
 //! CPU, every change of the page table would interrupt that one too (10 us a call, `DESIGN.md`). So handler 0 alone is on
 //! duty while faults come from one thread, and follows that thread to its CPU. When they come from several threads, all
 //! handlers are, each on a CPU of its own.
+//!
+//! A thread that faults all the time is kept on that CPU ([`crate::keep`]), for a while: then the kernel may move it once.
+use crate::keep::Keep;
 use crate::waker::{PATIENCE_NS, Waker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex};
-use memfold_sys::thread::{Whereabouts, each_cpu, pin, wait_readable};
+use memfold_sys::thread::{Whereabouts, each_cpu, now_ns, pin, wait_readable};
 use memfold_sys::uffd::Uffd;
 
 /// Handlers at most; CPUs beyond this share them.
@@ -21,6 +24,11 @@ const ROUND: u32 = 64;
 const SWITCHES: u32 = 8;
 /// Faults after which handler 0 looks where the faulting thread runs.
 const LOOK: u32 = 4;
+/// A thread is kept on its CPU if so many faults in a row were its, within that time.
+const KEEP_FAULTS: u32 = 16;
+const KEEP_WITHIN_NS: u64 = 8_000_000;
+/// It is kept for so long at most, and no longer than [`PATIENCE_NS`] after its last fault.
+const KEEP_NS: u64 = 50_000_000;
 /// Faults for which the waker isn't asked after it came too late, the first time; twice as many each time after. At the
 /// most, what it costs to find out whether the CPU is still busy is a small part of what the faults cost.
 const PAUSE_MIN: u32 = 1 << 8;
@@ -31,6 +39,7 @@ pub(crate) struct Duty {
     uffd: Arc<Uffd>,
     cpus: Vec<usize>,
     waker: Option<Arc<Waker>>,
+    keep: Keep,
     all: AtomicBool,
     ended: AtomicBool,
     off: Mutex<()>,
@@ -50,11 +59,17 @@ pub(crate) struct Shift {
     skip: u32,
     pause: u32,
     whereabouts: Whereabouts,
+    /// The thread of the last fault, how many in a row were its, and when the first of them was.
+    thread: u32,
+    row: u32,
+    row_ns: u64,
+    /// When the thread that is kept must be let go.
+    keep_until_ns: u64,
 }
 
 impl Duty {
-    /// For a handler on each CPU that the caller may run on.
-    pub fn new(uffd: &Arc<Uffd>) -> Duty {
+    /// For a handler on each CPU that the caller may run on. With `keeps`, a thread may be kept on its CPU.
+    pub fn new(uffd: &Arc<Uffd>, keeps: bool) -> Duty {
         let mut cpus = Vec::new();
         each_cpu(|cpu| cpus.push(cpu));
         cpus.truncate(HANDLERS_MAX);
@@ -63,6 +78,7 @@ impl Duty {
             uffd: uffd.clone(),
             cpus,
             waker,
+            keep: Keep::new(keeps),
             all: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             off: Mutex::new(()),
@@ -85,11 +101,17 @@ impl Duty {
 
     /// Sleeps until the descriptor may have something to read for this handler.
     pub fn wait(&self, shift: &mut Shift) {
-        if shift.posted.is_some() {
+        let keeps = shift.handler == 0 && self.keep.thread() != 0;
+        if keeps || shift.posted.is_some() {
             if wait_readable(self.uffd.fd(), Some(PATIENCE_NS)) {
                 return;
             }
-            self.settle(shift);
+            if keeps {
+                self.keep.widen();
+            }
+            if shift.posted.is_some() {
+                self.settle(shift);
+            }
         }
         self.report(shift);
         wait_readable(self.uffd.fd(), None);
@@ -140,12 +162,23 @@ impl Duty {
             self.settle(shift);
         }
         let all = self.all.load(Relaxed);
+        if self.keep.thread() != 0 {
+            if !all && now_ns() < shift.keep_until_ns {
+                return false;
+            }
+            self.keep.widen();
+            shift.row = 0;
+        }
+        shift.count(thread);
         if faults.is_multiple_of(LOOK) {
             if shift.skip == 0 {
                 shift.pause = (shift.pause / 2).max(PAUSE_MIN);
             }
             let cpu = if all { Some(self.cpus[0]) } else { shift.whereabouts.cpu_of(thread) };
             self.follow(shift, cpu);
+            if !all && cpu == Some(shift.cpu) && self.keep(shift) {
+                return false;
+            }
         }
         shift.skip = shift.skip.saturating_sub(1);
         self.waker.is_some() && !all && shift.skip == 0
@@ -157,6 +190,24 @@ impl Duty {
             pin(cpu);
             waker.follow(cpu);
         }
+    }
+
+    /// Keeps the thread of the last fault on the handler's CPU, if it faults all the time.
+    fn keep(&self, shift: &mut Shift) -> bool {
+        if shift.row < KEEP_FAULTS {
+            return false;
+        }
+        let now = now_ns();
+        let hot = now - shift.row_ns < KEEP_WITHIN_NS;
+        shift.row = 0;
+        shift.keep_until_ns = now + KEEP_NS;
+        hot && self.keep.narrow(shift.thread, shift.cpu)
+    }
+
+    /// A thread of the program is about to make another, or a program, or to ask for its own CPUs: what is kept is let go, and
+    /// for a second nothing is kept.
+    pub fn release(&self) {
+        self.keep.release();
     }
 
     /// Wakes whoever waits for pages in `[start, start + len)`, in the best way.
@@ -181,6 +232,8 @@ impl Duty {
     pub unsafe fn reset_in_child(&self) {
         // SAFETY: by the caller's promise nobody holds the lock.
         unsafe { self.off.reset() };
+        // SAFETY: likewise.
+        unsafe { self.keep.reset_in_child() };
     }
 
     /// Wakes every handler, for good: the service ends.
@@ -206,7 +259,26 @@ impl Duty {
 impl Shift {
     /// A handler that begins, pinned to a CPU.
     pub fn new(handler: usize, cpu: usize) -> Shift {
-        Shift { handler, cpu, posted: None, skip: 0, pause: PAUSE_MIN, whereabouts: Whereabouts::default() }
+        Shift {
+            handler,
+            cpu,
+            posted: None,
+            skip: 0,
+            pause: PAUSE_MIN,
+            whereabouts: Whereabouts::default(),
+            thread: 0,
+            row: 0,
+            row_ns: 0,
+            keep_until_ns: 0,
+        }
+    }
+
+    /// Counts the faults in a row of one thread.
+    fn count(&mut self, thread: u32) {
+        if self.row == 0 || self.thread != thread {
+            (self.thread, self.row, self.row_ns) = (thread, 0, now_ns());
+        }
+        self.row += 1;
     }
 }
 
@@ -220,7 +292,7 @@ mod tests {
 
     fn duty() -> Duty {
         let uffd = Arc::new(Uffd::open(feature::MOVE | feature::THREAD_ID, true).expect("userfaultfd"));
-        let duty = Duty::new(&uffd);
+        let duty = Duty::new(&uffd, true);
         if let Some((main, arg)) = duty.waker_thread() {
             Thread::start(c"memfold-wake", None, main, arg).expect("a thread");
         }

@@ -210,4 +210,10 @@ pub const KEYS: &[Key] = &[
         default: "leave",
         help: "run: memory that the program keeps out of core dumps (secrets, or a database's buffer pool): left alone, or folded",
     },
+    Key {
+        name: "keep-cpu",
+        value: "on|off",
+        default: "on",
+        help: "run: a thread that faults all the time is kept on the CPU where its faults are served, for 50 ms at a time",
+    },
 ];

@@ -64,6 +64,7 @@ mod copied;
 pub mod worker;
 mod throttle;
 mod waker;
+mod keep;
 mod duty;
 mod handler;
 pub mod watch;

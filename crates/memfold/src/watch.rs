@@ -50,7 +50,8 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Starts handlers for the events and faults of `uffd` (non-blocking, with the events enabled). They never end.
+    /// Starts handlers for the events and faults of `uffd` (non-blocking, with the events enabled). They never end. With
+    /// `keeps`, a thread that faults all the time is kept on one CPU for short times: see [`Watcher::release_cpu`].
     ///
     /// # Errors
     /// No more threads, no /proc, or registering failed.
@@ -59,6 +60,7 @@ impl Watcher {
         uffd: &Arc<Uffd>,
         area_of: AreaOf,
         spawn: Spawn,
+        keeps: bool,
     ) -> Result<&'static Watcher, Errno> {
         let probe = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
         // SAFETY: the zone is the engine's own; its one page is made before anybody touches it.
@@ -70,7 +72,7 @@ impl Watcher {
             pager: pager.clone(),
             uffd: uffd.clone(),
             pagemap: Pagemap::open()?,
-            duty: Duty::new(uffd),
+            duty: Duty::new(uffd, keeps),
             probe,
             area_of,
         }));
@@ -123,6 +125,12 @@ impl Watcher {
             drop(reading);
             sleep_ns(PACE_NS);
         }
+    }
+
+    /// To be called by a thread of the program that is about to make a thread or a process, to execute a program, or to ask for
+    /// or set the CPUs of a thread: a thread that is kept on one CPU is let go, and for a second none is kept.
+    pub fn release_cpu(&self) {
+        self.duty.release();
     }
 
     /// As [`Pager::find_stray`].

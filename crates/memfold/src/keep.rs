@@ -1,0 +1,158 @@
+//! Keeps a thread that faults all the time on the CPU where its faults are served.
+//!
+//! The kernel puts a thread that is woken on an idle CPU if there is one, as the CPU of who wakes it is busy
+//! (`select_idle_sibling` in Linux kernel/sched/fair.c). There the next fault must interrupt a CPU that sleeps, and the handler
+//! must follow: on a virtual machine with two CPUs this made faults cost twice as much. So while a thread does
+//! little else but fault, it may for some time run on its handler's CPU only: its affinity is narrowed, and given back before
+//! anybody misses it. Threads and programs that it starts would inherit the narrow one, and it may ask for its own: whoever
+//! lets a program be managed so has it call [`Keep::release`] before it does such things.
+use memfold_sys::sync::Mutex;
+use memfold_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use memfold_sys::thread::{Affinity, now_ns};
+
+/// After a release no thread is kept for so long: what the release is for takes less.
+const RELEASED_NS: u64 = 1_000_000_000;
+
+/// At most one thread, which is kept on a CPU.
+pub(crate) struct Keep {
+    allowed: bool,
+    /// Its number; 0 if there is none.
+    thread: AtomicU32,
+    not_before_ns: AtomicU64,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// What the thread is to have again.
+    wide: Affinity,
+    narrow: Affinity,
+}
+
+impl Keep {
+    /// Keeps no thread, and never will unless it is allowed.
+    pub fn new(allowed: bool) -> Keep {
+        Keep {
+            allowed,
+            thread: AtomicU32::new(0),
+            not_before_ns: AtomicU64::new(0),
+            inner: Mutex::new(Inner::default()),
+        }
+    }
+
+    /// The thread that is kept; 0 if none is.
+    pub fn thread(&self) -> u32 {
+        self.thread.load(SeqCst)
+    }
+
+    /// Keeps `thread` on `cpu` from now on. Called by a handler while the thread waits for it. Returns whether it is kept.
+    pub fn narrow(&self, thread: u32, cpu: usize) -> bool {
+        if !self.allowed || self.thread() != 0 || now_ns() < self.not_before_ns.load(SeqCst) {
+            return false;
+        }
+        let mut inner = self.inner.lock();
+        let (Some(wide), narrow) = (Affinity::of(thread), Affinity::to(cpu)) else { return false };
+        *inner = Inner { wide, narrow };
+        // First this and then the look at the time: a release does it the other way round, so one of the two sees the other.
+        self.thread.store(thread, SeqCst);
+        if now_ns() < self.not_before_ns.load(SeqCst) || wide.count() < 2 || !narrow.give(thread) {
+            self.thread.store(0, SeqCst);
+            // Not again for each fault.
+            self.not_before_ns.fetch_max(now_ns() + RELEASED_NS, SeqCst);
+            return false;
+        }
+        true
+    }
+
+    /// The thread that is kept, if there is one, may run where it could before; unless somebody has changed that meanwhile.
+    pub fn widen(&self) {
+        if self.thread() == 0 {
+            return;
+        }
+        let inner = self.inner.lock();
+        let thread = self.thread.swap(0, SeqCst);
+        if thread != 0 && Affinity::of(thread) == Some(inner.narrow) {
+            inner.wide.give(thread);
+        }
+    }
+
+    /// As [`Keep::widen`], and for a second no thread is kept. Called by threads of the program.
+    pub fn release(&self) {
+        if self.allowed {
+            self.not_before_ns.store(now_ns() + RELEASED_NS, SeqCst);
+            self.widen();
+        }
+    }
+
+    /// In a child of fork: the thread that made it had released, and whom the parent keeps is not here.
+    ///
+    /// # Safety
+    /// - No other thread of this process uses it.
+    pub unsafe fn reset_in_child(&self) {
+        self.thread.store(0, SeqCst);
+        // SAFETY: by the caller's promise nobody holds the lock.
+        unsafe { self.inner.reset() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memfold_sys::thread::{each_cpu, thread_id};
+
+    /// Runs on a thread of its own, with two CPUs to choose from.
+    fn with_choice(test: impl FnOnce(u32, [usize; 2], Affinity) + Send + 'static) {
+        let (mut cpus, wide) = (Vec::new(), Affinity::of(0).unwrap());
+        each_cpu(|cpu| cpus.push(cpu));
+        let Some(&two) = cpus.first_chunk::<2>() else {
+            eprintln!("skipped: this machine has one CPU");
+            return;
+        };
+        std::thread::spawn(move || test(thread_id(), two, wide)).join().unwrap();
+    }
+
+    #[test]
+    fn a_thread_is_kept_and_gets_its_affinity_back() {
+        with_choice(|thread, [_, cpu], wide| {
+            let keep = Keep::new(true);
+            assert!(keep.narrow(thread, cpu));
+            assert_eq!((keep.thread(), Affinity::of(0)), (thread, Some(Affinity::to(cpu))));
+            keep.widen();
+            assert_eq!((keep.thread(), Affinity::of(0)), (0, Some(wide)));
+        });
+    }
+
+    #[test]
+    fn a_release_lasts() {
+        with_choice(|thread, [_, cpu], wide| {
+            let keep = Keep::new(true);
+            assert!(keep.narrow(thread, cpu));
+            keep.release();
+            assert_eq!(Affinity::of(0), Some(wide));
+            assert!(!keep.narrow(thread, cpu));
+            assert_eq!((keep.thread(), Affinity::of(0)), (0, Some(wide)));
+        });
+    }
+
+    #[test]
+    fn what_somebody_else_has_set_stays() {
+        with_choice(|thread, [other, cpu], _| {
+            let keep = Keep::new(true);
+            assert!(keep.narrow(thread, cpu));
+            assert!(Affinity::to(other).give(0));
+            keep.widen();
+            assert_eq!((keep.thread(), Affinity::of(0)), (0, Some(Affinity::to(other))));
+        });
+    }
+
+    #[test]
+    fn nobody_is_kept_where_it_is_not_allowed_or_changes_nothing() {
+        with_choice(|thread, [_, cpu], wide| {
+            assert!(!Keep::new(false).narrow(thread, cpu));
+            assert_eq!(Affinity::of(0), Some(wide));
+            assert!(Affinity::to(cpu).give(0));
+            assert!(!Keep::new(true).narrow(thread, cpu));
+            assert!(!Keep::new(true).narrow(u32::MAX >> 1, cpu), "there is no such thread");
+        });
+    }
+}
