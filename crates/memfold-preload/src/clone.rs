@@ -3,6 +3,7 @@
 //! What makes the system call itself gets no managed memory in its child: see [`memfold_sys::zone::set_inherited`].
 use crate::fork::Copying;
 use crate::real::next;
+use crate::release::release;
 use core::ffi::{c_int, c_long, c_void};
 
 type Fork = unsafe extern "C" fn() -> libc::pid_t;
@@ -48,6 +49,7 @@ pub unsafe extern "C" fn clone(
     // SAFETY: libc's `clone` is of this type, its last three parameters being optional ones of the same class.
     let real = unsafe { core::mem::transmute::<*mut c_void, Clone>(next(c"clone")) };
     if flags & libc::CLONE_VM != 0 {
+        release();
         // SAFETY: the caller's promise.
         return unsafe { real(main, stack, flags, arg, parent_tid, tls, child_tid) };
     }

@@ -67,6 +67,7 @@ unsafe extern "C" fn prepare() {
     let Some(program) = program::get() else { return };
     // A handler of a signal could touch folded memory while nobody serves it.
     let blocked = set_signals_blocked(u64::MAX);
+    program.release_cpu();
     program.pause();
     BLOCKED.store(blocked, SeqCst);
     FORKING.store(own_thread(), SeqCst);

@@ -16,8 +16,10 @@ mod proc;
 mod program;
 mod engine;
 mod files;
-mod fork;
 mod real;
+mod release;
+mod go;
+mod fork;
 mod clone;
 mod ahead;
 mod marks;
@@ -33,11 +35,13 @@ static CONSTRUCTOR: extern "C" fn() = construct;
 extern "C" fn construct() {
     match order::read() {
         Ok(None) => {}
-        Ok(Some(order)) => {
+        Ok(Some(mut order)) => {
+            order.config.keep_cpu &= !go::is_there();
             // First, so that it runs after the program's own handlers of fork.
             fork::install();
             marks::find();
             ahead::find();
+            release::find();
             engine::start(order);
         }
         Err(why) => say::die(format_args!("MEMFOLD_RUN: {why}")),

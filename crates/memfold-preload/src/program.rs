@@ -284,6 +284,11 @@ impl Program {
         self.watcher.set_inherited(inherited);
     }
 
+    /// As [`Watcher::release_cpu`].
+    pub fn release_cpu(&self) {
+        self.watcher.release_cpu();
+    }
+
     /// From now on the properties of every area are read before it is adopted: the program marks some.
     pub fn note_marks(&self) {
         self.marked.store(true, Relaxed);

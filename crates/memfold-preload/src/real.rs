@@ -24,6 +24,13 @@ impl Real {
         Real { name, at: AtomicUsize::new(0) }
     }
 
+    /// Looks it up now, if there is one.
+    pub fn look_up(&self) {
+        // SAFETY: the name is a C string.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.at.store(found as usize, Relaxed);
+    }
+
     /// Its address.
     pub fn get(&self) -> *mut c_void {
         let at = self.at.load(Relaxed);

@@ -2,6 +2,7 @@
 use crate::clone::copies;
 use crate::fork::Copying;
 use crate::real::next;
+use crate::release::release;
 use crate::{ahead, lent, marks};
 use core::ffi::{c_int, c_long, c_uint, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -32,6 +33,12 @@ unsafe extern "C" fn slowly(number: c_long, a: usize, b: usize, c: usize, d: usi
             libc::SYS_setsockopt => {
                 return lent::setsockopt(a as c_int, b as c_int, c as c_int, d as *const c_void, e as u32) as c_long;
             }
+            libc::SYS_clone
+            | libc::SYS_clone3
+            | libc::SYS_execve
+            | libc::SYS_execveat
+            | libc::SYS_sched_getaffinity
+            | libc::SYS_sched_setaffinity => release(),
             _ => {}
         }
     }
@@ -78,6 +85,14 @@ pub unsafe extern "C" fn syscall() {
         "je 2f",
         "cmp rdi, {clone3}",
         "je 2f",
+        "cmp rdi, {execve}",
+        "je 2f",
+        "cmp rdi, {execveat}",
+        "je 2f",
+        "cmp rdi, {getaffinity}",
+        "je 2f",
+        "cmp rdi, {setaffinity}",
+        "je 2f",
         "mov rax, qword ptr [rip + {real}]",
         "test rax, rax",
         "jz 2f",
@@ -93,6 +108,10 @@ pub unsafe extern "C" fn syscall() {
         vmsplice = const libc::SYS_vmsplice,
         mlock2 = const libc::SYS_mlock2,
         clone3 = const libc::SYS_clone3,
+        execve = const libc::SYS_execve,
+        execveat = const libc::SYS_execveat,
+        getaffinity = const libc::SYS_sched_getaffinity,
+        setaffinity = const libc::SYS_sched_setaffinity,
         real = sym REAL,
         slowly = sym slowly,
     )
