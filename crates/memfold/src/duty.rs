@@ -201,7 +201,13 @@ impl Duty {
         let hot = now - shift.row_ns < KEEP_WITHIN_NS;
         shift.row = 0;
         shift.keep_until_ns = now + KEEP_NS;
-        hot && self.keep.narrow(shift.thread, shift.cpu)
+        let kept = hot && self.keep.narrow(shift.thread, shift.cpu);
+        if kept && self.all.load(Relaxed) {
+            // Another handler has put all on duty meanwhile.
+            self.keep.widen();
+            return false;
+        }
+        kept
     }
 
     /// A thread of the program is about to make another, or a program, or to ask for its own CPUs: what is kept is let go, and
@@ -223,6 +229,9 @@ impl Duty {
         let _off = self.off.lock();
         self.all.store(all, Relaxed);
         self.changed.notify_all();
+        if all {
+            self.keep.widen();
+        }
     }
 
     /// In a child of fork, before any handler runs: the lock is free, whoever of the parent's threads had it.

@@ -6,7 +6,9 @@
 //! little else but fault, it may for some time run on its handler's CPU only: its affinity is narrowed, and given back before
 //! anybody misses it. Threads and programs that it starts would inherit the narrow one, and it may ask for its own: whoever
 //! lets a program be managed so has it call [`Keep::release`] before it does such things.
-use memfold_sys::sync::Mutex;
+//!
+//! There is no lock: a signal handler of the program may call for a release in the middle of one.
+use core::cell::UnsafeCell;
 use memfold_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use memfold_sys::thread::{Affinity, now_ns};
 
@@ -18,16 +20,21 @@ pub(crate) struct Keep {
     allowed: bool,
     /// Its number; 0 if there is none.
     thread: AtomicU32,
+    /// Threads in [`Keep::widen`], which may look at `before`.
+    widening: AtomicU32,
     not_before_ns: AtomicU64,
-    inner: Mutex<Inner>,
+    before: UnsafeCell<Before>,
 }
 
+/// What the thread that is kept had, and has.
 #[derive(Default)]
-struct Inner {
-    /// What the thread is to have again.
+struct Before {
     wide: Affinity,
     narrow: Affinity,
 }
+
+// SAFETY: `before` is written by one thread (`narrow`) while no other looks at it: see there.
+unsafe impl Sync for Keep {}
 
 impl Keep {
     /// Keeps no thread, and never will unless it is allowed.
@@ -35,8 +42,9 @@ impl Keep {
         Keep {
             allowed,
             thread: AtomicU32::new(0),
+            widening: AtomicU32::new(0),
             not_before_ns: AtomicU64::new(0),
-            inner: Mutex::new(Inner::default()),
+            before: UnsafeCell::default(),
         }
     }
 
@@ -45,43 +53,63 @@ impl Keep {
         self.thread.load(SeqCst)
     }
 
-    /// Keeps `thread` on `cpu` from now on. Called by a handler while the thread waits for it. Returns whether it is kept.
+    fn is_forbidden(&self) -> bool {
+        now_ns() < self.not_before_ns.load(SeqCst)
+    }
+
+    /// Keeps `thread` on `cpu` from now on. Called by one handler, always the same, while the thread waits for it. Returns
+    /// whether the thread is kept.
     pub fn narrow(&self, thread: u32, cpu: usize) -> bool {
-        if !self.allowed || self.thread() != 0 || now_ns() < self.not_before_ns.load(SeqCst) {
+        if !self.allowed || self.is_forbidden() || self.thread() != 0 || self.widening.load(SeqCst) != 0 {
             return false;
         }
-        let mut inner = self.inner.lock();
-        let (Some(wide), narrow) = (Affinity::of(thread), Affinity::to(cpu)) else { return false };
-        *inner = Inner { wide, narrow };
+        let (wide, narrow) = (Affinity::of(thread), Affinity::to(cpu));
+        let Some(wide) = wide.filter(|wide| wide.count() > 1) else {
+            self.forbid();
+            return false;
+        };
+        // SAFETY: only this thread writes. Another looks only if it has taken a number out of `thread`, which this one puts
+        // there after writing; and until it has looked, `widening` is not 0.
+        unsafe { *self.before.get() = Before { wide, narrow } };
         // First this and then the look at the time: a release does it the other way round, so one of the two sees the other.
         self.thread.store(thread, SeqCst);
-        if now_ns() < self.not_before_ns.load(SeqCst) || wide.count() < 2 || !narrow.give(thread) {
+        let given = !self.is_forbidden() && narrow.give(thread);
+        if !given {
+            self.forbid();
             self.thread.store(0, SeqCst);
-            // Not again for each fault.
-            self.not_before_ns.fetch_max(now_ns() + RELEASED_NS, SeqCst);
-            return false;
+        } else if self.thread() != thread {
+            // Released before it was narrowed.
+            wide.give(thread);
         }
-        true
+        self.thread() == thread
     }
 
     /// The thread that is kept, if there is one, may run where it could before; unless somebody has changed that meanwhile.
     pub fn widen(&self) {
-        if self.thread() == 0 {
-            return;
-        }
-        let inner = self.inner.lock();
+        self.widening.fetch_add(1, SeqCst);
         let thread = self.thread.swap(0, SeqCst);
-        if thread != 0 && Affinity::of(thread) == Some(inner.narrow) {
-            inner.wide.give(thread);
+        if thread != 0 {
+            // SAFETY: it was written before `thread` was set, and is not written again while `widening` counts this thread.
+            let before = unsafe { &*self.before.get() };
+            if Affinity::of(thread) == Some(before.narrow) {
+                before.wide.give(thread);
+            }
         }
+        self.widening.fetch_sub(1, SeqCst);
     }
 
     /// As [`Keep::widen`], and for a second no thread is kept. Called by threads of the program.
     pub fn release(&self) {
         if self.allowed {
-            self.not_before_ns.store(now_ns() + RELEASED_NS, SeqCst);
-            self.widen();
+            self.forbid();
+            if self.thread() != 0 {
+                self.widen();
+            }
         }
+    }
+
+    fn forbid(&self) {
+        self.not_before_ns.store(now_ns() + RELEASED_NS, SeqCst);
     }
 
     /// In a child of fork: the thread that made it had released, and whom the parent keeps is not here.
@@ -90,8 +118,7 @@ impl Keep {
     /// - No other thread of this process uses it.
     pub unsafe fn reset_in_child(&self) {
         self.thread.store(0, SeqCst);
-        // SAFETY: by the caller's promise nobody holds the lock.
-        unsafe { self.inner.reset() };
+        self.widening.store(0, SeqCst);
     }
 }
 

@@ -1,0 +1,49 @@
+//! Threads that `memfold run` keeps on one CPU for a while: nobody may see it who doesn't look from outside.
+mod common;
+use common::{Scratch, assert_right, assert_right_in, assert_right_with, binaries, can_make_worlds, managed};
+use std::process::Command;
+
+#[test]
+fn nothing_that_a_kept_thread_starts_or_asks_for_shows_it() {
+    assert_right("affinity", &["all", "executed-by"]);
+}
+
+/// As in a container: root, but not allowed to deal with other users' threads.
+#[test]
+fn a_thread_that_becomes_another_user_is_let_go_before() {
+    const NO_NICE: &str = r#"exec setpriv --bounding-set -sys_nice --inh-caps -sys_nice -- "$@""#;
+    if can_make_worlds() {
+        assert_right_in(NO_NICE, "affinity", &["user"]);
+    }
+}
+
+#[test]
+fn affinity_that_a_kept_thread_sets_stays() {
+    assert_right("affinity", &["set"]);
+}
+
+#[test]
+fn no_thread_is_kept_if_that_is_off() {
+    assert_right_with(&["--resident", "16M", "--keep-cpu", "off"], "affinity", &["never"]);
+}
+
+/// Go makes threads and processes by system calls of its own, which nobody can let a thread go before.
+#[test]
+fn threads_of_a_go_program_are_never_kept() {
+    if binaries().is_none() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let path = scratch.path("affinity");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/affinity.go");
+    let built = Command::new("go").args(["build", "-o", &path, source]).env("CGO_ENABLED", "1").status();
+    if built.is_err() {
+        eprintln!("SKIPPED, NOTHING WAS TESTED: no go");
+        return;
+    }
+    assert!(built.unwrap().success());
+    let Some(output) = managed("16M", &[&path]) else { return };
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.stdout, b"right\n", "{text}");
+    assert!(text.contains("major"), "{text}");
+}
