@@ -11,7 +11,7 @@ use crate::keep::Keep;
 use crate::waker::{PATIENCE_NS, Waker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::thread::{Whereabouts, each_cpu, now_ns, pin, wait_readable};
 use memfold_sys::uffd::Uffd;
@@ -202,7 +202,7 @@ impl Duty {
         shift.row = 0;
         shift.keep_until_ns = now + KEEP_NS;
         let kept = hot && self.keep.narrow(shift.thread, shift.cpu);
-        if kept && self.all.load(Relaxed) {
+        if kept && self.all.load(SeqCst) {
             // Another handler has put all on duty meanwhile.
             self.keep.widen();
             return false;
@@ -227,7 +227,7 @@ impl Duty {
     /// Puts all handlers on duty, or all but the first off duty.
     fn set_all(&self, all: bool) {
         let _off = self.off.lock();
-        self.all.store(all, Relaxed);
+        self.all.store(all, SeqCst);
         self.changed.notify_all();
         if all {
             self.keep.widen();
