@@ -34,9 +34,6 @@ const LOOK_NS: i64 = 5_000_000;
 const LOOK_SOON_NS: i64 = 1_000_000;
 /// The same while it is past them.
 const LOOK_PAST_NS: i64 = 250_000;
-/// A program grows if it needs so much more after [`LOOK_NS`], or one part in so many of what it may have: less is noise.
-const GROWN_BYTES: u64 = 512 << 10;
-const GROWN_SHARE: u64 = 32;
 /// Areas smaller than this are left alone unless they continue a managed one.
 const SMALL_BYTES: usize = 64 << 10;
 /// Properties that keep an area out of management for good.
@@ -80,8 +77,6 @@ struct State {
     /// Resident at the last look, bytes.
     anonymous: u64,
     looks: u32,
-    /// Time since the last look, nanoseconds, as it was meant.
-    pace_ns: i64,
     /// Of the whole run (limit, resident), bytes; `None` if nobody tells them.
     bounds: Option<(u64, u64)>,
     /// Resident memory that this process shared with its parent when a fork made it, bytes, and what was folded then.
@@ -341,10 +336,10 @@ impl Program {
         self.pager.set_unmanaged_bytes(unmanaged);
         self.pager.publish();
         state.looks = state.looks.wrapping_add(1);
-        state.anonymous = anonymous;
+        let before = core::mem::replace(&mut state.anonymous, anonymous);
         let need =
             anonymous.saturating_sub(state.inherited) + self.pager.away_bytes().saturating_sub(state.inherited_away);
-        let before = self.pager.stats().need_bytes.swap(need, Relaxed);
+        self.pager.stats().need_bytes.store(need, Relaxed);
         let bounds = slots::bounds();
         if state.looks % LOOKS_A_SHARE == 1 || state.bounds != bounds {
             state.bounds = bounds;
@@ -352,13 +347,11 @@ impl Program {
         }
         let max = self.pager.bound_bytes();
         let past = self.pager.excess_bytes() > 0;
-        let grown = GROWN_BYTES.min(max / GROWN_SHARE) * state.pace_ns as u64 / LOOK_NS as u64;
-        let (step, next) = match anonymous > max / 2 && need > before + grown {
+        let (step, next) = match anonymous > max / 2 && anonymous > before {
             _ if past => (GROWTH_PAST_BYTES, LOOK_PAST_NS),
             true => (GROWTH_BYTES, LOOK_SOON_NS),
             false => (GROWTH_BYTES, LOOK_NS),
         };
-        state.pace_ns = next;
         if !state.begun && anonymous < max / 100 * self.config.adopt_percent as u64 {
             return next;
         }
