@@ -1,16 +1,35 @@
 //! A panic in the engine ends the process with a message: a program whose faults nobody serves would hang for ever.
 use crate::say::{die, say};
 use core::panic::PanicInfo;
-use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use memfold_sys::thread::{sleep_ns, thread_id};
 
-/// Panics that have begun, of all threads.
-static PANICS: AtomicU32 = AtomicU32::new(0);
+/// The thread that has panicked first; 0 if none has.
+static FIRST: AtomicU32 = AtomicU32::new(0);
+/// It has said why.
+static SAID: AtomicBool = AtomicBool::new(false);
+/// How often another thread that panics looks whether that is so, and the time between.
+const LOOKS: usize = 1000;
+const PACE_NS: u64 = 1_000_000;
 
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
-    // The first says why. Later ones, as of other threads or of a message that itself panics, only end the process.
-    if PANICS.fetch_add(1, SeqCst) == 0 {
-        say(format_args!("engine panic: {info}"));
+    match FIRST.compare_exchange(0, thread_id(), SeqCst, SeqCst) {
+        Ok(_) => {
+            say(format_args!("engine panic: {info}"));
+            SAID.store(true, SeqCst);
+        }
+        // The message itself panics.
+        Err(first) if first == thread_id() => {}
+        // Several threads often panic for the same reason: whoever ends the process must not be faster than the reason is told.
+        Err(_) => {
+            for _ in 0..LOOKS {
+                if SAID.load(SeqCst) {
+                    break;
+                }
+                sleep_ns(PACE_NS);
+            }
+        }
     }
     die(format_args!("the program is stopped, because its memory can't be served any more"))
 }
