@@ -1,7 +1,6 @@
 //! Threads that `memfold run` keeps on one CPU for a while: nobody may see it who doesn't look from outside.
 mod common;
-use common::{Scratch, assert_right, assert_right_in, assert_right_with, binaries, can_make_worlds, managed};
-use std::process::Command;
+use common::{assert_right, assert_right_in, assert_right_with, can_make_worlds, compile_go, managed};
 
 #[test]
 fn nothing_that_a_kept_thread_starts_or_asks_for_shows_it() {
@@ -30,19 +29,8 @@ fn no_thread_is_kept_if_that_is_off() {
 /// Go makes threads and processes by system calls of its own, which nobody can let a thread go before.
 #[test]
 fn threads_of_a_go_program_are_never_kept() {
-    if binaries().is_none() {
-        return;
-    }
-    let scratch = Scratch::new();
-    let path = scratch.path("affinity");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/affinity.go");
-    let built = Command::new("go").args(["build", "-o", &path, source]).env("CGO_ENABLED", "1").status();
-    if built.is_err() {
-        eprintln!("SKIPPED, NOTHING WAS TESTED: no go");
-        return;
-    }
-    assert!(built.unwrap().success());
-    let Some(output) = managed("16M", &[&path]) else { return };
+    let Some(program) = compile_go("affinity") else { return };
+    let Some(output) = managed("16M", &[&program.path]) else { return };
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.stdout, b"right\n", "{text}");
     assert!(text.contains("major"), "{text}");

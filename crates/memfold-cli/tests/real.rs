@@ -1,7 +1,7 @@
 //! Well-known programs under `memfold run` in less memory than they want: they must give what they give without it. One that
 //! is not installed is passed over, with a line that says so.
 mod common;
-use common::{Scratch, managed_in};
+use common::{Scratch, compile_go, managed_in};
 use std::process::Command;
 
 /// The path of an installed program that can be run under memfold.
@@ -71,12 +71,8 @@ fn java_keeps_a_heap() {
 
 #[test]
 fn go_keeps_a_heap() {
-    let Some(go) = find("go") else { return };
-    let scratch = Scratch::new();
-    let path = scratch.path("heap");
-    let built = Command::new(go).args(["build", "-o", &path, &program("heap.go")]).env("CGO_ENABLED", "1").status();
-    assert!(built.unwrap().success());
-    assert_same("48M", &[&path]);
+    let Some(program) = compile_go("heap") else { return };
+    assert_same("48M", &[&program.path]);
 }
 
 #[test]

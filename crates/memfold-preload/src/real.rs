@@ -2,10 +2,15 @@
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// The next definition of a symbol after this library's: libc's. Ends the process if there is none.
-pub fn next(name: &CStr) -> *mut c_void {
+/// The next definition of a symbol after this library's: libc's. Null if there is none.
+fn find(name: &CStr) -> *mut c_void {
     // SAFETY: the name is a C string.
-    let symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+}
+
+/// As [`find`], but ends the process if there is none.
+pub fn next(name: &CStr) -> *mut c_void {
+    let symbol = find(name);
     if symbol.is_null() {
         crate::say::die(format_args!("the C library has no {}", name.to_str().unwrap_or("?")));
     }
@@ -26,9 +31,7 @@ impl Real {
 
     /// Looks it up now, if there is one.
     pub fn look_up(&self) {
-        // SAFETY: the name is a C string.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        self.at.store(found as usize, Relaxed);
+        self.at.store(find(self.name) as usize, Relaxed);
     }
 
     /// Its address.

@@ -106,9 +106,7 @@ impl Duty {
             if wait_readable(self.uffd.fd(), Some(PATIENCE_NS)) {
                 return;
             }
-            if keeps {
-                self.keep.widen();
-            }
+            self.keep.widen();
             if shift.posted.is_some() {
                 self.settle(shift);
             }
@@ -176,7 +174,7 @@ impl Duty {
             }
             let cpu = if all { Some(self.cpus[0]) } else { shift.whereabouts.cpu_of(thread) };
             self.follow(shift, cpu);
-            if !all && cpu == Some(shift.cpu) && self.keep(shift) {
+            if !all && cpu == Some(shift.cpu) && self.keep_if_hot(shift) {
                 return false;
             }
         }
@@ -193,7 +191,7 @@ impl Duty {
     }
 
     /// Keeps the thread of the last fault on the handler's CPU, if it faults all the time.
-    fn keep(&self, shift: &mut Shift) -> bool {
+    fn keep_if_hot(&self, shift: &mut Shift) -> bool {
         if shift.row < KEEP_FAULTS {
             return false;
         }

@@ -73,6 +73,21 @@ pub fn compile(name: &str) -> Program {
     Program { scratch, path }
 }
 
+/// A Go program from `programs/`, compiled with cgo. Without Go the test can't run: it says so and passes.
+pub fn compile_go(name: &str) -> Option<Program> {
+    let scratch = Scratch::new();
+    let path = scratch.path(name);
+    let source = format!("{}/tests/programs/{name}.go", env!("CARGO_MANIFEST_DIR"));
+    match Command::new("go").args(["build", "-o", &path, &source]).env("CGO_ENABLED", "1").status() {
+        Ok(status) => assert!(status.success()),
+        Err(_) => {
+            eprintln!("SKIPPED: go is not installed");
+            return None;
+        }
+    }
+    Some(Program { scratch, path })
+}
+
 /// Runs a command to its end under memfold with `--resident SIZE`, or fails after a minute.
 pub fn managed(resident: &str, command: &[&str]) -> Option<Output> {
     managed_in("", &["--resident", resident], command)

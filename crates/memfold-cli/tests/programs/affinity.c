@@ -134,12 +134,11 @@ static int sleeping(char *self) {
     usleep(200000);
     return cpus();
 }
-static int never(char *self) {
+static void never(void) {
     for (int i = 0; i < 20000; i++) {
         touch(1);
         NEED(i % 20 || cpus() == all);
     }
-    return all;
 }
 
 static const struct {
@@ -160,7 +159,7 @@ int main(int argc, char **argv) {
     data = map(LEN);
     fill(data, LEN, 1);
     if (is(argv[1], "never")) {
-        NEED(never(argv[0]) == all);
+        never();
     } else if (is(argv[1], "executed-by")) {
         char count[16];
         snprintf(count, sizeof count, "%d", all);
