@@ -13,6 +13,7 @@ fn a_thread_that_becomes_another_user_is_let_go_before() {
     const NO_NICE: &str = r#"exec setpriv --bounding-set -sys_nice --inh-caps -sys_nice -- "$@""#;
     if can_make_worlds() {
         assert_right_in(NO_NICE, "affinity", &["user"]);
+        assert_right_in(NO_NICE, "affinity", &["user-syscall"]);
     }
 }
 

@@ -38,7 +38,10 @@ unsafe extern "C" fn slowly(number: c_long, a: usize, b: usize, c: usize, d: usi
             | libc::SYS_execve
             | libc::SYS_execveat
             | libc::SYS_sched_getaffinity
-            | libc::SYS_sched_setaffinity => release(),
+            | libc::SYS_sched_setaffinity
+            | libc::SYS_setuid
+            | libc::SYS_setreuid
+            | libc::SYS_setresuid => release(),
             _ => {}
         }
     }
@@ -56,65 +59,34 @@ unsafe extern "C" fn slowly(number: c_long, a: usize, b: usize, c: usize, d: usi
     pid
 }
 
-/// The program's `syscall`: as libc's. It is variadic, which Rust can't define, so it is a jump, mostly to libc's.
-///
-/// # Safety
-/// - As libc's.
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
+/// The program's `syscall`: as libc's. It is variadic, which Rust can't define, so it is a jump: for the numbers here to
+/// [`slowly`], for the others to libc's.
+macro_rules! define_syscall {
+    ($($number:ident)*) => {
+        /// # Safety
+        /// - As libc's.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn syscall() {
+            core::arch::naked_asm!(
+                $(concat!("cmp rdi, {", stringify!($number), "}"), "je 2f",)*
+                "mov rax, qword ptr [rip + {real}]",
+                "test rax, rax",
+                "jz 2f",
+                "jmp rax",
+                "2: jmp {slowly}",
+                $($number = const libc::$number,)*
+                real = sym REAL,
+                slowly = sym slowly,
+            )
+        }
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
-pub unsafe extern "C" fn syscall() {
-    core::arch::naked_asm!(
-        "cmp rdi, {mmap}",
-        "je 2f",
-        "cmp rdi, {madvise}",
-        "je 2f",
-        "cmp rdi, {setsockopt}",
-        "je 2f",
-        "cmp rdi, {clone}",
-        "je 2f",
-        "cmp rdi, {fork}",
-        "je 2f",
-        "cmp rdi, {mlock}",
-        "je 2f",
-        "cmp rdi, {mlockall}",
-        "je 2f",
-        "cmp rdi, {vmsplice}",
-        "je 2f",
-        "cmp rdi, {mlock2}",
-        "je 2f",
-        "cmp rdi, {clone3}",
-        "je 2f",
-        "cmp rdi, {execve}",
-        "je 2f",
-        "cmp rdi, {execveat}",
-        "je 2f",
-        "cmp rdi, {getaffinity}",
-        "je 2f",
-        "cmp rdi, {setaffinity}",
-        "je 2f",
-        "mov rax, qword ptr [rip + {real}]",
-        "test rax, rax",
-        "jz 2f",
-        "jmp rax",
-        "2: jmp {slowly}",
-        mmap = const libc::SYS_mmap,
-        madvise = const libc::SYS_madvise,
-        setsockopt = const libc::SYS_setsockopt,
-        clone = const libc::SYS_clone,
-        fork = const libc::SYS_fork,
-        mlock = const libc::SYS_mlock,
-        mlockall = const libc::SYS_mlockall,
-        vmsplice = const libc::SYS_vmsplice,
-        mlock2 = const libc::SYS_mlock2,
-        clone3 = const libc::SYS_clone3,
-        execve = const libc::SYS_execve,
-        execveat = const libc::SYS_execveat,
-        getaffinity = const libc::SYS_sched_getaffinity,
-        setaffinity = const libc::SYS_sched_setaffinity,
-        real = sym REAL,
-        slowly = sym slowly,
-    )
+define_syscall! {
+    SYS_mmap SYS_madvise SYS_mlock SYS_mlock2 SYS_mlockall SYS_vmsplice SYS_setsockopt SYS_fork SYS_clone SYS_clone3 SYS_execve
+    SYS_execveat SYS_sched_getaffinity SYS_sched_setaffinity SYS_setuid SYS_setreuid SYS_setresuid
 }
 
 /// The program's `syscall`: as libc's.

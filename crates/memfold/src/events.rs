@@ -118,7 +118,7 @@ impl Pager {
                 _ => runs.push((s, e)),
             }
         })?;
-        let mut areas = self.areas.write();
+        let mut areas = self.areas.grow();
         areas.add((start >> PAGE_SHIFT) as u64, (end >> PAGE_SHIFT) as u64);
         let area = *areas.find(start).expect("just added");
         for (s, e) in runs {

@@ -4,6 +4,7 @@ use crate::fault::{Fault, Served};
 use crate::folio::{FolioId, Slot, State};
 use crate::frames::Kind;
 use crate::index::ShardGuard;
+use crate::lands::Hold;
 use crate::load::Source;
 use crate::lru::List;
 use crate::pager::{Pager, bytes};
@@ -74,11 +75,10 @@ impl Pager {
                 break;
             }
         }
-        let mut context = self.contexts.borrow();
         // What rests in the swap cache is saved oldest first, this range among it.
-        while self.save_next(areas, &mut context, List::Ahead, true) {}
-        while self.save_next(areas, &mut context, List::Cooling, true) {}
-        while self.save_next(areas, &mut context, List::Dirty, true) {}
+        for list in [List::Ahead, List::Cooling, List::Dirty] {
+            while self.save_next(Hold::Read(areas), list, true) {}
+        }
         self.drain_writes();
         self.folded_pages.load(Relaxed).saturating_sub(before)
     }

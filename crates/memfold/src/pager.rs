@@ -1,5 +1,4 @@
 //! The pager: what fault path and reclaim path share.
-use crate::area::Areas;
 use crate::around::Around;
 use crate::busy::Busy;
 use crate::changes::Changes;
@@ -9,6 +8,7 @@ use crate::folio::{FolioId, Folios, State};
 use crate::frames::Frames;
 use crate::gates::Gates;
 use crate::index::{Index, ShardGuard, Shards};
+use crate::lands::Lands;
 use crate::lru::{List, Lru};
 use crate::queue::Queue;
 use crate::reads::{READERS, Reads};
@@ -26,7 +26,6 @@ use memfold_sys::disk::Disk;
 use memfold_sys::remote::{Remote, SocketRemote};
 use memfold_sys::space::Space;
 use memfold_sys::swapfile::{FileDisk, Options};
-use memfold_sys::sync::RwLock;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memfold_sys::thread::now_ns;
 use memfold_sys::units::{MAX_BYTES, Order, PAGE_SHIFT, PAGE_SIZE};
@@ -69,9 +68,9 @@ impl Deref for StatsPlace {
 
 /// One engine.
 ///
-/// Lock order: `areas` (read by whoever works on folios, written by whoever changes areas) -> a shard -> the locks inside
-/// lru, frames, slabs, store. At most one shard at a time. No lock is held while bytes are compressed or decompressed,
-/// except `areas` for reading: so a writer of `areas` meets no folio that is `Loading` or `Saving`.
+/// Lock order: `areas` (two locks, see [`Lands`]) -> a shard -> the locks inside lru, frames, slabs, store. At most one shard
+/// at a time. No lock is held while bytes are compressed or decompressed, except one of `areas` for reading: so who writes
+/// both meets no folio that is `Loading` or `Saving`.
 ///
 /// Equations, while nobody works: `mapped + frames.populated` is the uncompressed memory held; every `Cached` folio is on
 /// `Cooling` or `Dirty`, every `Resident` one on `Active`, `Inactive` or `Refused`, every other one on no list.
@@ -83,7 +82,7 @@ pub struct Pager {
     pub(crate) space: Box<dyn Space>,
     pub(crate) has_move: bool,
     pub(crate) has_events: bool,
-    pub(crate) areas: RwLock<Areas>,
+    pub(crate) areas: Lands,
     pub(crate) shards: Shards,
     pub(crate) index: Index,
     pub(crate) folios: Folios,
@@ -192,7 +191,7 @@ impl Pager {
             has_move: parts.has_move && config.use_move,
             has_events: parts.has_events,
             space: parts.space,
-            areas: RwLock::new(Areas::default()),
+            areas: Lands::new(),
             shards: Shards::new(config.shard_bytes),
             index: Index::new().map_err(space_err)?,
             folios: Folios::new(config.block_order).map_err(space_err)?,

@@ -1,18 +1,16 @@
 //! The reclaim path: target -> isolate -> map out into the swap cache -> save -> frame free again.
 use crate::area::Areas;
 use crate::config::{OnFull, Size};
-use crate::context::Context;
-use crate::folio::{FolioId, State, Touch};
+use crate::folio::{FolioId, State};
 use crate::frames::{Frame, Kind};
 use crate::index::ShardGuard;
+use crate::lands::Hold;
 use crate::lru::List;
-use crate::mapping::{Stop, Wake};
+use crate::mapping::Stop;
 use crate::pager::{Pager, bytes};
 use crate::stats;
-use crate::writeback::{Fate, Refused};
-use memfold_store::{BlockSet, SaveError, xxh3_128};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::units::{Order, PAGE_SHIFT};
+use memfold_sys::units::Order;
 
 /// Why there is no frame at all.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -30,16 +28,6 @@ pub(crate) enum Progress {
     Nothing,
     /// The kernel wants an event read first.
     Again,
-}
-
-/// A folio that its caller is saving.
-struct Saving {
-    id: FolioId,
-    key: u64,
-    order: Order,
-    frame: Frame,
-    had_copy: bool,
-    touch: Touch,
 }
 
 /// Folios tried in one round before it is given up.
@@ -93,7 +81,7 @@ impl Pager {
                 }
             }
             stats::add(&self.stats.direct_reclaims, 1);
-            match self.reclaim(areas, pages, copies) {
+            match self.reclaim(Hold::Read(areas), pages, copies) {
                 Progress::Freed => {}
                 Progress::Again => return Err(NoFrame::Again),
                 // What is left may still leave: the program is not ended before all was tried.
@@ -130,7 +118,7 @@ impl Pager {
             }
             self.queue.reclaim();
             memfold_sys::thread::sleep_ns(SHARED_WAIT_NS);
-            if self.reclaim(areas, order.pages() as u64, 0) == Progress::Freed
+            if self.reclaim(Hold::Read(areas), order.pages() as u64, 0) == Progress::Freed
                 && let Some(frame) = self.frames.take(order, Kind::Full)
             {
                 return Some(frame);
@@ -175,9 +163,8 @@ impl Pager {
     }
 
     /// Makes `pages` full frames free, or brings memory `slack` pages under the target.
-    pub(crate) fn reclaim(&self, areas: &Areas, pages: u64, slack: u64) -> Progress {
+    pub(crate) fn reclaim(&self, hold: Hold<'_>, pages: u64, slack: u64) -> Progress {
         let enough = |p: &Pager| p.frames.full_free() >= pages && (slack == 0 || p.physical() + slack <= p.target());
-        let mut context = self.contexts.borrow();
         for tried in 0..TRIES + pages as usize {
             if enough(self) {
                 return Progress::Freed;
@@ -191,26 +178,26 @@ impl Pager {
             // What was read ahead is about to be used: it goes last, but for what nobody came for.
             let ahead = self.lru.pages(List::Ahead);
             if ahead > self.target() / AHEAD_SHARE || ahead > 0 && urgent {
-                self.save_next(areas, &mut context, List::Ahead, false);
+                self.save_next(hold, List::Ahead, false);
                 continue;
             }
             let dirty = self.lru.pages(List::Dirty);
             if self.lru.pages(List::Cooling) > 0 {
                 let compress = urgent || dirty > self.target() / DIRTY_SHARE;
-                self.save_next(areas, &mut context, List::Cooling, compress);
+                self.save_next(hold, List::Cooling, compress);
                 continue;
             }
             if dirty > 0 && (urgent || dirty > self.target() / DIRTY_SHARE) {
-                self.save_next(areas, &mut context, List::Dirty, true);
+                self.save_next(hold, List::Dirty, true);
                 continue;
             }
-            match self.evict(areas) {
+            match hold.with(|areas| self.evict(areas)) {
                 Progress::Freed => {}
                 Progress::Nothing if dirty > 0 => {
-                    self.save_next(areas, &mut context, List::Dirty, true);
+                    self.save_next(hold, List::Dirty, true);
                 }
                 Progress::Nothing if ahead > 0 => {
-                    self.save_next(areas, &mut context, List::Ahead, false);
+                    self.save_next(hold, List::Ahead, false);
                 }
                 Progress::Nothing if self.await_write() => {}
                 other => return other,
@@ -243,7 +230,7 @@ impl Pager {
 
     /// Whether the folio that was isolated with this key is alive: it may have been settled, listed, merged and its
     /// record used again before its shard was locked.
-    fn is_still(&self, guard: &ShardGuard<'_>, id: FolioId, key: u64) -> bool {
+    pub(crate) fn is_still(&self, guard: &ShardGuard<'_>, id: FolioId, key: u64) -> bool {
         // SAFETY: the guard is that of the shard of whatever folio the index has at the key.
         self.index.find(guard, key) == Some(id) && unsafe { self.folios.get(id) }.key == key
     }
@@ -304,208 +291,13 @@ impl Pager {
         }
     }
 
-    /// Saves the oldest folio of a swap-cache list. Without `compress`, a folio that has changed goes to `Dirty` instead,
-    /// and a background thread is asked to compress it. Returns whether there was a folio.
-    pub(crate) fn save_next(&self, areas: &Areas, context: &mut Context, list: List, compress: bool) -> bool {
-        if self.frozen.load(Relaxed) {
-            return false;
-        }
-        let Some((id, key)) = self.lru.isolate(list) else { return false };
-        let guard = self.shards.lock(key);
-        if !self.is_still(&guard, id, key) {
-            return true;
-        }
-        // SAFETY: the guard is that of the folio's shard, and the index says that it is alive.
-        let folio = unsafe { self.folios.get(id) };
-        self.lru.settle(id);
-        if folio.state != State::Cached {
-            self.list_by_state(&guard, id);
-            return true;
-        }
-        if folio.untouched {
-            self.let_go(&guard, id);
-            return true;
-        }
-        if !folio.has_copy && !compress {
-            let order = folio.order;
-            self.lru.push(id, folio.key, order.get(), List::Dirty);
-            self.ask_to_save(order);
-            return true;
-        }
-        if !folio.has_copy && self.is_to_be_cut(folio.order, folio.touch, true) {
-            self.cut_into_pages(&guard, id);
-            return true;
-        }
-        folio.state = State::Saving;
-        let (order, frame, touch) = (folio.order, folio.frame, folio.touch);
-        let work = Saving { id, key, order, frame, had_copy: folio.has_copy, touch };
-        if work.had_copy {
-            for (to, slot) in context.hashes.iter_mut().zip(self.folios.slots(folio)) {
-                *to = slot.hash;
-            }
-        }
-        drop(guard);
-        self.save(areas, context, &work, compress);
-        true
-    }
-
-    /// Hashes a `Saving` folio, and compresses the blocks whose hash is not that of their stored copy.
-    fn save(&self, areas: &Areas, context: &mut Context, work: &Saving, compress: bool) {
-        let Saving { id, key, order, had_copy, .. } = *work;
-        let frame = self.frames.addr(work.frame) as *const u8;
-        let count = self.folios.block_count(order);
-        let changed = self.changed_blocks(context, work);
-        let wanted = || {
-            // SAFETY: the folio is `Saving` by this thread, so its record stays.
-            unsafe { self.folios.is_wanted(id) }
-        };
-        let cut = had_copy && self.is_to_be_cut(order, work.touch, !changed.is_empty());
-        let result = if changed.is_empty() && !cut {
-            Ok(())
-        } else if !compress || cut {
-            Err(SaveError::Cancelled)
-        } else {
-            self.relieve_pool();
-            self.bound_pool();
-            // SAFETY: the frame holds the folio's bytes, full and still, as long as it is `Saving`.
-            unsafe {
-                let out = &mut context.handles[..count];
-                let w = &mut context.worker;
-                match &mut context.offload {
-                    Some(queue) if changed.count() > 1 => {
-                        self.store.save_through(w, queue, frame, order, key, &changed, wanted, out).map(drop)
-                    }
-                    _ => self.store.save(w, frame, order, key, &changed, wanted, out).map(drop),
-                }
-            }
-        };
-        if matches!(result, Err(SaveError::PoolFull | SaveError::Incompressible)) {
-            let refused = Refused { id, key, order, frame };
-            if self.write_out(context, &refused) == Fate::Leaving {
-                return;
-            }
-        }
-        let guard = self.shards.lock(key);
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        match result {
-            Ok(()) => {
-                self.accept(context, id, &changed, had_copy);
-                if folio.wanted.load(Relaxed) { self.take_back(areas, &guard, id) } else { self.let_go(&guard, id) }
-            }
-            Err(SaveError::Cancelled) if folio.wanted.load(Relaxed) => self.take_back(areas, &guard, id),
-            Err(SaveError::Cancelled) => {
-                folio.state = State::Cached;
-                if cut {
-                    self.cut_into_pages(&guard, id);
-                } else {
-                    self.lru.push(id, folio.key, folio.order.get(), List::Dirty);
-                }
-                self.ask_to_save(order);
-                self.shards.notify(&guard);
-            }
-            Err(e) => {
-                // The store keeps nothing of it; the folio's old copy is invalid at every offset (Z3), and with no
-                // device below it stays in memory, marked active (Z4).
-                stats::add(
-                    if e == SaveError::Verify { &self.stats.verify_mismatch } else { &self.stats.save_refused },
-                    1,
-                );
-                folio.state = State::Cached;
-                self.drop_copy(&guard, id);
-                (folio.active, folio.refused) = (true, true);
-                self.note_refusal();
-                self.take_back(areas, &guard, id);
-            }
-        }
-    }
-
-    /// The blocks whose bytes differ from their stored copy; `context.hashes` has the old hashes before, the new after.
-    fn changed_blocks(&self, context: &mut Context, work: &Saving) -> BlockSet {
-        let frame = self.frames.addr(work.frame) as *const u8;
-        let block_bytes = self.folios.block_order(work.order).bytes();
-        let mut changed = BlockSet::EMPTY;
-        for (i, old) in context.hashes.iter_mut().enumerate().take(self.folios.block_count(work.order)) {
-            // SAFETY: block `i` lies in the frame, which is full, and nobody writes to it while the folio is `Saving`.
-            let block = unsafe { core::slice::from_raw_parts(frame.add(i * block_bytes), block_bytes) };
-            let new = xxh3_128(block);
-            if !work.had_copy || *old != new {
-                changed.insert(i);
-            }
-            *old = new;
-        }
-        changed
-    }
-
-    /// Notes the new objects of a folio whose save succeeded.
-    fn accept(&self, context: &Context, id: FolioId, changed: &BlockSet, had_copy: bool) {
-        // SAFETY: the caller holds the guard of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        let (order, pages) = (folio.order, folio.order.pages() as u64);
-        let slots = self.folios.slots(folio);
-        let (count, saved) = (slots.len(), changed.count());
-        for i in changed.iter() {
-            if had_copy {
-                self.free_copy(slots[i].handle);
-            }
-            slots[i].handle = context.handles[i];
-            slots[i].hash = context.hashes[i];
-        }
-        folio.has_copy = true;
-        if !had_copy {
-            self.clean_pages.fetch_add(pages, Relaxed);
-        }
-        let s = &self.stats;
-        stats::add(&s.blocks_saved, saved as u64);
-        stats::add(&s.blocks_clean, (count - saved) as u64);
-        if saved == 0 {
-            stats::add(&s.clean_evictions, 1);
-        } else {
-            stats::add(&s.zswpout_folio[order.get() as usize], 1);
-            stats::add(&s.zswpout, pages);
-        }
-    }
-
-    /// A folio in the swap cache whose stored copy is true leaves memory: it becomes `Stored`, its frame is free.
-    pub(crate) fn let_go(&self, guard: &ShardGuard<'_>, id: FolioId) {
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        assert!(folio.has_copy, "a folio without a copy can't leave memory");
-        let pages = folio.order.pages() as u64;
-        folio.state = State::Stored;
-        folio.untouched = false;
-        self.clean_pages.fetch_sub(pages, Relaxed);
-        let folded = self.folded_pages.fetch_add(pages, Relaxed) + pages;
-        stats::raise(&self.stats.peak_folded_bytes, folded << PAGE_SHIFT);
-        self.frames.give(folio.frame, folio.order, Kind::Full);
-        self.list_by_state(guard, id);
-        self.shards.notify(guard);
-    }
-
-    /// Somebody wants a folio that was being saved, or the store refused it: it goes home.
-    fn take_back(&self, areas: &Areas, guard: &ShardGuard<'_>, id: FolioId) {
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        let area = areas.find_key(folio.key).expect("a folio lies in an area");
-        let key = folio.key;
-        let pages = folio.order.pages();
-        if self.map_in(guard, area.addr_of(key), id, Wake::Now).pages < pages {
-            // What could not be mapped waits in the swap cache; whoever waits for it faults again and asks for it.
-            self.space.wake(area.addr_of(key), bytes(pages));
-        }
-    }
-
     /// One background round: saves a dirty folio, or gives back memory past the target. Returns whether more may be due.
     pub fn reclaim_in_background(&self) -> bool {
         self.busy.unshare(&*self.space);
-        let saved = {
-            let areas = self.areas.read();
-            let mut context = self.contexts.borrow();
-            self.save_next(&areas, &mut context, List::Dirty, true)
-        };
+        let saved = self.save_next(Hold::Work(&self.areas.work()), List::Dirty, true);
         let over = self.physical().saturating_sub(self.target());
         if over > 0 && self.trim(over) == 0 {
-            let progress = self.reclaim(&self.areas.read(), over.min(512), 0);
+            let progress = self.reclaim(Hold::Work(&self.areas.work()), over.min(512), 0);
             return (progress == Progress::Freed && self.trim(over) > 0) || saved;
         }
         if over == 0 && self.is_retry_due() {

@@ -3,6 +3,7 @@
 //! (M6), where memory for a whole folio can't be had. `--fallback` forces that.
 use crate::area::{Area, Areas};
 use crate::folio::{FolioId, State, Touch};
+use crate::lands::Hold;
 use crate::mapping::Wake;
 use crate::pager::Pager;
 use crate::reclaim::Progress;
@@ -91,7 +92,7 @@ impl Pager {
         let target = self.target();
         let batch = BATCH_PAGES.min(target / BATCH_SHARE);
         let free = self.frames.full_free();
-        if self.physical() + batch > target + free && self.reclaim(areas, free + 1, 0) == Progress::Again {
+        if self.physical() + batch > target + free && self.reclaim(Hold::Read(areas), free + 1, 0) == Progress::Again {
             return false;
         }
         self.physical() < target || self.frames.trim_now(&*self.space, batch) > 0
@@ -103,6 +104,6 @@ impl Pager {
         if self.physical() + pages <= self.target() {
             return true;
         }
-        !self.has_events && self.reclaim(areas, 0, pages.max(BATCH_PAGES)) == Progress::Freed
+        !self.has_events && self.reclaim(Hold::Read(areas), 0, pages.max(BATCH_PAGES)) == Progress::Freed
     }
 }

@@ -6,6 +6,7 @@
 //! random schedules and under PCT (few, well-placed switches). `MEMFOLD_MODEL_RUNS` multiplies the number of runs.
 #![cfg(shuttle)]
 
+use memfold::config::WORKABLE_MIN_BYTES;
 use memfold::{Config, Delivery};
 use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::program::Setup;
@@ -31,13 +32,17 @@ fn explore(model: fn(Delivery)) {
 
 /// An engine over 64 pages with 16 KiB blocks and folios up to 64 KiB.
 fn setup(delivery: Delivery) -> Arc<Setup> {
+    setup_of(delivery, 64)
+}
+
+fn setup_of(delivery: Delivery, pages: usize) -> Arc<Setup> {
     let mut config = Config::new(1 << 30);
     config.delivery = delivery;
     config.folio_order = Order::new(4).unwrap();
     config.readahead = true;
     config.workers = 1;
     config.pools = 1;
-    Arc::new(Setup::new(config, 64))
+    Arc::new(Setup::new(config, pages))
 }
 
 /// Bytes that don't repeat in a page, so that every block becomes an object.
@@ -144,6 +149,41 @@ fn c1_a_rescue_during_compression_keeps_the_folio() {
         setup.assert_sound();
         (0..16).for_each(|n| assert_holds(&setup, n, if n == 5 || n == 9 { 2 } else { 1 }));
     });
+}
+
+/// The areas are not locked while a background thread compresses: another may be added, and pages discarded.
+#[test]
+fn c1_background_saving_a_touch_and_changes_of_areas_keep_every_folio() {
+    static SAVED: AtomicU64 = AtomicU64::new(0);
+    static WAITED: AtomicU64 = AtomicU64::new(0);
+    explore(|delivery| {
+        const FLOOR_PAGES: usize = WORKABLE_MIN_BYTES as usize / 2 / PAGE_SIZE;
+        let setup = setup_of(delivery, FLOOR_PAGES + 64);
+        (0..16).for_each(|n| write(&setup, n, 1));
+        (16..FLOOR_PAGES + 16).for_each(|n| setup.program.write(n, |page| page[0] = 1));
+        // Less room than there are pages.
+        setup.pager.set_bounds(u64::MAX, 1);
+        let (saver, toucher, owner) = (setup.clone(), setup.clone(), setup.clone());
+        join(vec![
+            thread::spawn(move || (0..3).for_each(|_| _ = saver.pager.reclaim_in_background())),
+            thread::spawn(move || {
+                write(&toucher, 5, 2);
+                assert_holds(&toucher, 9, 1);
+            }),
+            thread::spawn(move || {
+                let far = owner.addrs(0..1).end + (1 << 30);
+                owner.pager.manage_empty(far, far + 16 * PAGE_SIZE);
+                // SAFETY: only this thread uses the pages.
+                unsafe { owner.pager.discard_at(owner.addrs(12..16)) };
+            }),
+        ]);
+        SAVED.fetch_add(get(&setup.pager.stats().blocks_saved), Relaxed);
+        WAITED.fetch_add(get(&setup.pager.stats().faults_waited), Relaxed);
+        setup.assert_sound();
+        (0..12).for_each(|n| assert_holds(&setup, n, if n == 5 { 2 } else { 1 }));
+        (12..16).for_each(|n| setup.program.read(n, |page| assert!(page.iter().all(|b| *b == 0))));
+    });
+    assert!(get(&SAVED) > 0 && get(&WAITED) > 0, "schedules in which nothing meets");
 }
 
 #[test]

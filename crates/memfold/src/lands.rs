@@ -1,0 +1,90 @@
+//! The lock of the areas, in two parts, so that memory can be taken under management while background threads compress.
+//!
+//! A background thread stands back behind the program ([`memfold_sys::thread::stand_back`]). On a busy machine it may wait for a
+//! CPU in the middle of a block, for tens of milliseconds, and whoever wants the areas to itself would wait with it. A
+//! program that grows fast passes its limit meanwhile. So a thread that saves folios in the background holds `work` for
+//! reading, and the areas only to look something up.
+use crate::area::Areas;
+use core::ops::{Deref, DerefMut};
+use memfold_sys::sync::{ReadGuard, RwLock, WriteGuard};
+
+/// The areas, and who may use them for what.
+pub(crate) struct Lands {
+    /// Locked before `areas`.
+    work: RwLock<()>,
+    areas: RwLock<Areas>,
+}
+
+/// The areas alone, for changes of any kind: no folio of any area is `Loading` or `Saving`.
+pub(crate) struct Alone<'a> {
+    areas: WriteGuard<'a, Areas>,
+    _work: WriteGuard<'a, ()>,
+}
+
+/// Saves folios in the background: see [`Lands::work`].
+pub(crate) struct Work<'a> {
+    lands: &'a Lands,
+    _work: ReadGuard<'a, ()>,
+}
+
+/// How a thread that makes room holds the areas.
+#[derive(Copy, Clone)]
+pub(crate) enum Hold<'a> {
+    /// For all of its work.
+    Read(&'a Areas),
+    /// For moments.
+    Work(&'a Work<'a>),
+}
+
+impl Lands {
+    /// No areas.
+    pub fn new() -> Lands {
+        Lands { work: RwLock::new(()), areas: RwLock::new(Areas::default()) }
+    }
+
+    /// For whoever works on folios: no area comes, goes or changes meanwhile. Must not be called by a thread that holds
+    /// them already.
+    pub fn read(&self) -> ReadGuard<'_, Areas> {
+        self.areas.read()
+    }
+
+    /// For whoever changes areas, or what can't be changed while somebody works on a folio.
+    pub fn write(&self) -> Alone<'_> {
+        let work = self.work.write();
+        Alone { areas: self.areas.write(), _work: work }
+    }
+
+    /// For whoever only adds an area. Background threads may go on saving folios of the others.
+    pub fn grow(&self) -> WriteGuard<'_, Areas> {
+        self.areas.write()
+    }
+
+    /// For a background thread that saves folios. With it, it may read the areas for a moment, while it holds no shard,
+    /// no context, and no folio that is `Saving`: somebody who has them read may be waiting for one of these.
+    pub fn work(&self) -> Work<'_> {
+        Work { lands: self, _work: self.work.read() }
+    }
+}
+
+impl Hold<'_> {
+    /// Reads the areas, for a moment if they aren't held. The conditions of [`Lands::work`].
+    pub fn with<R>(self, read: impl FnOnce(&Areas) -> R) -> R {
+        match self {
+            Hold::Read(areas) => read(areas),
+            Hold::Work(work) => read(&work.lands.areas.read()),
+        }
+    }
+}
+
+impl Deref for Alone<'_> {
+    type Target = Areas;
+    fn deref(&self) -> &Areas {
+        &self.areas
+    }
+}
+
+impl DerefMut for Alone<'_> {
+    fn deref_mut(&mut self) -> &mut Areas {
+        &mut self.areas
+    }
+}
