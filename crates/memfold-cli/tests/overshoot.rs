@@ -60,7 +60,7 @@ fn nor_beside_programs_that_keep_every_cpu_busy() {
     for (way, mut peaks) in measured.expect("both run right") {
         println!("{way}: {peaks:?} KiB");
         peaks.sort_unstable();
-        // The median: a run in some fifty is past it.
+        // The median: one run in 26 was past it.
         assert!(peaks.get(1).is_none_or(|kib| *kib <= BOUND_KIB), "{way}: {peaks:?} KiB");
     }
     drop(program.scratch);

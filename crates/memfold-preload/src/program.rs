@@ -72,7 +72,10 @@ pub struct Program {
 
 #[derive(Default)]
 struct State {
+    /// Near enough to the limit.
     begun: bool,
+    /// Everything there was has been taken once.
+    adopted: bool,
     unmanaged_at_last_read: u64,
     /// Resident at the last look, bytes.
     anonymous: u64,
@@ -359,9 +362,9 @@ impl Program {
             state.unmanaged_at_last_read = 0;
         }
         if !state.begun || unmanaged >= state.unmanaged_at_last_read + step.min(max / 32) {
-            let first = !state.begun;
             state.begun = true;
-            if self.adopt(first) {
+            if self.adopt(!state.adopted) {
+                state.adopted = true;
                 let managed = self.pager.own_bytes() + self.pager.mapped_bytes();
                 let anonymous = self.statm.anonymous_bytes().unwrap_or(anonymous);
                 unmanaged = anonymous.saturating_sub(managed);

@@ -107,7 +107,7 @@ impl Pager {
     /// not cut large folios in pieces.
     ///
     /// # Errors
-    /// What the page-map scan says; nothing is managed then.
+    /// What the page-map scan says; EAGAIN: whoever works on folios takes long. Nothing is managed then.
     pub fn manage(&self, start: usize, end: usize, pagemap: &Pagemap) -> Result<(), Errno> {
         let mut runs: Vec<(usize, usize)> = Vec::new();
         let block = self.config.block_order.bytes();
@@ -118,7 +118,7 @@ impl Pager {
                 _ => runs.push((s, e)),
             }
         })?;
-        let mut areas = self.areas.grow();
+        let mut areas = self.areas.grow().ok_or(Errno::AGAIN)?;
         areas.add((start >> PAGE_SHIFT) as u64, (end >> PAGE_SHIFT) as u64);
         let area = *areas.find(start).expect("just added");
         for (s, e) in runs {

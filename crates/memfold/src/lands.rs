@@ -8,6 +8,9 @@ use crate::area::Areas;
 use core::ops::{Deref, DerefMut};
 use memfold_sys::sync::{ReadGuard, RwLock, WriteGuard};
 
+/// Work on a folio ends within this time on a CPU that is free.
+const PATIENCE_NS: u64 = 1_000_000;
+
 /// The areas, and who may use them for what.
 pub(crate) struct Lands {
     /// Locked before `areas`.
@@ -54,9 +57,10 @@ impl Lands {
         Alone { areas: self.areas.write(), _work: work }
     }
 
-    /// For whoever only adds an area. Background threads may go on saving folios of the others.
-    pub fn grow(&self) -> WriteGuard<'_, Areas> {
-        self.areas.write()
+    /// For whoever only adds an area. Background threads may go on saving folios of the others. `None`: they were held for
+    /// longer than [`PATIENCE_NS`].
+    pub fn grow(&self) -> Option<WriteGuard<'_, Areas>> {
+        self.areas.write_within(PATIENCE_NS)
     }
 
     /// For a background thread that saves folios. With it, it may read the areas for a moment, while it holds no shard,

@@ -33,7 +33,7 @@ impl Pager {
     /// # Panics
     /// If it overlaps an area.
     pub fn manage_empty(&self, start: usize, end: usize) {
-        self.areas.grow().add((start >> PAGE_SHIFT) as u64, (end >> PAGE_SHIFT) as u64);
+        self.areas.write().add((start >> PAGE_SHIFT) as u64, (end >> PAGE_SHIFT) as u64);
     }
 
     /// Folds the pages wholly inside a range of addresses now. Returns pages that left memory.

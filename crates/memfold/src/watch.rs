@@ -143,7 +143,8 @@ impl Watcher {
 
     /// Takes what is not under management yet of ranges of private anonymous memory. `still` is asked, after a part was
     /// registered, whether it is still what it was taken for. Returns whether it was done; if not, the address space was
-    /// changing: try again later.
+    /// changing, or other threads were at work for long: try again later. What is registered by then makes its program wait
+    /// for a handler at every first touch.
     pub fn adopt(&self, ranges: &[(usize, usize)], still: &mut dyn FnMut(usize, usize) -> bool) -> bool {
         let reading = self.pager.changes.reading();
         let mut parts = Vec::new();
@@ -157,13 +158,14 @@ impl Watcher {
         // Nothing is unregistered when it can't be taken: while an event is on its way, what looks unmanaged may be managed
         // memory that mremap has just brought here. Registered and not managed, a range is served page by page.
         let quiet = self.is_quiet();
+        let mut done = quiet;
         for &(start, end) in &parts {
             if quiet && still(start, end) {
-                self.manage(start, end);
+                done &= self.manage(start, end);
             }
         }
         drop(reading);
-        quiet
+        done
     }
 
     /// Brings what is managed of `[start, end)` home and gives it back to the kernel: it is not folded again unless it is
@@ -179,13 +181,15 @@ impl Watcher {
     }
 
     /// Takes a registered part under management. A child that comes to be past libc has no engine: it must not get the
-    /// part, or it would read zeros where something is folded.
-    fn manage(&self, start: usize, end: usize) {
+    /// part, or it would read zeros where something is folded. Returns whether it is managed now.
+    fn manage(&self, start: usize, end: usize) -> bool {
         set_inherited(start, end, self.pager.is_inherited());
         // What was mapped there since it was looked at must not keep that.
-        if !self.is_quiet() || self.pager.manage(start, end, &self.pagemap).is_err() {
+        let done = self.is_quiet() && self.pager.manage(start, end, &self.pagemap).is_ok();
+        if !done {
             set_inherited(start, end, true);
         }
+        done
     }
 
     /// Whether no change of the address space is on its way.

@@ -2,10 +2,11 @@
 //!
 //! The mutex is the three-state lock of Ulrich Drepper's "Futexes Are Tricky" (mutex 3): 0 free, 1 held, 2 held and
 //! somebody may wait. Uncontended lock and unlock cost one atomic each and no system call.
+use crate::thread::now_ns;
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering::*};
-use rustix::thread::futex;
+use rustix::thread::{Timespec, futex};
 
 fn wait_while(word: &AtomicU32, value: u32) {
     // EAGAIN (the word changed) and EINTR both mean: look again. The caller loops.
@@ -308,13 +309,24 @@ impl<T> RwLock<T> {
 
     /// Waits until nobody holds the lock.
     pub fn write(&self) -> WriteGuard<'_, T> {
+        self.write_until(|| None).expect("waits for ever")
+    }
+
+    /// As [`RwLock::write`], but gives up after about `ns` nanoseconds.
+    pub fn write_within(&self, ns: u64) -> Option<WriteGuard<'_, T>> {
+        let end = now_ns() + ns;
+        self.write_until(|| Some(end.saturating_sub(now_ns())))
+    }
+
+    /// `left`: nanoseconds for which to wait, if not for ever.
+    fn write_until(&self, left: impl Fn() -> Option<u64>) -> Option<WriteGuard<'_, T>> {
         let mut turns = RW_TURNS;
         loop {
             let s = self.state.load(Relaxed);
             if s & (WRITER | READERS) == 0 {
                 // Others that wait set their marks again when they wake and find the lock held.
                 if self.state.compare_exchange_weak(s, s & READER_WAITS | WRITER, Acquire, Relaxed).is_ok() {
-                    return WriteGuard { lock: self };
+                    return Some(WriteGuard { lock: self });
                 }
             } else if turns > 0 {
                 turns -= 1;
@@ -322,7 +334,16 @@ impl<T> RwLock<T> {
             } else if s & WRITER_WAITS != 0
                 || self.state.compare_exchange_weak(s, s | WRITER_WAITS, Relaxed, Relaxed).is_ok()
             {
-                wait_while(&self.state, s | WRITER_WAITS);
+                let left = left();
+                if left == Some(0) {
+                    // Everybody who waits looks again, and another writer sets the mark anew.
+                    self.state.fetch_and(!WRITER_WAITS, Relaxed);
+                    wake(&self.state, i32::MAX as u32);
+                    return None;
+                }
+                let time =
+                    left.map(|ns| Timespec { tv_sec: ns as i64 / 1_000_000_000, tv_nsec: ns as i64 % 1_000_000_000 });
+                let _ = futex::wait(&self.state, futex::Flags::PRIVATE, s | WRITER_WAITS, time.as_ref());
             }
         }
     }
@@ -405,15 +426,47 @@ mod tests {
     }
 
     #[test]
+    fn a_writer_that_gives_up_lets_the_others_in() {
+        let lock = Arc::new(RwLock::new(0u64));
+        let held = lock.read();
+        let writer = {
+            let lock = lock.clone();
+            std::thread::spawn(move || *lock.write() += 1)
+        };
+        let giving_up = {
+            let lock = lock.clone();
+            std::thread::spawn(move || lock.write_within(20_000_000).is_none())
+        };
+        // Behind the marks of both.
+        let reader = {
+            let lock = lock.clone();
+            std::thread::spawn(move || *lock.read())
+        };
+        assert!(giving_up.join().unwrap());
+        drop(held);
+        writer.join().unwrap();
+        assert!(reader.join().unwrap() <= 1);
+        let held = lock.read();
+        assert!(lock.write_within(0).is_none());
+        assert!(lock.try_read().is_some(), "nobody waits any more");
+        drop(held);
+        *lock.write_within(0).unwrap() += 1;
+        assert_eq!(*lock.read(), 2);
+    }
+
+    #[test]
     fn rwlock_keeps_readers_and_writers_apart() {
         let lock = Arc::new(RwLock::new((0u64, 0u64)));
         let threads: Vec<_> = (0..4)
             .map(|me| {
                 let lock = lock.clone();
                 std::thread::spawn(move || {
-                    for _ in 0..5000 {
+                    for round in 0..5000 {
                         if me < 2 {
-                            let mut w = lock.write();
+                            let mut w = match lock.write_within(round % 3 * 10_000) {
+                                Some(w) => w,
+                                None => lock.write(),
+                            };
                             w.0 += 1;
                             w.1 += 1;
                         } else {

@@ -106,6 +106,10 @@ impl<T> RwLock<T> {
     pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
         self.0.try_read().ok().map(ReadGuard)
     }
+    /// As [`RwLock::write`]: no model has a clock.
+    pub fn write_within(&self, _ns: u64) -> Option<WriteGuard<'_, T>> {
+        Some(self.write())
+    }
     /// Waits until nobody holds the lock.
     pub fn write(&self) -> WriteGuard<'_, T> {
         WriteGuard(self.0.write().unwrap_or_else(|e| e.into_inner()))
