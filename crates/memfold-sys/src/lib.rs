@@ -7,6 +7,7 @@
 extern crate alloc;
 
 pub mod units;
+mod clock;
 pub mod sync;
 pub mod raw;
 pub mod zone;

@@ -1,5 +1,6 @@
 //! Engine threads: signals blocked, pinned on demand, never unwinding.
 use crate::Errno;
+pub use crate::clock::now_ns;
 use core::ffi::CStr;
 
 /// A running engine thread. Dropping it lets it run on.
@@ -188,12 +189,6 @@ pub fn each_cpu(mut each: impl FnMut(usize)) {
 /// The CPU that runs the caller now: a hint, it may change at once.
 pub fn current_cpu() -> usize {
     rustix::thread::sched_getcpu()
-}
-
-/// Nanoseconds of the monotonic clock.
-pub fn now_ns() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
 /// Sleeps for `ns` nanoseconds, or less if a signal comes.

@@ -170,6 +170,13 @@ impl Pager {
         parts
     }
 
+    /// The parts of `[start, end)` that are.
+    pub(crate) fn managed_parts(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
+        let areas = self.areas.read();
+        let addrs = areas.iter().map(|a| ((a.start as usize) << PAGE_SHIFT, (a.end as usize) << PAGE_SHIFT));
+        addrs.map(|(s, e)| (s.max(start), e.min(end))).filter(|(s, e)| s < e).collect()
+    }
+
     /// Tells how much memory of the program is not under management, in bytes: it counts against the limit.
     pub fn set_unmanaged_bytes(&self, bytes: u64) {
         self.outside_bytes.store(bytes, Relaxed);
@@ -211,10 +218,15 @@ impl Pager {
     /// Says whether children of fork get what is under management. With other threads, see
     /// [`crate::watch::Watcher::set_inherited`].
     pub fn set_inherited(&self, inherited: bool) {
-        self.inherited.store(inherited, SeqCst);
+        self.note_inherited(inherited);
         for area in self.areas.read().iter() {
             set_inherited((area.start as usize) << PAGE_SHIFT, (area.end as usize) << PAGE_SHIFT, inherited);
         }
+    }
+
+    /// Says it of what comes under management from now on.
+    pub(crate) fn note_inherited(&self, inherited: bool) {
+        self.inherited.store(inherited, SeqCst);
     }
 
     /// Whether they get it now.
@@ -235,9 +247,11 @@ impl Pager {
     pub fn freeze(&self) {
         self.frozen.store(true, SeqCst);
         loop {
-            {
+            while !{
                 let areas = self.areas.read();
-                let _ = areas.iter().all(|area| self.need(&areas, area, area.key..area.key_end()));
+                areas.iter().all(|area| self.need(&areas, area, area.key..area.key_end()))
+            } {
+                yield_now();
             }
             // Written: whoever was evicting or saving when the freeze began has ended.
             let areas = self.areas.write();

@@ -12,20 +12,22 @@ use crate::worker::Spawn;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::ControlFlow;
 use memfold_sys::Errno;
+use memfold_sys::maps::{Area, Details, each_detailed, flag};
 use memfold_sys::pagemap::Pagemap;
 use memfold_sys::sync::MutexGuard;
 use memfold_sys::thread::{now_ns, sleep_ns, wait_readable, yield_now};
 use memfold_sys::uffd::{Event, Uffd};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::{Zone, set_inherited};
+use memfold_sys::zone::{Zone, overlaps_own, set_inherited};
 
 /// Faults that one handler keeps while events must be applied first; the threads of others fault again.
 const PENDING: usize = 256;
 /// Time between looks whether memory is within its bounds again, while faults are held back.
 const HELD_NS: u64 = 100_000;
 /// So long a moment is looked for at which no mapping is being changed, and so often.
-const QUIET_NS: u64 = 500_000_000;
+const QUIET_NS: u64 = 20_000_000;
 const PACE_NS: u64 = 50_000;
 
 struct Start {
@@ -107,24 +109,50 @@ impl Watcher {
 
     /// Says whether children of fork get what is under management, also while other threads change mappings. The kernel keeps that
     /// property with what is moved, and what another thread maps in the place of an area must not get it. So it is said at
-    /// a moment when no change is under way, or, after half a second without one, of what is known. Called by an engine
-    /// thread while nothing is adopted.
+    /// a moment when no change is under way; if there is none for a while, of what the kernel's map shows. Before a fork
+    /// that is looked at in any case. Called by an engine thread while nothing is adopted.
     pub fn set_inherited(&self, inherited: bool) {
         let begin = now_ns();
-        loop {
+        let _reading = loop {
             // While it is held no event is read, and none that was read is still to be applied.
             let reading = self.pager.changes.reading();
-            let late = now_ns() - begin > QUIET_NS;
-            if late || self.is_quiet() {
+            if self.is_quiet() {
                 self.pager.set_inherited(inherited);
-                if late || self.is_quiet() {
-                    return;
+                if self.is_quiet() {
+                    break reading;
                 }
                 self.pager.set_inherited(true);
             }
+            if now_ns() - begin > QUIET_NS {
+                self.set_inherited_as_found(inherited);
+                break reading;
+            }
             drop(reading);
             sleep_ns(PACE_NS);
+        };
+        if inherited {
+            // What was marked and isn't managed, or not where it is known to be.
+            self.each_registered(|area, about| {
+                if about.has(flag::DONT_FORK) {
+                    set_inherited(area.start, area.end, true);
+                }
+            });
         }
+    }
+
+    /// The same with changes under way, while no event is read. A thread that has changed a registered area waits until
+    /// its event is read, so it changes no other: what isn't where it is known to be has been moved already, and stays.
+    fn set_inherited_as_found(&self, inherited: bool) {
+        if inherited {
+            return self.pager.set_inherited(true);
+        }
+        self.pager.note_inherited(false);
+        self.each_registered(|area, _| {
+            // Nothing that isn't registered: it has come in the place of what is gone.
+            for (start, end) in self.pager.managed_parts(area.start, area.end) {
+                set_inherited(start, end, false);
+            }
+        });
     }
 
     /// To be called by a thread of the program that is about to make a thread or a process, to execute a program, or to ask for
@@ -183,13 +211,42 @@ impl Watcher {
     /// Takes a registered part under management. A child that comes to be past libc has no engine: it must not get the
     /// part, or it would read zeros where something is folded. Returns whether it is managed now.
     fn manage(&self, start: usize, end: usize) -> bool {
+        if !self.is_quiet() {
+            return false;
+        }
         set_inherited(start, end, self.pager.is_inherited());
         // What was mapped there since it was looked at must not keep that.
         let done = self.is_quiet() && self.pager.manage(start, end, &self.pagemap).is_ok();
         if !done {
             set_inherited(start, end, true);
+            if !self.is_quiet() {
+                // Nor what was marked, and moved since.
+                self.inherit_unmanaged();
+            }
         }
         done
+    }
+
+    /// Lets children of fork get what is registered and not managed, wherever it is now. No event is read meanwhile.
+    fn inherit_unmanaged(&self) {
+        self.each_registered(|area, about| {
+            if about.has(flag::DONT_FORK) {
+                for (start, end) in self.pager.unmanaged_parts(area.start, area.end) {
+                    set_inherited(start, end, true);
+                }
+            }
+        });
+    }
+
+    /// What the kernel's map shows as registered and isn't the engine's own.
+    fn each_registered(&self, mut each: impl FnMut(&Area, &Details)) {
+        let done = each_detailed(|area, about| {
+            if about.has(flag::UFFD_MISSING) && !overlaps_own(area.start, area.end) {
+                each(area, about);
+            }
+            ControlFlow::Continue(())
+        });
+        done.expect("memfold: reading /proc/self/smaps failed");
     }
 
     /// Whether no change of the address space is on its way.

@@ -2,7 +2,7 @@
 //!
 //! The mutex is the three-state lock of Ulrich Drepper's "Futexes Are Tricky" (mutex 3): 0 free, 1 held, 2 held and
 //! somebody may wait. Uncontended lock and unlock cost one atomic each and no system call.
-use crate::thread::now_ns;
+use crate::clock::now_ns;
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering::*};
