@@ -170,13 +170,6 @@ impl Pager {
         parts
     }
 
-    /// The parts of `[start, end)` that are.
-    pub(crate) fn managed_parts(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
-        let areas = self.areas.read();
-        let addrs = areas.iter().map(|a| ((a.start as usize) << PAGE_SHIFT, (a.end as usize) << PAGE_SHIFT));
-        addrs.map(|(s, e)| (s.max(start), e.min(end))).filter(|(s, e)| s < e).collect()
-    }
-
     /// Tells how much memory of the program is not under management, in bytes: it counts against the limit.
     pub fn set_unmanaged_bytes(&self, bytes: u64) {
         self.outside_bytes.store(bytes, Relaxed);
@@ -247,12 +240,7 @@ impl Pager {
     pub fn freeze(&self) {
         self.frozen.store(true, SeqCst);
         loop {
-            while !{
-                let areas = self.areas.read();
-                areas.iter().all(|area| self.need(&areas, area, area.key..area.key_end()))
-            } {
-                yield_now();
-            }
+            self.need_at(0..usize::MAX);
             // Written: whoever was evicting or saving when the freeze began has ended.
             let areas = self.areas.write();
             if areas.iter().all(|a| self.is_home(a.key, a.key_end())) {

@@ -33,7 +33,12 @@ impl Pager {
     /// # Panics
     /// If it overlaps an area.
     pub fn manage_empty(&self, start: usize, end: usize) {
-        self.areas.write().add((start >> PAGE_SHIFT) as u64, (end >> PAGE_SHIFT) as u64);
+        let mut areas = loop {
+            if let Some(areas) = self.areas.grow() {
+                break areas;
+            }
+        };
+        areas.add((start >> PAGE_SHIFT) as u64, (end >> PAGE_SHIFT) as u64);
     }
 
     /// Folds the pages wholly inside a range of addresses now. Returns pages that left memory.

@@ -147,10 +147,14 @@ impl Watcher {
             return self.pager.set_inherited(true);
         }
         self.pager.note_inherited(false);
+        let managed = self.pager.ranges();
         self.each_registered(|area, _| {
             // Nothing that isn't registered: it has come in the place of what is gone.
-            for (start, end) in self.pager.managed_parts(area.start, area.end) {
-                set_inherited(start, end, false);
+            for &(start, end) in &managed {
+                let (start, end) = (start.max(area.start), end.min(area.end));
+                if start < end {
+                    set_inherited(start, end, false);
+                }
             }
         });
     }
