@@ -23,6 +23,11 @@ fn generations_of_children_are_folded_and_find_every_byte() {
 }
 
 #[test]
+fn a_mapping_that_has_grown_is_one_in_parent_and_child() {
+    assert_right("children", &["grown"]);
+}
+
+#[test]
 fn a_daemon_that_closes_every_descriptor_stays_managed() {
     assert_right("children", &["daemon", "close"]);
 }

@@ -86,6 +86,18 @@ fn first_word(page: u64) -> u64 {
     mix(mix(0x100000001u64.wrapping_add(page)))
 }
 
+/// Not where it can't write the registers back ("Couldn't write extended state status": gdb 13 on CPUs with AMX), which ends the
+/// program, be it folded or not.
+fn gdb_calls_functions() -> bool {
+    let mut sleep = Command::new("sleep").arg("60").spawn().unwrap();
+    let mut gdb = Command::new("gdb");
+    gdb.args(["-nx", "-batch", "-p", &sleep.id().to_string(), "-ex", "print 6 * ((int(*)(int))toupper)(55)"]);
+    let output = gdb.output().unwrap();
+    sleep.kill().unwrap();
+    sleep.wait().unwrap();
+    String::from_utf8_lossy(&output.stdout).contains("$1 = 330")
+}
+
 #[test]
 fn gdb_says_what_it_cant_read_and_reads_it_after_asking() {
     let Some(bin) = binaries() else { return };
@@ -97,21 +109,26 @@ fn gdb_says_what_it_cant_read_and_reads_it_after_asking() {
     let mut holder = Holder::start(&bin, &scratch, &["--resident", "16M"], &program.path, "64");
     let mut gdb = Command::new("timeout");
     gdb.args(["-s", "KILL", "40", "gdb", "-nx", "-batch", "-p", &holder.pid.to_string()]);
-    for step in
-        ["x/gx *(char**)&memory + 8192", "call ((int(*)(void))memfold_unfold)()", "x/gx *(char**)&memory + 8192"]
-    {
-        gdb.args(["-ex", step]);
+    let calls = gdb_calls_functions();
+    let page = |page: u64| format!("x/gx *(char**)&memory + {page} * 4096");
+    let mut steps = vec![page(2)];
+    if calls {
+        steps.push("call ((int(*)(void))memfold_unfold)()".into());
+        steps.extend([2, 0, 5000, 16383].map(page));
+        steps.push("call ((int(*)(void))memfold_fold)()".into());
     }
-    for page in [0u64, 5000, 16383] {
-        gdb.args(["-ex", &format!("x/gx *(char**)&memory + {page} * 4096")]);
-    }
-    let output = gdb.args(["-ex", "call ((int(*)(void))memfold_fold)()"]).output().unwrap();
+    steps.iter().for_each(|step| _ = gdb.args(["-ex", step]));
+    let output = gdb.output().unwrap();
     let (said, complaints) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(complaints.contains("Cannot access memory at address"), "{complaints}{said}");
-    for page in [2, 0, 5000, 16383] {
-        assert!(said.contains(&format!("0x{:016x}", first_word(page))), "page {page}: {said}{complaints}");
+    if calls {
+        for page in [2, 0, 5000, 16383] {
+            assert!(said.contains(&format!("0x{:016x}", first_word(page))), "page {page}: {said}{complaints}");
+        }
+        assert!(said.contains("$1 = 0") && said.contains("$2 = 0"), "{said}{complaints}");
+    } else {
+        eprintln!("SKIPPED in part: this gdb can't call functions of any program on this CPU");
     }
-    assert!(said.contains("$1 = 0") && said.contains("$2 = 0"), "{said}{complaints}");
     // It is folded again, and every byte is right.
     holder.check();
     holder.wait_for("after gdb", |mib| mib <= 16 + 24);

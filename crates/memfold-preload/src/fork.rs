@@ -72,7 +72,7 @@ unsafe extern "C" fn prepare() {
     BLOCKED.store(blocked, SeqCst);
     FORKING.store(own_thread(), SeqCst);
     if !program.pager.has_swap() && can_copy_engine() {
-        program.pager.set_inherited(true);
+        engine::have_done(|| program.lend_to_children());
         program.come_to_rest();
         files::touch();
         PREPARED.store(AT_REST, SeqCst);
@@ -89,7 +89,7 @@ unsafe extern "C" fn prepare() {
     }
     engine::have_done(|| {
         program.pager.freeze();
-        program.set_inherited(true);
+        program.lend_to_children();
     });
     PREPARED.store(BACK, SeqCst);
 }
@@ -108,12 +108,14 @@ unsafe extern "C" fn parent() {
             // SAFETY: `prepare` brought it to rest, and the swap lets only one caller pass.
             unsafe {
                 program.allow_allocation();
-                engine::have_done(|| program.end_rest());
+                engine::have_done(|| {
+                    program.end_rest();
+                    program.keep_from_children();
+                });
             }
-            program.pager.set_inherited(false);
         }
         BACK => {
-            engine::have_done(|| program.set_inherited(false));
+            engine::have_done(|| program.keep_from_children());
             program.pager.thaw();
         }
         _ => return,

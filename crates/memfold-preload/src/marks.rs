@@ -108,7 +108,7 @@ fn undo_dont_fork(call: impl FnOnce() -> c_int) -> c_int {
     let blocked = set_signals_blocked(u64::MAX);
     program.pause();
     let result = call();
-    engine::have_done(|| program.set_inherited(false));
+    engine::have_done(|| program.keep_from_children());
     program.note_unmarked();
     // SAFETY: paused above.
     unsafe { program.resume() };

@@ -18,7 +18,7 @@ use memfold_sys::sync::Mutex;
 use memfold_sys::thread::cpus;
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::{freeze_list, overlaps_own, unfreeze_list};
+use memfold_sys::zone::{freeze_list, overlaps_own, set_inherited, unfreeze_list};
 
 use crate::heap::arena;
 use crate::proc::Statm;
@@ -279,9 +279,14 @@ impl Program {
         self.config.fold_dont_dump
     }
 
-    /// As [`Watcher::set_inherited`].
-    pub fn set_inherited(&self, inherited: bool) {
-        self.watcher.set_inherited(inherited);
+    /// As [`Watcher::lend_to_children`].
+    pub fn lend_to_children(&self) {
+        self.watcher.lend_to_children();
+    }
+
+    /// As [`Watcher::keep_from_children`].
+    pub fn keep_from_children(&self) {
+        self.watcher.keep_from_children();
     }
 
     /// As [`Watcher::release_cpu`].
@@ -320,9 +325,12 @@ impl Program {
     pub fn release(&self, start: usize, end: usize, inherited: bool) {
         self.watcher.release(start, end, inherited);
         // What is registered and not managed would be taken at its next fault.
-        let _ = each_area(|area| {
+        let _ = each_detailed(|area, about| {
             let (start, end) = (area.start.max(start), area.end.min(end));
-            if start < end && area.is_private_anonymous() && !overlaps_own(start, end) {
+            if start < end && about.has(flag::UFFD_MISSING) && !overlaps_own(start, end) {
+                if inherited {
+                    set_inherited(start, end, true);
+                }
                 let _ = self.uffd.unregister(start, end - start);
             }
             Continue(())

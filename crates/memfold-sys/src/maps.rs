@@ -44,8 +44,10 @@ pub mod flag {
     pub const SOFT_DIRTY: u32 = 1 << 14;
     /// `dd`: left out of core dumps (MADV_DONTDUMP).
     pub const DONT_DUMP: u32 = 1 << 15;
+    /// `rr`: no read-ahead (MADV_RANDOM).
+    pub const RANDOM: u32 = 1 << 16;
 
-    pub(super) const NAMES: [(&[u8; 2], u32); 16] = [
+    pub(super) const NAMES: [(&[u8; 2], u32); 17] = [
         (b"lo", LOCKED),
         (b"dc", DONT_FORK),
         (b"wf", WIPE_ON_FORK),
@@ -62,6 +64,7 @@ pub mod flag {
         (b"sl", SEALED),
         (b"sd", SOFT_DIRTY),
         (b"dd", DONT_DUMP),
+        (b"rr", RANDOM),
     ];
 }
 

@@ -154,6 +154,14 @@ pub fn set_inherited(start: usize, end: usize, inherited: bool) {
     let _ = unsafe { madvise(start as *mut _, end - start, advice) };
 }
 
+/// Sets or ends a mark of `[start, end)` (whole pages of private anonymous memory) that the kernel takes along where it moves it,
+/// and that nothing has which is mapped anew: [`crate::maps::flag::RANDOM`]. It means nothing for memory without a file.
+pub fn set_marked(start: usize, end: usize, marked: bool) {
+    let advice = if marked { Advice::Random } else { Advice::Normal };
+    // SAFETY: changes no byte. Parts that are not mapped are passed over.
+    let _ = unsafe { madvise(start as *mut _, end - start, advice) };
+}
+
 /// Undoes for every live zone what the program's mlockall has done to it: frames that are locked could not take part in
 /// moves, and the kernel would fill zones that are meant to be sparse.
 pub fn unlock_all() {

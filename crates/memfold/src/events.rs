@@ -12,7 +12,6 @@ use memfold_sys::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold_sys::thread::yield_now;
 use memfold_sys::uffd::Event;
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
-use memfold_sys::zone::set_inherited;
 
 impl Pager {
     /// Applies one event (not a fault) that was read and is still held back by `changes.rs`.
@@ -208,16 +207,7 @@ impl Pager {
         self.mapped.load(Relaxed) << PAGE_SHIFT
     }
 
-    /// Says whether children of fork get what is under management. With other threads, see
-    /// [`crate::watch::Watcher::set_inherited`].
-    pub fn set_inherited(&self, inherited: bool) {
-        self.note_inherited(inherited);
-        for area in self.areas.read().iter() {
-            set_inherited((area.start as usize) << PAGE_SHIFT, (area.end as usize) << PAGE_SHIFT, inherited);
-        }
-    }
-
-    /// Says it of what comes under management from now on.
+    /// Says whether children of fork get what comes under management from now on.
     pub(crate) fn note_inherited(&self, inherited: bool) {
         self.inherited.store(inherited, SeqCst);
     }

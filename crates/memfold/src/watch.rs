@@ -17,18 +17,16 @@ use memfold_sys::Errno;
 use memfold_sys::maps::{Area, Details, each_detailed, flag};
 use memfold_sys::pagemap::Pagemap;
 use memfold_sys::sync::MutexGuard;
-use memfold_sys::thread::{now_ns, sleep_ns, wait_readable, yield_now};
+use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use memfold_sys::thread::{now_ns, wait_readable, yield_now};
 use memfold_sys::uffd::{Event, Uffd};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::{Zone, overlaps_own, set_inherited};
+use memfold_sys::zone::{Zone, overlaps_own, set_inherited, set_marked};
 
 /// Faults that one handler keeps while events must be applied first; the threads of others fault again.
 const PENDING: usize = 256;
 /// Time between looks whether memory is within its bounds again, while faults are held back.
 const HELD_NS: u64 = 100_000;
-/// So long a moment is looked for at which no mapping is being changed, and so often.
-const QUIET_NS: u64 = 20_000_000;
-const PACE_NS: u64 = 50_000;
 
 struct Start {
     watcher: &'static Watcher,
@@ -49,6 +47,8 @@ pub struct Watcher {
     probe: Zone,
     /// Tells the private anonymous area that holds an address.
     area_of: AreaOf,
+    /// Something of the program has been registered.
+    begun: AtomicBool,
 }
 
 impl Watcher {
@@ -77,6 +77,7 @@ impl Watcher {
             duty: Duty::new(uffd, keeps),
             probe,
             area_of,
+            begun: AtomicBool::new(false),
         }));
         for (handler, &cpu) in watcher.duty.cpus().iter().enumerate() {
             let start: &'static Start = Box::leak(Box::new(Start { watcher, handler, cpu }));
@@ -99,64 +100,82 @@ impl Watcher {
         unsafe { self.duty.reset_in_child() };
         // SAFETY: the engine's own page, which is there.
         unsafe { self.uffd.register(self.probe.start(), PAGE_SIZE, false)? };
-        for (start, end) in self.pager.ranges() {
-            // SAFETY: the handlers will serve the range, and no engine thread touches it.
-            unsafe { self.uffd.register(start, end - start, false)? };
-            set_inherited(start, end, false);
+        if !self.begun.load(Relaxed) {
+            return Ok(());
+        }
+        let managed = self.pager.ranges();
+        let mut lent = Vec::new();
+        each_private(|area, about| {
+            if about.has(flag::RANDOM) {
+                lent.push((area.start, area.end));
+            }
+        });
+        for (start, end) in lent {
+            set_marked(start, end, false);
+            // As in the parent, all of a mapping or nothing of it.
+            if managed.iter().any(|range| start < range.1 && range.0 < end) {
+                // SAFETY: the handlers will serve the range, and no engine thread touches it.
+                unsafe { self.uffd.register(start, end - start, false)? };
+                set_inherited(start, end, false);
+            }
         }
         Ok(())
     }
 
-    /// Says whether children of fork get what is under management, also while other threads change mappings. The kernel keeps that
-    /// property with what is moved, and what another thread maps in the place of an area must not get it. So it is said at
-    /// a moment when no change is under way; if there is none for a while, of what the kernel's map shows. Before a fork
-    /// that is looked at in any case. Called by an engine thread while nothing is adopted.
-    pub fn set_inherited(&self, inherited: bool) {
-        let begin = now_ns();
-        let _reading = loop {
-            // While it is held no event is read, and none that was read is still to be applied.
-            let reading = self.pager.changes.reading();
-            if self.is_quiet() {
-                self.pager.set_inherited(inherited);
-                if self.is_quiet() {
-                    break reading;
+    /// Lets children of fork get what is registered, also while other threads change mappings, and marks it, so that a child
+    /// can tell it from what came in its place ([`flag::RANDOM`]). Called by an engine thread while nothing is adopted.
+    ///
+    /// What the kernel's map shows as registered, not what is known to be managed: other parts of the same mappings must not
+    /// differ in this, or they would be mappings of their own, which mremap refuses to move at once.
+    pub fn lend_to_children(&self) {
+        if !self.begun.load(Relaxed) {
+            return;
+        }
+        // While it is held no event is read: a thread that has changed a registered area waits, and changes no other.
+        let _reading = self.pager.changes.reading();
+        self.pager.note_inherited(true);
+        // Until nothing had to be done: what was shown as registered may have given way to something else, which then has the
+        // mark and must not.
+        loop {
+            let mut done = true;
+            each_private(|area, about| {
+                let registered = about.has(flag::UFFD_MISSING);
+                if registered == about.has(flag::RANDOM) && !(registered && about.has(flag::DONT_FORK)) {
+                    return;
                 }
-                self.pager.set_inherited(true);
-            }
-            if now_ns() - begin > QUIET_NS {
-                self.set_inherited_as_found(inherited);
-                break reading;
-            }
-            drop(reading);
-            sleep_ns(PACE_NS);
-        };
-        if inherited {
-            // What was marked and isn't managed, or not where it is known to be.
-            self.each_registered(|area, about| {
-                if about.has(flag::DONT_FORK) {
+                done = false;
+                if registered {
                     set_inherited(area.start, area.end, true);
                 }
+                set_marked(area.start, area.end, registered);
             });
+            if done {
+                return;
+            }
         }
     }
 
-    /// The same with changes under way, while no event is read. A thread that has changed a registered area waits until
-    /// its event is read, so it changes no other: what isn't where it is known to be has been moved already, and stays.
-    fn set_inherited_as_found(&self, inherited: bool) {
-        if inherited {
-            return self.pager.set_inherited(true);
+    /// Ends [`Watcher::lend_to_children`]: a child that comes to be past libc gets nothing that is registered.
+    pub fn keep_from_children(&self) {
+        if !self.begun.load(Relaxed) {
+            return;
         }
+        let _reading = self.pager.changes.reading();
         self.pager.note_inherited(false);
-        let managed = self.pager.ranges();
-        self.each_registered(|area, _| {
-            // Nothing that isn't registered: it has come in the place of what is gone.
-            for &(start, end) in &managed {
-                let (start, end) = (start.max(area.start), end.min(area.end));
-                if start < end {
-                    set_inherited(start, end, false);
-                }
+        let was_quiet = self.is_quiet();
+        let mut others = Vec::new();
+        each_private(|area, about| {
+            if about.has(flag::UFFD_MISSING) {
+                set_inherited(area.start, area.end, false);
+                set_marked(area.start, area.end, false);
+            } else if about.has(flag::DONT_FORK) {
+                others.push((area.start, area.end));
             }
         });
+        if !(was_quiet && self.is_quiet()) {
+            // What has come in the place of something registered meanwhile.
+            self.inherit_unregistered(0, usize::MAX, &others);
+        }
     }
 
     /// To be called by a thread of the program that is about to make a thread or a process, to execute a program, or to ask for
@@ -183,6 +202,7 @@ impl Watcher {
         for &(start, end) in ranges {
             parts.extend(self.pager.unmanaged_parts(start, end));
         }
+        self.begun.fetch_or(!parts.is_empty(), Relaxed);
         for &(start, end) in &parts {
             // SAFETY: the handlers serve the range from now on. It is the program's, so no engine thread touches it.
             let _ = unsafe { self.uffd.register(start, end - start, false) };
@@ -213,44 +233,30 @@ impl Watcher {
     }
 
     /// Takes a registered part under management. A child that comes to be past libc has no engine: it must not get the
-    /// part, or it would read zeros where something is folded. Returns whether it is managed now.
+    /// part, or it would read zeros where something is folded. Returns whether it is managed now. If not, that stays as it is,
+    /// as for all that is registered: a part of a mapping with a property of its own would be another mapping to the kernel.
     fn manage(&self, start: usize, end: usize) -> bool {
         if !self.is_quiet() {
             return false;
         }
         set_inherited(start, end, self.pager.is_inherited());
-        // What was mapped there since it was looked at must not keep that.
-        let done = self.is_quiet() && self.pager.manage(start, end, &self.pagemap).is_ok();
-        if !done {
-            set_inherited(start, end, true);
-            if !self.is_quiet() {
-                // Nor what was marked, and moved since.
-                self.inherit_unmanaged();
-            }
+        if self.is_quiet() {
+            return self.pager.manage(start, end, &self.pagemap).is_ok();
         }
-        done
+        self.inherit_unregistered(start, end, &[]);
+        false
     }
 
-    /// Lets children of fork get what is registered and not managed, wherever it is now. No event is read meanwhile.
-    fn inherit_unmanaged(&self) {
-        self.each_registered(|area, about| {
-            if about.has(flag::DONT_FORK) {
-                for (start, end) in self.pager.unmanaged_parts(area.start, area.end) {
-                    set_inherited(start, end, true);
-                }
+    /// Lets children of fork get what is not registered of `[start, end)`, but for `others`: it was mapped there after one
+    /// last looked, and has a property that was meant for what was there before.
+    fn inherit_unregistered(&self, start: usize, end: usize, others: &[(usize, usize)]) {
+        each_private(|area, about| {
+            let (start, end) = (area.start.max(start), area.end.min(end));
+            let is_other = others.iter().any(|other| start < other.1 && other.0 < end);
+            if start < end && !is_other && about.has(flag::DONT_FORK) && !about.has(flag::UFFD_MISSING) {
+                set_inherited(start, end, true);
             }
         });
-    }
-
-    /// What the kernel's map shows as registered and isn't the engine's own.
-    fn each_registered(&self, mut each: impl FnMut(&Area, &Details)) {
-        let done = each_detailed(|area, about| {
-            if about.has(flag::UFFD_MISSING) && !overlaps_own(area.start, area.end) {
-                each(area, about);
-            }
-            ControlFlow::Continue(())
-        });
-        done.expect("memfold: reading /proc/self/smaps failed");
     }
 
     /// Whether no change of the address space is on its way.
@@ -388,6 +394,17 @@ impl Watcher {
         }
         true
     }
+}
+
+/// Private anonymous memory that isn't the engine's own, as the kernel's map shows it.
+fn each_private(mut each: impl FnMut(&Area, &Details)) {
+    let done = each_detailed(|area, about| {
+        if area.is_private_anonymous() && !overlaps_own(area.start, area.end) {
+            each(area, about);
+        }
+        ControlFlow::Continue(())
+    });
+    done.expect("memfold: reading /proc/self/smaps failed");
 }
 
 fn run(start: usize) {

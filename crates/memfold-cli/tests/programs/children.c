@@ -264,6 +264,38 @@ static void loop(void) {
     check(memory, LEN, 1);
 }
 
+/* Moves a mapping to where nothing was, all at once: to the kernel it must be one still. */
+static void move(size_t len) {
+    char *to = mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    NEED(to != MAP_FAILED);
+    NEED(mremap(memory, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+    memory = to;
+}
+
+/* A mapping that has grown before a fork, and was not touched there yet. */
+static void grown(void) {
+    folded();
+    memory = mremap(memory, LEN, 2 * LEN, MREMAP_MAYMOVE);
+    NEED(memory != MAP_FAILED);
+    for (int i = 0; i < 3; i++) {
+        pid_t pid = fork();
+        NEED(pid >= 0);
+        if (pid == 0) {
+            fill_from(memory + LEN + i * MIB, MIB, 2, i * MIB / PAGE);
+            check_zero(memory + LEN + (i + 1) * MIB, MIB);
+            move(2 * LEN);
+            check(memory, LEN, 1);
+            check(memory + LEN, (i + 1) * MIB, 2);
+            _exit(5);
+        }
+        NEED(WEXITSTATUS(wait_for(pid)) == 5);
+        move(2 * LEN);
+        fill_from(memory + LEN + i * MIB, MIB, 2, i * MIB / PAGE);
+        check(memory, LEN, 1);
+    }
+    check(memory + LEN, 3 * MIB, 2);
+}
+
 int main(int argc, char **argv) {
     NEED(argc == 2);
     if (is(argv[1], "spawn")) other_programs();
@@ -277,6 +309,7 @@ int main(int argc, char **argv) {
     else if (is(argv[1], "close")) close_all();
     else if (is(argv[1], "generations")) generations();
     else if (is(argv[1], "loop")) loop();
+    else if (is(argv[1], "grown")) grown();
     else return 2;
     puts("right");
     return 0;
