@@ -1,6 +1,8 @@
 //! Processes that copy themselves under `memfold run`: what parent and child find in folded memory.
 mod common;
-use common::{NOBODY, Scratch, assert_right, assert_right_in, can_make_worlds, compile, managed_in};
+use common::{NOBODY, Scratch, assert_right, assert_right_in, assert_right_with, can_make_worlds, compile, managed_in};
+
+const COPIES: [&str; 4] = ["--resident", "16M", "--fork-copies", "on"];
 
 #[test]
 fn parent_and_child_of_fork_both_find_every_byte() {
@@ -42,6 +44,19 @@ fn without_privileges_copies_are_as_right() {
 #[test]
 fn a_fork_while_other_threads_change_mappings_gives_the_child_right_bytes() {
     assert_right("forks", &["libc", "raw", "elsewhere", "spawn", "daemon"]);
+}
+
+#[test]
+fn a_fork_of_several_threads_brings_nothing_home_and_its_child_is_managed() {
+    assert_right_with(&COPIES, "forks", &["kept", "libc", "raw", "elsewhere", "daemon"]);
+    assert_right_with(&COPIES, "children", &["threads", "copies"]);
+}
+
+#[test]
+fn with_a_swap_file_a_fork_brings_all_home() {
+    let swap = Scratch::new();
+    let flags = ["--resident", "16M", "--swap", swap.0.to_str().unwrap()];
+    assert_right_with(&flags, "children", &["fork", "threads", "grown"]);
 }
 
 #[test]

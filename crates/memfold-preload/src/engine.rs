@@ -40,6 +40,10 @@ pub fn start(order: Order) {
 /// # Safety
 /// - The process has just been copied by a fork and has one thread, the caller.
 pub unsafe fn start_in_child() {
+    // What other threads of the parent had the engine do is not for this one.
+    // SAFETY: nobody in this process holds it.
+    unsafe { LINE.reset() };
+    ERRAND.store(0, SeqCst);
     let seen = DONE.load(SeqCst);
     // SAFETY: the caller's promise.
     if let Err(e) = unsafe { bare::restart_first() } {

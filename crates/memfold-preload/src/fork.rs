@@ -1,4 +1,5 @@
-//! Fork: the child gets copies of the page table and no engine, so everything folded comes back first.
+//! Fork: the child gets a copy of the engine at rest, and threads for it. Where that can't be, everything folded comes back
+//! first, and the child has no engine.
 //!
 //! `prepare` is registered before any handler of the program and therefore runs after all of them, `child` before.
 //! vfork and posix_spawn share the parent's memory, and its engine serves the child until it executes something.
@@ -71,10 +72,13 @@ unsafe extern "C" fn prepare() {
     program.pause();
     BLOCKED.store(blocked, SeqCst);
     FORKING.store(own_thread(), SeqCst);
-    if !program.pager.has_swap() && can_copy_engine() {
-        engine::have_done(|| program.lend_to_children());
-        program.come_to_rest();
+    // With a swap file two would own its slots; and the child must be able to open a userfaultfd, a right that a process may lose.
+    let alone = proc::threads() == 1 + bare::count() as u64;
+    if !program.pager.has_swap() && (alone || program.copies_beside_threads()) && Uffd::probe().is_ok() {
+        program.come_to_rest(alone);
+        engine::have_done(|| program.lend_to_children(alone));
         files::touch();
+        program.begin_copying();
         PREPARED.store(AT_REST, SeqCst);
         return;
     }
@@ -89,16 +93,9 @@ unsafe extern "C" fn prepare() {
     }
     engine::have_done(|| {
         program.pager.freeze();
-        program.lend_to_children();
+        program.leave_to_children();
     });
     PREPARED.store(BACK, SeqCst);
-}
-
-/// Whether the engine may be brought to rest until the fork is done. With other threads of the program it may not: one
-/// that waits for its folded memory may hold a lock of the C library that fork takes. And the child must be able to open
-/// a userfaultfd, which a process may lose the right to. (Nor with a swap file, as two would own its slots.)
-fn can_copy_engine() -> bool {
-    proc::threads() == 1 + bare::count() as u64 && Uffd::probe().is_ok()
 }
 
 unsafe extern "C" fn parent() {

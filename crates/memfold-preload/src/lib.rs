@@ -24,6 +24,7 @@ mod clone;
 mod ahead;
 mod marks;
 mod lent;
+mod moved;
 mod syscall;
 mod threads;
 mod inspect;
@@ -41,6 +42,7 @@ extern "C" fn construct() {
             fork::install();
             marks::find();
             ahead::find();
+            moved::find();
             release::find();
             engine::start(order);
         }

@@ -8,7 +8,7 @@ use memfold::config::Config;
 use memfold::pager::{Pager, Parts, StatsPlace};
 use memfold::share::share;
 use memfold::stats::Stats;
-use memfold::watch::Watcher;
+use memfold::watch::{NotCopied, Watcher};
 use memfold_sys::bare;
 use memfold_sys::bin::Bin;
 use memfold_sys::maps::{Area, each_area, each_detailed, flag};
@@ -194,13 +194,17 @@ impl Program {
         state.inherited_away = self.pager.away_bytes();
         self.pager.begin_as_child(stats);
         register_frames(&self.pager, &self.uffd);
-        let begun = self.statm.reopen().and_then(|()| self.watcher.begin_as_child());
-        match begun.and_then(|()| self.watcher.find_stray()) {
+        let stop = |why: core::fmt::Arguments| -> ! { say::die(format_args!("a child of fork was stopped: {why}")) };
+        let begun = self.statm.reopen().map_err(NotCopied::Refused).and_then(|()| self.watcher.begin_as_child());
+        match begun.and_then(|()| Ok(self.watcher.find_stray()?)) {
             Ok(None) => {}
-            Ok(Some(at)) => say::die(format_args!(
-                "a child of fork was stopped: before memfold could serve it, it read zeros at {at:#x} in place of folded data"
-            )),
-            Err(e) => say::die(format_args!("putting a child of fork under management: {e}")),
+            Ok(Some(at)) => {
+                stop(format_args!("before memfold could serve it, it read zeros at {at:#x} in place of folded data"))
+            }
+            Err(NotCopied::Refused(e)) => stop(format_args!("putting it under management failed: {e}")),
+            Err(NotCopied::Moving(what)) => {
+                stop(format_args!("{what} by other threads when it was made, and what it has of that can't be told"))
+            }
         }
         // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls this.
         if let Err(e) = unsafe { bare::restart_others() } {
@@ -210,13 +214,29 @@ impl Program {
         unsafe { self.end_rest() };
     }
 
-    /// Brings the engine to rest until [`Program::end_rest`]. No adoption is under way: see [`Program::pause`]. The caller
-    /// must not allocate until [`Program::allow_allocation`].
-    pub fn come_to_rest(&self) {
-        self.pager.come_to_rest();
+    /// Brings the engine to rest until [`Program::end_rest`], for a fork by the calling thread, which is `alone` or not. No
+    /// adoption is under way: see [`Program::pause`]. Ends the process with a message if there is no memory for it.
+    pub fn come_to_rest(&self, alone: bool) {
+        let forker = if alone { 0 } else { rustix::thread::gettid().as_raw_nonzero().get() as u32 };
+        if let Err(e) = self.pager.come_to_rest(forker) {
+            say::die(format_args!("fork: no memory for what other threads do meanwhile: {e}"));
+        }
+    }
+
+    /// As [`Watcher::lend_to_children`]. Ends the process with a message if that can't be done.
+    pub fn lend_to_children(&self, alone: bool) {
+        if let Err(e) = self.watcher.lend_to_children(alone) {
+            say::die(format_args!("fork: /proc/self/pagemap: {e}"));
+        }
+    }
+
+    /// The last part of coming to rest: the copy may be made from now on. The caller must not allocate until
+    /// [`Program::allow_allocation`].
+    pub fn begin_copying(&self) {
         core::mem::forget(self.excluded.lock());
         freeze_list();
         arena().freeze();
+        self.pager.begin_copying();
     }
 
     /// Ends [`Program::come_to_rest`]. Called by an engine thread.
@@ -228,7 +248,7 @@ impl Program {
         unsafe { self.watcher.end_rest() };
     }
 
-    /// The first part of its end: there may be allocations again.
+    /// The first part of its end: there may be allocations again, and requests to background threads.
     ///
     /// # Safety
     /// - `come_to_rest` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
@@ -238,6 +258,7 @@ impl Program {
             arena().unfreeze();
             unfreeze_list();
             self.excluded.unlock();
+            self.pager.allow_requests();
         }
     }
 
@@ -279,9 +300,14 @@ impl Program {
         self.config.fold_dont_dump
     }
 
-    /// As [`Watcher::lend_to_children`].
-    pub fn lend_to_children(&self) {
-        self.watcher.lend_to_children();
+    /// Whether a child gets a copy of the engine also if the program has other threads.
+    pub fn copies_beside_threads(&self) -> bool {
+        self.config.fork_copies
+    }
+
+    /// As [`Watcher::leave_to_children`].
+    pub fn leave_to_children(&self) {
+        self.watcher.leave_to_children();
     }
 
     /// As [`Watcher::keep_from_children`].

@@ -3,7 +3,7 @@ use crate::clone::copies;
 use crate::fork::Copying;
 use crate::real::next;
 use crate::release::release;
-use crate::{ahead, lent, marks};
+use crate::{ahead, lent, marks, moved};
 use core::ffi::{c_int, c_long, c_uint, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -26,6 +26,9 @@ unsafe extern "C" fn slowly(number: c_long, a: usize, b: usize, c: usize, d: usi
                 return ahead::mmap(a as *mut c_void, b, c as c_int, d as c_int, e as c_int, f as i64) as c_long;
             }
             libc::SYS_madvise => return marks::madvise(a as *mut c_void, b, c as c_int) as c_long,
+            libc::SYS_mremap => {
+                return moved::mremap(a as *mut c_void, b, c, d as c_int, e as *mut c_void) as c_long;
+            }
             libc::SYS_mlock => return marks::mlock(a as *const c_void, b) as c_long,
             libc::SYS_mlock2 => return marks::mlock2(a as *const c_void, b, c as c_uint) as c_long,
             libc::SYS_mlockall => return marks::mlockall(a as c_int) as c_long,
@@ -85,8 +88,8 @@ macro_rules! define_syscall {
 
 #[cfg(target_arch = "x86_64")]
 define_syscall! {
-    SYS_mmap SYS_madvise SYS_mlock SYS_mlock2 SYS_mlockall SYS_vmsplice SYS_setsockopt SYS_fork SYS_clone SYS_clone3 SYS_execve
-    SYS_execveat SYS_sched_getaffinity SYS_sched_setaffinity SYS_setuid SYS_setreuid SYS_setresuid
+    SYS_mmap SYS_madvise SYS_mremap SYS_mlock SYS_mlock2 SYS_mlockall SYS_vmsplice SYS_setsockopt SYS_fork SYS_clone SYS_clone3
+    SYS_execve SYS_execveat SYS_sched_getaffinity SYS_sched_setaffinity SYS_setuid SYS_setreuid SYS_setresuid
 }
 
 /// The program's `syscall`: as libc's.

@@ -36,8 +36,7 @@ impl RecentBlocks {
         }
     }
 
-    /// Runs `take` on the block of `handle` if it is here and has that order. It waits for nobody: in a child of fork the
-    /// lock may be that of a thread which is not there.
+    /// Runs `take` on the block of `handle` if it is here and has that order. It waits for nobody.
     pub fn find(&self, handle: Handle, order: Order, take: impl FnOnce(*const u8)) -> bool {
         let Some(at) = self.tags.iter().position(|t| t.load(Relaxed) == handle.to_bits()) else { return false };
         let Some(recent) = self.buffers[at].try_lock() else { return false };
@@ -81,6 +80,16 @@ impl RecentBlocks {
                 let _ = tag.compare_exchange(handle.to_bits(), 0, Release, Relaxed);
             }
         }
+    }
+
+    /// In a child of fork: forgets all, as a buffer may have been copied while it was filled, and makes every buffer free.
+    ///
+    /// # Safety
+    /// - No thread of this process uses a buffer: the caller is its only engine thread.
+    pub unsafe fn reset_in_child(&self) {
+        self.tags.iter().for_each(|tag| tag.store(0, Relaxed));
+        // SAFETY: whoever held a lock in the parent is not there.
+        self.buffers.iter().for_each(|buffer| unsafe { buffer.reset() });
     }
 
     fn touch(&self, at: usize) {

@@ -169,6 +169,16 @@ impl Store {
         self.budget.held()
     }
 
+    /// In a child of fork, of which another thread of the parent may have been loading a block when the copy was made: what that
+    /// had begun ends, but for its pin, which keeps one span from being packed.
+    ///
+    /// # Safety
+    /// - The caller is the only thread of this process that uses the store, and the parent changed nothing in it.
+    pub unsafe fn reset_in_child(&self) {
+        // SAFETY: by the caller's promise.
+        unsafe { self.recent.reset_in_child() };
+    }
+
     /// Frees a block. `NONE` and `ZERO` are allowed and do nothing.
     pub fn free(&self, handle: Handle) {
         let Some(name) = handle.object() else { return };

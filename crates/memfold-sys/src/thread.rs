@@ -153,6 +153,21 @@ fn open_stat(thread: u32) -> Option<rustix::fd::OwnedFd> {
     rustix::fs::open(path, rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty()).ok()
 }
 
+/// Whether a thread of this process sleeps such that a signal could wake it: it waits for a lock, or for a fault of its own to
+/// be served, say. In the middle of a system call such as `fork` it doesn't. `false` also if nobody can tell.
+pub fn is_asleep(thread: u32) -> bool {
+    let Some(file) = open_stat(thread) else { return false };
+    let mut stat = [0u8; 512];
+    let len = rustix::io::pread(&file, &mut stat, 0).unwrap_or(0);
+    state(&stat[..len]) == Some(b'S')
+}
+
+/// Field 3 of proc_pid_stat(5). The name, field 2, may hold blanks and brackets, and anything else.
+fn state(stat: &[u8]) -> Option<u8> {
+    let end = stat.windows(2).rposition(|pair| pair == b") ")?;
+    stat.get(end + 2).copied()
+}
+
 /// Field 39 of proc_pid_stat(5). The name, field 2, may hold blanks and brackets.
 fn processor(stat: &str) -> Option<usize> {
     stat.rsplit_once(") ")?.1.split(' ').nth(36)?.parse().ok()

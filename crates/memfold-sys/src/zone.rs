@@ -131,6 +131,41 @@ impl Drop for Zone {
     }
 }
 
+/// Memory that a process has in common with the children it forks from then on, zeros at first. It isn't private, so nobody takes
+/// it for the program's.
+pub struct SharedZone {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: as for `Zone`.
+unsafe impl Send for SharedZone {}
+
+impl SharedZone {
+    /// Reserves `len` bytes; pages come as they are touched.
+    ///
+    /// # Errors
+    /// What `mmap` says.
+    pub fn reserve(len: usize) -> Result<SharedZone, Errno> {
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
+        let at = unsafe { mmap_anonymous(core::ptr::null_mut(), len, access, flags)? };
+        Ok(SharedZone { base: at.cast(), len })
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base
+    }
+}
+
+impl Drop for SharedZone {
+    fn drop(&mut self) {
+        // SAFETY: the zone owns this process's mapping, and dropping it gives up its bytes here.
+        let _ = unsafe { munmap(self.base.cast(), self.len) };
+    }
+}
+
 /// Keeps the list of zones as it is until [`unfreeze_list`]: no zone comes or goes. For a fork, whose child must not get
 /// a list that some other thread is changing.
 pub fn freeze_list() {

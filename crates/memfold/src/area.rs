@@ -3,9 +3,14 @@
 //! The index is keyed not by address but by a *key* that stays with a page when mremap moves it: an area maps addresses
 //! to keys by one offset. Keys equal page numbers unless another area still owns those.
 use crate::index::KEYS;
-use crate::parked::Parked;
+use crate::parked::{About, Parked, without};
 use alloc::vec::Vec;
 use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT};
+
+/// The number of the page at an address.
+pub fn page_of(addr: usize) -> u64 {
+    (addr >> PAGE_SHIFT) as u64
+}
 
 /// A managed part of the address space. All three are page numbers.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -35,8 +40,26 @@ impl Area {
     }
 }
 
+/// A move of pages that mremap has made, in terms of what is managed: where each part is, and its first page and its end at the
+/// source.
+pub struct Move {
+    from: u64,
+    to: u64,
+    pages: u64,
+    here: Vec<(u64, u64)>,
+    parked: Vec<(u64, u64, u64)>,
+}
+
+impl Move {
+    /// Where the parts are before it, as page numbers; and its target. No folio may reach across an end of one.
+    pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        let parked = self.parked.iter().map(|&(at, s, e)| (at, at + (e - s)));
+        self.here.iter().copied().chain(parked).chain([(self.to, self.to + self.pages)])
+    }
+}
+
 /// All areas, and the ranges in them that are pinned.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Areas {
     by_addr: Vec<Area>,
     by_key: Vec<Area>,
@@ -55,6 +78,12 @@ impl Areas {
         let page = addr as u64 >> PAGE_SHIFT;
         let i = self.by_addr.partition_point(|a| a.end <= page);
         self.by_addr.get(i).filter(|a| a.start <= page)
+    }
+
+    /// Whether any of `[start, end)` (page numbers) is in an area.
+    pub fn touch(&self, start: u64, end: u64) -> bool {
+        let i = self.by_addr.partition_point(|a| a.end <= start);
+        self.by_addr.get(i).is_some_and(|a| a.start < end)
     }
 
     /// The area that owns `key`.
@@ -140,6 +169,58 @@ impl Areas {
         for part in self.remove(from, from + pages) {
             let start = part.start - from + to;
             self.put(Area { start, end: start + (part.end - part.start), key: part.key });
+        }
+    }
+
+    /// What it means that mremap has moved `pages` pages from `from` to `to` (page numbers). See [`crate::parked`].
+    pub fn begin_move(&mut self, from: u64, to: u64, pages: u64) -> Move {
+        let ghosts = self.parked.take(from, from + pages, About::Remap);
+        let taken: Vec<_> = ghosts.iter().map(|g| (g.start, g.end)).collect();
+        let here = without(from, from + pages, &taken);
+        let parked = ghosts.iter().filter_map(|g| g.at.map(|at| (at, g.start, g.end))).collect();
+        Move { from, to, pages, here, parked }
+    }
+
+    /// Makes it.
+    pub fn end_move(&mut self, moved: Move) {
+        let Move { from, to, pages, here, parked } = moved;
+        if self.by_addr.iter().any(|a| a.start < to + pages && to < a.end) {
+            let at = self.parked.park(to, to + pages);
+            self.relocate(to, at, pages);
+        } else {
+            self.parked.arrive(to, to + pages);
+        }
+        let here = here.into_iter().map(|(s, e)| (s, s, e));
+        for (at, s, e) in here.clone().chain(parked) {
+            self.relocate(at, to + (s - from), e - s);
+        }
+        here.for_each(|(s, _, e)| self.parked.leave(s, e));
+    }
+
+    /// What has ended by an unmap of `[start, end)` (page numbers), maybe somewhere else.
+    pub fn ended(&mut self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let ghosts = self.parked.take(start, end, About::Unmap);
+        let taken: Vec<_> = ghosts.iter().map(|g| (g.start, g.end)).collect();
+        let parked = ghosts.iter().filter_map(|g| g.at.map(|at| (at, at + (g.end - g.start))));
+        parked.chain(without(start, end, &taken)).collect()
+    }
+
+    /// Where what waits for an event was, which that event will name (page numbers).
+    pub fn waiting(&self) -> Vec<(u64, u64)> {
+        let mut waiting = Vec::new();
+        for (start, end, at) in self.parked.contents() {
+            let held = self.by_addr.iter().map(|a| (a.start.max(at), a.end.min(at + (end - start))));
+            waiting.extend(held.filter(|part| part.0 < part.1).map(|part| (part.0 - at + start, part.1 - at + start)));
+        }
+        waiting
+    }
+
+    /// Every change is known: what still waits for one has ended.
+    pub fn end_parked(&mut self) {
+        for ghost in self.parked.clear() {
+            if let Some(at) = ghost.at {
+                self.remove(at, at + (ghost.end - ghost.start));
+            }
         }
     }
 

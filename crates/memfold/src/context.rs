@@ -45,6 +45,16 @@ impl Contexts {
         Contexts { all: (0..count.max(1)).map(|_| make()).collect() }
     }
 
+    /// A context for who serves while the engine is at rest.
+    ///
+    /// # Safety
+    /// - Nobody borrows a context, or calls this, while the reference lives.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn at_rest(&self) -> &mut Context {
+        // SAFETY: by the caller's promise.
+        unsafe { self.all[0].peek_mut() }
+    }
+
     /// A free context, the one last used on this CPU if it is; waits for one if all are taken.
     pub fn borrow(&self) -> MutexGuard<'_, Box<Context>> {
         let first = memfold_sys::thread::current_cpu();

@@ -1,9 +1,9 @@
 //! Changes of the address space that are not the engine's: adopted memory, and what the program does to it.
-use crate::area::Areas;
+use crate::area::{Areas, page_of};
 use crate::folio::State;
 use crate::hint::largest_aligned;
 use crate::pager::Pager;
-use crate::parked::{self, About, Ghost};
+use crate::parked::Ghost;
 use crate::stats;
 use alloc::vec::Vec;
 use memfold_sys::Errno;
@@ -39,37 +39,16 @@ impl Pager {
 
     /// The program has unmapped `[start, end)`, or mremap its source. See [`crate::parked`].
     fn unmap(&self, areas: &mut Areas, start: usize, end: usize) {
-        let (first, last) = (page_of(start), page_of(end));
-        let ghosts = areas.parked.take(first, last, About::Unmap);
-        ghosts.iter().for_each(|ghost| self.lay(areas, ghost));
-        let taken: Vec<_> = ghosts.iter().map(|g| (g.start, g.end)).collect();
-        for (s, e) in parked::without(first, last, &taken) {
+        for (s, e) in areas.ended(page_of(start), page_of(end)) {
             self.forget(areas, (s << PAGE_SHIFT) as usize, (e << PAGE_SHIFT) as usize, false);
         }
     }
 
     /// The program has moved `pages` pages from `from` to `to` (page numbers).
     fn remap(&self, areas: &mut Areas, from: u64, to: u64, pages: u64) {
-        let ghosts = areas.parked.take(from, from + pages, About::Remap);
-        let taken: Vec<_> = ghosts.iter().map(|g| (g.start, g.end)).collect();
-        // Where the pages are now, their first and their last.
-        let here = parked::without(from, from + pages, &taken).into_iter().map(|(s, e)| (s, s, e));
-        let away = ghosts.iter().filter_map(|g| g.at.map(|at| (at, g.start, g.end)));
-        let sources: Vec<_> = here.clone().chain(away).collect();
-        for &(at, s, e) in &sources {
-            self.cut(areas, at, at + (e - s));
-        }
-        if areas.iter().any(|a| a.start < to + pages && to < a.end) {
-            self.cut(areas, to, to + pages);
-            let at = areas.parked.park(to, to + pages);
-            areas.relocate(to, at, pages);
-        } else {
-            areas.parked.arrive(to, to + pages);
-        }
-        for (at, s, e) in sources {
-            areas.relocate(at, to + (s - from), e - s);
-        }
-        here.for_each(|(s, _, e)| areas.parked.leave(s, e));
+        let moved = areas.begin_move(from, to, pages);
+        moved.ranges().for_each(|(start, end)| self.cut(areas, start, end));
+        areas.end_move(moved);
     }
 
     /// No folio reaches across either end of `[start, end)` (page numbers).
@@ -257,8 +236,4 @@ impl Pager {
         self.frozen.store(false, SeqCst);
         self.queue.reclaim();
     }
-}
-
-pub(crate) fn page_of(addr: usize) -> u64 {
-    (addr >> PAGE_SHIFT) as u64
 }

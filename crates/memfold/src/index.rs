@@ -115,6 +115,15 @@ impl Index {
 
     fn word(&self, _: &ShardGuard<'_>, key: u64) -> Option<FolioId> {
         // SAFETY: the guard excludes every writer of this chunk's words, nodes and leaves.
+        unsafe { self.peek(key) }
+    }
+
+    /// As [`Index::find`], without the lock.
+    ///
+    /// # Safety
+    /// - Nobody writes to the index meanwhile.
+    pub unsafe fn peek(&self, key: u64) -> Option<FolioId> {
+        // SAFETY: by the caller's promise.
         unsafe {
             let chunk = *self.chunk(key);
             if chunk == 0 || chunk & FOLIO != 0 {

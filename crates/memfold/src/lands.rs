@@ -51,6 +51,15 @@ impl Lands {
         self.areas.read()
     }
 
+    /// While the engine is at rest.
+    ///
+    /// # Safety
+    /// - Nobody changes areas while the reference lives.
+    pub unsafe fn peek(&self) -> &Areas {
+        // SAFETY: by the caller's promise.
+        unsafe { self.areas.peek() }
+    }
+
     /// For whoever changes areas, or what can't be changed while somebody works on a folio.
     pub fn write(&self) -> Alone<'_> {
         let work = self.work.write();

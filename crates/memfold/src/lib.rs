@@ -45,6 +45,7 @@ mod workingset;
 mod changes;
 mod busy;
 mod gates;
+mod moment;
 mod rest;
 pub mod pager;
 mod check;

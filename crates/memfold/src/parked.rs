@@ -8,7 +8,7 @@
 use alloc::vec::Vec;
 
 /// Parked pages have numbers from here on: no address of user space, with four levels of page tables or five.
-const PARKED_FROM: u64 = 1 << 45;
+pub const PARKED_FROM: u64 = 1 << 45;
 
 /// A range of pages that waits for its event.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub enum About {
 }
 
 /// All that waits.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Parked {
     /// Oldest first.
     ghosts: Vec<Ghost>,
@@ -50,6 +50,11 @@ impl Parked {
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.ghosts.is_empty() && self.sources.is_empty()
+    }
+
+    /// The ranges that events still to come will name: each with where its first page is parked.
+    pub fn contents(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        self.ghosts.iter().filter_map(|ghost| ghost.at.map(|at| (ghost.start, ghost.end, at)))
     }
 
     /// A place for pages `[start, end)`, where an mremap arrives; whoever asks moves them there.

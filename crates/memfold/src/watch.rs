@@ -5,6 +5,7 @@
 //! event waits stays with its handler, which reads and applies events until it can.
 use crate::duty::{Duty, Shift};
 use crate::fault::{Fault, Served};
+use crate::moment::Pages;
 use crate::pager::Pager;
 use crate::rest::Notes;
 use crate::throttle::Throttle;
@@ -18,13 +19,17 @@ use memfold_sys::maps::{Area, Details, each_detailed, flag};
 use memfold_sys::pagemap::Pagemap;
 use memfold_sys::sync::MutexGuard;
 use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use memfold_sys::thread::{now_ns, wait_readable, yield_now};
+use memfold_sys::thread::{is_asleep, now_ns, sleep_ns, wait_readable, yield_now};
 use memfold_sys::uffd::{Event, Uffd};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 use memfold_sys::zone::{Zone, overlaps_own, set_inherited, set_marked};
 
 /// Faults that one handler keeps while events must be applied first; the threads of others fault again.
 const PENDING: usize = 256;
+/// Time between looks for a moment at which no mapping is being changed.
+const QUIET_PACE_NS: u64 = 20_000;
+/// Time between looks whether the thread that forks waits for something.
+const REST_PACE_NS: u64 = 50_000;
 /// Time between looks whether memory is within its bounds again, while faults are held back.
 const HELD_NS: u64 = 100_000;
 
@@ -32,6 +37,20 @@ struct Start {
     watcher: &'static Watcher,
     handler: usize,
     cpu: usize,
+}
+
+/// Why a child of fork could not be put under management.
+pub enum NotCopied {
+    /// The kernel refused.
+    Refused(Errno),
+    /// It can't be told what other threads of the parent were changing when the copy was made.
+    Moving(&'static str),
+}
+
+impl From<Errno> for NotCopied {
+    fn from(errno: Errno) -> NotCopied {
+        NotCopied::Refused(errno)
+    }
 }
 
 /// Tells the bounds of the private anonymous area that holds an address.
@@ -93,27 +112,29 @@ impl Watcher {
     /// management. The frames are registered by the caller.
     ///
     /// # Errors
-    /// No /proc, or registering failed.
-    pub fn begin_as_child(&self) -> Result<(), Errno> {
+    /// No /proc, or registering failed; or the parent's other threads were changing something that nobody can tell.
+    pub fn begin_as_child(&self) -> Result<(), NotCopied> {
         self.pagemap.reopen()?;
         // SAFETY: no handler runs yet.
         unsafe { self.duty.reset_in_child() };
         // SAFETY: the engine's own page, which is there.
         unsafe { self.uffd.register(self.probe.start(), PAGE_SIZE, false)? };
-        if !self.begun.load(Relaxed) {
-            return Ok(());
-        }
-        let managed = self.pager.ranges();
         let mut lent = Vec::new();
-        each_private(|area, about| {
-            if about.has(flag::RANDOM) {
-                lent.push((area.start, area.end));
-            }
-        });
-        for (start, end) in lent {
+        if self.begun.load(Relaxed) {
+            each_private(|area, about| {
+                if about.has(flag::RANDOM) {
+                    lent.push(*area);
+                }
+            });
+        }
+        if let Err(why) = self.pager.catch_up(lent.iter().map(pages_of).collect()) {
+            return Err(NotCopied::Moving(why));
+        }
+        for area in &lent {
+            let (Area { start, end, .. }, (first, last)) = (*area, pages_of(area));
             set_marked(start, end, false);
             // As in the parent, all of a mapping or nothing of it.
-            if managed.iter().any(|range| start < range.1 && range.0 < end) {
+            if self.pager.areas.read().touch(first, last) {
                 // SAFETY: the handlers will serve the range, and no engine thread touches it.
                 unsafe { self.uffd.register(start, end - start, false)? };
                 set_inherited(start, end, false);
@@ -122,40 +143,62 @@ impl Watcher {
         Ok(())
     }
 
-    /// Lets children of fork get what is registered, also while other threads change mappings, and marks it, so that a child
-    /// can tell it from what came in its place ([`flag::RANDOM`]). Called by an engine thread while nothing is adopted.
+    /// At rest: lets children of fork get what is registered, and marks the mappings of which something is managed
+    /// ([`flag::RANDOM`]), so that a child can tell them from what came in their place. Other threads of the program, if it has
+    /// any (`alone`: it has none), may be changing mappings meanwhile. Called by an engine thread.
     ///
-    /// What the kernel's map shows as registered, not what is known to be managed: other parts of the same mappings must not
-    /// differ in this, or they would be mappings of their own, which mremap refuses to move at once.
-    pub fn lend_to_children(&self) {
-        if !self.begun.load(Relaxed) {
-            return;
-        }
-        // While it is held no event is read: a thread that has changed a registered area waits, and changes no other.
-        let _reading = self.pager.changes.reading();
+    /// All of a mapping or nothing of it: other parts with other properties would be mappings of their own, which mremap refuses
+    /// to move at once.
+    ///
+    /// # Errors
+    /// What the page-map scan says.
+    pub fn lend_to_children(&self, alone: bool) -> Result<(), Errno> {
         self.pager.note_inherited(true);
-        // Until nothing had to be done: what was shown as registered may have given way to something else, which then has the
-        // mark and must not.
-        loop {
+        // Until nothing had to be done: what was shown may have given way to something else before it got its mark.
+        while self.begun.load(Relaxed) {
+            let Some((managed, _)) = self.pager.managed_at_rest(|| self.is_quiet()) else {
+                sleep_ns(QUIET_PACE_NS);
+                continue;
+            };
             let mut done = true;
             each_private(|area, about| {
                 let registered = about.has(flag::UFFD_MISSING);
-                if registered == about.has(flag::RANDOM) && !(registered && about.has(flag::DONT_FORK)) {
-                    return;
-                }
-                done = false;
-                if registered {
+                let (start, end) = pages_of(area);
+                let wanted = registered && managed.touch(start, end);
+                if registered && about.has(flag::DONT_FORK) {
+                    done = false;
                     set_inherited(area.start, area.end, true);
                 }
-                set_marked(area.start, area.end, registered);
+                if wanted != about.has(flag::RANDOM) {
+                    done = false;
+                    set_marked(area.start, area.end, wanted);
+                }
             });
-            if done {
-                return;
+            if done || alone {
+                break;
             }
+        }
+        self.pager.note_strays(&self.pagemap, || self.is_quiet(), || sleep_ns(QUIET_PACE_NS))
+    }
+
+    /// The same when all is in place, and a child needs no mark. No engine is at rest.
+    pub fn leave_to_children(&self) {
+        let _reading = self.pager.changes.reading();
+        self.pager.note_inherited(true);
+        let mut done = !self.begun.load(Relaxed);
+        while !done {
+            done = true;
+            each_private(|area, about| {
+                if about.has(flag::UFFD_MISSING) && about.has(flag::DONT_FORK) {
+                    done = false;
+                    set_inherited(area.start, area.end, true);
+                }
+            });
         }
     }
 
-    /// Ends [`Watcher::lend_to_children`]: a child that comes to be past libc gets nothing that is registered.
+    /// Ends [`Watcher::lend_to_children`] and [`Watcher::leave_to_children`]: a child that comes to be past libc gets nothing that is
+    /// registered.
     pub fn keep_from_children(&self) {
         if !self.begun.load(Relaxed) {
             return;
@@ -268,30 +311,33 @@ impl Watcher {
 
     /// Serves what comes while the engine is at rest: see [`crate::rest`].
     fn receive_at_rest(&self) {
-        self.pager.rest.receive(|rest| match self.uffd.read() {
-            Ok(Event::Fault { address, .. }) => {
-                self.serve_at_rest(rest, address & !(PAGE_SIZE - 1));
-                true
+        let mut wait = false;
+        self.pager.rest.receive(|rest| {
+            if self.pager.rest.may_miss(rest, is_asleep) {
+                wait = true;
+                return false;
             }
-            Ok(change) => {
-                rest.note_change(change);
-                true
+            match rest.read(|| self.uffd.read()) {
+                Ok(Event::Fault { address, .. }) => self.serve_at_rest(rest, address & !(PAGE_SIZE - 1)),
+                Ok(_) => wait = rest.is_half_full(),
+                Err(_) => return false,
             }
-            Err(_) => false,
+            !wait
         });
-        yield_now();
+        if wait { sleep_ns(REST_PACE_NS) } else { yield_now() }
     }
 
     fn serve_at_rest(&self, rest: &mut Notes, page: usize) {
         rest.note_page(page);
         loop {
-            let bytes = self.pager.page_at_rest(rest.origin(page));
+            // SAFETY: the engine is at rest, and whoever has the notes is alone.
+            let bytes = unsafe { self.pager.page_at_rest(rest.origin(page)) };
             // SAFETY: a missing page of a registered area, and what it holds, as nothing changes at rest. No lock is held: when
             // the page is there, the thread that forks goes on.
             match unsafe { self.uffd.copy(page, bytes, PAGE_SIZE, true) } {
-                Err(partial) if partial.errno == Errno::AGAIN => match self.uffd.read() {
+                Err(partial) if partial.errno == Errno::AGAIN => match rest.read(|| self.uffd.read()) {
                     Ok(Event::Fault { address, .. }) => self.serve_at_rest(rest, address & !(PAGE_SIZE - 1)),
-                    Ok(change) => rest.note_change(change),
+                    Ok(_) => {}
                     Err(_) => yield_now(),
                 },
                 Err(_) => return self.uffd.wake(page, PAGE_SIZE),
@@ -308,13 +354,16 @@ impl Watcher {
     ///   once for it.
     pub unsafe fn end_rest(&self) {
         let reading = self.pager.changes.reading();
-        let pages = self.pager.rest.end(|change| self.pager.apply(change));
+        self.pager.rest.end(|note| self.pager.apply_note(note));
         // SAFETY: by the caller's promise.
         unsafe { self.pager.start_again() };
         drop(reading);
         let mut shift = Shift::new(usize::MAX, 0);
-        for addr in pages {
-            while !self.serve(Fault { addr, protected: false, late: false }, &mut shift) {
+        // A page may be moved meanwhile; it is followed (`Rest::tell`).
+        while let Some(addr) = self.pager.rest.noted_page() {
+            if self.serve(Fault { addr, protected: false, late: false }, &mut shift) {
+                self.pager.rest.settle(addr);
+            } else {
                 yield_now();
             }
         }
@@ -346,6 +395,7 @@ impl Watcher {
                     }
                 }
                 Some(change) => {
+                    self.pager.rest.tell(change);
                     self.pager.apply(change);
                     self.pager.changes.end(&reading);
                 }
@@ -407,6 +457,10 @@ fn each_private(mut each: impl FnMut(&Area, &Details)) {
     done.expect("memfold: reading /proc/self/smaps failed");
 }
 
+fn pages_of(area: &Area) -> Pages {
+    ((area.start >> PAGE_SHIFT) as u64, (area.end >> PAGE_SHIFT) as u64)
+}
+
 fn run(start: usize) {
     // SAFETY: `start` leaked it.
     let Start { watcher, handler, cpu } = *unsafe { &*(start as *const Start) };
@@ -422,6 +476,11 @@ fn run(start: usize) {
             yield_now();
         }
         let Some(_open) = watcher.pager.gates.serving() else {
+            // Whoever waits for one of these faults again, and is served at rest if need be.
+            pending.retain(|fault| {
+                watcher.uffd.wake(fault.addr & !(PAGE_SIZE - 1), PAGE_SIZE);
+                false
+            });
             watcher.receive_at_rest();
             continue;
         };

@@ -309,6 +309,30 @@ static void daemonize(void) {
     check(memory, LEN, 1);
 }
 
+/* A fork brings nothing home, in parent or child. */
+static void kept(void) {
+    memory = map(LEN);
+    fill(memory, LEN, 1);
+    NEED(!pthread_create(&thread[0], NULL, sleeper, NULL));
+    for (int i = 0; i < 3; i++) {
+        push_out(memory, LEN);
+        pid_t pid = fork();
+        NEED(pid >= 0);
+        NEED(present(memory, LEN) <= LEN / PAGE * 3 / 4);
+        if (pid == 0) {
+            check(memory, LEN, 1);
+            fill(memory, LEN, 2);
+            push_out(memory, LEN); /* It is managed itself. */
+            check(memory, LEN, 2);
+            _exit(5);
+        }
+        check(memory, LEN, 1);
+        need_right(pid);
+    }
+    stop = 1;
+    NEED(!pthread_join(thread[0], NULL));
+}
+
 static void on_crash(int signal, siginfo_t *info, void *context) {
     char text[300];
     (void)signal, (void)context;
@@ -328,6 +352,7 @@ int main(int argc, char **argv) {
     else if (is(argv[1], "elsewhere")) elsewhere();
     else if (is(argv[1], "spawn")) spawn();
     else if (is(argv[1], "daemon")) daemonize();
+    else if (is(argv[1], "kept")) kept();
     else return 2;
     puts("right");
     return 0;

@@ -350,6 +350,15 @@ impl<T> RwLock<T> {
 }
 
 impl<T> RwLock<T> {
+    /// The value, whoever holds the lock.
+    ///
+    /// # Safety
+    /// - Nobody changes the value while the reference lives.
+    pub unsafe fn peek(&self) -> &T {
+        // SAFETY: by the caller's promise only shared references exist.
+        unsafe { &*self.value.get() }
+    }
+
     /// Ends a write lock whose guard was forgotten.
     ///
     /// # Safety

@@ -84,6 +84,14 @@ impl<T> Mutex<T> {
     pub unsafe fn peek(&self) -> &T {
         panic!("no model forks")
     }
+    /// The value for changing, whoever holds the lock.
+    ///
+    /// # Safety
+    /// - No other thread uses the value while the reference lives.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn peek_mut(&self) -> &mut T {
+        panic!("no model forks")
+    }
     /// Makes the lock free, whoever holds it.
     ///
     /// # Safety
@@ -115,8 +123,16 @@ impl<T> RwLock<T> {
         WriteGuard(self.0.write().unwrap_or_else(|e| e.into_inner()))
     }
 }
+/// For a fork. Not modelled.
 impl<T> RwLock<T> {
-    /// Ends a write lock whose guard was forgotten. Not modelled.
+    /// The value, whoever holds the lock.
+    ///
+    /// # Safety
+    /// - Nobody changes the value while the reference lives.
+    pub unsafe fn peek(&self) -> &T {
+        panic!("no model forks")
+    }
+    /// Ends a write lock whose guard was forgotten.
     ///
     /// # Safety
     /// - A write guard of this lock was given to `core::mem::forget`, and this is called once for it.

@@ -1,4 +1,5 @@
 //! Tests of parts that have no public door.
+mod moment;
 mod cluster;
 mod fault;
 mod frames;

@@ -1,0 +1,41 @@
+//! `mremap` that leaves an empty mapping where it takes the pages from (MREMAP_DONTUNMAP). A child of fork could not tell by its
+//! own map whether that had happened when it was made (`memfold/src/moment.rs`), so it happens before a fork or after.
+use crate::program;
+use crate::real::Real;
+use core::ffi::{c_int, c_void};
+use core::mem::transmute;
+use memfold_sys::raw::set_signals_blocked;
+
+type Mremap = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
+
+static REAL_MREMAP: Real = Real::new(c"mremap");
+
+/// Looks the real function up: the program's allocator may call it at any time.
+pub fn find() {
+    REAL_MREMAP.get();
+}
+
+/// The program's `mremap`: as libc's. Its last parameter is optional, and of the class that variable arguments have too.
+///
+/// # Safety
+/// - As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    at: *mut c_void,
+    len: usize,
+    new_len: usize,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: libc's `mremap` is of this type as far as the machine's calling convention goes; the caller's promise.
+    let real = || unsafe { transmute::<*mut c_void, Mremap>(REAL_MREMAP.get())(at, len, new_len, flags, to) };
+    let Some(program) = program::get().filter(|_| flags & libc::MREMAP_DONTUNMAP != 0) else { return real() };
+    // A handler of a signal that got in between could wait for what this thread holds.
+    let blocked = set_signals_blocked(u64::MAX);
+    program.pause();
+    let result = real();
+    // SAFETY: paused above.
+    unsafe { program.resume() };
+    set_signals_blocked(blocked);
+    result
+}
