@@ -82,11 +82,11 @@ impl Pager {
     }
 
     /// In a child of fork, whose map shows a mark on `marked`: brings the index to the moment of the copy, as far as other
-    /// threads of the parent had changed mappings of which it did not know yet. See [`crate::moment`].
+    /// threads of the parent had changed mappings of which it did not know yet. See `moment.rs`.
     ///
     /// # Errors
     /// Says what can't be told.
-    pub fn catch_up(&self, marked: Vec<Pages>) -> Result<(), &'static str> {
+    pub(crate) fn catch_up(&self, marked: Vec<Pages>) -> Result<(), &'static str> {
         // SAFETY: this is the only engine thread.
         let known = unsafe { self.rest.reset_in_child() };
         let mut at = 0;
