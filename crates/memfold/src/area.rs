@@ -5,6 +5,7 @@
 use crate::index::KEYS;
 use crate::parked::{About, Parked, without};
 use alloc::vec::Vec;
+use memfold_sys::uffd::Event;
 use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT};
 
 /// The number of the page at an address.
@@ -203,6 +204,22 @@ impl Areas {
         let taken: Vec<_> = ghosts.iter().map(|g| (g.start, g.end)).collect();
         let parked = ghosts.iter().filter_map(|g| g.at.map(|at| (at, at + (g.end - g.start))));
         parked.chain(without(start, end, &taken)).collect()
+    }
+
+    /// Makes a change, as far as addresses go.
+    pub fn follow(&mut self, change: Event) {
+        match change {
+            Event::Unmap { start, end } => {
+                for (start, end) in self.ended(page_of(start), page_of(end)) {
+                    self.remove(start, end);
+                }
+            }
+            Event::Remap { from, to, len } => {
+                let moved = self.begin_move(page_of(from), page_of(to), page_of(len));
+                self.end_move(moved);
+            }
+            _ => {}
+        }
     }
 
     /// Where what waits for an event was, which that event will name (page numbers).

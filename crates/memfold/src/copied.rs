@@ -93,12 +93,13 @@ impl Pager {
         let begin = now_ns();
         let mut moment = Moment::new(marked);
         loop {
-            if at >= known && self.rest.is_doubtful(known) == Some(true) {
-                return Err("memory was being discarded");
-            }
             let (managed, ghosts) = self.managed_and_parked();
-            if at >= known && self.rest.is_doubtful(known).is_some() && moment.is_reached(&managed, &ghosts) {
-                break;
+            if at >= known {
+                match self.rest.is_doubtful(known) {
+                    Some(true) => return Err("memory was being discarded"),
+                    Some(false) if moment.is_reached(&managed, &ghosts) => break,
+                    _ => {}
+                }
             }
             match self.rest.note(at) {
                 Later::Note(note) => {

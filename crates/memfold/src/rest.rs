@@ -161,17 +161,9 @@ impl Rest {
         }
         for at in 0..notes.own.count.load(SeqCst) {
             match notes.log.as_ref().expect("at rest there is a log").note(at).0 {
-                Note::Change(Event::Unmap { start, end }) => {
-                    for (start, end) in areas.ended(page_of(start), page_of(end)) {
-                        areas.remove(start, end);
-                    }
-                }
-                Note::Change(Event::Remap { from, to, len }) => {
-                    let moved = areas.begin_move(page_of(from), page_of(to), page_of(len));
-                    areas.end_move(moved);
-                }
+                Note::Change(change) => areas.follow(change),
                 Note::Quiet => areas.end_parked(),
-                Note::Change(_) | Note::Page(_) => {}
+                Note::Page(_) => {}
             }
         }
         notes.push(Note::Quiet);

@@ -143,7 +143,7 @@ impl Kernel {
                 self.threads[who].queued = 0;
             }
         }
-        self.log.iter().for_each(|change| apply(&mut areas, *change));
+        self.log.iter().for_each(|change| areas.follow(*change));
         areas.end_parked();
         found(&areas) == managed(&self.pages)
     }
@@ -180,24 +180,9 @@ fn managed(pages: &BTreeMap<u64, u64>) -> BTreeMap<u64, u64> {
     pages.iter().filter(|page| *page.1 != FRESH).map(|page| (*page.0, *page.1)).collect()
 }
 
-fn apply(areas: &mut Areas, change: Event) {
-    let page = |addr: usize| (addr >> PAGE_SHIFT) as u64;
-    match change {
-        Event::Unmap { start, end } => {
-            let ended = areas.ended(page(start), page(end));
-            ended.into_iter().for_each(|(start, end)| drop(areas.remove(start, end)));
-        }
-        Event::Remap { from, to, len } => {
-            let moved = areas.begin_move(page(from), page(to), page(len));
-            areas.end_move(moved);
-        }
-        _ => {}
-    }
-}
-
 /// As `Pager::catch_up`. Returns whether the log sufficed.
 fn catch_up(areas: &mut Areas, log: &[Event], known: usize, marked: Vec<Pages>) -> bool {
-    log[..known].iter().for_each(|change| apply(areas, *change));
+    log[..known].iter().for_each(|change| areas.follow(*change));
     let mut moment = Moment::new(marked);
     let mut later = log[known..].iter();
     loop {
@@ -208,7 +193,7 @@ fn catch_up(areas: &mut Areas, log: &[Event], known: usize, marked: Vec<Pages>) 
             return true;
         }
         let Some(change) = later.next() else { return false };
-        moment.judge(*change, &managed, &ghosts).into_iter().for_each(|change| apply(areas, change));
+        moment.judge(*change, &managed, &ghosts).into_iter().for_each(|change| areas.follow(change));
     }
 }
 
