@@ -89,13 +89,21 @@ class Outcome:
 def run(command):
     """Runs the job to its end; its stderr passes through. The peak counts memfold's own memory too."""
     start = time.monotonic()
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    # Held back while the child starts: an interrupt inside Popen would leave a child that nobody knows.
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    heed = lambda: signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    child = None
     try:
+        try:
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=heed)
+        finally:
+            heed()
         output = child.stdout.read()
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
     except BaseException:
-        stop(child)
+        if child:
+            stop(child)
         raise
     seconds = time.monotonic() - start
     if child.returncode != 0:

@@ -125,12 +125,12 @@ class Runs(unittest.TestCase):
 
 
 def only_child(pid):
-    """The process that `pid` started, once it has."""
-    for _ in range(200):
+    """The process that `pid` started, the very moment it has: it may not run its program yet."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         if children:
             return children[0]
-        time.sleep(0.05)
     raise AssertionError("no child was started")
 
 
