@@ -2,8 +2,6 @@
 mod common;
 use common::{NOBODY, Scratch, assert_right, assert_right_in, assert_right_with, can_make_worlds, compile, managed_in};
 
-const COPIES: [&str; 4] = ["--resident", "16M", "--fork-copies", "on"];
-
 #[test]
 fn parent_and_child_of_fork_both_find_every_byte() {
     assert_right("children", &["fork", "threads"]);
@@ -48,15 +46,19 @@ fn a_fork_while_other_threads_change_mappings_gives_the_child_right_bytes() {
 
 #[test]
 fn a_fork_of_several_threads_brings_nothing_home_and_its_child_is_managed() {
-    assert_right_with(&COPIES, "forks", &["kept", "libc", "raw", "elsewhere", "daemon"]);
-    assert_right_with(&COPIES, "children", &["threads", "copies"]);
+    assert_right("forks", &["kept"]);
+}
+
+#[test]
+fn what_libc_touches_in_a_child_before_any_handler_is_there() {
+    assert_right("children", &["libc"]);
 }
 
 #[test]
 fn with_a_swap_file_a_fork_brings_all_home() {
     let swap = Scratch::new();
     let flags = ["--resident", "16M", "--swap", swap.0.to_str().unwrap()];
-    assert_right_with(&flags, "children", &["fork", "threads", "grown"]);
+    assert_right_with(&flags, "children", &["fork", "threads", "libc", "grown"]);
 }
 
 #[test]
@@ -67,7 +69,8 @@ fn a_fork_that_lacks_the_memory_is_refused() {
     let (program, scratch) = (compile("children"), Scratch::new());
     let meminfo = scratch.file("meminfo", "MemTotal: 8388608 kB\nMemAvailable: 1024 kB\n", 0o644);
     let world = format!("mount --bind {meminfo} /proc/meminfo && exec \"$@\"");
-    let Some(output) = managed_in(&world, &["--resident", "16M"], &[&program.path, "threads"]) else { return };
+    let flags = ["--resident", "16M", "--swap", scratch.0.to_str().unwrap()];
+    let Some(output) = managed_in(&world, &flags, &[&program.path, "threads"]) else { return };
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{text}");
     assert!(output.stdout.is_empty() && text.contains("fork() needs all memory back in place"), "{text}");

@@ -4,7 +4,7 @@
 use crate::fork::Copying;
 use crate::real::next;
 use crate::release::release;
-use core::ffi::{c_int, c_long, c_void};
+use core::ffi::{c_int, c_void};
 
 type Fork = unsafe extern "C" fn() -> libc::pid_t;
 type Main = unsafe extern "C" fn(*mut c_void) -> c_int;
@@ -66,21 +66,4 @@ unsafe extern "C" fn entry(start: *mut c_void) -> c_int {
     copying.end(true);
     // SAFETY: as the caller of `clone` promised. libc would end the calling thread only, and the engine's would go on.
     unsafe { libc::_exit(main(arg)) }
-}
-
-/// Whether a system call makes a process with a copy of this one's memory, on a copy of the caller's stack.
-///
-/// # Safety
-/// - For `clone3`, `a` is the address of its arguments or of nothing.
-pub unsafe fn copies(number: c_long, a: usize, b: usize) -> bool {
-    let shares = |flags: u64| flags & libc::CLONE_VM as u64 != 0;
-    match number {
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_fork => true,
-        libc::SYS_clone => !shares(a as u64) && b == 0,
-        // The arguments begin with the flags; the stack is the sixth of them.
-        // SAFETY: the caller's promise; what the kernel would refuse to read is refused here too.
-        libc::SYS_clone3 => unsafe { a != 0 && !shares(*(a as *const u64)) && *(a as *const u64).add(5) == 0 },
-        _ => false,
-    }
 }

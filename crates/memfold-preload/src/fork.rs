@@ -1,24 +1,25 @@
 //! Fork: the child gets a copy of the engine at rest, and threads for it. Where that can't be, everything folded comes back
 //! first, and the child has no engine.
 //!
-//! `prepare` is registered before any handler of the program and therefore runs after all of them, `child` before.
+//! Between libc's handlers and the copy, and between the copy and the handlers, libc and libraries touch memory of their
+//! own, as the blocks of threads. So for libc's fork the copy is taken out of libc's hands (`memfold_sys::dispatch`), and
+//! both processes are served before libc goes on.
 //! vfork and posix_spawn share the parent's memory, and its engine serves the child until it executes something.
-use crate::program::{self, Program};
-use crate::{engine, files, proc, say};
+use crate::program;
+use crate::{engine, proc, say};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
 use memfold::config::Size;
-use memfold_sys::bare;
 use memfold_sys::raw::set_signals_blocked;
 use memfold_sys::uffd::Uffd;
+use memfold_sys::{bare, dispatch};
 
 /// The thread that is between `prepare` and the end of its fork; 0 if none is.
 static FORKING: AtomicI32 = AtomicI32::new(0);
 
 /// Registers the handlers.
 pub fn install() {
-    files::find();
     // SAFETY: three functions of the right type that stay loaded (the library is linked with `-z nodelete`).
-    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+    unsafe { libc::pthread_atfork(Some(prepare_libc), Some(parent), Some(child)) };
 }
 
 /// A copy of the process that libc's handlers don't know of.
@@ -32,20 +33,15 @@ impl Copying {
     pub fn begin() -> Copying {
         let nested = FORKING.load(SeqCst) == own_thread();
         if !nested {
-            // SAFETY: the handler may run at any time.
-            unsafe { prepare() };
+            prepare(false);
         }
         Copying { nested }
     }
 
     /// After it was made, in each of the two; also if it was not.
     pub fn end(self, in_child: bool) {
-        match (self.nested, in_child) {
-            // SAFETY: `prepare` has run in `begin`.
-            (false, true) => unsafe { child() },
-            // SAFETY: likewise.
-            (false, false) => unsafe { parent() },
-            (true, _) => {}
+        if !self.nested {
+            end(in_child);
         }
     }
 }
@@ -64,7 +60,25 @@ static PREPARED: AtomicU32 = AtomicU32::new(NOTHING);
 /// The signals that the forking thread had blocked.
 static BLOCKED: AtomicU64 = AtomicU64::new(0);
 
-unsafe extern "C" fn prepare() {
+unsafe extern "C" fn prepare_libc() {
+    prepare(true);
+}
+
+/// There is something left to do only where the copy was not caught, or not made.
+unsafe extern "C" fn parent() {
+    if FORKING.load(SeqCst) == own_thread() {
+        dispatch::end();
+        end(false);
+    }
+}
+
+/// Likewise.
+unsafe extern "C" fn child() {
+    end(true);
+}
+
+/// Before a copy, which libc will make, or the caller.
+fn prepare(by_libc: bool) {
     let Some(program) = program::get() else { return };
     // A handler of a signal could touch folded memory while nobody serves it.
     let blocked = set_signals_blocked(u64::MAX);
@@ -74,12 +88,18 @@ unsafe extern "C" fn prepare() {
     FORKING.store(own_thread(), SeqCst);
     // With a swap file two would own its slots; and the child must be able to open a userfaultfd, a right that a process may lose.
     let alone = proc::threads() == 1 + bare::count() as u64;
-    if !program.pager.has_swap() && (alone || program.copies_beside_threads()) && Uffd::probe().is_ok() {
+    let caught = !by_libc || dispatch::probe();
+    if !program.pager.has_swap() && caught && Uffd::probe().is_ok() {
         program.come_to_rest(alone);
         engine::have_done(|| program.lend_to_children(alone));
-        files::touch();
         program.begin_copying();
         PREPARED.store(AT_REST, SeqCst);
+        if by_libc {
+            // SAFETY: all signals are blocked, `parent` ends it, and the program stays paused until this fork has ended.
+            if let Err(e) = unsafe { dispatch::begin(blocked, after_copy) } {
+                say::die(format_args!("fork: prctl(PR_SET_SYSCALL_USER_DISPATCH): {e}"));
+            }
+        }
         return;
     }
     let away = program.pager.away_bytes();
@@ -98,49 +118,40 @@ unsafe extern "C" fn prepare() {
     PREPARED.store(BACK, SeqCst);
 }
 
-unsafe extern "C" fn parent() {
+/// In parent and child: all of the end but for the signals, which stay blocked.
+fn after_copy(in_child: bool) {
     let Some(program) = program::get() else { return };
-    match PREPARED.swap(NOTHING, SeqCst) {
-        AT_REST => {
-            // SAFETY: `prepare` brought it to rest, and the swap lets only one caller pass.
-            unsafe {
-                program.allow_allocation();
-                engine::have_done(|| {
-                    program.end_rest();
-                    program.keep_from_children();
-                });
-            }
-        }
-        BACK => {
+    match (PREPARED.swap(NOTHING, SeqCst), in_child) {
+        // SAFETY: `prepare` brought it to rest, and the swap lets only one caller pass. A child has this thread alone.
+        (AT_REST, true) => unsafe {
+            program.allow_allocation();
+            engine::start_in_child();
+        },
+        // SAFETY: likewise.
+        (AT_REST, false) => unsafe {
+            program.allow_allocation();
+            engine::have_done(|| {
+                program.end_rest();
+                program.keep_from_children();
+            });
+        },
+        (BACK, true) => program::abandon(),
+        (BACK, false) => {
             engine::have_done(|| program.keep_from_children());
             program.pager.thaw();
         }
         _ => return,
     }
-    go_on(program);
-}
-
-unsafe extern "C" fn child() {
-    let Some(program) = program::get() else { return };
-    match PREPARED.swap(NOTHING, SeqCst) {
-        AT_REST => {
-            // SAFETY: a copy of what `prepare` brought to rest. This is the only thread.
-            unsafe {
-                program.allow_allocation();
-                engine::start_in_child();
-            }
-        }
-        BACK => program::abandon(),
-        _ => return,
-    }
-    go_on(program);
-}
-
-/// After the fork, in either process.
-fn go_on(program: &Program) {
     FORKING.store(0, SeqCst);
-    let blocked = BLOCKED.load(SeqCst);
     // SAFETY: `prepare` paused it, and only one caller gets here for it.
     unsafe { program.resume() };
-    set_signals_blocked(blocked);
+}
+
+/// In parent and child, where that was not done already.
+fn end(in_child: bool) {
+    let blocked = BLOCKED.load(SeqCst);
+    if PREPARED.load(SeqCst) != NOTHING {
+        after_copy(in_child);
+        set_signals_blocked(blocked);
+    }
 }

@@ -15,7 +15,6 @@ mod slots;
 mod proc;
 mod program;
 mod engine;
-mod files;
 mod real;
 mod release;
 mod go;

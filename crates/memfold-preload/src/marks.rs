@@ -6,7 +6,6 @@ use crate::program::{self, Program};
 use crate::real::Real;
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::transmute;
-use memfold_sys::raw::set_signals_blocked;
 use memfold_sys::units::PAGE_SIZE;
 use memfold_sys::zone::unlock_all;
 
@@ -50,25 +49,19 @@ fn mark_and_then(
     call: impl FnOnce() -> c_int,
     mut then: impl FnMut() + Send,
 ) -> c_int {
-    // A handler of a signal that got in between could wait for what this thread holds.
-    let blocked = set_signals_blocked(u64::MAX);
-    program.pause();
-    program.note_marks();
-    let result = call();
-    if result == 0 {
+    program.paused(|| {
+        program.note_marks();
+        let result = call();
         let first = start & !(PAGE_SIZE - 1);
         let last = start.saturating_add(len).min(TOP).next_multiple_of(PAGE_SIZE);
-        if first < last {
+        if result == 0 && first < last {
             engine::have_done(|| {
                 program.release(first, last, inherited);
                 then();
             });
         }
-    }
-    // SAFETY: paused above.
-    unsafe { program.resume() };
-    set_signals_blocked(blocked);
-    result
+        result
+    })
 }
 
 /// The program's `madvise`: as libc's.
@@ -105,15 +98,12 @@ fn unmark(call: impl FnOnce() -> c_int) -> c_int {
 /// MADV_DOFORK: what is managed stays out of children that are made past libc, as it was before. Those of fork get it.
 fn undo_dont_fork(call: impl FnOnce() -> c_int) -> c_int {
     let Some(program) = program::get() else { return call() };
-    let blocked = set_signals_blocked(u64::MAX);
-    program.pause();
-    let result = call();
-    engine::have_done(|| program.keep_from_children());
-    program.note_unmarked();
-    // SAFETY: paused above.
-    unsafe { program.resume() };
-    set_signals_blocked(blocked);
-    result
+    program.paused(|| {
+        let result = call();
+        engine::have_done(|| program.keep_from_children());
+        program.note_unmarked();
+        result
+    })
 }
 
 /// The program's `mlock`: as libc's.

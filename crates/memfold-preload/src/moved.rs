@@ -4,7 +4,6 @@ use crate::program;
 use crate::real::Real;
 use core::ffi::{c_int, c_void};
 use core::mem::transmute;
-use memfold_sys::raw::set_signals_blocked;
 
 type Mremap = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
 
@@ -29,13 +28,8 @@ pub unsafe extern "C" fn mremap(
 ) -> *mut c_void {
     // SAFETY: libc's `mremap` is of this type as far as the machine's calling convention goes; the caller's promise.
     let real = || unsafe { transmute::<*mut c_void, Mremap>(REAL_MREMAP.get())(at, len, new_len, flags, to) };
-    let Some(program) = program::get().filter(|_| flags & libc::MREMAP_DONTUNMAP != 0) else { return real() };
-    // A handler of a signal that got in between could wait for what this thread holds.
-    let blocked = set_signals_blocked(u64::MAX);
-    program.pause();
-    let result = real();
-    // SAFETY: paused above.
-    unsafe { program.resume() };
-    set_signals_blocked(blocked);
-    result
+    match program::get() {
+        Some(program) if flags & libc::MREMAP_DONTUNMAP != 0 => program.paused(real),
+        _ => real(),
+    }
 }

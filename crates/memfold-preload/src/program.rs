@@ -12,7 +12,7 @@ use memfold::watch::{NotCopied, Watcher};
 use memfold_sys::bare;
 use memfold_sys::bin::Bin;
 use memfold_sys::maps::{Area, each_area, each_detailed, flag};
-use memfold_sys::raw::program_break;
+use memfold_sys::raw::{program_break, set_signals_blocked};
 use memfold_sys::space::UffdSpace;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::cpus;
@@ -295,14 +295,21 @@ impl Program {
         unsafe { self.adopting.unlock() };
     }
 
+    /// Makes a call before or after an adoption or a fork of another thread, not beside one.
+    pub fn paused<T>(&self, call: impl FnOnce() -> T) -> T {
+        // A handler of a signal that got in between could wait for what this thread holds.
+        let blocked = set_signals_blocked(u64::MAX);
+        self.pause();
+        let result = call();
+        // SAFETY: paused above.
+        unsafe { self.resume() };
+        set_signals_blocked(blocked);
+        result
+    }
+
     /// Whether what the program keeps out of core dumps is folded all the same.
     pub fn folds_dont_dump(&self) -> bool {
         self.config.fold_dont_dump
-    }
-
-    /// Whether a child gets a copy of the engine also if the program has other threads.
-    pub fn copies_beside_threads(&self) -> bool {
-        self.config.fork_copies
     }
 
     /// As [`Watcher::leave_to_children`].

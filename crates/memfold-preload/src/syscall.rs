@@ -1,11 +1,11 @@
 //! The program's `syscall`: the calls that this library defines under their own names are the same by number.
-use crate::clone::copies;
 use crate::fork::Copying;
 use crate::real::next;
 use crate::release::release;
 use crate::{ahead, lent, marks, moved};
 use core::ffi::{c_int, c_long, c_uint, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use memfold_sys::raw::copies;
 
 type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
 
@@ -51,7 +51,7 @@ unsafe extern "C" fn slowly(number: c_long, a: usize, b: usize, c: usize, d: usi
     // SAFETY: libc's `syscall` is of this type as far as the machine's calling convention goes.
     let real = unsafe { core::mem::transmute::<*mut c_void, Syscall>(real) };
     // SAFETY: the arguments are the caller's.
-    if !unsafe { copies(number, a, b) } {
+    if !unsafe { copies(number, [a, b, c, d, e, f]) } {
         // SAFETY: likewise.
         return unsafe { real(number, a, b, c, d, e, f) };
     }

@@ -10,6 +10,7 @@ pub mod units;
 mod clock;
 pub mod sync;
 pub mod raw;
+pub mod dispatch;
 pub mod zone;
 pub mod arena;
 pub mod file;

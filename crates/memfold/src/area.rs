@@ -234,11 +234,15 @@ impl Areas {
 
     /// Every change is known: what still waits for one has ended.
     pub fn end_parked(&mut self) {
-        for ghost in self.parked.clear() {
-            if let Some(at) = ghost.at {
-                self.remove(at, at + (ghost.end - ghost.start));
-            }
+        for (start, end) in self.take_parked() {
+            self.remove(start, end);
         }
+    }
+
+    /// Where what waits for an event is parked (page numbers). Nothing waits any more: the caller ends these parts.
+    pub fn take_parked(&mut self) -> Vec<(u64, u64)> {
+        let ghosts = self.parked.clear();
+        ghosts.iter().filter_map(|ghost| ghost.at.map(|at| (at, at + (ghost.end - ghost.start)))).collect()
     }
 
     /// Pins keys `[start, end)`: they are not evicted. Pins nest.

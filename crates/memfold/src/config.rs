@@ -130,8 +130,6 @@ pub struct Config {
     pub fold_dont_dump: bool,
     /// `run` keeps a thread that faults much on one CPU.
     pub keep_cpu: bool,
-    /// For a whole program: a child that a program of several threads forks gets a copy-on-write copy of what is folded.
-    pub fork_copies: bool,
 }
 
 /// Background threads at most, and pools.
@@ -184,7 +182,6 @@ impl Config {
             adopt_percent: 75,
             fold_dont_dump: false,
             keep_cpu: true,
-            fork_copies: false,
         }
     }
 
@@ -243,7 +240,6 @@ impl Config {
             "adopt-at" => self.adopt_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
             "dont-dump" => self.fold_dont_dump = choice(value, &[("leave", false), ("fold", true)]).map_err(wrong)?,
             "keep-cpu" => self.keep_cpu = on_off(value).map_err(wrong)?,
-            "fork-copies" => self.fork_copies = on_off(value).map_err(wrong)?,
             _ => {
                 return Err(ConfigError(alloc::format!("there is no setting called {name:?}")));
             }
@@ -355,7 +351,7 @@ impl Config {
         let _ = write!(
             out,
             "codec={}\ncanned={}\nfolio={}\nblock={}\ndelivery={delivery}\non-full={full}\npools={}\nworkers={}\nverify={}\nclean={}\n\
-             readahead={}\nworkingset={}\nfallback={}\nmove={}\nshard={}\nadopt-at={}\ndont-dump={}\nkeep-cpu={}\nfork-copies={}\n",
+             readahead={}\nworkingset={}\nfallback={}\nmove={}\nshard={}\nadopt-at={}\ndont-dump={}\nkeep-cpu={}\n",
             self.codec,
             match &self.canned {
                 Canned::Off => "off",
@@ -375,8 +371,7 @@ impl Config {
             self.shard_bytes,
             self.adopt_percent,
             if self.fold_dont_dump { "fold" } else { "leave" },
-            on(self.keep_cpu),
-            on(self.fork_copies)
+            on(self.keep_cpu)
         );
         out
     }
@@ -470,7 +465,6 @@ mod tests {
             ("adopt-at", "60"),
             ("dont-dump", "fold"),
             ("keep-cpu", "off"),
-            ("fork-copies", "on"),
         ];
         assert_eq!(values.len(), KEYS.len());
         for key in KEYS {

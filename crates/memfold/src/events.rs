@@ -3,7 +3,6 @@ use crate::area::{Areas, page_of};
 use crate::folio::State;
 use crate::hint::largest_aligned;
 use crate::pager::Pager;
-use crate::parked::Ghost;
 use crate::stats;
 use alloc::vec::Vec;
 use memfold_sys::Errno;
@@ -60,13 +59,6 @@ impl Pager {
         }
     }
 
-    /// Ends parked memory.
-    fn lay(&self, areas: &mut Areas, ghost: &Ghost) {
-        let Some(at) = ghost.at else { return };
-        let end = at + (ghost.end - ghost.start);
-        self.forget(areas, (at << PAGE_SHIFT) as usize, (end << PAGE_SHIFT) as usize, false);
-    }
-
     /// Whether something waits for an event that may never come.
     pub fn has_parked(&self) -> bool {
         !self.areas.read().parked.is_empty()
@@ -75,8 +67,8 @@ impl Pager {
     /// Every event there was has been applied: what still waits for one has ended.
     pub fn end_parked(&self) {
         let mut areas = self.areas.write();
-        for ghost in areas.parked.clear() {
-            self.lay(&mut areas, &ghost);
+        for (start, end) in areas.take_parked() {
+            self.forget(&mut areas, (start << PAGE_SHIFT) as usize, (end << PAGE_SHIFT) as usize, false);
         }
     }
 

@@ -216,10 +216,4 @@ pub const KEYS: &[Key] = &[
         default: "on",
         help: "run: a thread that faults all the time is kept on the CPU where its faults are served, for 50 ms at a time",
     },
-    Key {
-        name: "fork-copies",
-        value: "on|off",
-        default: "off",
-        help: "run: fork of several threads: the child gets a copy-on-write copy of what is folded, or (off) all is brought back first",
-    },
 ];

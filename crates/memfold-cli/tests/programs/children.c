@@ -1,6 +1,8 @@
 /* Processes made by a folded one. */
 #include "common.h"
+#include <dlfcn.h>
 #include <sched.h>
+#include <semaphore.h>
 
 static const size_t LEN = 64 * MIB;
 static char *memory;
@@ -120,6 +122,52 @@ static void fork_threads(void) {
     }
     for (int i = 0; i < 6; i++) NEED(!pthread_join(thread[i], NULL));
     check(memory, LEN, 1);
+}
+
+static sem_t go_on;
+
+static pthread_key_t keys[40];
+
+static void *idle(void *arg) {
+    for (int i = 0; i < 40; i++) NEED(!pthread_setspecific(keys[i], arg));
+    sem_wait(&go_on);
+    return arg;
+}
+
+/* libc's own part of a child touches the blocks of threads, which lie in their stacks, and the locks of open files. Threads
+ * past our pthread_create, as libraries start them, have stacks that are folded. */
+static void what_libc_touches(void) {
+    int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(dlopen("libc.so.6", RTLD_NOW), "pthread_create");
+    NEED(create);
+    enum { IDLE = 20, FILES = 300 };
+    pthread_t thread[IDLE];
+    FILE *file[FILES];
+    folded();
+    for (int i = 0; i < 40; i++) NEED(!pthread_key_create(&keys[i], NULL));
+    for (long i = 0; i < IDLE; i++) NEED(!create(&thread[i], NULL, idle, (void *)i));
+    for (int i = 0; i < FILES; i++) {
+        free(malloc(200 << 10));
+        NEED((file[i] = fopen("/dev/null", "w")) && fputc('x', file[i]) == 'x');
+    }
+    for (int i = 0; i < 4; i++) {
+        push_out(memory, LEN);
+        pid_t pid = fork();
+        NEED(pid >= 0);
+        if (pid == 0) {
+            for (int f = 0; f < FILES; f++) NEED(fclose(file[f]) == 0);
+            pthread_t one;
+            NEED(!pthread_create(&one, NULL, work, NULL) && !pthread_join(one, NULL));
+            check(memory, LEN, 1);
+            _exit(5);
+        }
+        check(memory, LEN, 1);
+        NEED(WEXITSTATUS(wait_for(pid)) == 5);
+    }
+    for (int i = 0; i < IDLE; i++) sem_post(&go_on);
+    for (long i = 0; i < IDLE; i++) {
+        void *result;
+        NEED(!pthread_join(thread[i], &result) && result == (void *)i);
+    }
 }
 
 static void fork_exec(char *self) {
@@ -302,6 +350,7 @@ int main(int argc, char **argv) {
     else if (is(argv[1], "fork")) fork_right();
     else if (is(argv[1], "long")) long_lived_child();
     else if (is(argv[1], "threads")) fork_threads();
+    else if (is(argv[1], "libc")) what_libc_touches();
     else if (is(argv[1], "exec")) fork_exec(argv[0]);
     else if (is(argv[1], "grandchild")) { folded(); check(memory, LEN, 1); return 0; }
     else if (is(argv[1], "copies")) copies();

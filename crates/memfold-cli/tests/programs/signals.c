@@ -49,6 +49,64 @@ static void jumps(void) {
     }
 }
 
+static volatile sig_atomic_t sent, taken, stop;
+
+static void take(int signal) {
+    NEED(signal == SIGSYS);
+    __atomic_add_fetch(&taken, 1, __ATOMIC_SEQ_CST);
+}
+
+static void *send_many(void *unused) {
+    for (; !stop; usleep(100)) {
+        __atomic_add_fetch(&sent, 1, __ATOMIC_SEQ_CST);
+        raise(SIGSYS);
+    }
+    return unused;
+}
+
+static void need_masks(int blocks_sys) {
+    sigset_t set;
+    NEED(pthread_sigmask(SIG_SETMASK, NULL, &set) == 0);
+    for (int signal = 1; signal < 32; signal++)
+        NEED(sigismember(&set, signal) == (signal == SIGUSR1 || (signal == SIGSYS && blocks_sys)));
+    struct sigaction action;
+    NEED(sigaction(SIGSYS, NULL, &action) == 0 && action.sa_handler == take && (action.sa_flags & SA_RESTART));
+}
+
+/* A fork leaves the masks and SIGSYS as they were, in both; and no signal of another thread is lost or kills. */
+static void forks(void) {
+    struct sigaction tick_action = {.sa_handler = tick, .sa_flags = SA_RESTART}, action = {.sa_handler = take, .sa_flags = SA_RESTART};
+    NEED(sigaction(SIGALRM, &tick_action, NULL) == 0 && sigaction(SIGSYS, &action, NULL) == 0);
+    pthread_t sender;
+    NEED(!pthread_create(&sender, NULL, send_many, NULL));
+    struct itimerval often = {{0, 700}, {0, 700}}, never = {{0, 0}, {0, 0}};
+    NEED(setitimer(ITIMER_REAL, &often, NULL) == 0);
+    for (int i = 0; i < 40; i++) {
+        sigset_t set;
+        sigemptyset(&set);
+        sigaddset(&set, SIGUSR1);
+        if (i % 2) sigaddset(&set, SIGSYS);
+        NEED(pthread_sigmask(SIG_SETMASK, &set, NULL) == 0);
+        push_out(memory, 4 * MIB);
+        pid_t pid = fork();
+        NEED(pid >= 0);
+        need_masks(i % 2);
+        if (pid == 0) {
+            int before = taken;
+            if (i % 2 == 0) NEED(raise(SIGSYS) == 0 && taken == before + 1);
+            check(memory, 8 * MIB, 1);
+            _exit(5);
+        }
+        NEED(WEXITSTATUS(wait_for(pid)) == 5);
+    }
+    NEED(setitimer(ITIMER_REAL, &never, NULL) == 0);
+    stop = 1;
+    NEED(!pthread_join(sender, NULL));
+    NEED(sent == taken && sent > 100 && ticks > 20);
+    struct sigaction usual = {.sa_handler = SIG_DFL};
+    NEED(sigaction(SIGSYS, &usual, NULL) == 0);
+}
+
 int main(int argc, char **argv) {
     NEED(argc >= 2);
     memory = map(LEN);
@@ -56,6 +114,7 @@ int main(int argc, char **argv) {
     push_out(memory, LEN);
     if (is(argv[1], "alarms")) alarms();
     else if (is(argv[1], "jumps")) jumps();
+    else if (is(argv[1], "forks")) forks();
     else if (is(argv[1], "exit")) exit(atoi(argv[2]));
     else if (is(argv[1], "crash")) *(volatile int *)8 = 1;
     else if (is(argv[1], "abort")) abort();
