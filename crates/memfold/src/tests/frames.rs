@@ -29,3 +29,20 @@ fn m8_a_reserve_of_large_frames_is_left_to_large_folios() {
     assert!(frames.take(Order::PAGE, Kind::Empty).is_some());
     frames.check().unwrap();
 }
+
+#[test]
+fn frames_that_nobody_has_taken_cost_no_memory() {
+    // The eighth field after the name in brackets: faults that needed no disk (proc_pid_stat(5)).
+    let faults = || {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let (_, fields) = stat.rsplit_once(") ").unwrap();
+        fields.split(' ').nth(7).unwrap().parse::<u64>().unwrap()
+    };
+    let before = faults();
+    let frames = Frames::new(64 << 30, 4).unwrap();
+    let first = frames.take(Order::PAGE, Kind::Empty).unwrap();
+    frames.give(first, Order::PAGE, Kind::Empty);
+    let pages = faults() - before;
+    assert!(pages < 100, "{pages} pages for 64 GiB of address space");
+    frames.check().unwrap();
+}
