@@ -7,14 +7,15 @@
 //! vfork and posix_spawn share the parent's memory, and its engine serves the child until it executes something.
 use crate::program;
 use crate::{engine, proc, say};
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use memfold::config::Size;
 use memfold_sys::raw::set_signals_blocked;
+use memfold_sys::thread::thread_id;
 use memfold_sys::uffd::Uffd;
 use memfold_sys::{bare, dispatch};
 
 /// The thread that is between `prepare` and the end of its fork; 0 if none is.
-static FORKING: AtomicI32 = AtomicI32::new(0);
+static FORKING: AtomicU32 = AtomicU32::new(0);
 
 /// Registers the handlers.
 pub fn install() {
@@ -31,7 +32,7 @@ pub struct Copying {
 impl Copying {
     /// Before the copy is made.
     pub fn begin() -> Copying {
-        let nested = FORKING.load(SeqCst) == own_thread();
+        let nested = FORKING.load(SeqCst) == thread_id();
         if !nested {
             prepare(false);
         }
@@ -44,10 +45,6 @@ impl Copying {
             end(in_child);
         }
     }
-}
-
-fn own_thread() -> i32 {
-    rustix::thread::gettid().as_raw_nonzero().get()
 }
 
 /// What `prepare` has done for the fork under way.
@@ -66,7 +63,7 @@ unsafe extern "C" fn prepare_libc() {
 
 /// There is something left to do only where the copy was not caught, or not made.
 unsafe extern "C" fn parent() {
-    if FORKING.load(SeqCst) == own_thread() {
+    if FORKING.load(SeqCst) == thread_id() {
         dispatch::end();
         end(false);
     }
@@ -85,7 +82,7 @@ fn prepare(by_libc: bool) {
     program.release_cpu();
     program.pause();
     BLOCKED.store(blocked, SeqCst);
-    FORKING.store(own_thread(), SeqCst);
+    FORKING.store(thread_id(), SeqCst);
     // With a swap file two would own its slots; and the child must be able to open a userfaultfd, a right that a process may lose.
     let alone = proc::threads() == 1 + bare::count() as u64;
     let caught = !by_libc || dispatch::probe();

@@ -15,7 +15,7 @@ use memfold_sys::maps::{Area, each_area, each_detailed, flag};
 use memfold_sys::raw::{program_break, set_signals_blocked};
 use memfold_sys::space::UffdSpace;
 use memfold_sys::sync::Mutex;
-use memfold_sys::thread::cpus;
+use memfold_sys::thread::{cpus, thread_id};
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::PAGE_SIZE;
 use memfold_sys::zone::{freeze_list, overlaps_own, set_inherited, unfreeze_list};
@@ -217,7 +217,7 @@ impl Program {
     /// Brings the engine to rest until [`Program::end_rest`], for a fork by the calling thread, which is `alone` or not. No
     /// adoption is under way: see [`Program::pause`]. Ends the process with a message if there is no memory for it.
     pub fn come_to_rest(&self, alone: bool) {
-        let forker = if alone { 0 } else { rustix::thread::gettid().as_raw_nonzero().get() as u32 };
+        let forker = if alone { 0 } else { thread_id() };
         if let Err(e) = self.pager.come_to_rest(forker) {
             say::die(format_args!("fork: no memory for what other threads do meanwhile: {e}"));
         }

@@ -3,7 +3,8 @@
 //!
 //! Between [`begin`] and that copy each system call of one thread comes as SIGSYS to a handler here, which makes the call.
 use crate::Errno;
-use crate::raw::{copies, system_call};
+use crate::raw::{copies, set_signals_blocked, system_call};
+use crate::thread::thread_id;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use libc::{c_void, siginfo_t, ucontext_t};
@@ -76,10 +77,7 @@ pub unsafe fn begin(blocked: u64, after: fn(bool)) -> Result<(), Errno> {
         end();
         return Err(e);
     }
-    let open = 1u64 << (libc::SIGSYS - 1);
-    let args = [libc::SIG_UNBLOCK as usize, &raw const open as usize, 0, 8, 0, 0];
-    // SAFETY: the mask is local and of the kernel's size.
-    unsafe { system_call(libc::SYS_rt_sigprocmask, args) }?;
+    set_signals_blocked(!(1 << (libc::SIGSYS - 1)));
     SELECTOR.store(BLOCK, SeqCst);
     Ok(())
 }
@@ -150,13 +148,13 @@ fn give_result(context: &mut ucontext_t, result: i64) {
 /// Makes the system call that the thread was about to make.
 unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel's, for a handler with SA_SIGINFO.
-    let (code, context_of) = unsafe { ((*info).si_code, &mut *context.cast::<ucontext_t>()) };
+    let (code, frame) = unsafe { ((*info).si_code, &mut *context.cast::<ucontext_t>()) };
     if code != SYS_USER_DISPATCH || own_thread() != THREAD.load(SeqCst) {
         // SAFETY: the arguments are passed on.
         return unsafe { give_to_program(signal, info, context) };
     }
     SELECTOR.store(ALLOW, SeqCst);
-    let (number, args) = call_of(context_of);
+    let (number, args) = call_of(frame);
     // SAFETY: the call that libc was about to make, for the same thread. A copy of the process goes on here on its copy of
     // this stack, and gets back to libc by its copy of the signal's frame.
     let result = unsafe {
@@ -166,7 +164,7 @@ unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mu
         }
     };
     let result = result.unwrap_or_else(|e| -i64::from(e.raw_os_error()));
-    give_result(context_of, result);
+    give_result(frame, result);
     // SAFETY: `clone3` reads its arguments at that address, and has just done so.
     if !unsafe { copies(number, args) } {
         SELECTOR.store(BLOCK, SeqCst);
@@ -178,7 +176,7 @@ unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mu
     end();
     after(result == 0);
     // SAFETY: the kernel's set of signals is the first word of libc's.
-    unsafe { (&raw mut context_of.uc_sigmask).cast::<u64>().write(blocked) };
+    unsafe { (&raw mut frame.uc_sigmask).cast::<u64>().write(blocked) };
 }
 
 /// `rt_sigprocmask`, of the signals that the thread is to have blocked in the end.
@@ -222,9 +220,8 @@ unsafe fn give_to_program(signal: c_int, info: *mut siginfo_t, context: *mut c_v
             // It ends the process as soon as this handler has returned.
             let _ = set_action(&action, core::ptr::null_mut());
             let process = rustix::process::getpid().as_raw_nonzero().get() as usize;
-            let thread = rustix::thread::gettid().as_raw_nonzero().get() as usize;
             // SAFETY: a signal to the calling thread.
-            let _ = unsafe { system_call(libc::SYS_tgkill, [process, thread, signal as usize, 0, 0, 0]) };
+            let _ = unsafe { system_call(libc::SYS_tgkill, [process, thread_id() as usize, signal as usize, 0, 0, 0]) };
         }
         handler => {
             type Handler = unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
@@ -237,7 +234,6 @@ unsafe fn give_to_program(signal: c_int, info: *mut siginfo_t, context: *mut c_v
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
-    use crate::raw::set_signals_blocked;
     use core::sync::atomic::AtomicU32;
 
     static ENDED: AtomicU32 = AtomicU32::new(0);

@@ -136,7 +136,7 @@ impl Whereabouts {
         }
         let mut stat = [0u8; 512];
         let len = rustix::io::pread(self.file.as_ref()?, &mut stat, 0).ok();
-        let cpu = len.and_then(|len| processor(core::str::from_utf8(&stat[..len]).ok()?));
+        let cpu = len.and_then(|len| processor(&stat[..len]));
         if cpu.is_none() {
             // The thread has ended, and its number may be another's by now.
             self.file = None;
@@ -159,18 +159,17 @@ pub fn is_asleep(thread: u32) -> bool {
     let Some(file) = open_stat(thread) else { return false };
     let mut stat = [0u8; 512];
     let len = rustix::io::pread(&file, &mut stat, 0).unwrap_or(0);
-    state(&stat[..len]) == Some(b'S')
+    field(&stat[..len], 3) == Some("S")
 }
 
-/// Field 3 of proc_pid_stat(5). The name, field 2, may hold blanks and brackets, and anything else.
-fn state(stat: &[u8]) -> Option<u8> {
+/// Field `number` of proc_pid_stat(5), from 3 on. The name, field 2, may hold blanks and brackets, and anything else.
+fn field(stat: &[u8], number: usize) -> Option<&str> {
     let end = stat.windows(2).rposition(|pair| pair == b") ")?;
-    stat.get(end + 2).copied()
+    core::str::from_utf8(&stat[end + 2..]).ok()?.split(' ').nth(number - 3)
 }
 
-/// Field 39 of proc_pid_stat(5). The name, field 2, may hold blanks and brackets.
-fn processor(stat: &str) -> Option<usize> {
-    stat.rsplit_once(") ")?.1.split(' ').nth(36)?.parse().ok()
+fn processor(stat: &[u8]) -> Option<usize> {
+    field(stat, 39)?.parse().ok()
 }
 
 /// A line of text that ends with a NUL, as it begins with NULs only.
@@ -327,6 +326,7 @@ mod tests {
     #[test]
     fn a_name_with_brackets_and_blanks_is_not_mistaken_for_fields() {
         let stat = format!("7 (a) b ) R {} 5 {}", "1 ".repeat(35).trim_end(), "2 2 2");
-        assert_eq!(processor(&stat), Some(5));
+        assert_eq!(processor(stat.as_bytes()), Some(5));
+        assert_eq!(field(b"7 (\xff) a) S 1", 3), Some("S"));
     }
 }
