@@ -7,6 +7,7 @@
 //! - [`Trouble::Partial`]: any first part of a move or copy is done, then EAGAIN with the count;
 //! - [`Trouble::Short`]: as partial, but of a move one page more is done than the count says (Linux 6.18 does that); where
 //!   the count is none, the kernel has tried that page again, and says EEXIST;
+//! - [`Trouble::Replaced`]: as short with none, and by then something else was mapped at the source, and touched;
 //! - [`Trouble::Exists`]: EEXIST on what goes into the area: somebody else has put the same page there just before;
 //! - [`Trouble::Gone`]: ENOENT on what goes into the area, once: its mapping is being changed;
 //! - [`Trouble::Refused`]: a discard fails, nothing done.
@@ -35,6 +36,8 @@ pub enum Trouble {
     Partial(usize),
     /// This many pages are said to be done and one more is, then EAGAIN; EEXIST after none.
     Short(usize),
+    /// One page is done and not counted, then EAGAIN; at its source there is another page then.
+    Replaced,
     /// EEXIST: somebody else has put the page there.
     Exists,
     /// ENOENT: nothing is mapped there.
@@ -160,13 +163,13 @@ impl Troubled {
         due
     }
 
-    /// Plays a trouble on a move or copy of `len` bytes to `dst`; `part` does the first bytes of it, `same` puts the
-    /// first page there as somebody else would.
+    /// Plays a trouble on a move or copy of `len` bytes to `dst`; `part` does the first bytes of it, `other` puts the
+    /// first page there as somebody else would, or another one at the source where that is the trouble.
     fn play(
         trouble: Trouble,
         len: usize,
         part: impl FnOnce(usize) -> Result<(), Partial>,
-        same: impl FnOnce(),
+        other: impl FnOnce(),
     ) -> Result<(), Partial> {
         let errno = match trouble {
             Trouble::Again => Errno::AGAIN,
@@ -174,8 +177,13 @@ impl Troubled {
             Trouble::Busy => Errno::BUSY,
             Trouble::Gone => Errno::NOENT,
             Trouble::Exists => {
-                same();
+                other();
                 Errno::EXIST
+            }
+            Trouble::Replaced => {
+                part(PAGE_SIZE)?;
+                other();
+                Errno::AGAIN
             }
             Trouble::Short(pages) => {
                 part((pages + 1) * PAGE_SIZE)?;
@@ -203,9 +211,11 @@ impl Space for Troubled {
         // SAFETY: a part of what the caller vouches for.
         let move_part = |first| unsafe { self.space.move_pages(dst, src, first, wake) };
         let Some(trouble) = self.due(call, len / PAGE_SIZE) else { return move_part(len) };
-        // SAFETY: the source is a frame that the caller may read, and it may define what is at `dst`.
+        // Who replaces a page has one of its own: what has just been moved.
+        let (to, from) = if trouble == Trouble::Replaced { (src, dst) } else { (dst, src) };
+        // SAFETY: what is copied is there and the caller may read it, and it may define what is at the other place.
         Self::play(trouble, len, move_part, || unsafe {
-            let _ = self.space.copy(dst, src as *const u8, PAGE_SIZE, true);
+            let _ = self.space.copy(to, from as *const u8, PAGE_SIZE, true);
         })
     }
 

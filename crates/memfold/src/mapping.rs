@@ -310,10 +310,11 @@ impl Pager {
                 continue;
             };
             match errno {
-                _ if self.space.is_populated(to + done) && !self.space.is_populated(home + done) => {
+                _ if self.space.is_populated(to + done) => {
                     // A move that stops early may have moved one page more than it says (Linux 6.18), or have tried that page
-                    // again and found its place taken: believing it would lose the page. The frame was empty, so what is in
-                    // it came from there.
+                    // again and found its place taken: believing it would lose the page, and leave it in a frame that is
+                    // thought to be empty. The frame was empty, so what is in it came from there. By now something else may be
+                    // at the home: an unmap was under way, and another thread has mapped something there since.
                     stats::add(&self.stats.move_uncounted, 1);
                     moved += 1;
                     done += PAGE_SIZE;

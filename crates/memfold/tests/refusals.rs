@@ -188,6 +188,22 @@ fn a_page_that_is_moved_and_not_counted_is_where_it_went() {
     }
 }
 
+/// An unmap makes a move stop early, and before the engine has looked, another thread has mapped something there.
+#[test]
+fn a_page_that_is_moved_and_replaced_is_not_left_in_a_frame_that_counts_as_empty() {
+    let mut filled = Filled::new(|_| ());
+    filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Replaced);
+    filled.page_out();
+    assert_eq!(filled.setup.troubles.struck(|_| true), 1);
+    // Now the engine is told.
+    // SAFETY: nobody uses the page.
+    unsafe { filled.setup.pager.discard_at(filled.setup.addrs(0..1)) };
+    filled.want[0].fill(0);
+    filled.assert_whole();
+    (0..PAGES).for_each(|n| filled.write(n, 100 + n as u64));
+    filled.assert_whole();
+}
+
 /// As where a heap has grown: what was adopted with it later stays an area of its own to the kernel.
 #[test]
 fn a_folio_across_two_of_the_kernels_areas_goes_in_parts() {
