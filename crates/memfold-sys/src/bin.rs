@@ -4,9 +4,10 @@
 //! CPU with the program may need a timer tick to get there (4 ms measured), and meanwhile the kernel refuses every move.
 //! So the pages are moved to a range of another userfaultfd, without events, and discarded there.
 use crate::Errno;
+use crate::raw::is_populated;
 use crate::sync::Mutex;
 use crate::uffd::{OpenError, Uffd, feature};
-use crate::units::MAX_BYTES;
+use crate::units::{MAX_BYTES, PAGE_SIZE};
 use crate::zone::Zone;
 use rustix::mm::{Advice, madvise};
 
@@ -47,8 +48,8 @@ impl Bin {
         unsafe { self.uffd.register(self.zone.start(), self.zone.len(), false) }
     }
 
-    /// Discards `[start, start + len)`, which must be populated. Returns how many bytes from the start are gone: fewer where
-    /// the kernel doesn't move a page, as one that a fork shares.
+    /// Discards `[start, start + len)`. Returns how many bytes from the start are gone: fewer where the kernel doesn't move a
+    /// page, as one that a fork shares.
     ///
     /// # Safety
     /// - The range is private anonymous memory of the engine's own, and its bytes are needed no longer.
@@ -58,16 +59,17 @@ impl Bin {
             let part = (len - gone).min(MAX_BYTES);
             let _used = self.used.lock();
             // SAFETY: the zone is empty; the caller gives up what is at the source.
-            let moved = match unsafe { self.uffd.move_pages(self.zone.start(), start + gone, part, false) } {
-                Ok(()) => part,
-                Err(partial) => partial.done,
+            let (moved, stays) = match unsafe { self.uffd.move_pages(self.zone.start(), start + gone, part, false) } {
+                Ok(()) => (part, false),
+                Err(partial) if is_populated(start + gone + partial.done) => (partial.done, true),
+                // A move that fails may have moved a page more than it says.
+                Err(partial) => (partial.done + PAGE_SIZE, false),
             };
-            // The whole zone: a move that fails may have moved a page more than it says.
             // SAFETY: the zone is this bin's own.
             let emptied = unsafe { madvise(self.zone.as_ptr().cast(), self.zone.len(), Advice::LinuxDontNeed) };
             assert!(emptied.is_ok(), "madvise refuses the engine's own memory: {emptied:?}");
             gone += moved;
-            if moved < part {
+            if stays {
                 break;
             }
         }
@@ -78,7 +80,8 @@ impl Bin {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::PAGE_SIZE;
+    use crate::space::{Space, UffdSpace};
+    use alloc::sync::Arc;
 
     fn filled(zone: &Zone, len: usize) {
         // SAFETY: inside the test's zone.
@@ -103,11 +106,40 @@ mod tests {
     }
 
     #[test]
-    fn it_stops_at_a_hole() {
+    fn a_hole_is_passed_over() {
         let bin = Bin::new().expect("userfaultfd");
         let zone = Zone::reserve(8 * PAGE_SIZE, PAGE_SIZE).unwrap();
-        filled(&zone, 3 * PAGE_SIZE);
+        filled(&zone, 8 * PAGE_SIZE);
         // SAFETY: the test's own memory.
-        assert_eq!(unsafe { bin.discard(zone.start(), 8 * PAGE_SIZE) }, 3 * PAGE_SIZE);
+        unsafe { madvise(zone.as_ptr().add(3 * PAGE_SIZE).cast(), 2 * PAGE_SIZE, Advice::LinuxDontNeed).unwrap() };
+        // SAFETY: as above.
+        assert_eq!(unsafe { bin.discard(zone.start(), 8 * PAGE_SIZE) }, 8 * PAGE_SIZE);
+        assert_eq!(first_filled(&zone, 8 * PAGE_SIZE), None);
+    }
+
+    #[test]
+    fn what_a_fork_shares_is_discarded_now_all_the_same() {
+        let space = UffdSpace::with_bin(
+            Arc::new(Uffd::open(feature::MOVE, true).expect("userfaultfd")),
+            Arc::new(Bin::new().expect("userfaultfd")),
+        );
+        let zone = Zone::reserve(8 * PAGE_SIZE, PAGE_SIZE).unwrap();
+        filled(&zone, 8 * PAGE_SIZE);
+        // SAFETY: the child makes system calls only.
+        let child = match unsafe { libc::fork() } {
+            0 => loop {
+                // SAFETY: waits for the signal that ends it.
+                unsafe { libc::pause() };
+            },
+            child => child,
+        };
+        // SAFETY: the test's own memory.
+        let shared = unsafe { Bin::new().unwrap().discard(zone.start(), 8 * PAGE_SIZE) };
+        // SAFETY: as above.
+        let gone = unsafe { space.discard_now(zone.start(), 8 * PAGE_SIZE) };
+        // SAFETY: the child of above, which nobody else waits for.
+        unsafe { (libc::kill(child, libc::SIGKILL), libc::waitpid(child, core::ptr::null_mut(), 0)) };
+        assert_eq!((shared, gone), (0, 8 * PAGE_SIZE));
+        assert_eq!(first_filled(&zone, 8 * PAGE_SIZE), None);
     }
 }

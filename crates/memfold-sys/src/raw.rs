@@ -1,5 +1,6 @@
 //! The raw `ioctl` system call, for requests whose result struct counts on errors too (rustix drops it then).
 use crate::Errno;
+use crate::units::PAGE_SIZE;
 use rustix::fd::{AsRawFd, OwnedFd};
 
 /// `ioctl(fd, request, arg)` as one instruction: no `errno`, no libc.
@@ -81,6 +82,14 @@ pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
             in("x2") args[2], in("x3") args[3], in("x4") args[4], in("x5") args[5], options(nostack));
     }
     errno_of(ret)
+}
+
+/// Whether the page at `addr` holds memory (in RAM or on its way there). Touches nothing; `false` where nothing is mapped.
+pub fn is_populated(addr: usize) -> bool {
+    let mut state = 0u8;
+    // SAFETY: `state` has room for the one byte that one page takes. An unmapped address gives an error.
+    let done = unsafe { system_call(libc::SYS_mincore, [addr, PAGE_SIZE, &raw mut state as usize, 0, 0, 0]) };
+    done.is_ok() && state & 1 != 0
 }
 
 /// Whether a system call makes a process with a copy of this one's memory, on a copy of the caller's stack.

@@ -1,9 +1,8 @@
 //! The address space as the engine sees it: the seam where tests put a fake or inject faults.
 use crate::Errno;
 use crate::bin::Bin;
-use crate::raw::system_call;
+use crate::raw::is_populated;
 use crate::uffd::{Partial, Uffd};
-use crate::units::PAGE_SIZE;
 use alloc::sync::Arc;
 use rustix::mm::{Advice, madvise};
 
@@ -113,8 +112,16 @@ impl Space for UffdSpace {
 
     unsafe fn discard_now(&self, start: usize, len: usize) -> usize {
         match &self.bin {
-            // SAFETY: by the caller's promise.
-            Some(bin) => unsafe { bin.discard(start, len) },
+            Some(bin) => {
+                // SAFETY: by the caller's promise.
+                let gone = unsafe { bin.discard(start, len) };
+                // What a fork shares must be private to be moved.
+                if gone == len || self.unshare(start + gone, len - gone).is_err() {
+                    return gone;
+                }
+                // SAFETY: as above.
+                gone + unsafe { bin.discard(start + gone, len - gone) }
+            }
             // Nobody is told of it, so there is nobody to wait for.
             // SAFETY: as above.
             None => unsafe { self.discard(start, len) }.map_or(0, |()| len),
@@ -127,10 +134,7 @@ impl Space for UffdSpace {
     }
 
     fn is_populated(&self, addr: usize) -> bool {
-        let mut state = 0u8;
-        // SAFETY: `state` has room for the one byte that one page takes. An unmapped address gives an error.
-        let done = unsafe { system_call(libc::SYS_mincore, [addr, PAGE_SIZE, &raw mut state as usize, 0, 0, 0]) };
-        done.is_ok() && state & 1 != 0
+        is_populated(addr)
     }
 
     fn wake(&self, start: usize, len: usize) {

@@ -3,7 +3,7 @@
 use core::ops::Range;
 use memfold_sys::space::Space;
 use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use memfold_sys::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use memfold_sys::thread::now_ns;
 use memfold_sys::units::PAGE_SIZE;
 
@@ -14,7 +14,6 @@ const AROUND_BYTES: usize = 64 << 10;
 /// Ranges of addresses to be made private.
 pub struct Busy {
     ranges: Mutex<([(usize, usize); NOTED], usize)>,
-    working: AtomicU32,
     forked_ns: AtomicU64,
 }
 
@@ -24,7 +23,7 @@ const SHARED_NS: u64 = 1_000_000_000;
 impl Busy {
     /// None.
     pub const fn new() -> Busy {
-        Busy { ranges: Mutex::new(([(0, 0); NOTED], 0)), working: AtomicU32::new(0), forked_ns: AtomicU64::new(0) }
+        Busy { ranges: Mutex::new(([(0, 0); NOTED], 0)), forked_ns: AtomicU64::new(0) }
     }
 
     /// The process has just forked, or been made by a fork.
@@ -36,11 +35,6 @@ impl Busy {
     pub fn has_forked_lately(&self) -> bool {
         let forked = self.forked_ns.load(SeqCst);
         forked != 0 && now_ns() - forked < SHARED_NS
-    }
-
-    /// Whether a fork has lately shared pages that are still to be made private, or are just being.
-    pub fn is_shared(&self) -> bool {
-        self.has_forked_lately() && (self.working.load(SeqCst) > 0 || self.ranges.lock().1 > 0)
     }
 
     /// Notes a range of addresses of the area within `bounds`. Forgotten if too many are: it will be met again.
@@ -60,7 +54,6 @@ impl Busy {
     pub fn unshare(&self, space: &dyn Space) -> bool {
         let (list, count) = {
             let mut ranges = self.ranges.lock();
-            self.working.fetch_add(1, SeqCst);
             (ranges.0, core::mem::take(&mut ranges.1))
         };
         for page in list[..count].iter().flat_map(|&(start, len)| (start..start + len).step_by(PAGE_SIZE)) {
@@ -69,7 +62,6 @@ impl Busy {
                 let _ = space.unshare(page, PAGE_SIZE);
             }
         }
-        self.working.fetch_sub(1, SeqCst);
         count > 0
     }
 }

@@ -188,36 +188,58 @@ impl Frames {
     }
 
     /// Makes one full frame of `order` out of smaller free ones by moving their pages together. `None` if free full
-    /// pages or an empty run are lacking, or a move failed; nothing is lost then.
-    pub fn gather(&self, space: &dyn Space, order: Order) -> Option<Frame> {
-        let run = self.take(order, Kind::Empty)?;
-        let mut done = 0u32;
-        while (done as usize) < order.pages() {
+    /// pages or an empty run are lacking; nothing is lost then.
+    ///
+    /// # Errors
+    /// What a move that failed says: EAGAIN while an event waits. Nothing is lost.
+    pub fn gather(&self, space: &dyn Space, order: Order) -> Result<Option<Frame>, Errno> {
+        let Some(run) = self.take(order, Kind::Empty) else { return Ok(None) };
+        let (mut done, mut result) = (0u32, Ok(()));
+        while result.is_ok() && (done as usize) < order.pages() {
             let piece = (0..order.get())
                 .rev()
                 .filter_map(Order::new)
                 .filter(|o| done as usize + o.pages() <= order.pages())
                 .find_map(|o| self.take(o, Kind::Full).map(|piece| (piece, o)));
             let Some((piece, size)) = piece else { break };
-            // SAFETY: both runs are ours: `piece` is full and free, `run + done` is empty.
-            let moved = unsafe { space.move_pages(self.addr(run + done), self.addr(piece), size.bytes(), false) };
-            let whole = moved.is_ok();
-            let mut pages = moved.map_or_else(|e| (e.done >> PAGE_SHIFT) as u32, |()| size.pages() as u32);
-            if !whole && !space.is_populated(self.addr(piece + pages)) {
-                // One page more was moved than was said: see `Pager::carry_out`.
-                pages += 1;
-            }
+            let pages;
+            (pages, result) = self.move_free(space, run + done, piece, size);
             done += pages;
             self.give_mixed_run(piece, size, pages);
-            if !whole {
-                break;
-            }
         }
         if done as usize == order.pages() {
-            return Some(run);
+            return Ok(Some(run));
         }
         self.give_mixed(run, order, |page| page < done);
-        None
+        result.map(|()| None)
+    }
+
+    /// Moves the memory of `piece` to the empty run `to`, both of this size and the caller's. Returns how many pages went.
+    fn move_free(&self, space: &dyn Space, to: Frame, piece: Frame, size: Order) -> (u32, Result<(), Errno>) {
+        let (mut done, mut tried) = (0, false);
+        loop {
+            let (from, left) = (self.addr(piece + done), size.pages() as u32 - done);
+            // SAFETY: both runs are the caller's: `piece` is full and free, `to` is empty, from `done` on.
+            let Err(e) =
+                (unsafe { space.move_pages(self.addr(to + done), from, (left as usize) << PAGE_SHIFT, false) })
+            else {
+                return (size.pages() as u32, Ok(()));
+            };
+            done += (e.done >> PAGE_SHIFT) as u32;
+            if !space.is_populated(self.addr(piece + done)) {
+                // One page more was moved than was said: see `Pager::carry_out`.
+                done += 1;
+            }
+            if done as usize == size.pages() {
+                return (done, Ok(()));
+            }
+            // What a fork shares doesn't move. That of a frame is there, so this meets no fault that a handler would serve.
+            let rest = (size.pages() - done as usize) << PAGE_SHIFT;
+            if tried || e.errno != Errno::BUSY || space.unshare(self.addr(piece + done), rest).is_err() {
+                return (done, Err(e.errno));
+            }
+            tried = true;
+        }
     }
 
     /// After the first `moved` pages of a full piece went away.

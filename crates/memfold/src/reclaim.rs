@@ -9,6 +9,7 @@ use crate::lru::List;
 use crate::mapping::Stop;
 use crate::pager::{Pager, bytes};
 use crate::stats;
+use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
 
@@ -36,8 +37,7 @@ const TRIES: usize = 256;
 const ATTEMPTS: usize = 64;
 /// Folios that can't leave before an eviction is given up: a fault waits meanwhile.
 const EVICT_TRIES: usize = 64;
-/// How often, and how long each time, a fault waits for pages that a fork shares.
-const SHARED_WAITS: usize = 40;
+/// How long a fault waits for pages that a fork shares, at most [`ATTEMPTS`] times.
 const SHARED_WAIT_NS: u64 = 250_000;
 /// Frames that dirty folios may hold while background threads compress them: one part in this many of the target.
 const DIRTY_SHARE: u64 = 8;
@@ -72,18 +72,24 @@ impl Pager {
                 }
             } else if room && self.frames.full_free() >= pages {
                 match self.frames.gather(&*self.space, order) {
-                    Some(frame) => return Ok(Some(frame)),
-                    None if large => return Ok(None),
-                    // Single pages that can't be moved together: given back, they make room for a fresh run. Where that
-                    // would be reported it must not be done here: see `trim`.
-                    None if !self.has_events && self.frames.trim(&*self.space, pages) > 0 => continue,
-                    None => {}
+                    Ok(Some(frame)) => return Ok(Some(frame)),
+                    Err(Errno::AGAIN) => return Err(NoFrame::Again),
+                    _ if large => return Ok(None),
+                    // Single pages that can't be moved together: given back, they make room for a fresh run.
+                    _ if self.frames.trim_now(&*self.space, pages) > 0 => continue,
+                    _ => {}
                 }
             }
             stats::add(&self.stats.direct_reclaims, 1);
             match self.reclaim(Hold::Read(areas), pages, copies) {
                 Progress::Freed => {}
                 Progress::Again => return Err(NoFrame::Again),
+                // What the two processes share can't leave until a background thread has made it private: worth a moment's
+                // wait, but not more, as that thread may itself be waiting for a fault to be served.
+                Progress::Nothing if !large && self.busy.has_forked_lately() => {
+                    self.queue.reclaim();
+                    memfold_sys::thread::sleep_ns(SHARED_WAIT_NS);
+                }
                 // What is left may still leave: the program is not ended before all was tried.
                 Progress::Nothing if self.config.on_full == OnFull::Stop && self.may_evict() => {}
                 Progress::Nothing => break,
@@ -95,36 +101,17 @@ impl Pager {
         if large {
             return Ok(None);
         }
-        if let Some(frame) = self.wait_for_shared(areas, order) {
-            return Ok(Some(frame));
-        }
-        self.past_the_limit();
         match self.populated(order)? {
-            Some(frame) => Ok(Some(frame)),
+            Some(frame) => {
+                self.past_the_limit();
+                Ok(Some(frame))
+            }
             None => panic!(
                 "memfold: no frame of order {} in {} of frames",
                 order.get(),
                 Size(self.frames.zone().len() as u64)
             ),
         }
-    }
-
-    /// After a fork, what the two processes share can't leave until a background thread has made it private: worth a
-    /// moment's wait, but not more, as that thread may itself be waiting for a fault to be served.
-    fn wait_for_shared(&self, areas: &Areas, order: Order) -> Option<Frame> {
-        for _ in 0..SHARED_WAITS {
-            if !self.busy.is_shared() {
-                return None;
-            }
-            self.queue.reclaim();
-            memfold_sys::thread::sleep_ns(SHARED_WAIT_NS);
-            if self.reclaim(Hold::Read(areas), order.pages() as u64, 0) == Progress::Freed
-                && let Some(frame) = self.frames.take(order, Kind::Full)
-            {
-                return Some(frame);
-            }
-        }
-        None
     }
 
     fn populated(&self, order: Order) -> Result<Option<Frame>, NoFrame> {

@@ -1,6 +1,9 @@
 //! Tests of frames below folios.
 use crate::frames::{Frames, Kind};
+use memfold_sys::Errno;
 use memfold_sys::units::{MAX_BYTES, MAX_PAGES, Order};
+use memfold_testkit::fake::FakeSpace;
+use memfold_testkit::trouble::{Call, Trouble, Troubled};
 
 #[test]
 fn m8_a_reserve_of_large_frames_is_left_to_large_folios() {
@@ -45,4 +48,38 @@ fn frames_that_nobody_has_taken_cost_no_memory() {
     let pages = faults() - before;
     assert!(pages < 100, "{pages} pages for 64 GiB of address space");
     frames.check().unwrap();
+}
+
+#[test]
+fn free_pages_that_a_fork_shares_are_put_together_all_the_same() {
+    let pair = Order::new(1).unwrap();
+    // Two full pages that are no neighbours: a frame of two must be made of them.
+    let scattered = |space: &Troubled| {
+        let frames = Frames::new(2 * MAX_BYTES, 0).unwrap();
+        let run = frames.take(Order::new(2).unwrap(), Kind::Empty).unwrap();
+        frames.populate(space, run, Order::PAGE).unwrap();
+        frames.populate(space, run + 2, Order::PAGE).unwrap();
+        frames.give_mixed(run, Order::new(2).unwrap(), |page| page % 2 == 0);
+        frames
+    };
+    let cases = [
+        (vec![], Ok(true)),
+        // Shared: they are made private, and go then.
+        (vec![(1, Trouble::Busy)], Ok(true)),
+        (vec![(2, Trouble::Busy)], Ok(true)),
+        // Pinned.
+        (vec![(1, Trouble::Busy), (2, Trouble::Busy)], Err(Errno::BUSY)),
+        // An event waits to be read: the caller must know.
+        (vec![(2, Trouble::Again)], Err(Errno::AGAIN)),
+    ];
+    for (troubles, expected) in cases {
+        let space = Troubled::new(&FakeSpace::new(1));
+        let frames = scattered(&space);
+        troubles.iter().for_each(|&(nth, trouble)| space.strike(Call::MoveFrames, nth, trouble));
+        let made = frames.gather(&space, pair);
+        assert_eq!(made.map(|frame| frame.is_some()), expected, "{troubles:?}");
+        let full = if expected.is_ok() { 0 } else { 2 };
+        assert_eq!((frames.populated(), frames.full_free()), (2, full), "{troubles:?}");
+        frames.check().unwrap();
+    }
 }
