@@ -45,6 +45,11 @@ fn a_fork_while_other_threads_change_mappings_gives_the_child_right_bytes() {
 }
 
 #[test]
+fn a_fork_of_several_threads_brings_nothing_home_and_its_child_is_managed() {
+    assert_right("forks", &["kept"]);
+}
+
+#[test]
 fn what_libc_touches_in_a_child_before_any_handler_is_there() {
     assert_right("children", &["libc"]);
 }

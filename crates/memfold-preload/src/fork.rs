@@ -86,8 +86,7 @@ fn prepare(by_libc: bool) {
     // With a swap file two would own its slots; and the child must be able to open a userfaultfd, a right that a process may lose.
     let alone = proc::threads() == 1 + bare::count() as u64;
     let caught = !by_libc || dispatch::probe();
-    // Beside other threads what the two share keeps the limit from being kept (redis, one run in four): not yet.
-    if alone && !program.pager.has_swap() && caught && Uffd::probe().is_ok() {
+    if !program.pager.has_swap() && caught && Uffd::probe().is_ok() {
         program.come_to_rest(alone);
         engine::have_done(|| program.lend_to_children(alone));
         program.begin_copying();

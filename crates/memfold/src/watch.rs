@@ -26,6 +26,8 @@ use memfold_sys::zone::{Zone, overlaps_own, set_inherited, set_marked};
 
 /// Faults that one handler keeps while events must be applied first; the threads of others fault again.
 const PENDING: usize = 256;
+/// Looks in which nothing had to be done, though mappings were moved meanwhile, before a fork goes on: each sees nearly all.
+const UNSURE_LOOKS: u32 = 4;
 /// Time between looks for a moment at which no mapping is being changed.
 const QUIET_PACE_NS: u64 = 20_000;
 /// Time between looks whether the thread that forks waits for something.
@@ -154,9 +156,11 @@ impl Watcher {
     /// What the page-map scan says.
     pub fn lend_to_children(&self, alone: bool) -> Result<(), Errno> {
         self.pager.note_inherited(true);
-        // Until nothing had to be done: what was shown may have given way to something else before it got its mark.
+        // Until nothing had to be done: what was shown may have given way to something else before it got its mark. And what
+        // was moved meanwhile, from where one had not looked yet to where one had, was not shown at all.
+        let mut unsure = UNSURE_LOOKS;
         while self.begun.load(Relaxed) {
-            let Some((managed, _)) = self.pager.managed_at_rest(|| self.is_quiet()) else {
+            let Some((managed, count)) = self.pager.managed_at_rest(|| self.is_quiet()) else {
                 sleep_ns(QUIET_PACE_NS);
                 continue;
             };
@@ -174,9 +178,11 @@ impl Watcher {
                     set_marked(area.start, area.end, wanted);
                 }
             });
-            if done || alone {
+            let all_seen = || self.is_quiet() && self.pager.rest.moved_since(count).is_empty();
+            if alone || done && (unsure == 0 || all_seen()) {
                 break;
             }
+            unsure -= done as u32;
         }
         self.pager.note_strays(&self.pagemap, || self.is_quiet(), || sleep_ns(QUIET_PACE_NS))
     }
