@@ -16,7 +16,7 @@ impl Pager {
         self.drain_writes();
         let areas = self.areas.write();
         self.store.check()?;
-        self.frames.check().map_err(|e| e.to_string())?;
+        self.frames.check(&*self.space).map_err(|e| e.to_string())?;
         self.swap.as_ref().map_or(Ok(()), Swap::check)?;
         let (mut mapped, mut cached, mut clean, mut folded) = (0u64, 0u64, 0u64, 0u64);
         let (mut count, mut objects, mut in_file) = (0u64, 0u64, 0u64);

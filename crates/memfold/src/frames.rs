@@ -319,11 +319,12 @@ impl Frames {
         free.whole[kind as usize] -= (order == MAX_ORDER) as u32;
     }
 
-    /// Verifies the free lists: every run is marked, aligned and linked both ways, runs don't overlap, and the sums hold.
+    /// Verifies the free lists: every run is marked, aligned and linked both ways, runs don't overlap, the sums hold, and full
+    /// ones have memory and empty ones none.
     ///
     /// # Errors
     /// What is wrong.
-    pub fn check(&self) -> Result<(), &'static str> {
+    pub fn check(&self, space: &dyn Space) -> Result<(), &'static str> {
         let free = self.free.lock();
         let mut full = 0u64;
         let mut listed = 0u64;
@@ -334,6 +335,10 @@ impl Frames {
                     let record = *self.run(run);
                     if record.mark != mark(kind, order) || record.prev != before || run % (1 << order) != 0 {
                         return Err("a free run is mislinked");
+                    }
+                    let has_memory = |page| space.is_populated(self.addr(page)) == (kind == Kind::Full);
+                    if !(run..run + (1 << order)).all(has_memory) {
+                        return Err("a free page has memory and should have none, or the other way round");
                     }
                     listed += 1 << order;
                     full += if kind == Kind::Full { 1 << order } else { 0 };

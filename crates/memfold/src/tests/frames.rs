@@ -24,13 +24,13 @@ fn m8_a_reserve_of_large_frames_is_left_to_large_folios() {
     let large: Vec<_> = std::iter::from_fn(|| frames.take(Order::MAX, Kind::Empty)).collect();
     assert_eq!(large.len(), reserve, "the largest folios find all of the reserve");
     assert!(small.iter().all(|(frame, _)| !large.iter().any(|run| frame / MAX_PAGES as u32 == run / MAX_PAGES as u32)));
-    frames.check().unwrap();
+    frames.check(&FakeSpace::new(1)).unwrap();
     // What comes back fills the reserve first.
     large.into_iter().for_each(|run| frames.give(run, Order::MAX, Kind::Empty));
     assert_eq!(frames.take(Order::PAGE, Kind::Empty), None);
     small.into_iter().for_each(|(frame, order)| frames.give(frame, order, Kind::Empty));
     assert!(frames.take(Order::PAGE, Kind::Empty).is_some());
-    frames.check().unwrap();
+    frames.check(&FakeSpace::new(1)).unwrap();
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn frames_that_nobody_has_taken_cost_no_memory() {
     frames.give(first, Order::PAGE, Kind::Empty);
     let pages = faults() - before;
     assert!(pages < 100, "{pages} pages for 64 GiB of address space");
-    frames.check().unwrap();
+    frames.check(&FakeSpace::new(1)).unwrap();
 }
 
 #[test]
@@ -80,6 +80,6 @@ fn free_pages_that_a_fork_shares_are_put_together_all_the_same() {
         assert_eq!(made.map(|frame| frame.is_some()), expected, "{troubles:?}");
         let full = if expected.is_ok() { 0 } else { 2 };
         assert_eq!((frames.populated(), frames.full_free()), (2, full), "{troubles:?}");
-        frames.check().unwrap();
+        frames.check(&space).unwrap();
     }
 }
