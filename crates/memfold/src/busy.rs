@@ -15,6 +15,7 @@ const AROUND_BYTES: usize = 64 << 10;
 pub struct Busy {
     ranges: Mutex<([(usize, usize); NOTED], usize)>,
     forked_ns: AtomicU64,
+    met: AtomicU64,
 }
 
 /// For this long after a fork it is likely that a page which can't be moved is shared by it.
@@ -23,7 +24,7 @@ const SHARED_NS: u64 = 1_000_000_000;
 impl Busy {
     /// None.
     pub const fn new() -> Busy {
-        Busy { ranges: Mutex::new(([(0, 0); NOTED], 0)), forked_ns: AtomicU64::new(0) }
+        Busy { ranges: Mutex::new(([(0, 0); NOTED], 0)), forked_ns: AtomicU64::new(0), met: AtomicU64::new(0) }
     }
 
     /// The process has just forked, or been made by a fork.
@@ -37,10 +38,16 @@ impl Busy {
         forked != 0 && now_ns() - forked < SHARED_NS
     }
 
+    /// Counts the calls of [`Busy::note`].
+    pub fn met(&self) -> u64 {
+        self.met.load(SeqCst)
+    }
+
     /// Notes a range of addresses of the area within `bounds`. Forgotten if too many are: it will be met again.
     pub fn note(&self, range: Range<usize>, bounds: Range<usize>) {
         let start = (range.start & !(AROUND_BYTES - 1)).max(bounds.start);
         let len = range.end.next_multiple_of(AROUND_BYTES).min(bounds.end) - start;
+        self.met.fetch_add(1, SeqCst);
         let mut ranges = self.ranges.lock();
         let (list, count) = &mut *ranges;
         if *count < NOTED && !list[..*count].contains(&(start, len)) {

@@ -55,6 +55,7 @@ impl Pager {
         if self.physical() > self.target() || self.is_retry_due() {
             self.queue.reclaim();
         }
+        let met = self.busy.met();
         for _ in 0..ATTEMPTS {
             // A move takes as much memory away from the frames as it maps; only copies need room of their own.
             let room = copies == 0 || self.physical() + copies <= self.target();
@@ -86,7 +87,7 @@ impl Pager {
                 Progress::Again => return Err(NoFrame::Again),
                 // What the two processes share can't leave until a background thread has made it private: worth a moment's
                 // wait, but not more, as that thread may itself be waiting for a fault to be served.
-                Progress::Nothing if !large && self.busy.has_forked_lately() => {
+                Progress::Nothing if !large && self.busy.met() != met && self.busy.has_forked_lately() => {
                     self.queue.reclaim();
                     memfold_sys::thread::sleep_ns(SHARED_WAIT_NS);
                 }
