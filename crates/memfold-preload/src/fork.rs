@@ -5,7 +5,7 @@
 //! own, as the blocks of threads. So for libc's fork the copy is taken out of libc's hands (`memfold_sys::dispatch`), and
 //! both processes are served before libc goes on.
 //! vfork and posix_spawn share the parent's memory, and its engine serves the child until it executes something.
-use crate::program;
+use crate::program::{self, Program};
 use crate::{engine, proc, say};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use memfold::config::Size;
@@ -47,6 +47,9 @@ impl Copying {
     }
 }
 
+/// So often a fork looks for a time at which other threads change no mapping: each is a few milliseconds.
+const RESTS: u32 = 4;
+
 /// What `prepare` has done for the fork under way.
 const NOTHING: u32 = 0;
 /// The engine is at rest: the child gets a copy of it.
@@ -87,18 +90,46 @@ fn prepare(by_libc: bool) {
     let alone = proc::threads() == 1 + bare::count() as u64;
     let caught = !by_libc || dispatch::probe();
     if !program.pager.has_swap() && caught && Uffd::probe().is_ok() {
-        program.come_to_rest(alone);
-        engine::have_done(|| program.lend_to_children(alone));
-        program.begin_copying();
-        PREPARED.store(AT_REST, SeqCst);
-        if by_libc {
-            // SAFETY: all signals are blocked, `parent` ends it, and the program stays paused until this fork has ended.
-            if let Err(e) = unsafe { dispatch::begin(blocked, after_copy) } {
-                say::die(format_args!("fork: prctl(PR_SET_SYSCALL_USER_DISPATCH): {e}"));
+        for tried in 1.. {
+            program.come_to_rest(alone);
+            engine::have_done(|| program.lend_to_children(alone));
+            // A child is spared to tell what others had changed at the moment of the copy, if there is a time when they don't.
+            if alone || tried == RESTS || !give_up_rest(program) {
+                break;
             }
         }
-        return;
+        return begin_copying(program, by_libc.then_some(blocked));
     }
+    bring_back(program);
+}
+
+/// Ends a rest in which other threads were changing mappings, and no copy was made. `false`, and nothing is done, if they weren't.
+fn give_up_rest(program: &Program) -> bool {
+    if !program.pager.has_changed_at_rest() {
+        return false;
+    }
+    // SAFETY: the engine is at rest, and nobody else ends it, as no copy is being made.
+    unsafe {
+        program.pager.allow_requests();
+        engine::have_done(|| program.end_rest());
+    }
+    program.pager.forget_rest();
+    true
+}
+
+/// The engine is at rest, and the copy is about to be made; if by libc, in a thread that had `blocked` these signals.
+fn begin_copying(program: &Program, by_libc: Option<u64>) {
+    program.begin_copying();
+    PREPARED.store(AT_REST, SeqCst);
+    if let Some(blocked) = by_libc {
+        // SAFETY: all signals are blocked, `parent` ends it, and the program stays paused until this fork has ended.
+        if let Err(e) = unsafe { dispatch::begin(blocked, after_copy) } {
+            say::die(format_args!("fork: prctl(PR_SET_SYSCALL_USER_DISPATCH): {e}"));
+        }
+    }
+}
+
+fn bring_back(program: &Program) {
     let away = program.pager.away_bytes();
     let available = proc::available_bytes();
     if away > available {

@@ -38,6 +38,16 @@ impl Pager {
         })
     }
 
+    /// At rest: whether other threads have changed mappings since it began.
+    pub fn has_changed_at_rest(&self) -> bool {
+        self.rest.has_changed()
+    }
+
+    /// After a rest in which no copy was made.
+    pub fn forget_rest(&self) {
+        self.rest.forget();
+    }
+
     /// At rest: the caller is about to be copied.
     pub fn begin_copying(&self) {
         self.rest.begin_copying();

@@ -171,6 +171,20 @@ impl Rest {
         Some((areas, notes.own.count.load(SeqCst)))
     }
 
+    /// At rest: whether other threads have changed mappings since it began.
+    pub fn has_changed(&self) -> bool {
+        let notes = self.notes.lock();
+        let log = notes.log.as_ref().expect("at rest there is a log");
+        (0..notes.own.count.load(SeqCst)).any(|at| matches!(log.note(at).0, Note::Change(_)))
+    }
+
+    /// After a rest in which no copy was made: nobody will need the notes.
+    pub fn forget(&self) {
+        let mut notes = self.notes.lock();
+        self.told.store(false, SeqCst);
+        notes.end_log();
+    }
+
     /// Where pages have been moved to, by the notes from number `from` on.
     pub fn moved_since(&self, from: usize) -> Vec<Pages> {
         let notes = self.notes.lock();

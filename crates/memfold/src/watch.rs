@@ -222,8 +222,8 @@ impl Watcher {
             }
         });
         if !(was_quiet && self.is_quiet()) {
-            // What has come in the place of something registered meanwhile.
-            self.inherit_unregistered(0, usize::MAX, &others);
+            // What has come in the place of something registered meanwhile. Twice, as it may be moved while one looks.
+            (0..2).for_each(|_| self.inherit_unregistered(0, usize::MAX, &others));
         }
     }
 
