@@ -173,9 +173,7 @@ impl Rest {
 
     /// At rest: whether other threads have changed mappings since it began.
     pub fn has_changed(&self) -> bool {
-        let notes = self.notes.lock();
-        let log = notes.log.as_ref().expect("at rest there is a log");
-        (0..notes.own.count.load(SeqCst)).any(|at| matches!(log.note(at).0, Note::Change(_)))
+        self.notes.lock().changes(0).next().is_some()
     }
 
     /// After a rest in which no copy was made: nobody will need the notes.
@@ -188,9 +186,8 @@ impl Rest {
     /// Where pages have been moved to, by the notes from number `from` on.
     pub fn moved_since(&self, from: usize) -> Vec<Pages> {
         let notes = self.notes.lock();
-        let log = notes.log.as_ref().expect("at rest there is a log");
-        let moved = (from..notes.own.count.load(SeqCst)).filter_map(|at| match log.note(at).0 {
-            Note::Change(Event::Remap { to, len, .. }) => Some((page_of(to), page_of(to + len))),
+        let moved = notes.changes(from).filter_map(|change| match change {
+            Event::Remap { to, len, .. } => Some((page_of(to), page_of(to + len))),
             _ => None,
         });
         moved.collect()
@@ -332,6 +329,15 @@ impl Rest {
 impl Notes {
     fn log(&self) -> &Log {
         self.log.as_ref().expect("a fork has a log").log()
+    }
+
+    /// At rest: the changes among the notes from number `from` on.
+    fn changes(&self, from: usize) -> impl Iterator<Item = Event> {
+        let log = self.log.as_ref().expect("at rest there is a log");
+        (from..self.own.count.load(SeqCst)).filter_map(|at| match log.note(at).0 {
+            Note::Change(change) => Some(change),
+            _ => None,
+        })
     }
 
     /// No child is told any more.
