@@ -22,7 +22,7 @@ fn untouched_pages_do_not_cut_what_is_adopted_in_pieces() {
 #[test]
 fn processes_of_a_run_share_its_limit() {
     // The program adds up what its processes hold.
-    assert_right_with(&["--limit", "128M"], "family", &["exec", "fork"]);
+    assert_right_with(&["--limit", "128M"], "family", &["exec", "fork", "rewrite"]);
 }
 
 #[test]

@@ -91,30 +91,36 @@ fn prepare(by_libc: bool) {
     let caught = !by_libc || dispatch::probe();
     if !program.pager.has_swap() && caught && Uffd::probe().is_ok() {
         for tried in 1.. {
-            program.come_to_rest(alone);
-            engine::have_done(|| program.lend_to_children(alone));
             // A child is spared to tell what others had changed at the moment of the copy, if there is a time when they don't.
-            if alone || tried == RESTS || !give_up_rest(program) {
+            let last = alone || tried == RESTS;
+            program.come_to_rest(alone);
+            let mut still = false;
+            engine::have_done(|| still = program.lend_to_children(last));
+            if still || last {
                 break;
             }
+            give_up_rest(program);
         }
         return begin_copying(program, by_libc.then_some(blocked));
     }
     bring_back(program);
 }
 
-/// Ends a rest in which other threads were changing mappings, and no copy was made. `false`, and nothing is done, if they weren't.
-fn give_up_rest(program: &Program) -> bool {
-    if !program.pager.has_changed_at_rest() {
-        return false;
-    }
+/// Has the first engine thread do `work` at rest. Called by a thread of the program, while no adoption is under way.
+pub fn at_rest(program: &Program, work: fn(&Program)) {
+    program.come_to_rest(true);
+    engine::have_done(|| work(program));
+    give_up_rest(program);
+}
+
+/// Ends a rest in which no copy was made.
+fn give_up_rest(program: &Program) {
     // SAFETY: the engine is at rest, and nobody else ends it, as no copy is being made.
     unsafe {
         program.pager.allow_requests();
         engine::have_done(|| program.end_rest());
     }
     program.pager.forget_rest();
-    true
 }
 
 /// The engine is at rest, and the copy is about to be made; if by libc, in a thread that had `blocked` these signals.
@@ -139,10 +145,8 @@ fn bring_back(program: &Program) {
             Size(available)
         ));
     }
-    engine::have_done(|| {
-        program.pager.freeze();
-        program.leave_to_children();
-    });
+    engine::have_done(|| program.pager.freeze());
+    at_rest(program, Program::leave_to_children);
     PREPARED.store(BACK, SeqCst);
 }
 
@@ -159,13 +163,13 @@ fn after_copy(in_child: bool) {
         (AT_REST, false) => unsafe {
             program.allow_allocation();
             engine::have_done(|| {
-                program.end_rest();
                 program.keep_from_children();
+                program.end_rest();
             });
         },
         (BACK, true) => program::abandon(),
         (BACK, false) => {
-            engine::have_done(|| program.keep_from_children());
+            at_rest(program, Program::keep_from_children);
             program.pager.thaw();
         }
         _ => return,

@@ -2,6 +2,7 @@
 //! The marked part comes home and leaves management before the call returns.
 use crate::ahead::{Madvise, populate};
 use crate::engine;
+use crate::fork;
 use crate::program::{self, Program};
 use crate::real::Real;
 use core::ffi::{c_int, c_uint, c_void};
@@ -100,7 +101,7 @@ fn undo_dont_fork(call: impl FnOnce() -> c_int) -> c_int {
     let Some(program) = program::get() else { return call() };
     program.paused(|| {
         let result = call();
-        engine::have_done(|| program.keep_from_children());
+        fork::at_rest(program, Program::keep_from_children);
         program.note_unmarked();
         result
     })

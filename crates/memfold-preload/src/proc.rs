@@ -52,12 +52,34 @@ pub fn locked_bytes() -> u64 {
     field(c"/proc/self/status", "VmLck:")
 }
 
+/// Resident anonymous memory that other processes have too, by forks.
+pub struct SharedMemory {
+    /// All of it, bytes.
+    pub bytes: u64,
+    /// What others have of it, bytes: a page that `n` processes have counts with `1/n` in each.
+    pub others_bytes: u64,
+}
+
+/// Measures it. The kernel walks the page table for that: 20 ms for each GiB in single pages.
+pub fn shared_memory() -> SharedMemory {
+    let [all, own, bytes] = fields(c"/proc/self/smaps_rollup", ["Anonymous:", "Pss_Anon:", "Shared_Dirty:"]);
+    let others_bytes = all.saturating_sub(own);
+    SharedMemory { bytes: bytes.max(others_bytes), others_bytes }
+}
+
 fn field(path: &core::ffi::CStr, name: &str) -> u64 {
+    fields(path, [name])[0]
+}
+
+/// Lines of a file by their names, in KiB there; 0 if unknown.
+fn fields<const N: usize>(path: &core::ffi::CStr, names: [&str; N]) -> [u64; N] {
     let mut text = [0u8; 4096];
-    let Ok(fd) = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return 0 };
-    let Ok(n) = rustix::io::read(&fd, &mut text) else { return 0 };
+    let Ok(fd) = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return [0; N] };
+    let Ok(n) = rustix::io::read(&fd, &mut text) else { return [0; N] };
     let text = core::str::from_utf8(&text[..n]).unwrap_or("");
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let kib: u64 = line.and_then(|l| l.split_ascii_whitespace().next()).and_then(|n| n.parse().ok()).unwrap_or(0);
-    kib << 10
+    names.map(|name| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let kib: u64 = line.and_then(|l| l.split_ascii_whitespace().next()).and_then(|n| n.parse().ok()).unwrap_or(0);
+        kib << 10
+    })
 }

@@ -15,13 +15,13 @@ use memfold_sys::maps::{Area, each_area, each_detailed, flag};
 use memfold_sys::raw::{program_break, set_signals_blocked};
 use memfold_sys::space::UffdSpace;
 use memfold_sys::sync::Mutex;
-use memfold_sys::thread::{cpus, thread_id};
+use memfold_sys::thread::{cpu_ns, cpus, now_ns, thread_id};
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::PAGE_SIZE;
 use memfold_sys::zone::{freeze_list, overlaps_own, set_inherited, unfreeze_list};
 
 use crate::heap::arena;
-use crate::proc::Statm;
+use crate::proc::{self, Statm};
 use crate::{say, slots};
 
 /// Unmanaged memory must have grown by this before the map is read again.
@@ -82,10 +82,20 @@ struct State {
     looks: u32,
     /// Of the whole run (limit, resident), bytes; `None` if nobody tells them.
     bounds: Option<(u64, u64)>,
-    /// Resident memory that this process shared with its parent when a fork made it, bytes, and what was folded then.
-    inherited: u64,
+    /// A fork has made this process or a child of it, and they may still share memory.
+    sharing: bool,
+    /// Of what is resident here, the part that counts in the processes that it is shared with, bytes; and when to measure again.
+    others: u64,
+    measure_at_ns: u64,
+    /// What was folded when a fork made this process, bytes.
     inherited_away: u64,
 }
+
+/// If others have less than this of the memory of a process, it shares none.
+const SHARED_LEAST_BYTES: u64 = 1 << 20;
+/// Time between two measurements of it: at least this, and so many times what the first takes of a CPU.
+const MEASURE_NS: u64 = 10_000_000;
+const MEASURE_SHARE: u64 = 10;
 
 /// The share of the limit is computed anew each time as many looks have passed.
 const LOOKS_A_SHARE: u32 = 8;
@@ -190,7 +200,8 @@ impl Program {
         // SAFETY: the thread that forked holds the lock, and waits for this one.
         let state = unsafe { self.adopting.peek_mut() };
         // Read before the parent's figures are left to it.
-        state.inherited = state.anonymous.min(self.pager.bound_bytes());
+        (state.sharing, state.measure_at_ns) = (true, 0);
+        state.others = state.anonymous.min(self.pager.bound_bytes());
         state.inherited_away = self.pager.away_bytes();
         self.pager.begin_as_child(stats);
         register_frames(&self.pager, &self.uffd);
@@ -224,9 +235,10 @@ impl Program {
     }
 
     /// As [`Watcher::lend_to_children`]. Ends the process with a message if that can't be done.
-    pub fn lend_to_children(&self, alone: bool) {
-        if let Err(e) = self.watcher.lend_to_children(alone) {
-            say::die(format_args!("fork: /proc/self/pagemap: {e}"));
+    pub fn lend_to_children(&self, last: bool) -> bool {
+        match self.watcher.lend_to_children(last) {
+            Ok(still) => still,
+            Err(e) => say::die(format_args!("fork: /proc/self/pagemap: {e}")),
         }
     }
 
@@ -244,8 +256,11 @@ impl Program {
     /// # Safety
     /// - `come_to_rest` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
     pub unsafe fn end_rest(&self) {
-        // SAFETY: by the caller's promise.
-        unsafe { self.watcher.end_rest() };
+        // SAFETY: by the caller's promise; and the thread that forks has the lock, and waits for this one.
+        unsafe {
+            self.watcher.end_rest();
+            self.adopting.peek_mut().sharing = true;
+        }
     }
 
     /// The first part of its end: there may be allocations again, and requests to background threads.
@@ -381,11 +396,12 @@ impl Program {
         self.pager.publish();
         state.looks = state.looks.wrapping_add(1);
         let before = core::mem::replace(&mut state.anonymous, anonymous);
+        let measured = self.measure_shared(&mut state);
         let need =
-            anonymous.saturating_sub(state.inherited) + self.pager.away_bytes().saturating_sub(state.inherited_away);
+            anonymous.saturating_sub(state.others) + self.pager.away_bytes().saturating_sub(state.inherited_away);
         self.pager.stats().need_bytes.store(need, Relaxed);
         let bounds = slots::bounds();
-        if state.looks % LOOKS_A_SHARE == 1 || state.bounds != bounds {
+        if measured || state.looks % LOOKS_A_SHARE == 1 || state.bounds != bounds {
             state.bounds = bounds;
             self.take_share(&state, need);
         }
@@ -420,12 +436,31 @@ impl Program {
         next
     }
 
-    /// Takes this process's share of what the whole run may use. What a child of fork has from its parent counts there.
+    /// What processes of a run share counts in each with its part, so that the sum is right: measured from time to time, as
+    /// long as there is any, because whoever writes to it gets a page of its own that the engine knows nothing of. Returns
+    /// whether it was.
+    fn measure_shared(&self, state: &mut State) -> bool {
+        let now = now_ns();
+        if !state.sharing || now < state.measure_at_ns {
+            return false;
+        }
+        let begin = cpu_ns();
+        let shared = proc::shared_memory();
+        state.sharing = shared.others_bytes >= SHARED_LEAST_BYTES;
+        state.others = if state.sharing { shared.others_bytes } else { 0 };
+        state.measure_at_ns = now + MEASURE_NS.max((cpu_ns() - begin) * MEASURE_SHARE);
+        if state.sharing {
+            self.pager.note_shared(shared.bytes, shared.bytes - shared.others_bytes);
+        }
+        true
+    }
+
+    /// Takes this process's share of what the whole run may use.
     fn take_share(&self, state: &State, need: u64) {
         let mut others = slots::needs_of_others();
         let mut of = |bound: u64| match bound {
             u64::MAX => u64::MAX,
-            bound => share(bound, need, &mut others).saturating_add(state.inherited),
+            bound => share(bound, need, &mut others).saturating_add(state.others),
         };
         let or_none = |bound: Option<u64>| bound.unwrap_or(u64::MAX);
         let given = (or_none(self.config.limit_bytes), or_none(self.config.resident_bytes));
@@ -474,7 +509,7 @@ impl Program {
             }
         };
         let never = if self.config.fold_dont_dump { NEVER & !flag::DONT_DUMP } else { NEVER };
-        let details = details || self.marked.load(Relaxed) || crate::proc::locked_bytes() > 0;
+        let details = details || self.marked.load(Relaxed) || proc::locked_bytes() > 0;
         let done = if details {
             each_detailed(|area, about| {
                 add(area, !about.has(never));

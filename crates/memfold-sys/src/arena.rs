@@ -43,8 +43,21 @@ struct Inner {
     /// The free run with the lowest address.
     runs: *mut Run,
     free_bytes: usize,
-    /// Free objects of each class, linked through their first word.
-    classes: [*mut u8; CLASSES],
+    classes: [Class; CLASSES],
+}
+
+/// The free objects of a size class.
+#[derive(Copy, Clone)]
+struct Class {
+    /// Those that have come back, linked through their first word.
+    back: *mut u8,
+    /// The next that was never given out, of the chunk that the class took last, and how many there are: untouched memory.
+    fresh: *mut u8,
+    count: usize,
+}
+
+impl Class {
+    const NONE: Class = Class { back: null_mut(), fresh: null_mut(), count: 0 };
 }
 
 /// Header of a free run, in its first bytes.
@@ -65,7 +78,7 @@ impl Default for Arena {
 impl Arena {
     /// An arena that has reserved nothing yet.
     pub const fn new() -> Arena {
-        let inner = Inner { zone: None, top: 0, runs: null_mut(), free_bytes: 0, classes: [null_mut(); CLASSES] };
+        let inner = Inner { zone: None, top: 0, runs: null_mut(), free_bytes: 0, classes: [Class::NONE; CLASSES] };
         Arena { inner: Mutex::new(inner) }
     }
 
@@ -215,16 +228,28 @@ unsafe impl GlobalAlloc for Arena {
 }
 
 impl Inner {
+    /// An object of a class; null if there is no room.
     fn take_object(&mut self, class: usize) -> *mut u8 {
-        if self.classes[class].is_null() {
-            self.refill(class);
+        let size = class_bytes(class);
+        let back = self.classes[class].back;
+        if !back.is_null() {
+            // SAFETY: the first word of an object that has come back is the pointer to the next, written by `put_object`.
+            self.classes[class].back = unsafe { back.cast::<*mut u8>().read() };
+            return back;
         }
-        let at = self.classes[class];
-        if !at.is_null() {
-            // SAFETY: a free object's first word is the pointer to the next one, written by `put_object`.
-            self.classes[class] = unsafe { at.cast::<*mut u8>().read() };
+        if self.classes[class].count == 0 {
+            let chunk = self.take_run(CHUNK_BYTES, PAGE_SIZE);
+            if chunk.is_null() {
+                return chunk;
+            }
+            (self.classes[class].fresh, self.classes[class].count) = (chunk, CHUNK_BYTES / size);
         }
-        at
+        let class = &mut self.classes[class];
+        let object = class.fresh;
+        class.count -= 1;
+        // SAFETY: at most one past the last object of the chunk.
+        class.fresh = unsafe { object.add(size) };
+        object
     }
 
     /// Puts an object on the list of its class.
@@ -233,21 +258,8 @@ impl Inner {
     /// - `at` is an object of `class`, 16-aligned, that nobody uses any more.
     unsafe fn put_object(&mut self, at: *mut u8, class: usize) {
         // SAFETY: the object is free and at least a word long.
-        unsafe { at.cast::<*mut u8>().write(self.classes[class]) };
-        self.classes[class] = at;
-    }
-
-    fn refill(&mut self, class: usize) {
-        let size = class_bytes(class);
-        let chunk = self.take_run(CHUNK_BYTES, PAGE_SIZE);
-        if chunk.is_null() {
-            return;
-        }
-        // Backwards, so that the list hands out ascending addresses.
-        for index in (0..CHUNK_BYTES / size).rev() {
-            // SAFETY: the object lies in the chunk, which is ours and unused.
-            unsafe { self.put_object(chunk.add(index * size), class) };
-        }
+        unsafe { at.cast::<*mut u8>().write(self.classes[class].back) };
+        self.classes[class].back = at;
     }
 
     /// A zeroed run of `len` bytes (whole pages) aligned to `align`; null if there is no room.

@@ -1,7 +1,17 @@
 //! Time.
+use rustix::time::{ClockId, clock_gettime};
 
 /// Nanoseconds of the monotonic clock.
 pub fn now_ns() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    ns_of(ClockId::Monotonic)
+}
+
+/// Nanoseconds that the calling thread has run.
+pub fn cpu_ns() -> u64 {
+    ns_of(ClockId::ThreadCPUTime)
+}
+
+fn ns_of(clock: ClockId) -> u64 {
+    let t = clock_gettime(clock);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }

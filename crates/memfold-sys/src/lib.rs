@@ -14,6 +14,7 @@ pub mod zone;
 pub mod arena;
 pub mod file;
 pub mod maps;
+pub mod lookup;
 pub mod pagemap;
 pub mod uffd;
 pub mod thread;

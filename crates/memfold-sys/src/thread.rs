@@ -1,6 +1,6 @@
 //! Engine threads: signals blocked, pinned on demand, never unwinding.
 use crate::Errno;
-pub use crate::clock::now_ns;
+pub use crate::clock::{cpu_ns, now_ns};
 use core::ffi::CStr;
 
 /// A running engine thread. Dropping it lets it run on.

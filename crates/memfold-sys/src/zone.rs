@@ -20,7 +20,20 @@ unsafe impl Send for Zone {}
 unsafe impl Sync for Zone {}
 
 const LISTED: usize = 4096;
-static LIST: StaticMutex<[(usize, usize); LISTED]> = StaticMutex::new([(0, 0); LISTED]);
+static LIST: StaticMutex<List> = StaticMutex::new(List { zones: [(0, 0); LISTED], used: 0 });
+
+/// All live zones: first byte and first past it.
+struct List {
+    zones: [(usize, usize); LISTED],
+    /// So many places have been used.
+    used: usize,
+}
+
+impl List {
+    fn live(&self) -> impl Iterator<Item = &(usize, usize)> {
+        self.zones[..self.used].iter().filter(|zone| zone.1 != 0)
+    }
+}
 
 impl Zone {
     /// Reserves `len` bytes aligned to `align`. Pages read as zeros until written. Huge pages are switched off.
@@ -54,8 +67,9 @@ impl Zone {
         }
         let zone = Zone { base: base as *mut u8, len };
         let mut list = LIST.lock();
-        let free = list.iter_mut().find(|slot| slot.1 == 0).ok_or(Errno::NFILE)?;
-        *free = (base, base + len);
+        let free = list.zones.iter().position(|slot| slot.1 == 0).ok_or(Errno::NFILE)?;
+        list.zones[free] = (base, base + len);
+        list.used = list.used.max(free + 1);
         Ok(zone)
     }
 
@@ -123,7 +137,7 @@ impl Zone {
 impl Drop for Zone {
     fn drop(&mut self) {
         let start = self.base as usize;
-        if let Some(slot) = LIST.lock().iter_mut().find(|slot| slot.0 == start) {
+        if let Some(slot) = LIST.lock().zones.iter_mut().find(|slot| slot.0 == start) {
             *slot = (0, 0);
         }
         // SAFETY: the zone owns this mapping, and dropping it gives up every byte.
@@ -200,7 +214,7 @@ pub fn set_marked(start: usize, end: usize, marked: bool) {
 /// Undoes for every live zone what the program's mlockall has done to it: frames that are locked could not take part in
 /// moves, and the kernel would fill zones that are meant to be sparse.
 pub fn unlock_all() {
-    for zone in LIST.lock().iter().filter(|zone| zone.1 != 0) {
+    for zone in LIST.lock().live() {
         // SAFETY: the engine's own mapping; no byte changes. Not fatal: a locked frame is copied from, not moved.
         let _ = unsafe { munlock(zone.0 as *mut _, zone.1 - zone.0) };
     }
@@ -208,7 +222,7 @@ pub fn unlock_all() {
 
 /// Whether `[start, end)` touches any live zone of the engine.
 pub fn overlaps_own(start: usize, end: usize) -> bool {
-    LIST.lock().iter().any(|z| z.1 != 0 && start < z.1 && z.0 < end)
+    LIST.lock().live().any(|zone| start < zone.1 && zone.0 < end)
 }
 
 #[cfg(test)]

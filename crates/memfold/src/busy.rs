@@ -3,7 +3,7 @@
 use core::ops::Range;
 use memfold_sys::space::Space;
 use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use memfold_sys::thread::now_ns;
 use memfold_sys::units::PAGE_SIZE;
 
@@ -16,6 +16,8 @@ pub struct Busy {
     ranges: Mutex<([(usize, usize); NOTED], usize)>,
     forked_ns: AtomicU64,
     met: AtomicU64,
+    /// Making such pages private, to fold them, would take more memory than it brings.
+    shared_by_many: AtomicBool,
 }
 
 /// For this long after a fork it is likely that a page which can't be moved is shared by it.
@@ -24,12 +26,28 @@ const SHARED_NS: u64 = 1_000_000_000;
 impl Busy {
     /// None.
     pub const fn new() -> Busy {
-        Busy { ranges: Mutex::new(([(0, 0); NOTED], 0)), forked_ns: AtomicU64::new(0), met: AtomicU64::new(0) }
+        Busy {
+            ranges: Mutex::new(([(0, 0); NOTED], 0)),
+            forked_ns: AtomicU64::new(0),
+            met: AtomicU64::new(0),
+            shared_by_many: AtomicBool::new(false),
+        }
     }
 
     /// The process has just forked, or been made by a fork.
     pub fn note_fork(&self) {
+        self.note_shared(false);
+    }
+
+    /// It still shares memory by a fork, `by_many` or not.
+    pub fn note_shared(&self, by_many: bool) {
+        self.shared_by_many.store(by_many, SeqCst);
         self.forked_ns.store(now_ns(), SeqCst);
+    }
+
+    /// Whether what can't be moved is most likely shared by so many that it is best left where it is.
+    pub fn is_shared_by_many(&self) -> bool {
+        self.has_forked_lately() && self.shared_by_many.load(SeqCst)
     }
 
     /// Whether there was a fork not long ago.

@@ -5,7 +5,7 @@ use crate::folio::State;
 use crate::moment::{Moment, Pages};
 use crate::pager::{Pager, StatsPlace};
 use crate::parked::PARKED_FROM;
-use crate::rest::{Later, Note};
+use crate::rest::{CATCH_UP_NS, Later, Note};
 use crate::stats::{self, Stats};
 use alloc::vec::Vec;
 use memfold_sys::Errno;
@@ -14,8 +14,7 @@ use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::{now_ns, sleep_ns};
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
-/// So long a child waits for the parent to have read a change that was under way, and so often it looks.
-const CATCH_UP_NS: u64 = 5_000_000_000;
+/// How often a child looks whether the parent has noted more.
 const CATCH_UP_PACE_NS: u64 = 100_000;
 
 impl Pager {
@@ -38,14 +37,17 @@ impl Pager {
         })
     }
 
-    /// At rest: whether other threads have changed mappings since it began.
-    pub fn has_changed_at_rest(&self) -> bool {
-        self.rest.has_changed()
-    }
-
     /// After a rest in which no copy was made.
     pub fn forget_rest(&self) {
         self.rest.forget();
+    }
+
+    /// This process shares `bytes` of memory with others by a fork, of which `own` count here. A page that is folded is made private
+    /// first. That brings its part, and takes a compressed copy: if that is more, and at least three share, it is left where it is.
+    pub fn note_shared(&self, bytes: u64, own: u64) {
+        let data = (self.folded_pages.load(Relaxed) + self.clean_pages.load(Relaxed)) << PAGE_SHIFT;
+        let pool = self.store.pool_bytes().min(data / 2);
+        self.busy.note_shared((own as u128) * (data as u128) < bytes as u128 * pool as u128);
     }
 
     /// At rest: the caller is about to be copied.
@@ -85,10 +87,25 @@ impl Pager {
         self.frames.trim(&*self.space, u64::MAX);
     }
 
-    /// At rest: see [`crate::rest::Rest::managed`].
-    pub(crate) fn managed_at_rest(&self, is_quiet: impl Fn() -> bool) -> Option<(Areas, usize)> {
+    /// At rest: see [`crate::rest::Rest::managed`]. `wait` waits for a moment.
+    pub(crate) fn managed_at_rest(&self, is_quiet: impl Fn() -> bool, wait: fn()) -> (Areas, usize) {
+        loop {
+            let areas = self.areas.read().clone();
+            if let Some(managed) = self.rest.managed(areas, &is_quiet) {
+                return managed;
+            }
+            wait();
+        }
+    }
+
+    /// At rest: see [`crate::rest::Rest::settle_changed`].
+    pub(crate) fn settle_at_rest(
+        &self,
+        is_quiet: impl Fn() -> bool,
+        settle: impl FnOnce(&Areas, &[(usize, usize)]),
+    ) -> bool {
         let areas = self.areas.read().clone();
-        self.rest.managed(areas, is_quiet)
+        self.rest.settle_changed(areas, is_quiet, settle)
     }
 
     /// In a child of fork, whose map shows a mark on `marked`: brings the index to the moment of the copy, as far as other
@@ -99,6 +116,9 @@ impl Pager {
     pub(crate) fn catch_up(&self, marked: Vec<Pages>) -> Result<(), &'static str> {
         // SAFETY: this is the only engine thread.
         let known = unsafe { self.rest.reset_in_child() };
+        if self.rest.is_unsure() {
+            return Err("mappings were changed without a pause");
+        }
         let mut at = 0;
         let begin = now_ns();
         let mut moment = Moment::new(marked);
@@ -125,7 +145,8 @@ impl Pager {
                     at += 1;
                 }
                 Later::Nothing if now_ns() - begin < CATCH_UP_NS => sleep_ns(CATCH_UP_PACE_NS),
-                Later::Nothing | Later::End => return Err("mappings were being changed"),
+                Later::Nothing => return Err("mappings were being changed"),
+                Later::End => return Err("mappings were being changed, without the parent waiting,"),
             }
         }
         // Pages that were copied home before the copy was made, and counted after it.
@@ -191,10 +212,7 @@ impl Pager {
     pub(crate) fn note_strays(&self, pagemap: &Pagemap, is_quiet: impl Fn() -> bool, wait: fn()) -> Result<(), Errno> {
         let mut within = alloc::vec![(0, PARKED_FROM)];
         while !within.is_empty() {
-            let Some((areas, count)) = self.managed_at_rest(&is_quiet) else {
-                wait();
-                continue;
-            };
+            let (areas, count) = self.managed_at_rest(&is_quiet, wait);
             for part in within {
                 self.rest.note_pages(&self.strays(&areas, pagemap, part)?);
             }

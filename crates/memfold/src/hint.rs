@@ -174,8 +174,8 @@ impl Pager {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         let (key, order, slot) = (folio.key, folio.order, self.folios.slots(folio)[0]);
-        let mut context = self.contexts.borrow();
-        let context = &mut **context;
+        let mut context = self.contexts.borrow(&self.store);
+        let context = &mut *context;
         // SAFETY: the scratch holds the largest block, and is this thread's alone while it holds `areas` for writing.
         unsafe { self.fetch_one(context, slot, order, self.scratch.as_ptr()) };
         let one = BlockSet::first(1);
@@ -231,7 +231,7 @@ impl Pager {
                 }
             }
         });
-        let mut context = self.contexts.borrow();
+        let mut context = self.contexts.borrow(&self.store);
         // SAFETY: the frame is full, of the block's order, and ours.
         unsafe { self.fetch_one(&mut context, slot, order, self.frames.addr(frame) as *mut u8) };
         drop(context);
@@ -242,8 +242,11 @@ impl Pager {
         self.list_by_state(guard, id);
     }
 
-    /// Loads and maps every folded page of a range. `false`: an event must be applied first; give up `areas` and repeat.
-    pub(crate) fn need(&self, areas: &Areas, area: &Area, keys: Range<u64>) -> bool {
+    /// Loads and maps every folded page of a range.
+    ///
+    /// # Errors
+    /// The address of the first that is left: an event must be applied first; give up `areas` and go on there.
+    pub(crate) fn need(&self, areas: &Areas, area: &Area, keys: Range<u64>) -> Result<(), usize> {
         let (mut key, last) = (keys.start.max(area.key), keys.end.min(area.key_end()));
         while key < last {
             let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(last);
@@ -262,12 +265,12 @@ impl Pager {
             key = at;
             let fault = Fault { addr: area.addr_of(at), ..Fault::default() };
             if self.serve(areas, area, fault, Source::Any) == Served::Again {
-                return false;
+                return Err(fault.addr);
             }
             // In thread delivery another thread may still be loading it; look again.
             memfold_sys::thread::yield_now();
         }
-        true
+        Ok(())
     }
 
     /// Ends the management of areas in `[start, end)` (addresses): their folios are dropped. The caller holds `areas` for

@@ -73,7 +73,7 @@ impl Pager {
             Ok(found) => found,
             Err(NoFrame::Again) => return (Loaded::Again, key, key + 1),
         };
-        let mut context = self.contexts.borrow();
+        let mut context = self.contexts.borrow(&self.store);
         let (start, order) = {
             let _guard = self.shards.lock(key);
             // SAFETY: the guard is that of the folio's shard. The folio is `Loading` by this thread, so its key, order

@@ -268,19 +268,35 @@ impl Pager {
             }
             return done;
         }
-        folio.active = true;
-        if done.stop == Some(Stop::Busy) && !self.busy.has_forked_lately() {
-            // What a fork has shared is soon to be had; what a device has pinned is not.
-            folio.refused = true;
-            self.note_refusal();
-        }
+        (folio.active, folio.refused) = (true, false);
+        let start = folio.key;
         self.lru.settle(id);
         self.split_at(guard, id, done.pages);
+        if done.stop == Some(Stop::Busy) {
+            self.refuse(guard, start + done.pages as u64);
+        }
         self.settle_pieces(guard, id, done.pages, order, State::Cached, State::Resident);
         for page in done.pages..order.pages() {
             self.frames.give(frame + page as u32, Order::PAGE, if self.has_move { Kind::Empty } else { Kind::Full });
         }
         done
+    }
+
+    /// The page at `key` can't leave. If that is for long, its folio is refused; so is what a fork shares with many, but for the
+    /// page's block only, as others of the folio may have been written to since.
+    fn refuse(&self, guard: &ShardGuard<'_>, key: u64) {
+        let mut id = self.index.find(guard, key).expect("a folio covers what it covered");
+        if self.busy.is_shared_by_many() {
+            // SAFETY: the guard is that of the folio's shard.
+            let order = unsafe { self.folios.get(id) }.order;
+            id = self.carve(guard, id, key, order.min(self.config.block_order));
+        } else if self.busy.has_forked_lately() {
+            // Soon to be had.
+            return;
+        }
+        // SAFETY: as above.
+        unsafe { self.folios.get(id) }.refused = true;
+        self.note_refusal();
     }
 
     /// Asks a background thread to compress, now that a folio of this order has become dirty. Single pages wait until there are

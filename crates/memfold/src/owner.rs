@@ -54,11 +54,13 @@ impl Pager {
     }
 
     /// Loads and maps the folded pages that a range of addresses touches.
-    pub fn need_at(&self, addrs: Range<usize>) {
-        while !{
+    pub fn need_at(&self, mut addrs: Range<usize>) {
+        let need = |addrs: &Range<usize>| {
             let areas = self.areas.read();
-            parts(&areas, pages(&addrs, true)).into_iter().all(|(area, keys)| self.need(&areas, &area, keys))
-        } {
+            parts(&areas, pages(addrs, true)).into_iter().try_for_each(|(area, keys)| self.need(&areas, &area, keys))
+        };
+        while let Err(at) = need(&addrs) {
+            addrs.start = at;
             memfold_sys::thread::yield_now();
         }
     }

@@ -91,9 +91,6 @@ pub struct Pager {
     pub(crate) streams: Streams,
     pub(crate) around: Around,
     pub(crate) contexts: Contexts,
-    /// Threads that compress for the contexts, if batches are on. Dropped after them.
-    #[allow(dead_code)]
-    pub(crate) codecs: Option<SoftwarePool>,
     pub(crate) recompress: Option<CodecSpec>,
     pub(crate) queue: Queue,
     /// Faults that need the swap file or the remote store.
@@ -182,7 +179,7 @@ impl Pager {
                 Some(pool.map_err(|e| alloc::format!("starting threads that compress: {e}"))?)
             }
         };
-        let contexts = Contexts::new(&store, count, config.block_order, codecs.as_ref(), config.batch);
+        let contexts = Contexts::new(&store, count, config.block_order, codecs, config.batch);
         let recompress = config.recompress.as_deref().map(memfold_store::CodecSpec::parse).transpose();
         let recompress = recompress.map_err(|e| alloc::format!("--recompress: {e}"))?;
         let mut pager = Pager {
@@ -203,7 +200,6 @@ impl Pager {
             ),
             around: Around::new(config.block_order),
             contexts,
-            codecs,
             recompress,
             queue: Queue::new(),
             reads: Reads::default(),

@@ -271,9 +271,11 @@ impl Pager {
             None => Progress::Freed,
             Some(Stop::Again) => Progress::Again,
             Some(_) => {
-                let (start, end) = (area.addr_of(area.key), area.addr_of(area.key_end()));
-                self.busy.note(home + bytes(done.pages)..home + bytes(pages), start..end);
-                self.queue.reclaim();
+                if !self.busy.is_shared_by_many() {
+                    let (start, end) = (area.addr_of(area.key), area.addr_of(area.key_end()));
+                    self.busy.note(home + bytes(done.pages)..home + bytes(pages), start..end);
+                    self.queue.reclaim();
+                }
                 if done.pages > 0 { Progress::Freed } else { Progress::Nothing }
             }
         }

@@ -25,8 +25,9 @@ use memfold_sys::zone::SharedZone;
 /// Notes that a log holds: seconds of nothing but changes.
 const NOTES: usize = 1 << 16;
 
-/// How often, and at what distance, a fork asks whether the child before needs notes: a tenth of a second.
-const PATIENCE: u32 = 500;
+/// So long a child waits for the parent to have noted a change that was under way, and a fork for the child before.
+pub const CATCH_UP_NS: u64 = 5_000_000_000;
+/// How often a fork looks whether that child needs no more notes.
 const PACE_NS: u64 = 200_000;
 
 /// No copy takes so long, or if it does, a doubt is better than to let the thread wait that makes it.
@@ -88,6 +89,8 @@ pub struct Rest {
     told: AtomicBool,
     /// Pages that were copied home are still to be put in order.
     unsettled: AtomicBool,
+    /// Marks may be missing, or be where nothing is managed.
+    unsure: AtomicBool,
     notes: Mutex<Notes>,
 }
 
@@ -136,16 +139,15 @@ impl Rest {
         *notes = Notes { log: Some(log), forker, began_ns: now_ns(), ..Notes::default() };
         self.told.store(forker != 0, SeqCst);
         self.copying.store(false, SeqCst);
+        self.unsure.store(false, SeqCst);
         self.on.store(true, SeqCst);
         Ok(())
     }
 
-    /// Waits until the child of the fork before needs no more notes, but not for long: it may have been killed.
+    /// Waits until the child of the fork before needs no more notes, but not for ever: it may have been killed.
     pub fn wait_for_child(&self) {
-        for _ in 0..PATIENCE {
-            if !self.told.load(SeqCst) || self.notes.lock().is_content() {
-                return;
-            }
+        let begin = now_ns();
+        while self.told.load(SeqCst) && !self.notes.lock().is_content() && now_ns() - begin < CATCH_UP_NS {
             sleep_ns(PACE_NS);
         }
     }
@@ -159,16 +161,28 @@ impl Rest {
         if !is_quiet() {
             return None;
         }
-        for at in 0..notes.own.count.load(SeqCst) {
-            match notes.log.as_ref().expect("at rest there is a log").note(at).0 {
-                Note::Change(change) => areas.follow(change),
-                Note::Quiet => areas.end_parked(),
-                Note::Page(_) => {}
-            }
-        }
+        notes.bring_up_to_date(&mut areas);
         notes.push(Note::Quiet);
-        areas.end_parked();
         Some((areas, notes.own.count.load(SeqCst)))
+    }
+
+    /// At rest: calls `settle` with what is managed where (`areas` is what the index says), and all that other threads have changed
+    /// since it began: addresses in ascending order, of which no two overlap. `false` if they were changing something when it was called, or
+    /// while it ran, so that it may have acted on what was there no longer: to be asked again.
+    pub fn settle_changed(
+        &self,
+        mut areas: Areas,
+        is_quiet: impl Fn() -> bool,
+        settle: impl FnOnce(&Areas, &[(usize, usize)]),
+    ) -> bool {
+        let notes = self.notes.lock();
+        // Nobody reads while the notes are locked: if it is quiet at the end, it was so all the time.
+        if !is_quiet() {
+            return false;
+        }
+        notes.bring_up_to_date(&mut areas);
+        settle(&areas, &notes.changed());
+        is_quiet()
     }
 
     /// At rest: whether other threads have changed mappings since it began.
@@ -197,6 +211,16 @@ impl Rest {
     pub fn note_pages(&self, pages: &[usize]) {
         let mut notes = self.notes.lock();
         pages.iter().for_each(|page| notes.note_page(*page));
+    }
+
+    /// At rest: says that other threads never stopped changing mappings, so a child can't tell what is managed in it.
+    pub fn note_unsure(&self) {
+        self.unsure.store(true, SeqCst);
+    }
+
+    /// Whether that was said.
+    pub fn is_unsure(&self) -> bool {
+        self.unsure.load(SeqCst)
     }
 
     /// From now on the copy may be made at any moment.
@@ -331,6 +355,38 @@ impl Notes {
         self.log.as_ref().expect("a fork has a log").log()
     }
 
+    /// At rest and quiet: makes the noted changes in `areas`, which are as the index says.
+    fn bring_up_to_date(&self, areas: &mut Areas) {
+        let log = self.log.as_ref().expect("at rest there is a log");
+        for at in 0..self.own.count.load(SeqCst) {
+            match log.note(at).0 {
+                Note::Change(change) => areas.follow(change),
+                Note::Quiet => areas.end_parked(),
+                Note::Page(_) => {}
+            }
+        }
+        areas.end_parked();
+    }
+
+    /// At rest: all addresses that noted changes were about, joined where they touch.
+    fn changed(&self) -> Vec<(usize, usize)> {
+        let ranges = self.changes(0).flat_map(|change| match change {
+            Event::Remap { from, to, len } => [(from, from + len), (to, to + len)],
+            Event::Unmap { start, end } => [(start, end), (0, 0)],
+            _ => [(0, 0); 2],
+        });
+        let mut ranges: Vec<(usize, usize)> = ranges.filter(|(start, end)| start < end).collect();
+        ranges.sort_unstable();
+        let mut joined: Vec<(usize, usize)> = Vec::new();
+        for (start, end) in ranges {
+            match joined.last_mut() {
+                Some(last) if last.1 >= start => last.1 = last.1.max(end),
+                _ => joined.push((start, end)),
+            }
+        }
+        joined
+    }
+
     /// At rest: the changes among the notes from number `from` on.
     fn changes(&self, from: usize) -> impl Iterator<Item = Event> {
         let log = self.log.as_ref().expect("at rest there is a log");
@@ -421,5 +477,58 @@ impl Notes {
             }
         }
         Some(at)
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+
+    const MIB: usize = 1 << 20;
+
+    /// At rest, `changes` have been read.
+    fn rest_with(changes: &[Event]) -> Rest {
+        let rest = Rest::default();
+        rest.begin(1).unwrap();
+        for &change in changes {
+            rest.receive(|notes| notes.read(|| Ok(change)).is_err());
+        }
+        rest
+    }
+
+    #[test]
+    fn what_was_changed_at_rest_is_settled_by_what_is_managed_now() {
+        let remap = Event::Remap { from: 16 * MIB, to: 32 * MIB, len: MIB };
+        let rest = rest_with(&[
+            remap,
+            Event::Unmap { start: 16 * MIB, end: 17 * MIB },
+            Event::Unmap { start: 17 * MIB, end: 18 * MIB },
+        ]);
+        let mut areas = Areas::default();
+        areas.add(page_of(16 * MIB), page_of(20 * MIB));
+        let mut seen = false;
+        let done = rest.settle_changed(
+            areas,
+            || true,
+            |managed, changed| {
+                assert_eq!(changed, [(16 * MIB, 18 * MIB), (32 * MIB, 33 * MIB)]);
+                let is_managed = |at| managed.find(at).is_some();
+                assert!(is_managed(32 * MIB) && is_managed(18 * MIB) && !is_managed(16 * MIB) && !is_managed(17 * MIB));
+                seen = true;
+            },
+        );
+        assert!(done && seen && rest.has_changed());
+    }
+
+    #[test]
+    fn it_is_not_settled_if_there_was_a_change_before_or_meanwhile() {
+        for quiet_at_first in [false, true] {
+            let (rest, asked) = (rest_with(&[]), Cell::new(0));
+            let is_quiet = || quiet_at_first && asked.replace(asked.get() + 1) == 0;
+            let mut acted = false;
+            assert!(!rest.settle_changed(Areas::default(), is_quiet, |_, changed| acted = changed.is_empty()));
+            assert_eq!(acted, quiet_at_first);
+        }
     }
 }

@@ -58,7 +58,7 @@ impl Pager {
         if self.frozen.load(Relaxed) {
             return Next::None;
         }
-        let mut context = self.contexts.borrow();
+        let mut context = self.contexts.borrow(&self.store);
         let Some((id, key)) = self.lru.isolate(list) else { return Next::None };
         let guard = self.shards.lock(key);
         if !self.is_still(&guard, id, key) {

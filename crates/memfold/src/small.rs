@@ -47,7 +47,7 @@ impl Pager {
         if order > self.config.block_order || !has_room {
             return None;
         }
-        let mut context = self.contexts.borrow();
+        let mut context = self.contexts.borrow(&self.store);
         let buffer = context.buffer.as_mut_ptr();
         // SAFETY: the buffer holds a block of the largest order that blocks have here.
         let from_file = unsafe { self.fetch_one(&mut context, slot, order, buffer) };

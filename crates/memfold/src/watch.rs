@@ -3,6 +3,7 @@
 //! Handlers, each pinned to a CPU; those on duty sleep in `poll`. Reading is serialised by `changes.rs`, so that no
 //! fault that follows an event is ever served before the event was applied. A fault that can't be resolved while an
 //! event waits stays with its handler, which reads and applies events until it can.
+use crate::area::{Areas, page_of};
 use crate::duty::{Duty, Shift};
 use crate::fault::{Fault, Served};
 use crate::moment::Pages;
@@ -15,19 +16,20 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
 use memfold_sys::Errno;
+use memfold_sys::lookup::each_private_area;
 use memfold_sys::maps::{Area, Details, each_detailed, flag};
 use memfold_sys::pagemap::Pagemap;
 use memfold_sys::sync::MutexGuard;
 use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use memfold_sys::thread::{is_asleep, now_ns, sleep_ns, wait_readable, yield_now};
 use memfold_sys::uffd::{Event, Uffd};
-use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
+use memfold_sys::units::PAGE_SIZE;
 use memfold_sys::zone::{Zone, overlaps_own, set_inherited, set_marked};
 
 /// Faults that one handler keeps while events must be applied first; the threads of others fault again.
 const PENDING: usize = 256;
-/// Looks in which nothing had to be done, though mappings were moved meanwhile, before a fork goes on: each sees nearly all.
-const UNSURE_LOOKS: u32 = 4;
+/// So long a fork looks for a moment at which what was changed while it looked can be settled.
+const SETTLE_NS: u64 = 10_000_000_000;
 /// Time between looks for a moment at which no mapping is being changed.
 const QUIET_PACE_NS: u64 = 20_000;
 /// Time between looks whether the thread that forks waits for something.
@@ -146,85 +148,87 @@ impl Watcher {
     }
 
     /// At rest: lets children of fork get what is registered, and marks the mappings of which something is managed
-    /// ([`flag::RANDOM`]), so that a child can tell them from what came in their place. Other threads of the program, if it has
-    /// any (`alone`: it has none), may be changing mappings meanwhile. Called by an engine thread.
+    /// ([`flag::RANDOM`]), so that a child can tell them from what came in their place. Returns whether no other thread of the
+    /// program has changed a mapping at rest. If one has, and this is not the `last` try, it is not done.
     ///
-    /// All of a mapping or nothing of it: other parts with other properties would be mappings of their own, which mremap refuses
-    /// to move at once.
+    /// Called by an engine thread.
     ///
     /// # Errors
     /// What the page-map scan says.
-    pub fn lend_to_children(&self, alone: bool) -> Result<(), Errno> {
+    pub fn lend_to_children(&self, last: bool) -> Result<bool, Errno> {
         self.pager.note_inherited(true);
-        // Until nothing had to be done: what was shown may have given way to something else before it got its mark. And what
-        // was moved meanwhile, from where one had not looked yet to where one had, was not shown at all.
-        let mut unsure = UNSURE_LOOKS;
-        while self.begun.load(Relaxed) {
-            let Some((managed, count)) = self.pager.managed_at_rest(|| self.is_quiet()) else {
-                sleep_ns(QUIET_PACE_NS);
-                continue;
-            };
-            let mut done = true;
-            each_private(|area, about| {
-                let registered = about.has(flag::UFFD_MISSING);
-                let (start, end) = pages_of(area);
-                let wanted = registered && managed.touch(start, end);
-                if registered && about.has(flag::DONT_FORK) {
-                    done = false;
-                    set_inherited(area.start, area.end, true);
-                }
-                if wanted != about.has(flag::RANDOM) {
-                    done = false;
-                    set_marked(area.start, area.end, wanted);
-                }
-            });
-            let all_seen = || self.is_quiet() && self.pager.rest.moved_since(count).is_empty();
-            if alone || done && (unsure == 0 || all_seen()) {
-                break;
-            }
-            unsure -= done as u32;
+        self.lend(true, true);
+        if !last && self.pager.rest.has_changed() {
+            return Ok(false);
         }
-        self.pager.note_strays(&self.pagemap, || self.is_quiet(), || sleep_ns(QUIET_PACE_NS))
+        if !self.settle(true, true) {
+            self.pager.rest.note_unsure();
+        }
+        self.pager.note_strays(&self.pagemap, || self.is_quiet(), || sleep_ns(QUIET_PACE_NS))?;
+        Ok(!self.pager.rest.has_changed())
     }
 
-    /// The same when all is in place, and a child needs no mark. No engine is at rest.
+    /// At rest, when all is in place, so that a child needs no mark: lets it get what is registered. Called by an engine thread.
     pub fn leave_to_children(&self) {
-        let _reading = self.pager.changes.reading();
         self.pager.note_inherited(true);
-        let mut done = !self.begun.load(Relaxed);
-        while !done {
-            done = true;
-            each_private(|area, about| {
-                if about.has(flag::UFFD_MISSING) && about.has(flag::DONT_FORK) {
-                    done = false;
-                    set_inherited(area.start, area.end, true);
-                }
-            });
-        }
+        self.lend(true, false);
+        self.settle(true, false);
     }
 
-    /// Ends [`Watcher::lend_to_children`] and [`Watcher::leave_to_children`]: a child that comes to be past libc gets nothing that is
-    /// registered.
+    /// At rest: ends [`Watcher::lend_to_children`] and [`Watcher::leave_to_children`]. A child that comes to be past libc gets
+    /// nothing that is registered. Called by an engine thread.
     pub fn keep_from_children(&self) {
+        self.pager.note_inherited(false);
+        self.lend(false, false);
+        self.settle(false, false);
+    }
+
+    /// At rest: lets children get what is registered, or doesn't, and marks the mappings of which something is managed, or none.
+    /// What others change meanwhile is still to be settled.
+    ///
+    /// All of a mapping or nothing: other parts with other properties would be mappings of their own, which mremap refuses
+    /// to move at once.
+    fn lend(&self, lent: bool, marked: bool) {
         if !self.begun.load(Relaxed) {
             return;
         }
-        let _reading = self.pager.changes.reading();
-        self.pager.note_inherited(false);
-        let was_quiet = self.is_quiet();
-        let mut others = Vec::new();
+        let wait = || sleep_ns(QUIET_PACE_NS);
+        let managed = marked.then(|| self.pager.managed_at_rest(|| self.is_quiet(), wait).0);
         each_private(|area, about| {
-            if about.has(flag::UFFD_MISSING) {
-                set_inherited(area.start, area.end, false);
-                set_marked(area.start, area.end, false);
-            } else if about.has(flag::DONT_FORK) {
-                others.push((area.start, area.end));
+            let registered = about.has(flag::UFFD_MISSING);
+            if registered && about.has(flag::DONT_FORK) == lent {
+                set_inherited(area.start, area.end, lent);
+            }
+            let (start, end) = pages_of(area);
+            let wanted = registered && managed.as_ref().is_some_and(|managed| managed.touch(start, end));
+            if wanted != about.has(flag::RANDOM) {
+                set_marked(area.start, area.end, wanted);
             }
         });
-        if !(was_quiet && self.is_quiet()) {
-            // What has come in the place of something registered meanwhile. Twice, as it may be moved while one looks.
-            (0..2).for_each(|_| self.inherit_unregistered(0, usize::MAX, &others));
+    }
+
+    /// At rest: after [`Watcher::lend`], the same for what other threads have changed since the rest began. That may not have been
+    /// where one looked, or have given way to something else before one acted. All else was there all the time, so it was
+    /// seen (proc(5), and `Documentation/filesystems/proc.rst` in the kernel). `false` if they never stopped for a moment.
+    fn settle(&self, lent: bool, marked: bool) -> bool {
+        let begin = now_ns();
+        let settle = |managed: &Areas, changed: &[(usize, usize)]| {
+            let done = each_private_area(changed, |start, end| {
+                if !overlaps_own(start, end) {
+                    let is_managed = managed.touch(page_of(start), page_of(end));
+                    set_inherited(start, end, lent || !is_managed);
+                    set_marked(start, end, marked && is_managed);
+                }
+            });
+            done.expect("memfold: reading /proc/self/maps failed");
+        };
+        while !self.pager.settle_at_rest(|| self.is_quiet(), settle) {
+            if now_ns() - begin > SETTLE_NS {
+                return false;
+            }
+            sleep_ns(QUIET_PACE_NS);
         }
+        true
     }
 
     /// To be called by a thread of the program that is about to make a thread or a process, to execute a program, or to ask for
@@ -292,17 +296,16 @@ impl Watcher {
         if self.is_quiet() {
             return self.pager.manage(start, end, &self.pagemap).is_ok();
         }
-        self.inherit_unregistered(start, end, &[]);
+        self.inherit_unregistered(start, end);
         false
     }
 
-    /// Lets children of fork get what is not registered of `[start, end)`, but for `others`: it was mapped there after one
-    /// last looked, and has a property that was meant for what was there before.
-    fn inherit_unregistered(&self, start: usize, end: usize, others: &[(usize, usize)]) {
+    /// Lets children of fork get what is not registered of `[start, end)`: it was mapped there after one last looked, and has
+    /// a property that was meant for what was there before.
+    fn inherit_unregistered(&self, start: usize, end: usize) {
         each_private(|area, about| {
             let (start, end) = (area.start.max(start), area.end.min(end));
-            let is_other = others.iter().any(|other| start < other.1 && other.0 < end);
-            if start < end && !is_other && about.has(flag::DONT_FORK) && !about.has(flag::UFFD_MISSING) {
+            if start < end && about.has(flag::DONT_FORK) && !about.has(flag::UFFD_MISSING) {
                 set_inherited(start, end, true);
             }
         });
@@ -464,7 +467,7 @@ fn each_private(mut each: impl FnMut(&Area, &Details)) {
 }
 
 fn pages_of(area: &Area) -> Pages {
-    ((area.start >> PAGE_SHIFT) as u64, (area.end >> PAGE_SHIFT) as u64)
+    (page_of(area.start), page_of(area.end))
 }
 
 fn run(start: usize) {

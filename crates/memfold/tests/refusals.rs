@@ -102,6 +102,27 @@ fn ebusy_while_mapping_out_leaves_that_folio_mapped() {
     filled.assert_whole();
 }
 
+/// A page that many processes share would take more compressed than this one has of it. But others of its folio may have been
+/// written to since the fork.
+#[test]
+fn of_what_many_share_one_block_is_refused() {
+    let block = Config::new(0).block_order.pages();
+    for own in [0, 1 << 20] {
+        let filled = Filled::new(|c| c.clean_percent = 100);
+        filled.page_out();
+        (0..PAGES).for_each(|n| filled.setup.program.read(n, |page| assert!(*page == *filled.want[n])));
+        assert_eq!(filled.mapped(), PAGES);
+        filled.setup.pager.note_shared(1 << 20, own);
+        filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Busy);
+        filled.page_out();
+        filled.setup.pager.publish();
+        let refused = if own == 0 { block * PAGE_SIZE } else { 0 };
+        assert_eq!(get(&filled.stats().refused_bytes) as usize, refused);
+        filled.setup.pager.note_shared(1 << 20, 1 << 20);
+        filled.assert_whole();
+    }
+}
+
 #[test]
 fn ebusy_while_mapping_in_is_answered_by_copying() {
     let filled = Filled::new(|_| ());
