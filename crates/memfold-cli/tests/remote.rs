@@ -199,6 +199,26 @@ fn a_flipped_bit_in_a_value_is_never_believed() {
     assert!(errors.contains(&server.url()) && errors.contains("not what was written"), "{errors}");
 }
 
+/// Redis's default puts writes off while the disk is busy (CI lost a key by that).
+#[test]
+fn a_durable_server_that_is_killed_has_all_it_acknowledged_on_a_slow_disk_too() {
+    let Some(_) = tools() else { return };
+    let source = "#define _GNU_SOURCE
+        #include <unistd.h>
+        int fdatasync(int fd) { return getpid() != gettid() && sleep(5) ? -1 : fsync(fd); }";
+    let scratch = Scratch::new();
+    let slow = scratch.compile("slow.so", source, &["-shared", "-fPIC"]);
+    let mut server = Server::start_by(&["env", &format!("LD_PRELOAD={slow}")], DURABLE);
+    let (begin, mut count) = (Instant::now(), 0);
+    while begin.elapsed() < Duration::from_millis(2500) {
+        count += 1;
+        assert_eq!(server.cli(&["set", &format!("key{count}"), "value"]), "OK");
+    }
+    server.kill();
+    server.restart();
+    assert_eq!(server.cli(&["dbsize"]), count.to_string());
+}
+
 #[test]
 fn a_cluster_of_three_shares_the_keys_and_one_of_them_is_restarted() {
     let Some(bin) = tools() else { return };

@@ -4,8 +4,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// Every write is in the file before it is acknowledged: a server that is killed comes back with its data.
-pub const DURABLE: &[&str] = &["--appendonly", "yes"];
+/// Every write is in the file before it is acknowledged: a server that is killed comes back with its data. The default,
+/// `everysec`, acknowledges first while the disk is busy, for up to 2 s (`flushAppendOnlyFile` in redis's `aof.c`).
+pub const DURABLE: &[&str] = &["--appendonly", "yes", "--appendfsync", "no"];
 
 /// Whether servers can be had. Says so if not; in CI it must not be.
 pub fn is_there() -> bool {
@@ -38,6 +39,8 @@ pub struct Server {
     pub port: u16,
     dir: PathBuf,
     flags: Vec<String>,
+    /// What the server is started by, if not by itself.
+    wrapper: Vec<String>,
     child: Option<Child>,
     /// What redis-cli needs to be let in.
     login: Vec<String>,
@@ -49,13 +52,23 @@ impl Server {
         Server::start_with(flags, &[])
     }
 
+    /// The same, started by a command that becomes the server, such as `env`.
+    pub fn start_by(wrapper: &[&str], flags: &[&str]) -> Server {
+        Server::new(wrapper, flags, &[])
+    }
+
     /// The same, where redis-cli needs flags too.
     pub fn start_with(flags: &[&str], login: &[&str]) -> Server {
+        Server::new(&[], flags, login)
+    }
+
+    fn new(wrapper: &[&str], flags: &[&str], login: &[&str]) -> Server {
         let own = |all: &[&str]| all.iter().map(|s| s.to_string()).collect();
         let port = port();
         let dir = std::env::temp_dir().join(format!("memfold-redis-{}-{port}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("a directory");
-        let mut server = Server { port, dir, flags: own(flags), child: None, login: own(login) };
+        let (wrapper, flags, login) = (own(wrapper), own(flags), own(login));
+        let mut server = Server { port, dir, flags, wrapper, child: None, login };
         server.restart();
         server
     }
@@ -67,8 +80,16 @@ impl Server {
     pub fn restart(&mut self) {
         let port = self.port.to_string();
         let is_tls = self.flags.iter().any(|flag| flag == "--tls-port");
-        let mut command = Command::new("redis-server");
-        command.args(["--port", if is_tls { "0" } else { &port }, "--bind", "127.0.0.1", "--save", ""]);
+        let words = [&self.wrapper[..], &["redis-server".to_string()]].concat();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args([
+            "--port",
+            if is_tls { "0" } else { &port },
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+        ]);
         command.arg("--dir").arg(&self.dir).args(self.flags.iter().map(|f| f.replace("PORT", &port)));
         self.child = Some(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("redis-server"));
         let begin = Instant::now();
