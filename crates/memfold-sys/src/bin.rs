@@ -9,6 +9,7 @@ use crate::sync::Mutex;
 use crate::uffd::{OpenError, Uffd, feature};
 use crate::units::{MAX_BYTES, PAGE_SIZE};
 use crate::zone::Zone;
+use core::ops::Range;
 use rustix::mm::{Advice, madvise};
 
 /// See the module.
@@ -48,32 +49,45 @@ impl Bin {
         unsafe { self.uffd.register(self.zone.start(), self.zone.len(), false) }
     }
 
-    /// Discards `[start, start + len)`. Returns how many bytes from the start are gone: fewer where the kernel doesn't move a
-    /// page, as one that a fork shares.
+    /// Discards ranges. Returns how many bytes are gone, counted from the first on: fewer than all where the kernel doesn't move
+    /// a page, as one that a fork shares.
     ///
     /// # Safety
-    /// - The range is private anonymous memory of the engine's own, and its bytes are needed no longer.
-    pub unsafe fn discard(&self, start: usize, len: usize) -> usize {
-        let mut gone = 0;
-        while gone < len {
-            let part = (len - gone).min(MAX_BYTES);
-            let _used = self.used.lock();
-            // SAFETY: the zone is empty; the caller gives up what is at the source.
-            let (moved, stays) = match unsafe { self.uffd.move_pages(self.zone.start(), start + gone, part, false) } {
-                Ok(()) => (part, false),
-                Err(partial) if is_populated(start + gone + partial.done) => (partial.done, true),
-                // A move that fails may have moved a page more than it says.
-                Err(partial) => (partial.done + PAGE_SIZE, false),
-            };
-            // SAFETY: the zone is this bin's own.
-            let emptied = unsafe { madvise(self.zone.as_ptr().cast(), self.zone.len(), Advice::LinuxDontNeed) };
-            assert!(emptied.is_ok(), "madvise refuses the engine's own memory: {emptied:?}");
-            gone += moved;
-            if stays {
-                break;
+    /// - The ranges are private anonymous memory of the engine's own, and their bytes are needed no longer.
+    pub unsafe fn discard(&self, ranges: &[Range<usize>]) -> usize {
+        let _used = self.used.lock();
+        let (mut gone, mut filled) = (0, 0);
+        'ranges: for range in ranges {
+            let mut at = range.start;
+            while at < range.end {
+                if filled == self.zone.len() {
+                    self.empty(filled);
+                    filled = 0;
+                }
+                let part = (range.end - at).min(self.zone.len() - filled);
+                // SAFETY: the zone is empty from `filled` on; the caller gives up what is at the source.
+                let (moved, stays) = match unsafe { self.uffd.move_pages(self.zone.start() + filled, at, part, false) }
+                {
+                    Ok(()) => (part, false),
+                    Err(partial) if is_populated(at + partial.done) => (partial.done, true),
+                    // A move that fails may have moved a page more than it says.
+                    Err(partial) => (partial.done + PAGE_SIZE, false),
+                };
+                (gone, filled, at) = (gone + moved, filled + moved, at + moved);
+                if stays {
+                    break 'ranges;
+                }
             }
         }
+        self.empty(filled);
         gone
+    }
+
+    /// Discards the first bytes of the zone: not all of it, or the kernel would free its page table too, which the next move needs.
+    fn empty(&self, filled: usize) {
+        // SAFETY: the zone is this bin's own.
+        let emptied = unsafe { madvise(self.zone.as_ptr().cast(), filled, Advice::LinuxDontNeed) };
+        assert!(emptied.is_ok(), "madvise refuses the engine's own memory: {emptied:?}");
     }
 }
 
@@ -82,6 +96,7 @@ mod tests {
     use super::*;
     use crate::space::{Space, UffdSpace};
     use alloc::sync::Arc;
+    use core::slice::from_ref;
 
     fn filled(zone: &Zone, len: usize) {
         // SAFETY: inside the test's zone.
@@ -100,7 +115,7 @@ mod tests {
         for len in [PAGE_SIZE, MAX_BYTES, MAX_BYTES + 3 * PAGE_SIZE] {
             filled(&zone, len);
             // SAFETY: the test's own memory.
-            assert_eq!(unsafe { bin.discard(zone.start(), len) }, len);
+            assert_eq!(unsafe { bin.discard(from_ref(&(zone.start()..zone.start() + len))) }, len);
             assert_eq!(first_filled(&zone, len), None);
         }
     }
@@ -113,7 +128,7 @@ mod tests {
         // SAFETY: the test's own memory.
         unsafe { madvise(zone.as_ptr().add(3 * PAGE_SIZE).cast(), 2 * PAGE_SIZE, Advice::LinuxDontNeed).unwrap() };
         // SAFETY: as above.
-        assert_eq!(unsafe { bin.discard(zone.start(), 8 * PAGE_SIZE) }, 8 * PAGE_SIZE);
+        assert_eq!(unsafe { bin.discard(from_ref(&(zone.start()..zone.start() + zone.len()))) }, 8 * PAGE_SIZE);
         assert_eq!(first_filled(&zone, 8 * PAGE_SIZE), None);
     }
 
@@ -134,9 +149,9 @@ mod tests {
             child => child,
         };
         // SAFETY: the test's own memory.
-        let shared = unsafe { Bin::new().unwrap().discard(zone.start(), 8 * PAGE_SIZE) };
+        let shared = unsafe { Bin::new().unwrap().discard(from_ref(&(zone.start()..zone.start() + zone.len()))) };
         // SAFETY: as above.
-        let gone = unsafe { space.discard_now(zone.start(), 8 * PAGE_SIZE) };
+        let gone = unsafe { space.discard_now(from_ref(&(zone.start()..zone.start() + zone.len()))) };
         // SAFETY: the child of above, which nobody else waits for.
         unsafe { (libc::kill(child, libc::SIGKILL), libc::waitpid(child, core::ptr::null_mut(), 0)) };
         assert_eq!((shared, gone), (0, 8 * PAGE_SIZE));

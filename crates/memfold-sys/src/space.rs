@@ -4,6 +4,7 @@ use crate::bin::Bin;
 use crate::raw::is_populated;
 use crate::uffd::{Partial, Uffd};
 use alloc::sync::Arc;
+use core::ops::Range;
 use rustix::mm::{Advice, madvise};
 
 /// What the pager does to page tables. All addresses and lengths are multiples of the page size.
@@ -45,13 +46,13 @@ pub trait Space: Send + Sync {
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno>;
 
     /// As [`Space::discard`], but never waits for a handler of discards, so that handlers may call it. Returns how many
-    /// bytes from the start are gone; the rest is as it was.
+    /// bytes are gone, counted from the first range on; the rest is as it was.
     ///
     /// # Safety
-    /// - As [`Space::discard`], and every page of the range holds memory.
-    unsafe fn discard_now(&self, start: usize, len: usize) -> usize {
+    /// - As [`Space::discard`], and every page of the ranges holds memory.
+    unsafe fn discard_now(&self, ranges: &[Range<usize>]) -> usize {
         // SAFETY: by the caller's promise.
-        unsafe { self.discard(start, len) }.map_or(0, |()| len)
+        unsafe { discard_each(self, ranges) }
     }
 
     /// Makes every page of a range private to this process again, after a fork had shared it.
@@ -65,6 +66,16 @@ pub trait Space: Send + Sync {
 
     /// Wakes whoever waits for pages of a range; they look again.
     fn wake(&self, start: usize, len: usize);
+}
+
+/// [`Space::discard_now`] where [`Space::discard`] waits for nobody.
+///
+/// # Safety
+/// - As there.
+unsafe fn discard_each<S: Space + ?Sized>(space: &S, ranges: &[Range<usize>]) -> usize {
+    // SAFETY: by the caller's promise.
+    let is_gone = |range: &&Range<usize>| unsafe { space.discard(range.start, range.len()) }.is_ok();
+    ranges.iter().take_while(is_gone).map(Range::len).sum()
 }
 
 /// The real address space of this process, through a userfaultfd.
@@ -101,8 +112,9 @@ impl Space for UffdSpace {
     }
 
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {
+        let range = start..start + len;
         // SAFETY: the caller gives up the bytes.
-        let gone = self.bin.as_ref().map_or(0, |bin| unsafe { bin.discard(start, len) });
+        let gone = self.bin.as_ref().map_or(0, |bin| unsafe { bin.discard(core::slice::from_ref(&range)) });
         if gone == len {
             return Ok(());
         }
@@ -110,22 +122,33 @@ impl Space for UffdSpace {
         unsafe { madvise((start + gone) as *mut _, len - gone, Advice::LinuxDontNeed) }
     }
 
-    unsafe fn discard_now(&self, start: usize, len: usize) -> usize {
-        match &self.bin {
-            Some(bin) => {
-                // SAFETY: by the caller's promise.
-                let gone = unsafe { bin.discard(start, len) };
-                // What a fork shares must be private to be moved.
-                if gone == len || self.unshare(start + gone, len - gone).is_err() {
-                    return gone;
-                }
-                // SAFETY: as above.
-                gone + unsafe { bin.discard(start + gone, len - gone) }
-            }
+    unsafe fn discard_now(&self, ranges: &[Range<usize>]) -> usize {
+        let Some(bin) = &self.bin else {
             // Nobody is told of it, so there is nobody to wait for.
+            // SAFETY: by the caller's promise.
+            return unsafe { discard_each(self, ranges) };
+        };
+        // SAFETY: by the caller's promise.
+        let mut gone = unsafe { bin.discard(ranges) };
+        let mut before = 0;
+        for range in ranges {
+            let left = range.start + gone.saturating_sub(before).min(range.len())..range.end;
+            before += range.len();
+            if left.is_empty() {
+                continue;
+            }
+            // What a fork shares must be private to be moved.
+            if self.unshare(left.start, left.len()).is_err() {
+                break;
+            }
             // SAFETY: as above.
-            None => unsafe { self.discard(start, len) }.map_or(0, |()| len),
+            let more = unsafe { bin.discard(core::slice::from_ref(&left)) };
+            gone += more;
+            if more < left.len() {
+                break;
+            }
         }
+        gone
     }
 
     fn unshare(&self, start: usize, len: usize) -> Result<(), Errno> {

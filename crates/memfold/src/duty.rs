@@ -280,6 +280,12 @@ impl Shift {
         }
     }
 
+    /// Whether the handler may look for the next fault before it sleeps: a thread that it has woken on its own CPU has often run
+    /// and faulted again by then. Not if the waker must run first, for which this CPU must be idle.
+    pub fn may_look(&self) -> bool {
+        self.posted.is_none()
+    }
+
     /// Counts the faults in a row of one thread.
     fn count(&mut self, thread: u32) {
         if self.row == 0 || self.thread != thread {

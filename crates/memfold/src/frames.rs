@@ -5,10 +5,12 @@
 //! allocators share one zone; runs coalesce with free neighbours of their own kind only.
 //!
 //! Equation: `populated = full free + full in use`; `populated + mapped` is the memory that the pager holds.
+use core::ops::Range;
 use memfold_sys::Errno;
 use memfold_sys::space::Space;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use memfold_sys::thread::current_cpu;
 use memfold_sys::units::{MAX_BYTES, MAX_ORDER, MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
 use memfold_sys::zone::Zone;
 
@@ -56,7 +58,16 @@ struct Free {
     /// From here on nothing was ever taken: empty runs of the largest order that are in no list, and have no records yet.
     /// They would be 6 MiB for 24 GiB of frames, in each process that starts.
     fresh: u32,
+    /// What is left of the runs that single empty pages are taken from, in order.
+    strips: [Range<u32>; STRIPS],
 }
+
+/// Strips of empty pages, one for each CPU; CPUs beyond this share them. What is evicted lies side by side there, so one call gives
+/// it back; and as each strip is all that its page table has, CPUs that evict at the same time don't wait for each other (a move
+/// holds the table's lock while it interrupts other CPUs).
+const STRIPS: usize = 8;
+/// Free runs that are given back at once.
+const RUNS: usize = 64;
 
 impl Frames {
     /// Address space for `bytes` of frames, all of them empty; `reserve` runs of 2 MiB are kept for large folios.
@@ -71,7 +82,13 @@ impl Frames {
             zeros: Zone::reserve(MAX_BYTES, PAGE_SIZE)?,
             runs: Zone::reserve(runs_len, PAGE_SIZE)?,
             pages,
-            free: Mutex::new(Free { heads: [[NONE; ORDERS]; 2], reserve, whole: [0; 2], fresh: 0 }),
+            free: Mutex::new(Free {
+                heads: [[NONE; ORDERS]; 2],
+                reserve,
+                whole: [0; 2],
+                fresh: 0,
+                strips: [const { 0..0 }; STRIPS],
+            }),
             populated: AtomicU64::new(0),
             full_free: AtomicU64::new(0),
             zone,
@@ -116,20 +133,46 @@ impl Frames {
     /// Takes a free frame.
     pub fn take(&self, order: Order, kind: Kind) -> Option<Frame> {
         let mut free = self.free.lock();
+        if kind == Kind::Empty && order == Order::PAGE {
+            return self.take_single(&mut free);
+        }
+        self.take_run(&mut free, order, kind)
+    }
+
+    /// Takes an empty page: the next of this CPU's strip.
+    fn take_single(&self, free: &mut Free) -> Option<Frame> {
+        let cpu = current_cpu() % STRIPS;
+        if free.strips[cpu].is_empty()
+            && self.empty_whole(free) > free.reserve
+            && let Some(run) = self.take_run(free, Order::MAX, Kind::Empty)
+        {
+            free.strips[cpu] = run..run + MAX_PAGES as u32;
+        }
+        let own = free.strips[cpu].next();
+        own.or_else(|| self.take_run(free, Order::PAGE, Kind::Empty))
+            .or_else(|| free.strips.iter_mut().find_map(Iterator::next))
+    }
+
+    /// Empty runs of the largest order.
+    fn empty_whole(&self, free: &Free) -> u32 {
+        free.whole[Kind::Empty as usize] + (self.pages - free.fresh) / MAX_PAGES as u32
+    }
+
+    fn take_run(&self, free: &mut Free, order: Order, kind: Kind) -> Option<Frame> {
         if free.heads[Kind::Empty as usize][MAX_ORDER as usize] == NONE && free.fresh < self.pages {
             let run = free.fresh;
             free.fresh += MAX_PAGES as u32;
-            self.enter(&mut free, run, MAX_ORDER, Kind::Empty);
+            self.enter(free, run, MAX_ORDER, Kind::Empty);
         }
-        let whole = free.whole[Kind::Empty as usize] + (self.pages - free.fresh) / MAX_PAGES as u32;
+        let whole = self.empty_whole(free);
         let from = (order.get()..=MAX_ORDER).find(|&o| {
             free.heads[kind as usize][o as usize] != NONE
                 && (o < MAX_ORDER || order == Order::MAX || kind == Kind::Full || whole > free.reserve)
         })?;
         let run = free.heads[kind as usize][from as usize];
-        self.remove(&mut free, run, from, kind);
+        self.remove(free, run, from, kind);
         for half in (order.get()..from).rev() {
-            self.enter(&mut free, run + (1 << half), half, kind);
+            self.enter(free, run + (1 << half), half, kind);
         }
         // Under the lock: who reads the count must find what it promises.
         if kind == Kind::Full {
@@ -254,36 +297,69 @@ impl Frames {
     /// Gives memory of up to `pages` free full pages back to the kernel. Returns the pages given back.
     pub fn trim(&self, space: &dyn Space, pages: u64) -> u64 {
         // SAFETY: `give_back` gives up the bytes.
-        self.give_back(pages, |start, len| unsafe { space.discard(start, len) }.map_or(0, |()| len))
+        let is_gone = |range: &&Range<usize>| unsafe { space.discard(range.start, range.len()) }.is_ok();
+        self.give_back(pages, |ranges| ranges.iter().take_while(is_gone).map(Range::len).sum())
     }
 
     /// As [`Frames::trim`], for handlers of discards: see [`Space::discard_now`].
     pub fn trim_now(&self, space: &dyn Space, pages: u64) -> u64 {
         // SAFETY: as above; the pages are full.
-        self.give_back(pages, |start, len| unsafe { space.discard_now(start, len) })
+        self.give_back(pages, |ranges| unsafe { space.discard_now(ranges) })
     }
 
-    fn give_back(&self, pages: u64, discard: impl Fn(usize, usize) -> usize) -> u64 {
+    /// Gives up to `pages` back, some at a time, by `discard`, which returns how many bytes are gone, counted from the first range on.
+    fn give_back(&self, pages: u64, discard: impl Fn(&[Range<usize>]) -> usize) -> u64 {
         let mut done = 0;
         while done < pages {
-            let left = pages - done;
+            let (mut runs, mut ranges) = ([(0, Order::PAGE); RUNS], [const { 0..0 }; RUNS]);
+            let runs = self.take_full(pages - done, &mut runs);
+            if runs.is_empty() {
+                break;
+            }
+            let mut count = 0;
+            for &(frame, order) in runs.iter() {
+                let start = self.addr(frame);
+                // Neighbours go in one call.
+                if count > 0 && ranges[count - 1].end == start {
+                    ranges[count - 1].end += order.bytes();
+                } else {
+                    ranges[count] = start..start + order.bytes();
+                    count += 1;
+                }
+            }
+            // The frames are free: their bytes are needed by nobody.
+            let mut gone = (discard(&ranges[..count]) >> PAGE_SHIFT) as u64;
+            self.populated.fetch_sub(gone, Relaxed);
+            done += gone;
+            let mut all_gone = true;
+            for &(frame, order) in runs.iter() {
+                let part = gone.min(order.pages() as u64);
+                gone -= part;
+                all_gone &= part == order.pages() as u64;
+                self.give_mixed_run(frame, order, part as u32);
+            }
+            if !all_gone {
+                break;
+            }
+        }
+        done
+    }
+
+    /// Takes free full runs of `pages` together, or fewer, the largest first; returns them by address.
+    fn take_full<'a>(&self, pages: u64, runs: &'a mut [(Frame, Order); RUNS]) -> &'a [(Frame, Order)] {
+        let (mut count, mut left) = (0, pages);
+        while count < RUNS && left > 0 {
             let largest = (63 - left.leading_zeros()).min(MAX_ORDER as u32) as u8;
             let found = (0..=largest).rev().find_map(|o| {
                 let order = Order::new(o)?;
                 self.take(order, Kind::Full).map(|run| (run, order))
             });
             let Some((run, order)) = found else { break };
-            // The frame is free: its bytes are needed by nobody.
-            let gone = discard(self.addr(run), order.bytes()) >> PAGE_SHIFT;
-            self.populated.fetch_sub(gone as u64, Relaxed);
-            done += gone as u64;
-            if gone < order.pages() {
-                self.give_mixed(run, order, |page| page >= gone as u32);
-                break;
-            }
-            self.give(run, order, Kind::Empty);
+            runs[count] = (run, order);
+            (count, left) = (count + 1, left - order.pages() as u64);
         }
-        done
+        runs[..count].sort_unstable_by_key(|(frame, _)| *frame);
+        &runs[..count]
     }
 
     #[allow(clippy::mut_from_ref)]

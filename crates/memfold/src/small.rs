@@ -17,6 +17,9 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 const BATCH_PAGES: u64 = 64;
 /// That is at most one part in this many of the memory there is.
 const BATCH_SHARE: u64 = 64;
+/// A load that makes room for a page evicts so many at most. In the long run it is one; where others have taken of the batch, or
+/// the target has fallen, each would be given back by itself from then on if there weren't more.
+const CATCH_UP_PAGES: u64 = 2;
 
 impl Pager {
     /// Whether this load is one of those that `--fallback` forces onto the small-page path.
@@ -88,11 +91,12 @@ impl Pager {
 
     /// Makes room for one page that the kernel will allocate. What is evicted for it leaves a full frame; such frames are given
     /// back many at a time, as each time costs interrupts of all CPUs that the program runs on.
-    fn make_room_for_page(&self, areas: &Areas) -> bool {
+    pub(crate) fn make_room_for_page(&self, areas: &Areas) -> bool {
         let target = self.target();
         let batch = BATCH_PAGES.min(target / BATCH_SHARE);
         let free = self.frames.full_free();
-        if self.physical() + batch > target + free && self.reclaim(Hold::Read(areas), free + 1, 0) == Progress::Again {
+        let lacking = (self.physical() + batch).saturating_sub(target + free).min(CATCH_UP_PAGES);
+        if lacking > 0 && self.reclaim(Hold::Read(areas), free + lacking, 0) == Progress::Again {
             return false;
         }
         self.physical() < target || self.frames.trim_now(&*self.space, batch) > 0

@@ -476,9 +476,13 @@ fn run(start: usize) {
     let mut shift = Shift::new(handler, cpu);
     let (mut throttle, mut held) = (Throttle::default(), false);
     let mut pending = Pending { faults: [Fault::default(); PENDING], count: 0, thread: 0 };
+    let mut has_served = false;
     loop {
+        let may_look = core::mem::take(&mut has_served) && shift.may_look();
         if pending.count == 0 {
-            watcher.duty.wait(&mut shift);
+            if !may_look {
+                watcher.duty.wait(&mut shift);
+            }
         } else if held {
             wait_readable(watcher.uffd.fd(), Some(HELD_NS));
         } else {
@@ -498,7 +502,8 @@ fn run(start: usize) {
         if held {
             continue;
         }
-        let late = pending.count > 0 && watcher.duty.note(&mut shift, pending.thread);
+        has_served = pending.count > 0;
+        let late = has_served && watcher.duty.note(&mut shift, pending.thread);
         pending.retain(|fault| !watcher.serve(Fault { late, ..fault }, &mut shift));
     }
 }

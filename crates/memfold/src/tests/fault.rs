@@ -18,7 +18,7 @@ pub struct Engine {
 
 /// What a touch did: look-ups in the index that found nothing, blocks out of the store, reads of the device.
 #[derive(Debug, PartialEq, Eq)]
-struct Looked {
+pub struct Looked {
     nothing: usize,
     blocks: u64,
     reads: u64,
@@ -36,7 +36,12 @@ impl Engine {
         (config.limit_bytes, config.delivery) = (Some(WORKABLE_MIN_BYTES), Delivery::Signal);
         (config.folio_order, config.pools, config.swap_keep_free_bytes) = (largest, 1, 0);
         config.swap = Some("memory".into());
-        let (space, disk) = (FakeSpace::new(64), MemoryDisk::default());
+        Engine::with(config, 64)
+    }
+
+    /// With an area of so many pages.
+    pub fn with(config: Config, pages: usize) -> Engine {
+        let (space, disk) = (FakeSpace::new(pages), MemoryDisk::default());
         let parts = Parts {
             space: Box::new(space.clone()),
             has_move: true,
@@ -93,7 +98,7 @@ impl Engine {
     }
 
     /// Serves the fault of a touch.
-    fn touch(&self, number: usize) -> Looked {
+    pub fn touch(&self, number: usize) -> Looked {
         let nothing = || self.pager.index.looked[1].load(Relaxed);
         let (before, events, reads) = (nothing(), self.pager.store.stats().events, self.disk.reads());
         let served = self.pager.fault(Fault { addr: self.page(number), ..Fault::default() });

@@ -1,6 +1,7 @@
 //! Tests of frames below folios.
 use crate::frames::{Frames, Kind};
 use memfold_sys::Errno;
+use memfold_sys::thread::{each_cpu, pin};
 use memfold_sys::units::{MAX_BYTES, MAX_PAGES, Order};
 use memfold_testkit::fake::FakeSpace;
 use memfold_testkit::trouble::{Call, Trouble, Troubled};
@@ -82,4 +83,59 @@ fn free_pages_that_a_fork_shares_are_put_together_all_the_same() {
         assert_eq!((frames.populated(), frames.full_free()), (2, full), "{troubles:?}");
         frames.check(&space).unwrap();
     }
+}
+
+/// Single pages, full.
+fn filled(space: &Troubled, pages: usize) -> (Frames, Vec<u32>) {
+    let frames = Frames::new(8 * MAX_BYTES, 1).unwrap();
+    let singles: Vec<u32> = (0..pages).map(|_| frames.take(Order::PAGE, Kind::Empty).unwrap()).collect();
+    singles.iter().for_each(|&page| frames.populate(space, page, Order::PAGE).unwrap());
+    (frames, singles)
+}
+
+/// On a thread that stays on one CPU.
+fn on_one_cpu(test: impl FnOnce() + Send + 'static) {
+    let pinned = || {
+        let mut cpus = Vec::new();
+        each_cpu(|cpu| cpus.push(cpu));
+        pin(cpus[0]);
+        test();
+    };
+    std::thread::spawn(pinned).join().unwrap();
+}
+
+#[test]
+fn single_pages_are_evicted_side_by_side_and_given_back_in_one_call() {
+    on_one_cpu(|| {
+        let space = Troubled::new(&FakeSpace::new(1));
+        let (frames, mut singles) = filled(&space, 64);
+        assert!(singles.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{singles:?}");
+        // They become free in some order, so that runs of several sizes lie in the lists.
+        singles.swap(3, 60);
+        singles[1..].iter().for_each(|&page| frames.give(page, Order::PAGE, Kind::Full));
+        space.strike(Call::DiscardFrame, 2, Trouble::Refused);
+        assert_eq!(frames.trim_now(&space, 63), 63);
+        assert_eq!(space.struck(|_| true), 0, "there was a second call");
+        assert_eq!((frames.populated(), frames.full_free()), (1, 0));
+        frames.check(&space).unwrap();
+    });
+}
+
+#[test]
+fn what_the_kernel_does_not_take_back_stays_full() {
+    on_one_cpu(|| {
+        for (nth, gone) in [(1, 0), (2, 3), (3, 7)] {
+            let space = Troubled::new(&FakeSpace::new(1));
+            let (frames, singles) = filled(&space, 12);
+            // Three ranges: pages 0 to 2, 4 to 7 and 9 to 11.
+            let free = singles.iter().filter(|page| !matches!(*page - singles[0], 3 | 8));
+            free.for_each(|&page| frames.give(page, Order::PAGE, Kind::Full));
+            space.strike(Call::DiscardFrame, nth, Trouble::Refused);
+            assert_eq!(frames.trim_now(&space, 64), gone, "at range {nth}");
+            assert_eq!((frames.populated(), frames.full_free()), (12 - gone, 10 - gone));
+            frames.check(&space).unwrap();
+            assert_eq!(frames.trim(&space, 64), 10 - gone, "the next time it does");
+            frames.check(&space).unwrap();
+        }
+    });
 }

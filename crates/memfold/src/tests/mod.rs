@@ -4,4 +4,5 @@ mod cluster;
 mod fault;
 mod frames;
 mod hint;
+mod small;
 mod swap;
