@@ -7,6 +7,11 @@ fn nothing_that_a_kept_thread_starts_or_asks_for_shows_it() {
     assert_right("affinity", &["all", "executed-by"]);
 }
 
+#[test]
+fn nothing_that_one_of_several_kept_threads_starts_or_asks_for_shows_it() {
+    assert_right("affinity", &["several"]);
+}
+
 /// As in a container: root, but not allowed to deal with other users' threads.
 #[test]
 fn a_thread_that_becomes_another_user_is_let_go_before() {

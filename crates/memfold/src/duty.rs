@@ -4,9 +4,11 @@
 //! thread's CPU serves it without an interrupt between CPUs; any other would wake for nothing, and as it runs on another
 //! CPU, every change of the page table would interrupt that one too (10 us a call, `DESIGN.md`). So handler 0 alone is on
 //! duty while faults come from one thread, and follows that thread to its CPU. When they come from several threads, all
-//! handlers are, each on a CPU of its own.
+//! handlers are, each on a CPU of its own; or handler 0 alone with all those threads kept on its CPU, if that is faster
+//! ([`crate::contest`]).
 //!
 //! A thread that faults all the time is kept on that CPU ([`crate::keep`]), for a while: then the kernel may move it once.
+use crate::contest::{Contest, Way};
 use crate::keep::Keep;
 use crate::waker::{PATIENCE_NS, Waker};
 use alloc::sync::Arc;
@@ -29,6 +31,10 @@ const KEEP_FAULTS: u32 = 16;
 const KEEP_WITHIN_NS: u64 = 8_000_000;
 /// It is kept for so long at most, and no longer than [`PATIENCE_NS`] after its last fault.
 const KEEP_NS: u64 = 50_000_000;
+/// Of several threads, those are kept that fault so often in that time.
+const GATHER_FAULTS: u32 = 4;
+/// How many are told apart.
+const SEEN: usize = 16;
 /// Faults for which the waker isn't asked after it came too late, the first time; twice as many each time after. At the
 /// most, what it costs to find out whether the CPU is still busy is a small part of what the faults cost.
 const PAUSE_MIN: u32 = 1 << 8;
@@ -40,7 +46,10 @@ pub(crate) struct Duty {
     cpus: Vec<usize>,
     waker: Option<Arc<Waker>>,
     keep: Keep,
+    contest: Mutex<Contest>,
     all: AtomicBool,
+    /// Several threads are served together; then not all are on duty.
+    together: AtomicBool,
     ended: AtomicBool,
     off: Mutex<()>,
     changed: Condvar,
@@ -63,8 +72,10 @@ pub(crate) struct Shift {
     thread: u32,
     row: u32,
     row_ns: u64,
-    /// When the thread that is kept must be let go.
+    /// When what is kept must be let go.
     keep_until_ns: u64,
+    /// Threads that have faulted since the last that were kept were let go, and how often.
+    seen: [(u32, u32); SEEN],
 }
 
 impl Duty {
@@ -79,7 +90,9 @@ impl Duty {
             cpus,
             waker,
             keep: Keep::new(keeps),
+            contest: Mutex::new(Contest::new()),
             all: AtomicBool::new(false),
+            together: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             off: Mutex::new(()),
             changed: Condvar::default(),
@@ -101,7 +114,7 @@ impl Duty {
 
     /// Sleeps until the descriptor may have something to read for this handler.
     pub fn wait(&self, shift: &mut Shift) {
-        let keeps = shift.handler == 0 && self.keep.thread() != 0;
+        let keeps = shift.handler == 0 && self.keep.is_any();
         if keeps || shift.posted.is_some() {
             if wait_readable(self.uffd.fd(), Some(PATIENCE_NS)) {
                 return;
@@ -147,10 +160,7 @@ impl Duty {
         }
         let faults = self.faults.fetch_add(1, Relaxed) + 1;
         if faults.is_multiple_of(ROUND) {
-            let all = self.switches.swap(0, Relaxed) >= SWITCHES;
-            if all != self.all.load(Relaxed) {
-                self.set_all(all);
-            }
+            self.end_round();
         }
         if shift.handler > 0 {
             return false;
@@ -159,8 +169,12 @@ impl Duty {
         if shift.posted.take().is_some_and(|posted| posted != thread) {
             self.settle(shift);
         }
+        if self.together.load(Relaxed) {
+            self.gather(shift, thread);
+            return false;
+        }
         let all = self.all.load(Relaxed);
-        if self.keep.thread() != 0 {
+        if self.keep.is_any() {
             if !all && now_ns() < shift.keep_until_ns {
                 return false;
             }
@@ -180,6 +194,34 @@ impl Duty {
         }
         shift.skip = shift.skip.saturating_sub(1);
         self.waker.is_some() && !all && shift.skip == 0
+    }
+
+    /// Decides who is on duty for the next round.
+    fn end_round(&self) {
+        let Some(mut contest) = self.contest.try_lock() else { return };
+        let several = self.switches.swap(0, Relaxed) >= SWITCHES;
+        let way = if several && self.keep.is_allowed() {
+            contest.end_round(now_ns())
+        } else {
+            contest.break_off();
+            Way::Apart
+        };
+        let (all, together) = (several && way == Way::Apart, several && way == Way::Together);
+        if (all, together) != (self.all.load(Relaxed), self.together.load(Relaxed)) {
+            self.set(all, together);
+        }
+    }
+
+    /// Keeps a thread on the handler's CPU, if it faults often, and lets all go from time to time.
+    fn gather(&self, shift: &mut Shift, thread: u32) {
+        let now = now_ns();
+        if now >= shift.keep_until_ns {
+            self.keep.widen();
+            (shift.seen, shift.keep_until_ns) = ([(0, 0); SEEN], now + KEEP_NS);
+        }
+        if shift.has_seen(thread) >= GATHER_FAULTS && !self.keep.keeps(thread) {
+            self.keep.narrow(thread, shift.cpu);
+        }
     }
 
     fn follow(&self, shift: &mut Shift, cpu: Option<usize>) {
@@ -222,14 +264,13 @@ impl Duty {
         }
     }
 
-    /// Puts all handlers on duty, or all but the first off duty.
-    fn set_all(&self, all: bool) {
+    /// Puts all handlers on duty, or all but the first off duty; with `together`, several threads are served by that.
+    fn set(&self, all: bool, together: bool) {
         let _off = self.off.lock();
         self.all.store(all, SeqCst);
+        self.together.store(together, SeqCst);
         self.changed.notify_all();
-        if all {
-            self.keep.widen();
-        }
+        self.keep.widen();
     }
 
     /// In a child of fork, before any handler runs: the lock is free, whoever of the parent's threads had it.
@@ -237,8 +278,11 @@ impl Duty {
     /// # Safety
     /// - No handler runs in this process.
     pub unsafe fn reset_in_child(&self) {
-        // SAFETY: by the caller's promise nobody holds the lock.
-        unsafe { self.off.reset() };
+        // SAFETY: by the caller's promise nobody holds the locks.
+        unsafe {
+            self.off.reset();
+            self.contest.reset();
+        }
         // SAFETY: likewise.
         unsafe { self.keep.reset_in_child() };
     }
@@ -277,6 +321,7 @@ impl Shift {
             row: 0,
             row_ns: 0,
             keep_until_ns: 0,
+            seen: [(0, 0); SEEN],
         }
     }
 
@@ -284,6 +329,13 @@ impl Shift {
     /// and faulted again by then. Not if the waker must run first, for which this CPU must be idle.
     pub fn may_look(&self) -> bool {
         self.posted.is_none()
+    }
+
+    /// Counts a fault of one of several threads: how many it has had. 0 for a thread for which there is no room.
+    fn has_seen(&mut self, thread: u32) -> u32 {
+        let Some(seen) = self.seen.iter_mut().find(|seen| seen.0 == thread || seen.0 == 0) else { return 0 };
+        *seen = (thread, seen.1 + 1);
+        seen.1
     }
 
     /// Counts the faults in a row of one thread.
@@ -298,7 +350,7 @@ impl Shift {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memfold_sys::thread::Thread;
+    use memfold_sys::thread::{Affinity, Thread, thread_id};
     use memfold_sys::uffd::feature;
     use memfold_sys::units::PAGE_SIZE;
     use memfold_sys::zone::Zone;
@@ -330,14 +382,81 @@ mod tests {
         duty.end_waker();
     }
 
+    /// Does something while two other threads are there, whose numbers it is given.
+    fn beside_two(test: impl FnOnce([u32; 2]) + Send) {
+        let (numbers, end) = (std::sync::mpsc::channel(), std::sync::Barrier::new(3));
+        std::thread::scope(|scope| {
+            let (sender, end) = (&numbers.0, &end);
+            for _ in 0..2 {
+                scope.spawn(move || {
+                    sender.send(thread_id()).unwrap();
+                    end.wait();
+                });
+            }
+            let two = [numbers.1.recv().unwrap(), numbers.1.recv().unwrap()];
+            // One that fails must end too.
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(two)));
+            end.wait();
+            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+    }
+
+    #[test]
+    fn several_threads_are_kept_together_and_let_go_from_time_to_time() {
+        let duty = duty();
+        let Some(&cpu) = duty.cpus().get(1) else { return };
+        beside_two(|two| {
+            let (mut shift, wide) = (Shift::new(0, cpu), Affinity::of(two[0]));
+            let of_both = || two.map(|thread| Affinity::of(thread) == Some(Affinity::to(cpu)));
+            let mut faults = |thread, count| (0..count).for_each(|_| assert!(!duty.note(&mut shift, thread)));
+            duty.set(false, true);
+            faults(two[0], GATHER_FAULTS);
+            faults(two[1], GATHER_FAULTS - 1);
+            assert_eq!(of_both(), [true, false], "the other has not faulted often");
+            faults(two[1], 1);
+            assert_eq!(of_both(), [true, true]);
+            duty.set(true, false);
+            assert_eq!(of_both(), [false, false], "it is no longer the faster way");
+            duty.set(false, true);
+            shift.keep_until_ns = 0;
+            (0..GATHER_FAULTS).for_each(|_| assert!(!duty.note(&mut shift, two[0])));
+            assert_eq!(of_both(), [true, false]);
+            shift.keep_until_ns = 0;
+            duty.note(&mut shift, two[1]);
+            assert_eq!(two.map(Affinity::of), [wide, wide], "the time is up");
+        });
+        duty.end_waker();
+    }
+
+    #[test]
+    fn several_threads_are_served_in_the_way_that_is_faster() {
+        let duty = duty();
+        let Some(&cpu) = duty.cpus().get(1) else { return };
+        beside_two(|two| {
+            let (mut shift, mut apart, mut together) = (Shift::new(0, cpu), 0, 0);
+            for fault in 0..200 * ROUND {
+                duty.note(&mut shift, two[fault as usize % 2]);
+                if duty.together.load(Relaxed) {
+                    together += 1;
+                    continue;
+                }
+                apart += 1;
+                let until = now_ns() + 20_000;
+                while now_ns() < until {}
+            }
+            assert!(together > apart, "{together} faults together, {apart} apart");
+        });
+        duty.end_waker();
+    }
+
     #[test]
     fn a_handler_off_duty_sleeps_until_it_is_needed_or_the_service_ends() {
         let duty = duty();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| duty.report(&Shift::new(1, 0)));
-            duty.set_all(true);
+            duty.set(true, false);
             waiting.join().unwrap();
-            duty.set_all(false);
+            duty.set(false, false);
             let waiting = scope.spawn(|| duty.report(&Shift::new(1, 0)));
             duty.end();
             waiting.join().unwrap();

@@ -307,12 +307,12 @@ impl Frames {
         self.give_back(pages, |ranges| unsafe { space.discard_now(ranges) })
     }
 
-    /// Gives up to `pages` back, some at a time, by `discard`, which returns how many bytes are gone, counted from the first range on.
+    /// Gives up to `pages` back, at most 2 MiB at a time, by `discard`, which returns how many bytes are gone, counted from the first range on.
     fn give_back(&self, pages: u64, discard: impl Fn(&[Range<usize>]) -> usize) -> u64 {
         let mut done = 0;
         while done < pages {
             let (mut runs, mut ranges) = ([(0, Order::PAGE); RUNS], [const { 0..0 }; RUNS]);
-            let runs = self.take_full(pages - done, &mut runs);
+            let runs = self.take_full((pages - done).min(MAX_PAGES as u64), &mut runs);
             if runs.is_empty() {
                 break;
             }

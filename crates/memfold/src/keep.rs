@@ -1,4 +1,4 @@
-//! Keeps a thread that faults all the time on the CPU where its faults are served.
+//! Keeps threads that fault all the time on the CPU where their faults are served.
 //!
 //! The kernel puts a thread that is woken on an idle CPU if there is one, as the CPU of who wakes it is busy
 //! (`select_idle_sibling` in Linux kernel/sched/fair.c). There the next fault must interrupt a CPU that sleeps, and the handler
@@ -15,14 +15,23 @@ use memfold_sys::thread::{Affinity, now_ns};
 /// After a release no thread is kept for so long: what the release is for takes less.
 const RELEASED_NS: u64 = 1_000_000_000;
 
-/// At most one thread, which is kept on a CPU.
+/// Threads that are kept at most.
+const KEPT_MAX: usize = 16;
+
+/// The threads that are kept on a CPU.
 pub(crate) struct Keep {
     allowed: bool,
-    /// Its number; 0 if there is none.
-    thread: AtomicU32,
-    /// Threads in [`Keep::widen`], which may look at `before`.
+    kept: [Kept; KEPT_MAX],
+    /// Threads in [`Keep::widen`], which may look at a `before`.
     widening: AtomicU32,
     not_before_ns: AtomicU64,
+}
+
+/// Room for one.
+#[derive(Default)]
+struct Kept {
+    /// Its number; 0 if there is none.
+    thread: AtomicU32,
     before: UnsafeCell<Before>,
 }
 
@@ -34,33 +43,42 @@ struct Before {
 }
 
 // SAFETY: `before` is written by one thread (`narrow`) while no other looks at it: see there.
-unsafe impl Sync for Keep {}
+unsafe impl Sync for Kept {}
 
 impl Keep {
     /// Keeps no thread, and never will unless it is allowed.
     pub fn new(allowed: bool) -> Keep {
-        Keep {
-            allowed,
-            thread: AtomicU32::new(0),
-            widening: AtomicU32::new(0),
-            not_before_ns: AtomicU64::new(0),
-            before: UnsafeCell::default(),
-        }
+        Keep { allowed, kept: Default::default(), widening: AtomicU32::new(0), not_before_ns: AtomicU64::new(0) }
     }
 
-    /// The thread that is kept; 0 if none is.
-    pub fn thread(&self) -> u32 {
-        self.thread.load(SeqCst)
+    /// Whether any thread is kept.
+    pub fn is_any(&self) -> bool {
+        self.kept.iter().any(|kept| kept.thread.load(SeqCst) != 0)
+    }
+
+    /// Whether this thread is kept.
+    pub fn keeps(&self, thread: u32) -> bool {
+        self.kept.iter().any(|kept| kept.thread.load(SeqCst) == thread)
+    }
+
+    /// Whether threads may be kept at this time.
+    pub fn is_allowed(&self) -> bool {
+        self.allowed && !self.is_forbidden()
     }
 
     fn is_forbidden(&self) -> bool {
         now_ns() < self.not_before_ns.load(SeqCst)
     }
 
-    /// Keeps `thread` on `cpu` from now on. Called by one handler, always the same, while the thread waits for it. Returns
-    /// whether the thread is kept.
+    /// Keeps `thread`, which isn't kept yet, on `cpu` from now on. Called by one handler, always the same, while the thread waits
+    /// for it. Returns whether the thread is kept.
     pub fn narrow(&self, thread: u32, cpu: usize) -> bool {
-        if !self.allowed || self.is_forbidden() || self.thread() != 0 || self.widening.load(SeqCst) != 0 {
+        if !self.is_allowed() {
+            return false;
+        }
+        let Some(kept) = self.kept.iter().find(|kept| kept.thread.load(SeqCst) == 0) else { return false };
+        // After that: who has taken the number that was there may look at `before` still.
+        if self.widening.load(SeqCst) != 0 {
             return false;
         }
         let (wide, narrow) = (Affinity::of(thread), Affinity::to(cpu));
@@ -70,29 +88,31 @@ impl Keep {
         };
         // SAFETY: only this thread writes. Another looks only if it has taken a number out of `thread`, which this one puts
         // there after writing; and until it has looked, `widening` is not 0.
-        unsafe { *self.before.get() = Before { wide, narrow } };
+        unsafe { *kept.before.get() = Before { wide, narrow } };
         // First this and then the look at the time: a release does it the other way round, so one of the two sees the other.
-        self.thread.store(thread, SeqCst);
+        kept.thread.store(thread, SeqCst);
         let given = !self.is_forbidden() && narrow.give(thread);
         if !given {
             self.forbid();
-            self.thread.store(0, SeqCst);
-        } else if self.thread() != thread {
+            kept.thread.store(0, SeqCst);
+        } else if kept.thread.load(SeqCst) != thread {
             // Released before it was narrowed.
             wide.give(thread);
         }
-        self.thread() == thread
+        kept.thread.load(SeqCst) == thread
     }
 
-    /// The thread that is kept, if there is one, may run where it could before; unless somebody has changed that meanwhile.
+    /// The threads that are kept may run where they could before; unless somebody has changed that meanwhile.
     pub fn widen(&self) {
         self.widening.fetch_add(1, SeqCst);
-        let thread = self.thread.swap(0, SeqCst);
-        if thread != 0 {
-            // SAFETY: it was written before `thread` was set, and is not written again while `widening` counts this thread.
-            let before = unsafe { &*self.before.get() };
-            if Affinity::of(thread) == Some(before.narrow) {
-                before.wide.give(thread);
+        for kept in &self.kept {
+            let thread = kept.thread.swap(0, SeqCst);
+            if thread != 0 {
+                // SAFETY: it was written before `thread` was set, and is not written again while `widening` counts this thread.
+                let before = unsafe { &*kept.before.get() };
+                if Affinity::of(thread) == Some(before.narrow) {
+                    before.wide.give(thread);
+                }
             }
         }
         self.widening.fetch_sub(1, SeqCst);
@@ -102,7 +122,7 @@ impl Keep {
     pub fn release(&self) {
         if self.allowed {
             self.forbid();
-            if self.thread() != 0 {
+            if self.is_any() {
                 self.widen();
             }
         }
@@ -112,12 +132,12 @@ impl Keep {
         self.not_before_ns.store(now_ns() + RELEASED_NS, SeqCst);
     }
 
-    /// In a child of fork: the thread that made it had released, and whom the parent keeps is not here.
+    /// In a child of fork: the thread that made it had released, and whom the parent keeps are not here.
     ///
     /// # Safety
     /// - No other thread of this process uses it.
     pub unsafe fn reset_in_child(&self) {
-        self.thread.store(0, SeqCst);
+        self.kept.iter().for_each(|kept| kept.thread.store(0, SeqCst));
         self.widening.store(0, SeqCst);
     }
 }
@@ -143,9 +163,30 @@ mod tests {
         with_choice(|thread, [_, cpu], wide| {
             let keep = Keep::new(true);
             assert!(keep.narrow(thread, cpu));
-            assert_eq!((keep.thread(), Affinity::of(0)), (thread, Some(Affinity::to(cpu))));
+            assert_eq!((keep.is_any(), Affinity::of(0)), (true, Some(Affinity::to(cpu))));
             keep.widen();
-            assert_eq!((keep.thread(), Affinity::of(0)), (0, Some(wide)));
+            assert_eq!((keep.is_any(), Affinity::of(0)), (false, Some(wide)));
+        });
+    }
+
+    #[test]
+    fn several_are_kept_and_all_let_go_at_once() {
+        with_choice(|thread, [_, cpu], wide| {
+            let (keep, here) = (Keep::new(true), std::sync::Barrier::new(2));
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| {
+                    assert!(keep.narrow(thread_id(), cpu));
+                    here.wait();
+                    here.wait();
+                    Affinity::of(0)
+                });
+                here.wait();
+                assert!(keep.narrow(thread, cpu));
+                assert_eq!(Affinity::of(0), Some(Affinity::to(cpu)));
+                keep.widen();
+                here.wait();
+                assert_eq!((other.join().unwrap(), Affinity::of(0)), (Some(wide), Some(wide)));
+            });
         });
     }
 
@@ -157,7 +198,7 @@ mod tests {
             keep.release();
             assert_eq!(Affinity::of(0), Some(wide));
             assert!(!keep.narrow(thread, cpu));
-            assert_eq!((keep.thread(), Affinity::of(0)), (0, Some(wide)));
+            assert_eq!((keep.is_any(), Affinity::of(0)), (false, Some(wide)));
         });
     }
 
@@ -168,7 +209,7 @@ mod tests {
             assert!(keep.narrow(thread, cpu));
             assert!(Affinity::to(other).give(0));
             keep.widen();
-            assert_eq!((keep.thread(), Affinity::of(0)), (0, Some(Affinity::to(other))));
+            assert_eq!((keep.is_any(), Affinity::of(0)), (false, Some(Affinity::to(other))));
         });
     }
 

@@ -214,6 +214,6 @@ pub const KEYS: &[Key] = &[
         name: "keep-cpu",
         value: "on|off",
         default: "on",
-        help: "run: a thread that faults all the time is kept on the CPU where its faults are served, for 50 ms at a time",
+        help: "run: threads that fault all the time are kept on the CPU where their faults are served, for 50 ms at a time",
     },
 ];

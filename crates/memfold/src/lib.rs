@@ -68,6 +68,7 @@ pub mod worker;
 mod throttle;
 mod waker;
 mod keep;
+mod contest;
 mod duty;
 mod handler;
 pub mod watch;

@@ -1,6 +1,7 @@
-/* A thread that faults all the time is kept on one CPU: nothing that it starts or asks for may show that. */
+/* Threads that fault all the time are kept on one CPU: nothing that they start or ask for may show that. */
 #include "common.h"
 #include <sched.h>
+#include <stdatomic.h>
 #include <threads.h>
 #include <wordexp.h>
 
@@ -149,6 +150,34 @@ static const struct {
             {"thread", by_thread}, {"c11", by_c11_thread},  {"asked", asked},      {"asked-thread", asked_of_thread},
             {"asked-syscall", asked_by_syscall}, {"computing", computing}, {"sleeping", sleeping}};
 
+/* Threads that wait for each other's locks are kept together, where that is faster. What one starts or asks for shows it for
+   none of them. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int times_kept;
+static char *self;
+
+static void *one_of_several(void *number) {
+    for (int i = (int)(intptr_t)number; times_kept < 100; i++) {
+        pthread_mutex_lock(&lock);
+        touch(20);
+        pthread_mutex_unlock(&lock);
+        if (cpus() == 1) {
+            times_kept++;
+            /* Not those that hold everybody up for long. */
+            if (times_kept % 10 == 0) NEED(WAYS[i % (sizeof WAYS / sizeof *WAYS - 2)].way(self) == all);
+        }
+    }
+    usleep(200000);
+    NEED(cpus() == all);
+    return NULL;
+}
+static void several(void) {
+    pthread_t threads[4];
+    alarm(60);
+    for (intptr_t i = 0; i < 4; i++) NEED(pthread_create(&threads[i], NULL, one_of_several, (void *)i) == 0);
+    for (int i = 0; i < 4; i++) NEED(pthread_join(threads[i], NULL) == 0);
+}
+
 int main(int argc, char **argv) {
     if (is(argv[1], "cpus")) return cpus();
     if (is(argv[1], "executed")) {
@@ -158,8 +187,11 @@ int main(int argc, char **argv) {
     all = cpus();
     data = map(LEN);
     fill(data, LEN, 1);
+    self = argv[0];
     if (is(argv[1], "never")) {
         never();
+    } else if (is(argv[1], "several")) {
+        several();
     } else if (is(argv[1], "executed-by")) {
         char count[16];
         snprintf(count, sizeof count, "%d", all);
