@@ -157,7 +157,7 @@ static atomic_int times_kept;
 static char *self;
 
 static void *one_of_several(void *number) {
-    for (int i = (int)(intptr_t)number; times_kept < 100; i++) {
+    for (int i = (int)(intptr_t)number; times_kept < 40; i++) {
         pthread_mutex_lock(&lock);
         touch(20);
         pthread_mutex_unlock(&lock);
