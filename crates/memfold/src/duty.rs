@@ -9,7 +9,7 @@
 //!
 //! A thread that faults all the time is kept on that CPU ([`crate::keep`]), for a while: then the kernel may move it once.
 use crate::contest::{Contest, Way};
-use crate::keep::Keep;
+use crate::keep::{KEPT_MAX, Keep};
 use crate::waker::{PATIENCE_NS, Waker};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -33,8 +33,6 @@ const KEEP_WITHIN_NS: u64 = 8_000_000;
 const KEEP_NS: u64 = 50_000_000;
 /// Of several threads, those are kept that fault so often in that time.
 const GATHER_FAULTS: u32 = 4;
-/// How many are told apart.
-const SEEN: usize = 16;
 /// Faults for which the waker isn't asked after it came too late, the first time; twice as many each time after. At the
 /// most, what it costs to find out whether the CPU is still busy is a small part of what the faults cost.
 const PAUSE_MIN: u32 = 1 << 8;
@@ -75,7 +73,7 @@ pub(crate) struct Shift {
     /// When what is kept must be let go.
     keep_until_ns: u64,
     /// Threads that have faulted since the last that were kept were let go, and how often.
-    seen: [(u32, u32); SEEN],
+    seen: [(u32, u32); KEPT_MAX],
 }
 
 impl Duty {
@@ -217,9 +215,9 @@ impl Duty {
         let now = now_ns();
         if now >= shift.keep_until_ns {
             self.keep.widen();
-            (shift.seen, shift.keep_until_ns) = ([(0, 0); SEEN], now + KEEP_NS);
+            (shift.seen, shift.keep_until_ns) = ([(0, 0); KEPT_MAX], now + KEEP_NS);
         }
-        if shift.has_seen(thread) >= GATHER_FAULTS && !self.keep.keeps(thread) {
+        if shift.count_seen(thread) >= GATHER_FAULTS && !self.keep.keeps(thread) {
             self.keep.narrow(thread, shift.cpu);
         }
     }
@@ -321,7 +319,7 @@ impl Shift {
             row: 0,
             row_ns: 0,
             keep_until_ns: 0,
-            seen: [(0, 0); SEEN],
+            seen: [(0, 0); KEPT_MAX],
         }
     }
 
@@ -332,7 +330,7 @@ impl Shift {
     }
 
     /// Counts a fault of one of several threads: how many it has had. 0 for a thread for which there is no room.
-    fn has_seen(&mut self, thread: u32) -> u32 {
+    fn count_seen(&mut self, thread: u32) -> u32 {
         let Some(seen) = self.seen.iter_mut().find(|seen| seen.0 == thread || seen.0 == 0) else { return 0 };
         *seen = (thread, seen.1 + 1);
         seen.1

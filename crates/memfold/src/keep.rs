@@ -16,23 +16,17 @@ use memfold_sys::thread::{Affinity, now_ns};
 const RELEASED_NS: u64 = 1_000_000_000;
 
 /// Threads that are kept at most.
-const KEPT_MAX: usize = 16;
+pub(crate) const KEPT_MAX: usize = 16;
 
 /// The threads that are kept on a CPU.
 pub(crate) struct Keep {
     allowed: bool,
-    kept: [Kept; KEPT_MAX],
+    /// Their numbers; 0 where there is none. Looked through at each fault, so they lie side by side.
+    threads: [AtomicU32; KEPT_MAX],
+    before: [UnsafeCell<Before>; KEPT_MAX],
     /// Threads in [`Keep::widen`], which may look at a `before`.
     widening: AtomicU32,
     not_before_ns: AtomicU64,
-}
-
-/// Room for one.
-#[derive(Default)]
-struct Kept {
-    /// Its number; 0 if there is none.
-    thread: AtomicU32,
-    before: UnsafeCell<Before>,
 }
 
 /// What the thread that is kept had, and has.
@@ -42,23 +36,29 @@ struct Before {
     narrow: Affinity,
 }
 
-// SAFETY: `before` is written by one thread (`narrow`) while no other looks at it: see there.
-unsafe impl Sync for Kept {}
+// SAFETY: each `before` is written by one thread (`narrow`) while no other looks at it: see there.
+unsafe impl Sync for Keep {}
 
 impl Keep {
     /// Keeps no thread, and never will unless it is allowed.
     pub fn new(allowed: bool) -> Keep {
-        Keep { allowed, kept: Default::default(), widening: AtomicU32::new(0), not_before_ns: AtomicU64::new(0) }
+        Keep {
+            allowed,
+            threads: Default::default(),
+            before: Default::default(),
+            widening: AtomicU32::new(0),
+            not_before_ns: AtomicU64::new(0),
+        }
     }
 
     /// Whether any thread is kept.
     pub fn is_any(&self) -> bool {
-        self.kept.iter().any(|kept| kept.thread.load(SeqCst) != 0)
+        self.threads.iter().any(|kept| kept.load(SeqCst) != 0)
     }
 
     /// Whether this thread is kept.
     pub fn keeps(&self, thread: u32) -> bool {
-        self.kept.iter().any(|kept| kept.thread.load(SeqCst) == thread)
+        self.threads.iter().any(|kept| kept.load(SeqCst) == thread)
     }
 
     /// Whether threads may be kept at this time.
@@ -76,7 +76,8 @@ impl Keep {
         if !self.is_allowed() {
             return false;
         }
-        let Some(kept) = self.kept.iter().find(|kept| kept.thread.load(SeqCst) == 0) else { return false };
+        let Some(place) = self.threads.iter().position(|kept| kept.load(SeqCst) == 0) else { return false };
+        let kept = &self.threads[place];
         // After that: who has taken the number that was there may look at `before` still.
         if self.widening.load(SeqCst) != 0 {
             return false;
@@ -86,30 +87,30 @@ impl Keep {
             self.forbid();
             return false;
         };
-        // SAFETY: only this thread writes. Another looks only if it has taken a number out of `thread`, which this one puts
+        // SAFETY: only this thread writes. Another looks only if it has taken a number out of `kept`, which this one puts
         // there after writing; and until it has looked, `widening` is not 0.
-        unsafe { *kept.before.get() = Before { wide, narrow } };
+        unsafe { *self.before[place].get() = Before { wide, narrow } };
         // First this and then the look at the time: a release does it the other way round, so one of the two sees the other.
-        kept.thread.store(thread, SeqCst);
+        kept.store(thread, SeqCst);
         let given = !self.is_forbidden() && narrow.give(thread);
         if !given {
             self.forbid();
-            kept.thread.store(0, SeqCst);
-        } else if kept.thread.load(SeqCst) != thread {
+            kept.store(0, SeqCst);
+        } else if kept.load(SeqCst) != thread {
             // Released before it was narrowed.
             wide.give(thread);
         }
-        kept.thread.load(SeqCst) == thread
+        kept.load(SeqCst) == thread
     }
 
     /// The threads that are kept may run where they could before; unless somebody has changed that meanwhile.
     pub fn widen(&self) {
         self.widening.fetch_add(1, SeqCst);
-        for kept in &self.kept {
-            let thread = kept.thread.swap(0, SeqCst);
+        for (kept, before) in self.threads.iter().zip(&self.before) {
+            let thread = kept.swap(0, SeqCst);
             if thread != 0 {
-                // SAFETY: it was written before `thread` was set, and is not written again while `widening` counts this thread.
-                let before = unsafe { &*kept.before.get() };
+                // SAFETY: it was written before `kept` was set, and is not written again while `widening` counts this thread.
+                let before = unsafe { &*before.get() };
                 if Affinity::of(thread) == Some(before.narrow) {
                     before.wide.give(thread);
                 }
@@ -137,7 +138,7 @@ impl Keep {
     /// # Safety
     /// - No other thread of this process uses it.
     pub unsafe fn reset_in_child(&self) {
-        self.kept.iter().for_each(|kept| kept.thread.store(0, SeqCst));
+        self.threads.iter().for_each(|kept| kept.store(0, SeqCst));
         self.widening.store(0, SeqCst);
     }
 }

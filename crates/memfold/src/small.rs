@@ -91,7 +91,7 @@ impl Pager {
 
     /// Makes room for one page that the kernel will allocate. What is evicted for it leaves a full frame; such frames are given
     /// back many at a time, as each time costs interrupts of all CPUs that the program runs on.
-    pub(crate) fn make_room_for_page(&self, areas: &Areas) -> bool {
+    fn make_room_for_page(&self, areas: &Areas) -> bool {
         let target = self.target();
         let batch = BATCH_PAGES.min(target / BATCH_SHARE);
         let free = self.frames.full_free();
