@@ -47,6 +47,11 @@ fn memory_that_becomes_read_only_or_inaccessible_comes_back() {
 }
 
 #[test]
+fn what_a_program_serves_by_a_userfaultfd_of_its_own_stays_its_own() {
+    assert_right("userfault", &["before", "after"]);
+}
+
+#[test]
 fn sparse_memory_stays_right() {
     assert_right("mappings", &["sparse"]);
 }

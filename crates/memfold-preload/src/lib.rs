@@ -24,6 +24,7 @@ mod ahead;
 mod marks;
 mod lent;
 mod moved;
+mod userfault;
 mod syscall;
 mod threads;
 mod inspect;
@@ -42,6 +43,7 @@ extern "C" fn construct() {
             marks::find();
             ahead::find();
             moved::find();
+            userfault::find();
             release::find();
             engine::start(order);
         }

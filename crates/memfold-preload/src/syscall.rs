@@ -2,8 +2,8 @@
 use crate::fork::Copying;
 use crate::real::next;
 use crate::release::release;
-use crate::{ahead, lent, marks, moved};
-use core::ffi::{c_int, c_long, c_uint, c_void};
+use crate::{ahead, lent, marks, moved, userfault};
+use core::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold_sys::raw::copies;
 
@@ -32,6 +32,7 @@ unsafe extern "C" fn slowly(number: c_long, a: usize, b: usize, c: usize, d: usi
             libc::SYS_mlock => return marks::mlock(a as *const c_void, b) as c_long,
             libc::SYS_mlock2 => return marks::mlock2(a as *const c_void, b, c as c_uint) as c_long,
             libc::SYS_mlockall => return marks::mlockall(a as c_int) as c_long,
+            libc::SYS_ioctl => return userfault::ioctl(a as c_int, b as c_ulong, c as *mut c_void) as c_long,
             libc::SYS_vmsplice => return lent::vmsplice(a as c_int, b as *const libc::iovec, c, d as c_uint) as c_long,
             libc::SYS_setsockopt => {
                 return lent::setsockopt(a as c_int, b as c_int, c as c_int, d as *const c_void, e as u32) as c_long;
@@ -89,7 +90,7 @@ macro_rules! define_syscall {
 #[cfg(target_arch = "x86_64")]
 define_syscall! {
     SYS_mmap SYS_madvise SYS_mremap SYS_mlock SYS_mlock2 SYS_mlockall SYS_vmsplice SYS_setsockopt SYS_fork SYS_clone SYS_clone3
-    SYS_execve SYS_execveat SYS_sched_getaffinity SYS_sched_setaffinity SYS_setuid SYS_setreuid SYS_setresuid
+    SYS_execve SYS_execveat SYS_sched_getaffinity SYS_sched_setaffinity SYS_setuid SYS_setreuid SYS_setresuid SYS_ioctl
 }
 
 /// The program's `syscall`: as libc's.

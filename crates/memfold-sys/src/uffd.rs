@@ -4,6 +4,7 @@
 //! [`Partial`] carries both, and no error is ever taken for progress.
 use crate::Errno;
 use crate::raw::{self, ioctl};
+use crate::units::PAGE_SIZE;
 use core::mem::size_of;
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use rustix::mm::UserfaultfdFlags;
@@ -82,6 +83,22 @@ struct ZeropageArg {
 struct ProtectArg {
     range: RangeArg,
     mode: u64,
+}
+
+/// What an `ioctl` asks a userfaultfd to register: its first address and the first past it, whole pages. `None` if it is
+/// another request.
+///
+/// # Safety
+/// - `arg` is the argument of `request`: null, or as the kernel wants it.
+pub unsafe fn registration(request: u64, arg: *const core::ffi::c_void) -> Option<(usize, usize)> {
+    if request != REGISTER || arg.is_null() {
+        return None;
+    }
+    // SAFETY: by the caller's promise, the argument of this request begins with a range.
+    let RangeArg { start, len } = unsafe { arg.cast::<RangeArg>().read_unaligned() };
+    let start = start as usize & !(PAGE_SIZE - 1);
+    Some((start, start.checked_add(len as usize)?.checked_next_multiple_of(PAGE_SIZE)?))
+        .filter(|(start, end)| start < end)
 }
 
 /// A request that stopped early: `done` bytes from the start of the range succeeded, then the kernel said `errno`.

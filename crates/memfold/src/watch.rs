@@ -253,13 +253,11 @@ impl Watcher {
         let reading = self.pager.changes.reading();
         let mut parts = Vec::new();
         for &(start, end) in ranges {
-            parts.extend(self.pager.unmanaged_parts(start, end));
+            for (start, end) in self.pager.unmanaged_parts(start, end) {
+                self.register(start, end, &mut parts);
+            }
         }
         self.begun.fetch_or(!parts.is_empty(), Relaxed);
-        for &(start, end) in &parts {
-            // SAFETY: the handlers serve the range from now on. It is the program's, so no engine thread touches it.
-            let _ = unsafe { self.uffd.register(start, end - start, false) };
-        }
         // Nothing is unregistered when it can't be taken: while an event is on its way, what looks unmanaged may be managed
         // memory that mremap has just brought here. Registered and not managed, a range is served page by page.
         let quiet = self.is_quiet();
@@ -285,10 +283,60 @@ impl Watcher {
         });
     }
 
+    /// Registers `[start, end)` and notes it in `parts`; mapping by mapping where the kernel refuses it as a whole, without
+    /// those that it refuses, as one that the program serves through a userfaultfd of its own.
+    fn register(&self, start: usize, end: usize, parts: &mut Vec<(usize, usize)>) {
+        let mut register = |start: usize, end: usize| {
+            // SAFETY: the handlers serve the range from now on. It is the program's, so no engine thread touches it.
+            let done = unsafe { self.uffd.register(start, end - start, false) }.is_ok();
+            if done {
+                parts.push((start, end));
+            }
+            done
+        };
+        if !register(start, end) {
+            each_mapping(start, end, |start, end| {
+                register(start, end);
+            });
+        }
+    }
+
+    /// The parts of `[start, end)` that are registered. A part may have come after the rest was: the kernel registers what is
+    /// mapped, says nothing of holes, and the program's break moves up again beside it. Who takes such a part for managed never
+    /// hears of its faults.
+    ///
+    /// Called with the right to read events. What is found is true until an event is on its way: what is registered ends with
+    /// one, and nobody else registers.
+    fn registered(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
+        let mut parts: Vec<(usize, usize)> = Vec::new();
+        each_mapping(start, end, |start, end| {
+            // A mapping is registered whole or not at all.
+            // SAFETY: nobody else defines what is registered and not managed: a missing page there is a new one.
+            match unsafe { self.uffd.zero(start, PAGE_SIZE) } {
+                Err(partial) if partial.errno != Errno::EXIST => {}
+                _ => match parts.last_mut() {
+                    Some(last) if last.1 == start => last.1 = end,
+                    _ => parts.push((start, end)),
+                },
+            }
+        });
+        parts
+    }
+
+    /// Takes what is registered of `[start, end)` under management. Returns whether all of it is managed now.
+    fn manage(&self, start: usize, end: usize) -> bool {
+        let parts = self.registered(start, end);
+        let mut done = parts == [(start, end)];
+        for (start, end) in parts {
+            done &= self.manage_registered(start, end);
+        }
+        done
+    }
+
     /// Takes a registered part under management. A child that comes to be past libc has no engine: it must not get the
     /// part, or it would read zeros where something is folded. Returns whether it is managed now. If not, that stays as it is,
     /// as for all that is registered: a part of a mapping with a property of its own would be another mapping to the kernel.
-    fn manage(&self, start: usize, end: usize) -> bool {
+    fn manage_registered(&self, start: usize, end: usize) -> bool {
         if !self.is_quiet() {
             return false;
         }
@@ -464,6 +512,11 @@ fn each_private(mut each: impl FnMut(&Area, &Details)) {
         ControlFlow::Continue(())
     });
     done.expect("memfold: reading /proc/self/smaps failed");
+}
+
+/// What of private memory without a file lies in `[start, end)`: each mapping, or its part in there. None if the kernel doesn't tell.
+fn each_mapping(start: usize, end: usize, mut each: impl FnMut(usize, usize)) {
+    let _ = each_private_area(&[(start, end)], |from, to| each(from.max(start), to.min(end)));
 }
 
 fn pages_of(area: &Area) -> Pages {

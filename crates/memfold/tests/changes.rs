@@ -15,7 +15,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use std::ops::ControlFlow::Continue;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 const THREADS: usize = 3;
@@ -23,6 +23,9 @@ const STEPS: usize = 1500;
 const AREA_PAGES: usize = 1200;
 
 static WATCHER: OnceLock<&'static Watcher> = OnceLock::new();
+static ENGINE: OnceLock<Arc<Pager>> = OnceLock::new();
+/// A test counts what is mapped.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// As in `memfold run`.
 fn area_of(addr: usize) -> Option<(usize, usize)> {
@@ -222,9 +225,55 @@ impl Owner {
     }
 }
 
+/// The kernel registers what is mapped and says nothing of holes. Between that and the adoption the program may map something
+/// there, or move its break: to take that for managed would be to read zeros where it was folded.
+#[test]
+fn what_is_mapped_after_the_rest_was_registered_is_not_managed_before_it_is_registered_too() {
+    let _alone = ALONE.lock().unwrap();
+    let pager = ENGINE.get_or_init(engine);
+    let watcher = WATCHER.get().expect("set at the start");
+    const LEN: usize = 1 << 20;
+    let map = |at: usize, len: usize, fixed: MapFlags| {
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE | fixed);
+        // SAFETY: a fresh mapping, at an address of the kernel's choice or in a hole that was part of one.
+        unsafe { rustix::mm::mmap_anonymous(at as *mut _, len, prot, flags) }.expect("a mapping") as usize
+    };
+    let start = map(0, 3 * LEN, MapFlags::empty());
+    let (hole, behind, end) = (start + LEN, start + 2 * LEN, start + 3 * LEN);
+    // SAFETY: the test's own, and it has no reference into it.
+    unsafe { rustix::mm::munmap(hole as *mut _, LEN) }.expect("munmap");
+    let mut parts: Vec<Mapping> =
+        [start, hole, behind].map(|start| Mapping { start, shadow: vec![0; LEN], writable: true }).into();
+    let mut random = Random::new(seed(20_261_123));
+    let mut write = |part: &mut Mapping| (0..part.pages()).for_each(|page| part.write(page, &mut random));
+    write(&mut parts[0]);
+    write(&mut parts[2]);
+    let mut asked = false;
+    let mut still = |_, _| {
+        if !std::mem::replace(&mut asked, true) {
+            map(hole, LEN, MapFlags::FIXED);
+            write(&mut parts[1]);
+        }
+        true
+    };
+    assert!(!watcher.adopt(&[(start, end)], &mut still), "a part is not registered");
+    assert!(!pager.manages(hole) && !pager.manages(behind - 1));
+    assert!(pager.manages(start) && pager.manages(behind), "what is registered is taken");
+    while !watcher.adopt(&[(start, end)], &mut |_, _| true) {
+        yield_now();
+    }
+    pager.page_out_at(start..end);
+    for part in &parts {
+        (0..part.pages()).for_each(|page| part.read(page));
+    }
+    // SAFETY: as above.
+    unsafe { rustix::mm::munmap(start as *mut _, 3 * LEN) }.expect("munmap");
+}
+
 #[test]
 fn b1_changes_of_the_address_space_keep_every_byte() {
-    let pager = engine();
+    let _alone = ALONE.lock().unwrap();
+    let pager = ENGINE.get_or_init(engine);
     let mut random = Random::new(seed(20_261_121));
     let threads: Vec<_> = (0..THREADS)
         .map(|_| {
