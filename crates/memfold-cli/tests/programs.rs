@@ -38,7 +38,7 @@ fn mremap_moves_grows_and_shrinks_folded_memory() {
 
 #[test]
 fn advice_on_folded_memory_does_what_the_kernel_says() {
-    assert_right("mappings", &["dontneed", "free", "advice"]);
+    assert_right("mappings", &["dontneed", "free", "advice", "guards"]);
 }
 
 #[test]

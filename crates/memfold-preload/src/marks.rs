@@ -22,6 +22,9 @@ static REAL_MLOCKALL: Real = Real::new(c"mlockall");
 static REAL_MUNLOCK: Real = Real::new(c"munlock");
 static REAL_MUNLOCKALL: Real = Real::new(c"munlockall");
 
+/// Linux 6.13, `include/uapi/asm-generic/mman-common.h`.
+const MADV_GUARD_INSTALL: c_int = 102;
+
 /// Past every address of a program.
 const TOP: usize = 1 << 56;
 
@@ -82,6 +85,16 @@ pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> 
         libc::MADV_DOFORK => undo_dont_fork(call),
         // SAFETY: the caller's promise.
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => unsafe { populate(real, at, len, advice) },
+        MADV_GUARD_INSTALL => {
+            let result = call();
+            if result == 0 {
+                // It discards pages and reports nothing, so what is folded would come back when the guards go. This is reported,
+                // and leaves the guards (madvise(2)).
+                // SAFETY: the bytes there are gone for the program.
+                unsafe { real(at, len, libc::MADV_DONTNEED) };
+            }
+            result
+        }
         libc::MADV_DODUMP | libc::MADV_KEEPONFORK | libc::MADV_UNMERGEABLE => unmark(call),
         _ => call(),
     }

@@ -118,6 +118,30 @@ static void madv_free(void) {
     check_from(p + 32 * MIB, LEN - 32 * MIB, 11, 32 * MIB / PAGE);
 }
 
+/* Linux 6.13. */
+#ifndef MADV_GUARD_INSTALL
+#define MADV_GUARD_INSTALL 102
+#define MADV_GUARD_REMOVE 103
+#endif
+
+/* Guards discard what is there, and nothing of it comes back with their end. */
+static void guards(void) {
+    char *p = map_folded(LEN, 15);
+    size_t cut = 9 * MIB + 7 * PAGE, end = 30 * MIB + 9 * PAGE;
+    for (int round = 0; round < 2; round++) {
+        if (madvise(p + cut, end - cut, MADV_GUARD_INSTALL) && errno == EINVAL) return;
+        check_from(p, cut, 15, 0);
+        check_from(p + end, LEN - end, 15, end / PAGE);
+        push_out(p, cut);
+        NEED(!madvise(p + cut, end - cut, MADV_GUARD_REMOVE));
+        check_zero(p + cut, end - cut);
+        fill_from(p + cut, end - cut, 16, 0);
+        check(p + cut, end - cut, 16);
+    }
+    check_from(p, cut, 15, 0);
+    check_from(p + end, LEN - end, 15, end / PAGE);
+}
+
 static void other_advice(void) {
     char *p = map_folded(LEN, 13);
     NEED(madvise(p, LEN, MADV_WILLNEED) == 0);
@@ -185,6 +209,7 @@ int main(int argc, char **argv) {
         {"munmap_middle", munmap_middle}, {"map_fixed_over", map_fixed_over}, {"mremap_move", mremap_move},
         {"mremap_grow", mremap_grow},     {"mremap_shrink", mremap_shrink},   {"dontneed", dontneed},
         {"free", madv_free},              {"advice", other_advice},           {"read_only", read_only},
+        {"guards", guards},
         {"sparse", sparse},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
