@@ -48,7 +48,7 @@ fn memory_that_becomes_read_only_or_inaccessible_comes_back() {
 
 #[test]
 fn what_a_program_serves_by_a_userfaultfd_of_its_own_stays_its_own() {
-    assert_right("userfault", &["before", "after"]);
+    assert_right("userfault", &["before", "after", "by_number"]);
 }
 
 #[test]

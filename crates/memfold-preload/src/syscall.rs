@@ -6,6 +6,7 @@ use crate::{ahead, lent, marks, moved, userfault};
 use core::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold_sys::raw::copies;
+use memfold_sys::uffd::registration;
 
 type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
 
@@ -32,7 +33,10 @@ unsafe extern "C" fn slowly(number: c_long, a: usize, b: usize, c: usize, d: usi
             libc::SYS_mlock => return marks::mlock(a as *const c_void, b) as c_long,
             libc::SYS_mlock2 => return marks::mlock2(a as *const c_void, b, c as c_uint) as c_long,
             libc::SYS_mlockall => return marks::mlockall(a as c_int) as c_long,
-            libc::SYS_ioctl => return userfault::ioctl(a as c_int, b as c_ulong, c as *mut c_void) as c_long,
+            // Others may return more than libc's `ioctl` does.
+            libc::SYS_ioctl if registration(b as u64, c as *const c_void).is_some() => {
+                return userfault::ioctl(a as c_int, b as c_ulong, c as *mut c_void) as c_long;
+            }
             libc::SYS_vmsplice => return lent::vmsplice(a as c_int, b as *const libc::iovec, c, d as c_uint) as c_long,
             libc::SYS_setsockopt => {
                 return lent::setsockopt(a as c_int, b as c_int, c as c_int, d as *const c_void, e as u32) as c_long;

@@ -28,9 +28,9 @@ static void begin(void) {
     NEED(!pthread_create(&thread, NULL, serve, NULL));
 }
 
-static void register_own(char *p) {
+static void register_own(char *p, int by_number) {
     struct uffdio_register range = {.range = {(uintptr_t)p + OWN, OWN_LEN}, .mode = UFFDIO_REGISTER_MODE_MISSING};
-    NEED(!ioctl(uffd, UFFDIO_REGISTER, &range));
+    NEED(!(by_number ? syscall(SYS_ioctl, uffd, UFFDIO_REGISTER, &range) : ioctl(uffd, UFFDIO_REGISTER, &range)));
 }
 
 static void use(char *p) {
@@ -45,15 +45,15 @@ static void use(char *p) {
 
 static void before(void) {
     char *p = map(LEN);
-    register_own(p);
+    register_own(p, 0);
     use(p);
 }
 
-static void after(void) {
+static void after(int by_number) {
     char *p = map(LEN);
     fill(p, LEN, 3);
     check(p, LEN, 3);
-    register_own(p);
+    register_own(p, by_number);
     check(p, LEN, 3); /* What was there stays. */
     NEED(!madvise(p + OWN, OWN_LEN, MADV_DONTNEED));
     use(p);
@@ -63,7 +63,8 @@ int main(int argc, char **argv) {
     NEED(argc == 2);
     begin();
     if (is(argv[1], "before")) before();
-    else if (is(argv[1], "after")) after();
+    else if (is(argv[1], "after")) after(0);
+    else if (is(argv[1], "by_number")) after(1);
     else return 2;
     puts("right");
 }
