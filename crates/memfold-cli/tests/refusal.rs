@@ -169,6 +169,26 @@ fn without_permission_the_remedies_are_named() {
     assert_refused(&output, 125, &["vm.unprivileged_userfaultfd", "/dev/userfaultfd", "seccomp"]);
 }
 
+/// The shell's own limits: the engine reserves addresses that it never uses.
+#[test]
+fn too_few_addresses_are_refused_by_the_name_of_their_limit_and_fewer_than_usual_will_do() {
+    let Some(bin) = binaries() else { return };
+    let run = |limit: &str| {
+        let script = format!("ulimit {limit} && exec \"$@\"");
+        let mut command = Command::new("sh");
+        let memfold = bin.join("memfold");
+        command.args(["-c", &script, "sh", memfold.to_str().unwrap(), "run", "--limit", "64M", "--", "echo", "right"]);
+        command.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE").output().unwrap()
+    };
+    for limit in ["-v 60000", "-v 2000000", "-d 60000", "-d 2000000"] {
+        assert_refused(&run(limit), 125, &["address space", &format!("ulimit {}", &limit[..2]), "MiB"]);
+    }
+    // Half a tebibyte beside what frames take, which is twice the memory of the machine.
+    let frames = memfold_sys::thread::memory_bytes() / 512;
+    let output = run(&format!("-v {}", frames + (512 << 20)));
+    assert_eq!(output.stdout, b"right\n", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 fn needs_privilege() -> bool {
     let closed = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").is_ok_and(|text| text.trim() == "0");
     let device = std::fs::metadata("/dev/userfaultfd").is_ok_and(|found| found.permissions().mode() & 0o006 == 0o006);

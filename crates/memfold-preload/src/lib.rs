@@ -7,6 +7,7 @@ extern crate alloc;
 
 // Bottom first: a module imports only from modules listed above it.
 mod say;
+mod addresses;
 mod panic;
 mod heap;
 mod c_heap;

@@ -1,4 +1,5 @@
 //! What `memfold run` wants of this process: the environment variable that it sets.
+use crate::addresses;
 use alloc::string::String;
 use core::ffi::CStr;
 use memfold::config::Config;
@@ -16,7 +17,8 @@ pub struct Order {
     pub stats_path: String,
 }
 
-/// The order to this process; `None` if there is none, or memfold is switched off. Without one nothing is allocated.
+/// The order to this process; `None` if there is none, or memfold is switched off. Without one nothing is allocated. Ends the
+/// process with a message if it may have too few addresses.
 ///
 /// # Errors
 /// The order makes no sense, as when another version of memfold wrote it.
@@ -25,6 +27,7 @@ pub fn read() -> Result<Option<Order>, String> {
     if variable(DISABLE) == Some(b"1") {
         return Ok(None);
     }
+    addresses::check();
     let text = core::str::from_utf8(text).map_err(|_| String::from("not text"))?;
     let (mut settings, mut stats_path) = (String::new(), String::new());
     for line in text.split(';') {

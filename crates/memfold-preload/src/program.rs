@@ -20,6 +20,7 @@ use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::PAGE_SIZE;
 use memfold_sys::zone::{freeze_list, overlaps_own, set_inherited, unfreeze_list};
 
+use crate::addresses::Remedy;
 use crate::heap::arena;
 use crate::proc::{self, Statm};
 use crate::{say, slots};
@@ -138,6 +139,7 @@ pub fn create(config: Config, stats: &'static Stats) -> &'static Program {
     let workers = config.worker_count(parts.cpus);
     let pager = match Pager::new(config.clone(), parts) {
         Ok(pager) => Arc::new(pager),
+        Err(why) if why.contains("address space") => say::die(format_args!("{why}{Remedy}")),
         Err(why) => say::die(format_args!("{why}")),
     };
     register_frames(&pager, &uffd);

@@ -318,11 +318,15 @@ impl Layout {
     }
 }
 
-/// Reserves one zone for all pools, smaller ones where address space is scarce.
+/// Reserves one zone for all pools, smaller ones where address space is scarce: at most half of what there is, as others need some.
 fn make_pools(count: usize, budget: &Arc<Budget>) -> Result<Box<[Pool]>, StoreError> {
     let mut layout = Layout::of((DATA_BYTES / count.next_power_of_two()).min(POOL_DATA_MAX));
     let zone = loop {
-        match Zone::reserve(layout.bytes() * count, PAGE_SIZE) {
+        let len = layout.bytes() * count;
+        match Zone::reserve(2 * len, PAGE_SIZE).and_then(|twice| {
+            drop(twice);
+            Zone::reserve(len, PAGE_SIZE)
+        }) {
             Ok(zone) => break Arc::new(zone),
             Err(error) if layout.data / 2 < POOL_DATA_MIN => return Err(StoreError::Memory(error)),
             Err(_) => layout = Layout::of(layout.data / 2),
