@@ -175,6 +175,7 @@ static void read_only(void) {
     check(p, LEN, 14);
     push_out(p, LEN);
     check(p, LEN, 14);
+    push_out(p, LEN); /* What is there from now on can't leave. */
     NEED(mprotect(p + 5 * PAGE, LEN - 16 * PAGE, PROT_NONE) == 0);
     push_out(p, LEN);
     NEED(mprotect(p + 5 * PAGE, LEN - 16 * PAGE, PROT_READ) == 0);
