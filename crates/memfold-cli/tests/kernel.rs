@@ -55,6 +55,11 @@ fn memory_kept_from_core_dumps_is_never_folded_again() {
 }
 
 #[test]
+fn memory_without_its_mark_is_folded_again_on_busy_cpus_too() {
+    assert_right("marks", &["unmarked"]);
+}
+
+#[test]
 fn memory_kept_from_children_is_theirs_as_the_kernel_says() {
     assert_right("marks", &["forks", "wipe"]);
 }

@@ -514,7 +514,10 @@ impl Program {
         let details = details || self.marked.load(Relaxed) || proc::locked_bytes() > 0;
         let done = if details {
             each_detailed(|area, about| {
-                add(area, !about.has(never));
+                // What is registered but could not be taken yet has this mark from the engine; the program's own would have ended
+                // the registration.
+                let engines = if about.has(flag::UFFD_MISSING) { flag::DONT_FORK } else { 0 };
+                add(area, !about.has(never & !engines));
                 Continue(())
             })
         } else {

@@ -263,9 +263,7 @@ impl Watcher {
         let quiet = self.is_quiet();
         let mut done = quiet;
         for &(start, end) in &parts {
-            if quiet && still(start, end) {
-                done &= self.manage(start, end);
-            }
+            done &= quiet && still(start, end) && self.manage(start, end);
         }
         drop(reading);
         done

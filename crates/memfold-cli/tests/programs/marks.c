@@ -118,6 +118,29 @@ static void dump(void) {
     NEED(madvise(marked + 1, PAGE, MADV_DONTDUMP) == -1 && errno == EINVAL);
 }
 
+static volatile int is_done;
+static void *keep_busy(void *memory) {
+    while (!is_done)
+        if (memory) fill(memory, 8 * MIB, 5), check(memory, 8 * MIB, 5);
+    return NULL;
+}
+
+/* What could not be taken back at once, as others were at work on busy CPUs, is taken later. */
+static void unmarked(void) {
+    pthread_t busy[8];
+    prepare(5);
+    for (int i = 0; i < 8; i++) NEED(!pthread_create(&busy[i], NULL, keep_busy, i < 2 ? p : NULL));
+    for (int round = 0; round < 12; round++) {
+        NEED(!madvise(marked, MARKED, MADV_DONTDUMP));
+        check_from(marked, MARKED, 5, before);
+        NEED(!madvise(marked, MARKED, MADV_DODUMP));
+        push_out(marked, MARKED);
+    }
+    is_done = 1;
+    for (int i = 0; i < 8; i++) NEED(!pthread_join(busy[i], NULL));
+    check_all(5);
+}
+
 /* More of it than the limit. */
 static void dump_large(void) {
     char *q = map(48 * MIB);
@@ -253,7 +276,7 @@ int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     struct { const char *name; void (*run)(void); } all[] = {
         {"locks", locks}, {"lock_all", lock_all}, {"dump", dump}, {"dump_folded", dump_folded},
-        {"dump_large", dump_large}, {"forks", forks}, {"wipe", wipe}, {"threads", threads},
+        {"unmarked", unmarked}, {"dump_large", dump_large}, {"forks", forks}, {"wipe", wipe}, {"threads", threads},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (is(what, all[i].name)) {
