@@ -85,8 +85,9 @@ impl Bin {
 
     /// Discards the first bytes of the zone: not all of it, or the kernel would free its page table too, which the next move needs.
     fn empty(&self, filled: usize) {
+        // Also while an mlockall of the program's has it locked, which is for a moment (Linux 5.18).
         // SAFETY: the zone is this bin's own.
-        let emptied = unsafe { madvise(self.zone.as_ptr().cast(), filled, Advice::LinuxDontNeed) };
+        let emptied = unsafe { madvise(self.zone.as_ptr().cast(), filled, Advice::LinuxDontneedLocked) };
         assert!(emptied.is_ok(), "madvise refuses the engine's own memory: {emptied:?}");
     }
 }
@@ -97,6 +98,26 @@ mod tests {
     use crate::space::{Space, UffdSpace};
     use alloc::sync::Arc;
     use core::slice::from_ref;
+
+    #[test]
+    fn what_is_locked_for_a_moment_is_discarded_all_the_same() {
+        let _alone = crate::FORKS.lock();
+        let bin = Bin::new().expect("userfaultfd with MOVE");
+        let zone = Zone::reserve(8 * PAGE_SIZE, PAGE_SIZE).unwrap();
+        // Both, as by mlockall: the kernel moves nothing between what is locked and what isn't.
+        for zone in [&zone, &bin.zone] {
+            // SAFETY: changes no byte.
+            unsafe {
+                rustix::mm::mlock_with(zone.as_ptr().cast(), zone.len(), rustix::mm::MlockFlags::ONFAULT).unwrap()
+            };
+        }
+        for _ in 0..2 {
+            filled(&zone, zone.len());
+            // SAFETY: the test's own memory.
+            assert_eq!(unsafe { bin.discard(from_ref(&(zone.start()..zone.start() + zone.len()))) }, zone.len());
+            assert_eq!(first_filled(&zone, zone.len()), None);
+        }
+    }
 
     fn filled(zone: &Zone, len: usize) {
         // SAFETY: inside the test's zone.
@@ -110,6 +131,7 @@ mod tests {
 
     #[test]
     fn what_is_thrown_away_is_gone() {
+        let _alone = crate::FORKS.lock();
         let bin = Bin::new().expect("userfaultfd");
         let zone = Zone::reserve(2 * MAX_BYTES, MAX_BYTES).unwrap();
         for len in [PAGE_SIZE, MAX_BYTES, MAX_BYTES + 3 * PAGE_SIZE] {
@@ -122,6 +144,7 @@ mod tests {
 
     #[test]
     fn a_hole_is_passed_over() {
+        let _alone = crate::FORKS.lock();
         let bin = Bin::new().expect("userfaultfd");
         let zone = Zone::reserve(8 * PAGE_SIZE, PAGE_SIZE).unwrap();
         filled(&zone, 8 * PAGE_SIZE);
@@ -134,6 +157,7 @@ mod tests {
 
     #[test]
     fn what_a_fork_shares_is_discarded_now_all_the_same() {
+        let _alone = crate::FORKS.lock();
         let space = UffdSpace::with_bin(
             Arc::new(Uffd::open(feature::MOVE, true).expect("userfaultfd")),
             Arc::new(Bin::new().expect("userfaultfd")),

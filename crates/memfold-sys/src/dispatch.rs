@@ -250,6 +250,7 @@ mod tests {
             eprintln!("skipped: this kernel has no Syscall User Dispatch");
             return;
         }
+        let _alone = crate::FORKS.lock();
         let before = set_signals_blocked(u64::MAX);
         for turn in 1..=3 {
             set_signals_blocked(u64::MAX);

@@ -28,3 +28,7 @@ pub mod swapfile;
 pub mod remote;
 
 pub use rustix::io::Errno;
+
+/// Held by tests that fork, and by those whose pages no fork may share meanwhile.
+#[cfg(test)]
+static FORKS: sync::Mutex<()> = sync::Mutex::new(());

@@ -129,7 +129,7 @@ impl Zone {
             return;
         }
         // SAFETY: the range lies in this zone's own mapping, and the caller gives up its bytes.
-        let done = unsafe { madvise(self.base.add(offset).cast(), len, Advice::LinuxDontNeed) };
+        let done = unsafe { madvise(self.base.add(offset).cast(), len, Advice::LinuxDontneedLocked) };
         done.expect("memfold: releasing the engine's own pages failed");
     }
 }
