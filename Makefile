@@ -7,7 +7,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 help:
-	@echo "make build             the memfold command and its preload library, in $(TARGET)/release"
+	@echo "make build             the memfold command and its preload library, in $(TARGET)/release (debug information beside them, in *.debug)"
 	@echo "make test              everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
 	@echo "make demo              a 1 GiB SQLite job, plain and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
 	@echo "make setup             install what is missing for all of these, and the programs that tests and bench apps run"
@@ -21,6 +21,7 @@ setup-build:
 
 build: setup-build
 	cargo build --release -p memfold-cli -p memfold-preload
+	@scripts/split-symbols $(TARGET)/release/memfold $(TARGET)/release/libmemfold_preload.so
 
 test:
 	@scripts/check $(STEP)
