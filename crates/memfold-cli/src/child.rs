@@ -1,9 +1,11 @@
 //! The program as memfold's child: started, given its signals, waited for.
 use crate::failure::Failure;
-use crate::program::plain;
+use crate::inherited;
+use crate::program::{SHELL, plain};
 use crate::signals::{Caught, Signals};
-use std::ffi::OsString;
+use std::ffi::{CString, OsStr, OsString, c_char};
 use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -26,18 +28,17 @@ pub struct End {
 }
 
 impl Child {
-    /// Executes `path` with `arguments` (the first is the name it was called by) and `environment` added to memfold's.
+    /// Executes `path` with `arguments` (the first is the name it was called by), in `environment`. What the kernel can't
+    /// execute is given to sh, as execvp does.
     ///
-    /// The program gets the signal mask that memfold was started with. It is killed when memfold is killed: every
-    /// other signal reaches it by way of memfold, and SIGKILL, which can't be passed on, must not leave it running.
+    /// The program gets what memfold was started with, as if memfold weren't there. It is killed when memfold is killed:
+    /// every other signal reaches it by way of memfold, and SIGKILL, which can't be passed on, must not leave it running.
     ///
     /// # Errors
     /// 126 or 127, as the kernel refuses to execute it.
-    pub fn start(path: &Path, arguments: &[OsString], environment: &[(&str, OsString)]) -> Result<Child, Failure> {
+    pub fn start(path: &Path, arguments: &[OsString], environment: Vec<CString>) -> Result<Child, Failure> {
+        let image = Image::new(path, arguments, environment).map_err(|e| Failure::own(plain(&e)))?;
         let signals = Signals::block();
-        let mut command = Command::new(path);
-        command.arg0(&arguments[0]).args(&arguments[1..]);
-        command.envs(environment.iter().map(|(name, value)| (name, value)));
         let parent = std::process::id() as libc::pid_t;
         let prepare = {
             let signals = signals.clone();
@@ -47,11 +48,14 @@ impl Child {
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                     libc::getppid() != parent
                 };
+                inherited::restore();
                 signals.restore();
                 // memfold was killed before the request took effect.
-                if orphaned { Err(io::Error::from_raw_os_error(libc::ESRCH)) } else { Ok(()) }
+                Err(if orphaned { io::Error::from_raw_os_error(libc::ESRCH) } else { image.execute() })
             }
         };
+        // Only for its fork and its way to tell of errors: it would sort the environment.
+        let mut command = Command::new(path);
         // SAFETY: the closure makes async-signal-safe system calls only and allocates nothing.
         unsafe { command.pre_exec(prepare) };
         match command.spawn() {
@@ -121,6 +125,68 @@ impl Child {
         }
         // SAFETY: the process is our child and not yet collected, so the number is still its own.
         unsafe { libc::kill(self.pid, caught.number) };
+    }
+}
+
+/// What is to be executed, ready for a process that may not allocate.
+struct Image {
+    path: CString,
+    arguments: Pointers,
+    environment: Pointers,
+    /// The shell's own: its name, the path as a script, and the arguments after the first.
+    by_shell: Pointers,
+}
+
+impl Image {
+    /// # Errors
+    /// A path or an argument with a zero byte in it.
+    fn new(path: &Path, arguments: &[OsString], environment: Vec<CString>) -> io::Result<Image> {
+        let text = |s: &OsStr| CString::new(s.as_bytes());
+        let path = text(path.as_os_str())?;
+        let arguments = arguments.iter().map(|a| text(a)).collect::<Result<Vec<_>, _>>()?;
+        let mut by_shell = vec![SHELL.to_owned(), path.clone()];
+        by_shell.extend_from_slice(&arguments[1..]);
+        Ok(Image {
+            path,
+            arguments: Pointers::new(arguments),
+            environment: Pointers::new(environment),
+            by_shell: Pointers::new(by_shell),
+        })
+    }
+
+    /// Becomes it; returns only if that fails, with the reason. Allocates nothing.
+    fn execute(&self) -> io::Error {
+        // SAFETY: path and arrays are C strings and null-terminated arrays of such, which `self` keeps alive.
+        unsafe {
+            libc::execve(self.path.as_ptr(), self.arguments.as_ptr(), self.environment.as_ptr());
+            if io::Error::last_os_error().raw_os_error() == Some(libc::ENOEXEC) {
+                libc::execve(SHELL.as_ptr(), self.by_shell.as_ptr(), self.environment.as_ptr());
+            }
+        }
+        io::Error::last_os_error()
+    }
+}
+
+/// Strings, and the array of them that execve takes.
+struct Pointers {
+    /// What `array` points to.
+    _strings: Vec<CString>,
+    array: Vec<*const c_char>,
+}
+
+// SAFETY: the pointers lead to strings that the same struct owns, and neither is ever changed.
+unsafe impl Send for Pointers {}
+// SAFETY: as above.
+unsafe impl Sync for Pointers {}
+
+impl Pointers {
+    fn new(strings: Vec<CString>) -> Pointers {
+        let array = strings.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect();
+        Pointers { _strings: strings, array }
+    }
+
+    fn as_ptr(&self) -> *const *const c_char {
+        self.array.as_ptr()
     }
 }
 

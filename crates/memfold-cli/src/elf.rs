@@ -10,6 +10,7 @@ pub const HOST_MACHINE: u16 = 62;
 #[cfg(target_arch = "aarch64")]
 pub const HOST_MACHINE: u16 = 183;
 
+const MAGIC: &[u8; 4] = b"\x7fELF";
 const HEADER_LEN: usize = 64;
 const ENTRY_LEN: usize = 56;
 const PT_INTERP: u32 = 3;
@@ -28,6 +29,12 @@ pub enum Elf {
     Foreign(String),
 }
 
+/// Whether `file` begins as an ELF file does. What can't be read is taken for one: [`read`] says why it can't.
+pub fn is_one(file: &File) -> bool {
+    let mut start = [0u8; MAGIC.len()];
+    read_up_to(file, &mut start).is_err() || start == *MAGIC
+}
+
 /// Reads the header of `file`; `None` if it isn't an ELF file at all.
 ///
 /// # Errors
@@ -35,7 +42,7 @@ pub enum Elf {
 pub fn read(file: &File) -> io::Result<Option<Elf>> {
     let mut header = [0u8; HEADER_LEN];
     let len = read_up_to(file, &mut header)?;
-    if !header.starts_with(b"\x7fELF") {
+    if !header.starts_with(MAGIC) {
         return Ok(None);
     }
     if len < 20 {

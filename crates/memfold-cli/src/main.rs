@@ -10,6 +10,7 @@ mod sockets;
 mod remote;
 mod figures;
 mod signals;
+mod inherited;
 mod child;
 mod summary;
 mod report;

@@ -1,7 +1,7 @@
 //! The program to run: where it is, and whether the preload library can work in it.
 use crate::elf::{self, Elf};
 use crate::failure::Failure;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// Where the C library looks when PATH is not set.
 const PATH_DEFAULT: &str = "/bin:/usr/bin";
+/// Who gets what the kernel can't execute, as with execvp.
+pub const SHELL: &CStr = c"/bin/sh";
 /// Scripts that name scripts: the kernel's own bound.
 const SCRIPTS_MAX: usize = 5;
 /// The first line of a script that the kernel reads.
@@ -50,11 +52,11 @@ pub fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure> {
 }
 
 /// Checks that the dynamic linker will load the preload library into the program at `path`, looking through scripts to
-/// their interpreters.
+/// their interpreters, and to the shell where the kernel knows of none.
 ///
 /// # Errors
-/// 125: static, set-user-ID and the like, for another machine or another C library. 126: neither an ELF program nor a
-/// script. 127: a script's interpreter is missing.
+/// 125: static, set-user-ID and the like, for another machine or another C library. 126: an ELF file that
+/// is no program. 127: a script's interpreter is missing.
 pub fn check(path: &Path) -> Result<(), Failure> {
     let mut at = path.to_path_buf();
     for _ in 0..=SCRIPTS_MAX {
@@ -69,6 +71,12 @@ pub fn check(path: &Path) -> Result<(), Failure> {
             at = next;
             continue;
         }
+        if !elf::is_one(&file) {
+            at = PathBuf::from(OsStr::from_bytes(SHELL.to_bytes()));
+            let shell =
+                File::open(&at).map_err(|e| Failure::not_executable(format!("{}: {}", at.display(), plain(&e))))?;
+            return check_image(&shell, &at);
+        }
         return check_image(&file, &at);
     }
     Err(Failure::not_executable(format!("{}: too many scripts that name scripts", path.display())))
@@ -79,7 +87,7 @@ fn check_image(file: &File, path: &Path) -> Result<(), Failure> {
     let elf = elf::read(file).map_err(|e| Failure::not_executable(format!("{shown}: exec format error: {e}")))?;
     let interpreter = match elf {
         None => {
-            let why = "exec format error: neither an ELF program nor a script that begins with #!";
+            let why = "exec format error: not an ELF program";
             return Err(Failure::not_executable(format!("{shown}: {why}")));
         }
         Some(Elf::Foreign(machine)) => {

@@ -14,7 +14,8 @@ use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_sys::swapfile::{FileDisk, Options};
 use memfold_sys::uffd::{Uffd, feature};
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{CStr, CString, NulError, OsString, c_char};
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
@@ -138,8 +139,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let service = crate::remote::open(&mut config)?;
     let reported = stats_file.is_some() || matches.get_flag(SUMMARY);
 
-    let environment = environment(&config, &slots, library);
-    let child = Child::start(&path, &arguments, &environment)?;
+    let environment = environment(&config, &slots, library)?;
+    let child = Child::start(&path, &arguments, environment)?;
     let run = Arc::new(Run { slots, config: Mutex::new(config), arguments, start: Instant::now() });
     // Threads come after the child: signals are blocked by now.
     if let Some(service) = &service {
@@ -251,12 +252,48 @@ fn library() -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-fn environment(config: &Config, slots: &Slots, library: PathBuf) -> [(&'static str, OsString); 2] {
-    let mut preload = library.into_os_string();
-    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        preload.push(":");
-        preload.push(others);
-    }
+/// The environment that memfold was given, in its order, with what the preload library needs.
+fn environment(config: &Config, slots: &Slots, library: PathBuf) -> Result<Vec<CString>, Failure> {
     let settings = config.encode().trim_end().replace('\n', ";");
-    [(VARIABLE, format!("{settings};stats={}", slots.path()).into()), ("LD_PRELOAD", preload)]
+    let order = format!("{VARIABLE}={settings};stats={}", slots.path());
+    let library = library.into_os_string().into_vec();
+    environment_with(given(), order.into_bytes(), &library).map_err(|_| Failure::own("a setting has a zero byte in it"))
+}
+
+/// `entries`, with the library at the front of LD_PRELOAD, which comes last if it wasn't there, and the order at the end.
+fn environment_with(entries: Vec<CString>, order: Vec<u8>, library: &[u8]) -> Result<Vec<CString>, NulError> {
+    let mut all = Vec::with_capacity(entries.len() + 2);
+    let mut loads = false;
+    for entry in entries {
+        let bytes = entry.as_bytes();
+        if let Some(others) = bytes.strip_prefix(b"LD_PRELOAD=") {
+            loads = true;
+            let between: &[u8] = if others.is_empty() { b"" } else { b":" };
+            all.push(CString::new([b"LD_PRELOAD=", library, between, others].concat())?);
+        } else if !bytes.strip_prefix(VARIABLE.as_bytes()).is_some_and(|rest| rest.starts_with(b"=")) {
+            all.push(entry);
+        }
+    }
+    if !loads {
+        all.push(CString::new([b"LD_PRELOAD=", library].concat())?);
+    }
+    all.push(CString::new(order)?);
+    Ok(all)
+}
+
+/// The entries of this process's environment as they are, also those without a name, or twice.
+fn given() -> Vec<CString> {
+    unsafe extern "C" {
+        static environ: *const *const c_char;
+    }
+    let mut all = Vec::new();
+    // SAFETY: there is one thread and nobody changes the environment; it is null or a null-terminated array of C strings.
+    unsafe {
+        let mut at = environ;
+        while !at.is_null() && !(*at).is_null() {
+            all.push(CStr::from_ptr(*at).to_owned());
+            at = at.add(1);
+        }
+    }
+    all
 }

@@ -1,0 +1,38 @@
+//! What Rust's runtime changes of a process before `main`, remembered, so that the program gets what memfold was given.
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+
+/// SIGPIPE was ignored. The runtime ignores it always.
+static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
+/// Bit n: descriptor n, of 0 to 2, was closed. The runtime opens /dev/null in its place.
+static CLOSED: AtomicU8 = AtomicU8::new(0);
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static REMEMBER: extern "C" fn() = remember;
+
+/// Runs before the runtime's own start.
+extern "C" fn remember() {
+    let mut pipe = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: only asks; the kernel fills `pipe` on success, after which alone it is read.
+    let ignored = unsafe {
+        libc::sigaction(libc::SIGPIPE, std::ptr::null(), pipe.as_mut_ptr()) == 0
+            && pipe.assume_init().sa_sigaction == libc::SIG_IGN
+    };
+    PIPE_IGNORED.store(ignored, Relaxed);
+    // SAFETY: F_GETFD only asks, and fails for a descriptor that is closed.
+    let closed = (0..3).filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0).fold(0, |bits, fd| bits | 1 << fd);
+    CLOSED.store(closed, Relaxed);
+}
+
+/// Puts it back, in the process that is about to execute the program. Async-signal-safe.
+pub fn restore() {
+    let disposition = if PIPE_IGNORED.load(Relaxed) { libc::SIG_IGN } else { libc::SIG_DFL };
+    // SAFETY: neither disposition runs a handler.
+    unsafe { libc::signal(libc::SIGPIPE, disposition) };
+    let closed = CLOSED.load(Relaxed);
+    for fd in (0..3).filter(|fd| closed & 1 << fd != 0) {
+        // SAFETY: what the runtime opened there is used by nobody in this process, which executes another program next.
+        unsafe { libc::close(fd) };
+    }
+}
