@@ -1,6 +1,6 @@
 # Build, test and show memfold. `make help` lists the targets.
 
-.PHONY: help build test demo clean setup setup-build
+.PHONY: help build test bench-quick demo clean setup setup-build
 
 SIZE ?= 1024
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -9,6 +9,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 help:
 	@echo "make build             the memfold command and its preload library, in $(TARGET)/release (debug information beside them, in *.debug)"
 	@echo "make test              everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
+	@echo "make bench-quick       the short form of each benchmark; fails if one breaks off or finds a wrong byte, not for a figure"
 	@echo "make demo              a 1 GiB SQLite job, plain and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
 	@echo "make setup             install what is missing for all of these, and the programs that tests and bench apps run"
 	@echo "make clean             remove build output"
@@ -25,6 +26,9 @@ build: setup-build
 
 test:
 	@scripts/check $(STEP)
+
+bench-quick: build
+	@scripts/bench-quick $(TARGET)/release/memfold $(BENCH)
 
 demo: setup-build
 	@cargo build -q --release -p memfold-cli -p memfold-preload

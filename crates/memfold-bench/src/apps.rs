@@ -61,6 +61,8 @@ struct Measured {
     what: &'static str,
     spread: Option<Spread>,
     note: String,
+    /// A run printed something else than without a limit, or one of memfold's broke off.
+    failed: bool,
 }
 
 /// What several runs with a peer gave.
@@ -69,10 +71,12 @@ struct Runs {
     /// One list for each figure.
     figures: Vec<Vec<f64>>,
     note: String,
+    is_wrong: bool,
+    broke_off: bool,
 }
 
-/// Measures, prints the report, and returns the exit status: 1 if a program printed something else than without a limit
-/// or, with `--check`, a row is short. Every kernel setting is restored, as by `bench walk`.
+/// Measures, prints the report, and returns the exit status: 1 if a program printed something else than without a
+/// limit, a run of memfold's broke off or, with `--check`, a row is short. Every kernel setting is restored, as by `bench walk`.
 pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
     guard::install()?;
     let kernel = Hierarchy::find().map(drop).and_then(|()| Zram::check("lz4"));
@@ -92,8 +96,8 @@ pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
     }
     outcome?;
     print!("{}", report.text());
-    let wrong = report.measured.iter().any(|row| row.note.contains(WRONG));
-    args.output.finish(&report, wrong, all_good(&report.rows))
+    let failed = report.measured.iter().any(|row| row.failed);
+    args.output.finish(&report, failed, all_good(&report.rows))
 }
 
 const WRONG: &str = "PRINTED SOMETHING ELSE";
@@ -115,9 +119,14 @@ impl Runs {
                 self.figures.resize_with(done.figures.len(), Vec::new);
                 self.figures.iter_mut().zip(done.figures).for_each(|(all, figure)| all.push(figure));
             }
-            Ok(_) => self.note = WRONG.into(),
-            Err(error) => self.note = format!("a run broke off: {error:#}"),
+            Ok(_) => (self.note, self.is_wrong) = (WRONG.into(), true),
+            Err(error) => (self.note, self.broke_off) = (format!("a run broke off: {error:#}"), true),
         }
+    }
+
+    /// Whether the benchmark fails by this. That the kernel's own swap can't run a program is a result, not a failure.
+    fn has_failed(&self, peer: Peer) -> bool {
+        self.is_wrong || self.broke_off && !matches!(peer, Peer::Zram(_))
     }
 }
 
@@ -203,6 +212,7 @@ impl Report {
             what: figure.name,
             spread: runs.figures.get(i).and_then(|all| Spread::of(all.clone())),
             note: runs.note.clone(),
+            failed: runs.has_failed(peer),
         }));
     }
 
@@ -286,5 +296,12 @@ mod tests {
         assert_eq!((runs.median(1), runs.note.as_str()), (Some(2.0), ""));
         runs.add(done(8), 7);
         assert!(runs.note == WRONG && runs.figures[0].len() == 1);
+        // A later run that is right, or breaks off, doesn't hide it.
+        runs.add(done(7), 7);
+        runs.add(Err(anyhow::anyhow!("killed")), 7);
+        assert!(runs.has_failed(Peer::Memfold(&[])) && runs.has_failed(Peer::Zram(FolioKib(4))));
+        let mut broken = Runs::default();
+        broken.add(Err(anyhow::anyhow!("killed")), 7);
+        assert!(broken.has_failed(Peer::Memfold(&[])) && !broken.has_failed(Peer::Zram(FolioKib(4))));
     }
 }

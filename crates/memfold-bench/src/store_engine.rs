@@ -46,8 +46,8 @@ impl Bench {
         Ok(Bench { region, memory, rounds: Vec::new() })
     }
 
-    /// Folds and touches everything once.
-    fn round(&mut self) {
+    /// Folds and touches everything once, and checks every byte.
+    fn round(&mut self, corpus: &CorpusFile) -> anyhow::Result<()> {
         let len = self.region.len();
         let start = Instant::now();
         self.region.pageout(0..len);
@@ -62,16 +62,37 @@ impl Bench {
         let sum = (0..len / PAGE).fold(0u8, |sum, page| sum ^ bytes[page * PAGE]);
         std::hint::black_box(sum);
         let in_ms = start.elapsed().as_secs_f64() * 1e3;
+        let changed = (1..=self.rounds.len()).fold(0u8, |sum, round| sum.wrapping_add(round as u8));
+        let right = |page: usize| is_right(&bytes[page * PAGE..][..PAGE], corpus_page(corpus, page), changed);
+        let wrong = (0..len / PAGE).filter(|page| !right(*page)).count();
+        anyhow::ensure!(wrong == 0, "{wrong} PAGES came back WRONG");
         self.rounds.push(Folded { out_ms, in_ms, held });
         // Every block changes a little, so that the next round compresses it again.
         let round = self.rounds.len() as u8;
         let bytes = self.region.as_mut_slice();
-        (0..len / PAGE).for_each(|page| bytes[page * PAGE + 8] = bytes[page * PAGE + 8].wrapping_add(round));
+        (0..len / PAGE)
+            .for_each(|page| bytes[page * PAGE + CHANGED] = bytes[page * PAGE + CHANGED].wrapping_add(round));
+        Ok(())
     }
 
     fn median(&self, of: impl Fn(&Folded) -> f64) -> f64 {
         Spread::of(self.rounds.iter().map(of).collect()).map_or(f64::NAN, |spread| spread.median)
     }
+}
+
+/// The byte of each page that every round changes.
+const CHANGED: usize = 8;
+
+fn corpus_page(corpus: &CorpusFile, page: usize) -> &[u8] {
+    // SAFETY: a whole page of the corpus, which is mapped as long as `corpus` lives and never written.
+    unsafe { std::slice::from_raw_parts(corpus.page(page as u64), PAGE) }
+}
+
+/// Whether a page is that of the corpus, but for the changed byte, to which `changed` was added.
+fn is_right(page: &[u8], original: &[u8], changed: u8) -> bool {
+    page[..CHANGED] == original[..CHANGED]
+        && page[CHANGED] == original[CHANGED].wrapping_add(changed)
+        && page[CHANGED + 1..] == original[CHANGED + 1..]
 }
 
 /// Measures 4 KiB blocks, 16 KiB blocks, and 16 KiB blocks with every load on small pages, in turns.
@@ -85,7 +106,7 @@ pub fn rows(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Ve
         })
         .collect::<anyhow::Result<Vec<_>>>()?;
     for _ in 0..rounds {
-        all.iter_mut().for_each(Bench::round);
+        all.iter_mut().try_for_each(|bench| bench.round(corpus))?;
     }
     let [small, block, fallback] = &all[..] else { unreachable!("three were made") };
     let ms = |of: fn(&Folded) -> f64| {
@@ -124,10 +145,28 @@ pub fn batches(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result
         .map(|batch| Bench::new(corpus, len, &[("batch", batch), ("codec", "lz4")]))
         .collect::<anyhow::Result<Vec<_>>>()?;
     for _ in 0..rounds {
-        all.iter_mut().for_each(Bench::round);
+        all.iter_mut().try_for_each(|bench| bench.round(corpus))?;
     }
     let [one, many] = &all[..] else { unreachable!("two were made") };
     let (one, many) = (one.median(|f| f.out_ms), many.median(|f| f.out_ms));
     let note = format!("{many:.0} ms of {one:.0} ms for {} MiB, folios of 2M", len >> 20);
     Ok(vec![StoreRow::plain("engine, --batch 16 of --batch 1: time out", many / one, note)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_byte_anywhere_in_a_page_is_seen() {
+        let original = [7u8; PAGE];
+        let mut page = original;
+        page[CHANGED] = 10;
+        assert!(is_right(&page, &original, 3));
+        for at in [0, CHANGED, CHANGED + 1, PAGE - 1] {
+            let mut wrong = page;
+            wrong[at] ^= 1;
+            assert!(!is_right(&wrong, &original, 3), "byte {at}");
+        }
+    }
 }

@@ -127,6 +127,7 @@ pub fn hot_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow
             }
         }
         let activated = count(&memory, "workingset_activate");
+        check_all(corpus, &region)?;
         refaults.push((late, touches, activated));
     }
     let [(with, touches, activated), (without, ..)] = refaults[..] else { unreachable!("two settings") };
@@ -134,6 +135,16 @@ pub fn hot_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow
         format!("{with} loads of {touches} touches, {without} with --workingset off; {activated} pages activated");
     let share = with as f64 / without.max(1) as f64;
     Ok(vec![StoreRow::plain("loads of hot blocks beside a scan, of those without refault distance", share, note)])
+}
+
+/// An error if a byte of a region that was [`filled`] and only read isn't the corpus's.
+fn check_all(corpus: &CorpusFile, region: &Region) -> anyhow::Result<()> {
+    // SAFETY: a whole page of the corpus, which is mapped and never written.
+    let wanted = |page: usize| unsafe { std::slice::from_raw_parts(corpus.page(page as u64), PAGE) };
+    let wrong =
+        region.as_slice().chunks_exact(PAGE).enumerate().filter(|(page, bytes)| *bytes != wanted(*page)).count();
+    ensure!(wrong == 0, "{wrong} PAGES came back WRONG");
+    Ok(())
 }
 
 /// S-bench: mixed orders taken and freed for 100 rounds, at up to 60% of the slots.

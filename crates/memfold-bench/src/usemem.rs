@@ -120,8 +120,8 @@ struct Plan {
     args: UsememArgs,
 }
 
-/// Runs usemem on every peer in turn, prints the report, and returns the exit status: 1 if a byte was wrong or, with
-/// `--check`, a row is short. Every kernel setting is restored.
+/// Runs usemem on every peer in turn, prints the report, and returns the exit status: 1 if a byte was wrong, a run
+/// broke off or, with `--check`, a row is short. Every kernel setting is restored.
 pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     guard::install()?;
     let plan = Plan::new(args)?;
@@ -142,14 +142,19 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     }
     let mut results: Vec<Vec<RunResult>> = pagers.iter().map(|_| Vec::new()).collect();
     let mut notes = vec![String::new(); pagers.len()];
+    let mut failed = false;
     for _ in 0..plan.args.runs {
         for (index, pager) in pagers.iter().enumerate() {
             match plan.run(pager) {
                 Ok(result) => {
+                    failed |= has_failed(&result);
                     notes[index] = result.broke_off.clone().unwrap_or_default();
                     results[index].push(result);
                 }
-                Err(error) => notes[index] = format!("{error:#}"),
+                Err(error) => {
+                    failed = true;
+                    notes[index] = format!("{error:#}");
+                }
             }
         }
     }
@@ -164,7 +169,12 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     let report = Report { machine: Machine::read(), command, conditions: plan.conditions(), peers, rows };
     print!("{}", report.text(plan.args.init_time));
     let wrong = report.peers.iter().any(|took| took.bytes_wrong > 0);
-    plan.args.output.finish(&report, wrong, all_good(&report.rows))
+    plan.args.output.finish(&report, failed || wrong, all_good(&report.rows))
+}
+
+/// Whether a run broke off. That the kernel killed it for want of memory in its cgroup is a result, not a failure.
+fn has_failed(result: &RunResult) -> bool {
+    result.broke_off.is_some() && result.counters.get("oom_kills").is_none_or(|kills| *kills == 0)
 }
 
 /// Why this machine can't run it.
@@ -425,5 +435,25 @@ impl Report {
         let mut table = vec![["it must reach", "figure", "target", "verdict", "from"].map(String::from).to_vec()];
         table.extend(self.rows.iter().map(StoreRow::cells));
         text + "\n" + &layout(&table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_broke_off_fails_unless_the_kernel_killed_it_for_want_of_memory() {
+        let run = |broke_off: Option<&str>, oom_kills: Option<u64>| RunResult {
+            peer: "a".into(),
+            phases: Vec::new(),
+            bytes_wrong: 0,
+            resident_bytes_max: 0,
+            memory: Vec::new(),
+            counters: oom_kills.map(|kills| ("oom_kills".to_string(), kills)).into_iter().collect(),
+            broke_off: broke_off.map(String::from),
+        };
+        assert!(has_failed(&run(Some("signal: 6"), None)) && has_failed(&run(Some("signal: 6"), Some(0))));
+        assert!(!has_failed(&run(Some("signal: 9"), Some(1))) && !has_failed(&run(None, None)));
     }
 }
