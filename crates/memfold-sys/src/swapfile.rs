@@ -40,7 +40,8 @@ pub struct FileDisk {
 }
 
 impl FileDisk {
-    /// A file in directory `path`, or at `path` if nothing is there yet.
+    /// A file in directory `path`, or beside where `path` would be if nothing is there. It never has that name, so any number of
+    /// processes may be given the same one at the same time.
     ///
     /// # Errors
     /// One line that says what is wrong and what to do.
@@ -53,7 +54,7 @@ impl FileDisk {
                     "{path}: exists and is not a directory; give a directory, or the name of a file to be made"
                 ));
             }
-            Err(Errno::NOENT) => named(path),
+            Err(Errno::NOENT) => nameless(directory_of(path)),
             Err(e) => Err(e),
         }
         .map_err(|e| fail("no swap file can be made there", e))?;
@@ -137,6 +138,15 @@ impl FileDisk {
             }
         }
         Ok(())
+    }
+}
+
+/// The directory in which `path` names something.
+fn directory_of(path: &str) -> &str {
+    match path.rsplit_once('/') {
+        None => ".",
+        Some(("", _)) => "/",
+        Some((directory, _)) => directory,
     }
 }
 
@@ -386,6 +396,37 @@ mod tests {
         assert!(before >= 8 << 20);
         disk.punch(2 << 20, 4 << 20).unwrap();
         assert_eq!(before - blocks(), 4 << 20);
+    }
+
+    /// Opens a disk at a path in each of many threads at the same time, a hundred times; what went wrong.
+    fn open_in_many_threads(path: &str, prepare: fn()) -> Vec<String> {
+        let together = std::sync::Barrier::new(16);
+        let open = || {
+            prepare();
+            let each = (0..100).map(|_| {
+                together.wait();
+                FileDisk::open(path, Options { uring: false, direct: false }).err()
+            });
+            each.collect::<Vec<_>>().into_iter().flatten()
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..16).map(|_| scope.spawn(open)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn any_number_that_start_together_with_one_file_name_get_a_file_each() {
+        let dir = std::env::temp_dir().join(std::format!("memfold-together-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let path = dir.join("file");
+        assert_eq!(open_in_many_threads(path.to_str().unwrap(), || {}), [""; 0]);
+        // As on a file system that has no nameless files.
+        let refuse_nameless =
+            || refuse(libc::SYS_openat, Errno::OPNOTSUPP, libc::O_TMPFILE as u32 & !libc::O_DIRECTORY as u32);
+        assert_eq!(open_in_many_threads(path.to_str().unwrap(), refuse_nameless), [""; 0]);
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

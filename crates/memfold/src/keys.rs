@@ -61,7 +61,7 @@ pub const KEYS: &[Key] = &[
         name: "swap",
         value: "DIR|FILE",
         default: "none",
-        help: "swap file for what doesn't shrink or fit: nameless in a directory, or a new file, unlinked at once",
+        help: "swap file for what doesn't shrink or fit: nameless in a directory, or in that of a file that isn't there",
     },
     Key { name: "swap-size", value: "SIZE", default: "64G", help: "the most that the swap file may take" },
     Key {
