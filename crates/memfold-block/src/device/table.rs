@@ -1,0 +1,138 @@
+//! Which object holds what: a slot for each page, and one for each block.
+use super::backing::Backing;
+use memfold_store::Handle;
+use memfold_sys::units::Order;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Pages of a chunk of the table: 16 MiB of the device.
+pub(crate) const CHUNK_PAGES: usize = 4096;
+
+/// In a page's slot: the page lies in its block's object.
+pub(crate) const IN_BLOCK: Handle = Handle::foreign(0);
+
+/// The table's memory comes chunk by chunk, as the device is written to, and stays.
+pub(crate) struct Table {
+    chunks: Box<[OnceLock<Chunk>]>,
+    order: Order,
+}
+
+/// A page's slot: `NONE` (nothing was ever written, or it was discarded), `ZERO` (zeros were written), `IN_BLOCK`, or an
+/// object of one page. A block's slot: an object of the whole block exactly as long as a page of it is `IN_BLOCK`, else
+/// `NONE`. Slots change under the block's lock; a page's slot may be read without it.
+pub(crate) struct Chunk {
+    /// Those of its pages, then those of its blocks.
+    slots: Box<[AtomicU64]>,
+}
+
+impl Table {
+    /// `None` if there is no memory for it.
+    pub fn new(pages: u64, order: Order) -> Option<Table> {
+        let count = pages.div_ceil(CHUNK_PAGES as u64) as usize;
+        Some(Table { chunks: filled(count, OnceLock::new)?, order })
+    }
+
+    /// Bytes that a table of so many pages takes before anything is written.
+    pub fn bytes(pages: u64) -> u64 {
+        pages.div_ceil(CHUNK_PAGES as u64) * size_of::<OnceLock<Chunk>>() as u64
+    }
+
+    /// The chunk of a block; `None` while nothing of it was written.
+    pub fn chunk(&self, block: u64) -> Option<&Chunk> {
+        self.chunks[self.chunk_of(block)].get()
+    }
+
+    /// The chunk of a block, made if need be. `None` if its memory would be past the limit, or there is none.
+    pub fn chunk_or_new(&self, block: u64, backing: &Backing) -> Option<&Chunk> {
+        let cell = &self.chunks[self.chunk_of(block)];
+        if cell.get().is_none() {
+            let bytes = self.chunk_bytes();
+            if !backing.take(bytes) {
+                return None;
+            }
+            let slots = filled(self.chunk_slots(), || AtomicU64::new(Handle::NONE.to_bits()));
+            // Without memory, or if another thread has made it meanwhile.
+            if slots.is_none_or(|slots| cell.set(Chunk { slots }).is_err()) {
+                backing.give(bytes);
+            }
+        }
+        cell.get()
+    }
+
+    /// The slots of a block within its chunk.
+    pub fn slots<'a>(&self, chunk: &'a Chunk, block: u64) -> Slots<'a> {
+        let pages = self.order.pages();
+        let first = block as usize * pages % CHUNK_PAGES;
+        let block = &chunk.slots[CHUNK_PAGES + first / pages];
+        Slots { pages: &chunk.slots[first..first + pages], block }
+    }
+
+    /// The first block after `block` that lies in another chunk.
+    pub fn next_chunk(&self, block: u64) -> u64 {
+        let blocks = (CHUNK_PAGES >> self.order.get()) as u64;
+        (block / blocks + 1) * blocks
+    }
+
+    /// Chunks that were made.
+    pub fn all(&self) -> impl Iterator<Item = &Chunk> {
+        self.chunks.iter().filter_map(OnceLock::get)
+    }
+
+    /// Bytes of a chunk.
+    pub fn chunk_bytes(&self) -> u64 {
+        (self.chunk_slots() * size_of::<AtomicU64>()) as u64
+    }
+
+    fn chunk_slots(&self) -> usize {
+        CHUNK_PAGES + (CHUNK_PAGES >> self.order.get())
+    }
+
+    fn chunk_of(&self, block: u64) -> usize {
+        (block / (CHUNK_PAGES >> self.order.get()) as u64) as usize
+    }
+}
+
+impl Chunk {
+    /// Calls `each` with what every slot holds.
+    pub fn each(&self, each: impl FnMut(Handle)) {
+        self.slots.iter().map(|slot| Handle::from_bits(slot.load(Relaxed))).for_each(each);
+    }
+}
+
+/// The slots of one block.
+#[derive(Copy, Clone)]
+pub(crate) struct Slots<'a> {
+    pages: &'a [AtomicU64],
+    block: &'a AtomicU64,
+}
+
+impl Slots<'_> {
+    pub fn page(&self, page: usize) -> Handle {
+        Handle::from_bits(self.pages[page].load(Relaxed))
+    }
+
+    pub fn replace_page(&self, page: usize, with: Handle) -> Handle {
+        Handle::from_bits(self.pages[page].swap(with.to_bits(), Relaxed))
+    }
+
+    pub fn block(&self) -> Handle {
+        Handle::from_bits(self.block.load(Relaxed))
+    }
+
+    pub fn replace_block(&self, with: Handle) -> Handle {
+        Handle::from_bits(self.block.swap(with.to_bits(), Relaxed))
+    }
+
+    /// Pages that lie in the block's object.
+    pub fn in_block(&self) -> usize {
+        (0..self.pages.len()).filter(|page| self.page(*page) == IN_BLOCK).count()
+    }
+}
+
+/// `None` if there is no memory for it.
+fn filled<T>(count: usize, each: impl FnMut() -> T) -> Option<Box<[T]>> {
+    let mut all = Vec::new();
+    all.try_reserve_exact(count).ok()?;
+    all.resize_with(count, each);
+    Some(all.into_boxed_slice())
+}

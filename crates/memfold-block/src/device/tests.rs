@@ -1,0 +1,433 @@
+//! The device against a vector of bytes, and its promises one by one.
+use super::table::Table;
+use super::*;
+use memfold_store::{CodecSpec, Fault};
+use memfold_testkit::fill::fill;
+use memfold_testkit::random::{Random, seed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+fn backing(block_order: u8, limit_bytes: u64, codec: &str) -> Arc<Backing> {
+    let block_order = Order::new(block_order).unwrap();
+    let codec = CodecSpec::parse(codec).unwrap();
+    Backing::new(&Settings { limit_bytes, codec, block_order, pools: 2, ..Settings::default() }).unwrap()
+}
+
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    (0..len.div_ceil(8)).flat_map(|_| random.word().to_le_bytes()).take(len).collect()
+}
+
+/// A device and what each byte of it must be.
+struct Pair {
+    device: Device,
+    io: Io,
+    bytes: Vec<u8>,
+}
+
+impl Pair {
+    fn new(backing: &Arc<Backing>, size: u64) -> Pair {
+        let device = Device::new(backing, size).unwrap();
+        Pair { io: device.io(), device, bytes: vec![0; size as usize] }
+    }
+
+    /// Writes; what is refused has left each page of each byte range as it was, or changed it.
+    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), IoError> {
+        let to = offset as usize..offset as usize + from.len();
+        let done = self.device.write(&mut self.io, offset, from);
+        if done.is_err() {
+            self.adopt(offset, from);
+        } else {
+            self.bytes[to].copy_from_slice(from);
+        }
+        done
+    }
+
+    fn adopt(&mut self, offset: u64, from: &[u8]) {
+        let mut at = 0;
+        while at < from.len() {
+            let start = offset as usize + at;
+            let len = (PAGE_SIZE - start % PAGE_SIZE).min(from.len() - at);
+            let found = self.read(start as u64, len);
+            let (old, new) = (&mut self.bytes[start..start + len], &from[at..at + len]);
+            assert!(found == *old || found == new, "a refused write left something else at {start}");
+            old.copy_from_slice(&found);
+            at += len;
+        }
+    }
+
+    fn zero(&mut self, offset: u64, len: u64, zeros: Zeros) {
+        self.device.zero(&mut self.io, offset, len, zeros).unwrap();
+        self.bytes[offset as usize..(offset + len) as usize].fill(0);
+    }
+
+    fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        let mut found = vec![0xa5; len];
+        self.device.read(&mut self.io, offset, &mut found).unwrap();
+        found
+    }
+
+    #[track_caller]
+    fn compare(&mut self, offset: u64, len: usize) {
+        let found = self.read(offset, len);
+        let wanted = &self.bytes[offset as usize..][..len];
+        let wrong = found.iter().zip(wanted).position(|(a, b)| a != b);
+        assert_eq!(wrong.map(|at| offset + at as u64), None, "a wrong byte");
+    }
+
+    /// Every byte, the table, the store, and what the status says.
+    #[track_caller]
+    fn check(&mut self) {
+        self.compare(0, self.bytes.len());
+        let objects = self.device.check().unwrap();
+        self.device.backing.store.check().unwrap();
+        assert_eq!(objects, self.device.backing.store.stats().objects, "an object that no slot knows");
+        let (mut at, bytes) = (0, &self.bytes);
+        let each = |len, status| {
+            let run = &bytes[at as usize..(at + len) as usize];
+            assert!(len > 0 && (status == Status::Data || run.iter().all(|b| *b == 0)), "{status:?} at {at}");
+            at += len;
+            true
+        };
+        self.device.status(0, bytes.len() as u64, each).unwrap();
+        assert_eq!(at, bytes.len() as u64);
+    }
+
+    fn any_request(&mut self, random: &mut Random, around: Range<u64>) {
+        let block = self.device.block_bytes() as u64;
+        // Large blocks are written whole now and then only: filling them is most of the time.
+        let most = if random.per_mille(200) { 3 * block } else { random.pick(&[700, 2 * PAGE, 60_000]) };
+        let unit = random.pick(&[1, 1, 512, PAGE, if most > block { block } else { PAGE }]);
+        let offset = around.start + random.below((around.end - around.start) as usize) as u64 / unit * unit;
+        let offset = offset.min(around.end - 1);
+        let len = (1 + random.below(most as usize) as u64).next_multiple_of(unit).min(around.end - offset);
+        match random.below(9) {
+            0..3 => self.compare(offset, len as usize),
+            3..7 => {
+                let mut from = vec![0; len as usize];
+                fill(random, &mut from);
+                let _ = self.write(offset, &from);
+            }
+            7 => self.zero(offset, len, Zeros::Hole),
+            _ => self.zero(offset, len, Zeros::Written),
+        }
+    }
+}
+
+#[test]
+fn m10_random_requests_of_any_alignment_read_as_a_vector_of_bytes_does() {
+    let mut random = Random::new(seed(20));
+    for (order, codec) in [(0, "lz4"), (1, "zstd:1"), (2, "lz4"), (4, "lz4"), (9, "lz4"), (2, "none")] {
+        // It ends within a page, and its blocks lie in two chunks of the table.
+        let chunk = table::CHUNK_PAGES as u64 * PAGE;
+        let mut pair = Pair::new(&backing(order, 0, codec), chunk + (1 << 20) + 1536);
+        let (end, around) = (pair.device.size(), 600_000);
+        for (turn, area) in [chunk - around..chunk + around, end - around..end].into_iter().enumerate() {
+            for _ in 0..if order == 9 { 60 } else { 400 } {
+                pair.any_request(&mut random, area.clone());
+            }
+            println!("order {order} {codec}, turn {turn}: {:?}", pair.device.stats());
+            pair.check();
+        }
+    }
+}
+
+#[test]
+fn a_device_refused_memory_at_random_has_no_wrong_byte() {
+    let mut random = Random::new(seed(21));
+    for (kind, every) in [(Fault::PoolFull, 3), (Fault::Codec, 5)] {
+        let mut pair = Pair::new(&backing(2, 0, "lz4"), (1 << 20) + 512);
+        let end = pair.device.size();
+        for _ in 0..2000 {
+            // Zeroing the edge of a page must not be refused by the limit; a fault strikes it all the same.
+            let faulty = random.below(2) == 0;
+            if faulty {
+                pair.device.backing.store.faults().strike_every(kind, every);
+                let mut from = vec![0; 1 + random.below(60_000)];
+                fill(&mut random, &mut from);
+                let offset = random.below(end as usize - from.len()) as u64;
+                let _ = pair.write(offset, &from);
+                pair.device.backing.store.faults().clear();
+            } else {
+                pair.any_request(&mut random, 0..end);
+            }
+        }
+        assert!(pair.device.stats().failed_writes > 50, "{:?}", pair.device.stats());
+        pair.check();
+    }
+}
+
+#[test]
+fn threads_that_share_blocks_and_pages_lose_no_byte_of_each_other() {
+    const THREADS: u64 = 4;
+    let first = seed(22);
+    for stripe in [700, 1536, 5 * PAGE + 512] {
+        let backing = backing(2, 0, "lz4");
+        let size = (THREADS * stripe * 24).next_multiple_of(SECTOR_BYTES);
+        let device = Device::new(&backing, size).unwrap();
+        let work = |thread: u64| {
+            let (mut io, mut random) = (device.io(), Random::new(first + thread));
+            let mut own = vec![vec![0u8; stripe as usize]; 24];
+            for _ in 0..1500 {
+                let row = random.below(24);
+                let start = random.below(stripe as usize);
+                let end = start + 1 + random.below(stripe as usize - start);
+                let at = (row as u64 * THREADS + thread) * stripe + start as u64;
+                let own = &mut own[row][start..end];
+                match random.below(5) {
+                    0 => {
+                        device
+                            .zero(&mut io, at, own.len() as u64, random.pick(&[Zeros::Hole, Zeros::Written]))
+                            .unwrap();
+                        own.fill(0);
+                    }
+                    1 | 2 => {
+                        fill(&mut random, own);
+                        device.write(&mut io, at, own).unwrap();
+                    }
+                    _ => {
+                        let mut found = vec![0; own.len()];
+                        device.read(&mut io, at, &mut found).unwrap();
+                        assert!(found == *own, "thread {thread}, {at}");
+                    }
+                }
+            }
+            for (row, own) in own.iter().enumerate() {
+                let mut found = vec![0; own.len()];
+                device.read(&mut io, (row as u64 * THREADS + thread) * stripe, &mut found).unwrap();
+                assert!(found == *own, "thread {thread}, row {row}, at the end");
+            }
+        };
+        thread::scope(|scope| (0..THREADS).for_each(|t| drop(scope.spawn(move || work(t)))));
+        assert_eq!(device.check().unwrap(), backing.store.stats().objects);
+        backing.store.check().unwrap();
+    }
+}
+
+#[test]
+fn overlapping_writes_of_a_block_leave_one_of_them_whole() {
+    let backing = backing(2, 0, "lz4");
+    let device = Device::new(&backing, 4 * 16384).unwrap();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let writers: Vec<_> = (1..4u8)
+            .map(|n| {
+                let device = &device;
+                scope.spawn(move || {
+                    let (mut io, mut random) = (device.io(), Random::new(n.into()));
+                    for _ in 0..3000 {
+                        // Not aligned in memory, and over two blocks.
+                        let from = vec![n; 2 * 16384 + 1];
+                        device.write(&mut io, random.below(3) as u64 * 16384, &from[1..]).unwrap();
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            let (mut io, mut found) = (device.io(), vec![0; 16384]);
+            while !over.load(Relaxed) {
+                for block in 0..4 {
+                    device.read(&mut io, block * 16384, &mut found).unwrap();
+                    assert!(found.iter().all(|b| *b == found[0]), "block {block} is of several writes");
+                }
+            }
+        });
+        writers.into_iter().for_each(|w| w.join().unwrap());
+        over.store(true, Relaxed);
+    });
+    assert_eq!(device.check().unwrap(), backing.store.stats().objects);
+}
+
+#[test]
+fn m3_a_block_written_whole_is_not_read_and_a_part_is_changed_in_its_page() {
+    let mut pair = Pair::new(&backing(2, 0, "lz4"), 1 << 20);
+    pair.write(16384, &noise(1, 16384)).unwrap();
+    let stats = pair.device.stats();
+    assert_eq!((stats.writes, stats.block_writes, stats.page_writes, stats.partial_writes), (1, 1, 0, 0));
+    pair.write(3 * 16384, &noise(2, 8192)).unwrap();
+    let stats = pair.device.stats();
+    assert_eq!((stats.block_writes, stats.page_writes, stats.partial_writes), (1, 2, 0), "below a block: pages");
+    assert_eq!((stats.block_reads, stats.partial_reads, stats.page_reads), (0, 0, 0), "nothing was read for it");
+    pair.write(3 * 16384 + 100, b"change").unwrap();
+    pair.write(16384 + 100, b"change").unwrap();
+    let stats = pair.device.stats();
+    assert_eq!((stats.partial_writes, stats.page_reads, stats.partial_reads), (2, 1, 1));
+    pair.compare(16384, 16384);
+    pair.compare(2 * 16384, 16384);
+    pair.compare(16384 + 4096, 100);
+    // A whole block is one decompression; of one in two kinds the part in the block's object is one.
+    let stats = pair.device.stats();
+    assert_eq!((stats.block_reads, stats.partial_reads), (0, 3));
+    pair.write(0, &noise(3, 16384)).unwrap();
+    pair.compare(0, 16384);
+    assert_eq!(pair.device.stats().block_reads, 1);
+    pair.check();
+}
+
+#[test]
+fn m4_a_blocks_object_goes_with_its_last_page() {
+    let mut pair = Pair::new(&backing(2, 0, "lz4"), 1 << 20);
+    pair.write(0, &noise(1, 16384)).unwrap();
+    for page in 0..3 {
+        pair.zero(page * PAGE, PAGE, Zeros::Hole);
+        assert_eq!(pair.device.backing.store.stats().objects, 1);
+        pair.compare(0, 16384);
+    }
+    assert_eq!(pair.device.stats().deferred_frees, 3);
+    pair.zero(3 * PAGE, PAGE, Zeros::Hole);
+    assert_eq!((pair.device.backing.store.stats().objects, pair.device.stats().deferred_frees), (0, 3));
+    pair.check();
+}
+
+#[test]
+fn a_block_written_anew_page_by_page_does_not_keep_its_old_object_for_the_last_of_them() {
+    let mut pair = Pair::new(&backing(4, 0, "lz4"), 1 << 20);
+    pair.write(0, &noise(1, 65536)).unwrap();
+    for page in 0..8 {
+        assert_eq!(pair.device.stats().blocks_cut, 0);
+        pair.write(page * PAGE, &noise(page, PAGE_SIZE)).unwrap();
+    }
+    let store = &pair.device.backing.store;
+    assert_eq!((pair.device.stats().blocks_cut, store.stats().objects), (1, 16));
+    assert_eq!(store.stats().stored_bytes, 65536, "the old object is still there");
+    pair.check();
+    // Where it can't be cut, all stays as it is.
+    pair.write(65536, &noise(2, 65536)).unwrap();
+    for page in 16..24 {
+        let faults = pair.device.backing.store.faults();
+        if page == 23 {
+            faults.strike_at(Fault::PoolFull, 3);
+        }
+        pair.write(page * PAGE, &noise(page, PAGE_SIZE)).unwrap();
+    }
+    pair.device.backing.store.faults().clear();
+    assert_eq!(pair.device.stats().blocks_cut, 1);
+    pair.check();
+}
+
+#[test]
+fn discard_gives_the_memory_back_and_is_exact_to_the_byte() {
+    let mut pair = Pair::new(&backing(2, 0, "lz4"), 32 << 20);
+    pair.write(0, &noise(1, 32 << 20)).unwrap();
+    let full = pair.device.backing.held_bytes();
+    assert!(full >= 32 << 20, "{full}");
+    pair.zero(1, (32 << 20) - 2, Zeros::Hole);
+    while pair.device.backing.tidy() > 0 {}
+    let rest = pair.device.backing.held_bytes();
+    assert!(rest < 3 << 20, "{full} -> {rest}");
+    let (first, last) = (pair.bytes[0], *pair.bytes.last().unwrap());
+    assert!(first != 0 && last != 0);
+    pair.check();
+    let mut runs = Vec::new();
+    let each = |len, status| {
+        runs.push((len, status));
+        true
+    };
+    pair.device.status(0, 32 << 20, each).unwrap();
+    let hole = (32 << 20) - 2 * PAGE;
+    assert_eq!(runs, [(PAGE, Status::Data), (hole, Status::Hole), (PAGE, Status::Data)]);
+}
+
+#[test]
+fn zeros_that_were_written_hold_no_memory_and_are_no_hole() {
+    let mut pair = Pair::new(&backing(2, 0, "lz4"), 1 << 20);
+    pair.write(0, &[0; 16384]).unwrap();
+    pair.write(16384, &[0; 4096]).unwrap();
+    pair.zero(5 * PAGE, 100, Zeros::Written);
+    pair.zero(6 * PAGE, PAGE, Zeros::Hole);
+    let mut runs = Vec::new();
+    pair.device
+        .status(0, 8 * PAGE, |len, status| {
+            runs.push((len / PAGE, status));
+            true
+        })
+        .unwrap();
+    assert_eq!(runs, [(6, Status::Zeros), (2, Status::Hole)]);
+    assert_eq!(pair.device.backing.store.stats().objects, 0);
+}
+
+#[test]
+fn a_full_device_says_so_keeps_its_limit_and_every_byte_and_takes_writes_again_when_it_has_room() {
+    let limit = 8 << 20;
+    let mut pair = Pair::new(&backing(2, limit, "lz4"), 64 << 20);
+    let mut at = 0;
+    while pair.write(at, &noise(at, 100_000)).is_ok() {
+        at += 100_000;
+    }
+    assert!(at > 6 << 20 && at < 9 << 20, "{at}");
+    assert_eq!(pair.device.write(&mut pair.io, 40 << 20, &noise(9, 16384)), Err(IoError::NoSpace));
+    let held = pair.device.backing.held_bytes();
+    assert!(held <= limit + (64 << 10), "{held} bytes held");
+    pair.check();
+    // A discard is never refused, also not of parts of pages.
+    pair.zero(1000, (2 << 20) - 999, Zeros::Hole);
+    pair.write(40 << 20, &noise(9, 1 << 20)).unwrap();
+    pair.check();
+}
+
+#[test]
+fn a_damaged_block_is_an_error_and_never_bytes_and_can_be_written_anew() {
+    let mut pair = Pair::new(&backing(2, 0, "lz4"), 1 << 20);
+    pair.device.backing.store.faults().strike_at(Fault::Stored, 1);
+    pair.write(0, &noise(1, 16384)).unwrap();
+    pair.device.backing.store.faults().clear();
+    let mut found = vec![0; 16384];
+    for len in [16384, 100] {
+        let read = pair.device.read(&mut pair.io, 0, &mut found[..len]);
+        assert!(matches!(read, Err(IoError::Damaged(_))), "{read:?}");
+    }
+    // Changing a part needs the rest.
+    assert!(matches!(pair.device.write(&mut pair.io, 10, b"x"), Err(IoError::Damaged(_))));
+    assert_eq!((pair.device.stats().failed_reads, pair.device.stats().failed_writes), (2, 1));
+    pair.write(0, &noise(2, 16384)).unwrap();
+    pair.check();
+}
+
+#[test]
+fn devices_of_one_backing_share_its_limit_and_no_byte() {
+    let backing = backing(2, 8 << 20, "lz4");
+    let (mut a, mut b) = (Device::new(&backing, 16 << 20).unwrap(), Device::new(&backing, 16 << 20).unwrap());
+    let mut io = a.io();
+    a.write(&mut io, 4096, &noise(1, 6 << 20)).unwrap();
+    let mut found = vec![1; 1 << 20];
+    b.read(&mut io, 0, &mut found).unwrap();
+    assert!(found.iter().all(|byte| *byte == 0));
+    assert_eq!(b.write(&mut io, 0, &noise(2, 4 << 20)), Err(IoError::NoSpace));
+    // What ends gives its memory back.
+    (a, b) = (b, Device::new(&backing, 16 << 20).unwrap());
+    a.write(&mut io, 0, &noise(2, 4 << 20)).unwrap();
+    drop((a, b));
+    backing.store.check().unwrap();
+    assert_eq!((backing.store.stats().objects, backing.stats().table_bytes), (0, 0));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let limited = backing(2, LIMIT_BYTES_MIN, "lz4");
+    let refused = |size: u64| Device::new(&limited, size).err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(refused(0).contains("size"), "{}", refused(0));
+    assert!(refused(1000).contains("multiple of 512"), "{}", refused(1000));
+    assert!(refused(SIZE_BYTES_MAX + 512).contains("at most"));
+    assert!(
+        Table::bytes(SIZE_BYTES_MAX / PAGE) > LIMIT_BYTES_MIN && refused(SIZE_BYTES_MAX).contains("raise the limit")
+    );
+    let settings = Settings { limit_bytes: 1 << 20, ..Settings::default() };
+    assert_eq!(Backing::new(&settings).err(), Some(DeviceError::Limit(1 << 20)));
+    let device = Device::new(&limited, 1536).unwrap();
+    let (mut io, mut byte) = (device.io(), [0]);
+    for offset in [1536, 1 << 40, u64::MAX] {
+        assert_eq!(device.read(&mut io, offset, &mut byte), Err(IoError::OutOfRange));
+        assert_eq!(device.write(&mut io, offset, &byte), Err(IoError::OutOfRange));
+        assert_eq!(device.zero(&mut io, offset, 1, Zeros::Hole), Err(IoError::OutOfRange));
+        assert_eq!(device.status(offset, 1, |_, _| true), Err(IoError::OutOfRange));
+    }
+    assert_eq!(device.stats().invalid, 12);
+    device.write(&mut io, 1535, &[7]).unwrap();
+    device.read(&mut io, 1535, &mut byte).unwrap();
+    assert_eq!(byte, [7]);
+    let mut names = Vec::new();
+    device.stats().each(|name, help, value| names.push((name, help.ends_with('.'), value)));
+    assert!(names.contains(&("invalid", true, 12)) && names.iter().all(|(_, has_help, _)| *has_help));
+}

@@ -1,0 +1,28 @@
+//! memfold-block: compressed block devices, blocks over `memfold-store`.
+//!
+//! A [`Backing`] is the memory of one or more [`Device`]s: a store, and one limit for all that they hold. A thread that
+//! reads or writes has an [`Io`] of its own.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use memfold_block::{Backing, Device, Settings};
+//!
+//! let backing = Backing::new(&Settings::default())?;
+//! let device = Device::new(&backing, 8 << 30)?;
+//! let mut io = device.io();
+//! device.write(&mut io, 1000, b"any alignment")?;
+//! let mut bytes = [0; 13];
+//! device.read(&mut io, 1000, &mut bytes)?;
+//! assert_eq!(&bytes, b"any alignment");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The device lives in memory and ends with its process: nothing of it is on a disk.
+
+mod device;
+
+pub use device::{
+    Backing, BackingStats, Device, DeviceError, Io, IoError, LIMIT_BYTES_MIN, SECTOR_BYTES, SIZE_BYTES_MAX,
+};
+pub use device::{DeviceStats, Settings, Status, Zeros};
