@@ -138,6 +138,19 @@ fn a_run_killed_while_it_writes_leaves_no_file_and_all_space_free() {
     drop(mounted);
 }
 
+/// Each process of the shell's begins with a look at whether the file is there.
+#[test]
+fn processes_that_start_together_with_one_swap_file_never_fail() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let file = scratch.path("file");
+    let script = "for round in 1 2 3 4 5; do for n in $(seq 40); do /bin/echo $n & done; wait; done";
+    let output = run(&bin, &["--swap", &file], &["sh", "-c", script]);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!((output.status.code(), output.stdout.iter().filter(|b| **b == b'\n').count()), (Some(0), 200));
+    assert_eq!(names_in(&scratch.0), 0);
+}
+
 #[test]
 fn a_place_where_no_file_can_be_made_is_refused_before_the_program_starts() {
     let Some(bin) = binaries() else { return };
