@@ -189,6 +189,49 @@ fn too_few_addresses_are_refused_by_the_name_of_their_limit_and_fewer_than_usual
     assert_eq!(output.stdout, b"right\n", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// `memfold run` of a shell script whose `ran` can't be served, with flags and arguments for the script.
+#[track_caller]
+fn assert_ran_unmanaged(bin: &std::path::Path, flags: &[&str], script: &str, arguments: &[&str], words: &[&str]) {
+    let output = run(bin, flags, &[&["sh", "-c", script, "sh"], arguments].concat());
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"ran\n"[..]), "{script}: {text}");
+    assert!(text.lines().count() == 1 && text.contains("unmanaged"), "{script}: {text}");
+    assert!(words.iter().all(|word| text.contains(word)), "{script}: {text:?} lacks one of {words:?}");
+}
+
+/// The shell is served, and begins what isn't; also as its own process.
+#[test]
+fn what_a_program_starts_and_can_not_be_served_runs_unmanaged_with_one_line() {
+    let Some(bin) = binaries() else { return };
+    for limit in ["-v 60000", "-v 2000000"] {
+        let script = format!("ulimit {limit}; /bin/echo ran; exit $?");
+        assert_ran_unmanaged(&bin, &[], &script, &[], &["address space", "ulimit -v"]);
+        assert_ran_unmanaged(&bin, &[], &format!("ulimit {limit}; exec /bin/echo ran"), &[], &["address space"]);
+    }
+    let scratch = Scratch::new();
+    let (parent, swap) = (scratch.path("parent"), scratch.path("parent/swap"));
+    std::fs::create_dir_all(&swap).unwrap();
+    let script = r#"mv "$1" "$1.gone"; /bin/echo ran; exit $?"#;
+    assert_ran_unmanaged(&bin, &["--swap", &swap], script, &[&parent], &["--swap", "no swap file can be made"]);
+}
+
+#[test]
+fn a_child_that_may_not_use_userfaultfd_runs_unmanaged_with_one_line() {
+    let Some(bin) = binaries() else { return };
+    // SAFETY: the call has no preconditions.
+    if unsafe { libc::geteuid() } != 0 || !needs_privilege() {
+        eprintln!("SKIPPED: needs root to become somebody who may not use userfaultfd");
+        return;
+    }
+    let scratch = Scratch::new();
+    std::fs::set_permissions(&scratch.0, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for name in ["memfold", "libmemfold_preload.so"] {
+        scratch.file(name, std::fs::read(bin.join(name)).unwrap(), 0o755);
+    }
+    let script = "cd /; setpriv --reuid 65534 --regid 65534 --clear-groups /bin/echo ran; exit $?";
+    assert_ran_unmanaged(&scratch.0, &[], script, &[], &["userfaultfd"]);
+}
+
 fn needs_privilege() -> bool {
     let closed = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").is_ok_and(|text| text.trim() == "0");
     let device = std::fs::metadata("/dev/userfaultfd").is_ok_and(|found| found.permissions().mode() & 0o006 == 0o006);

@@ -1,5 +1,4 @@
 //! Limits on a process's address space. The engine reserves more of it than it will ever use: addresses, not memory.
-use crate::say::die;
 use core::fmt::{self, Display, Formatter};
 use rustix::process::{Resource, getrlimit};
 
@@ -25,9 +24,7 @@ impl Display for Remedy {
     }
 }
 
-/// Ends the process with a message if it has too little address space for that to be said later.
-pub fn check() {
-    if LIMITS.iter().any(|(resource, _)| getrlimit(*resource).current.is_some_and(|bytes| bytes < LEAST_BYTES)) {
-        die(format_args!("no address space for the engine{Remedy}"));
-    }
+/// Whether this process has too little address space for anything to be tried.
+pub fn are_too_few() -> bool {
+    LIMITS.iter().any(|(resource, _)| getrlimit(*resource).current.is_some_and(|bytes| bytes < LEAST_BYTES))
 }

@@ -2,6 +2,7 @@
 //! descriptors for threads of the program.
 use crate::order::Order;
 use crate::program::{self, Program};
+use crate::unserved::unserved;
 use crate::{say, slots};
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::SeqCst;
@@ -24,15 +25,15 @@ struct Given(UnsafeCell<Option<Order>>);
 unsafe impl Sync for Given {}
 static ORDER: Given = Given(UnsafeCell::new(None));
 
-/// Starts the engine, and waits until this process is under management. Called by the constructor.
+/// Starts the engine, and waits until this process is under management, or is found not to be served. Called by the constructor.
 pub fn start(order: Order) {
     // SAFETY: no engine thread runs yet.
     unsafe { *ORDER.0.get() = Some(order) };
     let seen = DONE.load(SeqCst);
-    if let Err(e) = bare::start_first(c"memfold-adopt", run, 0) {
-        say::die(format_args!("starting the engine: {e}"));
+    match bare::start_first(c"memfold-adopt", run, 0) {
+        Ok(()) => wait_past(&DONE, seen),
+        Err(e) => unserved(format_args!("starting the engine: {e}")),
     }
-    wait_past(&DONE, seen);
 }
 
 /// Starts it again in a child of fork, at rest, and waits likewise.
@@ -83,13 +84,19 @@ fn tell() {
 fn run(_: usize) {
     let program: &'static Program = match program::get() {
         Some(program) => {
-            program.begin_as_child(slots::claim_again());
+            program.begin_as_child(slots::claim());
             program
         }
         None => {
             // SAFETY: the constructor has left it to this thread.
             let order = unsafe { (*ORDER.0.get()).take() }.expect("the constructor gave an order");
-            program::create(order.config, slots::claim(&order.stats_path))
+            match program::create(order.config, slots::claim()) {
+                Ok(program) => program,
+                Err(why) => {
+                    unserved(format_args!("{why}"));
+                    return tell();
+                }
+            }
         }
     };
     tell();

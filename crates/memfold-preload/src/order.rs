@@ -1,5 +1,7 @@
 //! What `memfold run` wants of this process: the environment variable that it sets.
-use crate::addresses;
+use crate::addresses::{self, Remedy};
+use crate::slots;
+use crate::unserved::unserved;
 use alloc::string::String;
 use core::ffi::CStr;
 use memfold::config::Config;
@@ -9,16 +11,17 @@ const VARIABLE: &CStr = c"MEMFOLD_RUN";
 /// `1` switches memfold off.
 const DISABLE: &CStr = c"MEMFOLD_DISABLE";
 
+/// In front of the path of the table of figures.
+const STATS: &str = "stats=";
+
 /// An order to run under management.
 pub struct Order {
     /// The settings.
     pub config: Config,
-    /// Where the table of figures is.
-    pub stats_path: String,
 }
 
-/// The order to this process; `None` if there is none, or memfold is switched off. Without one nothing is allocated. Ends the
-/// process with a message if it may have too few addresses.
+/// The order to this process; `None` if there is none, memfold is switched off, or there are too few addresses. Without one nothing
+/// is allocated. Maps the table of figures that it names.
 ///
 /// # Errors
 /// The order makes no sense, as when another version of memfold wrote it.
@@ -27,21 +30,22 @@ pub fn read() -> Result<Option<Order>, String> {
     if variable(DISABLE) == Some(b"1") {
         return Ok(None);
     }
-    addresses::check();
-    let text = core::str::from_utf8(text).map_err(|_| String::from("not text"))?;
-    let (mut settings, mut stats_path) = (String::new(), String::new());
-    for line in text.split(';') {
-        match line.strip_prefix("stats=") {
-            Some(path) => stats_path.push_str(path),
-            None => {
-                settings.push_str(line);
-                settings.push('\n');
-            }
-        }
+    let lines = || core::str::from_utf8(text).unwrap_or("").split(';');
+    if let Some(path) = lines().find_map(|line| line.strip_prefix(STATS)) {
+        slots::open(path);
+    }
+    if addresses::are_too_few() {
+        unserved(format_args!("no address space for the engine{Remedy}"));
+        return Ok(None);
+    }
+    let mut settings = String::new();
+    for line in lines().filter(|line| !line.starts_with(STATS)) {
+        settings.push_str(line);
+        settings.push('\n');
     }
     let config = Config::decode(&settings).map_err(|e| e.0)?;
     config.check().map_err(|e| e.0)?;
-    Ok(Some(Order { config, stats_path }))
+    Ok(Some(Order { config }))
 }
 
 fn variable(name: &CStr) -> Option<&'static [u8]> {

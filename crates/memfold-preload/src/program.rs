@@ -1,5 +1,7 @@
 //! The program's memory: which of it to take under management, and when.
 use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow::Continue;
@@ -114,19 +116,15 @@ pub fn abandon() {
     PROGRAM.store(core::ptr::null_mut(), SeqCst);
 }
 
-/// Makes the engine and starts its threads: called by the first of them. Ends the process with a message if that can't be
-/// done.
-pub fn create(config: Config, stats: &'static Stats) -> &'static Program {
+/// Makes the engine and starts its threads: called by the first of them.
+///
+/// # Errors
+/// One line: what this process lacks.
+pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program, String> {
     let features =
         feature::MOVE | feature::THREAD_ID | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
-    let uffd = match Uffd::open(features, false) {
-        Ok(uffd) => Arc::new(uffd),
-        Err(e) => say::die(format_args!("{e}")),
-    };
-    let bin = match Bin::new() {
-        Ok(bin) => Arc::new(bin),
-        Err(e) => say::die(format_args!("{e}")),
-    };
+    let uffd = Arc::new(Uffd::open(features, false).map_err(|e| format!("{e}"))?);
+    let bin = Arc::new(Bin::new().map_err(|e| format!("{e}"))?);
     let parts = Parts {
         space: Box::new(UffdSpace::with_bin(uffd.clone(), bin.clone())),
         has_move: true,
@@ -139,17 +137,14 @@ pub fn create(config: Config, stats: &'static Stats) -> &'static Program {
     let workers = config.worker_count(parts.cpus);
     let pager = match Pager::new(config.clone(), parts) {
         Ok(pager) => Arc::new(pager),
-        Err(why) if why.contains("address space") => say::die(format_args!("{why}{Remedy}")),
-        Err(why) => say::die(format_args!("{why}")),
+        Err(why) if why.contains("address space") => return Err(format!("{why}{Remedy}")),
+        Err(why) => return Err(why),
     };
-    register_frames(&pager, &uffd);
+    register_frames(&pager, &uffd)?;
     let started = memfold::worker::start_by(&pager, workers, bare::start)
         .and_then(|()| Watcher::start(&pager, &uffd, area_of, bare::start, config.keep_cpu))
         .and_then(|watcher| Statm::open().map(|statm| (watcher, statm)));
-    let (watcher, statm) = match started {
-        Ok(started) => started,
-        Err(e) => say::die(format_args!("starting engine threads: {e}")),
-    };
+    let (watcher, statm) = started.map_err(|e| format!("starting engine threads: {e}"))?;
     let program: &'static Program = Box::leak(Box::new(Program {
         pager,
         uffd,
@@ -165,15 +160,13 @@ pub fn create(config: Config, stats: &'static Stats) -> &'static Program {
     PROGRAM.store(program as *const Program as *mut Program, SeqCst);
     // What the C library has allocated by now is never adopted.
     program.exclude_all_present();
-    program
+    Ok(program)
 }
 
-fn register_frames(pager: &Pager, uffd: &Uffd) {
+fn register_frames(pager: &Pager, uffd: &Uffd) -> Result<(), String> {
     let (start, len) = pager.frames_zone();
     // SAFETY: the engine never touches a frame that is empty.
-    if let Err(e) = unsafe { uffd.register(start, len, false) } {
-        say::die(format_args!("registering frames: {e}"));
-    }
+    unsafe { uffd.register(start, len, false) }.map_err(|e| format!("registering frames: {e}"))
 }
 
 /// The private anonymous area that holds an address at which a fault was, outside of what is managed.
@@ -206,7 +199,9 @@ impl Program {
         state.others = state.anonymous.min(self.pager.bound_bytes());
         state.inherited_away = self.pager.away_bytes();
         self.pager.begin_as_child(stats);
-        register_frames(&self.pager, &self.uffd);
+        if let Err(why) = register_frames(&self.pager, &self.uffd) {
+            say::die(format_args!("in a child of fork: {why}"));
+        }
         let stop = |why: core::fmt::Arguments| -> ! { say::die(format_args!("a child of fork was stopped: {why}")) };
         let begun = self.statm.reopen().map_err(NotCopied::Refused).and_then(|()| self.watcher.begin_as_child());
         match begun.and_then(|()| Ok(self.watcher.find_stray()?)) {

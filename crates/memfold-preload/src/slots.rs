@@ -2,7 +2,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
-use core::sync::atomic::{AtomicPtr, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 use memfold::stats::{Bounds, LAYOUT_VERSION, Stats};
 use memfold_sys::Errno;
 use memfold_sys::sync::Mutex;
@@ -14,6 +14,8 @@ use rustix::process::Pid;
 static TABLE: Mutex<&'static [Stats]> = Mutex::new(&[]);
 /// The bounds in front of it; null without a table.
 static BOUNDS: AtomicPtr<Bounds> = AtomicPtr::new(core::ptr::null_mut());
+/// Nobody had claimed a slot when the table was mapped.
+static FIRST: AtomicBool = AtomicBool::new(false);
 
 /// What the whole run may use now, bytes (limit, resident); `None` without a table.
 pub fn bounds() -> Option<(u64, u64)> {
@@ -22,17 +24,23 @@ pub fn bounds() -> Option<(u64, u64)> {
     Some((bounds.limit_bytes.load(Relaxed), bounds.resident_bytes.load(Relaxed)))
 }
 
-/// A slot of this process in the table at `path`. Without a table, or with every slot taken by a living process, the
-/// figures are kept in memory of our own that nobody reads: a program never fails for lack of figures.
-pub fn claim(path: &str) -> &'static Stats {
+/// Maps the table at `path`, as far as that can be done, and allocates nothing.
+pub fn open(path: &str) {
     if let Ok(table) = map(path) {
+        FIRST.store(table.iter().all(|slot| slot.pid.load(Relaxed) == 0), Relaxed);
         *TABLE.lock() = table;
     }
-    claim_again()
 }
 
-/// A slot for a process that has the table already: a child after fork.
-pub fn claim_again() -> &'static Stats {
+/// Whether this is the program that `memfold run` was given, and has begun nothing yet. Only then has no process of the run a
+/// slot: each claims one before its `main`. `false` without a table, which that program always has.
+pub fn is_first() -> bool {
+    FIRST.load(Relaxed)
+}
+
+/// A slot of this process. Without a table, or with every slot taken by a living process, the figures are kept in memory of our
+/// own that nobody reads: a program never fails for lack of figures.
+pub fn claim() -> &'static Stats {
     let table = *TABLE.lock();
     let own = rustix::process::getpid().as_raw_nonzero().get() as u64;
     // A program that executes another keeps its slot; its counters go on.
