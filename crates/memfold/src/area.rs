@@ -64,7 +64,6 @@ impl Move {
 pub struct Areas {
     by_addr: Vec<Area>,
     by_key: Vec<Area>,
-    next_key: u64,
     pins: Vec<(u64, u64)>,
     /// What waits for an event.
     pub parked: Parked,
@@ -109,11 +108,18 @@ impl Areas {
         self.put(Area { start, end, key });
     }
 
-    fn spare(&mut self, start: u64, pages: u64) -> u64 {
+    /// The first gap between spare keys that holds `pages` pages, aligned as `start` is.
+    fn spare(&self, start: u64, pages: u64) -> u64 {
         let align = MAX_PAGES as u64;
-        let from = self.next_key.max(SPARE_KEYS).next_multiple_of(align) + start % align;
+        let fit = |key: u64| key.next_multiple_of(align) + start % align;
+        let mut from = fit(SPARE_KEYS);
+        for area in &self.by_key[self.by_key.partition_point(|a| a.key_end() <= SPARE_KEYS)..] {
+            if from + pages <= area.key {
+                break;
+            }
+            from = from.max(fit(area.key_end()));
+        }
         assert!(from + pages < KEYS, "the key space is used up");
-        self.next_key = from + pages;
         from
     }
 
@@ -290,6 +296,43 @@ mod tests {
         assert_ne!(again, 1010);
         assert_eq!(areas.find_key(again).unwrap().addr_of(again), 1010 << 12);
         assert_eq!(areas.find_key(1010).unwrap().addr_of(1010), 5010 << 12);
+    }
+
+    #[test]
+    fn keys_of_ended_areas_are_given_again() {
+        const GIB: u64 = 1 << 18;
+        let mut areas = Areas::default();
+        areas.add(0, GIB);
+        areas.relocate(0, 10 * GIB, GIB);
+        // What moved away keeps its keys, so whatever comes in its place needs spare ones.
+        for round in 0..100_000 {
+            areas.add(0, GIB);
+            let key = areas.find_key(SPARE_KEYS).expect("the first spare keys are free each time").key;
+            assert_eq!((areas.find(0).unwrap().key, areas.iter().count()), (key, 2), "round {round}");
+            areas.remove(0, GIB);
+        }
+    }
+
+    #[test]
+    fn spare_keys_overlap_no_others_and_are_aligned_as_their_pages() {
+        let mut areas = Areas::default();
+        areas.add(0, 10_000);
+        areas.relocate(0, 1 << 20, 10_000);
+        for (start, end) in [(3, 700), (700, 701), (1000, 1600), (2000, 2001), (5000, 9999)] {
+            areas.add(start, end);
+        }
+        areas.remove(700, 701);
+        areas.remove(1000, 1600);
+        for (start, end) in [(9, 11), (700, 1400), (1500, 1501), (1501, 1502), (2001, 4100)] {
+            if !areas.touch(start, end) {
+                areas.add(start, end);
+            }
+        }
+        let mut ends = 0;
+        assert!(areas.by_key.iter().all(|a| a.key >= core::mem::replace(&mut ends, a.key_end())));
+        let spare = areas.by_key.iter().filter(|a| a.key >= SPARE_KEYS);
+        assert!(spare.clone().all(|a| a.key % MAX_PAGES as u64 == a.start % MAX_PAGES as u64));
+        assert_eq!(spare.map(|a| a.end - a.start).sum::<u64>(), 697 + 1 + 4999 + 700 + 1 + 1 + 2099);
     }
 
     #[test]

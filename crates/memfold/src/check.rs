@@ -62,6 +62,14 @@ impl Pager {
                     objects += (self.folios.slots(folio).len() - zeros - foreign) as u64;
                     in_file += foreign as u64;
                 }
+                // What is on no list never leaves the pool.
+                if folio.state == State::Stored
+                    && self.swap.is_some()
+                    && self.folios.slots(folio).iter().any(|slot| self.store.payload(slot.handle).is_some())
+                    && !self.lru.is_on(id, List::Folded)
+                {
+                    return Err(alloc::format!("folio {id} is in the pool, and writeback doesn't know it"));
+                }
                 key = at + pages;
             }
         }

@@ -152,6 +152,13 @@ impl Lru {
         }
     }
 
+    /// Whether a folio is on `list`. Under its shard lock, which keeps everybody but [`Lru::isolate`] from changing that.
+    pub fn is_on(&self, id: FolioId, list: List) -> bool {
+        let _ends = self.ends.lock();
+        // SAFETY: as in `push`.
+        unsafe { (*self.link(id)).list() == list as u8 }
+    }
+
     /// Notes that a folio has become smaller. Under its shard lock.
     pub fn resize(&self, id: FolioId, order: u8) {
         let mut ends = self.ends.lock();

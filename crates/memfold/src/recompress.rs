@@ -1,11 +1,12 @@
 //! Recompression (M9): cold blocks, and those that did not shrink, are compressed again by a stronger codec.
 //!
 //! While a block is at it, its folio is `Loading`: a touch waits, as for a load, and then loads the block.
-use crate::area::Areas;
-use crate::folio::State;
+use crate::area::{Area, Areas};
+use crate::folio::{FolioId, State};
+use crate::lru::List;
 use crate::pager::Pager;
 use crate::stats;
-use memfold_store::{Cold, Worker};
+use memfold_store::{Cold, Handle, Worker};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::{now_ns, sleep_ns};
 use memfold_sys::units::Order;
@@ -17,6 +18,13 @@ const TURNS_A_TICK: u64 = 1_000_000_000 / TURN_NS;
 /// Entries looked at, and blocks taken, at a time.
 const SCAN: usize = 512;
 const FEW: usize = 8;
+
+/// A block at which recompression is.
+pub(crate) struct Claim {
+    id: FolioId,
+    /// Which block of its folio.
+    at: usize,
+}
 
 impl Pager {
     /// What the background thread for recompression does, until the queue is stopped.
@@ -54,31 +62,42 @@ impl Pager {
 
     /// Whether the block became smaller. Does nothing if the object is no longer the block's, or its folio is in use.
     fn recompress_block(&self, areas: &Areas, w: &mut Worker, cold: &Cold) -> bool {
-        if self.frozen.load(Relaxed) {
-            return false;
-        }
         let Some(area) = areas.find_key(cold.key) else { return false };
+        let Some(claim) = self.claim(cold) else { return false };
+        // SAFETY: the folio is `Loading` by this thread, so nobody else frees its blocks.
+        let new = unsafe { self.store.recompress(w, cold.handle, cold.order) };
+        // A damaged block stays as it is: its load will say so.
+        let new = new.ok().flatten();
+        self.end_claim(area, claim, cold, new);
+        new.is_some()
+    }
+
+    /// Makes the folio of a block `Loading` if the object still is the block's; [`Pager::end_claim`] must follow.
+    pub(crate) fn claim(&self, cold: &Cold) -> Option<Claim> {
+        if self.frozen.load(Relaxed) {
+            return None;
+        }
         let guard = self.shards.lock(cold.key);
-        let Some(id) = self.index.find(&guard, cold.key) else { return false };
+        let id = self.index.find(&guard, cold.key)?;
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         let order: Order = self.folios.block_order(folio.order);
         let at = (cold.key - folio.key) as usize / order.pages();
         if folio.state != State::Stored || order != cold.order || self.folios.slots(folio)[at].handle != cold.handle {
-            return false;
+            return None;
         }
         folio.state = State::Loading;
-        drop(guard);
-        let before = self.store.payload_bytes(cold.handle);
-        // SAFETY: the folio is `Loading` by this thread, so nobody else frees its blocks.
-        let new = unsafe { self.store.recompress(w, cold.handle, order) };
+        Some(Claim { id, at })
+    }
+
+    /// Puts `new`, if there is one, in the place of the claimed block's object, and makes the folio `Stored` again.
+    pub(crate) fn end_claim(&self, area: &Area, claim: Claim, cold: &Cold, new: Option<Handle>) {
         let guard = self.shards.lock(cold.key);
-        // SAFETY: as above; a `Loading` folio is not destroyed.
-        let folio = unsafe { self.folios.get(id) };
-        // A damaged block stays as it is: its load will say so.
-        let new = new.ok().flatten();
+        // SAFETY: the guard is that of the folio's shard; a `Loading` folio is not destroyed.
+        let folio = unsafe { self.folios.get(claim.id) };
         if let Some(new) = new {
-            self.folios.slots(folio)[at].handle = new;
+            let before = self.store.payload_bytes(cold.handle);
+            self.folios.slots(folio)[claim.at].handle = new;
             let gained = before.saturating_sub(self.store.payload_bytes(new));
             self.store.free(cold.handle);
             stats::add(&self.stats.blocks_recompressed, 1);
@@ -86,8 +105,11 @@ impl Pager {
         }
         folio.state = State::Stored;
         folio.wanted.store(false, Relaxed);
+        // Writeback takes a folio that it meets `Loading` off its list; and one whose old object it is writing is on none.
+        if self.swap.is_some() && self.lru.is_on(claim.id, List::None) {
+            self.lru.push_tail(claim.id, folio.key, folio.order.get(), List::Folded);
+        }
         let (start, end) = (folio.key, folio.key + folio.order.pages() as u64);
         self.wake_waiters(&guard, area, start, end);
-        new.is_some()
     }
 }

@@ -70,11 +70,27 @@ struct Item {
 }
 
 /// One run of packed objects on its way.
-struct Run {
-    buffer: usize,
-    slot: u64,
-    pages: usize,
+pub(crate) struct Run {
+    pub buffer: usize,
+    pub slot: u64,
+    pub pages: usize,
     items: Vec<Item>,
+}
+
+/// A folio of which not all went into a run.
+pub(crate) struct Left {
+    id: FolioId,
+    key: u64,
+    why: Why,
+}
+
+/// Why it didn't.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Why {
+    /// The run is full: the next one begins with what is left.
+    Full,
+    /// No run that could be had is as long as one of its blocks: its turn comes again after all others'.
+    TooLong,
 }
 
 impl Pager {
@@ -217,11 +233,11 @@ impl Pager {
     }
 
     /// Copies, seals and writes the coldest blocks of the pool, one round. Returns pool bytes that became free, as payload.
-    fn pack_round(&self, swap: &Swap) -> u64 {
+    pub(crate) fn pack_round(&self, swap: &Swap) -> u64 {
         let mut runs: Vec<Run> = Vec::new();
-        let mut unfinished = Vec::new();
+        let mut left = Vec::new();
         while runs.len() < PACK_RUNS
-            && let Some(run) = self.pack_run(swap, &mut unfinished)
+            && let Some(run) = self.pack_run(swap, &mut left)
         {
             runs.push(run);
         }
@@ -231,20 +247,28 @@ impl Pager {
         unsafe { swap.write(&mut writes) };
         let freed = runs.iter().zip(&writes).map(|(run, write)| self.end_packed(swap, run, write.result)).sum();
         // Only now, so that no block is copied twice.
-        for (id, key) in unfinished {
+        self.list_left(&left);
+        freed
+    }
+
+    /// Lists again what is left of the folios of a round.
+    fn list_left(&self, left: &[Left]) {
+        for &Left { id, key, why } in left {
             let guard = self.shards.lock(key);
             // SAFETY: the guard is that of the shard of whatever folio the index has at the key.
             if self.index.find(&guard, key) == Some(id) && unsafe { self.folios.get(id) }.state == State::Stored {
                 // SAFETY: as above.
                 let folio = unsafe { self.folios.get(id) };
-                self.lru.push_tail(id, folio.key, folio.order.get(), List::Folded);
+                match why {
+                    Why::Full => self.lru.push_tail(id, folio.key, folio.order.get(), List::Folded),
+                    Why::TooLong => self.lru.push(id, folio.key, folio.order.get(), List::Folded),
+                }
             }
         }
-        freed
     }
 
     /// Fills one buffer with packed objects. `None`: no buffer, no slots, or nothing to write.
-    fn pack_run(&self, swap: &Swap, unfinished: &mut Vec<(FolioId, u64)>) -> Option<Run> {
+    pub(crate) fn pack_run(&self, swap: &Swap, left: &mut Vec<Left>) -> Option<Run> {
         let buffer = swap.write_buffer(false)?;
         let orders = PACK_ORDERS.rev().filter_map(Order::new).filter(|o| *o <= swap.largest());
         let Some((order, slot)) = orders.filter_map(|o| swap.take(o).map(|slot| (o, slot))).next() else {
@@ -254,7 +278,7 @@ impl Pager {
         };
         // SAFETY: the buffer is this thread's.
         let room = unsafe { &mut swap.buffer(buffer)[..order.bytes()] };
-        let items = self.pack_items(slot, room, unfinished);
+        let items = self.pack_items(slot, room, left);
         if items.is_empty() {
             swap.put(slot, order.pages());
             swap.give_buffer(buffer);
@@ -274,9 +298,9 @@ impl Pager {
         Some(Run { buffer, slot, pages, items })
     }
 
-    /// Copies the payloads of the coldest folios to `room`, which goes to the run at `slot`. A folio whose blocks have not
-    /// all found room is noted as `unfinished`.
-    fn pack_items(&self, slot: u64, room: &mut [u8], unfinished: &mut Vec<(FolioId, u64)>) -> Vec<Item> {
+    /// Copies the payloads of the coldest folios to `room`, which goes to the run at `slot`. Folios whose blocks have not all
+    /// found room are added to `left`.
+    fn pack_items(&self, slot: u64, room: &mut [u8], left: &mut Vec<Left>) -> Vec<Item> {
         let mut items = Vec::new();
         let mut used = 0;
         for _ in 0..PACK_TRIES {
@@ -294,15 +318,17 @@ impl Pager {
                 self.list_by_state(&guard, id);
                 continue;
             }
-            if !self.pack_folio(&guard, id, slot, room, &mut used, &mut items) {
-                unfinished.push((id, key));
-                break;
+            if let Err(why) = self.pack_folio(&guard, id, slot, room, &mut used, &mut items) {
+                left.push(Left { id, key, why });
+                if why == Why::Full {
+                    break;
+                }
             }
         }
         items
     }
 
-    /// Copies the payloads of one folio. `false`: there was no room for all.
+    /// Copies the payloads of one folio, or of those of its blocks for which there is room.
     fn pack_folio(
         &self,
         _: &ShardGuard<'_>,
@@ -311,18 +337,19 @@ impl Pager {
         room: &mut [u8],
         used: &mut usize,
         items: &mut Vec<Item>,
-    ) -> bool {
+    ) -> Result<(), Why> {
         // SAFETY: the guard is that of the folio's shard.
         let folio = unsafe { self.folios.get(id) };
         let (key, order) = (folio.key, self.folios.block_order(folio.order));
+        let mut found = Ok(());
         for (i, slot) in self.folios.slots(folio).iter().enumerate() {
             let Some(payload) = self.store.payload(slot.handle) else { continue };
             let len = (HEAD_BYTES + payload.len).next_multiple_of(UNIT_BYTES);
             if *used + len > room.len() {
-                // One that fits no run stays in the pool.
                 if *used > 0 {
-                    return false;
+                    return Err(Why::Full);
                 }
+                found = Err(Why::TooLong);
                 continue;
             }
             let to = &mut room[*used + HEAD_BYTES..*used + len];
@@ -334,11 +361,11 @@ impl Pager {
             items.push(Item { key, slot: *slot, order, place, fields: exported.fields, len: exported.len });
             *used += len;
         }
-        true
+        found
     }
 
     /// Ends the write of a run: blocks that are still what was copied are in the file from now on.
-    fn end_packed(&self, swap: &Swap, run: &Run, result: Result<(), Errno>) -> u64 {
+    pub(crate) fn end_packed(&self, swap: &Swap, run: &Run, result: Result<(), Errno>) -> u64 {
         swap.give_buffer(run.buffer);
         if let Err(errno) = result {
             stats::add(&self.stats.swap_write_failed, 1);

@@ -6,3 +6,4 @@ mod frames;
 mod hint;
 mod small;
 mod swap;
+mod writeback;
