@@ -3,7 +3,7 @@
 //! The C programs fill memory with a pattern that tells where each page belongs, wait until it is folded, exercise it and
 //! verify it all. The Python programs must print what they print without memfold.
 mod common;
-use common::{assert_right, compile, managed};
+use common::{assert_right, assert_right_with, compile, managed};
 use std::process::Command;
 
 /// Asserts that a Python program prints under memfold what it prints without.
@@ -24,6 +24,14 @@ fn assert_same(name: &str, resident: &str) {
 #[test]
 fn a_heap_that_grows_and_shrinks_stays_right() {
     assert_right("heap", &["brk", "realloc", "fast"]);
+}
+
+/// Whoever chooses the bytes of a page can give it the public hash that it had.
+#[test]
+fn a_write_that_keeps_a_pages_public_hash_is_not_lost() {
+    for block in ["4K", "16K", "64K"] {
+        assert_right_with(&["--resident", "16M", "--block", block], "pair", &["pair"]);
+    }
 }
 
 #[test]

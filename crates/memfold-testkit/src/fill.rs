@@ -15,6 +15,14 @@ pub fn partly_random(seed: u64, zeros: usize) -> Vec<u8> {
     page
 }
 
+/// Changes two words of a page so that its XXH3-128 is that of the same page with any other `x` and `y` of equal sum: the public secret
+/// of XXH3 makes one factor of each of its products 0, and what is left is the sum.
+pub fn equal_xxh3(page: &mut [u8], x: u32, y: u32) {
+    for (at, high, low) in [(0, x, 0x396c_feb8u32), (64, y, 0x2c81_017c)] {
+        page[at..at + 8].copy_from_slice(&((high as u64) << 32 | low as u64).to_le_bytes());
+    }
+}
+
 /// Fills some bytes in one of the ways that data comes in: mostly real bytes, else zeros, an 8-byte pattern, or noise.
 pub fn fill(random: &mut Random, bytes: &mut [u8]) {
     match random.below(8) {

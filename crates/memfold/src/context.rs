@@ -1,4 +1,5 @@
-//! Contexts: what a thread needs to compress, decompress and hash, kept and lent out. No thread-local storage.
+//! Contexts: what a thread needs to compress, decompress and compare, kept and lent out. No thread-local storage.
+use crate::fingerprint::Fingerprint;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
@@ -17,8 +18,8 @@ pub struct Context {
     pub offload: Option<Offload>,
     /// New handles of the folio being saved.
     pub handles: [Handle; MAX_PAGES],
-    /// New hashes of the folio being saved.
-    pub hashes: [[u64; 2]; MAX_PAGES],
+    /// New fingerprints of the folio being saved.
+    pub fingerprints: [Fingerprint; MAX_PAGES],
     /// One decompressed block.
     pub buffer: Vec<u8>,
 }
@@ -66,7 +67,7 @@ impl Contexts {
             worker: store.worker(),
             offload: self.codecs.as_ref().map(offload),
             handles: [Handle::NONE; MAX_PAGES],
-            hashes: [[0; 2]; MAX_PAGES],
+            fingerprints: [Fingerprint::NONE; MAX_PAGES],
             buffer: alloc::vec![0; self.block.bytes()],
         })
     }

@@ -1,4 +1,5 @@
 //! Folios: what the index knows of an aligned run of pages.
+use crate::fingerprint::Fingerprint;
 use crate::slab::Slab;
 use core::cell::UnsafeCell;
 use memfold_store::Handle;
@@ -24,11 +25,11 @@ pub type FolioId = u32;
 #[repr(u8)]
 pub enum State {
     /// In the program's page table. A page that is missing there was discarded by the program and is zeros.
-    /// A stored copy may be kept; it is only believed after its hash matched.
+    /// A stored copy may be kept; it is only believed after its fingerprint matched.
     Resident,
     /// In the swap cache: the bytes are in the folio's frame, the program can't reach them.
     Cached,
-    /// In the swap cache, being hashed, compressed and stored. The frame stays authoritative until the store has
+    /// In the swap cache, being compared, compressed and stored. The frame stays authoritative until the store has
     /// succeeded, and may not move meanwhile.
     Saving,
     /// In the swap cache, its frame being filled. The store (or nothing, for zeros) is authoritative until it is mapped.
@@ -79,13 +80,13 @@ impl Touch {
 pub struct Slot {
     /// Its object.
     pub handle: Handle,
-    /// XXH3-128 of the block's bytes when it was stored.
-    pub hash: [u64; 2],
+    /// Of the block's bytes when it was stored.
+    pub fingerprint: Fingerprint,
 }
 
 impl Slot {
     /// Nothing stored.
-    pub const NONE: Slot = Slot { handle: Handle::NONE, hash: [0; 2] };
+    pub const NONE: Slot = Slot { handle: Handle::NONE, fingerprint: Fingerprint::NONE };
 }
 
 /// Guarded by the shard lock of the folio's key, except `wanted`.

@@ -11,7 +11,7 @@ use crate::pager::{Pager, bytes};
 use crate::reclaim::Progress;
 use crate::stats;
 use core::ops::Range;
-use memfold_store::{BlockSet, Handle, xxh3_128};
+use memfold_store::{BlockSet, Handle};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
@@ -188,7 +188,7 @@ impl Pager {
             // SAFETY: as above; page `page` of the block lies in the scratch.
             let saved = unsafe {
                 let from = self.scratch.as_ptr().add(page * PAGE_SIZE);
-                context.hashes[page] = xxh3_128(core::slice::from_raw_parts(from, PAGE_SIZE));
+                context.fingerprints[page] = self.fingerprints.of(core::slice::from_raw_parts(from, PAGE_SIZE));
                 let out = &mut context.handles[page..page + 1];
                 out[0] = Handle::NONE;
                 self.store.save(&mut context.worker, from, Order::PAGE, key + page as u64, &one, || false, out)
@@ -204,7 +204,8 @@ impl Pager {
             let id = self.folios.create(at, Order::PAGE, State::Stored);
             // SAFETY: just created, and its key lies in the same shard.
             let folio = unsafe { self.folios.get(id) };
-            self.folios.slots(folio)[0] = Slot { handle: context.handles[page], hash: context.hashes[page] };
+            self.folios.slots(folio)[0] =
+                Slot { handle: context.handles[page], fingerprint: context.fingerprints[page] };
             folio.has_copy = true;
             self.index.insert(guard, at, Order::PAGE, id);
             self.list_by_state(guard, id);

@@ -21,6 +21,7 @@ pub mod config;
 pub mod stats;
 pub mod share;
 mod slab;
+mod fingerprint;
 mod folio;
 mod index;
 mod parked;

@@ -80,7 +80,7 @@ impl Pager {
             // and slots stay when the guard is gone.
             let folio = unsafe { self.folios.get(id) };
             for (i, slot) in self.folios.slots(folio).iter().enumerate() {
-                (context.handles[i], context.hashes[i]) = (slot.handle, slot.hash);
+                (context.handles[i], context.fingerprints[i]) = (slot.handle, slot.fingerprint);
             }
             (folio.key, folio.order)
         };

@@ -4,6 +4,7 @@ use crate::busy::Busy;
 use crate::changes::Changes;
 use crate::config::{Canned, Config, Delivery, OnFull, WORKABLE_MIN_BYTES};
 use crate::context::Contexts;
+use crate::fingerprint::Fingerprints;
 use crate::folio::{FolioId, Folios, State};
 use crate::frames::Frames;
 use crate::gates::Gates;
@@ -86,6 +87,7 @@ pub struct Pager {
     pub(crate) shards: Shards,
     pub(crate) index: Index,
     pub(crate) folios: Folios,
+    pub(crate) fingerprints: Fingerprints,
     pub(crate) lru: Lru,
     pub(crate) frames: Frames,
     pub(crate) streams: Streams,
@@ -192,6 +194,7 @@ impl Pager {
             shards: Shards::new(config.shard_bytes),
             index: Index::new().map_err(space_err)?,
             folios: Folios::new(config.block_order).map_err(space_err)?,
+            fingerprints: Fingerprints::new().map_err(|e| alloc::format!("no random bytes from the kernel: {e}"))?,
             lru: Lru::new().map_err(space_err)?,
             frames: Frames::new(frame_bytes, 4).map_err(space_err)?,
             streams: Streams::new(

@@ -10,7 +10,7 @@ use crate::mapping::Wake;
 use crate::pager::{Pager, bytes};
 use crate::stats;
 use crate::writeback::{Fate, Refused};
-use memfold_store::{BlockSet, SaveError, xxh3_128};
+use memfold_store::{BlockSet, SaveError};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SHIFT};
 
@@ -89,15 +89,15 @@ impl Pager {
         let (order, frame, touch) = (folio.order, folio.frame, folio.touch);
         let work = Saving { id, key, order, frame, had_copy: folio.has_copy, touch };
         if work.had_copy {
-            for (to, slot) in context.hashes.iter_mut().zip(self.folios.slots(folio)) {
-                *to = slot.hash;
+            for (to, slot) in context.fingerprints.iter_mut().zip(self.folios.slots(folio)) {
+                *to = slot.fingerprint;
             }
         }
         drop(guard);
         self.save(&mut context, &work, compress)
     }
 
-    /// Hashes a `Saving` folio, and compresses the blocks whose hash is not that of their stored copy.
+    /// Compresses the blocks of a `Saving` folio whose fingerprint is not that of their stored copy.
     fn save(&self, context: &mut Context, work: &Saving, compress: bool) -> Next {
         let Saving { id, key, order, had_copy, .. } = *work;
         let frame = self.frames.addr(work.frame) as *const u8;
@@ -178,15 +178,15 @@ impl Pager {
         Next::Home(Home { id, key, order })
     }
 
-    /// The blocks whose bytes differ from their stored copy; `context.hashes` has the old hashes before, the new after.
+    /// The blocks whose bytes differ from their stored copy; `context.fingerprints` has the old ones before, the new after.
     fn changed_blocks(&self, context: &mut Context, work: &Saving) -> BlockSet {
         let frame = self.frames.addr(work.frame) as *const u8;
         let block_bytes = self.folios.block_order(work.order).bytes();
         let mut changed = BlockSet::EMPTY;
-        for (i, old) in context.hashes.iter_mut().enumerate().take(self.folios.block_count(work.order)) {
+        for (i, old) in context.fingerprints.iter_mut().enumerate().take(self.folios.block_count(work.order)) {
             // SAFETY: block `i` lies in the frame, which is full, and nobody writes to it while the folio is `Saving`.
             let block = unsafe { core::slice::from_raw_parts(frame.add(i * block_bytes), block_bytes) };
-            let new = xxh3_128(block);
+            let new = self.fingerprints.of(block);
             if !work.had_copy || *old != new {
                 changed.insert(i);
             }
@@ -207,7 +207,7 @@ impl Pager {
                 self.free_copy(slots[i].handle);
             }
             slots[i].handle = context.handles[i];
-            slots[i].hash = context.hashes[i];
+            slots[i].fingerprint = context.fingerprints[i];
         }
         folio.has_copy = true;
         if !had_copy {

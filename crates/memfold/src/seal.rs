@@ -6,10 +6,11 @@
 //! A write that is tried again takes a new number.
 //!
 //! The number and the place of an object are authenticated with it, so bytes from another place, of another time or under
-//! another key are refused. An older state of the very same place under its own number would pass here; the hash of the
-//! block that stays in memory then tells ([`crate::folio::Slot::hash`]).
+//! another key are refused. An older state of the very same place under its own number would pass here; the
+//! fingerprint of the block, which stays in memory, then tells ([`crate::folio::Slot::fingerprint`]).
 //!
-//! Without encryption the tag is an XXH3-128 of the same: damage is found, an attacker is not kept out.
+//! Without encryption the tag is an XXH3-128 of the same: it finds damage before it is decoded. That nobody's bytes are taken for
+//! others is left to the fingerprint.
 use alloc::boxed::Box;
 use memfold_store::xxh3_128;
 use memfold_sys::Errno;

@@ -1,7 +1,7 @@
 //! From stored copies to bytes: blocks out of the pool, and out of the swap file behind it.
 //!
 //! Nothing is decompressed but what is asked for: a packed object's payload is opened and decoded by itself, a raw one
-//! needs no decoding. What comes from the file must also have the hash that was taken when it left memory, so that not
+//! needs no decoding. What comes from the file must also have the fingerprint that was taken when it left memory, so that not
 //! even an older state of the same slot is believed.
 use crate::context::Context;
 use crate::folio::Slot;
@@ -9,7 +9,7 @@ use crate::pager::Pager;
 use crate::place::Place;
 use crate::stats;
 use crate::swap::{ReadError, Swap};
-use memfold_store::{Handle, xxh3_128};
+use memfold_store::Handle;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
@@ -27,12 +27,12 @@ impl Pager {
     /// # Safety
     /// - `to` has room for a block of `order`, page-aligned, that nobody else touches; the block is not freed meanwhile.
     pub(crate) unsafe fn fetch_one(&self, context: &mut Context, slot: Slot, order: Order, to: *mut u8) -> bool {
-        (context.handles[0], context.hashes[0]) = (slot.handle, slot.hash);
+        (context.handles[0], context.fingerprints[0]) = (slot.handle, slot.fingerprint);
         // SAFETY: as the caller says.
         unsafe { self.fetch(context, order, 1, to) }
     }
 
-    /// Writes the `count` stored blocks of `context.handles`, whose hashes are in `context.hashes`, to `to`. Ends the
+    /// Writes the `count` stored blocks of `context.handles`, whose fingerprints are in `context.fingerprints`, to `to`. Ends the
     /// program if one is damaged. Returns whether any came from the swap file.
     ///
     /// # Safety
@@ -125,7 +125,7 @@ impl Pager {
         for i in 0..run {
             // SAFETY: just written, and this thread's alone.
             let bytes = unsafe { core::slice::from_raw_parts(to.add(i * block.bytes()), block.bytes()) };
-            if xxh3_128(bytes) != context.hashes[first + i] {
+            if self.fingerprints.of(bytes) != context.fingerprints[first + i] {
                 return Err(swap.damaged(Place::of(context.handles[first + i]).map_or(0, |p| p.slot)));
             }
         }

@@ -107,7 +107,7 @@ impl Pager {
 
     // Raw folios.
 
-    /// Writes a folio that the store has refused to the swap file. `context.hashes` has the hashes of its blocks.
+    /// Writes a folio that the store has refused to the swap file. `context.fingerprints` has those of its blocks.
     pub(crate) fn write_out(&self, context: &Context, refused: &Refused) -> Fate {
         let Some(swap) = self.swap.as_ref().filter(|swap| swap.accepts()) else { return Fate::Stays };
         let &Refused { id, key, order, frame } = refused;
@@ -129,8 +129,8 @@ impl Pager {
             return Fate::Stays;
         }
         self.drop_copy(&guard, id);
-        for (slot, hash) in self.folios.slots(folio).iter_mut().zip(&context.hashes) {
-            slot.hash = *hash;
+        for (slot, fingerprint) in self.folios.slots(folio).iter_mut().zip(&context.fingerprints) {
+            slot.fingerprint = *fingerprint;
         }
         let ticket = swap.outbox.ticket();
         folio.writing = ticket;

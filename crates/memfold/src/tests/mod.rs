@@ -2,6 +2,7 @@
 mod moment;
 mod cluster;
 mod fault;
+mod fingerprint;
 mod frames;
 mod hint;
 mod small;

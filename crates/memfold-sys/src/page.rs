@@ -1,0 +1,77 @@
+//! Whole pages as a type: what a device that passes the page cache by (O_DIRECT) reads and writes, and what a block is decoded to.
+use crate::units::{Order, PAGE_SIZE};
+use alloc::boxed::Box;
+
+/// One page. A `*mut Page` is page-aligned; [`Page::at`] makes one of an address.
+#[repr(C, align(4096))]
+pub struct Page([u8; PAGE_SIZE]);
+
+const _: () = assert!(align_of::<Page>() == PAGE_SIZE && size_of::<Page>() == PAGE_SIZE);
+
+impl Page {
+    /// The page that begins at `byte`.
+    ///
+    /// # Panics
+    /// If none begins there.
+    pub fn at(byte: *mut u8) -> *mut Page {
+        assert!((byte as usize).is_multiple_of(PAGE_SIZE), "{byte:p} is not where a page begins");
+        byte.cast()
+    }
+}
+
+/// Whole pages on the heap, zeros at first.
+pub struct PageBuffer(Box<[Page]>);
+
+impl PageBuffer {
+    /// Room for a block of `order`.
+    pub fn new(order: Order) -> PageBuffer {
+        // SAFETY: zeros are a valid value of every byte of a page.
+        PageBuffer(unsafe { Box::new_zeroed_slice(order.pages()).assume_init() })
+    }
+
+    /// Bytes.
+    #[allow(clippy::len_without_is_empty)] // It never is.
+    pub fn len(&self) -> usize {
+        self.0.len() * PAGE_SIZE
+    }
+
+    /// The first page.
+    pub fn as_mut_ptr(&mut self) -> *mut Page {
+        self.0.as_mut_ptr()
+    }
+
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: as many bytes, initialised, borrowed as long as the buffer.
+        unsafe { core::slice::from_raw_parts(self.0.as_ptr().cast(), self.len()) }
+    }
+
+    /// All bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as many bytes, initialised, borrowed as long as the buffer.
+        unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_begins_where_a_page_begins() {
+        let orders: std::vec::Vec<PageBuffer> =
+            (0..=9).map(|order| PageBuffer::new(Order::new(order).unwrap())).collect();
+        for (mut buffer, order) in orders.into_iter().zip(0..) {
+            let first = buffer.as_mut_ptr();
+            assert_eq!((Page::at(first.cast()), buffer.len()), (first, PAGE_SIZE << order));
+            assert!(buffer.bytes().iter().all(|byte| *byte == 0));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "is not where a page begins")]
+    fn what_is_not_aligned_is_no_page() {
+        let mut buffer = PageBuffer::new(Order::PAGE);
+        Page::at(buffer.bytes_mut()[16..].as_mut_ptr());
+    }
+}
