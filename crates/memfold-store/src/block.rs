@@ -17,6 +17,7 @@ use crate::entry::{Header, SAME};
 use crate::samefilled::{fill, pattern_of};
 use alloc::boxed::Box;
 use alloc::vec;
+use memfold_sys::page::PageBuffer;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
 const MODE_ZERO: u8 = 0;
@@ -34,8 +35,8 @@ pub const fn huge_threshold(block_bytes: usize) -> usize {
 pub(crate) struct Scratch {
     /// The list of same-filled pages, ending at `BODY`, and from there the compressed bytes: one payload.
     packed: Box<[u8]>,
-    /// Pages gathered from between same-filled ones.
-    gathered: Box<[u8]>,
+    /// Pages gathered from between same-filled ones. Free for other use between blocks.
+    pub gathered: PageBuffer,
     /// What a block becomes without the dictionary, to compare.
     plain: Box<[u8]>,
     luck: Luck,
@@ -106,12 +107,13 @@ pub(crate) enum DecodeError {
 }
 
 impl Scratch {
-    pub fn new(block_bytes_max: usize) -> Scratch {
+    pub fn new(block_order: Order) -> Scratch {
+        let block_bytes_max = block_order.bytes();
         // More than any codec needs in the worst case, so that none has to watch its output for room.
         let body = block_bytes_max + block_bytes_max / 128 + 1024;
         Scratch {
             packed: vec![0; BODY + body].into_boxed_slice(),
-            gathered: vec![0; block_bytes_max].into_boxed_slice(),
+            gathered: PageBuffer::new(block_order),
             plain: vec![0; body].into_boxed_slice(),
             luck: Luck::default(),
             patterns: vec![0; MAX_PAGES].into_boxed_slice().try_into().expect("the length is the array's"),
@@ -353,7 +355,7 @@ unsafe fn gather(scratch: &mut Scratch, same: &BlockSet, src: *const u8, pages: 
     }
     assert!(count * PAGE_SIZE <= scratch.gathered.len());
     for (rank, page) in (0..pages).filter(|p| !same.contains(*p)).enumerate() {
-        let to = scratch.gathered[rank * PAGE_SIZE..][..PAGE_SIZE].as_mut_ptr();
+        let to = scratch.gathered.bytes_mut()[rank * PAGE_SIZE..][..PAGE_SIZE].as_mut_ptr();
         // SAFETY: page `page` lies in the block; `to` has room for a page and lies in another buffer.
         unsafe { core::ptr::copy_nonoverlapping(src.add(page * PAGE_SIZE), to, PAGE_SIZE) };
     }

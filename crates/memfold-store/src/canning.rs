@@ -5,10 +5,10 @@ use crate::codec::{Canned, CodecSpec, id};
 use crate::cover::Cover;
 use crate::dictionary::{DICTIONARY_BYTES_MAX, Dictionary, DictionaryKind};
 use crate::store::Store;
-use crate::worker::BlockBuffer;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+use memfold_sys::page::PageBuffer;
 use memfold_sys::sync::atomic::Ordering::*;
 use memfold_sys::units::Order;
 
@@ -64,15 +64,15 @@ pub struct Trial {
     spec: CodecSpec,
     order: Order,
     scratch: Scratch,
-    buffer: BlockBuffer,
+    buffer: PageBuffer,
     encoder: alloc::boxed::Box<dyn crate::codec::Encoder>,
 }
 
 impl Trial {
     /// For blocks of `order`.
     pub fn new(spec: CodecSpec, order: Order) -> Trial {
-        let (scratch, encoder) = (Scratch::new(order.bytes()), spec.encoder(order.bytes()));
-        Trial { spec, order, scratch, buffer: BlockBuffer::new(order), encoder }
+        let (scratch, encoder) = (Scratch::new(order), spec.encoder(order.bytes()));
+        Trial { spec, order, scratch, buffer: PageBuffer::new(order), encoder }
     }
 
     /// Bytes of payload that `blocks` become without a dictionary.

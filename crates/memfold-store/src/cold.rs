@@ -106,16 +106,13 @@ impl Store {
         Ok(Some(new))
     }
 
-    /// Whether `new` decodes to what the object in the spare buffer is, compared by hash as the buffer is needed.
+    /// Whether `new` decodes to the block in the spare buffer.
     fn reads_back(&self, w: &mut Worker, new: Handle, order: Order) -> bool {
-        let hash = |w: &Worker| {
-            // SAFETY: the spare buffer has at least a block of the store's order, initialised.
-            crate::hash::xxh3_128(unsafe { core::slice::from_raw_parts(w.spare.as_ptr(), order.bytes()) })
-        };
-        let before = hash(w);
-        let to = w.spare.as_mut_ptr();
-        // SAFETY: the spare has room for the block, and the new object is known to nobody else.
-        unsafe { self.load_object(&mut w.decoders, new, order, to).is_ok() && hash(w) == before }
+        let back = w.scratch.gathered.as_mut_ptr();
+        // SAFETY: the buffer has room for a block of the store's order, page-aligned, and is this worker's; the new object is known to
+        // nobody else.
+        let loaded = unsafe { self.load_object(&mut w.decoders, new, order, back) };
+        loaded.is_ok() && w.scratch.gathered.bytes()[..order.bytes()] == w.spare.bytes()[..order.bytes()]
     }
 
     /// Notes a new object's key and flags.

@@ -5,6 +5,7 @@ use crate::error::LoadProblem;
 use crate::handle::Handle;
 use crate::store::Store;
 use crate::worker::Worker;
+use memfold_sys::page::Page;
 use memfold_sys::units::Order;
 
 /// A stored object's payload, and what is needed to decode it.
@@ -46,8 +47,11 @@ impl Store {
     /// # Errors
     /// It is no block of `order`, or makes no sense. `dst` holds any bytes then.
     ///
+    /// # Panics
+    /// If no page begins at `dst`.
+    ///
     /// # Safety
-    /// - `dst` points to `order.bytes()` writable bytes, page-aligned, that nobody else accesses during the call.
+    /// - `dst` points to `order.bytes()` writable bytes that nobody else accesses during the call.
     pub unsafe fn import(
         &self,
         w: &mut Worker,
@@ -56,6 +60,7 @@ impl Store {
         order: Order,
         dst: *mut u8,
     ) -> Result<(), LoadProblem> {
+        assert!(Page::begins_at(dst));
         let header = Header::of_fields(fields);
         if header.order != order.get() {
             return Err(LoadProblem::Order { expected: order.get(), found: header.order });

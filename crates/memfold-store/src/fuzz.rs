@@ -7,11 +7,11 @@ use crate::canned::{Cans, Decoders};
 use crate::codec::{CODECS, Canned, CodecSpec, id};
 use crate::dictionary::Dictionary;
 use crate::entry::Header;
-use crate::worker::BlockBuffer;
 use alloc::boxed::Box;
 use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;
+use memfold_sys::page::PageBuffer;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// The largest block that is tried: 64 KiB.
@@ -50,7 +50,7 @@ pub fn round_trip(data: &[u8]) {
         CodecSpec::parse(&alloc::format!("{}:{level}", codec.name)).expect("a level of the table")
     };
     let order = order(shape % (ORDER_MAX + 1));
-    let mut block = BlockBuffer::new(order);
+    let mut block = PageBuffer::new(order);
     // SAFETY: the buffer is ours.
     let bytes = unsafe { core::slice::from_raw_parts_mut(block.as_mut_ptr(), order.bytes()) };
     if !rest.is_empty() {
@@ -59,7 +59,7 @@ pub fn round_trip(data: &[u8]) {
     for page in (0..order.pages()).filter(|page| same >> (page % 8) & 1 != 0) {
         bytes[page * PAGE_SIZE..][..PAGE_SIZE].fill(page as u8 & same);
     }
-    let (mut scratch, mut encoder) = (Scratch::new(order.bytes()), spec.encoder(order.bytes()));
+    let (mut scratch, mut encoder) = (Scratch::new(order), spec.encoder(order.bytes()));
     // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
     let encoded = unsafe {
         block::encode(
@@ -98,8 +98,8 @@ pub fn dictionary(data: &[u8]) {
     for name in ["lz4", "zstd"] {
         let spec = CodecSpec::parse(name).expect("a name of the table");
         let Some(canned) = Canned::new(spec, &dictionary, PAGE_SIZE) else { continue };
-        let (mut scratch, mut encoder) = (Scratch::new(PAGE_SIZE), spec.encoder(PAGE_SIZE));
-        let mut block = BlockBuffer::new(order(0));
+        let (mut scratch, mut encoder) = (Scratch::new(Order::PAGE), spec.encoder(PAGE_SIZE));
+        let mut block = PageBuffer::new(order(0));
         let len = dictionary.content().len().min(PAGE_SIZE);
         let packer = Packer { encoder: &mut *encoder, format: spec.format(), canned: Some((id::CANNED, &canned)) };
         // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
@@ -132,7 +132,7 @@ fn decode_guarded(decoders: &mut Decoders, header: Header, payload: &[u8], order
     if payload.is_empty() {
         return None; // `Pool::pin` refuses it
     }
-    let mut buffer = BlockBuffer::new(Order::covering(order.bytes() + 2 * PAGE_SIZE).expect("small"));
+    let mut buffer = PageBuffer::new(Order::covering(order.bytes() + 2 * PAGE_SIZE).expect("small"));
     // SAFETY: the buffer is ours.
     let bytes = unsafe { core::slice::from_raw_parts_mut(buffer.as_mut_ptr(), buffer.len()) };
     bytes.fill(CANARY);
@@ -158,14 +158,14 @@ pub fn seeds() -> Vec<Vec<u8>> {
             let order = Order::covering(pages * PAGE_SIZE).expect("small");
             let mut block = vec![0u64; order.bytes() / 8];
             block.iter_mut().enumerate().for_each(|(i, word)| *word = (i as u64 % 97) << (i % 40));
-            let mut buffer = BlockBuffer::new(order);
+            let mut buffer = PageBuffer::new(order);
             // SAFETY: the buffer is ours and as long as the block.
             unsafe { core::ptr::copy_nonoverlapping(block.as_ptr().cast(), buffer.as_mut_ptr(), order.bytes()) };
             if shape & 0x80 != 0 {
                 // SAFETY: the second page of the buffer.
                 unsafe { buffer.as_mut_ptr().add(PAGE_SIZE).write_bytes(shape, PAGE_SIZE) };
             }
-            let (mut scratch, mut encoder) = (Scratch::new(order.bytes()), spec.encoder(order.bytes()));
+            let (mut scratch, mut encoder) = (Scratch::new(order), spec.encoder(order.bytes()));
             // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
             let encoded = unsafe {
                 block::encode(

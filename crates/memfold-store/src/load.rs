@@ -7,6 +7,7 @@ use crate::pool::{Damage, Pinned};
 use crate::samefilled::fill;
 use crate::store::Store;
 use crate::worker::Worker;
+use memfold_sys::page::Page;
 use memfold_sys::sync::atomic::Ordering::*;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
@@ -18,10 +19,14 @@ impl Store {
     /// # Errors
     /// Says what was expected and what was found. `dst` holds any bytes then, never ones taken for right.
     ///
+    /// # Panics
+    /// If no page begins at `dst`.
+    ///
     /// # Safety
-    /// - `dst` points to `order.bytes()` writable bytes, page-aligned, that nobody else accesses during the call.
+    /// - `dst` points to `order.bytes()` writable bytes that nobody else accesses during the call.
     /// - `handle` is not freed during the call.
     pub unsafe fn load(&self, w: &mut Worker, handle: Handle, order: Order, dst: *mut u8) -> Result<(), LoadError> {
+        assert!(Page::begins_at(dst));
         // SAFETY: as the caller says.
         let loaded = unsafe { self.load_object(&mut w.decoders, handle, order, dst) };
         let counters = &self.counters[w.counters];
@@ -52,10 +57,10 @@ impl Store {
     /// As for [`Store::load`].
     ///
     /// # Panics
-    /// If the pages are not within a block of `order`, or `order` is above the store's block order.
+    /// If the pages are not within a block of `order`, or `order` is above the store's block order, or no page begins at `dst`.
     ///
     /// # Safety
-    /// - `dst` points to `pages` writable pages, page-aligned, that nobody else accesses during the call.
+    /// - `dst` points to `pages` writable pages that nobody else accesses during the call.
     /// - `handle` is not freed during the call.
     pub unsafe fn load_pages(
         &self,
@@ -66,7 +71,7 @@ impl Store {
         pages: usize,
         dst: *mut u8,
     ) -> Result<bool, LoadError> {
-        assert!(order <= self.block_order && first_page + pages <= order.pages());
+        assert!(order <= self.block_order && first_page + pages <= order.pages() && Page::begins_at(dst));
         let counters = &self.counters[w.counters];
         let whole = pages == order.pages();
         if !whole {

@@ -11,9 +11,10 @@ use crate::pool::{Payload, Pool};
 use crate::samefilled::pattern_of;
 use crate::save::SaveReport;
 use crate::store::Store;
-use crate::worker::{BlockBuffer, Worker};
+use crate::worker::Worker;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use memfold_sys::page::{Page, PageBuffer};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::now_ns;
 use memfold_sys::units::{Order, PAGE_SIZE};
@@ -41,7 +42,7 @@ pub struct OffloadStats {
 /// What a device wrote is believed as a codec's output is: wrong bytes are found by verify mode (Z7) or at the load.
 pub struct Offload {
     queue: Box<dyn Compressor>,
-    buffers: Box<[BlockBuffer]>,
+    buffers: Box<[PageBuffer]>,
     timeout_ns: u64,
     /// Room of the jobs under way.
     room: usize,
@@ -68,7 +69,7 @@ impl Offload {
     /// If `batch` is 0 or above [`BATCH_MAX`].
     pub fn new(queue: Box<dyn Compressor>, batch: usize, order: Order, timeout_ns: u64) -> Offload {
         assert!((1..=BATCH_MAX).contains(&batch));
-        let buffers = (0..batch).map(|_| BlockBuffer::new(order)).collect::<Vec<_>>().into_boxed_slice();
+        let buffers = (0..batch).map(|_| PageBuffer::new(order)).collect::<Vec<_>>().into_boxed_slice();
         Offload { queue, buffers, timeout_ns, room: 0, stats: OffloadStats::default() }
     }
 
@@ -114,7 +115,7 @@ impl Store {
         cancel: impl Fn() -> bool,
         out: &mut [Handle],
     ) -> Result<SaveReport, SaveError> {
-        assert!(which.end() <= self.blocks(order) && out.len() >= self.blocks(order));
+        assert!(which.end() <= self.blocks(order) && out.len() >= self.blocks(order) && Page::begins_at(folio));
         assert!(offload.buffers[0].len() >= self.block_order(order).bytes());
         self.ask_for_room(w)?;
         let (pool, order_of_blocks) = (self.pool_of(key), self.block_order(order));

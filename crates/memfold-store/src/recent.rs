@@ -1,7 +1,7 @@
 //! Recently decompressed blocks, so that reading a block page by page decompresses it once.
 use crate::handle::Handle;
-use crate::worker::BlockBuffer;
 use alloc::boxed::Box;
+use memfold_sys::page::PageBuffer;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
 use memfold_sys::units::Order;
@@ -19,7 +19,7 @@ pub(crate) struct RecentBlocks {
 }
 
 struct Recent {
-    buffer: BlockBuffer,
+    buffer: PageBuffer,
     /// Order of the block in the buffer.
     order: Order,
 }
@@ -30,7 +30,7 @@ impl RecentBlocks {
             tags: (0..count).map(|_| AtomicU64::new(0)).collect(),
             used: (0..count).map(|_| AtomicU64::new(0)).collect(),
             buffers: (0..count)
-                .map(|_| Mutex::new(Recent { buffer: BlockBuffer::new(block_order), order: block_order }))
+                .map(|_| Mutex::new(Recent { buffer: PageBuffer::new(block_order), order: block_order }))
                 .collect(),
             clock: AtomicU64::new(0),
         }

@@ -9,6 +9,7 @@ use crate::handle::Handle;
 use crate::pool::{Full, Payload, Pool};
 use crate::store::Store;
 use crate::worker::Worker;
+use memfold_sys::page::Page;
 use memfold_sys::sync::atomic::Ordering::*;
 use memfold_sys::units::Order;
 
@@ -42,10 +43,10 @@ impl Store {
     /// All or nothing: on an error nothing of this call stays in the store, and `out` is unchanged.
     ///
     /// # Panics
-    /// If `which` has blocks beyond the folio, `out` is shorter than the folio has blocks, or `w` is of another store.
+    /// If `which` has blocks beyond the folio, `out` is shorter than the folio has blocks, `w` is of another store, or no page begins at `folio`.
     ///
     /// # Safety
-    /// - `folio` points to `order.bytes()` readable bytes, page-aligned.
+    /// - `folio` points to `order.bytes()` readable bytes.
     /// - Nobody writes to the blocks in `which` during the call.
     #[allow(clippy::too_many_arguments)]
     pub unsafe fn save(
@@ -59,7 +60,7 @@ impl Store {
         out: &mut [Handle],
     ) -> Result<SaveReport, SaveError> {
         let block_order = self.block_order(order);
-        assert!(which.end() <= self.blocks(order) && out.len() >= self.blocks(order));
+        assert!(which.end() <= self.blocks(order) && out.len() >= self.blocks(order) && Page::begins_at(folio));
         self.ask_for_room(w)?;
         let pool = self.pool_of(key);
         let mut report = SaveReport::default();

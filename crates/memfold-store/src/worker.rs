@@ -6,7 +6,8 @@ use crate::handle::Handle;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
-use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
+use memfold_sys::page::PageBuffer;
+use memfold_sys::units::{MAX_PAGES, Order};
 
 /// Codec contexts and buffers of one thread. Everything is allocated when it is made, nothing afterwards.
 ///
@@ -16,7 +17,7 @@ pub struct Worker {
     pub(crate) encoder: Box<dyn Encoder>,
     pub(crate) decoders: Decoders,
     pub(crate) scratch: Scratch,
-    pub(crate) spare: BlockBuffer,
+    pub(crate) spare: PageBuffer,
     /// Handles of a save that is not finished.
     pub(crate) saved: Box<[Handle]>,
     /// Which group of counters it adds to.
@@ -30,8 +31,8 @@ impl Worker {
             spec,
             encoder: spec.encoder(bytes),
             decoders: Decoders::new(cans),
-            scratch: Scratch::new(bytes),
-            spare: BlockBuffer::new(block_order),
+            scratch: Scratch::new(block_order),
+            spare: PageBuffer::new(block_order),
             saved: vec![Handle::NONE; MAX_PAGES].into_boxed_slice(),
             counters,
         }
@@ -48,32 +49,5 @@ impl Worker {
         if spec != self.spec {
             (self.spec, self.encoder) = (spec, spec.encoder(self.spare.len()));
         }
-    }
-}
-
-#[repr(C, align(4096))]
-#[derive(Copy, Clone)]
-struct Page([u8; PAGE_SIZE]);
-
-/// A page-aligned buffer for one block.
-pub(crate) struct BlockBuffer {
-    pages: Box<[Page]>,
-}
-
-impl BlockBuffer {
-    pub fn new(order: Order) -> BlockBuffer {
-        BlockBuffer { pages: vec![Page([0; PAGE_SIZE]); order.pages()].into_boxed_slice() }
-    }
-
-    pub fn len(&self) -> usize {
-        self.pages.len() * PAGE_SIZE
-    }
-
-    pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.pages.as_mut_ptr().cast()
-    }
-
-    pub fn as_ptr(&self) -> *const u8 {
-        self.pages.as_ptr().cast()
     }
 }

@@ -1,5 +1,6 @@
 //! The swap device as the engine sees it: the seam where tests put a faulty one.
 use crate::Errno;
+use crate::page::Page;
 
 /// Which way bytes go.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -10,7 +11,7 @@ pub enum Way {
     Write,
 }
 
-/// One read or write. Offset, length and address are multiples of the page size.
+/// One read or write. Offset and length are multiples of the page size.
 #[derive(Copy, Clone, Debug)]
 pub struct Transfer {
     /// Which way.
@@ -18,7 +19,7 @@ pub struct Transfer {
     /// Where on the device, bytes.
     pub offset: u64,
     /// Where in memory.
-    pub at: *mut u8,
+    pub at: *mut Page,
     /// How much, bytes.
     pub len: usize,
     /// Bytes done so far; for implementations.
@@ -29,7 +30,7 @@ pub struct Transfer {
 
 impl Transfer {
     /// A transfer to be done.
-    pub fn new(way: Way, offset: u64, at: *mut u8, len: usize) -> Transfer {
+    pub fn new(way: Way, offset: u64, at: *mut Page, len: usize) -> Transfer {
         Transfer { way, offset, at, len, done: 0, result: Ok(()) }
     }
 }

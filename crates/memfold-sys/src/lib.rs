@@ -7,6 +7,7 @@
 extern crate alloc;
 
 pub mod units;
+pub mod page;
 mod clock;
 pub mod sync;
 pub mod raw;

@@ -14,8 +14,13 @@ impl Page {
     /// # Panics
     /// If none begins there.
     pub fn at(byte: *mut u8) -> *mut Page {
-        assert!((byte as usize).is_multiple_of(PAGE_SIZE), "{byte:p} is not where a page begins");
+        assert!(Page::begins_at(byte), "{byte:p} is not where a page begins");
         byte.cast()
+    }
+
+    /// Whether a page begins at `byte`.
+    pub fn begins_at(byte: *const u8) -> bool {
+        byte.addr().is_multiple_of(PAGE_SIZE)
     }
 }
 
@@ -36,20 +41,30 @@ impl PageBuffer {
     }
 
     /// The first page.
-    pub fn as_mut_ptr(&mut self) -> *mut Page {
+    pub fn pages_mut(&mut self) -> *mut Page {
         self.0.as_mut_ptr()
+    }
+
+    /// The first byte.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.0.as_ptr().cast()
     }
 
     /// All bytes.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: as many bytes, initialised, borrowed as long as the buffer.
-        unsafe { core::slice::from_raw_parts(self.0.as_ptr().cast(), self.len()) }
+        unsafe { core::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 
     /// All bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as many bytes, initialised, borrowed as long as the buffer.
-        unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.len()) }
+        unsafe { core::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
     }
 }
 
@@ -62,7 +77,7 @@ mod tests {
         let orders: std::vec::Vec<PageBuffer> =
             (0..=9).map(|order| PageBuffer::new(Order::new(order).unwrap())).collect();
         for (mut buffer, order) in orders.into_iter().zip(0..) {
-            let first = buffer.as_mut_ptr();
+            let first = buffer.pages_mut();
             assert_eq!((Page::at(first.cast()), buffer.len()), (first, PAGE_SIZE << order));
             assert!(buffer.bytes().iter().all(|byte| *byte == 0));
         }

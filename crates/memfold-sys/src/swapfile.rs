@@ -1,6 +1,7 @@
 //! The real swap device: a file without a name.
 use crate::Errno;
 use crate::disk::{Disk, Transfer, Way};
+use crate::page::Page;
 use crate::sync::Mutex;
 use crate::uring::{BATCH, Ring};
 use alloc::string::{String, ToString};
@@ -99,9 +100,9 @@ impl FileDisk {
         // SAFETY: the zone is ours and a page long.
         unsafe {
             at.write_bytes(0xA5, PROBE_BYTES);
-            self.plain(&mut Transfer::new(Way::Write, 0, at, PROBE_BYTES))?;
+            self.plain(&mut Transfer::new(Way::Write, 0, Page::at(at), PROBE_BYTES))?;
             at.write_bytes(0, PROBE_BYTES);
-            self.plain(&mut Transfer::new(Way::Read, 0, at, PROBE_BYTES))?;
+            self.plain(&mut Transfer::new(Way::Read, 0, Page::at(at), PROBE_BYTES))?;
             if core::slice::from_raw_parts(at, PROBE_BYTES).iter().any(|b| *b != 0xA5) {
                 return Err(Errno::IO);
             }
@@ -123,7 +124,7 @@ impl FileDisk {
             let (offset, left) = (transfer.offset + transfer.done as u64, transfer.len - transfer.done);
             // SAFETY: the caller vouches for the memory; it is touched through the slice during the call only.
             let step = unsafe {
-                let bytes = core::slice::from_raw_parts_mut(transfer.at.add(transfer.done), left);
+                let bytes = core::slice::from_raw_parts_mut(transfer.at.cast::<u8>().add(transfer.done), left);
                 match transfer.way {
                     Way::Read => rustix::io::pread(&self.file, bytes, offset),
                     Way::Write => rustix::io::pwrite(&self.file, bytes, offset),
@@ -281,7 +282,7 @@ mod tests {
                 random(source).unwrap();
                 let piece = 2 * MAX_BYTES / 64;
                 let part = |way, to: usize, n: usize| {
-                    Transfer::new(way, (n * piece) as u64, zone.as_ptr().add(to + n * piece), piece)
+                    Transfer::new(way, (n * piece) as u64, Page::at(zone.as_ptr().add(to + n * piece)), piece)
                 };
                 let mut writes: Vec<Transfer> = (0..64).map(|n| part(Way::Write, 0, n)).collect();
                 disk.transfer(&mut writes);
@@ -327,9 +328,9 @@ mod tests {
         // SAFETY: the zone has two pages, and outlives the transfers.
         unsafe {
             zone.as_ptr().write_bytes(0x5A, PAGE_SIZE);
-            let mut write = [Transfer::new(Way::Write, 4096, zone.as_ptr(), PAGE_SIZE)];
+            let mut write = [Transfer::new(Way::Write, 4096, Page::at(zone.as_ptr()), PAGE_SIZE)];
             disk.transfer(&mut write);
-            let mut read = [Transfer::new(Way::Read, 4096, zone.as_ptr().add(PAGE_SIZE), PAGE_SIZE)];
+            let mut read = [Transfer::new(Way::Read, 4096, Page::at(zone.as_ptr().add(PAGE_SIZE)), PAGE_SIZE)];
             disk.transfer(&mut read);
             assert_eq!((write[0].result, read[0].result), (Ok(()), Ok(())));
             assert!(core::slice::from_raw_parts(zone.as_ptr(), 2 * PAGE_SIZE).iter().all(|b| *b == 0x5A));
@@ -380,7 +381,7 @@ mod tests {
         every_way(|disk| {
             disk.grow(PAGE_SIZE as u64).unwrap();
             let zone = Zone::reserve(2 * PAGE_SIZE, PAGE_SIZE).unwrap();
-            let mut read = [Transfer::new(Way::Read, 0, zone.as_ptr(), 2 * PAGE_SIZE)];
+            let mut read = [Transfer::new(Way::Read, 0, Page::at(zone.as_ptr()), 2 * PAGE_SIZE)];
             // SAFETY: the zone has two pages.
             unsafe { disk.transfer(&mut read) };
             assert_eq!(read[0].result, Err(Errno::IO));

@@ -196,8 +196,8 @@ impl Inner {
         unsafe {
             let device = self.bytes.as_mut_ptr().add(start);
             match transfer.way {
-                Way::Read => core::ptr::copy_nonoverlapping(device, transfer.at, part),
-                Way::Write => core::ptr::copy_nonoverlapping(transfer.at, device, part),
+                Way::Read => core::ptr::copy_nonoverlapping(device, transfer.at.cast(), part),
+                Way::Write => core::ptr::copy_nonoverlapping(transfer.at.cast(), device, part),
             }
         }
         match transfer.way {

@@ -4,6 +4,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
 use memfold_store::{Handle, Offload, SoftwarePool, Store, Worker};
+use memfold_sys::page::PageBuffer;
 use memfold_sys::sync::{Mutex, MutexGuard};
 use memfold_sys::units::{MAX_PAGES, Order};
 
@@ -21,7 +22,7 @@ pub struct Context {
     /// New fingerprints of the folio being saved.
     pub fingerprints: [Fingerprint; MAX_PAGES],
     /// One decompressed block.
-    pub buffer: Vec<u8>,
+    pub buffer: PageBuffer,
 }
 
 /// All contexts of an engine. The first is made at set-up, each other when it is first borrowed: most processes of a run are small,
@@ -68,7 +69,7 @@ impl Contexts {
             offload: self.codecs.as_ref().map(offload),
             handles: [Handle::NONE; MAX_PAGES],
             fingerprints: [Fingerprint::NONE; MAX_PAGES],
-            buffer: alloc::vec![0; self.block.bytes()],
+            buffer: PageBuffer::new(self.block),
         })
     }
 

@@ -7,6 +7,7 @@
 //! Equation: `populated = full free + full in use`; `populated + mapped` is the memory that the pager holds.
 use core::ops::Range;
 use memfold_sys::Errno;
+use memfold_sys::page::Page;
 use memfold_sys::space::Space;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -103,6 +104,11 @@ impl Frames {
     /// Address of a frame.
     pub fn addr(&self, frame: Frame) -> usize {
         self.zone.start() + ((frame as usize) << PAGE_SHIFT)
+    }
+
+    /// First page of a frame.
+    pub fn page(&self, frame: Frame) -> *mut Page {
+        Page::at(self.addr(frame) as *mut u8)
     }
 
     /// 2 MiB of zeros.

@@ -12,6 +12,7 @@ use crate::reclaim::Progress;
 use crate::stats;
 use core::ops::Range;
 use memfold_store::{BlockSet, Handle};
+use memfold_sys::page::Page;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
@@ -176,8 +177,9 @@ impl Pager {
         let (key, order, slot) = (folio.key, folio.order, self.folios.slots(folio)[0]);
         let mut context = self.contexts.borrow(&self.store);
         let context = &mut *context;
-        // SAFETY: the scratch holds the largest block, and is this thread's alone while it holds `areas` for writing.
-        unsafe { self.fetch_one(context, slot, order, self.scratch.as_ptr()) };
+        // SAFETY: the scratch holds the largest block, and is this thread's alone while it holds `areas` for writing; who frees a
+        // `Stored` folio's copy holds its shard, as we do.
+        unsafe { self.fetch_one(context, slot, order, Page::at(self.scratch.as_ptr())) };
         let one = BlockSet::first(1);
         // A full pool, or that they don't shrink, is no reason to refuse: these pages take the place of the block. And
         // `unfold_block` may wait for ever where an event waits to be read, as its reader may be this thread. Whoever saves a
@@ -185,7 +187,7 @@ impl Pager {
         let _past = self.store.past_limit();
         self.store.set_refuse_incompressible(false);
         for page in 0..order.pages() {
-            // SAFETY: as above; page `page` of the block lies in the scratch.
+            // SAFETY: as above, so nobody writes there; page `page` of the block lies in the scratch.
             let saved = unsafe {
                 let from = self.scratch.as_ptr().add(page * PAGE_SIZE);
                 context.fingerprints[page] = self.fingerprints.of(core::slice::from_raw_parts(from, PAGE_SIZE));
@@ -233,8 +235,8 @@ impl Pager {
             }
         });
         let mut context = self.contexts.borrow(&self.store);
-        // SAFETY: the frame is full, of the block's order, and ours.
-        unsafe { self.fetch_one(&mut context, slot, order, self.frames.addr(frame) as *mut u8) };
+        // SAFETY: the frame is full, of the block's order, and ours; who frees the folio's copy holds its shard, as we do.
+        unsafe { self.fetch_one(&mut context, slot, order, self.frames.page(frame)) };
         drop(context);
         folio.frame = frame;
         folio.state = State::Cached;

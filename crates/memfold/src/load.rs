@@ -373,7 +373,7 @@ impl Pager {
     fn decompress(&self, context: &mut Context, order: Order, frame: Frame) -> bool {
         let (block, count) = (self.folios.block_order(order), self.folios.block_count(order));
         // SAFETY: the frame is full, of this order, and this thread's alone; the folio is `Loading`, so its copy stays.
-        unsafe { self.fetch(context, block, count, self.frames.addr(frame) as *mut u8) }
+        unsafe { self.fetch(context, block, count, self.frames.page(frame)) }
     }
 
     /// Loads a window ahead of its use, if it still is stored.

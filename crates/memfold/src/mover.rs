@@ -6,6 +6,7 @@ use crate::tier::{GROUP_BYTES, Tier};
 use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_sys::disk::{Disk, Transfer, Way};
+use memfold_sys::page::Page;
 use memfold_sys::remote::{ENTRIES_MAX, Failure, Fetch, Object};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::sleep_ns;
@@ -198,7 +199,7 @@ impl Tier {
                 let to = pages.next().expect("a page for each slot");
                 if leaving.local & bit != 0 {
                     let offset = leaving.group * GROUP_BYTES as u64 + at * PAGE_SIZE as u64;
-                    reads.push(Transfer::new(Way::Read, offset, to.as_mut_ptr(), PAGE_SIZE));
+                    reads.push(Transfer::new(Way::Read, offset, Page::at(to.as_mut_ptr()), PAGE_SIZE));
                     owners.push(i);
                 } else {
                     let (number, stored) = leaving.old;

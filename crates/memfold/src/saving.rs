@@ -115,7 +115,7 @@ impl Pager {
         } else {
             self.relieve_pool();
             self.bound_pool();
-            // SAFETY: the frame holds the folio's bytes, full and still, as long as it is `Saving`.
+            // SAFETY: the frame has the folio's size and holds its bytes, full and still, as long as it is `Saving`.
             unsafe {
                 let out = &mut context.handles[..count];
                 let w = &mut context.worker;

@@ -51,14 +51,15 @@ impl Pager {
             return None;
         }
         let mut context = self.contexts.borrow(&self.store);
-        let buffer = context.buffer.as_mut_ptr();
-        // SAFETY: the buffer holds a block of the largest order that blocks have here.
+        let buffer = context.buffer.pages_mut();
+        // SAFETY: the buffer holds a block of the largest order that blocks have here, and is this context's, which is lent to this
+        // thread; the folio is `Loading` by it, so that nobody else frees its copy.
         let from_file = unsafe { self.fetch_one(&mut context, slot, order, buffer) };
         let guard = self.shards.lock(key);
         let home = area.addr_of(start);
         let quiet = self.changes.quiet()?;
         // SAFETY: the shard is locked, the buffer holds the folio's bytes, and `home` is its own range.
-        match unsafe { self.space.copy(home, buffer, order.bytes(), wake == Wake::Now) } {
+        match unsafe { self.space.copy(home, buffer.cast(), order.bytes(), wake == Wake::Now) } {
             Ok(()) => {}
             Err(partial) if partial.errno == Errno::EXIST && order == Order::PAGE => {
                 // A page that is there is newer than ours, as in `carry_in`, and the folio must not be `Loading` any more when

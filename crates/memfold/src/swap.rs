@@ -21,6 +21,7 @@ use core::ops::Range;
 use memfold_store::Handle;
 use memfold_sys::Errno;
 use memfold_sys::disk::{Disk, Transfer, Way};
+use memfold_sys::page::Page;
 use memfold_sys::remote::Remote;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex};
@@ -399,7 +400,7 @@ impl Swap {
         debug_assert!(len <= self.buffer_bytes && buffer < WRITE_BUFFERS);
         // SAFETY: the buffer lies in the zone.
         let at = unsafe { self.buffers.as_ptr().add(buffer * self.buffer_bytes) };
-        Transfer::new(Way::Write, slot * PAGE_SIZE as u64, at, len)
+        Transfer::new(Way::Write, slot * PAGE_SIZE as u64, Page::at(at), len)
     }
 
     /// Does writes that [`Swap::write_of`] made.
@@ -443,8 +444,8 @@ impl Swap {
     /// [`ReadError`]; what is at `to` is not to be used then.
     ///
     /// # Safety
-    /// - `to` has room for `count` blocks, page-aligned, that nobody else touches; the objects are not freed meanwhile.
-    pub unsafe fn read_raw(&self, place: Place, count: usize, block: Order, to: *mut u8) -> Result<(), ReadError> {
+    /// - `to` has room for `count` blocks that nobody else touches; the objects are not freed meanwhile.
+    pub unsafe fn read_raw(&self, place: Place, count: usize, block: Order, to: *mut Page) -> Result<(), ReadError> {
         let len = count * block.bytes();
         // SAFETY: the caller vouches for the memory.
         unsafe { self.read(place.slot, to, len)? };
@@ -453,7 +454,7 @@ impl Swap {
             // SAFETY: the mark was written before the object was entered; `to` has room, as the caller says.
             let opened = unsafe {
                 let mark = self.mark(slot).read();
-                let bytes = core::slice::from_raw_parts_mut(to.add(i * block.bytes()), block.bytes());
+                let bytes = core::slice::from_raw_parts_mut(to.add(i * block.pages()).cast(), block.bytes());
                 self.seal.open(raw_bound(slot, mark.number, block), bytes, &mark.tag)
             };
             if !opened {
@@ -483,7 +484,7 @@ impl Swap {
         // SAFETY: the buffer is this thread's.
         let result = unsafe {
             let bytes = self.buffer(buffer);
-            self.read(first.slot, bytes.as_mut_ptr(), len)
+            self.read(first.slot, Page::at(bytes.as_mut_ptr()), len)
                 .and_then(|()| each(&mut Packed { swap: self, slot: first.slot, bytes: &mut bytes[..len] }))
         };
         self.give_buffer(buffer);
@@ -497,7 +498,7 @@ impl Swap {
 
     /// # Safety
     /// - As for [`Disk::transfer`].
-    unsafe fn read(&self, slot: u64, to: *mut u8, len: usize) -> Result<(), ReadError> {
+    unsafe fn read(&self, slot: u64, to: *mut Page, len: usize) -> Result<(), ReadError> {
         if let Some(tier) = &self.tier {
             // SAFETY: as the caller says.
             let result = unsafe { tier.read(&*self.disk, slot, len / PAGE_SIZE, to) };

@@ -10,6 +10,7 @@ use crate::place::Place;
 use crate::stats;
 use crate::swap::{ReadError, Swap};
 use memfold_store::Handle;
+use memfold_sys::page::Page;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
@@ -25,8 +26,8 @@ impl Pager {
     /// Writes one stored block to `to`. Ends the program if it is damaged. Returns whether it came from the swap file.
     ///
     /// # Safety
-    /// - `to` has room for a block of `order`, page-aligned, that nobody else touches; the block is not freed meanwhile.
-    pub(crate) unsafe fn fetch_one(&self, context: &mut Context, slot: Slot, order: Order, to: *mut u8) -> bool {
+    /// - `to` has room for a block of `order` that nobody else touches; the block is not freed meanwhile.
+    pub(crate) unsafe fn fetch_one(&self, context: &mut Context, slot: Slot, order: Order, to: *mut Page) -> bool {
         (context.handles[0], context.fingerprints[0]) = (slot.handle, slot.fingerprint);
         // SAFETY: as the caller says.
         unsafe { self.fetch(context, order, 1, to) }
@@ -36,13 +37,13 @@ impl Pager {
     /// program if one is damaged. Returns whether any came from the swap file.
     ///
     /// # Safety
-    /// - `to` has room for all of them, page-aligned, that nobody else touches; none is freed meanwhile.
-    pub(crate) unsafe fn fetch(&self, context: &mut Context, block: Order, count: usize, to: *mut u8) -> bool {
+    /// - `to` has room for all of them that nobody else touches; none is freed meanwhile.
+    pub(crate) unsafe fn fetch(&self, context: &mut Context, block: Order, count: usize, to: *mut Page) -> bool {
         let mut from_file = false;
         let mut i = 0;
         while i < count {
             // SAFETY: block `i` lies within what the caller vouches for.
-            let at = unsafe { to.add(i * block.bytes()) };
+            let at = unsafe { to.add(i * block.pages()) };
             let handle = context.handles[i];
             i += match (&self.swap, Place::of(handle)) {
                 (Some(swap), Some(place)) => {
@@ -53,7 +54,7 @@ impl Pager {
                 }
                 _ => {
                     // SAFETY: as the caller says.
-                    if let Err(e) = unsafe { self.store.load(&mut context.worker, handle, block, at) } {
+                    if let Err(e) = unsafe { self.store.load(&mut context.worker, handle, block, at.cast()) } {
                         panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
                     }
                     1
@@ -92,7 +93,7 @@ impl Pager {
         count: usize,
         place: Place,
         block: Order,
-        to: *mut u8,
+        to: *mut Page,
     ) -> Result<usize, ReadError> {
         let mut last = place;
         let mut run = 1;
@@ -116,7 +117,7 @@ impl Pager {
                     let (fields, payload) = packed.open(place)?;
                     // SAFETY: as the caller says.
                     let decoded =
-                        unsafe { self.store.import(worker, fields, payload, block, to.add(i * block.bytes())) };
+                        unsafe { self.store.import(worker, fields, payload, block, to.add(i * block.pages()).cast()) };
                     decoded.map_err(|_| swap.damaged(place.slot))?;
                 }
                 Ok(())
@@ -124,7 +125,7 @@ impl Pager {
         }
         for i in 0..run {
             // SAFETY: just written, and this thread's alone.
-            let bytes = unsafe { core::slice::from_raw_parts(to.add(i * block.bytes()), block.bytes()) };
+            let bytes = unsafe { core::slice::from_raw_parts(to.add(i * block.pages()).cast(), block.bytes()) };
             if self.fingerprints.of(bytes) != context.fingerprints[first + i] {
                 return Err(swap.damaged(Place::of(context.handles[first + i]).map_or(0, |p| p.slot)));
             }

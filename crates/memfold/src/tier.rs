@@ -19,6 +19,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_sys::Errno;
 use memfold_sys::disk::{Disk, Transfer, Way};
+use memfold_sys::page::Page;
 use memfold_sys::remote::{ENTRIES_MAX, Failure, Fetch, Remote};
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex, MutexGuard};
@@ -257,7 +258,7 @@ impl Tier {
     ///
     /// # Safety
     /// - `to` has room for `count` pages that nobody else touches; an object is in each slot and is not freed meanwhile.
-    pub unsafe fn read(&self, disk: &dyn Disk, slot: u64, count: usize, to: *mut u8) -> Result<(), Why> {
+    pub unsafe fn read(&self, disk: &dyn Disk, slot: u64, count: usize, to: *mut Page) -> Result<(), Why> {
         loop {
             let parts = self.locate(slot, count);
             // SAFETY: as the caller says.
@@ -298,9 +299,9 @@ impl Tier {
 
     /// # Safety
     /// - As for [`Tier::read`]; the parts are of the run at `slot`.
-    unsafe fn read_parts(&self, disk: &dyn Disk, slot: u64, parts: &[Part], to: *mut u8) -> Result<(), Why> {
+    unsafe fn read_parts(&self, disk: &dyn Disk, slot: u64, parts: &[Part], to: *mut Page) -> Result<(), Why> {
         // SAFETY: a part lies within the run, for which there is room.
-        let place = |p: &Part| unsafe { to.add((p.slot - slot) as usize * PAGE_SIZE) };
+        let place = |p: &Part| unsafe { to.add((p.slot - slot) as usize) };
         let near = parts.iter().filter(|p| p.object.is_none());
         let mut reads: Vec<Transfer> =
             near.map(|p| Transfer::new(Way::Read, p.slot * PAGE_SIZE as u64, place(p), p.count * PAGE_SIZE)).collect();
@@ -311,7 +312,7 @@ impl Tier {
         let mut fetches: Vec<Fetch<'_>> = far
             .map(|(p, (number, offset))| {
                 // SAFETY: as above; parts don't overlap, and the memory is the caller's alone.
-                let to = unsafe { core::slice::from_raw_parts_mut(place(p), p.count * PAGE_SIZE) };
+                let to = unsafe { core::slice::from_raw_parts_mut(place(p).cast(), p.count * PAGE_SIZE) };
                 Fetch { number, offset, to }
             })
             .collect();

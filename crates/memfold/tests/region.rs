@@ -254,3 +254,42 @@ fn an_engine_may_go_while_another_serves_faults() {
         gone.store(true, Relaxed);
     });
 }
+
+/// Random bytes, which go to the file as they are, and bytes that the pool shrinks and then packs.
+fn mixed(source: &[u8], n: usize, out: &mut [u8]) {
+    page(source, n, out);
+    if n % 8 < 4 {
+        let mut x = n as u64 + 1;
+        out.chunks_exact_mut(8).for_each(|word| {
+            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            word.copy_from_slice(&(x ^ x >> 29).to_le_bytes());
+        });
+    }
+}
+
+#[test]
+fn a_region_with_a_swap_file_keeps_every_byte_at_every_block_size() {
+    use std::sync::atomic::Ordering::Relaxed;
+    let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    for (block, fallback) in ["4K", "16K", "64K"].into_iter().flat_map(|block| [(block, "0"), (block, "100")]) {
+        let builder = Memory::builder().limit_bytes(12 << 20).set("swap", env!("CARGO_TARGET_TMPDIR"));
+        let memory = builder.set("block", block).set("fallback", fallback).build().unwrap();
+        let mut region = memory.region(28 * MIB).unwrap();
+        let (pages, mut want) = (region.len() / 4096, vec![0u8; 4096]);
+        for n in 0..pages {
+            mixed(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]);
+        }
+        // In order, and then far apart, so that pages are asked for by themselves.
+        for n in (0..pages).chain((0..pages).map(|n| n * 1237 % pages)) {
+            mixed(&source, n, &mut want);
+            assert!(
+                region.as_slice()[n * 4096..][..4096] == want[..],
+                "page {n}, --block {block}, --fallback {fallback}"
+            );
+        }
+        let s = memory.stats();
+        let (out, back) = (s.pswpout.load(Relaxed), s.pswpin.load(Relaxed));
+        assert!(out > 0 && back > pages as u64 / 8, "{out} pages went to the file, {back} came from it");
+        memory.check().unwrap();
+    }
+}

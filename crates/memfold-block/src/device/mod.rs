@@ -15,7 +15,6 @@
 //! A lock is that of a block (of several, by its number), and is held for one block at a time: what overlapping requests
 //! leave in a block is what one of them after the other would have, page by page if they don't cover it.
 
-mod buffer;
 mod counters;
 mod backing;
 mod table;
@@ -25,9 +24,9 @@ mod tests;
 pub use backing::{Backing, BackingStats, DeviceError, LIMIT_BYTES_MIN, Settings};
 pub use counters::DeviceStats;
 
-use buffer::{Pages, is_aligned};
 use counters::Counters;
 use memfold_store::{BlockSet, Handle, LoadError, SaveError, Worker};
+use memfold_sys::page::{Page, PageBuffer};
 use memfold_sys::sync::RwLock;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 use std::fmt;
@@ -104,8 +103,8 @@ impl Zeros {
 /// Codec state and buffers of one thread, for devices of one backing.
 pub struct Io {
     worker: Worker,
-    block: Pages,
-    page: Pages,
+    block: PageBuffer,
+    page: PageBuffer,
     backing: Arc<Backing>,
 }
 
@@ -177,8 +176,8 @@ impl Device {
     pub fn io(&self) -> Io {
         Io {
             worker: self.backing.store.worker(),
-            block: Pages::new(self.order),
-            page: Pages::new(Order::PAGE),
+            block: PageBuffer::new(self.order),
+            page: PageBuffer::new(Order::PAGE),
             backing: self.backing.clone(),
         }
     }
@@ -391,10 +390,10 @@ impl Device {
         to: &mut [u8],
     ) -> Result<(), IoError> {
         let all = pages.start * PAGE_SIZE..pages.end * PAGE_SIZE;
-        if is_aligned(to) && *bytes == all {
+        if Page::begins_at(to.as_ptr()) && *bytes == all {
             return self.load(&mut io.worker, slots, pages, to);
         }
-        let buffer = &mut io.block.bytes()[..all.len()];
+        let buffer = &mut io.block.bytes_mut()[..all.len()];
         self.load(&mut io.worker, slots, pages, buffer)?;
         to.copy_from_slice(&buffer[bytes.start - all.start..][..bytes.len()]);
         Ok(())
@@ -402,7 +401,7 @@ impl Device {
 
     /// Loads `pages`, as for [`Device::read_run`], to page-aligned memory. The caller holds the block's lock.
     fn load(&self, worker: &mut Worker, slots: &Slots, pages: Range<usize>, to: &mut [u8]) -> Result<(), IoError> {
-        assert!(is_aligned(to) && to.len() == pages.len() * PAGE_SIZE);
+        assert!(Page::begins_at(to.as_ptr()) && to.len() == pages.len() * PAGE_SIZE);
         let (store, held) = (&self.backing.store, slots.page(pages.start));
         let loaded = if held == IN_BLOCK {
             let whole = pages.len() == self.order.pages();
@@ -422,7 +421,7 @@ impl Device {
 
     /// Stores a block or page. Whoever gets the handle puts it in a slot, or frees it.
     fn save(&self, worker: &mut Worker, from: &[u8], order: Order, key: u64) -> Result<Handle, IoError> {
-        assert!(is_aligned(from) && from.len() == order.bytes());
+        assert!(Page::begins_at(from.as_ptr()) && from.len() == order.bytes());
         let mut handle = [Handle::NONE];
         // SAFETY: `from` is `order.bytes()` bytes, page-aligned, borrowed so that nobody writes them.
         unsafe {
@@ -450,11 +449,11 @@ impl Device {
     }
 
     fn write_block(&self, io: &mut Io, chunk: &Chunk, block: u64, from: &[u8]) -> Result<(), IoError> {
-        let from = if is_aligned(from) {
+        let from = if Page::begins_at(from.as_ptr()) {
             from
         } else {
-            io.block.bytes().copy_from_slice(from);
-            io.block.bytes()
+            io.block.bytes_mut().copy_from_slice(from);
+            io.block.bytes_mut()
         };
         let new = self.save(&mut io.worker, from, self.order, self.page_key(block, 0))?;
         Counters::add(&self.counters.block_writes, 1);
@@ -466,10 +465,10 @@ impl Device {
     }
 
     fn write_page(&self, io: &mut Io, slots: &Slots, block: u64, page: usize, from: &[u8]) -> Result<(), IoError> {
-        let from = if is_aligned(from) && from.len() == PAGE_SIZE {
+        let from = if Page::begins_at(from.as_ptr()) && from.len() == PAGE_SIZE {
             from
         } else {
-            let to = io.page.bytes();
+            let to = io.page.bytes_mut();
             to[..from.len()].copy_from_slice(from);
             to[from.len()..].fill(0);
             to
@@ -495,17 +494,17 @@ impl Device {
         let _lock = self.lock_of(block).write();
         let held = slots.page(page);
         if held.is_none() || held.is_zero() {
-            io.page.bytes().fill(0);
+            io.page.bytes_mut().fill(0);
         } else {
-            self.load(&mut io.worker, slots, page..page + 1, io.page.bytes())?;
+            self.load(&mut io.worker, slots, page..page + 1, io.page.bytes_mut())?;
         }
         match from {
-            Some(from) => io.page.bytes()[bytes].copy_from_slice(from),
-            None => io.page.bytes()[bytes].fill(0),
+            Some(from) => io.page.bytes_mut()[bytes].copy_from_slice(from),
+            None => io.page.bytes_mut()[bytes].fill(0),
         }
         // Zeros are never refused, as they make room; what other threads save in this moment isn't either.
         let _room = from.is_none().then(|| self.backing.store.past_limit());
-        let new = self.save(&mut io.worker, io.page.bytes(), Order::PAGE, self.page_key(block, page))?;
+        let new = self.save(&mut io.worker, io.page.bytes_mut(), Order::PAGE, self.page_key(block, page))?;
         Counters::add(&self.counters.partial_writes, 1);
         self.set_page(slots, page, new);
         self.cut(io, slots, block);
@@ -574,12 +573,12 @@ impl Device {
         for page in left() {
             // SAFETY: the buffer is a page, aligned and ours; the block's handle can't be freed, as we hold the lock.
             let loaded = unsafe {
-                let to = io.page.bytes().as_mut_ptr();
+                let to = io.page.bytes_mut().as_mut_ptr();
                 self.backing.store.load_pages(&mut io.worker, slots.block(), self.order, page, 1, to)
             };
             let saved = loaded
                 .is_ok()
-                .then(|| self.save(&mut io.worker, io.page.bytes(), Order::PAGE, self.page_key(block, page)).ok());
+                .then(|| self.save(&mut io.worker, io.page.bytes_mut(), Order::PAGE, self.page_key(block, page)).ok());
             match saved.flatten() {
                 Some(handle) => pages[page] = handle,
                 None => return self.backing.store.free_many(&pages[..page]),

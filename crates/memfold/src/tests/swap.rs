@@ -2,6 +2,7 @@
 use crate::place::{Place, SLOTS_MAX};
 use crate::swap::{Bounds, ReadError, Swap};
 use memfold_store::Handle;
+use memfold_sys::page::PageBuffer;
 use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::disk::MemoryDisk;
 
@@ -19,9 +20,6 @@ fn bounds() -> Bounds {
 fn swap(disk: &MemoryDisk, encrypt: bool) -> Swap {
     Swap::new(Box::new(disk.clone()), None, encrypt, bounds()).unwrap()
 }
-
-#[repr(align(4096))]
-struct Pages([u8; 4 * PAGE_SIZE]);
 
 #[test]
 fn every_place_comes_back_from_its_handle() {
@@ -59,9 +57,10 @@ fn write_raw(swap: &Swap, fill: u8) -> Place {
 }
 
 fn read_raw(swap: &Swap, place: Place) -> Result<Vec<u8>, ReadError> {
-    let mut pages = Box::new(Pages([0; 4 * PAGE_SIZE]));
+    let order = Order::new(2).unwrap();
+    let mut pages = PageBuffer::new(order);
     // SAFETY: four pages, ours.
-    unsafe { swap.read_raw(place, 1, Order::new(2).unwrap(), pages.0.as_mut_ptr()) }.map(|()| pages.0.to_vec())
+    unsafe { swap.read_raw(place, 1, order, pages.pages_mut()) }.map(|()| pages.bytes().to_vec())
 }
 
 #[test]
