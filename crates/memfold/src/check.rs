@@ -29,43 +29,42 @@ impl Pager {
                     key = end;
                     continue;
                 };
-                // SAFETY: the guard is that of the folio's shard.
-                let folio = unsafe { self.folios.get(id) };
-                let pages = folio.order.pages() as u64;
-                if folio.key != at || at + pages > area.key_end() {
+                let folio = self.folios.get(&guard, id);
+                let pages = folio.pages();
+                if folio.key() != at || at + pages > area.key_end() {
                     return Err(alloc::format!(
                         "folio {id} at {:#x} is entered at {at:#x} or leaves its area",
-                        folio.key
+                        folio.key()
                     ));
                 }
                 count += 1;
-                match folio.state {
+                match folio.state.get() {
                     State::Resident => mapped += pages,
                     State::Cached => cached += pages,
                     State::Stored => {
                         folded += pages;
-                        if !folio.has_copy {
+                        if !folio.has_copy.get() {
                             return Err(alloc::format!("folio {id} is stored without a copy"));
                         }
                     }
                     State::Loading | State::Saving => {
-                        return Err(alloc::format!("folio {id} is {:?} at rest", folio.state));
+                        return Err(alloc::format!("folio {id} is {:?} at rest", folio.state.get()));
                     }
                 }
-                if folio.has_copy {
-                    clean += if folio.state == State::Stored { 0 } else { pages };
-                    if self.folios.slots(folio).iter().any(|s| s.handle.is_none()) {
+                if folio.has_copy.get() {
+                    clean += if folio.state.get() == State::Stored { 0 } else { pages };
+                    if self.folios.handles(folio).any(|h| h.is_none()) {
                         return Err(alloc::format!("folio {id} lacks a block of its copy"));
                     }
-                    let foreign = self.folios.slots(folio).iter().filter(|s| s.handle.as_foreign().is_some()).count();
-                    let zeros = self.folios.slots(folio).iter().filter(|s| s.handle.is_zero()).count();
+                    let foreign = self.folios.handles(folio).filter(|h| h.as_foreign().is_some()).count();
+                    let zeros = self.folios.handles(folio).filter(|h| h.is_zero()).count();
                     objects += (self.folios.slots(folio).len() - zeros - foreign) as u64;
                     in_file += foreign as u64;
                 }
                 // What is on no list never leaves the pool.
-                if folio.state == State::Stored
+                if folio.state.get() == State::Stored
                     && self.swap.is_some()
-                    && self.folios.slots(folio).iter().any(|slot| self.store.payload(slot.handle).is_some())
+                    && self.folios.handles(folio).any(|h| self.store.payload(h).is_some())
                     && !self.lru.is_on(id, List::Folded)
                 {
                     return Err(alloc::format!("folio {id} is in the pool, and writeback doesn't know it"));

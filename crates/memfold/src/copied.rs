@@ -191,11 +191,10 @@ impl Pager {
             }
             pagemap.for_each_populated((first << PAGE_SHIFT) as usize, (last << PAGE_SHIFT) as usize, |s, e| {
                 let first = area.key_of(s);
-                self.each_folio(first..first + page_of(e - s), |_, id| {
-                    // SAFETY: the guard that `each_folio` holds is that of the folio's shard.
-                    let folio = unsafe { self.folios.get(id) };
-                    if folio.state != State::Resident {
-                        let (from, to) = (folio.key.max(first), folio.key + folio.order.pages() as u64);
+                self.each_folio(first..first + page_of(e - s), |guard, id| {
+                    let folio = self.folios.get(guard, id);
+                    if folio.state.get() != State::Resident {
+                        let (from, to) = (folio.key().max(first), folio.end());
                         strays.extend((from..to.min(first + page_of(e - s))).map(|key| area.addr_of(key)));
                     }
                 });
@@ -253,14 +252,15 @@ impl Pager {
         // SAFETY: nor the index.
         let Some(id) = (unsafe { self.index.peek(key) }) else { return self.zeros() };
         // SAFETY: nor a folio.
-        let folio = unsafe { self.folios.get(id) };
-        let page = (key - folio.key) as usize;
-        match folio.state {
+        let folio = unsafe { self.folios.at_rest(id) };
+        let page = (key - folio.key()) as usize;
+        match folio.state.get() {
             State::Resident => self.zeros(),
-            State::Cached => (self.frames.addr(folio.frame) + page * PAGE_SIZE) as *const u8,
+            State::Cached => (self.frames.addr(folio.frame.get()) + page * PAGE_SIZE) as *const u8,
             State::Stored => {
-                let block = self.folios.block_order(folio.order);
-                let (handle, page) = (self.folios.slots(folio)[page / block.pages()].handle, page % block.pages());
+                let block = self.folios.block_order(folio.order());
+                let (handle, page) =
+                    (self.folios.slots(folio)[page / block.pages()].get().handle, page % block.pages());
                 // SAFETY: nobody borrows a context at rest, and the caller is alone.
                 let (context, to) = (unsafe { self.contexts.at_rest() }, self.scratch.as_ptr());
                 // Single pages are what is asked for at rest: the recent blocks save decompressing one for each (M7).

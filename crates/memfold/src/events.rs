@@ -102,7 +102,7 @@ impl Pager {
         while key < end {
             let order = largest_aligned(key, end, self.config.folio_order);
             let guard = self.shards.lock(key);
-            let id = self.folios.create(key, order, State::Resident);
+            let id = self.folios.create(&guard, key, order, State::Resident);
             self.index.insert(&guard, key, order, id);
             self.mapped.fetch_add(order.pages() as u64, Relaxed);
             // It was counted as unmanaged until now.
@@ -215,9 +215,8 @@ impl Pager {
     /// Whether every folio of a range of keys is in the page table.
     pub(crate) fn is_home(&self, start: u64, end: u64) -> bool {
         let mut home = true;
-        self.each_folio(start..end, |_, id| {
-            // SAFETY: the guard that `each_folio` holds is that of the folio's shard.
-            home &= unsafe { self.folios.get(id) }.state == State::Resident;
+        self.each_folio(start..end, |guard, id| {
+            home &= self.folios.get(guard, id).state.get() == State::Resident;
         });
         home
     }

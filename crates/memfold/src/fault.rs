@@ -2,8 +2,8 @@
 //! is passed on to threads that may sleep (`reads.rs`).
 use crate::area::{Area, Areas};
 use crate::around::Beside;
-use crate::folio::{Folio, FolioId, State, Touch};
-use crate::index::ShardGuard;
+use crate::folio::{Folio, State, Touch};
+use crate::index::{FolioId, ShardGuard};
 use crate::load::{Loaded, Purpose, Source, align};
 use crate::mapping::Wake;
 use crate::pager::{Pager, bytes};
@@ -94,11 +94,10 @@ impl Pager {
             let Some(id) = self.index.find(&guard, key) else {
                 return self.first_touch(areas, area, guard, key, fault);
             };
-            // SAFETY: the guard is that of the folio's shard.
-            let folio = unsafe { self.folios.get(id) };
-            match folio.state {
+            let folio = self.folios.get(&guard, id);
+            match folio.state.get() {
                 State::Resident => return self.fill_hole(&guard, fault),
-                State::Cached => return self.rescue(&guard, area, id, key, fault),
+                State::Cached => return self.rescue(&mut guard, area, id, key, fault),
                 State::Stored => return self.major(areas, area, guard, key, fault, from),
                 State::Loading | State::Saving => {
                     folio.wanted.store(true, Relaxed);
@@ -134,11 +133,10 @@ impl Pager {
     }
 
     /// Takes a folio back from the swap cache: a second chance.
-    fn rescue(&self, guard: &ShardGuard<'_>, area: &Area, id: FolioId, key: u64, fault: Fault) -> Served {
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        let (start, order, ahead) = (folio.key, folio.order, folio.untouched);
-        folio.active = !ahead;
+    fn rescue(&self, guard: &mut ShardGuard<'_>, area: &Area, id: FolioId, key: u64, fault: Fault) -> Served {
+        let folio = self.folios.get(guard, id);
+        let (start, order, ahead) = (folio.key(), folio.order(), folio.untouched.get());
+        folio.active.set(!ahead);
         self.lru.settle(id);
         let in_file = self.is_in_file(folio);
         if !ahead {
@@ -179,8 +177,7 @@ impl Pager {
         }
         stats::add(&self.stats.pgmajfault, 1);
         let advice = self.advise(key);
-        // SAFETY: the guard is that of the shard of the folio that the caller has found.
-        let in_file = self.index.find(&guard, key).is_some_and(|id| self.is_in_file(unsafe { self.folios.get(id) }));
+        let in_file = self.index.find(&guard, key).is_some_and(|id| self.is_in_file(self.folios.get(&guard, id)));
         if in_file
             && advice.order == self.config.block_order
             && let Some(beside) = self.around.touched(key)
@@ -207,9 +204,8 @@ impl Pager {
         while at < last {
             let guard = self.shards.lock(at);
             let Some(id) = self.index.find(&guard, at) else { break };
-            // SAFETY: the guard is that of the folio's shard.
-            let folio = unsafe { self.folios.get(id) };
-            let (state, order) = (folio.state, folio.order);
+            let folio = self.folios.get(&guard, id);
+            let (state, order) = (folio.state.get(), folio.order());
             if state != State::Stored
                 || order >= self.config.block_order
                 || from == Source::Pool && self.reaches_file(&guard, at, Order::PAGE)
@@ -239,8 +235,8 @@ impl Pager {
     }
 
     /// Whether a folio's stored copy begins in the swap file.
-    fn is_in_file(&self, folio: &mut Folio) -> bool {
-        self.swap.is_some() && folio.has_copy && self.folios.slots(folio)[0].handle.as_foreign().is_some()
+    fn is_in_file(&self, folio: &Folio) -> bool {
+        self.swap.is_some() && folio.has_copy.get() && self.folios.slots(folio)[0].get().handle.as_foreign().is_some()
     }
 
     fn ask_beside(&self, area: &Area, beside: Beside) {

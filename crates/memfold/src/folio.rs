@@ -1,14 +1,12 @@
 //! Folios: what the index knows of an aligned run of pages.
 use crate::fingerprint::Fingerprint;
+use crate::index::{FolioId, ShardGuard};
 use crate::slab::Slab;
-use core::cell::UnsafeCell;
+use core::cell::Cell;
 use memfold_store::Handle;
 use memfold_sys::Errno;
-use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::{MAX_ORDER, Order};
-
-/// A folio's id in the slab; 0 is none.
-pub type FolioId = u32;
 
 /// Where the one authoritative copy of a folio's bytes is, and who may change that.
 ///
@@ -89,41 +87,69 @@ impl Slot {
     pub const NONE: Slot = Slot { handle: Handle::NONE, fingerprint: Fingerprint::NONE };
 }
 
-/// Guarded by the shard lock of the folio's key, except `wanted`.
+/// What is known of a run of pages. Whoever has a reference has borrowed the guard of the shard of the folio's key, so no other
+/// thread has one; only `key` and `wanted` may be asked without.
+///
+/// A record of zeros is valid, and is no folio: `number` is 0.
+#[repr(C)]
 pub struct Folio {
-    /// First page, in the index's key space.
-    pub key: u64,
-    /// The block, if the folio is one; otherwise `array` names the slots.
-    slot: Slot,
-    /// Slots in the slab of their count; 0 for none.
-    array: u32,
+    /// Slots in the slab of their count; 0 for none. First, as the slab links free records by their first 4 bytes.
+    array: Cell<u32>,
     /// First page of its frame, while in the swap cache.
-    pub frame: u32,
+    pub frame: Cell<u32>,
+    /// One more than its key, the first page in the index's key space; 0 for no folio.
+    number: AtomicU64,
+    /// The block, if the folio is one; otherwise `array` names the slots.
+    slot: Cell<Slot>,
     /// The shadow of its last eviction (`workingset.rs`).
-    pub age: u32,
+    pub age: Cell<u32>,
     /// The raw write that is under way of a `Cached` folio, which is on no list meanwhile; 0 for none.
-    pub writing: u32,
-    /// Pages: `2^order`.
-    pub order: Order,
+    pub writing: Cell<u32>,
+    /// Pages: `2^order`. `array` has the slots of a folio of this order, so nobody else may change it.
+    order: Cell<Order>,
     /// See [`State`].
-    pub state: State,
+    pub state: Cell<State>,
     /// Every block has a stored copy.
-    pub has_copy: bool,
+    pub has_copy: Cell<bool>,
     /// The frame is known to equal the stored copy: loaded ahead, and never mapped since.
-    pub untouched: bool,
+    pub untouched: Cell<bool>,
     /// Touched again soon after it was evicted: protect it.
-    pub active: bool,
+    pub active: Cell<bool>,
     /// How it was last asked for.
-    pub touch: Touch,
+    pub touch: Cell<Touch>,
     /// `Resident`, or on its way there: when it was last to leave, nothing took it.
-    pub refused: bool,
+    pub refused: Cell<bool>,
     /// Somebody waits for it: whoever loads or saves it maps it when done. Set under the shard lock, polled without.
     pub wanted: AtomicBool,
 }
 
+const _: () = assert!(core::mem::offset_of!(Folio, array) == 0, "a slab writes there when a record is free");
+
+impl Folio {
+    /// Its first page, in the index's key space.
+    pub fn key(&self) -> u64 {
+        self.number.load(Relaxed).wrapping_sub(1)
+    }
+
+    /// Pages: `2^order`.
+    pub fn order(&self) -> Order {
+        self.order.get()
+    }
+
+    /// Pages.
+    pub fn pages(&self) -> u64 {
+        self.order().pages() as u64
+    }
+
+    /// Past its last page, in the index's key space.
+    pub fn end(&self) -> u64 {
+        self.key() + self.pages()
+    }
+}
+
 /// All folios and their block slots.
 pub struct Folios {
-    folios: Slab<UnsafeCell<Folio>>,
+    folios: Slab<Folio>,
     arrays: [Slab<Slot>; MAX_ORDER as usize + 1],
     block: Order,
 }
@@ -144,64 +170,74 @@ impl Folios {
         Ok(Folios { folios: Slab::new(LIMIT, 1)?, arrays: arrays.map(|a| a.expect("filled above")), block })
     }
 
-    /// A new folio without a stored copy.
-    pub fn create(&self, key: u64, order: Order, state: State) -> FolioId {
+    /// A new folio without a stored copy. The guard is that of the shard of `key`.
+    pub fn create(&self, guard: &ShardGuard<'_>, key: u64, order: Order, state: State) -> FolioId {
+        assert!(guard.covers(key), "a folio is made under the lock of its shard");
         debug_assert!(key.is_multiple_of(order.pages() as u64));
         let id = self.folios.take();
-        let folio = Folio {
-            key,
-            slot: Slot::NONE,
-            array: 0,
-            frame: 0,
-            age: 0,
-            writing: 0,
-            order,
-            state,
-            has_copy: false,
-            untouched: false,
-            active: false,
-            touch: Touch::UNKNOWN,
-            refused: false,
-            wanted: AtomicBool::new(false),
-        };
-        // SAFETY: the record was just taken, nobody else knows its id, and writing drops nothing.
-        unsafe { self.folios.place(id).write(UnsafeCell::new(folio)) };
+        let folio = self.record(id);
+        folio.array.set(0);
+        folio.frame.set(0);
+        folio.slot.set(Slot::NONE);
+        folio.age.set(0);
+        folio.writing.set(0);
+        folio.order.set(order);
+        folio.state.set(state);
+        folio.has_copy.set(false);
+        folio.untouched.set(false);
+        folio.active.set(false);
+        folio.touch.set(Touch::UNKNOWN);
+        folio.refused.set(false);
+        folio.wanted.store(false, Relaxed);
+        // Last: until now it was no folio to whoever has kept the id of an ended one.
+        folio.number.store(key + 1, Relaxed);
         id
     }
 
-    /// Forgets a folio. Its stored objects must have been freed or passed on before.
+    /// Forgets a folio, which no index entry and no list names any more. Its stored objects must have been freed or passed on
+    /// before.
     ///
-    /// # Safety
-    /// - The id is in no index entry and no list any more, and nobody uses it.
-    pub unsafe fn destroy(&self, id: FolioId) {
-        // SAFETY: the caller is the last user, so the record may be read out and dropped.
-        let mut folio = unsafe { self.folios.place(id).read() };
-        self.drop_array(folio.get_mut());
-        // SAFETY: as above.
+    /// # Panics
+    /// As [`Folios::get`].
+    pub fn destroy(&self, guard: &mut ShardGuard<'_>, id: FolioId) {
+        let folio = self.get(guard, id);
+        self.drop_array(folio);
+        folio.number.store(0, Relaxed);
+        // SAFETY: the id was taken by `create`; it is given once, as it was a folio until just now, under the lock of its shard.
+        // `guard` is borrowed for this call alone, so nobody has a reference to the folio or its slots.
         unsafe { self.folios.give(id) };
     }
 
     /// The folio behind an id.
     ///
+    /// # Panics
+    /// If there is none in the shard that is locked: the id is of one that has ended. (If its record is another's by now, in the
+    /// same shard, that one is returned: ids that were kept while the lock was free must be looked up again.)
+    pub fn get<'g>(&'g self, guard: &'g ShardGuard<'_>, id: FolioId) -> &'g Folio {
+        let folio = self.record(id);
+        assert!(guard.covers(folio.key()), "folio {id} has ended, or another shard is locked");
+        folio
+    }
+
+    /// The folio behind an id, while nobody works.
+    ///
     /// # Safety
-    /// - The caller holds the shard lock of the folio's key for as long as it uses the reference, and makes no second
-    ///   one to the same folio meanwhile.
-    #[allow(clippy::mut_from_ref)]
-    pub unsafe fn get(&self, id: FolioId) -> &mut Folio {
-        // SAFETY: the record was written by `create`; the caller vouches for exclusion.
-        unsafe { &mut *(*self.folios.place(id).as_ptr()).get() }
+    /// - It has not ended, and no other thread uses it while the reference lives.
+    pub unsafe fn at_rest(&self, id: FolioId) -> &Folio {
+        self.record(id)
     }
 
     /// Whether somebody waits for a folio; may be asked without its lock.
-    ///
-    /// # Safety
-    /// - The folio is `Saving` or `Loading` by the caller, so its record stays.
-    pub unsafe fn is_wanted(&self, id: FolioId) -> bool {
-        // SAFETY: only the atomic field is touched, through a raw place, and the record stays.
-        unsafe {
-            let folio = (*self.folios.place(id).as_ptr()).get();
-            (*folio).wanted.load(Relaxed)
-        }
+    pub fn is_wanted(&self, id: FolioId) -> bool {
+        self.record(id).wanted.load(Relaxed)
+    }
+
+    /// Any record, of a folio or not. Of one that is no folio of a locked shard, others may be changing all but the atomic fields.
+    fn record(&self, id: FolioId) -> &Folio {
+        // SAFETY: the slab has memory for the record as long as it lives, zeros at first, which are a valid `Folio`, as is all that
+        // is written there: only by `Cell`s and atomics, and by the slab into `array`, any bits of which are valid. A `Cell` is
+        // touched by `create`, whose id nobody else has been given, and by who has the guard of the folio's shard: `get` asks for it.
+        unsafe { self.folios.place(id).as_ref() }
     }
 
     /// Blocks of a folio of this order.
@@ -215,55 +251,63 @@ impl Folios {
     }
 
     /// The slots of a folio, one for each block.
-    pub fn slots<'a>(&self, folio: &'a mut Folio) -> &'a mut [Slot] {
-        let count = self.block_count(folio.order);
+    pub fn slots<'g>(&self, folio: &'g Folio) -> &'g [Cell<Slot>] {
+        let count = self.block_count(folio.order());
         if count == 1 {
-            return core::slice::from_mut(&mut folio.slot);
-        }
-        if folio.array == 0 {
-            let slab = &self.arrays[count.trailing_zeros() as usize];
-            folio.array = slab.take();
-            for i in 0..count {
-                // SAFETY: the array was just taken for this folio and has `count` slots.
-                unsafe { slab.place(folio.array).add(i).write(Slot::NONE) };
-            }
+            return core::slice::from_ref(&folio.slot);
         }
         let slab = &self.arrays[count.trailing_zeros() as usize];
-        // SAFETY: the array belongs to this folio alone, whose exclusive borrow the slice keeps; all slots are written.
-        unsafe { core::slice::from_raw_parts_mut(slab.place(folio.array).as_ptr(), count) }
+        if folio.array.get() == 0 {
+            folio.array.set(slab.take());
+            for i in 0..count {
+                // SAFETY: the array was just taken for this folio and has `count` slots.
+                unsafe { slab.place(folio.array.get()).add(i).write(Slot::NONE) };
+            }
+        }
+        // SAFETY: the array has `count` slots, all written, and belongs to this folio alone, whose shard the caller has locked:
+        // `folio` borrows the guard, and whoever gives the array back (`destroy`, `split`) needs that borrow to have ended.
+        unsafe { core::slice::from_raw_parts(slab.place(folio.array.get()).as_ptr().cast(), count) }
     }
 
-    /// Halves a folio's order; `right`, just created with that order, takes over the slots of the second half. Returns
+    /// The objects of a folio's blocks.
+    pub fn handles<'g>(&self, folio: &'g Folio) -> impl DoubleEndedIterator<Item = Handle> + use<'g> {
+        self.slots(folio).iter().map(|slot| slot.get().handle)
+    }
+
+    /// Halves the order of `left`; `right`, just created with that order, takes over the slots of the second half. Returns
     /// the object of a block that would have been cut in two: the copy is given up, and the caller frees it.
-    pub fn split_slots(&self, left: &mut Folio, right: &mut Folio) -> Handle {
-        let (count, array, whole) = (self.block_count(left.order), left.array, left.slot);
-        let had_copy = left.has_copy;
-        left.array = 0;
-        left.slot = Slot::NONE;
-        left.order = right.order;
-        left.has_copy = had_copy && count > 1;
-        right.has_copy = left.has_copy;
+    pub fn split(&self, guard: &mut ShardGuard<'_>, left: FolioId, right: FolioId) -> Handle {
+        let (left, right) = (self.get(guard, left), self.get(guard, right));
+        assert!(left.order().smaller() == Some(right.order()), "the right half has the order of a half");
+        let (count, whole, had_copy) = (self.block_count(left.order()), left.slot.get(), left.has_copy.get());
+        let array = left.array.replace(0);
+        left.slot.set(Slot::NONE);
+        left.order.set(right.order());
+        left.has_copy.set(had_copy && count > 1);
+        right.has_copy.set(had_copy && count > 1);
         if count == 1 {
             return if had_copy { whole.handle } else { Handle::NONE };
         }
         if array != 0 {
             let slab = &self.arrays[count.trailing_zeros() as usize];
-            // SAFETY: the array of `count` written slots belonged to `left` alone and now to this call.
-            let slots = unsafe { core::slice::from_raw_parts(slab.place(array).as_ptr(), count) };
-            self.slots(left).copy_from_slice(&slots[..count / 2]);
-            self.slots(right).copy_from_slice(&slots[count / 2..]);
-            // SAFETY: nobody names the array any more.
+            let slots = self.slots(left).iter().chain(self.slots(right));
+            for (i, slot) in slots.enumerate() {
+                // SAFETY: the array of `count` written slots belonged to `left` alone and now to this call; the halves have as many.
+                slot.set(unsafe { slab.place(array).add(i).read() });
+            }
+            // SAFETY: nobody names the array any more, and `guard` is borrowed for this call alone, so nobody has a reference to it.
             unsafe { slab.give(array) };
         }
         Handle::NONE
     }
 
-    fn drop_array(&self, folio: &mut Folio) {
-        if folio.array != 0 {
-            let count = self.block_count(folio.order);
-            // SAFETY: the array was taken from this slab for this folio, which forgets it here.
-            unsafe { self.arrays[count.trailing_zeros() as usize].give(folio.array) };
-            folio.array = 0;
+    fn drop_array(&self, folio: &Folio) {
+        let array = folio.array.replace(0);
+        if array != 0 {
+            let count = self.block_count(folio.order());
+            // SAFETY: the array was taken from this slab for this folio, which forgets it here. `destroy` alone calls this, to which
+            // the guard is lent for itself alone, so nobody has a reference to the slots.
+            unsafe { self.arrays[count.trailing_zeros() as usize].give(array) };
         }
     }
 

@@ -6,8 +6,8 @@
 //! it is next compressed, or, if it never changes, when that has happened a few times. Where a stream has loaded all pages of
 //! a cut block, or all were asked for at about the same time, they are joined again when they leave memory.
 use crate::area::Areas;
-use crate::folio::{FolioId, State, Touch};
-use crate::index::ShardGuard;
+use crate::folio::{State, Touch};
+use crate::index::{FolioId, ShardGuard};
 use crate::pager::Pager;
 use crate::stats;
 use crate::workingset;
@@ -39,12 +39,10 @@ impl Pager {
 
     /// Cuts a `Cached` folio of one block, which is on no list, into pages that are to be saved: what was stored of it is let
     /// go, and its frame is authoritative.
-    pub(crate) fn cut_into_pages(&self, guard: &ShardGuard<'_>, id: FolioId) {
+    pub(crate) fn cut_into_pages(&self, guard: &mut ShardGuard<'_>, id: FolioId) {
         stats::add(&self.stats.blocks_cut, 1);
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        let (key, pages) = (folio.key, folio.order.pages() as u64);
-        for page in key..key + pages {
+        let folio = self.folios.get(guard, id);
+        for page in folio.key()..folio.end() {
             let id = self.index.find(guard, page).expect("a split folio covers what it covered");
             self.carve(guard, id, page, Order::PAGE);
         }
@@ -53,14 +51,13 @@ impl Pager {
 
     /// Where a `Resident` folio is a part of a cut block that was loaded as one, joins its parts: returns the folio of the block,
     /// on no list, and its key. `None`: it isn't.
-    pub(crate) fn join_block(&self, areas: &Areas, guard: &ShardGuard<'_>, id: FolioId) -> Option<(FolioId, u64)> {
+    pub(crate) fn join_block(&self, areas: &Areas, guard: &mut ShardGuard<'_>, id: FolioId) -> Option<(FolioId, u64)> {
         let block = self.config.block_order;
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        if folio.order >= block {
+        let folio = self.folios.get(guard, id);
+        if folio.order() >= block {
             return None;
         }
-        let (key, active) = (folio.key, folio.active);
+        let (key, active) = (folio.key(), folio.active.get());
         let start = key & !(block.pages() as u64 - 1);
         let end = start + block.pages() as u64;
         let area = areas.find_key(key)?;
@@ -71,14 +68,13 @@ impl Pager {
         let mut at = start;
         while at < end {
             let id = self.index.find(guard, at).expect("as before");
-            // SAFETY: the guard is that of the folio's shard, as a block lies in one chunk.
-            at += unsafe { self.folios.get(id) }.order.pages() as u64;
+            at += self.folios.get(guard, id).pages();
             self.remove_folio(guard, id);
         }
-        let whole = self.folios.create(start, block, State::Resident);
-        // SAFETY: just created, and its key lies in the same chunk, hence shard.
-        let folio = unsafe { self.folios.get(whole) };
-        (folio.touch, folio.active) = (touch, active);
+        let whole = self.folios.create(guard, start, block, State::Resident);
+        let folio = self.folios.get(guard, whole);
+        folio.touch.set(touch);
+        folio.active.set(active);
         self.index.insert(guard, start, block, whole);
         stats::add(&self.stats.blocks_joined, 1);
         Some((whole, start))
@@ -92,15 +88,14 @@ impl Pager {
         let mut at = keys.start;
         while at < keys.end {
             let id = self.index.find(guard, at)?;
-            // SAFETY: the guard is that of the folio's shard, as a block lies in one chunk.
-            let folio = unsafe { self.folios.get(id) };
-            if folio.state != State::Resident || folio.refused || folio.touch == Touch::UNKNOWN {
+            let folio = self.folios.get(guard, id);
+            if folio.state.get() != State::Resident || folio.refused.get() || folio.touch.get() == Touch::UNKNOWN {
                 return None;
             }
-            streamed &= folio.touch == Touch::STREAM;
-            let distance = workingset::distance(clock, folio.age);
+            streamed &= folio.touch.get() == Touch::STREAM;
+            let distance = workingset::distance(clock, folio.age.get());
             (first, last) = (first.min(distance), last.max(distance));
-            at += folio.order.pages() as u64;
+            at += folio.pages();
         }
         if streamed {
             return Some(Touch::STREAM);

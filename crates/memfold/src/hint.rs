@@ -1,9 +1,9 @@
 //! What the owner of memory may ask for: page out, cold, will need, pin, discard; and what the kernel reports of it.
 use crate::area::{Area, Areas};
 use crate::fault::{Fault, Served};
-use crate::folio::{FolioId, Slot, State};
+use crate::folio::{Slot, State};
 use crate::frames::Kind;
-use crate::index::ShardGuard;
+use crate::index::{FolioId, ShardGuard};
 use crate::lands::Hold;
 use crate::load::Source;
 use crate::lru::List;
@@ -18,37 +18,34 @@ use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
 impl Pager {
     /// Calls `each` for every folio that covers a page with a key in the range, under its shard's lock.
-    pub(crate) fn each_folio(&self, keys: Range<u64>, mut each: impl FnMut(&ShardGuard<'_>, FolioId)) {
+    pub(crate) fn each_folio(&self, keys: Range<u64>, mut each: impl FnMut(&mut ShardGuard<'_>, FolioId)) {
         let mut key = keys.start;
         while key < keys.end {
             let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(keys.end);
-            let guard = self.shards.lock(key);
+            let mut guard = self.shards.lock(key);
             let Some((at, id)) = self.index.first(&guard, key, end) else {
                 key = end;
                 continue;
             };
-            // SAFETY: the guard is that of the folio's shard.
-            let folio = unsafe { self.folios.get(id) };
-            key = at.max(folio.key) + 1;
-            key = key.max(folio.key + folio.order.pages() as u64);
-            each(&guard, id);
+            let folio = self.folios.get(&guard, id);
+            key = (at + 1).max(folio.end());
+            each(&mut guard, id);
         }
     }
 
     /// Splits the folio that reaches across `key`, if it is in memory, so that none does (S5).
-    fn cut_at(&self, guard: &ShardGuard<'_>, key: u64) {
+    fn cut_at(&self, guard: &mut ShardGuard<'_>, key: u64) {
         let Some(id) = self.index.find(guard, key) else { return };
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        if matches!(folio.state, State::Resident | State::Cached) {
-            self.split_at(guard, id, (key - folio.key) as usize);
+        let folio = self.folios.get(guard, id);
+        if matches!(folio.state.get(), State::Resident | State::Cached) {
+            self.split_at(guard, id, (key - folio.key()) as usize);
         }
     }
 
     fn cut_edges(&self, keys: &Range<u64>) {
         for edge in [keys.start, keys.end] {
             if !edge.is_multiple_of(MAX_PAGES as u64) {
-                self.cut_at(&self.shards.lock(edge), edge);
+                self.cut_at(&mut self.shards.lock(edge), edge);
             }
         }
     }
@@ -66,11 +63,10 @@ impl Pager {
                 key = end;
                 continue;
             };
-            // SAFETY: the guard is that of the folio's shard.
-            let folio = unsafe { self.folios.get(id) };
-            key = at.max(folio.key + folio.order.pages() as u64 - 1) + 1;
-            let evictable = folio.state == State::Resident && self.lru.isolate_this(id);
-            let start = folio.key;
+            let folio = self.folios.get(&guard, id);
+            key = at.max(folio.end() - 1) + 1;
+            let evictable = folio.state.get() == State::Resident && self.lru.isolate_this(id);
+            let start = folio.key();
             drop(guard);
             if evictable && self.evict_isolated(areas, id, start) == Progress::Again {
                 break;
@@ -87,12 +83,12 @@ impl Pager {
     /// Makes the mapped folios of a range the next to leave.
     pub(crate) fn cool(&self, keys: Range<u64>) {
         self.cut_edges(&keys);
-        self.each_folio(keys, |_, id| {
-            // SAFETY: the guard is that of the folio's shard.
-            let folio = unsafe { self.folios.get(id) };
-            if folio.state == State::Resident {
-                (folio.active, folio.refused) = (false, false);
-                self.lru.push_tail(id, folio.key, folio.order.get(), List::Inactive);
+        self.each_folio(keys, |guard, id| {
+            let folio = self.folios.get(guard, id);
+            if folio.state.get() == State::Resident {
+                folio.active.set(false);
+                folio.refused.set(false);
+                self.lru.push_tail(id, folio.key(), folio.order().get(), List::Inactive);
             }
         });
     }
@@ -117,15 +113,14 @@ impl Pager {
         }
         let mut dropped = 0;
         self.each_folio(keys.clone(), |guard, id| {
-            // SAFETY: the guard is that of the folio's shard.
-            let folio = unsafe { self.folios.get(id) };
-            let (start, order) = (folio.key, folio.order);
+            let folio = self.folios.get(guard, id);
+            let (start, order) = (folio.key(), folio.order());
             debug_assert!(start >= keys.start && start + order.pages() as u64 <= keys.end);
-            match folio.state {
+            match folio.state.get() {
                 State::Resident => {
                     self.mapped.fetch_sub(order.pages() as u64, Relaxed);
                 }
-                State::Cached => self.frames.give(folio.frame, order, Kind::Full),
+                State::Cached => self.frames.give(folio.frame.get(), order, Kind::Full),
                 State::Stored => {}
                 State::Loading | State::Saving => unreachable!("somebody works while areas are written"),
             }
@@ -145,36 +140,35 @@ impl Pager {
         if edge.is_multiple_of(MAX_PAGES as u64) {
             return;
         }
-        let guard = self.shards.lock(edge);
+        let mut guard = self.shards.lock(edge);
         let Some(id) = self.index.find(&guard, edge) else { return };
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        if folio.key == edge {
+        let folio = self.folios.get(&guard, id);
+        if folio.key() == edge {
             return;
         }
-        if folio.state != State::Stored {
-            self.split_at(&guard, id, (edge - folio.key) as usize);
+        if folio.state.get() != State::Stored {
+            let at = (edge - folio.key()) as usize;
+            self.split_at(&mut guard, id, at);
             return;
         }
-        let block = self.folios.block_order(folio.order);
+        let block = self.folios.block_order(folio.order());
         let start = crate::load::align(edge, block);
-        let id = self.carve(&guard, id, start, block);
+        let id = self.carve(&mut guard, id, start, block);
         if start == edge {
             return;
         }
-        if !self.store_by_page(&guard, id) {
+        if !self.store_by_page(&mut guard, id) {
             self.unfold_block(&guard, id);
-            self.split_at(&guard, id, (edge - start) as usize);
+            self.split_at(&mut guard, id, (edge - start) as usize);
         }
     }
 
     /// Puts single pages into the store in place of a one-block `Stored` folio. `false`: the store refused, nothing changed.
     ///
     /// The caller holds `areas` for writing, so the scratch is its own.
-    fn store_by_page(&self, guard: &ShardGuard<'_>, id: FolioId) -> bool {
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        let (key, order, slot) = (folio.key, folio.order, self.folios.slots(folio)[0]);
+    fn store_by_page(&self, guard: &mut ShardGuard<'_>, id: FolioId) -> bool {
+        let folio = self.folios.get(guard, id);
+        let (key, order, slot) = (folio.key(), folio.order(), self.folios.slots(folio)[0].get());
         let mut context = self.contexts.borrow(&self.store);
         let context = &mut *context;
         // SAFETY: the scratch holds the largest block, and is this thread's alone while it holds `areas` for writing; who frees a
@@ -203,12 +197,11 @@ impl Pager {
         self.remove_folio(guard, id);
         for page in 0..order.pages() {
             let at = key + page as u64;
-            let id = self.folios.create(at, Order::PAGE, State::Stored);
-            // SAFETY: just created, and its key lies in the same shard.
-            let folio = unsafe { self.folios.get(id) };
-            self.folios.slots(folio)[0] =
-                Slot { handle: context.handles[page], fingerprint: context.fingerprints[page] };
-            folio.has_copy = true;
+            let id = self.folios.create(guard, at, Order::PAGE, State::Stored);
+            let folio = self.folios.get(guard, id);
+            let slot = Slot { handle: context.handles[page], fingerprint: context.fingerprints[page] };
+            self.folios.slots(folio)[0].set(slot);
+            folio.has_copy.set(true);
             self.index.insert(guard, at, Order::PAGE, id);
             self.list_by_state(guard, id);
         }
@@ -219,10 +212,9 @@ impl Pager {
 
     /// A one-block `Stored` folio becomes `Cached`. Takes memory past the target if it must: data comes first.
     fn unfold_block(&self, guard: &ShardGuard<'_>, id: FolioId) {
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        let (order, pages) = (folio.order, folio.order.pages() as u64);
-        let slot = self.folios.slots(folio)[0];
+        let folio = self.folios.get(guard, id);
+        let (order, pages) = (folio.order(), folio.pages());
+        let slot = self.folios.slots(folio)[0].get();
         let frame = self.frames.take(order, Kind::Full).or_else(|| self.frames.gather(&*self.space, order).ok()?);
         let frame = frame.unwrap_or_else(|| {
             loop {
@@ -238,8 +230,8 @@ impl Pager {
         // SAFETY: the frame is full, of the block's order, and ours; who frees the folio's copy holds its shard, as we do.
         unsafe { self.fetch_one(&mut context, slot, order, self.frames.page(frame)) };
         drop(context);
-        folio.frame = frame;
-        folio.state = State::Cached;
+        folio.frame.set(frame);
+        folio.state.set(State::Cached);
         self.folded_pages.fetch_sub(pages, Relaxed);
         self.clean_pages.fetch_add(pages, Relaxed);
         self.list_by_state(guard, id);
@@ -258,10 +250,9 @@ impl Pager {
                 key = end;
                 continue;
             };
-            // SAFETY: the guard is that of the folio's shard.
-            let folio = unsafe { self.folios.get(id) };
-            if folio.state == State::Resident {
-                key = folio.key + folio.order.pages() as u64;
+            let folio = self.folios.get(&guard, id);
+            if folio.state.get() == State::Resident {
+                key = folio.end();
                 continue;
             }
             drop(guard);

@@ -3,13 +3,16 @@
 //! A chunk is 2 MiB of key space. Its word in the chunk table names an order-9 folio, or a node of 8 words (256 KiB each:
 //! a folio of order 6 to 8, or a leaf of 64 words, one for each page). A folio that spans several words is entered in
 //! each, as in the kernel's XArray. Words of one chunk are guarded by the lock of its shard.
-use crate::folio::FolioId;
 use crate::slab::Slab;
+use core::marker::PhantomData;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex, MutexGuard};
 use memfold_sys::units::{MAX_ORDER, MAX_PAGES, Order, PAGE_SIZE};
 use memfold_sys::zone::Zone;
+
+/// A folio's id in the slab of folios; 0 is none.
+pub type FolioId = u32;
 
 /// Keys are page numbers below this: 256 TiB of key space.
 pub const KEYS: u64 = 1 << 36;
@@ -34,10 +37,19 @@ struct Shard {
     changed: Condvar,
 }
 
-/// The lock of one shard.
+/// The lock of one shard. What is borrowed from it stays in this thread: no other may use the folios of the shard.
 pub struct ShardGuard<'a> {
     guard: MutexGuard<'a, ()>,
+    shards: &'a Shards,
     shard: usize,
+    _thread: PhantomData<*const ()>,
+}
+
+impl ShardGuard<'_> {
+    /// Whether this is the lock of the shard of `key`; of no shard are keys from [`KEYS`] on.
+    pub fn covers(&self, key: u64) -> bool {
+        key < KEYS && self.shards.number(key) == self.shard
+    }
 }
 
 impl Shards {
@@ -54,13 +66,17 @@ impl Shards {
     /// Locks the shard of `key`.
     pub fn lock(&self, key: u64) -> ShardGuard<'_> {
         let shard = self.number(key);
-        ShardGuard { guard: self.locks[shard].lock.lock(), shard }
+        self.held(self.locks[shard].lock.lock(), shard)
     }
 
     /// Sleeps until a folio of the shard changes its state; the lock is free meanwhile.
     pub fn wait<'a>(&'a self, guard: ShardGuard<'a>) -> ShardGuard<'a> {
         let shard = guard.shard;
-        ShardGuard { guard: self.locks[shard].changed.wait(guard.guard), shard }
+        self.held(self.locks[shard].changed.wait(guard.guard), shard)
+    }
+
+    fn held<'a>(&'a self, guard: MutexGuard<'a, ()>, shard: usize) -> ShardGuard<'a> {
+        ShardGuard { guard, shards: self, shard, _thread: PhantomData }
     }
 
     /// Wakes whoever waits for a folio of the shard.
@@ -113,8 +129,9 @@ impl Index {
         found
     }
 
-    fn word(&self, _: &ShardGuard<'_>, key: u64) -> Option<FolioId> {
-        // SAFETY: the guard excludes every writer of this chunk's words, nodes and leaves.
+    fn word(&self, guard: &ShardGuard<'_>, key: u64) -> Option<FolioId> {
+        assert!(guard.covers(key), "the lock of another shard");
+        // SAFETY: the guard, of the key's shard, excludes every writer of this chunk's words, nodes and leaves.
         unsafe { self.peek(key) }
     }
 
@@ -149,10 +166,11 @@ impl Index {
         self.write(guard, key, order, 0);
     }
 
-    fn write(&self, _: &ShardGuard<'_>, key: u64, order: Order, id: FolioId) {
+    fn write(&self, guard: &ShardGuard<'_>, key: u64, order: Order, id: FolioId) {
+        assert!(guard.covers(key), "the lock of another shard");
         let mark = if id == 0 { 0 } else { id | FOLIO };
         let count = order.pages();
-        // SAFETY: the guard excludes every other reader and writer of this chunk's words, nodes and leaves; a node or
+        // SAFETY: the guard, of the key's shard, excludes every other reader and writer of this chunk's words, nodes and leaves; a node or
         // leaf is given back only when its last word has become 0, and its name is erased at the same time.
         unsafe {
             let chunk = &mut *self.chunk(key);
@@ -207,7 +225,8 @@ impl Index {
     }
 
     /// The first key in `[key, end)`, all in one chunk, that a folio covers, and that folio.
-    pub fn first(&self, _: &ShardGuard<'_>, key: u64, end: u64) -> Option<(u64, FolioId)> {
+    pub fn first(&self, guard: &ShardGuard<'_>, key: u64, end: u64) -> Option<(u64, FolioId)> {
+        assert!(guard.covers(key), "the lock of another shard");
         debug_assert!(end > key && (end - 1) >> MAX_ORDER == key >> MAX_ORDER);
         // SAFETY: as in `find`.
         unsafe {

@@ -49,8 +49,7 @@ impl Pager {
         }
         let mut pages = 0;
         self.each_folio(keys, |guard, id| {
-            // SAFETY: the guard that `each_folio` holds is that of the folio's shard.
-            pages += unsafe { self.folios.get(id) }.order.pages() as u64;
+            pages += self.folios.get(guard, id).pages();
             self.remove_folio(guard, id);
         });
         self.mapped.fetch_sub(pages, Relaxed);

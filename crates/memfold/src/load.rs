@@ -1,9 +1,9 @@
 //! Load: from the store (or from nothing) into a frame.
 use crate::area::{Area, Areas};
 use crate::context::Context;
-use crate::folio::{FolioId, State, Touch};
+use crate::folio::{Slot, State, Touch};
 use crate::frames::Frame;
-use crate::index::ShardGuard;
+use crate::index::{FolioId, ShardGuard};
 use crate::mapping::Wake;
 use crate::pager::{Pager, bytes};
 use crate::queue::Window;
@@ -48,18 +48,17 @@ impl Pager {
         &self,
         areas: &Areas,
         area: &Area,
-        guard: ShardGuard<'_>,
+        mut guard: ShardGuard<'_>,
         key: u64,
         want: Order,
         purpose: Purpose,
         from: Source,
     ) -> (Loaded, u64, u64) {
         let small = purpose != Purpose::Ahead && self.is_forced_small();
-        let id = self.form_window(&guard, area, key, if small { self.config.block_order } else { want }, from);
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        let small = small || folio.order == Order::PAGE && purpose != Purpose::Ahead;
-        let first = self.folios.slots(folio)[0].handle;
+        let id = self.form_window(&mut guard, area, key, if small { self.config.block_order } else { want }, from);
+        let folio = self.folios.get(&guard, id);
+        let small = small || folio.order() == Order::PAGE && purpose != Purpose::Ahead;
+        let first = self.folios.slots(folio)[0].get().handle;
         drop(guard);
         // While a frame is made free.
         self.store.prefetch(first);
@@ -75,19 +74,18 @@ impl Pager {
         };
         let mut context = self.contexts.borrow(&self.store);
         let (start, order) = {
-            let _guard = self.shards.lock(key);
-            // SAFETY: the guard is that of the folio's shard. The folio is `Loading` by this thread, so its key, order
-            // and slots stay when the guard is gone.
-            let folio = unsafe { self.folios.get(id) };
+            let guard = self.shards.lock(key);
+            let folio = self.folios.get(&guard, id);
             for (i, slot) in self.folios.slots(folio).iter().enumerate() {
-                (context.handles[i], context.fingerprints[i]) = (slot.handle, slot.fingerprint);
+                let Slot { handle, fingerprint } = slot.get();
+                (context.handles[i], context.fingerprints[i]) = (handle, fingerprint);
             }
-            (folio.key, folio.order)
+            (folio.key(), folio.order())
         };
         let from_file = self.decompress(&mut context, order, frame);
         drop(context);
         self.count_load(order, from_file);
-        let guard = self.shards.lock(key);
+        let mut guard = self.shards.lock(key);
         let pages = order.pages() as u64;
         match purpose {
             Purpose::Ahead => stats::add(&self.stats.swap_ra, if from_file { pages } else { 0 }),
@@ -95,9 +93,8 @@ impl Pager {
         }
         self.folded_pages.fetch_sub(pages, Relaxed);
         self.clean_pages.fetch_add(pages, Relaxed);
-        // SAFETY: the guard is that of the folio's shard.
-        let awaited = purpose == Purpose::Ahead && unsafe { self.folios.is_wanted(id) };
-        let done = self.finish(&guard, area, id, frame, purpose);
+        let awaited = purpose == Purpose::Ahead && self.folios.is_wanted(id);
+        let done = self.finish(&mut guard, area, id, frame, purpose);
         if awaited {
             // Somebody has caught up with the window: the stream goes on as if it had been there in time.
             drop(guard);
@@ -126,7 +123,7 @@ impl Pager {
             order = order.smaller().expect("above order 0");
             start = align(key, order);
         }
-        let id = self.folios.create(start, order, State::Loading);
+        let id = self.folios.create(&guard, start, order, State::Loading);
         self.index.insert(&guard, start, order, id);
         drop(guard);
         let (frame, id) = match self.frame_for_loading(areas, area, id, key) {
@@ -134,48 +131,46 @@ impl Pager {
             Err(NoFrame::Again) => return (Loaded::Again, key, key + 1),
         };
         let guard = self.shards.lock(key);
-        // SAFETY: the guard is that of the folio's shard.
-        let (start, order) = unsafe { (self.folios.get(id).key, self.folios.get(id).order) };
+        let folio = self.folios.get(&guard, id);
+        let (start, order) = (folio.key(), folio.order());
         drop(guard);
         // SAFETY: the frame is full, of this order, and this thread's alone.
         unsafe { core::ptr::write_bytes(self.frames.addr(frame) as *mut u8, 0, order.bytes()) };
-        let guard = self.shards.lock(key);
-        let done = self.finish(&guard, area, id, frame, Purpose::Fault(wake, Touch::UNKNOWN));
+        let mut guard = self.shards.lock(key);
+        let done = self.finish(&mut guard, area, id, frame, Purpose::Fault(wake, Touch::UNKNOWN));
         let reached = if done > (key - start) as usize { Loaded::Done } else { Loaded::Again };
         (reached, start, start + order.pages() as u64)
     }
 
     /// Tells from the shadow of a folio that comes back whether it belongs to the working set (C4), and notes how it was
     /// asked for.
-    pub(crate) fn note_refault(&self, _: &ShardGuard<'_>, id: FolioId, touch: Touch, from_file: bool) {
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        folio.touch = folio.touch.then(if from_file { Touch::UNKNOWN } else { touch });
-        let pages = folio.order.pages() as u64;
-        let distance = workingset::distance(self.clock.load(Relaxed), folio.age);
+    pub(crate) fn note_refault(&self, guard: &ShardGuard<'_>, id: FolioId, touch: Touch, from_file: bool) {
+        let folio = self.folios.get(guard, id);
+        folio.touch.set(folio.touch.get().then(if from_file { Touch::UNKNOWN } else { touch }));
+        let pages = folio.pages();
+        let distance = workingset::distance(self.clock.load(Relaxed), folio.age.get());
         stats::add(&self.stats.workingset_refault, pages);
-        folio.active =
-            self.config.workingset && workingset::is_workingset(distance, self.mapped.load(Relaxed), folio.order);
-        if folio.active {
+        let is_workingset = workingset::is_workingset(distance, self.mapped.load(Relaxed), folio.order());
+        folio.active.set(self.config.workingset && is_workingset);
+        if folio.active.get() {
             stats::add(&self.stats.workingset_activate, pages);
-            stats::add(&self.stats.workingset_restore, if workingset::was_active(folio.age) { pages } else { 0 });
+            stats::add(&self.stats.workingset_restore, if workingset::was_active(folio.age.get()) { pages } else { 0 });
         }
     }
 
     /// Ends a load: the frame holds the bytes. Returns how many pages are where they should be.
-    fn finish(&self, guard: &ShardGuard<'_>, area: &Area, id: FolioId, frame: Frame, purpose: Purpose) -> usize {
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        folio.frame = frame;
+    fn finish(&self, guard: &mut ShardGuard<'_>, area: &Area, id: FolioId, frame: Frame, purpose: Purpose) -> usize {
+        let folio = self.folios.get(guard, id);
+        folio.frame.set(frame);
         if purpose == Purpose::Ahead && !folio.wanted.load(Relaxed) {
-            folio.state = State::Cached;
-            folio.untouched = folio.has_copy;
+            folio.state.set(State::Cached);
+            folio.untouched.set(folio.has_copy.get());
             self.list_by_state(guard, id);
             self.shards.notify(guard);
-            return folio.order.pages();
+            return folio.order().pages();
         }
         let wake = if let Purpose::Fault(wake, _) = purpose { wake } else { Wake::Now };
-        self.map_in(guard, area.addr_of(folio.key), id, wake).pages
+        self.map_in(guard, area.addr_of(folio.key()), id, wake).pages
     }
 
     /// Counts a load; one that needed the swap file, for a part at least, counts as from there.
@@ -188,10 +183,9 @@ impl Pager {
 
     /// Makes one `Loading` folio of the largest aligned window around `key`, at most `want`, in which everything is
     /// `Stored` where `from` says: by splitting the folio that covers it, or by merging those that lie in it.
-    fn form_window(&self, guard: &ShardGuard<'_>, area: &Area, key: u64, want: Order, from: Source) -> FolioId {
+    fn form_window(&self, guard: &mut ShardGuard<'_>, area: &Area, key: u64, want: Order, from: Source) -> FolioId {
         let id = self.index.find(guard, key).expect("the caller found a folio here");
-        // SAFETY: the guard is that of the folio's shard.
-        let own = unsafe { self.folios.get(id) }.order;
+        let own = self.folios.get(guard, id).order();
         let least = own.min(self.config.block_order);
         let mut order = want.max(least);
         while order > own && !self.all_stored(guard, area, align(key, order), order) {
@@ -203,8 +197,7 @@ impl Pager {
         let id =
             if order <= own { self.carve(guard, id, align(key, order), order) } else { self.merge(guard, key, order) };
         self.lru.settle(id);
-        // SAFETY: as above.
-        unsafe { self.folios.get(id) }.state = State::Loading;
+        self.folios.get(guard, id).state.set(State::Loading);
         id
     }
 
@@ -216,13 +209,12 @@ impl Pager {
         let (mut at, end) = (start, start + order.pages() as u64);
         while at < end {
             let Some(id) = self.index.find(guard, at) else { return false };
-            // SAFETY: the guard is that of the folio's shard: the window lies in one chunk.
-            let folio = unsafe { self.folios.get(id) };
-            let block = self.folios.block_order(folio.order).pages() as u64;
-            let next = folio.key + folio.order.pages() as u64;
-            let (first, last) = ((at - folio.key) / block, (end.min(next) - folio.key).div_ceil(block));
+            let folio = self.folios.get(guard, id);
+            let block = self.folios.block_order(folio.order()).pages() as u64;
+            let next = folio.end();
+            let (first, last) = ((at - folio.key()) / block, (end.min(next) - folio.key()).div_ceil(block));
             let slots = &self.folios.slots(folio)[first as usize..last as usize];
-            if slots.iter().any(|slot| slot.handle.as_foreign().is_some()) {
+            if slots.iter().any(|slot| slot.get().handle.as_foreign().is_some()) {
                 return true;
             }
             at = next;
@@ -238,47 +230,41 @@ impl Pager {
         let mut at = start;
         while at < end {
             let Some(id) = self.index.find(guard, at) else { return false };
-            // SAFETY: the guard is that of the folio's shard: the window lies in one chunk.
-            let folio = unsafe { self.folios.get(id) };
-            if folio.state != State::Stored || folio.order < self.config.block_order {
+            let folio = self.folios.get(guard, id);
+            if folio.state.get() != State::Stored || folio.order() < self.config.block_order {
                 return false;
             }
-            at = folio.key + folio.order.pages() as u64;
+            at = folio.end();
         }
         true
     }
 
     /// One folio in place of the `Stored` ones in the window of `order` around `key`.
-    fn merge(&self, guard: &ShardGuard<'_>, key: u64, order: Order) -> FolioId {
+    fn merge(&self, guard: &mut ShardGuard<'_>, key: u64, order: Order) -> FolioId {
         let start = align(key, order);
-        let whole = self.folios.create(start, order, State::Stored);
-        // SAFETY: the guard is that of the shard of every folio in the window; `whole` is not in the index yet, so it
-        // is none of them.
-        let merged = unsafe { self.folios.get(whole) };
-        let slots = self.folios.slots(merged);
+        let whole = self.folios.create(guard, start, order, State::Stored);
         let mut shadow = 0;
         let mut at = start;
         while at < start + order.pages() as u64 {
             let id = self.index.find(guard, at).expect("the window was checked");
-            // SAFETY: as above.
-            let part = unsafe { self.folios.get(id) };
+            let part = self.folios.get(guard, id);
             let first = (at - start) as usize / self.config.block_order.pages();
-            let from = self.folios.slots(part);
-            slots[first..first + from.len()].copy_from_slice(from);
-            let (pages, part_order) = (part.order.pages() as u64, part.order);
-            if (at..at + pages).contains(&key) {
-                shadow = part.age;
+            let slots = self.folios.slots(self.folios.get(guard, whole));
+            for (to, from) in slots[first..].iter().zip(self.folios.slots(part)) {
+                to.set(from.get());
             }
-            part.has_copy = false;
-            self.index.erase(guard, at, part_order);
+            if (at..part.end()).contains(&key) {
+                shadow = part.age.get();
+            }
+            self.index.erase(guard, at, part.order());
             self.lru.settle(id);
-            // SAFETY: the index and the lists no longer name it, and its objects belong to `whole` now; who has isolated
-            // it will look it up again before using it.
-            unsafe { self.folios.destroy(id) };
-            at += pages;
+            at = part.end();
+            // Its objects belong to `whole` now. Who has isolated it will look it up again before using it.
+            self.folios.destroy(guard, id);
         }
-        merged.has_copy = true;
-        merged.age = shadow;
+        let merged = self.folios.get(guard, whole);
+        merged.has_copy.set(true);
+        merged.age.set(shadow);
         self.index.insert(guard, start, order, whole);
         stats::add(&self.stats.merges, 1);
         whole
@@ -294,8 +280,7 @@ impl Pager {
     ) -> Result<(Frame, FolioId), NoFrame> {
         loop {
             let guard = self.shards.lock(key);
-            // SAFETY: the guard is that of the folio's shard.
-            let order = unsafe { self.folios.get(id) }.order;
+            let order = self.folios.get(&guard, id).order();
             drop(guard);
             match self.frame_for(areas, order) {
                 Ok(Some(frame)) => return Ok((frame, id)),
@@ -315,22 +300,20 @@ impl Pager {
 
     /// Keeps the part of a `Loading` folio around `key`; the others are as before.
     fn shrink_loading(&self, area: &Area, id: FolioId, key: u64, order: Order) -> FolioId {
-        let guard = self.shards.lock(key);
+        let mut guard = self.shards.lock(key);
         let (start, end, wanted) = {
-            // SAFETY: the guard is that of the folio's shard.
-            let folio = unsafe { self.folios.get(id) };
-            (folio.key, folio.key + folio.order.pages() as u64, folio.wanted.load(Relaxed))
+            let folio = self.folios.get(&guard, id);
+            (folio.key(), folio.end(), folio.wanted.load(Relaxed))
         };
-        let kept = self.carve(&guard, id, align(key, order), order);
+        let kept = self.carve(&mut guard, id, align(key, order), order);
         let mut at = start;
         while at < end {
             let piece = self.index.find(&guard, at).expect("a split folio covers what it covered");
-            // SAFETY: as above.
-            let folio = unsafe { self.folios.get(piece) };
-            at += folio.order.pages() as u64;
+            let folio = self.folios.get(&guard, piece);
+            at += folio.pages();
             folio.wanted.store(false, Relaxed);
             if piece != kept {
-                self.undo_locked(&guard, piece);
+                self.undo_locked(&mut guard, piece);
             }
         }
         if wanted {
@@ -341,22 +324,20 @@ impl Pager {
     }
 
     fn undo_loading(&self, area: &Area, id: FolioId, key: u64) {
-        let guard = self.shards.lock(key);
+        let mut guard = self.shards.lock(key);
         let (start, end) = {
-            // SAFETY: the guard is that of the folio's shard.
-            let folio = unsafe { self.folios.get(id) };
+            let folio = self.folios.get(&guard, id);
             folio.wanted.store(false, Relaxed);
-            (folio.key, folio.key + folio.order.pages() as u64)
+            (folio.key(), folio.end())
         };
-        self.undo_locked(&guard, id);
+        self.undo_locked(&mut guard, id);
         self.wake_waiters(&guard, area, start, end);
     }
 
-    fn undo_locked(&self, guard: &ShardGuard<'_>, id: FolioId) {
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        if folio.has_copy {
-            folio.state = State::Stored;
+    fn undo_locked(&self, guard: &mut ShardGuard<'_>, id: FolioId) {
+        let folio = self.folios.get(guard, id);
+        if folio.has_copy.get() {
+            folio.state.set(State::Stored);
             self.list_by_state(guard, id);
         } else {
             self.remove_folio(guard, id);
@@ -382,10 +363,9 @@ impl Pager {
         let Some(area) = areas.find_key(window.key).copied() else { return };
         let guard = self.shards.lock(window.key);
         let Some(id) = self.index.find(&guard, window.key) else { return };
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
+        let folio = self.folios.get(&guard, id);
         // Single pages are mapped by the fault that meets them: `load_pages_after`.
-        if folio.state != State::Stored || folio.order < self.config.block_order {
+        if folio.state.get() != State::Stored || folio.order() < self.config.block_order {
             return;
         }
         stats::add(&self.stats.readahead_windows, 1);

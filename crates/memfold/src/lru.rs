@@ -2,7 +2,7 @@
 //!
 //! User space can't read accessed bits, so the swap cache is the inactive end: a folio that is mapped out rests on
 //! `Cooling`, where a touch takes it back cheaply, before it is saved.
-use crate::folio::FolioId;
+use crate::index::FolioId;
 use memfold_sys::Errno;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};

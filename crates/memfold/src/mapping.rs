@@ -2,9 +2,9 @@
 //!
 //! Both do as much as the kernel lets them and say how far they got; what they did not do is as it was. They are called
 //! under the shard lock, so nobody else moves these pages; the program may touch, discard or unmap them at any time.
-use crate::folio::{FolioId, State};
+use crate::folio::State;
 use crate::frames::{Frame, Kind};
-use crate::index::ShardGuard;
+use crate::index::{FolioId, ShardGuard};
 use crate::lru::List;
 use crate::pager::Pager;
 use crate::stats;
@@ -190,17 +190,16 @@ impl Pager {
 
     /// Maps a folio that is in the swap cache (`Cached`, or its caller's `Loading` or `Saving`): it becomes `Resident`.
     /// If the kernel stops half-way, the folio is split: what is mapped is `Resident`, the rest `Cached`.
-    pub(crate) fn map_in(&self, guard: &ShardGuard<'_>, home: usize, id: FolioId, wake: Wake) -> Done {
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        let (frame, order) = (folio.frame, folio.order);
+    pub(crate) fn map_in(&self, guard: &mut ShardGuard<'_>, home: usize, id: FolioId, wake: Wake) -> Done {
+        let folio = self.folios.get(guard, id);
+        let (frame, order) = (folio.frame.get(), folio.order());
         folio.wanted.store(false, Relaxed);
-        folio.state = State::Cached;
-        folio.writing = 0;
+        folio.state.set(State::Cached);
+        folio.writing.set(0);
         let done = self.carry_in(home, frame, order, wake);
         if done.stop.is_none() {
-            folio.state = State::Resident;
-            folio.untouched = false;
+            folio.state.set(State::Resident);
+            folio.untouched.set(false);
             self.list_by_state(guard, id);
             self.keep_clean_budget(guard, id);
         } else {
@@ -216,17 +215,15 @@ impl Pager {
 
     /// After a split at page `at`: pieces before it become `before`, the others `after`, each on its list.
     fn settle_pieces(&self, guard: &ShardGuard<'_>, id: FolioId, at: usize, order: Order, before: State, after: State) {
-        // SAFETY: the guard is that of the folio's shard.
-        let start = unsafe { self.folios.get(id).key };
+        let start = self.folios.get(guard, id).key();
         let mut key = start;
         while key < start + order.pages() as u64 {
             let piece = self.index.find(guard, key).expect("a split folio covers what it covered");
-            // SAFETY: as above.
-            let folio = unsafe { self.folios.get(piece) };
-            folio.state = if key < start + at as u64 { before } else { after };
-            folio.untouched &= folio.state == State::Cached;
-            folio.refused &= folio.state == State::Resident;
-            key += folio.order.pages() as u64;
+            let folio = self.folios.get(guard, piece);
+            folio.state.set(if key < start + at as u64 { before } else { after });
+            folio.untouched.set(folio.untouched.get() && folio.state.get() == State::Cached);
+            folio.refused.set(folio.refused.get() && folio.state.get() == State::Resident);
+            key += folio.pages();
             self.list_by_state(guard, piece);
         }
     }
@@ -238,10 +235,9 @@ impl Pager {
         let budget = self.target() * self.config.clean_percent as u64 / 100;
         // What clean copies hold of the pool, as if they compressed like the rest.
         let held = self.store.pool_bytes() as u128 * clean as u128 / (clean + folded).max(1) as u128;
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        let is_crowded = folio.has_copy && self.swap.as_ref().is_some_and(Swap::is_half_full);
-        let crowded = is_crowded && self.folios.slots(folio).iter().any(|slot| slot.handle.as_foreign().is_some());
+        let folio = self.folios.get(guard, id);
+        let is_crowded = folio.has_copy.get() && self.swap.as_ref().is_some_and(Swap::is_half_full);
+        let crowded = is_crowded && self.folios.handles(folio).any(|h| h.as_foreign().is_some());
         if crowded || clean > budget || self.limit_bytes().is_some_and(|limit| held > limit as u128 / CLEAN_SHARE) {
             stats::add(&self.stats.clean_dropped, 1);
             self.drop_copy(guard, id);
@@ -251,25 +247,26 @@ impl Pager {
     /// Moves a `Resident` folio from its home into an empty frame: it becomes `Cached`. Pages that the program had
     /// discarded become zeros. If the kernel stops half-way, the folio is split: what moved is `Cached`, the rest
     /// `Resident` and protected. `frame` is given back if nothing moved.
-    pub(crate) fn map_out(&self, guard: &ShardGuard<'_>, home: usize, id: FolioId, frame: Frame) -> Done {
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        let order = folio.order;
+    pub(crate) fn map_out(&self, guard: &mut ShardGuard<'_>, home: usize, id: FolioId, frame: Frame) -> Done {
+        let folio = self.folios.get(guard, id);
+        let order = folio.order();
         let done = if self.has_move { self.carry_out(home, frame, order) } else { self.copy_out(home, frame, order) };
-        folio.age = workingset::shadow(self.clock.fetch_add(order.pages() as u64, Relaxed), folio.active);
-        folio.frame = frame;
+        folio.age.set(workingset::shadow(self.clock.fetch_add(order.pages() as u64, Relaxed), folio.active.get()));
+        folio.frame.set(frame);
         if done.stop.is_none() {
-            folio.state = State::Cached;
-            (folio.active, folio.refused) = (false, false);
-            let needs_saving = !folio.has_copy;
+            folio.state.set(State::Cached);
+            folio.active.set(false);
+            folio.refused.set(false);
+            let needs_saving = !folio.has_copy.get();
             self.list_by_state(guard, id);
             if needs_saving {
                 self.ask_to_save(order);
             }
             return done;
         }
-        (folio.active, folio.refused) = (true, false);
-        let start = folio.key;
+        folio.active.set(true);
+        folio.refused.set(false);
+        let start = folio.key();
         self.lru.settle(id);
         self.split_at(guard, id, done.pages);
         if done.stop == Some(Stop::Busy) {
@@ -284,18 +281,16 @@ impl Pager {
 
     /// The page at `key` can't leave. If that is for long, its folio is refused; so is what a fork shares with many, but for the
     /// page's block only, as others of the folio may have been written to since.
-    fn refuse(&self, guard: &ShardGuard<'_>, key: u64) {
+    fn refuse(&self, guard: &mut ShardGuard<'_>, key: u64) {
         let mut id = self.index.find(guard, key).expect("a folio covers what it covered");
         if self.busy.is_shared_by_many() {
-            // SAFETY: the guard is that of the folio's shard.
-            let order = unsafe { self.folios.get(id) }.order;
+            let order = self.folios.get(guard, id).order();
             id = self.carve(guard, id, key, order.min(self.config.block_order));
         } else if self.busy.has_forked_lately() {
             // Soon to be had.
             return;
         }
-        // SAFETY: as above.
-        unsafe { self.folios.get(id) }.refused = true;
+        self.folios.get(guard, id).refused.set(true);
         self.note_refusal();
     }
 

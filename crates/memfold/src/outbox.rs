@@ -1,5 +1,5 @@
 //! What the thread that writes to the swap file is to do, and who waits for it.
-use crate::folio::FolioId;
+use crate::index::FolioId;
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::units::Order;
 

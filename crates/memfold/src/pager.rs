@@ -5,10 +5,10 @@ use crate::changes::Changes;
 use crate::config::{Canned, Config, Delivery, OnFull, WORKABLE_MIN_BYTES};
 use crate::context::Contexts;
 use crate::fingerprint::Fingerprints;
-use crate::folio::{FolioId, Folios, State};
+use crate::folio::{Folios, Slot, State};
 use crate::frames::Frames;
 use crate::gates::Gates;
-use crate::index::{Index, ShardGuard, Shards};
+use crate::index::{FolioId, Index, ShardGuard, Shards};
 use crate::lands::Lands;
 use crate::lru::{List, Lru};
 use crate::queue::Queue;
@@ -413,68 +413,65 @@ impl Pager {
     }
 
     /// Ends a folio: no index entry, no stored copy, no list. Its frame must have been given back.
-    pub(crate) fn remove_folio(&self, guard: &ShardGuard<'_>, id: FolioId) {
+    pub(crate) fn remove_folio(&self, guard: &mut ShardGuard<'_>, id: FolioId) {
         self.drop_copy(guard, id);
-        // SAFETY: the guard is that of the folio's shard.
-        let (key, order) = unsafe { (self.folios.get(id).key, self.folios.get(id).order) };
-        self.index.erase(guard, key, order);
+        let folio = self.folios.get(guard, id);
+        self.index.erase(guard, folio.key(), folio.order());
+        // Who has isolated it will look it up again before using it.
         self.lru.settle(id);
-        // SAFETY: the index and the lists no longer name it, the guard kept everybody else from looking it up, and who
-        // has isolated it will look it up again before using it.
-        unsafe { self.folios.destroy(id) };
+        self.folios.destroy(guard, id);
     }
 
     /// Lets go of the stored copy of a folio. The bytes must be authoritative elsewhere, or needed no longer.
-    pub(crate) fn drop_copy(&self, _: &ShardGuard<'_>, id: FolioId) {
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        if !folio.has_copy {
+    pub(crate) fn drop_copy(&self, guard: &ShardGuard<'_>, id: FolioId) {
+        let folio = self.folios.get(guard, id);
+        if !folio.has_copy.replace(false) {
             return;
         }
-        folio.has_copy = false;
-        folio.untouched = false;
-        let pages = folio.order.pages() as u64;
-        if folio.state == State::Stored || folio.state == State::Loading {
-            self.folded_pages.fetch_sub(pages, Relaxed);
-        } else {
-            self.clean_pages.fetch_sub(pages, Relaxed);
-        }
+        folio.untouched.set(false);
+        let is_folded = matches!(folio.state.get(), State::Stored | State::Loading);
+        let pages = if is_folded { &self.folded_pages } else { &self.clean_pages };
+        pages.fetch_sub(folio.pages(), Relaxed);
         for slot in self.folios.slots(folio) {
-            if !slot.handle.is_none() {
-                self.free_copy(slot.handle);
+            let Slot { handle, fingerprint } = slot.get();
+            if !handle.is_none() {
+                self.free_copy(handle);
             }
-            slot.handle = Handle::NONE;
+            slot.set(Slot { handle: Handle::NONE, fingerprint });
         }
     }
 
     /// Splits a folio in two halves; returns the second. A block that would be cut in two loses its stored copy, so a
     /// `Stored` folio may only be split between blocks.
-    pub(crate) fn split_folio(&self, guard: &ShardGuard<'_>, id: FolioId) -> FolioId {
-        // SAFETY: the guard is that of the folio's shard; `right` below is another folio.
-        let left = unsafe { self.folios.get(id) };
-        let half = left.order.smaller().expect("a page can't be split");
+    pub(crate) fn split_folio(&self, guard: &mut ShardGuard<'_>, id: FolioId) -> FolioId {
+        let left = self.folios.get(guard, id);
+        let half = left.order().smaller().expect("a page can't be split");
         let cuts_block = half < self.config.block_order;
-        assert!(!cuts_block || !matches!(left.state, State::Stored | State::Loading), "a stored block can't be split");
-        let right_id = self.folios.create(left.key + half.pages() as u64, half, left.state);
-        // SAFETY: just created, so distinct from `left`, and its key lies in the same chunk, hence shard.
-        let right = unsafe { self.folios.get(right_id) };
-        right.frame = left.frame + half.pages() as u32;
-        (right.age, right.active, right.untouched) = (left.age, left.active, left.untouched);
-        (right.touch, right.refused) = (left.touch, left.refused);
-        self.index.erase(guard, left.key, left.order);
-        if cuts_block && left.has_copy {
-            self.clean_pages.fetch_sub(left.order.pages() as u64, Relaxed);
+        let is_folded = matches!(left.state.get(), State::Stored | State::Loading);
+        assert!(!cuts_block || !is_folded, "a stored block can't be split");
+        let right_id = self.folios.create(guard, left.key() + half.pages() as u64, half, left.state.get());
+        let right = self.folios.get(guard, right_id);
+        right.frame.set(left.frame.get() + half.pages() as u32);
+        right.age.set(left.age.get());
+        right.active.set(left.active.get());
+        right.untouched.set(left.untouched.get());
+        right.touch.set(left.touch.get());
+        right.refused.set(left.refused.get());
+        self.index.erase(guard, left.key(), left.order());
+        if cuts_block && left.has_copy.get() {
+            self.clean_pages.fetch_sub(left.pages(), Relaxed);
         }
-        let cut = self.folios.split_slots(left, right);
+        let cut = self.folios.split(guard, id, right_id);
+        let (left, right) = (self.folios.get(guard, id), self.folios.get(guard, right_id));
         if !cut.is_none() {
             self.free_copy(cut);
-            (left.untouched, right.untouched) = (false, false);
+            left.untouched.set(false);
+            right.untouched.set(false);
         }
-        self.index.insert(guard, left.key, half, id);
-        self.index.insert(guard, right.key, half, right_id);
+        self.index.insert(guard, left.key(), half, id);
+        self.index.insert(guard, right.key(), half, right_id);
         self.lru.resize(id, half.get());
-        if left.writing != 0 {
-            left.writing = 0;
+        if left.writing.replace(0) != 0 {
             self.list_by_state(guard, id);
         }
         self.list_by_state(guard, right_id);
@@ -483,42 +480,35 @@ impl Pager {
     }
 
     /// Puts a folio on the list that its state asks for.
-    pub(crate) fn list_by_state(&self, _: &ShardGuard<'_>, id: FolioId) {
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        let list = match folio.state {
-            State::Resident if folio.refused => List::Refused,
-            State::Resident if folio.active => List::Active,
+    pub(crate) fn list_by_state(&self, guard: &ShardGuard<'_>, id: FolioId) {
+        let folio = self.folios.get(guard, id);
+        let list = match folio.state.get() {
+            State::Resident if folio.refused.get() => List::Refused,
+            State::Resident if folio.active.get() => List::Active,
             State::Resident => List::Inactive,
-            State::Cached if folio.untouched => List::Ahead,
-            State::Cached if folio.has_copy => List::Cooling,
+            State::Cached if folio.untouched.get() => List::Ahead,
+            State::Cached if folio.has_copy.get() => List::Cooling,
             State::Cached => List::Dirty,
             State::Stored if self.swap.is_some() => List::Folded,
             State::Saving | State::Loading | State::Stored => return,
         };
-        self.lru.push(id, folio.key, folio.order.get(), list);
+        self.lru.push(id, folio.key(), folio.order().get(), list);
     }
 
     /// Splits until one folio is exactly `[key, key + order)`; returns it.
-    pub(crate) fn carve(&self, guard: &ShardGuard<'_>, mut id: FolioId, key: u64, order: Order) -> FolioId {
-        loop {
-            // SAFETY: the guard is that of the folio's shard.
-            let folio = unsafe { self.folios.get(id) };
-            if folio.order <= order {
-                return id;
-            }
+    pub(crate) fn carve(&self, guard: &mut ShardGuard<'_>, mut id: FolioId, key: u64, order: Order) -> FolioId {
+        while self.folios.get(guard, id).order() > order {
             let right = self.split_folio(guard, id);
-            // SAFETY: as above.
-            if key >= unsafe { self.folios.get(right).key } {
+            if key >= self.folios.get(guard, right).key() {
                 id = right;
             }
         }
+        id
     }
 
     /// Splits a folio so that no piece reaches across its page `at`.
-    pub(crate) fn split_at(&self, guard: &ShardGuard<'_>, id: FolioId, at: usize) {
-        // SAFETY: the guard is that of the folio's shard.
-        let pages = unsafe { self.folios.get(id).order.pages() };
+    pub(crate) fn split_at(&self, guard: &mut ShardGuard<'_>, id: FolioId, at: usize) {
+        let pages = self.folios.get(guard, id).order().pages();
         if at == 0 || at >= pages {
             return;
         }

@@ -1,9 +1,9 @@
 //! The reclaim path: target -> isolate -> map out into the swap cache -> save -> frame free again.
 use crate::area::Areas;
 use crate::config::{OnFull, Size};
-use crate::folio::{FolioId, State};
+use crate::folio::State;
 use crate::frames::{Frame, Kind};
-use crate::index::ShardGuard;
+use crate::index::{FolioId, ShardGuard};
 use crate::lands::Hold;
 use crate::lru::List;
 use crate::mapping::Stop;
@@ -219,30 +219,27 @@ impl Pager {
     /// Whether the folio that was isolated with this key is alive: it may have been settled, listed, merged and its
     /// record used again before its shard was locked.
     pub(crate) fn is_still(&self, guard: &ShardGuard<'_>, id: FolioId, key: u64) -> bool {
-        // SAFETY: the guard is that of the shard of whatever folio the index has at the key.
-        self.index.find(guard, key) == Some(id) && unsafe { self.folios.get(id) }.key == key
+        self.index.find(guard, key) == Some(id) && self.folios.get(guard, id).key() == key
     }
 
     /// Maps one isolated folio out. `Nothing`: it can't leave now, or died.
     pub(crate) fn evict_isolated(&self, areas: &Areas, id: FolioId, key: u64) -> Progress {
-        let guard = self.shards.lock(key);
+        let mut guard = self.shards.lock(key);
         if !self.is_still(&guard, id, key) {
             return Progress::Nothing;
         }
-        // SAFETY: the guard is that of the folio's shard, and the index says that it is alive.
-        let folio = unsafe { self.folios.get(id) };
+        let folio = self.folios.get(&guard, id);
         let area = areas.find_key(key).expect("a folio lies in an area");
-        if folio.state != State::Resident || areas.is_pinned(key, key + folio.order.pages() as u64) {
-            folio.active |= folio.state == State::Resident;
+        if folio.state.get() != State::Resident || areas.is_pinned(key, key + folio.pages()) {
+            folio.active.set(folio.active.get() | (folio.state.get() == State::Resident));
             self.lru.settle(id);
             self.list_by_state(&guard, id);
             return Progress::Nothing;
         }
         let kind = if self.has_move { Kind::Empty } else { Kind::Full };
-        let (mut id, key) = self.join_block(areas, &guard, id).unwrap_or((id, key));
+        let (mut id, key) = self.join_block(areas, &mut guard, id).unwrap_or((id, key));
         let frame = loop {
-            // SAFETY: as above.
-            let order = unsafe { self.folios.get(id) }.order;
+            let order = self.folios.get(&guard, id).order();
             if let Some(frame) = self.frames.take(order, kind) {
                 break frame;
             }
@@ -259,14 +256,13 @@ impl Pager {
             stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
             self.lru.settle(id);
             let half = order.smaller().expect("above order 0");
-            id = self.carve(&guard, id, key, half);
+            id = self.carve(&mut guard, id, key, half);
             self.list_by_state(&guard, id);
         };
         self.lru.settle(id);
         let home = area.addr_of(key);
-        // SAFETY: as above.
-        let pages = unsafe { self.folios.get(id) }.order.pages();
-        let done = self.map_out(&guard, home, id, frame);
+        let pages = self.folios.get(&guard, id).order().pages();
+        let done = self.map_out(&mut guard, home, id, frame);
         match done.stop {
             None => Progress::Freed,
             Some(Stop::Again) => Progress::Again,

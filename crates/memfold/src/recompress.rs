@@ -2,7 +2,8 @@
 //!
 //! While a block is at it, its folio is `Loading`: a touch waits, as for a load, and then loads the block.
 use crate::area::{Area, Areas};
-use crate::folio::{FolioId, State};
+use crate::folio::{Slot, State};
+use crate::index::FolioId;
 use crate::lru::List;
 use crate::pager::Pager;
 use crate::stats;
@@ -79,37 +80,39 @@ impl Pager {
         }
         let guard = self.shards.lock(cold.key);
         let id = self.index.find(&guard, cold.key)?;
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        let order: Order = self.folios.block_order(folio.order);
-        let at = (cold.key - folio.key) as usize / order.pages();
-        if folio.state != State::Stored || order != cold.order || self.folios.slots(folio)[at].handle != cold.handle {
+        let folio = self.folios.get(&guard, id);
+        let order: Order = self.folios.block_order(folio.order());
+        let at = (cold.key - folio.key()) as usize / order.pages();
+        if folio.state.get() != State::Stored
+            || order != cold.order
+            || self.folios.slots(folio)[at].get().handle != cold.handle
+        {
             return None;
         }
-        folio.state = State::Loading;
+        folio.state.set(State::Loading);
         Some(Claim { id, at })
     }
 
     /// Puts `new`, if there is one, in the place of the claimed block's object, and makes the folio `Stored` again.
     pub(crate) fn end_claim(&self, area: &Area, claim: Claim, cold: &Cold, new: Option<Handle>) {
         let guard = self.shards.lock(cold.key);
-        // SAFETY: the guard is that of the folio's shard; a `Loading` folio is not destroyed.
-        let folio = unsafe { self.folios.get(claim.id) };
+        let folio = self.folios.get(&guard, claim.id);
         if let Some(new) = new {
             let before = self.store.payload_bytes(cold.handle);
-            self.folios.slots(folio)[claim.at].handle = new;
+            let slot = &self.folios.slots(folio)[claim.at];
+            slot.set(Slot { handle: new, ..slot.get() });
             let gained = before.saturating_sub(self.store.payload_bytes(new));
             self.store.free(cold.handle);
             stats::add(&self.stats.blocks_recompressed, 1);
             stats::add(&self.stats.recompress_gained_bytes, gained);
         }
-        folio.state = State::Stored;
+        folio.state.set(State::Stored);
         folio.wanted.store(false, Relaxed);
         // Writeback takes a folio that it meets `Loading` off its list; and one whose old object it is writing is on none.
         if self.swap.is_some() && self.lru.is_on(claim.id, List::None) {
-            self.lru.push_tail(claim.id, folio.key, folio.order.get(), List::Folded);
+            self.lru.push_tail(claim.id, folio.key(), folio.order().get(), List::Folded);
         }
-        let (start, end) = (folio.key, folio.key + folio.order.pages() as u64);
+        let (start, end) = (folio.key(), folio.end());
         self.wake_waiters(&guard, area, start, end);
     }
 }

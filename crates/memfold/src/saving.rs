@@ -1,9 +1,9 @@
 //! Saving: what becomes of a folio in the swap cache. It leaves memory, as its copy is true or is made now; or it stays.
 use crate::area::Areas;
 use crate::context::Context;
-use crate::folio::{FolioId, State, Touch};
+use crate::folio::{Slot, State, Touch};
 use crate::frames::{Frame, Kind};
-use crate::index::ShardGuard;
+use crate::index::{FolioId, ShardGuard};
 use crate::lands::Hold;
 use crate::lru::List;
 use crate::mapping::Wake;
@@ -60,37 +60,36 @@ impl Pager {
         }
         let mut context = self.contexts.borrow(&self.store);
         let Some((id, key)) = self.lru.isolate(list) else { return Next::None };
-        let guard = self.shards.lock(key);
+        let mut guard = self.shards.lock(key);
         if !self.is_still(&guard, id, key) {
             return Next::Settled;
         }
-        // SAFETY: the guard is that of the folio's shard, and the index says that it is alive.
-        let folio = unsafe { self.folios.get(id) };
+        let folio = self.folios.get(&guard, id);
         self.lru.settle(id);
-        if folio.state != State::Cached {
+        if folio.state.get() != State::Cached {
             self.list_by_state(&guard, id);
             return Next::Settled;
         }
-        if folio.untouched {
+        if folio.untouched.get() {
             self.let_go(&guard, id);
             return Next::Settled;
         }
-        if !folio.has_copy && !compress {
-            let order = folio.order;
-            self.lru.push(id, folio.key, order.get(), List::Dirty);
+        if !folio.has_copy.get() && !compress {
+            let order = folio.order();
+            self.lru.push(id, folio.key(), order.get(), List::Dirty);
             self.ask_to_save(order);
             return Next::Settled;
         }
-        if !folio.has_copy && self.is_to_be_cut(folio.order, folio.touch, true) {
-            self.cut_into_pages(&guard, id);
+        if !folio.has_copy.get() && self.is_to_be_cut(folio.order(), folio.touch.get(), true) {
+            self.cut_into_pages(&mut guard, id);
             return Next::Settled;
         }
-        folio.state = State::Saving;
-        let (order, frame, touch) = (folio.order, folio.frame, folio.touch);
-        let work = Saving { id, key, order, frame, had_copy: folio.has_copy, touch };
+        folio.state.set(State::Saving);
+        let (order, frame, touch) = (folio.order(), folio.frame.get(), folio.touch.get());
+        let work = Saving { id, key, order, frame, had_copy: folio.has_copy.get(), touch };
         if work.had_copy {
             for (to, slot) in context.fingerprints.iter_mut().zip(self.folios.slots(folio)) {
-                *to = slot.fingerprint;
+                *to = slot.get().fingerprint;
             }
         }
         drop(guard);
@@ -103,10 +102,7 @@ impl Pager {
         let frame = self.frames.addr(work.frame) as *const u8;
         let count = self.folios.block_count(order);
         let changed = self.changed_blocks(context, work);
-        let wanted = || {
-            // SAFETY: the folio is `Saving` by this thread, so its record stays.
-            unsafe { self.folios.is_wanted(id) }
-        };
+        let wanted = || self.folios.is_wanted(id);
         let cut = had_copy && self.is_to_be_cut(order, work.touch, !changed.is_empty());
         let result = if changed.is_empty() && !cut {
             Ok(())
@@ -133,13 +129,12 @@ impl Pager {
                 return Next::Settled;
             }
         }
-        let guard = self.shards.lock(key);
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
+        let mut guard = self.shards.lock(key);
+        let folio = self.folios.get(&guard, id);
         let goes_home = folio.wanted.load(Relaxed);
         match result {
             Ok(()) => {
-                self.accept(context, id, &changed, had_copy);
+                self.accept(context, &guard, id, &changed, had_copy);
                 if !goes_home {
                     self.let_go(&guard, id);
                     return Next::Settled;
@@ -147,11 +142,11 @@ impl Pager {
             }
             Err(SaveError::Cancelled) if goes_home => {}
             Err(SaveError::Cancelled) => {
-                folio.state = State::Cached;
+                folio.state.set(State::Cached);
                 if cut {
-                    self.cut_into_pages(&guard, id);
+                    self.cut_into_pages(&mut guard, id);
                 } else {
-                    self.lru.push(id, folio.key, folio.order.get(), List::Dirty);
+                    self.lru.push(id, folio.key(), folio.order().get(), List::Dirty);
                 }
                 self.ask_to_save(order);
                 self.shards.notify(&guard);
@@ -164,14 +159,15 @@ impl Pager {
                     if e == SaveError::Verify { &self.stats.verify_mismatch } else { &self.stats.save_refused },
                     1,
                 );
-                folio.state = State::Cached;
+                folio.state.set(State::Cached);
                 self.drop_copy(&guard, id);
-                (folio.active, folio.refused) = (true, true);
+                folio.active.set(true);
+                folio.refused.set(true);
                 self.note_refusal();
             }
         }
         // It rests in the swap cache until the caller has mapped it: whoever comes first may take it from there.
-        folio.state = State::Cached;
+        folio.state.set(State::Cached);
         folio.wanted.store(false, Relaxed);
         self.list_by_state(&guard, id);
         self.shards.notify(&guard);
@@ -196,20 +192,19 @@ impl Pager {
     }
 
     /// Notes the new objects of a folio whose save succeeded.
-    fn accept(&self, context: &Context, id: FolioId, changed: &BlockSet, had_copy: bool) {
-        // SAFETY: the caller holds the guard of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        let (order, pages) = (folio.order, folio.order.pages() as u64);
+    fn accept(&self, context: &Context, guard: &ShardGuard<'_>, id: FolioId, changed: &BlockSet, had_copy: bool) {
+        let folio = self.folios.get(guard, id);
+        let (order, pages) = (folio.order(), folio.pages());
         let slots = self.folios.slots(folio);
         let (count, saved) = (slots.len(), changed.count());
         for i in changed.iter() {
+            let new = Slot { handle: context.handles[i], fingerprint: context.fingerprints[i] };
+            let old = slots[i].replace(new);
             if had_copy {
-                self.free_copy(slots[i].handle);
+                self.free_copy(old.handle);
             }
-            slots[i].handle = context.handles[i];
-            slots[i].fingerprint = context.fingerprints[i];
         }
-        folio.has_copy = true;
+        folio.has_copy.set(true);
         if !had_copy {
             self.clean_pages.fetch_add(pages, Relaxed);
         }
@@ -226,16 +221,15 @@ impl Pager {
 
     /// A folio in the swap cache whose stored copy is true leaves memory: it becomes `Stored`, its frame is free.
     pub(crate) fn let_go(&self, guard: &ShardGuard<'_>, id: FolioId) {
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        assert!(folio.has_copy, "a folio without a copy can't leave memory");
-        let pages = folio.order.pages() as u64;
-        folio.state = State::Stored;
-        folio.untouched = false;
+        let folio = self.folios.get(guard, id);
+        assert!(folio.has_copy.get(), "a folio without a copy can't leave memory");
+        let pages = folio.pages();
+        folio.state.set(State::Stored);
+        folio.untouched.set(false);
         self.clean_pages.fetch_sub(pages, Relaxed);
         let folded = self.folded_pages.fetch_add(pages, Relaxed) + pages;
         stats::raise(&self.stats.peak_folded_bytes, folded << PAGE_SHIFT);
-        self.frames.give(folio.frame, folio.order, Kind::Full);
+        self.frames.give(folio.frame.get(), folio.order(), Kind::Full);
         self.list_by_state(guard, id);
         self.shards.notify(guard);
     }
@@ -245,11 +239,10 @@ impl Pager {
         let &Home { id, key, order } = home;
         // An area that has ended has nobody who waits.
         let Some(area) = areas.find_key(key) else { return };
-        let guard = self.shards.lock(key);
+        let mut guard = self.shards.lock(key);
         let mut mapped = 0;
-        // SAFETY: the guard is that of the folio's shard, and the index says that it is alive.
-        if self.is_still(&guard, id, key) && unsafe { self.folios.get(id) }.state == State::Cached {
-            mapped = self.map_in(&guard, area.addr_of(key), id, Wake::Now).pages;
+        if self.is_still(&guard, id, key) && self.folios.get(&guard, id).state.get() == State::Cached {
+            mapped = self.map_in(&mut guard, area.addr_of(key), id, Wake::Now).pages;
         }
         if mapped < order.pages() {
             // Whoever waits for what could not be mapped faults again and asks for it.

@@ -77,8 +77,11 @@ impl<T> Slab<T> {
     }
 
     /// The place of a record.
+    ///
+    /// # Panics
+    /// If there is no such record.
     pub fn place(&self, id: u32) -> NonNull<T> {
-        debug_assert!(id != 0 && id <= self.limit);
+        assert!(id != 0 && id <= self.limit, "record {id} of {}", self.limit);
         // SAFETY: `stride * limit` bytes are inside the zone.
         unsafe { NonNull::new_unchecked(self.zone.as_ptr().add(self.stride * id as usize).cast()) }
     }

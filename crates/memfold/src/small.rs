@@ -2,7 +2,8 @@
 //! page is always loaded so, as a move would interrupt the program's other CPUs; a larger block as the small-page fallback
 //! (M6), where memory for a whole folio can't be had. `--fallback` forces that.
 use crate::area::{Area, Areas};
-use crate::folio::{FolioId, State, Touch};
+use crate::folio::{State, Touch};
+use crate::index::FolioId;
 use crate::lands::Hold;
 use crate::mapping::Wake;
 use crate::pager::Pager;
@@ -40,10 +41,9 @@ impl Pager {
         touch: Touch,
     ) -> Option<Range<u64>> {
         let (start, order, slot) = {
-            let _guard = self.shards.lock(key);
-            // SAFETY: the guard is that of the folio's shard; `Loading` by this thread, its slots stay.
-            let folio = unsafe { self.folios.get(id) };
-            (folio.key, folio.order, self.folios.slots(folio)[0])
+            let guard = self.shards.lock(key);
+            let folio = self.folios.get(&guard, id);
+            (folio.key(), folio.order(), self.folios.slots(folio)[0].get())
         };
         let pages = order.pages() as u64;
         let has_room = if order == Order::PAGE { self.make_room_for_page(areas) } else { self.make_room(areas, pages) };
@@ -75,10 +75,9 @@ impl Pager {
         }
         drop(quiet);
         self.note_refault(&guard, id, touch, from_file);
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
+        let folio = self.folios.get(&guard, id);
         folio.wanted.store(false, Relaxed);
-        folio.state = State::Resident;
+        folio.state.set(State::Resident);
         self.mapped.fetch_add(pages, Relaxed);
         self.folded_pages.fetch_sub(pages, Relaxed);
         self.clean_pages.fetch_add(pages, Relaxed);

@@ -12,8 +12,8 @@
 //!
 //! The writer takes shard locks only. Whoever waits for it may hold `areas` for reading and a context, but no shard.
 use crate::context::Context;
-use crate::folio::{FolioId, Slot, State};
-use crate::index::ShardGuard;
+use crate::folio::{Slot, State};
+use crate::index::{FolioId, ShardGuard};
 use crate::lru::List;
 use crate::outbox::RawWrite;
 use crate::pager::{Pager, bytes};
@@ -21,6 +21,7 @@ use crate::place::{Place, UNIT_BYTES};
 use crate::stats;
 use crate::swap::{HEAD_BYTES, Swap};
 use alloc::vec::Vec;
+use core::cell::Cell;
 use memfold_sys::Errno;
 use memfold_sys::disk::Transfer;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -121,20 +122,19 @@ impl Pager {
             swap.seal_raw(slot, bytes, self.folios.block_order(order));
         }
         let guard = self.shards.lock(key);
-        // SAFETY: the guard is that of the folio's shard; `Saving` by this thread, it is still there.
-        let folio = unsafe { self.folios.get(id) };
+        let folio = self.folios.get(&guard, id);
         if folio.wanted.load(Relaxed) {
             swap.put(slot, order.pages());
             swap.give_buffer(buffer);
             return Fate::Stays;
         }
         self.drop_copy(&guard, id);
-        for (slot, fingerprint) in self.folios.slots(folio).iter_mut().zip(&context.fingerprints) {
-            slot.fingerprint = *fingerprint;
+        for (slot, &fingerprint) in self.folios.slots(folio).iter().zip(&context.fingerprints) {
+            slot.set(Slot { fingerprint, ..slot.get() });
         }
         let ticket = swap.outbox.ticket();
-        folio.writing = ticket;
-        folio.state = State::Cached;
+        folio.writing.set(ticket);
+        folio.state.set(State::Cached);
         self.shards.notify(&guard);
         drop(guard);
         if !swap.outbox.submit(RawWrite { id, key, order, ticket, buffer, slot }) {
@@ -151,16 +151,15 @@ impl Pager {
             swap.note_full();
             return Fate::Stays;
         }
-        let guard = self.shards.lock(key);
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
+        let mut guard = self.shards.lock(key);
+        let folio = self.folios.get(&guard, id);
         if folio.wanted.load(Relaxed) {
             return Fate::Stays;
         }
         stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
-        folio.state = State::Cached;
+        folio.state.set(State::Cached);
         self.drop_copy(&guard, id);
-        self.split_folio(&guard, id);
+        self.split_folio(&mut guard, id);
         self.list_by_state(&guard, id);
         self.shards.notify(&guard);
         self.queue.reclaim();
@@ -177,15 +176,14 @@ impl Pager {
         }
         let guard = self.shards.lock(key);
         if self.index.find(&guard, key) == Some(id) {
-            // SAFETY: the guard is that of the folio's shard, and the index says that it is alive.
-            let folio = unsafe { self.folios.get(id) };
-            if folio.key == key && folio.writing == ticket {
-                folio.writing = 0;
+            let folio = self.folios.get(&guard, id);
+            if folio.key() == key && folio.writing.get() == ticket {
+                folio.writing.set(0);
                 if result.is_ok() {
-                    self.note_written(swap, id, slot);
+                    self.note_written(swap, &guard, id, slot);
                     self.let_go(&guard, id);
                 } else {
-                    folio.active = true;
+                    folio.active.set(true);
                     self.list_by_state(&guard, id);
                 }
             }
@@ -195,20 +193,19 @@ impl Pager {
     }
 
     /// Enters the blocks of a folio that was written whole to the run at `slot`.
-    fn note_written(&self, swap: &Swap, id: FolioId, slot: u64) {
-        // SAFETY: the caller holds the guard of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        debug_assert!(folio.state == State::Cached && !folio.has_copy);
-        let block = self.folios.block_order(folio.order);
-        for (i, to) in self.folios.slots(folio).iter_mut().enumerate() {
+    fn note_written(&self, swap: &Swap, guard: &ShardGuard<'_>, id: FolioId, slot: u64) {
+        let folio = self.folios.get(guard, id);
+        debug_assert!(folio.state.get() == State::Cached && !folio.has_copy.get());
+        let block = self.folios.block_order(folio.order());
+        for (i, to) in self.folios.slots(folio).iter().enumerate() {
             let place = Place { slot: slot + (i * block.pages()) as u64, offset: 0, len: block.bytes(), raw: true };
             swap.enter(place);
-            to.handle = place.handle();
+            to.set(Slot { handle: place.handle(), ..to.get() });
         }
-        folio.has_copy = true;
-        self.clean_pages.fetch_add(folio.order.pages() as u64, Relaxed);
-        stats::add(&self.stats.swpout_folio[folio.order.get() as usize], 1);
-        stats::add(&self.stats.pswpout, folio.order.pages() as u64);
+        folio.has_copy.set(true);
+        self.clean_pages.fetch_add(folio.pages(), Relaxed);
+        stats::add(&self.stats.swpout_folio[folio.order().get() as usize], 1);
+        stats::add(&self.stats.pswpout, folio.pages());
     }
 
     // Packed blocks.
@@ -255,13 +252,11 @@ impl Pager {
     fn list_left(&self, left: &[Left]) {
         for &Left { id, key, why } in left {
             let guard = self.shards.lock(key);
-            // SAFETY: the guard is that of the shard of whatever folio the index has at the key.
-            if self.index.find(&guard, key) == Some(id) && unsafe { self.folios.get(id) }.state == State::Stored {
-                // SAFETY: as above.
-                let folio = unsafe { self.folios.get(id) };
+            if self.index.find(&guard, key) == Some(id) && self.folios.get(&guard, id).state.get() == State::Stored {
+                let folio = self.folios.get(&guard, id);
                 match why {
-                    Why::Full => self.lru.push_tail(id, folio.key, folio.order.get(), List::Folded),
-                    Why::TooLong => self.lru.push(id, folio.key, folio.order.get(), List::Folded),
+                    Why::Full => self.lru.push_tail(id, folio.key(), folio.order().get(), List::Folded),
+                    Why::TooLong => self.lru.push(id, folio.key(), folio.order().get(), List::Folded),
                 }
             }
         }
@@ -306,15 +301,13 @@ impl Pager {
         for _ in 0..PACK_TRIES {
             let Some((id, key)) = self.lru.isolate(List::Folded) else { break };
             let guard = self.shards.lock(key);
-            // SAFETY: the guard is that of the shard of whatever folio the index has at the key.
-            let is_still = self.index.find(&guard, key) == Some(id) && unsafe { self.folios.get(id) }.key == key;
+            let is_still = self.index.find(&guard, key) == Some(id) && self.folios.get(&guard, id).key() == key;
             if !is_still {
                 continue;
             }
-            // SAFETY: the guard is that of the folio's shard, and the index says that it is alive.
-            let folio = unsafe { self.folios.get(id) };
+            let folio = self.folios.get(&guard, id);
             self.lru.settle(id);
-            if folio.state != State::Stored {
+            if folio.state.get() != State::Stored {
                 self.list_by_state(&guard, id);
                 continue;
             }
@@ -331,18 +324,17 @@ impl Pager {
     /// Copies the payloads of one folio, or of those of its blocks for which there is room.
     fn pack_folio(
         &self,
-        _: &ShardGuard<'_>,
+        guard: &ShardGuard<'_>,
         id: FolioId,
         run: u64,
         room: &mut [u8],
         used: &mut usize,
         items: &mut Vec<Item>,
     ) -> Result<(), Why> {
-        // SAFETY: the guard is that of the folio's shard.
-        let folio = unsafe { self.folios.get(id) };
-        let (key, order) = (folio.key, self.folios.block_order(folio.order));
+        let folio = self.folios.get(guard, id);
+        let (key, order) = (folio.key(), self.folios.block_order(folio.order()));
         let mut found = Ok(());
-        for (i, slot) in self.folios.slots(folio).iter().enumerate() {
+        for (i, slot) in self.folios.slots(folio).iter().map(Cell::get).enumerate() {
             let Some(payload) = self.store.payload(slot.handle) else { continue };
             let len = (HEAD_BYTES + payload.len).next_multiple_of(UNIT_BYTES);
             if *used + len > room.len() {
@@ -358,7 +350,7 @@ impl Pager {
             });
             let place = Place { slot: run + (*used / PAGE_SIZE) as u64, offset: *used % PAGE_SIZE, len, raw: false };
             let key = key + (i * order.pages()) as u64;
-            items.push(Item { key, slot: *slot, order, place, fields: exported.fields, len: exported.len });
+            items.push(Item { key, slot, order, place, fields: exported.fields, len: exported.len });
             *used += len;
         }
         found
@@ -375,22 +367,21 @@ impl Pager {
         for item in &run.items {
             let guard = self.shards.lock(item.key);
             let Some(id) = self.index.find(&guard, item.key) else { continue };
-            // SAFETY: the guard is that of the folio's shard, and the index says that it is alive.
-            let folio = unsafe { self.folios.get(id) };
-            if folio.state != State::Stored {
+            let folio = self.folios.get(&guard, id);
+            if folio.state.get() != State::Stored {
                 continue;
             }
             if result.is_err() {
-                self.lru.push(id, folio.key, folio.order.get(), List::Folded);
+                self.lru.push(id, folio.key(), folio.order().get(), List::Folded);
                 continue;
             }
-            let number = (item.key - folio.key) as usize / item.order.pages();
-            let is_block = self.folios.block_order(folio.order) == item.order;
-            let Some(slot) = self.folios.slots(folio).get_mut(number).filter(|s| is_block && **s == item.slot) else {
+            let number = (item.key - folio.key()) as usize / item.order.pages();
+            let is_block = self.folios.block_order(folio.order()) == item.order;
+            let Some(slot) = self.folios.slots(folio).get(number).filter(|s| is_block && s.get() == item.slot) else {
                 continue;
             };
             swap.enter(item.place);
-            slot.handle = item.place.handle();
+            slot.set(Slot { handle: item.place.handle(), ..item.slot });
             self.store.free(item.slot.handle);
             freed += item.len as u64;
             let pages = item.order.pages() as u64;
