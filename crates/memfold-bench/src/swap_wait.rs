@@ -9,7 +9,7 @@ use crate::store_row::StoreRow;
 use crate::summary::{Spread, show};
 use crate::workload::{Bounds, Phase, Workload};
 use anyhow::ensure;
-use memfold::cluster::{CLUSTER_SLOTS, Clusters, Reach};
+use memfold::swap::cluster::{CLUSTER_SLOTS, Clusters, Reach};
 use memfold::{Delivery, Memory, Region};
 use memfold_sys::units::Order;
 use std::path::Path;

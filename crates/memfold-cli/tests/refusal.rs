@@ -61,7 +61,7 @@ fn help_and_version_are_no_failure() {
         assert!(output.stderr.is_empty() && !output.stdout.is_empty(), "{arguments:?}");
     }
     let help = String::from_utf8(memfold(&bin, &["run", "--help"]).output().unwrap().stdout).unwrap();
-    for key in memfold::keys::KEYS {
+    for key in memfold::config::keys::KEYS {
         assert!(help.contains(&format!("--{} <{}>", key.name, key.value)), "{}", key.name);
     }
     let words = help.split_whitespace().collect::<Vec<_>>().join(" ");

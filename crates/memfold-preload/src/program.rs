@@ -7,10 +7,10 @@ use alloc::vec::Vec;
 use core::ops::ControlFlow::Continue;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed, Ordering::SeqCst};
 use memfold::config::Config;
+use memfold::delivery::program::{NotCopied, Watcher};
 use memfold::pager::{Pager, Parts, StatsPlace};
-use memfold::share::share;
+use memfold::policy::fair_share::share;
 use memfold::stats::Stats;
-use memfold::watch::{NotCopied, Watcher};
 use memfold_sys::bare;
 use memfold_sys::bin::Bin;
 use memfold_sys::maps::{Area, each_area, each_detailed, flag};
@@ -141,7 +141,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
         Err(why) => return Err(why),
     };
     register_frames(&pager, &uffd)?;
-    let started = memfold::worker::start_by(&pager, workers, bare::start)
+    let started = memfold::delivery::background::start_by(&pager, workers, bare::start)
         .and_then(|()| Watcher::start(&pager, &uffd, area_of, bare::start, config.keep_cpu))
         .and_then(|watcher| Statm::open().map(|statm| (watcher, statm)));
     let (watcher, statm) = started.map_err(|e| format!("starting engine threads: {e}"))?;

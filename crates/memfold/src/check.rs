@@ -1,6 +1,6 @@
 //! The engine against its equations (see [`Pager`]): what tests and fuzzers ask after each round.
 use crate::folio::State;
-use crate::lru::List;
+use crate::folio::lru::List;
 use crate::pager::Pager;
 use crate::swap::Swap;
 use alloc::string::{String, ToString};

@@ -1,9 +1,9 @@
 //! The public Rust API: [`Builder`] -> [`Memory`] -> [`Region`].
 use crate::config::{Config, ConfigError, Delivery};
-use crate::handler::Handlers;
+use crate::delivery::region::Handlers;
+use crate::delivery::{background, sigbus};
 use crate::pager::{Pager, Parts, StatsPlace};
 use crate::stats::Stats;
-use crate::{signal, worker};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -46,7 +46,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Sets any key of [`crate::keys::KEYS`] from text, as the flags of `memfold run` do.
+    /// Sets any key of [`crate::config::keys::KEYS`] from text, as the flags of `memfold run` do.
     #[must_use]
     pub fn set(mut self, name: &str, value: &str) -> Builder {
         if let Err(e) = self.config.set(name, value) {
@@ -143,12 +143,12 @@ impl Memory {
         unsafe { uffd.register(start, len, !has_move) }.map_err(|e| Error::System("registering frames", e))?;
         let threads = |e| Error::System("starting engine threads", e);
         let mut engine = Engine { pager, uffd, handlers: None, workers: Vec::new() };
-        engine.workers = worker::start(&engine.pager, workers).map_err(threads)?;
+        engine.workers = background::start(&engine.pager, workers).map_err(threads)?;
         if is_signal {
-            if !signal::enlist(&engine.pager) {
+            if !sigbus::enlist(&engine.pager) {
                 return Err(Error::Config(alloc::format!(
                     "at most {} engines can use signal delivery",
-                    signal::ENGINES_MAX
+                    sigbus::ENGINES_MAX
                 )));
             }
         } else {
@@ -204,7 +204,7 @@ impl Drop for Engine {
         self.handlers = None;
         self.pager.stop();
         self.workers.drain(..).for_each(Thread::join);
-        signal::delist(&self.pager);
+        sigbus::delist(&self.pager);
     }
 }
 

@@ -1,8 +1,8 @@
 //! A program changes its address space while its memory is folded: maps, unmaps, moves, grows, drops and protects parts,
 //! by several threads, against shadow buffers. This is what `memfold run` does, inside the test's own process. Row B1.
 use memfold::config::Config;
+use memfold::delivery::program::Watcher;
 use memfold::pager::{Pager, Parts, StatsPlace};
-use memfold::watch::Watcher;
 use memfold_sys::bin::Bin;
 use memfold_sys::maps::each_area;
 use memfold_sys::space::UffdSpace;
@@ -59,8 +59,9 @@ fn engine() -> Arc<Pager> {
     let (start, len) = pager.frames_zone();
     // SAFETY: the engine never touches a frame that is empty.
     unsafe { uffd.register(start, len, false) }.expect("registering frames");
-    memfold::worker::start(&pager, 2).expect("background threads");
-    let watcher = Watcher::start(&pager, &uffd, area_of, memfold::worker::by_libc, false).expect("handlers");
+    memfold::delivery::background::start(&pager, 2).expect("background threads");
+    let watcher =
+        Watcher::start(&pager, &uffd, area_of, memfold::delivery::background::by_libc, false).expect("handlers");
     assert!(WATCHER.set(watcher).is_ok(), "one engine in this process");
     pager
 }

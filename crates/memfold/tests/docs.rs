@@ -1,5 +1,5 @@
 //! The tables in README.md and ARCHITECTURE.md say what the tables in the code say.
-use memfold::keys::KEYS;
+use memfold::config::keys::KEYS;
 use memfold::stats::{FIGURES, Figure, Kind, ORDER_FIGURES};
 use std::path::Path;
 

@@ -315,7 +315,7 @@ fn c1_a_slow_evictor_never_takes_another_folio_for_its_own() {
 /// Slots and counts stay exact while CPUs take, hold, let go and discard at once (S6). No run is given out twice.
 #[test]
 fn s6_racing_allocators_keep_the_counts_exact() {
-    use memfold::cluster::{CLUSTER_SLOTS, Clusters, Reach};
+    use memfold::swap::cluster::{CLUSTER_SLOTS, Clusters, Reach};
     explore(|_| {
         let clusters = Arc::new(Clusters::new());
         clusters.grow(2);

@@ -1,0 +1,3 @@
+//! Tests of parts of this folder that have no public door.
+mod cluster;
+mod swap;
