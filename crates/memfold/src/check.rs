@@ -4,7 +4,6 @@ use crate::folio::lru::List;
 use crate::pager::Pager;
 use crate::swap::Swap;
 use alloc::string::{String, ToString};
-use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::MAX_PAGES;
 
 impl Pager {
@@ -74,12 +73,12 @@ impl Pager {
         }
         let listed = |lists: &[List]| lists.iter().map(|list| self.lru.pages(*list)).sum::<u64>();
         let sums = [
-            ("mapped pages", mapped, self.mapped.load(Relaxed)),
+            ("mapped pages", mapped, self.tally.mapped()),
             ("mapped pages on lists", mapped, listed(&[List::Active, List::Inactive, List::Refused])),
             ("cached pages on lists", cached, listed(&[List::Cooling, List::Ahead, List::Dirty])),
             ("full frames", cached + self.frames.full_free(), self.frames.populated()),
-            ("clean pages", clean, self.clean_pages.load(Relaxed)),
-            ("folded pages", folded, self.folded_pages.load(Relaxed)),
+            ("clean pages", clean, self.tally.clean()),
+            ("folded pages", folded, self.tally.folded()),
             ("folios", count, self.folios.count() as u64),
             ("stored objects", objects, self.store.stats().objects),
             ("objects in the swap file", in_file, self.swap.as_ref().map_or(0, Swap::objects)),

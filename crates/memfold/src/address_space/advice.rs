@@ -1,11 +1,8 @@
 //! What the owner of managed memory may ask of the pager, by address. Locks `areas` and turns addresses into keys.
 use crate::area::{Area, Areas};
-use crate::config::Canned;
 use crate::pager::Pager;
-use crate::pager::background_requests::Request;
 use alloc::vec::Vec;
 use core::ops::Range;
-use memfold_store::Store;
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
 /// The pages of a byte range of addresses: those inside it wholly, or with `outwards` those that it touches.
@@ -85,41 +82,5 @@ impl Pager {
     pub fn unpin_at(&self, addrs: Range<usize>) {
         let mut areas = self.areas.write();
         parts(&areas, pages(&addrs, true)).into_iter().for_each(|(_, keys)| areas.unpin(keys.start, keys.end));
-    }
-
-    /// Waits for one request to the background threads and serves it. `false`: [`Pager::stop`] was called.
-    pub fn work(&self) -> bool {
-        let request = self.queue.next();
-        let _open = self.gates.background();
-        match request {
-            Request::Load(window) => self.load_ahead(window),
-            Request::Reclaim => {
-                if self.reclaim_in_background() {
-                    self.queue.go_on();
-                }
-                if self.config.canned == Canned::On {
-                    self.store.canned_step();
-                }
-            }
-            Request::Stop => return false,
-        }
-        true
-    }
-
-    /// Ends the background threads.
-    pub fn stop(&self) {
-        self.queue.stop();
-        self.reads.stop();
-        if let Some(swap) = &self.swap {
-            swap.outbox.stop();
-            if let Some(tier) = swap.tier() {
-                tier.stop();
-            }
-        }
-    }
-
-    /// The compressed store, for its figures and, in tests, its faults on purpose.
-    pub fn store(&self) -> &Store {
-        &self.store
     }
 }

@@ -7,7 +7,7 @@ use crate::stats;
 use alloc::vec::Vec;
 use memfold_sys::Errno;
 use memfold_sys::pagemap::Pagemap;
-use memfold_sys::sync::atomic::Ordering::{Relaxed, SeqCst};
+use memfold_sys::sync::atomic::Ordering::SeqCst;
 use memfold_sys::thread::yield_now;
 use memfold_sys::uffd::Event;
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
@@ -104,10 +104,9 @@ impl Pager {
             let guard = self.shards.lock(key);
             let id = self.folios.create(&guard, key, order, State::Resident);
             self.index.insert(&guard, key, order, id);
-            self.mapped.fetch_add(order.pages() as u64, Relaxed);
+            self.tally.map(order.pages() as u64);
             // It was counted as unmanaged until now.
-            let less = |outside: u64| Some(outside.saturating_sub(order.bytes() as u64));
-            let _ = self.outside_bytes.fetch_update(Relaxed, Relaxed, less);
+            self.quota.sub_outside(order.bytes() as u64);
             self.list_by_state(&guard, id);
             drop(guard);
             key += order.pages() as u64;
@@ -140,44 +139,6 @@ impl Pager {
         parts
     }
 
-    /// Tells how much memory of the program is not under management, in bytes: it counts against the limit.
-    pub fn set_unmanaged_bytes(&self, bytes: u64) {
-        self.outside_bytes.store(bytes, Relaxed);
-        if self.physical() > self.target() {
-            self.queue.reclaim();
-        }
-    }
-
-    /// Uncompressed memory past what may be held now, bytes.
-    pub fn excess_bytes(&self) -> u64 {
-        self.physical().saturating_sub(self.target()) << PAGE_SHIFT
-    }
-
-    /// Uncompressed memory that may still be taken before something must be folded, bytes.
-    pub fn room_bytes(&self) -> u64 {
-        self.target().saturating_sub(self.physical()) << PAGE_SHIFT
-    }
-
-    /// Bytes that the engine's own data takes: frames, pool, index.
-    pub fn own_bytes(&self) -> u64 {
-        (self.frames.populated() << PAGE_SHIFT) + self.store.pool_bytes() + self.metadata_bytes()
-    }
-
-    /// Bytes of frames that hold memory.
-    pub fn frame_bytes(&self) -> u64 {
-        self.frames.populated() << PAGE_SHIFT
-    }
-
-    /// The smaller of the bounds that hold now, bytes.
-    pub fn bound_bytes(&self) -> u64 {
-        self.limit_now.load(Relaxed).min(self.resident_now.load(Relaxed))
-    }
-
-    /// Bytes mapped under management.
-    pub fn mapped_bytes(&self) -> u64 {
-        self.mapped.load(Relaxed) << PAGE_SHIFT
-    }
-
     /// Says whether children of fork get what comes under management from now on.
     pub(crate) fn note_inherited(&self, inherited: bool) {
         self.inherited.store(inherited, SeqCst);
@@ -186,11 +147,6 @@ impl Pager {
     /// Whether they get it now.
     pub(crate) fn is_inherited(&self) -> bool {
         self.inherited.load(SeqCst)
-    }
-
-    /// Bytes that [`Pager::freeze`] would have to bring back.
-    pub fn away_bytes(&self) -> u64 {
-        self.folded_pages.load(Relaxed) << PAGE_SHIFT
     }
 
     /// Brings every folded page back and keeps all in place until [`Pager::thaw`]: for a fork, whose child gets copies of

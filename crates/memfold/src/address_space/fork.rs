@@ -45,7 +45,7 @@ impl Pager {
     /// This process shares `bytes` of memory with others by a fork, of which `own` count here. A page that is folded is made private
     /// first. That brings its part, and takes a compressed copy: if that is more, and at least three share, it is left where it is.
     pub fn note_shared(&self, bytes: u64, own: u64) {
-        let data = (self.folded_pages.load(Relaxed) + self.clean_pages.load(Relaxed)) << PAGE_SHIFT;
+        let data = (self.tally.folded() + self.tally.clean()) << PAGE_SHIFT;
         let pool = self.store.pool_bytes().min(data / 2);
         self.busy.note_shared((own as u128) * (data as u128) < bytes as u128 * pool as u128);
     }

@@ -13,7 +13,6 @@ use crate::stats;
 use core::ops::Range;
 use memfold_store::{BlockSet, Handle};
 use memfold_sys::page::Page;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
 impl Pager {
@@ -54,7 +53,7 @@ impl Pager {
     /// Returns pages that left memory.
     pub(crate) fn page_out(&self, areas: &Areas, keys: Range<u64>) -> u64 {
         self.cut_edges(&keys);
-        let before = self.folded_pages.load(Relaxed);
+        let before = self.tally.folded();
         let mut key = keys.start;
         while key < keys.end {
             let guard = self.shards.lock(key);
@@ -77,7 +76,7 @@ impl Pager {
             while self.save_next(Hold::Read(areas), list, true) {}
         }
         self.drain_writes();
-        self.folded_pages.load(Relaxed).saturating_sub(before)
+        self.tally.folded().saturating_sub(before)
     }
 
     /// Makes the mapped folios of a range the next to leave.
@@ -118,7 +117,7 @@ impl Pager {
             debug_assert!(start >= keys.start && start + order.pages() as u64 <= keys.end);
             match folio.state.get() {
                 State::Resident => {
-                    self.mapped.fetch_sub(order.pages() as u64, Relaxed);
+                    self.tally.unmap(order.pages() as u64);
                 }
                 State::Cached => self.frames.give(folio.frame.get(), order, Kind::Full),
                 State::Stored => {}
@@ -205,7 +204,7 @@ impl Pager {
             self.index.insert(guard, at, Order::PAGE, id);
             self.list_by_state(guard, id);
         }
-        self.folded_pages.fetch_add(order.pages() as u64, Relaxed);
+        self.tally.store(order.pages() as u64);
         stats::add(&self.stats.partial_writes, 1);
         true
     }
@@ -232,8 +231,7 @@ impl Pager {
         drop(context);
         folio.frame.set(frame);
         folio.state.set(State::Cached);
-        self.folded_pages.fetch_sub(pages, Relaxed);
-        self.clean_pages.fetch_add(pages, Relaxed);
+        self.tally.load(pages);
         self.list_by_state(guard, id);
     }
 

@@ -1,7 +1,6 @@
 //! Memory that leaves management for good: brought home, and then the kernel's alone.
 use crate::pager::Pager;
 use core::ops::Range;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::yield_now;
 use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT, PAGE_SIZE};
 
@@ -52,8 +51,8 @@ impl Pager {
             pages += self.folios.get(guard, id).pages();
             self.remove_folio(guard, id);
         });
-        self.mapped.fetch_sub(pages, Relaxed);
-        self.outside_bytes.fetch_add(pages << PAGE_SHIFT, Relaxed);
+        self.tally.unmap(pages);
+        self.quota.add_outside(pages << PAGE_SHIFT);
         areas.remove(first, last);
         unregister(part.start, part.end);
         true

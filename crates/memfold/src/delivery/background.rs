@@ -1,6 +1,8 @@
 //! Background threads: load windows ahead of streams, save dirty folios, give memory back; compress cold blocks again; write
 //! and read the swap file, and move its cold end on.
+use crate::config::Canned;
 use crate::pager::Pager;
+use crate::pager::background_requests::Request;
 use crate::pager::device_faults::READERS;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -8,6 +10,27 @@ use alloc::vec::Vec;
 use core::ffi::CStr;
 use memfold_sys::Errno;
 use memfold_sys::thread::Thread;
+
+impl Pager {
+    /// Waits for one request to the background threads and serves it. `false`: [`Pager::stop`] was called.
+    pub fn work(&self) -> bool {
+        let request = self.queue.next();
+        let _open = self.gates.background();
+        match request {
+            Request::Load(window) => self.load_ahead(window),
+            Request::Reclaim => {
+                if self.reclaim_in_background() {
+                    self.queue.go_on();
+                }
+                if self.config.canned == Canned::On {
+                    self.store.canned_step();
+                }
+            }
+            Request::Stop => return false,
+        }
+        true
+    }
+}
 
 /// Starts a thread: its name, the CPU to pin it to, what it runs and with what.
 pub type Spawn = fn(&'static CStr, Option<usize>, fn(usize), usize) -> Result<(), Errno>;

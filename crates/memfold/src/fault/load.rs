@@ -3,11 +3,10 @@ use crate::area::{Area, Areas};
 use crate::folio::frames::Frame;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::{Slot, State, Touch};
+use crate::pager::Pager;
 use crate::pager::background_requests::Window;
 use crate::pager::codec_context::Context;
 use crate::pager::map::Wake;
-use crate::pager::{Pager, bytes};
-use crate::policy::workingset;
 use crate::reclaim::NoFrame;
 use crate::stats;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -91,8 +90,7 @@ impl Pager {
             Purpose::Ahead => stats::add(&self.stats.swap_ra, if from_file { pages } else { 0 }),
             Purpose::Fault(_, touch) => self.note_refault(&guard, id, touch, from_file),
         }
-        self.folded_pages.fetch_sub(pages, Relaxed);
-        self.clean_pages.fetch_add(pages, Relaxed);
+        self.tally.load(pages);
         let awaited = purpose == Purpose::Ahead && self.folios.is_wanted(id);
         let done = self.finish(&mut guard, area, id, frame, purpose);
         if awaited {
@@ -142,22 +140,6 @@ impl Pager {
         (reached, start, start + order.pages() as u64)
     }
 
-    /// Tells from the shadow of a folio that comes back whether it belongs to the working set (C4), and notes how it was
-    /// asked for.
-    pub(crate) fn note_refault(&self, guard: &ShardGuard<'_>, id: FolioId, touch: Touch, from_file: bool) {
-        let folio = self.folios.get(guard, id);
-        folio.touch.set(folio.touch.get().then(if from_file { Touch::UNKNOWN } else { touch }));
-        let pages = folio.pages();
-        let distance = workingset::distance(self.clock.load(Relaxed), folio.age.get());
-        stats::add(&self.stats.workingset_refault, pages);
-        let is_workingset = workingset::is_workingset(distance, self.mapped.load(Relaxed), folio.order());
-        folio.active.set(self.config.workingset && is_workingset);
-        if folio.active.get() {
-            stats::add(&self.stats.workingset_activate, pages);
-            stats::add(&self.stats.workingset_restore, if workingset::was_active(folio.age.get()) { pages } else { 0 });
-        }
-    }
-
     /// Ends a load: the frame holds the bytes. Returns how many pages are where they should be.
     fn finish(&self, guard: &mut ShardGuard<'_>, area: &Area, id: FolioId, frame: Frame, purpose: Purpose) -> usize {
         let folio = self.folios.get(guard, id);
@@ -171,14 +153,6 @@ impl Pager {
         }
         let wake = if let Purpose::Fault(wake, _) = purpose { wake } else { Wake::Now };
         self.map_in(guard, area.addr_of(folio.key()), id, wake).pages
-    }
-
-    /// Counts a load; one that needed the swap file, for a part at least, counts as from there.
-    pub(crate) fn count_load(&self, order: Order, from_file: bool) {
-        let s = &self.stats;
-        let (folios, pages) = if from_file { (&s.swpin_folio, &s.pswpin) } else { (&s.zswpin_folio, &s.zswpin) };
-        stats::add(&folios[order.get() as usize], 1);
-        stats::add(pages, order.pages() as u64);
     }
 
     /// Makes one `Loading` folio of the largest aligned window around `key`, at most `want`, in which everything is
@@ -342,12 +316,6 @@ impl Pager {
         } else {
             self.remove_folio(guard, id);
         }
-    }
-
-    /// Makes everybody who waits for pages with keys `[start, end)` look again, in the kernel and in the engine.
-    pub(crate) fn wake_waiters(&self, guard: &ShardGuard<'_>, area: &Area, start: u64, end: u64) {
-        self.shards.notify(guard);
-        self.space.wake(area.addr_of(start), bytes((end - start) as usize));
     }
 
     /// Decompresses or reads the blocks that `context.handles` names into a frame. Returns whether the swap file was needed.

@@ -78,9 +78,8 @@ impl Pager {
         let folio = self.folios.get(&guard, id);
         folio.wanted.store(false, Relaxed);
         folio.state.set(State::Resident);
-        self.mapped.fetch_add(pages, Relaxed);
-        self.folded_pages.fetch_sub(pages, Relaxed);
-        self.clean_pages.fetch_add(pages, Relaxed);
+        self.tally.map(pages);
+        self.tally.load(pages);
         self.list_by_state(&guard, id);
         self.keep_clean_budget(&guard, id);
         self.shards.notify(&guard);

@@ -1,24 +1,21 @@
 //! The fault path: `fault` -> index look-up -> swap cache (take, or wait) -> load -> map in. What must be read from a device
 //! is passed on to threads that may sleep (`reads.rs`).
+pub(crate) mod readahead;
 pub(crate) mod load_by_copy;
 pub(crate) mod load;
 
 use crate::area::{Area, Areas};
 use crate::fault::load::{Loaded, Purpose, Source, align};
 use crate::folio::index::{FolioId, ShardGuard};
-use crate::folio::{Folio, State, Touch};
-use crate::pager::background_requests::Window;
+use crate::folio::{State, Touch};
 use crate::pager::map::Wake;
 use crate::pager::{Pager, bytes};
 use crate::policy::stream_readahead::Advice;
-use crate::policy::swap_readahead::Beside;
 use crate::stats;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
-/// A window is at most one part in this many of the memory there is.
-const WINDOW_SHARE: u64 = 32;
 /// Of blocks that were cut into pages, a stream loads so much at once.
 const CUT_WINDOW: Order = match Order::new(4) {
     Some(order) => order,
@@ -153,15 +150,6 @@ impl Pager {
         fault.served(area, (loaded, start, start + order.pages() as u64))
     }
 
-    /// What to load for a fault: as the streams say, but no window larger than a small part of the memory there is.
-    fn advise(&self, key: u64) -> Advice {
-        let mut advice = self.streams.advise(key);
-        while advice.order > self.config.block_order && advice.order.pages() as u64 > self.target() / WINDOW_SHARE {
-            advice.order = advice.order.smaller().expect("above another order");
-        }
-        advice
-    }
-
     fn first_touch(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64, fault: Fault) -> Served {
         stats::add(&self.stats.faults_zero, 1);
         let advice = self.advise(key);
@@ -223,47 +211,6 @@ impl Pager {
             at = after;
         }
         at
-    }
-
-    /// The window `[start, end)` that was loaded ahead is being used, at `key`: its stream goes on.
-    pub(crate) fn went_on(&self, area: &Area, key: u64, start: u64, end: u64, in_file: bool) {
-        stats::add(&self.stats.readahead_hits, 1);
-        if in_file {
-            stats::add(&self.stats.swap_ra_hit, end - start);
-            self.around.hit(key);
-        }
-        let advice = self.advise(key);
-        self.streams.loaded(key, start, end);
-        self.ask_ahead(area, start, end, advice, in_file);
-    }
-
-    /// Whether a folio's stored copy begins in the swap file.
-    fn is_in_file(&self, folio: &Folio) -> bool {
-        self.swap.is_some() && folio.has_copy.get() && self.folios.slots(folio)[0].get().handle.as_foreign().is_some()
-    }
-
-    fn ask_beside(&self, area: &Area, beside: Beside) {
-        if self.config.readahead && beside.key >= area.key && beside.key < area.key_end() {
-            self.queue.load(Window { key: beside.key, order: beside.order });
-        }
-    }
-
-    /// Asks for the windows that a stream reaches after `[start, end)`.
-    fn ask_ahead(&self, area: &Area, start: u64, end: u64, advice: Advice, in_file: bool) {
-        let Advice { order, backward, ahead, .. } = advice;
-        if !self.config.readahead || order <= self.config.block_order {
-            return;
-        }
-        // In thread delivery a handler is at work too: a second window only takes CPUs from it (13% slower on two), but
-        // while one is read from the file another can be decrypted.
-        let windows = if self.is_signal() || in_file { ahead } else { ahead.min(1) };
-        for n in 0..windows as u64 {
-            let far = n * order.pages() as u64;
-            let key = if backward { start.wrapping_sub(1 + far) } else { end + far };
-            if key >= area.key && key < area.key_end() {
-                self.queue.load(Window { key, order });
-            }
-        }
     }
 }
 

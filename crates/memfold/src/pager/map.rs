@@ -86,7 +86,7 @@ impl Pager {
             // SAFETY: the folio's shard is locked and its frame holds its bytes; `home` is its own range.
             match unsafe { self.space.move_pages(home, from, len, wake == Wake::Now) } {
                 Ok(()) => {
-                    self.mapped.fetch_add(order.pages() as u64, Relaxed);
+                    self.tally.map(order.pages() as u64);
                     self.frames.count_moved(-(order.pages() as i64));
                     self.frames.give(frame, order, Kind::Empty);
                     return Done { pages: order.pages(), stop: None };
@@ -153,7 +153,7 @@ impl Pager {
             }
         }
         let pages = done >> PAGE_SHIFT;
-        self.mapped.fetch_add(mapped as u64, Relaxed);
+        self.tally.map(mapped as u64);
         self.frames.count_moved(-(moved as i64));
         if stop.is_none() && moved == 0 {
             self.frames.give(frame, order, Kind::Full);
@@ -231,7 +231,7 @@ impl Pager {
     /// Drops the stored copy of a folio that was just mapped if clean copies take more than their budget: a share of
     /// resident memory, and under `--limit` an eighth of it; or if it takes room in a swap file that is half full.
     pub(crate) fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
-        let (clean, folded) = (self.clean_pages.load(Relaxed), self.folded_pages.load(Relaxed));
+        let (clean, folded) = (self.tally.clean(), self.tally.folded());
         let budget = self.target() * self.config.clean_percent as u64 / 100;
         // What clean copies hold of the pool, as if they compressed like the rest.
         let held = self.store.pool_bytes() as u128 * clean as u128 / (clean + folded).max(1) as u128;
@@ -251,7 +251,7 @@ impl Pager {
         let folio = self.folios.get(guard, id);
         let order = folio.order();
         let done = if self.has_move { self.carry_out(home, frame, order) } else { self.copy_out(home, frame, order) };
-        folio.age.set(workingset::shadow(self.clock.fetch_add(order.pages() as u64, Relaxed), folio.active.get()));
+        folio.age.set(workingset::shadow(self.tally.evict(order.pages() as u64), folio.active.get()));
         folio.frame.set(frame);
         if done.stop.is_none() {
             folio.state.set(State::Cached);
@@ -357,7 +357,7 @@ impl Pager {
                 }
             }
         }
-        self.mapped.fetch_sub((moved + holes) as u64, Relaxed);
+        self.tally.unmap((moved + holes) as u64);
         self.frames.count_moved((moved + holes) as i64);
         Done { pages: done >> PAGE_SHIFT, stop }
     }
@@ -379,7 +379,7 @@ impl Pager {
             }
         }
         self.space.wake(home, len);
-        self.mapped.fetch_sub(order.pages() as u64, Relaxed);
+        self.tally.unmap(order.pages() as u64);
         Done { pages: order.pages(), stop: None }
     }
 

@@ -12,7 +12,6 @@ use crate::pager::Pager;
 use crate::policy::workingset;
 use crate::stats;
 use core::ops::Range;
-use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
 
 /// Pages that left memory within the time in which one part in this many of it leaves, and are all back, belong together. Were each
@@ -83,7 +82,7 @@ impl Pager {
     /// How the block with these keys was asked for, if all its parts are in memory and were asked for in the same way: by a
     /// stream, or each by itself, but after they had left at about the same time.
     fn touch_of_block(&self, guard: &ShardGuard<'_>, keys: Range<u64>) -> Option<Touch> {
-        let (clock, mapped) = (self.clock.load(Relaxed), self.mapped.load(Relaxed));
+        let (clock, mapped) = (self.tally.clock(), self.tally.mapped());
         let (mut streamed, mut first, mut last) = (true, u64::MAX, 0);
         let mut at = keys.start;
         while at < keys.end {

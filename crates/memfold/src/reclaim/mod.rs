@@ -10,7 +10,7 @@ use crate::area::lock::Hold;
 use crate::config::{OnFull, Size};
 use crate::folio::State;
 use crate::folio::frames::{Frame, Kind};
-use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::index::FolioId;
 use crate::folio::lru::List;
 use crate::pager::map::Stop;
 use crate::pager::{Pager, bytes};
@@ -129,33 +129,6 @@ impl Pager {
         }
     }
 
-    pub(crate) fn past_the_limit(&self) {
-        let before = self.stats.over_limit.fetch_add(1, Relaxed);
-        let what = if self.config.limit_bytes.is_some() { "limit" } else { "resident limit" };
-        if self.config.on_full == OnFull::Stop {
-            panic!("memfold: the {what} is reached and nothing more can be folded; stopping (--on-full stop)");
-        }
-        if before == 0 {
-            self.publish();
-            memfold_sys::raw::warn(&[
-                "memfold: warning: nothing more can be folded within the ",
-                what,
-                "; going past it so that no data is lost (--on-full stop ends the program instead)\n",
-            ]);
-        }
-    }
-
-    /// Memory that must not be folded is past the bounds by itself: told once.
-    pub fn unmanaged_past_the_limit(&self) {
-        if self.stats.over_limit.fetch_add(1, Relaxed) == 0 {
-            self.publish();
-            memfold_sys::raw::warn(&[
-                "memfold: warning: what the program has locked or keeps from core dumps or children is past the limit, and is \
-                 not folded (--dont-dump fold folds what is kept from core dumps)\n",
-            ]);
-        }
-    }
-
     /// Makes `pages` full frames free, or brings memory `slack` pages under the target.
     pub(crate) fn reclaim(&self, hold: Hold<'_>, pages: u64, slack: u64) -> Progress {
         let enough = |p: &Pager| p.frames.full_free() >= pages && (slack == 0 || p.physical() + slack <= p.target());
@@ -220,12 +193,6 @@ impl Pager {
             }
         }
         Progress::Nothing
-    }
-
-    /// Whether the folio that was isolated with this key is alive: it may have been settled, listed, merged and its
-    /// record used again before its shard was locked.
-    pub(crate) fn is_still(&self, guard: &ShardGuard<'_>, id: FolioId, key: u64) -> bool {
-        self.index.find(guard, key) == Some(id) && self.folios.get(guard, id).key() == key
     }
 
     /// Maps one isolated folio out. `Nothing`: it can't leave now, or died.

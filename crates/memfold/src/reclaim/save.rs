@@ -1,7 +1,7 @@
 //! Saving: what becomes of a folio in the swap cache. It leaves memory, as its copy is true or is made now; or it stays.
 use crate::area::Areas;
 use crate::area::lock::Hold;
-use crate::folio::frames::{Frame, Kind};
+use crate::folio::frames::Frame;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::List;
 use crate::folio::{Slot, State, Touch};
@@ -12,7 +12,7 @@ use crate::reclaim::writeback::{Fate, Refused};
 use crate::stats;
 use memfold_store::{BlockSet, SaveError};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::units::{Order, PAGE_SHIFT};
+use memfold_sys::units::Order;
 
 /// A folio that its caller is saving.
 struct Saving {
@@ -206,7 +206,7 @@ impl Pager {
         }
         folio.has_copy.set(true);
         if !had_copy {
-            self.clean_pages.fetch_add(pages, Relaxed);
+            self.tally.copy(pages);
         }
         let s = &self.stats;
         stats::add(&s.blocks_saved, saved as u64);
@@ -217,21 +217,6 @@ impl Pager {
             stats::add(&s.zswpout_folio[order.get() as usize], 1);
             stats::add(&s.zswpout, pages);
         }
-    }
-
-    /// A folio in the swap cache whose stored copy is true leaves memory: it becomes `Stored`, its frame is free.
-    pub(crate) fn let_go(&self, guard: &ShardGuard<'_>, id: FolioId) {
-        let folio = self.folios.get(guard, id);
-        assert!(folio.has_copy.get(), "a folio without a copy can't leave memory");
-        let pages = folio.pages();
-        folio.state.set(State::Stored);
-        folio.untouched.set(false);
-        self.clean_pages.fetch_sub(pages, Relaxed);
-        let folded = self.folded_pages.fetch_add(pages, Relaxed) + pages;
-        stats::raise(&self.stats.peak_folded_bytes, folded << PAGE_SHIFT);
-        self.frames.give(folio.frame.get(), folio.order(), Kind::Full);
-        self.list_by_state(guard, id);
-        self.shards.notify(guard);
     }
 
     /// Somebody wants a folio that was being saved, or the store refused it: it goes home, if nobody has taken it meanwhile.

@@ -98,7 +98,7 @@ impl Pager {
     /// What the pool may hold, bytes: above it, its coldest blocks go to the swap file.
     fn pool_share(&self) -> u64 {
         let limit = self.config.limit_bytes.unwrap_or(u64::MAX);
-        let share = limit.saturating_sub(self.outside_bytes.load(Relaxed)) / POOL_SHARE;
+        let share = limit.saturating_sub(self.quota.outside_bytes()) / POOL_SHARE;
         // Below what the store takes at most: what it refuses goes uncompressed.
         match self.store.pool_bytes_max() {
             0 => share,
@@ -203,7 +203,7 @@ impl Pager {
             to.set(Slot { handle: place.handle(), ..to.get() });
         }
         folio.has_copy.set(true);
-        self.clean_pages.fetch_add(folio.pages(), Relaxed);
+        self.tally.copy(folio.pages());
         stats::add(&self.stats.swpout_folio[folio.order().get() as usize], 1);
         stats::add(&self.stats.pswpout, folio.pages());
     }
