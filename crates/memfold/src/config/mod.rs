@@ -1,45 +1,20 @@
 //! Settings, and one way to set them: by the names of [`crate::config::keys::KEYS`].
-pub(crate) mod parse;
+mod choices;
+mod parse;
+mod kind;
 pub mod keys;
 
+pub use crate::config::choices::{Canned, Delivery, OnFull};
+use crate::config::keys::KEYS;
+pub use crate::config::keys::{Config, Key};
+use crate::config::kind::COUNT_MAX;
+use crate::config::parse::path;
 pub use crate::config::parse::{Size, parse_size};
-use crate::config::parse::{choice, number, on_off, parse_order, parse_shard, path};
 use alloc::string::{String, ToString};
 use core::fmt::Write;
-use memfold_sys::units::Order;
 
 /// The least memory that a limit may leave for resident pages and frames: four folios of the largest order.
 pub const WORKABLE_MIN_BYTES: u64 = 8 << 20;
-
-/// How faults reach the engine.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Delivery {
-    /// Handler threads, one pinned to each CPU, read the faults. Right for every access, system calls included.
-    Thread,
-    /// The faulting thread serves itself in a SIGBUS handler. Fastest, but a system call that is given a folded
-    /// buffer fails with EFAULT: for memory that only user code touches, or that is pinned around calls.
-    Signal,
-}
-
-/// What to do when nothing more can be folded within the limit.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum OnFull {
-    /// Go past the limit, with a warning.
-    Grow,
-    /// End the program with a message.
-    Stop,
-}
-
-/// Where dictionaries come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Canned {
-    /// Nothing is compressed against a dictionary.
-    Off,
-    /// From the pages that are folded, in the background, where they win.
-    On,
-    /// From a file that `memfold dict train` made.
-    File(String),
-}
 
 /// Why a setting was refused. Displays as one line that says what is wrong and what would be right.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,202 +27,20 @@ impl core::fmt::Display for ConfigError {
 }
 impl core::error::Error for ConfigError {}
 
-/// All settings of one engine. Made by [`Config::new`], changed by [`Config::set`], judged whole by [`Config::check`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Memory of the machine (or of the cgroup), bytes: what a percentage refers to and what no limit may pass.
-    pub memory_bytes: u64,
-    /// Bound of resident + frames + pool + index, bytes.
-    pub limit_bytes: Option<u64>,
-    /// Bound of resident + frames, bytes.
-    pub resident_bytes: Option<u64>,
-    /// Codec spec, such as `lz4` or `zstd:3`; the store checks it.
-    pub codec: String,
-    /// Dictionaries (Z8).
-    pub canned: Canned,
-    /// Largest folio.
-    pub folio_order: Order,
-    /// Unit of compression.
-    pub block_order: Order,
-    /// How faults arrive.
-    pub delivery: Delivery,
-    /// What happens at the limit.
-    pub on_full: OnFull,
-    /// Where the swap file is made.
-    pub swap: Option<String>,
-    /// The most that it may take, bytes.
-    pub swap_bytes: u64,
-    /// Encrypted, not only checked.
-    pub swap_encrypt: bool,
-    /// What stays free on its file system, bytes.
-    pub swap_keep_free_bytes: u64,
-    /// Where the remote store is, without credentials.
-    pub remote: Option<String>,
-    /// The most that may lie there, bytes.
-    pub remote_bytes: u64,
-    /// Share of the swap file in use at which data moves there, percent.
-    pub remote_percent: u32,
-    /// The file with its password; only the service reads it.
-    pub remote_auth: Option<String>,
-    /// The file with certificates to trust; only the service reads it.
-    pub remote_ca: Option<String>,
-    /// Seconds for which a read is tried.
-    pub remote_timeout_s: u32,
-    /// Socket of the service that speaks with the store. No key: whoever starts the service sets it.
-    pub remote_socket: Option<String>,
-    /// Pools; 0 for [`Config::pool_count`] to choose.
-    pub pools: usize,
-    /// Background threads; 0 for [`Config::worker_count`] to choose.
-    pub workers: usize,
-    /// Bound of the pools, bytes (Z10).
-    pub max_pool_bytes: Option<u64>,
-    /// Share of that bound below which full pools take pages again, percent (Z10).
-    pub accept_percent: u32,
-    /// Pools count against the limit (Z6).
-    pub pool_counts: bool,
-    /// Blocks of a folio compressed at once (Z9).
-    pub batch: usize,
-    /// Codec for cold blocks (M9); the store checks it.
-    pub recompress: Option<String>,
-    /// Seconds without use after which a block is cold.
-    pub recompress_after_s: u32,
-    /// Percent of one core that recompression may take.
-    pub recompress_cpu_percent: u32,
-    /// Verify mode (Z7).
-    pub verify: bool,
-    /// Budget of clean copies, percent of resident memory.
-    pub clean_percent: u32,
-    /// Large windows and read-ahead for streams.
-    pub readahead: bool,
-    /// Loads forced onto the small-page path, percent (M6).
-    pub fallback_percent: u32,
-    /// What refaults at a short distance comes back active.
-    pub workingset: bool,
-    /// Use UFFDIO_MOVE if the kernel has it.
-    pub use_move: bool,
-    /// Address span of one index lock, bytes (C7).
-    pub shard_bytes: u64,
-    /// Where `run` begins to adopt, percent of the limit.
-    pub adopt_percent: u32,
-    /// `run` folds what the program keeps out of core dumps.
-    pub fold_dont_dump: bool,
-    /// `run` keeps a thread that faults much on one CPU.
-    pub keep_cpu: bool,
-}
-
-/// Background threads at most, and pools.
-const COUNT_MAX: u32 = 64;
-
 fn or_cpus(set: usize, cpus: usize) -> usize {
     if set == 0 { cpus.clamp(1, COUNT_MAX as usize) } else { set }
 }
 
 impl Config {
-    /// The defaults, for a machine of `memory_bytes`.
-    pub fn new(memory_bytes: u64) -> Config {
-        Config {
-            memory_bytes,
-            limit_bytes: None,
-            resident_bytes: None,
-            codec: "lz4".to_string(),
-            canned: Canned::Off,
-            folio_order: Order::MAX,
-            block_order: Order::new(2).expect("2 is an order"),
-            delivery: Delivery::Thread,
-            on_full: OnFull::Grow,
-            swap: None,
-            swap_bytes: 64 << 30,
-            swap_encrypt: true,
-            swap_keep_free_bytes: 1 << 30,
-            remote: None,
-            remote_bytes: 256 << 30,
-            remote_percent: 90,
-            remote_auth: None,
-            remote_ca: None,
-            remote_timeout_s: 10,
-            remote_socket: None,
-            pools: 0,
-            workers: 0,
-            max_pool_bytes: None,
-            accept_percent: 90,
-            pool_counts: true,
-            batch: 1,
-            recompress: None,
-            recompress_after_s: 30,
-            recompress_cpu_percent: 5,
-            verify: false,
-            clean_percent: 100,
-            readahead: true,
-            fallback_percent: 0,
-            workingset: true,
-            use_move: true,
-            shard_bytes: 2 << 20,
-            adopt_percent: 75,
-            fold_dont_dump: false,
-            keep_cpu: true,
-        }
-    }
-
     /// Sets the key `name` from text.
     ///
     /// # Errors
     /// An unknown name, or a value that the key doesn't take; the message names the key and what it takes.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), ConfigError> {
-        let wrong = |why: String| ConfigError(alloc::format!("--{name}: {why}"));
-        let size = || parse_size(value, self.memory_bytes).map_err(wrong);
-        match name {
-            "limit" => self.limit_bytes = Some(size()?),
-            "resident" => self.resident_bytes = Some(size()?),
-            "codec" => self.codec = value.to_string(),
-            "canned" => self.canned = parse_canned(value).map_err(wrong)?,
-            "folio" => self.folio_order = parse_order(value).map_err(wrong)?,
-            "block" => self.block_order = parse_order(value).map_err(wrong)?,
-            "delivery" => {
-                self.delivery =
-                    choice(value, &[("thread", Delivery::Thread), ("signal", Delivery::Signal)]).map_err(wrong)?
-            }
-            "on-full" => {
-                self.on_full = choice(value, &[("grow", OnFull::Grow), ("stop", OnFull::Stop)]).map_err(wrong)?
-            }
-            "swap" => self.swap = Some(path(value).map_err(wrong)?),
-            "swap-size" => self.swap_bytes = size()?,
-            "swap-encrypt" => self.swap_encrypt = on_off(value).map_err(wrong)?,
-            "swap-keep-free" => self.swap_keep_free_bytes = size()?,
-            "remote" => self.remote = Some(path(value).map_err(wrong)?),
-            "remote-size" => self.remote_bytes = size()?,
-            "remote-at" => self.remote_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
-            "remote-auth" => self.remote_auth = Some(path(value).map_err(wrong)?),
-            "remote-ca" => self.remote_ca = Some(path(value).map_err(wrong)?),
-            "remote-timeout" => self.remote_timeout_s = number(value, 3600).map_err(wrong)?,
-            "pools" => self.pools = number(value, COUNT_MAX).map_err(wrong)? as usize,
-            "workers" => self.workers = number(value, COUNT_MAX).map_err(wrong)? as usize,
-            "max-pool" => self.max_pool_bytes = if value == "none" { None } else { Some(size()?) },
-            "accept-threshold" => self.accept_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
-            "pool-counts" => self.pool_counts = on_off(value).map_err(wrong)?,
-            "batch" => match number(value, 64).map_err(wrong)? {
-                0 => return Err(wrong("\"0\": a batch is 1 to 64 blocks".to_string())),
-                n => self.batch = n as usize,
-            },
-            "recompress" => self.recompress = if value == "off" { None } else { Some(value.to_string()) },
-            "recompress-after" => self.recompress_after_s = number(value, 65535).map_err(wrong)?,
-            "recompress-cpu" => {
-                self.recompress_cpu_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?
-            }
-            "verify" => self.verify = on_off(value).map_err(wrong)?,
-            "clean" => self.clean_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
-            "readahead" => self.readahead = on_off(value).map_err(wrong)?,
-            "workingset" => self.workingset = on_off(value).map_err(wrong)?,
-            "fallback" => self.fallback_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
-            "move" => self.use_move = on_off(value).map_err(wrong)?,
-            "shard" => self.shard_bytes = parse_shard(value).map_err(wrong)?,
-            "adopt-at" => self.adopt_percent = number(value.trim_end_matches('%'), 100).map_err(wrong)?,
-            "dont-dump" => self.fold_dont_dump = choice(value, &[("leave", false), ("fold", true)]).map_err(wrong)?,
-            "keep-cpu" => self.keep_cpu = on_off(value).map_err(wrong)?,
-            _ => {
-                return Err(ConfigError(alloc::format!("there is no setting called {name:?}")));
-            }
-        }
-        Ok(())
+        let Some(key) = KEYS.iter().find(|key| key.name == name) else {
+            return Err(ConfigError(alloc::format!("there is no setting called {name:?}")));
+        };
+        (key.set)(self, value).map_err(|why| ConfigError(alloc::format!("--{name}: {why}")))
     }
 
     /// Judges the settings together.
@@ -311,71 +104,13 @@ impl Config {
 
     /// All settings as `name=value` lines, for [`Config::decode`] in another process.
     pub fn encode(&self) -> String {
-        let mut out = String::new();
-        let on = |b: bool| if b { "on" } else { "off" };
-        let _ = writeln!(out, "memory={}", self.memory_bytes);
-        if let Some(bytes) = self.limit_bytes {
-            let _ = writeln!(out, "limit={bytes}");
+        let mut out = alloc::format!("memory={}\n", self.memory_bytes);
+        let keys = KEYS.iter().map(|key| (key.name, (key.get)(self)));
+        for (name, value) in keys.chain([("remote-socket", self.remote_socket.clone())]) {
+            if let Some(value) = value {
+                let _ = writeln!(out, "{name}={value}");
+            }
         }
-        if let Some(bytes) = self.resident_bytes {
-            let _ = writeln!(out, "resident={bytes}");
-        }
-        if let Some(path) = &self.swap {
-            let _ = writeln!(out, "swap={path}");
-        }
-        let _ = writeln!(out, "swap-size={}\nswap-encrypt={}", self.swap_bytes, on(self.swap_encrypt));
-        let _ = writeln!(out, "swap-keep-free={}", self.swap_keep_free_bytes);
-        let paths = [
-            ("remote", &self.remote),
-            ("remote-auth", &self.remote_auth),
-            ("remote-ca", &self.remote_ca),
-            ("remote-socket", &self.remote_socket),
-        ];
-        for (name, value) in paths.iter().filter_map(|(name, value)| Some((name, value.as_ref()?))) {
-            let _ = writeln!(out, "{name}={value}");
-        }
-        let _ = writeln!(out, "remote-size={}\nremote-at={}", self.remote_bytes, self.remote_percent);
-        let _ = writeln!(out, "remote-timeout={}", self.remote_timeout_s);
-        if let Some(bytes) = self.max_pool_bytes {
-            let _ = writeln!(out, "max-pool={bytes}");
-        }
-        let _ = writeln!(out, "recompress={}", self.recompress.as_deref().unwrap_or("off"));
-        let _ = write!(
-            out,
-            "accept-threshold={}\npool-counts={}\nbatch={}\nrecompress-after={}\nrecompress-cpu={}\n",
-            self.accept_percent,
-            on(self.pool_counts),
-            self.batch,
-            self.recompress_after_s,
-            self.recompress_cpu_percent
-        );
-        let delivery = if self.delivery == Delivery::Thread { "thread" } else { "signal" };
-        let full = if self.on_full == OnFull::Grow { "grow" } else { "stop" };
-        let _ = write!(
-            out,
-            "codec={}\ncanned={}\nfolio={}\nblock={}\ndelivery={delivery}\non-full={full}\npools={}\nworkers={}\nverify={}\nclean={}\n\
-             readahead={}\nworkingset={}\nfallback={}\nmove={}\nshard={}\nadopt-at={}\ndont-dump={}\nkeep-cpu={}\n",
-            self.codec,
-            match &self.canned {
-                Canned::Off => "off",
-                Canned::On => "on",
-                Canned::File(path) => path,
-            },
-            self.folio_order.bytes(),
-            self.block_order.bytes(),
-            self.pools,
-            self.workers,
-            on(self.verify),
-            self.clean_percent,
-            on(self.readahead),
-            on(self.workingset),
-            self.fallback_percent,
-            on(self.use_move),
-            self.shard_bytes,
-            self.adopt_percent,
-            if self.fold_dont_dump { "fold" } else { "leave" },
-            on(self.keep_cpu)
-        );
         out
     }
 
@@ -400,21 +135,9 @@ impl Config {
     }
 }
 
-fn parse_canned(text: &str) -> Result<Canned, String> {
-    match text {
-        "off" => Ok(Canned::Off),
-        "on" => Ok(Canned::On),
-        // Settings are passed on as lines, joined by semicolons. A bare word is more likely a mistake than a file.
-        path if path.contains(['\n', ';']) => Err(alloc::format!("{text:?}: no line breaks and semicolons, please")),
-        path if path.contains(['/', '.']) => Ok(Canned::File(path.to_string())),
-        _ => Err(alloc::format!("{text:?} is neither on nor off; write a file's name as ./{text}")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::keys::KEYS;
 
     #[test]
     fn sizes_parse_as_people_write_them() {
