@@ -8,6 +8,7 @@ pub mod event_order;
 
 use crate::area::early_events::{About, Parked, without};
 use crate::folio::index::KEYS;
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use memfold_sys::uffd::Event;
 use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT};
@@ -66,8 +67,10 @@ impl Move {
 /// All areas, and the ranges in them that are pinned.
 #[derive(Clone, Default)]
 pub struct Areas {
-    by_addr: Vec<Area>,
-    by_key: Vec<Area>,
+    /// By their first page.
+    by_addr: BTreeMap<u64, Area>,
+    /// From the key of an area's first page to that page.
+    by_key: BTreeMap<u64, u64>,
     pins: Vec<(u64, u64)>,
     /// What waits for an event.
     pub parked: Parked,
@@ -79,26 +82,33 @@ const SPARE_KEYS: u64 = 1 << (47 - PAGE_SHIFT);
 impl Areas {
     /// The area that holds `addr`.
     pub fn find(&self, addr: usize) -> Option<&Area> {
-        let page = addr as u64 >> PAGE_SHIFT;
-        let i = self.by_addr.partition_point(|a| a.end <= page);
-        self.by_addr.get(i).filter(|a| a.start <= page)
+        let page = page_of(addr);
+        self.last_before(page + 1).filter(|a| page < a.end)
     }
 
     /// Whether any of `[start, end)` (page numbers) is in an area.
     pub fn touch(&self, start: u64, end: u64) -> bool {
-        let i = self.by_addr.partition_point(|a| a.end <= start);
-        self.by_addr.get(i).is_some_and(|a| a.start < end)
+        self.last_before(end).is_some_and(|a| start < a.end)
+    }
+
+    /// The last area that begins before a page.
+    fn last_before(&self, page: u64) -> Option<&Area> {
+        self.by_addr.range(..page).next_back().map(|(_, area)| area)
     }
 
     /// The area that owns `key`.
     pub fn find_key(&self, key: u64) -> Option<&Area> {
-        let i = self.by_key.partition_point(|a| a.key_end() <= key);
-        self.by_key.get(i).filter(|a| a.key <= key)
+        self.last_key_before(key + 1).filter(|a| key < a.key_end())
+    }
+
+    /// The area with the last first key before `key`.
+    fn last_key_before(&self, key: u64) -> Option<&Area> {
+        self.by_key.range(..key).next_back().map(|(_, start)| &self.by_addr[start])
     }
 
     /// All areas in ascending order of address.
     pub fn iter(&self) -> impl Iterator<Item = &Area> {
-        self.by_addr.iter()
+        self.by_addr.values()
     }
 
     /// Adds `[start, end)` (page numbers), which touches no area, and joins it with neighbours whose keys continue.
@@ -107,8 +117,8 @@ impl Areas {
     /// If it overlaps an area, or the key space is used up.
     pub fn add(&mut self, start: u64, end: u64) {
         assert!(start < end && end <= SPARE_KEYS);
-        let free = !self.by_key.iter().any(|a| a.key < end && start < a.key_end());
-        let key = if free { start } else { self.spare(start, end - start) };
+        let is_taken = self.last_key_before(end).is_some_and(|a| start < a.key_end());
+        let key = if is_taken { self.spare(start, end - start) } else { start };
         self.put(Area { start, end, key });
     }
 
@@ -116,8 +126,8 @@ impl Areas {
     fn spare(&self, start: u64, pages: u64) -> u64 {
         let align = MAX_PAGES as u64;
         let fit = |key: u64| key.next_multiple_of(align) + start % align;
-        let mut from = fit(SPARE_KEYS);
-        for area in &self.by_key[self.by_key.partition_point(|a| a.key_end() <= SPARE_KEYS)..] {
+        let mut from = fit(self.last_key_before(SPARE_KEYS).map_or(0, Area::key_end).max(SPARE_KEYS));
+        for area in self.by_key.range(SPARE_KEYS..).map(|(_, start)| &self.by_addr[start]) {
             if from + pages <= area.key {
                 break;
             }
@@ -128,49 +138,47 @@ impl Areas {
     }
 
     /// Adds an area with keys of its own.
-    fn put(&mut self, area: Area) {
-        let i = self.by_addr.partition_point(|a| a.end <= area.start);
-        assert!(self.by_addr.get(i).is_none_or(|a| a.start >= area.end), "areas overlap");
-        self.by_addr.insert(i, area);
+    fn put(&mut self, mut area: Area) {
+        assert!(!self.touch(area.start, area.end), "areas overlap");
         let joins = |a: &Area, b: &Area| a.end == b.start && a.key_end() == b.key;
-        if i + 1 < self.by_addr.len() && joins(&self.by_addr[i], &self.by_addr[i + 1]) {
-            self.by_addr[i].end = self.by_addr.remove(i + 1).end;
+        if let Some(before) = self.last_before(area.start).copied().filter(|before| joins(before, &area)) {
+            self.take(before.start);
+            area = Area { end: area.end, ..before };
         }
-        if i > 0 && joins(&self.by_addr[i - 1], &self.by_addr[i]) {
-            self.by_addr[i - 1].end = self.by_addr.remove(i).end;
+        if let Some(after) = self.by_addr.get(&area.end).copied().filter(|after| joins(&area, after)) {
+            self.take(after.start);
+            area.end = after.end;
         }
-        self.index_keys();
+        self.enter(area);
     }
 
-    fn index_keys(&mut self) {
-        self.by_key.clear();
-        self.by_key.extend_from_slice(&self.by_addr);
-        self.by_key.sort_unstable_by_key(|a| a.key);
+    fn enter(&mut self, area: Area) {
+        self.by_addr.insert(area.start, area);
+        self.by_key.insert(area.key, area.start);
     }
 
-    /// Takes `[start, end)` (page numbers) out; returns the parts of areas that it held.
+    /// Takes the area that begins at page `start`.
+    fn take(&mut self, start: u64) -> Area {
+        let area = self.by_addr.remove(&start).expect("an area begins there");
+        self.by_key.remove(&area.key);
+        area
+    }
+
+    /// Takes `[start, end)` (page numbers) out; returns the parts of areas that it held, in ascending order of address.
     pub fn remove(&mut self, start: u64, end: u64) -> Vec<Area> {
         let mut out = Vec::new();
-        let mut rest = Vec::with_capacity(self.by_addr.len() + 1);
-        for a in &self.by_addr {
-            let part = |s: u64, e: u64| Area { start: s, end: e, key: a.key + (s - a.start) };
-            let (s, e) = (start.max(a.start), end.min(a.end));
-            if s >= e {
-                rest.push(*a);
-                continue;
+        while let Some(area) = self.last_before(end).copied().filter(|a| start < a.end) {
+            self.take(area.start);
+            let part = |s: u64, e: u64| Area { start: s, end: e, key: area.key + (s - area.start) };
+            let (s, e) = (start.max(area.start), end.min(area.end));
+            for (s, e) in [(area.start, s), (e, area.end)] {
+                if s < e {
+                    self.enter(part(s, e));
+                }
             }
             out.push(part(s, e));
-            if a.start < s {
-                rest.push(part(a.start, s));
-            }
-            if e < a.end {
-                rest.push(part(e, a.end));
-            }
         }
-        if !out.is_empty() {
-            self.by_addr = rest;
-            self.index_keys();
-        }
+        out.reverse();
         out
     }
 
@@ -195,7 +203,7 @@ impl Areas {
     /// Makes it.
     pub fn end_move(&mut self, moved: Move) {
         let Move { from, to, pages, here, parked } = moved;
-        if self.by_addr.iter().any(|a| a.start < to + pages && to < a.end) {
+        if self.touch(to, to + pages) {
             let at = self.parked.park(to, to + pages);
             self.relocate(to, at, pages);
         } else {
@@ -236,7 +244,7 @@ impl Areas {
     pub fn waiting(&self) -> Vec<(u64, u64)> {
         let mut waiting = Vec::new();
         for (start, end, at) in self.parked.contents() {
-            let held = self.by_addr.iter().map(|a| (a.start.max(at), a.end.min(at + (end - start))));
+            let held = self.iter().map(|a| (a.start.max(at), a.end.min(at + (end - start))));
             waiting.extend(held.filter(|part| part.0 < part.1).map(|part| (part.0 - at + start, part.1 - at + start)));
         }
         waiting
@@ -276,6 +284,7 @@ impl Areas {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memfold_testkit::random::{Random, seed};
 
     #[test]
     fn neighbours_join_and_splits_keep_keys() {
@@ -333,10 +342,50 @@ mod tests {
             }
         }
         let mut ends = 0;
-        assert!(areas.by_key.iter().all(|a| a.key >= core::mem::replace(&mut ends, a.key_end())));
-        let spare = areas.by_key.iter().filter(|a| a.key >= SPARE_KEYS);
+        let by_key = areas.by_key.values().map(|start| &areas.by_addr[start]);
+        assert!(by_key.clone().all(|a| a.key >= core::mem::replace(&mut ends, a.key_end())));
+        let spare = by_key.filter(|a| a.key >= SPARE_KEYS);
         assert!(spare.clone().all(|a| a.key % MAX_PAGES as u64 == a.start % MAX_PAGES as u64));
         assert_eq!(spare.map(|a| a.end - a.start).sum::<u64>(), 697 + 1 + 4999 + 700 + 1 + 1 + 2099);
+    }
+
+    /// Random changes against a map from page to key.
+    #[test]
+    fn agrees_with_a_map_from_page_to_key() {
+        let mut random = Random::new(seed(11));
+        let (mut areas, mut naive) = (Areas::default(), BTreeMap::new());
+        for _ in 0..1000 {
+            let mut below = |n| random.below(n) as u64;
+            let (start, pages, to) = (below(4000), 1 + below(300), below(4000));
+            let is_free = |at: u64, naive: &BTreeMap<u64, u64>| naive.range(at..at + pages).next().is_none();
+            match below(3) {
+                0 if is_free(start, &naive) => {
+                    areas.add(start, start + pages);
+                    let key =
+                        areas.find((start << PAGE_SHIFT) as usize).unwrap().key_of((start << PAGE_SHIFT) as usize);
+                    assert!(naive.values().all(|k| !(key..key + pages).contains(k)), "a key is given once");
+                    naive.extend((0..pages).map(|n| (start + n, key + n)));
+                }
+                1 if is_free(to, &naive) && (to + pages <= start || start + pages <= to) => {
+                    areas.relocate(start, to, pages);
+                    let moved: Vec<_> = naive.extract_if(start..start + pages, |_, _| true).collect();
+                    naive.extend(moved.into_iter().map(|(page, key)| (page - start + to, key)));
+                }
+                2 => {
+                    let gone = areas.remove(start, start + pages);
+                    assert!(gone.is_sorted_by_key(|a| a.start));
+                    for area in gone {
+                        let keys = (area.start..area.end).map(|page| (page, area.key + page - area.start));
+                        keys.for_each(|(page, key)| assert_eq!(naive.remove(&page), Some(key)));
+                    }
+                }
+                _ => {}
+            }
+            let keys = areas.iter().flat_map(|a| (a.start..a.end).map(|page| (page, a.key + page - a.start)));
+            assert!(keys.eq(naive.iter().map(|(page, key)| (*page, *key))));
+            let addr_of = |key: u64| areas.find_key(key).map(|a| a.addr_of(key));
+            assert!(naive.iter().all(|(page, key)| addr_of(*key) == Some((page << PAGE_SHIFT) as usize)));
+        }
     }
 
     #[test]
