@@ -90,6 +90,8 @@ pub struct Config {
     pub remote_ca: Option<String>,
     /// Seconds for which a read is tried.
     pub remote_timeout_s: u32,
+    /// Seconds that an object lives in the store when nobody refreshes it.
+    pub remote_expiry_s: u32,
     /// Socket of the service that speaks with the store. No key: whoever starts the service sets it.
     pub remote_socket: Option<String>,
     /// Pools; 0 for [`Config::pool_count`] to choose.
@@ -135,6 +137,9 @@ pub struct Config {
 /// Background threads at most, and pools.
 const COUNT_MAX: u32 = 64;
 
+/// A year.
+const REMOTE_EXPIRY_MAX_S: u32 = 365 * 24 * 60 * 60;
+
 fn or_cpus(set: usize, cpus: usize) -> usize {
     if set == 0 { cpus.clamp(1, COUNT_MAX as usize) } else { set }
 }
@@ -162,6 +167,7 @@ impl Config {
             remote_auth: None,
             remote_ca: None,
             remote_timeout_s: 10,
+            remote_expiry_s: 24 * 60 * 60,
             remote_socket: None,
             pools: 0,
             workers: 0,
@@ -216,6 +222,10 @@ impl Config {
             "remote-auth" => self.remote_auth = Some(path(value).map_err(wrong)?),
             "remote-ca" => self.remote_ca = Some(path(value).map_err(wrong)?),
             "remote-timeout" => self.remote_timeout_s = number(value, 3600).map_err(wrong)?,
+            "remote-expiry" => match number(value, REMOTE_EXPIRY_MAX_S).map_err(wrong)? {
+                0 | 1 => return Err(wrong(alloc::format!("{value:?}: give 2 seconds at least, and better a day"))),
+                seconds => self.remote_expiry_s = seconds,
+            },
             "pools" => self.pools = number(value, COUNT_MAX).map_err(wrong)? as usize,
             "workers" => self.workers = number(value, COUNT_MAX).map_err(wrong)? as usize,
             "max-pool" => self.max_pool_bytes = if value == "none" { None } else { Some(size()?) },
@@ -332,7 +342,7 @@ impl Config {
             let _ = writeln!(out, "{name}={value}");
         }
         let _ = writeln!(out, "remote-size={}\nremote-at={}", self.remote_bytes, self.remote_percent);
-        let _ = writeln!(out, "remote-timeout={}", self.remote_timeout_s);
+        let _ = writeln!(out, "remote-timeout={}\nremote-expiry={}", self.remote_timeout_s, self.remote_expiry_s);
         if let Some(bytes) = self.max_pool_bytes {
             let _ = writeln!(out, "max-pool={bytes}");
         }
@@ -445,6 +455,7 @@ mod tests {
             ("remote-auth", "/tmp/a.auth"),
             ("remote-ca", "/tmp/a.pem"),
             ("remote-timeout", "3"),
+            ("remote-expiry", "600"),
             ("swap-keep-free", "100M"),
             ("pools", "3"),
             ("workers", "5"),

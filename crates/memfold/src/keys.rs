@@ -107,6 +107,12 @@ pub const KEYS: &[Key] = &[
         default: "10",
         help: "how long a read from the remote store is tried before the program is ended",
     },
+    Key {
+        name: "remote-expiry",
+        value: "SECONDS",
+        default: "86400",
+        help: "how long data stays in the remote store when nobody refreshes it: longer than run and machine are ever stopped",
+    },
     Key { name: "pools", value: "N", default: "0", help: "compressed pools, 1 to 64; 0 takes one per CPU" },
     Key {
         name: "workers",

@@ -32,6 +32,7 @@ mod seal;
 mod place;
 mod outbox;
 mod group;
+mod expiry;
 mod tier;
 mod mover;
 mod swap;

@@ -24,7 +24,8 @@ use core::sync::atomic::AtomicPtr;
 use core::time::Duration;
 use memfold_store::{CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, Handle, SoftwarePool, Store, StoreConfig};
 use memfold_sys::disk::Disk;
-use memfold_sys::remote::{Remote, SocketRemote};
+use memfold_sys::remote::Remote;
+use memfold_sys::socket_remote::SocketRemote;
 use memfold_sys::space::Space;
 use memfold_sys::swapfile::{FileDisk, Options};
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -246,6 +247,7 @@ impl Pager {
             keep_free_bytes: self.config.swap_keep_free_bytes,
             remote_bytes: self.config.remote_bytes,
             mark_percent: self.config.remote_percent as u64,
+            remote_expiry: Duration::from_secs(self.config.remote_expiry_s as u64),
             limit_bytes: self.config.resident_max_bytes(),
             folio: self.config.folio_order,
         };

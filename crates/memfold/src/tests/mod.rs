@@ -1,6 +1,7 @@
 //! Tests of parts that have no public door.
 mod moment;
 mod cluster;
+mod expiry;
 mod fault;
 mod fingerprint;
 mod frames;
