@@ -208,7 +208,7 @@ fn single_faults(load: &Load<'_>, each: &mut Filler<'_>, redis: &Redis, socket: 
     Ok(rows.collect())
 }
 
-/// A program under `memfold run --remote`: the most anonymous memory that the command holds, which is its service's.
+/// A program under `memfold run --remote`: the most anonymous memory that the command and its service hold.
 fn service_memory(load: &Load<'_>, redis: &Redis) -> anyhow::Result<StoreRow> {
     let (runner, stop) = (AtomicI32::new(0), AtomicBool::new(false));
     let status = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -216,7 +216,9 @@ fn service_memory(load: &Load<'_>, redis: &Redis) -> anyhow::Result<StoreRow> {
         let watch = scope.spawn(|| {
             let mut most = 0;
             while !stop.load(Relaxed) {
-                most = most.max(kib_field(&status(runner.load(Relaxed)), "RssAnon:").unwrap_or(0));
+                let runner = runner.load(Relaxed);
+                let held = |pid: i32| kib_field(&status(pid), "RssAnon:").unwrap_or(0);
+                most = most.max(held(runner) + service_of(runner).map_or(0, held));
                 std::thread::sleep(Duration::from_millis(20));
             }
             most
@@ -234,4 +236,13 @@ fn service_memory(load: &Load<'_>, redis: &Redis) -> anyhow::Result<StoreRow> {
     let moved = |name: &str| show_size(result.counters.get(name).copied().unwrap_or(0) << 12);
     let note = format!("{} out and {} back for {} threads", moved("remote_out"), moved("remote_in"), load.threads);
     Ok(StoreRow::plain(LABELS[5], most as f64 / (1 << 20) as f64, note))
+}
+
+/// The service of a `memfold run`: the child with that name.
+fn service_of(runner: i32) -> Option<i32> {
+    let processes = std::fs::read_dir("/proc").ok()?.flatten();
+    let start = format!(" (memfold-remote) S {runner} ");
+    let is_it =
+        |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(&start));
+    processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_it)
 }

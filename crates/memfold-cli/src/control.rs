@@ -108,10 +108,8 @@ impl Control {
     pub fn start(run: Arc<Run>) -> Option<Control> {
         let (listener, path) = sockets::listen().ok()?;
         let serve = move || {
-            for stream in listener.incoming() {
-                // One that breaks off harms only itself.
-                let _ = stream.and_then(|stream| serve(&run, stream));
-            }
+            // One that breaks off harms only itself.
+            memfold_remote::each_connection(&listener, |stream| drop(serve(&run, stream)));
         };
         let control = Control { path };
         thread::Builder::new().name("memfold-control".to_string()).spawn(serve).ok()?;

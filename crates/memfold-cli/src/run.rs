@@ -136,26 +136,22 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let stats_file = matches.get_one::<PathBuf>(STATS_FILE).map(|name| StatsFile::open(name)).transpose()?;
     let slots = Slots::new()?;
     slots.set_bounds(&config);
-    let service = crate::remote::open(&mut config)?;
+    let mut remote = crate::remote::start(&mut config)?;
     let reported = stats_file.is_some() || matches.get_flag(SUMMARY);
 
     let environment = environment(&config, &slots, library)?;
     let child = Child::start(&path, &arguments, environment)?;
     let run = Arc::new(Run { slots, config: Mutex::new(config), arguments, start: Instant::now() });
-    // Threads come after the child: signals are blocked by now.
-    if let Some(service) = &service {
-        service.serve().map_err(|e| Failure::own(format!("--remote: {}", program::plain(&e))))?;
-    }
+    // Its thread comes after the child: signals are blocked by now.
     let control = Control::start(run.clone());
     let mut height = Height::default();
     let end = child.wait(reported.then_some(LOOK_PERIOD), || height.sample(&run.slots))?;
     let seconds = run.start.elapsed().as_secs_f64();
     height.sample(&run.slots);
     drop(control);
-    if let Some(Err(why)) = service.as_ref().map(|service| service.delete_keys()) {
+    if let Some(Err(why)) = remote.as_mut().map(|remote| remote.end()) {
         eprintln!("memfold: warning: --remote: {why}");
     }
-    drop(service);
     if end.dumped {
         warn_of_dump(&run.slots, end.pid as u64);
     }

@@ -94,8 +94,14 @@ impl Settings {
         Ok(())
     }
 
+    /// Whether a password goes over the network as it is.
+    pub(crate) fn shows_password(&self) -> bool {
+        self.password.is_some() && !self.is_tls
+    }
+
     /// Has keys expire after this in place of 24 hours, in whole seconds, at least 2. They are refreshed four times as often.
-    /// While the store can't be reached for so long, data is lost.
+    /// While the store can't be reached for so long, or this process is stopped, or the machine sleeps, data is lost; the
+    /// service warns at half of it. Give the engine the same (`remote-expiry`): it warns if the service is silent.
     pub fn set_expiry(&mut self, expiry: Duration) {
         self.expiry = Duration::from_secs(expiry.as_secs().max(2));
     }

@@ -27,6 +27,7 @@ pub mod disk;
 mod uring;
 pub mod swapfile;
 pub mod remote;
+pub mod socket_remote;
 
 pub use rustix::io::Errno;
 

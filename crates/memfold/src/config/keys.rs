@@ -144,6 +144,10 @@ keys! {
     remote_timeout_s: u32 = 10, kind::number::<3600>();
     Users "remote-timeout" "SECONDS" "10" "how long a read from the remote store is tried before the program is ended";
 
+    /// Seconds that an object lives in the store when nobody refreshes it.
+    remote_expiry_s: u32 = 24 * 60 * 60, kind::EXPIRY;
+    Users "remote-expiry" "SECONDS" "86400" "how long data stays in the remote store when nobody refreshes it: longer than run and machine are ever stopped";
+
     /// Pools; 0 for [`Config::pool_count`] to choose.
     pools: usize = 0, kind::COUNT;
     Users "pools" "N" "0" "compressed pools, 1 to 64; 0 takes one per CPU";

@@ -47,6 +47,15 @@ pub(super) const fn number<const MAX: u32>() -> Kind<u32> {
     Kind { parse: |text, _| read_number(text, MAX), show: shown }
 }
 
+/// How long something lives elsewhere, seconds: up to a year.
+pub(super) const EXPIRY: Kind<u32> = Kind {
+    parse: |text, _| match read_number(text, 365 * 24 * 60 * 60)? {
+        0 | 1 => Err(alloc::format!("{text:?}: give 2 seconds at least, and better a day")),
+        seconds => Ok(seconds),
+    },
+    show: shown,
+};
+
 /// How many threads or pools.
 pub(super) const COUNT: Kind<usize> =
     Kind { parse: |text, _| read_number(text, COUNT_MAX).map(|n| n as usize), show: shown };

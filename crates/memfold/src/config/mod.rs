@@ -171,6 +171,7 @@ mod tests {
             ("remote-auth", "/tmp/a.auth"),
             ("remote-ca", "/tmp/a.pem"),
             ("remote-timeout", "3"),
+            ("remote-expiry", "600"),
             ("swap-keep-free", "100M"),
             ("pools", "3"),
             ("workers", "5"),

@@ -24,7 +24,8 @@ use alloc::string::{String, ToString};
 use core::time::Duration;
 use memfold_store::{DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig};
 use memfold_sys::disk::Disk;
-use memfold_sys::remote::{Remote, SocketRemote};
+use memfold_sys::remote::Remote;
+use memfold_sys::socket_remote::SocketRemote;
 use memfold_sys::swapfile::{FileDisk, Options};
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64};
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
@@ -119,6 +120,7 @@ impl Pager {
             keep_free_bytes: self.config.swap_keep_free_bytes,
             remote_bytes: self.config.remote_bytes,
             mark_percent: self.config.remote_percent as u64,
+            remote_expiry: Duration::from_secs(self.config.remote_expiry_s as u64),
             limit_bytes: self.config.resident_max_bytes(),
             folio: self.config.folio_order,
         };

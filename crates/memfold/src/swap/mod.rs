@@ -26,6 +26,7 @@ use crate::swap::write_queue::{Outbox, WRITES_MAX};
 use alloc::boxed::Box;
 use alloc::string::String;
 use core::ops::Range;
+use core::time::Duration;
 use memfold_store::Handle;
 use memfold_sys::Errno;
 use memfold_sys::disk::{Disk, Transfer, Way};
@@ -96,6 +97,8 @@ pub struct Bounds {
     pub remote_bytes: u64,
     /// The file may be so full before its cold end moves there, percent.
     pub mark_percent: u64,
+    /// What lies there is gone when nobody refreshes it for so long.
+    pub remote_expiry: Duration,
     /// The engine's limit, bytes: buffers are a small part of it.
     pub limit_bytes: u64,
     /// The largest folio.
@@ -142,6 +145,7 @@ impl Swap {
             file_bytes: bounds.size_bytes,
             remote_bytes: bounds.remote_bytes,
             mark_percent: bounds.mark_percent,
+            expiry: bounds.remote_expiry,
             limit_bytes: bounds.limit_bytes,
         };
         let tier = remote.map(|remote| Tier::new(remote, tier_bounds)).transpose()?;

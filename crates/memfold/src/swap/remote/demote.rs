@@ -29,7 +29,11 @@ impl Tier {
     pub fn step(&self, disk: &dyn Disk, clusters: &Clusters, wait: bool) -> bool {
         let mut inner = self.inner.lock();
         while wait && !inner.woken && !inner.stop {
-            inner = self.changed.wait(inner);
+            let left = self.watched.left_ns();
+            if left == 0 {
+                break;
+            }
+            inner = self.changed.wait_within(inner, left);
         }
         inner.woken = false;
         let (trim, stop) = (core::mem::take(&mut inner.trim), inner.stop);
@@ -37,6 +41,7 @@ impl Tier {
         if stop {
             return false;
         }
+        self.watch_service();
         self.collect(disk, clusters, trim);
         if trim {
             self.end_round(false);
@@ -65,6 +70,16 @@ impl Tier {
             None => self.pause_ns.store(0, Relaxed),
         }
         wait || moved > 0
+    }
+
+    /// Looks now and then whether the service keeps what lies in the store.
+    fn watch_service(&self) {
+        if self.watched.left_ns() > 0 {
+            return;
+        }
+        if let Some(why) = self.watched.ask(&*self.remote, self.far() > 0) {
+            memfold_sys::raw::warn(&["memfold: warning: remote store ", self.name(), ": ", &why, "\n"]);
+        }
     }
 
     /// Lets who waits for the mover look again.

@@ -13,13 +13,16 @@
 //!
 //! Which groups are cold: a clock with a second chance, over groups that were not read since the hand's last pass.
 pub mod slot_group;
+pub mod expiry;
 pub mod demote;
 
 use crate::swap::cluster::Clusters;
+use crate::swap::remote::expiry::Watched;
 use crate::swap::remote::slot_group::{GROUP_SLOTS, Group, Groups, each_group, ones, rank};
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
+use core::time::Duration;
 use memfold_sys::Errno;
 use memfold_sys::disk::{Disk, Transfer, Way};
 use memfold_sys::page::Page;
@@ -47,6 +50,8 @@ pub struct TierBounds {
     pub remote_bytes: u64,
     /// The file may be so full before its cold end moves, percent.
     pub mark_percent: u64,
+    /// What lies in the remote store is gone when nobody refreshes it for so long.
+    pub expiry: Duration,
     /// The engine's limit, bytes: the buffer is a small part of it.
     pub limit_bytes: u64,
 }
@@ -87,6 +92,7 @@ pub struct Tier {
     pub(crate) changed: Condvar,
     pub(crate) buffer: Zone,
     pub(crate) pause_ns: AtomicU64,
+    pub(crate) watched: Watched,
     /// What was done.
     pub counts: TierCounts,
 }
@@ -132,6 +138,7 @@ impl Tier {
             changed: Condvar::default(),
             buffer: Zone::reserve(batch * GROUP_BYTES, PAGE_SIZE)?,
             pause_ns: AtomicU64::new(0),
+            watched: Watched::new(bounds.expiry),
             counts: TierCounts::default(),
         })
     }

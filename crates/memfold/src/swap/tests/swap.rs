@@ -12,6 +12,7 @@ fn bounds() -> Bounds {
         keep_free_bytes: 0,
         remote_bytes: 0,
         mark_percent: 90,
+        remote_expiry: std::time::Duration::MAX,
         limit_bytes: 64 << 20,
         folio: Order::MAX,
     }
