@@ -11,9 +11,10 @@
 //! other pages, gathered in order and compressed as one.
 use crate::blockset::BlockSet;
 use crate::canned::Decoders;
-use crate::codec::{Canned, CodecError, Encoder, id};
+use crate::codec::{Canned, CodecError, Encoder};
 use crate::entropy;
-use crate::entry::{Header, SAME};
+use crate::entry::Header;
+use crate::format;
 use crate::samefilled::{fill, pattern_of};
 use alloc::boxed::Box;
 use alloc::vec;
@@ -159,7 +160,7 @@ pub(crate) unsafe fn encode(
         let packed = unsafe { compress(scratch, &mut packer, src, order.bytes())? };
         let (format, body, len) = match packed {
             Some((format, size)) => (format, scratch.payload(0), size),
-            None => (id::NONE, src, order.bytes()),
+            None => (format::NONE, src, order.bytes()),
         };
         return Ok(Encoded::Object { format, mixed: false, head: body, head_len: 0, body, len, same_pages });
     }
@@ -183,7 +184,7 @@ unsafe fn encode_mixed(
     let head_len = write_head(scratch, same, same_pages, pages);
     let raw_len = (pages - same_pages) * PAGE_SIZE;
     let head = scratch.payload(head_len);
-    let (mut format_used, mut body, mut len) = (id::NONE, scratch.payload(0), raw_len);
+    let (mut format_used, mut body, mut len) = (format::NONE, scratch.payload(0), raw_len);
     if raw_len > 0 {
         // SAFETY: the block is readable, and the scratch was made for it.
         let raw = unsafe { gather(scratch, same, src, pages) };
@@ -210,7 +211,7 @@ unsafe fn compress(
     len: usize,
 ) -> Result<Option<(u8, usize)>, CodecError> {
     // SAFETY: as the caller says; whole pages.
-    if packer.format != id::NONE && !packer.encoder.gives_up_fast() && unsafe { entropy::is_dense(src, len) } {
+    if packer.format != format::NONE && !packer.encoder.gives_up_fast() && unsafe { entropy::is_dense(src, len) } {
         scratch.dense_blocks += 1;
         return Ok(None);
     }
@@ -278,7 +279,7 @@ pub(crate) unsafe fn decode(
     order: Order,
 ) -> Result<(), DecodeError> {
     let len = header.len as usize;
-    if header.format == SAME {
+    if header.format == format::SAME {
         if len != 8 || header.mixed {
             return Err(DecodeError::Layout);
         }
@@ -315,7 +316,7 @@ fn one_pattern(scratch: &mut Scratch, pages: usize) -> Encoded {
     }
     scratch.packed[BODY..BODY + 8].copy_from_slice(&pattern.to_ne_bytes());
     let body = scratch.payload(0);
-    Encoded::Object { format: SAME, mixed: false, head: body, head_len: 0, body, len: 8, same_pages: pages }
+    Encoded::Object { format: format::SAME, mixed: false, head: body, head_len: 0, body, len: 8, same_pages: pages }
 }
 
 /// Writes the list of same-filled pages so that it ends where the body starts, and returns its length.

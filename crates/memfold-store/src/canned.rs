@@ -5,13 +5,14 @@
 //! take another one (or none), no object uses it, and no worker lists it: a worker can't store an object with it then,
 //! and none can be loaded. The registry holds the last reference, so workers never free memory.
 use crate::budget::Budget;
-use crate::codec::{Canned, CodecSpec, Decoder, decoders, id};
+use crate::codec::{Canned, CodecSpec, Decoder, decoders};
+use crate::format;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::*, fence};
 
-type Slots = [Option<Arc<Canned>>; id::CANNED_SLOTS];
+type Slots = [Option<Arc<Canned>>; format::CANNED_SLOTS];
 
 /// The dictionaries of a store.
 pub(crate) struct Cans {
@@ -33,12 +34,6 @@ struct List {
 struct Current {
     slot: u8,
     spec: CodecSpec,
-}
-
-/// The slot of a format id.
-pub(crate) fn slot_of(format: u8) -> Option<usize> {
-    let slot = format.checked_sub(id::CANNED)? as usize;
-    (slot < id::CANNED_SLOTS).then_some(slot)
 }
 
 impl Cans {
@@ -113,7 +108,7 @@ impl Cans {
 
 /// What one thread needs to read objects of every format, and to know the dictionary for its own.
 pub(crate) struct Decoders {
-    plain: [Box<dyn Decoder>; id::DECODERS],
+    plain: [Box<dyn Decoder>; format::DECODERS],
     cans: Arc<Cans>,
     /// The epoch of the list below.
     epoch: u64,
@@ -148,7 +143,7 @@ impl Decoders {
 
     /// The decoder of a format and its dictionary.
     pub fn get(&mut self, format: u8) -> Option<(&mut dyn Decoder, Option<&Canned>)> {
-        let Some(slot) = slot_of(format) else {
+        let Some(slot) = format::dictionary_slot(format) else {
             return Some((&mut **self.plain.get_mut(format as usize)?, None));
         };
         // Whoever has a handle of such an object got it after the dictionary was listed.
@@ -163,9 +158,6 @@ impl Decoders {
     /// The format and dictionary of saves with `spec`, if they take one. Call [`Decoders::sync`] before.
     pub fn current(&self, spec: CodecSpec) -> Option<(u8, &Canned)> {
         let current = self.current.filter(|c| c.spec == spec)?;
-        Some((id::CANNED + current.slot, self.slots[current.slot as usize].as_deref()?))
+        Some((format::CANNED + current.slot, self.slots[current.slot as usize].as_deref()?))
     }
 }
-
-const _: () = assert!(id::DECODERS <= id::CANNED as usize);
-const _: () = assert!(id::CANNED as usize + id::CANNED_SLOTS <= crate::entry::SAME as usize);

@@ -1,9 +1,10 @@
 //! Canned mode (Z8): dictionaries made from what is saved, and used where they win.
 use crate::block::{Encoded, Packer, Scratch, encode};
 use crate::canned::{Cans, Decoders};
-use crate::codec::{Canned, CodecSpec, id};
+use crate::codec::{Canned, CodecSpec};
 use crate::cover::Cover;
 use crate::dictionary::{DICTIONARY_BYTES_MAX, Dictionary, DictionaryKind};
+use crate::format;
 use crate::store::Store;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -102,7 +103,7 @@ impl Trial {
         // and encoder were made for it.
         let encoded = unsafe {
             core::ptr::copy_nonoverlapping(block.as_ptr(), self.buffer.as_mut_ptr(), block.len());
-            let canned = canned.map(|canned| (id::CANNED, canned));
+            let canned = canned.map(|canned| (format::CANNED, canned));
             let packer = Packer { encoder: &mut *self.encoder, format: self.spec.format(), canned };
             encode(&mut self.scratch, packer, self.buffer.as_ptr(), self.order)
         };

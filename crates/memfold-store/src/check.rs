@@ -8,7 +8,8 @@
 use crate::arena::{self, NIL};
 use crate::class::{CLASSES, COUNT};
 use crate::entries::FreeList;
-use crate::entry::{BUILDING, Place};
+use crate::entry::Place;
+use crate::format;
 use crate::pool::{ClassState, Pool, group, owner_of};
 use crate::span::Span;
 use alloc::format;
@@ -127,7 +128,7 @@ impl Frozen<'_> {
         sum.stored += len as u64;
         sum.original += (PAGE_SIZE << header.order) as u64;
         // Whoever is writing an object pins its span.
-        if header.format != BUILDING || !span.is_pinned() {
+        if header.format != format::BUILDING || !span.is_pinned() {
             let name =
                 crate::handle::ObjectName { pool: self.pool.number, index: owner, generation: snapshot.generation() };
             let pinned = self.pool.pin(name).map_err(|e| format!("{e:?}"))?;

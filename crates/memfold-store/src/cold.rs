@@ -1,8 +1,8 @@
 //! Cold objects: which to write back or to compress again (M9, Z10).
 use crate::block;
-use crate::codec::id;
-use crate::entry::{BUILDING, Header, SAME};
+use crate::entry::Header;
 use crate::error::LoadError;
+use crate::format;
 use crate::handle::{Handle, ObjectName};
 use crate::mark::{HUGE, Hand, Mark, REFERENCED, TRIED};
 use crate::pool::Payload;
@@ -49,7 +49,7 @@ impl Store {
         let now = self.clock.load(Relaxed);
         self.sweep(&mut self.recompressor.lock(), scan, out, |mark, header| {
             let due = mark.has(HUGE) || mark.idle(now) >= idle_ticks_min;
-            due && header.format != SAME && !mark.has(TRIED)
+            due && header.format != format::SAME && !mark.has(TRIED)
         })
     }
 
@@ -120,7 +120,7 @@ impl Store {
         let Some(name) = handle.object() else { return };
         let pool = &self.pools[name.pool as usize];
         if let (Some(mark), Some(entry)) = (pool.marks.get(name.index), pool.entries.get(name.index)) {
-            let huge = if entry.header().format == id::NONE { HUGE } else { 0 };
+            let huge = if entry.header().format == format::NONE { HUGE } else { 0 };
             mark.begin(key, self.clock.load(Relaxed), REFERENCED | huge);
         }
     }
@@ -170,7 +170,7 @@ impl Store {
             let Ok(place) = entry.place(index) else { continue };
             let header = entry.header();
             let fits = (PAGE_SIZE << header.order) <= memfold_sys::units::MAX_BYTES;
-            if !place.is_live() || header.format == BUILDING || !fits || !wanted(mark, header) {
+            if !place.is_live() || header.format == format::BUILDING || !fits || !wanted(mark, header) {
                 continue;
             }
             let name = ObjectName { pool: pool.number, index, generation: place.generation() };

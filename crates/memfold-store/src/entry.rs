@@ -24,18 +24,13 @@ pub(crate) struct Header {
     pub len: u32,
     /// Order of the block.
     pub order: u8,
-    /// Format of the payload: a codec id, [`SAME`] or [`BUILDING`].
+    /// Format of the payload, see [`crate::format`].
     pub format: u8,
     /// Whether the payload starts with a list of same-filled pages.
     pub mixed: bool,
     /// See [`checksum`].
     pub checksum: u32,
 }
-
-/// Format of a block that is one 8-byte pattern.
-pub(crate) const SAME: u8 = 30;
-/// Format of an object that is still being written.
-pub(crate) const BUILDING: u8 = 31;
 
 /// `place`: span 26 | slot 7 | generation 14 | live 1 | guard 16. `header`: len 22 | order 4 | format 5 | mixed 1 | checksum 32.
 ///
@@ -218,7 +213,7 @@ mod tests {
 
     #[test]
     fn headers_come_back_and_every_flip_changes_the_checksum() {
-        let header = Header { len: 1 << 21, order: 9, format: SAME, mixed: true, checksum: 0xdead_beef };
+        let header = Header { len: 1 << 21, order: 9, format: crate::format::SAME, mixed: true, checksum: 0xdead_beef };
         assert_eq!(Header::unpack(header.pack()), header);
         for bit in 0..32 {
             let flipped = Header::unpack(header.pack() ^ 1 << bit);

@@ -4,9 +4,10 @@
 use crate::block::{self, Encoded, Packer, Scratch};
 use crate::budget::Budget;
 use crate::canned::{Cans, Decoders};
-use crate::codec::{CODECS, Canned, CodecSpec, id};
+use crate::codec::{CODECS, Canned, CodecSpec};
 use crate::dictionary::Dictionary;
 use crate::entry::Header;
+use crate::format;
 use alloc::boxed::Box;
 use alloc::string::ToString;
 use alloc::vec;
@@ -101,7 +102,7 @@ pub fn dictionary(data: &[u8]) {
         let (mut scratch, mut encoder) = (Scratch::new(Order::PAGE), spec.encoder(PAGE_SIZE));
         let mut block = PageBuffer::new(order(0));
         let len = dictionary.content().len().min(PAGE_SIZE);
-        let packer = Packer { encoder: &mut *encoder, format: spec.format(), canned: Some((id::CANNED, &canned)) };
+        let packer = Packer { encoder: &mut *encoder, format: spec.format(), canned: Some((format::CANNED, &canned)) };
         // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
         let encoded = unsafe {
             core::ptr::copy_nonoverlapping(dictionary.content().as_ptr(), block.as_mut_ptr(), len);

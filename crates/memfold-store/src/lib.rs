@@ -13,6 +13,7 @@ mod handle;
 
 mod blockset;
 mod hash;
+mod format;
 mod dictionary;
 mod codec;
 mod bare;

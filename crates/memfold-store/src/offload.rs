@@ -229,7 +229,7 @@ impl Store {
         if report.huge_blocks > saving.huge_max && self.refuse_incompressible.load(Relaxed) {
             return Err(SaveError::Incompressible);
         }
-        let format = size.map_or(crate::codec::id::NONE, |_| offload.queue.codec().format());
+        let format = size.map_or(crate::format::NONE, |_| offload.queue.codec().format());
         let (bytes, len) = size.map_or((src, order.bytes()), |size| (offload.buffers[at].as_ptr(), size));
         let payload = Payload { head: bytes, head_len: 0, bytes, len, order: order.get(), format, mixed: false };
         // SAFETY: as the caller says.

@@ -11,11 +11,10 @@
 //! back. All four accesses are SeqCst, so at least one side sees the other.
 use crate::area::Table;
 use crate::arena::{Arena, NIL};
-use crate::canned::slot_of;
 use crate::class::{self, CLASSES, Class};
-use crate::codec::id;
 use crate::entries::Entries;
-use crate::entry::{self, BUILDING, Entry, Header, Place};
+use crate::entry::{self, Entry, Header, Place};
+use crate::format;
 use crate::handle::ObjectName;
 use crate::hash::xxh3;
 use crate::mark::Mark;
@@ -53,7 +52,7 @@ pub(crate) struct PoolCounters {
     /// Frees of handles that are dead or damaged; nothing was freed.
     pub bad_frees: AtomicU64,
     /// Objects by the dictionary that they were compressed with.
-    pub canned: [AtomicU64; id::CANNED_SLOTS],
+    pub canned: [AtomicU64; format::CANNED_SLOTS],
 }
 
 /// Partly used spans are in the list of their group, full ones in none, emptied ones leave the class.
@@ -146,7 +145,7 @@ impl Pool {
         };
         let mut header =
             Header { len: len as u32, order: payload.order, format: payload.format, mixed: payload.mixed, checksum: 0 };
-        if let Some(slot) = slot_of(payload.format) {
+        if let Some(slot) = format::dictionary_slot(payload.format) {
             self.counters.canned[slot].fetch_add(1, SeqCst);
         }
         header.checksum = entry::checksum(header.fields(), slot.name.index, hash);
@@ -201,7 +200,7 @@ impl Pool {
         }
         let at = self.arena.slot(span, class, place.slot);
         // SAFETY: the slot is pinned and holds this object, so it is readable and nobody writes there.
-        if unsafe { owner_of(span, class, at) } != name.index || pinned.header.format == BUILDING {
+        if unsafe { owner_of(span, class, at) } != name.index || pinned.header.format == format::BUILDING {
             return Err(Damage::Entry);
         }
         pinned.payload = at.wrapping_add(class.payload_offset());
@@ -245,7 +244,7 @@ impl Pool {
         // SAFETY: the slot was free and is ours now; only the holder of the class lock hands slots out.
         unsafe { set_owner(span, class, at, index) };
         span.pin();
-        entry.set_header(Header { len: len as u32, order, format: BUILDING, mixed: false, checksum: 0 });
+        entry.set_header(Header { len: len as u32, order, format: format::BUILDING, mixed: false, checksum: 0 });
         entry.set_place(index, generation, Place { span: span_index, slot });
         state.objects += 1;
         state.stored += len as u64;
@@ -277,7 +276,7 @@ impl Pool {
         }
         let before = group(class, span);
         span.give_slot(place.slot);
-        if let Some(slot) = slot_of(header.format) {
+        if let Some(slot) = format::dictionary_slot(header.format) {
             // Not below zero, should the format be damaged.
             let _ = self.counters.canned[slot].fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
         }

@@ -1,10 +1,10 @@
 //! Saving folios: all or nothing.
 use crate::block::{self, Encoded, Packer};
 use crate::blockset::BlockSet;
-use crate::codec::{CodecError, id};
-use crate::entry::SAME;
+use crate::codec::CodecError;
 use crate::error::SaveError;
 use crate::faults::Fault;
+use crate::format;
 use crate::handle::Handle;
 use crate::pool::{Full, Payload, Pool};
 use crate::store::Store;
@@ -125,7 +125,7 @@ impl Store {
             }
             Encoded::Object { format, mixed, head, head_len, body, len, same_pages } => {
                 report.same_pages += same_pages as u64;
-                report.huge_blocks += (format == id::NONE && same_pages < order.pages()) as u64;
+                report.huge_blocks += (format == format::NONE && same_pages < order.pages()) as u64;
                 if report.huge_blocks > huge_max && self.refuse_incompressible.load(Relaxed) {
                     return Err(SaveError::Incompressible);
                 }
@@ -133,7 +133,7 @@ impl Store {
                 (format, Payload { head, head_len, bytes: body, len: head_len + len, order, format, mixed })
             }
         };
-        if format != SAME && format != id::NONE && self.faults.strikes(Fault::Compressed) {
+        if format != format::SAME && format != format::NONE && self.faults.strikes(Fault::Compressed) {
             w.scratch.damage();
         }
         // SAFETY: the bytes lie in the block or in the worker's scratch, and nobody writes to either.

@@ -1,6 +1,7 @@
 //! Dictionaries made ready for a codec: what all threads share.
-use super::{CodecSpec, id, lz4, zstd};
+use super::{CodecSpec, lz4, zstd};
 use crate::dictionary::{Dictionary, DictionaryKind};
+use crate::format;
 use alloc::boxed::Box;
 
 /// A dictionary digested for one codec at one level.
@@ -35,7 +36,7 @@ impl Canned {
             }
             _ => return None,
         };
-        let format = if matches!(digest, Digest::Lz4(_)) { id::LZ4 } else { id::ZSTD };
+        let format = if matches!(digest, Digest::Lz4(_)) { format::LZ4 } else { format::ZSTD };
         Some(Canned { format, digest, bytes: len + more })
     }
 }

@@ -170,7 +170,7 @@ mod tests {
         let kib = |level| compressor_bytes(level).div_ceil(1 << 10);
         let all: Vec<usize> = (1..=12).map(kib).collect();
         println!("KiB by level, from 1: {all:?}");
-        let Codec { help, .. } = CODECS.iter().find(|codec| codec.format == crate::codec::id::DEFLATE).unwrap();
+        let Codec { help, .. } = CODECS.iter().find(|codec| codec.format == crate::format::DEFLATE).unwrap();
         let said = |text: &str| assert!(help.contains(text), "{help}: not {text}");
         said(&format!("1 takes {} KiB a thread", all[0]));
         said(&format!("2 to 9 take {} KiB", all[1..9].iter().max().unwrap()));

@@ -1,6 +1,6 @@
 //! Codecs by name.
 //!
-//! To add one: write its file with an [`Encoder`] and a [`Decoder`], give it a free id in [`id`], and add its line to
+//! To add one: write its file with an [`Encoder`] and a [`Decoder`], give it a free id in [`crate::format`], and add its line to
 //! [`CODECS`]. Every stored object records the id of its codec, so an id must never be given to another format.
 mod canned;
 mod deflate;
@@ -13,33 +13,16 @@ mod zstd;
 pub(crate) use canned::{Canned, Digest};
 pub use spec::{CodecSpec, SpecError};
 
+use crate::format;
 use alloc::boxed::Box;
 use core::ops::RangeInclusive;
-
-/// Ids of the stored formats. Two codecs that write the same format share one (lz4 and lz4hc).
-pub(crate) mod id {
-    /// Stored as it is.
-    pub const NONE: u8 = 0;
-    /// LZ4 block format.
-    pub const LZ4: u8 = 1;
-    /// Zstandard frame.
-    pub const ZSTD: u8 = 2;
-    /// DEFLATE stream without a wrapper.
-    pub const DEFLATE: u8 = 3;
-    /// One past the last id of a decoder.
-    pub const DECODERS: usize = 4;
-    /// The first of [`CANNED_SLOTS`] formats of objects compressed with a dictionary, one for each that is in use.
-    pub const CANNED: u8 = 8;
-    /// Dictionaries that can be in use at once.
-    pub const CANNED_SLOTS: usize = 8;
-}
 
 /// All codecs that a [`CodecSpec`] can name.
 pub static CODECS: &[Codec] = &[
     Codec {
         name: "none",
         help: "store blocks as they are",
-        format: id::NONE,
+        format: format::NONE,
         levels: 0..=0,
         level_default: 0,
         encoder: none::encoder,
@@ -48,7 +31,7 @@ pub static CODECS: &[Codec] = &[
     Codec {
         name: "lz4",
         help: "lz4; the level is its acceleration, larger is faster and weaker",
-        format: id::LZ4,
+        format: format::LZ4,
         levels: 1..=65537,
         level_default: 1,
         encoder: lz4::encoder,
@@ -58,7 +41,7 @@ pub static CODECS: &[Codec] = &[
     Codec {
         name: "lz4hc",
         help: "lz4's format, compressed slower and stronger; read as fast",
-        format: id::LZ4,
+        format: format::LZ4,
         levels: 2..=9,
         level_default: 9,
         encoder: lz4hc::encoder,
@@ -67,7 +50,7 @@ pub static CODECS: &[Codec] = &[
     Codec {
         name: "zstd",
         help: "zstd; negative levels are faster, higher levels stronger",
-        format: id::ZSTD,
+        format: format::ZSTD,
         levels: -7..=19,
         level_default: 1,
         encoder: zstd::encoder,
@@ -76,7 +59,7 @@ pub static CODECS: &[Codec] = &[
     Codec {
         name: "deflate",
         help: "deflate, as hardware speaks it; higher levels are stronger; 1 takes 199 KiB a thread, 2 to 9 take 653 KiB, 10 to 12 8.6 MiB",
-        format: id::DEFLATE,
+        format: format::DEFLATE,
         levels: 1..=12,
         level_default: 1,
         encoder: deflate::encoder,
@@ -148,7 +131,7 @@ pub(crate) trait Decoder: Send {
 }
 
 /// One decoder for each stored format, dictionaries apart.
-pub(crate) fn decoders() -> [Box<dyn Decoder>; id::DECODERS] {
+pub(crate) fn decoders() -> [Box<dyn Decoder>; format::DECODERS] {
     core::array::from_fn(|format| {
         let codec = CODECS.iter().find(|c| c.format as usize == format);
         (codec.expect("every format id has a codec").decoder)()
@@ -195,7 +178,7 @@ mod tests {
                 // SAFETY: the three buffers are distinct and BLOCK bytes long, and len <= BLOCK.
                 let size = unsafe { encoder.encode(raw.as_ptr(), len, packed.as_mut_ptr(), len, None) };
                 let Some(size) = size.unwrap() else {
-                    assert!(spec.format() == id::NONE || spec.level() > 1000, "{spec} {pages} pages");
+                    assert!(spec.format() == format::NONE || spec.level() > 1000, "{spec} {pages} pages");
                     continue;
                 };
                 if pages > 1 && spec.level() < 1000 {
@@ -232,7 +215,7 @@ mod tests {
             let text = words(16384);
             // SAFETY: as above.
             let size = unsafe { encoder.encode(text.as_ptr(), 16384, packed.as_mut_ptr(), 15360, None) };
-            let shrinks = spec.format() != id::NONE && spec.level() < 1000;
+            let shrinks = spec.format() != format::NONE && spec.level() < 1000;
             assert!(size.is_ok_and(|size| size.is_some() == shrinks), "{spec}: the next block: {size:?}");
         }
     }

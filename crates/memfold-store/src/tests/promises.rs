@@ -1,7 +1,7 @@
 //! What the rows Z1, Z2, Z7, M1, M2 and P1 promise.
 use super::*;
 use crate::codec::CODECS;
-use crate::codec::id;
+use crate::format;
 
 fn mixed_folio(o: Order, random: &mut Random) -> Pages {
     let mut folio = Pages::new(o.pages());
@@ -102,9 +102,13 @@ fn a_worker_keeps_its_codec_until_it_is_given_another() {
             let name = handle.object()?;
             Some(store.pools[name.pool as usize].entries.get(name.index)?.header().format)
         };
-        handles.iter().filter_map(format).filter(|f| [id::LZ4, id::ZSTD, id::DEFLATE].contains(f)).collect::<Vec<u8>>()
+        handles
+            .iter()
+            .filter_map(format)
+            .filter(|f| [format::LZ4, format::ZSTD, format::DEFLATE].contains(f))
+            .collect::<Vec<u8>>()
     };
-    for (next, before, after) in [("zstd", id::LZ4, id::ZSTD), ("deflate:6", id::ZSTD, id::DEFLATE)] {
+    for (next, before, after) in [("zstd", format::LZ4, format::ZSTD), ("deflate:6", format::ZSTD, format::DEFLATE)] {
         let spec = CodecSpec::parse(next).unwrap();
         store.set_codec(spec);
         saved.push(save(&store, &mut w, &folio, order(4), 1).unwrap());
