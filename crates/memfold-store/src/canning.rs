@@ -2,7 +2,7 @@
 use crate::block::{Encoded, Packer, Scratch, encode};
 use crate::canned::{Cans, Decoders};
 use crate::codec::{Canned, CodecSpec};
-use crate::cover::Cover;
+use crate::dictionary::cover::Cover;
 use crate::dictionary::{DICTIONARY_BYTES_MAX, Dictionary, DictionaryKind};
 use crate::format;
 use crate::store::Store;

@@ -46,9 +46,7 @@ mod worker;
 mod config;
 mod error;
 mod faults;
-mod cover;
 mod recent;
-mod sampler;
 mod stats;
 
 mod store;

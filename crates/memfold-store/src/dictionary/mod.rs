@@ -5,6 +5,9 @@
 //! ```
 //!
 //! Numbers are little-endian. The hash covers the file without the hash itself.
+pub(crate) mod cover;
+pub(crate) mod sampler;
+
 use crate::hash::xxh3_128;
 use alloc::vec::Vec;
 use core::fmt;
