@@ -16,7 +16,6 @@ mod hash;
 mod format;
 mod dictionary;
 mod codec;
-mod bare;
 mod batch;
 mod software;
 mod entropy;
@@ -64,11 +63,11 @@ pub mod fuzz;
 #[cfg(test)]
 mod tests;
 
-pub use bare::BareCodec;
 pub use batch::{BATCH_MAX, Compressor, Done, Job};
 pub use block::huge_threshold;
 pub use blockset::BlockSet;
 pub use canning::{CANNED_MARGIN_PERCENT, CannedError, CannedStep, Comparison, Trial, raw_dictionaries};
+pub use codec::bare::BareCodec;
 pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};
 pub use cold::Cold;
 pub use config::{RECENT_BLOCKS_MAX, StoreConfig, StoreError};

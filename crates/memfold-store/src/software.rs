@@ -1,7 +1,7 @@
 //! Compression on several cores: threads that serve the queues of a pool.
-use crate::bare::BareCodec;
 use crate::batch::{BATCH_MAX, Compressor, Done, Job};
 use crate::codec::CodecSpec;
+use crate::codec::bare::BareCodec;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;

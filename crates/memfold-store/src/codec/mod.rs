@@ -9,6 +9,7 @@ mod lz4hc;
 mod none;
 mod spec;
 mod zstd;
+pub(crate) mod bare;
 
 pub(crate) use canned::{Canned, Digest};
 pub use spec::{CodecSpec, SpecError};
