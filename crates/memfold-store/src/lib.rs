@@ -17,7 +17,6 @@ mod format;
 mod dictionary;
 mod codec;
 mod batch;
-mod software;
 mod entropy;
 mod samefilled;
 
@@ -63,6 +62,7 @@ pub mod fuzz;
 #[cfg(test)]
 mod tests;
 
+pub use batch::software::{SoftwarePool, SoftwareQueue};
 pub use batch::{BATCH_MAX, Compressor, Done, Job};
 pub use block::huge_threshold;
 pub use blockset::BlockSet;
@@ -81,7 +81,6 @@ pub use handle::{Handle, POOLS_MAX};
 pub use hash::xxh3_128;
 pub use offload::{Offload, OffloadStats};
 pub use save::SaveReport;
-pub use software::{SoftwarePool, SoftwareQueue};
 pub use stats::{ClassStats, Events, StoreStats};
 pub use store::{PastLimit, Store};
 pub use worker::Worker;

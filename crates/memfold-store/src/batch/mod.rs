@@ -5,6 +5,8 @@
 //! (a job is a descriptor, [`Compressor::submit`] writes descriptors to the portal, [`Compressor::complete`] polls their
 //! completion records) or a stream of a GPU (a batch is one launch). [`crate::SoftwarePool`] implements it with threads.
 //! There is no executor and no future: a queue never calls back, and nothing here allocates after set-up.
+pub(crate) mod software;
+
 use crate::codec::{CodecError, CodecSpec};
 
 /// The most jobs in a batch.
