@@ -4,9 +4,9 @@
 //! forget it when the epoch has changed, so using a dictionary costs no shared write. A dictionary is freed when saves
 //! take another one (or none), no object uses it, and no worker lists it: a worker can't store an object with it then,
 //! and none can be loaded. The registry holds the last reference, so workers never free memory.
-use crate::budget::Budget;
 use crate::codec::{Canned, CodecSpec, Decoder, decoders};
 use crate::format;
+use crate::pool::budget::Budget;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use memfold_sys::sync::Mutex;

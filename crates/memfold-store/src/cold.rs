@@ -1,11 +1,11 @@
 //! Cold objects: which to write back or to compress again (M9, Z10).
 use crate::block;
-use crate::entry::Header;
 use crate::error::LoadError;
 use crate::format;
 use crate::handle::{Handle, ObjectName};
-use crate::mark::{HUGE, Hand, Mark, REFERENCED, TRIED};
 use crate::pool::Payload;
+use crate::pool::entry::Header;
+use crate::pool::mark::{HUGE, Hand, Mark, REFERENCED, TRIED};
 use crate::store::Store;
 use crate::worker::Worker;
 use memfold_sys::sync::atomic::Ordering::*;
@@ -86,7 +86,7 @@ impl Store {
             return Ok(None);
         };
         let len = head_len + len;
-        if crate::class::of_payload(len) >= crate::class::of_payload(old_len.max(1)) {
+        if crate::pool::size_class::of_payload(len) >= crate::pool::size_class::of_payload(old_len.max(1)) {
             return Ok(None);
         }
         let payload = Payload { head, head_len, bytes: body, len, order: order.get(), format, mixed };

@@ -2,12 +2,12 @@
 //!
 //! `fuzz/` at the root feeds them from libFuzzer; `tests/fuzz.rs` feeds them a few thousand mutations in every test run.
 use crate::block::{self, Encoded, Packer, Scratch};
-use crate::budget::Budget;
 use crate::canned::{Cans, Decoders};
 use crate::codec::{CODECS, Canned, CodecSpec};
 use crate::dictionary::Dictionary;
-use crate::entry::Header;
 use crate::format;
+use crate::pool::budget::Budget;
+use crate::pool::entry::Header;
 use alloc::boxed::Box;
 use alloc::string::ToString;
 use alloc::vec;

@@ -20,23 +20,9 @@ mod batch;
 mod entropy;
 mod samefilled;
 
-mod class;
-
-mod entry;
-
-mod area;
-mod budget;
-mod mark;
-mod span;
-
-mod arena;
 mod canned;
-mod entries;
 
 mod pool;
-
-mod check;
-mod compact;
 
 mod block;
 mod worker;

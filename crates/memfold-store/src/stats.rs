@@ -1,6 +1,6 @@
 //! Counters and figures of a store.
-use crate::class::{CLASSES, Class};
 use crate::pool::Pool;
+use crate::pool::size_class::{CLASSES, Class};
 use alloc::boxed::Box;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
 use memfold_sys::units::{MAX_ORDER, PAGE_SIZE};

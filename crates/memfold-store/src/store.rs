@@ -1,19 +1,19 @@
 //! The store: folios in, blocks out.
-use crate::area::{Area, Table};
-use crate::arena::Arena;
-use crate::budget::Budget;
 use crate::canned::Cans;
 use crate::codec::CodecSpec;
 use crate::config::{StoreConfig, StoreError};
 use crate::dictionary::sampler::Sampler;
-use crate::entries::Entries;
-use crate::entry::{Entry, SPAN_BITS};
 use crate::faults::FaultPlan;
 use crate::handle::{Handle, INDEX_BITS};
-use crate::mark::{Hand, Mark};
 use crate::pool::Pool;
+use crate::pool::area::{Area, Table};
+use crate::pool::arena::Arena;
+use crate::pool::budget::Budget;
+use crate::pool::entries::Entries;
+use crate::pool::entry::{Entry, SPAN_BITS};
+use crate::pool::mark::{Hand, Mark};
+use crate::pool::span::Span;
 use crate::recent::RecentBlocks;
-use crate::span::Span;
 use crate::stats::{self, ClassStats, Counters, StoreStats};
 use crate::worker::Worker;
 use alloc::boxed::Box;
@@ -274,7 +274,7 @@ impl Store {
         let pool = &self.pools[name.pool as usize];
         let place = pool.entries.get(name.index).expect("used").place(name.index).expect("intact").place();
         let span = pool.arena.span(place.span).expect("in use");
-        let class = &crate::class::CLASSES[span.class().expect("in use")];
+        let class = &crate::pool::size_class::CLASSES[span.class().expect("in use")];
         let len = pool.entries.get(name.index).expect("used").header().len as usize;
         (pool.arena.slot(span, class, place.slot), class.payload_offset() + len)
     }

@@ -1,9 +1,9 @@
 //! Compaction: objects of sparse spans move into the gaps of fuller ones, behind their handles.
-use crate::arena::NIL;
-use crate::class::{CLASSES, Class};
-use crate::entry::Place;
+use crate::pool::arena::NIL;
+use crate::pool::entry::Place;
+use crate::pool::size_class::{CLASSES, Class};
+use crate::pool::span::Span;
 use crate::pool::{ClassState, Pool, group, owner_of};
-use crate::span::Span;
 use memfold_sys::sync::atomic::Ordering::*;
 
 /// Warm bytes that gather before compaction gives them back in one go.

@@ -183,7 +183,7 @@ const _: () = {
 const _: () = assert!(GENERATION_SHIFT + GENERATION_BITS + 1 == GUARD_SHIFT);
 const _: () = assert!(LEN_BITS + ORDER_BITS + FORMAT_BITS + 1 == 32);
 const _: () = assert!(memfold_sys::units::MAX_BYTES < 1 << LEN_BITS);
-const _: () = assert!(crate::class::SLOTS_MAX <= 1 << SLOT_BITS);
+const _: () = assert!(crate::pool::size_class::SLOTS_MAX <= 1 << SLOT_BITS);
 const _: () = assert!(INDEX_BITS <= 32);
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 //! A span keeps its address and length for ever. Emptied spans wait in the list of their length: *warm* ones still hold
 //! their memory, so that churn costs no system calls; *bare* ones gave it back. Address space is plentiful, memory is
 //! not: only class spans and warm spans count as held.
-use crate::area::{Area, Table};
-use crate::budget::Budget;
-use crate::class::Class;
-use crate::span::Span;
+use crate::pool::area::{Area, Table};
+use crate::pool::budget::Budget;
+use crate::pool::size_class::Class;
+use crate::pool::span::Span;
 use alloc::sync::Arc;
 use memfold_sys::sync::{Mutex, MutexGuard};
 use memfold_sys::units::{MAX_PAGES, PAGE_SIZE};

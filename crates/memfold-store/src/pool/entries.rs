@@ -1,9 +1,9 @@
 //! The entries of a pool: which are free, and how many were ever used.
-use crate::area::Table;
-use crate::budget::Budget;
-use crate::entry::Entry;
 use crate::handle::{GENERATION_BITS, INDEX_BITS};
-use crate::mark::Mark;
+use crate::pool::area::Table;
+use crate::pool::budget::Budget;
+use crate::pool::entry::Entry;
+use crate::pool::mark::Mark;
 use alloc::sync::Arc;
 use memfold_sys::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use memfold_sys::sync::{Mutex, MutexGuard};

@@ -1,6 +1,6 @@
 //! Spans: runs of pages that are cut into slots of one size class.
-use crate::area::ZoneRecord;
-use crate::class::{Class, SLOTS_MAX};
+use crate::pool::area::ZoneRecord;
+use crate::pool::size_class::{Class, SLOTS_MAX};
 // Spans live in zone memory, whose zero bytes must be valid spans: `core`'s atomics, never a model checker's.
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::*};
 

@@ -5,13 +5,13 @@
 //! - a class's spans, objects and bytes = the sums over its spans; partly used spans are in the list of their group
 //! - class spans + warm + bare spans = spans ever cut; held bytes = class spans + warm spans
 //! - every finished object's checksum fits
-use crate::arena::{self, NIL};
-use crate::class::{CLASSES, COUNT};
-use crate::entries::FreeList;
-use crate::entry::Place;
 use crate::format;
+use crate::pool::arena::{self, NIL};
+use crate::pool::entries::FreeList;
+use crate::pool::entry::Place;
+use crate::pool::size_class::{CLASSES, COUNT};
+use crate::pool::span::Span;
 use crate::pool::{ClassState, Pool, group, owner_of};
-use crate::span::Span;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec;
@@ -122,7 +122,7 @@ impl Frozen<'_> {
         }
         let header = entry.header();
         let len = header.len as usize;
-        if len == 0 || len > info.payload_max() || crate::class::of_payload(len) != class {
+        if len == 0 || len > info.payload_max() || crate::pool::size_class::of_payload(len) != class {
             return Err(format!("length {len} does not belong here"));
         }
         sum.stored += len as u64;

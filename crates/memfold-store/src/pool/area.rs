@@ -59,7 +59,7 @@ impl Area {
 pub(crate) unsafe trait ZoneRecord: Sync {}
 
 // SAFETY: two atomics, valid as zeros, without destructor, 16-aligned.
-unsafe impl ZoneRecord for crate::entry::Entry {}
+unsafe impl ZoneRecord for crate::pool::entry::Entry {}
 
 /// An array of records that fills an area and takes memory only where it is touched.
 pub(crate) struct Table<T: ZoneRecord> {

@@ -9,16 +9,27 @@
 //! span elsewhere, changes their entries, and only then looks at the pins: a reader that pinned before that is counted,
 //! so the old span is kept aside (in limbo) until it is unpinned; one that pins later sees the changed entry and turns
 //! back. All four accesses are SeqCst, so at least one side sees the other.
-use crate::area::Table;
-use crate::arena::{Arena, NIL};
-use crate::class::{self, CLASSES, Class};
-use crate::entries::Entries;
-use crate::entry::{self, Entry, Header, Place};
+pub(crate) mod size_class;
+pub(crate) mod entry;
+pub(crate) mod area;
+pub(crate) mod budget;
+pub(crate) mod mark;
+pub(crate) mod span;
+pub(crate) mod arena;
+pub(crate) mod entries;
+pub(crate) mod check;
+pub(crate) mod compact;
+
 use crate::format;
 use crate::handle::ObjectName;
 use crate::hash::xxh3;
-use crate::mark::Mark;
-use crate::span::Span;
+use crate::pool::area::Table;
+use crate::pool::arena::{Arena, NIL};
+use crate::pool::entries::Entries;
+use crate::pool::entry::{Entry, Header, Place};
+use crate::pool::mark::Mark;
+use crate::pool::size_class::{CLASSES, Class};
+use crate::pool::span::Span;
 use alloc::boxed::Box;
 use memfold_sys::raw::{LINE_BYTES, prefetch};
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
@@ -230,7 +241,7 @@ impl Pool {
     }
 
     fn allocate(&self, len: usize, order: u8) -> Result<Slot<'_>, Full> {
-        let class_index = class::of_payload(len);
+        let class_index = size_class::of_payload(len);
         let class = &CLASSES[class_index];
         let mut state = self.lock_class(class_index);
         let (index, generation, entry) = self.entries.take().ok_or(Full)?;
@@ -262,7 +273,7 @@ impl Pool {
             return None;
         }
         // The class follows from the length, so it is known before the lock; the place is read under the lock.
-        let class_index = class::of_payload(len);
+        let class_index = size_class::of_payload(len);
         let class = &CLASSES[class_index];
         let mut state = self.lock_class(class_index);
         let snapshot = entry.place(name.index).ok()?;

@@ -1,5 +1,5 @@
 //! Marks: 8 bytes beside each entry that say whose block it is and how it is used. Losing one loses no data.
-use crate::area::ZoneRecord;
+use crate::pool::area::ZoneRecord;
 // Marks live in zone memory, whose zero bytes must be valid marks: `core`'s atomics, never a model checker's.
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
