@@ -1,6 +1,6 @@
 //! Canned mode (Z8): dictionaries made from what is saved, and used where they win.
+use crate::block::dictionaries::{Cans, Decoders};
 use crate::block::{Encoded, Packer, Scratch, encode};
-use crate::canned::{Cans, Decoders};
 use crate::codec::{Canned, CodecSpec};
 use crate::dictionary::cover::Cover;
 use crate::dictionary::{DICTIONARY_BYTES_MAX, Dictionary, DictionaryKind};

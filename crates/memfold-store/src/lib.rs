@@ -11,16 +11,11 @@ extern crate alloc;
 
 mod handle;
 
-mod blockset;
 mod hash;
 mod format;
 mod dictionary;
 mod codec;
 mod batch;
-mod entropy;
-mod samefilled;
-
-mod canned;
 
 mod pool;
 
@@ -51,7 +46,7 @@ mod tests;
 pub use batch::software::{SoftwarePool, SoftwareQueue};
 pub use batch::{BATCH_MAX, Compressor, Done, Job};
 pub use block::huge_threshold;
-pub use blockset::BlockSet;
+pub use block::set::BlockSet;
 pub use canning::{CANNED_MARGIN_PERCENT, CannedError, CannedStep, Comparison, Trial, raw_dictionaries};
 pub use codec::bare::BareCodec;
 pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};

@@ -1,10 +1,10 @@
 //! Loading blocks, whole or in part.
+use crate::block::dictionaries::Decoders;
+use crate::block::same_filled::fill;
 use crate::block::{self, DecodeError};
-use crate::canned::Decoders;
 use crate::error::{LoadError, LoadProblem};
 use crate::handle::Handle;
 use crate::pool::{Damage, Pinned};
-use crate::samefilled::fill;
 use crate::store::Store;
 use crate::worker::Worker;
 use memfold_sys::page::Page;

@@ -4,11 +4,11 @@
 //! nothing else. A device that failed or hung too often is not used any more.
 use crate::batch::{BATCH_MAX, Compressor, Done, Job};
 use crate::block::huge_threshold;
-use crate::blockset::BlockSet;
+use crate::block::same_filled::pattern_of;
+use crate::block::set::BlockSet;
 use crate::error::SaveError;
 use crate::handle::Handle;
 use crate::pool::{Payload, Pool};
-use crate::samefilled::pattern_of;
 use crate::save::SaveReport;
 use crate::store::Store;
 use crate::worker::Worker;

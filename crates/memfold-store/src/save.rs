@@ -1,6 +1,6 @@
 //! Saving folios: all or nothing.
+use crate::block::set::BlockSet;
 use crate::block::{self, Encoded, Packer};
-use crate::blockset::BlockSet;
 use crate::codec::CodecError;
 use crate::error::SaveError;
 use crate::faults::Fault;

@@ -1,5 +1,5 @@
 //! The store: folios in, blocks out.
-use crate::canned::Cans;
+use crate::block::dictionaries::Cans;
 use crate::codec::CodecSpec;
 use crate::config::{StoreConfig, StoreError};
 use crate::dictionary::sampler::Sampler;

@@ -1,6 +1,6 @@
 //! Workers: what one thread needs to save and load.
 use crate::block::Scratch;
-use crate::canned::{Cans, Decoders};
+use crate::block::dictionaries::{Cans, Decoders};
 use crate::codec::{CodecSpec, Encoder};
 use crate::handle::Handle;
 use alloc::boxed::Box;

@@ -9,13 +9,17 @@
 //!
 //! (mode 0: all patterns are zero, none is kept; 1: one pattern for all; 2: one for each page), and goes on with the
 //! other pages, gathered in order and compressed as one.
-use crate::blockset::BlockSet;
-use crate::canned::Decoders;
+pub(crate) mod set;
+pub(crate) mod same_filled;
+pub(crate) mod entropy;
+pub(crate) mod dictionaries;
+
+use crate::block::dictionaries::Decoders;
+use crate::block::same_filled::{fill, pattern_of};
+use crate::block::set::BlockSet;
 use crate::codec::{Canned, CodecError, Encoder};
-use crate::entropy;
 use crate::format;
 use crate::pool::entry::Header;
-use crate::samefilled::{fill, pattern_of};
 use alloc::boxed::Box;
 use alloc::vec;
 use memfold_sys::page::PageBuffer;
