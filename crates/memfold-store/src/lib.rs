@@ -20,22 +20,8 @@ mod batch;
 mod pool;
 
 mod block;
-mod worker;
-
-mod config;
-mod error;
-mod faults;
-mod recent;
-mod stats;
 
 mod store;
-
-mod canning;
-mod load;
-mod export;
-mod save;
-mod offload;
-mod cold;
 
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -47,21 +33,21 @@ pub use batch::software::{SoftwarePool, SoftwareQueue};
 pub use batch::{BATCH_MAX, Compressor, Done, Job};
 pub use block::huge_threshold;
 pub use block::set::BlockSet;
-pub use canning::{CANNED_MARGIN_PERCENT, CannedError, CannedStep, Comparison, Trial, raw_dictionaries};
 pub use codec::bare::BareCodec;
 pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};
-pub use cold::Cold;
-pub use config::{RECENT_BLOCKS_MAX, StoreConfig, StoreError};
 pub use dictionary::{
     DICTIONARY_BYTES_MAX, DICTIONARY_BYTES_MIN, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryError, DictionaryKind,
 };
-pub use error::{LoadError, LoadProblem, SaveError};
-pub use export::Exported;
-pub use faults::{Fault, FaultPlan};
 pub use handle::{Handle, POOLS_MAX};
 pub use hash::xxh3_128;
-pub use offload::{Offload, OffloadStats};
-pub use save::SaveReport;
-pub use stats::{ClassStats, Events, StoreStats};
+pub use store::cold::Cold;
+pub use store::config::{RECENT_BLOCKS_MAX, StoreConfig, StoreError};
+pub use store::error::{LoadError, LoadProblem, SaveError};
+pub use store::export::Exported;
+pub use store::fault_injection::{Fault, FaultPlan};
+pub use store::offload::{Offload, OffloadStats};
+pub use store::save::SaveReport;
+pub use store::stats::{ClassStats, Events, StoreStats};
+pub use store::training::{CANNED_MARGIN_PERCENT, CannedError, CannedStep, Comparison, Trial, raw_dictionaries};
+pub use store::worker::Worker;
 pub use store::{PastLimit, Store};
-pub use worker::Worker;

@@ -1,13 +1,13 @@
 //! Cold objects: which to write back or to compress again (M9, Z10).
 use crate::block;
-use crate::error::LoadError;
 use crate::format;
 use crate::handle::{Handle, ObjectName};
 use crate::pool::Payload;
 use crate::pool::entry::Header;
 use crate::pool::mark::{HUGE, Hand, Mark, REFERENCED, TRIED};
 use crate::store::Store;
-use crate::worker::Worker;
+use crate::store::error::LoadError;
+use crate::store::worker::Worker;
 use memfold_sys::sync::atomic::Ordering::*;
 use memfold_sys::units::{Order, PAGE_SIZE};
 

@@ -1,10 +1,10 @@
 //! Objects as they are stored, out of the store and back to a block: for a device below, which keeps them compressed.
 use crate::block::{self, DecodeError};
-use crate::error::LoadProblem;
 use crate::handle::Handle;
 use crate::pool::entry::Header;
 use crate::store::Store;
-use crate::worker::Worker;
+use crate::store::error::LoadProblem;
+use crate::store::worker::Worker;
 use memfold_sys::page::Page;
 use memfold_sys::units::Order;
 

@@ -2,11 +2,11 @@
 use crate::block::dictionaries::Decoders;
 use crate::block::same_filled::fill;
 use crate::block::{self, DecodeError};
-use crate::error::{LoadError, LoadProblem};
 use crate::handle::Handle;
 use crate::pool::{Damage, Pinned};
 use crate::store::Store;
-use crate::worker::Worker;
+use crate::store::error::{LoadError, LoadProblem};
+use crate::store::worker::Worker;
 use memfold_sys::page::Page;
 use memfold_sys::sync::atomic::Ordering::*;
 use memfold_sys::units::{Order, PAGE_SIZE};

@@ -1,9 +1,20 @@
 //! The store: folios in, blocks out.
+pub(crate) mod config;
+pub(crate) mod error;
+pub(crate) mod fault_injection;
+pub(crate) mod recent_blocks;
+pub(crate) mod stats;
+pub(crate) mod worker;
+pub(crate) mod training;
+pub(crate) mod load;
+pub(crate) mod export;
+pub(crate) mod save;
+pub(crate) mod offload;
+pub(crate) mod cold;
+
 use crate::block::dictionaries::Cans;
 use crate::codec::CodecSpec;
-use crate::config::{StoreConfig, StoreError};
 use crate::dictionary::sampler::Sampler;
-use crate::faults::FaultPlan;
 use crate::handle::{Handle, INDEX_BITS};
 use crate::pool::Pool;
 use crate::pool::area::{Area, Table};
@@ -13,9 +24,11 @@ use crate::pool::entries::Entries;
 use crate::pool::entry::{Entry, SPAN_BITS};
 use crate::pool::mark::{Hand, Mark};
 use crate::pool::span::Span;
-use crate::recent::RecentBlocks;
-use crate::stats::{self, ClassStats, Counters, StoreStats};
-use crate::worker::Worker;
+use crate::store::config::{StoreConfig, StoreError};
+use crate::store::fault_injection::FaultPlan;
+use crate::store::recent_blocks::RecentBlocks;
+use crate::store::stats::{ClassStats, Counters, StoreStats};
+use crate::store::worker::Worker;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;

@@ -2,13 +2,13 @@
 use crate::block::set::BlockSet;
 use crate::block::{self, Encoded, Packer};
 use crate::codec::CodecError;
-use crate::error::SaveError;
-use crate::faults::Fault;
 use crate::format;
 use crate::handle::Handle;
 use crate::pool::{Full, Payload, Pool};
 use crate::store::Store;
-use crate::worker::Worker;
+use crate::store::error::SaveError;
+use crate::store::fault_injection::Fault;
+use crate::store::worker::Worker;
 use memfold_sys::page::Page;
 use memfold_sys::sync::atomic::Ordering::*;
 use memfold_sys::units::Order;
