@@ -26,9 +26,6 @@ mod store;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 
-#[cfg(test)]
-mod tests;
-
 pub use batch::software::{SoftwarePool, SoftwareQueue};
 pub use batch::{BATCH_MAX, Compressor, Done, Job};
 pub use block::huge_threshold;

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::block::huge_threshold;
     use crate::codec::CodecSpec;
-    use crate::tests::{Random, corpus};
+    use crate::store::tests::{Random, corpus};
 
     fn dense(bytes: &[u8]) -> bool {
         // SAFETY: the bytes are borrowed.

@@ -81,7 +81,7 @@ fn hash(sequence: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::Random;
+    use crate::store::tests::Random;
 
     #[test]
     fn what_many_samples_share_is_chosen_and_noise_is_not() {

@@ -11,6 +11,8 @@ pub(crate) mod export;
 pub(crate) mod save;
 pub(crate) mod offload;
 pub(crate) mod cold;
+#[cfg(test)]
+pub(crate) mod tests;
 
 use crate::block::dictionaries::Cans;
 use crate::codec::CodecSpec;
