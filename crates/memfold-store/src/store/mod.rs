@@ -6,11 +6,12 @@ pub(crate) mod recent_blocks;
 pub(crate) mod stats;
 pub(crate) mod worker;
 pub(crate) mod training;
+pub(crate) mod cold;
 pub(crate) mod load;
 pub(crate) mod export;
+pub(crate) mod recompress;
 pub(crate) mod save;
 pub(crate) mod offload;
-pub(crate) mod cold;
 #[cfg(test)]
 pub(crate) mod tests;
 
