@@ -101,7 +101,6 @@ impl WalkChildArgs {
 
 enum Area {
     Plain(PlainArea),
-    #[cfg(feature = "engine")]
     Folded(crate::area::FoldedArea),
 }
 
@@ -112,20 +111,16 @@ impl Area {
                 let area = PlainArea::new(len, args.area == AreaKind::Huge);
                 Ok(Area::Plain(area.with_context(|| format!("can't map {len} bytes"))?))
             }
-            #[cfg(feature = "engine")]
             AreaKind::Signal | AreaKind::Thread => {
                 let signal = args.area == AreaKind::Signal;
                 Ok(Area::Folded(crate::area::FoldedArea::new(len, args.resident, &args.codec, signal, &args.set)?))
             }
-            #[cfg(not(feature = "engine"))]
-            AreaKind::Signal | AreaKind::Thread => anyhow::bail!("built without memfold's engine"),
         }
     }
 
     fn as_ptr(&self) -> *mut u8 {
         match self {
             Area::Plain(area) => area.as_ptr(),
-            #[cfg(feature = "engine")]
             Area::Folded(area) => area.as_ptr(),
         }
     }
@@ -133,7 +128,6 @@ impl Area {
     fn counters(&self) -> BTreeMap<String, u64> {
         match self {
             Area::Plain(_) => BTreeMap::new(),
-            #[cfg(feature = "engine")]
             Area::Folded(area) => area.counters(),
         }
     }

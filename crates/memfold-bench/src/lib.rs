@@ -18,7 +18,6 @@ mod corpus;
 mod page;
 mod workload;
 mod plain;
-#[cfg(feature = "engine")]
 mod area;
 mod message;
 mod child;
@@ -40,7 +39,6 @@ mod walk;
 mod store_row;
 mod trainer;
 mod store_pool;
-#[cfg(feature = "engine")]
 mod store_engine;
 mod store_canned;
 mod store_kernel;
@@ -54,20 +52,14 @@ mod app_case;
 mod apps;
 mod swap_kernel;
 mod swap_load;
-#[cfg(feature = "engine")]
 mod swap_index;
-#[cfg(feature = "engine")]
 mod swap_read;
-#[cfg(feature = "engine")]
 mod swap_wait;
-#[cfg(feature = "engine")]
 mod swap_remote;
 mod swap;
 mod brief;
 mod bench_blocks;
-#[cfg(feature = "engine")]
 mod bench_pools;
-#[cfg(feature = "engine")]
 mod bench_peers;
 mod usemem_child;
 mod usemem_peer;
@@ -84,9 +76,7 @@ mod evidence_run;
 
 pub use apps::{AppsArgs, apps};
 pub use bench_blocks::blocks;
-#[cfg(feature = "engine")]
 pub use bench_peers::peers;
-#[cfg(feature = "engine")]
 pub use bench_pools::pools;
 pub use brief::BriefArgs;
 pub use child::{WalkChildArgs, walk_child};

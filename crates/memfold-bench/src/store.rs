@@ -100,25 +100,13 @@ fn measure(part: Part, corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<S
     }
 }
 
-#[cfg(feature = "engine")]
 fn engine(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     let (len, rounds) = if quick { (48 << 20, 3) } else { (100 << 20, 100) };
     crate::store_engine::rows(corpus, len, rounds)
 }
 
-#[cfg(feature = "engine")]
 fn batches(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     crate::store_engine::batches(corpus, 48 << 20, if quick { 3 } else { 15 })
-}
-
-#[cfg(not(feature = "engine"))]
-fn batches(_: &CorpusFile, _: bool) -> anyhow::Result<Vec<StoreRow>> {
-    Ok(Vec::new())
-}
-
-#[cfg(not(feature = "engine"))]
-fn engine(_: &CorpusFile, _: bool) -> anyhow::Result<Vec<StoreRow>> {
-    Ok(vec![StoreRow::not_run("zstd, 16K of 4K blocks", "<= 0.73", "built without memfold's engine")])
 }
 
 impl Report {

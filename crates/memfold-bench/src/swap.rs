@@ -127,7 +127,6 @@ fn measure(part: SwapPart, args: &SwapArgs, path: &Path, corpus: &CorpusFile) ->
     }
 }
 
-#[cfg(feature = "engine")]
 fn engine(part: SwapPart, args: &SwapArgs, load: &Load<'_>, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {
     use crate::{swap_index, swap_read, swap_remote, swap_wait};
     match part {
@@ -140,11 +139,6 @@ fn engine(part: SwapPart, args: &SwapArgs, load: &Load<'_>, corpus: &CorpusFile)
         SwapPart::Shards => swap_wait::shard_rows(corpus, args.quick),
         SwapPart::Folios | SwapPart::Kernel => Ok(Vec::new()),
     }
-}
-
-#[cfg(not(feature = "engine"))]
-fn engine(part: SwapPart, _: &SwapArgs, _: &Load<'_>, _: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {
-    Ok(vec![StoreRow::not_run(&format!("{part:?}"), "", "built without memfold's engine")])
 }
 
 impl Report {
