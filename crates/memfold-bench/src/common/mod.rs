@@ -1,0 +1,11 @@
+//! Small tools of all benchmarks: numbers, sizes, tables, rows and their verdicts.
+
+pub mod refusal;
+pub mod size;
+pub mod random;
+pub mod latency;
+pub mod summary;
+pub mod table;
+pub mod verdict;
+pub mod row;
+pub mod output;
