@@ -14,6 +14,8 @@ mod handle;
 mod blockset;
 mod hash;
 mod dictionary;
+#[cfg(feature = "trainer")]
+mod trainer;
 mod codec;
 mod bare;
 mod batch;
@@ -86,4 +88,6 @@ pub use save::SaveReport;
 pub use software::{SoftwarePool, SoftwareQueue};
 pub use stats::{ClassStats, Events, StoreStats};
 pub use store::{PastLimit, Store};
+#[cfg(feature = "trainer")]
+pub use trainer::trained_dictionaries;
 pub use worker::Worker;

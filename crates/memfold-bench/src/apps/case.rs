@@ -1,9 +1,10 @@
 //! Well-known programs with more data than the memory that they are given.
 
 use crate::apps::run::Work;
-use crate::apps::server::{find, mariadb, memcached, redis};
+use crate::apps::server::{mariadb, memcached, redis};
 use crate::common::random::Random;
 use crate::common::refusal::Refusal;
+use crate::host::program::find;
 use anyhow::Context;
 use std::fmt::Write;
 use std::fs;

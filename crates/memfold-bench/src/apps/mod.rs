@@ -2,7 +2,7 @@
 
 mod pipe;
 mod run;
-pub mod server;
+mod server;
 mod case;
 
 use crate::apps::case::{App, Figure};

@@ -5,6 +5,7 @@ use crate::host::cgroup::{Cgroup, Hierarchy};
 use crate::host::folio::FolioKib;
 use crate::host::guard;
 use crate::host::machine::kib_field;
+use crate::host::program::memfold;
 use crate::host::zram::Zram;
 use anyhow::{Context, bail};
 use std::fs;
@@ -104,15 +105,14 @@ fn run_on_zram(folio: FolioKib, work: &Work, limit_bytes: u64, data_bytes: u64) 
 }
 
 /// A shell that waits for a line and becomes the program.
-fn waiting(peer: Peer, program: &[String]) -> Command {
+fn waiting(peer: Peer, program: &[String]) -> anyhow::Result<Command> {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "read -r go && exec \"$@\" </dev/null", "sh"]);
     if let Peer::Memfold(flags) = peer {
-        let this = std::env::current_exe().unwrap_or_else(|_| "memfold".into());
-        command.arg(this).arg("run").args(flags).arg("--");
+        command.arg(memfold()?).arg("run").args(flags).arg("--");
     }
     command.args(program).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
+    Ok(command)
 }
 
 /// `before` sees the process before it becomes the program.
@@ -121,7 +121,7 @@ fn run(peer: Peer, work: &Work, before: impl FnOnce(i32) -> anyhow::Result<()>) 
     if let Work::Server(server) = work {
         let _ = fs::remove_file(&server.socket);
     }
-    let mut child = guard::spawn(&mut waiting(peer, program)).context("starting /bin/sh")?;
+    let mut child = guard::spawn(&mut waiting(peer, program)?).context("starting /bin/sh")?;
     let done = before(child.id() as i32).and_then(|()| {
         let pipes = Pipes::of(&mut child)?;
         match work {

@@ -3,22 +3,13 @@
 use crate::apps::pipe::{ask, connect, pipeline};
 use crate::apps::run::{Done, Load, Peer, Server, Work, client, run_with};
 use crate::common::random::mix;
-use crate::common::refusal::Refusal;
 use crate::corpus::parts::json_text;
+use crate::host::program::find;
 use anyhow::{Context, bail};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// The path of a program, or a refusal that says how to install it.
-pub fn find(name: &str, package: &str) -> Result<String, Refusal> {
-    let missing = || Refusal::Machine(format!("{name} is not installed: apt-get install {package}"));
-    let mut directories: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect();
-    directories.extend(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
-    let found = directories.into_iter().map(|dir| dir.join(name)).find(|path| path.is_file());
-    found.and_then(|path| path.to_str().map(String::from)).ok_or_else(missing)
-}
 
 fn text(path: &Path) -> anyhow::Result<String> {
     path.to_str().map(String::from).context("a path that is not text")

@@ -5,6 +5,7 @@ pub mod region;
 pub mod workload;
 pub mod message;
 pub mod runner;
+pub mod stats_file;
 pub mod zram_run;
 pub mod file_run;
 pub mod brief;

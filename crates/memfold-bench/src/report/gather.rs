@@ -207,7 +207,7 @@ impl Gathered {
 /// Runs a child to its end. It ends itself and restores what it changed if this process dies.
 fn run_child(program: &Path, step: &Step, files: &Files) -> anyhow::Result<()> {
     let mut command = Command::new(program);
-    command.args(["bench", step.bench]).args(&step.args).arg("--json").arg(files.path("json"));
+    command.arg(step.bench).args(&step.args).arg("--json").arg(files.path("json"));
     command.stdin(Stdio::null()).stdout(File::create(files.path("text"))?).stderr(File::create(files.path("errors"))?);
     // SAFETY: between fork and exec only prctl is called, which is async-signal-safe and touches no memory here.
     unsafe {
@@ -317,8 +317,8 @@ mod tests {
     #[test]
     fn a_child_that_fails_or_hangs_is_told_so() {
         let program = std::env::temp_dir().join(format!("memfold-child-{}", std::process::id()));
-        let script = "#!/bin/sh\n[ $2 = bad ] && { echo why >&2; exit 70; }\n[ $2 = slow ] && exec sleep 600\n\
-                      echo '{\"rows\":[{\"label\":\"a\",\"figure\":2}]}' >$4\n";
+        let script = "#!/bin/sh\n[ $1 = bad ] && { echo why >&2; exit 70; }\n[ $1 = slow ] && exec sleep 600\n\
+                      echo '{\"rows\":[{\"label\":\"a\",\"figure\":2}]}' >$3\n";
         fs::write(&program, script).unwrap();
         fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
         let step = |bench| Step { bench, args: Vec::new(), seconds_max: 1, once: bench == "bad" };

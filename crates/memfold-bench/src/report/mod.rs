@@ -11,6 +11,7 @@ mod html;
 
 use crate::common::refusal::Refusal;
 use crate::host::machine::Machine;
+use crate::host::program::THIS;
 use crate::report::evidence::Evidence;
 use crate::report::gather::{Gathered, Step};
 use crate::report::html::page;
@@ -19,7 +20,6 @@ use crate::report::text::{markdown, write_readme};
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Arguments of `memfold bench report`.
@@ -58,7 +58,8 @@ pub struct ReportArgs {
 /// a row is short or a benchmark failed.
 pub fn report(args: ReportArgs) -> anyhow::Result<i32> {
     let start = Instant::now();
-    let command = std::iter::once("memfold".to_string()).chain(std::env::args().skip(1)).collect::<Vec<_>>().join(" ");
+    let command =
+        std::iter::once("memfold bench".to_string()).chain(std::env::args().skip(1)).collect::<Vec<_>>().join(" ");
     std::fs::create_dir_all(&args.out).with_context(|| format!("making {}", args.out.display()))?;
     let mut evidence = match &args.from {
         Some(path) => read(path)?,
@@ -106,7 +107,7 @@ fn read(path: &Path) -> anyhow::Result<Evidence> {
 }
 
 fn gather(args: &ReportArgs) -> anyhow::Result<Gathered> {
-    let this = std::env::current_exe().context("finding this program's own file")?;
+    let this = Path::new(THIS);
     let mut steps = steps(args.quick, args.zswap);
     for name in &args.only {
         if !steps.iter().any(|step| step.bench == name) {
@@ -115,7 +116,6 @@ fn gather(args: &ReportArgs) -> anyhow::Result<Gathered> {
         }
     }
     steps.retain(|step| args.only.is_empty() || args.only.iter().any(|name| name == step.bench));
-    steps.retain(|step| exists(&this, step.bench));
     let rounds = usize::from(args.rounds.unwrap_or(if args.quick { 1 } else { 2 }));
     let count = steps.iter().map(|step| if step.once { 1 } else { rounds }).sum::<usize>();
     let bar = ProgressBar::new(count as u64); // Draws to stderr, and only on a terminal.
@@ -124,20 +124,13 @@ fn gather(args: &ReportArgs) -> anyhow::Result<Gathered> {
     let mut gathered = Gathered::default();
     // What changes the kernel for good comes last of all, once.
     let last: Vec<Step> = steps.extract_if(.., |step| step.args.iter().any(|arg| arg.contains("zswap"))).collect();
-    gathered.run(&this, &steps, rounds, |step, number| {
+    gathered.run(this, &steps, rounds, |step, number| {
         bar.set_position(number as u64);
         bar.set_message(format!("bench {}", step.bench));
     })?;
-    gathered.run(&this, &last, 1, |_, _| bar.set_message("zswap"))?;
+    gathered.run(this, &last, 1, |_, _| bar.set_message("zswap"))?;
     bar.finish_and_clear();
     Ok(gathered)
-}
-
-/// Whether this program has such a benchmark.
-fn exists(this: &Path, bench: &str) -> bool {
-    let mut probe = Command::new(this);
-    probe.args(["bench", bench, "--help"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    probe.status().is_ok_and(|status| status.success())
 }
 
 /// All benchmarks, in the order of a round. Full: two rounds in about 30 minutes; quick: one in about 3.

@@ -4,9 +4,8 @@ use crate::common::row::StoreRow;
 use crate::corpus::PIECE;
 use crate::corpus::file::{CorpusFile, PAGE};
 use crate::store::pool::{Buffer, FOLIO_PAGES, folio, load, order, save, store};
-use crate::trainer::trained_dictionaries;
 use anyhow::ensure;
-use memfold_store::{CodecSpec, Dictionary, Handle, Trial, raw_dictionaries};
+use memfold_store::{CodecSpec, Dictionary, Handle, Trial, raw_dictionaries, trained_dictionaries};
 use memfold_sys::units::Order;
 use std::time::Instant;
 

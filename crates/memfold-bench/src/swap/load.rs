@@ -7,13 +7,15 @@ use crate::common::summary::{Spread, show};
 use crate::harness::file_run::{FileRun, ZSWAP_CODEC, check, check_zswap};
 use crate::harness::message::Message;
 use crate::harness::runner::{RunResult, run};
+use crate::harness::stats_file::StatsFile;
 use crate::harness::workload::Phase;
 use crate::host::cgroup::Hierarchy;
 use crate::host::folio::FolioKib;
 use crate::host::guard;
 use crate::host::journal::JOURNAL_PATH;
 use crate::host::machine::Machine;
-use crate::walk::{StatsFile, THIS};
+use crate::host::program::{THIS, memfold};
+use crate::walk::{AreaKind, WalkChildArgs};
 use anyhow::{Context, bail};
 use std::ffi::OsString;
 use std::path::Path;
@@ -46,26 +48,22 @@ pub struct Load<'a> {
 }
 
 impl Load<'_> {
-    fn child(&self, area: &str, phases: &[Phase], codec: &str, settings: &[String]) -> Vec<OsString> {
-        let phases: Vec<&str> = phases.iter().map(|phase| phase.name()).collect();
-        let mut args: Vec<OsString> = ["bench", "walk-child", "--area", area, "--corpus"].map(OsString::from).to_vec();
-        args.push(self.corpus.into());
-        let values = [
-            ("--size", self.size.to_string()),
-            ("--resident", self.limit.to_string()),
-            ("--codec", codec.into()),
-            ("--threads", self.threads.to_string()),
-            ("--phases", phases.join(",")),
-            ("--random-reads", "0".into()),
-            ("--random-seconds", "0".into()),
-            ("--soak", "0".into()),
-            ("--seed", "1".into()),
-        ];
-        let settings = settings.iter().map(|setting| ("--set", setting.clone()));
-        for (name, value) in values.into_iter().chain(settings) {
-            args.extend([OsString::from(name), OsString::from(value)]);
-        }
-        args
+    fn child(&self, area: AreaKind, phases: &[Phase], codec: &str, settings: &[String]) -> Vec<OsString> {
+        let args = WalkChildArgs {
+            area,
+            corpus: self.corpus.into(),
+            size: self.size,
+            resident: self.limit,
+            codec: codec.into(),
+            set: settings.to_vec(),
+            threads: self.threads,
+            phases: phases.to_vec(),
+            random_reads: 0,
+            random_seconds: 0,
+            soak: 0,
+            seed: 1,
+        };
+        args.words()
     }
 
     /// The load in a region of the library (thread mode), within `limit`, everything that leaves it in the swap file.
@@ -74,7 +72,7 @@ impl Load<'_> {
         all.extend_from_slice(settings);
         finished(run(
             "region",
-            Command::new(THIS).args(self.child("thread", phases, codec, &all)),
+            Command::new(THIS).args(self.child(AreaKind::Thread, phases, codec, &all)),
             SILENCE_MAX,
             |_| Ok(()),
         )?)
@@ -83,10 +81,10 @@ impl Load<'_> {
     /// The load as a plain program under `memfold run --limit --swap` with more flags; `on_ready` gets its process.
     pub fn under_run(&self, flags: &[&str], on_ready: impl Fn(i32)) -> anyhow::Result<RunResult> {
         let stats = StatsFile::new();
-        let mut command = Command::new(THIS);
+        let mut command = Command::new(memfold()?);
         command.args(["run", "--limit", &self.limit.to_string(), "--swap"]).arg(self.dir);
         command.args(flags).arg("--stats-file").arg(stats.path()).arg("--").arg(std::env::current_exe()?);
-        command.args(self.child("plain", &WALK, "lz4", &[]));
+        command.args(self.child(AreaKind::Plain, &WALK, "lz4", &[]));
         let on_message = |message: &Message| {
             if let Message::Ready { pid } = message {
                 on_ready(*pid);
@@ -101,8 +99,11 @@ impl Load<'_> {
     fn on_kernel(&self, folio: FolioKib, zswap_percent: Option<u64>) -> anyhow::Result<RunResult> {
         let zswap = zswap_percent.map(|percent| (ZSWAP_CODEC, percent));
         let run = FileRun { dir: self.dir, folio, area_bytes: self.size, resident_bytes: self.limit, zswap };
-        let area = if folio.0 == 4 { "plain" } else { "huge" };
-        finished(run.run(&folio.name(), Command::new(THIS).args(self.child(area, &WALK, "none", &[])), SILENCE_MAX)?)
+        finished(run.run(
+            &folio.name(),
+            Command::new(THIS).args(self.child(AreaKind::of_kernel(folio), &WALK, "none", &[])),
+            SILENCE_MAX,
+        )?)
     }
 }
 

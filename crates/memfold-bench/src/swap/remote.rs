@@ -1,7 +1,6 @@
 //! The remote tier with a real redis-server on loopback: how fast data goes there and comes back, what one fault waits, and
 //! what the service takes. No targets: the server, the network and the pace of the program decide.
 
-use crate::apps::server::find;
 use crate::common::latency::Latency;
 use crate::common::random::Random;
 use crate::common::row::StoreRow;
@@ -12,6 +11,7 @@ use crate::corpus::page::{Pages, corpus_sums};
 use crate::harness::region::counters_of;
 use crate::host::guard::{self, Scratch};
 use crate::host::machine::kib_field;
+use crate::host::program::find;
 use crate::swap::load::Load;
 use anyhow::{Context, ensure};
 use memfold::{Delivery, Memory, Region};

@@ -7,6 +7,7 @@ use crate::corpus::page::{Pages, corpus_sums};
 use crate::harness::message::{Message, say, wait_for_line};
 use crate::harness::plain::PlainArea;
 use crate::harness::workload::{Phase, PhaseResult};
+use crate::host::program::THIS;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -120,8 +121,8 @@ struct Task {
 
 impl Task {
     fn start(args: &UsememChildArgs, number: usize) -> anyhow::Result<Task> {
-        let mut command = Command::new("/proc/self/exe");
-        command.args(["bench", "usemem-child", "--nproc", "1", "--task", &number.to_string()]);
+        let mut command = Command::new(THIS);
+        command.args(["usemem-child", "--nproc", "1", "--task", &number.to_string()]);
         command
             .args(["--size", &args.size.to_string(), "--repeat", &args.repeat.to_string(), "--corpus"])
             .arg(&args.corpus);

@@ -13,15 +13,16 @@ use crate::corpus::file::{CorpusFile, PAGE};
 use crate::corpus::find;
 use crate::harness::file_run::{FileRun, check, check_zswap};
 use crate::harness::runner::{self, RunResult};
+use crate::harness::stats_file::{RATIO_PERMILLE, StatsFile};
 use crate::harness::workload::Phase;
 use crate::harness::zram_run::ZramRun;
 use crate::host::folio::FolioKib;
 use crate::host::guard;
 use crate::host::journal::JOURNAL_PATH;
 use crate::host::machine::Machine;
+use crate::host::program::memfold;
 use crate::host::zram::Zram;
 use crate::usemem::peer::{Pager, SWAP_DIR, default_peers, parse};
-use crate::walk::{RATIO_PERMILLE, StatsFile};
 use anyhow::Context;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -227,7 +228,7 @@ impl Plan {
 
     fn child_args(&self, huge: bool) -> Vec<OsString> {
         let args = &self.args;
-        let mut list: Vec<OsString> = ["bench", "usemem-child", "--nproc"].map(OsString::from).to_vec();
+        let mut list: Vec<OsString> = ["usemem-child", "--nproc"].map(OsString::from).to_vec();
         let values = [
             args.nproc.to_string(),
             "--size".into(),
@@ -248,7 +249,7 @@ impl Plan {
         match pager {
             Pager::Memfold { .. } => {
                 let stats = StatsFile::new();
-                let mut command = Command::new(&this);
+                let mut command = Command::new(memfold()?);
                 command.args(pager.run_args(limit_bytes)).arg("--stats-file").arg(stats.path()).arg("--");
                 command.arg(&this).args(self.child_args(false));
                 let mut result = runner::run(&pager.name(), &mut command, SILENCE_MAX, |_| Ok(()))?;

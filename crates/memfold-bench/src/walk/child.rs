@@ -5,9 +5,11 @@ use crate::corpus::file::{CorpusFile, PAGE};
 use crate::harness::message::{Message, say, wait_for_line};
 use crate::harness::plain::PlainArea;
 use crate::harness::workload::{Bounds, Phase, Workload, corpus_sums};
+use crate::host::folio::FolioKib;
 use anyhow::Context;
 use clap::ValueEnum;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -88,7 +90,36 @@ pub fn walk_child(args: WalkChildArgs) -> anyhow::Result<()> {
     wait_for_line()
 }
 
+impl AreaKind {
+    /// The memory of a run on the kernel's swap with folios of this size.
+    pub fn of_kernel(folio: FolioKib) -> AreaKind {
+        if folio.0 == 4 { AreaKind::Plain } else { AreaKind::Huge }
+    }
+}
+
 impl WalkChildArgs {
+    /// The command line of this program that gives these arguments.
+    pub fn words(&self) -> Vec<OsString> {
+        let area = self.area.to_possible_value().expect("no value is skipped");
+        let phases: Vec<&str> = self.phases.iter().map(|phase| phase.name()).collect();
+        let mut words = ["walk-child", "--area", area.get_name(), "--corpus"].map(OsString::from).to_vec();
+        words.push(self.corpus.clone().into());
+        let values = [
+            ("--size", self.size.to_string()),
+            ("--resident", self.resident.to_string()),
+            ("--codec", self.codec.clone()),
+            ("--threads", self.threads.to_string()),
+            ("--phases", phases.join(",")),
+            ("--random-reads", self.random_reads.to_string()),
+            ("--random-seconds", self.random_seconds.to_string()),
+            ("--soak", self.soak.to_string()),
+            ("--seed", self.seed.to_string()),
+        ];
+        let settings = self.set.iter().map(|setting| ("--set", setting.clone()));
+        words.extend(values.into_iter().chain(settings).flat_map(|(name, value)| [name.into(), value.into()]));
+        words
+    }
+
     fn bounds(&self) -> Bounds {
         Bounds {
             accesses: self.random_reads,

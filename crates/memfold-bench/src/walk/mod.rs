@@ -12,24 +12,25 @@ use crate::corpus::file::{CorpusFile, PAGE};
 use crate::corpus::{describe, find};
 use crate::harness::message::Message;
 use crate::harness::runner::{self, RunResult};
+use crate::harness::stats_file::StatsFile;
 use crate::harness::workload::Phase;
 use crate::harness::zram_run::ZramRun;
 use crate::host::folio::FolioKib;
 use crate::host::guard;
 use crate::host::journal::JOURNAL_PATH;
 use crate::host::machine::Machine;
+use crate::host::program::{THIS, memfold};
 use crate::host::zram::Zram;
 use crate::walk::peer::{Form, Peer, parse_vs};
 use crate::walk::report::{Report, left_out};
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-pub use child::{WalkChildArgs, walk_child};
+pub use child::{AreaKind, WalkChildArgs, walk_child};
 
 /// Arguments of `memfold bench walk`.
 #[derive(clap::Args, Debug, Clone)]
@@ -86,7 +87,7 @@ pub struct WalkArgs {
     /// Kill a run that says nothing for this long (a soak's time comes on top)
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     pub silence_max: u64,
-    /// The memfold program for `memfold-run` [default: this one]
+    /// The memfold program for `memfold-run` [default: the one beside this program, else that of PATH]
     #[arg(long, value_name = "FILE")]
     pub memfold: Option<PathBuf>,
 }
@@ -123,9 +124,6 @@ pub fn walk(args: WalkArgs) -> anyhow::Result<i32> {
     args.output.finish(&report, outcome.failed || wrong, report.is_good())
 }
 
-/// This program, also if its file was replaced meanwhile.
-pub const THIS: &str = "/proc/self/exe";
-
 /// What went wrong in some runs.
 #[derive(Default)]
 struct Outcome {
@@ -150,7 +148,7 @@ struct Plan {
     left_out: Vec<String>,
     silence_max: Duration,
     this: PathBuf,
-    memfold: PathBuf,
+    memfold: Result<PathBuf, Refusal>,
 }
 
 impl Plan {
@@ -172,7 +170,7 @@ impl Plan {
             peers: Vec::new(),
             left_out: Vec::new(),
             silence_max: Duration::from_secs(args.silence_max + args.soak),
-            memfold: args.memfold.clone().unwrap_or_else(|| this.clone()),
+            memfold: args.memfold.clone().map_or_else(memfold, Ok),
             this,
         };
         if !args.phases.is_empty() {
@@ -235,12 +233,16 @@ impl Plan {
         if form != Form::Run {
             return None;
         }
-        let mut probe = Command::new(&self.memfold);
+        let memfold = match &self.memfold {
+            Ok(memfold) => memfold,
+            Err(why) => return Some(why.to_string()),
+        };
+        let mut probe = Command::new(memfold);
         probe.args(["run", "--help"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         match probe.status() {
             Ok(status) if status.success() => None,
-            Ok(_) => Some(format!("{} has no `run`", self.memfold.display())),
-            Err(error) => Some(format!("{}: {error}", self.memfold.display())),
+            Ok(_) => Some(format!("{} has no `run`", memfold.display())),
+            Err(error) => Some(format!("{}: {error}", memfold.display())),
         }
     }
 
@@ -288,45 +290,47 @@ impl Plan {
         let name = peer.name();
         match peer {
             Peer::Zram { codec, folio } => {
-                let area = if folio.0 == 4 { "plain" } else { "huge" };
+                let area = AreaKind::of_kernel(*folio);
                 let run = ZramRun { codec, folio: *folio, area_bytes: self.size, resident_bytes: self.resident };
                 run.run(&name, Command::new(THIS).args(self.child_args(area)), self.silence_max, tick)
             }
             Peer::Memfold(Form::Run) => {
-                let mut command = Command::new(&self.memfold);
+                let mut command = Command::new(self.memfold.clone()?);
                 command.args(["run", "--resident", &self.resident.to_string(), "--codec", &self.codec]);
                 let stats = StatsFile::new();
-                command.arg("--stats-file").arg(&stats.0).arg("--").arg(&self.this).args(self.child_args("plain"));
+                command
+                    .arg("--stats-file")
+                    .arg(stats.path())
+                    .arg("--")
+                    .arg(&self.this)
+                    .args(self.child_args(AreaKind::Plain));
                 let mut result = runner::run(&name, &mut command, self.silence_max, tick)?;
                 result.counters.extend(stats.counters());
                 Ok(result)
             }
             Peer::Memfold(form) => {
-                let area = if *form == Form::Signal { "signal" } else { "thread" };
+                let area = if *form == Form::Signal { AreaKind::Signal } else { AreaKind::Thread };
                 runner::run(&name, Command::new(THIS).args(self.child_args(area)), self.silence_max, tick)
             }
         }
     }
 
-    fn child_args(&self, area: &str) -> Vec<OsString> {
-        let phases: Vec<&str> = self.phases.iter().map(|phase| phase.name()).collect();
-        let mut args: Vec<OsString> = ["bench", "walk-child", "--area", area, "--corpus"].map(OsString::from).to_vec();
-        args.push(self.corpus.clone().into_os_string());
-        let values = [
-            ("--size", self.size.to_string()),
-            ("--resident", self.resident.to_string()),
-            ("--codec", self.codec.clone()),
-            ("--threads", self.threads.to_string()),
-            ("--phases", phases.join(",")),
-            ("--random-reads", self.random_reads.to_string()),
-            ("--random-seconds", self.random_seconds.to_string()),
-            ("--soak", self.soak.to_string()),
-            ("--seed", self.seed.to_string()),
-        ];
-        for (name, value) in values {
-            args.extend([OsString::from(name), OsString::from(value)]);
-        }
-        args
+    fn child_args(&self, area: AreaKind) -> Vec<OsString> {
+        let args = WalkChildArgs {
+            area,
+            corpus: self.corpus.clone(),
+            size: self.size,
+            resident: self.resident,
+            codec: self.codec.clone(),
+            set: Vec::new(),
+            threads: self.threads,
+            phases: self.phases.clone(),
+            random_reads: self.random_reads,
+            random_seconds: self.random_seconds,
+            soak: self.soak,
+            seed: self.seed,
+        };
+        args.words()
     }
 
     fn conditions(&self) -> String {
@@ -352,38 +356,5 @@ impl Plan {
             (self.runs >= 5, "5 runs"),
         ];
         all.iter().filter(|(kept, _)| !kept).map(|(_, wanted)| wanted.to_string()).collect()
-    }
-}
-
-/// Data before compression for 1000 bytes of the pool, at its height.
-pub const RATIO_PERMILLE: &str = "ratio_permille";
-
-/// The file that `memfold run` writes its figures to; gone with the value.
-pub struct StatsFile(PathBuf);
-
-impl StatsFile {
-    /// A name that no other process has.
-    pub fn new() -> StatsFile {
-        StatsFile(std::env::temp_dir().join(format!("memfold-bench-{}.json", std::process::id())))
-    }
-
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// Every figure that is a whole number, and [`RATIO_PERMILLE`]; none if there is no such file.
-    pub fn counters(&self) -> BTreeMap<String, u64> {
-        let text = std::fs::read_to_string(&self.0).unwrap_or_default();
-        let figures: BTreeMap<String, serde_json::Value> = serde_json::from_str(&text).unwrap_or_default();
-        let ratio = figures.get("ratio").and_then(|ratio| ratio.as_f64());
-        let whole = figures.into_iter().filter_map(|(name, value)| Some((name, value.as_u64()?)));
-        whole.chain(ratio.map(|ratio| (RATIO_PERMILLE.to_string(), (ratio * 1000.0) as u64))).collect()
-    }
-}
-
-impl Drop for StatsFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
     }
 }

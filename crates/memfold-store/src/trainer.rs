@@ -1,6 +1,7 @@
-//! Dictionaries made by zstd's own trainer. It allocates with malloc, so the store itself can't have it.
-
-use memfold_store::{DICTIONARY_BYTES_MAX, Dictionary, DictionaryKind};
+//! Dictionaries made by zstd's own trainer. It allocates with malloc, so only programs that are not folded themselves may
+//! have it: the feature `trainer`, which the engine never turns on.
+use crate::dictionary::{DICTIONARY_BYTES_MAX, Dictionary, DictionaryKind};
+use alloc::vec;
 use memfold_sys::units::Order;
 
 /// Sizes that are tried.
