@@ -9,15 +9,15 @@ use crate::apps::case::{App, Figure};
 use crate::apps::run::{Done, Peer, Work, run_with};
 use crate::common::output::Output;
 use crate::common::refusal::Refusal;
-use crate::common::row::{StoreRow, all_good};
+use crate::common::row::StoreRow;
 use crate::common::size::show_size;
 use crate::common::summary::{Spread, show};
 use crate::common::table::layout;
+use crate::harness::report::Report;
 use crate::host::cgroup::Hierarchy;
 use crate::host::folio::FolioKib;
 use crate::host::guard::{self, Scratch};
 use crate::host::journal::JOURNAL_PATH;
-use crate::host::machine::Machine;
 use crate::host::zram::Zram;
 use anyhow::Context;
 use serde::Serialize;
@@ -49,12 +49,9 @@ const FAR: u64 = 8;
 
 /// Everything that was measured.
 #[derive(Serialize)]
-struct Report {
-    machine: Machine,
-    command: String,
+struct Found {
     runs: u32,
     measured: Vec<Measured>,
-    rows: Vec<StoreRow>,
 }
 
 /// A figure of a program with a peer.
@@ -86,8 +83,7 @@ pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
     guard::install()?;
     let kernel = Hierarchy::find().map(drop).and_then(|()| Zram::check("lz4"));
     let runs = args.runs.unwrap_or(if args.quick { 1 } else { 3 });
-    let command = std::env::args().collect::<Vec<_>>().join(" ");
-    let mut report = Report { machine: Machine::read(), command, runs, measured: Vec::new(), rows: Vec::new() };
+    let mut report = Report::new(Found { runs, measured: Vec::new() });
     if kernel.is_ok() {
         guard::open_journal(Path::new(JOURNAL_PATH))?;
     }
@@ -100,9 +96,8 @@ pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
         guard::close_journal();
     }
     outcome?;
-    print!("{}", report.text());
-    let failed = report.measured.iter().any(|row| row.failed);
-    args.output.finish(&report, failed, all_good(&report.rows))
+    let failed = report.found.measured.iter().any(|row| row.failed);
+    report.finish(&args.output, "apps", ("", &report.found.text()), failed)
 }
 
 const WRONG: &str = "PRINTED SOMETHING ELSE";
@@ -135,7 +130,7 @@ impl Runs {
     }
 }
 
-impl Report {
+impl Report<Found> {
     /// Measures one program. What isn't installed is a row that says so.
     fn measure(&mut self, app: App, quick: bool, no_kernel: Option<String>) -> anyhow::Result<()> {
         let scratch = Scratch::new("apps")?;
@@ -169,7 +164,7 @@ impl Report {
             peers.extend(sizes.into_iter().filter(|size| size.check().is_ok()).map(Peer::Zram));
         }
         let mut runs: Vec<Runs> = peers.iter().map(|_| Runs::default()).collect();
-        for _ in 0..self.runs {
+        for _ in 0..self.found.runs {
             for (peer, runs) in peers.iter().zip(&mut runs) {
                 runs.add(run_with(*peer, work, limit_bytes, data_bytes), output);
             }
@@ -192,14 +187,14 @@ impl Report {
         let limit_bytes = first.peak_bytes * FAR;
         let flags = ["--limit".to_string(), limit_bytes.to_string()];
         let (mut without, mut with) = (Runs::default(), Runs::default());
-        for _ in 0..(2 * self.runs + 1).max(3) {
+        for _ in 0..(2 * self.found.runs + 1).max(3) {
             with.add(run_with(Peer::Memfold(&flags), work, 0, 0), first.output);
             without.add(run_with(Peer::Plain, work, 0, 0), first.output);
         }
         let name = "idle: % slower than without memfold";
         self.rows.push(match (with.least(0), without.least(0)) {
             (Some(with), Some(without)) => {
-                let note = format!("{with:.3} s against {without:.3} s, the least of {} each", 2 * self.runs + 1);
+                let note = format!("{with:.3} s against {without:.3} s, the least of {} each", 2 * self.found.runs + 1);
                 StoreRow::at_most(name, (with / without - 1.0) * 100.0, 1.0, note)
             }
             _ => StoreRow::at_most(name, f64::NAN, 1.0, with.note.clone() + &without.note),
@@ -210,7 +205,7 @@ impl Report {
     }
 
     fn note(&mut self, app: App, peer: Peer, limit_bytes: u64, runs: &Runs) {
-        self.measured.extend(app.figures().iter().enumerate().map(|(i, figure)| Measured {
+        self.found.measured.extend(app.figures().iter().enumerate().map(|(i, figure)| Measured {
             app: app.name(),
             peer: peer.name(),
             limit_bytes,
@@ -220,14 +215,10 @@ impl Report {
             failed: runs.has_failed(peer),
         }));
     }
+}
 
+impl Found {
     fn text(&self) -> String {
-        let mut text = format!(
-            "memfold bench apps, {}\ncommand: {}\n{} run(s) each; figures: median (min..max)\n\n",
-            self.machine.heading(),
-            self.command,
-            self.runs,
-        );
         let head = ["program", "memory", "with", "what", "figure", ""];
         let mut rows = vec![head.map(String::from).to_vec()];
         rows.extend(self.measured.iter().map(|row| {
@@ -235,11 +226,7 @@ impl Report {
             let (memory, note) = (show_size(row.limit_bytes), row.note.clone());
             vec![row.app.into(), memory, row.peer.clone(), row.what.into(), figure, note]
         }));
-        text += &layout(&rows);
-        let mut rows = vec![["it must reach", "memfold", "target", "verdict", "from"].map(String::from).to_vec()];
-        rows.extend(self.rows.iter().map(StoreRow::cells));
-        text.push('\n');
-        text + &layout(&rows)
+        format!("{} run(s) each; figures: median (min..max)\n\n{}", self.runs, layout(&rows))
     }
 }
 
@@ -282,6 +269,7 @@ fn show_spread(spread: Spread) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::common::row::all_good;
 
     #[test]
     fn a_figure_is_judged_by_what_is_better() {

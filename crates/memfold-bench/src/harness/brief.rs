@@ -1,13 +1,13 @@
 //! What the small benchmarks share: the corpus, the report, the exit status.
 
 use crate::common::output::Output;
-use crate::common::row::{StoreRow, all_good};
-use crate::common::table::layout;
+use crate::common::row::StoreRow;
 use crate::corpus::file::CorpusFile;
 use crate::corpus::find;
+use crate::harness::report::Report;
 use crate::host::guard;
-use crate::host::machine::Machine;
-use serde_json::{Value, json};
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Arguments of a small benchmark.
@@ -45,13 +45,7 @@ pub fn brief(
     let path = find(args.corpus.as_deref())?;
     let corpus = CorpusFile::open(&path)?;
     let found = measure(&corpus, &path, args.quick)?;
-    let machine = Machine::read();
-    let command = std::env::args().collect::<Vec<_>>().join(" ");
-    let mut rows = vec![["it must reach", "figure", "target", "verdict", "from"].map(String::from).to_vec()];
-    rows.extend(found.rows.iter().map(StoreRow::cells));
-    println!("memfold bench {name}, {}\ncommand: {command}\ncorpus: {}\n", machine.heading(), path.display());
-    print!("{}", layout(&rows));
-    let mut report = json!({ "machine": machine, "command": command, "rows": found.rows });
-    report[found.name] = found.raw.into();
-    args.output.finish(&report, false, all_good(&found.rows))
+    let mut report = Report::new(BTreeMap::from([(found.name, found.raw)]));
+    report.rows = found.rows;
+    report.finish(&args.output, name, ("", &format!("corpus: {}\n", path.display())), false)
 }

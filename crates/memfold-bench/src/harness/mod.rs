@@ -8,4 +8,5 @@ pub mod runner;
 pub mod stats_file;
 pub mod zram_run;
 pub mod file_run;
+pub mod report;
 pub mod brief;

@@ -11,15 +11,12 @@ mod pools;
 mod peers;
 
 use crate::common::output::Output;
-use crate::common::row::{StoreRow, all_good};
-use crate::common::size::show_size;
-use crate::common::table::layout;
+use crate::common::row::StoreRow;
 use crate::corpus::file::CorpusFile;
-use crate::corpus::{find, hash};
+use crate::corpus::{describe, find};
+use crate::harness::report::Report;
 use crate::host::guard;
-use crate::host::machine::Machine;
-use anyhow::Context;
-use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 pub use blocks::blocks;
@@ -65,36 +62,19 @@ pub enum Part {
 const PARTS: [Part; 7] =
     [Part::Engine, Part::Canned, Part::Zram, Part::Batch, Part::Overhead, Part::Churn, Part::Pools];
 
-/// Everything that was measured.
-#[derive(Serialize)]
-struct Report {
-    machine: Machine,
-    command: String,
-    corpus: String,
-    rows: Vec<StoreRow>,
-}
-
 /// Measures, prints the report, and returns the exit status: 1 with `--check` if a row is short.
 pub fn store(args: StoreArgs) -> anyhow::Result<i32> {
     guard::install()?;
     let path = find(args.corpus.as_deref())?;
     let corpus = CorpusFile::open(&path)?;
-    let bytes = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
-    let corpus_text = format!("{}, {}, xxh3 {:016x}", path.display(), show_size(bytes.len() as u64), hash(&bytes));
-    drop(bytes);
-    let mut report = Report {
-        machine: Machine::read(),
-        command: std::env::args().collect::<Vec<_>>().join(" "),
-        corpus: corpus_text,
-        rows: Vec::new(),
-    };
+    let mut report = Report::new(BTreeMap::from([("corpus", describe(&path)?)]));
     for part in PARTS {
         if args.part.is_empty() || args.part.contains(&part) {
             report.rows.extend(measure(part, &corpus, args.quick)?);
         }
     }
-    print!("{}", report.text());
-    args.output.finish(&report, false, all_good(&report.rows))
+    let body = format!("corpus: {}\n", report.found["corpus"]);
+    report.finish(&args.output, "store", ("", &body), false)
 }
 
 fn measure(part: Part, corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
@@ -120,19 +100,4 @@ fn engine(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
 
 fn batches(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     engine::batches(corpus, 48 << 20, if quick { 3 } else { 15 })
-}
-
-impl Report {
-    fn text(&self) -> String {
-        let mut text = format!(
-            "memfold bench store, {}\ncommand: {}\ncorpus: {}\n\n",
-            self.machine.heading(),
-            self.command,
-            self.corpus,
-        );
-        let mut rows = vec![["it must reach", "figure", "target", "verdict", "from"].map(String::from).to_vec()];
-        rows.extend(self.rows.iter().map(StoreRow::cells));
-        text += &layout(&rows);
-        text
-    }
 }

@@ -8,13 +8,12 @@ mod remote;
 
 use crate::common::output::Output;
 use crate::common::refusal::Refusal;
-use crate::common::row::{StoreRow, all_good};
-use crate::common::table::layout;
+use crate::common::row::StoreRow;
 use crate::corpus::file::CorpusFile;
 use crate::corpus::{describe, find};
 use crate::harness::file_run::zswap_history;
+use crate::harness::report::Report;
 use crate::host::guard;
-use crate::host::machine::Machine;
 use crate::swap::load::{Load, folio_rows, kernel_rows};
 use anyhow::Context;
 use serde::Serialize;
@@ -78,16 +77,13 @@ const PARTS: [SwapPart; 9] = [
     SwapPart::Kernel,
 ];
 
-/// Everything that was measured.
+/// On what it was measured.
 #[derive(Serialize)]
-struct Report {
-    machine: Machine,
-    command: String,
+struct Found {
     corpus: String,
     dir: String,
     /// zswap before the benchmark.
     zswap: &'static str,
-    rows: Vec<StoreRow>,
 }
 
 /// Measures, prints the report, and returns the exit status: 1 with `--check` if a row is short. Every kernel setting is
@@ -99,21 +95,16 @@ pub fn swap(args: SwapArgs) -> anyhow::Result<i32> {
     }
     let path = find(args.corpus.as_deref())?;
     let corpus = CorpusFile::open(&path)?;
-    let mut report = Report {
-        machine: Machine::read(),
-        command: std::env::args().collect::<Vec<_>>().join(" "),
-        corpus: describe(&path)?,
-        dir: args.dir.display().to_string(),
-        zswap: zswap_history(),
-        rows: Vec::new(),
-    };
+    let dir = args.dir.display().to_string();
+    let mut report = Report::new(Found { corpus: describe(&path)?, dir, zswap: zswap_history() });
     for part in PARTS {
         if args.part.is_empty() || args.part.contains(&part) {
             report.rows.extend(measure(part, &args, &path, &corpus).with_context(|| format!("{part:?}"))?);
         }
     }
-    print!("{}", report.text());
-    args.output.finish(&report, false, all_good(&report.rows))
+    let Found { corpus, dir, zswap } = &report.found;
+    let (beside, body) = (format!("; zswap {zswap}"), format!("corpus: {corpus}\nswap files in {dir}\n"));
+    report.finish(&args.output, "swap", (&beside, &body), false)
 }
 
 fn measure(part: SwapPart, args: &SwapArgs, path: &Path, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {
@@ -143,22 +134,5 @@ fn engine(part: SwapPart, args: &SwapArgs, load: &Load<'_>, corpus: &CorpusFile)
         SwapPart::Ageing => Ok(wait::ageing_rows()),
         SwapPart::Shards => wait::shard_rows(corpus, args.quick),
         SwapPart::Folios | SwapPart::Kernel => Ok(Vec::new()),
-    }
-}
-
-impl Report {
-    fn text(&self) -> String {
-        let mut text = format!(
-            "memfold bench swap, {}; zswap {}\ncommand: {}\ncorpus: {}\nswap files in {}\n\n",
-            self.machine.heading(),
-            self.zswap,
-            self.command,
-            self.corpus,
-            self.dir,
-        );
-        let mut rows = vec![["it must reach", "figure", "target", "verdict", "from"].map(String::from).to_vec()];
-        rows.extend(self.rows.iter().map(StoreRow::cells));
-        text += &layout(&rows);
-        text
     }
 }

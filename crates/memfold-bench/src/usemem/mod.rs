@@ -5,13 +5,14 @@ mod peer;
 
 use crate::common::output::Output;
 use crate::common::refusal::Refusal;
-use crate::common::row::{StoreRow, all_good};
+use crate::common::row::StoreRow;
 use crate::common::size::{parse_size, show_size};
 use crate::common::summary::Spread;
 use crate::common::table::layout;
 use crate::corpus::file::{CorpusFile, PAGE};
 use crate::corpus::find;
 use crate::harness::file_run::{FileRun, check, check_zswap};
+use crate::harness::report::Report;
 use crate::harness::runner::{self, RunResult};
 use crate::harness::stats_file::{RATIO_PERMILLE, StatsFile};
 use crate::harness::workload::Phase;
@@ -111,12 +112,9 @@ struct Took {
 }
 
 #[derive(Serialize)]
-struct Report {
-    machine: Machine,
-    command: String,
+struct Found {
     conditions: String,
     peers: Vec<Took>,
-    rows: Vec<StoreRow>,
 }
 
 struct Plan {
@@ -171,11 +169,12 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
         pagers.iter().zip(&results).zip(notes).map(|((pager, runs), note)| Took::of(pager, runs, note)).collect();
     let rows = rows(&pagers, &peers, &left_out);
     peers.extend(left_out.iter().map(|(pager, why)| Took::of(pager, &[], why.clone())));
-    let command = std::env::args().collect::<Vec<_>>().join(" ");
-    let report = Report { machine: Machine::read(), command, conditions: plan.conditions(), peers, rows };
-    print!("{}", report.text(plan.args.init_time));
-    let wrong = report.peers.iter().any(|took| took.bytes_wrong > 0);
-    plan.args.output.finish(&report, failed || wrong, all_good(&report.rows))
+    let mut report = Report::new(Found { conditions: plan.conditions(), peers });
+    report.rows = rows;
+    let wrong = report.found.peers.iter().any(|took| took.bytes_wrong > 0);
+    let beside = format!("; zswap enabled: {}", report.machine.zswap_enabled);
+    let body = report.found.text(plan.args.init_time);
+    report.finish(&plan.args.output, "usemem", (&beside, &body), failed || wrong)
 }
 
 /// Whether a run broke off. That the kernel killed it for want of memory in its cgroup is a result, not a failure.
@@ -398,15 +397,9 @@ fn switch_rows(outside: &Took, inside: &Took) -> Option<[StoreRow; 2]> {
     ])
 }
 
-impl Report {
+impl Found {
     fn text(&self, init_time: bool) -> String {
-        let mut text = format!(
-            "memfold bench usemem, {}; zswap enabled: {}\ncommand: {}\n{}\n\n",
-            self.machine.heading(),
-            self.machine.zswap_enabled,
-            self.command,
-            self.conditions,
-        );
+        let mut text = format!("{}\n\n", self.conditions);
         let mut head =
             vec!["peer", "out KB/s", "in KB/s", "user s", "system s", "faults", "major", "held", "ratio", "wrong"];
         if init_time {
@@ -438,9 +431,7 @@ impl Report {
                     &format!("{}: {orders}{}{note}\n", took.peer, if note.is_empty() { "" } else { " BROKE OFF: " });
             }
         }
-        let mut table = vec![["it must reach", "figure", "target", "verdict", "from"].map(String::from).to_vec()];
-        table.extend(self.rows.iter().map(StoreRow::cells));
-        text + "\n" + &layout(&table)
+        text
     }
 }
 

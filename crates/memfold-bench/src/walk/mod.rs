@@ -22,7 +22,7 @@ use crate::host::machine::Machine;
 use crate::host::program::{THIS, memfold};
 use crate::host::zram::Zram;
 use crate::walk::peer::{Form, Peer, parse_vs};
-use crate::walk::report::{Report, left_out};
+use crate::walk::report::{WalkReport, Walked, left_out};
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::ffi::OsString;
@@ -102,25 +102,22 @@ pub fn walk(args: WalkArgs) -> anyhow::Result<i32> {
     if kernel {
         guard::open_journal(Path::new(JOURNAL_PATH))?;
     }
-    let mut report = Report {
-        machine: Machine::read(),
-        command: std::env::args().collect::<Vec<_>>().join(" "),
+    let mut report = WalkReport::new(Walked {
         corpus,
         resident_bytes: plan.resident,
         conditions: plan.conditions(),
         departures: plan.departures(),
         left_out: plan.left_out.clone(),
         runs: Vec::new(),
-        rows: Vec::new(),
-    };
-    let outcome = plan.run_all(&mut report.runs);
+    });
+    let outcome = plan.run_all(&mut report.found.runs);
     if kernel {
         guard::close_journal();
     }
-    report.left_out.extend(outcome.notes);
+    report.found.left_out.extend(outcome.notes);
     report.judge();
     print!("{}", report.text());
-    let wrong = report.runs.iter().any(|run| run.bytes_wrong > 0);
+    let wrong = report.found.runs.iter().any(|run| run.bytes_wrong > 0);
     args.output.finish(&report, outcome.failed || wrong, report.is_good())
 }
 

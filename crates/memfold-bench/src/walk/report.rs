@@ -4,9 +4,9 @@ use crate::common::size::show_size;
 use crate::common::summary::Spread;
 use crate::common::table::layout;
 use crate::common::verdict::Verdict;
+use crate::harness::report::Report;
 use crate::harness::runner::RunResult;
 use crate::harness::workload::{Phase, PhaseResult};
-use crate::host::machine::Machine;
 use crate::walk::peer::{Form, Peer};
 use crate::walk::targets::{Row, compare, memory_rows, wrong_row};
 use serde::Serialize;
@@ -14,11 +14,7 @@ use std::collections::BTreeMap;
 
 /// Everything that a walk found out.
 #[derive(Debug, Serialize)]
-pub struct Report {
-    /// The machine.
-    pub machine: Machine,
-    /// The command line.
-    pub command: String,
+pub struct Walked {
     /// Corpus: file, size and hash.
     pub corpus: String,
     /// The resident bound of every peer, in bytes.
@@ -31,11 +27,12 @@ pub struct Report {
     pub left_out: Vec<String>,
     /// All runs, in the order they ran.
     pub runs: Vec<RunResult>,
-    /// Targets and verdicts.
-    pub rows: Vec<Row>,
 }
 
-impl Report {
+/// A walk's report, whose rows compare with the kernel's best.
+pub type WalkReport = Report<Walked, Row>;
+
+impl WalkReport {
     /// Fills in the rows from the runs.
     pub fn judge(&mut self) {
         let ours = |form: Form, phase| self.spread(form.name(), phase, metric(phase)).map(|spread| spread.median);
@@ -47,7 +44,7 @@ impl Report {
             self.peers().iter().filter_map(best).collect()
         };
         let mut rows = compare(ours, kernel, |form| self.over_bound(form.name()).is_some());
-        let memfold: Vec<&RunResult> = self.runs.iter().filter(|run| run.peer.starts_with("memfold")).collect();
+        let memfold: Vec<&RunResult> = self.found.runs.iter().filter(|run| run.peer.starts_with("memfold")).collect();
         rows.push(wrong_row(memfold.iter().map(|run| run.bytes_wrong).sum(), memfold.len()));
         rows.extend(memory_rows(&memfold));
         self.rows = rows;
@@ -56,7 +53,7 @@ impl Report {
     /// Whether no row is short, no peer failed and no byte is wrong, the kernel's included.
     pub fn is_good(&self) -> bool {
         self.rows.iter().all(|row| matches!(row.verdict, Verdict::Pass | Verdict::NotRun))
-            && self.runs.iter().all(|run| run.bytes_wrong == 0)
+            && self.found.runs.iter().all(|run| run.bytes_wrong == 0)
     }
 
     /// The report as people read it.
@@ -69,7 +66,7 @@ impl Report {
             machine.page_cluster,
             machine.thp_enabled,
         );
-        text += &format!("command: {}\ncorpus: {}\n{}\n", self.command, self.corpus, self.conditions);
+        text += &format!("command: {}\ncorpus: {}\n{}\n", self.command, self.found.corpus, self.found.conditions);
         if machine.zswap_enabled == "Y" {
             text += "WARNING: zswap is on: the zram figures are not those of zram alone\n";
         }
@@ -79,16 +76,16 @@ impl Report {
         text += &layout(&self.memory_table());
         for peer in self.peers() {
             if let Some(bytes) = self.over_bound(&peer) {
-                let (bytes, bound) = (show_size(bytes), show_size(self.resident_bytes));
+                let (bytes, bound) = (show_size(bytes), show_size(self.found.resident_bytes));
                 text += &format!("{peer}: VOID: kept {bytes} of the data in memory, allowed are {bound}\n");
             }
         }
-        for reason in &self.left_out {
+        for reason in &self.found.left_out {
             text += &format!("{reason}\n");
         }
         text.push('\n');
-        if !self.departures.is_empty() {
-            text += &format!("the targets are set for other conditions: {}\n", self.departures.join(", "));
+        if !self.found.departures.is_empty() {
+            text += &format!("the targets are set for other conditions: {}\n", self.found.departures.join(", "));
         }
         let heading = ["it must reach", "memfold", "kernel's best", "ratio", "target", "verdict"];
         let mut rows = vec![heading.map(String::from).to_vec()];
@@ -124,7 +121,13 @@ impl Report {
                 }
             }
             row.push(
-                self.runs.iter().filter(|run| run.peer == peer).map(|run| run.bytes_wrong).sum::<u64>().to_string(),
+                self.found
+                    .runs
+                    .iter()
+                    .filter(|run| run.peer == peer)
+                    .map(|run| run.bytes_wrong)
+                    .sum::<u64>()
+                    .to_string(),
             );
             rows.push(row);
         }
@@ -147,7 +150,7 @@ impl Report {
         ];
         let mut rows = vec![heading.map(String::from).to_vec()];
         for peer in self.peers() {
-            let whole = self.runs.iter().rfind(|run| run.peer == peer && run.broke_off.is_none());
+            let whole = self.found.runs.iter().rfind(|run| run.peer == peer && run.broke_off.is_none());
             let Some(run) = whole else { continue };
             let bytes = |name: &str| run.counters.get(name).map_or("-".into(), |&bytes| show_size(bytes));
             // memfold's store is memory of the process, zram's is the kernel's.
@@ -174,22 +177,22 @@ impl Report {
     /// Bytes that a form of memfold kept resident beside its store, in the worst run, if that is over the bound by more
     /// than a tenth and 16 MiB (the process's own memory, frames in flight).
     fn over_bound(&self, peer: &str) -> Option<u64> {
-        let runs = self.runs.iter().filter(|run| run.peer == peer && peer.starts_with("memfold"));
+        let runs = self.found.runs.iter().filter(|run| run.peer == peer && peer.starts_with("memfold"));
         let kept = runs.map(|run| {
             let store = ["peak_pool_bytes", "peak_index_bytes"].map(|name| run.counters.get(name).unwrap_or(&0));
             run.resident_bytes_max.saturating_sub(store.into_iter().sum())
         });
-        kept.max().filter(|&kept| kept > self.resident_bytes / 10 * 11 + (16 << 20))
+        kept.max().filter(|&kept| kept > self.found.resident_bytes / 10 * 11 + (16 << 20))
     }
 
     fn has(&self, phase: Phase) -> bool {
-        self.runs.iter().any(|run| run.phases.iter().any(|result| result.phase == phase))
+        self.found.runs.iter().any(|run| run.phases.iter().any(|result| result.phase == phase))
     }
 
     /// Names of the peers that ran, in order.
     fn peers(&self) -> Vec<String> {
         let mut peers: Vec<String> = Vec::new();
-        for run in &self.runs {
+        for run in &self.found.runs {
             if !peers.contains(&run.peer) {
                 peers.push(run.peer.clone());
             }
@@ -198,7 +201,7 @@ impl Report {
     }
 
     fn spread(&self, peer: &str, phase: Phase, of: fn(&PhaseResult) -> f64) -> Option<Spread> {
-        let runs = self.runs.iter().filter(|run| run.peer == peer);
+        let runs = self.found.runs.iter().filter(|run| run.peer == peer);
         Spread::of(runs.flat_map(|run| &run.phases).filter(|result| result.phase == phase).map(of).collect())
     }
 }
@@ -248,18 +251,15 @@ mod tests {
         }
     }
 
-    fn report(runs: Vec<RunResult>) -> Report {
-        let mut report = Report {
-            machine: Machine::read(),
-            command: String::new(),
+    fn report(runs: Vec<RunResult>) -> WalkReport {
+        let mut report = WalkReport::new(Walked {
             corpus: String::new(),
             resident_bytes: 256 << 20,
             conditions: String::new(),
             departures: vec![],
             left_out: vec![],
             runs,
-            rows: vec![],
-        };
+        });
         report.judge();
         report
     }
