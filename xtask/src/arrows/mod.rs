@@ -1,0 +1,152 @@
+//! Arrows: which file of a crate uses which other, and whether they all lead down.
+//!
+//! `lib.rs`, and the `mod.rs` of a folder, list their modules bottom first. A module uses only what is listed above it,
+//! a folder being one module to those beside it. Between a `mod.rs` and the modules that it lists both ways are good: it
+//! may be made of them, or they of it. But no files may reach each other in a circle. Tests are free. Crates that are not
+//! arranged yet answer only for paths between the modules of their `lib.rs`.
+//!
+//! Seen are paths (`use` lines, types, expressions, patterns), each followed through re-exports to the file that defines
+//! the item, and calls of methods, followed to the file with their `impl` block. For these the receiver's type is worked
+//! out from what is written: `self`, parameters, fields, `let`s, what functions of the crate return, and the common
+//! containers and guards of std. A method of a receiver that stays unknown is followed if one type only of the crate has
+//! a method of that name, and std has none.
+//!
+//! Not seen: fields, operators, conversions, `Drop` and other calls that nobody writes; calls through a trait of the
+//! crate (they lead to the trait); inside macros that aren't given expressions, all but paths and methods of `self`;
+//! receivers whose type comes from a type parameter's argument, from a closure of several parameters, or from
+//! another crate's functions.
+
+mod arrow;
+mod modules;
+mod names;
+mod types;
+mod methods;
+mod scope;
+mod bodies;
+mod circles;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use crate::finding::Finding;
+use crate::tree::{Crate, Tree};
+use arrow::{Arrow, Found};
+use methods::Tables;
+use modules::Modules;
+
+/// Checks all crates that have a `lib.rs` or `main.rs`.
+pub fn check(tree: &Tree) -> Vec<Finding> {
+    tree.crates.iter().flat_map(check_crate).collect()
+}
+
+fn check_crate(krate: &Crate) -> Vec<Finding> {
+    let modules = match Modules::read(krate) {
+        Ok(Some(modules)) => modules,
+        Ok(None) => return Vec::new(),
+        Err(finding) => return vec![finding],
+    };
+    let arrows = bodies::read(&Tables::new(&modules)).arrows;
+    let told = arrows.iter().filter(|arrow| krate.is_arranged() || !arrow.call && is_outermost(&modules, arrow));
+    let wrong = told.filter_map(|arrow| {
+        let (own, other) = upward(&modules, arrow)?;
+        let message = format!(
+            "{own} uses {}, of {other}, which is listed below it: move the code down, or the `mod` line up",
+            arrow.what
+        );
+        Some(Finding::error(&modules.source(arrow.from).path, arrow.line, message))
+    });
+    let mut findings: Vec<Finding> = wrong.collect();
+    for circle in if krate.is_arranged() { circles(&modules, &arrows) } else { Vec::new() } {
+        let names: Vec<&str> = circle.iter().map(|&file| modules.file_name(file)).collect();
+        let path = &krate.sources[circle[0]].path;
+        let message =
+            format!("a circle of files, see `cargo xtask tidy --arrows {}`: {}", krate.name, names.join(", "));
+        findings.push(Finding::error(path, 0, message));
+    }
+    findings
+}
+
+/// Lists the arrows of the crate `name`, and what of them leads up or round in a circle.
+///
+/// # Errors
+/// No such crate, or one that can't be read.
+pub fn list(tree: &Tree, name: &str) -> anyhow::Result<String> {
+    let krate = tree.crates.iter().find(|krate| krate.name == name);
+    let krate = krate.ok_or_else(|| anyhow::anyhow!("no crate {name}"))?;
+    let modules = Modules::read(krate).map_err(|finding| anyhow::anyhow!("{finding}"))?;
+    let modules = modules.ok_or_else(|| anyhow::anyhow!("{name} has no src/lib.rs and no src/main.rs"))?;
+    Ok(text(&modules, &bodies::read(&Tables::new(&modules))))
+}
+
+fn text(modules: &Modules, found: &Found) -> String {
+    let arrows = &found.arrows;
+    let mut text = String::new();
+    let mut part = |title: &str, arrows: &[&Arrow]| {
+        let _ = writeln!(text, "{title}");
+        for ((from, to), names) in by_file(modules, arrows) {
+            let (from, to) = (modules.file_name(from), modules.file_name(to));
+            let _ = writeln!(text, "  {from} -> {to}: {}", names.into_iter().collect::<Vec<_>>().join(", "));
+        }
+    };
+    let all: Vec<&Arrow> = arrows.iter().collect();
+    part("arrows (lines of each)", &all);
+    let up: Vec<&Arrow> = arrows.iter().filter(|arrow| upward(modules, arrow).is_some()).collect();
+    part("upward", &up);
+    let circles = circles(modules, arrows);
+    for circle in &circles {
+        let names: Vec<&str> = circle.iter().map(|&file| modules.file_name(file)).collect();
+        let within =
+            |arrow: &&Arrow| [arrow.from, arrow.to].iter().all(|&module| circle.contains(&modules.all[module].file));
+        let arrows: Vec<&Arrow> = arrows.iter().filter(within).collect();
+        part(&format!("circle of {}: {}", circle.len(), names.join(", ")), &arrows);
+    }
+    let _ = writeln!(text, "calls that may go to another file and are not followed");
+    let skipped: BTreeSet<_> =
+        found.skipped.iter().map(|(module, line, name)| (modules.all[*module].file, *line, name)).collect();
+    for (file, line, name) in skipped {
+        let _ = writeln!(text, "  {}:{line}: {name}()", modules.file_name(file));
+    }
+    let (between, upward) = (by_file(modules, &all).len(), by_file(modules, &up).len());
+    let _ = writeln!(text, "{between} arrows between files, {upward} upward, {} circles", circles.len());
+    text
+}
+
+/// What each file uses of each other, with the lines.
+fn by_file(modules: &Modules, arrows: &[&Arrow]) -> BTreeMap<(usize, usize), BTreeSet<String>> {
+    let mut lines: BTreeMap<_, BTreeMap<String, BTreeSet<usize>>> = BTreeMap::new();
+    for arrow in arrows {
+        let name = if arrow.call { format!("{}()", arrow.what) } else { arrow.what.clone() };
+        lines.entry(files(modules, arrow)).or_default().entry(name).or_default().insert(arrow.line);
+    }
+    let told = |(name, lines): (String, BTreeSet<usize>)| {
+        format!("{name} {}", lines.iter().map(usize::to_string).collect::<Vec<_>>().join(" "))
+    };
+    lines.into_iter().map(|(files, names)| (files, names.into_iter().map(told).collect())).collect()
+}
+
+fn files(modules: &Modules, arrow: &Arrow) -> (usize, usize) {
+    (modules.all[arrow.from].file, modules.all[arrow.to].file)
+}
+
+fn circles(modules: &Modules, arrows: &[Arrow]) -> Vec<Vec<usize>> {
+    circles::find(modules.krate.sources.len(), &arrows.iter().map(|arrow| files(modules, arrow)).collect())
+}
+
+/// Whether an arrow leads from one module of the crate's root to another.
+fn is_outermost(modules: &Modules, arrow: &Arrow) -> bool {
+    modules.ancestry(arrow.from).get(1) != modules.ancestry(arrow.to).get(1)
+}
+
+/// The two modules beside each other of which the upper one is used by the lower one, if the arrow leads up.
+fn upward(modules: &Modules, arrow: &Arrow) -> Option<(String, String)> {
+    let (from, to) = (modules.ancestry(arrow.from), modules.ancestry(arrow.to));
+    let common = from.iter().zip(&to).take_while(|(from, to)| from == to).count();
+    // One lies in the other: no floor is above the other.
+    let (own, other) = (*from.get(common)?, *to.get(common)?);
+    let children = &modules.all[from[common - 1]].children;
+    let place = |module: usize| children.iter().position(|&child| child == module);
+    let name = |module: usize| modules.all[module].path.join("::");
+    (place(other) > place(own)).then(|| (name(own), name(other)))
+}
