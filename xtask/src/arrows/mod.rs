@@ -2,7 +2,7 @@
 //!
 //! `lib.rs`, and the `mod.rs` of a folder, list their modules bottom first. A module uses only what is listed above it,
 //! a folder being one module to those beside it. Between a `mod.rs` and the modules that it lists both ways are good: it
-//! may be made of them, or they of it. But no files may reach each other in a circle. Tests are free. Crates that are not
+//! may be made of them, or they of it. But no files may reach each other in a circle, and no folders. Tests are free. Crates that are not
 //! arranged yet answer only for paths between the modules of their `lib.rs`.
 //!
 //! Seen are paths (`use` lines, types, expressions, patterns), each followed through re-exports to the file that defines
@@ -58,12 +58,11 @@ fn check_crate(krate: &Crate) -> Vec<Finding> {
         Some(Finding::error(&modules.source(arrow.from).path, arrow.line, message))
     });
     let mut findings: Vec<Finding> = wrong.collect();
-    for circle in if krate.is_arranged() { circles(&modules, &arrows) } else { Vec::new() } {
-        let names: Vec<&str> = circle.iter().map(|&file| modules.file_name(file)).collect();
-        let path = &krate.sources[circle[0]].path;
-        let message =
-            format!("a circle of files, see `cargo xtask tidy --arrows {}`: {}", krate.name, names.join(", "));
-        findings.push(Finding::error(path, 0, message));
+    if krate.is_arranged() {
+        findings.extend(circles(&modules, &arrows).iter().map(|circle| {
+            let message = format!("{}: see `cargo xtask tidy --arrows {}`", circle.title(&modules), krate.name);
+            Finding::error(&krate.sources[circle.files[0]].path, 0, message)
+        }));
     }
     findings
 }
@@ -96,11 +95,8 @@ fn text(modules: &Modules, found: &Found) -> String {
     part("upward", &up);
     let circles = circles(modules, arrows);
     for circle in &circles {
-        let names: Vec<&str> = circle.iter().map(|&file| modules.file_name(file)).collect();
-        let within =
-            |arrow: &&Arrow| [arrow.from, arrow.to].iter().all(|&module| circle.contains(&modules.all[module].file));
-        let arrows: Vec<&Arrow> = arrows.iter().filter(within).collect();
-        part(&format!("circle of {}: {}", circle.len(), names.join(", ")), &arrows);
+        let arrows: Vec<&Arrow> = arrows.iter().filter(|arrow| circle.holds(modules, arrow)).collect();
+        part(&circle.title(modules), &arrows);
     }
     let _ = writeln!(text, "calls that may go to another file and are not followed");
     let skipped: BTreeSet<_> =
@@ -130,8 +126,64 @@ fn files(modules: &Modules, arrow: &Arrow) -> (usize, usize) {
     (modules.all[arrow.from].file, modules.all[arrow.to].file)
 }
 
-fn circles(modules: &Modules, arrows: &[Arrow]) -> Vec<Vec<usize>> {
-    circles::find(modules.krate.sources.len(), &arrows.iter().map(|arrow| files(modules, arrow)).collect())
+/// Files or folders that use each other.
+struct Circle {
+    /// A file of each.
+    files: Vec<usize>,
+    /// The folders' modules, if they are folders.
+    folders: Vec<usize>,
+}
+
+impl Circle {
+    fn title(&self, modules: &Modules) -> String {
+        let names: Vec<&str> = self.files.iter().map(|&file| modules.file_name(file)).collect();
+        let kind = if self.folders.is_empty() { "files" } else { "folders" };
+        format!("a circle of {} {kind}: {}", names.len(), names.join(", "))
+    }
+
+    /// Whether an arrow is a part of it.
+    fn holds(&self, modules: &Modules, arrow: &Arrow) -> bool {
+        if self.folders.is_empty() {
+            return [arrow.from, arrow.to].iter().all(|&module| self.files.contains(&modules.all[module].file));
+        }
+        // The outer one comes first, as modules are numbered before what lies in them.
+        let parent = self.folders[0];
+        units(modules, parent, arrow)
+            .is_some_and(|(from, to)| self.folders.contains(&from) && self.folders.contains(&to))
+    }
+}
+
+/// Circles of files, and those between a folder's `mod.rs` and what lies in it, each taken as one, that are no circle of
+/// files. Among modules beside each other there are none without an arrow that leads up.
+fn circles(modules: &Modules, arrows: &[Arrow]) -> Vec<Circle> {
+    let between = arrows.iter().map(|arrow| files(modules, arrow)).collect();
+    let of_files = circles::find(modules.krate.sources.len(), &between);
+    let mut found: Vec<Circle> =
+        of_files.iter().map(|files| Circle { files: files.clone(), folders: Vec::new() }).collect();
+    for parent in 0..modules.all.len() {
+        let level = arrows.iter().filter(|arrow| upward(modules, arrow).is_none());
+        let between = level.filter_map(|arrow| units(modules, parent, arrow)).collect();
+        for folders in circles::find(modules.all.len(), &between) {
+            let files: Vec<usize> = folders.iter().map(|&module| modules.all[module].file).collect();
+            if !of_files.iter().any(|known| files.iter().all(|file| known.contains(file))) {
+                found.push(Circle { files, folders });
+            }
+        }
+    }
+    found
+}
+
+/// The modules that an arrow joins as seen from `parent`: its children, each with all that lies in it, and `parent`
+/// itself for the rest of its file. `None` if it lies within one of them, or elsewhere.
+fn units(modules: &Modules, parent: usize, arrow: &Arrow) -> Option<(usize, usize)> {
+    let unit = |module: usize| {
+        let line = modules.ancestry(module);
+        let place = line.iter().position(|&inner| inner == parent)?;
+        let child = line.get(place + 1).copied().filter(|&child| modules.all[child].file != modules.all[parent].file);
+        Some(child.unwrap_or(parent))
+    };
+    let (from, to) = (unit(arrow.from)?, unit(arrow.to)?);
+    (from != to).then_some((from, to))
 }
 
 /// Whether an arrow leads from one module of the crate's root to another.

@@ -113,6 +113,21 @@ fn a_folder_may_be_made_of_its_modules_or_they_of_it_but_not_both() {
     assert_eq!(found(&both), ["a/mod.rs:0"]);
 }
 
+#[test]
+fn a_circle_of_folders_without_a_circle_of_files_is_found() {
+    let files = |inner: &'static str| {
+        [
+            ("lib.rs", "mod a;"),
+            ("a/mod.rs", "mod b;\nuse b::d::D;\npub struct A(D);"),
+            ("a/b/mod.rs", "pub mod c; pub mod d;"),
+            ("a/b/c.rs", inner),
+            ("a/b/d.rs", "pub struct D;"),
+        ]
+    };
+    assert!(found(&files("pub struct C;")).is_empty());
+    assert_eq!(found(&files("use crate::a::A;")), ["a/mod.rs:0"]);
+}
+
 const PAGER: &str = "pub struct Pager { store: Store, areas: Mutex<Vec<Area>> }\npub struct Store;\npub struct Area;\n\
     impl Pager {\n pub fn fault(&self) {\n  self.load();\n }\n}";
 const SPREAD: &str =
@@ -205,7 +220,7 @@ fn the_list_names_files_methods_lines_and_circles() {
     assert_eq!(uses(&files, "walk.rs", "pager.rs"), ["Pager 2", "Pager::fault() 4"]);
     let text =
         list(&Tree { crates: vec![krate("xtask", &files)], others: Vec::new() }, "xtask").expect("it is a crate");
-    assert!(text.contains("circle of 2: pager.rs, walk.rs"), "{text}");
+    assert!(text.contains("a circle of 2 files: pager.rs, walk.rs"), "{text}");
     assert!(text.ends_with("2 arrows between files, 1 upward, 1 circles\n"), "{text}");
 }
 
