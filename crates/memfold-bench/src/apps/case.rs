@@ -2,10 +2,10 @@
 
 use crate::apps::run::Work;
 use crate::apps::server::{mariadb, memcached, redis};
-use crate::common::random::Random;
 use crate::common::refusal::Refusal;
 use crate::host::program::find;
 use anyhow::Context;
+use memfold_testkit::random::Random;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -124,7 +124,7 @@ fn lines(count: usize) -> String {
     let mut random = Random::new(1);
     let mut text = String::with_capacity(count * 48);
     for number in 0..count {
-        let _ = writeln!(text, "{:016x} line {number} of {count}", random.next());
+        let _ = writeln!(text, "{:016x} line {number} of {count}", random.word());
     }
     text
 }

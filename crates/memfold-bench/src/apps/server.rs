@@ -2,10 +2,10 @@
 
 use crate::apps::pipe::{ask, connect, pipeline};
 use crate::apps::run::{Done, Load, Peer, Server, Work, client, run_with};
-use crate::common::random::mix;
 use crate::corpus::parts::json_text;
 use crate::host::program::find;
 use anyhow::{Context, bail};
+use memfold_testkit::random::mix;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;

@@ -2,7 +2,6 @@
 
 pub mod refusal;
 pub mod size;
-pub mod random;
 pub mod latency;
 pub mod summary;
 pub mod table;

@@ -3,8 +3,8 @@
 //! Page `n` is page `n` (modulo its length) of the corpus, with two words replaced: the stamp, so that no two pages are
 //! equal, and, once the page was changed, a word that follows from how often it was.
 
-use crate::common::random::mix;
 use crate::corpus::file::{CorpusFile, PAGE, WORDS};
+use memfold_testkit::random::mix;
 
 /// The word that holds the stamp.
 const STAMP: usize = 0;

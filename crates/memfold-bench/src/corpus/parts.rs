@@ -1,7 +1,7 @@
 //! The four parts of a corpus: shared libraries, a pickled Python heap, JSON, floats.
 
-use crate::common::random::Random;
 use crate::common::refusal::Refusal;
+use memfold_testkit::random::Random;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{Read, Write};
@@ -113,10 +113,10 @@ pub fn json_text(bytes: usize, seed: u64) -> Vec<u8> {
     let mut text = String::with_capacity(bytes + 1024);
     let mut time_ms = 1_700_000_000_000u64;
     while text.len() < bytes {
-        time_ms += random.below(250);
-        let (verb, path) = (VERBS[random.below(5) as usize], PATHS[random.below(6) as usize]);
-        let agent = AGENTS[random.below(4) as usize];
-        let status = [200, 200, 200, 200, 201, 304, 404, 500][random.below(8) as usize];
+        time_ms += random.below(250) as u64;
+        let (verb, path) = (VERBS[random.below(5)], PATHS[random.below(6)]);
+        let agent = AGENTS[random.below(4)];
+        let status = [200, 200, 200, 200, 201, 304, 404, 500][random.below(8)];
         let latency = (random.normal() * 0.8 + 3.0).exp();
         let _ = write!(
             text,
@@ -124,7 +124,7 @@ pub fn json_text(bytes: usize, seed: u64) -> Vec<u8> {
              \"agent\":\"{agent}\",\"id\":\"{:016x}\"}},\"status\":{status},\"latency_ms\":{latency:.3},\
              \"client\":\"10.{}.{}.{}\",\"items\":[",
             random.below(100_000),
-            random.next(),
+            random.word(),
             random.below(4),
             random.below(256),
             random.below(256),

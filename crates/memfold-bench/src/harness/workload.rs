@@ -1,11 +1,11 @@
 //! The walk itself: phases over an area of memory, by one or more threads. It knows nothing of who pages the area.
 
 use crate::common::latency::Latency;
-use crate::common::random::Random;
 use crate::corpus::file::{CorpusFile, PAGE};
 use crate::corpus::page::Pages;
 pub use crate::corpus::page::corpus_sums;
 use clap::ValueEnum;
+use memfold_testkit::random::Random;
 use serde::{Deserialize, Serialize};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -197,13 +197,13 @@ fn accesses(
     count: u64,
     time: Duration,
     mut random: Random,
-    choose: fn(&mut Random, u64) -> u64,
-    write_every: u64,
+    choose: fn(&mut Random, usize) -> usize,
+    write_every: usize,
 ) -> Latency {
     let mut latency = Latency::default();
     let begin = Instant::now();
     for _ in 0..count {
-        let i = choose(&mut random, slice.len() as u64) as usize;
+        let i = choose(&mut random, slice.len());
         let write = write_every != 0 && random.below(write_every) == 0;
         let start = Instant::now();
         if start - begin > time {
@@ -218,13 +218,13 @@ fn accesses(
     latency
 }
 
-fn uniform(random: &mut Random, pages: u64) -> u64 {
+fn uniform(random: &mut Random, pages: usize) -> usize {
     random.below(pages)
 }
 
 /// Nine times of ten a page of every tenth run of 16 pages, else any page.
-fn skewed(random: &mut Random, pages: u64) -> u64 {
-    const RUN: u64 = 16;
+fn skewed(random: &mut Random, pages: usize) -> usize {
+    const RUN: usize = 16;
     let hot_runs = pages / (10 * RUN);
     if hot_runs == 0 || random.below(10) == 0 {
         return random.below(pages);
@@ -258,8 +258,8 @@ fn each_slice<'c, T: Send>(slices: &mut [Pages<'c>], job: impl Fn(usize, &mut Pa
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::common::random::mix;
     use crate::harness::plain::PlainArea;
+    use memfold_testkit::random::mix;
 
     const LEN: usize = 4 << 20;
     const BOUNDS: Bounds =

@@ -1,10 +1,10 @@
 //! Many workloads on one store at once: one pool against several (P2).
 
-use crate::common::random::Random;
 use crate::common::row::StoreRow;
 use crate::corpus::file::CorpusFile;
 use crate::store::pool::{Buffer, FOLIO_PAGES, load, order, save, store};
 use memfold_store::{Handle, Store, StoreConfig};
+use memfold_testkit::random::Random;
 use std::sync::Barrier;
 use std::time::Instant;
 
@@ -30,11 +30,11 @@ fn workload(store: &Store, corpus: &CorpusFile, number: u64, steps: usize) {
     let mut live: Vec<Vec<Handle>> = Vec::new();
     for _ in 0..steps {
         if live.len() == LIVE {
-            store.free_many(&live.swap_remove(random.below(LIVE as u64) as usize));
+            store.free_many(&live.swap_remove(random.below(LIVE)));
         }
-        let page = random.below(corpus.pages() as u64 / FOLIO_PAGES) * FOLIO_PAGES;
+        let page = random.below(corpus.pages() / FOLIO_PAGES as usize) as u64 * FOLIO_PAGES;
         live.push(save(store, &mut w, corpus, page, order(4)));
-        let other = &live[random.below(live.len() as u64) as usize];
+        let other = &live[random.below(live.len())];
         load(store, &mut w, other, order(4), to.bytes());
     }
     live.iter().for_each(|handles| store.free_many(handles));

@@ -1,11 +1,11 @@
 //! The store alone: what it adds to the bare codec, what it holds for the corpus, and how well it keeps memory.
 
-use crate::common::random::Random;
 use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
 use crate::corpus::file::{CorpusFile, PAGE};
 use memfold_store::{BareCodec, BlockSet, CodecSpec, Handle, Store, StoreConfig, Worker, huge_threshold};
 use memfold_sys::units::Order;
+use memfold_testkit::random::Random;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
@@ -230,15 +230,15 @@ pub fn churn(corpus: &CorpusFile, objects: u64) -> anyhow::Result<Vec<StoreRow>>
             store.free(Handle::from_bits(handle));
             dying.pop();
         }
-        let number = [0, 0, 0, 1, 1, 2, 2, 2][random.below(8) as usize];
+        let number = [0, 0, 0, 1, 1, 2, 2, 2][random.below(8)];
         let order = order(number);
-        let page = random.below((corpus.pages() / order.pages()) as u64) * order.pages() as u64;
+        let page = (random.below(corpus.pages() / order.pages()) * order.pages()) as u64;
         let life = match random.below(100) {
             0..70 => objects / 1000,
             70..95 => objects / 20,
             _ => objects,
         };
-        let death = now + 1 + random.below(2 * life);
+        let death = now + 1 + random.below(2 * life as usize) as u64;
         dying.extend(save(&store, &mut w, corpus, page, order).into_iter().map(|h| Reverse((death, h.to_bits()))));
     }
     let before = store.stats();

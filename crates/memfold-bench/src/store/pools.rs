@@ -1,7 +1,6 @@
 //! `memfold bench pools`: ten workloads reclaim and refault at once, on one pool and on several (P2); and single
 //! streams out and in, of zeros and of real data, in small and in large folios (C-bench).
 
-use crate::common::random::Random;
 use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
 use crate::corpus::file::{CorpusFile, PAGE};
@@ -10,6 +9,7 @@ use crate::harness::brief::{BriefArgs, Found, brief};
 use anyhow::ensure;
 use memfold::{Delivery, Memory, Region};
 use memfold_store::StoreConfig;
+use memfold_testkit::random::Random;
 use serde_json::json;
 use std::sync::Barrier;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,7 +17,7 @@ use std::time::Instant;
 
 const WORKLOADS: u64 = 10;
 /// Pages that a workload takes one after another from a random place on: 64 KiB.
-const RUN: u64 = 16;
+const RUN: usize = 16;
 
 /// Measures, prints and returns the exit status.
 pub fn pools(args: BriefArgs) -> anyhow::Result<i32> {
@@ -73,10 +73,10 @@ fn together(corpus: &CorpusFile, sums: &[u64], pools: usize, part: usize, steps:
                     barrier.wait();
                     let mut random = Random::new(number);
                     for _ in 0..steps {
-                        let at = random.below(pages.len() as u64 / RUN) * RUN;
+                        let at = random.below(pages.len() / RUN) * RUN;
                         for page in at..at + RUN {
-                            pages.check_sum(page as usize);
-                            pages.change(page as usize);
+                            pages.check_sum(page);
+                            pages.change(page);
                         }
                     }
                     pages.bytes_wrong
@@ -95,7 +95,7 @@ fn together(corpus: &CorpusFile, sums: &[u64], pools: usize, part: usize, steps:
     let runs = (WORKLOADS * steps) as f64;
     let waited_s = (after.lock_wait_ns - before.lock_wait_ns) as f64 / 1e9;
     Ok(Together {
-        mb_s: runs * (RUN as usize * PAGE) as f64 / 1e6 / seconds,
+        mb_s: runs * (RUN * PAGE) as f64 / 1e6 / seconds,
         waits: (after.lock_waits - before.lock_waits) as f64 / runs * 1e3,
         wait_percent: waited_s / (seconds * WORKLOADS as f64) * 100.0,
     })

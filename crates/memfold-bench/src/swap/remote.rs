@@ -2,7 +2,6 @@
 //! what the service takes. No targets: the server, the network and the pace of the program decide.
 
 use crate::common::latency::Latency;
-use crate::common::random::Random;
 use crate::common::row::StoreRow;
 use crate::common::size::show_size;
 use crate::common::summary::show;
@@ -16,6 +15,7 @@ use crate::swap::load::Load;
 use anyhow::{Context, ensure};
 use memfold::{Delivery, Memory, Region};
 use memfold_remote::{Service, Settings};
+use memfold_testkit::random::Random;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -189,8 +189,7 @@ fn single_faults(load: &Load<'_>, each: &mut Filler<'_>, redis: &Redis, socket: 
     let far = Far::filled(&load, each, redis, socket, &["folio=64K", "block=64K", "readahead=off"])?;
     let count_of = load.size as usize / FOLIO;
     let mut folios: Vec<usize> = (0..count_of).collect();
-    let mut random = Random::new(1);
-    (1..count_of).rev().for_each(|i| folios.swap(i, random.below(i as u64 + 1) as usize));
+    Random::new(1).shuffle(&mut folios);
     let before = count(&far.memory, "remote_in");
     let mut latency = Latency::default();
     for folio in folios {

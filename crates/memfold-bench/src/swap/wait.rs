@@ -1,7 +1,6 @@
 //! The swap cache under contention, refault distance, the slots' ageing, and the span of one lock.
 
 use crate::common::latency::Latency;
-use crate::common::random::Random;
 use crate::common::row::StoreRow;
 use crate::common::summary::{Spread, show};
 use crate::corpus::file::{CorpusFile, PAGE};
@@ -12,6 +11,7 @@ use anyhow::ensure;
 use memfold::cluster::{CLUSTER_SLOTS, Clusters, Reach};
 use memfold::{Delivery, Memory, Region};
 use memfold_sys::units::Order;
+use memfold_testkit::random::Random;
 use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -46,10 +46,7 @@ pub fn wait_rows(corpus: &CorpusFile, dir: &Path, quick: bool) -> anyhow::Result
         let settings: Vec<String> = settings.into_iter().chain([format!("swap={}", dir.display())]).collect();
         let (memory, region) = filled(corpus, len, &settings)?;
         let mut folios: Vec<usize> = (0..len / FOLIO).collect();
-        let mut random = Random::new(1);
-        for i in (1..folios.len()).rev() {
-            folios.swap(i, random.below(i as u64 + 1) as usize);
-        }
+        Random::new(1).shuffle(&mut folios);
         let before = count(&memory, "swpin_64K");
         let latency = touch_together(corpus, &region, &folios, threads)?;
         let read = count(&memory, "swpin_64K") - before;
@@ -158,9 +155,9 @@ pub fn ageing_rows() -> Vec<StoreRow> {
     let (mut asked, mut fallback) = (0u64, 0u64);
     for _ in 0..100 {
         while clusters.used() < total * 6 / 10 {
-            let order = Order::new(ORDERS[random.below(ORDERS.len() as u64) as usize]).expect("an order");
+            let order = Order::new(random.pick(&ORDERS)).expect("an order");
             asked += 1;
-            match clusters.take(order, random.below(4) as usize, Reach::All) {
+            match clusters.take(order, random.below(4), Reach::All) {
                 Some(first) => held.push((first, order)),
                 None => {
                     fallback += 1;
@@ -169,7 +166,7 @@ pub fn ageing_rows() -> Vec<StoreRow> {
             }
         }
         for _ in 0..held.len() * 6 / 10 {
-            let (first, order) = held.swap_remove(random.below(held.len() as u64) as usize);
+            let (first, order) = held.swap_remove(random.below(held.len()));
             clusters.put(first, order.pages());
         }
     }

@@ -1,6 +1,5 @@
 //! The processes of `memfold bench usemem`: one that leads, and the tasks that it starts, each with memory of its own.
 
-use crate::common::random::Random;
 use crate::common::size::parse_size;
 use crate::corpus::file::{CorpusFile, PAGE};
 use crate::corpus::page::{Pages, corpus_sums};
@@ -9,6 +8,7 @@ use crate::harness::plain::PlainArea;
 use crate::harness::workload::{Phase, PhaseResult};
 use crate::host::program::THIS;
 use anyhow::Context;
+use memfold_testkit::random::Random;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -162,8 +162,7 @@ fn task(args: &UsememChildArgs, number: u64) -> anyhow::Result<()> {
     let mut work = unsafe { Pages::new(area.as_ptr(), pages, number * pages as u64, &corpus, &sums) };
     let mut order: Vec<u32> = (0..pages as u32).collect();
     if args.random {
-        let mut random = Random::new(number);
-        (1..pages).rev().for_each(|at| order.swap(at, random.below(at as u64 + 1) as usize));
+        Random::new(number).shuffle(&mut order);
     }
     if args.readonly {
         order.iter().for_each(|&page| work.fill(page as usize));
