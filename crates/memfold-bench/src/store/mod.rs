@@ -4,7 +4,6 @@ mod pool;
 mod engine;
 mod canned;
 mod zram;
-mod many;
 mod batch;
 mod blocks;
 mod pools;
@@ -89,7 +88,7 @@ fn measure(part: Part, corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<S
             rows.into_iter().collect()
         }
         Part::Churn => pool::churn(corpus, pick(1_000_000, 250_000) as u64),
-        Part::Pools => many::rows(corpus, pick(4000, 800), pick(9, 5)),
+        Part::Pools => pools::store_rows(corpus, pick(4000, 800), pick(9, 5)),
     }
 }
 
