@@ -67,7 +67,7 @@ impl Load<'_> {
     }
 
     /// The load in a region of the library (thread mode), within `limit`, everything that leaves it in the swap file.
-    fn region(&self, phases: &[Phase], codec: &str, settings: &[String]) -> anyhow::Result<RunResult> {
+    fn in_region(&self, phases: &[Phase], codec: &str, settings: &[String]) -> anyhow::Result<RunResult> {
         let mut all = vec![format!("limit={}", self.limit), format!("swap={}", self.dir.display())];
         all.extend_from_slice(settings);
         finished(run(
@@ -148,7 +148,7 @@ pub fn folio_rows(load: &Load<'_>) -> anyhow::Result<Vec<StoreRow>> {
         for (size, results) in sizes.iter().zip(&mut results) {
             let block = if *size == "4K" { "4K" } else { "16K" };
             let settings = [format!("folio={size}"), format!("block={block}")];
-            results.push(load.region(&[Phase::Fill], "none", &settings).with_context(|| format!("folios of {size}"))?);
+            results.push(load.in_region(&[Phase::Fill], "none", &settings).with_context(|| format!("folios of {size}"))?);
         }
     }
     let fill = |i: usize| median(&results[i], throughput);
