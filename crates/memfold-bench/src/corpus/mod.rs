@@ -22,6 +22,29 @@ pub struct CorpusArgs {
     pub size: u64,
 }
 
+/// The argument of the benchmarks that work on it.
+#[derive(clap::Args, Debug, Clone)]
+pub struct Given {
+    /// The corpus file; without it the default one is used, and built if it is missing
+    #[arg(long, value_name = "FILE")]
+    pub corpus: Option<PathBuf>,
+}
+
+impl Given {
+    /// The file that was given, or the default one, which is built if it is missing.
+    pub fn find(&self) -> anyhow::Result<PathBuf> {
+        if let Some(path) = &self.corpus {
+            return Ok(path.clone());
+        }
+        let path = default_path()?;
+        if !path.exists() {
+            eprintln!("building the corpus {}", path.display());
+            build(&path, 64 << 20)?;
+        }
+        Ok(path)
+    }
+}
+
 /// Builds the corpus and prints what it is made of. The same machine gives the same bytes.
 pub fn corpus(args: CorpusArgs) -> anyhow::Result<()> {
     let path = args.out.clone().map_or_else(default_path, Ok)?;
@@ -39,19 +62,6 @@ fn default_path() -> anyhow::Result<PathBuf> {
         _ => return Err(Refusal::Usage("neither XDG_CACHE_HOME nor HOME is set: name the corpus file".into()).into()),
     };
     Ok(cache.join("memfold/corpus.bin"))
-}
-
-/// The corpus file that a benchmark was given, or the default one, which is built if it is missing.
-pub fn find(given: Option<&Path>) -> anyhow::Result<PathBuf> {
-    if let Some(path) = given {
-        return Ok(path.to_path_buf());
-    }
-    let path = default_path()?;
-    if !path.exists() {
-        eprintln!("building the corpus {}", path.display());
-        build(&path, 64 << 20)?;
-    }
-    Ok(path)
 }
 
 /// Pieces that alternate in the file, so that every window of a walk has mixed content.

@@ -2,20 +2,20 @@
 
 use crate::common::output::Output;
 use crate::common::row::StoreRow;
+use crate::corpus::Given;
 use crate::corpus::file::CorpusFile;
-use crate::corpus::find;
 use crate::harness::report::Report;
 use crate::host::guard;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Arguments of a small benchmark.
 #[derive(clap::Args, Debug, Clone)]
 pub struct BriefArgs {
-    /// The corpus file; without it the default one is used, and built if it is missing
-    #[arg(long, value_name = "FILE")]
-    pub corpus: Option<PathBuf>,
+    /// The data
+    #[command(flatten)]
+    pub corpus: Given,
     /// A short look, some seconds
     #[arg(long)]
     pub quick: bool,
@@ -42,7 +42,7 @@ pub fn brief(
     measure: impl FnOnce(&CorpusFile, &Path, bool) -> anyhow::Result<Found>,
 ) -> anyhow::Result<i32> {
     guard::install()?;
-    let path = find(args.corpus.as_deref())?;
+    let path = args.corpus.find()?;
     let corpus = CorpusFile::open(&path)?;
     let found = measure(&corpus, &path, args.quick)?;
     let mut report = Report::new(BTreeMap::from([(found.name, found.raw)]));

@@ -12,11 +12,10 @@ mod peers;
 use crate::common::output::Output;
 use crate::common::row::StoreRow;
 use crate::corpus::file::CorpusFile;
-use crate::corpus::{describe, find};
+use crate::corpus::{Given, describe};
 use crate::harness::report::Report;
 use crate::host::guard;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 pub use blocks::blocks;
 pub use peers::peers;
@@ -25,9 +24,9 @@ pub use pools::pools;
 /// Arguments of `memfold bench store`.
 #[derive(clap::Args, Debug, Clone)]
 pub struct StoreArgs {
-    /// The corpus file; without it the default one is used, and built if it is missing
-    #[arg(long, value_name = "FILE")]
-    pub corpus: Option<PathBuf>,
+    /// The data
+    #[command(flatten)]
+    pub corpus: Given,
     /// A short look, under a minute: fewer rounds and objects
     #[arg(long)]
     pub quick: bool,
@@ -64,7 +63,7 @@ const PARTS: [Part; 7] =
 /// Measures, prints the report, and returns the exit status: 1 with `--check` if a row is short.
 pub fn store(args: StoreArgs) -> anyhow::Result<i32> {
     guard::install()?;
-    let path = find(args.corpus.as_deref())?;
+    let path = args.corpus.find()?;
     let corpus = CorpusFile::open(&path)?;
     let mut report = Report::new(BTreeMap::from([("corpus", describe(&path)?)]));
     for part in PARTS {

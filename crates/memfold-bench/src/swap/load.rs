@@ -148,7 +148,8 @@ pub fn folio_rows(load: &Load<'_>) -> anyhow::Result<Vec<StoreRow>> {
         for (size, results) in sizes.iter().zip(&mut results) {
             let block = if *size == "4K" { "4K" } else { "16K" };
             let settings = [format!("folio={size}"), format!("block={block}")];
-            results.push(load.in_region(&[Phase::Fill], "none", &settings).with_context(|| format!("folios of {size}"))?);
+            results
+                .push(load.in_region(&[Phase::Fill], "none", &settings).with_context(|| format!("folios of {size}"))?);
         }
     }
     let fill = |i: usize| median(&results[i], throughput);

@@ -10,7 +10,7 @@ use crate::common::output::Output;
 use crate::common::refusal::Refusal;
 use crate::common::row::StoreRow;
 use crate::corpus::file::CorpusFile;
-use crate::corpus::{describe, find};
+use crate::corpus::{Given, describe};
 use crate::harness::file_run::zswap_history;
 use crate::harness::report::Report;
 use crate::host::guard;
@@ -25,9 +25,9 @@ pub struct SwapArgs {
     /// Directory on the disk to be measured; swap files are made there, and nowhere else
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub dir: PathBuf,
-    /// The corpus file; without it the default one is used, and built if it is missing
-    #[arg(long, value_name = "FILE")]
-    pub corpus: Option<PathBuf>,
+    /// The data
+    #[command(flatten)]
+    pub corpus: Given,
     /// A short look, under 90 seconds: less data, one run of each
     #[arg(long)]
     pub quick: bool,
@@ -93,7 +93,7 @@ pub fn swap(args: SwapArgs) -> anyhow::Result<i32> {
     if !args.dir.is_dir() {
         return Err(Refusal::Usage(format!("--dir {}: not a directory", args.dir.display())).into());
     }
-    let path = find(args.corpus.as_deref())?;
+    let path = args.corpus.find()?;
     let corpus = CorpusFile::open(&path)?;
     let dir = args.dir.display().to_string();
     let mut report = Report::new(Found { corpus: describe(&path)?, dir, zswap: zswap_history() });

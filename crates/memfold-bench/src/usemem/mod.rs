@@ -9,8 +9,8 @@ use crate::common::row::StoreRow;
 use crate::common::size::{parse_size, show_size};
 use crate::common::summary::Spread;
 use crate::common::table::layout;
+use crate::corpus::Given;
 use crate::corpus::file::{CorpusFile, PAGE};
-use crate::corpus::find;
 use crate::harness::file_run::{FileRun, check, check_zswap};
 use crate::harness::report::Report;
 use crate::harness::runner::{self, RunResult};
@@ -72,9 +72,9 @@ pub struct UsememArgs {
     /// until the next boot the kernel then reads no large folios from swap) or file:FOLIO; repeatable [default: many]
     #[arg(long, value_name = "PEER")]
     pub peer: Vec<String>,
-    /// The corpus file; without it the default one is used, and built if it is missing
-    #[arg(long, value_name = "FILE")]
-    pub corpus: Option<PathBuf>,
+    /// The data
+    #[command(flatten)]
+    pub corpus: Given,
     /// Runs of each peer, which take turns [default: 1; bench report has rounds of its own]
     #[arg(long, default_value_t = 1)]
     pub runs: usize,
@@ -211,7 +211,7 @@ impl Plan {
             () if limit >= all => usage("--limit must be smaller than what the tasks use: else nothing is folded"),
             () => Ok(()),
         }?;
-        let corpus = find(args.corpus.as_deref())?;
+        let corpus = args.corpus.find()?;
         // Read whole, so that it is page cache at this process's charge.
         CorpusFile::open(&corpus)?;
         std::fs::read(&corpus).with_context(|| format!("reading {}", corpus.display()))?;

@@ -9,7 +9,7 @@ use crate::common::output::Output;
 use crate::common::refusal::Refusal;
 use crate::common::size::{parse_size, show_size};
 use crate::corpus::file::{CorpusFile, PAGE};
-use crate::corpus::{describe, find};
+use crate::corpus::{Given, describe};
 use crate::harness::message::Message;
 use crate::harness::runner::{self, RunResult};
 use crate::harness::stats_file::StatsFile;
@@ -35,9 +35,9 @@ pub use child::{AreaKind, WalkChildArgs, walk_child};
 /// Arguments of `memfold bench walk`.
 #[derive(clap::Args, Debug, Clone)]
 pub struct WalkArgs {
-    /// The corpus file; without it the default one is used, and built if it is missing
-    #[arg(long, value_name = "FILE")]
-    pub corpus: Option<PathBuf>,
+    /// The data
+    #[command(flatten)]
+    pub corpus: Given,
     /// Size of the area walked over [default: 1G]
     #[arg(long, value_parser = parse_size)]
     pub size: Option<u64>,
@@ -175,7 +175,7 @@ impl Plan {
         }
         plan.check_numbers()?;
         plan.choose_peers(args)?;
-        plan.corpus = find(args.corpus.as_deref())?;
+        plan.corpus = args.corpus.find()?;
         CorpusFile::open(&plan.corpus)?;
         Ok(plan)
     }
