@@ -10,7 +10,6 @@ mod tree;
 
 mod arrows;
 mod floors;
-mod safety;
 mod sizes;
 mod symbols;
 mod text;
@@ -21,7 +20,7 @@ use std::process::ExitCode;
 use finding::Finding;
 
 const USAGE: &str = "\
-usage: cargo xtask tidy                 check floors, module order, circles, folders, SAFETY comments, lengths, no_std and leftovers
+usage: cargo xtask tidy                 check floors, module order, circles, folders, lengths, no_std and leftovers
        cargo xtask tidy --arrows CRATE  list which file of a crate uses what of which other, what leads up, and the circles
        cargo xtask symbols LIBRARY.so   check that the preload library needs no thread-local storage and no host malloc";
 
@@ -67,7 +66,6 @@ fn tidy() -> anyhow::Result<Vec<Finding>> {
     let tree = tree::Tree::read(&tree::root()?)?;
     let mut findings = floors::check(&tree);
     findings.extend(arrows::check(&tree));
-    findings.extend(safety::check(&tree));
     findings.extend(sizes::check(&tree));
     findings.extend(text::check(&tree));
     Ok(findings)

@@ -31,6 +31,8 @@ pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};
 pub use dictionary::{
     DICTIONARY_BYTES_MAX, DICTIONARY_BYTES_MIN, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryError, DictionaryKind,
 };
+#[cfg(feature = "trainer")]
+pub use dictionary::trainer::trained_dictionaries;
 pub use handle::{Handle, POOLS_MAX};
 pub use hash::xxh3_128;
 pub use store::cold::Cold;

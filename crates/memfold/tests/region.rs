@@ -1,5 +1,6 @@
 //! Regions end to end: real page faults, both deliveries, with and without UFFDIO_MOVE. Rows B2, Z1, M1, C1.
 use memfold::{Delivery, Memory};
+use memfold_testkit::random::Random;
 
 const MIB: usize = 1 << 20;
 
@@ -25,12 +26,9 @@ fn fill_and_read(delivery: Delivery, use_move: &str, resident: u64, size: usize)
             assert!(region.as_slice()[n * 4096..][..4096] == want[..], "round {round} page {n}");
         }
     }
-    let mut x = 88172645463325252u64;
+    let mut random = Random::new(1);
     for _ in 0..20_000 {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        let n = x as usize % pages;
+        let n = random.below(pages);
         page(&source, n, &mut want);
         assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
     }
@@ -173,15 +171,12 @@ fn m9_cold_blocks_are_compressed_again_while_the_program_reads() {
         let pages = region.len() / 4096;
         (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
         let mut want = vec![0u8; 4096];
-        let mut x = 88172645463325252u64;
+        let mut random = Random::new(1);
         let again = |memory: &Memory| memory.stats().blocks_recompressed.load(std::sync::atomic::Ordering::Relaxed);
         let mut reads = 0;
         eventually("blocks are compressed again", || {
             for _ in 0..500 {
-                x ^= x << 13;
-                x ^= x >> 7;
-                x ^= x << 17;
-                let n = x as usize % pages;
+                let n = random.below(pages);
                 page(&source, n, &mut want);
                 assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
                 reads += 1;
@@ -265,11 +260,8 @@ fn an_engine_may_go_while_another_serves_faults() {
 fn mixed(source: &[u8], n: usize, out: &mut [u8]) {
     page(source, n, out);
     if n % 8 < 4 {
-        let mut x = n as u64 + 1;
-        out.chunks_exact_mut(8).for_each(|word| {
-            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            word.copy_from_slice(&(x ^ x >> 29).to_le_bytes());
-        });
+        let mut random = Random::new(n as u64);
+        out.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.word().to_le_bytes()));
     }
 }
 

@@ -5,6 +5,8 @@
 //! ```
 //!
 //! Numbers are little-endian. The hash covers the file without the hash itself.
+#[cfg(feature = "trainer")]
+pub(crate) mod trainer;
 pub(crate) mod cover;
 pub(crate) mod sampler;
 

@@ -29,6 +29,7 @@ pub fn share(limit: u64, own: u64, others: &mut [u64]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memfold_testkit::random::Random;
 
     #[test]
     fn alone_or_with_room_for_all_a_process_has_what_the_others_leave() {
@@ -46,14 +47,9 @@ mod tests {
 
     #[test]
     fn shares_of_all_never_exceed_the_limit() {
-        let mut random = 1u64;
+        let mut random = Random::new(1);
         for _ in 0..2000 {
-            let needs: Vec<u64> = (0..5)
-                .map(|_| {
-                    random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                    (random >> 33) % 1000
-                })
-                .collect();
+            let needs: Vec<u64> = (0..5).map(|_| random.below(1000) as u64).collect();
             let got = |me: usize| {
                 let mut others = needs.clone();
                 let own = others.remove(me);
