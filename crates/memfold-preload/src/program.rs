@@ -25,6 +25,7 @@ use memfold_sys::zone::{freeze_list, overlaps_own, set_inherited, unfreeze_list}
 use crate::addresses::Remedy;
 use crate::heap::arena;
 use crate::proc::{self, Statm};
+use crate::unserved::unserved_later;
 use crate::{say, slots};
 
 /// Unmanaged memory must have grown by this before the map is read again.
@@ -63,6 +64,8 @@ pub struct Program {
     watcher: &'static Watcher,
     statm: Statm,
     config: Config,
+    /// Of the first engine thread before it raised itself: of all the others.
+    nice: i32,
     /// Never adopted: what was there when the constructor ended, and thread stacks.
     excluded: Mutex<Vec<(usize, usize)>>,
     /// Held while adopting; a fork holds it too.
@@ -75,8 +78,10 @@ pub struct Program {
 
 #[derive(Default)]
 struct State {
-    /// Near enough to the limit.
+    /// Near enough to the limit: all engine threads run.
     begun: bool,
+    /// They could not be started.
+    refused: bool,
     /// Everything there was has been taken once.
     adopted: bool,
     unmanaged_at_last_read: u64,
@@ -134,17 +139,15 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
         disk: None,
         remote: None,
     };
-    let workers = config.worker_count(parts.cpus);
     let pager = match Pager::new(config.clone(), parts) {
         Ok(pager) => Arc::new(pager),
         Err(why) if why.contains("address space") => return Err(format!("{why}{Remedy}")),
         Err(why) => return Err(why),
     };
     register_frames(&pager, &uffd)?;
-    let started = memfold::worker::start_by(&pager, workers, bare::start)
-        .and_then(|()| Watcher::start(&pager, &uffd, area_of, bare::start, config.keep_cpu))
+    let opened = Watcher::new(&pager, &uffd, area_of, config.keep_cpu)
         .and_then(|watcher| Statm::open().map(|statm| (watcher, statm)));
-    let (watcher, statm) = started.map_err(|e| format!("starting engine threads: {e}"))?;
+    let (watcher, statm) = opened.map_err(|e| format!("starting the engine: {e}"))?;
     let program: &'static Program = Box::leak(Box::new(Program {
         pager,
         uffd,
@@ -152,6 +155,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
         watcher,
         statm,
         config,
+        nice: own_nice(),
         excluded: Mutex::new(Vec::new()),
         adopting: Mutex::new(State::default()),
         marked: AtomicBool::new(false),
@@ -161,6 +165,23 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
     // What the C library has allocated by now is never adopted.
     program.exclude_all_present();
     Ok(program)
+}
+
+/// What the first engine thread raises itself to where it may: a program grows while it waits for a processor.
+const NICE: i32 = -20;
+
+fn own_nice() -> i32 {
+    rustix::process::getpriority_process(Some(rustix::thread::gettid())).unwrap_or(0)
+}
+
+fn set_own_nice(nice: i32) {
+    // Not fatal: less than before needs a privilege.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), nice);
+}
+
+/// Lets the calling thread, the first of the engine, run before all others.
+pub fn raise() {
+    set_own_nice(NICE);
 }
 
 fn register_frames(pager: &Pager, uffd: &Uffd) -> Result<(), String> {
@@ -397,6 +418,7 @@ impl Program {
         let need =
             anonymous.saturating_sub(state.others) + self.pager.away_bytes().saturating_sub(state.inherited_away);
         self.pager.stats().need_bytes.store(need, Relaxed);
+        slots::set_need(need);
         let bounds = slots::bounds();
         if measured || state.looks % LOOKS_A_SHARE == 1 || state.bounds != bounds {
             state.bounds = bounds;
@@ -409,13 +431,17 @@ impl Program {
             true => (GROWTH_BYTES, LOOK_SOON_NS),
             false => (GROWTH_BYTES, LOOK_NS),
         };
-        if !state.begun && anonymous < max / 100 * self.config.adopt_percent as u64 {
+        if !state.begun && anonymous < max / 100 * self.config.adopt_percent as u64 || state.refused {
             return next;
         }
         if self.unmarked.swap(false, Relaxed) {
             state.unmanaged_at_last_read = 0;
         }
         if !state.begun || unmanaged >= state.unmanaged_at_last_read + step.min(max / 32) {
+            if !state.begun && !self.start_threads() {
+                state.refused = true;
+                return next;
+            }
             state.begun = true;
             if self.adopt(!state.adopted) {
                 state.adopted = true;
@@ -431,6 +457,20 @@ impl Program {
         }
         state.unmanaged_at_last_read = state.unmanaged_at_last_read.min(unmanaged);
         next
+    }
+
+    /// Starts all engine threads but the first, which calls this once: most processes of a run never come near the limit. Returns
+    /// whether they run; if not, it is told, and nothing is to be adopted.
+    fn start_threads(&self) -> bool {
+        set_own_nice(self.nice);
+        let workers = self.config.worker_count(self.pager.cpus());
+        let started = memfold::worker::start_by(&self.pager, workers, bare::start)
+            .and_then(|()| self.watcher.start(bare::start));
+        set_own_nice(NICE);
+        if let Err(e) = started {
+            unserved_later(format_args!("starting engine threads: {e}"));
+        }
+        started.is_ok()
     }
 
     /// What processes of a run share counts in each with its part, so that the sum is right: measured from time to time, as
@@ -470,6 +510,12 @@ impl Program {
     fn adopt(&self, first: bool) -> bool {
         let candidates = self.candidates(first);
         if candidates.is_empty() {
+            if proc::merges() {
+                say::warn(format_args!(
+                    "warning: the program has the kernel merge equal pages of its memory (PR_SET_MEMORY_MERGE), and such memory \
+                     can't be folded"
+                ));
+            }
             return true;
         }
         let again = core::cell::OnceCell::new();
@@ -506,7 +552,7 @@ impl Program {
             }
         };
         let never = if self.config.fold_dont_dump { NEVER & !flag::DONT_DUMP } else { NEVER };
-        let details = details || self.marked.load(Relaxed) || proc::locked_bytes() > 0;
+        let details = details || self.marked.load(Relaxed) || proc::locked_bytes() > 0 || proc::merges();
         let done = if details {
             each_detailed(|area, about| {
                 // What is registered but could not be taken yet has this mark from the engine; the program's own would have ended

@@ -99,6 +99,23 @@ fn start_as(
     result
 }
 
+/// Gives back the memory below what the calling thread uses of its stack: it is a bare thread.
+pub fn trim_stack() {
+    let here = 0u8;
+    // Some pages for what is called from now on, and for this call.
+    let end = ((&raw const here as usize) & !(PAGE_SIZE - 1)).saturating_sub(2 * PAGE_SIZE);
+    let records = *RECORDS.lock();
+    for record in records.iter().take_while(|record| **record != 0) {
+        // SAFETY: records are never taken away.
+        let top = unsafe { (*(*record as *const Record)).stack_top };
+        let start = top - STACK_BYTES;
+        if (start..top).contains(&end) {
+            // SAFETY: below the stack pointer of its thread, which this is, nothing is kept but 128 bytes.
+            let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxDontNeed) };
+        }
+    }
+}
+
 /// In a child of fork: starts the first bare thread again, from the beginning of its `main`.
 ///
 /// # Errors

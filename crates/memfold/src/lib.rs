@@ -19,6 +19,7 @@ mod text;
 pub mod keys;
 pub mod config;
 pub mod stats;
+pub mod table;
 pub mod share;
 mod slab;
 mod fingerprint;

@@ -32,8 +32,10 @@ use memfold_sys::thread::now_ns;
 use memfold_sys::units::{MAX_BYTES, Order, PAGE_SHIFT, PAGE_SIZE};
 use memfold_sys::zone::Zone;
 
-/// There is always this much room for what faults bring, bytes.
+/// There is always this much room for what faults bring, bytes; of a smaller share of the limit of many processes half, but no less
+/// than the least.
 const FLOOR_BYTES: u64 = WORKABLE_MIN_BYTES / 2;
+const FLOOR_LEAST_BYTES: u64 = 512 << 10;
 /// One part in this many of the bounds is kept for that where there is less to be had.
 const RESERVE_SHARE: u64 = 8;
 /// Folios that could not leave are tried again when none was refused for this long, nanoseconds.
@@ -116,6 +118,7 @@ pub struct Pager {
     pub(crate) scratch: Zone,
     pub(crate) busy: Busy,
     pub(crate) stats: StatsPlace,
+    cpus: usize,
 }
 
 /// What an engine is made of, besides its settings.
@@ -181,7 +184,7 @@ impl Pager {
                 Some(pool.map_err(|e| alloc::format!("starting threads that compress: {e}"))?)
             }
         };
-        let contexts = Contexts::new(&store, count, config.block_order, codecs, config.batch);
+        let contexts = Contexts::new(count, config.block_order, codecs, config.batch);
         let recompress = config.recompress.as_deref().map(memfold_store::CodecSpec::parse).transpose();
         let recompress = recompress.map_err(|e| alloc::format!("--recompress: {e}"))?;
         let mut pager = Pager {
@@ -222,6 +225,7 @@ impl Pager {
             busy: Busy::new(),
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(space_err)?,
             stats: parts.stats,
+            cpus: parts.cpus,
             config,
         };
         if let Some(path) = &pager.config.swap {
@@ -233,6 +237,16 @@ impl Pager {
             pager.swap = Some(pager.make_swap(disk, remote)?);
         }
         Ok(pager)
+    }
+
+    /// Makes what the engine needs once it manages something.
+    pub(crate) fn prepare(&self) {
+        self.contexts.prepare(&self.store);
+    }
+
+    /// CPUs that the process might use at the start.
+    pub fn cpus(&self) -> usize {
+        self.cpus
     }
 
     /// Whether there is a swap device.
@@ -286,14 +300,14 @@ impl Pager {
         let refused = self.lru.pages(List::Refused);
         let least = match refused {
             1.. if self.config.on_full == OnFull::Grow => refused + (self.reserve_bytes() >> PAGE_SHIFT),
-            _ => FLOOR_BYTES >> PAGE_SHIFT,
+            _ => self.floor_bytes() >> PAGE_SHIFT,
         };
         self.bound().max(least)
     }
 
     /// As [`Pager::bound`], but never less than there always is.
     pub(crate) fn bound_or_floor(&self) -> u64 {
-        self.bound().max(FLOOR_BYTES >> PAGE_SHIFT)
+        self.bound().max(self.floor_bytes() >> PAGE_SHIFT)
     }
 
     /// Uncompressed memory with which the bounds are kept, in pages: the smaller of `resident`, and of `limit` less what
@@ -311,10 +325,15 @@ impl Pager {
         bytes >> PAGE_SHIFT
     }
 
+    fn floor_bytes(&self) -> u64 {
+        let share = self.limit_now.load(Relaxed).min(self.resident_now.load(Relaxed));
+        (share / 2).clamp(FLOOR_LEAST_BYTES, FLOOR_BYTES)
+    }
+
     /// What a pool that counts leaves of the limit, and what data that can leave gets beside data that can't, bytes.
     fn reserve_bytes(&self) -> u64 {
         let most = self.limit_now.load(Relaxed).min(self.resident_now.load(Relaxed));
-        FLOOR_BYTES.max(most / RESERVE_SHARE)
+        self.floor_bytes().max(most / RESERVE_SHARE)
     }
 
     /// Tells the store what it may hold now. Where the pool counts against the limit, it leaves room to work in, and takes
@@ -391,8 +410,8 @@ impl Pager {
         s.refused_bytes.store(refused, Relaxed);
         self.bound_pool();
         let is_crowded =
-            self.limit_bytes().is_some_and(|limit| self.counted_pool_bytes() + index + FLOOR_BYTES > limit);
-        if is_crowded || refused > 0 && refused + FLOOR_BYTES > self.bound() << PAGE_SHIFT {
+            self.limit_bytes().is_some_and(|limit| self.counted_pool_bytes() + index + self.floor_bytes() > limit);
+        if is_crowded || refused > 0 && refused + self.floor_bytes() > self.bound() << PAGE_SHIFT {
             self.past_the_limit();
         }
         if self.is_retry_due() {

@@ -6,11 +6,12 @@ use memfold_sys::Errno;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::Zone;
+use memfold_sys::zone::{Edge, NoPromise, Zone};
 
 /// A slab of `T` records, each of `count` consecutive `T`s. Freed records are reused, most recent first.
 pub struct Slab<T> {
     zone: Zone,
+    edge: Edge,
     stride: usize,
     limit: u32,
     list: Mutex<List>,
@@ -37,7 +38,8 @@ impl<T> Slab<T> {
         let stride = (size_of::<T>() * count).max(8);
         let len = (stride * (limit as usize + 1)).next_multiple_of(PAGE_SIZE);
         Ok(Slab {
-            zone: Zone::reserve(len, PAGE_SIZE)?,
+            zone: Zone::reserve_growing(len, PAGE_SIZE)?,
+            edge: Edge::default(),
             stride,
             limit,
             list: Mutex::new(List { free: 0, next_fresh: 1 }),
@@ -49,7 +51,7 @@ impl<T> Slab<T> {
     /// Takes a record; its bytes are whatever they were.
     ///
     /// # Panics
-    /// If all ids are taken: more data is under management than the engine can describe.
+    /// If all ids are taken: more data is under management than the engine can describe. Or if the system promises no more memory.
     pub fn take(&self) -> u32 {
         self.used.fetch_add(1, Relaxed);
         let mut list = self.list.lock();
@@ -60,8 +62,11 @@ impl<T> Slab<T> {
             return id;
         }
         assert!(list.next_fresh <= self.limit, "the index is full: {} records", self.limit);
+        let id = list.next_fresh;
+        let done = self.zone.need(&self.edge, 0, self.zone.len(), self.stride * (id as usize + 1));
+        assert!(done.is_ok(), "the index can't grow: {NoPromise}");
         list.next_fresh += 1;
-        list.next_fresh - 1
+        id
     }
 
     /// Gives a record back.

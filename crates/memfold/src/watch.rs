@@ -75,16 +75,15 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Starts handlers for the events and faults of `uffd` (non-blocking, with the events enabled). They never end. With
-    /// `keeps`, a thread that faults all the time is kept on one CPU for short times: see [`Watcher::release_cpu`].
+    /// For the events and faults of `uffd` (non-blocking, with the events enabled). With `keeps`, a thread that faults all the time is
+    /// kept on one CPU for short times: see [`Watcher::release_cpu`].
     ///
     /// # Errors
-    /// No more threads, no /proc, or registering failed.
-    pub fn start(
+    /// No /proc, or registering failed.
+    pub fn new(
         pager: &Arc<Pager>,
         uffd: &Arc<Uffd>,
         area_of: AreaOf,
-        spawn: Spawn,
         keeps: bool,
     ) -> Result<&'static Watcher, Errno> {
         let probe = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
@@ -93,7 +92,7 @@ impl Watcher {
             uffd.register(probe.start(), PAGE_SIZE, false)?;
             uffd.zero(probe.start(), PAGE_SIZE).map_err(|p| p.errno)?;
         }
-        let watcher: &'static Watcher = Box::leak(Box::new(Watcher {
+        Ok(Box::leak(Box::new(Watcher {
             pager: pager.clone(),
             uffd: uffd.clone(),
             pagemap: Pagemap::open()?,
@@ -101,15 +100,23 @@ impl Watcher {
             probe,
             area_of,
             begun: AtomicBool::new(false),
-        }));
-        for (handler, &cpu) in watcher.duty.cpus().iter().enumerate() {
-            let start: &'static Start = Box::leak(Box::new(Start { watcher, handler, cpu }));
+        })))
+    }
+
+    /// Starts the handlers, which never end. To be called once, before anything of the program is adopted.
+    ///
+    /// # Errors
+    /// No more threads.
+    pub fn start(&'static self, spawn: Spawn) -> Result<(), Errno> {
+        self.pager.prepare();
+        for (handler, &cpu) in self.duty.cpus().iter().enumerate() {
+            let start: &'static Start = Box::leak(Box::new(Start { watcher: self, handler, cpu }));
             spawn(c"memfold-fault", Some(cpu), run, start as *const Start as usize)?;
         }
-        if let Some((main, arg)) = watcher.duty.waker_thread() {
-            spawn(c"memfold-wake", None, main, arg)?;
+        match self.duty.waker_thread() {
+            Some((main, arg)) => spawn(c"memfold-wake", None, main, arg),
+            None => Ok(()),
         }
-        Ok(watcher)
     }
 
     /// In a child of fork, at rest, before any handler runs: registers with a userfaultfd of its own what the parent had under
