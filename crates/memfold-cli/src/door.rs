@@ -67,7 +67,9 @@ impl Door {
         // SAFETY: option and address are local, of the lengths that are given.
         unsafe {
             let len = size_of::<i32>() as libc::socklen_t;
-            checked(libc::setsockopt(fd as i32, libc::SOL_SOCKET, libc::SO_PASSCRED, (&raw const on).cast(), len) as isize)?;
+            checked(
+                libc::setsockopt(fd as i32, libc::SOL_SOCKET, libc::SO_PASSCRED, (&raw const on).cast(), len) as isize
+            )?;
             checked(libc::bind(fd as i32, (&raw const address.0).cast(), address.1) as isize)?;
         }
         Ok(Door { socket, name, key })

@@ -28,8 +28,8 @@ impl Slots {
     pub fn new() -> Result<Slots, Failure> {
         let fail = |e: io::Error| Failure::own(format!("the table of the run: {}", plain(&e)));
         let door = Door::open().map_err(fail)?;
-        let (table, file) =
-            Table::create(processes_max(), file_bytes_max(), door.key()).map_err(|e| fail(io::Error::from_raw_os_error(e.raw_os_error())))?;
+        let (table, file) = Table::create(processes_max(), file_bytes_max(), door.key())
+            .map_err(|e| fail(io::Error::from_raw_os_error(e.raw_os_error())))?;
         // SAFETY: the descriptor is this function's alone, and given up by the one that made it.
         let file = unsafe { OwnedFd::from_raw_fd(file.into_raw_fd()) };
         Ok(Slots { file, table, door })

@@ -4,6 +4,7 @@ use common::{Scratch, binaries, can_make_worlds, compile, managed_in, memfold};
 use std::fs;
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 
 /// /dev/userfaultfd is open to all: who is another user after exec can be served.
 const OPEN: &str = r#"
@@ -15,6 +16,8 @@ const SLACK_MIB: u64 = 32;
 
 /// Runs `many`, which finds out what its processes hold in all, within `limit_mib`; the figures of the run.
 fn run_many(world: &str, limit_mib: u64, before: &[&str], arguments: &[&str]) -> Option<serde_json::Value> {
+    static MACHINE: Mutex<()> = Mutex::new(());
+    let _alone = MACHINE.lock();
     let (program, scratch) = (compile("many"), Scratch::new());
     let bound = (limit_mib + SLACK_MIB).to_string();
     let (stats, limit) = (scratch.path("stats"), format!("{limit_mib}M"));
@@ -43,8 +46,14 @@ fn pids(stats: &serde_json::Value) -> Vec<u64> {
 /// Of 200, 136 were not counted by the others, and held what they liked.
 #[test]
 fn a_limit_that_200_processes_share_is_kept() {
-    let Some(stats) = run_many("", 512, &[], &["200", "8"]) else { return };
+    let Some(stats) = run_many("", 1024, &[], &["200", "8"]) else { return };
     assert!(pids(&stats).len() > 200, "each has a seat of its own");
+}
+
+/// An equal share is less than one process alone would be content with. They held 650 MiB.
+#[test]
+fn a_limit_of_which_each_process_gets_5_mib_is_kept() {
+    run_many("", 512, &[], &["100", "20"]);
 }
 
 /// They see neither `memfold run` in their /proc nor one another from outside.

@@ -19,12 +19,8 @@ impl Counted {
             }
             { echo 1000000000000 >overcommit_kbytes && echo 2 >overcommit_memory; } 2>/dev/null || { back 2>/dev/null; exit 1; }
             echo counted; read -r end; back"#;
-        let mut child = Command::new("sh")
-            .args(["-c", script])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child =
+            Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
         let counted = Counted(child);

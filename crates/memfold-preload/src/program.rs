@@ -38,6 +38,8 @@ const LOOK_NS: i64 = 5_000_000;
 const LOOK_SOON_NS: i64 = 1_000_000;
 /// The same while it is past them.
 const LOOK_PAST_NS: i64 = 250_000;
+/// Of many processes that share a limit each looks less often, but for one that grows: with each so many others by so much.
+const LOOK_OTHERS: i64 = 16;
 /// Areas smaller than this are left alone unless they continue a managed one.
 const SMALL_BYTES: usize = 64 << 10;
 /// Properties that keep an area out of management for good.
@@ -88,6 +90,8 @@ struct State {
     /// Resident at the last look, bytes.
     anonymous: u64,
     looks: u32,
+    /// Other processes that need a part of the limit.
+    company: i64,
     /// Of the whole run (limit, resident), bytes; `None` if nobody tells them.
     bounds: Option<(u64, u64)>,
     /// A fork has made this process or a child of it, and they may still share memory.
@@ -420,16 +424,18 @@ impl Program {
         self.pager.stats().need_bytes.store(need, Relaxed);
         slots::set_need(need);
         let bounds = slots::bounds();
-        if measured || state.looks % LOOKS_A_SHARE == 1 || state.bounds != bounds {
+        let slower = 1 + state.company / LOOK_OTHERS;
+        let due = state.looks.is_multiple_of((LOOKS_A_SHARE / slower as u32).max(1)) || state.looks == 1;
+        if measured || due || state.bounds != bounds {
             state.bounds = bounds;
-            self.take_share(&state, need);
+            self.take_share(&mut state, need);
         }
         let max = self.pager.bound_bytes();
         let past = self.pager.excess_bytes() > 0;
         let (step, next) = match anonymous > max / 2 && anonymous > before {
-            _ if past => (GROWTH_PAST_BYTES, LOOK_PAST_NS),
+            _ if past => (GROWTH_PAST_BYTES, LOOK_PAST_NS * slower),
             true => (GROWTH_BYTES, LOOK_SOON_NS),
-            false => (GROWTH_BYTES, LOOK_NS),
+            false => (GROWTH_BYTES, LOOK_NS * slower),
         };
         if !state.begun && anonymous < max / 100 * self.config.adopt_percent as u64 || state.refused {
             return next;
@@ -450,8 +456,11 @@ impl Program {
                 unmanaged = anonymous.saturating_sub(managed);
                 state.unmanaged_at_last_read = unmanaged;
                 self.pager.set_unmanaged_bytes(unmanaged);
-                if unmanaged > max {
-                    self.pager.unmanaged_past_the_limit();
+                match unmanaged > max {
+                    // Why is said where it is found not to suit.
+                    true if proc::merges() => memfold::stats::add(&self.pager.stats().over_limit, 1),
+                    true => self.pager.unmanaged_past_the_limit(),
+                    false => {}
                 }
             }
         }
@@ -464,8 +473,8 @@ impl Program {
     fn start_threads(&self) -> bool {
         set_own_nice(self.nice);
         let workers = self.config.worker_count(self.pager.cpus());
-        let started = memfold::worker::start_by(&self.pager, workers, bare::start)
-            .and_then(|()| self.watcher.start(bare::start));
+        let started =
+            memfold::worker::start_by(&self.pager, workers, bare::start).and_then(|()| self.watcher.start(bare::start));
         set_own_nice(NICE);
         if let Err(e) = started {
             unserved_later(format_args!("starting engine threads: {e}"));
@@ -493,8 +502,9 @@ impl Program {
     }
 
     /// Takes this process's share of what the whole run may use.
-    fn take_share(&self, state: &State, need: u64) {
+    fn take_share(&self, state: &mut State, need: u64) {
         let mut others = slots::needs_of_others();
+        state.company = others.len() as i64;
         let mut of = |bound: u64| match bound {
             u64::MAX => u64::MAX,
             bound => share(bound, need, &mut others).saturating_add(state.others),

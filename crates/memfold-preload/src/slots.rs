@@ -98,6 +98,12 @@ pub fn claim() -> &'static Stats {
     }
 }
 
+/// A child of fork begins: number and seat are its parent's, until it claims one.
+pub fn begin_as_child() {
+    NUMBER.store(0, Relaxed);
+    OWN.store(core::ptr::null_mut(), SeqCst);
+}
+
 fn own() -> Option<&'static Process> {
     // SAFETY: the pointer is null or a leaked box.
     unsafe { OWN.load(SeqCst).as_ref() }

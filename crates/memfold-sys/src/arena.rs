@@ -79,7 +79,14 @@ impl Default for Arena {
 impl Arena {
     /// An arena that has reserved nothing yet.
     pub const fn new() -> Arena {
-        let inner = Inner { zone: None, edge: Edge::new(), top: 0, runs: null_mut(), free_bytes: 0, classes: [Class::NONE; CLASSES] };
+        let inner = Inner {
+            zone: None,
+            edge: Edge::new(),
+            top: 0,
+            runs: null_mut(),
+            free_bytes: 0,
+            classes: [Class::NONE; CLASSES],
+        };
         Arena { inner: Mutex::new(inner) }
     }
 

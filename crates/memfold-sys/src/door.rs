@@ -11,8 +11,8 @@ use rustix::fd::OwnedFd;
 use rustix::io::IoSliceMut;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    bind, recvmsg, sendto, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, bind, recvmsg, sendto, socket_with,
 };
 
 /// Half of a key, bytes.

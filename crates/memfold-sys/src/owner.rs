@@ -72,8 +72,11 @@ impl Owner {
         will.pending.store(0, Relaxed);
         will.entry.store(head as u64, Relaxed);
         // SAFETY: the list has the kernel's layout and, by the caller's promise, stays as long as the thread lives.
-        unsafe { system_call(libc::SYS_set_robust_list, [head, 3 * size_of::<u64>(), 0, 0, 0, 0])? };
-        Ok(true)
+        let done = unsafe { system_call(libc::SYS_set_robust_list, [head, 3 * size_of::<u64>(), 0, 0, 0, 0]) };
+        if done.is_err() {
+            self.0.store(before, Relaxed);
+        }
+        done.map(|_| true)
     }
 }
 

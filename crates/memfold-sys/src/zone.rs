@@ -6,9 +6,7 @@ use crate::Errno;
 use crate::sync::StaticMutex;
 use crate::units::PAGE_SIZE;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use rustix::mm::{
-    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munlock, munmap,
-};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munlock, munmap};
 
 /// A private anonymous reservation, readable and writable, backed by memory page by page as it is touched, and left out of
 /// core dumps.
@@ -213,7 +211,8 @@ pub fn counts_reservations() -> bool {
     use rustix::fs::{Mode, OFlags, open};
     let mut mode = [0u8];
     let path = c"/proc/sys/vm/overcommit_memory";
-    let read = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|fd| rustix::io::read(fd, &mut mode));
+    let read =
+        open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|fd| rustix::io::read(fd, &mut mode));
     read.is_ok() && &mode == b"2"
 }
 

@@ -177,7 +177,10 @@ impl Frames {
     }
 
     fn take_run(&self, free: &mut Free, order: Order, kind: Kind) -> Option<Frame> {
-        if free.heads[Kind::Empty as usize][MAX_ORDER as usize] == NONE && free.fresh < self.pages && self.need_run(free.fresh) {
+        if free.heads[Kind::Empty as usize][MAX_ORDER as usize] == NONE
+            && free.fresh < self.pages
+            && self.need_run(free.fresh)
+        {
             let run = free.fresh;
             free.fresh += MAX_PAGES as u32;
             self.enter(free, run, MAX_ORDER, Kind::Empty);

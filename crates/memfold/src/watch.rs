@@ -80,12 +80,7 @@ impl Watcher {
     ///
     /// # Errors
     /// No /proc, or registering failed.
-    pub fn new(
-        pager: &Arc<Pager>,
-        uffd: &Arc<Uffd>,
-        area_of: AreaOf,
-        keeps: bool,
-    ) -> Result<&'static Watcher, Errno> {
+    pub fn new(pager: &Arc<Pager>, uffd: &Arc<Uffd>, area_of: AreaOf, keeps: bool) -> Result<&'static Watcher, Errno> {
         let probe = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
         // SAFETY: the zone is the engine's own; its one page is made before anybody touches it.
         unsafe {
