@@ -38,6 +38,8 @@ const LOOK_NS: i64 = 5_000_000;
 const LOOK_SOON_NS: i64 = 1_000_000;
 /// The same while it is past them.
 const LOOK_PAST_NS: i64 = 250_000;
+/// Engine threads beside the workers and a handler for each CPU: those of the swap file, and single ones.
+const MORE_THREADS: usize = 10;
 /// Of many processes that share a limit each looks less often, but for one that grows: with each so many others by so much.
 const LOOK_OTHERS: i64 = 16;
 /// Areas smaller than this are left alone unless they continue a managed one.
@@ -149,6 +151,8 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
         Err(why) => return Err(why),
     };
     register_frames(&pager, &uffd)?;
+    bare::reserve(config.worker_count(pager.cpus()) + pager.cpus() + MORE_THREADS)
+        .map_err(|e| format!("no address space: {e}"))?;
     let opened = Watcher::new(&pager, &uffd, area_of, config.keep_cpu)
         .and_then(|watcher| Statm::open().map(|statm| (watcher, statm)));
     let (watcher, statm) = opened.map_err(|e| format!("starting the engine: {e}"))?;

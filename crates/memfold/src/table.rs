@@ -326,7 +326,8 @@ mod tests {
         let seen: Vec<_> = other.processes().map(|p| (p.pid(), p.stats().faults.load(Relaxed))).collect();
         assert_eq!((seen, other.is_fresh()), (std::vec![(77, 3)], false));
         assert!(Table::open(&file, &Key { answer: [3; HALF], ..KEY }).is_err());
-        assert!(Table::open(std::fs::File::open("/dev/null").unwrap(), &KEY).is_err());
+        let other = rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
+        assert!(Table::open(other, &KEY).is_err());
         assert!(rustix::fs::ftruncate(&file, 0).is_err());
     }
 
