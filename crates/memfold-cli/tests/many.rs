@@ -65,8 +65,8 @@ fn processes_in_a_pid_namespace_share_the_limit_and_are_told_of_by_their_numbers
     let Some(stats) = run_many("", 128, &["unshare", "-pf", "--mount-proc"], &["4", "96"]) else { return };
     let pids = pids(&stats);
     assert!(pids.len() >= 6, "unshare, its child and four: {pids:?}");
-    let own = std::process::id() as u64;
-    assert!(pids.iter().all(|pid| *pid > own || own > 20_000), "numbers of another namespace: {pids:?}");
+    // Inside they are 1 to 5.
+    assert!(pids.iter().all(|pid| *pid > 10), "numbers of another namespace: {pids:?}");
 }
 
 /// Half of them execute another program after that, which may not look at `memfold run`; half don't.
