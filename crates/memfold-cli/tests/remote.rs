@@ -152,7 +152,7 @@ fn data_in_the_store_outlives_its_expiry_while_the_whole_job_is_stopped() {
     let Some(bin) = tools() else { return };
     let (server, program) = (Server::start(&[]), compile("keeper"));
     let flags = ["--remote", &server.url(), "--remote-expiry", "4"];
-    let mut keeper = Keeper::start_by(&bin, &program, &flags, |command| drop(command.process_group(0)));
+    let mut keeper = Keeper::start_by(&bin, &program, &flags, |command| _ = command.process_group(0));
     let job = -(keeper.runner.id() as i32);
     keeper.does("fill 96");
     signal(job, libc::SIGSTOP);

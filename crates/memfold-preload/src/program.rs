@@ -25,6 +25,7 @@ use memfold_sys::zone::{freeze_list, overlaps_own, set_inherited, unfreeze_list}
 use crate::addresses::Remedy;
 use crate::heap::arena;
 use crate::proc::{self, Statm};
+use crate::unserved::unserved_later;
 use crate::{say, slots};
 
 /// Unmanaged memory must have grown by this before the map is read again.
@@ -37,6 +38,10 @@ const LOOK_NS: i64 = 5_000_000;
 const LOOK_SOON_NS: i64 = 1_000_000;
 /// The same while it is past them.
 const LOOK_PAST_NS: i64 = 250_000;
+/// Engine threads beside the workers and a handler for each CPU: those of the swap file, and single ones.
+const MORE_THREADS: usize = 10;
+/// Of many processes that share a limit each looks less often, but for one that grows: with each so many others by so much.
+const LOOK_OTHERS: i64 = 16;
 /// Areas smaller than this are left alone unless they continue a managed one.
 const SMALL_BYTES: usize = 64 << 10;
 /// Properties that keep an area out of management for good.
@@ -63,6 +68,8 @@ pub struct Program {
     watcher: &'static Watcher,
     statm: Statm,
     config: Config,
+    /// Of the first engine thread before it raised itself: of all the others.
+    nice: i32,
     /// Never adopted: what was there when the constructor ended, and thread stacks.
     excluded: Mutex<Vec<(usize, usize)>>,
     /// Held while adopting; a fork holds it too.
@@ -75,14 +82,18 @@ pub struct Program {
 
 #[derive(Default)]
 struct State {
-    /// Near enough to the limit.
+    /// Near enough to the limit: all engine threads run.
     begun: bool,
+    /// They could not be started.
+    refused: bool,
     /// Everything there was has been taken once.
     adopted: bool,
     unmanaged_at_last_read: u64,
     /// Resident at the last look, bytes.
     anonymous: u64,
     looks: u32,
+    /// Other processes that need a part of the limit.
+    company: i64,
     /// Of the whole run (limit, resident), bytes; `None` if nobody tells them.
     bounds: Option<(u64, u64)>,
     /// A fork has made this process or a child of it, and they may still share memory.
@@ -134,17 +145,17 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
         disk: None,
         remote: None,
     };
-    let workers = config.worker_count(parts.cpus);
     let pager = match Pager::new(config.clone(), parts) {
         Ok(pager) => Arc::new(pager),
         Err(why) if why.contains("address space") => return Err(format!("{why}{Remedy}")),
         Err(why) => return Err(why),
     };
     register_frames(&pager, &uffd)?;
-    let started = memfold::delivery::background::start_by(&pager, workers, bare::start)
-        .and_then(|()| Watcher::start(&pager, &uffd, area_of, bare::start, config.keep_cpu))
+    bare::reserve(config.worker_count(pager.cpus()) + pager.cpus() + MORE_THREADS)
+        .map_err(|e| format!("no address space: {e}"))?;
+    let opened = Watcher::new(&pager, &uffd, area_of, config.keep_cpu)
         .and_then(|watcher| Statm::open().map(|statm| (watcher, statm)));
-    let (watcher, statm) = started.map_err(|e| format!("starting engine threads: {e}"))?;
+    let (watcher, statm) = opened.map_err(|e| format!("starting the engine: {e}"))?;
     let program: &'static Program = Box::leak(Box::new(Program {
         pager,
         uffd,
@@ -152,6 +163,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
         watcher,
         statm,
         config,
+        nice: own_nice(),
         excluded: Mutex::new(Vec::new()),
         adopting: Mutex::new(State::default()),
         marked: AtomicBool::new(false),
@@ -161,6 +173,23 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
     // What the C library has allocated by now is never adopted.
     program.exclude_all_present();
     Ok(program)
+}
+
+/// What the first engine thread raises itself to where it may: a program grows while it waits for a processor.
+const NICE: i32 = -20;
+
+fn own_nice() -> i32 {
+    rustix::process::getpriority_process(Some(rustix::thread::gettid())).unwrap_or(0)
+}
+
+fn set_own_nice(nice: i32) {
+    // Not fatal: less than before needs a privilege.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), nice);
+}
+
+/// Lets the calling thread, the first of the engine, run before all others.
+pub fn raise() {
+    set_own_nice(NICE);
 }
 
 fn register_frames(pager: &Pager, uffd: &Uffd) -> Result<(), String> {
@@ -397,25 +426,32 @@ impl Program {
         let need =
             anonymous.saturating_sub(state.others) + self.pager.away_bytes().saturating_sub(state.inherited_away);
         self.pager.stats().need_bytes.store(need, Relaxed);
+        slots::set_need(need);
         let bounds = slots::bounds();
-        if measured || state.looks % LOOKS_A_SHARE == 1 || state.bounds != bounds {
+        let slower = 1 + state.company / LOOK_OTHERS;
+        let due = state.looks.is_multiple_of((LOOKS_A_SHARE / slower as u32).max(1)) || state.looks == 1;
+        if measured || due || state.bounds != bounds {
             state.bounds = bounds;
-            self.take_share(&state, need);
+            self.take_share(&mut state, need);
         }
         let max = self.pager.bound_bytes();
         let past = self.pager.excess_bytes() > 0;
         let (step, next) = match anonymous > max / 2 && anonymous > before {
-            _ if past => (GROWTH_PAST_BYTES, LOOK_PAST_NS),
+            _ if past => (GROWTH_PAST_BYTES, LOOK_PAST_NS * slower),
             true => (GROWTH_BYTES, LOOK_SOON_NS),
-            false => (GROWTH_BYTES, LOOK_NS),
+            false => (GROWTH_BYTES, LOOK_NS * slower),
         };
-        if !state.begun && anonymous < max / 100 * self.config.adopt_percent as u64 {
+        if !state.begun && anonymous < max / 100 * self.config.adopt_percent as u64 || state.refused {
             return next;
         }
         if self.unmarked.swap(false, Relaxed) {
             state.unmanaged_at_last_read = 0;
         }
         if !state.begun || unmanaged >= state.unmanaged_at_last_read + step.min(max / 32) {
+            if !state.begun && !self.start_threads() {
+                state.refused = true;
+                return next;
+            }
             state.begun = true;
             if self.adopt(!state.adopted) {
                 state.adopted = true;
@@ -424,13 +460,30 @@ impl Program {
                 unmanaged = anonymous.saturating_sub(managed);
                 state.unmanaged_at_last_read = unmanaged;
                 self.pager.set_unmanaged_bytes(unmanaged);
-                if unmanaged > max {
-                    self.pager.unmanaged_past_the_limit();
+                match unmanaged > max {
+                    // Why is said where it is found not to suit.
+                    true if proc::merges() => memfold::stats::add(&self.pager.stats().over_limit, 1),
+                    true => self.pager.unmanaged_past_the_limit(),
+                    false => {}
                 }
             }
         }
         state.unmanaged_at_last_read = state.unmanaged_at_last_read.min(unmanaged);
         next
+    }
+
+    /// Starts all engine threads but the first, which calls this once: most processes of a run never come near the limit. Returns
+    /// whether they run; if not, it is told, and nothing is to be adopted.
+    fn start_threads(&self) -> bool {
+        set_own_nice(self.nice);
+        let workers = self.config.worker_count(self.pager.cpus());
+        let started = memfold::delivery::background::start_by(&self.pager, workers, bare::start)
+            .and_then(|()| self.watcher.start(bare::start));
+        set_own_nice(NICE);
+        if let Err(e) = started {
+            unserved_later(format_args!("starting engine threads: {e}"));
+        }
+        started.is_ok()
     }
 
     /// What processes of a run share counts in each with its part, so that the sum is right: measured from time to time, as
@@ -453,8 +506,9 @@ impl Program {
     }
 
     /// Takes this process's share of what the whole run may use.
-    fn take_share(&self, state: &State, need: u64) {
+    fn take_share(&self, state: &mut State, need: u64) {
         let mut others = slots::needs_of_others();
+        state.company = others.len() as i64;
         let mut of = |bound: u64| match bound {
             u64::MAX => u64::MAX,
             bound => share(bound, need, &mut others).saturating_add(state.others),
@@ -470,6 +524,12 @@ impl Program {
     fn adopt(&self, first: bool) -> bool {
         let candidates = self.candidates(first);
         if candidates.is_empty() {
+            if proc::merges() {
+                say::warn(format_args!(
+                    "warning: the program has the kernel merge equal pages of its memory (PR_SET_MEMORY_MERGE), and such memory \
+                     can't be folded"
+                ));
+            }
             return true;
         }
         let again = core::cell::OnceCell::new();
@@ -506,7 +566,7 @@ impl Program {
             }
         };
         let never = if self.config.fold_dont_dump { NEVER & !flag::DONT_DUMP } else { NEVER };
-        let details = details || self.marked.load(Relaxed) || proc::locked_bytes() > 0;
+        let details = details || self.marked.load(Relaxed) || proc::locked_bytes() > 0 || proc::merges();
         let done = if details {
             each_detailed(|area, about| {
                 // What is registered but could not be taken yet has this mark from the engine; the program's own would have ended

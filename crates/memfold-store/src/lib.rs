@@ -28,11 +28,11 @@ pub use block::huge_threshold;
 pub use block::set::BlockSet;
 pub use codec::bare::BareCodec;
 pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};
+#[cfg(feature = "trainer")]
+pub use dictionary::trainer::trained_dictionaries;
 pub use dictionary::{
     DICTIONARY_BYTES_MAX, DICTIONARY_BYTES_MIN, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryError, DictionaryKind,
 };
-#[cfg(feature = "trainer")]
-pub use dictionary::trainer::trained_dictionaries;
 pub use handle::{Handle, POOLS_MAX};
 pub use hash::xxh3_128;
 pub use store::cold::Cold;

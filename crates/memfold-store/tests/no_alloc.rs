@@ -31,10 +31,10 @@ extern "C" fn malloc(size: usize) -> *mut c_void {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+extern "C" fn calloc(items: usize, size: usize) -> *mut c_void {
     count();
     // SAFETY: any numbers are allowed.
-    unsafe { __libc_calloc(count, size) }
+    unsafe { __libc_calloc(items, size) }
 }
 
 #[unsafe(no_mangle)]

@@ -1,6 +1,7 @@
 //! The raw `ioctl` system call, for requests whose result struct counts on errors too (rustix drops it then).
 use crate::Errno;
 use crate::units::PAGE_SIZE;
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 use rustix::fd::{AsRawFd, OwnedFd};
 
 /// `ioctl(fd, request, arg)` as one instruction: no `errno`, no libc.
@@ -152,7 +153,16 @@ pub fn write_stderr(text: &[u8]) {
     let _ = rustix::io::write(stderr, text);
 }
 
-/// Writes text to standard error, as one piece if it fits 512 bytes. For warnings from inside the engine.
+/// Who is told of warnings; null for standard error.
+static WARNER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Has warnings from inside the engine told to `warner`, in place of standard error.
+pub fn set_warner(warner: fn(&[u8])) {
+    WARNER.store(warner as *mut (), Relaxed);
+}
+
+/// Warns of something: tells it to who wants to know, or writes it to standard error, as one piece if it fits 512 bytes. For
+/// warnings from inside the engine.
 pub fn warn(parts: &[&str]) {
     let mut line = [0u8; 512];
     let mut len = 0;
@@ -160,5 +170,9 @@ pub fn warn(parts: &[&str]) {
         line[len] = byte;
         len += 1;
     }
-    write_stderr(&line[..len]);
+    match WARNER.load(Relaxed) {
+        warner if warner.is_null() => write_stderr(&line[..len]),
+        // SAFETY: `set_warner` alone stores it, from a function of this type.
+        warner => unsafe { core::mem::transmute::<*mut (), fn(&[u8])>(warner)(&line[..len]) },
+    }
 }

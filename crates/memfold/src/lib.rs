@@ -17,6 +17,7 @@ extern crate alloc;
 
 pub mod config;
 pub mod stats;
+pub mod table;
 mod folio;
 mod area;
 pub mod policy;

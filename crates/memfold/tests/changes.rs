@@ -60,8 +60,8 @@ fn engine() -> Arc<Pager> {
     // SAFETY: the engine never touches a frame that is empty.
     unsafe { uffd.register(start, len, false) }.expect("registering frames");
     memfold::delivery::background::start(&pager, 2).expect("background threads");
-    let watcher =
-        Watcher::start(&pager, &uffd, area_of, memfold::delivery::background::by_libc, false).expect("handlers");
+    let watcher = Watcher::new(&pager, &uffd, area_of, false).expect("a watcher");
+    watcher.start(memfold::delivery::background::by_libc).expect("handlers");
     assert!(WATCHER.set(watcher).is_ok(), "one engine in this process");
     pager
 }

@@ -2,13 +2,14 @@
 use alloc::sync::Arc;
 use core::marker::PhantomData;
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::Zone;
+use memfold_sys::zone::{Edge, Zone};
 
 /// A part of a zone, which stays mapped as long as one of its areas lives.
 pub(crate) struct Area {
     zone: Arc<Zone>,
     offset: usize,
     len: usize,
+    edge: Edge,
 }
 
 impl Area {
@@ -17,7 +18,7 @@ impl Area {
     pub fn new(zone: &Arc<Zone>, offset: usize, len: usize) -> Area {
         assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE));
         assert!(offset.checked_add(len).is_some_and(|end| end <= zone.len()));
-        Area { zone: zone.clone(), offset, len }
+        Area { zone: zone.clone(), offset, len, edge: Edge::new() }
     }
 
     pub fn len(&self) -> usize {
@@ -33,6 +34,12 @@ impl Area {
         assert!(offset < self.len);
         // SAFETY: the area lies in the zone's mapping, and `offset` in the area.
         unsafe { self.zone.as_ptr().add(self.offset + offset) }
+    }
+
+    /// The first `end` bytes are about to be written; `false` if the system promises no more memory.
+    #[inline]
+    pub fn need(&self, end: usize) -> bool {
+        self.zone.need(&self.edge, self.offset, self.len, end).is_ok()
     }
 
     /// Asks the kernel for the memory of a part at once.
@@ -88,6 +95,11 @@ impl<T: ZoneRecord> Table<T> {
         // its size), is valid as `ZoneRecord` promises (the zone starts as zeros and only `&T` are ever handed out),
         // and the zone outlives `self`.
         Some(unsafe { &*record })
+    }
+
+    /// The first `count` records are about to be changed; `false` if the system promises no more memory.
+    pub fn need(&self, count: u32) -> bool {
+        self.area.need((count as usize * size_of::<T>()).min(self.area.len()))
     }
 
     /// Bytes of the pages that the first `count` records touch.

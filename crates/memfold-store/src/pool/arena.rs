@@ -230,6 +230,9 @@ impl Arena {
         if (state.edge as usize + pages as usize) * PAGE_SIZE > self.data.len() {
             return None;
         }
+        if !self.spans.need(index + 1) || !self.data.need((state.edge as usize + pages as usize) * PAGE_SIZE) {
+            return None;
+        }
         self.budget.charge(Table::<Span>::bytes(index + 1) - Table::<Span>::bytes(index));
         span.set_first_page(state.edge);
         span.set_pages(pages);

@@ -245,6 +245,10 @@ impl Pool {
         let class = &CLASSES[class_index];
         let mut state = self.lock_class(class_index);
         let (index, generation, entry) = self.entries.allocate().ok_or(Full)?;
+        if !self.marks.need(index + 1) {
+            self.entries.free(index);
+            return Err(Full);
+        }
         let found = state.fullest().map(|index| (index, false));
         let Some((span_index, is_fresh)) = found.or_else(|| self.add_span(&mut state, class_index)) else {
             self.entries.free(index);

@@ -339,9 +339,9 @@ fn make_pools(count: usize, budget: &Arc<Budget>) -> Result<Box<[Pool]>, StoreEr
     let mut layout = Layout::of((DATA_BYTES / count.next_power_of_two()).min(POOL_DATA_MAX));
     let zone = loop {
         let len = layout.bytes() * count;
-        match Zone::reserve(2 * len, PAGE_SIZE).and_then(|twice| {
+        match Zone::reserve_growing(2 * len, PAGE_SIZE).and_then(|twice| {
             drop(twice);
-            Zone::reserve(len, PAGE_SIZE)
+            Zone::reserve_growing(len, PAGE_SIZE)
         }) {
             Ok(zone) => break Arc::new(zone),
             Err(error) if layout.data / 2 < POOL_DATA_MIN => return Err(StoreError::Memory(error)),

@@ -13,7 +13,7 @@ use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::thread::current_cpu;
 use memfold_sys::units::{MAX_BYTES, MAX_ORDER, MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
-use memfold_sys::zone::Zone;
+use memfold_sys::zone::{Edge, Zone};
 
 /// First page of a frame, counted from the start of the zone.
 pub type Frame = u32;
@@ -45,6 +45,8 @@ pub struct Frames {
     zone: Zone,
     zeros: Zone,
     runs: Zone,
+    /// Of the zone and of `runs`.
+    edges: [Edge; 2],
     pages: u32,
     free: Mutex<Free>,
     populated: AtomicU64,
@@ -76,12 +78,14 @@ impl Frames {
     /// # Errors
     /// What reserving address space says.
     pub fn new(bytes: usize, reserve: u32) -> Result<Frames, Errno> {
-        let zone = Zone::reserve(bytes.next_multiple_of(MAX_BYTES), MAX_BYTES)?;
+        let zone = Zone::reserve_growing(bytes.next_multiple_of(MAX_BYTES), MAX_BYTES)?;
         let pages = (zone.len() >> PAGE_SHIFT) as u32;
         let runs_len = (pages as usize * size_of::<Run>()).next_multiple_of(PAGE_SIZE);
         Ok(Frames {
-            zeros: Zone::reserve(MAX_BYTES, PAGE_SIZE)?,
-            runs: Zone::reserve(runs_len, PAGE_SIZE)?,
+            // Never written.
+            zeros: Zone::reserve_growing(MAX_BYTES, PAGE_SIZE)?,
+            runs: Zone::reserve_growing(runs_len, PAGE_SIZE)?,
+            edges: Default::default(),
             pages,
             free: Mutex::new(Free {
                 heads: [[NONE; ORDERS]; 2],
@@ -164,8 +168,19 @@ impl Frames {
         free.whole[Kind::Empty as usize] + (self.pages - free.fresh) / MAX_PAGES as u32
     }
 
+    /// Asks for what a run that was never taken needs; `false` if it can't be had.
+    fn need_run(&self, run: u32) -> bool {
+        let pages = run as usize + MAX_PAGES;
+        let need = |zone: &Zone, edge: &Edge, end: usize| zone.need(edge, 0, zone.len(), end.min(zone.len()));
+        let runs = need(&self.runs, &self.edges[1], pages * size_of::<Run>());
+        runs.and_then(|()| need(&self.zone, &self.edges[0], pages << PAGE_SHIFT)).is_ok()
+    }
+
     fn take_run(&self, free: &mut Free, order: Order, kind: Kind) -> Option<Frame> {
-        if free.heads[Kind::Empty as usize][MAX_ORDER as usize] == NONE && free.fresh < self.pages {
+        if free.heads[Kind::Empty as usize][MAX_ORDER as usize] == NONE
+            && free.fresh < self.pages
+            && self.need_run(free.fresh)
+        {
             let run = free.fresh;
             free.fresh += MAX_PAGES as u32;
             self.enter(free, run, MAX_ORDER, Kind::Empty);

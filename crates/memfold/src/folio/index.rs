@@ -9,7 +9,7 @@ use memfold_sys::Errno;
 use memfold_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex, MutexGuard};
 use memfold_sys::units::{MAX_ORDER, MAX_PAGES, Order, PAGE_SIZE};
-use memfold_sys::zone::Zone;
+use memfold_sys::zone::{Edge, NoPromise, Zone};
 
 /// A folio's id in the slab of folios; 0 is none.
 pub type FolioId = u32;
@@ -88,6 +88,7 @@ impl Shards {
 /// From key to folio. Every method is given the guard of the key's shard.
 pub struct Index {
     chunks: Zone,
+    edge: Edge,
     nodes: Slab<[u32; NODE_WORDS]>,
     leaves: Slab<[u32; LEAF_WORDS]>,
     chunks_used: AtomicUsize,
@@ -103,7 +104,8 @@ impl Index {
     /// What reserving address space says.
     pub fn new() -> Result<Index, Errno> {
         Ok(Index {
-            chunks: Zone::reserve(CHUNKS * 4, PAGE_SIZE)?,
+            chunks: Zone::reserve_growing(CHUNKS * 4, PAGE_SIZE)?,
+            edge: Edge::default(),
             nodes: Slab::new(1 << 24, 1)?,
             leaves: Slab::new(1 << 26, 1)?,
             chunks_used: AtomicUsize::new(0),
@@ -116,6 +118,13 @@ impl Index {
         assert!(key < KEYS, "key {key:#x} is outside the index");
         // SAFETY: the chunk number is below CHUNKS, and the zone has a word for each.
         unsafe { self.chunks.as_ptr().cast::<u32>().add((key >> MAX_ORDER) as usize) }
+    }
+
+    /// That word is about to be written.
+    fn need_chunk(&self, key: u64) {
+        let end = ((key >> MAX_ORDER) as usize + 1) * size_of::<u32>();
+        let done = self.chunks.need(&self.edge, 0, self.chunks.len(), end);
+        assert!(done.is_ok(), "the index can't grow: {NoPromise}");
     }
 
     /// The folio that covers `key`.
@@ -173,6 +182,7 @@ impl Index {
         // SAFETY: the guard, of the key's shard, excludes every other reader and writer of this chunk's words, nodes and leaves; a node or
         // leaf is given back only when its last word has become 0, and its name is erased at the same time.
         unsafe {
+            self.need_chunk(key);
             let chunk = &mut *self.chunk(key);
             if order == Order::MAX {
                 debug_assert!((*chunk == 0) != (id == 0));

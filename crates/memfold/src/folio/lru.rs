@@ -7,7 +7,7 @@ use memfold_sys::Errno;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::Zone;
+use memfold_sys::zone::{Edge, NoPromise, Zone};
 
 /// A list, or why a folio is on none.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -61,6 +61,7 @@ impl Link {
 /// All lists.
 pub struct Lru {
     links: Zone,
+    edge: Edge,
     ends: Mutex<[Ends; LISTS]>,
     pages: [AtomicU64; LISTS],
 }
@@ -81,7 +82,8 @@ impl Lru {
     pub fn new() -> Result<Lru, Errno> {
         let len = (size_of::<Link>() * (LIMIT + 1)).next_multiple_of(PAGE_SIZE);
         Ok(Lru {
-            links: Zone::reserve(len, PAGE_SIZE)?,
+            links: Zone::reserve_growing(len, PAGE_SIZE)?,
+            edge: Edge::default(),
             ends: Mutex::new([Ends::default(); LISTS]),
             pages: [const { AtomicU64::new(0) }; LISTS],
         })
@@ -89,6 +91,8 @@ impl Lru {
 
     fn link(&self, id: FolioId) -> *mut Link {
         debug_assert!(id != 0 && id as usize <= LIMIT);
+        let done = self.links.need(&self.edge, 0, self.links.len(), size_of::<Link>() * (id as usize + 1));
+        assert!(done.is_ok(), "the lists can't grow: {NoPromise}");
         // SAFETY: ids are at most LIMIT, and the zone has a link for each.
         unsafe { self.links.as_ptr().cast::<Link>().add(id as usize) }
     }

@@ -242,7 +242,7 @@ impl Folios {
 
     /// Any record, of a folio or not. Of one that is no folio of a locked shard, others may be changing all but the atomic fields.
     fn record(&self, id: FolioId) -> &Folio {
-        // SAFETY: the slab has memory for the record as long as it lives, zeros at first, which are a valid `Folio`, as is all that
+        // SAFETY: the record was taken once, so the slab has memory for it as long as it lives, zeros at first, which are a valid `Folio`, as is all that
         // is written there: only by `Cell`s and atomics, and by the slab into `array`, any bits of which are valid. A `Cell` is
         // touched by `create`, whose id nobody else has been given, and by who has the guard of the folio's shard: `get` asks for it.
         unsafe { self.folios.place(id).as_ref() }

@@ -4,23 +4,22 @@ use core::mem::size_of;
 use core::ptr::NonNull;
 use memfold_sys::Errno;
 use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use memfold_sys::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::Zone;
+use memfold_sys::zone::{Edge, NoPromise, Zone};
 
 /// A slab of `T` records, each of `count` consecutive `T`s. Freed records are reused, most recent first.
 pub struct Slab<T> {
     zone: Zone,
+    edge: Edge,
     stride: usize,
     limit: u32,
-    list: Mutex<List>,
+    /// The first free record; 0 for none. Each holds the id of the next.
+    free: Mutex<u32>,
+    /// Records from this one on were never taken and may have no memory.
+    fresh: AtomicU32,
     used: AtomicUsize,
     _records: PhantomData<T>,
-}
-
-struct List {
-    free: u32,
-    next_fresh: u32,
 }
 
 // SAFETY: the slab hands out raw places only; who may read or write a place is its users' own proof.
@@ -37,10 +36,12 @@ impl<T> Slab<T> {
         let stride = (size_of::<T>() * count).max(8);
         let len = (stride * (limit as usize + 1)).next_multiple_of(PAGE_SIZE);
         Ok(Slab {
-            zone: Zone::reserve(len, PAGE_SIZE)?,
+            zone: Zone::reserve_growing(len, PAGE_SIZE)?,
+            edge: Edge::default(),
             stride,
             limit,
-            list: Mutex::new(List { free: 0, next_fresh: 1 }),
+            free: Mutex::new(0),
+            fresh: AtomicU32::new(1),
             used: AtomicUsize::new(0),
             _records: PhantomData,
         })
@@ -49,19 +50,23 @@ impl<T> Slab<T> {
     /// Takes a record; its bytes are whatever they were.
     ///
     /// # Panics
-    /// If all ids are taken: more data is under management than the engine can describe.
+    /// If all ids are taken: more data is under management than the engine can describe. Or if the system promises no more memory.
     pub fn take(&self) -> u32 {
         self.used.fetch_add(1, Relaxed);
-        let mut list = self.list.lock();
-        let id = list.free;
+        let mut free = self.free.lock();
+        let id = *free;
         if id != 0 {
             // SAFETY: the record is free, so its first bytes hold the next free id, written by `give`.
-            list.free = unsafe { self.place(id).cast::<u32>().read() };
+            *free = unsafe { self.place(id).cast::<u32>().read() };
             return id;
         }
-        assert!(list.next_fresh <= self.limit, "the index is full: {} records", self.limit);
-        list.next_fresh += 1;
-        list.next_fresh - 1
+        let id = self.fresh.load(Relaxed);
+        assert!(id <= self.limit, "the index is full: {} records", self.limit);
+        let done = self.zone.need(&self.edge, 0, self.zone.len(), self.stride * (id as usize + 1));
+        assert!(done.is_ok(), "the index can't grow: {NoPromise}");
+        // After its memory is there; written under the lock.
+        self.fresh.store(id + 1, Release);
+        id
     }
 
     /// Gives a record back.
@@ -70,19 +75,19 @@ impl<T> Slab<T> {
     /// - `id` was taken from this slab, is given back once, and nobody uses it any more.
     pub unsafe fn give(&self, id: u32) {
         self.used.fetch_sub(1, Relaxed);
-        let mut list = self.list.lock();
+        let mut free = self.free.lock();
         // SAFETY: the caller hands the record over, so its bytes are ours; a record holds at least 8 of them.
-        unsafe { self.place(id).cast::<u32>().write(list.free) };
-        list.free = id;
+        unsafe { self.place(id).cast::<u32>().write(*free) };
+        *free = id;
     }
 
-    /// The place of a record.
+    /// The place of a record that was taken at some time: it has memory from then on.
     ///
     /// # Panics
-    /// If there is no such record.
+    /// If it never was.
     pub fn place(&self, id: u32) -> NonNull<T> {
-        assert!(id != 0 && id <= self.limit, "record {id} of {}", self.limit);
-        // SAFETY: `stride * limit` bytes are inside the zone.
+        assert!(id != 0 && id < self.fresh.load(Acquire), "record {id} was never taken");
+        // SAFETY: `stride * (limit + 1)` bytes are inside the zone, and `fresh` is at most one past the limit.
         unsafe { NonNull::new_unchecked(self.zone.as_ptr().add(self.stride * id as usize).cast()) }
     }
 

@@ -25,8 +25,8 @@ pub struct Context {
     pub buffer: PageBuffer,
 }
 
-/// All contexts of an engine. The first is made at set-up, each other when it is first borrowed: most processes of a run are small,
-/// and short.
+/// All contexts of an engine, each made when it is first borrowed, the first also by [`Contexts::prepare`]: most processes of a run
+/// are small, and short.
 pub struct Contexts {
     all: Vec<Mutex<Option<Box<Context>>>>,
     /// Dropped after those that use it.
@@ -54,11 +54,14 @@ impl DerefMut for Borrowed<'_> {
 impl Contexts {
     /// Up to `count` contexts (at least 1) for blocks of up to `block`, with batches of `batch` blocks if there are `codecs`:
     /// threads that compress for them.
-    pub fn new(store: &Store, count: usize, block: Order, codecs: Option<SoftwarePool>, batch: usize) -> Contexts {
+    pub fn new(count: usize, block: Order, codecs: Option<SoftwarePool>, batch: usize) -> Contexts {
         let all = (0..count.max(1)).map(|_| Mutex::new(None)).collect();
-        let contexts = Contexts { all, codecs, batch, block };
-        *contexts.all[0].lock() = Some(contexts.make(store));
-        contexts
+        Contexts { all, codecs, batch, block }
+    }
+
+    /// Makes the one that [`Contexts::at_rest`] gives, if there is none.
+    pub fn prepare(&self, store: &Store) {
+        self.all[0].lock().get_or_insert_with(|| self.make(store));
     }
 
     fn make(&self, store: &Store) -> Box<Context> {
@@ -77,10 +80,13 @@ impl Contexts {
     ///
     /// # Safety
     /// - Nobody borrows a context, or calls this, while the reference lives.
+    ///
+    /// # Panics
+    /// If nobody has called [`Contexts::prepare`].
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn at_rest(&self) -> &mut Context {
         // SAFETY: by the caller's promise.
-        unsafe { self.all[0].peek_mut() }.as_mut().expect("made at set-up")
+        unsafe { self.all[0].peek_mut() }.as_mut().expect("made before the rest")
     }
 
     /// A free context, the one last used on this CPU if it is; waits for one if all are taken. `store` is that of [`Contexts::new`].

@@ -8,8 +8,10 @@ use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::now_ns;
 use memfold_sys::units::PAGE_SHIFT;
 
-/// There is always this much room for what faults bring, bytes.
+/// There is always this much room for what faults bring, bytes; of a smaller share of the limit of many processes half, but no less
+/// than the least.
 const FLOOR_BYTES: u64 = WORKABLE_MIN_BYTES / 2;
+const FLOOR_LEAST_BYTES: u64 = 512 << 10;
 /// One part in this many of the bounds is kept for that where there is less to be had.
 const RESERVE_SHARE: u64 = 8;
 /// Folios that could not leave are tried again when none was refused for this long, nanoseconds.
@@ -30,14 +32,14 @@ impl Pager {
         let refused = self.lru.pages(List::Refused);
         let least = match refused {
             1.. if self.config.on_full == OnFull::Grow => refused + (self.reserve_bytes() >> PAGE_SHIFT),
-            _ => FLOOR_BYTES >> PAGE_SHIFT,
+            _ => self.floor_bytes() >> PAGE_SHIFT,
         };
         self.bound().max(least)
     }
 
     /// As [`Pager::bound`], but never less than there always is.
     pub(crate) fn bound_or_floor(&self) -> u64 {
-        self.bound().max(FLOOR_BYTES >> PAGE_SHIFT)
+        self.bound().max(self.floor_bytes() >> PAGE_SHIFT)
     }
 
     /// Uncompressed memory with which the bounds are kept, in pages: the smaller of `resident`, and of `limit` less what
@@ -54,10 +56,14 @@ impl Pager {
         bytes >> PAGE_SHIFT
     }
 
+    fn floor_bytes(&self) -> u64 {
+        (self.quota.least_bytes() / 2).clamp(FLOOR_LEAST_BYTES, FLOOR_BYTES)
+    }
+
     /// What a pool that counts leaves of the limit, and what data that can leave gets beside data that can't, bytes.
     fn reserve_bytes(&self) -> u64 {
         let most = self.quota.least_bytes();
-        FLOOR_BYTES.max(most / RESERVE_SHARE)
+        self.floor_bytes().max(most / RESERVE_SHARE)
     }
 
     /// Tells the store what it may hold now. Where the pool counts against the limit, it leaves room to work in, and takes
@@ -128,8 +134,8 @@ impl Pager {
         s.refused_bytes.store(refused, Relaxed);
         self.bound_pool();
         let is_crowded =
-            self.limit_bytes().is_some_and(|limit| self.counted_pool_bytes() + index + FLOOR_BYTES > limit);
-        if is_crowded || refused > 0 && refused + FLOOR_BYTES > self.bound() << PAGE_SHIFT {
+            self.limit_bytes().is_some_and(|limit| self.counted_pool_bytes() + index + self.floor_bytes() > limit);
+        if is_crowded || refused > 0 && refused + self.floor_bytes() > self.bound() << PAGE_SHIFT {
             self.past_the_limit();
         }
         if self.is_retry_due() {

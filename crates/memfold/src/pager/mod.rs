@@ -111,6 +111,7 @@ pub struct Pager {
     pub(crate) scratch: Zone,
     pub(crate) busy: Busy,
     pub(crate) stats: StatsPlace,
+    cpus: usize,
 }
 
 /// What an engine is made of, besides its settings.
@@ -132,6 +133,16 @@ pub struct Parts {
 }
 
 impl Pager {
+    /// Makes what the engine needs once it manages something.
+    pub(crate) fn prepare(&self) {
+        self.contexts.prepare(&self.store);
+    }
+
+    /// CPUs that the process might use at the start.
+    pub fn cpus(&self) -> usize {
+        self.cpus
+    }
+
     /// Whether there is a swap device.
     pub fn has_swap(&self) -> bool {
         self.swap.is_some()

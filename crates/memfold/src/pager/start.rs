@@ -65,7 +65,7 @@ impl Pager {
                 Some(pool.map_err(|e| alloc::format!("starting threads that compress: {e}"))?)
             }
         };
-        let contexts = Contexts::new(&store, count, config.block_order, codecs, config.batch);
+        let contexts = Contexts::new(count, config.block_order, codecs, config.batch);
         let recompress = config.recompress.as_deref().map(memfold_store::CodecSpec::parse).transpose();
         let recompress = recompress.map_err(|e| alloc::format!("--recompress: {e}"))?;
         let mut pager = Pager {
@@ -101,6 +101,7 @@ impl Pager {
             busy: Busy::new(),
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(space_err)?,
             stats: parts.stats,
+            cpus: parts.cpus,
             config,
         };
         if let Some(path) = &pager.config.swap {

@@ -35,7 +35,7 @@ use memfold_sys::remote::Remote;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::units::{Order, PAGE_SIZE};
-use memfold_sys::zone::Zone;
+use memfold_sys::zone::{Edge, NoPromise, Zone};
 
 /// Bytes before the payload of a packed object.
 pub const HEAD_BYTES: usize = 16 + TAG_BYTES;
@@ -112,6 +112,7 @@ pub struct Swap {
     clusters: Clusters,
     tier: Option<Tier>,
     marks: Zone,
+    edge: Edge,
     buffers: Zone,
     buffer_bytes: usize,
     free: Mutex<[bool; BUFFERS]>,
@@ -158,7 +159,8 @@ impl Swap {
             seal: Seal::new(encrypt)?,
             clusters: Clusters::new(),
             tier,
-            marks: Zone::reserve((slots.max(1) * size_of::<Mark>()).next_multiple_of(PAGE_SIZE), PAGE_SIZE)?,
+            marks: Zone::reserve_growing((slots.max(1) * size_of::<Mark>()).next_multiple_of(PAGE_SIZE), PAGE_SIZE)?,
+            edge: Edge::new(),
             buffers,
             buffer_bytes,
             free: Mutex::new([true; BUFFERS]),
@@ -540,7 +542,10 @@ impl Swap {
     }
 
     fn mark(&self, slot: u64) -> *mut Mark {
-        assert!((slot as usize + 1) * size_of::<Mark>() <= self.marks.len());
+        let end = (slot as usize + 1) * size_of::<Mark>();
+        assert!(end <= self.marks.len());
+        let done = self.marks.need(&self.edge, 0, self.marks.len(), end);
+        assert!(done.is_ok(), "the table of the swap file can't grow: {NoPromise}");
         // SAFETY: the mark lies in the zone.
         unsafe { self.marks.as_ptr().cast::<Mark>().add(slot as usize) }
     }

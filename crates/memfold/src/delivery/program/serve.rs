@@ -31,25 +31,19 @@ struct Start {
 }
 
 impl Watcher {
-    /// Starts handlers for the events and faults of `uffd` (non-blocking, with the events enabled). They never end. With
-    /// `keeps`, a thread that faults all the time is kept on one CPU for short times: see [`Watcher::release_cpu`].
+    /// For the events and faults of `uffd` (non-blocking, with the events enabled). With `keeps`, a thread that faults all the time is
+    /// kept on one CPU for short times: see [`Watcher::release_cpu`].
     ///
     /// # Errors
-    /// No more threads, no /proc, or registering failed.
-    pub fn start(
-        pager: &Arc<Pager>,
-        uffd: &Arc<Uffd>,
-        area_of: AreaOf,
-        spawn: Spawn,
-        keeps: bool,
-    ) -> Result<&'static Watcher, Errno> {
+    /// No /proc, or registering failed.
+    pub fn new(pager: &Arc<Pager>, uffd: &Arc<Uffd>, area_of: AreaOf, keeps: bool) -> Result<&'static Watcher, Errno> {
         let probe = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
         // SAFETY: the zone is the engine's own; its one page is made before anybody touches it.
         unsafe {
             uffd.register(probe.start(), PAGE_SIZE, false)?;
             uffd.zero(probe.start(), PAGE_SIZE).map_err(|p| p.errno)?;
         }
-        let watcher: &'static Watcher = Box::leak(Box::new(Watcher {
+        Ok(Box::leak(Box::new(Watcher {
             pager: pager.clone(),
             uffd: uffd.clone(),
             pagemap: Pagemap::open()?,
@@ -57,15 +51,23 @@ impl Watcher {
             probe,
             area_of,
             begun: AtomicBool::new(false),
-        }));
-        for (handler, &cpu) in watcher.duty.cpus().iter().enumerate() {
-            let start: &'static Start = Box::leak(Box::new(Start { watcher, handler, cpu }));
+        })))
+    }
+
+    /// Starts the handlers, which never end. To be called once, before anything of the program is adopted.
+    ///
+    /// # Errors
+    /// No more threads.
+    pub fn start(&'static self, spawn: Spawn) -> Result<(), Errno> {
+        self.pager.prepare();
+        for (handler, &cpu) in self.duty.cpus().iter().enumerate() {
+            let start: &'static Start = Box::leak(Box::new(Start { watcher: self, handler, cpu }));
             spawn(c"memfold-fault", Some(cpu), run, start as *const Start as usize)?;
         }
-        if let Some((main, arg)) = watcher.duty.waker_thread() {
-            spawn(c"memfold-wake", None, main, arg)?;
+        match self.duty.waker_thread() {
+            Some((main, arg)) => spawn(c"memfold-wake", None, main, arg),
+            None => Ok(()),
         }
-        Ok(watcher)
     }
 
     /// Serves what comes while the engine is at rest: see [`crate::quiesce::journal`].
