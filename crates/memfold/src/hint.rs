@@ -223,7 +223,7 @@ impl Pager {
         let folio = unsafe { self.folios.get(id) };
         let (order, pages) = (folio.order, folio.order.pages() as u64);
         let slot = self.folios.slots(folio)[0];
-        let frame = self.frames.take(order, Kind::Full).or_else(|| self.frames.gather(&*self.space, order).ok()?);
+        let frame = self.frames.take(order, Kind::Full).or_else(|| self.gather(order).ok()?);
         let frame = frame.unwrap_or_else(|| {
             loop {
                 let frame = self.frames.take(order, Kind::Empty).expect("memfold: no address space for a frame");

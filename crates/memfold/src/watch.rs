@@ -64,7 +64,7 @@ pub type AreaOf = fn(usize) -> Option<(usize, usize)>;
 pub struct Watcher {
     pager: Arc<Pager>,
     uffd: Arc<Uffd>,
-    pagemap: Pagemap,
+    pagemap: Arc<Pagemap>,
     duty: Duty,
     /// A registered page that is always there: copying onto it tells whether the address space is changing.
     probe: Zone,
@@ -79,10 +79,11 @@ impl Watcher {
     /// `keeps`, a thread that faults all the time is kept on one CPU for short times: see [`Watcher::release_cpu`].
     ///
     /// # Errors
-    /// No more threads, no /proc, or registering failed.
+    /// No more threads, or registering failed.
     pub fn start(
         pager: &Arc<Pager>,
         uffd: &Arc<Uffd>,
+        pagemap: &Arc<Pagemap>,
         area_of: AreaOf,
         spawn: Spawn,
         keeps: bool,
@@ -96,7 +97,7 @@ impl Watcher {
         let watcher: &'static Watcher = Box::leak(Box::new(Watcher {
             pager: pager.clone(),
             uffd: uffd.clone(),
-            pagemap: Pagemap::open()?,
+            pagemap: pagemap.clone(),
             duty: Duty::new(uffd, keeps),
             probe,
             area_of,
@@ -113,12 +114,11 @@ impl Watcher {
     }
 
     /// In a child of fork, at rest, before any handler runs: registers with a userfaultfd of its own what the parent had under
-    /// management. The frames are registered by the caller.
+    /// management. The frames are registered by the caller, who has reopened the page map.
     ///
     /// # Errors
-    /// No /proc, or registering failed; or the parent's other threads were changing something that nobody can tell.
+    /// Registering failed; or the parent's other threads were changing something that nobody can tell.
     pub fn begin_as_child(&self) -> Result<(), NotCopied> {
-        self.pagemap.reopen()?;
         // SAFETY: no handler runs yet.
         unsafe { self.duty.reset_in_child() };
         // SAFETY: the engine's own page, which is there.
@@ -267,6 +267,11 @@ impl Watcher {
         }
         drop(reading);
         done
+    }
+
+    /// Whether something of the program has been registered.
+    pub fn has_begun(&self) -> bool {
+        self.begun.load(Relaxed)
     }
 
     /// Brings what is managed of `[start, end)` home and gives it back to the kernel: it is not folded again unless it is
