@@ -48,6 +48,7 @@ mod tests {
         assert!(place.is_here());
         // SAFETY: the child reads memory and ends.
         match unsafe { libc::fork() } {
+            // SAFETY: as above.
             0 => unsafe { libc::_exit(place.is_here() as i32) },
             child => {
                 let mut status = 0;

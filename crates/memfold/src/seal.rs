@@ -33,6 +33,8 @@ pub struct Bound {
     pub header: u64,
 }
 
+type MakeKey = fn(&mut [u8]) -> Result<(), Errno>;
+
 /// Seals and opens objects.
 pub struct Seal {
     cipher: Option<Secret<LessSafeKey>>,
@@ -48,7 +50,7 @@ impl Seal {
         Seal::with_key(encrypt.then_some(random))
     }
 
-    fn with_key(make: Option<fn(&mut [u8]) -> Result<(), Errno>>) -> Result<Seal, Errno> {
+    fn with_key(make: Option<MakeKey>) -> Result<Seal, Errno> {
         let cipher = make.map(|make| {
             Secret::new(|| {
                 let mut key = [0; 32];

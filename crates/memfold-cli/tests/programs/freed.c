@@ -34,6 +34,9 @@ static int process_free(void *at, size_t len) {
     return 0;
 }
 
+/* Not dropped where the program has it: then it is still as it was when it comes elsewhere. */
+static volatile uintptr_t spared, spared_end;
+
 /* Has the kernel drop all that it may drop: without swap, what was given up only. */
 static void drop_all(void) {
     FILE *maps = fopen("/proc/self/maps", "r");
@@ -43,7 +46,10 @@ static void drop_all(void) {
         unsigned long start, end;
         char access[5];
         NEED(sscanf(line, "%lx-%lx %4s", &start, &end, access) == 3);
-        if (is(access, "rw-p")) bare(SYS_madvise, start, end - start, MADV_PAGEOUT);
+        if (!is(access, "rw-p")) continue;
+        if (start < spared && spared < end) bare(SYS_madvise, start, spared - start, MADV_PAGEOUT);
+        if (start < spared_end && spared < end) start = spared_end;
+        if (start < end) bare(SYS_madvise, start, end - start, MADV_PAGEOUT);
     }
     fclose(maps);
 }
@@ -118,9 +124,12 @@ static void before(void) {
     NEED(!bare_free(p, len));
     /* Half of it is in use again: it stays. */
     for (size_t at = 0; at < len; at += 2 * PAGE) fill_from(p + at, PAGE, 41, at / PAGE);
-    push_out(map_folded(8 * MIB, 42), 8 * MIB);
+    spared = (uintptr_t)p, spared_end = spared + len;
     pthread_t other;
     NEED(!pthread_create(&other, NULL, drop_until_stopped, NULL));
+    push_out(map_folded(8 * MIB, 42), 8 * MIB);
+    push_out(p, len);
+    spared = spared_end = 0;
     for (int round = 0; round < 6; round++) {
         push_out(filler, 48 * MIB);
         for (size_t at = 0; at < len; at += 2 * PAGE) check_from(p + at, PAGE, 41, at / PAGE);
