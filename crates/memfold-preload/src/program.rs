@@ -14,13 +14,14 @@ use memfold::stats::Stats;
 use memfold_sys::bare;
 use memfold_sys::bin::Bin;
 use memfold_sys::maps::{Area, each_area, each_detailed, flag};
+use memfold_sys::pagemap::Pagemap;
 use memfold_sys::raw::{program_break, set_signals_blocked};
 use memfold_sys::space::UffdSpace;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::{cpu_ns, cpus, now_ns, thread_id};
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::{freeze_list, overlaps_own, set_inherited, unfreeze_list};
+use memfold_sys::zone::{freeze_list, locked_bytes, overlaps_own, set_inherited, unfreeze_list};
 
 use crate::addresses::Remedy;
 use crate::heap::arena;
@@ -65,6 +66,7 @@ pub struct Program {
     pub pager: Arc<Pager>,
     uffd: Arc<Uffd>,
     bin: Arc<Bin>,
+    pagemap: Arc<Pagemap>,
     watcher: &'static Watcher,
     statm: Statm,
     config: Config,
@@ -135,9 +137,10 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
     let features =
         feature::MOVE | feature::THREAD_ID | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
     let uffd = Arc::new(Uffd::open(features, false).map_err(|e| format!("{e}"))?);
-    let bin = Arc::new(Bin::new().map_err(|e| format!("{e}"))?);
+    let pagemap = Arc::new(Pagemap::open().map_err(|e| format!("/proc/self/pagemap: {e}"))?);
+    let bin = Arc::new(Bin::new(pagemap.clone()).map_err(|e| format!("{e}"))?);
     let parts = Parts {
-        space: Box::new(UffdSpace::with_bin(uffd.clone(), bin.clone())),
+        space: Box::new(UffdSpace::with_bin(uffd.clone(), pagemap.clone(), bin.clone())),
         has_move: true,
         has_events: true,
         stats: StatsPlace::shared(stats),
@@ -153,13 +156,14 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
     register_frames(&pager, &uffd)?;
     bare::reserve(config.worker_count(pager.cpus()) + pager.cpus() + MORE_THREADS)
         .map_err(|e| format!("no address space: {e}"))?;
-    let opened = Watcher::new(&pager, &uffd, area_of, config.keep_cpu)
+    let opened = Watcher::new(&pager, &uffd, &pagemap, area_of, config.keep_cpu)
         .and_then(|watcher| Statm::open().map(|statm| (watcher, statm)));
     let (watcher, statm) = opened.map_err(|e| format!("starting the engine: {e}"))?;
     let program: &'static Program = Box::leak(Box::new(Program {
         pager,
         uffd,
         bin,
+        pagemap,
         watcher,
         statm,
         config,
@@ -218,6 +222,10 @@ impl Program {
     /// was. Called by the first engine thread, while no other thread of the child runs on. Ends the process with a
     /// message if that can't be done.
     pub fn begin_as_child(&self, stats: &'static Stats) {
+        // Before anybody asks which pages are there: the parent's map would tell of the parent's.
+        if let Err(e) = self.pagemap.reopen() {
+            say::die(format_args!("in a child of fork: /proc/self/pagemap: {e}"));
+        }
         if let Err(e) = self.uffd.reopen().and_then(|()| self.bin.reopen()) {
             say::die(format_args!("in a child of fork: {e}"));
         }
@@ -346,6 +354,11 @@ impl Program {
         unsafe { self.resume() };
         set_signals_blocked(blocked);
         result
+    }
+
+    /// Whether any of the program's memory has come under management.
+    pub fn has_adopted(&self) -> bool {
+        self.watcher.has_begun()
     }
 
     /// Whether what the program keeps out of core dumps is folded all the same.
@@ -566,7 +579,8 @@ impl Program {
             }
         };
         let never = if self.config.fold_dont_dump { NEVER & !flag::DONT_DUMP } else { NEVER };
-        let details = details || self.marked.load(Relaxed) || proc::locked_bytes() > 0 || proc::merges();
+        let is_locked = proc::locked_bytes() > locked_bytes() as u64;
+        let details = details || self.marked.load(Relaxed) || is_locked || proc::merges();
         let done = if details {
             each_detailed(|area, about| {
                 // What is registered but could not be taken yet has this mark from the engine; the program's own would have ended

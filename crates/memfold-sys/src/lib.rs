@@ -12,6 +12,8 @@ mod clock;
 pub mod sync;
 pub mod raw;
 pub mod zone;
+pub mod birthplace;
+pub mod secret;
 pub mod arena;
 pub mod file;
 pub mod maps;

@@ -154,7 +154,8 @@ mod tests {
             }
         });
         for thread in 0..4 {
-            let texts: Vec<_> = read.iter().filter(|l| l.process == thread).map(|l| l.text.parse().unwrap()).collect();
+            let texts: Vec<u32> =
+                read.iter().filter(|l| l.process == thread).map(|l| l.text.parse().unwrap()).collect();
             assert_eq!(texts, (0..1000).collect::<Vec<u32>>());
         }
     }

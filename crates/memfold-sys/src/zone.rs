@@ -6,7 +6,9 @@ use crate::Errno;
 use crate::sync::StaticMutex;
 use crate::units::PAGE_SIZE;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munlock, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mlock, mmap_anonymous, mprotect, munlock, munmap,
+};
 
 /// A private anonymous reservation, readable and writable, backed by memory page by page as it is touched, and left out of
 /// core dumps.
@@ -37,11 +39,13 @@ unsafe impl Send for Zone {}
 unsafe impl Sync for Zone {}
 
 const LISTED: usize = 4096;
-static LIST: StaticMutex<List> = StaticMutex::new(List { zones: [(0, 0); LISTED], used: 0 });
+static LIST: StaticMutex<List> = StaticMutex::new(List { zones: [(0, 0); LISTED], locked: [false; LISTED], used: 0 });
 
 /// All live zones: first byte and first past it.
 struct List {
     zones: [(usize, usize); LISTED],
+    /// The engine has locked it in memory.
+    locked: [bool; LISTED],
     /// So many places have been used.
     used: usize,
 }
@@ -49,6 +53,11 @@ struct List {
 impl List {
     fn live(&self) -> impl Iterator<Item = &(usize, usize)> {
         self.zones[..self.used].iter().filter(|zone| zone.1 != 0)
+    }
+
+    fn live_where(&self, locked: bool) -> impl Iterator<Item = &(usize, usize)> {
+        let all = self.zones[..self.used].iter().zip(&self.locked);
+        all.filter(move |(zone, is)| zone.1 != 0 && **is == locked).map(|(zone, _)| zone)
     }
 }
 
@@ -103,6 +112,7 @@ impl Zone {
         let mut list = LIST.lock();
         let free = list.zones.iter().position(|slot| slot.1 == 0).ok_or(Errno::NFILE)?;
         list.zones[free] = (base, base + len);
+        list.locked[free] = false;
         list.used = list.used.max(free + 1);
         Ok(zone)
     }
@@ -166,6 +176,28 @@ impl Zone {
     /// A child of fork doesn't get the zone: a touch there ends the child rather than reading zeros.
     pub fn keep_from_children(&self) {
         set_inherited(self.start(), self.start() + self.len, false);
+    }
+
+    /// A child of fork finds zeros in place of the zone's bytes.
+    ///
+    /// # Errors
+    /// EINVAL before Linux 4.14.
+    pub fn wipe_in_children(&self) -> Result<(), Errno> {
+        // SAFETY: the zone's own mapping; no byte of this process changes.
+        unsafe { madvise(self.base.cast(), self.len, Advice::LinuxWipeOnFork) }
+    }
+
+    /// Brings all of the zone to memory and keeps it there, also past what the program unlocks.
+    ///
+    /// # Errors
+    /// What `mlock` says: ENOMEM past RLIMIT_MEMLOCK.
+    pub fn lock(&self) -> Result<(), Errno> {
+        // SAFETY: the zone's own mapping; no byte changes.
+        unsafe { mlock(self.base.cast(), self.len)? };
+        let mut list = LIST.lock();
+        let own = list.zones.iter().position(|slot| slot.0 == self.start()).expect("a live zone is listed");
+        list.locked[own] = true;
+        Ok(())
     }
 
     /// Asks the kernel for the memory of `[offset, offset + len)` in one call, which costs less than a fault for each
@@ -293,10 +325,23 @@ pub fn set_marked(start: usize, end: usize, marked: bool) {
     let _ = unsafe { madvise(start as *mut _, end - start, advice) };
 }
 
+/// Bytes that the engine has locked by itself ([`Zone::lock`]).
+pub fn locked_bytes() -> usize {
+    LIST.lock().live_where(true).map(|zone| zone.1 - zone.0).sum()
+}
+
+/// Undoes what the program's munlockall has done to what the engine has locked.
+pub fn lock_again() {
+    for zone in LIST.lock().live_where(true) {
+        // SAFETY: the engine's own mapping; no byte changes. It was possible before.
+        let _ = unsafe { mlock(zone.0 as *mut _, zone.1 - zone.0) };
+    }
+}
+
 /// Undoes for every live zone what the program's mlockall has done to it: frames that are locked could not take part in
 /// moves, and the kernel would fill zones that are meant to be sparse.
 pub fn unlock_all() {
-    for zone in LIST.lock().live() {
+    for zone in LIST.lock().live_where(false) {
         // SAFETY: the engine's own mapping; no byte changes. Not fatal: a locked frame is copied from, not moved.
         let _ = unsafe { munlock(zone.0 as *mut _, zone.1 - zone.0) };
     }

@@ -214,7 +214,7 @@ impl Pager {
         let folio = self.folios.get(guard, id);
         let (order, pages) = (folio.order(), folio.pages());
         let slot = self.folios.slots(folio)[0].get();
-        let frame = self.frames.take(order, Kind::Full).or_else(|| self.frames.gather(&*self.space, order).ok()?);
+        let frame = self.frames.take(order, Kind::Full).or_else(|| self.gather(order).ok()?);
         let frame = frame.unwrap_or_else(|| {
             loop {
                 let frame = self.frames.take(order, Kind::Empty).expect("memfold: no address space for a frame");

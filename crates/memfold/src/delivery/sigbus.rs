@@ -2,18 +2,58 @@
 //!
 //! The handler runs with every signal blocked, so no other handler of the program can fault while an engine lock is held.
 //! It makes raw system calls only, so `errno` stays as it was.
+//!
+//! A child of fork has the handler, but none of its parent's engines: the list of them is empty there.
 use crate::fault::{Fault, Served};
 use crate::pager::Pager;
+use alloc::boxed::Box;
+use core::mem::forget;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::SeqCst};
+use memfold_sys::Errno;
 use memfold_sys::sync::StaticMutex;
 use memfold_sys::thread::{Previous, SigbusInfo, set_sigbus, yield_now};
+use memfold_sys::units::PAGE_SIZE;
+use memfold_sys::zone::Zone;
 
 /// Engines with signal delivery in one process, at most.
 pub const ENGINES_MAX: usize = 64;
 
-static ENGINES: Engines<Pager> = Engines { places: [const { Place::empty() }; ENGINES_MAX] };
-static PREVIOUS: StaticMutex<Option<Previous>> = StaticMutex::new(None);
+/// In a page that fork wipes, once there is one.
+static LIST: AtomicPtr<List> = AtomicPtr::new(null_mut());
+/// What the handler has replaced. Noted before it is installed, and installed before that is noted: who looks at both at any
+/// time, as a child of fork does, knows what is left to do.
+static PREVIOUS: AtomicPtr<Previous> = AtomicPtr::new(null_mut());
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+/// All that a child of fork must find as new. Zeros are an empty list that nobody holds.
+struct List {
+    engines: Engines<Pager>,
+    installing: StaticMutex<()>,
+}
+
+const _: () = assert!(size_of::<List>() <= PAGE_SIZE);
+
+impl List {
+    fn get() -> Option<&'static List> {
+        // SAFETY: null, or an aligned page that is large enough, holds nothing else, and is never given back. It began as zeros, as
+        // it does in children of fork, and these are a list.
+        unsafe { LIST.load(SeqCst).as_ref() }
+    }
+
+    fn get_or_make() -> Result<&'static List, Errno> {
+        if let Some(list) = List::get() {
+            return Ok(list);
+        }
+        let page = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
+        page.wipe_in_children()?;
+        let list = page.as_ptr().cast::<List>();
+        if LIST.compare_exchange(null_mut(), list, SeqCst, SeqCst).is_ok() {
+            forget(page);
+        }
+        Ok(List::get().expect("there is one by now"))
+    }
+}
 
 /// Engines that any thread may look through at any time, also from a signal handler, while others come and go.
 struct Engines<T> {
@@ -27,6 +67,7 @@ struct Place<T> {
     visitors: AtomicU32,
 }
 
+#[cfg(test)]
 impl<T> Place<T> {
     const fn empty() -> Place<T> {
         Place { engine: AtomicPtr::new(null_mut()), visitors: AtomicU32::new(0) }
@@ -68,23 +109,31 @@ impl<T> Engines<T> {
 }
 
 /// Lists an engine, and installs the handler with the first. `false` if there are too many.
-pub(crate) fn enlist(pager: &Pager) -> bool {
-    let mut previous = PREVIOUS.lock();
-    if previous.is_none() {
-        *previous = Some(set_sigbus(on_sigbus));
+///
+/// # Errors
+/// No page for the list.
+pub(crate) fn enlist(pager: &Pager) -> Result<bool, Errno> {
+    let list = List::get_or_make()?;
+    let installing = list.installing.lock();
+    if !INSTALLED.load(SeqCst) {
+        set_sigbus(on_sigbus, |previous| PREVIOUS.store(Box::into_raw(Box::new(previous)), SeqCst));
+        INSTALLED.store(true, SeqCst);
     }
-    ENGINES.enlist(pager)
+    drop(installing);
+    Ok(list.engines.enlist(pager))
 }
 
 /// Takes an engine off the list. No thread may be touching its memory. Threads that touch that of others may be looking
 /// at the engine to see whether a fault is its own: they are waited for.
 pub(crate) fn delist(pager: &Pager) {
-    ENGINES.delist(pager);
+    if let Some(list) = List::get() {
+        list.engines.delist(pager);
+    }
 }
 
 fn on_sigbus(info: &SigbusInfo) {
     let addr = info.addr();
-    let served = ENGINES.any(|pager| {
+    let serve = |pager: &Pager| {
         loop {
             // A fault on a protected page is told from a missing one by what happens: protection is lifted either way.
             match pager.fault(Fault { addr, ..Fault::default() }) {
@@ -93,12 +142,13 @@ fn on_sigbus(info: &SigbusInfo) {
                 Served::NotManaged => return false,
             }
         }
-    });
-    if served {
+    };
+    if List::get().is_some_and(|list| list.engines.any(serve)) {
         return;
     }
     // Not ours: do what the program had asked for.
-    match PREVIOUS.lock().as_ref() {
+    // SAFETY: null, or a leaked box.
+    match unsafe { PREVIOUS.load(SeqCst).as_ref() } {
         Some(previous) => previous.call(info),
         None => unreachable!("the handler is installed after what it replaced was noted"),
     }
@@ -109,6 +159,15 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
     use std::sync::mpsc;
+
+    #[test]
+    fn a_list_of_zeros_is_an_empty_one() {
+        // SAFETY: pointers, numbers and a lock of numbers, for all of which zeros are a value.
+        let list: List = unsafe { core::mem::zeroed() };
+        assert!(!list.engines.any(|_| true));
+        drop(list.installing.lock());
+        assert!(list.engines.places.iter().all(|place| place.visitors.load(SeqCst) == 0));
+    }
 
     #[test]
     fn an_engine_is_not_gone_while_a_thread_looks_at_it() {

@@ -314,6 +314,8 @@ impl Pager {
             // SAFETY: the shard is locked, the folio is `Resident`, and its new frame is empty from `done` on.
             let result = unsafe { self.space.move_pages(to + done, home + done, most, false) };
             let step = result.map_or_else(|p| p.done, |()| most);
+            // SAFETY: the pages that the move has just brought to a frame of ours.
+            unsafe { self.space.keep(to + done, step) };
             moved += step >> PAGE_SHIFT;
             done += step;
             let Err(Partial { done: 0, errno }) = result else {
@@ -327,6 +329,8 @@ impl Pager {
                     // thought to be empty. The frame was empty, so what is in it came from there. By now something else may be
                     // at the home: an unmap was under way, and another thread has mapped something there since.
                     stats::add(&self.stats.move_uncounted, 1);
+                    // SAFETY: as above.
+                    unsafe { self.space.keep(to + done, PAGE_SIZE) };
                     moved += 1;
                     done += PAGE_SIZE;
                 }

@@ -78,7 +78,7 @@ impl Pager {
                     return Ok(Some(frame));
                 }
             } else if room && self.frames.full_free() >= pages {
-                match self.frames.gather(&*self.space, order) {
+                match self.gather(order) {
                     Ok(Some(frame)) => return Ok(Some(frame)),
                     Err(Errno::AGAIN) => return Err(NoFrame::Again),
                     _ if large => return Ok(None),
@@ -119,6 +119,11 @@ impl Pager {
                 Size(self.frames.zone().len() as u64)
             ),
         }
+    }
+
+    /// As [`crate::frames::Frames::gather`]; without UFFDIO_MOVE there is nothing to gather with.
+    pub(crate) fn gather(&self, order: Order) -> Result<Option<Frame>, Errno> {
+        if self.has_move { self.frames.gather(&*self.space, order) } else { Ok(None) }
     }
 
     fn populated(&self, order: Order) -> Result<Option<Frame>, NoFrame> {

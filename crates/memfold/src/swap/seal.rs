@@ -1,6 +1,7 @@
 //! The guard of what leaves memory: encryption with authentication, or a checksum alone.
 //!
-//! AES-256-GCM under a random key that is made for this run and kept in memory only. **No nonce is used twice with the
+//! AES-256-GCM under a random key that is made for this run and kept in memory only: in a page that is locked there, left out of
+//! core dumps and of children, and wiped at the end. **No nonce is used twice with the
 //! key**: the nonce is a number from one counter of this [`Seal`], each number is given out once by one atomic addition,
 //! 2^64 of them are never used up, no other `Seal` has the key, and a child of fork never writes with its parent's engine.
 //! A write that is tried again takes a new number.
@@ -11,9 +12,9 @@
 //!
 //! Without encryption the tag is an XXH3-128 of the same: it finds damage before it is decoded. That nobody's bytes are taken for
 //! others is left to the fingerprint.
-use alloc::boxed::Box;
 use memfold_store::xxh3_128;
 use memfold_sys::Errno;
+use memfold_sys::secret::{Secret, wipe_bytes};
 use memfold_sys::swapfile::random;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
@@ -32,9 +33,11 @@ pub struct Bound {
     pub header: u64,
 }
 
+type MakeKey = fn(&mut [u8]) -> Result<(), Errno>;
+
 /// Seals and opens objects.
 pub struct Seal {
-    cipher: Option<Box<LessSafeKey>>,
+    cipher: Option<Secret<LessSafeKey>>,
     next: AtomicU64,
 }
 
@@ -42,16 +45,23 @@ impl Seal {
     /// With a key of its own, or with checksums only.
     ///
     /// # Errors
-    /// The kernel gives no random bytes.
+    /// The kernel gives no random bytes, or no page for the key.
     pub fn new(encrypt: bool) -> Result<Seal, Errno> {
-        let mut key = [0; 32];
-        if encrypt {
-            random(&mut key)?;
-        }
-        // "Less safe" is that the caller chooses the nonces; see above.
-        let cipher = || Box::new(LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("32 bytes")));
-        let cipher = encrypt.then(cipher);
-        Ok(Seal { cipher, next: AtomicU64::new(1) })
+        Seal::with_key(encrypt.then_some(random))
+    }
+
+    fn with_key(make: Option<MakeKey>) -> Result<Seal, Errno> {
+        let cipher = make.map(|make| {
+            Secret::new(|| {
+                let mut key = [0; 32];
+                make(&mut key)?;
+                // "Less safe" is that the caller chooses the nonces; see above.
+                let cipher = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("32 bytes"));
+                wipe_bytes(&mut key);
+                Ok(cipher)
+            })
+        });
+        Ok(Seal { cipher: cipher.transpose()?, next: AtomicU64::new(1) })
     }
 
     /// A number that no other object has, for [`Bound::number`].
@@ -149,6 +159,62 @@ mod tests {
             assert!(!opens(Bound { number: seal.number(), ..bound }, &sealed, tag));
             assert!(!opens(Bound { header: 78, ..bound }, &sealed, tag));
         }
+    }
+
+    /// Byte `n` of a key that no place but the one under test has as it is.
+    fn key_byte(n: usize) -> u8 {
+        (n as u8).wrapping_mul(73) ^ 0x5a
+    }
+
+    /// Addresses in memory that this process may write to, where the first half of that key lies.
+    fn places_of_key() -> Vec<usize> {
+        use std::os::unix::fs::FileExt;
+        let memory = std::fs::File::open("/proc/self/mem").unwrap();
+        let mut places = Vec::new();
+        let mut buffer = std::vec![0u8; 1 << 20];
+        let own = buffer.as_ptr() as usize..buffer.as_ptr() as usize + buffer.len();
+        for line in std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains(" rw-p ")) {
+            let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+            let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap());
+            // Reservations of terabytes hold next to nothing; reading them would make their pages.
+            let pagemap = memfold_sys::pagemap::Pagemap::open().unwrap();
+            let _ = pagemap.for_each_populated(start, end, |start, end| {
+                let mut at = start;
+                while at < end {
+                    let len = buffer.len().min(end - at);
+                    let read = memory.read_at(&mut buffer[..len], at as u64).unwrap_or(0);
+                    let found = buffer[..read].windows(16).enumerate();
+                    let found =
+                        found.filter(|(_, bytes)| bytes.iter().enumerate().all(|(n, byte)| *byte == key_byte(n)));
+                    places.extend(found.map(|(offset, _)| at + offset).filter(|at| !own.contains(at)));
+                    at += len;
+                }
+            });
+        }
+        places
+    }
+
+    /// The key is its own first round key, so its cipher holds it.
+    #[test]
+    fn the_key_is_in_its_locked_page_and_nowhere_else_and_gone_at_the_end() {
+        fn make(key: &mut [u8]) -> Result<(), Errno> {
+            key.iter_mut().enumerate().for_each(|(n, byte)| *byte = key_byte(n));
+            Ok(())
+        }
+        let seal = Seal::with_key(Some(make)).unwrap();
+        let bound = Bound { place: 8192, number: seal.number(), header: 77 };
+        let mut sealed = plain();
+        let tag = seal.close(bound, &mut sealed);
+        assert!(seal.open(bound, &mut sealed, &tag));
+        let cipher: &LessSafeKey = seal.cipher.as_ref().unwrap();
+        let page = &raw const *cipher as usize;
+        let places = places_of_key();
+        assert!(!places.is_empty(), "the test looks for what isn't there");
+        let elsewhere: Vec<_> =
+            places.iter().filter(|at| **at < page || **at >= page + size_of::<LessSafeKey>()).collect();
+        assert_eq!(elsewhere, [&0; 0]);
+        drop(seal);
+        assert_eq!(places_of_key(), []);
     }
 
     #[test]

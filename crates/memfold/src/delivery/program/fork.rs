@@ -33,12 +33,11 @@ impl From<Errno> for NotCopied {
 
 impl Watcher {
     /// In a child of fork, at rest, before any handler runs: registers with a userfaultfd of its own what the parent had under
-    /// management. The frames are registered by the caller.
+    /// management. The frames are registered by the caller, who has reopened the page map.
     ///
     /// # Errors
-    /// No /proc, or registering failed; or the parent's other threads were changing something that nobody can tell.
+    /// Registering failed; or the parent's other threads were changing something that nobody can tell.
     pub fn begin_as_child(&self) -> Result<(), NotCopied> {
-        self.pagemap.reopen()?;
         // SAFETY: no handler runs yet.
         unsafe { self.duty.reset_in_child() };
         // SAFETY: the engine's own page, which is there.

@@ -21,7 +21,7 @@ use memfold_sys::Errno;
 use memfold_sys::lookup::each_private_area;
 use memfold_sys::maps::{Area, Details, each_detailed};
 use memfold_sys::pagemap::Pagemap;
-use memfold_sys::sync::atomic::AtomicBool;
+use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use memfold_sys::uffd::Uffd;
 use memfold_sys::units::PAGE_SIZE;
 use memfold_sys::zone::{Zone, overlaps_own};
@@ -35,7 +35,7 @@ pub type AreaOf = fn(usize) -> Option<(usize, usize)>;
 pub struct Watcher {
     pager: Arc<Pager>,
     uffd: Arc<Uffd>,
-    pagemap: Pagemap,
+    pagemap: Arc<Pagemap>,
     duty: Duty,
     /// A registered page that is always there: copying onto it tells whether the address space is changing.
     probe: Zone,
@@ -50,6 +50,11 @@ impl Watcher {
     /// or set the CPUs of a thread: a thread that is kept on one CPU is let go, and for a second none is kept.
     pub fn release_cpu(&self) {
         self.duty.release();
+    }
+
+    /// Whether something of the program has been registered.
+    pub fn has_begun(&self) -> bool {
+        self.begun.load(Relaxed)
     }
 
     /// Whether no change of the address space is on its way.

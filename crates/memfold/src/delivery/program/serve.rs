@@ -35,8 +35,14 @@ impl Watcher {
     /// kept on one CPU for short times: see [`Watcher::release_cpu`].
     ///
     /// # Errors
-    /// No /proc, or registering failed.
-    pub fn new(pager: &Arc<Pager>, uffd: &Arc<Uffd>, area_of: AreaOf, keeps: bool) -> Result<&'static Watcher, Errno> {
+    /// Registering failed.
+    pub fn new(
+        pager: &Arc<Pager>,
+        uffd: &Arc<Uffd>,
+        pagemap: &Arc<Pagemap>,
+        area_of: AreaOf,
+        keeps: bool,
+    ) -> Result<&'static Watcher, Errno> {
         let probe = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
         // SAFETY: the zone is the engine's own; its one page is made before anybody touches it.
         unsafe {
@@ -46,7 +52,7 @@ impl Watcher {
         Ok(Box::leak(Box::new(Watcher {
             pager: pager.clone(),
             uffd: uffd.clone(),
-            pagemap: Pagemap::open()?,
+            pagemap: pagemap.clone(),
             duty: Duty::new(uffd, keeps),
             probe,
             area_of,
