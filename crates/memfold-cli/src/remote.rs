@@ -167,7 +167,9 @@ fn set_apart() {
         libc::prctl(libc::PR_SET_NAME, c"memfold-remote".as_ptr());
         // Stopped, it would not see that its parent is gone.
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT);
-        IGNORED.iter().for_each(|&signal| _ = libc::signal(signal, libc::SIG_IGN));
+        for signal in IGNORED {
+            libc::signal(signal, libc::SIG_IGN);
+        }
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
             limit.rlim_cur = limit.rlim_max;

@@ -2,6 +2,7 @@
 mod common;
 use common::{Program, Scratch, assert_refused, binaries, compile, memfold, run};
 use memfold_testkit::redis::{self, DURABLE, Server, port};
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -72,6 +73,17 @@ impl Keeper {
         let processes = std::fs::read_dir("/proc").unwrap().flatten();
         let mut processes = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         processes.find(is_it).expect("the service is a child of memfold run")
+    }
+
+    /// The keys in the store, when data has ceased to move there.
+    fn settled(&self, server: &Server) -> Vec<String> {
+        let mut keys = Vec::new();
+        wait_for("the mover to rest", || {
+            let before = std::mem::replace(&mut keys, server.keys());
+            std::thread::sleep(Duration::from_millis(300));
+            keys.len() > 100 && keys == before
+        });
+        keys
     }
 
     fn errors(&self) -> String {
@@ -152,12 +164,13 @@ fn data_in_the_store_outlives_its_expiry_while_the_whole_job_is_stopped() {
     let Some(bin) = tools() else { return };
     let (server, program) = (Server::start(&[]), compile("keeper"));
     let flags = ["--remote", &server.url(), "--remote-expiry", "4"];
-    let mut keeper = Keeper::start_by(&bin, &program, &flags, |command| _ = command.process_group(0));
+    let mut keeper = Keeper::start_by(&bin, &program, &flags, |command| {
+        command.process_group(0);
+    });
     let job = -(keeper.runner.id() as i32);
     keeper.does("fill 96");
+    let keys = keeper.settled(&server);
     signal(job, libc::SIGSTOP);
-    let keys = server.keys();
-    assert!(keys.len() > 100, "{} keys", keys.len());
     // What the promise is about.
     std::thread::sleep(Duration::from_secs(6));
     let left = server.keys().len();
@@ -176,16 +189,16 @@ fn data_in_the_store_outlives_its_expiry_while_the_whole_job_is_stopped() {
 fn a_service_that_is_stopped_is_told_of_while_the_data_is_still_there() {
     let Some(bin) = tools() else { return };
     let (server, program) = (Server::start(&[]), compile("keeper"));
-    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url(), "--remote-expiry", "24"]);
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url(), "--remote-expiry", "40"]);
     keeper.does("fill 96");
+    let keys = keeper.settled(&server).len();
     let service = keeper.service();
     signal(service, libc::SIGSTOP);
-    let keys = server.keys().len();
     wait_for("a warning", || keeper.errors().contains("kept its data from expiring"));
     assert_eq!(server.keys().len(), keys, "the warning comes before");
     signal(service, libc::SIGCONT);
     let errors = keeper.errors();
-    let words = [&server.url(), "kill -CONT", "gone after 24 s", "--remote-expiry"];
+    let words = [&server.url(), "kill -CONT", "gone after 40 s", "--remote-expiry"];
     assert!(words.iter().all(|word| errors.contains(word)), "{errors}");
     assert_eq!(errors.matches("expiring").count(), 1, "{errors}");
     keeper.does("check");
@@ -196,9 +209,9 @@ fn a_service_that_is_stopped_is_told_of_while_the_data_is_still_there() {
 fn a_store_that_cant_be_reached_for_half_of_the_expiry_is_told_of_while_the_data_is_still_there() {
     let Some(bin) = tools() else { return };
     let (mut server, program) = (Server::start(DURABLE), compile("keeper"));
-    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url(), "--remote-expiry", "20"]);
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url(), "--remote-expiry", "40"]);
     keeper.does("fill 96");
-    let keys = server.keys().len();
+    let keys = keeper.settled(&server).len();
     server.kill();
     wait_for("a warning", || keeper.errors().contains("could not be refreshed"));
     server.restart();
@@ -248,12 +261,11 @@ fn two_hundred_processes_share_a_store_under_a_low_limit_of_descriptors() {
     let scratch = Scratch::new();
     let (swap, out) = (scratch.path("swap"), scratch.path("out"));
     std::fs::create_dir(&swap).unwrap();
-    // Each says "right" for either order, and ends when all have come so far.
+    // Each says "right" for either order, and ends when it is told so.
     let script = format!(
         "ulimit -S -n; mkfifo {out}.gate; exec 9<>{out}.gate; \
-         for i in $(seq 200); do {{ printf 'fill 2\\ncheck\\n'; read x <&9; }} | {} >{out}.$i & done; \
-         until [ $(cat {out}.[0-9]* | grep -c right) = 400 ]; do sleep 0.2; done; \
-         seq 200 >&9; wait",
+         for i in $(seq 200); do {{ printf 'fill 4\\ncheck\\n'; read x <&9; }} | {} >{out}.$i & done; \
+         read line; seq 200 >&9; wait",
         program.path
     );
     let flags = ["run", "--limit", "32M", "--swap", &swap, "--swap-size", "1M", "--swap-keep-free", "64M"];
@@ -269,12 +281,19 @@ fn two_hundred_processes_share_a_store_under_a_low_limit_of_descriptors() {
             Ok(())
         })
     };
-    let output = command.output().unwrap();
+    let mut runner = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let said = || (1..=200).map(|i| std::fs::read_to_string(format!("{out}.{i}")).unwrap_or_default());
+    let is_right = |said: String| said.matches("right").count() == 2;
+    wait_for("200 processes", || said().all(is_right) || runner.try_wait().unwrap().is_some());
+    let keys = server.keys();
+    let engines: BTreeSet<&str> = keys.iter().filter_map(|key| key.split(':').nth(2)).collect();
+    drop(runner.stdin.take());
+    let output = runner.wait_with_output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{errors}");
     assert_eq!(output.stdout, b"50\n", "CMD has the limit that memfold was given");
-    let all = (1..=200).map(|i| std::fs::read_to_string(format!("{out}.{i}")).unwrap_or_default());
-    assert_eq!(all.filter(|said| said.matches("right").count() == 2).count(), 200, "{errors}");
+    assert_eq!(said().filter(|said| is_right(said.clone())).count(), 200, "{errors}");
+    assert!(engines.len() > 190, "only {} have data in the store", engines.len());
     assert_eq!(server.cli(&["dbsize"]), "0");
 }
 

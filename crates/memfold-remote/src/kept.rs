@@ -54,8 +54,9 @@ impl Kept {
     fn begin(&self, now: Duration) -> bool {
         let mut state = self.state();
         let is_due = state.begun.is_some() || now.saturating_sub(state.whole) >= self.expiry / PASSES;
-        if is_due {
-            state.begun.get_or_insert(now);
+        if is_due && (state.begun.is_none() || state.last.is_none()) {
+            // No key has been reached yet.
+            state.begun = Some(now);
         }
         is_due
     }
@@ -189,9 +190,10 @@ mod tests {
         let text = fails(&kept, at(13)).unwrap();
         assert!(text.contains("for 13 h and expire in 11 h") && text.ends_with("no route"), "{text}");
         assert_eq!(fails(&kept, at(14)), None);
+        assert!(kept.begin(at(20)));
         let text = kept.take(at(20), Ok(()), false).unwrap();
         assert!(text.is_calm && text.text.contains("refreshed again"), "{}", text.text);
-        assert!(!kept.begin(at(14)));
+        assert!(!kept.begin(at(25)), "no key was reached before, so all are fresh");
     }
 
     #[test]
