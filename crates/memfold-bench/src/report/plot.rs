@@ -1,7 +1,8 @@
 //! Plots as SVG that takes its text colour from the page around it, for light and dark.
 
 use anyhow::anyhow;
-use plotters::coord::ranged1d::SegmentValue;
+use plotters::chart::MeshStyle;
+use plotters::coord::ranged1d::{SegmentValue, ValueFormatter};
 use plotters::prelude::*;
 
 const WIDTH: u32 = 860;
@@ -76,18 +77,15 @@ pub fn bars(unit: &str, bars: &[Bar]) -> anyhow::Result<String> {
             SegmentValue::CenterOf(at) if *at < count => bars[count - 1 - at].name.clone(),
             _ => String::new(),
         };
-        chart
-            .configure_mesh()
-            .disable_y_mesh()
-            .x_desc(unit)
-            .y_labels(count)
-            .y_label_formatter(&name)
-            .x_label_formatter(&|x| short(*x))
-            .light_line_style(TRANSPARENT)
-            .bold_line_style(BLACK.mix(0.15))
-            .axis_style(BLACK.mix(0.5))
-            .label_style((FONT, 13).into_font().color(&BLACK))
-            .draw()?;
+        draw_mesh(
+            chart
+                .configure_mesh()
+                .disable_y_mesh()
+                .x_desc(unit)
+                .y_labels(count)
+                .y_label_formatter(&name)
+                .x_label_formatter(&|x| short(*x)),
+        )?;
         for (index, bar) in bars.iter().enumerate() {
             let at = count - 1 - index;
             let above = if at + 1 == count { SegmentValue::Last } else { SegmentValue::Exact(at + 1) };
@@ -140,26 +138,20 @@ pub fn lines(axes: Axes, lines: &[Line]) -> anyhow::Result<String> {
     Ok(themed(&svg))
 }
 
-fn draw_lines<
-    'a,
-    X: plotters::coord::ranged1d::Ranged<ValueType = f64> + plotters::coord::ranged1d::ValueFormatter<f64>,
->(
+fn draw_lines<'a, X: Ranged<ValueType = f64> + ValueFormatter<f64>>(
     chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, plotters::coord::types::RangedCoordf64>>,
     axes: Axes,
     lines: &[Line],
 ) -> anyhow::Result<()> {
-    chart
-        .configure_mesh()
-        .x_desc(axes.x)
-        .y_desc(axes.y)
-        .x_labels(12)
-        .x_label_formatter(&|x| short(*x))
-        .y_label_formatter(&|y| short(*y))
-        .light_line_style(TRANSPARENT)
-        .bold_line_style(BLACK.mix(0.15))
-        .axis_style(BLACK.mix(0.5))
-        .label_style((FONT, 13).into_font().color(&BLACK))
-        .draw()?;
+    draw_mesh(
+        chart
+            .configure_mesh()
+            .x_desc(axes.x)
+            .y_desc(axes.y)
+            .x_labels(12)
+            .x_label_formatter(&|x| short(*x))
+            .y_label_formatter(&|y| short(*y)),
+    )?;
     for (index, line) in lines.iter().enumerate() {
         let style = COLOURS[index % COLOURS.len()].stroke_width(2);
         chart
@@ -172,6 +164,20 @@ fn draw_lines<
         .position(if axes.log_x.is_some() { SeriesLabelPosition::LowerRight } else { SeriesLabelPosition::MiddleRight })
         .label_font((FONT, 13).into_font().color(&BLACK))
         .border_style(BLACK.mix(0.2))
+        .draw()?;
+    Ok(())
+}
+
+/// Draws axes and lines as all plots have them.
+fn draw_mesh<X, Y>(mesh: &mut MeshStyle<'_, '_, X, Y, SVGBackend<'_>>) -> anyhow::Result<()>
+where
+    X: Ranged + ValueFormatter<<X as Ranged>::ValueType>,
+    Y: Ranged + ValueFormatter<<Y as Ranged>::ValueType>,
+{
+    mesh.light_line_style(TRANSPARENT)
+        .bold_line_style(BLACK.mix(0.15))
+        .axis_style(BLACK.mix(0.5))
+        .label_style((FONT, 13).into_font().color(&BLACK))
         .draw()?;
     Ok(())
 }
