@@ -8,7 +8,7 @@ static CALLS: AtomicU64 = AtomicU64::new(0);
 /// The thread whose calls count: the test's harness has one of its own, which tells of a test that takes long.
 static COUNTED: AtomicI32 = AtomicI32::new(0);
 
-fn count() {
+fn note_call() {
     // SAFETY: takes nothing and returns a number.
     if unsafe { libc::gettid() } == COUNTED.load(SeqCst) {
         CALLS.fetch_add(1, SeqCst);
@@ -25,28 +25,28 @@ unsafe extern "C" {
 
 #[unsafe(no_mangle)]
 extern "C" fn malloc(size: usize) -> *mut c_void {
-    count();
+    note_call();
     // SAFETY: any size is allowed.
     unsafe { __libc_malloc(size) }
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn calloc(items: usize, size: usize) -> *mut c_void {
-    count();
+extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    note_call();
     // SAFETY: any numbers are allowed.
     unsafe { __libc_calloc(items, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn realloc(at: *mut c_void, size: usize) -> *mut c_void {
-    count();
+    note_call();
     // SAFETY: as the caller says.
     unsafe { __libc_realloc(at, size) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn free(at: *mut c_void) {
-    count();
+    note_call();
     // SAFETY: as the caller says.
     unsafe { __libc_free(at) }
 }
