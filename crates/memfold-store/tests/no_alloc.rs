@@ -34,7 +34,7 @@ extern "C" fn malloc(size: usize) -> *mut c_void {
 extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     note_call();
     // SAFETY: any numbers are allowed.
-    unsafe { __libc_calloc(items, size) }
+    unsafe { __libc_calloc(count, size) }
 }
 
 #[unsafe(no_mangle)]
