@@ -92,7 +92,8 @@ pub mod tests {
         let (path, door) = order.strip_prefix("stats=").and_then(|rest| rest.split_once(";door=")).unwrap();
         let (_, key) = door.split_once(',').unwrap();
         let key = memfold_sys::door::Key::parse(key).unwrap();
-        let other = Table::open(fs::File::options().read(true).write(true).open(path).unwrap(), &key).unwrap();
+        let file = rustix::fs::open(path, rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
+        let other = Table::open(file, &key).unwrap();
         assert_eq!(other.bounds(), (u64::MAX, u64::MAX));
         claim(&slots, 77);
         assert_eq!(other.processes().map(|process| process.pid()).collect::<Vec<_>>(), [77]);
