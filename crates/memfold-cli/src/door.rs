@@ -191,7 +191,7 @@ mod tests {
         assert_eq!((sent, stranger.0.sun_family as i32), (17, libc::AF_UNIX));
         let (got, number) = memfold_sys::door::ask(name.as_bytes(), &key).unwrap();
         assert_eq!(number, std::process::id());
-        // SAFETY: the descriptor was this one's own.
+        // SAFETY: the descriptor is given up by the one that had it.
         let got = unsafe { std::fs::File::from_raw_fd(rustix::fd::IntoRawFd::into_raw_fd(got)) };
         let text = std::io::read_to_string(got).unwrap();
         assert_eq!(text, std::fs::read_to_string("/etc/passwd").unwrap());

@@ -82,7 +82,7 @@ pub fn command() -> Command {
                 .long(LOG)
                 .value_name("FILE")
                 .value_parser(value_parser!(PathBuf))
-                .help("append what memfold says while CMD runs, and the summary, to FILE in place of stderr"),
+                .help(wrapped("append what memfold says while CMD runs, and the summary, to FILE in place of stderr")),
         )
         .arg(Arg::new(LIST).long(LIST).action(ArgAction::SetTrue).exclusive(true).help("list the runs of this user"))
         .arg(

@@ -92,10 +92,7 @@ pub mod tests {
         let (path, door) = order.strip_prefix("stats=").and_then(|rest| rest.split_once(";door=")).unwrap();
         let (_, key) = door.split_once(',').unwrap();
         let key = memfold_sys::door::Key::parse(key).unwrap();
-        let file = fs::File::options().read(true).write(true).open(path).unwrap();
-        // SAFETY: the descriptor was this one's own.
-        let file: rustix::fd::OwnedFd =
-            unsafe { rustix::fd::FromRawFd::from_raw_fd(std::os::fd::IntoRawFd::into_raw_fd(file)) };
+        let file = rustix::fs::open(path, rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
         let other = Table::open(file, &key).unwrap();
         assert_eq!(other.bounds(), (u64::MAX, u64::MAX));
         claim(&slots, 77);

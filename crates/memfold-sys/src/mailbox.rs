@@ -68,10 +68,25 @@ impl Mailbox {
         true
     }
 
-    /// Takes what was left, in its order.
+    /// Takes what was left, in its order: a thread's later line never comes before an earlier one.
     pub fn take(&self) -> Vec<Letter> {
         let mut found = Vec::new();
+        self.collect(&mut found, u64::MAX);
+        // One that was left at a place already passed, before another that was found.
+        let end = found.iter().map(|(number, _)| *number).max().unwrap_or(0);
+        while self.collect(&mut found, end) {}
+        found.sort_by_key(|(number, _)| *number);
+        found.into_iter().map(|(_, letter)| letter).collect()
+    }
+
+    /// Takes what has a number below `end`; whether there was any.
+    fn collect(&self, found: &mut Vec<(u64, Letter)>, end: u64) -> bool {
+        let before = found.len();
         for place in self.places.iter().filter(|place| place.state.load(Acquire) == WHOLE) {
+            let number = place.number.load(Relaxed);
+            if number >= end {
+                continue;
+            }
             let len = (place.len.load(Relaxed) as usize).min(LINE_BYTES_MAX);
             let bytes: Vec<u8> = place.text[..len].iter().map(|byte| byte.load(Relaxed)).collect();
             let letter = Letter {
@@ -79,11 +94,10 @@ impl Mailbox {
                 last: place.last.load(Relaxed) != 0,
                 text: String::from_utf8_lossy(&bytes).into_owned(),
             };
-            found.push((place.number.load(Relaxed), letter));
+            found.push((number, letter));
             place.state.store(FREE, Release);
         }
-        found.sort_by_key(|(number, _)| *number);
-        found.into_iter().map(|(_, letter)| letter).collect()
+        found.len() > before
     }
 
     /// How often the bell has rung: for [`Mailbox::wait`].
@@ -154,8 +168,8 @@ mod tests {
             }
         });
         for thread in 0..4 {
-            let texts: Vec<u32> =
-                read.iter().filter(|l| l.process == thread).map(|l| l.text.parse().unwrap()).collect();
+            let texts: Vec<_> =
+                read.iter().filter(|l| l.process == thread).map(|l| l.text.parse::<u32>().unwrap()).collect();
             assert_eq!(texts, (0..1000).collect::<Vec<u32>>());
         }
     }

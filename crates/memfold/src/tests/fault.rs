@@ -52,6 +52,7 @@ impl Engine {
             remote: None,
         };
         let pager = Pager::new(config, parts).unwrap();
+        pager.prepare();
         pager.manage_empty(space.area().start, space.area().end);
         Engine { space, pager, disk }
     }
