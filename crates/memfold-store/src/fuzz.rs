@@ -3,7 +3,7 @@
 //! `fuzz/` at the root feeds them from libFuzzer; `tests/fuzz.rs` feeds them a few thousand mutations in every test run.
 use crate::block::dictionaries::{Cans, Decoders};
 use crate::block::{self, Encoded, Packer, Scratch};
-use crate::codec::{CODECS, Canned, CodecSpec};
+use crate::codec::{CODECS, CodecSpec};
 use crate::dictionary::Dictionary;
 use crate::format;
 use crate::pool::budget::Budget;
@@ -98,7 +98,7 @@ pub fn dictionary(data: &[u8]) {
     assert!(dictionary.to_file() == data);
     for name in ["lz4", "zstd"] {
         let spec = CodecSpec::parse(name).expect("a name of the table");
-        let Some(canned) = Canned::new(spec, &dictionary, PAGE_SIZE) else { continue };
+        let Some(canned) = spec.canned(&dictionary, PAGE_SIZE) else { continue };
         let (mut scratch, mut encoder) = (Scratch::new(Order::PAGE), spec.encoder(PAGE_SIZE));
         let mut block = PageBuffer::new(order(0));
         let len = dictionary.content().len().min(PAGE_SIZE);
@@ -119,7 +119,7 @@ fn decoders() -> Decoders {
     let dictionary = Dictionary::new(crate::dictionary::DictionaryKind::Raw, content).expect("of a good size");
     for name in ["lz4", "zstd"] {
         let spec = CodecSpec::parse(name).expect("a name of the table");
-        cans.install(spec, Canned::new(spec, &dictionary, PAGE_SIZE).expect("takes raw dictionaries"));
+        cans.install(spec, spec.canned(&dictionary, PAGE_SIZE).expect("takes raw dictionaries"));
     }
     Decoders::new(alloc::sync::Arc::new(cans))
 }

@@ -109,7 +109,7 @@ const _: () =
 mod tests {
     use super::*;
     use crate::block::huge_threshold;
-    use crate::codec::CodecSpec;
+    use crate::codec::{CodecSpec, Input, Output};
     use crate::store::tests::{Random, corpus};
 
     fn dense(bytes: &[u8]) -> bool {
@@ -128,7 +128,9 @@ mod tests {
         let mut sums = [0; 5];
         for block in bytes.chunks_exact(block) {
             // SAFETY: both buffers are as long as said and apart.
-            let size = unsafe { encoder.encode(block.as_ptr(), block.len(), packed.as_mut_ptr(), packed.len(), None) };
+            let size = unsafe {
+                encoder.encode(Input { at: block.as_ptr(), len: block.len() }, Output::of(&mut packed), None)
+            };
             let shrinks = size.unwrap().filter(|size| *size <= huge_threshold(block.len()));
             match (dense(block), shrinks) {
                 (true, Some(size)) => {

@@ -17,7 +17,7 @@ pub(crate) mod dictionaries;
 use crate::block::dictionaries::Decoders;
 use crate::block::same_filled::{fill, pattern_of};
 use crate::block::set::BlockSet;
-use crate::codec::{Canned, CodecError, Encoder};
+use crate::codec::{Canned, CodecError, Encoder, Input, Output};
 use crate::format;
 use crate::pool::entry::Header;
 use alloc::boxed::Box;
@@ -161,7 +161,7 @@ pub(crate) unsafe fn encode(
     }
     if same_pages == 0 {
         // SAFETY: the whole block is to be compressed.
-        let packed = unsafe { compress(scratch, &mut packer, src, order.bytes())? };
+        let packed = unsafe { compress(scratch, &mut packer, Input { at: src, len: order.bytes() })? };
         let (format, body, len) = match packed {
             Some((format, size)) => (format, scratch.payload(0), size),
             None => (format::NONE, src, order.bytes()),
@@ -193,7 +193,7 @@ unsafe fn encode_mixed(
         // SAFETY: the block is readable, and the scratch was made for it.
         let raw = unsafe { gather(scratch, same, src, pages) };
         // SAFETY: `raw` has `raw_len` readable bytes, of the block or of `gathered`.
-        match unsafe { compress(scratch, packer, raw, raw_len)? } {
+        match unsafe { compress(scratch, packer, Input { at: raw, len: raw_len })? } {
             Some(packed) => (format_used, len) = packed,
             // Stored from where they are.
             None => body = raw,
@@ -202,20 +202,20 @@ unsafe fn encode_mixed(
     Ok(Encoded::Object { format: format_used, mixed: true, head, head_len, body, len, same_pages })
 }
 
-/// Compresses `len` bytes to the scratch body: format and size. `None` if they do not shrink enough, or look as if they
+/// Compresses `src` to the scratch body: format and size. `None` if they do not shrink enough, or look as if they
 /// would not. With a dictionary only if that is smaller than without: never larger for having one.
 ///
 /// # Safety
-/// - `src` is readable for `len` bytes outside the scratch, or in its `gathered`, and nobody writes there.
-/// - `scratch` and the packer's encoder were made for at least `len` bytes, which are whole pages and not 0.
+/// - `src` is readable, outside the scratch or in its `gathered`, and nobody writes there.
+/// - `scratch` and the packer's encoder were made for at least as many bytes, which are whole pages and not 0.
 unsafe fn compress(
     scratch: &mut Scratch,
     packer: &mut Packer<'_>,
-    src: *const u8,
-    len: usize,
+    src: Input,
 ) -> Result<Option<(u8, usize)>, CodecError> {
     // SAFETY: as the caller says; whole pages.
-    if packer.format != format::NONE && !packer.encoder.gives_up_fast() && unsafe { entropy::is_dense(src, len) } {
+    if packer.format != format::NONE && !packer.encoder.gives_up_fast() && unsafe { entropy::is_dense(src.at, src.len) }
+    {
         scratch.dense_blocks += 1;
         return Ok(None);
     }
@@ -223,7 +223,7 @@ unsafe fn compress(
         && scratch.luck.tries()
     {
         // SAFETY: as the caller says.
-        let with = unsafe { compress_canned(scratch, &mut *packer.encoder, canned, src, len)? };
+        let with = unsafe { compress_canned(scratch, &mut *packer.encoder, canned, src)? };
         scratch.luck.note(matches!(with, Canning::With(_)));
         match with {
             Canning::With(size) => return Ok(Some((format, size))),
@@ -233,8 +233,8 @@ unsafe fn compress(
     }
     let body = &mut scratch.packed[BODY..];
     // SAFETY: as the caller says; `body` is writable for its length.
-    let size = unsafe { packer.encoder.encode(src, len, body.as_mut_ptr(), body.len(), None)? };
-    Ok(size.filter(|size| *size <= huge_threshold(len)).map(|size| (packer.format, size)))
+    let size = unsafe { packer.encoder.encode(src, Output::of(body), None)? };
+    Ok(size.filter(|size| *size <= huge_threshold(src.len)).map(|size| (packer.format, size)))
 }
 
 /// What a try with a dictionary left in the scratch body, and its size.
@@ -253,18 +253,17 @@ unsafe fn compress_canned(
     scratch: &mut Scratch,
     encoder: &mut dyn Encoder,
     canned: &Canned,
-    src: *const u8,
-    len: usize,
+    src: Input,
 ) -> Result<Canning, CodecError> {
     let body = &mut scratch.packed[BODY..];
     // SAFETY: as the caller says; `body` is writable for its length.
-    let with = unsafe { encoder.encode(src, len, body.as_mut_ptr(), body.len(), Some(canned))? };
-    let Some(with) = with.filter(|size| *size <= huge_threshold(len)) else { return Ok(Canning::Unknown) };
+    let with = unsafe { encoder.encode(src, Output::of(body), Some(canned))? };
+    let Some(with) = with.filter(|size| *size <= huge_threshold(src.len)) else { return Ok(Canning::Unknown) };
     // More would lose, so the codec may stop there.
-    let most = (with + with / CANNED_GAIN).min(huge_threshold(len));
+    let most = (with + with / CANNED_GAIN).min(huge_threshold(src.len));
     let room = (most + CODEC_ROOM).min(scratch.plain.len());
     // SAFETY: as the caller says; `plain` is writable for `room` bytes.
-    let without = unsafe { encoder.encode(src, len, scratch.plain.as_mut_ptr(), room, None)? };
+    let without = unsafe { encoder.encode(src, Output::of(&mut scratch.plain[..room]), None)? };
     let Some(without) = without.filter(|size| *size <= most) else { return Ok(Canning::With(with)) };
     scratch.packed[BODY..][..without].copy_from_slice(&scratch.plain[..without]);
     Ok(Canning::Without(without))
@@ -294,7 +293,9 @@ pub(crate) unsafe fn decode(
     let (decoder, canned) = decoders.get(header.format).ok_or(DecodeError::Format)?;
     if !header.mixed {
         // SAFETY: as the caller says.
-        return unsafe { decoder.decode(payload, len, dst, order.bytes(), canned) }.map_err(DecodeError::Codec);
+        let decoded =
+            unsafe { decoder.decode(Input { at: payload, len }, Output { at: dst, len: order.bytes() }, canned) };
+        return decoded.map_err(DecodeError::Codec);
     }
     // SAFETY: the payload is `len` readable bytes that nobody writes.
     let bytes = unsafe { core::slice::from_raw_parts(payload, len) };
@@ -302,9 +303,9 @@ pub(crate) unsafe fn decode(
     let others = order.pages() - head.same.count();
     let body = &bytes[head.len..];
     if others > 0 {
+        let (body, pages) = (Input { at: body.as_ptr(), len: body.len() }, Output { at: dst, len: others * PAGE_SIZE });
         // SAFETY: `body` is a part of the payload; `others` pages fit the block at `dst`.
-        unsafe { decoder.decode(body.as_ptr(), body.len(), dst, others * PAGE_SIZE, canned) }
-            .map_err(DecodeError::Codec)?;
+        unsafe { decoder.decode(body, pages, canned) }.map_err(DecodeError::Codec)?;
     } else if !body.is_empty() {
         return Err(DecodeError::Layout);
     }

@@ -1,5 +1,6 @@
 //! A codec by itself, without pool, handles or checksums.
-use crate::codec::{CodecError, CodecSpec, Decoder, Encoder};
+use super::coder::{CodecError, Decoder, Encoder, Input, Output};
+use super::spec::CodecSpec;
 use alloc::boxed::Box;
 
 /// One codec's encoder and decoder. Allocates only when it is made.
@@ -12,7 +13,7 @@ impl BareCodec {
     /// A codec for blocks of at most `block_bytes_max` bytes.
     pub fn new(spec: CodecSpec, block_bytes_max: usize) -> BareCodec {
         let format = spec.format() as usize;
-        let decoder = crate::codec::decoders().into_iter().nth(format).expect("every format has a decoder");
+        let decoder = super::decoders().into_iter().nth(format).expect("every format has a decoder");
         BareCodec { encoder: spec.encoder(block_bytes_max), decoder }
     }
 
@@ -32,7 +33,7 @@ impl BareCodec {
         room: usize,
     ) -> Result<Option<usize>, CodecError> {
         // SAFETY: as the caller says.
-        unsafe { self.encoder.encode(src, len, dst, room, None) }
+        unsafe { self.encoder.encode(Input { at: src, len }, Output { at: dst, len: room }, None) }
     }
 
     /// Decompresses `len` bytes at `src` to exactly `raw_len` bytes at `dst`.
@@ -51,6 +52,6 @@ impl BareCodec {
         raw_len: usize,
     ) -> Result<(), CodecError> {
         // SAFETY: as the caller says.
-        unsafe { self.decoder.decode(src, len, dst, raw_len, None) }
+        unsafe { self.decoder.decode(Input { at: src, len }, Output { at: dst, len: raw_len }, None) }
     }
 }

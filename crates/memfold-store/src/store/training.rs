@@ -83,7 +83,7 @@ impl Trial {
 
     /// Bytes of payload that `blocks` become with `dictionary`, or `None` if the codec can't use it.
     pub fn with<'a>(&mut self, blocks: impl Iterator<Item = &'a [u8]>, dictionary: &Dictionary) -> Option<u64> {
-        let canned = Canned::new(self.spec, dictionary, self.order.bytes())?;
+        let canned = self.spec.canned(dictionary, self.order.bytes())?;
         Some(blocks.map(|block| self.size(block, Some(&canned))).sum())
     }
 
@@ -133,14 +133,14 @@ impl Store {
     /// The codec can't use it, or too many old ones are in use.
     pub fn install_dictionary(&self, dictionary: &Dictionary) -> Result<(), CannedError> {
         let spec = self.codec();
-        let canned = Canned::new(spec, dictionary, self.block_order.bytes()).ok_or(CannedError::Codec(spec))?;
+        let canned = spec.canned(dictionary, self.block_order.bytes()).ok_or(CannedError::Codec(spec))?;
         self.reap_dictionaries();
         if self.cans.install(spec, canned) { Ok(()) } else { Err(CannedError::Slots) }
     }
 
     /// Whether what a dictionary would save, going by what the pools hold now, is worth its own memory.
     fn is_worth_it(&self, dictionary: &Dictionary, comparison: Comparison) -> bool {
-        let Some(canned) = Canned::new(self.codec(), dictionary, self.block_order.bytes()) else { return false };
+        let Some(canned) = self.codec().canned(dictionary, self.block_order.bytes()) else { return false };
         let saved = self.pool_bytes() as u128 * (comparison.off - comparison.on) as u128 / comparison.off as u128;
         saved >= (WORTH * canned.bytes as u64) as u128
     }
