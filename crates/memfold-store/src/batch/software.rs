@@ -111,7 +111,7 @@ impl Drop for SoftwarePool {
 fn run(arg: usize) {
     // SAFETY: `start` gave this thread the box.
     let (shared, mut codec) = *unsafe { Box::from_raw(arg as *mut (Arc<Shared>, BareCodec)) };
-    while let Some((job, results)) = shared.next() {
+    while let Some((job, results)) = shared.await_ticket() {
         // SAFETY: whoever submitted the job vouched for its memory until the result is there.
         let result = unsafe { codec.compress(job.src, job.len, job.dst, job.room) };
         results.finish(Done { tag: job.tag, result });
@@ -120,7 +120,7 @@ fn run(arg: usize) {
 
 impl Shared {
     /// Waits for a job. `None`: the pool ends.
-    fn next(&self) -> Option<Ticket> {
+    fn await_ticket(&self) -> Option<Ticket> {
         let mut turns = 0;
         let mut jobs = self.jobs.lock();
         loop {
@@ -205,7 +205,7 @@ impl Results {
         self.changed.notify_all();
     }
 
-    fn take(&self, done: &mut [Done]) -> usize {
+    fn drain_into(&self, done: &mut [Done]) -> usize {
         let mut state = self.state.lock();
         let count = state.count.min(done.len());
         let rest = state.count - count;
@@ -232,7 +232,7 @@ impl Compressor for SoftwareQueue {
 
     fn complete(&mut self, done: &mut [Done], wait_ns: u64) -> usize {
         loop {
-            let count = self.results.take(done);
+            let count = self.results.drain_into(done);
             if count > 0 || self.under_way == 0 || done.is_empty() {
                 self.under_way -= count;
                 return count;

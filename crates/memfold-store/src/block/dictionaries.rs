@@ -46,7 +46,7 @@ impl Cans {
         let mut list = self.list.lock();
         let Some(slot) = list.slots.iter().position(Option::is_none) else { return false };
         self.bytes.fetch_add(canned.bytes as u64, Relaxed);
-        self.budget.take(canned.bytes as u64);
+        self.budget.charge(canned.bytes as u64);
         list.slots[slot] = Some(Arc::new(canned));
         list.current = Some(Current { slot: slot as u8, spec });
         self.epoch.fetch_add(1, Release);
@@ -77,7 +77,7 @@ impl Cans {
             };
             if let Some(canned) = canned.take_if(&mut unneeded) {
                 self.bytes.fetch_sub(canned.bytes as u64, Relaxed);
-                self.budget.give(canned.bytes as u64);
+                self.budget.uncharge(canned.bytes as u64);
                 freed += 1;
             }
         }

@@ -84,7 +84,7 @@ impl Sampler {
 
     /// The samples, if enough are there; else makes sure that they are taken when it is time, `saved` blocks having been
     /// saved so far.
-    pub fn take(&self, saved: u64) -> Option<Samples> {
+    pub fn collect(&self, saved: u64) -> Option<Samples> {
         if saved < self.start_at.load(Relaxed) {
             return None;
         }

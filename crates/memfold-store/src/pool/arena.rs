@@ -81,14 +81,14 @@ impl Arena {
 
     /// A span of `pages` pages without a class, and whether it has no memory yet. `None` when the limit or the address
     /// space is used up.
-    pub fn take(&self, pages: u16) -> Option<(u32, bool)> {
+    pub fn allocate(&self, pages: u16) -> Option<(u32, bool)> {
         let bytes = pages as u64 * PAGE_SIZE as u64;
         let mut state = self.state.lock();
         if let Some(index) = self.pop(&mut state.warm[pages as usize]) {
             state.warm_bytes -= bytes;
             return Some((index, false));
         }
-        if !self.budget.try_take(bytes) {
+        if !self.budget.try_charge(bytes) {
             return None;
         }
         let index = match self.pop(&mut state.bare[pages as usize]) {
@@ -97,7 +97,7 @@ impl Arena {
         };
         match index {
             Some(_) => state.held += bytes,
-            None => self.budget.give(bytes),
+            None => self.budget.uncharge(bytes),
         }
         index.map(|index| (index, true))
     }
@@ -109,9 +109,9 @@ impl Arena {
         }
     }
 
-    /// Takes back an emptied span. True if so much is warm by now that the caller should [`Arena::trim_some`], after it
+    /// Frees an emptied span. True if so much is warm by now that the caller should [`Arena::trim_some`], after it
     /// let go of its locks.
-    pub fn give(&self, index: u32) -> bool {
+    pub fn free(&self, index: u32) -> bool {
         let Some(span) = self.spans.get(index) else { return false };
         span.set_class(None);
         let mut state = self.state.lock();
@@ -159,7 +159,7 @@ impl Arena {
             self.push(&mut state.bare[span.pages() as usize], *index);
             state.held -= bytes;
             state.moving -= 1;
-            self.budget.give(bytes);
+            self.budget.uncharge(bytes);
             released += bytes;
         }
         released
@@ -230,7 +230,7 @@ impl Arena {
         if (state.edge as usize + pages as usize) * PAGE_SIZE > self.data.len() {
             return None;
         }
-        self.budget.take(Table::<Span>::bytes(index + 1) - Table::<Span>::bytes(index));
+        self.budget.charge(Table::<Span>::bytes(index + 1) - Table::<Span>::bytes(index));
         span.set_first_page(state.edge);
         span.set_pages(pages);
         state.edge += pages as u32;

@@ -26,8 +26,8 @@ impl Budget {
         }
     }
 
-    /// Takes `bytes` if the limit allows it.
-    pub fn try_take(&self, bytes: u64) -> bool {
+    /// Charges `bytes` if the limit allows it.
+    pub fn try_charge(&self, bytes: u64) -> bool {
         let max = self.max.load(Relaxed);
         let before = self.held.fetch_add(bytes, Relaxed);
         if max != 0 && before + bytes > max && self.lifted.load(Relaxed) == 0 {
@@ -38,13 +38,14 @@ impl Budget {
         true
     }
 
-    /// Takes `bytes` whatever the limit: metadata, which is small and must not fail half-way.
-    pub fn take(&self, bytes: u64) {
+    /// Charges `bytes` whatever the limit: metadata, which is small and must not fail half-way.
+    pub fn charge(&self, bytes: u64) {
         let before = self.held.fetch_add(bytes, Relaxed);
         self.peak.fetch_max(before + bytes, Relaxed);
     }
 
-    pub fn give(&self, bytes: u64) {
+    /// Ends a charge.
+    pub fn uncharge(&self, bytes: u64) {
         let before = self.held.fetch_sub(bytes, Relaxed);
         debug_assert!(before >= bytes);
     }

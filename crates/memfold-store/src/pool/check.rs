@@ -116,7 +116,7 @@ impl Frozen<'_> {
         let owner = unsafe { owner_of(span, info, self.pool.arena.slot(span, info, slot)) };
         let entry = self.pool.entries.get(owner).filter(|_| owner < self.entries.fresh);
         let entry = entry.ok_or_else(|| format!("owner {owner} was never used"))?;
-        let snapshot = entry.place(owner).map_err(|w| format!("entry {owner} is damaged: {w:#x}"))?;
+        let snapshot = entry.snapshot(owner).map_err(|w| format!("entry {owner} is damaged: {w:#x}"))?;
         if !snapshot.is_live() || snapshot.place() != (Place { span: index, slot }) {
             return Err(format!("entry {owner} points elsewhere"));
         }

@@ -82,7 +82,7 @@ impl Pool {
             state.limbo_spans += 1;
             return false;
         }
-        self.arena.give(index);
+        self.arena.free(index);
         true
     }
 
@@ -111,7 +111,7 @@ impl Pool {
         span.used_slots().all(|slot| {
             // SAFETY: a used slot of a span whose class is locked.
             let owner = unsafe { owner_of(span, class, self.arena.slot(span, class, slot)) };
-            let place = self.entries.get(owner).and_then(|e| e.place(owner).ok());
+            let place = self.entries.get(owner).and_then(|e| e.snapshot(owner).ok());
             place.is_some_and(|p| p.is_live() && p.place() == Place { span: index, slot })
         })
     }
@@ -127,7 +127,7 @@ impl Pool {
         for slot in span.used_slots() {
             let from = self.arena.slot(span, class, slot);
             let to_index = state.fullest().expect("the other spans have room");
-            let (to_span, to_slot) = self.take_slot(state, class, to_index);
+            let (to_span, to_slot) = self.allocate_slot(state, class, to_index);
             let to = self.arena.slot(to_span, class, to_slot);
             // SAFETY: both are slots of `slot_bytes` bytes in different spans; `to` was free and is ours under the
             // class lock; `from` is only read, by us and perhaps by readers. `owners_fit` checked the owner.

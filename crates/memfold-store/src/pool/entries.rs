@@ -39,7 +39,7 @@ impl Entries {
     }
 
     /// A free entry and the generation of its next use, or `None` when all are used.
-    pub fn take(&self) -> Option<(u32, u16, &Entry)> {
+    pub fn allocate(&self) -> Option<(u32, u16, &Entry)> {
         let mut list = self.list.lock();
         if list.head != NIL {
             let index = list.head;
@@ -50,14 +50,14 @@ impl Entries {
         }
         let index = list.fresh;
         let entry = self.table.get(index).filter(|_| index < 1 << INDEX_BITS)?;
-        self.budget.take(Self::bytes_of(index + 1) - Self::bytes_of(index));
+        self.budget.charge(Self::bytes_of(index + 1) - Self::bytes_of(index));
         list.fresh += 1;
         self.used_ever.store(list.fresh, Relaxed);
         Some((index, 0, entry))
     }
 
-    /// Gives back an entry that [`Entries::take`] gave. Handles of its last use are dead from now on.
-    pub fn give(&self, index: u32) {
+    /// Frees an entry. Handles of its last use are dead from now on.
+    pub fn free(&self, index: u32) {
         let Some(entry) = self.table.get(index) else { return };
         let mut list = self.list.lock();
         let generation = (entry.generation_unchecked() + 1) % (1 << GENERATION_BITS);
@@ -98,7 +98,7 @@ impl Entries {
         let (mut at, mut seen) = (list.head, 0);
         while at != NIL {
             let entry = self.table.get(at).ok_or("free list leaves the table")?;
-            if entry.place(at).map_or(true, |p| p.is_live()) {
+            if entry.snapshot(at).map_or(true, |p| p.is_live()) {
                 return Err("a live or damaged entry is in the free list");
             }
             seen += 1;

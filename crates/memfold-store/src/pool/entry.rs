@@ -72,7 +72,7 @@ impl Snapshot {
 impl Entry {
     /// The first word, or the damaged word if its guard does not fit.
     #[inline]
-    pub fn place(&self, index: u32) -> Result<Snapshot, u64> {
+    pub fn snapshot(&self, index: u32) -> Result<Snapshot, u64> {
         let word = self.place.load(SeqCst);
         if word == 0 || word >> GUARD_SHIFT == guard(word, index) { Ok(Snapshot { word }) } else { Err(word) }
     }
@@ -196,17 +196,17 @@ mod tests {
         let place = Place { span: (1 << SPAN_BITS) - 1, slot: 127 };
         for index in [0, 1, 12345, (1 << INDEX_BITS) - 1] {
             entry.set_place(index, 9999, place);
-            let snapshot = entry.place(index).unwrap();
+            let snapshot = entry.snapshot(index).unwrap();
             assert!(snapshot.is_live());
             assert_eq!((snapshot.place(), snapshot.generation()), (place, 9999));
             for bit in 0..64 {
                 entry.flip(bit);
-                assert!(entry.place(index).is_err(), "bit {bit}");
+                assert!(entry.snapshot(index).is_err(), "bit {bit}");
                 assert!(!entry.is_still(snapshot));
                 entry.flip(bit);
             }
             entry.set_free(index, 3, 77);
-            assert!(!entry.place(index).unwrap().is_live());
+            assert!(!entry.snapshot(index).unwrap().is_live());
             assert_eq!((entry.next_free(), entry.generation_unchecked()), (77, 3));
         }
     }

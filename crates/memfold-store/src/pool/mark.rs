@@ -56,8 +56,8 @@ impl Mark {
         self.0.fetch_or(flag, Relaxed);
     }
 
-    /// Takes a flag away; whether it was there.
-    pub fn take(&self, flag: u64) -> bool {
+    /// Clears a flag; whether it was set.
+    pub fn test_and_clear(&self, flag: u64) -> bool {
         self.has(flag) && self.0.fetch_and(!flag, Relaxed) & flag != 0
     }
 
@@ -83,7 +83,9 @@ mod tests {
         let mark = Mark::default();
         mark.begin(0x12_3456_789a, 65000, REFERENCED | HUGE);
         assert_eq!((mark.key(), mark.idle(65010), mark.idle(4)), (0x12_3456_789a, 10, 540));
-        assert!(mark.take(REFERENCED) && !mark.take(REFERENCED) && mark.has(HUGE) && !mark.has(TRIED));
+        assert!(
+            mark.test_and_clear(REFERENCED) && !mark.test_and_clear(REFERENCED) && mark.has(HUGE) && !mark.has(TRIED)
+        );
         mark.touch(9);
         mark.set(TRIED);
         assert_eq!((mark.key(), mark.tick()), (0x12_3456_789a, 9));

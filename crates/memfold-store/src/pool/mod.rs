@@ -172,7 +172,7 @@ impl Pool {
         if let Some(mark) = self.marks.get(name.index) {
             prefetch((&raw const *mark).cast());
         }
-        let Ok(snapshot) = entry.place(name.index) else { return };
+        let Ok(snapshot) = entry.snapshot(name.index) else { return };
         let Some(span) = self.arena.span(snapshot.place().span) else { return };
         let Some(class) = span.class().and_then(|c| CLASSES.get(c)) else { return };
         // Not pinned: it may be another object's by now, and any address may come of it. No byte is read.
@@ -191,7 +191,7 @@ impl Pool {
     pub fn pin(&self, name: ObjectName) -> Result<Pinned<'_>, Damage> {
         let entry = self.entries.get(name.index).ok_or(Damage::Unknown)?;
         let (span, place) = loop {
-            let snapshot = entry.place(name.index).map_err(|_| Damage::Entry)?;
+            let snapshot = entry.snapshot(name.index).map_err(|_| Damage::Entry)?;
             if !snapshot.is_live() || snapshot.generation() != name.generation {
                 return Err(Damage::Unknown);
             }
@@ -244,13 +244,13 @@ impl Pool {
         let class_index = size_class::of_payload(len);
         let class = &CLASSES[class_index];
         let mut state = self.lock_class(class_index);
-        let (index, generation, entry) = self.entries.take().ok_or(Full)?;
+        let (index, generation, entry) = self.entries.allocate().ok_or(Full)?;
         let found = state.fullest().map(|index| (index, false));
         let Some((span_index, is_fresh)) = found.or_else(|| self.add_span(&mut state, class_index)) else {
-            self.entries.give(index);
+            self.entries.free(index);
             return Err(Full);
         };
-        let (span, slot) = self.take_slot(&mut state, class, span_index);
+        let (span, slot) = self.allocate_slot(&mut state, class, span_index);
         let at = self.arena.slot(span, class, slot);
         // SAFETY: the slot was free and is ours now; only the holder of the class lock hands slots out.
         unsafe { set_owner(span, class, at, index) };
@@ -276,7 +276,7 @@ impl Pool {
         let class_index = size_class::of_payload(len);
         let class = &CLASSES[class_index];
         let mut state = self.lock_class(class_index);
-        let snapshot = entry.place(name.index).ok()?;
+        let snapshot = entry.snapshot(name.index).ok()?;
         if !snapshot.is_live() || snapshot.generation() != name.generation {
             return None;
         }
@@ -286,12 +286,12 @@ impl Pool {
             return None;
         }
         let before = group(class, span);
-        span.give_slot(place.slot);
+        span.free_slot(place.slot);
         if let Some(slot) = format::dictionary_slot(header.format) {
             // Not below zero, should the format be damaged.
             let _ = self.counters.canned[slot].fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
         }
-        self.entries.give(name.index);
+        self.entries.free(name.index);
         state.objects -= 1;
         state.stored -= len as u64;
         state.original -= (PAGE_SIZE << header.order) as u64;
@@ -300,13 +300,13 @@ impl Pool {
             return Some(false);
         }
         state.spans -= 1;
-        Some(self.arena.give(place.span))
+        Some(self.arena.free(place.span))
     }
 
     /// A new span, and whether it has no memory yet.
     fn add_span(&self, state: &mut ClassState, class_index: usize) -> Option<(u32, bool)> {
         self.reap(state);
-        let (index, is_fresh) = self.arena.take(CLASSES[class_index].pages)?;
+        let (index, is_fresh) = self.arena.allocate(CLASSES[class_index].pages)?;
         let span = self.arena.span(index)?;
         span.clear();
         span.set_class(Some(class_index));
@@ -314,11 +314,11 @@ impl Pool {
         Some((index, is_fresh))
     }
 
-    /// Takes a slot of a span with room and puts the span into the list where it belongs then.
-    pub(crate) fn take_slot(&self, state: &mut ClassState, class: &Class, index: u32) -> (&Span, u8) {
+    /// Allocates a slot of a span with room and puts the span into the list where it belongs then.
+    pub(crate) fn allocate_slot(&self, state: &mut ClassState, class: &Class, index: u32) -> (&Span, u8) {
         let span = self.arena.span(index).expect("a listed span is in the table");
         let before = group(class, span);
-        let slot = span.take_slot(class);
+        let slot = span.allocate_slot(class);
         self.regroup(state, class, index, before);
         (span, slot)
     }
@@ -347,7 +347,7 @@ impl Pool {
                 state.limbo = at;
             } else {
                 state.limbo_spans -= 1;
-                self.arena.give(at);
+                self.arena.free(at);
             }
             at = next;
         }

@@ -76,7 +76,7 @@ impl Span {
     ///
     /// # Panics
     /// If all slots of the class are used.
-    pub fn take_slot(&self, class: &Class) -> u8 {
+    pub fn allocate_slot(&self, class: &Class) -> u8 {
         for (i, word) in self.used.iter().enumerate() {
             let bits = word.load(Relaxed);
             if bits != u64::MAX {
@@ -91,7 +91,7 @@ impl Span {
     }
 
     /// Marks a used slot free.
-    pub fn give_slot(&self, slot: u8) {
+    pub fn free_slot(&self, slot: u8) {
         let word = &self.used[slot as usize / 64];
         let bits = word.load(Relaxed);
         debug_assert!(bits & 1 << (slot % 64) != 0);

@@ -36,7 +36,7 @@ impl Store {
     ///
     /// Nothing is held meanwhile: before acting, the owner makes sure that the handle is still the block's.
     pub fn coldest(&self, scan: usize, out: &mut [Cold]) -> usize {
-        self.sweep(&mut self.shrinker.lock(), scan, out, |mark, _| !mark.take(REFERENCED))
+        self.sweep(&mut self.shrinker.lock(), scan, out, |mark, _| !mark.test_and_clear(REFERENCED))
     }
 
     /// Names objects that a stronger codec may shrink: those idle for at least `idle_ticks_min` ticks, and raw ones.
@@ -101,7 +101,7 @@ impl Store {
             let index = hand.index;
             hand.index += 1;
             let (Some(entry), Some(mark)) = (pool.entries.get(index), pool.marks.get(index)) else { continue };
-            let Ok(place) = entry.place(index) else { continue };
+            let Ok(place) = entry.snapshot(index) else { continue };
             let header = entry.header();
             let fits = (PAGE_SIZE << header.order) <= memfold_sys::units::MAX_BYTES;
             if !place.is_live() || header.format == format::BUILDING || !fits || !wanted(mark, header) {

@@ -82,12 +82,12 @@ impl Store {
             unsafe { fill(dst, pages * PAGE_SIZE, 0) };
             return Ok(false);
         }
-        let take = |block: *const u8| {
+        let copy_out = |block: *const u8| {
             // SAFETY: `block` is a whole block of `order`, in a buffer of the store's or worker's own; `dst` has room.
             unsafe { core::ptr::copy_nonoverlapping(block.add(first_page * PAGE_SIZE), dst, pages * PAGE_SIZE) };
         };
         self.touch(handle);
-        if self.recent.find(handle, order, take) {
+        if self.recent.find(handle, order, copy_out) {
             counters.recent_hits.fetch_add(1, Relaxed);
             return Ok(true);
         }
@@ -98,13 +98,13 @@ impl Store {
         }
         // SAFETY: `to` is a buffer for a block of the store's order, not shared during the call.
         let decode = |to: *mut u8| unsafe { self.load_object(&mut w.decoders, handle, order, to) };
-        let loaded = match self.recent.fill(handle, order, decode, take) {
+        let loaded = match self.recent.insert_with(handle, order, decode, copy_out) {
             Some(loaded) => loaded,
             None => {
                 let to = w.spare.as_mut_ptr();
                 // SAFETY: the spare buffer has room for a block of the store's order.
                 let loaded = unsafe { self.load_object(&mut w.decoders, handle, order, to) };
-                loaded.inspect(|()| take(to))
+                loaded.inspect(|()| copy_out(to))
             }
         };
         if loaded.is_err() {

@@ -288,7 +288,7 @@ impl Store {
     pub(crate) fn object_bytes(&self, handle: Handle) -> (*mut u8, usize) {
         let name = handle.object().expect("a pool object");
         let pool = &self.pools[name.pool as usize];
-        let place = pool.entries.get(name.index).expect("used").place(name.index).expect("intact").place();
+        let place = pool.entries.get(name.index).expect("used").snapshot(name.index).expect("intact").place();
         let span = pool.arena.span(place.span).expect("in use");
         let class = &crate::pool::size_class::CLASSES[span.class().expect("in use")];
         let len = pool.entries.get(name.index).expect("used").header().len as usize;

@@ -117,7 +117,7 @@ impl Store {
     ) -> Result<SaveReport, SaveError> {
         assert!(which.end() <= self.blocks(order) && out.len() >= self.blocks(order) && Page::begins_at(folio));
         assert!(offload.buffers[0].len() >= self.block_order(order).bytes());
-        self.ask_for_room(w)?;
+        self.admit_save(w)?;
         let (pool, order_of_blocks) = (self.pool_of(key), self.block_order(order));
         let mut saving = Saving {
             huge_max: which.count() as u64 / 2,
@@ -176,7 +176,7 @@ impl Store {
         let block = |index: usize| folio.wrapping_add(index * order.bytes());
         let mut state = [Turn::Own; BATCH_MAX];
         // SAFETY: the caller vouches for the blocks.
-        unsafe { offload.hand_over(batch, order, block, &mut state) };
+        unsafe { offload.submit(batch, order, block, &mut state) };
         let mut result = Ok(());
         // The worker's own blocks first: the queue works meanwhile. Then what comes back.
         loop {
@@ -195,7 +195,7 @@ impl Store {
                 offload.queue.cancel();
                 return result;
             }
-            let Some((at, size)) = offload.next(&mut state[..batch.len()]) else {
+            let Some((at, size)) = offload.await_next(&mut state[..batch.len()]) else {
                 if state[..batch.len()].contains(&Turn::Own) {
                     continue;
                 }
@@ -204,7 +204,7 @@ impl Store {
             let (rank, index) = batch[at];
             let src = block(index);
             // SAFETY: the device is done with the buffer, which holds `size` bytes; the caller vouches for the block.
-            let saved = unsafe { self.place_offloaded(w, offload, saving, at, src, size) };
+            let saved = unsafe { self.store_offloaded(w, offload, saving, at, src, size) };
             result = saved.map(|handle| w.saved[rank] = handle);
         }
     }
@@ -212,7 +212,7 @@ impl Store {
     /// # Safety
     /// - Buffer `at` holds `size` compressed bytes of the block at `src`, or with `None` that block does not shrink; it
     ///   is readable, and nobody writes there.
-    unsafe fn place_offloaded(
+    unsafe fn store_offloaded(
         &self,
         w: &mut Worker,
         offload: &Offload,
@@ -233,7 +233,7 @@ impl Store {
         let (bytes, len) = size.map_or((src, order.bytes()), |size| (offload.buffers[at].as_ptr(), size));
         let payload = Payload { head: bytes, head_len: 0, bytes, len, order: order.get(), format, mixed: false };
         // SAFETY: as the caller says.
-        unsafe { self.place(w, saving.pool, &payload, src, order, report) }
+        unsafe { self.store_verified(w, saving.pool, &payload, src, order, report) }
     }
 }
 
@@ -253,7 +253,7 @@ impl Offload {
     ///
     /// # Safety
     /// - The blocks are readable, and nobody writes there until they are back or cancelled. Nothing is under way.
-    unsafe fn hand_over(
+    unsafe fn submit(
         &mut self,
         batch: &[(usize, usize)],
         order: Order,
@@ -288,7 +288,7 @@ impl Offload {
 
     /// Waits for the next block that the device has compressed: its place in the batch and the size. `None`: the device
     /// has nothing left; what it failed at, or all of it if it hangs, is the worker's turn now.
-    fn next(&mut self, state: &mut [Turn]) -> Option<(usize, Option<usize>)> {
+    fn await_next(&mut self, state: &mut [Turn]) -> Option<(usize, Option<usize>)> {
         let mut since = now_ns();
         while state.contains(&Turn::Device) {
             let mut done = [Done::NONE; 1];

@@ -36,26 +36,26 @@ impl RecentBlocks {
         }
     }
 
-    /// Runs `take` on the block of `handle` if it is here and has that order. It waits for nobody.
-    pub fn find(&self, handle: Handle, order: Order, take: impl FnOnce(*const u8)) -> bool {
+    /// Runs `copy_out` on the block of `handle` if it is here and has that order. It waits for nobody.
+    pub fn find(&self, handle: Handle, order: Order, copy_out: impl FnOnce(*const u8)) -> bool {
         let Some(at) = self.tags.iter().position(|t| t.load(Relaxed) == handle.to_bits()) else { return false };
         let Some(recent) = self.buffers[at].try_lock() else { return false };
         if self.tags[at].load(Acquire) != handle.to_bits() || recent.order != order {
             return false;
         }
-        take(recent.buffer.as_ptr());
+        copy_out(recent.buffer.as_ptr());
         self.touch(at);
         true
     }
 
-    /// Lets `decode` write the block of `handle` to a buffer and then `take` read it, unless all buffers are busy: then
+    /// Lets `decode` write the block of `handle` to a buffer and then `copy_out` read it, unless all buffers are busy: then
     /// nothing happens and the result is `None`. Nothing stays here after an error.
-    pub fn fill<E>(
+    pub fn insert_with<E>(
         &self,
         handle: Handle,
         order: Order,
         decode: impl FnOnce(*mut u8) -> Result<(), E>,
-        take: impl FnOnce(*const u8),
+        copy_out: impl FnOnce(*const u8),
     ) -> Option<Result<(), E>> {
         let oldest = (0..self.tags.len()).min_by_key(|at| self.used[*at].load(Relaxed))?;
         let others = (0..self.tags.len()).filter(|at| *at != oldest);
@@ -66,7 +66,7 @@ impl RecentBlocks {
             return Some(Err(error));
         }
         recent.order = order;
-        take(recent.buffer.as_ptr());
+        copy_out(recent.buffer.as_ptr());
         self.touch(at);
         self.tags[at].store(handle.to_bits(), Release);
         Some(Ok(()))

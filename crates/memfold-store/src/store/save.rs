@@ -61,7 +61,7 @@ impl Store {
     ) -> Result<SaveReport, SaveError> {
         let block_order = self.block_order(order);
         assert!(which.end() <= self.blocks(order) && out.len() >= self.blocks(order) && Page::begins_at(folio));
-        self.ask_for_room(w)?;
+        self.admit_save(w)?;
         let pool = self.pool_of(key);
         let mut report = SaveReport::default();
         let mut done = 0;
@@ -137,14 +137,14 @@ impl Store {
             w.scratch.damage();
         }
         // SAFETY: the bytes lie in the block or in the worker's scratch, and nobody writes to either.
-        unsafe { self.place(w, pool, &payload, src, order, report) }
+        unsafe { self.store_verified(w, pool, &payload, src, order, report) }
     }
 
     /// Stores the payload of the block at `src`, and verifies it if that is asked for.
     ///
     /// # Safety
     /// - As for [`Pool::store`], and `src` is a readable block of `order` that nobody writes.
-    pub(crate) unsafe fn place(
+    pub(crate) unsafe fn store_verified(
         &self,
         w: &mut Worker,
         pool: &Pool,
@@ -211,7 +211,7 @@ impl Store {
     }
 
     /// Whether the limit lets saves be taken now; a refusal is counted.
-    pub(crate) fn ask_for_room(&self, w: &Worker) -> Result<(), SaveError> {
+    pub(crate) fn admit_save(&self, w: &Worker) -> Result<(), SaveError> {
         // Emptied spans that wait for reuse count as held: they need not.
         if self.budget.accepts() || (self.release_warm() > 0 && self.budget.accepts()) {
             return Ok(());

@@ -170,7 +170,8 @@ impl Store {
     /// frees old ones. Takes some 100 ms when there is something to judge. Allocates.
     pub fn canned_step(&self) -> CannedStep {
         self.reap_dictionaries();
-        let Some(samples) = self.sampler.take(self.counters.iter().map(|c| c.blocks_saved.load(Relaxed)).sum()) else {
+        let Some(samples) = self.sampler.collect(self.counters.iter().map(|c| c.blocks_saved.load(Relaxed)).sum())
+        else {
             return CannedStep::Nothing;
         };
         let (spec, order) = (self.codec(), samples.order);

@@ -211,11 +211,11 @@ fn blocks_that_do_not_shrink_are_stored_raw_or_refused() {
     assert_eq!(store.stats().events.dense_blocks, 1, "zstd was spared");
 }
 
-#[test]
-fn m2_compaction_empties_sparse_spans_and_keeps_every_byte() {
+/// A store of two pools with every fourth of 400 folios that it had, these folios, and its figures with all of them.
+fn sparse_store(seed: u64) -> (Store, Vec<(Vec<Handle>, Pages)>, StoreStats) {
     let store = store_with(|c| c.pools = 2);
     let mut w = store.worker();
-    let mut random = Random(6);
+    let mut random = Random(seed);
     let mut saved: Vec<_> = (0..400)
         .map(|key| {
             let folio = mixed_folio(order(4), &mut random);
@@ -230,6 +230,13 @@ fn m2_compaction_empties_sparse_spans_and_keeps_every_byte() {
         (!keep).then(|| store.free_many(handles));
         keep
     });
+    (store, saved, full)
+}
+
+#[test]
+fn m2_compaction_empties_sparse_spans_and_keeps_every_byte() {
+    let (store, saved, full) = sparse_store(6);
+    let mut w = store.worker();
     store.check().unwrap();
     let sparse = store.stats();
     let released = store.compact(u64::MAX);
@@ -256,22 +263,8 @@ fn m2_compaction_empties_sparse_spans_and_keeps_every_byte() {
 
 #[test]
 fn m2_tidying_in_bounded_steps_packs_a_sparse_pool_and_then_rests() {
-    let store = store_with(|c| c.pools = 2);
+    let (store, saved, _) = sparse_store(16);
     let mut w = store.worker();
-    let mut random = Random(16);
-    let mut saved: Vec<_> = (0..400)
-        .map(|key| {
-            let folio = mixed_folio(order(4), &mut random);
-            (save(&store, &mut w, &folio, order(4), key).unwrap(), folio)
-        })
-        .collect();
-    let mut index = 0;
-    saved.retain(|(handles, _)| {
-        index += 1;
-        let keep = index % 4 == 0;
-        (!keep).then(|| store.free_many(handles));
-        keep
-    });
     let sparse = store.stats();
     let mut steps = 0;
     loop {
