@@ -29,7 +29,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "Z1",
         what: "the store takes a folio of any order without splitting it",
         shown: &[Test(
-            "crates/memfold-store/src/tests/promises.rs",
+            "crates/memfold-store/src/store/tests/promises.rs",
             "z1_z8_every_folio_order_block_order_and_codec_gives_its_bytes_back",
         )],
         lacks: "",
@@ -38,7 +38,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "Z2",
         what: "same-filled pages are told apart inside a folio",
         shown: &[Test(
-            "crates/memfold-store/src/tests/promises.rs",
+            "crates/memfold-store/src/store/tests/promises.rs",
             "z2_same_filled_pages_are_told_apart_inside_a_block",
         )],
         lacks: "",
@@ -47,9 +47,9 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "Z3",
         what: "a save is all or nothing",
         shown: &[
-            Test("crates/memfold-store/src/tests/faults.rs", "z3_a_fault_in_any_block_leaves_nothing"),
+            Test("crates/memfold-store/src/store/tests/faults.rs", "z3_a_fault_in_any_block_leaves_nothing"),
             Test(
-                "crates/memfold-store/src/tests/faults.rs",
+                "crates/memfold-store/src/store/tests/faults.rs",
                 "z3_a_full_pool_leaves_nothing_and_takes_saves_again_after_frees",
             ),
             Test("crates/memfold/tests/faults.rs", "z3_c1_thread_delivery_loses_nothing_under_faults"),
@@ -94,7 +94,10 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "Z7",
         what: "verify mode",
         shown: &[
-            Test("crates/memfold-store/src/tests/promises.rs", "z7_verify_mode_saves_the_same_and_counts_nothing"),
+            Test(
+                "crates/memfold-store/src/store/tests/promises.rs",
+                "z7_verify_mode_saves_the_same_and_counts_nothing",
+            ),
             Test("crates/memfold/tests/refusals.rs", "z7_a_verify_mismatch_is_counted_and_the_folio_is_kept"),
             Test("crates/memfold/tests/faults.rs", "z7_verify_mode_loses_nothing_under_faults"),
         ],
@@ -105,7 +108,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "codecs by name, switched while data is stored; canned mode",
         shown: &[
             Test(
-                "crates/memfold-store/src/tests/promises.rs",
+                "crates/memfold-store/src/store/tests/promises.rs",
                 "z8_objects_are_read_with_their_own_codec_after_a_switch",
             ),
             Test("crates/memfold/tests/region.rs", "z8_canned_mode_makes_the_pool_smaller_and_keeps_every_byte"),
@@ -118,7 +121,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "Z9",
         what: "batched compression over a submit and complete interface",
         shown: &[
-            Test("crates/memfold-store/src/tests/offload.rs", "z9_batching_hides_the_latency_of_a_slow_device"),
+            Test("crates/memfold-store/src/store/tests/offload.rs", "z9_batching_hides_the_latency_of_a_slow_device"),
             Test("crates/memfold/tests/region.rs", "z9_batches_keep_every_byte"),
             Figures("store", "lz4: batches"),
             Figures("store", "zstd: batches"),
@@ -130,11 +133,11 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "max_pool and accept_threshold; a shrinker with a second chance",
         shown: &[
             Test(
-                "crates/memfold-store/src/tests/cold.rs",
+                "crates/memfold-store/src/store/tests/cold.rs",
                 "z10_after_a_refusal_saves_are_taken_again_only_below_the_threshold",
             ),
             Test(
-                "crates/memfold-store/src/tests/cold.rs",
+                "crates/memfold-store/src/store/tests/cold.rs",
                 "z10_the_shrinker_names_what_was_not_used_since_its_last_look",
             ),
             Test("crates/memfold/tests/swap.rs", "m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block"),
@@ -152,7 +155,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "block order 0 to 9 is a tunable",
         shown: &[
             Test(
-                "crates/memfold-store/src/tests/promises.rs",
+                "crates/memfold-store/src/store/tests/promises.rs",
                 "z1_z8_every_folio_order_block_order_and_codec_gives_its_bytes_back",
             ),
             Figures("blocks", "lz4, blocks of"),
@@ -164,10 +167,10 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "size classes, compaction, figures of efficiency",
         shown: &[
             Test(
-                "crates/memfold-store/src/tests/promises.rs",
+                "crates/memfold-store/src/store/tests/promises.rs",
                 "m2_compaction_empties_sparse_spans_and_keeps_every_byte",
             ),
-            Test("crates/memfold-store/src/tests/promises.rs", "m2_efficiency_stays_high_under_churn"),
+            Test("crates/memfold-store/src/store/tests/promises.rs", "m2_efficiency_stays_high_under_churn"),
             Figures("store", "stored of held"),
         ],
         lacks: "",
@@ -176,7 +179,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "M3",
         what: "a part of a block is read and written through the whole block",
         shown: &[
-            Test("crates/memfold-store/src/tests/partial.rs", "m7_pages_of_a_block_come_from_one_decompression"),
+            Test("crates/memfold-store/src/store/tests/partial.rs", "m7_pages_of_a_block_come_from_one_decompression"),
             Test("crates/memfold/src/tests/fault.rs", "m3_m7_pages_at_rest_come_from_one_decompression_of_their_block"),
             Test(
                 "crates/memfold/src/tests/hint.rs",
@@ -224,7 +227,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "recently decompressed blocks are kept",
         shown: &[
             Test(
-                "crates/memfold-store/src/tests/partial.rs",
+                "crates/memfold-store/src/store/tests/partial.rs",
                 "m7_a_freed_block_is_forgotten_and_the_oldest_is_replaced",
             ),
             Test("crates/memfold/src/tests/fault.rs", "m3_m7_pages_at_rest_come_from_one_decompression_of_their_block"),
@@ -246,7 +249,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "writeback, recompression, marks on whole blocks",
         shown: &[
             Test(
-                "crates/memfold-store/src/tests/cold.rs",
+                "crates/memfold-store/src/store/tests/cold.rs",
                 "m9_idle_and_huge_objects_become_smaller_and_keep_their_bytes",
             ),
             Test("crates/memfold/tests/region.rs", "m9_cold_blocks_are_compressed_again_while_the_program_reads"),
@@ -269,7 +272,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "P1",
         what: "N pools, an entry always in the same one",
         shown: &[Test(
-            "crates/memfold-store/src/tests/promises.rs",
+            "crates/memfold-store/src/store/tests/promises.rs",
             "p1_a_key_always_picks_the_same_pool_and_keys_spread_over_all",
         )],
         lacks: "",

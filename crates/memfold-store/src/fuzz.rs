@@ -1,6 +1,6 @@
 //! What fuzzers call: each function takes any bytes and panics if a promise is broken. Built for tests and for fuzzers only.
 //!
-//! `fuzz/` at the root feeds them from libFuzzer; `tests/fuzz.rs` feeds them a few thousand mutations in every test run.
+//! `fuzz/` at the root feeds them from libFuzzer; `store/tests/fuzz.rs` feeds them a few thousand mutations in every test run.
 use crate::block::dictionaries::{Cans, Decoders};
 use crate::block::{self, Encoded, Packer, Scratch};
 use crate::codec::{CODECS, CodecSpec};

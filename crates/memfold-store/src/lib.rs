@@ -4,23 +4,19 @@
 //! object in one of several pools; the caller gets a [`Handle`] for each block. Pools cut spans of pages into slots of
 //! size classes, find objects through 16-byte entries, and compact themselves behind the handles.
 //!
-//! The save path, bottom up: `samefilled`, `codec` -> `block` (payload) -> `class`, `span`, `arena`, `entry`, `pool`
-//! (place) -> `save`. The load path: `pool::pin` -> checksum -> `block::decode`.
+//! The save path, from the top: `store/save` -> `block` (what of a block is same-filled, the rest by a `codec`) -> `pool` (a
+//! slot, an entry). The load path: `store/load` -> `pool` (pin) -> `block` (decode), then the checksum.
 #![cfg_attr(not(test), no_std)]
 extern crate alloc;
 
 mod handle;
-
 mod hash;
 mod format;
 mod dictionary;
 mod codec;
 mod batch;
-
 mod pool;
-
 mod block;
-
 mod store;
 
 #[cfg(any(test, fuzzing))]

@@ -98,7 +98,8 @@ pub(super) fn packed(size: c_int, room: usize) -> EncodeResult {
 impl Decoder for Lz4Decoder {
     unsafe fn decode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> DecodeResult {
         let (from, to, len, room) = (src.at.cast(), dst.at.cast(), src.len as c_int, dst.len as c_int);
-        // SAFETY: both read only `src` and the dictionary, and write only to `dst`, whatever the input; the caller vouches for both ranges.
+        // SAFETY: both read only `src` and the dictionary, and write only to `dst`, whatever the input; the caller vouches
+        // for both ranges.
         let size = unsafe {
             match canned.map(|c| &c.digest) {
                 Some(Digest::Lz4(dictionary)) => LZ4_decompress_safe_usingDict(
