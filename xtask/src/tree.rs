@@ -21,7 +21,7 @@ pub struct Crate {
 
 /// Crates whose files are put in order: calls of methods lead down as paths do, no files form a circle, and folders are
 /// small. `memfold` and others follow as they are arranged.
-const ARRANGED: &[&str] = &["memfold-remote", "memfold-testkit", "xtask"];
+const ARRANGED: &[&str] = &["memfold-store", "memfold-remote", "memfold-testkit", "xtask"];
 
 impl Crate {
     /// Whether the rules for method calls, circles and folders hold for the crate.

@@ -120,7 +120,8 @@ impl<'a> Reader<'a> {
         self.scope.locals.pop();
     }
 
-    /// What a macro is given, where it isn't a list of expressions: paths, and calls of `self`'s methods or by unique names.
+    /// What a macro is given, where it isn't a list of expressions: paths, and calls of `self`'s methods or by names that
+    /// only one type has.
     fn tokens(&mut self, tokens: TokenStream) {
         let trees: Vec<TokenTree> = tokens.into_iter().collect();
         let ident = |at: usize| match trees.get(at) {

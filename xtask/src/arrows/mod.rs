@@ -1,9 +1,9 @@
 //! Arrows: which file of a crate uses which other, and whether they all lead down.
 //!
 //! `lib.rs`, and the `mod.rs` of a folder, list their modules bottom first. A module uses only what is listed above it,
-//! a folder being one module to those beside it. Between a `mod.rs` and the modules that it lists both ways are good: it
-//! may be made of them, or they of it. But no files may reach each other in a circle, and no folders. Tests are free. Crates that are not
-//! arranged yet answer only for paths between the modules of their `lib.rs`.
+//! a folder being one module to those beside it. Between a `mod.rs` and the modules that it lists both ways are good:
+//! it may be made of them, or they of it. But no files may reach each other in a circle, and no folders. Tests are free.
+//! Crates that are not arranged yet answer only for paths between the modules of their `lib.rs`.
 //!
 //! Seen are paths (`use` lines, types, expressions, patterns), each followed through re-exports to the file that defines
 //! the item, and calls of methods, followed to the file with their `impl` block. For these the receiver's type is worked
