@@ -40,7 +40,7 @@ fn length(source: &Source) -> Option<Finding> {
     }
 }
 
-/// Folders of `src` with too many files; those of crates that aren't arranged yet are only told.
+/// Folders of `src` with too many files; those of crates that aren't arranged in folders yet are only told.
 fn folders(krate: &Crate) -> Vec<Finding> {
     let mut files: BTreeMap<&str, usize> = BTreeMap::new();
     let root = format!("{}src/", krate.directory());
@@ -50,7 +50,7 @@ fn folders(krate: &Crate) -> Vec<Finding> {
     }
     files.retain(|_, count| *count > FOLDER_FILES_MAX);
     let told = |(folder, count)| Finding {
-        warning: !krate.is_arranged(),
+        warning: !krate.is_in_folders(),
         ..Finding::error(folder, 0, format!("{count} files in a folder: group them (at most {FOLDER_FILES_MAX})"))
     };
     files.into_iter().map(told).collect()
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_sixteen_files_fails_in_an_arranged_crate() {
+    fn a_folder_of_sixteen_files_fails_in_a_crate_that_is_in_folders() {
         let found = |name: &str, folder: &str, count: usize| {
             let sources = (0..count).map(|n| Source::new(&format!("x/src/{folder}f{n}.rs"), "", false)).collect();
             let manifest_path = "x/Cargo.toml".to_owned();

@@ -19,14 +19,32 @@ pub struct Crate {
     pub sources: Vec<Source>,
 }
 
-/// Crates whose files are put in order: calls of methods lead down as paths do, no files form a circle, and folders are
-/// small. `memfold` and others follow as they are arranged.
-const ARRANGED: &[&str] = &["memfold", "memfold-store", "memfold-bench", "memfold-remote", "memfold-testkit", "xtask"];
+/// Crates whose files are layered: calls of methods lead down as paths do, within folders too, and no files form a circle.
+/// `memfold-block` follows as it is arranged.
+const LAYERED: &[&str] = &[
+    "memfold-sys",
+    "memfold-store",
+    "memfold",
+    "memfold-preload",
+    "memfold-remote",
+    "memfold-cli",
+    "memfold-bench",
+    "memfold-testkit",
+    "xtask",
+];
+/// Crates that have small folders. The others follow as they are arranged.
+const IN_FOLDERS: &[&str] =
+    &["memfold-store", "memfold", "memfold-bench", "memfold-remote", "memfold-block", "memfold-testkit", "xtask"];
 
 impl Crate {
-    /// Whether the rules for method calls, circles and folders hold for the crate.
-    pub fn is_arranged(&self) -> bool {
-        ARRANGED.contains(&self.name.as_str())
+    /// Whether the rules for method calls and circles hold for the crate.
+    pub fn is_layered(&self) -> bool {
+        LAYERED.contains(&self.name.as_str())
+    }
+
+    /// Whether the rule for folders holds for the crate.
+    pub fn is_in_folders(&self) -> bool {
+        IN_FOLDERS.contains(&self.name.as_str())
     }
 
     /// Directory of the crate from the root, with a slash at its end.

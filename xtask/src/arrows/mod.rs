@@ -3,7 +3,7 @@
 //! `lib.rs`, and the `mod.rs` of a folder, list their modules bottom first. A module uses only what is listed above it,
 //! a folder being one module to those beside it. Between a `mod.rs` and the modules that it lists both ways are good:
 //! it may be made of them, or they of it. But no files may reach each other in a circle, and no folders. Tests are free.
-//! Crates that are not arranged yet answer only for paths between the modules of their `lib.rs`.
+//! Crates that are not layered yet answer only for paths between the modules of their `lib.rs`.
 //!
 //! Seen are paths (`use` lines, types, expressions, patterns), each followed through re-exports to the file that defines
 //! the item, and calls of methods, followed to the file with their `impl` block. For these the receiver's type is worked
@@ -48,7 +48,7 @@ fn check_crate(krate: &Crate) -> Vec<Finding> {
         Err(finding) => return vec![finding],
     };
     let arrows = bodies::read(&Tables::new(&modules)).arrows;
-    let told = arrows.iter().filter(|arrow| krate.is_arranged() || !arrow.call && is_outermost(&modules, arrow));
+    let told = arrows.iter().filter(|arrow| krate.is_layered() || !arrow.call && is_outermost(&modules, arrow));
     let wrong = told.filter_map(|arrow| {
         let (own, other) = upward(&modules, arrow)?;
         let message = format!(
@@ -58,7 +58,7 @@ fn check_crate(krate: &Crate) -> Vec<Finding> {
         Some(Finding::error(&modules.source(arrow.from).path, arrow.line, message))
     });
     let mut findings: Vec<Finding> = wrong.collect();
-    if krate.is_arranged() {
+    if krate.is_layered() {
         findings.extend(circles(&modules, &arrows).iter().map(|circle| {
             let message = format!("{}: see `cargo xtask tidy --arrows {}`", circle.title(&modules), krate.name);
             Finding::error(&krate.sources[circle.files[0]].path, 0, message)

@@ -3,14 +3,14 @@
 use super::*;
 use crate::source::Source;
 
-/// A crate of these files, by path in `src`; `xtask` is an arranged one.
+/// A crate of these files, by path in `src`; `xtask` is a layered one.
 fn krate(name: &str, files: &[(&str, &str)]) -> Crate {
     let source = |(path, text): &(&str, &str)| Source::new(&format!("x/src/{path}"), text, false);
     let sources = files.iter().map(source).collect();
     Crate { name: name.to_owned(), manifest_path: "x/Cargo.toml".to_owned(), manifest: String::new(), sources }
 }
 
-/// What is found in an arranged crate, as `file:line`; circles have line 0.
+/// What is found in a layered crate, as `file:line`; circles have line 0.
 fn found(files: &[(&str, &str)]) -> Vec<String> {
     let mut findings = check_crate(&krate("xtask", files));
     findings.sort();
@@ -162,7 +162,7 @@ fn a_circle_by_method_calls_alone_is_found() {
 }
 
 #[test]
-fn crates_that_are_not_arranged_answer_for_paths_between_outermost_modules() {
+fn crates_that_are_not_layered_answer_for_paths_between_outermost_modules() {
     let files = [("lib.rs", "mod pager; mod walk;"), ("pager.rs", PAGER), ("walk.rs", SPREAD)];
     assert_eq!(check_crate(&krate("other", &files)), []);
     let files = [("lib.rs", "mod pager; mod walk;"), ("pager.rs", "use crate::walk::W;"), ("walk.rs", "pub struct W;")];
