@@ -1,4 +1,4 @@
-//! The report as Markdown, and the section of README.md that is made of it.
+//! The report as Markdown, and the section of docs/benchmarks.md that is made of it.
 
 use crate::report::evidence::{Evidence, LEGEND};
 use crate::report::gather::Fact;
@@ -6,7 +6,7 @@ use crate::report::state::figure;
 use anyhow::Context;
 use std::path::Path;
 
-/// The marks around the section of README.md.
+/// The marks around the section of docs/benchmarks.md.
 pub const MARKS: (&str, &str) = ("<!-- report:begin -->\n", "<!-- report:end -->");
 
 fn row(cells: &[&str]) -> String {
@@ -57,7 +57,7 @@ pub fn markdown(evidence: &Evidence) -> String {
     text
 }
 
-/// The section of README.md: the rows in short and the targets.
+/// The section of docs/benchmarks.md: the rows in short and the targets.
 fn section(evidence: &Evidence) -> String {
     let mut text = format!("{}\n\n{} {LEGEND}\n\n", evidence.heading().join("  \n"), evidence.sum());
     text += &head(&["bench", "it must reach", "figure", "target", "verdict"]);
@@ -83,7 +83,7 @@ fn section(evidence: &Evidence) -> String {
     text + &format!("\nRows of the requirements that are not wholly shown: {}.\n", open.join("; "))
 }
 
-/// Puts the section into README.md, between its marks.
+/// Puts the section into docs/benchmarks.md, between its marks.
 pub fn write_readme(evidence: &Evidence, readme: &Path) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(readme).with_context(|| format!("reading {}", readme.display()))?;
     let text = replaced(&text, &section(evidence)).with_context(|| readme.display().to_string())?;
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn the_readme_has_the_marks_of_the_generated_section() {
-        let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+        let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/benchmarks.md");
         let text = std::fs::read_to_string(readme).unwrap();
         let new = replaced(&text, "new\n").unwrap();
         assert!(new.contains(&format!("{}new\n{}", MARKS.0, MARKS.1)));

@@ -13,7 +13,7 @@ use memfold_sys::uffd::Event;
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
 impl Pager {
-    /// Applies one event (not a fault) that was read and is still held back by `changes.rs`.
+    /// Applies one event (not a fault) that was read and is still held back by `area/event_order.rs`.
     ///
     /// A discard that is reported here happens, or has happened, in the kernel; no engine move can come between.
     pub fn apply(&self, event: Event) {

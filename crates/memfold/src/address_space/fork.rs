@@ -109,7 +109,7 @@ impl Pager {
     }
 
     /// In a child of fork, whose map shows a mark on `marked`: brings the index to the moment of the copy, as far as other
-    /// threads of the parent had changed mappings of which it did not know yet. See `moment.rs`.
+    /// threads of the parent had changed mappings of which it did not know yet. See `quiesce/copy_moment.rs`.
     ///
     /// # Errors
     /// Says what can't be told.

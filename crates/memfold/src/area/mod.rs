@@ -2,6 +2,12 @@
 //!
 //! The index is keyed not by address but by a *key* that stays with a page when mremap moves it: an area maps addresses
 //! to keys by one offset. Keys equal page numbers unless another area still owns those.
+//!
+//! # Keys and addresses
+//! The index is keyed by a **key**, not by an address (`area/mod.rs`). mremap can move gigabytes of managed memory, folded parts
+//! too; with keys only one offset changes and no folio does. A key is the page's number unless that number is still owned by
+//! an area that has moved away; then it comes from beyond the 47-bit address space, congruent modulo 2 MiB where alignment
+//! matters for folios. The store gets a key only to choose a pool.
 pub mod early_events;
 pub mod lock;
 pub mod event_order;

@@ -1,5 +1,5 @@
 //! The fault path: `fault` -> index look-up -> swap cache (take, or wait) -> load -> map in. What must be read from a device
-//! is passed on to threads that may sleep (`reads.rs`).
+//! is passed on to threads that may sleep (`pager/device_faults.rs`).
 pub(crate) mod readahead;
 pub(crate) mod load_by_copy;
 pub(crate) mod load;

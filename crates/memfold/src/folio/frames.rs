@@ -1,10 +1,21 @@
 //! Frames: the engine's own pages, through which folios leave and enter the program's page table.
 //!
 //! A frame is *full* (it holds memory; a folio can be decompressed into it) or *empty* (a hole, into which a folio can
-//! be moved). A move turns one into the other, so a steady state allocates nothing, but for single pages (`small.rs`). Two buddy
+//! be moved). A move turns one into the other, so a steady state allocates nothing, but for single pages (`fault/load_by_copy.rs`). Two buddy
 //! allocators share one zone; runs coalesce with free neighbours of their own kind only.
 //!
 //! Equation: `populated = full free + full in use`; `populated + mapped` is the memory that the pager holds.
+//!
+//! # Frames
+//! `folio/frames.rs`. A frame is **full** (it has memory: something can be decompressed into it) or **empty** (a hole: a folio can be
+//! moved into it). A move out turns an empty frame full; a move in turns a full one empty. `mapped + populated` stays the same,
+//! so a steady state allocates nothing, but for single pages (`fault/load_by_copy.rs`). Two buddy allocators share one zone, one for each kind; runs join with free neighbours
+//! of their own kind only. `gather` makes a large full run out of small ones by moving their pages together. `trim` gives full
+//! frames back to the kernel; where discards are reported as events a fault uses `trim_now`, which never waits for a handler
+//! (`memfold-sys/bin.rs`). After a fork free full frames may be shared too, and such a page doesn't move: `gather` and `trim_now` make it
+//! private first. Single pages are evicted side by side, each CPU's in a 2 MiB run of its own (`STRIPS`), so that they become free as long
+//! runs, and what is given back at once goes in few moves and one `madvise`: each call interrupts every CPU. **An empty frame has no page, ever**: a page that is found in one came there by the move that is under way, counted
+//! or not, whatever is at its home by then. Four empty 2 MiB runs are kept for large folios (M8).
 use core::ops::Range;
 use memfold_sys::Errno;
 use memfold_sys::page::Page;

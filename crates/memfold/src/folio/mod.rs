@@ -1,4 +1,43 @@
 //! Folios: what the index knows of an aligned run of pages.
+//!
+//! # A folio's states
+//! `State` in here; the shard lock guards every change.
+//!
+//! | state | the authoritative bytes | may there be a stored copy? |
+//! |---|---|---|
+//! | `Resident` | the program's page table; a missing page is zeros | yes, believed only after its fingerprint matched |
+//! | `Cached` | the frame | yes, likewise; certainly true if `untouched` |
+//! | `Saving` | the frame, which may not move | yes, until replaced |
+//! | `Loading` | the store; zeros if there is no copy | yes, unless it is a first touch |
+//! | `Stored` | the store | always |
+//!
+//! | from -> to | by | what is asserted |
+//! |---|---|---|
+//! | none -> `Loading` | `fault/load.rs` `zero_fill` | the window is empty and inside its area |
+//! | none -> `Resident` | `address_space/events.rs` `note_resident` (adoption) | `Areas::add`: it overlaps no area |
+//! | none -> `Stored` | `address_space/ranges.rs` `store_by_page` (a block cut by a discard) | every page was saved, or nothing changes |
+//! | `Stored` -> `Loading` | `fault/load.rs` `form_window` | all in the window is `Stored` (`all_stored`); a block is never cut (`split_folio`) |
+//! | `Cached`, one block -> `Cached`, pages | `reclaim/block_size.rs` `cut_into_pages` | the frame holds all of it; the block's copy ends |
+//! | `Resident`, pages -> `Resident`, one block | `reclaim/block_size.rs` `join_block` | every page is `Resident` and none is pinned; their copies end |
+//! | `Stored` -> `Loading` -> `Stored` | `reclaim/recompress.rs` `recompress_block` | the handle is still the block's |
+//! | `Stored` -> `Cached` | `address_space/ranges.rs` `unfold_block` | |
+//! | `Loading` -> `Resident` | `pager/map.rs` `map_in` | |
+//! | `Loading` -> `Cached` | `fault/load.rs` `finish`, ahead of use and not wanted; `map_in` for what the kernel didn't take | |
+//! | `Loading` -> `Stored` or none | `fault/load.rs` `undo_locked`: no frame because an event waits, or only a smaller frame | |
+//! | `Resident` -> `Cached` | `pager/map.rs` `map_out` | the frame was empty: EEXIST is a panic (`carry_out`) |
+//! | `Resident` -> none | `address_space/release.rs` `leave_at_home` (locked, or marked) | every folio of the part is `Resident` (`is_home`) |
+//! | `Cached` -> `Resident` | `fault/mod.rs` `rescue` -> `map_in` | |
+//! | `Cached` -> `Saving` | `reclaim/save.rs` `save_next` | the index still names the isolated folio |
+//! | `Cached` -> `Stored` | `save_next`, `untouched` -> `let_go` | there is a copy (`let_go`) |
+//! | `Saving` -> `Stored` | `save` -> `accept` -> `let_go` | there is a copy (`let_go`) |
+//! | `Saving` -> `Cached` | `save`: changed, and the caller may not compress; goes to `Dirty` | |
+//! | `Saving` -> `Cached` -> `Resident` | `save`, `take_back`: wanted, or refused by the store | still `Cached` (`take_back`) |
+//! | `Saving` -> `Cached` with a ticket | `reclaim/writeback.rs` `write_out`: a raw write is under way; on no list | not wanted |
+//! | `Cached` with a ticket -> `Stored` | `end_raw` -> `let_go` | the ticket is the write's |
+//! | at rest -> none | `pager/mod.rs` `remove_folio` (discard, unmap) | never `Loading` or `Saving` (`discard_keys`) |
+//!
+//! A move may stop half-way. The folio is then split at that page: what moved has the new state, the rest the old one
+//! (`settle_pieces`). `Pager::check` verifies every folio, list and sum while nobody works; tests call it after each round.
 pub mod slab;
 pub mod fingerprint;
 pub mod index;
@@ -44,7 +83,7 @@ pub enum State {
     Stored,
 }
 
-/// How a folio was asked for when it was last loaded from the pool, which decides the size of its blocks (`grain.rs`).
+/// How a folio was asked for when it was last loaded from the pool, which decides the size of its blocks (`reclaim/block_size.rs`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Touch(u8);
 
@@ -109,7 +148,7 @@ pub struct Folio {
     number: AtomicU64,
     /// The block, if the folio is one; otherwise `array` names the slots.
     slot: Cell<Slot>,
-    /// The shadow of its last eviction (`workingset.rs`).
+    /// The shadow of its last eviction (`policy/workingset.rs`).
     pub age: Cell<u32>,
     /// The raw write that is under way of a `Cached` folio, which is on no list meanwhile; 0 for none.
     pub writing: Cell<u32>,

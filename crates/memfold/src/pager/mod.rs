@@ -69,7 +69,7 @@ impl Deref for StatsPlace {
 
 /// One engine.
 ///
-/// Lock order: `areas` (two locks, see `lands.rs`) -> a shard -> the locks inside lru, frames, slabs, store. At most one shard
+/// Lock order: `areas` (two locks, see `area/lock.rs`) -> a shard -> the locks inside lru, frames, slabs, store. At most one shard
 /// at a time. No lock is held while bytes are compressed or decompressed, except one of `areas` for reading: so who writes
 /// both meets no folio that is `Loading` or `Saving`.
 ///

@@ -10,6 +10,30 @@
 //!
 //! Where an object lies is told by its handle alone. A slot is held by each object that lies in it, wholly or partly, and
 //! by the write that is under way to it.
+//!
+//! # The swap file
+//! `swap.rs`, `reclaim/writeback.rs`, `pager/fetch.rs`. A handle names either an object of the pool or a place in the file (`Handle::foreign`),
+//! block by block, so one folio may have both, and nothing else in the engine needs to know.
+//!
+//! - **Raw**: a folio that the store refuses goes whole into one run of slots of its order, in one write. Meanwhile it is
+//!   `Cached` with a ticket (`Folio::writing`), on no list. A touch takes it home and ends the ticket. No run of its order: it is
+//!   halved (`swpout_fallback`).
+//! - **Packed**: when the pool holds more than half of the limit, the coldest `Stored` folios (list `Folded`) have their blocks
+//!   copied as they are stored, 512 KiB to a write, until the pool holds an eighth less. Meanwhile the pool's copies are
+//!   authoritative. At the end a block changes over only if its folio is still `Stored` and its handle and fingerprint are those that
+//!   were copied; then the pool's copy is freed.
+//! - **Reading**: blocks that lie one behind the other are read at once, raw ones into the frame. Each object is opened by its
+//!   own tag and bound to its place, and the block must have the fingerprint that was taken when it left memory. Anything else ends the
+//!   program with a message that names file and slot.
+//! - **Who sleeps**: a handler never reads the file while there are threads that do (four, `memfold-read`); with 64 faults waiting
+//!   for them it does. So a fault on memory that is in the pool waits for no device; its window ends where the file begins
+//!   (`form_window`). Handing a fault over costs two wakes from idle, about 60 us of a read of 200. A thread that reads holds
+//!   `areas` for reading, so an event or a new region still waits for a read that is under way.
+//! - **Failing writes** change nothing: the copy before stays, the slots are let go, no write is tried for 100 ms, and
+//!   what doesn't shrink goes to the pool meanwhile.
+//! - **Nonces**: one counter, one number for each object sealed, a key for each engine (`swap/seal.rs` argues it).
+//! - **The writer** (thread `memfold-swap`) takes shard locks only. Whoever waits for it (for a buffer, for the pool to shrink, for a
+//!   write to end) may hold `areas` for reading and a context, but no shard. Readers have buffers of their own.
 pub mod cluster;
 pub(crate) mod seal;
 pub(crate) mod location;

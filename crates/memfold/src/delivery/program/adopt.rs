@@ -1,4 +1,44 @@
 //! Adoption: memory of the program comes under management, and leaves it.
+//!
+//! # Adoption
+//! `program.rs` and `delivery/program/mod.rs` `adopt`. A thread looks at the program's size every 5 ms. At `--adopt-at` percent of the limit it
+//! adopts what is private, anonymous, readable, writable and not executable, 64 KiB or more (or next to a managed area); never
+//! what was there when the constructor ended, stacks, or areas with one of the properties in `NEVER`. Then:
+//!
+//! 1. Take `reading`, so that no event is applied meanwhile.
+//! 2. **Register** what is not managed yet. From now on no page appears there but by the engine, and changes are reported. Where
+//!    the kernel refuses a range, mapping by mapping: what the program serves by a userfaultfd of its own is left to it.
+//! 3. **Probe**: a copy onto a page that is there says EEXIST at rest, EAGAIN while a change is under way. If so: later; it stays registered.
+//! 4. **Re-check**: the map is read again; what is not what it was is not taken.
+//! 5. **Ask each mapping** whether it is registered (`Watcher::registered`: UFFDIO_ZEROPAGE at its first page). The kernel registers
+//!    what is mapped and says nothing of holes; what was mapped there afterwards, as when the break has moved down and up again, is not
+//!    registered, and would read zeros once it was folded. What is registered ends with an event only, so it need not be asked again.
+//! 6. **Scan** the page map: pages that are there become `Resident` folios, lowest address oldest. Add the area.
+//!
+//! After a fault in a registered range that isn't managed (an area that mremap has grown), `serve_unmanaged` does the same.
+//!
+//! **A program that grows faster than it is folded.** New memory isn't managed until the next look, so touching it makes nobody
+//! wait. What keeps it near its limit: the heap is registered up to where `brk` is at that moment, past what the map said, so
+//! that its next page faults; and while memory is more than 1/128 past its target, faults are held until the background
+//! has given it back (`reclaim/throttle.rs`), as `memory.high` does, unless nothing can be given back. Frames are given back through
+//! `bin.rs`, since the report of a discard may sleep for a timer tick until a handler on a busy CPU has read it. And what is found is
+//! taken without waiting for a background thread that compresses (`area/lock.rs`): on a busy machine that one waits for a CPU for 40 to 70 ms.
+//! If others have the areas for longer than 1 ms all the same, what is found stays registered, so that touching it waits for a handler, and
+//! the next look takes it.
+//!
+//! **Marks after adoption.** Memory that gets a property of `NEVER` later, by `madvise`, `mlock` or `mlockall`, leaves management
+//! before the call returns (`marks.rs`, `address_space/release.rs`): chunk by chunk it is brought home, its folios and their stored copies end,
+//! and it is unregistered, with `reading` and `areas` held, so that what is left is ordinary memory of the kernel's. From the
+//! first mark on, every area's properties are read before it is adopted. `--dont-dump fold` takes MADV_DONTDUMP out of `NEVER`
+//! (the engine's zones are kept out of core dumps anyway). Where such memory alone is past the limit, a warning says so. Adoption is paused from before the call until after.
+//! mlockall would have the kernel fill the engine's frames, and wait for ever for them: so it only marks (MCL_ONFAULT), the
+//! engine's zones are unlocked again, and the program's areas are then locked one by one.
+//!
+//! A program's own UFFDIO_REGISTER of managed memory would be refused (EBUSY): `userfault.rs` lets it leave management first.
+//!
+//! **Pages that the kernel holds.** A pinned page (O_DIRECT, registered buffers of io_uring, RDMA) makes MOVE say EBUSY, and its
+//! folio stays. A page that the kernel only holds a reference to moves, and its memory goes to other data: `lent.rs` keeps
+//! programs from lending pages in that way, by copying (`vmsplice`) or refusing (SO_ZEROCOPY).
 use super::{Watcher, each_mapping, each_private};
 use alloc::vec::Vec;
 use memfold_sys::Errno;

@@ -8,6 +8,32 @@
 //! ([`crate::delivery::program::contest`]).
 //!
 //! A thread that faults all the time is kept on that CPU ([`crate::delivery::program::keep`]), for a while: then the kernel may move it once.
+//!
+//! # Who serves and who wakes
+//! `delivery/program/duty.rs`, `delivery/program/waker.rs`, `delivery/program/keep.rs`. Every thread that waits for the descriptor wakes at each fault, so while one thread of the program
+//! faults only handler 0 waits, pinned to that thread's CPU and following it (it looks at `/proc` every 4 faults); when several
+//! threads fault, all handlers wait, one for each CPU. A thread that is woken by a handler working on its CPU is put on another
+//! CPU by the kernel, which costs two wakes from idle for each fault from then on. So handler 0 does not wake it: it asks the
+//! waker, a SCHED_IDLE thread on the same CPU, and goes to sleep; the kernel leaves a thread where only SCHED_IDLE threads run.
+//! If the waker does not get to run within 10 ms (the CPU is busy), the handler wakes by itself, and for the next 256 to 8192
+//! faults. Measured in one run on a quiet machine: 25 us a random 4 KiB read in place of 70 to 90.
+//!
+//! Any other thread that happens to be awake on that CPU (a kernel thread will do) makes the kernel move the program all the same: 300
+//! times a second here, and until the handler has found it each fault is one between CPUs. So `run` keeps a thread that faults all the
+//! time (16 faults in a row within 8 ms) on the handler's CPU: `delivery/program/keep.rs` narrows its affinity to that CPU while it waits for a fault,
+//! and the handler then wakes it by itself, with two context switches a fault in place of four. It is let go 10 ms after its last
+//! fault, and every 50 ms in any case: for the next 16 faults the kernel may put it elsewhere, if this CPU is wanted by others.
+//! Nobody may see this who doesn't look from outside. What a thread starts inherits its affinity, so every call of libc that starts a thread or a process,
+//! executes a program, asks for or sets an affinity, or changes the user (the engine may then not be allowed to give it back), lets it go first, and for a second nothing is kept (`release.rs`; `fork.rs`,
+//! `clone.rs`, `threads.rs`, `syscall.rs`). A Go program does such things by system calls of its own, and is left alone (`go.rs`).
+//! Sorting and redis GET, a third of the data in memory: 1.7 times as fast, SET 1.25 times (`--keep-cpu off` compares).
+//! After a fault a handler looks for the next before it sleeps: the thread that it has woken on its CPU has mostly run and faulted again by then.
+//!
+//! **Several threads** are served apart, by all handlers, or together: by handler 0, with those that fault often (four times in 50 ms, 16 threads at
+//! most) kept on its CPU. Apart uses several CPUs, and each page that leaves memory interrupts the others; together interrupts nobody. Which
+//! is better depends on the program: memcached, whose threads wait for each other's locks, is 1.4 times as fast together, MariaDB half as
+//! fast. So both are tried in turn (`delivery/program/contest.rs`), 512 timed faults each; together must win twice by a tenth, and go on winning, after each 16,384 faults. Where it
+//! loses clearly, the next contest is 262,144 faults later.
 use crate::delivery::program::contest::{Contest, Way};
 use crate::delivery::program::keep::{KEPT_MAX, Keep};
 use crate::delivery::program::waker::{PATIENCE_NS, Waker};

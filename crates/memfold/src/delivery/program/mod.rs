@@ -1,6 +1,6 @@
 //! Thread delivery for a whole program: faults and address-space events from one descriptor.
 //!
-//! Handlers, each pinned to a CPU; those on duty sleep in `poll`. Reading is serialised by `changes.rs`, so that no
+//! Handlers, each pinned to a CPU; those on duty sleep in `poll`. Reading is serialised by `area/event_order.rs`, so that no
 //! fault that follows an event is ever served before the event was applied. A fault that can't be resolved while an
 //! event waits stays with its handler, which reads and applies events until it can.
 mod waker;

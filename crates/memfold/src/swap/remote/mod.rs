@@ -12,6 +12,36 @@
 //! A write goes to the file always: whoever takes slots makes them the file's ([`Tier::claim`]).
 //!
 //! Which groups are cold: a clock with a second chance, over groups that were not read since the hand's last pass.
+//!
+//! # The remote tier
+//! `swap/remote/mod.rs`, `swap/remote/demote.rs`, `swap/remote/slot_group.rs`, `memfold-sys/remote.rs`, `memfold-remote`. It lies below objects: slots move, and what a slot's number
+//! names stays the same, so handles, seals and everything above know nothing of it. Slots move in aligned groups of 16; a group has
+//! at most one object in the store, with the slots that were in use one behind the other. Objects have numbers that are never
+//! used twice, so a command that arrives late can harm no later object.
+//!
+//! - **Slots** are more than the file may hold (`--swap-size` + `--remote-size`); the file is sparse, and what it takes is counted
+//!   by slot (`backed`). Who takes slots claims them for the file first (`claim`); at the bound that fails, and is tried again later.
+//! - **One place that counts**: for each slot in use exactly one of `backed` and `remote` is set (`locate` asserts it, `check`
+//!   verifies it). The mover reads written slots from the file, puts them as a new object, and when the store has acknowledged
+//!   it, changes the bits under the lock, as far as no slot was claimed meanwhile (`leaving`). Then it punches the file; nobody can
+//!   claim these slots until that is done. Slots of the group that lay in an older object are fetched and put again with them.
+//! - **Readers** take no lock across a read: they look where the slots are, read, and look again. If that has changed, they begin
+//!   anew; so what was punched or deleted meanwhile is not judged.
+//! - **Cold** is what the clock's hand finds unread since its last pass. Slots that became free are found by the mover's walk
+//!   over the groups, which then deletes objects of which nothing counts any more.
+//! - **Failures** of a put or delete change nothing; the mover pauses, 100 ms to 5 s. Reads are tried again by the service
+//!   for `--remote-timeout`; a failure then is as one of the file. The store is believed nothing: seals and fingerprints tell.
+//! - **The service** is part of `memfold run`, as a client of such servers needs `std`, in a process and a session of its own: so
+//!   it goes on while `memfold run` or its job is stopped, and has as many descriptors as it may, of which CMD learns nothing. It ends
+//!   when `memfold run` does. An engine reaches it by a Unix socket, with one connection for all its threads: requests have numbers,
+//!   and of the threads that wait one reads the next answer's head and leaves the rest to its owner (`socket_remote.rs`). In the
+//!   service up to four threads of a connection take turns to read a request, which each does and answers itself (`line.rs`). They
+//!   share up to 16 connections to the store, half of them kept for reads (`links.rs`). When engines take more than half of the
+//!   descriptors, the connection that was idle longest is closed; its engine connects again.
+//! - It gives a connection to the store up after any error, since answers may be under way on it, and tells the engine `Ok` only of
+//!   what was acknowledged. It knows the key names of the run, and deletes them when their process or the run has ended. It refreshes
+//!   their expiry four times in it, by a clock that counts the machine's sleep, and warns if it could not for half of it (`kept.rs`).
+//!   If it is silent itself, the engine's mover warns, which asks eight times in that time (`expiry.rs`).
 pub mod slot_group;
 pub mod expiry;
 pub mod demote;
