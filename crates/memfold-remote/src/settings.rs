@@ -198,10 +198,12 @@ mod tests {
         std::fs::write(&path, "me\nsecret\n").unwrap();
         settings.set_auth(&path).unwrap();
         assert_eq!((settings.user.as_deref(), settings.password.as_deref()), (Some("me"), Some("secret")));
+        let mut tls = parse("rediss://a").unwrap();
+        tls.set_auth(&path).unwrap();
+        assert!(settings.shows_password() && !tls.shows_password() && !parse("redis://a").unwrap().shows_password());
         std::fs::write(&path, "\n").unwrap();
         assert!(settings.set_auth(&path).is_err());
         assert!(settings.set_ca(&path).unwrap_err().contains("rediss://"));
-        let mut tls = parse("rediss://a").unwrap();
         assert!(tls.set_ca(&path).unwrap_err().contains("no certificate"));
         std::fs::remove_file(&path).unwrap();
         assert!(tls.set_ca(&path).is_err());

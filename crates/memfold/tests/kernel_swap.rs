@@ -23,6 +23,11 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What each byte of a page is in a round.
+fn byte(number: usize, round: u8) -> u8 {
+    number as u8 ^ round.wrapping_mul(16)
+}
+
 /// A child of fork that shares all pages of this process until it is dropped.
 struct Sharer(libc::pid_t);
 
@@ -107,7 +112,7 @@ impl Setup {
     fn write(&mut self, number: usize) {
         self.rounds[number] += 1;
         // SAFETY: the page is there, and the test's own.
-        unsafe { self.page(number).write_bytes(number as u8 ^ self.rounds[number] * 16, PAGE_SIZE) };
+        unsafe { self.page(number).write_bytes(byte(number, self.rounds[number]), PAGE_SIZE) };
     }
 
     #[track_caller]
@@ -115,7 +120,7 @@ impl Setup {
         for number in 0..AREA_PAGES {
             // SAFETY: as above.
             let bytes = unsafe { std::slice::from_raw_parts(self.page(number), PAGE_SIZE) };
-            let expected = number as u8 ^ self.rounds[number] * 16;
+            let expected = byte(number, self.rounds[number]);
             let wrong = bytes.iter().position(|byte| *byte != expected);
             assert_eq!(wrong, None, "page {number} has {} where {expected} was written", bytes[wrong.unwrap_or(0)]);
         }
@@ -212,9 +217,9 @@ fn regions_keep_every_byte_while_the_kernel_swaps_and_the_process_forks() {
                 let expected = round;
                 round = round.wrapping_add(1);
                 for (number, page) in region.as_mut_slice().chunks_mut(PAGE_SIZE).enumerate() {
-                    let was = if expected == 0 { 0 } else { number as u8 ^ expected * 16 };
+                    let was = if expected == 0 { 0 } else { byte(number, expected) };
                     assert!(page.iter().all(|byte| *byte == was), "page {number} in round {round}, {delivery:?}");
-                    page.fill(number as u8 ^ round.wrapping_mul(16));
+                    page.fill(byte(number, round));
                 }
             }
             done.store(true, Relaxed);

@@ -219,7 +219,7 @@ impl Condvar {
     ///
     /// No wake-up is lost if the notifier changed the condition under the same lock.
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        self.wait_by(guard, |word, seen| wait_while(word, seen))
+        self.wait_by(guard, wait_while)
     }
 
     /// As [`Condvar::wait`], but sleeps for about `ns` nanoseconds at most.

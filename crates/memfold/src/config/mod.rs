@@ -204,6 +204,7 @@ mod tests {
                     || ["codec", "recompress", "swap", "remote", "remote-auth", "remote-ca"].contains(&key.name)
             );
         }
+        assert!(config.set("remote-expiry", "1").unwrap_err().0.contains("2 seconds"));
         assert!(config.set("swap", "a;b").is_err(), "it would end the setting in the environment");
         assert!(config.check().unwrap_err().0.contains("--swap-encrypt"), "nothing leaves the machine in the clear");
         config.swap_encrypt = true;

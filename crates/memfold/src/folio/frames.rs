@@ -15,7 +15,10 @@
 //! (`memfold-sys/bin.rs`). After a fork free full frames may be shared too, and such a page doesn't move: `gather` and `trim_now` make it
 //! private first. Single pages are evicted side by side, each CPU's in a 2 MiB run of its own (`STRIPS`), so that they become free as long
 //! runs, and what is given back at once goes in few moves and one `madvise`: each call interrupts every CPU. **An empty frame has no page, ever**: a page that is found in one came there by the move that is under way, counted
-//! or not, whatever is at its home by then. Four empty 2 MiB runs are kept for large folios (M8).
+//! or not, whatever is at its home by then. **A page is there if it is in the kernel's swap**, too: only the page map tells
+//! (`Space::is_populated`); `mincore` would have the engine take swapped frames for empty. What a program has given up with MADV_FREE
+//! comes along as a page that the kernel may drop until it is written to, from a frame as well; so each page is written to when it
+//! arrives, by a call that changes no byte and doesn't wait where the page is gone (`Space::keep`). Four empty 2 MiB runs are kept for large folios (M8).
 use core::ops::Range;
 use memfold_sys::Errno;
 use memfold_sys::page::Page;
