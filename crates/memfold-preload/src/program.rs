@@ -33,6 +33,9 @@ use crate::{say, slots};
 const GROWTH_BYTES: u64 = 4 << 20;
 /// The same while the program is past its bounds.
 const GROWTH_PAST_BYTES: u64 = 1 << 20;
+/// The engine's threads start at one part in this many of what the program may have before anything is taken: on busy CPUs that
+/// takes a while, in which a program that grows fast would go past its limit.
+const START_SHARE: u64 = 2;
 /// Time between looks at the program's size, nanoseconds.
 const LOOK_NS: i64 = 5_000_000;
 /// The same while the program grows and isn't far from its bounds.
@@ -84,7 +87,9 @@ pub struct Program {
 
 #[derive(Default)]
 struct State {
-    /// Near enough to the limit: all engine threads run.
+    /// All engine threads run.
+    started: bool,
+    /// Near enough to the limit: what it has is being taken.
     begun: bool,
     /// They could not be started.
     refused: bool,
@@ -454,17 +459,18 @@ impl Program {
             true => (GROWTH_BYTES, LOOK_SOON_NS),
             false => (GROWTH_BYTES, LOOK_NS * slower),
         };
-        if !state.begun && anonymous < max / 100 * self.config.adopt_percent as u64 || state.refused {
+        let begin = max / 100 * self.config.adopt_percent as u64;
+        if !state.started && !state.refused && anonymous >= begin / START_SHARE {
+            state.started = self.start_threads();
+            state.refused = !state.started;
+        }
+        if !state.begun && anonymous < begin || state.refused {
             return next;
         }
         if self.unmarked.swap(false, Relaxed) {
             state.unmanaged_at_last_read = 0;
         }
         if !state.begun || unmanaged >= state.unmanaged_at_last_read + step.min(max / 32) {
-            if !state.begun && !self.start_threads() {
-                state.refused = true;
-                return next;
-            }
             state.begun = true;
             if self.adopt(!state.adopted) {
                 state.adopted = true;
