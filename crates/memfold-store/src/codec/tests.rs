@@ -36,7 +36,7 @@ fn every_codec_gives_back_its_input_at_every_page_multiple() {
             let len = pages * 4096;
             // SAFETY: the three buffers are distinct and BLOCK bytes long, and len <= BLOCK.
             let size = unsafe {
-                encoder.encode(Input { at: raw.as_ptr(), len }, Output { at: packed.as_mut_ptr(), len: len }, None)
+                encoder.encode(Input { at: raw.as_ptr(), len }, Output { at: packed.as_mut_ptr(), len }, None)
             };
             let Some(size) = size.unwrap() else {
                 assert!(spec.format() == format::NONE || spec.level() > 1000, "{spec} {pages} pages");
