@@ -3,14 +3,17 @@
 //! It has a process of its own, in a session of its own: so it goes on to refresh what lies in the store while `memfold run`
 //! is stopped, be it with all of its terminal's job; and its limits are not those that CMD inherits.
 use crate::failure::Failure;
+use crate::log::Log;
 use crate::program::plain;
 use crate::sockets;
 use memfold::config::Config;
 use memfold_remote::{Service, Settings};
+use memfold_sys::raw::set_warner;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// The suffix of the socket's name.
@@ -42,12 +45,15 @@ pub struct Remote {
     expiry_s: u32,
 }
 
-/// Starts a service that has reached its store, if the settings ask for one; they get its socket. To be called while this
-/// process has one thread.
+/// Where the service says what it has to say, in its own process.
+static LOG: OnceLock<Arc<Log>> = OnceLock::new();
+
+/// Starts a service that has reached its store, if the settings ask for one; they get its socket. It says what it has to say
+/// into the log. To be called while this process has one thread.
 ///
 /// # Errors
 /// 125: the flags make no sense, the store can't be used, or there is no place for the socket.
-pub fn start(config: &mut Config) -> Result<Option<Remote>, Failure> {
+pub fn start(config: &mut Config, log: &Arc<Log>) -> Result<Option<Remote>, Failure> {
     let Some(url) = &config.remote else {
         for (flag, given) in [("remote-auth", &config.remote_auth), ("remote-ca", &config.remote_ca)] {
             if given.is_some() {
@@ -69,14 +75,14 @@ pub fn start(config: &mut Config) -> Result<Option<Remote>, Failure> {
     let path = sockets::path(SUFFIX).map_err(|e| of("remote", format!("no place for a socket: {}", plain(&e))))?;
     let text = path.to_str().ok_or_else(|| of("remote", format!("{}: not in UTF-8", path.display())))?;
     config.remote_socket = Some(text.to_string());
-    let remote = Remote::start(settings, path, config.remote_expiry_s).map_err(|why| of("remote", why))?;
+    let remote = Remote::start(settings, path, config.remote_expiry_s, log).map_err(|why| of("remote", why))?;
     // They are nobody's business in the environment of the program.
     (config.remote_auth, config.remote_ca) = (None, None);
     Ok(Some(remote))
 }
 
 impl Remote {
-    fn start(settings: Settings, path: PathBuf, expiry_s: u32) -> Result<Remote, String> {
+    fn start(settings: Settings, path: PathBuf, expiry_s: u32, log: &Arc<Log>) -> Result<Remote, String> {
         let starting = |e: io::Error| format!("starting its service: {}", plain(&e));
         let (line, its) = UnixStream::pair().map_err(starting)?;
         // SAFETY: this process has one thread, so the child may do whatever it could.
@@ -84,6 +90,12 @@ impl Remote {
             -1 => return Err(starting(io::Error::last_os_error())),
             0 => {
                 drop(line);
+                let _ = LOG.set(log.clone());
+                set_warner(|text| {
+                    if let Some(log) = LOG.get() {
+                        log.say(&String::from_utf8_lossy(text));
+                    }
+                });
                 serve(settings, &path, its)
             }
             pid => pid,

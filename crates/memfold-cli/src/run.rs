@@ -149,7 +149,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     slots.set_bounds(&config);
     // SAFETY: no thread of memfold uses a robust mutex. Without, processes of the run may leave lines that nobody reads.
     let _ = unsafe { slots.table().run_here() };
-    let mut remote = crate::remote::start(&mut config)?;
+    let mut remote = crate::remote::start(&mut config, &log)?;
     let reported = stats_file.is_some() || matches.get_flag(SUMMARY);
 
     let environment = environment(&config, &slots, library)?;

@@ -38,7 +38,7 @@ fn a_live_limit_is_shrunk_and_grown_and_memory_follows() {
     // Its next look at the table is a few milliseconds away.
     let begin = Instant::now();
     while holder.resident_mib() < 96 {
-        assert!(begin.elapsed() < Duration::from_secs(20), "limit 256M: {} MiB resident", holder.resident_mib());
+        assert!(begin.elapsed() < Duration::from_secs(600), "limit 256M: {} MiB resident", holder.resident_mib());
         holder.check();
     }
     holder.end();
@@ -54,7 +54,7 @@ fn the_limit_grows_far_past_what_it_began_with() {
         text(&ask(&bin, &scratch, &["set", &pid, "--resident", size]));
         let begin = Instant::now();
         while !(least..=most).contains(&holder.resident_mib()) {
-            assert!(begin.elapsed() < Duration::from_secs(20), "{size}: {} MiB resident", holder.resident_mib());
+            assert!(begin.elapsed() < Duration::from_secs(600), "{size}: {} MiB resident", holder.resident_mib());
             holder.check();
         }
         println!("resident {size}: {} MiB with the pool", holder.resident_mib());

@@ -1,8 +1,9 @@
 //! What a run says: each thing once, on memfold's own standard error or in a file, and never into a stream of the program's.
 mod common;
-use common::{Scratch, assert_refused, binaries, can_make_worlds, managed_in, memfold, run};
+use common::{NOBODY, Scratch, assert_refused, binaries, can_make_worlds, managed_in, memfold, run};
 use std::collections::HashSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Output;
 
 const RANDOM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/random_data.py");
@@ -76,6 +77,35 @@ fn with_log_a_run_says_everything_in_a_file_and_adds_to_what_is_there() {
     }
 }
 
+/// On a machine or of a user that has as many threads as it may have. Root would have more.
+#[test]
+fn engine_threads_that_cant_be_had_are_tried_again_and_a_program_past_its_limit_meanwhile_is_told_of_once() {
+    if !can_make_worlds() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let log = scratch.file("log", "", 0o666);
+    fs::set_permissions(&scratch.0, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = r#"
+import resource, sys
+most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+resource.setrlimit(resource.RLIMIT_NPROC, (1, most))
+page = lambda n: (b"%9d" % n) * 455
+pages = [page(n) for n in range(20000)]
+while "starting engine threads" not in open(sys.argv[1]).read(): pass
+resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+pages += [page(n) for n in range(20000, 60000)]
+print(all(it == page(n) for n, it in enumerate(pages)))
+"#;
+    let world = NOBODY.replace("65534", "54321");
+    let flags = ["--resident", "40M", "--log", &log];
+    let Some(output) = managed_in(&world, &flags, &["python3", "-c", script, &log]) else { return };
+    let found = fs::read_to_string(&log).unwrap();
+    assert_eq!(text(&output.stdout), "True\n", "{output:?} {found}");
+    assert_eq!(found.matches("starting engine threads").count(), 1, "{found}");
+    assert!(found.contains(" of them major"), "nothing was folded: {found}");
+}
+
 /// A daemon outlives `memfold run`: nobody is there to say what it leaves.
 #[test]
 fn a_process_that_outlives_memfold_run_is_served_and_says_why_it_ends_by_itself() {
@@ -87,7 +117,7 @@ fn a_process_that_outlives_memfold_run_is_served_and_says_why_it_ends_by_itself(
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     let begin = std::time::Instant::now();
     while !std::path::Path::new(&done).exists() {
-        assert!(begin.elapsed().as_secs() < 120, "the daemon does not end");
+        assert!(begin.elapsed().as_secs() < 600, "the daemon does not end");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     let (status, words) = (fs::read_to_string(done).unwrap(), fs::read_to_string(out).unwrap());

@@ -7,7 +7,7 @@ use std::os::fd::FromRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[test]
 fn the_programs_own_status_is_passed_on() {
@@ -155,10 +155,8 @@ fn killing_memfold_kills_the_program() {
     let program = line(&mut lines);
     send(child.id(), libc::SIGKILL);
     child.wait().unwrap();
-    let begin = Instant::now();
     // The pipe ends when the program is gone, as no other process holds it.
-    assert_eq!(line(&mut lines), "");
-    assert!(begin.elapsed() < Duration::from_secs(5), "{program} lived on");
+    assert_eq!(line(&mut lines), "", "of {program}");
 }
 
 #[test]
@@ -170,9 +168,7 @@ fn job_control_stops_and_continues_both() {
         stat.rsplit(')').next().unwrap().trim().chars().next().unwrap()
     };
     send(child.id(), libc::SIGTSTP);
-    let begin = Instant::now();
     while state(child.id()) != 'T' {
-        assert!(begin.elapsed() < Duration::from_secs(5), "memfold is {}", state(child.id()));
         std::thread::sleep(Duration::from_millis(5));
     }
     send(child.id(), libc::SIGCONT);

@@ -122,7 +122,7 @@ fn a_run_killed_while_it_writes_leaves_no_file_and_all_space_free() {
         // The file grows 64 MiB at a time; at the second growth writes are under way for sure.
         while free_bytes(&dir) + (100 << 20) > free {
             assert!(child.try_wait().unwrap().is_none(), "it has ended before it wrote");
-            assert!(start.elapsed().as_secs() < 60, "nothing was written");
+            assert!(start.elapsed().as_secs() < 600, "nothing was written");
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
         child.kill().unwrap();
@@ -130,7 +130,7 @@ fn a_run_killed_while_it_writes_leaves_no_file_and_all_space_free() {
         // The program dies with `memfold run`, but is waited for by somebody else.
         let start = std::time::Instant::now();
         while free_bytes(&dir) < free {
-            assert!(start.elapsed().as_secs() < 20, "{} of {free} bytes are free", free_bytes(&dir));
+            assert!(start.elapsed().as_secs() < 600, "{} of {free} bytes are free", free_bytes(&dir));
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         assert_eq!(names_in(Path::new(&dir)), 0);

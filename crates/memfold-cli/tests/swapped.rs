@@ -85,5 +85,5 @@ fn a_heap_that_the_kernel_swaps_out_stays_right() {
 
 #[test]
 fn children_of_what_the_kernel_swaps_out_stay_right() {
-    assert_right_swapped("signals", &["forks"]);
+    assert_right_swapped("children", &["copies", "grown"]);
 }

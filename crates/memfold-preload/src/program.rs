@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use core::ops::ControlFlow::Continue;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed, Ordering::SeqCst};
 use memfold::config::Config;
+use memfold::delivery::background::{self, Start};
 use memfold::delivery::program::{NotCopied, Watcher};
 use memfold::pager::{Pager, Parts, StatsPlace};
 use memfold::policy::fair_share::share;
@@ -89,10 +90,12 @@ pub struct Program {
 struct State {
     /// All engine threads run.
     started: bool,
+    /// Those that are still to be started, the next one last; `None` before the first try.
+    pending: Option<Vec<Start>>,
     /// Near enough to the limit: what it has is being taken.
     begun: bool,
-    /// They could not be started.
-    refused: bool,
+    /// It was told that they can't be started.
+    told: bool,
     /// Everything there was has been taken once.
     adopted: bool,
     unmanaged_at_last_read: u64,
@@ -460,11 +463,10 @@ impl Program {
             false => (GROWTH_BYTES, LOOK_NS * slower),
         };
         let begin = max / 100 * self.config.adopt_percent as u64;
-        if !state.started && !state.refused && anonymous >= begin / START_SHARE {
-            state.started = self.start_threads();
-            state.refused = !state.started;
+        if !state.started && anonymous >= begin / START_SHARE {
+            self.start_threads(&mut state, anonymous > max);
         }
-        if !state.begun && anonymous < begin || state.refused {
+        if !state.begun && anonymous < begin || !state.started {
             return next;
         }
         if self.unmarked.swap(false, Relaxed) {
@@ -491,18 +493,30 @@ impl Program {
         next
     }
 
-    /// Starts all engine threads but the first, which calls this once: most processes of a run never come near the limit. Returns
-    /// whether they run; if not, it is told, and nothing is to be adopted.
-    fn start_threads(&self) -> bool {
+    /// Starts all engine threads but the first, which calls this: most processes of a run never come near the limit. Those that
+    /// can't be had now are tried again at the next look; it is told once, if meanwhile the program is past its limit.
+    fn start_threads(&self, state: &mut State, is_past: bool) {
+        let pending = state.pending.get_or_insert_with(|| {
+            let workers = self.config.worker_count(self.pager.cpus());
+            let mut all = background::threads(&self.pager, workers);
+            all.extend(self.watcher.threads());
+            all.reverse();
+            all
+        });
         set_own_nice(self.nice);
-        let workers = self.config.worker_count(self.pager.cpus());
-        let started = memfold::delivery::background::start_by(&self.pager, workers, bare::start)
-            .and_then(|()| self.watcher.start(bare::start));
-        set_own_nice(NICE);
-        if let Err(e) = started {
-            unserved_later(format_args!("starting engine threads: {e}"));
+        let mut result = Ok(());
+        while let (Ok(()), Some(next)) = (result, pending.last()) {
+            result = bare::start(next.name, next.cpu, next.main, next.arg);
+            if result.is_ok() {
+                pending.pop();
+            }
         }
-        started.is_ok()
+        set_own_nice(NICE);
+        state.started = result.is_ok();
+        if let (Err(e), true, false) = (result, is_past, state.told) {
+            state.told = true;
+            unserved_later(format_args!("starting engine threads: {e}; it is tried again"));
+        }
     }
 
     /// What processes of a run share counts in each with its part, so that the sum is right: measured from time to time, as

@@ -1,12 +1,13 @@
 //! Which keys the run has in the store: what is to be refreshed, and deleted at its end.
+use crate::process::Process;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 
 /// One engine's keys.
 #[derive(Default)]
 struct Engine {
-    /// Its process; 0 if that can't be seen from here.
-    pid: i32,
+    /// Its process; `None` if that can't be seen from here.
+    process: Option<Process>,
     /// Connections that it has open.
     lines: usize,
     numbers: BTreeSet<u64>,
@@ -39,10 +40,10 @@ impl Keys {
     }
 
     /// An engine has connected.
-    pub fn enter(&self, engine: u64, pid: i32) {
+    pub fn enter(&self, engine: u64, process: Option<Process>) {
         let mut engines = self.engines();
         let engine = engines.entry(engine).or_default();
-        engine.pid = pid;
+        engine.process = process;
         engine.lines += 1;
     }
 
@@ -79,11 +80,11 @@ impl Keys {
         ids.into_iter().flat_map(of).take(count).collect()
     }
 
-    /// Up to `count` objects of an engine whose process has ended; `has_ended` tells of a process. Engines without objects
+    /// Up to `count` objects of engines whose process has ended; `has_ended` tells of a process. Engines without objects
     /// are forgotten.
-    pub fn orphans(&self, count: usize, has_ended: impl Fn(i32) -> bool) -> Vec<(u64, u64)> {
+    pub fn orphans(&self, count: usize, has_ended: impl Fn(&Process) -> bool) -> Vec<(u64, u64)> {
         let mut engines = self.engines();
-        let is_over = |engine: &Engine| engine.lines == 0 && engine.pid != 0 && has_ended(engine.pid);
+        let is_over = |engine: &Engine| engine.lines == 0 && engine.process.as_ref().is_some_and(&has_ended);
         engines.retain(|_, engine| !(engine.numbers.is_empty() && is_over(engine)));
         let over = engines.iter().filter(|(_, engine)| is_over(engine));
         over.flat_map(|(id, engine)| engine.numbers.iter().map(|n| (*id, *n))).take(count).collect()
@@ -97,9 +98,10 @@ mod tests {
     #[test]
     fn keys_are_walked_in_steps_and_only_ended_processes_leave_orphans() {
         let keys = Keys::new("r".to_string());
-        keys.enter(7, 100);
-        keys.enter(8, 200);
-        keys.enter(9, 0);
+        let process = |pid| Process { pid, begun: 5 };
+        keys.enter(7, Some(process(100)));
+        keys.enter(8, Some(process(200)));
+        keys.enter(9, None);
         for engine in [7, 8, 9] {
             keys.add(engine, 1..4);
         }
@@ -115,10 +117,10 @@ mod tests {
         assert_eq!(all, [(7, 1), (7, 2), (7, 3), (8, 1), (8, 3), (9, 1), (9, 2), (9, 3)]);
         assert!(keys.orphans(10, |_| true).is_empty(), "all are connected");
         [7, 8, 9].iter().for_each(|engine| keys.leave(*engine));
-        assert_eq!(keys.orphans(10, |pid| pid == 100), [(7, 1), (7, 2), (7, 3)]);
-        assert_eq!(keys.orphans(2, |pid| pid == 0 || pid == 100).len(), 2);
+        assert_eq!(keys.orphans(10, |p| *p == process(100)), [(7, 1), (7, 2), (7, 3)]);
+        assert_eq!(keys.orphans(2, |_| true).len(), 2);
         keys.remove(7, 1..4);
-        assert!(keys.orphans(10, |pid| pid == 100).is_empty());
+        assert!(keys.orphans(10, |p| *p == process(100)).is_empty());
         assert_eq!(keys.name(0xab, 31), "memfold:r:00000000000000ab:1f");
     }
 }

@@ -41,6 +41,7 @@ mod accept;
 mod settings;
 mod link;
 mod links;
+mod process;
 mod keys;
 mod kept;
 mod store;

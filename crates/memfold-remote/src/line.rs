@@ -1,4 +1,5 @@
 //! One connection of an engine: requests in, answers out, several at a time.
+use crate::process::Process;
 use crate::store::{Store, Trouble};
 use memfold_sys::remote::{
     Answer, BYTES_MAX, DELETE, DONE, ENTRIES_MAX, Entry, FAILED, GET, HELLO, KEEP, LOST, PUT, Request,
@@ -60,7 +61,7 @@ impl Line {
         }
         let job = receive(&mut stream)?.ok_or(ErrorKind::UnexpectedEof)?;
         let engine = job.entries.first().filter(|_| job.request.what == HELLO).ok_or(ErrorKind::InvalidData)?.number;
-        store.keys.enter(engine, peer.pid);
+        store.keys.enter(engine, Process::of(peer.pid));
         Ok(Arc::new(Line {
             store,
             stream,

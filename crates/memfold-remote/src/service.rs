@@ -9,7 +9,6 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, Weak};
 
 /// Of this process's descriptors, one in so many may be an engine's connection. The rest is for the store, and its own.
@@ -101,7 +100,7 @@ impl Drop for Service {
             return;
         }
         let _ = fs::remove_file(&self.path);
-        if !self.store.ended.load(SeqCst) {
+        if !self.store.has_ended() {
             let _ = self.delete_keys();
         }
     }

@@ -3,11 +3,12 @@ use crate::kept::Kept;
 use crate::keys::Keys;
 use crate::link::Link;
 use crate::links::{Lent, Links, Work};
+use crate::process::Process;
 use crate::settings::Settings;
 use memfold_sys::remote::Entry;
 use redis::{Cmd, RedisError, Value};
-use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,8 +35,8 @@ pub struct Store {
     links: Links,
     kept: Kept,
     requests: AtomicU64,
-    /// Nothing is to be kept any more.
-    pub ended: AtomicBool,
+    /// Nothing is to be kept any more. Read-locked while objects are being stored, so that none comes after the last was deleted.
+    ended: RwLock<bool>,
 }
 
 /// Why a request was not done.
@@ -59,7 +60,12 @@ impl Store {
     pub fn new(settings: Settings, run: String) -> Store {
         let kept = Kept::new(settings.expiry);
         let (keys, links) = (Keys::new(run), Links::default());
-        Store { settings, keys, links, kept, requests: AtomicU64::new(0), ended: AtomicBool::new(false) }
+        Store { settings, keys, links, kept, requests: AtomicU64::new(0), ended: RwLock::new(false) }
+    }
+
+    /// Whether [`Store::delete_all`] has begun.
+    pub fn has_ended(&self) -> bool {
+        *self.ended.read().expect("nobody panics with the lock")
     }
 
     /// The number of a request, larger than those of all before.
@@ -156,6 +162,10 @@ impl Store {
             commands.push(self.set(&self.keys.name(engine, entry.number), object));
             rest = after;
         }
+        let ended = self.ended.read().expect("nobody panics with the lock");
+        if *ended {
+            return Err(Trouble::Failed("the run has ended".to_string()));
+        }
         // Before they are sent: whatever becomes of them, they are deleted in the end.
         self.keys.add(engine, entries.iter().map(|e| e.number));
         let (values, mut lent) = self.insist(Work::Move, &commands, Instant::now())?;
@@ -205,12 +215,13 @@ impl Store {
         Ok(())
     }
 
-    /// Deletes all that the run has there. Nothing is refreshed any more.
+    /// Deletes all that the run has there, when what is being stored at this moment is there. Nothing is stored or refreshed
+    /// any more.
     ///
     /// # Errors
     /// Some are left: one line.
     pub fn delete_all(&self) -> Result<(), String> {
-        self.ended.store(true, SeqCst);
+        *self.ended.write().expect("nobody panics with the lock") = true;
         let deadline = Instant::now() + END;
         loop {
             let some = self.keys.after(None, BATCH);
@@ -234,9 +245,9 @@ impl Store {
 
     /// Deletes what processes that have ended have left, and keeps the rest from expiring, until the end.
     pub fn keep_keys(&self) {
-        while !self.ended.load(SeqCst) {
+        while !self.has_ended() {
             thread::sleep(LOOK.min(self.settings.expiry / 16));
-            let orphans = self.keys.orphans(BATCH, has_ended);
+            let orphans = self.keys.orphans(BATCH, Process::has_ended);
             if !orphans.is_empty() {
                 let _ = self.delete(&orphans, Instant::now());
             }
@@ -253,7 +264,7 @@ impl Store {
             let some = self.keys.after(self.kept.at(), BATCH);
             let Some(end) = some.last() else { return Ok(()) };
             let commands: Vec<Cmd> = some.iter().map(|(engine, n)| self.expire(*engine, *n)).collect();
-            if self.ended.load(SeqCst) {
+            if self.has_ended() {
                 return Err("the run has ended".to_string());
             }
             self.insist(Work::Move, &commands, Instant::now()).map_err(Trouble::text)?;
@@ -281,13 +292,6 @@ fn short(e: &RedisError) -> String {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,
     }
-}
-
-/// Whether a process is no more.
-fn has_ended(pid: i32) -> bool {
-    // SAFETY: signal 0 only asks.
-    let asked = unsafe { libc::kill(pid, 0) };
-    asked != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
 }
 
 /// The policy of a server that may drop keys when its memory is full.

@@ -10,6 +10,7 @@
 use crate::Errno;
 use crate::raw::{self, system_call};
 use crate::sync::StaticMutex;
+use crate::thread::sleep_ns;
 use crate::units::PAGE_SIZE;
 use crate::zone::{Zone, counts_reservations};
 use core::ffi::CStr;
@@ -22,6 +23,10 @@ pub const THREADS_MAX: usize = 160;
 const STACK_BYTES: usize = 512 << 10;
 /// Below the thread pointer: libc's own thread-local variables have their places here on x86-64, though nobody uses them.
 const TLS_BYTES: usize = 64 << 10;
+
+/// A child of fork tries so often to start a thread that can't be had, with pauses of so many nanoseconds: for 10 s.
+const TRIES: usize = 1000;
+const PAUSE_NS: u64 = 10_000_000;
 
 /// What a thread takes of the address space: the end of the stack, the stack, the thread block, the record.
 const THREAD_BYTES: usize = PAGE_SIZE + STACK_BYTES + TLS_BYTES + 2 * PAGE_SIZE;
@@ -70,6 +75,14 @@ fn take_spare() -> Option<usize> {
     let (start, left) = *spare;
     *spare = (start + THREAD_BYTES, left.checked_sub(1)?);
     Some(start)
+}
+
+/// Gives back the spare addresses that were taken last, of a thread that could not be started.
+fn give_back_spare(start: usize) {
+    let mut spare = SPARE.lock();
+    if spare.0 == start + THREAD_BYTES {
+        *spare = (start, spare.1 + 1);
+    }
 }
 
 /// Starts `main(arg)` on the first bare thread, with no descriptors but three of /dev/null. It starts the others.
@@ -124,7 +137,11 @@ fn start_as(
     match result {
         Ok(()) => forget(zone),
         Err(_) => {
+            if index < THREADS_MAX {
+                RECORDS.lock()[index] = 0;
+            }
             COUNT.fetch_sub(1, SeqCst);
+            spare.inspect(|&start| give_back_spare(start));
         }
     }
     result
@@ -156,7 +173,7 @@ pub fn trim_stack() {
 /// - The process has just been copied by a fork and has one thread, the caller.
 pub unsafe fn restart_first() -> Result<(), Errno> {
     // SAFETY: the copy of a record; its thread was not copied.
-    unsafe { run(RECORDS.lock()[0]) }
+    unsafe { run_again(RECORDS.lock()[0]) }
 }
 
 /// In a child of fork: starts all the other bare threads again, each from the beginning of its `main`.
@@ -169,7 +186,24 @@ pub unsafe fn restart_first() -> Result<(), Errno> {
 pub unsafe fn restart_others() -> Result<(), Errno> {
     let records = *RECORDS.lock();
     // SAFETY: copies of records; their threads were not copied.
-    records[1..count()].iter().try_for_each(|&record| unsafe { run(record) })
+    records[1..count()].iter().try_for_each(|&record| unsafe { run_again(record) })
+}
+
+/// As [`run`]. While the machine or the user has as many threads as it may have, it waits for others to end: the child can't go
+/// on without.
+///
+/// # Safety
+/// - As [`run`].
+unsafe fn run_again(record: usize) -> Result<(), Errno> {
+    for _ in 1..TRIES {
+        // SAFETY: by the caller's promise; what has failed runs nothing.
+        match unsafe { run(record) } {
+            Err(Errno::AGAIN) => sleep_ns(PAUSE_NS),
+            result => return result,
+        }
+    }
+    // SAFETY: as above.
+    unsafe { run(record) }
 }
 
 /// # Safety

@@ -94,7 +94,7 @@ impl Server {
         self.child = Some(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("redis-server"));
         let begin = Instant::now();
         while !self.cli(&["ping"]).contains("PONG") {
-            assert!(begin.elapsed() < Duration::from_secs(60), "the server does not start: {}", self.cli(&["ping"]));
+            assert!(begin.elapsed() < Duration::from_secs(600), "the server does not start: {}", self.cli(&["ping"]));
             std::thread::sleep(Duration::from_millis(20));
         }
     }

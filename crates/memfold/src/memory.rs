@@ -3,8 +3,9 @@
 //! All of them belong to the process that made them. A child of fork inherits copies, whose userfaultfd acts on the parent's
 //! memory and whose threads and locks are the parent's: there every call does nothing, and what is dropped is left as it is.
 use crate::config::{Config, ConfigError, Delivery};
+use crate::delivery::background::{self, Start};
 use crate::delivery::region::Handlers;
-use crate::delivery::{background, sigbus};
+use crate::delivery::sigbus;
 use crate::pager::{Pager, Parts, StatsPlace};
 use crate::stats::Stats;
 use alloc::boxed::Box;
@@ -158,7 +159,8 @@ impl Memory {
         let birthplace = Birthplace::new().map_err(|e| Error::System("a page that children don't get", e))?;
         let threads = |e| Error::System("starting engine threads", e);
         let mut engine = Engine { birthplace, pager, uffd, handlers: None, workers: Vec::new() };
-        engine.workers = background::start(&engine.pager, workers).map_err(threads)?;
+        let starts = background::threads(&engine.pager, workers);
+        engine.workers = starts.iter().map(Start::by_libc).collect::<Result<_, _>>().map_err(threads)?;
         if is_signal {
             if !sigbus::enlist(&engine.pager).map_err(|e| Error::System("a page for the list of engines", e))? {
                 return Err(Error::Config(alloc::format!(

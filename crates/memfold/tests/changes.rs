@@ -1,6 +1,7 @@
 //! A program changes its address space while its memory is folded: maps, unmaps, moves, grows, drops and protects parts,
 //! by several threads, against shadow buffers. This is what `memfold run` does, inside the test's own process. Row B1.
 use memfold::config::Config;
+use memfold::delivery::background;
 use memfold::delivery::program::Watcher;
 use memfold::pager::{Pager, Parts, StatsPlace};
 use memfold_sys::bin::Bin;
@@ -61,9 +62,10 @@ fn engine() -> Arc<Pager> {
     let (start, len) = pager.frames_zone();
     // SAFETY: the engine never touches a frame that is empty.
     unsafe { uffd.register(start, len, false) }.expect("registering frames");
-    memfold::delivery::background::start(&pager, 2).expect("background threads");
     let watcher = Watcher::new(&pager, &uffd, &pagemap, area_of, false).expect("a watcher");
-    watcher.start(memfold::delivery::background::by_libc).expect("handlers");
+    for start in background::threads(&pager, 2).into_iter().chain(watcher.threads()) {
+        start.by_libc().expect("an engine thread");
+    }
     assert!(WATCHER.set(watcher).is_ok(), "one engine in this process");
     pager
 }
@@ -291,7 +293,7 @@ fn b1_changes_of_the_address_space_keep_every_byte() {
     assert!(results.iter().all(|r| r.is_ok()), "a thread saw wrong bytes");
     // An event is applied soon after it was read, which is when munmap returns.
     let start = Instant::now();
-    while pager.mapped_bytes() > 0 && start.elapsed() < Duration::from_secs(5) {
+    while pager.mapped_bytes() > 0 && start.elapsed() < Duration::from_secs(600) {
         yield_now();
     }
     pager.check().unwrap();

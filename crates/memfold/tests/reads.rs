@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Longer than anything takes that does not wait for the device.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(600);
 
 fn get(counter: &AtomicU64) -> u64 {
     counter.load(Relaxed)

@@ -303,9 +303,8 @@ fn c1_a_folio_under_writeback_is_rescued_at_once() {
     while disk.begun() == 0 {
         std::thread::yield_now();
     }
-    let start = std::time::Instant::now();
     write(&setup, 3, 2, 0);
-    assert!(start.elapsed().as_millis() < 1000, "it has waited for the write: {:?}", start.elapsed());
+    assert!(!evictor.is_finished(), "it has waited for the write to the file");
     evictor.join().unwrap();
     disk.set_delay_us(0);
     assert!(get(&stats(&setup).rescues) > 0);

@@ -107,7 +107,7 @@ pub fn managed(resident: &str, command: &[&str]) -> Option<Output> {
     managed_in("", &["--resident", resident], command)
 }
 
-/// Runs a command to its end under memfold with `flags` and a summary, or fails after a minute: a hang is a failure, not a
+/// Runs a command to its end under memfold with `flags` and a summary, or fails after ten minutes: a hang is a failure, not a
 /// wait. With a `world`, a shell script that is given the command as `"$@"`, in a mount namespace of its own (as root).
 pub fn managed_in(world: &str, flags: &[&str], command: &[&str]) -> Option<Output> {
     let bin = binaries()?;
@@ -127,7 +127,7 @@ pub fn managed_in(world: &str, flags: &[&str], command: &[&str]) -> Option<Outpu
     let status = loop {
         match child.try_wait().unwrap() {
             Some(status) => break status,
-            None if begin.elapsed() > Duration::from_secs(60) => {
+            None if begin.elapsed() > Duration::from_secs(600) => {
                 child.kill().unwrap();
                 child.wait().unwrap();
                 panic!("{command:?} hangs: {}", std::fs::read_to_string(&err).unwrap());
@@ -214,7 +214,7 @@ impl Holder {
     pub fn wait_for(&self, what: &str, wanted: impl Fn(u64) -> bool) {
         let begin = Instant::now();
         while !wanted(self.resident_mib()) {
-            assert!(begin.elapsed() < Duration::from_secs(20), "{what}: {} MiB resident", self.resident_mib());
+            assert!(begin.elapsed() < Duration::from_secs(600), "{what}: {} MiB resident", self.resident_mib());
             std::thread::sleep(Duration::from_millis(20));
         }
         println!("{what}: {} MiB resident after {:.2} s", self.resident_mib(), begin.elapsed().as_secs_f64());

@@ -4,7 +4,6 @@ use crate::config::Canned;
 use crate::pager::Pager;
 use crate::pager::background_requests::Request;
 use crate::pager::device_faults::READERS;
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ffi::CStr;
@@ -32,130 +31,87 @@ impl Pager {
     }
 }
 
-/// Starts a thread: its name, the CPU to pin it to, what it runs and with what.
-pub type Spawn = fn(&'static CStr, Option<usize>, fn(usize), usize) -> Result<(), Errno>;
-
-/// Starts an engine thread that libc knows of, as a [`Spawn`].
-///
-/// # Errors
-/// EAGAIN: no more threads.
-pub fn by_libc(name: &'static CStr, cpu: Option<usize>, main: fn(usize), arg: usize) -> Result<(), Errno> {
-    Thread::start(name, cpu, main, arg).map(drop)
+/// An engine thread that is to be started: by libc's means or past it.
+pub struct Start {
+    /// Its name.
+    pub name: &'static CStr,
+    /// The CPU to pin it to.
+    pub cpu: Option<usize>,
+    /// What it runs, and with what: to be called once, or once more in a child of fork, whose copy of the thread is no more.
+    pub main: fn(usize),
+    /// See `main`.
+    pub arg: usize,
 }
 
-/// Starts `count` background threads by `spawn`; those of the swap file if there is one, which write it and, in thread
-/// delivery, read it for faults; and one that moves its cold end to the remote store if there is one. They never end.
-///
-/// # Errors
-/// What `spawn` says.
-pub fn start_by(pager: &Arc<Pager>, count: usize, spawn: Spawn) -> Result<(), Errno> {
-    // Never given back: a child of fork starts the threads again with it.
-    let leaked: &'static Arc<Pager> = Box::leak(Box::new(pager.clone()));
-    let arg = leaked as *const Arc<Pager> as usize;
-    (0..count).try_for_each(|_| spawn(c"memfold-worker", None, run_for_ever, arg))?;
+impl Start {
+    /// Starts it as a thread that libc knows of.
+    ///
+    /// # Errors
+    /// EAGAIN: no more threads.
+    pub fn by_libc(&self) -> Result<Thread, Errno> {
+        Thread::start(self.name, self.cpu, self.main, self.arg)
+    }
+}
+
+/// The background threads of a pager, `count` of them for reclaim and read-ahead; those of the swap file if there is one, which
+/// write it and, in thread delivery, read it for faults; and one that moves its cold end to the remote store if there is one.
+/// They run until [`Pager::stop`]. Each holds a reference of the pager, also while it isn't started.
+pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<Start> {
+    let mut mains: Vec<(&'static CStr, fn(usize))> = Vec::new();
+    mains.resize(count, (c"memfold-worker", work));
     if pager.recompress.is_some() {
-        spawn(c"memfold-again", None, recompress_for_ever, arg)?;
+        mains.push((c"memfold-again", recompress));
     }
     if let Some(swap) = &pager.swap {
         swap.outbox.set_writer();
-        spawn(c"memfold-swap", None, write_for_ever, arg)?;
+        mains.push((c"memfold-swap", write));
         if !pager.is_signal() {
             pager.expect_readers();
-            (0..READERS).try_for_each(|_| spawn(c"memfold-read", None, read_for_ever, arg))?;
+            mains.resize(mains.len() + READERS, (c"memfold-read", read));
         }
         if let Some(tier) = swap.tier() {
             tier.set_mover();
-            spawn(c"memfold-remote", None, move_for_ever, arg)?;
+            mains.push((c"memfold-remote", move_out));
         }
     }
-    Ok(())
+    let start = |(name, main)| Start { name, cpu: None, main, arg: Arc::into_raw(pager.clone()) as usize };
+    mains.into_iter().map(start).collect()
 }
 
-fn write_for_ever(pager: usize) {
-    // SAFETY: `start_by` leaked the Arc.
-    let pager = unsafe { &*(pager as *const Arc<Pager>) };
-    while pager.write_pending(true) {}
+/// # Safety
+/// - `arg` is that of a [`Start`] of [`threads`], whose `main` calls this, once in a process.
+unsafe fn pager_of(arg: usize) -> Arc<Pager> {
+    // SAFETY: `threads` made it by `into_raw` for this one thread. In a child of fork the thread of the parent is no more, and its
+    // reference, which was copied too, is that of the one that was started in its place.
+    unsafe { Arc::from_raw(arg as *const Pager) }
 }
 
-fn read_for_ever(pager: usize) {
-    // SAFETY: `start_by` leaked the Arc.
-    let pager = unsafe { &*(pager as *const Arc<Pager>) };
-    while pager.read() {}
-}
-
-fn move_for_ever(pager: usize) {
-    // SAFETY: `start_by` leaked the Arc.
-    let pager = unsafe { &*(pager as *const Arc<Pager>) };
-    while pager.move_out(true) {}
-}
-
-fn recompress_for_ever(pager: usize) {
-    // SAFETY: `start_by` leaked the Arc.
-    let pager = unsafe { &*(pager as *const Arc<Pager>) };
-    pager.recompress_until_stopped();
-}
-
-fn run_for_ever(pager: usize) {
-    // SAFETY: `start_by` leaked the Arc.
-    let pager = unsafe { &*(pager as *const Arc<Pager>) };
+fn work(arg: usize) {
+    // SAFETY: a `main` of `threads`.
+    let pager = unsafe { pager_of(arg) };
     memfold_sys::thread::stand_back();
     while pager.work() {}
 }
 
-/// Starts the same threads, known to libc. They run until [`Pager::stop`].
-///
-/// # Errors
-/// EAGAIN: no more threads.
-pub fn start(pager: &Arc<Pager>, count: usize) -> Result<Vec<Thread>, Errno> {
-    let start = |name, main: fn(usize)| Thread::start(name, None, main, Arc::into_raw(pager.clone()) as usize);
-    let mut threads = (0..count).map(|_| start(c"memfold-worker", run)).collect::<Result<Vec<_>, _>>()?;
-    if pager.recompress.is_some() {
-        threads.push(start(c"memfold-again", recompress)?);
-    }
-    if let Some(swap) = &pager.swap {
-        swap.outbox.set_writer();
-        threads.push(start(c"memfold-swap", write)?);
-        if !pager.is_signal() {
-            pager.expect_readers();
-            for _ in 0..READERS {
-                threads.push(start(c"memfold-read", read)?);
-            }
-        }
-        if let Some(tier) = swap.tier() {
-            tier.set_mover();
-            threads.push(start(c"memfold-remote", move_out)?);
-        }
-    }
-    Ok(threads)
+fn recompress(arg: usize) {
+    // SAFETY: a `main` of `threads`.
+    unsafe { pager_of(arg) }.recompress_until_stopped();
 }
 
-fn write(pager: usize) {
-    // SAFETY: `start` gave this thread one reference of the Arc.
-    let pager = unsafe { Arc::from_raw(pager as *const Pager) };
+fn write(arg: usize) {
+    // SAFETY: a `main` of `threads`.
+    let pager = unsafe { pager_of(arg) };
     while pager.write_pending(true) {}
 }
 
-fn read(pager: usize) {
-    // SAFETY: `start` gave this thread one reference of the Arc.
-    let pager = unsafe { Arc::from_raw(pager as *const Pager) };
+fn read(arg: usize) {
+    // SAFETY: a `main` of `threads`.
+    let pager = unsafe { pager_of(arg) };
     while pager.read() {}
 }
 
-fn move_out(pager: usize) {
-    // SAFETY: `start` gave this thread one reference of the Arc.
-    let pager = unsafe { Arc::from_raw(pager as *const Pager) };
+fn move_out(arg: usize) {
+    // SAFETY: a `main` of `threads`.
+    let pager = unsafe { pager_of(arg) };
     while pager.move_out(true) {}
-}
-
-fn run(pager: usize) {
-    // SAFETY: `start` gave this thread one reference of the Arc.
-    let pager = unsafe { Arc::from_raw(pager as *const Pager) };
-    memfold_sys::thread::stand_back();
-    while pager.work() {}
-}
-
-fn recompress(pager: usize) {
-    // SAFETY: `start` gave this thread one reference of the Arc.
-    let pager = unsafe { Arc::from_raw(pager as *const Pager) };
-    pager.recompress_until_stopped();
 }

@@ -1,6 +1,6 @@
 //! Handlers: threads that read faults and events, and serve them.
 use super::{AreaOf, Watcher};
-use crate::delivery::background::Spawn;
+use crate::delivery::background;
 use crate::delivery::program::duty::{Duty, Shift};
 use crate::fault::{Fault, Served};
 use crate::pager::Pager;
@@ -8,6 +8,7 @@ use crate::quiesce::journal::Notes;
 use crate::reclaim::throttle::Throttle;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use memfold_sys::Errno;
 use memfold_sys::pagemap::Pagemap;
 use memfold_sys::sync::MutexGuard;
@@ -60,20 +61,17 @@ impl Watcher {
         })))
     }
 
-    /// Starts the handlers, which never end. To be called once, before anything of the program is adopted.
-    ///
-    /// # Errors
-    /// No more threads.
-    pub fn start(&'static self, spawn: Spawn) -> Result<(), Errno> {
+    /// The handlers, which never end. All of them must run before anything of the program is adopted. To be called once.
+    pub fn threads(&'static self) -> Vec<background::Start> {
         self.pager.prepare();
-        for (handler, &cpu) in self.duty.cpus().iter().enumerate() {
-            let start: &'static Start = Box::leak(Box::new(Start { watcher: self, handler, cpu }));
-            spawn(c"memfold-fault", Some(cpu), run, start as *const Start as usize)?;
-        }
-        match self.duty.waker_thread() {
-            Some((main, arg)) => spawn(c"memfold-wake", None, main, arg),
-            None => Ok(()),
-        }
+        let handler = |(handler, &cpu): (usize, &usize)| {
+            let about: &'static Start = Box::leak(Box::new(Start { watcher: self, handler, cpu }));
+            let arg = about as *const Start as usize;
+            background::Start { name: c"memfold-fault", cpu: Some(cpu), main: run, arg }
+        };
+        let waker = self.duty.waker_thread();
+        let waker = waker.map(|(main, arg)| background::Start { name: c"memfold-wake", cpu: None, main, arg });
+        self.duty.cpus().iter().enumerate().map(handler).chain(waker).collect()
     }
 
     /// Serves what comes while the engine is at rest: see [`crate::quiesce::journal`].
