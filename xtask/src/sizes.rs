@@ -40,7 +40,7 @@ fn length(source: &Source) -> Option<Finding> {
     }
 }
 
-/// Folders of `src` with too many files; those of crates that aren't arranged in folders yet are only told.
+/// Folders of `src` with too many files.
 fn folders(krate: &Crate) -> Vec<Finding> {
     let mut files: BTreeMap<&str, usize> = BTreeMap::new();
     let root = format!("{}src/", krate.directory());
@@ -49,11 +49,8 @@ fn folders(krate: &Crate) -> Vec<Finding> {
         *files.entry(folder).or_default() += 1;
     }
     files.retain(|_, count| *count > FOLDER_FILES_MAX);
-    let told = |(folder, count)| Finding {
-        warning: !krate.is_in_folders(),
-        ..Finding::error(folder, 0, format!("{count} files in a folder: group them (at most {FOLDER_FILES_MAX})"))
-    };
-    files.into_iter().map(told).collect()
+    let message = |count| format!("{count} files in a folder: group them (at most {FOLDER_FILES_MAX})");
+    files.into_iter().map(|(folder, count)| Finding::error(folder, 0, message(count))).collect()
 }
 
 /// Long functions, but for tests. A file that can't be parsed has none; others tell of it.
@@ -118,15 +115,14 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_sixteen_files_fails_in_a_crate_that_is_in_folders() {
-        let found = |name: &str, folder: &str, count: usize| {
+    fn a_folder_of_sixteen_files_fails() {
+        let found = |folder: &str, count: usize| {
             let sources = (0..count).map(|n| Source::new(&format!("x/src/{folder}f{n}.rs"), "", false)).collect();
             let manifest_path = "x/Cargo.toml".to_owned();
-            folders(&Crate { name: name.to_owned(), manifest_path, manifest: String::new(), sources })
+            folders(&Crate { name: "x".to_owned(), manifest_path, manifest: String::new(), sources })
         };
-        assert_eq!(found("xtask", "", FOLDER_FILES_MAX), []);
-        let told = found("xtask", "deep/", FOLDER_FILES_MAX + 1);
+        assert_eq!(found("", FOLDER_FILES_MAX), []);
+        let told = found("deep/", FOLDER_FILES_MAX + 1);
         assert_eq!((told[0].path.as_str(), told[0].warning), ("x/src/deep", false));
-        assert!(found("other", "deep/", FOLDER_FILES_MAX + 1)[0].warning);
     }
 }

@@ -32,19 +32,10 @@ const LAYERED: &[&str] = &[
     "memfold-testkit",
     "xtask",
 ];
-/// Crates that have small folders. The others follow as they are arranged.
-const IN_FOLDERS: &[&str] =
-    &["memfold-store", "memfold", "memfold-bench", "memfold-remote", "memfold-block", "memfold-testkit", "xtask"];
-
 impl Crate {
     /// Whether the rules for method calls and circles hold for the crate.
     pub fn is_layered(&self) -> bool {
         LAYERED.contains(&self.name.as_str())
-    }
-
-    /// Whether the rule for folders holds for the crate.
-    pub fn is_in_folders(&self) -> bool {
-        IN_FOLDERS.contains(&self.name.as_str())
     }
 
     /// Directory of the crate from the root, with a slash at its end.

@@ -2,9 +2,9 @@
 //!
 //! One request a connection, a line of JSON; the answer is one too. `{"do": "stat"}` is answered by an object about the
 //! run; `{"do": "set", "limit": "512M"}` by the bounds that hold now; what can't be done by `{"error": "why"}`.
-use crate::report::of_process;
-use crate::slots::Slots;
+use crate::report::json::of_process;
 use crate::sockets;
+use crate::table::slots::Slots;
 use memfold::config::Config;
 use memfold::table::Process;
 use serde_json::{Value, json};

@@ -2,8 +2,8 @@
 //! leave their lines in the table that they share; each thing is said once, however many of them say it.
 use crate::failure::Failure;
 use crate::program::plain;
-use crate::slots::Slots;
-use memfold_sys::mailbox::Letter;
+use crate::table::slots::Slots;
+use memfold_sys::run::mailbox::Letter;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Write};

@@ -3,20 +3,13 @@
 // Bottom first: a module imports only from modules listed above it.
 mod failure;
 mod machine;
-mod elf;
 mod program;
-mod door;
-mod slots;
+mod table;
 mod log;
 mod sockets;
 mod remote;
-mod figures;
-mod signals;
-mod inherited;
-mod child;
-mod summary;
 mod report;
-mod stats_file;
+mod child;
 mod control;
 mod runs;
 mod dict;

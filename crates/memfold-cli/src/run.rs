@@ -2,17 +2,18 @@
 use crate::child::Child;
 use crate::control::{Control, Run};
 use crate::failure::Failure;
-use crate::figures::{Figures, Height};
 use crate::log::Log;
-use crate::slots::Slots;
-use crate::stats_file::StatsFile;
-use crate::summary::summary;
-use crate::{dict, machine, program, report, runs};
+use crate::report::figures::{Figures, Height};
+use crate::report::json;
+use crate::report::stats_file::StatsFile;
+use crate::report::summary::summary;
+use crate::table::slots::Slots;
+use crate::{dict, machine, program, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::keys::KEYS;
 use memfold::config::{Config, Delivery, Size};
 use memfold_store::{CODECS, Codec, CodecSpec};
-use memfold_sys::swapfile::{FileDisk, Options};
+use memfold_sys::disk::swapfile::{FileDisk, Options};
 use memfold_sys::uffd::{Uffd, feature};
 use std::env;
 use std::ffi::{CStr, CString, NulError, OsString, c_char};
@@ -181,14 +182,14 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     }
     if let Some(file) = stats_file {
         let sum = Figures::sum(&run.slots);
-        let about = report::Run {
+        let about = json::Run {
             config: &config,
             arguments: &run.arguments,
             status: end.status,
             seconds,
             ratio: height.ratio(),
         };
-        file.write(&report::json(&about, &sum, &run.slots))?;
+        file.write(&json::json(&about, &sum, &run.slots))?;
     }
     Ok(end.status)
 }

@@ -2,13 +2,13 @@
 //! descriptors for threads of the program.
 use crate::order::Order;
 use crate::program::{self, Program};
-use crate::unserved::unserved;
+use crate::say::unserved::unserved;
 use crate::{say, slots};
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::SeqCst;
 use core::sync::atomic::{AtomicU32, AtomicUsize};
-use memfold_sys::bare;
 use memfold_sys::sync::Mutex;
+use memfold_sys::thread::bare;
 use rustix::thread::{Timespec, futex};
 
 /// One errand at a time.

@@ -2,7 +2,7 @@
 //! first, and the child has no engine.
 //!
 //! Between libc's handlers and the copy, and between the copy and the handlers, libc and libraries touch memory of their
-//! own, as the blocks of threads. So for libc's fork the copy is taken out of libc's hands (`memfold_sys::dispatch`), and
+//! own, as the blocks of threads. So for libc's fork the copy is taken out of libc's hands (`memfold_sys::thread::dispatch`), and
 //! both processes are served before libc goes on.
 //! vfork and posix_spawn share the parent's memory, and its engine serves the child until it executes something.
 use crate::program::{self, Program};
@@ -12,7 +12,7 @@ use memfold::config::Size;
 use memfold_sys::raw::set_signals_blocked;
 use memfold_sys::thread::thread_id;
 use memfold_sys::uffd::Uffd;
-use memfold_sys::{bare, dispatch};
+use memfold_sys::{thread::bare, thread::dispatch};
 
 /// The thread that is between `prepare` and the end of its fork; 0 if none is.
 static FORKING: AtomicU32 = AtomicU32::new(0);

@@ -6,29 +6,16 @@
 extern crate alloc;
 
 // Bottom first: a module imports only from modules listed above it.
-mod heap;
 mod slots;
 mod say;
-mod addresses;
-mod panic;
-mod c_heap;
-mod unserved;
+mod heap;
 mod order;
 mod proc;
 mod program;
 mod engine;
-mod real;
-mod release;
 mod go;
 mod fork;
-mod clone;
-mod ahead;
-mod marks;
-mod lent;
-mod moved;
-mod userfault;
-mod syscall;
-mod threads;
+mod calls;
 mod inspect;
 
 #[used]

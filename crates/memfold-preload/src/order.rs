@@ -1,12 +1,12 @@
 //! What `memfold run` wants of this process: the environment variable that it sets.
-use crate::addresses::{self, Remedy};
 use crate::say;
+use crate::say::addresses::{self, Remedy};
+use crate::say::unserved::unserved;
 use crate::slots::{self, Way};
-use crate::unserved::unserved;
 use alloc::string::String;
 use core::ffi::CStr;
 use memfold::config::Config;
-use memfold_sys::door::Key;
+use memfold_sys::run::door::Key;
 
 /// The variable; its value is the lines of `Config::encode`, `stats=PATH` and `door=NAME,KEY`, joined by semicolons.
 const VARIABLE: &CStr = c"MEMFOLD_RUN";

@@ -12,22 +12,22 @@ use memfold::delivery::program::{NotCopied, Watcher};
 use memfold::pager::{Pager, Parts, StatsPlace};
 use memfold::policy::fair_share::share;
 use memfold::stats::Stats;
-use memfold_sys::bare;
-use memfold_sys::bin::Bin;
+use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::maps::{Area, each_area, each_detailed, flag};
-use memfold_sys::pagemap::Pagemap;
+use memfold_sys::memory::zone::{freeze_list, locked_bytes, overlaps_own, set_inherited, unfreeze_list};
 use memfold_sys::raw::{program_break, set_signals_blocked};
-use memfold_sys::space::UffdSpace;
 use memfold_sys::sync::Mutex;
+use memfold_sys::thread::bare;
 use memfold_sys::thread::{cpu_ns, cpus, now_ns, thread_id};
+use memfold_sys::uffd::bin::Bin;
+use memfold_sys::uffd::space::UffdSpace;
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::{freeze_list, locked_bytes, overlaps_own, set_inherited, unfreeze_list};
 
-use crate::addresses::Remedy;
 use crate::heap::arena;
 use crate::proc::{self, Statm};
-use crate::unserved::unserved_later;
+use crate::say::addresses::Remedy;
+use crate::say::unserved::unserved_later;
 use crate::{say, slots};
 
 /// Unmanaged memory must have grown by this before the map is read again.

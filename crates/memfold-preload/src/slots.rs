@@ -6,8 +6,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU32};
 use memfold::stats::Stats;
 use memfold::table::{Process, Table};
 use memfold_sys::Errno;
-use memfold_sys::door::{self, Key};
-use memfold_sys::mailbox::Mailbox;
+use memfold_sys::run::door::{self, Key};
+use memfold_sys::run::mailbox::Mailbox;
 use memfold_sys::sync::Mutex;
 use rustix::fs::{CWD, Mode, OFlags};
 

@@ -86,7 +86,7 @@ pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
 }
 
 /// Whether the page at `addr` is in memory. `false` where nothing is mapped, and for a page that the kernel has swapped out: where
-/// that matters, ask [`crate::pagemap::Pagemap::is_populated`].
+/// that matters, ask [`crate::maps::pagemap::Pagemap::is_populated`].
 pub fn is_resident(addr: usize) -> bool {
     let (page, mut state) = (addr & !(PAGE_SIZE - 1), 0u8);
     // SAFETY: `state` has room for the one byte that one page takes. An unmapped address gives an error.

@@ -5,11 +5,11 @@
 //! the count. The bytes of a page that is not there are poison, checked when the page comes back: who reads them gets
 //! wrong data, and who writes them is found out. It knows no limits, forks or DMA; [`crate::trouble`] plays those.
 use memfold_sys::Errno;
-use memfold_sys::space::Space;
+use memfold_sys::memory::zone::Zone;
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::uffd::Partial;
+use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::Zone;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 use crate::fake::FakeSpace;
 use memfold::fault::{Fault, Served};
 use memfold::pager::Pager;
-use memfold_sys::space::Space;
 use memfold_sys::thread::yield_now;
+use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
 use std::sync::Arc;
 

@@ -17,9 +17,9 @@
 use crate::fake::FakeSpace;
 use crate::random::Random;
 use memfold_sys::Errno;
-use memfold_sys::space::Space;
 use memfold_sys::sync::Mutex;
 use memfold_sys::uffd::Partial;
+use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! The fake address space against the kernel: the same calls on both, with the same results and the same pages after.
-use memfold_sys::pagemap::Pagemap;
-use memfold_sys::space::{Space, UffdSpace};
+use memfold_sys::maps::pagemap::Pagemap;
+use memfold_sys::memory::zone::{Zone, set_inherited};
+use memfold_sys::uffd::space::{Space, UffdSpace};
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::{Zone, set_inherited};
 use memfold_testkit::fake::FakeSpace;
 use memfold_testkit::random::{Random, seed};
 use std::sync::Arc;

@@ -15,13 +15,13 @@ use alloc::vec::Vec;
 use core::mem::{ManuallyDrop, forget, take};
 use core::ops::Range;
 use memfold_sys::Errno;
-use memfold_sys::birthplace::Birthplace;
-use memfold_sys::pagemap::Pagemap;
-use memfold_sys::space::UffdSpace;
+use memfold_sys::maps::pagemap::Pagemap;
+use memfold_sys::memory::birthplace::Birthplace;
+use memfold_sys::memory::zone::Zone;
 use memfold_sys::thread::{Thread, cpus, memory_bytes};
+use memfold_sys::uffd::space::UffdSpace;
 use memfold_sys::uffd::{OpenError, Uffd, feature};
 use memfold_sys::units::{MAX_BYTES, PAGE_SHIFT, PAGE_SIZE};
-use memfold_sys::zone::Zone;
 
 /// Why folded memory could not be had. Displays as one line that says what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //! needs and its figures, and the lines that processes leave to be said.
 //!
 //! It has a seat for each process that the system can have, takes memory for those that were used, and is mapped as far. A seat
-//! belongs to a process as long as that lives ([`memfold_sys::owner`]); the counters of those that have ended stay in the sums. The
+//! belongs to a process as long as that lives ([`memfold_sys::thread::owner`]); the counters of those that have ended stay in the sums. The
 //! first [`APART`] processes have seats of their own for good, so that each is told of; later ones go on with the seats of ended
 //! ones.
 use crate::stats::Stats;
@@ -10,11 +10,11 @@ use alloc::vec::Vec;
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
-use memfold_sys::door::{HALF, Key};
-use memfold_sys::mailbox::Mailbox;
-use memfold_sys::owner::{Owner, Ownership, Will};
-use memfold_sys::shared;
+use memfold_sys::memory::shared;
+use memfold_sys::run::door::{HALF, Key};
+use memfold_sys::run::mailbox::Mailbox;
 use memfold_sys::sync::Mutex;
+use memfold_sys::thread::owner::{Owner, Ownership, Will};
 use memfold_sys::{Errno, units::PAGE_SIZE};
 use rustix::fd::{AsFd, OwnedFd};
 

@@ -239,7 +239,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "a reserve of large frames",
         shown: &[
             Test("crates/memfold/src/folio/tests/frames.rs", "m8_a_reserve_of_large_frames_is_left_to_large_folios"),
-            Test("crates/memfold-cli/src/report.rs", "no_figure_is_hidden_by_a_fact_about_the_run"),
+            Test("crates/memfold-cli/src/report/json.rs", "no_figure_is_hidden_by_a_fact_about_the_run"),
             Figures("usemem", "large frames had at once, %, memfold:lz4:"),
         ],
         lacks: "",

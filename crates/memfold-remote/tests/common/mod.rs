@@ -1,6 +1,6 @@
 //! What the tests share.
 #![allow(dead_code)] // Each test file uses a part of this.
-use memfold_sys::socket_remote::SocketRemote;
+use memfold_sys::remote::socket::SocketRemote;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;

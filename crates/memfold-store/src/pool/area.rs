@@ -1,8 +1,8 @@
 //! Areas: parts of a shared zone, and tables of plain records in them.
 use alloc::sync::Arc;
 use core::marker::PhantomData;
+use memfold_sys::memory::zone::{Edge, Zone};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::{Edge, Zone};
 
 /// A part of a zone, which stays mapped as long as one of its areas lives.
 pub(crate) struct Area {

@@ -37,10 +37,10 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use memfold_sys::memory::zone::Zone;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::*};
 use memfold_sys::units::{Order, PAGE_SIZE};
-use memfold_sys::zone::Zone;
 
 /// Address space for the spans of all pools together, and of one at most.
 const DATA_BYTES: usize = 16 << 40;

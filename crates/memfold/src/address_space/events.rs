@@ -6,7 +6,7 @@ use crate::pager::Pager;
 use crate::stats;
 use alloc::vec::Vec;
 use memfold_sys::Errno;
-use memfold_sys::pagemap::Pagemap;
+use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::sync::atomic::Ordering::SeqCst;
 use memfold_sys::thread::yield_now;
 use memfold_sys::uffd::Event;

@@ -9,7 +9,7 @@ use crate::quiesce::journal::{CATCH_UP_NS, Later, Note};
 use crate::stats::{self, Stats};
 use alloc::vec::Vec;
 use memfold_sys::Errno;
-use memfold_sys::pagemap::Pagemap;
+use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::{now_ns, sleep_ns};
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};

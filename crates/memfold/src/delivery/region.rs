@@ -6,10 +6,10 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use memfold_sys::Errno;
+use memfold_sys::memory::zone::Zone;
 use memfold_sys::thread::{Thread, yield_now};
 use memfold_sys::uffd::{Event, Uffd};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::Zone;
 
 /// Running handlers. They end when this is dropped.
 pub(crate) struct Handlers {

@@ -11,10 +11,10 @@ use core::mem::forget;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::SeqCst};
 use memfold_sys::Errno;
+use memfold_sys::memory::zone::Zone;
 use memfold_sys::sync::StaticMutex;
 use memfold_sys::thread::{Previous, SigbusInfo, set_sigbus, yield_now};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::Zone;
 
 /// Engines with signal delivery in one process, at most.
 pub const ENGINES_MAX: usize = 64;

@@ -7,7 +7,7 @@
 //! as long as he knows nothing of the secret. He can't learn of it: neither secret nor fingerprints leave the process.
 //! XXH3 and its like have no such bound: pairs of blocks with equal hashes can be written down.
 use memfold_sys::Errno;
-use memfold_sys::swapfile::random;
+use memfold_sys::disk::swapfile::random;
 use polyval::universal_hash::UniversalHash;
 use polyval::{Key, Polyval};
 

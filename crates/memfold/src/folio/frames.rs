@@ -21,13 +21,13 @@
 //! arrives, by a call that changes no byte and doesn't wait where the page is gone (`Space::keep`). Four empty 2 MiB runs are kept for large folios (M8).
 use core::ops::Range;
 use memfold_sys::Errno;
+use memfold_sys::memory::zone::{Edge, Zone};
 use memfold_sys::page::Page;
-use memfold_sys::space::Space;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::thread::current_cpu;
+use memfold_sys::uffd::space::Space;
 use memfold_sys::units::{MAX_BYTES, MAX_ORDER, MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
-use memfold_sys::zone::{Edge, Zone};
 
 /// First page of a frame, counted from the start of the zone.
 pub type Frame = u32;

@@ -6,10 +6,10 @@
 use crate::folio::slab::Slab;
 use core::marker::PhantomData;
 use memfold_sys::Errno;
+use memfold_sys::memory::zone::{Edge, NoPromise, Zone};
 use memfold_sys::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex, MutexGuard};
 use memfold_sys::units::{MAX_ORDER, MAX_PAGES, Order, PAGE_SIZE};
-use memfold_sys::zone::{Edge, NoPromise, Zone};
 
 /// A folio's id in the slab of folios; 0 is none.
 pub type FolioId = u32;

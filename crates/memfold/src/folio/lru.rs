@@ -4,10 +4,10 @@
 //! `Cooling`, where a touch takes it back cheaply, before it is saved.
 use crate::folio::index::FolioId;
 use memfold_sys::Errno;
+use memfold_sys::memory::zone::{Edge, NoPromise, Zone};
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::{Edge, NoPromise, Zone};
 
 /// A list, or why a folio is on none.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

@@ -35,11 +35,11 @@ use core::ops::Deref;
 use core::sync::atomic::AtomicPtr;
 use memfold_store::{CodecSpec, Store};
 use memfold_sys::disk::Disk;
+use memfold_sys::memory::zone::Zone;
 use memfold_sys::remote::Remote;
-use memfold_sys::space::Space;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::Zone;
 
 /// Figures of an engine: its own, or in memory that others read.
 pub enum StatsPlace {

@@ -24,12 +24,12 @@ use alloc::string::{String, ToString};
 use core::time::Duration;
 use memfold_store::{DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig};
 use memfold_sys::disk::Disk;
+use memfold_sys::disk::swapfile::{FileDisk, Options};
+use memfold_sys::memory::zone::Zone;
 use memfold_sys::remote::Remote;
-use memfold_sys::socket_remote::SocketRemote;
-use memfold_sys::swapfile::{FileDisk, Options};
+use memfold_sys::remote::socket::SocketRemote;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64};
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
-use memfold_sys::zone::Zone;
 
 /// Blocks that stay decompressed while single pages are asked for: see `address_space/fork.rs`.
 const RECENT_BLOCKS: usize = 4;

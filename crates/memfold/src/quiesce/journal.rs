@@ -16,11 +16,11 @@ use core::mem::MaybeUninit;
 // The log is shared by processes, and all zeros at first: never a model checker's.
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use memfold_sys::Errno;
+use memfold_sys::memory::zone::SharedZone;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::{now_ns, sleep_ns};
 use memfold_sys::uffd::Event;
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::SharedZone;
 
 /// Notes that a log holds: seconds of nothing but changes.
 const NOTES: usize = 1 << 16;

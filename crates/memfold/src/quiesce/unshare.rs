@@ -1,10 +1,10 @@
 //! Folios that could not be moved out because a fork still shares their pages: a background thread makes them private
 //! again, with no lock held, since that may fault.
 use core::ops::Range;
-use memfold_sys::space::Space;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use memfold_sys::thread::now_ns;
+use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
 
 const NOTED: usize = 64;

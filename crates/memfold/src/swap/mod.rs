@@ -54,12 +54,12 @@ use core::time::Duration;
 use memfold_store::Handle;
 use memfold_sys::Errno;
 use memfold_sys::disk::{Disk, Transfer, Way};
+use memfold_sys::memory::zone::{Edge, NoPromise, Zone};
 use memfold_sys::page::Page;
 use memfold_sys::remote::Remote;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::units::{Order, PAGE_SIZE};
-use memfold_sys::zone::{Edge, NoPromise, Zone};
 
 /// Bytes before the payload of a packed object.
 pub const HEAD_BYTES: usize = 16 + TAG_BYTES;

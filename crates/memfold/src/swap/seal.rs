@@ -14,8 +14,8 @@
 //! others is left to the fingerprint.
 use memfold_store::xxh3_128;
 use memfold_sys::Errno;
-use memfold_sys::secret::{Secret, wipe_bytes};
-use memfold_sys::swapfile::random;
+use memfold_sys::disk::swapfile::random;
+use memfold_sys::memory::secret::{Secret, wipe_bytes};
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 
@@ -177,7 +177,7 @@ mod tests {
             let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
             let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap());
             // Reservations of terabytes hold next to nothing; reading them would make their pages.
-            let pagemap = memfold_sys::pagemap::Pagemap::open().unwrap();
+            let pagemap = memfold_sys::maps::pagemap::Pagemap::open().unwrap();
             let _ = pagemap.for_each_populated(start, end, |start, end| {
                 let mut at = start;
                 while at < end {

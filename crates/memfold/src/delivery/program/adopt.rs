@@ -43,9 +43,9 @@ use super::{Watcher, each_mapping, each_private};
 use alloc::vec::Vec;
 use memfold_sys::Errno;
 use memfold_sys::maps::flag;
+use memfold_sys::memory::zone::set_inherited;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::set_inherited;
 
 impl Watcher {
     /// Takes what is not under management yet of ranges of private anonymous memory. `still` is asked, after a part was

@@ -374,10 +374,10 @@ impl Shift {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memfold_sys::memory::zone::Zone;
     use memfold_sys::thread::{Affinity, Thread, thread_id};
     use memfold_sys::uffd::feature;
     use memfold_sys::units::PAGE_SIZE;
-    use memfold_sys::zone::Zone;
 
     fn duty() -> Duty {
         let uffd = Arc::new(Uffd::open(feature::MOVE | feature::THREAD_ID, true).expect("userfaultfd"));

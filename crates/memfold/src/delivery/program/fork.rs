@@ -5,12 +5,12 @@ use crate::delivery::program::duty::Shift;
 use crate::fault::Fault;
 use alloc::vec::Vec;
 use memfold_sys::Errno;
-use memfold_sys::lookup::each_private_area;
+use memfold_sys::maps::lookup::each_private_area;
 use memfold_sys::maps::{Area, flag};
+use memfold_sys::memory::zone::{overlaps_own, set_inherited, set_marked};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::{now_ns, sleep_ns, yield_now};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::{overlaps_own, set_inherited, set_marked};
 
 /// So long a fork looks for a moment at which what was changed while it looked can be settled.
 const SETTLE_NS: u64 = 10_000_000_000;

@@ -18,13 +18,13 @@ use crate::quiesce::copy_moment::Pages;
 use alloc::sync::Arc;
 use core::ops::ControlFlow;
 use memfold_sys::Errno;
-use memfold_sys::lookup::each_private_area;
+use memfold_sys::maps::lookup::each_private_area;
+use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::maps::{Area, Details, each_detailed};
-use memfold_sys::pagemap::Pagemap;
+use memfold_sys::memory::zone::{Zone, overlaps_own};
 use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use memfold_sys::uffd::Uffd;
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::{Zone, overlaps_own};
 
 pub use fork::NotCopied;
 

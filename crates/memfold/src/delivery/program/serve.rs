@@ -10,13 +10,13 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use memfold_sys::Errno;
-use memfold_sys::pagemap::Pagemap;
+use memfold_sys::maps::pagemap::Pagemap;
+use memfold_sys::memory::zone::Zone;
 use memfold_sys::sync::MutexGuard;
 use memfold_sys::sync::atomic::AtomicBool;
 use memfold_sys::thread::{is_asleep, now_ns, sleep_ns, wait_readable, yield_now};
 use memfold_sys::uffd::{Event, Uffd};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::Zone;
 
 /// Faults that one handler keeps while events must be applied first; the threads of others fault again.
 const PENDING: usize = 256;

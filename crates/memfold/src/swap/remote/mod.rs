@@ -55,12 +55,12 @@ use core::ops::Range;
 use core::time::Duration;
 use memfold_sys::Errno;
 use memfold_sys::disk::{Disk, Transfer, Way};
+use memfold_sys::memory::zone::Zone;
 use memfold_sys::page::Page;
 use memfold_sys::remote::{ENTRIES_MAX, Failure, Fetch, Remote};
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex, MutexGuard};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::Zone;
 
 /// Bytes of a group.
 pub(crate) const GROUP_BYTES: usize = GROUP_SLOTS * PAGE_SIZE;

@@ -5,8 +5,8 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_sys::Errno;
+use memfold_sys::memory::zone::Zone;
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::Zone;
 
 /// Slots of a group.
 pub const GROUP_SLOTS: usize = 16;

@@ -1,0 +1,207 @@
+//! The program as memfold's child: started, given its signals, waited for.
+mod inherited;
+mod signals;
+
+use crate::child::signals::{Caught, Signals};
+use crate::failure::Failure;
+use crate::program::{SHELL, plain};
+use std::ffi::{CString, OsStr, OsString, c_char};
+use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// A started program.
+pub struct Child {
+    pid: libc::pid_t,
+    signals: Signals,
+}
+
+/// How a program ended.
+pub struct End {
+    /// Its number.
+    pub pid: libc::pid_t,
+    /// The status to exit with: the program's own, or 128 + n if signal n ended it.
+    pub status: u8,
+    /// The kernel made a core dump.
+    pub dumped: bool,
+}
+
+impl Child {
+    /// Executes `path` with `arguments` (the first is the name it was called by), in `environment`. What the kernel can't
+    /// execute is given to sh, as execvp does.
+    ///
+    /// The program gets what memfold was started with, as if memfold weren't there. It is killed when memfold is killed:
+    /// every other signal reaches it by way of memfold, and SIGKILL, which can't be passed on, must not leave it running.
+    ///
+    /// # Errors
+    /// 126 or 127, as the kernel refuses to execute it.
+    pub fn start(path: &Path, arguments: &[OsString], environment: Vec<CString>) -> Result<Child, Failure> {
+        let image = Image::new(path, arguments, environment).map_err(|e| Failure::own(plain(&e)))?;
+        let signals = Signals::block();
+        let parent = std::process::id() as libc::pid_t;
+        let prepare = {
+            let signals = signals.clone();
+            move || {
+                // SAFETY: both are plain system calls.
+                let orphaned = unsafe {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                    libc::getppid() != parent
+                };
+                inherited::restore();
+                signals.restore();
+                // memfold was killed before the request took effect.
+                Err(if orphaned { io::Error::from_raw_os_error(libc::ESRCH) } else { image.execute() })
+            }
+        };
+        // Only for its fork and its way to tell of errors: it would sort the environment.
+        let mut command = Command::new(path);
+        // SAFETY: the closure makes async-signal-safe system calls only and allocates nothing.
+        unsafe { command.pre_exec(prepare) };
+        match command.spawn() {
+            Ok(child) => Ok(Child { pid: child.id() as libc::pid_t, signals }),
+            Err(e) => {
+                signals.restore();
+                let text = format!("{}: {}", path.display(), plain(&e));
+                Err(if e.kind() == ErrorKind::NotFound {
+                    Failure::not_found(text)
+                } else if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM)) {
+                    Failure::own(text)
+                } else {
+                    Failure::not_executable(text)
+                })
+            }
+        }
+    }
+
+    /// The program's number.
+    pub fn number(&self) -> u32 {
+        self.pid as u32
+    }
+
+    /// Waits for the end of the program and passes signals on to it; calls `look` every `period`, if there is one.
+    ///
+    /// # Errors
+    /// 125: the program can't be waited for.
+    pub fn wait(self, period: Option<Duration>, mut look: impl FnMut()) -> Result<End, Failure> {
+        loop {
+            if let Some(end) = self.collect()? {
+                self.signals.restore();
+                return Ok(end);
+            }
+            match self.signals.next(period) {
+                Some(caught) => self.pass_on(caught),
+                None => look(),
+            }
+        }
+    }
+
+    /// What became of the program; `None` while it runs.
+    fn collect(&self) -> Result<Option<End>, Failure> {
+        loop {
+            let mut status = 0;
+            // SAFETY: `status` is local; the process is our child and collected by nobody else.
+            match unsafe { libc::waitpid(self.pid, &mut status, libc::WNOHANG | libc::WUNTRACED) } {
+                0 => return Ok(None),
+                -1 => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != ErrorKind::Interrupted {
+                        return Err(Failure::own(format!("waiting for the program: {}", plain(&error))));
+                    }
+                }
+                _ if libc::WIFEXITED(status) => {
+                    return Ok(Some(End { pid: self.pid, status: libc::WEXITSTATUS(status) as u8, dumped: false }));
+                }
+                _ if libc::WIFSIGNALED(status) => {
+                    let dumped = libc::WCOREDUMP(status);
+                    return Ok(Some(End { pid: self.pid, status: 128 + libc::WTERMSIG(status) as u8, dumped }));
+                }
+                _ if libc::WIFSTOPPED(status) => stop_like_the_program(libc::WSTOPSIG(status)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Gives the program a signal that memfold got, unless the program has it already: Ctrl-C goes to the whole
+    /// process group, and what the program itself sends here it sends to its group (`kill 0`).
+    fn pass_on(&self, caught: Caught) {
+        if caught.number == libc::SIGCHLD || caught.from_kernel || caught.sender == Some(self.pid) {
+            return;
+        }
+        // SAFETY: the process is our child and not yet collected, so the number is still its own.
+        unsafe { libc::kill(self.pid, caught.number) };
+    }
+}
+
+/// What is to be executed, ready for a process that may not allocate.
+struct Image {
+    path: CString,
+    arguments: Pointers,
+    environment: Pointers,
+    /// The shell's own: its name, the path as a script, and the arguments after the first.
+    by_shell: Pointers,
+}
+
+impl Image {
+    /// # Errors
+    /// A path or an argument with a zero byte in it.
+    fn new(path: &Path, arguments: &[OsString], environment: Vec<CString>) -> io::Result<Image> {
+        let text = |s: &OsStr| CString::new(s.as_bytes());
+        let path = text(path.as_os_str())?;
+        let arguments = arguments.iter().map(|a| text(a)).collect::<Result<Vec<_>, _>>()?;
+        let mut by_shell = vec![SHELL.to_owned(), path.clone()];
+        by_shell.extend_from_slice(&arguments[1..]);
+        Ok(Image {
+            path,
+            arguments: Pointers::new(arguments),
+            environment: Pointers::new(environment),
+            by_shell: Pointers::new(by_shell),
+        })
+    }
+
+    /// Becomes it; returns only if that fails, with the reason. Allocates nothing.
+    fn execute(&self) -> io::Error {
+        // SAFETY: path and arrays are C strings and null-terminated arrays of such, which `self` keeps alive.
+        unsafe {
+            libc::execve(self.path.as_ptr(), self.arguments.as_ptr(), self.environment.as_ptr());
+            if io::Error::last_os_error().raw_os_error() == Some(libc::ENOEXEC) {
+                libc::execve(SHELL.as_ptr(), self.by_shell.as_ptr(), self.environment.as_ptr());
+            }
+        }
+        io::Error::last_os_error()
+    }
+}
+
+/// Strings, and the array of them that execve takes.
+struct Pointers {
+    /// What `array` points to.
+    _strings: Vec<CString>,
+    array: Vec<*const c_char>,
+}
+
+// SAFETY: the pointers lead to strings that the same struct owns, and neither is ever changed.
+unsafe impl Send for Pointers {}
+// SAFETY: as above.
+unsafe impl Sync for Pointers {}
+
+impl Pointers {
+    fn new(strings: Vec<CString>) -> Pointers {
+        let array = strings.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect();
+        Pointers { _strings: strings, array }
+    }
+
+    fn as_ptr(&self) -> *const *const c_char {
+        self.array.as_ptr()
+    }
+}
+
+/// When job control stops the program, stops memfold too: the shell waits for memfold and must see it. A plain SIGSTOP
+/// is not mirrored, for whoever sends it to the program will also send SIGCONT only there.
+fn stop_like_the_program(signal: i32) {
+    if matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
+        // SAFETY: stops this process until SIGCONT, which is then passed on as it is blocked and taken.
+        unsafe { libc::raise(libc::SIGSTOP) };
+    }
+}

@@ -1,0 +1,189 @@
+//! The program to run: where it is, and whether the preload library can work in it.
+mod elf;
+
+use crate::failure::Failure;
+use crate::program::elf::Elf;
+use std::ffi::{CStr, CString, OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Where the C library looks when PATH is not set.
+const PATH_DEFAULT: &str = "/bin:/usr/bin";
+/// Who gets what the kernel can't execute, as with execvp.
+pub const SHELL: &CStr = c"/bin/sh";
+/// Scripts that name scripts: the kernel's own bound.
+const SCRIPTS_MAX: usize = 5;
+/// The first line of a script that the kernel reads.
+const FIRST_LINE_LEN: usize = 256;
+
+/// The file that `name` means, looked up in `search` (the value of PATH) unless it holds a slash.
+///
+/// # Errors
+/// 127: not found. 126: found, but a directory or without execute permission.
+pub fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure> {
+    let shown = name.display();
+    if name.as_bytes().contains(&b'/') {
+        let path = PathBuf::from(name);
+        return match executable(&path) {
+            Ok(()) => Ok(path),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                Err(Failure::not_found(format!("{shown}: {}", plain(&e))))
+            }
+            Err(e) => Err(Failure::not_executable(format!("{shown}: {}", plain(&e)))),
+        };
+    }
+    let mut refused = None;
+    let search = search.unwrap_or(OsStr::new(PATH_DEFAULT));
+    for directory in search.as_bytes().split(|&b| b == b':').filter(|_| !name.is_empty()) {
+        // An empty entry means the working directory.
+        let directory = if directory.is_empty() { b"." } else { directory };
+        let path = Path::new(OsStr::from_bytes(directory)).join(name);
+        match executable(&path) {
+            Ok(()) => return Ok(path),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+            Err(e) => refused = refused.or(Some(format!("{}: {}", path.display(), plain(&e)))),
+        }
+    }
+    Err(match refused {
+        Some(why) => Failure::not_executable(why),
+        None => Failure::not_found(format!("{shown}: command not found")),
+    })
+}
+
+/// Checks that the dynamic linker will load the preload library into the program at `path`, looking through scripts to
+/// their interpreters, and to the shell where the kernel knows of none.
+///
+/// # Errors
+/// 125: static, set-user-ID and the like, for another machine or another C library. 126: an ELF file that
+/// is no program. 127: a script's interpreter is missing.
+pub fn check(path: &Path) -> Result<(), Failure> {
+    let mut at = path.to_path_buf();
+    for _ in 0..=SCRIPTS_MAX {
+        let shown = at.display();
+        let file = File::open(&at).map_err(|e| match e.kind() {
+            ErrorKind::PermissionDenied => {
+                Failure::own(format!("{shown}: can't be read, so memfold can't tell whether it can manage it"))
+            }
+            _ => Failure::not_executable(format!("{shown}: {}", plain(&e))),
+        })?;
+        if let Some(next) = script_interpreter(&file, &at)? {
+            at = next;
+            continue;
+        }
+        if !elf::is_one(&file) {
+            at = PathBuf::from(OsStr::from_bytes(SHELL.to_bytes()));
+            let shell =
+                File::open(&at).map_err(|e| Failure::not_executable(format!("{}: {}", at.display(), plain(&e))))?;
+            return check_image(&shell, &at);
+        }
+        return check_image(&file, &at);
+    }
+    Err(Failure::not_executable(format!("{}: too many scripts that name scripts", path.display())))
+}
+
+fn check_image(file: &File, path: &Path) -> Result<(), Failure> {
+    let shown = path.display();
+    let elf = elf::read(file).map_err(|e| Failure::not_executable(format!("{shown}: exec format error: {e}")))?;
+    let interpreter = match elf {
+        None => {
+            let why = "exec format error: not an ELF program";
+            return Err(Failure::not_executable(format!("{shown}: {why}")));
+        }
+        Some(Elf::Foreign(machine)) => {
+            return Err(Failure::own(format!(
+                "{shown}: a program for another machine ({machine}); memfold manages {} programs only",
+                std::env::consts::ARCH
+            )));
+        }
+        Some(Elf::Native { interpreter: None }) => {
+            return Err(Failure::own(format!(
+                "{shown}: statically linked; memfold can manage only programs that load shared libraries"
+            )));
+        }
+        Some(Elf::Native { interpreter: Some(name) }) => name,
+    };
+    if let Some(what) = privilege(file)? {
+        return Err(Failure::own(format!(
+            "{shown}: {what}; the dynamic linker ignores memfold in programs that gain privileges"
+        )));
+    }
+    match (Path::new(&interpreter).file_name(), own_linker()) {
+        (theirs, Some(ours)) if theirs != Some(&ours) => Err(Failure::own(format!(
+            "{shown}: uses another C library ({interpreter}); this memfold was built for {}",
+            ours.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The file name of the dynamic linker that this memfold, and so its preload library, uses; `None` for a static build.
+fn own_linker() -> Option<OsString> {
+    match elf::read(&File::open("/proc/self/exe").ok()?) {
+        Ok(Some(Elf::Native { interpreter: Some(name) })) => Path::new(&name).file_name().map(OsString::from),
+        _ => None,
+    }
+}
+
+/// How a program gains privileges when it is executed, if it does. The bits count even where this user gains nothing
+/// by them: what memfold refuses must not depend on who asks.
+fn privilege(file: &File) -> Result<Option<&'static str>, Failure> {
+    let mode = file.metadata().map_err(|e| Failure::own(plain(&e)))?.permissions().mode();
+    if mode & libc::S_ISUID != 0 {
+        return Ok(Some("a set-user-ID program"));
+    }
+    // Without the group's execute bit this one means mandatory locking.
+    if mode & libc::S_ISGID != 0 && mode & libc::S_IXGRP != 0 {
+        return Ok(Some("a set-group-ID program"));
+    }
+    use std::os::fd::AsRawFd;
+    // SAFETY: the name is a C string, and with size 0 the kernel writes no value.
+    let len = unsafe { libc::fgetxattr(file.as_raw_fd(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) };
+    Ok((len > 0).then_some("a program with file capabilities"))
+}
+
+/// The program that the script `file` is given to; `None` if it isn't a script. `#!/usr/bin/env NAME` means NAME.
+fn script_interpreter(file: &File, script: &Path) -> Result<Option<PathBuf>, Failure> {
+    let mut start = [0u8; FIRST_LINE_LEN];
+    let len = elf::read_up_to(file, &mut start)
+        .map_err(|e| Failure::not_executable(format!("{}: {}", script.display(), plain(&e))))?;
+    let Some(line) = start[..len].strip_prefix(b"#!") else { return Ok(None) };
+    let line = line.split(|&b| b == b'\n').next().unwrap_or_default();
+    let mut words = line.split(|b| matches!(b, b' ' | b'\t' | 0)).filter(|w| !w.is_empty());
+    let bad = |why: &str| format!("{}: bad interpreter: {why}", script.display());
+    let Some(first) = words.next() else { return Err(Failure::not_executable(bad("none is named"))) };
+    let path = PathBuf::from(OsString::from_vec(first.to_vec()));
+    if let Err(e) = executable(&path) {
+        let text = bad(&format!("{}: {}", path.display(), plain(&e)));
+        let missing = matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
+        return Err(if missing { Failure::not_found(text) } else { Failure::not_executable(text) });
+    }
+    if path.file_name() == Some(OsStr::new("env")) {
+        let name = words.find(|w| !w.starts_with(b"-") && !w.contains(&b'='));
+        let found = name.and_then(|n| find(OsStr::from_bytes(n), std::env::var_os("PATH").as_deref()).ok());
+        // If env won't find it, env is the one to say so.
+        return Ok(Some(found.unwrap_or(path)));
+    }
+    Ok(Some(path))
+}
+
+/// Whether `path` is a file that this user may execute.
+fn executable(path: &Path) -> io::Result<()> {
+    if fs::metadata(path)?.is_dir() {
+        return Err(ErrorKind::IsADirectory.into());
+    }
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the name is a C string that outlives the call.
+    if unsafe { libc::access(name.as_ptr(), libc::X_OK) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// An error's text without Rust's `(os error 2)`.
+pub fn plain(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.find(" (os error") {
+        Some(end) => text[..end].to_string(),
+        None => text,
+    }
+}

@@ -1,0 +1,86 @@
+//! The JSON text of a stats file.
+use crate::report::figures::Figures;
+use crate::table::slots::Slots;
+use memfold::config::Config;
+use memfold::table::Process;
+use serde_json::{Map, Value, json};
+use std::ffi::OsString;
+
+/// What a report says of the run as a whole.
+pub struct Run<'a> {
+    /// Its settings.
+    pub config: &'a Config,
+    /// The program and its arguments.
+    pub arguments: &'a [OsString],
+    /// The status that memfold exits with.
+    pub status: u8,
+    /// Wall time from the start of the program to its end.
+    pub seconds: f64,
+    /// Bytes before compression for each byte of the pool.
+    pub ratio: Option<f64>,
+}
+
+/// One object: the run, the sum of every figure over all processes, and `processes` with the figures of each.
+pub fn json(run: &Run, sum: &Figures, slots: &Slots) -> String {
+    let mut all = figures(sum);
+    let command: Vec<_> = run.arguments.iter().map(|a| a.to_string_lossy()).collect();
+    let about = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "command": command,
+        "exit_status": run.status,
+        "seconds": run.seconds,
+        "memory_bytes": run.config.memory_bytes,
+        "limit_bytes": run.config.limit_bytes,
+        "resident_limit_bytes": run.config.resident_bytes,
+        "codec": run.config.codec,
+        "ratio": run.ratio,
+        "frame_success": frame_success(sum),
+    });
+    let Value::Object(about) = about else { unreachable!("written as an object") };
+    all.extend(about);
+    all.insert("processes".to_string(), slots.table().processes().map(of_process).collect());
+    format!("{:#}\n", Value::Object(all))
+}
+
+/// What there is to tell of one process.
+pub fn of_process(process: Process) -> Value {
+    let mut one = figures(&Figures::of(process.stats()));
+    one.insert("pid".to_string(), process.pid().into());
+    Value::Object(one)
+}
+
+/// The share of large frames that were there at the size asked for; none if none was asked for.
+fn frame_success(sum: &Figures) -> Option<f64> {
+    let figure = |name: &str| sum.each().find(|(n, _)| n == name).map_or(0.0, |(_, value)| value as f64);
+    let asked = figure("frame_alloc");
+    (asked > 0.0).then(|| 1.0 - figure("frame_alloc_failed") / asked)
+}
+
+/// Every figure by name.
+fn figures(figures: &Figures) -> Map<String, Value> {
+    figures.each().map(|(name, value)| (name, value.into())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::slots::tests::claim;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn no_figure_is_hidden_by_a_fact_about_the_run() {
+        let slots = Slots::new().unwrap();
+        let stats = claim(&slots, 9).stats();
+        stats.faults.store(3, Relaxed);
+        stats.frame_alloc.store(8, Relaxed);
+        stats.frame_alloc_failed.store(2, Relaxed);
+        let (config, sum) = (Config::new(1 << 30), Figures::sum(&slots));
+        let run = Run { config: &config, arguments: &["a".into()], status: 3, seconds: 0.5, ratio: None };
+        let value: Value = serde_json::from_str(&json(&run, &sum, &slots)).unwrap();
+        let map = value.as_object().unwrap();
+        assert!(sum.each().all(|(name, number)| map[&name] == number));
+        assert_eq!(map.len(), sum.each().count() + 11);
+        assert_eq!((&value["exit_status"], &value["processes"][0]["pid"]), (&json!(3), &json!(9)));
+        assert_eq!((&value["processes"][0]["faults"], &value["frame_success"]), (&json!(3), &json!(0.75)));
+    }
+}

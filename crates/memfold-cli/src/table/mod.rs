@@ -1,0 +1,3 @@
+//! The table that the processes of a run share.
+mod door;
+pub mod slots;

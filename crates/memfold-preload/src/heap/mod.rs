@@ -1,0 +1,12 @@
+//! The allocator of this library: an arena of its own, so that the engine never calls the program's `malloc`.
+mod c_heap;
+
+use memfold_sys::memory::arena::Arena;
+
+#[global_allocator]
+static HEAP: Arena = Arena::new();
+
+/// The arena.
+pub fn arena() -> &'static Arena {
+    &HEAP
+}

@@ -1,0 +1,35 @@
+//! Limits on a process's address space. The engine reserves more of it than it will ever use: addresses, not memory.
+use core::fmt::{self, Display, Formatter};
+use memfold_sys::memory::zone::{NoPromise, counts_reservations};
+use rustix::process::{Resource, getrlimit};
+
+/// Below this nothing can be said but that it is too little, bytes.
+const LEAST_BYTES: u64 = 1 << 30;
+const LIMITS: [(Resource, &str); 2] = [(Resource::As, "-v"), (Resource::Data, "-d")];
+
+/// What may help where address space is lacking; nothing if there are no limits.
+pub struct Remedy;
+
+impl Display for Remedy {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for (resource, flag) in LIMITS {
+            if let Some(bytes) = getrlimit(resource).current {
+                let mib = bytes >> 20;
+                write!(
+                    f,
+                    "; `ulimit {flag}` allows {mib} MiB, and memfold reserves far more (addresses, not memory): lift it"
+                )?;
+            }
+        }
+        if counts_reservations() {
+            f.write_str("; ")?;
+            NoPromise.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether this process has too little address space for anything to be tried.
+pub fn are_too_few() -> bool {
+    LIMITS.iter().any(|(resource, _)| getrlimit(*resource).current.is_some_and(|bytes| bytes < LEAST_BYTES))
+}

@@ -1,0 +1,87 @@
+//! The swap device as the engine sees it: the seam where tests put a faulty one.
+mod uring;
+pub mod swapfile;
+
+use crate::Errno;
+use crate::page::Page;
+
+/// Which way bytes go.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the device to memory.
+    Read,
+    /// From memory to the device.
+    Write,
+}
+
+/// One read or write. Offset and length are multiples of the page size.
+#[derive(Copy, Clone, Debug)]
+pub struct Transfer {
+    /// Which way.
+    pub way: Way,
+    /// Where on the device, bytes.
+    pub offset: u64,
+    /// Where in memory.
+    pub at: *mut Page,
+    /// How much, bytes.
+    pub len: usize,
+    /// Bytes done so far; for implementations.
+    pub done: usize,
+    /// How it ended.
+    pub result: Result<(), Errno>,
+}
+
+impl Transfer {
+    /// A transfer to be done.
+    pub fn new(way: Way, offset: u64, at: *mut Page, len: usize) -> Transfer {
+        Transfer { way, offset, at, len, done: 0, result: Ok(()) }
+    }
+}
+
+/// Where cold data goes when memory is full.
+///
+/// What an implementation must keep: `Ok` for a write means that a later read gives these bytes, until the range is
+/// written again or punched; `Ok` is never said of a transfer that was done in part. What fails leaves other ranges alone.
+/// It need not survive the process.
+pub trait Disk: Send + Sync {
+    /// Does all transfers, at once if it can, and returns when all have ended. Sets each one's `result`: `Ok` if all of
+    /// it was done. After an error, what was to be read or written holds any bytes.
+    ///
+    /// # Safety
+    /// - Memory that is read into is nobody else's until the return; memory that is written from is not changed until then.
+    /// - Nobody writes to a range of the device that another transfer reads or writes at the same time.
+    unsafe fn transfer(&self, transfers: &mut [Transfer]);
+
+    /// Makes room for `len` bytes in all; writes within that should not run out of space.
+    ///
+    /// # Errors
+    /// ENOSPC, EFBIG, EDQUOT: no room; what was there stays.
+    fn grow(&self, len: u64) -> Result<(), Errno>;
+
+    /// Makes the device `len` bytes long in all, without taking space for them: writes there may run out of it.
+    ///
+    /// # Errors
+    /// EFBIG: it can't be so long.
+    fn stretch(&self, len: u64) -> Result<(), Errno>;
+
+    /// Gives the space of a range back. Its bytes are anything afterwards.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP: the device can't. Harmless, as every other error.
+    fn punch(&self, offset: u64, len: u64) -> Result<(), Errno>;
+
+    /// Bytes that others may still store on the same file system.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn free_bytes(&self) -> Result<u64, Errno>;
+
+    /// Tells of memory that most transfers will use.
+    ///
+    /// # Safety
+    /// - It stays mapped as long as the device lives.
+    unsafe fn register(&self, start: *mut u8, len: usize);
+
+    /// What to call it in messages.
+    fn name(&self) -> &str;
+}

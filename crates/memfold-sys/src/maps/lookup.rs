@@ -1,0 +1,106 @@
+//! `PROCMAP_QUERY`: the areas at some addresses, without reading the whole map (Linux 6.11, `include/uapi/linux/fs.h`).
+use crate::Errno;
+use crate::maps::each_area;
+use crate::raw::ioctl;
+use core::ops::ControlFlow;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+
+const PROCMAP_QUERY: u64 = 0xc068_6611;
+const COVERING_OR_NEXT: u64 = 0x10;
+const SHARED: u64 = 0x08;
+
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    size: u64,
+    flags: u64,
+    addr: u64,
+    area_start: u64,
+    area_end: u64,
+    area_flags: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    name_size: u32,
+    build_id_size: u32,
+    name_addr: u64,
+    build_id_addr: u64,
+}
+
+/// Calls `each(start, end)` for every area of private memory without a file of which something is in `ranges`, in ascending order;
+/// `ranges` (addresses) are in ascending order too, and none overlap. Costs less than a microsecond each; before Linux 6.11 the
+/// whole map is read.
+///
+/// # Errors
+/// What opening or reading /proc/self/maps says.
+pub fn each_private_area(ranges: &[(usize, usize)], mut each: impl FnMut(usize, usize)) -> Result<(), Errno> {
+    let file = rustix::fs::open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut done = 0;
+    for &(start, end) in ranges {
+        let mut at = start.max(done);
+        while at < end {
+            let area = match next(&file, at) {
+                Ok(area) if (area.area_start as usize) < end => area,
+                Ok(_) | Err(Errno::NOENT) => break,
+                Err(Errno::NOTTY) => return each_by_map(ranges, each),
+                Err(e) => return Err(e),
+            };
+            (at, done) = (area.area_end as usize, area.area_end as usize);
+            if area.area_flags & SHARED == 0 && area.inode == 0 {
+                each(area.area_start as usize, area.area_end as usize);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The area at an address, or the next after it.
+fn next(file: &OwnedFd, at: usize) -> Result<Query, Errno> {
+    let mut query =
+        Query { size: size_of::<Query>() as u64, flags: COVERING_OR_NEXT, addr: at as u64, ..Query::default() };
+    // SAFETY: `query` is local, outlives the call, and states its size; it names no buffers.
+    unsafe { ioctl(file.as_raw_fd(), PROCMAP_QUERY, (&raw mut query).cast())? };
+    Ok(query)
+}
+
+fn each_by_map(ranges: &[(usize, usize)], mut each: impl FnMut(usize, usize)) -> Result<(), Errno> {
+    each_area(|area| {
+        let after = ranges.get(ranges.partition_point(|range| range.1 <= area.start));
+        if after.is_some_and(|range| range.0 < area.end) && area.private && area.inode == 0 {
+            each(area.start, area.end);
+        }
+        ControlFlow::Continue(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::zone::{SharedZone, Zone};
+    use crate::units::PAGE_SIZE;
+
+    #[test]
+    fn both_ways_find_the_private_areas_of_ranges() {
+        let zones: Vec<Zone> = (0..3).map(|_| Zone::reserve(4 * PAGE_SIZE, 1 << 20).unwrap()).collect();
+        let shared = SharedZone::reserve(PAGE_SIZE).unwrap();
+        let mut ranges: Vec<(usize, usize)> =
+            zones.iter().map(|z| (z.start() + PAGE_SIZE, z.start() + z.len())).collect();
+        ranges.push((shared.as_ptr() as usize, shared.as_ptr() as usize + PAGE_SIZE));
+        let first = ranges[0].0;
+        ranges.push((first - PAGE_SIZE, first));
+        ranges.sort_unstable();
+        let (mut asked, mut read) = (Vec::new(), Vec::new());
+        each_private_area(&ranges, |start, end| asked.push((start, end))).unwrap();
+        each_by_map(&ranges, |start, end| read.push((start, end))).unwrap();
+        assert_eq!(asked, read);
+        for zone in &zones {
+            let holds = |&&(start, end): &&(usize, usize)| start <= zone.start() && zone.start() < end;
+            assert_eq!(asked.iter().filter(holds).count(), 1, "once, though two ranges are in it");
+        }
+        assert!(!asked.iter().any(|&(start, end)| (start..end).contains(&(shared.as_ptr() as usize))));
+        each_private_area(&[], |_, _| panic!("nothing was asked for")).unwrap();
+        each_private_area(&[(usize::MAX - (1 << 20), usize::MAX)], |_, _| panic!("nothing is there")).unwrap();
+    }
+}

@@ -1,0 +1,372 @@
+//! The areas of this process's address space, from /proc/self/maps and smaps, without allocation.
+//!
+//! The kernel's text is not one snapshot: an area that exists the whole time is reported exactly once, one that comes
+//! or goes or changes meanwhile may be missed or reported in part.
+pub mod lookup;
+pub mod pagemap;
+
+use crate::Errno;
+use core::ffi::CStr;
+use core::ops::ControlFlow;
+use rustix::fs::{Mode, OFlags};
+
+/// The text read at a time. A line is longer only if a path is longer than half of PATH_MAX; such a path is cut off.
+const BUFFER_BYTES: usize = 4096;
+
+/// Properties of an area from smaps, by the kernel's two-letter names.
+pub mod flag {
+    /// `lo`: locked in memory.
+    pub const LOCKED: u32 = 1 << 0;
+    /// `dc`: not copied at fork (MADV_DONTFORK).
+    pub const DONT_FORK: u32 = 1 << 1;
+    /// `wf`: zeros in the child after fork (MADV_WIPEONFORK).
+    pub const WIPE_ON_FORK: u32 = 1 << 2;
+    /// `io`: memory of a device.
+    pub const IO: u32 = 1 << 3;
+    /// `pf`: page frames without page structs.
+    pub const PFN: u32 = 1 << 4;
+    /// `mm`: a mixture of both.
+    pub const MIXED: u32 = 1 << 5;
+    /// `ht`: hugetlb pages.
+    pub const HUGETLB: u32 = 1 << 6;
+    /// `um`: registered with a userfaultfd for missing pages.
+    pub const UFFD_MISSING: u32 = 1 << 7;
+    /// `uw`: registered with a userfaultfd for write protection.
+    pub const UFFD_PROTECT: u32 = 1 << 8;
+    /// `gd`: grows downwards (a stack).
+    pub const GROWS_DOWN: u32 = 1 << 9;
+    /// `mg`: open to merging with equal pages (KSM).
+    pub const MERGEABLE: u32 = 1 << 10;
+    /// `dp`: the kernel may drop its pages at any time (MAP_DROPPABLE).
+    pub const DROPPABLE: u32 = 1 << 11;
+    /// `ss`: a shadow stack.
+    pub const SHADOW_STACK: u32 = 1 << 12;
+    /// `sl`: sealed against changes (mseal).
+    pub const SEALED: u32 = 1 << 13;
+    /// `sd`: soft-dirty tracking.
+    pub const SOFT_DIRTY: u32 = 1 << 14;
+    /// `dd`: left out of core dumps (MADV_DONTDUMP).
+    pub const DONT_DUMP: u32 = 1 << 15;
+    /// `rr`: no read-ahead (MADV_RANDOM).
+    pub const RANDOM: u32 = 1 << 16;
+
+    pub(super) const NAMES: [(&[u8; 2], u32); 17] = [
+        (b"lo", LOCKED),
+        (b"dc", DONT_FORK),
+        (b"wf", WIPE_ON_FORK),
+        (b"io", IO),
+        (b"pf", PFN),
+        (b"mm", MIXED),
+        (b"ht", HUGETLB),
+        (b"um", UFFD_MISSING),
+        (b"uw", UFFD_PROTECT),
+        (b"gd", GROWS_DOWN),
+        (b"mg", MERGEABLE),
+        (b"dp", DROPPABLE),
+        (b"ss", SHADOW_STACK),
+        (b"sl", SEALED),
+        (b"sd", SOFT_DIRTY),
+        (b"dd", DONT_DUMP),
+        (b"rr", RANDOM),
+    ];
+}
+
+/// The most of an area's name that is kept.
+pub const NAME_LEN_MAX: usize = 64;
+
+/// One area (VMA).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// First byte.
+    pub start: usize,
+    /// First byte past it.
+    pub end: usize,
+    /// It may be read.
+    pub readable: bool,
+    /// It may be written.
+    pub writable: bool,
+    /// It may be executed.
+    pub executable: bool,
+    /// Writes stay in this process (MAP_PRIVATE).
+    pub private: bool,
+    /// Inode of the mapped file; 0 for none.
+    pub inode: u64,
+    name: [u8; NAME_LEN_MAX],
+    name_len: u8,
+}
+
+impl Area {
+    /// Length in bytes.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// What the kernel calls it: a path, `[heap]`, `[stack]`, `[anon:...]` or nothing; at most [`NAME_LEN_MAX`] bytes.
+    pub fn name(&self) -> &[u8] {
+        &self.name[..self.name_len as usize]
+    }
+
+    /// Private memory with no file behind it, by whatever name (heap, stack, plain `mmap`). `[vdso]`, `[vvar]` and the
+    /// like, which belong to the kernel, are not.
+    pub fn is_private_anonymous(&self) -> bool {
+        let name = self.name();
+        let plain = name.is_empty() || name == b"[heap]" || self.is_stack() || name.starts_with(b"[anon:");
+        self.private && self.inode == 0 && plain
+    }
+
+    /// The main thread's stack.
+    pub fn is_stack(&self) -> bool {
+        self.name() == b"[stack]"
+    }
+
+    /// From a line such as `7f0-7f8 rw-p 00000000 00:00 0    [heap]`; `None` if it isn't one.
+    fn parse(line: &[u8]) -> Option<Area> {
+        let mut fields = Fields { rest: line };
+        let range = fields.next()?;
+        let dash = range.iter().position(|&b| b == b'-')?;
+        let (start, end) = (hex(&range[..dash])?, hex(&range[dash + 1..])?);
+        let &[r, w, x, p] = fields.next()? else { return None };
+        let inode = decimal(fields.nth(2)?)?;
+        let path = fields.rest.trim_ascii_start();
+        let mut area = Area {
+            start: start as usize,
+            end: end as usize,
+            readable: r == b'r',
+            writable: w == b'w',
+            executable: x == b'x',
+            private: p == b'p',
+            inode,
+            name: [0; NAME_LEN_MAX],
+            name_len: path.len().min(NAME_LEN_MAX) as u8,
+        };
+        let len = area.name_len as usize;
+        area.name[..len].copy_from_slice(&path[..len]);
+        Some(area)
+    }
+}
+
+/// What smaps says of an area beyond [`Area`].
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Details {
+    /// Memory that is mapped, bytes.
+    pub resident_bytes: usize,
+    /// Memory in the kernel's swap, bytes.
+    pub swapped_bytes: usize,
+    /// Properties, from [`flag`].
+    pub flags: u32,
+}
+
+impl Details {
+    /// Whether any of `flags` is set.
+    pub fn has(&self, flags: u32) -> bool {
+        self.flags & flags != 0
+    }
+
+    fn add(&mut self, line: &[u8]) {
+        let mut fields = Fields { rest: line };
+        let kib = |value: Option<&[u8]>| value.and_then(decimal).map_or(0, |n| n as usize * 1024);
+        match fields.next() {
+            Some(b"Rss:") => self.resident_bytes = kib(fields.next()),
+            Some(b"Swap:") => self.swapped_bytes = kib(fields.next()),
+            Some(b"VmFlags:") => {
+                for name in fields {
+                    let known = flag::NAMES.iter().find(|(known, _)| known.as_slice() == name);
+                    self.flags |= known.map_or(0, |(_, flag)| *flag);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Calls `each` with every area in ascending order, until it breaks. Costs about a microsecond an area.
+///
+/// # Errors
+/// What opening or reading says: ENOENT without /proc.
+pub fn each_area(mut each: impl FnMut(&Area) -> ControlFlow<()>) -> Result<(), Errno> {
+    each_line(c"/proc/self/maps", |line| match Area::parse(line) {
+        Some(area) => each(&area),
+        None => ControlFlow::Continue(()),
+    })
+}
+
+/// Calls `each` with every area and its details in ascending order, until it breaks. The kernel walks all page tables
+/// for it: about a millisecond for a gigabyte of small pages.
+///
+/// # Errors
+/// As [`each_area`].
+pub fn each_detailed(mut each: impl FnMut(&Area, &Details) -> ControlFlow<()>) -> Result<(), Errno> {
+    let mut current: Option<(Area, Details)> = None;
+    each_line(c"/proc/self/smaps", |line| {
+        let Some(area) = Area::parse(line) else {
+            if let Some((_, details)) = &mut current {
+                details.add(line);
+            }
+            return ControlFlow::Continue(());
+        };
+        match current.replace((area, Details::default())) {
+            Some((area, details)) => {
+                let flow = each(&area, &details);
+                if flow.is_break() {
+                    current = None;
+                }
+                flow
+            }
+            None => ControlFlow::Continue(()),
+        }
+    })?;
+    if let Some((area, details)) = current {
+        let _ = each(&area, &details);
+    }
+    Ok(())
+}
+
+/// Calls `each` with every line of a file, without its end; a line longer than the buffer is cut off.
+fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), Errno> {
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut buffer = [0u8; BUFFER_BYTES];
+    let (mut len, mut cut_off) = (0, false);
+    loop {
+        let read = match rustix::io::read(&file, &mut buffer[len..]) {
+            Err(Errno::INTR) => continue,
+            result => result?,
+        };
+        len += read;
+        let mut at = 0;
+        while let Some(end) = buffer[at..len].iter().position(|&b| b == b'\n') {
+            // The rest of a line that was cut off is no line.
+            if !core::mem::take(&mut cut_off) && each(&buffer[at..at + end]).is_break() {
+                return Ok(());
+            }
+            at += end + 1;
+        }
+        if read == 0 {
+            return Ok(());
+        }
+        buffer.copy_within(at..len, 0);
+        len -= at;
+        if len == buffer.len() {
+            if !core::mem::replace(&mut cut_off, true) && each(&buffer).is_break() {
+                return Ok(());
+            }
+            len = 0;
+        }
+    }
+}
+
+/// Words separated by spaces.
+struct Fields<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = &'a [u8];
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let text = self.rest.trim_ascii_start();
+        let end = text.iter().position(|&b| b == b' ').unwrap_or(text.len());
+        let (word, rest) = text.split_at(end);
+        self.rest = rest;
+        (!word.is_empty()).then_some(word)
+    }
+}
+
+fn hex(digits: &[u8]) -> Option<u64> {
+    number(digits, 16)
+}
+fn decimal(digits: &[u8]) -> Option<u64> {
+    number(digits, 10)
+}
+fn number(digits: &[u8], base: u32) -> Option<u64> {
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |sum, &digit| {
+        let digit = (digit as char).to_digit(base)?;
+        sum.checked_mul(base as u64)?.checked_add(digit as u64)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::PAGE_SIZE;
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+    #[test]
+    fn lines_are_read_as_the_kernel_writes_them() {
+        let heap = Area::parse(b"55d0c1a2e000-55d0c1a4f000 rw-p 00000000 00:00 0                          [heap]");
+        let heap = heap.unwrap();
+        assert_eq!((heap.start, heap.len(), heap.name()), (0x55d0c1a2e000, 0x21000, b"[heap]".as_slice()));
+        assert!(heap.readable && heap.writable && !heap.executable && heap.is_private_anonymous());
+        let file = Area::parse(b"7f1-7f2 r-xs 00001000 fe:01 1234    /tmp/a b (deleted)").unwrap();
+        assert_eq!((file.name(), file.inode), (b"/tmp/a b (deleted)".as_slice(), 1234));
+        assert!(file.executable && !file.private && !file.is_private_anonymous());
+        let plain = Area::parse(b"7f1-7f2 rw-p 00000000 00:00 0 ").unwrap();
+        assert!(plain.name().is_empty() && plain.is_private_anonymous());
+        let named = Area::parse(b"7f1-7f2 rw-p 00000000 00:00 0    [anon:glibc: malloc]").unwrap();
+        assert!(named.is_private_anonymous());
+        let vvar = Area::parse(b"7f1-7f2 r--p 00000000 00:00 0    [vvar]").unwrap();
+        assert!(!vvar.is_private_anonymous());
+        for bad in [b"Rss:  4 kB".as_slice(), b"", b"7f1-7f2", b"x-y rw-p 0 0 0", b"1-2 rw 0 00:00 0"] {
+            assert_eq!(Area::parse(bad), None);
+        }
+    }
+
+    #[test]
+    fn areas_come_in_order_and_hold_this_stack() {
+        let mut ours = Vec::new();
+        each_area(|area| {
+            ours.push((area.start, area.end));
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        assert!(ours.len() > 10 && ours.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+        let here = &ours as *const _ as usize;
+        assert!(ours.iter().any(|&(start, end)| (start..end).contains(&here)));
+        let mut seen = 0;
+        each_area(|_| {
+            seen += 1;
+            if seen == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+        .unwrap();
+        assert_eq!(seen, 3);
+    }
+
+    #[test]
+    fn details_tell_what_may_not_be_adopted() {
+        let len = 4 * PAGE_SIZE;
+        let marks = [(libc::MADV_DONTFORK, flag::DONT_FORK), (libc::MADV_WIPEONFORK, flag::WIPE_ON_FORK)];
+        for (advice, expected) in marks {
+            // SAFETY: a fresh mapping of our own, written and advised within its length, then unmapped.
+            let (found, at) = unsafe {
+                let access = ProtFlags::READ | ProtFlags::WRITE;
+                let at = mmap_anonymous(core::ptr::null_mut(), len, access, MapFlags::PRIVATE).unwrap();
+                at.cast::<u8>().write_bytes(1, 2 * PAGE_SIZE);
+                assert_eq!(libc::madvise(at, len, advice), 0);
+                (find(at as usize), at)
+            };
+            let (area, details) = found.unwrap();
+            assert!(details.has(expected) && area.is_private_anonymous(), "{details:?}");
+            assert!(details.resident_bytes >= 2 * PAGE_SIZE && details.resident_bytes <= area.len());
+            // SAFETY: the mapping made above, used by nobody.
+            unsafe { rustix::mm::munmap(at, len).unwrap() };
+            assert!(find(at as usize).is_none_or(|(_, details)| !details.has(expected)));
+        }
+        let here = 0u8;
+        assert!(!find(&raw const here as usize).unwrap().1.has(flag::LOCKED | flag::IO));
+    }
+
+    fn find(address: usize) -> Option<(Area, Details)> {
+        let mut found = None;
+        each_detailed(|area, details| {
+            if (area.start..area.end).contains(&address) {
+                found = Some((*area, *details));
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        found
+    }
+}

@@ -1,0 +1,149 @@
+//! `PAGEMAP_SCAN`: which pages of a range are there (Linux 6.7, `include/uapi/linux/fs.h`).
+//!
+//! A page is there if it is in memory or in the kernel's swap. What only asks for memory (`mincore`) takes a page that the
+//! kernel has swapped out for one that was never there.
+use crate::Errno;
+use crate::raw::{self, ioctl};
+use crate::units::PAGE_SIZE;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+
+const PAGEMAP_SCAN: u64 = 0xc060_6610;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
+
+#[repr(C)]
+#[derive(Copy, Clone, Default)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `/proc/self/pagemap`, open.
+pub struct Pagemap {
+    fd: OwnedFd,
+}
+
+impl Pagemap {
+    /// Opens the calling process's page map.
+    ///
+    /// # Errors
+    /// What `open` says: ENOENT without /proc.
+    pub fn open() -> Result<Pagemap, Errno> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        Ok(Pagemap { fd: rustix::fs::open(c"/proc/self/pagemap", flags, Mode::empty())? })
+    }
+
+    /// In a child of fork: opens its own in place of its parent's, under the same number.
+    ///
+    /// # Errors
+    /// As [`Pagemap::open`].
+    pub fn reopen(&self) -> Result<(), Errno> {
+        raw::replace(&self.fd, Pagemap::open()?.fd)
+    }
+
+    /// Calls `each(start, end)` for every run of pages in `[start, end)` that holds data (present or in the kernel's
+    /// swap), in ascending order. Addresses are page-aligned.
+    ///
+    /// # Errors
+    /// What the kernel says: ENOTTY before Linux 6.7; EFAULT when the range leaves the address space.
+    pub fn for_each_populated(
+        &self,
+        start: usize,
+        end: usize,
+        mut each: impl FnMut(usize, usize),
+    ) -> Result<(), Errno> {
+        debug_assert!(start.is_multiple_of(PAGE_SIZE) && end.is_multiple_of(PAGE_SIZE));
+        let mut found = [PageRegion::default(); 64];
+        let mut at = start as u64;
+        while at < end as u64 {
+            let (count, walked) = self.scan(at, end as u64, &mut found)?;
+            for run in &found[..count] {
+                each(run.start as usize, run.end as usize);
+            }
+            if walked <= at {
+                break;
+            }
+            at = walked;
+        }
+        Ok(())
+    }
+
+    /// Whether the page at `addr` is there, in memory or in the kernel's swap. `false` also where nothing is mapped. Touches
+    /// nothing, and takes about as long as any other system call.
+    ///
+    /// # Panics
+    /// If the kernel doesn't tell, as after the program has closed descriptors that it doesn't know: whoever asks would take data
+    /// for lost, or lost data for there.
+    pub fn is_populated(&self, addr: usize) -> bool {
+        let start = (addr & !(PAGE_SIZE - 1)) as u64;
+        match self.scan(start, start + PAGE_SIZE as u64, &mut [PageRegion::default()]) {
+            Ok((count, _)) => count > 0,
+            Err(e) => {
+                panic!("memfold: asking /proc/self/pagemap failed (has the program closed all descriptors?): {e}")
+            }
+        }
+    }
+
+    /// Notes runs of pages in `[start, end)` that are there in `found`. Returns how many, and up to where it has looked.
+    fn scan(&self, start: u64, end: u64, found: &mut [PageRegion]) -> Result<(usize, u64), Errno> {
+        let mut arg = ScanArg {
+            size: size_of::<ScanArg>() as u64,
+            start,
+            end,
+            vec: found.as_mut_ptr() as u64,
+            vec_len: found.len() as u64,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            return_mask: PAGE_IS_PRESENT,
+            ..Default::default()
+        };
+        // SAFETY: `arg` is the struct of this request, local, and names a vector that is borrowed for the call with its length.
+        let count = unsafe { ioctl(self.fd.as_raw_fd(), PAGEMAP_SCAN, (&raw mut arg).cast())? };
+        Ok((count as usize, arg.walk_end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::zone::Zone;
+
+    #[test]
+    fn scan_finds_the_pages_that_were_touched() {
+        let zone = Zone::reserve(1 << 20, 4096).unwrap();
+        for page in [1usize, 2, 7] {
+            // SAFETY: inside the zone.
+            unsafe { *zone.as_ptr().add(page * 4096) = 1 };
+        }
+        let mut pages = Vec::new();
+        let map = Pagemap::open().unwrap();
+        map.for_each_populated(zone.start(), zone.start() + zone.len(), |s, e| {
+            pages.extend((s..e).step_by(4096).map(|a| (a - zone.start()) / 4096));
+        })
+        .unwrap();
+        assert_eq!(pages, [1, 2, 7]);
+        let there = (0..256).filter(|page| map.is_populated(zone.start() + page * 4096 + 100));
+        assert_eq!(there.collect::<Vec<_>>(), [1, 2, 7]);
+        let start = zone.start();
+        drop(zone);
+        assert!(!map.is_populated(start + 4096), "nothing is mapped there");
+    }
+}

@@ -1,0 +1,6 @@
+//! Memory of the engine's own: reserved zones, and what lies in them.
+pub mod zone;
+pub mod birthplace;
+pub mod secret;
+pub mod arena;
+pub mod shared;

@@ -1,0 +1,221 @@
+//! The remote store as the engine sees it ([`Remote`]: the seam where tests put a faulty one), and the messages to the
+//! service that speaks with the servers. [`crate::remote::socket`] is the real one: a client of the service.
+//!
+//! The service lives outside of the program, in a process of `memfold run` or wherever a user of the library starts it: a
+//! client of such servers needs `std`, `malloc` and TLS, which the engine can't have. It sees sealed bytes only.
+//!
+//! A message is one [`Request`], its [`Entry`]s, and for [`PUT`] the bytes of all objects one behind the other. The answer is
+//! one [`Answer`], and what was asked for, or a line that says what is wrong. A connection may have several requests under
+//! way, whose answers come in any order and bear their numbers. It begins with [`HELLO`], which has no answer. Numbers are in
+//! the machine's byte order.
+pub mod socket;
+
+use alloc::string::String;
+use core::time::Duration;
+
+/// The first message of a connection: one entry with the number of the engine. It has no answer.
+pub const HELLO: u32 = 1;
+/// Stores objects, whose numbers were never used before.
+pub const PUT: u32 = 2;
+/// Reads parts of objects.
+pub const GET: u32 = 3;
+/// Deletes objects.
+pub const DELETE: u32 = 4;
+/// Asks whether the objects are kept from expiring.
+pub const KEEP: u32 = 5;
+/// Entries of a message, at most.
+pub const ENTRIES_MAX: usize = 1024;
+/// Bytes of all objects or parts of a message, at most.
+pub const BYTES_MAX: usize = 4 << 20;
+
+/// It was done.
+pub const DONE: u32 = 0;
+/// An object is not there.
+pub const LOST: u32 = 1;
+/// The servers could not be asked, or have refused.
+pub const FAILED: u32 = 2;
+
+/// The head of a message to the service.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// [`HELLO`], [`PUT`], [`GET`], [`DELETE`] or [`KEEP`].
+    pub what: u32,
+    /// What its answer is known by.
+    pub id: u32,
+    /// Entries that follow.
+    pub entries: u32,
+}
+
+/// One object of a message, or a part of it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The object's number.
+    pub number: u64,
+    /// Where the part starts, bytes.
+    pub offset: u32,
+    /// Its length, bytes.
+    pub len: u32,
+}
+
+/// The head of an answer.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// [`DONE`], [`LOST`] or [`FAILED`].
+    pub status: u32,
+    /// The request's.
+    pub id: u32,
+    /// Bytes that follow.
+    pub len: u32,
+}
+
+impl Request {
+    /// Bytes of the head.
+    pub const BYTES: usize = 12;
+
+    /// As it is sent.
+    pub fn to_bytes(self) -> [u8; Request::BYTES] {
+        triple([self.what, self.id, self.entries])
+    }
+
+    /// What was sent.
+    pub fn of_bytes(bytes: [u8; Request::BYTES]) -> Request {
+        let [what, id, entries] = untriple(bytes);
+        Request { what, id, entries }
+    }
+}
+
+impl Answer {
+    /// Bytes of the head.
+    pub const BYTES: usize = 12;
+
+    /// As it is sent.
+    pub fn to_bytes(self) -> [u8; Answer::BYTES] {
+        triple([self.status, self.id, self.len])
+    }
+
+    /// What was sent.
+    pub fn of_bytes(bytes: [u8; Answer::BYTES]) -> Answer {
+        let [status, id, len] = untriple(bytes);
+        Answer { status, id, len }
+    }
+}
+
+impl Entry {
+    /// Bytes of an entry.
+    pub const BYTES: usize = 16;
+
+    /// As it is sent.
+    pub fn to_bytes(self) -> [u8; Entry::BYTES] {
+        let mut bytes = [0; Entry::BYTES];
+        bytes[..8].copy_from_slice(&self.number.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.offset.to_ne_bytes());
+        bytes[12..].copy_from_slice(&self.len.to_ne_bytes());
+        bytes
+    }
+
+    /// What was sent.
+    pub fn of_bytes(bytes: [u8; Entry::BYTES]) -> Entry {
+        let number = u64::from_ne_bytes(bytes[..8].try_into().expect("8 bytes"));
+        Entry { number, offset: word(&bytes[8..12]), len: word(&bytes[12..]) }
+    }
+}
+
+fn triple(words: [u32; 3]) -> [u8; 12] {
+    let mut bytes = [0; 12];
+    bytes.chunks_exact_mut(4).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
+    bytes
+}
+
+fn untriple(bytes: [u8; 12]) -> [u32; 3] {
+    [word(&bytes[..4]), word(&bytes[4..8]), word(&bytes[8..])]
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    u32::from_ne_bytes(bytes.try_into().expect("4 bytes"))
+}
+
+/// Why the remote store did not do something. Displays as what went wrong, without the store's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// It has answered, and an object is not there: trying again is in vain.
+    pub is_lost: bool,
+    /// The connection to the service has broken off: the servers were not asked, or their answer is unknown.
+    pub is_cut: bool,
+    /// What went wrong.
+    pub why: String,
+}
+
+impl core::fmt::Display for Failure {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+/// An object to be stored.
+#[derive(Copy, Clone, Debug)]
+pub struct Object<'a> {
+    /// Its number.
+    pub number: u64,
+    /// Its bytes.
+    pub bytes: &'a [u8],
+}
+
+/// A part of an object to be read.
+#[derive(Debug)]
+pub struct Fetch<'a> {
+    /// The object's number.
+    pub number: u64,
+    /// Where the part starts in it, bytes.
+    pub offset: usize,
+    /// Where it goes.
+    pub to: &'a mut [u8],
+}
+
+/// Where the cold end of the swap device goes.
+///
+/// What an implementation must keep: `Ok` of a put means that a later get gives these bytes, until they are deleted. Nothing
+/// is believed all the same: who reads verifies. It need not survive the process. Objects and parts are at most
+/// [`ENTRIES_MAX`] and [`BYTES_MAX`] a call.
+pub trait Remote: Send + Sync {
+    /// Stores objects whose numbers were never used before.
+    ///
+    /// # Errors
+    /// Any of them may be stored then or not: their numbers are to be deleted and not used again.
+    fn put(&self, objects: &[Object<'_>]) -> Result<(), Failure>;
+
+    /// Reads parts of objects. Tries again for as long as the settings allow.
+    ///
+    /// # Errors
+    /// What was to be read into holds any bytes then.
+    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), Failure>;
+
+    /// Deletes objects, whether or not they are there.
+    ///
+    /// # Errors
+    /// Any of them may be left.
+    fn delete(&self, numbers: &[u64]) -> Result<(), Failure>;
+
+    /// Whether the objects are kept from expiring: asked now and then while there are any. Waits for `patience` at most.
+    ///
+    /// # Errors
+    /// They are not, and who answers has said so to the user; or, where `is_cut`, nobody answers.
+    fn keep(&self, patience: Duration) -> Result<(), Failure>;
+
+    /// What to call the store in messages.
+    fn name(&self) -> &str;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_back_as_they_were() {
+        let request = Request { what: GET, id: u32::MAX - 1, entries: 7 };
+        assert_eq!(Request::of_bytes(request.to_bytes()), request);
+        let entry = Entry { number: u64::MAX - 5, offset: 4096, len: 65536 };
+        assert_eq!(Entry::of_bytes(entry.to_bytes()), entry);
+        let answer = Answer { status: LOST, id: 77, len: 20 };
+        assert_eq!(Answer::of_bytes(answer.to_bytes()), answer);
+    }
+}

@@ -1,0 +1,354 @@
+//! Bare threads: engine threads inside a foreign program that its C library doesn't know of.
+//!
+//! To libc the program stays as many-threaded as it is: a program of one thread keeps its unlocked `malloc` and stdio, and
+//! a main thread that ends by `pthread_exit` ends the process. A bare thread needs nothing of the program's heap, so it can
+//! be started where that heap is folded: in a child of fork. It has a stack and a thread block of its own, every signal
+//! blocked, and must not call anything of libc that uses thread-local storage.
+//!
+//! Bare threads share a table of descriptors that is not the program's: what the program closes, they keep; and pipes that
+//! the program closes are closed.
+use crate::Errno;
+use crate::memory::zone::{Zone, counts_reservations};
+use crate::raw::{self, system_call};
+use crate::sync::StaticMutex;
+use crate::thread::sleep_ns;
+use crate::units::PAGE_SIZE;
+use core::ffi::CStr;
+use core::mem::{forget, size_of};
+use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use rustix::mm::{MprotectFlags, mprotect};
+
+/// Bare threads at most.
+pub const THREADS_MAX: usize = 160;
+const STACK_BYTES: usize = 512 << 10;
+/// Below the thread pointer: libc's own thread-local variables have their places here on x86-64, though nobody uses them.
+const TLS_BYTES: usize = 64 << 10;
+
+/// A child of fork tries so often to start a thread that can't be had, with pauses of so many nanoseconds: for 10 s.
+const TRIES: usize = 1000;
+const PAUSE_NS: u64 = 10_000_000;
+
+/// What a thread takes of the address space: the end of the stack, the stack, the thread block, the record.
+const THREAD_BYTES: usize = PAGE_SIZE + STACK_BYTES + TLS_BYTES + 2 * PAGE_SIZE;
+
+/// Reserved for threads to come: where the next one begins, and how many there are left.
+static SPARE: StaticMutex<(usize, usize)> = StaticMutex::new((0, 0));
+
+/// What a thread is and where it lives; in its own zone, so that a child of fork finds it.
+struct Record {
+    name: &'static CStr,
+    cpu: Option<usize>,
+    main: fn(usize),
+    arg: usize,
+    /// It has a table of descriptors to itself, and shares it with the threads that it starts.
+    own_files: bool,
+    stack_top: usize,
+    thread_pointer: usize,
+}
+
+static RECORDS: StaticMutex<[usize; THREADS_MAX]> = StaticMutex::new([0; THREADS_MAX]);
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+const _: () = assert!(size_of::<Record>() <= PAGE_SIZE);
+
+/// Threads that run, in this process.
+pub fn count() -> usize {
+    COUNT.load(SeqCst)
+}
+
+/// Reserves addresses for `count` threads that may be started later, so that they don't lie in holes that the program leaves in its
+/// own. Called once. Where addresses count as memory, nothing is reserved before it is needed.
+///
+/// # Errors
+/// What reserving a zone says.
+pub fn reserve(count: usize) -> Result<(), Errno> {
+    if !counts_reservations() {
+        let zone = Zone::reserve(count * THREAD_BYTES, PAGE_SIZE)?;
+        *SPARE.lock() = (zone.start(), count);
+        forget(zone);
+    }
+    Ok(())
+}
+
+fn take_spare() -> Option<usize> {
+    let mut spare = SPARE.lock();
+    let (start, left) = *spare;
+    *spare = (start + THREAD_BYTES, left.checked_sub(1)?);
+    Some(start)
+}
+
+/// Gives back the spare addresses that were taken last, of a thread that could not be started.
+fn give_back_spare(start: usize) {
+    let mut spare = SPARE.lock();
+    if spare.0 == start + THREAD_BYTES {
+        *spare = (start, spare.1 + 1);
+    }
+}
+
+/// Starts `main(arg)` on the first bare thread, with no descriptors but three of /dev/null. It starts the others.
+///
+/// # Errors
+/// EAGAIN: no more threads; what reserving its zone says.
+pub fn start_first(name: &'static CStr, main: fn(usize), arg: usize) -> Result<(), Errno> {
+    start_as(name, None, main, arg, true)
+}
+
+/// Starts `main(arg)` on a further bare thread, pinned to `cpu` if given. Called by a bare thread, whose descriptors it shares.
+///
+/// # Errors
+/// As [`start_first`].
+pub fn start(name: &'static CStr, cpu: Option<usize>, main: fn(usize), arg: usize) -> Result<(), Errno> {
+    start_as(name, cpu, main, arg, false)
+}
+
+fn start_as(
+    name: &'static CStr,
+    cpu: Option<usize>,
+    main: fn(usize),
+    arg: usize,
+    own_files: bool,
+) -> Result<(), Errno> {
+    let (spare, mut zone) = (take_spare(), None);
+    let start = match spare {
+        Some(start) => start,
+        None => zone.insert(Zone::reserve(THREAD_BYTES, PAGE_SIZE)?).start(),
+    };
+    let record_at = start + THREAD_BYTES - PAGE_SIZE;
+    let thread_pointer = record_at - PAGE_SIZE;
+    let stack_top = start + PAGE_SIZE + STACK_BYTES;
+    // SAFETY: the lowest page of a zone that nobody uses yet: the end of the stack.
+    unsafe { mprotect(start as *mut _, PAGE_SIZE, MprotectFlags::empty())? };
+    let record = Record { name, cpu, main, arg, own_files, stack_top, thread_pointer };
+    // SAFETY: the zone's last page, which nobody uses yet, is large enough; the page before it is the thread block, whose
+    // first word leads to itself (x86-64's ABI) and whose third does so in glibc's.
+    unsafe {
+        (record_at as *mut Record).write(record);
+        (thread_pointer as *mut usize).write(thread_pointer);
+        (thread_pointer as *mut usize).add(2).write(thread_pointer);
+    }
+    let index = COUNT.fetch_add(1, SeqCst);
+    let result = if index < THREADS_MAX {
+        RECORDS.lock()[index] = record_at;
+        // SAFETY: the record was just written, and its thread does not run.
+        unsafe { run(record_at) }
+    } else {
+        Err(Errno::AGAIN)
+    };
+    match result {
+        Ok(()) => forget(zone),
+        Err(_) => {
+            if index < THREADS_MAX {
+                RECORDS.lock()[index] = 0;
+            }
+            COUNT.fetch_sub(1, SeqCst);
+            spare.inspect(|&start| give_back_spare(start));
+        }
+    }
+    result
+}
+
+/// Gives back the memory below what the calling thread uses of its stack: it is a bare thread.
+pub fn trim_stack() {
+    let here = 0u8;
+    // Some pages for what is called from now on, and for this call.
+    let end = ((&raw const here as usize) & !(PAGE_SIZE - 1)).saturating_sub(2 * PAGE_SIZE);
+    let records = *RECORDS.lock();
+    for record in records.iter().take_while(|record| **record != 0) {
+        // SAFETY: records are never taken away.
+        let top = unsafe { (*(*record as *const Record)).stack_top };
+        let start = top - STACK_BYTES;
+        if (start..top).contains(&end) {
+            // SAFETY: below the stack pointer of its thread, which this is, nothing is kept but 128 bytes.
+            let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxDontNeed) };
+        }
+    }
+}
+
+/// In a child of fork: starts the first bare thread again, from the beginning of its `main`.
+///
+/// # Errors
+/// EAGAIN: no more threads.
+///
+/// # Safety
+/// - The process has just been copied by a fork and has one thread, the caller.
+pub unsafe fn restart_first() -> Result<(), Errno> {
+    // SAFETY: the copy of a record; its thread was not copied.
+    unsafe { run_again(RECORDS.lock()[0]) }
+}
+
+/// In a child of fork: starts all the other bare threads again, each from the beginning of its `main`.
+///
+/// # Errors
+/// EAGAIN: no more threads.
+///
+/// # Safety
+/// - The caller is the first bare thread, which [`restart_first`] started, and calls this once.
+pub unsafe fn restart_others() -> Result<(), Errno> {
+    let records = *RECORDS.lock();
+    // SAFETY: copies of records; their threads were not copied.
+    records[1..count()].iter().try_for_each(|&record| unsafe { run_again(record) })
+}
+
+/// As [`run`]. While the machine or the user has as many threads as it may have, it waits for others to end: the child can't go
+/// on without.
+///
+/// # Safety
+/// - As [`run`].
+unsafe fn run_again(record: usize) -> Result<(), Errno> {
+    for _ in 1..TRIES {
+        // SAFETY: by the caller's promise; what has failed runs nothing.
+        match unsafe { run(record) } {
+            Err(Errno::AGAIN) => sleep_ns(PAUSE_NS),
+            result => return result,
+        }
+    }
+    // SAFETY: as above.
+    unsafe { run(record) }
+}
+
+/// # Safety
+/// - `record` is the address of a record whose thread does not run.
+unsafe fn run(record: usize) -> Result<(), Errno> {
+    // SAFETY: by the caller's promise.
+    let about = unsafe { &*(record as *const Record) };
+    let flags = libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM
+        | libc::CLONE_SETTLS
+        | if about.own_files { 0 } else { libc::CLONE_FILES };
+    // SAFETY: the stack and the thread block lie in the thread's own zone, which nobody uses now. All signals are blocked
+    // around the call, so the new thread begins with all of them blocked.
+    unsafe {
+        let before = raw::set_signals_blocked(u64::MAX);
+        let result = clone_onto(flags as usize, about.stack_top, about.thread_pointer, record);
+        raw::set_signals_blocked(before);
+        result.map(drop)
+    }
+}
+
+/// # Safety
+/// - `stack_top` and `tls` are those of the record at `record`, which nobody uses.
+#[cfg(target_arch = "x86_64")]
+unsafe fn clone_onto(flags: usize, stack_top: usize, tls: usize, record: usize) -> Result<i64, Errno> {
+    let ret: i64;
+    // SAFETY: the new thread touches its own stack only and never returns from `entry`; in the caller the system call
+    // clobbers rcx and r11.
+    unsafe {
+        let top = (stack_top as *mut usize).sub(2);
+        top.write(record);
+        core::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "pop rdi",
+            "pop rax",
+            "call {entry}",
+            "ud2",
+            "2:",
+            entry = sym entry,
+            inlateout("rax") libc::SYS_clone => ret,
+            in("rdi") flags, in("rsi") top, in("rdx") 0, in("r10") 0, in("r8") tls,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    raw::errno_of(ret)
+}
+
+/// # Safety
+/// - `stack_top` and `tls` are those of the record at `record`, which nobody uses.
+#[cfg(target_arch = "aarch64")]
+unsafe fn clone_onto(flags: usize, stack_top: usize, tls: usize, record: usize) -> Result<i64, Errno> {
+    let ret: i64;
+    // SAFETY: the new thread touches its own stack only and never returns from `entry`.
+    unsafe {
+        let top = (stack_top as *mut usize).sub(2);
+        top.write(record);
+        core::arch::asm!(
+            "svc 0",
+            "cbnz x0, 2f",
+            "mov x29, xzr",
+            "ldr x0, [sp], #16",
+            "bl {entry}",
+            "brk 1",
+            "2:",
+            entry = sym entry,
+            in("x8") libc::SYS_clone,
+            inlateout("x0") flags as i64 => ret,
+            in("x1") top, in("x2") 0, in("x3") tls, in("x4") 0,
+        );
+    }
+    raw::errno_of(ret)
+}
+
+// `extern "C"`: a panic can't leave this function; it ends the process with a message.
+extern "C" fn entry(record: usize) -> ! {
+    // SAFETY: `run` was given a record, which lives as long as the process.
+    let about = unsafe { &*(record as *const Record) };
+    if about.own_files {
+        close_everything();
+    }
+    let _ = rustix::thread::set_name(about.name);
+    if let Some(cpu) = about.cpu {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(cpu);
+        // Not fatal: a CPU may be outside this container's set; the thread then floats.
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
+    (about.main)(about.arg);
+    COUNT.fetch_sub(1, SeqCst);
+    loop {
+        // SAFETY: ends the calling thread only; its stack stays.
+        let _ = unsafe { system_call(libc::SYS_exit, [0; 6]) };
+    }
+}
+
+/// Leaves the calling thread, whose table of descriptors is its own, with /dev/null as 0, 1 and 2.
+fn close_everything() {
+    use rustix::fs::{Mode, OFlags, open};
+    // SAFETY: the table is a copy that nobody else uses, and this thread has opened nothing yet.
+    let _ = unsafe { system_call(libc::SYS_close_range, [0, u32::MAX as usize, 0, 0, 0, 0]) };
+    for _ in 0..3 {
+        if let Ok(null) = open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+            forget(null);
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicU32;
+
+    static DONE: AtomicU32 = AtomicU32::new(0);
+
+    fn first(arg: usize) {
+        assert_eq!(arg, 17);
+        // The descriptors of the test are not here, nor are those made here there.
+        assert!(rustix::io::fcntl_getfd(unsafe_fd(3)).is_err());
+        start(c"bare-second", Some(0), second, 18).unwrap();
+    }
+
+    fn second(arg: usize) {
+        assert_eq!(arg, 18);
+        raw::warn(&["a bare thread can say this\n"]);
+        DONE.store(1, SeqCst);
+    }
+
+    fn unsafe_fd(number: i32) -> rustix::fd::BorrowedFd<'static> {
+        // SAFETY: only asked about.
+        unsafe { rustix::fd::BorrowedFd::borrow_raw(number) }
+    }
+
+    #[test]
+    fn bare_threads_start_one_another_and_end() {
+        start_first(c"bare-first", first, 17).unwrap();
+        let begin = std::time::Instant::now();
+        while DONE.load(SeqCst) == 0 || count() > 0 {
+            assert!(begin.elapsed().as_secs() < 20, "a bare thread did not end");
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! Engine threads: signals blocked, pinned on demand, never unwinding.
+pub mod dispatch;
+pub mod bare;
+pub mod owner;
+
+use crate::Errno;
+pub use crate::clock::{cpu_ns, now_ns};
+use core::ffi::CStr;
+
+/// A running engine thread. Dropping it lets it run on.
+pub struct Thread {
+    id: libc::pthread_t,
+}
+
+struct Start {
+    main: fn(usize),
+    arg: usize,
+    cpu: Option<usize>,
+}
+
+impl Thread {
+    /// Starts `main(arg)` on a thread of its own, named `name` (15 bytes), with every signal blocked, and pinned to
+    /// `cpu` if given. A panic in `main` ends the process.
+    ///
+    /// glibc allocates the thread's stack and TLS: start threads before any memory of the program is managed.
+    ///
+    /// # Errors
+    /// EAGAIN: no more threads.
+    pub fn start(name: &CStr, cpu: Option<usize>, main: fn(usize), arg: usize) -> Result<Thread, Errno> {
+        let start = alloc::boxed::Box::into_raw(alloc::boxed::Box::new(Start { main, arg, cpu }));
+        let mut id: libc::pthread_t = 0;
+        // SAFETY: the signal sets are local; the new thread takes over `start`, which nobody else touches, unless
+        // creation fails, and then it is taken back. All signals are blocked around creation so that the new thread
+        // inherits the full mask (glibc keeps its own two internal signals open).
+        unsafe {
+            let mut all: libc::sigset_t = core::mem::zeroed();
+            let mut before: libc::sigset_t = core::mem::zeroed();
+            libc::sigfillset(&mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+            let err = libc::pthread_create(&mut id, core::ptr::null(), entry, start.cast());
+            libc::pthread_sigmask(libc::SIG_SETMASK, &before, core::ptr::null_mut());
+            if err != 0 {
+                drop(alloc::boxed::Box::from_raw(start));
+                return Err(Errno::from_raw_os_error(err));
+            }
+            libc::pthread_setname_np(id, name.as_ptr());
+        }
+        Ok(Thread { id })
+    }
+
+    /// Waits until the thread has ended.
+    pub fn join(self) {
+        // SAFETY: the thread was made joinable by `start` and is joined at most once, as `join` takes `self`.
+        unsafe { libc::pthread_join(self.id, core::ptr::null_mut()) };
+    }
+}
+
+// `extern "C"`: a panic can't leave this function; it ends the process with a message.
+extern "C" fn entry(start: *mut libc::c_void) -> *mut libc::c_void {
+    // SAFETY: `start` is the box that `Thread::start` gave to this thread alone.
+    let Start { main, arg, cpu } = *unsafe { alloc::boxed::Box::from_raw(start.cast::<Start>()) };
+    if let Some(cpu) = cpu {
+        pin(cpu);
+    }
+    main(arg);
+    core::ptr::null_mut()
+}
+
+/// Pins the calling thread to a CPU. Where the system doesn't allow that CPU, the thread stays as it is.
+pub fn pin(cpu: usize) {
+    pin_other(0, cpu);
+}
+
+/// Lets the calling thread stand back where it and others want a CPU: nice 10, a tenth of the weight of 0 (`sched(7)`).
+pub fn stand_back() {
+    const NICE: i32 = 10;
+    // Refused only for a smaller value than the thread has: then it stands back further already.
+    let _ = rustix::process::setpriority_process(None, NICE);
+}
+
+/// Pins a thread of this process to a CPU, if that is allowed; 0 is the caller.
+pub fn pin_other(thread: u32, cpu: usize) {
+    Affinity::to(cpu).give(thread);
+}
+
+/// The CPUs that a thread may run on.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Default)]
+pub struct Affinity(rustix::thread::CpuSet);
+
+impl Affinity {
+    /// One CPU.
+    pub fn to(cpu: usize) -> Affinity {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(cpu);
+        Affinity(set)
+    }
+
+    /// What a thread has; 0 is the caller. `None` if it has ended, or the machine has more CPUs than the set has places (1024).
+    pub fn of(thread: u32) -> Option<Affinity> {
+        rustix::thread::sched_getaffinity(rustix::thread::Pid::from_raw(thread as i32)).ok().map(Affinity)
+    }
+
+    /// CPUs.
+    pub fn count(&self) -> usize {
+        self.0.count() as usize
+    }
+
+    /// Gives it to a thread; 0 is the caller. `false`: the thread has ended, or the system doesn't allow it.
+    pub fn give(&self, thread: u32) -> bool {
+        rustix::thread::sched_setaffinity(rustix::thread::Pid::from_raw(thread as i32), &self.0).is_ok()
+    }
+}
+
+/// The calling thread's number.
+pub fn thread_id() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+/// Lets the calling thread run only where no other thread wants to (SCHED_IDLE). `false` if the system forbids it.
+pub fn set_idle() -> bool {
+    let zeros = [0u32; 16];
+    let args = [0, libc::SCHED_IDLE as usize, zeros.as_ptr() as usize, 0, 0, 0];
+    // SAFETY: a sched_param of zeros is what this policy takes; the call reads it and changes this thread only.
+    unsafe { crate::raw::system_call(libc::SYS_sched_setscheduler, args) }.is_ok()
+}
+
+/// Tells where a thread of this process runs. Keeps its file in /proc open, as opening takes longer than reading.
+#[derive(Default)]
+pub struct Whereabouts {
+    thread: u32,
+    file: Option<rustix::fd::OwnedFd>,
+}
+
+impl Whereabouts {
+    /// The CPU that a thread of this process ran on last; `None` if it has ended or there is no /proc.
+    pub fn cpu_of(&mut self, thread: u32) -> Option<usize> {
+        if self.file.is_none() || self.thread != thread {
+            self.file = open_stat(thread);
+            self.thread = thread;
+        }
+        let mut stat = [0u8; 512];
+        let len = rustix::io::pread(self.file.as_ref()?, &mut stat, 0).ok();
+        let cpu = len.and_then(|len| processor(&stat[..len]));
+        if cpu.is_none() {
+            // The thread has ended, and its number may be another's by now.
+            self.file = None;
+        }
+        cpu
+    }
+}
+
+fn open_stat(thread: u32) -> Option<rustix::fd::OwnedFd> {
+    use core::fmt::Write;
+    let mut path = Line { bytes: [0; 48], len: 0 };
+    write!(path, "/proc/self/task/{thread}/stat").ok()?;
+    let path = core::ffi::CStr::from_bytes_until_nul(&path.bytes).ok()?;
+    rustix::fs::open(path, rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty()).ok()
+}
+
+/// Whether a thread of this process sleeps such that a signal could wake it: it waits for a lock, or for a fault of its own to
+/// be served, say. In the middle of a system call such as `fork` it doesn't. `false` also if nobody can tell.
+pub fn is_asleep(thread: u32) -> bool {
+    let Some(file) = open_stat(thread) else { return false };
+    let mut stat = [0u8; 512];
+    let len = rustix::io::pread(&file, &mut stat, 0).unwrap_or(0);
+    field(&stat[..len], 3) == Some("S")
+}
+
+/// Field `number` of proc_pid_stat(5), from 3 on. The name, field 2, may hold blanks and brackets, and anything else.
+fn field(stat: &[u8], number: usize) -> Option<&str> {
+    let end = stat.windows(2).rposition(|pair| pair == b") ")?;
+    core::str::from_utf8(&stat[end + 2..]).ok()?.split(' ').nth(number - 3)
+}
+
+fn processor(stat: &[u8]) -> Option<usize> {
+    field(stat, 39)?.parse().ok()
+}
+
+/// A line of text that ends with a NUL, as it begins with NULs only.
+struct Line {
+    bytes: [u8; 48],
+    len: usize,
+}
+
+impl core::fmt::Write for Line {
+    fn write_str(&mut self, s: &str) -> core::fmt::Result {
+        let room = self.bytes.len() - 1;
+        let to = self.bytes[..room].get_mut(self.len..self.len + s.len()).ok_or(core::fmt::Error)?;
+        to.copy_from_slice(s.as_bytes());
+        self.len += s.len();
+        Ok(())
+    }
+}
+
+/// The CPUs that the calling thread may run on, counted (at least 1).
+pub fn cpus() -> usize {
+    rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize).max(1)
+}
+
+/// Calls `each` with every CPU that the calling thread may run on.
+pub fn each_cpu(mut each: impl FnMut(usize)) {
+    if let Ok(set) = rustix::thread::sched_getaffinity(None) {
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).for_each(&mut each);
+    }
+}
+
+/// The CPU that runs the caller now: a hint, it may change at once.
+pub fn current_cpu() -> usize {
+    rustix::thread::sched_getcpu()
+}
+
+/// Sleeps for `ns` nanoseconds, or less if a signal comes.
+pub fn sleep_ns(ns: u64) {
+    let time = rustix::time::Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
+    let _ = rustix::thread::nanosleep(&time);
+}
+
+/// Lets other threads of this CPU run.
+pub fn yield_now() {
+    #[cfg(shuttle)]
+    shuttle::thread::yield_now();
+    #[cfg(not(shuttle))]
+    rustix::thread::sched_yield();
+}
+
+/// Memory of the machine, bytes.
+pub fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram as u64 * info.mem_unit as u64
+}
+
+/// What the kernel says with a SIGBUS.
+pub struct SigbusInfo {
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+}
+
+impl SigbusInfo {
+    /// The address that was touched.
+    pub fn addr(&self) -> usize {
+        // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and SIGBUS fills in the address.
+        unsafe { (*self.info).si_addr() as usize }
+    }
+}
+
+/// The SIGBUS action that was in force before.
+pub struct Previous(libc::sigaction);
+
+// SAFETY: a sigaction is plain data.
+unsafe impl Send for Previous {}
+
+static ON_SIGBUS: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);
+
+/// Makes `handler` answer every SIGBUS of the process, with all signals blocked while it runs. `note` is given the action that was
+/// in force, before it ends; not if that is this one already.
+pub fn set_sigbus(handler: fn(&SigbusInfo), note: impl FnOnce(Previous)) {
+    ON_SIGBUS.store(handler as usize, core::sync::atomic::Ordering::SeqCst);
+    // SAFETY: both structs are local, and zeros are a valid one; the new action names a handler of the SA_SIGINFO form.
+    unsafe {
+        let mut new: libc::sigaction = core::mem::zeroed();
+        let mut old: libc::sigaction = core::mem::zeroed();
+        libc::sigaction(libc::SIGBUS, core::ptr::null(), &mut old);
+        new.sa_sigaction = trampoline as extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) as usize;
+        // On the thread's own stack: alternate stacks (Rust's is 8 KiB) are too small for a codec.
+        new.sa_flags = libc::SA_SIGINFO;
+        libc::sigfillset(&mut new.sa_mask);
+        if old.sa_sigaction != new.sa_sigaction {
+            note(Previous(old));
+            libc::sigaction(libc::SIGBUS, &new, core::ptr::null_mut());
+        }
+    }
+}
+
+extern "C" fn trampoline(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let handler = ON_SIGBUS.load(core::sync::atomic::Ordering::SeqCst);
+    // SAFETY: `set_sigbus` stored a function of this type before it installed the trampoline.
+    let handler: fn(&SigbusInfo) = unsafe { core::mem::transmute(handler) };
+    handler(&SigbusInfo { signal, info, context });
+}
+
+impl Previous {
+    /// Does what the action before would have done. With the default action in force, the handler is taken out and the
+    /// fault happens again, which ends the process.
+    pub fn call(&self, info: &SigbusInfo) {
+        let old = &self.0;
+        if old.sa_sigaction == libc::SIG_DFL || old.sa_sigaction == libc::SIG_IGN {
+            // SAFETY: restoring what was installed before.
+            unsafe { libc::sigaction(libc::SIGBUS, old, core::ptr::null_mut()) };
+        } else if old.sa_flags & libc::SA_SIGINFO != 0 {
+            // SAFETY: SA_SIGINFO says that the stored value is a function of this type.
+            let f: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+                unsafe { core::mem::transmute(old.sa_sigaction) };
+            f(info.signal, info.info, info.context);
+        } else {
+            // SAFETY: without SA_SIGINFO the stored value is a function of this type.
+            let f: extern "C" fn(i32) = unsafe { core::mem::transmute(old.sa_sigaction) };
+            f(info.signal);
+        }
+    }
+}
+
+/// Sleeps until a descriptor can be read, or `limit_ns` is over. Whether it can be read.
+pub fn wait_readable(fd: &rustix::fd::OwnedFd, limit_ns: Option<u64>) -> bool {
+    let mut fds = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)];
+    let limit = limit_ns
+        .map(|ns| rustix::time::Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
+    rustix::event::poll(&mut fds, limit.as_ref()).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_of_a_pinned_thread_is_known() {
+        let mut cpu = None;
+        each_cpu(|each| cpu = Some(each));
+        let cpu = cpu.expect("a CPU to run on");
+        std::thread::spawn(move || {
+            pin(cpu);
+            assert_eq!(current_cpu(), cpu);
+            let mut whereabouts = Whereabouts::default();
+            assert_eq!(whereabouts.cpu_of(thread_id()), Some(cpu));
+            assert_eq!(whereabouts.cpu_of(thread_id()), Some(cpu), "from the open file");
+            let ended = std::thread::spawn(thread_id).join().unwrap();
+            assert_eq!(whereabouts.cpu_of(ended), None);
+        })
+        .join()
+        .unwrap();
+        assert_eq!(Whereabouts::default().cpu_of(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_name_with_brackets_and_blanks_is_not_mistaken_for_fields() {
+        let stat = format!("7 (a) b ) R {} 5 {}", "1 ".repeat(35).trim_end(), "2 2 2");
+        assert_eq!(processor(stat.as_bytes()), Some(5));
+        assert_eq!(field(b"7 (\xff) a) S 1", 3), Some("S"));
+    }
+}

@@ -1,0 +1,451 @@
+//! userfaultfd: our own small layer over the ioctls of `include/uapi/linux/userfaultfd.h`.
+//!
+//! The result field of COPY, ZEROPAGE and MOVE counts on errors too: a call may do part of the range and then fail.
+//! [`Partial`] carries both, and no error is ever taken for progress.
+use crate::Errno;
+use crate::raw::{self, ioctl};
+use crate::units::PAGE_SIZE;
+use core::mem::size_of;
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use rustix::mm::UserfaultfdFlags;
+
+/// Kernel features by the names of the header.
+pub mod feature {
+    /// Faults on write-protected pages are reported.
+    pub const WP: u64 = 1 << 0;
+    /// A child of fork is born registered (needs CAP_SYS_PTRACE).
+    pub const EVENT_FORK: u64 = 1 << 1;
+    /// mremap is reported.
+    pub const EVENT_REMAP: u64 = 1 << 2;
+    /// MADV_DONTNEED, MADV_FREE and MADV_REMOVE are reported.
+    pub const EVENT_REMOVE: u64 = 1 << 3;
+    /// munmap is reported.
+    pub const EVENT_UNMAP: u64 = 1 << 6;
+    /// A fault raises SIGBUS in the faulting thread; no message.
+    pub const SIGBUS: u64 = 1 << 7;
+    /// A message names the faulting thread.
+    pub const THREAD_ID: u64 = 1 << 8;
+    /// Pages that are not there can be write-protected too.
+    pub const WP_UNPOPULATED: u64 = 1 << 13;
+    /// UFFDIO_MOVE exists (Linux 6.8).
+    pub const MOVE: u64 = 1 << 16;
+}
+
+pub mod bin;
+pub mod space;
+
+const fn request(dir: u64, nr: u64, size: usize) -> u64 {
+    dir << 30 | (size as u64) << 16 | 0xAA << 8 | nr
+}
+const READ: u64 = 2;
+const READ_WRITE: u64 = 3;
+const API: u64 = request(READ_WRITE, 0x3F, size_of::<ApiArg>());
+const REGISTER: u64 = request(READ_WRITE, 0x00, size_of::<RegisterArg>());
+const UNREGISTER: u64 = request(READ, 0x01, size_of::<RangeArg>());
+const WAKE: u64 = request(READ, 0x02, size_of::<RangeArg>());
+const COPY: u64 = request(READ_WRITE, 0x03, size_of::<CopyArg>());
+const ZEROPAGE: u64 = request(READ_WRITE, 0x04, size_of::<ZeropageArg>());
+const MOVE: u64 = request(READ_WRITE, 0x05, size_of::<CopyArg>());
+const WRITEPROTECT: u64 = request(READ_WRITE, 0x06, size_of::<ProtectArg>());
+/// `USERFAULTFD_IOC_NEW` on /dev/userfaultfd.
+const DEVICE_NEW: u64 = 0xAA00;
+
+#[repr(C)]
+struct ApiArg {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+#[repr(C)]
+struct RangeArg {
+    start: u64,
+    len: u64,
+}
+#[repr(C)]
+struct RegisterArg {
+    range: RangeArg,
+    mode: u64,
+    ioctls: u64,
+}
+/// `uffdio_copy` and `uffdio_move` have the same fields in the same order.
+#[repr(C)]
+struct CopyArg {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    done: i64,
+}
+#[repr(C)]
+struct ZeropageArg {
+    range: RangeArg,
+    mode: u64,
+    done: i64,
+}
+#[repr(C)]
+struct ProtectArg {
+    range: RangeArg,
+    mode: u64,
+}
+
+/// What an `ioctl` asks a userfaultfd to register: its first address and the first past it, whole pages. `None` if it is
+/// another request.
+///
+/// # Safety
+/// - `arg` is the argument of `request`: null, or as the kernel wants it.
+pub unsafe fn registration(request: u64, arg: *const core::ffi::c_void) -> Option<(usize, usize)> {
+    if request != REGISTER || arg.is_null() {
+        return None;
+    }
+    // SAFETY: by the caller's promise, the argument of this request begins with a range.
+    let RangeArg { start, len } = unsafe { arg.cast::<RangeArg>().read_unaligned() };
+    let start = start as usize & !(PAGE_SIZE - 1);
+    Some((start, start.checked_add(len as usize)?.checked_next_multiple_of(PAGE_SIZE)?))
+        .filter(|(start, end)| start < end)
+}
+
+/// A request that stopped early: `done` bytes from the start of the range succeeded, then the kernel said `errno`.
+///
+/// After `done > 0` the kernel reports EAGAIN whatever the reason was: repeat the call for the rest to learn it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Partial {
+    /// Bytes that succeeded.
+    pub done: usize,
+    /// Why it stopped.
+    pub errno: Errno,
+}
+
+/// Why no userfaultfd could be had.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum OpenError {
+    /// The kernel was built without userfaultfd.
+    Missing,
+    /// No permission: neither the system call nor /dev/userfaultfd is open to this user.
+    Forbidden,
+    /// The kernel lacks features that were asked for; the mask names them ([`feature`]).
+    Lacks(u64),
+    /// Something else.
+    Other(Errno),
+}
+
+impl core::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            OpenError::Missing => f.write_str("this kernel has no userfaultfd (CONFIG_USERFAULTFD)"),
+            OpenError::Forbidden => f.write_str(
+                "no permission to use userfaultfd: run `sysctl vm.unprivileged_userfaultfd=1` as root, or give this user \
+                 read and write access to /dev/userfaultfd, or grant CAP_SYS_PTRACE; in a container, allow the \
+                 userfaultfd system call in the seccomp profile (Docker's default profile blocks it)",
+            ),
+            OpenError::Lacks(mask) => write!(f, "this kernel's userfaultfd lacks features {mask:#x}"),
+            OpenError::Other(e) => write!(f, "userfaultfd: {e}"),
+        }
+    }
+}
+
+/// What a userfaultfd reports.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A thread waits for a page.
+    Fault {
+        /// The address that was touched.
+        address: usize,
+        /// It wrote.
+        write: bool,
+        /// The page is there, but write-protected.
+        protected: bool,
+        /// The thread that waits; 0 without [`feature::THREAD_ID`].
+        thread: u32,
+    },
+    /// The process forked; the child's userfaultfd is this descriptor, which the reader now owns.
+    Fork {
+        /// Descriptor number.
+        fd: i32,
+    },
+    /// A registered area moved.
+    Remap {
+        /// Old address.
+        from: usize,
+        /// New address.
+        to: usize,
+        /// Length in bytes (of the old area).
+        len: usize,
+    },
+    /// The contents of a range are about to be discarded (madvise).
+    Remove {
+        /// First byte.
+        start: usize,
+        /// First byte past it.
+        end: usize,
+    },
+    /// A range was unmapped.
+    Unmap {
+        /// First byte.
+        start: usize,
+        /// First byte past it.
+        end: usize,
+    },
+}
+
+/// An open userfaultfd.
+pub struct Uffd {
+    fd: OwnedFd,
+    features: u64,
+}
+
+impl Uffd {
+    /// Opens a userfaultfd and enables `features`. With `user_only`, faults that the kernel takes inside system calls
+    /// are not served (they fail with EFAULT), which needs no privilege.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(features: u64, user_only: bool) -> Result<Uffd, OpenError> {
+        let supported = Uffd::open_raw(true)?.handshake(0)?;
+        if features & !supported != 0 {
+            return Err(OpenError::Lacks(features & !supported));
+        }
+        let mut uffd = Uffd::open_raw(user_only)?;
+        uffd.handshake(features)?;
+        uffd.features = features;
+        Ok(uffd)
+    }
+
+    /// In a child of fork, which has no use for its parent's: opens a userfaultfd of its own, with the same features,
+    /// under the same number. Nothing is registered yet.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn reopen(&self) -> Result<(), OpenError> {
+        let new = Uffd::open(self.features, false)?;
+        raw::replace(&self.fd, new.fd).map_err(OpenError::Other)
+    }
+
+    /// The features that this kernel offers ([`feature`]).
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn probe() -> Result<u64, OpenError> {
+        Uffd::open_raw(true)?.handshake(0)
+    }
+
+    fn open_raw(user_only: bool) -> Result<Uffd, OpenError> {
+        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+        let with_mode = if user_only { flags | UserfaultfdFlags::from_bits_retain(1) } else { flags };
+        // SAFETY: opening a descriptor touches no memory; what it may do later is each call's own proof.
+        match unsafe { rustix::mm::userfaultfd(with_mode) } {
+            Ok(fd) => Ok(Uffd { fd, features: 0 }),
+            Err(Errno::PERM | Errno::ACCESS) => Uffd::open_device(with_mode),
+            Err(Errno::NOSYS) => Err(OpenError::Missing),
+            Err(e) => Err(OpenError::Other(e)),
+        }
+    }
+
+    fn open_device(flags: UserfaultfdFlags) -> Result<Uffd, OpenError> {
+        use rustix::fs::{Mode, OFlags, open};
+        let device = open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let device = device.map_err(|_| OpenError::Forbidden)?;
+        // SAFETY: this request takes flags in place of a pointer and touches no memory.
+        let fd = unsafe { ioctl(device.as_raw_fd(), DEVICE_NEW, flags.bits() as usize as *mut _) };
+        let fd = fd.map_err(|_| OpenError::Forbidden)?;
+        // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+        Ok(Uffd { fd: unsafe { OwnedFd::from_raw_fd(fd as i32) }, features: 0 })
+    }
+
+    fn handshake(&self, features: u64) -> Result<u64, OpenError> {
+        let mut arg = ApiArg { api: 0xAA, features, ioctls: 0 };
+        // SAFETY: `arg` is the struct of this request.
+        match unsafe { ioctl(self.fd.as_raw_fd(), API, (&raw mut arg).cast()) } {
+            Ok(_) => Ok(arg.features),
+            Err(Errno::PERM) => Err(OpenError::Forbidden),
+            Err(e) => Err(OpenError::Other(e)),
+        }
+    }
+
+    /// The features that were enabled.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// The descriptor number, for poll.
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// Registers `[start, start + len)` for missing pages, and with `protect` for write protection.
+    ///
+    /// # Errors
+    /// EINVAL (not anonymous, or not page-aligned), EBUSY (another userfaultfd has it), ENOMEM.
+    ///
+    /// # Safety
+    /// - From now on a touch of a missing page in the range waits for whoever serves this descriptor: somebody must,
+    ///   and that somebody must never touch the range itself.
+    pub unsafe fn register(&self, start: usize, len: usize, protect: bool) -> Result<(), Errno> {
+        let range = RangeArg { start: start as u64, len: len as u64 };
+        let mut arg = RegisterArg { range, mode: 1 | (protect as u64) << 1, ioctls: 0 };
+        // SAFETY: `arg` is the struct of this request; the caller vouches for what registration means.
+        unsafe { ioctl(self.fd.as_raw_fd(), REGISTER, (&raw mut arg).cast()) }.map(drop)
+    }
+
+    /// Ends the registration of a range and wakes whoever waits in it. Missing pages read as zeros from now on.
+    ///
+    /// # Errors
+    /// EINVAL if the range holds a mapping that can't be registered.
+    pub fn unregister(&self, start: usize, len: usize) -> Result<(), Errno> {
+        let mut arg = RangeArg { start: start as u64, len: len as u64 };
+        // SAFETY: `arg` is the struct of this request.
+        unsafe { ioctl(self.fd.as_raw_fd(), UNREGISTER, (&raw mut arg).cast()) }.map(drop)
+    }
+
+    /// Wakes the threads that wait for pages of a range; they look again.
+    pub fn wake(&self, start: usize, len: usize) {
+        let mut arg = RangeArg { start: start as u64, len: len as u64 };
+        // SAFETY: `arg` is the struct of this request.
+        let _ = unsafe { ioctl(self.fd.as_raw_fd(), WAKE, (&raw mut arg).cast()) };
+    }
+
+    /// Copies `len` bytes from `src` into fresh pages at `dst`, and if `wake` is set wakes whoever waits there.
+    ///
+    /// # Errors
+    /// EEXIST (a page is there), EAGAIN (an event waits to be read, or part was done), ENOENT (nothing is mapped
+    /// there any more, or the range lies in two areas), ENOMEM, ESRCH.
+    ///
+    /// # Safety
+    /// - `src` must be readable for `len` bytes.
+    /// - The pages at `dst` become these bytes for the whole process: the caller must hold the right to say so.
+    pub unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: bool) -> Result<(), Partial> {
+        // UFFDIO_COPY_MODE_DONTWAKE is 1.
+        let mode = !wake as u64;
+        let mut arg = CopyArg { dst: dst as u64, src: src as u64, len: len as u64, mode, done: 0 };
+        // SAFETY: `arg` is the struct of this request; the caller vouches for `src` and `dst`.
+        let ret = unsafe { ioctl(self.fd.as_raw_fd(), COPY, (&raw mut arg).cast()) };
+        partial(ret, arg.done)
+    }
+
+    /// Maps the zero page at `dst`, `len` bytes of it, and wakes whoever waits there.
+    ///
+    /// # Errors
+    /// As [`Uffd::copy`].
+    ///
+    /// # Safety
+    /// - The pages at `dst` become zeros for the whole process: the caller must hold the right to say so.
+    pub unsafe fn zero(&self, dst: usize, len: usize) -> Result<(), Partial> {
+        let range = RangeArg { start: dst as u64, len: len as u64 };
+        let mut arg = ZeropageArg { range, mode: 0, done: 0 };
+        // SAFETY: `arg` is the struct of this request; the caller vouches for `dst`.
+        let ret = unsafe { ioctl(self.fd.as_raw_fd(), ZEROPAGE, (&raw mut arg).cast()) };
+        partial(ret, arg.done)
+    }
+
+    /// Moves the pages of `[src, src + len)` to `dst`, which must be empty and registered here, without copying, and if
+    /// `wake` is set wakes whoever waits at `dst`. `src` is empty afterwards.
+    ///
+    /// # Errors
+    /// EEXIST (`dst` holds a page), ENOENT (`src` lacks a page, or nothing is mapped), EBUSY (a page is shared by
+    /// fork or pinned), EAGAIN (an event waits to be read, or part was done), EINVAL (an area isn't private,
+    /// anonymous and writable, the two differ in protection, or one of the ranges lies in two areas).
+    ///
+    /// # Safety
+    /// - The caller must hold the right to change both ranges for the whole process.
+    pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial> {
+        // UFFDIO_MOVE_MODE_DONTWAKE is 1.
+        let mode = !wake as u64;
+        let mut arg = CopyArg { dst: dst as u64, src: src as u64, len: len as u64, mode, done: 0 };
+        // SAFETY: `arg` is the struct of this request; the caller vouches for both ranges.
+        let ret = unsafe { ioctl(self.fd.as_raw_fd(), MOVE, (&raw mut arg).cast()) };
+        partial(ret, arg.done)
+    }
+
+    /// Write-protects a range, or ends the protection and wakes its writers.
+    ///
+    /// # Errors
+    /// EAGAIN (an event waits to be read), ENOENT (the range isn't registered for protection).
+    pub fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
+        let range = RangeArg { start: start as u64, len: len as u64 };
+        let mut arg = ProtectArg { range, mode: on as u64 };
+        // SAFETY: `arg` is the struct of this request. Protection only delays writers, it changes no byte.
+        unsafe { ioctl(self.fd.as_raw_fd(), WRITEPROTECT, (&raw mut arg).cast()) }.map(drop)
+    }
+
+    /// Reads one event; never sleeps for it.
+    ///
+    /// # Errors
+    /// EAGAIN when there is none, EINTR.
+    pub fn read(&self) -> Result<Event, Errno> {
+        let mut message = Message::default();
+        // SAFETY: `Message` is plain integers without padding, so its bytes may be overwritten with any values.
+        let bytes = unsafe { core::slice::from_raw_parts_mut((&raw mut message).cast::<u8>(), size_of::<Message>()) };
+        let n = rustix::io::read(&self.fd, bytes)?;
+        if n != size_of::<Message>() {
+            return Err(Errno::AGAIN);
+        }
+        message.decode().ok_or(Errno::AGAIN)
+    }
+}
+
+fn partial(ret: Result<i64, Errno>, done: i64) -> Result<(), Partial> {
+    ret.map(drop).map_err(|errno| Partial { done: done.max(0) as usize, errno })
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Message {
+    event: u8,
+    reserved: [u8; 7],
+    arg: [u64; 3],
+}
+const _: () = assert!(size_of::<Message>() == 32);
+
+impl Message {
+    fn decode(&self) -> Option<Event> {
+        let [a, b, c] = self.arg;
+        Some(match self.event {
+            0x12 => Event::Fault { address: b as usize, write: a & 1 != 0, protected: a & 2 != 0, thread: c as u32 },
+            0x13 => Event::Fork { fd: a as u32 as i32 },
+            0x14 => Event::Remap { from: a as usize, to: b as usize, len: c as usize },
+            0x15 => Event::Remove { start: a as usize, end: b as usize },
+            0x16 => Event::Unmap { start: a as usize, end: b as usize },
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::zone::Zone;
+    use crate::units::PAGE_SIZE;
+
+    #[test]
+    fn request_numbers_are_the_kernels() {
+        assert_eq!(API, 0xc018_aa3f);
+        assert_eq!(REGISTER, 0xc020_aa00);
+        assert_eq!(UNREGISTER, 0x8010_aa01);
+        assert_eq!(COPY, 0xc028_aa03);
+        assert_eq!(ZEROPAGE, 0xc020_aa04);
+        assert_eq!(MOVE, 0xc028_aa05);
+        assert_eq!(WRITEPROTECT, 0xc018_aa06);
+    }
+
+    #[test]
+    fn a_move_that_meets_a_hole_reports_what_it_did() {
+        let uffd = Uffd::open(feature::MOVE, true).expect("userfaultfd with MOVE");
+        let (a, b) =
+            (Zone::reserve(16 * PAGE_SIZE, PAGE_SIZE).unwrap(), Zone::reserve(16 * PAGE_SIZE, PAGE_SIZE).unwrap());
+        for page in [0usize, 1, 3] {
+            // SAFETY: inside the zone, before it is registered.
+            unsafe { *a.as_ptr().add(page * PAGE_SIZE) = 40 + page as u8 };
+        }
+        // SAFETY: the test touches only pages of `b` that it has moved there.
+        unsafe {
+            uffd.register(b.start(), b.len(), false).unwrap();
+            let err = uffd.move_pages(b.start(), a.start(), 4 * PAGE_SIZE, true).unwrap_err();
+            assert_eq!(err.done, 2 * PAGE_SIZE);
+            let rest =
+                uffd.move_pages(b.start() + 2 * PAGE_SIZE, a.start() + 2 * PAGE_SIZE, PAGE_SIZE, true).unwrap_err();
+            assert_eq!(rest, Partial { done: 0, errno: Errno::NOENT });
+            assert_eq!((*b.as_ptr(), *b.as_ptr().add(PAGE_SIZE)), (40, 41));
+            let twice = uffd.copy(b.start(), a.as_ptr().add(3 * PAGE_SIZE), PAGE_SIZE, true).unwrap_err();
+            assert_eq!(twice, Partial { done: 0, errno: Errno::EXIST });
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The address space as the engine sees it: the seam where tests put a fake or inject faults.
+use crate::Errno;
+use crate::maps::pagemap::Pagemap;
+use crate::raw::{is_resident, write_if_there};
+use crate::uffd::bin::Bin;
+use crate::uffd::{Partial, Uffd};
+use crate::units::PAGE_SIZE;
+use alloc::sync::Arc;
+use core::ops::Range;
+use rustix::mm::{Advice, madvise};
+
+/// What the pager does to page tables. All addresses and lengths are multiples of the page size.
+///
+/// What an implementation must keep: a page is at one address or at none; `move_pages` and `copy` never overwrite a
+/// page that is there; every error leaves the pages past `Partial::done` as they were.
+pub trait Space: Send + Sync {
+    /// Moves the pages at `src` to the empty range `dst`, and if `wake` is set wakes whoever waits at `dst`.
+    ///
+    /// # Errors
+    /// As [`Uffd::move_pages`].
+    ///
+    /// # Safety
+    /// - The caller holds the right to change both ranges for the whole process.
+    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial>;
+
+    /// Makes fresh pages at the empty range `dst` with the bytes at `src`, and if `wake` is set wakes whoever waits there.
+    ///
+    /// # Errors
+    /// As [`Uffd::copy`].
+    ///
+    /// # Safety
+    /// - `src` is readable for `len` bytes, and the caller holds the right to define the bytes at `dst`.
+    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: bool) -> Result<(), Partial>;
+
+    /// Write-protects a range (`on`), or ends the protection and wakes the writers.
+    ///
+    /// # Errors
+    /// As [`Uffd::protect`].
+    fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno>;
+
+    /// Drops the pages of a range.
+    ///
+    /// # Errors
+    /// What `madvise` says.
+    ///
+    /// # Safety
+    /// - The bytes there are needed no longer.
+    unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno>;
+
+    /// As [`Space::discard`], but never waits for a handler of discards, so that handlers may call it. Returns how many
+    /// bytes are gone, counted from the first range on; the rest is as it was.
+    ///
+    /// # Safety
+    /// - As [`Space::discard`], and every page of the ranges holds memory.
+    unsafe fn discard_now(&self, ranges: &[Range<usize>]) -> usize {
+        // SAFETY: by the caller's promise.
+        unsafe { discard_each(self, ranges) }
+    }
+
+    /// Makes every page of a range private to this process again, after a fork had shared it.
+    ///
+    /// # Errors
+    /// What `madvise(MADV_POPULATE_WRITE)` says.
+    fn unshare(&self, start: usize, len: usize) -> Result<(), Errno>;
+
+    /// Whether there is a page at `addr`, in memory, in the kernel's swap, or on its way. Touches nothing.
+    fn is_populated(&self, addr: usize) -> bool;
+
+    /// Keeps the pages of a range, which were moved there from memory of the program's: what that has given up with MADV_FREE
+    /// comes along as it is, and the kernel may drop it until it is written to. Afterwards all of them are there for good; what
+    /// had been dropped by then is zeros. Never waits for a fault to be served.
+    ///
+    /// # Safety
+    /// - The range is registered, the engine's own, and nobody else uses it.
+    unsafe fn keep(&self, start: usize, len: usize);
+
+    /// Wakes whoever waits for pages of a range; they look again.
+    fn wake(&self, start: usize, len: usize);
+}
+
+/// [`Space::discard_now`] where [`Space::discard`] waits for nobody.
+///
+/// # Safety
+/// - As there.
+unsafe fn discard_each<S: Space + ?Sized>(space: &S, ranges: &[Range<usize>]) -> usize {
+    // SAFETY: by the caller's promise.
+    let is_gone = |range: &&Range<usize>| unsafe { space.discard(range.start, range.len()) }.is_ok();
+    ranges.iter().take_while(is_gone).map(Range::len).sum()
+}
+
+/// The real address space of this process, through a userfaultfd.
+pub struct UffdSpace {
+    uffd: Arc<Uffd>,
+    pagemap: Option<Arc<Pagemap>>,
+    bin: Option<Arc<Bin>>,
+}
+
+impl UffdSpace {
+    /// The process's address space, changed through `uffd`; `pagemap` is this process's. Without one, pages may be copied, but not
+    /// moved: nobody could tell what a move that failed has done. Nobody gives up memory in it with MADV_FREE.
+    pub fn new(uffd: Arc<Uffd>, pagemap: Option<Arc<Pagemap>>) -> UffdSpace {
+        UffdSpace { uffd, pagemap, bin: None }
+    }
+
+    /// The same with memory of a program's, which may do that, and where discards are reported: they go through `bin`,
+    /// unreported, where that is possible. In a child of fork, `pagemap` is reopened first.
+    pub fn with_bin(uffd: Arc<Uffd>, pagemap: Arc<Pagemap>, bin: Arc<Bin>) -> UffdSpace {
+        UffdSpace { uffd, pagemap: Some(pagemap), bin: Some(bin) }
+    }
+
+    /// Makes a page of zeros where there is none, also while an event waits to be read, when the kernel copies nothing.
+    ///
+    /// # Safety
+    /// - The page is registered, the engine's own, and nobody else uses it.
+    unsafe fn refill(&self, page: usize) {
+        // A page that isn't registered comes by itself when it is touched.
+        let made = self.uffd.unregister(page, PAGE_SIZE).map(|()| write_if_there(page));
+        // SAFETY: it was registered before, so whoever serves it is there. It holds a page, and none is missing.
+        let done = made.and_then(|made| unsafe { self.uffd.register(page, PAGE_SIZE, false) }.map(|()| made));
+        assert_eq!(done, Ok(true), "memfold: no page could be had in place of one that the kernel has dropped");
+    }
+}
+
+impl Space for UffdSpace {
+    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial> {
+        debug_assert!(self.pagemap.is_some());
+        // SAFETY: the caller's promise is the callee's condition.
+        unsafe { self.uffd.move_pages(dst, src, len, wake) }
+    }
+
+    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: bool) -> Result<(), Partial> {
+        // SAFETY: the caller's promise is the callee's condition.
+        unsafe { self.uffd.copy(dst, src, len, wake) }
+    }
+
+    fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
+        self.uffd.protect(start, len, on)
+    }
+
+    unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {
+        let range = start..start + len;
+        // SAFETY: the caller gives up the bytes.
+        let gone = self.bin.as_ref().map_or(0, |bin| unsafe { bin.discard(core::slice::from_ref(&range)) });
+        if gone == len {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        unsafe { madvise((start + gone) as *mut _, len - gone, Advice::LinuxDontNeed) }
+    }
+
+    unsafe fn discard_now(&self, ranges: &[Range<usize>]) -> usize {
+        let Some(bin) = &self.bin else {
+            // Nobody is told of it, so there is nobody to wait for.
+            // SAFETY: by the caller's promise.
+            return unsafe { discard_each(self, ranges) };
+        };
+        // SAFETY: by the caller's promise.
+        let mut gone = unsafe { bin.discard(ranges) };
+        let mut before = 0;
+        for range in ranges {
+            let left = range.start + gone.saturating_sub(before).min(range.len())..range.end;
+            before += range.len();
+            if left.is_empty() {
+                continue;
+            }
+            // What a fork shares must be private to be moved.
+            if self.unshare(left.start, left.len()).is_err() {
+                break;
+            }
+            // SAFETY: as above.
+            let more = unsafe { bin.discard(core::slice::from_ref(&left)) };
+            gone += more;
+            if more < left.len() {
+                break;
+            }
+        }
+        gone
+    }
+
+    fn unshare(&self, start: usize, len: usize) -> Result<(), Errno> {
+        // SAFETY: MADV_POPULATE_WRITE changes no byte.
+        unsafe { madvise(start as *mut _, len, Advice::LinuxPopulateWrite) }
+    }
+
+    fn is_populated(&self, addr: usize) -> bool {
+        match &self.pagemap {
+            Some(pagemap) => pagemap.is_populated(addr),
+            // Who doesn't move pages asks this to save work, or to check.
+            None => is_resident(addr),
+        }
+    }
+
+    unsafe fn keep(&self, start: usize, len: usize) {
+        if self.bin.is_none() {
+            return;
+        }
+        for page in (start..start + len).step_by(PAGE_SIZE) {
+            if !write_if_there(page) {
+                // SAFETY: by the caller's promise.
+                unsafe { self.refill(page) };
+            }
+        }
+    }
+
+    fn wake(&self, start: usize, len: usize) {
+        self.uffd.wake(start, len);
+    }
+}
