@@ -16,23 +16,34 @@
 //! leave in a block is what one of them after the other would have, page by page if they don't cover it.
 
 mod counters;
-mod backing;
+mod error;
+mod age;
 mod table;
+mod spill;
+mod backing;
+mod blocks;
+mod cold;
+mod dirty;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_cold;
 
 pub use backing::{Backing, BackingStats, DeviceError, LIMIT_BYTES_MIN, Settings};
+pub use cold::{Object, Pick, Recompressed};
 pub use counters::DeviceStats;
+pub(crate) use dirty::Piece;
+pub use error::IoError;
+pub use spill::{SpillSettings, SpillStats};
 
 use counters::Counters;
-use memfold_store::{BlockSet, Handle, LoadError, SaveError, Worker};
-use memfold_sys::page::{Page, PageBuffer};
+use memfold_store::{Handle, Worker};
+use memfold_sys::page::PageBuffer;
 use memfold_sys::sync::RwLock;
-use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
-use std::fmt;
+use memfold_sys::units::{Order, PAGE_SIZE};
 use std::ops::Range;
 use std::sync::Arc;
-use table::{Chunk, IN_BLOCK, Slots, Table};
+use table::{Chunk, IN_BLOCK, Table};
 
 /// Sizes are multiples of so many bytes. Requests need not be.
 pub const SECTOR_BYTES: u64 = 512;
@@ -40,39 +51,6 @@ pub const SECTOR_BYTES: u64 = 512;
 pub const SIZE_BYTES_MAX: u64 = 64 << 40;
 /// Locks of a device; a block has the one of its number modulo this.
 const LOCKS: usize = 1024;
-
-/// Why a request was not done. Of a write that failed, any part may have been done, block by block; no other byte has
-/// changed.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum IoError {
-    /// It goes beyond the end of the device.
-    OutOfRange,
-    /// The backing holds as much as it may, or there is no memory for more.
-    NoSpace,
-    /// What is stored can't be read back: memory was damaged.
-    Damaged(LoadError),
-    /// What was to be stored could not be: the codec failed, or verification read other bytes back.
-    Refused(SaveError),
-}
-
-impl fmt::Display for IoError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            IoError::OutOfRange => write!(f, "beyond the end of the device"),
-            IoError::NoSpace => write!(f, "the memory limit is reached, or there is no more memory"),
-            IoError::Damaged(e) => write!(f, "{e}"),
-            IoError::Refused(e) => write!(f, "{e}"),
-        }
-    }
-}
-
-impl std::error::Error for IoError {}
-
-impl From<SaveError> for IoError {
-    fn from(error: SaveError) -> IoError {
-        if error == SaveError::PoolFull { IoError::NoSpace } else { IoError::Refused(error) }
-    }
-}
 
 /// What a part of a device is. All but `Data` reads as zeros.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -102,10 +80,31 @@ impl Zeros {
 
 /// Codec state and buffers of one thread, for devices of one backing.
 pub struct Io {
-    worker: Worker,
+    decoder: Decoder,
     block: PageBuffer,
     page: PageBuffer,
     backing: Arc<Backing>,
+}
+
+/// What loading takes of it.
+struct Decoder {
+    worker: Worker,
+    /// A block out of the file, of which a part is wanted.
+    whole: PageBuffer,
+}
+
+impl Io {
+    /// Decodes a payload that was exported, perhaps by another process, to a block.
+    ///
+    /// # Errors
+    /// [`IoError::Unread`]: it makes no sense.
+    pub(crate) fn decode(&mut self, fields: u32, payload: &[u8], order: Order, to: &mut [u8]) -> Result<(), IoError> {
+        assert!(to.len() == order.bytes());
+        let store = &self.backing.store;
+        // SAFETY: `to` is a block of `order`, ours alone. Any payload is an error or a block: the fuzzers of the store say so.
+        let decoded = unsafe { store.import(&mut self.decoder.worker, fields, payload, order, to.as_mut_ptr()) };
+        decoded.map_err(|_| IoError::Unread)
+    }
 }
 
 /// A compressed block device. All methods may be called from any number of threads at once, each with an [`Io`] of its own.
@@ -137,7 +136,7 @@ impl Device {
     /// # Errors
     /// A size of 0, not a multiple of [`SECTOR_BYTES`], or above [`SIZE_BYTES_MAX`]; its table alone would take half of
     /// the limit, or there is no memory for it.
-    pub fn new(backing: &Arc<Backing>, size: u64) -> Result<Device, DeviceError> {
+    pub fn new(backing: &Arc<Backing>, size: u64) -> Result<Arc<Device>, DeviceError> {
         if size == 0 || !size.is_multiple_of(SECTOR_BYTES) || size > SIZE_BYTES_MAX {
             return Err(DeviceError::Size(size));
         }
@@ -151,7 +150,7 @@ impl Device {
             backing.give(bytes);
             return Err(DeviceError::NoMemory(size));
         };
-        Ok(Device {
+        let device = Arc::new(Device {
             size,
             order,
             table,
@@ -159,7 +158,28 @@ impl Device {
             key: backing.take_keys(pages.next_multiple_of(order.pages() as u64)),
             counters: Counters::default(),
             backing: backing.clone(),
-        })
+        });
+        backing.enter(&device);
+        Ok(device)
+    }
+
+    /// Takes the memory of its tables now, which otherwise comes as parts are first written: 2 bytes in 1000.
+    ///
+    /// # Errors
+    /// [`IoError::NoSpace`]
+    pub fn preallocate(&self) -> Result<(), IoError> {
+        let blocks = self.size.div_ceil(self.order.bytes() as u64);
+        let mut block = 0;
+        while block < blocks {
+            self.chunk_or_new(block)?;
+            block = self.table.next_chunk(block);
+        }
+        Ok(())
+    }
+
+    /// The memory behind it.
+    pub fn backing(&self) -> &Arc<Backing> {
+        &self.backing
     }
 
     /// Its bytes.
@@ -175,7 +195,7 @@ impl Device {
     /// What a thread needs to use devices of this backing. Allocates all that it will ever need.
     pub fn io(&self) -> Io {
         Io {
-            worker: self.backing.store.worker(),
+            decoder: Decoder { worker: self.backing.store.worker(), whole: PageBuffer::new(self.order) },
             block: PageBuffer::new(self.order),
             page: PageBuffer::new(Order::PAGE),
             backing: self.backing.clone(),
@@ -219,10 +239,22 @@ impl Device {
         Counters::add(&self.counters.bytes_written, from.len() as u64);
         for part in self.parts(offset, from.len() as u64) {
             let from = &from[part.at as usize..][..part.bytes.len()];
-            let done = self.write_part(io, &part, from);
+            let done = self.with_room(|| self.write_part(io, &part, from));
             done.inspect_err(|_| Counters::add(&self.counters.failed_writes, 1))?;
         }
+        self.backing.call_if_full();
         Ok(())
+    }
+
+    /// Does what may find no room again, as long as some can be made. No lock of a block is held.
+    fn with_room<T>(&self, mut write: impl FnMut() -> Result<T, IoError>) -> Result<T, IoError> {
+        for _ in 0..backing::ROOM_TRIES {
+            match write() {
+                Err(IoError::NoSpace) if self.backing.make_room() => {}
+                other => return other,
+            }
+        }
+        write()
     }
 
     /// Makes bytes zero. Whole pages give up their memory, and take none.
@@ -242,7 +274,7 @@ impl Device {
             let next = (self.table.next_chunk(block) * self.order.bytes() as u64).min(end);
             let chunk = match zeros {
                 Zeros::Hole => self.table.chunk(block),
-                Zeros::Written => Some(self.chunk_or_new(block)?),
+                Zeros::Written => Some(self.with_room(|| self.chunk_or_new(block))?),
             };
             // Without one all of it is a hole already.
             if let Some(chunk) = chunk {
@@ -295,6 +327,19 @@ impl Device {
             _ => Status::Data,
         };
         (status, (at / PAGE_SIZE as u64 + 1) * PAGE_SIZE as u64)
+    }
+
+    /// A hint that these bytes will be read soon.
+    ///
+    /// # Errors
+    /// [`IoError::OutOfRange`].
+    pub fn cache(&self, _io: &mut Io, offset: u64, len: u64) -> Result<(), IoError> {
+        self.check_range(offset, len)
+    }
+
+    /// Counts a request beyond the end that whoever serves the device has refused itself.
+    pub fn count_invalid(&self) {
+        Counters::add(&self.counters.invalid, 1);
     }
 
     fn check_request(&self, io: &Io, offset: u64, len: u64) -> Result<(), IoError> {
@@ -353,251 +398,13 @@ impl Device {
         })
     }
 
-    fn read_part(&self, io: &mut Io, part: &Part, to: &mut [u8]) -> Result<(), IoError> {
-        let Some(chunk) = self.table.chunk(part.block) else {
-            to.fill(0);
-            return Ok(());
-        };
-        let slots = self.table.slots(chunk, part.block);
-        let _lock = self.lock_of(part.block).read();
-        let (start, last) = (part.bytes.start, (part.bytes.end - 1) / PAGE_SIZE);
-        let mut page = start / PAGE_SIZE;
-        while page <= last {
-            let held = slots.page(page);
-            let mut after = page + 1;
-            while held == IN_BLOCK && after <= last && slots.page(after) == IN_BLOCK {
-                after += 1;
-            }
-            let bytes = start.max(page * PAGE_SIZE)..part.bytes.end.min(after * PAGE_SIZE);
-            let to = &mut to[bytes.start - start..bytes.end - start];
-            if held.is_none() || held.is_zero() {
-                to.fill(0);
-            } else {
-                self.read_run(io, &slots, page..after, &bytes, to)?;
-            }
-            page = after;
-        }
-        Ok(())
-    }
-
-    /// Reads `bytes` of a block, which lie in `pages`: pages of the block's object, or one page that is an object.
-    fn read_run(
-        &self,
-        io: &mut Io,
-        slots: &Slots,
-        pages: Range<usize>,
-        bytes: &Range<usize>,
-        to: &mut [u8],
-    ) -> Result<(), IoError> {
-        let all = pages.start * PAGE_SIZE..pages.end * PAGE_SIZE;
-        if Page::begins_at(to.as_ptr()) && *bytes == all {
-            return self.load(&mut io.worker, slots, pages, to);
-        }
-        let buffer = &mut io.block.bytes_mut()[..all.len()];
-        self.load(&mut io.worker, slots, pages, buffer)?;
-        to.copy_from_slice(&buffer[bytes.start - all.start..][..bytes.len()]);
-        Ok(())
-    }
-
-    /// Loads `pages`, as for [`Device::read_run`], to page-aligned memory. The caller holds the block's lock.
-    fn load(&self, worker: &mut Worker, slots: &Slots, pages: Range<usize>, to: &mut [u8]) -> Result<(), IoError> {
-        assert!(Page::begins_at(to.as_ptr()) && to.len() == pages.len() * PAGE_SIZE);
-        let (store, held) = (&self.backing.store, slots.page(pages.start));
-        let loaded = if held == IN_BLOCK {
-            let whole = pages.len() == self.order.pages();
-            Counters::add(if whole { &self.counters.block_reads } else { &self.counters.partial_reads }, 1);
-            // SAFETY: `to` is as many whole pages, page-aligned and ours alone; handles of this block are freed only by
-            // who holds its lock for writing, which nobody does now but perhaps this thread.
-            unsafe { store.load_pages(worker, slots.block(), self.order, pages.start, pages.len(), to.as_mut_ptr()) }
-                .map(drop)
-        } else {
-            assert!(pages.len() == 1);
-            Counters::add(&self.counters.page_reads, 1);
-            // SAFETY: likewise, for one page.
-            unsafe { store.load(worker, held, Order::PAGE, to.as_mut_ptr()) }
-        };
-        loaded.map_err(IoError::Damaged)
-    }
-
-    /// Stores a block or page. Whoever gets the handle puts it in a slot, or frees it.
-    fn save(&self, worker: &mut Worker, from: &[u8], order: Order, key: u64) -> Result<Handle, IoError> {
-        assert!(Page::begins_at(from.as_ptr()) && from.len() == order.bytes());
-        let mut handle = [Handle::NONE];
-        // SAFETY: `from` is `order.bytes()` bytes, page-aligned, borrowed so that nobody writes them.
-        unsafe {
-            self.backing.store.save(worker, from.as_ptr(), order, key, &BlockSet::first(1), || false, &mut handle)?;
-        }
-        Ok(handle[0])
-    }
-
-    fn write_part(&self, io: &mut Io, part: &Part, from: &[u8]) -> Result<(), IoError> {
-        let chunk = self.chunk_or_new(part.block)?;
-        if self.order > Order::PAGE && part.bytes.len() == self.order.bytes() {
-            return self.write_block(io, chunk, part.block, from);
-        }
-        let slots = self.table.slots(chunk, part.block);
-        for (page, bytes) in Self::each_page(&part.bytes) {
-            let at = page * PAGE_SIZE + bytes.start - part.bytes.start;
-            let from = &from[at..][..bytes.len()];
-            if self.is_whole(part.block, page, &bytes) {
-                self.write_page(io, &slots, part.block, page, from)?;
-            } else {
-                self.change_page(io, &slots, part.block, page, bytes, Some(from))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn write_block(&self, io: &mut Io, chunk: &Chunk, block: u64, from: &[u8]) -> Result<(), IoError> {
-        let from = if Page::begins_at(from.as_ptr()) {
-            from
-        } else {
-            io.block.bytes_mut().copy_from_slice(from);
-            io.block.bytes_mut()
-        };
-        let new = self.save(&mut io.worker, from, self.order, self.page_key(block, 0))?;
-        Counters::add(&self.counters.block_writes, 1);
-        let _lock = self.lock_of(block).write();
-        let in_slots = if new.is_zero() { Handle::ZERO } else { IN_BLOCK };
-        let of_block = if new.is_zero() { Handle::NONE } else { new };
-        self.set_block(&self.table.slots(chunk, block), in_slots, of_block);
-        Ok(())
-    }
-
-    fn write_page(&self, io: &mut Io, slots: &Slots, block: u64, page: usize, from: &[u8]) -> Result<(), IoError> {
-        let from = if Page::begins_at(from.as_ptr()) && from.len() == PAGE_SIZE {
-            from
-        } else {
-            let to = io.page.bytes_mut();
-            to[..from.len()].copy_from_slice(from);
-            to[from.len()..].fill(0);
-            to
-        };
-        let new = self.save(&mut io.worker, from, Order::PAGE, self.page_key(block, page))?;
-        Counters::add(&self.counters.page_writes, 1);
-        let _lock = self.lock_of(block).write();
-        self.set_page(slots, page, new);
-        self.cut(io, slots, block);
-        Ok(())
-    }
-
-    /// Reads a page, puts `from` at `bytes` of it (zeros for `None`), and stores it again.
-    fn change_page(
-        &self,
-        io: &mut Io,
-        slots: &Slots,
-        block: u64,
-        page: usize,
-        bytes: Range<usize>,
-        from: Option<&[u8]>,
-    ) -> Result<(), IoError> {
-        let _lock = self.lock_of(block).write();
-        let held = slots.page(page);
-        if held.is_none() || held.is_zero() {
-            io.page.bytes_mut().fill(0);
-        } else {
-            self.load(&mut io.worker, slots, page..page + 1, io.page.bytes_mut())?;
-        }
-        match from {
-            Some(from) => io.page.bytes_mut()[bytes].copy_from_slice(from),
-            None => io.page.bytes_mut()[bytes].fill(0),
-        }
-        // Zeros are never refused, as they make room; what other threads save in this moment isn't either.
-        let _room = from.is_none().then(|| self.backing.store.past_limit());
-        let new = self.save(&mut io.worker, io.page.bytes_mut(), Order::PAGE, self.page_key(block, page))?;
-        Counters::add(&self.counters.partial_writes, 1);
-        self.set_page(slots, page, new);
-        self.cut(io, slots, block);
-        Ok(())
-    }
-
-    fn zero_part(&self, io: &mut Io, slots: &Slots, part: &Part, zeros: Zeros) -> Result<(), IoError> {
-        if part.bytes.len() == self.order.bytes() {
-            let _lock = self.lock_of(part.block).write();
-            self.set_block(slots, zeros.slot(), Handle::NONE);
-            return Ok(());
-        }
-        for (page, bytes) in Self::each_page(&part.bytes) {
-            if self.is_whole(part.block, page, &bytes) {
-                let _lock = self.lock_of(part.block).write();
-                self.set_page(slots, page, zeros.slot());
-            } else if self.is_data(slots, part.block, page) {
-                self.change_page(io, slots, part.block, page, bytes, None)?;
-            } else if zeros == Zeros::Written {
-                let _lock = self.lock_of(part.block).write();
-                if slots.page(page).is_none() {
-                    self.set_page(slots, page, Handle::ZERO);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn is_data(&self, slots: &Slots, block: u64, page: usize) -> bool {
-        let _lock = self.lock_of(block).read();
-        let held = slots.page(page);
-        !held.is_none() && !held.is_zero()
-    }
-
-    /// Sets all slots of a block, and frees what they held. The caller holds the lock.
-    fn set_block(&self, slots: &Slots, in_slots: Handle, of_block: Handle) {
-        for page in 0..self.order.pages() {
-            // Neither `IN_BLOCK` nor `NONE` nor `ZERO` is an object: nothing is freed for them.
-            self.backing.store.free(slots.replace_page(page, in_slots));
-        }
-        self.backing.store.free(slots.replace_block(of_block));
-    }
-
-    /// Puts an object of one page, `NONE` or `ZERO` in a page's slot. The block's object goes with its last page; until then
-    /// its memory stays, which is counted (M4, M5). The caller holds the lock.
-    fn set_page(&self, slots: &Slots, page: usize, new: Handle) {
-        let old = slots.replace_page(page, new);
-        if old != IN_BLOCK {
-            self.backing.store.free(old);
-        } else if slots.in_block() == 0 {
-            self.backing.store.free(slots.replace_block(Handle::NONE));
-        } else {
-            Counters::add(&self.counters.deferred_frees, 1);
-        }
-    }
-
-    /// Keeps what is left of a block's object as pages when no more than half of its pages are: they may cost twice the
-    /// memory otherwise. If that can't be, all stays as it is. The caller holds the lock.
-    fn cut(&self, io: &mut Io, slots: &Slots, block: u64) {
-        let left = slots.in_block();
-        if left == 0 || left > self.order.pages() / 2 {
-            return;
-        }
-        let mut pages = [Handle::NONE; MAX_PAGES];
-        let left = || (0..self.order.pages()).filter(|page| slots.page(*page) == IN_BLOCK);
-        for page in left() {
-            // SAFETY: the buffer is a page, aligned and ours; the block's handle can't be freed, as we hold the lock.
-            let loaded = unsafe {
-                let to = io.page.bytes_mut().as_mut_ptr();
-                self.backing.store.load_pages(&mut io.worker, slots.block(), self.order, page, 1, to)
-            };
-            let saved = loaded
-                .is_ok()
-                .then(|| self.save(&mut io.worker, io.page.bytes_mut(), Order::PAGE, self.page_key(block, page)).ok());
-            match saved.flatten() {
-                Some(handle) => pages[page] = handle,
-                None => return self.backing.store.free_many(&pages[..page]),
-            }
-        }
-        for page in (0..self.order.pages()).filter(|page| !pages[*page].is_none()) {
-            slots.replace_page(page, pages[page]);
-        }
-        self.backing.store.free(slots.replace_block(Handle::NONE));
-        Counters::add(&self.counters.blocks_cut, 1);
-    }
-
-    /// Verifies the table against its promises, and counts its objects: blocks and pages. For tests, while nothing else
-    /// uses the device.
+    /// Verifies the table against its promises, and counts its objects: blocks and pages, those in the file apart. For tests,
+    /// while nothing else uses the device.
     ///
     /// # Errors
     /// Says what does not hold.
-    pub fn check(&self) -> Result<u64, String> {
-        let mut objects = 0;
+    pub fn check(&self) -> Result<(u64, u64), String> {
+        let (mut objects, mut spilled) = (0, 0);
         for block in 0..self.size.div_ceil(self.order.bytes() as u64) {
             let Some(chunk) = self.table.chunk(block) else { continue };
             let slots = self.table.slots(chunk, block);
@@ -605,11 +412,12 @@ impl Device {
             if whole.is_none() != (left == 0) || whole.is_zero() {
                 return Err(format!("block {block}: {whole:?} with {left} pages in it"));
             }
-            let single = (0..self.order.pages()).map(|page| slots.page(page));
-            let single = single.filter(|held| !held.is_none() && !held.is_zero() && *held != IN_BLOCK).count();
-            objects += single as u64 + u64::from(!whole.is_none());
+            let single = (0..self.order.pages()).map(|page| slots.page(page)).chain([whole]);
+            for held in single.filter(|held| !held.is_none() && !held.is_zero() && *held != IN_BLOCK) {
+                *(if held.as_foreign().is_some() { &mut spilled } else { &mut objects }) += 1;
+            }
         }
-        Ok(objects)
+        Ok((objects, spilled))
     }
 }
 
@@ -619,7 +427,10 @@ impl Drop for Device {
         let pages = self.size.div_ceil(PAGE_SIZE as u64);
         let mut bytes = Table::bytes(pages);
         for chunk in self.table.all() {
-            chunk.each(|handle| self.backing.store.free(handle));
+            for handle in chunk.pages().filter(|handle| *handle != IN_BLOCK) {
+                self.backing.free(handle, Order::PAGE);
+            }
+            chunk.blocks().for_each(|handle| self.backing.free(handle, self.order));
             bytes += self.table.chunk_bytes();
         }
         self.backing.give(bytes);

@@ -1,0 +1,260 @@
+//! The flags of `memfold blk`, one table, and the settings that they make.
+use crate::failure::Failure;
+use crate::machine;
+use clap::{Arg, ArgAction, ArgMatches};
+use memfold::config::parse_size;
+use memfold_block::LIMIT_BYTES_MIN;
+use memfold_store::CodecSpec;
+use memfold_sys::units::{MAX_ORDER, Order, PAGE_SIZE};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// One flag, as help and docs show it.
+pub struct Flag {
+    /// Name, as in `--name`.
+    pub name: &'static str,
+    /// What a value looks like; empty for a switch.
+    pub value: &'static str,
+    /// The default, as text.
+    pub default: &'static str,
+    /// One line of help.
+    pub help: &'static str,
+    /// It may be given several times.
+    pub many: bool,
+}
+
+const fn flag(name: &'static str, value: &'static str, default: &'static str, help: &'static str) -> Flag {
+    Flag { name, value, default, help, many: false }
+}
+
+/// Every flag there is.
+pub const FLAGS: &[Flag] = &[
+    flag("size", "SIZE", "none", "size of the device, a multiple of 512"),
+    Flag {
+        many: true,
+        ..flag("export", "NAME=SIZE[,ro]", "none", "a further device under a name; may be given several times")
+    },
+    flag("read-only", "", "off", "clients may only read the device of --size"),
+    flag("sector", "512|4096", "512", "logical sector size that clients are told"),
+    flag(
+        "limit",
+        "SIZE",
+        "none",
+        "memory for everything that the devices hold, in bytes or percent of the memory there is",
+    ),
+    flag("codec", "NAME[:LEVEL]", "lz4", "compression, as in memfold run"),
+    flag("block", "SIZE", "16K", "unit of compression, 4K to 2M; smaller writes are kept in 4K pages"),
+    flag("verify", "", "off", "decompress and compare everything that is written"),
+    flag("unix", "PATH", "none", "serve NBD on this Unix socket"),
+    flag("tcp", "ADDRESS:PORT", "none", "serve NBD on this TCP port; beyond loopback with TLS only"),
+    flag("tls-cert", "FILE", "none", "certificate for TLS, PEM, with those up to its authority"),
+    flag("tls-key", "FILE", "none", "its private key, PEM"),
+    flag("tls-client-ca", "FILE", "none", "only clients whose certificate one of these authorities has signed, PEM"),
+    flag("connections", "N", "64", "NBD clients that are served at the same time, 1 to 1024; further ones wait"),
+];
+
+/// A device that is to be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The export's name; empty for the default one.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// Clients may only read.
+    pub read_only: bool,
+}
+
+/// Files for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The server's certificate, with those up to its authority.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Who must have signed the certificates of clients.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// What `memfold blk` is to do.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Devices, the default one first.
+    pub exports: Vec<Wanted>,
+    /// Logical sector size, bytes.
+    pub sector_bytes: u32,
+    /// The memory behind them.
+    pub backing: memfold_block::Settings,
+    /// Unix socket for NBD.
+    pub unix: Option<PathBuf>,
+    /// TCP address and port for NBD.
+    pub tcp: Option<String>,
+    /// Certificates.
+    pub tls: Option<TlsFiles>,
+    /// NBD clients at the same time.
+    pub connections: usize,
+}
+
+/// The table as clap's arguments.
+pub fn arguments() -> impl Iterator<Item = Arg> {
+    FLAGS.iter().map(|flag| {
+        let arg = Arg::new(flag.name).long(flag.name);
+        if flag.value.is_empty() {
+            return arg.action(ArgAction::SetTrue).help(flag.help);
+        }
+        let help = match flag.default {
+            "none" => flag.help.to_string(),
+            default => format!("{} [default: {default}]", flag.help),
+        };
+        let arg = arg.value_name(flag.value).help(help).value_parser(clap::value_parser!(OsString));
+        if flag.many { arg.action(ArgAction::Append) } else { arg }
+    })
+}
+
+/// Flags that were given, with messages that name them.
+struct Given<'a>(&'a ArgMatches);
+
+impl Given<'_> {
+    fn fail(flag: &str, why: impl std::fmt::Display) -> Failure {
+        Failure::own(format!("--{flag}: {why}"))
+    }
+
+    fn path(&self, flag: &str) -> Option<PathBuf> {
+        self.0.get_one::<OsString>(flag).map(PathBuf::from)
+    }
+
+    fn text(&self, flag: &str) -> Result<Option<&str>, Failure> {
+        let text = |value: &'_ OsString| value.to_str().map(str::to_string);
+        match self.0.get_one::<OsString>(flag) {
+            Some(value) => value
+                .to_str()
+                .map(Some)
+                .ok_or_else(|| Given::fail(flag, format!("{:?} is not in UTF-8", text(value).unwrap_or_default()))),
+            None => Ok(None),
+        }
+    }
+
+    /// A value, judged by `parse`.
+    fn parsed<T>(&self, flag: &str, parse: impl FnOnce(&str) -> Result<T, String>) -> Result<Option<T>, Failure> {
+        self.text(flag)?.map(|text| parse(text).map_err(|why| Given::fail(flag, why))).transpose()
+    }
+
+    fn size(&self, flag: &str) -> Result<Option<u64>, Failure> {
+        self.parsed(flag, |text| parse_size(text, 0))
+    }
+
+    fn number(&self, flag: &str, least: usize, most: usize) -> Result<Option<usize>, Failure> {
+        self.parsed(flag, |text| match text.parse() {
+            Ok(n) if (least..=most).contains(&n) => Ok(n),
+            _ => Err(format!("{text:?} is not a number from {least} to {most}")),
+        })
+    }
+}
+
+/// The settings that the flags ask for.
+///
+/// # Errors
+/// 125, with one line: a value that makes no sense, or flags that don't fit each other.
+pub fn settings(matches: &ArgMatches) -> Result<Settings, Failure> {
+    let given = Given(matches);
+    Ok(Settings {
+        exports: exports(&given)?,
+        sector_bytes: given.parsed("sector", sector)?.unwrap_or(512),
+        backing: backing(&given)?,
+        unix: given.path("unix"),
+        tcp: given.text("tcp")?.map(str::to_string),
+        tls: tls(&given)?,
+        connections: given.number("connections", 1, 1024)?.unwrap_or(64),
+    })
+}
+
+fn tls(given: &Given) -> Result<Option<TlsFiles>, Failure> {
+    let client_ca = given.path("tls-client-ca");
+    match (given.path("tls-cert"), given.path("tls-key")) {
+        (Some(certificate), Some(key)) => Ok(Some(TlsFiles { certificate, key, client_ca })),
+        (None, None) if client_ca.is_none() => Ok(None),
+        (None, _) => Err(Given::fail("tls-cert", "is needed with --tls-key and --tls-client-ca")),
+        (_, None) => Err(Given::fail("tls-key", "is needed with --tls-cert and --tls-client-ca")),
+    }
+}
+
+fn sector(text: &str) -> Result<u32, String> {
+    match text {
+        "512" => Ok(512),
+        "4096" | "4K" | "4k" => Ok(4096),
+        _ => Err(format!("{text:?} is not 512 or 4096")),
+    }
+}
+
+fn exports(given: &Given) -> Result<Vec<Wanted>, Failure> {
+    let size = given.size("size")?;
+    let read_only = given.0.get_flag("read-only");
+    let first = size.map(|size| Wanted { name: String::new(), size, read_only });
+    if first.is_none() && read_only {
+        return Err(Given::fail("read-only", "give --size too, or write --export NAME=SIZE,ro"));
+    }
+    let mut all: Vec<Wanted> = first.into_iter().collect();
+    for value in given.0.get_many::<OsString>("export").into_iter().flatten() {
+        let text = value.to_str().ok_or_else(|| Given::fail("export", "a name is in UTF-8"))?;
+        let wanted = export(text).map_err(|why| Given::fail("export", why))?;
+        if all.iter().any(|other| other.name == wanted.name) {
+            return Err(Given::fail("export", format!("{:?} is there twice", wanted.name)));
+        }
+        all.push(wanted);
+    }
+    if all.is_empty() {
+        return Err(Failure::own("no device: give --size SIZE, or --export NAME=SIZE"));
+    }
+    Ok(all)
+}
+
+/// `NAME=SIZE[,ro]`.
+fn export(text: &str) -> Result<Wanted, String> {
+    let (rest, read_only) = match text.strip_suffix(",ro") {
+        Some(rest) => (rest, true),
+        None => (text, false),
+    };
+    let (name, size) = rest.rsplit_once('=').ok_or_else(|| format!("{text:?} is not NAME=SIZE or NAME=SIZE,ro"))?;
+    if name.len() > memfold_block::NAME_BYTES_MAX || name.chars().any(char::is_control) {
+        return Err(format!(
+            "{name:?} is no name: at most {} bytes, no control characters",
+            memfold_block::NAME_BYTES_MAX
+        ));
+    }
+    Ok(Wanted { name: name.to_string(), size: parse_size(size, 0)?, read_only })
+}
+
+fn backing(given: &Given) -> Result<memfold_block::Settings, Failure> {
+    let mut settings = memfold_block::Settings { verify: given.0.get_flag("verify"), ..Default::default() };
+    if let Some(text) = given.text("limit")?.filter(|text| *text != "none") {
+        let memory = machine::memory_bytes()?;
+        let limit = parse_size(text, memory).map_err(|why| Given::fail("limit", why))?;
+        if limit < LIMIT_BYTES_MIN {
+            return Err(Given::fail(
+                "limit",
+                format!("{limit} bytes are too few: at least {}M", LIMIT_BYTES_MIN >> 20),
+            ));
+        }
+        if limit > memory {
+            return Err(Given::fail("limit", format!("{text} is more than the memory there is ({memory} bytes)")));
+        }
+        settings.limit_bytes = limit;
+    }
+    if let Some(codec) = given.parsed("codec", |text| CodecSpec::parse(text).map_err(|e| e.to_string()))? {
+        settings.codec = codec;
+    }
+    if let Some(order) = given.parsed("block", order)? {
+        settings.block_order = order;
+    }
+    Ok(settings)
+}
+
+fn order(text: &str) -> Result<Order, String> {
+    let bytes = parse_size(text, 0)? as usize;
+    match Order::covering(bytes) {
+        Some(order) if order.bytes() == bytes => Ok(order),
+        _ => {
+            let valid: Vec<String> = (0..=MAX_ORDER).map(|n| format!("{}K", (PAGE_SIZE << n) >> 10)).collect();
+            Err(format!("{text:?} is not one of {}", valid.join(", ")))
+        }
+    }
+}
