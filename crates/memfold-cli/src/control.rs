@@ -11,18 +11,11 @@ use memfold::stats::Stats;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
-
-/// Whoever connects and says nothing for so long is not waited for.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Longer requests are refused.
-const REQUEST_LEN_MAX: u64 = 4096;
+use std::time::Instant;
 
 /// What there is to know and to change of a run.
 pub struct Run {
@@ -106,11 +99,11 @@ impl Control {
     /// Serves a run from a thread of its own, which gets no signal that the caller has blocked. `None` where no socket
     /// can be made: a program runs without.
     pub fn start(run: Arc<Run>) -> Option<Control> {
-        let (listener, path) = sockets::listen().ok()?;
+        let (listener, path) = sockets::listen(sockets::RUN).ok()?;
         let serve = move || {
             for stream in listener.incoming() {
                 // One that breaks off harms only itself.
-                let _ = stream.and_then(|stream| serve(&run, stream));
+                let _ = stream.and_then(|stream| sockets::answer(stream, |request| run.answer(request).to_string()));
             }
         };
         let control = Control { path };
@@ -123,18 +116,6 @@ impl Drop for Control {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
-}
-
-fn serve(run: &Run, mut stream: UnixStream) -> io::Result<()> {
-    // The directory keeps others out; this holds even if somebody has opened it.
-    if sockets::peer_user(&stream)? != sockets::own_user() {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut request = String::new();
-    Read::by_ref(&mut stream).take(REQUEST_LEN_MAX).read_to_string(&mut request)?;
-    stream.write_all(run.answer(&request).to_string().as_bytes())
 }
 
 #[cfg(test)]

@@ -187,6 +187,12 @@ impl Journal {
         self.lock().writer.end
     }
 
+    /// Writes to another file from now on, as if the first one could no longer be written to.
+    #[cfg(test)]
+    pub(super) fn use_file(&self, file: File) {
+        self.lock().writer.file = file;
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("nobody panics with the lock")
     }

@@ -13,6 +13,15 @@ mod socket;
 mod tls;
 mod wire;
 
+#[cfg(test)]
+mod client;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod tests_fuzz;
+
 pub use server::Server;
 pub use socket::Listener;
 pub use tls::Tls;

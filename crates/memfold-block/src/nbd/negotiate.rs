@@ -1,5 +1,6 @@
 //! The first phase of a connection: which export, and how to speak.
 use super::wire::{self, export, handshake, info, option, reply};
+use crate::device::SECTOR_BYTES;
 use crate::export::{Export, NAME_BYTES_MAX};
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -196,7 +197,9 @@ impl<L: Read + Write> Options<'_, L> {
             self.answer(number, reply::INFO, &text)?;
         }
         let mut sizes = info::BLOCK_SIZE.to_be_bytes().to_vec();
-        for bytes in [export.sector_bytes(), export.preferred_bytes(), wire::PAYLOAD_MAX] {
+        // Any alignment is served. A client that keeps to a minimum could not copy a file that is no whole number of sectors.
+        let minimum = if export.sector_bytes() == SECTOR_BYTES as u32 { 1 } else { export.sector_bytes() };
+        for bytes in [minimum, export.preferred_bytes(), wire::PAYLOAD_MAX] {
             sizes.extend(bytes.to_be_bytes());
         }
         self.answer(number, reply::INFO, &sizes)?;

@@ -3,7 +3,7 @@ use crate::failure::Failure;
 use crate::machine;
 use clap::{Arg, ArgAction, ArgMatches};
 use memfold::config::parse_size;
-use memfold_block::LIMIT_BYTES_MIN;
+use memfold_block::{LIMIT_BYTES_MIN, SpillSettings};
 use memfold_store::CodecSpec;
 use memfold_sys::units::{MAX_ORDER, Order, PAGE_SIZE};
 use std::ffi::OsString;
@@ -50,6 +50,26 @@ pub const FLAGS: &[Flag] = &[
     flag("tls-cert", "FILE", "none", "certificate for TLS, PEM, with those up to its authority"),
     flag("tls-key", "FILE", "none", "its private key, PEM"),
     flag("tls-client-ca", "FILE", "none", "only clients whose certificate one of these authorities has signed, PEM"),
+    flag(
+        "writeback",
+        "PATH",
+        "none",
+        "a directory for a nameless file that takes what does not fit in memory, as it is compressed",
+    ),
+    flag("writeback-size", "SIZE", "64G", "the most that the file may take"),
+    flag("writeback-limit", "SIZE", "none", "the most that may be written to it in all, before compression"),
+    flag("writeback-encrypt", "on|off", "on", "encrypt it with a key that is in memory only; else it is only checked"),
+    flag("recompress", "NAME[:LEVEL]", "zstd:3", "codec of memfold blk recompress"),
+    flag("load", "FILE", "none", "begin with the devices of an image"),
+    flag("save", "FILE", "none", "write an image at the end; a file that is there is replaced in one step"),
+    flag("persist", "FILE", "none", "begin with this image if it is there, and have in it all that was flushed"),
+    flag(
+        "swap-safe",
+        "",
+        "off",
+        "for swap on this machine: stay in memory, take all tables now, never wait for own I/O (as root)",
+    ),
+    flag("control", "PATH", "none", "socket for memfold blk stat and its siblings; by default they find it themselves"),
     flag("connections", "N", "64", "NBD clients that are served at the same time, 1 to 1024; further ones wait"),
 ];
 
@@ -78,8 +98,10 @@ pub struct TlsFiles {
 /// What `memfold blk` is to do.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Devices, the default one first.
+    /// Devices, the default one first; none for those of an image.
     pub exports: Vec<Wanted>,
+    /// Clients may only read the default one.
+    pub read_only: bool,
     /// Logical sector size, bytes.
     pub sector_bytes: u32,
     /// The memory behind them.
@@ -92,7 +114,23 @@ pub struct Settings {
     pub tls: Option<TlsFiles>,
     /// NBD clients at the same time.
     pub connections: usize,
+    /// Codec of a recompression.
+    pub recompress: CodecSpec,
+    /// Image to begin with.
+    pub load: Option<PathBuf>,
+    /// Image to be written at the end.
+    pub save: Option<PathBuf>,
+    /// Image that follows the devices.
+    pub persist: Option<PathBuf>,
+    /// The devices may be this machine's swap.
+    pub swap_safe: bool,
+    /// Control socket.
+    pub control: Option<PathBuf>,
 }
+
+/// What stays free on the file system of the writeback file, bytes.
+const KEEP_FREE_BYTES: u64 = 1 << 30;
+const WRITEBACK_BYTES: u64 = 64 << 30;
 
 /// The table as clap's arguments.
 pub fn arguments() -> impl Iterator<Item = Arg> {
@@ -158,12 +196,19 @@ pub fn settings(matches: &ArgMatches) -> Result<Settings, Failure> {
     let given = Given(matches);
     Ok(Settings {
         exports: exports(&given)?,
+        read_only: given.0.get_flag("read-only"),
         sector_bytes: given.parsed("sector", sector)?.unwrap_or(512),
         backing: backing(&given)?,
         unix: given.path("unix"),
         tcp: given.text("tcp")?.map(str::to_string),
         tls: tls(&given)?,
         connections: given.number("connections", 1, 1024)?.unwrap_or(64),
+        recompress: given.parsed("recompress", codec)?.unwrap_or(codec("zstd:3").expect("one of ours")),
+        load: given.path("load"),
+        save: given.path("save"),
+        persist: given.path("persist"),
+        swap_safe: given.0.get_flag("swap-safe"),
+        control: given.path("control"),
     })
 }
 
@@ -189,9 +234,6 @@ fn exports(given: &Given) -> Result<Vec<Wanted>, Failure> {
     let size = given.size("size")?;
     let read_only = given.0.get_flag("read-only");
     let first = size.map(|size| Wanted { name: String::new(), size, read_only });
-    if first.is_none() && read_only {
-        return Err(Given::fail("read-only", "give --size too, or write --export NAME=SIZE,ro"));
-    }
     let mut all: Vec<Wanted> = first.into_iter().collect();
     for value in given.0.get_many::<OsString>("export").into_iter().flatten() {
         let text = value.to_str().ok_or_else(|| Given::fail("export", "a name is in UTF-8"))?;
@@ -201,7 +243,7 @@ fn exports(given: &Given) -> Result<Vec<Wanted>, Failure> {
         }
         all.push(wanted);
     }
-    if all.is_empty() {
+    if all.is_empty() && given.path("load").or(given.path("persist")).is_none() {
         return Err(Failure::own("no device: give --size SIZE, or --export NAME=SIZE"));
     }
     Ok(all)
@@ -239,13 +281,52 @@ fn backing(given: &Given) -> Result<memfold_block::Settings, Failure> {
         }
         settings.limit_bytes = limit;
     }
-    if let Some(codec) = given.parsed("codec", |text| CodecSpec::parse(text).map_err(|e| e.to_string()))? {
+    if let Some(codec) = given.parsed("codec", codec)? {
         settings.codec = codec;
     }
     if let Some(order) = given.parsed("block", order)? {
         settings.block_order = order;
     }
+    settings.spill = spill(given)?;
     Ok(settings)
+}
+
+fn codec(text: &str) -> Result<CodecSpec, String> {
+    CodecSpec::parse(text).map_err(|e| e.to_string())
+}
+
+fn spill(given: &Given) -> Result<Option<SpillSettings>, Failure> {
+    let limit = given.parsed("writeback-limit", |text| match text {
+        "none" => Ok(None),
+        _ => parse_size(text, 0).map(Some),
+    })?;
+    let size_bytes = given.size("writeback-size")?;
+    let encrypt = given.parsed("writeback-encrypt", |text| match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("{text:?} is not one of on, off")),
+    })?;
+    let Some(path) = given.text("writeback")? else {
+        let first = [
+            ("writeback-limit", limit.is_some()),
+            ("writeback-size", size_bytes.is_some()),
+            ("writeback-encrypt", encrypt.is_some()),
+        ];
+        return match first.iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(Given::fail(flag, "give --writeback PATH too")),
+            None => Ok(None),
+        };
+    };
+    if size_bytes == Some(0) {
+        return Err(Given::fail("writeback-size", "0 bytes hold nothing"));
+    }
+    Ok(Some(SpillSettings {
+        path: path.to_string(),
+        size_bytes: size_bytes.unwrap_or(WRITEBACK_BYTES),
+        keep_free_bytes: KEEP_FREE_BYTES,
+        encrypt: encrypt.unwrap_or(true),
+        limit_bytes: limit.flatten(),
+    }))
 }
 
 fn order(text: &str) -> Result<Order, String> {

@@ -64,7 +64,7 @@ fn unix_uri(path: &Path) -> String {
 }
 
 /// A socket whose server has ended without taking it away is replaced; anything else at its place stays.
-fn unix(path: &Path) -> Result<(UnixListener, SocketName), String> {
+pub fn unix(path: &Path) -> Result<(UnixListener, SocketName), String> {
     let bound = match UnixListener::bind(path) {
         Err(e) if e.kind() == ErrorKind::AddrInUse => {
             let meta = fs::symlink_metadata(path).map_err(|e| plain(&e))?;

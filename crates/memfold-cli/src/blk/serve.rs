@@ -1,21 +1,31 @@
 //! Serving devices: from settings to sockets, and to the end.
+use super::devices::Devices;
 use super::flags::{self, Settings};
-use super::listeners::{self, Named};
+use super::listeners::{self, Named, SocketName};
+use super::swap_safe;
 use crate::failure::Failure;
 use crate::program::plain;
 use crate::signals::Signals;
+use crate::sockets;
 use clap::ArgMatches;
+use memfold_block::ctl::Control;
 use memfold_block::nbd::{Server, Tls};
-use memfold_block::{Backing, Device, Export};
 use std::env;
+use std::fs;
 use std::io::Write;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// How often memory is tidied where nothing asks for it.
+const TIDY_PERIOD: Duration = Duration::from_secs(1);
 
 /// `memfold blk` without a subcommand.
 ///
 /// # Errors
-/// 125: the settings make no sense, or what they name can't be had.
+/// 125: the settings make no sense, what they name can't be had, or an image can't be written at the end.
 pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let signals = Signals::block();
     let settings = flags::settings(matches)?;
@@ -24,18 +34,28 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     if listeners.is_empty() {
         return Err(Failure::own("nobody could reach the device: give --unix PATH or --tcp ADDRESS:PORT"));
     }
-    let exports = exports(&settings)?;
-    let mut server = Server::new(&exports, tls, settings.connections);
+    if settings.swap_safe {
+        swap_safe::enter()?;
+    }
+    let devices = Devices::open(&settings)?;
+    let control = control(&settings, &devices)?;
+    let mut server = Server::new(&devices.exports, tls, settings.connections);
     let mut uris = Vec::new();
     for Named { listener, uri } in listeners {
         server.listen(listener).map_err(|e| Failure::own(format!("{uri}: {}", plain(&e))))?;
         uris.push(uri);
     }
+    let backing = devices.backing.clone();
+    let tender = thread::Builder::new().name("memfold-tend".to_string()).spawn(move || backing.tend(TIDY_PERIOD));
+    let tender = tender.map_err(|e| Failure::own(format!("no thread: {}", plain(&e))))?;
     tell_ready(&uris);
     wait_for_end(&signals);
     server.end();
-    drop(names);
-    Ok(0)
+    devices.backing.stop();
+    let _ = tender.join();
+    let done = devices.end(&settings);
+    drop((control, names));
+    done.map(|()| 0)
 }
 
 fn tls(settings: &Settings) -> Result<Option<Tls>, Failure> {
@@ -44,15 +64,48 @@ fn tls(settings: &Settings) -> Result<Option<Tls>, Failure> {
     loaded.map(Some).map_err(|why| Failure::own(format!("TLS: {why}")))
 }
 
-/// The devices, under their names.
-fn exports(settings: &Settings) -> Result<Vec<Arc<Export>>, Failure> {
-    let backing = Backing::new(&settings.backing).map_err(Failure::own)?;
-    let mut all = Vec::new();
-    for wanted in &settings.exports {
-        let device = Device::new(&backing, wanted.size).map_err(Failure::own)?;
-        all.push(Arc::new(Export::new(&wanted.name, device, wanted.read_only, settings.sector_bytes)));
+/// The name of a control socket, which goes away when this is dropped.
+enum ControlName {
+    Own(#[allow(dead_code)] SocketName),
+    Found(PathBuf),
+}
+
+impl Drop for ControlName {
+    fn drop(&mut self) {
+        if let ControlName::Found(path) = self {
+            let _ = fs::remove_file(path);
+        }
     }
-    Ok(all)
+}
+
+/// Answers `memfold blk stat` and its siblings, from a thread for each. `None` where no socket can be made and none was
+/// asked for: devices are served without.
+fn control(settings: &Settings, devices: &Devices) -> Result<Option<ControlName>, Failure> {
+    let (listener, name) = match &settings.control {
+        Some(path) => {
+            let made = listeners::unix(path);
+            let (listener, name) = made.map_err(|e| Failure::own(format!("--control: {}: {e}", path.display())))?;
+            (listener, ControlName::Own(name))
+        }
+        None => match sockets::listen(sockets::BLK) {
+            Ok((listener, path)) => (listener, ControlName::Found(path)),
+            Err(_) => return Ok(None),
+        },
+    };
+    let control = Arc::new(Control::new(&devices.backing, &devices.exports, settings.recompress));
+    let serve = move || serve_control(&listener, &control);
+    let started = thread::Builder::new().name("memfold-control".to_string()).spawn(serve);
+    started.map_err(|e| Failure::own(format!("no thread: {}", plain(&e))))?;
+    Ok(Some(name))
+}
+
+fn serve_control(listener: &UnixListener, control: &Arc<Control>) {
+    for stream in listener.incoming().flatten() {
+        let control = control.clone();
+        // Some requests take long, and others must not wait for them. One that breaks off harms only itself.
+        let serve = move || drop(sockets::answer(stream, |request| control.answer(request).to_string()));
+        let _ = thread::Builder::new().name("memfold-answer".to_string()).spawn(serve);
+    }
 }
 
 /// A line for each socket on stdout, and a word to systemd, if it waits for one.

@@ -1,0 +1,29 @@
+//! What makes a server of swap safe: its own memory is never swapped out, and its own I/O never waits for itself.
+use crate::failure::Failure;
+use crate::program::plain;
+use std::fs;
+use std::io;
+
+/// Keeps this process, with what it takes later, in memory; lets its memory be found without I/O; and lets the kernel end
+/// others first when memory is short. Threads that are started later have it too.
+///
+/// # Errors
+/// 125: not allowed.
+pub fn enter() -> Result<(), Failure> {
+    let fail = |what: &str| {
+        let why = plain(&io::Error::last_os_error());
+        Failure::own(format!("--swap-safe: {what}: {why}; run it as root, or with CAP_IPC_LOCK and CAP_SYS_RESOURCE"))
+    };
+    // SAFETY: changes how the kernel treats this process; no memory is passed.
+    if unsafe { libc::prctl(libc::PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {
+        return Err(fail("PR_SET_IO_FLUSHER"));
+    }
+    // On fault: what is reserved and never touched takes no memory.
+    // SAFETY: as above.
+    if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } != 0 {
+        return Err(fail("mlockall"));
+    }
+    // Not fatal where it is refused: then a limit of memory must be chosen so that it is not needed.
+    let _ = fs::write("/proc/self/oom_score_adj", "-1000");
+    Ok(())
+}
