@@ -21,6 +21,8 @@ const RUN_ORDERS: std::ops::RangeInclusive<u8> = 1..=7;
 const ITEMS_MAX: usize = 1024;
 /// Objects that are looked for at a time.
 const LOOK: usize = 64;
+/// Looks for one run: what is found may have been given up before it can be copied.
+const LOOKS_MAX: usize = 64;
 /// Entries that are looked at for them.
 const SCAN: usize = 4096;
 /// No limit to what is written.
@@ -306,10 +308,14 @@ fn fill(
     room: &mut [u8],
     look: &mut impl FnMut(&mut [Cold]) -> usize,
 ) -> usize {
-    let mut used = 0;
+    let (mut used, mut looks) = (0, 0);
     writer.items.clear();
     while writer.items.len() < ITEMS_MAX {
         if writer.used == writer.count {
+            looks += 1;
+            if looks > LOOKS_MAX {
+                break;
+            }
             (writer.used, writer.count) = (0, look(&mut writer.found));
             if writer.count == 0 {
                 break;
@@ -321,11 +327,19 @@ fn fill(
             break;
         }
         writer.used += 1;
+        // A whole turn, of which all that can leave is on its way: what is looked for again was found before.
+        if writer.items.first().is_some_and(|first| first.cold.handle == cold.handle) {
+            writer.used = writer.count;
+            break;
+        }
         let Some(place) = room.get_mut(used..used + len) else { continue };
         let Some(device) = backing.device_of(cold.key) else { continue };
         let Some(exported) = device.export(&cold, &mut place[HEAD_BYTES..]) else { continue };
-        if HEAD_BYTES + exported.len > len || !spill.spend(cold.order) {
+        if HEAD_BYTES + exported.len > len {
             continue;
+        }
+        if !spill.spend(cold.order) {
+            break;
         }
         let at = Place { slot: slot + (used / PAGE_SIZE) as u64, offset: used % PAGE_SIZE, len, raw: false };
         spill.swap.seal_packed(at, exported.fields, exported.len, place);

@@ -115,23 +115,23 @@ fn threads_that_write_past_the_limit_at_once_with_one_that_tends_lose_no_byte() 
 fn a_full_file_or_a_used_up_limit_is_no_room_and_every_byte_stays() {
     for spill in [spill_settings(4 << 20, None), spill_settings(1 << 30, Some(3 << 20))] {
         let limited = spill.limit_bytes.is_some();
-        let mut pair = Pair::new(&backing(2, 8 << 20, spill), 64 << 20);
+        let mut pair = Pair::new(&backing(2, 8 << 20, spill), 24 << 20);
         let mut at = 0;
         while pair.write(at, &noise(at, 100_000)).is_ok() {
             at += 100_000;
         }
         assert!(at > 8 << 20 && at < 14 << 20, "{at}");
-        assert_eq!(pair.device.write(&mut pair.device.io(), 40 << 20, &noise(9, 16384)), Err(IoError::NoSpace));
+        assert_eq!(pair.device.write(&mut pair.device.io(), 20 << 20, &noise(9, 16384)), Err(IoError::NoSpace));
         let error = pair.device.backing.stats().spill.unwrap().error.unwrap();
         assert!(error.contains(if limited { "limit" } else { "full" }), "{error}");
         pair.check();
         // There is room again where something is given up, or where the limit is raised.
         if limited {
             assert!(pair.device.backing.set_writeback_limit(None));
-            pair.write(40 << 20, &noise(9, 4 << 20)).unwrap();
+            pair.write(20 << 20, &noise(9, 4 << 20)).unwrap();
         } else {
             pair.zero(0, 6 << 20, Zeros::Hole);
-            pair.write(40 << 20, &noise(9, 1 << 20)).unwrap();
+            pair.write(20 << 20, &noise(9, 1 << 20)).unwrap();
         }
         pair.check();
     }
@@ -140,7 +140,7 @@ fn a_full_file_or_a_used_up_limit_is_no_room_and_every_byte_stays() {
 #[test]
 fn what_is_idle_or_huge_is_what_leaves() {
     let mut pair = Pair::new(&backing(2, 0, spill_settings(1 << 30, None)), 8 << 20);
-    let soft = vec![7u8; 1 << 20].iter().enumerate().map(|(i, b)| b + (i / 50) as u8).collect::<Vec<_>>();
+    let soft: Vec<u8> = (0..1u32 << 20).map(|i| (i / 50) as u8).collect();
     pair.write(0, &soft).unwrap();
     pair.write(1 << 20, &noise(1, 1 << 20)).unwrap();
     let backing = pair.device.backing.clone();

@@ -317,7 +317,8 @@ fn what_does_not_fit_the_limit_is_said() {
 
 #[test]
 fn records_come_back_and_say_what_they_cover() {
-    let piece = crate::device::Piece::Object { offset: 4096, order: Order::new(2).unwrap(), fields: 77, payload: b"abc" };
+    let piece =
+        crate::device::Piece::Object { offset: 4096, order: Order::new(2).unwrap(), fields: 77, payload: b"abc" };
     let record = Record::of(3, &piece);
     let mut bytes = Vec::new();
     record.put(b"abc", &mut bytes);

@@ -84,8 +84,7 @@ pub fn session(data: &[u8]) {
 pub fn requests(data: &[u8]) {
     let [agreed, data @ ..] = data else { return };
     let exports = exports();
-    let agreed =
-        Agreed { export: exports[0].clone(), structured: agreed & 1 != 0, allocation: agreed & 3 == 3 };
+    let agreed = Agreed { export: exports[0].clone(), structured: agreed & 1 != 0, allocation: agreed & 3 == 3 };
     let mut link = Link { from: data, sent: 0, tail: Vec::new(), leaked: false };
     let _ = Session::new(&mut link, &agreed).run();
     check(&exports, &link, data.len(), Some(""));

@@ -136,7 +136,11 @@ fn the_oldest_way_to_choose_an_export_works_and_replies_are_simple_then() {
     let answer = client.request(command::READ, 0, 1001, bytes.len() as u32, &[]).unwrap();
     assert!(answer.data == bytes && answer.chunks == 0);
     assert_eq!(client.request(command::READ, 0, 8 << 20, 1, &[]).unwrap().error, EINVAL);
-    assert_eq!(client.request(command::READ, flag::DF, 0, 1, &[]).unwrap().error, EINVAL, "DF is for structured replies");
+    assert_eq!(
+        client.request(command::READ, flag::DF, 0, 1, &[]).unwrap().error,
+        EINVAL,
+        "DF is for structured replies"
+    );
     assert_eq!(client.request(command::BLOCK_STATUS, 0, 0, 512, &[]).unwrap().error, EINVAL);
     assert_eq!(client.request(command::READ, 0, 0, 0, &[]).unwrap().error, 0);
     let mut other = served.connect();
@@ -263,7 +267,10 @@ fn what_can_not_be_done_is_an_error_and_the_connection_goes_on() {
     assert_eq!(client.request(command::WRITE, 0, 0, 0, &[]).unwrap().error, 0);
     let mut whole = vec![0; end as usize];
     whole[end as usize - 512..].fill(9);
-    assert!(client.request(command::READ, 0, 0, end as u32, &[]).unwrap().data == whole, "a refused write changed a byte");
+    assert!(
+        client.request(command::READ, 0, 0, end as u32, &[]).unwrap().data == whole,
+        "a refused write changed a byte"
+    );
     let mut fixed = served.client("fixed");
     for command in [command::WRITE_ZEROES, command::TRIM] {
         assert_eq!(fixed.request(command, 0, 0, 512, &[]).unwrap().error, EPERM);
