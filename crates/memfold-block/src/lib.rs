@@ -21,6 +21,8 @@
 //! The device lives in memory and ends with its process: nothing of it is on a disk.
 
 mod device;
+#[cfg(test)]
+mod mutations;
 pub mod image;
 mod export;
 pub mod nbd;

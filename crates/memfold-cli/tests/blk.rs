@@ -168,7 +168,8 @@ fn what_was_flushed_survives_a_kill_and_what_was_written_survives_the_end() {
             0 => format!("write -f -P {round} {at}k 70k"),
             _ => format!("write -P {round} {at}k 70k"),
         };
-        io(&blk, if round % 2 == 0 { &[&write] } else { &[&write, "flush"] });
+        let commands = [write.as_str(), "flush"];
+        io(&blk, &commands[..1 + round as usize % 2]);
         blk = start(blk.kill());
         let reads: Vec<String> = (1..=round).map(|n| format!("read -P {n} {}k 70k", n * 300)).collect();
         io(&blk, &reads.iter().map(String::as_str).collect::<Vec<_>>());

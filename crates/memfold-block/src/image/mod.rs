@@ -6,6 +6,8 @@
 mod format;
 mod journal;
 mod read;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 #[cfg(test)]
 mod tests;
 

@@ -329,3 +329,8 @@ fn records_come_back_and_say_what_they_cover() {
     bytes[RECORD_BYTES] ^= 1;
     assert!(!Record::is_intact(&bytes, 3));
 }
+
+#[test]
+fn any_bytes_are_an_image_or_refused_and_devices_stay_intact() {
+    crate::mutations::feed(fuzz::image, &fuzz::seeds(), 400);
+}

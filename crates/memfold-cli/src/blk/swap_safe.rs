@@ -4,6 +4,9 @@ use crate::program::plain;
 use std::fs;
 use std::io;
 
+/// Of linux/prctl.h; libc doesn't have it.
+const PR_SET_IO_FLUSHER: libc::c_int = 57;
+
 /// Keeps this process, with what it takes later, in memory; lets its memory be found without I/O; and lets the kernel end
 /// others first when memory is short. Threads that are started later have it too.
 ///
@@ -15,7 +18,7 @@ pub fn enter() -> Result<(), Failure> {
         Failure::own(format!("--swap-safe: {what}: {why}; run it as root, or with CAP_IPC_LOCK and CAP_SYS_RESOURCE"))
     };
     // SAFETY: changes how the kernel treats this process; no memory is passed.
-    if unsafe { libc::prctl(libc::PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {
+    if unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {
         return Err(fail("PR_SET_IO_FLUSHER"));
     }
     // On fault: what is reserved and never touched takes no memory.
