@@ -4,10 +4,12 @@ use common::blk::{Blk, binary, have, run, works};
 use common::{Scratch, assert_refused, memfold};
 use std::fs;
 use std::net::TcpListener;
-use std::process::Output;
+use std::process::{Command, Output};
 
 fn refused(arguments: &[&str], words: &[&str]) {
-    let output: Output = memfold(&binary(), &[&["blk"], arguments].concat()).output().unwrap();
+    // One that is not refused would serve for ever.
+    let own = memfold(&binary(), &[&["blk"], arguments].concat());
+    let output: Output = Command::new("timeout").arg("60").arg(own.get_program()).args(own.get_args()).output().unwrap();
     assert_refused(&output, 125, words);
 }
 

@@ -111,6 +111,10 @@ impl Journal {
         lock(&file)?;
         let (entries, start) = read::read_head(&file)?;
         let extent = read::scan(&file, start)?;
+        // It took its name when its first group was on disk.
+        if extent.groups == 0 {
+            return Err(ImageError::Damaged(start));
+        }
         Ok(Some((file, entries, extent)))
     }
 
