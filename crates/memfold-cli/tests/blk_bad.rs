@@ -9,7 +9,8 @@ use std::process::{Command, Output};
 fn refused(arguments: &[&str], words: &[&str]) {
     // One that is not refused would serve for ever.
     let own = memfold(&binary(), &[&["blk"], arguments].concat());
-    let output: Output = Command::new("timeout").arg("60").arg(own.get_program()).args(own.get_args()).output().unwrap();
+    let output: Output =
+        Command::new("timeout").arg("60").arg(own.get_program()).args(own.get_args()).output().unwrap();
     assert_refused(&output, 125, words);
 }
 
