@@ -26,6 +26,7 @@ mod mutations;
 pub mod image;
 mod export;
 pub mod nbd;
+pub mod vhost;
 pub mod ctl;
 
 pub use device::{
