@@ -47,6 +47,15 @@ pub const FLAGS: &[Flag] = &[
     flag("verify", "", "off", "decompress and compare everything that is written"),
     flag("unix", "PATH", "none", "serve NBD on this Unix socket"),
     flag("tcp", "ADDRESS:PORT", "none", "serve NBD on this TCP port; beyond loopback with TLS only"),
+    Flag {
+        many: true,
+        ..flag(
+            "vhost",
+            "[NAME=]PATH",
+            "none",
+            "serve a device, the first or that of a name, to virtual machines (vhost-user-blk) on this Unix socket",
+        )
+    },
     flag("tls-cert", "FILE", "none", "certificate for TLS, PEM, with those up to its authority"),
     flag("tls-key", "FILE", "none", "its private key, PEM"),
     flag("tls-client-ca", "FILE", "none", "only clients whose certificate one of these authorities has signed, PEM"),
@@ -84,6 +93,37 @@ pub struct Wanted {
     pub read_only: bool,
 }
 
+/// A device, and the socket on which a virtual machine finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The export's name; `None` for the first one.
+    pub export: Option<String>,
+    /// Of the socket.
+    pub path: PathBuf,
+}
+
+impl Place {
+    /// `[NAME=]PATH`.
+    ///
+    /// # Errors
+    /// The path is empty.
+    pub fn parse(text: &str) -> Result<Place, String> {
+        let (export, path) = match text.split_once('=') {
+            Some((name, path)) => (Some(name.to_string()), path),
+            None => (None, text),
+        };
+        if path.is_empty() {
+            return Err(format!("{text:?} has no path: write PATH, or NAME=PATH"));
+        }
+        Ok(Place { export, path: PathBuf::from(path) })
+    }
+
+    /// As it is told on stdout.
+    pub fn uri(&self) -> String {
+        format!("vhost-user-blk:{}", self.path.display())
+    }
+}
+
 /// Files for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
@@ -108,6 +148,8 @@ pub struct Settings {
     pub backing: memfold_block::Settings,
     /// Unix socket for NBD.
     pub unix: Option<PathBuf>,
+    /// Sockets for virtual machines.
+    pub vhost: Vec<Place>,
     /// TCP address and port for NBD.
     pub tcp: Option<String>,
     /// Certificates.
@@ -200,6 +242,7 @@ pub fn settings(matches: &ArgMatches) -> Result<Settings, Failure> {
         sector_bytes: given.parsed("sector", sector)?.unwrap_or(512),
         backing: backing(&given)?,
         unix: given.path("unix"),
+        vhost: vhost(&given)?,
         tcp: given.text("tcp")?.map(str::to_string),
         tls: tls(&given)?,
         connections: given.number("connections", 1, 1024)?.unwrap_or(64),
@@ -210,6 +253,14 @@ pub fn settings(matches: &ArgMatches) -> Result<Settings, Failure> {
         swap_safe: given.0.get_flag("swap-safe"),
         control: given.path("control"),
     })
+}
+
+fn vhost(given: &Given) -> Result<Vec<Place>, Failure> {
+    let places = given.0.get_many::<OsString>("vhost").into_iter().flatten().map(|value| {
+        let text = value.to_str().ok_or_else(|| Given::fail("vhost", "a name or path is not in UTF-8"))?;
+        Place::parse(text).map_err(|why| Given::fail("vhost", why))
+    });
+    places.collect()
 }
 
 fn tls(given: &Given) -> Result<Option<TlsFiles>, Failure> {

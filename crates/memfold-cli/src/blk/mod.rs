@@ -3,6 +3,7 @@ mod flags;
 mod listeners;
 mod devices;
 mod swap_safe;
+mod vhost;
 mod serve;
 mod ask;
 

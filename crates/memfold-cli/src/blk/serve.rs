@@ -1,8 +1,9 @@
 //! Serving devices: from settings to sockets, and to the end.
 use super::devices::Devices;
-use super::flags::{self, Settings};
+use super::flags::{self, Place, Settings};
 use super::listeners::{self, Named, SocketName};
 use super::swap_safe;
+use super::vhost::Machines;
 use crate::failure::Failure;
 use crate::program::plain;
 use crate::signals::Signals;
@@ -31,8 +32,9 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let settings = flags::settings(matches)?;
     let tls = tls(&settings)?;
     let (listeners, names) = listeners::open(&settings)?;
-    if listeners.is_empty() {
-        return Err(Failure::own("nobody could reach the device: give --unix PATH or --tcp ADDRESS:PORT"));
+    if listeners.is_empty() && settings.vhost.is_empty() {
+        let flags = "--unix PATH, --tcp ADDRESS:PORT or --vhost PATH";
+        return Err(Failure::own(format!("nobody could reach the device: give {flags}")));
     }
     if settings.swap_safe {
         swap_safe::enter()?;
@@ -45,12 +47,15 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
         server.listen(listener).map_err(|e| Failure::own(format!("{uri}: {}", plain(&e))))?;
         uris.push(uri);
     }
+    let machines = Machines::start(&settings.vhost, &devices.exports)?;
+    uris.extend(settings.vhost.iter().map(Place::uri));
     let backing = devices.backing.clone();
     let tender = thread::Builder::new().name("memfold-tend".to_string()).spawn(move || backing.tend(TIDY_PERIOD));
     let tender = tender.map_err(|e| Failure::own(format!("no thread: {}", plain(&e))))?;
     tell_ready(&uris);
     wait_for_end(&signals);
     server.end();
+    machines.end();
     devices.backing.stop();
     let _ = tender.join();
     let done = devices.end(&settings);
