@@ -40,7 +40,7 @@ fn what_makes_no_sense_is_refused_in_one_line_and_nothing_is_overwritten() {
     with(&["--size", "1M", "--writeback-size", "1M"], &["--writeback-size", "--writeback PATH"]);
     with(&["--size", "1M", "--tls-cert", "x"], &["--tls-key"]);
     with(&["--size", "1M", "--what"], &["--what"]);
-    refused(&["--size", "1M"], &["--unix PATH or --tcp"]);
+    refused(&["--size", "1M"], &["--unix PATH, --tcp"]);
     refused(&["--size", "1M", "--tcp", "nonsense"], &["--tcp", "nonsense"]);
     refused(&["--size", "1M", "--tcp", "0.0.0.0:0"], &["TLS is needed"]);
     refused(&["--size", "1M", "--unix", "/nowhere/sock"], &["--unix", "/nowhere/sock"]);

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn no_memory_of_a_guest_breaks_anything() {
+    fn a_guests_memory_of_any_bytes_breaks_nothing() {
         let (good, mut random) = (good(), Random::new(seed(1)));
         for round in 0..4000 {
             let mut bytes = good.clone();

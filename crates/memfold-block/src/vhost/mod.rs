@@ -11,12 +11,12 @@
 //! Of what a guest writes nothing is trusted. A VMM is, as far as it shares memory: one that takes pages of it away ends the
 //! process.
 
-mod config;
-mod request;
-mod ring;
-mod session;
 mod spans;
+mod request;
+mod config;
+mod ring;
 mod worker;
+mod session;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 #[cfg(test)]
