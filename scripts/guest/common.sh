@@ -22,17 +22,21 @@ need() {
 # Sets KERNEL and MODULES: Debian's kernel for clouds, which has drivers for virtio, as apt has it now. Nothing is installed.
 fetch_kernel() {
     [ "$(uname -m)" = x86_64 ] || complain "only for x86_64 machines"
+    if [ ! -d "$GUEST/kernel" ]; then
+        mkdir -p "$GUEST"
+        # The package lists may be missing, or too old for what the archive has.
+        unpack_kernel || { apt-get -qq update && unpack_kernel; } || complain "apt has no kernel: is there a network?"
+        mv "$WORK/kernel" "$GUEST/kernel"
+    fi
+    KERNEL=$(echo "$GUEST"/kernel/boot/vmlinuz-*)
+    MODULES=$(echo "$GUEST"/kernel/lib/modules/*)
+}
+
+unpack_kernel() {
     local package
     package=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -1)
-    [ -n "$package" ] || complain "apt knows no package linux-image-cloud-amd64: run apt-get update"
-    local at=$GUEST/$package
-    if [ ! -d "$at" ]; then
-        mkdir -p "$GUEST"
-        (cd "$WORK" && apt-get -qq -o APT::Sandbox::User=root download "$package" && dpkg-deb -x ./*.deb kernel && rm ./*.deb)
-        mv "$WORK/kernel" "$at"
-    fi
-    KERNEL=$(echo "$at"/boot/vmlinuz-*)
-    MODULES=$(echo "$at"/lib/modules/*)
+    [ -n "$package" ] && (cd "$WORK" && apt-get -qq -o APT::Sandbox::User=root download "$package") &&
+        dpkg-deb -x "$WORK"/*.deb "$WORK/kernel" && rm "$WORK"/*.deb
 }
 
 # The guest's files, as an initramfs: busybox, some of the kernel's modules, programs with their libraries, and `init`.
@@ -42,10 +46,11 @@ make_initramfs() {
     local init=$1 modules=$2 root=$WORK/root version program library module
     shift 2
     version=${MODULES##*/}
-    mkdir -p "$root"/{bin,dev,etc,lib,lib64,mnt,proc,sys,tmp} "$root/lib/modules/$version"
+    mkdir -p "$root"/{bin,programs,dev,etc,lib,lib64,mnt,proc,sys,tmp} "$root/lib/modules/$version"
     for program in busybox "$@"; do
         program=$(PATH="$PATH:/usr/sbin:/sbin" command -v "$program")
-        cp "$program" "$root/bin/"
+        # Beside busybox, which has lesser ones of the same names.
+        cp "$program" "$root/programs/"
         for library in $(ldd "$program" 2>/dev/null | grep -o '/[^ ]*'); do
             mkdir -p "$root${library%/*}"
             cp -L "$library" "$root$library"
@@ -57,6 +62,7 @@ make_initramfs() {
     done
     cp "$init" "$root/init"
     chmod +x "$root/init"
+    mv "$root/programs/busybox" "$root/bin/"
     busybox depmod -b "$root" "$version"
     (cd "$root" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) >"$WORK/initramfs"
 }
