@@ -98,5 +98,5 @@ boot() {
         -kernel "$KERNEL" -initrd "$WORK/initramfs" -append "console=ttyS0 quiet no_timer_check panic=-1 $arguments" \
         -serial stdio -chardev "socket,id=disk,path=$WORK/disk.sock" \
         -device vhost-user-blk-pci,chardev=disk,num-queues=2 "$@" </dev/null 2>"$WORK/qemu.log" |
-        tr -d '\r' || { cat "$WORK/qemu.log" >&2; complain "the guest was given up"; }
+        sed -u 's,\r$,,' || { cat "$WORK/qemu.log" >&2; complain "the guest was given up"; }
 }
