@@ -14,6 +14,7 @@ const EXAMPLES: &str = "\
 Examples:
   memfold blk --size 8G --limit 2G --unix /run/disk.sock
   memfold blk --size 8G --limit 2G --writeback /var/tmp --unix /run/disk.sock
+  memfold blk --size 8G --limit 2G --vhost /run/vm.sock
   memfold blk --size 1G --persist disk.img --tcp 127.0.0.1:10809
   memfold blk stat
   memfold blk idle --older 600 && memfold blk writeback --pick idle
