@@ -7,7 +7,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 help:
-	@echo "make build             the memfold command and its preload library, in $(TARGET)/release (debug information beside them, in *.debug)"
+	@echo "make build             the memfold command, its preload library and the benchmarks, in $(TARGET)/release (debug information in *.debug)"
 	@echo "make test              everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
 	@echo "make bench-quick       the short form of each benchmark; fails if one breaks off or finds a wrong byte, not for a figure"
 	@echo "make demo              a 1 GiB SQLite job, plain and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
@@ -21,14 +21,14 @@ setup-build:
 	@scripts/setup
 
 build: setup-build
-	cargo build --release -p memfold-cli -p memfold-preload
+	cargo build --release -p memfold-cli -p memfold-preload -p memfold-bench
 	@scripts/split-symbols $(TARGET)/release/memfold $(TARGET)/release/libmemfold_preload.so
 
 test:
 	@scripts/check $(STEP)
 
 bench-quick: build
-	@scripts/bench-quick $(TARGET)/release/memfold $(BENCH)
+	@scripts/bench-quick $(TARGET)/release/memfold-bench $(BENCH)
 
 demo: setup-build
 	@cargo build -q --release -p memfold-cli -p memfold-preload

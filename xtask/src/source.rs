@@ -44,16 +44,6 @@ impl Source {
         self.text.lines().count()
     }
 
-    /// The code of a line that is counted from 1, without comments.
-    pub fn code_line(&self, line: usize) -> &str {
-        self.part(&self.code, line)
-    }
-
-    /// The comments on a line that is counted from 1.
-    pub fn comment_line(&self, line: usize) -> &str {
-        self.part(&self.comments, line)
-    }
-
     /// Whether the byte is in an item that exists only in tests or models.
     pub fn in_test(&self, offset: usize) -> bool {
         self.tests.iter().any(|&(start, end)| (start..end).contains(&offset))
@@ -77,12 +67,6 @@ impl Source {
             .filter(|name| name.bytes().all(scan::is_word))
             .map(|name| format!("{directory}/{name}"))
             .collect()
-    }
-
-    fn part<'a>(&self, text: &'a str, line: usize) -> &'a str {
-        let start = self.starts[line - 1];
-        let end = self.starts.get(line).map_or(text.len(), |next| next - 1);
-        &text[start..end.max(start)]
     }
 }
 
@@ -218,8 +202,10 @@ mod tests {
     fn lines_count_from_one() {
         let source = Source::new("a.rs", "a\nb // c\n", false);
         assert_eq!((source.line(0), source.line(2), source.lines()), (1, 2, 2));
-        assert_eq!(source.code_line(2).trim(), "b");
-        assert_eq!(source.comment_line(2).trim(), "// c");
-        assert_eq!(source.code_line(1), "a");
+        let line = |text: &str| text.lines().map(str::trim).map(String::from).collect::<Vec<_>>();
+        assert_eq!(
+            (line(&source.code), line(&source.comments)),
+            (vec!["a".into(), "b".into()], vec!["".into(), "// c".into()])
+        );
     }
 }

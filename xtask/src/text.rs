@@ -1,14 +1,9 @@
-//! File length, `no_std`, printing and leftovers.
+//! `no_std`, printing and leftovers.
 
 use crate::finding::Finding;
 use crate::scan;
 use crate::source::Source;
 use crate::tree::{Crate, Tree};
-
-/// Longer files are told about; the house style wants no more.
-const LINES_WARN: usize = 600;
-/// Longer files fail.
-const LINES_MAX: usize = 700;
 
 /// Crates that run inside the program: no std (it brings thread-local storage, the host's malloc and locks) and no printing.
 const ENGINE: &[&str] = &["memfold-sys", "memfold-store", "memfold", "memfold-preload"];
@@ -29,7 +24,6 @@ fn check_crate(krate: &Crate) -> Vec<Finding> {
     let engine = ENGINE.contains(&krate.name.as_str());
     let mut findings = leftovers(&krate.manifest_path, &krate.manifest);
     for source in &krate.sources {
-        findings.extend(length(source));
         findings.extend(unfinished(source));
         findings.extend(leftovers(&source.path, &source.comments));
         // A build script runs on the machine that compiles.
@@ -41,16 +35,6 @@ fn check_crate(krate: &Crate) -> Vec<Finding> {
         }
     }
     findings
-}
-
-fn length(source: &Source) -> Option<Finding> {
-    let lines = source.lines();
-    let message = format!("{lines} lines: split it by nouns (at most {LINES_WARN})");
-    match lines {
-        _ if lines > LINES_MAX => Some(Finding::error(&source.path, 0, message)),
-        _ if lines > LINES_WARN => Some(Finding::warning(&source.path, 0, message)),
-        _ => None,
-    }
 }
 
 fn no_std(source: &Source) -> Vec<Finding> {
@@ -121,14 +105,6 @@ mod tests {
         let sources = vec![Source::new(&format!("crates/{name}/src/part.rs"), text, false)];
         let krate = Crate { name: name.to_owned(), manifest_path, manifest: String::new(), sources };
         check_crate(&krate).into_iter().filter(|finding| !finding.warning).map(|finding| finding.line).collect()
-    }
-
-    #[test]
-    fn long_files_are_told_and_longer_ones_fail() {
-        let file = |lines| Source::new("a.rs", &"\n".repeat(lines), false);
-        assert_eq!(length(&file(LINES_WARN)), None);
-        assert!(length(&file(LINES_WARN + 1)).expect("it is long").warning);
-        assert!(!length(&file(LINES_MAX + 1)).expect("it is too long").warning);
     }
 
     #[test]

@@ -74,6 +74,11 @@ impl Child {
         }
     }
 
+    /// The program's number.
+    pub fn number(&self) -> u32 {
+        self.pid as u32
+    }
+
     /// Waits for the end of the program and passes signals on to it; calls `look` every `period`, if there is one.
     ///
     /// # Errors

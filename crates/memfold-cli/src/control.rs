@@ -2,17 +2,16 @@
 //!
 //! One request a connection, a line of JSON; the answer is one too. `{"do": "stat"}` is answered by an object about the
 //! run; `{"do": "set", "limit": "512M"}` by the bounds that hold now; what can't be done by `{"error": "why"}`.
-use crate::figures::Figures;
-use crate::report::figures;
+use crate::report::of_process;
 use crate::slots::Slots;
 use crate::sockets;
 use memfold::config::Config;
-use memfold::stats::Stats;
+use memfold::table::Process;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
@@ -47,11 +46,7 @@ impl Run {
     fn stat(&self) -> Value {
         let config = self.config();
         let command: Vec<_> = self.arguments.iter().map(|a| a.to_string_lossy()).collect();
-        let processes = self.slots.claimed().filter(|slot| is_alive(slot)).map(|slot| {
-            let mut one = figures(&Figures::of(slot));
-            one.insert("pid".to_string(), slot.pid.load(Relaxed).into());
-            Value::Object(one)
-        });
+        let processes = self.slots.table().processes().filter(Process::is_alive).map(of_process);
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "run": std::process::id(),
@@ -86,29 +81,27 @@ impl Run {
     }
 }
 
-fn is_alive(slot: &Stats) -> bool {
-    fs::exists(format!("/proc/{}", slot.pid.load(Relaxed))).unwrap_or(false)
-}
-
 /// A socket that is served; it goes away when this is dropped.
 pub struct Control {
     path: PathBuf,
 }
 
 impl Control {
-    /// Serves a run from a thread of its own, which gets no signal that the caller has blocked. `None` where no socket
-    /// can be made: a program runs without.
-    pub fn start(run: Arc<Run>) -> Option<Control> {
-        let (listener, path) = sockets::listen(sockets::RUN).ok()?;
+    /// Serves a run from a thread of its own, which gets no signal that the caller has blocked.
+    ///
+    /// # Errors
+    /// No socket can be made, and where: a program runs without.
+    pub fn start(run: Arc<Run>) -> io::Result<Control> {
+        let (listener, path) = sockets::listen(sockets::RUN)?;
         let serve = move || {
-            for stream in listener.incoming() {
-                // One that breaks off harms only itself.
-                let _ = stream.and_then(|stream| sockets::answer(stream, |request| run.answer(request).to_string()));
-            }
+            // One that breaks off harms only itself.
+            memfold_remote::each_connection(&listener, |stream| {
+                let _ = sockets::answer(stream, |request| run.answer(request).to_string());
+            });
         };
         let control = Control { path };
-        thread::Builder::new().name("memfold-control".to_string()).spawn(serve).ok()?;
-        Some(control)
+        thread::Builder::new().name("memfold-control".to_string()).spawn(serve)?;
+        Ok(control)
     }
 }
 

@@ -3,9 +3,9 @@ use crate::failure::Failure;
 use crate::program;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use memfold::config::Canned;
-use memfold_bench::trained_dictionaries;
 use memfold_store::{
     CodecSpec, Comparison, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryKind, Trial, raw_dictionaries,
+    trained_dictionaries,
 };
 use memfold_sys::units::Order;
 use std::fs::{self, File};

@@ -20,7 +20,7 @@ impl Figures {
     /// coincide, the sum is an upper bound.
     pub fn sum(slots: &Slots) -> Figures {
         let mut sum = Figures { values: [0; FIGURES.len()], orders: [[0; ORDERS]; ORDER_FIGURES.len()] };
-        for one in slots.claimed().map(Figures::of) {
+        for one in slots.table().processes().map(|process| Figures::of(process.stats())) {
             for (to, from) in sum.values.iter_mut().zip(one.values) {
                 *to = to.wrapping_add(from);
             }
@@ -52,7 +52,7 @@ pub struct Height {
 impl Height {
     /// Looks at the gauges now and keeps them if the pool is larger than ever before.
     pub fn sample(&mut self, slots: &Slots) {
-        let sum = |of: fn(&Stats) -> u64| slots.claimed().map(of).sum::<u64>();
+        let sum = |of: fn(&Stats) -> u64| slots.table().processes().map(|p| of(p.stats())).sum::<u64>();
         let pool_bytes = sum(|s| s.pool_bytes.load(Relaxed));
         if pool_bytes > self.pool_bytes {
             *self = Height { stored_bytes: sum(|s| s.stored_bytes.load(Relaxed)), pool_bytes };
@@ -68,16 +68,16 @@ impl Height {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slots::tests::claim;
 
     #[test]
-    fn sums_run_over_claimed_slots_and_orders_are_named_by_size() {
+    fn sums_run_over_all_processes_and_orders_are_named_by_size() {
         let slots = Slots::new().unwrap();
-        for (index, pid) in [(3, 10), (7, 11)] {
-            slots.all()[index].pid.store(pid, Relaxed);
-            slots.all()[index].faults.store(5, Relaxed);
-            slots.all()[index].zswpout_folio[4].store(2, Relaxed);
+        for pid in [10, 11] {
+            let stats = claim(&slots, pid).stats();
+            stats.faults.store(5, Relaxed);
+            stats.zswpout_folio[4].store(2, Relaxed);
         }
-        slots.all()[8].faults.store(1000, Relaxed);
         let sum = Figures::sum(&slots);
         let get = |name: &str| sum.each().find(|f| f.0 == name).unwrap_or_else(|| panic!("{name}")).1;
         assert_eq!((get("faults"), get("zswpout_64K"), get("swpout_fallback_2M")), (10, 4, 0));
@@ -89,8 +89,7 @@ mod tests {
         let slots = Slots::new().unwrap();
         let mut height = Height::default();
         assert_eq!(height.ratio(), None);
-        let slot = &slots.all()[0];
-        slot.pid.store(1, Relaxed);
+        let slot = claim(&slots, 1).stats();
         for (stored, pool) in [(300, 100), (500, 200), (0, 10)] {
             slot.stored_bytes.store(stored, Relaxed);
             slot.pool_bytes.store(pool, Relaxed);

@@ -5,7 +5,9 @@ mod failure;
 mod machine;
 mod elf;
 mod program;
+mod door;
 mod slots;
+mod log;
 mod sockets;
 mod remote;
 mod figures;
@@ -42,7 +44,16 @@ Examples:
 `memfold run --help` lists every setting and the exit statuses.";
 
 fn main() -> ExitCode {
-    let result = match command().try_get_matches() {
+    let result = bench::help().map_or_else(dispatch, Err);
+    ExitCode::from(result.unwrap_or_else(|failure| {
+        eprintln!("memfold: {}", failure.text);
+        failure.status
+    }))
+}
+
+/// Does what the command line asks for; the status to exit with.
+fn dispatch() -> Result<u8, Failure> {
+    match command().try_get_matches() {
         Ok(matches) => match matches.subcommand() {
             Some(("run", matches)) => run::main(matches),
             Some(("stat", matches)) => runs::stat(matches),
@@ -53,11 +64,7 @@ fn main() -> ExitCode {
             _ => unreachable!("clap requires a subcommand"),
         },
         Err(error) => usage(error),
-    };
-    ExitCode::from(result.unwrap_or_else(|failure| {
-        eprintln!("memfold: {}", failure.text);
-        failure.status
-    }))
+    }
 }
 
 fn command() -> Command {

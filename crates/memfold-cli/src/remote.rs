@@ -1,21 +1,53 @@
-//! The service of `memfold run --remote`: what its flags ask for, and where its socket is.
+//! The service of `memfold run --remote`: what its flags ask for, where its socket is, and its process.
+//!
+//! It has a process of its own, in a session of its own: so it goes on to refresh what lies in the store while `memfold run`
+//! is stopped, be it with all of its terminal's job; and its limits are not those that CMD inherits.
 use crate::failure::Failure;
 use crate::program::plain;
 use crate::sockets;
 use memfold::config::Config;
 use memfold_remote::{Service, Settings};
-use std::path::Path;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The suffix of the socket's name.
 const SUFFIX: &str = ".remote";
+/// What the service says when it is ready, and when all has been deleted.
+const DONE: &str = "done\n";
+/// The end is waited for no longer than this. Deleting gives up before.
+const END: Duration = Duration::from_secs(20);
+/// What doesn't reach the service: signals to all processes of a unit or of this name are for the program, which needs its
+/// data to end well. The service ends when `memfold run` does.
+const IGNORED: [i32; 9] = [
+    libc::SIGINT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGTSTP,
+    libc::SIGTTIN,
+    libc::SIGTTOU,
+];
 
-/// A service that has reached its store, if the settings ask for one; they get its socket. It does nothing before
-/// [`Service::serve`].
+/// A service in a process of its own. It ends, and deletes what is left in the store, when this is dropped, and when this
+/// process ends in any other way.
+pub struct Remote {
+    pid: libc::pid_t,
+    /// Closed to have it end; it says what came of that.
+    line: UnixStream,
+    expiry_s: u32,
+}
+
+/// Starts a service that has reached its store, if the settings ask for one; they get its socket. To be called while this
+/// process has one thread.
 ///
 /// # Errors
 /// 125: the flags make no sense, the store can't be used, or there is no place for the socket.
-pub fn open(config: &mut Config) -> Result<Option<Service>, Failure> {
+pub fn start(config: &mut Config) -> Result<Option<Remote>, Failure> {
     let Some(url) = &config.remote else {
         for (flag, given) in [("remote-auth", &config.remote_auth), ("remote-ca", &config.remote_ca)] {
             if given.is_some() {
@@ -27,6 +59,7 @@ pub fn open(config: &mut Config) -> Result<Option<Service>, Failure> {
     let of = |flag: &str, why: String| Failure::own(format!("--{flag}: {why}"));
     let timeout = Duration::from_secs(config.remote_timeout_s as u64);
     let mut settings = Settings::parse(url, timeout).map_err(|why| of("remote", why))?;
+    settings.set_expiry(Duration::from_secs(config.remote_expiry_s as u64));
     if let Some(path) = &config.remote_auth {
         settings.set_auth(Path::new(path)).map_err(|why| of("remote-auth", why))?;
     }
@@ -34,10 +67,113 @@ pub fn open(config: &mut Config) -> Result<Option<Service>, Failure> {
         settings.set_ca(Path::new(path)).map_err(|why| of("remote-ca", why))?;
     }
     let path = sockets::path(SUFFIX).map_err(|e| of("remote", format!("no place for a socket: {}", plain(&e))))?;
-    let service = Service::open(settings, &path).map_err(|why| of("remote", why))?;
     let text = path.to_str().ok_or_else(|| of("remote", format!("{}: not in UTF-8", path.display())))?;
     config.remote_socket = Some(text.to_string());
+    let remote = Remote::start(settings, path, config.remote_expiry_s).map_err(|why| of("remote", why))?;
     // They are nobody's business in the environment of the program.
     (config.remote_auth, config.remote_ca) = (None, None);
-    Ok(Some(service))
+    Ok(Some(remote))
+}
+
+impl Remote {
+    fn start(settings: Settings, path: PathBuf, expiry_s: u32) -> Result<Remote, String> {
+        let starting = |e: io::Error| format!("starting its service: {}", plain(&e));
+        let (line, its) = UnixStream::pair().map_err(starting)?;
+        // SAFETY: this process has one thread, so the child may do whatever it could.
+        let pid = match unsafe { libc::fork() } {
+            -1 => return Err(starting(io::Error::last_os_error())),
+            0 => {
+                drop(line);
+                serve(settings, &path, its)
+            }
+            pid => pid,
+        };
+        drop(its);
+        let mut remote = Remote { pid, line, expiry_s };
+        let mut said = String::new();
+        BufReader::new(&mut remote.line).read_line(&mut said).map_err(starting)?;
+        match said.as_str() {
+            DONE => Ok(remote),
+            "" => Err("its service has ended at once".to_string()),
+            why => Err(why.trim_end().to_string()),
+        }
+    }
+
+    /// Has it delete what is left in the store, and end.
+    ///
+    /// # Errors
+    /// Something is left: one line.
+    pub fn end(&mut self) -> Result<(), String> {
+        let gone = |why: &str| {
+            format!(
+                "the service {why}; what it has left in the store expires within {} s of its last refresh",
+                self.expiry_s
+            )
+        };
+        if self.pid == 0 {
+            return Ok(());
+        }
+        let _ = self.line.shutdown(Shutdown::Write);
+        let _ = self.line.set_read_timeout(Some(END));
+        // SAFETY: it is a child that was not waited for, so the number is its own. It may be stopped.
+        unsafe { libc::kill(self.pid, libc::SIGCONT) };
+        let mut said = String::new();
+        let result = match self.line.read_to_string(&mut said).map(|_| said.as_str()) {
+            Ok(DONE) => Ok(()),
+            Ok("") => Err(gone("was killed")),
+            Ok(why) => Err(why.trim_end().to_string()),
+            Err(_) => {
+                // SAFETY: as above.
+                unsafe { libc::kill(self.pid, libc::SIGKILL) };
+                Err(gone("does not end"))
+            }
+        };
+        // SAFETY: only waits; nobody else waits for this child.
+        unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), 0) };
+        self.pid = 0;
+        result
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+/// The child: tells whether the service could be started, serves until the other end of `line` is closed, and tells what came
+/// of the end.
+fn serve(settings: Settings, path: &Path, mut line: UnixStream) -> ! {
+    set_apart();
+    let said = match Service::start(settings, path) {
+        Ok(service) => {
+            if line.write_all(DONE.as_bytes()).is_ok() {
+                let _ = line.read(&mut [0]);
+            }
+            service.delete_keys()
+        }
+        Err(why) => Err(why),
+    };
+    let _ = line.write_all(said.map_or_else(|why| why + "\n", |()| DONE.to_string()).as_bytes());
+    std::process::exit(0)
+}
+
+/// Makes the process one that its parent's troubles don't touch, with as many descriptors as it may have.
+fn set_apart() {
+    // SAFETY: these change this process alone. The dispositions run no handler; the name is a C string; `limit` is local and
+    // set before it is read, as nothing lowers it.
+    unsafe {
+        libc::setsid();
+        libc::prctl(libc::PR_SET_NAME, c"memfold-remote".as_ptr());
+        // Stopped, it would not see that its parent is gone.
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT);
+        for signal in IGNORED {
+            libc::signal(signal, libc::SIG_IGN);
+        }
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
 }

@@ -2,9 +2,9 @@
 use crate::figures::Figures;
 use crate::slots::Slots;
 use memfold::config::Config;
+use memfold::table::Process;
 use serde_json::{Map, Value, json};
 use std::ffi::OsString;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// What a report says of the run as a whole.
 pub struct Run<'a> {
@@ -38,13 +38,15 @@ pub fn json(run: &Run, sum: &Figures, slots: &Slots) -> String {
     });
     let Value::Object(about) = about else { unreachable!("written as an object") };
     all.extend(about);
-    let processes = slots.claimed().map(|slot| {
-        let mut one = figures(&Figures::of(slot));
-        one.insert("pid".to_string(), slot.pid.load(Relaxed).into());
-        Value::Object(one)
-    });
-    all.insert("processes".to_string(), processes.collect());
+    all.insert("processes".to_string(), slots.table().processes().map(of_process).collect());
     format!("{:#}\n", Value::Object(all))
+}
+
+/// What there is to tell of one process.
+pub fn of_process(process: Process) -> Value {
+    let mut one = figures(&Figures::of(process.stats()));
+    one.insert("pid".to_string(), process.pid().into());
+    Value::Object(one)
 }
 
 /// The share of large frames that were there at the size asked for; none if none was asked for.
@@ -55,21 +57,23 @@ fn frame_success(sum: &Figures) -> Option<f64> {
 }
 
 /// Every figure by name.
-pub fn figures(figures: &Figures) -> Map<String, Value> {
+fn figures(figures: &Figures) -> Map<String, Value> {
     figures.each().map(|(name, value)| (name, value.into())).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slots::tests::claim;
+    use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn no_figure_is_hidden_by_a_fact_about_the_run() {
         let slots = Slots::new().unwrap();
-        slots.all()[0].pid.store(9, Relaxed);
-        slots.all()[0].faults.store(3, Relaxed);
-        slots.all()[0].frame_alloc.store(8, Relaxed);
-        slots.all()[0].frame_alloc_failed.store(2, Relaxed);
+        let stats = claim(&slots, 9).stats();
+        stats.faults.store(3, Relaxed);
+        stats.frame_alloc.store(8, Relaxed);
+        stats.frame_alloc_failed.store(2, Relaxed);
         let (config, sum) = (Config::new(1 << 30), Figures::sum(&slots));
         let run = Run { config: &config, arguments: &["a".into()], status: 3, seconds: 0.5, ratio: None };
         let value: Value = serde_json::from_str(&json(&run, &sum, &slots)).unwrap();

@@ -3,13 +3,14 @@ use crate::child::Child;
 use crate::control::{Control, Run};
 use crate::failure::Failure;
 use crate::figures::{Figures, Height};
+use crate::log::Log;
 use crate::slots::Slots;
 use crate::stats_file::StatsFile;
 use crate::summary::summary;
 use crate::{dict, machine, program, report, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use memfold::config::keys::KEYS;
 use memfold::config::{Config, Delivery, Size};
-use memfold::keys::KEYS;
 use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_sys::swapfile::{FileDisk, Options};
 use memfold_sys::uffd::{Uffd, feature};
@@ -19,6 +20,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// The environment variable that tells the preload library what to do.
@@ -26,6 +28,7 @@ pub const VARIABLE: &str = "MEMFOLD_RUN";
 const LIBRARY: &str = "libmemfold_preload.so";
 const SUMMARY: &str = "summary";
 const STATS_FILE: &str = "stats-file";
+const LOG: &str = "log";
 const COMMAND: &str = "command";
 const LIST: &str = "list";
 /// How often the gauges are looked at for a report; a run without a report never wakes up for them.
@@ -53,7 +56,7 @@ failed, 126 if CMD can't be executed, 127 if CMD was not found.";
 /// Columns of a flag's help; clap indents it by the width of the flags.
 const HELP_COLUMNS: usize = 60;
 
-/// The command line of `run`: a flag for every key of [`KEYS`], and two for reports.
+/// The command line of `run`: a flag for every key of [`KEYS`], and those for reports.
 pub fn command() -> Command {
     let keys = KEYS.iter().map(|key| {
         let help = match key.default {
@@ -73,6 +76,13 @@ pub fn command() -> Command {
                 .value_name("FILE")
                 .value_parser(value_parser!(PathBuf))
                 .help("write every figure to FILE as JSON at the end"),
+        )
+        .arg(
+            Arg::new(LOG)
+                .long(LOG)
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .help(wrapped("append what memfold says while CMD runs, and the summary, to FILE in place of stderr")),
         )
         .arg(Arg::new(LIST).long(LIST).action(ArgAction::SetTrue).exclusive(true).help("list the runs of this user"))
         .arg(
@@ -134,35 +144,40 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     check_permission()?;
     let library = library()?;
     let stats_file = matches.get_one::<PathBuf>(STATS_FILE).map(|name| StatsFile::open(name)).transpose()?;
+    let log = Arc::new(Log::open(matches.get_one::<PathBuf>(LOG).map(PathBuf::as_path))?);
     let slots = Slots::new()?;
     slots.set_bounds(&config);
-    let service = crate::remote::open(&mut config)?;
+    // SAFETY: no thread of memfold uses a robust mutex. Without, processes of the run may leave lines that nobody reads.
+    let _ = unsafe { slots.table().run_here() };
+    let mut remote = crate::remote::start(&mut config)?;
     let reported = stats_file.is_some() || matches.get_flag(SUMMARY);
 
     let environment = environment(&config, &slots, library)?;
     let child = Child::start(&path, &arguments, environment)?;
     let run = Arc::new(Run { slots, config: Mutex::new(config), arguments, start: Instant::now() });
     // Threads come after the child: signals are blocked by now.
-    if let Some(service) = &service {
-        service.serve().map_err(|e| Failure::own(format!("--remote: {}", program::plain(&e))))?;
-    }
+    tend(&run, &log, child.number())?;
     let control = Control::start(run.clone());
+    if let Err(e) = &control {
+        let why = "memfold run --list, stat and set don't find this run";
+        log.say(&format!("memfold: warning: {why}: {}\n", program::plain(e)));
+    }
     let mut height = Height::default();
     let end = child.wait(reported.then_some(LOOK_PERIOD), || height.sample(&run.slots))?;
     let seconds = run.start.elapsed().as_secs_f64();
     height.sample(&run.slots);
     drop(control);
-    if let Some(Err(why)) = service.as_ref().map(|service| service.delete_keys()) {
-        eprintln!("memfold: warning: --remote: {why}");
+    log.say_left(&run.slots, end.pid as u32);
+    if let Some(Err(why)) = remote.as_mut().map(|remote| remote.end()) {
+        log.say(&format!("memfold: warning: --remote: {why}\n"));
     }
-    drop(service);
     if end.dumped {
-        warn_of_dump(&run.slots, end.pid as u64);
+        warn_of_dump(&run.slots, &log, end.pid as u32);
     }
 
     let config = run.config();
     if matches.get_flag(SUMMARY) {
-        eprint!("{}", summary(&config, &run.slots, &height));
+        log.say(&summary(&config, &run.slots, &height));
     }
     if let Some(file) = stats_file {
         let sum = Figures::sum(&run.slots);
@@ -179,15 +194,27 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
 }
 
 /// The kernel asks nobody for what is folded when it writes a core dump.
-fn warn_of_dump(slots: &Slots, pid: u64) {
-    let folded = slots.claimed().find(|slot| slot.pid.load(Relaxed) == pid).map_or(0, |s| s.folded_bytes.load(Relaxed));
+fn warn_of_dump(slots: &Slots, log: &Log, pid: u32) {
+    let process = slots.table().processes().find(|process| process.pid() == pid);
+    let folded = process.map_or(0, |process| process.stats().folded_bytes.load(Relaxed));
     if folded > 0 {
-        eprintln!(
+        log.say(&format!(
             "memfold: the core dump has zeros in place of {} that were folded; to have them, stop the program in gdb, \
-             `call ((int(*)(void))memfold_unfold)()` and use gcore",
+             `call ((int(*)(void))memfold_unfold)()` and use gcore\n",
             Size(folded)
-        );
+        ));
     }
+}
+
+/// Starts the threads that say what the run's processes leave to be said, and that give them their table.
+fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
+    let (for_log, for_door, log) = (run.clone(), run.clone(), log.clone());
+    let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
+        let started = thread::Builder::new().name(name.to_string()).spawn(work);
+        started.map(drop).map_err(|e| Failure::own(format!("starting a thread: {}", program::plain(&e))))
+    };
+    start("memfold-log", Box::new(move || log.follow(&for_log.slots, command)))?;
+    start("memfold-door", Box::new(move || for_door.slots.serve()))
 }
 
 fn config(matches: &ArgMatches) -> Result<Config, Failure> {
@@ -255,7 +282,7 @@ fn library() -> Result<PathBuf, Failure> {
 /// The environment that memfold was given, in its order, with what the preload library needs.
 fn environment(config: &Config, slots: &Slots, library: PathBuf) -> Result<Vec<CString>, Failure> {
     let settings = config.encode().trim_end().replace('\n', ";");
-    let order = format!("{VARIABLE}={settings};stats={}", slots.path());
+    let order = format!("{VARIABLE}={settings};{}", slots.order());
     let library = library.into_os_string().into_vec();
     environment_with(given(), order.into_bytes(), &library).map_err(|_| Failure::own("a setting has a zero byte in it"))
 }

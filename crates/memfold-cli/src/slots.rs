@@ -1,115 +1,101 @@
-//! The table that the processes of a run share with memfold: a memfd with the bounds of the run and a slot of figures for
-//! each process.
-//!
-//! A process claims a slot by exchanging its `pid` from 0 (or from that of a process that has ended) to its own. The
-//! memory is memfold's as much as the process's, so the figures outlive a crash.
+//! The table that the processes of a run share with memfold ([`memfold::table`]), and how they get at it: by a path in /proc, or,
+//! where that leads nowhere (in a PID namespace, as another user), at a door.
+use crate::door::Door;
 use crate::failure::Failure;
+use crate::program::plain;
 use memfold::config::Config;
-use memfold::stats::{Bounds, LAYOUT_VERSION, Stats};
-use std::fs::File;
+use memfold::table::Table;
+use rustix::fd::IntoRawFd;
+use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
-use std::sync::atomic::Ordering::Relaxed;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// Slots in a table. More processes than this share the slots of those that have ended.
-pub const SLOTS: usize = 64;
+/// Processes that a system has if it doesn't say how many it may have.
+const PROCESSES: usize = 1 << 22;
 
-/// A table, mapped here and open for the processes of the run.
+/// A table, mapped here and open for the processes of the run. What is in it outlives them: a crash loses no figure.
 pub struct Slots {
-    file: File,
-    base: *const Bounds,
+    file: OwnedFd,
+    table: Table,
+    door: Door,
 }
 
-// SAFETY: the table is atomics only, and what else there is in the struct never changes.
-unsafe impl Send for Slots {}
-// SAFETY: as above.
-unsafe impl Sync for Slots {}
-
 impl Slots {
-    /// An empty table. Its size is sealed: no process can cut it off under the others.
+    /// An empty table.
     ///
     /// # Errors
-    /// 125: no memfd, or no memory.
+    /// 125: no memfd, no memory, or no socket.
     pub fn new() -> Result<Slots, Failure> {
-        let fail = |what: &str| Failure::own(format!("figures: {what}: {}", io::Error::last_os_error()));
-        // SAFETY: the name is a C string.
-        let fd = unsafe { libc::memfd_create(c"memfold-stats".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-        if fd < 0 {
-            return Err(fail("memfd_create"));
-        }
-        // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
-        let file = unsafe { File::from_raw_fd(fd) };
-        file.set_len(Slots::len() as u64).map_err(|_| fail("ftruncate"))?;
-        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-        // SAFETY: F_ADD_SEALS takes an integer.
-        if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) } != 0 {
-            return Err(fail("F_ADD_SEALS"));
-        }
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), Slots::len(), access, libc::MAP_SHARED, fd, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(fail("mmap"));
-        }
-        let slots = Slots { file, base: base.cast() };
-        slots.bounds().version.store(LAYOUT_VERSION, Relaxed);
-        slots.all().iter().for_each(|slot| slot.version.store(LAYOUT_VERSION, Relaxed));
-        Ok(slots)
+        let fail = |e: io::Error| Failure::own(format!("the table of the run: {}", plain(&e)));
+        let door = Door::open().map_err(fail)?;
+        let (table, file) = Table::create(processes_max(), file_bytes_max(), door.key())
+            .map_err(|e| fail(io::Error::from_raw_os_error(e.raw_os_error())))?;
+        // SAFETY: the descriptor is this function's alone, and given up by the one that made it.
+        let file = unsafe { OwnedFd::from_raw_fd(file.into_raw_fd()) };
+        Ok(Slots { file, table, door })
     }
 
-    /// Where a process of the run opens the table, as long as memfold is there.
-    pub fn path(&self) -> String {
-        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
+    /// What a process of the run is told, so that it finds the table.
+    pub fn order(&self) -> String {
+        format!("stats=/proc/{}/fd/{};door={}", std::process::id(), self.file.as_raw_fd(), self.door.order())
+    }
+
+    /// The table.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Gives it to processes that ask at the door, for ever.
+    pub fn serve(&self) {
+        self.door.serve(&self.file);
     }
 
     /// What the run may use from now on.
     pub fn set_bounds(&self, config: &Config) {
-        self.bounds().limit_bytes.store(config.limit_bytes.unwrap_or(u64::MAX), Relaxed);
-        self.bounds().resident_bytes.store(config.resident_bytes.unwrap_or(u64::MAX), Relaxed);
-    }
-
-    fn bounds(&self) -> &Bounds {
-        // SAFETY: as in `all`.
-        unsafe { &*self.base }
-    }
-
-    /// Every slot, claimed or not.
-    pub fn all(&self) -> &[Stats] {
-        // SAFETY: the mapping is `len()` bytes long, page-aligned, and lives until `self` is dropped. Both types are
-        // atomics only, for which every bit pattern is valid and which other processes may change at any time.
-        unsafe { std::slice::from_raw_parts(self.base.add(1).cast(), SLOTS) }
-    }
-
-    /// The slots that processes have claimed.
-    pub fn claimed(&self) -> impl Iterator<Item = &Stats> {
-        self.all().iter().filter(|slot| slot.pid.load(Relaxed) != 0)
-    }
-
-    const fn len() -> usize {
-        size_of::<Bounds>() + SLOTS * size_of::<Stats>()
+        let or_none = |bytes: Option<u64>| bytes.unwrap_or(u64::MAX);
+        self.table.set_bounds(or_none(config.limit_bytes), or_none(config.resident_bytes));
     }
 }
 
-impl Drop for Slots {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and `all` lends it out only as long as `self` is borrowed.
-        unsafe { libc::munmap(self.base.cast_mut().cast(), Slots::len()) };
+/// Processes that there may be at a time.
+fn processes_max() -> usize {
+    let text = fs::read_to_string("/proc/sys/kernel/pid_max").unwrap_or_default();
+    text.trim().parse().unwrap_or(PROCESSES)
+}
+
+/// How long a file of this process may be (RLIMIT_FSIZE): a longer one would end it.
+fn file_bytes_max() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the struct is local.
+    match unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } {
+        0 => limit.rlim_cur,
+        _ => u64::MAX,
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+    use memfold::table::Process;
+
+    /// A seat for the calling thread.
+    pub fn claim(slots: &Slots, pid: u32) -> Process {
+        // SAFETY: threads of tests use no robust mutex.
+        unsafe { slots.table().claim(pid) }.expect("there are seats left")
+    }
 
     #[test]
-    fn another_opener_writes_the_same_slots_and_cant_cut_them_off() {
+    fn what_a_process_is_told_leads_to_the_table() {
         let slots = Slots::new().unwrap();
-        let other = File::options().read(true).write(true).open(slots.path()).unwrap();
-        assert_eq!(other.metadata().unwrap().len(), Slots::len() as u64);
-        assert!(other.set_len(0).is_err());
-        use std::os::unix::fs::FileExt;
-        let offset = size_of::<Bounds>() + size_of::<Stats>() + std::mem::offset_of!(Stats, pid);
-        other.write_all_at(&77u64.to_ne_bytes(), offset as u64).unwrap();
-        assert_eq!(slots.claimed().map(|s| s.pid.load(Relaxed)).collect::<Vec<_>>(), [77]);
+        slots.set_bounds(&Config::new(1 << 30));
+        let order = slots.order();
+        let (path, door) = order.strip_prefix("stats=").and_then(|rest| rest.split_once(";door=")).unwrap();
+        let (_, key) = door.split_once(',').unwrap();
+        let key = memfold_sys::door::Key::parse(key).unwrap();
+        let file = rustix::fs::open(path, rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
+        let other = Table::open(file, &key).unwrap();
+        assert_eq!(other.bounds(), (u64::MAX, u64::MAX));
+        claim(&slots, 77);
+        assert_eq!(other.processes().map(|process| process.pid()).collect::<Vec<_>>(), [77]);
     }
 }

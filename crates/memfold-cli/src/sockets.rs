@@ -1,4 +1,5 @@
 //! Where the runs of a user are found: a directory that is this user's alone, with a socket for each run.
+use crate::program::plain;
 use serde_json::Value;
 use std::env;
 use std::fs::{self, DirBuilder};
@@ -54,7 +55,7 @@ pub fn listen(suffix: &str) -> io::Result<(UnixListener, PathBuf)> {
     for directory in directories() {
         match listen_in(&directory, suffix) {
             Ok(done) => return Ok(done),
-            Err(e) => failure = e,
+            Err(e) => failure = named(&directory, &e),
         }
     }
     Err(failure)
@@ -66,9 +67,15 @@ fn make(directory: &Path) -> io::Result<()> {
         _ => {}
     }
     if !is_own(directory) {
-        return Err(ErrorKind::PermissionDenied.into());
+        let why = "it is there, but no directory of this user alone (mode 700); move it away, or set XDG_RUNTIME_DIR";
+        return Err(io::Error::new(ErrorKind::PermissionDenied, why));
     }
     Ok(())
+}
+
+/// An error that says where it was.
+fn named(directory: &Path, e: &io::Error) -> io::Error {
+    io::Error::new(e.kind(), format!("{}: {}", directory.display(), plain(e)))
 }
 
 fn listen_in(directory: &Path, suffix: &str) -> io::Result<(UnixListener, PathBuf)> {
@@ -91,7 +98,7 @@ pub fn path(suffix: &str) -> io::Result<PathBuf> {
                 let _ = fs::remove_file(&path);
                 return Ok(path);
             }
-            Err(e) => failure = e,
+            Err(e) => failure = named(&directory, &e),
         }
     }
     Err(failure)

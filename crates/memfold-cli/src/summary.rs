@@ -1,19 +1,20 @@
 //! The few lines that `--summary` prints.
 use crate::figures::Height;
-use crate::slots::{SLOTS, Slots};
+use crate::slots::Slots;
 use memfold::config::{Config, Size};
 use memfold::stats::Stats;
+use memfold::table::APART;
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What the run came to, a few lines of text, each with `memfold: ` in front.
 pub fn summary(config: &Config, slots: &Slots, height: &Height) -> String {
     let mut out = String::new();
-    let processes = slots.claimed().count();
+    let processes = slots.table().processes().count();
     if processes == 0 {
         return "memfold: the engine started in no process\n".to_string();
     }
-    let sum = |of: fn(&Stats) -> u64| slots.claimed().map(of).sum::<u64>();
+    let sum = |of: fn(&Stats) -> u64| slots.table().processes().map(|p| of(p.stats())).sum::<u64>();
     let most = if processes > 1 { "at most " } else { "" };
     let bound = match (config.limit_bytes, config.resident_bytes) {
         (Some(limit), _) if config.pool_counts => format!("limit {}", Size(limit)),
@@ -21,7 +22,8 @@ pub fn summary(config: &Config, slots: &Slots, height: &Height) -> String {
         (None, Some(resident)) => format!("resident limit {}", Size(resident)),
         (None, None) => "no limit".to_string(),
     };
-    let count = if processes == SLOTS { format!("{SLOTS} or more") } else { processes.to_string() };
+    // Later ones go on with the seats of ended ones.
+    let count = if processes >= APART { format!("{processes} or more") } else { processes.to_string() };
     let noun = if processes == 1 { "process" } else { "processes" };
     if sum(|s| s.adopted_bytes.load(Relaxed)) == 0 {
         let _ = writeln!(out, "memfold: {bound} never came near, nothing was folded ({count} {noun})");
@@ -51,6 +53,7 @@ pub fn summary(config: &Config, slots: &Slots, height: &Height) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slots::tests::claim;
 
     #[test]
     fn each_state_of_a_run_has_its_lines() {
@@ -59,8 +62,7 @@ mod tests {
         let slots = Slots::new().unwrap();
         let text = || summary(&config, &slots, &Height::default());
         assert!(text().contains("started in no process"));
-        let slot = &slots.all()[0];
-        slot.pid.store(5, Relaxed);
+        let slot = claim(&slots, 5).stats();
         assert!(text().contains("limit 64.0 MiB never came near"), "{}", text());
         slot.adopted_bytes.store(1 << 28, Relaxed);
         slot.peak_bytes.store(60 << 20, Relaxed);

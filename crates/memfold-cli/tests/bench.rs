@@ -1,14 +1,10 @@
 //! The benchmarks as a user calls them, at their smallest.
 mod common;
-use common::{Scratch, assert_refused, binaries, memfold};
-
-fn json(path: &str) -> serde_json::Value {
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
-}
+use common::{Scratch, assert_refused, benchmarks, binaries, json, memfold};
 
 #[test]
 fn usemem_finds_every_byte_of_every_task() {
-    let Some(bin) = binaries() else { return };
+    let Some(bin) = benchmarks() else { return };
     let scratch = Scratch::new();
     let out = scratch.path("usemem.json");
     let arguments = ["bench", "usemem", "-n", "2", "-w", "-O", "-r", "2", "16M", "--limit", "10M", "--json", &out];
@@ -22,7 +18,7 @@ fn usemem_finds_every_byte_of_every_task() {
 
 #[test]
 fn a_report_is_written_compared_and_put_into_a_file() {
-    let Some(bin) = binaries() else { return };
+    let Some(bin) = benchmarks() else { return };
     let scratch = Scratch::new();
     let (first, second, readme) = (scratch.path("first"), scratch.path("second"), scratch.path("readme"));
     let arguments = ["bench", "report", "--quick", "--only", "blocks", "--out", &first];
@@ -43,7 +39,7 @@ fn a_report_is_written_compared_and_put_into_a_file() {
 
 #[test]
 fn what_makes_no_sense_is_one_line() {
-    let Some(bin) = binaries() else { return };
+    let Some(bin) = benchmarks() else { return };
     let scratch = Scratch::new();
     let out = scratch.path("out");
     let refused = |arguments: &[&str], why: &str| {
@@ -53,4 +49,46 @@ fn what_makes_no_sense_is_one_line() {
     refused(&["bench", "usemem", "--peer", "memfold:lz4:3k"], "unknown peer");
     refused(&["bench", "usemem", "-n", "2", "16M", "--limit", "64M"], "--limit must be smaller");
     refused(&["bench", "usemem", "-n", "0"], "-n must be");
+}
+
+#[test]
+fn help_is_that_of_the_benchmarks_under_the_name_that_was_called() {
+    let Some(bin) = benchmarks() else { return };
+    let said = |arguments: &[&str]| {
+        let output = memfold(&bin, arguments).output().unwrap();
+        assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0), "{arguments:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for arguments in [&["bench", "--help"][..], &["bench", "help"], &["help", "bench"]] {
+        let help = said(arguments);
+        assert!(help.contains("Usage: memfold bench <COMMAND>") && help.contains("  usemem "), "{help}");
+        assert!(!help.contains("child"), "{help}");
+    }
+    for arguments in [&["bench", "walk", "--help"][..], &["bench", "help", "walk"], &["help", "bench", "walk"]] {
+        let help = said(arguments);
+        assert!(help.contains("Usage: memfold bench walk [OPTIONS]") && help.contains("--no-memfold"), "{help}");
+    }
+    let nothing = memfold(&bin, &["bench"]).output().unwrap();
+    assert_eq!((nothing.status.code(), nothing.stdout.len()), (Some(125), 0));
+    assert_refused(&memfold(&bin, &["bench", "dance"]).output().unwrap(), 125, &["dance"]);
+    assert_refused(&memfold(&bin, &["bench", "walk", "--size", "much"]).output().unwrap(), 125, &["'much'"]);
+}
+
+#[test]
+fn without_the_benchmarks_one_line_says_how_to_build_them() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    std::fs::copy(bin.join("memfold"), scratch.path("memfold")).unwrap();
+    for arguments in [&["bench", "walk", "--quick"][..], &["bench", "--help"], &["help", "bench"]] {
+        let output = memfold(&scratch.0, arguments).env("PATH", &scratch.0).output().unwrap();
+        assert_refused(&output, 125, &["memfold-bench", "cargo build --release -p memfold-bench"]);
+    }
+    // Not the command's own file, but some program of that name in PATH.
+    let found = scratch.file("elsewhere", "#!/bin/sh\necho $0 \"$@\"\n", 0o755);
+    let directory = scratch.path("bin");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::rename(found, format!("{directory}/memfold-bench")).unwrap();
+    let output = memfold(&scratch.0, &["bench", "walk", "--size", "1G"]).env("PATH", &directory).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.ends_with("walk --size 1G\n"), "{text:?}");
 }

@@ -1,6 +1,7 @@
 //! `memfold dict train`: a dictionary that wins is written, one that doesn't is not, and bad input is one line.
 mod common;
 use common::{Scratch, assert_refused, binaries, memfold};
+use memfold_testkit::random::Random;
 
 /// Records that share words.
 fn records(bytes: usize) -> Vec<u8> {
@@ -31,11 +32,8 @@ fn a_dictionary_is_trained_written_and_used_if_it_wins() {
         assert_eq!(done.status.code(), Some(0), "{done:?}");
         std::fs::remove_file(&out).unwrap();
     }
-    let mut state = 1u64;
-    let noise = std::iter::repeat_with(|| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 33) as u8
-    });
+    let mut random = Random::new(1);
+    let noise = std::iter::repeat_with(|| random.word() as u8);
     std::fs::write(&input, noise.take(1 << 20).collect::<Vec<u8>>()).unwrap();
     let arguments = ["dict", "train", "--out", &out, &input];
     let done = memfold(&bin, &arguments).output().unwrap();

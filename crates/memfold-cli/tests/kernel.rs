@@ -2,6 +2,7 @@
 //! And memory that the program marks as never to be folded.
 mod common;
 use common::{Holder, Scratch, assert_right, assert_right_with, binaries, compile, managed};
+use memfold_testkit::random::mix;
 use std::process::Command;
 
 #[test]
@@ -82,12 +83,6 @@ fn marks_come_and_go_while_threads_use_the_memory() {
 
 /// Word 0 of a page of the pattern 1 that `holder` fills its memory with: see `common.h`.
 fn first_word(page: u64) -> u64 {
-    let mix = |x: u64| {
-        let x = x.wrapping_add(0x9e3779b97f4a7c15);
-        let x = (x ^ x >> 30).wrapping_mul(0xbf58476d1ce4e5b9);
-        let x = (x ^ x >> 27).wrapping_mul(0x94d049bb133111eb);
-        x ^ x >> 31
-    };
     mix(mix(0x100000001u64.wrapping_add(page)))
 }
 

@@ -49,6 +49,17 @@ fn advice_on_folded_memory_does_what_the_kernel_says() {
     assert_right("mappings", &["dontneed", "free", "advice", "guards"]);
 }
 
+/// Also what the kernel has dropped of it, and what was given up before it was managed, or by a call that nobody sees.
+#[test]
+fn memory_given_up_with_madv_free_is_as_it_was_or_zeros_and_stays_written() {
+    assert_right("freed", &["before", "past_libc", "by_libc", "by_number", "by_process"]);
+}
+
+#[test]
+fn what_madv_free_refuses_is_kept() {
+    assert_right("freed", &["refused"]);
+}
+
 #[test]
 fn memory_that_becomes_read_only_or_inaccessible_comes_back() {
     assert_right("mappings", &["read_only"]);

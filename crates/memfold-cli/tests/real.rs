@@ -2,6 +2,7 @@
 //! is not installed is passed over, with a line that says so.
 mod common;
 use common::{Scratch, compile_go, managed_in};
+use memfold_testkit::random::Random;
 use std::process::Command;
 
 /// The path of an installed program that can be run under memfold.
@@ -78,11 +79,11 @@ fn go_keeps_a_heap() {
 #[test]
 fn xz_compresses_to_the_same_bytes() {
     let Some(xz) = find("xz") else { return };
-    let (scratch, mut random) = (Scratch::new(), 1u64);
+    let (scratch, mut random) = (Scratch::new(), Random::new(1));
     let text: String = (0..160_000)
         .map(|i| {
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            format!("{{\"id\":{},\"number\":{i},\"name\":\"item {}\"}}\n", random >> 40, random >> 52)
+            let word = random.word();
+            format!("{{\"id\":{},\"number\":{i},\"name\":\"item {}\"}}\n", word >> 40, word >> 52)
         })
         .collect();
     let file = scratch.file("text", text, 0o644);
@@ -92,13 +93,8 @@ fn xz_compresses_to_the_same_bytes() {
 #[test]
 fn sort_sorts() {
     let Some(sort) = find("sort") else { return };
-    let (scratch, mut random) = (Scratch::new(), 1u64);
-    let lines: String = (0..400_000)
-        .map(|i| {
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            format!("{:016x} line {i}\n", random)
-        })
-        .collect();
+    let (scratch, mut random) = (Scratch::new(), Random::new(1));
+    let lines: String = (0..400_000).map(|i| format!("{:016x} line {i}\n", random.word())).collect();
     let file = scratch.file("lines", lines, 0o644);
     assert_same("32M", &[&sort, "-S", "200M", "--parallel=2", &file]);
 }

@@ -2,7 +2,9 @@
 mod common;
 use common::{Program, Scratch, assert_refused, binaries, compile, memfold, run};
 use memfold_testkit::redis::{self, DURABLE, Server, port};
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -22,6 +24,11 @@ struct Keeper {
 
 impl Keeper {
     fn start(bin: &Path, program: &Program, remote: &[&str]) -> Keeper {
+        Keeper::start_by(bin, program, remote, |_| {})
+    }
+
+    /// The same, with something done to the command before.
+    fn start_by(bin: &Path, program: &Program, remote: &[&str], prepare: impl FnOnce(&mut Command)) -> Keeper {
         let scratch = Scratch::new();
         let (dir, json, err) = (scratch.path("swap"), scratch.path("json"), scratch.path("err"));
         std::fs::create_dir(&dir).unwrap();
@@ -29,6 +36,7 @@ impl Keeper {
         let more = ["--stats-file", &json, "--remote-timeout", "5", "--remote-at", "70"];
         let mut command = memfold(bin, &[&flags[..], &more, remote, &["--", &program.path]].concat());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(std::fs::File::create(&err).unwrap());
+        prepare(&mut command);
         let mut runner = command.spawn().unwrap();
         let (input, output) = (runner.stdin.take(), BufReader::new(runner.stdout.take().unwrap()));
         let mut keeper = Keeper { runner, input, output, scratch };
@@ -53,6 +61,29 @@ impl Keeper {
     fn does(&mut self, what: &str) {
         let said = self.ask(what);
         assert_eq!(said, "right", "{what}: {}", self.errors());
+    }
+
+    /// The process of the run's service.
+    fn service(&self) -> i32 {
+        let parent = format!("PPid:\t{}\n", self.runner.id());
+        let is_it = |pid: &i32| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            status.starts_with("Name:\tmemfold-remote\n") && status.contains(&parent)
+        };
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut processes = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        processes.find(is_it).expect("the service is a child of memfold run")
+    }
+
+    /// The keys in the store, when data has ceased to move there.
+    fn settled(&self, server: &Server) -> Vec<String> {
+        let mut keys = Vec::new();
+        wait_for("the mover to rest", || {
+            let before = std::mem::replace(&mut keys, server.keys());
+            std::thread::sleep(Duration::from_millis(300));
+            keys.len() > 100 && keys == before
+        });
+        keys
     }
 
     fn errors(&self) -> String {
@@ -119,6 +150,150 @@ fn b3_every_byte_comes_back_and_no_key_is_left() {
     let (out, back) = (figure(&json, "remote_out"), figure(&json, "remote_in"));
     assert!(out > 60 << 8 && back > 60 << 8, "{out} pages out, {back} back");
     assert_eq!(figure(&json, "remote_failed"), 0);
+    assert_eq!(server.cli(&["dbsize"]), "0");
+}
+
+fn signal(pid: i32, number: i32) {
+    // SAFETY: only sends.
+    assert_eq!(unsafe { libc::kill(pid, number) }, 0);
+}
+
+/// As Ctrl-Z does in a terminal, or an operator's `kill -STOP`.
+#[test]
+fn data_in_the_store_outlives_its_expiry_while_the_whole_job_is_stopped() {
+    let Some(bin) = tools() else { return };
+    let (server, program) = (Server::start(&[]), compile("keeper"));
+    let flags = ["--remote", &server.url(), "--remote-expiry", "4"];
+    let mut keeper = Keeper::start_by(&bin, &program, &flags, |command| {
+        command.process_group(0);
+    });
+    let job = -(keeper.runner.id() as i32);
+    keeper.does("fill 96");
+    let keys = keeper.settled(&server);
+    signal(job, libc::SIGSTOP);
+    // What the promise is about.
+    std::thread::sleep(Duration::from_secs(6));
+    let left = server.keys().len();
+    signal(job, libc::SIGCONT);
+    assert!(left >= keys.len(), "{left} of {} keys are left", keys.len());
+    keeper.does("check");
+    signal(keeper.runner.id() as i32, libc::SIGSTOP);
+    keeper.does("change");
+    keeper.does("check");
+    signal(keeper.runner.id() as i32, libc::SIGCONT);
+    keeper.end();
+    assert_eq!(server.cli(&["dbsize"]), "0");
+}
+
+#[test]
+fn a_service_that_is_stopped_is_told_of_while_the_data_is_still_there() {
+    let Some(bin) = tools() else { return };
+    let (server, program) = (Server::start(&[]), compile("keeper"));
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url(), "--remote-expiry", "40"]);
+    keeper.does("fill 96");
+    let keys = keeper.settled(&server).len();
+    let service = keeper.service();
+    signal(service, libc::SIGSTOP);
+    wait_for("a warning", || keeper.errors().contains("kept its data from expiring"));
+    assert_eq!(server.keys().len(), keys, "the warning comes before");
+    signal(service, libc::SIGCONT);
+    let errors = keeper.errors();
+    let words = [&server.url(), "kill -CONT", "gone after 40 s", "--remote-expiry"];
+    assert!(words.iter().all(|word| errors.contains(word)), "{errors}");
+    assert_eq!(errors.matches("expiring").count(), 1, "{errors}");
+    keeper.does("check");
+    keeper.end();
+}
+
+#[test]
+fn a_store_that_cant_be_reached_for_half_of_the_expiry_is_told_of_while_the_data_is_still_there() {
+    let Some(bin) = tools() else { return };
+    let (mut server, program) = (Server::start(DURABLE), compile("keeper"));
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url(), "--remote-expiry", "40"]);
+    keeper.does("fill 96");
+    let keys = keeper.settled(&server).len();
+    server.kill();
+    wait_for("a warning", || keeper.errors().contains("could not be refreshed"));
+    server.restart();
+    assert!(server.keys().len() >= keys, "the warning comes before");
+    wait_for("the keys to be refreshed", || keeper.errors().contains("refreshed again"));
+    let errors = keeper.errors();
+    assert_eq!(errors.matches("could not be refreshed").count(), 1, "{errors}");
+    assert!(errors.contains(&server.url()) && !errors.contains("kill -CONT"), "{errors}");
+    keeper.does("check");
+    keeper.end();
+    assert_eq!(server.cli(&["dbsize"]), "0");
+}
+
+#[test]
+fn a_run_that_is_killed_leaves_nothing_in_the_store() {
+    let Some(bin) = tools() else { return };
+    let (server, program) = (Server::start(&[]), compile("keeper"));
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
+    keeper.does("fill 96");
+    assert!(server.keys().len() > 100);
+    // Who has stopped it and then kills the run has forgotten it.
+    signal(keeper.service(), libc::SIGSTOP);
+    keeper.runner.kill().unwrap();
+    wait_for("the keys to go", || server.cli(&["dbsize"]) == "0");
+}
+
+#[test]
+fn a_service_that_was_killed_is_told_of_at_the_end_too() {
+    let Some(bin) = tools() else { return };
+    let (server, program) = (Server::start(&[]), compile("keeper"));
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
+    keeper.does("fill 20");
+    signal(keeper.service(), libc::SIGKILL);
+    keeper.does("check");
+    drop(keeper.input.take());
+    assert_eq!(keeper.runner.wait().unwrap().code(), Some(0));
+    let errors = keeper.errors();
+    assert!(errors.contains("--remote") && errors.contains("was killed") && errors.contains("86400 s"), "{errors}");
+}
+
+/// What each has in the service is one descriptor of those that the hard limit allows; with 8 of the soft limit each, the
+/// seventh process was not served.
+#[test]
+fn two_hundred_processes_share_a_store_under_a_low_limit_of_descriptors() {
+    let Some(bin) = tools() else { return };
+    let (server, program) = (Server::start(&[]), compile("keeper"));
+    let scratch = Scratch::new();
+    let (swap, out) = (scratch.path("swap"), scratch.path("out"));
+    std::fs::create_dir(&swap).unwrap();
+    // Each says "right" for either order, and ends when it is told so.
+    let script = format!(
+        "ulimit -S -n; mkfifo {out}.gate; exec 9<>{out}.gate; \
+         for i in $(seq 200); do {{ printf 'fill 4\\ncheck\\n'; read x <&9; }} | {} >{out}.$i & done; \
+         read line; seq 200 >&9; wait",
+        program.path
+    );
+    let flags = ["run", "--limit", "32M", "--swap", &swap, "--swap-size", "1M", "--swap-keep-free", "64M"];
+    let more = ["--remote-at", "10", "--remote", &server.url(), "--", "bash", "-c", &script];
+    let mut command = memfold(&bin, &[&flags[..], &more].concat());
+    // SAFETY: setrlimit is async-signal-safe, and `limit` local.
+    unsafe {
+        command.pre_exec(|| {
+            let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+            limit.rlim_cur = 50;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+            Ok(())
+        })
+    };
+    let mut runner = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let said = || (1..=200).map(|i| std::fs::read_to_string(format!("{out}.{i}")).unwrap_or_default());
+    let is_right = |said: String| said.matches("right").count() == 2;
+    wait_for("200 processes", || said().all(is_right) || runner.try_wait().unwrap().is_some());
+    let keys = server.keys();
+    let engines: BTreeSet<&str> = keys.iter().filter_map(|key| key.split(':').nth(2)).collect();
+    drop(runner.stdin.take());
+    let output = runner.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    assert_eq!(output.stdout, b"50\n", "CMD has the limit that memfold was given");
+    assert_eq!(said().filter(|said| is_right(said.clone())).count(), 200, "{errors}");
+    assert!(engines.len() > 190, "only {} have data in the store", engines.len());
     assert_eq!(server.cli(&["dbsize"]), "0");
 }
 
@@ -312,6 +487,9 @@ fn a_password_is_needed_and_comes_from_a_file() {
         keeper.does("fill 80");
         assert!(server.keys().len() > 100);
         keeper.does("check");
+        let errors = keeper.errors();
+        assert!(errors.contains(&url) && errors.contains("rediss://"), "{errors}");
+        assert_eq!(errors.matches("in clear").count(), 1, "{errors}");
         keeper.end();
         assert_eq!(server.cli(&["dbsize"]), "0");
     }

@@ -1,12 +1,8 @@
 //! `--summary`, `--stats-file`, and what the program sees of memfold.
 mod common;
-use common::{Scratch, binaries, memfold, run};
+use common::{Scratch, binaries, json, memfold, run};
 use memfold::stats::{FIGURES, ORDER_FIGURES, size_suffix};
 use serde_json::Value;
-
-fn stats(path: &str) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
-}
 
 #[test]
 fn the_stats_file_has_every_figure_and_the_facts_of_the_run() {
@@ -15,7 +11,7 @@ fn the_stats_file_has_every_figure_and_the_facts_of_the_run() {
     let path = scratch.path("s.json");
     let output = run(&bin, &["--stats-file", &path], &["sh", "-c", "sleep 0.2; exit 3"]);
     assert_eq!((output.status.code(), output.stderr.len()), (Some(3), 0));
-    let stats = stats(&path);
+    let stats = json(&path);
     for figure in FIGURES {
         assert!(stats[figure.name].is_u64(), "{}", figure.name);
     }
@@ -40,7 +36,7 @@ fn every_process_has_its_own_figures_also_after_a_crash() {
     let script = "echo $$; sh -c 'echo $$; true'; sh -c 'echo $$; ulimit -c 0; kill -SEGV $$'; true";
     let output = run(&bin, &["--stats-file", &path], &["sh", "-c", script]);
     let mut started: Vec<u64> = String::from_utf8(output.stdout).unwrap().lines().map(|l| l.parse().unwrap()).collect();
-    let stats = stats(&path);
+    let stats = json(&path);
     let processes = stats["processes"].as_array().unwrap();
     let mut counted: Vec<u64> = processes.iter().map(|p| p["pid"].as_u64().unwrap()).collect();
     started.sort_unstable();
@@ -57,7 +53,7 @@ fn more_processes_than_slots_are_no_trouble() {
     let script = "i=0; while [ $i -lt 100 ]; do /bin/true || exit 1; i=$((i+1)); done; exit 4";
     let output = run(&bin, &["--summary", "--stats-file", &path], &["sh", "-c", script]);
     assert_eq!(output.status.code(), Some(4));
-    assert_eq!(stats(&path)["processes"].as_array().unwrap().len(), 64);
+    assert_eq!(json(&path)["processes"].as_array().unwrap().len(), 64);
     assert!(String::from_utf8_lossy(&output.stderr).contains("64 or more processes"));
 }
 

@@ -1,12 +1,13 @@
 //! Limits on a process's address space. The engine reserves more of it than it will ever use: addresses, not memory.
 use core::fmt::{self, Display, Formatter};
+use memfold_sys::zone::{NoPromise, counts_reservations};
 use rustix::process::{Resource, getrlimit};
 
 /// Below this nothing can be said but that it is too little, bytes.
 const LEAST_BYTES: u64 = 1 << 30;
 const LIMITS: [(Resource, &str); 2] = [(Resource::As, "-v"), (Resource::Data, "-d")];
 
-/// What may help where address space is lacking; nothing if it has no limits.
+/// What may help where address space is lacking; nothing if there are no limits.
 pub struct Remedy;
 
 impl Display for Remedy {
@@ -19,6 +20,10 @@ impl Display for Remedy {
                     "; `ulimit {flag}` allows {mib} MiB, and memfold reserves far more (addresses, not memory): lift it"
                 )?;
             }
+        }
+        if counts_reservations() {
+            f.write_str("; ")?;
+            NoPromise.fmt(f)?;
         }
         Ok(())
     }

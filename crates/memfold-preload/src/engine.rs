@@ -100,8 +100,9 @@ fn run(_: usize) {
         }
     };
     tell();
-    // Not fatal: only with privileges. On a busy machine a program grows while this thread waits for a processor.
-    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), -20);
+    program::raise();
+    // Making an engine takes more of it than all that comes.
+    bare::trim_stack();
     loop {
         let bell = BELL.load(SeqCst);
         let errand = ERRAND.swap(0, SeqCst);

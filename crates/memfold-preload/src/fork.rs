@@ -6,7 +6,7 @@
 //! both processes are served before libc goes on.
 //! vfork and posix_spawn share the parent's memory, and its engine serves the child until it executes something.
 use crate::program::{self, Program};
-use crate::{engine, proc, say};
+use crate::{engine, proc, say, slots};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use memfold::config::Size;
 use memfold_sys::raw::set_signals_blocked;
@@ -153,6 +153,9 @@ fn bring_back(program: &Program) {
 /// In parent and child: all of the end but for the signals, which stay blocked.
 fn after_copy(in_child: bool) {
     let Some(program) = program::get() else { return };
+    if in_child {
+        slots::begin_as_child();
+    }
     match (PREPARED.swap(NOTHING, SeqCst), in_child) {
         // SAFETY: `prepare` brought it to rest, and the swap lets only one caller pass. A child has this thread alone.
         (AT_REST, true) => unsafe {

@@ -6,12 +6,12 @@
 extern crate alloc;
 
 // Bottom first: a module imports only from modules listed above it.
+mod heap;
+mod slots;
 mod say;
 mod addresses;
 mod panic;
-mod heap;
 mod c_heap;
-mod slots;
 mod unserved;
 mod order;
 mod proc;
@@ -62,5 +62,6 @@ extern "C" fn finish() {
     if let Some(program) = program::get() {
         program.pager.publish();
         program.pager.stats().need_bytes.store(0, core::sync::atomic::Ordering::Relaxed);
+        slots::set_need(0);
     }
 }

@@ -7,8 +7,11 @@ use crate::program::{self, Program};
 use crate::real::Real;
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::transmute;
+use libc::iovec;
+use memfold_sys::Errno;
+use memfold_sys::raw::system_call;
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::unlock_all;
+use memfold_sys::zone::{lock_again, unlock_all};
 
 type Mlock = unsafe extern "C" fn(*const c_void, usize) -> c_int;
 type Mlock2 = unsafe extern "C" fn(*const c_void, usize, c_uint) -> c_int;
@@ -85,6 +88,15 @@ pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> 
         libc::MADV_DOFORK => undo_dont_fork(call),
         // SAFETY: the caller's promise.
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => unsafe { populate(real, at, len, advice) },
+        libc::MADV_FREE if program::get().is_some_and(Program::has_adopted) => {
+            let result = call();
+            if result == 0 {
+                // Pages that it leaves where they are would not be the engine's any more: it is told that they end. So they end now.
+                // SAFETY: the program has given up the bytes.
+                unsafe { real(at, len, libc::MADV_DONTNEED) };
+            }
+            result
+        }
         MADV_GUARD_INSTALL => {
             let result = call();
             if result == 0 {
@@ -98,6 +110,49 @@ pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> 
         libc::MADV_DODUMP | libc::MADV_KEEPONFORK | libc::MADV_UNMERGEABLE => unmark(call),
         _ => call(),
     }
+}
+
+/// The program's `process_madvise`: as libc's. What it may do to this process (Linux 6.13) is done as by [`madvise`].
+///
+/// # Safety
+/// - As libc's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn process_madvise(
+    process: c_int,
+    ranges: *const iovec,
+    count: usize,
+    advice: c_int,
+    flags: c_uint,
+) -> isize {
+    // Older C libraries have none.
+    let real = |count| {
+        let args = [process as usize, ranges as usize, count, advice as usize, flags as usize, 0];
+        // SAFETY: the arguments of this system call, the caller's.
+        unsafe { system_call(libc::SYS_process_madvise, args) }.map_or_else(fail, |done| done as isize)
+    };
+    let for_others = [libc::MADV_COLD, libc::MADV_PAGEOUT, libc::MADV_WILLNEED, libc::MADV_COLLAPSE].contains(&advice);
+    // What the kernel refuses to do to another process it says without any range, too; and what it would refuse of the ranges.
+    if for_others || count > libc::UIO_MAXIOV as usize || real(0) != 0 {
+        return real(count);
+    }
+    let mut done = 0;
+    for n in 0..count {
+        // SAFETY: the caller's promise.
+        let iovec { iov_base, iov_len } = unsafe { ranges.add(n).read() };
+        // SAFETY: likewise.
+        if unsafe { madvise(iov_base, iov_len, advice) } != 0 {
+            return if done > 0 { done } else { -1 };
+        }
+        done += iov_len as isize;
+    }
+    done
+}
+
+/// What libc returns for a system call that has failed.
+fn fail(errno: Errno) -> isize {
+    // SAFETY: the caller is a thread of the program's, which has an `errno`.
+    unsafe { *libc::__errno_location() = errno.raw_os_error() };
+    -1
 }
 
 /// Makes a call that takes a mark off.
@@ -186,6 +241,10 @@ pub unsafe extern "C" fn munlock(at: *const c_void, len: usize) -> c_int {
 /// - As libc's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munlockall() -> c_int {
-    // SAFETY: libc's `munlockall` is of this type; it changes no byte.
-    unmark(|| unsafe { transmute::<*mut c_void, Munlockall>(REAL_MUNLOCKALL.get())() })
+    unmark(|| {
+        // SAFETY: libc's `munlockall` is of this type; it changes no byte.
+        let result = unsafe { transmute::<*mut c_void, Munlockall>(REAL_MUNLOCKALL.get())() };
+        lock_again();
+        result
+    })
 }

@@ -1,18 +1,22 @@
 //! What `memfold run` wants of this process: the environment variable that it sets.
 use crate::addresses::{self, Remedy};
-use crate::slots;
+use crate::say;
+use crate::slots::{self, Way};
 use crate::unserved::unserved;
 use alloc::string::String;
 use core::ffi::CStr;
 use memfold::config::Config;
+use memfold_sys::door::Key;
 
-/// The variable; its value is the lines of `Config::encode` and `stats=PATH`, joined by semicolons.
+/// The variable; its value is the lines of `Config::encode`, `stats=PATH` and `door=NAME,KEY`, joined by semicolons.
 const VARIABLE: &CStr = c"MEMFOLD_RUN";
 /// `1` switches memfold off.
 const DISABLE: &CStr = c"MEMFOLD_DISABLE";
 
-/// In front of the path of the table of figures.
+/// In front of the path of the table that the run's processes share.
 const STATS: &str = "stats=";
+/// In front of where to ask for it, and the key.
+const DOOR: &str = "door=";
 
 /// An order to run under management.
 pub struct Order {
@@ -21,7 +25,7 @@ pub struct Order {
 }
 
 /// The order to this process; `None` if there is none, memfold is switched off, or there are too few addresses. Without one nothing
-/// is allocated. Maps the table of figures that it names.
+/// is allocated. Maps the table that it names.
 ///
 /// # Errors
 /// The order makes no sense, as when another version of memfold wrote it.
@@ -31,15 +35,18 @@ pub fn read() -> Result<Option<Order>, String> {
         return Ok(None);
     }
     let lines = || core::str::from_utf8(text).unwrap_or("").split(';');
-    if let Some(path) = lines().find_map(|line| line.strip_prefix(STATS)) {
-        slots::open(path);
+    let of = |prefix: &str| lines().find_map(|line| line.strip_prefix(prefix));
+    let door = of(DOOR).and_then(|text| text.split_once(','));
+    if let (Some(path), Some((door, key))) = (of(STATS), door.and_then(|(door, key)| Some((door, Key::parse(key)?)))) {
+        slots::open(Way { path, door, key });
+        say::listen();
     }
     if addresses::are_too_few() {
         unserved(format_args!("no address space for the engine{Remedy}"));
         return Ok(None);
     }
     let mut settings = String::new();
-    for line in lines().filter(|line| !line.starts_with(STATS)) {
+    for line in lines().filter(|line| !line.starts_with(STATS) && !line.starts_with(DOOR)) {
         settings.push_str(line);
         settings.push('\n');
     }

@@ -1,5 +1,5 @@
 //! A panic in the engine ends the process with a message: a program whose faults nobody serves would hang for ever.
-use crate::say::{die, say};
+use crate::say::{die, last_words};
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use memfold_sys::thread::{sleep_ns, thread_id};
@@ -16,7 +16,7 @@ const PACE_NS: u64 = 1_000_000;
 fn panic(info: &PanicInfo<'_>) -> ! {
     match FIRST.compare_exchange(0, thread_id(), SeqCst, SeqCst) {
         Ok(_) => {
-            say(format_args!("engine panic: {info}"));
+            last_words(format_args!("engine panic: {info}"));
             SAID.store(true, SeqCst);
         }
         // The message itself panics.

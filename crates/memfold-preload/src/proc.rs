@@ -1,5 +1,6 @@
 //! What /proc says of this process's size, read without allocation.
 use memfold_sys::Errno;
+use memfold_sys::raw::system_call;
 use memfold_sys::units::PAGE_SIZE;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, open};
@@ -50,6 +51,13 @@ pub fn threads() -> u64 {
 /// Memory that this process has locked, bytes.
 pub fn locked_bytes() -> u64 {
     field(c"/proc/self/status", "VmLck:")
+}
+
+/// Whether the kernel may merge equal pages of all memory of this process.
+pub fn merges() -> bool {
+    // SAFETY: only asks; a kernel that doesn't know of it says EINVAL.
+    let answer = unsafe { system_call(libc::SYS_prctl, [libc::PR_GET_MEMORY_MERGE as usize, 0, 0, 0, 0, 0]) };
+    answer.is_ok_and(|on| on != 0)
 }
 
 /// Resident anonymous memory that other processes have too, by forks.

@@ -7,36 +7,45 @@ use alloc::vec::Vec;
 use core::ops::ControlFlow::Continue;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed, Ordering::SeqCst};
 use memfold::config::Config;
+use memfold::delivery::program::{NotCopied, Watcher};
 use memfold::pager::{Pager, Parts, StatsPlace};
-use memfold::share::share;
+use memfold::policy::fair_share::share;
 use memfold::stats::Stats;
-use memfold::watch::{NotCopied, Watcher};
 use memfold_sys::bare;
 use memfold_sys::bin::Bin;
 use memfold_sys::maps::{Area, each_area, each_detailed, flag};
+use memfold_sys::pagemap::Pagemap;
 use memfold_sys::raw::{program_break, set_signals_blocked};
 use memfold_sys::space::UffdSpace;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::{cpu_ns, cpus, now_ns, thread_id};
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::PAGE_SIZE;
-use memfold_sys::zone::{freeze_list, overlaps_own, set_inherited, unfreeze_list};
+use memfold_sys::zone::{freeze_list, locked_bytes, overlaps_own, set_inherited, unfreeze_list};
 
 use crate::addresses::Remedy;
 use crate::heap::arena;
 use crate::proc::{self, Statm};
+use crate::unserved::unserved_later;
 use crate::{say, slots};
 
 /// Unmanaged memory must have grown by this before the map is read again.
 const GROWTH_BYTES: u64 = 4 << 20;
 /// The same while the program is past its bounds.
 const GROWTH_PAST_BYTES: u64 = 1 << 20;
+/// The engine's threads start at one part in this many of what the program may have before anything is taken: on busy CPUs that
+/// takes a while, in which a program that grows fast would go past its limit.
+const START_SHARE: u64 = 2;
 /// Time between looks at the program's size, nanoseconds.
 const LOOK_NS: i64 = 5_000_000;
 /// The same while the program grows and isn't far from its bounds.
 const LOOK_SOON_NS: i64 = 1_000_000;
 /// The same while it is past them.
 const LOOK_PAST_NS: i64 = 250_000;
+/// Engine threads beside the workers and a handler for each CPU: those of the swap file, and single ones.
+const MORE_THREADS: usize = 10;
+/// Of many processes that share a limit each looks less often, but for one that grows: with each so many others by so much.
+const LOOK_OTHERS: i64 = 16;
 /// Areas smaller than this are left alone unless they continue a managed one.
 const SMALL_BYTES: usize = 64 << 10;
 /// Properties that keep an area out of management for good.
@@ -60,9 +69,12 @@ pub struct Program {
     pub pager: Arc<Pager>,
     uffd: Arc<Uffd>,
     bin: Arc<Bin>,
+    pagemap: Arc<Pagemap>,
     watcher: &'static Watcher,
     statm: Statm,
     config: Config,
+    /// Of the first engine thread before it raised itself: of all the others.
+    nice: i32,
     /// Never adopted: what was there when the constructor ended, and thread stacks.
     excluded: Mutex<Vec<(usize, usize)>>,
     /// Held while adopting; a fork holds it too.
@@ -75,14 +87,20 @@ pub struct Program {
 
 #[derive(Default)]
 struct State {
-    /// Near enough to the limit.
+    /// All engine threads run.
+    started: bool,
+    /// Near enough to the limit: what it has is being taken.
     begun: bool,
+    /// They could not be started.
+    refused: bool,
     /// Everything there was has been taken once.
     adopted: bool,
     unmanaged_at_last_read: u64,
     /// Resident at the last look, bytes.
     anonymous: u64,
     looks: u32,
+    /// Other processes that need a part of the limit.
+    company: i64,
     /// Of the whole run (limit, resident), bytes; `None` if nobody tells them.
     bounds: Option<(u64, u64)>,
     /// A fork has made this process or a child of it, and they may still share memory.
@@ -124,9 +142,10 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
     let features =
         feature::MOVE | feature::THREAD_ID | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
     let uffd = Arc::new(Uffd::open(features, false).map_err(|e| format!("{e}"))?);
-    let bin = Arc::new(Bin::new().map_err(|e| format!("{e}"))?);
+    let pagemap = Arc::new(Pagemap::open().map_err(|e| format!("/proc/self/pagemap: {e}"))?);
+    let bin = Arc::new(Bin::new(pagemap.clone()).map_err(|e| format!("{e}"))?);
     let parts = Parts {
-        space: Box::new(UffdSpace::with_bin(uffd.clone(), bin.clone())),
+        space: Box::new(UffdSpace::with_bin(uffd.clone(), pagemap.clone(), bin.clone())),
         has_move: true,
         has_events: true,
         stats: StatsPlace::shared(stats),
@@ -134,24 +153,26 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
         disk: None,
         remote: None,
     };
-    let workers = config.worker_count(parts.cpus);
     let pager = match Pager::new(config.clone(), parts) {
         Ok(pager) => Arc::new(pager),
         Err(why) if why.contains("address space") => return Err(format!("{why}{Remedy}")),
         Err(why) => return Err(why),
     };
     register_frames(&pager, &uffd)?;
-    let started = memfold::worker::start_by(&pager, workers, bare::start)
-        .and_then(|()| Watcher::start(&pager, &uffd, area_of, bare::start, config.keep_cpu))
+    bare::reserve(config.worker_count(pager.cpus()) + pager.cpus() + MORE_THREADS)
+        .map_err(|e| format!("no address space: {e}"))?;
+    let opened = Watcher::new(&pager, &uffd, &pagemap, area_of, config.keep_cpu)
         .and_then(|watcher| Statm::open().map(|statm| (watcher, statm)));
-    let (watcher, statm) = started.map_err(|e| format!("starting engine threads: {e}"))?;
+    let (watcher, statm) = opened.map_err(|e| format!("starting the engine: {e}"))?;
     let program: &'static Program = Box::leak(Box::new(Program {
         pager,
         uffd,
         bin,
+        pagemap,
         watcher,
         statm,
         config,
+        nice: own_nice(),
         excluded: Mutex::new(Vec::new()),
         adopting: Mutex::new(State::default()),
         marked: AtomicBool::new(false),
@@ -161,6 +182,23 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
     // What the C library has allocated by now is never adopted.
     program.exclude_all_present();
     Ok(program)
+}
+
+/// What the first engine thread raises itself to where it may: a program grows while it waits for a processor.
+const NICE: i32 = -20;
+
+fn own_nice() -> i32 {
+    rustix::process::getpriority_process(Some(rustix::thread::gettid())).unwrap_or(0)
+}
+
+fn set_own_nice(nice: i32) {
+    // Not fatal: less than before needs a privilege.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), nice);
+}
+
+/// Lets the calling thread, the first of the engine, run before all others.
+pub fn raise() {
+    set_own_nice(NICE);
 }
 
 fn register_frames(pager: &Pager, uffd: &Uffd) -> Result<(), String> {
@@ -189,6 +227,10 @@ impl Program {
     /// was. Called by the first engine thread, while no other thread of the child runs on. Ends the process with a
     /// message if that can't be done.
     pub fn begin_as_child(&self, stats: &'static Stats) {
+        // Before anybody asks which pages are there: the parent's map would tell of the parent's.
+        if let Err(e) = self.pagemap.reopen() {
+            say::die(format_args!("in a child of fork: /proc/self/pagemap: {e}"));
+        }
         if let Err(e) = self.uffd.reopen().and_then(|()| self.bin.reopen()) {
             say::die(format_args!("in a child of fork: {e}"));
         }
@@ -319,6 +361,11 @@ impl Program {
         result
     }
 
+    /// Whether any of the program's memory has come under management.
+    pub fn has_adopted(&self) -> bool {
+        self.watcher.has_begun()
+    }
+
     /// Whether what the program keeps out of core dumps is folded all the same.
     pub fn folds_dont_dump(&self) -> bool {
         self.config.fold_dont_dump
@@ -397,19 +444,27 @@ impl Program {
         let need =
             anonymous.saturating_sub(state.others) + self.pager.away_bytes().saturating_sub(state.inherited_away);
         self.pager.stats().need_bytes.store(need, Relaxed);
+        slots::set_need(need);
         let bounds = slots::bounds();
-        if measured || state.looks % LOOKS_A_SHARE == 1 || state.bounds != bounds {
+        let slower = 1 + state.company / LOOK_OTHERS;
+        let due = state.looks.is_multiple_of((LOOKS_A_SHARE / slower as u32).max(1)) || state.looks == 1;
+        if measured || due || state.bounds != bounds {
             state.bounds = bounds;
-            self.take_share(&state, need);
+            self.take_share(&mut state, need);
         }
         let max = self.pager.bound_bytes();
         let past = self.pager.excess_bytes() > 0;
         let (step, next) = match anonymous > max / 2 && anonymous > before {
-            _ if past => (GROWTH_PAST_BYTES, LOOK_PAST_NS),
+            _ if past => (GROWTH_PAST_BYTES, LOOK_PAST_NS * slower),
             true => (GROWTH_BYTES, LOOK_SOON_NS),
-            false => (GROWTH_BYTES, LOOK_NS),
+            false => (GROWTH_BYTES, LOOK_NS * slower),
         };
-        if !state.begun && anonymous < max / 100 * self.config.adopt_percent as u64 {
+        let begin = max / 100 * self.config.adopt_percent as u64;
+        if !state.started && !state.refused && anonymous >= begin / START_SHARE {
+            state.started = self.start_threads();
+            state.refused = !state.started;
+        }
+        if !state.begun && anonymous < begin || state.refused {
             return next;
         }
         if self.unmarked.swap(false, Relaxed) {
@@ -424,13 +479,30 @@ impl Program {
                 unmanaged = anonymous.saturating_sub(managed);
                 state.unmanaged_at_last_read = unmanaged;
                 self.pager.set_unmanaged_bytes(unmanaged);
-                if unmanaged > max {
-                    self.pager.unmanaged_past_the_limit();
+                match unmanaged > max {
+                    // Why is said where it is found not to suit.
+                    true if proc::merges() => memfold::stats::add(&self.pager.stats().over_limit, 1),
+                    true => self.pager.unmanaged_past_the_limit(),
+                    false => {}
                 }
             }
         }
         state.unmanaged_at_last_read = state.unmanaged_at_last_read.min(unmanaged);
         next
+    }
+
+    /// Starts all engine threads but the first, which calls this once: most processes of a run never come near the limit. Returns
+    /// whether they run; if not, it is told, and nothing is to be adopted.
+    fn start_threads(&self) -> bool {
+        set_own_nice(self.nice);
+        let workers = self.config.worker_count(self.pager.cpus());
+        let started = memfold::delivery::background::start_by(&self.pager, workers, bare::start)
+            .and_then(|()| self.watcher.start(bare::start));
+        set_own_nice(NICE);
+        if let Err(e) = started {
+            unserved_later(format_args!("starting engine threads: {e}"));
+        }
+        started.is_ok()
     }
 
     /// What processes of a run share counts in each with its part, so that the sum is right: measured from time to time, as
@@ -453,8 +525,9 @@ impl Program {
     }
 
     /// Takes this process's share of what the whole run may use.
-    fn take_share(&self, state: &State, need: u64) {
+    fn take_share(&self, state: &mut State, need: u64) {
         let mut others = slots::needs_of_others();
+        state.company = others.len() as i64;
         let mut of = |bound: u64| match bound {
             u64::MAX => u64::MAX,
             bound => share(bound, need, &mut others).saturating_add(state.others),
@@ -470,6 +543,12 @@ impl Program {
     fn adopt(&self, first: bool) -> bool {
         let candidates = self.candidates(first);
         if candidates.is_empty() {
+            if proc::merges() {
+                say::warn(format_args!(
+                    "warning: the program has the kernel merge equal pages of its memory (PR_SET_MEMORY_MERGE), and such memory \
+                     can't be folded"
+                ));
+            }
             return true;
         }
         let again = core::cell::OnceCell::new();
@@ -506,7 +585,8 @@ impl Program {
             }
         };
         let never = if self.config.fold_dont_dump { NEVER & !flag::DONT_DUMP } else { NEVER };
-        let details = details || self.marked.load(Relaxed) || proc::locked_bytes() > 0;
+        let is_locked = proc::locked_bytes() > locked_bytes() as u64;
+        let details = details || self.marked.load(Relaxed) || is_locked || proc::merges();
         let done = if details {
             each_detailed(|area, about| {
                 // What is registered but could not be taken yet has this mark from the engine; the program's own would have ended

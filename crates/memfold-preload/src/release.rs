@@ -1,6 +1,6 @@
 //! Calls that would show a narrowed affinity or pass it on: those that make threads or processes, execute programs, or deal
 //! with affinities; and those after which the engine might not be allowed to give it back, as the thread is another user's.
-//! What is kept on a CPU is let go first ([`memfold::watch::Watcher::release_cpu`]), then libc's function goes on with the
+//! What is kept on a CPU is let go first ([`memfold::delivery::program::Watcher::release_cpu`]), then libc's function goes on with the
 //! same arguments: these here are jumps, as some are variadic, and vfork returns twice.
 //! `fork`, `clone`, `pthread_create` and `syscall` do the same where they are defined.
 use crate::program;

@@ -1,34 +1,72 @@
-//! One line to standard error, by one system call, without stdio or allocation.
+//! What a process says goes to `memfold run`, which says it on its own standard error, each thing once: the program's streams are
+//! the program's. Without stdio or allocation.
+//!
+//! If `memfold run` is gone, or there never was a way to it, warnings aren't said; why a process ends is said on its own
+//! standard error, as nobody else would.
+use crate::slots;
 use core::fmt::{self, Write};
-use memfold_sys::raw::write_stderr;
+use memfold_sys::mailbox::LINE_BYTES_MAX;
+use memfold_sys::raw::{set_warner, write_stderr};
 
-/// Longer lines are cut off.
-const LINE_LEN_MAX: usize = 1024;
+const PREFIX: &str = "memfold: ";
 
-/// Writes `memfold: TEXT` and a line end to standard error.
-pub fn say(text: fmt::Arguments<'_>) {
-    let mut line = Line { bytes: [0; LINE_LEN_MAX], len: 0 };
-    let _ = write!(line, "memfold: {text}");
-    line.bytes[line.len] = b'\n';
-    write_stderr(&line.bytes[..=line.len]);
+/// From now on what the engine warns of goes the same way.
+pub fn listen() {
+    set_warner(|text| {
+        let text = text.strip_prefix(PREFIX.as_bytes()).unwrap_or(text);
+        leave(false, text.strip_suffix(b"\n").unwrap_or(text));
+    });
 }
 
-/// Writes `memfold: TEXT` and ends the process with memfold's own status, 125. No exit handler of the program runs.
+/// Says something of the run, once for all of its processes.
+pub fn warn(text: fmt::Arguments<'_>) {
+    let mut line = Line::new("");
+    let _ = line.write_fmt(text);
+    leave(false, line.text());
+}
+
+/// Says why this process is about to end.
+pub fn last_words(text: fmt::Arguments<'_>) {
+    let mut line = Line::new(PREFIX);
+    let _ = line.write_fmt(text);
+    if !leave(true, &line.text()[PREFIX.len()..]) {
+        line.bytes[line.len] = b'\n';
+        write_stderr(&line.bytes[..=line.len]);
+    }
+}
+
+/// Says why, and ends the process with memfold's own status, 125. No exit handler of the program runs.
 pub fn die(text: fmt::Arguments<'_>) -> ! {
-    say(text);
+    last_words(text);
     // SAFETY: ends the process, all threads at once; never returns.
     unsafe { libc::_exit(125) }
 }
 
+fn leave(last: bool, text: &[u8]) -> bool {
+    slots::mailbox().is_some_and(|mailbox| mailbox.leave(slots::number(), last, text))
+}
+
 struct Line {
-    bytes: [u8; LINE_LEN_MAX],
-    /// Always less than the capacity: the line end has its place.
+    bytes: [u8; PREFIX.len() + LINE_BYTES_MAX + 1],
+    /// Always less than the capacity: a line end has its place.
     len: usize,
+}
+
+impl Line {
+    fn new(prefix: &str) -> Line {
+        let mut line = Line { bytes: [0; PREFIX.len() + LINE_BYTES_MAX + 1], len: 0 };
+        let _ = line.write_str(prefix);
+        line
+    }
+
+    fn text(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
 }
 
 impl Write for Line {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let room = LINE_LEN_MAX - 1 - self.len;
+        let room = self.bytes.len() - 1 - self.len;
         let taken = &text.as_bytes()[..text.len().min(room)];
         self.bytes[self.len..self.len + taken.len()].copy_from_slice(taken);
         self.len += taken.len();

@@ -1,128 +1,133 @@
-//! This process's slot in the table that `memfold run` keeps, and the run's bounds there.
+//! This process's seat in the table that `memfold run` keeps, the run's bounds there, and how the table is found.
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering::{AcqRel, Relaxed};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
-use memfold::stats::{Bounds, LAYOUT_VERSION, Stats};
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::{AtomicPtr, AtomicU32};
+use memfold::stats::Stats;
+use memfold::table::{Process, Table};
 use memfold_sys::Errno;
+use memfold_sys::door::{self, Key};
+use memfold_sys::mailbox::Mailbox;
 use memfold_sys::sync::Mutex;
-use rustix::fs::{Mode, OFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
-use rustix::process::Pid;
+use rustix::fs::{CWD, Mode, OFlags};
 
-/// The table, once it is mapped; it is never unmapped. A child of fork inherits the mapping.
-static TABLE: Mutex<&'static [Stats]> = Mutex::new(&[]);
-/// The bounds in front of it; null without a table.
-static BOUNDS: AtomicPtr<Bounds> = AtomicPtr::new(core::ptr::null_mut());
-/// Nobody had claimed a slot when the table was mapped.
-static FIRST: AtomicBool = AtomicBool::new(false);
+/// How to get at the table.
+#[derive(Copy, Clone)]
+pub struct Way {
+    /// Where it is for who sees `memfold run` in /proc, and may.
+    pub path: &'static str,
+    /// Where to ask for it otherwise.
+    pub door: &'static str,
+    /// What proves that one may, and that it is the run's.
+    pub key: Key,
+}
+
+/// The table, once it is mapped; never unmapped. A child of fork inherits the mapping.
+static TABLE: Mutex<Option<Table>> = Mutex::new(None);
+/// The same, for those who only ask; null without a table.
+static FOUND: AtomicPtr<Table> = AtomicPtr::new(core::ptr::null_mut());
+static WAY: Mutex<Option<Way>> = Mutex::new(None);
+/// This process's seat: a leaked box, or null.
+static OWN: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
+/// This process, as `memfold run` sees it; 0 while that isn't known.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+/// What it was when the table was mapped: whether nobody had a seat, and whether it was got at the door.
+static FRESH: AtomicU32 = AtomicU32::new(0);
+static BY_DOOR: AtomicU32 = AtomicU32::new(0);
+
+fn table() -> Option<&'static Table> {
+    // SAFETY: the pointer is null or leads into a static that is set once, before it.
+    unsafe { FOUND.load(SeqCst).as_ref() }
+}
 
 /// What the whole run may use now, bytes (limit, resident); `None` without a table.
 pub fn bounds() -> Option<(u64, u64)> {
-    // SAFETY: the pointer is null or leads to the table, which is never unmapped.
-    let bounds = unsafe { BOUNDS.load(Relaxed).as_ref()? };
-    Some((bounds.limit_bytes.load(Relaxed), bounds.resident_bytes.load(Relaxed)))
+    table().map(Table::bounds)
 }
 
-/// Maps the table at `path`, as far as that can be done, and allocates nothing.
-pub fn open(path: &str) {
-    if let Ok(table) = map(path) {
-        FIRST.store(table.iter().all(|slot| slot.pid.load(Relaxed) == 0), Relaxed);
-        *TABLE.lock() = table;
+/// Where `memfold run` reads lines; `None` without a table, or if it is gone.
+pub fn mailbox() -> Option<&'static Mailbox> {
+    table().filter(|table| !table.is_left_alone()).map(Table::mailbox)
+}
+
+/// This process's number for `memfold run`.
+pub fn number() -> u32 {
+    match NUMBER.load(Relaxed) {
+        0 => rustix::process::getpid().as_raw_nonzero().get() as u32,
+        number => number,
     }
 }
 
-/// Whether this is the program that `memfold run` was given, and has begun nothing yet. Only then has no process of the run a
-/// slot: each claims one before its `main`. `false` without a table, which that program always has.
-pub fn is_first() -> bool {
-    FIRST.load(Relaxed)
+/// Maps the table, as far as that can be done, and allocates nothing. Called by the constructor, once.
+pub fn open(way: Way) {
+    *WAY.lock() = Some(way);
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    // Where `memfold run` is gone or invisible the path may lead anywhere.
+    let seen = rustix::fs::open(way.path, flags, Mode::empty()).and_then(|file| Table::open(file, &way.key));
+    let found = seen.or_else(|_| {
+        let (file, number) = door::ask(way.door.as_bytes(), &way.key)?;
+        let table = Table::open(file, &way.key)?;
+        NUMBER.store(number, Relaxed);
+        BY_DOOR.store(1, Relaxed);
+        Ok::<Table, Errno>(table)
+    });
+    let Ok(found) = found else { return };
+    FRESH.store(found.is_fresh() as u32, Relaxed);
+    // SAFETY: the constructor is alone, and nothing has been lent out of it yet; from now on it stays as it is.
+    let place = unsafe { TABLE.peek_mut() }.insert(found);
+    FOUND.store(place, SeqCst);
 }
 
-/// A slot of this process. Without a table, or with every slot taken by a living process, the figures are kept in memory of our
-/// own that nobody reads: a program never fails for lack of figures.
+/// Whether this is the program that `memfold run` was given, and has begun nothing yet. Only then has no process of the run a
+/// seat: each claims one before its `main`. `false` without a table, which that program always has.
+pub fn is_first() -> bool {
+    FRESH.load(Relaxed) != 0
+}
+
+/// A seat for this process, called by its first engine thread; its figures. Without a table, or a seat in it, they are kept in
+/// memory of our own that nobody reads: a program never fails for lack of figures.
 pub fn claim() -> &'static Stats {
-    let table = *TABLE.lock();
-    let own = rustix::process::getpid().as_raw_nonzero().get() as u64;
-    // A program that executes another keeps its slot; its counters go on.
-    let kept = table.iter().find(|slot| slot.pid.load(Relaxed) == own);
-    let free = || table.iter().find(|slot| take(&slot.pid, 0, own));
-    // The counters of a process that has ended stay in the sums when another goes on with them.
-    let left = || {
-        table.iter().find(|slot| {
-            let pid = slot.pid.load(Relaxed);
-            has_ended(pid) && take(&slot.pid, pid, own)
-        })
-    };
-    match kept.or_else(free).or_else(left) {
-        Some(slot) => {
-            clear_gauges(slot);
-            slot
-        }
+    NUMBER.store(find_number().unwrap_or(0), Relaxed);
+    // SAFETY: the caller is an engine thread, which libc doesn't know of: it has no robust list.
+    let own = table().and_then(|table| unsafe { table.claim(number()) });
+    let place = own.map_or(core::ptr::null_mut(), |own| Box::into_raw(Box::new(own)));
+    OWN.store(place, SeqCst);
+    match own {
+        Some(own) => own.stats(),
         None => Box::leak(Box::new(Stats::new())),
     }
 }
 
-/// What the other processes of the run need of the limit, as far as they are alive. At most one for each slot.
+/// A child of fork begins: number and seat are its parent's, until it claims one.
+pub fn begin_as_child() {
+    NUMBER.store(0, Relaxed);
+    OWN.store(core::ptr::null_mut(), SeqCst);
+}
+
+fn own() -> Option<&'static Process> {
+    // SAFETY: the pointer is null or a leaked box.
+    unsafe { OWN.load(SeqCst).as_ref() }
+}
+
+/// Tells the others what this process needs, bytes.
+pub fn set_need(bytes: u64) {
+    if let Some(own) = own() {
+        own.set_need(bytes);
+    }
+}
+
+/// What the other processes of the run need of the limit, as far as they are alive.
 pub fn needs_of_others() -> Vec<u64> {
-    let table = *TABLE.lock();
-    let own = rustix::process::getpid().as_raw_nonzero().get() as u64;
-    let live = |slot: &&Stats| {
-        let pid = slot.pid.load(Relaxed);
-        pid != 0 && pid != own && slot.need_bytes.load(Relaxed) > 0 && !has_ended(pid)
-    };
-    table.iter().filter(live).map(|slot| slot.need_bytes.load(Relaxed)).collect()
+    table().map_or(Vec::new(), |table| table.needs_of_others(own().copied()))
 }
 
-fn take(pid: &AtomicU64, from: u64, own: u64) -> bool {
-    pid.compare_exchange(from, own, AcqRel, Relaxed).is_ok()
-}
-
-fn has_ended(pid: u64) -> bool {
-    Pid::from_raw(pid as i32).is_some_and(|pid| rustix::process::test_kill_process(pid) == Err(Errno::SRCH))
-}
-
-/// The present values of a new process image are zero; its peaks go on.
-fn clear_gauges(stats: &Stats) {
-    for gauge in [
-        &stats.resident_bytes,
-        &stats.frame_bytes,
-        &stats.pool_bytes,
-        &stats.index_bytes,
-        &stats.folded_bytes,
-        &stats.stored_bytes,
-        &stats.unmanaged_bytes,
-        &stats.folios,
-        &stats.need_bytes,
-    ] {
-        gauge.store(0, Relaxed);
+/// The number of this process where `memfold run` is. /proc tells it where that is seen there; otherwise the door does.
+fn find_number() -> Option<u32> {
+    if BY_DOOR.load(Relaxed) != 0 {
+        let way = (*WAY.lock())?;
+        return door::ask(way.door.as_bytes(), &way.key).ok().map(|(_, number)| number).filter(|n| *n != 0);
     }
-}
-
-/// Maps the table. The path goes through another process's descriptors, and where that process is gone or invisible it
-/// may lead anywhere: only a sealed memfd of whole slots in our layout is taken.
-fn map(path: &str) -> Result<&'static [Stats], Errno> {
-    let file =
-        rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())?;
-    let seals = rustix::fs::fcntl_get_seals(&file)?;
-    let len = rustix::fs::fstat(&file)?.st_size as usize;
-    let slots = len.saturating_sub(size_of::<Bounds>());
-    if !seals.contains(SealFlags::SHRINK) || slots == 0 || !slots.is_multiple_of(size_of::<Stats>()) {
-        return Err(Errno::INVAL);
-    }
-    let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
-    let at = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0)? };
-    // SAFETY: the mapping is `len` bytes long, page-aligned, never unmapped if it is kept, and its seal keeps the file from
-    // shrinking under it. Both types are atomics only, for which every bit pattern is valid.
-    let (bounds, table) = unsafe {
-        let bounds = at.cast::<Bounds>();
-        (&*bounds, core::slice::from_raw_parts(bounds.add(1).cast::<Stats>(), slots / size_of::<Stats>()))
-    };
-    if bounds.version.load(Relaxed) != LAYOUT_VERSION {
-        // SAFETY: the mapping made above, which nobody uses: `bounds` and `table` end here.
-        unsafe { rustix::mm::munmap(at, len)? };
-        return Err(Errno::INVAL);
-    }
-    BOUNDS.store(at.cast(), Relaxed);
-    Ok(table)
+    let mut text = [0u8; 16];
+    let len = rustix::fs::readlinkat_raw(CWD, c"/proc/self", &mut text[..]).ok()?;
+    core::str::from_utf8(&text[..len]).ok()?.parse().ok()
 }

@@ -27,6 +27,10 @@ unsafe extern "C" fn slowly(number: c_long, a: usize, b: usize, c: usize, d: usi
                 return ahead::mmap(a as *mut c_void, b, c as c_int, d as c_int, e as c_int, f as i64) as c_long;
             }
             libc::SYS_madvise => return marks::madvise(a as *mut c_void, b, c as c_int) as c_long,
+            libc::SYS_process_madvise => {
+                return marks::process_madvise(a as c_int, b as *const libc::iovec, c, d as c_int, e as c_uint)
+                    as c_long;
+            }
             libc::SYS_mremap => {
                 return moved::mremap(a as *mut c_void, b, c, d as c_int, e as *mut c_void) as c_long;
             }
@@ -93,7 +97,7 @@ macro_rules! define_syscall {
 
 #[cfg(target_arch = "x86_64")]
 define_syscall! {
-    SYS_mmap SYS_madvise SYS_mremap SYS_mlock SYS_mlock2 SYS_mlockall SYS_vmsplice SYS_setsockopt SYS_fork SYS_clone SYS_clone3
+    SYS_mmap SYS_madvise SYS_process_madvise SYS_mremap SYS_mlock SYS_mlock2 SYS_mlockall SYS_vmsplice SYS_setsockopt SYS_fork SYS_clone SYS_clone3
     SYS_execve SYS_execveat SYS_sched_getaffinity SYS_sched_setaffinity SYS_setuid SYS_setreuid SYS_setresuid SYS_ioctl
 }
 

@@ -8,6 +8,11 @@ pub fn unserved(why: Arguments) {
     if slots::is_first() {
         say::die(why);
     }
-    let pid = rustix::process::getpid().as_raw_nonzero();
-    say::say(format_args!("warning: process {pid} runs unmanaged, all of it in memory: {why}"));
+    unserved_later(why);
+}
+
+/// The same of one that has begun.
+pub fn unserved_later(why: Arguments) {
+    let number = slots::number();
+    say::warn(format_args!("warning: process {number} runs unmanaged, all of it in memory: {why}"));
 }

@@ -1,5 +1,5 @@
 //! A userfaultfd of the program's own. A mapping has one at most: what the program registers comes home and leaves management
-//! first. What it has registered is never taken ([`memfold::watch::Watcher::adopt`]).
+//! first. What it has registered is never taken ([`memfold::delivery::program::Watcher::adopt`]).
 use crate::engine;
 use crate::program;
 use crate::real::Real;

@@ -33,6 +33,11 @@ impl Keys {
         self.engines.lock().expect("nobody panics with the lock")
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.engines().values().all(|engine| engine.numbers.is_empty())
+    }
+
     /// An engine has connected.
     pub fn enter(&self, engine: u64, pid: i32) {
         let mut engines = self.engines();

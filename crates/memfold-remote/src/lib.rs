@@ -33,12 +33,20 @@
 //! What it promises: `Ok` of a put is said only when the servers have acknowledged it; a read is tried again, with
 //! connections made anew and longer pauses, until its time is up; on a connection that has failed in any way nothing is
 //! read any more, so that no answer is taken for another; keys are this run's alone, deleted at its end, and expire by
-//! themselves if it was killed. It holds no object longer than a request takes.
+//! themselves if it was killed; until then they are refreshed, and there is a warning if that fails for half of their time.
+//! It holds no object longer than a request takes. An engine takes one descriptor, and all together take up to 16 connections
+//! to each server.
 
+mod accept;
 mod settings;
 mod link;
+mod links;
 mod keys;
+mod kept;
+mod store;
+mod line;
 mod service;
 
+pub use accept::each_connection;
 pub use service::Service;
 pub use settings::Settings;

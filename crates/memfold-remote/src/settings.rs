@@ -94,8 +94,14 @@ impl Settings {
         Ok(())
     }
 
+    /// Whether a password goes over the network as it is.
+    pub(crate) fn shows_password(&self) -> bool {
+        self.password.is_some() && !self.is_tls
+    }
+
     /// Has keys expire after this in place of 24 hours, in whole seconds, at least 2. They are refreshed four times as often.
-    /// While the store can't be reached for so long, data is lost.
+    /// While the store can't be reached for so long, or this process is stopped, or the machine sleeps, data is lost; the
+    /// service warns at half of it. Give the engine the same (`remote-expiry`): it warns if the service is silent.
     pub fn set_expiry(&mut self, expiry: Duration) {
         self.expiry = Duration::from_secs(expiry.as_secs().max(2));
     }
@@ -192,10 +198,12 @@ mod tests {
         std::fs::write(&path, "me\nsecret\n").unwrap();
         settings.set_auth(&path).unwrap();
         assert_eq!((settings.user.as_deref(), settings.password.as_deref()), (Some("me"), Some("secret")));
+        let mut tls = parse("rediss://a").unwrap();
+        tls.set_auth(&path).unwrap();
+        assert!(settings.shows_password() && !tls.shows_password() && !parse("redis://a").unwrap().shows_password());
         std::fs::write(&path, "\n").unwrap();
         assert!(settings.set_auth(&path).is_err());
         assert!(settings.set_ca(&path).unwrap_err().contains("rediss://"));
-        let mut tls = parse("rediss://a").unwrap();
         assert!(tls.set_ca(&path).unwrap_err().contains("no certificate"));
         std::fs::remove_file(&path).unwrap();
         assert!(tls.set_ca(&path).is_err());

@@ -1,37 +1,20 @@
 //! A program that uses the library and starts the service itself, with real servers on loopback. Rows B3, C2.
+mod common;
+use common::Scratch;
 use memfold::{Memory, Region};
 use memfold_remote::{Service, Settings};
+use memfold_sys::remote::Remote;
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::redis::{Server, is_there};
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
 /// Longer than anything takes that waits for no server.
 const LONG: Duration = Duration::from_secs(30);
-
-/// A directory that goes away.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Scratch {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("memfold-library-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).unwrap();
-        Scratch(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// 16 MiB of memory, 16 MiB of file, the rest in the store. What is first in it is dropped last.
 struct World {
@@ -58,6 +41,7 @@ impl World {
             .set("remote", url)
             .set("remote-size", "256M")
             .set("remote-at", "50")
+            .set("remote-expiry", &expiry.map_or(86400, |expiry| expiry.as_secs()).to_string())
             .remote_socket(socket.to_str().unwrap())
             .build()
             .unwrap();
@@ -108,6 +92,42 @@ fn b3_a_region_goes_on_to_a_real_server_and_every_byte_comes_back() {
     drop((region, memory));
     drop(service);
     assert_eq!(server.cli(&["dbsize"]), "0", "no key is left");
+}
+
+/// A child that ends by `main`'s end, or by an exec that fails, drops what it has a copy of.
+#[test]
+fn a_service_dropped_in_a_child_of_fork_leaves_the_parents_data_alone() {
+    if !is_there() {
+        return;
+    }
+    let server = Server::start(&[]);
+    let pages = 48 * MIB / PAGE;
+    let mut world = World::new(&server.url(), pages, None);
+    world.fill(0..pages, 0);
+    wait_for("data in the store", || world.count(|s| &s.remote_out) > 2048);
+    // SAFETY: the child drops the service, for which it needs no lock but malloc's, which fork leaves free; and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let World { service, region, memory, _dir } = world;
+        let told = service.delete_keys().is_ok();
+        drop(service);
+        std::mem::forget((region, memory, _dir));
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(if told { 7 } else { 8 }) }
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child, whose number it is.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(libc::WEXITSTATUS(status), 7, "{status:#x}");
+    assert!((0..pages).all(|n| world.is_right(n, 0)), "no key was deleted");
+    assert!(!server.keys().is_empty());
+    // Nor was the socket: an engine that comes now is served.
+    let remote = common::remote(&world._dir.0.join("socket"));
+    remote.keep(LONG).unwrap();
+    let World { region, memory, service, _dir } = world;
+    drop((region, memory));
+    drop(service);
+    assert_eq!(server.cli(&["dbsize"]), "0");
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! What fuzzers call: each function takes any bytes and panics if a promise is broken. Built for tests and for fuzzers only.
 //!
-//! `fuzz/` at the root feeds them from libFuzzer; `tests/fuzz.rs` feeds them a few thousand mutations in every test run.
+//! `fuzz/` at the root feeds them from libFuzzer; `store/tests/fuzz.rs` feeds them a few thousand mutations in every test run.
+use crate::block::dictionaries::{Cans, Decoders};
 use crate::block::{self, Encoded, Packer, Scratch};
-use crate::budget::Budget;
-use crate::canned::{Cans, Decoders};
-use crate::codec::{CODECS, Canned, CodecSpec, id};
+use crate::codec::{CODECS, CodecSpec};
 use crate::dictionary::Dictionary;
-use crate::entry::Header;
+use crate::format;
+use crate::pool::budget::Budget;
+use crate::pool::entry::Header;
 use alloc::boxed::Box;
 use alloc::string::ToString;
 use alloc::vec;
@@ -97,11 +98,11 @@ pub fn dictionary(data: &[u8]) {
     assert!(dictionary.to_file() == data);
     for name in ["lz4", "zstd"] {
         let spec = CodecSpec::parse(name).expect("a name of the table");
-        let Some(canned) = Canned::new(spec, &dictionary, PAGE_SIZE) else { continue };
+        let Some(canned) = spec.canned(&dictionary, PAGE_SIZE) else { continue };
         let (mut scratch, mut encoder) = (Scratch::new(Order::PAGE), spec.encoder(PAGE_SIZE));
         let mut block = PageBuffer::new(order(0));
         let len = dictionary.content().len().min(PAGE_SIZE);
-        let packer = Packer { encoder: &mut *encoder, format: spec.format(), canned: Some((id::CANNED, &canned)) };
+        let packer = Packer { encoder: &mut *encoder, format: spec.format(), canned: Some((format::CANNED, &canned)) };
         // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
         let encoded = unsafe {
             core::ptr::copy_nonoverlapping(dictionary.content().as_ptr(), block.as_mut_ptr(), len);
@@ -118,7 +119,7 @@ fn decoders() -> Decoders {
     let dictionary = Dictionary::new(crate::dictionary::DictionaryKind::Raw, content).expect("of a good size");
     for name in ["lz4", "zstd"] {
         let spec = CodecSpec::parse(name).expect("a name of the table");
-        cans.install(spec, Canned::new(spec, &dictionary, PAGE_SIZE).expect("takes raw dictionaries"));
+        cans.install(spec, spec.canned(&dictionary, PAGE_SIZE).expect("takes raw dictionaries"));
     }
     Decoders::new(alloc::sync::Arc::new(cans))
 }

@@ -127,10 +127,10 @@ mod avx2 {
         let whole = (bytes.len() - 1) / BLOCK * BLOCK;
         let (blocks, rest) = bytes.split_at(whole);
         for block in blocks.chunks_exact(BLOCK) {
-            take(&mut lanes, block);
+            add_stripes(&mut lanes, block);
             scramble(&mut lanes);
         }
-        take(&mut lanes, &rest[..(rest.len() - 1) / STRIPE * STRIPE]);
+        add_stripes(&mut lanes, &rest[..(rest.len() - 1) / STRIPE * STRIPE]);
         take_stripe(&mut lanes, &bytes[bytes.len() - STRIPE..], &SECRET[SECRET.len() - STRIPE - 7..]);
         // SAFETY: both are 64 bytes without padding, and any bytes are valid numbers.
         unsafe { core::mem::transmute::<[__m256i; 2], [u64; 8]>(lanes) }
@@ -138,7 +138,7 @@ mod avx2 {
 
     #[target_feature(enable = "avx2")]
     #[inline]
-    fn take(lanes: &mut [__m256i; 2], stripes: &[u8]) {
+    fn add_stripes(lanes: &mut [__m256i; 2], stripes: &[u8]) {
         for (nth, stripe) in stripes.chunks_exact(STRIPE).enumerate() {
             take_stripe(lanes, stripe, &SECRET[nth * 8..]);
         }

@@ -6,7 +6,7 @@
 use crate::Errno;
 use crate::sync::Mutex;
 use crate::units::PAGE_SIZE;
-use crate::zone::Zone;
+use crate::zone::{Edge, Zone};
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::null_mut;
 
@@ -38,6 +38,7 @@ pub struct Arena {
 
 struct Inner {
     zone: Option<Zone>,
+    edge: Edge,
     /// Offset of the first page that was never given out, or has come back.
     top: usize,
     /// The free run with the lowest address.
@@ -78,7 +79,14 @@ impl Default for Arena {
 impl Arena {
     /// An arena that has reserved nothing yet.
     pub const fn new() -> Arena {
-        let inner = Inner { zone: None, top: 0, runs: null_mut(), free_bytes: 0, classes: [Class::NONE; CLASSES] };
+        let inner = Inner {
+            zone: None,
+            edge: Edge::new(),
+            top: 0,
+            runs: null_mut(),
+            free_bytes: 0,
+            classes: [Class::NONE; CLASSES],
+        };
         Arena { inner: Mutex::new(inner) }
     }
 
@@ -317,6 +325,9 @@ impl Inner {
         let (base, old_top) = (zone.start(), self.top);
         let Some(at) = (base + old_top).checked_next_multiple_of(align) else { return null_mut() };
         let Some(end) = at.checked_add(len).filter(|end| *end <= base + zone.len()) else { return null_mut() };
+        if zone.need(&self.edge, 0, zone.len(), end - base).is_err() {
+            return null_mut();
+        }
         self.top = end - base;
         let gap = at - (base + old_top);
         if gap > 0 {
@@ -402,7 +413,7 @@ impl Inner {
 fn reserve() -> Result<Zone, Errno> {
     let mut len = RESERVE_BYTES;
     loop {
-        match Zone::reserve(len, PAGE_SIZE) {
+        match Zone::reserve_growing(len, PAGE_SIZE) {
             Err(Errno::NOMEM) if len > RESERVE_MIN_BYTES => len /= 2,
             result => return result,
         }

@@ -11,7 +11,7 @@ use crate::Errno;
 use crate::raw::{self, system_call};
 use crate::sync::StaticMutex;
 use crate::units::PAGE_SIZE;
-use crate::zone::Zone;
+use crate::zone::{Zone, counts_reservations};
 use core::ffi::CStr;
 use core::mem::{forget, size_of};
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -22,6 +22,12 @@ pub const THREADS_MAX: usize = 160;
 const STACK_BYTES: usize = 512 << 10;
 /// Below the thread pointer: libc's own thread-local variables have their places here on x86-64, though nobody uses them.
 const TLS_BYTES: usize = 64 << 10;
+
+/// What a thread takes of the address space: the end of the stack, the stack, the thread block, the record.
+const THREAD_BYTES: usize = PAGE_SIZE + STACK_BYTES + TLS_BYTES + 2 * PAGE_SIZE;
+
+/// Reserved for threads to come: where the next one begins, and how many there are left.
+static SPARE: StaticMutex<(usize, usize)> = StaticMutex::new((0, 0));
 
 /// What a thread is and where it lives; in its own zone, so that a child of fork finds it.
 struct Record {
@@ -43,6 +49,27 @@ const _: () = assert!(size_of::<Record>() <= PAGE_SIZE);
 /// Threads that run, in this process.
 pub fn count() -> usize {
     COUNT.load(SeqCst)
+}
+
+/// Reserves addresses for `count` threads that may be started later, so that they don't lie in holes that the program leaves in its
+/// own. Called once. Where addresses count as memory, nothing is reserved before it is needed.
+///
+/// # Errors
+/// What reserving a zone says.
+pub fn reserve(count: usize) -> Result<(), Errno> {
+    if !counts_reservations() {
+        let zone = Zone::reserve(count * THREAD_BYTES, PAGE_SIZE)?;
+        *SPARE.lock() = (zone.start(), count);
+        forget(zone);
+    }
+    Ok(())
+}
+
+fn take_spare() -> Option<usize> {
+    let mut spare = SPARE.lock();
+    let (start, left) = *spare;
+    *spare = (start + THREAD_BYTES, left.checked_sub(1)?);
+    Some(start)
 }
 
 /// Starts `main(arg)` on the first bare thread, with no descriptors but three of /dev/null. It starts the others.
@@ -68,8 +95,12 @@ fn start_as(
     arg: usize,
     own_files: bool,
 ) -> Result<(), Errno> {
-    let zone = Zone::reserve(PAGE_SIZE + STACK_BYTES + TLS_BYTES + 2 * PAGE_SIZE, PAGE_SIZE)?;
-    let (start, record_at) = (zone.start(), zone.start() + zone.len() - PAGE_SIZE);
+    let (spare, mut zone) = (take_spare(), None);
+    let start = match spare {
+        Some(start) => start,
+        None => zone.insert(Zone::reserve(THREAD_BYTES, PAGE_SIZE)?).start(),
+    };
+    let record_at = start + THREAD_BYTES - PAGE_SIZE;
     let thread_pointer = record_at - PAGE_SIZE;
     let stack_top = start + PAGE_SIZE + STACK_BYTES;
     // SAFETY: the lowest page of a zone that nobody uses yet: the end of the stack.
@@ -97,6 +128,23 @@ fn start_as(
         }
     }
     result
+}
+
+/// Gives back the memory below what the calling thread uses of its stack: it is a bare thread.
+pub fn trim_stack() {
+    let here = 0u8;
+    // Some pages for what is called from now on, and for this call.
+    let end = ((&raw const here as usize) & !(PAGE_SIZE - 1)).saturating_sub(2 * PAGE_SIZE);
+    let records = *RECORDS.lock();
+    for record in records.iter().take_while(|record| **record != 0) {
+        // SAFETY: records are never taken away.
+        let top = unsafe { (*(*record as *const Record)).stack_top };
+        let start = top - STACK_BYTES;
+        if (start..top).contains(&end) {
+            // SAFETY: below the stack pointer of its thread, which this is, nothing is kept but 128 bytes.
+            let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxDontNeed) };
+        }
+    }
 }
 
 /// In a child of fork: starts the first bare thread again, from the beginning of its `main`.

@@ -4,30 +4,33 @@
 //! CPU with the program may need a timer tick to get there (4 ms measured), and meanwhile the kernel refuses every move.
 //! So the pages are moved to a range of another userfaultfd, without events, and discarded there.
 use crate::Errno;
-use crate::raw::is_populated;
+use crate::pagemap::Pagemap;
 use crate::sync::Mutex;
 use crate::uffd::{OpenError, Uffd, feature};
 use crate::units::{MAX_BYTES, PAGE_SIZE};
 use crate::zone::Zone;
+use alloc::sync::Arc;
 use core::ops::Range;
 use rustix::mm::{Advice, madvise};
 
 /// See the module.
 pub struct Bin {
     uffd: Uffd,
+    pagemap: Arc<Pagemap>,
     /// Empty whenever nobody holds `used`.
     zone: Zone,
     used: Mutex<()>,
 }
 
 impl Bin {
-    /// An empty one.
+    /// An empty one. `pagemap` is that of this process, also in a child of fork.
     ///
     /// # Errors
     /// See [`OpenError`]; `Other` if there is no address space.
-    pub fn new() -> Result<Bin, OpenError> {
+    pub fn new(pagemap: Arc<Pagemap>) -> Result<Bin, OpenError> {
         let bin = Bin {
             uffd: Uffd::open(feature::MOVE, true)?,
+            pagemap,
             zone: Zone::reserve(MAX_BYTES, MAX_BYTES).map_err(OpenError::Other)?,
             used: Mutex::new(()),
         };
@@ -69,7 +72,7 @@ impl Bin {
                 let (moved, stays) = match unsafe { self.uffd.move_pages(self.zone.start() + filled, at, part, false) }
                 {
                     Ok(()) => (part, false),
-                    Err(partial) if is_populated(at + partial.done) => (partial.done, true),
+                    Err(partial) if self.pagemap.is_populated(at + partial.done) => (partial.done, true),
                     // A move that fails may have moved a page more than it says.
                     Err(partial) => (partial.done + PAGE_SIZE, false),
                 };
@@ -96,13 +99,16 @@ impl Bin {
 mod tests {
     use super::*;
     use crate::space::{Space, UffdSpace};
-    use alloc::sync::Arc;
     use core::slice::from_ref;
+
+    fn new_bin() -> Bin {
+        Bin::new(Arc::new(Pagemap::open().unwrap())).expect("userfaultfd with MOVE")
+    }
 
     #[test]
     fn what_is_locked_for_a_moment_is_discarded_all_the_same() {
         let _alone = crate::FORKS.lock();
-        let bin = Bin::new().expect("userfaultfd with MOVE");
+        let bin = new_bin();
         let zone = Zone::reserve(8 * PAGE_SIZE, PAGE_SIZE).unwrap();
         // Both, as by mlockall: the kernel moves nothing between what is locked and what isn't.
         for zone in [&zone, &bin.zone] {
@@ -132,7 +138,7 @@ mod tests {
     #[test]
     fn what_is_thrown_away_is_gone() {
         let _alone = crate::FORKS.lock();
-        let bin = Bin::new().expect("userfaultfd");
+        let bin = new_bin();
         let zone = Zone::reserve(2 * MAX_BYTES, MAX_BYTES).unwrap();
         for len in [PAGE_SIZE, MAX_BYTES, MAX_BYTES + 3 * PAGE_SIZE] {
             filled(&zone, len);
@@ -145,7 +151,7 @@ mod tests {
     #[test]
     fn a_hole_is_passed_over() {
         let _alone = crate::FORKS.lock();
-        let bin = Bin::new().expect("userfaultfd");
+        let bin = new_bin();
         let zone = Zone::reserve(8 * PAGE_SIZE, PAGE_SIZE).unwrap();
         filled(&zone, 8 * PAGE_SIZE);
         // SAFETY: the test's own memory.
@@ -158,10 +164,8 @@ mod tests {
     #[test]
     fn what_a_fork_shares_is_discarded_now_all_the_same() {
         let _alone = crate::FORKS.lock();
-        let space = UffdSpace::with_bin(
-            Arc::new(Uffd::open(feature::MOVE, true).expect("userfaultfd")),
-            Arc::new(Bin::new().expect("userfaultfd")),
-        );
+        let uffd = Arc::new(Uffd::open(feature::MOVE, true).expect("userfaultfd"));
+        let space = UffdSpace::with_bin(uffd, Arc::new(Pagemap::open().unwrap()), Arc::new(new_bin()));
         let zone = Zone::reserve(8 * PAGE_SIZE, PAGE_SIZE).unwrap();
         filled(&zone, 8 * PAGE_SIZE);
         // SAFETY: the child makes system calls only.
@@ -173,7 +177,7 @@ mod tests {
             child => child,
         };
         // SAFETY: the test's own memory.
-        let shared = unsafe { Bin::new().unwrap().discard(from_ref(&(zone.start()..zone.start() + zone.len()))) };
+        let shared = unsafe { new_bin().discard(from_ref(&(zone.start()..zone.start() + zone.len()))) };
         // SAFETY: as above.
         let gone = unsafe { space.discard_now(from_ref(&(zone.start()..zone.start() + zone.len()))) };
         // SAFETY: the child of above, which nobody else waits for.

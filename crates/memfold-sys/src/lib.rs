@@ -12,6 +12,8 @@ mod clock;
 pub mod sync;
 pub mod raw;
 pub mod zone;
+pub mod birthplace;
+pub mod secret;
 pub mod arena;
 pub mod file;
 pub mod maps;
@@ -21,12 +23,17 @@ pub mod uffd;
 pub mod thread;
 pub mod dispatch;
 pub mod bare;
+pub mod owner;
+pub mod shared;
+pub mod mailbox;
+pub mod door;
 pub mod bin;
 pub mod space;
 pub mod disk;
 mod uring;
 pub mod swapfile;
 pub mod remote;
+pub mod socket_remote;
 
 pub use rustix::io::Errno;
 

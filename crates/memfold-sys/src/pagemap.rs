@@ -1,4 +1,7 @@
-//! `PAGEMAP_SCAN`: which pages of a range are present (Linux 6.7, `include/uapi/linux/fs.h`).
+//! `PAGEMAP_SCAN`: which pages of a range are there (Linux 6.7, `include/uapi/linux/fs.h`).
+//!
+//! A page is there if it is in memory or in the kernel's swap. What only asks for memory (`mincore`) takes a page that the
+//! kernel has swapped out for one that was never there.
 use crate::Errno;
 use crate::raw::{self, ioctl};
 use crate::units::PAGE_SIZE;
@@ -72,27 +75,49 @@ impl Pagemap {
         let mut found = [PageRegion::default(); 64];
         let mut at = start as u64;
         while at < end as u64 {
-            let mut arg = ScanArg {
-                size: size_of::<ScanArg>() as u64,
-                start: at,
-                end: end as u64,
-                vec: found.as_mut_ptr() as u64,
-                vec_len: found.len() as u64,
-                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-                return_mask: PAGE_IS_PRESENT,
-                ..Default::default()
-            };
-            // SAFETY: `arg` and the vector that it names are local and outlive the call; their sizes are stated.
-            let count = unsafe { ioctl(self.fd.as_raw_fd(), PAGEMAP_SCAN, (&raw mut arg).cast())? };
-            for run in &found[..count as usize] {
+            let (count, walked) = self.scan(at, end as u64, &mut found)?;
+            for run in &found[..count] {
                 each(run.start as usize, run.end as usize);
             }
-            if arg.walk_end <= at {
+            if walked <= at {
                 break;
             }
-            at = arg.walk_end;
+            at = walked;
         }
         Ok(())
+    }
+
+    /// Whether the page at `addr` is there, in memory or in the kernel's swap. `false` also where nothing is mapped. Touches
+    /// nothing, and takes about as long as any other system call.
+    ///
+    /// # Panics
+    /// If the kernel doesn't tell, as after the program has closed descriptors that it doesn't know: whoever asks would take data
+    /// for lost, or lost data for there.
+    pub fn is_populated(&self, addr: usize) -> bool {
+        let start = (addr & !(PAGE_SIZE - 1)) as u64;
+        match self.scan(start, start + PAGE_SIZE as u64, &mut [PageRegion::default()]) {
+            Ok((count, _)) => count > 0,
+            Err(e) => {
+                panic!("memfold: asking /proc/self/pagemap failed (has the program closed all descriptors?): {e}")
+            }
+        }
+    }
+
+    /// Notes runs of pages in `[start, end)` that are there in `found`. Returns how many, and up to where it has looked.
+    fn scan(&self, start: u64, end: u64, found: &mut [PageRegion]) -> Result<(usize, u64), Errno> {
+        let mut arg = ScanArg {
+            size: size_of::<ScanArg>() as u64,
+            start,
+            end,
+            vec: found.as_mut_ptr() as u64,
+            vec_len: found.len() as u64,
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            return_mask: PAGE_IS_PRESENT,
+            ..Default::default()
+        };
+        // SAFETY: `arg` is the struct of this request, local, and names a vector that is borrowed for the call with its length.
+        let count = unsafe { ioctl(self.fd.as_raw_fd(), PAGEMAP_SCAN, (&raw mut arg).cast())? };
+        Ok((count as usize, arg.walk_end))
     }
 }
 
@@ -115,5 +140,10 @@ mod tests {
         })
         .unwrap();
         assert_eq!(pages, [1, 2, 7]);
+        let there = (0..256).filter(|page| map.is_populated(zone.start() + page * 4096 + 100));
+        assert_eq!(there.collect::<Vec<_>>(), [1, 2, 7]);
+        let start = zone.start();
+        drop(zone);
+        assert!(!map.is_populated(start + 4096), "nothing is mapped there");
     }
 }

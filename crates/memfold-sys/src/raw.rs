@@ -1,6 +1,7 @@
 //! The raw `ioctl` system call, for requests whose result struct counts on errors too (rustix drops it then).
 use crate::Errno;
 use crate::units::PAGE_SIZE;
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 use rustix::fd::{AsRawFd, OwnedFd};
 
 /// `ioctl(fd, request, arg)` as one instruction: no `errno`, no libc.
@@ -84,12 +85,26 @@ pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
     errno_of(ret)
 }
 
-/// Whether the page at `addr` holds memory (in RAM or on its way there). Touches nothing; `false` where nothing is mapped.
-pub fn is_populated(addr: usize) -> bool {
-    let mut state = 0u8;
+/// Whether the page at `addr` is in memory. `false` where nothing is mapped, and for a page that the kernel has swapped out: where
+/// that matters, ask [`crate::pagemap::Pagemap::is_populated`].
+pub fn is_resident(addr: usize) -> bool {
+    let (page, mut state) = (addr & !(PAGE_SIZE - 1), 0u8);
     // SAFETY: `state` has room for the one byte that one page takes. An unmapped address gives an error.
-    let done = unsafe { system_call(libc::SYS_mincore, [addr, PAGE_SIZE, &raw mut state as usize, 0, 0, 0]) };
+    let done = unsafe { system_call(libc::SYS_mincore, [page, PAGE_SIZE, &raw mut state as usize, 0, 0, 0]) };
     done.is_ok() && state & 1 != 0
+}
+
+/// Writes to the word at `addr`, a multiple of 4, if its page is there and may be written to, and changes no byte; returns
+/// whether it was. It never waits for who serves the page's userfaultfd.
+///
+/// FUTEX_WAKE_OP adds zero to the word in one atomic operation. Where the page is missing the kernel faults it in with no leave to
+/// wait (`fault_in_user_writeable`), which a userfaultfd answers with an error.
+pub fn write_if_there(addr: usize) -> bool {
+    const ADD_ZERO: usize = 1 << 28;
+    let nobody = 0u32;
+    let operation = (libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG) as usize;
+    // SAFETY: `nobody` is alive, and nobody waits there. The word may be anywhere: the kernel checks it, and leaves its value.
+    unsafe { system_call(libc::SYS_futex, [&raw const nobody as usize, operation, 0, 0, addr, ADD_ZERO]) }.is_ok()
 }
 
 /// Whether a system call makes a process with a copy of this one's memory, on a copy of the caller's stack.
@@ -152,7 +167,16 @@ pub fn write_stderr(text: &[u8]) {
     let _ = rustix::io::write(stderr, text);
 }
 
-/// Writes text to standard error, as one piece if it fits 512 bytes. For warnings from inside the engine.
+/// Who is told of warnings; null for standard error.
+static WARNER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Has warnings from inside the engine told to `warner`, in place of standard error.
+pub fn set_warner(warner: fn(&[u8])) {
+    WARNER.store(warner as *mut (), Relaxed);
+}
+
+/// Warns of something: tells it to who wants to know, or writes it to standard error, as one piece if it fits 512 bytes. For
+/// warnings from inside the engine.
 pub fn warn(parts: &[&str]) {
     let mut line = [0u8; 512];
     let mut len = 0;
@@ -160,5 +184,9 @@ pub fn warn(parts: &[&str]) {
         line[len] = byte;
         len += 1;
     }
-    write_stderr(&line[..len]);
+    match WARNER.load(Relaxed) {
+        warner if warner.is_null() => write_stderr(&line[..len]),
+        // SAFETY: `set_warner` alone stores it, from a function of this type.
+        warner => unsafe { core::mem::transmute::<*mut (), fn(&[u8])>(warner)(&line[..len]) },
+    }
 }

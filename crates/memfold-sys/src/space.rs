@@ -1,8 +1,10 @@
 //! The address space as the engine sees it: the seam where tests put a fake or inject faults.
 use crate::Errno;
 use crate::bin::Bin;
-use crate::raw::is_populated;
+use crate::pagemap::Pagemap;
+use crate::raw::{is_resident, write_if_there};
 use crate::uffd::{Partial, Uffd};
+use crate::units::PAGE_SIZE;
 use alloc::sync::Arc;
 use core::ops::Range;
 use rustix::mm::{Advice, madvise};
@@ -61,8 +63,16 @@ pub trait Space: Send + Sync {
     /// What `madvise(MADV_POPULATE_WRITE)` says.
     fn unshare(&self, start: usize, len: usize) -> Result<(), Errno>;
 
-    /// Whether the page at `addr` holds memory (in RAM or on its way there). Touches nothing.
+    /// Whether there is a page at `addr`, in memory, in the kernel's swap, or on its way. Touches nothing.
     fn is_populated(&self, addr: usize) -> bool;
+
+    /// Keeps the pages of a range, which were moved there from memory of the program's: what that has given up with MADV_FREE
+    /// comes along as it is, and the kernel may drop it until it is written to. Afterwards all of them are there for good; what
+    /// had been dropped by then is zeros. Never waits for a fault to be served.
+    ///
+    /// # Safety
+    /// - The range is registered, the engine's own, and nobody else uses it.
+    unsafe fn keep(&self, start: usize, len: usize);
 
     /// Wakes whoever waits for pages of a range; they look again.
     fn wake(&self, start: usize, len: usize);
@@ -81,23 +91,39 @@ unsafe fn discard_each<S: Space + ?Sized>(space: &S, ranges: &[Range<usize>]) ->
 /// The real address space of this process, through a userfaultfd.
 pub struct UffdSpace {
     uffd: Arc<Uffd>,
+    pagemap: Option<Arc<Pagemap>>,
     bin: Option<Arc<Bin>>,
 }
 
 impl UffdSpace {
-    /// The process's address space, changed through `uffd`.
-    pub fn new(uffd: Arc<Uffd>) -> UffdSpace {
-        UffdSpace { uffd, bin: None }
+    /// The process's address space, changed through `uffd`; `pagemap` is this process's. Without one, pages may be copied, but not
+    /// moved: nobody could tell what a move that failed has done. Nobody gives up memory in it with MADV_FREE.
+    pub fn new(uffd: Arc<Uffd>, pagemap: Option<Arc<Pagemap>>) -> UffdSpace {
+        UffdSpace { uffd, pagemap, bin: None }
     }
 
-    /// The same, where discards are reported: they go through `bin`, unreported, where that is possible.
-    pub fn with_bin(uffd: Arc<Uffd>, bin: Arc<Bin>) -> UffdSpace {
-        UffdSpace { uffd, bin: Some(bin) }
+    /// The same with memory of a program's, which may do that, and where discards are reported: they go through `bin`,
+    /// unreported, where that is possible. In a child of fork, `pagemap` is reopened first.
+    pub fn with_bin(uffd: Arc<Uffd>, pagemap: Arc<Pagemap>, bin: Arc<Bin>) -> UffdSpace {
+        UffdSpace { uffd, pagemap: Some(pagemap), bin: Some(bin) }
+    }
+
+    /// Makes a page of zeros where there is none, also while an event waits to be read, when the kernel copies nothing.
+    ///
+    /// # Safety
+    /// - The page is registered, the engine's own, and nobody else uses it.
+    unsafe fn refill(&self, page: usize) {
+        // A page that isn't registered comes by itself when it is touched.
+        let made = self.uffd.unregister(page, PAGE_SIZE).map(|()| write_if_there(page));
+        // SAFETY: it was registered before, so whoever serves it is there. It holds a page, and none is missing.
+        let done = made.and_then(|made| unsafe { self.uffd.register(page, PAGE_SIZE, false) }.map(|()| made));
+        assert_eq!(done, Ok(true), "memfold: no page could be had in place of one that the kernel has dropped");
     }
 }
 
 impl Space for UffdSpace {
     unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial> {
+        debug_assert!(self.pagemap.is_some());
         // SAFETY: the caller's promise is the callee's condition.
         unsafe { self.uffd.move_pages(dst, src, len, wake) }
     }
@@ -157,7 +183,23 @@ impl Space for UffdSpace {
     }
 
     fn is_populated(&self, addr: usize) -> bool {
-        is_populated(addr)
+        match &self.pagemap {
+            Some(pagemap) => pagemap.is_populated(addr),
+            // Who doesn't move pages asks this to save work, or to check.
+            None => is_resident(addr),
+        }
+    }
+
+    unsafe fn keep(&self, start: usize, len: usize) {
+        if self.bin.is_none() {
+            return;
+        }
+        for page in (start..start + len).step_by(PAGE_SIZE) {
+            if !write_if_there(page) {
+                // SAFETY: by the caller's promise.
+                unsafe { self.refill(page) };
+            }
+        }
     }
 
     fn wake(&self, start: usize, len: usize) {

@@ -122,12 +122,13 @@ impl FileDisk {
     unsafe fn plain(&self, transfer: &mut Transfer) -> Result<(), Errno> {
         while transfer.done < transfer.len {
             let (offset, left) = (transfer.offset + transfer.done as u64, transfer.len - transfer.done);
-            // SAFETY: the caller vouches for the memory; it is touched through the slice during the call only.
+            // SAFETY: `done` is less than the length of the memory that the caller vouches for. What is read into is nobody else's
+            // during the call; what is written from may be read by others, and is not changed.
             let step = unsafe {
-                let bytes = core::slice::from_raw_parts_mut(transfer.at.cast::<u8>().add(transfer.done), left);
+                let at = transfer.at.cast::<u8>().add(transfer.done);
                 match transfer.way {
-                    Way::Read => rustix::io::pread(&self.file, bytes, offset),
-                    Way::Write => rustix::io::pwrite(&self.file, bytes, offset),
+                    Way::Read => rustix::io::pread(&self.file, core::slice::from_raw_parts_mut(at, left), offset),
+                    Way::Write => rustix::io::pwrite(&self.file, core::slice::from_raw_parts(at, left), offset),
                 }
             };
             match step {

@@ -248,19 +248,23 @@ unsafe impl Send for Previous {}
 
 static ON_SIGBUS: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);
 
-/// Makes `handler` answer every SIGBUS of the process, with all signals blocked while it runs.
-pub fn set_sigbus(handler: fn(&SigbusInfo)) -> Previous {
+/// Makes `handler` answer every SIGBUS of the process, with all signals blocked while it runs. `note` is given the action that was
+/// in force, before it ends; not if that is this one already.
+pub fn set_sigbus(handler: fn(&SigbusInfo), note: impl FnOnce(Previous)) {
     ON_SIGBUS.store(handler as usize, core::sync::atomic::Ordering::SeqCst);
-    // SAFETY: both structs are local; the new action names a handler of the SA_SIGINFO form.
+    // SAFETY: both structs are local, and zeros are a valid one; the new action names a handler of the SA_SIGINFO form.
     unsafe {
         let mut new: libc::sigaction = core::mem::zeroed();
         let mut old: libc::sigaction = core::mem::zeroed();
+        libc::sigaction(libc::SIGBUS, core::ptr::null(), &mut old);
         new.sa_sigaction = trampoline as extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) as usize;
         // On the thread's own stack: alternate stacks (Rust's is 8 KiB) are too small for a codec.
         new.sa_flags = libc::SA_SIGINFO;
         libc::sigfillset(&mut new.sa_mask);
-        libc::sigaction(libc::SIGBUS, &new, &mut old);
-        Previous(old)
+        if old.sa_sigaction != new.sa_sigaction {
+            note(Previous(old));
+            libc::sigaction(libc::SIGBUS, &new, core::ptr::null_mut());
+        }
     }
 }
 

@@ -5,14 +5,33 @@
 use crate::Errno;
 use crate::sync::StaticMutex;
 use crate::units::PAGE_SIZE;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munlock, munmap};
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mlock, mmap_anonymous, mprotect, munlock, munmap,
+};
 
 /// A private anonymous reservation, readable and writable, backed by memory page by page as it is touched, and left out of
 /// core dumps.
 pub struct Zone {
     base: *mut u8,
     len: usize,
+    /// What may be written counts as used memory, used or not (`vm.overcommit_memory=2`): it is asked for by [`Zone::need`].
+    is_counted: bool,
 }
+
+/// How far a part of a zone may be written, bytes from the start of the part: see [`Zone::need`].
+#[derive(Default)]
+pub struct Edge(AtomicUsize);
+
+impl Edge {
+    /// Nothing may be written yet.
+    pub const fn new() -> Edge {
+        Edge(AtomicUsize::new(0))
+    }
+}
+
+/// What is asked for at a time where it counts.
+const STEP_BYTES: usize = 256 << 10;
 
 // SAFETY: a zone is only an address range; what is done with the memory behind it is each user's own proof.
 unsafe impl Send for Zone {}
@@ -20,11 +39,13 @@ unsafe impl Send for Zone {}
 unsafe impl Sync for Zone {}
 
 const LISTED: usize = 4096;
-static LIST: StaticMutex<List> = StaticMutex::new(List { zones: [(0, 0); LISTED], used: 0 });
+static LIST: StaticMutex<List> = StaticMutex::new(List { zones: [(0, 0); LISTED], locked: [false; LISTED], used: 0 });
 
 /// All live zones: first byte and first past it.
 struct List {
     zones: [(usize, usize); LISTED],
+    /// The engine has locked it in memory.
+    locked: [bool; LISTED],
     /// So many places have been used.
     used: usize,
 }
@@ -32,6 +53,11 @@ struct List {
 impl List {
     fn live(&self) -> impl Iterator<Item = &(usize, usize)> {
         self.zones[..self.used].iter().filter(|zone| zone.1 != 0)
+    }
+
+    fn live_where(&self, locked: bool) -> impl Iterator<Item = &(usize, usize)> {
+        let all = self.zones[..self.used].iter().zip(&self.locked);
+        all.filter(move |(zone, is)| zone.1 != 0 && **is == locked).map(|(zone, _)| zone)
     }
 }
 
@@ -44,11 +70,28 @@ impl Zone {
     /// # Panics
     /// If `len` or `align` is not a multiple of the page size, or `align` is not a power of two.
     pub fn reserve(len: usize, align: usize) -> Result<Zone, Errno> {
+        Zone::reserve_as(len, align, false)
+    }
+
+    /// As [`Zone::reserve`], for what is filled part by part, each from its start on, and asked for before by [`Zone::need`]: only
+    /// that counts where the system counts what may be written (`vm.overcommit_memory=2`). All can be read.
+    ///
+    /// # Errors
+    /// As [`Zone::reserve`].
+    ///
+    /// # Panics
+    /// Likewise.
+    pub fn reserve_growing(len: usize, align: usize) -> Result<Zone, Errno> {
+        Zone::reserve_as(len, align, counts_reservations())
+    }
+
+    fn reserve_as(len: usize, align: usize, is_counted: bool) -> Result<Zone, Errno> {
         assert!(len > 0 && len.is_multiple_of(PAGE_SIZE) && align.is_multiple_of(PAGE_SIZE) && align.is_power_of_two());
         let whole = len + align - PAGE_SIZE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let access = if is_counted { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
-        let at = unsafe { mmap_anonymous(core::ptr::null_mut(), whole, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+        let at = unsafe { mmap_anonymous(core::ptr::null_mut(), whole, access, flags)? };
         let start = at as usize;
         let base = start.next_multiple_of(align);
         // SAFETY: head and tail lie inside the mapping just made and outside [base, base + len).
@@ -65,12 +108,42 @@ impl Zone {
             // A core dump looks at each page of a mapping, there or not: at terabytes it would take minutes.
             let _ = madvise(base as *mut _, len, Advice::LinuxDontDump);
         }
-        let zone = Zone { base: base as *mut u8, len };
+        let zone = Zone { base: base as *mut u8, len, is_counted };
         let mut list = LIST.lock();
         let free = list.zones.iter().position(|slot| slot.1 == 0).ok_or(Errno::NFILE)?;
         list.zones[free] = (base, base + len);
+        list.locked[free] = false;
         list.used = list.used.max(free + 1);
         Ok(zone)
+    }
+
+    /// The first `end` bytes of the part of `len` bytes at `offset` are about to be written for the first time. Does nothing where
+    /// reservations don't count. `edge` is that part's.
+    ///
+    /// # Errors
+    /// ENOMEM: the system lets no more memory be promised to programs.
+    ///
+    /// # Panics
+    /// If the part is not page-aligned or reaches past the zone, or `end` past the part.
+    #[inline]
+    pub fn need(&self, edge: &Edge, offset: usize, len: usize, end: usize) -> Result<(), Errno> {
+        if self.is_counted && end > edge.0.load(Relaxed) { self.grow(edge, offset, len, end) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn grow(&self, edge: &Edge, offset: usize, len: usize, end: usize) -> Result<(), Errno> {
+        assert!(offset.is_multiple_of(PAGE_SIZE) && offset + len <= self.len && end <= len);
+        let to = end.next_multiple_of(STEP_BYTES).min(len.next_multiple_of(PAGE_SIZE));
+        let from = edge.0.load(Relaxed);
+        if from < to {
+            // SAFETY: the range lies in this zone's own mapping, whose users may write there from now on. Two threads at once
+            // ask for the same, or for more.
+            unsafe {
+                mprotect(self.base.add(offset + from).cast(), to - from, MprotectFlags::READ | MprotectFlags::WRITE)?;
+            }
+            edge.0.fetch_max(to, Relaxed);
+        }
+        Ok(())
     }
 
     /// The first byte.
@@ -105,6 +178,28 @@ impl Zone {
         set_inherited(self.start(), self.start() + self.len, false);
     }
 
+    /// A child of fork finds zeros in place of the zone's bytes.
+    ///
+    /// # Errors
+    /// EINVAL before Linux 4.14.
+    pub fn wipe_in_children(&self) -> Result<(), Errno> {
+        // SAFETY: the zone's own mapping; no byte of this process changes.
+        unsafe { madvise(self.base.cast(), self.len, Advice::LinuxWipeOnFork) }
+    }
+
+    /// Brings all of the zone to memory and keeps it there, also past what the program unlocks.
+    ///
+    /// # Errors
+    /// What `mlock` says: ENOMEM past RLIMIT_MEMLOCK.
+    pub fn lock(&self) -> Result<(), Errno> {
+        // SAFETY: the zone's own mapping; no byte changes.
+        unsafe { mlock(self.base.cast(), self.len)? };
+        let mut list = LIST.lock();
+        let own = list.zones.iter().position(|slot| slot.0 == self.start()).expect("a live zone is listed");
+        list.locked[own] = true;
+        Ok(())
+    }
+
     /// Asks the kernel for the memory of `[offset, offset + len)` in one call, which costs less than a fault for each
     /// page. Changes no byte; where the kernel refuses, the pages come when they are touched.
     ///
@@ -132,6 +227,25 @@ impl Zone {
         let done = unsafe { madvise(self.base.add(offset).cast(), len, Advice::LinuxDontneedLocked) };
         done.expect("memfold: releasing the engine's own pages failed");
     }
+}
+
+/// Why [`Zone::need`] fails, and what to do.
+pub struct NoPromise;
+
+impl core::fmt::Display for NoPromise {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("vm.overcommit_memory is 2, and the system promises no more memory to programs (CommitLimit in /proc/meminfo)")
+    }
+}
+
+/// Whether the system counts memory that may be written as used (`vm.overcommit_memory=2`).
+pub fn counts_reservations() -> bool {
+    use rustix::fs::{Mode, OFlags, open};
+    let mut mode = [0u8];
+    let path = c"/proc/sys/vm/overcommit_memory";
+    let read =
+        open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|fd| rustix::io::read(fd, &mut mode));
+    read.is_ok() && &mode == b"2"
 }
 
 impl Drop for Zone {
@@ -211,10 +325,23 @@ pub fn set_marked(start: usize, end: usize, marked: bool) {
     let _ = unsafe { madvise(start as *mut _, end - start, advice) };
 }
 
+/// Bytes that the engine has locked by itself ([`Zone::lock`]).
+pub fn locked_bytes() -> usize {
+    LIST.lock().live_where(true).map(|zone| zone.1 - zone.0).sum()
+}
+
+/// Undoes what the program's munlockall has done to what the engine has locked.
+pub fn lock_again() {
+    for zone in LIST.lock().live_where(true) {
+        // SAFETY: the engine's own mapping; no byte changes. It was possible before.
+        let _ = unsafe { mlock(zone.0 as *mut _, zone.1 - zone.0) };
+    }
+}
+
 /// Undoes for every live zone what the program's mlockall has done to it: frames that are locked could not take part in
 /// moves, and the kernel would fill zones that are meant to be sparse.
 pub fn unlock_all() {
-    for zone in LIST.lock().live() {
+    for zone in LIST.lock().live_where(false) {
         // SAFETY: the engine's own mapping; no byte changes. Not fatal: a locked frame is copied from, not moved.
         let _ = unsafe { munlock(zone.0 as *mut _, zone.1 - zone.0) };
     }
@@ -228,6 +355,21 @@ pub fn overlaps_own(start: usize, end: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_reservations_count_only_what_was_asked_for_may_be_written_and_all_can_be_read() {
+        let zone = Zone::reserve_as(8 << 20, 2 << 20, true).unwrap();
+        let (first, second) = (Edge::new(), Edge::new());
+        // SAFETY: offsets lie inside the zone, and nothing else uses it; what is written was asked for.
+        unsafe {
+            assert_eq!(zone.as_ptr().add(7 << 20).read_volatile(), 0);
+            zone.need(&first, 0, 4 << 20, 5000).unwrap();
+            zone.as_ptr().add(4999).write_volatile(1);
+            zone.need(&second, 4 << 20, 4 << 20, 4 << 20).unwrap();
+            zone.as_ptr().add((8 << 20) - 1).write_volatile(1);
+        }
+        assert_eq!((first.0.load(Relaxed), second.0.load(Relaxed)), (STEP_BYTES, 4 << 20));
+    }
 
     #[test]
     fn a_zone_is_aligned_listed_and_reads_zeros_after_release() {

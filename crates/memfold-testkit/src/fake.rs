@@ -297,6 +297,11 @@ impl Space for FakeSpace {
         self.is_present(addr)
     }
 
+    unsafe fn keep(&self, start: usize, len: usize) {
+        let kept = (start..start + len).step_by(PAGE_SIZE).all(|page| self.is_present(page));
+        assert!(kept, "a page that should have been moved to {start:#x} isn't there");
+    }
+
     fn wake(&self, start: usize, len: usize) {
         let mut table = self.inner.table.lock();
         self.wake_locked(&mut table, start, len);

@@ -2,7 +2,7 @@
 //! touches its memory, and bytes to fill it with.
 //!
 //! Bottom up: [`random`] -> [`fill`] -> [`fake`] (pages, presence, waiters) -> [`trouble`], [`disk`], [`remote`] (what may go wrong) ->
-//! [`program`] (touch, fault, wait). [`redis`] is no fake: servers to be killed.
+//! [`program`] (touch, fault, wait). No fakes are [`redis`], servers to be killed, and [`kernel_swap`], swap to be swapped to.
 
 pub mod random;
 pub mod fill;
@@ -12,3 +12,4 @@ pub mod disk;
 pub mod remote;
 pub mod program;
 pub mod redis;
+pub mod kernel_swap;

@@ -1,27 +1,44 @@
-//! Random numbers from a seed: the same on every machine, so that a failure can be run again.
+//! Random numbers from a seed: the same on every machine, so that a failure can be run again, and the corpus and the walks
+//! of the benchmarks never change.
 
-/// splitmix64.
+/// Marsaglia's xorshift64* generator.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
     /// The sequence of `seed`.
     pub fn new(seed: u64) -> Random {
-        Random(seed)
+        Random(mix(seed) | 1)
     }
 
     /// The next number.
+    #[inline]
     pub fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ z >> 31
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
     /// A number below `n`, which is not 0.
+    #[inline]
     pub fn below(&mut self, n: usize) -> usize {
-        (self.word() % n as u64) as usize
+        ((u128::from(self.word()) * n as u128) >> 64) as usize
+    }
+
+    /// A number in 0..1.
+    pub fn unit(&mut self) -> f64 {
+        (self.word() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Roughly normal, mean 0 and deviation 1 (the sum of twelve uniform numbers).
+    pub fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.unit()).sum::<f64>() - 6.0
+    }
+
+    /// Brings a slice into random order.
+    pub fn shuffle<T>(&mut self, of: &mut [T]) {
+        (1..of.len()).rev().for_each(|i| of.swap(i, self.below(i + 1)));
     }
 
     /// One of a slice, which is not empty.
@@ -36,8 +53,17 @@ impl Random {
 
     /// A seed for another sequence.
     pub fn fork(&mut self) -> Random {
-        Random(self.word())
+        Random::new(self.word())
     }
+}
+
+/// The splitmix64 finaliser: a fixed, well spread image of `x`.
+#[inline]
+pub fn mix(x: u64) -> u64 {
+    let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 /// The seed of a randomised test: the variable `MEMFOLD_SEED` if it is set, else `default`. Says on standard error which
@@ -64,5 +90,21 @@ mod tests {
         assert!((0..100).all(|_| a.word() == b.word()));
         assert_ne!(Random::new(7).word(), Random::new(8).word());
         assert!((0..1000).all(|_| a.below(10) < 10));
+    }
+    #[test]
+    fn below_stays_below_and_reaches_all() {
+        let mut random = Random::new(1);
+        let mut seen = [false; 10];
+        (0..1000).for_each(|_| seen[random.below(10)] = true);
+        assert_eq!(seen, [true; 10]);
+    }
+
+    #[test]
+    fn a_shuffle_keeps_everything() {
+        let mut all: Vec<u8> = (0..100).collect();
+        Random::new(3).shuffle(&mut all);
+        assert!(!all.is_sorted());
+        all.sort();
+        assert!((0..100).eq(all));
     }
 }

@@ -11,6 +11,7 @@ use memfold_sys::remote::{BYTES_MAX, ENTRIES_MAX, Failure, Fetch, Object, Remote
 use memfold_sys::sync::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What can be asked.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -46,6 +47,7 @@ struct Inner {
     used: BTreeSet<u64>,
     script: Vec<(Ask, u64, RemoteTrouble)>,
     away: bool,
+    silent: bool,
     asked: u64,
 }
 
@@ -58,6 +60,11 @@ impl MemoryRemote {
     /// Lets everything fail from now on, or nothing.
     pub fn set_away(&self, away: bool) {
         self.inner.lock().away = away;
+    }
+
+    /// Has nobody answer who is asked whether objects are kept.
+    pub fn set_silent(&self, silent: bool) {
+        self.inner.lock().silent = silent;
     }
 
     /// Forgets all objects.
@@ -161,6 +168,13 @@ impl Remote for MemoryRemote {
             inner.objects.remove(number);
         }
         result
+    }
+
+    fn keep(&self, _patience: Duration) -> Result<(), Failure> {
+        match self.inner.lock().silent {
+            true => Err(Failure { is_lost: false, is_cut: true, why: "nobody answers".to_string() }),
+            false => Ok(()),
+        }
     }
 
     fn name(&self) -> &str {

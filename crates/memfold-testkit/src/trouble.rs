@@ -253,6 +253,11 @@ impl Space for Troubled {
         self.space.is_populated(addr)
     }
 
+    unsafe fn keep(&self, start: usize, len: usize) {
+        // SAFETY: by the caller's promise.
+        unsafe { self.space.keep(start, len) };
+    }
+
     fn wake(&self, start: usize, len: usize) {
         self.space.wake(start, len);
     }

@@ -1,4 +1,5 @@
 //! The fake address space against the kernel: the same calls on both, with the same results and the same pages after.
+use memfold_sys::pagemap::Pagemap;
 use memfold_sys::space::{Space, UffdSpace};
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::PAGE_SIZE;
@@ -28,6 +29,7 @@ impl Side {
 
     fn real() -> Side {
         let uffd = Arc::new(Uffd::open(feature::MOVE | feature::SIGBUS, true).expect("userfaultfd with MOVE"));
+        let pagemap = Arc::new(Pagemap::open().expect("/proc"));
         let zone = |len| Zone::reserve(len, PAGE_SIZE).unwrap();
         let (area, frames) = (zone(PAGES * PAGE_SIZE), zone(PAGES * PAGE_SIZE));
         for zone in [&area, &frames] {
@@ -36,7 +38,7 @@ impl Side {
         }
         // Two halves that differ in what fork does to them are two areas to the kernel.
         set_inherited(area.start(), area.start() + PAGES / 2 * PAGE_SIZE, false);
-        Side { space: Box::new(UffdSpace::new(uffd)), area: area.start(), frames, _area: Some(area) }
+        Side { space: Box::new(UffdSpace::new(uffd, Some(pagemap))), area: area.start(), frames, _area: Some(area) }
     }
 
     /// Address of page `n`: first the area's, then the frames'.

@@ -1,10 +1,9 @@
 //! The engine against its equations (see [`Pager`]): what tests and fuzzers ask after each round.
 use crate::folio::State;
-use crate::lru::List;
+use crate::folio::lru::List;
 use crate::pager::Pager;
 use crate::swap::Swap;
 use alloc::string::{String, ToString};
-use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::MAX_PAGES;
 
 impl Pager {
@@ -29,43 +28,42 @@ impl Pager {
                     key = end;
                     continue;
                 };
-                // SAFETY: the guard is that of the folio's shard.
-                let folio = unsafe { self.folios.get(id) };
-                let pages = folio.order.pages() as u64;
-                if folio.key != at || at + pages > area.key_end() {
+                let folio = self.folios.get(&guard, id);
+                let pages = folio.pages();
+                if folio.key() != at || at + pages > area.key_end() {
                     return Err(alloc::format!(
                         "folio {id} at {:#x} is entered at {at:#x} or leaves its area",
-                        folio.key
+                        folio.key()
                     ));
                 }
                 count += 1;
-                match folio.state {
+                match folio.state.get() {
                     State::Resident => mapped += pages,
                     State::Cached => cached += pages,
                     State::Stored => {
                         folded += pages;
-                        if !folio.has_copy {
+                        if !folio.has_copy.get() {
                             return Err(alloc::format!("folio {id} is stored without a copy"));
                         }
                     }
                     State::Loading | State::Saving => {
-                        return Err(alloc::format!("folio {id} is {:?} at rest", folio.state));
+                        return Err(alloc::format!("folio {id} is {:?} at rest", folio.state.get()));
                     }
                 }
-                if folio.has_copy {
-                    clean += if folio.state == State::Stored { 0 } else { pages };
-                    if self.folios.slots(folio).iter().any(|s| s.handle.is_none()) {
+                if folio.has_copy.get() {
+                    clean += if folio.state.get() == State::Stored { 0 } else { pages };
+                    if self.folios.handles(folio).any(|h| h.is_none()) {
                         return Err(alloc::format!("folio {id} lacks a block of its copy"));
                     }
-                    let foreign = self.folios.slots(folio).iter().filter(|s| s.handle.as_foreign().is_some()).count();
-                    let zeros = self.folios.slots(folio).iter().filter(|s| s.handle.is_zero()).count();
+                    let foreign = self.folios.handles(folio).filter(|h| h.as_foreign().is_some()).count();
+                    let zeros = self.folios.handles(folio).filter(|h| h.is_zero()).count();
                     objects += (self.folios.slots(folio).len() - zeros - foreign) as u64;
                     in_file += foreign as u64;
                 }
                 // What is on no list never leaves the pool.
-                if folio.state == State::Stored
+                if folio.state.get() == State::Stored
                     && self.swap.is_some()
-                    && self.folios.slots(folio).iter().any(|slot| self.store.payload(slot.handle).is_some())
+                    && self.folios.handles(folio).any(|h| self.store.payload(h).is_some())
                     && !self.lru.is_on(id, List::Folded)
                 {
                     return Err(alloc::format!("folio {id} is in the pool, and writeback doesn't know it"));
@@ -75,12 +73,12 @@ impl Pager {
         }
         let listed = |lists: &[List]| lists.iter().map(|list| self.lru.pages(*list)).sum::<u64>();
         let sums = [
-            ("mapped pages", mapped, self.mapped.load(Relaxed)),
+            ("mapped pages", mapped, self.tally.mapped()),
             ("mapped pages on lists", mapped, listed(&[List::Active, List::Inactive, List::Refused])),
             ("cached pages on lists", cached, listed(&[List::Cooling, List::Ahead, List::Dirty])),
             ("full frames", cached + self.frames.full_free(), self.frames.populated()),
-            ("clean pages", clean, self.clean_pages.load(Relaxed)),
-            ("folded pages", folded, self.folded_pages.load(Relaxed)),
+            ("clean pages", clean, self.tally.clean()),
+            ("folded pages", folded, self.tally.folded()),
             ("folios", count, self.folios.count() as u64),
             ("stored objects", objects, self.store.stats().objects),
             ("objects in the swap file", in_file, self.swap.as_ref().map_or(0, Swap::objects)),

@@ -1,15 +1,21 @@
 //! The public Rust API: [`Builder`] -> [`Memory`] -> [`Region`].
+//!
+//! All of them belong to the process that made them. A child of fork inherits copies, whose userfaultfd acts on the parent's
+//! memory and whose threads and locks are the parent's: there every call does nothing, and what is dropped is left as it is.
 use crate::config::{Config, ConfigError, Delivery};
-use crate::handler::Handlers;
+use crate::delivery::region::Handlers;
+use crate::delivery::{background, sigbus};
 use crate::pager::{Pager, Parts, StatsPlace};
 use crate::stats::Stats;
-use crate::{signal, worker};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::mem::{ManuallyDrop, forget, take};
 use core::ops::Range;
 use memfold_sys::Errno;
+use memfold_sys::birthplace::Birthplace;
+use memfold_sys::pagemap::Pagemap;
 use memfold_sys::space::UffdSpace;
 use memfold_sys::thread::{Thread, cpus, memory_bytes};
 use memfold_sys::uffd::{OpenError, Uffd, feature};
@@ -25,6 +31,8 @@ pub enum Error {
     Userfaultfd(OpenError),
     /// A system call failed; the text says which.
     System(&'static str, Errno),
+    /// The memory is that of a process of which the caller is a child.
+    Inherited,
 }
 
 impl core::fmt::Display for Error {
@@ -33,10 +41,13 @@ impl core::fmt::Display for Error {
             Error::Config(why) => f.write_str(why),
             Error::Userfaultfd(why) => why.fmt(f),
             Error::System(what, errno) => write!(f, "{what}: {errno}"),
+            Error::Inherited => f.write_str(INHERITED),
         }
     }
 }
 impl core::error::Error for Error {}
+
+const INHERITED: &str = "this folded memory is the parent's: a child of fork must build its own";
 
 /// Settings of a [`Memory`]. Made by [`Memory::builder`].
 #[derive(Clone, Debug)]
@@ -46,7 +57,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Sets any key of [`crate::keys::KEYS`] from text, as the flags of `memfold run` do.
+    /// Sets any key of [`crate::config::keys::KEYS`] from text, as the flags of `memfold run` do.
     #[must_use]
     pub fn set(mut self, name: &str, value: &str) -> Builder {
         if let Err(e) = self.config.set(name, value) {
@@ -101,13 +112,14 @@ impl Builder {
     }
 }
 
-/// Folded memory: an engine with its threads. Regions keep it alive.
+/// Folded memory: an engine with its threads. Regions keep it alive. A child of fork doesn't have it and builds its own.
 #[derive(Clone)]
 pub struct Memory {
     engine: Arc<Engine>,
 }
 
 struct Engine {
+    birthplace: Birthplace,
     pager: Arc<Pager>,
     uffd: Arc<Uffd>,
     handlers: Option<Handlers>,
@@ -123,12 +135,14 @@ impl Memory {
     fn start(config: Config) -> Result<Memory, Error> {
         let is_signal = config.delivery == Delivery::Signal;
         let supported = Uffd::probe().map_err(Error::Userfaultfd)?;
-        let has_move = config.use_move && supported & feature::MOVE != 0;
+        // Where there is no /proc, pages are copied.
+        let pagemap = Pagemap::open().ok().map(Arc::new);
+        let has_move = config.use_move && supported & feature::MOVE != 0 && pagemap.is_some();
         let mut features = if has_move { feature::MOVE } else { feature::WP };
         features |= if is_signal { feature::SIGBUS } else { feature::THREAD_ID };
         let uffd = Arc::new(Uffd::open(features, is_signal).map_err(Error::Userfaultfd)?);
         let parts = Parts {
-            space: Box::new(UffdSpace::new(uffd.clone())),
+            space: Box::new(UffdSpace::new(uffd.clone(), pagemap)),
             has_move,
             has_events: false,
             stats: StatsPlace::Own(Box::default()),
@@ -141,14 +155,15 @@ impl Memory {
         let (start, len) = pager.frames_zone();
         // SAFETY: the engine never touches a frame that is empty.
         unsafe { uffd.register(start, len, !has_move) }.map_err(|e| Error::System("registering frames", e))?;
+        let birthplace = Birthplace::new().map_err(|e| Error::System("a page that children don't get", e))?;
         let threads = |e| Error::System("starting engine threads", e);
-        let mut engine = Engine { pager, uffd, handlers: None, workers: Vec::new() };
-        engine.workers = worker::start(&engine.pager, workers).map_err(threads)?;
+        let mut engine = Engine { birthplace, pager, uffd, handlers: None, workers: Vec::new() };
+        engine.workers = background::start(&engine.pager, workers).map_err(threads)?;
         if is_signal {
-            if !signal::enlist(&engine.pager) {
+            if !sigbus::enlist(&engine.pager).map_err(|e| Error::System("a page for the list of engines", e))? {
                 return Err(Error::Config(alloc::format!(
                     "at most {} engines can use signal delivery",
-                    signal::ENGINES_MAX
+                    sigbus::ENGINES_MAX
                 )));
             }
         } else {
@@ -160,8 +175,11 @@ impl Memory {
     /// A new region of `len` bytes (rounded up to pages), all zeros, taking no memory until touched.
     ///
     /// # Errors
-    /// EINVAL for a length of zero; no address space; registration refused.
+    /// EINVAL for a length of zero; no address space; registration refused; [`Error::Inherited`] in a child of fork.
     pub fn region(&self, len: usize) -> Result<Region, Error> {
+        if !self.engine.is_here() {
+            return Err(Error::Inherited);
+        }
         if len == 0 {
             return Err(Error::System("a region of no bytes", Errno::INVAL));
         }
@@ -176,12 +194,14 @@ impl Memory {
             .map_err(|e| Error::System("registering a region", e))?;
         areas.add((zone.start() >> PAGE_SHIFT) as u64, ((zone.start() + len) >> PAGE_SHIFT) as u64);
         drop(areas);
-        Ok(Region { zone, engine })
+        Ok(Region { zone: ManuallyDrop::new(zone), engine })
     }
 
-    /// Figures, brought up to date.
+    /// Figures, brought up to date; in a child of fork those that there were last.
     pub fn stats(&self) -> &Stats {
-        self.engine.pager.publish();
+        if self.engine.is_here() {
+            self.engine.pager.publish();
+        }
         self.engine.pager.stats()
     }
 
@@ -193,27 +213,46 @@ impl Memory {
     /// Verifies the engine's structures. Slow; for tests. No other thread may use the memory meanwhile.
     ///
     /// # Errors
-    /// What is wrong.
+    /// What is wrong; that this is a child of fork.
     pub fn check(&self) -> Result<(), String> {
+        if !self.engine.is_here() {
+            return Err(String::from(INHERITED));
+        }
         self.engine.pager.check()
+    }
+}
+
+impl Engine {
+    /// Whether the caller is in the process that made it. Elsewhere nothing of it may be used.
+    fn is_here(&self) -> bool {
+        self.birthplace.is_here()
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        if !self.is_here() {
+            // A copy. Its threads aren't here, its descriptors act on the parent, and its locks may be held for ever.
+            forget((self.handlers.take(), take(&mut self.workers), self.pager.clone()));
+            return;
+        }
         self.handlers = None;
         self.pager.stop();
         self.workers.drain(..).for_each(Thread::join);
-        signal::delist(&self.pager);
+        sigbus::delist(&self.pager);
     }
 }
 
-/// A region of folded memory. It is dropped with everything in it; a child of fork doesn't have it.
+/// A region of folded memory. It is dropped with everything in it.
+///
+/// A child of fork doesn't have it: touching it there is a segmentation fault. The methods do nothing there, and dropping it
+/// changes nothing, in the child or in the parent.
 ///
 /// Any thread may read and write it through [`Region::as_ptr`], by the same rules as other memory. In signal delivery,
 /// a system call that is given a folded part fails with EFAULT: [`Region::pin`] it around the call.
 pub struct Region {
-    zone: Zone,
+    /// Dropped by `drop`, but not in a child, which may have something else at its addresses.
+    zone: ManuallyDrop<Zone>,
     engine: Arc<Engine>,
 }
 
@@ -253,7 +292,7 @@ impl Region {
     /// # Panics
     /// If the range reaches past the region.
     pub fn pageout(&self, range: Range<usize>) -> u64 {
-        self.engine.pager.page_out_at(self.addrs(&range))
+        self.addrs(&range).map_or(0, |addrs| self.engine.pager.page_out_at(addrs))
     }
 
     /// Makes the pages of a byte range (rounded inwards) the first to be folded when memory is needed.
@@ -261,7 +300,9 @@ impl Region {
     /// # Panics
     /// If the range reaches past the region.
     pub fn cold(&self, range: Range<usize>) {
-        self.engine.pager.cool_at(self.addrs(&range));
+        if let Some(addrs) = self.addrs(&range) {
+            self.engine.pager.cool_at(addrs);
+        }
     }
 
     /// Loads the folded pages of a byte range (rounded outwards).
@@ -269,7 +310,9 @@ impl Region {
     /// # Panics
     /// If the range reaches past the region.
     pub fn willneed(&self, range: Range<usize>) {
-        self.engine.pager.need_at(self.addrs(&range));
+        if let Some(addrs) = self.addrs(&range) {
+            self.engine.pager.need_at(addrs);
+        }
     }
 
     /// Loads a byte range (rounded outwards) and keeps it in memory as long as the pin lives. Untouched pages are made.
@@ -277,7 +320,7 @@ impl Region {
     /// # Panics
     /// If the range reaches past the region.
     pub fn pin(&self, range: Range<usize>) -> Pinned<'_> {
-        let addrs = self.addrs(&range);
+        let Some(addrs) = self.addrs(&range) else { return Pinned { region: self, addrs: 0..0 } };
         self.engine.pager.pin_at(addrs.clone());
         let at = range.start & !(PAGE_SIZE - 1);
         for page in (at..range.end).step_by(PAGE_SIZE) {
@@ -295,28 +338,40 @@ impl Region {
     /// # Panics
     /// If the range reaches past the region.
     pub unsafe fn discard(&self, range: Range<usize>) {
-        // SAFETY: as the caller says.
-        unsafe { self.engine.pager.discard_at(self.addrs(&range)) };
+        if let Some(addrs) = self.addrs(&range) {
+            // SAFETY: as the caller says.
+            unsafe { self.engine.pager.discard_at(addrs) };
+        }
     }
 
-    fn addrs(&self, range: &Range<usize>) -> Range<usize> {
+    /// The addresses of a range; `None` in a child of fork.
+    fn addrs(&self, range: &Range<usize>) -> Option<Range<usize>> {
         assert!(range.start <= range.end && range.end <= self.zone.len(), "the range reaches past the region");
-        self.zone.start() + range.start..self.zone.start() + range.end
+        let start = self.zone.start();
+        self.engine.is_here().then(|| start + range.start..start + range.end)
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if !self.engine.is_here() {
+            return;
+        }
         let pager = &self.engine.pager;
         let mut areas = pager.areas.write();
         // Unregistered first: from now on nobody is sent here for a fault.
         let _ = self.engine.uffd.unregister(self.zone.start(), self.zone.len());
         pager.forget(&mut areas, self.zone.start(), self.zone.start() + self.zone.len(), false);
+        drop(areas);
+        // SAFETY: the region is being dropped, so nobody uses the zone again.
+        unsafe { ManuallyDrop::drop(&mut self.zone) };
     }
 }
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        self.region.engine.pager.unpin_at(self.addrs.clone());
+        if self.region.engine.is_here() {
+            self.region.engine.pager.unpin_at(self.addrs.clone());
+        }
     }
 }

@@ -5,8 +5,6 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::MAX_ORDER;
 
-/// Version of the layout; a reader refuses another.
-pub const LAYOUT_VERSION: u64 = 6;
 /// Orders counted one by one: 0..=9.
 pub const ORDERS: usize = MAX_ORDER as usize + 1;
 
@@ -34,10 +32,6 @@ macro_rules! stats {
         /// All figures of one engine.
         #[repr(C)]
         pub struct Stats {
-            /// [`LAYOUT_VERSION`], written when the engine starts.
-            pub version: AtomicU64,
-            /// Process that the figures belong to; 0 for a free slot.
-            pub pid: AtomicU64,
             $(#[doc = $help] pub $name: AtomicU64,)*
             $(#[doc = $ohelp] pub $oname: [AtomicU64; ORDERS],)*
         }
@@ -51,8 +45,6 @@ macro_rules! stats {
             /// All zero.
             pub const fn new() -> Stats {
                 Stats {
-                    version: AtomicU64::new(LAYOUT_VERSION),
-                    pid: AtomicU64::new(0),
                     $($name: AtomicU64::new(0),)*
                     $($oname: [const { AtomicU64::new(0) }; ORDERS],)*
                 }
@@ -61,6 +53,15 @@ macro_rules! stats {
             /// The present values of [`FIGURES`], in its order.
             pub fn values(&self) -> [u64; FIGURES.len()] {
                 [$(self.$name.load(Relaxed),)*]
+            }
+
+            /// The present values of a program that begins are zero; counters and peaks go on.
+            pub fn clear_gauges(&self) {
+                for (figure, value) in FIGURES.iter().zip([$(&self.$name,)*]) {
+                    if figure.kind == Kind::Gauge && !figure.name.starts_with("peak_") {
+                        value.store(0, Relaxed);
+                    }
+                }
             }
 
             /// The present values of [`ORDER_FIGURES`], in its order.
@@ -149,18 +150,6 @@ stats! {
     swpout_folio: "folios written to a device",
     swpin_folio: "folios read from a device",
     swpout_fallback: "folios split because no frame or slot of their order was left",
-}
-
-/// What stands in front of the figures that the processes of a run share: what the whole run may use now. `memfold run`
-/// writes it, also while they run; their engines read it every few looks.
-#[repr(C, align(64))]
-pub struct Bounds {
-    /// [`LAYOUT_VERSION`].
-    pub version: AtomicU64,
-    /// As `--limit`, bytes; `u64::MAX` for none.
-    pub limit_bytes: AtomicU64,
-    /// As `--resident`, bytes; `u64::MAX` for none.
-    pub resident_bytes: AtomicU64,
 }
 
 impl Default for Stats {

@@ -1,10 +1,11 @@
 //! A program changes its address space while its memory is folded: maps, unmaps, moves, grows, drops and protects parts,
 //! by several threads, against shadow buffers. This is what `memfold run` does, inside the test's own process. Row B1.
 use memfold::config::Config;
+use memfold::delivery::program::Watcher;
 use memfold::pager::{Pager, Parts, StatsPlace};
-use memfold::watch::Watcher;
 use memfold_sys::bin::Bin;
 use memfold_sys::maps::each_area;
+use memfold_sys::pagemap::Pagemap;
 use memfold_sys::space::UffdSpace;
 use memfold_sys::thread::{cpus, memory_bytes, yield_now};
 use memfold_sys::uffd::{Uffd, feature};
@@ -43,11 +44,12 @@ fn engine() -> Arc<Pager> {
     let features =
         feature::MOVE | feature::THREAD_ID | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
     let uffd = Arc::new(Uffd::open(features, false).expect("userfaultfd"));
-    let bin = Arc::new(Bin::new().expect("userfaultfd"));
+    let pagemap = Arc::new(Pagemap::open().expect("/proc"));
+    let bin = Arc::new(Bin::new(pagemap.clone()).expect("userfaultfd"));
     let mut config = Config::new(memory_bytes());
     config.resident_bytes = Some(8 << 20);
     let parts = Parts {
-        space: Box::new(UffdSpace::with_bin(uffd.clone(), bin)),
+        space: Box::new(UffdSpace::with_bin(uffd.clone(), pagemap.clone(), bin)),
         has_move: true,
         has_events: true,
         stats: StatsPlace::Own(Box::new(memfold::Stats::new())),
@@ -59,8 +61,9 @@ fn engine() -> Arc<Pager> {
     let (start, len) = pager.frames_zone();
     // SAFETY: the engine never touches a frame that is empty.
     unsafe { uffd.register(start, len, false) }.expect("registering frames");
-    memfold::worker::start(&pager, 2).expect("background threads");
-    let watcher = Watcher::start(&pager, &uffd, area_of, memfold::worker::by_libc, false).expect("handlers");
+    memfold::delivery::background::start(&pager, 2).expect("background threads");
+    let watcher = Watcher::new(&pager, &uffd, &pagemap, area_of, false).expect("a watcher");
+    watcher.start(memfold::delivery::background::by_libc).expect("handlers");
     assert!(WATCHER.set(watcher).is_ok(), "one engine in this process");
     pager
 }

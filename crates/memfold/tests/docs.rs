@@ -1,12 +1,21 @@
-//! The tables in README.md and ARCHITECTURE.md say what the tables in the code say.
-use memfold::keys::KEYS;
+//! The documents say what the code says: its tables, the files that there are; and they are short enough to be read.
+use memfold::config::keys::KEYS;
 use memfold::stats::{FIGURES, Figure, Kind, ORDER_FIGURES};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// What stands in a document at the root between `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
+/// A document, by its path from the root.
+fn read(document: &str) -> String {
+    let path = root().join(document);
+    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// What stands in a document between `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
 fn section(document: &str, name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(document);
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let text = read(document);
     let (begin, end) = (format!("<!-- {name}:begin -->\n"), format!("<!-- {name}:end -->"));
     let (before, rest) = text.split_once(&begin).unwrap_or_else(|| panic!("{document} has no {begin}"));
     let (inside, after) = rest.split_once(&end).unwrap_or_else(|| panic!("{document} has no {end}"));
@@ -31,25 +40,69 @@ fn assert_same(document: &str, name: &str, wanted: &str) {
 }
 
 #[test]
-fn the_readme_lists_every_flag_with_its_default_and_help() {
+fn usage_lists_every_flag_with_its_default_and_help() {
     let rows = KEYS.iter().map(|key| row(&[&format!("`--{} {}`", key.name, key.value), key.default, key.help]));
-    assert_same("README.md", "flags", &table(&["flag", "default", "what it sets"], rows));
+    assert_same("docs/usage.md", "flags", &table(&["flag", "default", "what it sets"], rows));
 }
 
 #[test]
-fn the_readme_lists_every_codec_with_its_levels() {
+fn usage_lists_every_codec_with_its_levels() {
     let rows = memfold_store::CODECS.iter().map(|codec| {
         let (low, high) = (codec.levels.start(), codec.levels.end());
         let levels = if low == high { "none".to_string() } else { format!("{low} to {high}") };
         row(&[&format!("`{}`", codec.name), &levels, &codec.level_default.to_string(), codec.help])
     });
-    assert_same("README.md", "codecs", &table(&["codec", "levels", "default", "what it is"], rows));
+    assert_same("docs/usage.md", "codecs", &table(&["codec", "levels", "default", "what it is"], rows));
 }
 
 #[test]
-fn the_map_lists_every_counter_with_its_help() {
+fn counters_lists_every_counter_with_its_help() {
     let one = |figure: &Figure, kind: &str| row(&[&format!("`{}`", figure.name), kind, figure.help]);
     let plain = FIGURES.iter().map(|f| one(f, if f.kind == Kind::Gauge { "gauge" } else { "counter" }));
     let per_order = ORDER_FIGURES.iter().map(|f| one(f, "counter, per order"));
-    assert_same("ARCHITECTURE.md", "counters", &table(&["name", "kind", "what it counts"], plain.chain(per_order)));
+    assert_same("docs/counters.md", "counters", &table(&["name", "kind", "what it counts"], plain.chain(per_order)));
+}
+
+#[test]
+fn readme_and_map_are_short_enough_to_be_read() {
+    for (document, most) in [("README.md", 10 << 10), ("ARCHITECTURE.md", 25 << 10)] {
+        let len = read(document).len();
+        assert!(len <= most, "{document}: {len} bytes of at most {most}: move what is for few to docs/ or the code");
+    }
+}
+
+fn documents() -> Vec<String> {
+    let docs = std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().file_name());
+    let docs = docs.map(|name| format!("docs/{}", name.to_str().unwrap())).filter(|name| name.ends_with(".md"));
+    docs.chain(["README.md", "ARCHITECTURE.md"].map(str::to_string)).collect()
+}
+
+#[test]
+fn links_between_documents_lead_somewhere() {
+    for document in documents() {
+        let text = read(&document);
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = target.split('#').next().unwrap();
+            if !file.is_empty() && !file.contains("://") {
+                let path = root().join(&document).parent().unwrap().join(file);
+                assert!(path.exists(), "{document}: a link to {target}, which isn't there");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_map_names_every_folder_of_the_engine_and_no_file_that_is_not_there() {
+    let map = read("ARCHITECTURE.md");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for entry in std::fs::read_dir(&source).unwrap().map(Result::unwrap) {
+        let name = entry.file_name().into_string().unwrap();
+        let shown = if entry.path().is_dir() { format!("`{name}/`") } else { format!("`{name}`") };
+        assert!(map.contains(&shown) || name == "lib.rs", "ARCHITECTURE.md doesn't name {shown}");
+    }
+    let walks = map.split("## The fault walk").nth(1).expect("the walks");
+    for file in walks.split('`').filter(|word| word.ends_with(".rs") && word.contains('/')) {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        assert!(source.join(file).exists() || crates.join(file).exists(), "ARCHITECTURE.md names {file}");
+    }
 }

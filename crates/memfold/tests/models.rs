@@ -10,6 +10,7 @@ use memfold::config::WORKABLE_MIN_BYTES;
 use memfold::{Config, Delivery};
 use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::program::Setup;
+use memfold_testkit::random::Random;
 use memfold_testkit::trouble::{Call, Trouble};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::thread;
@@ -47,13 +48,8 @@ fn setup_of(delivery: Delivery, pages: usize) -> Arc<Setup> {
 
 /// Bytes that don't repeat in a page, so that every block becomes an object.
 fn content(number: usize, version: u8) -> Vec<u8> {
-    let mut x = (number as u64) << 8 | version as u64 | 1 << 40;
-    (0..PAGE_SIZE)
-        .map(|i| {
-            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            if i % 4 == 0 { (x >> 56) as u8 } else { version }
-        })
-        .collect()
+    let mut random = Random::new((number as u64) << 8 | version as u64);
+    (0..PAGE_SIZE).map(|i| if i % 4 == 0 { random.word() as u8 } else { version }).collect()
 }
 
 fn write(setup: &Setup, number: usize, version: u8) {
@@ -315,7 +311,7 @@ fn c1_a_slow_evictor_never_takes_another_folio_for_its_own() {
 /// Slots and counts stay exact while CPUs take, hold, let go and discard at once (S6). No run is given out twice.
 #[test]
 fn s6_racing_allocators_keep_the_counts_exact() {
-    use memfold::cluster::{CLUSTER_SLOTS, Clusters, Reach};
+    use memfold::swap::cluster::{CLUSTER_SLOTS, Clusters, Reach};
     explore(|_| {
         let clusters = Arc::new(Clusters::new());
         clusters.grow(2);

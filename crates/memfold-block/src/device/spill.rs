@@ -5,8 +5,7 @@
 //! counts, so a write that fails changes nothing.
 use super::backing::Backing;
 use super::{Decoder, Device, IoError};
-use memfold::place::{Place, UNIT_BYTES};
-use memfold::swap::{Bounds, HEAD_BYTES, Swap};
+use memfold::swap::{Bounds, HEAD_BYTES, Place, Swap, UNIT_BYTES};
 use memfold_store::{Cold, Handle};
 use memfold_sys::page::Page;
 use memfold_sys::swapfile::{FileDisk, Options};
@@ -114,6 +113,7 @@ impl Spill {
             size_bytes: settings.size_bytes,
             keep_free_bytes: settings.keep_free_bytes,
             remote_bytes: 0,
+            remote_expiry: std::time::Duration::MAX,
             mark_percent: 100,
             limit_bytes: if limit_bytes == 0 { u64::MAX } else { limit_bytes },
             folio: block,

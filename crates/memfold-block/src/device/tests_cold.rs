@@ -33,7 +33,7 @@ fn random_requests_read_as_a_vector_of_bytes_does_while_objects_leave_for_the_fi
     for order in [0, 2, 4] {
         let mut pair = Pair::new(&backing(order, 0, spill_settings(1 << 30, None)), (2 << 20) + 1536);
         let end = pair.device.size();
-        for turn in 0..12 {
+        for turn in 0..8 {
             for _ in 0..60 {
                 pair.any_request(&mut random, 0..end);
             }
@@ -86,7 +86,7 @@ fn threads_that_write_past_the_limit_at_once_with_one_that_tends_lose_no_byte() 
                 scope.spawn(move || {
                     let (mut io, mut random) = (device.io(), Random::new(n));
                     let mut own = vec![0u8; 8 << 20];
-                    for _ in 0..500 {
+                    for _ in 0..250 {
                         let len = 1 + random.below(60_000);
                         let at = random.below(own.len() - len);
                         fill(&mut random, &mut own[at..at + len]);

@@ -150,7 +150,7 @@ fn whatever_is_cut_off_after_a_flush_all_that_was_flushed_comes_back() {
     let mut now = vec![0; SIZE as usize];
     // What was there at each flush, and how long the image was then.
     let mut states = vec![(journal.bytes(), now.clone(), status(&all[0]))];
-    for _ in 0..8 {
+    for _ in 0..5 {
         change(&all[0], &mut now, &mut random);
         journal.flush().unwrap();
         states.push((journal.bytes(), now.clone(), status(&all[0])));
@@ -163,8 +163,8 @@ fn whatever_is_cut_off_after_a_flush_all_that_was_flushed_comes_back() {
     drop(journal);
     let whole = fs::read(&path).unwrap();
     assert_eq!(whole.len() as u64, end);
-    let mut cuts: Vec<u64> = states.iter().flat_map(|(at, ..)| [*at, at + 1, at + 47, at - 1, at + 5000]).collect();
-    cuts.extend((0..40).map(|_| states[0].0 + random.below((end - states[0].0) as usize) as u64));
+    let mut cuts: Vec<u64> = states.iter().flat_map(|(at, ..)| [*at, at + 47, at - 1]).collect();
+    cuts.extend((0..10).map(|_| states[0].0 + random.below((end - states[0].0) as usize) as u64));
     for cut in cuts.into_iter().filter(|cut| *cut <= end && *cut >= states[0].0) {
         let (_, wanted, holes) = states.iter().rev().find(|(at, ..)| *at <= cut).unwrap();
         let copy = scratch.path("cut");
@@ -199,7 +199,7 @@ fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
     let whole = fs::read(&path).unwrap();
     let last = whole.len() - RECORD_BYTES;
     let copy = scratch.path("damaged");
-    for round in 0..300 {
+    for round in 0..120 {
         let mut bytes = whole.clone();
         // Padding is no byte of anything, and without the last end the last group was not acknowledged.
         let at = random.below(last);

@@ -189,9 +189,8 @@ impl<'a, L: Read + Write> Session<'a, L> {
         let structured = self.agreed.structured;
         let allowed = flag::FUA | if structured { flag::DF } else { 0 };
         let is_whole = request.flags & flag::DF != 0;
-        let error = if request.flags & !allowed != 0 || request.len > PAYLOAD_MAX {
-            Some(Error::Invalid)
-        } else if is_beyond(self.agreed.export.device(), request) {
+        let makes_sense = request.flags & !allowed == 0 && request.len <= PAYLOAD_MAX;
+        let error = if !makes_sense || is_beyond(self.agreed.export.device(), request) {
             Some(Error::Invalid)
         } else if is_whole && request.len as usize > self.output.room() {
             Some(Error::Overflow)

@@ -131,7 +131,7 @@ fn the_oldest_way_to_choose_an_export_works_and_replies_are_simple_then() {
     let mut about = [0; 10];
     client.link.read_exact(&mut about).unwrap();
     assert_eq!(about[..8], (8u64 << 20).to_be_bytes());
-    let bytes: Vec<u8> = (0..3_000_000u32).map(|i| (i * 7 >> 5) as u8).collect();
+    let bytes: Vec<u8> = (0..3_000_000u32).map(|i| ((i * 7) >> 5) as u8).collect();
     assert_eq!(client.request(command::WRITE, 0, 1001, bytes.len() as u32, &bytes).unwrap().error, 0);
     let answer = client.request(command::READ, 0, 1001, bytes.len() as u32, &[]).unwrap();
     assert!(answer.data == bytes && answer.chunks == 0);

@@ -390,3 +390,35 @@ fn order(text: &str) -> Result<Order, String> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A row; a bar within a cell would end it.
+    fn row(flag: &Flag) -> String {
+        let name = format!("`--{} {}", flag.name, flag.value);
+        let cells = [format!("{}`", name.trim()), flag.default.to_string(), flag.help.to_string()];
+        format!("| {} |\n", cells.map(|cell| cell.replace('|', "\\|")).join(" | "))
+    }
+
+    #[test]
+    fn the_document_lists_every_flag_with_its_default_and_help() {
+        let document = include_str!("../../../../docs/block.md");
+        let (_, rest) = document.split_once("<!-- blk-flags:begin -->\n").expect("it has the mark");
+        let (found, _) = rest.split_once("<!-- blk-flags:end -->").expect("it has the mark");
+        let wanted = "| flag | default | what it sets |\n|---|---|---|\n".to_string();
+        let wanted = FLAGS.iter().fold(wanted, |all, flag| all + &row(flag));
+        assert!(found == wanted, "docs/block.md, between the marks: replace\n{found}\nby\n{wanted}");
+    }
+
+    #[test]
+    fn exports_are_told_apart() {
+        let wanted = |name: &str, size, read_only| Ok(Wanted { name: name.to_string(), size, read_only });
+        assert_eq!(export("a=1M"), wanted("a", 1 << 20, false));
+        assert_eq!(export("a=b=512,ro"), wanted("a=b", 512, true));
+        for (text, word) in [("a", "NAME=SIZE"), ("a=x", "\"x\""), ("a\u{7}=1M", "control"), ("a=1M,rw", "1M,rw")] {
+            assert!(export(text).is_err_and(|why| why.contains(word)), "{text:?}");
+        }
+    }
+}

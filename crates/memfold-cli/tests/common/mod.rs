@@ -18,10 +18,19 @@ pub fn binaries() -> Option<PathBuf> {
         None => Path::new(env!("CARGO_BIN_EXE_memfold")).parent().unwrap().to_path_buf(),
     };
     assert!(directory.join("memfold").is_file(), "no memfold in {}", directory.display());
-    if directory.join("libmemfold_preload.so").is_file() {
+    with(directory, "libmemfold_preload.so", "memfold-preload")
+}
+
+/// The same, where the program with the benchmarks is too.
+pub fn benchmarks() -> Option<PathBuf> {
+    with(binaries()?, "memfold-bench", "memfold-bench")
+}
+
+fn with(directory: PathBuf, file: &str, package: &str) -> Option<PathBuf> {
+    if directory.join(file).is_file() {
         return Some(directory);
     }
-    let text = format!("no libmemfold_preload.so in {}: run cargo build -p memfold-preload", directory.display());
+    let text = format!("no {file} in {}: run cargo build -p {package}", directory.display());
     assert!(std::env::var("CI").as_deref() != Ok("true"), "{text}");
     eprintln!("SKIPPED, NOTHING WAS TESTED: {text}");
     None
@@ -42,6 +51,11 @@ pub fn memfold(directory: &Path, arguments: &[&str]) -> Command {
         })
     };
     command
+}
+
+/// A file of JSON, whole.
+pub fn json(path: &str) -> serde_json::Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
 /// `memfold run --limit 64M FLAGS -- COMMAND` to its end.

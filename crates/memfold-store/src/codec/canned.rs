@@ -1,6 +1,8 @@
 //! Dictionaries made ready for a codec: what all threads share.
-use super::{CodecSpec, id, lz4, zstd};
+use super::lz4_dictionary::Lz4Dictionary;
+use super::zstd_dictionary::ZstdDictionary;
 use crate::dictionary::{Dictionary, DictionaryKind};
+use crate::format;
 use alloc::boxed::Box;
 
 /// A dictionary digested for one codec at one level.
@@ -13,29 +15,29 @@ pub(crate) struct Canned {
 }
 
 pub(crate) enum Digest {
-    Lz4(lz4::Digest),
-    Zstd(zstd::Digest),
+    Lz4(Lz4Dictionary),
+    Zstd(ZstdDictionary),
 }
 
 impl Canned {
     /// `None` if the codec can't use that kind of dictionary, or finds the dictionary damaged. Allocates.
-    pub fn new(spec: CodecSpec, dictionary: &Dictionary, block_bytes_max: usize) -> Option<Canned> {
+    pub fn new(codec: &str, level: i32, dictionary: &Dictionary, block_bytes_max: usize) -> Option<Canned> {
         let content: Box<[u8]> = dictionary.content().into();
         let len = content.len();
-        let (digest, more) = match (spec.name(), dictionary.kind()) {
+        let (digest, more) = match (codec, dictionary.kind()) {
             ("lz4", DictionaryKind::Raw) => {
-                let digest = lz4::Digest::new(content);
+                let digest = Lz4Dictionary::new(content);
                 let bytes = digest.bytes();
                 (Digest::Lz4(digest), bytes)
             }
             ("zstd", kind) => {
-                let digest = zstd::Digest::new(content, kind, spec.level(), block_bytes_max)?;
+                let digest = ZstdDictionary::new(content, kind, level, block_bytes_max)?;
                 let bytes = digest.bytes();
                 (Digest::Zstd(digest), bytes)
             }
             _ => return None,
         };
-        let format = if matches!(digest, Digest::Lz4(_)) { id::LZ4 } else { id::ZSTD };
+        let format = if matches!(digest, Digest::Lz4(_)) { format::LZ4 } else { format::ZSTD };
         Some(Canned { format, digest, bytes: len + more })
     }
 }

@@ -1,5 +1,6 @@
 //! DEFLATE by libdeflate, the software peer of the accelerators that speak it. It allocates when a context is made only.
-use super::{Canned, CodecError, Decoder, Encoder};
+use super::canned::Canned;
+use super::coder::{CodecError, DecodeResult, Decoder, EncodeResult, Encoder, Input, Output};
 use alloc::boxed::Box;
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -67,50 +68,37 @@ pub(super) fn decoder() -> Box<dyn Decoder> {
 }
 
 impl Encoder for DeflateEncoder {
-    unsafe fn encode(
-        &mut self,
-        src: *const u8,
-        len: usize,
-        dst: *mut u8,
-        room: usize,
-        _canned: Option<&Canned>,
-    ) -> Result<Option<usize>, CodecError> {
+    unsafe fn encode(&mut self, src: Input, dst: Output, _canned: Option<&Canned>) -> EncodeResult {
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges.
-        let size = unsafe { libdeflate_deflate_compress(self.raw.as_ptr(), src.cast(), len, dst.cast(), room) };
+        let size =
+            unsafe { libdeflate_deflate_compress(self.raw.as_ptr(), src.at.cast(), src.len, dst.at.cast(), dst.len) };
         match size {
             0 => Ok(None),
-            size if size <= room => Ok(Some(size)),
+            size if size <= dst.len => Ok(Some(size)),
             size => Err(CodecError(size as i64)),
         }
     }
 }
 
 impl Decoder for DeflateDecoder {
-    unsafe fn decode(
-        &mut self,
-        src: *const u8,
-        len: usize,
-        dst: *mut u8,
-        raw_len: usize,
-        _canned: Option<&Canned>,
-    ) -> Result<(), CodecError> {
+    unsafe fn decode(&mut self, src: Input, dst: Output, _canned: Option<&Canned>) -> DecodeResult {
         let (mut used, mut written) = (0, 0);
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges, and libdeflate stays
         // within them whatever the input; the two lengths are written to locals.
         let code = unsafe {
             libdeflate_deflate_decompress_ex(
                 self.raw.as_ptr(),
-                src.cast(),
-                len,
-                dst.cast(),
-                raw_len,
+                src.at.cast(),
+                src.len,
+                dst.at.cast(),
+                dst.len,
                 &mut used,
                 &mut written,
             )
         };
         match code {
-            0 if used == len && written == raw_len => Ok(()),
-            0 if used != len => Err(CodecError(TRAILING_BYTES)),
+            0 if used == src.len && written == dst.len => Ok(()),
+            0 if used != src.len => Err(CodecError(TRAILING_BYTES)),
             0 => Err(CodecError(written as i64)),
             code => Err(CodecError(code.into())),
         }
@@ -170,7 +158,7 @@ mod tests {
         let kib = |level| compressor_bytes(level).div_ceil(1 << 10);
         let all: Vec<usize> = (1..=12).map(kib).collect();
         println!("KiB by level, from 1: {all:?}");
-        let Codec { help, .. } = CODECS.iter().find(|codec| codec.format == crate::codec::id::DEFLATE).unwrap();
+        let Codec { help, .. } = CODECS.iter().find(|codec| codec.format == crate::format::DEFLATE).unwrap();
         let said = |text: &str| assert!(help.contains(text), "{help}: not {text}");
         said(&format!("1 takes {} KiB a thread", all[0]));
         said(&format!("2 to 9 take {} KiB", all[1..9].iter().max().unwrap()));

@@ -1,5 +1,7 @@
 //! LZ4HC: slower and stronger than LZ4, the same stored format, read by LZ4's decoder.
-use super::{Canned, CodecError, Encoder};
+use super::canned::Canned;
+use super::coder::{EncodeResult, Encoder, Input, Output};
+use super::lz4::packed;
 use alloc::boxed::Box;
 use alloc::vec;
 use core::ffi::{c_char, c_int, c_void};
@@ -35,31 +37,19 @@ pub(super) fn encoder(level: i32, _block_bytes_max: usize) -> Box<dyn Encoder> {
 }
 
 impl Encoder for Lz4HcEncoder {
-    unsafe fn encode(
-        &mut self,
-        src: *const u8,
-        len: usize,
-        dst: *mut u8,
-        room: usize,
-        _canned: Option<&Canned>,
-    ) -> Result<Option<usize>, CodecError> {
-        // SAFETY: `state` was initialised by the library and is exclusively borrowed; the caller vouches for `len` bytes
-        // at `src` and `room` bytes at `dst`, both at most 2 MiB and a little, so they fit a c_int. Levels up to 9
-        // allocate nothing.
+    unsafe fn encode(&mut self, src: Input, dst: Output, _canned: Option<&Canned>) -> EncodeResult {
+        // SAFETY: `state` was initialised by the library and is exclusively borrowed; the caller vouches for both ranges,
+        // both at most 2 MiB and a little, so they fit a c_int. Levels up to 9 allocate nothing.
         let size = unsafe {
             LZ4_compress_HC_extStateHC_fastReset(
                 self.state.as_mut_ptr().cast(),
-                src.cast(),
-                dst.cast(),
-                len as c_int,
-                room as c_int,
+                src.at.cast(),
+                dst.at.cast(),
+                src.len as c_int,
+                dst.len as c_int,
                 self.level,
             )
         };
-        match size {
-            0 => Ok(None),
-            n if n > 0 && n as usize <= room => Ok(Some(n as usize)),
-            n => Err(CodecError(n.into())),
-        }
+        packed(size, dst.len)
     }
 }

@@ -1,5 +1,6 @@
 //! No compression: the encoder always says "does not fit", so that the block is stored raw.
-use super::{Canned, CodecError, Decoder, Encoder};
+use super::canned::Canned;
+use super::coder::{CodecError, DecodeResult, Decoder, EncodeResult, Encoder, Input, Output};
 use alloc::boxed::Box;
 
 struct None_;
@@ -13,32 +14,18 @@ pub(super) fn decoder() -> Box<dyn Decoder> {
 }
 
 impl Encoder for None_ {
-    unsafe fn encode(
-        &mut self,
-        _src: *const u8,
-        _len: usize,
-        _dst: *mut u8,
-        _room: usize,
-        _canned: Option<&Canned>,
-    ) -> Result<Option<usize>, CodecError> {
+    unsafe fn encode(&mut self, _src: Input, _dst: Output, _canned: Option<&Canned>) -> EncodeResult {
         Ok(None)
     }
 }
 
 impl Decoder for None_ {
-    unsafe fn decode(
-        &mut self,
-        src: *const u8,
-        len: usize,
-        dst: *mut u8,
-        raw_len: usize,
-        _canned: Option<&Canned>,
-    ) -> Result<(), CodecError> {
-        if len != raw_len {
-            return Err(CodecError(len as i64));
+    unsafe fn decode(&mut self, src: Input, dst: Output, _canned: Option<&Canned>) -> DecodeResult {
+        if src.len != dst.len {
+            return Err(CodecError(src.len as i64));
         }
-        // SAFETY: `src` is readable and `dst` writable for `len == raw_len` bytes, and they do not overlap.
-        unsafe { core::ptr::copy_nonoverlapping(src, dst, raw_len) };
+        // SAFETY: `src` is readable and `dst` writable for the same number of bytes, and they do not overlap.
+        unsafe { core::ptr::copy_nonoverlapping(src.at, dst.at, dst.len) };
         Ok(())
     }
 }

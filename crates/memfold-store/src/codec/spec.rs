@@ -1,5 +1,8 @@
 //! Codec specifications: `lz4`, `lz4:8`, `zstd:-1`.
-use super::{CODECS, Codec, Encoder};
+use super::canned::Canned;
+use super::coder::Encoder;
+use super::{CODECS, Codec};
+use crate::dictionary::Dictionary;
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use core::fmt;
@@ -64,6 +67,12 @@ impl CodecSpec {
     /// An encoder for inputs of up to `block_bytes_max` bytes. Takes all the memory that it will ever need.
     pub(crate) fn encoder(&self, block_bytes_max: usize) -> Box<dyn Encoder> {
         (self.codec().encoder)(self.level, block_bytes_max)
+    }
+
+    /// A dictionary made ready for the codec at this level. `None` if it can't use that kind of dictionary, or finds the
+    /// dictionary damaged. Allocates.
+    pub(crate) fn canned(&self, dictionary: &Dictionary, block_bytes_max: usize) -> Option<Canned> {
+        Canned::new(self.name(), self.level, dictionary, block_bytes_max)
     }
 
     fn codec(&self) -> &'static Codec {

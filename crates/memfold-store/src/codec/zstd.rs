@@ -1,66 +1,12 @@
 //! Zstandard, with contexts in memory that is taken once: static contexts never allocate.
-use super::{Canned, CodecError, Decoder, Digest as AnyDigest, Encoder};
-use crate::dictionary::{DICTIONARY_BYTES_MAX, DictionaryKind};
+use super::canned::{Canned, Digest};
+use super::coder::{CodecError, DecodeResult, Decoder, EncodeResult, Encoder, Input, Output};
+use super::zstd_dictionary::parameters;
+use crate::dictionary::DICTIONARY_BYTES_MAX;
 use alloc::boxed::Box;
 use alloc::vec;
 use memfold_sys::units::PAGE_SIZE;
 use zstd_safe::zstd_sys as c;
-
-/// A dictionary and zstd's tables of it, for one level.
-pub(crate) struct Digest {
-    cdict: *const c::ZSTD_CDict,
-    ddict: *const c::ZSTD_DDict,
-    /// Hold the two; they and the content that they refer to are freed with this.
-    workspaces: [Box<[u64]>; 2],
-    _content: Box<[u8]>,
-}
-
-// SAFETY: both tables are only read once they are made, by any number of threads, as zstd documents; they lie in boxes
-// that travel with them.
-unsafe impl Send for Digest {}
-// SAFETY: as above.
-unsafe impl Sync for Digest {}
-
-impl Digest {
-    /// `None` if zstd finds the dictionary damaged.
-    pub fn new(content: Box<[u8]>, kind: DictionaryKind, level: i32, block_bytes_max: usize) -> Option<Digest> {
-        let by_ref = c::ZSTD_dictLoadMethod_e::ZSTD_dlm_byRef;
-        let kind = match kind {
-            DictionaryKind::Raw => c::ZSTD_dictContentType_e::ZSTD_dct_rawContent,
-            DictionaryKind::Zstd => c::ZSTD_dictContentType_e::ZSTD_dct_fullDict,
-        };
-        let (at, len) = (content.as_ptr().cast(), content.len());
-        let parameters = canned_parameters(level, block_bytes_max, len);
-        // SAFETY: these take plain values and return numbers.
-        let sizes = unsafe {
-            [c::ZSTD_estimateCDictSize_advanced(len, parameters, by_ref), c::ZSTD_estimateDDictSize(len, by_ref)]
-        };
-        let mut workspaces = sizes.map(|bytes| vec![0u64; bytes.div_ceil(8)].into_boxed_slice());
-        let [for_c, for_d] = &mut workspaces;
-        // SAFETY: the workspaces are aligned to 8 and as long as said, the content is readable; all are moved only as
-        // boxes, so their bytes stay in place as long as the tables are used.
-        let (cdict, ddict) = unsafe {
-            let bytes = for_c.len() * 8;
-            let cdict = c::ZSTD_initStaticCDict(for_c.as_mut_ptr().cast(), bytes, at, len, by_ref, kind, parameters);
-            let bytes = for_d.len() * 8;
-            (cdict, c::ZSTD_initStaticDDict(for_d.as_mut_ptr().cast(), bytes, at, len, by_ref, kind))
-        };
-        if cdict.is_null() || ddict.is_null() {
-            return None;
-        }
-        Some(Digest { cdict, ddict, workspaces, _content: content })
-    }
-
-    /// Bytes of memory besides the content.
-    pub fn bytes(&self) -> usize {
-        self.workspaces.iter().map(|w| w.len() * 8).sum()
-    }
-}
-
-fn canned_parameters(level: i32, block_bytes: usize, dictionary_bytes: usize) -> c::ZSTD_compressionParameters {
-    // SAFETY: takes plain numbers and returns plain values.
-    unsafe { c::ZSTD_getCParams(level, block_bytes as u64, dictionary_bytes) }
-}
 
 struct ZstdEncoder {
     cctx: *mut c::ZSTD_CCtx,
@@ -117,23 +63,16 @@ fn workspace_bytes(level: i32, block_bytes_max: usize) -> usize {
     // SAFETY: takes and returns plain values.
     let size = |parameters| unsafe { c::ZSTD_estimateCCtxSize_usingCParams(parameters) };
     let estimate = |pages: usize| {
-        let plain = size(canned_parameters(level, pages * PAGE_SIZE, 0));
-        plain.max(size(canned_parameters(level, pages * PAGE_SIZE, DICTIONARY_BYTES_MAX)))
+        let plain = size(parameters(level, pages * PAGE_SIZE, 0));
+        plain.max(size(parameters(level, pages * PAGE_SIZE, DICTIONARY_BYTES_MAX)))
     };
     (1..=pages).map(estimate).max().unwrap_or(0)
 }
 
 impl Encoder for ZstdEncoder {
-    unsafe fn encode(
-        &mut self,
-        src: *const u8,
-        len: usize,
-        dst: *mut u8,
-        room: usize,
-        canned: Option<&Canned>,
-    ) -> Result<Option<usize>, CodecError> {
+    unsafe fn encode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> EncodeResult {
         let cdict = match canned.map(|c| &c.digest) {
-            Some(AnyDigest::Zstd(digest)) => digest.cdict,
+            Some(Digest::Zstd(dictionary)) => dictionary.cdict,
             _ => core::ptr::null(),
         };
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges, and for a dictionary
@@ -145,11 +84,11 @@ impl Encoder for ZstdEncoder {
             if c::ZSTD_isError(set) != 0 {
                 set
             } else {
-                c::ZSTD_compress2(self.cctx, dst.cast(), room, src.cast(), len)
+                c::ZSTD_compress2(self.cctx, dst.at.cast(), dst.len, src.at.cast(), src.len)
             }
         };
         match error_of(size) {
-            None if size <= room => Ok(Some(size)),
+            None if size <= dst.len => Ok(Some(size)),
             Some(c::ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall) => Ok(None),
             Some(code) => Err(CodecError(code as i64)),
             None => Err(CodecError(size as i64)),
@@ -158,27 +97,20 @@ impl Encoder for ZstdEncoder {
 }
 
 impl Decoder for ZstdDecoder {
-    unsafe fn decode(
-        &mut self,
-        src: *const u8,
-        len: usize,
-        dst: *mut u8,
-        raw_len: usize,
-        canned: Option<&Canned>,
-    ) -> Result<(), CodecError> {
+    unsafe fn decode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> DecodeResult {
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges, and zstd stays
         // within them whatever the input.
         let size = unsafe {
-            let (dst, src) = (dst.cast(), src.cast());
+            let (to, from) = (dst.at.cast(), src.at.cast());
             match canned.map(|c| &c.digest) {
-                Some(AnyDigest::Zstd(digest)) => {
-                    c::ZSTD_decompress_usingDDict(self.dctx, dst, raw_len, src, len, digest.ddict)
+                Some(Digest::Zstd(dictionary)) => {
+                    c::ZSTD_decompress_usingDDict(self.dctx, to, dst.len, from, src.len, dictionary.ddict)
                 }
-                _ => c::ZSTD_decompressDCtx(self.dctx, dst, raw_len, src, len),
+                _ => c::ZSTD_decompressDCtx(self.dctx, to, dst.len, from, src.len),
             }
         };
         match error_of(size) {
-            None if size == raw_len => Ok(()),
+            None if size == dst.len => Ok(()),
             None => Err(CodecError(size as i64)),
             Some(code) => Err(CodecError(code as i64)),
         }

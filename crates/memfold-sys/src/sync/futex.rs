@@ -13,6 +13,10 @@ fn wait_while(word: &AtomicU32, value: u32) {
     let _ = futex::wait(word, futex::Flags::PRIVATE, value, None);
 }
 
+fn timespec(ns: u64) -> Timespec {
+    Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
+}
+
 fn wake(word: &AtomicU32, count: u32) {
     let _ = futex::wake(word, futex::Flags::PRIVATE, count);
 }
@@ -215,11 +219,23 @@ impl Condvar {
     ///
     /// No wake-up is lost if the notifier changed the condition under the same lock.
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.wait_by(guard, wait_while)
+    }
+
+    /// As [`Condvar::wait`], but sleeps for about `ns` nanoseconds at most.
+    pub fn wait_within<'a, T>(&self, guard: MutexGuard<'a, T>, ns: u64) -> MutexGuard<'a, T> {
+        self.wait_by(guard, |word, seen| {
+            // ETIMEDOUT means: look again, too.
+            let _ = futex::wait(word, futex::Flags::PRIVATE, seen, Some(&timespec(ns)));
+        })
+    }
+
+    fn wait_by<'a, T>(&self, guard: MutexGuard<'a, T>, sleep: impl FnOnce(&AtomicU32, u32)) -> MutexGuard<'a, T> {
         let lock = guard.lock;
         self.waiters.fetch_add(1, SeqCst);
         let seen = self.sequence.load(SeqCst);
         drop(guard);
-        wait_while(&self.sequence, seen);
+        sleep(&self.sequence, seen);
         self.waiters.fetch_sub(1, SeqCst);
         lock.lock()
     }
@@ -341,8 +357,7 @@ impl<T> RwLock<T> {
                     wake(&self.state, i32::MAX as u32);
                     return None;
                 }
-                let time =
-                    left.map(|ns| Timespec { tv_sec: ns as i64 / 1_000_000_000, tv_nsec: ns as i64 % 1_000_000_000 });
+                let time = left.map(timespec);
                 let _ = futex::wait(&self.state, futex::Flags::PRIVATE, s | WRITER_WAITS, time.as_ref());
             }
         }

@@ -50,6 +50,10 @@ impl Condvar {
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         MutexGuard(self.0.wait(guard.0).unwrap_or_else(|e| e.into_inner()))
     }
+    /// Likewise: models have no time.
+    pub fn wait_within<'a, T>(&self, guard: MutexGuard<'a, T>, _ns: u64) -> MutexGuard<'a, T> {
+        self.wait(guard)
+    }
     /// Wakes every waiter.
     pub fn notify_all(&self) {
         self.0.notify_all();

@@ -52,6 +52,7 @@ impl Engine {
             remote: None,
         };
         let pager = Pager::new(config, parts).unwrap();
+        pager.prepare();
         pager.manage_empty(space.area().start, space.area().end);
         Engine { space, pager, disk }
     }
@@ -81,9 +82,8 @@ impl Engine {
         let areas = self.pager.areas.read();
         let key = |number: usize| areas.find(self.page(0)).expect("the area").key_of(self.page(0)) + number as u64;
         let mut orders = Vec::new();
-        self.pager.each_folio(key(pages.start)..key(pages.end), |_, id| {
-            // SAFETY: the guard that `each_folio` holds is that of the folio's shard.
-            orders.push(unsafe { self.pager.folios.get(id) }.order.get());
+        self.pager.each_folio(key(pages.start)..key(pages.end), |guard, id| {
+            orders.push(self.pager.folios.get(guard, id).order().get());
         });
         orders
     }

@@ -1,10 +1,6 @@
 //! Tests of parts that have no public door.
-mod moment;
-mod cluster;
 mod fault;
 mod fingerprint;
-mod frames;
-mod hint;
-mod small;
-mod swap;
+mod ranges;
+mod load_by_copy;
 mod writeback;

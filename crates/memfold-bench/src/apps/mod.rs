@@ -1,0 +1,300 @@
+//! `memfold bench apps`: well-known programs in a third of their memory, under `memfold run` and on the kernel's zram.
+
+mod pipe;
+mod run;
+mod server;
+mod case;
+
+use crate::apps::case::{App, Figure};
+use crate::apps::run::{Done, Peer, Work, run_with};
+use crate::common::output::Output;
+use crate::common::refusal::Refusal;
+use crate::common::row::StoreRow;
+use crate::common::size::show_size;
+use crate::common::summary::{Spread, show};
+use crate::common::table::layout;
+use crate::harness::report::Report;
+use crate::host::cgroup::Hierarchy;
+use crate::host::folio::FolioKib;
+use crate::host::guard::{self, Scratch};
+use crate::host::journal::JOURNAL_PATH;
+use crate::host::zram::Zram;
+use anyhow::Context;
+use serde::Serialize;
+use std::path::Path;
+
+/// Arguments of `memfold bench apps`.
+#[derive(clap::Args, Debug, Clone)]
+pub struct AppsArgs {
+    /// Only these programs [default: all]
+    #[arg(value_enum, value_name = "NAME")]
+    pub names: Vec<App>,
+    /// A short look: less data, one run, two folio sizes of the kernel
+    #[arg(long)]
+    pub quick: bool,
+    /// Runs of each program and peer, which take turns [default: 3]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub runs: Option<u32>,
+    /// What becomes of the report
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// A program may hold one part in so many of what it holds without a limit.
+const PART: u64 = 3;
+/// `memfold run` takes no less.
+const LIMIT_MIN_BYTES: u64 = 8 << 20;
+/// The limit of a program that is to stay far under it, as times what it holds.
+const FAR: u64 = 8;
+
+/// Everything that was measured.
+#[derive(Serialize)]
+struct Found {
+    runs: u32,
+    measured: Vec<Measured>,
+}
+
+/// A figure of a program with a peer.
+#[derive(Serialize)]
+struct Measured {
+    app: &'static str,
+    peer: String,
+    limit_bytes: u64,
+    what: &'static str,
+    spread: Option<Spread>,
+    note: String,
+    /// A run printed something else than without a limit, or one of memfold's broke off.
+    failed: bool,
+}
+
+/// What several runs with a peer gave.
+#[derive(Default)]
+struct Runs {
+    /// One list for each figure.
+    figures: Vec<Vec<f64>>,
+    note: String,
+    is_wrong: bool,
+    broke_off: bool,
+}
+
+/// Measures, prints the report, and returns the exit status: 1 if a program printed something else than without a
+/// limit, a run of memfold's broke off or, with `--check`, a row is short. Every kernel setting is restored, as by `bench walk`.
+pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
+    guard::install()?;
+    let kernel = Hierarchy::find().map(drop).and_then(|()| Zram::check("lz4"));
+    let runs = args.runs.unwrap_or(if args.quick { 1 } else { 3 });
+    let mut report = Report::new(Found { runs, measured: Vec::new() });
+    if kernel.is_ok() {
+        guard::open_journal(Path::new(JOURNAL_PATH))?;
+    }
+    let names = if args.names.is_empty() { App::ALL.to_vec() } else { args.names.clone() };
+    let outcome = names.into_iter().try_for_each(|app| {
+        let why = kernel.as_ref().err().map(|why| why.to_string());
+        report.measure(app, args.quick, why)
+    });
+    if kernel.is_ok() {
+        guard::close_journal();
+    }
+    outcome?;
+    let failed = report.found.measured.iter().any(|row| row.failed);
+    report.finish(&args.output, "apps", ("", &report.found.text()), failed)
+}
+
+const WRONG: &str = "PRINTED SOMETHING ELSE";
+
+impl Runs {
+    /// What was measured, for each figure the median of the runs.
+    fn median(&self, figure: usize) -> Option<f64> {
+        Spread::of(self.figures.get(figure)?.clone()).map(|spread| spread.median)
+    }
+
+    /// The same, the least of them.
+    fn least(&self, figure: usize) -> Option<f64> {
+        Spread::of(self.figures.get(figure)?.clone()).map(|spread| spread.min)
+    }
+
+    fn add(&mut self, done: anyhow::Result<Done>, output: u64) {
+        match done {
+            Ok(done) if done.output == output => {
+                self.figures.resize_with(done.figures.len(), Vec::new);
+                self.figures.iter_mut().zip(done.figures).for_each(|(all, figure)| all.push(figure));
+            }
+            Ok(_) => (self.note, self.is_wrong) = (WRONG.into(), true),
+            Err(error) => (self.note, self.broke_off) = (format!("a run broke off: {error:#}"), true),
+        }
+    }
+
+    /// Whether the benchmark fails by this. That the kernel's own swap can't run a program is a result, not a failure.
+    fn has_failed(&self, peer: Peer) -> bool {
+        self.is_wrong || self.broke_off && !matches!(peer, Peer::Zram(_))
+    }
+}
+
+impl Report<Found> {
+    /// Measures one program. What isn't installed is a row that says so.
+    fn measure(&mut self, app: App, quick: bool, no_kernel: Option<String>) -> anyhow::Result<()> {
+        let scratch = Scratch::new("apps")?;
+        eprintln!("memfold bench: {}", app.name());
+        match app.work(scratch.path(), quick) {
+            Ok(work) if app == App::Idle => self.measure_idle(&work),
+            Ok(work) => self.measure_limited(app, &work, quick, no_kernel),
+            Err(error) if error.is::<Refusal>() => {
+                for figure in app.figures() {
+                    let (label, target) = (label(app, figure), format!(">= {}", figure.target));
+                    self.rows.push(StoreRow::not_run(&label, &target, &error.to_string()));
+                }
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn measure_limited(&mut self, app: App, work: &Work, quick: bool, no_kernel: Option<String>) -> anyhow::Result<()> {
+        let plain = run_with(Peer::Plain, work, 0, 0).with_context(|| format!("{} without a limit", app.name()))?;
+        let (output, data_bytes) = (plain.output, plain.peak_bytes);
+        let limit_bytes = (data_bytes / PART).max(LIMIT_MIN_BYTES);
+        let mut alone = Runs::default();
+        alone.add(Ok(plain), output);
+        self.note(app, Peer::Plain, data_bytes, &alone);
+        let mut flags = vec!["--resident".to_string(), limit_bytes.to_string()];
+        flags.extend(app.flags().iter().map(|flag| flag.to_string()));
+        let mut peers = vec![Peer::Memfold(&flags)];
+        if no_kernel.is_none() {
+            let sizes = if quick { vec![FolioKib(4), FolioKib(64)] } else { FolioKib::ALL.to_vec() };
+            peers.extend(sizes.into_iter().filter(|size| size.check().is_ok()).map(Peer::Zram));
+        }
+        let mut runs: Vec<Runs> = peers.iter().map(|_| Runs::default()).collect();
+        for _ in 0..self.found.runs {
+            for (peer, runs) in peers.iter().zip(&mut runs) {
+                runs.add(run_with(*peer, work, limit_bytes, data_bytes), output);
+            }
+        }
+        for (i, figure) in app.figures().iter().enumerate() {
+            let theirs =
+                peers.iter().zip(&runs).skip(1).filter_map(|(peer, runs)| Some((runs.median(i)?, peer.name())));
+            let better = |a: &f64, b: &f64| if figure.more { b.total_cmp(a) } else { a.total_cmp(b) };
+            let best = theirs.min_by(|a, b| better(&a.0, &b.0));
+            self.rows.push(judge(app, figure, (runs[0].median(i), &runs[0].note), best, &no_kernel));
+        }
+        peers.iter().zip(&runs).for_each(|(peer, runs)| self.note(app, *peer, limit_bytes, runs));
+        Ok(())
+    }
+
+    /// A program far under its limit: times alternate with and without memfold, and the least of each are compared, since
+    /// whatever else the machine does only adds to them.
+    fn measure_idle(&mut self, work: &Work) -> anyhow::Result<()> {
+        let first = run_with(Peer::Plain, work, 0, 0).context("idle without a limit")?;
+        let limit_bytes = first.peak_bytes * FAR;
+        let flags = ["--limit".to_string(), limit_bytes.to_string()];
+        let (mut without, mut with) = (Runs::default(), Runs::default());
+        for _ in 0..(2 * self.found.runs + 1).max(3) {
+            with.add(run_with(Peer::Memfold(&flags), work, 0, 0), first.output);
+            without.add(run_with(Peer::Plain, work, 0, 0), first.output);
+        }
+        let name = "idle: % slower than without memfold";
+        self.rows.push(match (with.least(0), without.least(0)) {
+            (Some(with), Some(without)) => {
+                let note = format!("{with:.3} s against {without:.3} s, the least of {} each", 2 * self.found.runs + 1);
+                StoreRow::at_most(name, (with / without - 1.0) * 100.0, 1.0, note)
+            }
+            _ => StoreRow::at_most(name, f64::NAN, 1.0, with.note.clone() + &without.note),
+        });
+        self.note(App::Idle, Peer::Plain, first.peak_bytes, &without);
+        self.note(App::Idle, Peer::Memfold(&flags), limit_bytes, &with);
+        Ok(())
+    }
+
+    fn note(&mut self, app: App, peer: Peer, limit_bytes: u64, runs: &Runs) {
+        self.found.measured.extend(app.figures().iter().enumerate().map(|(i, figure)| Measured {
+            app: app.name(),
+            peer: peer.name(),
+            limit_bytes,
+            what: figure.name,
+            spread: runs.figures.get(i).and_then(|all| Spread::of(all.clone())),
+            note: runs.note.clone(),
+            failed: runs.has_failed(peer),
+        }));
+    }
+}
+
+impl Found {
+    fn text(&self) -> String {
+        let head = ["program", "memory", "with", "what", "figure", ""];
+        let mut rows = vec![head.map(String::from).to_vec()];
+        rows.extend(self.measured.iter().map(|row| {
+            let figure = row.spread.map_or("-".into(), show_spread);
+            let (memory, note) = (show_size(row.limit_bytes), row.note.clone());
+            vec![row.app.into(), memory, row.peer.clone(), row.what.into(), figure, note]
+        }));
+        format!("{} run(s) each; figures: median (min..max)\n\n{}", self.runs, layout(&rows))
+    }
+}
+
+fn label(app: App, figure: &Figure) -> String {
+    format!("{}: {}, times as good as on zram", app.name(), figure.name)
+}
+
+/// The row of a figure: `ours` with a note, and the best of the kernel's with its name.
+fn judge(
+    app: App,
+    figure: &Figure,
+    ours: (Option<f64>, &str),
+    best: Option<(f64, String)>,
+    no_kernel: &Option<String>,
+) -> StoreRow {
+    let label = label(app, figure);
+    match (ours, best) {
+        ((Some(ours), _), Some((theirs, name))) => {
+            let ratio = if figure.more { ours / theirs } else { theirs / ours };
+            let note = format!("{} against {} ({name})", show_one(ours), show_one(theirs));
+            StoreRow::at_least(&label, ratio, figure.target, note)
+        }
+        ((None, why), _) => StoreRow::at_least(&label, f64::NAN, figure.target, why.into()),
+        (_, None) => {
+            let why = no_kernel.clone().unwrap_or_else(|| "no run on zram came to its end".into());
+            StoreRow::not_run(&label, &format!(">= {}", figure.target), &why)
+        }
+    }
+}
+
+fn show_one(value: f64) -> String {
+    if value < 100.0 { format!("{value:.2}") } else { show(value) }
+}
+
+fn show_spread(spread: Spread) -> String {
+    let [median, min, max] = [spread.median, spread.min, spread.max].map(show_one);
+    if min == max { median } else { format!("{median} ({min}..{max})") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::row::all_good;
+
+    #[test]
+    fn a_figure_is_judged_by_what_is_better() {
+        let [time, rate] = [&App::Sort.figures()[0], &App::Mariadb.figures()[0]];
+        let ratio = |figure, ours| judge(App::Sort, figure, (Some(ours), ""), Some((6.0, "4k".into())), &None).figure;
+        assert_eq!((ratio(time, 3.0), ratio(rate, 3.0)), (Some(2.0), Some(0.5)));
+        let failed = judge(App::Sort, time, (None, "why"), Some((6.0, "4k".into())), &None);
+        assert!(!all_good(std::slice::from_ref(&failed)) && failed.note == "why");
+        assert!(all_good(&[judge(App::Sort, time, (Some(1.0), ""), None, &Some("no root".into()))]));
+    }
+
+    #[test]
+    fn runs_that_print_something_else_or_fail_are_told() {
+        let done = |output| Ok(Done { figures: vec![1.0, 2.0], output, peak_bytes: 0 });
+        let mut runs = Runs::default();
+        runs.add(done(7), 7);
+        assert_eq!((runs.median(1), runs.note.as_str()), (Some(2.0), ""));
+        runs.add(done(8), 7);
+        assert!(runs.note == WRONG && runs.figures[0].len() == 1);
+        // A later run that is right, or breaks off, doesn't hide it.
+        runs.add(done(7), 7);
+        runs.add(Err(anyhow::anyhow!("killed")), 7);
+        assert!(runs.has_failed(Peer::Memfold(&[])) && runs.has_failed(Peer::Zram(FolioKib(4))));
+        let mut broken = Runs::default();
+        broken.add(Err(anyhow::anyhow!("killed")), 7);
+        assert!(broken.has_failed(Peer::Memfold(&[])) && !broken.has_failed(Peer::Zram(FolioKib(4))));
+    }
+}

@@ -1,0 +1,161 @@
+//! Which plots a report has, from the files of the benchmarks.
+
+use crate::common::summary::Spread;
+use crate::report::gather::Gathered;
+use crate::report::plot::{Axes, Bar, Line, bars, lines};
+use serde_json::Value;
+
+/// A plot with its caption; the reason in its place where there is none.
+pub struct Chart {
+    /// What it shows.
+    pub title: String,
+    /// The picture.
+    pub svg: Result<String, String>,
+}
+
+/// All plots, in the order of the page.
+pub fn charts(gathered: &Gathered) -> Vec<Chart> {
+    let document = |bench: &str| gathered.documents.get(bench).unwrap_or(&Value::Null);
+    let walk = document("walk");
+    let mut charts = Vec::new();
+    let mut add = |title: &str, svg: anyhow::Result<String>| {
+        charts.push(Chart { title: title.into(), svg: svg.map_err(|error| error.to_string()) });
+    };
+    for (phase, title) in [
+        ("fill", "Filling memory past its limit (bench walk, fill)"),
+        ("read2", "Reading it all again in order (bench walk, read2)"),
+        ("dirty", "Reading and changing it all in order (bench walk, dirty)"),
+    ] {
+        add(title, bars("MB/s; longer is better", &phase_bars(walk, phase, "mb_per_s")));
+    }
+    add(
+        "Random 4 KiB reads (bench walk, random)",
+        bars("mean microseconds; shorter is better", &phase_bars(walk, "random", "mean_us")),
+    );
+    let latency = Axes { x: "microseconds (logarithmic)", y: "share of reads", log_x: Some(10.0), y_max: Some(1.0) };
+    add("Latency of random 4 KiB reads: share done within a time", lines(latency, &latencies(walk)));
+    let memory = Axes { x: "seconds", y: "MiB", log_x: None, y_max: None };
+    add(
+        "All memory over a walk: mapped pages, frames, store (memfold keeps stored copies of what it has in memory too)",
+        lines(memory, &memories(walk)),
+    );
+    let usemem = document("usemem");
+    add("usemem: writing by several processes", bars("MB/s; longer is better", &peer_bars(usemem, "out_mb_s")));
+    add("usemem: reading it back", bars("MB/s; longer is better", &peer_bars(usemem, "in_mb_s")));
+    add("usemem: user and system time", bars("seconds; shorter is better", &peer_bars(usemem, "cpu_s")));
+    let blocks = document("blocks");
+    let axis = Axes { x: "KiB in a block (logarithmic)", y: "data / compressed", log_x: Some(4.0), y_max: None };
+    add("Ratio by block size", lines(axis, &block_lines(blocks, "ratio")));
+    let axis = Axes { x: "KiB in a block (logarithmic)", y: "MB/s out, one core", log_x: Some(4.0), y_max: None };
+    add("Speed of compression by block size", lines(axis, &block_lines(blocks, "out_mb_s")));
+    let pools = document("pools");
+    add(
+        "Share of time that ten workloads wait for locks of the pools",
+        bars("percent; shorter is better", &pool_bars(pools, "wait_percent")),
+    );
+    add("What ten workloads move, by the number of pools", bars("MB/s; longer is better", &pool_bars(pools, "mb_s")));
+    let peers = document("peers");
+    add("Other compressed memory: ratio", bars("data / memory held; longer is better", &peer_bars(peers, "ratio")));
+    add("Other compressed memory: writing", bars("MB/s; longer is better", &peer_bars(peers, "out_mb_s")));
+    add("Other compressed memory: reading", bars("MB/s; longer is better", &peer_bars(peers, "in_mb_s")));
+    charts
+}
+
+/// memfold's own bars have one colour, each other kind of peer another.
+fn group(peer: &str) -> usize {
+    ["memfold", "zram", "zswap", "file", "nbdkit", "blosc2"].iter().position(|kind| peer.starts_with(kind)).unwrap_or(6)
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Names of the peers of a walk, in order.
+fn walkers(walk: &Value) -> Vec<&str> {
+    let mut names = Vec::new();
+    for name in list(&walk["runs"]).iter().filter_map(|run| run["peer"].as_str()) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+fn phases<'a>(walk: &'a Value, peer: &'a str, phase: &'a str) -> impl Iterator<Item = &'a Value> {
+    let runs = list(&walk["runs"]).iter().filter(move |run| run["peer"] == peer);
+    runs.flat_map(|run| list(&run["phases"])).filter(move |result| result["phase"] == phase)
+}
+
+fn phase_bars(walk: &Value, phase: &str, field: &str) -> Vec<Bar> {
+    let bar = |name: &str| {
+        let spread = Spread::of(phases(walk, name, phase).filter_map(|result| result[field].as_f64()).collect())?;
+        Some(Bar { name: name.into(), value: spread.median, range: (spread.min, spread.max), group: group(name) })
+    };
+    walkers(walk).into_iter().filter_map(bar).collect()
+}
+
+/// A point: two numbers.
+fn point(value: &Value) -> Option<(f64, f64)> {
+    Some((value.get(0)?.as_f64()?, value.get(1)?.as_f64()?))
+}
+
+fn latencies(walk: &Value) -> Vec<Line> {
+    let line = |name: &str| {
+        let points: Vec<_> = list(&phases(walk, name, "random").last()?["cdf"]).iter().filter_map(point).collect();
+        (!points.is_empty()).then(|| Line { name: name.into(), points })
+    };
+    walkers(walk).into_iter().filter_map(line).collect()
+}
+
+fn memories(walk: &Value) -> Vec<Line> {
+    // zram's sizes all look the same.
+    let shown = |name: &&str| name.starts_with("memfold") || name.ends_with(":4k") || name.ends_with(":64k");
+    let line = |name: &str| {
+        let run = list(&walk["runs"]).iter().rfind(|run| run["peer"] == name)?;
+        let is_kernels = name.starts_with("zram");
+        // A run that broke off does not say what its store held.
+        let store = if is_kernels { run["counters"]["pool_bytes"].as_f64()? } else { 0.0 };
+        let mib = |(s, bytes): (f64, f64)| (s, (bytes + store) / 1048576.0);
+        let points: Vec<_> = list(&run["memory"]).iter().filter_map(point).map(mib).collect();
+        let name = if is_kernels { format!("{name} and the most its store held") } else { name.into() };
+        (!points.is_empty()).then_some(Line { name, points })
+    };
+    walkers(walk).into_iter().filter(shown).filter_map(line).collect()
+}
+
+/// `peers: [{peer, FIELD: {median, min, max}}]`
+fn peer_bars(document: &Value, field: &str) -> Vec<Bar> {
+    let bar = |entry: &Value| {
+        let (name, spread) = (entry["peer"].as_str()?, &entry[field]);
+        let range = (spread["min"].as_f64()?, spread["max"].as_f64()?);
+        Some(Bar { name: name.into(), value: spread["median"].as_f64()?, range, group: group(name) })
+    };
+    list(&document["peers"]).iter().filter_map(bar).collect()
+}
+
+/// `blocks: [{codec, block_kib, FIELD}]`
+fn block_lines(document: &Value, field: &str) -> Vec<Line> {
+    let mut lines: Vec<Line> = Vec::new();
+    for entry in list(&document["blocks"]) {
+        let (Some(codec), Some(kib), Some(value)) =
+            (entry["codec"].as_str(), entry["block_kib"].as_f64(), entry[field].as_f64())
+        else {
+            continue;
+        };
+        match lines.iter_mut().find(|line| line.name == codec) {
+            Some(line) => line.points.push((kib, value)),
+            None => lines.push(Line { name: codec.into(), points: vec![(kib, value)] }),
+        }
+    }
+    lines
+}
+
+/// `pools: [{pools, FIELD: {median, min, max}}]`
+fn pool_bars(document: &Value, field: &str) -> Vec<Bar> {
+    let bar = |entry: &Value| {
+        let spread = &entry[field];
+        let range = (spread["min"].as_f64()?, spread["max"].as_f64()?);
+        Some(Bar { name: entry["name"].as_str()?.into(), value: spread["median"].as_f64()?, range, group: 0 })
+    };
+    list(&document["pools"]).iter().filter_map(bar).collect()
+}

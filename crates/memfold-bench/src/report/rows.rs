@@ -1,0 +1,501 @@
+//! The rows of what memfold must do, and where each is shown: the one table.
+
+/// Where a row is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shown {
+    /// By a test: its file from the root of the repository, and its name.
+    Test(&'static str, &'static str),
+    /// By figures of a benchmark whose labels begin so; an empty beginning is all of them.
+    Figures(&'static str, &'static str),
+}
+
+/// A row.
+pub struct Requirement {
+    /// Its name, which never changes.
+    pub name: &'static str,
+    /// What it asks for, in short.
+    pub what: &'static str,
+    /// Where it is shown; nothing where it is missing.
+    pub shown: &'static [Shown],
+    /// What of it is known to be missing; empty if nothing is.
+    pub lacks: &'static str,
+}
+
+use Shown::{Figures, Test};
+
+/// All rows, in the order of the requirements.
+pub const REQUIREMENTS: &[Requirement] = &[
+    Requirement {
+        name: "Z1",
+        what: "the store takes a folio of any order without splitting it",
+        shown: &[Test(
+            "crates/memfold-store/src/store/tests/promises.rs",
+            "z1_z8_every_folio_order_block_order_and_codec_gives_its_bytes_back",
+        )],
+        lacks: "",
+    },
+    Requirement {
+        name: "Z2",
+        what: "same-filled pages are told apart inside a folio",
+        shown: &[Test(
+            "crates/memfold-store/src/store/tests/promises.rs",
+            "z2_same_filled_pages_are_told_apart_inside_a_block",
+        )],
+        lacks: "",
+    },
+    Requirement {
+        name: "Z3",
+        what: "a save is all or nothing",
+        shown: &[
+            Test("crates/memfold-store/src/store/tests/faults.rs", "z3_a_fault_in_any_block_leaves_nothing"),
+            Test(
+                "crates/memfold-store/src/store/tests/faults.rs",
+                "z3_a_full_pool_leaves_nothing_and_takes_saves_again_after_frees",
+            ),
+            Test("crates/memfold/tests/faults.rs", "z3_c1_thread_delivery_loses_nothing_under_faults"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "Z4",
+        what: "a refused folio goes whole to the device, or stays resident and active",
+        shown: &[
+            Test("crates/memfold/tests/swap.rs", "z4_what_does_not_shrink_goes_whole_in_one_write_and_comes_back"),
+            Test(
+                "crates/memfold/tests/refused.rs",
+                "z4_what_does_not_shrink_stays_under_a_limit_and_is_not_tried_again_at_each_fault",
+            ),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "Z5",
+        what: "counters on success only, per order, and their sums",
+        shown: &[
+            Test("crates/memfold/src/stats.rs", "sums_are_checked_against_orders"),
+            Test(
+                "crates/memfold/tests/refusals.rs",
+                "z3_z5_a_codec_failure_leaves_the_folio_resident_and_nothing_in_the_store",
+            ),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "Z6",
+        what: "pool memory counts against the limit, or by a switch not",
+        shown: &[
+            Test("crates/memfold/tests/region.rs", "z10_a_full_pool_refuses_and_the_bytes_stay"),
+            Figures("usemem", "--pool-counts off of on"),
+            Figures("usemem", "memory held: data for each byte, memfold:lz4:64k"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "Z7",
+        what: "verify mode",
+        shown: &[
+            Test(
+                "crates/memfold-store/src/store/tests/promises.rs",
+                "z7_verify_mode_saves_the_same_and_counts_nothing",
+            ),
+            Test("crates/memfold/tests/refusals.rs", "z7_a_verify_mismatch_is_counted_and_the_folio_is_kept"),
+            Test("crates/memfold/tests/faults.rs", "z7_verify_mode_loses_nothing_under_faults"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "Z8",
+        what: "codecs by name, switched while data is stored; canned mode",
+        shown: &[
+            Test(
+                "crates/memfold-store/src/store/tests/promises.rs",
+                "z8_objects_are_read_with_their_own_codec_after_a_switch",
+            ),
+            Test("crates/memfold/tests/region.rs", "z8_canned_mode_makes_the_pool_smaller_and_keeps_every_byte"),
+            Figures("store", "canned "),
+            Figures("blocks", "deflate, blocks of 16K"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "Z9",
+        what: "batched compression over a submit and complete interface",
+        shown: &[
+            Test("crates/memfold-store/src/store/tests/offload.rs", "z9_batching_hides_the_latency_of_a_slow_device"),
+            Test("crates/memfold/tests/region.rs", "z9_batches_keep_every_byte"),
+            Figures("store", "lz4: batches"),
+            Figures("store", "zstd: batches"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "Z10",
+        what: "max_pool and accept_threshold; a shrinker with a second chance",
+        shown: &[
+            Test(
+                "crates/memfold-store/src/store/tests/cold.rs",
+                "z10_after_a_refusal_saves_are_taken_again_only_below_the_threshold",
+            ),
+            Test(
+                "crates/memfold-store/src/store/tests/cold.rs",
+                "z10_the_shrinker_names_what_was_not_used_since_its_last_look",
+            ),
+            Test("crates/memfold/tests/swap.rs", "m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "Z-bench",
+        what: "usemem, 64 KiB and 2 MiB folios, against zram and zswap",
+        shown: &[Figures("usemem", "")],
+        lacks: "",
+    },
+    Requirement {
+        name: "M1",
+        what: "block order 0 to 9 is a tunable",
+        shown: &[
+            Test(
+                "crates/memfold-store/src/store/tests/promises.rs",
+                "z1_z8_every_folio_order_block_order_and_codec_gives_its_bytes_back",
+            ),
+            Figures("blocks", "lz4, blocks of"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "M2",
+        what: "size classes, compaction, figures of efficiency",
+        shown: &[
+            Test(
+                "crates/memfold-store/src/store/tests/promises.rs",
+                "m2_compaction_empties_sparse_spans_and_keeps_every_byte",
+            ),
+            Test("crates/memfold-store/src/store/tests/promises.rs", "m2_efficiency_stays_high_under_churn"),
+            Figures("store", "stored of held"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "M3",
+        what: "a part of a block is read and written through the whole block",
+        shown: &[
+            Test("crates/memfold-store/src/store/tests/partial.rs", "m7_pages_of_a_block_come_from_one_decompression"),
+            Test("crates/memfold/src/tests/fault.rs", "m3_m7_pages_at_rest_come_from_one_decompression_of_their_block"),
+            Test(
+                "crates/memfold/src/tests/hint.rs",
+                "m3_m5_a_discard_that_cuts_a_stored_block_is_counted_and_keeps_its_other_pages",
+            ),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "M4",
+        what: "a block goes when its last page goes",
+        shown: &[
+            Test(
+                "crates/memfold/tests/refusals.rs",
+                "a_discarded_part_of_a_block_that_the_store_refuses_by_page_comes_back_to_memory",
+            ),
+            Test("crates/memfold/tests/swap.rs", "a_discard_that_cuts_a_raw_block_takes_no_frame"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "M5",
+        what: "counters of block reads, writes, failures, parts",
+        shown: &[
+            Test("crates/memfold/src/stats.rs", "names_are_unique_and_helped"),
+            Test(
+                "crates/memfold/src/tests/hint.rs",
+                "m3_m5_a_discard_that_cuts_a_stored_block_is_counted_and_keeps_its_other_pages",
+            ),
+            Test(
+                "crates/memfold/tests/refusals.rs",
+                "z3_z5_a_codec_failure_leaves_the_folio_resident_and_nothing_in_the_store",
+            ),
+        ],
+        lacks: "deferred frees: there are none, a block that a discard cuts is stored again page by page at once",
+    },
+    Requirement {
+        name: "M6",
+        what: "the fallback to small pages, and the knob that forces it",
+        shown: &[Figures("store", "all loads on small pages")],
+        lacks: "",
+    },
+    Requirement {
+        name: "M7",
+        what: "recently decompressed blocks are kept",
+        shown: &[
+            Test(
+                "crates/memfold-store/src/store/tests/partial.rs",
+                "m7_a_freed_block_is_forgotten_and_the_oldest_is_replaced",
+            ),
+            Test("crates/memfold/src/tests/fault.rs", "m3_m7_pages_at_rest_come_from_one_decompression_of_their_block"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "M8",
+        what: "a reserve of large frames",
+        shown: &[
+            Test("crates/memfold/src/tests/frames.rs", "m8_a_reserve_of_large_frames_is_left_to_large_folios"),
+            Test("crates/memfold-cli/src/report.rs", "no_figure_is_hidden_by_a_fact_about_the_run"),
+            Figures("usemem", "large frames had at once, %, memfold:lz4:"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "M9",
+        what: "writeback, recompression, marks on whole blocks",
+        shown: &[
+            Test(
+                "crates/memfold-store/src/store/tests/cold.rs",
+                "m9_idle_and_huge_objects_become_smaller_and_keep_their_bytes",
+            ),
+            Test("crates/memfold/tests/region.rs", "m9_cold_blocks_are_compressed_again_while_the_program_reads"),
+            Test("crates/memfold/tests/swap.rs", "m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block"),
+        ],
+        lacks: "",
+    },
+    Requirement { name: "M10", what: "a block-device front end", shown: &[], lacks: "issue 7" },
+    Requirement {
+        name: "M-bench",
+        what: "100 MiB out and in, 4 KiB against 16 KiB blocks, and with all loads on small pages",
+        shown: &[
+            Figures("store", "zstd, 16K of 4K blocks"),
+            Figures("store", "all loads on small pages"),
+            Figures("blocks", "zstd, blocks of"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "P1",
+        what: "N pools, an entry always in the same one",
+        shown: &[Test(
+            "crates/memfold-store/src/store/tests/promises.rs",
+            "p1_a_key_always_picks_the_same_pool_and_keys_spread_over_all",
+        )],
+        lacks: "",
+    },
+    Requirement {
+        name: "P2",
+        what: "ten workloads at once, one pool against many",
+        shown: &[Figures("pools", ""), Figures("store", "10 workloads"), Figures("store", "the default, ")],
+        lacks: "",
+    },
+    Requirement {
+        name: "S1",
+        what: "the slot allocator: every order aligned in one cluster",
+        shown: &[Test("crates/memfold/src/tests/cluster.rs", "s1_agrees_with_a_bitmap")],
+        lacks: "",
+    },
+    Requirement {
+        name: "S2",
+        what: "order 0 takes every free slot",
+        shown: &[Test("crates/memfold/src/tests/cluster.rs", "s2_order_0_takes_every_free_slot_from_every_cluster")],
+        lacks: "",
+    },
+    Requirement {
+        name: "S3",
+        what: "no run left: split and retry smaller, counted",
+        shown: &[Test("crates/memfold/tests/swap.rs", "s3_a_full_file_is_used_to_the_last_slot_and_then_memory_grows")],
+        lacks: "",
+    },
+    Requirement {
+        name: "S4",
+        what: "contiguous slots are freed in one operation",
+        shown: &[Test(
+            "crates/memfold/src/tests/cluster.rs",
+            "s4_an_emptied_cluster_is_discarded_once_and_joined_with_its_neighbour",
+        )],
+        lacks: "",
+    },
+    Requirement {
+        name: "S5",
+        what: "page out and cold act on whole folios",
+        shown: &[
+            Test("crates/memfold/src/tests/hint.rs", "s5_page_out_and_cold_act_on_whole_folios_without_splitting"),
+            Test("crates/memfold/src/tests/hint.rs", "s5_only_a_folio_that_the_range_cuts_is_split_first"),
+            Test(
+                "crates/memfold/src/tests/hint.rs",
+                "s5_a_partly_discarded_folio_is_split_and_its_rest_leaves_in_pieces",
+            ),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "S6",
+        what: "counts stay exact under racing allocators",
+        shown: &[Test("crates/memfold/tests/models.rs", "s6_racing_allocators_keep_the_counts_exact")],
+        lacks: "",
+    },
+    Requirement {
+        name: "S-bench",
+        what: "usemem on the swap file by folio size; ageing without fallback",
+        shown: &[
+            Test("crates/memfold/src/tests/cluster.rs", "s_ageing_has_no_fallback_while_there_is_space"),
+            Figures("swap", "raw to the file, folios of"),
+            Figures("swap", "slots after"),
+            Figures("swap", "of kernel swap"),
+            Figures("usemem", "folios of"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "C1",
+        what: "one path: every swap-in goes through the swap cache",
+        shown: &[
+            Test("crates/memfold/tests/models.rs", "c1_a_fault_and_an_eviction_keep_every_byte"),
+            Test("crates/memfold/tests/property.rs", "c1_c2_thread_delivery_agrees_with_a_shadow"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "C2",
+        what: "one reader for each folio, the others sleep",
+        shown: &[
+            Test("crates/memfold/tests/models.rs", "c2_two_faults_load_a_block_once"),
+            Test("crates/memfold/tests/swap.rs", "c2_many_threads_that_wait_for_one_folio_cause_one_read"),
+            Test(
+                "crates/memfold/tests/reads.rs",
+                "a_fault_on_pool_memory_is_served_while_a_read_of_the_device_is_held",
+            ),
+            Figures("swap", "1 thread(s) touch"),
+            Figures("swap", "16 thread(s) touch"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "C3",
+        what: "one entry for a folio of any order",
+        shown: &[
+            Test("crates/memfold/src/index.rs", "one_entry_serves_a_large_folio"),
+            Figures("walk", "index and metadata"),
+            Figures("swap", "index memory"),
+            Figures("swap", "1 TiB touched"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "C4",
+        what: "shadows record age; refault distance decides",
+        shown: &[
+            Test("crates/memfold/tests/swap.rs", "c4_a_hot_set_survives_a_scan"),
+            Test("crates/memfold/src/workingset.rs", "near_refaults_are_active_and_far_ones_are_not"),
+            Figures("swap", "loads of hot"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "C5",
+        what: "no false look-ups",
+        shown: &[
+            Test("crates/memfold/src/tests/fault.rs", "c5_a_fault_looks_nowhere_but_where_its_page_is"),
+            Test("crates/memfold/src/index.rs", "agrees_with_a_map"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "C6",
+        what: "read-ahead for slow stores only; clean copies kept",
+        shown: &[
+            Test("crates/memfold/tests/swap.rs", "c6_reading_ahead_from_the_file_is_counted_and_used"),
+            Test("crates/memfold/tests/swap.rs", "c6_a_clean_copy_in_the_file_costs_no_second_write"),
+            Test("crates/memfold/src/around.rs", "the_window_grows_by_hits_and_closes_without"),
+            Figures("swap", "raw folios read in order"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "C7",
+        what: "the index is sharded; the effect of shard size is measured",
+        shown: &[Figures("swap", "4 threads, a lock of the index")],
+        lacks: "",
+    },
+    Requirement {
+        name: "C-bench",
+        what: "sequential out and in of zeros and real data; a database; memcached",
+        shown: &[Figures("pools", "sequential"), Figures("apps", "mariadb"), Figures("apps", "memcached")],
+        lacks: "",
+    },
+    Requirement {
+        name: "B1",
+        what: "unmodified programs under memfold run",
+        shown: &[
+            Test("crates/memfold/tests/changes.rs", "b1_changes_of_the_address_space_keep_every_byte"),
+            Test("crates/memfold-cli/tests/fork.rs", "parent_and_child_of_fork_both_find_every_byte"),
+            Test("crates/memfold-cli/tests/real.rs", "stress_ng_verifies_its_memory"),
+            Test("crates/memfold-cli/tests/programs.rs", "mremap_moves_grows_and_shrinks_folded_memory"),
+            Figures("apps", ""),
+            Figures("walk", "fill, under run"),
+        ],
+        lacks: "",
+    },
+    Requirement {
+        name: "B2",
+        what: "libraries: Rust, C, Python",
+        shown: &[Test("crates/memfold/tests/region.rs", "thread_delivery_keeps_every_byte")],
+        lacks: "C and Python",
+    },
+    Requirement {
+        name: "B3",
+        what: "tiers: memory, pool, encrypted file, remote store",
+        shown: &[
+            Test(
+                "crates/memfold-cli/tests/swap.rs",
+                "b3_data_that_does_not_shrink_goes_to_the_file_and_every_byte_comes_back",
+            ),
+            Test("crates/memfold/src/seal.rs", "sealed_bytes_come_back_and_every_change_is_refused"),
+            Test("crates/memfold-cli/tests/remote.rs", "b3_every_byte_comes_back_and_no_key_is_left"),
+            Test(
+                "crates/memfold-remote/tests/library.rs",
+                "b3_keys_outlive_their_expiry_while_the_run_lives_and_not_when_it_is_killed",
+            ),
+            Figures("swap", "of kernel swap"),
+        ],
+        lacks: "",
+    },
+    Requirement { name: "B4", what: "block devices: NBD, vhost-user-blk", shown: &[], lacks: "issue 7" },
+    Requirement {
+        name: "B5",
+        what: "live view, metrics, fault profile, a report with plots",
+        shown: &[Test("crates/memfold-bench/src/report/html.rs", "a_page_stands_by_itself")],
+        lacks: "live view, Prometheus metrics, fault profile",
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn every_named_test_exists() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for requirement in REQUIREMENTS {
+            for shown in requirement.shown {
+                let Test(file, name) = shown else { continue };
+                let text = std::fs::read_to_string(root.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+                let lines: Vec<&str> = text.lines().map(str::trim).collect();
+                let at = lines.iter().position(|line| line.starts_with(&format!("fn {name}(")));
+                let at = at.unwrap_or_else(|| panic!("{}: {file} has no test {name}", requirement.name));
+                let marked = lines[at.saturating_sub(4)..at].iter().any(|line| line.contains("#[test]"));
+                assert!(marked, "{}: {file}: {name} is no test", requirement.name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_row_is_there_once() {
+        let rows = |letter: char, count: u32| (1..=count).map(move |number| format!("{letter}{number}"));
+        let mut wanted = Vec::new();
+        for (letter, count, bench) in
+            [('Z', 10, true), ('M', 10, true), ('P', 2, false), ('S', 6, true), ('C', 7, true), ('B', 5, false)]
+        {
+            wanted.extend(rows(letter, count));
+            wanted.extend(bench.then(|| format!("{letter}-bench")));
+        }
+        let found: Vec<&str> = REQUIREMENTS.iter().map(|requirement| requirement.name).collect();
+        assert_eq!(found, wanted);
+    }
+}

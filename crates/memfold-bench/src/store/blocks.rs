@@ -1,0 +1,44 @@
+//! `memfold bench blocks`: what each codec makes of the corpus, by the size of the block.
+
+use crate::common::row::StoreRow;
+use crate::corpus::file::{CorpusFile, PAGE};
+use crate::harness::brief::{BriefArgs, Found, brief};
+use crate::store::pool::{Whole, whole};
+use serde_json::json;
+
+/// The seed's ratios are for blocks of these orders, of the 4 KiB one: bytes stored 36.21, 32.42, 31.76, 31.07%.
+const ORDERS: [u8; 6] = [0, 2, 3, 4, 6, 9];
+const CODECS: [&str; 3] = ["lz4", "zstd", "deflate"];
+
+/// Measures, prints and returns the exit status.
+pub fn blocks(args: BriefArgs) -> anyhow::Result<i32> {
+    brief("blocks", &args, |corpus, _, quick| measure(corpus, if quick { 1 } else { 3 }))
+}
+
+fn measure(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Found> {
+    let mut found = Found { rows: Vec::new(), name: "blocks", raw: Vec::new() };
+    for codec in CODECS {
+        let mut small: Option<Whole> = None;
+        for order in ORDERS {
+            let kib = (PAGE << order) / 1024;
+            let whole = whole(corpus, codec, order, rounds)?;
+            let bytes = corpus.pages() * PAGE;
+            let ratio = bytes as f64 / whole.stored as f64;
+            let note = format!(
+                "ratio {ratio:.2}, held {:.1}%, {:.0} MB/s out, {:.0} in, one core",
+                whole.held as f64 * 100.0 / bytes as f64,
+                whole.out_mb_s,
+                whole.in_mb_s
+            );
+            let of = small.as_ref().map_or(1.0, |small| whole.stored as f64 / small.stored as f64);
+            let label = format!("{codec}, blocks of {kib}K: bytes stored, of those of 4K blocks");
+            found.rows.push(StoreRow::plain(&label, of, note));
+            found.raw.push(json!({
+                "codec": codec, "block_kib": kib, "ratio": ratio, "held_bytes": whole.held,
+                "out_mb_s": whole.out_mb_s, "in_mb_s": whole.in_mb_s,
+            }));
+            small.get_or_insert(whole);
+        }
+    }
+    Ok(found)
+}

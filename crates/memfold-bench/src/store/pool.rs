@@ -1,0 +1,266 @@
+//! The store alone: what it adds to the bare codec, what it holds for the corpus, and how well it keeps memory.
+
+use crate::common::row::StoreRow;
+use crate::common::summary::Spread;
+use crate::corpus::file::{CorpusFile, PAGE};
+use memfold_store::{BareCodec, BlockSet, CodecSpec, Handle, Store, StoreConfig, Worker, huge_threshold};
+use memfold_sys::units::Order;
+use memfold_testkit::random::Random;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::{Duration, Instant};
+
+/// Pages of a 64 KiB folio.
+pub const FOLIO_PAGES: u64 = 16;
+const FOLIO_BYTES: usize = FOLIO_PAGES as usize * PAGE;
+const BLOCK_BYTES: usize = 16 << 10;
+/// What the pool may add to the time of the bare codec.
+const OVERHEAD_MAX: f64 = 0.10;
+const EFFICIENCY_MIN: f64 = 0.85;
+const EFFICIENCY_COMPACT_MIN: f64 = 0.95;
+
+/// An order from its number.
+pub fn order(number: u8) -> Order {
+    Order::new(number).expect("0 to 9 are orders")
+}
+
+/// A store for the tests here, with blocks of 2^`block` pages.
+pub fn store(codec: &str, block: u8, pools: usize) -> anyhow::Result<Store> {
+    let codec = CodecSpec::parse(codec).map_err(|e| anyhow::anyhow!("{e}"))?;
+    let block_order = order(block);
+    let config = StoreConfig { codec, block_order, pools, recent_blocks: 0, ..StoreConfig::default() };
+    Store::new(&config).map_err(|e| anyhow::anyhow!("store: {e}"))
+}
+
+/// Saves the folio of `order` that starts at corpus page `page`, which must not wrap around.
+pub fn save(store: &Store, w: &mut Worker, corpus: &CorpusFile, page: u64, order: Order) -> Vec<Handle> {
+    let blocks = store.blocks(order);
+    let mut handles = vec![Handle::NONE; blocks];
+    assert!(page as usize + order.pages() <= corpus.pages());
+    // SAFETY: the pages lie in the corpus one after another, page-aligned, and are never written.
+    let saved =
+        unsafe { store.save(w, corpus.page(page), order, page, &BlockSet::first(blocks), || false, &mut handles) };
+    saved.expect("a store without a limit takes everything");
+    handles
+}
+
+/// Loads a folio to `to`, which is page-aligned.
+pub fn load(store: &Store, w: &mut Worker, handles: &[Handle], order: Order, to: &mut [u8]) {
+    let block = store.block_order(order);
+    assert!(to.len() >= order.bytes());
+    for (index, handle) in handles.iter().enumerate() {
+        // SAFETY: block `index` lies in the folio, for which `to` has room; nobody frees the handle meanwhile.
+        let loaded = unsafe { store.load(w, *handle, block, to[index * block.bytes()..].as_mut_ptr()) };
+        loaded.expect("what was saved loads");
+    }
+}
+
+/// Room for one folio of any order, page-aligned.
+pub struct Buffer(Vec<Page>);
+
+#[repr(C, align(4096))]
+#[derive(Copy, Clone)]
+struct Page([u8; PAGE]);
+
+impl Buffer {
+    /// All zeros.
+    pub fn new(bytes: usize) -> Buffer {
+        Buffer(vec![Page([0; PAGE]); bytes.div_ceil(PAGE)])
+    }
+
+    /// The bytes.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: pages are arrays of bytes, one after another, borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * PAGE) }
+    }
+}
+
+/// The bytes of a corpus folio of 64 KiB.
+pub fn folio(corpus: &CorpusFile, page: u64) -> &[u8] {
+    assert!(page as usize + FOLIO_PAGES as usize <= corpus.pages());
+    // SAFETY: the pages lie in the corpus one after another, which is mapped and never written.
+    unsafe { std::slice::from_raw_parts(corpus.page(page), FOLIO_BYTES) }
+}
+
+/// What the whole corpus takes in a store.
+pub struct Whole {
+    /// Bytes that the codec made of it.
+    pub stored: u64,
+    /// Bytes of memory held, metadata included.
+    pub held: u64,
+    /// The fastest of some rounds, MB/s.
+    pub out_mb_s: f64,
+    /// The same for loads.
+    pub in_mb_s: f64,
+}
+
+/// Saves the whole corpus as folios of 64 KiB, loads and compares it, `rounds` times.
+pub fn whole(corpus: &CorpusFile, codec: &str, block: u8, rounds: usize) -> anyhow::Result<Whole> {
+    let folio_order = order(block.max(4));
+    let folios = corpus.pages() / folio_order.pages();
+    let bytes = folios * folio_order.bytes();
+    let (mut out_s, mut in_s, mut held, mut stored) = (f64::MAX, f64::MAX, 0, 0);
+    let mut to = Buffer::new(folio_order.bytes());
+    for _ in 0..rounds {
+        let store = store(codec, block, 1)?;
+        let mut w = store.worker();
+        let start = Instant::now();
+        let pages = (0..folios).map(|folio| (folio * folio_order.pages()) as u64);
+        let saved: Vec<_> = pages.map(|page| (page, save(&store, &mut w, corpus, page, folio_order))).collect();
+        out_s = start.elapsed().as_secs_f64().min(out_s);
+        (held, stored) = (store.pool_bytes(), store.stats().stored_bytes);
+        let start = Instant::now();
+        for (_, handles) in &saved {
+            load(&store, &mut w, handles, folio_order, to.bytes());
+        }
+        in_s = start.elapsed().as_secs_f64().min(in_s);
+        for (page, handles) in saved.iter().step_by(7) {
+            load(&store, &mut w, handles, folio_order, to.bytes());
+            anyhow::ensure!(folio(corpus, *page) == &to.bytes()[..FOLIO_BYTES], "page {page} came back wrong");
+        }
+    }
+    let mb = bytes as f64 / 1e6;
+    Ok(Whole { stored, held, out_mb_s: mb / out_s, in_mb_s: mb / in_s })
+}
+
+/// Folios kept at a time while the overhead is measured: more than the caches hold.
+const RING: usize = 512;
+
+/// Save and load of 64 KiB folios against the codec alone, which writes to and reads from a ring of as many folios.
+/// Folios with a same-filled page are left out: the store skips those, so they would flatter it.
+pub fn overhead(corpus: &CorpusFile, codec: &str, rounds: usize) -> anyhow::Result<StoreRow> {
+    let filled = |page: &[u8]| page.chunks_exact(8).all(|word| word == &page[..8]);
+    let starts = (0..corpus.pages() as u64 / FOLIO_PAGES).map(|folio| folio * FOLIO_PAGES);
+    let pages: Vec<u64> = starts.filter(|&start| !folio(corpus, start).chunks(PAGE).any(filled)).collect();
+    anyhow::ensure!(pages.len() > RING, "the corpus has too few folios without same-filled pages");
+    let store = store(codec, 2, 1)?;
+    let mut ours = Ours { w: store.worker(), store, ring: vec![Vec::new(); RING], to: Buffer::new(FOLIO_BYTES) };
+    let spec = ours.w.codec();
+    let bare = BareCodec::new(spec, BLOCK_BYTES);
+    let mut bare = Bare { codec: bare, ring: Buffer::new(RING * FOLIO_BYTES), to: Buffer::new(FOLIO_BYTES) };
+    // Both once through their rings first, so that neither meets fresh memory.
+    (0..2 * RING).for_each(|at| {
+        ours.step(corpus, pages[at % pages.len()], at % RING);
+        bare.step(corpus, pages[at % pages.len()], at % RING);
+    });
+    let mut ratios = Vec::new();
+    let mut sums = (Duration::ZERO, Duration::ZERO);
+    for round in 0..rounds {
+        let (mut ours_time, mut bare_time) = (Duration::ZERO, Duration::ZERO);
+        for (at, page) in pages.iter().enumerate() {
+            // The second of the two finds the folio in the caches, so they take turns at that.
+            if (at + round) % 2 == 0 {
+                ours_time += ours.step(corpus, *page, at % RING);
+                bare_time += bare.step(corpus, *page, at % RING);
+            } else {
+                bare_time += bare.step(corpus, *page, at % RING);
+                ours_time += ours.step(corpus, *page, at % RING);
+            }
+        }
+        ratios.push(ours_time.as_secs_f64() / bare_time.as_secs_f64() - 1.0);
+        sums = (sums.0 + ours_time, sums.1 + bare_time);
+    }
+    let count = (rounds * pages.len()) as f64;
+    let us = |time: Duration| time.as_secs_f64() * 1e6 / count;
+    let median = Spread::of(ratios).map_or(f64::NAN, |spread| spread.median);
+    let note = format!("{:.1} us of {:.1} us of the bare codec", us(sums.0), us(sums.1));
+    let label = format!("{codec}: save and load of 64K, pool over bare codec");
+    Ok(StoreRow::at_most(&label, median, OVERHEAD_MAX, note))
+}
+
+struct Ours {
+    store: Store,
+    w: Worker,
+    ring: Vec<Vec<Handle>>,
+    to: Buffer,
+}
+
+impl Ours {
+    fn step(&mut self, corpus: &CorpusFile, page: u64, at: usize) -> Duration {
+        self.store.free_many(&self.ring[at]);
+        let start = Instant::now();
+        let handles = save(&self.store, &mut self.w, corpus, page, order(4));
+        load(&self.store, &mut self.w, &handles, order(4), self.to.bytes());
+        let time = start.elapsed();
+        self.ring[at] = handles;
+        time
+    }
+}
+
+struct Bare {
+    codec: BareCodec,
+    ring: Buffer,
+    to: Buffer,
+}
+
+impl Bare {
+    fn step(&mut self, corpus: &CorpusFile, page: u64, at: usize) -> Duration {
+        let folio = folio(corpus, page);
+        let start = Instant::now();
+        let packed = &mut self.ring.bytes()[at * FOLIO_BYTES..][..FOLIO_BYTES];
+        for (block, to) in folio.chunks(BLOCK_BYTES).zip(self.to.bytes().chunks_mut(BLOCK_BYTES)) {
+            let room = huge_threshold(BLOCK_BYTES);
+            // SAFETY: the block is readable; `packed` has room for it; they lie apart.
+            let size = unsafe { self.codec.compress(block.as_ptr(), BLOCK_BYTES, packed.as_mut_ptr(), room) };
+            match size.expect("the codec works") {
+                // SAFETY: the `size` bytes were just written; `to` has room for the block.
+                Some(size) => unsafe { self.codec.decompress(packed.as_ptr(), size, to.as_mut_ptr(), BLOCK_BYTES) }
+                    .expect("what was compressed decompresses"),
+                None => {
+                    packed[..BLOCK_BYTES].copy_from_slice(block);
+                    to.copy_from_slice(&packed[..BLOCK_BYTES]);
+                }
+            }
+        }
+        start.elapsed()
+    }
+}
+
+/// Objects of mixed size that live for a short, a middle or a long time; then what the pool stores of what it holds,
+/// before and after compaction.
+pub fn churn(corpus: &CorpusFile, objects: u64) -> anyhow::Result<Vec<StoreRow>> {
+    let store = store("lz4", 2, 1)?;
+    let mut w = store.worker();
+    let mut random = Random::new(7);
+    let mut dying = BinaryHeap::new();
+    for now in 0..objects {
+        while let Some(Reverse((death, handle))) = dying.peek().copied()
+            && death <= now
+        {
+            store.free(Handle::from_bits(handle));
+            dying.pop();
+        }
+        let number = [0, 0, 0, 1, 1, 2, 2, 2][random.below(8)];
+        let order = order(number);
+        let page = (random.below(corpus.pages() / order.pages()) * order.pages()) as u64;
+        let life = match random.below(100) {
+            0..70 => objects / 1000,
+            70..95 => objects / 20,
+            _ => objects,
+        };
+        let death = now + 1 + random.below(2 * life as usize) as u64;
+        dying.extend(save(&store, &mut w, corpus, page, order).into_iter().map(|h| Reverse((death, h.to_bits()))));
+    }
+    let before = store.stats();
+    let start = Instant::now();
+    store.compact(u64::MAX);
+    let (ms, after) = (start.elapsed().as_secs_f64() * 1e3, store.stats());
+    store.check().map_err(|e| anyhow::anyhow!("after compaction: {e}"))?;
+    let note = |s: &memfold_store::StoreStats| {
+        let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+        format!(
+            "{} objects live, {:.1} of {:.1} MiB, {:.1} metadata, {:.1} warm",
+            s.objects,
+            mib(s.stored_bytes),
+            mib(s.held_bytes),
+            mib(s.metadata_bytes),
+            mib(s.warm_bytes)
+        )
+    };
+    let label = |what: &str| format!("stored of held after {objects} objects, {what}");
+    let compacted = format!("{}; {} moved in {ms:.0} ms", note(&after), after.moved - before.moved);
+    Ok(vec![
+        StoreRow::at_least(&label("not compacted"), before.efficiency(), EFFICIENCY_MIN, note(&before)),
+        StoreRow::at_least(&label("compacted"), after.efficiency(), EFFICIENCY_COMPACT_MIN, compacted),
+    ])
+}

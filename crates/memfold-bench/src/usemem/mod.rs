@@ -1,0 +1,456 @@
+//! `memfold bench usemem`: vm-scalability's usemem with real data, on memfold and on the kernel's compressed swap.
+
+mod child;
+mod peer;
+
+use crate::common::output::Output;
+use crate::common::refusal::Refusal;
+use crate::common::row::StoreRow;
+use crate::common::size::{parse_size, show_size};
+use crate::common::summary::Spread;
+use crate::common::table::layout;
+use crate::corpus::Given;
+use crate::corpus::file::{CorpusFile, PAGE};
+use crate::harness::file_run::{FileRun, check, check_zswap};
+use crate::harness::report::Report;
+use crate::harness::runner::{self, RunResult};
+use crate::harness::stats_file::{RATIO_PERMILLE, StatsFile};
+use crate::harness::workload::Phase;
+use crate::harness::zram_run::ZramRun;
+use crate::host::folio::FolioKib;
+use crate::host::guard;
+use crate::host::journal::JOURNAL_PATH;
+use crate::host::machine::Machine;
+use crate::host::program::memfold;
+use crate::host::zram::Zram;
+use crate::usemem::peer::{Pager, SWAP_DIR, default_peers, parse};
+use anyhow::Context;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+pub use child::{UsememChildArgs, usemem_child};
+
+/// Arguments of `memfold bench usemem`. Those of one letter are usemem's own.
+#[derive(clap::Args, Debug, Clone)]
+pub struct UsememArgs {
+    /// Memory of each task [default: 256M, with --quick 48M]
+    #[arg(value_parser = parse_size)]
+    pub size: Option<u64>,
+    /// Tasks, each a process
+    #[arg(short = 'n', long, default_value_t = 7)]
+    pub nproc: usize,
+    /// Memory that all tasks together may keep resident [default: 4/7 of what they use, as 40G of 70 x 1G]
+    #[arg(long, value_parser = parse_size)]
+    pub limit: Option<u64>,
+    /// Only read; the memory is filled before the time is taken
+    #[arg(short = 'o', long)]
+    pub readonly: bool,
+    /// Pages in random order
+    #[arg(short = 'R', long)]
+    pub random: bool,
+    /// Passes: the first fills, the others read and change every page
+    #[arg(short = 'r', long, default_value_t = 1)]
+    pub repeat: u32,
+    /// Show the time of set-up, which is never part of the other times
+    #[arg(long)]
+    pub init_time: bool,
+    /// Accepted as usemem's: memory is always written
+    #[arg(short = 'w', long = "open-rw")]
+    pub open_rw: bool,
+    /// Accepted as usemem's: memory is always anonymous
+    #[arg(short = 'O', long)]
+    pub anonymous: bool,
+    /// Accepted as usemem's: all is always read again, and every page checked
+    #[arg(short = 'Z', long)]
+    pub read_again: bool,
+    #[allow(rustdoc::broken_intra_doc_links)]
+    /// memfold[:CODEC[:FOLIO]][+verify][+canned][+batch][+lean][+swap][+counted|+uncounted], zram[:CODEC][:FOLIO], zswap:CODEC:FOLIO (name it last:
+    /// until the next boot the kernel then reads no large folios from swap) or file:FOLIO; repeatable [default: many]
+    #[arg(long, value_name = "PEER")]
+    pub peer: Vec<String>,
+    /// The data
+    #[command(flatten)]
+    pub corpus: Given,
+    /// Runs of each peer, which take turns [default: 1; bench report has rounds of its own]
+    #[arg(long, default_value_t = 1)]
+    pub runs: usize,
+    /// A short look: less memory, fewer peers
+    #[arg(long)]
+    pub quick: bool,
+    /// What becomes of the report
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// Memory beyond the limit for each process: its own, which no peer is charged for.
+const OWN_BYTES: u64 = 1 << 20;
+/// zswap may hold this much of the machine's memory, as the kernel sets it by itself.
+const ZSWAP_PERCENT: u64 = 20;
+/// A run that says nothing for so long is killed.
+const SILENCE_MAX: Duration = Duration::from_secs(120);
+
+/// What a peer did, over its runs.
+#[derive(Serialize)]
+struct Took {
+    peer: String,
+    out_mb_s: Option<Spread>,
+    in_mb_s: Option<Spread>,
+    user_s: Option<Spread>,
+    system_s: Option<Spread>,
+    cpu_s: Option<Spread>,
+    /// Pool memory held at its height, in bytes.
+    pool_bytes: Option<u64>,
+    /// Data for each byte of it then.
+    ratio: Option<f64>,
+    bytes_wrong: u64,
+    counters: BTreeMap<String, u64>,
+    note: String,
+}
+
+#[derive(Serialize)]
+struct Found {
+    conditions: String,
+    peers: Vec<Took>,
+}
+
+struct Plan {
+    corpus: PathBuf,
+    size: u64,
+    limit: u64,
+    args: UsememArgs,
+}
+
+/// Runs usemem on every peer in turn, prints the report, and returns the exit status: 1 if a byte was wrong, a run
+/// broke off or, with `--check`, a row is short. Every kernel setting is restored.
+pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
+    guard::install()?;
+    let plan = Plan::new(args)?;
+    let (mut pagers, mut left_out) = (Vec::new(), Vec::new());
+    let named: Vec<&str> = plan.args.peer.iter().map(String::as_str).collect();
+    for text in if named.is_empty() { default_peers(plan.args.quick) } else { named.clone() } {
+        for pager in parse(text).map_err(Refusal::Usage)? {
+            match why_not(&pager) {
+                Ok(()) => pagers.push(pager),
+                Err(why) if named.is_empty() => left_out.push((pager, why.to_string())),
+                Err(why) => return Err(why.into()),
+            }
+        }
+    }
+    let kernel = pagers.iter().any(|pager| !matches!(pager, Pager::Memfold { .. }));
+    if kernel {
+        guard::open_journal(Path::new(JOURNAL_PATH))?;
+    }
+    let mut results: Vec<Vec<RunResult>> = pagers.iter().map(|_| Vec::new()).collect();
+    let mut notes = vec![String::new(); pagers.len()];
+    let mut failed = false;
+    for _ in 0..plan.args.runs {
+        for (index, pager) in pagers.iter().enumerate() {
+            match plan.run(pager) {
+                Ok(result) => {
+                    failed |= has_failed(&result);
+                    notes[index] = result.broke_off.clone().unwrap_or_default();
+                    results[index].push(result);
+                }
+                Err(error) => {
+                    failed = true;
+                    notes[index] = format!("{error:#}");
+                }
+            }
+        }
+    }
+    if kernel {
+        guard::close_journal();
+    }
+    let mut peers: Vec<Took> =
+        pagers.iter().zip(&results).zip(notes).map(|((pager, runs), note)| Took::of(pager, runs, note)).collect();
+    let rows = rows(&pagers, &peers, &left_out);
+    peers.extend(left_out.iter().map(|(pager, why)| Took::of(pager, &[], why.clone())));
+    let mut report = Report::new(Found { conditions: plan.conditions(), peers });
+    report.rows = rows;
+    let wrong = report.found.peers.iter().any(|took| took.bytes_wrong > 0);
+    let beside = format!("; zswap enabled: {}", report.machine.zswap_enabled);
+    let body = report.found.text(plan.args.init_time);
+    report.finish(&plan.args.output, "usemem", (&beside, &body), failed || wrong)
+}
+
+/// Whether a run broke off. That the kernel killed it for want of memory in its cgroup is a result, not a failure.
+fn has_failed(result: &RunResult) -> bool {
+    result.broke_off.is_some() && result.counters.get("oom_kills").is_none_or(|kills| *kills == 0)
+}
+
+/// Why this machine can't run it.
+fn why_not(pager: &Pager) -> Result<(), Refusal> {
+    match pager {
+        Pager::Memfold { with, .. } if with.contains(&"batch") => {
+            Err(Refusal::Machine("memfold run takes --batch 1 only; bench store --part batch has batches".into()))
+        }
+        Pager::Memfold { .. } => Ok(()),
+        Pager::Zram { codec, folio } => Zram::check(codec).and_then(|()| folio.check()),
+        Pager::File { zswap: Some(_), folio } => check().and_then(|()| check_zswap()).and_then(|()| folio.check()),
+        Pager::File { zswap: None, folio } => check().and_then(|()| folio.check()),
+    }
+}
+
+impl Plan {
+    fn new(args: UsememArgs) -> anyhow::Result<Plan> {
+        let size = args.size.unwrap_or(if args.quick { 48 << 20 } else { 256 << 20 }) / PAGE as u64 * PAGE as u64;
+        let all = size.saturating_mul(args.nproc as u64);
+        let limit = args.limit.unwrap_or(all / 7 * 4);
+        let memory = Machine::read().memory_bytes;
+        let usage = |why: &str| Err(Refusal::Usage(why.into()));
+        match () {
+            () if !(1..=256).contains(&args.nproc) => usage("-n must be 1 to 256"),
+            () if args.runs == 0 => usage("--runs must be at least 1"),
+            () if size < 4 << 20 => usage("a task needs at least 4M"),
+            () if all > memory / 4 * 3 => usage("the tasks together need over three quarters of this machine's memory"),
+            () if limit < 8 << 20 => usage("--limit must be at least 8M"),
+            () if limit >= all => usage("--limit must be smaller than what the tasks use: else nothing is folded"),
+            () => Ok(()),
+        }?;
+        let corpus = args.corpus.find()?;
+        // Read whole, so that it is page cache at this process's charge.
+        CorpusFile::open(&corpus)?;
+        std::fs::read(&corpus).with_context(|| format!("reading {}", corpus.display()))?;
+        Ok(Plan { corpus, size, limit, args })
+    }
+
+    fn conditions(&self) -> String {
+        let order = if self.args.random { "random" } else { "sequential" };
+        let (n, size, limit) = (self.args.nproc, show_size(self.size), show_size(self.limit));
+        let passes = self.args.repeat.max(1);
+        format!("{n} tasks of {size} in {limit}, {order}, {passes} pass(es), {} run(s)", self.args.runs)
+    }
+
+    fn child_args(&self, huge: bool) -> Vec<OsString> {
+        let args = &self.args;
+        let mut list: Vec<OsString> = ["usemem-child", "--nproc"].map(OsString::from).to_vec();
+        let values = [
+            args.nproc.to_string(),
+            "--size".into(),
+            self.size.to_string(),
+            "--repeat".into(),
+            args.repeat.to_string(),
+        ];
+        list.extend(values.map(OsString::from));
+        list.extend(["--corpus".into(), self.corpus.clone().into_os_string()]);
+        let flags = [("--huge", huge), ("--readonly", args.readonly), ("--random", args.random)];
+        list.extend(flags.iter().filter(|flag| flag.1).map(|flag| OsString::from(flag.0)));
+        list
+    }
+
+    fn run(&self, pager: &Pager) -> anyhow::Result<RunResult> {
+        let limit_bytes = self.limit + (self.args.nproc as u64 + 1) * OWN_BYTES;
+        let this = std::env::current_exe().context("finding this program's own file")?;
+        match pager {
+            Pager::Memfold { .. } => {
+                let stats = StatsFile::new();
+                let mut command = Command::new(memfold()?);
+                command.args(pager.run_args(limit_bytes)).arg("--stats-file").arg(stats.path()).arg("--");
+                command.arg(&this).args(self.child_args(false));
+                let mut result = runner::run(&pager.name(), &mut command, SILENCE_MAX, |_| Ok(()))?;
+                result.counters.extend(stats.counters());
+                Ok(result)
+            }
+            Pager::Zram { codec, folio } => {
+                let area_bytes = self.size * self.args.nproc as u64;
+                let run = ZramRun { codec, folio: *folio, area_bytes, resident_bytes: limit_bytes };
+                let huge = *folio != FolioKib(4);
+                run.run(&pager.name(), Command::new(&this).args(self.child_args(huge)), SILENCE_MAX, |_| Ok(()))
+            }
+            Pager::File { zswap, folio } => {
+                let (dir, area_bytes) = (Path::new(SWAP_DIR), self.size * self.args.nproc as u64);
+                let zswap = zswap.as_deref().map(|codec| (codec, ZSWAP_PERCENT));
+                let run = FileRun { dir, folio: *folio, area_bytes, resident_bytes: limit_bytes, zswap };
+                let huge = *folio != FolioKib(4);
+                run.run(&pager.name(), Command::new(&this).args(self.child_args(huge)), SILENCE_MAX)
+            }
+        }
+    }
+}
+
+impl Took {
+    fn of(pager: &Pager, runs: &[RunResult], note: String) -> Took {
+        let phase = |phase| {
+            let results = runs.iter().flat_map(|run| &run.phases).filter(|result| result.phase == phase);
+            Spread::of(results.map(|result| result.mb_per_s).collect())
+        };
+        let whole = || runs.iter().filter(|run| run.broke_off.is_none());
+        let seconds = |names: &[&str]| {
+            let sum = |run: &RunResult| names.iter().map(|name| *run.counters.get(*name).unwrap_or(&0)).sum::<u64>();
+            Spread::of(whole().map(|run| sum(run) as f64 / 1e6).collect())
+        };
+        let counters = whole().next_back().map_or(BTreeMap::new(), |run| run.counters.clone());
+        let pool_bytes = ["peak_pool_bytes", "pool_bytes"].iter().find_map(|name| counters.get(*name).copied());
+        let kernel = || Some(*counters.get("stored_bytes")? as f64 / pool_bytes.filter(|pool| *pool > 0)? as f64);
+        let ours = counters.get(RATIO_PERMILLE).map(|ratio| *ratio as f64 / 1e3);
+        let ratio = if matches!(pager, Pager::Memfold { .. }) { ours } else { kernel() };
+        Took {
+            peer: pager.name(),
+            out_mb_s: phase(Phase::Fill),
+            in_mb_s: phase(Phase::Read1),
+            user_s: seconds(&["out_user_us", "in_user_us"]),
+            system_s: seconds(&["out_system_us", "in_system_us"]),
+            cpu_s: seconds(&["out_user_us", "in_user_us", "out_system_us", "in_system_us"]),
+            pool_bytes,
+            ratio,
+            bytes_wrong: runs.iter().map(|run| run.bytes_wrong).sum(),
+            counters,
+            note,
+        }
+    }
+
+    /// Pages out and in by folio size, as far as they are counted.
+    fn by_order(&self) -> String {
+        let mut parts = Vec::new();
+        for kind in ["zswpout", "zswpin", "swpout", "swpin"] {
+            for (name, count) in self.counters.iter().filter(|(_, count)| **count > 0) {
+                if let Some(size) = name.strip_prefix(&format!("{kind}_")).filter(|size| *size != "fallback") {
+                    parts.push(format!("{kind}_{size} {count}"));
+                }
+            }
+        }
+        if let (Some(out), Some(large)) =
+            (self.counters.get("pages_swapped_out"), self.counters.get("pages_out_in_folios"))
+        {
+            parts.push(format!("pages out {out}, in folios {large}"));
+        }
+        parts.join(", ")
+    }
+}
+
+/// memfold against zram at the same folio size; large folios against small ones; memory held.
+fn rows(pagers: &[Pager], peers: &[Took], left_out: &[(Pager, String)]) -> Vec<StoreRow> {
+    let find = |name: &str| peers.iter().find(|took| took.peer == name);
+    let speed = |took: &Took, out: bool| if out { took.out_mb_s } else { took.in_mb_s }.map(|spread| spread.median);
+    let mut rows = Vec::new();
+    let mut ratio = |label: String, ours: &Took, theirs: &Took, out: bool, seed: &str| {
+        if let (Some(a), Some(b)) = (speed(ours, out), speed(theirs, out)) {
+            let note = format!("{:.0} of {:.0} KB/s{seed}", a * 1e6 / 1024.0, b * 1e6 / 1024.0);
+            rows.push(StoreRow::plain(&label, a / b, note));
+        }
+    };
+    for (pager, took) in pagers.iter().zip(peers) {
+        let Pager::Memfold { codec, folio, with } = pager else { continue };
+        if let Some(theirs) = find(&format!("zram:lzo-rle:{}", folio.name())) {
+            let seed = match (folio.0, codec.as_str(), with.is_empty()) {
+                (64, "lz4", true) => "; 1.04 in the source, there zswap lz4",
+                (64, "deflate", true) => "; 1.49 in the source, there deflate-iaa",
+                (2048, "lz4", true) => "; 1.01 in the source, there zswap lz4",
+                (2048, "deflate", true) => "; 1.31 in the source, there deflate-iaa",
+                _ => "",
+            };
+            ratio(format!("{}: throughput out of {}", took.peer, theirs.peer), took, theirs, true, seed);
+            ratio(format!("{}: throughput in of {}", took.peer, theirs.peer), took, theirs, false, "");
+        }
+        for other in peers.iter().filter(|_| with.contains(&"swap")) {
+            let (kind, size) = (other.peer.split(':').next().unwrap_or_default(), format!(":{}", folio.name()));
+            if ["file", "zswap"].contains(&kind) && other.peer.ends_with(&size) {
+                ratio(format!("{}: throughput out of {}", took.peer, other.peer), took, other, true, "");
+                ratio(format!("{}: throughput in of {}", took.peer, other.peer), took, other, false, "");
+            }
+        }
+        if let Some(small) = find(&format!("memfold:{codec}:4k")).filter(|_| with.is_empty() && folio.0 > 4) {
+            ratio(format!("folios of {} of 4k, {codec}: throughput out", folio.name()), took, small, true, "");
+        }
+    }
+    for outside in peers {
+        let inside = outside.peer.strip_suffix("+uncounted").and_then(|name| find(&format!("{name}+counted")));
+        rows.extend(inside.and_then(|inside| switch_rows(outside, inside)).into_iter().flatten());
+    }
+    for took in peers {
+        let count = |name: &str| took.counters.get(name).map(|count| *count as f64);
+        if let (Some(asked), Some(failed)) = (count("frame_alloc").filter(|n| *n > 0.0), count("frame_alloc_failed")) {
+            let note = format!("{failed} of {asked} could not be had at their size");
+            let label = format!("large frames had at once, %, {}", took.peer);
+            rows.push(StoreRow::plain(&label, (1.0 - failed / asked) * 100.0, note));
+        }
+    }
+    for took in peers {
+        if let Some(ratio) = took.ratio {
+            let note = format!("the pool held at most {}", show_size(took.pool_bytes.unwrap_or(0)));
+            rows.push(StoreRow::plain(&format!("memory held: data for each byte, {}", took.peer), ratio, note));
+        }
+    }
+    let runs = peers.iter().filter(|took| took.out_mb_s.is_some()).count();
+    let wrong: u64 = peers.iter().map(|took| took.bytes_wrong).sum();
+    rows.push(StoreRow::at_most("bytes wrong, all runs", wrong as f64, 0.0, format!("{runs} peers")));
+    for (pager, why) in left_out {
+        rows.push(StoreRow::not_run(&format!("{}: throughput out", pager.name()), "", why));
+    }
+    rows
+}
+
+/// The pool left out of the limit against the pool in it (Z6).
+fn switch_rows(outside: &Took, inside: &Took) -> Option<[StoreRow; 2]> {
+    let held = |took: &Took| Some(*took.counters.get("peak_bytes")? as f64);
+    let (out, counted) = (held(outside)?, held(inside)?);
+    let note = format!("{} of {}: pages, frames, pool, index", show_size(out as u64), show_size(counted as u64));
+    let speed = |took: &Took| took.in_mb_s.map(|spread| spread.median);
+    let (fast, slow) = (speed(outside)?, speed(inside)?);
+    Some([
+        StoreRow::plain("--pool-counts off of on: all memory held at most", out / counted, note),
+        StoreRow::plain("--pool-counts off of on: throughput in", fast / slow, format!("{fast:.0} of {slow:.0} MB/s")),
+    ])
+}
+
+impl Found {
+    fn text(&self, init_time: bool) -> String {
+        let mut text = format!("{}\n\n", self.conditions);
+        let mut head =
+            vec!["peer", "out KB/s", "in KB/s", "user s", "system s", "faults", "major", "held", "ratio", "wrong"];
+        if init_time {
+            head.push("init s");
+        }
+        let mut table = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
+        for took in &self.peers {
+            let kb = |spread: Option<Spread>| spread.map_or("-".into(), |s| format!("{:.0}", s.median * 1e6 / 1024.0));
+            let s = |spread: Option<Spread>| spread.map_or("-".into(), |s| format!("{:.2}", s.median));
+            let sum =
+                |names: [&str; 2]| names.iter().filter_map(|name| took.counters.get(*name)).sum::<u64>().to_string();
+            let size = |bytes: Option<u64>| bytes.map_or("-".into(), show_size);
+            let mut row =
+                vec![took.peer.clone(), kb(took.out_mb_s), kb(took.in_mb_s), s(took.user_s), s(took.system_s)];
+            row.extend([sum(["out_faults_minor", "in_faults_minor"]), sum(["out_faults_major", "in_faults_major"])]);
+            let ratio = took.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
+            row.extend([size(took.pool_bytes), ratio, took.bytes_wrong.to_string()]);
+            if init_time {
+                row.push(format!("{:.2}", *took.counters.get("init_us").unwrap_or(&0) as f64 / 1e6));
+            }
+            table.push(row);
+        }
+        text += &layout(&table);
+        text.push('\n');
+        for took in &self.peers {
+            let (orders, note) = (took.by_order(), &took.note);
+            if !orders.is_empty() || !note.is_empty() {
+                text +=
+                    &format!("{}: {orders}{}{note}\n", took.peer, if note.is_empty() { "" } else { " BROKE OFF: " });
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_broke_off_fails_unless_the_kernel_killed_it_for_want_of_memory() {
+        let run = |broke_off: Option<&str>, oom_kills: Option<u64>| RunResult {
+            peer: "a".into(),
+            phases: Vec::new(),
+            bytes_wrong: 0,
+            resident_bytes_max: 0,
+            memory: Vec::new(),
+            counters: oom_kills.map(|kills| ("oom_kills".to_string(), kills)).into_iter().collect(),
+            broke_off: broke_off.map(String::from),
+        };
+        assert!(has_failed(&run(Some("signal: 6"), None)) && has_failed(&run(Some("signal: 6"), Some(0))));
+        assert!(!has_failed(&run(Some("signal: 9"), Some(1))) && !has_failed(&run(None, None)));
+    }
+}

@@ -1,0 +1,95 @@
+//! What a run has to say while and after its program runs: on standard error, or in the file that `--log` names. Its processes
+//! leave their lines in the table that they share; each thing is said once, however many of them say it.
+use crate::failure::Failure;
+use crate::program::plain;
+use crate::slots::Slots;
+use memfold_sys::mailbox::Letter;
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Mutex;
+
+/// Different lines that are remembered, so that a program that never ends can not fill the memory; more are not said.
+const REMEMBERED: usize = 10_000;
+
+/// Where lines go, and what has been said.
+pub struct Log {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    out: Box<dyn Write + Send>,
+    said: HashSet<String>,
+}
+
+impl Log {
+    /// On standard error, or at the end of a file.
+    ///
+    /// # Errors
+    /// 125: the file can't be written.
+    pub fn open(file: Option<&Path>) -> Result<Log, Failure> {
+        let out: Box<dyn Write + Send> = match file {
+            None => Box::new(io::stderr()),
+            Some(path) => {
+                let fail = |e: io::Error| Failure::own(format!("--log: {}: {}", path.display(), plain(&e)));
+                Box::new(File::options().append(true).create(true).open(path).map_err(fail)?)
+            }
+        };
+        Ok(Log { inner: Mutex::new(Inner { out, said: HashSet::new() }) })
+    }
+
+    /// Says a line, or several, each with `memfold: ` in front.
+    pub fn say(&self, text: &str) {
+        let mut inner = self.inner.lock().expect("nobody panics with the lock");
+        // Who closes it doesn't want to know.
+        let _ = inner.out.write_all(text.as_bytes());
+    }
+
+    /// Says what processes have left. `command` is the number of the program itself.
+    pub fn say_left(&self, slots: &Slots, command: u32) {
+        let mut inner = self.inner.lock().expect("nobody panics with the lock");
+        for letter in slots.table().mailbox().take() {
+            if let Some(line) = line(&mut inner.said, &letter, command) {
+                let _ = inner.out.write_all(line.as_bytes());
+            }
+        }
+    }
+
+    /// Says it as it comes, for ever.
+    pub fn follow(&self, slots: &Slots, command: u32) {
+        loop {
+            let rung = slots.table().mailbox().rung();
+            self.say_left(slots, command);
+            slots.table().mailbox().wait(rung);
+        }
+    }
+}
+
+/// How a line is said; `None` if it has been said. Why a process ends is said of each. Numbers make no other thing of it.
+fn line(said: &mut HashSet<String>, letter: &Letter, command: u32) -> Option<String> {
+    let thing = || letter.text.chars().filter(|c| !c.is_ascii_digit()).collect();
+    if !letter.last && (said.len() >= REMEMBERED || !said.insert(thing())) {
+        return None;
+    }
+    Some(match letter.last && letter.process != command {
+        true => format!("memfold: process {}: {}\n", letter.process, letter.text),
+        false => format!("memfold: {}\n", letter.text),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warning_is_said_once_whatever_its_numbers_and_the_end_of_each_process_is_said() {
+        let mut said = HashSet::new();
+        let mut of = |process, last, text: &str| line(&mut said, &Letter { process, last, text: text.to_string() }, 7);
+        assert_eq!(of(8, false, "warning: process 8 is so").as_deref(), Some("memfold: warning: process 8 is so\n"));
+        assert_eq!(of(9, false, "warning: process 9 is so"), None);
+        assert!(of(9, false, "warning: process 9 is different").is_some());
+        assert_eq!(of(9, true, "stopped").as_deref(), Some("memfold: process 9: stopped\n"));
+        assert_eq!(of(7, true, "stopped").as_deref(), Some("memfold: stopped\n"));
+    }
+}

@@ -1,0 +1,167 @@
+//! Runs of many processes, in other PID namespaces and as other users: all of them count, and what one costs that does nothing.
+mod common;
+use common::{Scratch, binaries, can_make_worlds, compile, managed_in, memfold};
+use std::fs;
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+
+/// /dev/userfaultfd is open to all: who is another user after exec can be served.
+const OPEN: &str = r#"
+    node=$(mktemp -u) && mknod $node c $(tr : ' ' </sys/class/misc/userfaultfd/dev) && chmod 666 $node &&
+    mount --bind $node /dev/userfaultfd && rm $node && exec "$@""#;
+
+/// So much may be past a limit: what is being folded.
+const SLACK_MIB: u64 = 32;
+
+/// Runs `many`, which finds out what its processes hold in all, within `limit_mib`; the figures of the run.
+fn run_many(world: &str, limit_mib: u64, before: &[&str], arguments: &[&str]) -> Option<serde_json::Value> {
+    static MACHINE: Mutex<()> = Mutex::new(());
+    let _alone = MACHINE.lock();
+    let (program, scratch) = (compile("many"), Scratch::new());
+    let bound = (limit_mib + SLACK_MIB).to_string();
+    let (stats, limit) = (scratch.path("stats"), format!("{limit_mib}M"));
+    let command = [before, &[&program.path], &arguments[..2], &[&bound], &arguments[2..]].concat();
+    // Each of them is somebody else: what they execute must be open to all.
+    for path in [&program.scratch.0, &scratch.0] {
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let output = managed_in(world, &["--limit", &limit, "--stats-file", &stats], &command)?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{text}");
+    assert!(text.contains("major"), "nothing was folded: {text}");
+    println!("{text}");
+    Some(serde_json::from_slice(&fs::read(stats).unwrap()).unwrap())
+}
+
+/// The processes that the figures tell of.
+fn pids(stats: &serde_json::Value) -> Vec<u64> {
+    let mut pids: Vec<u64> =
+        stats["processes"].as_array().unwrap().iter().map(|one| one["pid"].as_u64().unwrap()).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    pids
+}
+
+/// Of 200, 136 were not counted by the others, and held what they liked.
+#[test]
+fn a_limit_that_200_processes_share_is_kept() {
+    let Some(stats) = run_many("", 1024, &[], &["200", "8"]) else { return };
+    assert!(pids(&stats).len() > 200, "each has a seat of its own");
+}
+
+/// An equal share is less than one process alone would be content with. They held 650 MiB.
+#[test]
+fn a_limit_of_which_each_process_gets_5_mib_is_kept() {
+    run_many("", 512, &[], &["100", "20"]);
+}
+
+/// They see neither `memfold run` in their /proc nor one another from outside.
+#[test]
+fn processes_in_a_pid_namespace_share_the_limit_and_are_told_of_by_their_numbers_outside() {
+    if !can_make_worlds() {
+        return;
+    }
+    let Some(stats) = run_many("", 128, &["unshare", "-pf", "--mount-proc"], &["4", "96"]) else { return };
+    let pids = pids(&stats);
+    assert!(pids.len() >= 6, "unshare, its child and four: {pids:?}");
+    // Inside they are 1 to 5.
+    assert!(pids.iter().all(|pid| *pid > 10), "numbers of another namespace: {pids:?}");
+}
+
+/// Half of them execute another program after that, which may not look at `memfold run`; half don't.
+#[test]
+fn processes_that_become_other_users_share_the_limit() {
+    if !can_make_worlds() {
+        return;
+    }
+    run_many(OPEN, 128, &[], &["4", "96", "60000"]);
+}
+
+/// A program that does nothing until its input ends, plainly or under memfold.
+struct Idle(Child);
+
+impl Idle {
+    fn start(mut command: Command) -> Idle {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut byte = [0];
+        child.stdout.as_mut().unwrap().read_exact(&mut byte).unwrap();
+        Idle(child)
+    }
+
+    fn end(mut self) {
+        self.0.stdin.take().unwrap().write_all(b"\n").unwrap();
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+/// KiB of memory, by a process's part in what it shares, and threads of all processes that run `path`.
+fn cost(path: &str) -> (u64, u64, u64) {
+    let (mut kib, mut threads, mut count) = (0, 0, 0);
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        if fs::read_link(entry.path().join("exe")).ok().is_none_or(|exe| exe.to_str() != Some(path)) {
+            continue;
+        }
+        let number = |file: &str, name: &str| -> u64 {
+            let text = fs::read_to_string(entry.path().join(file)).unwrap();
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        kib += number("smaps_rollup", "Pss:");
+        threads += number("status", "Threads:");
+        count += 1;
+    }
+    (kib, threads, count)
+}
+
+/// It was 0.5 MiB and 6 threads beside what they share, which is the library's code.
+#[test]
+fn a_process_that_does_nothing_costs_at_most_300_kib_and_one_thread() {
+    const COUNT: u64 = 20;
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let source = r#"
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <sys/wait.h>
+        #include <unistd.h>
+        int main(int argc, char **argv) {
+            char byte = 1;
+            int count = argc > 1 ? atoi(argv[1]) : 0, ready[2];
+            if (!count) {
+                if (write(1, &byte, 1) != 1) return 1;
+                return read(3, &byte, 1) < 0;
+            }
+            int go[2];
+            if (pipe(ready) || pipe(go)) return 1;
+            for (int i = 0; i < count; i++)
+                if (!fork()) {
+                    dup2(ready[1], 1);
+                    dup2(go[0], 3);
+                    for (int fd = 4; fd < 10; fd++) close(fd);
+                    execl(argv[0], argv[0], (char *)0);
+                    _exit(1);
+                }
+            for (int i = 0; i < count; i++)
+                if (read(ready[0], &byte, 1) != 1) return 1;
+            if (write(1, &byte, 1) != 1 || read(0, &byte, 1) != 1) return 1;
+            return 0;
+        }"#;
+    let path = scratch.compile("idle", source, &[]);
+    let count = COUNT.to_string();
+    let mut plain = Command::new(&path);
+    plain.arg(&count);
+    let measure = |command: Command| {
+        let idle = Idle::start(command);
+        let (kib, threads, found) = cost(&path);
+        idle.end();
+        assert_eq!(found, COUNT + 1);
+        (kib, threads)
+    };
+    let (plain_kib, plain_threads) = measure(plain);
+    let (kib, threads) = measure(memfold(&bin, &["run", "--limit", "512M", "--", &path, &count]));
+    let each = (kib - plain_kib) / (COUNT + 1);
+    println!("each of {} costs {each} KiB ({kib} KiB in all, {plain_kib} plainly)", COUNT + 1);
+    assert_eq!(threads, plain_threads + COUNT + 1);
+    assert!(each <= 300, "{each} KiB");
+}

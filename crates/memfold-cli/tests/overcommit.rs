@@ -1,0 +1,75 @@
+//! What memfold asks for where the system counts all that may be written (`vm.overcommit_memory=2`). A setting of the whole machine: the
+//! test lets the system promise more than anybody asks for, and is in a file of its own, as files run one after another.
+mod common;
+use common::{binaries, run};
+use std::process::{Child, Command, Stdio};
+
+/// The settings are as they were when this is gone, or the test is, however it ends: a shell waits for that.
+struct Counted(Child);
+
+impl Counted {
+    /// `None` if this process may not change them.
+    fn begin() -> Option<Counted> {
+        let script = r#"
+            trap '' INT TERM HUP QUIT
+            cd /proc/sys/vm && memory=$(cat overcommit_memory) kbytes=$(cat overcommit_kbytes) ratio=$(cat overcommit_ratio) || exit 1
+            back() {
+                echo $memory >overcommit_memory
+                if [ $kbytes != 0 ]; then echo $kbytes >overcommit_kbytes; else echo $ratio >overcommit_ratio; fi
+            }
+            { echo 1000000000000 >overcommit_kbytes && echo 2 >overcommit_memory; } 2>/dev/null || { back 2>/dev/null; exit 1; }
+            echo counted; read -r end; back"#;
+        let mut child =
+            Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
+        let counted = Counted(child);
+        (line == "counted\n").then_some(counted)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        self.0.wait().unwrap();
+    }
+}
+
+/// Says how much of this process counts, MiB: at its start, and when it has filled and read what is folded.
+const PROGRAM: &str = r#"
+import hashlib
+def counted():
+    kib = size = 0
+    for line in open("/proc/self/smaps"):
+        if line.startswith("Size:"): size = int(line.split()[1])
+        if line.startswith("VmFlags:") and " ac" in line: kib += size
+    return kib >> 10
+first = counted()
+data = [hashlib.sha256(b"%d" % n).digest() * 128 for n in range(50000)]
+good = all(one == hashlib.sha256(b"%d" % n).digest() * 128 for n, one in enumerate(data))
+print(good, first, counted())
+"#;
+
+#[test]
+fn where_reservations_count_memfold_asks_for_what_it_fills() {
+    let Some(bin) = binaries() else { return };
+    let plain = Command::new("python3").args(["-c", PROGRAM]).output().unwrap();
+    let Some(counted) = Counted::begin() else {
+        eprintln!("SKIPPED, NOTHING WAS TESTED: vm.overcommit_memory can't be changed here");
+        return;
+    };
+    let output = run(&bin, &["--summary"], &["python3", "-c", PROGRAM]);
+    drop(counted);
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    let numbers = |bytes: &[u8]| -> Vec<u64> {
+        let text = String::from_utf8_lossy(bytes);
+        let good = text.strip_prefix("True ").unwrap_or_else(|| panic!("{text:?} {words}"));
+        good.split_whitespace().map(|n| n.parse().unwrap()).collect()
+    };
+    let (plain, managed) = (numbers(&plain.stdout), numbers(&output.stdout));
+    println!("plainly {plain:?} MiB, under memfold {managed:?}");
+    assert!(words.contains("major"), "nothing was folded: {words}");
+    // It was terabytes. What folds has frames for twice the limit and 64 MiB, pools for as much as the limit, and tables.
+    assert!(managed[0] < plain[0] + 16, "an idle process: {managed:?}, {plain:?} plainly");
+    assert!(managed[1] < plain[1] + 3 * 64 + 128, "a process that folds: {managed:?}, {plain:?} plainly");
+}

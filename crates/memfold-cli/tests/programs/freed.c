@@ -1,0 +1,175 @@
+/* Memory given up with MADV_FREE: each of its pages holds what it held or zeros until it is written to, and never what it held
+   once it was zeros. A thread has the kernel drop what it may drop, wherever it is, memfold's own memory included. */
+#include "common.h"
+#include <sys/prctl.h>
+
+static const size_t LEN = 40 * MIB;
+
+/* Past libc: nobody but the kernel sees the call. */
+static long bare(long number, long a, long b, long c) {
+#ifdef __x86_64__
+    long result;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+    return result;
+#else
+    register long x8 __asm__("x8") = number, x0 __asm__("x0") = a, x1 __asm__("x1") = b, x2 __asm__("x2") = c;
+    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2) : "memory");
+    return x0;
+#endif
+}
+static int bare_free(void *at, size_t len) { return (int)bare(SYS_madvise, (long)at, len, MADV_FREE); }
+static int libc_free(void *at, size_t len) { return madvise(at, len, MADV_FREE); }
+static int number_free(void *at, size_t len) { return (int)syscall(SYS_madvise, at, len, MADV_FREE); }
+/* Linux 6.13 lets a process do that to itself. */
+static int process_free(void *at, size_t len) {
+    struct iovec halves[] = {{at, len / 2}, {(char *)at + len / 2, len - len / 2}};
+    int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    NEED(self >= 0);
+    long done = syscall(SYS_process_madvise, self, halves, 2, MADV_FREE, 0);
+    int failed = errno;
+    NEED(syscall(SYS_process_madvise, self, halves, 1, 12345, 0) == -1 && errno == EINVAL);
+    close(self);
+    if (done < 0 && failed == EINVAL) return madvise(at, len, MADV_FREE);
+    NEED(done == (long)len);
+    return 0;
+}
+
+/* Not dropped where the program has it: then it is still as it was when it comes elsewhere. */
+static volatile uintptr_t spared, spared_end;
+
+/* Has the kernel drop all that it may drop: without swap, what was given up only. */
+static void drop_all(void) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512];
+    NEED(maps);
+    while (fgets(line, sizeof line, maps)) {
+        unsigned long start, end;
+        char access[5];
+        NEED(sscanf(line, "%lx-%lx %4s", &start, &end, access) == 3);
+        if (!is(access, "rw-p")) continue;
+        if (start < spared && spared < end) bare(SYS_madvise, start, spared - start, MADV_PAGEOUT);
+        if (start < spared_end && spared < end) start = spared_end;
+        if (start < end) bare(SYS_madvise, start, end - start, MADV_PAGEOUT);
+    }
+    fclose(maps);
+}
+static volatile int stop;
+static void *drop_until_stopped(void *arg) {
+    while (!stop) drop_all();
+    return arg;
+}
+
+/* Whether a page may still be as it was. */
+static char kept[40 * MIB / PAGE];
+
+/* Page `p` of what was given up is page `was` of the pattern `seed`, or zeros. It may become zeros while it is read. */
+static void check_page(char *at, size_t p, uint64_t seed, uint64_t was) {
+    volatile uint64_t *word_at = (uint64_t *)(at + p * PAGE);
+    uint64_t key = page_key(seed, was);
+    for (unsigned w = 0; w < PAGE / 8; w++) {
+        uint64_t found = word_at[w];
+        if (found == 0) kept[p] = 0;
+        NEED(found == (kept[p] ? word(key, w) : 0));
+    }
+}
+static void check_freed(char *at, size_t len, uint64_t seed, uint64_t first) {
+    for (size_t p = 0; p < len / PAGE; p++) check_page(at, p, seed, first + p);
+}
+
+/* What was given up is read, written to, pushed out and read again. It began as the pages `first`... of the pattern `was`. */
+static void use(char *at, size_t len, uint64_t was, uint64_t first, uint64_t seed) {
+    for (int round = 0; round < 3; round++) {
+        check_freed(at, len, was, first);
+        push_out(filler, 48 * MIB);
+    }
+    for (size_t p = 0; p < len / PAGE; p += 2) fill_from(at + p * PAGE, PAGE, seed + 1, p);
+    for (int round = 0; round < 3; round++) {
+        for (size_t p = 0; p < len / PAGE; p++)
+            if (p % 2) check_page(at, p, was, first + p);
+            else check_from(at + p * PAGE, PAGE, seed + 1, p);
+        push_out(filler, 48 * MIB);
+    }
+    /* All of it is memory as any other from now on. */
+    fill(at, len, seed);
+    push_out(filler, 48 * MIB);
+    check(at, len, seed);
+}
+
+/* Of memory that is folded in part. */
+static void managed(int (*give_up)(void *, size_t)) {
+    char *p = map_folded(LEN, 21);
+    /* Seen by memfold, it discards: nothing is left that could not be folded. */
+    char *q = map(MIB);
+    fill(q, MIB, 20);
+    NEED(!give_up(q, MIB) && (give_up == bare_free || !present(q, MIB)));
+    pthread_t other;
+    NEED(!pthread_create(&other, NULL, drop_until_stopped, NULL));
+    for (uint64_t round = 0; round < 3; round++) {
+        memset(kept, 1, sizeof kept);
+        NEED(!give_up(p + 5 * PAGE, LEN / 2));
+        use(p + 5 * PAGE, LEN / 2, round ? 99 + round : 21, round ? 0 : 5, 100 + round);
+        check_from(p, 5 * PAGE, 21, 0);
+        check_from(p + 5 * PAGE + LEN / 2, LEN / 2 - 5 * PAGE, 21, 5 + LEN / 2 / PAGE);
+    }
+    stop = 1;
+    NEED(!pthread_join(other, NULL));
+}
+
+/* Before anything is managed: the program is still small. */
+static void before(void) {
+    size_t len = 8 * MIB;
+    char *p = map(len);
+    fill(p, len, 41);
+    memset(kept, 1, sizeof kept);
+    NEED(!bare_free(p, len));
+    /* Half of it is in use again: it stays. */
+    for (size_t at = 0; at < len; at += 2 * PAGE) fill_from(p + at, PAGE, 41, at / PAGE);
+    spared = (uintptr_t)p, spared_end = spared + len;
+    pthread_t other;
+    NEED(!pthread_create(&other, NULL, drop_until_stopped, NULL));
+    push_out(map_folded(8 * MIB, 42), 8 * MIB);
+    push_out(p, len);
+    spared = spared_end = 0;
+    for (int round = 0; round < 6; round++) {
+        push_out(filler, 48 * MIB);
+        for (size_t at = 0; at < len; at += 2 * PAGE) check_from(p + at, PAGE, 41, at / PAGE);
+        for (size_t page = 1; page < len / PAGE; page += 2) check_page(p, page, 41, page);
+    }
+    fill(p, len, 43);
+    for (int round = 0; round < 3; round++) push_out(p, len), check(p, len, 43);
+    stop = 1;
+    NEED(!pthread_join(other, NULL));
+}
+
+static void by_libc(void) { managed(libc_free); }
+static void by_number(void) { managed(number_free); }
+static void by_process(void) { managed(process_free); }
+static void past_libc(void) { managed(bare_free); }
+
+/* It is what MADV_FREE refuses that is not discarded either. */
+static void refused(void) {
+    char *p = map_folded(LEN, 51), name[] = "/tmp/memfold-test-XXXXXX";
+    int file = mkstemp(name);
+    NEED(file >= 0 && !unlink(name) && !ftruncate(file, MIB));
+    char *own = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    NEED(own != MAP_FAILED);
+    fill(own, MIB, 52);
+    NEED(madvise(own, MIB, MADV_FREE) == -1 && errno == EINVAL);
+    check(own, MIB, 52);
+    check(p, LEN, 51);
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "";
+    struct { const char *name; void (*run)(void); } all[] = {
+        {"before", before},       {"by_libc", by_libc},     {"by_number", by_number},
+        {"by_process", by_process}, {"past_libc", past_libc}, {"refused", refused},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (is(what, all[i].name)) {
+            all[i].run();
+            puts("right");
+            return 0;
+        }
+    return 2;
+}

@@ -1,0 +1,82 @@
+/* Many processes that share one limit: each holds data that shrinks well, and all of them together must stay within it. */
+#include "common.h"
+
+static size_t len;
+
+static void hold(char *at, uint64_t seed) {
+    for (size_t p = 0; p < len; p += PAGE)
+        for (unsigned w = 0; w < 40; w++) ((uint64_t *)(at + p))[w] = mix(seed + p * 64 + w);
+}
+static void verify(const char *at, uint64_t seed) {
+    for (size_t p = 0; p < len; p += PAGE)
+        for (unsigned w = 0; w < 40; w++) NEED(((uint64_t *)(at + p))[w] == mix(seed + p * 64 + w));
+}
+
+/* Fills memory of its own and says so; verifies it when the parent has closed its pipe. */
+static int member(uint64_t seed) {
+    char byte = 1, *at = map(len);
+    hold(at, seed);
+    NEED(write(1, &byte, 1) == 1);
+    NEED(read(0, &byte, 1) == 0);
+    verify(at, seed);
+    return 3;
+}
+
+static long anonymous_kib(pid_t pid) {
+    char path[64], line[256];
+    long kib = 0;
+    snprintf(path, sizeof path, "/proc/%d/smaps_rollup", pid);
+    FILE *rollup = fopen(path, "r");
+    while (rollup && fgets(line, sizeof line, rollup))
+        if (!strncmp(line, "Pss_Anon:", 9)) kib = atol(line + 9);
+    if (rollup) fclose(rollup);
+    return kib;
+}
+
+/* many COUNT MIB LIMIT_MIB [USER]: so many processes with so much data each, and what all of them may hold; as so many users. */
+int main(int argc, char **argv) {
+    if (argc == 4 && is(argv[1], "member")) {
+        len = atol(argv[2]) * MIB;
+        return member(strtoul(argv[3], NULL, 10));
+    }
+    NEED(argc >= 4);
+    int users = argc > 4 ? atoi(argv[4]) : 0;
+    len = atol(argv[2]) * MIB;
+    int count = atoi(argv[1]), go[2], ready[2];
+    long limit = atol(argv[3]) << 10, kib = 0;
+    pid_t *pid = calloc(count, sizeof *pid);
+    NEED(pipe(go) == 0 && pipe(ready) == 0);
+    for (int i = 0; i < count; i++) {
+        NEED((pid[i] = fork()) >= 0);
+        if (pid[i]) continue;
+        char seed[16];
+        snprintf(seed, sizeof seed, "%d", 1000 + i * 977);
+        dup2(go[0], 0);
+        dup2(ready[1], 1);
+        close(go[0]), close(go[1]), close(ready[0]), close(ready[1]);
+        /* Each a user of its own, to whom none of the others may say anything. */
+        if (users) NEED(setresuid(users + i, users + i, users + i) == 0);
+        if (users && i % 2) _exit(member(1000 + i * 977));
+        execl(argv[0], argv[0], "member", argv[2], seed, NULL);
+        _exit(1);
+    }
+    char byte;
+    close(ready[1]);
+    for (int i = 0; i < count; i++) NEED(read(ready[0], &byte, 1) == 1);
+    /* What was last to be written is folded as fast as can be. */
+    for (int tries = 0; tries < 250; tries++) {
+        kib = anonymous_kib(getpid());
+        for (int i = 0; i < count; i++) kib += anonymous_kib(pid[i]);
+        if (kib <= limit) break;
+        usleep(40000);
+    }
+    fprintf(stderr, "anonymous memory of all processes: %ld KiB\n", kib);
+    NEED(kib <= limit);
+    close(go[1]);
+    for (int i = 0; i < count; i++) {
+        int status;
+        NEED(waitpid(pid[i], &status, 0) == pid[i] && WIFEXITED(status) && WEXITSTATUS(status) == 3);
+    }
+    puts("right");
+    return 0;
+}

@@ -1,0 +1,146 @@
+//! What a run says: each thing once, on memfold's own standard error or in a file, and never into a stream of the program's.
+mod common;
+use common::{Scratch, assert_refused, binaries, can_make_worlds, managed_in, memfold, run};
+use std::collections::HashSet;
+use std::fs;
+use std::process::Output;
+
+const RANDOM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/random_data.py");
+
+/// Each child is managed, passes its limit, and has a parent that reads its standard error.
+const PARENT: &str = r#"
+import subprocess, sys
+for _ in range(3):
+    done = subprocess.run([sys.executable, sys.argv[1], "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    print(done.returncode, done.stdout, done.stderr)
+"#;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The lines that memfold has said, and that alone.
+#[track_caller]
+fn said(output: &Output) -> Vec<String> {
+    let lines: Vec<String> = text(&output.stderr).lines().map(str::to_string).collect();
+    assert!(lines.iter().all(|line| line.starts_with("memfold: ")), "{lines:?}");
+    lines
+}
+
+#[test]
+fn a_warning_is_said_once_by_a_run_and_never_into_a_stream_of_its_programs() {
+    let Some(bin) = binaries() else { return };
+    let arguments = ["run", "--limit", "24M", "--adopt-at", "1", "--", "python3", "-c", PARENT, RANDOM];
+    let output = memfold(&bin, &arguments).output().unwrap();
+    assert_eq!(text(&output.stdout), "0 b'right\\n' b''\n".repeat(3), "{output:?}");
+    let lines = said(&output);
+    assert!(lines.len() == 1 && lines[0].contains("going past it"), "{lines:?}");
+    // Nor where the program that can't be served is new.
+    let script = r#"for n in 1 2 3; do (ulimit -v 60000; /bin/echo ran) 2>&1; done; exit $?"#;
+    let output = run(&bin, &[], &["sh", "-c", script]);
+    assert_eq!(text(&output.stdout), "ran\n".repeat(3), "{output:?}");
+    let lines = said(&output);
+    assert!(lines.len() == 1 && lines[0].contains("unmanaged"), "{lines:?}");
+}
+
+#[test]
+fn why_a_process_ends_is_not_lost_however_fast_it_ends_and_names_it() {
+    let Some(bin) = binaries() else { return };
+    // The program itself, and two that it starts.
+    let output = run(&bin, &["--on-full", "stop"], &["python3", RANDOM, "150"]);
+    assert_eq!(output.status.code(), Some(125), "{output:?}");
+    let lines = said(&output).concat();
+    assert!(lines.contains("--on-full stop") && !lines.contains("memfold: process"), "{lines}");
+    let script = r#"for n in 1 2; do python3 "$1" 150 2>&1; echo $?; done"#;
+    let output = run(&bin, &["--on-full", "stop"], &["sh", "-c", script, "sh", RANDOM]);
+    assert_eq!(text(&output.stdout), "125\n".repeat(2), "{output:?}");
+    let lines = said(&output);
+    let reasons = lines.iter().filter(|line| line.contains("--on-full stop")).count();
+    let processes: HashSet<_> =
+        lines.iter().filter_map(|line| line.strip_prefix("memfold: process ")?.split(':').next()).collect();
+    assert!(reasons == 2 && processes.len() == 2, "{lines:?}");
+}
+
+#[test]
+fn with_log_a_run_says_everything_in_a_file_and_adds_to_what_is_there() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let log = scratch.file("log", "before\n", 0o644);
+    let output = run(&bin, &["--log", &log, "--summary"], &["python3", RANDOM, "150"]);
+    assert_eq!((text(&output.stdout), text(&output.stderr)), ("right\n".to_string(), String::new()));
+    let found = fs::read_to_string(&log).unwrap();
+    let lines: Vec<_> = found.lines().collect();
+    assert!(lines[0] == "before" && lines[1].contains("going past it") && lines.len() > 3, "{found}");
+    for bad in ["/no/such/directory/log", "/tmp"] {
+        assert_refused(&run(&bin, &["--log", bad], &["echo", "ran"]), 125, &["--log", bad]);
+    }
+}
+
+/// A daemon outlives `memfold run`: nobody is there to say what it leaves.
+#[test]
+fn a_process_that_outlives_memfold_run_is_served_and_says_why_it_ends_by_itself() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let (out, done) = (scratch.path("out"), scratch.path("done"));
+    let script = r#"run=$PPID; (while kill -0 $run; do sleep 0.02; done; python3 "$1" 150 >"$2" 2>&1; echo $? >"$3.new"; mv "$3.new" "$3") </dev/null >/dev/null 2>&1 &"#;
+    let output = run(&bin, &["--on-full", "stop"], &["sh", "-c", script, "sh", RANDOM, &out, &done]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let begin = std::time::Instant::now();
+    while !std::path::Path::new(&done).exists() {
+        assert!(begin.elapsed().as_secs() < 120, "the daemon does not end");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let (status, words) = (fs::read_to_string(done).unwrap(), fs::read_to_string(out).unwrap());
+    assert!(status == "125\n" && words.contains("--on-full stop"), "{status} {words}");
+}
+
+#[test]
+fn an_occupied_directory_of_sockets_is_named() {
+    if !can_make_worlds() {
+        return;
+    }
+    // SAFETY: only asks.
+    let path = format!("/tmp/memfold-{}", unsafe { libc::geteuid() });
+    let world = format!("mount -t tmpfs none /tmp && touch {path} && exec env -u XDG_RUNTIME_DIR \"$@\"");
+    let Some(output) = managed_in(&world, &["--limit", "64M"], &["/bin/echo", "ran"]) else { return };
+    let words = text(&output.stderr);
+    assert_eq!(text(&output.stdout), "ran\n", "{words}");
+    assert!(words.lines().any(|line| line.contains("warning") && line.contains(&path)), "{words}");
+}
+
+/// Such memory can't be folded, all of it.
+#[test]
+fn a_program_that_lets_the_kernel_merge_its_memory_is_told_that_it_is_not_folded() {
+    let Some(bin) = binaries() else { return };
+    let script = r#"
+import ctypes
+if ctypes.CDLL(None).prctl(67, 1, 0, 0, 0): print("SKIPPED")
+data = [bytes([n & 255]) * 4096 for n in range(40000)]
+"#;
+    let output = run(&bin, &[], &["python3", "-c", script]);
+    if text(&output.stdout).contains("SKIPPED") {
+        eprintln!("SKIPPED, NOTHING WAS TESTED: this kernel has no PR_SET_MEMORY_MERGE");
+        return;
+    }
+    let words = text(&output.stderr);
+    assert!(output.status.success() && words.contains("PR_SET_MEMORY_MERGE"), "{words}");
+}
+
+#[test]
+fn a_program_that_closes_every_descriptor_keeps_its_swap_file() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let script = r#"
+import os, random
+os.closerange(3, 100000)
+data = [random.Random(n).randbytes(1 << 20) for n in range(120)]
+os.closerange(3, 100000)
+print(all(one == random.Random(n).randbytes(1 << 20) for n, one in enumerate(data)))
+"#;
+    let directory = scratch.0.to_str().unwrap();
+    let stats = scratch.path("stats");
+    let output = run(&bin, &["--swap", directory, "--stats-file", &stats], &["python3", "-c", script]);
+    assert_eq!(text(&output.stdout), "True\n", "{output:?}");
+    let stats: serde_json::Value = serde_json::from_slice(&fs::read(stats).unwrap()).unwrap();
+    assert!(stats["pswpin"].as_u64() > Some(0), "it never read its swap file");
+}

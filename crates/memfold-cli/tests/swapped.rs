@@ -1,0 +1,89 @@
+//! The kernel swaps a managed program out, and memfold's own memory in it, while the program changes its address space. Needs root.
+//! Rows B1, Z1.
+mod common;
+use common::assert_right;
+use memfold_testkit::kernel_swap::KernelSwap;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// Bytes that one call takes.
+const MOST: usize = 1 << 30;
+
+/// Processes that run the program `name`.
+fn processes(name: &str) -> Vec<i32> {
+    let pids = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let runs = |pid: &i32| {
+        std::fs::read_link(format!("/proc/{pid}/exe"))
+            .is_ok_and(|exe: PathBuf| exe.file_name().is_some_and(|n| n == name))
+    };
+    pids.filter(runs).collect()
+}
+
+/// Has the kernel swap out all that is anonymous of a process. Returns the bytes that it has in swap then.
+fn swap_out(pid: i32) -> Option<u64> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    // SAFETY: opens a descriptor of a process.
+    let process = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    if process < 0 {
+        return None;
+    }
+    for line in maps.lines().filter(|line| line.contains(" rw-p ")) {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        let address = |text| usize::from_str_radix(text, 16).ok();
+        let (start, end) = (address(start)?, address(end)?);
+        for at in (start..end).step_by(MOST) {
+            let range = libc::iovec { iov_base: at as *mut _, iov_len: MOST.min(end - at) };
+            // SAFETY: MADV_PAGEOUT changes no byte.
+            unsafe { libc::syscall(libc::SYS_process_madvise, process, &raw const range, 1, libc::MADV_PAGEOUT, 0) };
+        }
+    }
+    // SAFETY: opened above.
+    unsafe { libc::close(process as i32) };
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSwap:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)
+}
+
+/// [`assert_right`] while the kernel swaps out all that it can, again and again.
+#[track_caller]
+fn assert_right_swapped(name: &str, promises: &[&str]) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let Some(_swap) = KernelSwap::on(256) else { return };
+    let (done, most) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Relaxed) {
+                for pid in processes(name) {
+                    most.fetch_max(swap_out(pid).unwrap_or(0), Relaxed);
+                }
+            }
+        });
+        // The thread ends too where this fails.
+        struct End<'a>(&'a AtomicBool);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Relaxed);
+            }
+        }
+        let _end = End(&done);
+        assert_right(name, promises);
+    });
+    assert!(most.load(Relaxed) > 1 << 20, "{} bytes at most were in the kernel's swap", most.load(Relaxed));
+}
+
+#[test]
+fn threads_that_discard_unmap_and_remap_what_the_kernel_swaps_out_find_their_own_bytes() {
+    assert_right_swapped("threads", &["slots", "shared"]);
+}
+
+#[test]
+fn a_heap_that_the_kernel_swaps_out_stays_right() {
+    assert_right_swapped("heap", &["brk", "realloc"]);
+}
+
+#[test]
+fn children_of_what_the_kernel_swaps_out_stay_right() {
+    assert_right_swapped("signals", &["forks"]);
+}

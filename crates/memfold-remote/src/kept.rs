@@ -1,0 +1,214 @@
+//! Whether the keys of a run are kept from expiring, and what to say if not.
+use memfold_sys::raw::warn;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// Passes over all keys begin so often in their lifetime.
+const PASSES: u32 = 4;
+/// The user is told when this part of it is over without a pass.
+const LATE: u32 = 2;
+
+/// How far passes over the keys have come.
+pub struct Kept {
+    expiry: Duration,
+    state: Mutex<State>,
+}
+
+/// Times are those of [`since_boot`].
+struct State {
+    /// When the last whole pass began: each key lives for the whole time from then on, or longer.
+    whole: Duration,
+    /// When the pass under way began.
+    begun: Option<Duration>,
+    /// The last key that it has reached.
+    last: Option<(u64, u64)>,
+    /// Why it doesn't get on.
+    why: Option<String>,
+    has_warned: bool,
+}
+
+/// Time that also passes while the machine sleeps, as it does for the store.
+fn since_boot() -> Duration {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is local; every kernel that memfold runs on has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+impl Kept {
+    /// No key is there yet. Keys live for `expiry`.
+    pub fn new(expiry: Duration) -> Kept {
+        let state = State { whole: since_boot(), begun: None, last: None, why: None, has_warned: false };
+        Kept { expiry, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().expect("nobody panics with the lock")
+    }
+
+    /// Whether a pass is to be begun, or gone on with. Begins it.
+    pub fn is_due(&self) -> bool {
+        self.begin(since_boot())
+    }
+
+    fn begin(&self, now: Duration) -> bool {
+        let mut state = self.state();
+        let is_due = state.begun.is_some() || now.saturating_sub(state.whole) >= self.expiry / PASSES;
+        if is_due && (state.begun.is_none() || state.last.is_none()) {
+            // No key has been reached yet.
+            state.begun = Some(now);
+        }
+        is_due
+    }
+
+    /// The key after which the pass goes on.
+    pub fn at(&self) -> Option<(u64, u64)> {
+        self.state().last
+    }
+
+    /// All keys up to this one have been refreshed.
+    pub fn reach(&self, last: (u64, u64)) {
+        self.state().last = Some(last);
+    }
+
+    /// Takes what has become of the pass: done, or why it does not get on. Warns, once, while there is time to do something;
+    /// and when there was none. `is_empty`: there are no keys.
+    pub fn note(&self, store: &str, done: Result<(), String>, is_empty: bool) {
+        if let Some(text) = self.take(since_boot(), done, is_empty) {
+            warn(&[
+                "memfold: ",
+                if text.is_calm { "" } else { "warning: " },
+                "remote store ",
+                store,
+                ": ",
+                &text.text,
+                "\n",
+            ]);
+        }
+    }
+
+    fn take(&self, now: Duration, done: Result<(), String>, is_empty: bool) -> Option<Text> {
+        let mut state = self.state();
+        let age = now.saturating_sub(state.whole);
+        if let Err(why) = done {
+            let text = format!(
+                "its keys could not be refreshed for {} and expire in {}; make it reachable before, or the program ends when it \
+                 needs them: {why}",
+                span(age),
+                span(self.expiry.saturating_sub(age))
+            );
+            state.why = Some(why);
+            let warns = age >= self.expiry / LATE && !state.has_warned && !is_empty;
+            state.has_warned |= warns;
+            return warns.then_some(Text { text, is_calm: false });
+        }
+        let has_warned = state.has_warned;
+        *state = State { whole: state.begun.unwrap_or(now), begun: None, last: None, why: None, has_warned: false };
+        if age > self.expiry && !is_empty {
+            return self.late(age).map(|text| Text { text: format!("data may be lost: {text}"), is_calm: false });
+        }
+        has_warned.then(|| Text { text: "its keys are refreshed again".to_string(), is_calm: true })
+    }
+
+    /// Whether all keys were refreshed lately.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self) -> Result<(), String> {
+        let (state, now) = (self.state(), since_boot());
+        let age = now.saturating_sub(state.whole);
+        if age < self.expiry / LATE {
+            return Ok(());
+        }
+        let why = state.why.as_deref().unwrap_or("a pass takes so long");
+        Err(format!("the keys were not refreshed for {}: {why}", span(age)))
+    }
+
+    /// That keys were not refreshed for longer than they live, if so.
+    pub fn lateness(&self) -> Option<String> {
+        let age = since_boot().saturating_sub(self.state().whole);
+        self.late(age)
+    }
+
+    fn late(&self, age: Duration) -> Option<String> {
+        let text = || format!("the keys were not refreshed for {}, and live for {}", span(age), span(self.expiry));
+        (age > self.expiry).then(text)
+    }
+}
+
+/// What to say.
+struct Text {
+    text: String,
+    /// It is no warning.
+    is_calm: bool,
+}
+
+/// A time as people say it, rounded down.
+fn span(time: Duration) -> String {
+    match time.as_secs() {
+        s @ ..120 => format!("{s} s"),
+        s @ ..7200 => format!("{} min", s / 60),
+        s => format!("{} h", s / 3600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXPIRY: Duration = Duration::from_secs(86400);
+
+    fn kept() -> (Kept, impl Fn(u64) -> Duration) {
+        let kept = Kept::new(EXPIRY);
+        let start = kept.state().whole;
+        (kept, move |hours| start + Duration::from_secs(hours * 3600))
+    }
+
+    fn fails(kept: &Kept, now: Duration) -> Option<String> {
+        kept.begin(now).then(|| kept.take(now, Err("no route".to_string()), false))?.map(|text| text.text)
+    }
+
+    #[test]
+    fn a_pass_begins_at_a_quarter_of_the_lifetime_and_goes_on_where_it_failed() {
+        let (kept, at) = kept();
+        assert!(!kept.begin(at(5)));
+        assert!(kept.begin(at(6)));
+        kept.reach((3, 9));
+        assert!(kept.take(at(6), Err("no route".to_string()), false).is_none(), "there is time");
+        assert!(kept.begin(at(7)));
+        assert_eq!(kept.at(), Some((3, 9)));
+        assert!(kept.take(at(7), Ok(()), false).is_none());
+        assert_eq!(kept.state().whole, at(6), "keys that it reached first are so old");
+        assert!(!kept.begin(at(11)) && kept.begin(at(12)));
+        assert_eq!(kept.at(), None);
+    }
+
+    #[test]
+    fn a_warning_comes_once_at_half_the_lifetime_with_the_time_that_is_left() {
+        let (kept, at) = kept();
+        assert_eq!(fails(&kept, at(11)), None);
+        let text = fails(&kept, at(13)).unwrap();
+        assert!(text.contains("for 13 h and expire in 11 h") && text.ends_with("no route"), "{text}");
+        assert_eq!(fails(&kept, at(14)), None);
+        assert!(kept.begin(at(20)));
+        let text = kept.take(at(20), Ok(()), false).unwrap();
+        assert!(text.is_calm && text.text.contains("refreshed again"), "{}", text.text);
+        assert!(!kept.begin(at(25)), "no key was reached before, so all are fresh");
+    }
+
+    #[test]
+    fn nothing_is_said_of_keys_that_there_are_not() {
+        let (kept, at) = kept();
+        assert!(kept.begin(at(30)));
+        assert!(kept.take(at(30), Err("no route".to_string()), true).is_none());
+        assert!(kept.take(at(31), Ok(()), true).is_none());
+    }
+
+    #[test]
+    fn who_was_stopped_for_longer_than_keys_live_says_that_data_may_be_lost() {
+        let (kept, at) = kept();
+        assert!(kept.begin(at(30)));
+        let text = kept.take(at(30), Ok(()), false).unwrap();
+        assert!(!text.is_calm && text.text.contains("lost") && text.text.contains("30 h"), "{}", text.text);
+    }
+}

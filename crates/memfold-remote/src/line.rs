@@ -1,0 +1,189 @@
+//! One connection of an engine: requests in, answers out, several at a time.
+use crate::store::{Store, Trouble};
+use memfold_sys::remote::{
+    Answer, BYTES_MAX, DELETE, DONE, ENTRIES_MAX, Entry, FAILED, GET, HELLO, KEEP, LOST, PUT, Request,
+};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Instant;
+
+/// Requests of one engine that are done at a time: those of its reading threads, and one that moves data out.
+const THREADS_MAX: usize = 4;
+
+/// A connection of an engine. Its threads take turns to read a request, which each does and answers by itself; so an engine
+/// that does not read its answers holds up nobody else.
+pub struct Line {
+    store: Arc<Store>,
+    stream: UnixStream,
+    engine: u64,
+    /// Held while a request is read; whether none comes any more.
+    reading: Mutex<bool>,
+    /// Held while an answer is written.
+    writing: Mutex<()>,
+    threads: AtomicUsize,
+    /// Threads that do no request.
+    idle: AtomicUsize,
+    /// Order of lines by their last request.
+    used: AtomicU64,
+}
+
+/// A request, and the bytes that came with it.
+struct Job {
+    request: Request,
+    entries: Vec<Entry>,
+    bytes: Vec<u8>,
+}
+
+/// Starts a thread with a name.
+///
+/// # Errors
+/// No more threads.
+pub fn named(name: &str, main: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name.to_string()).spawn(main).map(drop)
+}
+
+impl Line {
+    /// Learns who is at the other end: an engine of this user.
+    ///
+    /// # Errors
+    /// It isn't, or the connection has broken off.
+    pub fn open(store: Arc<Store>, mut stream: UnixStream) -> io::Result<Arc<Line>> {
+        let peer = peer(&stream)?;
+        // SAFETY: only asks.
+        if peer.uid != unsafe { libc::geteuid() } {
+            return Err(ErrorKind::PermissionDenied.into());
+        }
+        let job = receive(&mut stream)?.ok_or(ErrorKind::UnexpectedEof)?;
+        let engine = job.entries.first().filter(|_| job.request.what == HELLO).ok_or(ErrorKind::InvalidData)?.number;
+        store.keys.enter(engine, peer.pid);
+        Ok(Arc::new(Line {
+            store,
+            stream,
+            engine,
+            reading: Mutex::new(false),
+            writing: Mutex::new(()),
+            threads: AtomicUsize::new(1),
+            idle: AtomicUsize::new(1),
+            used: AtomicU64::new(0),
+        }))
+    }
+
+    /// Serves it with the calling thread, and with more when they are needed, until it ends or says what makes no sense.
+    pub fn serve(self: &Arc<Line>) {
+        while let Some(job) = self.next() {
+            if self.idle.fetch_sub(1, SeqCst) == 1 {
+                self.add_thread();
+            }
+            let answered = self.answer(&job);
+            self.idle.fetch_add(1, SeqCst);
+            if answered.is_err() {
+                break;
+            }
+        }
+        // Wakes the others, and tells the engine.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// The number of its last request among those of all lines; `None` while it has one to do.
+    pub fn last_use(&self) -> Option<u64> {
+        (self.idle.load(SeqCst) == self.threads.load(SeqCst)).then(|| self.used.load(SeqCst))
+    }
+
+    /// Ends it. An engine that needs it connects again.
+    pub fn close(&self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    fn add_thread(self: &Arc<Line>) {
+        if self.threads.fetch_add(1, SeqCst) < THREADS_MAX {
+            self.idle.fetch_add(1, SeqCst);
+            let line = self.clone();
+            if named("memfold-line", move || line.serve()).is_ok() {
+                return;
+            }
+            self.idle.fetch_sub(1, SeqCst);
+        }
+        // There are enough, or no more to be had: it goes with those there are.
+        self.threads.fetch_sub(1, SeqCst);
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut is_over = self.reading.lock().expect("nobody panics with the lock");
+        if *is_over {
+            return None;
+        }
+        let job = receive(&mut &self.stream).ok().flatten();
+        *is_over = job.is_none();
+        self.used.store(self.store.tick(), SeqCst);
+        job
+    }
+
+    fn answer(&self, Job { request, entries, bytes }: &Job) -> io::Result<()> {
+        let (store, engine) = (&self.store, self.engine);
+        let result = match request.what {
+            PUT => store.put(engine, entries, bytes).map(|()| Vec::new()),
+            GET => store.get(engine, entries),
+            DELETE => {
+                let which: Vec<(u64, u64)> = entries.iter().map(|e| (engine, e.number)).collect();
+                store.delete(&which, Instant::now()).map(|()| Vec::new())
+            }
+            KEEP => store.is_kept().map(|()| Vec::new()),
+            _ => return Err(ErrorKind::InvalidData.into()),
+        };
+        let (status, parts) = match result {
+            Ok(parts) => (DONE, parts),
+            Err(Trouble::Lost(why)) => (LOST, vec![why.into_bytes()]),
+            Err(Trouble::Failed(why)) => (FAILED, vec![why.into_bytes()]),
+        };
+        let len = parts.iter().map(Vec::len).sum::<usize>() as u32;
+        let _writing = self.writing.lock().expect("nobody panics with the lock");
+        let mut stream = &self.stream;
+        stream.write_all(&Answer { status, id: request.id, len }.to_bytes())?;
+        parts.iter().try_for_each(|part| stream.write_all(part))
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.store.keys.leave(self.engine);
+    }
+}
+
+/// Who is at the other end; process 0 is one that can't be seen from here.
+fn peer(stream: &UnixStream) -> io::Result<libc::ucred> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let to = (&raw mut peer).cast();
+    // SAFETY: `to` leads to a local of the length that is given.
+    let done = unsafe { libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len) };
+    if done == 0 { Ok(peer) } else { Err(io::Error::last_os_error()) }
+}
+
+/// One message; `None` at the end of the connection.
+fn receive(stream: &mut impl Read) -> io::Result<Option<Job>> {
+    let mut head = [0; Request::BYTES];
+    match stream.read_exact(&mut head) {
+        Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        other => other?,
+    }
+    let request = Request::of_bytes(head);
+    if request.entries as usize > ENTRIES_MAX {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let mut bytes = vec![0; request.entries as usize * Entry::BYTES];
+    stream.read_exact(&mut bytes)?;
+    let entries = bytes.chunks_exact(Entry::BYTES).map(|b| Entry::of_bytes(b.try_into().expect("16 bytes")));
+    let entries: Vec<Entry> = entries.collect();
+    let total: usize = entries.iter().map(|e| e.len as usize).sum();
+    if total > BYTES_MAX || (request.what == GET && entries.iter().any(|e| e.len == 0)) {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let mut bytes = vec![0; if request.what == PUT { total } else { 0 }];
+    stream.read_exact(&mut bytes)?;
+    Ok(Some(Job { request, entries, bytes }))
+}

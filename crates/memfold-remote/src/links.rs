@@ -1,0 +1,101 @@
+//! Connections to the store, which all engines share.
+use crate::link::Link;
+use std::sync::{Condvar, Mutex};
+use std::time::Instant;
+
+/// Connections at most. The store does one command after the other, so more would only wait there.
+const LINKS_MAX: usize = 16;
+/// Those of them that may store or delete at a time. The rest is for reads, for which programs wait.
+const MOVES_MAX: usize = 8;
+
+/// What a connection is wanted for.
+#[derive(Copy, Clone, PartialEq, Eq)]
+pub enum Work {
+    /// A program waits for it.
+    Read,
+    /// Anything else.
+    Move,
+}
+
+/// The connections.
+#[derive(Default)]
+pub struct Links {
+    inner: Mutex<Inner>,
+    returned: Condvar,
+}
+
+/// Equations: `free` + `lent` <= [`LINKS_MAX`]; `moving` <= `lent`, [`MOVES_MAX`].
+#[derive(Default)]
+struct Inner {
+    free: Vec<Link>,
+    lent: usize,
+    moving: usize,
+}
+
+/// The right to one connection. It goes back when this is dropped, with what `link` holds then.
+pub struct Lent<'a> {
+    links: &'a Links,
+    work: Work,
+    /// `None`: to be made.
+    pub link: Option<Link>,
+}
+
+impl Links {
+    /// A connection, or the right to make one; waits for it until `deadline`.
+    pub fn take(&self, work: Work, deadline: Instant) -> Option<Lent<'_>> {
+        let mut inner = self.inner();
+        while inner.lent == LINKS_MAX || work == Work::Move && inner.moving == MOVES_MAX {
+            let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+            inner = self.returned.wait_timeout(inner, left).expect("nobody panics with the lock").0;
+        }
+        inner.lent += 1;
+        inner.moving += (work == Work::Move) as usize;
+        let link = inner.free.pop();
+        Some(Lent { links: self, work, link })
+    }
+
+    /// Closes those that nobody uses: when one has failed, they are likely to be gone too.
+    pub fn forget_free(&self) {
+        let free = std::mem::take(&mut self.inner().free);
+        drop(free);
+    }
+
+    fn inner(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().expect("nobody panics with the lock")
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.links.inner();
+        inner.lent -= 1;
+        inner.moving -= (self.work == Work::Move) as usize;
+        inner.free.extend(self.link.take());
+        drop(inner);
+        self.links.returned.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn reads_find_a_connection_however_much_is_moved() {
+        let links = Links::default();
+        let past = Instant::now();
+        let moves: Vec<_> = (0..MOVES_MAX).map(|_| links.take(Work::Move, past).unwrap()).collect();
+        assert!(links.take(Work::Move, past).is_none());
+        let mut reads: Vec<_> = (MOVES_MAX..LINKS_MAX).map(|_| links.take(Work::Read, past).unwrap()).collect();
+        assert!(links.take(Work::Read, past).is_none());
+        drop(moves);
+        reads.extend((0..MOVES_MAX).map(|_| links.take(Work::Read, past).unwrap()));
+        assert!(links.take(Work::Move, past).is_none());
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| links.take(Work::Move, Instant::now() + Duration::from_secs(60)).is_some());
+            reads.clear();
+            assert!(waits.join().unwrap(), "who waits is told");
+        });
+    }
+}

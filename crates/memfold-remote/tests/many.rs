@@ -1,0 +1,188 @@
+//! The service with many engines, and with few descriptors or none. Row B3.
+mod common;
+use common::{Scratch, remote};
+use memfold_remote::{Service, Settings};
+use memfold_sys::remote::{Fetch, Object, Remote};
+use memfold_sys::socket_remote::SocketRemote;
+use memfold_testkit::fill::partly_random;
+use memfold_testkit::redis::{Server, is_there};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+const PLACE: &str = "MEMFOLD_MANY_TEST_PLACE";
+const ENGINES: u64 = 200;
+
+/// Not a test by itself: a service in a process of its own, which does what it is told by lines.
+#[test]
+fn a_service_by_itself() {
+    let Ok(place) = std::env::var(PLACE) else { return };
+    let (url, socket) = place.split_once(' ').unwrap();
+    let settings = Settings::parse(url, Duration::from_secs(30)).unwrap();
+    let service = Service::start(settings, socket.as_ref()).unwrap();
+    println!("\nready");
+    let mut held = Vec::new();
+    for line in std::io::stdin().lines() {
+        match line.unwrap().split_once(' ') {
+            Some(("limit", count)) => {
+                let count = count.parse().unwrap();
+                let limit = libc::rlimit { rlim_cur: count, rlim_max: count };
+                // SAFETY: `limit` is local.
+                assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+            }
+            Some(("hold", _)) => held.extend(std::iter::from_fn(|| File::open("/dev/null").ok())),
+            _ => held.clear(),
+        }
+        println!("\ndone");
+    }
+    drop(service);
+    std::process::exit(0);
+}
+
+/// Such a process. It ends with this value.
+struct World {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    socket: PathBuf,
+    _server: Server,
+    _dir: Scratch,
+}
+
+impl World {
+    fn new() -> World {
+        let (server, dir) = (Server::start(&[]), Scratch::new());
+        let socket = dir.0.join("socket");
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "a_service_by_itself", "--nocapture"]);
+        command.env(PLACE, format!("{} {}", server.url(), socket.display()));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut world = World { child, lines, socket, _server: server, _dir: dir };
+        world.await_line("ready");
+        world
+    }
+
+    fn await_line(&mut self, line: &str) {
+        assert!(self.lines.by_ref().map(Result::unwrap).any(|said| said == line), "the service has ended");
+    }
+
+    fn tell(&mut self, what: &str) {
+        writeln!(self.child.stdin.as_ref().unwrap(), "{what}").unwrap();
+        self.await_line("done");
+    }
+
+    fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+    }
+
+    /// Processor time that the process has taken.
+    fn cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        // SAFETY: only asks.
+        let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64;
+        Duration::from_millis((fields[11..13].iter().map(|f| f.parse::<u64>().unwrap()).sum::<u64>()) * 1000 / ticks)
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An object of an engine, unlike all others.
+fn object(engine: u64, number: u64) -> Vec<u8> {
+    partly_random(engine << 32 | number, 0)
+}
+
+fn puts(remote: &SocketRemote, engine: u64) {
+    let all: Vec<Vec<u8>> = (1..4).map(|number| object(engine, number)).collect();
+    let objects: Vec<Object<'_>> =
+        all.iter().zip(1..).map(|(bytes, number)| Object { number, bytes: &bytes[..] }).collect();
+    remote.put(&objects).unwrap();
+}
+
+/// Whether three threads get what was put, each several times.
+fn gets(remote: &SocketRemote, engine: u64) -> bool {
+    let get = |number: u64| {
+        let mut to = vec![0; 4096];
+        remote.get(&mut [Fetch { number, offset: 0, to: &mut to }]).unwrap();
+        to == object(engine, number)
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (1..4).map(|number| scope.spawn(move || (0..5).all(|_| get(number)))).collect();
+        threads.into_iter().all(|thread| thread.join().unwrap())
+    })
+}
+
+/// All engines at once.
+fn each(remotes: &[SocketRemote], does: impl Fn(&SocketRemote, u64) -> bool + Sync) -> bool {
+    let does = &does;
+    std::thread::scope(|scope| {
+        let engines = remotes.iter().zip(1..);
+        let threads: Vec<_> = engines.map(|(remote, engine)| scope.spawn(move || does(remote, engine))).collect();
+        threads.into_iter().all(|thread| thread.join().unwrap())
+    })
+}
+
+fn put_and_get(remote: &SocketRemote, engine: u64) -> bool {
+    puts(remote, engine);
+    gets(remote, engine)
+}
+
+#[test]
+fn an_engine_takes_one_descriptor_and_all_share_the_connections_to_the_store() {
+    if !is_there() {
+        return;
+    }
+    let world = World::new();
+    let before = world.descriptors();
+    let remotes: Vec<_> = (0..ENGINES).map(|_| remote(&world.socket)).collect();
+    assert!(each(&remotes, put_and_get), "every byte is right");
+    let taken = world.descriptors() - before;
+    assert!((200..=200 + 16).contains(&taken), "{taken} descriptors for {ENGINES} engines");
+}
+
+#[test]
+fn more_engines_than_descriptors_are_served_all_the_same() {
+    if !is_there() {
+        return;
+    }
+    let mut world = World::new();
+    world.tell("limit 64");
+    let remotes: Vec<_> = (0..ENGINES).map(|_| remote(&world.socket)).collect();
+    for (remote, engine) in remotes.iter().zip(1..) {
+        puts(remote, engine);
+    }
+    assert!(remotes.iter().zip(1..).all(|(remote, engine)| gets(remote, engine)), "every byte is right");
+    assert!(world.descriptors() <= 64);
+}
+
+/// So that no load of the machine matters, the measure is a thread that takes all the time that it is given.
+#[test]
+fn a_service_without_descriptors_sleeps_until_there_are_some() {
+    if !is_there() {
+        return;
+    }
+    let mut world = World::new();
+    world.tell("limit 64");
+    world.tell("hold all");
+    let waits = UnixStream::connect(&world.socket).unwrap();
+    let before = world.cpu();
+    let mut own = 0;
+    let begun = memfold_sys::thread::cpu_ns();
+    while own < 300_000_000 {
+        own = memfold_sys::thread::cpu_ns() - begun;
+    }
+    let taken = world.cpu() - before;
+    assert!(taken < Duration::from_millis(75), "{taken:?} in which a thread that spins gets 300 ms");
+    world.tell("free all");
+    let remote = remote(&world.socket);
+    assert!(put_and_get(&remote, 1));
+    drop(waits);
+}

@@ -1,0 +1,274 @@
+//! Compression on several cores: threads that serve the queues of a pool.
+use crate::batch::{BATCH_MAX, Compressor, Done, Job};
+use crate::codec::CodecSpec;
+use crate::codec::bare::BareCodec;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use memfold_sys::Errno;
+use memfold_sys::sync::{Condvar, Mutex};
+use memfold_sys::thread::Thread;
+
+/// Jobs that wait in a pool at most, over all queues.
+const WAITING_MAX: usize = 4 * BATCH_MAX;
+/// Turns that an idle thread polls for before it sleeps: a few microseconds, as the next batch is often near.
+const TURNS: usize = 2000;
+
+/// Threads that compress for the [`SoftwareQueue`]s made from it. Signals are blocked in them.
+pub struct SoftwarePool {
+    shared: Arc<Shared>,
+    threads: Vec<Thread>,
+    spec: CodecSpec,
+    block_bytes_max: usize,
+}
+
+struct Shared {
+    jobs: Mutex<Jobs>,
+    /// Jobs came, or the pool ends.
+    changed: Condvar,
+}
+
+/// A job and where its result goes.
+type Ticket = (Job, Arc<Results>);
+
+struct Jobs {
+    waiting: Box<[Option<Ticket>]>,
+    head: usize,
+    count: usize,
+    stop: bool,
+}
+
+/// The results of one queue.
+struct Results {
+    state: Mutex<ResultState>,
+    changed: Condvar,
+}
+
+struct ResultState {
+    done: [Done; BATCH_MAX],
+    count: usize,
+    /// Jobs that a thread is at.
+    running: usize,
+}
+
+/// One user's queue of a [`SoftwarePool`]. Its user works too: while it waits in `complete` it does jobs itself.
+pub struct SoftwareQueue {
+    shared: Arc<Shared>,
+    results: Arc<Results>,
+    codec: BareCodec,
+    spec: CodecSpec,
+    under_way: usize,
+}
+
+impl SoftwarePool {
+    /// Starts `threads` threads, each with a codec for blocks of up to `block_bytes_max` bytes. As the users of queues
+    /// work too, one thread less than there are cores is right.
+    ///
+    /// # Errors
+    /// EAGAIN: no more threads.
+    pub fn start(spec: CodecSpec, block_bytes_max: usize, threads: usize) -> Result<SoftwarePool, Errno> {
+        let waiting = (0..WAITING_MAX).map(|_| None).collect();
+        let jobs = Mutex::new(Jobs { waiting, head: 0, count: 0, stop: false });
+        let shared = Arc::new(Shared { jobs, changed: Condvar::new() });
+        let mut pool = SoftwarePool { shared, threads: Vec::new(), spec, block_bytes_max };
+        for _ in 0..threads {
+            let own = Box::new((pool.shared.clone(), BareCodec::new(spec, block_bytes_max)));
+            let arg = Box::into_raw(own);
+            match Thread::start(c"memfold-codec", None, run, arg as usize) {
+                Ok(thread) => pool.threads.push(thread),
+                Err(error) => {
+                    // SAFETY: no thread was started, so the box is still ours.
+                    drop(unsafe { Box::from_raw(arg) });
+                    return Err(error);
+                }
+            }
+        }
+        Ok(pool)
+    }
+
+    /// A new queue. Allocates all that it will ever need.
+    pub fn queue(&self) -> SoftwareQueue {
+        let state = ResultState { done: [Done::NONE; BATCH_MAX], count: 0, running: 0 };
+        SoftwareQueue {
+            shared: self.shared.clone(),
+            results: Arc::new(Results { state: Mutex::new(state), changed: Condvar::new() }),
+            codec: BareCodec::new(self.spec, self.block_bytes_max),
+            spec: self.spec,
+            under_way: 0,
+        }
+    }
+}
+
+impl Drop for SoftwarePool {
+    /// Ends the threads after the jobs that they are at. Queues that live on do their jobs by themselves.
+    fn drop(&mut self) {
+        self.shared.jobs.lock().stop = true;
+        self.shared.changed.notify_all();
+        self.threads.drain(..).for_each(Thread::join);
+    }
+}
+
+fn run(arg: usize) {
+    // SAFETY: `start` gave this thread the box.
+    let (shared, mut codec) = *unsafe { Box::from_raw(arg as *mut (Arc<Shared>, BareCodec)) };
+    while let Some((job, results)) = shared.await_ticket() {
+        // SAFETY: whoever submitted the job vouched for its memory until the result is there.
+        let result = unsafe { codec.compress(job.src, job.len, job.dst, job.room) };
+        results.finish(Done { tag: job.tag, result });
+    }
+}
+
+impl Shared {
+    /// Waits for a job. `None`: the pool ends.
+    fn await_ticket(&self) -> Option<Ticket> {
+        let mut turns = 0;
+        let mut jobs = self.jobs.lock();
+        loop {
+            if jobs.stop {
+                return None;
+            }
+            if let Some(found) = jobs.pop() {
+                return Some(found);
+            }
+            if turns < TURNS {
+                turns += 1;
+                drop(jobs);
+                core::hint::spin_loop();
+                jobs = self.jobs.lock();
+            } else {
+                jobs = self.changed.wait(jobs);
+                turns = 0;
+            }
+        }
+    }
+}
+
+impl Jobs {
+    fn push(&mut self, job: Job, results: &Arc<Results>) -> bool {
+        // Places of jobs that were taken out from between others.
+        while self.count > 0 && self.waiting[(self.head + self.count - 1) % WAITING_MAX].is_none() {
+            self.count -= 1;
+        }
+        if self.count == WAITING_MAX {
+            return false;
+        }
+        let at = (self.head + self.count) % WAITING_MAX;
+        self.waiting[at] = Some((job, results.clone()));
+        self.count += 1;
+        true
+    }
+
+    /// The oldest job, noted as running.
+    fn pop(&mut self) -> Option<Ticket> {
+        while self.count > 0 {
+            let found = self.waiting[self.head].take();
+            self.head = (self.head + 1) % WAITING_MAX;
+            self.count -= 1;
+            if let Some((job, results)) = found {
+                results.state.lock().running += 1;
+                return Some((job, results));
+            }
+        }
+        None
+    }
+
+    /// Takes the jobs of one queue out.
+    fn withdraw(&mut self, results: &Arc<Results>) {
+        for slot in &mut self.waiting {
+            if slot.as_ref().is_some_and(|(_, r)| Arc::ptr_eq(r, results)) {
+                *slot = None;
+            }
+        }
+    }
+
+    /// A waiting job of one queue, the newest, so that the threads' and the user's ends are apart.
+    fn pop_own(&mut self, results: &Arc<Results>) -> Option<Job> {
+        for back in (0..self.count).rev() {
+            let slot = &mut self.waiting[(self.head + back) % WAITING_MAX];
+            if slot.as_ref().is_some_and(|(_, r)| Arc::ptr_eq(r, results)) {
+                return slot.take().map(|(job, _)| job);
+            }
+        }
+        None
+    }
+}
+
+impl Results {
+    fn finish(&self, done: Done) {
+        let mut state = self.state.lock();
+        let count = state.count;
+        // Never more results than jobs under way, which `submit` bounds.
+        state.done[count] = done;
+        state.count += 1;
+        state.running -= 1;
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn drain_into(&self, done: &mut [Done]) -> usize {
+        let mut state = self.state.lock();
+        let count = state.count.min(done.len());
+        let rest = state.count - count;
+        done[..count].copy_from_slice(&state.done[rest..rest + count]);
+        state.count = rest;
+        count
+    }
+}
+
+impl Compressor for SoftwareQueue {
+    fn codec(&self) -> CodecSpec {
+        self.spec
+    }
+
+    unsafe fn submit(&mut self, jobs: &[Job]) -> usize {
+        let mut waiting = self.shared.jobs.lock();
+        let room = BATCH_MAX - self.under_way;
+        let taken = jobs.iter().take(room).take_while(|job| waiting.push(**job, &self.results)).count();
+        drop(waiting);
+        self.under_way += taken;
+        self.shared.changed.notify_all();
+        taken
+    }
+
+    fn complete(&mut self, done: &mut [Done], wait_ns: u64) -> usize {
+        loop {
+            let count = self.results.drain_into(done);
+            if count > 0 || self.under_way == 0 || done.is_empty() {
+                self.under_way -= count;
+                return count;
+            }
+            if wait_ns == 0 {
+                return 0;
+            }
+            let own = self.shared.jobs.lock().pop_own(&self.results);
+            if let Some(job) = own {
+                // SAFETY: as in `run`; nobody else has the job any more.
+                let result = unsafe { self.codec.compress(job.src, job.len, job.dst, job.room) };
+                self.under_way -= 1;
+                done[0] = Done { tag: job.tag, result };
+                return 1;
+            }
+            // All that is left runs on threads, which need no more than a codec's time.
+            let mut state = self.results.state.lock();
+            while state.count == 0 {
+                state = self.results.changed.wait(state);
+            }
+        }
+    }
+
+    fn cancel(&mut self) {
+        self.shared.jobs.lock().withdraw(&self.results);
+        let mut state = self.results.state.lock();
+        while state.running > 0 {
+            state = self.results.changed.wait(state);
+        }
+        state.count = 0;
+        self.under_way = 0;
+    }
+}
+
+impl Drop for SoftwareQueue {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}

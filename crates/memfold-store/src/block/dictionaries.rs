@@ -1,0 +1,163 @@
+//! Dictionaries in use: which there are, which one saves take, and when an old one can go.
+//!
+//! Each dictionary has a slot, and the objects compressed with it have the slot's format id. Workers keep their own list and
+//! forget it when the epoch has changed, so using a dictionary costs no shared write. A dictionary is freed when saves
+//! take another one (or none), no object uses it, and no worker lists it: a worker can't store an object with it then,
+//! and none can be loaded. The registry holds the last reference, so workers never free memory.
+use crate::codec::{Canned, CodecSpec, Decoder, decoders};
+use crate::format;
+use crate::pool::budget::Budget;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use memfold_sys::sync::Mutex;
+use memfold_sys::sync::atomic::{AtomicU64, Ordering::*, fence};
+
+type Slots = [Option<Arc<Canned>>; format::CANNED_SLOTS];
+
+/// The dictionaries of a store.
+pub(crate) struct Cans {
+    list: Mutex<List>,
+    /// Changes whenever the list does.
+    epoch: AtomicU64,
+    bytes: AtomicU64,
+    budget: Arc<Budget>,
+}
+
+#[derive(Default)]
+struct List {
+    slots: Slots,
+    current: Option<Current>,
+}
+
+/// The dictionary that saves take.
+#[derive(Copy, Clone, PartialEq, Eq)]
+struct Current {
+    slot: u8,
+    spec: CodecSpec,
+}
+
+impl Cans {
+    pub fn new(budget: Arc<Budget>) -> Cans {
+        Cans { list: Mutex::new(List::default()), epoch: AtomicU64::new(0), bytes: AtomicU64::new(0), budget }
+    }
+
+    /// Makes `canned` the dictionary of saves with `spec`. False if all slots are taken.
+    pub fn install(&self, spec: CodecSpec, canned: Canned) -> bool {
+        let mut list = self.list.lock();
+        let Some(slot) = list.slots.iter().position(Option::is_none) else { return false };
+        self.bytes.fetch_add(canned.bytes as u64, Relaxed);
+        self.budget.charge(canned.bytes as u64);
+        list.slots[slot] = Some(Arc::new(canned));
+        list.current = Some(Current { slot: slot as u8, spec });
+        self.epoch.fetch_add(1, Release);
+        true
+    }
+
+    /// Lets saves go on without a dictionary.
+    pub fn retire(&self) {
+        let mut list = self.list.lock();
+        list.current = None;
+        self.epoch.fetch_add(1, Release);
+    }
+
+    /// Frees the dictionaries that nothing needs, given how many objects use a slot. Returns how many it freed.
+    pub fn reap(&self, objects: impl Fn(usize) -> u64) -> usize {
+        let mut list = self.list.lock();
+        let current = list.current.map(|c| c.slot as usize);
+        let (mut freed, mut wanted_back) = (0, false);
+        for (slot, canned) in list.slots.iter_mut().enumerate() {
+            // Workers copy references under the lock only, so the count can't grow meanwhile. It is read first: a worker
+            // that stores an object lists the dictionary while it does.
+            let mut unneeded = |c: &mut Arc<Canned>| {
+                let listed = Arc::strong_count(c) > 1;
+                fence(Acquire);
+                let unused = Some(slot) != current && objects(slot) == 0;
+                wanted_back |= listed && unused;
+                !listed && unused
+            };
+            if let Some(canned) = canned.take_if(&mut unneeded) {
+                self.bytes.fetch_sub(canned.bytes as u64, Relaxed);
+                self.budget.uncharge(canned.bytes as u64);
+                freed += 1;
+            }
+        }
+        if wanted_back {
+            // Workers renew their lists, and a later call frees it.
+            self.epoch.fetch_add(1, Release);
+        }
+        freed
+    }
+
+    /// The dictionary that saves with `spec` take.
+    pub fn current(&self, spec: CodecSpec) -> Option<Arc<Canned>> {
+        let list = self.list.lock();
+        let current = list.current.filter(|c| c.spec == spec)?;
+        list.slots[current.slot as usize].clone()
+    }
+
+    /// Bytes of memory of all dictionaries.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    /// How many dictionaries there are.
+    pub fn count(&self) -> usize {
+        self.list.lock().slots.iter().flatten().count()
+    }
+}
+
+/// What one thread needs to read objects of every format, and to know the dictionary for its own.
+pub(crate) struct Decoders {
+    plain: [Box<dyn Decoder>; format::DECODERS],
+    cans: Arc<Cans>,
+    /// The epoch of the list below.
+    epoch: u64,
+    slots: Slots,
+    current: Option<Current>,
+}
+
+impl Decoders {
+    pub fn new(cans: Arc<Cans>) -> Decoders {
+        Decoders { plain: decoders(), cans, epoch: 0, slots: Slots::default(), current: None }
+    }
+
+    /// Renews the list if it is old. One load if not.
+    #[inline]
+    pub fn sync(&mut self) {
+        if self.cans.epoch.load(Acquire) != self.epoch {
+            self.renew();
+        }
+    }
+
+    #[cold]
+    fn renew(&mut self) {
+        let list = self.cans.list.lock();
+        self.epoch = self.cans.epoch.load(Relaxed);
+        // Others are taken when an object asks for them, so that a worker lists none that it doesn't need.
+        self.slots = Slots::default();
+        self.current = list.current;
+        if let Some(Current { slot, .. }) = self.current {
+            self.slots[slot as usize] = list.slots[slot as usize].clone();
+        }
+    }
+
+    /// The decoder of a format and its dictionary.
+    pub fn get(&mut self, format: u8) -> Option<(&mut dyn Decoder, Option<&Canned>)> {
+        let Some(slot) = format::dictionary_slot(format) else {
+            return Some((&mut **self.plain.get_mut(format as usize)?, None));
+        };
+        // Whoever has a handle of such an object got it after the dictionary was listed.
+        self.sync();
+        if self.slots[slot].is_none() {
+            self.slots[slot] = self.cans.list.lock().slots[slot].clone();
+        }
+        let canned = self.slots[slot].as_deref()?;
+        Some((&mut *self.plain[canned.format as usize], Some(canned)))
+    }
+
+    /// The format and dictionary of saves with `spec`, if they take one. Call [`Decoders::sync`] before.
+    pub fn current(&self, spec: CodecSpec) -> Option<(u8, &Canned)> {
+        let current = self.current.filter(|c| c.spec == spec)?;
+        Some((format::CANNED + current.slot, self.slots[current.slot as usize].as_deref()?))
+    }
+}

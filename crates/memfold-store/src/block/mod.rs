@@ -1,0 +1,435 @@
+//! Blocks as payloads: which pages are same-filled, what is compressed, and the way back.
+//!
+//! A block without same-filled pages is its compressed bytes, or its raw bytes when it does not shrink. A block of one
+//! pattern all over is those 8 bytes. Any other (*mixed*) starts with a list of its same-filled pages,
+//!
+//! ```text
+//! mode 1 byte | bitmap of same-filled pages, 1 bit each | patterns, 8 bytes each
+//! ```
+//!
+//! (mode 0: all patterns are zero, none is kept; 1: one pattern for all; 2: one for each page), and goes on with the
+//! other pages, gathered in order and compressed as one.
+pub(crate) mod set;
+pub(crate) mod same_filled;
+pub(crate) mod entropy;
+pub(crate) mod dictionaries;
+
+use crate::block::dictionaries::Decoders;
+use crate::block::same_filled::{fill, pattern_of};
+use crate::block::set::BlockSet;
+use crate::codec::{Canned, CodecError, Encoder, Input, Output};
+use crate::format;
+use crate::pool::entry::Header;
+use alloc::boxed::Box;
+use alloc::vec;
+use memfold_sys::page::PageBuffer;
+use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
+
+const MODE_ZERO: u8 = 0;
+const MODE_ONE: u8 = 1;
+const MODE_EACH: u8 = 2;
+/// The longest list of same-filled pages.
+const HEAD_MAX: usize = 1 + MAX_PAGES / 8 + 8 * MAX_PAGES;
+
+/// A block that compresses to more than this many bytes is stored raw ("huge"): 15/16 of its size.
+pub const fn huge_threshold(block_bytes: usize) -> usize {
+    block_bytes / 16 * 15
+}
+
+/// Buffers for encoding, taken once.
+pub(crate) struct Scratch {
+    /// The list of same-filled pages, ending at `BODY`, and from there the compressed bytes: one payload.
+    packed: Box<[u8]>,
+    /// Pages gathered from between same-filled ones. Free for other use between blocks.
+    pub gathered: PageBuffer,
+    /// What a block becomes without the dictionary, to compare.
+    plain: Box<[u8]>,
+    luck: Luck,
+    patterns: Box<[u64; MAX_PAGES]>,
+    /// Blocks that were not given to the codec because they looked too dense. Whoever counts them sets it back.
+    pub dense_blocks: u64,
+}
+
+/// Where the compressed bytes start in `Scratch::packed`.
+const BODY: usize = HEAD_MAX.next_multiple_of(64);
+
+/// A dictionary must make a block smaller by this part of its size, or the block is stored without: that loads faster.
+const CANNED_GAIN: usize = 64;
+/// Blocks in a row that the dictionary may fail to make smaller before it is tried on some only.
+const LOSSES_MAX: u8 = 4;
+/// Room that codecs want beyond what they write, at most: lz4 some bytes for its last literals, zstd a block header.
+const CODEC_ROOM: usize = 64;
+/// How many are then stored without a try.
+const UNTRIED: u8 = 7;
+
+/// What compresses a block.
+pub(crate) struct Packer<'a> {
+    pub encoder: &'a mut dyn Encoder,
+    /// Format of what it makes without a dictionary.
+    pub format: u8,
+    /// A dictionary to try, and the format of what is made with it.
+    pub canned: Option<(u8, &'a Canned)>,
+}
+
+/// Whether the dictionary has made the latest blocks smaller: neighbours are mostly of one kind.
+#[derive(Default)]
+struct Luck {
+    losses: u8,
+    untried: u8,
+}
+
+impl Luck {
+    /// Whether the dictionary should be tried on this block.
+    fn tries(&mut self) -> bool {
+        let tries = self.untried == 0;
+        self.untried = self.untried.saturating_sub(1);
+        tries
+    }
+
+    fn note(&mut self, won: bool) {
+        self.losses = if won { 0 } else { self.losses.saturating_add(1) };
+        self.untried = if self.losses > LOSSES_MAX { UNTRIED } else { 0 };
+    }
+}
+
+/// A block ready to be stored.
+pub(crate) enum Encoded {
+    /// All zeros.
+    Zero,
+    /// The payload is `head_len` bytes at `head` (0 unless mixed), then `len` bytes at `body`. Each lies in the scratch or
+    /// in the block itself.
+    Object { format: u8, mixed: bool, head: *const u8, head_len: usize, body: *const u8, len: usize, same_pages: usize },
+}
+
+/// An object's payload does not fit its header although its checksum does.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DecodeError {
+    /// The list of same-filled pages or a length makes no sense.
+    Layout,
+    /// No codec has this id.
+    Format,
+    Codec(CodecError),
+}
+
+impl Scratch {
+    pub fn new(block_order: Order) -> Scratch {
+        let block_bytes_max = block_order.bytes();
+        // More than any codec needs in the worst case, so that none has to watch its output for room.
+        let body = block_bytes_max + block_bytes_max / 128 + 1024;
+        Scratch {
+            packed: vec![0; BODY + body].into_boxed_slice(),
+            gathered: PageBuffer::new(block_order),
+            plain: vec![0; body].into_boxed_slice(),
+            luck: Luck::default(),
+            patterns: vec![0; MAX_PAGES].into_boxed_slice().try_into().expect("the length is the array's"),
+            dense_blocks: 0,
+        }
+    }
+
+    /// Flips a bit of the compressed bytes: damage, for tests.
+    pub fn damage(&mut self) {
+        self.packed[BODY] ^= 0x10;
+    }
+
+    /// The payload whose head has `head_len` bytes.
+    fn payload(&self, head_len: usize) -> *const u8 {
+        self.packed[BODY - head_len..].as_ptr()
+    }
+}
+
+/// Compresses the block of `order` at `src`.
+///
+/// # Safety
+/// - `src` points to a block of `order`, page-aligned and readable; nobody writes there while the result is in use.
+/// - `scratch` and the packer's encoder were made for blocks of at least that size.
+pub(crate) unsafe fn encode(
+    scratch: &mut Scratch,
+    mut packer: Packer<'_>,
+    src: *const u8,
+    order: Order,
+) -> Result<Encoded, CodecError> {
+    let pages = order.pages();
+    let mut same = BlockSet::EMPTY;
+    let mut same_pages = 0;
+    for page in 0..pages {
+        // SAFETY: the page lies in the block.
+        if let Some(pattern) = unsafe { pattern_of(src.add(page * PAGE_SIZE)) } {
+            same.insert(page);
+            scratch.patterns[same_pages] = pattern;
+            same_pages += 1;
+        }
+    }
+    if same_pages == 0 {
+        // SAFETY: the whole block is to be compressed.
+        let packed = unsafe { compress(scratch, &mut packer, Input { at: src, len: order.bytes() })? };
+        let (format, body, len) = match packed {
+            Some((format, size)) => (format, scratch.payload(0), size),
+            None => (format::NONE, src, order.bytes()),
+        };
+        return Ok(Encoded::Object { format, mixed: false, head: body, head_len: 0, body, len, same_pages });
+    }
+    if same_pages == pages && scratch.patterns[..pages].iter().all(|p| *p == scratch.patterns[0]) {
+        return Ok(one_pattern(scratch, pages));
+    }
+    // SAFETY: as the caller says.
+    unsafe { encode_mixed(scratch, &mut packer, src, pages, &same, same_pages) }
+}
+
+/// # Safety
+/// - As for [`encode`]; `same` has `same_pages` pages, all below `pages`, whose patterns are in the scratch.
+unsafe fn encode_mixed(
+    scratch: &mut Scratch,
+    packer: &mut Packer<'_>,
+    src: *const u8,
+    pages: usize,
+    same: &BlockSet,
+    same_pages: usize,
+) -> Result<Encoded, CodecError> {
+    let head_len = write_head(scratch, same, same_pages, pages);
+    let raw_len = (pages - same_pages) * PAGE_SIZE;
+    let head = scratch.payload(head_len);
+    let (mut format_used, mut body, mut len) = (format::NONE, scratch.payload(0), raw_len);
+    if raw_len > 0 {
+        // SAFETY: the block is readable, and the scratch was made for it.
+        let raw = unsafe { gather(scratch, same, src, pages) };
+        // SAFETY: `raw` has `raw_len` readable bytes, of the block or of `gathered`.
+        match unsafe { compress(scratch, packer, Input { at: raw, len: raw_len })? } {
+            Some(packed) => (format_used, len) = packed,
+            // Stored from where they are.
+            None => body = raw,
+        }
+    }
+    Ok(Encoded::Object { format: format_used, mixed: true, head, head_len, body, len, same_pages })
+}
+
+/// Compresses `src` to the scratch body: format and size. `None` if they do not shrink enough, or look as if they
+/// would not. With a dictionary only if that is smaller than without: never larger for having one.
+///
+/// # Safety
+/// - `src` is readable, outside the scratch or in its `gathered`, and nobody writes there.
+/// - `scratch` and the packer's encoder were made for at least as many bytes, which are whole pages and not 0.
+unsafe fn compress(
+    scratch: &mut Scratch,
+    packer: &mut Packer<'_>,
+    src: Input,
+) -> Result<Option<(u8, usize)>, CodecError> {
+    // SAFETY: as the caller says; whole pages.
+    if packer.format != format::NONE && !packer.encoder.gives_up_fast() && unsafe { entropy::is_dense(src.at, src.len) }
+    {
+        scratch.dense_blocks += 1;
+        return Ok(None);
+    }
+    if let Some((format, canned)) = packer.canned
+        && scratch.luck.tries()
+    {
+        // SAFETY: as the caller says.
+        let with = unsafe { compress_canned(scratch, &mut *packer.encoder, canned, src)? };
+        scratch.luck.note(matches!(with, Canning::With(_)));
+        match with {
+            Canning::With(size) => return Ok(Some((format, size))),
+            Canning::Without(size) => return Ok(Some((packer.format, size))),
+            Canning::Unknown => {}
+        }
+    }
+    let body = &mut scratch.packed[BODY..];
+    // SAFETY: as the caller says; `body` is writable for its length.
+    let size = unsafe { packer.encoder.encode(src, Output::of(body), None)? };
+    Ok(size.filter(|size| *size <= huge_threshold(src.len)).map(|size| (packer.format, size)))
+}
+
+/// What a try with a dictionary left in the scratch body, and its size.
+enum Canning {
+    With(usize),
+    Without(usize),
+    /// Nothing of use: it does not shrink enough with the dictionary.
+    Unknown,
+}
+
+/// Compresses with a dictionary and without, and keeps what is smaller.
+///
+/// # Safety
+/// - As for [`compress`].
+unsafe fn compress_canned(
+    scratch: &mut Scratch,
+    encoder: &mut dyn Encoder,
+    canned: &Canned,
+    src: Input,
+) -> Result<Canning, CodecError> {
+    let body = &mut scratch.packed[BODY..];
+    // SAFETY: as the caller says; `body` is writable for its length.
+    let with = unsafe { encoder.encode(src, Output::of(body), Some(canned))? };
+    let Some(with) = with.filter(|size| *size <= huge_threshold(src.len)) else { return Ok(Canning::Unknown) };
+    // More would lose, so the codec may stop there.
+    let most = (with + with / CANNED_GAIN).min(huge_threshold(src.len));
+    let room = (most + CODEC_ROOM).min(scratch.plain.len());
+    // SAFETY: as the caller says; `plain` is writable for `room` bytes.
+    let without = unsafe { encoder.encode(src, Output::of(&mut scratch.plain[..room]), None)? };
+    let Some(without) = without.filter(|size| *size <= most) else { return Ok(Canning::With(with)) };
+    scratch.packed[BODY..][..without].copy_from_slice(&scratch.plain[..without]);
+    Ok(Canning::Without(without))
+}
+
+/// Writes the block that `header` describes to `dst`. On an error `dst` holds any bytes.
+///
+/// # Safety
+/// - `payload` is readable for `header.len` bytes, and nobody writes there meanwhile.
+/// - `dst` is writable for a block of `order`, page-aligned; nobody else touches it meanwhile.
+pub(crate) unsafe fn decode(
+    decoders: &mut Decoders,
+    header: Header,
+    payload: *const u8,
+    dst: *mut u8,
+    order: Order,
+) -> Result<(), DecodeError> {
+    let len = header.len as usize;
+    if header.format == format::SAME {
+        if len != 8 || header.mixed {
+            return Err(DecodeError::Layout);
+        }
+        // SAFETY: 8 readable bytes; the caller vouches for `dst`.
+        unsafe { fill(dst, order.bytes(), payload.cast::<u64>().read_unaligned()) };
+        return Ok(());
+    }
+    let (decoder, canned) = decoders.get(header.format).ok_or(DecodeError::Format)?;
+    if !header.mixed {
+        // SAFETY: as the caller says.
+        let decoded =
+            unsafe { decoder.decode(Input { at: payload, len }, Output { at: dst, len: order.bytes() }, canned) };
+        return decoded.map_err(DecodeError::Codec);
+    }
+    // SAFETY: the payload is `len` readable bytes that nobody writes.
+    let bytes = unsafe { core::slice::from_raw_parts(payload, len) };
+    let head = Head::read(bytes, order.pages()).ok_or(DecodeError::Layout)?;
+    let others = order.pages() - head.same.count();
+    let body = &bytes[head.len..];
+    if others > 0 {
+        let (body, pages) = (Input { at: body.as_ptr(), len: body.len() }, Output { at: dst, len: others * PAGE_SIZE });
+        // SAFETY: `body` is a part of the payload; `others` pages fit the block at `dst`.
+        unsafe { decoder.decode(body, pages, canned) }.map_err(DecodeError::Codec)?;
+    } else if !body.is_empty() {
+        return Err(DecodeError::Layout);
+    }
+    // SAFETY: the first `others` pages at `dst` are the gathered ones.
+    unsafe { spread(&head, dst, order.pages()) };
+    Ok(())
+}
+
+fn one_pattern(scratch: &mut Scratch, pages: usize) -> Encoded {
+    let pattern = scratch.patterns[0];
+    if pattern == 0 {
+        return Encoded::Zero;
+    }
+    scratch.packed[BODY..BODY + 8].copy_from_slice(&pattern.to_ne_bytes());
+    let body = scratch.payload(0);
+    Encoded::Object { format: format::SAME, mixed: false, head: body, head_len: 0, body, len: 8, same_pages: pages }
+}
+
+/// Writes the list of same-filled pages so that it ends where the body starts, and returns its length.
+fn write_head(scratch: &mut Scratch, same: &BlockSet, count: usize, pages: usize) -> usize {
+    let patterns = &scratch.patterns[..count];
+    let (mode, kept) = if patterns.iter().all(|p| *p == 0) {
+        (MODE_ZERO, 0)
+    } else if patterns.iter().all(|p| *p == patterns[0]) {
+        (MODE_ONE, 1)
+    } else {
+        (MODE_EACH, count)
+    };
+    let bitmap_len = pages.div_ceil(8);
+    let len = 1 + bitmap_len + 8 * kept;
+    let head = &mut scratch.packed[BODY - len..BODY];
+    head[0] = mode;
+    for (i, byte) in head[1..1 + bitmap_len].iter_mut().enumerate() {
+        *byte = (same.words()[i / 8] >> (i % 8 * 8)) as u8;
+    }
+    for (bytes, pattern) in head[1 + bitmap_len..].chunks_exact_mut(8).zip(&patterns[..kept]) {
+        bytes.copy_from_slice(&pattern.to_ne_bytes());
+    }
+    len
+}
+
+/// The pages that are not same-filled, in one run: in place if they are one already, else copied together.
+///
+/// # Safety
+/// - `src` is readable for `pages` pages; the scratch was made for as many.
+unsafe fn gather(scratch: &mut Scratch, same: &BlockSet, src: *const u8, pages: usize) -> *const u8 {
+    let mut others = (0..pages).filter(|p| !same.contains(*p));
+    let first = others.next().unwrap_or(0);
+    let (count, last) = others.fold((1, first), |(count, _), page| (count + 1, page));
+    if last + 1 - first == count {
+        // SAFETY: page `first` lies in the block.
+        return unsafe { src.add(first * PAGE_SIZE) };
+    }
+    assert!(count * PAGE_SIZE <= scratch.gathered.len());
+    for (rank, page) in (0..pages).filter(|p| !same.contains(*p)).enumerate() {
+        let to = scratch.gathered.bytes_mut()[rank * PAGE_SIZE..][..PAGE_SIZE].as_mut_ptr();
+        // SAFETY: page `page` lies in the block; `to` has room for a page and lies in another buffer.
+        unsafe { core::ptr::copy_nonoverlapping(src.add(page * PAGE_SIZE), to, PAGE_SIZE) };
+    }
+    scratch.gathered.as_ptr()
+}
+
+/// Moves the gathered pages at the start of `dst` to where they belong and fills the same-filled ones between.
+///
+/// Goes from the last page to the first: the gathered place of a page is never behind the page itself, so no page is
+/// overwritten before it moved.
+///
+/// # Safety
+/// - `dst` is writable for `pages` pages, aligned to 8.
+unsafe fn spread(head: &Head, dst: *mut u8, pages: usize) {
+    let (mut same_left, mut others_left) = (head.same.count(), pages - head.same.count());
+    for page in (0..pages).rev() {
+        // SAFETY: `page` and `others_left` are below `pages`; different pages do not overlap.
+        unsafe {
+            let to = dst.add(page * PAGE_SIZE);
+            if head.same.contains(page) {
+                same_left -= 1;
+                fill(to, PAGE_SIZE, head.pattern(same_left));
+            } else {
+                others_left -= 1;
+                if others_left != page {
+                    core::ptr::copy_nonoverlapping(dst.add(others_left * PAGE_SIZE), to, PAGE_SIZE);
+                }
+            }
+        }
+    }
+}
+
+/// A list of same-filled pages that makes sense.
+struct Head<'a> {
+    same: BlockSet,
+    mode: u8,
+    patterns: &'a [u8],
+    len: usize,
+}
+
+impl Head<'_> {
+    fn read(bytes: &[u8], pages: usize) -> Option<Head<'_>> {
+        let (mode, rest) = bytes.split_first()?;
+        let bitmap = rest.get(..pages.div_ceil(8))?;
+        let bits = bitmap.iter().enumerate();
+        let same: BlockSet =
+            bits.flat_map(|(i, byte)| (0..8).filter(move |b| byte & 1 << b != 0).map(move |b| i * 8 + b)).collect();
+        let kept = match *mode {
+            MODE_ZERO => 0,
+            MODE_ONE => 1,
+            MODE_EACH => same.count(),
+            _ => return None,
+        };
+        let patterns = rest.get(bitmap.len()..bitmap.len() + 8 * kept)?;
+        if same.end() > pages {
+            return None;
+        }
+        Some(Head { same, mode: *mode, patterns, len: 1 + bitmap.len() + patterns.len() })
+    }
+
+    /// The pattern of the same-filled page of this rank.
+    fn pattern(&self, rank: usize) -> u64 {
+        let at = match self.mode {
+            MODE_ZERO => return 0,
+            MODE_ONE => 0,
+            _ => rank * 8,
+        };
+        let bytes = self.patterns[at..at + 8].try_into();
+        u64::from_ne_bytes(bytes.expect("8 bytes"))
+    }
+}

@@ -1,0 +1,57 @@
+//! A codec by itself, without pool, handles or checksums.
+use super::coder::{CodecError, Decoder, Encoder, Input, Output};
+use super::spec::CodecSpec;
+use alloc::boxed::Box;
+
+/// One codec's encoder and decoder. Allocates only when it is made.
+pub struct BareCodec {
+    encoder: Box<dyn Encoder>,
+    decoder: Box<dyn Decoder>,
+}
+
+impl BareCodec {
+    /// A codec for blocks of at most `block_bytes_max` bytes.
+    pub fn new(spec: CodecSpec, block_bytes_max: usize) -> BareCodec {
+        let format = spec.format() as usize;
+        let decoder = super::decoders().into_iter().nth(format).expect("every format has a decoder");
+        BareCodec { encoder: spec.encoder(block_bytes_max), decoder }
+    }
+
+    /// Compresses `len` bytes at `src` to at most `room` bytes at `dst`. `Ok(None)`: they do not fit.
+    ///
+    /// # Errors
+    /// The codec's own failure.
+    ///
+    /// # Safety
+    /// - `src` is readable for `len` bytes, at most the `block_bytes_max` of the codec; nobody writes there meanwhile.
+    /// - `dst` is writable for `room` bytes, does not overlap `src`, and nobody else touches it meanwhile.
+    pub unsafe fn compress(
+        &mut self,
+        src: *const u8,
+        len: usize,
+        dst: *mut u8,
+        room: usize,
+    ) -> Result<Option<usize>, CodecError> {
+        // SAFETY: as the caller says.
+        unsafe { self.encoder.encode(Input { at: src, len }, Output { at: dst, len: room }, None) }
+    }
+
+    /// Decompresses `len` bytes at `src` to exactly `raw_len` bytes at `dst`.
+    ///
+    /// # Errors
+    /// Bytes that are not this codec's, or another length.
+    ///
+    /// # Safety
+    /// - `src` is readable for `len` bytes, and nobody writes there meanwhile.
+    /// - `dst` is writable for `raw_len` bytes, does not overlap `src`, and nobody else touches it meanwhile.
+    pub unsafe fn decompress(
+        &mut self,
+        src: *const u8,
+        len: usize,
+        dst: *mut u8,
+        raw_len: usize,
+    ) -> Result<(), CodecError> {
+        // SAFETY: as the caller says.
+        unsafe { self.decoder.decode(Input { at: src, len }, Output { at: dst, len: raw_len }, None) }
+    }
+}

@@ -1,0 +1,104 @@
+//! Blocks copied aside while they are saved, for the making of dictionaries.
+use alloc::vec::Vec;
+use memfold_sys::sync::Mutex;
+use memfold_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use memfold_sys::units::Order;
+
+/// Bytes of blocks that are sampled: three of four teach, every fourth judges.
+const SAMPLE_BYTES: usize = 2 << 20;
+/// One block in so many is sampled.
+const EVERY: u32 = 4;
+/// Blocks saved before the first sampling, and the factor from one sampling to the next.
+const FIRST_BLOCKS: u64 = 256;
+const FACTOR: u64 = 4;
+
+const OFF: u32 = u32::MAX;
+
+/// Sampled blocks, all of one order.
+pub(crate) struct Samples {
+    pub order: Order,
+    pub bytes: Vec<u8>,
+}
+
+/// Counts saves and copies some. Costs one load per save while it is off or waits.
+pub(crate) struct Sampler {
+    /// Saves until the next sample; `OFF` while none is taken.
+    left: AtomicU32,
+    buffer: Mutex<Buffer>,
+    /// Blocks saved at which sampling starts; `u64::MAX` while off.
+    start_at: AtomicU64,
+    order: Order,
+    room: usize,
+}
+
+struct Buffer {
+    bytes: Vec<u8>,
+}
+
+impl Sampler {
+    /// For blocks of `order`; smaller ones are not sampled.
+    pub fn new(order: Order) -> Sampler {
+        let room = SAMPLE_BYTES.max(16 * order.bytes());
+        let buffer = Mutex::new(Buffer { bytes: Vec::new() });
+        Sampler { left: AtomicU32::new(OFF), buffer, start_at: AtomicU64::new(u64::MAX), order, room }
+    }
+
+    pub fn set_on(&self, on: bool) {
+        let mut buffer = self.buffer.lock();
+        self.left.store(OFF, Relaxed);
+        self.start_at.store(if on { FIRST_BLOCKS } else { u64::MAX }, Relaxed);
+        buffer.bytes = Vec::new();
+    }
+
+    /// Offers a block that is being saved.
+    ///
+    /// # Safety
+    /// - `block` is readable for `order.bytes()` bytes, and nobody writes there meanwhile.
+    #[inline]
+    pub unsafe fn offer(&self, block: *const u8, order: Order) {
+        let left = self.left.load(Relaxed);
+        if left == OFF || order != self.order {
+            return;
+        }
+        // A count that threads lose does no harm.
+        self.left.store(if left == 0 { EVERY - 1 } else { left - 1 }, Relaxed);
+        if left == 0 {
+            // SAFETY: as the caller says.
+            unsafe { self.copy(block) };
+        }
+    }
+
+    /// # Safety
+    /// - As for [`Sampler::offer`], for a block of the sampler's order.
+    #[cold]
+    unsafe fn copy(&self, block: *const u8) {
+        let Some(mut buffer) = self.buffer.try_lock() else { return };
+        // Within the capacity, so that nothing is allocated here.
+        if buffer.bytes.len() + self.order.bytes() > self.room.min(buffer.bytes.capacity()) {
+            self.left.store(OFF, Relaxed);
+            return;
+        }
+        // SAFETY: as the caller says.
+        buffer.bytes.extend_from_slice(unsafe { core::slice::from_raw_parts(block, self.order.bytes()) });
+    }
+
+    /// The samples, if enough are there; else makes sure that they are taken when it is time, `saved` blocks having been
+    /// saved so far.
+    pub fn collect(&self, saved: u64) -> Option<Samples> {
+        if saved < self.start_at.load(Relaxed) {
+            return None;
+        }
+        let mut buffer = self.buffer.lock();
+        if buffer.bytes.capacity() == 0 {
+            buffer.bytes.reserve_exact(self.room);
+            self.left.store(0, Relaxed);
+            return None;
+        }
+        if buffer.bytes.len() + self.order.bytes() <= self.room {
+            return None;
+        }
+        self.left.store(OFF, Relaxed);
+        self.start_at.store(saved.saturating_mul(FACTOR), Relaxed);
+        Some(Samples { order: self.order, bytes: core::mem::take(&mut buffer.bytes) })
+    }
+}

@@ -1,0 +1,31 @@
+//! Formats of stored payloads: what an object's header says about how its bytes are to be read.
+//!
+//! Two codecs that write the same format share its id (lz4 and lz4hc). An id is never given to another format.
+
+/// Stored as it is.
+pub const NONE: u8 = 0;
+/// LZ4 block format.
+pub const LZ4: u8 = 1;
+/// Zstandard frame.
+pub const ZSTD: u8 = 2;
+/// DEFLATE stream without a wrapper.
+pub const DEFLATE: u8 = 3;
+/// One past the last id of a decoder.
+pub const DECODERS: usize = 4;
+/// The first of [`CANNED_SLOTS`] formats of objects compressed with a dictionary, one for each that is in use.
+pub const CANNED: u8 = 8;
+/// Dictionaries that can be in use at once.
+pub const CANNED_SLOTS: usize = 8;
+/// A block that is one 8-byte pattern.
+pub const SAME: u8 = 30;
+/// An object that is still being written.
+pub const BUILDING: u8 = 31;
+
+const _: () = assert!(DECODERS <= CANNED as usize);
+const _: () = assert!(CANNED as usize + CANNED_SLOTS <= SAME as usize);
+
+/// The slot of the dictionary of a format, if it has one.
+pub fn dictionary_slot(format: u8) -> Option<usize> {
+    let slot = format.checked_sub(CANNED)? as usize;
+    (slot < CANNED_SLOTS).then_some(slot)
+}

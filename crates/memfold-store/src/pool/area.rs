@@ -1,0 +1,109 @@
+//! Areas: parts of a shared zone, and tables of plain records in them.
+use alloc::sync::Arc;
+use core::marker::PhantomData;
+use memfold_sys::units::PAGE_SIZE;
+use memfold_sys::zone::{Edge, Zone};
+
+/// A part of a zone, which stays mapped as long as one of its areas lives.
+pub(crate) struct Area {
+    zone: Arc<Zone>,
+    offset: usize,
+    len: usize,
+    edge: Edge,
+}
+
+impl Area {
+    /// # Panics
+    /// If the range is not page-aligned or reaches past the zone.
+    pub fn new(zone: &Arc<Zone>, offset: usize, len: usize) -> Area {
+        assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE));
+        assert!(offset.checked_add(len).is_some_and(|end| end <= zone.len()));
+        Area { zone: zone.clone(), offset, len, edge: Edge::new() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The byte at `offset`.
+    ///
+    /// # Panics
+    /// If `offset` lies past the area.
+    #[inline]
+    pub fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset < self.len);
+        // SAFETY: the area lies in the zone's mapping, and `offset` in the area.
+        unsafe { self.zone.as_ptr().add(self.offset + offset) }
+    }
+
+    /// The first `end` bytes are about to be written; `false` if the system promises no more memory.
+    #[inline]
+    pub fn need(&self, end: usize) -> bool {
+        self.zone.need(&self.edge, self.offset, self.len, end).is_ok()
+    }
+
+    /// Asks the kernel for the memory of a part at once.
+    pub fn populate(&self, offset: usize, len: usize) {
+        assert!(offset + len <= self.len);
+        self.zone.populate(self.offset + offset, len);
+    }
+
+    /// Gives the pages of a part back to the kernel.
+    ///
+    /// # Safety
+    /// - The bytes there are no longer needed, and nobody accesses them meanwhile.
+    pub unsafe fn release(&self, offset: usize, len: usize) {
+        assert!(offset + len <= self.len);
+        // SAFETY: the range lies in this area of the zone, and the caller gives up its bytes.
+        unsafe { self.zone.release(self.offset + offset, len) }
+    }
+}
+
+/// Records that may be made of zero bytes and are changed only through atomics.
+///
+/// # Safety
+/// - All bytes zero is a valid value, the type has no destructor, and it is at most page-aligned.
+pub(crate) unsafe trait ZoneRecord: Sync {}
+
+// SAFETY: two atomics, valid as zeros, without destructor, 16-aligned.
+unsafe impl ZoneRecord for crate::pool::entry::Entry {}
+
+/// An array of records that fills an area and takes memory only where it is touched.
+pub(crate) struct Table<T: ZoneRecord> {
+    area: Area,
+    records: PhantomData<T>,
+}
+
+impl<T: ZoneRecord> Table<T> {
+    pub fn new(area: Area) -> Table<T> {
+        Table { area, records: PhantomData }
+    }
+
+    /// How many records fit.
+    pub fn capacity(&self) -> usize {
+        self.area.len() / size_of::<T>()
+    }
+
+    /// Record `index`, or `None` past the end.
+    #[inline]
+    pub fn get(&self, index: u32) -> Option<&T> {
+        if index as usize >= self.capacity() {
+            return None;
+        }
+        let record = self.area.at(index as usize * size_of::<T>()).cast::<T>();
+        // SAFETY: the record lies in the area, is aligned (the area starts on a page, and the type's alignment divides
+        // its size), is valid as `ZoneRecord` promises (the zone starts as zeros and only `&T` are ever handed out),
+        // and the zone outlives `self`.
+        Some(unsafe { &*record })
+    }
+
+    /// The first `count` records are about to be changed; `false` if the system promises no more memory.
+    pub fn need(&self, count: u32) -> bool {
+        self.area.need((count as usize * size_of::<T>()).min(self.area.len()))
+    }
+
+    /// Bytes of the pages that the first `count` records touch.
+    pub fn bytes(count: u32) -> u64 {
+        (count as usize * size_of::<T>()).next_multiple_of(PAGE_SIZE) as u64
+    }
+}

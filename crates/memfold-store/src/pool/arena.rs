@@ -1,0 +1,300 @@
+//! The span memory of a pool: one area, cut into spans by a moving edge.
+//!
+//! A span keeps its address and length for ever. Emptied spans wait in the list of their length: *warm* ones still hold
+//! their memory, so that churn costs no system calls; *bare* ones gave it back. Address space is plentiful, memory is
+//! not: only class spans and warm spans count as held.
+use crate::pool::area::{Area, Table};
+use crate::pool::budget::Budget;
+use crate::pool::size_class::Class;
+use crate::pool::span::Span;
+use alloc::sync::Arc;
+use memfold_sys::sync::{Mutex, MutexGuard};
+use memfold_sys::units::{MAX_PAGES, PAGE_SIZE};
+
+/// No span: ends a list.
+pub(crate) const NIL: u32 = u32::MAX;
+
+/// Warm bytes that a pool may keep however little it holds: its part of 1 MiB, at least 256 KiB. With 256 KiB for a pool
+/// alone, the spans that churn needs again were often given back just before, and saves took 3% longer.
+const WARM_ALL: u64 = 1 << 20;
+const WARM_MIN: u64 = 256 << 10;
+/// Warm bytes that a pool may keep for each byte that it holds: 1/64.
+const WARM_SHIFT: u32 = 6;
+/// Spans given back in one go, sorted, so that neighbours share a system call.
+const BATCH: usize = 64;
+/// Spans given back by a free that finds too much warm.
+const FEW: usize = 4;
+
+pub(crate) struct Arena {
+    data: Area,
+    spans: Table<Span>,
+    budget: Arc<Budget>,
+    state: Mutex<State>,
+    warm_min: u64,
+}
+
+/// `cut` spans = class spans + warm + bare + `moving`.
+pub(crate) struct State {
+    /// Pages that were ever cut off.
+    edge: u32,
+    /// Spans that were ever cut off.
+    pub cut: u32,
+    warm: [u32; MAX_PAGES + 1],
+    bare: [u32; MAX_PAGES + 1],
+    /// Bytes of the warm spans.
+    pub warm_bytes: u64,
+    /// Bytes of class spans, warm spans, and spans being given back.
+    pub held: u64,
+    /// Spans being given back.
+    moving: u32,
+}
+
+impl Arena {
+    /// The arena of one of `pools` pools.
+    pub fn new(data: Area, spans: Table<Span>, budget: Arc<Budget>, pools: usize) -> Arena {
+        let lists = [NIL; MAX_PAGES + 1];
+        let state = State { edge: 0, cut: 0, warm: lists, bare: lists, warm_bytes: 0, held: 0, moving: 0 };
+        Arena { data, spans, budget, state: Mutex::new(state), warm_min: (WARM_ALL / pools as u64).max(WARM_MIN) }
+    }
+
+    /// Span `index`, or `None` past the table.
+    #[inline]
+    pub fn span(&self, index: u32) -> Option<&Span> {
+        self.spans.get(index)
+    }
+
+    /// Where slot `slot` would be; any address, if the span is no longer of that class.
+    #[inline]
+    pub fn slot_hint(&self, span: &Span, class: &Class, slot: u8) -> *const u8 {
+        let offset = span.first_page() as usize * PAGE_SIZE + slot as usize * class.slot_bytes as usize;
+        self.data.at(0).wrapping_add(offset)
+    }
+
+    /// The first byte of slot `slot`.
+    ///
+    /// # Panics
+    /// If the slot lies past the area: never for spans of this arena.
+    #[inline]
+    pub fn slot(&self, span: &Span, class: &Class, slot: u8) -> *mut u8 {
+        self.data.at(span.first_page() as usize * PAGE_SIZE + slot as usize * class.slot_bytes as usize)
+    }
+
+    /// A span of `pages` pages without a class, and whether it has no memory yet. `None` when the limit or the address
+    /// space is used up.
+    pub fn allocate(&self, pages: u16) -> Option<(u32, bool)> {
+        let bytes = pages as u64 * PAGE_SIZE as u64;
+        let mut state = self.state.lock();
+        if let Some(index) = self.pop(&mut state.warm[pages as usize]) {
+            state.warm_bytes -= bytes;
+            return Some((index, false));
+        }
+        if !self.budget.try_charge(bytes) {
+            return None;
+        }
+        let index = match self.pop(&mut state.bare[pages as usize]) {
+            Some(index) => Some(index),
+            None => self.cut(&mut state, pages),
+        };
+        match index {
+            Some(_) => state.held += bytes,
+            None => self.budget.uncharge(bytes),
+        }
+        index.map(|index| (index, true))
+    }
+
+    /// Asks the kernel for the memory of a span that has none yet: one call instead of a fault for each page.
+    pub fn populate(&self, span: &Span) {
+        if span.pages() > 1 {
+            self.data.populate(span.first_page() as usize * PAGE_SIZE, span.pages() as usize * PAGE_SIZE);
+        }
+    }
+
+    /// Frees an emptied span. True if so much is warm by now that the caller should [`Arena::trim_some`], after it
+    /// let go of its locks.
+    pub fn free(&self, index: u32) -> bool {
+        let Some(span) = self.spans.get(index) else { return false };
+        span.set_class(None);
+        let mut state = self.state.lock();
+        let pages = span.pages();
+        self.push(&mut state.warm[pages as usize], index);
+        state.warm_bytes += pages as u64 * PAGE_SIZE as u64;
+        state.warm_bytes > self.warm_max(&state)
+    }
+
+    /// Gives the memory of a few warm spans back to the kernel. Bounded, as it is on the path of a free: each free
+    /// empties one span at most, so a few at a time keep up with it.
+    pub fn trim_some(&self) {
+        self.trim_batch(0, FEW);
+    }
+
+    /// Gives the memory of warm spans back to the kernel until at most half of the allowance is left. Returns the bytes
+    /// given.
+    pub fn trim(&self) -> u64 {
+        let keep = self.warm_max(&self.state.lock()) / 2;
+        self.trim_to(keep)
+    }
+
+    /// Gives the memory of warm spans back to the kernel until at most `keep` bytes are warm. Returns the bytes given.
+    pub fn trim_to(&self, keep: u64) -> u64 {
+        let mut released = 0;
+        loop {
+            match self.trim_batch(keep, BATCH) {
+                0 => return released,
+                bytes => released += bytes,
+            }
+        }
+    }
+
+    fn trim_batch(&self, keep: u64, count_max: usize) -> u64 {
+        let mut batch = [(0u32, 0u32); BATCH];
+        let count = self.take_warm(keep, &mut batch[..count_max]);
+        let batch = &mut batch[..count];
+        batch.sort_unstable_by_key(|(page, _)| *page);
+        self.release(batch);
+        let mut released = 0;
+        let mut state = self.state.lock();
+        for (_, index) in batch {
+            let Some(span) = self.spans.get(*index) else { continue };
+            let bytes = span.pages() as u64 * PAGE_SIZE as u64;
+            self.push(&mut state.bare[span.pages() as usize], *index);
+            state.held -= bytes;
+            state.moving -= 1;
+            self.budget.uncharge(bytes);
+            released += bytes;
+        }
+        released
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Bytes of memory that the spans' descriptions hold.
+    pub fn metadata_bytes(&self, state: &State) -> u64 {
+        Table::<Span>::bytes(state.cut)
+    }
+
+    /// Start and length of what was ever cut off.
+    #[cfg(test)]
+    pub fn extent(&self, state: &State) -> (usize, usize) {
+        (self.data.at(0) as usize, state.edge as usize * PAGE_SIZE)
+    }
+
+    fn warm_max(&self, state: &State) -> u64 {
+        self.warm_min + (state.held >> WARM_SHIFT)
+    }
+
+    /// Moves warm spans into `batch` as (first page, index), the longest first.
+    fn take_warm(&self, keep: u64, batch: &mut [(u32, u32)]) -> usize {
+        let mut state = self.state.lock();
+        let (mut count, mut pages) = (0, MAX_PAGES);
+        while count < batch.len() && pages > 0 && state.warm_bytes > keep {
+            let Some(index) = self.pop(&mut state.warm[pages]) else {
+                pages -= 1;
+                continue;
+            };
+            let first_page = self.spans.get(index).map_or(0, Span::first_page);
+            batch[count] = (first_page, index);
+            count += 1;
+            state.warm_bytes -= (pages * PAGE_SIZE) as u64;
+            state.moving += 1;
+        }
+        count
+    }
+
+    /// Gives the memory of `batch`, sorted by page, back to the kernel: one call for each run of neighbours.
+    fn release(&self, batch: &[(u32, u32)]) {
+        let (mut start, mut end) = (0, 0);
+        for (page, index) in batch {
+            let pages = self.spans.get(*index).map_or(0, |s| s.pages() as usize);
+            if *page as usize != end {
+                self.release_pages(start, end);
+                start = *page as usize;
+            }
+            end = *page as usize + pages;
+        }
+        self.release_pages(start, end);
+    }
+
+    fn release_pages(&self, start: usize, end: usize) {
+        if end > start {
+            // SAFETY: these pages belong to spans that were taken out of the warm lists: they hold no object, and
+            // nobody gets them until they are in a list again. A late reader pins such a span but never reads it.
+            unsafe { self.data.release(start * PAGE_SIZE, (end - start) * PAGE_SIZE) };
+        }
+    }
+
+    fn cut(&self, state: &mut State, pages: u16) -> Option<u32> {
+        let index = state.cut;
+        let span = self.spans.get(index)?;
+        if (state.edge as usize + pages as usize) * PAGE_SIZE > self.data.len() {
+            return None;
+        }
+        if !self.spans.need(index + 1) || !self.data.need((state.edge as usize + pages as usize) * PAGE_SIZE) {
+            return None;
+        }
+        self.budget.charge(Table::<Span>::bytes(index + 1) - Table::<Span>::bytes(index));
+        span.set_first_page(state.edge);
+        span.set_pages(pages);
+        state.edge += pages as u32;
+        state.cut += 1;
+        Some(index)
+    }
+
+    fn pop(&self, head: &mut u32) -> Option<u32> {
+        let index = *head;
+        *head = self.spans.get(index)?.next();
+        Some(index)
+    }
+
+    fn push(&self, head: &mut u32, index: u32) {
+        if let Some(span) = self.spans.get(index) {
+            span.set_next(*head);
+            *head = index;
+        }
+    }
+
+    /// Checks the lists against the sums, given the number and bytes of the spans that classes own.
+    ///
+    /// # Errors
+    /// Says what does not fit.
+    pub fn check(&self, state: &State, owned: u32, owned_bytes: u64) -> Result<(), &'static str> {
+        let (mut waiting, mut warm_bytes, mut pages_seen) = (0, 0, 0);
+        for pages in 1..=MAX_PAGES {
+            for (is_warm, head) in [(true, state.warm[pages]), (false, state.bare[pages])] {
+                let mut at = head;
+                while let Some(span) = self.spans.get(at) {
+                    if span.class().is_some() || span.in_use() != 0 || span.pages() as usize != pages {
+                        return Err("a waiting span has a class, objects, or another length than its list");
+                    }
+                    waiting += 1;
+                    if waiting > state.cut {
+                        return Err("a list of waiting spans has a loop");
+                    }
+                    warm_bytes += if is_warm { (pages * PAGE_SIZE) as u64 } else { 0 };
+                    at = span.next();
+                }
+            }
+        }
+        for index in 0..state.cut {
+            let span = self.spans.get(index).ok_or("more spans cut than fit")?;
+            if span.first_page() != pages_seen {
+                return Err("spans overlap or leave a gap");
+            }
+            pages_seen += span.pages() as u32;
+        }
+        if pages_seen != state.edge {
+            return Err("the spans' pages do not add up to the edge");
+        }
+        if waiting + owned + state.moving != state.cut {
+            return Err("class spans and waiting spans do not add up");
+        }
+        if warm_bytes != state.warm_bytes {
+            return Err("warm bytes are wrong");
+        }
+        if state.moving == 0 && owned_bytes + warm_bytes != state.held {
+            return Err("held bytes are wrong");
+        }
+        Ok(())
+    }
+}

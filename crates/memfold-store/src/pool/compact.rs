@@ -1,0 +1,145 @@
+//! Compaction: objects of sparse spans move into the gaps of fuller ones, behind their handles.
+use crate::pool::arena::NIL;
+use crate::pool::entry::Place;
+use crate::pool::size_class::{CLASSES, Class};
+use crate::pool::span::Span;
+use crate::pool::{ClassState, Pool, group, owner_of};
+use memfold_sys::sync::atomic::Ordering::*;
+
+/// Warm bytes that gather before compaction gives them back in one go.
+const FLUSH: u64 = 1 << 20;
+/// A class is sparse when more than one slot in this many is free.
+const SPARSE_PART: usize = 8;
+/// Bytes of spans that one step of [`Pool::tidy`] empties, about.
+const STEP_BYTES: usize = 256 << 10;
+/// Sparse spans that are looked at for one without readers.
+const TRIES: usize = 8;
+
+impl Pool {
+    /// Gives memory back to the kernel, until `bytes` are given back or nothing is left to gain: first the spans kept
+    /// for reuse, then spans that can be emptied into others. Returns the bytes given back.
+    pub(crate) fn compact(&self, bytes: u64) -> u64 {
+        let mut released = self.arena.trim_to(0);
+        let mut emptied = 0;
+        for (index, class) in CLASSES.iter().enumerate().filter(|(_, class)| !class.is_sole()) {
+            while released + emptied < bytes && self.empty_one(index) {
+                emptied += class.span_bytes() as u64;
+                if emptied >= FLUSH {
+                    released += self.arena.trim_to(0);
+                    emptied = 0;
+                }
+            }
+        }
+        released += self.arena.trim_to(0);
+        self.counters.compacted.fetch_add(released, Relaxed);
+        released
+    }
+
+    /// One bounded step of compaction where a class leaves more than an eighth of its slots free: objects of up to
+    /// 256 KiB move. Returns the bytes of the spans that were emptied, whose memory goes back to the kernel but for the
+    /// allowance of warm spans. 0: nothing is sparse.
+    pub(crate) fn tidy(&self) -> u64 {
+        let (mut emptied, mut moved) = (0, 0);
+        for (index, class) in CLASSES.iter().enumerate().filter(|(_, class)| !class.is_sole()) {
+            let sparse = || {
+                let state = self.lock_class(index);
+                let slots = state.spans as usize * class.slots as usize;
+                let free = slots - state.objects as usize;
+                free >= class.slots as usize && free > slots / SPARSE_PART
+            };
+            while moved < STEP_BYTES && sparse() && self.empty_one(index) {
+                emptied += class.span_bytes() as u64;
+                moved += class.span_bytes();
+            }
+        }
+        if emptied > 0 {
+            let released = self.arena.trim();
+            self.counters.compacted.fetch_add(released, Relaxed);
+        }
+        emptied
+    }
+
+    /// Empties the sparsest span of a class into the others. False if they have no room for it.
+    fn empty_one(&self, class_index: usize) -> bool {
+        let class = &CLASSES[class_index];
+        let mut state = self.lock_class(class_index);
+        self.reap(&mut state);
+        let room = state.spans as usize * class.slots as usize - state.objects as usize;
+        // As many free slots as a span has: then the others can take all objects of any one span.
+        if room < class.slots as usize {
+            return false;
+        }
+        let Some((index, span)) = self.sparsest(&state) else { return false };
+        if !self.owners_fit(class, index, span) {
+            return false;
+        }
+        self.move_objects(&mut state, class, index, span);
+        state.spans -= 1;
+        if span.is_pinned() {
+            // A reader got in before its object's entry changed. The class stays noted, as the reader needs it.
+            span.set_next(state.limbo);
+            state.limbo = index;
+            state.limbo_spans += 1;
+            return false;
+        }
+        self.arena.free(index);
+        true
+    }
+
+    /// A span of the sparsest group that nobody pins.
+    fn sparsest(&self, state: &ClassState) -> Option<(u32, &Span)> {
+        for head in state.partial {
+            let mut at = head;
+            let mut best: Option<(u32, &Span)> = None;
+            for _ in 0..TRIES {
+                let Some(span) = self.arena.span(at).filter(|_| at != NIL) else { break };
+                // Writers pin under the class lock, so an unpinned span has no object in the making.
+                if !span.is_pinned() && best.is_none_or(|(_, b)| span.in_use() < b.in_use()) {
+                    best = Some((at, span));
+                }
+                at = span.next();
+            }
+            if best.is_some() {
+                return best;
+            }
+        }
+        None
+    }
+
+    /// Whether every object of the span names an entry that names it: false if one is damaged.
+    fn owners_fit(&self, class: &Class, index: u32, span: &Span) -> bool {
+        span.used_slots().all(|slot| {
+            // SAFETY: a used slot of a span whose class is locked.
+            let owner = unsafe { owner_of(span, class, self.arena.slot(span, class, slot)) };
+            let place = self.entries.get(owner).and_then(|e| e.snapshot(owner).ok());
+            place.is_some_and(|p| p.is_live() && p.place() == Place { span: index, slot })
+        })
+    }
+
+    /// Copies all objects of a span into other spans of the class and changes their entries.
+    fn move_objects(&self, state: &mut ClassState, class: &Class, index: u32, span: &Span) {
+        let before = group(class, span);
+        let slots = span.in_use();
+        // A span that counts as empty is in no list, so the objects can't be moved within it.
+        span.set_in_use(0);
+        self.regroup(state, class, index, before);
+        span.set_in_use(slots);
+        for slot in span.used_slots() {
+            let from = self.arena.slot(span, class, slot);
+            let to_index = state.fullest().expect("the other spans have room");
+            let (to_span, to_slot) = self.allocate_slot(state, class, to_index);
+            let to = self.arena.slot(to_span, class, to_slot);
+            // SAFETY: both are slots of `slot_bytes` bytes in different spans; `to` was free and is ours under the
+            // class lock; `from` is only read, by us and perhaps by readers. `owners_fit` checked the owner.
+            let owner = unsafe {
+                core::ptr::copy_nonoverlapping(from, to, class.slot_bytes as usize);
+                owner_of(span, class, from)
+            };
+            if let Some(entry) = self.entries.get(owner) {
+                entry.set_place(owner, entry.generation_unchecked(), Place { span: to_index, slot: to_slot });
+            }
+        }
+        self.counters.moved.fetch_add(slots as u64, Relaxed);
+        span.clear();
+    }
+}

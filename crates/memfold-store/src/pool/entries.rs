@@ -1,0 +1,112 @@
+//! The entries of a pool: which are free, and how many were ever used.
+use crate::handle::{GENERATION_BITS, INDEX_BITS};
+use crate::pool::area::Table;
+use crate::pool::budget::Budget;
+use crate::pool::entry::Entry;
+use crate::pool::mark::Mark;
+use alloc::sync::Arc;
+use memfold_sys::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use memfold_sys::sync::{Mutex, MutexGuard};
+
+const NIL: u32 = u32::MAX;
+
+/// All entries of a pool. Free ones form a list through their second words.
+pub(crate) struct Entries {
+    table: Table<Entry>,
+    list: Mutex<FreeList>,
+    budget: Arc<Budget>,
+    /// `FreeList::fresh`, to be read without the lock.
+    used_ever: AtomicU32,
+}
+
+/// `fresh` = live + `free`, where live entries are those of allocated objects.
+pub(crate) struct FreeList {
+    head: u32,
+    /// Entries in the list.
+    pub free: u32,
+    /// Entries that were ever used; the memory behind the others is untouched.
+    pub fresh: u32,
+}
+
+impl Entries {
+    pub fn new(table: Table<Entry>, budget: Arc<Budget>) -> Entries {
+        Entries {
+            table,
+            list: Mutex::new(FreeList { head: NIL, free: 0, fresh: 0 }),
+            budget,
+            used_ever: AtomicU32::new(0),
+        }
+    }
+
+    /// A free entry and the generation of its next use, or `None` when all are used.
+    pub fn allocate(&self) -> Option<(u32, u16, &Entry)> {
+        let mut list = self.list.lock();
+        if list.head != NIL {
+            let index = list.head;
+            let entry = self.table.get(index)?;
+            list.head = entry.next_free();
+            list.free -= 1;
+            return Some((index, entry.generation_unchecked(), entry));
+        }
+        let index = list.fresh;
+        let entry = self.table.get(index).filter(|_| index < 1 << INDEX_BITS && self.table.need(index + 1))?;
+        self.budget.charge(Self::bytes_of(index + 1) - Self::bytes_of(index));
+        list.fresh += 1;
+        self.used_ever.store(list.fresh, Relaxed);
+        Some((index, 0, entry))
+    }
+
+    /// Frees an entry. Handles of its last use are dead from now on.
+    pub fn free(&self, index: u32) {
+        let Some(entry) = self.table.get(index) else { return };
+        let mut list = self.list.lock();
+        let generation = (entry.generation_unchecked() + 1) % (1 << GENERATION_BITS);
+        entry.set_free(index, generation, list.head);
+        list.head = index;
+        list.free += 1;
+    }
+
+    /// Entry `index`, used or not, or `None` past the table.
+    #[inline]
+    pub fn get(&self, index: u32) -> Option<&Entry> {
+        self.table.get(index)
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, FreeList> {
+        self.list.lock()
+    }
+
+    /// Entries that were ever used, at least.
+    pub fn used_ever(&self) -> u32 {
+        self.used_ever.load(Relaxed)
+    }
+
+    /// Bytes of memory that the entries and their marks hold.
+    pub fn bytes(&self, list: &FreeList) -> u64 {
+        Self::bytes_of(list.fresh)
+    }
+
+    fn bytes_of(count: u32) -> u64 {
+        Table::<Entry>::bytes(count) + Table::<Mark>::bytes(count)
+    }
+
+    /// Walks the list of free entries.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn check(&self, list: &FreeList) -> Result<(), &'static str> {
+        let (mut at, mut seen) = (list.head, 0);
+        while at != NIL {
+            let entry = self.table.get(at).ok_or("free list leaves the table")?;
+            if entry.snapshot(at).map_or(true, |p| p.is_live()) {
+                return Err("a live or damaged entry is in the free list");
+            }
+            seen += 1;
+            if at >= list.fresh || seen > list.free {
+                return Err("free list is longer than its count, or holds an entry never used");
+            }
+            at = entry.next_free();
+        }
+        if seen == list.free { Ok(()) } else { Err("free list is shorter than its count") }
+    }
+}

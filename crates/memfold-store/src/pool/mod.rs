@@ -1,0 +1,470 @@
+//! One pool: objects in slots of spans, found through entries.
+//!
+//! Lock order: one class, then entries or arena (never both). No lock is held while bytes are compressed,
+//! decompressed, or copied in; compaction copies at most one span (128 KiB) under the lock of its class.
+//!
+//! # Reading beside compaction
+//! A reader takes no lock. It reads the entry, pins the span, and reads the entry again: unchanged means that the
+//! object is here and stays here while pinned. Compaction, under the class lock, copies the objects of an unpinned
+//! span elsewhere, changes their entries, and only then looks at the pins: a reader that pinned before that is counted,
+//! so the old span is kept aside (in limbo) until it is unpinned; one that pins later sees the changed entry and turns
+//! back. All four accesses are SeqCst, so at least one side sees the other.
+pub(crate) mod size_class;
+pub(crate) mod entry;
+pub(crate) mod area;
+pub(crate) mod budget;
+pub(crate) mod mark;
+pub(crate) mod span;
+pub(crate) mod arena;
+pub(crate) mod entries;
+pub(crate) mod check;
+pub(crate) mod compact;
+
+use crate::format;
+use crate::handle::ObjectName;
+use crate::hash::xxh3;
+use crate::pool::area::Table;
+use crate::pool::arena::{Arena, NIL};
+use crate::pool::entries::Entries;
+use crate::pool::entry::{Entry, Header, Place};
+use crate::pool::mark::Mark;
+use crate::pool::size_class::{CLASSES, Class};
+use crate::pool::span::Span;
+use alloc::boxed::Box;
+use memfold_sys::raw::{LINE_BYTES, prefetch};
+use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
+use memfold_sys::sync::{Mutex, MutexGuard};
+use memfold_sys::thread::now_ns;
+use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
+
+/// Partly used spans are listed by how full they are, in this many groups; the fullest are used first.
+const GROUPS: usize = 4;
+
+pub(crate) struct Pool {
+    pub(crate) number: u8,
+    pub(crate) arena: Arena,
+    pub(crate) entries: Entries,
+    /// By the entry's index.
+    pub(crate) marks: Table<Mark>,
+    pub(crate) classes: Box<[Mutex<ClassState>]>,
+    pub(crate) counters: PoolCounters,
+}
+
+#[derive(Default)]
+pub(crate) struct PoolCounters {
+    /// Locks of a class that were held by another thread when wanted.
+    pub lock_waits: AtomicU64,
+    /// Nanoseconds that these waits took.
+    pub lock_wait_ns: AtomicU64,
+    /// Objects moved by compaction.
+    pub moved: AtomicU64,
+    /// Bytes that compaction gave back to the kernel.
+    pub compacted: AtomicU64,
+    /// Frees of handles that are dead or damaged; nothing was freed.
+    pub bad_frees: AtomicU64,
+    /// Objects by the dictionary that they were compressed with.
+    pub canned: [AtomicU64; format::CANNED_SLOTS],
+}
+
+/// Partly used spans are in the list of their group, full ones in none, emptied ones leave the class.
+/// `objects` = the used slots of all `spans`; limbo is not counted in `spans`.
+pub(crate) struct ClassState {
+    pub(crate) partial: [u32; GROUPS],
+    /// Emptied by compaction while a reader was at work there.
+    pub(crate) limbo: u32,
+    pub(crate) limbo_spans: u32,
+    pub(crate) spans: u32,
+    pub(crate) objects: u32,
+    /// Payload bytes.
+    pub(crate) stored: u64,
+    /// Bytes of the blocks before compression.
+    pub(crate) original: u64,
+}
+
+/// What [`Pool::store`] stores.
+///
+/// `head_len` bytes at `head`, then the rest of the `len` bytes at `bytes`.
+pub(crate) struct Payload {
+    pub head: *const u8,
+    pub head_len: usize,
+    pub bytes: *const u8,
+    pub len: usize,
+    pub order: u8,
+    pub format: u8,
+    pub mixed: bool,
+}
+
+/// No memory within the limit, or no address space or entry left.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Full;
+
+/// Why an object could not be read.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Damage {
+    /// The handle was never given out, or was freed.
+    Unknown,
+    /// The entry or the object's own note of its owner is damaged.
+    Entry,
+    /// The header's checksum is not the payload's.
+    Checksum { expected: u32, found: u32 },
+}
+
+/// An object that stays where it is until this is dropped.
+pub(crate) struct Pinned<'a> {
+    span: &'a Span,
+    index: u32,
+    pub header: Header,
+    /// `header.len` readable bytes.
+    pub payload: *const u8,
+}
+
+impl Pool {
+    pub fn new(number: u8, arena: Arena, entries: Entries, marks: Table<Mark>) -> Pool {
+        let empty = || ClassState {
+            partial: [NIL; GROUPS],
+            limbo: NIL,
+            limbo_spans: 0,
+            spans: 0,
+            objects: 0,
+            stored: 0,
+            original: 0,
+        };
+        let classes = CLASSES.iter().map(|_| Mutex::new(empty())).collect();
+        Pool { number, arena, entries, marks, classes, counters: PoolCounters::default() }
+    }
+
+    /// Stores an object.
+    ///
+    /// # Errors
+    /// [`Full`]; nothing is changed then.
+    ///
+    /// # Safety
+    /// - Both parts of the payload are readable, and nobody writes there meanwhile.
+    pub unsafe fn store(&self, payload: &Payload) -> Result<ObjectName, Full> {
+        let len = payload.len;
+        let slot = self.allocate(len, payload.order)?;
+        if slot.is_fresh {
+            self.arena.populate(slot.span);
+        }
+        // SAFETY: the slot is `len` bytes or longer, new, pinned and unknown to anybody else until published; the
+        // caller vouches for the bytes.
+        let hash = unsafe {
+            core::ptr::copy_nonoverlapping(payload.head, slot.payload, payload.head_len);
+            let rest = slot.payload.add(payload.head_len);
+            core::ptr::copy_nonoverlapping(payload.bytes, rest, len - payload.head_len);
+            hash(slot.payload, len)
+        };
+        let mut header =
+            Header { len: len as u32, order: payload.order, format: payload.format, mixed: payload.mixed, checksum: 0 };
+        if let Some(slot) = format::dictionary_slot(payload.format) {
+            self.counters.canned[slot].fetch_add(1, SeqCst);
+        }
+        header.checksum = entry::checksum(header.fields(), slot.name.index, hash);
+        slot.entry.set_header(header);
+        slot.span.unpin();
+        Ok(slot.name)
+    }
+
+    /// Asks the processor for what [`Pool::pin`] and a reader of the payload will read.
+    #[inline]
+    pub fn prefetch(&self, name: ObjectName) {
+        let Some(entry) = self.entries.get(name.index) else { return };
+        if let Some(mark) = self.marks.get(name.index) {
+            prefetch((&raw const *mark).cast());
+        }
+        let Ok(snapshot) = entry.snapshot(name.index) else { return };
+        let Some(span) = self.arena.span(snapshot.place().span) else { return };
+        let Some(class) = span.class().and_then(|c| CLASSES.get(c)) else { return };
+        // Not pinned: it may be another object's by now, and any address may come of it. No byte is read.
+        let at = self.arena.slot_hint(span, class, snapshot.place().slot);
+        let len = class.payload_offset() + entry.header().len as usize;
+        (0..len.min(class.slot_bytes as usize))
+            .step_by(LINE_BYTES)
+            .for_each(|offset| prefetch(at.wrapping_add(offset)));
+    }
+
+    /// Finds and pins an object, without looking at its payload. Takes no lock.
+    ///
+    /// # Errors
+    /// [`Damage::Unknown`] or [`Damage::Entry`].
+    #[inline]
+    pub fn pin(&self, name: ObjectName) -> Result<Pinned<'_>, Damage> {
+        let entry = self.entries.get(name.index).ok_or(Damage::Unknown)?;
+        let (span, place) = loop {
+            let snapshot = entry.snapshot(name.index).map_err(|_| Damage::Entry)?;
+            if !snapshot.is_live() || snapshot.generation() != name.generation {
+                return Err(Damage::Unknown);
+            }
+            let span = self.arena.span(snapshot.place().span).ok_or(Damage::Entry)?;
+            span.pin();
+            if entry.is_still(snapshot) {
+                break (span, snapshot.place());
+            }
+            // Compaction moved the object in between; it does so rarely, and each turn needs another move.
+            span.unpin();
+        };
+        let mut pinned = Pinned { span, index: name.index, header: entry.header(), payload: core::ptr::null() };
+        let class = span.class().and_then(|c| CLASSES.get(c)).ok_or(Damage::Entry)?;
+        let len = pinned.header.len as usize;
+        if len == 0 || len > class.payload_max() || place.slot as u16 >= class.slots {
+            return Err(Damage::Entry);
+        }
+        let at = self.arena.slot(span, class, place.slot);
+        // SAFETY: the slot is pinned and holds this object, so it is readable and nobody writes there.
+        if unsafe { owner_of(span, class, at) } != name.index || pinned.header.format == format::BUILDING {
+            return Err(Damage::Entry);
+        }
+        pinned.payload = at.wrapping_add(class.payload_offset());
+        Ok(pinned)
+    }
+
+    /// Frees an object. A dead or damaged handle is counted and changes nothing.
+    pub fn free(&self, name: ObjectName) {
+        match self.try_free(name) {
+            Some(true) => self.arena.trim_some(),
+            Some(false) => {}
+            None => {
+                self.counters.bad_frees.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// The state of class `class`, locked.
+    pub(crate) fn lock_class(&self, class: usize) -> MutexGuard<'_, ClassState> {
+        self.classes[class].try_lock().unwrap_or_else(|| {
+            let start = now_ns();
+            let guard = self.classes[class].lock();
+            self.counters.lock_waits.fetch_add(1, Relaxed);
+            self.counters.lock_wait_ns.fetch_add(now_ns() - start, Relaxed);
+            guard
+        })
+    }
+
+    fn allocate(&self, len: usize, order: u8) -> Result<Slot<'_>, Full> {
+        let class_index = size_class::of_payload(len);
+        let class = &CLASSES[class_index];
+        let mut state = self.lock_class(class_index);
+        let (index, generation, entry) = self.entries.allocate().ok_or(Full)?;
+        if !self.marks.need(index + 1) {
+            self.entries.free(index);
+            return Err(Full);
+        }
+        let found = state.fullest().map(|index| (index, false));
+        let Some((span_index, is_fresh)) = found.or_else(|| self.add_span(&mut state, class_index)) else {
+            self.entries.free(index);
+            return Err(Full);
+        };
+        let (span, slot) = self.allocate_slot(&mut state, class, span_index);
+        let at = self.arena.slot(span, class, slot);
+        // SAFETY: the slot was free and is ours now; only the holder of the class lock hands slots out.
+        unsafe { set_owner(span, class, at, index) };
+        span.pin();
+        entry.set_header(Header { len: len as u32, order, format: format::BUILDING, mixed: false, checksum: 0 });
+        entry.set_place(index, generation, Place { span: span_index, slot });
+        state.objects += 1;
+        state.stored += len as u64;
+        state.original += (PAGE_SIZE << order) as u64;
+        let name = ObjectName { pool: self.number, index, generation };
+        Ok(Slot { name, entry, span, is_fresh, payload: at.wrapping_add(class.payload_offset()) })
+    }
+
+    /// `None`: the handle is dead or damaged. `Some(true)`: freed, and the arena wants trimming.
+    fn try_free(&self, name: ObjectName) -> Option<bool> {
+        let entry = self.entries.get(name.index)?;
+        let header = entry.header();
+        let len = header.len as usize;
+        if len == 0 || len > MAX_BYTES || (PAGE_SIZE << header.order) > MAX_BYTES {
+            return None;
+        }
+        // The class follows from the length, so it is known before the lock; the place is read under the lock.
+        let class_index = size_class::of_payload(len);
+        let class = &CLASSES[class_index];
+        let mut state = self.lock_class(class_index);
+        let snapshot = entry.snapshot(name.index).ok()?;
+        if !snapshot.is_live() || snapshot.generation() != name.generation {
+            return None;
+        }
+        let place = snapshot.place();
+        let span = self.arena.span(place.span)?;
+        if span.class() != Some(class_index) || !span.is_used(place.slot) {
+            return None;
+        }
+        let before = group(class, span);
+        span.free_slot(place.slot);
+        if let Some(slot) = format::dictionary_slot(header.format) {
+            // Not below zero, should the format be damaged.
+            let _ = self.counters.canned[slot].fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
+        }
+        self.entries.free(name.index);
+        state.objects -= 1;
+        state.stored -= len as u64;
+        state.original -= (PAGE_SIZE << header.order) as u64;
+        self.regroup(&mut state, class, place.span, before);
+        if span.in_use() > 0 {
+            return Some(false);
+        }
+        state.spans -= 1;
+        Some(self.arena.free(place.span))
+    }
+
+    /// A new span, and whether it has no memory yet.
+    fn add_span(&self, state: &mut ClassState, class_index: usize) -> Option<(u32, bool)> {
+        self.reap(state);
+        let (index, is_fresh) = self.arena.allocate(CLASSES[class_index].pages)?;
+        let span = self.arena.span(index)?;
+        span.clear();
+        span.set_class(Some(class_index));
+        state.spans += 1;
+        Some((index, is_fresh))
+    }
+
+    /// Allocates a slot of a span with room and puts the span into the list where it belongs then.
+    pub(crate) fn allocate_slot(&self, state: &mut ClassState, class: &Class, index: u32) -> (&Span, u8) {
+        let span = self.arena.span(index).expect("a listed span is in the table");
+        let before = group(class, span);
+        let slot = span.allocate_slot(class);
+        self.regroup(state, class, index, before);
+        (span, slot)
+    }
+
+    /// Moves a span whose use has changed from list `before` to the list where it belongs.
+    pub(crate) fn regroup(&self, state: &mut ClassState, class: &Class, index: u32, before: Option<usize>) {
+        let span = self.arena.span(index).expect("a listed span is in the table");
+        let after = group(class, span);
+        if before != after {
+            if let Some(group) = before {
+                self.unlink(&mut state.partial[group], span);
+            }
+            if let Some(group) = after {
+                self.link(&mut state.partial[group], index, span);
+            }
+        }
+    }
+
+    /// Hands the spans in limbo that no reader pins any more to the arena.
+    pub(crate) fn reap(&self, state: &mut ClassState) {
+        let mut at = core::mem::replace(&mut state.limbo, NIL);
+        while let Some(span) = self.arena.span(at) {
+            let next = span.next();
+            if span.is_pinned() {
+                span.set_next(state.limbo);
+                state.limbo = at;
+            } else {
+                state.limbo_spans -= 1;
+                self.arena.free(at);
+            }
+            at = next;
+        }
+    }
+
+    fn link(&self, head: &mut u32, index: u32, span: &Span) {
+        span.set_prev(NIL);
+        span.set_next(*head);
+        if let Some(next) = self.arena.span(*head) {
+            next.set_prev(index);
+        }
+        *head = index;
+    }
+
+    fn unlink(&self, head: &mut u32, span: &Span) {
+        match self.arena.span(span.prev()) {
+            Some(prev) => prev.set_next(span.next()),
+            None => *head = span.next(),
+        }
+        if let Some(next) = self.arena.span(span.next()) {
+            next.set_prev(span.prev());
+        }
+    }
+}
+
+#[cfg(test)]
+impl Pool {
+    /// Start and length of the used parts of the pool's address space.
+    pub(crate) fn extents(&self) -> [(usize, usize); 4] {
+        let (list, state) = (self.entries.lock(), self.arena.lock());
+        let entries = self.entries.get(0).map_or(0, |e| e as *const Entry as usize);
+        let spans = self.arena.span(0).map_or(0, |s| s as *const Span as usize);
+        let (data, data_bytes) = self.arena.extent(&state);
+        let marks = self.marks.get(0).map_or(0, |m| m as *const Mark as usize);
+        [
+            (entries, Table::<Entry>::bytes(list.fresh) as usize),
+            (marks, Table::<Mark>::bytes(list.fresh) as usize),
+            (spans, self.arena.metadata_bytes(&state) as usize),
+            (data, data_bytes),
+        ]
+    }
+}
+
+impl ClassState {
+    /// The first span of the fullest group with room.
+    pub(crate) fn fullest(&self) -> Option<u32> {
+        self.partial.iter().rev().copied().find(|head| *head != NIL)
+    }
+}
+
+impl Pinned<'_> {
+    /// Whether the header's checksum fits the payload.
+    #[inline]
+    pub fn verify(&self) -> Result<(), Damage> {
+        // SAFETY: the pinned payload is `len` readable bytes that nobody writes.
+        let hash = unsafe { hash(self.payload, self.header.len as usize) };
+        let found = entry::checksum(self.header.fields(), self.index, hash);
+        let expected = self.header.checksum;
+        if found == expected { Ok(()) } else { Err(Damage::Checksum { expected, found }) }
+    }
+}
+
+impl Drop for Pinned<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.span.unpin();
+    }
+}
+
+/// A new slot, pinned.
+struct Slot<'a> {
+    name: ObjectName,
+    entry: &'a Entry,
+    span: &'a Span,
+    /// The span has no memory yet.
+    is_fresh: bool,
+    payload: *mut u8,
+}
+
+/// The list where a span belongs: none when it is full or empty.
+pub(crate) fn group(class: &Class, span: &Span) -> Option<usize> {
+    let (used, slots) = (span.in_use() as usize, class.slots as usize);
+    if used == 0 || used >= slots { None } else { Some(used * GROUPS / slots) }
+}
+
+/// # Safety
+/// - `slot` is a used slot of `span`, which is pinned or whose class is locked.
+#[inline]
+pub(crate) unsafe fn owner_of(span: &Span, class: &Class, slot: *const u8) -> u32 {
+    if class.is_sole() {
+        span.owner()
+    } else {
+        // SAFETY: a shared slot starts with its owner's index; slots are aligned to 16.
+        unsafe { slot.cast::<u32>().read() }
+    }
+}
+
+/// # Safety
+/// - `slot` is a slot of `span` that no object uses yet, and the class is locked.
+unsafe fn set_owner(span: &Span, class: &Class, slot: *mut u8, index: u32) {
+    if class.is_sole() {
+        span.set_owner(index);
+    } else {
+        // SAFETY: as the caller says; a shared slot starts with its owner's index; slots are aligned to 16.
+        unsafe { slot.cast::<u32>().write(index) };
+    }
+}
+
+/// # Safety
+/// - `len` bytes at `payload` are readable, and nobody writes there during the call.
+#[inline]
+unsafe fn hash(payload: *const u8, len: usize) -> u64 {
+    // SAFETY: as the caller says.
+    let bytes = unsafe { core::slice::from_raw_parts(payload, len) };
+    xxh3(bytes)
+}

@@ -1,0 +1,79 @@
+//! Objects as they are stored, out of the store and back to a block: for a device below, which keeps them compressed.
+use crate::block::{self, DecodeError};
+use crate::handle::Handle;
+use crate::pool::entry::Header;
+use crate::store::Store;
+use crate::store::error::LoadProblem;
+use crate::store::worker::Worker;
+use memfold_sys::page::Page;
+use memfold_sys::units::Order;
+
+/// A stored object's payload, and what is needed to decode it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Exported {
+    /// Payload bytes.
+    pub len: usize,
+    /// Length, order and format in one word; goes back to [`Store::import`].
+    pub fields: u32,
+}
+
+impl Store {
+    /// What [`Store::export`] would give, without its bytes. `None` for handles that are no objects of the store.
+    pub fn payload(&self, handle: Handle) -> Option<Exported> {
+        let name = handle.object()?;
+        let pinned = self.pools.get(name.pool as usize)?.pin(name).ok()?;
+        Some(Exported { len: pinned.header.len as usize, fields: pinned.header.fields() })
+    }
+
+    /// Copies the payload of an object to the start of `out`, as it is stored, and verifies its checksum. The object stays.
+    ///
+    /// # Errors
+    /// The object is unknown or damaged, or longer than `out` (`Layout`).
+    pub fn export(&self, handle: Handle, out: &mut [u8]) -> Result<Exported, LoadProblem> {
+        let name = handle.object().ok_or(LoadProblem::Unknown)?;
+        let pool = self.pools.get(name.pool as usize).ok_or(LoadProblem::Unknown)?;
+        let pinned = pool.pin(name)?;
+        let len = pinned.header.len as usize;
+        let out = out.get_mut(..len).ok_or(LoadProblem::Layout)?;
+        // SAFETY: the pinned payload is `len` readable bytes that nobody writes; `out` is another's.
+        unsafe { core::ptr::copy_nonoverlapping(pinned.payload, out.as_mut_ptr(), len) };
+        pinned.verify()?;
+        Ok(Exported { len, fields: pinned.header.fields() })
+    }
+
+    /// Writes the block of an exported payload to `dst`. The caller has made sure that payload and fields are what
+    /// [`Store::export`] gave.
+    ///
+    /// # Errors
+    /// It is no block of `order`, or makes no sense. `dst` holds any bytes then.
+    ///
+    /// # Panics
+    /// If no page begins at `dst`.
+    ///
+    /// # Safety
+    /// - `dst` points to `order.bytes()` writable bytes that nobody else accesses during the call.
+    pub unsafe fn import(
+        &self,
+        w: &mut Worker,
+        fields: u32,
+        payload: &[u8],
+        order: Order,
+        dst: *mut u8,
+    ) -> Result<(), LoadProblem> {
+        assert!(Page::begins_at(dst));
+        let header = Header::of_fields(fields);
+        if header.order != order.get() {
+            return Err(LoadProblem::Order { expected: order.get(), found: header.order });
+        }
+        if header.len as usize != payload.len() {
+            return Err(LoadProblem::Layout);
+        }
+        // SAFETY: the payload is readable for `header.len` bytes; the caller vouches for `dst`.
+        let decoded = unsafe { block::decode(&mut w.decoders, header, payload.as_ptr(), dst, order) };
+        decoded.map_err(|error| match error {
+            DecodeError::Layout => LoadProblem::Layout,
+            DecodeError::Format => LoadProblem::Format(header.format),
+            DecodeError::Codec(code) => LoadProblem::Codec(code),
+        })
+    }
+}

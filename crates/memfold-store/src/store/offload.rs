@@ -1,0 +1,329 @@
+//! Saving through a queue: blocks are compressed beside the caller in batches, which hides the queue's latency.
+//!
+//! What a queue fails at, or does not finish in time, is compressed by the worker itself, so a broken device costs time and
+//! nothing else. A device that failed or hung too often is not used any more.
+use crate::batch::{BATCH_MAX, Compressor, Done, Job};
+use crate::block::huge_threshold;
+use crate::block::same_filled::pattern_of;
+use crate::block::set::BlockSet;
+use crate::handle::Handle;
+use crate::pool::{Payload, Pool};
+use crate::store::Store;
+use crate::store::error::SaveError;
+use crate::store::save::SaveReport;
+use crate::store::worker::Worker;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use memfold_sys::page::{Page, PageBuffer};
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::thread::now_ns;
+use memfold_sys::units::{Order, PAGE_SIZE};
+
+/// Failures and time-outs after which a device is left alone.
+const TROUBLE_MAX: u64 = 16;
+
+/// What an [`Offload`] did.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct OffloadStats {
+    /// Blocks that the device compressed, or found not to shrink.
+    pub blocks: u64,
+    /// Batches handed over.
+    pub batches: u64,
+    /// Blocks that the worker compressed itself because the device did not take them, failed, or hung.
+    pub fallbacks: u64,
+    /// Jobs that the device failed at.
+    pub failures: u64,
+    /// Times that the device finished nothing within the time-out.
+    pub timeouts: u64,
+}
+
+/// One user's way to a [`Compressor`]: output buffers, a time-out, and how the device behaved.
+///
+/// What a device wrote is believed as a codec's output is: wrong bytes are found by verify mode (Z7) or at the load.
+pub struct Offload {
+    queue: Box<dyn Compressor>,
+    buffers: Box<[PageBuffer]>,
+    timeout_ns: u64,
+    /// Room of the jobs under way.
+    room: usize,
+    stats: OffloadStats,
+}
+
+/// A folio that is being saved.
+struct Saving<'a> {
+    /// Blocks that may fail to shrink.
+    huge_max: u64,
+    pool: &'a Pool,
+    folio: *const u8,
+    order: Order,
+    report: SaveReport,
+    /// Handles by their rank in `which`.
+    done: usize,
+}
+
+impl Offload {
+    /// Batches of up to `batch` blocks (1..=64) of up to `order` through `queue`. A device that finishes nothing for
+    /// `timeout_ns` nanoseconds counts as hung.
+    ///
+    /// # Panics
+    /// If `batch` is 0 or above [`BATCH_MAX`].
+    pub fn new(queue: Box<dyn Compressor>, batch: usize, order: Order, timeout_ns: u64) -> Offload {
+        assert!((1..=BATCH_MAX).contains(&batch));
+        let buffers = (0..batch).map(|_| PageBuffer::new(order)).collect::<Vec<_>>().into_boxed_slice();
+        Offload { queue, buffers, timeout_ns, room: 0, stats: OffloadStats::default() }
+    }
+
+    /// What was done so far.
+    pub fn stats(&self) -> OffloadStats {
+        self.stats
+    }
+
+    /// Whether the device is still used.
+    pub fn is_trusted(&self) -> bool {
+        self.stats.failures + self.stats.timeouts < TROUBLE_MAX
+    }
+}
+
+impl Drop for Offload {
+    fn drop(&mut self) {
+        // The buffers must not go while a device may write to them.
+        self.queue.cancel();
+    }
+}
+
+impl Store {
+    /// As [`Store::save`], with the blocks compressed in batches by the queue of `offload`, whose codec may be another
+    /// than the worker's. Blocks with same-filled pages are the worker's, who does them while the queue works.
+    ///
+    /// # Errors
+    /// As for [`Store::save`]: all or nothing. Trouble of the device is no error: the worker then does its blocks.
+    ///
+    /// # Panics
+    /// As for [`Store::save`]; also if the offload was made for smaller blocks.
+    ///
+    /// # Safety
+    /// - As for [`Store::save`].
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn save_through(
+        &self,
+        w: &mut Worker,
+        offload: &mut Offload,
+        folio: *const u8,
+        order: Order,
+        key: u64,
+        which: &BlockSet,
+        cancel: impl Fn() -> bool,
+        out: &mut [Handle],
+    ) -> Result<SaveReport, SaveError> {
+        assert!(which.end() <= self.blocks(order) && out.len() >= self.blocks(order) && Page::begins_at(folio));
+        assert!(offload.buffers[0].len() >= self.block_order(order).bytes());
+        self.admit_save(w)?;
+        let (pool, order_of_blocks) = (self.pool_of(key), self.block_order(order));
+        let mut saving = Saving {
+            huge_max: which.count() as u64 / 2,
+            pool,
+            folio,
+            order: order_of_blocks,
+            report: SaveReport::default(),
+            done: 0,
+        };
+        let mut batch = [(0usize, 0usize); BATCH_MAX];
+        let mut result = Ok(());
+        let mut blocks = which.iter().enumerate().peekable();
+        while result.is_ok() && blocks.peek().is_some() {
+            let count = offload.buffers.len();
+            let mut filled = 0;
+            for (place, block) in batch.iter_mut().zip(blocks.by_ref().take(count)) {
+                *place = block;
+                filled += 1;
+            }
+            result = if cancel() {
+                Err(SaveError::Cancelled)
+            } else {
+                // SAFETY: the caller vouches for the blocks in `which`.
+                unsafe { self.save_batch(w, offload, &mut saving, &batch[..filled]) }
+            };
+        }
+        if let Err(error) = result {
+            // `saved` may have gaps where a batch broke off.
+            self.free_many(&w.saved[..saving.done]);
+            self.count_failure(w, error);
+            return Err(error);
+        }
+        for (index, handle) in which.iter().zip(&w.saved[..saving.done]) {
+            out[index] = *handle;
+            self.mark_new(*handle, key + (index * order_of_blocks.pages()) as u64);
+        }
+        self.count_save(w, order, &saving.report);
+        Ok(saving.report)
+    }
+
+    /// Saves a batch of (rank, block) pairs. On an error the handles it has made are noted, and nothing is under way.
+    ///
+    /// # Safety
+    /// - As for [`Store::save`], for these blocks.
+    unsafe fn save_batch(
+        &self,
+        w: &mut Worker,
+        offload: &mut Offload,
+        saving: &mut Saving<'_>,
+        batch: &[(usize, usize)],
+    ) -> Result<(), SaveError> {
+        let first = saving.done;
+        saving.done += batch.len();
+        w.saved[first..saving.done].fill(Handle::NONE);
+        let (folio, order) = (saving.folio, saving.order);
+        let block = |index: usize| folio.wrapping_add(index * order.bytes());
+        let mut state = [Turn::Own; BATCH_MAX];
+        // SAFETY: the caller vouches for the blocks.
+        unsafe { offload.submit(batch, order, block, &mut state) };
+        let mut result = Ok(());
+        // The worker's own blocks first: the queue works meanwhile. Then what comes back.
+        loop {
+            for (at, (rank, index)) in batch.iter().enumerate() {
+                if state[at] != Turn::Own || result.is_err() {
+                    continue;
+                }
+                state[at] = Turn::Over;
+                // SAFETY: the caller vouches for the block.
+                let saved = unsafe {
+                    self.save_block(w, saving.pool, block(*index), order, saving.huge_max, &mut saving.report)
+                };
+                result = saved.map(|handle| w.saved[*rank] = handle);
+            }
+            if result.is_err() {
+                offload.queue.cancel();
+                return result;
+            }
+            let Some((at, size)) = offload.await_next(&mut state[..batch.len()]) else {
+                if state[..batch.len()].contains(&Turn::Own) {
+                    continue;
+                }
+                return Ok(());
+            };
+            let (rank, index) = batch[at];
+            let src = block(index);
+            // SAFETY: the device is done with the buffer, which holds `size` bytes; the caller vouches for the block.
+            let saved = unsafe { self.store_offloaded(w, offload, saving, at, src, size) };
+            result = saved.map(|handle| w.saved[rank] = handle);
+        }
+    }
+
+    /// # Safety
+    /// - Buffer `at` holds `size` compressed bytes of the block at `src`, or with `None` that block does not shrink; it
+    ///   is readable, and nobody writes there.
+    unsafe fn store_offloaded(
+        &self,
+        w: &mut Worker,
+        offload: &Offload,
+        saving: &mut Saving<'_>,
+        at: usize,
+        src: *const u8,
+        size: Option<usize>,
+    ) -> Result<Handle, SaveError> {
+        let order = saving.order;
+        let report = &mut saving.report;
+        report.blocks += 1;
+        report.bytes += order.bytes() as u64;
+        report.huge_blocks += size.is_none() as u64;
+        if report.huge_blocks > saving.huge_max && self.refuse_incompressible.load(Relaxed) {
+            return Err(SaveError::Incompressible);
+        }
+        let format = size.map_or(crate::format::NONE, |_| offload.queue.codec().format());
+        let (bytes, len) = size.map_or((src, order.bytes()), |size| (offload.buffers[at].as_ptr(), size));
+        let payload = Payload { head: bytes, head_len: 0, bytes, len, order: order.get(), format, mixed: false };
+        // SAFETY: as the caller says.
+        unsafe { self.store_verified(w, saving.pool, &payload, src, order, report) }
+    }
+}
+
+/// Whose turn it is at a block of a batch.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Turn {
+    /// The worker's.
+    Own,
+    /// The device's.
+    Device,
+    /// Nobody's any more.
+    Over,
+}
+
+impl Offload {
+    /// Gives the device the blocks without same-filled pages, as far as it takes them.
+    ///
+    /// # Safety
+    /// - The blocks are readable, and nobody writes there until they are back or cancelled. Nothing is under way.
+    unsafe fn submit(
+        &mut self,
+        batch: &[(usize, usize)],
+        order: Order,
+        block: impl Fn(usize) -> *const u8,
+        state: &mut [Turn; BATCH_MAX],
+    ) {
+        if !self.is_trusted() {
+            self.stats.fallbacks += batch.len() as u64;
+            return;
+        }
+        let none = Job { tag: 0, src: core::ptr::null(), len: 0, dst: core::ptr::null_mut(), room: 0 };
+        let mut jobs = [none; BATCH_MAX];
+        self.room = huge_threshold(order.bytes());
+        let mut count = 0;
+        for (at, (_, index)) in batch.iter().enumerate() {
+            let src = block(*index);
+            // SAFETY: the pages lie in the block.
+            let filled = |page: usize| unsafe { pattern_of(src.add(page * PAGE_SIZE)) }.is_some();
+            if !(0..order.pages()).any(filled) {
+                let dst = self.buffers[at].as_mut_ptr();
+                let (len, room) = (order.bytes(), self.room);
+                jobs[count] = Job { tag: at as u64, src, len, dst, room };
+                count += 1;
+            }
+        }
+        // SAFETY: the caller vouches for the blocks; the buffers are this offload's, one for each job.
+        let taken = if count > 0 { unsafe { self.queue.submit(&jobs[..count]) }.min(count) } else { 0 };
+        jobs[..taken].iter().for_each(|job| state[job.tag as usize] = Turn::Device);
+        self.stats.batches += (taken > 0) as u64;
+        self.stats.fallbacks += (count - taken) as u64;
+    }
+
+    /// Waits for the next block that the device has compressed: its place in the batch and the size. `None`: the device
+    /// has nothing left; what it failed at, or all of it if it hangs, is the worker's turn now.
+    fn await_next(&mut self, state: &mut [Turn]) -> Option<(usize, Option<usize>)> {
+        let mut since = now_ns();
+        while state.contains(&Turn::Device) {
+            let mut done = [Done::NONE; 1];
+            if self.queue.complete(&mut done, self.timeout_ns) == 0 {
+                if now_ns() - since < self.timeout_ns {
+                    continue;
+                }
+                self.queue.cancel();
+                self.stats.timeouts += 1;
+                for turn in state.iter_mut().filter(|turn| **turn == Turn::Device) {
+                    *turn = Turn::Own;
+                    self.stats.fallbacks += 1;
+                }
+                return None;
+            }
+            since = now_ns();
+            let at = done[0].tag as usize;
+            // A tag that was never given, or twice, is a failure of the device.
+            let Some(turn) = state.get_mut(at).filter(|turn| **turn == Turn::Device) else {
+                self.stats.failures += 1;
+                continue;
+            };
+            match done[0].result {
+                Ok(size) if size.is_none_or(|size| size > 0 && size <= self.room) => {
+                    *turn = Turn::Over;
+                    self.stats.blocks += 1;
+                    return Some((at, size));
+                }
+                _ => {
+                    *turn = Turn::Own;
+                    self.stats.failures += 1;
+                    self.stats.fallbacks += 1;
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,75 @@
+//! Cold objects are compressed again by a stronger codec (M9).
+use crate::block;
+use crate::handle::Handle;
+use crate::pool::Payload;
+use crate::pool::mark::TRIED;
+use crate::pool::size_class::of_payload;
+use crate::store::Store;
+use crate::store::error::LoadError;
+use crate::store::worker::Worker;
+use memfold_sys::sync::atomic::Ordering::*;
+use memfold_sys::units::Order;
+
+impl Store {
+    /// Compresses the object of `handle` again with the codec of `w`. `Ok(Some(new))`: there is a smaller object with the
+    /// same bytes now; the caller puts it in the place of the old one, which it frees. `Ok(None)`: not worth it, nothing
+    /// has changed; it is not tried again.
+    ///
+    /// # Errors
+    /// As for [`Store::load`]: the object is damaged.
+    ///
+    /// # Panics
+    /// If `order` is above the store's block order.
+    ///
+    /// # Safety
+    /// - `handle` is not freed during the call.
+    pub unsafe fn recompress(&self, w: &mut Worker, handle: Handle, order: Order) -> Result<Option<Handle>, LoadError> {
+        assert!(order <= self.block_order);
+        let Some(name) = handle.object() else { return Ok(None) };
+        let counters = &self.counters[w.counters];
+        let old_len = self.stored_len(name);
+        let block = w.spare.as_mut_ptr();
+        // SAFETY: the spare buffer has room for a block of the store's order; the caller keeps the handle alive.
+        unsafe { self.load_object(&mut w.decoders, handle, order, block) }.inspect_err(|_| {
+            counters.failed_loads.fetch_add(1, Relaxed);
+        })?;
+        counters.recompress_tried.fetch_add(1, Relaxed);
+        let pool = &self.pools[name.pool as usize];
+        let old_mark = pool.marks.get(name.index);
+        old_mark.inspect(|mark| mark.set(TRIED));
+        let packer = block::Packer { encoder: &mut *w.encoder, format: w.spec.format(), canned: None };
+        // SAFETY: the spare holds the block, and the scratch is another buffer.
+        let encoded = unsafe { block::encode(&mut w.scratch, packer, block, order) };
+        let Ok(block::Encoded::Object { format, mixed, head, head_len, body, len, .. }) = encoded else {
+            return Ok(None);
+        };
+        let len = head_len + len;
+        if of_payload(len) >= of_payload(old_len.max(1)) {
+            return Ok(None);
+        }
+        let payload = Payload { head, head_len, bytes: body, len, order: order.get(), format, mixed };
+        // SAFETY: the payload lies in the worker's scratch and spare buffer, which nobody writes.
+        let Ok(new) = (unsafe { pool.store(&payload) }) else { return Ok(None) };
+        let new = Handle::of_object(new);
+        if self.verify.load(Relaxed) && !self.reads_back(w, new, order) {
+            counters.verify_mismatches.fetch_add(1, Relaxed);
+            self.free(new);
+            return Ok(None);
+        }
+        counters.recompressed.fetch_add(1, Relaxed);
+        counters.recompress_gained.fetch_add((old_len - len) as u64, Relaxed);
+        if let (Some(old), Some(mark)) = (old_mark, new.object().and_then(|name| pool.marks.get(name.index))) {
+            mark.begin(old.key(), old.tick(), TRIED);
+        }
+        Ok(Some(new))
+    }
+
+    /// Whether `new` decodes to the block in the spare buffer.
+    fn reads_back(&self, w: &mut Worker, new: Handle, order: Order) -> bool {
+        let back = w.scratch.gathered.as_mut_ptr();
+        // SAFETY: the buffer has room for a block of the store's order, page-aligned, and is this worker's; the new object is known to
+        // nobody else.
+        let loaded = unsafe { self.load_object(&mut w.decoders, new, order, back) };
+        loaded.is_ok() && w.scratch.gathered.bytes()[..order.bytes()] == w.spare.bytes()[..order.bytes()]
+    }
+}

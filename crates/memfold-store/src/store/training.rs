@@ -1,0 +1,226 @@
+//! Canned mode (Z8): dictionaries made from what is saved, and used where they win.
+use crate::block::dictionaries::{Cans, Decoders};
+use crate::block::{Encoded, Packer, Scratch, encode};
+use crate::codec::{Canned, CodecSpec};
+use crate::dictionary::cover::Cover;
+use crate::dictionary::{DICTIONARY_BYTES_MAX, Dictionary, DictionaryKind};
+use crate::format;
+use crate::store::Store;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use memfold_sys::page::PageBuffer;
+use memfold_sys::sync::atomic::Ordering::*;
+use memfold_sys::units::Order;
+
+/// A dictionary must make held-out blocks smaller by this share of their size without it, in percent.
+pub const CANNED_MARGIN_PERCENT: u64 = 3;
+
+/// What a dictionary must save of the memory that pools hold now, as a multiple of its own memory.
+const WORTH: u64 = 2;
+
+/// Contents that are tried: bytes of the dictionary, bytes of a piece.
+const TRIED: &[(usize, usize)] = &[(64 << 10, 1024), (64 << 10, 256), (64 << 10, 64), (16 << 10, 256), (16 << 10, 64)];
+
+/// Why a dictionary can't be used.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum CannedError {
+    /// The store's codec takes no dictionary of that kind, or finds it damaged.
+    Codec(CodecSpec),
+    /// Eight dictionaries are in use by objects.
+    Slots,
+}
+
+/// Bytes that blocks become.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Comparison {
+    /// Without a dictionary.
+    pub off: u64,
+    /// With it.
+    pub on: u64,
+}
+
+impl Comparison {
+    /// Whether the dictionary wins by the margin.
+    pub fn wins(&self) -> bool {
+        self.on * 100 < self.off * (100 - CANNED_MARGIN_PERCENT)
+    }
+}
+
+/// What a round of canned mode did.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum CannedStep {
+    /// Nothing: not wanted, not enough sampled yet, or nothing new to judge.
+    Nothing,
+    /// A new dictionary is used from now on.
+    Installed(Comparison),
+    /// The present one still wins and is kept.
+    Kept(Comparison),
+    /// No dictionary wins; none is used from now on. The best one's comparison.
+    Off(Comparison),
+}
+
+/// Compresses blocks for the comparison.
+pub struct Trial {
+    spec: CodecSpec,
+    order: Order,
+    scratch: Scratch,
+    buffer: PageBuffer,
+    encoder: alloc::boxed::Box<dyn crate::codec::Encoder>,
+}
+
+impl Trial {
+    /// For blocks of `order`.
+    pub fn new(spec: CodecSpec, order: Order) -> Trial {
+        let (scratch, encoder) = (Scratch::new(order), spec.encoder(order.bytes()));
+        Trial { spec, order, scratch, buffer: PageBuffer::new(order), encoder }
+    }
+
+    /// Bytes of payload that `blocks` become without a dictionary.
+    pub fn without<'a>(&mut self, blocks: impl Iterator<Item = &'a [u8]>) -> u64 {
+        blocks.map(|block| self.size(block, None)).sum()
+    }
+
+    /// Bytes of payload that `blocks` become with `dictionary`, or `None` if the codec can't use it.
+    pub fn with<'a>(&mut self, blocks: impl Iterator<Item = &'a [u8]>, dictionary: &Dictionary) -> Option<u64> {
+        let canned = self.spec.canned(dictionary, self.order.bytes())?;
+        Some(blocks.map(|block| self.size(block, Some(&canned))).sum())
+    }
+
+    /// The dictionary out of several that makes `blocks` smallest, and how small.
+    pub fn best<'a>(
+        &mut self,
+        blocks: impl Iterator<Item = &'a [u8]> + Clone,
+        dictionaries: impl Iterator<Item = Dictionary>,
+    ) -> Option<(u64, Dictionary)> {
+        let judged = dictionaries.filter_map(|d| Some((self.with(blocks.clone(), &d)?, d)));
+        judged.min_by_key(|(bytes, _)| *bytes)
+    }
+
+    fn size(&mut self, block: &[u8], canned: Option<&Canned>) -> u64 {
+        assert!(block.len() == self.order.bytes());
+        // SAFETY: the buffer has room for a block of the order; then it is a whole block that nobody writes, and scratch
+        // and encoder were made for it.
+        let encoded = unsafe {
+            core::ptr::copy_nonoverlapping(block.as_ptr(), self.buffer.as_mut_ptr(), block.len());
+            let canned = canned.map(|canned| (format::CANNED, canned));
+            let packer = Packer { encoder: &mut *self.encoder, format: self.spec.format(), canned };
+            encode(&mut self.scratch, packer, self.buffer.as_ptr(), self.order)
+        };
+        match encoded {
+            Ok(Encoded::Zero) => 0,
+            Ok(Encoded::Object { head_len, len, .. }) => (head_len + len) as u64,
+            Err(_) => block.len() as u64,
+        }
+    }
+}
+
+/// Dictionaries of raw content chosen from samples of `sample_bytes` each, to be judged by a [`Trial`].
+pub fn raw_dictionaries(samples: &[u8], sample_bytes: usize) -> impl Iterator<Item = Dictionary> {
+    let cover = Cover::new(samples, sample_bytes);
+    TRIED.iter().filter_map(move |(bytes, piece)| {
+        let content = cover.choose((*bytes).min(DICTIONARY_BYTES_MAX), *piece);
+        Dictionary::new(DictionaryKind::Raw, content).ok()
+    })
+}
+
+impl Store {
+    /// Compresses against `dictionary` from now on, in workers of the store's present codec.
+    ///
+    /// Objects that exist keep theirs, which is freed when none uses it.
+    ///
+    /// # Errors
+    /// The codec can't use it, or too many old ones are in use.
+    pub fn install_dictionary(&self, dictionary: &Dictionary) -> Result<(), CannedError> {
+        let spec = self.codec();
+        let canned = spec.canned(dictionary, self.block_order.bytes()).ok_or(CannedError::Codec(spec))?;
+        self.reap_dictionaries();
+        if self.cans.install(spec, canned) { Ok(()) } else { Err(CannedError::Slots) }
+    }
+
+    /// Whether what a dictionary would save, going by what the pools hold now, is worth its own memory.
+    fn is_worth_it(&self, dictionary: &Dictionary, comparison: Comparison) -> bool {
+        let Some(canned) = self.codec().canned(dictionary, self.block_order.bytes()) else { return false };
+        let saved = self.pool_bytes() as u128 * (comparison.off - comparison.on) as u128 / comparison.off as u128;
+        saved >= (WORTH * canned.bytes as u64) as u128
+    }
+
+    /// Compresses without a dictionary from now on.
+    pub fn retire_dictionary(&self) {
+        self.cans.retire();
+    }
+
+    /// Frees dictionaries that no object uses. Returns how many. For a background thread: the only place that frees them.
+    pub fn reap_dictionaries(&self) -> usize {
+        self.cans.reap(|slot| self.pools.iter().map(|pool| pool.counters.canned[slot].load(SeqCst)).sum())
+    }
+
+    /// How many dictionaries there are, old ones included, and their bytes of memory.
+    pub fn dictionaries(&self) -> (usize, u64) {
+        (self.cans.count(), self.cans.bytes())
+    }
+
+    /// Turns the making of dictionaries from saved blocks on or off. The work is done by [`Store::canned_step`]. Turned
+    /// off, the present dictionary stays in use.
+    pub fn set_canned(&self, on: bool) {
+        self.sampler.set_on(on);
+    }
+
+    /// One round of canned mode, for a background thread: takes samples, makes dictionaries of them and judges them, and
+    /// frees old ones. Takes some 100 ms when there is something to judge. Allocates.
+    pub fn canned_step(&self) -> CannedStep {
+        self.reap_dictionaries();
+        let Some(samples) = self.sampler.collect(self.counters.iter().map(|c| c.blocks_saved.load(Relaxed)).sum())
+        else {
+            return CannedStep::Nothing;
+        };
+        let (spec, order) = (self.codec(), samples.order);
+        let blocks = samples.bytes.chunks_exact(order.bytes()).enumerate();
+        let (teach, judge): (Vec<_>, Vec<_>) = blocks.partition(|(nth, _)| nth % 4 != 3);
+        let teach = teach.iter().flat_map(|(_, block)| block.iter().copied()).collect::<Vec<u8>>();
+        let judge = judge.iter().map(|(_, block)| *block);
+        let mut trial = Trial::new(spec, order);
+        let off = trial.without(judge.clone());
+        let present = self.cans.current(spec).map(|canned| judge.clone().map(|b| trial.size(b, Some(&canned))).sum());
+        let best = trial.best(judge, raw_dictionaries(&teach, order.bytes()));
+        self.decide(off, present, best)
+    }
+
+    fn decide(&self, off: u64, present: Option<u64>, best: Option<(u64, Dictionary)>) -> CannedStep {
+        // A new one must beat the present one by the margin too.
+        if let Some((on, dictionary)) = &best
+            && (Comparison { off, on: *on }).wins()
+            && self.is_worth_it(dictionary, Comparison { off, on: *on })
+            && present.is_none_or(|present| (Comparison { off: present, on: *on }).wins())
+            && self.install_dictionary(dictionary).is_ok()
+        {
+            return CannedStep::Installed(Comparison { off, on: *on });
+        }
+        let kept = present.map(|on| Comparison { off, on });
+        if let Some(comparison) = kept.filter(Comparison::wins) {
+            return CannedStep::Kept(comparison);
+        }
+        self.cans.retire();
+        CannedStep::Off(Comparison { off, on: best.map_or(off, |(on, _)| on) })
+    }
+}
+
+impl fmt::Display for CannedError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CannedError::Codec(spec) => {
+                write!(f, "codec {spec} can't use the dictionary: lz4 takes raw ones, zstd also those it trained")
+            }
+            CannedError::Slots => write!(f, "too many old dictionaries are still in use"),
+        }
+    }
+}
+
+impl core::error::Error for CannedError {}
+
+const _: () = {
+    const fn is_shared<T: Send + Sync>() {}
+    is_shared::<Arc<Cans>>();
+    const fn is_sent<T: Send>() {}
+    is_sent::<Decoders>();
+};

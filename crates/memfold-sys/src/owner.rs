@@ -1,0 +1,108 @@
+//! Who has a thing in shared memory, and whether it is still there: told by the kernel, in the memory itself.
+//!
+//! The owner's word holds the number of its thread. When that thread ends, however it does, or its process executes another
+//! program, the kernel marks the word (robust futexes, `Documentation/locking/robust-futexes.rst`). So nobody asks for a
+//! process by its number, which is another in each PID namespace and may not be asked about after a change of user.
+use crate::Errno;
+use crate::raw::system_call;
+use crate::thread::thread_id;
+use core::mem::size_of;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+
+/// The bits of the word that hold the number (`FUTEX_TID_MASK`); the kernel clears them and sets `FUTEX_OWNER_DIED`.
+const THREAD: u32 = 0x3fff_ffff;
+
+/// Whose a thing is.
+#[repr(transparent)]
+#[derive(Default)]
+pub struct Owner(AtomicU32);
+
+/// What the kernel reads when the owner ends: a list with one entry (`struct robust_list_head`, then the entry). It lies in the
+/// shared memory too, where an OOM killer takes nothing away before it is read. Its addresses are those of the owner's mapping.
+#[repr(C)]
+#[derive(Default)]
+pub struct Will {
+    first: AtomicU64,
+    /// From the entry to the word, bytes.
+    offset: AtomicU64,
+    pending: AtomicU64,
+    entry: AtomicU64,
+}
+
+/// What an [`Owner`] may be.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Ownership {
+    /// Nobody has ever had it.
+    Free,
+    /// Somebody has it.
+    Held,
+    /// Who had it has ended.
+    Ended,
+}
+
+impl Owner {
+    /// Whose it is now.
+    pub fn state(&self) -> Ownership {
+        match self.0.load(Acquire) {
+            0 => Ownership::Free,
+            word if word & THREAD != 0 => Ownership::Held,
+            _ => Ownership::Ended,
+        }
+    }
+
+    /// Takes it for the calling thread, until that ends, if nobody has it. Returns whether that was so. A thread that is killed
+    /// before this returns may leave it held for good.
+    ///
+    /// # Errors
+    /// What `set_robust_list` says: ENOSYS on a kernel without.
+    ///
+    /// # Safety
+    /// - The calling thread has no robust list that anybody needs: it is not known to libc, or uses no robust mutex.
+    /// - `self` and `will` stay mapped where they are as long as the thread lives, and `will` is no other owner's.
+    pub unsafe fn take(&self, will: &Will) -> Result<bool, Errno> {
+        let before = self.0.load(Acquire);
+        let is_free = before & THREAD == 0;
+        if !is_free || self.0.compare_exchange(before, thread_id(), AcqRel, Relaxed).is_err() {
+            return Ok(false);
+        }
+        let (head, entry) = (will as *const Will as usize, &raw const will.entry as usize);
+        let word = self as *const Owner as usize;
+        will.first.store(entry as u64, Relaxed);
+        will.offset.store(word.wrapping_sub(entry) as u64, Relaxed);
+        will.pending.store(0, Relaxed);
+        will.entry.store(head as u64, Relaxed);
+        // SAFETY: the list has the kernel's layout and, by the caller's promise, stays as long as the thread lives.
+        let done = unsafe { system_call(libc::SYS_set_robust_list, [head, 3 * size_of::<u64>(), 0, 0, 0, 0]) };
+        if done.is_err() {
+            self.0.store(before, Relaxed);
+        }
+        done.map(|_| true)
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use std::boxed::Box;
+
+    #[test]
+    fn a_thing_is_held_until_its_owners_thread_ends_and_can_be_taken_again() {
+        let (owner, will): (&Owner, &Will) = (Box::leak(Box::default()), Box::leak(Box::default()));
+        assert_eq!(owner.state(), Ownership::Free);
+        for _ in 0..2 {
+            let take = || {
+                // SAFETY: both are leaked, and the thread uses no robust mutex.
+                let taken = unsafe { owner.take(will) };
+                // SAFETY: likewise.
+                (taken, owner.state(), unsafe { owner.take(Box::leak(Box::default())) })
+            };
+            let done = std::thread::spawn(take).join().unwrap();
+            assert_eq!(done, (Ok(true), Ownership::Held, Ok(false)));
+            // The kernel marks it as the thread ends, which may be just after it was joined.
+            while owner.state() == Ownership::Held {
+                std::thread::yield_now();
+            }
+            assert_eq!(owner.state(), Ownership::Ended);
+        }
+    }
+}

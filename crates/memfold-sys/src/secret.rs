@@ -1,0 +1,132 @@
+//! A key's place: a page that is locked in memory, is left out of core dumps, is nobody's but this process's, and is wiped at the end.
+use crate::Errno;
+use crate::raw;
+use crate::units::PAGE_SIZE;
+use crate::zone::Zone;
+use core::marker::PhantomData;
+use core::mem::{MaybeUninit, needs_drop, size_of};
+use core::ops::Deref;
+use core::sync::atomic::{Ordering::SeqCst, compiler_fence};
+
+/// What the making of a key leaves on the stack lies within so many bytes below its caller's frame.
+const STACK_BYTES: usize = 32 << 10;
+
+/// A secret value. A child of fork doesn't have it: touching it there is a segmentation fault.
+pub struct Secret<T> {
+    zone: Zone,
+    of: PhantomData<T>,
+}
+
+// SAFETY: it owns its value, and shares it by `&T` only.
+unsafe impl<T: Send> Send for Secret<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Secret<T> {}
+
+impl<T> Secret<T> {
+    const FITS: () = assert!(!needs_drop::<T>() && align_of::<T>() <= PAGE_SIZE);
+
+    /// Puts what `make` returns there, and wipes what that has left on the stack. Where the kernel doesn't lock a page (RLIMIT_MEMLOCK)
+    /// it says so on standard error and goes on.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(make: impl FnOnce() -> Result<T, Errno>) -> Result<Secret<T>, Errno> {
+        let () = Self::FITS;
+        let zone = Zone::reserve(size_of::<T>().max(1).next_multiple_of(PAGE_SIZE), PAGE_SIZE)?;
+        zone.keep_from_children();
+        if zone.lock().is_err() {
+            raw::warn(&[
+                "memfold: a key can't be locked in memory (RLIMIT_MEMLOCK): the kernel may write it to its own swap\n",
+            ]);
+        }
+        let secret = Secret { zone, of: PhantomData };
+        let made = fill(secret.zone.as_ptr().cast(), make);
+        wipe_stack();
+        made.map(|()| secret)
+    }
+}
+
+/// In a frame of its own, which ends before the stack below its caller's is wiped.
+#[inline(never)]
+fn fill<T>(to: *mut T, make: impl FnOnce() -> Result<T, Errno>) -> Result<(), Errno> {
+    let made = make()?;
+    // SAFETY: `Secret::new` has reserved enough for one value, aligned, that nobody else uses.
+    unsafe { to.write(made) };
+    Ok(())
+}
+
+/// Overwrites what calls before this one have left below the caller's frame.
+#[inline(never)]
+fn wipe_stack() {
+    let mut stack = MaybeUninit::<[u8; STACK_BYTES]>::uninit();
+    wipe(stack.as_mut_ptr().cast(), STACK_BYTES);
+}
+
+/// Overwrites bytes with zeros though nobody reads them again.
+fn wipe(at: *mut u8, len: usize) {
+    for n in 0..len {
+        // SAFETY: the callers own these bytes.
+        unsafe { at.add(n).write_volatile(0) };
+    }
+    compiler_fence(SeqCst);
+}
+
+/// Overwrites bytes that were a key with zeros.
+pub fn wipe_bytes(bytes: &mut [u8]) {
+    wipe(bytes.as_mut_ptr(), bytes.len());
+}
+
+impl<T> Deref for Secret<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: `new` has put a value there, in the zone that this owns, and nobody has a `&mut` to it.
+        unsafe { &*self.zone.as_ptr().cast::<T>() }
+    }
+}
+
+impl<T> Drop for Secret<T> {
+    fn drop(&mut self) {
+        wipe(self.zone.as_ptr(), self.zone.len());
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::maps::{each_detailed, flag};
+    use core::ops::ControlFlow::Continue;
+
+    #[test]
+    fn a_secret_is_locked_out_of_dumps_and_out_of_children() {
+        let secret = Secret::new(|| Ok([7u8; 100])).unwrap();
+        let (at, mut seen) = (secret.zone.start(), 0);
+        each_detailed(|area, about| {
+            if area.start <= at && at < area.end {
+                seen = about.flags & (flag::LOCKED | flag::DONT_DUMP | flag::DONT_FORK);
+            }
+            Continue(())
+        })
+        .unwrap();
+        assert_eq!(seen, flag::LOCKED | flag::DONT_DUMP | flag::DONT_FORK);
+        assert_eq!(*secret, [7; 100]);
+    }
+
+    #[test]
+    fn what_cant_be_made_is_told() {
+        assert_eq!(Secret::<[u8; 8]>::new(|| Err(Errno::NOSYS)).err(), Some(Errno::NOSYS));
+    }
+
+    #[test]
+    fn a_secret_is_wiped() {
+        let mut bytes = [9u8; 64];
+        wipe_bytes(&mut bytes);
+        assert_eq!(bytes, [0; 64]);
+        let secret = core::mem::ManuallyDrop::new(Secret::new(|| Ok([9u8; 64])).unwrap());
+        let at = secret.zone.as_ptr();
+        // What `drop` does, without giving the page back.
+        wipe(at, secret.zone.len());
+        // SAFETY: the page is still there.
+        assert!((0..PAGE_SIZE).all(|n| unsafe { at.add(n).read() } == 0));
+    }
+}

@@ -1,0 +1,96 @@
+//! Memory that processes share by a sealed file without a name (memfd), mapped from its start and as far as it is needed.
+use crate::Errno;
+use core::ffi::{CStr, c_void};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
+
+/// A file of `len` bytes that read as zeros and take memory as they are written. No process can cut it off under the others.
+///
+/// # Errors
+/// What `memfd_create`, `ftruncate` or sealing says.
+pub fn create(name: &CStr, len: u64) -> Result<OwnedFd, Errno> {
+    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, len)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// Maps the first `len` bytes of a file that [`create`] has made. It is left out of core dumps. Returns the address, and the length
+/// of the file.
+///
+/// # Errors
+/// EINVAL: it is another file, or a shorter one; what `mmap` says.
+pub fn map(file: impl AsFd, len: usize) -> Result<(*mut c_void, u64), Errno> {
+    // What isn't sealed could shrink under the mapping. Other files have no seals: EINVAL.
+    let seals = rustix::fs::fcntl_get_seals(&file)?;
+    let size = rustix::fs::fstat(&file)?.st_size as u64;
+    if !seals.contains(SealFlags::SHRINK) || size < len as u64 {
+        return Err(Errno::INVAL);
+    }
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+    let at = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0)? };
+    // SAFETY: changes no byte of the mapping just made. Not fatal.
+    let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontDump) };
+    Ok((at, size))
+}
+
+/// Maps the same file again at another address, from its start for `len` bytes; needs no descriptor.
+///
+/// # Errors
+/// What `mremap` says.
+///
+/// # Safety
+/// - `at` is the address of a mapping of [`map`] or of this function, and its file has `len` bytes.
+pub unsafe fn map_again(at: *mut c_void, len: usize) -> Result<*mut c_void, Errno> {
+    // SAFETY: an old length of 0 leaves the old mapping as it is; the new one is where the kernel likes.
+    unsafe { rustix::mm::mremap(at, 0, len, MremapFlags::MAYMOVE) }
+}
+
+/// Ends a mapping.
+///
+/// # Safety
+/// - `at` and `len` are of a mapping of this module, and nobody uses it from now on.
+pub unsafe fn unmap(at: *mut c_void, len: usize) {
+    // SAFETY: by the caller's promise.
+    let _ = unsafe { rustix::mm::munmap(at, len) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_mapped_again_is_the_same_memory_and_longer() {
+        const LEN: usize = 64 << 20;
+        let file = create(c"memfold-test", LEN as u64).unwrap();
+        let (first, size) = map(&file, 4096).unwrap();
+        assert_eq!(size, LEN as u64);
+        drop(file);
+        // SAFETY: the file is as long.
+        let second = unsafe { map_again(first, LEN) }.unwrap();
+        // SAFETY: both mappings are that long, and this test's alone.
+        unsafe {
+            first.cast::<u64>().write_volatile(7);
+            assert_eq!(second.cast::<u64>().read_volatile(), 7);
+            let last = second.cast::<u8>().add(LEN - 1);
+            assert_eq!(last.read_volatile(), 0);
+            last.write_volatile(1);
+            unmap(first, 4096);
+            unmap(second, LEN);
+        }
+    }
+
+    #[test]
+    fn what_could_shrink_under_the_mapping_is_refused() {
+        let open = rustix::fs::memfd_create(c"open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&open, 8192).unwrap();
+        assert_eq!(map(&open, 4096).err(), Some(Errno::INVAL));
+        let sealed = create(c"short", 4096).unwrap();
+        assert_eq!(map(&sealed, 8192).err(), Some(Errno::INVAL));
+        assert!(rustix::fs::ftruncate(&sealed, 0).is_err());
+        let other = rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
+        assert!(map(&other, 4096).is_err());
+    }
+}

@@ -1,0 +1,416 @@
+//! [`SocketRemote`]: the remote store by way of the service, over a Unix socket.
+//!
+//! One connection carries the requests of all threads, so that a process takes one descriptor in the service. There is no
+//! thread that receives: of those that wait for answers one reads the next answer's head, and leaves what follows to the
+//! thread that has asked for it.
+use crate::Errno;
+use crate::remote::{
+    Answer, DELETE, DONE, ENTRIES_MAX, Entry, Failure, Fetch, GET, HELLO, KEEP, LOST, Object, PUT, Remote, Request,
+};
+use crate::sync::{Condvar, Mutex};
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::time::Duration;
+use rustix::fd::OwnedFd;
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+
+/// The service answers in time; this much later it is given up.
+const GRACE: Duration = Duration::from_secs(10);
+/// Of a line that says what is wrong, no more is read.
+const WHY_BYTES_MAX: u32 = 1 << 16;
+
+/// A client of the service.
+pub struct SocketRemote {
+    path: String,
+    name: String,
+    engine: u64,
+    patience: Duration,
+    line: Mutex<Option<Arc<Line>>>,
+}
+
+impl SocketRemote {
+    /// A client of the service at the socket `path`, which is connected to when it is needed. `name` is for messages;
+    /// the service tries a read again for `timeout`.
+    ///
+    /// # Errors
+    /// The kernel gives no random bytes.
+    pub fn new(path: &str, name: &str, timeout: Duration) -> Result<SocketRemote, Errno> {
+        let mut engine = [0; 8];
+        crate::swapfile::random(&mut engine)?;
+        Ok(SocketRemote {
+            path: path.to_string(),
+            name: name.to_string(),
+            engine: u64::from_ne_bytes(engine),
+            patience: timeout + GRACE,
+            line: Mutex::new(None),
+        })
+    }
+
+    /// A new connection, on which nothing is waited for longer than `patience`.
+    fn connect(&self, patience: Duration) -> Result<Line, Errno> {
+        let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(patience))?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;
+        net::connect(&socket, &SocketAddrUnix::new(self.path.as_str())?)?;
+        let line = Line { socket, sending: Mutex::new(()), turn: Mutex::new(Turn::default()), changed: Condvar::new() };
+        line.send(HELLO, 0, &[Entry { number: self.engine, offset: 0, len: 0 }], &[])?;
+        Ok(line)
+    }
+
+    /// The connection that all share, made anew if there is none or it has broken off.
+    fn line(&self) -> Result<Arc<Line>, Errno> {
+        let mut line = self.line.lock();
+        match &*line {
+            Some(line) if !line.turn.lock().cut => Ok(line.clone()),
+            _ => {
+                let new = Arc::new(self.connect(self.patience)?);
+                *line = Some(new.clone());
+                Ok(new)
+            }
+        }
+    }
+
+    /// Asks by the connection that all share, and once more by a new one if it has broken off in a way that `again` takes:
+    /// that says nothing about the servers, and to do the same twice is no harm.
+    fn ask(
+        &self,
+        what: u32,
+        entries: &[Entry],
+        bytes: &[&[u8]],
+        again: fn(Errno) -> bool,
+        receive: &mut dyn FnMut(&OwnedFd) -> Result<(), Errno>,
+    ) -> Result<(), Failure> {
+        let mut once = || self.line()?.exchange(what, entries, bytes, receive);
+        let result = match once() {
+            Err(e) if again(e) => once(),
+            other => other,
+        };
+        self.failure(result)
+    }
+
+    /// Tells the two kinds of failure apart: what the service said, and that it said nothing.
+    fn failure(&self, result: Result<Said, Errno>) -> Result<(), Failure> {
+        match result {
+            Ok(said) => said,
+            Err(e) => {
+                let why = format!("the service of memfold run at {} does not answer: {e}", self.path);
+                Err(Failure { is_lost: false, is_cut: true, why })
+            }
+        }
+    }
+}
+
+/// The connection was closed at the other end.
+fn is_closed(e: Errno) -> bool {
+    matches!(e, Errno::PIPE | Errno::CONNRESET)
+}
+
+impl Remote for SocketRemote {
+    fn put(&self, objects: &[Object<'_>]) -> Result<(), Failure> {
+        let entry = |o: &Object<'_>| Entry { number: o.number, offset: 0, len: o.bytes.len() as u32 };
+        let entries: Vec<Entry> = objects.iter().map(entry).collect();
+        let bytes: Vec<&[u8]> = objects.iter().map(|o| o.bytes).collect();
+        self.ask(PUT, &entries, &bytes, is_closed, &mut |_| Ok(()))
+    }
+
+    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), Failure> {
+        let entry = |f: &Fetch<'_>| Entry { number: f.number, offset: f.offset as u32, len: f.to.len() as u32 };
+        let entries: Vec<Entry> = fetches.iter().map(entry).collect();
+        let mut receive = |socket: &OwnedFd| fetches.iter_mut().try_for_each(|f| read(socket, f.to));
+        self.ask(GET, &entries, &[], |_| true, &mut receive)
+    }
+
+    fn delete(&self, numbers: &[u64]) -> Result<(), Failure> {
+        let entries: Vec<Entry> = numbers.iter().map(|&number| Entry { number, offset: 0, len: 0 }).collect();
+        self.ask(DELETE, &entries, &[], is_closed, &mut |_| Ok(()))
+    }
+
+    fn keep(&self, patience: Duration) -> Result<(), Failure> {
+        // A connection of its own: on the other one a silent service is waited for longer.
+        let asked = self.connect(patience).and_then(|line| line.exchange(KEEP, &[], &[], &mut |_| Ok(())));
+        self.failure(asked)
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// What an answer says.
+type Said = Result<(), Failure>;
+
+/// One connection to the service.
+struct Line {
+    socket: OwnedFd,
+    /// Held while a request is sent.
+    sending: Mutex<()>,
+    turn: Mutex<Turn>,
+    changed: Condvar,
+}
+
+/// Who receives next.
+#[derive(Default)]
+struct Turn {
+    /// The number of the last request.
+    last: u32,
+    /// Numbers of requests that have no answer yet.
+    asked: Vec<u32>,
+    /// A thread receives.
+    is_taken: bool,
+    /// The head of an answer that its thread has not seen yet.
+    head: Option<Answer>,
+    /// It has broken off: what comes on it now would be taken for another answer.
+    cut: bool,
+}
+
+impl Line {
+    /// Sends one request and receives its answer, the bytes that it asked for by `receive`.
+    ///
+    /// # Errors
+    /// The connection has broken off, for all.
+    fn exchange(
+        &self,
+        what: u32,
+        entries: &[Entry],
+        bytes: &[&[u8]],
+        receive: &mut dyn FnMut(&OwnedFd) -> Result<(), Errno>,
+    ) -> Result<Said, Errno> {
+        let id = {
+            let mut turn = self.turn.lock();
+            turn.last = turn.last.wrapping_add(1);
+            let id = turn.last;
+            turn.asked.push(id);
+            id
+        };
+        let wanted: usize = if what == GET { entries.iter().map(|e| e.len as usize).sum() } else { 0 };
+        let result = self
+            .send(what, id, entries, bytes)
+            .and_then(|()| self.await_head(id))
+            .and_then(|head| self.receive(head, wanted, receive));
+        if result.is_err() {
+            self.cut();
+        }
+        result
+    }
+
+    fn send(&self, what: u32, id: u32, entries: &[Entry], bytes: &[&[u8]]) -> Result<(), Errno> {
+        debug_assert!(entries.len() <= ENTRIES_MAX);
+        let mut head = Vec::with_capacity(Request::BYTES + entries.len() * Entry::BYTES);
+        head.extend_from_slice(&Request { what, id, entries: entries.len() as u32 }.to_bytes());
+        entries.iter().for_each(|e| head.extend_from_slice(&e.to_bytes()));
+        let _sending = self.sending.lock();
+        write(&self.socket, &head)?;
+        bytes.iter().try_for_each(|b| write(&self.socket, b))
+    }
+
+    /// Waits for the answer of request `id`, and reads heads of answers while nobody else does. Then the turn is the
+    /// caller's, who receives what follows.
+    fn await_head(&self, id: u32) -> Result<Answer, Errno> {
+        let mut turn = self.turn.lock();
+        loop {
+            if turn.cut {
+                return Err(Errno::CONNRESET);
+            }
+            match turn.head {
+                Some(head) if head.id == id => {
+                    turn.head = None;
+                    return Ok(head);
+                }
+                None if !turn.is_taken => {
+                    turn.is_taken = true;
+                    drop(turn);
+                    let mut bytes = [0; Answer::BYTES];
+                    let read = read(&self.socket, &mut bytes);
+                    turn = self.turn.lock();
+                    let head = Answer::of_bytes(bytes);
+                    let place = turn.asked.iter().position(|asked| *asked == head.id);
+                    turn.asked.swap_remove(read.and(place.ok_or(Errno::PROTO))?);
+                    turn.head = Some(head);
+                    if head.id != id {
+                        self.changed.notify_all();
+                    }
+                }
+                _ => turn = self.changed.wait(turn),
+            }
+        }
+    }
+
+    /// Receives what follows a head, and ends the turn.
+    fn receive(
+        &self,
+        head: Answer,
+        wanted: usize,
+        receive: &mut dyn FnMut(&OwnedFd) -> Result<(), Errno>,
+    ) -> Result<Said, Errno> {
+        let said = if head.status != DONE {
+            let mut why = alloc::vec![0; head.len.min(WHY_BYTES_MAX) as usize];
+            read(&self.socket, &mut why)?;
+            let why = String::from_utf8_lossy(&why).to_string();
+            Err(Failure { is_lost: head.status == LOST, is_cut: false, why })
+        } else if head.len as usize == wanted {
+            receive(&self.socket)?;
+            Ok(())
+        } else {
+            return Err(Errno::PROTO);
+        };
+        self.turn.lock().is_taken = false;
+        self.changed.notify_all();
+        Ok(said)
+    }
+
+    /// Lets everybody know, also who receives, that nothing is to be had any more.
+    fn cut(&self) {
+        self.turn.lock().cut = true;
+        let _ = net::shutdown(&self.socket, net::Shutdown::Both);
+        self.changed.notify_all();
+    }
+}
+
+fn write(socket: &OwnedFd, mut bytes: &[u8]) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match net::send(socket, bytes, SendFlags::NOSIGNAL) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+fn read(socket: &OwnedFd, mut bytes: &mut [u8]) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match net::recv(socket, &mut *bytes, RecvFlags::empty()) {
+            Ok((0, _)) => return Err(Errno::CONNRESET),
+            Ok((n, _)) => bytes = &mut bytes[n..],
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    #[test]
+    fn without_a_service_the_message_names_the_socket() {
+        let remote = SocketRemote::new("/nowhere/at.all", "redis://x", Duration::from_secs(1)).unwrap();
+        let failure = remote.get(&mut [Fetch { number: 1, offset: 0, to: &mut [0; 16] }]).unwrap_err();
+        assert!(!failure.is_lost && failure.is_cut && failure.why.contains("/nowhere/at.all"), "{failure}");
+    }
+
+    /// A socket at which a test plays the service.
+    struct Stage {
+        path: std::path::PathBuf,
+        listener: UnixListener,
+    }
+
+    impl Stage {
+        fn new(name: &str) -> Stage {
+            let path = std::env::temp_dir().join(format!("memfold-{name}-{}", std::process::id()));
+            let _ = std::fs::remove_file(&path);
+            Stage { listener: UnixListener::bind(&path).unwrap(), path }
+        }
+
+        fn remote(&self) -> SocketRemote {
+            SocketRemote::new(self.path.to_str().unwrap(), "redis://x", Duration::from_secs(60)).unwrap()
+        }
+
+        fn accept(&self) -> UnixStream {
+            let mut stream = self.listener.accept().unwrap().0;
+            assert_eq!(request(&mut stream).0.what, HELLO);
+            stream
+        }
+    }
+
+    impl Drop for Stage {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
+    fn request(stream: &mut UnixStream) -> (Request, Entry) {
+        let (mut head, mut entry) = ([0; Request::BYTES], [0; Entry::BYTES]);
+        stream.read_exact(&mut head).unwrap();
+        stream.read_exact(&mut entry).unwrap();
+        (Request::of_bytes(head), Entry::of_bytes(entry))
+    }
+
+    /// What object `number` holds.
+    fn content(number: u64) -> [u8; 8] {
+        (number * 1001).to_ne_bytes()
+    }
+
+    fn gets(remote: &SocketRemote, number: u64) -> Result<bool, Failure> {
+        let mut to = [0; 8];
+        remote.get(&mut [Fetch { number, offset: 0, to: &mut to }])?;
+        Ok(to == content(number))
+    }
+
+    fn answer(stream: &mut UnixStream, (request, entry): (Request, Entry)) {
+        stream.write_all(&Answer { status: DONE, id: request.id, len: entry.len }.to_bytes()).unwrap();
+        stream.write_all(&content(entry.number)).unwrap();
+    }
+
+    #[test]
+    fn one_connection_carries_many_requests_whose_answers_come_in_any_order() {
+        const THREADS: usize = 8;
+        let stage = Stage::new("many");
+        let remote = &stage.remote();
+        std::thread::scope(|scope| {
+            let ask = |n: usize| move || (0..50).all(|i| gets(remote, n as u64 * 100 + i).unwrap());
+            let threads: Vec<_> = (0..THREADS).map(|n| scope.spawn(ask(n))).collect();
+            let mut stream = stage.accept();
+            for _ in 0..50 {
+                // All wait before the first is answered, and the last is answered first.
+                let mut all: Vec<_> = (0..THREADS).map(|_| request(&mut stream)).collect();
+                all.reverse();
+                all.into_iter().for_each(|one| answer(&mut stream, one));
+            }
+            assert!(threads.into_iter().all(|thread| thread.join().unwrap()), "each got what it asked for");
+        });
+    }
+
+    #[test]
+    fn a_connection_that_breaks_off_is_made_anew_for_all_who_wait() {
+        let stage = Stage::new("cut");
+        let remote = &stage.remote();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|n| scope.spawn(move || gets(remote, n))).collect();
+            let mut stream = stage.accept();
+            let first = request(&mut stream);
+            answer(&mut stream, first);
+            for _ in 0..3 {
+                request(&mut stream);
+            }
+            drop(stream);
+            let mut stream = stage.accept();
+            for _ in 0..3 {
+                let next = request(&mut stream);
+                answer(&mut stream, next);
+            }
+            assert!(threads.into_iter().all(|thread| thread.join().unwrap().unwrap()));
+        });
+    }
+
+    #[test]
+    fn an_answer_that_nobody_has_asked_for_is_not_taken_for_another() {
+        let stage = Stage::new("stray");
+        let remote = &stage.remote();
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || gets(remote, 1));
+            for _ in 0..2 {
+                let mut stream = stage.accept();
+                let (request, entry) = request(&mut stream);
+                let stray = Answer { status: DONE, id: request.id + 1, len: entry.len };
+                stream.write_all(&stray.to_bytes()).unwrap();
+            }
+            assert!(thread.join().unwrap().unwrap_err().is_cut);
+        });
+    }
+}

@@ -1,0 +1,86 @@
+//! What the owner of managed memory may ask of the pager, by address. Locks `areas` and turns addresses into keys.
+use crate::area::{Area, Areas};
+use crate::pager::Pager;
+use alloc::vec::Vec;
+use core::ops::Range;
+use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
+
+/// The pages of a byte range of addresses: those inside it wholly, or with `outwards` those that it touches.
+fn pages(addrs: &Range<usize>, outwards: bool) -> Range<u64> {
+    let (start, end) = if outwards {
+        (addrs.start >> PAGE_SHIFT, addrs.end.div_ceil(PAGE_SIZE))
+    } else {
+        (addrs.start.div_ceil(PAGE_SIZE), addrs.end >> PAGE_SHIFT)
+    };
+    start as u64..end.max(start) as u64
+}
+
+/// The parts of areas that lie in a range of pages, with the keys of each.
+fn parts(areas: &Areas, pages: Range<u64>) -> Vec<(Area, Range<u64>)> {
+    let part = |a: &Area| {
+        let (s, e) = (pages.start.max(a.start), pages.end.min(a.end));
+        (s < e).then(|| (*a, s - a.start + a.key..e - a.start + a.key))
+    };
+    areas.iter().filter_map(part).collect()
+}
+
+impl Pager {
+    /// Takes `[start, end)` under management, which touches no area, is registered already, and holds no page.
+    ///
+    /// # Panics
+    /// If it overlaps an area.
+    pub fn manage_empty(&self, start: usize, end: usize) {
+        let mut areas = loop {
+            if let Some(areas) = self.areas.grow() {
+                break areas;
+            }
+        };
+        areas.add((start >> PAGE_SHIFT) as u64, (end >> PAGE_SHIFT) as u64);
+    }
+
+    /// Folds the pages wholly inside a range of addresses now. Returns pages that left memory.
+    pub fn page_out_at(&self, addrs: Range<usize>) -> u64 {
+        let areas = self.areas.read();
+        parts(&areas, pages(&addrs, false)).into_iter().map(|(_, keys)| self.page_out(&areas, keys)).sum()
+    }
+
+    /// Makes the pages wholly inside a range of addresses the first to be folded when memory is needed.
+    pub fn cool_at(&self, addrs: Range<usize>) {
+        let areas = self.areas.read();
+        parts(&areas, pages(&addrs, false)).into_iter().for_each(|(_, keys)| self.cool(keys));
+    }
+
+    /// Loads and maps the folded pages that a range of addresses touches.
+    pub fn need_at(&self, mut addrs: Range<usize>) {
+        let need = |addrs: &Range<usize>| {
+            let areas = self.areas.read();
+            parts(&areas, pages(addrs, true)).into_iter().try_for_each(|(area, keys)| self.need(&areas, &area, keys))
+        };
+        while let Err(at) = need(&addrs) {
+            addrs.start = at;
+            memfold_sys::thread::yield_now();
+        }
+    }
+
+    /// Drops the contents of the pages wholly inside a range of addresses: they read as zeros.
+    ///
+    /// # Safety
+    /// - The bytes there are needed no longer, and nobody is using them.
+    pub unsafe fn discard_at(&self, addrs: Range<usize>) {
+        let areas = self.areas.write();
+        parts(&areas, pages(&addrs, false)).into_iter().for_each(|(area, keys)| self.discard_keys(&area, keys, true));
+    }
+
+    /// Keeps the pages that a range of addresses touches mapped from their next touch until [`Pager::unpin_at`] with the
+    /// same range. Pins nest.
+    pub fn pin_at(&self, addrs: Range<usize>) {
+        let mut areas = self.areas.write();
+        parts(&areas, pages(&addrs, true)).into_iter().for_each(|(_, keys)| areas.pin(keys.start, keys.end));
+    }
+
+    /// Ends one pin.
+    pub fn unpin_at(&self, addrs: Range<usize>) {
+        let mut areas = self.areas.write();
+        parts(&areas, pages(&addrs, true)).into_iter().for_each(|(_, keys)| areas.unpin(keys.start, keys.end));
+    }
+}

@@ -1,0 +1,6 @@
+//! What changes ranges of the address space: hints of its owner, events of the kernel, adoption, a fork.
+pub(crate) mod ranges;
+pub(crate) mod advice;
+pub mod events;
+pub(crate) mod release;
+pub(crate) mod fork;

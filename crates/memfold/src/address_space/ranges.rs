@@ -1,0 +1,290 @@
+//! What the owner of memory may ask for: page out, cold, will need, pin, discard; and what the kernel reports of it.
+use crate::area::lock::Hold;
+use crate::area::{Area, Areas};
+use crate::fault::load::Source;
+use crate::fault::{Fault, Served};
+use crate::folio::frames::Kind;
+use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::lru::List;
+use crate::folio::{Slot, State};
+use crate::pager::{Pager, bytes};
+use crate::reclaim::Progress;
+use crate::stats;
+use core::ops::Range;
+use memfold_store::{BlockSet, Handle};
+use memfold_sys::page::Page;
+use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
+
+impl Pager {
+    /// Calls `each` for every folio that covers a page with a key in the range, under its shard's lock.
+    pub(crate) fn each_folio(&self, keys: Range<u64>, mut each: impl FnMut(&mut ShardGuard<'_>, FolioId)) {
+        let mut key = keys.start;
+        while key < keys.end {
+            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(keys.end);
+            let mut guard = self.shards.lock(key);
+            let Some((at, id)) = self.index.first(&guard, key, end) else {
+                key = end;
+                continue;
+            };
+            let folio = self.folios.get(&guard, id);
+            key = (at + 1).max(folio.end());
+            each(&mut guard, id);
+        }
+    }
+
+    /// Splits the folio that reaches across `key`, if it is in memory, so that none does (S5).
+    fn cut_at(&self, guard: &mut ShardGuard<'_>, key: u64) {
+        let Some(id) = self.index.find(guard, key) else { return };
+        let folio = self.folios.get(guard, id);
+        if matches!(folio.state.get(), State::Resident | State::Cached) {
+            self.split_at(guard, id, (key - folio.key()) as usize);
+        }
+    }
+
+    fn cut_edges(&self, keys: &Range<u64>) {
+        for edge in [keys.start, keys.end] {
+            if !edge.is_multiple_of(MAX_PAGES as u64) {
+                self.cut_at(&mut self.shards.lock(edge), edge);
+            }
+        }
+    }
+
+    /// Folds the mapped folios of a range now. Whole folios; one that reaches across an edge is split first.
+    /// Returns pages that left memory.
+    pub(crate) fn page_out(&self, areas: &Areas, keys: Range<u64>) -> u64 {
+        self.cut_edges(&keys);
+        let before = self.tally.folded();
+        let mut key = keys.start;
+        while key < keys.end {
+            let guard = self.shards.lock(key);
+            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(keys.end);
+            let Some((at, id)) = self.index.first(&guard, key, end) else {
+                key = end;
+                continue;
+            };
+            let folio = self.folios.get(&guard, id);
+            key = at.max(folio.end() - 1) + 1;
+            let evictable = folio.state.get() == State::Resident && self.lru.isolate_this(id);
+            let start = folio.key();
+            drop(guard);
+            if evictable && self.evict_isolated(areas, id, start) == Progress::Again {
+                break;
+            }
+        }
+        // What rests in the swap cache is saved oldest first, this range among it.
+        for list in [List::Ahead, List::Cooling, List::Dirty] {
+            while self.save_next(Hold::Read(areas), list, true) {}
+        }
+        self.drain_writes();
+        self.tally.folded().saturating_sub(before)
+    }
+
+    /// Makes the mapped folios of a range the next to leave.
+    pub(crate) fn cool(&self, keys: Range<u64>) {
+        self.cut_edges(&keys);
+        self.each_folio(keys, |guard, id| {
+            let folio = self.folios.get(guard, id);
+            if folio.state.get() == State::Resident {
+                folio.active.set(false);
+                folio.refused.set(false);
+                self.lru.push_tail(id, folio.key(), folio.order().get(), List::Inactive);
+            }
+        });
+    }
+
+    /// Drops the contents of a range: it reads as zeros afterwards. `zap` says whether the pages are still to be dropped
+    /// from the page table (the kernel has done it itself where it reported the discard).
+    ///
+    /// The caller holds `areas` for writing, so no folio is being loaded or saved.
+    pub(crate) fn discard_keys(&self, area: &Area, keys: Range<u64>, zap: bool) {
+        let keys = keys.start.max(area.key)..keys.end.min(area.key_end());
+        if keys.is_empty() {
+            return;
+        }
+        for edge in [keys.start, keys.end] {
+            self.unfold_across(edge);
+        }
+        if zap {
+            // All of it: a load by the small-page path that was given up may have mapped pages of a folio that is stored.
+            // SAFETY: the owner gives up the bytes.
+            let done = unsafe { self.space.discard(area.addr_of(keys.start), bytes((keys.end - keys.start) as usize)) };
+            done.expect("memfold: dropping managed pages failed");
+        }
+        let mut dropped = 0;
+        self.each_folio(keys.clone(), |guard, id| {
+            let folio = self.folios.get(guard, id);
+            let (start, order) = (folio.key(), folio.order());
+            debug_assert!(start >= keys.start && start + order.pages() as u64 <= keys.end);
+            match folio.state.get() {
+                State::Resident => {
+                    self.tally.unmap(order.pages() as u64);
+                }
+                State::Cached => self.frames.give(folio.frame.get(), order, Kind::Full),
+                State::Stored => {}
+                State::Loading | State::Saving => unreachable!("somebody works while areas are written"),
+            }
+            dropped += order.pages() as u64;
+            self.remove_folio(guard, id);
+        });
+        stats::add(&self.stats.discarded_pages, dropped);
+        if dropped > 0 {
+            // What was freed may leave the pool sparse: a background thread compacts it.
+            self.queue.reclaim();
+        }
+    }
+
+    /// Makes sure that no folio reaches across `edge`: one in memory is split; a block in the store that would be cut in
+    /// two comes back to memory first, page by page.
+    pub(crate) fn unfold_across(&self, edge: u64) {
+        if edge.is_multiple_of(MAX_PAGES as u64) {
+            return;
+        }
+        let mut guard = self.shards.lock(edge);
+        let Some(id) = self.index.find(&guard, edge) else { return };
+        let folio = self.folios.get(&guard, id);
+        if folio.key() == edge {
+            return;
+        }
+        if folio.state.get() != State::Stored {
+            let at = (edge - folio.key()) as usize;
+            self.split_at(&mut guard, id, at);
+            return;
+        }
+        let block = self.folios.block_order(folio.order());
+        let start = crate::fault::load::align(edge, block);
+        let id = self.carve(&mut guard, id, start, block);
+        if start == edge {
+            return;
+        }
+        if !self.store_by_page(&mut guard, id) {
+            self.unfold_block(&guard, id);
+            self.split_at(&mut guard, id, (edge - start) as usize);
+        }
+    }
+
+    /// Puts single pages into the store in place of a one-block `Stored` folio. `false`: the store refused, nothing changed.
+    ///
+    /// The caller holds `areas` for writing, so the scratch is its own.
+    fn store_by_page(&self, guard: &mut ShardGuard<'_>, id: FolioId) -> bool {
+        let folio = self.folios.get(guard, id);
+        let (key, order, slot) = (folio.key(), folio.order(), self.folios.slots(folio)[0].get());
+        let mut context = self.contexts.borrow(&self.store);
+        let context = &mut *context;
+        // SAFETY: the scratch holds the largest block, and is this thread's alone while it holds `areas` for writing; who frees a
+        // `Stored` folio's copy holds its shard, as we do.
+        unsafe { self.fetch_one(context, slot, order, Page::at(self.scratch.as_ptr())) };
+        let one = BlockSet::first(1);
+        // A full pool, or that they don't shrink, is no reason to refuse: these pages take the place of the block. And
+        // `unfold_block` may wait for ever where an event waits to be read, as its reader may be this thread. Whoever saves a
+        // folio sets the switch anew, and nobody does while `areas` is written.
+        let _past = self.store.past_limit();
+        self.store.set_refuse_incompressible(false);
+        for page in 0..order.pages() {
+            // SAFETY: as above, so nobody writes there; page `page` of the block lies in the scratch.
+            let saved = unsafe {
+                let from = self.scratch.as_ptr().add(page * PAGE_SIZE);
+                context.fingerprints[page] = self.fingerprints.of(core::slice::from_raw_parts(from, PAGE_SIZE));
+                let out = &mut context.handles[page..page + 1];
+                out[0] = Handle::NONE;
+                self.store.save(&mut context.worker, from, Order::PAGE, key + page as u64, &one, || false, out)
+            };
+            if saved.is_err() {
+                self.store.free_many(&context.handles[..page]);
+                return false;
+            }
+        }
+        self.remove_folio(guard, id);
+        for page in 0..order.pages() {
+            let at = key + page as u64;
+            let id = self.folios.create(guard, at, Order::PAGE, State::Stored);
+            let folio = self.folios.get(guard, id);
+            let slot = Slot { handle: context.handles[page], fingerprint: context.fingerprints[page] };
+            self.folios.slots(folio)[0].set(slot);
+            folio.has_copy.set(true);
+            self.index.insert(guard, at, Order::PAGE, id);
+            self.list_by_state(guard, id);
+        }
+        self.tally.store(order.pages() as u64);
+        stats::add(&self.stats.partial_writes, 1);
+        true
+    }
+
+    /// A one-block `Stored` folio becomes `Cached`. Takes memory past the target if it must: data comes first.
+    fn unfold_block(&self, guard: &ShardGuard<'_>, id: FolioId) {
+        let folio = self.folios.get(guard, id);
+        let (order, pages) = (folio.order(), folio.pages());
+        let slot = self.folios.slots(folio)[0].get();
+        let frame = self.frames.take(order, Kind::Full).or_else(|| self.gather(order).ok()?);
+        let frame = frame.unwrap_or_else(|| {
+            loop {
+                let frame = self.frames.take(order, Kind::Empty).expect("memfold: no address space for a frame");
+                // A frame that could not be made full has been given back.
+                match self.frames.populate(&*self.space, frame, order) {
+                    Ok(()) => break frame,
+                    Err(_) => memfold_sys::thread::sleep_ns(100_000),
+                }
+            }
+        });
+        let mut context = self.contexts.borrow(&self.store);
+        // SAFETY: the frame is full, of the block's order, and ours; who frees the folio's copy holds its shard, as we do.
+        unsafe { self.fetch_one(&mut context, slot, order, self.frames.page(frame)) };
+        drop(context);
+        folio.frame.set(frame);
+        folio.state.set(State::Cached);
+        self.tally.load(pages);
+        self.list_by_state(guard, id);
+    }
+
+    /// Loads and maps every folded page of a range.
+    ///
+    /// # Errors
+    /// The address of the first that is left: an event must be applied first; give up `areas` and go on there.
+    pub(crate) fn need(&self, areas: &Areas, area: &Area, keys: Range<u64>) -> Result<(), usize> {
+        let (mut key, last) = (keys.start.max(area.key), keys.end.min(area.key_end()));
+        while key < last {
+            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(last);
+            let guard = self.shards.lock(key);
+            let Some((at, id)) = self.index.first(&guard, key, end) else {
+                key = end;
+                continue;
+            };
+            let folio = self.folios.get(&guard, id);
+            if folio.state.get() == State::Resident {
+                key = folio.end();
+                continue;
+            }
+            drop(guard);
+            key = at;
+            let fault = Fault { addr: area.addr_of(at), ..Fault::default() };
+            if self.serve(areas, area, fault, Source::Any) == Served::Again {
+                return Err(fault.addr);
+            }
+            // In thread delivery another thread may still be loading it; look again.
+            memfold_sys::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Ends the management of areas in `[start, end)` (addresses): their folios are dropped. The caller holds `areas` for
+    /// writing.
+    pub(crate) fn forget(&self, areas: &mut Areas, start: usize, end: usize, zap: bool) {
+        let first = (start / PAGE_SIZE) as u64;
+        let last = (end / PAGE_SIZE) as u64;
+        let whole: alloc::vec::Vec<Area> = areas.iter().filter(|a| a.start < last && first < a.end).copied().collect();
+        for area in whole {
+            let from = first.max(area.start) - area.start + area.key;
+            let to = last.min(area.end) - area.start + area.key;
+            self.discard_keys(&area, from..to, zap);
+        }
+        areas.remove(first, last);
+    }
+}
+
+/// The largest order, at most `most`, of an aligned run that starts at `key` and ends by `end`.
+pub(crate) fn largest_aligned(key: u64, end: u64, most: Order) -> Order {
+    let mut order = most;
+    while order > Order::PAGE && (!key.is_multiple_of(order.pages() as u64) || key + order.pages() as u64 > end) {
+        order = order.smaller().expect("above order 0");
+    }
+    order
+}

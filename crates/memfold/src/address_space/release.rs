@@ -1,0 +1,60 @@
+//! Memory that leaves management for good: brought home, and then the kernel's alone.
+use crate::pager::Pager;
+use core::ops::Range;
+use memfold_sys::thread::yield_now;
+use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT, PAGE_SIZE};
+
+impl Pager {
+    /// Brings what is folded of a range of addresses home and ends its management; `unregister` is called for each part
+    /// (addresses) at the moment when all its pages are in the page table and none is the engine's any more.
+    ///
+    /// Part by part, so that no more than a part must be held against the bounds at once. Called by an engine thread
+    /// while no area may be added.
+    pub fn leave(&self, addrs: Range<usize>, mut unregister: impl FnMut(usize, usize)) {
+        while let Some(part) = self.first_part(&addrs) {
+            self.need_at(part.clone());
+            // While it is held no event is applied, so the pages that were found to be there are still this area's.
+            let reading = self.changes.reading();
+            let left = self.leave_at_home(part, &mut unregister);
+            drop(reading);
+            if !left {
+                yield_now();
+            }
+        }
+    }
+
+    /// The first managed part of a range of addresses, at most a chunk of keys.
+    fn first_part(&self, addrs: &Range<usize>) -> Option<Range<usize>> {
+        let areas = self.areas.read();
+        let (first, last) = ((addrs.start >> PAGE_SHIFT) as u64, addrs.end.div_ceil(PAGE_SIZE) as u64);
+        let area = areas.iter().find(|a| a.start < last && first < a.end)?;
+        let start = first.max(area.start);
+        let key = start - area.start + area.key;
+        let in_chunk = MAX_PAGES as u64 - key % MAX_PAGES as u64;
+        let end = last.min(area.end).min(start + in_chunk);
+        Some((start << PAGE_SHIFT) as usize..(end << PAGE_SHIFT) as usize)
+    }
+
+    /// Ends the management of a part of one area, if every page of it that was touched is in the page table.
+    fn leave_at_home(&self, part: Range<usize>, unregister: &mut impl FnMut(usize, usize)) -> bool {
+        let mut areas = self.areas.write();
+        let (first, last) = ((part.start >> PAGE_SHIFT) as u64, (part.end >> PAGE_SHIFT) as u64);
+        let Some(area) = areas.find(part.start).copied().filter(|a| last <= a.end) else { return false };
+        let keys = first - area.start + area.key..last - area.start + area.key;
+        self.unfold_across(keys.start);
+        self.unfold_across(keys.end);
+        if !self.is_home(keys.start, keys.end) {
+            return false;
+        }
+        let mut pages = 0;
+        self.each_folio(keys, |guard, id| {
+            pages += self.folios.get(guard, id).pages();
+            self.remove_folio(guard, id);
+        });
+        self.tally.unmap(pages);
+        self.quota.add_outside(pages << PAGE_SHIFT);
+        areas.remove(first, last);
+        unregister(part.start, part.end);
+        true
+    }
+}

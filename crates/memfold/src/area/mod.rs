@@ -1,0 +1,407 @@
+//! Areas: the parts of the address space under management, and the keys of their pages.
+//!
+//! The index is keyed not by address but by a *key* that stays with a page when mremap moves it: an area maps addresses
+//! to keys by one offset. Keys equal page numbers unless another area still owns those.
+//!
+//! # Keys and addresses
+//! The index is keyed by a **key**, not by an address (`area/mod.rs`). mremap can move gigabytes of managed memory, folded parts
+//! too; with keys only one offset changes and no folio does. A key is the page's number unless that number is still owned by
+//! an area that has moved away; then it comes from beyond the 47-bit address space, congruent modulo 2 MiB where alignment
+//! matters for folios. The store gets a key only to choose a pool.
+pub mod early_events;
+pub mod lock;
+pub mod event_order;
+
+use crate::area::early_events::{About, Parked, without};
+use crate::folio::index::KEYS;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use memfold_sys::uffd::Event;
+use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT};
+
+/// The number of the page at an address.
+pub fn page_of(addr: usize) -> u64 {
+    (addr >> PAGE_SHIFT) as u64
+}
+
+/// A managed part of the address space. All three are page numbers.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// First page.
+    pub start: u64,
+    /// First page past it.
+    pub end: u64,
+    /// Key of the first page.
+    pub key: u64,
+}
+
+impl Area {
+    /// Key of the page at `addr`.
+    pub fn key_of(&self, addr: usize) -> u64 {
+        (addr as u64 >> PAGE_SHIFT) - self.start + self.key
+    }
+
+    /// Address of the page with this key.
+    pub fn addr_of(&self, key: u64) -> usize {
+        ((key - self.key + self.start) << PAGE_SHIFT) as usize
+    }
+
+    /// First key past the area's.
+    pub fn key_end(&self) -> u64 {
+        self.key + (self.end - self.start)
+    }
+}
+
+/// A move of pages that mremap has made, in terms of what is managed: where each part is, and its first page and its end at the
+/// source.
+pub struct Move {
+    from: u64,
+    to: u64,
+    pages: u64,
+    here: Vec<(u64, u64)>,
+    parked: Vec<(u64, u64, u64)>,
+}
+
+impl Move {
+    /// Where the parts are before it, as page numbers; and its target. No folio may reach across an end of one.
+    pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        let parked = self.parked.iter().map(|&(at, s, e)| (at, at + (e - s)));
+        self.here.iter().copied().chain(parked).chain([(self.to, self.to + self.pages)])
+    }
+}
+
+/// All areas, and the ranges in them that are pinned.
+#[derive(Clone, Default)]
+pub struct Areas {
+    /// By their first page.
+    by_addr: BTreeMap<u64, Area>,
+    /// From the key of an area's first page to that page.
+    by_key: BTreeMap<u64, u64>,
+    pins: Vec<(u64, u64)>,
+    /// What waits for an event.
+    pub parked: Parked,
+}
+
+/// Keys at or above this are given to areas whose own page numbers are taken: beyond the 47-bit user address space.
+const SPARE_KEYS: u64 = 1 << (47 - PAGE_SHIFT);
+
+impl Areas {
+    /// The area that holds `addr`.
+    pub fn find(&self, addr: usize) -> Option<&Area> {
+        let page = page_of(addr);
+        self.last_before(page + 1).filter(|a| page < a.end)
+    }
+
+    /// Whether any of `[start, end)` (page numbers) is in an area.
+    pub fn touch(&self, start: u64, end: u64) -> bool {
+        self.last_before(end).is_some_and(|a| start < a.end)
+    }
+
+    /// The last area that begins before a page.
+    fn last_before(&self, page: u64) -> Option<&Area> {
+        self.by_addr.range(..page).next_back().map(|(_, area)| area)
+    }
+
+    /// The area that owns `key`.
+    pub fn find_key(&self, key: u64) -> Option<&Area> {
+        self.last_key_before(key + 1).filter(|a| key < a.key_end())
+    }
+
+    /// The area with the last first key before `key`.
+    fn last_key_before(&self, key: u64) -> Option<&Area> {
+        self.by_key.range(..key).next_back().map(|(_, start)| &self.by_addr[start])
+    }
+
+    /// All areas in ascending order of address.
+    pub fn iter(&self) -> impl Iterator<Item = &Area> {
+        self.by_addr.values()
+    }
+
+    /// Adds `[start, end)` (page numbers), which touches no area, and joins it with neighbours whose keys continue.
+    ///
+    /// # Panics
+    /// If it overlaps an area, or the key space is used up.
+    pub fn add(&mut self, start: u64, end: u64) {
+        assert!(start < end && end <= SPARE_KEYS);
+        let is_taken = self.last_key_before(end).is_some_and(|a| start < a.key_end());
+        let key = if is_taken { self.spare(start, end - start) } else { start };
+        self.put(Area { start, end, key });
+    }
+
+    /// The first gap between spare keys that holds `pages` pages, aligned as `start` is.
+    fn spare(&self, start: u64, pages: u64) -> u64 {
+        let align = MAX_PAGES as u64;
+        let fit = |key: u64| key.next_multiple_of(align) + start % align;
+        let mut from = fit(self.last_key_before(SPARE_KEYS).map_or(0, Area::key_end).max(SPARE_KEYS));
+        for area in self.by_key.range(SPARE_KEYS..).map(|(_, start)| &self.by_addr[start]) {
+            if from + pages <= area.key {
+                break;
+            }
+            from = from.max(fit(area.key_end()));
+        }
+        assert!(from + pages < KEYS, "the key space is used up");
+        from
+    }
+
+    /// Adds an area with keys of its own.
+    fn put(&mut self, mut area: Area) {
+        assert!(!self.touch(area.start, area.end), "areas overlap");
+        let joins = |a: &Area, b: &Area| a.end == b.start && a.key_end() == b.key;
+        if let Some(before) = self.last_before(area.start).copied().filter(|before| joins(before, &area)) {
+            self.take(before.start);
+            area = Area { end: area.end, ..before };
+        }
+        if let Some(after) = self.by_addr.get(&area.end).copied().filter(|after| joins(&area, after)) {
+            self.take(after.start);
+            area.end = after.end;
+        }
+        self.enter(area);
+    }
+
+    fn enter(&mut self, area: Area) {
+        self.by_addr.insert(area.start, area);
+        self.by_key.insert(area.key, area.start);
+    }
+
+    /// Takes the area that begins at page `start`.
+    fn take(&mut self, start: u64) -> Area {
+        let area = self.by_addr.remove(&start).expect("an area begins there");
+        self.by_key.remove(&area.key);
+        area
+    }
+
+    /// Takes `[start, end)` (page numbers) out; returns the parts of areas that it held, in ascending order of address.
+    pub fn remove(&mut self, start: u64, end: u64) -> Vec<Area> {
+        let mut out = Vec::new();
+        while let Some(area) = self.last_before(end).copied().filter(|a| start < a.end) {
+            self.take(area.start);
+            let part = |s: u64, e: u64| Area { start: s, end: e, key: area.key + (s - area.start) };
+            let (s, e) = (start.max(area.start), end.min(area.end));
+            for (s, e) in [(area.start, s), (e, area.end)] {
+                if s < e {
+                    self.enter(part(s, e));
+                }
+            }
+            out.push(part(s, e));
+        }
+        out.reverse();
+        out
+    }
+
+    /// Moves `pages` pages of address space from `from` to `to` (page numbers); keys stay. What was managed at `to`
+    /// must have been removed before.
+    pub fn relocate(&mut self, from: u64, to: u64, pages: u64) {
+        for part in self.remove(from, from + pages) {
+            let start = part.start - from + to;
+            self.put(Area { start, end: start + (part.end - part.start), key: part.key });
+        }
+    }
+
+    /// What it means that mremap has moved `pages` pages from `from` to `to` (page numbers). See [`crate::area::early_events`].
+    pub fn begin_move(&mut self, from: u64, to: u64, pages: u64) -> Move {
+        let ghosts = self.parked.take(from, from + pages, About::Remap);
+        let taken: Vec<_> = ghosts.iter().map(|g| (g.start, g.end)).collect();
+        let here = without(from, from + pages, &taken);
+        let parked = ghosts.iter().filter_map(|g| g.at.map(|at| (at, g.start, g.end))).collect();
+        Move { from, to, pages, here, parked }
+    }
+
+    /// Makes it.
+    pub fn end_move(&mut self, moved: Move) {
+        let Move { from, to, pages, here, parked } = moved;
+        if self.touch(to, to + pages) {
+            let at = self.parked.park(to, to + pages);
+            self.relocate(to, at, pages);
+        } else {
+            self.parked.arrive(to, to + pages);
+        }
+        let here = here.into_iter().map(|(s, e)| (s, s, e));
+        for (at, s, e) in here.clone().chain(parked) {
+            self.relocate(at, to + (s - from), e - s);
+        }
+        here.for_each(|(s, _, e)| self.parked.leave(s, e));
+    }
+
+    /// What has ended by an unmap of `[start, end)` (page numbers), maybe somewhere else.
+    pub fn ended(&mut self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let ghosts = self.parked.take(start, end, About::Unmap);
+        let taken: Vec<_> = ghosts.iter().map(|g| (g.start, g.end)).collect();
+        let parked = ghosts.iter().filter_map(|g| g.at.map(|at| (at, at + (g.end - g.start))));
+        parked.chain(without(start, end, &taken)).collect()
+    }
+
+    /// Makes a change, as far as addresses go.
+    pub fn follow(&mut self, change: Event) {
+        match change {
+            Event::Unmap { start, end } => {
+                for (start, end) in self.ended(page_of(start), page_of(end)) {
+                    self.remove(start, end);
+                }
+            }
+            Event::Remap { from, to, len } => {
+                let moved = self.begin_move(page_of(from), page_of(to), page_of(len));
+                self.end_move(moved);
+            }
+            _ => {}
+        }
+    }
+
+    /// Where what waits for an event was, which that event will name (page numbers).
+    pub fn waiting(&self) -> Vec<(u64, u64)> {
+        let mut waiting = Vec::new();
+        for (start, end, at) in self.parked.contents() {
+            let held = self.iter().map(|a| (a.start.max(at), a.end.min(at + (end - start))));
+            waiting.extend(held.filter(|part| part.0 < part.1).map(|part| (part.0 - at + start, part.1 - at + start)));
+        }
+        waiting
+    }
+
+    /// Every change is known: what still waits for one has ended.
+    pub fn end_parked(&mut self) {
+        for (start, end) in self.take_parked() {
+            self.remove(start, end);
+        }
+    }
+
+    /// Where what waits for an event is parked (page numbers). Nothing waits any more: the caller ends these parts.
+    pub fn take_parked(&mut self) -> Vec<(u64, u64)> {
+        let ghosts = self.parked.clear();
+        ghosts.iter().filter_map(|ghost| ghost.at.map(|at| (at, at + (ghost.end - ghost.start)))).collect()
+    }
+
+    /// Pins keys `[start, end)`: they are not evicted. Pins nest.
+    pub fn pin(&mut self, start: u64, end: u64) {
+        self.pins.push((start, end));
+    }
+
+    /// Ends one pin.
+    pub fn unpin(&mut self, start: u64, end: u64) {
+        if let Some(i) = self.pins.iter().position(|p| *p == (start, end)) {
+            self.pins.swap_remove(i);
+        }
+    }
+
+    /// Whether any of keys `[start, end)` is pinned.
+    pub fn is_pinned(&self, start: u64, end: u64) -> bool {
+        self.pins.iter().any(|p| p.0 < end && start < p.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memfold_testkit::random::{Random, seed};
+
+    #[test]
+    fn neighbours_join_and_splits_keep_keys() {
+        let mut areas = Areas::default();
+        areas.add(100, 200);
+        areas.add(200, 300);
+        assert_eq!(areas.iter().count(), 1);
+        let out = areas.remove(150, 160);
+        assert_eq!(out, [Area { start: 150, end: 160, key: 150 }]);
+        assert_eq!(areas.find(160 << 12).unwrap().key_of(160 << 12), 160);
+        assert!(areas.find(150 << 12).is_none());
+    }
+
+    #[test]
+    fn keys_move_with_the_pages_and_are_not_given_twice() {
+        let mut areas = Areas::default();
+        areas.add(1000, 1100);
+        areas.relocate(1000, 5000, 100);
+        assert_eq!(areas.find(5010 << 12).unwrap().key_of(5010 << 12), 1010);
+        areas.add(1000, 1100);
+        let again = areas.find(1010 << 12).unwrap().key_of(1010 << 12);
+        assert_ne!(again, 1010);
+        assert_eq!(areas.find_key(again).unwrap().addr_of(again), 1010 << 12);
+        assert_eq!(areas.find_key(1010).unwrap().addr_of(1010), 5010 << 12);
+    }
+
+    #[test]
+    fn keys_of_ended_areas_are_given_again() {
+        const GIB: u64 = 1 << 18;
+        let mut areas = Areas::default();
+        areas.add(0, GIB);
+        areas.relocate(0, 10 * GIB, GIB);
+        // What moved away keeps its keys, so whatever comes in its place needs spare ones.
+        for round in 0..100_000 {
+            areas.add(0, GIB);
+            let key = areas.find_key(SPARE_KEYS).expect("the first spare keys are free each time").key;
+            assert_eq!((areas.find(0).unwrap().key, areas.iter().count()), (key, 2), "round {round}");
+            areas.remove(0, GIB);
+        }
+    }
+
+    #[test]
+    fn spare_keys_overlap_no_others_and_are_aligned_as_their_pages() {
+        let mut areas = Areas::default();
+        areas.add(0, 10_000);
+        areas.relocate(0, 1 << 20, 10_000);
+        for (start, end) in [(3, 700), (700, 701), (1000, 1600), (2000, 2001), (5000, 9999)] {
+            areas.add(start, end);
+        }
+        areas.remove(700, 701);
+        areas.remove(1000, 1600);
+        for (start, end) in [(9, 11), (700, 1400), (1500, 1501), (1501, 1502), (2001, 4100)] {
+            if !areas.touch(start, end) {
+                areas.add(start, end);
+            }
+        }
+        let mut ends = 0;
+        let by_key = areas.by_key.values().map(|start| &areas.by_addr[start]);
+        assert!(by_key.clone().all(|a| a.key >= core::mem::replace(&mut ends, a.key_end())));
+        let spare = by_key.filter(|a| a.key >= SPARE_KEYS);
+        assert!(spare.clone().all(|a| a.key % MAX_PAGES as u64 == a.start % MAX_PAGES as u64));
+        assert_eq!(spare.map(|a| a.end - a.start).sum::<u64>(), 697 + 1 + 4999 + 700 + 1 + 1 + 2099);
+    }
+
+    /// Random changes against a map from page to key.
+    #[test]
+    fn agrees_with_a_map_from_page_to_key() {
+        let mut random = Random::new(seed(11));
+        let (mut areas, mut naive) = (Areas::default(), BTreeMap::new());
+        for _ in 0..1000 {
+            let mut below = |n| random.below(n) as u64;
+            let (start, pages, to) = (below(4000), 1 + below(300), below(4000));
+            let is_free = |at: u64, naive: &BTreeMap<u64, u64>| naive.range(at..at + pages).next().is_none();
+            match below(3) {
+                0 if is_free(start, &naive) => {
+                    areas.add(start, start + pages);
+                    let key =
+                        areas.find((start << PAGE_SHIFT) as usize).unwrap().key_of((start << PAGE_SHIFT) as usize);
+                    assert!(naive.values().all(|k| !(key..key + pages).contains(k)), "a key is given once");
+                    naive.extend((0..pages).map(|n| (start + n, key + n)));
+                }
+                1 if is_free(to, &naive) && (to + pages <= start || start + pages <= to) => {
+                    areas.relocate(start, to, pages);
+                    let moved: Vec<_> = naive.extract_if(start..start + pages, |_, _| true).collect();
+                    naive.extend(moved.into_iter().map(|(page, key)| (page - start + to, key)));
+                }
+                2 => {
+                    let gone = areas.remove(start, start + pages);
+                    assert!(gone.is_sorted_by_key(|a| a.start));
+                    for area in gone {
+                        let keys = (area.start..area.end).map(|page| (page, area.key + page - area.start));
+                        keys.for_each(|(page, key)| assert_eq!(naive.remove(&page), Some(key)));
+                    }
+                }
+                _ => {}
+            }
+            let keys = areas.iter().flat_map(|a| (a.start..a.end).map(|page| (page, a.key + page - a.start)));
+            assert!(keys.eq(naive.iter().map(|(page, key)| (*page, *key))));
+            let addr_of = |key: u64| areas.find_key(key).map(|a| a.addr_of(key));
+            assert!(naive.iter().all(|(page, key)| addr_of(*key) == Some((page << PAGE_SHIFT) as usize)));
+        }
+    }
+
+    #[test]
+    fn pins_nest() {
+        let mut areas = Areas::default();
+        areas.pin(5, 10);
+        areas.pin(5, 10);
+        areas.unpin(5, 10);
+        assert!(areas.is_pinned(9, 20) && !areas.is_pinned(10, 20));
+        areas.unpin(5, 10);
+        assert!(!areas.is_pinned(0, 100));
+    }
+}

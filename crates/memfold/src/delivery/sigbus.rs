@@ -1,0 +1,211 @@
+//! Signal delivery: the faulting thread serves itself in a SIGBUS handler.
+//!
+//! The handler runs with every signal blocked, so no other handler of the program can fault while an engine lock is held.
+//! It makes raw system calls only, so `errno` stays as it was.
+//!
+//! A child of fork has the handler, but none of its parent's engines: the list of them is empty there.
+use crate::fault::{Fault, Served};
+use crate::pager::Pager;
+use alloc::boxed::Box;
+use core::mem::forget;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::SeqCst};
+use memfold_sys::Errno;
+use memfold_sys::sync::StaticMutex;
+use memfold_sys::thread::{Previous, SigbusInfo, set_sigbus, yield_now};
+use memfold_sys::units::PAGE_SIZE;
+use memfold_sys::zone::Zone;
+
+/// Engines with signal delivery in one process, at most.
+pub const ENGINES_MAX: usize = 64;
+
+/// In a page that fork wipes, once there is one.
+static LIST: AtomicPtr<List> = AtomicPtr::new(null_mut());
+/// What the handler has replaced. Noted before it is installed, and installed before that is noted: who looks at both at any
+/// time, as a child of fork does, knows what is left to do.
+static PREVIOUS: AtomicPtr<Previous> = AtomicPtr::new(null_mut());
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+/// All that a child of fork must find as new. Zeros are an empty list that nobody holds.
+struct List {
+    engines: Engines<Pager>,
+    installing: StaticMutex<()>,
+}
+
+const _: () = assert!(size_of::<List>() <= PAGE_SIZE);
+
+impl List {
+    fn get() -> Option<&'static List> {
+        // SAFETY: null, or an aligned page that is large enough, holds nothing else, and is never given back. It began as zeros, as
+        // it does in children of fork, and these are a list.
+        unsafe { LIST.load(SeqCst).as_ref() }
+    }
+
+    fn get_or_make() -> Result<&'static List, Errno> {
+        if let Some(list) = List::get() {
+            return Ok(list);
+        }
+        let page = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
+        page.wipe_in_children()?;
+        let list = page.as_ptr().cast::<List>();
+        if LIST.compare_exchange(null_mut(), list, SeqCst, SeqCst).is_ok() {
+            forget(page);
+        }
+        Ok(List::get().expect("there is one by now"))
+    }
+}
+
+/// Engines that any thread may look through at any time, also from a signal handler, while others come and go.
+struct Engines<T> {
+    places: [Place<T>; ENGINES_MAX],
+}
+
+struct Place<T> {
+    engine: AtomicPtr<T>,
+    /// Threads that look at `engine`. Who looks counts itself before it reads the pointer, and who empties the place
+    /// reads the count after that: one of the two sees the other, as all four accesses are sequentially consistent.
+    visitors: AtomicU32,
+}
+
+#[cfg(test)]
+impl<T> Place<T> {
+    const fn empty() -> Place<T> {
+        Place { engine: AtomicPtr::new(null_mut()), visitors: AtomicU32::new(0) }
+    }
+}
+
+impl<T> Engines<T> {
+    /// Lists an engine. `false` if there are too many.
+    fn enlist(&self, engine: *const T) -> bool {
+        self.places.iter().any(|p| p.engine.compare_exchange(null_mut(), engine.cast_mut(), SeqCst, SeqCst).is_ok())
+    }
+
+    /// Takes an engine off the list; on return nobody looks at it any more.
+    fn delist(&self, engine: *const T) {
+        for place in &self.places {
+            if place.engine.compare_exchange(engine.cast_mut(), null_mut(), SeqCst, SeqCst).is_ok() {
+                // A look takes less than a microsecond, unless its thread loses its CPU meanwhile.
+                while place.visitors.load(SeqCst) > 0 {
+                    yield_now();
+                }
+            }
+        }
+    }
+
+    /// Shows each engine to `visit` until that says `true`. Whether it did.
+    fn any(&self, mut visit: impl FnMut(&T) -> bool) -> bool {
+        self.places.iter().any(|place| {
+            if place.engine.load(SeqCst).is_null() {
+                return false;
+            }
+            place.visitors.fetch_add(1, SeqCst);
+            let engine = place.engine.load(SeqCst);
+            // SAFETY: an engine is dropped after it was taken off the list, which waits for those who look at it.
+            let found = !engine.is_null() && visit(unsafe { &*engine });
+            place.visitors.fetch_sub(1, SeqCst);
+            found
+        })
+    }
+}
+
+/// Lists an engine, and installs the handler with the first. `false` if there are too many.
+///
+/// # Errors
+/// No page for the list.
+pub(crate) fn enlist(pager: &Pager) -> Result<bool, Errno> {
+    let list = List::get_or_make()?;
+    let installing = list.installing.lock();
+    if !INSTALLED.load(SeqCst) {
+        set_sigbus(on_sigbus, |previous| PREVIOUS.store(Box::into_raw(Box::new(previous)), SeqCst));
+        INSTALLED.store(true, SeqCst);
+    }
+    drop(installing);
+    Ok(list.engines.enlist(pager))
+}
+
+/// Takes an engine off the list. No thread may be touching its memory. Threads that touch that of others may be looking
+/// at the engine to see whether a fault is its own: they are waited for.
+pub(crate) fn delist(pager: &Pager) {
+    if let Some(list) = List::get() {
+        list.engines.delist(pager);
+    }
+}
+
+fn on_sigbus(info: &SigbusInfo) {
+    let addr = info.addr();
+    let serve = |pager: &Pager| {
+        loop {
+            // A fault on a protected page is told from a missing one by what happens: protection is lifted either way.
+            match pager.fault(Fault { addr, ..Fault::default() }) {
+                Served::Yes | Served::Mapped { .. } => return true,
+                Served::Again => yield_now(),
+                Served::NotManaged => return false,
+            }
+        }
+    };
+    if List::get().is_some_and(|list| list.engines.any(serve)) {
+        return;
+    }
+    // Not ours: do what the program had asked for.
+    // SAFETY: null, or a leaked box.
+    match unsafe { PREVIOUS.load(SeqCst).as_ref() } {
+        Some(previous) => previous.call(info),
+        None => unreachable!("the handler is installed after what it replaced was noted"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_list_of_zeros_is_an_empty_one() {
+        // SAFETY: pointers, numbers and a lock of numbers, for all of which zeros are a value.
+        let list: List = unsafe { core::mem::zeroed() };
+        assert!(!list.engines.any(|_| true));
+        drop(list.installing.lock());
+        assert!(list.engines.places.iter().all(|place| place.visitors.load(SeqCst) == 0));
+    }
+
+    #[test]
+    fn an_engine_is_not_gone_while_a_thread_looks_at_it() {
+        let engines: Engines<u32> = Engines { places: [const { Place::empty() }; ENGINES_MAX] };
+        let (one, two) = (Box::new(1), Box::new(2));
+        assert!(engines.enlist(&*one) && engines.enlist(&*two));
+        let (looks, is_looking) = mpsc::channel();
+        let (go_on, may_go_on) = mpsc::channel::<()>();
+        let is_gone = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (engines, is_gone) = (&engines, &is_gone);
+            scope.spawn(move || {
+                engines.any(|_| {
+                    looks.send(()).unwrap();
+                    may_go_on.recv().unwrap();
+                    assert!(!is_gone.load(SeqCst));
+                    true
+                })
+            });
+            is_looking.recv().unwrap();
+            let one = &*one;
+            scope.spawn(move || {
+                engines.delist(one);
+                is_gone.store(true, SeqCst);
+            });
+            // It is off the list at once, but not gone before the look has ended.
+            while !engines.places[0].engine.load(SeqCst).is_null() {
+                yield_now();
+            }
+            (0..1000).for_each(|_| yield_now());
+            go_on.send(()).unwrap();
+        });
+        let mut seen = Vec::new();
+        assert!(!engines.any(|engine| {
+            seen.push(*engine);
+            false
+        }));
+        assert_eq!(seen, [2]);
+        assert!(engines.enlist(&*one));
+    }
+}

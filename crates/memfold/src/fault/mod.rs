@@ -1,0 +1,232 @@
+//! The fault path: `fault` -> index look-up -> swap cache (take, or wait) -> load -> map in. What must be read from a device
+//! is passed on to threads that may sleep (`pager/device_faults.rs`).
+pub(crate) mod readahead;
+pub(crate) mod load_by_copy;
+pub(crate) mod load;
+
+use crate::area::{Area, Areas};
+use crate::fault::load::{Loaded, Purpose, Source, align};
+use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::{State, Touch};
+use crate::pager::map::Wake;
+use crate::pager::{Pager, bytes};
+use crate::policy::stream_readahead::Advice;
+use crate::stats;
+use memfold_sys::Errno;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::{Order, PAGE_SIZE};
+
+/// Of blocks that were cut into pages, a stream loads so much at once.
+const CUT_WINDOW: Order = match Order::new(4) {
+    Some(order) => order,
+    None => unreachable!(),
+};
+
+/// How a fault was answered.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// The page is there, or will be when another thread's work on its folio ends, which wakes whoever waits for it.
+    Yes,
+    /// These pages are there, and the caller must wake whoever waits for them ([`Fault::late`]).
+    Mapped {
+        /// First address.
+        start: usize,
+        /// Bytes.
+        len: usize,
+    },
+    /// An event must be read and applied first; the faulting thread still waits. Serve it again, or wake it.
+    Again,
+    /// The address is not under management.
+    NotManaged,
+}
+
+/// What the kernel said of a fault.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Default)]
+pub struct Fault {
+    /// The address that was touched.
+    pub addr: usize,
+    /// The page is there but write-protected.
+    pub protected: bool,
+    /// The caller wakes whoever waits for what is mapped, as [`Served::Mapped`] says. Otherwise that happens with the
+    /// mapping, before anything else is done.
+    pub late: bool,
+}
+
+impl Pager {
+    /// Serves one fault. In signal delivery the page is there on return; in thread delivery it may be another thread's
+    /// task to map it.
+    pub fn fault(&self, fault: Fault) -> Served {
+        let areas = self.areas.read();
+        let Some(area) = areas.find(fault.addr).copied() else { return Served::NotManaged };
+        stats::add(&self.stats.faults, 1);
+        self.serve(&areas, &area, fault, if self.reads.is_served() { Source::Pool } else { Source::Any })
+    }
+
+    /// Says that threads call [`Pager::read`] from now on: faults that need a device are left to them.
+    pub fn expect_readers(&self) {
+        self.reads.set_served();
+    }
+
+    /// Waits for one fault that a handler has passed on, and serves it. `false`: [`Pager::stop`] was called.
+    pub fn read(&self) -> bool {
+        let Some((addr, protected)) = self.reads.next() else { return false };
+        let fault = Fault { addr, protected, late: false };
+        loop {
+            let _open = self.gates.background();
+            let areas = self.areas.read();
+            let Some(area) = areas.find(addr).copied() else {
+                // Its area has ended since: let the thread look again.
+                self.space.wake(addr, PAGE_SIZE);
+                return true;
+            };
+            if self.serve(&areas, &area, fault, Source::Any) != Served::Again {
+                return true;
+            }
+            drop((areas, _open));
+            memfold_sys::thread::yield_now();
+        }
+    }
+
+    pub(crate) fn serve(&self, areas: &Areas, area: &Area, fault: Fault, from: Source) -> Served {
+        let key = area.key_of(fault.addr);
+        let mut guard = self.shards.lock(key);
+        loop {
+            let Some(id) = self.index.find(&guard, key) else {
+                return self.first_touch(areas, area, guard, key, fault);
+            };
+            let folio = self.folios.get(&guard, id);
+            match folio.state.get() {
+                State::Resident => return self.fill_hole(&guard, fault),
+                State::Cached => return self.rescue(&mut guard, area, id, key, fault),
+                State::Stored => return self.major(areas, area, guard, key, fault, from),
+                State::Loading | State::Saving => {
+                    folio.wanted.store(true, Relaxed);
+                    stats::add(&self.stats.faults_waited, 1);
+                    if !self.is_signal() {
+                        return Served::Yes;
+                    }
+                    guard = self.shards.wait(guard);
+                }
+            }
+        }
+    }
+
+    /// The page is there, or the program has discarded it. A `Resident` folio's missing page is zeros.
+    fn fill_hole(&self, _: &ShardGuard<'_>, fault: Fault) -> Served {
+        let page = fault.addr & !(PAGE_SIZE - 1);
+        let Some(_quiet) = self.changes.quiet() else { return Served::Again };
+        if fault.protected {
+            // The eviction that protected it was given up, or has ended and the page has come back.
+            // If that fails, nobody has been woken.
+            return self.space.protect(page, PAGE_SIZE, false).map_or(Served::Again, |()| Served::Yes);
+        }
+        // SAFETY: the shard is locked and the folio `Resident`: if a page is missing, zeros are what it reads.
+        match unsafe { self.space.copy(page, self.frames.zeros(), PAGE_SIZE, true) } {
+            Ok(()) => stats::add(&self.stats.faults_zero, 1),
+            Err(partial) if partial.errno == Errno::AGAIN => return Served::Again,
+            Err(_) => {
+                stats::add(&self.stats.faults_stale, 1);
+                self.space.wake(page, PAGE_SIZE);
+            }
+        }
+        Served::Yes
+    }
+
+    /// Takes a folio back from the swap cache: a second chance.
+    fn rescue(&self, guard: &mut ShardGuard<'_>, area: &Area, id: FolioId, key: u64, fault: Fault) -> Served {
+        let folio = self.folios.get(guard, id);
+        let (start, order, ahead) = (folio.key(), folio.order(), folio.untouched.get());
+        folio.active.set(!ahead);
+        self.lru.settle(id);
+        let in_file = self.is_in_file(folio);
+        if !ahead {
+            stats::add(&self.stats.rescues, 1);
+        }
+        let done = self.map_in(guard, area.addr_of(start), id, fault.wake());
+        if ahead {
+            self.went_on(area, key, start, start + order.pages() as u64, in_file);
+        }
+        let loaded = if done.pages > (key - start) as usize { Loaded::Done } else { Loaded::Again };
+        fault.served(area, (loaded, start, start + order.pages() as u64))
+    }
+
+    fn first_touch(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64, fault: Fault) -> Served {
+        stats::add(&self.stats.faults_zero, 1);
+        let advice = self.advise(key);
+        let (loaded, start, end) = self.zero_fill(areas, area, guard, key, advice.order, fault.wake());
+        self.streams.loaded(key, start, end);
+        fault.served(area, (loaded, start, end))
+    }
+
+    fn major(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64, fault: Fault, from: Source) -> Served {
+        let mut from = from;
+        if from == Source::Pool && self.reaches_file(&guard, key, Order::PAGE) {
+            if self.reads.ask(fault.addr, fault.protected) {
+                return Served::Yes;
+            }
+            from = Source::Any;
+        }
+        stats::add(&self.stats.pgmajfault, 1);
+        let advice = self.advise(key);
+        let in_file = self.index.find(&guard, key).is_some_and(|id| self.is_in_file(self.folios.get(&guard, id)));
+        if in_file
+            && advice.order == self.config.block_order
+            && let Some(beside) = self.around.touched(key)
+        {
+            self.ask_beside(area, beside);
+        }
+        let start = align(key, advice.order);
+        self.ask_ahead(area, start, start + advice.order.pages() as u64, advice, in_file);
+        let done = self.load(areas, area, guard, key, advice.order, Purpose::Fault(fault.wake(), advice.touch), from);
+        let (_, start, end) = done;
+        let end = if done.0 == Loaded::Done { self.load_pages_after(areas, area, end, advice, from) } else { end };
+        self.streams.loaded(key, start, end);
+        fault.served(area, done)
+    }
+
+    /// Where blocks were cut into pages, a window is not one folio: for a stream, maps those that follow too. Returns the
+    /// end of what was loaded.
+    fn load_pages_after(&self, areas: &Areas, area: &Area, end: u64, advice: Advice, from: Source) -> u64 {
+        if advice.touch != Touch::STREAM || advice.backward {
+            return end;
+        }
+        let last = (align(end, CUT_WINDOW) + CUT_WINDOW.pages() as u64).min(area.key_end());
+        let mut at = end;
+        while at < last {
+            let guard = self.shards.lock(at);
+            let Some(id) = self.index.find(&guard, at) else { break };
+            let folio = self.folios.get(&guard, id);
+            let (state, order) = (folio.state.get(), folio.order());
+            if state != State::Stored
+                || order >= self.config.block_order
+                || from == Source::Pool && self.reaches_file(&guard, at, Order::PAGE)
+            {
+                break;
+            }
+            let (loaded, _, after) =
+                self.load(areas, area, guard, at, advice.order, Purpose::Fault(Wake::Now, advice.touch), from);
+            if loaded != Loaded::Done {
+                break;
+            }
+            at = after;
+        }
+        at
+    }
+}
+
+impl Fault {
+    fn wake(&self) -> Wake {
+        if self.late { Wake::ByCaller } else { Wake::Now }
+    }
+
+    /// The answer, after a load that mapped the pages with keys `[start, end)`.
+    fn served(&self, area: &Area, (loaded, start, end): (Loaded, u64, u64)) -> Served {
+        match loaded {
+            Loaded::Again => Served::Again,
+            Loaded::Done if self.late => {
+                Served::Mapped { start: area.addr_of(start), len: bytes((end - start) as usize) }
+            }
+            Loaded::Done => Served::Yes,
+        }
+    }
+}

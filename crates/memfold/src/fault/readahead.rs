@@ -1,0 +1,63 @@
+//! What is loaded for a fault, and what is asked for ahead of the next ones.
+use crate::area::Area;
+use crate::folio::Folio;
+use crate::pager::Pager;
+use crate::pager::background_requests::Window;
+use crate::policy::stream_readahead::Advice;
+use crate::policy::swap_readahead::Beside;
+use crate::stats;
+
+/// A window is at most one part in this many of the memory there is.
+const WINDOW_SHARE: u64 = 32;
+
+impl Pager {
+    /// What to load for a fault: as the streams say, but no window larger than a small part of the memory there is.
+    pub(crate) fn advise(&self, key: u64) -> Advice {
+        let mut advice = self.streams.advise(key);
+        while advice.order > self.config.block_order && advice.order.pages() as u64 > self.target() / WINDOW_SHARE {
+            advice.order = advice.order.smaller().expect("above another order");
+        }
+        advice
+    }
+
+    /// The window `[start, end)` that was loaded ahead is being used, at `key`: its stream goes on.
+    pub(crate) fn went_on(&self, area: &Area, key: u64, start: u64, end: u64, in_file: bool) {
+        stats::add(&self.stats.readahead_hits, 1);
+        if in_file {
+            stats::add(&self.stats.swap_ra_hit, end - start);
+            self.around.hit(key);
+        }
+        let advice = self.advise(key);
+        self.streams.loaded(key, start, end);
+        self.ask_ahead(area, start, end, advice, in_file);
+    }
+
+    /// Whether a folio's stored copy begins in the swap file.
+    pub(crate) fn is_in_file(&self, folio: &Folio) -> bool {
+        self.swap.is_some() && folio.has_copy.get() && self.folios.slots(folio)[0].get().handle.as_foreign().is_some()
+    }
+
+    pub(crate) fn ask_beside(&self, area: &Area, beside: Beside) {
+        if self.config.readahead && beside.key >= area.key && beside.key < area.key_end() {
+            self.queue.load(Window { key: beside.key, order: beside.order });
+        }
+    }
+
+    /// Asks for the windows that a stream reaches after `[start, end)`.
+    pub(crate) fn ask_ahead(&self, area: &Area, start: u64, end: u64, advice: Advice, in_file: bool) {
+        let Advice { order, backward, ahead, .. } = advice;
+        if !self.config.readahead || order <= self.config.block_order {
+            return;
+        }
+        // In thread delivery a handler is at work too: a second window only takes CPUs from it (13% slower on two), but
+        // while one is read from the file another can be decrypted.
+        let windows = if self.is_signal() || in_file { ahead } else { ahead.min(1) };
+        for n in 0..windows as u64 {
+            let far = n * order.pages() as u64;
+            let key = if backward { start.wrapping_sub(1 + far) } else { end + far };
+            if key >= area.key && key < area.key_end() {
+                self.queue.load(Window { key, order });
+            }
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! Folios: what the index knows of an aligned run of pages.
+//!
+//! # A folio's states
+//! `State` in here; the shard lock guards every change.
+//!
+//! | state | the authoritative bytes | may there be a stored copy? |
+//! |---|---|---|
+//! | `Resident` | the program's page table; a missing page is zeros | yes, believed only after its fingerprint matched |
+//! | `Cached` | the frame | yes, likewise; certainly true if `untouched` |
+//! | `Saving` | the frame, which may not move | yes, until replaced |
+//! | `Loading` | the store; zeros if there is no copy | yes, unless it is a first touch |
+//! | `Stored` | the store | always |
+//!
+//! | from -> to | by | what is asserted |
+//! |---|---|---|
+//! | none -> `Loading` | `fault/load.rs` `zero_fill` | the window is empty and inside its area |
+//! | none -> `Resident` | `address_space/events.rs` `note_resident` (adoption) | `Areas::add`: it overlaps no area |
+//! | none -> `Stored` | `address_space/ranges.rs` `store_by_page` (a block cut by a discard) | every page was saved, or nothing changes |
+//! | `Stored` -> `Loading` | `fault/load.rs` `form_window` | all in the window is `Stored` (`all_stored`); a block is never cut (`split_folio`) |
+//! | `Cached`, one block -> `Cached`, pages | `reclaim/block_size.rs` `cut_into_pages` | the frame holds all of it; the block's copy ends |
+//! | `Resident`, pages -> `Resident`, one block | `reclaim/block_size.rs` `join_block` | every page is `Resident` and none is pinned; their copies end |
+//! | `Stored` -> `Loading` -> `Stored` | `reclaim/recompress.rs` `recompress_block` | the handle is still the block's |
+//! | `Stored` -> `Cached` | `address_space/ranges.rs` `unfold_block` | |
+//! | `Loading` -> `Resident` | `pager/map.rs` `map_in` | |
+//! | `Loading` -> `Cached` | `fault/load.rs` `finish`, ahead of use and not wanted; `map_in` for what the kernel didn't take | |
+//! | `Loading` -> `Stored` or none | `fault/load.rs` `undo_locked`: no frame because an event waits, or only a smaller frame | |
+//! | `Resident` -> `Cached` | `pager/map.rs` `map_out` | the frame was empty: EEXIST is a panic (`carry_out`) |
+//! | `Resident` -> none | `address_space/release.rs` `leave_at_home` (locked, or marked) | every folio of the part is `Resident` (`is_home`) |
+//! | `Cached` -> `Resident` | `fault/mod.rs` `rescue` -> `map_in` | |
+//! | `Cached` -> `Saving` | `reclaim/save.rs` `save_next` | the index still names the isolated folio |
+//! | `Cached` -> `Stored` | `save_next`, `untouched` -> `let_go` | there is a copy (`let_go`) |
+//! | `Saving` -> `Stored` | `save` -> `accept` -> `let_go` | there is a copy (`let_go`) |
+//! | `Saving` -> `Cached` | `save`: changed, and the caller may not compress; goes to `Dirty` | |
+//! | `Saving` -> `Cached` -> `Resident` | `save`, `take_back`: wanted, or refused by the store | still `Cached` (`take_back`) |
+//! | `Saving` -> `Cached` with a ticket | `reclaim/writeback.rs` `write_out`: a raw write is under way; on no list | not wanted |
+//! | `Cached` with a ticket -> `Stored` | `end_raw` -> `let_go` | the ticket is the write's |
+//! | at rest -> none | `pager/mod.rs` `remove_folio` (discard, unmap) | never `Loading` or `Saving` (`discard_keys`) |
+//!
+//! A move may stop half-way. The folio is then split at that page: what moved has the new state, the rest the old one
+//! (`settle_pieces`). `Pager::check` verifies every folio, list and sum while nobody works; tests call it after each round.
+pub mod slab;
+pub mod fingerprint;
+pub mod index;
+pub mod lru;
+pub mod frames;
+#[cfg(test)]
+mod tests;
+
+use crate::folio::fingerprint::Fingerprint;
+use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::slab::Slab;
+use core::cell::Cell;
+use memfold_store::Handle;
+use memfold_sys::Errno;
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use memfold_sys::units::{MAX_ORDER, Order};
+
+/// Where the one authoritative copy of a folio's bytes is, and who may change that.
+///
+/// ```text
+///            zero-fill, load                map in
+///   (none) ------------------> Loading -----------------> Resident <----------+
+///                                 |                          |  map out       | rescue
+///                                 | read-ahead               v                |
+///   Stored <---------------------------------------------- Cached -----------+
+///     |  saved, or clean         Saving <------------------- |
+///     +------ Loading               +-- wanted: back to Resident
+/// ```
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// In the program's page table. A page that is missing there was discarded by the program and is zeros.
+    /// A stored copy may be kept; it is only believed after its fingerprint matched.
+    Resident,
+    /// In the swap cache: the bytes are in the folio's frame, the program can't reach them.
+    Cached,
+    /// In the swap cache, being compared, compressed and stored. The frame stays authoritative until the store has
+    /// succeeded, and may not move meanwhile.
+    Saving,
+    /// In the swap cache, its frame being filled. The store (or nothing, for zeros) is authoritative until it is mapped.
+    Loading,
+    /// In the store only.
+    Stored,
+}
+
+/// How a folio was asked for when it was last loaded from the pool, which decides the size of its blocks (`reclaim/block_size.rs`).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Touch(u8);
+
+impl Touch {
+    /// Not loaded yet, or from the swap file.
+    pub const UNKNOWN: Touch = Touch(0);
+    /// As a part of a stream.
+    pub const STREAM: Touch = Touch(1);
+    /// By itself.
+    pub const RANDOM: Touch = Touch(2);
+    /// Page by page, but all at about the same time, so that its block was joined. Counts from there if it is asked for by itself.
+    pub const JOINED: Touch = Touch(128);
+
+    /// How often it was asked for by itself since it last was in another way, at most 127.
+    pub fn random_count(self) -> u8 {
+        (self.0 & !Touch::JOINED.0).saturating_sub(!self.is_joined() as u8)
+    }
+
+    /// Whether its block was joined since it last was part of a stream.
+    pub fn is_joined(self) -> bool {
+        self.0 >= Touch::JOINED.0
+    }
+
+    /// After it was asked for like this; `UNKNOWN` is no news.
+    #[must_use]
+    pub fn then(self, next: Touch) -> Touch {
+        match next {
+            Touch::UNKNOWN => self,
+            Touch::RANDOM if self.random_count() < 126 => Touch(self.0.max(Touch::STREAM.0) + 1),
+            Touch::RANDOM => self,
+            next => next,
+        }
+    }
+}
+
+/// One block in the store.
+#[derive(Copy, Clone, PartialEq, Eq)]
+#[repr(C)]
+pub struct Slot {
+    /// Its object.
+    pub handle: Handle,
+    /// Of the block's bytes when it was stored.
+    pub fingerprint: Fingerprint,
+}
+
+impl Slot {
+    /// Nothing stored.
+    pub const NONE: Slot = Slot { handle: Handle::NONE, fingerprint: Fingerprint::NONE };
+}
+
+/// What is known of a run of pages. Whoever has a reference has borrowed the guard of the shard of the folio's key, so no other
+/// thread has one; only `key` and `wanted` may be asked without.
+///
+/// A record of zeros is valid, and is no folio: `number` is 0.
+#[repr(C)]
+pub struct Folio {
+    /// Slots in the slab of their count; 0 for none. First, as the slab links free records by their first 4 bytes.
+    array: Cell<u32>,
+    /// First page of its frame, while in the swap cache.
+    pub frame: Cell<u32>,
+    /// One more than its key, the first page in the index's key space; 0 for no folio.
+    number: AtomicU64,
+    /// The block, if the folio is one; otherwise `array` names the slots.
+    slot: Cell<Slot>,
+    /// The shadow of its last eviction (`policy/workingset.rs`).
+    pub age: Cell<u32>,
+    /// The raw write that is under way of a `Cached` folio, which is on no list meanwhile; 0 for none.
+    pub writing: Cell<u32>,
+    /// Pages: `2^order`. `array` has the slots of a folio of this order, so nobody else may change it.
+    order: Cell<Order>,
+    /// See [`State`].
+    pub state: Cell<State>,
+    /// Every block has a stored copy.
+    pub has_copy: Cell<bool>,
+    /// The frame is known to equal the stored copy: loaded ahead, and never mapped since.
+    pub untouched: Cell<bool>,
+    /// Touched again soon after it was evicted: protect it.
+    pub active: Cell<bool>,
+    /// How it was last asked for.
+    pub touch: Cell<Touch>,
+    /// `Resident`, or on its way there: when it was last to leave, nothing took it.
+    pub refused: Cell<bool>,
+    /// Somebody waits for it: whoever loads or saves it maps it when done. Set under the shard lock, polled without.
+    pub wanted: AtomicBool,
+}
+
+const _: () = assert!(core::mem::offset_of!(Folio, array) == 0, "a slab writes there when a record is free");
+
+impl Folio {
+    /// Its first page, in the index's key space.
+    pub fn key(&self) -> u64 {
+        self.number.load(Relaxed).wrapping_sub(1)
+    }
+
+    /// Pages: `2^order`.
+    pub fn order(&self) -> Order {
+        self.order.get()
+    }
+
+    /// Pages.
+    pub fn pages(&self) -> u64 {
+        self.order().pages() as u64
+    }
+
+    /// Past its last page, in the index's key space.
+    pub fn end(&self) -> u64 {
+        self.key() + self.pages()
+    }
+}
+
+/// All folios and their block slots.
+pub struct Folios {
+    folios: Slab<Folio>,
+    arrays: [Slab<Slot>; MAX_ORDER as usize + 1],
+    block: Order,
+}
+
+/// Most folios that can be described: 64 Mi (1 TiB of 16 KiB folios).
+const LIMIT: u32 = 1 << 26;
+
+impl Folios {
+    /// Room for folios made of blocks of order `block`.
+    ///
+    /// # Errors
+    /// What reserving address space says.
+    pub fn new(block: Order) -> Result<Folios, Errno> {
+        let mut arrays = [const { None }; MAX_ORDER as usize + 1];
+        for (order, place) in arrays.iter_mut().enumerate() {
+            *place = Some(Slab::new(LIMIT >> order, 1 << order)?);
+        }
+        Ok(Folios { folios: Slab::new(LIMIT, 1)?, arrays: arrays.map(|a| a.expect("filled above")), block })
+    }
+
+    /// A new folio without a stored copy. The guard is that of the shard of `key`.
+    pub fn create(&self, guard: &ShardGuard<'_>, key: u64, order: Order, state: State) -> FolioId {
+        assert!(guard.covers(key), "a folio is made under the lock of its shard");
+        debug_assert!(key.is_multiple_of(order.pages() as u64));
+        let id = self.folios.take();
+        let folio = self.record(id);
+        folio.array.set(0);
+        folio.frame.set(0);
+        folio.slot.set(Slot::NONE);
+        folio.age.set(0);
+        folio.writing.set(0);
+        folio.order.set(order);
+        folio.state.set(state);
+        folio.has_copy.set(false);
+        folio.untouched.set(false);
+        folio.active.set(false);
+        folio.touch.set(Touch::UNKNOWN);
+        folio.refused.set(false);
+        folio.wanted.store(false, Relaxed);
+        // Last: until now it was no folio to whoever has kept the id of an ended one.
+        folio.number.store(key + 1, Relaxed);
+        id
+    }
+
+    /// Forgets a folio, which no index entry and no list names any more. Its stored objects must have been freed or passed on
+    /// before.
+    ///
+    /// # Panics
+    /// As [`Folios::get`].
+    pub fn destroy(&self, guard: &mut ShardGuard<'_>, id: FolioId) {
+        let folio = self.get(guard, id);
+        self.drop_array(folio);
+        folio.number.store(0, Relaxed);
+        // SAFETY: the id was taken by `create`; it is given once, as it was a folio until just now, under the lock of its shard.
+        // `guard` is borrowed for this call alone, so nobody has a reference to the folio or its slots.
+        unsafe { self.folios.give(id) };
+    }
+
+    /// The folio behind an id.
+    ///
+    /// # Panics
+    /// If there is none in the shard that is locked: the id is of one that has ended. (If its record is another's by now, in the
+    /// same shard, that one is returned: ids that were kept while the lock was free must be looked up again.)
+    pub fn get<'g>(&'g self, guard: &'g ShardGuard<'_>, id: FolioId) -> &'g Folio {
+        let folio = self.record(id);
+        assert!(guard.covers(folio.key()), "folio {id} has ended, or another shard is locked");
+        folio
+    }
+
+    /// The folio behind an id, while nobody works.
+    ///
+    /// # Safety
+    /// - It has not ended, and no other thread uses it while the reference lives.
+    pub unsafe fn at_rest(&self, id: FolioId) -> &Folio {
+        self.record(id)
+    }
+
+    /// Whether somebody waits for a folio; may be asked without its lock.
+    pub fn is_wanted(&self, id: FolioId) -> bool {
+        self.record(id).wanted.load(Relaxed)
+    }
+
+    /// Any record, of a folio or not. Of one that is no folio of a locked shard, others may be changing all but the atomic fields.
+    fn record(&self, id: FolioId) -> &Folio {
+        // SAFETY: the record was taken once, so the slab has memory for it as long as it lives, zeros at first, which are a valid `Folio`, as is all that
+        // is written there: only by `Cell`s and atomics, and by the slab into `array`, any bits of which are valid. A `Cell` is
+        // touched by `create`, whose id nobody else has been given, and by who has the guard of the folio's shard: `get` asks for it.
+        unsafe { self.folios.place(id).as_ref() }
+    }
+
+    /// Blocks of a folio of this order.
+    pub fn block_count(&self, order: Order) -> usize {
+        order.pages() >> self.block.get().min(order.get())
+    }
+
+    /// The order of the blocks of a folio of this order.
+    pub fn block_order(&self, order: Order) -> Order {
+        self.block.min(order)
+    }
+
+    /// The slots of a folio, one for each block.
+    pub fn slots<'g>(&self, folio: &'g Folio) -> &'g [Cell<Slot>] {
+        let count = self.block_count(folio.order());
+        if count == 1 {
+            return core::slice::from_ref(&folio.slot);
+        }
+        let slab = &self.arrays[count.trailing_zeros() as usize];
+        if folio.array.get() == 0 {
+            folio.array.set(slab.take());
+            for i in 0..count {
+                // SAFETY: the array was just taken for this folio and has `count` slots.
+                unsafe { slab.place(folio.array.get()).add(i).write(Slot::NONE) };
+            }
+        }
+        // SAFETY: the array has `count` slots, all written, and belongs to this folio alone, whose shard the caller has locked:
+        // `folio` borrows the guard, and whoever gives the array back (`destroy`, `split`) needs that borrow to have ended.
+        unsafe { core::slice::from_raw_parts(slab.place(folio.array.get()).as_ptr().cast(), count) }
+    }
+
+    /// The objects of a folio's blocks.
+    pub fn handles<'g>(&self, folio: &'g Folio) -> impl DoubleEndedIterator<Item = Handle> + use<'g> {
+        self.slots(folio).iter().map(|slot| slot.get().handle)
+    }
+
+    /// Halves the order of `left`; `right`, just created with that order, takes over the slots of the second half. Returns
+    /// the object of a block that would have been cut in two: the copy is given up, and the caller frees it.
+    pub fn split(&self, guard: &mut ShardGuard<'_>, left: FolioId, right: FolioId) -> Handle {
+        let (left, right) = (self.get(guard, left), self.get(guard, right));
+        assert!(left.order().smaller() == Some(right.order()), "the right half has the order of a half");
+        let (count, whole, had_copy) = (self.block_count(left.order()), left.slot.get(), left.has_copy.get());
+        let array = left.array.replace(0);
+        left.slot.set(Slot::NONE);
+        left.order.set(right.order());
+        left.has_copy.set(had_copy && count > 1);
+        right.has_copy.set(had_copy && count > 1);
+        if count == 1 {
+            return if had_copy { whole.handle } else { Handle::NONE };
+        }
+        if array != 0 {
+            let slab = &self.arrays[count.trailing_zeros() as usize];
+            let slots = self.slots(left).iter().chain(self.slots(right));
+            for (i, slot) in slots.enumerate() {
+                // SAFETY: the array of `count` written slots belonged to `left` alone and now to this call; the halves have as many.
+                slot.set(unsafe { slab.place(array).add(i).read() });
+            }
+            // SAFETY: nobody names the array any more, and `guard` is borrowed for this call alone, so nobody has a reference to it.
+            unsafe { slab.give(array) };
+        }
+        Handle::NONE
+    }
+
+    fn drop_array(&self, folio: &Folio) {
+        let array = folio.array.replace(0);
+        if array != 0 {
+            let count = self.block_count(folio.order());
+            // SAFETY: the array was taken from this slab for this folio, which forgets it here. `destroy` alone calls this, to which
+            // the guard is lent for itself alone, so nobody has a reference to the slots.
+            unsafe { self.arrays[count.trailing_zeros() as usize].give(array) };
+        }
+    }
+
+    /// Folios there are.
+    pub fn count(&self) -> usize {
+        self.folios.used()
+    }
+
+    /// Bytes that folios and slots take.
+    pub fn used_bytes(&self) -> usize {
+        self.folios.used_bytes() + self.arrays.iter().map(Slab::used_bytes).sum::<usize>()
+    }
+}

@@ -1,0 +1,119 @@
+//! Slabs: fixed-size records in a zone, addressed by a 32-bit id. Ids start at 1; 0 means none.
+use core::marker::PhantomData;
+use core::mem::size_of;
+use core::ptr::NonNull;
+use memfold_sys::Errno;
+use memfold_sys::sync::Mutex;
+use memfold_sys::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use memfold_sys::units::PAGE_SIZE;
+use memfold_sys::zone::{Edge, NoPromise, Zone};
+
+/// A slab of `T` records, each of `count` consecutive `T`s. Freed records are reused, most recent first.
+pub struct Slab<T> {
+    zone: Zone,
+    edge: Edge,
+    stride: usize,
+    limit: u32,
+    /// The first free record; 0 for none. Each holds the id of the next.
+    free: Mutex<u32>,
+    /// Records from this one on were never taken and may have no memory.
+    fresh: AtomicU32,
+    used: AtomicUsize,
+    _records: PhantomData<T>,
+}
+
+// SAFETY: the slab hands out raw places only; who may read or write a place is its users' own proof.
+unsafe impl<T> Sync for Slab<T> {}
+// SAFETY: as above.
+unsafe impl<T> Send for Slab<T> {}
+
+impl<T> Slab<T> {
+    /// Room for `limit` records of `count` consecutive `T`s, backed by memory as it is used.
+    ///
+    /// # Errors
+    /// What [`Zone::reserve`] says.
+    pub fn new(limit: u32, count: usize) -> Result<Slab<T>, Errno> {
+        let stride = (size_of::<T>() * count).max(8);
+        let len = (stride * (limit as usize + 1)).next_multiple_of(PAGE_SIZE);
+        Ok(Slab {
+            zone: Zone::reserve_growing(len, PAGE_SIZE)?,
+            edge: Edge::default(),
+            stride,
+            limit,
+            free: Mutex::new(0),
+            fresh: AtomicU32::new(1),
+            used: AtomicUsize::new(0),
+            _records: PhantomData,
+        })
+    }
+
+    /// Takes a record; its bytes are whatever they were.
+    ///
+    /// # Panics
+    /// If all ids are taken: more data is under management than the engine can describe. Or if the system promises no more memory.
+    pub fn take(&self) -> u32 {
+        self.used.fetch_add(1, Relaxed);
+        let mut free = self.free.lock();
+        let id = *free;
+        if id != 0 {
+            // SAFETY: the record is free, so its first bytes hold the next free id, written by `give`.
+            *free = unsafe { self.place(id).cast::<u32>().read() };
+            return id;
+        }
+        let id = self.fresh.load(Relaxed);
+        assert!(id <= self.limit, "the index is full: {} records", self.limit);
+        let done = self.zone.need(&self.edge, 0, self.zone.len(), self.stride * (id as usize + 1));
+        assert!(done.is_ok(), "the index can't grow: {NoPromise}");
+        // After its memory is there; written under the lock.
+        self.fresh.store(id + 1, Release);
+        id
+    }
+
+    /// Gives a record back.
+    ///
+    /// # Safety
+    /// - `id` was taken from this slab, is given back once, and nobody uses it any more.
+    pub unsafe fn give(&self, id: u32) {
+        self.used.fetch_sub(1, Relaxed);
+        let mut free = self.free.lock();
+        // SAFETY: the caller hands the record over, so its bytes are ours; a record holds at least 8 of them.
+        unsafe { self.place(id).cast::<u32>().write(*free) };
+        *free = id;
+    }
+
+    /// The place of a record that was taken at some time: it has memory from then on.
+    ///
+    /// # Panics
+    /// If it never was.
+    pub fn place(&self, id: u32) -> NonNull<T> {
+        assert!(id != 0 && id < self.fresh.load(Acquire), "record {id} was never taken");
+        // SAFETY: `stride * (limit + 1)` bytes are inside the zone, and `fresh` is at most one past the limit.
+        unsafe { NonNull::new_unchecked(self.zone.as_ptr().add(self.stride * id as usize).cast()) }
+    }
+
+    /// Records in use.
+    pub fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+
+    /// Bytes that the records in use take.
+    pub fn used_bytes(&self) -> usize {
+        self.used() * self.stride
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_reused_and_counted() {
+        let slab = Slab::<u64>::new(100, 3).unwrap();
+        let (a, b) = (slab.take(), slab.take());
+        assert_ne!(a, b);
+        assert_eq!(slab.used_bytes(), 48);
+        // SAFETY: `a` is taken and not used again.
+        unsafe { slab.give(a) };
+        assert_eq!(slab.take(), a);
+    }
+}

@@ -1,0 +1,2 @@
+//! Tests of parts of this folder that have no public door.
+mod frames;

@@ -1,0 +1,101 @@
+//! Contexts: what a thread needs to compress, decompress and compare, kept and lent out. No thread-local storage.
+use crate::folio::fingerprint::Fingerprint;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::ops::{Deref, DerefMut};
+use memfold_store::{Handle, Offload, SoftwarePool, Store, Worker};
+use memfold_sys::page::PageBuffer;
+use memfold_sys::sync::{Mutex, MutexGuard};
+use memfold_sys::units::{MAX_PAGES, Order};
+
+/// No block takes this long on a software thread that runs at all.
+const OFFLOAD_TIMEOUT_NS: u64 = 1_000_000_000;
+
+/// One thread's working set.
+pub struct Context {
+    /// Codec state.
+    pub worker: Worker,
+    /// Other cores that compress blocks of a folio, if batches are on.
+    pub offload: Option<Offload>,
+    /// New handles of the folio being saved.
+    pub handles: [Handle; MAX_PAGES],
+    /// New fingerprints of the folio being saved.
+    pub fingerprints: [Fingerprint; MAX_PAGES],
+    /// One decompressed block.
+    pub buffer: PageBuffer,
+}
+
+/// All contexts of an engine, each made when it is first borrowed, the first also by [`Contexts::prepare`]: most processes of a run
+/// are small, and short.
+pub struct Contexts {
+    all: Vec<Mutex<Option<Box<Context>>>>,
+    /// Dropped after those that use it.
+    codecs: Option<SoftwarePool>,
+    batch: usize,
+    block: Order,
+}
+
+/// A context that is borrowed.
+pub struct Borrowed<'a>(MutexGuard<'a, Option<Box<Context>>>);
+
+impl Deref for Borrowed<'_> {
+    type Target = Context;
+    fn deref(&self) -> &Context {
+        self.0.as_ref().expect("made before it was lent")
+    }
+}
+
+impl DerefMut for Borrowed<'_> {
+    fn deref_mut(&mut self) -> &mut Context {
+        self.0.as_mut().expect("made before it was lent")
+    }
+}
+
+impl Contexts {
+    /// Up to `count` contexts (at least 1) for blocks of up to `block`, with batches of `batch` blocks if there are `codecs`:
+    /// threads that compress for them.
+    pub fn new(count: usize, block: Order, codecs: Option<SoftwarePool>, batch: usize) -> Contexts {
+        let all = (0..count.max(1)).map(|_| Mutex::new(None)).collect();
+        Contexts { all, codecs, batch, block }
+    }
+
+    /// Makes the one that [`Contexts::at_rest`] gives, if there is none.
+    pub fn prepare(&self, store: &Store) {
+        self.all[0].lock().get_or_insert_with(|| self.make(store));
+    }
+
+    fn make(&self, store: &Store) -> Box<Context> {
+        let offload =
+            |codecs: &SoftwarePool| Offload::new(Box::new(codecs.queue()), self.batch, self.block, OFFLOAD_TIMEOUT_NS);
+        Box::new(Context {
+            worker: store.worker(),
+            offload: self.codecs.as_ref().map(offload),
+            handles: [Handle::NONE; MAX_PAGES],
+            fingerprints: [Fingerprint::NONE; MAX_PAGES],
+            buffer: PageBuffer::new(self.block),
+        })
+    }
+
+    /// A context for who serves while the engine is at rest.
+    ///
+    /// # Safety
+    /// - Nobody borrows a context, or calls this, while the reference lives.
+    ///
+    /// # Panics
+    /// If nobody has called [`Contexts::prepare`].
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn at_rest(&self) -> &mut Context {
+        // SAFETY: by the caller's promise.
+        unsafe { self.all[0].peek_mut() }.as_mut().expect("made before the rest")
+    }
+
+    /// A free context, the one last used on this CPU if it is; waits for one if all are taken. `store` is that of [`Contexts::new`].
+    pub fn borrow(&self, store: &Store) -> Borrowed<'_> {
+        let first = memfold_sys::thread::current_cpu();
+        let n = self.all.len();
+        let free = (0..n).find_map(|i| self.all[(first + i) % n].try_lock());
+        let mut context = free.unwrap_or_else(|| self.all[first % n].lock());
+        context.get_or_insert_with(|| self.make(store));
+        Borrowed(context)
+    }
+}

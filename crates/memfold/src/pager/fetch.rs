@@ -1,0 +1,135 @@
+//! From stored copies to bytes: blocks out of the pool, and out of the swap file behind it.
+//!
+//! Nothing is decompressed but what is asked for: a packed object's payload is opened and decoded by itself, a raw one
+//! needs no decoding. What comes from the file must also have the fingerprint that was taken when it left memory, so that not
+//! even an older state of the same slot is believed.
+use crate::folio::Slot;
+use crate::pager::Pager;
+use crate::pager::codec_context::Context;
+use crate::stats;
+use crate::swap::location::Place;
+use crate::swap::{ReadError, Swap};
+use memfold_store::Handle;
+use memfold_sys::page::Page;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::{Order, PAGE_SIZE};
+
+impl Pager {
+    /// Frees a stored block, wherever it lies.
+    pub(crate) fn free_copy(&self, handle: Handle) {
+        match &self.swap {
+            Some(swap) if handle.as_foreign().is_some() => swap.free(handle),
+            _ => self.store.free(handle),
+        }
+    }
+
+    /// Writes one stored block to `to`. Ends the program if it is damaged. Returns whether it came from the swap file.
+    ///
+    /// # Safety
+    /// - `to` has room for a block of `order` that nobody else touches; the block is not freed meanwhile.
+    pub(crate) unsafe fn fetch_one(&self, context: &mut Context, slot: Slot, order: Order, to: *mut Page) -> bool {
+        (context.handles[0], context.fingerprints[0]) = (slot.handle, slot.fingerprint);
+        // SAFETY: as the caller says.
+        unsafe { self.fetch(context, order, 1, to) }
+    }
+
+    /// Writes the `count` stored blocks of `context.handles`, whose fingerprints are in `context.fingerprints`, to `to`. Ends the
+    /// program if one is damaged. Returns whether any came from the swap file.
+    ///
+    /// # Safety
+    /// - `to` has room for all of them that nobody else touches; none is freed meanwhile.
+    pub(crate) unsafe fn fetch(&self, context: &mut Context, block: Order, count: usize, to: *mut Page) -> bool {
+        let mut from_file = false;
+        let mut i = 0;
+        while i < count {
+            // SAFETY: block `i` lies within what the caller vouches for.
+            let at = unsafe { to.add(i * block.pages()) };
+            let handle = context.handles[i];
+            i += match (&self.swap, Place::of(handle)) {
+                (Some(swap), Some(place)) => {
+                    from_file = true;
+                    // SAFETY: as the caller says.
+                    unsafe { self.fetch_run(swap, context, i, count, place, block, at) }
+                        .unwrap_or_else(|e| panic!("memfold: {e}; stopping before a wrong byte is read"))
+                }
+                _ => {
+                    // SAFETY: as the caller says.
+                    if let Err(e) = unsafe { self.store.load(&mut context.worker, handle, block, at.cast()) } {
+                        panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
+                    }
+                    1
+                }
+            };
+        }
+        stats::add(&self.stats.blocks_loaded, count as u64);
+        if from_file {
+            self.note_remote();
+        }
+        from_file
+    }
+
+    /// Counts what has gone to the remote store and come back.
+    pub(crate) fn note_remote(&self) {
+        let Some(tier) = self.swap.as_ref().and_then(Swap::tier) else { return };
+        let (from, to) = (&tier.counts, &self.stats);
+        for (from, to) in [(&from.out, &to.remote_out), (&from.back, &to.remote_in), (&from.failed, &to.remote_failed)]
+        {
+            if from.load(Relaxed) > 0 {
+                stats::add(to, from.swap(0, Relaxed));
+            }
+        }
+    }
+
+    /// The blocks from number `first` on that lie one behind the other in the file, with one read. Returns how many.
+    ///
+    /// # Safety
+    /// - As for [`Pager::fetch`]; `to` is where block `first` goes.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn fetch_run(
+        &self,
+        swap: &Swap,
+        context: &mut Context,
+        first: usize,
+        count: usize,
+        place: Place,
+        block: Order,
+        to: *mut Page,
+    ) -> Result<usize, ReadError> {
+        let mut last = place;
+        let mut run = 1;
+        while first + run < count
+            && let Some(next) = Place::of(context.handles[first + run])
+            && next.raw == place.raw
+            && next.start() == last.end()
+            && (place.raw || ((next.slot - place.slot) as usize + next.slots()) * PAGE_SIZE <= swap.packed_max())
+        {
+            last = next;
+            run += 1;
+        }
+        if place.raw {
+            // SAFETY: as the caller says.
+            unsafe { swap.read_raw(place, run, block, to)? };
+        } else {
+            let Context { worker, handles, .. } = context;
+            swap.read_packed(place, last, |packed| {
+                for i in 0..run {
+                    let place = Place::of(handles[first + i]).expect("it was one above");
+                    let (fields, payload) = packed.open(place)?;
+                    // SAFETY: as the caller says.
+                    let decoded =
+                        unsafe { self.store.import(worker, fields, payload, block, to.add(i * block.pages()).cast()) };
+                    decoded.map_err(|_| swap.damaged(place.slot))?;
+                }
+                Ok(())
+            })?;
+        }
+        for i in 0..run {
+            // SAFETY: just written, and this thread's alone.
+            let bytes = unsafe { core::slice::from_raw_parts(to.add(i * block.pages()).cast(), block.bytes()) };
+            if self.fingerprints.of(bytes) != context.fingerprints[first + i] {
+                return Err(swap.damaged(Place::of(context.handles[first + i]).map_or(0, |p| p.slot)));
+            }
+        }
+        Ok(run)
+    }
+}

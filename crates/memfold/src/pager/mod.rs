@@ -1,0 +1,197 @@
+//! The pager: what fault path and reclaim path share.
+pub(crate) mod background_requests;
+pub(crate) mod device_faults;
+pub(crate) mod codec_context;
+pub(crate) mod quota;
+pub(crate) mod tally;
+mod start;
+mod limits;
+pub(crate) mod fetch;
+mod folios;
+pub(crate) mod map;
+
+use crate::area::event_order::Changes;
+use crate::area::lock::Lands;
+use crate::config::{Config, Delivery};
+use crate::folio::Folios;
+use crate::folio::fingerprint::Fingerprints;
+use crate::folio::frames::Frames;
+use crate::folio::index::{Index, Shards};
+use crate::folio::lru::Lru;
+use crate::pager::background_requests::Queue;
+use crate::pager::codec_context::Contexts;
+use crate::pager::device_faults::Reads;
+use crate::pager::quota::Quota;
+use crate::pager::tally::Tally;
+use crate::policy::stream_readahead::Streams;
+use crate::policy::swap_readahead::Around;
+use crate::quiesce::gate::Gates;
+use crate::quiesce::journal::Rest;
+use crate::quiesce::unshare::Busy;
+use crate::stats::Stats;
+use crate::swap::Swap;
+use alloc::boxed::Box;
+use core::ops::Deref;
+use core::sync::atomic::AtomicPtr;
+use memfold_store::{CodecSpec, Store};
+use memfold_sys::disk::Disk;
+use memfold_sys::remote::Remote;
+use memfold_sys::space::Space;
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use memfold_sys::units::PAGE_SIZE;
+use memfold_sys::zone::Zone;
+
+/// Figures of an engine: its own, or in memory that others read.
+pub enum StatsPlace {
+    /// The engine's own.
+    Own(Box<Stats>),
+    /// Shared with whoever made the place.
+    Shared(AtomicPtr<Stats>),
+}
+
+impl StatsPlace {
+    /// Figures that live in memory that others read.
+    pub fn shared(stats: &'static Stats) -> StatsPlace {
+        StatsPlace::Shared(AtomicPtr::new(stats as *const Stats as *mut Stats))
+    }
+}
+
+impl Deref for StatsPlace {
+    type Target = Stats;
+    fn deref(&self) -> &Stats {
+        match self {
+            StatsPlace::Own(stats) => stats,
+            // SAFETY: it comes from a `&'static`.
+            StatsPlace::Shared(stats) => unsafe { &*stats.load(Relaxed) },
+        }
+    }
+}
+
+/// One engine.
+///
+/// Lock order: `areas` (two locks, see `area/lock.rs`) -> a shard -> the locks inside lru, frames, slabs, store. At most one shard
+/// at a time. No lock is held while bytes are compressed or decompressed, except one of `areas` for reading: so who writes
+/// both meets no folio that is `Loading` or `Saving`.
+///
+/// Equations, while nobody works: `mapped + frames.populated` is the uncompressed memory held; every `Cached` folio is on
+/// `Cooling` or `Dirty`, every `Resident` one on `Active`, `Inactive` or `Refused`, every other one on no list.
+pub struct Pager {
+    pub(crate) config: Config,
+    pub(crate) store: Store,
+    /// Behind the pool; `None` without `--swap`.
+    pub(crate) swap: Option<Swap>,
+    pub(crate) space: Box<dyn Space>,
+    pub(crate) has_move: bool,
+    pub(crate) has_events: bool,
+    pub(crate) areas: Lands,
+    pub(crate) shards: Shards,
+    pub(crate) index: Index,
+    pub(crate) folios: Folios,
+    pub(crate) fingerprints: Fingerprints,
+    pub(crate) lru: Lru,
+    pub(crate) frames: Frames,
+    pub(crate) streams: Streams,
+    pub(crate) around: Around,
+    pub(crate) contexts: Contexts,
+    pub(crate) recompress: Option<CodecSpec>,
+    pub(crate) queue: Queue,
+    /// Faults that need the swap file or the remote store.
+    pub(crate) reads: Reads,
+    pub(crate) tally: Tally,
+    pub(crate) quota: Quota,
+    /// When a folio was last refused, nanoseconds.
+    refused_at: AtomicU64,
+    pub(crate) frozen: AtomicBool,
+    /// Children of fork get what is under management.
+    pub(crate) inherited: AtomicBool,
+    pub(crate) changes: Changes,
+    /// Where a fork stops the engine's threads.
+    pub(crate) gates: Gates,
+    pub(crate) rest: Rest,
+    pub(crate) scratch: Zone,
+    pub(crate) busy: Busy,
+    pub(crate) stats: StatsPlace,
+    cpus: usize,
+}
+
+/// What an engine is made of, besides its settings.
+pub struct Parts {
+    /// The address space.
+    pub space: Box<dyn Space>,
+    /// It can move pages.
+    pub has_move: bool,
+    /// Its own discards are reported as events, so only background threads may make them.
+    pub has_events: bool,
+    /// Where to count.
+    pub stats: StatsPlace,
+    /// CPUs that the process may use.
+    pub cpus: usize,
+    /// The swap device where the settings ask for one; by default a file where they say.
+    pub disk: Option<Box<dyn Disk>>,
+    /// The remote store behind it where the settings ask for one; by default the service whose socket they name.
+    pub remote: Option<Box<dyn Remote>>,
+}
+
+impl Pager {
+    /// Makes what the engine needs once it manages something.
+    pub(crate) fn prepare(&self) {
+        self.contexts.prepare(&self.store);
+    }
+
+    /// CPUs that the process might use at the start.
+    pub fn cpus(&self) -> usize {
+        self.cpus
+    }
+
+    /// Whether there is a swap device.
+    pub fn has_swap(&self) -> bool {
+        self.swap.is_some()
+    }
+
+    /// First address and length of the frames, to be registered with the same userfaultfd as the areas.
+    pub fn frames_zone(&self) -> (usize, usize) {
+        (self.frames.zone().start(), self.frames.zone().len())
+    }
+
+    /// 2 MiB of zeros that nobody writes to.
+    pub fn zeros(&self) -> *const u8 {
+        self.frames.zeros()
+    }
+
+    /// Figures.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Whether a fault is answered by the thread that took it.
+    pub(crate) fn is_signal(&self) -> bool {
+        self.config.delivery == Delivery::Signal
+    }
+
+    /// Ends the background threads.
+    pub fn stop(&self) {
+        self.queue.stop();
+        self.reads.stop();
+        if let Some(swap) = &self.swap {
+            swap.outbox.stop();
+            if let Some(tier) = swap.tier() {
+                tier.stop();
+            }
+        }
+    }
+
+    /// The compressed store, for its figures and, in tests, its faults on purpose.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+}
+
+/// Bytes of `pages` pages.
+pub(crate) const fn bytes(pages: usize) -> usize {
+    pages * PAGE_SIZE
+}

@@ -1,0 +1,166 @@
+//! Construction of a pager from settings and parts.
+use crate::area::event_order::Changes;
+use crate::area::lock::Lands;
+use crate::config::{Canned, Config};
+use crate::folio::Folios;
+use crate::folio::fingerprint::Fingerprints;
+use crate::folio::frames::Frames;
+use crate::folio::index::{Index, Shards};
+use crate::folio::lru::Lru;
+use crate::pager::background_requests::Queue;
+use crate::pager::codec_context::Contexts;
+use crate::pager::device_faults::{READERS, Reads};
+use crate::pager::quota::Quota;
+use crate::pager::tally::Tally;
+use crate::pager::{Pager, Parts};
+use crate::policy::stream_readahead::Streams;
+use crate::policy::swap_readahead::Around;
+use crate::quiesce::gate::Gates;
+use crate::quiesce::journal::Rest;
+use crate::quiesce::unshare::Busy;
+use crate::swap::{Bounds, Swap};
+use alloc::boxed::Box;
+use alloc::string::{String, ToString};
+use core::time::Duration;
+use memfold_store::{DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig};
+use memfold_sys::disk::Disk;
+use memfold_sys::remote::Remote;
+use memfold_sys::socket_remote::SocketRemote;
+use memfold_sys::swapfile::{FileDisk, Options};
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU64};
+use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
+use memfold_sys::zone::Zone;
+
+/// Blocks that stay decompressed while single pages are asked for: see `address_space/fork.rs`.
+const RECENT_BLOCKS: usize = 4;
+
+impl Pager {
+    /// An engine without areas. The caller registers the frames' zone ([`Pager::frames_zone`]) and starts threads.
+    ///
+    /// # Errors
+    /// Settings that don't fit together, an unknown codec, or no address space: one line that says which.
+    pub fn new(config: Config, parts: Parts) -> Result<Pager, String> {
+        config.check().map_err(|e| e.to_string())?;
+        let sc = StoreConfig {
+            codec: memfold_store::CodecSpec::parse(&config.codec).map_err(|e| e.to_string())?,
+            block_order: config.block_order,
+            pools: config.pool_count(parts.cpus),
+            pool_bytes_max: config.max_pool_bytes.unwrap_or(0),
+            accept_percent: config.accept_percent as u8,
+            verify: config.verify,
+            recent_blocks: RECENT_BLOCKS,
+            ..StoreConfig::default()
+        };
+        let store = Store::new(&sc).map_err(|e| e.to_string())?;
+        set_up_dictionaries(&store, &config.canned)?;
+        let space_err = |e| alloc::format!("no address space for the engine: {e}");
+        let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
+        let readers = if config.swap.is_some() { READERS } else { 0 };
+        let count = config.worker_count(parts.cpus) + 2 * parts.cpus + readers + 4;
+        let codecs = match config.batch {
+            0 | 1 => None,
+            _ => {
+                let threads = (parts.cpus - 1).clamp(1, 63);
+                let pool = SoftwarePool::start(sc.codec, config.block_order.bytes(), threads);
+                Some(pool.map_err(|e| alloc::format!("starting threads that compress: {e}"))?)
+            }
+        };
+        let contexts = Contexts::new(count, config.block_order, codecs, config.batch);
+        let recompress = config.recompress.as_deref().map(memfold_store::CodecSpec::parse).transpose();
+        let recompress = recompress.map_err(|e| alloc::format!("--recompress: {e}"))?;
+        let mut pager = Pager {
+            store,
+            swap: None,
+            has_move: parts.has_move && config.use_move,
+            has_events: parts.has_events,
+            space: parts.space,
+            areas: Lands::new(),
+            shards: Shards::new(config.shard_bytes),
+            index: Index::new().map_err(space_err)?,
+            folios: Folios::new(config.block_order).map_err(space_err)?,
+            fingerprints: Fingerprints::new().map_err(|e| alloc::format!("no random bytes from the kernel: {e}"))?,
+            lru: Lru::new().map_err(space_err)?,
+            frames: Frames::new(frame_bytes, 4).map_err(space_err)?,
+            streams: Streams::new(
+                config.block_order,
+                if config.readahead { config.folio_order } else { config.block_order },
+            ),
+            around: Around::new(config.block_order),
+            contexts,
+            recompress,
+            queue: Queue::new(),
+            reads: Reads::default(),
+            tally: Tally::new(),
+            quota: Quota::new(&config),
+            refused_at: AtomicU64::new(0),
+            frozen: AtomicBool::new(false),
+            inherited: AtomicBool::new(false),
+            changes: Changes::new(),
+            gates: Gates::default(),
+            rest: Rest::default(),
+            busy: Busy::new(),
+            scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(space_err)?,
+            stats: parts.stats,
+            cpus: parts.cpus,
+            config,
+        };
+        if let Some(path) = &pager.config.swap {
+            let disk = parts.disk.map_or_else(|| open_disk(path), Ok)?;
+            let remote = match parts.remote {
+                Some(remote) => Some(remote),
+                None => open_remote(&pager.config)?,
+            };
+            pager.swap = Some(pager.make_swap(disk, remote)?);
+        }
+        Ok(pager)
+    }
+
+    fn make_swap(&self, disk: Box<dyn Disk>, remote: Option<Box<dyn Remote>>) -> Result<Swap, String> {
+        let bounds = Bounds {
+            size_bytes: self.config.swap_bytes,
+            keep_free_bytes: self.config.swap_keep_free_bytes,
+            remote_bytes: self.config.remote_bytes,
+            mark_percent: self.config.remote_percent as u64,
+            remote_expiry: Duration::from_secs(self.config.remote_expiry_s as u64),
+            limit_bytes: self.config.resident_max_bytes(),
+            folio: self.config.folio_order,
+        };
+        Swap::new(disk, remote, self.config.swap_encrypt, bounds).map_err(|e| alloc::format!("no swap file: {e}"))
+    }
+}
+
+fn open_disk(path: &str) -> Result<Box<dyn Disk>, String> {
+    let disk = FileDisk::open(path, Options::default()).map_err(|e| alloc::format!("--swap: {e}"))?;
+    Ok(Box::new(disk))
+}
+
+fn open_remote(config: &Config) -> Result<Option<Box<dyn Remote>>, String> {
+    let Some(url) = &config.remote else { return Ok(None) };
+    let no_service = || "--remote: no service: a library starts one (memfold_remote::Service)".to_string();
+    let socket = config.remote_socket.as_deref().ok_or_else(no_service)?;
+    let timeout = Duration::from_secs(config.remote_timeout_s as u64);
+    let remote = SocketRemote::new(socket, url, timeout).map_err(|e| alloc::format!("--remote: {e}"))?;
+    Ok(Some(Box::new(remote)))
+}
+
+/// Lets the store make dictionaries, or gives it the one of a file.
+fn set_up_dictionaries(store: &Store, canned: &Canned) -> Result<(), String> {
+    if *canned == Canned::Off {
+        return Ok(());
+    }
+    let codec = store.codec();
+    if !codec.takes_dictionaries() {
+        return Err(alloc::format!("--canned: codec {codec} takes no dictionaries; use lz4 or zstd"));
+    }
+    let Canned::File(path) = canned else {
+        store.set_canned(true);
+        return Ok(());
+    };
+    let fail = |e: &dyn core::fmt::Display| alloc::format!("--canned: {path}: {e}");
+    let bytes = memfold_sys::file::read(path, DICTIONARY_FILE_BYTES_MAX).map_err(|e| match e {
+        memfold_sys::Errno::FBIG => fail(&"longer than any dictionary"),
+        e => fail(&e),
+    })?;
+    let dictionary = Dictionary::from_file(&bytes).map_err(|e| fail(&e))?;
+    store.install_dictionary(&dictionary).map_err(|e| fail(&e))
+}

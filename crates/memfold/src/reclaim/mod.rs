@@ -1,0 +1,282 @@
+//! The reclaim path: target -> isolate -> map out into the swap cache -> save -> frame free again.
+pub(crate) mod throttle;
+pub(crate) mod block_size;
+pub(crate) mod writeback;
+pub(crate) mod save;
+pub(crate) mod recompress;
+
+use crate::area::Areas;
+use crate::area::lock::Hold;
+use crate::config::{OnFull, Size};
+use crate::folio::State;
+use crate::folio::frames::{Frame, Kind};
+use crate::folio::index::FolioId;
+use crate::folio::lru::List;
+use crate::pager::map::Stop;
+use crate::pager::{Pager, bytes};
+use crate::stats;
+use memfold_sys::Errno;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::Order;
+
+/// Why there is no frame at all.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoFrame {
+    /// The kernel wants an event read first.
+    Again,
+}
+
+/// What a round of reclaim brought.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Free full frames, or memory given up.
+    Freed,
+    /// Nothing is left that could be folded.
+    Nothing,
+    /// The kernel wants an event read first.
+    Again,
+}
+
+/// Folios tried in one round before it is given up.
+const TRIES: usize = 256;
+/// Rounds for one frame. Others may take what a round has freed, so a few don't mean that nothing can be freed.
+const ATTEMPTS: usize = 64;
+/// Folios that can't leave before an eviction is given up: a fault waits meanwhile.
+const EVICT_TRIES: usize = 64;
+/// How long a fault waits for pages that a fork shares, at most [`ATTEMPTS`] times.
+const SHARED_WAIT_NS: u64 = 250_000;
+/// Frames that dirty folios may hold while background threads compress them: one part in this many of the target.
+const DIRTY_SHARE: u64 = 8;
+/// What was read ahead and not used yet may hold one part in this many of the target: four of the largest windows.
+const AHEAD_SHARE: u64 = 8;
+
+impl Pager {
+    /// A full frame. `None` for an order above the block's: a run of that size can't be had, ask for less. At or below
+    /// the block's order there always is one: by reclaim, or past the limit as `--on-full` says.
+    pub(crate) fn frame_for(&self, areas: &Areas, order: Order) -> Result<Option<Frame>, NoFrame> {
+        let pages = order.pages() as u64;
+        let large = order > self.config.block_order;
+        stats::add(&self.stats.frame_alloc, large as u64);
+        let copies = if self.has_move { 0 } else { pages };
+        if self.physical() > self.target() || self.is_retry_due() {
+            self.queue.reclaim();
+        }
+        let met = self.busy.met();
+        for _ in 0..ATTEMPTS {
+            // A move takes as much memory away from the frames as it maps; only copies need room of their own.
+            let room = copies == 0 || self.physical() + copies <= self.target();
+            if room && let Some(frame) = self.frames.take(order, Kind::Full) {
+                return Ok(Some(frame));
+            }
+            // Read once: other threads take and give memory meanwhile.
+            let held = self.physical() + pages + copies;
+            if held <= self.target() {
+                if held > self.bound_or_floor() && self.lru.pages(List::Refused) > 0 {
+                    self.past_the_limit();
+                }
+                if let Some(frame) = self.populated(order)? {
+                    return Ok(Some(frame));
+                }
+            } else if room && self.frames.full_free() >= pages {
+                match self.gather(order) {
+                    Ok(Some(frame)) => return Ok(Some(frame)),
+                    Err(Errno::AGAIN) => return Err(NoFrame::Again),
+                    _ if large => return Ok(None),
+                    // Single pages that can't be moved together: given back, they make room for a fresh run.
+                    _ if self.frames.trim_now(&*self.space, pages) > 0 => continue,
+                    _ => {}
+                }
+            }
+            stats::add(&self.stats.direct_reclaims, 1);
+            match self.reclaim(Hold::Read(areas), pages, copies) {
+                Progress::Freed => {}
+                Progress::Again => return Err(NoFrame::Again),
+                // What the two processes share can't leave until a background thread has made it private: worth a moment's
+                // wait, but not more, as that thread may itself be waiting for a fault to be served.
+                Progress::Nothing if !large && self.busy.met() != met && self.busy.has_forked_lately() => {
+                    self.queue.reclaim();
+                    memfold_sys::thread::sleep_ns(SHARED_WAIT_NS);
+                }
+                // What is left may still leave: the program is not ended before all was tried.
+                Progress::Nothing if self.config.on_full == OnFull::Stop && self.may_evict() => {}
+                Progress::Nothing => break,
+            }
+        }
+        if let Some(frame) = self.frames.take(order, Kind::Full) {
+            return Ok(Some(frame));
+        }
+        if large {
+            return Ok(None);
+        }
+        match self.populated(order)? {
+            Some(frame) => {
+                self.past_the_limit();
+                Ok(Some(frame))
+            }
+            None => panic!(
+                "memfold: no frame of order {} in {} of frames",
+                order.get(),
+                Size(self.frames.zone().len() as u64)
+            ),
+        }
+    }
+
+    /// As [`crate::frames::Frames::gather`]; without UFFDIO_MOVE there is nothing to gather with.
+    pub(crate) fn gather(&self, order: Order) -> Result<Option<Frame>, Errno> {
+        if self.has_move { self.frames.gather(&*self.space, order) } else { Ok(None) }
+    }
+
+    fn populated(&self, order: Order) -> Result<Option<Frame>, NoFrame> {
+        let Some(frame) = self.frames.take(order, Kind::Empty) else { return Ok(None) };
+        match self.frames.populate(&*self.space, frame, order) {
+            Ok(()) => Ok(Some(frame)),
+            Err(_) => Err(NoFrame::Again),
+        }
+    }
+
+    /// Makes `pages` full frames free, or brings memory `slack` pages under the target.
+    pub(crate) fn reclaim(&self, hold: Hold<'_>, pages: u64, slack: u64) -> Progress {
+        let enough = |p: &Pager| p.frames.full_free() >= pages && (slack == 0 || p.physical() + slack <= p.target());
+        for tried in 0..TRIES + pages as usize {
+            if enough(self) {
+                return Progress::Freed;
+            }
+            // Small dirty folios are not left to the background for ever: the round must end with a free frame.
+            let urgent = tried >= TRIES / 2;
+            if slack > 0 && self.frames.full_free() > pages {
+                self.frames.trim(&*self.space, slack);
+                continue;
+            }
+            // What was read ahead is about to be used: it goes last, but for what nobody came for.
+            let ahead = self.lru.pages(List::Ahead);
+            if ahead > self.target() / AHEAD_SHARE || ahead > 0 && urgent {
+                self.save_next(hold, List::Ahead, false);
+                continue;
+            }
+            let dirty = self.lru.pages(List::Dirty);
+            if self.lru.pages(List::Cooling) > 0 {
+                let compress = urgent || dirty > self.target() / DIRTY_SHARE;
+                self.save_next(hold, List::Cooling, compress);
+                continue;
+            }
+            if dirty > 0 && (urgent || dirty > self.target() / DIRTY_SHARE) {
+                self.save_next(hold, List::Dirty, true);
+                continue;
+            }
+            match hold.with(|areas| self.evict(areas)) {
+                Progress::Freed => {}
+                Progress::Nothing if dirty > 0 => {
+                    self.save_next(hold, List::Dirty, true);
+                }
+                Progress::Nothing if ahead > 0 => {
+                    self.save_next(hold, List::Ahead, false);
+                }
+                Progress::Nothing if self.await_write() => {}
+                other => return other,
+            }
+        }
+        if enough(self) { Progress::Freed } else { Progress::Nothing }
+    }
+
+    /// Whether folios are left that were not refused.
+    fn may_evict(&self) -> bool {
+        [List::Inactive, List::Active, List::Cooling, List::Ahead, List::Dirty]
+            .iter()
+            .any(|list| self.lru.pages(*list) > 0)
+    }
+
+    /// Maps the oldest evictable folio out into the swap cache.
+    pub(crate) fn evict(&self, areas: &Areas) -> Progress {
+        if self.frozen.load(Relaxed) {
+            return Progress::Nothing;
+        }
+        for _ in 0..EVICT_TRIES {
+            let Some((id, key)) = self.isolate_mapped() else { return Progress::Nothing };
+            match self.evict_isolated(areas, id, key) {
+                Progress::Nothing => {}
+                other => return other,
+            }
+        }
+        Progress::Nothing
+    }
+
+    /// Maps one isolated folio out. `Nothing`: it can't leave now, or died.
+    pub(crate) fn evict_isolated(&self, areas: &Areas, id: FolioId, key: u64) -> Progress {
+        let mut guard = self.shards.lock(key);
+        if !self.is_still(&guard, id, key) {
+            return Progress::Nothing;
+        }
+        let folio = self.folios.get(&guard, id);
+        let area = areas.find_key(key).expect("a folio lies in an area");
+        if folio.state.get() != State::Resident || areas.is_pinned(key, key + folio.pages()) {
+            folio.active.set(folio.active.get() | (folio.state.get() == State::Resident));
+            self.lru.settle(id);
+            self.list_by_state(&guard, id);
+            return Progress::Nothing;
+        }
+        let kind = if self.has_move { Kind::Empty } else { Kind::Full };
+        let (mut id, key) = self.join_block(areas, &mut guard, id).unwrap_or((id, key));
+        let frame = loop {
+            let order = self.folios.get(&guard, id).order();
+            if let Some(frame) = self.frames.take(order, kind) {
+                break frame;
+            }
+            if kind == Kind::Full
+                && let Ok(Some(frame)) = self.populated(order)
+            {
+                break frame;
+            }
+            if order == Order::PAGE {
+                self.lru.settle(id);
+                self.list_by_state(&guard, id);
+                return Progress::Nothing;
+            }
+            stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
+            self.lru.settle(id);
+            let half = order.smaller().expect("above order 0");
+            id = self.carve(&mut guard, id, key, half);
+            self.list_by_state(&guard, id);
+        };
+        self.lru.settle(id);
+        let home = area.addr_of(key);
+        let pages = self.folios.get(&guard, id).order().pages();
+        let done = self.map_out(&mut guard, home, id, frame);
+        match done.stop {
+            None => Progress::Freed,
+            Some(Stop::Again) => Progress::Again,
+            Some(_) => {
+                if !self.busy.is_shared_by_many() {
+                    let (start, end) = (area.addr_of(area.key), area.addr_of(area.key_end()));
+                    self.busy.note(home + bytes(done.pages)..home + bytes(pages), start..end);
+                    self.queue.reclaim();
+                }
+                if done.pages > 0 { Progress::Freed } else { Progress::Nothing }
+            }
+        }
+    }
+
+    /// One background round: saves a dirty folio, or gives back memory past the target. Returns whether more may be due.
+    pub fn reclaim_in_background(&self) -> bool {
+        self.busy.unshare(&*self.space);
+        let saved = self.save_next(Hold::Work(&self.areas.work()), List::Dirty, true);
+        let over = self.physical().saturating_sub(self.target());
+        if over > 0 && self.trim(over) == 0 {
+            let progress = self.reclaim(Hold::Work(&self.areas.work()), over.min(512), 0);
+            return (progress == Progress::Freed && self.trim(over) > 0) || saved;
+        }
+        if over == 0 && self.is_retry_due() {
+            return self.evict(&self.areas.read()) == Progress::Freed || saved;
+        }
+        // With nothing else to do, one step of compaction at a time: whoever needs a window gets it in between.
+        let tidied = if over == 0 && !saved { self.store.tidy() } else { 0 };
+        stats::add(&self.stats.compacted_bytes, tidied);
+        self.publish();
+        over > 0 || saved || tidied > 0
+    }
+
+    /// Gives free frames back to the kernel. `areas` must not be locked: where discards are reported, this waits until a
+    /// handler has read the report, and that handler may be waiting to apply another one.
+    fn trim(&self, pages: u64) -> u64 {
+        self.frames.trim(&*self.space, pages)
+    }
+}

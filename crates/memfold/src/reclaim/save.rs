@@ -1,0 +1,237 @@
+//! Saving: what becomes of a folio in the swap cache. It leaves memory, as its copy is true or is made now; or it stays.
+use crate::area::Areas;
+use crate::area::lock::Hold;
+use crate::folio::frames::Frame;
+use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::lru::List;
+use crate::folio::{Slot, State, Touch};
+use crate::pager::codec_context::Context;
+use crate::pager::map::Wake;
+use crate::pager::{Pager, bytes};
+use crate::reclaim::writeback::{Fate, Refused};
+use crate::stats;
+use memfold_store::{BlockSet, SaveError};
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::Order;
+
+/// A folio that its caller is saving.
+struct Saving {
+    id: FolioId,
+    key: u64,
+    order: Order,
+    frame: Frame,
+    had_copy: bool,
+    touch: Touch,
+}
+
+/// A folio that is to go home from the swap cache.
+struct Home {
+    id: FolioId,
+    key: u64,
+    order: Order,
+}
+
+/// What became of the oldest folio of a list.
+enum Next {
+    /// The list is empty.
+    None,
+    /// It has left memory, or waits on another list.
+    Settled,
+    /// It is `Cached`, and the caller takes it home.
+    Home(Home),
+}
+
+impl Pager {
+    /// Saves the oldest folio of a swap-cache list. Without `compress`, a folio that has changed goes to `Dirty` instead,
+    /// and a background thread is asked to compress it. Returns whether there was a folio.
+    pub(crate) fn save_next(&self, hold: Hold<'_>, list: List, compress: bool) -> bool {
+        match self.save_oldest(list, compress) {
+            Next::None => return false,
+            Next::Settled => {}
+            // No lock is held and nothing is `Saving` here, as `hold` wants.
+            Next::Home(home) => hold.with(|areas| self.take_back(areas, &home)),
+        }
+        true
+    }
+
+    fn save_oldest(&self, list: List, compress: bool) -> Next {
+        if self.frozen.load(Relaxed) {
+            return Next::None;
+        }
+        let mut context = self.contexts.borrow(&self.store);
+        let Some((id, key)) = self.lru.isolate(list) else { return Next::None };
+        let mut guard = self.shards.lock(key);
+        if !self.is_still(&guard, id, key) {
+            return Next::Settled;
+        }
+        let folio = self.folios.get(&guard, id);
+        self.lru.settle(id);
+        if folio.state.get() != State::Cached {
+            self.list_by_state(&guard, id);
+            return Next::Settled;
+        }
+        if folio.untouched.get() {
+            self.let_go(&guard, id);
+            return Next::Settled;
+        }
+        if !folio.has_copy.get() && !compress {
+            let order = folio.order();
+            self.lru.push(id, folio.key(), order.get(), List::Dirty);
+            self.ask_to_save(order);
+            return Next::Settled;
+        }
+        if !folio.has_copy.get() && self.is_to_be_cut(folio.order(), folio.touch.get(), true) {
+            self.cut_into_pages(&mut guard, id);
+            return Next::Settled;
+        }
+        folio.state.set(State::Saving);
+        let (order, frame, touch) = (folio.order(), folio.frame.get(), folio.touch.get());
+        let work = Saving { id, key, order, frame, had_copy: folio.has_copy.get(), touch };
+        if work.had_copy {
+            for (to, slot) in context.fingerprints.iter_mut().zip(self.folios.slots(folio)) {
+                *to = slot.get().fingerprint;
+            }
+        }
+        drop(guard);
+        self.save(&mut context, &work, compress)
+    }
+
+    /// Compresses the blocks of a `Saving` folio whose fingerprint is not that of their stored copy.
+    fn save(&self, context: &mut Context, work: &Saving, compress: bool) -> Next {
+        let Saving { id, key, order, had_copy, .. } = *work;
+        let frame = self.frames.addr(work.frame) as *const u8;
+        let count = self.folios.block_count(order);
+        let changed = self.changed_blocks(context, work);
+        let wanted = || self.folios.is_wanted(id);
+        let cut = had_copy && self.is_to_be_cut(order, work.touch, !changed.is_empty());
+        let result = if changed.is_empty() && !cut {
+            Ok(())
+        } else if !compress || cut {
+            Err(SaveError::Cancelled)
+        } else {
+            self.relieve_pool();
+            self.bound_pool();
+            // SAFETY: the frame has the folio's size and holds its bytes, full and still, as long as it is `Saving`.
+            unsafe {
+                let out = &mut context.handles[..count];
+                let w = &mut context.worker;
+                match &mut context.offload {
+                    Some(queue) if changed.count() > 1 => {
+                        self.store.save_through(w, queue, frame, order, key, &changed, wanted, out).map(drop)
+                    }
+                    _ => self.store.save(w, frame, order, key, &changed, wanted, out).map(drop),
+                }
+            }
+        };
+        if matches!(result, Err(SaveError::PoolFull | SaveError::Incompressible)) {
+            let refused = Refused { id, key, order, frame };
+            if self.write_out(context, &refused) == Fate::Leaving {
+                return Next::Settled;
+            }
+        }
+        let mut guard = self.shards.lock(key);
+        let folio = self.folios.get(&guard, id);
+        let goes_home = folio.wanted.load(Relaxed);
+        match result {
+            Ok(()) => {
+                self.accept(context, &guard, id, &changed, had_copy);
+                if !goes_home {
+                    self.let_go(&guard, id);
+                    return Next::Settled;
+                }
+            }
+            Err(SaveError::Cancelled) if goes_home => {}
+            Err(SaveError::Cancelled) => {
+                folio.state.set(State::Cached);
+                if cut {
+                    self.cut_into_pages(&mut guard, id);
+                } else {
+                    self.lru.push(id, folio.key(), folio.order().get(), List::Dirty);
+                }
+                self.ask_to_save(order);
+                self.shards.notify(&guard);
+                return Next::Settled;
+            }
+            Err(e) => {
+                // The store keeps nothing of it; the folio's old copy is invalid at every offset (Z3), and with no
+                // device below it stays in memory, marked active (Z4).
+                stats::add(
+                    if e == SaveError::Verify { &self.stats.verify_mismatch } else { &self.stats.save_refused },
+                    1,
+                );
+                folio.state.set(State::Cached);
+                self.drop_copy(&guard, id);
+                folio.active.set(true);
+                folio.refused.set(true);
+                self.note_refusal();
+            }
+        }
+        // It rests in the swap cache until the caller has mapped it: whoever comes first may take it from there.
+        folio.state.set(State::Cached);
+        folio.wanted.store(false, Relaxed);
+        self.list_by_state(&guard, id);
+        self.shards.notify(&guard);
+        Next::Home(Home { id, key, order })
+    }
+
+    /// The blocks whose bytes differ from their stored copy; `context.fingerprints` has the old ones before, the new after.
+    fn changed_blocks(&self, context: &mut Context, work: &Saving) -> BlockSet {
+        let frame = self.frames.addr(work.frame) as *const u8;
+        let block_bytes = self.folios.block_order(work.order).bytes();
+        let mut changed = BlockSet::EMPTY;
+        for (i, old) in context.fingerprints.iter_mut().enumerate().take(self.folios.block_count(work.order)) {
+            // SAFETY: block `i` lies in the frame, which is full, and nobody writes to it while the folio is `Saving`.
+            let block = unsafe { core::slice::from_raw_parts(frame.add(i * block_bytes), block_bytes) };
+            let new = self.fingerprints.of(block);
+            if !work.had_copy || *old != new {
+                changed.insert(i);
+            }
+            *old = new;
+        }
+        changed
+    }
+
+    /// Notes the new objects of a folio whose save succeeded.
+    fn accept(&self, context: &Context, guard: &ShardGuard<'_>, id: FolioId, changed: &BlockSet, had_copy: bool) {
+        let folio = self.folios.get(guard, id);
+        let (order, pages) = (folio.order(), folio.pages());
+        let slots = self.folios.slots(folio);
+        let (count, saved) = (slots.len(), changed.count());
+        for i in changed.iter() {
+            let new = Slot { handle: context.handles[i], fingerprint: context.fingerprints[i] };
+            let old = slots[i].replace(new);
+            if had_copy {
+                self.free_copy(old.handle);
+            }
+        }
+        folio.has_copy.set(true);
+        if !had_copy {
+            self.tally.copy(pages);
+        }
+        let s = &self.stats;
+        stats::add(&s.blocks_saved, saved as u64);
+        stats::add(&s.blocks_clean, (count - saved) as u64);
+        if saved == 0 {
+            stats::add(&s.clean_evictions, 1);
+        } else {
+            stats::add(&s.zswpout_folio[order.get() as usize], 1);
+            stats::add(&s.zswpout, pages);
+        }
+    }
+
+    /// Somebody wants a folio that was being saved, or the store refused it: it goes home, if nobody has taken it meanwhile.
+    fn take_back(&self, areas: &Areas, home: &Home) {
+        let &Home { id, key, order } = home;
+        // An area that has ended has nobody who waits.
+        let Some(area) = areas.find_key(key) else { return };
+        let mut guard = self.shards.lock(key);
+        let mut mapped = 0;
+        if self.is_still(&guard, id, key) && self.folios.get(&guard, id).state.get() == State::Cached {
+            mapped = self.map_in(&mut guard, area.addr_of(key), id, Wake::Now).pages;
+        }
+        if mapped < order.pages() {
+            // Whoever waits for what could not be mapped faults again and asks for it.
+            self.space.wake(area.addr_of(key), bytes(order.pages()));
+        }
+    }
+}

@@ -1,0 +1,459 @@
+//! Writeback: what memory and pool can't keep goes to the swap file. Nothing waits that needn't.
+//!
+//! - A folio that the store refuses (it doesn't shrink, or the pool is full) is written **raw**: sealed into a buffer,
+//!   whole, in one run of slots, in one write. Meanwhile it is `Cached` with a ticket in `Folio::writing`, on no list, its
+//!   frame authoritative. A touch takes it home at once and so ends the ticket; the write is then for nothing.
+//! - When the pool holds more than its share of the limit, the blocks of the coldest `Stored` folios are **packed**: copied
+//!   as they are stored, sealed, written many at a time. Meanwhile the pool's copy is authoritative, and loads, splits and
+//!   merges go on. When the write has ended, each block whose handle and hash are still those that were copied, in a folio
+//!   that still is `Stored`, gets the handle of the file, and only then the pool's copy is freed.
+//!
+//! So the data is in one authoritative place at any time, and a write that fails changes nothing.
+//!
+//! The writer takes shard locks only. Whoever waits for it may hold `areas` for reading and a context, but no shard.
+use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::lru::List;
+use crate::folio::{Slot, State};
+use crate::pager::codec_context::Context;
+use crate::pager::{Pager, bytes};
+use crate::stats;
+use crate::swap::location::{Place, UNIT_BYTES};
+use crate::swap::write_queue::RawWrite;
+use crate::swap::{HEAD_BYTES, Swap};
+use alloc::vec::Vec;
+use core::cell::Cell;
+use memfold_sys::Errno;
+use memfold_sys::disk::Transfer;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::{Order, PAGE_SIZE};
+
+/// The pool may hold one part in this many of the limit before its coldest blocks go to the file.
+const POOL_SHARE: u64 = 2;
+/// They go until the pool holds this much less of its share: one part in so many.
+const HYSTERESIS: u64 = 8;
+/// Orders of the runs that packed blocks are written to: the largest that can be had.
+const PACK_ORDERS: core::ops::RangeInclusive<u8> = 1..=7;
+/// Runs that one round writes at once.
+const PACK_RUNS: usize = 2;
+/// Folios looked at for one run.
+const PACK_TRIES: usize = 4096;
+/// Pool bytes that packing has freed before the pool is compacted.
+const COMPACT_BYTES: u64 = 1 << 20;
+
+/// A folio that its caller is saving, whose bytes the store has refused.
+pub(crate) struct Refused {
+    pub id: FolioId,
+    pub key: u64,
+    pub order: Order,
+    /// Address of its frame.
+    pub frame: *const u8,
+}
+
+/// What became of a refused folio.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It is being written, or its pieces wait to be.
+    Leaving,
+    /// Somebody wants it, or it can't be written: the caller takes it back. It still is `Saving`.
+    Stays,
+}
+
+/// One packed object on its way.
+struct Item {
+    /// First page of the block.
+    key: u64,
+    /// Its copy in the pool.
+    slot: Slot,
+    order: Order,
+    place: Place,
+    fields: u32,
+    len: usize,
+}
+
+/// One run of packed objects on its way.
+pub(crate) struct Run {
+    pub buffer: usize,
+    pub slot: u64,
+    pub pages: usize,
+    items: Vec<Item>,
+}
+
+/// A folio of which not all went into a run.
+pub(crate) struct Left {
+    id: FolioId,
+    key: u64,
+    why: Why,
+}
+
+/// Why it didn't.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Why {
+    /// The run is full: the next one begins with what is left.
+    Full,
+    /// No run that could be had is as long as one of its blocks: its turn comes again after all others'.
+    TooLong,
+}
+
+impl Pager {
+    /// What the pool may hold, bytes: above it, its coldest blocks go to the swap file.
+    fn pool_share(&self) -> u64 {
+        let limit = self.config.limit_bytes.unwrap_or(u64::MAX);
+        let share = limit.saturating_sub(self.quota.outside_bytes()) / POOL_SHARE;
+        // Below what the store takes at most: what it refuses goes uncompressed.
+        match self.store.pool_bytes_max() {
+            0 => share,
+            most => share.min(most - most / HYSTERESIS),
+        }
+    }
+
+    // Raw folios.
+
+    /// Writes a folio that the store has refused to the swap file. `context.fingerprints` has those of its blocks.
+    pub(crate) fn write_out(&self, context: &Context, refused: &Refused) -> Fate {
+        let Some(swap) = self.swap.as_ref().filter(|swap| swap.accepts()) else { return Fate::Stays };
+        let &Refused { id, key, order, frame } = refused;
+        let slot = if order <= swap.largest() { swap.take(order) } else { None };
+        let Some(slot) = slot else { return self.halve(id, key, order) };
+        let buffer = swap.write_buffer(true).expect("it waits");
+        // SAFETY: the buffer is this thread's; the frame holds the folio's bytes, full and still, as it is `Saving`.
+        unsafe {
+            let bytes = &mut swap.buffer(buffer)[..order.bytes()];
+            core::ptr::copy_nonoverlapping(frame, bytes.as_mut_ptr(), order.bytes());
+            swap.seal_raw(slot, bytes, self.folios.block_order(order));
+        }
+        let guard = self.shards.lock(key);
+        let folio = self.folios.get(&guard, id);
+        if folio.wanted.load(Relaxed) {
+            swap.put(slot, order.pages());
+            swap.give_buffer(buffer);
+            return Fate::Stays;
+        }
+        self.drop_copy(&guard, id);
+        for (slot, &fingerprint) in self.folios.slots(folio).iter().zip(&context.fingerprints) {
+            slot.set(Slot { fingerprint, ..slot.get() });
+        }
+        let ticket = swap.outbox.ticket();
+        folio.writing.set(ticket);
+        folio.state.set(State::Cached);
+        self.shards.notify(&guard);
+        drop(guard);
+        if !swap.outbox.submit(RawWrite { id, key, order, ticket, buffer, slot }) {
+            self.write_pending(false);
+        }
+        Fate::Leaving
+    }
+
+    /// No run of this order can be had: two halves are tried later (S3).
+    fn halve(&self, id: FolioId, key: u64, order: Order) -> Fate {
+        if let Some(swap) = &self.swap
+            && (order == Order::PAGE || order <= swap.largest() && !swap.has_room())
+        {
+            swap.note_full();
+            return Fate::Stays;
+        }
+        let mut guard = self.shards.lock(key);
+        let folio = self.folios.get(&guard, id);
+        if folio.wanted.load(Relaxed) {
+            return Fate::Stays;
+        }
+        stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
+        folio.state.set(State::Cached);
+        self.drop_copy(&guard, id);
+        self.split_folio(&mut guard, id);
+        self.list_by_state(&guard, id);
+        self.shards.notify(&guard);
+        self.queue.reclaim();
+        Fate::Leaving
+    }
+
+    /// Ends a raw write: the folio leaves memory if it was not touched meanwhile.
+    fn end_raw(&self, swap: &Swap, write: &RawWrite, result: Result<(), Errno>) {
+        let &RawWrite { id, key, order, ticket, buffer, slot } = write;
+        swap.give_buffer(buffer);
+        if let Err(errno) = result {
+            stats::add(&self.stats.swap_write_failed, 1);
+            swap.note_failure(errno);
+        }
+        let guard = self.shards.lock(key);
+        if self.index.find(&guard, key) == Some(id) {
+            let folio = self.folios.get(&guard, id);
+            if folio.key() == key && folio.writing.get() == ticket {
+                folio.writing.set(0);
+                if result.is_ok() {
+                    self.note_written(swap, &guard, id, slot);
+                    self.let_go(&guard, id);
+                } else {
+                    folio.active.set(true);
+                    self.list_by_state(&guard, id);
+                }
+            }
+        }
+        drop(guard);
+        swap.put(slot, order.pages());
+    }
+
+    /// Enters the blocks of a folio that was written whole to the run at `slot`.
+    fn note_written(&self, swap: &Swap, guard: &ShardGuard<'_>, id: FolioId, slot: u64) {
+        let folio = self.folios.get(guard, id);
+        debug_assert!(folio.state.get() == State::Cached && !folio.has_copy.get());
+        let block = self.folios.block_order(folio.order());
+        for (i, to) in self.folios.slots(folio).iter().enumerate() {
+            let place = Place { slot: slot + (i * block.pages()) as u64, offset: 0, len: block.bytes(), raw: true };
+            swap.enter(place);
+            to.set(Slot { handle: place.handle(), ..to.get() });
+        }
+        folio.has_copy.set(true);
+        self.tally.copy(folio.pages());
+        stats::add(&self.stats.swpout_folio[folio.order().get() as usize], 1);
+        stats::add(&self.stats.pswpout, folio.pages());
+    }
+
+    // Packed blocks.
+
+    /// Asks for writeback if the pool holds more than its share, and waits for it where it holds far more.
+    pub(crate) fn relieve_pool(&self) {
+        let Some(swap) = &self.swap else { return };
+        let share = self.pool_share();
+        loop {
+            let held = self.store.pool_bytes();
+            if held <= share || !swap.accepts() {
+                return;
+            }
+            let is_far = held > share + share / HYSTERESIS;
+            if !swap.outbox.press(is_far) {
+                self.write_pending(false);
+            }
+            if !is_far || self.store.pool_bytes() >= held {
+                return;
+            }
+        }
+    }
+
+    /// Copies, seals and writes the coldest blocks of the pool, one round. Returns pool bytes that became free, as payload.
+    pub(crate) fn pack_round(&self, swap: &Swap) -> u64 {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut left = Vec::new();
+        while runs.len() < PACK_RUNS
+            && let Some(run) = self.pack_run(swap, &mut left)
+        {
+            runs.push(run);
+        }
+        let writes = runs.iter().map(|run| swap.write_of(run.buffer, run.slot, bytes(run.pages)));
+        let mut writes: Vec<Transfer> = writes.collect();
+        // SAFETY: buffers and runs are this thread's.
+        unsafe { swap.write(&mut writes) };
+        let freed = runs.iter().zip(&writes).map(|(run, write)| self.end_packed(swap, run, write.result)).sum();
+        // Only now, so that no block is copied twice.
+        self.list_left(&left);
+        freed
+    }
+
+    /// Lists again what is left of the folios of a round.
+    fn list_left(&self, left: &[Left]) {
+        for &Left { id, key, why } in left {
+            let guard = self.shards.lock(key);
+            if self.index.find(&guard, key) == Some(id) && self.folios.get(&guard, id).state.get() == State::Stored {
+                let folio = self.folios.get(&guard, id);
+                match why {
+                    Why::Full => self.lru.push_tail(id, folio.key(), folio.order().get(), List::Folded),
+                    Why::TooLong => self.lru.push(id, folio.key(), folio.order().get(), List::Folded),
+                }
+            }
+        }
+    }
+
+    /// Fills one buffer with packed objects. `None`: no buffer, no slots, or nothing to write.
+    pub(crate) fn pack_run(&self, swap: &Swap, left: &mut Vec<Left>) -> Option<Run> {
+        let buffer = swap.write_buffer(false)?;
+        let orders = PACK_ORDERS.rev().filter_map(Order::new).filter(|o| *o <= swap.largest());
+        let Some((order, slot)) = orders.filter_map(|o| swap.take(o).map(|slot| (o, slot))).next() else {
+            swap.note_full();
+            swap.give_buffer(buffer);
+            return None;
+        };
+        // SAFETY: the buffer is this thread's.
+        let room = unsafe { &mut swap.buffer(buffer)[..order.bytes()] };
+        let items = self.pack_items(slot, room, left);
+        if items.is_empty() {
+            swap.put(slot, order.pages());
+            swap.give_buffer(buffer);
+            return None;
+        }
+        for item in &items {
+            let start = (item.place.start() - slot * PAGE_SIZE as u64) as usize;
+            swap.seal_packed(item.place, item.fields, item.len, &mut room[start..start + item.place.len]);
+        }
+        // What lies behind the last object is written too: not what some other thread left there.
+        let used = items.last().map_or(0, |item| (item.place.end() - slot * PAGE_SIZE as u64) as usize);
+        let pages = used.div_ceil(PAGE_SIZE);
+        room[used..bytes(pages)].fill(0);
+        if pages < order.pages() {
+            swap.put(slot + pages as u64, order.pages() - pages);
+        }
+        Some(Run { buffer, slot, pages, items })
+    }
+
+    /// Copies the payloads of the coldest folios to `room`, which goes to the run at `slot`. Folios whose blocks have not all
+    /// found room are added to `left`.
+    fn pack_items(&self, slot: u64, room: &mut [u8], left: &mut Vec<Left>) -> Vec<Item> {
+        let mut items = Vec::new();
+        let mut used = 0;
+        for _ in 0..PACK_TRIES {
+            let Some((id, key)) = self.lru.isolate(List::Folded) else { break };
+            let guard = self.shards.lock(key);
+            let is_still = self.index.find(&guard, key) == Some(id) && self.folios.get(&guard, id).key() == key;
+            if !is_still {
+                continue;
+            }
+            let folio = self.folios.get(&guard, id);
+            self.lru.settle(id);
+            if folio.state.get() != State::Stored {
+                self.list_by_state(&guard, id);
+                continue;
+            }
+            if let Err(why) = self.pack_folio(&guard, id, slot, room, &mut used, &mut items) {
+                left.push(Left { id, key, why });
+                if why == Why::Full {
+                    break;
+                }
+            }
+        }
+        items
+    }
+
+    /// Copies the payloads of one folio, or of those of its blocks for which there is room.
+    fn pack_folio(
+        &self,
+        guard: &ShardGuard<'_>,
+        id: FolioId,
+        run: u64,
+        room: &mut [u8],
+        used: &mut usize,
+        items: &mut Vec<Item>,
+    ) -> Result<(), Why> {
+        let folio = self.folios.get(guard, id);
+        let (key, order) = (folio.key(), self.folios.block_order(folio.order()));
+        let mut found = Ok(());
+        for (i, slot) in self.folios.slots(folio).iter().map(Cell::get).enumerate() {
+            let Some(payload) = self.store.payload(slot.handle) else { continue };
+            let len = (HEAD_BYTES + payload.len).next_multiple_of(UNIT_BYTES);
+            if *used + len > room.len() {
+                if *used > 0 {
+                    return Err(Why::Full);
+                }
+                found = Err(Why::TooLong);
+                continue;
+            }
+            let to = &mut room[*used + HEAD_BYTES..*used + len];
+            let exported = self.store.export(slot.handle, to).unwrap_or_else(|e| {
+                panic!("memfold: stored data is damaged, stopping before a wrong byte is written: {e:?}")
+            });
+            let place = Place { slot: run + (*used / PAGE_SIZE) as u64, offset: *used % PAGE_SIZE, len, raw: false };
+            let key = key + (i * order.pages()) as u64;
+            items.push(Item { key, slot, order, place, fields: exported.fields, len: exported.len });
+            *used += len;
+        }
+        found
+    }
+
+    /// Ends the write of a run: blocks that are still what was copied are in the file from now on.
+    pub(crate) fn end_packed(&self, swap: &Swap, run: &Run, result: Result<(), Errno>) -> u64 {
+        swap.give_buffer(run.buffer);
+        if let Err(errno) = result {
+            stats::add(&self.stats.swap_write_failed, 1);
+            swap.note_failure(errno);
+        }
+        let mut freed = 0;
+        for item in &run.items {
+            let guard = self.shards.lock(item.key);
+            let Some(id) = self.index.find(&guard, item.key) else { continue };
+            let folio = self.folios.get(&guard, id);
+            if folio.state.get() != State::Stored {
+                continue;
+            }
+            if result.is_err() {
+                self.lru.push(id, folio.key(), folio.order().get(), List::Folded);
+                continue;
+            }
+            let number = (item.key - folio.key()) as usize / item.order.pages();
+            let is_block = self.folios.block_order(folio.order()) == item.order;
+            let Some(slot) = self.folios.slots(folio).get(number).filter(|s| is_block && s.get() == item.slot) else {
+                continue;
+            };
+            swap.enter(item.place);
+            slot.set(Slot { handle: item.place.handle(), ..item.slot });
+            self.store.free(item.slot.handle);
+            freed += item.len as u64;
+            let pages = item.order.pages() as u64;
+            stats::add(&self.stats.zswpwb, pages);
+            stats::add(&self.stats.pswpout, pages);
+            stats::add(&self.stats.swpout_folio[item.order.get() as usize], 1);
+        }
+        swap.put(run.slot, run.pages);
+        freed
+    }
+
+    // The writer.
+
+    /// One round of the writer: writes what waits, makes the pool smaller, discards. With `wait`, sleeps until there is
+    /// something to do. `false`: nothing was done, or [`Pager::stop`] was called.
+    pub fn write_pending(&self, wait: bool) -> bool {
+        let Some(swap) = &self.swap else { return false };
+        let work = swap.outbox.next(wait);
+        let raw: Vec<RawWrite> = work.raw.iter().flatten().copied().collect();
+        if !raw.is_empty() {
+            let mut writes: Vec<Transfer> =
+                raw.iter().map(|w| swap.write_of(w.buffer, w.slot, w.order.bytes())).collect();
+            // SAFETY: who submitted them has handed buffers and runs over.
+            unsafe { swap.write(&mut writes) };
+            raw.iter().zip(&writes).for_each(|(write, done)| self.end_raw(swap, write, done.result));
+        }
+        let packed = if work.pressed { self.shrink_pool(swap) } else { 0 };
+        if work.discard {
+            swap.discard();
+        }
+        swap.outbox.done(raw.len());
+        !work.stop && (wait || !raw.is_empty() || packed > 0)
+    }
+
+    /// Some rounds of packing; asks for more while the pool holds too much and they bring something.
+    fn shrink_pool(&self, swap: &Swap) -> u64 {
+        let share = self.pool_share();
+        let low = share - share / HYSTERESIS;
+        let mut freed = 0;
+        while freed < COMPACT_BYTES && self.store.pool_bytes() > low && swap.accepts() {
+            match self.pack_round(swap) {
+                0 => break,
+                round => freed += round,
+            }
+        }
+        let above = self.store.pool_bytes().saturating_sub(low);
+        if above > 0 && freed > 0 {
+            // What was freed lies between what stays.
+            self.store.compact(above);
+            if self.store.pool_bytes() > low {
+                swap.outbox.press(false);
+            }
+        }
+        freed
+    }
+
+    /// One round of the thread that moves the cold end of the swap file to the remote store. With `wait`, sleeps until there
+    /// is something to do. `false`: nothing was done, or [`Pager::stop`] was called.
+    pub fn move_out(&self, wait: bool) -> bool {
+        let Some(swap) = &self.swap else { return false };
+        let goes_on = swap.move_out(wait);
+        self.note_remote();
+        goes_on
+    }
+
+    /// Sleeps until a write under way has ended. `false`: there is none.
+    pub(crate) fn await_write(&self) -> bool {
+        self.swap.as_ref().is_some_and(|swap| swap.outbox.wait_for_write())
+    }
+
+    /// Waits until no raw write is under way.
+    pub(crate) fn drain_writes(&self) {
+        while self.await_write() {}
+    }
+}

@@ -1,0 +1,66 @@
+//! Data in the remote store expires unless the service refreshes it. The service says if it can't; that the service is
+//! silent, stopped perhaps, only the engine can see.
+use alloc::format;
+use alloc::string::String;
+use core::time::Duration;
+use memfold_sys::remote::Remote;
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use memfold_sys::thread::now_ns;
+
+/// So often in the lifetime of an object the service is asked.
+const ASKS: u32 = 8;
+/// The user is told when this part of it is over without an answer. Objects may be as old when the last one came.
+const SILENT: u64 = 4;
+/// An answer is waited for no longer than this, or a part of the lifetime.
+const PATIENCE_MAX: Duration = Duration::from_secs(30);
+const PATIENCE_SHARE: u32 = 16;
+
+/// How long it is ago that the service has answered.
+pub struct Watched {
+    expiry: Duration,
+    asked_ns: AtomicU64,
+    answered_ns: AtomicU64,
+    warned: AtomicBool,
+}
+
+impl Watched {
+    /// Nothing lies in the store. What does, lives for `expiry`.
+    pub fn new(expiry: Duration) -> Watched {
+        let now = now_ns();
+        let at = || AtomicU64::new(now);
+        Watched { expiry, asked_ns: at(), answered_ns: at(), warned: AtomicBool::new(false) }
+    }
+
+    /// Nanoseconds until it is to be asked again.
+    pub fn left_ns(&self) -> u64 {
+        let next = self.asked_ns.load(Relaxed) + (self.expiry / ASKS).as_nanos() as u64;
+        next.saturating_sub(now_ns())
+    }
+
+    /// Asks whether objects are refreshed, if `any` lie in the store. Gives a warning when there has been no answer for long.
+    pub fn ask(&self, remote: &dyn Remote, any: bool) -> Option<String> {
+        let patience = (self.expiry / PATIENCE_SHARE).min(PATIENCE_MAX);
+        let asked = if any { remote.keep(patience) } else { Ok(()) };
+        let now = now_ns();
+        self.asked_ns.store(now, Relaxed);
+        let failure = match asked {
+            Err(failure) if failure.is_cut => failure,
+            _ => {
+                // It is there: what it can't do it says itself.
+                self.answered_ns.store(now, Relaxed);
+                self.warned.store(false, Relaxed);
+                return None;
+            }
+        };
+        let silent = Duration::from_nanos(now - self.answered_ns.load(Relaxed));
+        if silent < self.expiry / SILENT as u32 || self.warned.swap(true, Relaxed) {
+            return None;
+        }
+        Some(format!(
+            "nobody has kept its data from expiring for {} s: {failure}; if it is stopped, let it go on (kill -CONT), or the data \
+             is gone after {} s (--remote-expiry)",
+            silent.as_secs(),
+            self.expiry.as_secs()
+        ))
+    }
+}

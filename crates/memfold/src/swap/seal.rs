@@ -1,0 +1,243 @@
+//! The guard of what leaves memory: encryption with authentication, or a checksum alone.
+//!
+//! AES-256-GCM under a random key that is made for this run and kept in memory only: in a page that is locked there, left out of
+//! core dumps and of children, and wiped at the end. **No nonce is used twice with the
+//! key**: the nonce is a number from one counter of this [`Seal`], each number is given out once by one atomic addition,
+//! 2^64 of them are never used up, no other `Seal` has the key, and a child of fork never writes with its parent's engine.
+//! A write that is tried again takes a new number.
+//!
+//! The number and the place of an object are authenticated with it, so bytes from another place, of another time or under
+//! another key are refused. An older state of the very same place under its own number would pass here; the
+//! fingerprint of the block, which stays in memory, then tells ([`crate::folio::Slot::fingerprint`]).
+//!
+//! Without encryption the tag is an XXH3-128 of the same: it finds damage before it is decoded. That nobody's bytes are taken for
+//! others is left to the fingerprint.
+use memfold_store::xxh3_128;
+use memfold_sys::Errno;
+use memfold_sys::secret::{Secret, wipe_bytes};
+use memfold_sys::swapfile::random;
+use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
+
+/// Bytes of a tag.
+pub const TAG_BYTES: usize = 16;
+
+/// What a sealed object is bound to.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// Byte in the file where it lies.
+    pub place: u64,
+    /// The number that [`Seal::number`] gave for it alone.
+    pub number: u64,
+    /// What else must come back as it was.
+    pub header: u64,
+}
+
+type MakeKey = fn(&mut [u8]) -> Result<(), Errno>;
+
+/// Seals and opens objects.
+pub struct Seal {
+    cipher: Option<Secret<LessSafeKey>>,
+    next: AtomicU64,
+}
+
+impl Seal {
+    /// With a key of its own, or with checksums only.
+    ///
+    /// # Errors
+    /// The kernel gives no random bytes, or no page for the key.
+    pub fn new(encrypt: bool) -> Result<Seal, Errno> {
+        Seal::with_key(encrypt.then_some(random))
+    }
+
+    fn with_key(make: Option<MakeKey>) -> Result<Seal, Errno> {
+        let cipher = make.map(|make| {
+            Secret::new(|| {
+                let mut key = [0; 32];
+                make(&mut key)?;
+                // "Less safe" is that the caller chooses the nonces; see above.
+                let cipher = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("32 bytes"));
+                wipe_bytes(&mut key);
+                Ok(cipher)
+            })
+        });
+        Ok(Seal { cipher: cipher.transpose()?, next: AtomicU64::new(1) })
+    }
+
+    /// A number that no other object has, for [`Bound::number`].
+    pub fn number(&self) -> u64 {
+        self.next.fetch_add(1, Relaxed)
+    }
+
+    /// Seals `bytes` in place; returns the tag that opens them.
+    pub fn close(&self, bound: Bound, bytes: &mut [u8]) -> [u8; TAG_BYTES] {
+        match &self.cipher {
+            Some(cipher) => {
+                let tag = cipher.seal_in_place_separate_tag(nonce(bound), Aad::from(context(bound)), bytes);
+                tag.expect("less than 64 GiB").as_ref().try_into().expect("16 bytes")
+            }
+            None => checksum(bound, bytes),
+        }
+    }
+
+    /// Opens `bytes` in place. `false`: they are not what was sealed for this place under this number with this key; they
+    /// are not to be used then.
+    #[must_use]
+    pub fn open(&self, bound: Bound, bytes: &mut [u8], tag: &[u8; TAG_BYTES]) -> bool {
+        match &self.cipher {
+            Some(cipher) => {
+                let context = Aad::from(context(bound));
+                cipher.open_in_place_separate_tag(nonce(bound), context, Tag::from(*tag), bytes, 0..).is_ok()
+            }
+            None => checksum(bound, bytes) == *tag,
+        }
+    }
+}
+
+fn nonce(bound: Bound) -> Nonce {
+    let mut nonce = [0; NONCE_LEN];
+    nonce[..8].copy_from_slice(&bound.number.to_le_bytes());
+    Nonce::assume_unique_for_key(nonce)
+}
+
+fn context(bound: Bound) -> [u8; 16] {
+    let mut context = [0; 16];
+    context[..8].copy_from_slice(&bound.place.to_le_bytes());
+    context[8..].copy_from_slice(&bound.header.to_le_bytes());
+    context
+}
+
+fn checksum(bound: Bound, bytes: &[u8]) -> [u8; TAG_BYTES] {
+    let [low, high] = xxh3_128(bytes);
+    let words = [low, high, bound.place, bound.number, bound.header];
+    let mut all = [0; 40];
+    all.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+    let [low, high] = xxh3_128(&all);
+    let mut tag = [0; TAG_BYTES];
+    tag[..8].copy_from_slice(&low.to_le_bytes());
+    tag[8..].copy_from_slice(&high.to_le_bytes());
+    tag
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    fn plain() -> Vec<u8> {
+        (0..5000u32).map(|i| ((i * 7) >> 3) as u8).collect()
+    }
+
+    #[test]
+    fn sealed_bytes_come_back_and_every_change_is_refused() {
+        for encrypt in [true, false] {
+            let seal = Seal::new(encrypt).unwrap();
+            let bound = Bound { place: 8192, number: seal.number(), header: 77 };
+            let mut sealed = plain();
+            let tag = seal.close(bound, &mut sealed);
+            assert_eq!(sealed != plain(), encrypt);
+            let opens = |bound: Bound, bytes: &[u8], tag: [u8; TAG_BYTES]| {
+                let mut bytes = bytes.to_vec();
+                let opened = seal.open(bound, &mut bytes, &tag);
+                assert!(!opened || bytes == plain());
+                opened
+            };
+            assert!(opens(bound, &sealed, tag));
+            // A flipped bit, wherever it is.
+            for bit in (0..sealed.len() * 8).step_by(997) {
+                let mut flipped = sealed.clone();
+                flipped[bit / 8] ^= 1 << (bit % 8);
+                assert!(!opens(bound, &flipped, tag), "bit {bit}, encrypt {encrypt}");
+            }
+            for bit in 0..TAG_BYTES * 8 {
+                let mut flipped = tag;
+                flipped[bit / 8] ^= 1 << (bit % 8);
+                assert!(!opens(bound, &sealed, flipped), "bit {bit} of the tag");
+            }
+            // Bytes of another slot, another time, or with another header.
+            assert!(!opens(Bound { place: 4096, ..bound }, &sealed, tag));
+            assert!(!opens(Bound { number: seal.number(), ..bound }, &sealed, tag));
+            assert!(!opens(Bound { header: 78, ..bound }, &sealed, tag));
+        }
+    }
+
+    /// Byte `n` of a key that no place but the one under test has as it is.
+    fn key_byte(n: usize) -> u8 {
+        (n as u8).wrapping_mul(73) ^ 0x5a
+    }
+
+    /// Addresses in memory that this process may write to, where the first half of that key lies.
+    fn places_of_key() -> Vec<usize> {
+        use std::os::unix::fs::FileExt;
+        let memory = std::fs::File::open("/proc/self/mem").unwrap();
+        let mut places = Vec::new();
+        let mut buffer = std::vec![0u8; 1 << 20];
+        let own = buffer.as_ptr() as usize..buffer.as_ptr() as usize + buffer.len();
+        for line in std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains(" rw-p ")) {
+            let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+            let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap());
+            // Reservations of terabytes hold next to nothing; reading them would make their pages.
+            let pagemap = memfold_sys::pagemap::Pagemap::open().unwrap();
+            let _ = pagemap.for_each_populated(start, end, |start, end| {
+                let mut at = start;
+                while at < end {
+                    let len = buffer.len().min(end - at);
+                    let read = memory.read_at(&mut buffer[..len], at as u64).unwrap_or(0);
+                    let found = buffer[..read].windows(16).enumerate();
+                    let found =
+                        found.filter(|(_, bytes)| bytes.iter().enumerate().all(|(n, byte)| *byte == key_byte(n)));
+                    places.extend(found.map(|(offset, _)| at + offset).filter(|at| !own.contains(at)));
+                    at += len;
+                }
+            });
+        }
+        places
+    }
+
+    /// The key is its own first round key, so its cipher holds it.
+    #[test]
+    fn the_key_is_in_its_locked_page_and_nowhere_else_and_gone_at_the_end() {
+        fn make(key: &mut [u8]) -> Result<(), Errno> {
+            key.iter_mut().enumerate().for_each(|(n, byte)| *byte = key_byte(n));
+            Ok(())
+        }
+        let seal = Seal::with_key(Some(make)).unwrap();
+        let bound = Bound { place: 8192, number: seal.number(), header: 77 };
+        let mut sealed = plain();
+        let tag = seal.close(bound, &mut sealed);
+        assert!(seal.open(bound, &mut sealed, &tag));
+        let cipher: &LessSafeKey = seal.cipher.as_ref().unwrap();
+        let page = &raw const *cipher as usize;
+        let places = places_of_key();
+        assert!(!places.is_empty(), "the test looks for what isn't there");
+        let elsewhere: Vec<_> =
+            places.iter().filter(|at| **at < page || **at >= page + size_of::<LessSafeKey>()).collect();
+        assert_eq!(elsewhere, [&0; 0]);
+        drop(seal);
+        assert_eq!(places_of_key(), []);
+    }
+
+    #[test]
+    fn another_key_opens_nothing_and_equal_bytes_look_different() {
+        let (a, b) = (Seal::new(true).unwrap(), Seal::new(true).unwrap());
+        let bound = Bound { place: 0, number: 1, header: 0 };
+        let mut sealed = plain();
+        let tag = a.close(bound, &mut sealed);
+        assert!(!b.open(bound, &mut sealed.clone(), &tag));
+        let mut again = plain();
+        a.close(Bound { number: 2, ..bound }, &mut again);
+        assert_ne!(sealed, again);
+    }
+
+    #[test]
+    fn no_number_is_given_twice() {
+        let seal = Seal::new(true).unwrap();
+        let mut numbers: Vec<u64> = std::thread::scope(|s| {
+            let threads: Vec<_> = (0..4).map(|_| s.spawn(|| (0..5000).map(|_| seal.number()).collect())).collect();
+            threads.into_iter().flat_map(|t: std::thread::ScopedJoinHandle<'_, Vec<u64>>| t.join().unwrap()).collect()
+        });
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), 20_000);
+    }
+}

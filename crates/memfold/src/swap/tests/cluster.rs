@@ -1,0 +1,163 @@
+//! Tests of the slot allocator: against a naive bitmap, and aged.
+use crate::swap::cluster::{CLUSTER_SLOTS, Clusters, Reach};
+use memfold_sys::units::Order;
+use memfold_testkit::random::{Random, seed};
+use proptest::prelude::*;
+
+fn order(n: u8) -> Order {
+    Order::new(n).unwrap()
+}
+
+/// A bool for each slot: what the clusters must agree with.
+struct Naive(Vec<u8>);
+
+impl Naive {
+    fn free_run(&self, order: Order) -> bool {
+        self.0.chunks(order.pages()).any(|run| run.iter().all(|holders| *holders == 0))
+    }
+
+    fn take(&mut self, first: u64, order: Order) {
+        assert!(first.is_multiple_of(order.pages() as u64), "a run of order {} starts at {first}", order.get());
+        let run = &mut self.0[first as usize..][..order.pages()];
+        assert!(run.iter().all(|holders| *holders == 0), "a slot was given out twice");
+        run.fill(1);
+    }
+}
+
+proptest! {
+    /// S1, S2, S4: every run is aligned, whole and free before; none is refused while one is there; slots are free exactly
+    /// when their last holder lets go.
+    #[test]
+    fn s1_agrees_with_a_bitmap(ops in prop::collection::vec((0u8..=9, 0usize..4, 0usize..6, any::<prop::sample::Index>()), 1..400)) {
+        let clusters = Clusters::new();
+        clusters.grow(6);
+        let mut naive = Naive(vec![0; 6 * CLUSTER_SLOTS]);
+        let mut held: Vec<(u64, usize)> = Vec::new();
+        for (n, cpu, what, pick) in ops {
+            let order = order(n);
+            match what {
+                0..=2 => match clusters.take(order, cpu, Reach::All) {
+                    Some(first) => {
+                        naive.take(first, order);
+                        held.push((first, order.pages()));
+                    }
+                    None => prop_assert!(!naive.free_run(order), "a free run of order {n} was not found"),
+                },
+                3 | 4 if !held.is_empty() => {
+                    let (first, count) = held.swap_remove(pick.index(held.len()));
+                    // A part of it goes, perhaps across the middle; the rest stays held.
+                    let part = if what == 3 { count } else { 1 + pick.index(count) };
+                    let run = &mut naive.0[first as usize..][..part];
+                    run.iter_mut().for_each(|holders| *holders -= 1);
+                    let freed = run.iter().filter(|holders| **holders == 0).count();
+                    prop_assert_eq!(clusters.put(first, part), freed);
+                    if part < count {
+                        held.push((first + part as u64, count - part));
+                    }
+                }
+                5 if !held.is_empty() => {
+                    let (first, count) = held[pick.index(held.len())];
+                    if naive.0[first as usize] < 3 {
+                        clusters.hold(first, count);
+                        naive.0[first as usize..][..count].iter_mut().for_each(|holders| *holders += 1);
+                        held.push((first, count));
+                    }
+                }
+                _ => {
+                    let mut ranges = [const { 0..0 }; 3];
+                    let found = clusters.begin_discard(&mut ranges);
+                    for range in &ranges[..found] {
+                        prop_assert!(naive.0[range.start as usize..range.end as usize].iter().all(|h| *h == 0));
+                        clusters.discarded(range);
+                    }
+                }
+            }
+            prop_assert_eq!(clusters.check(), Ok(()));
+            prop_assert_eq!(clusters.used(), naive.0.iter().filter(|h| **h > 0).count() as u64);
+        }
+    }
+}
+
+#[test]
+fn s2_order_0_takes_every_free_slot_from_every_cluster() {
+    let clusters = Clusters::new();
+    clusters.grow(4);
+    // Each CPU has reserved a cluster of its own for another order, and taken one run of it.
+    (0..4u8).for_each(|n| assert!(clusters.take(order(n * 2 + 1), n as usize, Reach::Own).is_some()));
+    let held: u64 = (0..4).map(|n| 1 << (n * 2 + 1)).sum();
+    assert_eq!(clusters.take(order(0), 7, Reach::Own), None, "nothing of its own is left");
+    let mut taken = 0;
+    while clusters.take(order(0), 7, Reach::All).is_some() {
+        taken += 1;
+    }
+    assert_eq!(taken + held, 4 * CLUSTER_SLOTS as u64);
+    clusters.check().unwrap();
+}
+
+#[test]
+fn s4_an_emptied_cluster_is_discarded_once_and_joined_with_its_neighbour() {
+    let clusters = Clusters::new();
+    clusters.grow(3);
+    let runs: Vec<u64> = (0..3).map(|_| clusters.take(Order::MAX, 0, Reach::Own).unwrap()).collect();
+    assert_eq!(clusters.put(0, 2 * CLUSTER_SLOTS), 2 * CLUSTER_SLOTS, "two runs in one operation");
+    let mut ranges = [const { 0..0 }; 8];
+    assert_eq!(clusters.begin_discard(&mut ranges), 1);
+    assert_eq!(ranges[0], 0..2 * CLUSTER_SLOTS as u64);
+    assert_eq!(clusters.begin_discard(&mut ranges), 0, "they are under way");
+    assert_eq!(clusters.take(Order::MAX, 0, Reach::All), None);
+    clusters.discarded(&(0..2 * CLUSTER_SLOTS as u64));
+    assert!(clusters.take(Order::MAX, 0, Reach::Own).is_some());
+    assert_eq!(runs.len(), 3);
+    clusters.check().unwrap();
+}
+
+#[test]
+fn s4_an_emptied_cluster_is_used_again_before_its_discard() {
+    let clusters = Clusters::new();
+    clusters.grow(1);
+    let run = clusters.take(Order::MAX, 0, Reach::Own).unwrap();
+    clusters.put(run, CLUSTER_SLOTS);
+    assert_eq!(clusters.take(order(3), 0, Reach::Own), Some(0));
+    assert_eq!(clusters.begin_discard(&mut [const { 0..0 }; 2]), 0);
+    clusters.check().unwrap();
+}
+
+/// S-bench: mixed orders taken and freed for 100 rounds at up to 60% of the slots; the runs that had to be made smaller
+/// though their room was there: none.
+#[test]
+fn s_ageing_has_no_fallback_while_there_is_space() {
+    let clusters = Clusters::new();
+    let count = 64;
+    clusters.grow(count);
+    let total = (count * CLUSTER_SLOTS) as u64;
+    let mut random = Random::new(seed(4));
+    let mut held: Vec<(u64, Order)> = Vec::new();
+    let mut naive = Naive(vec![0; total as usize]);
+    let (mut asked, mut fallback) = (0, 0);
+    for round in 0..100 {
+        while clusters.used() < total * 6 / 10 {
+            // As a program's folios are: many small ones, few large ones.
+            let order = order(random.pick(&[0, 0, 0, 2, 2, 2, 4, 4, 4, 4, 5, 6, 7, 8, 9]));
+            asked += 1;
+            match clusters.take(order, random.below(4), Reach::All) {
+                Some(first) => {
+                    naive.take(first, order);
+                    held.push((first, order));
+                }
+                None => {
+                    fallback += 1;
+                    assert!(!naive.free_run(order), "round {round}: a free run was not found");
+                    break;
+                }
+            }
+        }
+        for _ in 0..held.len() * 6 / 10 {
+            let (first, order) = held.swap_remove(random.below(held.len()));
+            naive.0[first as usize..][..order.pages()].fill(0);
+            assert_eq!(clusters.put(first, order.pages()), order.pages());
+        }
+        clusters.check().unwrap();
+    }
+    assert!(asked > 10_000, "{asked} runs were asked for");
+    assert_eq!(fallback, 0, "of {asked}");
+}

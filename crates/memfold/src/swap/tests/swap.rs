@@ -1,0 +1,112 @@
+//! Tests of the swap file's objects, below folios.
+use crate::swap::location::{Place, SLOTS_MAX};
+use crate::swap::{Bounds, ReadError, Swap};
+use memfold_store::Handle;
+use memfold_sys::page::PageBuffer;
+use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_testkit::disk::MemoryDisk;
+
+fn bounds() -> Bounds {
+    Bounds {
+        size_bytes: 64 << 20,
+        keep_free_bytes: 0,
+        remote_bytes: 0,
+        mark_percent: 90,
+        remote_expiry: std::time::Duration::MAX,
+        limit_bytes: 64 << 20,
+        folio: Order::MAX,
+    }
+}
+
+fn swap(disk: &MemoryDisk, encrypt: bool) -> Swap {
+    Swap::new(Box::new(disk.clone()), None, encrypt, bounds()).unwrap()
+}
+
+#[test]
+fn every_place_comes_back_from_its_handle() {
+    for place in [
+        Place { slot: 0, offset: 0, len: 16, raw: false },
+        Place { slot: SLOTS_MAX - 1, offset: PAGE_SIZE - 16, len: 2 << 20, raw: false },
+        Place { slot: 12345, offset: 0, len: 2 << 20, raw: true },
+    ] {
+        assert_eq!(Place::of(place.handle()), Some(place));
+    }
+    assert_eq!(Place::of(Handle::NONE), None);
+    assert_eq!(Place::of(Handle::ZERO), None);
+    assert_eq!(Place { slot: 0, offset: 4080, len: 32, raw: false }.slots(), 2);
+}
+
+/// Writes a raw block and reads it back.
+fn write_raw(swap: &Swap, fill: u8) -> Place {
+    let block = Order::new(2).unwrap();
+    let slot = swap.take(block).unwrap();
+    let buffer = swap.write_buffer(true).unwrap();
+    // SAFETY: the buffer is ours.
+    unsafe {
+        let bytes = &mut swap.buffer(buffer)[..block.bytes()];
+        bytes.fill(fill);
+        swap.seal_raw(slot, bytes, block);
+        let mut writes = [swap.write_of(buffer, slot, block.bytes())];
+        swap.write(&mut writes);
+        assert_eq!(writes[0].result, Ok(()));
+    }
+    swap.give_buffer(buffer);
+    let place = Place { slot, offset: 0, len: block.bytes(), raw: true };
+    swap.enter(place);
+    swap.put(slot, block.pages());
+    place
+}
+
+fn read_raw(swap: &Swap, place: Place) -> Result<Vec<u8>, ReadError> {
+    let order = Order::new(2).unwrap();
+    let mut pages = PageBuffer::new(order);
+    // SAFETY: four pages, ours.
+    unsafe { swap.read_raw(place, 1, order, pages.pages_mut()) }.map(|()| pages.bytes().to_vec())
+}
+
+#[test]
+fn a_file_of_another_run_is_refused_and_the_message_names_the_slot() {
+    let disk = MemoryDisk::default();
+    let (first, second) = (swap(&disk, true), swap(&disk, true));
+    let place = write_raw(&first, 7);
+    assert_eq!(read_raw(&first, place), Ok(vec![7; 4 * PAGE_SIZE]));
+    // The other run's slots start at the same place; its key is another.
+    let theirs = write_raw(&second, 7);
+    assert_eq!(theirs, place);
+    let error = read_raw(&first, place).unwrap_err();
+    let text = format!("{error}");
+    assert!(
+        text.starts_with("swap file memory-disk, slot 0 (byte 0)") && text.contains("not what was written"),
+        "{text}"
+    );
+}
+
+#[test]
+fn slots_are_free_when_their_last_object_is() {
+    let disk = MemoryDisk::default();
+    let swap = swap(&disk, true);
+    let order = Order::new(1).unwrap();
+    let slot = swap.take(order).unwrap();
+    let object = |offset: usize, len| Place { slot, offset, len, raw: false };
+    let places = [object(0, 3000usize.next_multiple_of(16)), object(3008, 3008)];
+    places.iter().for_each(|p| swap.enter(*p));
+    swap.put(slot, 2);
+    assert_eq!((swap.objects(), swap.used_bytes()), (2, 8192));
+    swap.free(places[0].handle());
+    assert_eq!(swap.used_bytes(), 8192, "the second lies in both");
+    swap.free(places[1].handle());
+    assert_eq!((swap.objects(), swap.used_bytes()), (0, 0));
+    swap.check().unwrap();
+}
+
+#[test]
+fn the_size_is_kept() {
+    let disk = MemoryDisk::default();
+    let swap = swap(&disk, false);
+    let mut runs = Vec::new();
+    while let Some(slot) = swap.take(Order::MAX) {
+        runs.push(slot);
+    }
+    assert_eq!(runs.len(), 32);
+    assert_eq!(disk.bytes().len(), 64 << 20);
+}

@@ -1,0 +1,394 @@
+//! The table that the processes of a run share with `memfold run`: the bounds of the run, a seat for each process with what it
+//! needs and its figures, and the lines that processes leave to be said.
+//!
+//! It has a seat for each process that the system can have, takes memory for those that were used, and is mapped as far. A seat
+//! belongs to a process as long as that lives ([`memfold_sys::owner`]); the counters of those that have ended stay in the sums. The
+//! first [`APART`] processes have seats of their own for good, so that each is told of; later ones go on with the seats of ended
+//! ones.
+use crate::stats::Stats;
+use alloc::vec::Vec;
+use core::ffi::c_void;
+use core::mem::size_of;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
+use memfold_sys::door::{HALF, Key};
+use memfold_sys::mailbox::Mailbox;
+use memfold_sys::owner::{Owner, Ownership, Will};
+use memfold_sys::shared;
+use memfold_sys::sync::Mutex;
+use memfold_sys::{Errno, units::PAGE_SIZE};
+use rustix::fd::{AsFd, OwnedFd};
+
+/// Version of the layout; another is refused.
+const LAYOUT_VERSION: u64 = 7;
+/// Seats that are not given again.
+pub const APART: usize = 64;
+/// Seats that lie together.
+const GROUP: usize = 64;
+
+/// What stands in front.
+#[repr(C, align(4096))]
+struct Head {
+    version: AtomicU64,
+    /// As `--limit`, bytes; `u64::MAX` for none.
+    limit_bytes: AtomicU64,
+    /// As `--resident`, bytes; `u64::MAX` for none.
+    resident_bytes: AtomicU64,
+    /// Seats from the first to the last that was ever used.
+    used: AtomicU64,
+    /// Tells this table from that of any other run.
+    key: [AtomicU64; 2],
+    /// `memfold run`.
+    runner: Owner,
+    will: Will,
+    mailbox: Mailbox,
+}
+
+/// What all processes look at all the time: four to a line of the processor's cache.
+#[repr(C)]
+struct Seat {
+    owner: Owner,
+    /// The process, by its number as `memfold run` sees it.
+    pid: AtomicU32,
+    need_bytes: AtomicU64,
+}
+
+#[repr(C, align(64))]
+struct Place {
+    will: Will,
+    stats: Stats,
+}
+
+#[repr(C)]
+struct Group {
+    seats: [Seat; GROUP],
+    places: [Place; GROUP],
+}
+
+const _: () = assert!(size_of::<Head>().is_multiple_of(PAGE_SIZE) && align_of::<Group>() <= PAGE_SIZE);
+
+/// The table, mapped for as long as this process lives.
+pub struct Table {
+    head: &'static Head,
+    /// Seats at most.
+    seats: usize,
+    /// The groups that are mapped. A longer mapping takes the place of a shorter one, which stays for those who use it.
+    groups: Mutex<&'static [Group]>,
+}
+
+/// A process of the run.
+#[derive(Copy, Clone)]
+pub struct Process {
+    seat: &'static Seat,
+    place: &'static Place,
+}
+
+/// Length of the file of a table with `seats` seats, bytes.
+fn len_of(seats: usize) -> usize {
+    size_of::<Head>() + seats.div_ceil(GROUP) * size_of::<Group>()
+}
+
+fn words(half: &[u8; HALF]) -> [u64; 2] {
+    let half = u128::from_ne_bytes(*half);
+    [half as u64, (half >> 64) as u64]
+}
+
+impl Table {
+    /// A new one with room for `seats` processes, in a file of at most `bytes_max`; and the file.
+    ///
+    /// # Errors
+    /// What making or mapping the file says; EFBIG: it may not even be long enough for a few.
+    pub fn create(seats: usize, bytes_max: u64, key: &Key) -> Result<(Table, OwnedFd), Errno> {
+        let most = bytes_max.saturating_sub(size_of::<Head>() as u64) / size_of::<Group>() as u64;
+        let seats = seats.min((most as usize).saturating_mul(GROUP));
+        if seats == 0 {
+            return Err(Errno::FBIG);
+        }
+        let file = shared::create(c"memfold-stats", len_of(seats) as u64)?;
+        let table = Table::map_any(&file)?;
+        for (to, from) in table.head.key.iter().zip(words(&key.answer)) {
+            to.store(from, Relaxed);
+        }
+        table.head.version.store(LAYOUT_VERSION, Relaxed);
+        Ok((table, file))
+    }
+
+    /// That of the run with this key, from its file.
+    ///
+    /// # Errors
+    /// EINVAL: it is another file, another run's, or of another version; what mapping it says.
+    pub fn open(file: impl AsFd, key: &Key) -> Result<Table, Errno> {
+        let table = Table::map_any(file)?;
+        let its = [0, 1].map(|n| table.head.key[n].load(Relaxed));
+        if table.head.version.load(Relaxed) != LAYOUT_VERSION || its != words(&key.answer) {
+            return Err(Errno::INVAL);
+        }
+        Ok(table)
+    }
+
+    fn map_any(file: impl AsFd) -> Result<Table, Errno> {
+        let (at, len) = shared::map(file, len_of(1))?;
+        let seats = (len as usize - size_of::<Head>()) / size_of::<Group>() * GROUP;
+        // SAFETY: the mapping is page-aligned, long enough for both, and stays; what is in it is atomics only, for which every bit
+        // pattern is valid and which other processes may change at any time.
+        let (head, groups) = unsafe { (&*at.cast::<Head>(), groups_at(at, 1)) };
+        Ok(Table { head, seats, groups: Mutex::new(groups) })
+    }
+
+    /// What the run may use from now on, bytes (limit, resident); `u64::MAX` for no bound.
+    pub fn set_bounds(&self, limit: u64, resident: u64) {
+        self.head.limit_bytes.store(limit, Relaxed);
+        self.head.resident_bytes.store(resident, Relaxed);
+    }
+
+    /// What the run may use now, likewise.
+    pub fn bounds(&self) -> (u64, u64) {
+        (self.head.limit_bytes.load(Relaxed), self.head.resident_bytes.load(Relaxed))
+    }
+
+    /// Where lines are left.
+    pub fn mailbox(&self) -> &'static Mailbox {
+        &self.head.mailbox
+    }
+
+    /// The calling thread is that of `memfold run`, which reads the lines while it lives.
+    ///
+    /// # Errors
+    /// As [`Owner::take`].
+    ///
+    /// # Safety
+    /// - The calling thread uses no robust mutex.
+    pub unsafe fn run_here(&self) -> Result<(), Errno> {
+        // SAFETY: the caller's promise; the table is never unmapped.
+        unsafe { self.head.runner.take(&self.head.will).map(drop) }
+    }
+
+    /// Whether `memfold run` is gone, so that nobody reads a line.
+    pub fn is_left_alone(&self) -> bool {
+        self.head.runner.state() == Ownership::Ended
+    }
+
+    /// Whether no process has had a seat yet.
+    pub fn is_fresh(&self) -> bool {
+        self.head.used.load(Relaxed) == 0
+    }
+
+    /// A seat for the calling thread's process, `pid` as `memfold run` sees it: until the thread ends or the process executes another
+    /// program. One that has executed another keeps its seat, and its counters go on. `None` if there is none left, or no address
+    /// space to map it.
+    ///
+    /// # Safety
+    /// - As for [`Owner::take`]: the calling thread has no robust list that anybody needs.
+    pub unsafe fn claim(&self, pid: u32) -> Option<Process> {
+        let used = self.head.used.load(Relaxed) as usize;
+        let is_left = |n: &usize| self.seat(*n).is_some_and(|s| s.owner.state() == Ownership::Ended);
+        let is_kept = |n: &usize| is_left(n) && self.seat(*n).is_some_and(|s| s.pid.load(Relaxed) == pid);
+        // SAFETY: the caller's promise.
+        let take = |n: usize| unsafe { self.take(n, pid) };
+        if let Some(kept) = (0..used).find(is_kept).and_then(take) {
+            return Some(kept);
+        }
+        if used >= APART
+            && let Some(left) = (0..used).filter(is_left).find_map(take)
+        {
+            return Some(left);
+        }
+        let next = self.head.used.fetch_add(1, AcqRel) as usize;
+        if next >= self.seats {
+            self.head.used.fetch_sub(1, AcqRel);
+            return None;
+        }
+        take(next)
+    }
+
+    /// # Safety
+    /// - As for [`Table::claim`].
+    unsafe fn take(&self, n: usize, pid: u32) -> Option<Process> {
+        let process = self.process(n)?;
+        // SAFETY: the caller's promise; the table is never unmapped, and each seat has a will of its own.
+        let taken = unsafe { process.seat.owner.take(&process.place.will) };
+        if taken != Ok(true) {
+            return None;
+        }
+        process.seat.pid.store(pid, Relaxed);
+        process.set_need(0);
+        process.place.stats.clear_gauges();
+        Some(process)
+    }
+
+    /// Every process that has had a seat, in the order of the seats.
+    pub fn processes(&self) -> impl Iterator<Item = Process> + '_ {
+        let used = self.head.used.load(Relaxed) as usize;
+        (0..used.min(self.seats)).map_while(|n| self.process(n)).filter(|p| p.seat.owner.state() != Ownership::Free)
+    }
+
+    /// What the other processes of the run need of its limit, bytes: of those that live and need any.
+    pub fn needs_of_others(&self, own: Option<Process>) -> Vec<u64> {
+        let used = (self.head.used.load(Relaxed) as usize).min(self.seats);
+        let own = own.map_or(core::ptr::null(), |own| own.seat as *const Seat);
+        let seats = self.mapped(used).iter().flat_map(|group| &group.seats).take(used);
+        let of = |seat: &Seat| seat.need_bytes.load(Relaxed);
+        seats
+            .filter(|seat| !core::ptr::eq(*seat, own) && of(seat) > 0 && seat.owner.state() == Ownership::Held)
+            .map(of)
+            .collect()
+    }
+
+    fn seat(&self, n: usize) -> Option<&'static Seat> {
+        self.process(n).map(|process| process.seat)
+    }
+
+    fn process(&self, n: usize) -> Option<Process> {
+        let group = self.mapped(n + 1).get(n / GROUP)?;
+        Some(Process { seat: &group.seats[n % GROUP], place: &group.places[n % GROUP] })
+    }
+
+    /// The groups of the first `seats` seats, or as many as can be mapped.
+    fn mapped(&self, seats: usize) -> &'static [Group] {
+        let mut groups = self.groups.lock();
+        let count = seats.div_ceil(GROUP);
+        if count > groups.len() {
+            // Twice as much each time: all of them together are less than four times the last.
+            let wanted = count.next_power_of_two().min(self.seats / GROUP);
+            let at = self.head as *const Head as *mut c_void;
+            // SAFETY: the table is mapped from there, and its file has that many seats.
+            if let Ok(at) = unsafe { shared::map_again(at, len_of(wanted * GROUP)) } {
+                // SAFETY: as in `map_any`.
+                *groups = unsafe { groups_at(at, wanted) };
+            }
+        }
+        &groups[..count.min(groups.len())]
+    }
+}
+
+/// # Safety
+/// - At `at` a table with so many groups is mapped, and stays.
+unsafe fn groups_at(at: *mut c_void, count: usize) -> &'static [Group] {
+    // SAFETY: by the caller's promise; atomics only, as in `map_any`.
+    unsafe { core::slice::from_raw_parts(at.cast::<Head>().add(1).cast::<Group>(), count) }
+}
+
+impl Process {
+    /// Its number, as `memfold run` sees it.
+    pub fn pid(&self) -> u32 {
+        self.seat.pid.load(Relaxed)
+    }
+
+    /// Whether it is still there, and its program is the one that has the seat.
+    pub fn is_alive(&self) -> bool {
+        self.seat.owner.state() == Ownership::Held
+    }
+
+    /// Its figures.
+    pub fn stats(&self) -> &'static Stats {
+        &self.place.stats
+    }
+
+    /// What it needs of the limit, bytes.
+    pub fn set_need(&self, bytes: u64) {
+        self.seat.need_bytes.store(bytes, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::boxed::Box;
+    use std::collections::HashSet;
+    use std::sync::Barrier;
+
+    const KEY: Key = Key { ask: [1; HALF], answer: [2; HALF] };
+
+    fn table(seats: usize) -> &'static Table {
+        Box::leak(Box::new(Table::create(seats, u64::MAX, &KEY).unwrap().0))
+    }
+
+    fn claim(table: &Table, pid: u32) -> Option<Process> {
+        // SAFETY: threads of these tests use no robust mutex.
+        unsafe { table.claim(pid) }
+    }
+
+    /// Claims a seat in a thread that ends, and waits until that has been noted.
+    fn claim_and_end(table: &'static Table, pid: u32) -> Process {
+        let process = std::thread::spawn(move || claim(table, pid).unwrap()).join().unwrap();
+        while process.is_alive() {
+            std::thread::yield_now();
+        }
+        process
+    }
+
+    #[test]
+    fn another_opener_has_the_same_table_and_only_with_its_key() {
+        let (table, file) = Table::create(1000, u64::MAX, &KEY).unwrap();
+        table.set_bounds(5, 6);
+        let other = Table::open(&file, &KEY).unwrap();
+        assert_eq!((other.bounds(), other.is_fresh()), ((5, 6), true));
+        claim(&table, 77).unwrap().stats().faults.store(3, Relaxed);
+        let seen: Vec<_> = other.processes().map(|p| (p.pid(), p.stats().faults.load(Relaxed))).collect();
+        assert_eq!((seen, other.is_fresh()), (std::vec![(77, 3)], false));
+        assert!(Table::open(&file, &Key { answer: [3; HALF], ..KEY }).is_err());
+        let other = rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
+        assert!(Table::open(other, &KEY).is_err());
+        assert!(rustix::fs::ftruncate(&file, 0).is_err());
+    }
+
+    /// More than were ever mapped at first, all at the same time.
+    #[test]
+    fn each_of_many_processes_has_a_seat_of_its_own_and_sees_what_all_others_need() {
+        const COUNT: usize = 300;
+        let (table, barrier) = (table(32768), Barrier::new(COUNT));
+        let seats: Vec<_> = std::thread::scope(|scope| {
+            let begin = |pid| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    let own = claim(table, pid as u32).unwrap();
+                    own.set_need(1 + pid as u64);
+                    barrier.wait();
+                    let others = table.needs_of_others(Some(own)).iter().sum::<u64>();
+                    assert_eq!(others, (COUNT * (COUNT + 1) / 2 - pid - 1) as u64);
+                    barrier.wait();
+                    own.seat as *const Seat as usize
+                })
+            };
+            let threads: Vec<_> = (0..COUNT).map(begin).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(seats.iter().collect::<HashSet<_>>().len(), COUNT);
+        assert_eq!(table.processes().map(|p| p.pid()).collect::<HashSet<_>>().len(), COUNT);
+        while table.processes().any(|p| p.is_alive()) {
+            std::thread::yield_now();
+        }
+        assert!(table.needs_of_others(None).is_empty());
+    }
+
+    #[test]
+    fn a_process_that_executes_another_program_keeps_its_seat_and_counters() {
+        let table = table(100);
+        let first = claim_and_end(table, 5);
+        first.stats().faults.store(9, Relaxed);
+        first.stats().pool_bytes.store(8, Relaxed);
+        claim_and_end(table, 6);
+        let again = claim_and_end(table, 5);
+        assert!(core::ptr::eq(first.seat, again.seat));
+        assert_eq!((again.stats().faults.load(Relaxed), again.stats().pool_bytes.load(Relaxed)), (9, 0));
+        assert_eq!(table.processes().count(), 2);
+    }
+
+    #[test]
+    fn a_run_of_many_short_processes_takes_no_more_seats_than_live_at_once_and_keeps_their_counters() {
+        let table = table(32768);
+        for pid in 0..1000 {
+            crate::stats::add(&claim_and_end(table, pid).stats().faults, 1);
+        }
+        let faults = table.processes().map(|p| p.stats().faults.load(Relaxed)).sum::<u64>();
+        assert_eq!((table.processes().count(), faults), (APART, 1000));
+    }
+
+    #[test]
+    fn a_table_with_no_seat_left_says_so() {
+        let table = table(64);
+        let held: Vec<_> = (0..64).map(|pid| claim(table, pid)).collect();
+        assert!(held.iter().all(Option::is_some) && claim(table, 64).is_none());
+        assert_eq!(table.processes().count(), 64);
+        assert!(Table::create(1, 4096, &KEY).is_err());
+    }
+}
