@@ -124,7 +124,7 @@ fn figure(json: &str, name: &str) -> u64 {
 fn wait_for(what: &str, mut wanted: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !wanted() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "in vain for: {what}");
+        assert!(begin.elapsed() < Duration::from_secs(900), "in vain for: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,14 +1,52 @@
 //! Random numbers from a seed: the same on every machine, so that a failure can be run again, and the corpus and the walks
 //! of the benchmarks never change.
 
-/// Marsaglia's xorshift64* generator.
+/// splitmix64, for tests: what they have shown was shown with its numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
     /// The sequence of `seed`.
     pub fn new(seed: u64) -> Random {
-        Random(mix(seed) | 1)
+        Random(seed)
+    }
+
+    /// The next number.
+    pub fn word(&mut self) -> u64 {
+        let word = mix(self.0);
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        word
+    }
+
+    /// A number below `n`, which is not 0.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.word() % n as u64) as usize
+    }
+
+    /// One of a slice, which is not empty.
+    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
+    }
+
+    /// True in `n` of 1000 cases.
+    pub fn per_mille(&mut self, n: u32) -> bool {
+        self.below(1000) < n as usize
+    }
+
+    /// A seed for another sequence.
+    pub fn fork(&mut self) -> Random {
+        Random(self.word())
+    }
+}
+
+/// Marsaglia's xorshift64* generator, for benchmarks: their corpus and walks are made of its numbers.
+#[derive(Clone, Debug)]
+pub struct Sequence(u64);
+
+impl Sequence {
+    /// The sequence of `seed`.
+    pub fn new(seed: u64) -> Sequence {
+        Sequence(mix(seed) | 1)
     }
 
     /// The next number.
@@ -36,24 +74,14 @@ impl Random {
         (0..12).map(|_| self.unit()).sum::<f64>() - 6.0
     }
 
-    /// Brings a slice into random order.
-    pub fn shuffle<T>(&mut self, of: &mut [T]) {
-        (1..of.len()).rev().for_each(|i| of.swap(i, self.below(i + 1)));
-    }
-
     /// One of a slice, which is not empty.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 
-    /// True in `n` of 1000 cases.
-    pub fn per_mille(&mut self, n: u32) -> bool {
-        self.below(1000) < n as usize
-    }
-
-    /// A seed for another sequence.
-    pub fn fork(&mut self) -> Random {
-        Random::new(self.word())
+    /// Brings a slice into random order.
+    pub fn shuffle<T>(&mut self, of: &mut [T]) {
+        (1..of.len()).rev().for_each(|i| of.swap(i, self.below(i + 1)));
     }
 }
 
@@ -93,7 +121,7 @@ mod tests {
     }
     #[test]
     fn below_stays_below_and_reaches_all() {
-        let mut random = Random::new(1);
+        let mut random = Sequence::new(1);
         let mut seen = [false; 10];
         (0..1000).for_each(|_| seen[random.below(10)] = true);
         assert_eq!(seen, [true; 10]);
@@ -102,7 +130,7 @@ mod tests {
     #[test]
     fn a_shuffle_keeps_everything() {
         let mut all: Vec<u8> = (0..100).collect();
-        Random::new(3).shuffle(&mut all);
+        Sequence::new(3).shuffle(&mut all);
         assert!(!all.is_sorted());
         all.sort();
         assert!((0..100).eq(all));

@@ -78,6 +78,8 @@ pub struct Table {
 /// A process of the run.
 #[derive(Copy, Clone)]
 pub struct Process {
+    /// Of its seat, which is at several addresses where several mappings have it.
+    number: usize,
     seat: &'static Seat,
     place: &'static Place,
 }
@@ -224,12 +226,12 @@ impl Table {
     /// What the other processes of the run need of its limit, bytes: of those that live and need any.
     pub fn needs_of_others(&self, own: Option<Process>) -> Vec<u64> {
         let used = (self.head.used.load(Relaxed) as usize).min(self.seats);
-        let own = own.map_or(core::ptr::null(), |own| own.seat as *const Seat);
-        let seats = self.mapped(used).iter().flat_map(|group| &group.seats).take(used);
+        let own = own.map(|own| own.number);
+        let seats = self.mapped(used).iter().flat_map(|group| &group.seats).take(used).enumerate();
         let of = |seat: &Seat| seat.need_bytes.load(Relaxed);
         seats
-            .filter(|seat| !core::ptr::eq(*seat, own) && of(seat) > 0 && seat.owner.state() == Ownership::Held)
-            .map(of)
+            .filter(|(n, seat)| Some(*n) != own && of(seat) > 0 && seat.owner.state() == Ownership::Held)
+            .map(|(_, seat)| of(seat))
             .collect()
     }
 
@@ -239,7 +241,7 @@ impl Table {
 
     fn process(&self, n: usize) -> Option<Process> {
         let group = self.mapped(n + 1).get(n / GROUP)?;
-        Some(Process { seat: &group.seats[n % GROUP], place: &group.places[n % GROUP] })
+        Some(Process { number: n, seat: &group.seats[n % GROUP], place: &group.places[n % GROUP] })
     }
 
     /// The groups of the first `seats` seats, or as many as can be mapped.
@@ -344,9 +346,9 @@ mod tests {
                     own.set_need(1 + pid as u64);
                     barrier.wait();
                     let others = table.needs_of_others(Some(own)).iter().sum::<u64>();
-                    assert_eq!(others, (COUNT * (COUNT + 1) / 2 - pid - 1) as u64);
                     barrier.wait();
-                    own.seat as *const Seat as usize
+                    assert_eq!(others, (COUNT * (COUNT + 1) / 2 - pid - 1) as u64);
+                    own.number
                 })
             };
             let threads: Vec<_> = (0..COUNT).map(begin).collect();
@@ -368,7 +370,7 @@ mod tests {
         first.stats().pool_bytes.store(8, Relaxed);
         claim_and_end(table, 6);
         let again = claim_and_end(table, 5);
-        assert!(core::ptr::eq(first.seat, again.seat));
+        assert_eq!(first.number, again.number);
         assert_eq!((again.stats().faults.load(Relaxed), again.stats().pool_bytes.load(Relaxed)), (9, 0));
         assert_eq!(table.processes().count(), 2);
     }

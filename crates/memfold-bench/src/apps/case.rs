@@ -5,7 +5,7 @@ use crate::apps::server::{mariadb, memcached, redis};
 use crate::common::refusal::Refusal;
 use crate::host::program::find;
 use anyhow::Context;
-use memfold_testkit::random::Random;
+use memfold_testkit::random::Sequence as Random;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! The four parts of a corpus: shared libraries, a pickled Python heap, JSON, floats.
 
 use crate::common::refusal::Refusal;
-use memfold_testkit::random::Random;
+use memfold_testkit::random::Sequence as Random;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{Read, Write};

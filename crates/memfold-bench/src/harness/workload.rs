@@ -5,7 +5,7 @@ use crate::corpus::file::{CorpusFile, PAGE};
 use crate::corpus::page::Pages;
 pub use crate::corpus::page::corpus_sums;
 use clap::ValueEnum;
-use memfold_testkit::random::Random;
+use memfold_testkit::random::Sequence as Random;
 use serde::{Deserialize, Serialize};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};

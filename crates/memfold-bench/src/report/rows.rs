@@ -182,7 +182,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
             Test("crates/memfold-store/src/store/tests/partial.rs", "m7_pages_of_a_block_come_from_one_decompression"),
             Test("crates/memfold/src/tests/fault.rs", "m3_m7_pages_at_rest_come_from_one_decompression_of_their_block"),
             Test(
-                "crates/memfold/src/tests/hint.rs",
+                "crates/memfold/src/tests/ranges.rs",
                 "m3_m5_a_discard_that_cuts_a_stored_block_is_counted_and_keeps_its_other_pages",
             ),
         ],
@@ -206,7 +206,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         shown: &[
             Test("crates/memfold/src/stats.rs", "names_are_unique_and_helped"),
             Test(
-                "crates/memfold/src/tests/hint.rs",
+                "crates/memfold/src/tests/ranges.rs",
                 "m3_m5_a_discard_that_cuts_a_stored_block_is_counted_and_keeps_its_other_pages",
             ),
             Test(
@@ -238,7 +238,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "M8",
         what: "a reserve of large frames",
         shown: &[
-            Test("crates/memfold/src/tests/frames.rs", "m8_a_reserve_of_large_frames_is_left_to_large_folios"),
+            Test("crates/memfold/src/folio/tests/frames.rs", "m8_a_reserve_of_large_frames_is_left_to_large_folios"),
             Test("crates/memfold-cli/src/report.rs", "no_figure_is_hidden_by_a_fact_about_the_run"),
             Figures("usemem", "large frames had at once, %, memfold:lz4:"),
         ],
@@ -286,13 +286,16 @@ pub const REQUIREMENTS: &[Requirement] = &[
     Requirement {
         name: "S1",
         what: "the slot allocator: every order aligned in one cluster",
-        shown: &[Test("crates/memfold/src/tests/cluster.rs", "s1_agrees_with_a_bitmap")],
+        shown: &[Test("crates/memfold/src/swap/tests/cluster.rs", "s1_agrees_with_a_bitmap")],
         lacks: "",
     },
     Requirement {
         name: "S2",
         what: "order 0 takes every free slot",
-        shown: &[Test("crates/memfold/src/tests/cluster.rs", "s2_order_0_takes_every_free_slot_from_every_cluster")],
+        shown: &[Test(
+            "crates/memfold/src/swap/tests/cluster.rs",
+            "s2_order_0_takes_every_free_slot_from_every_cluster",
+        )],
         lacks: "",
     },
     Requirement {
@@ -305,7 +308,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "S4",
         what: "contiguous slots are freed in one operation",
         shown: &[Test(
-            "crates/memfold/src/tests/cluster.rs",
+            "crates/memfold/src/swap/tests/cluster.rs",
             "s4_an_emptied_cluster_is_discarded_once_and_joined_with_its_neighbour",
         )],
         lacks: "",
@@ -314,10 +317,10 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "S5",
         what: "page out and cold act on whole folios",
         shown: &[
-            Test("crates/memfold/src/tests/hint.rs", "s5_page_out_and_cold_act_on_whole_folios_without_splitting"),
-            Test("crates/memfold/src/tests/hint.rs", "s5_only_a_folio_that_the_range_cuts_is_split_first"),
+            Test("crates/memfold/src/tests/ranges.rs", "s5_page_out_and_cold_act_on_whole_folios_without_splitting"),
+            Test("crates/memfold/src/tests/ranges.rs", "s5_only_a_folio_that_the_range_cuts_is_split_first"),
             Test(
-                "crates/memfold/src/tests/hint.rs",
+                "crates/memfold/src/tests/ranges.rs",
                 "s5_a_partly_discarded_folio_is_split_and_its_rest_leaves_in_pieces",
             ),
         ],
@@ -333,7 +336,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "S-bench",
         what: "usemem on the swap file by folio size; ageing without fallback",
         shown: &[
-            Test("crates/memfold/src/tests/cluster.rs", "s_ageing_has_no_fallback_while_there_is_space"),
+            Test("crates/memfold/src/swap/tests/cluster.rs", "s_ageing_has_no_fallback_while_there_is_space"),
             Figures("swap", "raw to the file, folios of"),
             Figures("swap", "slots after"),
             Figures("swap", "of kernel swap"),
@@ -369,7 +372,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         name: "C3",
         what: "one entry for a folio of any order",
         shown: &[
-            Test("crates/memfold/src/index.rs", "one_entry_serves_a_large_folio"),
+            Test("crates/memfold/src/folio/index.rs", "one_entry_serves_a_large_folio"),
             Figures("walk", "index and metadata"),
             Figures("swap", "index memory"),
             Figures("swap", "1 TiB touched"),
@@ -381,7 +384,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "shadows record age; refault distance decides",
         shown: &[
             Test("crates/memfold/tests/swap.rs", "c4_a_hot_set_survives_a_scan"),
-            Test("crates/memfold/src/workingset.rs", "near_refaults_are_active_and_far_ones_are_not"),
+            Test("crates/memfold/src/policy/workingset.rs", "near_refaults_are_active_and_far_ones_are_not"),
             Figures("swap", "loads of hot"),
         ],
         lacks: "",
@@ -391,7 +394,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "no false look-ups",
         shown: &[
             Test("crates/memfold/src/tests/fault.rs", "c5_a_fault_looks_nowhere_but_where_its_page_is"),
-            Test("crates/memfold/src/index.rs", "agrees_with_a_map"),
+            Test("crates/memfold/src/folio/index.rs", "agrees_with_a_map"),
         ],
         lacks: "",
     },
@@ -401,7 +404,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
         shown: &[
             Test("crates/memfold/tests/swap.rs", "c6_reading_ahead_from_the_file_is_counted_and_used"),
             Test("crates/memfold/tests/swap.rs", "c6_a_clean_copy_in_the_file_costs_no_second_write"),
-            Test("crates/memfold/src/around.rs", "the_window_grows_by_hits_and_closes_without"),
+            Test("crates/memfold/src/policy/swap_readahead.rs", "the_window_grows_by_hits_and_closes_without"),
             Figures("swap", "raw folios read in order"),
         ],
         lacks: "",
@@ -445,7 +448,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
                 "crates/memfold-cli/tests/swap.rs",
                 "b3_data_that_does_not_shrink_goes_to_the_file_and_every_byte_comes_back",
             ),
-            Test("crates/memfold/src/seal.rs", "sealed_bytes_come_back_and_every_change_is_refused"),
+            Test("crates/memfold/src/swap/seal.rs", "sealed_bytes_come_back_and_every_change_is_refused"),
             Test("crates/memfold-cli/tests/remote.rs", "b3_every_byte_comes_back_and_no_key_is_left"),
             Test(
                 "crates/memfold-remote/tests/library.rs",

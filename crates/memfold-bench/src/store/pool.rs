@@ -5,7 +5,7 @@ use crate::common::summary::Spread;
 use crate::corpus::file::{CorpusFile, PAGE};
 use memfold_store::{BareCodec, BlockSet, CodecSpec, Handle, Store, StoreConfig, Worker, huge_threshold};
 use memfold_sys::units::Order;
-use memfold_testkit::random::Random;
+use memfold_testkit::random::Sequence as Random;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};

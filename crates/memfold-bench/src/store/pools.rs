@@ -11,7 +11,7 @@ use crate::store::pool::{Buffer, FOLIO_PAGES, load, order, save, store};
 use anyhow::ensure;
 use memfold::{Delivery, Memory, Region};
 use memfold_store::{Handle, Store, StoreConfig};
-use memfold_testkit::random::Random;
+use memfold_testkit::random::Sequence as Random;
 use serde_json::json;
 use std::sync::Barrier;
 use std::sync::atomic::Ordering::Relaxed;

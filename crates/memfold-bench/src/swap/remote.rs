@@ -15,7 +15,7 @@ use crate::swap::load::Load;
 use anyhow::{Context, ensure};
 use memfold::{Delivery, Memory, Region};
 use memfold_remote::{Service, Settings};
-use memfold_testkit::random::Random;
+use memfold_testkit::random::Sequence as Random;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;

@@ -11,7 +11,7 @@ use anyhow::ensure;
 use memfold::swap::cluster::{CLUSTER_SLOTS, Clusters, Reach};
 use memfold::{Delivery, Memory, Region};
 use memfold_sys::units::Order;
-use memfold_testkit::random::Random;
+use memfold_testkit::random::Sequence as Random;
 use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};

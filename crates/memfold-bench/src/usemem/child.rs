@@ -8,7 +8,7 @@ use crate::harness::plain::PlainArea;
 use crate::harness::workload::{Phase, PhaseResult};
 use crate::host::program::THIS;
 use anyhow::Context;
-use memfold_testkit::random::Random;
+use memfold_testkit::random::Sequence as Random;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
