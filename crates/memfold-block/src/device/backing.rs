@@ -1,16 +1,13 @@
 //! The memory behind devices: a store, one limit for it and the devices' tables, and perhaps a file for what doesn't fit.
-use super::Device;
 use super::age::Ages;
-use super::spill::{self, Spill, SpillSettings, SpillStats};
-use memfold_store::{CodecSpec, Handle, Store, StoreConfig, StoreError, StoreStats};
+use super::error::DeviceError;
+use super::holder::Holder;
+use super::spill::{Spill, SpillSettings, SpillStats};
+use super::units::LIMIT_BYTES_MIN;
+use memfold_store::{CodecSpec, Handle, Store, StoreConfig, StoreStats};
 use memfold_sys::units::{Order, PAGE_SIZE};
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, RwLock, Weak};
-use std::time::Duration;
-
-/// The least limit, in bytes.
-pub const LIMIT_BYTES_MIN: u64 = 8 << 20;
 
 /// What a backing is made of.
 #[derive(Clone, Debug)]
@@ -42,59 +39,6 @@ impl Default for Settings {
     }
 }
 
-/// Why a backing or a device could not be made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeviceError {
-    /// The file for what does not fit can't be made; holds why.
-    Spill(String),
-    /// A limit below [`LIMIT_BYTES_MIN`]; holds it.
-    Limit(u64),
-    /// A size of 0, not of whole sectors, or above the most; holds it.
-    Size(u64),
-    /// The table of a device of this size does not fit the limit.
-    Table {
-        /// Bytes of the device.
-        size: u64,
-        /// Bytes of the limit.
-        limit: u64,
-    },
-    /// A limit below what the tables of the devices take.
-    Tables {
-        /// Bytes of the tables.
-        tables: u64,
-        /// Bytes of the limit.
-        limit: u64,
-    },
-    /// There is no memory for the table of a device of this size; holds it.
-    NoMemory(u64),
-    /// The store could not be made.
-    Store(StoreError),
-}
-
-impl fmt::Display for DeviceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DeviceError::Spill(why) => write!(f, "{why}"),
-            DeviceError::Limit(n) => write!(f, "a limit of {n} bytes is too small: at least {LIMIT_BYTES_MIN}"),
-            DeviceError::Size(0) => write!(f, "a device of 0 bytes: give it a size"),
-            DeviceError::Size(n) if !n.is_multiple_of(super::SECTOR_BYTES) => {
-                write!(f, "{n} bytes are no whole sectors: the size must be a multiple of {}", super::SECTOR_BYTES)
-            }
-            DeviceError::Size(n) => write!(f, "{n} bytes are too many: at most {}", super::SIZE_BYTES_MAX),
-            DeviceError::Table { size, limit } => {
-                write!(f, "a device of {size} bytes leaves nothing of a limit of {limit} bytes: raise the limit")
-            }
-            DeviceError::Tables { tables, limit } => {
-                write!(f, "a limit of {limit} bytes is too small: the devices' tables alone take {tables}")
-            }
-            DeviceError::NoMemory(n) => write!(f, "no memory for the table of a device of {n} bytes"),
-            DeviceError::Store(e) => write!(f, "{e}"),
-        }
-    }
-}
-
-impl std::error::Error for DeviceError {}
-
 /// The memory of devices. Held bytes = what the store holds + the devices' tables; buffers of [`super::Io`]s do not count.
 pub struct Backing {
     pub(crate) store: Store,
@@ -103,24 +47,17 @@ pub struct Backing {
     tables: Mutex<u64>,
     /// Keys given to devices: pages.
     keys: AtomicU64,
-    devices: RwLock<Vec<Weak<Device>>>,
+    devices: RwLock<Vec<Weak<dyn Holder>>>,
     spill: Option<Spill>,
     pub(crate) ages: Ages,
     /// Work for [`Backing::tend`] is there, and who does it was told.
-    is_called: AtomicBool,
-    call: Mutex<bool>,
-    called: Condvar,
+    pub(super) is_called: AtomicBool,
+    pub(super) call: Mutex<bool>,
+    pub(super) called: Condvar,
 }
 
 /// With a file behind it, memory is kept so much below its limit, in the background: one part in so many.
 const HEADROOM: u64 = 16;
-/// Payload that is written back for a write that finds no room, at least.
-const ROOM_BYTES: u64 = 1 << 20;
-/// Room that another writer's turn must have left, so that this one needs none of its own.
-const ENOUGH_BYTES: u64 = 256 << 10;
-/// Turns of [`Backing::make_room`] for one block, at most: others may take what was made.
-pub(crate) const ROOM_TRIES: usize = 32;
-
 /// Figures of a backing at one moment, as zram's `mm_stat` has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackingStats {
@@ -189,32 +126,9 @@ impl Backing {
         }
     }
 
-    /// Work for a background thread: keeps room below the limit, where a file is behind it, packs sparse memory and gives
-    /// emptied memory back to the kernel. Returns the bytes emptied or given back.
-    pub fn tidy(&self) -> u64 {
-        self.ages.advance(&self.store);
-        let written = self.keep_room();
-        let packed: u64 = std::iter::from_fn(|| Some(self.store.tidy()).filter(|bytes| *bytes > 0)).take(64).sum();
-        written + packed + self.store.trim()
-    }
-
     /// Packs all that is sparse, and gives all that is empty back. Returns the bytes.
     pub fn compact(&self) -> u64 {
         self.store.compact(u64::MAX)
-    }
-
-    /// Does [`Backing::tidy`] when there is work, and at least once a `period`, until [`Backing::stop`].
-    pub fn tend(&self, period: Duration) {
-        loop {
-            self.tidy();
-            let call = self.call.lock().expect("nobody panics with the lock");
-            let waits = |stop: &mut bool| !*stop && !self.is_called.load(Relaxed);
-            let call = self.called.wait_timeout_while(call, period, waits).expect("nobody panics with the lock").0;
-            if *call {
-                return;
-            }
-            self.is_called.store(false, Relaxed);
-        }
     }
 
     /// Ends [`Backing::tend`].
@@ -232,36 +146,9 @@ impl Backing {
         }
     }
 
-    fn is_nearly_full(&self) -> bool {
+    pub(super) fn is_nearly_full(&self) -> bool {
         let most = self.store.pool_bytes_max();
         most != 0 && self.store.pool_bytes() > most - most / HEADROOM
-    }
-
-    /// Writes back until memory is well below its limit.
-    fn keep_room(&self) -> u64 {
-        let Some(spill) = &self.spill else { return 0 };
-        let mut all = 0;
-        while self.is_nearly_full() {
-            let freed = spill::write_cold(self, spill, ROOM_BYTES);
-            if freed == 0 {
-                break;
-            }
-            self.store.compact(freed);
-            all += freed;
-        }
-        self.set_limit(self.table_bytes());
-        all
-    }
-
-    /// Makes room for a write that was refused. `false`: there is none. The caller holds no lock of a block.
-    pub(crate) fn make_room(&self) -> bool {
-        let Some(spill) = &self.spill else { return false };
-        if self.store.pool_bytes() + ENOUGH_BYTES <= self.store.pool_bytes_max() {
-            return true;
-        }
-        let freed = spill::write_cold(self, spill, ROOM_BYTES);
-        self.store.compact(freed);
-        freed > 0
     }
 
     /// The file behind it.
@@ -275,14 +162,14 @@ impl Backing {
     }
 
     /// Makes a device's objects known to those who move them.
-    pub(crate) fn enter(&self, device: &Arc<Device>) {
+    pub(crate) fn enter(&self, device: Weak<dyn Holder>) {
         let mut devices = self.devices.write().expect("nobody panics with the lock");
         devices.retain(|device| device.strong_count() > 0);
-        devices.push(Arc::downgrade(device));
+        devices.push(device);
     }
 
     /// The device whose pages have this key.
-    pub(crate) fn device_of(&self, key: u64) -> Option<Arc<Device>> {
+    pub(crate) fn device_of(&self, key: u64) -> Option<Arc<dyn Holder>> {
         let devices = self.devices.read().expect("nobody panics with the lock");
         devices.iter().filter_map(Weak::upgrade).find(|device| device.has_key(key))
     }
@@ -348,7 +235,7 @@ impl Backing {
         self.keys.fetch_add(pages, Relaxed)
     }
 
-    fn set_limit(&self, tables: u64) {
+    pub(super) fn set_limit(&self, tables: u64) {
         let limit = self.limit_bytes();
         if limit == 0 {
             return self.store.set_pool_bytes_max(0);
@@ -358,7 +245,7 @@ impl Backing {
         self.store.set_pool_bytes_max(limit.saturating_sub(others).max(PAGE_SIZE as u64));
     }
 
-    fn table_bytes(&self) -> u64 {
+    pub(super) fn table_bytes(&self) -> u64 {
         *self.lock()
     }
 

@@ -1,7 +1,11 @@
 //! What is done to one block: reads, writes and zeros of a part of it.
 use super::counters::Counters;
+use super::error::IoError;
+use super::io::{Decoder, Io};
+use super::state::{Device, Part};
 use super::table::{Chunk, IN_BLOCK, Slots};
-use super::{Decoder, Device, Io, IoError, Part, Zeros, spill};
+use super::units::Zeros;
+use super::writeback;
 use memfold_store::{BlockSet, Handle, Worker};
 use memfold_sys::page::Page;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
@@ -93,10 +97,10 @@ impl Device {
     ) -> Result<(), IoError> {
         let order = if is_block { self.order } else { Order::PAGE };
         if to.len() == order.bytes() {
-            return spill::load(&self.backing, decoder, object, order, to.as_mut_ptr());
+            return writeback::load(&self.backing, decoder, object, order, to.as_mut_ptr());
         }
         let whole = decoder.whole.as_mut_ptr();
-        spill::load(&self.backing, decoder, object, order, whole)?;
+        writeback::load(&self.backing, decoder, object, order, whole)?;
         to.copy_from_slice(&decoder.whole.bytes()[pages.start * PAGE_SIZE..pages.end * PAGE_SIZE]);
         Ok(())
     }

@@ -1,10 +1,11 @@
 //! Object that somebody picks: to be written back, or compressed again (M9).
 use super::backing::Backing;
-use super::spill;
+use super::holder::{Holder, Recompressed};
+use super::state::Device;
 use super::table::IN_BLOCK;
-use super::{Device, PAGE_SIZE};
-use memfold_store::{CodecSpec, Cold, Exported, Handle};
-use memfold_sys::units::Order;
+use super::writeback;
+use memfold_store::{CodecSpec, Cold, Exported, Handle, Worker};
+use memfold_sys::units::{Order, PAGE_SIZE};
 use std::time::Duration;
 
 /// Object that are picked before something is done with them.
@@ -23,17 +24,6 @@ pub enum Pick {
     Incompressible,
     /// Every one.
     All,
-}
-
-/// What a recompression came to.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recompressed {
-    /// Object that the codec was tried on.
-    pub tried: u64,
-    /// Object that became smaller.
-    pub smaller: u64,
-    /// Payload bytes gained.
-    pub gained_bytes: u64,
 }
 
 /// An object as zram's `block_state` shows it.
@@ -98,7 +88,7 @@ impl Backing {
         let spill = self.spill()?;
         let mut all = 0;
         self.each_turn(pick, |turn| {
-            let freed = spill::write_these(self, spill, turn);
+            let freed = writeback::write_these(self, spill, turn);
             all += freed;
             freed > 0
         });
@@ -151,29 +141,13 @@ impl Backing {
     }
 }
 
-impl Device {
-    /// Whether a key is one of this device's pages.
-    pub(crate) fn has_key(&self, key: u64) -> bool {
+impl Holder for Device {
+    fn has_key(&self, key: u64) -> bool {
         let pages = self.size.div_ceil(PAGE_SIZE as u64);
         (self.key..self.key + pages).contains(&key)
     }
 
-    /// The block of an object, and the page in it, if the object is one of a page.
-    fn spot(&self, cold: &Cold) -> (u64, Option<usize>) {
-        let page = cold.key - self.key;
-        let (block, page) = (page / self.order.pages() as u64, page as usize % self.order.pages());
-        (block, (cold.order != self.order || self.order == Order::PAGE).then_some(page))
-    }
-
-    /// Whether a spot still holds the object. The caller holds the block's lock.
-    fn holds(&self, block: u64, page: Option<usize>, handle: Handle) -> bool {
-        let Some(chunk) = self.table.chunk(block) else { return false };
-        let slots = self.table.slots(chunk, block);
-        page.map_or_else(|| slots.block(), |page| slots.page(page)) == handle
-    }
-
-    /// Copies the payload of an object, if it still is where it was.
-    pub(crate) fn export(&self, cold: &Cold, out: &mut [u8]) -> Option<Exported> {
+    fn export(&self, cold: &Cold, out: &mut [u8]) -> Option<Exported> {
         let (block, page) = self.spot(cold);
         let _lock = self.lock_of(block).read();
         if !self.holds(block, page, cold.handle) {
@@ -182,8 +156,7 @@ impl Device {
         self.backing.store.export(cold.handle, out).ok()
     }
 
-    /// Puts `new` in the place of an object, which is freed, if it still is where it was.
-    pub(crate) fn replace(&self, cold: &Cold, new: Handle) -> bool {
+    fn replace(&self, cold: &Cold, new: Handle) -> bool {
         let (block, page) = self.spot(cold);
         let _lock = self.lock_of(block).write();
         if !self.holds(block, page, cold.handle) {
@@ -198,7 +171,7 @@ impl Device {
         true
     }
 
-    fn recompress(&self, worker: &mut memfold_store::Worker, cold: &Cold, done: &mut Recompressed) {
+    fn recompress(&self, worker: &mut Worker, cold: &Cold, done: &mut Recompressed) {
         let (block, page) = self.spot(cold);
         let store = &self.backing.store;
         let smaller = {
@@ -219,6 +192,22 @@ impl Device {
         } else {
             store.free(new);
         }
+    }
+}
+
+impl Device {
+    /// The block of an object, and the page in it, if the object is one of a page.
+    fn spot(&self, cold: &Cold) -> (u64, Option<usize>) {
+        let page = cold.key - self.key;
+        let (block, page) = (page / self.order.pages() as u64, page as usize % self.order.pages());
+        (block, (cold.order != self.order || self.order == Order::PAGE).then_some(page))
+    }
+
+    /// Whether a spot still holds the object. The caller holds the block's lock.
+    fn holds(&self, block: u64, page: Option<usize>, handle: Handle) -> bool {
+        let Some(chunk) = self.table.chunk(block) else { return false };
+        let slots = self.table.slots(chunk, block);
+        page.map_or_else(|| slots.block(), |page| slots.page(page)) == handle
     }
 
     /// How many pages are zeros that were written.

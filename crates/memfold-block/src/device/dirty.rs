@@ -1,6 +1,9 @@
 //! What has changed since it was last looked at, and what a block holds as pieces that can be replayed.
+use super::error::IoError;
+use super::state::Device;
 use super::table::IN_BLOCK;
-use super::{Device, IoError, Zeros, spill};
+use super::units::Zeros;
+use super::writeback;
 use memfold_store::Handle;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
@@ -100,7 +103,7 @@ impl Device {
     /// The payload of an object, wherever it is: its fields, and its length.
     fn payload(&self, handle: Handle, room: &mut [u8]) -> Result<(u32, usize), IoError> {
         if handle.as_foreign().is_some() {
-            return spill::export(&self.backing, handle, room);
+            return writeback::export(&self.backing, handle, room);
         }
         let exported = self.backing.store.export(handle, room).map_err(|_| IoError::Unread)?;
         Ok((exported.fields, exported.len))

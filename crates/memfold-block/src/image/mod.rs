@@ -4,8 +4,8 @@
 //! once or group by group.
 
 mod format;
-mod journal;
 mod read;
+mod journal;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 #[cfg(test)]

@@ -5,13 +5,13 @@
 //!
 //! Not there: extended headers (64-bit lengths), which few clients speak yet; PSK, which rustls can't; other metadata contexts.
 
-mod buffers;
-mod negotiate;
-mod server;
-mod session;
-mod socket;
-mod tls;
 mod wire;
+mod buffers;
+mod tls;
+mod socket;
+mod negotiate;
+mod session;
+mod server;
 
 #[cfg(test)]
 mod client;

@@ -72,7 +72,7 @@ impl Spans {
     pub fn read(&mut self, memory: &Memory, to: &mut [u8]) -> Result<(), OutOfMemory> {
         let mut done = 0;
         while done < to.len() {
-            let (at, count) = self.front(to.len() - done)?;
+            let (at, count) = self.head(to.len() - done)?;
             memory.read_slice(&mut to[done..][..count], at).map_err(|_| OutOfMemory)?;
             self.take(count);
             done += count;
@@ -84,7 +84,7 @@ impl Spans {
     pub fn write(&mut self, memory: &Memory, from: &[u8]) -> Result<(), OutOfMemory> {
         let mut done = 0;
         while done < from.len() {
-            let (at, count) = self.front(from.len() - done)?;
+            let (at, count) = self.head(from.len() - done)?;
             memory.write_slice(&from[done..][..count], at).map_err(|_| OutOfMemory)?;
             self.take(count);
             done += count;
@@ -93,7 +93,7 @@ impl Spans {
     }
 
     /// Where the first bytes are, and how many of them lie together, at most `max`.
-    fn front(&self, max: usize) -> Result<(GuestAddress, usize), OutOfMemory> {
+    fn head(&self, max: usize) -> Result<(GuestAddress, usize), OutOfMemory> {
         let span = self.all.get(self.first).ok_or(OutOfMemory)?;
         Ok((span.at, max.min(span.len as usize)))
     }

@@ -254,7 +254,7 @@ fn memory_that_the_guest_does_not_have_is_an_error() {
 #[test]
 fn lengths_of_gigabytes_take_no_memory() {
     let mut guest = Guest::new();
-    for len in [u32::MAX - 1000, u32::MAX & !511, 1 << 31] {
+    for len in [u32::MAX - 1000, !511, 1 << 31] {
         assert_eq!(guest.status(&[Says(&header(WRITES, 0)), Raw(0, len, 0), Takes(1)]), ERROR);
         assert_eq!(guest.status(&[Says(&header(READ, 0)), Raw(0, len, WRITE), Takes(1)]), ERROR);
         assert_eq!(guest.status(&[Says(&header(DISCARD, 0)), Raw(0, len, 0), Takes(1)]), ERROR);
@@ -299,7 +299,7 @@ fn a_head_that_is_no_descriptor_ends_no_queue() {
 fn an_indirect_table_within_another_or_of_no_size_is_an_error() {
     let mut guest = Guest::new();
     let table = 0x30000;
-    for len in [0, 8, 16 * 65536, u32::MAX & !15] {
+    for len in [0, 8, 16 * 65536, !15] {
         guest.descriptor(DESCRIPTORS, 0, Descriptor::new(table, len, INDIRECT, 0));
         guest.descriptor(table, 0, Descriptor::new(table, 16, INDIRECT, 0));
         assert_eq!(guest.offer(0), Next::Served);

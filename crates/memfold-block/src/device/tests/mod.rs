@@ -1,9 +1,14 @@
 //! The device against a vector of bytes, and its promises one by one.
+mod cold;
+
 use super::table::Table;
 use super::*;
 use memfold_store::{CodecSpec, Fault};
+use memfold_sys::units::Order;
 use memfold_testkit::fill::fill;
 use memfold_testkit::random::{Random, seed};
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 

@@ -1,9 +1,11 @@
 //! What leaves memory for a file, or is compressed again: no byte changes, and what is full is said.
-use super::tests::{Pair, noise};
 use super::*;
+use super::{Pair, noise};
 use memfold_store::CodecSpec;
+use memfold_sys::units::Order;
 use memfold_testkit::fill::fill;
 use memfold_testkit::random::{Random, seed};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
