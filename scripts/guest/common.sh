@@ -92,7 +92,7 @@ boot() {
     local memory=$1 arguments=$2 accel=${ACCEL:-tcg} cpu=max
     shift 2
     [ "$accel" = tcg ] || cpu=host
-    timeout "${GUEST_TIMEOUT:-3600}" qemu-system-x86_64 -nodefaults -no-user-config -no-reboot -display none \
+    qemu-system-x86_64 -nodefaults -no-user-config -no-reboot -display none \
         -machine "q35,memory-backend=ram,accel=$accel" -cpu $cpu -smp 2 \
         -m "$memory" -object "memory-backend-memfd,id=ram,size=$memory,share=on" \
         -kernel "$KERNEL" -initrd "$WORK/initramfs" -append "console=ttyS0 quiet no_timer_check panic=-1 $arguments" \

@@ -49,6 +49,7 @@ fn fio_verifies_what_it_wrote_in_mixed_sizes_at_512_bytes() {
         &uri,
         "--verify=crc32c",
         "--verify_fatal=1",
+        "--verify_state_save=0",
         "--randseed=7",
         "--buffer_compress_percentage=60",
     ];

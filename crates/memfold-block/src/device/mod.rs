@@ -14,6 +14,12 @@
 //! ```
 //! A lock is that of a block (of several, by its number), and is held for one block at a time: what overlapping requests
 //! leave in a block is what one of them after the other would have, page by page if they don't cover it.
+//!
+//! What devices share: `backing.rs`, the store and the one limit; `spill.rs`, the file for what doesn't fit, to which
+//! `writeback.rs` moves objects; `age.rs`, what is idle; `holder.rs`, a device as those see it who move objects. A device:
+//! `state.rs`, with its `table.rs`; `blocks.rs`, what is done to one block; `cold.rs`, what is picked to be written back or
+//! compressed again; `dirty.rs`, what has changed, as pieces that can be replayed; and here its requests, each with an
+//! `Io` (`io.rs`). What is counted: `counters.rs`, the one table.
 
 mod units;
 mod counters;

@@ -118,9 +118,9 @@ impl Spill {
         })
     }
 
-    /// Bytes of memory that it takes.
+    /// Bytes of memory that it takes. Its buffers count before they are there: when they come, memory is full.
     pub fn memory_bytes(&self) -> u64 {
-        self.swap.memory_bytes()
+        self.swap.buffer_bytes_max() + self.swap.table_bytes()
     }
 
     /// Bytes that may still be written; `None` for any number.

@@ -8,6 +8,9 @@
 //! Session         a queue tells of requests -> one after the other, in their order: Worker::serve
 //! Worker          a chain of descriptors -> Request -> Device -> status
 //! ```
+//! `spans.rs`: parts of a guest's memory as one run of bytes; `request.rs`: a request out of a chain of descriptors; `config.rs`:
+//! features and configuration space; `ring.rs`: the crate's queue, whose thread no VMM holds up.
+//!
 //! Of what a guest writes nothing is trusted. A VMM is, as far as it shares memory: one that takes pages of it away ends the
 //! process.
 

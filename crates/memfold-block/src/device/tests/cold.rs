@@ -140,6 +140,22 @@ fn a_full_file_or_a_used_up_limit_is_no_room_and_every_byte_stays() {
 }
 
 #[test]
+fn a_file_system_without_room_is_no_room_and_memory_keeps_its_limit() {
+    let limit = 8 << 20;
+    let spill = SpillSettings { keep_free_bytes: u64::MAX, ..spill_settings(1 << 30, None) };
+    let mut pair = Pair::new(&backing(2, limit, spill), 24 << 20);
+    let mut at = 0;
+    while pair.write(at, &noise(at, 100_000)).is_ok() {
+        at += 100_000;
+    }
+    assert!(at > 5 << 20, "{at}");
+    let stats = pair.device.backing.stats();
+    assert_eq!(stats.spill.unwrap().objects, 0);
+    assert!(stats.held_bytes <= limit, "{}", stats.held_bytes);
+    pair.check();
+}
+
+#[test]
 fn what_is_idle_or_huge_is_what_leaves() {
     let mut pair = Pair::new(&backing(2, 0, spill_settings(1 << 30, None)), 8 << 20);
     let soft: Vec<u8> = (0..1u32 << 20).map(|i| (i / 50) as u8).collect();
