@@ -127,7 +127,8 @@ fn a_client_killed_while_it_writes_leaves_a_server_that_goes_on() {
         "--size=32M",
     ];
     for _ in 0..3 {
-        let endless = ["--time_based", "--runtime=600"];
+        // In one process, which can be killed whole.
+        let endless = ["--thread", "--time_based", "--runtime=600"];
         let mut fio = Command::new("fio").args(flags).args(endless).stdout(Stdio::null()).spawn().unwrap();
         let before = || blk.stat()["exports"][0]["counters"]["writes"].as_u64().unwrap();
         let start = before();
@@ -304,10 +305,14 @@ fn it_is_asked_and_told_while_it_serves() {
     ] {
         common::assert_refused(&blk.ask(arguments), 125, words);
     }
+    let pid = blk.child.id().to_string();
+    // Without a number it is found, or named beside others of this user.
+    let found = memfold(&binary(), &["blk", "stat"]).env("XDG_RUNTIME_DIR", &blk.scratch.0).output().unwrap();
+    let said = [found.stdout, found.stderr].concat();
+    assert!(String::from_utf8_lossy(&said).contains(&pid), "{}", String::from_utf8_lossy(&said));
     let scratch = blk.stop();
-    let gone = memfold(&binary(), &["blk", "stat"]).env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap();
-    let told = String::from_utf8_lossy(&gone.stderr).into_owned();
-    assert!(gone.status.code() == Some(125) && told.contains("memfold"), "{told}");
+    let mut gone = memfold(&binary(), &["blk", "stat", &pid]);
+    common::assert_refused(&gone.env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap(), 125, &[&pid, "no memfold blk"]);
 }
 
 #[test]

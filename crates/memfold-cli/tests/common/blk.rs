@@ -68,9 +68,13 @@ impl Blk {
         self.uri.replace("///", &format!("///{name}"))
     }
 
-    /// `memfold blk ARGUMENTS`, asking this server.
+    /// `memfold blk ARGUMENTS`, asking this server, unless another one is named. The user may run others.
     pub fn ask(&self, arguments: &[&str]) -> Output {
-        let mut command = memfold(&binary(), &[&["blk"], arguments].concat());
+        let is_named =
+            arguments.contains(&"--control") || arguments[1..].iter().any(|word| word.parse::<u32>().is_ok());
+        let pid = self.child.id().to_string();
+        let own = if is_named { None } else { Some(pid.as_str()) };
+        let mut command = memfold(&binary(), &[&["blk"], arguments, own.as_slice()].concat());
         command.env("XDG_RUNTIME_DIR", &self.scratch.0).output().unwrap()
     }
 
