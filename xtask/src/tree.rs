@@ -20,13 +20,13 @@ pub struct Crate {
 }
 
 /// Crates whose files are layered: calls of methods lead down as paths do, within folders too, and no files form a circle.
-/// `memfold-block` follows as it is arranged.
 const LAYERED: &[&str] = &[
     "memfold-sys",
     "memfold-store",
     "memfold",
     "memfold-preload",
     "memfold-remote",
+    "memfold-block",
     "memfold-cli",
     "memfold-bench",
     "memfold-testkit",

@@ -21,8 +21,16 @@
 //! The device lives in memory and ends with its process: nothing of it is on a disk.
 
 mod device;
+#[cfg(test)]
+mod mutations;
+pub mod image;
+mod export;
+pub mod nbd;
+pub mod vhost;
+pub mod ctl;
 
 pub use device::{
-    Backing, BackingStats, Device, DeviceError, Io, IoError, LIMIT_BYTES_MIN, SECTOR_BYTES, SIZE_BYTES_MAX,
+    Backing, BackingStats, Device, DeviceError, DeviceStats, Io, IoError, LIMIT_BYTES_MIN, Object, Pick, Recompressed,
+    SECTOR_BYTES, SIZE_BYTES_MAX, Settings, SpillSettings, SpillStats, Status, Zeros,
 };
-pub use device::{DeviceStats, Settings, Status, Zeros};
+pub use export::{Export, NAME_BYTES_MAX};

@@ -10,17 +10,11 @@ use memfold::table::Process;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
-
-/// Whoever connects and says nothing for so long is not waited for.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Longer requests are refused.
-const REQUEST_LEN_MAX: u64 = 4096;
+use std::time::Instant;
 
 /// What there is to know and to change of a run.
 pub struct Run {
@@ -98,10 +92,12 @@ impl Control {
     /// # Errors
     /// No socket can be made, and where: a program runs without.
     pub fn start(run: Arc<Run>) -> io::Result<Control> {
-        let (listener, path) = sockets::listen()?;
+        let (listener, path) = sockets::listen(sockets::RUN)?;
         let serve = move || {
             // One that breaks off harms only itself.
-            memfold_remote::each_connection(&listener, |stream| drop(serve(&run, stream)));
+            memfold_remote::each_connection(&listener, |stream| {
+                let _ = sockets::answer(stream, |request| run.answer(request).to_string());
+            });
         };
         let control = Control { path };
         thread::Builder::new().name("memfold-control".to_string()).spawn(serve)?;
@@ -113,18 +109,6 @@ impl Drop for Control {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
-}
-
-fn serve(run: &Run, mut stream: UnixStream) -> io::Result<()> {
-    // The directory keeps others out; this holds even if somebody has opened it.
-    if sockets::peer_user(&stream)? != sockets::own_user() {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut request = String::new();
-    Read::by_ref(&mut stream).take(REQUEST_LEN_MAX).read_to_string(&mut request)?;
-    stream.write_all(run.answer(&request).to_string().as_bytes())
 }
 
 #[cfg(test)]

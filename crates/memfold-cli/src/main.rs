@@ -14,6 +14,7 @@ mod control;
 mod runs;
 mod dict;
 mod run;
+mod blk;
 mod bench;
 
 use clap::Command;
@@ -28,6 +29,7 @@ Examples:
   memfold run --list
   memfold stat 1234
   memfold set 1234 --limit 512M
+  memfold blk --size 8G --limit 2G --unix /run/disk.sock
   memfold bench corpus --out /tmp/corpus
   memfold bench walk --help
   memfold dict train --out app.dict core.bin
@@ -49,6 +51,7 @@ fn dispatch() -> Result<u8, Failure> {
             Some(("run", matches)) => run::main(matches),
             Some(("stat", matches)) => runs::stat(matches),
             Some(("set", matches)) => runs::set(matches),
+            Some(("blk", matches)) => blk::main(matches),
             Some(("bench", matches)) => bench::main(matches),
             Some(("dict", matches)) => dict::main(matches),
             _ => unreachable!("clap requires a subcommand"),
@@ -66,6 +69,7 @@ fn command() -> Command {
         .subcommand(run::command())
         .subcommand(runs::stat_command())
         .subcommand(runs::set_command())
+        .subcommand(blk::command())
         .subcommand(bench::command())
         .subcommand(dict::command())
         .after_help(EXAMPLES)

@@ -5,8 +5,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::Size;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{self, Read, Write};
-use std::net::Shutdown;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -56,7 +55,7 @@ pub fn list() -> u8 {
         "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>5} {:>8}  COMMAND",
         "PID", "LIMIT", "RESIDENT<", "RESIDENT", "FOLDED", "POOL", "PROCS", "SECONDS"
     );
-    for (run, path) in sockets::all() {
+    for (run, path) in sockets::all(sockets::RUN) {
         let about = match ask(&path, &json!({"do": "stat"})) {
             Ok(Some(about)) => about,
             Ok(None) => continue,
@@ -142,7 +141,7 @@ pub fn set(matches: &ArgMatches) -> Result<u8, Failure> {
 /// The run that has a process with the number that was given, and what it says of itself.
 fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), Failure> {
     let pid = *matches.get_one::<u32>("pid").expect("clap requires it");
-    for (run, path) in sockets::all() {
+    for (run, path) in sockets::all(sockets::RUN) {
         match ask(&path, &json!({"do": "stat"})) {
             Ok(Some(about)) if run == pid || processes(&about).iter().any(|one| one["pid"] == pid) => {
                 return Ok((path, about));
@@ -163,28 +162,7 @@ fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), Failure> {
 
 /// Asks a run; `None` if it has ended.
 fn ask(path: &Path, request: &Value) -> io::Result<Option<Value>> {
-    let Some(mut stream) = sockets::connect(path)? else { return Ok(None) };
-    if sockets::peer_user(&stream)? != sockets::own_user() {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "its socket is of another user"));
-    }
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut answer = String::new();
-    let mut talk = || {
-        stream.write_all(request.to_string().as_bytes())?;
-        stream.shutdown(Shutdown::Write)?;
-        stream.read_to_string(&mut answer)
-    };
-    match talk() {
-        Ok(0) => Ok(None),
-        Ok(_) => serde_json::from_str(&answer).map(Some).map_err(io::Error::other),
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-            Err(io::Error::other(format!("no answer for {} s; is it stopped?", PATIENCE.as_secs())))
-        }
-        // It ended while it was asked.
-        Err(e) if matches!(e.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => Ok(None),
-        Err(e) => Err(e),
-    }
+    sockets::ask(path, request, Some(PATIENCE))
 }
 
 fn processes(about: &Value) -> &[Value] {

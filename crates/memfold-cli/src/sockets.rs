@@ -1,15 +1,24 @@
 //! Where the runs of a user are found: a directory that is this user's alone, with a socket for each run.
 use crate::program::plain;
+use serde_json::Value;
 use std::env;
 use std::fs::{self, DirBuilder};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-/// The suffix of a socket's name; in front is the number of the process `memfold run`.
-const SUFFIX: &str = ".sock";
+/// The suffix of the socket's name of a run; in front is the number of the process `memfold run`.
+pub const RUN: &str = ".sock";
+/// That of a server of block devices.
+pub const BLK: &str = ".blk";
+/// Whoever connects and says nothing for so long is not waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longer requests are refused.
+const REQUEST_LEN_MAX: u64 = 4096;
 
 /// The user that this process acts as.
 pub fn own_user() -> u32 {
@@ -41,10 +50,10 @@ pub fn peer_user(stream: &UnixStream) -> io::Result<u32> {
 
 /// A socket of this process, in the first directory that can be used. It appears under its name when it can be
 /// connected to: whoever finds one that can't may take it for that of a process that has been killed.
-pub fn listen() -> io::Result<(UnixListener, PathBuf)> {
+pub fn listen(suffix: &str) -> io::Result<(UnixListener, PathBuf)> {
     let mut failure = io::Error::from(ErrorKind::NotFound);
     for directory in directories() {
-        match listen_in(&directory) {
+        match listen_in(&directory, suffix) {
             Ok(done) => return Ok(done),
             Err(e) => failure = named(&directory, &e),
         }
@@ -69,10 +78,10 @@ fn named(directory: &Path, e: &io::Error) -> io::Error {
     io::Error::new(e.kind(), format!("{}: {}", directory.display(), plain(e)))
 }
 
-fn listen_in(directory: &Path) -> io::Result<(UnixListener, PathBuf)> {
+fn listen_in(directory: &Path, suffix: &str) -> io::Result<(UnixListener, PathBuf)> {
     make(directory)?;
     let own = std::process::id();
-    let (hidden, path) = (directory.join(format!(".{own}")), directory.join(format!("{own}{SUFFIX}")));
+    let (hidden, path) = (directory.join(format!(".{own}")), directory.join(format!("{own}{suffix}")));
     let _ = fs::remove_file(&hidden);
     let listener = UnixListener::bind(&hidden)?;
     fs::rename(&hidden, &path)?;
@@ -95,13 +104,13 @@ pub fn path(suffix: &str) -> io::Result<PathBuf> {
     Err(failure)
 }
 
-/// The sockets of this user's runs: the number of `memfold run`, and the path.
-pub fn all() -> Vec<(u32, PathBuf)> {
+/// The sockets of this user with this suffix: the number of the process that serves it, and the path.
+pub fn all(suffix: &str) -> Vec<(u32, PathBuf)> {
     let mut found = Vec::new();
     for directory in directories().into_iter().filter(|directory| is_own(directory)) {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let number = name.to_str().and_then(|name| name.strip_suffix(SUFFIX)).and_then(|pid| pid.parse().ok());
+            let number = name.to_str().and_then(|name| name.strip_suffix(suffix)).and_then(|pid| pid.parse().ok());
             found.extend(number.map(|pid| (pid, entry.path())));
         }
     }
@@ -123,6 +132,46 @@ pub fn connect(path: &Path) -> io::Result<Option<UnixStream>> {
     }
 }
 
+/// Serves one request of a connection: one of this user's processes sends a text, and gets one.
+pub fn answer(mut stream: UnixStream, answer: impl FnOnce(&str) -> String) -> io::Result<()> {
+    // The directory keeps others out; this holds even if somebody has opened it.
+    if peer_user(&stream)? != own_user() {
+        return Err(ErrorKind::PermissionDenied.into());
+    }
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut request = String::new();
+    Read::by_ref(&mut stream).take(REQUEST_LEN_MAX).read_to_string(&mut request)?;
+    stream.write_all(answer(&request).as_bytes())
+}
+
+/// Asks the server of a socket, and waits `patience` for each part of its answer, for ever without; `None` if it has ended.
+pub fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> io::Result<Option<Value>> {
+    let Some(mut stream) = connect(path)? else { return Ok(None) };
+    if peer_user(&stream)? != own_user() {
+        return Err(io::Error::new(ErrorKind::PermissionDenied, "its socket is of another user"));
+    }
+    stream.set_read_timeout(patience)?;
+    stream.set_write_timeout(patience)?;
+    let mut answer = String::new();
+    let mut talk = || {
+        stream.write_all(request.to_string().as_bytes())?;
+        stream.shutdown(Shutdown::Write)?;
+        stream.read_to_string(&mut answer)
+    };
+    match talk() {
+        Ok(0) => Ok(None),
+        Ok(_) => serde_json::from_str(&answer).map(Some).map_err(io::Error::other),
+        Err(e) if e.kind() == ErrorKind::WouldBlock => {
+            let seconds = patience.unwrap_or_default().as_secs();
+            Err(io::Error::other(format!("no answer for {seconds} s; is it stopped?")))
+        }
+        // It ended while it was asked.
+        Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,11 +183,11 @@ mod tests {
         let (own, open, link) = (base.join("own"), base.join("open"), base.join("link"));
         fs::create_dir_all(&open).unwrap();
         fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).unwrap();
-        assert_eq!(listen_in(&open).unwrap_err().kind(), ErrorKind::PermissionDenied);
-        let (_listener, path) = listen_in(&own).unwrap();
+        assert_eq!(listen_in(&open, RUN).unwrap_err().kind(), ErrorKind::PermissionDenied);
+        let (_listener, path) = listen_in(&own, RUN).unwrap();
         assert!(path.ends_with(format!("{}.sock", std::process::id())));
         std::os::unix::fs::symlink(&own, &link).unwrap();
-        assert_eq!(listen_in(&link).unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(listen_in(&link, RUN).unwrap_err().kind(), ErrorKind::PermissionDenied);
         let stream = connect(&path).unwrap().unwrap();
         assert_eq!(peer_user(&stream).unwrap(), own_user());
         fs::remove_dir_all(&base).unwrap();
@@ -147,7 +196,7 @@ mod tests {
     #[test]
     fn a_socket_whose_process_has_ended_is_taken_away() {
         let base = env::temp_dir().join(format!("memfold-dead-{}", std::process::id()));
-        let (listener, path) = listen_in(&base).unwrap();
+        let (listener, path) = listen_in(&base, RUN).unwrap();
         drop(listener);
         assert!(connect(&path).unwrap().is_none() && !path.exists());
         fs::remove_dir_all(&base).unwrap();

@@ -30,8 +30,13 @@ pub struct PageBuffer(Box<[Page]>);
 impl PageBuffer {
     /// Room for a block of `order`.
     pub fn new(order: Order) -> PageBuffer {
+        PageBuffer::of_pages(order.pages())
+    }
+
+    /// Room for so many pages.
+    pub fn of_pages(count: usize) -> PageBuffer {
         // SAFETY: zeros are a valid value of every byte of a page.
-        PageBuffer(unsafe { Box::new_zeroed_slice(order.pages()).assume_init() })
+        PageBuffer(unsafe { Box::new_zeroed_slice(count).assume_init() })
     }
 
     /// Bytes.

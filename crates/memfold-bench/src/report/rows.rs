@@ -141,6 +141,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
                 "z10_the_shrinker_names_what_was_not_used_since_its_last_look",
             ),
             Test("crates/memfold/tests/swap.rs", "m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block"),
+            Test("crates/memfold-block/src/device/tests/cold.rs", "what_is_idle_or_huge_is_what_leaves"),
         ],
         lacks: "",
     },
@@ -197,6 +198,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
                 "a_discarded_part_of_a_block_that_the_store_refuses_by_page_comes_back_to_memory",
             ),
             Test("crates/memfold/tests/swap.rs", "a_discard_that_cuts_a_raw_block_takes_no_frame"),
+            Test("crates/memfold-block/src/device/tests/mod.rs", "m4_a_blocks_object_goes_with_its_last_page"),
         ],
         lacks: "",
     },
@@ -254,10 +256,30 @@ pub const REQUIREMENTS: &[Requirement] = &[
             ),
             Test("crates/memfold/tests/region.rs", "m9_cold_blocks_are_compressed_again_while_the_program_reads"),
             Test("crates/memfold/tests/swap.rs", "m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block"),
+            Test("crates/memfold-block/src/device/tests/cold.rs", "what_is_idle_or_huge_is_what_leaves"),
         ],
         lacks: "",
     },
-    Requirement { name: "M10", what: "a block-device front end", shown: &[], lacks: "issue 7" },
+    Requirement {
+        name: "M10",
+        what: "a block-device front end",
+        shown: &[
+            Test(
+                "crates/memfold-block/src/device/tests/mod.rs",
+                "m10_random_requests_of_any_alignment_read_as_a_vector_of_bytes_does",
+            ),
+            Test(
+                "crates/memfold-block/src/device/tests/mod.rs",
+                "m3_a_block_written_whole_is_not_read_and_a_part_is_changed_in_its_page",
+            ),
+            Test(
+                "crates/memfold-block/src/device/tests/mod.rs",
+                "discard_gives_the_memory_back_and_is_exact_to_the_byte",
+            ),
+            Test("crates/memfold-cli/tests/blk.rs", "fio_verifies_what_it_wrote_in_mixed_sizes_at_512_bytes"),
+        ],
+        lacks: "",
+    },
     Requirement {
         name: "M-bench",
         what: "100 MiB out and in, 4 KiB against 16 KiB blocks, and with all loads on small pages",
@@ -458,7 +480,20 @@ pub const REQUIREMENTS: &[Requirement] = &[
         ],
         lacks: "",
     },
-    Requirement { name: "B4", what: "block devices: NBD, vhost-user-blk", shown: &[], lacks: "issue 7" },
+    Requirement {
+        name: "B4",
+        what: "block devices: NBD, vhost-user-blk",
+        shown: &[
+            Test(
+                "crates/memfold-cli/tests/blk.rs",
+                "real_files_copied_in_over_several_connections_come_out_as_they_were",
+            ),
+            Test("crates/memfold-cli/tests/blk.rs", "it_is_asked_and_told_while_it_serves"),
+            Test("crates/memfold-cli/tests/blk.rs", "what_does_not_fit_goes_to_a_file_and_a_full_file_is_no_room"),
+            Test("crates/memfold-block/tests/vhost/operations.rs", "every_byte_is_what_was_last_written"),
+        ],
+        lacks: "",
+    },
     Requirement {
         name: "B5",
         what: "live view, metrics, fault profile, a report with plots",

@@ -3,7 +3,7 @@ use super::backing::Backing;
 use memfold_store::Handle;
 use memfold_sys::units::Order;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
 
 /// Pages of a chunk of the table: 16 MiB of the device.
 pub(crate) const CHUNK_PAGES: usize = 4096;
@@ -23,6 +23,8 @@ pub(crate) struct Table {
 pub(crate) struct Chunk {
     /// Those of its pages, then those of its blocks.
     slots: Box<[AtomicU64]>,
+    /// A bit for each block: it was changed. Set after the change and before it is told of, with the block's lock held.
+    pub changed: Box<[AtomicU64]>,
 }
 
 impl Table {
@@ -51,8 +53,10 @@ impl Table {
                 return None;
             }
             let slots = filled(self.chunk_slots(), || AtomicU64::new(Handle::NONE.to_bits()));
+            let changed = filled(self.chunk_words(), AtomicU64::default);
+            let chunk = slots.zip(changed).map(|(slots, changed)| Chunk { slots, changed });
             // Without memory, or if another thread has made it meanwhile.
-            if slots.is_none_or(|slots| cell.set(Chunk { slots }).is_err()) {
+            if chunk.is_none_or(|chunk| cell.set(chunk).is_err()) {
                 backing.give(bytes);
             }
         }
@@ -63,8 +67,9 @@ impl Table {
     pub fn slots<'a>(&self, chunk: &'a Chunk, block: u64) -> Slots<'a> {
         let pages = self.order.pages();
         let first = block as usize * pages % CHUNK_PAGES;
-        let block = &chunk.slots[CHUNK_PAGES + first / pages];
-        Slots { pages: &chunk.slots[first..first + pages], block }
+        let number = first / pages;
+        let (block, changed) = (&chunk.slots[CHUNK_PAGES + number], &chunk.changed[number / 64]);
+        Slots { pages: &chunk.slots[first..first + pages], block, changed, bit: 1 << (number % 64) }
     }
 
     /// The first block after `block` that lies in another chunk.
@@ -78,9 +83,19 @@ impl Table {
         self.chunks.iter().filter_map(OnceLock::get)
     }
 
+    /// Chunks that were made, each with its first block.
+    pub fn all_from(&self) -> impl Iterator<Item = (u64, &Chunk)> {
+        let blocks = (CHUNK_PAGES >> self.order.get()) as u64;
+        (0..).step_by(blocks as usize).zip(&self.chunks).filter_map(|(first, cell)| Some((first, cell.get()?)))
+    }
+
     /// Bytes of a chunk.
     pub fn chunk_bytes(&self) -> u64 {
-        (self.chunk_slots() * size_of::<AtomicU64>()) as u64
+        ((self.chunk_slots() + self.chunk_words()) * size_of::<AtomicU64>()) as u64
+    }
+
+    fn chunk_words(&self) -> usize {
+        (CHUNK_PAGES >> self.order.get()).div_ceil(64)
     }
 
     fn chunk_slots(&self) -> usize {
@@ -93,9 +108,24 @@ impl Table {
 }
 
 impl Chunk {
-    /// Calls `each` with what every slot holds.
-    pub fn each(&self, each: impl FnMut(Handle)) {
-        self.slots.iter().map(|slot| Handle::from_bits(slot.load(Relaxed))).for_each(each);
+    /// Takes a word of what was changed.
+    pub fn take_changed(&self, word: usize) -> u64 {
+        self.changed[word].swap(0, AcqRel)
+    }
+
+    /// Gives it back.
+    pub fn give_changed(&self, word: usize, bits: u64) {
+        self.changed[word].fetch_or(bits, AcqRel);
+    }
+
+    /// What the slots of its pages hold.
+    pub fn pages(&self) -> impl Iterator<Item = Handle> {
+        self.slots[..CHUNK_PAGES].iter().map(|slot| Handle::from_bits(slot.load(Relaxed)))
+    }
+
+    /// What the slots of its blocks hold.
+    pub fn blocks(&self) -> impl Iterator<Item = Handle> {
+        self.slots[CHUNK_PAGES..].iter().map(|slot| Handle::from_bits(slot.load(Relaxed)))
     }
 }
 
@@ -104,6 +134,8 @@ impl Chunk {
 pub(crate) struct Slots<'a> {
     pages: &'a [AtomicU64],
     block: &'a AtomicU64,
+    changed: &'a AtomicU64,
+    bit: u64,
 }
 
 impl Slots<'_> {
@@ -121,6 +153,13 @@ impl Slots<'_> {
 
     pub fn replace_block(&self, with: Handle) -> Handle {
         Handle::from_bits(self.block.swap(with.to_bits(), Relaxed))
+    }
+
+    /// Notes that the block has changed.
+    pub fn set_changed(&self) {
+        if self.changed.load(Relaxed) & self.bit == 0 {
+            self.changed.fetch_or(self.bit, AcqRel);
+        }
     }
 
     /// Pages that lie in the block's object.

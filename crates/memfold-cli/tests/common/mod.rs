@@ -1,5 +1,6 @@
 //! What the end-to-end tests share: the built command, and a directory that goes away.
 #![allow(dead_code)] // Each test file uses a part of this.
+pub mod blk;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

@@ -1,11 +1,12 @@
 //! Cold objects: which to write back or to compress again (M9, Z10).
 use crate::format;
 use crate::handle::{Handle, ObjectName};
+use crate::pool::Pool;
 use crate::pool::entry::Header;
 use crate::pool::mark::{HUGE, Hand, Mark, REFERENCED, TRIED};
 use crate::store::Store;
 use memfold_sys::sync::atomic::Ordering::*;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_sys::units::Order;
 
 /// An object that may be written back or compressed again.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -22,12 +23,41 @@ pub struct Cold {
     pub idle_ticks: u16,
     /// It did not shrink and is stored raw.
     pub is_huge: bool,
+    /// A stronger codec was tried on it.
+    pub is_tried: bool,
+    /// It is nothing but pages of one repeated word.
+    pub is_same: bool,
 }
 
 impl Store {
     /// Advances the clock that idle times are counted in; the caller chooses what a tick is. Returns the new time.
     pub fn tick(&self) -> u16 {
         self.clock.fetch_add(1, Relaxed).wrapping_add(1)
+    }
+
+    /// The time of the clock of [`Store::tick`].
+    pub fn now(&self) -> u16 {
+        self.clock.load(Relaxed)
+    }
+
+    /// What [`Store::each_object`] says of one object; `None` if there is no such object.
+    pub fn object(&self, handle: Handle) -> Option<Cold> {
+        let name = handle.object()?;
+        let (cold, ..) = self.object_at(self.pools.get(name.pool as usize)?, name.index)?;
+        (cold.handle == handle).then_some(cold)
+    }
+
+    /// Calls `each` with every object, until it says `false`: those that come or go meanwhile may be left out. Nothing is
+    /// held meanwhile, as for [`Store::coldest`].
+    pub fn each_object(&self, mut each: impl FnMut(&Cold) -> bool) {
+        for pool in &self.pools {
+            let all = (0..pool.entries.used_ever()).filter_map(|index| self.object_at(pool, index));
+            for (cold, ..) in all {
+                if !each(&cold) {
+                    return;
+                }
+            }
+        }
     }
 
     /// Names objects that were not used since the last look, oldest entries first, for writing back. Looks at up to
@@ -100,30 +130,49 @@ impl Store {
             }
             let index = hand.index;
             hand.index += 1;
-            let (Some(entry), Some(mark)) = (pool.entries.get(index), pool.marks.get(index)) else { continue };
-            let Ok(place) = entry.snapshot(index) else { continue };
-            let header = entry.header();
-            let fits = (PAGE_SIZE << header.order) <= memfold_sys::units::MAX_BYTES;
-            if !place.is_live() || header.format == format::BUILDING || !fits || !wanted(mark, header) {
-                continue;
+            if let Some((cold, mark, header)) = self.object_at(pool, index)
+                && wanted(mark, header)
+            {
+                out[found] = cold;
+                found += 1;
             }
-            let name = ObjectName { pool: pool.number, index, generation: place.generation() };
-            out[found] = Cold {
-                handle: Handle::of_object(name),
-                key: mark.key(),
-                order: Order::new(header.order).expect("checked above"),
-                stored_bytes: header.len,
-                idle_ticks: mark.idle(self.clock.load(Relaxed)),
-                is_huge: mark.has(HUGE),
-            };
-            found += 1;
         }
         found
+    }
+
+    /// The object of an entry, if it has one.
+    fn object_at<'a>(&self, pool: &'a Pool, index: u32) -> Option<(Cold, &'a Mark, Header)> {
+        let (entry, mark) = (pool.entries.get(index)?, pool.marks.get(index)?);
+        let place = entry.snapshot(index).ok()?;
+        let header = entry.header();
+        if !place.is_live() || header.format == format::BUILDING {
+            return None;
+        }
+        let name = ObjectName { pool: pool.number, index, generation: place.generation() };
+        let cold = Cold {
+            handle: Handle::of_object(name),
+            key: mark.key(),
+            order: Order::new(header.order)?,
+            stored_bytes: header.len,
+            idle_ticks: mark.idle(self.clock.load(Relaxed)),
+            is_huge: mark.has(HUGE),
+            is_tried: mark.has(TRIED),
+            is_same: header.format == format::SAME,
+        };
+        Some((cold, mark, header))
     }
 }
 
 impl Cold {
     /// For arrays that are filled in.
-    pub const NONE: Cold =
-        Cold { handle: Handle::NONE, key: 0, order: Order::PAGE, stored_bytes: 0, idle_ticks: 0, is_huge: false };
+    pub const NONE: Cold = Cold {
+        handle: Handle::NONE,
+        key: 0,
+        order: Order::PAGE,
+        stored_bytes: 0,
+        idle_ticks: 0,
+        is_huge: false,
+        is_tried: false,
+        is_same: false,
+    };
 }

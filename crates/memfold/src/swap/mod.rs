@@ -42,8 +42,10 @@ pub(crate) mod remote;
 #[cfg(test)]
 mod tests;
 
+pub use crate::swap::location::{Place, UNIT_BYTES};
+
 use crate::swap::cluster::{CLUSTER_SLOTS, Clusters, Reach};
-use crate::swap::location::{Place, SLOTS_MAX, UNIT_BYTES};
+use crate::swap::location::SLOTS_MAX;
 use crate::swap::remote::{Tier, TierBounds, Why};
 use crate::swap::seal::{Bound, Seal, TAG_BYTES};
 use crate::swap::write_queue::{Outbox, WRITES_MAX};
@@ -244,11 +246,21 @@ impl Swap {
 
     /// Bytes of memory that buffers and tables take, at most.
     pub fn memory_bytes(&self) -> u64 {
+        let buffers = if self.registered.load(Relaxed) { self.buffer_bytes_max() } else { 0 };
+        buffers + self.table_bytes()
+    }
+
+    /// The part of it that is buffers, from the first write on.
+    pub fn buffer_bytes_max(&self) -> u64 {
+        self.buffers.len() as u64
+    }
+
+    /// The part of it that is tables.
+    pub fn table_bytes(&self) -> u64 {
         let per_cluster = (CLUSTER_SLOTS + 128) as u64;
         let slots = self.clusters.slots();
-        let buffers = if self.registered.load(Relaxed) { self.buffers.len() as u64 } else { 0 };
         let tier = self.tier.as_ref().map_or(0, |tier| tier.memory_bytes(slots));
-        buffers + tier + slots / CLUSTER_SLOTS as u64 * per_cluster
+        tier + slots / CLUSTER_SLOTS as u64 * per_cluster
     }
 
     /// Verifies the slots.

@@ -1,9 +1,14 @@
 //! The device against a vector of bytes, and its promises one by one.
+mod cold;
+
 use super::table::Table;
 use super::*;
 use memfold_store::{CodecSpec, Fault};
+use memfold_sys::units::Order;
 use memfold_testkit::fill::fill;
 use memfold_testkit::random::{Random, seed};
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
@@ -15,26 +20,26 @@ fn backing(block_order: u8, limit_bytes: u64, codec: &str) -> Arc<Backing> {
     Backing::new(&Settings { limit_bytes, codec, block_order, pools: 2, ..Settings::default() }).unwrap()
 }
 
-fn noise(seed: u64, len: usize) -> Vec<u8> {
+pub(super) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
     (0..len.div_ceil(8)).flat_map(|_| random.word().to_le_bytes()).take(len).collect()
 }
 
 /// A device and what each byte of it must be.
-struct Pair {
-    device: Device,
+pub(super) struct Pair {
+    pub device: Arc<Device>,
     io: Io,
     bytes: Vec<u8>,
 }
 
 impl Pair {
-    fn new(backing: &Arc<Backing>, size: u64) -> Pair {
+    pub fn new(backing: &Arc<Backing>, size: u64) -> Pair {
         let device = Device::new(backing, size).unwrap();
         Pair { io: device.io(), device, bytes: vec![0; size as usize] }
     }
 
     /// Writes; what is refused has left each page of each byte range as it was, or changed it.
-    fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), IoError> {
+    pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), IoError> {
         let to = offset as usize..offset as usize + from.len();
         let done = self.device.write(&mut self.io, offset, from);
         if done.is_err() {
@@ -58,7 +63,7 @@ impl Pair {
         }
     }
 
-    fn zero(&mut self, offset: u64, len: u64, zeros: Zeros) {
+    pub fn zero(&mut self, offset: u64, len: u64, zeros: Zeros) {
         self.device.zero(&mut self.io, offset, len, zeros).unwrap();
         self.bytes[offset as usize..(offset + len) as usize].fill(0);
     }
@@ -70,7 +75,7 @@ impl Pair {
     }
 
     #[track_caller]
-    fn compare(&mut self, offset: u64, len: usize) {
+    pub fn compare(&mut self, offset: u64, len: usize) {
         let found = self.read(offset, len);
         let wanted = &self.bytes[offset as usize..][..len];
         let wrong = found.iter().zip(wanted).position(|(a, b)| a != b);
@@ -79,11 +84,12 @@ impl Pair {
 
     /// Every byte, the table, the store, and what the status says.
     #[track_caller]
-    fn check(&mut self) {
+    pub fn check(&mut self) {
         self.compare(0, self.bytes.len());
-        let objects = self.device.check().unwrap();
+        let (objects, spilled) = self.device.check().unwrap();
         self.device.backing.store.check().unwrap();
         assert_eq!(objects, self.device.backing.store.stats().objects, "an object that no slot knows");
+        assert_eq!(spilled, self.device.backing.stats().spill.map_or(0, |spill| spill.objects));
         let (mut at, bytes) = (0, &self.bytes);
         let each = |len, status| {
             let run = &bytes[at as usize..(at + len) as usize];
@@ -95,7 +101,7 @@ impl Pair {
         assert_eq!(at, bytes.len() as u64);
     }
 
-    fn any_request(&mut self, random: &mut Random, around: Range<u64>) {
+    pub fn any_request(&mut self, random: &mut Random, around: Range<u64>) {
         let block = self.device.block_bytes() as u64;
         // Large blocks are written whole now and then only: filling them is most of the time.
         let most = if random.per_mille(200) { 3 * block } else { random.pick(&[700, 2 * PAGE, 60_000]) };
@@ -201,7 +207,7 @@ fn threads_that_share_blocks_and_pages_lose_no_byte_of_each_other() {
             }
         };
         thread::scope(|scope| (0..THREADS).for_each(|t| drop(scope.spawn(move || work(t)))));
-        assert_eq!(device.check().unwrap(), backing.store.stats().objects);
+        assert_eq!(device.check().unwrap(), (backing.store.stats().objects, 0));
         backing.store.check().unwrap();
     }
 }
@@ -237,7 +243,7 @@ fn overlapping_writes_of_a_block_leave_one_of_them_whole() {
         writers.into_iter().for_each(|w| w.join().unwrap());
         over.store(true, Relaxed);
     });
-    assert_eq!(device.check().unwrap(), backing.store.stats().objects);
+    assert_eq!(device.check().unwrap(), (backing.store.stats().objects, 0));
 }
 
 #[test]

@@ -1,0 +1,152 @@
+//! What can be asked of devices that are served, and changed: requests and answers in JSON, as `memfold blk stat` and its
+//! siblings send them.
+//!
+//! A request says in `do` what it wants: `stat`, `block_state`, `set`, `idle`, `recompress`, `writeback`, `compact` or `flush`.
+//! What can't be done is answered by `{"error": "why"}`.
+
+mod figures;
+
+use crate::device::{Backing, Pick};
+use crate::export::Export;
+use memfold_store::CodecSpec;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Objects of one answer to `block_state`.
+const OBJECTS_MAX: usize = 1 << 14;
+
+/// Devices that can be asked.
+pub struct Control {
+    backing: Arc<Backing>,
+    exports: Vec<Arc<Export>>,
+    /// Codec of a `recompress` that names none.
+    codec: CodecSpec,
+    start: Instant,
+}
+
+impl Control {
+    /// Answers for these exports, all of one backing. `codec` is that of a recompression that names none.
+    pub fn new(backing: &Arc<Backing>, exports: &[Arc<Export>], codec: CodecSpec) -> Control {
+        Control { backing: backing.clone(), exports: exports.to_vec(), codec, start: Instant::now() }
+    }
+
+    /// The answer to a request.
+    pub fn answer(&self, request: &str) -> Value {
+        let Ok(request) = serde_json::from_str::<Value>(request) else { return json!({"error": "no JSON"}) };
+        let done = match request["do"].as_str() {
+            Some("stat") => Ok(self.stat()),
+            Some("block_state") => self.block_state(&request),
+            Some("set") => self.set(&request),
+            Some("idle") => self.idle(&request),
+            Some("recompress") => self.recompress(&request),
+            Some("writeback") => self.write_back(&request),
+            Some("compact") => Ok(json!({"compacted_bytes": self.backing.compact()})),
+            Some("flush") => self.flush(),
+            _ => Err("this server is of another version of memfold, and does not know the request".to_string()),
+        };
+        done.unwrap_or_else(|why| json!({ "error": why }))
+    }
+
+    fn stat(&self) -> Value {
+        let mut all = figures::of_backing(&self.backing, &self.exports);
+        all["version"] = env!("CARGO_PKG_VERSION").into();
+        all["pid"] = std::process::id().into();
+        all["seconds"] = self.start.elapsed().as_secs_f64().into();
+        all["exports"] = self.exports.iter().map(|export| figures::of_export(export)).collect();
+        all
+    }
+
+    fn block_state(&self, request: &Value) -> Result<Value, String> {
+        let export = self.export(request)?;
+        let from = request["from"].as_u64().unwrap_or(0);
+        let mut objects = Vec::new();
+        let mut next = None;
+        self.backing.each_object(export.device(), from, |object| {
+            // A block has up to 513 objects, and an answer begins with a block.
+            let block = export.device().block_bytes() as u64;
+            let begins = object.offset.is_multiple_of(block) && object.offset > from;
+            if objects.len() >= OBJECTS_MAX && begins {
+                next = Some(object.offset);
+                return false;
+            }
+            objects.push(figures::of_object(&object));
+            true
+        });
+        Ok(json!({"objects": objects, "next": next}))
+    }
+
+    fn set(&self, request: &Value) -> Result<Value, String> {
+        let bytes = |name: &str| match &request[name] {
+            Value::Null => Ok(None),
+            Value::String(none) if none == "none" => Ok(Some(None)),
+            value => value.as_u64().map(|bytes| Some(Some(bytes))).ok_or_else(|| format!("{name}: {value} is no size")),
+        };
+        let (limit, writeback) = (bytes("limit_bytes")?, bytes("writeback_limit_bytes")?);
+        // What can be refused comes first, so that a request that is refused changes nothing.
+        if writeback.is_some() && self.backing.stats().spill.is_none() {
+            return Err(NO_FILE.to_string());
+        }
+        if let Some(limit) = limit {
+            self.backing.set_limit_bytes(limit.unwrap_or(0)).map_err(|e| e.to_string())?;
+        }
+        if let Some(left) = writeback {
+            self.backing.set_writeback_limit(left);
+        }
+        let stats = self.backing.stats();
+        let left = stats.spill.and_then(|spill| spill.limit_left_bytes);
+        Ok(json!({"limit_bytes": figures::limit(stats.limit_bytes), "writeback_limit_bytes": left}))
+    }
+
+    fn idle(&self, request: &Value) -> Result<Value, String> {
+        let age = Duration::from_secs(request["age_seconds"].as_u64().unwrap_or(0));
+        self.backing.mark_idle(age);
+        Ok(json!({}))
+    }
+
+    fn recompress(&self, request: &Value) -> Result<Value, String> {
+        let codec = request["codec"].as_str().map(|text| CodecSpec::parse(text).map_err(|e| e.to_string()));
+        let codec = codec.transpose()?.unwrap_or(self.codec);
+        let bytes_min = request["bytes_min"].as_u64().unwrap_or(0).min(u32::MAX.into()) as u32;
+        let done = self.backing.recompress(pick(request)?, codec, bytes_min);
+        Ok(json!({"tried": done.tried, "smaller": done.smaller, "gained_bytes": done.gained_bytes}))
+    }
+
+    fn write_back(&self, request: &Value) -> Result<Value, String> {
+        let before = self.backing.stats().spill.ok_or(NO_FILE)?;
+        let freed = self.backing.write_back(pick(request)?).unwrap_or(0);
+        let after = self.backing.stats().spill.ok_or(NO_FILE)?;
+        let written = after.written_bytes - before.written_bytes;
+        // What went wrong before is no news.
+        let error = after.error.filter(|_| written == 0 || after.failed_writes > before.failed_writes);
+        Ok(json!({"written_bytes": written, "freed_bytes": freed, "note": error}))
+    }
+
+    fn flush(&self) -> Result<Value, String> {
+        self.exports.iter().try_for_each(|export| export.flush()).map_err(|e| e.to_string())?;
+        Ok(json!({}))
+    }
+
+    fn export(&self, request: &Value) -> Result<&Arc<Export>, String> {
+        let name = request["export"].as_str().unwrap_or("");
+        let found = self.exports.iter().find(|export| export.name() == name);
+        found.ok_or_else(|| format!("there is no export {name:?}"))
+    }
+}
+
+const NO_FILE: &str = "there is no file to write back to; give memfold blk --writeback PATH";
+
+fn pick(request: &Value) -> Result<Pick, String> {
+    let name = request["pick"].as_str().unwrap_or("idle");
+    let all = [
+        ("idle", Pick::Idle),
+        ("huge", Pick::Huge),
+        ("huge_idle", Pick::HugeIdle),
+        ("incompressible", Pick::Incompressible),
+        ("all", Pick::All),
+    ];
+    all.iter()
+        .find(|(known, _)| *known == name)
+        .map(|(_, pick)| *pick)
+        .ok_or_else(|| format!("{name:?} is not one of idle, huge, huge_idle, incompressible, all"))
+}

@@ -1,0 +1,62 @@
+//! How old objects are: which ones nobody has used since some moment.
+use memfold_store::{Cold, Store};
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// The clock of the store is advanced so often, seconds.
+const TICK_S: u64 = 30;
+/// Ticks whose time is known: those of 34 hours.
+const KNOWN: usize = 4096;
+
+/// When the ticks of the store's clock were.
+#[derive(Default)]
+pub(crate) struct Ages(Mutex<Times>);
+
+#[derive(Default)]
+struct Times {
+    /// A time of the clock, and when it began.
+    known: VecDeque<(u16, Instant)>,
+    /// What was marked idle is what was not used since this time of the clock.
+    idle: Option<u16>,
+}
+
+impl Ages {
+    /// Advances the store's clock if that is due.
+    pub fn advance(&self, store: &Store) {
+        let mut times = self.0.lock().expect("nobody panics with the lock");
+        let due = times.known.back().is_none_or(|last| last.1.elapsed() >= Duration::from_secs(TICK_S));
+        if due {
+            times.tick(store);
+        }
+    }
+
+    /// Marks what was not used for `age` as idle; until it is used again.
+    pub fn mark_idle(&self, store: &Store, age: Duration) {
+        let mut times = self.0.lock().expect("nobody panics with the lock");
+        let mut since = times.tick(store);
+        if !age.is_zero() {
+            // What is as old as the clock knows is older than any age beyond that.
+            let old = times.known.iter().rev().find(|tick| tick.1.elapsed() >= age).or(times.known.front());
+            since = old.map_or(since, |tick| tick.0);
+        }
+        times.idle = Some(since);
+    }
+
+    /// Whether an object is marked idle.
+    pub fn is_idle(&self, store: &Store, cold: &Cold) -> bool {
+        let idle = self.0.lock().expect("nobody panics with the lock").idle;
+        idle.is_some_and(|since| cold.idle_ticks > store.now().wrapping_sub(since))
+    }
+}
+
+impl Times {
+    fn tick(&mut self, store: &Store) -> u16 {
+        let now = store.tick();
+        if self.known.len() == KNOWN {
+            self.known.pop_front();
+        }
+        self.known.push_back((now, Instant::now()));
+        now
+    }
+}

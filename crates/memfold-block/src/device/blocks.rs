@@ -1,0 +1,279 @@
+//! What is done to one block: reads, writes and zeros of a part of it.
+use super::counters::Counters;
+use super::error::IoError;
+use super::io::{Decoder, Io};
+use super::state::{Device, Part};
+use super::table::{Chunk, IN_BLOCK, Slots};
+use super::units::Zeros;
+use super::writeback;
+use memfold_store::{BlockSet, Handle, Worker};
+use memfold_sys::page::Page;
+use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
+use std::ops::Range;
+
+impl Device {
+    pub(super) fn read_part(&self, io: &mut Io, part: &Part, to: &mut [u8]) -> Result<(), IoError> {
+        let Some(chunk) = self.table.chunk(part.block) else {
+            to.fill(0);
+            return Ok(());
+        };
+        let slots = self.table.slots(chunk, part.block);
+        let _lock = self.lock_of(part.block).read();
+        let (start, last) = (part.bytes.start, (part.bytes.end - 1) / PAGE_SIZE);
+        let mut page = start / PAGE_SIZE;
+        while page <= last {
+            let held = slots.page(page);
+            let mut after = page + 1;
+            while held == IN_BLOCK && after <= last && slots.page(after) == IN_BLOCK {
+                after += 1;
+            }
+            let bytes = start.max(page * PAGE_SIZE)..part.bytes.end.min(after * PAGE_SIZE);
+            let to = &mut to[bytes.start - start..bytes.end - start];
+            if held.is_none() || held.is_zero() {
+                to.fill(0);
+            } else {
+                self.read_run(io, &slots, page..after, &bytes, to)?;
+            }
+            page = after;
+        }
+        Ok(())
+    }
+
+    /// Reads `bytes` of a block, which lie in `pages`: pages of the block's object, or one page that is an object.
+    fn read_run(
+        &self,
+        io: &mut Io,
+        slots: &Slots,
+        pages: Range<usize>,
+        bytes: &Range<usize>,
+        to: &mut [u8],
+    ) -> Result<(), IoError> {
+        let all = pages.start * PAGE_SIZE..pages.end * PAGE_SIZE;
+        if Page::begins_at(to.as_ptr()) && *bytes == all {
+            return self.load(&mut io.decoder, slots, pages, to);
+        }
+        let buffer = &mut io.block.bytes_mut()[..all.len()];
+        self.load(&mut io.decoder, slots, pages, buffer)?;
+        to.copy_from_slice(&buffer[bytes.start - all.start..][..bytes.len()]);
+        Ok(())
+    }
+
+    /// Loads `pages`, as for [`Device::read_run`], to page-aligned memory. The caller holds the block's lock.
+    fn load(&self, decoder: &mut Decoder, slots: &Slots, pages: Range<usize>, to: &mut [u8]) -> Result<(), IoError> {
+        assert!(Page::begins_at(to.as_ptr()) && to.len() == pages.len() * PAGE_SIZE);
+        let (store, held) = (&self.backing.store, slots.page(pages.start));
+        let whole = pages.len() == self.order.pages();
+        if held == IN_BLOCK {
+            Counters::add(if whole { &self.counters.block_reads } else { &self.counters.partial_reads }, 1);
+        } else {
+            Counters::add(&self.counters.page_reads, 1);
+        }
+        let object = if held == IN_BLOCK { slots.block() } else { held };
+        if object.as_foreign().is_some() {
+            return self.load_spilled(decoder, object, held == IN_BLOCK, pages, to);
+        }
+        let worker = &mut decoder.worker;
+        let loaded = if held == IN_BLOCK {
+            // SAFETY: `to` is as many whole pages, page-aligned and ours alone; handles of this block are freed only by
+            // who holds its lock for writing, which nobody does now but perhaps this thread.
+            unsafe { store.load_pages(worker, slots.block(), self.order, pages.start, pages.len(), to.as_mut_ptr()) }
+                .map(drop)
+        } else {
+            assert!(pages.len() == 1);
+            // SAFETY: likewise, for one page.
+            unsafe { store.load(worker, held, Order::PAGE, to.as_mut_ptr()) }
+        };
+        loaded.map_err(IoError::Damaged)
+    }
+
+    /// Loads `pages` of a block's object in the file, or the one page that is one.
+    fn load_spilled(
+        &self,
+        decoder: &mut Decoder,
+        object: Handle,
+        is_block: bool,
+        pages: Range<usize>,
+        to: &mut [u8],
+    ) -> Result<(), IoError> {
+        let order = if is_block { self.order } else { Order::PAGE };
+        if to.len() == order.bytes() {
+            return writeback::load(&self.backing, decoder, object, order, to.as_mut_ptr());
+        }
+        let whole = decoder.whole.as_mut_ptr();
+        writeback::load(&self.backing, decoder, object, order, whole)?;
+        to.copy_from_slice(&decoder.whole.bytes()[pages.start * PAGE_SIZE..pages.end * PAGE_SIZE]);
+        Ok(())
+    }
+
+    /// Stores a block or page. Whoever gets the handle puts it in a slot, or frees it.
+    fn save(&self, worker: &mut Worker, from: &[u8], order: Order, key: u64) -> Result<Handle, IoError> {
+        assert!(Page::begins_at(from.as_ptr()) && from.len() == order.bytes());
+        let mut handle = [Handle::NONE];
+        // SAFETY: `from` is `order.bytes()` bytes, page-aligned, borrowed so that nobody writes them.
+        unsafe {
+            self.backing.store.save(worker, from.as_ptr(), order, key, &BlockSet::first(1), || false, &mut handle)?;
+        }
+        Ok(handle[0])
+    }
+
+    pub(super) fn write_part(&self, io: &mut Io, part: &Part, from: &[u8]) -> Result<(), IoError> {
+        let chunk = self.chunk_or_new(part.block)?;
+        if self.order > Order::PAGE && part.bytes.len() == self.order.bytes() {
+            return self.write_block(io, chunk, part.block, from);
+        }
+        let slots = self.table.slots(chunk, part.block);
+        for (page, bytes) in Self::each_page(&part.bytes) {
+            let at = page * PAGE_SIZE + bytes.start - part.bytes.start;
+            let from = &from[at..][..bytes.len()];
+            if self.is_whole(part.block, page, &bytes) {
+                self.write_page(io, &slots, part.block, page, from)?;
+            } else {
+                self.change_page(io, &slots, part.block, page, bytes, Some(from))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_block(&self, io: &mut Io, chunk: &Chunk, block: u64, from: &[u8]) -> Result<(), IoError> {
+        let from = if Page::begins_at(from.as_ptr()) {
+            from
+        } else {
+            io.block.bytes_mut().copy_from_slice(from);
+            io.block.bytes_mut()
+        };
+        let new = self.save(&mut io.decoder.worker, from, self.order, self.page_key(block, 0))?;
+        Counters::add(&self.counters.block_writes, 1);
+        let _lock = self.lock_of(block).write();
+        let in_slots = if new.is_zero() { Handle::ZERO } else { IN_BLOCK };
+        let of_block = if new.is_zero() { Handle::NONE } else { new };
+        self.set_block(&self.table.slots(chunk, block), in_slots, of_block);
+        Ok(())
+    }
+
+    fn write_page(&self, io: &mut Io, slots: &Slots, block: u64, page: usize, from: &[u8]) -> Result<(), IoError> {
+        let from = if Page::begins_at(from.as_ptr()) && from.len() == PAGE_SIZE {
+            from
+        } else {
+            let to = io.page.bytes_mut();
+            to[..from.len()].copy_from_slice(from);
+            to[from.len()..].fill(0);
+            to
+        };
+        let new = self.save(&mut io.decoder.worker, from, Order::PAGE, self.page_key(block, page))?;
+        Counters::add(&self.counters.page_writes, 1);
+        let _lock = self.lock_of(block).write();
+        self.set_page(slots, page, new);
+        self.cut(io, slots, block);
+        Ok(())
+    }
+
+    /// Reads a page, puts `from` at `bytes` of it (zeros for `None`), and stores it again.
+    fn change_page(
+        &self,
+        io: &mut Io,
+        slots: &Slots,
+        block: u64,
+        page: usize,
+        bytes: Range<usize>,
+        from: Option<&[u8]>,
+    ) -> Result<(), IoError> {
+        let _lock = self.lock_of(block).write();
+        let held = slots.page(page);
+        if held.is_none() || held.is_zero() {
+            io.page.bytes_mut().fill(0);
+        } else {
+            self.load(&mut io.decoder, slots, page..page + 1, io.page.bytes_mut())?;
+        }
+        match from {
+            Some(from) => io.page.bytes_mut()[bytes].copy_from_slice(from),
+            None => io.page.bytes_mut()[bytes].fill(0),
+        }
+        // Zeros are never refused, as they make room; what other threads save in this moment isn't either.
+        let _room = from.is_none().then(|| self.backing.store.past_limit());
+        let new = self.save(&mut io.decoder.worker, io.page.bytes_mut(), Order::PAGE, self.page_key(block, page))?;
+        Counters::add(&self.counters.partial_writes, 1);
+        self.set_page(slots, page, new);
+        self.cut(io, slots, block);
+        Ok(())
+    }
+
+    pub(super) fn zero_part(&self, io: &mut Io, slots: &Slots, part: &Part, zeros: Zeros) -> Result<(), IoError> {
+        if part.bytes.len() == self.order.bytes() {
+            let _lock = self.lock_of(part.block).write();
+            self.set_block(slots, zeros.slot(), Handle::NONE);
+            return Ok(());
+        }
+        for (page, bytes) in Self::each_page(&part.bytes) {
+            if self.is_whole(part.block, page, &bytes) {
+                let _lock = self.lock_of(part.block).write();
+                self.set_page(slots, page, zeros.slot());
+            } else if self.is_data(slots, part.block, page) {
+                self.change_page(io, slots, part.block, page, bytes, None)?;
+            } else if zeros == Zeros::Written {
+                let _lock = self.lock_of(part.block).write();
+                if slots.page(page).is_none() {
+                    self.set_page(slots, page, Handle::ZERO);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_data(&self, slots: &Slots, block: u64, page: usize) -> bool {
+        let _lock = self.lock_of(block).read();
+        let held = slots.page(page);
+        !held.is_none() && !held.is_zero()
+    }
+
+    /// Sets all slots of a block, and frees what they held. The caller holds the lock.
+    fn set_block(&self, slots: &Slots, in_slots: Handle, of_block: Handle) {
+        for page in 0..self.order.pages() {
+            let old = slots.replace_page(page, in_slots);
+            if old != IN_BLOCK {
+                self.backing.free(old, Order::PAGE);
+            }
+        }
+        self.backing.free(slots.replace_block(of_block), self.order);
+        slots.set_changed();
+    }
+
+    /// Puts an object of one page, `NONE` or `ZERO` in a page's slot. The block's object goes with its last page; until then
+    /// its memory stays, which is counted (M4, M5). The caller holds the lock.
+    fn set_page(&self, slots: &Slots, page: usize, new: Handle) {
+        let old = slots.replace_page(page, new);
+        if old != IN_BLOCK {
+            self.backing.free(old, Order::PAGE);
+        } else if slots.in_block() == 0 {
+            self.backing.free(slots.replace_block(Handle::NONE), self.order);
+        } else {
+            Counters::add(&self.counters.deferred_frees, 1);
+        }
+        slots.set_changed();
+    }
+
+    /// Keeps what is left of a block's object as pages when no more than half of its pages are: they may cost twice the
+    /// memory otherwise. If that can't be, all stays as it is. The caller holds the lock.
+    fn cut(&self, io: &mut Io, slots: &Slots, block: u64) {
+        let left = slots.in_block();
+        if left == 0 || left > self.order.pages() / 2 {
+            return;
+        }
+        let mut pages = [Handle::NONE; MAX_PAGES];
+        let left = || (0..self.order.pages()).filter(|page| slots.page(*page) == IN_BLOCK);
+        for page in left() {
+            let loaded = self.load(&mut io.decoder, slots, page..page + 1, io.page.bytes_mut());
+            let saved = loaded.is_ok().then(|| {
+                self.save(&mut io.decoder.worker, io.page.bytes_mut(), Order::PAGE, self.page_key(block, page)).ok()
+            });
+            match saved.flatten() {
+                Some(handle) => pages[page] = handle,
+                None => return pages[..page].iter().for_each(|page| self.backing.free(*page, Order::PAGE)),
+            }
+        }
+        for page in (0..self.order.pages()).filter(|page| !pages[*page].is_none()) {
+            slots.replace_page(page, pages[page]);
+        }
+        self.backing.free(slots.replace_block(Handle::NONE), self.order);
+        Counters::add(&self.counters.blocks_cut, 1);
+    }
+}

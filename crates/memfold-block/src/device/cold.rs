@@ -1,0 +1,240 @@
+//! Object that somebody picks: to be written back, or compressed again (M9).
+use super::backing::Backing;
+use super::holder::{Holder, Recompressed};
+use super::state::Device;
+use super::table::IN_BLOCK;
+use super::writeback;
+use memfold_store::{CodecSpec, Cold, Exported, Handle, Worker};
+use memfold_sys::units::{Order, PAGE_SIZE};
+use std::time::Duration;
+
+/// Object that are picked before something is done with them.
+const TURN: usize = 256;
+
+/// Which objects.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Pick {
+    /// Those marked idle; see [`Backing::mark_idle`].
+    Idle,
+    /// Those that did not shrink.
+    Huge,
+    /// Those that are both.
+    HugeIdle,
+    /// Those that a stronger codec could not shrink either.
+    Incompressible,
+    /// Every one.
+    All,
+}
+
+/// An object as zram's `block_state` shows it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// Byte of the device where it begins.
+    pub offset: u64,
+    /// Bytes before compression.
+    pub bytes: u64,
+    /// Payload bytes; 0 in the file, where it is not known without a look.
+    pub stored_bytes: u64,
+    /// It is nothing but one repeated word a page.
+    pub is_same: bool,
+    /// It is in the file.
+    pub is_written_back: bool,
+    /// It did not shrink.
+    pub is_huge: bool,
+    /// It is marked idle.
+    pub is_idle: bool,
+    /// A stronger codec was tried on it.
+    pub is_tried: bool,
+}
+
+impl Backing {
+    /// Marks everything that was not used for `age` as idle; what is used later is no longer.
+    pub fn mark_idle(&self, age: Duration) {
+        self.ages.mark_idle(&self.store, age);
+    }
+
+    fn picks(&self, pick: Pick, cold: &Cold) -> bool {
+        let idle = || self.ages.is_idle(&self.store, cold);
+        match pick {
+            Pick::Idle => idle(),
+            Pick::Huge => cold.is_huge,
+            Pick::HugeIdle => cold.is_huge && idle(),
+            Pick::Incompressible => cold.is_huge && cold.is_tried,
+            Pick::All => true,
+        }
+    }
+
+    /// Calls `each` with what is picked, some at a time, until it says `false`.
+    fn each_turn(&self, pick: Pick, mut each: impl FnMut(&[Cold]) -> bool) {
+        let mut turn = Vec::with_capacity(TURN);
+        let mut goes_on = true;
+        self.store.each_object(|cold| {
+            if self.picks(pick, cold) {
+                turn.push(*cold);
+            }
+            if turn.len() == TURN {
+                goes_on = each(&turn);
+                turn.clear();
+            }
+            goes_on
+        });
+        if goes_on && !turn.is_empty() {
+            each(&turn);
+        }
+    }
+
+    /// Writes what is picked back to the file. Returns how many bytes of payload have left memory; `None`: there is no file.
+    pub fn write_back(&self, pick: Pick) -> Option<u64> {
+        let spill = self.spill()?;
+        let mut all = 0;
+        self.each_turn(pick, |turn| {
+            let freed = writeback::write_these(self, spill, turn);
+            all += freed;
+            freed > 0
+        });
+        self.store.compact(all);
+        Some(all)
+    }
+
+    /// Compresses what is picked again with another codec, where that makes it smaller. What was tried before is left out,
+    /// and so is what has fewer than `bytes_min` bytes now.
+    pub fn recompress(&self, pick: Pick, codec: CodecSpec, bytes_min: u32) -> Recompressed {
+        let mut worker = self.store.worker_for(codec);
+        let mut done = Recompressed::default();
+        self.each_turn(pick, |turn| {
+            for cold in turn.iter().filter(|c| !c.is_tried && !c.is_same && c.stored_bytes >= bytes_min) {
+                let Some(device) = self.device_of(cold.key) else { continue };
+                device.recompress(&mut worker, cold, &mut done);
+            }
+            true
+        });
+        done
+    }
+
+    /// Calls `each` with every object of a device from a byte on, in the order of the device, until it says `false`.
+    pub fn each_object(&self, device: &Device, from: u64, mut each: impl FnMut(Object) -> bool) {
+        device.each_handle(from, |offset, order, handle| {
+            let cold = self.store.object(handle);
+            each(Object {
+                offset,
+                bytes: order.bytes() as u64,
+                stored_bytes: cold.map_or(0, |cold| cold.stored_bytes.into()),
+                is_same: cold.is_some_and(|cold| cold.is_same),
+                is_written_back: handle.as_foreign().is_some(),
+                is_huge: cold.is_some_and(|cold| cold.is_huge),
+                is_idle: cold.is_some_and(|cold| self.ages.is_idle(&self.store, &cold)),
+                is_tried: cold.is_some_and(|cold| cold.is_tried),
+            })
+        });
+    }
+
+    /// How many pages lie in objects that did not shrink, and how many in those that are one repeated word a page.
+    pub fn huge_and_same_pages(&self) -> (u64, u64) {
+        let (mut huge, mut same) = (0, 0);
+        self.store.each_object(|cold| {
+            let pages = cold.order.pages() as u64;
+            huge += if cold.is_huge { pages } else { 0 };
+            same += if cold.is_same { pages } else { 0 };
+            true
+        });
+        (huge, same)
+    }
+}
+
+impl Holder for Device {
+    fn has_key(&self, key: u64) -> bool {
+        let pages = self.size.div_ceil(PAGE_SIZE as u64);
+        (self.key..self.key + pages).contains(&key)
+    }
+
+    fn export(&self, cold: &Cold, out: &mut [u8]) -> Option<Exported> {
+        let (block, page) = self.spot(cold);
+        let _lock = self.lock_of(block).read();
+        if !self.holds(block, page, cold.handle) {
+            return None;
+        }
+        self.backing.store.export(cold.handle, out).ok()
+    }
+
+    fn replace(&self, cold: &Cold, new: Handle) -> bool {
+        let (block, page) = self.spot(cold);
+        let _lock = self.lock_of(block).write();
+        if !self.holds(block, page, cold.handle) {
+            return false;
+        }
+        let slots = self.table.slots(self.table.chunk(block).expect("just seen"), block);
+        match page {
+            Some(page) => slots.replace_page(page, new),
+            None => slots.replace_block(new),
+        };
+        self.backing.store.free(cold.handle);
+        true
+    }
+
+    fn recompress(&self, worker: &mut Worker, cold: &Cold, done: &mut Recompressed) {
+        let (block, page) = self.spot(cold);
+        let store = &self.backing.store;
+        let smaller = {
+            let _lock = self.lock_of(block).read();
+            if !self.holds(block, page, cold.handle) {
+                return;
+            }
+            done.tried += 1;
+            // SAFETY: the slot holds the object, and what slots hold is freed only with the block's lock for writing.
+            unsafe { store.recompress(worker, cold.handle, cold.order) }
+        };
+        // What is damaged is told to whoever reads it.
+        let Ok(Some(new)) = smaller else { return };
+        let len = store.payload_bytes(new);
+        if self.replace(cold, new) {
+            done.smaller += 1;
+            done.gained_bytes += u64::from(cold.stored_bytes).saturating_sub(len);
+        } else {
+            store.free(new);
+        }
+    }
+}
+
+impl Device {
+    /// The block of an object, and the page in it, if the object is one of a page.
+    fn spot(&self, cold: &Cold) -> (u64, Option<usize>) {
+        let page = cold.key - self.key;
+        let (block, page) = (page / self.order.pages() as u64, page as usize % self.order.pages());
+        (block, (cold.order != self.order || self.order == Order::PAGE).then_some(page))
+    }
+
+    /// Whether a spot still holds the object. The caller holds the block's lock.
+    fn holds(&self, block: u64, page: Option<usize>, handle: Handle) -> bool {
+        let Some(chunk) = self.table.chunk(block) else { return false };
+        let slots = self.table.slots(chunk, block);
+        page.map_or_else(|| slots.block(), |page| slots.page(page)) == handle
+    }
+
+    /// How many pages are zeros that were written.
+    pub fn zero_pages(&self) -> u64 {
+        self.table.all().map(|chunk| chunk.pages().filter(|held| held.is_zero()).count() as u64).sum()
+    }
+
+    /// Calls `each` with byte, order and handle of every object from a byte on, until it says `false`.
+    fn each_handle(&self, from: u64, mut each: impl FnMut(u64, Order, Handle) -> bool) {
+        let is_object = |held: &Handle| !held.is_none() && !held.is_zero() && *held != IN_BLOCK;
+        let mut block = from / self.order.bytes() as u64;
+        while block < self.size.div_ceil(self.order.bytes() as u64) {
+            let Some(chunk) = self.table.chunk(block) else {
+                block = self.table.next_chunk(block);
+                continue;
+            };
+            let slots = self.table.slots(chunk, block);
+            let start = block * self.order.bytes() as u64;
+            let pages =
+                (0..self.order.pages()).map(|page| (start + (page * PAGE_SIZE) as u64, Order::PAGE, slots.page(page)));
+            let whole = std::iter::once((start, self.order, slots.block()));
+            for (offset, order, handle) in whole.chain(pages).filter(|(.., held)| is_object(held)) {
+                if !each(offset, order, handle) {
+                    return;
+                }
+            }
+            block += 1;
+        }
+    }
+}

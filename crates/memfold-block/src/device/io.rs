@@ -1,0 +1,46 @@
+//! What a thread needs of its own to use devices.
+use super::backing::Backing;
+use super::error::IoError;
+use memfold_store::Worker;
+use memfold_sys::page::PageBuffer;
+use memfold_sys::units::Order;
+use std::sync::Arc;
+
+/// Codec state and buffers of one thread, for devices of one backing.
+pub struct Io {
+    pub(super) decoder: Decoder,
+    pub(super) block: PageBuffer,
+    pub(super) page: PageBuffer,
+    pub(super) backing: Arc<Backing>,
+}
+
+/// What loading takes of it.
+pub(super) struct Decoder {
+    pub worker: Worker,
+    /// A block out of the file, of which a part is wanted.
+    pub whole: PageBuffer,
+}
+
+impl Io {
+    /// For devices of this backing, whose largest block is of `order`.
+    pub(super) fn new(backing: &Arc<Backing>, order: Order) -> Io {
+        Io {
+            decoder: Decoder { worker: backing.store.worker(), whole: PageBuffer::new(order) },
+            block: PageBuffer::new(order),
+            page: PageBuffer::new(Order::PAGE),
+            backing: backing.clone(),
+        }
+    }
+
+    /// Decodes a payload that was exported, perhaps by another process, to a block.
+    ///
+    /// # Errors
+    /// [`IoError::Unread`]: it makes no sense.
+    pub(crate) fn decode(&mut self, fields: u32, payload: &[u8], order: Order, to: &mut [u8]) -> Result<(), IoError> {
+        assert!(to.len() == order.bytes());
+        let store = &self.backing.store;
+        // SAFETY: `to` is a block of `order`, ours alone. Any payload is an error or a block: the fuzzers of the store say so.
+        let decoded = unsafe { store.import(&mut self.decoder.worker, fields, payload, order, to.as_mut_ptr()) };
+        decoded.map_err(|_| IoError::Unread)
+    }
+}

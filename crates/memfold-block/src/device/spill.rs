@@ -1,0 +1,173 @@
+//! The file for what does not fit in memory: its space, its figures, and who writes it (`writeback.rs` says how).
+use super::holder::Holder;
+use memfold::swap::{Bounds, Place, Swap};
+use memfold_store::{Cold, Handle};
+use memfold_sys::swapfile::{FileDisk, Options};
+use memfold_sys::sync::Mutex;
+use memfold_sys::units::Order;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Objects of one run, at most.
+pub(super) const ITEMS_MAX: usize = 1024;
+/// Objects that are looked for at a time.
+pub(super) const LOOK: usize = 64;
+/// No limit to what is written.
+const UNLIMITED: u64 = u64::MAX;
+
+/// Where and how much is written back.
+#[derive(Clone, Debug)]
+pub struct SpillSettings {
+    /// A directory, or where a file could be made: it never has that name, and is gone when the process ends.
+    pub path: String,
+    /// The most that the file may take, bytes.
+    pub size_bytes: u64,
+    /// What stays free on its file system, bytes.
+    pub keep_free_bytes: u64,
+    /// Encrypted with a key that is in memory only; else only checked.
+    pub encrypt: bool,
+    /// Bytes that may be written in all; `None` for any number.
+    pub limit_bytes: Option<u64>,
+}
+
+/// A file behind the memory of devices.
+pub(crate) struct Spill {
+    pub(super) swap: Swap,
+    name: String,
+    /// Bytes that may still be written.
+    left: AtomicU64,
+    pub(super) writer: Mutex<Writer>,
+    pub counters: SpillCounters,
+    /// What went wrong last.
+    error: std::sync::Mutex<Option<String>>,
+}
+
+/// Counts as zram's `bd_stat` has them, in bytes.
+#[derive(Default)]
+pub(crate) struct SpillCounters {
+    pub read_bytes: AtomicU64,
+    pub written_bytes: AtomicU64,
+    /// Of the blocks that are in the file now, before compression.
+    pub original_bytes: AtomicU64,
+    pub failed_reads: AtomicU64,
+    pub failed_writes: AtomicU64,
+}
+
+/// Figures of the file behind the memory, as zram's `bd_stat` has them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpillStats {
+    /// Blocks in the file, before compression, bytes.
+    pub original_bytes: u64,
+    /// Objects in the file.
+    pub objects: u64,
+    /// Bytes of the file in use.
+    pub used_bytes: u64,
+    /// Bytes of blocks that were read from it, before compression.
+    pub read_bytes: u64,
+    /// Bytes of blocks that were written to it, before compression.
+    pub written_bytes: u64,
+    /// Reads that failed.
+    pub failed_reads: u64,
+    /// Writes that failed; what was to be written stayed in memory.
+    pub failed_writes: u64,
+    /// Bytes that may still be written; `None` for any number.
+    pub limit_left_bytes: Option<u64>,
+    /// What went wrong last.
+    pub error: Option<String>,
+}
+
+/// Who writes; one at a time.
+pub(super) struct Writer {
+    pub items: Vec<Item>,
+    pub found: [Cold; LOOK],
+    pub used: usize,
+    pub count: usize,
+}
+
+pub(super) struct Item {
+    pub device: Arc<dyn Holder>,
+    pub cold: Cold,
+    pub place: Place,
+}
+
+impl Spill {
+    /// An empty file.
+    ///
+    /// # Errors
+    /// One line that says why there can be none.
+    pub fn new(settings: &SpillSettings, limit_bytes: u64, block: Order) -> Result<Spill, String> {
+        let disk = FileDisk::open(&settings.path, Options::default())?;
+        let bounds = Bounds {
+            size_bytes: settings.size_bytes,
+            keep_free_bytes: settings.keep_free_bytes,
+            remote_bytes: 0,
+            remote_expiry: std::time::Duration::MAX,
+            mark_percent: 100,
+            limit_bytes: if limit_bytes == 0 { u64::MAX } else { limit_bytes },
+            folio: block,
+        };
+        let swap = Swap::new(Box::new(disk), None, settings.encrypt, bounds);
+        let writer = Writer { items: Vec::with_capacity(ITEMS_MAX), found: [Cold::NONE; LOOK], used: 0, count: 0 };
+        Ok(Spill {
+            swap: swap.map_err(|e| format!("{}: {e}", settings.path))?,
+            name: settings.path.clone(),
+            left: AtomicU64::new(settings.limit_bytes.unwrap_or(UNLIMITED)),
+            writer: Mutex::new(writer),
+            counters: SpillCounters::default(),
+            error: std::sync::Mutex::new(None),
+        })
+    }
+
+    /// Bytes of memory that it takes. Its buffers count before they are there: when they come, memory is full.
+    pub fn memory_bytes(&self) -> u64 {
+        self.swap.buffer_bytes_max() + self.swap.table_bytes()
+    }
+
+    /// Bytes that may still be written; `None` for any number.
+    pub fn limit_left(&self) -> Option<u64> {
+        Some(self.left.load(Relaxed)).filter(|left| *left != UNLIMITED)
+    }
+
+    /// Changes what [`Spill::limit_left`] says.
+    pub fn set_limit(&self, bytes: Option<u64>) {
+        self.left.store(bytes.unwrap_or(UNLIMITED), Relaxed);
+    }
+
+    pub fn stats(&self) -> SpillStats {
+        SpillStats {
+            original_bytes: self.counters.original_bytes.load(Relaxed),
+            objects: self.swap.objects(),
+            used_bytes: self.swap.used_bytes(),
+            read_bytes: self.counters.read_bytes.load(Relaxed),
+            written_bytes: self.counters.written_bytes.load(Relaxed),
+            failed_reads: self.counters.failed_reads.load(Relaxed),
+            failed_writes: self.counters.failed_writes.load(Relaxed),
+            limit_left_bytes: self.limit_left(),
+            error: self.error.lock().expect("nobody panics with the lock").clone(),
+        }
+    }
+
+    /// Lets go of an object in the file; `handle` may be any other.
+    pub fn free(&self, handle: Handle, order: Order) {
+        if Place::of(handle).is_some() {
+            self.counters.original_bytes.fetch_sub(order.bytes() as u64, Relaxed);
+            self.swap.free(handle);
+        }
+    }
+
+    pub(super) fn note(&self, error: impl ToString) {
+        *self.error.lock().expect("nobody panics with the lock") =
+            Some(format!("{}: {}", self.name, error.to_string()));
+    }
+
+    /// Takes a block from what may still be written. `false`: that is used up.
+    pub(super) fn spend(&self, order: Order) -> bool {
+        let bytes = order.bytes() as u64;
+        let spend = |left: u64| if left == UNLIMITED { Some(left) } else { left.checked_sub(bytes) };
+        let spent = self.left.fetch_update(Relaxed, Relaxed, spend).is_ok();
+        if !spent {
+            self.note("the writeback limit is reached");
+        }
+        spent
+    }
+}

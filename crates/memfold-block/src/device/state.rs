@@ -1,0 +1,210 @@
+//! A device: its table, its locks, and how requests are cut into blocks.
+use super::backing::Backing;
+use super::counters::{Counters, DeviceStats};
+use super::error::{DeviceError, IoError};
+use super::holder::Holder;
+use super::io::Io;
+use super::table::{Chunk, IN_BLOCK, Table};
+use super::units::{SECTOR_BYTES, SIZE_BYTES_MAX};
+use memfold_sys::sync::RwLock;
+use memfold_sys::units::{Order, PAGE_SIZE};
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+/// Locks of a device; a block has the one of its number modulo this.
+const LOCKS: usize = 1024;
+
+/// A compressed block device. All methods may be called from any number of threads at once, each with an [`Io`] of its own.
+///
+/// Every byte reads as it was last written, zero if never. It belongs to one page; see `Chunk` for what a page's slot says.
+pub struct Device {
+    pub(super) backing: Arc<Backing>,
+    pub(super) size: u64,
+    pub(super) order: Order,
+    pub(super) table: Table,
+    locks: Box<[RwLock<()>]>,
+    /// Key of the first page.
+    pub(super) key: u64,
+    pub(super) counters: Counters,
+}
+
+/// A part of one block.
+pub(super) struct Part {
+    pub block: u64,
+    /// Bytes within the block.
+    pub bytes: Range<usize>,
+    /// Where they are in the request.
+    pub at: u64,
+}
+
+impl Device {
+    /// A device of `size` zero bytes.
+    ///
+    /// # Errors
+    /// A size of 0, not a multiple of [`SECTOR_BYTES`], or above [`SIZE_BYTES_MAX`]; its table alone would take half of
+    /// the limit, or there is no memory for it.
+    pub fn new(backing: &Arc<Backing>, size: u64) -> Result<Arc<Device>, DeviceError> {
+        if size == 0 || !size.is_multiple_of(SECTOR_BYTES) || size > SIZE_BYTES_MAX {
+            return Err(DeviceError::Size(size));
+        }
+        let pages = size.div_ceil(PAGE_SIZE as u64);
+        let (bytes, limit) = (Table::bytes(pages), backing.limit_bytes());
+        if limit != 0 && bytes > limit / 2 || !backing.take(bytes) {
+            return Err(DeviceError::Table { size, limit });
+        }
+        let order = backing.store.block_order(Order::MAX);
+        let Some(table) = Table::new(pages, order) else {
+            backing.give(bytes);
+            return Err(DeviceError::NoMemory(size));
+        };
+        let device = Arc::new(Device {
+            size,
+            order,
+            table,
+            locks: (0..LOCKS).map(|_| RwLock::new(())).collect(),
+            key: backing.take_keys(pages.next_multiple_of(order.pages() as u64)),
+            counters: Counters::default(),
+            backing: backing.clone(),
+        });
+        backing.enter(Arc::downgrade(&device) as Weak<dyn Holder>);
+        Ok(device)
+    }
+
+    /// Takes the memory of its tables now, which otherwise comes as parts are first written: 2 bytes in 1000.
+    ///
+    /// # Errors
+    /// [`IoError::NoSpace`]
+    pub fn preallocate(&self) -> Result<(), IoError> {
+        let blocks = self.size.div_ceil(self.order.bytes() as u64);
+        let mut block = 0;
+        while block < blocks {
+            self.chunk_or_new(block)?;
+            block = self.table.next_chunk(block);
+        }
+        Ok(())
+    }
+
+    /// The memory behind it.
+    pub fn backing(&self) -> &Arc<Backing> {
+        &self.backing
+    }
+
+    /// Its bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes of a block, the unit of compression.
+    pub fn block_bytes(&self) -> usize {
+        self.order.bytes()
+    }
+
+    /// What a thread needs to use devices of this backing. Allocates all that it will ever need.
+    pub fn io(&self) -> Io {
+        Io::new(&self.backing, self.order)
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> DeviceStats {
+        self.counters.stats()
+    }
+
+    /// Counts a request beyond the end that whoever serves the device has refused itself.
+    pub fn count_invalid(&self) {
+        Counters::add(&self.counters.invalid, 1);
+    }
+
+    pub(super) fn check_request(&self, io: &Io, offset: u64, len: u64) -> Result<(), IoError> {
+        assert!(Arc::ptr_eq(&io.backing, &self.backing), "an Io of another backing");
+        self.check_range(offset, len)
+    }
+
+    pub(super) fn check_range(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        if offset.checked_add(len).is_none_or(|end| end > self.size) {
+            Counters::add(&self.counters.invalid, 1);
+            return Err(IoError::OutOfRange);
+        }
+        Ok(())
+    }
+
+    /// A request, block by block.
+    pub(super) fn parts(&self, offset: u64, len: u64) -> impl Iterator<Item = Part> + use<> {
+        let bytes = self.order.bytes() as u64;
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            if at == len {
+                return None;
+            }
+            let (block, first) = ((offset + at) / bytes, (offset + at) % bytes);
+            let count = (bytes - first).min(len - at);
+            let part = Part { block, bytes: first as usize..(first + count) as usize, at };
+            at += count;
+            Some(part)
+        })
+    }
+
+    pub(super) fn chunk_or_new(&self, block: u64) -> Result<&Chunk, IoError> {
+        self.table.chunk_or_new(block, &self.backing).ok_or(IoError::NoSpace)
+    }
+
+    pub(super) fn lock_of(&self, block: u64) -> &RwLock<()> {
+        &self.locks[block as usize % LOCKS]
+    }
+
+    /// Whether these bytes are all that there is of a page: a device may end within one.
+    pub(super) fn is_whole(&self, block: u64, page: usize, bytes: &Range<usize>) -> bool {
+        let page_start = block * self.order.bytes() as u64 + (page * PAGE_SIZE) as u64;
+        bytes.start == 0 && bytes.end as u64 == (self.size - page_start).min(PAGE_SIZE as u64)
+    }
+
+    pub(super) fn page_key(&self, block: u64, page: usize) -> u64 {
+        self.key + block * self.order.pages() as u64 + page as u64
+    }
+
+    /// Pages of a part, each with the bytes of it that are meant.
+    pub(super) fn each_page(bytes: &Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+        let Range { start, end } = *bytes;
+        (start / PAGE_SIZE..end.div_ceil(PAGE_SIZE)).map(move |page| {
+            let first = page * PAGE_SIZE;
+            (page, start.max(first) - first..end.min(first + PAGE_SIZE) - first)
+        })
+    }
+
+    /// Verifies the table against its promises, and counts its objects: blocks and pages, those in the file apart. For tests,
+    /// while nothing else uses the device.
+    ///
+    /// # Errors
+    /// Says what does not hold.
+    pub fn check(&self) -> Result<(u64, u64), String> {
+        let (mut objects, mut spilled) = (0, 0);
+        for block in 0..self.size.div_ceil(self.order.bytes() as u64) {
+            let Some(chunk) = self.table.chunk(block) else { continue };
+            let slots = self.table.slots(chunk, block);
+            let (whole, left) = (slots.block(), slots.in_block());
+            if whole.is_none() != (left == 0) || whole.is_zero() {
+                return Err(format!("block {block}: {whole:?} with {left} pages in it"));
+            }
+            let single = (0..self.order.pages()).map(|page| slots.page(page)).chain([whole]);
+            for held in single.filter(|held| !held.is_none() && !held.is_zero() && *held != IN_BLOCK) {
+                *(if held.as_foreign().is_some() { &mut spilled } else { &mut objects }) += 1;
+            }
+        }
+        Ok((objects, spilled))
+    }
+}
+
+impl Drop for Device {
+    /// Gives all of its memory back to the backing.
+    fn drop(&mut self) {
+        let pages = self.size.div_ceil(PAGE_SIZE as u64);
+        let mut bytes = Table::bytes(pages);
+        for chunk in self.table.all() {
+            for handle in chunk.pages().filter(|handle| *handle != IN_BLOCK) {
+                self.backing.free(handle, Order::PAGE);
+            }
+            chunk.blocks().for_each(|handle| self.backing.free(handle, self.order));
+            bytes += self.table.chunk_bytes();
+        }
+        self.backing.give(bytes);
+    }
+}

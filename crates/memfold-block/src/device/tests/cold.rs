@@ -1,0 +1,226 @@
+//! What leaves memory for a file, or is compressed again: no byte changes, and what is full is said.
+use super::*;
+use super::{Pair, noise};
+use memfold_store::CodecSpec;
+use memfold_sys::units::Order;
+use memfold_testkit::fill::fill;
+use memfold_testkit::random::{Random, seed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+fn spill_settings(size_bytes: u64, limit_bytes: Option<u64>) -> SpillSettings {
+    let path = std::env::temp_dir().to_str().unwrap().to_string();
+    SpillSettings { path, size_bytes, keep_free_bytes: 0, encrypt: true, limit_bytes }
+}
+
+fn backing(order: u8, limit_bytes: u64, spill: SpillSettings) -> Arc<Backing> {
+    let settings = Settings {
+        limit_bytes,
+        codec: CodecSpec::parse("lz4").unwrap(),
+        block_order: Order::new(order).unwrap(),
+        pools: 2,
+        spill: Some(spill),
+        ..Settings::default()
+    };
+    Backing::new(&settings).unwrap()
+}
+
+#[test]
+fn random_requests_read_as_a_vector_of_bytes_does_while_objects_leave_for_the_file() {
+    let mut random = Random::new(seed(30));
+    for order in [0, 2, 4] {
+        let mut pair = Pair::new(&backing(order, 0, spill_settings(1 << 30, None)), (2 << 20) + 1536);
+        let end = pair.device.size();
+        for turn in 0..8 {
+            for _ in 0..60 {
+                pair.any_request(&mut random, 0..end);
+            }
+            let pick = random.pick(&[Pick::All, Pick::Huge, Pick::Idle, Pick::All]);
+            pair.device.backing.mark_idle(Duration::ZERO);
+            let freed = pair.device.backing.write_back(pick).unwrap();
+            assert!(freed > 0 || turn > 0 || pick == Pick::Huge, "order {order}: nothing left memory");
+            if turn % 3 == 0 {
+                pair.check();
+            }
+        }
+        pair.check();
+        let spill = pair.device.backing.stats().spill.unwrap();
+        assert!(
+            spill.objects > 0 && spill.read_bytes > 0 && spill.failed_reads + spill.failed_writes == 0,
+            "{spill:?}"
+        );
+        // What is dropped holds nothing, in memory or in the file.
+        let backing = pair.device.backing.clone();
+        drop(pair);
+        let (stats, spill) = (backing.stats(), backing.stats().spill.unwrap());
+        assert_eq!((stats.store.objects, stats.table_bytes, spill.objects, spill.original_bytes), (0, 0, 0, 0));
+    }
+}
+
+#[test]
+fn a_device_larger_than_its_limit_takes_every_write_as_long_as_the_file_has_room() {
+    let limit = 8 << 20;
+    let mut pair = Pair::new(&backing(2, limit, spill_settings(1 << 30, None)), 40 << 20);
+    for at in (0..40).map(|n| n << 20) {
+        pair.write(at, &noise(at, 1 << 20)).unwrap();
+        // In single pages too.
+        pair.write(at + PAGE, &noise(at, 8192)).unwrap();
+    }
+    let stats = pair.device.backing.stats();
+    assert!(stats.held_bytes <= limit + (64 << 10), "{} bytes held", stats.held_bytes);
+    assert!(stats.spill.unwrap().original_bytes > 30 << 20);
+    pair.check();
+}
+
+#[test]
+fn threads_that_write_past_the_limit_at_once_with_one_that_tends_lose_no_byte() {
+    let backing = backing(2, 8 << 20, spill_settings(1 << 30, None));
+    let device = Device::new(&backing, 32 << 20).unwrap();
+    thread::scope(|scope| {
+        let tender = scope.spawn(|| backing.tend(Duration::from_millis(5)));
+        let writers: Vec<_> = (0..4u64)
+            .map(|n| {
+                let device = &device;
+                scope.spawn(move || {
+                    let (mut io, mut random) = (device.io(), Random::new(n));
+                    let mut own = vec![0u8; 8 << 20];
+                    for _ in 0..250 {
+                        let len = 1 + random.below(60_000);
+                        let at = random.below(own.len() - len);
+                        fill(&mut random, &mut own[at..at + len]);
+                        device.write(&mut io, (n << 23) + at as u64, &own[at..at + len]).unwrap();
+                        let at = random.below(own.len() - 5000);
+                        let mut found = [0; 5000];
+                        device.read(&mut io, (n << 23) + at as u64, &mut found).unwrap();
+                        assert!(found == own[at..at + 5000]);
+                    }
+                    let mut found = vec![0; own.len()];
+                    device.read(&mut io, n << 23, &mut found).unwrap();
+                    assert!(found == own, "thread {n}");
+                })
+            })
+            .collect();
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        backing.stop();
+        tender.join().unwrap();
+    });
+    let (objects, spilled) = device.check().unwrap();
+    assert_eq!((objects, spilled), (backing.stats().store.objects, backing.stats().spill.unwrap().objects));
+    assert!(spilled > 0);
+}
+
+#[test]
+fn a_full_file_or_a_used_up_limit_is_no_room_and_every_byte_stays() {
+    for spill in [spill_settings(4 << 20, None), spill_settings(1 << 30, Some(3 << 20))] {
+        let limited = spill.limit_bytes.is_some();
+        let mut pair = Pair::new(&backing(2, 8 << 20, spill), 24 << 20);
+        let mut at = 0;
+        while pair.write(at, &noise(at, 100_000)).is_ok() {
+            at += 100_000;
+        }
+        assert!(at > 8 << 20 && at < 14 << 20, "{at}");
+        assert_eq!(pair.device.write(&mut pair.device.io(), 20 << 20, &noise(9, 16384)), Err(IoError::NoSpace));
+        let error = pair.device.backing.stats().spill.unwrap().error.unwrap();
+        assert!(error.contains(if limited { "limit" } else { "full" }), "{error}");
+        pair.check();
+        // There is room again where something is given up, or where the limit is raised.
+        if limited {
+            assert!(pair.device.backing.set_writeback_limit(None));
+            pair.write(20 << 20, &noise(9, 4 << 20)).unwrap();
+        } else {
+            pair.zero(0, 6 << 20, Zeros::Hole);
+            pair.write(20 << 20, &noise(9, 1 << 20)).unwrap();
+        }
+        pair.check();
+    }
+}
+
+#[test]
+fn a_file_system_without_room_is_no_room_and_memory_keeps_its_limit() {
+    let limit = 8 << 20;
+    let spill = SpillSettings { keep_free_bytes: u64::MAX, ..spill_settings(1 << 30, None) };
+    let mut pair = Pair::new(&backing(2, limit, spill), 24 << 20);
+    let mut at = 0;
+    while pair.write(at, &noise(at, 100_000)).is_ok() {
+        at += 100_000;
+    }
+    assert!(at > 5 << 20, "{at}");
+    let stats = pair.device.backing.stats();
+    assert_eq!(stats.spill.unwrap().objects, 0);
+    assert!(stats.held_bytes <= limit, "{}", stats.held_bytes);
+    pair.check();
+}
+
+#[test]
+fn what_is_idle_or_huge_is_what_leaves() {
+    let mut pair = Pair::new(&backing(2, 0, spill_settings(1 << 30, None)), 8 << 20);
+    let soft: Vec<u8> = (0..1u32 << 20).map(|i| (i / 50) as u8).collect();
+    pair.write(0, &soft).unwrap();
+    pair.write(1 << 20, &noise(1, 1 << 20)).unwrap();
+    let backing = pair.device.backing.clone();
+    assert_eq!(backing.write_back(Pick::Idle), Some(0), "nothing was marked");
+    backing.mark_idle(Duration::ZERO);
+    pair.compare(0, 512 << 10);
+    let (soft_left, huge_left) = (64, 64);
+    let spilled = || backing.stats().spill.unwrap().objects;
+    backing.write_back(Pick::HugeIdle).unwrap();
+    assert_eq!(spilled(), huge_left);
+    backing.write_back(Pick::Idle).unwrap();
+    assert_eq!(spilled(), huge_left + soft_left / 2, "what was read is idle no more");
+    let mut seen = Vec::new();
+    backing.each_object(&pair.device, 0, |object| {
+        seen.push((object.offset, object.is_written_back, object.is_idle));
+        true
+    });
+    assert_eq!(seen.len(), 128);
+    assert_eq!((seen[0], seen[32].1, seen[127].1), ((0, false, false), true, true));
+    backing.mark_idle(Duration::from_secs(3600));
+    let idle = |pair: &Pair| {
+        let mut count = 0;
+        backing.each_object(&pair.device, 0, |object| {
+            count += u64::from(object.is_idle);
+            true
+        });
+        count
+    };
+    assert_eq!(idle(&pair), 0, "nothing is that old");
+    pair.check();
+}
+
+#[test]
+fn recompression_makes_objects_smaller_and_changes_no_byte() {
+    let settings = Settings { codec: CodecSpec::parse("lz4").unwrap(), pools: 2, ..Settings::default() };
+    let mut pair = Pair::new(&Backing::new(&settings).unwrap(), 8 << 20);
+    let text: Vec<u8> =
+        (0..1u32 << 20).flat_map(|i| (i.wrapping_mul(i) >> 7).to_string().into_bytes()).take(4 << 20).collect();
+    pair.write(0, &text).unwrap();
+    pair.write(4 << 20, &noise(3, 1 << 20)).unwrap();
+    let backing = pair.device.backing.clone();
+    let before = backing.stats().store.stored_bytes;
+    let codec = CodecSpec::parse("zstd:6").unwrap();
+    assert_eq!(backing.recompress(Pick::Idle, codec, 0), Recompressed::default());
+    let stop = AtomicBool::new(false);
+    let done = thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut io, mut found) = (pair.device.io(), vec![0; 16384]);
+            while !stop.load(Relaxed) {
+                for block in 0..256 {
+                    pair.device.read(&mut io, block * 16384, &mut found).unwrap();
+                    assert!(found == text[block as usize * 16384..][..16384]);
+                }
+            }
+        });
+        let done = backing.recompress(Pick::All, codec, 0);
+        stop.store(true, Relaxed);
+        done
+    });
+    assert_eq!((done.tried, done.smaller), (320, 256));
+    assert_eq!(before - backing.stats().store.stored_bytes, done.gained_bytes);
+    assert_eq!(backing.recompress(Pick::All, codec, 0), Recompressed::default(), "nothing is tried twice");
+    assert_eq!(backing.write_back(Pick::All), None, "there is no file");
+    pair.check();
+}

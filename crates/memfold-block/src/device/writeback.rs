@@ -1,0 +1,278 @@
+//! What does not fit in memory goes to a file: objects as they are stored, sealed, many in one write.
+//!
+//! An object leaves memory in three steps: its payload is copied under its block's lock, the copies are written, and then
+//! each one whose slot still holds the object takes its place there. Until that moment the object in memory is the one that
+//! counts, so a write that fails changes nothing.
+use super::backing::Backing;
+use super::error::IoError;
+use super::io::Decoder;
+use super::spill::{ITEMS_MAX, Item, Spill, Writer};
+use memfold::swap::{HEAD_BYTES, Place, UNIT_BYTES};
+use memfold_store::{Cold, Handle};
+use memfold_sys::page::Page;
+use memfold_sys::units::{Order, PAGE_SIZE};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Orders of the runs that objects are written to: the largest that can be had.
+const RUN_ORDERS: std::ops::RangeInclusive<u8> = 1..=7;
+/// Looks for one run: what is found may have been given up before it can be copied.
+const LOOKS_MAX: usize = 64;
+/// Entries that are looked at for them.
+const SCAN: usize = 4096;
+/// Payload that is written back for a write that finds no room, at least.
+const ROOM_BYTES: u64 = 1 << 20;
+/// Room that another writer's turn must have left, so that this one needs none of its own.
+const ENOUGH_BYTES: u64 = 256 << 10;
+/// Turns of [`Backing::make_room`] for one block, at most: others may take what was made.
+pub(crate) const ROOM_TRIES: usize = 32;
+
+impl Backing {
+    /// Work for a background thread: keeps room below the limit, where a file is behind it, packs sparse memory and gives
+    /// emptied memory back to the kernel. Returns the bytes emptied or given back.
+    pub fn tidy(&self) -> u64 {
+        self.ages.advance(&self.store);
+        let written = self.keep_room();
+        let packed: u64 = std::iter::from_fn(|| Some(self.store.tidy()).filter(|bytes| *bytes > 0)).take(64).sum();
+        written + packed + self.store.trim()
+    }
+
+    /// Does [`Backing::tidy`] when there is work, and at least once a `period`, until [`Backing::stop`].
+    pub fn tend(&self, period: Duration) {
+        loop {
+            self.tidy();
+            let call = self.call.lock().expect("nobody panics with the lock");
+            let waits = |stop: &mut bool| !*stop && !self.is_called.load(Relaxed);
+            let call = self.called.wait_timeout_while(call, period, waits).expect("nobody panics with the lock").0;
+            if *call {
+                return;
+            }
+            self.is_called.store(false, Relaxed);
+        }
+    }
+
+    /// Writes back until memory is well below its limit.
+    fn keep_room(&self) -> u64 {
+        let Some(spill) = self.spill() else { return 0 };
+        let mut all = 0;
+        while self.is_nearly_full() {
+            let freed = write_cold(self, spill, ROOM_BYTES);
+            if freed == 0 {
+                break;
+            }
+            self.store.compact(freed);
+            all += freed;
+        }
+        self.set_limit(self.table_bytes());
+        all
+    }
+
+    /// Makes room for a write that was refused. `false`: there is none. The caller holds no lock of a block.
+    pub(crate) fn make_room(&self) -> bool {
+        let Some(spill) = self.spill() else { return false };
+        if self.store.pool_bytes() + ENOUGH_BYTES <= self.store.pool_bytes_max() {
+            return true;
+        }
+        let freed = write_cold(self, spill, ROOM_BYTES);
+        self.store.compact(freed);
+        freed > 0
+    }
+}
+
+/// Decodes the object of a place into `to`, a block of `order`.
+pub(crate) fn load(
+    backing: &Backing,
+    decoder: &mut Decoder,
+    handle: Handle,
+    order: Order,
+    to: *mut u8,
+) -> Result<(), IoError> {
+    let (Some(spill), Some(place)) = (backing.spill(), Place::of(handle)) else { return Err(IoError::Unread) };
+    assert!(Page::begins_at(to));
+    let read = spill.swap.read_packed(place, place, |packed| {
+        let (fields, payload) = packed.open(place)?;
+        // SAFETY: the caller has a block of `order` at `to` that is its alone; the seal says that this is what was exported.
+        Ok(unsafe { backing.store.import(&mut decoder.worker, fields, payload, order, to) })
+    });
+    let counters = &spill.counters;
+    match read {
+        Ok(Ok(())) => {
+            counters.read_bytes.fetch_add(order.bytes() as u64, Relaxed);
+            return Ok(());
+        }
+        Ok(Err(problem)) => spill.note(format!("{problem:?}")),
+        Err(error) => spill.note(error),
+    }
+    counters.failed_reads.fetch_add(1, Relaxed);
+    Err(IoError::Unread)
+}
+
+/// The payload of an object in the file, as it was exported: its fields, and its length at the start of `out`.
+pub(crate) fn export(backing: &Backing, handle: Handle, out: &mut [u8]) -> Result<(u32, usize), IoError> {
+    let (Some(spill), Some(place)) = (backing.spill(), Place::of(handle)) else { return Err(IoError::Unread) };
+    let read = spill.swap.read_packed(place, place, |packed| {
+        let (fields, payload) = packed.open(place)?;
+        out[..payload.len()].copy_from_slice(payload);
+        Ok((fields, payload.len()))
+    });
+    read.map_err(|error| {
+        spill.note(error);
+        spill.counters.failed_reads.fetch_add(1, Relaxed);
+        IoError::Unread
+    })
+}
+
+/// Writes back the objects that were not used for longest, until at least `bytes` of payload have left memory, if there
+/// are as many. Returns how many did.
+pub(crate) fn write_cold(backing: &Backing, spill: &Spill, bytes: u64) -> u64 {
+    let mut writer = spill.writer.lock();
+    (writer.used, writer.count) = (0, 0);
+    let mut freed = 0;
+    while freed < bytes {
+        let done = write_run(backing, spill, &mut writer, |found| look_for_cold(backing, found));
+        if done == 0 {
+            break;
+        }
+        freed += done;
+    }
+    freed
+}
+
+/// Writes back these objects. Returns how many bytes of payload have left memory.
+pub(crate) fn write_these(backing: &Backing, spill: &Spill, these: &[Cold]) -> u64 {
+    let mut writer = spill.writer.lock();
+    (writer.used, writer.count) = (0, 0);
+    let (mut rest, mut freed) = (these, 0);
+    loop {
+        let left = rest.len() + writer.count - writer.used;
+        let done = write_run(backing, spill, &mut writer, |found| {
+            let count = rest.len().min(found.len());
+            let (now, later) = rest.split_at(count);
+            found[..count].copy_from_slice(now);
+            rest = later;
+            count
+        });
+        freed += done;
+        // Nothing could be written, or nothing is left.
+        if rest.is_empty() && writer.used == writer.count || rest.len() + writer.count - writer.used == left {
+            return freed;
+        }
+    }
+}
+
+fn look_for_cold(backing: &Backing, found: &mut [Cold]) -> usize {
+    // Twice: what was used since the last turn gets a second chance.
+    for _ in 0..2 * (backing.store.stats().objects as usize / SCAN + 2) {
+        let count = backing.store.coldest(SCAN, found);
+        if count > 0 {
+            return count;
+        }
+    }
+    0
+}
+
+/// One run: as many objects as fit it, from those that are left of the last look, and then of further looks.
+fn write_run(backing: &Backing, spill: &Spill, writer: &mut Writer, mut look: impl FnMut(&mut [Cold]) -> usize) -> u64 {
+    let swap = &spill.swap;
+    if !swap.accepts() || spill.limit_left() == Some(0) {
+        return 0;
+    }
+    let Some(buffer) = swap.write_buffer(false) else { return 0 };
+    let orders = RUN_ORDERS.rev().filter_map(Order::new).filter(|order| *order <= swap.largest());
+    let Some((order, slot)) = orders.filter_map(|order| Some((order, swap.take(order)?))).next() else {
+        spill.note("full");
+        swap.note_full();
+        swap.give_buffer(buffer);
+        return 0;
+    };
+    // SAFETY: the buffer is this thread's.
+    let room = unsafe { &mut swap.buffer(buffer)[..order.bytes()] };
+    let used = fill(backing, spill, writer, slot, room, &mut look);
+    let pages = used.div_ceil(PAGE_SIZE);
+    if pages < order.pages() {
+        swap.put(slot + pages as u64, order.pages() - pages);
+    }
+    let mut freed = 0;
+    if pages > 0 {
+        room[used..pages * PAGE_SIZE].fill(0);
+        let mut writes = [swap.write_of(buffer, slot, pages * PAGE_SIZE)];
+        // SAFETY: buffer and run are this thread's.
+        unsafe { swap.write(&mut writes) };
+        freed = end_run(spill, writer, writes[0].result);
+        swap.put(slot, pages);
+    }
+    swap.give_buffer(buffer);
+    freed
+}
+
+/// Copies and seals objects; how many bytes of the room they take.
+fn fill(
+    backing: &Backing,
+    spill: &Spill,
+    writer: &mut Writer,
+    slot: u64,
+    room: &mut [u8],
+    look: &mut impl FnMut(&mut [Cold]) -> usize,
+) -> usize {
+    let (mut used, mut looks) = (0, 0);
+    writer.items.clear();
+    while writer.items.len() < ITEMS_MAX {
+        if writer.used == writer.count {
+            looks += 1;
+            if looks > LOOKS_MAX {
+                break;
+            }
+            (writer.used, writer.count) = (0, look(&mut writer.found));
+            if writer.count == 0 {
+                break;
+            }
+        }
+        let cold = writer.found[writer.used];
+        let len = (HEAD_BYTES + cold.stored_bytes as usize).next_multiple_of(UNIT_BYTES);
+        if used + len > room.len() && used > 0 {
+            break;
+        }
+        writer.used += 1;
+        // A whole turn, of which all that can leave is on its way: what is looked for again was found before.
+        if writer.items.first().is_some_and(|first| first.cold.handle == cold.handle) {
+            writer.used = writer.count;
+            break;
+        }
+        let Some(place) = room.get_mut(used..used + len) else { continue };
+        let Some(device) = backing.device_of(cold.key) else { continue };
+        let Some(exported) = device.export(&cold, &mut place[HEAD_BYTES..]) else { continue };
+        if HEAD_BYTES + exported.len > len {
+            continue;
+        }
+        if !spill.spend(cold.order) {
+            break;
+        }
+        let at = Place { slot: slot + (used / PAGE_SIZE) as u64, offset: used % PAGE_SIZE, len, raw: false };
+        spill.swap.seal_packed(at, exported.fields, exported.len, place);
+        writer.items.push(Item { device, cold, place: at });
+        used += len;
+    }
+    used
+}
+
+/// Puts what was written in the place of what is in memory.
+fn end_run(spill: &Spill, writer: &mut Writer, result: Result<(), memfold_sys::Errno>) -> u64 {
+    let mut freed = 0;
+    if let Err(error) = result {
+        spill.note(error);
+        spill.counters.failed_writes.fetch_add(1, Relaxed);
+        spill.swap.note_failure(error);
+    }
+    for Item { device, cold, place } in writer.items.drain(..).filter(|_| result.is_ok()) {
+        let bytes = cold.order.bytes() as u64;
+        spill.counters.written_bytes.fetch_add(bytes, Relaxed);
+        spill.counters.original_bytes.fetch_add(bytes, Relaxed);
+        spill.swap.enter(place);
+        if device.replace(&cold, place.handle()) {
+            freed += u64::from(cold.stored_bytes);
+        } else {
+            spill.free(place.handle(), cold.order);
+        }
+    }
+    freed
+}

@@ -1,0 +1,336 @@
+//! Images: what was acknowledged comes back, whatever was cut off or damaged, and nothing else is taken for it.
+use super::format::{self, RECORD_BYTES, Record, What};
+use super::*;
+use crate::device::{Backing, Device, Settings, SpillSettings, Status, Zeros};
+use memfold_store::CodecSpec;
+use memfold_sys::units::Order;
+use memfold_testkit::fill::fill;
+use memfold_testkit::random::{Random, seed};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::thread;
+
+const SIZE: u64 = (2 << 20) + 1536;
+
+/// A directory that goes away.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Scratch {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("memfold-image-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).unwrap();
+        Scratch(path)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+fn devices(order: u8, limit_bytes: u64) -> Vec<Arc<Device>> {
+    let path = std::env::temp_dir().to_str().unwrap().to_string();
+    let spill = SpillSettings { path, size_bytes: 1 << 28, keep_free_bytes: 0, encrypt: true, limit_bytes: None };
+    let settings = Settings {
+        limit_bytes,
+        codec: CodecSpec::parse("lz4").unwrap(),
+        block_order: Order::new(order).unwrap(),
+        pools: 2,
+        spill: Some(spill),
+        ..Settings::default()
+    };
+    let backing = Backing::new(&settings).unwrap();
+    vec![Device::new(&backing, SIZE).unwrap(), Device::new(&backing, 1 << 20).unwrap()]
+}
+
+fn entries() -> Vec<Entry> {
+    vec![Entry { name: String::new(), size: SIZE }, Entry { name: "other".to_string(), size: 1 << 20 }]
+}
+
+fn read(device: &Device) -> Vec<u8> {
+    let mut bytes = vec![0; device.size() as usize];
+    device.read(&mut device.io(), 0, &mut bytes).unwrap();
+    bytes
+}
+
+fn status(device: &Device) -> Vec<(u64, Status)> {
+    let mut runs: Vec<(u64, Status)> = Vec::new();
+    let each = |len, status| {
+        match runs.last_mut() {
+            Some(last) if last.1 == status => last.0 += len,
+            _ => runs.push((len, status)),
+        }
+        true
+    };
+    device.status(0, device.size(), each).unwrap();
+    runs
+}
+
+/// A few changes of any kind; of the bytes that are expected, too.
+fn change(device: &Device, wanted: &mut [u8], random: &mut Random) {
+    let mut io = device.io();
+    for _ in 0..6 {
+        let most = random.pick(&[700, 5000, 40_000, 400_000]);
+        let at = random.below(wanted.len());
+        let len = (1 + random.below(most)).min(wanted.len() - at);
+        match random.below(6) {
+            0 => {
+                wanted[at..at + len].fill(0);
+                device.zero(&mut io, at as u64, len as u64, Zeros::Hole).unwrap();
+            }
+            1 => {
+                wanted[at..at + len].fill(0);
+                device.zero(&mut io, at as u64, len as u64, Zeros::Written).unwrap();
+            }
+            _ => {
+                fill(random, &mut wanted[at..at + len]);
+                device.write(&mut io, at as u64, &wanted[at..at + len]).unwrap();
+            }
+        }
+    }
+}
+
+/// The image's devices, in new memory of blocks of `order`.
+fn open(path: &Path, order: u8) -> Result<(Vec<Arc<Device>>, Journal), ImageError> {
+    let (file, found, extent) = Journal::look(path)?.expect("it is there");
+    assert_eq!(found, entries());
+    let devices = devices(order, 0);
+    restore(&file, &extent, &devices)?;
+    let journal = Journal::resume(path, file, &extent, &devices)?;
+    Ok((devices, journal))
+}
+
+#[test]
+fn an_image_brings_back_every_byte_and_every_hole_also_of_what_was_written_back() {
+    let mut random = Random::new(seed(50));
+    for order in [0, 2, 5] {
+        let (scratch, all) = (Scratch::new(), devices(order, 0));
+        let mut wanted = [vec![0; SIZE as usize], vec![0; 1 << 20]];
+        for turn in 0..6 {
+            all.iter().zip(&mut wanted).for_each(|(device, wanted)| change(device, wanted, &mut random));
+            if turn == 3 {
+                all[0].backing().write_back(crate::device::Pick::All).unwrap();
+            }
+        }
+        let path = scratch.path("image");
+        save(&path, &entries(), &all).unwrap();
+        assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 1, "nothing else stays behind");
+        // In blocks of another size as well.
+        for order in [order, 2] {
+            let file = File::open(&path).unwrap();
+            let (found, start) = read_head(&file).unwrap();
+            assert_eq!(found, entries());
+            let extent = scan(&file, start).unwrap();
+            assert_eq!((extent.end, extent.groups), (file.metadata().unwrap().len(), 1));
+            let back = devices(order, 0);
+            restore(&file, &extent, &back).unwrap();
+            for ((device, back), wanted) in all.iter().zip(&back).zip(&wanted) {
+                assert!(read(device) == *wanted && read(back) == *wanted, "order {order}");
+                assert_eq!(status(back), status(device));
+            }
+        }
+    }
+}
+
+#[test]
+fn whatever_is_cut_off_after_a_flush_all_that_was_flushed_comes_back() {
+    let mut random = Random::new(seed(51));
+    let (scratch, all) = (Scratch::new(), devices(2, 0));
+    let path = scratch.path("image");
+    let journal = Journal::create(&path, &entries(), &all).unwrap();
+    let mut now = vec![0; SIZE as usize];
+    // What was there at each flush, and how long the image was then.
+    let mut states = vec![(journal.bytes(), now.clone(), status(&all[0]))];
+    for _ in 0..5 {
+        change(&all[0], &mut now, &mut random);
+        journal.flush().unwrap();
+        states.push((journal.bytes(), now.clone(), status(&all[0])));
+    }
+    let end = journal.bytes();
+    journal.flush().unwrap();
+    assert_eq!(journal.bytes(), end, "nothing has changed, so nothing is written");
+    // Written, and never flushed.
+    change(&all[0], &mut now, &mut random);
+    drop(journal);
+    let whole = fs::read(&path).unwrap();
+    assert_eq!(whole.len() as u64, end);
+    let mut cuts: Vec<u64> = states.iter().flat_map(|(at, ..)| [*at, at + 47, at - 1]).collect();
+    cuts.extend((0..10).map(|_| states[0].0 + random.below((end - states[0].0) as usize) as u64));
+    for cut in cuts.into_iter().filter(|cut| *cut <= end && *cut >= states[0].0) {
+        let (_, wanted, holes) = states.iter().rev().find(|(at, ..)| *at <= cut).unwrap();
+        let copy = scratch.path("cut");
+        // As a power cut leaves it: the end of the file missing, or never written.
+        for rest in [&[][..], &[0; 4096], &[0x5a; 333]] {
+            fs::write(&copy, [&whole[..cut as usize], rest].concat()).unwrap();
+            let (back, journal) = open(&copy, 2).unwrap();
+            assert!(read(&back[0]) == *wanted, "cut at {cut} of {end}");
+            assert_eq!(status(&back[0]), *holes);
+            // It goes on from there.
+            back[0].write(&mut back[0].io(), 100, b"more").unwrap();
+            journal.flush().unwrap();
+            drop((back, journal));
+            let (back, _) = open(&copy, 2).unwrap();
+            assert_eq!(read(&back[0])[100..104], *b"more");
+        }
+    }
+}
+
+#[test]
+fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
+    let mut random = Random::new(seed(52));
+    let (scratch, all) = (Scratch::new(), devices(2, 0));
+    let path = scratch.path("image");
+    let journal = Journal::create(&path, &entries(), &all).unwrap();
+    let mut now = vec![0; SIZE as usize];
+    for _ in 0..3 {
+        change(&all[0], &mut now, &mut random);
+        journal.flush().unwrap();
+    }
+    drop(journal);
+    let whole = fs::read(&path).unwrap();
+    let last = whole.len() - RECORD_BYTES;
+    let copy = scratch.path("damaged");
+    for round in 0..120 {
+        let mut bytes = whole.clone();
+        // Padding is no byte of anything, and without the last end the last group was not acknowledged.
+        let at = random.below(last);
+        let before = bytes[at];
+        bytes[at] ^= 1 << random.below(8);
+        fs::write(&copy, &bytes).unwrap();
+        match open(&copy, 2) {
+            Err(error) => assert!(!matches!(error, ImageError::System(_)), "{error:?}"),
+            Ok((back, _)) => assert!(read(&back[0]) == now, "round {round}, byte {at}, which was {before}"),
+        }
+        assert_eq!(fs::read(&copy).unwrap()[..last], bytes[..last], "what is refused is left as it is");
+    }
+    for (bytes, wanted) in [
+        (b"no image at all, but long enough to be one".to_vec(), ImageError::NoImage),
+        (vec![], ImageError::NoImage),
+        ([&whole[..16], &[2, 0, 0, 0], &whole[20..]].concat(), ImageError::Version(2)),
+        (whole[..30].to_vec(), ImageError::Short),
+    ] {
+        fs::write(&copy, &bytes).unwrap();
+        assert_eq!(open(&copy, 2).err(), Some(wanted));
+        assert_eq!(fs::read(&copy).unwrap(), bytes);
+    }
+}
+
+#[test]
+fn threads_that_write_and_flush_at_once_find_all_they_flushed() {
+    let (scratch, all) = (Scratch::new(), devices(2, 0));
+    let path = scratch.path("image");
+    let journal = Journal::create(&path, &entries(), &all).unwrap();
+    let own = 500_000;
+    let state = |n: usize| {
+        let (device, journal) = (&all[0], &journal);
+        move || {
+            let (mut io, mut random, mut bytes) = (device.io(), Random::new(n as u64), vec![0; own]);
+            for _ in 0..12 {
+                let len = 1 + random.below(50_000);
+                let at = random.below(own - len);
+                fill(&mut random, &mut bytes[at..at + len]);
+                device.write(&mut io, (n * own + at) as u64, &bytes[at..at + len]).unwrap();
+                journal.flush().unwrap();
+            }
+            bytes
+        }
+    };
+    let wanted: Vec<Vec<u8>> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|n| scope.spawn(state(n))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    drop(journal);
+    let (back, _) = open(&path, 2).unwrap();
+    assert!(read(&back[0])[..4 * own] == wanted.concat());
+}
+
+#[test]
+fn an_image_that_has_grown_far_is_written_anew_and_holds_the_same() {
+    let (scratch, all) = (Scratch::new(), devices(2, 0));
+    let path = scratch.path("image");
+    let journal = Journal::create(&path, &entries(), &all).unwrap();
+    let mut random = Random::new(53);
+    let (mut io, mut bytes) = (all[0].io(), vec![0; 2 << 20]);
+    let mut most = 0;
+    for _ in 0..40 {
+        (0..bytes.len()).step_by(8).for_each(|at| bytes[at..at + 8].copy_from_slice(&random.word().to_le_bytes()));
+        all[0].write(&mut io, 0, &bytes).unwrap();
+        journal.flush().unwrap();
+        most = most.max(journal.bytes());
+    }
+    assert!(most < 80 << 20 && most > 60 << 20 && journal.bytes() < most, "{most}, then {}", journal.bytes());
+    assert_eq!(fs::metadata(&path).unwrap().len(), journal.bytes());
+    // The one that took its place is in use, too.
+    assert_eq!(Journal::look(&path).err(), Some(ImageError::InUse));
+    drop(journal);
+    let (back, _) = open(&path, 2).unwrap();
+    assert!(read(&back[0])[..bytes.len()] == bytes);
+}
+
+#[test]
+fn an_image_that_can_not_be_written_says_so_and_the_next_flush_has_all() {
+    let (scratch, all) = (Scratch::new(), devices(2, 0));
+    let path = scratch.path("image");
+    let journal = Journal::create(&path, &entries(), &all).unwrap();
+    all[0].write(&mut all[0].io(), 0, &[7; 50_000]).unwrap();
+    journal.use_file(File::open(&path).unwrap());
+    assert!(matches!(journal.flush(), Err(ImageError::System(_))));
+    assert!(journal.error().unwrap().contains("image"));
+    // Nothing is known of the file any more, so that it is written anew.
+    journal.flush().unwrap();
+    assert_eq!(journal.error(), None);
+    drop(journal);
+    let (back, _) = open(&path, 2).unwrap();
+    assert_eq!(read(&back[0])[..50_000], [7; 50_000]);
+}
+
+#[test]
+fn what_does_not_fit_the_limit_is_said() {
+    let (scratch, all) = (Scratch::new(), devices(2, 0));
+    let path = scratch.path("image");
+    let mut noise = vec![0; 2 << 20];
+    let mut random = Random::new(54);
+    (0..noise.len()).step_by(8).for_each(|at| noise[at..at + 8].copy_from_slice(&random.word().to_le_bytes()));
+    let backing = Backing::new(&Settings { limit_bytes: 8 << 20, pools: 1, ..Settings::default() }).unwrap();
+    let own = [Device::new(&backing, 32 << 20).unwrap()];
+    let big = Backing::new(&Settings { pools: 1, ..Settings::default() }).unwrap();
+    let large = [Device::new(&big, 32 << 20).unwrap()];
+    for at in 0..8 {
+        large[0].write(&mut large[0].io(), at << 21, &noise).unwrap();
+    }
+    let entries = [Entry { name: String::new(), size: 32 << 20 }];
+    save(&path, &entries, &large).unwrap();
+    let file = File::open(&path).unwrap();
+    let extent = scan(&file, read_head(&file).unwrap().1).unwrap();
+    assert_eq!(restore(&file, &extent, &own), Err(ImageError::NoSpace));
+    drop(all);
+}
+
+#[test]
+fn records_come_back_and_say_what_they_cover() {
+    let piece =
+        crate::device::Piece::Object { offset: 4096, order: Order::new(2).unwrap(), fields: 77, payload: b"abc" };
+    let record = Record::of(3, &piece);
+    let mut bytes = Vec::new();
+    record.put(b"abc", &mut bytes);
+    assert_eq!(bytes.len(), RECORD_BYTES + format::UNIT);
+    assert_eq!(Record::parse(&bytes), Some(record));
+    assert!(Record::is_intact(&bytes, 3));
+    assert_eq!(record.what, What::Object { order: Order::new(2).unwrap(), fields: 77 });
+    bytes[RECORD_BYTES] ^= 1;
+    assert!(!Record::is_intact(&bytes, 3));
+}
+
+#[test]
+fn any_bytes_are_an_image_or_refused_and_devices_stay_intact() {
+    crate::mutations::feed(fuzz::image, &fuzz::seeds(), 400);
+}

@@ -1,0 +1,27 @@
+//! An NBD server: fixed newstyle negotiation, structured replies, block status, TLS.
+//!
+//! `wire.rs` has the protocol's numbers, `negotiate.rs` its first phase, `session.rs` its second, which reads and writes
+//! through `buffers.rs`; `server.rs` accepts connections on the sockets of `socket.rs`, with TLS by `tls.rs`.
+//!
+//! Not there: extended headers (64-bit lengths), which few clients speak yet; PSK, which rustls can't; other metadata contexts.
+
+mod wire;
+mod buffers;
+mod tls;
+mod socket;
+mod negotiate;
+mod session;
+mod server;
+
+#[cfg(test)]
+mod client;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod tests_fuzz;
+
+pub use server::Server;
+pub use socket::Listener;
+pub use tls::Tls;

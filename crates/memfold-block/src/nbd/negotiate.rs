@@ -1,0 +1,325 @@
+//! The first phase of a connection: which export, and how to speak.
+use super::wire::{self, export, handshake, info, option, reply};
+use crate::device::SECTOR_BYTES;
+use crate::export::{Export, NAME_BYTES_MAX};
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longer options are refused: a name, and some queries.
+const OPTION_BYTES_MAX: u32 = NAME_BYTES_MAX as u32 + 4096;
+/// An option that is longer than this ends the connection: nobody means it.
+const SKIPPED_BYTES_MAX: u32 = 1 << 20;
+/// A client that has not chosen an export by then is sent away, as it keeps others waiting.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a connection may do about encryption.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Security {
+    /// There is no TLS here.
+    None,
+    /// TLS may be asked for.
+    Offered,
+    /// Nothing is said about exports before TLS is spoken.
+    Demanded,
+    /// It is spoken already.
+    Spoken,
+}
+
+/// What was agreed on.
+pub struct Agreed {
+    /// What the client uses.
+    pub export: Arc<Export>,
+    /// Replies are structured.
+    pub structured: bool,
+    /// `base:allocation` was chosen.
+    pub allocation: bool,
+}
+
+/// How the negotiation ended, if it didn't fail.
+pub enum Outcome {
+    /// Requests follow.
+    Transmit(Agreed),
+    /// TLS follows, and then a negotiation from its options on.
+    StartTls,
+    /// The client has left, or was sent away.
+    End,
+}
+
+/// What a client has chosen so far.
+#[derive(Default)]
+struct Chosen {
+    structured: bool,
+    /// The export that it chose `base:allocation` for.
+    allocation: Option<String>,
+}
+
+/// Sends the greeting and takes the client's answer to it. Whether the client can do without 124 zero bytes.
+///
+/// # Errors
+/// The connection's, or it is no NBD client.
+pub fn greet(link: &mut (impl Read + Write)) -> io::Result<bool> {
+    let flags = handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES;
+    let mut hello = wire::GREETING_MAGIC.to_be_bytes().to_vec();
+    hello.extend(wire::OPTION_MAGIC.to_be_bytes());
+    hello.extend(flags.to_be_bytes());
+    link.write_all(&hello)?;
+    link.flush()?;
+    let answer = u32::from_be_bytes(read(link)?);
+    if answer & !u32::from(flags) != 0 || answer & u32::from(handshake::FIXED_NEWSTYLE) == 0 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok(answer & u32::from(handshake::NO_ZEROES) != 0)
+}
+
+/// Answers options until one of them ends the phase.
+///
+/// # Errors
+/// The connection's, or what came makes no sense.
+pub fn negotiate(
+    link: &mut (impl Read + Write),
+    exports: &[Arc<Export>],
+    security: Security,
+    no_zeroes: bool,
+) -> io::Result<Outcome> {
+    let begin = Instant::now();
+    let mut options = Options { link, exports, security, no_zeroes, chosen: Chosen::default() };
+    loop {
+        if let Some(outcome) = options.next()? {
+            return Ok(outcome);
+        }
+        if begin.elapsed() > PATIENCE {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+}
+
+struct Options<'a, L> {
+    link: &'a mut L,
+    exports: &'a [Arc<Export>],
+    security: Security,
+    no_zeroes: bool,
+    chosen: Chosen,
+}
+
+impl<L: Read + Write> Options<'_, L> {
+    /// Answers one option; the outcome, if it ends the phase.
+    fn next(&mut self) -> io::Result<Option<Outcome>> {
+        if u64::from_be_bytes(read(self.link)?) != wire::OPTION_MAGIC {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let number = u32::from_be_bytes(read(self.link)?);
+        let len = u32::from_be_bytes(read(self.link)?);
+        if len > OPTION_BYTES_MAX {
+            if len > SKIPPED_BYTES_MAX {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            io::copy(&mut self.link.take(len.into()), &mut io::sink())?;
+            return self.answer(number, reply::TOO_BIG, b"too long").map(|()| None);
+        }
+        let mut data = vec![0; len as usize];
+        self.link.read_exact(&mut data)?;
+        self.take(number, &data)
+    }
+
+    fn take(&mut self, number: u32, data: &[u8]) -> io::Result<Option<Outcome>> {
+        let is_free = matches!(number, option::ABORT | option::STARTTLS);
+        if self.security == Security::Demanded && !is_free {
+            if number == option::EXPORT_NAME {
+                return Ok(Some(Outcome::End));
+            }
+            return self.answer(number, reply::TLS_REQD, b"this server speaks TLS only").map(|()| None);
+        }
+        match number {
+            option::EXPORT_NAME => return self.export_name(data).map(Some),
+            option::ABORT => return self.answer(number, reply::ACK, &[]).map(|()| Some(Outcome::End)),
+            option::STARTTLS => return self.start_tls(data),
+            option::INFO | option::GO => return self.info(number, data),
+            option::LIST => self.list(data)?,
+            option::STRUCTURED_REPLY => self.structured_reply(data)?,
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.contexts(number, data)?,
+            _ => self.answer(number, reply::UNSUP, b"")?,
+        }
+        Ok(None)
+    }
+
+    /// The oldest way: no reply but the connection's end says that there is no such export.
+    fn export_name(&mut self, data: &[u8]) -> io::Result<Outcome> {
+        let Some(export) = self.find(data) else { return Ok(Outcome::End) };
+        let mut all = export.device().size().to_be_bytes().to_vec();
+        all.extend(flags(&export, self.chosen.structured).to_be_bytes());
+        if !self.no_zeroes {
+            all.extend([0; 124]);
+        }
+        self.link.write_all(&all)?;
+        self.link.flush()?;
+        Ok(Outcome::Transmit(self.agreed(export)))
+    }
+
+    fn start_tls(&mut self, data: &[u8]) -> io::Result<Option<Outcome>> {
+        let number = option::STARTTLS;
+        match self.security {
+            _ if !data.is_empty() => self.answer(number, reply::INVALID, b"")?,
+            Security::None => self.answer(number, reply::POLICY, b"this server has no certificate")?,
+            Security::Spoken => self.answer(number, reply::INVALID, b"TLS is spoken already")?,
+            Security::Offered | Security::Demanded => {
+                self.answer(number, reply::ACK, &[])?;
+                return Ok(Some(Outcome::StartTls));
+            }
+        }
+        Ok(None)
+    }
+
+    fn info(&mut self, number: u32, data: &[u8]) -> io::Result<Option<Outcome>> {
+        let mut parts = Parts(data);
+        let asked = (|| {
+            let name = parts.text()?;
+            let count = parts.u16()?;
+            let wanted: Option<Vec<u16>> = (0..count).map(|_| parts.u16()).collect();
+            wanted.filter(|_| parts.0.is_empty()).map(|wanted| (name, wanted))
+        })();
+        let Some((name, wanted)) = asked else {
+            return self.answer(number, reply::INVALID, b"").map(|()| None);
+        };
+        let Some(export) = self.find(name) else {
+            return self.answer(number, reply::UNKNOWN, b"there is no such export").map(|()| None);
+        };
+        let mut about = info::EXPORT.to_be_bytes().to_vec();
+        about.extend(export.device().size().to_be_bytes());
+        about.extend(flags(&export, self.chosen.structured).to_be_bytes());
+        self.answer(number, reply::INFO, &about)?;
+        if wanted.contains(&info::NAME) {
+            let name = [&info::NAME.to_be_bytes()[..], export.name().as_bytes()].concat();
+            self.answer(number, reply::INFO, &name)?;
+        }
+        if wanted.contains(&info::DESCRIPTION) {
+            let text = [&info::DESCRIPTION.to_be_bytes()[..], b"memfold: compressed memory"].concat();
+            self.answer(number, reply::INFO, &text)?;
+        }
+        let mut sizes = info::BLOCK_SIZE.to_be_bytes().to_vec();
+        // Any alignment is served. A client that keeps to a minimum could not copy a file that is no whole number of sectors.
+        let minimum = if export.sector_bytes() == SECTOR_BYTES as u32 { 1 } else { export.sector_bytes() };
+        for bytes in [minimum, export.preferred_bytes(), wire::PAYLOAD_MAX] {
+            sizes.extend(bytes.to_be_bytes());
+        }
+        self.answer(number, reply::INFO, &sizes)?;
+        self.answer(number, reply::ACK, &[])?;
+        Ok((number == option::GO).then(|| Outcome::Transmit(self.agreed(export))))
+    }
+
+    fn list(&mut self, data: &[u8]) -> io::Result<()> {
+        if !data.is_empty() {
+            return self.answer(option::LIST, reply::INVALID, b"");
+        }
+        for export in self.exports {
+            let name = export.name().as_bytes();
+            let entry = [&(name.len() as u32).to_be_bytes()[..], name].concat();
+            self.answer(option::LIST, reply::SERVER, &entry)?;
+        }
+        self.answer(option::LIST, reply::ACK, &[])
+    }
+
+    fn structured_reply(&mut self, data: &[u8]) -> io::Result<()> {
+        let number = option::STRUCTURED_REPLY;
+        if !data.is_empty() {
+            return self.answer(number, reply::INVALID, b"");
+        }
+        self.chosen.structured = true;
+        self.answer(number, reply::ACK, &[])
+    }
+
+    fn contexts(&mut self, number: u32, data: &[u8]) -> io::Result<()> {
+        let mut parts = Parts(data);
+        let asked = (|| {
+            let name = parts.text()?;
+            let count = parts.u32()?;
+            // As many as the option can hold, whatever number it gives.
+            let queries: Option<Vec<&[u8]>> = (0..count).map(|_| parts.text()).collect();
+            queries.filter(|_| parts.0.is_empty()).map(|queries| (name, queries))
+        })();
+        let Some((name, queries)) = asked else { return self.answer(number, reply::INVALID, b"") };
+        if !self.chosen.structured {
+            return self.answer(number, reply::INVALID, b"ask for structured replies first");
+        }
+        let is_set = number == option::SET_META_CONTEXT;
+        if is_set {
+            self.chosen.allocation = None;
+        }
+        let Some(export) = self.find(name) else {
+            return self.answer(number, reply::UNKNOWN, b"there is no such export");
+        };
+        let lists = |query: &&[u8]| **query == *wire::CONTEXT || !is_set && **query == *b"base:";
+        if queries.iter().any(lists) || !is_set && queries.is_empty() {
+            let id = if is_set { wire::CONTEXT_ID } else { 0 };
+            let context = [&id.to_be_bytes()[..], wire::CONTEXT].concat();
+            self.answer(number, reply::META_CONTEXT, &context)?;
+            if is_set {
+                self.chosen.allocation = Some(export.name().to_string());
+            }
+        }
+        self.answer(number, reply::ACK, &[])
+    }
+
+    fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
+        self.exports.iter().find(|export| export.name().as_bytes() == name).cloned()
+    }
+
+    fn agreed(&self, export: Arc<Export>) -> Agreed {
+        let allocation = self.chosen.allocation.as_deref() == Some(export.name());
+        Agreed { export, structured: self.chosen.structured, allocation }
+    }
+
+    fn answer(&mut self, number: u32, kind: u32, data: &[u8]) -> io::Result<()> {
+        let mut all = wire::OPTION_REPLY_MAGIC.to_be_bytes().to_vec();
+        all.extend(number.to_be_bytes());
+        all.extend(kind.to_be_bytes());
+        all.extend((data.len() as u32).to_be_bytes());
+        all.extend(data);
+        self.link.write_all(&all)?;
+        self.link.flush()
+    }
+}
+
+/// What may be asked of an export.
+fn flags(of: &Export, structured: bool) -> u16 {
+    let mut flags = export::HAS_FLAGS | export::SEND_FLUSH | export::SEND_FUA | export::CAN_MULTI_CONN;
+    flags |= export::SEND_CACHE;
+    flags |= if structured { export::SEND_DF } else { 0 };
+    flags
+        | if of.is_read_only() {
+            export::READ_ONLY
+        } else {
+            export::SEND_TRIM | export::SEND_WRITE_ZEROES | export::SEND_FAST_ZERO
+        }
+}
+
+/// The parts of an option, one after the other; `None` where it ends too early.
+struct Parts<'a>(&'a [u8]);
+
+impl<'a> Parts<'a> {
+    fn u16(&mut self) -> Option<u16> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u16::from_be_bytes(*first))
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u32::from_be_bytes(*first))
+    }
+
+    /// Bytes with their length in front.
+    fn text(&mut self) -> Option<&'a [u8]> {
+        let len = self.u32()? as usize;
+        let (text, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(text)
+    }
+}
+
+fn read<const N: usize>(link: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    link.read_exact(&mut bytes)?;
+    Ok(bytes)
+}

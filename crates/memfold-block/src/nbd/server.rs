@@ -1,0 +1,215 @@
+//! Listeners, and a thread for each connection, at most so many at a time.
+use super::negotiate::{self, Agreed, Outcome, Security};
+use super::session::Session;
+use super::socket::{Listener, Socket};
+use super::tls::Tls;
+use crate::export::Export;
+use rustls::{ServerConnection, StreamOwned};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// A client that says nothing for so long while it negotiates is sent away.
+const SILENCE: Duration = Duration::from_secs(10);
+/// After a connection could not be taken, for want of descriptors for example, the next try comes so much later.
+const RETRY: Duration = Duration::from_millis(50);
+/// Replies under way when the server ends are waited for so long.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// What NBD clients get.
+pub struct Server {
+    shared: Arc<Shared>,
+    listeners: Vec<Arc<Listener>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    exports: Vec<Arc<Export>>,
+    tls: Option<Tls>,
+    connections_max: usize,
+    clients: Mutex<Clients>,
+    changed: Condvar,
+    ends: AtomicBool,
+    served: AtomicU64,
+}
+
+/// A place for each connection: another descriptor of it, to end it.
+struct Clients {
+    places: Vec<Option<Socket>>,
+    count: usize,
+}
+
+impl Server {
+    /// A server of these exports for so many clients at a time.
+    pub fn new(exports: &[Arc<Export>], tls: Option<Tls>, connections_max: usize) -> Server {
+        let clients = Clients { places: (0..connections_max).map(|_| None).collect(), count: 0 };
+        Server {
+            shared: Arc::new(Shared {
+                exports: exports.to_vec(),
+                tls,
+                connections_max,
+                clients: Mutex::new(clients),
+                changed: Condvar::new(),
+                ends: AtomicBool::new(false),
+                served: AtomicU64::new(0),
+            }),
+            listeners: Vec::new(),
+            threads: Vec::new(),
+        }
+    }
+
+    /// Serves a listener, from a thread of its own.
+    ///
+    /// # Errors
+    /// Other machines can reach it, and there is no TLS; or no thread could be made.
+    pub fn listen(&mut self, listener: Listener) -> io::Result<()> {
+        let security = match (&self.shared.tls, listener.is_reachable_from_afar()) {
+            (None, true) => {
+                return Err(io::Error::new(ErrorKind::PermissionDenied, "other machines can reach it: TLS is needed"));
+            }
+            (None, false) => Security::None,
+            (Some(_), false) => Security::Offered,
+            (Some(_), true) => Security::Demanded,
+        };
+        let listener = Arc::new(listener);
+        let (shared, own) = (self.shared.clone(), listener.clone());
+        let run = move || shared.accept_all(&own, security);
+        self.threads.push(thread::Builder::new().name("memfold-accept".to_string()).spawn(run)?);
+        self.listeners.push(listener);
+        Ok(())
+    }
+
+    /// Connections now, and all that there ever were.
+    pub fn connections(&self) -> (u64, u64) {
+        (self.shared.lock().count as u64, self.shared.served.load(Relaxed))
+    }
+
+    /// Ends: no request is taken any more, and what was taken is answered, if its client reads.
+    pub fn end(self) {
+        self.shared.ends.store(true, Relaxed);
+        self.listeners.iter().for_each(|listener| listener.close());
+        self.shared.changed.notify_all();
+        for thread in self.threads {
+            let _ = thread.join();
+        }
+        self.shared.send_away(Shutdown::Read, Some(FAREWELL));
+        self.shared.send_away(Shutdown::Both, None);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Clients> {
+        self.clients.lock().expect("nobody panics with the lock")
+    }
+
+    fn accept_all(self: &Arc<Shared>, listener: &Listener, security: Security) {
+        while self.wait_for_place() {
+            match listener.accept() {
+                Ok(socket) => self.start(socket, security),
+                Err(_) if self.ends.load(Relaxed) => return,
+                // One that has left before it was greeted, or too many open files: the next try may do better.
+                Err(_) => self.wait_a_little(),
+            }
+        }
+    }
+
+    /// `false`: the server ends.
+    fn wait_for_place(&self) -> bool {
+        let full = |clients: &mut Clients| clients.count == self.connections_max && !self.ends.load(Relaxed);
+        let clients = self.changed.wait_while(self.lock(), full).expect("nobody panics with the lock");
+        drop(clients);
+        !self.ends.load(Relaxed)
+    }
+
+    /// Waits until a client leaves, or for a moment.
+    fn wait_a_little(&self) {
+        drop(self.changed.wait_timeout(self.lock(), RETRY).expect("nobody panics with the lock"));
+    }
+
+    /// Serves a connection from a thread of its own. One that can't be had costs that client its connection.
+    fn start(self: &Arc<Shared>, socket: Socket, security: Security) {
+        let Ok(again) = socket.again() else { return };
+        let place = {
+            let mut clients = self.lock();
+            // Several listeners may have found the same place free.
+            let Some(place) = clients.places.iter().position(Option::is_none) else { return };
+            clients.places[place] = Some(again);
+            clients.count += 1;
+            place
+        };
+        self.served.fetch_add(1, Relaxed);
+        let client = Client { shared: self.clone(), place };
+        let run = move || {
+            // What goes wrong between a client and us harms nobody else.
+            let _ = client.shared.serve(socket, security);
+            drop(client);
+        };
+        let _ = thread::Builder::new().name("memfold-nbd".to_string()).spawn(run);
+    }
+
+    fn serve(&self, mut socket: Socket, security: Security) -> io::Result<()> {
+        socket.prepare();
+        socket.set_patience(Some(SILENCE))?;
+        let no_zeroes = negotiate::greet(&mut socket)?;
+        match negotiate::negotiate(&mut socket, &self.exports, security, no_zeroes)? {
+            Outcome::End => Ok(()),
+            Outcome::Transmit(agreed) => {
+                socket.set_patience(None)?;
+                transmit(&mut socket, &agreed)
+            }
+            Outcome::StartTls => self.serve_tls(socket, no_zeroes),
+        }
+    }
+
+    fn serve_tls(&self, socket: Socket, no_zeroes: bool) -> io::Result<()> {
+        let Some(tls) = &self.tls else { return Err(ErrorKind::Unsupported.into()) };
+        let connection = ServerConnection::new(tls.0.clone()).map_err(io::Error::other)?;
+        let mut link = StreamOwned::new(connection, socket);
+        let outcome = negotiate::negotiate(&mut link, &self.exports, Security::Spoken, no_zeroes)?;
+        if let Outcome::Transmit(agreed) = outcome {
+            link.sock.set_patience(None)?;
+            transmit(&mut link, &agreed)?;
+        }
+        link.conn.send_close_notify();
+        link.flush()
+    }
+
+    /// Ends all connections, and waits until they are gone.
+    fn send_away(&self, how: Shutdown, patience: Option<Duration>) {
+        let begin = Instant::now();
+        let mut clients = self.lock();
+        clients.places.iter().flatten().for_each(|socket| socket.end(how));
+        while clients.count > 0 {
+            clients = match patience {
+                None => self.changed.wait(clients).expect("nobody panics with the lock"),
+                Some(patience) => {
+                    let Some(left) = patience.checked_sub(begin.elapsed()) else { return };
+                    self.changed.wait_timeout(clients, left).expect("nobody panics with the lock").0
+                }
+            };
+        }
+    }
+}
+
+fn transmit<L: Read + Write>(link: &mut L, agreed: &Agreed) -> io::Result<()> {
+    Session::new(link, agreed).run()
+}
+
+/// The place of a connection, which is free again when this is dropped.
+struct Client {
+    shared: Arc<Shared>,
+    place: usize,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let mut clients = self.shared.lock();
+        clients.places[self.place] = None;
+        clients.count -= 1;
+        drop(clients);
+        self.shared.changed.notify_all();
+    }
+}

@@ -1,0 +1,355 @@
+//! The second phase of a connection: requests and replies.
+//!
+//! Requests are answered in their order. What one read brings is answered by one write, so that a client with many requests
+//! under way costs few system calls. After [`Session::new`] nothing is allocated for a link that doesn't itself: the
+//! device may hold the swap of the machine that it runs on.
+use super::buffers::{Input, Output};
+use super::negotiate::Agreed;
+use super::wire::{CONTEXT_ID, command as cmd};
+use super::wire::{Error, Head, PAYLOAD_MAX, REQUEST_BYTES, Request, allocation, chunk, command, flag};
+use crate::device::{Device, Io, IoError, Status, Zeros};
+use std::io::{self, Read, Write};
+
+/// Runs of one answer to a block status request.
+const RUNS_MAX: usize = 512;
+
+/// A connection in its second phase.
+pub struct Session<'a, L> {
+    link: &'a mut L,
+    agreed: &'a Agreed,
+    io: Io,
+    input: Input,
+    output: Output,
+}
+
+impl<'a, L: Read + Write> Session<'a, L> {
+    /// Takes all the memory that it will need.
+    pub fn new(link: &'a mut L, agreed: &'a Agreed) -> Session<'a, L> {
+        let device = agreed.export.device();
+        let block = device.block_bytes();
+        Session { link, agreed, io: device.io(), input: Input::new(block), output: Output::new(block) }
+    }
+
+    /// Answers requests until the client leaves.
+    ///
+    /// # Errors
+    /// The connection's, or the client no longer speaks the protocol.
+    pub fn run(&mut self) -> io::Result<()> {
+        loop {
+            if !self.wait_for_request()? {
+                return Ok(());
+            }
+            let bytes = self.input.bytes().first_chunk::<REQUEST_BYTES>().expect("waited for");
+            let Some(request) = Request::parse(bytes) else {
+                return self.end(io::ErrorKind::InvalidData.into());
+            };
+            self.input.consume(REQUEST_BYTES);
+            if request.command == command::DISCONNECT {
+                return self.output.send(self.link);
+            }
+            self.answer(&request)?;
+        }
+    }
+
+    /// Answers what was right before, and ends the connection.
+    fn end(&mut self, error: io::Error) -> io::Result<()> {
+        self.output.send(self.link)?;
+        Err(error)
+    }
+
+    /// `false`: the client has left, and no request is there in part.
+    fn wait_for_request(&mut self) -> io::Result<bool> {
+        while self.input.bytes().len() < REQUEST_BYTES {
+            self.output.send(self.link)?;
+            if !self.input.fill(self.link, REQUEST_BYTES)? {
+                return if self.input.bytes().is_empty() {
+                    Ok(false)
+                } else {
+                    Err(io::ErrorKind::UnexpectedEof.into())
+                };
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns when `count` bytes are there.
+    fn wait_for_bytes(&mut self, count: usize) -> io::Result<()> {
+        while self.input.bytes().len() < count {
+            self.output.send(self.link)?;
+            if !self.input.fill(self.link, count)? {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, request: &Request) -> io::Result<()> {
+        match request.command {
+            cmd::READ => self.read(request),
+            cmd::WRITE => self.write(request),
+            cmd::BLOCK_STATUS => self.block_status(request),
+            _ => {
+                let done = self.other(request);
+                self.simple(request, done)
+            }
+        }
+    }
+
+    /// Requests that carry no data, either way.
+    fn other(&mut self, request: &Request) -> Result<(), Error> {
+        let (export, len) = (&self.agreed.export, u64::from(request.len));
+        let allowed = match request.command {
+            cmd::WRITE_ZEROES => flag::FUA | flag::NO_HOLE | flag::FAST_ZERO,
+            _ => flag::FUA,
+        };
+        if request.flags & !allowed != 0 {
+            return Err(Error::Invalid);
+        }
+        match request.command {
+            cmd::FLUSH if request.offset == 0 && request.len == 0 => self.flush(),
+            cmd::CACHE => {
+                export.device().cache(&mut self.io, request.offset, len).map_err(|e| error_of(e, Error::Invalid))
+            }
+            cmd::TRIM | cmd::WRITE_ZEROES => {
+                let zeros = if request.flags & flag::NO_HOLE != 0 { Zeros::Written } else { Zeros::Hole };
+                let beyond = if request.command == cmd::TRIM { Error::Invalid } else { Error::NoSpace };
+                self.check_writable()?;
+                let done = export.device().zero(&mut self.io, request.offset, len, zeros);
+                done.map_err(|e| error_of(e, beyond))?;
+                self.force(request)
+            }
+            _ => Err(Error::Invalid),
+        }
+    }
+
+    fn check_writable(&self) -> Result<(), Error> {
+        if self.agreed.export.is_read_only() { Err(Error::Permission) } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        self.agreed.export.flush().map_err(|e| error_of(e, Error::Io))
+    }
+
+    /// Makes a write durable if that was asked for.
+    fn force(&mut self, request: &Request) -> Result<(), Error> {
+        if request.flags & flag::FUA != 0 { self.flush() } else { Ok(()) }
+    }
+
+    /// A reply without data.
+    fn simple(&mut self, request: &Request, done: Result<(), Error>) -> io::Result<()> {
+        self.push(Head::simple(request.cookie, done.err()), 0)
+    }
+
+    fn push(&mut self, head: Head, len: usize) -> io::Result<()> {
+        if !self.output.has_room() {
+            // Only a reply without data is pushed without asking for room first.
+            debug_assert!(len == 0);
+            self.output.send(self.link)?;
+        }
+        self.output.push(head, len);
+        Ok(())
+    }
+
+    // Writes.
+
+    /// The payload is used as it comes, block by block: no more of it is kept than fits the input.
+    fn write(&mut self, request: &Request) -> io::Result<()> {
+        if request.len > PAYLOAD_MAX {
+            return self.end(io::ErrorKind::InvalidData.into());
+        }
+        let mut done = self.check_write(request);
+        let (mut offset, mut left) = (request.offset, request.len as usize);
+        while left > 0 {
+            let count = piece(self.agreed.export.device(), offset, left, self.input.room());
+            self.wait_for_bytes(count)?;
+            if done.is_ok() {
+                let written = self.agreed.export.device().write(&mut self.io, offset, &self.input.bytes()[..count]);
+                done = written.map_err(|e| error_of(e, Error::NoSpace));
+            }
+            self.input.consume(count);
+            offset = offset.wrapping_add(count as u64);
+            left -= count;
+        }
+        let done = done.and_then(|()| self.force(request));
+        self.simple(request, done)
+    }
+
+    fn check_write(&self, request: &Request) -> Result<(), Error> {
+        self.check_writable()?;
+        if request.flags & !flag::FUA != 0 {
+            return Err(Error::Invalid);
+        }
+        // All or nothing of what would go beyond the end.
+        if is_beyond(self.agreed.export.device(), request) { Err(Error::NoSpace) } else { Ok(()) }
+    }
+
+    // Reads.
+
+    fn read(&mut self, request: &Request) -> io::Result<()> {
+        let structured = self.agreed.structured;
+        let allowed = flag::FUA | if structured { flag::DF } else { 0 };
+        let is_whole = request.flags & flag::DF != 0;
+        let makes_sense = request.flags & !allowed == 0 && request.len <= PAYLOAD_MAX;
+        let error = if !makes_sense || is_beyond(self.agreed.export.device(), request) {
+            Some(Error::Invalid)
+        } else if is_whole && request.len as usize > self.output.room() {
+            Some(Error::Overflow)
+        } else {
+            None
+        };
+        match error {
+            Some(error) => self.refuse_read(request, error),
+            None if structured => self.read_structured(request, is_whole),
+            None => self.read_simple(request),
+        }
+    }
+
+    fn refuse_read(&mut self, request: &Request, error: Error) -> io::Result<()> {
+        let head = match self.agreed.structured {
+            true => Head::error(request.cookie, error),
+            false => Head::simple(request.cookie, Some(error)),
+        };
+        self.push(head, 0)
+    }
+
+    /// Chunks of data and of zeros; an error in the place of the last if one can't be read.
+    fn read_structured(&mut self, request: &Request, is_whole: bool) -> io::Result<()> {
+        let (mut offset, mut left) = (request.offset, request.len as usize);
+        if left == 0 {
+            return self.push(Head::chunk(request.cookie, true, chunk::NONE, 0), 0);
+        }
+        while left > 0 {
+            let count = match is_whole {
+                true => left,
+                false => piece(self.agreed.export.device(), offset, left, self.output.room()),
+            };
+            let done = count == left;
+            let head = |kind, len| Head::chunk(request.cookie, done, kind, 8 + len).with(&offset.to_be_bytes());
+            if !is_whole && self.is_zero(offset, count) {
+                let head = head(chunk::OFFSET_HOLE, 4).with(&(count as u32).to_be_bytes());
+                self.push(head, 0)?;
+            } else {
+                let head = head(chunk::OFFSET_DATA, count);
+                match self.load(offset, count)? {
+                    Ok(()) => self.output.push(head, count),
+                    Err(error) => return self.refuse_read(request, error),
+                }
+            }
+            offset += count as u64;
+            left -= count;
+        }
+        Ok(())
+    }
+
+    /// One head for all. What can't be read after that has been sent ends the connection: no error can be told any more.
+    fn read_simple(&mut self, request: &Request) -> io::Result<()> {
+        let (mut offset, mut left) = (request.offset, request.len as usize);
+        let mut head = Head::simple(request.cookie, None);
+        if left == 0 {
+            return self.push(head, 0);
+        }
+        while left > 0 {
+            let count = piece(self.agreed.export.device(), offset, left, self.output.room());
+            match self.load(offset, count)? {
+                Ok(()) => self.output.push(head, count),
+                Err(error) if offset == request.offset => return self.refuse_read(request, error),
+                Err(_) => return self.end(io::ErrorKind::InvalidData.into()),
+            }
+            head = Head::EMPTY;
+            offset += count as u64;
+            left -= count;
+        }
+        Ok(())
+    }
+
+    /// Whether these bytes are known to be zeros without reading them.
+    fn is_zero(&self, offset: u64, len: usize) -> bool {
+        let mut zeros = 0;
+        let each = |count, status| {
+            zeros += if status == Status::Data { 0 } else { count };
+            status != Status::Data
+        };
+        self.agreed.export.device().status(offset, len as u64, each).is_ok() && zeros == len as u64
+    }
+
+    /// Reads bytes to where the next reply's data is.
+    fn load(&mut self, offset: u64, len: usize) -> io::Result<Result<(), Error>> {
+        if !self.output.has_room() || self.output.data(len).is_none() {
+            self.output.send(self.link)?;
+        }
+        let to = self.output.data(len).expect("at most its room");
+        let read = self.agreed.export.device().read(&mut self.io, offset, to);
+        Ok(read.map_err(|e| error_of(e, Error::Invalid)))
+    }
+
+    // Block status.
+
+    fn block_status(&mut self, request: &Request) -> io::Result<()> {
+        let device = self.agreed.export.device();
+        let is_known = self.agreed.allocation && request.flags & !(flag::REQ_ONE | flag::FUA) == 0;
+        if !is_known || request.len == 0 || is_beyond(device, request) {
+            return self.refuse_read(request, Error::Invalid);
+        }
+        let most = if request.flags & flag::REQ_ONE != 0 { 1 } else { RUNS_MAX };
+        if !self.output.has_room() || self.output.data(4 + 8 * RUNS_MAX).is_none() {
+            self.output.send(self.link)?;
+        }
+        let to = self.output.data(4 + 8 * RUNS_MAX).expect("far less than its room");
+        let len = 4 + 8 * runs(device, request, most, &mut to[4..]);
+        to[..4].copy_from_slice(&CONTEXT_ID.to_be_bytes());
+        self.output.push(Head::chunk(request.cookie, true, chunk::BLOCK_STATUS, len), len);
+        Ok(())
+    }
+}
+
+/// Writes up to `most` runs of one status each to `to`, 8 bytes each; how many.
+fn runs(device: &Device, request: &Request, most: usize, to: &mut [u8]) -> usize {
+    let (mut count, mut run, mut last) = (0, 0u32, None);
+    let each = |len: u64, status| {
+        if last == Some(status) {
+            run += len as u32;
+        } else if count == most {
+            return false;
+        } else {
+            (count, run, last) = (count + 1, len as u32, Some(status));
+        }
+        let bits = match status {
+            Status::Data => 0,
+            Status::Zeros => allocation::ZERO,
+            Status::Hole => allocation::HOLE | allocation::ZERO,
+        };
+        let at = 8 * (count - 1);
+        to[at..at + 4].copy_from_slice(&run.to_be_bytes());
+        to[at + 4..at + 8].copy_from_slice(&bits.to_be_bytes());
+        true
+    };
+    device.status(request.offset, request.len.into(), each).expect("within the device");
+    count
+}
+
+/// How many of `left` bytes from `offset` on are done at once, at most `room`: up to the end of a block, so that none is cut.
+fn piece(device: &Device, offset: u64, left: usize, room: usize) -> usize {
+    if left <= room {
+        return left;
+    }
+    let block = device.block_bytes() as u64;
+    let beyond = (offset.wrapping_add(room as u64) % block) as usize;
+    if beyond < room { room - beyond } else { room }
+}
+
+fn is_beyond(device: &Device, request: &Request) -> bool {
+    let end = request.offset.checked_add(request.len.into());
+    let beyond = end.is_none_or(|end| end > device.size());
+    if beyond {
+        device.count_invalid();
+    }
+    beyond
+}
+
+fn error_of(error: IoError, beyond: Error) -> Error {
+    match error {
+        IoError::OutOfRange => beyond,
+        IoError::NoSpace => Error::NoSpace,
+        IoError::Damaged(_) | IoError::Refused(_) | IoError::Unread | IoError::NotDurable => Error::Io,
+    }
+}

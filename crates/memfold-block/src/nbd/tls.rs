@@ -1,0 +1,58 @@
+//! Certificates for TLS.
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A certificate with its key, and perhaps who must have signed that of a client.
+#[derive(Clone)]
+pub struct Tls(pub(super) Arc<ServerConfig>);
+
+impl Tls {
+    /// Reads PEM files: the server's certificate with those between it and its authority, its key, and the authorities of
+    /// clients; without these any client may connect.
+    ///
+    /// # Errors
+    /// One line that names the file and says what is wrong with it.
+    pub fn load(certificate: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Tls, String> {
+        let chain = certificates(certificate)?;
+        let private = PrivateKeyDer::from_pem_file(key).map_err(|e| at(key, "no private key in PEM", e))?;
+        let provider = Arc::new(default_provider());
+        let builder = ServerConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(|e| e.to_string())?;
+        let builder = match client_ca {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let mut roots = RootCertStore::empty();
+                for root in certificates(path)? {
+                    roots.add(root).map_err(|e| at(path, "no authority's certificate", e))?;
+                }
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                builder.with_client_cert_verifier(verifier.build().map_err(|e| at(path, "of no use", e))?)
+            }
+        };
+        let config = builder.with_single_cert(chain, private);
+        let config = config.map_err(|e| at(certificate, &format!("does not fit {}", key.display()), e))?;
+        Ok(Tls(Arc::new(config)))
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let all = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    match all {
+        Ok(all) if all.is_empty() => Err(format!("{}: no certificate in PEM", path.display())),
+        Ok(all) => Ok(all),
+        Err(e) => Err(at(path, "no certificate in PEM", e)),
+    }
+}
+
+fn at(path: &Path, what: &str, why: impl fmt::Display) -> String {
+    let why = why.to_string();
+    let why = why.find(" (os error").map_or(why.as_str(), |end| &why[..end]);
+    format!("{}: {what}: {why}", path.display())
+}

@@ -1,0 +1,119 @@
+//! What a fuzzer calls: a guest's memory of any bytes. Built for tests and for fuzzers only.
+use super::spans::Memory;
+use super::worker::{Next, Worker};
+use crate::device::{Backing, Device, Settings};
+use crate::export::Export;
+use std::sync::{Mutex, OnceLock};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+/// Where a guest has its queue, of 16 descriptors.
+const DESCRIPTORS: u64 = 0;
+const AVAILABLE: u64 = 0x100;
+const USED: u64 = 0x200;
+const QUEUE_SIZE: u16 = 16;
+const MEMORY: usize = 0x10000;
+
+/// The guest's memory begins with these bytes, its queue first: all requests get an answer, and the device keeps its
+/// promises.
+///
+/// # Panics
+/// If it doesn't.
+pub fn queue(data: &[u8]) {
+    static DISK: OnceLock<Mutex<(Export, Worker)>> = OnceLock::new();
+    let mut disk = DISK.get_or_init(|| Mutex::new(disk())).lock().expect("it panics but once");
+    let (export, worker) = &mut *disk;
+    let memory = Memory::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
+    memory.write_slice(&data[..data.len().min(MEMORY)], GuestAddress(0)).expect("it is there");
+    let mut queue = Queue::new(QUEUE_SIZE).expect("a size");
+    queue.try_set_desc_table_address(GuestAddress(DESCRIPTORS)).expect("aligned");
+    queue.try_set_avail_ring_address(GuestAddress(AVAILABLE)).expect("aligned");
+    queue.try_set_used_ring_address(GuestAddress(USED)).expect("aligned");
+    queue.set_ready(true);
+    let mut served = 0;
+    // A guest's own requests may write more of them into its queue.
+    while served < 4 * QUEUE_SIZE && worker.serve_next(export, &memory, &mut queue) == Next::Served {
+        served += 1;
+    }
+    assert_eq!(queue.next_used(), served);
+    assert!(worker.is_of_fixed_size());
+    export.device().check().expect("the device's promises");
+}
+
+fn disk() -> (Export, Worker) {
+    let backing = Backing::new(&Settings { limit_bytes: 16 << 20, pools: 1, ..Settings::default() });
+    let device = Device::new(&backing.expect("a backing"), 256 << 10).expect("a device");
+    let export = Export::new("", device, false, 512);
+    let worker = Worker::new(&export);
+    (export, worker)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memfold_testkit::random::{Random, seed};
+    use virtio_queue::desc::split::Descriptor;
+    use vm_memory::ByteValued;
+
+    /// Requests of every kind, as a driver writes them: header, data, status.
+    fn good() -> Vec<u8> {
+        let mut all = vec![0; 0x8000];
+        let mut put = |at: usize, bytes: &[u8]| all[at..at + bytes.len()].copy_from_slice(bytes);
+        for (n, kind) in [0_u32, 1, 4, 8, 11, 13].into_iter().enumerate() {
+            let (first, header, data) = (2 * n, 0x400 + 64 * n, 0x1000 + 0x800 * n);
+            let (len, flags) = [(513, 3), (512, 1), (1, 3), (21, 3), (16, 1), (16, 1)][n];
+            put(header, &kind.to_le_bytes());
+            put(header + 8, &(n as u64).to_le_bytes());
+            put(data, &(n as u64).to_le_bytes());
+            put(data + 8, &8_u32.to_le_bytes());
+            let head = Descriptor::new(header as u64, 16, 1, first as u16 + 1);
+            put(16 * first, head.as_slice());
+            let last = if flags & 2 != 0 { 0 } else { 1 };
+            put(16 * (first + 1), Descriptor::new(data as u64, len, flags & 2 | last, 12).as_slice());
+            put(0x104 + 2 * n, &(first as u16).to_le_bytes());
+        }
+        put(16 * 12, Descriptor::new(0x700, 1, 2, 0).as_slice());
+        put(0x102, &6_u16.to_le_bytes());
+        all
+    }
+
+    #[test]
+    fn the_seed_is_right() {
+        let memory = Memory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
+        let (export, mut worker) = disk();
+        memory.write_slice(&good(), GuestAddress(0)).unwrap();
+        let mut ring = Queue::new(QUEUE_SIZE).unwrap();
+        ring.try_set_avail_ring_address(GuestAddress(AVAILABLE)).unwrap();
+        ring.try_set_used_ring_address(GuestAddress(USED)).unwrap();
+        ring.set_ready(true);
+        while worker.serve_next(&export, &memory, &mut ring) == Next::Served {}
+        assert_eq!(ring.next_used(), 6);
+        for status in [0x1000 + 512, 0x700, 0x1000 + 0x1000, 0x1000 + 0x1800 + 20] {
+            assert_eq!(memory.read_obj::<u8>(GuestAddress(status)).unwrap(), 0, "{status:x}");
+        }
+        let stats = export.device().stats();
+        assert_eq!((stats.reads, stats.writes, stats.zeroings), (1, 1, 2));
+    }
+
+    #[test]
+    fn a_guests_memory_of_any_bytes_breaks_nothing() {
+        let (good, mut random) = (good(), Random::new(seed(1)));
+        for round in 0..4000 {
+            let mut bytes = good.clone();
+            for _ in 0..1 + random.below(12) {
+                // The queue and the headers, mostly.
+                let at = random.below(if round % 4 == 0 { 0x8000 } else { 0x600 });
+                bytes[at] = match random.below(4) {
+                    0 => bytes[at] ^ 1 << random.below(8),
+                    1 => 0xff,
+                    2 => 0,
+                    _ => random.word() as u8,
+                };
+            }
+            if round % 8 == 0 {
+                bytes[..0x600].iter_mut().for_each(|byte| *byte = random.word() as u8);
+            }
+            queue(&bytes);
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! A disk for virtual machines: vhost-user-blk, for QEMU and Cloud Hypervisor.
+//!
+//! The VMM connects to a Unix socket and shares the guest's memory. The guest's driver puts requests into queues there, and
+//! the threads here carry them out: the VMM has no part in it.
+//!
+//! ```text
+//! Server::serve   a connection -> Session, and threads of the crate vhost-user-backend
+//! Session         a queue tells of requests -> one after the other, in their order: Worker::serve
+//! Worker          a chain of descriptors -> Request -> Device -> status
+//! ```
+//! `spans.rs`: parts of a guest's memory as one run of bytes; `request.rs`: a request out of a chain of descriptors; `config.rs`:
+//! features and configuration space; `ring.rs`: the crate's queue, whose thread no VMM holds up.
+//!
+//! Of what a guest writes nothing is trusted. A VMM is, as far as it shares memory: one that takes pages of it away ends the
+//! process.
+
+mod spans;
+mod request;
+mod config;
+mod ring;
+mod worker;
+mod session;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+#[cfg(test)]
+mod tests;
+
+use crate::export::Export;
+use ring::SharedMemory;
+use session::{Disk, Session};
+use spans::Memory;
+use std::fmt;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+use vhost::vhost_user::{Error as Protocol, Listener};
+use vhost_user_backend::{Error, ShutdownHandle, VhostUserDaemon};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// Pause when connections can't be had.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Serves one device on a Unix socket, to one VMM after the other. While one is connected, others wait.
+pub struct Server {
+    listener: Mutex<Listener>,
+    disk: Arc<Disk>,
+    /// The listener and `stop`.
+    waited: Epoll,
+    stop: EventFd,
+    stopping: AtomicBool,
+    connection: Mutex<Option<ShutdownHandle>>,
+}
+
+/// How a connection ended that did not just end. Its text is one line.
+#[derive(Debug)]
+pub enum Broken {
+    /// The VMM said what makes no sense.
+    Protocol(String),
+    /// It could not be served: no more threads or files.
+    Refused(String),
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Broken::Protocol(why) => write!(f, "a VMM was disconnected, as it broke the vhost-user protocol: {why}"),
+            Broken::Refused(why) => write!(f, "a VMM could not be served: {why}"),
+        }
+    }
+}
+
+impl Server {
+    /// Takes all the memory that requests will need: for each thread its buffers. As many queues as threads are served at
+    /// the same time.
+    ///
+    /// # Errors
+    /// No more files can be open.
+    pub fn new(listener: UnixListener, export: Arc<Export>, threads: usize) -> io::Result<Server> {
+        let (waited, stop) = (Epoll::new()?, EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        for fd in [listener.as_raw_fd(), stop.as_raw_fd()] {
+            waited.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0))?;
+        }
+        let disk = Arc::new(Disk::new(export, threads));
+        let (stopping, connection) = (AtomicBool::new(false), Mutex::new(None));
+        // It is asked only when a connection waits, but one that does not must not hold anybody up.
+        listener.set_nonblocking(true)?;
+        let listener = Mutex::new(Listener::from(listener));
+        Ok(Server { listener, disk, waited, stop, stopping, connection })
+    }
+
+    /// Serves until [`Server::stop`]. Calls `report` for every connection that breaks off, or could not be had: neither ends
+    /// the server, as what the device holds would be gone.
+    pub fn serve(&self, mut report: impl FnMut(&Broken)) {
+        loop {
+            let served = self.wait_for_connection().and_then(|more| if more { self.serve_one() } else { Ok(false) });
+            match served {
+                Ok(false) => return,
+                Ok(true) => {}
+                Err(broken) => report(&broken),
+            }
+        }
+    }
+
+    /// Ends [`Server::serve`], and the connection that there is. A request that is being served is ended first. It can't be
+    /// started again.
+    pub fn stop(&self) {
+        self.stopping.store(true, SeqCst);
+        // Full is as good: who waits wakes up.
+        let _ = self.stop.write(1);
+        if let Some(connection) = &*self.connection() {
+            connection.shutdown();
+        }
+    }
+
+    /// `false`: it was stopped.
+    fn wait_for_connection(&self) -> Result<bool, Broken> {
+        loop {
+            match self.waited.wait(-1, &mut [EpollEvent::default()]) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Broken::Refused(error.to_string())),
+                Ok(_) => return Ok(!self.stopping.load(SeqCst)),
+            }
+        }
+    }
+
+    /// Serves the connection that waits, to its end. Always `true`.
+    fn serve_one(&self) -> Result<bool, Broken> {
+        let mut listener = self.listener.lock().expect("nobody panics with the lock");
+        let started = self.daemon().and_then(|mut daemon| daemon.start(&mut listener).map(|()| daemon));
+        let mut daemon = started.map_err(|error| {
+            // What still waits would do so for ever; when not even that can be changed, some time may help.
+            if listener.accept().is_err() {
+                thread::sleep(PAUSE);
+            }
+            Broken::Refused(error.to_string())
+        })?;
+        *self.connection() = daemon.shutdown_handle();
+        if self.stopping.load(SeqCst) {
+            daemon.request_shutdown();
+        }
+        let ended = daemon.wait();
+        *self.connection() = None;
+        match ended {
+            // The crate calls it so when a VMM leaves, also if that is killed.
+            Err(Error::HandleRequest(Protocol::Disconnected | Protocol::PartialMessage)) | Ok(()) => Ok(true),
+            Err(error) => Err(Broken::Protocol(error.to_string())),
+        }
+    }
+
+    fn daemon(&self) -> Result<VhostUserDaemon<Arc<Session>>, Error> {
+        let memory = SharedMemory::new(Memory::new());
+        let session = Arc::new(Session::new(self.disk.clone(), memory.clone()).map_err(Error::StartDaemon)?);
+        let daemon = VhostUserDaemon::new("memfold-vhost".to_string(), session.clone(), memory);
+        daemon.inspect_err(|_| session.end_threads())
+    }
+
+    fn connection(&self) -> MutexGuard<'_, Option<ShutdownHandle>> {
+        self.connection.lock().expect("nobody panics with the lock")
+    }
+}

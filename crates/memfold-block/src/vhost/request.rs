@@ -1,0 +1,157 @@
+//! A request as a driver lays it out: a chain of descriptors, of which nothing is to be trusted.
+use super::spans::{Memory, OutOfMemory, Spans};
+use virtio_bindings::virtio_blk as blk;
+use virtio_queue::desc::split::Descriptor;
+use vm_memory::{Bytes, GuestAddress};
+
+/// The most descriptors of a request, a full ring of the largest size; one with more is refused.
+pub(super) const DESCRIPTORS_MAX: usize = 1024;
+const HEADER_BYTES: usize = 16;
+
+/// What a driver is told of a request, with its number in the protocol.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Status {
+    Ok = blk::VIRTIO_BLK_S_OK as u8,
+    /// It failed, or makes no sense.
+    Error = blk::VIRTIO_BLK_S_IOERR as u8,
+    /// No such request, or a flag that is not known.
+    Unsupported = blk::VIRTIO_BLK_S_UNSUPP as u8,
+}
+
+impl From<OutOfMemory> for Status {
+    fn from(_: OutOfMemory) -> Status {
+        Status::Error
+    }
+}
+
+/// What a request asks for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    Flush,
+    /// The device's name.
+    Identify,
+    Discard,
+    WriteZeroes,
+}
+
+/// What every request begins with.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub kind: Kind,
+    /// In sectors of 512 bytes, whatever the logical sector size.
+    pub sector: u64,
+}
+
+impl Header {
+    fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Status> {
+        let [k0, k1, k2, k3, _, _, _, _, sector @ ..] = *bytes;
+        let kind = match u32::from_le_bytes([k0, k1, k2, k3]) {
+            blk::VIRTIO_BLK_T_IN => Kind::Read,
+            blk::VIRTIO_BLK_T_OUT => Kind::Write,
+            blk::VIRTIO_BLK_T_FLUSH => Kind::Flush,
+            blk::VIRTIO_BLK_T_GET_ID => Kind::Identify,
+            blk::VIRTIO_BLK_T_DISCARD => Kind::Discard,
+            blk::VIRTIO_BLK_T_WRITE_ZEROES => Kind::WriteZeroes,
+            _ => return Err(Status::Unsupported),
+        };
+        Ok(Header { kind, sector: u64::from_le_bytes(sector) })
+    }
+}
+
+/// The memory of one request: what the driver says, and where it wants the answer.
+pub(super) struct Request {
+    /// What it says, after [`Request::header`] the data.
+    pub readable: Spans,
+    /// Where the data goes that is asked for.
+    pub writable: Spans,
+    status: Option<GuestAddress>,
+}
+
+impl Request {
+    /// Allocates all that any request needs.
+    pub fn new() -> Request {
+        let spans = || Spans::with_capacity(DESCRIPTORS_MAX);
+        Request { readable: spans(), writable: spans(), status: None }
+    }
+
+    /// Whether it has no more room than at first, for tests.
+    #[cfg(any(test, fuzzing))]
+    pub fn is_of_fixed_size(&self) -> bool {
+        [&self.readable, &self.writable].into_iter().all(|spans| spans.capacity() == DESCRIPTORS_MAX)
+    }
+
+    /// Takes a chain in. Whatever it is, there is a status afterwards if the guest has left any room for one.
+    ///
+    /// # Errors
+    /// The chain breaks off, has too many descriptors, no room for a status, or says something after it has left room for
+    /// the answer.
+    pub fn fill(&mut self, chain: impl Iterator<Item = Descriptor>) -> Result<(), Status> {
+        self.readable.clear();
+        self.writable.clear();
+        let (mut right, mut ended) = (true, false);
+        for part in chain {
+            right &= self.add(&part);
+            ended = !part.has_next();
+        }
+        self.status = self.writable.take_last_byte();
+        if right && ended && self.status.is_some() { Ok(()) } else { Err(Status::Error) }
+    }
+
+    fn add(&mut self, part: &Descriptor) -> bool {
+        if part.is_write_only() {
+            self.writable.push(part.addr(), part.len())
+        } else {
+            self.writable.len() == 0 && self.readable.push(part.addr(), part.len())
+        }
+    }
+
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// There is none, or it asks for what isn't known.
+    pub fn header(&mut self, memory: &Memory) -> Result<Header, Status> {
+        let mut bytes = [0; HEADER_BYTES];
+        self.readable.read(memory, &mut bytes)?;
+        Header::parse(&bytes)
+    }
+
+    /// Writes the status, if there is room for one; the bytes that it takes.
+    pub fn answer(&self, memory: &Memory, status: Status) -> u32 {
+        let written = self.status.is_some_and(|at| memory.write_obj(status as u8, at).is_ok());
+        u32::from(written)
+    }
+}
+
+/// A range to discard or to zero, as a driver writes it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    pub sector: u64,
+    pub sectors: u32,
+    /// Its memory may be freed.
+    pub unmap: bool,
+}
+
+/// Bytes of a range in a request.
+pub(super) const RANGE_BYTES: usize = 16;
+/// The most ranges of a request.
+pub(super) const RANGES_MAX: usize = 256;
+
+impl Range {
+    /// # Errors
+    /// A flag that is not known.
+    pub fn parse(bytes: &[u8; RANGE_BYTES]) -> Result<Range, Status> {
+        let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, flags @ ..] = *bytes;
+        let flags = u32::from_le_bytes(flags);
+        if flags & !blk::VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0 {
+            return Err(Status::Unsupported);
+        }
+        Ok(Range {
+            sector: u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]),
+            sectors: u32::from_le_bytes([n0, n1, n2, n3]),
+            unmap: flags != 0,
+        })
+    }
+}

@@ -1,0 +1,91 @@
+//! A queue, as the crate `vhost-user-backend` has it, whose thread no VMM can hold up.
+use super::spans::Memory;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use vhost_user_backend::{VringMutex, VringStateGuard, VringStateMutGuard, VringT};
+use virtio_queue::Error;
+use vm_memory::GuestMemoryAtomic;
+
+/// The guest's memory; which it is can change.
+pub(super) type SharedMemory = GuestMemoryAtomic<Memory>;
+
+/// The crate's queue, but for the event that tells of requests. The crate reads it in the thread that serves the queue, which
+/// would sleep for good, or end, if somebody else had read it first: a VMM may give two queues one event. Here the thread
+/// never sleeps, and an event that is gone is no error.
+#[derive(Clone)]
+pub(super) struct Ring(VringMutex<SharedMemory>);
+
+impl<'a> VringStateGuard<'a, SharedMemory> for Ring {
+    type G = <VringMutex<SharedMemory> as VringStateGuard<'a, SharedMemory>>::G;
+}
+
+impl<'a> VringStateMutGuard<'a, SharedMemory> for Ring {
+    type G = <VringMutex<SharedMemory> as VringStateMutGuard<'a, SharedMemory>>::G;
+}
+
+/// The crate's own methods.
+macro_rules! as_they_are {
+    ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
+        $(fn $name(&self $(, $argument: $type)*) $(-> $result)? {
+            self.0.$name($($argument),*)
+        })*
+    };
+}
+
+impl VringT<SharedMemory> for Ring {
+    fn new(memory: SharedMemory, size_max: u16) -> Result<Ring, Error> {
+        VringMutex::new(memory, size_max).map(Ring)
+    }
+
+    fn set_kick(&self, file: Option<File>) {
+        file.iter().for_each(never_sleep);
+        self.0.set_kick(file);
+    }
+
+    fn read_kick(&self) -> io::Result<bool> {
+        match self.0.read_kick() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            read => read,
+        }
+    }
+
+    fn get_ref(&self) -> <Self as VringStateGuard<'_, SharedMemory>>::G {
+        self.0.get_ref()
+    }
+
+    fn get_mut(&self) -> <Self as VringStateMutGuard<'_, SharedMemory>>::G {
+        self.0.get_mut()
+    }
+
+    as_they_are! {
+        fn add_used(&self, index: u16, len: u32) -> Result<(), Error>;
+        fn signal_used_queue(&self) -> io::Result<()>;
+        fn enable_notification(&self) -> Result<bool, Error>;
+        fn disable_notification(&self) -> Result<(), Error>;
+        fn needs_notification(&self) -> Result<bool, Error>;
+        fn set_enabled(&self, enabled: bool);
+        fn set_queue_info(&self, descriptors: u64, available: u64, used: u64) -> Result<(), Error>;
+        fn queue_next_avail(&self) -> u16;
+        fn set_queue_next_avail(&self, base: u16);
+        fn set_queue_next_used(&self, index: u16);
+        fn queue_used_idx(&self) -> Result<u16, Error>;
+        fn set_queue_size(&self, size: u16);
+        fn set_queue_event_idx(&self, enabled: bool);
+        fn set_queue_ready(&self, ready: bool);
+        fn set_call(&self, file: Option<File>);
+        fn set_err(&self, file: Option<File>);
+    }
+}
+
+/// Reads of this file return at once.
+fn never_sleep(file: &File) {
+    let fd = file.as_raw_fd();
+    // SAFETY: the file is open, and neither call takes a pointer.
+    unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        if flags != -1 {
+            libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! One VMM's connection: what the crate `vhost-user-backend` asks of a device.
+use super::config;
+use super::ring::{Ring, SharedMemory};
+use super::worker::{Next, Worker};
+use crate::export::Export;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+use vhost::vhost_user::message::VhostUserProtocolFeatures;
+use vhost_user_backend::{VhostUserBackend, VringT};
+use virtio_queue::QueueT;
+use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
+use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::event::{EventConsumer, EventNotifier};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// A device and the threads' own memory, for one connection after the other.
+pub(super) struct Disk {
+    export: Arc<Export>,
+    /// One for each thread of a connection.
+    workers: Vec<Mutex<Worker>>,
+}
+
+impl Disk {
+    pub fn new(export: Arc<Export>, threads: usize) -> Disk {
+        let threads = threads.clamp(1, config::QUEUES_MAX);
+        Disk { workers: (0..threads).map(|_| Mutex::new(Worker::new(&export))).collect(), export }
+    }
+
+    fn worker(&self, thread: usize) -> MutexGuard<'_, Worker> {
+        self.workers[thread].lock().expect("nobody panics with the lock")
+    }
+}
+
+/// What ends a thread of the crate's.
+struct Exit {
+    /// The crate waits on it, and never closes what it waits on, so it stays ours.
+    event: EventFd,
+    notifier: Mutex<Option<EventNotifier>>,
+}
+
+impl Exit {
+    fn new() -> io::Result<Exit> {
+        let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        let clone = event.try_clone()?.into_raw_fd();
+        // SAFETY: the file is open, and nobody else's any more.
+        let notifier = unsafe { EventNotifier::from_raw_fd(clone) };
+        Ok(Exit { event, notifier: Mutex::new(Some(notifier)) })
+    }
+}
+
+/// A VMM's connection to a disk.
+pub(super) struct Session {
+    disk: Arc<Disk>,
+    memory: SharedMemory,
+    exits: Vec<Exit>,
+}
+
+impl Session {
+    /// # Errors
+    /// No more files can be open.
+    pub fn new(disk: Arc<Disk>, memory: SharedMemory) -> io::Result<Session> {
+        let exits = disk.workers.iter().map(|_| Exit::new()).collect::<io::Result<_>>()?;
+        Ok(Session { disk, memory, exits })
+    }
+
+    /// Ends the crate's threads that were started before one could not be.
+    pub fn end_threads(&self) {
+        for exit in &self.exits {
+            let _ = exit.event.write(1);
+        }
+    }
+
+    /// Serves what a queue holds, until that is nothing and the driver will tell of more.
+    fn serve(&self, ring: &Ring, thread: usize) {
+        while self.begin(ring) && self.serve_all(ring, thread) {
+            // Requests that came before the driver knew that it is to tell of them.
+            if !matches!(ring.enable_notification(), Ok(true)) {
+                return;
+            }
+        }
+    }
+
+    /// `false`: the queue isn't in use, or not in the guest's memory.
+    fn begin(&self, ring: &Ring) -> bool {
+        ring.get_ref().get_queue().is_valid(&*self.memory.memory()) && ring.disable_notification().is_ok()
+    }
+
+    /// `false`: the queue says what can't be.
+    fn serve_all(&self, ring: &Ring, thread: usize) -> bool {
+        loop {
+            match self.serve_next(ring, thread) {
+                Next::Served => {}
+                Next::Nothing => return true,
+                Next::Nonsense => return false,
+            }
+        }
+    }
+
+    /// Serves the next request, if there is one.
+    ///
+    /// The locks are held meanwhile, and for no longer: who stops a queue, or takes memory away, waits for the end of the
+    /// request, and none is under way after that.
+    fn serve_next(&self, ring: &Ring, thread: usize) -> Next {
+        let mut worker = self.disk.worker(thread);
+        let mut ring = ring.get_mut();
+        let memory = self.memory.memory();
+        let next = worker.serve_next(&self.disk.export, &memory, ring.get_queue_mut());
+        if next == Next::Served && ring.needs_notification().unwrap_or(true) {
+            // A VMM that takes no events sees for itself.
+            let _ = ring.signal_used_queue();
+        }
+        next
+    }
+}
+
+impl VhostUserBackend for Session {
+    type Bitmap = ();
+    type Vring = Ring;
+
+    fn num_queues(&self) -> usize {
+        config::QUEUES_MAX
+    }
+
+    fn max_queue_size(&self) -> usize {
+        config::QUEUE_SIZE_MAX
+    }
+
+    fn features(&self) -> u64 {
+        config::features(&self.disk.export)
+    }
+
+    fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        config::protocol_features()
+    }
+
+    /// The queues know.
+    fn set_event_idx(&self, _enabled: bool) {}
+
+    fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
+        config::config(&self.disk.export, offset, size)
+    }
+
+    fn set_config(&self, _offset: u32, _bytes: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    /// Returns when no thread uses the memory that there was before.
+    fn update_memory(&self, memory: SharedMemory) -> io::Result<()> {
+        for region in memory.memory().iter() {
+            // SAFETY: the region is mapped as long as we hold the memory; unlocking changes no byte. All that this process
+            // maps may be locked, which the guest's memory is not to be: its VMM decides about it.
+            let _ = unsafe { libc::munlock(region.as_ptr().cast(), region.len() as usize) };
+        }
+        (0..self.disk.workers.len()).for_each(|thread| drop(self.disk.worker(thread)));
+        Ok(())
+    }
+
+    fn queues_per_thread(&self) -> Vec<u64> {
+        let threads = self.disk.workers.len();
+        let mask = |thread| (thread..config::QUEUES_MAX).step_by(threads).fold(0, |mask, queue| mask | 1_u64 << queue);
+        (0..threads).map(mask).collect()
+    }
+
+    fn exit_event(&self, thread: usize) -> Option<(EventConsumer, EventNotifier)> {
+        let exit = &self.exits[thread];
+        let notifier = exit.notifier.lock().expect("nobody panics with the lock").take()?;
+        // SAFETY: the file is open, and stays so until the crate's threads have let go of this session. The crate never
+        // closes it.
+        let consumer = unsafe { EventConsumer::from_raw_fd(exit.event.as_raw_fd()) };
+        Some((consumer, notifier))
+    }
+
+    fn handle_event(&self, event: u16, _set: EventSet, rings: &[Ring], thread: usize) -> io::Result<()> {
+        if let Some(ring) = rings.get(usize::from(event)) {
+            self.serve(ring, thread);
+        }
+        // An error would end the thread.
+        Ok(())
+    }
+}

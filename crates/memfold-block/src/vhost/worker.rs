@@ -1,0 +1,162 @@
+//! What a thread does with a request: from the guest's memory to the device, or back.
+use super::request::{Kind, RANGE_BYTES, RANGES_MAX, Range, Request, Status};
+use super::spans::Memory;
+use crate::device::{Io, IoError, SECTOR_BYTES, Zeros};
+use crate::export::Export;
+use memfold_sys::page::PageBuffer;
+use memfold_sys::units::Order;
+use virtio_bindings::virtio_blk::VIRTIO_BLK_ID_BYTES;
+use virtio_queue::desc::split::Descriptor;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+
+/// What is copied between guest and device at once: 128 KiB, or a block if that is larger.
+const COPY_ORDER: Order = Order::new(5).expect("an order");
+
+/// What became of the next request of a queue.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// It has its answer.
+    Served,
+    /// There is none.
+    Nothing,
+    /// The queue says what can't be.
+    Nonsense,
+}
+
+impl From<IoError> for Status {
+    fn from(_: IoError) -> Status {
+        Status::Error
+    }
+}
+
+/// Codec state and buffers of a thread that serves requests. Allocates nothing after it was made.
+pub(super) struct Worker {
+    io: Io,
+    request: Request,
+    /// No reference may be into the guest's memory, which changes at any time: so everything is copied.
+    buffer: PageBuffer,
+}
+
+impl Worker {
+    pub fn new(export: &Export) -> Worker {
+        let device = export.device();
+        let block = Order::covering(device.block_bytes()).expect("a block has an order");
+        Worker { io: device.io(), request: Request::new(), buffer: PageBuffer::new(block.max(COPY_ORDER)) }
+    }
+
+    /// Whether no request has made it larger, for tests.
+    #[cfg(any(test, fuzzing))]
+    pub fn is_of_fixed_size(&self) -> bool {
+        self.request.is_of_fixed_size()
+    }
+
+    /// Serves the next request of a queue, if there is one.
+    pub fn serve_next(&mut self, export: &Export, memory: &Memory, queue: &mut Queue) -> Next {
+        let Ok(mut heads) = queue.iter(memory) else { return Next::Nonsense };
+        let Some(chain) = heads.next() else { return Next::Nothing };
+        let head = chain.head_index();
+        let written = self.serve(export, memory, chain);
+        // Fails for a head that is no descriptor, whose chain was empty.
+        if queue.add_used(memory, head, written).is_ok() { Next::Served } else { Next::Nonsense }
+    }
+
+    /// Serves the request that a chain of descriptors makes, whatever it says. Returns how many bytes of the guest's memory
+    /// may have been written: data, and the status.
+    fn serve(&mut self, export: &Export, memory: &Memory, chain: impl Iterator<Item = Descriptor>) -> u32 {
+        let filled = self.request.fill(chain);
+        let room = self.request.writable.len();
+        let status = filled.and_then(|()| self.carry_out(export, memory)).err().unwrap_or(Status::Ok);
+        // Fits: a chain has no more than 2^32 - 1 bytes.
+        (room - self.request.writable.len()) as u32 + self.request.answer(memory, status)
+    }
+
+    fn carry_out(&mut self, export: &Export, memory: &Memory) -> Result<(), Status> {
+        let header = self.request.header(memory)?;
+        let changes = matches!(header.kind, Kind::Write | Kind::Discard | Kind::WriteZeroes);
+        if changes && export.is_read_only() {
+            return Err(Status::Error);
+        }
+        match header.kind {
+            Kind::Read => self.read(export, memory, header.sector),
+            Kind::Write => self.write(export, memory, header.sector),
+            Kind::Flush => Ok(export.flush()?),
+            Kind::Identify => Ok(self.request.writable.write(memory, &serial(export.name()))?),
+            Kind::Discard | Kind::WriteZeroes => self.zero(export, memory, header.kind),
+        }
+    }
+
+    fn read(&mut self, export: &Export, memory: &Memory, sector: u64) -> Result<(), Status> {
+        let (mut at, end) = bytes(export, sector, self.request.writable.len())?;
+        while at < end {
+            let count = self.copied_at_once(at, end);
+            let buffer = &mut self.buffer.bytes_mut()[..count];
+            export.device().read(&mut self.io, at, buffer)?;
+            self.request.writable.write(memory, buffer)?;
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, export: &Export, memory: &Memory, sector: u64) -> Result<(), Status> {
+        let (mut at, end) = bytes(export, sector, self.request.readable.len())?;
+        while at < end {
+            let count = self.copied_at_once(at, end);
+            let buffer = &mut self.buffer.bytes_mut()[..count];
+            self.request.readable.read(memory, buffer)?;
+            export.device().write(&mut self.io, at, buffer)?;
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    /// Up to the next multiple of the buffer's size, so that no block is cut which the request covers.
+    fn copied_at_once(&self, at: u64, end: u64) -> usize {
+        let len = self.buffer.len() as u64;
+        (len - at % len).min(end - at) as usize
+    }
+
+    /// Nothing is done unless all of it makes sense.
+    fn zero(&mut self, export: &Export, memory: &Memory, kind: Kind) -> Result<(), Status> {
+        let len = self.request.readable.len() as usize;
+        if len == 0 || !len.is_multiple_of(RANGE_BYTES) || len > RANGES_MAX * RANGE_BYTES {
+            return Err(Status::Error);
+        }
+        let all = &mut self.buffer.bytes_mut()[..len];
+        self.request.readable.read(memory, all)?;
+        let ranges = || all.as_chunks().0.iter().map(Range::parse);
+        for range in ranges() {
+            let range = range?;
+            if kind == Kind::Discard && range.unmap {
+                return Err(Status::Unsupported);
+            }
+            bytes(export, range.sector, u64::from(range.sectors) * SECTOR_BYTES)?;
+        }
+        for range in ranges().flatten() {
+            let zeros = if kind == Kind::Discard || range.unmap { Zeros::Hole } else { Zeros::Written };
+            let (at, len) = (range.sector * SECTOR_BYTES, u64::from(range.sectors) * SECTOR_BYTES);
+            export.device().zero(&mut self.io, at, len, zeros)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where `len` bytes from a sector on begin and end.
+fn bytes(export: &Export, sector: u64, len: u64) -> Result<(u64, u64), Status> {
+    if !len.is_multiple_of(SECTOR_BYTES) {
+        return Err(Status::Error);
+    }
+    let start = sector.checked_mul(SECTOR_BYTES);
+    let range = start.and_then(|start| Some((start, start.checked_add(len)?)));
+    range.filter(|(_, end)| *end <= export.device().size()).ok_or_else(|| {
+        export.device().count_invalid();
+        Status::Error
+    })
+}
+
+/// What a driver is told of a device's name: so many bytes, zeros at the end.
+fn serial(name: &str) -> [u8; VIRTIO_BLK_ID_BYTES as usize] {
+    let name = if name.is_empty() { "memfold" } else { name };
+    let mut serial = [0; VIRTIO_BLK_ID_BYTES as usize];
+    serial.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
+    serial
+}

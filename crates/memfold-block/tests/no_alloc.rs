@@ -1,0 +1,111 @@
+//! Nothing allocates while requests are served: the device may hold the swap of the machine that it runs on.
+use memfold_block::nbd::{Listener, Server};
+use memfold_block::{Backing, Device, Export, Settings};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// Counts every call.
+struct Counting;
+
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: passes every call on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, SeqCst);
+        // SAFETY: as the caller says.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        CALLS.fetch_add(1, SeqCst);
+        // SAFETY: as the caller says.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const SIZE: usize = 8 << 20;
+
+/// A request as a client sends it.
+fn request(to: &mut [u8; 28], command: u16, flags: u16, offset: u64, len: u32) {
+    to[..4].copy_from_slice(&0x2560_9513u32.to_be_bytes());
+    to[4..6].copy_from_slice(&flags.to_be_bytes());
+    to[6..8].copy_from_slice(&command.to_be_bytes());
+    to[8..16].copy_from_slice(b"a cookie");
+    to[16..24].copy_from_slice(&offset.to_be_bytes());
+    to[24..].copy_from_slice(&len.to_be_bytes());
+}
+
+/// The old way to choose an export, whose replies are simple: the client here must not allocate either.
+fn connect(address: &SocketAddr) -> UnixStream {
+    let mut link = UnixStream::connect_addr(address).unwrap();
+    let mut bytes = [0; 18];
+    link.read_exact(&mut bytes).unwrap();
+    link.write_all(&3u32.to_be_bytes()).unwrap();
+    link.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+    link.read_exact(&mut bytes[..10]).unwrap();
+    link
+}
+
+fn work(link: &mut UnixStream, from: &[u8], to: &mut [u8]) {
+    let (mut head, mut reply) = ([0; 28], [0; 16]);
+    for (turn, len) in [512, 4096, 5000, 16384, 100_000, 1 << 20].into_iter().enumerate() {
+        for offset in [0, 512, 70_000, 4 << 20] {
+            let payload = &from[offset..offset + len];
+            request(&mut head, 1, (turn % 2) as u16, offset as u64, len as u32);
+            link.write_all(&head).unwrap();
+            link.write_all(payload).unwrap();
+            link.read_exact(&mut reply).unwrap();
+            assert_eq!(reply[4..8], [0; 4]);
+            request(&mut head, 0, 0, offset as u64, len as u32);
+            link.write_all(&head).unwrap();
+            link.read_exact(&mut reply).unwrap();
+            link.read_exact(&mut to[..len]).unwrap();
+            assert!(to[..len] == *payload);
+        }
+    }
+    // Discard, zeros, flush, a hint, and some that make no sense.
+    for (command, flags, offset, len) in
+        [(4, 0, 100, 50_000), (6, 2, 0, 4096), (3, 0, 0, 0), (5, 0, 0, 4096), (0, 0, 1 << 40, 1)]
+    {
+        request(&mut head, command, flags, offset, len);
+        link.write_all(&head).unwrap();
+        link.read_exact(&mut reply).unwrap();
+    }
+}
+
+#[test]
+fn requests_are_served_without_an_allocation_once_the_tables_are_there() {
+    let backing = Backing::new(&Settings { limit_bytes: 64 << 20, pools: 2, ..Settings::default() }).unwrap();
+    let device = Device::new(&backing, SIZE as u64).unwrap();
+    device.preallocate().unwrap();
+    let exports = [Arc::new(Export::new("", device, false, 512))];
+    let address = SocketAddr::from_abstract_name(format!("memfold-no-alloc-{}", std::process::id())).unwrap();
+    let mut server = Server::new(&exports, None, 4);
+    server.listen(Listener::Unix(UnixListener::bind_addr(&address).unwrap())).unwrap();
+    let from: Vec<u8> = (0..SIZE as u32).map(|i| (i.wrapping_mul(i) >> 11) as u8).collect();
+    let mut to = vec![0; 1 << 20];
+    let mut link = connect(&address);
+    // What is first used, such as a thread's name for a message, may allocate once.
+    request_once(&mut link);
+    let before = CALLS.load(SeqCst);
+    work(&mut link, &from, &mut to);
+    let calls = CALLS.load(SeqCst) - before;
+    assert_eq!(calls, 0, "{calls} calls of the allocator");
+    drop(link);
+    server.end();
+}
+
+fn request_once(link: &mut UnixStream) {
+    let (mut head, mut reply) = ([0; 28], [0; 16]);
+    request(&mut head, 3, 0, 0, 0);
+    link.write_all(&head).unwrap();
+    link.read_exact(&mut reply).unwrap();
+}

@@ -1,0 +1,60 @@
+//! Nothing allocates while a guest's requests are served, as in `no_alloc.rs`.
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+#[allow(dead_code)]
+#[path = "vhost/client.rs"]
+mod client;
+#[allow(dead_code)]
+#[path = "vhost/frontend.rs"]
+mod frontend;
+#[allow(dead_code)]
+#[path = "vhost/served.rs"]
+mod served;
+
+/// Counts every call.
+struct Counting;
+
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: passes every call on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, SeqCst);
+        // SAFETY: as the caller says.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        CALLS.fetch_add(1, SeqCst);
+        // SAFETY: as the caller says.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn requests_are_served_without_an_allocation_once_the_tables_are_there() {
+    let served = served::Served::with(false, 1);
+    served.device.preallocate().unwrap();
+    let memory = frontend::Memory::new();
+    let mut vmm = frontend::Vmm::new(&served, &memory);
+    let kick = frontend::event();
+    let call = vmm.start(&memory, 0, 0, &kick);
+    let write = |n: u16| {
+        memory.lay_out_write(0, n % 4, u64::from(n), n as u8);
+        memory.offer(0, n, &[3 * (n % 4)]);
+        kick.write(1).unwrap();
+        frontend::wait(&memory, 0, &call, n + 1);
+        assert_eq!(memory.status(0, n % 4), 0);
+    };
+    // What a thread needs once, it has afterwards.
+    write(0);
+    let before = CALLS.load(SeqCst);
+    (1..500).for_each(write);
+    let calls = CALLS.load(SeqCst) - before;
+    assert_eq!(calls, 0, "{calls} calls of the allocator");
+    assert_eq!(served.bytes(499 * 512, 512), [499_u16 as u8; 512]);
+}

@@ -1,0 +1,131 @@
+//! VMMs come and go; the disk stays.
+use crate::client::Client;
+use crate::frontend::{Memory, Vmm, event, wait};
+use crate::served::{SIZE, Served};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
+use std::thread;
+use vhost::VhostBackend;
+
+#[test]
+fn what_one_vmm_has_written_the_next_one_reads() {
+    let served = Served::new();
+    Client::new(&served, 1).line().write(4096, &[5; 4096]).unwrap();
+    assert_eq!(Client::new(&served, 2).lines[1].read(4096, 4096), Ok(vec![5; 4096]));
+    assert!(served.reports.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_vmm_that_is_gone_amid_its_requests_leaves_the_disk_in_order() {
+    let served = Served::new();
+    for round in 0..20 {
+        let mut client = Client::new(&served, 1);
+        let at = |n: u64| (n * 65536) % SIZE;
+        for n in 0..12 {
+            client.line().put(0, &[round; 65536]);
+            client.line().send_write(at(n), 0, 65536);
+        }
+        drop(client);
+    }
+    let mut client = Client::new(&served, 1);
+    for n in 0..12 {
+        let bytes = client.line().read(n * 65536, 65536).unwrap();
+        assert!(bytes.chunks(4096).all(|page| page.iter().all(|byte| *byte == page[0])), "a page of two rounds");
+    }
+    assert!(served.reports.lock().unwrap().is_empty());
+}
+
+#[test]
+fn connections_leave_no_open_files_and_no_threads() {
+    let mut served = Served::new();
+    let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
+    let connect = |times| (0..times).for_each(|_| drop(Client::new(&served, 4)));
+    connect(2);
+    // Other tests have files and threads of their own, which come and go: a leak grows with the connections.
+    let (files, threads) = (count("fd"), count("task"));
+    connect(200);
+    served.stop();
+    assert!(count("fd") < files + 150, "{} open files, {files} before", count("fd"));
+    assert!(count("task") < threads + 150, "{} threads, {threads} before", count("task"));
+}
+
+#[test]
+fn one_vmm_is_served_at_a_time() {
+    let served = Served::new();
+    let mut first = Client::new(&served, 1);
+    let (connected, second) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut second = Client::new(&served, 1);
+            connected.send(second.line().read(0, 4096).unwrap()).unwrap();
+        });
+        for byte in 0..50 {
+            first.line().write(0, &[byte; 4096]).unwrap();
+            assert!(second.try_recv().is_err(), "two were served at once");
+        }
+        drop(first);
+        assert_eq!(second.recv().unwrap(), [49; 4096]);
+    });
+}
+
+#[test]
+fn a_server_stops_whatever_its_connection_does() {
+    Served::new().stop();
+    for queues in [0, 1, 4] {
+        let mut served = Served::new();
+        let client = (queues > 0).then(|| Client::new(&served, queues));
+        let idle = (queues == 0).then(|| UnixStream::connect(served.path()).unwrap());
+        served.stop();
+        drop((client, idle));
+    }
+}
+
+#[test]
+fn a_vmm_that_connects_again_has_its_unanswered_requests_served() {
+    let (first, second) = (Served::new(), Served::new());
+    let memory = Memory::new();
+    for n in 0..5 {
+        memory.lay_out_write(0, n, u64::from(n), 0x40 + n as u8);
+    }
+    let mut vmm = Vmm::new(&first, &memory);
+    let kick = event();
+    let call = vmm.start(&memory, 0, 0, &kick);
+    memory.offer(0, 0, &[0, 3]);
+    kick.write(1).unwrap();
+    wait(&memory, 0, &call, 2);
+    // Nobody is there to hear of three more.
+    drop(first);
+    memory.offer(0, 2, &[6, 9, 12]);
+    let mut vmm = Vmm::new(&second, &memory);
+    // Requests are answered in their order, so the queue goes on where the answers end.
+    let call = vmm.start(&memory, 0, memory.used(0), &kick);
+    wait(&memory, 0, &call, 5);
+    assert_eq!([0, 1, 2, 3, 4].map(|n| memory.status(0, n)), [0; 5]);
+    for n in 2..5 {
+        assert_eq!(second.bytes(n * 512, 512), [0x40 + n as u8; 512]);
+    }
+}
+
+#[test]
+fn a_queue_that_was_stopped_goes_on_where_it_was() {
+    let served = Served::new();
+    let memory = Memory::new();
+    for n in 0..4 {
+        memory.lay_out_write(0, n, u64::from(n), 0x60 + n as u8);
+    }
+    let mut vmm = Vmm::new(&served, &memory);
+    let kick = event();
+    let call = vmm.start(&memory, 0, 0, &kick);
+    memory.offer(0, 0, &[0, 3]);
+    kick.write(1).unwrap();
+    wait(&memory, 0, &call, 2);
+    assert_eq!(vmm.frontend.get_vring_base(0).unwrap(), 2);
+    memory.offer(0, 2, &[6, 9]);
+    kick.write(1).unwrap();
+    // It stands still, whatever comes: this answer is of the thread that would serve it.
+    assert_eq!(vmm.frontend.get_vring_base(0).unwrap(), 2);
+    assert_eq!(memory.used(0), 2);
+    let call = vmm.start(&memory, 0, 2, &kick);
+    wait(&memory, 0, &call, 4);
+    assert_eq!(served.bytes(3 * 512, 512), [0x63; 512]);
+}

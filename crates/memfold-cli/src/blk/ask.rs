@@ -1,0 +1,256 @@
+//! Asking a server of devices: `memfold blk stat`, `set`, `idle`, `recompress`, `writeback`, `compact`, `flush`.
+use crate::failure::Failure;
+use crate::program::plain;
+use crate::sockets;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use memfold::config::{Size, parse_size};
+use serde_json::{Value, json};
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A server that does not answer a short request for so long is stopped, or busy beyond use.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A subcommand: its name, what it does, and its own flags.
+struct Ask {
+    name: &'static str,
+    about: &'static str,
+    flags: &'static [(&'static str, &'static str, &'static str)],
+}
+
+const ASKS: &[Ask] = &[
+    Ask {
+        name: "stat",
+        about: "Prints what the devices hold now",
+        flags: &[
+            ("json", "", "print every figure as JSON"),
+            (
+                "block-state",
+                "",
+                "print every object: byte, bytes, compressed bytes, and flags (s same-filled, w written back, h huge, i idle, r recompressed, n incompressible)",
+            ),
+            ("export", "NAME", "the device for --block-state"),
+        ],
+    },
+    Ask {
+        name: "set",
+        about: "Changes limits while devices are served",
+        flags: &[
+            ("limit", "SIZE", "memory for everything; none lifts it"),
+            ("writeback-limit", "SIZE", "bytes that may still be written back; none lifts it"),
+        ],
+    },
+    Ask {
+        name: "idle",
+        about: "Marks what was not used for a while as idle, until it is used again",
+        flags: &[("older", "SECONDS", "only what was not used for so long [default: 0]")],
+    },
+    Ask {
+        name: "recompress",
+        about: "Compresses objects again with a stronger codec, where that makes them smaller",
+        flags: &[
+            ("pick", "WHICH", "idle, huge, huge_idle, incompressible or all [default: idle]"),
+            ("codec", "NAME[:LEVEL]", "another codec than that of memfold blk --recompress"),
+            ("threshold", "SIZE", "only what has at least so many compressed bytes"),
+        ],
+    },
+    Ask {
+        name: "writeback",
+        about: "Writes objects back to the file of memfold blk --writeback",
+        flags: &[("pick", "WHICH", "idle, huge, huge_idle, incompressible or all [default: idle]")],
+    },
+    Ask { name: "compact", about: "Packs memory and gives what that empties back", flags: &[] },
+    Ask {
+        name: "flush",
+        about: "Returns when all that was written is in the image of memfold blk --persist",
+        flags: &[],
+    },
+];
+
+/// The command lines of all.
+pub fn commands() -> impl Iterator<Item = Command> {
+    ASKS.iter().map(|ask| {
+        let flags = ask.flags.iter().map(|(name, value, help)| {
+            let arg = Arg::new(*name).long(*name).help(*help);
+            if value.is_empty() { arg.action(ArgAction::SetTrue) } else { arg.value_name(*value) }
+        });
+        Command::new(ask.name)
+            .about(ask.about)
+            .arg(
+                Arg::new("pid")
+                    .value_name("PID")
+                    .value_parser(value_parser!(u32))
+                    .help("memfold blk; not needed if there is one only"),
+            )
+            .arg(
+                Arg::new("control")
+                    .long("control")
+                    .value_name("PATH")
+                    .value_parser(value_parser!(OsString))
+                    .help("its control socket, if it was given one"),
+            )
+            .args(flags)
+            .after_help("Exit status: 0; 125 if there is no such server, or it refuses.")
+    })
+}
+
+/// Asks, and prints the answer.
+///
+/// # Errors
+/// 125: no such server, or it refuses.
+pub fn main(name: &str, matches: &ArgMatches) -> Result<u8, Failure> {
+    let request = request(name, matches)?;
+    let path = find(matches)?;
+    let is_long = matches!(name, "recompress" | "writeback" | "flush" | "compact");
+    let patience = (!is_long).then_some(PATIENCE);
+    if name == "stat" && matches.get_flag("block-state") {
+        return block_state(&path, matches);
+    }
+    let answer = ask(&path, &request, patience)?;
+    match name {
+        "stat" if !matches.get_flag("json") => print_stat(&answer),
+        "set" => say(&format!(
+            "limit {}, writeback limit {}",
+            size(&answer["limit_bytes"]),
+            size(&answer["writeback_limit_bytes"])
+        )),
+        "idle" | "flush" => {}
+        _ => say(&format!("{answer:#}")),
+    }
+    Ok(0)
+}
+
+fn request(name: &str, matches: &ArgMatches) -> Result<Value, Failure> {
+    let mut request = json!({ "do": name });
+    let text = |flag: &str| matches.try_get_one::<String>(flag).ok().flatten();
+    let sized = |flag: &str| {
+        let parse = |text: &String| match text.as_str() {
+            "none" => Ok("none".into()),
+            text => parse_size(text, 0).map(Value::from).map_err(|e| Failure::own(format!("--{flag}: {e}"))),
+        };
+        text(flag).map(parse).transpose()
+    };
+    for (flag, key) in
+        [("limit", "limit_bytes"), ("writeback-limit", "writeback_limit_bytes"), ("threshold", "bytes_min")]
+    {
+        if let Some(value) = sized(flag)? {
+            request[key] = value;
+        }
+    }
+    for key in ["pick", "codec"] {
+        if let Some(value) = text(key) {
+            request[key] = value.as_str().into();
+        }
+    }
+    if let Some(age) = text("older") {
+        let seconds: u64 =
+            age.parse().map_err(|_| Failure::own(format!("--older: {age:?} is no number of seconds")))?;
+        request["age_seconds"] = seconds.into();
+    }
+    if name == "set" && request.as_object().is_some_and(|all| all.len() == 1) {
+        return Err(Failure::own("blk set: give --limit SIZE or --writeback-limit SIZE"));
+    }
+    Ok(request)
+}
+
+/// The control socket that is meant.
+fn find(matches: &ArgMatches) -> Result<PathBuf, Failure> {
+    if let Some(path) = matches.get_one::<OsString>("control") {
+        return Ok(path.into());
+    }
+    let all = sockets::all(sockets::BLK);
+    let all: Vec<_> = all.into_iter().filter(|(_, path)| matches!(sockets::connect(path), Ok(Some(_)))).collect();
+    match (matches.get_one::<u32>("pid"), &all[..]) {
+        (Some(pid), all) => {
+            let found = all.iter().find(|(of, _)| of == pid).map(|(_, path)| path.clone());
+            found.ok_or_else(|| Failure::own(format!("process {pid} is no memfold blk of yours")))
+        }
+        (None, [(_, path)]) => Ok(path.clone()),
+        (None, []) => Err(Failure::own("no memfold blk of yours is running; or give --control PATH")),
+        (None, many) => {
+            let pids: Vec<String> = many.iter().map(|(pid, _)| pid.to_string()).collect();
+            Err(Failure::own(format!("several are running: give one of {}", pids.join(", "))))
+        }
+    }
+}
+
+fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> Result<Value, Failure> {
+    let answer = sockets::ask(path, request, patience);
+    let answer = answer.map_err(|e| Failure::own(format!("{}: {}", path.display(), plain(&e))))?;
+    let Some(answer) = answer else { return Err(Failure::own(format!("{}: nobody answers there", path.display()))) };
+    match answer["error"].as_str() {
+        Some(why) => Err(Failure::own(why)),
+        None => Ok(answer),
+    }
+}
+
+/// Prints a line; nobody may read it.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout().lock(), "{line}");
+}
+
+fn size(value: &Value) -> String {
+    value.as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string())
+}
+
+fn print_stat(about: &Value) {
+    let mm = &about["mm_stat"];
+    let held = mm["mem_used_total"].as_u64().unwrap_or(0);
+    let ratio = mm["orig_data_size"].as_u64().unwrap_or(0) as f64 / held.max(1) as f64;
+    say(&format!(
+        "memfold blk {}, {:.1} s, limit {}",
+        about["pid"],
+        about["seconds"].as_f64().unwrap_or(0.0),
+        size(&about["limit_bytes"])
+    ));
+    say(&format!(
+        "{} of data in {} ({ratio:.2} to 1), {} compressed",
+        size(&mm["orig_data_size"]),
+        size(&mm["mem_used_total"]),
+        size(&mm["compr_data_size"])
+    ));
+    for export in about["exports"].as_array().into_iter().flatten() {
+        let count = |name: &str| export["counters"][name].as_u64().unwrap_or(0);
+        say(&format!(
+            "export {}: {}{}, {} reads, {} writes, {} discards",
+            export["name"],
+            size(&export["size_bytes"]),
+            if export["read_only"] == true { ", read-only" } else { "" },
+            count("reads"),
+            count("writes"),
+            count("zeroings")
+        ));
+    }
+    for group in ["mm_stat", "io_stat", "bd_stat"] {
+        let all = about[group].as_object().into_iter().flatten();
+        let all: Vec<String> = all.map(|(name, value)| format!("{name} {value}")).collect();
+        say(&format!("{group}: {}", all.join(", ")));
+    }
+    if let Some(error) = about["writeback"]["error"].as_str() {
+        say(&format!("writeback: {error}"));
+    }
+}
+
+fn block_state(path: &Path, matches: &ArgMatches) -> Result<u8, Failure> {
+    let export = matches.get_one::<String>("export").map_or("", String::as_str);
+    let mut from = 0;
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    loop {
+        let answer = ask(path, &json!({"do": "block_state", "export": export, "from": from}), Some(PATIENCE))?;
+        for object in answer["objects"].as_array().into_iter().flatten() {
+            let flags = object[3].as_str().unwrap_or("");
+            // Whoever reads it may have seen enough.
+            if writeln!(out, "{:>14} {:>8} {:>8} {flags}", object[0], object[1], object[2]).is_err() {
+                return Ok(0);
+            }
+        }
+        match answer["next"].as_u64() {
+            Some(next) => from = next,
+            None => break,
+        }
+    }
+    let _ = out.flush();
+    Ok(0)
+}

@@ -1,0 +1,180 @@
+//! The devices that are served: new ones, or those of an image.
+use super::flags::{Settings, Wanted};
+use crate::failure::Failure;
+use memfold_block::image::{self, Entry, Extent, ImageError, Journal};
+use memfold_block::{Backing, Device, DeviceError, Export, NAME_BYTES_MAX};
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What is served, and what is written of it at the end.
+pub struct Devices {
+    pub backing: Arc<Backing>,
+    pub exports: Vec<Arc<Export>>,
+    devices: Vec<Arc<Device>>,
+    entries: Vec<Entry>,
+    journal: Option<Arc<Journal>>,
+}
+
+/// An image to begin with.
+struct Found {
+    file: File,
+    extent: Extent,
+    /// It is the one that follows the devices.
+    is_own: bool,
+    flag: &'static str,
+}
+
+impl Devices {
+    /// Makes the devices, with what an image holds.
+    ///
+    /// # Errors
+    /// 125: the settings or an image make no sense, or there is no memory.
+    pub fn open(settings: &Settings) -> Result<Devices, Failure> {
+        if let Some(path) = &settings.save {
+            check_place(path)?;
+        }
+        let (found, wanted) = find_image(settings)?;
+        let entries: Vec<Entry> =
+            wanted.iter().map(|wanted| Entry { name: wanted.name.clone(), size: wanted.size }).collect();
+        let backing = Backing::new(&settings.backing).map_err(|e| match e {
+            DeviceError::Spill(why) => of("writeback", why),
+            other => Failure::own(other),
+        })?;
+        let mut devices = Vec::new();
+        for wanted in &wanted {
+            let flag = if wanted.name.is_empty() { "size" } else { "export" };
+            devices.push(Device::new(&backing, wanted.size).map_err(|e| of(flag, e))?);
+        }
+        if settings.swap_safe {
+            devices.iter().try_for_each(|device| device.preallocate()).map_err(|e| of("swap-safe", e))?;
+        }
+        let journal = restore(settings, found, &entries, &devices)?;
+        let exports = wanted.iter().zip(&devices).map(|(wanted, device)| {
+            let export = Export::new(&wanted.name, device.clone(), wanted.read_only, settings.sector_bytes);
+            Arc::new(match &journal {
+                Some(journal) => export.with_journal(journal.clone()),
+                None => export,
+            })
+        });
+        Ok(Devices { backing, exports: exports.collect(), devices, entries, journal })
+    }
+
+    /// Writes what is to be on disk at the end.
+    ///
+    /// # Errors
+    /// 125: it can't be written; an older image is as it was.
+    pub fn end(&self, settings: &Settings) -> Result<(), Failure> {
+        if let Some(journal) = &self.journal {
+            journal.flush().map_err(|e| at("persist", settings.persist.as_deref(), e))?;
+        }
+        if let Some(path) = &settings.save {
+            image::save(path, &self.entries, &self.devices).map_err(|e| at("save", Some(path), e))?;
+        }
+        Ok(())
+    }
+}
+
+fn of(flag: &str, why: impl std::fmt::Display) -> Failure {
+    Failure::own(format!("--{flag}: {why}"))
+}
+
+fn at(flag: &str, path: Option<&Path>, why: impl std::fmt::Display) -> Failure {
+    of(flag, format!("{}: {why}", path.unwrap_or(Path::new("?")).display()))
+}
+
+/// What is at the place of an image that will be written must be one, or nothing.
+fn check_place(path: &Path) -> Result<(), Failure> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !directory.is_dir() {
+        return Err(at("save", Some(path), "its directory does not exist"));
+    }
+    match File::open(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(at("save", Some(path), ImageError::from(e))),
+        Ok(file) => match image::read_head(&file) {
+            Err(ImageError::NoImage | ImageError::System(_)) => {
+                Err(at("save", Some(path), "exists and is no image of memfold blk; it is left as it is"))
+            }
+            _ => Ok(()),
+        },
+    }
+}
+
+/// The image to begin with, if there is one, and the devices that are wanted then.
+fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failure> {
+    let own = match &settings.persist {
+        Some(path) => Journal::look(path).map_err(|e| at("persist", Some(path), e))?,
+        None => None,
+    };
+    let (flag, path) = if own.is_some() { ("persist", &settings.persist) } else { ("load", &settings.load) };
+    if let (Some(_), Some(load)) = (&own, &settings.load) {
+        return Err(at("load", Some(load), "the image of --persist is there already: leave --load out"));
+    }
+    let is_own = own.is_some();
+    let found = match (own, &settings.load) {
+        (Some(found), _) => Some(found),
+        (None, Some(path)) => Some(look(path).map_err(|e| at("load", Some(path), e))?),
+        (None, None) => None,
+    };
+    let Some((file, entries, extent)) = found else {
+        if settings.exports.is_empty() {
+            return Err(at("persist", settings.persist.as_deref(), "there is no such image yet: give --size SIZE"));
+        }
+        return Ok((None, with_read_only(settings, settings.exports.clone())));
+    };
+    let wanted = wanted(settings, &entries).map_err(|why| at(flag, path.as_deref(), why))?;
+    Ok((Some(Found { file, extent, is_own, flag }), with_read_only(settings, wanted)))
+}
+
+/// An image that is only read.
+fn look(path: &Path) -> Result<(File, Vec<Entry>, Extent), ImageError> {
+    let file = File::open(path)?;
+    let (entries, start) = image::read_head(&file)?;
+    let extent = image::scan(&file, start)?;
+    if extent.groups == 0 { Err(ImageError::Short) } else { Ok((file, entries, extent)) }
+}
+
+/// The devices of an image, which must be those that were asked for, if any were.
+fn wanted(settings: &Settings, entries: &[Entry]) -> Result<Vec<Wanted>, String> {
+    if settings.exports.is_empty() {
+        if entries.iter().any(|entry| entry.name.len() > NAME_BYTES_MAX) {
+            return Err("a name in it is too long".to_string());
+        }
+        let all = entries.iter().map(|e| Wanted { name: e.name.clone(), size: e.size, read_only: false });
+        return Ok(all.collect());
+    }
+    let same = entries.len() == settings.exports.len()
+        && entries.iter().zip(&settings.exports).all(|(a, b)| a.name == b.name && a.size == b.size);
+    if same {
+        return Ok(settings.exports.clone());
+    }
+    let holds: Vec<String> = entries.iter().map(|e| format!("{:?} of {} bytes", e.name, e.size)).collect();
+    Err(format!("holds {}, which is not what --size and --export ask for: leave them out", holds.join(", ")))
+}
+
+fn with_read_only(settings: &Settings, mut wanted: Vec<Wanted>) -> Vec<Wanted> {
+    wanted.iter_mut().filter(|w| w.name.is_empty()).for_each(|w| w.read_only |= settings.read_only);
+    wanted
+}
+
+/// Puts an image's bytes into the devices; the image that follows them from now on, if one is to.
+fn restore(
+    settings: &Settings,
+    found: Option<Found>,
+    entries: &[Entry],
+    devices: &[Arc<Device>],
+) -> Result<Option<Arc<Journal>>, Failure> {
+    let mut own = None;
+    if let Some(Found { file, extent, is_own, flag }) = found {
+        let path = if is_own { &settings.persist } else { &settings.load };
+        image::restore(&file, &extent, devices).map_err(|e| at(flag, path.as_deref(), e))?;
+        own = is_own.then_some((file, extent));
+    }
+    let Some(path) = &settings.persist else { return Ok(None) };
+    let journal = match own {
+        Some((file, extent)) => Journal::resume(path, file, &extent, devices),
+        None => Journal::create(path, entries, devices),
+    };
+    journal.map(|journal| Some(Arc::new(journal))).map_err(|e| at("persist", Some(path), e))
+}

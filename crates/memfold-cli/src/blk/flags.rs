@@ -1,0 +1,424 @@
+//! The flags of `memfold blk`, one table, and the settings that they make.
+use crate::failure::Failure;
+use crate::machine;
+use clap::{Arg, ArgAction, ArgMatches};
+use memfold::config::parse_size;
+use memfold_block::{LIMIT_BYTES_MIN, SpillSettings};
+use memfold_store::CodecSpec;
+use memfold_sys::units::{MAX_ORDER, Order, PAGE_SIZE};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// One flag, as help and docs show it.
+pub struct Flag {
+    /// Name, as in `--name`.
+    pub name: &'static str,
+    /// What a value looks like; empty for a switch.
+    pub value: &'static str,
+    /// The default, as text.
+    pub default: &'static str,
+    /// One line of help.
+    pub help: &'static str,
+    /// It may be given several times.
+    pub many: bool,
+}
+
+const fn flag(name: &'static str, value: &'static str, default: &'static str, help: &'static str) -> Flag {
+    Flag { name, value, default, help, many: false }
+}
+
+/// Every flag there is.
+pub const FLAGS: &[Flag] = &[
+    flag("size", "SIZE", "none", "size of the device, a multiple of 512"),
+    Flag {
+        many: true,
+        ..flag("export", "NAME=SIZE[,ro]", "none", "a further device under a name; may be given several times")
+    },
+    flag("read-only", "", "off", "clients may only read the device of --size"),
+    flag("sector", "512|4096", "512", "logical sector size that clients are told"),
+    flag(
+        "limit",
+        "SIZE",
+        "none",
+        "memory for everything that the devices hold, in bytes or percent of the memory there is",
+    ),
+    flag("codec", "NAME[:LEVEL]", "lz4", "compression, as in memfold run"),
+    flag("block", "SIZE", "16K", "unit of compression, 4K to 2M; smaller writes are kept in 4K pages"),
+    flag("verify", "", "off", "decompress and compare everything that is written"),
+    flag("unix", "PATH", "none", "serve NBD on this Unix socket"),
+    flag("tcp", "ADDRESS:PORT", "none", "serve NBD on this TCP port; beyond loopback with TLS only"),
+    Flag {
+        many: true,
+        ..flag(
+            "vhost",
+            "[NAME=]PATH",
+            "none",
+            "serve a device, the first or that of a name, to virtual machines (vhost-user-blk) on this Unix socket",
+        )
+    },
+    flag("tls-cert", "FILE", "none", "certificate for TLS, PEM, with those up to its authority"),
+    flag("tls-key", "FILE", "none", "its private key, PEM"),
+    flag("tls-client-ca", "FILE", "none", "only clients whose certificate one of these authorities has signed, PEM"),
+    flag(
+        "writeback",
+        "PATH",
+        "none",
+        "a directory for a nameless file that takes what does not fit in memory, as it is compressed",
+    ),
+    flag("writeback-size", "SIZE", "64G", "the most that the file may take"),
+    flag("writeback-limit", "SIZE", "none", "the most that may be written to it in all, before compression"),
+    flag("writeback-encrypt", "on|off", "on", "encrypt it with a key that is in memory only; else it is only checked"),
+    flag("recompress", "NAME[:LEVEL]", "zstd:3", "codec of memfold blk recompress"),
+    flag("load", "FILE", "none", "begin with the devices of an image"),
+    flag("save", "FILE", "none", "write an image at the end; a file that is there is replaced in one step"),
+    flag("persist", "FILE", "none", "begin with this image if it is there, and have in it all that was flushed"),
+    flag(
+        "swap-safe",
+        "",
+        "off",
+        "for swap on this machine: stay in memory, take all tables now, never wait for own I/O (as root)",
+    ),
+    flag("control", "PATH", "none", "socket for memfold blk stat and its siblings; by default they find it themselves"),
+    flag("connections", "N", "64", "NBD clients that are served at the same time, 1 to 1024; further ones wait"),
+];
+
+/// A device that is to be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The export's name; empty for the default one.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// Clients may only read.
+    pub read_only: bool,
+}
+
+/// A device, and the socket on which a virtual machine finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The export's name; `None` for the first one.
+    pub export: Option<String>,
+    /// Of the socket.
+    pub path: PathBuf,
+}
+
+impl Place {
+    /// `[NAME=]PATH`.
+    ///
+    /// # Errors
+    /// The path is empty.
+    pub fn parse(text: &str) -> Result<Place, String> {
+        let (export, path) = match text.split_once('=') {
+            Some((name, path)) => (Some(name.to_string()), path),
+            None => (None, text),
+        };
+        if path.is_empty() {
+            return Err(format!("{text:?} has no path: write PATH, or NAME=PATH"));
+        }
+        Ok(Place { export, path: PathBuf::from(path) })
+    }
+
+    /// As it is told on stdout.
+    pub fn uri(&self) -> String {
+        format!("vhost-user-blk:{}", self.path.display())
+    }
+}
+
+/// Files for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The server's certificate, with those up to its authority.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Who must have signed the certificates of clients.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// What `memfold blk` is to do.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Devices, the default one first; none for those of an image.
+    pub exports: Vec<Wanted>,
+    /// Clients may only read the default one.
+    pub read_only: bool,
+    /// Logical sector size, bytes.
+    pub sector_bytes: u32,
+    /// The memory behind them.
+    pub backing: memfold_block::Settings,
+    /// Unix socket for NBD.
+    pub unix: Option<PathBuf>,
+    /// Sockets for virtual machines.
+    pub vhost: Vec<Place>,
+    /// TCP address and port for NBD.
+    pub tcp: Option<String>,
+    /// Certificates.
+    pub tls: Option<TlsFiles>,
+    /// NBD clients at the same time.
+    pub connections: usize,
+    /// Codec of a recompression.
+    pub recompress: CodecSpec,
+    /// Image to begin with.
+    pub load: Option<PathBuf>,
+    /// Image to be written at the end.
+    pub save: Option<PathBuf>,
+    /// Image that follows the devices.
+    pub persist: Option<PathBuf>,
+    /// The devices may be this machine's swap.
+    pub swap_safe: bool,
+    /// Control socket.
+    pub control: Option<PathBuf>,
+}
+
+/// What stays free on the file system of the writeback file, bytes.
+const KEEP_FREE_BYTES: u64 = 1 << 30;
+const WRITEBACK_BYTES: u64 = 64 << 30;
+
+/// The table as clap's arguments.
+pub fn arguments() -> impl Iterator<Item = Arg> {
+    FLAGS.iter().map(|flag| {
+        let arg = Arg::new(flag.name).long(flag.name);
+        if flag.value.is_empty() {
+            return arg.action(ArgAction::SetTrue).help(flag.help);
+        }
+        let help = match flag.default {
+            "none" => flag.help.to_string(),
+            default => format!("{} [default: {default}]", flag.help),
+        };
+        let arg = arg.value_name(flag.value).help(help).value_parser(clap::value_parser!(OsString));
+        if flag.many { arg.action(ArgAction::Append) } else { arg }
+    })
+}
+
+/// Flags that were given, with messages that name them.
+struct Given<'a>(&'a ArgMatches);
+
+impl Given<'_> {
+    fn fail(flag: &str, why: impl std::fmt::Display) -> Failure {
+        Failure::own(format!("--{flag}: {why}"))
+    }
+
+    fn path(&self, flag: &str) -> Option<PathBuf> {
+        self.0.get_one::<OsString>(flag).map(PathBuf::from)
+    }
+
+    fn text(&self, flag: &str) -> Result<Option<&str>, Failure> {
+        let text = |value: &'_ OsString| value.to_str().map(str::to_string);
+        match self.0.get_one::<OsString>(flag) {
+            Some(value) => value
+                .to_str()
+                .map(Some)
+                .ok_or_else(|| Given::fail(flag, format!("{:?} is not in UTF-8", text(value).unwrap_or_default()))),
+            None => Ok(None),
+        }
+    }
+
+    /// A value, judged by `parse`.
+    fn parsed<T>(&self, flag: &str, parse: impl FnOnce(&str) -> Result<T, String>) -> Result<Option<T>, Failure> {
+        self.text(flag)?.map(|text| parse(text).map_err(|why| Given::fail(flag, why))).transpose()
+    }
+
+    fn size(&self, flag: &str) -> Result<Option<u64>, Failure> {
+        self.parsed(flag, |text| parse_size(text, 0))
+    }
+
+    fn number(&self, flag: &str, least: usize, most: usize) -> Result<Option<usize>, Failure> {
+        self.parsed(flag, |text| match text.parse() {
+            Ok(n) if (least..=most).contains(&n) => Ok(n),
+            _ => Err(format!("{text:?} is not a number from {least} to {most}")),
+        })
+    }
+}
+
+/// The settings that the flags ask for.
+///
+/// # Errors
+/// 125, with one line: a value that makes no sense, or flags that don't fit each other.
+pub fn settings(matches: &ArgMatches) -> Result<Settings, Failure> {
+    let given = Given(matches);
+    Ok(Settings {
+        exports: exports(&given)?,
+        read_only: given.0.get_flag("read-only"),
+        sector_bytes: given.parsed("sector", sector)?.unwrap_or(512),
+        backing: backing(&given)?,
+        unix: given.path("unix"),
+        vhost: vhost(&given)?,
+        tcp: given.text("tcp")?.map(str::to_string),
+        tls: tls(&given)?,
+        connections: given.number("connections", 1, 1024)?.unwrap_or(64),
+        recompress: given.parsed("recompress", codec)?.unwrap_or(codec("zstd:3").expect("one of ours")),
+        load: given.path("load"),
+        save: given.path("save"),
+        persist: given.path("persist"),
+        swap_safe: given.0.get_flag("swap-safe"),
+        control: given.path("control"),
+    })
+}
+
+fn vhost(given: &Given) -> Result<Vec<Place>, Failure> {
+    let places = given.0.get_many::<OsString>("vhost").into_iter().flatten().map(|value| {
+        let text = value.to_str().ok_or_else(|| Given::fail("vhost", "a name or path is not in UTF-8"))?;
+        Place::parse(text).map_err(|why| Given::fail("vhost", why))
+    });
+    places.collect()
+}
+
+fn tls(given: &Given) -> Result<Option<TlsFiles>, Failure> {
+    let client_ca = given.path("tls-client-ca");
+    match (given.path("tls-cert"), given.path("tls-key")) {
+        (Some(certificate), Some(key)) => Ok(Some(TlsFiles { certificate, key, client_ca })),
+        (None, None) if client_ca.is_none() => Ok(None),
+        (None, _) => Err(Given::fail("tls-cert", "is needed with --tls-key and --tls-client-ca")),
+        (_, None) => Err(Given::fail("tls-key", "is needed with --tls-cert and --tls-client-ca")),
+    }
+}
+
+fn sector(text: &str) -> Result<u32, String> {
+    match text {
+        "512" => Ok(512),
+        "4096" | "4K" | "4k" => Ok(4096),
+        _ => Err(format!("{text:?} is not 512 or 4096")),
+    }
+}
+
+fn exports(given: &Given) -> Result<Vec<Wanted>, Failure> {
+    let size = given.size("size")?;
+    let read_only = given.0.get_flag("read-only");
+    let first = size.map(|size| Wanted { name: String::new(), size, read_only });
+    let mut all: Vec<Wanted> = first.into_iter().collect();
+    for value in given.0.get_many::<OsString>("export").into_iter().flatten() {
+        let text = value.to_str().ok_or_else(|| Given::fail("export", "a name is in UTF-8"))?;
+        let wanted = export(text).map_err(|why| Given::fail("export", why))?;
+        if all.iter().any(|other| other.name == wanted.name) {
+            return Err(Given::fail("export", format!("{:?} is there twice", wanted.name)));
+        }
+        all.push(wanted);
+    }
+    if all.is_empty() && given.path("load").or(given.path("persist")).is_none() {
+        return Err(Failure::own("no device: give --size SIZE, or --export NAME=SIZE"));
+    }
+    Ok(all)
+}
+
+/// `NAME=SIZE[,ro]`.
+fn export(text: &str) -> Result<Wanted, String> {
+    let (rest, read_only) = match text.strip_suffix(",ro") {
+        Some(rest) => (rest, true),
+        None => (text, false),
+    };
+    let (name, size) = rest.rsplit_once('=').ok_or_else(|| format!("{text:?} is not NAME=SIZE or NAME=SIZE,ro"))?;
+    if name.len() > memfold_block::NAME_BYTES_MAX || name.chars().any(char::is_control) {
+        return Err(format!(
+            "{name:?} is no name: at most {} bytes, no control characters",
+            memfold_block::NAME_BYTES_MAX
+        ));
+    }
+    Ok(Wanted { name: name.to_string(), size: parse_size(size, 0)?, read_only })
+}
+
+fn backing(given: &Given) -> Result<memfold_block::Settings, Failure> {
+    let mut settings = memfold_block::Settings { verify: given.0.get_flag("verify"), ..Default::default() };
+    if let Some(text) = given.text("limit")?.filter(|text| *text != "none") {
+        let memory = machine::memory_bytes()?;
+        let limit = parse_size(text, memory).map_err(|why| Given::fail("limit", why))?;
+        if limit < LIMIT_BYTES_MIN {
+            return Err(Given::fail(
+                "limit",
+                format!("{limit} bytes are too few: at least {}M", LIMIT_BYTES_MIN >> 20),
+            ));
+        }
+        if limit > memory {
+            return Err(Given::fail("limit", format!("{text} is more than the memory there is ({memory} bytes)")));
+        }
+        settings.limit_bytes = limit;
+    }
+    if let Some(codec) = given.parsed("codec", codec)? {
+        settings.codec = codec;
+    }
+    if let Some(order) = given.parsed("block", order)? {
+        settings.block_order = order;
+    }
+    settings.spill = spill(given)?;
+    Ok(settings)
+}
+
+fn codec(text: &str) -> Result<CodecSpec, String> {
+    CodecSpec::parse(text).map_err(|e| e.to_string())
+}
+
+fn spill(given: &Given) -> Result<Option<SpillSettings>, Failure> {
+    let limit = given.parsed("writeback-limit", |text| match text {
+        "none" => Ok(None),
+        _ => parse_size(text, 0).map(Some),
+    })?;
+    let size_bytes = given.size("writeback-size")?;
+    let encrypt = given.parsed("writeback-encrypt", |text| match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("{text:?} is not one of on, off")),
+    })?;
+    let Some(path) = given.text("writeback")? else {
+        let first = [
+            ("writeback-limit", limit.is_some()),
+            ("writeback-size", size_bytes.is_some()),
+            ("writeback-encrypt", encrypt.is_some()),
+        ];
+        return match first.iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(Given::fail(flag, "give --writeback PATH too")),
+            None => Ok(None),
+        };
+    };
+    if size_bytes == Some(0) {
+        return Err(Given::fail("writeback-size", "0 bytes hold nothing"));
+    }
+    Ok(Some(SpillSettings {
+        path: path.to_string(),
+        size_bytes: size_bytes.unwrap_or(WRITEBACK_BYTES),
+        keep_free_bytes: KEEP_FREE_BYTES,
+        encrypt: encrypt.unwrap_or(true),
+        limit_bytes: limit.flatten(),
+    }))
+}
+
+fn order(text: &str) -> Result<Order, String> {
+    let bytes = parse_size(text, 0)? as usize;
+    match Order::covering(bytes) {
+        Some(order) if order.bytes() == bytes => Ok(order),
+        _ => {
+            let valid: Vec<String> = (0..=MAX_ORDER).map(|n| format!("{}K", (PAGE_SIZE << n) >> 10)).collect();
+            Err(format!("{text:?} is not one of {}", valid.join(", ")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A row; a bar within a cell would end it.
+    fn row(flag: &Flag) -> String {
+        let name = format!("`--{} {}", flag.name, flag.value);
+        let cells = [format!("{}`", name.trim()), flag.default.to_string(), flag.help.to_string()];
+        format!("| {} |\n", cells.map(|cell| cell.replace('|', "\\|")).join(" | "))
+    }
+
+    #[test]
+    fn the_document_lists_every_flag_with_its_default_and_help() {
+        let document = include_str!("../../../../docs/block.md");
+        let (_, rest) = document.split_once("<!-- blk-flags:begin -->\n").expect("it has the mark");
+        let (found, _) = rest.split_once("<!-- blk-flags:end -->").expect("it has the mark");
+        let wanted = "| flag | default | what it sets |\n|---|---|---|\n".to_string();
+        let wanted = FLAGS.iter().fold(wanted, |all, flag| all + &row(flag));
+        assert!(found == wanted, "docs/block.md, between the marks: replace\n{found}\nby\n{wanted}");
+    }
+
+    #[test]
+    fn exports_are_told_apart() {
+        let wanted = |name: &str, size, read_only| Ok(Wanted { name: name.to_string(), size, read_only });
+        assert_eq!(export("a=1M"), wanted("a", 1 << 20, false));
+        assert_eq!(export("a=b=512,ro"), wanted("a=b", 512, true));
+        for (text, word) in [("a", "NAME=SIZE"), ("a=x", "\"x\""), ("a\u{7}=1M", "control"), ("a=1M,rw", "1M,rw")] {
+            assert!(export(text).is_err_and(|why| why.contains(word)), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! The sockets that clients connect to: made here, or given by systemd.
+use super::flags::Settings;
+use crate::failure::Failure;
+use crate::program::plain;
+use memfold_block::nbd::Listener;
+use std::env;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::net::{TcpListener, ToSocketAddrs};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// The first descriptor that systemd gives.
+const GIVEN_FIRST: RawFd = 3;
+
+/// A listener, and how clients name it.
+pub struct Named {
+    pub listener: Listener,
+    pub uri: String,
+}
+
+/// A Unix socket that was made here; its name goes away when this is dropped.
+pub struct SocketName {
+    path: PathBuf,
+    /// Device and inode: the name may be somebody else's by then.
+    identity: (u64, u64),
+}
+
+impl Drop for SocketName {
+    fn drop(&mut self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.identity) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// All listeners that the settings and the environment ask for, and what is to go away at the end.
+///
+/// # Errors
+/// 125: there is none, or one can't be had.
+pub fn open(settings: &Settings) -> Result<(Vec<Named>, Vec<SocketName>), Failure> {
+    let (mut all, mut paths) = (given()?, Vec::new());
+    if let Some(path) = &settings.unix {
+        let (listener, own) = unix(path).map_err(|why| Failure::own(format!("--unix: {}: {why}", path.display())))?;
+        all.push(Named { listener: Listener::Unix(listener), uri: unix_uri(path) });
+        paths.push(own);
+    }
+    if let Some(address) = &settings.tcp {
+        let listener = tcp(address).map_err(|why| Failure::own(format!("--tcp: {address}: {why}")))?;
+        all.push(named_tcp(listener, settings.tls.is_some()));
+    }
+    Ok((all, paths))
+}
+
+fn named_tcp(listener: TcpListener, tls: bool) -> Named {
+    let at = listener.local_addr().map_or_else(|_| "?".to_string(), |at| at.to_string());
+    Named { listener: Listener::Tcp(listener), uri: format!("{}://{at}/", if tls { "nbds" } else { "nbd" }) }
+}
+
+fn unix_uri(path: &Path) -> String {
+    format!("nbd+unix:///?socket={}", path.display())
+}
+
+/// A socket whose server has ended without taking it away is replaced; anything else at its place stays.
+pub fn unix(path: &Path) -> Result<(UnixListener, SocketName), String> {
+    let bound = match UnixListener::bind(path) {
+        Err(e) if e.kind() == ErrorKind::AddrInUse => {
+            let meta = fs::symlink_metadata(path).map_err(|e| plain(&e))?;
+            if !meta.file_type().is_socket() {
+                return Err("exists and is no socket; give another path".to_string());
+            }
+            match UnixStream::connect(path) {
+                Err(e) if e.kind() == ErrorKind::ConnectionRefused => {}
+                _ => return Err("another server listens there; give another path, or end it first".to_string()),
+            }
+            fs::remove_file(path).and_then(|()| UnixListener::bind(path))
+        }
+        other => other,
+    };
+    let listener = bound.map_err(|e| plain(&e))?;
+    let meta = fs::symlink_metadata(path).map_err(|e| plain(&e))?;
+    Ok((listener, SocketName { path: path.to_path_buf(), identity: (meta.dev(), meta.ino()) }))
+}
+
+fn tcp(address: &str) -> Result<TcpListener, String> {
+    let all: Vec<_> = address.to_socket_addrs().map_err(|e| format!("{}; write ADDRESS:PORT", plain(&e)))?.collect();
+    TcpListener::bind(&all[..]).map_err(|e| match e.kind() {
+        ErrorKind::AddrInUse => "the port is in use; give another one".to_string(),
+        _ => plain(&e),
+    })
+}
+
+/// The sockets of systemd's socket activation (LISTEN_PID, LISTEN_FDS).
+fn given() -> Result<Vec<Named>, Failure> {
+    let number = |name: &str| env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+    if number("LISTEN_PID") != Some(std::process::id()) {
+        return Ok(Vec::new());
+    }
+    let count = number("LISTEN_FDS").unwrap_or(0).min(64) as RawFd;
+    (GIVEN_FIRST..GIVEN_FIRST + count)
+        .map(|fd| {
+            listener_of(fd).map_err(|e| {
+                Failure::own(format!("LISTEN_FDS: descriptor {fd} is no listening stream socket: {}", plain(&e)))
+            })
+        })
+        .collect()
+}
+
+fn listener_of(fd: RawFd) -> io::Result<Named> {
+    let option = |name| {
+        let (mut value, mut len) = (0, size_of::<libc::c_int>() as libc::socklen_t);
+        // SAFETY: the pointers lead to locals of the length that is given.
+        let done = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len) };
+        if done == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+    };
+    let (domain, kind, listens) = (option(libc::SO_DOMAIN)?, option(libc::SO_TYPE)?, option(libc::SO_ACCEPTCONN)?);
+    if kind != libc::SOCK_STREAM || listens == 0 {
+        return Err(ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: a descriptor that systemd gave this process, open, as was just seen, and used by nobody else.
+    let owned = unsafe {
+        libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_NONBLOCK);
+        OwnedFd::from_raw_fd(fd)
+    };
+    match domain {
+        libc::AF_UNIX => {
+            let listener = UnixListener::from(owned);
+            let at = listener.local_addr().ok();
+            let uri = at.as_ref().and_then(|at| at.as_pathname()).map_or("nbd+unix:".to_string(), unix_uri);
+            Ok(Named { listener: Listener::Unix(listener), uri })
+        }
+        libc::AF_INET | libc::AF_INET6 => Ok(named_tcp(TcpListener::from(owned), false)),
+        _ => Err(ErrorKind::InvalidInput.into()),
+    }
+}

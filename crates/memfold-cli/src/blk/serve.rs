@@ -1,0 +1,135 @@
+//! Serving devices: from settings to sockets, and to the end.
+use super::devices::Devices;
+use super::flags::{self, Place, Settings};
+use super::listeners::{self, Named, SocketName};
+use super::swap_safe;
+use super::vhost::Machines;
+use crate::failure::Failure;
+use crate::program::plain;
+use crate::signals::Signals;
+use crate::sockets;
+use clap::ArgMatches;
+use memfold_block::ctl::Control;
+use memfold_block::nbd::{Server, Tls};
+use std::env;
+use std::fs;
+use std::io::Write;
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// How often memory is tidied where nothing asks for it.
+const TIDY_PERIOD: Duration = Duration::from_secs(1);
+
+/// `memfold blk` without a subcommand.
+///
+/// # Errors
+/// 125: the settings make no sense, what they name can't be had, or an image can't be written at the end.
+pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
+    let signals = Signals::block();
+    let settings = flags::settings(matches)?;
+    let tls = tls(&settings)?;
+    let (listeners, names) = listeners::open(&settings)?;
+    if listeners.is_empty() && settings.vhost.is_empty() {
+        let flags = "--unix PATH, --tcp ADDRESS:PORT or --vhost PATH";
+        return Err(Failure::own(format!("nobody could reach the device: give {flags}")));
+    }
+    if settings.swap_safe {
+        swap_safe::enter()?;
+    }
+    let devices = Devices::open(&settings)?;
+    let control = control(&settings, &devices)?;
+    let mut server = Server::new(&devices.exports, tls, settings.connections);
+    let mut uris = Vec::new();
+    for Named { listener, uri } in listeners {
+        server.listen(listener).map_err(|e| Failure::own(format!("{uri}: {}", plain(&e))))?;
+        uris.push(uri);
+    }
+    let machines = Machines::start(&settings.vhost, &devices.exports)?;
+    uris.extend(settings.vhost.iter().map(Place::uri));
+    let backing = devices.backing.clone();
+    let tender = thread::Builder::new().name("memfold-tend".to_string()).spawn(move || backing.tend(TIDY_PERIOD));
+    let tender = tender.map_err(|e| Failure::own(format!("no thread: {}", plain(&e))))?;
+    tell_ready(&uris);
+    wait_for_end(&signals);
+    server.end();
+    machines.end();
+    devices.backing.stop();
+    let _ = tender.join();
+    let done = devices.end(&settings);
+    drop((control, names));
+    done.map(|()| 0)
+}
+
+fn tls(settings: &Settings) -> Result<Option<Tls>, Failure> {
+    let Some(files) = &settings.tls else { return Ok(None) };
+    let loaded = Tls::load(&files.certificate, &files.key, files.client_ca.as_deref());
+    loaded.map(Some).map_err(|why| Failure::own(format!("TLS: {why}")))
+}
+
+/// The name of a control socket, which goes away when this is dropped.
+enum ControlName {
+    Own(#[allow(dead_code)] SocketName),
+    Found(PathBuf),
+}
+
+impl Drop for ControlName {
+    fn drop(&mut self) {
+        if let ControlName::Found(path) = self {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Answers `memfold blk stat` and its siblings, from a thread for each. `None` where no socket can be made and none was
+/// asked for: devices are served without.
+fn control(settings: &Settings, devices: &Devices) -> Result<Option<ControlName>, Failure> {
+    let (listener, name) = match &settings.control {
+        Some(path) => {
+            let made = listeners::unix(path);
+            let (listener, name) = made.map_err(|e| Failure::own(format!("--control: {}: {e}", path.display())))?;
+            (listener, ControlName::Own(name))
+        }
+        None => match sockets::listen(sockets::BLK) {
+            Ok((listener, path)) => (listener, ControlName::Found(path)),
+            Err(_) => return Ok(None),
+        },
+    };
+    let control = Arc::new(Control::new(&devices.backing, &devices.exports, settings.recompress));
+    let serve = move || serve_control(&listener, &control);
+    let started = thread::Builder::new().name("memfold-control".to_string()).spawn(serve);
+    started.map_err(|e| Failure::own(format!("no thread: {}", plain(&e))))?;
+    Ok(Some(name))
+}
+
+fn serve_control(listener: &UnixListener, control: &Arc<Control>) {
+    for stream in listener.incoming().flatten() {
+        let control = control.clone();
+        // Some requests take long, and others must not wait for them. One that breaks off harms only itself.
+        let serve = move || drop(sockets::answer(stream, |request| control.answer(request).to_string()));
+        let _ = thread::Builder::new().name("memfold-answer".to_string()).spawn(serve);
+    }
+}
+
+/// A line for each socket on stdout, and a word to systemd, if it waits for one.
+fn tell_ready(uris: &[String]) {
+    let mut out = std::io::stdout().lock();
+    // Whoever does not read it does not want it.
+    let _ = uris.iter().try_for_each(|uri| writeln!(out, "{uri}")).and_then(|()| out.flush());
+    let Some(path) = env::var_os("NOTIFY_SOCKET") else { return };
+    let _ = UnixDatagram::unbound().and_then(|socket| socket.send_to(b"READY=1", path));
+}
+
+fn wait_for_end(signals: &Signals) {
+    loop {
+        match signals.next(None).map(|caught| caught.number) {
+            Some(libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT) => return,
+            // As it would without us: the signal itself is blocked.
+            // SAFETY: stops this process, and touches no memory.
+            Some(libc::SIGTSTP) => drop(unsafe { libc::raise(libc::SIGSTOP) }),
+            _ => {}
+        }
+    }
+}

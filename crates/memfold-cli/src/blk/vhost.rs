@@ -1,0 +1,65 @@
+//! Disks of virtual machines: a socket for each device that `--vhost` names.
+use super::flags::Place;
+use super::listeners::{self, SocketName};
+use crate::failure::Failure;
+use crate::program::plain;
+use memfold_block::Export;
+use memfold_block::vhost::{Broken, Server};
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+/// Servers that run. They end when [`Machines::end`] is called.
+pub struct Machines {
+    all: Vec<(Arc<Server>, JoinHandle<()>)>,
+    _names: Vec<SocketName>,
+}
+
+impl Machines {
+    /// Serves each device on its socket.
+    ///
+    /// # Errors
+    /// 125: there is no such device, or the socket can't be made.
+    pub fn start(places: &[Place], exports: &[Arc<Export>]) -> Result<Machines, Failure> {
+        let mut machines = Machines { all: Vec::new(), _names: Vec::new() };
+        for place in places {
+            let at = |why: &str| Failure::own(format!("--vhost: {}: {why}", place.path.display()));
+            let export = find(place, exports).ok_or_else(|| {
+                let name = place.export.as_deref().unwrap_or_default();
+                at(&format!("there is no device {name:?}: give its name as in --export, or none for the first"))
+            })?;
+            let (listener, name) = listeners::unix(&place.path).map_err(|why| at(&why))?;
+            machines._names.push(name);
+            let threads = thread::available_parallelism().map_or(1, |n| n.get());
+            let server = Server::new(listener, export.clone(), threads).map_err(|e| at(&plain(&e)))?;
+            machines.run(Arc::new(server), &place.path).map_err(|e| at(&format!("no thread: {}", plain(&e))))?;
+        }
+        Ok(machines)
+    }
+
+    fn run(&mut self, server: Arc<Server>, path: &Path) -> io::Result<()> {
+        let (own, path) = (server.clone(), path.to_path_buf());
+        // Not eprintln!, which panics if nobody reads any more: other machines' disks must not go with it.
+        let report = move |why: &Broken| drop(writeln!(io::stderr(), "memfold: --vhost: {}: {why}", path.display()));
+        let serve = move || own.serve(report);
+        let thread = thread::Builder::new().name("memfold-vhost".to_string()).spawn(serve)?;
+        self.all.push((server, thread));
+        Ok(())
+    }
+
+    /// Ends all connections. Returns when no request is served any more.
+    pub fn end(self) {
+        self.all.iter().for_each(|(server, _)| server.stop());
+        for (_, thread) in self.all {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn find<'a>(place: &Place, exports: &'a [Arc<Export>]) -> Option<&'a Arc<Export>> {
+    match &place.export {
+        Some(name) => exports.iter().find(|export| export.name() == name),
+        None => exports.first(),
+    }
+}
