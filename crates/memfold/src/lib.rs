@@ -30,9 +30,16 @@ pub mod fault;
 pub mod address_space;
 pub mod delivery;
 mod memory;
+mod extents;
+mod heap;
+mod vec;
 #[cfg(test)]
 mod tests;
 
 pub use config::{Config, Delivery, OnFull};
+pub use heap::{GRANULE_BYTES, Heap, Hint};
 pub use memory::{Builder, Error, Memory, Pinned, Region};
+pub use memfold_sys::thread::memory_bytes;
+pub use memfold_sys::uffd::OpenError;
 pub use stats::Stats;
+pub use vec::FoldedVec;

@@ -330,6 +330,17 @@ impl Region {
         Pinned { region: self, addrs }
     }
 
+    /// Loads what is folded of a range and keeps it in memory until [`Region::unpin`]. Untouched pages stay untouched.
+    pub(crate) fn hold(&self, range: Range<usize>) {
+        self.engine.pager.pin_at(self.addrs(&range));
+        self.engine.pager.need_at(self.addrs(&range));
+    }
+
+    /// Ends a pin whose guard was forgotten. The range is that of the pin.
+    pub(crate) fn unpin(&self, range: Range<usize>) {
+        self.engine.pager.unpin_at(self.addrs(&range));
+    }
+
     /// Drops the contents of a byte range (rounded inwards to pages): it reads as zeros.
     ///
     /// # Safety
