@@ -116,7 +116,8 @@ except MemoryError as error:
 
 def test_without_permission_it_says_what_to_do(run_script):
     run_script("""
-import ctypes, os, memfold, sys
+import os, sys
+import memfold, numpy
 if os.geteuid() == 0:
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)

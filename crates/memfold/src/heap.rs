@@ -106,7 +106,11 @@ impl Heap {
         self.regions().any(|region| region.contains(&addr))
     }
 
-    fn at_home(&self) -> Result<(), Error> {
+    /// [`Heap::is_at_home`], as a result.
+    ///
+    /// # Errors
+    /// ECHILD in a child of fork.
+    pub fn at_home(&self) -> Result<(), Error> {
         if self.is_at_home() { Ok(()) } else { Err(FORKED) }
     }
 

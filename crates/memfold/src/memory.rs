@@ -330,8 +330,9 @@ impl Region {
         Pinned { region: self, addrs }
     }
 
-    /// Loads what is folded of a range and keeps it in memory until [`Region::unpin`]. Untouched pages stay untouched.
+    /// Loads what is folded of a range and keeps it in memory until [`Region::unpin`], for a fork. Untouched pages stay untouched.
     pub(crate) fn hold(&self, range: Range<usize>) {
+        self.engine.pager.busy.note_unseen_forks();
         self.engine.pager.pin_at(self.addrs(&range));
         self.engine.pager.need_at(self.addrs(&range));
     }
