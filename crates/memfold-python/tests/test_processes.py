@@ -161,8 +161,7 @@ def test_the_interpreter_ends_with_arrays_alive(run_script, delivery):
 import sys, threading, builtins
 import memfold, numpy as np
 mem = memfold.Memory(limit="16MiB", delivery=sys.argv[1])
-array = mem.arange(8_000_000) // 100
-array = mem.array(array)
+array = mem.array(np.arange(8_000_000) // 100)
 builtins.kept = array[::2]
 class Late:
     def __init__(self, array): self.array = array

@@ -36,32 +36,32 @@ def set_default(memory: Memory | None) -> Memory | None:
 os.register_at_fork(after_in_child=lambda: (set_default(None), None)[1])
 
 
-def empty(shape: Shape, dtype: DTypeLike = None, order: Any = "C") -> Array:
+def empty(shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
     """`Memory.empty` in the default Memory."""
     return default().empty(shape, dtype, order)
 
 
-def zeros(shape: Shape, dtype: DTypeLike = None, order: Any = "C") -> Array:
+def zeros(shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
     """`Memory.zeros` in the default Memory."""
     return default().zeros(shape, dtype, order)
 
 
-def ones(shape: Shape, dtype: DTypeLike = None, order: Any = "C") -> Array:
+def ones(shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
     """`Memory.ones` in the default Memory."""
     return default().ones(shape, dtype, order)
 
 
-def full(shape: Shape, fill_value: Any, dtype: DTypeLike = None, order: Any = "C") -> Array:
+def full(shape: Shape, fill_value: Any, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
     """`Memory.full` in the default Memory."""
     return default().full(shape, fill_value, dtype, order)
 
 
-def array(values: ArrayLike, dtype: DTypeLike = None, order: Any = "K") -> Array:
+def array(values: ArrayLike, dtype: DTypeLike | None = None, order: Any = "K") -> Array:
     """`Memory.array` in the default Memory."""
     return default().array(values, dtype, order)
 
 
-def arange(*bounds: Any, dtype: DTypeLike = None) -> Array:
+def arange(*bounds: Any, dtype: DTypeLike | None = None) -> Array:
     """`Memory.arange` in the default Memory."""
     return default().arange(*bounds, dtype=dtype)
 

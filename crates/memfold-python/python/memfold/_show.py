@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import threading
 from types import TracebackType
@@ -81,13 +82,14 @@ class Watch:
         self._memory, self._interval_s = memory, interval_s
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
+        self._ipython: Any = None
         self._display: Any = None
 
     def __enter__(self) -> Memory:
         if "ipykernel" in sys.modules:
-            from IPython.display import HTML, display
-
-            self._display = display(HTML(html(self._memory.stats())), display_id=True)
+            self._ipython = importlib.import_module("IPython.display")
+            page = self._ipython.HTML(html(self._memory.stats()))
+            self._display = self._ipython.display(page, display_id=True)
         self._end.clear()
         self._thread = threading.Thread(target=self._run, name="memfold-watch", daemon=True)
         self._thread.start()
@@ -113,8 +115,6 @@ class Watch:
     def _show(self) -> None:
         stats = self._memory.stats()
         if self._display is not None:
-            from IPython.display import HTML
-
-            self._display.update(HTML(html(stats)))
+            self._display.update(self._ipython.HTML(html(stats)))
         else:
             print(f"\r{bar(stats)}\x1b[K", end="", file=sys.stderr, flush=True)
