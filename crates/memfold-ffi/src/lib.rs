@@ -106,7 +106,12 @@ pub unsafe extern "C" fn memfold_unmap(memory: u64, address: *mut c_void) -> Sta
 /// - Nobody else uses what is mapped there meanwhile, nor, if it moves, its old address any more. `moved` points to where the
 ///   result may be written, or is null, which is refused.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn memfold_resize(memory: u64, address: *mut c_void, len: usize, moved: *mut *mut c_void) -> Status {
+pub unsafe extern "C" fn memfold_resize(
+    memory: u64,
+    address: *mut c_void,
+    len: usize,
+    moved: *mut *mut c_void,
+) -> Status {
     answer(|| {
         if moved.is_null() {
             return Err(Failure::null());
@@ -199,7 +204,8 @@ fn hint(memory: u64, address: *const c_void, len: usize, hint: Hint) -> Status {
 
 fn range(address: *const c_void, len: usize) -> Result<std::ops::Range<usize>, Failure> {
     let start = address as usize;
-    let end = start.checked_add(len).ok_or_else(|| Failure::invalid("the range reaches past the end of all addresses"))?;
+    let end =
+        start.checked_add(len).ok_or_else(|| Failure::invalid("the range reaches past the end of all addresses"))?;
     Ok(start..end)
 }
 

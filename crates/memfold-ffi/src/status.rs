@@ -56,6 +56,8 @@ impl From<Error> for Failure {
                 EINVAL => Status::Invalid,
                 _ => Status::System,
             },
+            #[allow(unreachable_patterns)]
+            _ => Status::Forked,
         };
         Failure { status, text }
     }

@@ -42,12 +42,13 @@ fn the_version_script_names_every_function() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
     let source = std::fs::read_to_string(directory.join("src/lib.rs")).expect("source");
     let script = std::fs::read_to_string(directory.join("memfold.map")).expect("memfold.map");
-    let mut functions: Vec<&str> = source
+    let mut functions: Vec<&str> =
+        source.lines().filter_map(|line| line.split("extern \"C\" fn ").nth(1)?.split('(').next()).collect();
+    let mut named: Vec<&str> = script
         .lines()
-        .filter_map(|line| line.split("extern \"C\" fn ").nth(1)?.split('(').next())
+        .filter_map(|line| line.trim().strip_suffix(';'))
+        .filter(|name| name.starts_with("memfold_"))
         .collect();
-    let mut named: Vec<&str> =
-        script.lines().filter_map(|line| line.trim().strip_suffix(';')).filter(|name| name.starts_with("memfold_")).collect();
     functions.sort_unstable();
     named.sort_unstable();
     assert_eq!(functions, named);

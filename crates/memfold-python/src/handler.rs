@@ -52,7 +52,8 @@ impl Api {
         }
         let api = Api(table as *const *const c_void);
         // SAFETY: this slot has had this function since numpy 1.0.
-        let version = unsafe { std::mem::transmute::<*const c_void, extern "C" fn() -> u32>(*api.0.add(GET_VERSION))() };
+        let version =
+            unsafe { std::mem::transmute::<*const c_void, extern "C" fn() -> u32>(*api.0.add(GET_VERSION))() };
         if version < VERSION_MIN {
             return Err(PyRuntimeError::new_err("memfold needs numpy 1.22 or newer: pip install --upgrade numpy"));
         }
@@ -63,7 +64,9 @@ impl Api {
     pub fn default_handler(self) -> *mut Handler {
         // SAFETY: from 1.22 on this slot is a pointer to a variable that holds the capsule of numpy's own handler, which lives as
         // long as numpy, which is never unloaded.
-        unsafe { ffi::PyCapsule_GetPointer(**self.0.add(DEFAULT_HANDLER).cast::<*const *mut ffi::PyObject>(), CAPSULE).cast() }
+        unsafe {
+            ffi::PyCapsule_GetPointer(**self.0.add(DEFAULT_HANDLER).cast::<*const *mut ffi::PyObject>(), CAPSULE).cast()
+        }
     }
 }
 

@@ -121,4 +121,3 @@ pub fn uninstall() -> bool {
     let newest = unsafe { NEWEST.load(Acquire).as_ref() };
     newest.is_some_and(|newest| newest.active.swap(false, Relaxed))
 }
-

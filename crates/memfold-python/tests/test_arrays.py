@@ -188,6 +188,18 @@ def test_hints_do_what_they_say(mem):
     mem.fold(folded[::-1][5:10]), mem.prefetch(folded[:0]), mem.fold(mem.zeros(()))
 
 
+def test_pinned_arrays_are_right_in_huge_pages_and_after(mem):
+    plain = np.arange(MIB) // 30
+    folded = mem.array(plain)
+    with mem.pinned(folded):
+        others = [mem.full(MIB, n) for n in range(8)]
+        assert (folded == plain).all()
+        folded += 1
+    assert all((other == n).all() for n, other in enumerate(others))
+    mem.fold(folded)
+    assert (folded == plain + 1).all()
+
+
 def test_resize_in_place(mem):
     array = mem.arange(1000)
     array.resize(3_000_000, refcheck=False)

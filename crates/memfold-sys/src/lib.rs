@@ -11,6 +11,7 @@ pub mod page;
 mod clock;
 pub mod sync;
 pub mod raw;
+pub mod huge;
 pub mod zone;
 pub mod birthplace;
 pub mod secret;

@@ -7,6 +7,7 @@ use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
 use memfold_sys::Errno;
+use memfold_sys::huge;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::process_id;
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
@@ -224,13 +225,15 @@ impl Heap {
     }
 
     /// Loads a range of addresses inside one piece (rounded outwards to pages) and keeps it in memory until
-    /// [`Heap::unpin`] with the same range, or until the piece is freed. Pins nest.
+    /// [`Heap::unpin`] with the same range, or until the piece is freed. Whole 2 MiB of it come into huge pages. Pins nest.
     ///
     /// # Errors
     /// As [`Heap::hint`].
     pub fn pin(&self, addrs: Range<usize>) -> Result<(), Error> {
         let span = self.span_of(&addrs)?;
         core::mem::forget(span.region.pin(span.offsets(&addrs)));
+        // What stays for long may as well be fast.
+        huge::collapse(addrs.clone());
         self.inner.state.lock().pins.push(addrs);
         Ok(())
     }
@@ -316,6 +319,7 @@ impl State {
         let region = memory.region(wanted).or_else(|e| if wanted > len { memory.region(len) } else { Err(e) })?;
         let start = region.as_ptr() as usize;
         let addrs = start..start + region.len();
+        huge::allow(addrs.clone());
         self.extents.push(Extents::new(region.len()));
         self.spans.push(Arc::new(Span { region }));
         Ok(addrs)

@@ -38,8 +38,8 @@ mod tests;
 
 pub use config::{Config, Delivery, OnFull};
 pub use heap::{GRANULE_BYTES, Heap, Hint};
-pub use memory::{Builder, Error, Memory, Pinned, Region};
 pub use memfold_sys::thread::memory_bytes;
 pub use memfold_sys::uffd::OpenError;
+pub use memory::{Builder, Error, Memory, Pinned, Region};
 pub use stats::Stats;
 pub use vec::FoldedVec;
