@@ -56,8 +56,7 @@ impl From<Error> for Failure {
                 EINVAL => Status::Invalid,
                 _ => Status::System,
             },
-            #[allow(unreachable_patterns)]
-            _ => Status::Forked,
+            Error::Inherited => Status::Forked,
         };
         Failure { status, text }
     }

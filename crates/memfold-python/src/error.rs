@@ -24,8 +24,7 @@ pub fn exception(error: Error) -> PyErr {
             ECHILD => PyRuntimeError::new_err(text),
             _ => PyOSError::new_err(text),
         },
-        #[allow(unreachable_patterns)]
-        _ => PyRuntimeError::new_err(text),
+        Error::Inherited => PyRuntimeError::new_err(text),
     }
 }
 

@@ -12,7 +12,8 @@ SCRIPT = """
 import memfold
 from memfold import run_limit
 print(run_limit())
-array = memfold.Memory(limit="16MiB").arange(4_000_000) // 100
+import numpy
+array = numpy.arange(4_000_000) // 100
 mem = memfold.Memory(limit="16MiB")
 array = mem.array(array)
 mem.fold(array)

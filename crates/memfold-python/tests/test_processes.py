@@ -15,7 +15,7 @@ if __name__ == "__main__":
     with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
         assert pool.map(work, parts) == [200_000 * n for n in range(6)]
     assert all((part == n).all() for n, part in enumerate(parts))
-    big = mem.arange(8_000_000) // 100
+    big = mem.array(np.arange(8_000_000) // 100)
     assert big[-1] == 79_999 and mem.stats()["folded_bytes"] > 0
 """
 
@@ -81,7 +81,7 @@ if child == 0:
         gc.collect()
         # A Memory of its own works.
         own = memfold.Memory(limit="16MiB")
-        mine = own.arange(4_000_000) // 100
+        mine = own.array(np.arange(4_000_000) // 100)
         assert mine[-1] == 39_999 and own.stats()["folded_bytes"] > 0
         assert memfold.zeros(10).sum() == 0
         os._exit(7)

@@ -130,9 +130,9 @@ except PermissionError as error:
     assert "sysctl vm.unprivileged_userfaultfd=1" in str(error) and 'delivery="signal"' in str(error), error
 # This needs none.
 mem = memfold.Memory(limit="16MiB", delivery="signal")
-array = mem.arange(8_000_000) // 100
-mem2 = mem.array(array)
-assert (mem2 == array).all() and mem.stats()["folded_bytes"] > 0
+plain = numpy.arange(8_000_000) // 100
+folded = mem.array(plain)
+assert (folded == plain).all() and mem.stats()["folded_bytes"] > 0
 """)
 
 
