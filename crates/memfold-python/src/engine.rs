@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, Weak};
 /// A heap that Python's objects and numpy's arrays share. In a child of fork it is never dropped: its threads are not there.
 pub struct Shared {
     pub heap: Heap,
+    /// What the next child of fork is to have copies of.
+    pub lent: Mutex<Vec<Range<usize>>>,
 }
 
 impl Drop for Shared {
@@ -35,8 +37,6 @@ pub fn heaps() -> Vec<Arc<Shared>> {
 #[pyclass(frozen, module = "memfold._memfold")]
 pub struct Engine {
     pub shared: Arc<Shared>,
-    /// What the next child of fork is to have copies of.
-    lent: Mutex<Vec<Range<usize>>>,
 }
 
 #[pymethods]
@@ -49,9 +49,9 @@ impl Engine {
             builder = builder.set(&name, &value);
         }
         let memory = py.detach(|| builder.build()).map_err(exception)?;
-        let shared = Arc::new(Shared { heap: Heap::new(&memory) });
+        let shared = Arc::new(Shared { heap: Heap::new(&memory), lent: Mutex::default() });
         HEAPS.lock().unwrap_or_else(|e| e.into_inner()).push(Arc::downgrade(&shared));
-        Ok(Engine { shared, lent: Mutex::default() })
+        Ok(Engine { shared })
     }
 
     /// Whether this is the process that started it.
@@ -104,13 +104,13 @@ impl Engine {
     /// Brings all that is folded back to memory, past the limit if need be, so that the next child of fork gets copies.
     fn lend(&self, py: Python<'_>) -> PyResult<()> {
         let lent = py.detach(|| self.shared.heap.lend()).map_err(exception)?;
-        self.lent.lock().unwrap_or_else(|e| e.into_inner()).extend(lent);
+        self.shared.lent.lock().unwrap_or_else(|e| e.into_inner()).extend(lent);
         Ok(())
     }
 
     /// After the fork, in the parent: what was lent may be folded again.
     fn take_back(&self) {
-        let lent = std::mem::take(&mut *self.lent.lock().unwrap_or_else(|e| e.into_inner()));
+        let lent = std::mem::take(&mut *self.shared.lent.lock().unwrap_or_else(|e| e.into_inner()));
         self.shared.heap.take_back(lent);
     }
 

@@ -33,11 +33,30 @@ extern "C" fn on_segv(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
     }
 }
 
-/// In a child of fork, before it goes on: what a touch of its parent's arrays is to say.
+/// Keeps addresses of the parent's that are free here from being given out again: what lies there would be taken for the parent's.
+fn keep_free(addrs: Range<usize>) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: a mapping that replaces none, and that nobody can touch.
+    unsafe { libc::mmap(addrs.start as *mut c_void, addrs.end - addrs.start, libc::PROT_NONE, flags, -1, 0) };
+}
+
+/// In a child of fork, before it goes on: its parent's addresses stay the parent's, and what a touch of them is to say.
 #[pyfunction]
 pub fn after_fork_in_child() {
-    let ranges: Vec<_> =
-        heaps().iter().filter(|shared| !shared.heap.is_at_home()).flat_map(|shared| shared.heap.regions()).collect();
+    let inherited: Vec<_> = heaps().into_iter().filter(|shared| !shared.heap.is_at_home()).collect();
+    for shared in &inherited {
+        let mut lent = shared.lent.lock().unwrap_or_else(|e| e.into_inner());
+        lent.sort_unstable_by_key(|addrs| addrs.start);
+        for region in shared.heap.regions() {
+            let mut at = region.start;
+            for piece in lent.iter().filter(|piece| region.contains(&piece.start)) {
+                keep_free(at..piece.start);
+                at = piece.end;
+            }
+            keep_free(at..region.end);
+        }
+    }
+    let ranges: Vec<_> = inherited.iter().flat_map(|shared| shared.heap.regions()).collect();
     if ranges.is_empty() || GUARD.get().is_some() {
         return;
     }

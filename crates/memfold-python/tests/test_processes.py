@@ -73,10 +73,13 @@ if child == 0:
             except RuntimeError as error:
                 assert "fork" in str(error), error
         assert "parent" in repr(mem)
-        # numpy works on, in ordinary memory, and what is freed of the parent's does nothing.
+        # numpy works on, in ordinary memory, none of which comes to lie where the parent's was.
+        plain = [np.ones(1_000_000) for _ in range(50)]
+        assert not any(map(memfold.is_folded, plain)) and all(array.sum() == 1_000_000 for array in plain)
         assert not memfold.is_folded(np.ones(1_000_000)) and np.ones(1_000_000).sum() == 1_000_000
         with handler:
             assert not memfold.is_folded(np.ones(1_000_000))
+        # What is freed of the parent's does nothing.
         del array
         gc.collect()
         # A Memory of its own works.
