@@ -13,11 +13,11 @@ fn header() -> String {
     let mut lines = Vec::new();
     let mut is_safety = false;
     for line in text.lines() {
-        is_safety = (is_safety || line.trim() == "* # Safety") && line.trim() != "*/";
+        is_safety = (is_safety || line.trim() == "# Safety") && line.trim() != "*/";
         if is_safety {
             continue;
         }
-        if line.trim() == "*/" && lines.last().is_some_and(|last: &&str| last.trim() == "*") {
+        if line.trim() == "*/" && lines.last().is_some_and(|last: &&str| last.trim().is_empty()) {
             lines.pop();
         }
         lines.push(line);
