@@ -1,5 +1,8 @@
 //! Allocations in folded memory: pieces of a few large regions, by address, as `malloc` gives them.
-use crate::extents::Extents;
+mod extents;
+pub(crate) mod vec;
+
+use self::extents::Extents;
 use crate::memory::{Error, Memory, Region};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
