@@ -149,3 +149,35 @@ try:
 except AttributeError as error:
     assert "_ARRAY_API" in str(error)
 """)
+
+
+def test_a_swap_directory_that_is_full_or_goes_away(run_script, tmp_path):
+    # The file may take 8 MiB; of noise, which doesn't shrink, there is more. Then memory goes past the limit, which is told.
+    done = run_script(
+        """
+import os, sys
+import memfold, numpy as np
+noise = np.random.default_rng(2).integers(0, 256, 64 << 20, "uint8")
+os.mkdir("swap")
+mem = memfold.Memory(limit="16MiB", swap="swap", swap_size="8MiB", swap_keep_free="1MiB")
+os.rmdir("swap")
+folded = mem.array(noise)
+assert (folded == noise).all()
+stats = mem.stats()
+assert 0 < stats["swap_bytes"] <= 8 << 20 and stats["over_limit"] > 0 and stats["physical_bytes"] > 16 << 20, stats
+"""
+    )
+    assert "past the limit" in done.stderr and len(done.stderr.splitlines()) <= 3, done.stderr
+
+
+def test_a_limit_that_may_not_be_passed_ends_the_process_with_a_sentence(run_script):
+    done = run_script(
+        """
+import memfold, numpy as np
+mem = memfold.Memory(limit="16MiB", on_full="stop")
+mem.array(np.random.default_rng(2).integers(0, 256, 64 << 20, "uint8"))
+print("not reached")
+""",
+        status=-6,
+    )
+    assert done.stdout == "" and "limit" in done.stderr, done.stderr
