@@ -1,13 +1,16 @@
 # Build, test and show memfold. `make help` lists the targets.
 
-.PHONY: help build test bench-quick demo clean setup setup-build
+.PHONY: help build wheel install test bench-quick demo clean setup setup-build
 
 SIZE ?= 1024
+PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 help:
 	@echo "make build             the memfold command, its preload library and the benchmarks, in $(TARGET)/release (debug information in *.debug)"
+	@echo "make wheel             the Python package in one wheel, with the command in it, in $(TARGET)/wheel"
+	@echo "make install           the command, the C library, its header and memfold.pc, to PREFIX=/usr/local (and DESTDIR=)"
 	@echo "make test              everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
 	@echo "make bench-quick       the short form of each benchmark; fails if one breaks off or finds a wrong byte, not for a figure"
 	@echo "make demo              a 1 GiB SQLite job, plain and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
@@ -23,6 +26,17 @@ setup-build:
 build: setup-build
 	cargo build --release -p memfold-cli -p memfold-preload -p memfold-bench
 	@scripts/split-symbols $(TARGET)/release/memfold $(TARGET)/release/libmemfold_preload.so
+
+wheel: setup-build
+	@scripts/wheel
+
+install: setup-build
+	cargo build --release -p memfold-cli -p memfold-preload
+	@scripts/split-symbols $(TARGET)/release/memfold $(TARGET)/release/libmemfold_preload.so
+	@scripts/c-library install "$(PREFIX)" "$(DESTDIR)$(PREFIX)"
+	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/lib/memfold"
+	install -m 755 $(TARGET)/release/memfold "$(DESTDIR)$(PREFIX)/bin"
+	install -m 755 $(TARGET)/release/libmemfold_preload.so "$(DESTDIR)$(PREFIX)/lib/memfold"
 
 test:
 	@scripts/check $(STEP)

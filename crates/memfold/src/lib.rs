@@ -30,9 +30,14 @@ pub mod fault;
 pub mod address_space;
 pub mod delivery;
 mod memory;
+mod heap;
 #[cfg(test)]
 mod tests;
 
 pub use config::{Config, Delivery, OnFull};
+pub use heap::vec::FoldedVec;
+pub use heap::{GRANULE_BYTES, Heap, Hint};
+pub use memfold_sys::thread::memory_bytes;
+pub use memfold_sys::uffd::OpenError;
 pub use memory::{Builder, Error, Memory, Pinned, Region};
 pub use stats::Stats;

@@ -332,6 +332,23 @@ impl Region {
         Pinned { region: self, addrs }
     }
 
+    /// Loads what is folded of a range and keeps it in memory until [`Region::unpin`], for a fork. Untouched pages stay untouched.
+    pub(crate) fn hold(&self, range: Range<usize>) {
+        self.engine.pager.busy.note_unseen_forks();
+        self.engine.pager.pin_at(self.at(&range));
+        self.engine.pager.need_at(self.at(&range));
+    }
+
+    /// Ends a pin whose guard was forgotten. The range is that of the pin.
+    pub(crate) fn unpin(&self, range: Range<usize>) {
+        self.engine.pager.unpin_at(self.at(&range));
+    }
+
+    fn at(&self, range: &Range<usize>) -> Range<usize> {
+        let start = self.as_ptr() as usize;
+        start + range.start..start + range.end
+    }
+
     /// Drops the contents of a byte range (rounded inwards to pages): it reads as zeros.
     ///
     /// # Safety

@@ -19,7 +19,7 @@ use memfold_sys::{Errno, units::PAGE_SIZE};
 use rustix::fd::{AsFd, OwnedFd};
 
 /// Version of the layout; another is refused.
-const LAYOUT_VERSION: u64 = 7;
+pub const LAYOUT_VERSION: u64 = 7;
 /// Seats that are not given again.
 pub const APART: usize = 64;
 /// Seats that lie together.

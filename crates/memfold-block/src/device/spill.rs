@@ -2,7 +2,7 @@
 use super::holder::Holder;
 use memfold::swap::{Bounds, Place, Swap};
 use memfold_store::{Cold, Handle};
-use memfold_sys::swapfile::{FileDisk, Options};
+use memfold_sys::disk::swapfile::{FileDisk, Options};
 use memfold_sys::sync::Mutex;
 use memfold_sys::units::Order;
 use std::sync::Arc;

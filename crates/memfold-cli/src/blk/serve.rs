@@ -6,7 +6,7 @@ use super::swap_safe;
 use super::vhost::Machines;
 use crate::failure::Failure;
 use crate::program::plain;
-use crate::signals::Signals;
+use crate::child::signals::Signals;
 use crate::sockets;
 use clap::ArgMatches;
 use memfold_block::ctl::Control;

@@ -1,6 +1,6 @@
 //! The program as memfold's child: started, given its signals, waited for.
 mod inherited;
-mod signals;
+pub mod signals;
 
 use crate::child::signals::{Caught, Signals};
 use crate::failure::Failure;

@@ -1,4 +1,5 @@
 //! Memory of the engine's own: reserved zones, and what lies in them.
+pub mod huge;
 pub mod zone;
 pub mod birthplace;
 pub mod secret;

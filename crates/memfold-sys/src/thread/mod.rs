@@ -116,6 +116,11 @@ pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
+/// The calling process's number.
+pub fn process_id() -> u32 {
+    rustix::process::getpid().as_raw_nonzero().get() as u32
+}
+
 /// Lets the calling thread run only where no other thread wants to (SCHED_IDLE). `false` if the system forbids it.
 pub fn set_idle() -> bool {
     let zeros = [0u32; 16];

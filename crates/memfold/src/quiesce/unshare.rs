@@ -39,6 +39,11 @@ impl Busy {
         self.note_shared(false);
     }
 
+    /// The process forks now and then from now on, unseen: a page that can't be moved is likely to be shared at any time.
+    pub fn note_unseen_forks(&self) {
+        self.forked_ns.store(u64::MAX, SeqCst);
+    }
+
     /// It still shares memory by a fork, `by_many` or not.
     pub fn note_shared(&self, by_many: bool) {
         self.shared_by_many.store(by_many, SeqCst);
@@ -53,7 +58,7 @@ impl Busy {
     /// Whether there was a fork not long ago.
     pub fn has_forked_lately(&self) -> bool {
         let forked = self.forked_ns.load(SeqCst);
-        forked != 0 && now_ns() - forked < SHARED_NS
+        forked != 0 && now_ns().saturating_sub(forked) < SHARED_NS
     }
 
     /// Counts the calls of [`Busy::note`].

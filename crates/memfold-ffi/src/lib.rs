@@ -1,0 +1,230 @@
+//! memfold for C and C++: what `include/memfold.h` declares, which is made of this file (`tests/header.rs`).
+//!
+//! A `memfold_t` is a number that is never given twice, and memory is known to the heap by its address: so what was destroyed or
+//! unmapped before is refused by a status, not by a crash.
+
+// Bottom first: a module imports only from modules listed above it.
+mod status;
+mod memories;
+
+use memfold::{Hint, Memory};
+use memories::{add, remove, with};
+use status::{Failure, Status, answer};
+use std::ffi::{CStr, c_char, c_void};
+
+/// What a memory holds and has done: bytes, and counts since it was created.
+#[repr(C)]
+#[derive(Copy, Clone, Default)]
+pub struct Stats {
+    /// What it uses: resident, frames, pool and index.
+    pub physical_bytes: u64,
+    /// Of what is mapped, uncompressed in memory.
+    pub resident_bytes: u64,
+    /// Uncompressed, on its way in or out.
+    pub frame_bytes: u64,
+    /// What the compressed data takes.
+    pub pool_bytes: u64,
+    /// What knowing where everything is takes.
+    pub index_bytes: u64,
+    /// Of what is mapped, only compressed (or in the swap file), before compression.
+    pub folded_bytes: u64,
+    /// In the swap file.
+    pub swap_bytes: u64,
+    /// Address space of what is mapped.
+    pub mapped_bytes: u64,
+    /// Touches of memory that was not there.
+    pub faults: u64,
+    /// Of these, touches of what was folded.
+    pub loads: u64,
+    /// Times the limit could not be kept, as nothing more could be folded.
+    pub over_limit: u64,
+}
+
+/// Creates a memory with its threads. `settings` are flags of `memfold run` with their values, separated by spaces or line
+/// ends: "limit=2G codec=zstd swap=/var/tmp". Give at least a limit, or resident. With delivery=signal no permission is
+/// needed, but memory may be given to system calls only while it is pinned.
+///
+/// # Safety
+/// - `settings` is a string; `memory` points to where the result may be written. Either may be null, which is refused.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memfold_create(settings: *const c_char, memory: *mut u64) -> Status {
+    answer(|| {
+        if settings.is_null() || memory.is_null() {
+            return Err(Failure::null());
+        }
+        // SAFETY: a string, as the caller says.
+        let text = unsafe { CStr::from_ptr(settings) };
+        let text = text.to_str().map_err(|_| Failure::invalid("the settings are not in UTF-8"))?;
+        let mut builder = Memory::builder();
+        for setting in text.split_whitespace() {
+            let wrong = || Failure::invalid(format!("{setting:?} is not a setting: write name=value, as in limit=2G"));
+            let (name, value) = setting.split_once('=').ok_or_else(wrong)?;
+            builder = builder.set(name, value);
+        }
+        // SAFETY: the caller's place for it.
+        unsafe { memory.write(add(&builder.build()?)) };
+        Ok(())
+    })
+}
+
+/// Ends a memory, and all that is mapped in it.
+#[unsafe(no_mangle)]
+pub extern "C" fn memfold_destroy(memory: u64) -> Status {
+    answer(|| remove(memory))
+}
+
+/// Maps `len` bytes of zeros, which take no memory until they are touched, at a multiple of 64 KiB.
+///
+/// # Safety
+/// - `address` points to where the result may be written, or is null, which is refused.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memfold_map(memory: u64, len: usize, address: *mut *mut c_void) -> Status {
+    answer(|| {
+        if address.is_null() {
+            return Err(Failure::null());
+        }
+        let at = with(memory, |heap| heap.alloc(len))?;
+        // SAFETY: the caller's place for it.
+        unsafe { address.write(at.as_ptr().cast()) };
+        Ok(())
+    })
+}
+
+/// Unmaps what `memfold_map` or `memfold_resize` gave at `address`. Nobody may use it any more.
+///
+/// # Safety
+/// - Nobody uses what is mapped there any more. Any address may be given.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memfold_unmap(memory: u64, address: *mut c_void) -> Status {
+    // SAFETY: as the caller says.
+    answer(|| with(memory, |heap| unsafe { heap.free(address as usize) }))
+}
+
+/// Makes what is mapped at `address` hold `len` bytes, there or elsewhere: `moved` is where. What fits is kept. On failure it is as before.
+///
+/// # Safety
+/// - Nobody else uses what is mapped there meanwhile, nor, if it moves, its old address any more. `moved` points to where the
+///   result may be written, or is null, which is refused.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memfold_resize(
+    memory: u64,
+    address: *mut c_void,
+    len: usize,
+    moved: *mut *mut c_void,
+) -> Status {
+    answer(|| {
+        if moved.is_null() {
+            return Err(Failure::null());
+        }
+        // SAFETY: as the caller says.
+        let at = with(memory, |heap| unsafe { heap.resize(address as usize, len) })?;
+        // SAFETY: the caller's place for it.
+        unsafe { moved.write(at.as_ptr().cast()) };
+        Ok(())
+    })
+}
+
+/// Folds the pages wholly inside a range now.
+#[unsafe(no_mangle)]
+pub extern "C" fn memfold_fold(memory: u64, address: *const c_void, len: usize) -> Status {
+    hint(memory, address, len, Hint::Fold)
+}
+
+/// Makes the pages of a range the first to be folded when memory is needed.
+#[unsafe(no_mangle)]
+pub extern "C" fn memfold_cold(memory: u64, address: *const c_void, len: usize) -> Status {
+    hint(memory, address, len, Hint::Cold)
+}
+
+/// Loads what is folded of a range.
+#[unsafe(no_mangle)]
+pub extern "C" fn memfold_prefetch(memory: u64, address: *const c_void, len: usize) -> Status {
+    hint(memory, address, len, Hint::Prefetch)
+}
+
+/// Loads a range and keeps it in memory until `memfold_unpin` with the same range, or until it is unmapped. Pins nest.
+#[unsafe(no_mangle)]
+pub extern "C" fn memfold_pin(memory: u64, address: *const c_void, len: usize) -> Status {
+    answer(|| range(address, len).and_then(|range| with(memory, |heap| heap.pin(range))))
+}
+
+/// Ends one pin.
+#[unsafe(no_mangle)]
+pub extern "C" fn memfold_unpin(memory: u64, address: *const c_void, len: usize) -> Status {
+    answer(|| range(address, len).and_then(|range| with(memory, |heap| heap.unpin(range))))
+}
+
+/// Drops the contents of the pages wholly inside a range: they read as zeros. No other thread may use them meanwhile.
+///
+/// # Safety
+/// - No other thread uses the range meanwhile, and what it held is needed no longer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memfold_discard(memory: u64, address: *mut c_void, len: usize) -> Status {
+    // SAFETY: as the caller says.
+    answer(|| range(address, len).and_then(|range| with(memory, |heap| unsafe { heap.discard(range) })))
+}
+
+/// What a memory holds and has done. `size` is sizeof *stats: a later version of the struct has more fields at its end.
+///
+/// # Safety
+/// - `stats` points to `size` bytes that may be written, or is null, which is refused.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memfold_stats(memory: u64, stats: *mut Stats, size: usize) -> Status {
+    answer(|| {
+        if stats.is_null() {
+            return Err(Failure::null());
+        }
+        let now = with(memory, |heap| heap.at_home().map(|()| figures(heap)))?;
+        let len = size.min(size_of::<Stats>());
+        // SAFETY: the caller's place for so many bytes; a struct of numbers has no padding.
+        unsafe { stats.cast::<u8>().copy_from_nonoverlapping((&raw const now).cast(), len) };
+        Ok(())
+    })
+}
+
+/// Why the calling thread's last call failed, in a sentence; empty after one that didn't. Good until the thread's next call.
+#[unsafe(no_mangle)]
+pub extern "C" fn memfold_last_error() -> *const c_char {
+    status::last_error()
+}
+
+/// The version, as "0.1.0".
+#[unsafe(no_mangle)]
+pub extern "C" fn memfold_version() -> *const c_char {
+    const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+        Ok(version) => version,
+        Err(_) => panic!("a version has no zeros"),
+    };
+    VERSION.as_ptr()
+}
+
+fn hint(memory: u64, address: *const c_void, len: usize, hint: Hint) -> Status {
+    answer(|| range(address, len).and_then(|range| with(memory, |heap| heap.hint(range, hint)).map(drop)))
+}
+
+fn range(address: *const c_void, len: usize) -> Result<std::ops::Range<usize>, Failure> {
+    let start = address as usize;
+    let end =
+        start.checked_add(len).ok_or_else(|| Failure::invalid("the range reaches past the end of all addresses"))?;
+    Ok(start..end)
+}
+
+fn figures(heap: &memfold::Heap) -> Stats {
+    let stats = heap.memory().stats();
+    let get = |figure: &std::sync::atomic::AtomicU64| figure.load(std::sync::atomic::Ordering::Relaxed);
+    let (resident_bytes, frame_bytes) = (get(&stats.resident_bytes), get(&stats.frame_bytes));
+    let (pool_bytes, index_bytes) = (get(&stats.pool_bytes), get(&stats.index_bytes));
+    Stats {
+        physical_bytes: resident_bytes + frame_bytes + pool_bytes + index_bytes,
+        resident_bytes,
+        frame_bytes,
+        pool_bytes,
+        index_bytes,
+        folded_bytes: get(&stats.folded_bytes),
+        swap_bytes: get(&stats.swap_bytes),
+        mapped_bytes: heap.allocated_bytes(),
+        faults: get(&stats.faults),
+        loads: get(&stats.pgmajfault),
+        over_limit: get(&stats.over_limit),
+    }
+}

@@ -1,0 +1,84 @@
+//! What a call answers, and the sentence that goes with a failure.
+use memfold::Error;
+use std::cell::RefCell;
+use std::ffi::{CString, c_char};
+
+/// What a call answers. `memfold_last_error` has the sentence.
+#[repr(C)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It is done.
+    Ok = 0,
+    /// An argument is wrong, or a setting: also what was unmapped or destroyed before.
+    Invalid = 1,
+    /// No memory or address space.
+    NoMemory = 2,
+    /// The system gives this user no userfaultfd.
+    NoPermission = 3,
+    /// This is a child of fork: what is mapped stays with its parent.
+    Forked = 4,
+    /// The system refused something else.
+    System = 5,
+}
+
+/// A status with its sentence.
+pub struct Failure {
+    status: Status,
+    text: String,
+}
+
+impl Failure {
+    pub fn invalid(text: impl Into<String>) -> Failure {
+        Failure { status: Status::Invalid, text: text.into() }
+    }
+
+    pub fn null() -> Failure {
+        Failure::invalid("an argument is a null pointer")
+    }
+}
+
+const ECHILD: i32 = 10;
+const ENOMEM: i32 = 12;
+const EINVAL: i32 = 22;
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        // Settings are written without the dashes of the command's flags.
+        let text = error.to_string().replace(" --", " ");
+        let text = text.strip_prefix("--").unwrap_or(&text).to_string();
+        let status = match error {
+            Error::Config(_) => Status::Invalid,
+            Error::Userfaultfd(memfold::OpenError::Forbidden) => Status::NoPermission,
+            Error::Userfaultfd(_) => Status::System,
+            Error::System(_, errno) => match errno.raw_os_error() {
+                ECHILD => Status::Forked,
+                ENOMEM => Status::NoMemory,
+                EINVAL => Status::Invalid,
+                _ => Status::System,
+            },
+            Error::Inherited => Status::Forked,
+        };
+        Failure { status, text }
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Makes a status of a result, and keeps its sentence for the calling thread.
+pub fn answer(call: impl FnOnce() -> Result<(), Failure>) -> Status {
+    let (status, text) = match call() {
+        Ok(()) => (Status::Ok, String::new()),
+        Err(failure) => (failure.status, failure.text),
+    };
+    let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
+    // A thread that is ending has no place for it any more.
+    let _ = LAST.try_with(|last| last.replace(text));
+    status
+}
+
+/// The calling thread's last sentence.
+pub fn last_error() -> *const c_char {
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}

@@ -1,0 +1,52 @@
+"""numpy arrays in compressed memory, larger than the memory they may use.
+
+>>> import memfold
+>>> mem = memfold.Memory(limit="256MiB")
+>>> a = mem.zeros((1000, 1000))
+>>> type(a).__name__, memfold.is_folded(a)
+('ndarray', True)
+>>> mem.close()
+
+Arrays come from a `Memory`, which keeps what is cold of them compressed, within its limit. They are ordinary numpy arrays: views,
+ufuncs, threads, files, pickling and DLPack work, and their memory is given back when the last view of them goes.
+`install()` does the same for all large arrays that numpy makes. `python -m memfold run --limit 1G -- CMD` runs a whole program so.
+"""
+
+from __future__ import annotations
+
+from ._default import (
+    arange,
+    array,
+    default,
+    empty,
+    full,
+    install,
+    is_folded,
+    numpy_allocator,
+    ones,
+    set_default,
+    uninstall,
+    zeros,
+)
+from ._memfold import __version__
+from ._memory import Memory, Stats
+from ._run import run_limit
+
+__all__ = [
+    "Memory",
+    "Stats",
+    "__version__",
+    "arange",
+    "array",
+    "default",
+    "empty",
+    "full",
+    "install",
+    "is_folded",
+    "numpy_allocator",
+    "ones",
+    "run_limit",
+    "set_default",
+    "uninstall",
+    "zeros",
+]

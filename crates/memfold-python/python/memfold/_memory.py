@@ -1,0 +1,422 @@
+"""`Memory`: an engine, and the arrays in it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypedDict, Union, cast
+
+from . import _memfold, _show
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+    Array = NDArray[Any]
+    Shape = Union[int, "tuple[int, ...]"]
+
+Size = Union[int, str]
+
+PAGE_BYTES = 4096
+# What numpy_allocator and install fold: smaller arrays are many and short-lived.
+THRESHOLD = "1MiB"
+
+
+class Stats(TypedDict):
+    """What a `Memory` holds and has done. Bytes, or counts since it was made."""
+
+    limit_bytes: int
+    """what the Memory may use, all in all; 0 if only `resident` was given"""
+    physical_bytes: int
+    """what it uses now: resident, frames, pool and index"""
+    allocated_bytes: int
+    """address space of its arrays, touched or not"""
+    resident_bytes: int
+    """of the arrays, uncompressed in memory"""
+    frame_bytes: int
+    """uncompressed, on its way in or out"""
+    pool_bytes: int
+    """what the compressed data takes"""
+    index_bytes: int
+    """what knowing where everything is takes"""
+    folded_bytes: int
+    """of the arrays, only compressed (or in the swap file), before compression"""
+    swap_bytes: int
+    """in the swap file"""
+    peak_bytes: int
+    """the most that physical_bytes came to"""
+    faults: int
+    """touches of memory that was not there"""
+    loads: int
+    """of these, touches of what was folded"""
+    over_limit: int
+    """times the limit could not be kept, as nothing more could be folded"""
+
+
+_memories: weakref.WeakSet[Memory] = weakref.WeakSet()
+
+
+class Memory:
+    """Memory for arrays, of which what is cold is kept compressed.
+
+    Args:
+        limit: bytes of physical memory for everything: what is uncompressed, compressed, and the index. A number, text such
+            as "2GiB", or a share of the machine's memory such as "25%". Default: half of the memory there is.
+        codec: "zstd" (the default), or with a level as "zstd:3"; "lz4" is three times as fast, but numbers hardly shrink by it.
+        swap: a directory for what doesn't fit or doesn't shrink: a nameless, encrypted file, gone with the process.
+        resident: bytes of uncompressed memory, in place of `limit` or beside it.
+        delivery: who serves a touch of folded memory. "thread" is right for every access. "signal" is faster and needs no permission,
+            but hand an array to files, sockets and other system calls only inside `with mem.pinned(array):`.
+        fork: what a forked child gets of the arrays: "refuse" (nothing: a touch there ends it with a sentence) or "copy" (all of
+            them, as ordinary memory: each fork brings everything back to memory first, past the limit if need be).
+        settings: any other flag of `memfold run`, with underscores: swap_size="64GiB", block="64K".
+
+    Raises:
+        ValueError: a setting is wrong; the text says which and what it takes.
+        PermissionError: the system gives this user no userfaultfd; the text says what to do.
+
+    >>> mem = Memory(limit="64MiB", codec="zstd")
+    >>> a = mem.zeros((4096, 4096), dtype="float32")        # 64 MiB, of which nothing is in memory yet
+    >>> a[:] = 1
+    >>> float(a.sum())
+    16777216.0
+    >>> mem.fold(a) > 0
+    True
+    >>> mem.close()
+    """
+
+    def __init__(
+        self,
+        limit: Size | None = None,
+        codec: str = "zstd",
+        swap: str | os.PathLike[str] | None = None,
+        *,
+        resident: Size | None = None,
+        delivery: str = "thread",
+        fork: str = "refuse",
+        **settings: Any,
+    ) -> None:
+        if fork not in ("refuse", "copy"):
+            raise ValueError(f'fork is "refuse" or "copy", not {fork!r}')
+        if limit is None and resident is None:
+            limit = _memory_bytes() // 2
+        settings = {"limit": limit, "resident": resident, "codec": codec, "swap": swap, "delivery": delivery, **settings}
+        texts = [(name.replace("_", "-"), _text(name, value)) for name, value in settings.items() if value is not None]
+        self._engine: _memfold.Engine | None = _memfold.Engine(texts)
+        self._handler = _memfold.make_handler(self._engine, 0)
+        self._fork = fork
+        self._limit = 0 if limit is None else size(limit)
+        self._most = min(size(bound) for bound in (limit, resident) if bound is not None)
+        _memories.add(self)
+
+    # Arrays
+
+    def empty(self, shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
+        """A new array, as `numpy.empty`. Here its elements are zeros."""
+        import numpy as np
+
+        self._check(dtype)
+        with self._allocating():
+            return np.empty(shape, dtype, order)
+
+    def zeros(self, shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
+        """A new array of zeros, as `numpy.zeros`. It takes no memory until it is touched."""
+        import numpy as np
+
+        self._check(dtype)
+        with self._allocating():
+            return np.zeros(shape, dtype if dtype is not None else float, order)
+
+    def ones(self, shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
+        """A new array of ones, as `numpy.ones`."""
+        import numpy as np
+
+        self._check(dtype)
+        with self._allocating():
+            return np.ones(shape, dtype, order)
+
+    def full(self, shape: Shape, fill_value: Any, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
+        """A new array of one value, as `numpy.full`.
+
+        >>> mem = Memory(limit="64MiB")
+        >>> mem.full((2, 3), 7)
+        array([[7, 7, 7],
+               [7, 7, 7]])
+        """
+        import numpy as np
+
+        self._check(np.asarray(fill_value).dtype if dtype is None else dtype)
+        with self._allocating():
+            return np.full(shape, fill_value, dtype, order)
+
+    def array(self, values: ArrayLike, dtype: DTypeLike | None = None, order: Any = "K") -> Array:
+        """A copy of `values`, as `numpy.array`.
+
+        >>> mem = Memory(limit="64MiB")
+        >>> mem.array([[1, 2], [3, 4]], dtype="int16").T
+        array([[1, 3],
+               [2, 4]], dtype=int16)
+        """
+        import numpy as np
+
+        self._check(dtype)
+        with self._allocating():
+            made = np.array(values, dtype=dtype, order=order)
+        self._check(made.dtype)
+        return made
+
+    def arange(self, *bounds: Any, dtype: DTypeLike | None = None) -> Array:
+        """Evenly spaced values, as `numpy.arange(stop)` or `numpy.arange(start, stop[, step])`.
+
+        >>> Memory(limit="64MiB").arange(2, 10, 3)
+        array([2, 5, 8])
+        """
+        import numpy as np
+
+        self._check(dtype)
+        with self._allocating():
+            return np.arange(*bounds, dtype=dtype)
+
+    def buffer(self, nbytes: int) -> memoryview:
+        """`nbytes` zero bytes, for anything that takes a writable buffer: `readinto`, `recv_into`, `struct.pack_into`.
+
+        >>> view = Memory(limit="64MiB").buffer(8)
+        >>> view[2:4] = b"ab"
+        >>> bytes(view)
+        b'\\x00\\x00ab\\x00\\x00\\x00\\x00'
+        """
+        return memoryview(self.zeros(nbytes, "uint8"))  # type: ignore[arg-type]
+
+    def arrow(self, table: Any) -> Any:
+        """A copy of a pyarrow Table or RecordBatch whose columns all lie in this memory.
+
+        pyarrow lets nobody give it an allocator from Python, but its IPC format can be read where it lies: the table is
+        written to a folded buffer, and the result refers to that.
+        """
+        pa: Any = importlib.import_module("pyarrow")
+        if isinstance(table, pa.RecordBatch):
+            table = pa.Table.from_batches([table])
+        counting = pa.MockOutputStream()
+        _write_arrow(pa, counting, table)
+        folded = self.zeros(counting.size(), "uint8")
+        with pa.FixedSizeBufferWriter(pa.py_buffer(folded)) as out:
+            _write_arrow(pa, out, table)
+        return pa.ipc.open_stream(pa.py_buffer(folded)).read_all()
+
+    # Hints
+
+    def fold(self, array: ArrayLike) -> int:
+        """Folds an array (or a slice of one) now. Returns bytes that left memory. What is left at its ends, of less than a page, stays.
+
+        Of a slice with gaps, everything between its first and its last byte is folded.
+
+        Raises ValueError if the array isn't in this memory.
+        """
+        return self._opened().fold(*self._bounds(array)) * PAGE_BYTES
+
+    def cold(self, array: ArrayLike) -> None:
+        """Makes an array (or a slice of one) the first to be folded when memory is needed."""
+        self._opened().cold(*self._bounds(array))
+
+    def prefetch(self, array: ArrayLike) -> None:
+        """Loads what is folded of an array (or a slice of one), in larger steps than touching it would."""
+        self._opened().prefetch(*self._bounds(array))
+
+    @contextlib.contextmanager
+    def pinned(self, *arrays: ArrayLike) -> Iterator[None]:
+        """Keeps arrays (or slices) in memory, uncompressed, inside a `with` block. In huge pages, as far as they can be had: work on
+        them is as fast as on numpy's own.
+
+        Raises ValueError if they aren't in this memory, or are larger than its limit together.
+
+        >>> mem = Memory(limit="64MiB")
+        >>> a = mem.ones(1000)
+        >>> with mem.pinned(a):
+        ...     mem.fold(a)
+        0
+        """
+        engine = self._opened()
+        bounds = [self._bounds(array) for array in arrays]
+        wanted = sum(nbytes for _, nbytes in bounds)
+        if wanted > self._most:
+            raise ValueError(
+                f"pinning {_show.text_of(wanted)} needs more than the limit of {_show.text_of(self._most)}: "
+                "pin a part at a time, or raise the limit"
+            )
+        with contextlib.ExitStack() as pins:
+            for address, nbytes in bounds:
+                engine.pin(address, nbytes)
+                pins.callback(engine.unpin, address, nbytes)
+            yield
+
+    def owns(self, array: ArrayLike) -> bool:
+        """Whether an array lies in this memory."""
+        return self._engine is not None and self._engine.owns(_address(array)[0])
+
+    # Figures
+
+    def stats(self) -> Stats:
+        """What it holds and has done.
+
+        >>> mem = Memory(limit="64MiB")
+        >>> a = mem.ones(1_000_000)
+        >>> mem.stats()["resident_bytes"] >= a.nbytes
+        True
+        """
+        figures = self._opened().stats()
+        parts = ("resident_bytes", "frame_bytes", "pool_bytes", "index_bytes")
+        figures["physical_bytes"] = sum(figures[part] for part in parts)
+        figures["limit_bytes"] = self._limit
+        figures["loads"] = figures["pgmajfault"]
+        return cast(Stats, {name: figures[name] for name in Stats.__annotations__})
+
+    def all_stats(self) -> dict[str, int]:
+        """Every figure of the engine by name; `memfold._memfold.figures()` says what each means."""
+        return self._opened().stats()
+
+    def watch(self, interval_s: float = 0.5) -> _show.Watch:
+        """A bar that shows, inside a `with` block, what is in memory and what is folded: in a notebook, or on stderr."""
+        return _show.Watch(self, interval_s)
+
+    @property
+    def limit(self) -> int:
+        """Its limit in bytes, 0 if only `resident` was given."""
+        return self._limit
+
+    def __repr__(self) -> str:
+        if self._engine is None:
+            return "<memfold.Memory, closed>"
+        if not self._engine.is_at_home():
+            return "<memfold.Memory of the parent process>"
+        return f"<memfold.Memory {_show.line(self.stats())}>"
+
+    def _repr_html_(self) -> str:
+        if self._engine is None or not self._engine.is_at_home():
+            return _show.escaped(repr(self))
+        return _show.html(self.stats())
+
+    # Its end
+
+    def close(self) -> None:
+        """Makes no more arrays. Those that exist stay good; the engine ends with the last of them."""
+        self._engine = None
+        self._handler = None
+
+    def __enter__(self) -> Memory:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Memory can't be pickled, as it belongs to its process: make one in each process")
+
+    # Inside
+
+    def _opened(self) -> _memfold.Engine:
+        if self._engine is None:
+            raise ValueError("this Memory is closed: make a new one")
+        if not self._engine.is_at_home():
+            raise RuntimeError("this Memory belongs to the process that made it, and this is a fork of it: make a new one here")
+        return self._engine
+
+    @contextlib.contextmanager
+    def _allocating(self) -> Iterator[None]:
+        self._opened()
+        previous = _memfold.set_handler(self._handler)
+        try:
+            yield
+        finally:
+            _memfold.set_handler(previous)
+
+    @staticmethod
+    def _check(dtype: DTypeLike | None) -> None:
+        import numpy as np
+
+        if dtype is not None and np.dtype(dtype).hasobject:
+            raise TypeError(
+                f"an array of {np.dtype(dtype)} can't be folded: it holds pointers, and what they point to would stay where it is; "
+                'use a dtype of fixed size (numbers, "S20", "U20", structured), or encode the values'
+            )
+
+    def _bounds(self, array: ArrayLike) -> tuple[int, int]:
+        address, nbytes = _address(array)
+        if nbytes > 0 and not self._opened().owns(address):
+            raise ValueError("this array is not in this Memory: make it there, by mem.array(...) or under numpy_allocator(mem)")
+        return address, nbytes
+
+
+def _address(array: ArrayLike) -> tuple[int, int]:
+    """The first byte of an array, and how many bytes there are up to the last."""
+    import numpy as np
+
+    view = np.asarray(array)
+    low = high = view.__array_interface__["data"][0]
+    if view.size == 0:
+        return low, 0
+    for length, stride in zip(view.shape, view.strides):
+        low += min(0, (length - 1) * stride)
+        high += max(0, (length - 1) * stride)
+    return low, high + view.itemsize - low
+
+
+def size(value: Size) -> int:
+    """Bytes of a size: a number, or text such as "2GiB".
+
+    >>> size("1.5k"), size(4096)
+    (1536, 4096)
+    """
+    if isinstance(value, str):
+        return _memfold.parse_size(value)
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f'a size is a number of bytes or text such as "2GiB", not {value!r}')
+    if value.__index__() < 0:
+        raise ValueError(f"a size can't be negative: {value!r}")
+    return value.__index__()
+
+
+def _text(name: str, value: Any) -> str:
+    if name in ("limit", "resident") and not isinstance(value, str):
+        return str(size(value))
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+
+
+def _memory_bytes() -> int:
+    """The machine's memory, or that of the cgroup (v2) that this process is in."""
+    memory = _memfold.parse_size("100%")
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        with open("/proc/self/cgroup") as lines:
+            path = next(line.split(":", 2)[2].strip() for line in lines if line.startswith("0::"))
+        with open(f"/sys/fs/cgroup{path}/memory.max") as limit:
+            memory = min(memory, int(limit.read()))
+    return memory
+
+
+def _write_arrow(pa: Any, out: Any, table: Any) -> None:
+    with pa.ipc.new_stream(out, table.schema) as stream:
+        stream.write_table(table)
+
+
+def _before_fork() -> None:
+    for memory in list(_memories):
+        if memory._fork == "copy" and memory._engine is not None and memory._engine.is_at_home():
+            memory._engine.lend()
+
+
+def _after_fork_in_parent() -> None:
+    for memory in list(_memories):
+        if memory._engine is not None:
+            memory._engine.take_back()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_memfold.after_fork_in_child,
+)

@@ -1,0 +1,33 @@
+"""What a script can know of `memfold run`."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from . import _memfold
+
+_NO_LIMIT = 2**64 - 1
+
+
+def run_limit() -> int | None:
+    """The limit in bytes that `memfold run` holds this process and its relatives to together, or None outside of one.
+
+    It is the one in force now, also after `memfold set`. A run with --resident only has no limit: None.
+
+    >>> run_limit() is None
+    True
+    """
+    order = os.environ.get("MEMFOLD_RUN", "")
+    if not order or os.environ.get("MEMFOLD_DISABLE") == "1":
+        return None
+    settings = dict(part.partition("=")[::2] for part in order.split(";"))
+    try:
+        with open(settings["stats"], "rb") as table:
+            version, limit = struct.unpack("<QQ", table.read(16))
+        if version == _memfold.LAYOUT_VERSION:
+            return None if limit == _NO_LIMIT else int(limit)
+    except (KeyError, OSError, struct.error):
+        pass
+    given = settings.get("limit")
+    return int(given) if given else None

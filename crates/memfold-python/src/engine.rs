@@ -1,0 +1,146 @@
+//! An engine and its heap, as the package's `Memory` uses them.
+use crate::error::exception;
+use memfold::stats::FIGURES;
+use memfold::{Heap, Hint, Memory};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, Weak};
+
+/// A heap that Python's objects and numpy's arrays share. In a child of fork it is never dropped: its threads are not there.
+pub struct Shared {
+    pub heap: Heap,
+    /// What the next child of fork is to have copies of.
+    pub lent: Mutex<Vec<Range<usize>>>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.heap.is_at_home() {
+            std::mem::forget(self.heap.clone());
+        }
+    }
+}
+
+/// All heaps of the process. Locked only by threads that are attached to Python, so never by another thread while one forks.
+static HEAPS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+/// The heaps that are alive.
+pub fn heaps() -> Vec<Arc<Shared>> {
+    let mut heaps = HEAPS.lock().unwrap_or_else(|e| e.into_inner());
+    heaps.retain(|heap| heap.strong_count() > 0);
+    heaps.iter().filter_map(Weak::upgrade).collect()
+}
+
+/// Folded memory: an engine with its threads. numpy's arrays keep it alive.
+#[pyclass(frozen, module = "memfold._memfold")]
+pub struct Engine {
+    pub shared: Arc<Shared>,
+}
+
+#[pymethods]
+impl Engine {
+    /// Starts an engine with settings by name, as text.
+    #[new]
+    fn new(py: Python<'_>, settings: Vec<(String, String)>) -> PyResult<Engine> {
+        let mut builder = Memory::builder();
+        for (name, value) in settings {
+            builder = builder.set(&name, &value);
+        }
+        let memory = py.detach(|| builder.build()).map_err(exception)?;
+        let shared = Arc::new(Shared { heap: Heap::new(&memory), lent: Mutex::default() });
+        HEAPS.lock().unwrap_or_else(|e| e.into_inner()).push(Arc::downgrade(&shared));
+        Ok(Engine { shared })
+    }
+
+    /// Whether this is the process that started it.
+    fn is_at_home(&self) -> bool {
+        self.shared.heap.is_at_home()
+    }
+
+    /// Whether an address lies in its memory.
+    fn owns(&self, address: usize) -> bool {
+        self.shared.heap.owns(address)
+    }
+
+    /// Folds the pages wholly inside a range of bytes now. Returns pages that left memory.
+    fn fold(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<u64> {
+        self.hint(py, address, nbytes, Hint::Fold)
+    }
+
+    /// Makes a range of bytes the first to be folded when memory is needed.
+    fn cold(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<u64> {
+        self.hint(py, address, nbytes, Hint::Cold)
+    }
+
+    /// Loads the folded pages of a range of bytes.
+    fn prefetch(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<u64> {
+        self.hint(py, address, nbytes, Hint::Prefetch)
+    }
+
+    /// Loads a range of bytes and keeps it in memory until `unpin`.
+    fn pin(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<()> {
+        py.detach(|| self.shared.heap.pin(address..address + nbytes)).map_err(exception)
+    }
+
+    /// Ends one pin of just this range.
+    fn unpin(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<()> {
+        py.detach(|| self.shared.heap.unpin(address..address + nbytes)).map_err(exception)
+    }
+
+    /// Every figure of the engine, and the bytes that arrays take in address space.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        let heap = &self.shared.heap;
+        if heap.is_at_home() {
+            let (stats, allocated) = py.detach(|| (heap.memory().stats(), heap.allocated_bytes()));
+            stats.iter().try_for_each(|(name, value)| dict.set_item(name, value))?;
+            dict.set_item("allocated_bytes", allocated)?;
+        }
+        Ok(dict)
+    }
+
+    /// Brings all that is folded back to memory, past the limit if need be, so that the next child of fork gets copies.
+    fn lend(&self, py: Python<'_>) -> PyResult<()> {
+        let lent = py.detach(|| self.shared.heap.lend()).map_err(exception)?;
+        self.shared.lent.lock().unwrap_or_else(|e| e.into_inner()).extend(lent);
+        Ok(())
+    }
+
+    /// After the fork, in the parent: what was lent may be folded again.
+    fn take_back(&self) {
+        let lent = std::mem::take(&mut *self.shared.lent.lock().unwrap_or_else(|e| e.into_inner()));
+        self.shared.heap.take_back(lent);
+    }
+
+    /// Verifies the engine's structures; for tests, while nothing uses its arrays.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.shared.heap.memory().check()).map_err(PyValueError::new_err)
+    }
+}
+
+impl Engine {
+    fn hint(&self, py: Python<'_>, address: usize, nbytes: usize, hint: Hint) -> PyResult<u64> {
+        py.detach(|| self.shared.heap.hint(address..address + nbytes, hint)).map_err(exception)
+    }
+}
+
+/// Whether an address lies in folded memory of this process.
+#[pyfunction]
+pub fn is_folded(address: usize) -> bool {
+    heaps().iter().any(|shared| shared.heap.owns(address))
+}
+
+/// Names of the figures of `Engine.stats`, with a line about each.
+#[pyfunction]
+pub fn figures() -> Vec<(&'static str, &'static str)> {
+    FIGURES.iter().map(|figure| (figure.name, figure.help)).collect()
+}
+
+/// Bytes of a size as people write it: "2GiB", "512M", or "25%" of the machine's memory.
+#[pyfunction]
+pub fn parse_size(text: &str) -> PyResult<u64> {
+    let of_memory = memfold::memory_bytes();
+    memfold::config::parse_size(text, of_memory).map_err(PyValueError::new_err)
+}

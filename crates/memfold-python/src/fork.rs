@@ -1,0 +1,75 @@
+//! A child of fork doesn't have the folded arrays of its parent (but for those that were lent to it). A touch of one ends it: here
+//! with a sentence that says why, before the signal does what it did before.
+use crate::engine::heaps;
+use libc::{c_int, c_void, sigaction, siginfo_t};
+use pyo3::prelude::*;
+use std::mem::{MaybeUninit, zeroed};
+use std::ops::Range;
+use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
+
+const SENTENCE: &[u8] = b"memfold: this process was forked, and touched a folded array of its parent, which it doesn't have: \
+start workers by multiprocessing.get_context(\"spawn\") or pass arrays as arguments, or make the Memory with fork=\"copy\"\n";
+
+/// Where the parent's arrays were, and what was to be done on SIGSEGV.
+struct Guard {
+    ranges: Vec<Range<usize>>,
+    previous: sigaction,
+}
+
+static GUARD: OnceLock<Guard> = OnceLock::new();
+
+extern "C" fn on_segv(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
+    let Some(guard) = GUARD.get() else { return };
+    // SAFETY: the kernel gives the handler a whole siginfo of a fault; `write` and `sigaction` may be called in a handler, with
+    // bytes that live for ever and an action that was in force.
+    unsafe {
+        let address = (*info).si_addr() as usize;
+        if guard.ranges.iter().any(|range| range.contains(&address)) {
+            libc::write(2, SENTENCE.as_ptr().cast(), SENTENCE.len());
+        }
+        // The thread faults once more, as nothing was served.
+        libc::sigaction(libc::SIGSEGV, &guard.previous, null_mut());
+    }
+}
+
+/// Keeps addresses of the parent's that are free here from being given out again: what lies there would be taken for the parent's.
+fn keep_free(addrs: Range<usize>) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: a mapping that replaces none, and that nobody can touch.
+    unsafe { libc::mmap(addrs.start as *mut c_void, addrs.end - addrs.start, libc::PROT_NONE, flags, -1, 0) };
+}
+
+/// In a child of fork, before it goes on: its parent's addresses stay the parent's, and what a touch of them is to say.
+#[pyfunction]
+pub fn after_fork_in_child() {
+    let inherited: Vec<_> = heaps().into_iter().filter(|shared| !shared.heap.is_at_home()).collect();
+    for shared in &inherited {
+        let mut lent = shared.lent.lock().unwrap_or_else(|e| e.into_inner());
+        lent.sort_unstable_by_key(|addrs| addrs.start);
+        for region in shared.heap.regions() {
+            let mut at = region.start;
+            for piece in lent.iter().filter(|piece| region.contains(&piece.start)) {
+                keep_free(at..piece.start);
+                at = piece.end;
+            }
+            keep_free(at..region.end);
+        }
+    }
+    let ranges: Vec<_> = inherited.iter().flat_map(|shared| shared.heap.regions()).collect();
+    if ranges.is_empty() || GUARD.get().is_some() {
+        return;
+    }
+    // SAFETY: zeros are an action; both calls are given whole ones, and the handler does only what a handler may do.
+    unsafe {
+        let mut previous = MaybeUninit::uninit();
+        if libc::sigaction(libc::SIGSEGV, null(), previous.as_mut_ptr()) != 0 {
+            return;
+        }
+        let _ = GUARD.set(Guard { ranges, previous: previous.assume_init() });
+        let mut action: sigaction = zeroed();
+        action.sa_sigaction = on_segv as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        libc::sigaction(libc::SIGSEGV, &action, null_mut());
+    }
+}

@@ -1,0 +1,30 @@
+//! `memfold._memfold`: what the Python package memfold needs of the engine. Its public face, with documentation and checks of
+//! arguments, is in `python/memfold`.
+//!
+//! Arrays in folded memory are ordinary numpy arrays whose bytes numpy has asked for, and gives back, through a handler
+//! of NEP 49: see [`handler`].
+
+// Bottom first: a module imports only from modules listed above it.
+mod error;
+mod engine;
+mod handler;
+mod install;
+mod fork;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _memfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("LAYOUT_VERSION", memfold::table::LAYOUT_VERSION)?;
+    module.add_class::<engine::Engine>()?;
+    module.add_function(wrap_pyfunction!(engine::is_folded, module)?)?;
+    module.add_function(wrap_pyfunction!(engine::figures, module)?)?;
+    module.add_function(wrap_pyfunction!(engine::parse_size, module)?)?;
+    module.add_function(wrap_pyfunction!(handler::make_handler, module)?)?;
+    module.add_function(wrap_pyfunction!(handler::set_handler, module)?)?;
+    module.add_function(wrap_pyfunction!(install::install, module)?)?;
+    module.add_function(wrap_pyfunction!(install::uninstall, module)?)?;
+    module.add_function(wrap_pyfunction!(fork::after_fork_in_child, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,362 @@
+//! Allocations in folded memory: pieces of a few large regions, by address, as `malloc` gives them.
+mod extents;
+pub(crate) mod vec;
+
+use self::extents::Extents;
+use crate::memory::{Error, Memory, Region};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::Range;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
+use memfold_sys::Errno;
+use memfold_sys::memory::huge;
+use memfold_sys::sync::Mutex;
+use memfold_sys::thread::process_id;
+use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
+use memfold_sys::memory::zone::set_inherited;
+
+/// Pieces begin at multiples of this and take multiples of it in address space; memory goes by the page.
+pub const GRANULE_BYTES: usize = 64 << 10;
+/// From here on they begin at multiples of the largest folio.
+const LARGE_BYTES: usize = 1 << 20;
+/// Address space of a region; a larger piece has one of its own.
+const SPAN_BYTES: usize = 16 << 30;
+/// Regions of one heap, at most.
+const SPANS_MAX: usize = 256;
+
+/// An allocator of folded memory. Clones share it; it and its pieces keep the engine alive.
+///
+/// A piece is known by its address. In a child of fork there are no pieces: all that is asked of them there is refused.
+#[derive(Clone)]
+pub struct Heap {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    memory: Memory,
+    process: u32,
+    state: Mutex<State>,
+    /// First address and end of each region, from the first on; zeros for those that aren't there. Read without the lock: a child
+    /// of fork may have got a copy of it locked.
+    bounds: [[AtomicUsize; 2]; SPANS_MAX],
+}
+
+#[derive(Default)]
+struct State {
+    spans: Vec<Arc<Span>>,
+    extents: Vec<Extents>,
+    /// Pinned ranges of addresses, which end with their piece.
+    pins: Vec<Range<usize>>,
+}
+
+struct Span {
+    region: Region,
+}
+
+impl Span {
+    fn start(&self) -> usize {
+        self.region.as_ptr() as usize
+    }
+
+    /// A range of addresses as the region counts.
+    fn offsets(&self, addrs: &Range<usize>) -> Range<usize> {
+        addrs.start - self.start()..addrs.end - self.start()
+    }
+}
+
+/// What a heap is asked to do with part of a piece.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// Fold the pages wholly inside now.
+    Fold,
+    /// Fold them first when memory is needed.
+    Cold,
+    /// Load the pages that it touches.
+    Prefetch,
+}
+
+const FORKED: Error =
+    Error::System("folded memory stays with the process that made it; a forked child doesn't have it", Errno::CHILD);
+const NOT_OURS: Error = Error::System("this is not allocated in this folded memory, or was freed", Errno::INVAL);
+
+impl Heap {
+    /// An empty heap.
+    pub fn new(memory: &Memory) -> Heap {
+        let bounds = [const { [const { AtomicUsize::new(0) }; 2] }; SPANS_MAX];
+        let inner = Inner { memory: memory.clone(), process: process_id(), state: Mutex::default(), bounds };
+        Heap { inner: Arc::new(inner) }
+    }
+
+    /// The engine that it lies in.
+    pub fn memory(&self) -> &Memory {
+        &self.inner.memory
+    }
+
+    /// Whether this is the process that made it, not a child of fork.
+    pub fn is_at_home(&self) -> bool {
+        process_id() == self.inner.process
+    }
+
+    /// First address and end of each region. Waits for no lock, so a child of fork may ask too.
+    pub fn regions(&self) -> impl Iterator<Item = Range<usize>> {
+        let bounds = self.inner.bounds.iter();
+        // Who sees the start sees the end, which was stored before it.
+        bounds.map(|[start, end]| start.load(Acquire)..end.load(Acquire)).take_while(|region| region.start != 0)
+    }
+
+    /// Whether `addr` lies in one of its regions. Waits for no lock.
+    pub fn owns(&self, addr: usize) -> bool {
+        self.regions().any(|region| region.contains(&addr))
+    }
+
+    /// [`Heap::is_at_home`], as a result.
+    ///
+    /// # Errors
+    /// ECHILD in a child of fork.
+    pub fn at_home(&self) -> Result<(), Error> {
+        if self.is_at_home() { Ok(()) } else { Err(FORKED) }
+    }
+
+    /// A new piece of `len` bytes: zeros, taking no memory until touched. It begins at a multiple of 64 KiB.
+    ///
+    /// # Errors
+    /// EINVAL for a length of zero; no address space; ECHILD in a child of fork.
+    pub fn alloc(&self, len: usize) -> Result<NonNull<u8>, Error> {
+        self.at_home()?;
+        let len = rounded(len)?;
+        let mut state = self.inner.state.lock();
+        let taken = state.take(len);
+        let at = match taken {
+            Some(at) => at,
+            None => {
+                let span = state.grow(&self.inner.memory, len)?;
+                let [start, end] = &self.inner.bounds[state.spans.len() - 1];
+                end.store(span.end, Release);
+                start.store(span.start, Release);
+                state.take(len).expect("a new span holds what it was made for")
+            }
+        };
+        Ok(NonNull::new(at as *mut u8).expect("no mapping begins at 0"))
+    }
+
+    /// Frees the piece that begins at `addr`: its memory and what is folded of it is dropped.
+    ///
+    /// # Errors
+    /// EINVAL: no piece begins there, as after a first free; ECHILD in a child of fork.
+    ///
+    /// # Safety
+    /// - Nobody uses the piece any more.
+    pub unsafe fn free(&self, addr: usize) -> Result<(), Error> {
+        self.at_home()?;
+        let mut state = self.inner.state.lock();
+        let (i, start) = state.locate(addr).ok_or(NOT_OURS)?;
+        let len = state.extents[i].end(start).ok_or(NOT_OURS)?;
+        let span = state.spans[i].clone();
+        state.unpin_all(addr..addr + len);
+        drop(state);
+        // SAFETY: the piece has ended, and nobody else is given its addresses before `give`.
+        unsafe { span.region.discard(start..start + len) };
+        self.inner.state.lock().extents[i].give(start, len);
+        Ok(())
+    }
+
+    /// Makes the piece that begins at `addr` hold `len` bytes, here or elsewhere. What it held is kept as far as it fits; what
+    /// comes new is zeros where it grows past the pages it had.
+    ///
+    /// # Errors
+    /// As [`Heap::alloc`] and [`Heap::free`]; the piece is unchanged then.
+    ///
+    /// # Safety
+    /// - Nobody else uses the piece meanwhile, nor, if the result is another address, ever again.
+    pub unsafe fn resize(&self, addr: usize, len: usize) -> Result<NonNull<u8>, Error> {
+        self.at_home()?;
+        let len = rounded(len)?;
+        let (old, in_place) = {
+            let mut state = self.inner.state.lock();
+            let (i, start) = state.locate(addr).ok_or(NOT_OURS)?;
+            let (_, old) = state.extents[i].find(start).filter(|e| e.0 == start).ok_or(NOT_OURS)?;
+            if len < old {
+                // SAFETY: the tail is the caller's, who gives it up; it becomes free only after this.
+                unsafe { state.spans[i].region.discard(start + len..start + old) };
+                state.unpin_all(addr + len..addr + old);
+            }
+            (old, state.extents[i].resize(start, len))
+        };
+        if !in_place {
+            let new = self.alloc(len)?;
+            // SAFETY: both are pieces of at least `old` bytes that nobody else uses, and so they don't overlap.
+            unsafe { core::ptr::copy_nonoverlapping(addr as *const u8, new.as_ptr(), old) };
+            // SAFETY: as the caller says.
+            unsafe { self.free(addr)? };
+            return Ok(new);
+        }
+        Ok(NonNull::new(addr as *mut u8).expect("a piece is there"))
+    }
+
+    /// The piece that holds `addr`: its first address and the first past it, whole granules.
+    pub fn piece(&self, addr: usize) -> Option<Range<usize>> {
+        let state = self.inner.state.lock();
+        let (i, at) = state.locate(addr)?;
+        let (start, len) = state.extents[i].find(at)?;
+        let base = state.spans[i].start();
+        Some(base + start..base + start + len)
+    }
+
+    fn span_of(&self, addrs: &Range<usize>) -> Result<Arc<Span>, Error> {
+        self.at_home()?;
+        let piece = self.piece(addrs.start).filter(|p| addrs.start <= addrs.end && addrs.end <= p.end);
+        piece.ok_or(NOT_OURS)?;
+        let state = self.inner.state.lock();
+        let (i, _) = state.locate(addrs.start).ok_or(NOT_OURS)?;
+        Ok(state.spans[i].clone())
+    }
+
+    /// Asks for something to be done with a range of addresses inside one piece. Returns pages that left memory.
+    ///
+    /// # Errors
+    /// EINVAL: it is not inside one piece; ECHILD in a child of fork.
+    pub fn hint(&self, addrs: Range<usize>, hint: Hint) -> Result<u64, Error> {
+        let span = self.span_of(&addrs)?;
+        let range = span.offsets(&addrs);
+        match hint {
+            Hint::Fold => return Ok(span.region.pageout(range)),
+            Hint::Cold => span.region.cold(range),
+            Hint::Prefetch => span.region.willneed(range),
+        }
+        Ok(0)
+    }
+
+    /// Loads a range of addresses inside one piece (rounded outwards to pages) and keeps it in memory until
+    /// [`Heap::unpin`] with the same range, or until the piece is freed. Whole 2 MiB of it come into huge pages. Pins nest.
+    ///
+    /// # Errors
+    /// As [`Heap::hint`].
+    pub fn pin(&self, addrs: Range<usize>) -> Result<(), Error> {
+        let span = self.span_of(&addrs)?;
+        core::mem::forget(span.region.pin(span.offsets(&addrs)));
+        // What stays for long may as well be fast.
+        huge::collapse(addrs.clone());
+        self.inner.state.lock().pins.push(addrs);
+        Ok(())
+    }
+
+    /// Ends one pin of just this range.
+    ///
+    /// # Errors
+    /// EINVAL: it has no pin, or the piece was freed; ECHILD in a child of fork.
+    pub fn unpin(&self, addrs: Range<usize>) -> Result<(), Error> {
+        self.at_home()?;
+        let mut state = self.inner.state.lock();
+        let i = state.pins.iter().position(|pin| *pin == addrs).ok_or(NOT_OURS)?;
+        state.unpin(i);
+        Ok(())
+    }
+
+    /// Drops the contents of the pages wholly inside a range of addresses in one piece: they read as zeros.
+    ///
+    /// # Errors
+    /// As [`Heap::hint`].
+    ///
+    /// # Safety
+    /// - No reference into the range is alive, and no other thread is using it.
+    pub unsafe fn discard(&self, addrs: Range<usize>) -> Result<(), Error> {
+        let span = self.span_of(&addrs)?;
+        // SAFETY: as the caller says; the range lies in one piece.
+        unsafe { span.region.discard(span.offsets(&addrs)) };
+        Ok(())
+    }
+
+    /// Before a fork: brings every piece back to memory, past the limit if need be, and keeps it there, so that the child gets
+    /// copy-on-write copies, which are ordinary memory there. What it returns goes to [`Heap::take_back`] after the fork. A piece that is
+    /// made meanwhile isn't in the child; none may be freed.
+    ///
+    /// # Errors
+    /// ECHILD in a child of fork.
+    pub fn lend(&self) -> Result<Vec<Range<usize>>, Error> {
+        self.at_home()?;
+        let state = self.inner.state.lock();
+        let mut pieces = Vec::new();
+        for (span, extents) in state.spans.iter().zip(&state.extents) {
+            pieces.extend(extents.used().map(|(start, len)| (span.clone(), start..start + len)));
+        }
+        drop(state);
+        let lend = |(span, range): (Arc<Span>, Range<usize>)| {
+            span.region.hold(range.clone());
+            let addrs = span.start() + range.start..span.start() + range.end;
+            set_inherited(addrs.start, addrs.end, true);
+            addrs
+        };
+        Ok(pieces.into_iter().map(lend).collect())
+    }
+
+    /// After a fork, in the parent: ends what [`Heap::lend`] began. In the child it does nothing.
+    pub fn take_back(&self, lent: Vec<Range<usize>>) {
+        for addrs in lent {
+            let Ok(span) = self.span_of(&addrs) else { continue };
+            set_inherited(addrs.start, addrs.end, false);
+            span.region.unpin(span.offsets(&addrs));
+        }
+    }
+
+    /// Bytes of address space in use by pieces.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.inner.state.lock().extents.iter().map(|e| e.used_len() as u64).sum()
+    }
+}
+
+impl State {
+    fn take(&mut self, len: usize) -> Option<usize> {
+        let align = if len >= LARGE_BYTES { MAX_BYTES } else { GRANULE_BYTES };
+        let State { spans, extents, .. } = self;
+        spans.iter().zip(extents).find_map(|(span, extents)| Some(span.start() + extents.take(len, align)?))
+    }
+
+    /// One more span, which holds `len` bytes. Its addresses.
+    fn grow(&mut self, memory: &Memory, len: usize) -> Result<Range<usize>, Error> {
+        if self.spans.len() == SPANS_MAX {
+            return Err(Error::System("no more regions: free some of what is allocated", Errno::NOMEM));
+        }
+        let wanted = len.max(SPAN_BYTES);
+        // A small one, where addresses are scarce.
+        let region = memory.region(wanted).or_else(|e| if wanted > len { memory.region(len) } else { Err(e) })?;
+        let start = region.as_ptr() as usize;
+        let addrs = start..start + region.len();
+        huge::allow(addrs.clone());
+        self.extents.push(Extents::new(region.len()));
+        self.spans.push(Arc::new(Span { region }));
+        Ok(addrs)
+    }
+
+    /// The span that holds `addr`, by number, and the offset there.
+    fn locate(&self, addr: usize) -> Option<(usize, usize)> {
+        let inside = |span: &Arc<Span>| addr.wrapping_sub(span.start()) < span.region.len();
+        let i = self.spans.iter().position(inside)?;
+        Some((i, addr - self.spans[i].start()))
+    }
+
+    fn unpin(&mut self, i: usize) {
+        let addrs = self.pins.swap_remove(i);
+        if let Some((i, _)) = self.locate(addrs.start) {
+            self.spans[i].region.unpin(self.spans[i].offsets(&addrs));
+        }
+    }
+
+    /// Ends every pin that touches a range.
+    fn unpin_all(&mut self, addrs: Range<usize>) {
+        while let Some(i) = self.pins.iter().position(|pin| pin.start < addrs.end && addrs.start < pin.end) {
+            self.unpin(i);
+        }
+    }
+}
+
+fn rounded(len: usize) -> Result<usize, Error> {
+    if len == 0 {
+        return Err(Error::System("an allocation of no bytes", Errno::INVAL));
+    }
+    let most = isize::MAX as usize - SPAN_BYTES;
+    let rounded = len.checked_next_multiple_of(GRANULE_BYTES).filter(|len| *len <= most);
+    rounded.ok_or(Error::System("an allocation larger than the address space", Errno::NOMEM))
+}
+
+const _: () = assert!(GRANULE_BYTES.is_multiple_of(PAGE_SIZE) && MAX_BYTES.is_multiple_of(GRANULE_BYTES));
