@@ -29,11 +29,11 @@ extern "C" fn construct() {
             order.config.keep_cpu &= !go::is_there();
             // First, so that it runs after the program's own handlers of fork.
             fork::install();
-            marks::find();
-            ahead::find();
-            moved::find();
-            userfault::find();
-            release::find();
+            calls::marks::find();
+            calls::ahead::find();
+            calls::moved::find();
+            calls::userfault::find();
+            calls::release::find();
             engine::start(order);
         }
         Err(why) => say::die(format_args!("MEMFOLD_RUN: {why}")),

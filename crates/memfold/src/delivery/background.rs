@@ -57,25 +57,24 @@ impl Start {
 /// write it and, in thread delivery, read it for faults; and one that moves its cold end to the remote store if there is one.
 /// They run until [`Pager::stop`]. Each holds a reference of the pager, also while it isn't started.
 pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<Start> {
-    let mut mains: Vec<(&'static CStr, fn(usize))> = Vec::new();
-    mains.resize(count, (c"memfold-worker", work));
+    let start = |name, main| Start { name, cpu: None, main, arg: Arc::into_raw(pager.clone()) as usize };
+    let mut threads: Vec<Start> = (0..count).map(|_| start(c"memfold-worker", work)).collect();
     if pager.recompress.is_some() {
-        mains.push((c"memfold-again", recompress));
+        threads.push(start(c"memfold-again", recompress));
     }
     if let Some(swap) = &pager.swap {
         swap.outbox.set_writer();
-        mains.push((c"memfold-swap", write));
+        threads.push(start(c"memfold-swap", write));
         if !pager.is_signal() {
             pager.expect_readers();
-            mains.resize(mains.len() + READERS, (c"memfold-read", read));
+            threads.extend((0..READERS).map(|_| start(c"memfold-read", read)));
         }
         if let Some(tier) = swap.tier() {
             tier.set_mover();
-            mains.push((c"memfold-remote", move_out));
+            threads.push(start(c"memfold-remote", move_out));
         }
     }
-    let start = |(name, main)| Start { name, cpu: None, main, arg: Arc::into_raw(pager.clone()) as usize };
-    mains.into_iter().map(start).collect()
+    threads
 }
 
 /// # Safety

@@ -11,10 +11,10 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
 use memfold_sys::Errno;
 use memfold_sys::memory::huge;
+use memfold_sys::memory::zone::set_inherited;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::process_id;
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
-use memfold_sys::memory::zone::set_inherited;
 
 /// Pieces begin at multiples of this and take multiples of it in address space; memory goes by the page.
 pub const GRANULE_BYTES: usize = 64 << 10;
