@@ -131,7 +131,9 @@ fn an_occupied_directory_of_sockets_is_named() {
     }
     // SAFETY: only asks.
     let path = format!("/tmp/memfold-{}", unsafe { libc::geteuid() });
-    let world = format!("mount -t tmpfs none /tmp && touch {path} && exec env -u XDG_RUNTIME_DIR \"$@\"");
+    // Another user's. Not all of /tmp: memfold itself may lie there.
+    let occupied = format!("mkdir -p -m 700 {path} && mount -t tmpfs -o uid=54321 none {path}");
+    let world = format!("{occupied} && exec env -u XDG_RUNTIME_DIR \"$@\"");
     let Some(output) = managed_in(&world, &["--limit", "64M"], &["/bin/echo", "ran"]) else { return };
     let words = text(&output.stderr);
     assert_eq!(text(&output.stdout), "ran\n", "{words}");
