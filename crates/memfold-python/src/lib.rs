@@ -2,7 +2,7 @@
 //! arguments, is in `python/memfold`.
 //!
 //! Arrays in folded memory are ordinary numpy arrays whose bytes numpy has asked for, and gives back, through a handler
-//! of NEP 49: see [`handler`].
+//! of NEP 49: see `handler.rs`.
 
 // Bottom first: a module imports only from modules listed above it.
 mod error;
