@@ -370,7 +370,7 @@ impl Swap {
         }
     }
 
-    /// One round of the mover: see [`Tier::step`]. `false` without a tier.
+    /// One round of the mover: see `Tier::step`. `false` without a tier.
     pub fn move_out(&self, wait: bool) -> bool {
         self.tier.as_ref().is_some_and(|tier| tier.step(&*self.disk, &self.clusters, wait))
     }

@@ -154,7 +154,7 @@ impl Watcher {
     /// and what was served is put in order. Called by an engine thread.
     ///
     /// # Safety
-    /// - [`Pager::come_to_rest`] has returned, in this process or in the parent that it is a copy of, and this is called
+    /// - `Pager::come_to_rest` has returned, in this process or in the parent that it is a copy of, and this is called
     ///   once for it.
     pub unsafe fn end_rest(&self) {
         let reading = self.pager.changes.reading();
@@ -173,7 +173,7 @@ impl Watcher {
         }
     }
 
-    /// As [`Pager::find_stray`].
+    /// As `Pager::find_stray`.
     ///
     /// # Errors
     /// What the page-map scan says.
