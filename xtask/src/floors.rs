@@ -3,8 +3,7 @@
 //! Pseudocode: for every dependency of a crate on another crate of this workspace,
 //! ordinary and build dependencies: the other's floor is below this one's;
 //! dev-dependencies: likewise, or the other is beside the floors.
-//! Crates beside the floors (`testkit`, `bench`, `xtask`, `fuzz`) are ordinary dependencies of nobody,
-//! but for `bench`, which the command may use, and of each other.
+//! Crates beside the floors (`testkit`, `bench`, `xtask`, `fuzz`) are ordinary dependencies only of each other.
 
 use crate::finding::Finding;
 use crate::tree::Tree;
@@ -55,8 +54,8 @@ fn wrong(name: &str, own: u8, dependency: &Dependency) -> Option<String> {
         return ours.then(|| format!("{other} has no floor: give it one in xtask/src/floors.rs"));
     };
     if theirs == BESIDE {
-        let allowed = dependency.dev || own == BESIDE || (own == ROOF && other == "memfold-bench");
-        let message = "stands beside the floors: only dev-dependencies may name it (and the command memfold-bench)";
+        let allowed = dependency.dev || own == BESIDE;
+        let message = "stands beside the floors: only dev-dependencies may name it";
         return (!allowed).then(|| format!("{other} {message}"));
     }
     let allowed = theirs < if own == BESIDE { ROOF } else { own };
@@ -146,9 +145,7 @@ mod tests {
             )
             .is_empty()
         );
-        assert!(
-            found("memfold-cli", "[dependencies]\nmemfold-bench.workspace = true\nmemfold-preload = \"1\"").is_empty()
-        );
+        assert!(found("memfold-cli", "[dependencies]\nmemfold-preload = \"1\"").is_empty());
         assert!(found("memfold-testkit", "[dependencies]\nmemfold.workspace = true").is_empty());
     }
 
@@ -169,6 +166,7 @@ mod tests {
         assert_eq!(found("memfold", "[dependencies]\nmemfold-testkit.workspace = true"), [2]);
         assert_eq!(found("memfold-cli", "[dependencies]\nmemfold-testkit.workspace = true"), [2]);
         assert_eq!(found("memfold-preload", "[dependencies]\nmemfold-bench.workspace = true"), [2]);
+        assert_eq!(found("memfold-cli", "[dependencies]\nmemfold-bench.workspace = true"), [2]);
     }
 
     #[test]

@@ -118,7 +118,7 @@ mod tests {
     }
 
     fn random(len: usize, random: &mut Random) -> Vec<u8> {
-        (0..len / 8).flat_map(|_| random.next().to_ne_bytes()).collect()
+        (0..len / 8).flat_map(|_| random.word().to_ne_bytes()).collect()
     }
 
     /// Blocks called dense that shrink, blocks called open that don't, dense ones that don't shrink, all; bytes lost.
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn random_bytes_are_dense_and_real_ones_that_shrink_are_not() {
-        let bytes = random(8 << 20, &mut Random(3));
+        let bytes = random(8 << 20, &mut Random::new(3));
         for block in [4096, 16384, 65536, 12 * 4096] {
             let [lost, missed, ..] = judge(&bytes, block, "lz4");
             assert_eq!(lost, 0);
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn blocks_that_shrink_a_little_are_not_dense() {
-        let mut random_ = Random(4);
+        let mut random_ = Random::new(4);
         for block in [4096, 16384, 65536] {
             for round in 0..50 {
                 let mut bytes = random(block, &mut random_);
@@ -204,7 +204,7 @@ mod tests {
         let start = std::time::Instant::now();
         let count = (0..10).map(|_| bytes.chunks_exact(4096).filter(|b| dense(b)).count()).sum::<usize>();
         println!("corpus: {count} dense, {:?} a block", start.elapsed() / (10 * bytes.len() / 4096) as u32);
-        let bytes = random(16 << 20, &mut Random(5));
+        let bytes = random(16 << 20, &mut Random::new(5));
         for block in [4096, 16384, 65536] {
             let start = std::time::Instant::now();
             let blocks = bytes.chunks_exact(block).filter(|b| dense(b)).count();

@@ -1,5 +1,6 @@
 //! Every codec by itself.
 use super::*;
+use memfold_testkit::random::Random;
 
 const BLOCK: usize = 1 << 21;
 
@@ -68,13 +69,8 @@ fn every_codec_gives_back_its_input_at_every_page_multiple() {
 
 #[test]
 fn what_does_not_fit_is_refused_without_an_error() {
-    let mut state = 1u64;
-    let random: Vec<u8> = std::iter::repeat_with(|| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
-        (state >> 56) as u8
-    })
-    .take(16384)
-    .collect();
+    let mut random = Random::new(1);
+    let random: Vec<u8> = (0..16384).map(|_| random.word() as u8).collect();
     let mut packed = vec![0xaa; 16384];
     for spec in specs() {
         let mut encoder = spec.encoder(16384);
@@ -104,16 +100,11 @@ fn what_does_not_fit_is_refused_without_an_error() {
 
 #[test]
 fn garbage_is_an_error_or_wrong_bytes_but_stays_in_bounds() {
-    let mut state = 7u64;
+    let mut random = Random::new(7);
     let mut decoders = decoders();
     let mut out = vec![0xaau8; 4096 + 64];
-    for round in 0..2000 {
-        let garbage: Vec<u8> = (0..200)
-            .map(|_| {
-                state = state.wrapping_mul(6364136223846793005).wrapping_add(round);
-                (state >> 56) as u8
-            })
-            .collect();
+    for _ in 0..2000 {
+        let garbage: Vec<u8> = (0..200).map(|_| random.word() as u8).collect();
         for decoder in &mut decoders {
             // SAFETY: `out` has more than 4096 bytes and does not overlap `garbage`.
             let _ = unsafe {

@@ -3,13 +3,13 @@ use super::*;
 
 /// Records that share words but whose order and numbers differ: what a dictionary is for.
 fn records(seed: u64, page: &mut [u8]) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut text = Vec::new();
     while text.len() < page.len() {
         let words = ["timestamp", "customer_identifier", "payment_status", "delivery_address", "currency", "EUR"];
         let key = words[random.below(words.len())];
         text.extend(
-            format!("{{\"{key}\": {}, \"source\": \"node-{}\"}}\n", random.next() % 9999, random.below(50)).bytes(),
+            format!("{{\"{key}\": {}, \"source\": \"node-{}\"}}\n", random.word() % 9999, random.below(50)).bytes(),
         );
     }
     page.copy_from_slice(&text[..page.len()]);

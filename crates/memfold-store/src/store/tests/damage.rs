@@ -43,7 +43,7 @@ fn every_flipped_bit_of_entry_header_owner_and_payload_is_an_error() {
             entry.flip(bit);
         }
         let (start, len) = store.object_bytes(handle);
-        let mut random = Random(2);
+        let mut random = Random::new(2);
         let some = (0..len * 8).filter(|bit| len < 200 || *bit < 256 || random.below(len / 8) == 0);
         for bit in some.chain(len * 8 - 64..len * 8) {
             // SAFETY: the byte lies in the object, which nobody else uses.
@@ -63,7 +63,7 @@ fn every_flipped_bit_of_entry_header_owner_and_payload_is_an_error() {
             // SAFETY: the bytes lie in the object, which nobody else uses.
             let bytes = unsafe { std::slice::from_raw_parts_mut(start.add(at), count.min(len - at)) };
             let before = bytes.to_vec();
-            bytes.iter_mut().for_each(|b| *b = random.next() as u8);
+            bytes.iter_mut().for_each(|b| *b = random.word() as u8);
             if bytes == before {
                 bytes[0] ^= 1;
             }
@@ -116,8 +116,8 @@ fn dead_and_unknown_handles_are_errors_and_free_nothing() {
     assert_ne!(dead, alive, "the entry is reused under another generation");
     assert_eq!(dead.object().unwrap().index, alive.object().unwrap().index);
     let mut unknown = vec![dead, Handle::NONE, Handle::from_bits(2), Handle::from_bits(u64::MAX)];
-    let mut random = Random(1);
-    unknown.extend((0..10_000).map(|_| Handle::from_bits(random.next() >> random.below(64))));
+    let mut random = Random::new(1);
+    unknown.extend((0..10_000).map(|_| Handle::from_bits(random.word() >> random.below(64))));
     unknown.extend((0..10_000).map(|_| Handle::from_bits(alive.to_bits() ^ (1 << random.below(64)))));
     unknown.retain(|h| *h != alive && !h.is_zero());
     for handle in unknown {

@@ -8,11 +8,11 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     for _ in 0..1 + random.below(4) {
         let at = random.below(bytes.len().max(1));
         match random.below(6) {
-            _ if bytes.is_empty() => bytes.push(random.next() as u8),
+            _ if bytes.is_empty() => bytes.push(random.word() as u8),
             0 => bytes[at] ^= 1 << random.below(8),
-            1 => bytes[at] = random.next() as u8,
+            1 => bytes[at] = random.word() as u8,
             2 => bytes.truncate(at),
-            3 => bytes.insert(at, random.next() as u8),
+            3 => bytes.insert(at, random.word() as u8),
             4 => {
                 let from = random.below(bytes.len());
                 let len = random.below(64).min(bytes.len() - from.max(at));
@@ -27,7 +27,7 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
 }
 
 fn feed(target: fn(&[u8]), seeds: &[Vec<u8>], rounds: usize) {
-    let mut random = Random(11);
+    let mut random = Random::new(11);
     seeds.iter().for_each(|seed| target(seed));
     for round in 0..rounds {
         let mut bytes = seeds[round % seeds.len()].clone();

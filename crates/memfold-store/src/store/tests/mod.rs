@@ -12,6 +12,7 @@ mod threads;
 
 use crate::*;
 use memfold_sys::units::{Order, PAGE_SIZE};
+pub(crate) use memfold_testkit::random::Random;
 use std::sync::OnceLock;
 
 /// A page-aligned buffer of whole pages.
@@ -50,43 +51,29 @@ pub(crate) enum Fill {
 }
 
 impl Fill {
+    /// In any of the ways: mostly real bytes.
+    pub fn any(random: &mut Random) -> Fill {
+        match random.below(8) {
+            0 => Fill::Zero,
+            1 => Fill::Pattern(if random.below(2) == 0 { 0x0101_0101_0101_0101 } else { random.word() }),
+            2 => Fill::Random(random.word()),
+            _ => Fill::Real(random.word() as usize),
+        }
+    }
+
     pub fn write(self, page: &mut [u8]) {
         match self {
             Fill::Zero => page.fill(0),
             Fill::Pattern(p) => page.chunks_exact_mut(8).for_each(|c| c.copy_from_slice(&p.to_ne_bytes())),
             Fill::Random(seed) => {
-                let mut random = Random(seed);
-                page.chunks_exact_mut(8).for_each(|c| c.copy_from_slice(&random.next().to_ne_bytes()));
+                let mut random = Random::new(seed);
+                page.chunks_exact_mut(8).for_each(|c| c.copy_from_slice(&random.word().to_ne_bytes()));
             }
             Fill::Real(at) => {
                 let corpus = corpus();
                 let at = at % (corpus.len() - PAGE_SIZE);
                 page.copy_from_slice(&corpus[at..at + PAGE_SIZE]);
             }
-        }
-    }
-}
-
-/// splitmix64.
-pub(crate) struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ z >> 31
-    }
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-    pub fn fill(&mut self) -> Fill {
-        match self.below(8) {
-            0 => Fill::Zero,
-            1 => Fill::Pattern(if self.below(2) == 0 { 0x0101_0101_0101_0101 } else { self.next() }),
-            2 => Fill::Random(self.next()),
-            _ => Fill::Real(self.next() as usize),
         }
     }
 }

@@ -148,10 +148,10 @@ fn z9_a_failing_or_hanging_device_falls_back_and_nothing_is_lost() {
         let mut w = store.worker();
         let device = FakeDevice::new("zstd", Duration::ZERO, trouble);
         let mut offload = Offload::new(device, 16, order(2), TIMEOUT_NS);
-        let mut random = Random(11);
+        let mut random = Random::new(11);
         for round in 0..6 {
             let mut folio = real_folio(order(6), round * 300_000);
-            (0..64).step_by(5).for_each(|page| random.fill().write(folio.page_mut(page)));
+            (0..64).step_by(5).for_each(|page| Fill::any(&mut random).write(folio.page_mut(page)));
             let handles = save_through(&store, &mut w, &mut offload, &folio, order(6)).unwrap();
             assert_same(&store, &mut w, &handles, &folio, order(6));
             store.check().unwrap();
@@ -208,10 +208,10 @@ fn z9_threads_share_a_software_pool() {
             scope.spawn(move || {
                 let mut w = store.worker();
                 let mut offload = Offload::new(Box::new(pool.queue()), 64, order(2), TIMEOUT_NS);
-                let mut random = Random(me);
+                let mut random = Random::new(me);
                 for _ in 0..30 {
                     let mut folio = Pages::new(128);
-                    (0..128).for_each(|p| random.fill().write(folio.page_mut(p)));
+                    (0..128).for_each(|p| Fill::any(&mut random).write(folio.page_mut(p)));
                     let handles = save_through(store, &mut w, &mut offload, &folio, order(7)).unwrap();
                     assert_same(store, &mut w, &handles, &folio, order(7));
                     store.free_many(&handles);

@@ -136,9 +136,9 @@ impl Model {
     }
 
     fn save(&mut self, o: Order, seed: u64, sparse: bool) {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut folio = Pages::new(o.pages());
-        (0..o.pages()).for_each(|p| random.fill().write(folio.page_mut(p)));
+        (0..o.pages()).for_each(|p| Fill::any(&mut random).write(folio.page_mut(p)));
         let count = self.store.blocks(o);
         let which: BlockSet = (0..count).filter(|_| !sparse || random.below(2) == 0).collect();
         let mut out = vec![Handle::NONE; count];
@@ -171,9 +171,9 @@ impl Model {
     }
 
     fn save_through(&mut self, o: Order, seed: u64) {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut folio = Pages::new(o.pages());
-        (0..o.pages()).for_each(|p| random.fill().write(folio.page_mut(p)));
+        (0..o.pages()).for_each(|p| Fill::any(&mut random).write(folio.page_mut(p)));
         let count = self.store.blocks(o);
         let mut out = vec![Handle::NONE; count];
         let (which, at) = (BlockSet::first(count), folio.bytes().as_ptr());

@@ -6,14 +6,14 @@ use crate::format;
 fn mixed_folio(o: Order, random: &mut Random) -> Pages {
     let mut folio = Pages::new(o.pages());
     for page in 0..o.pages() {
-        random.fill().write(folio.page_mut(page));
+        Fill::any(random).write(folio.page_mut(page));
     }
     folio
 }
 
 #[test]
 fn z1_z8_every_folio_order_block_order_and_codec_gives_its_bytes_back() {
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     for spec in ["none", "lz4", "lz4:9", "lz4hc:2", "zstd", "zstd:-7", "zstd:3", "deflate"] {
         for block in 0..=9 {
             let store = store_with(|c| {
@@ -95,7 +95,7 @@ fn zero_blocks_hold_no_memory_and_load_at_every_order() {
 #[test]
 fn a_worker_keeps_its_codec_until_it_is_given_another() {
     let store = store_with(|_| ());
-    let (mut w, folio) = (store.worker(), mixed_folio(order(4), &mut Random(4)));
+    let (mut w, folio) = (store.worker(), mixed_folio(order(4), &mut Random::new(4)));
     let mut saved = Vec::new();
     let formats = |store: &Store, handles: &[Handle]| {
         let format = |handle: &Handle| {
@@ -126,7 +126,7 @@ fn a_worker_keeps_its_codec_until_it_is_given_another() {
 #[test]
 fn z8_objects_are_read_with_their_own_codec_after_a_switch() {
     let store = store_with(|_| ());
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     let mut saved = Vec::new();
     for codec in CODECS {
         store.set_codec(CodecSpec::parse(codec.name).unwrap());
@@ -145,7 +145,7 @@ fn z8_objects_are_read_with_their_own_codec_after_a_switch() {
 fn only_the_chosen_blocks_are_saved_and_other_handles_stay() {
     let store = store_with(|_| ());
     let mut w = store.worker();
-    let folio = mixed_folio(order(4), &mut Random(4));
+    let folio = mixed_folio(order(4), &mut Random::new(4));
     let mark = Handle::from_bits(42);
     let mut out = [mark; 4];
     let which: BlockSet = [1, 3].into_iter().collect();
@@ -184,7 +184,7 @@ fn p1_a_key_always_picks_the_same_pool_and_keys_spread_over_all() {
 fn z7_verify_mode_saves_the_same_and_counts_nothing() {
     let store = store_with(|c| c.verify = true);
     let mut w = store.worker();
-    let folio = mixed_folio(order(9), &mut Random(5));
+    let folio = mixed_folio(order(9), &mut Random::new(5));
     let handles = save(&store, &mut w, &folio, order(9), 1).unwrap();
     assert_same(&store, &mut w, &handles, &folio, order(9));
     assert_eq!(store.stats().events.verify_mismatches, 0);
@@ -215,7 +215,7 @@ fn blocks_that_do_not_shrink_are_stored_raw_or_refused() {
 fn sparse_store(seed: u64) -> (Store, Vec<(Vec<Handle>, Pages)>, StoreStats) {
     let store = store_with(|c| c.pools = 2);
     let mut w = store.worker();
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut saved: Vec<_> = (0..400)
         .map(|key| {
             let folio = mixed_folio(order(4), &mut random);
@@ -288,12 +288,12 @@ fn m2_tidying_in_bounded_steps_packs_a_sparse_pool_and_then_rests() {
 fn m2_efficiency_stays_high_under_churn() {
     let store = store_with(|c| c.recent_blocks = 0);
     let mut w = store.worker();
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     let mut live: Vec<Vec<Handle>> = Vec::new();
     let mut folio = Pages::new(16);
     for round in 0..6000 {
         // Real data only: same-filled pages would flatter the figure.
-        let at = random.next() as usize;
+        let at = random.word() as usize;
         (0..16).for_each(|p| Fill::Real(at % (corpus().len() - 65536) + p * PAGE_SIZE).write(folio.page_mut(p)));
         if live.len() >= 800 {
             let victim = live.swap_remove(random.below(800));
@@ -323,7 +323,7 @@ fn m2_efficiency_stays_high_under_churn() {
 fn held_bytes_are_what_the_kernel_sees() {
     let store = store_with(|c| c.pools = 2);
     let mut w = store.worker();
-    let mut random = Random(8);
+    let mut random = Random::new(8);
     let saved: Vec<_> =
         (0..100).map(|k| save(&store, &mut w, &mixed_folio(order(6), &mut random), order(6), k).unwrap()).collect();
     saved.iter().step_by(2).for_each(|h| store.free_many(h));
@@ -341,7 +341,7 @@ fn emptied_spans_are_kept_within_the_allowance_and_reused() {
     for (pools, allowance) in [(1, 1 << 20), (4, 4 * (256 << 10)), (8, 8 * (256 << 10))] {
         let store = store_with(|c| c.pools = pools);
         let mut w = store.worker();
-        let mut random = Random(9);
+        let mut random = Random::new(9);
         let saved = |k: u64| save(&store, &mut w, &mixed_folio(order(6), &mut random), order(6), k << 9).unwrap();
         let handles: Vec<_> = (0..60u64).flat_map(saved).collect();
         let full = store.stats();

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const THREADS: u64 = 4;
 
 fn folio_of(seed: u64, o: Order) -> Pages {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut folio = Pages::new(o.pages());
-    (0..o.pages()).for_each(|p| random.fill().write(folio.page_mut(p)));
+    (0..o.pages()).for_each(|p| Fill::any(&mut random).write(folio.page_mut(p)));
     folio
 }
 
 /// One thread's own folios: saves, reads and frees them at random.
 fn churn(store: &Store, me: u64, rounds: usize) -> Vec<Handle> {
-    let mut random = Random(me);
+    let mut random = Random::new(me);
     let mut w = store.worker();
     let mut live: Vec<(Vec<Handle>, u64, Order)> = Vec::new();
     for round in 0..rounds {
@@ -100,7 +100,7 @@ fn threads_read_the_same_objects_while_they_move() {
             .map(|me| {
                 let (store, folios, handles) = (&store, &folios, &handles);
                 scope.spawn(move || {
-                    let (mut w, mut random) = (store.worker(), Random(me));
+                    let (mut w, mut random) = (store.worker(), Random::new(me));
                     for _ in 0..rounds * 30 {
                         let i = random.below(folios.len());
                         assert_same(store, &mut w, &handles[i], &folios[i], order(4));
