@@ -21,8 +21,6 @@
 //! The device lives in memory and ends with its process: nothing of it is on a disk.
 
 mod device;
-#[cfg(test)]
-mod mutations;
 pub mod image;
 mod export;
 pub mod nbd;

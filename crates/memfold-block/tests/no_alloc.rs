@@ -1,32 +1,11 @@
 //! Nothing allocates while requests are served: the device may hold the swap of the machine that it runs on.
 use memfold_block::nbd::{Listener, Server};
 use memfold_block::{Backing, Device, Export, Settings};
-use std::alloc::{GlobalAlloc, Layout, System};
+use memfold_testkit::counting::{Counting, calls};
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-
-/// Counts every call.
-struct Counting;
-
-static CALLS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: passes every call on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.fetch_add(1, SeqCst);
-        // SAFETY: as the caller says.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        CALLS.fetch_add(1, SeqCst);
-        // SAFETY: as the caller says.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -95,10 +74,10 @@ fn requests_are_served_without_an_allocation_once_the_tables_are_there() {
     let mut link = connect(&address);
     // What is first used, such as a thread's name for a message, may allocate once.
     request_once(&mut link);
-    let before = CALLS.load(SeqCst);
+    let before = calls();
     work(&mut link, &from, &mut to);
-    let calls = CALLS.load(SeqCst) - before;
-    assert_eq!(calls, 0, "{calls} calls of the allocator");
+    let more = calls() - before;
+    assert_eq!(more, 0, "{more} calls of the allocator");
     drop(link);
     server.end();
 }

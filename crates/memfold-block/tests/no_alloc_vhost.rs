@@ -1,6 +1,5 @@
 //! Nothing allocates while a guest's requests are served, as in `no_alloc.rs`.
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use memfold_testkit::counting::{Counting, calls};
 
 #[allow(dead_code)]
 #[path = "vhost/client.rs"]
@@ -11,26 +10,6 @@ mod frontend;
 #[allow(dead_code)]
 #[path = "vhost/served.rs"]
 mod served;
-
-/// Counts every call.
-struct Counting;
-
-static CALLS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: passes every call on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.fetch_add(1, SeqCst);
-        // SAFETY: as the caller says.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        CALLS.fetch_add(1, SeqCst);
-        // SAFETY: as the caller says.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -52,9 +31,9 @@ fn requests_are_served_without_an_allocation_once_the_tables_are_there() {
     };
     // What a thread needs once, it has afterwards.
     write(0);
-    let before = CALLS.load(SeqCst);
+    let before = calls();
     (1..500).for_each(write);
-    let calls = CALLS.load(SeqCst) - before;
-    assert_eq!(calls, 0, "{calls} calls of the allocator");
+    let more = calls() - before;
+    assert_eq!(more, 0, "{more} calls of the allocator");
     assert_eq!(served.bytes(499 * 512, 512), [499_u16 as u8; 512]);
 }

@@ -2,9 +2,12 @@
 //! touches its memory, and bytes to fill it with.
 //!
 //! Bottom up: [`random`] -> [`fill`] -> [`fake`] (pages, presence, waiters) -> [`trouble`], [`disk`], [`remote`] (what may go wrong) ->
-//! [`program`] (touch, fault, wait). No fakes are [`redis`], servers to be killed, and [`kernel_swap`], swap to be swapped to.
+//! [`program`] (touch, fault, wait). For any test: [`scratch`], [`counting`] (allocations), [`mutations`] (of a fuzzer). No fakes are [`redis`], servers to be killed, and [`kernel_swap`], swap to be swapped to.
 
 pub mod random;
+pub mod scratch;
+pub mod counting;
+pub mod mutations;
 pub mod fill;
 pub mod fake;
 pub mod trouble;

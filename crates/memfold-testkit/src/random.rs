@@ -28,6 +28,11 @@ impl Random {
         of[self.below(of.len())]
     }
 
+    /// So many bytes that don't shrink.
+    pub fn noise(&mut self, len: usize) -> Vec<u8> {
+        (0..len.div_ceil(8)).flat_map(|_| self.word().to_le_bytes()).take(len).collect()
+    }
+
     /// True in `n` of 1000 cases.
     pub fn per_mille(&mut self, n: u32) -> bool {
         self.below(1000) < n as usize

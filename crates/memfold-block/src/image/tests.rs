@@ -5,37 +5,15 @@ use crate::device::{Backing, Device, Settings, SpillSettings, Status, Zeros};
 use memfold_store::CodecSpec;
 use memfold_sys::units::Order;
 use memfold_testkit::fill::fill;
+use memfold_testkit::mutations::feed;
 use memfold_testkit::random::{Random, seed};
+use memfold_testkit::scratch::Scratch;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::thread;
 
 const SIZE: u64 = (2 << 20) + 1536;
-
-/// A directory that goes away.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Scratch {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let name = format!("memfold-image-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir(&path).unwrap();
-        Scratch(path)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        fs::remove_dir_all(&self.0).unwrap();
-    }
-}
 
 fn devices(order: u8, limit_bytes: u64) -> Vec<Arc<Device>> {
     let path = std::env::temp_dir().to_str().unwrap().to_string();
@@ -121,7 +99,7 @@ fn an_image_brings_back_every_byte_and_every_hole_also_of_what_was_written_back(
                 all[0].backing().write_back(crate::device::Pick::All).unwrap();
             }
         }
-        let path = scratch.path("image");
+        let path = scratch.0.join("image");
         save(&path, &entries(), &all).unwrap();
         assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 1, "nothing else stays behind");
         // In blocks of another size as well.
@@ -145,7 +123,7 @@ fn an_image_brings_back_every_byte_and_every_hole_also_of_what_was_written_back(
 fn whatever_is_cut_off_after_a_flush_all_that_was_flushed_comes_back() {
     let mut random = Random::new(seed(51));
     let (scratch, all) = (Scratch::new(), devices(2, 0));
-    let path = scratch.path("image");
+    let path = scratch.0.join("image");
     let journal = Journal::create(&path, &entries(), &all).unwrap();
     let mut now = vec![0; SIZE as usize];
     // What was there at each flush, and how long the image was then.
@@ -167,7 +145,7 @@ fn whatever_is_cut_off_after_a_flush_all_that_was_flushed_comes_back() {
     cuts.extend((0..10).map(|_| states[0].0 + random.below((end - states[0].0) as usize) as u64));
     for cut in cuts.into_iter().filter(|cut| *cut <= end && *cut >= states[0].0) {
         let (_, wanted, holes) = states.iter().rev().find(|(at, ..)| *at <= cut).unwrap();
-        let copy = scratch.path("cut");
+        let copy = scratch.0.join("cut");
         // As a power cut leaves it: the end of the file missing, or never written.
         for rest in [&[][..], &[0; 4096], &[0x5a; 333]] {
             fs::write(&copy, [&whole[..cut as usize], rest].concat()).unwrap();
@@ -188,7 +166,7 @@ fn whatever_is_cut_off_after_a_flush_all_that_was_flushed_comes_back() {
 fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
     let mut random = Random::new(seed(52));
     let (scratch, all) = (Scratch::new(), devices(2, 0));
-    let path = scratch.path("image");
+    let path = scratch.0.join("image");
     let journal = Journal::create(&path, &entries(), &all).unwrap();
     let mut now = vec![0; SIZE as usize];
     for _ in 0..3 {
@@ -198,7 +176,7 @@ fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
     drop(journal);
     let whole = fs::read(&path).unwrap();
     let last = whole.len() - RECORD_BYTES;
-    let copy = scratch.path("damaged");
+    let copy = scratch.0.join("damaged");
     for round in 0..120 {
         let mut bytes = whole.clone();
         // Padding is no byte of anything, and without the last end the last group was not acknowledged.
@@ -227,7 +205,7 @@ fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
 #[test]
 fn threads_that_write_and_flush_at_once_find_all_they_flushed() {
     let (scratch, all) = (Scratch::new(), devices(2, 0));
-    let path = scratch.path("image");
+    let path = scratch.0.join("image");
     let journal = Journal::create(&path, &entries(), &all).unwrap();
     let own = 500_000;
     let state = |n: usize| {
@@ -256,13 +234,13 @@ fn threads_that_write_and_flush_at_once_find_all_they_flushed() {
 #[test]
 fn an_image_that_has_grown_far_is_written_anew_and_holds_the_same() {
     let (scratch, all) = (Scratch::new(), devices(2, 0));
-    let path = scratch.path("image");
+    let path = scratch.0.join("image");
     let journal = Journal::create(&path, &entries(), &all).unwrap();
     let mut random = Random::new(53);
-    let (mut io, mut bytes) = (all[0].io(), vec![0; 2 << 20]);
+    let (mut io, mut bytes) = (all[0].io(), Vec::new());
     let mut most = 0;
     for _ in 0..40 {
-        (0..bytes.len()).step_by(8).for_each(|at| bytes[at..at + 8].copy_from_slice(&random.word().to_le_bytes()));
+        bytes = random.noise(2 << 20);
         all[0].write(&mut io, 0, &bytes).unwrap();
         journal.flush().unwrap();
         most = most.max(journal.bytes());
@@ -279,7 +257,7 @@ fn an_image_that_has_grown_far_is_written_anew_and_holds_the_same() {
 #[test]
 fn an_image_that_can_not_be_written_says_so_and_the_next_flush_has_all() {
     let (scratch, all) = (Scratch::new(), devices(2, 0));
-    let path = scratch.path("image");
+    let path = scratch.0.join("image");
     let journal = Journal::create(&path, &entries(), &all).unwrap();
     all[0].write(&mut all[0].io(), 0, &[7; 50_000]).unwrap();
     journal.use_file(File::open(&path).unwrap());
@@ -296,10 +274,8 @@ fn an_image_that_can_not_be_written_says_so_and_the_next_flush_has_all() {
 #[test]
 fn what_does_not_fit_the_limit_is_said() {
     let (scratch, all) = (Scratch::new(), devices(2, 0));
-    let path = scratch.path("image");
-    let mut noise = vec![0; 2 << 20];
-    let mut random = Random::new(54);
-    (0..noise.len()).step_by(8).for_each(|at| noise[at..at + 8].copy_from_slice(&random.word().to_le_bytes()));
+    let path = scratch.0.join("image");
+    let noise = Random::new(54).noise(2 << 20);
     let backing = Backing::new(&Settings { limit_bytes: 8 << 20, pools: 1, ..Settings::default() }).unwrap();
     let own = [Device::new(&backing, 32 << 20).unwrap()];
     let big = Backing::new(&Settings { pools: 1, ..Settings::default() }).unwrap();
@@ -332,5 +308,5 @@ fn records_come_back_and_say_what_they_cover() {
 
 #[test]
 fn any_bytes_are_an_image_or_refused_and_devices_stay_intact() {
-    crate::mutations::feed(fuzz::image, &fuzz::seeds(), 400);
+    feed(12, fuzz::image, &fuzz::seeds(), 400);
 }

@@ -409,8 +409,7 @@ fn a_full_device_is_an_error_and_takes_writes_again() {
     let mut guest = Guest::new();
     guest.export = Export::new("", device, false, 512);
     guest.worker = Worker::new(&guest.export);
-    let mut random = memfold_testkit::random::Random::new(1);
-    let noise: Vec<u8> = (0..(1 << 20) / 8).flat_map(|_| random.word().to_le_bytes()).collect();
+    let noise = memfold_testkit::random::Random::new(1).noise(1 << 20);
     let write = |guest: &mut Guest, at: u64| guest.status(&[Says(&header(WRITES, at)), Says(&noise), Takes(1)]);
     let full = (0..32).find(|n| write(&mut guest, n * 2048) != OK).expect("more than the limit was held");
     assert_eq!(guest.status(&[Says(&header(DISCARD, 0)), Says(&range(0, 8192, 0)), Takes(1)]), OK);

@@ -155,8 +155,7 @@ fn discarded_memory_comes_back() {
     let mut client = Client::new(&served, 1);
     let mut random = Random::new(3);
     for block in 0..8 {
-        let bytes: Vec<u8> = (0..SLOT / 8).flat_map(|_| random.word().to_le_bytes()).collect();
-        client.line().write(block * SLOT as u64, &bytes).unwrap();
+        client.line().write(block * SLOT as u64, &random.noise(SLOT)).unwrap();
     }
     client.line().discard(0, 8 * SLOT as u64).unwrap();
     assert_eq!(served.device.check().unwrap(), (0, 0), "objects are left");

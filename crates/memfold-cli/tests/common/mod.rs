@@ -1,11 +1,11 @@
 //! What the end-to-end tests share: the built command, and a directory that goes away.
 #![allow(dead_code)] // Each test file uses a part of this.
 pub mod blk;
+pub use memfold_testkit::scratch::Scratch;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Where the built `memfold` and the preload library are: MEMFOLD_BIN_DIR, or where cargo puts this test's own build.
@@ -250,45 +250,4 @@ pub fn can_make_worlds() -> bool {
         eprintln!("SKIPPED, NOTHING WAS TESTED: {text}");
     }
     can
-}
-
-/// A directory of its own, removed when dropped.
-pub struct Scratch(pub PathBuf);
-
-impl Scratch {
-    pub fn new() -> Scratch {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("memfold-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).unwrap();
-        Scratch(path)
-    }
-
-    /// The path of a file in it, as text.
-    pub fn path(&self, name: &str) -> String {
-        self.0.join(name).into_os_string().into_string().unwrap()
-    }
-
-    /// A file with these bytes and permissions.
-    pub fn file(&self, name: &str, bytes: impl AsRef<[u8]>, mode: u32) -> String {
-        use std::os::unix::fs::PermissionsExt;
-        let path = self.path(name);
-        std::fs::write(&path, bytes).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-        path
-    }
-
-    /// A program compiled from C.
-    pub fn compile(&self, name: &str, source: &str, flags: &[&str]) -> String {
-        let (code, path) = (self.file(&format!("{name}.c"), source, 0o644), self.path(name));
-        let status = Command::new("gcc").args(["-O1", "-o", &path, &code]).args(flags).status().unwrap();
-        assert!(status.success(), "gcc {flags:?}");
-        path
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }

@@ -21,8 +21,7 @@ fn backing(block_order: u8, limit_bytes: u64, codec: &str) -> Arc<Backing> {
 }
 
 pub(super) fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut random = Random::new(seed);
-    (0..len.div_ceil(8)).flat_map(|_| random.word().to_le_bytes()).take(len).collect()
+    Random::new(seed).noise(len)
 }
 
 /// A device and what each byte of it must be.

@@ -2,49 +2,17 @@
 use super::*;
 use crate::codec::CODECS;
 use crate::fuzz;
-
-/// One of the changes that fuzzers make.
-fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
-    for _ in 0..1 + random.below(4) {
-        let at = random.below(bytes.len().max(1));
-        match random.below(6) {
-            _ if bytes.is_empty() => bytes.push(random.word() as u8),
-            0 => bytes[at] ^= 1 << random.below(8),
-            1 => bytes[at] = random.word() as u8,
-            2 => bytes.truncate(at),
-            3 => bytes.insert(at, random.word() as u8),
-            4 => {
-                let from = random.below(bytes.len());
-                let len = random.below(64).min(bytes.len() - from.max(at));
-                bytes.copy_within(from..from + len, at);
-            }
-            _ => {
-                let end = (at + 8).min(bytes.len());
-                bytes[at..end].fill([0, 0xff][random.below(2)]);
-            }
-        }
-    }
-}
-
-fn feed(target: fn(&[u8]), seeds: &[Vec<u8>], rounds: usize) {
-    let mut random = Random::new(11);
-    seeds.iter().for_each(|seed| target(seed));
-    for round in 0..rounds {
-        let mut bytes = seeds[round % seeds.len()].clone();
-        mutate(&mut bytes, &mut random);
-        target(&bytes);
-    }
-}
+use memfold_testkit::mutations::feed;
 
 #[test]
 fn any_bytes_decode_to_an_error_or_a_block_and_nothing_else() {
-    feed(fuzz::decode, &fuzz::seeds(), 6000);
+    feed(11, fuzz::decode, &fuzz::seeds(), 6000);
 }
 
 #[test]
 fn any_pages_come_back() {
     let seeds: Vec<Vec<u8>> = (0..40u8).map(|i| (0..200).map(|j| (i ^ (j / 3)).wrapping_mul(i)).collect()).collect();
-    feed(fuzz::round_trip, &seeds, 300);
+    feed(11, fuzz::round_trip, &seeds, 300);
     // Every level of zstd on one block, twice: AddressSanitizer had something to say about level 11 (see fuzz/README.md).
     let zstd = CODECS.iter().position(|codec| codec.name == "zstd").unwrap() as u8;
     for level in (0..27).chain(0..27) {
@@ -56,7 +24,7 @@ fn any_pages_come_back() {
 #[test]
 fn any_text_is_a_codec_or_refused() {
     let seeds = ["lz4:8", "zstd:-7", "deflate", "none:", ":1", "lz4hc:99999999999"].map(|s| s.as_bytes().to_vec());
-    feed(fuzz::spec, &seeds, 3000);
+    feed(11, fuzz::spec, &seeds, 3000);
 }
 
 #[test]
@@ -65,5 +33,5 @@ fn any_bytes_are_a_dictionary_or_refused() {
     let raw = Dictionary::new(DictionaryKind::Raw, content.clone()).unwrap().to_file();
     let zstd = [&0xEC30_A437u32.to_le_bytes()[..], &content].concat();
     let zstd = Dictionary::new(DictionaryKind::Zstd, zstd).unwrap().to_file();
-    feed(fuzz::dictionary, &[raw, zstd], 3000);
+    feed(11, fuzz::dictionary, &[raw, zstd], 3000);
 }

@@ -1,5 +1,5 @@
 //! Mutations of good inputs for fuzz targets, as `fuzz/` makes more of them.
-use memfold_testkit::random::Random;
+use crate::random::Random;
 
 /// One of the changes that fuzzers make; mostly in the first bytes of what lies between long payloads.
 fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
@@ -25,12 +25,12 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     }
 }
 
-/// Feeds a target good inputs, and then mutations of them, the same ones each time.
-pub fn feed(target: fn(&[u8]), seeds: &[Vec<u8>], rounds: usize) {
-    let mut random = Random::new(12);
-    seeds.iter().for_each(|seed| target(seed));
+/// Feeds a target good inputs, and then `rounds` mutations of them, the same ones for a `seed` each time.
+pub fn feed(seed: u64, target: fn(&[u8]), inputs: &[Vec<u8>], rounds: usize) {
+    let mut random = Random::new(seed);
+    inputs.iter().for_each(|input| target(input));
     for round in 0..rounds {
-        let mut bytes = seeds[round % seeds.len()].clone();
+        let mut bytes = inputs[round % inputs.len()].clone();
         mutate(&mut bytes, &mut random);
         target(&bytes);
     }
