@@ -175,12 +175,4 @@ impl Device {
         };
         (status, (at / PAGE_SIZE as u64 + 1) * PAGE_SIZE as u64)
     }
-
-    /// A hint that these bytes will be read soon.
-    ///
-    /// # Errors
-    /// [`IoError::OutOfRange`].
-    pub fn cache(&self, _io: &mut Io, offset: u64, len: u64) -> Result<(), IoError> {
-        self.check_range(offset, len)
-    }
 }

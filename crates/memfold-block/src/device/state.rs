@@ -109,17 +109,16 @@ impl Device {
         self.counters.stats()
     }
 
-    /// Counts a request beyond the end that whoever serves the device has refused itself.
-    pub fn count_invalid(&self) {
-        Counters::add(&self.counters.invalid, 1);
-    }
-
     pub(super) fn check_request(&self, io: &Io, offset: u64, len: u64) -> Result<(), IoError> {
         assert!(Arc::ptr_eq(&io.backing, &self.backing), "an Io of another backing");
         self.check_range(offset, len)
     }
 
-    pub(super) fn check_range(&self, offset: u64, len: u64) -> Result<(), IoError> {
+    /// Whether a request lies within the device; one that doesn't is counted.
+    ///
+    /// # Errors
+    /// [`IoError::OutOfRange`]
+    pub fn check_range(&self, offset: u64, len: u64) -> Result<(), IoError> {
         if offset.checked_add(len).is_none_or(|end| end > self.size) {
             Counters::add(&self.counters.invalid, 1);
             return Err(IoError::OutOfRange);

@@ -107,9 +107,8 @@ impl<'a, L: Read + Write> Session<'a, L> {
         }
         match request.command {
             cmd::FLUSH if request.offset == 0 && request.len == 0 => self.flush(),
-            cmd::CACHE => {
-                export.device().cache(&mut self.io, request.offset, len).map_err(|e| error_of(e, Error::Invalid))
-            }
+            // A hint, which changes nothing.
+            cmd::CACHE => export.device().check_range(request.offset, len).map_err(|e| error_of(e, Error::Invalid)),
             cmd::TRIM | cmd::WRITE_ZEROES => {
                 let zeros = if request.flags & flag::NO_HOLE != 0 { Zeros::Written } else { Zeros::Hole };
                 let beyond = if request.command == cmd::TRIM { Error::Invalid } else { Error::NoSpace };
@@ -338,12 +337,7 @@ fn piece(device: &Device, offset: u64, left: usize, room: usize) -> usize {
 }
 
 fn is_beyond(device: &Device, request: &Request) -> bool {
-    let end = request.offset.checked_add(request.len.into());
-    let beyond = end.is_none_or(|end| end > device.size());
-    if beyond {
-        device.count_invalid();
-    }
-    beyond
+    device.check_range(request.offset, request.len.into()).is_err()
 }
 
 fn error_of(error: IoError, beyond: Error) -> Error {

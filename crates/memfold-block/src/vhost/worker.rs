@@ -145,12 +145,10 @@ fn bytes(export: &Export, sector: u64, len: u64) -> Result<(u64, u64), Status> {
     if !len.is_multiple_of(SECTOR_BYTES) {
         return Err(Status::Error);
     }
-    let start = sector.checked_mul(SECTOR_BYTES);
-    let range = start.and_then(|start| Some((start, start.checked_add(len)?)));
-    range.filter(|(_, end)| *end <= export.device().size()).ok_or_else(|| {
-        export.device().count_invalid();
-        Status::Error
-    })
+    // What overflows is beyond the end of any device.
+    let start = sector.saturating_mul(SECTOR_BYTES);
+    export.device().check_range(start, len)?;
+    Ok((start, start + len))
 }
 
 /// What a driver is told of a device's name: so many bytes, zeros at the end.
