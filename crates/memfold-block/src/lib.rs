@@ -20,6 +20,7 @@
 //!
 //! The device lives in memory and ends with its process: nothing of it is on a disk.
 
+mod plain;
 mod device;
 pub mod image;
 mod export;

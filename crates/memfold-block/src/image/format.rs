@@ -7,7 +7,8 @@
 //! A record is bytes of a device as they are stored, or zeros, or the end of a group: with its number in the place of the
 //! offset. What comes before such an end counts; what comes after the last one was never acknowledged. The checksum is of all
 //! that stands before it and of the payload.
-use crate::device::{Piece, Zeros};
+use crate::device::{IoError, Piece, Zeros};
+use crate::plain::plain;
 use memfold_store::xxh3_128;
 use memfold_sys::units::Order;
 use std::fmt;
@@ -63,8 +64,13 @@ impl fmt::Display for ImageError {
 
 impl From<std::io::Error> for ImageError {
     fn from(error: std::io::Error) -> ImageError {
-        let text = error.to_string();
-        ImageError::System(text.find(" (os error").map_or(text.as_str(), |end| &text[..end]).to_string())
+        ImageError::System(plain(error))
+    }
+}
+
+impl From<IoError> for ImageError {
+    fn from(error: IoError) -> ImageError {
+        ImageError::System(error.to_string())
     }
 }
 

@@ -235,16 +235,15 @@ impl Writer {
     fn put_devices(&mut self, devices: &[Arc<Device>], all: bool) -> Result<(), ImageError> {
         for (export, device) in (0..).zip(devices) {
             let mut payload = std::mem::take(&mut self.payload);
-            let done = device.each_changed(all, |block| {
-                device.describe(block, &mut payload, |piece| self.put(export, &piece)).map_err(Failure::image)
-            });
+            let done = device
+                .each_changed(all, |block| device.describe(block, &mut payload, |piece| self.put(export, &piece)));
             self.payload = payload;
             done?;
         }
-        Ok(self.put_zeros()?)
+        self.put_zeros()
     }
 
-    fn put(&mut self, export: u32, piece: &Piece) -> Result<(), Failure> {
+    fn put(&mut self, export: u32, piece: &Piece) -> Result<(), ImageError> {
         match *piece {
             Piece::Zeros { offset, len, zeros } => match &mut self.zeros {
                 Some((of, start, so_far, kind)) if *of == export && *kind == zeros && *start + *so_far == offset => {
@@ -264,7 +263,7 @@ impl Writer {
         Ok(())
     }
 
-    fn put_zeros(&mut self) -> Result<(), Failure> {
+    fn put_zeros(&mut self) -> Result<(), ImageError> {
         if let Some((export, offset, len, zeros)) = self.zeros.take() {
             Record::of(export, &Piece::Zeros { offset, len, zeros }).put(&[], &mut self.gathered);
             self.write_some()?;
@@ -272,12 +271,12 @@ impl Writer {
         Ok(())
     }
 
-    fn write_some(&mut self) -> Result<(), Failure> {
+    fn write_some(&mut self) -> Result<(), ImageError> {
         if self.gathered.len() < GATHER_BYTES { Ok(()) } else { self.write() }
     }
 
-    fn write(&mut self) -> Result<(), Failure> {
-        self.file.write_all_at(&self.gathered, self.end).map_err(|e| Failure(e.into()))?;
+    fn write(&mut self) -> Result<(), ImageError> {
+        self.file.write_all_at(&self.gathered, self.end)?;
         self.end += self.gathered.len() as u64;
         self.gathered.clear();
         Ok(())
@@ -295,26 +294,5 @@ impl Writer {
     fn discard(&mut self) {
         self.gathered.clear();
         self.zeros = None;
-    }
-}
-
-/// What goes wrong while a block is described: reading it, or writing it.
-struct Failure(ImageError);
-
-impl Failure {
-    fn image(self) -> ImageError {
-        self.0
-    }
-}
-
-impl From<crate::device::IoError> for Failure {
-    fn from(error: crate::device::IoError) -> Failure {
-        Failure(ImageError::System(error.to_string()))
-    }
-}
-
-impl From<Failure> for ImageError {
-    fn from(failure: Failure) -> ImageError {
-        failure.0
     }
 }

@@ -1,4 +1,5 @@
 //! Certificates for TLS.
+use crate::plain::plain;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -52,7 +53,5 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
 }
 
 fn at(path: &Path, what: &str, why: impl fmt::Display) -> String {
-    let why = why.to_string();
-    let why = why.find(" (os error").map_or(why.as_str(), |end| &why[..end]);
-    format!("{}: {what}: {why}", path.display())
+    format!("{}: {what}: {}", path.display(), plain(why))
 }
