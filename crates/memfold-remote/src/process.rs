@@ -1,4 +1,5 @@
 //! Which process an engine is in, such that another one that gets its number later isn't taken for it.
+use memfold_sys::thread::stat_field;
 use std::fs;
 
 /// A process, as it is seen from here: in another PID namespace it may have another number.
@@ -31,11 +32,9 @@ impl Process {
 
 /// Fields 3 and 22 of proc_pid_stat(5): the state, and when it began.
 fn state(pid: i32) -> Option<(char, u64)> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, field 2, may hold blanks and brackets.
-    let mut fields = stat[stat.rfind(") ")? + 2..].split(' ');
-    let state = fields.next()?.chars().next()?;
-    Some((state, fields.nth(22 - 4)?.parse().ok()?))
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let state = stat_field(&stat, 3)?.chars().next()?;
+    Some((state, stat_field(&stat, 22)?.parse().ok()?))
 }
 
 #[cfg(test)]

@@ -168,17 +168,18 @@ pub fn is_asleep(thread: u32) -> bool {
     let Some(file) = open_stat(thread) else { return false };
     let mut stat = [0u8; 512];
     let len = rustix::io::pread(&file, &mut stat, 0).unwrap_or(0);
-    field(&stat[..len], 3) == Some("S")
+    stat_field(&stat[..len], 3) == Some("S")
 }
 
-/// Field `number` of proc_pid_stat(5), from 3 on. The name, field 2, may hold blanks and brackets, and anything else.
-fn field(stat: &[u8], number: usize) -> Option<&str> {
+/// Field `number` of proc_pid_stat(5), from 3 on; `None` if there is no such field. The name, field 2, may hold blanks and brackets,
+/// and anything else.
+pub fn stat_field(stat: &[u8], number: usize) -> Option<&str> {
     let end = stat.windows(2).rposition(|pair| pair == b") ")?;
     core::str::from_utf8(&stat[end + 2..]).ok()?.split(' ').nth(number - 3)
 }
 
 fn processor(stat: &[u8]) -> Option<usize> {
-    field(stat, 39)?.parse().ok()
+    stat_field(stat, 39)?.parse().ok()
 }
 
 /// A line of text that ends with a NUL, as it begins with NULs only.
@@ -340,6 +341,6 @@ mod tests {
     fn a_name_with_brackets_and_blanks_is_not_mistaken_for_fields() {
         let stat = format!("7 (a) b ) R {} 5 {}", "1 ".repeat(35).trim_end(), "2 2 2");
         assert_eq!(processor(stat.as_bytes()), Some(5));
-        assert_eq!(field(b"7 (\xff) a) S 1", 3), Some("S"));
+        assert_eq!(stat_field(b"7 (\xff) a) S 1", 3), Some("S"));
     }
 }
