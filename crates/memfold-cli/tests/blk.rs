@@ -2,11 +2,12 @@
 mod common;
 use common::blk::{Blk, binary, have, path, real_bytes, run, text, works};
 use common::{Scratch, memfold};
+use memfold_sys::thread::stat_field;
 use serde_json::json;
 use std::fs;
 use std::io::Read;
 use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
@@ -377,7 +378,11 @@ fn a_file_system_made_and_filled_on_it_is_found_clean() {
 #[test]
 fn swap_safe_is_locked_in_memory_and_never_waits_for_its_own_io() {
     // SAFETY: only asks.
-    if unsafe { libc::geteuid() } != 0 || !have(&["nbdcopy"]) {
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("SKIPPED: locking memory needs root");
+        return;
+    }
+    if !have(&["nbdcopy"]) {
         return;
     }
     let blk = Blk::start(&["--size", "64M", "--limit", "64M", "--swap-safe"]);
@@ -403,6 +408,38 @@ fn swap_safe_is_locked_in_memory_and_never_waits_for_its_own_io() {
     works("nbdcopy", &["--destination-is-zero", "--allocated", &zeros, &blk.uri]);
     blk.asked(&["compact"]);
     assert!(held() < full / 2, "{full} -> {}", held());
+    blk.stop();
+}
+
+/// Processor time that a process has taken, nanoseconds.
+fn cpu_ns(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let ticks = |number: usize| stat_field(stat.as_bytes(), number).unwrap().parse::<u64>().unwrap();
+    // SAFETY: only asks.
+    (ticks(14) + ticks(15)) * 1_000_000_000 / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64
+}
+
+#[test]
+fn a_server_without_descriptors_sleeps_until_there_are_some() {
+    let blk = Blk::start(&["--size", "1M"]);
+    let pid = blk.child.id();
+    let set_limit = |count| {
+        let limit = libc::rlimit { rlim_cur: count, rlim_max: 1024 };
+        // SAFETY: the limit is local, and the process a child of ours.
+        let set = unsafe { libc::prlimit(pid as i32, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut()) };
+        assert_eq!(set, 0);
+    };
+    set_limit(3);
+    let control = blk.scratch.path(&format!("memfold/{pid}.blk"));
+    let waits = UnixStream::connect(control).unwrap();
+    let before = cpu_ns(pid);
+    let begun = memfold_sys::thread::cpu_ns();
+    while memfold_sys::thread::cpu_ns() - begun < 300_000_000 {}
+    let taken = cpu_ns(pid) - before;
+    assert!(taken < 75_000_000, "{taken} ns in which a thread that spins gets 300 ms");
+    set_limit(1024);
+    drop(waits);
+    assert!(blk.stat()["exports"].is_array());
     blk.stop();
 }
 

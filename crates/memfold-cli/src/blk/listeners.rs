@@ -2,6 +2,7 @@
 use super::flags::Settings;
 use crate::failure::Failure;
 use crate::program::plain;
+use crate::sockets;
 use memfold_block::nbd::Listener;
 use std::env;
 use std::fs;
@@ -9,7 +10,7 @@ use std::io::{self, ErrorKind};
 use std::net::{TcpListener, ToSocketAddrs};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 /// The first descriptor that systemd gives.
@@ -26,6 +27,17 @@ pub struct SocketName {
     path: PathBuf,
     /// Device and inode: the name may be somebody else's by then.
     identity: (u64, u64),
+}
+
+impl SocketName {
+    /// The name of a socket that this process has just made.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn of(path: &Path) -> io::Result<SocketName> {
+        let meta = fs::symlink_metadata(path)?;
+        Ok(SocketName { path: path.to_path_buf(), identity: (meta.dev(), meta.ino()) })
+    }
 }
 
 impl Drop for SocketName {
@@ -71,17 +83,15 @@ pub fn unix(path: &Path) -> Result<(UnixListener, SocketName), String> {
             if !meta.file_type().is_socket() {
                 return Err("exists and is no socket; give another path".to_string());
             }
-            match UnixStream::connect(path) {
-                Err(e) if e.kind() == ErrorKind::ConnectionRefused => {}
-                _ => return Err("another server listens there; give another path, or end it first".to_string()),
+            if !matches!(sockets::connect(path), Ok(None)) {
+                return Err("another server listens there; give another path, or end it first".to_string());
             }
-            fs::remove_file(path).and_then(|()| UnixListener::bind(path))
+            UnixListener::bind(path)
         }
         other => other,
     };
     let listener = bound.map_err(|e| plain(&e))?;
-    let meta = fs::symlink_metadata(path).map_err(|e| plain(&e))?;
-    Ok((listener, SocketName { path: path.to_path_buf(), identity: (meta.dev(), meta.ino()) }))
+    Ok((listener, SocketName::of(path).map_err(|e| plain(&e))?))
 }
 
 fn tcp(address: &str) -> Result<TcpListener, String> {

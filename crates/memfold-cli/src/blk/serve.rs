@@ -11,11 +11,10 @@ use crate::sockets;
 use clap::ArgMatches;
 use memfold_block::ctl::Control;
 use memfold_block::nbd::{Server, Tls};
+use memfold_remote::each_connection;
 use std::env;
-use std::fs;
 use std::io::Write;
 use std::os::unix::net::{UnixDatagram, UnixListener};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -69,33 +68,17 @@ fn tls(settings: &Settings) -> Result<Option<Tls>, Failure> {
     loaded.map(Some).map_err(|why| Failure::own(format!("TLS: {why}")))
 }
 
-/// The name of a control socket, which goes away when this is dropped.
-enum ControlName {
-    Own(#[allow(dead_code)] SocketName),
-    Found(PathBuf),
-}
-
-impl Drop for ControlName {
-    fn drop(&mut self) {
-        if let ControlName::Found(path) = self {
-            let _ = fs::remove_file(path);
-        }
-    }
-}
-
 /// Answers `memfold blk stat` and its siblings, from a thread for each. `None` where no socket can be made and none was
 /// asked for: devices are served without.
-fn control(settings: &Settings, devices: &Devices) -> Result<Option<ControlName>, Failure> {
+fn control(settings: &Settings, devices: &Devices) -> Result<Option<SocketName>, Failure> {
     let (listener, name) = match &settings.control {
-        Some(path) => {
-            let made = listeners::unix(path);
-            let (listener, name) = made.map_err(|e| Failure::own(format!("--control: {}: {e}", path.display())))?;
-            (listener, ControlName::Own(name))
+        Some(path) => listeners::unix(path).map_err(|e| Failure::own(format!("--control: {}: {e}", path.display())))?,
+        None => {
+            let found = sockets::listen(sockets::BLK);
+            let named = found.and_then(|(listener, path)| Ok((listener, SocketName::of(&path)?)));
+            let Ok(named) = named else { return Ok(None) };
+            named
         }
-        None => match sockets::listen(sockets::BLK) {
-            Ok((listener, path)) => (listener, ControlName::Found(path)),
-            Err(_) => return Ok(None),
-        },
     };
     let control = Arc::new(Control::new(&devices.backing, &devices.exports, settings.recompress));
     let serve = move || serve_control(&listener, &control);
@@ -105,12 +88,12 @@ fn control(settings: &Settings, devices: &Devices) -> Result<Option<ControlName>
 }
 
 fn serve_control(listener: &UnixListener, control: &Arc<Control>) {
-    for stream in listener.incoming().flatten() {
+    each_connection(listener, |stream| {
         let control = control.clone();
         // Some requests take long, and others must not wait for them. One that breaks off harms only itself.
         let serve = move || drop(sockets::answer(stream, |request| control.answer(request).to_string()));
         let _ = thread::Builder::new().name("memfold-answer".to_string()).spawn(serve);
-    }
+    });
 }
 
 /// A line for each socket on stdout, and a word to systemd, if it waits for one.

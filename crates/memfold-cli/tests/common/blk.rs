@@ -106,7 +106,7 @@ pub fn text(output: &Output) -> String {
 
 /// Whether all these programs are here; says so if not, which fails under CI=true.
 pub fn have(programs: &[&str]) -> bool {
-    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let path = path();
     let missing: Vec<_> =
         programs.iter().filter(|p| !std::env::split_paths(&path).any(|d| d.join(p).is_file())).collect();
     if !missing.is_empty() {
