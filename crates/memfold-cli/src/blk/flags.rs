@@ -172,7 +172,6 @@ pub struct Settings {
 
 /// What stays free on the file system of the writeback file, bytes.
 const KEEP_FREE_BYTES: u64 = 1 << 30;
-const WRITEBACK_BYTES: u64 = 64 << 30;
 
 /// The table as clap's arguments.
 pub fn arguments() -> impl Iterator<Item = Arg> {
@@ -203,14 +202,8 @@ impl Given<'_> {
     }
 
     fn text(&self, flag: &str) -> Result<Option<&str>, Failure> {
-        let text = |value: &'_ OsString| value.to_str().map(str::to_string);
-        match self.0.get_one::<OsString>(flag) {
-            Some(value) => value
-                .to_str()
-                .map(Some)
-                .ok_or_else(|| Given::fail(flag, format!("{:?} is not in UTF-8", text(value).unwrap_or_default()))),
-            None => Ok(None),
-        }
+        let Some(value) = self.0.get_one::<OsString>(flag) else { return Ok(None) };
+        value.to_str().map(Some).ok_or_else(|| Given::fail(flag, format!("{value:?} is not in UTF-8")))
     }
 
     /// A value, judged by `parse`.
@@ -218,15 +211,15 @@ impl Given<'_> {
         self.text(flag)?.map(|text| parse(text).map_err(|why| Given::fail(flag, why))).transpose()
     }
 
-    fn size(&self, flag: &str) -> Result<Option<u64>, Failure> {
-        self.parsed(flag, |text| parse_size(text, 0))
+    /// The same, or else the default that the table says.
+    fn value<T>(&self, flag: &str, parse: impl FnOnce(&str) -> Result<T, String>) -> Result<T, Failure> {
+        let default = FLAGS.iter().find(|known| known.name == flag).expect("a flag of the table").default;
+        parse(self.text(flag)?.unwrap_or(default)).map_err(|why| Given::fail(flag, why))
     }
 
-    fn number(&self, flag: &str, least: usize, most: usize) -> Result<Option<usize>, Failure> {
-        self.parsed(flag, |text| match text.parse() {
-            Ok(n) if (least..=most).contains(&n) => Ok(n),
-            _ => Err(format!("{text:?} is not a number from {least} to {most}")),
-        })
+    /// Whether a flag was given a value.
+    fn has(&self, flag: &str) -> bool {
+        self.0.get_one::<OsString>(flag).is_some()
     }
 }
 
@@ -239,14 +232,14 @@ pub fn settings(matches: &ArgMatches) -> Result<Settings, Failure> {
     Ok(Settings {
         exports: exports(&given)?,
         read_only: given.0.get_flag("read-only"),
-        sector_bytes: given.parsed("sector", sector)?.unwrap_or(512),
+        sector_bytes: given.value("sector", sector)?,
         backing: backing(&given)?,
         unix: given.path("unix"),
         vhost: vhost(&given)?,
         tcp: given.text("tcp")?.map(str::to_string),
         tls: tls(&given)?,
-        connections: given.number("connections", 1, 1024)?.unwrap_or(64),
-        recompress: given.parsed("recompress", codec)?.unwrap_or(codec("zstd:3").expect("one of ours")),
+        connections: given.value("connections", connections)?,
+        recompress: given.value("recompress", codec)?,
         load: given.path("load"),
         save: given.path("save"),
         persist: given.path("persist"),
@@ -273,6 +266,13 @@ fn tls(given: &Given) -> Result<Option<TlsFiles>, Failure> {
     }
 }
 
+fn connections(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 1..=1024) => Ok(count),
+        _ => Err(format!("{text:?} is not a number from 1 to 1024")),
+    }
+}
+
 fn sector(text: &str) -> Result<u32, String> {
     match text {
         "512" => Ok(512),
@@ -282,7 +282,7 @@ fn sector(text: &str) -> Result<u32, String> {
 }
 
 fn exports(given: &Given) -> Result<Vec<Wanted>, Failure> {
-    let size = given.size("size")?;
+    let size = given.parsed("size", size)?;
     let read_only = given.0.get_flag("read-only");
     let first = size.map(|size| Wanted { name: String::new(), size, read_only });
     let mut all: Vec<Wanted> = first.into_iter().collect();
@@ -313,11 +313,17 @@ fn export(text: &str) -> Result<Wanted, String> {
             memfold_block::NAME_BYTES_MAX
         ));
     }
-    Ok(Wanted { name: name.to_string(), size: parse_size(size, 0)?, read_only })
+    Ok(Wanted { name: name.to_string(), size: self::size(size)?, read_only })
 }
 
 fn backing(given: &Given) -> Result<memfold_block::Settings, Failure> {
-    let mut settings = memfold_block::Settings { verify: given.0.get_flag("verify"), ..Default::default() };
+    let mut settings = memfold_block::Settings {
+        codec: given.value("codec", codec)?,
+        block_order: given.value("block", order)?,
+        verify: given.0.get_flag("verify"),
+        spill: spill(given)?,
+        ..Default::default()
+    };
     if let Some(text) = given.text("limit")?.filter(|text| *text != "none") {
         let memory = machine::memory_bytes()?;
         let limit = parse_size(text, memory).map_err(|why| Given::fail("limit", why))?;
@@ -332,14 +338,11 @@ fn backing(given: &Given) -> Result<memfold_block::Settings, Failure> {
         }
         settings.limit_bytes = limit;
     }
-    if let Some(codec) = given.parsed("codec", codec)? {
-        settings.codec = codec;
-    }
-    if let Some(order) = given.parsed("block", order)? {
-        settings.block_order = order;
-    }
-    settings.spill = spill(given)?;
     Ok(settings)
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text, 0)
 }
 
 fn codec(text: &str) -> Result<CodecSpec, String> {
@@ -347,41 +350,37 @@ fn codec(text: &str) -> Result<CodecSpec, String> {
 }
 
 fn spill(given: &Given) -> Result<Option<SpillSettings>, Failure> {
-    let limit = given.parsed("writeback-limit", |text| match text {
+    let limit_bytes = given.value("writeback-limit", |text| match text {
         "none" => Ok(None),
-        _ => parse_size(text, 0).map(Some),
+        _ => size(text).map(Some),
     })?;
-    let size_bytes = given.size("writeback-size")?;
-    let encrypt = given.parsed("writeback-encrypt", |text| match text {
+    let size_bytes = given.value("writeback-size", |text| match size(text)? {
+        0 => Err("0 bytes hold nothing".to_string()),
+        bytes => Ok(bytes),
+    })?;
+    let encrypt = given.value("writeback-encrypt", |text| match text {
         "on" => Ok(true),
         "off" => Ok(false),
         _ => Err(format!("{text:?} is not one of on, off")),
     })?;
     let Some(path) = given.text("writeback")? else {
-        let first = [
-            ("writeback-limit", limit.is_some()),
-            ("writeback-size", size_bytes.is_some()),
-            ("writeback-encrypt", encrypt.is_some()),
-        ];
-        return match first.iter().find(|(_, given)| *given) {
-            Some((flag, _)) => Err(Given::fail(flag, "give --writeback PATH too")),
+        let own = ["writeback-limit", "writeback-size", "writeback-encrypt"];
+        return match own.into_iter().find(|flag| given.has(flag)) {
+            Some(flag) => Err(Given::fail(flag, "give --writeback PATH too")),
             None => Ok(None),
         };
     };
-    if size_bytes == Some(0) {
-        return Err(Given::fail("writeback-size", "0 bytes hold nothing"));
-    }
     Ok(Some(SpillSettings {
         path: path.to_string(),
-        size_bytes: size_bytes.unwrap_or(WRITEBACK_BYTES),
+        size_bytes,
         keep_free_bytes: KEEP_FREE_BYTES,
-        encrypt: encrypt.unwrap_or(true),
-        limit_bytes: limit.flatten(),
+        encrypt,
+        limit_bytes,
     }))
 }
 
 fn order(text: &str) -> Result<Order, String> {
-    let bytes = parse_size(text, 0)? as usize;
+    let bytes = size(text)? as usize;
     match Order::covering(bytes) {
         Some(order) if order.bytes() == bytes => Ok(order),
         _ => {
