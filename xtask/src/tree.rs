@@ -32,6 +32,7 @@ const LAYERED: &[&str] = &[
     "memfold-testkit",
     "xtask",
 ];
+
 impl Crate {
     /// Whether the rules for method calls and circles hold for the crate.
     pub fn is_layered(&self) -> bool {

@@ -10,9 +10,8 @@ use crate::{engine, proc, say, slots};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use memfold::config::Size;
 use memfold_sys::raw::set_signals_blocked;
-use memfold_sys::thread::thread_id;
+use memfold_sys::thread::{bare, dispatch, thread_id};
 use memfold_sys::uffd::Uffd;
-use memfold_sys::{thread::bare, thread::dispatch};
 
 /// The thread that is between `prepare` and the end of its fork; 0 if none is.
 static FORKING: AtomicU32 = AtomicU32::new(0);

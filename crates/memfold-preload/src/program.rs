@@ -88,9 +88,7 @@ pub struct Program {
 
 #[derive(Default)]
 struct State {
-    /// All engine threads run.
-    started: bool,
-    /// Those that are still to be started, the next one last; `None` before the first try.
+    /// Engine threads that are still to be started, the next one last; `None` before the first try.
     pending: Option<Vec<Start>>,
     /// Near enough to the limit: what it has is being taken.
     begun: bool,
@@ -113,6 +111,13 @@ struct State {
     measure_at_ns: u64,
     /// What was folded when a fork made this process, bytes.
     inherited_away: u64,
+}
+
+impl State {
+    /// Whether all engine threads run.
+    fn has_threads(&self) -> bool {
+        self.pending.as_ref().is_some_and(Vec::is_empty)
+    }
 }
 
 /// If others have less than this of the memory of a process, it shares none.
@@ -463,10 +468,10 @@ impl Program {
             false => (GROWTH_BYTES, LOOK_NS * slower),
         };
         let begin = max / 100 * self.config.adopt_percent as u64;
-        if !state.started && anonymous >= begin / START_SHARE {
+        if !state.has_threads() && anonymous >= begin / START_SHARE {
             self.start_threads(&mut state, anonymous > max);
         }
-        if !state.begun && anonymous < begin || !state.started {
+        if !state.begun && anonymous < begin || !state.has_threads() {
             return next;
         }
         if self.unmarked.swap(false, Relaxed) {
@@ -512,7 +517,6 @@ impl Program {
             }
         }
         set_own_nice(NICE);
-        state.started = result.is_ok();
         if let (Err(e), true, false) = (result, is_past, state.told) {
             state.told = true;
             unserved_later(format_args!("starting engine threads: {e}; it is tried again"));

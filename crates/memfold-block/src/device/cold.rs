@@ -1,4 +1,4 @@
-//! Object that somebody picks: to be written back, or compressed again (M9).
+//! Objects that somebody picks: to be written back, or compressed again (M9).
 use super::backing::Backing;
 use super::holder::{Holder, Recompressed};
 use super::state::Device;
@@ -8,7 +8,7 @@ use memfold_store::{CodecSpec, Cold, Exported, Handle, Worker};
 use memfold_sys::units::{Order, PAGE_SIZE};
 use std::time::Duration;
 
-/// Object that are picked before something is done with them.
+/// Objects that are picked before something is done with them.
 const TURN: usize = 256;
 
 /// Which objects.

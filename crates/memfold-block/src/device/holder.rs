@@ -16,9 +16,9 @@ pub(crate) trait Holder: Send + Sync {
 /// What a recompression came to.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recompressed {
-    /// Object that the codec was tried on.
+    /// Objects that the codec was tried on.
     pub tried: u64,
-    /// Object that became smaller.
+    /// Objects that became smaller.
     pub smaller: u64,
     /// Payload bytes gained.
     pub gained_bytes: u64,

@@ -1,5 +1,5 @@
 //! `mremap` that leaves an empty mapping where it takes the pages from (MREMAP_DONTUNMAP). A child of fork could not tell by its
-//! own map whether that had happened when it was made (`memfold/src/moment.rs`), so it happens before a fork or after.
+//! own map whether that had happened when it was made (`memfold/src/quiesce/copy_moment.rs`), so it happens before a fork or after.
 use crate::calls::real::Real;
 use crate::program;
 use core::ffi::{c_int, c_void};

@@ -1,8 +1,8 @@
 //! The program's `syscall`: the calls that this library defines under their own names are the same by number.
 use crate::calls::real::next;
 use crate::calls::release::release;
+use crate::calls::{ahead, lent, marks, moved, userfault};
 use crate::fork::Copying;
-use crate::{calls::ahead, calls::lent, calls::marks, calls::moved, calls::userfault};
 use core::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold_sys::raw::copies;

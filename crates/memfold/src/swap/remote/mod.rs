@@ -34,7 +34,7 @@
 //! - **The service** is part of `memfold run`, as a client of such servers needs `std`, in a process and a session of its own: so
 //!   it goes on while `memfold run` or its job is stopped, and has as many descriptors as it may, of which CMD learns nothing. It ends
 //!   when `memfold run` does. An engine reaches it by a Unix socket, with one connection for all its threads: requests have numbers,
-//!   and of the threads that wait one reads the next answer's head and leaves the rest to its owner (`socket_remote.rs`). In the
+//!   and of the threads that wait one reads the next answer's head and leaves the rest to its owner (`memfold-sys/src/remote/socket.rs`). In the
 //!   service up to four threads of a connection take turns to read a request, which each does and answers itself (`line.rs`). They
 //!   share up to 16 connections to the store, half of them kept for reads (`links.rs`). When engines take more than half of the
 //!   descriptors, the connection that was idle longest is closed; its engine connects again.
