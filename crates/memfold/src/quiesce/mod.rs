@@ -68,7 +68,7 @@
 //! with half of a key, and gets the other half, its number outside, and the descriptor. `memfold run` holds a word of its own: when it is
 //! marked, nobody reads lines any more.
 //!
-//! **What a process says** goes to the table (`mailbox.rs`, `say.rs`); `memfold run` says each thing once (`log.rs`), where numbers don't make
+//! **What a process says** goes to the table (`mailbox.rs`, `memfold-preload/src/say/mod.rs`); `memfold run` says each thing once (`log.rs`), where numbers don't make
 //! another thing of it; why a process ends, of each.
 //!
 //! **Only the first engine thread** runs at first; it looks at the program's size. It starts the others when something is to be adopted
