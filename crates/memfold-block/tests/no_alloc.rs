@@ -1,7 +1,7 @@
 //! Nothing allocates while requests are served: the device may hold the swap of the machine that it runs on.
 use memfold_block::nbd::{Listener, Server};
 use memfold_block::{Backing, Device, Export, Settings};
-use memfold_testkit::counting::{Counting, calls};
+use memfold_testkit::counting::{Counting, calls, wait_until_others_sleep};
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -74,6 +74,7 @@ fn requests_are_served_without_an_allocation_once_the_tables_are_there() {
     let mut link = connect(&address);
     // What is first used, such as a thread's name for a message, may allocate once.
     request_once(&mut link);
+    wait_until_others_sleep();
     let before = calls();
     work(&mut link, &from, &mut to);
     let more = calls() - before;

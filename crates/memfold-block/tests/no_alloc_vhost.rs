@@ -1,5 +1,5 @@
 //! Nothing allocates while a guest's requests are served, as in `no_alloc.rs`.
-use memfold_testkit::counting::{Counting, calls};
+use memfold_testkit::counting::{Counting, calls, wait_until_others_sleep};
 
 #[allow(dead_code)]
 #[path = "vhost/client.rs"]
@@ -31,6 +31,7 @@ fn requests_are_served_without_an_allocation_once_the_tables_are_there() {
     };
     // What a thread needs once, it has afterwards.
     write(0);
+    wait_until_others_sleep();
     let before = calls();
     (1..500).for_each(write);
     let more = calls() - before;

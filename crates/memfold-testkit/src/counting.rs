@@ -1,6 +1,7 @@
 //! An allocator that counts, for tests of what must not allocate.
-use memfold_sys::thread::{process_id, thread_id};
+use memfold_sys::thread::{process_id, stat_field, thread_id};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -12,6 +13,29 @@ pub struct Counting;
 /// Calls of the allocator by all other threads so far.
 pub fn calls() -> u64 {
     CALLS.load(SeqCst)
+}
+
+/// Waits until every other thread sleeps, twice in a row: a server's threads may still be putting away what made them, long
+/// after the first answer came. Whoever calls it has nothing under way that would wake one of them later.
+///
+/// # Panics
+/// `/proc` is not there.
+pub fn wait_until_others_sleep() {
+    let mut scans = 0;
+    while scans < 2 {
+        scans = if others_sleep() { scans + 1 } else { 0 };
+        std::thread::yield_now();
+    }
+}
+
+fn others_sleep() -> bool {
+    let me = thread_id().to_string();
+    let others = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap());
+    others.filter(|task| *task.file_name() != *me).all(|task| {
+        // One that has ended meanwhile is at rest too.
+        let stat = fs::read(task.path().join("stat")).unwrap_or_default();
+        stat_field(&stat, 3).is_none_or(|state| state == "S")
+    })
 }
 
 fn count() {
