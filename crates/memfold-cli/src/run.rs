@@ -10,7 +10,7 @@ use crate::report::summary::summary;
 use crate::table::slots::Slots;
 use crate::{dict, machine, program, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use memfold::config::keys::KEYS;
+use memfold::config::keys::{Audience, KEYS};
 use memfold::config::{Config, Delivery, Size};
 use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_sys::disk::swapfile::{FileDisk, Options};
@@ -64,12 +64,21 @@ pub fn command() -> Command {
             "none" => key.help.to_string(),
             default => format!("{} [default: {default}]", key.help),
         };
-        Arg::new(key.name).long(key.name).value_name(key.value).help(wrapped(&help))
+        let arg = Arg::new(key.name).long(key.name).value_name(key.value).help(wrapped(&help));
+        arg.hide_short_help(key.audience == Audience::Measuring)
     });
     Command::new("run")
         .about("Runs a program with its memory folded: compressed where it is cold, within a limit")
         .override_usage("memfold run --limit SIZE [OPTIONS] [--] CMD [ARGS]...")
         .args(keys)
+        .disable_help_flag(true)
+        .arg(Arg::new("help").short('h').long("help").action(ArgAction::HelpShort).help("print help"))
+        .arg(
+            Arg::new("help-all")
+                .long("help-all")
+                .action(ArgAction::HelpLong)
+                .help("print help, with the settings for measuring"),
+        )
         .arg(Arg::new(SUMMARY).long(SUMMARY).action(ArgAction::SetTrue).help("print what the run came to on stderr"))
         .arg(
             Arg::new(STATS_FILE)

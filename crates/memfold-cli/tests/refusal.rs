@@ -1,6 +1,7 @@
 //! What `memfold run` refuses before it starts anything: one line each, status 125.
 mod common;
 use common::{Scratch, assert_refused, binaries, memfold, run};
+use memfold::config::keys::{Audience, KEYS};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
@@ -59,8 +60,11 @@ fn help_and_version_are_no_failure() {
         assert!(output.stderr.is_empty() && !output.stdout.is_empty(), "{arguments:?}");
     }
     let help = String::from_utf8(memfold(&bin, &["run", "--help"]).output().unwrap().stdout).unwrap();
-    for key in memfold::config::keys::KEYS {
-        assert!(help.contains(&format!("--{} <{}>", key.name, key.value)), "{}", key.name);
+    let all = String::from_utf8(memfold(&bin, &["run", "--help-all"]).output().unwrap().stdout).unwrap();
+    for key in KEYS {
+        let line = format!("--{} <{}>", key.name, key.value);
+        assert!(all.contains(&line), "{}", key.name);
+        assert_eq!(help.contains(&line), key.audience == Audience::Users, "{}", key.name);
     }
     let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
     for codec in memfold_store::CODECS {

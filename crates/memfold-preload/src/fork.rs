@@ -92,7 +92,7 @@ fn prepare(by_libc: bool) {
         for tried in 1.. {
             // A child is spared to tell what others had changed at the moment of the copy, if there is a time when they don't.
             let last = alone || tried == RESTS;
-            program.come_to_rest(alone);
+            program.quiesce(alone);
             let mut still = false;
             engine::have_done(|| still = program.lend_to_children(last));
             if still || last {
@@ -107,7 +107,7 @@ fn prepare(by_libc: bool) {
 
 /// Has the first engine thread do `work` at rest. Called by a thread of the program, while no adoption is under way.
 pub fn at_rest(program: &Program, work: fn(&Program)) {
-    program.come_to_rest(true);
+    program.quiesce(true);
     engine::have_done(|| work(program));
     give_up_rest(program);
 }
@@ -117,7 +117,7 @@ fn give_up_rest(program: &Program) {
     // SAFETY: the engine is at rest, and nobody else ends it, as no copy is being made.
     unsafe {
         program.pager.allow_requests();
-        engine::have_done(|| program.end_rest());
+        engine::have_done(|| program.end_quiescence());
     }
     program.pager.forget_rest();
 }
@@ -166,7 +166,7 @@ fn after_copy(in_child: bool) {
             program.allow_allocation();
             engine::have_done(|| {
                 program.keep_from_children();
-                program.end_rest();
+                program.end_quiescence();
             });
         },
         (BACK, true) => program::abandon(),

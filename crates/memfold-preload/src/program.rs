@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed, Ordering::Seq
 use memfold::config::Config;
 use memfold::delivery::background::{self, Start};
 use memfold::delivery::program::{NotCopied, Watcher};
-use memfold::pager::{Pager, Parts, StatsPlace};
+use memfold::pager::{Pager, Parts, StartError, StatsPlace};
 use memfold::policy::fair_share::share;
 use memfold::stats::Stats;
 use memfold_sys::maps::pagemap::Pagemap;
@@ -163,8 +163,8 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
     };
     let pager = match Pager::new(config.clone(), parts) {
         Ok(pager) => Arc::new(pager),
-        Err(why) if why.contains("address space") => return Err(format!("{why}{Remedy}")),
-        Err(why) => return Err(why),
+        Err(why @ StartError::AddressSpace(_)) => return Err(format!("{why}{Remedy}")),
+        Err(why) => return Err(format!("{why}")),
     };
     register_frames(&pager, &uffd)?;
     bare::reserve(config.worker_count(pager.cpus()) + pager.cpus() + MORE_THREADS)
@@ -269,14 +269,14 @@ impl Program {
             say::die(format_args!("starting engine threads in a child of fork: {e}"));
         }
         // SAFETY: the parent came to rest before it forked.
-        unsafe { self.end_rest() };
+        unsafe { self.end_quiescence() };
     }
 
-    /// Brings the engine to rest until [`Program::end_rest`], for a fork by the calling thread, which is `alone` or not. No
+    /// Brings the engine to rest until [`Program::end_quiescence`], for a fork by the calling thread, which is `alone` or not. No
     /// adoption is under way: see [`Program::pause`]. Ends the process with a message if there is no memory for it.
-    pub fn come_to_rest(&self, alone: bool) {
+    pub fn quiesce(&self, alone: bool) {
         let forker = if alone { 0 } else { thread_id() };
-        if let Err(e) = self.pager.come_to_rest(forker) {
+        if let Err(e) = self.pager.quiesce(forker) {
             say::die(format_args!("fork: no memory for what other threads do meanwhile: {e}"));
         }
     }
@@ -298,14 +298,14 @@ impl Program {
         self.pager.begin_copying();
     }
 
-    /// Ends [`Program::come_to_rest`]. Called by an engine thread.
+    /// Ends [`Program::quiesce`]. Called by an engine thread.
     ///
     /// # Safety
-    /// - `come_to_rest` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
-    pub unsafe fn end_rest(&self) {
+    /// - `quiesce` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    pub unsafe fn end_quiescence(&self) {
         // SAFETY: by the caller's promise; and the thread that forks has the lock, and waits for this one.
         unsafe {
-            self.watcher.end_rest();
+            self.watcher.end_quiescence();
             self.adopting.peek_mut().sharing = true;
         }
     }
@@ -313,7 +313,7 @@ impl Program {
     /// The first part of its end: there may be allocations again, and requests to background threads.
     ///
     /// # Safety
-    /// - `come_to_rest` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    /// - `quiesce` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
     pub unsafe fn allow_allocation(&self) {
         // SAFETY: by the caller's promise.
         unsafe {

@@ -6,7 +6,7 @@ use crate::config::{Config, ConfigError, Delivery};
 use crate::delivery::background::{self, Start};
 use crate::delivery::region::Handlers;
 use crate::delivery::sigbus;
-use crate::pager::{Pager, Parts, StatsPlace};
+use crate::pager::{Pager, Parts, StartError, StatsPlace};
 use crate::stats::Stats;
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -47,6 +47,15 @@ impl core::fmt::Display for Error {
     }
 }
 impl core::error::Error for Error {}
+
+impl From<StartError> for Error {
+    fn from(why: StartError) -> Error {
+        match why {
+            StartError::AddressSpace(errno) => Error::System("no address space for the engine", errno),
+            StartError::Setting(why) => Error::Config(why),
+        }
+    }
+}
 
 const INHERITED: &str = "this folded memory is the parent's: a child of fork must build its own";
 
@@ -152,7 +161,7 @@ impl Memory {
             remote: None,
         };
         let workers = config.worker_count(parts.cpus);
-        let pager = Arc::new(Pager::new(config, parts).map_err(Error::Config)?);
+        let pager = Arc::new(Pager::new(config, parts)?);
         let (start, len) = pager.frames_zone();
         // SAFETY: the engine never touches a frame that is empty.
         unsafe { uffd.register(start, len, !has_move) }.map_err(|e| Error::System("registering frames", e))?;
@@ -334,7 +343,7 @@ impl Region {
 
     /// Loads what is folded of a range and keeps it in memory until [`Region::unpin`], for a fork. Untouched pages stay untouched.
     pub(crate) fn hold(&self, range: Range<usize>) {
-        self.engine.pager.busy.note_unseen_forks();
+        self.engine.pager.to_unshare.note_unseen_forks();
         self.engine.pager.pin_at(self.at(&range));
         self.engine.pager.need_at(self.at(&range));
     }

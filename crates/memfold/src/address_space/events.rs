@@ -179,7 +179,7 @@ impl Pager {
 
     /// Ends [`Pager::freeze`].
     pub fn thaw(&self) {
-        self.busy.note_fork();
+        self.to_unshare.note_fork();
         self.frozen.store(false, SeqCst);
         self.queue.reclaim();
     }

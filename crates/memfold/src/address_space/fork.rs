@@ -18,17 +18,17 @@ use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 const CATCH_UP_PACE_NS: u64 = 100_000;
 
 impl Pager {
-    /// Waits until no engine thread works, and keeps all as it is until [`crate::delivery::program::Watcher::end_rest`]. Called by a
+    /// Waits until no engine thread works, and keeps all as it is until [`crate::delivery::program::Watcher::end_quiescence`]. Called by a
     /// thread of the program.
     /// `forker`: the caller's number, if there are other threads of the program; else 0.
     ///
     /// # Errors
     /// No memory for what is noted at rest. The engine is not at rest then.
-    pub fn come_to_rest(&self, forker: u32) -> Result<(), Errno> {
-        self.rest.wait_for_child();
+    pub fn quiesce(&self, forker: u32) -> Result<(), Errno> {
+        self.journal.wait_for_child();
         self.gates.close();
         self.queue.freeze();
-        self.rest.begin(forker).inspect_err(|_| {
+        self.journal.begin(forker).inspect_err(|_| {
             // SAFETY: closed above.
             unsafe {
                 self.queue.unfreeze();
@@ -39,7 +39,7 @@ impl Pager {
 
     /// After a rest in which no copy was made.
     pub fn forget_rest(&self) {
-        self.rest.forget();
+        self.journal.forget();
     }
 
     /// This process shares `bytes` of memory with others by a fork, of which `own` count here. A page that is folded is made private
@@ -47,20 +47,20 @@ impl Pager {
     pub fn note_shared(&self, bytes: u64, own: u64) {
         let data = (self.tally.folded() + self.tally.clean()) << PAGE_SHIFT;
         let pool = self.store.pool_bytes().min(data / 2);
-        self.busy.note_shared((own as u128) * (data as u128) < bytes as u128 * pool as u128);
+        self.to_unshare.note_shared((own as u128) * (data as u128) < bytes as u128 * pool as u128);
     }
 
     /// At rest: the caller is about to be copied.
     pub fn begin_copying(&self) {
-        self.rest.begin_copying();
+        self.journal.begin_copying();
     }
 
-    /// Ends [`Pager::come_to_rest`].
+    /// Ends [`Pager::quiesce`].
     ///
     /// # Safety
-    /// - `come_to_rest` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    /// - `quiesce` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
     pub(crate) unsafe fn start_again(&self) {
-        self.busy.note_fork();
+        self.to_unshare.note_fork();
         // SAFETY: by the caller's promise.
         unsafe { self.gates.open() };
     }
@@ -68,7 +68,7 @@ impl Pager {
     /// The first part of its end: there may be requests to background threads again, which wait for the gates.
     ///
     /// # Safety
-    /// - `come_to_rest` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    /// - `quiesce` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
     pub unsafe fn allow_requests(&self) {
         // SAFETY: by the caller's promise.
         unsafe { self.queue.unfreeze() };
@@ -87,25 +87,25 @@ impl Pager {
         self.frames.trim(&*self.space, u64::MAX);
     }
 
-    /// At rest: see [`crate::quiesce::journal::Rest::managed`]. `wait` waits for a moment.
+    /// At rest: see [`crate::quiesce::journal::Journal::managed`]. `wait` waits for a moment.
     pub(crate) fn managed_at_rest(&self, is_quiet: impl Fn() -> bool, wait: fn()) -> (Areas, usize) {
         loop {
             let areas = self.areas.read().clone();
-            if let Some(managed) = self.rest.managed(areas, &is_quiet) {
+            if let Some(managed) = self.journal.managed(areas, &is_quiet) {
                 return managed;
             }
             wait();
         }
     }
 
-    /// At rest: see [`crate::quiesce::journal::Rest::settle_changed`].
-    pub(crate) fn settle_at_rest(
+    /// At rest: see [`crate::quiesce::journal::Journal::settle_changed`].
+    pub(crate) fn catch_up_at_rest(
         &self,
         is_quiet: impl Fn() -> bool,
         settle: impl FnOnce(&Areas, &[(usize, usize)]),
     ) -> bool {
         let areas = self.areas.read().clone();
-        self.rest.settle_changed(areas, is_quiet, settle)
+        self.journal.settle_changed(areas, is_quiet, settle)
     }
 
     /// In a child of fork, whose map shows a mark on `marked`: brings the index to the moment of the copy, as far as other
@@ -115,8 +115,8 @@ impl Pager {
     /// Says what can't be told.
     pub(crate) fn catch_up(&self, marked: Vec<Pages>) -> Result<(), &'static str> {
         // SAFETY: this is the only engine thread.
-        let known = unsafe { self.rest.reset_in_child() };
-        if self.rest.is_unsure() {
+        let known = unsafe { self.journal.reset_in_child() };
+        if self.journal.is_unsure() {
             return Err("mappings were changed without a pause");
         }
         let mut at = 0;
@@ -125,15 +125,15 @@ impl Pager {
         loop {
             let (managed, ghosts) = self.managed_and_parked();
             if at >= known {
-                match self.rest.is_doubtful(known) {
+                match self.journal.is_doubtful(known) {
                     Some(true) => return Err("memory was being discarded"),
                     Some(false) if moment.is_reached(&managed, &ghosts) => break,
                     _ => {}
                 }
             }
-            match self.rest.note(at) {
+            match self.journal.note(at) {
                 Later::Note(note) => {
-                    let follow = |note| self.rest.follow(note, |note| self.apply_note(note));
+                    let follow = |note| self.journal.follow(note, |note| self.apply_note(note));
                     match note {
                         Note::Change(change) if at >= known => {
                             let changes = moment.judge(change, &managed, &ghosts);
@@ -150,13 +150,13 @@ impl Pager {
             }
         }
         // Pages that were copied home before the copy was made, and counted after it.
-        while let Later::Note(note) = self.rest.note(at) {
+        while let Later::Note(note) = self.journal.note(at) {
             if matches!(note, Note::Page(_)) {
-                self.rest.follow(note, |_| ());
+                self.journal.follow(note, |_| ());
             }
             at += 1;
         }
-        self.rest.be_content();
+        self.journal.be_content();
         // What still waits for an event has ended: it had happened, and left nothing.
         self.end_parked();
         Ok(())
@@ -213,13 +213,13 @@ impl Pager {
         while !within.is_empty() {
             let (areas, count) = self.managed_at_rest(&is_quiet, wait);
             for part in within {
-                self.rest.note_pages(&self.strays(&areas, pagemap, part)?);
+                self.journal.note_pages(&self.strays(&areas, pagemap, part)?);
             }
             // What was moved meanwhile may have been looked for where it wasn't, until no change is under way again.
             while !is_quiet() {
                 wait();
             }
-            within = self.rest.moved_since(count);
+            within = self.journal.moved_since(count);
         }
         Ok(())
     }
@@ -231,7 +231,7 @@ impl Pager {
     /// What the page-map scan says.
     pub fn find_stray(&self, pagemap: &Pagemap) -> Result<Option<usize>, Errno> {
         let strays = self.strays(&self.areas.read(), pagemap, (0, PARKED_FROM))?;
-        Ok(self.rest.first_unknown(&strays))
+        Ok(self.journal.first_unknown(&strays))
     }
 
     /// The bytes of the page at `addr`, as the index says; they stay until the next call.

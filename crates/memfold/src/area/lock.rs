@@ -12,7 +12,7 @@ use memfold_sys::sync::{ReadGuard, RwLock, WriteGuard};
 const PATIENCE_NS: u64 = 1_000_000;
 
 /// The areas, and who may use them for what.
-pub(crate) struct Lands {
+pub(crate) struct AreaLock {
     /// Locked before `areas`.
     work: RwLock<()>,
     areas: RwLock<Areas>,
@@ -24,9 +24,9 @@ pub(crate) struct Alone<'a> {
     _work: WriteGuard<'a, ()>,
 }
 
-/// Saves folios in the background: see [`Lands::work`].
+/// Saves folios in the background: see [`AreaLock::work`].
 pub(crate) struct Work<'a> {
-    lands: &'a Lands,
+    lands: &'a AreaLock,
     _work: ReadGuard<'a, ()>,
 }
 
@@ -39,10 +39,10 @@ pub(crate) enum Hold<'a> {
     Work(&'a Work<'a>),
 }
 
-impl Lands {
+impl AreaLock {
     /// No areas.
-    pub fn new() -> Lands {
-        Lands { work: RwLock::new(()), areas: RwLock::new(Areas::default()) }
+    pub fn new() -> AreaLock {
+        AreaLock { work: RwLock::new(()), areas: RwLock::new(Areas::default()) }
     }
 
     /// For whoever works on folios: no area comes, goes or changes meanwhile. Must not be called by a thread that holds
@@ -80,7 +80,7 @@ impl Lands {
 }
 
 impl Hold<'_> {
-    /// Reads the areas, for a moment if they aren't held. The conditions of [`Lands::work`].
+    /// Reads the areas, for a moment if they aren't held. The conditions of [`AreaLock::work`].
     pub fn with<R>(self, read: impl FnOnce(&Areas) -> R) -> R {
         match self {
             Hold::Read(areas) => read(areas),

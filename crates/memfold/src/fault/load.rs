@@ -170,7 +170,7 @@ impl Pager {
         }
         let id =
             if order <= own { self.carve(guard, id, align(key, order), order) } else { self.merge(guard, key, order) };
-        self.lru.settle(id);
+        self.lru.detach(id);
         self.folios.get(guard, id).state.set(State::Loading);
         id
     }
@@ -231,7 +231,7 @@ impl Pager {
                 shadow = part.age.get();
             }
             self.index.erase(guard, at, part.order());
-            self.lru.settle(id);
+            self.lru.detach(id);
             at = part.end();
             // Its objects belong to `whole` now. Who has isolated it will look it up again before using it.
             self.folios.destroy(guard, id);

@@ -18,8 +18,9 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 const BATCH_PAGES: u64 = 64;
 /// That is at most one part in this many of the memory there is.
 const BATCH_SHARE: u64 = 64;
-/// A load that makes room for a page evicts so many at most. In the long run it is one; where others have taken of the batch, or
-/// the target has fallen, each would be given back by itself from then on if there weren't more.
+/// Pages that a load evicts at most to make room for one. In the long run one is enough. But when other loads have used up the
+/// batch, or the target has fallen, there is a backlog; with two a load works it off, with one every later load would have to
+/// give a single page back to the kernel.
 const CATCH_UP_PAGES: u64 = 2;
 
 impl Pager {

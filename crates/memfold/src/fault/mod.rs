@@ -137,7 +137,7 @@ impl Pager {
         let folio = self.folios.get(guard, id);
         let (start, order, ahead) = (folio.key(), folio.order(), folio.untouched.get());
         folio.active.set(!ahead);
-        self.lru.settle(id);
+        self.lru.detach(id);
         let in_file = self.is_in_file(folio);
         if !ahead {
             stats::add(&self.stats.rescues, 1);
@@ -171,7 +171,7 @@ impl Pager {
         let in_file = self.index.find(&guard, key).is_some_and(|id| self.is_in_file(self.folios.get(&guard, id)));
         if in_file
             && advice.order == self.config.block_order
-            && let Some(beside) = self.around.touched(key)
+            && let Some(beside) = self.swap_readahead.touched(key)
         {
             self.ask_beside(area, beside);
         }

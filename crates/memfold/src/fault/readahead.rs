@@ -25,7 +25,7 @@ impl Pager {
         stats::add(&self.stats.readahead_hits, 1);
         if in_file {
             stats::add(&self.stats.swap_ra_hit, end - start);
-            self.around.hit(key);
+            self.swap_readahead.hit(key);
         }
         let advice = self.advise(key);
         self.streams.loaded(key, start, end);

@@ -147,7 +147,7 @@ impl Lru {
     }
 
     /// Ends an isolation, or takes a folio off its list: it is on none now. Under its shard lock.
-    pub fn settle(&self, id: FolioId) {
+    pub fn detach(&self, id: FolioId) {
         let mut ends = self.ends.lock();
         // SAFETY: as in `push`.
         unsafe {
@@ -268,7 +268,7 @@ mod tests {
         }
         assert_eq!(lru.pages(List::Inactive), 12);
         assert_eq!(lru.isolate(List::Inactive), Some((1, 16)));
-        lru.settle(2);
+        lru.detach(2);
         assert_eq!(lru.pages(List::Inactive), 4);
         assert!(!lru.isolate_this(1), "it is isolated already");
         assert!(lru.isolate_this(3));

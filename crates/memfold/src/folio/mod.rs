@@ -107,7 +107,8 @@ impl Touch {
         self.0 >= Touch::JOINED.0
     }
 
-    /// After it was asked for like this; `UNKNOWN` is no news.
+    /// What is known of the folio after one more access of the kind `next`. Random accesses are counted up to 126 times, any
+    /// other kind replaces what was known, and `UNKNOWN` changes nothing.
     #[must_use]
     pub fn then(self, next: Touch) -> Touch {
         match next {

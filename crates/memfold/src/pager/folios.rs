@@ -23,7 +23,7 @@ impl Pager {
         let folio = self.folios.get(guard, id);
         self.index.erase(guard, folio.key(), folio.order());
         // Who has isolated it will look it up again before using it.
-        self.lru.settle(id);
+        self.lru.detach(id);
         self.folios.destroy(guard, id);
     }
 

@@ -203,7 +203,7 @@ impl Pager {
             self.list_by_state(guard, id);
             self.keep_clean_budget(guard, id);
         } else {
-            self.lru.settle(id);
+            self.lru.detach(id);
             self.split_at(guard, id, done.pages);
             self.settle_pieces(guard, id, done.pages, order, State::Resident, State::Cached);
             // Others may wait in the kernel for this folio: they fault again.
@@ -267,7 +267,7 @@ impl Pager {
         folio.active.set(true);
         folio.refused.set(false);
         let start = folio.key();
-        self.lru.settle(id);
+        self.lru.detach(id);
         self.split_at(guard, id, done.pages);
         if done.stop == Some(Stop::Busy) {
             self.refuse(guard, start + done.pages as u64);
@@ -283,10 +283,10 @@ impl Pager {
     /// page's block only, as others of the folio may have been written to since.
     fn refuse(&self, guard: &mut ShardGuard<'_>, key: u64) {
         let mut id = self.index.find(guard, key).expect("a folio covers what it covered");
-        if self.busy.is_shared_by_many() {
+        if self.to_unshare.is_shared_by_many() {
             let order = self.folios.get(guard, id).order();
             id = self.carve(guard, id, key, order.min(self.config.block_order));
-        } else if self.busy.has_forked_lately() {
+        } else if self.to_unshare.has_forked_lately() {
             // Soon to be had.
             return;
         }

@@ -10,8 +10,10 @@ pub(crate) mod fetch;
 mod folios;
 pub(crate) mod map;
 
+pub use start::StartError;
+
 use crate::area::event_order::Changes;
-use crate::area::lock::Lands;
+use crate::area::lock::AreaLock;
 use crate::config::{Config, Delivery};
 use crate::folio::Folios;
 use crate::folio::fingerprint::Fingerprints;
@@ -24,10 +26,10 @@ use crate::pager::device_faults::Reads;
 use crate::pager::quota::Quota;
 use crate::pager::tally::Tally;
 use crate::policy::stream_readahead::Streams;
-use crate::policy::swap_readahead::Around;
+use crate::policy::swap_readahead::SwapReadahead;
 use crate::quiesce::gate::Gates;
-use crate::quiesce::journal::Rest;
-use crate::quiesce::unshare::Busy;
+use crate::quiesce::journal::Journal;
+use crate::quiesce::unshare::ToUnshare;
 use crate::stats::Stats;
 use crate::swap::Swap;
 use alloc::boxed::Box;
@@ -83,7 +85,7 @@ pub struct Pager {
     pub(crate) space: Box<dyn Space>,
     pub(crate) has_move: bool,
     pub(crate) has_events: bool,
-    pub(crate) areas: Lands,
+    pub(crate) areas: AreaLock,
     pub(crate) shards: Shards,
     pub(crate) index: Index,
     pub(crate) folios: Folios,
@@ -91,7 +93,7 @@ pub struct Pager {
     pub(crate) lru: Lru,
     pub(crate) frames: Frames,
     pub(crate) streams: Streams,
-    pub(crate) around: Around,
+    pub(crate) swap_readahead: SwapReadahead,
     pub(crate) contexts: Contexts,
     pub(crate) recompress: Option<CodecSpec>,
     pub(crate) queue: Queue,
@@ -107,9 +109,9 @@ pub struct Pager {
     pub(crate) changes: Changes,
     /// Where a fork stops the engine's threads.
     pub(crate) gates: Gates,
-    pub(crate) rest: Rest,
+    pub(crate) journal: Journal,
     pub(crate) scratch: Zone,
-    pub(crate) busy: Busy,
+    pub(crate) to_unshare: ToUnshare,
     pub(crate) stats: StatsPlace,
     cpus: usize,
 }

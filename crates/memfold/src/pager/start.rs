@@ -1,6 +1,6 @@
 //! Construction of a pager from settings and parts.
 use crate::area::event_order::Changes;
-use crate::area::lock::Lands;
+use crate::area::lock::AreaLock;
 use crate::config::{Canned, Config};
 use crate::folio::Folios;
 use crate::folio::fingerprint::Fingerprints;
@@ -14,15 +14,17 @@ use crate::pager::quota::Quota;
 use crate::pager::tally::Tally;
 use crate::pager::{Pager, Parts};
 use crate::policy::stream_readahead::Streams;
-use crate::policy::swap_readahead::Around;
+use crate::policy::swap_readahead::SwapReadahead;
 use crate::quiesce::gate::Gates;
-use crate::quiesce::journal::Rest;
-use crate::quiesce::unshare::Busy;
+use crate::quiesce::journal::Journal;
+use crate::quiesce::unshare::ToUnshare;
 use crate::swap::{Bounds, Swap};
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
+use core::fmt::{Display, Formatter};
 use core::time::Duration;
-use memfold_store::{DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig};
+use memfold_store::{DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig, StoreError};
+use memfold_sys::Errno;
 use memfold_sys::disk::Disk;
 use memfold_sys::disk::swapfile::{FileDisk, Options};
 use memfold_sys::memory::zone::Zone;
@@ -34,12 +36,37 @@ use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 /// Blocks that stay decompressed while single pages are asked for: see `address_space/fork.rs`.
 const RECENT_BLOCKS: usize = 4;
 
+/// Why there is no engine. Displays as one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StartError {
+    /// Address space can't be reserved.
+    AddressSpace(Errno),
+    /// A setting is wrong, or what it needs can't be had; the text says which.
+    Setting(String),
+}
+
+impl From<String> for StartError {
+    fn from(why: String) -> StartError {
+        StartError::Setting(why)
+    }
+}
+
+impl Display for StartError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> core::fmt::Result {
+        match self {
+            StartError::AddressSpace(errno) => write!(f, "no address space for the engine: {errno}"),
+            StartError::Setting(why) => f.write_str(why),
+        }
+    }
+}
+impl core::error::Error for StartError {}
+
 impl Pager {
     /// An engine without areas. The caller registers the frames' zone ([`Pager::frames_zone`]) and starts threads.
     ///
     /// # Errors
-    /// Settings that don't fit together, an unknown codec, or no address space: one line that says which.
-    pub fn new(config: Config, parts: Parts) -> Result<Pager, String> {
+    /// Settings that don't fit together, an unknown codec, or no address space.
+    pub fn new(config: Config, parts: Parts) -> Result<Pager, StartError> {
         config.check().map_err(|e| e.to_string())?;
         let sc = StoreConfig {
             codec: memfold_store::CodecSpec::parse(&config.codec).map_err(|e| e.to_string())?,
@@ -51,9 +78,11 @@ impl Pager {
             recent_blocks: RECENT_BLOCKS,
             ..StoreConfig::default()
         };
-        let store = Store::new(&sc).map_err(|e| e.to_string())?;
+        let store = Store::new(&sc).map_err(|e| match e {
+            StoreError::Memory(errno) => StartError::AddressSpace(errno),
+            other => StartError::Setting(other.to_string()),
+        })?;
         set_up_dictionaries(&store, &config.canned)?;
-        let space_err = |e| alloc::format!("no address space for the engine: {e}");
         let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
         let readers = if config.swap.is_some() { READERS } else { 0 };
         let count = config.worker_count(parts.cpus) + 2 * parts.cpus + readers + 4;
@@ -74,18 +103,18 @@ impl Pager {
             has_move: parts.has_move && config.use_move,
             has_events: parts.has_events,
             space: parts.space,
-            areas: Lands::new(),
+            areas: AreaLock::new(),
             shards: Shards::new(config.shard_bytes),
-            index: Index::new().map_err(space_err)?,
-            folios: Folios::new(config.block_order).map_err(space_err)?,
+            index: Index::new().map_err(StartError::AddressSpace)?,
+            folios: Folios::new(config.block_order).map_err(StartError::AddressSpace)?,
             fingerprints: Fingerprints::new().map_err(|e| alloc::format!("no random bytes from the kernel: {e}"))?,
-            lru: Lru::new().map_err(space_err)?,
-            frames: Frames::new(frame_bytes, 4).map_err(space_err)?,
+            lru: Lru::new().map_err(StartError::AddressSpace)?,
+            frames: Frames::new(frame_bytes, 4).map_err(StartError::AddressSpace)?,
             streams: Streams::new(
                 config.block_order,
                 if config.readahead { config.folio_order } else { config.block_order },
             ),
-            around: Around::new(config.block_order),
+            swap_readahead: SwapReadahead::new(config.block_order),
             contexts,
             recompress,
             queue: Queue::new(),
@@ -97,9 +126,9 @@ impl Pager {
             inherited: AtomicBool::new(false),
             changes: Changes::new(),
             gates: Gates::default(),
-            rest: Rest::default(),
-            busy: Busy::new(),
-            scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(space_err)?,
+            journal: Journal::default(),
+            to_unshare: ToUnshare::new(),
+            scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(StartError::AddressSpace)?,
             stats: parts.stats,
             cpus: parts.cpus,
             config,

@@ -33,15 +33,15 @@ pub struct Beside {
 }
 
 /// The windows of the regions touched lately.
-pub struct Around {
+pub struct SwapReadahead {
     regions: Mutex<[Region; REGIONS]>,
     block: Order,
 }
 
-impl Around {
+impl SwapReadahead {
     /// No windows yet.
-    pub fn new(block: Order) -> Around {
-        Around { regions: Mutex::new([Region::default(); REGIONS]), block }
+    pub fn new(block: Order) -> SwapReadahead {
+        SwapReadahead { regions: Mutex::new([Region::default(); REGIONS]), block }
     }
 
     fn region(regions: &mut [Region; REGIONS], key: u64) -> &mut Region {
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn the_window_grows_by_hits_and_closes_without() {
-        let around = Around::new(order(2));
+        let around = SwapReadahead::new(order(2));
         assert_eq!(around.touched(100), Some(Beside { key: 104, order: order(2) }));
         for grown in 3..=6 {
             around.hit(100);
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn the_window_lies_where_the_touches_go() {
-        let around = Around::new(order(2));
+        let around = SwapReadahead::new(order(2));
         around.touched(300);
         around.hit(300);
         assert_eq!(around.touched(201).unwrap().key, 199);
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn regions_have_windows_of_their_own() {
-        let around = Around::new(order(2));
+        let around = SwapReadahead::new(order(2));
         around.touched(0);
         around.hit(0);
         assert_eq!(around.touched(0).unwrap().order, order(3));

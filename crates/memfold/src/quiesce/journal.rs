@@ -25,7 +25,8 @@ use memfold_sys::units::PAGE_SIZE;
 /// Notes that a log holds: seconds of nothing but changes.
 const NOTES: usize = 1 << 16;
 
-/// So long a child waits for the parent to have noted a change that was under way, and a fork for the child before.
+/// How long a child of fork waits until its parent has logged a change that was under way when the copy was made; and how
+/// long a fork waits until the child of the fork before needs no more of the log. Nanoseconds.
 pub const CATCH_UP_NS: u64 = 5_000_000_000;
 /// How often a fork looks whether that child needs no more notes.
 const PACE_NS: u64 = 200_000;
@@ -81,9 +82,9 @@ impl SharedLog {
 
 /// The notes of a rest, and whether there is one.
 #[derive(Default)]
-pub struct Rest {
+pub struct Journal {
     on: AtomicBool,
-    /// The copy may be made at any moment: the caller of [`Rest::begin`] has gone on.
+    /// The copy may be made at any moment: the caller of [`Journal::begin`] has gone on.
     copying: AtomicBool,
     /// A child may need what is noted after the rest.
     told: AtomicBool,
@@ -127,7 +128,7 @@ pub enum Later {
     End,
 }
 
-impl Rest {
+impl Journal {
     /// It begins: the gates are closed. `forker`: the thread that forks, if there are others beside it, else 0.
     ///
     /// # Errors
@@ -238,8 +239,8 @@ impl Rest {
         }
     }
 
-    /// Whether a message that is read now may be one that was read when the copy is made, but not noted yet. `is_asleep`
-    /// tells whether a thread sleeps, so that it makes no copy.
+    /// Whether a message must not be read now, because the copy might be made between its reading and its logging: the child
+    /// would then know nothing of it. `is_asleep` tells whether a thread sleeps: the thread that forks makes no copy then.
     pub fn may_miss(&self, notes: &Notes, is_asleep: impl FnOnce(u32) -> bool) -> bool {
         notes.forker != 0
             && self.copying.load(SeqCst)
@@ -248,7 +249,7 @@ impl Rest {
             && !is_asleep(notes.forker)
     }
 
-    /// It ends: gives the changes and quiet moments to `apply`. The pages are still to be put in order, see [`Rest::noted_page`].
+    /// It ends: gives the changes and quiet moments to `apply`. The pages are still to be put in order, see [`Journal::noted_page`].
     pub fn end(&self, mut apply: impl FnMut(Note)) {
         let mut notes = self.notes.lock();
         self.on.store(false, SeqCst);
@@ -265,7 +266,7 @@ impl Rest {
     }
 
     /// The page that was at `page` when one asked is in order, if it still is there.
-    pub fn settle(&self, page: usize) {
+    pub fn end_page(&self, page: usize) {
         let mut notes = self.notes.lock();
         notes.pages.pop_if(|noted| *noted == page);
         self.unsettled.store(!notes.pages.is_empty(), SeqCst);
@@ -289,7 +290,7 @@ impl Rest {
 }
 
 /// In a child of fork, whose notes are the parent's as they were when the copy was made.
-impl Rest {
+impl Journal {
     /// Begins anew what the parent's threads had begun, and returns how many notes there were.
     ///
     /// # Safety
@@ -315,7 +316,7 @@ impl Rest {
     }
 
     /// Whether a discard was read just before or just after the copy was made, so that nobody can tell whether its caller
-    /// had gone on; `count` as from [`Rest::reset_in_child`]. `None` while the parent is still reading.
+    /// had gone on; `count` as from [`Journal::reset_in_child`]. `None` while the parent is still reading.
     pub fn is_doubtful(&self, count: usize) -> Option<bool> {
         let notes = self.notes.lock();
         let begun = notes.own.begun.load(SeqCst);
@@ -488,8 +489,8 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     /// At rest, `changes` have been read.
-    fn rest_with(changes: &[Event]) -> Rest {
-        let rest = Rest::default();
+    fn rest_with(changes: &[Event]) -> Journal {
+        let rest = Journal::default();
         rest.begin(1).unwrap();
         for &change in changes {
             rest.receive(|notes| notes.read(|| Ok(change)).is_err());

@@ -5,7 +5,7 @@
 //! index, frames: private memory), and no thread but its own. The steps:
 //!
 //! 1. The prepare handler (registered first, so it runs last; `clone.rs` takes the same steps for `_Fork`, `clone` and
-//!    `syscall`) blocks all signals, stops adoption, and calls `Pager::come_to_rest`: both gates (`quiesce/gate.rs`) are closed, background
+//!    `syscall`) blocks all signals, stops adoption, and calls `Pager::quiesce`: both gates (`quiesce/gate.rs`) are closed, background
 //!    work first, since it may wait for faults to be served. Then nobody holds a lock of the engine but the forking thread.
 //! 2. **At rest** libc still takes its own locks, whose memory may be folded, and other threads may hold these and wait for memory.
 //!    `Watcher::receive_at_rest` serves such a fault without changing the engine: it decompresses into a scratch, takes no lock of the
@@ -16,7 +16,7 @@
 //!    which means nothing without a file) on mappings of which something is managed. What other threads change while it looks it may
 //!    miss, or take for what was there before; but that is noted. So `settle` does all that was changed since the rest began once more,
 //!    while the notes are locked: nobody reads events then, so if no change is under way before and after, there was none in between
-//!    (`Rest::settle_changed`). Where there is no such moment in 10 s the child is told, and ends with a message.
+//!    (`Journal::settle_changed`). Where there is no such moment in 10 s the child is told, and ends with a message.
 //! 4. Between the handlers and the copy, and again in the child before any handler, libc and libraries that were there before us touch memory of
 //!    their own: the blocks of other threads, the locks of open files and heaps. So the system call itself is taken out of libc's hands, by Syscall User
 //!    Dispatch (`dispatch.rs` in memfold-sys): from the prepare handler on, each system call of the forking thread is made by a handler of
@@ -26,9 +26,9 @@
 //!    its own under the old number, gives the parent's free frames back, catches up with the changes (below), registers every
 //!    mapping that holds managed memory, and asks the page map for a page that is there though it is folded and was not noted: whoever
 //!    touched it read zeros, so the child ends with a message. Then the others are started, each from the beginning of its `main`.
-//! 6. In the parent `Watcher::keep_from_children` takes the marks back, still at rest and settled likewise; `Watcher::end_rest` applies the
+//! 6. In the parent `Watcher::keep_from_children` takes the marks back, still at rest and settled likewise; `Watcher::end_quiescence` applies the
 //!    noted events; in both it opens the gates and serves the noted pages in the usual way
-//!    (they are there: EEXIST). One that is moved meanwhile is followed (`Rest::tell`).
+//!    (they are there: EEXIST). One that is moved meanwhile is followed (`Journal::tell`).
 //!
 //! **Other threads** may change mappings between rest and copy, and the parent
 //! alone is told, after it has happened. If they did while the engine came to rest, the rest is given up and begun again, up to three

@@ -12,7 +12,7 @@ const NOTED: usize = 64;
 const AROUND_BYTES: usize = 64 << 10;
 
 /// Ranges of addresses to be made private.
-pub struct Busy {
+pub struct ToUnshare {
     ranges: Mutex<([(usize, usize); NOTED], usize)>,
     forked_ns: AtomicU64,
     met: AtomicU64,
@@ -23,10 +23,10 @@ pub struct Busy {
 /// For this long after a fork it is likely that a page which can't be moved is shared by it.
 const SHARED_NS: u64 = 1_000_000_000;
 
-impl Busy {
+impl ToUnshare {
     /// None.
-    pub const fn new() -> Busy {
-        Busy {
+    pub const fn new() -> ToUnshare {
+        ToUnshare {
             ranges: Mutex::new(([(0, 0); NOTED], 0)),
             forked_ns: AtomicU64::new(0),
             met: AtomicU64::new(0),
@@ -61,7 +61,7 @@ impl Busy {
         forked != 0 && now_ns().saturating_sub(forked) < SHARED_NS
     }
 
-    /// Counts the calls of [`Busy::note`].
+    /// Counts the calls of [`ToUnshare::note`].
     pub fn met(&self) -> u64 {
         self.met.load(SeqCst)
     }
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn too_many_ranges_are_forgotten_not_lost_count_of() {
-        let busy = Busy::new();
+        let busy = ToUnshare::new();
         let bounds = 0..usize::MAX;
         (0..2 * NOTED).for_each(|n| busy.note(n << 12..(n + 1) << 12, bounds.clone()));
         assert_eq!(busy.ranges.lock().1, 2 * NOTED / 16, "64 KiB at a time");

@@ -61,7 +61,7 @@ impl Pager {
         if self.physical() > self.target() || self.is_retry_due() {
             self.queue.reclaim();
         }
-        let met = self.busy.met();
+        let met = self.to_unshare.met();
         for _ in 0..ATTEMPTS {
             // A move takes as much memory away from the frames as it maps; only copies need room of their own.
             let room = copies == 0 || self.physical() + copies <= self.target();
@@ -93,7 +93,7 @@ impl Pager {
                 Progress::Again => return Err(NoFrame::Again),
                 // What the two processes share can't leave until a background thread has made it private: worth a moment's
                 // wait, but not more, as that thread may itself be waiting for a fault to be served.
-                Progress::Nothing if !large && self.busy.met() != met && self.busy.has_forked_lately() => {
+                Progress::Nothing if !large && self.to_unshare.met() != met && self.to_unshare.has_forked_lately() => {
                     self.queue.reclaim();
                     memfold_sys::thread::sleep_ns(SHARED_WAIT_NS);
                 }
@@ -210,7 +210,7 @@ impl Pager {
         let area = areas.find_key(key).expect("a folio lies in an area");
         if folio.state.get() != State::Resident || areas.is_pinned(key, key + folio.pages()) {
             folio.active.set(folio.active.get() | (folio.state.get() == State::Resident));
-            self.lru.settle(id);
+            self.lru.detach(id);
             self.list_by_state(&guard, id);
             return Progress::Nothing;
         }
@@ -227,17 +227,17 @@ impl Pager {
                 break frame;
             }
             if order == Order::PAGE {
-                self.lru.settle(id);
+                self.lru.detach(id);
                 self.list_by_state(&guard, id);
                 return Progress::Nothing;
             }
             stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
-            self.lru.settle(id);
+            self.lru.detach(id);
             let half = order.smaller().expect("above order 0");
             id = self.carve(&mut guard, id, key, half);
             self.list_by_state(&guard, id);
         };
-        self.lru.settle(id);
+        self.lru.detach(id);
         let home = area.addr_of(key);
         let pages = self.folios.get(&guard, id).order().pages();
         let done = self.map_out(&mut guard, home, id, frame);
@@ -245,9 +245,9 @@ impl Pager {
             None => Progress::Freed,
             Some(Stop::Again) => Progress::Again,
             Some(_) => {
-                if !self.busy.is_shared_by_many() {
+                if !self.to_unshare.is_shared_by_many() {
                     let (start, end) = (area.addr_of(area.key), area.addr_of(area.key_end()));
-                    self.busy.note(home + bytes(done.pages)..home + bytes(pages), start..end);
+                    self.to_unshare.note(home + bytes(done.pages)..home + bytes(pages), start..end);
                     self.queue.reclaim();
                 }
                 if done.pages > 0 { Progress::Freed } else { Progress::Nothing }
@@ -257,7 +257,7 @@ impl Pager {
 
     /// One background round: saves a dirty folio, or gives back memory past the target. Returns whether more may be due.
     pub fn reclaim_in_background(&self) -> bool {
-        self.busy.unshare(&*self.space);
+        self.to_unshare.unshare(&*self.space);
         let saved = self.save_next(Hold::Work(&self.areas.work()), List::Dirty, true);
         let over = self.physical().saturating_sub(self.target());
         if over > 0 && self.trim(over) == 0 {

@@ -65,7 +65,7 @@ impl Pager {
             return Next::Settled;
         }
         let folio = self.folios.get(&guard, id);
-        self.lru.settle(id);
+        self.lru.detach(id);
         if folio.state.get() != State::Cached {
             self.list_by_state(&guard, id);
             return Next::Settled;

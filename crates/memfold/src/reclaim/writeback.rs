@@ -306,7 +306,7 @@ impl Pager {
                 continue;
             }
             let folio = self.folios.get(&guard, id);
-            self.lru.settle(id);
+            self.lru.detach(id);
             if folio.state.get() != State::Stored {
                 self.list_by_state(&guard, id);
                 continue;

@@ -1,13 +1,16 @@
 //! How several threads that fault at once are best served: found out by trying.
 //!
-//! Served apart, each by a handler on its own CPU, they use several CPUs; but each page that is evicted interrupts the others
-//! (10 us on a virtual machine), and so does each wake across CPUs. Served together on one CPU nothing is interrupted, and
-//! nothing goes on at the same time. Threads that wait for each other's locks anyway, as those of memcached, are half as fast
-//! again together; those that don't, as MariaDB's, are half as fast. So both ways are tried for a moment, and what serves more
-//! faults in the same time is taken until the next contest.
+//! There are two ways. *Apart*: each handler serves on its own CPU, so several faults are served at the same time. But each
+//! eviction interrupts the other CPUs (10 us on a virtual machine), and so does each wake of a thread on another CPU.
+//! *Together*: all threads and one handler share a CPU. Nothing is interrupted, and only one of them runs.
 //!
-//! A contest that together loses costs 640 faults served in the slower way, so it comes ever more seldom. Where together is
-//! best, contests go on: what a program does changes, and with many CPUs the threads lose more by it than they can gain.
+//! Which is faster depends on the program. Threads that wait for each other's locks anyway (memcached) are 1.5 times as fast
+//! together; threads that don't (MariaDB) are half as fast. So a contest tries both ways for a moment and keeps the faster one
+//! until the next contest.
+//!
+//! A contest that *together* loses costs 640 faults served in the slower way, so each such contest makes the pause before the next
+//! one longer. Where *together* has won, contests go on at the shortest pause: a program changes, and with many CPUs a wrong
+//! *together* loses more than a right one gains.
 
 /// Rounds of faults in a try, of which the first are not timed: threads are on their way then.
 const TRY_ROUNDS: u32 = 10;
@@ -85,15 +88,15 @@ impl Contest {
                 if together > apart / 2 * 3 {
                     self.pause = PAUSE_MAX;
                 }
-                return self.settle(Way::Apart);
+                return self.choose(Way::Apart);
             }
         }
         self.attempt += 1;
         self.rounds = 0;
-        if self.attempt == TRIES.len() { self.settle(Way::Together) } else { TRIES[self.attempt] }
+        if self.attempt == TRIES.len() { self.choose(Way::Together) } else { TRIES[self.attempt] }
     }
 
-    fn settle(&mut self, best: Way) -> Way {
+    fn choose(&mut self, best: Way) -> Way {
         let is_new = best != self.best || best == Way::Together;
         self.pause = if is_new { PAUSE_MIN } else { (self.pause * 2).min(PAUSE_MAX) };
         (self.best, self.attempt, self.rounds) = (best, TRIES.len(), self.pause);

@@ -145,7 +145,7 @@ impl Duty {
             }
             self.keep.widen();
             if shift.posted.is_some() {
-                self.settle(shift);
+                self.finish_wake(shift);
             }
         }
         self.report(shift);
@@ -153,9 +153,9 @@ impl Duty {
     }
 
     /// Makes sure that the waker has done what it was asked for.
-    fn settle(&self, shift: &mut Shift) {
+    fn finish_wake(&self, shift: &mut Shift) {
         shift.posted = None;
-        if self.waker.as_ref().is_some_and(|w| !w.settle()) {
+        if self.waker.as_ref().is_some_and(|w| !w.finish()) {
             shift.skip = shift.pause;
             shift.pause = (shift.pause * 2).min(PAUSE_MAX);
         }
@@ -191,7 +191,7 @@ impl Duty {
         }
         // A thread that faults is awake. Another's fault says nothing about it.
         if shift.posted.take().is_some_and(|posted| posted != thread) {
-            self.settle(shift);
+            self.finish_wake(shift);
         }
         if self.together.load(Relaxed) {
             self.gather(shift, thread);
@@ -513,7 +513,7 @@ mod tests {
             waker.stop_for_test(page, PAGE_SIZE);
             shift.posted = Some(thread);
             assert!(!reader.is_finished());
-            duty.settle(&mut shift);
+            duty.finish_wake(&mut shift);
             assert_eq!(reader.join().unwrap(), 7);
             assert_eq!((shift.skip, shift.posted), (PAUSE_MIN, None));
         });

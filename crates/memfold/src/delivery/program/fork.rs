@@ -13,7 +13,7 @@ use memfold_sys::thread::{now_ns, sleep_ns, yield_now};
 use memfold_sys::units::PAGE_SIZE;
 
 /// So long a fork looks for a moment at which what was changed while it looked can be settled.
-const SETTLE_NS: u64 = 10_000_000_000;
+const CATCH_UP_NS: u64 = 10_000_000_000;
 /// Time between looks for a moment at which no mapping is being changed.
 const QUIET_PACE_NS: u64 = 20_000;
 
@@ -77,21 +77,21 @@ impl Watcher {
     pub fn lend_to_children(&self, last: bool) -> Result<bool, Errno> {
         self.pager.note_inherited(true);
         self.lend(true, true);
-        if !last && self.pager.rest.has_changed() {
+        if !last && self.pager.journal.has_changed() {
             return Ok(false);
         }
-        if !self.settle(true, true) {
-            self.pager.rest.note_unsure();
+        if !self.catch_up(true, true) {
+            self.pager.journal.note_unsure();
         }
         self.pager.note_strays(&self.pagemap, || self.is_quiet(), || sleep_ns(QUIET_PACE_NS))?;
-        Ok(!self.pager.rest.has_changed())
+        Ok(!self.pager.journal.has_changed())
     }
 
     /// At rest, when all is in place, so that a child needs no mark: lets it get what is registered. Called by an engine thread.
     pub fn leave_to_children(&self) {
         self.pager.note_inherited(true);
         self.lend(true, false);
-        self.settle(true, false);
+        self.catch_up(true, false);
     }
 
     /// At rest: ends [`Watcher::lend_to_children`] and [`Watcher::leave_to_children`]. A child that comes to be past libc gets
@@ -99,7 +99,7 @@ impl Watcher {
     pub fn keep_from_children(&self) {
         self.pager.note_inherited(false);
         self.lend(false, false);
-        self.settle(false, false);
+        self.catch_up(false, false);
     }
 
     /// At rest: lets children get what is registered, or doesn't, and marks the mappings of which something is managed, or none.
@@ -129,9 +129,9 @@ impl Watcher {
     /// At rest: after [`Watcher::lend`], the same for what other threads have changed since the rest began. That may not have been
     /// where one looked, or have given way to something else before one acted. All else was there all the time, so it was
     /// seen (proc(5), and `Documentation/filesystems/proc.rst` in the kernel). `false` if they never stopped for a moment.
-    fn settle(&self, lent: bool, marked: bool) -> bool {
+    fn catch_up(&self, lent: bool, marked: bool) -> bool {
         let begin = now_ns();
-        let settle = |managed: &Areas, changed: &[(usize, usize)]| {
+        let mark = |managed: &Areas, changed: &[(usize, usize)]| {
             let done = each_private_area(changed, |start, end| {
                 if !overlaps_own(start, end) {
                     let is_managed = managed.touch(page_of(start), page_of(end));
@@ -141,8 +141,8 @@ impl Watcher {
             });
             done.expect("memfold: reading /proc/self/maps failed");
         };
-        while !self.pager.settle_at_rest(|| self.is_quiet(), settle) {
-            if now_ns() - begin > SETTLE_NS {
+        while !self.pager.catch_up_at_rest(|| self.is_quiet(), mark) {
+            if now_ns() - begin > CATCH_UP_NS {
                 return false;
             }
             sleep_ns(QUIET_PACE_NS);
@@ -154,19 +154,19 @@ impl Watcher {
     /// and what was served is put in order. Called by an engine thread.
     ///
     /// # Safety
-    /// - `Pager::come_to_rest` has returned, in this process or in the parent that it is a copy of, and this is called
+    /// - `Pager::quiesce` has returned, in this process or in the parent that it is a copy of, and this is called
     ///   once for it.
-    pub unsafe fn end_rest(&self) {
+    pub unsafe fn end_quiescence(&self) {
         let reading = self.pager.changes.reading();
-        self.pager.rest.end(|note| self.pager.apply_note(note));
+        self.pager.journal.end(|note| self.pager.apply_note(note));
         // SAFETY: by the caller's promise.
         unsafe { self.pager.start_again() };
         drop(reading);
         let mut shift = Shift::new(usize::MAX, 0);
-        // A page may be moved meanwhile; it is followed (`Rest::tell`).
-        while let Some(addr) = self.pager.rest.noted_page() {
+        // A page may be moved meanwhile; it is followed (`Journal::tell`).
+        while let Some(addr) = self.pager.journal.noted_page() {
             if self.serve(Fault { addr, protected: false, late: false }, &mut shift) {
-                self.pager.rest.settle(addr);
+                self.pager.journal.end_page(addr);
             } else {
                 yield_now();
             }

@@ -77,8 +77,8 @@ impl Watcher {
     /// Serves what comes while the engine is at rest: see [`crate::quiesce::journal`].
     fn receive_at_rest(&self) {
         let mut wait = false;
-        self.pager.rest.receive(|rest| {
-            if self.pager.rest.may_miss(rest, is_asleep) {
+        self.pager.journal.receive(|rest| {
+            if self.pager.journal.may_miss(rest, is_asleep) {
                 wait = true;
                 return false;
             }
@@ -137,7 +137,7 @@ impl Watcher {
                     }
                 }
                 Some(change) => {
-                    self.pager.rest.tell(change);
+                    self.pager.journal.tell(change);
                     self.pager.apply(change);
                     self.pager.changes.end(&reading);
                 }

@@ -62,7 +62,7 @@ impl Waker {
     }
 
     /// Makes sure that what was posted last is done. `false` if it had not been begun.
-    pub fn settle(&self) -> bool {
+    pub fn finish(&self) -> bool {
         let begun = !self.order.replace(POSTED, FREE);
         // Begun is not done: it may have been interrupted before the call.
         self.uffd.wake(self.start.load(SeqCst), self.len.load(SeqCst));
