@@ -57,7 +57,7 @@ def test_objects(mem):
         mem.array([object()])
     with pytest.raises(TypeError, match="pointers"):
         mem.full(3, None)
-    if hasattr(np.dtypes, "StringDType"):
+    if hasattr(getattr(np, "dtypes", None), "StringDType"):
         with pytest.raises(TypeError, match="pointers"):
             mem.zeros(3, np.dtypes.StringDType())
     assert mem.stats()["allocated_bytes"] == 0
@@ -141,8 +141,9 @@ def test_old_numpy_is_named(run_script):
 import sys, types
 import numpy
 import memfold
-numpy._core._multiarray_umath = None
-sys.modules["numpy._core._multiarray_umath"] = types.ModuleType("fake")
+# Under both of its names, of numpy 2 and of numpy 1.
+for name in ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath"):
+    sys.modules[name] = types.ModuleType("fake")
 try:
     memfold.Memory(limit="16MiB").zeros(3)
     raise SystemExit("it was to be refused")
