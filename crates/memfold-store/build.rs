@@ -4,7 +4,8 @@
 //! the crate, its bindings are in `codec/deflate.rs`, and only the C library is taken from where its build script put it.
 
 fn main() {
-    let root = std::env::var("DEP_LIBDEFLATE_ROOT").expect("libdeflate-sys says where it built libdeflate");
+    let root = std::env::var("DEP_LIBDEFLATE_ROOT")
+        .expect("libdeflate-sys says where it built libdeflate");
     println!("cargo::rustc-link-search=native={root}/lib");
     println!("cargo::rustc-link-lib=static=deflate");
     println!("cargo::rerun-if-changed=build.rs");

@@ -70,9 +70,14 @@ mod tests {
 
     #[test]
     fn only_errors_fail() {
-        let failed = |findings| format!("{:?}", report("test", findings)) == format!("{:?}", ExitCode::FAILURE);
+        let failed = |findings| {
+            format!("{:?}", report("test", findings)) == format!("{:?}", ExitCode::FAILURE)
+        };
         assert!(!failed(vec![]));
         assert!(!failed(vec![Finding::warning("a.rs", 1, "long")]));
-        assert!(failed(vec![Finding::warning("a.rs", 1, "long"), Finding::error("a.rs", 1, "wrong")]));
+        assert!(failed(vec![
+            Finding::warning("a.rs", 1, "long"),
+            Finding::error("a.rs", 1, "wrong")
+        ]));
     }
 }

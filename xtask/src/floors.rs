@@ -29,7 +29,10 @@ const ROOF: u8 = 4;
 
 /// Checks all manifests.
 pub fn check(tree: &Tree) -> Vec<Finding> {
-    tree.crates.iter().flat_map(|krate| check_manifest(&krate.name, &krate.manifest_path, &krate.manifest)).collect()
+    tree.crates
+        .iter()
+        .flat_map(|krate| check_manifest(&krate.name, &krate.manifest_path, &krate.manifest))
+        .collect()
 }
 
 fn check_manifest(name: &str, path: &str, manifest: &str) -> Vec<Finding> {
@@ -84,7 +87,11 @@ fn dependencies(manifest: &str) -> Vec<Dependency> {
             if let Some(kind) = table.iter().position(|key| is_dependencies(key))
                 && let Some(name) = table.get(kind + 1)
             {
-                found.push(Dependency { name: name.clone(), line: number + 1, dev: table[kind].starts_with("dev") });
+                found.push(Dependency {
+                    name: name.clone(),
+                    line: number + 1,
+                    dev: table[kind].starts_with("dev"),
+                });
             }
             continue;
         }
@@ -129,14 +136,20 @@ mod tests {
     use super::*;
 
     fn found(name: &str, manifest: &str) -> Vec<usize> {
-        check_manifest(name, "Cargo.toml", manifest).into_iter().map(|finding| finding.line).collect()
+        check_manifest(name, "Cargo.toml", manifest)
+            .into_iter()
+            .map(|finding| finding.line)
+            .collect()
     }
 
     #[test]
     fn lower_floors_and_strangers_are_allowed() {
         assert!(
-            found("memfold", "[dependencies]\nmemfold-sys.workspace = true\nmemfold-store = { path = \"x\" }")
-                .is_empty()
+            found(
+                "memfold",
+                "[dependencies]\nmemfold-sys.workspace = true\nmemfold-store = { path = \"x\" }"
+            )
+            .is_empty()
         );
         assert!(
             found(
@@ -151,10 +164,19 @@ mod tests {
 
     #[test]
     fn the_same_or_a_higher_floor_is_refused() {
-        assert_eq!(found("memfold-store", "[dependencies]\nlibc = \"1\"\nmemfold.workspace = true"), [3]);
+        assert_eq!(
+            found("memfold-store", "[dependencies]\nlibc = \"1\"\nmemfold.workspace = true"),
+            [3]
+        );
         assert_eq!(found("memfold-ffi", "[dependencies]\nmemfold-block.workspace = true"), [2]);
         assert_eq!(found("memfold-store", "[dependencies.memfold]\nworkspace = true"), [1]);
-        assert_eq!(found("memfold-store", "[target.'cfg(unix)'.dependencies]\nx = { package = \"memfold\" }"), [2]);
+        assert_eq!(
+            found(
+                "memfold-store",
+                "[target.'cfg(unix)'.dependencies]\nx = { package = \"memfold\" }"
+            ),
+            [2]
+        );
         assert_eq!(found("memfold-store", "[build-dependencies]\nmemfold = \"1\""), [2]);
         assert_eq!(found("memfold-store", "[dev-dependencies]\nmemfold = \"1\""), [2]);
         assert_eq!(found("memfold-bench", "[dependencies]\nmemfold-cli = \"1\""), [2]);
@@ -162,7 +184,9 @@ mod tests {
 
     #[test]
     fn crates_beside_the_floors_are_for_tests() {
-        assert!(found("memfold", "[dev-dependencies]\nmemfold-testkit.workspace = true").is_empty());
+        assert!(
+            found("memfold", "[dev-dependencies]\nmemfold-testkit.workspace = true").is_empty()
+        );
         assert_eq!(found("memfold", "[dependencies]\nmemfold-testkit.workspace = true"), [2]);
         assert_eq!(found("memfold-cli", "[dependencies]\nmemfold-testkit.workspace = true"), [2]);
         assert_eq!(found("memfold-preload", "[dependencies]\nmemfold-bench.workspace = true"), [2]);
@@ -177,6 +201,9 @@ mod tests {
 
     #[test]
     fn comments_and_other_tables_are_passed_over() {
-        assert!(found("memfold-sys", "[features]\nmemfold = []\n[dependencies]\n# memfold = \"1\"").is_empty());
+        assert!(
+            found("memfold-sys", "[features]\nmemfold = []\n[dependencies]\n# memfold = \"1\"")
+                .is_empty()
+        );
     }
 }

@@ -50,7 +50,10 @@ fn main() -> ExitCode {
 }
 
 fn list_arrows(name: &str) -> ExitCode {
-    match tree::root().and_then(|root| tree::Tree::read(&root)).and_then(|tree| arrows::list(&tree, name)) {
+    match tree::root()
+        .and_then(|root| tree::Tree::read(&root))
+        .and_then(|tree| arrows::list(&tree, name))
+    {
         Ok(text) => {
             print!("{text}");
             ExitCode::SUCCESS

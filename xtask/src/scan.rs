@@ -68,7 +68,10 @@ fn word(bytes: &[u8], at: usize) -> (Kind, usize) {
     if matches!(&bytes[at..end], b"r" | b"br" | b"cr") {
         let hashes = bytes[end..].iter().take_while(|&&byte| byte == b'#').count();
         if bytes.get(end + hashes) == Some(&b'"') {
-            return (Kind::Literal, end + hashes + 1 + raw_string(&bytes[end + hashes + 1..], hashes));
+            return (
+                Kind::Literal,
+                end + hashes + 1 + raw_string(&bytes[end + hashes + 1..], hashes),
+            );
         }
     }
     (Kind::Code, end)
@@ -104,8 +107,10 @@ fn quoted(rest: &[u8], quote: u8) -> usize {
 }
 
 fn raw_string(rest: &[u8], hashes: usize) -> usize {
-    let closes =
-        |at: usize| rest[at] == b'"' && rest[at + 1..].iter().take(hashes).filter(|&&b| b == b'#').count() == hashes;
+    let closes = |at: usize| {
+        rest[at] == b'"'
+            && rest[at + 1..].iter().take(hashes).filter(|&&b| b == b'#').count() == hashes
+    };
     (0..rest.len()).find(|&at| closes(at)).map_or(rest.len(), |at| at + 1 + hashes)
 }
 
@@ -168,7 +173,10 @@ mod tests {
 
     #[test]
     fn lifetimes_and_raw_identifiers_are_code() {
-        assert_eq!(code("fn f<'a>(x: &'a str) -> &'static str"), "fn f<'a>(x: &'a str) -> &'static str");
+        assert_eq!(
+            code("fn f<'a>(x: &'a str) -> &'static str"),
+            "fn f<'a>(x: &'a str) -> &'static str"
+        );
         assert_eq!(code("r#type b'x' for"), "r#type b for");
         assert_eq!(code("'outer: loop { break 'outer; }"), "'outer: loop { break 'outer; }");
     }

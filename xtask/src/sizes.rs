@@ -49,7 +49,8 @@ fn folders(krate: &Crate) -> Vec<Finding> {
         *files.entry(folder).or_default() += 1;
     }
     files.retain(|_, count| *count > FOLDER_FILES_MAX);
-    let message = |count| format!("{count} files in a folder: group them (at most {FOLDER_FILES_MAX})");
+    let message =
+        |count| format!("{count} files in a folder: group them (at most {FOLDER_FILES_MAX})");
     files.into_iter().map(|(folder, count)| Finding::error(folder, 0, message(count))).collect()
 }
 
@@ -72,7 +73,10 @@ impl Functions<'_> {
         let (start, end) = (signature.span(), body.span());
         let lines = end.end().line - start.start().line + 1;
         if lines > FUNCTION_LINES_WARN && !self.source.in_test(start.byte_range().start) {
-            let message = format!("{} is {lines} lines: split it (about {FUNCTION_LINES_WARN})", signature.ident);
+            let message = format!(
+                "{} is {lines} lines: split it (about {FUNCTION_LINES_WARN})",
+                signature.ident
+            );
             self.found.push(Finding::warning(&self.source.path, start.start().line, message));
         }
     }
@@ -117,9 +121,16 @@ mod tests {
     #[test]
     fn a_folder_of_sixteen_files_fails() {
         let found = |folder: &str, count: usize| {
-            let sources = (0..count).map(|n| Source::new(&format!("x/src/{folder}f{n}.rs"), "", false)).collect();
+            let sources = (0..count)
+                .map(|n| Source::new(&format!("x/src/{folder}f{n}.rs"), "", false))
+                .collect();
             let manifest_path = "x/Cargo.toml".to_owned();
-            folders(&Crate { name: "x".to_owned(), manifest_path, manifest: String::new(), sources })
+            folders(&Crate {
+                name: "x".to_owned(),
+                manifest_path,
+                manifest: String::new(),
+                sources,
+            })
         };
         assert_eq!(found("", FOLDER_FILES_MAX), []);
         let told = found("deep/", FOLDER_FILES_MAX + 1);

@@ -22,7 +22,8 @@ impl Source {
     /// Takes a file apart. `all_test` says that the whole of it is a test.
     pub fn new(path: &str, text: &str, all_test: bool) -> Self {
         let split = scan::split(text);
-        let starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
+        let starts =
+            std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
         let tests = if all_test { vec![(0, text.len())] } else { test_items(text, &split.code) };
         Source {
             path: path.to_owned(),
@@ -58,7 +59,9 @@ impl Source {
     /// without `.rs`.
     pub fn test_modules(&self) -> Vec<String> {
         let own = self.path.trim_end_matches(".rs");
-        let root = ["lib", "main", "mod"].iter().find_map(|name| own.strip_suffix(name)?.strip_suffix('/'));
+        let root = ["lib", "main", "mod"]
+            .iter()
+            .find_map(|name| own.strip_suffix(name)?.strip_suffix('/'));
         let directory = root.unwrap_or(own);
         scan::words(&self.code, "mod")
             .filter(|&offset| self.in_test(offset))
@@ -77,7 +80,8 @@ fn test_items(text: &str, code: &str) -> Vec<(usize, usize)> {
         let open = at + code[at..].find('[').unwrap_or(0);
         let close = matching(code, open);
         let attribute = code[open + 1..close].trim();
-        let condition = attribute.strip_prefix("cfg").map(str::trim).and_then(|rest| rest.strip_prefix('('));
+        let condition =
+            attribute.strip_prefix("cfg").map(str::trim).and_then(|rest| rest.strip_prefix('('));
         let test = match condition {
             Some(rest) => only_in_tests(rest.strip_suffix(')').unwrap_or(rest)),
             None => attribute == "test",
@@ -95,7 +99,10 @@ fn test_items(text: &str, code: &str) -> Vec<(usize, usize)> {
 fn only_in_tests(condition: &str) -> bool {
     let condition = condition.trim();
     let inside = |name: &str| {
-        condition.strip_prefix(name).map(str::trim).and_then(|rest| rest.strip_prefix('(')?.strip_suffix(')'))
+        condition
+            .strip_prefix(name)
+            .map(str::trim)
+            .and_then(|rest| rest.strip_prefix('(')?.strip_suffix(')'))
     };
     if let Some(parts) = inside("all") {
         return arguments(parts).into_iter().any(only_in_tests);
@@ -194,8 +201,14 @@ mod tests {
     fn files_of_test_modules_are_named() {
         let text = "mod a;\n#[cfg(test)]\nmod b;\n#[cfg(test)]\nmod c { fn d() {} }\n#[cfg(shuttle)]\npub mod e;";
         assert_eq!(Source::new("x/src/lib.rs", text, false).test_modules(), ["x/src/b", "x/src/e"]);
-        assert_eq!(Source::new("x/src/sync/mod.rs", text, false).test_modules(), ["x/src/sync/b", "x/src/sync/e"]);
-        assert_eq!(Source::new("x/src/sync.rs", text, false).test_modules(), ["x/src/sync/b", "x/src/sync/e"]);
+        assert_eq!(
+            Source::new("x/src/sync/mod.rs", text, false).test_modules(),
+            ["x/src/sync/b", "x/src/sync/e"]
+        );
+        assert_eq!(
+            Source::new("x/src/sync.rs", text, false).test_modules(),
+            ["x/src/sync/b", "x/src/sync/e"]
+        );
     }
 
     #[test]

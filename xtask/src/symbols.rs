@@ -17,7 +17,11 @@ const UNWANTED: &[(&str, bool, &str)] = &[
     ("calloc", true, "the host's heap may be folded: use memfold_sys's allocator"),
     ("realloc", true, "the host's heap may be folded: use memfold_sys's allocator"),
     ("free", true, "the host's heap may be folded: use memfold_sys's allocator"),
-    ("__errno_location", false, "errno is the program's: on the fault path make raw system calls, elsewhere save it"),
+    (
+        "__errno_location",
+        false,
+        "errno is the program's: on the fault path make raw system calls, elsewhere save it",
+    ),
 ];
 
 /// Checks a built library with `nm` and `readelf`.
@@ -32,10 +36,16 @@ pub fn check(library: &Path) -> Result<Vec<Finding>> {
 }
 
 fn output(program: &str, arguments: &[&str]) -> Result<String> {
-    let done =
-        Command::new(program).args(arguments).output().with_context(|| format!("can't run {program} (binutils)"))?;
+    let done = Command::new(program)
+        .args(arguments)
+        .output()
+        .with_context(|| format!("can't run {program} (binutils)"))?;
     if !done.status.success() {
-        bail!("{program} {}: {}", arguments.join(" "), String::from_utf8_lossy(&done.stderr).trim());
+        bail!(
+            "{program} {}: {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&done.stderr).trim()
+        );
     }
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
@@ -50,15 +60,24 @@ fn undefined(path: &str, listing: &str) -> Vec<Finding> {
         .filter_map(|name| UNWANTED.iter().find(|(unwanted, ..)| *unwanted == name))
         .map(|(name, error, why)| {
             let message = format!("needs {name}: {why}");
-            if *error { Finding::error(path, 0, message) } else { Finding::warning(path, 0, message) }
+            if *error {
+                Finding::error(path, 0, message)
+            } else {
+                Finding::warning(path, 0, message)
+            }
         })
         .collect()
 }
 
 fn tls_segment(path: &str, headers: &str) -> Option<Finding> {
     let found = headers.lines().any(|line| line.split_whitespace().next() == Some("TLS"));
-    found
-        .then(|| Finding::error(path, 0, "has a TLS segment: find the thread_local or #[thread_local] and take it out"))
+    found.then(|| {
+        Finding::error(
+            path,
+            0,
+            "has a TLS segment: find the thread_local or #[thread_local] and take it out",
+        )
+    })
 }
 
 #[cfg(test)]
@@ -75,11 +94,15 @@ mod tests {
 
     #[test]
     fn thread_local_storage_and_malloc_are_errors() {
-        let listing = format!("{CLEAN}                 U __tls_get_addr@GLIBC_2.3\n                 U malloc\n");
+        let listing = format!(
+            "{CLEAN}                 U __tls_get_addr@GLIBC_2.3\n                 U malloc\n"
+        );
         let found = undefined("x.so", &listing);
         assert_eq!(found.len(), 2);
         assert!(found.iter().all(|finding| !finding.warning));
-        assert!(tls_segment("x.so", "Program Headers:\n  TLS            0x001d30 0x2d30\n").is_some());
+        assert!(
+            tls_segment("x.so", "Program Headers:\n  TLS            0x001d30 0x2d30\n").is_some()
+        );
     }
 
     #[test]

@@ -44,13 +44,14 @@ fn no_std(source: &Source) -> Vec<Finding> {
         let path = code[offset + 3..].trim_start().starts_with("::");
         let named = code[..offset].trim_end();
         if path || named.ends_with("extern crate") || named.ends_with("use") {
-            let message =
-                "std in an engine crate: use core, alloc or memfold_sys (std brings thread-local storage and malloc)";
+            let message = "std in an engine crate: use core, alloc or memfold_sys (std brings thread-local storage and malloc)";
             findings.push(Finding::error(&source.path, source.line(offset), message));
         }
     }
     for (offset, name) in macros(code, PRINTING).filter(|&(offset, _)| !source.in_test(offset)) {
-        let message = format!("{name}! in an engine crate: return an error or count it; only the command prints");
+        let message = format!(
+            "{name}! in an engine crate: return an error or count it; only the command prints"
+        );
         findings.push(Finding::error(&source.path, source.line(offset), message));
     }
     findings
@@ -68,7 +69,11 @@ fn declares_no_std(lib: &Source) -> Option<Finding> {
 fn unfinished(source: &Source) -> Vec<Finding> {
     macros(&source.code, UNFINISHED)
         .map(|(offset, name)| {
-            Finding::error(&source.path, source.line(offset), format!("{name}!: write it or take it out"))
+            Finding::error(
+                &source.path,
+                source.line(offset),
+                format!("{name}!: write it or take it out"),
+            )
         })
         .collect()
 }
@@ -103,18 +108,30 @@ mod tests {
     fn found(name: &str, text: &str) -> Vec<usize> {
         let manifest_path = format!("crates/{name}/Cargo.toml");
         let sources = vec![Source::new(&format!("crates/{name}/src/part.rs"), text, false)];
-        let krate = Crate { name: name.to_owned(), manifest_path, manifest: String::new(), sources };
-        check_crate(&krate).into_iter().filter(|finding| !finding.warning).map(|finding| finding.line).collect()
+        let krate =
+            Crate { name: name.to_owned(), manifest_path, manifest: String::new(), sources };
+        check_crate(&krate)
+            .into_iter()
+            .filter(|finding| !finding.warning)
+            .map(|finding| finding.line)
+            .collect()
     }
 
     #[test]
     fn engine_crates_do_without_std() {
         assert_eq!(
-            found("memfold", "use std::vec::Vec;\nlet x = ::std::mem::take(y);\nextern crate std;\nuse std;"),
+            found(
+                "memfold",
+                "use std::vec::Vec;\nlet x = ::std::mem::take(y);\nextern crate std;\nuse std;"
+            ),
             [1, 2, 3, 4]
         );
         assert!(
-            found("memfold", "// std::vec\nuse core::mem;\nlet no_std = my::std_like;\nlet x = \"std::\";").is_empty()
+            found(
+                "memfold",
+                "// std::vec\nuse core::mem;\nlet no_std = my::std_like;\nlet x = \"std::\";"
+            )
+            .is_empty()
         );
         assert!(found("memfold", "#[cfg(test)]\nmod tests { use std::vec::Vec; }").is_empty());
         assert!(found("memfold-cli", "use std::vec::Vec;").is_empty());
@@ -122,14 +139,19 @@ mod tests {
 
     #[test]
     fn engine_crates_do_not_print() {
-        assert_eq!(found("memfold-store", "fn f() {\n    println!(\"x\");\n    dbg!(x);\n}"), [2, 3]);
+        assert_eq!(
+            found("memfold-store", "fn f() {\n    println!(\"x\");\n    dbg!(x);\n}"),
+            [2, 3]
+        );
         assert!(found("memfold-store", "#[test]\nfn f() { println!(\"x\"); }").is_empty());
         assert!(found("memfold-cli", "println!(\"x\");").is_empty());
     }
 
     #[test]
     fn an_engine_crate_says_that_it_has_no_std() {
-        let declared = |text| declares_no_std(&Source::new("crates/memfold/src/lib.rs", text, false)).is_none();
+        let declared = |text| {
+            declares_no_std(&Source::new("crates/memfold/src/lib.rs", text, false)).is_none()
+        };
         assert!(declared("#![no_std]"));
         assert!(declared("//! x\n#![cfg_attr(not(any(test, shuttle)), no_std)]"));
         assert!(!declared("// #![no_std]\n#![allow(missing_docs)]"));
@@ -137,7 +159,10 @@ mod tests {
 
     #[test]
     fn nothing_unfinished_stays() {
-        assert_eq!(found("xtask", "fn f() {\n    todo!()\n}\nfn g() { unimplemented!(\"x\") }"), [2, 4]);
+        assert_eq!(
+            found("xtask", "fn f() {\n    todo!()\n}\nfn g() { unimplemented!(\"x\") }"),
+            [2, 4]
+        );
         let note = format!("// {}: later\nfn f() {{}} // {}", LEFTOVERS[0], LEFTOVERS[1]);
         assert_eq!(found("xtask", &note), [1, 2]);
         assert!(found("xtask", "let todo = 1; // mastodons").is_empty());

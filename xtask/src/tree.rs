@@ -102,12 +102,18 @@ fn read_crate(root: &Path, manifest: &Path) -> Result<Crate> {
     let mut sources = Vec::new();
     for path in files(directory)? {
         if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(&path).with_context(|| format!("can't read {}", path.display()))?;
-            sources.push(Source::new(&relative(root, &path), &text, is_test_path(&relative(directory, &path))));
+            let text = fs::read_to_string(&path)
+                .with_context(|| format!("can't read {}", path.display()))?;
+            sources.push(Source::new(
+                &relative(root, &path),
+                &text,
+                is_test_path(&relative(directory, &path)),
+            ));
         }
     }
     mark_tests(&mut sources);
-    let text = fs::read_to_string(manifest).with_context(|| format!("can't read {}", manifest.display()))?;
+    let text = fs::read_to_string(manifest)
+        .with_context(|| format!("can't read {}", manifest.display()))?;
     Ok(Crate { name, manifest_path: relative(root, manifest), manifest: text, sources })
 }
 
@@ -116,7 +122,10 @@ fn mark_tests(sources: &mut [Source]) {
     let modules: Vec<String> = sources.iter().flat_map(Source::test_modules).collect();
     for source in sources {
         let below = |module: &String| {
-            source.path.strip_prefix(module.as_str()).is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+            source
+                .path
+                .strip_prefix(module.as_str())
+                .is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
         };
         if modules.iter().any(below) {
             source.mark_test();
@@ -133,7 +142,8 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if path.is_dir() {
         for entry in fs::read_dir(path).with_context(|| format!("can't list {}", path.display()))? {
             let path = entry?.path();
-            let made = ["target", "__pycache__", "fuzz/corpus"].iter().any(|name| path.ends_with(name));
+            let made =
+                ["target", "__pycache__", "fuzz/corpus"].iter().any(|name| path.ends_with(name));
             if !made {
                 found.extend(files(&path)?);
             }
@@ -153,8 +163,10 @@ mod tests {
 
     #[test]
     fn the_tree_holds_this_very_file_and_the_makefile() {
-        let tree = Tree::read(&root().expect("xtask is in a workspace")).expect("the workspace can be read");
-        let xtask = tree.crates.iter().find(|krate| krate.name == "xtask").expect("xtask is a crate");
+        let tree = Tree::read(&root().expect("xtask is in a workspace"))
+            .expect("the workspace can be read");
+        let xtask =
+            tree.crates.iter().find(|krate| krate.name == "xtask").expect("xtask is a crate");
         assert!(xtask.sources.iter().any(|source| source.path == "xtask/src/tree.rs"));
         assert!(tree.others.iter().any(|(path, _)| path == "Makefile"));
         assert!(tree.crates.iter().any(|krate| krate.name == "memfold-sys"));
@@ -164,7 +176,11 @@ mod tests {
     fn files_of_test_modules_are_tests() {
         let text = "#[cfg(test)]\nmod fake;\nmod real;";
         let new = |path: &str, text| Source::new(path, text, false);
-        let mut sources = [new("x/src/lib.rs", text), new("x/src/fake/disk.rs", "std"), new("x/src/real.rs", "std")];
+        let mut sources = [
+            new("x/src/lib.rs", text),
+            new("x/src/fake/disk.rs", "std"),
+            new("x/src/real.rs", "std"),
+        ];
         mark_tests(&mut sources);
         assert_eq!(sources.each_ref().map(|source| source.in_test(0)), [true, true, false]);
     }

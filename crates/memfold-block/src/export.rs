@@ -66,6 +66,9 @@ impl Export {
     /// # Errors
     /// [`IoError::NotDurable`]
     pub fn flush(&self) -> Result<(), IoError> {
-        self.journal.as_ref().map_or(Ok(()), |journal| journal.flush()).map_err(|_| IoError::NotDurable)
+        self.journal
+            .as_ref()
+            .map_or(Ok(()), |journal| journal.flush())
+            .map_err(|_| IoError::NotDurable)
     }
 }

@@ -29,7 +29,8 @@ pub mod vhost;
 pub mod ctl;
 
 pub use device::{
-    Backing, BackingStats, Device, DeviceError, DeviceStats, Io, IoError, LIMIT_BYTES_MIN, Object, Pick, Recompressed,
-    SECTOR_BYTES, SIZE_BYTES_MAX, Settings, SpillSettings, SpillStats, Status, Zeros,
+    Backing, BackingStats, Device, DeviceError, DeviceStats, Io, IoError, LIMIT_BYTES_MIN, Object,
+    Pick, Recompressed, SECTOR_BYTES, SIZE_BYTES_MAX, Settings, SpillSettings, SpillStats, Status,
+    Zeros,
 };
 pub use export::{Export, NAME_BYTES_MAX};

@@ -62,11 +62,13 @@ fn work(link: &mut UnixStream, from: &[u8], to: &mut [u8]) {
 
 #[test]
 fn requests_are_served_without_an_allocation_once_the_tables_are_there() {
-    let backing = Backing::new(&Settings { limit_bytes: 64 << 20, pools: 2, ..Settings::default() }).unwrap();
+    let backing =
+        Backing::new(&Settings { limit_bytes: 64 << 20, pools: 2, ..Settings::default() }).unwrap();
     let device = Device::new(&backing, SIZE as u64).unwrap();
     device.preallocate().unwrap();
     let exports = [Arc::new(Export::new("", device, false, 512))];
-    let address = SocketAddr::from_abstract_name(format!("memfold-no-alloc-{}", std::process::id())).unwrap();
+    let address =
+        SocketAddr::from_abstract_name(format!("memfold-no-alloc-{}", std::process::id())).unwrap();
     let mut server = Server::new(&exports, None, 4);
     server.listen(Listener::Unix(UnixListener::bind_addr(&address).unwrap())).unwrap();
     let from: Vec<u8> = (0..SIZE as u32).map(|i| (i.wrapping_mul(i) >> 11) as u8).collect();

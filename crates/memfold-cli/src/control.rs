@@ -35,11 +35,15 @@ impl Run {
     }
 
     fn answer(&self, request: &str) -> Value {
-        let Ok(request) = serde_json::from_str::<Value>(request) else { return json!({"error": "no JSON"}) };
+        let Ok(request) = serde_json::from_str::<Value>(request) else {
+            return json!({"error": "no JSON"});
+        };
         match request["do"].as_str() {
             Some("stat") => self.stat(),
             Some("set") => self.set(&request).unwrap_or_else(|why| json!({ "error": why })),
-            _ => json!({"error": "this run is of another version of memfold, and does not know the request"}),
+            _ => {
+                json!({"error": "this run is of another version of memfold, and does not know the request"})
+            }
         }
     }
 
@@ -121,7 +125,8 @@ mod tests {
         config.set("limit", "64M").unwrap();
         let slots = Slots::new().unwrap();
         slots.set_bounds(&config);
-        let run = Run { slots, config: Mutex::new(config), arguments: vec![], start: Instant::now() };
+        let run =
+            Run { slots, config: Mutex::new(config), arguments: vec![], start: Instant::now() };
         for (request, words) in [
             (r#"{"do":"set","limit":"1"}"#, "too small"),
             (r#"{"do":"set","limit":"2G"}"#, "more than the memory"),
@@ -131,11 +136,20 @@ mod tests {
             ("nonsense", "no JSON"),
         ] {
             let answer = run.answer(request);
-            assert!(answer["error"].as_str().is_some_and(|why| why.contains(words)), "{request}: {answer}");
-            assert_eq!((run.config().limit_bytes, run.config().resident_bytes), (Some(64 << 20), None));
+            assert!(
+                answer["error"].as_str().is_some_and(|why| why.contains(words)),
+                "{request}: {answer}"
+            );
+            assert_eq!(
+                (run.config().limit_bytes, run.config().resident_bytes),
+                (Some(64 << 20), None)
+            );
         }
         let answer = run.answer(r#"{"do":"set","limit":"none","resident":"50%"}"#);
-        assert_eq!((answer["limit_bytes"].as_u64(), answer["resident_limit_bytes"].as_u64()), (None, Some(512 << 20)));
+        assert_eq!(
+            (answer["limit_bytes"].as_u64(), answer["resident_limit_bytes"].as_u64()),
+            (None, Some(512 << 20))
+        );
         assert_eq!(run.answer(r#"{"do":"stat"}"#)["resident_limit_bytes"], 512 << 20);
     }
 }

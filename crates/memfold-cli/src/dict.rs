@@ -4,8 +4,8 @@ use crate::program;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use memfold::config::Canned;
 use memfold_store::{
-    CodecSpec, Comparison, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryKind, Trial, raw_dictionaries,
-    trained_dictionaries,
+    CodecSpec, Comparison, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryKind, Trial,
+    raw_dictionaries, trained_dictionaries,
 };
 use memfold_sys::units::Order;
 use std::fs::{self, File};
@@ -67,12 +67,16 @@ pub fn command() -> Command {
 /// # Errors
 /// A file that can't be read or written, a codec that takes no dictionaries, too little input: status 125.
 pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
-    let Some(("train", matches)) = matches.subcommand() else { unreachable!("clap requires a subcommand") };
+    let Some(("train", matches)) = matches.subcommand() else {
+        unreachable!("clap requires a subcommand")
+    };
     let out: &PathBuf = matches.get_one("out").expect("required");
     let spec: CodecSpec = *matches.get_one("codec").expect("has a default");
     let order: Order = *matches.get_one("block").expect("has a default");
     if !spec.takes_dictionaries() {
-        return Err(Failure::own(format!("--codec: {spec} takes no dictionaries; give lz4 or zstd")));
+        return Err(Failure::own(format!(
+            "--codec: {spec} takes no dictionaries; give lz4 or zstd"
+        )));
     }
     let inputs: Vec<&PathBuf> = matches.get_many("input").expect("required").collect();
     let blocks = sample(&inputs, order.bytes())?;
@@ -81,7 +85,11 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let judged = judge.chunks_exact(order.bytes());
     let off = trial.without(judged.clone());
     let raw = trial.best(judged.clone(), raw_dictionaries(&teach, order.bytes()));
-    let trained = if spec.name() == "zstd" { trial.best(judged, trained_dictionaries(&teach, order)) } else { None };
+    let trained = if spec.name() == "zstd" {
+        trial.best(judged, trained_dictionaries(&teach, order))
+    } else {
+        None
+    };
     let show = |name: &str, found: &Option<(u64, Dictionary)>| match found {
         Some((on, dictionary)) => {
             println!(
@@ -92,7 +100,11 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
         }
         None => println!("{name}: none"),
     };
-    println!("held out: {} blocks of {} bytes, {off} bytes with {spec}", judge.len() / order.bytes(), order.bytes());
+    println!(
+        "held out: {} blocks of {} bytes, {off} bytes with {spec}",
+        judge.len() / order.bytes(),
+        order.bytes()
+    );
     show("raw content", &raw);
     if spec.name() == "zstd" {
         show("trained", &trained);
@@ -106,7 +118,10 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
             Ok(0)
         }
         None => {
-            println!("not written: no dictionary wins by {}%", memfold_store::CANNED_MARGIN_PERCENT);
+            println!(
+                "not written: no dictionary wins by {}%",
+                memfold_store::CANNED_MARGIN_PERCENT
+            );
             Ok(1)
         }
     }
@@ -118,14 +133,18 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
 /// A codec without dictionaries; a file that can't be read, is damaged, or is no dictionary for the codec.
 pub fn check(canned: &mut Canned, codec: CodecSpec) -> Result<(), Failure> {
     if *canned != Canned::Off && !codec.takes_dictionaries() {
-        return Err(Failure::own(format!("--canned: codec {codec} takes no dictionaries; use lz4 or zstd")));
+        return Err(Failure::own(format!(
+            "--canned: codec {codec} takes no dictionaries; use lz4 or zstd"
+        )));
     }
     let Canned::File(path) = canned else { return Ok(()) };
     let fail = |e: &dyn std::fmt::Display| Failure::own(format!("--canned: {path}: {e}"));
     let whole = fs::canonicalize(&*path).map_err(|e| fail(&program::plain(&e)))?;
     let mut bytes = Vec::new();
     let file = File::open(&whole).map_err(|e| fail(&program::plain(&e)))?;
-    file.take(DICTIONARY_FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|e| fail(&program::plain(&e)))?;
+    file.take(DICTIONARY_FILE_BYTES_MAX as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|e| fail(&program::plain(&e)))?;
     let dictionary = Dictionary::from_file(&bytes).map_err(|e| fail(&e))?;
     if codec.name() == "lz4" && dictionary.kind() != DictionaryKind::Raw {
         return Err(fail(&"made by zstd's trainer; train one with --codec lz4"));
@@ -183,7 +202,8 @@ fn read(input: &Path, bytes: &mut Vec<u8>) -> std::io::Result<()> {
 fn split(blocks: &[u8], block: usize) -> (Vec<u8>, Vec<u8>) {
     let (mut teach, mut judge) = (Vec::new(), Vec::new());
     for (nth, bytes) in blocks.chunks_exact(block).enumerate() {
-        if nth % HELD_OUT == HELD_OUT - 1 { &mut judge } else { &mut teach }.extend_from_slice(bytes);
+        if nth % HELD_OUT == HELD_OUT - 1 { &mut judge } else { &mut teach }
+            .extend_from_slice(bytes);
     }
     (teach, judge)
 }

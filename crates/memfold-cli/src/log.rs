@@ -32,7 +32,9 @@ impl Log {
         let out: Box<dyn Write + Send> = match file {
             None => Box::new(io::stderr()),
             Some(path) => {
-                let fail = |e: io::Error| Failure::own(format!("--log: {}: {}", path.display(), plain(&e)));
+                let fail = |e: io::Error| {
+                    Failure::own(format!("--log: {}: {}", path.display(), plain(&e)))
+                };
                 Box::new(File::options().append(true).create(true).open(path).map_err(fail)?)
             }
         };
@@ -85,8 +87,13 @@ mod tests {
     #[test]
     fn a_warning_is_said_once_whatever_its_numbers_and_the_end_of_each_process_is_said() {
         let mut said = HashSet::new();
-        let mut of = |process, last, text: &str| line(&mut said, &Letter { process, last, text: text.to_string() }, 7);
-        assert_eq!(of(8, false, "warning: process 8 is so").as_deref(), Some("memfold: warning: process 8 is so\n"));
+        let mut of = |process, last, text: &str| {
+            line(&mut said, &Letter { process, last, text: text.to_string() }, 7)
+        };
+        assert_eq!(
+            of(8, false, "warning: process 8 is so").as_deref(),
+            Some("memfold: warning: process 8 is so\n")
+        );
         assert_eq!(of(9, false, "warning: process 9 is so"), None);
         assert!(of(9, false, "warning: process 9 is different").is_some());
         assert_eq!(of(9, true, "stopped").as_deref(), Some("memfold: process 9: stopped\n"));

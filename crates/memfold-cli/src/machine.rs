@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// /proc/meminfo can't be read.
 pub fn memory_bytes() -> Result<u64, Failure> {
-    let text = fs::read_to_string("/proc/meminfo").map_err(|e| Failure::own(format!("/proc/meminfo: {e}")))?;
-    let total = mem_total(&text).ok_or_else(|| Failure::own("/proc/meminfo has no MemTotal line"))?;
+    let text = fs::read_to_string("/proc/meminfo")
+        .map_err(|e| Failure::own(format!("/proc/meminfo: {e}")))?;
+    let total =
+        mem_total(&text).ok_or_else(|| Failure::own("/proc/meminfo has no MemTotal line"))?;
     // Without /proc/self/cgroup there is no limit to find: the machine's memory it is.
     Ok(cgroup_bytes().unwrap_or(u64::MAX).min(total))
 }
@@ -76,7 +78,11 @@ impl Mount {
     fn group_of(&self, line: &str) -> Option<PathBuf> {
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, path) = (fields.next()?, fields.next()?);
-        let ours = if self.v2 { controllers.is_empty() } else { controllers.split(',').any(|c| c == "memory") };
+        let ours = if self.v2 {
+            controllers.is_empty()
+        } else {
+            controllers.split(',').any(|c| c == "memory")
+        };
         ours.then(|| PathBuf::from(path))
     }
 
@@ -91,15 +97,20 @@ mod tests {
 
     #[test]
     fn memory_total_is_read_in_bytes() {
-        assert_eq!(mem_total("MemTotal:       24684084 kB\nMemFree: 1 kB\n"), Some(24684084 * 1024));
+        assert_eq!(
+            mem_total("MemTotal:       24684084 kB\nMemFree: 1 kB\n"),
+            Some(24684084 * 1024)
+        );
         assert_eq!(mem_total("MemFree: 1 kB\n"), None);
     }
 
     #[test]
     fn v2_limits_are_looked_for_up_to_the_mount() {
-        let mounts = "30 20 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        let mounts =
+            "30 20 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
         let files = limit_files("0::/user.slice/job\n", mounts);
-        let want = ["user.slice/job/", "user.slice/", ""].map(|d| format!("/sys/fs/cgroup/{d}memory.max").into());
+        let want = ["user.slice/job/", "user.slice/", ""]
+            .map(|d| format!("/sys/fs/cgroup/{d}memory.max").into());
         assert_eq!(files, want as [PathBuf; 3]);
     }
 
@@ -108,7 +119,8 @@ mod tests {
         let mounts = "40 30 0:30 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n\
                       41 30 0:31 / /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n";
         let files = limit_files("4:cpu:/x\n3:memory:/docker/abc/in\n", mounts);
-        let want = ["in/", ""].map(|d| format!("/sys/fs/cgroup/memory/{d}memory.limit_in_bytes").into());
+        let want =
+            ["in/", ""].map(|d| format!("/sys/fs/cgroup/memory/{d}memory.limit_in_bytes").into());
         assert_eq!(files, want as [PathBuf; 2]);
     }
 

@@ -87,6 +87,7 @@ fn usage(error: clap::Error) -> Result<u8, Failure> {
     }
     // clap gives a first line, then for some errors a list, then advice after an empty line.
     let text = error.render().to_string();
-    let lines: Vec<&str> = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
+    let lines: Vec<&str> =
+        text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim).collect();
     Err(Failure::own(lines.join(" ").trim_start_matches("error: ")))
 }

@@ -55,7 +55,9 @@ static LOG: OnceLock<Arc<Log>> = OnceLock::new();
 /// 125: the flags make no sense, the store can't be used, or there is no place for the socket.
 pub fn start(config: &mut Config, log: &Arc<Log>) -> Result<Option<Remote>, Failure> {
     let Some(url) = &config.remote else {
-        for (flag, given) in [("remote-auth", &config.remote_auth), ("remote-ca", &config.remote_ca)] {
+        for (flag, given) in
+            [("remote-auth", &config.remote_auth), ("remote-ca", &config.remote_ca)]
+        {
             if given.is_some() {
                 return Err(Failure::own(format!("--{flag}: give --remote URL too")));
             }
@@ -72,17 +74,25 @@ pub fn start(config: &mut Config, log: &Arc<Log>) -> Result<Option<Remote>, Fail
     if let Some(path) = &config.remote_ca {
         settings.set_ca(Path::new(path)).map_err(|why| of("remote-ca", why))?;
     }
-    let path = sockets::path(SUFFIX).map_err(|e| of("remote", format!("no place for a socket: {}", plain(&e))))?;
-    let text = path.to_str().ok_or_else(|| of("remote", format!("{}: not in UTF-8", path.display())))?;
+    let path = sockets::path(SUFFIX)
+        .map_err(|e| of("remote", format!("no place for a socket: {}", plain(&e))))?;
+    let text =
+        path.to_str().ok_or_else(|| of("remote", format!("{}: not in UTF-8", path.display())))?;
     config.remote_socket = Some(text.to_string());
-    let remote = Remote::start(settings, path, config.remote_expiry_s, log).map_err(|why| of("remote", why))?;
+    let remote = Remote::start(settings, path, config.remote_expiry_s, log)
+        .map_err(|why| of("remote", why))?;
     // They are nobody's business in the environment of the program.
     (config.remote_auth, config.remote_ca) = (None, None);
     Ok(Some(remote))
 }
 
 impl Remote {
-    fn start(settings: Settings, path: PathBuf, expiry_s: u32, log: &Arc<Log>) -> Result<Remote, String> {
+    fn start(
+        settings: Settings,
+        path: PathBuf,
+        expiry_s: u32,
+        log: &Arc<Log>,
+    ) -> Result<Remote, String> {
         let starting = |e: io::Error| format!("starting its service: {}", plain(&e));
         let (line, its) = UnixStream::pair().map_err(starting)?;
         // SAFETY: this process has one thread, so the child may do whatever it could.

@@ -114,7 +114,11 @@ fn codecs() -> String {
             true => String::new(),
             false => format!("[:{low}..{high}], {} by default", codec.level_default),
         };
-        format!("  {}{levels}\n      {}\n", codec.name, wrapped(codec.help).replace('\n', "\n      "))
+        format!(
+            "  {}{levels}\n      {}\n",
+            codec.name,
+            wrapped(codec.help).replace('\n', "\n      ")
+        )
     };
     format!("Codecs, with their levels:\n{}", CODECS.iter().map(line).collect::<String>())
 }
@@ -141,19 +145,23 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     if matches.get_flag(LIST) {
         return Ok(runs::list());
     }
-    let arguments: Vec<OsString> = matches.get_many(COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
+    let arguments: Vec<OsString> =
+        matches.get_many(COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
     let Some(name) = arguments.first() else {
         return Err(Failure::own("no command given: memfold run --limit SIZE -- CMD [ARGS]..."));
     };
     let mut config = config(matches)?;
     if env::var_os(VARIABLE).is_some_and(|value| !value.is_empty()) {
-        return Err(Failure::own("this is already running under memfold run, which can't be nested"));
+        return Err(Failure::own(
+            "this is already running under memfold run, which can't be nested",
+        ));
     }
     let path = program::find(name, env::var_os("PATH").as_deref())?;
     program::check(&path)?;
     check_permission()?;
     let library = library()?;
-    let stats_file = matches.get_one::<PathBuf>(STATS_FILE).map(|name| StatsFile::open(name)).transpose()?;
+    let stats_file =
+        matches.get_one::<PathBuf>(STATS_FILE).map(|name| StatsFile::open(name)).transpose()?;
     let log = Arc::new(Log::open(matches.get_one::<PathBuf>(LOG).map(PathBuf::as_path))?);
     let slots = Slots::new()?;
     slots.set_bounds(&config);
@@ -221,7 +229,9 @@ fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
     let (for_log, for_door, log) = (run.clone(), run.clone(), log.clone());
     let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
         let started = thread::Builder::new().name(name.to_string()).spawn(work);
-        started.map(drop).map_err(|e| Failure::own(format!("starting a thread: {}", program::plain(&e))))
+        started
+            .map(drop)
+            .map_err(|e| Failure::own(format!("starting a thread: {}", program::plain(&e))))
     };
     start("memfold-log", Box::new(move || log.follow(&for_log.slots, command)))?;
     start("memfold-door", Box::new(move || for_door.slots.serve()))
@@ -242,27 +252,38 @@ fn config(matches: &ArgMatches) -> Result<Config, Failure> {
         config.limit_bytes = Some(bytes - bytes / 8);
     }
     if let Some(path) = &config.swap {
-        let whole =
-            std::path::absolute(path).map_err(|e| Failure::own(format!("--swap: {path}: {}", program::plain(&e))))?;
-        let whole = whole.to_str().ok_or_else(|| Failure::own(format!("--swap: {path}: not in UTF-8")))?.to_string();
+        let whole = std::path::absolute(path)
+            .map_err(|e| Failure::own(format!("--swap: {path}: {}", program::plain(&e))))?;
+        let whole = whole
+            .to_str()
+            .ok_or_else(|| Failure::own(format!("--swap: {path}: not in UTF-8")))?
+            .to_string();
         config.set("swap", &whole).map_err(Failure::own)?;
         // A file made and gone again: what is wrong with it is better said before the program starts.
-        FileDisk::open(&whole, Options::default()).map_err(|e| Failure::own(format!("--swap: {e}")))?;
+        FileDisk::open(&whole, Options::default())
+            .map_err(|e| Failure::own(format!("--swap: {e}")))?;
     }
     config.check().map_err(Failure::own)?;
-    let codec = CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
+    let codec =
+        CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
     dict::check(&mut config.canned, codec)?;
     if let Some(spec) = &config.recompress {
         CodecSpec::parse(spec).map_err(|e| Failure::own(format!("--recompress: {e}")))?;
     }
     if !config.use_move {
-        return Err(Failure::own("--move: run needs on: only library regions can do without UFFDIO_MOVE"));
+        return Err(Failure::own(
+            "--move: run needs on: only library regions can do without UFFDIO_MOVE",
+        ));
     }
     if config.batch > 1 {
-        return Err(Failure::own("--batch: run needs 1: its threads are not there in children of fork"));
+        return Err(Failure::own(
+            "--batch: run needs 1: its threads are not there in children of fork",
+        ));
     }
     if config.delivery == Delivery::Signal {
-        return Err(Failure::own("--delivery: run needs thread: with signal, system calls given folded memory fail"));
+        return Err(Failure::own(
+            "--delivery: run needs thread: with signal, system calls given folded memory fail",
+        ));
     }
     Ok(config)
 }
@@ -275,12 +296,19 @@ fn check_permission() -> Result<(), Failure> {
 
 /// The preload library: beside this executable, or installed as `../lib/memfold`.
 fn library() -> Result<PathBuf, Failure> {
-    let own = env::current_exe().map_err(|e| Failure::own(format!("finding {LIBRARY}: {}", program::plain(&e))))?;
+    let own = env::current_exe()
+        .map_err(|e| Failure::own(format!("finding {LIBRARY}: {}", program::plain(&e))))?;
     let beside = own.with_file_name(LIBRARY);
-    let installed = own.parent().and_then(|bin| bin.parent()).map(|prefix| prefix.join("lib/memfold").join(LIBRARY));
+    let installed = own
+        .parent()
+        .and_then(|bin| bin.parent())
+        .map(|prefix| prefix.join("lib/memfold").join(LIBRARY));
     let found = [Some(beside.clone()), installed].into_iter().flatten().find(|path| path.is_file());
     let Some(path) = found else {
-        return Err(Failure::own(format!("{} is missing (also from ../lib/memfold)", beside.display())));
+        return Err(Failure::own(format!(
+            "{} is missing (also from ../lib/memfold)",
+            beside.display()
+        )));
     };
     if path.as_os_str().as_encoded_bytes().iter().any(|b| matches!(b, b' ' | b':')) {
         let why = "LD_PRELOAD can't name a file with a space or colon in its path; move it";
@@ -294,11 +322,16 @@ fn environment(config: &Config, slots: &Slots, library: PathBuf) -> Result<Vec<C
     let settings = config.encode().trim_end().replace('\n', ";");
     let order = format!("{VARIABLE}={settings};{}", slots.order());
     let library = library.into_os_string().into_vec();
-    environment_with(given(), order.into_bytes(), &library).map_err(|_| Failure::own("a setting has a zero byte in it"))
+    environment_with(given(), order.into_bytes(), &library)
+        .map_err(|_| Failure::own("a setting has a zero byte in it"))
 }
 
 /// `entries`, with the library at the front of LD_PRELOAD, which comes last if it wasn't there, and the order at the end.
-fn environment_with(entries: Vec<CString>, order: Vec<u8>, library: &[u8]) -> Result<Vec<CString>, NulError> {
+fn environment_with(
+    entries: Vec<CString>,
+    order: Vec<u8>,
+    library: &[u8],
+) -> Result<Vec<CString>, NulError> {
     let mut all = Vec::with_capacity(entries.len() + 2);
     let mut loads = false;
     for entry in entries {
@@ -307,7 +340,10 @@ fn environment_with(entries: Vec<CString>, order: Vec<u8>, library: &[u8]) -> Re
             loads = true;
             let between: &[u8] = if others.is_empty() { b"" } else { b":" };
             all.push(CString::new([b"LD_PRELOAD=", library, between, others].concat())?);
-        } else if !bytes.strip_prefix(VARIABLE.as_bytes()).is_some_and(|rest| rest.starts_with(b"=")) {
+        } else if !bytes
+            .strip_prefix(VARIABLE.as_bytes())
+            .is_some_and(|rest| rest.starts_with(b"="))
+        {
             all.push(entry);
         }
     }

@@ -17,7 +17,8 @@ const COMMAND_LEN_MAX: usize = 60;
 
 /// The command line of `stat`.
 pub fn stat_command() -> Command {
-    let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("print every figure as JSON");
+    let json =
+        Arg::new("json").long("json").action(ArgAction::SetTrue).help("print every figure as JSON");
     Command::new("stat")
         .about("Prints what a program under memfold run holds now")
         .arg(pid())
@@ -27,7 +28,9 @@ pub fn stat_command() -> Command {
 
 /// The command line of `set`.
 pub fn set_command() -> Command {
-    let bound = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("SIZE").help(help);
+    let bound = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name("SIZE").help(help)
+    };
     Command::new("set")
         .about("Changes the limit of a program under memfold run while it runs")
         .override_usage("memfold set PID [--limit SIZE] [--resident SIZE]")
@@ -50,7 +53,8 @@ fn pid() -> Arg {
 
 /// `memfold run --list`.
 pub fn list() -> u8 {
-    let sized = |value: &Value| value.as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string());
+    let sized =
+        |value: &Value| value.as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string());
     println!(
         "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>5} {:>8}  COMMAND",
         "PID", "LIMIT", "RESIDENT<", "RESIDENT", "FOLDED", "POOL", "PROCS", "SECONDS"
@@ -89,7 +93,12 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, Failure> {
         println!("{about:#}");
         return Ok(0);
     }
-    println!("run {}, {:.1} s: {}", about["run"], about["seconds"].as_f64().unwrap_or(0.0), command_of(&about));
+    println!(
+        "run {}, {:.1} s: {}",
+        about["run"],
+        about["seconds"].as_f64().unwrap_or(0.0),
+        command_of(&about)
+    );
     println!("{}", bounds(&about));
     println!(
         "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
@@ -130,7 +139,9 @@ pub fn set(matches: &ArgMatches) -> Result<u8, Failure> {
     let (path, about) = find(matches)?;
     let run = &about["run"];
     let answer = ask(&path, &request).map_err(|e| Failure::own(format!("run {run}: {e}")))?;
-    let Some(answer) = answer else { return Err(Failure::own(format!("run {run} has just ended"))) };
+    let Some(answer) = answer else {
+        return Err(Failure::own(format!("run {run} has just ended")));
+    };
     if let Some(why) = answer["error"].as_str() {
         return Err(Failure::own(why));
     }
@@ -143,7 +154,9 @@ fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), Failure> {
     let pid = *matches.get_one::<u32>("pid").expect("clap requires it");
     for (run, path) in sockets::all(sockets::RUN) {
         match ask(&path, &json!({"do": "stat"})) {
-            Ok(Some(about)) if run == pid || processes(&about).iter().any(|one| one["pid"] == pid) => {
+            Ok(Some(about))
+                if run == pid || processes(&about).iter().any(|one| one["pid"] == pid) =>
+            {
                 return Ok((path, about));
             }
             Err(e) if run == pid => return Err(Failure::own(format!("run {pid}: {e}"))),
@@ -178,14 +191,18 @@ fn uncompressed(about: &Value) -> u64 {
 }
 
 fn bounds(about: &Value) -> String {
-    let size = |name: &str| about[name].as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string());
+    let size = |name: &str| {
+        about[name].as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string())
+    };
     format!("limit {}, resident limit {}", size("limit_bytes"), size("resident_limit_bytes"))
 }
 
 /// The command as one line; control characters would make it several.
 fn command_of(about: &Value) -> String {
-    let words: Vec<&str> = about["command"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let line: String = words.join(" ").chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let words: Vec<&str> =
+        about["command"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let line: String =
+        words.join(" ").chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     match line.char_indices().nth(COMMAND_LEN_MAX) {
         Some((end, _)) => format!("{}...", &line[..end]),
         None => line,

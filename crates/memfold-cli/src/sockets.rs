@@ -28,14 +28,16 @@ pub fn own_user() -> u32 {
 
 /// Directories where a run may have its socket, the preferred first: `$XDG_RUNTIME_DIR/memfold`, `/tmp/memfold-UID`.
 pub fn directories() -> Vec<PathBuf> {
-    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    let runtime =
+        env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     let shared = PathBuf::from(format!("/tmp/memfold-{}", own_user()));
     runtime.map(|path| path.join("memfold")).into_iter().chain([shared]).collect()
 }
 
 /// Whether a directory is this user's, and closed to all others: what is in it comes from nobody else.
 pub fn is_own(directory: &Path) -> bool {
-    fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir() && m.uid() == own_user() && m.mode() & 0o077 == 0)
+    fs::symlink_metadata(directory)
+        .is_ok_and(|m| m.is_dir() && m.uid() == own_user() && m.mode() & 0o077 == 0)
 }
 
 /// The user at the other end of a connection.
@@ -44,7 +46,9 @@ pub fn peer_user(stream: &UnixStream) -> io::Result<u32> {
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let to = (&raw mut peer).cast();
     // SAFETY: `to` leads to a local of the length that is given.
-    let done = unsafe { libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len) };
+    let done = unsafe {
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len)
+    };
     if done == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -81,7 +85,8 @@ fn named(directory: &Path, e: &io::Error) -> io::Error {
 fn listen_in(directory: &Path, suffix: &str) -> io::Result<(UnixListener, PathBuf)> {
     make(directory)?;
     let own = std::process::id();
-    let (hidden, path) = (directory.join(format!(".{own}")), directory.join(format!("{own}{suffix}")));
+    let (hidden, path) =
+        (directory.join(format!(".{own}")), directory.join(format!("{own}{suffix}")));
     let _ = fs::remove_file(&hidden);
     let listener = UnixListener::bind(&hidden)?;
     fs::rename(&hidden, &path)?;
@@ -110,7 +115,10 @@ pub fn all(suffix: &str) -> Vec<(u32, PathBuf)> {
     for directory in directories().into_iter().filter(|directory| is_own(directory)) {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let number = name.to_str().and_then(|name| name.strip_suffix(suffix)).and_then(|pid| pid.parse().ok());
+            let number = name
+                .to_str()
+                .and_then(|name| name.strip_suffix(suffix))
+                .and_then(|pid| pid.parse().ok());
             found.extend(number.map(|pid| (pid, entry.path())));
         }
     }
@@ -167,7 +175,9 @@ pub fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> io::Resu
             Err(io::Error::other(format!("no answer for {seconds} s; is it stopped?")))
         }
         // It ended while it was asked.
-        Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => Ok(None),
+        Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
+            Ok(None)
+        }
         Err(e) => Err(e),
     }
 }

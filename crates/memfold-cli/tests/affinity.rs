@@ -1,6 +1,8 @@
 //! Threads that `memfold run` keeps on one CPU for a while: nobody may see it who doesn't look from outside.
 mod common;
-use common::{assert_right, assert_right_in, assert_right_with, can_make_worlds, compile_go, managed};
+use common::{
+    assert_right, assert_right_in, assert_right_with, can_make_worlds, compile_go, managed,
+};
 
 #[test]
 fn nothing_that_a_kept_thread_starts_or_asks_for_shows_it() {

@@ -7,12 +7,21 @@ fn usemem_finds_every_byte_of_every_task() {
     let Some(bin) = benchmarks() else { return };
     let scratch = Scratch::new();
     let out = scratch.path("usemem.json");
-    let arguments = ["bench", "usemem", "-n", "2", "-w", "-O", "-r", "2", "16M", "--limit", "10M", "--json", &out];
-    let done = memfold(&bin, &arguments).args(["--peer", "memfold:zstd:64k+verify", "--check"]).output().unwrap();
+    let arguments = [
+        "bench", "usemem", "-n", "2", "-w", "-O", "-r", "2", "16M", "--limit", "10M", "--json",
+        &out,
+    ];
+    let done = memfold(&bin, &arguments)
+        .args(["--peer", "memfold:zstd:64k+verify", "--check"])
+        .output()
+        .unwrap();
     assert_eq!(done.status.code(), Some(0), "{done:?}");
     let peer = &json(&out)["peers"][0];
     assert_eq!(peer["bytes_wrong"], 0);
-    assert!(peer["out_mb_s"]["median"].as_f64().unwrap() > 0.0 && peer["in_mb_s"]["median"].as_f64().unwrap() > 0.0);
+    assert!(
+        peer["out_mb_s"]["median"].as_f64().unwrap() > 0.0
+            && peer["in_mb_s"]["median"].as_f64().unwrap() > 0.0
+    );
     assert!(peer["counters"]["zswpout_64K"].as_u64().unwrap() > 0, "{peer}");
 }
 
@@ -20,21 +29,29 @@ fn usemem_finds_every_byte_of_every_task() {
 fn a_report_is_written_compared_and_put_into_a_file() {
     let Some(bin) = benchmarks() else { return };
     let scratch = Scratch::new();
-    let (first, second, readme) = (scratch.path("first"), scratch.path("second"), scratch.path("readme"));
+    let (first, second, readme) =
+        (scratch.path("first"), scratch.path("second"), scratch.path("readme"));
     let arguments = ["bench", "report", "--quick", "--only", "blocks", "--out", &first];
     let done = memfold(&bin, &arguments).output().unwrap();
     assert_eq!(done.status.code(), Some(0), "{done:?}");
     std::fs::write(&readme, "before\n<!-- report:begin -->\n<!-- report:end -->\nafter\n").unwrap();
     let earlier = format!("{first}/report.json");
-    let arguments = ["bench", "report", "--from", &earlier, "--against", &earlier, "--out", &second];
+    let arguments =
+        ["bench", "report", "--from", &earlier, "--against", &earlier, "--out", &second];
     let done = memfold(&bin, &arguments).args(["--readme", &readme]).output().unwrap();
     assert_eq!(done.status.code(), Some(0), "{done:?}");
     let page = std::fs::read_to_string(format!("{second}/report.html")).unwrap();
     assert!(page.contains("Ratio by block size") && page.contains("deflate, blocks of 16K"));
-    let against = json(&format!("{second}/report.json"))["against"][0].as_str().unwrap().to_string();
+    let against =
+        json(&format!("{second}/report.json"))["against"][0].as_str().unwrap().to_string();
     assert!(against.ends_with("figures compared, 0 differ by more than 15%"), "{against}");
     let text = std::fs::read_to_string(&readme).unwrap();
-    assert!(text.starts_with("before\n") && text.ends_with("after\n") && text.contains("Requirements: "), "{text}");
+    assert!(
+        text.starts_with("before\n")
+            && text.ends_with("after\n")
+            && text.contains("Requirements: "),
+        "{text}"
+    );
 }
 
 #[test]
@@ -45,7 +62,10 @@ fn what_makes_no_sense_is_one_line() {
     let refused = |arguments: &[&str], why: &str| {
         assert_refused(&memfold(&bin, arguments).output().unwrap(), 64, &[why]);
     };
-    refused(&["bench", "report", "--only", "everything", "--out", &out], "no benchmark 'everything'");
+    refused(
+        &["bench", "report", "--only", "everything", "--out", &out],
+        "no benchmark 'everything'",
+    );
     refused(&["bench", "usemem", "--peer", "memfold:lz4:3k"], "unknown peer");
     refused(&["bench", "usemem", "-n", "2", "16M", "--limit", "64M"], "--limit must be smaller");
     refused(&["bench", "usemem", "-n", "0"], "-n must be");
@@ -61,17 +81,29 @@ fn help_is_that_of_the_benchmarks_under_the_name_that_was_called() {
     };
     for arguments in [&["bench", "--help"][..], &["bench", "help"], &["help", "bench"]] {
         let help = said(arguments);
-        assert!(help.contains("Usage: memfold bench <COMMAND>") && help.contains("  usemem "), "{help}");
+        assert!(
+            help.contains("Usage: memfold bench <COMMAND>") && help.contains("  usemem "),
+            "{help}"
+        );
         assert!(!help.contains("child"), "{help}");
     }
-    for arguments in [&["bench", "walk", "--help"][..], &["bench", "help", "walk"], &["help", "bench", "walk"]] {
+    for arguments in
+        [&["bench", "walk", "--help"][..], &["bench", "help", "walk"], &["help", "bench", "walk"]]
+    {
         let help = said(arguments);
-        assert!(help.contains("Usage: memfold bench walk [OPTIONS]") && help.contains("--no-memfold"), "{help}");
+        assert!(
+            help.contains("Usage: memfold bench walk [OPTIONS]") && help.contains("--no-memfold"),
+            "{help}"
+        );
     }
     let nothing = memfold(&bin, &["bench"]).output().unwrap();
     assert_eq!((nothing.status.code(), nothing.stdout.len()), (Some(125), 0));
     assert_refused(&memfold(&bin, &["bench", "dance"]).output().unwrap(), 125, &["dance"]);
-    assert_refused(&memfold(&bin, &["bench", "walk", "--size", "much"]).output().unwrap(), 125, &["'much'"]);
+    assert_refused(
+        &memfold(&bin, &["bench", "walk", "--size", "much"]).output().unwrap(),
+        125,
+        &["'much'"],
+    );
 }
 
 #[test]
@@ -88,7 +120,10 @@ fn without_the_benchmarks_one_line_says_how_to_build_them() {
     let directory = scratch.path("bin");
     std::fs::create_dir(&directory).unwrap();
     std::fs::rename(found, format!("{directory}/memfold-bench")).unwrap();
-    let output = memfold(&scratch.0, &["bench", "walk", "--size", "1G"]).env("PATH", &directory).output().unwrap();
+    let output = memfold(&scratch.0, &["bench", "walk", "--size", "1G"])
+        .env("PATH", &directory)
+        .output()
+        .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.ends_with("walk --size 1G\n"), "{text:?}");
 }

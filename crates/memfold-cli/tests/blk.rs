@@ -31,9 +31,16 @@ fn real_files_copied_in_over_several_connections_come_out_as_they_were() {
     let list = works("nbdinfo", &["--list", "--json", &blk.uri]);
     let list: serde_json::Value = serde_json::from_str(&list).unwrap();
     let export = &list["exports"][0];
-    assert_eq!((&export["export-size"], &export["can_multi_conn"]), (&json!(64 << 20), &json!(true)), "{list}");
+    assert_eq!(
+        (&export["export-size"], &export["can_multi_conn"]),
+        (&json!(64 << 20), &json!(true)),
+        "{list}"
+    );
     let stat = blk.stat();
-    assert!(stat["mm_stat"]["mem_used_total"].as_u64().unwrap() < 36 << 20, "it is compressed: {stat}");
+    assert!(
+        stat["mm_stat"]["mem_used_total"].as_u64().unwrap() < 36 << 20,
+        "it is compressed: {stat}"
+    );
     let scratch = blk.stop();
     assert!(!scratch.0.join("sock").exists(), "the socket is gone");
 }
@@ -55,8 +62,23 @@ fn fio_verifies_what_it_wrote_in_mixed_sizes_at_512_bytes() {
         "--buffer_compress_percentage=60",
     ];
     for own in [
-        &["--name=random", "--rw=randwrite", "--bsrange=512-64k", "--blockalign=512", "--iodepth=16", "--size=16M"][..],
-        &["--name=mixed", "--rw=randrw", "--bs=4k", "--iodepth=8", "--size=16M", "--offset=16M", "--verify_backlog=64"],
+        &[
+            "--name=random",
+            "--rw=randwrite",
+            "--bsrange=512-64k",
+            "--blockalign=512",
+            "--iodepth=16",
+            "--size=16M",
+        ][..],
+        &[
+            "--name=mixed",
+            "--rw=randrw",
+            "--bs=4k",
+            "--iodepth=8",
+            "--size=16M",
+            "--offset=16M",
+            "--verify_backlog=64",
+        ],
         &["--name=trimmed", "--rw=trimwrite", "--bs=8k", "--size=8M"],
     ] {
         works("fio", &[&common[..], own].concat());
@@ -64,7 +86,8 @@ fn fio_verifies_what_it_wrote_in_mixed_sizes_at_512_bytes() {
     let stat = blk.stat();
     let counters = &stat["exports"][0]["counters"];
     assert!(
-        counters["partial_writes"].as_u64().unwrap() > 100 && counters["zeroings"].as_u64().unwrap() > 100,
+        counters["partial_writes"].as_u64().unwrap() > 100
+            && counters["zeroings"].as_u64().unwrap() > 100,
         "{stat}"
     );
     assert_eq!(stat["io_stat"]["failed_writes"], 0);
@@ -105,7 +128,10 @@ fn qemu_finds_its_patterns_also_across_discards_and_zeros() {
     let map = works("qemu-img", &["map", "--output=json", "-f", "raw", &blk.uri]);
     assert!(map.contains("\"data\": false"), "{map}");
     let refused = run("qemu-io", &["-f", "raw", "-c", "write 0 512", &blk.export("fixed")]);
-    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("Permission denied"));
+    assert!(
+        !refused.status.success()
+            && String::from_utf8_lossy(&refused.stderr).contains("Permission denied")
+    );
 }
 
 #[test]
@@ -130,7 +156,8 @@ fn a_client_killed_while_it_writes_leaves_a_server_that_goes_on() {
     for _ in 0..3 {
         // In one process, which can be killed whole.
         let endless = ["--thread", "--time_based", "--runtime=600"];
-        let mut fio = Command::new("fio").args(flags).args(endless).stdout(Stdio::null()).spawn().unwrap();
+        let mut fio =
+            Command::new("fio").args(flags).args(endless).stdout(Stdio::null()).spawn().unwrap();
         let before = || blk.stat()["exports"][0]["counters"]["writes"].as_u64().unwrap();
         let start = before();
         while before() < start + 50 {
@@ -174,7 +201,8 @@ fn what_was_flushed_survives_a_kill_and_what_was_written_survives_the_end() {
         let commands = [write.as_str(), "flush"];
         io(&blk, &commands[..1 + round as usize % 2]);
         blk = start(blk.kill());
-        let reads: Vec<String> = (1..=round).map(|n| format!("read -P {n} {}k 70k", n * 300)).collect();
+        let reads: Vec<String> =
+            (1..=round).map(|n| format!("read -P {n} {}k 70k", n * 300)).collect();
         io(&blk, &reads.iter().map(String::as_str).collect::<Vec<_>>());
     }
     let bytes = real_bytes(16 << 20);
@@ -187,7 +215,8 @@ fn what_was_flushed_survives_a_kill_and_what_was_written_survives_the_end() {
     assert!(blk.stat()["exports"][0]["image_bytes"].as_u64().unwrap() > 1 << 20);
     // The socket of one that was killed is taken over; the image of one that runs is not.
     let image = blk.scratch.path("image");
-    let output = memfold(&binary(), &["blk", "--persist", &image, "--tcp", "127.0.0.1:0"]).output().unwrap();
+    let output =
+        memfold(&binary(), &["blk", "--persist", &image, "--tcp", "127.0.0.1:0"]).output().unwrap();
     common::assert_refused(&output, 125, &["--persist", "another memfold blk uses the image"]);
     blk.stop();
 }
@@ -216,7 +245,10 @@ fn an_image_is_saved_and_loaded_with_all_its_devices() {
     works("nbdcopy", &[&blk.export("b"), &back]);
     assert_eq!(fs::read(&back).unwrap()[..1000], [7; 1000]);
     assert!(works("nbdinfo", &[&blk.uri]).contains("is_read_only: true"));
-    assert!(works("nbdinfo", &["--map", &blk.uri]).contains("hole,zero"), "holes come back as holes");
+    assert!(
+        works("nbdinfo", &["--map", &blk.uri]).contains("hole,zero"),
+        "holes come back as holes"
+    );
     blk.stop();
 }
 
@@ -235,15 +267,22 @@ fn what_does_not_fit_goes_to_a_file_and_a_full_file_is_no_room() {
     works("nbdcopy", &[&blk.uri, &back]);
     assert!(fs::read(&back).unwrap()[..bytes.len()] == bytes);
     let stat = blk.stat();
-    assert!(stat["mm_stat"]["mem_used_total"].as_u64().unwrap() <= (16 << 20) + (64 << 10), "{stat}");
     assert!(
-        stat["bd_stat"]["bd_count"].as_u64().unwrap() > 1000 && stat["bd_stat"]["bd_reads"].as_u64().unwrap() > 1000
+        stat["mm_stat"]["mem_used_total"].as_u64().unwrap() <= (16 << 20) + (64 << 10),
+        "{stat}"
+    );
+    assert!(
+        stat["bd_stat"]["bd_count"].as_u64().unwrap() > 1000
+            && stat["bd_stat"]["bd_reads"].as_u64().unwrap() > 1000
     );
     blk.stop();
-    let flags = ["--size", "64M", "--limit", "8M", "--writeback", &directory, "--writeback-size", "4M"];
+    let flags =
+        ["--size", "64M", "--limit", "8M", "--writeback", &directory, "--writeback-size", "4M"];
     let blk = Blk::start(&flags);
     let full = run("nbdcopy", &[&file, &blk.uri]);
-    assert!(!full.status.success() && String::from_utf8_lossy(&full.stderr).contains("No space left"));
+    assert!(
+        !full.status.success() && String::from_utf8_lossy(&full.stderr).contains("No space left")
+    );
     assert!(blk.stat()["writeback"]["error"].as_str().unwrap().contains("full"));
     // What it took, it has; and there is room where something is given up.
     let uri = format!("--uri={}", blk.uri);
@@ -267,18 +306,28 @@ fn it_is_asked_and_told_while_it_serves() {
     works("nbdcopy", &[&file, &blk.uri]);
     let said = blk.asked(&["stat"]);
     assert!(
-        said.contains("export \"\": 64.0 MiB") && said.contains("mm_stat: ") && said.contains("bd_stat: "),
+        said.contains("export \"\": 64.0 MiB")
+            && said.contains("mm_stat: ")
+            && said.contains("bd_stat: "),
         "{said}"
     );
     let figure = |group: &str, name: &str| blk.stat()[group][name].as_u64().unwrap();
     let compressed = figure("mm_stat", "compr_data_size");
     let answer: serde_json::Value =
-        serde_json::from_str(&blk.asked(&["recompress", "--pick", "all", "--codec", "zstd:9"])).unwrap();
+        serde_json::from_str(&blk.asked(&["recompress", "--pick", "all", "--codec", "zstd:9"]))
+            .unwrap();
     assert!(answer["smaller"].as_u64().unwrap() > 100, "{answer}");
-    assert_eq!(compressed - figure("mm_stat", "compr_data_size"), answer["gained_bytes"].as_u64().unwrap());
+    assert_eq!(
+        compressed - figure("mm_stat", "compr_data_size"),
+        answer["gained_bytes"].as_u64().unwrap()
+    );
     blk.asked(&["idle"]);
     let states = blk.asked(&["stat", "--block-state"]);
-    assert!(states.lines().count() > 1000 && states.lines().all(|line| line.contains('i')), "{}", &states[..200]);
+    assert!(
+        states.lines().count() > 1000 && states.lines().all(|line| line.contains('i')),
+        "{}",
+        &states[..200]
+    );
     let answer: serde_json::Value = serde_json::from_str(&blk.asked(&["writeback"])).unwrap();
     assert!(answer["written_bytes"].as_u64().unwrap() > 20 << 20, "{answer}");
     assert!(blk.asked(&["stat", "--block-state"]).lines().all(|line| line.contains('w')));
@@ -308,12 +357,19 @@ fn it_is_asked_and_told_while_it_serves() {
     }
     let pid = blk.child.id().to_string();
     // Without a number it is found, or named beside others of this user.
-    let found = memfold(&binary(), &["blk", "stat"]).env("XDG_RUNTIME_DIR", &blk.scratch.0).output().unwrap();
+    let found = memfold(&binary(), &["blk", "stat"])
+        .env("XDG_RUNTIME_DIR", &blk.scratch.0)
+        .output()
+        .unwrap();
     let said = [found.stdout, found.stderr].concat();
     assert!(String::from_utf8_lossy(&said).contains(&pid), "{}", String::from_utf8_lossy(&said));
     let scratch = blk.stop();
     let mut gone = memfold(&binary(), &["blk", "stat", &pid]);
-    common::assert_refused(&gone.env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap(), 125, &[&pid, "no memfold blk"]);
+    common::assert_refused(
+        &gone.env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap(),
+        125,
+        &[&pid, "no memfold blk"],
+    );
 }
 
 #[test]
@@ -347,14 +403,17 @@ fn a_socket_that_systemd_gives_is_served() {
 
 #[test]
 fn a_file_system_made_and_filled_on_it_is_found_clean() {
-    if !have(&["nbdfuse", "mke2fs", "e2fsck", "debugfs", "fusermount3"]) || !fs::exists("/dev/fuse").unwrap() {
+    if !have(&["nbdfuse", "mke2fs", "e2fsck", "debugfs", "fusermount3"])
+        || !fs::exists("/dev/fuse").unwrap()
+    {
         return;
     }
     let blk = Blk::start(&["--size", "64M", "--limit", "32M"]);
     let bytes = real_bytes(20 << 20);
     let files = blk.scratch.path("files");
     fs::create_dir(&files).unwrap();
-    (0..20).for_each(|n| fs::write(format!("{files}/{n}"), &bytes[n << 20..(n + 1) << 20]).unwrap());
+    (0..20)
+        .for_each(|n| fs::write(format!("{files}/{n}"), &bytes[n << 20..(n + 1) << 20]).unwrap());
     let mounted = blk.scratch.path("mounted");
     fs::create_dir(&mounted).unwrap();
     let disk = format!("{mounted}/nbd");
@@ -398,7 +457,8 @@ fn swap_safe_is_locked_in_memory_and_never_waits_for_its_own_io() {
     let wanted = wanted * 0x8_0000;
     for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
         let stat = fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
-        let flags: u64 = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(6).unwrap().parse().unwrap();
+        let flags: u64 =
+            stat.rsplit_once(')').unwrap().1.split_whitespace().nth(6).unwrap().parse().unwrap();
         assert_eq!(flags & 0x8_0000, wanted, "{stat}");
     }
     // Memory is still given back.
@@ -414,7 +474,8 @@ fn swap_safe_is_locked_in_memory_and_never_waits_for_its_own_io() {
 /// Processor time that a process has taken, nanoseconds.
 fn cpu_ns(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let ticks = |number: usize| stat_field(stat.as_bytes(), number).unwrap().parse::<u64>().unwrap();
+    let ticks =
+        |number: usize| stat_field(stat.as_bytes(), number).unwrap().parse::<u64>().unwrap();
     // SAFETY: only asks.
     (ticks(14) + ticks(15)) * 1_000_000_000 / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64
 }
@@ -426,7 +487,9 @@ fn a_server_without_descriptors_sleeps_until_there_are_some() {
     let set_limit = |count| {
         let limit = libc::rlimit { rlim_cur: count, rlim_max: 1024 };
         // SAFETY: the limit is local, and the process a child of ours.
-        let set = unsafe { libc::prlimit(pid as i32, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut()) };
+        let set = unsafe {
+            libc::prlimit(pid as i32, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut())
+        };
         assert_eq!(set, 0);
     };
     set_limit(3);
@@ -446,7 +509,16 @@ fn a_server_without_descriptors_sleeps_until_there_are_some() {
 #[test]
 fn help_names_every_flag_and_subcommand() {
     let help = text(&memfold(&binary(), &["blk", "--help"]).output().unwrap());
-    for word in ["--size", "--limit", "--unix", "--persist", "--writeback", "recompress", "stat", "Exit status"] {
+    for word in [
+        "--size",
+        "--limit",
+        "--unix",
+        "--persist",
+        "--writeback",
+        "recompress",
+        "stat",
+        "Exit status",
+    ] {
         assert!(help.contains(word), "{word}: {help}");
     }
     let mut all = String::new();

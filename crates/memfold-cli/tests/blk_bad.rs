@@ -51,7 +51,10 @@ fn what_makes_no_sense_is_refused_in_one_line_and_nothing_is_overwritten() {
     refused(&["--size", "1M", "--unix", "/nowhere/sock"], &["--unix", "/nowhere/sock"]);
     refused(&["--size", "1M", "--unix", &"x".repeat(200)], &["--unix"]);
     let busy = TcpListener::bind("127.0.0.1:0").unwrap();
-    refused(&["--size", "1M", "--tcp", &busy.local_addr().unwrap().to_string()], &["--tcp", "in use"]);
+    refused(
+        &["--size", "1M", "--tcp", &busy.local_addr().unwrap().to_string()],
+        &["--tcp", "in use"],
+    );
     let file = scratch.file("file", "precious", 0o644);
     refused(&["--size", "1M", "--unix", &file], &["--unix", "no socket"]);
     with(&["--size", "1M", "--save", &file], &["--save", "no image"]);
@@ -80,7 +83,9 @@ fn another_servers_socket_and_image_are_left_alone() {
     with(&["--size", "2M", "--load", &image], &["--load", "1048576"]);
     with(&["--persist", &image, "--load", &image], &["--load", "leave --load out"]);
     let good = fs::read(&image).unwrap();
-    for (name, at, words) in [("version", 16, "of version"), ("damaged", 21, "damaged"), ("record", 80, "image")] {
+    for (name, at, words) in
+        [("version", 16, "of version"), ("damaged", 21, "damaged"), ("record", 80, "image")]
+    {
         let mut bytes = good.clone();
         bytes[at] ^= 0x40;
         let path = scratch.file(name, &bytes, 0o600);
@@ -97,17 +102,29 @@ fn certificates(scratch: &Scratch, name: &str) -> String {
     let at = |file: &str| format!("{directory}/{file}");
     let (key, ca) = (at("ca-key.pem"), at("ca-cert.pem"));
     let new = ["req", "-newkey", "rsa:2048", "-nodes", "-batch"];
-    works("openssl", &[&new[..], &["-x509", "-days", "2", "-subj", "/CN=ca", "-keyout", &key, "-out", &ca]].concat());
+    works(
+        "openssl",
+        &[&new[..], &["-x509", "-days", "2", "-subj", "/CN=ca", "-keyout", &key, "-out", &ca]]
+            .concat(),
+    );
     for (who, usage) in [("server", "serverAuth"), ("client", "clientAuth")] {
-        let (own, request, signed) = (at(&format!("{who}-key.pem")), at("request"), at(&format!("{who}-cert.pem")));
+        let (own, request, signed) =
+            (at(&format!("{who}-key.pem")), at("request"), at(&format!("{who}-cert.pem")));
         let extension = scratch.file(
             "ext",
             format!("subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUsage={usage}\n"),
             0o600,
         );
-        works("openssl", &[&new[..], &["-subj", "/CN=localhost", "-keyout", &own, "-out", &request]].concat());
-        let sign = ["x509", "-req", "-days", "2", "-CAcreateserial", "-in", &request, "-out", &signed];
-        works("openssl", &[&sign[..], &["-CA", &ca, "-CAkey", &key, "-extfile", &extension]].concat());
+        works(
+            "openssl",
+            &[&new[..], &["-subj", "/CN=localhost", "-keyout", &own, "-out", &request]].concat(),
+        );
+        let sign =
+            ["x509", "-req", "-days", "2", "-CAcreateserial", "-in", &request, "-out", &signed];
+        works(
+            "openssl",
+            &[&sign[..], &["-CA", &ca, "-CAkey", &key, "-extfile", &extension]].concat(),
+        );
     }
     directory
 }
@@ -120,16 +137,22 @@ fn tls_lets_in_whom_it_should_and_nobody_else() {
     let scratch = Scratch::new();
     let (good, other) = (certificates(&scratch, "good"), certificates(&scratch, "other"));
     let at = |directory: &str, file: &str| format!("{directory}/{file}");
-    let (cert, key, ca) = (at(&good, "server-cert.pem"), at(&good, "server-key.pem"), at(&good, "ca-cert.pem"));
-    let refused_with =
-        |flags: &[&str], words: &[&str]| refused(&[&["--size", "1M", "--tcp", "127.0.0.1:0"], flags].concat(), words);
-    refused_with(&["--tls-cert", &cert, "--tls-key", &at(&other, "server-key.pem")], &["TLS", "does not fit"]);
+    let (cert, key, ca) =
+        (at(&good, "server-cert.pem"), at(&good, "server-key.pem"), at(&good, "ca-cert.pem"));
+    let refused_with = |flags: &[&str], words: &[&str]| {
+        refused(&[&["--size", "1M", "--tcp", "127.0.0.1:0"], flags].concat(), words)
+    };
+    refused_with(
+        &["--tls-cert", &cert, "--tls-key", &at(&other, "server-key.pem")],
+        &["TLS", "does not fit"],
+    );
     refused_with(&["--tls-cert", &key, "--tls-key", &key], &["TLS", "no certificate"]);
     refused_with(&["--tls-cert", &cert, "--tls-key", &cert], &["TLS", "no private key"]);
     refused_with(&["--tls-cert", "/nowhere/x", "--tls-key", &key], &["TLS", "/nowhere/x"]);
 
     let serve = |address: &str, more: &[&str]| {
-        let base = ["blk", "--size", "8M", "--tcp", address, "--tls-cert", &cert, "--tls-key", &key];
+        let base =
+            ["blk", "--size", "8M", "--tcp", address, "--tls-cert", &cert, "--tls-key", &key];
         Blk::spawn(Scratch::new(), memfold(&binary(), &[&base[..], more].concat()))
     };
     let port = |blk: &Blk| blk.uri.trim_end_matches('/').rsplit(':').next().unwrap().to_string();
@@ -158,7 +181,9 @@ fn tls_lets_in_whom_it_should_and_nobody_else() {
     blk.stop();
     // On loopback it is offered.
     let blk = serve("127.0.0.1:0", &[]);
-    assert!(info("nbds", &blk, &good).status.success() && info("nbd", &blk, &good).status.success());
+    assert!(
+        info("nbds", &blk, &good).status.success() && info("nbd", &blk, &good).status.success()
+    );
     blk.stop();
     // Only those that an authority has signed.
     let blk = serve("0.0.0.0:0", &["--tls-client-ca", &ca]);

@@ -57,7 +57,10 @@ fn a_vmm_that_makes_no_sense_costs_a_line_and_no_disk() {
     UnixStream::connect(&path).unwrap().write_all(&[0xff; 64]).unwrap();
     let mut said = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
-    assert!(said.contains("--vhost") && said.contains(&path) && said.contains("protocol"), "{said:?}");
+    assert!(
+        said.contains("--vhost") && said.contains(&path) && said.contains("protocol"),
+        "{said:?}"
+    );
     // Nobody reads its stderr any more, and it goes on.
     UnixStream::connect(&path).unwrap().write_all(&[0xff; 64]).unwrap();
     features(&path);

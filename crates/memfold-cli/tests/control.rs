@@ -30,7 +30,8 @@ fn a_live_limit_is_shrunk_and_grown_and_memory_follows() {
     holder.wait_for("limit 64M, all touched", |mib| mib <= 64);
     // The number of memfold itself does as well.
     let runner = holder.runner.id().to_string();
-    let said = text(&ask(&bin, &scratch, &["set", &runner, "--limit", "none", "--resident", "24M"]));
+    let said =
+        text(&ask(&bin, &scratch, &["set", &runner, "--limit", "none", "--resident", "24M"]));
     assert!(said.contains("limit none, resident limit 24.0 MiB"), "{said}");
     holder.wait_for("resident 24M, the rest compressed", |mib| mib <= 24 + 32);
     holder.check();
@@ -38,7 +39,11 @@ fn a_live_limit_is_shrunk_and_grown_and_memory_follows() {
     // Its next look at the table is a few milliseconds away.
     let begin = Instant::now();
     while holder.resident_mib() < 96 {
-        assert!(begin.elapsed() < Duration::from_secs(600), "limit 256M: {} MiB resident", holder.resident_mib());
+        assert!(
+            begin.elapsed() < Duration::from_secs(600),
+            "limit 256M: {} MiB resident",
+            holder.resident_mib()
+        );
         holder.check();
     }
     holder.end();
@@ -54,7 +59,11 @@ fn the_limit_grows_far_past_what_it_began_with() {
         text(&ask(&bin, &scratch, &["set", &pid, "--resident", size]));
         let begin = Instant::now();
         while !(least..=most).contains(&holder.resident_mib()) {
-            assert!(begin.elapsed() < Duration::from_secs(600), "{size}: {} MiB resident", holder.resident_mib());
+            assert!(
+                begin.elapsed() < Duration::from_secs(600),
+                "{size}: {} MiB resident",
+                holder.resident_mib()
+            );
             holder.check();
         }
         println!("resident {size}: {} MiB with the pool", holder.resident_mib());
@@ -69,22 +78,38 @@ fn two_runs_are_listed_and_told_apart() {
     let mut one = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "80");
     let mut two = Holder::start(&bin, &scratch, &["--resident", "128M"], &program.path, "8");
     let list = text(&ask(&bin, &scratch, &["run", "--list"]));
-    let line = |runner: u32| list.lines().find(|line| line.trim_start().starts_with(&format!("{runner} "))).unwrap();
+    let line = |runner: u32| {
+        list.lines().find(|line| line.trim_start().starts_with(&format!("{runner} "))).unwrap()
+    };
     assert_eq!(list.lines().count(), 3, "{list}");
-    assert!(line(one.runner.id()).contains("64.0 MiB") && line(one.runner.id()).contains(" none "), "{list}");
-    assert!(line(two.runner.id()).contains("128.0 MiB") && line(two.runner.id()).contains("holder 8"), "{list}");
+    assert!(
+        line(one.runner.id()).contains("64.0 MiB") && line(one.runner.id()).contains(" none "),
+        "{list}"
+    );
+    assert!(
+        line(two.runner.id()).contains("128.0 MiB") && line(two.runner.id()).contains("holder 8"),
+        "{list}"
+    );
 
     text(&ask(&bin, &scratch, &["set", &two.pid.to_string(), "--resident", "200M"]));
     let about = |pid: u32| -> serde_json::Value {
-        serde_json::from_str(&text(&ask(&bin, &scratch, &["stat", &pid.to_string(), "--json"]))).unwrap()
+        serde_json::from_str(&text(&ask(&bin, &scratch, &["stat", &pid.to_string(), "--json"])))
+            .unwrap()
     };
     assert_eq!(about(one.pid)["limit_bytes"], 64 << 20);
     assert_eq!(about(two.pid)["resident_limit_bytes"], 200 << 20);
     let stat = about(one.runner.id());
-    assert_eq!((&stat["run"], &stat["processes"][0]["pid"]), (&one.runner.id().into(), &one.pid.into()));
+    assert_eq!(
+        (&stat["run"], &stat["processes"][0]["pid"]),
+        (&one.runner.id().into(), &one.pid.into())
+    );
     assert!(stat["processes"][0]["folded_bytes"].as_u64().unwrap() > 16 << 20, "{stat}");
     let table = text(&ask(&bin, &scratch, &["stat", &one.pid.to_string()]));
-    assert!(table.contains("limit 64.0 MiB, resident limit none") && table.contains(&one.pid.to_string()), "{table}");
+    assert!(
+        table.contains("limit 64.0 MiB, resident limit none")
+            && table.contains(&one.pid.to_string()),
+        "{table}"
+    );
     one.check();
     two.check();
     one.end();
@@ -151,7 +176,8 @@ fn another_user_finds_and_changes_nothing() {
     let command = open.file("memfold", std::fs::read(bin.join("memfold")).unwrap(), 0o755);
     let as_nobody = |arguments: &[&str]| {
         let mut sudo = Command::new("setpriv");
-        sudo.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", &command]).args(arguments);
+        sudo.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", &command])
+            .args(arguments);
         sudo.env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap()
     };
     let pid = holder.pid.to_string();
@@ -160,7 +186,9 @@ fn another_user_finds_and_changes_nothing() {
     assert_eq!(text(&as_nobody(&["run", "--list"])).lines().count(), 1);
     // With the directory open to all, the run itself asks who is there, and the client whose directory it is.
     use std::os::unix::fs::PermissionsExt;
-    let set = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    let set = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap()
+    };
     set(&scratch.0, 0o755);
     set(&scratch.0.join("memfold"), 0o777);
     set(&scratch.0.join("memfold").join(format!("{}.sock", holder.runner.id())), 0o777);
@@ -168,7 +196,9 @@ fn another_user_finds_and_changes_nothing() {
                   s.sendall(b'{\"do\":\"set\",\"limit\":\"32M\"}'); s.shutdown(1); print(repr(s.recv(9999)))";
     let socket = scratch.0.join("memfold").join(format!("{}.sock", holder.runner.id()));
     let mut python = Command::new("setpriv");
-    python.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "python3", "-c", script]).arg(&socket);
+    python
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "python3", "-c", script])
+        .arg(&socket);
     let output = python.env("PATH", "/usr/bin:/bin").output().unwrap();
     assert!(!String::from_utf8_lossy(&output.stdout).contains("limit_bytes"), "{output:?}");
     set(&scratch.0.join("memfold"), 0o700);
@@ -183,7 +213,10 @@ fn children_follow_a_limit_that_changes() {
     let (program, scratch) = (compile("holder"), Scratch::new());
     let shell = format!("{} 64", program.path);
     let mut holder = {
-        let mut command = memfold(&bin, &["run", "--limit", "256M", "--", "sh", "-c", &format!("{shell}; exit 0")]);
+        let mut command = memfold(
+            &bin,
+            &["run", "--limit", "256M", "--", "sh", "-c", &format!("{shell}; exit 0")],
+        );
         command.env("XDG_RUNTIME_DIR", &scratch.0).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut runner = command.spawn().unwrap();
         let (input, output) = (runner.stdin.take(), BufReader::new(runner.stdout.take().unwrap()));

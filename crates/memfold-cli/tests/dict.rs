@@ -9,9 +9,12 @@ fn records(bytes: usize) -> Vec<u8> {
     let mut text = Vec::new();
     while text.len() < bytes {
         state = state.wrapping_mul(1664525).wrapping_add(1013904223);
-        let key =
-            ["customer_identifier", "payment_status", "delivery_address", "temperature"][state as usize >> 16 & 3];
-        text.extend(format!("{{\"{key}\": {}, \"source\": \"node-{}\"}}\n", state >> 5, state >> 27).bytes());
+        let key = ["customer_identifier", "payment_status", "delivery_address", "temperature"]
+            [state as usize >> 16 & 3];
+        text.extend(
+            format!("{{\"{key}\": {}, \"source\": \"node-{}\"}}\n", state >> 5, state >> 27)
+                .bytes(),
+        );
     }
     text
 }
@@ -38,7 +41,10 @@ fn a_dictionary_is_trained_written_and_used_if_it_wins() {
     let arguments = ["dict", "train", "--out", &out, &input];
     let done = memfold(&bin, &arguments).output().unwrap();
     assert_eq!(done.status.code(), Some(1), "{done:?}");
-    assert!(!std::path::Path::new(&out).exists() && String::from_utf8_lossy(&done.stdout).contains("not written"));
+    assert!(
+        !std::path::Path::new(&out).exists()
+            && String::from_utf8_lossy(&done.stdout).contains("not written")
+    );
 }
 
 #[test]
@@ -50,7 +56,10 @@ fn bad_input_is_one_line() {
         (&["--out", "/tmp/x", "/nonexistent"], &["/nonexistent", "No such file"]),
         (&["--out", "/tmp/x", "/tmp"], &["/tmp", "not a regular file"]),
         (&["--out", "/tmp/x", "/etc/hostname"], &["only 0 blocks", "128.0 KiB"]),
-        (&["--out", "/tmp/x", "--codec", "deflate", "/etc/passwd"], &["--codec", "deflate", "lz4 or zstd"]),
+        (
+            &["--out", "/tmp/x", "--codec", "deflate", "/etc/passwd"],
+            &["--codec", "deflate", "lz4 or zstd"],
+        ),
         (&["--out", "/tmp/x", "--codec", "zstd:20", "/etc/passwd"], &["zstd:20", "-7 to 19"]),
         (&["--out", "/tmp/x", "--block", "5K", "/etc/passwd"], &["5K", "4K to 2M"]),
     ];

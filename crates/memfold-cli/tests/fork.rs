@@ -1,6 +1,9 @@
 //! Processes that copy themselves under `memfold run`: what parent and child find in folded memory.
 mod common;
-use common::{NOBODY, Scratch, assert_right, assert_right_in, assert_right_with, can_make_worlds, compile, managed_in};
+use common::{
+    NOBODY, Scratch, assert_right, assert_right_in, assert_right_with, can_make_worlds, compile,
+    managed_in,
+};
 
 #[test]
 fn parent_and_child_of_fork_both_find_every_byte() {
@@ -73,6 +76,9 @@ fn a_fork_that_lacks_the_memory_is_refused() {
     let Some(output) = managed_in(&world, &flags, &[&program.path, "threads"]) else { return };
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{text}");
-    assert!(output.stdout.is_empty() && text.contains("fork() needs all memory back in place"), "{text}");
+    assert!(
+        output.stdout.is_empty() && text.contains("fork() needs all memory back in place"),
+        "{text}"
+    );
     assert!(text.contains("the machine has 1.0 MiB left"), "{text}");
 }

@@ -36,7 +36,10 @@ fn record(scratch: &Scratch, program: &str, launcher: &[&OsStr], prepare: &str) 
     let file = scratch.path("record");
     let _ = std::fs::remove_file(&file);
     let mut command = Command::new("bash");
-    command.args(["-c", &format!("{prepare}\nexec \"$@\""), "bash"]).args(launcher).args([program, &file]);
+    command
+        .args(["-c", &format!("{prepare}\nexec \"$@\""), "bash"])
+        .args(launcher)
+        .args([program, &file]);
     // An order that no sorting gives, and names that are no names.
     command.env_clear().envs([("PATH", std::env::var("PATH").unwrap()), ("HOME", "/".into())]);
     let status = command.stdin(std::process::Stdio::null()).status().unwrap();
@@ -57,9 +60,15 @@ fn a_program_inherits_exactly_what_env_would_give_it() {
         let want = record(&program.scratch, &program.path, &plain, prepare);
         assert!(want.contains(shown), "{prepare:?} was not done: {want}");
         let got = record(&program.scratch, &program.path, &managed, prepare);
-        let lines = |a: &str, b: &str| a.lines().filter(|l| !b.lines().any(|m| m == *l)).collect::<Vec<_>>().join("; ");
+        let lines = |a: &str, b: &str| {
+            a.lines().filter(|l| !b.lines().any(|m| m == *l)).collect::<Vec<_>>().join("; ")
+        };
         if got != want {
-            wrong.push(format!("{prepare:?}: without: {}, with: {}", lines(&want, &got), lines(&got, &want)));
+            wrong.push(format!(
+                "{prepare:?}: without: {}, with: {}",
+                lines(&want, &got),
+                lines(&got, &want)
+            ));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -86,20 +95,35 @@ fn blocked_signals_and_the_environments_order_arrive_as_they_are() {
         }";
     let starter = program.scratch.compile("starter", starter, &[]);
     let record = |launcher: &[&str]| {
-        let status = Command::new(&starter).args(launcher).args([&program.path, &file]).status().unwrap();
+        let status =
+            Command::new(&starter).args(launcher).args([&program.path, &file]).status().unwrap();
         assert!(status.success(), "{launcher:?}: {status}");
         std::fs::read_to_string(&file).unwrap()
     };
     let want = record(&["/usr/bin/env"]);
-    assert!(want.contains("env: AA=2\nenv: ZZ=3") && want.contains("SigBlk:\t0000001000001200"), "{want}");
-    assert_eq!(record(&[bin.join("memfold").to_str().unwrap(), "run", "--limit", "64M", "--"]), want);
+    assert!(
+        want.contains("env: AA=2\nenv: ZZ=3") && want.contains("SigBlk:\t0000001000001200"),
+        "{want}"
+    );
+    assert_eq!(
+        record(&[bin.join("memfold").to_str().unwrap(), "run", "--limit", "64M", "--"]),
+        want
+    );
 }
 
 #[test]
 fn who_ignores_broken_pipes_goes_on_ignoring_them() {
     let Some(bin) = binaries() else { return };
     for (ignores, status) in [(true, "1"), (false, "141")] {
-        let script = ["run", "--limit", "64M", "--", "bash", "-c", "yes 2>/dev/null | true; echo ${PIPESTATUS[0]}"];
+        let script = [
+            "run",
+            "--limit",
+            "64M",
+            "--",
+            "bash",
+            "-c",
+            "yes 2>/dev/null | true; echo ${PIPESTATUS[0]}",
+        ];
         let mut command = memfold(&bin, &script);
         // SAFETY: `signal` is async-signal-safe.
         unsafe {
@@ -108,7 +132,11 @@ fn who_ignores_broken_pipes_goes_on_ignoring_them() {
                 Ok(())
             })
         };
-        assert_eq!(String::from_utf8(command.output().unwrap().stdout).unwrap().trim(), status, "ignored: {ignores}");
+        assert_eq!(
+            String::from_utf8(command.output().unwrap().stdout).unwrap().trim(),
+            status,
+            "ignored: {ignores}"
+        );
     }
 }
 
@@ -125,8 +153,13 @@ fn a_script_without_a_first_line_for_the_kernel_runs_under_sh_as_with_env() {
         let given = ["a b", "", "--", "-x"];
         let want = Command::new("env").arg(name).args(given).env("PATH", &search).output().unwrap();
         assert_eq!(want.status.code(), Some(status), "{name}");
-        let mut command = memfold(&bin, &[&["run", "--limit", "64M", "--", name][..], &given].concat());
+        let mut command =
+            memfold(&bin, &[&["run", "--limit", "64M", "--", name][..], &given].concat());
         let got = command.env("PATH", &search).output().unwrap();
-        assert_eq!((got.status, &got.stdout, &got.stderr), (want.status, &want.stdout, &want.stderr), "{name}");
+        assert_eq!(
+            (got.status, &got.stdout, &got.stderr),
+            (want.status, &want.stdout, &want.stderr),
+            "{name}"
+        );
     }
 }

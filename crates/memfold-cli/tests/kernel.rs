@@ -91,7 +91,14 @@ fn first_word(page: u64) -> u64 {
 fn gdb_calls_functions() -> bool {
     let mut sleep = Command::new("sleep").arg("60").spawn().unwrap();
     let mut gdb = Command::new("gdb");
-    gdb.args(["-nx", "-batch", "-p", &sleep.id().to_string(), "-ex", "print 6 * ((int(*)(int))toupper)(55)"]);
+    gdb.args([
+        "-nx",
+        "-batch",
+        "-p",
+        &sleep.id().to_string(),
+        "-ex",
+        "print 6 * ((int(*)(int))toupper)(55)",
+    ]);
     let output = gdb.output().unwrap();
     sleep.kill().unwrap();
     sleep.wait().unwrap();
@@ -119,11 +126,15 @@ fn gdb_says_what_it_cant_read_and_reads_it_after_asking() {
     }
     steps.iter().for_each(|step| _ = gdb.args(["-ex", step]));
     let output = gdb.output().unwrap();
-    let (said, complaints) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (said, complaints) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(complaints.contains("Cannot access memory at address"), "{complaints}{said}");
     if calls {
         for page in [2, 0, 5000, 16383] {
-            assert!(said.contains(&format!("0x{:016x}", first_word(page))), "page {page}: {said}{complaints}");
+            assert!(
+                said.contains(&format!("0x{:016x}", first_word(page))),
+                "page {page}: {said}{complaints}"
+            );
         }
         assert!(said.contains("$1 = 0") && said.contains("$2 = 0"), "{said}{complaints}");
     } else {
@@ -139,8 +150,9 @@ fn gdb_says_what_it_cant_read_and_reads_it_after_asking() {
 #[test]
 fn a_core_dump_without_the_folded_data_says_so() {
     let (program, scratch) = (compile("signals"), Scratch::new());
-    let script =
-        |limit: &str| format!("cd {} && ulimit -c {limit} && exec {} crash", scratch.0.display(), program.path);
+    let script = |limit: &str| {
+        format!("cd {} && ulimit -c {limit} && exec {} crash", scratch.0.display(), program.path)
+    };
     for (limit, dumps) in [("0", false), ("unlimited", true)] {
         let Some(output) = managed("16M", &["sh", "-c", &script(limit)]) else { return };
         let text = String::from_utf8_lossy(&output.stderr);

@@ -10,7 +10,9 @@ use std::time::Instant;
 fn untouched_pages_do_not_cut_what_is_adopted_in_pieces() {
     let (program, scratch) = (compile("overshoot"), Scratch::new());
     let file = scratch.path("stats");
-    let Some(output) = managed_in("", &["--limit", "256M", "--stats-file", &file], &[&program.path, "malloc"]) else {
+    let Some(output) =
+        managed_in("", &["--limit", "256M", "--stats-file", &file], &[&program.path, "malloc"])
+    else {
         return;
     };
     assert_eq!(output.stdout, b"right\n");
@@ -35,7 +37,9 @@ fn z4_data_that_does_not_shrink_passes_the_limit_and_it_says_so() {
     let scratch = Scratch::new();
     let stats = scratch.path("json");
     let start = Instant::now();
-    let Some(output) = managed_in("", &["--limit", "64M", "--stats-file", &stats], &command) else { return };
+    let Some(output) = managed_in("", &["--limit", "64M", "--stats-file", &stats], &command) else {
+        return;
+    };
     let managed = start.elapsed();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{text}");
@@ -43,7 +47,8 @@ fn z4_data_that_does_not_shrink_passes_the_limit_and_it_says_so() {
     println!("{alone:?} alone, {managed:?} managed: near twice the time on a quiet machine");
     let json = std::fs::read_to_string(stats).unwrap();
     let at = json.find("\"peak_pool_bytes\"").unwrap();
-    let digits = json[at..].chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit);
+    let digits =
+        json[at..].chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit);
     let pool: u64 = digits.collect::<String>().parse().unwrap();
     assert!(pool < 32 << 20, "{pool} bytes in the pool");
 }

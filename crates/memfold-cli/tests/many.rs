@@ -15,7 +15,12 @@ const OPEN: &str = r#"
 const SLACK_MIB: u64 = 32;
 
 /// Runs `many`, which finds out what its processes hold in all, within `limit_mib`; the figures of the run.
-fn run_many(world: &str, limit_mib: u64, before: &[&str], arguments: &[&str]) -> Option<serde_json::Value> {
+fn run_many(
+    world: &str,
+    limit_mib: u64,
+    before: &[&str],
+    arguments: &[&str],
+) -> Option<serde_json::Value> {
     static MACHINE: Mutex<()> = Mutex::new(());
     let _alone = MACHINE.lock();
     let (program, scratch) = (compile("many"), Scratch::new());
@@ -36,8 +41,12 @@ fn run_many(world: &str, limit_mib: u64, before: &[&str], arguments: &[&str]) ->
 
 /// The processes that the figures tell of.
 fn pids(stats: &serde_json::Value) -> Vec<u64> {
-    let mut pids: Vec<u64> =
-        stats["processes"].as_array().unwrap().iter().map(|one| one["pid"].as_u64().unwrap()).collect();
+    let mut pids: Vec<u64> = stats["processes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["pid"].as_u64().unwrap())
+        .collect();
     pids.sort_unstable();
     pids.dedup();
     pids
@@ -62,7 +71,9 @@ fn processes_in_a_pid_namespace_share_the_limit_and_are_told_of_by_their_numbers
     if !can_make_worlds() {
         return;
     }
-    let Some(stats) = run_many("", 128, &["unshare", "-pf", "--mount-proc"], &["4", "96"]) else { return };
+    let Some(stats) = run_many("", 128, &["unshare", "-pf", "--mount-proc"], &["4", "96"]) else {
+        return;
+    };
     let pids = pids(&stats);
     assert!(pids.len() >= 6, "unshare, its child and four: {pids:?}");
     // Inside they are 1 to 5.
@@ -99,7 +110,8 @@ impl Idle {
 fn cost(path: &str) -> (u64, u64, u64) {
     let (mut kib, mut threads, mut count) = (0, 0, 0);
     for entry in fs::read_dir("/proc").unwrap().flatten() {
-        if fs::read_link(entry.path().join("exe")).ok().is_none_or(|exe| exe.to_str() != Some(path)) {
+        if fs::read_link(entry.path().join("exe")).ok().is_none_or(|exe| exe.to_str() != Some(path))
+        {
             continue;
         }
         let number = |file: &str, name: &str| -> u64 {

@@ -19,10 +19,18 @@ impl Counted {
             }
             { echo 1000000000000 >overcommit_kbytes && echo 2 >overcommit_memory; } 2>/dev/null || { back 2>/dev/null; exit 1; }
             echo counted; read -r end; back"#;
-        let mut child =
-            Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut line = String::new();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
+        std::io::BufRead::read_line(
+            &mut std::io::BufReader::new(child.stdout.take().unwrap()),
+            &mut line,
+        )
+        .unwrap();
         let counted = Counted(child);
         (line == "counted\n").then_some(counted)
     }
@@ -71,5 +79,8 @@ fn where_reservations_count_memfold_asks_for_what_it_fills() {
     assert!(words.contains("major"), "nothing was folded: {words}");
     // It was terabytes. What folds has frames for twice the limit and 64 MiB, pools for as much as the limit, and tables.
     assert!(managed[0] < plain[0] + 16, "an idle process: {managed:?}, {plain:?} plainly");
-    assert!(managed[1] < plain[1] + 3 * 64 + 128, "a process that folds: {managed:?}, {plain:?} plainly");
+    assert!(
+        managed[1] < plain[1] + 3 * 64 + 128,
+        "a process that folds: {managed:?}, {plain:?} plainly"
+    );
 }

@@ -16,8 +16,13 @@ static MACHINE: Mutex<()> = Mutex::new(());
 fn peak_kib(path: &str, way: &str) -> Option<u64> {
     let output = managed_in("", &["--limit", "256M"], &[path, way])?;
     let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{way}: {text}");
-    let rest = text.split("peak of anonymous memory: ").nth(1).unwrap_or_else(|| panic!("{way}: {text}"));
+    assert_eq!(
+        (output.status.code(), &output.stdout[..]),
+        (Some(0), &b"right\n"[..]),
+        "{way}: {text}"
+    );
+    let rest =
+        text.split("peak of anonymous memory: ").nth(1).unwrap_or_else(|| panic!("{way}: {text}"));
     Some(rest.split(' ').next().unwrap().parse().unwrap())
 }
 
@@ -52,7 +57,8 @@ fn nor_beside_programs_that_keep_every_cpu_busy() {
                 }
             });
         }
-        let peaks = |way| (way, (0..3).map_while(|_| peak_kib(&program.path, way)).collect::<Vec<_>>());
+        let peaks =
+            |way| (way, (0..3).map_while(|_| peak_kib(&program.path, way)).collect::<Vec<_>>());
         let measured = catch_unwind(AssertUnwindSafe(|| ["malloc", "mmap"].map(peaks)));
         done.store(true, Relaxed);
         measured

@@ -10,13 +10,18 @@ use std::process::Command;
 #[track_caller]
 fn assert_same(name: &str, resident: &str) {
     let script = format!("{}/tests/programs/{name}.py", env!("CARGO_MANIFEST_DIR"));
-    let question = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
+    let question =
+        Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
     let python = String::from_utf8(question.stdout).unwrap().trim().to_string();
     let Some(output) = managed(resident, &[&python, &script]) else { return };
     let plain = Command::new(&python).arg(&script).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(plain.status.success() && output.status.success(), "{text}");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&plain.stdout), "{text}");
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&plain.stdout),
+        "{text}"
+    );
     assert!(text.contains("major"), "{name} was never folded: {text}");
     println!("{name}: {}", text.trim());
 }
@@ -111,7 +116,12 @@ fn the_end_of_a_folded_program_is_passed_on() {
     for (arguments, status) in [(&["exit", "42"][..], 42), (&["crash"], 139), (&["abort"], 134)] {
         let command = [&[program.path.as_str()], arguments].concat();
         let Some(output) = managed("16M", &command) else { return };
-        assert_eq!(output.status.code(), Some(status), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(
+            output.status.code(),
+            Some(status),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
     drop(program.scratch);
 }

@@ -94,7 +94,8 @@ fn xz_compresses_to_the_same_bytes() {
 fn sort_sorts() {
     let Some(sort) = find("sort") else { return };
     let (scratch, mut random) = (Scratch::new(), Random::new(1));
-    let lines: String = (0..400_000).map(|i| format!("{:016x} line {i}\n", random.word())).collect();
+    let lines: String =
+        (0..400_000).map(|i| format!("{:016x} line {i}\n", random.word())).collect();
     let file = scratch.file("lines", lines, 0o644);
     assert_same("32M", &[&sort, "-S", "200M", "--parallel=2", &file]);
 }
@@ -132,7 +133,11 @@ fn gcc_compiles_to_the_same_code() {
 fn stress_ng_verifies_its_memory() {
     let Some(stress) = find("stress-ng") else { return };
     let flags = ["--vm", "1", "--vm-bytes", "96M", "--vm-method", "all", "--verify", "-t", "5"];
-    let Some(output) = managed_in("", &["--limit", "64M"], &[&[stress.as_str()], &flags[..]].concat()) else { return };
+    let Some(output) =
+        managed_in("", &["--limit", "64M"], &[&[stress.as_str()], &flags[..]].concat())
+    else {
+        return;
+    };
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{text}");
     println!("{}", text.trim());

@@ -26,9 +26,18 @@ fn bad_flags_and_settings_are_one_line_each() {
         (&["--limit", "64M", "--codec", "lz4:fast"], &["--codec", "lz4:fast", "1 to 65537"]),
         (&["--limit", "64M", "--codec", "lz4;limit=1"], &["--codec"]),
         (&["--limit", "64M", "--canned", "maybe"], &["--canned", "maybe", "on", "off"]),
-        (&["--limit", "64M", "--canned", "./nothing.here"], &["--canned", "nothing.here", "No such file"]),
-        (&["--limit", "64M", "--canned", "/etc/passwd"], &["--canned", "/etc/passwd", "not a dictionary"]),
-        (&["--limit", "64M", "--canned", "on", "--codec", "deflate"], &["--canned", "deflate", "lz4 or zstd"]),
+        (
+            &["--limit", "64M", "--canned", "./nothing.here"],
+            &["--canned", "nothing.here", "No such file"],
+        ),
+        (
+            &["--limit", "64M", "--canned", "/etc/passwd"],
+            &["--canned", "/etc/passwd", "not a dictionary"],
+        ),
+        (
+            &["--limit", "64M", "--canned", "on", "--codec", "deflate"],
+            &["--canned", "deflate", "lz4 or zstd"],
+        ),
         (&["--limit", "64M", "--folio", "3K"], &["--folio", "4K"]),
         (&["--limit", "64M", "--folio", "4K", "--block", "16K"], &["--block"]),
         (&["--limit", "64M", "--delivery", "signal"], &["--delivery", "thread"]),
@@ -59,8 +68,10 @@ fn help_and_version_are_no_failure() {
         assert_eq!(output.status.code(), Some(0), "{arguments:?}");
         assert!(output.stderr.is_empty() && !output.stdout.is_empty(), "{arguments:?}");
     }
-    let help = String::from_utf8(memfold(&bin, &["run", "--help"]).output().unwrap().stdout).unwrap();
-    let all = String::from_utf8(memfold(&bin, &["run", "--help-all"]).output().unwrap().stdout).unwrap();
+    let help =
+        String::from_utf8(memfold(&bin, &["run", "--help"]).output().unwrap().stdout).unwrap();
+    let all =
+        String::from_utf8(memfold(&bin, &["run", "--help-all"]).output().unwrap().stdout).unwrap();
     for key in KEYS {
         let line = format!("--{} <{}>", key.name, key.value);
         assert!(all.contains(&line), "{}", key.name);
@@ -69,8 +80,11 @@ fn help_and_version_are_no_failure() {
     let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
     for codec in memfold_store::CODECS {
         let (low, high) = (codec.levels.start(), codec.levels.end());
-        let levels =
-            if low == high { String::new() } else { format!("[:{low}..{high}], {} by default", codec.level_default) };
+        let levels = if low == high {
+            String::new()
+        } else {
+            format!("[:{low}..{high}], {} by default", codec.level_default)
+        };
         let said = format!("{}{levels} {}", codec.name, codec.help);
         assert!(words.contains(&said), "{said}");
     }
@@ -127,8 +141,11 @@ fn programs_for_other_machines_and_libraries_are_refused() {
     bytes[18] = 3;
     let foreign = scratch.file("foreign", &bytes, 0o755);
     assert_refused(&run(&bin, &[], &[&foreign]), 125, &["another machine", "i386"]);
-    let musl =
-        scratch.compile("musl", "int main(void) { return 0; }", &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"]);
+    let musl = scratch.compile(
+        "musl",
+        "int main(void) { return 0; }",
+        &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"],
+    );
     assert_refused(&run(&bin, &[], &[&musl]), 125, &["another C library", "ld-musl"]);
 }
 
@@ -179,11 +196,26 @@ fn too_few_addresses_are_refused_by_the_name_of_their_limit_and_fewer_than_usual
         let script = format!("ulimit {limit} && exec \"$@\"");
         let mut command = Command::new("sh");
         let memfold = bin.join("memfold");
-        command.args(["-c", &script, "sh", memfold.to_str().unwrap(), "run", "--limit", "64M", "--", "echo", "right"]);
+        command.args([
+            "-c",
+            &script,
+            "sh",
+            memfold.to_str().unwrap(),
+            "run",
+            "--limit",
+            "64M",
+            "--",
+            "echo",
+            "right",
+        ]);
         command.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE").output().unwrap()
     };
     for limit in ["-v 60000", "-v 2000000", "-d 60000", "-d 2000000"] {
-        assert_refused(&run(limit), 125, &["address space", &format!("ulimit {}", &limit[..2]), "MiB"]);
+        assert_refused(
+            &run(limit),
+            125,
+            &["address space", &format!("ulimit {}", &limit[..2]), "MiB"],
+        );
     }
     // Half a tebibyte beside what frames take, which is twice the memory of the machine.
     let frames = memfold_sys::thread::memory_bytes() / 512;
@@ -193,12 +225,25 @@ fn too_few_addresses_are_refused_by_the_name_of_their_limit_and_fewer_than_usual
 
 /// `memfold run` of a shell script whose `ran` can't be served, with flags and arguments for the script.
 #[track_caller]
-fn assert_ran_unmanaged(bin: &std::path::Path, flags: &[&str], script: &str, arguments: &[&str], words: &[&str]) {
+fn assert_ran_unmanaged(
+    bin: &std::path::Path,
+    flags: &[&str],
+    script: &str,
+    arguments: &[&str],
+    words: &[&str],
+) {
     let output = run(bin, flags, &[&["sh", "-c", script, "sh"], arguments].concat());
     let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"ran\n"[..]), "{script}: {text}");
+    assert_eq!(
+        (output.status.code(), &*output.stdout),
+        (Some(0), &b"ran\n"[..]),
+        "{script}: {text}"
+    );
     assert!(text.lines().count() == 1 && text.contains("unmanaged"), "{script}: {text}");
-    assert!(words.iter().all(|word| text.contains(word)), "{script}: {text:?} lacks one of {words:?}");
+    assert!(
+        words.iter().all(|word| text.contains(word)),
+        "{script}: {text:?} lacks one of {words:?}"
+    );
 }
 
 /// The shell is served, and begins what isn't; also as its own process.
@@ -208,13 +253,25 @@ fn what_a_program_starts_and_can_not_be_served_runs_unmanaged_with_one_line() {
     for limit in ["-v 60000", "-v 2000000"] {
         let script = format!("ulimit {limit}; /bin/echo ran; exit $?");
         assert_ran_unmanaged(&bin, &[], &script, &[], &["address space", "ulimit -v"]);
-        assert_ran_unmanaged(&bin, &[], &format!("ulimit {limit}; exec /bin/echo ran"), &[], &["address space"]);
+        assert_ran_unmanaged(
+            &bin,
+            &[],
+            &format!("ulimit {limit}; exec /bin/echo ran"),
+            &[],
+            &["address space"],
+        );
     }
     let scratch = Scratch::new();
     let (parent, swap) = (scratch.path("parent"), scratch.path("parent/swap"));
     std::fs::create_dir_all(&swap).unwrap();
     let script = r#"mv "$1" "$1.gone"; /bin/echo ran; exit $?"#;
-    assert_ran_unmanaged(&bin, &["--swap", &swap], script, &[&parent], &["--swap", "no swap file can be made"]);
+    assert_ran_unmanaged(
+        &bin,
+        &["--swap", &swap],
+        script,
+        &[&parent],
+        &["--swap", "no swap file can be made"],
+    );
 }
 
 #[test]
@@ -235,7 +292,9 @@ fn a_child_that_may_not_use_userfaultfd_runs_unmanaged_with_one_line() {
 }
 
 fn needs_privilege() -> bool {
-    let closed = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").is_ok_and(|text| text.trim() == "0");
-    let device = std::fs::metadata("/dev/userfaultfd").is_ok_and(|found| found.permissions().mode() & 0o006 == 0o006);
+    let closed = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd")
+        .is_ok_and(|text| text.trim() == "0");
+    let device = std::fs::metadata("/dev/userfaultfd")
+        .is_ok_and(|found| found.permissions().mode() & 0o006 == 0o006);
     closed && !device
 }

@@ -28,14 +28,33 @@ impl Keeper {
     }
 
     /// The same, with something done to the command before.
-    fn start_by(bin: &Path, program: &Program, remote: &[&str], prepare: impl FnOnce(&mut Command)) -> Keeper {
+    fn start_by(
+        bin: &Path,
+        program: &Program,
+        remote: &[&str],
+        prepare: impl FnOnce(&mut Command),
+    ) -> Keeper {
         let scratch = Scratch::new();
         let (dir, json, err) = (scratch.path("swap"), scratch.path("json"), scratch.path("err"));
         std::fs::create_dir(&dir).unwrap();
-        let flags = ["run", "--limit", "32M", "--swap", &dir, "--swap-size", "32M", "--swap-keep-free", "64M"];
+        let flags = [
+            "run",
+            "--limit",
+            "32M",
+            "--swap",
+            &dir,
+            "--swap-size",
+            "32M",
+            "--swap-keep-free",
+            "64M",
+        ];
         let more = ["--stats-file", &json, "--remote-timeout", "5", "--remote-at", "70"];
-        let mut command = memfold(bin, &[&flags[..], &more, remote, &["--", &program.path]].concat());
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(std::fs::File::create(&err).unwrap());
+        let mut command =
+            memfold(bin, &[&flags[..], &more, remote, &["--", &program.path]].concat());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(&err).unwrap());
         prepare(&mut command);
         let mut runner = command.spawn().unwrap();
         let (input, output) = (runner.stdin.take(), BufReader::new(runner.stdout.take().unwrap()));
@@ -138,7 +157,11 @@ fn b3_every_byte_comes_back_and_no_key_is_left() {
     keeper.does("fill 128");
     println!("fill: {:.0} MiB/s", 128.0 / begin.elapsed().as_secs_f64());
     let keys = server.keys();
-    assert!(keys.len() > 500 && keys.iter().all(|key| key.starts_with("memfold:")), "{} keys", keys.len());
+    assert!(
+        keys.len() > 500 && keys.iter().all(|key| key.starts_with("memfold:")),
+        "{} keys",
+        keys.len()
+    );
     let left: u64 = server.cli(&["ttl", &keys[0]]).parse().unwrap();
     assert!((3600..=86400).contains(&left), "keys expire when the run is killed: in {left} s");
     let begin = Instant::now();
@@ -189,7 +212,8 @@ fn data_in_the_store_outlives_its_expiry_while_the_whole_job_is_stopped() {
 fn a_service_that_is_stopped_is_told_of_while_the_data_is_still_there() {
     let Some(bin) = tools() else { return };
     let (server, program) = (Server::start(&[]), compile("keeper"));
-    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url(), "--remote-expiry", "40"]);
+    let mut keeper =
+        Keeper::start(&bin, &program, &["--remote", &server.url(), "--remote-expiry", "40"]);
     keeper.does("fill 96");
     let keys = keeper.settled(&server).len();
     let service = keeper.service();
@@ -209,7 +233,8 @@ fn a_service_that_is_stopped_is_told_of_while_the_data_is_still_there() {
 fn a_store_that_cant_be_reached_for_half_of_the_expiry_is_told_of_while_the_data_is_still_there() {
     let Some(bin) = tools() else { return };
     let (mut server, program) = (Server::start(DURABLE), compile("keeper"));
-    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url(), "--remote-expiry", "40"]);
+    let mut keeper =
+        Keeper::start(&bin, &program, &["--remote", &server.url(), "--remote-expiry", "40"]);
     keeper.does("fill 96");
     let keys = keeper.settled(&server).len();
     server.kill();
@@ -249,7 +274,10 @@ fn a_service_that_was_killed_is_told_of_at_the_end_too() {
     drop(keeper.input.take());
     assert_eq!(keeper.runner.wait().unwrap().code(), Some(0));
     let errors = keeper.errors();
-    assert!(errors.contains("--remote") && errors.contains("was killed") && errors.contains("86400 s"), "{errors}");
+    assert!(
+        errors.contains("--remote") && errors.contains("was killed") && errors.contains("86400 s"),
+        "{errors}"
+    );
 }
 
 /// What each has in the service is one descriptor of those that the hard limit allows; with 8 of the soft limit each, the
@@ -268,7 +296,8 @@ fn two_hundred_processes_share_a_store_under_a_low_limit_of_descriptors() {
          read line; seq 200 >&9; wait",
         program.path
     );
-    let flags = ["run", "--limit", "32M", "--swap", &swap, "--swap-size", "1M", "--swap-keep-free", "64M"];
+    let flags =
+        ["run", "--limit", "32M", "--swap", &swap, "--swap-size", "1M", "--swap-keep-free", "64M"];
     let more = ["--remote-at", "10", "--remote", &server.url(), "--", "bash", "-c", &script];
     let mut command = memfold(&bin, &[&flags[..], &more].concat());
     // SAFETY: setrlimit is async-signal-safe, and `limit` local.
@@ -281,8 +310,14 @@ fn two_hundred_processes_share_a_store_under_a_low_limit_of_descriptors() {
             Ok(())
         })
     };
-    let mut runner = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let said = || (1..=200).map(|i| std::fs::read_to_string(format!("{out}.{i}")).unwrap_or_default());
+    let mut runner = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said =
+        || (1..=200).map(|i| std::fs::read_to_string(format!("{out}.{i}")).unwrap_or_default());
     let is_right = |said: String| said.matches("right").count() == 2;
     wait_for("200 processes", || said().all(is_right) || runner.try_wait().unwrap().is_some());
     let keys = server.keys();
@@ -401,13 +436,23 @@ fn a_cluster_of_three_shares_the_keys_and_one_of_them_is_restarted() {
     let mut servers = [Server::start(&flags), Server::start(&flags), Server::start(&flags)];
     let nodes: Vec<String> = servers.iter().map(|s| format!("127.0.0.1:{}", s.port)).collect();
     let mut create = Command::new("redis-cli");
-    create.args(["--cluster", "create"]).args(&nodes).args(["--cluster-replicas", "0", "--cluster-yes"]);
+    create.args(["--cluster", "create"]).args(&nodes).args([
+        "--cluster-replicas",
+        "0",
+        "--cluster-yes",
+    ]);
     let output = create.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    wait_for("the cluster", || servers.iter().all(|s| s.cli(&["cluster", "info"]).contains("cluster_state:ok")));
+    wait_for("the cluster", || {
+        servers.iter().all(|s| s.cli(&["cluster", "info"]).contains("cluster_state:ok"))
+    });
     let program = compile("keeper");
     // One address is enough, but says itself that it is not a server alone.
-    assert_refused(&refused(&bin, &["--remote", &servers[0].url()]), 125, &["--remote", "redis-cluster://"]);
+    assert_refused(
+        &refused(&bin, &["--remote", &servers[0].url()]),
+        125,
+        &["--remote", "redis-cluster://"],
+    );
     for url in [format!("redis-cluster://{}", nodes[0]), format!("redis://{}", nodes.join(","))] {
         let mut keeper = Keeper::start(&bin, &program, &["--remote", &url]);
         keeper.does("fill 96");
@@ -415,7 +460,9 @@ fn a_cluster_of_three_shares_the_keys_and_one_of_them_is_restarted() {
         servers[1].kill();
         keeper.does("fill 20");
         servers[1].restart();
-        wait_for("the cluster", || servers.iter().all(|s| s.cli(&["cluster", "info"]).contains("cluster_state:ok")));
+        wait_for("the cluster", || {
+            servers.iter().all(|s| s.cli(&["cluster", "info"]).contains("cluster_state:ok"))
+        });
         keeper.does("check");
         keeper.does("change");
         keeper.does("check");
@@ -448,8 +495,19 @@ fn what_a_process_that_has_ended_left_is_deleted_while_the_run_goes_on() {
     let Some(bin) = tools() else { return };
     let (server, program) = (Server::start(&[]), compile("keeper"));
     let scratch = Scratch::new();
-    let script = format!("echo fill 96 | {}; touch {}; read line", program.path, scratch.path("first"));
-    let shell = ["run", "--limit", "32M", "--swap", "/tmp", "--swap-size", "32M", "--remote", &server.url()];
+    let script =
+        format!("echo fill 96 | {}; touch {}; read line", program.path, scratch.path("first"));
+    let shell = [
+        "run",
+        "--limit",
+        "32M",
+        "--swap",
+        "/tmp",
+        "--swap-size",
+        "32M",
+        "--remote",
+        &server.url(),
+    ];
     let mut command = memfold(&bin, &[&shell[..], &["--", "sh", "-c", &script]].concat());
     let mut runner = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut most = 0;
@@ -474,15 +532,35 @@ fn a_password_is_needed_and_comes_from_a_file() {
     let login = ["-a", "s3cret", "--no-auth-warning"];
     let server = Server::start_with(&["--requirepass", "s3cret"], &login);
     let scratch = Scratch::new();
-    let (right, wrong) = (scratch.file("right", "s3cret\n", 0o600), scratch.file("wrong", "other\n", 0o600));
+    let (right, wrong) =
+        (scratch.file("right", "s3cret\n", 0o600), scratch.file("wrong", "other\n", 0o600));
     let open = scratch.file("open", "s3cret\n", 0o644);
     let url = server.url();
     assert_refused(&refused(&bin, &["--remote", &url]), 125, &["--remote", &url, "uthentication"]);
-    assert_refused(&refused(&bin, &["--remote", &url, "--remote-auth", &wrong]), 125, &["--remote", &url]);
-    assert_refused(&refused(&bin, &["--remote", &url, "--remote-auth", &open]), 125, &["--remote-auth", "chmod 600"]);
+    assert_refused(
+        &refused(&bin, &["--remote", &url, "--remote-auth", &wrong]),
+        125,
+        &["--remote", &url],
+    );
+    assert_refused(
+        &refused(&bin, &["--remote", &url, "--remote-auth", &open]),
+        125,
+        &["--remote-auth", "chmod 600"],
+    );
     let program = compile("keeper");
     for auth in [right.clone(), scratch.file("user", "me\npw\n", 0o600)] {
-        server.cli(&["acl", "setuser", "me", "on", ">pw", "~memfold:*", "+set", "+getrange", "+unlink", "+expire"]);
+        server.cli(&[
+            "acl",
+            "setuser",
+            "me",
+            "on",
+            ">pw",
+            "~memfold:*",
+            "+set",
+            "+getrange",
+            "+unlink",
+            "+expire",
+        ]);
         let mut keeper = Keeper::start(&bin, &program, &["--remote", &url, "--remote-auth", &auth]);
         keeper.does("fill 80");
         assert!(server.keys().len() > 100);
@@ -494,17 +572,26 @@ fn a_password_is_needed_and_comes_from_a_file() {
         assert_eq!(server.cli(&["dbsize"]), "0");
     }
     let log = scratch.path("log");
-    let mut keeper = Keeper::start(&bin, &program, &["--remote", &url, "--remote-auth", &right, "--log", &log]);
+    let mut keeper =
+        Keeper::start(&bin, &program, &["--remote", &url, "--remote-auth", &right, "--log", &log]);
     keeper.does("fill 8");
     let said = std::fs::read_to_string(&log).unwrap();
-    assert!(said.contains("in clear") && !keeper.errors().contains("in clear"), "{said} {}", keeper.errors());
+    assert!(
+        said.contains("in clear") && !keeper.errors().contains("in clear"),
+        "{said} {}",
+        keeper.errors()
+    );
     keeper.end();
 }
 
 fn openssl(dir: &Scratch, arguments: &str) {
     let mut command = Command::new("openssl");
     let output = command.args(arguments.split(' ')).current_dir(&dir.0).output().expect("openssl");
-    assert!(output.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "openssl {arguments}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 #[test]
@@ -514,21 +601,42 @@ fn tls_with_a_ca_of_ones_own() {
     let new = "req -x509 -newkey rsa:2048 -nodes -days 2";
     openssl(&dir, &format!("{new} -subj /CN=ours -keyout ca.key -out ca.pem"));
     openssl(&dir, &format!("{new} -subj /CN=theirs -keyout other.key -out other.pem"));
-    openssl(&dir, "req -newkey rsa:2048 -nodes -subj /CN=server -keyout server.key -out server.csr");
+    openssl(
+        &dir,
+        "req -newkey rsa:2048 -nodes -subj /CN=server -keyout server.key -out server.csr",
+    );
     dir.file("names", "subjectAltName=IP:127.0.0.1\n", 0o600);
     openssl(
         &dir,
         "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out server.pem",
     );
-    let [cert, key, ca, other] = ["server.pem", "server.key", "ca.pem", "other.pem"].map(|name| dir.path(name));
-    let flags = ["--tls-port", "PORT", "--tls-auth-clients", "no", "--tls-cert-file", &cert, "--tls-key-file", &key];
+    let [cert, key, ca, other] =
+        ["server.pem", "server.key", "ca.pem", "other.pem"].map(|name| dir.path(name));
+    let flags = [
+        "--tls-port",
+        "PORT",
+        "--tls-auth-clients",
+        "no",
+        "--tls-cert-file",
+        &cert,
+        "--tls-key-file",
+        &key,
+    ];
     let flags = [&flags[..], &["--tls-ca-cert-file", &ca]].concat();
     let server = Server::start_with(&flags, &["--tls", "--cacert", &ca]);
     let url = server.url().replace("redis:", "rediss:");
     assert_refused(&refused(&bin, &["--remote", &url]), 125, &["--remote", &url, "certificate"]);
-    assert_refused(&refused(&bin, &["--remote", &url, "--remote-ca", &other]), 125, &["--remote", "certificate"]);
+    assert_refused(
+        &refused(&bin, &["--remote", &url, "--remote-ca", &other]),
+        125,
+        &["--remote", "certificate"],
+    );
     let plain = server.url();
-    assert_refused(&refused(&bin, &["--remote", &plain, "--remote-ca", &ca]), 125, &["--remote-ca", "rediss://"]);
+    assert_refused(
+        &refused(&bin, &["--remote", &plain, "--remote-ca", &ca]),
+        125,
+        &["--remote-ca", "rediss://"],
+    );
     let program = compile("keeper");
     let mut keeper = Keeper::start(&bin, &program, &["--remote", &url, "--remote-ca", &ca]);
     keeper.does("fill 80");
@@ -543,15 +651,27 @@ fn a_store_that_cant_be_used_is_refused_before_the_program_starts() {
     let Some(bin) = tools() else { return };
     let nobody = format!("redis://127.0.0.1:{}", port());
     assert_refused(&refused(&bin, &["--remote", &nobody]), 125, &["--remote", &nobody, "refused"]);
-    assert_refused(&refused(&bin, &["--remote", "redis://u:pw@h"]), 125, &["--remote", "--remote-auth"]);
+    assert_refused(
+        &refused(&bin, &["--remote", "redis://u:pw@h"]),
+        125,
+        &["--remote", "--remote-auth"],
+    );
     assert_refused(&refused(&bin, &["--remote", "http://h"]), 125, &["--remote", "redis://"]);
-    assert_refused(&refused(&bin, &["--remote-auth", "/x"]), 125, &["--remote-auth", "--remote URL"]);
+    assert_refused(
+        &refused(&bin, &["--remote-auth", "/x"]),
+        125,
+        &["--remote-auth", "--remote URL"],
+    );
     assert_refused(&run(&bin, &["--remote", &nobody], &["true"]), 125, &["--remote", "--swap"]);
     let flags = ["--remote", &nobody, "--swap-encrypt", "off"];
     assert_refused(&refused(&bin, &flags), 125, &["--remote", "--swap-encrypt"]);
     let server = Server::start(&["--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru"]);
     let url = server.url();
-    assert_refused(&refused(&bin, &["--remote", &url]), 125, &["--remote", "allkeys-lru", "noeviction"]);
+    assert_refused(
+        &refused(&bin, &["--remote", &url]),
+        125,
+        &["--remote", "allkeys-lru", "noeviction"],
+    );
     assert_eq!(server.cli(&["dbsize"]), "0");
 }
 

@@ -21,7 +21,10 @@ fn the_stats_file_has_every_figure_and_the_facts_of_the_run() {
             assert!(stats[&name].is_u64(), "{name}");
         }
     }
-    assert_eq!((&stats["exit_status"], &stats["limit_bytes"]), (&Value::from(3), &Value::from(64 << 20)));
+    assert_eq!(
+        (&stats["exit_status"], &stats["limit_bytes"]),
+        (&Value::from(3), &Value::from(64 << 20))
+    );
     assert_eq!(stats["version"], env!("CARGO_PKG_VERSION"));
     assert!((0.2..30.0).contains(&stats["seconds"].as_f64().unwrap()));
     assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 1, "only the file itself is left");
@@ -33,9 +36,11 @@ fn every_process_has_its_own_figures_also_after_a_crash() {
     let scratch = Scratch::new();
     let path = scratch.path("s.json");
     // Each `sh` is executed anew and so claims a slot: the outer one and two inner ones, of which one crashes.
-    let script = "echo $$; sh -c 'echo $$; true'; sh -c 'echo $$; ulimit -c 0; kill -SEGV $$'; true";
+    let script =
+        "echo $$; sh -c 'echo $$; true'; sh -c 'echo $$; ulimit -c 0; kill -SEGV $$'; true";
     let output = run(&bin, &["--stats-file", &path], &["sh", "-c", script]);
-    let mut started: Vec<u64> = String::from_utf8(output.stdout).unwrap().lines().map(|l| l.parse().unwrap()).collect();
+    let mut started: Vec<u64> =
+        String::from_utf8(output.stdout).unwrap().lines().map(|l| l.parse().unwrap()).collect();
     let stats = json(&path);
     let processes = stats["processes"].as_array().unwrap();
     let mut counted: Vec<u64> = processes.iter().map(|p| p["pid"].as_u64().unwrap()).collect();
@@ -63,7 +68,10 @@ fn the_summary_is_on_stderr_and_only_when_asked_for() {
     let output = run(&bin, &["--summary"], &["echo", "hello"]);
     assert_eq!(output.stdout, b"hello\n");
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.lines().count() >= 1 && text.lines().all(|line| line.starts_with("memfold: ")), "{text}");
+    assert!(
+        text.lines().count() >= 1 && text.lines().all(|line| line.starts_with("memfold: ")),
+        "{text}"
+    );
     assert!(text.contains("1 process"), "{text}");
     assert!(run(&bin, &[], &["echo", "hello"]).stderr.is_empty());
 }
@@ -81,9 +89,12 @@ fn an_earlier_preload_is_kept_and_ours_comes_first() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let other = scratch.compile("other.so", "int other;", &["-shared", "-fPIC"]);
-    let mut command =
-        memfold(&bin, &["run", "--limit", "64M", "--", "sh", "-c", "echo $LD_PRELOAD; cat /proc/$$/maps"]);
-    let text = String::from_utf8(command.env("LD_PRELOAD", &other).output().unwrap().stdout).unwrap();
+    let mut command = memfold(
+        &bin,
+        &["run", "--limit", "64M", "--", "sh", "-c", "echo $LD_PRELOAD; cat /proc/$$/maps"],
+    );
+    let text =
+        String::from_utf8(command.env("LD_PRELOAD", &other).output().unwrap().stdout).unwrap();
     let ours = bin.canonicalize().unwrap().join("libmemfold_preload.so");
     assert_eq!(text.lines().next().unwrap(), format!("{}:{other}", ours.display()));
     assert!(text.lines().skip(1).any(|l| l.ends_with("libmemfold_preload.so")));
@@ -93,7 +104,10 @@ fn an_earlier_preload_is_kept_and_ours_comes_first() {
 #[test]
 fn disabled_it_does_nothing_in_the_program() {
     let Some(bin) = binaries() else { return };
-    let mut command = memfold(&bin, &["run", "--limit", "64M", "--summary", "--", "sh", "-c", "echo ran; exit 2"]);
+    let mut command = memfold(
+        &bin,
+        &["run", "--limit", "64M", "--summary", "--", "sh", "-c", "echo ran; exit 2"],
+    );
     let output = command.env("MEMFOLD_DISABLE", "1").output().unwrap();
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(2), b"ran\n".as_slice()));
     assert!(String::from_utf8_lossy(&output.stderr).contains("no process"));
@@ -104,10 +118,16 @@ fn an_order_that_makes_no_sense_ends_the_process_with_a_message() {
     let Some(bin) = binaries() else { return };
     for order in ["limit=banana", "limit=1", "nonsense", "memory=1G;limit=512M;speed=9"] {
         let mut command = std::process::Command::new("/bin/echo");
-        command.arg("ran").env("LD_PRELOAD", bin.join("libmemfold_preload.so")).env("MEMFOLD_RUN", order);
+        command
+            .arg("ran")
+            .env("LD_PRELOAD", bin.join("libmemfold_preload.so"))
+            .env("MEMFOLD_RUN", order);
         let output = command.output().unwrap();
         assert_eq!((output.status.code(), output.stdout.len()), (Some(125), 0), "{order}");
-        assert!(String::from_utf8_lossy(&output.stderr).starts_with("memfold: MEMFOLD_RUN: "), "{order}");
+        assert!(
+            String::from_utf8_lossy(&output.stderr).starts_with("memfold: MEMFOLD_RUN: "),
+            "{order}"
+        );
     }
 }
 
@@ -115,7 +135,10 @@ fn an_order_that_makes_no_sense_ends_the_process_with_a_message() {
 fn a_program_without_an_order_is_left_alone() {
     let Some(bin) = binaries() else { return };
     let mut command = std::process::Command::new("/bin/echo");
-    command.arg("ran").env("LD_PRELOAD", bin.join("libmemfold_preload.so")).env_remove("MEMFOLD_RUN");
+    command
+        .arg("ran")
+        .env("LD_PRELOAD", bin.join("libmemfold_preload.so"))
+        .env_remove("MEMFOLD_RUN");
     let output = command.output().unwrap();
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), b"ran\n".as_slice()));
     assert!(output.stderr.is_empty());
@@ -128,8 +151,15 @@ fn figures_are_not_lost_where_memfold_is_gone() {
     for stats in ["/proc/999999999/fd/3", "/dev/null", "/etc/passwd", ""] {
         let mut command = std::process::Command::new("/bin/echo");
         command.arg("ran").env("LD_PRELOAD", bin.join("libmemfold_preload.so"));
-        let output = command.env("MEMFOLD_RUN", format!("memory=1G;limit=512M;stats={stats}")).output().unwrap();
+        let output = command
+            .env("MEMFOLD_RUN", format!("memory=1G;limit=512M;stats={stats}"))
+            .output()
+            .unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), b"ran\n".as_slice()), "{text}");
+        assert_eq!(
+            (output.status.code(), output.stdout.as_slice()),
+            (Some(0), b"ran\n".as_slice()),
+            "{text}"
+        );
     }
 }

@@ -1,6 +1,8 @@
 //! What a run says: each thing once, on memfold's own standard error or in a file, and never into a stream of the program's.
 mod common;
-use common::{NOBODY, Scratch, assert_refused, binaries, can_make_worlds, managed_in, memfold, run};
+use common::{
+    NOBODY, Scratch, assert_refused, binaries, can_make_worlds, managed_in, memfold, run,
+};
 use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -31,7 +33,8 @@ fn said(output: &Output) -> Vec<String> {
 #[test]
 fn a_warning_is_said_once_by_a_run_and_never_into_a_stream_of_its_programs() {
     let Some(bin) = binaries() else { return };
-    let arguments = ["run", "--limit", "24M", "--adopt-at", "1", "--", "python3", "-c", PARENT, RANDOM];
+    let arguments =
+        ["run", "--limit", "24M", "--adopt-at", "1", "--", "python3", "-c", PARENT, RANDOM];
     let output = memfold(&bin, &arguments).output().unwrap();
     assert_eq!(text(&output.stdout), "0 b'right\\n' b''\n".repeat(3), "{output:?}");
     let lines = said(&output);
@@ -57,8 +60,10 @@ fn why_a_process_ends_is_not_lost_however_fast_it_ends_and_names_it() {
     assert_eq!(text(&output.stdout), "125\n".repeat(2), "{output:?}");
     let lines = said(&output);
     let reasons = lines.iter().filter(|line| line.contains("--on-full stop")).count();
-    let processes: HashSet<_> =
-        lines.iter().filter_map(|line| line.strip_prefix("memfold: process ")?.split(':').next()).collect();
+    let processes: HashSet<_> = lines
+        .iter()
+        .filter_map(|line| line.strip_prefix("memfold: process ")?.split(':').next())
+        .collect();
     assert!(reasons == 2 && processes.len() == 2, "{lines:?}");
 }
 
@@ -68,10 +73,16 @@ fn with_log_a_run_says_everything_in_a_file_and_adds_to_what_is_there() {
     let scratch = Scratch::new();
     let log = scratch.file("log", "before\n", 0o644);
     let output = run(&bin, &["--log", &log, "--summary"], &["python3", RANDOM, "150"]);
-    assert_eq!((text(&output.stdout), text(&output.stderr)), ("right\n".to_string(), String::new()));
+    assert_eq!(
+        (text(&output.stdout), text(&output.stderr)),
+        ("right\n".to_string(), String::new())
+    );
     let found = fs::read_to_string(&log).unwrap();
     let lines: Vec<_> = found.lines().collect();
-    assert!(lines[0] == "before" && lines[1].contains("going past it") && lines.len() > 3, "{found}");
+    assert!(
+        lines[0] == "before" && lines[1].contains("going past it") && lines.len() > 3,
+        "{found}"
+    );
     for bad in ["/no/such/directory/log", "/tmp"] {
         assert_refused(&run(&bin, &["--log", bad], &["echo", "ran"]), 125, &["--log", bad]);
     }
@@ -79,7 +90,8 @@ fn with_log_a_run_says_everything_in_a_file_and_adds_to_what_is_there() {
 
 /// On a machine or of a user that has as many threads as it may have. Root would have more.
 #[test]
-fn engine_threads_that_cant_be_had_are_tried_again_and_a_program_past_its_limit_meanwhile_is_told_of_once() {
+fn engine_threads_that_cant_be_had_are_tried_again_and_a_program_past_its_limit_meanwhile_is_told_of_once()
+ {
     if !can_make_worlds() {
         return;
     }
@@ -113,7 +125,8 @@ fn a_process_that_outlives_memfold_run_is_served_and_says_why_it_ends_by_itself(
     let scratch = Scratch::new();
     let (out, done) = (scratch.path("out"), scratch.path("done"));
     let script = r#"run=$PPID; (while kill -0 $run; do sleep 0.02; done; python3 "$1" 150 >"$2" 2>&1; echo $? >"$3.new"; mv "$3.new" "$3") </dev/null >/dev/null 2>&1 &"#;
-    let output = run(&bin, &["--on-full", "stop"], &["sh", "-c", script, "sh", RANDOM, &out, &done]);
+    let output =
+        run(&bin, &["--on-full", "stop"], &["sh", "-c", script, "sh", RANDOM, &out, &done]);
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     let begin = std::time::Instant::now();
     while !std::path::Path::new(&done).exists() {
@@ -134,7 +147,9 @@ fn an_occupied_directory_of_sockets_is_named() {
     // Another user's. Not all of /tmp: memfold itself may lie there.
     let occupied = format!("mkdir -p -m 700 {path} && mount -t tmpfs -o uid=54321 none {path}");
     let world = format!("{occupied} && exec env -u XDG_RUNTIME_DIR \"$@\"");
-    let Some(output) = managed_in(&world, &["--limit", "64M"], &["/bin/echo", "ran"]) else { return };
+    let Some(output) = managed_in(&world, &["--limit", "64M"], &["/bin/echo", "ran"]) else {
+        return;
+    };
     let words = text(&output.stderr);
     assert_eq!(text(&output.stdout), "ran\n", "{words}");
     assert!(words.lines().any(|line| line.contains("warning") && line.contains(&path)), "{words}");
@@ -171,7 +186,8 @@ print(all(one == random.Random(n).randbytes(1 << 20) for n, one in enumerate(dat
 "#;
     let directory = scratch.0.to_str().unwrap();
     let stats = scratch.path("stats");
-    let output = run(&bin, &["--swap", directory, "--stats-file", &stats], &["python3", "-c", script]);
+    let output =
+        run(&bin, &["--swap", directory, "--stats-file", &stats], &["python3", "-c", script]);
     assert_eq!(text(&output.stdout), "True\n", "{output:?}");
     let stats: serde_json::Value = serde_json::from_slice(&fs::read(stats).unwrap()).unwrap();
     assert!(stats["pswpin"].as_u64() > Some(0), "it never read its swap file");

@@ -42,7 +42,8 @@ impl Service {
         socket: &str,
     ) -> Service {
         let size = format!("{resident_mib}M");
-        let arguments = [&["run", "--summary", "--resident", &size], flags, &["--"], command].concat();
+        let arguments =
+            [&["run", "--summary", "--resident", &size], flags, &["--"], command].concat();
         let errors = PathBuf::from(scratch.path("errors"));
         let mut runner = memfold(bin, &arguments);
         runner.stdout(Stdio::null()).stderr(std::fs::File::create(&errors).unwrap());
@@ -109,7 +110,8 @@ fn client(command: &[&str]) -> Output {
 #[track_caller]
 fn told(command: &[&str]) -> String {
     let output = client(command);
-    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (text, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?}: {}: {text}{errors}", output.status);
     text.trim().to_string()
 }
@@ -123,17 +125,22 @@ fn open_scratch() -> Scratch {
 
 #[test]
 fn redis_answers_and_saves_under_load() {
-    let Some([server, bench, shell, check]) = find(["redis-server", "redis-benchmark", "redis-cli", "redis-check-rdb"])
+    let Some([server, bench, shell, check]) =
+        find(["redis-server", "redis-benchmark", "redis-cli", "redis-check-rdb"])
     else {
         return;
     };
     let (Some(bin), scratch) = (binaries(), Scratch::new()) else { return };
     let (socket, directory) = (scratch.path("socket"), scratch.0.to_str().unwrap());
-    let command = [&server, "--port", "0", "--save", "", "--unixsocket", &socket, "--dir", directory];
+    let command =
+        [&server, "--port", "0", "--save", "", "--unixsocket", &socket, "--dir", directory];
     let service = Service::start(&bin, &scratch, 16, &[], &command, &socket);
     let ask = |words: &[&str]| told(&[&[shell.as_str(), "-s", &socket], words].concat());
     let load = |tests: &str, count: &str| -> Vec<String> {
-        let words = [&bench, "-s", &socket, "-t", tests, "-r", "60000", "-n", count, "-d", "500", "-P", "16", "-q"];
+        let words = [
+            &bench, "-s", &socket, "-t", tests, "-r", "60000", "-n", count, "-d", "500", "-P",
+            "16", "-q",
+        ];
         words.map(String::from).into()
     };
     let fill = load("set", "120000");
@@ -143,12 +150,20 @@ fn redis_answers_and_saves_under_load() {
     let keys = ask(&["dbsize"]);
 
     let busy = load("get,set", "50000");
-    let mut busy =
-        Command::new("timeout").args(["-s", "KILL", "240"]).args(busy).stdout(Stdio::null()).spawn().unwrap();
+    let mut busy = Command::new("timeout")
+        .args(["-s", "KILL", "240"])
+        .args(busy)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
     assert_eq!(ask(&["bgsave"]), "Background saving started");
     let begin = Instant::now();
     while !ask(&["info", "persistence"]).contains("rdb_bgsave_in_progress:0") {
-        assert!(begin.elapsed() < Duration::from_secs(600), "the snapshot does not end: {}", service.complaints());
+        assert!(
+            begin.elapsed() < Duration::from_secs(600),
+            "the snapshot does not end: {}",
+            service.complaints()
+        );
         std::thread::sleep(Duration::from_millis(50));
     }
     let info = ask(&["info", "persistence"]);
@@ -192,7 +207,8 @@ fn memcached_keeps_every_value_also_as_another_user() {
 
 #[test]
 fn mariadb_answers_transactions() {
-    let Some([install, server, shell, sysbench]) = find(["mariadb-install-db", "mariadbd", "mariadb", "sysbench"])
+    let Some([install, server, shell, sysbench]) =
+        find(["mariadb-install-db", "mariadbd", "mariadb", "sysbench"])
     else {
         return;
     };
@@ -218,10 +234,18 @@ fn mariadb_answers_transactions() {
     ];
     let command = [&[server.as_str()], &flags[..]].concat();
     let start = || Service::start(&bin, &scratch, 48, &["--dont-dump", "fold"], &command, &socket);
-    let query = |text: &str| told(&[&shell, "--no-defaults", "-uroot", "-S", &socket, "-N", "-e", text]);
+    let query =
+        |text: &str| told(&[&shell, "--no-defaults", "-uroot", "-S", &socket, "-N", "-e", text]);
     let bench = |more: &[&str]| {
         let at = format!("--mysql-socket={socket}");
-        let words = [&sysbench, "oltp_read_only", "--db-driver=mysql", "--mysql-user=root", &at, "--table-size=150000"];
+        let words = [
+            &sysbench,
+            "oltp_read_only",
+            "--db-driver=mysql",
+            "--mysql-user=root",
+            &at,
+            "--table-size=150000",
+        ];
         told(&[&words[..], more].concat())
     };
     let check = "checksum table sbtest.sbtest1; select count(*), sum(k), max(id) from sbtest.sbtest1 force index(k_1)";

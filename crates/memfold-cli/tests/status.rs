@@ -13,9 +13,13 @@ use std::time::Duration;
 fn the_programs_own_status_is_passed_on() {
     let Some(bin) = binaries() else { return };
     for status in [0, 1, 3, 42, 125, 255] {
-        let output = run(&bin, &[], &["sh", "-c", &format!("echo out; echo err >&2; exit {status}")]);
+        let output =
+            run(&bin, &[], &["sh", "-c", &format!("echo out; echo err >&2; exit {status}")]);
         assert_eq!(output.status.code(), Some(status));
-        assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (b"out\n".as_slice(), b"err\n".as_slice()));
+        assert_eq!(
+            (output.stdout.as_slice(), output.stderr.as_slice()),
+            (b"out\n".as_slice(), b"err\n".as_slice())
+        );
     }
 }
 
@@ -33,7 +37,11 @@ fn a_command_that_is_not_there_is_127() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     assert_refused(&run(&bin, &[], &["no-such-command"]), 127, &["no-such-command", "not found"]);
-    assert_refused(&run(&bin, &[], &["/no/such/command"]), 127, &["/no/such/command", "No such file"]);
+    assert_refused(
+        &run(&bin, &[], &["/no/such/command"]),
+        127,
+        &["/no/such/command", "No such file"],
+    );
     assert_refused(&run(&bin, &[], &[""]), 127, &["not found"]);
     let script = scratch.file("script", "#!/no/such/shell\n", 0o755);
     assert_refused(&run(&bin, &[], &[&script]), 127, &["bad interpreter", "/no/such/shell"]);
@@ -52,7 +60,10 @@ fn a_command_that_cant_be_executed_is_126() {
     std::fs::write(&endless, format!("#!{endless}\n")).unwrap();
     let endless = scratch.file("endless", format!("#!{endless}\n"), 0o755);
     assert_refused(&run(&bin, &[], &[&endless]), 126, &["too many scripts"]);
-    let output = memfold(&bin, &["run", "--limit", "64M", "plain"]).env("PATH", &scratch.0).output().unwrap();
+    let output = memfold(&bin, &["run", "--limit", "64M", "plain"])
+        .env("PATH", &scratch.0)
+        .output()
+        .unwrap();
     assert_refused(&output, 126, &["plain", "Permission denied"]);
 }
 
@@ -162,7 +173,8 @@ fn killing_memfold_kills_the_program() {
 #[test]
 fn job_control_stops_and_continues_both() {
     let Some(bin) = binaries() else { return };
-    let (mut child, mut lines) = start(&bin, "trap 'echo on' CONT; echo ready; while :; do sleep 0.02; done");
+    let (mut child, mut lines) =
+        start(&bin, "trap 'echo on' CONT; echo ready; while :; do sleep 0.02; done");
     let state = |pid: u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         stat.rsplit(')').next().unwrap().trim().chars().next().unwrap()
@@ -193,7 +205,8 @@ fn a_caller_that_ignores_children_and_hangups_changes_nothing() {
         command.output().unwrap()
     };
     assert_eq!(ignoring(&["sh", "-c", "exit 6"]).status.code(), Some(6));
-    let text = String::from_utf8(ignoring(&["grep", "SigIgn", "/proc/self/status"]).stdout).unwrap();
+    let text =
+        String::from_utf8(ignoring(&["grep", "SigIgn", "/proc/self/status"]).stdout).unwrap();
     let mask = u64::from_str_radix(text.split_whitespace().last().unwrap(), 16).unwrap();
     assert!(mask & 1 << (libc::SIGHUP - 1) != 0 && mask & 1 << (libc::SIGCHLD - 1) != 0, "{text}");
 }
@@ -226,7 +239,10 @@ fn terminal() -> (File, File) {
     let (mut keyboard, mut terminal) = (-1, -1);
     let none = std::ptr::null_mut();
     // SAFETY: the two descriptors are local, and nothing is asked for beyond them.
-    assert_eq!(unsafe { libc::openpty(&mut keyboard, &mut terminal, none, none.cast(), none.cast()) }, 0);
+    assert_eq!(
+        unsafe { libc::openpty(&mut keyboard, &mut terminal, none, none.cast(), none.cast()) },
+        0
+    );
     // SAFETY: the kernel has just made both descriptors for us.
     unsafe { (File::from_raw_fd(keyboard), File::from_raw_fd(terminal)) }
 }

@@ -29,7 +29,16 @@ fn b3_data_that_does_not_shrink_goes_to_the_file_and_every_byte_comes_back() {
         let scratch = Scratch::new();
         let (dir, json) = (scratch.path("swap"), scratch.path("json"));
         std::fs::create_dir(&dir).unwrap();
-        let flags = ["--swap", &dir, "--swap-encrypt", encrypt, "--swap-keep-free", "64M", "--stats-file", &json];
+        let flags = [
+            "--swap",
+            &dir,
+            "--swap-encrypt",
+            encrypt,
+            "--swap-keep-free",
+            "64M",
+            "--stats-file",
+            &json,
+        ];
         let output = run(&bin, &flags, &["python3", PROGRAM, "200"]);
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{text}");
@@ -56,8 +65,10 @@ fn a_full_file_system_costs_memory_and_no_data() {
     let scratch = Scratch::new();
     let dir = scratch.path("small");
     std::fs::create_dir(&dir).unwrap();
-    let mounted =
-        Command::new("mount").args(["-t", "tmpfs", "-o", "size=32M", "tmpfs", &dir]).stderr(Stdio::null()).status();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=32M", "tmpfs", &dir])
+        .stderr(Stdio::null())
+        .status();
     if !mounted.is_ok_and(|status| status.success()) {
         eprintln!("SKIPPED, NOTHING WAS TESTED: mounting a small tmpfs needs root");
         return;
@@ -82,8 +93,20 @@ fn a_killed_run_leaves_no_file_and_no_space_taken() {
     let scratch = Scratch::new();
     let dir = scratch.path("swap");
     std::fs::create_dir(&dir).unwrap();
-    let flags =
-        ["run", "--limit", "64M", "--swap", &dir, "--swap-keep-free", "64M", "--", "python3", PROGRAM, "120", "wait"];
+    let flags = [
+        "run",
+        "--limit",
+        "64M",
+        "--swap",
+        &dir,
+        "--swap-keep-free",
+        "64M",
+        "--",
+        "python3",
+        PROGRAM,
+        "120",
+        "wait",
+    ];
     let mut child = memfold(&bin, &flags).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -106,8 +129,10 @@ fn a_run_killed_while_it_writes_leaves_no_file_and_all_space_free() {
     let scratch = Scratch::new();
     let dir = scratch.path("swap");
     std::fs::create_dir(&dir).unwrap();
-    let mounted =
-        Command::new("mount").args(["-t", "tmpfs", "-o", "size=400M", "tmpfs", &dir]).stderr(Stdio::null()).status();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=400M", "tmpfs", &dir])
+        .stderr(Stdio::null())
+        .status();
     if !mounted.is_ok_and(|status| status.success()) {
         eprintln!("SKIPPED, NOTHING WAS TESTED: mounting a small tmpfs needs root");
         return;
@@ -115,8 +140,19 @@ fn a_run_killed_while_it_writes_leaves_no_file_and_all_space_free() {
     let mounted = Mounted(dir.clone());
     let free = free_bytes(&dir);
     for _ in 0..3 {
-        let flags =
-            ["run", "--limit", "64M", "--swap", &dir, "--swap-keep-free", "1M", "--", "python3", PROGRAM, "300"];
+        let flags = [
+            "run",
+            "--limit",
+            "64M",
+            "--swap",
+            &dir,
+            "--swap-keep-free",
+            "1M",
+            "--",
+            "python3",
+            PROGRAM,
+            "300",
+        ];
         let mut child = memfold(&bin, &flags).stdout(Stdio::null()).spawn().unwrap();
         let start = std::time::Instant::now();
         // The file grows 64 MiB at a time; at the second growth writes are under way for sure.
@@ -130,7 +166,11 @@ fn a_run_killed_while_it_writes_leaves_no_file_and_all_space_free() {
         // The program dies with `memfold run`, but is waited for by somebody else.
         let start = std::time::Instant::now();
         while free_bytes(&dir) < free {
-            assert!(start.elapsed().as_secs() < 600, "{} of {free} bytes are free", free_bytes(&dir));
+            assert!(
+                start.elapsed().as_secs() < 600,
+                "{} of {free} bytes are free",
+                free_bytes(&dir)
+            );
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         assert_eq!(names_in(Path::new(&dir)), 0);
@@ -144,10 +184,14 @@ fn processes_that_start_together_with_one_swap_file_never_fail() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let file = scratch.path("file");
-    let script = "for round in 1 2 3 4 5; do for n in $(seq 40); do /bin/echo $n & done; wait; done";
+    let script =
+        "for round in 1 2 3 4 5; do for n in $(seq 40); do /bin/echo $n & done; wait; done";
     let output = run(&bin, &["--swap", &file], &["sh", "-c", script]);
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
-    assert_eq!((output.status.code(), output.stdout.iter().filter(|b| **b == b'\n').count()), (Some(0), 200));
+    assert_eq!(
+        (output.status.code(), output.stdout.iter().filter(|b| **b == b'\n').count()),
+        (Some(0), 200)
+    );
     assert_eq!(names_in(&scratch.0), 0);
 }
 
@@ -156,7 +200,15 @@ fn a_place_where_no_file_can_be_made_is_refused_before_the_program_starts() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let file = scratch.file("precious", "data", 0o644);
-    assert_refused(&run(&bin, &["--swap", &file], &["true"]), 125, &["--swap", "exists and is not a directory"]);
-    assert_refused(&run(&bin, &["--swap", "/nowhere/at/all"], &["true"]), 125, &["--swap", "no swap file can be made"]);
+    assert_refused(
+        &run(&bin, &["--swap", &file], &["true"]),
+        125,
+        &["--swap", "exists and is not a directory"],
+    );
+    assert_refused(
+        &run(&bin, &["--swap", "/nowhere/at/all"], &["true"]),
+        125,
+        &["--swap", "no swap file can be made"],
+    );
     assert_eq!(std::fs::read(&file).unwrap(), b"data");
 }

@@ -12,7 +12,9 @@ const MOST: usize = 1 << 30;
 
 /// Processes that run the program `name`.
 fn processes(name: &str) -> Vec<i32> {
-    let pids = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let pids = std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let runs = |pid: &i32| {
         std::fs::read_link(format!("/proc/{pid}/exe"))
             .is_ok_and(|exe: PathBuf| exe.file_name().is_some_and(|n| n == name))
@@ -49,7 +51,16 @@ fn swap_out(pid: i32) -> Option<u64> {
         for at in (start..end).step_by(MOST) {
             let range = libc::iovec { iov_base: at as *mut _, iov_len: MOST.min(end - at) };
             // SAFETY: MADV_PAGEOUT changes no byte.
-            unsafe { libc::syscall(libc::SYS_process_madvise, process, &raw const range, 1, libc::MADV_PAGEOUT, 0) };
+            unsafe {
+                libc::syscall(
+                    libc::SYS_process_madvise,
+                    process,
+                    &raw const range,
+                    1,
+                    libc::MADV_PAGEOUT,
+                    0,
+                )
+            };
         }
     }
     // SAFETY: opened above.
@@ -82,7 +93,11 @@ fn assert_right_swapped(name: &str, promises: &[&str]) {
         let _end = End(&done);
         assert_right(name, promises);
     });
-    assert!(most.load(Relaxed) > 1 << 20, "{} bytes at most were in the kernel's swap", most.load(Relaxed));
+    assert!(
+        most.load(Relaxed) > 1 << 20,
+        "{} bytes at most were in the kernel's swap",
+        most.load(Relaxed)
+    );
 }
 
 #[test]

@@ -57,7 +57,11 @@ pub unsafe extern "C" fn memfold_create(settings: *const c_char, memory: *mut u6
         let text = text.to_str().map_err(|_| Failure::invalid("the settings are not in UTF-8"))?;
         let mut builder = Memory::builder();
         for setting in text.split_whitespace() {
-            let wrong = || Failure::invalid(format!("{setting:?} is not a setting: write name=value, as in limit=2G"));
+            let wrong = || {
+                Failure::invalid(format!(
+                    "{setting:?} is not a setting: write name=value, as in limit=2G"
+                ))
+            };
             let (name, value) = setting.split_once('=').ok_or_else(wrong)?;
             builder = builder.set(name, value);
         }
@@ -161,7 +165,9 @@ pub extern "C" fn memfold_unpin(memory: u64, address: *const c_void, len: usize)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_discard(memory: u64, address: *mut c_void, len: usize) -> Status {
     // SAFETY: as the caller says.
-    answer(|| range(address, len).and_then(|range| with(memory, |heap| unsafe { heap.discard(range) })))
+    answer(|| {
+        range(address, len).and_then(|range| with(memory, |heap| unsafe { heap.discard(range) }))
+    })
 }
 
 /// What a memory holds and has done. `size` is sizeof *stats: a later version of the struct has more fields at its end.
@@ -191,27 +197,32 @@ pub extern "C" fn memfold_last_error() -> *const c_char {
 /// The version, as "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_version() -> *const c_char {
-    const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
-        Ok(version) => version,
-        Err(_) => panic!("a version has no zeros"),
-    };
+    const VERSION: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+            Ok(version) => version,
+            Err(_) => panic!("a version has no zeros"),
+        };
     VERSION.as_ptr()
 }
 
 fn hint(memory: u64, address: *const c_void, len: usize, hint: Hint) -> Status {
-    answer(|| range(address, len).and_then(|range| with(memory, |heap| heap.hint(range, hint)).map(drop)))
+    answer(|| {
+        range(address, len).and_then(|range| with(memory, |heap| heap.hint(range, hint)).map(drop))
+    })
 }
 
 fn range(address: *const c_void, len: usize) -> Result<std::ops::Range<usize>, Failure> {
     let start = address as usize;
-    let end =
-        start.checked_add(len).ok_or_else(|| Failure::invalid("the range reaches past the end of all addresses"))?;
+    let end = start
+        .checked_add(len)
+        .ok_or_else(|| Failure::invalid("the range reaches past the end of all addresses"))?;
     Ok(start..end)
 }
 
 fn figures(heap: &memfold::Heap) -> Stats {
     let stats = heap.memory().stats();
-    let get = |figure: &std::sync::atomic::AtomicU64| figure.load(std::sync::atomic::Ordering::Relaxed);
+    let get =
+        |figure: &std::sync::atomic::AtomicU64| figure.load(std::sync::atomic::Ordering::Relaxed);
     let (resident_bytes, frame_bytes) = (get(&stats.resident_bytes), get(&stats.frame_bytes));
     let (pool_bytes, index_bytes) = (get(&stats.pool_bytes), get(&stats.index_bytes));
     Stats {

@@ -9,7 +9,9 @@ fn header() -> String {
     cbindgen::generate(directory).expect("cbindgen").write(&mut out);
     let text = String::from_utf8(out).expect("text");
     let text = text.replace("uint64_t memory)", "memfold_t memory)");
-    let text = text.replace("uint64_t memory,", "memfold_t memory,").replace("uint64_t *memory", "memfold_t *memory");
+    let text = text
+        .replace("uint64_t memory,", "memfold_t memory,")
+        .replace("uint64_t *memory", "memfold_t *memory");
     let mut lines = Vec::new();
     let mut is_safety = false;
     for line in text.lines() {
@@ -33,7 +35,10 @@ fn the_header_is_made_of_the_source() {
         std::fs::write(&path, &want).expect("writing the header");
     }
     let have = std::fs::read_to_string(&path).expect("include/memfold.h");
-    assert!(have == want, "the source has changed: MEMFOLD_WRITE_HEADER=1 cargo test -p memfold-ffi --test header");
+    assert!(
+        have == want,
+        "the source has changed: MEMFOLD_WRITE_HEADER=1 cargo test -p memfold-ffi --test header"
+    );
 }
 
 /// Every function is exported under its version, and nothing else is.
@@ -42,8 +47,10 @@ fn the_version_script_names_every_function() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
     let source = std::fs::read_to_string(directory.join("src/lib.rs")).expect("source");
     let script = std::fs::read_to_string(directory.join("memfold.map")).expect("memfold.map");
-    let mut functions: Vec<&str> =
-        source.lines().filter_map(|line| line.split("extern \"C\" fn ").nth(1)?.split('(').next()).collect();
+    let mut functions: Vec<&str> = source
+        .lines()
+        .filter_map(|line| line.split("extern \"C\" fn ").nth(1)?.split('(').next())
+        .collect();
     let mut named: Vec<&str> = script
         .lines()
         .filter_map(|line| line.trim().strip_suffix(';'))

@@ -34,7 +34,9 @@ unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _: usize, found: *mut
 fn has_go(mut notes: &[u8]) -> bool {
     const HEAD: usize = 3 * size_of::<u32>();
     while let Some(head) = notes.first_chunk::<HEAD>() {
-        let word = |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) as usize;
+        let word = |at: usize| {
+            u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) as usize
+        };
         let (name, content) = (word(0), word(4));
         if notes.get(HEAD..HEAD + name) == Some(NAME) {
             return true;

@@ -37,7 +37,9 @@ pub fn read() -> Result<Option<Order>, String> {
     let lines = || core::str::from_utf8(text).unwrap_or("").split(';');
     let of = |prefix: &str| lines().find_map(|line| line.strip_prefix(prefix));
     let door = of(DOOR).and_then(|text| text.split_once(','));
-    if let (Some(path), Some((door, key))) = (of(STATS), door.and_then(|(door, key)| Some((door, Key::parse(key)?)))) {
+    if let (Some(path), Some((door, key))) =
+        (of(STATS), door.and_then(|(door, key)| Some((door, Key::parse(key)?))))
+    {
         slots::open(Way { path, door, key });
         say::listen();
     }

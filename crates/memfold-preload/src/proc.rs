@@ -16,7 +16,9 @@ impl Statm {
     /// # Errors
     /// What `open` says: ENOENT without /proc.
     pub fn open() -> Result<Statm, Errno> {
-        Ok(Statm { fd: open(c"/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())? })
+        Ok(Statm {
+            fd: open(c"/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?,
+        })
     }
 
     /// In a child of fork: opens its own in place of its parent's, under the same number.
@@ -56,7 +58,9 @@ pub fn locked_bytes() -> u64 {
 /// Whether the kernel may merge equal pages of all memory of this process.
 pub fn merges() -> bool {
     // SAFETY: only asks; a kernel that doesn't know of it says EINVAL.
-    let answer = unsafe { system_call(libc::SYS_prctl, [libc::PR_GET_MEMORY_MERGE as usize, 0, 0, 0, 0, 0]) };
+    let answer = unsafe {
+        system_call(libc::SYS_prctl, [libc::PR_GET_MEMORY_MERGE as usize, 0, 0, 0, 0, 0])
+    };
     answer.is_ok_and(|on| on != 0)
 }
 
@@ -70,7 +74,8 @@ pub struct SharedMemory {
 
 /// Measures it. The kernel walks the page table for that: 20 ms for each GiB in single pages.
 pub fn shared_memory() -> SharedMemory {
-    let [all, own, bytes] = fields(c"/proc/self/smaps_rollup", ["Anonymous:", "Pss_Anon:", "Shared_Dirty:"]);
+    let [all, own, bytes] =
+        fields(c"/proc/self/smaps_rollup", ["Anonymous:", "Pss_Anon:", "Shared_Dirty:"]);
     let others_bytes = all.saturating_sub(own);
     SharedMemory { bytes: bytes.max(others_bytes), others_bytes }
 }
@@ -87,7 +92,10 @@ fn fields<const N: usize>(path: &core::ffi::CStr, names: [&str; N]) -> [u64; N] 
     let text = core::str::from_utf8(&text[..n]).unwrap_or("");
     names.map(|name| {
         let line = text.lines().find_map(|line| line.strip_prefix(name));
-        let kib: u64 = line.and_then(|l| l.split_ascii_whitespace().next()).and_then(|n| n.parse().ok()).unwrap_or(0);
+        let kib: u64 = line
+            .and_then(|l| l.split_ascii_whitespace().next())
+            .and_then(|n| n.parse().ok())
+            .unwrap_or(0);
         kib << 10
     })
 }

@@ -14,7 +14,9 @@ use memfold::policy::fair_share::share;
 use memfold::stats::Stats;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::maps::{Area, each_area, each_detailed, flag};
-use memfold_sys::memory::zone::{freeze_list, locked_bytes, overlaps_own, set_inherited, unfreeze_list};
+use memfold_sys::memory::zone::{
+    freeze_list, locked_bytes, overlaps_own, set_inherited, unfreeze_list,
+};
 use memfold_sys::raw::{program_break, set_signals_blocked};
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::bare;
@@ -147,8 +149,11 @@ pub fn abandon() {
 /// # Errors
 /// One line: what this process lacks.
 pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program, String> {
-    let features =
-        feature::MOVE | feature::THREAD_ID | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
+    let features = feature::MOVE
+        | feature::THREAD_ID
+        | feature::EVENT_REMAP
+        | feature::EVENT_REMOVE
+        | feature::EVENT_UNMAP;
     let uffd = Arc::new(Uffd::open(features, false).map_err(|e| format!("{e}"))?);
     let pagemap = Arc::new(Pagemap::open().map_err(|e| format!("/proc/self/pagemap: {e}"))?);
     let bin = Arc::new(Bin::new(pagemap.clone()).map_err(|e| format!("{e}"))?);
@@ -218,7 +223,9 @@ fn register_frames(pager: &Pager, uffd: &Uffd) -> Result<(), String> {
 /// The private anonymous area that holds an address at which a fault was, outside of what is managed.
 fn area_of(addr: usize) -> Option<(usize, usize)> {
     if overlaps_own(addr, addr + 1) {
-        say::die(format_args!("the engine has touched a frame of its own that is empty, at {addr:#x}"));
+        say::die(format_args!(
+            "the engine has touched a frame of its own that is empty, at {addr:#x}"
+        ));
     }
     let mut found = None;
     let _ = each_area(|area| {
@@ -252,17 +259,25 @@ impl Program {
         if let Err(why) = register_frames(&self.pager, &self.uffd) {
             say::die(format_args!("in a child of fork: {why}"));
         }
-        let stop = |why: core::fmt::Arguments| -> ! { say::die(format_args!("a child of fork was stopped: {why}")) };
-        let begun = self.statm.reopen().map_err(NotCopied::Refused).and_then(|()| self.watcher.begin_as_child());
+        let stop = |why: core::fmt::Arguments| -> ! {
+            say::die(format_args!("a child of fork was stopped: {why}"))
+        };
+        let begun = self
+            .statm
+            .reopen()
+            .map_err(NotCopied::Refused)
+            .and_then(|()| self.watcher.begin_as_child());
         match begun.and_then(|()| Ok(self.watcher.find_stray()?)) {
             Ok(None) => {}
-            Ok(Some(at)) => {
-                stop(format_args!("before memfold could serve it, it read zeros at {at:#x} in place of folded data"))
+            Ok(Some(at)) => stop(format_args!(
+                "before memfold could serve it, it read zeros at {at:#x} in place of folded data"
+            )),
+            Err(NotCopied::Refused(e)) => {
+                stop(format_args!("putting it under management failed: {e}"))
             }
-            Err(NotCopied::Refused(e)) => stop(format_args!("putting it under management failed: {e}")),
-            Err(NotCopied::Moving(what)) => {
-                stop(format_args!("{what} by other threads when it was made, and what it has of that can't be told"))
-            }
+            Err(NotCopied::Moving(what)) => stop(format_args!(
+                "{what} by other threads when it was made, and what it has of that can't be told"
+            )),
         }
         // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls this.
         if let Err(e) = unsafe { bare::restart_others() } {
@@ -449,13 +464,14 @@ impl Program {
         state.looks = state.looks.wrapping_add(1);
         let before = core::mem::replace(&mut state.anonymous, anonymous);
         let measured = self.measure_shared(&mut state);
-        let need =
-            anonymous.saturating_sub(state.others) + self.pager.away_bytes().saturating_sub(state.inherited_away);
+        let need = anonymous.saturating_sub(state.others)
+            + self.pager.away_bytes().saturating_sub(state.inherited_away);
         self.pager.stats().need_bytes.store(need, Relaxed);
         slots::set_need(need);
         let bounds = slots::bounds();
         let slower = 1 + state.company / LOOK_OTHERS;
-        let due = state.looks.is_multiple_of((LOOKS_A_SHARE / slower as u32).max(1)) || state.looks == 1;
+        let due =
+            state.looks.is_multiple_of((LOOKS_A_SHARE / slower as u32).max(1)) || state.looks == 1;
         if measured || due || state.bounds != bounds {
             state.bounds = bounds;
             self.take_share(&mut state, need);
@@ -488,7 +504,9 @@ impl Program {
                 self.pager.set_unmanaged_bytes(unmanaged);
                 match unmanaged > max {
                     // Why is said where it is found not to suit.
-                    true if proc::merges() => memfold::stats::add(&self.pager.stats().over_limit, 1),
+                    true if proc::merges() => {
+                        memfold::stats::add(&self.pager.stats().over_limit, 1)
+                    }
                     true => self.pager.unmanaged_past_the_limit(),
                     false => {}
                 }
@@ -647,7 +665,9 @@ impl Program {
                 out.push((start, end));
             }
         }
-        out.retain(|r| r.1 - r.0 >= SMALL_BYTES || self.pager.manages(r.0 - 1) || self.pager.manages(r.1));
+        out.retain(|r| {
+            r.1 - r.0 >= SMALL_BYTES || self.pager.manages(r.0 - 1) || self.pager.manages(r.1)
+        });
         out
     }
 }

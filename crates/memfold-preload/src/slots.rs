@@ -63,7 +63,8 @@ pub fn open(way: Way) {
     *WAY.lock() = Some(way);
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     // Where `memfold run` is gone or invisible the path may lead anywhere.
-    let seen = rustix::fs::open(way.path, flags, Mode::empty()).and_then(|file| Table::open(file, &way.key));
+    let seen = rustix::fs::open(way.path, flags, Mode::empty())
+        .and_then(|file| Table::open(file, &way.key));
     let found = seen.or_else(|_| {
         let (file, number) = door::ask(way.door.as_bytes(), &way.key)?;
         let table = Table::open(file, &way.key)?;
@@ -125,7 +126,10 @@ pub fn needs_of_others() -> Vec<u64> {
 fn find_number() -> Option<u32> {
     if BY_DOOR.load(Relaxed) != 0 {
         let way = (*WAY.lock())?;
-        return door::ask(way.door.as_bytes(), &way.key).ok().map(|(_, number)| number).filter(|n| *n != 0);
+        return door::ask(way.door.as_bytes(), &way.key)
+            .ok()
+            .map(|(_, number)| number)
+            .filter(|n| *n != 0);
     }
     let mut text = [0u8; 16];
     let len = rustix::fs::readlinkat_raw(CWD, c"/proc/self", &mut text[..]).ok()?;

@@ -19,7 +19,9 @@ pub fn exception(error: Error) -> PyErr {
         )),
         Error::Userfaultfd(_) => PyOSError::new_err(text),
         Error::System(_, errno) => match errno.raw_os_error() {
-            ENOMEM => PyMemoryError::new_err(format!("{text}: free some arrays, or raise ulimit -v")),
+            ENOMEM => {
+                PyMemoryError::new_err(format!("{text}: free some arrays, or raise ulimit -v"))
+            }
             EINVAL => PyValueError::new_err(text),
             ECHILD => PyRuntimeError::new_err(text),
             _ => PyOSError::new_err(text),

@@ -35,15 +35,26 @@ extern "C" fn on_segv(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
 
 /// Keeps addresses of the parent's that are free here from being given out again: what lies there would be taken for the parent's.
 fn keep_free(addrs: Range<usize>) {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    let flags =
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: a mapping that replaces none, and that nobody can touch.
-    unsafe { libc::mmap(addrs.start as *mut c_void, addrs.end - addrs.start, libc::PROT_NONE, flags, -1, 0) };
+    unsafe {
+        libc::mmap(
+            addrs.start as *mut c_void,
+            addrs.end - addrs.start,
+            libc::PROT_NONE,
+            flags,
+            -1,
+            0,
+        )
+    };
 }
 
 /// In a child of fork, before it goes on: its parent's addresses stay the parent's, and what a touch of them is to say.
 #[pyfunction]
 pub fn after_fork_in_child() {
-    let inherited: Vec<_> = heaps().into_iter().filter(|shared| !shared.heap.is_at_home()).collect();
+    let inherited: Vec<_> =
+        heaps().into_iter().filter(|shared| !shared.heap.is_at_home()).collect();
     for shared in &inherited {
         let mut lent = shared.lent.lock().unwrap_or_else(|e| e.into_inner());
         lent.sort_unstable_by_key(|addrs| addrs.start);

@@ -52,10 +52,13 @@ impl Api {
         }
         let api = Api(table as *const *const c_void);
         // SAFETY: this slot has had this function since numpy 1.0.
-        let version =
-            unsafe { std::mem::transmute::<*const c_void, extern "C" fn() -> u32>(*api.0.add(GET_VERSION))() };
+        let version = unsafe {
+            std::mem::transmute::<*const c_void, extern "C" fn() -> u32>(*api.0.add(GET_VERSION))()
+        };
         if version < VERSION_MIN {
-            return Err(PyRuntimeError::new_err("memfold needs numpy 1.22 or newer: pip install --upgrade numpy"));
+            return Err(PyRuntimeError::new_err(
+                "memfold needs numpy 1.22 or newer: pip install --upgrade numpy",
+            ));
         }
         Ok(api)
     }
@@ -65,7 +68,11 @@ impl Api {
         // SAFETY: from 1.22 on this slot is a pointer to a variable that holds the capsule of numpy's own handler, which lives as
         // long as numpy, which is never unloaded.
         unsafe {
-            ffi::PyCapsule_GetPointer(**self.0.add(DEFAULT_HANDLER).cast::<*const *mut ffi::PyObject>(), CAPSULE).cast()
+            ffi::PyCapsule_GetPointer(
+                **self.0.add(DEFAULT_HANDLER).cast::<*const *mut ffi::PyObject>(),
+                CAPSULE,
+            )
+            .cast()
         }
     }
 }
@@ -112,7 +119,11 @@ impl Folding {
         let new = self.malloc(bytes)?;
         // SAFETY: as the caller says; both have so many bytes.
         unsafe {
-            copy_nonoverlapping(at.cast::<u8>(), new.cast(), bytes.min(libc::malloc_usable_size(at)));
+            copy_nonoverlapping(
+                at.cast::<u8>(),
+                new.cast(),
+                bytes.min(libc::malloc_usable_size(at)),
+            );
             libc::free(at);
         }
         Some(new)
@@ -201,7 +212,11 @@ unsafe extern "C" fn free(ctx: *mut c_void, at: *mut c_void, bytes: usize) {
     unsafe {
         let own = Own::of(ctx);
         let others = own.others();
-        if own.folding.owns(at) { own.folding.free(at) } else { (others.free)(others.ctx, at, bytes) }
+        if own.folding.owns(at) {
+            own.folding.free(at)
+        } else {
+            (others.free)(others.ctx, at, bytes)
+        }
     }
 }
 
@@ -221,7 +236,11 @@ pub fn make_handler(py: Python<'_>, engine: &Engine, threshold: usize) -> PyResu
     name.iter_mut().zip(b"memfold").for_each(|(to, from)| *to = *from as c_char);
     let allocator = Allocator { ctx: null_mut(), malloc, calloc, realloc, free };
     let folding = Folding { shared: engine.shared.clone(), threshold };
-    let own = Box::into_raw(Box::new(Own { handler: Handler { name, version: 1, allocator }, folding, others }));
+    let own = Box::into_raw(Box::new(Own {
+        handler: Handler { name, version: 1, allocator },
+        folding,
+        others,
+    }));
     // SAFETY: just made, and nobody else has it yet.
     let capsule = unsafe {
         (*own).handler.allocator.ctx = own.cast();
@@ -241,7 +260,9 @@ pub fn set_handler(py: Python<'_>, handler: &Bound<'_, PyAny>) -> PyResult<Py<Py
     type Set = unsafe extern "C" fn(*mut ffi::PyObject) -> *mut ffi::PyObject;
     let api = Api::get(py)?;
     // SAFETY: this slot has this function from 1.22 on; it takes a borrowed capsule of a handler.
-    let previous = unsafe { std::mem::transmute::<*const c_void, Set>(*api.0.add(SET_HANDLER))(handler.as_ptr()) };
+    let previous = unsafe {
+        std::mem::transmute::<*const c_void, Set>(*api.0.add(SET_HANDLER))(handler.as_ptr())
+    };
     // SAFETY: a new reference, or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(py, previous) }.map(Bound::unbind)
 }

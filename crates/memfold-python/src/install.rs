@@ -67,7 +67,8 @@ unsafe extern "C" fn realloc(ctx: *mut c_void, at: *mut c_void, bytes: usize) ->
             return owner.folding.realloc(at, bytes);
         }
         let newest = newest();
-        let taken = if newest.active.load(Relaxed) { newest.folding.take_over(at, bytes) } else { None };
+        let taken =
+            if newest.active.load(Relaxed) { newest.folding.take_over(at, bytes) } else { None };
         taken.unwrap_or_else(|| (newest.original.realloc)(ctx, at, bytes))
     }
 }
@@ -93,7 +94,9 @@ pub fn install(py: Python<'_>, engine: &Engine, threshold: usize) -> PyResult<()
     // SAFETY: what was installed is never freed.
     let before = unsafe { older.as_ref() };
     if before.is_some_and(|before| before.active.load(Relaxed)) {
-        return Err(PyRuntimeError::new_err("memfold is installed already: call memfold.uninstall() first"));
+        return Err(PyRuntimeError::new_err(
+            "memfold is installed already: call memfold.uninstall() first",
+        ));
     }
     // SAFETY: numpy's own handler, which stays in place.
     let current = unsafe { (*handler).allocator };

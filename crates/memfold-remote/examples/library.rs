@@ -16,7 +16,9 @@ const DATA: usize = 256 << 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [url, swap] = &args[..] else { return Err("give the store's URL and a directory for the swap file".into()) };
+    let [url, swap] = &args[..] else {
+        return Err("give the store's URL and a directory for the swap file".into());
+    };
     // Nobody else may reach the socket: a directory that only we enter.
     let dir = std::env::temp_dir().join(format!("memfold-library-{}", std::process::id()));
     fs::DirBuilder::new().mode(0o700).create(&dir)?;
@@ -39,11 +41,16 @@ fn run(url: &str, swap: &str, socket: &Path) -> Result<(), Box<dyn Error>> {
         .build()?;
     let mut region = memory.region(DATA)?;
     // Numbers that don't compress.
-    let number = |i: usize| (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(i as u32 % 61);
+    let number =
+        |i: usize| (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(i as u32 % 61);
     for (i, word) in region.as_mut_slice().chunks_exact_mut(8).enumerate() {
         word.copy_from_slice(&number(i).to_ne_bytes());
     }
-    let right = region.as_slice().chunks_exact(8).enumerate().all(|(i, word)| word == number(i).to_ne_bytes());
+    let right = region
+        .as_slice()
+        .chunks_exact(8)
+        .enumerate()
+        .all(|(i, word)| word == number(i).to_ne_bytes());
     let stats = memory.stats();
     let mib = |pages: u64| pages >> 8;
     println!(

@@ -18,7 +18,8 @@ pub fn each_connection(listener: &UnixListener, mut each: impl FnMut(UnixStream)
                 pause = PAUSE_MIN;
                 each(stream);
             }
-            Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+            Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {
+            }
             Err(_) => {
                 thread::sleep(pause);
                 pause = (pause * 2).min(PAUSE_MAX);

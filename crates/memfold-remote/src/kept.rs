@@ -38,7 +38,8 @@ fn since_boot() -> Duration {
 impl Kept {
     /// No key is there yet. Keys live for `expiry`.
     pub fn new(expiry: Duration) -> Kept {
-        let state = State { whole: since_boot(), begun: None, last: None, why: None, has_warned: false };
+        let state =
+            State { whole: since_boot(), begun: None, last: None, why: None, has_warned: false };
         Kept { expiry, state: Mutex::new(state) }
     }
 
@@ -53,7 +54,8 @@ impl Kept {
 
     fn begin(&self, now: Duration) -> bool {
         let mut state = self.state();
-        let is_due = state.begun.is_some() || now.saturating_sub(state.whole) >= self.expiry / PASSES;
+        let is_due =
+            state.begun.is_some() || now.saturating_sub(state.whole) >= self.expiry / PASSES;
         if is_due && (state.begun.is_none() || state.last.is_none()) {
             // No key has been reached yet.
             state.begun = Some(now);
@@ -103,9 +105,17 @@ impl Kept {
             return warns.then_some(Text { text, is_calm: false });
         }
         let has_warned = state.has_warned;
-        *state = State { whole: state.begun.unwrap_or(now), begun: None, last: None, why: None, has_warned: false };
+        *state = State {
+            whole: state.begun.unwrap_or(now),
+            begun: None,
+            last: None,
+            why: None,
+            has_warned: false,
+        };
         if age > self.expiry && !is_empty {
-            return self.late(age).map(|text| Text { text: format!("data may be lost: {text}"), is_calm: false });
+            return self
+                .late(age)
+                .map(|text| Text { text: format!("data may be lost: {text}"), is_calm: false });
         }
         has_warned.then(|| Text { text: "its keys are refreshed again".to_string(), is_calm: true })
     }
@@ -131,7 +141,13 @@ impl Kept {
     }
 
     fn late(&self, age: Duration) -> Option<String> {
-        let text = || format!("the keys were not refreshed for {}, and live for {}", span(age), span(self.expiry));
+        let text = || {
+            format!(
+                "the keys were not refreshed for {}, and live for {}",
+                span(age),
+                span(self.expiry)
+            )
+        };
         (age > self.expiry).then(text)
     }
 }
@@ -165,7 +181,9 @@ mod tests {
     }
 
     fn fails(kept: &Kept, now: Duration) -> Option<String> {
-        kept.begin(now).then(|| kept.take(now, Err("no route".to_string()), false))?.map(|text| text.text)
+        kept.begin(now)
+            .then(|| kept.take(now, Err("no route".to_string()), false))?
+            .map(|text| text.text)
     }
 
     #[test]
@@ -188,7 +206,10 @@ mod tests {
         let (kept, at) = kept();
         assert_eq!(fails(&kept, at(11)), None);
         let text = fails(&kept, at(13)).unwrap();
-        assert!(text.contains("for 13 h and expire in 11 h") && text.ends_with("no route"), "{text}");
+        assert!(
+            text.contains("for 13 h and expire in 11 h") && text.ends_with("no route"),
+            "{text}"
+        );
         assert_eq!(fails(&kept, at(14)), None);
         assert!(kept.begin(at(20)));
         let text = kept.take(at(20), Ok(()), false).unwrap();
@@ -209,6 +230,10 @@ mod tests {
         let (kept, at) = kept();
         assert!(kept.begin(at(30)));
         let text = kept.take(at(30), Ok(()), false).unwrap();
-        assert!(!text.is_calm && text.text.contains("lost") && text.text.contains("30 h"), "{}", text.text);
+        assert!(
+            !text.is_calm && text.text.contains("lost") && text.text.contains("30 h"),
+            "{}",
+            text.text
+        );
     }
 }

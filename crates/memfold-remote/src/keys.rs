@@ -71,7 +71,8 @@ impl Keys {
     /// Up to `count` objects above one, in order. `None` is below the first.
     pub fn after(&self, last: Option<(u64, u64)>, count: usize) -> Vec<(u64, u64)> {
         let engines = self.engines();
-        let mut ids: Vec<u64> = engines.keys().copied().filter(|id| last.is_none_or(|last| *id >= last.0)).collect();
+        let mut ids: Vec<u64> =
+            engines.keys().copied().filter(|id| last.is_none_or(|last| *id >= last.0)).collect();
         ids.sort_unstable();
         let of = |id: u64| {
             let from = last.filter(|last| last.0 == id).map_or(0, |last| last.1 + 1);
@@ -84,7 +85,8 @@ impl Keys {
     /// are forgotten.
     pub fn orphans(&self, count: usize, has_ended: impl Fn(&Process) -> bool) -> Vec<(u64, u64)> {
         let mut engines = self.engines();
-        let is_over = |engine: &Engine| engine.lines == 0 && engine.process.as_ref().is_some_and(&has_ended);
+        let is_over =
+            |engine: &Engine| engine.lines == 0 && engine.process.as_ref().is_some_and(&has_ended);
         engines.retain(|_, engine| !(engine.numbers.is_empty() && is_over(engine)));
         let over = engines.iter().filter(|(_, engine)| is_over(engine));
         over.flat_map(|(id, engine)| engine.numbers.iter().map(|n| (*id, *n))).take(count).collect()

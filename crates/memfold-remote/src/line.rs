@@ -2,7 +2,8 @@
 use crate::process::Process;
 use crate::store::{Store, Trouble};
 use memfold_sys::remote::{
-    Answer, BYTES_MAX, DELETE, DONE, ENTRIES_MAX, Entry, FAILED, GET, HELLO, KEEP, LOST, PUT, Request,
+    Answer, BYTES_MAX, DELETE, DONE, ENTRIES_MAX, Entry, FAILED, GET, HELLO, KEEP, LOST, PUT,
+    Request,
 };
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -60,7 +61,12 @@ impl Line {
             return Err(ErrorKind::PermissionDenied.into());
         }
         let job = receive(&mut stream)?.ok_or(ErrorKind::UnexpectedEof)?;
-        let engine = job.entries.first().filter(|_| job.request.what == HELLO).ok_or(ErrorKind::InvalidData)?.number;
+        let engine = job
+            .entries
+            .first()
+            .filter(|_| job.request.what == HELLO)
+            .ok_or(ErrorKind::InvalidData)?
+            .number;
         store.keys.enter(engine, Process::of(peer.pid));
         Ok(Arc::new(Line {
             store,
@@ -161,7 +167,9 @@ fn peer(stream: &UnixStream) -> io::Result<libc::ucred> {
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let to = (&raw mut peer).cast();
     // SAFETY: `to` leads to a local of the length that is given.
-    let done = unsafe { libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len) };
+    let done = unsafe {
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len)
+    };
     if done == 0 { Ok(peer) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -178,7 +186,8 @@ fn receive(stream: &mut impl Read) -> io::Result<Option<Job>> {
     }
     let mut bytes = vec![0; request.entries as usize * Entry::BYTES];
     stream.read_exact(&mut bytes)?;
-    let entries = bytes.chunks_exact(Entry::BYTES).map(|b| Entry::of_bytes(b.try_into().expect("16 bytes")));
+    let entries =
+        bytes.chunks_exact(Entry::BYTES).map(|b| Entry::of_bytes(b.try_into().expect("16 bytes")));
     let entries: Vec<Entry> = entries.collect();
     let total: usize = entries.iter().map(|e| e.len as usize).sum();
     if total > BYTES_MAX || (request.what == GET && entries.iter().any(|e| e.len == 0)) {

@@ -1,7 +1,9 @@
 //! One connection to the store: a server, or the servers of a cluster.
 use crate::settings::Settings;
 use redis::cluster::{ClusterClient, ClusterConnection, cluster_pipe};
-use redis::{Client, Cmd, Connection, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo, RedisResult};
+use redis::{
+    Client, Cmd, Connection, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo, RedisResult,
+};
 use redis::{TlsCertificates, Value};
 use std::time::Duration;
 
@@ -19,7 +21,8 @@ pub enum Link {
 impl Link {
     /// Connects and authenticates. Each answer may take `patience`.
     pub fn open(settings: &Settings, patience: Duration) -> RedisResult<Link> {
-        let mut redis = RedisConnectionInfo::default().set_db(settings.database).set_skip_set_lib_name();
+        let mut redis =
+            RedisConnectionInfo::default().set_db(settings.database).set_skip_set_lib_name();
         if let Some(password) = &settings.password {
             redis = redis.set_password(password);
         }
@@ -34,7 +37,8 @@ impl Link {
             };
             Ok(addr.into_connection_info()?.set_redis_settings(redis.clone()))
         };
-        let certificates = settings.ca.clone().map(|ca| TlsCertificates { client_tls: None, root_cert: Some(ca) });
+        let certificates =
+            settings.ca.clone().map(|ca| TlsCertificates { client_tls: None, root_cert: Some(ca) });
         if settings.is_cluster {
             let nodes = settings.nodes.iter().map(info).collect::<RedisResult<Vec<_>>>()?;
             let mut builder = ClusterClient::builder(nodes)

@@ -45,7 +45,8 @@ impl Links {
     pub fn take(&self, work: Work, deadline: Instant) -> Option<Lent<'_>> {
         let mut inner = self.inner();
         while inner.lent == LINKS_MAX || work == Work::Move && inner.moving == MOVES_MAX {
-            let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+            let left =
+                deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
             inner = self.returned.wait_timeout(inner, left).expect("nobody panics with the lock").0;
         }
         inner.lent += 1;
@@ -87,13 +88,16 @@ mod tests {
         let past = Instant::now();
         let moves: Vec<_> = (0..MOVES_MAX).map(|_| links.take(Work::Move, past).unwrap()).collect();
         assert!(links.take(Work::Move, past).is_none());
-        let mut reads: Vec<_> = (MOVES_MAX..LINKS_MAX).map(|_| links.take(Work::Read, past).unwrap()).collect();
+        let mut reads: Vec<_> =
+            (MOVES_MAX..LINKS_MAX).map(|_| links.take(Work::Read, past).unwrap()).collect();
         assert!(links.take(Work::Read, past).is_none());
         drop(moves);
         reads.extend((0..MOVES_MAX).map(|_| links.take(Work::Read, past).unwrap()));
         assert!(links.take(Work::Move, past).is_none());
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| links.take(Work::Move, Instant::now() + Duration::from_secs(60)).is_some());
+            let waits = scope.spawn(|| {
+                links.take(Work::Move, Instant::now() + Duration::from_secs(60)).is_some()
+            });
             reads.clear();
             assert!(waits.join().unwrap(), "who waits is told");
         });

@@ -33,7 +33,8 @@ impl Service {
         // Twice is no harm: somebody has installed one before.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut run = [0; 16];
-        memfold_sys::disk::swapfile::random(&mut run).map_err(|e| format!("no random bytes: {e}"))?;
+        memfold_sys::disk::swapfile::random(&mut run)
+            .map_err(|e| format!("no random bytes: {e}"))?;
         let run: String = run.iter().map(|byte| format!("{byte:02x}")).collect();
         let store = Store::new(settings, run);
         let name = &store.settings.name;
@@ -61,7 +62,10 @@ impl Service {
         if !self.is_own() {
             return Err(ErrorKind::PermissionDenied.into());
         }
-        let Some(listener) = self.listener.lock().expect("nobody panics with the lock").take() else { return Ok(()) };
+        let Some(listener) = self.listener.lock().expect("nobody panics with the lock").take()
+        else {
+            return Ok(());
+        };
         let store = self.store.clone();
         named("memfold-remote", move || {
             let mut lines = Lines::default();
@@ -119,7 +123,10 @@ impl Lines {
         let mut open = self.open();
         open.retain(|line| line.strong_count() > 0);
         if open.len() as u64 >= descriptors() / LINES_SHARE {
-            let idle = open.iter().filter_map(Weak::upgrade).filter_map(|line| Some((line.last_use()?, line)));
+            let idle = open
+                .iter()
+                .filter_map(Weak::upgrade)
+                .filter_map(|line| Some((line.last_use()?, line)));
             if let Some((_, line)) = idle.min_by_key(|(used, _)| *used) {
                 line.close();
             }

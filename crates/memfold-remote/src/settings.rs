@@ -48,14 +48,20 @@ impl Settings {
             _ => return wrong("write redis://, rediss://, redis-cluster:// or rediss-cluster://"),
         };
         if rest.contains('@') {
-            return Err("a password in the URL can be seen by others; put it in a file for --remote-auth".to_string());
+            return Err(
+                "a password in the URL can be seen by others; put it in a file for --remote-auth"
+                    .to_string(),
+            );
         }
         let (hosts, database) = rest.split_once('/').unwrap_or((rest, ""));
-        let Ok(database) = (if database.is_empty() { Ok(0) } else { database.parse::<u16>() }) else {
+        let Ok(database) = (if database.is_empty() { Ok(0) } else { database.parse::<u16>() })
+        else {
             return wrong("after the / is the number of the database, or nothing");
         };
         let nodes = hosts.split(',').map(node).collect::<Option<Vec<_>>>();
-        let Some(nodes) = nodes else { return wrong("a host is HOST, HOST:PORT or [ADDRESS]:PORT") };
+        let Some(nodes) = nodes else {
+            return wrong("a host is HOST, HOST:PORT or [ADDRESS]:PORT");
+        };
         is_cluster |= nodes.len() > 1;
         if is_cluster && database != 0 {
             return wrong("a cluster has database 0 only");
@@ -82,14 +88,22 @@ impl Settings {
         let (file, text) = read(path)?;
         let meta = file.metadata().map_err(|e| named(path, e))?;
         if meta.mode() & 0o077 != 0 {
-            return Err(named(path, format!("others may read it (mode {:o}); chmod 600 it", meta.mode() & 0o777)));
+            return Err(named(
+                path,
+                format!("others may read it (mode {:o}); chmod 600 it", meta.mode() & 0o777),
+            ));
         }
         let text = String::from_utf8(text).map_err(|_| named(path, "not in UTF-8"))?;
         let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
         (self.user, self.password) = match lines[..] {
             [password] => (None, Some(password.to_string())),
             [user, password] => (Some(user.to_string()), Some(password.to_string())),
-            _ => return Err(named(path, "it must have the password, or user and password on a line each")),
+            _ => {
+                return Err(named(
+                    path,
+                    "it must have the password, or user and password on a line each",
+                ));
+            }
         };
         Ok(())
     }
@@ -163,7 +177,10 @@ mod tests {
         assert!(!one.is_cluster && !one.is_tls);
         let many = parse("rediss://a:1,[::1]:2,c").unwrap();
         assert!(many.is_cluster && many.is_tls);
-        assert_eq!(many.nodes, [("a".to_string(), 1), ("::1".to_string(), 2), ("c".to_string(), 6379)]);
+        assert_eq!(
+            many.nodes,
+            [("a".to_string(), 1), ("::1".to_string(), 2), ("c".to_string(), 6379)]
+        );
         assert!(parse("redis-cluster://a").unwrap().is_cluster);
     }
 
@@ -194,13 +211,23 @@ mod tests {
         assert!(settings.set_auth(&path).unwrap_err().contains("chmod 600"));
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
         settings.set_auth(&path).unwrap();
-        assert_eq!((settings.user.as_deref(), settings.password.as_deref()), (None, Some("secret")));
+        assert_eq!(
+            (settings.user.as_deref(), settings.password.as_deref()),
+            (None, Some("secret"))
+        );
         std::fs::write(&path, "me\nsecret\n").unwrap();
         settings.set_auth(&path).unwrap();
-        assert_eq!((settings.user.as_deref(), settings.password.as_deref()), (Some("me"), Some("secret")));
+        assert_eq!(
+            (settings.user.as_deref(), settings.password.as_deref()),
+            (Some("me"), Some("secret"))
+        );
         let mut tls = parse("rediss://a").unwrap();
         tls.set_auth(&path).unwrap();
-        assert!(settings.shows_password() && !tls.shows_password() && !parse("redis://a").unwrap().shows_password());
+        assert!(
+            settings.shows_password()
+                && !tls.shows_password()
+                && !parse("redis://a").unwrap().shows_password()
+        );
         std::fs::write(&path, "\n").unwrap();
         assert!(settings.set_auth(&path).is_err());
         assert!(settings.set_ca(&path).unwrap_err().contains("rediss://"));

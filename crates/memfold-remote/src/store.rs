@@ -60,7 +60,14 @@ impl Store {
     pub fn new(settings: Settings, run: String) -> Store {
         let kept = Kept::new(settings.expiry);
         let (keys, links) = (Keys::new(run), Links::default());
-        Store { settings, keys, links, kept, requests: AtomicU64::new(0), ended: RwLock::new(false) }
+        Store {
+            settings,
+            keys,
+            links,
+            kept,
+            requests: AtomicU64::new(0),
+            ended: RwLock::new(false),
+        }
     }
 
     /// Whether [`Store::delete_all`] has begun.
@@ -75,25 +82,38 @@ impl Store {
 
     /// A connection for some requests. They are waited for as long as for a read: longer, nobody waits for the answer.
     fn lend(&self, work: Work, deadline: Instant) -> Result<Lent<'_>, Trouble> {
-        let busy = || Trouble::Failed(format!("too many requests for {} s", self.settings.timeout.as_secs()));
+        let busy = || {
+            Trouble::Failed(format!("too many requests for {} s", self.settings.timeout.as_secs()))
+        };
         self.links.take(work, deadline.max(Instant::now() + self.settings.timeout)).ok_or_else(busy)
     }
 
     /// One try at some commands. After an error the connection is given up.
-    fn attempt(&self, lent: &mut Lent<'_>, commands: &[Cmd], patience: Duration) -> Result<Vec<Value>, RedisError> {
+    fn attempt(
+        &self,
+        lent: &mut Lent<'_>,
+        commands: &[Cmd],
+        patience: Duration,
+    ) -> Result<Vec<Value>, RedisError> {
         let link = match lent.link.take() {
             Some(link) => Ok(link),
             None => Link::open(&self.settings, patience),
         };
         let mut link = link?;
-        let values = link.all(commands.iter().cloned()).inspect_err(|_| self.links.forget_free())?;
+        let values =
+            link.all(commands.iter().cloned()).inspect_err(|_| self.links.forget_free())?;
         lent.link = Some(link);
         Ok(values)
     }
 
     /// Tries commands until they succeed or the time is up, but twice at least: the first try may only find that the
     /// connection is gone. The connection with which they did is still the caller's.
-    fn insist(&self, work: Work, commands: &[Cmd], deadline: Instant) -> Result<(Vec<Value>, Lent<'_>), Trouble> {
+    fn insist(
+        &self,
+        work: Work,
+        commands: &[Cmd],
+        deadline: Instant,
+    ) -> Result<(Vec<Value>, Lent<'_>), Trouble> {
         let mut lent = self.lend(work, deadline)?;
         let patience = PATIENCE.min(self.settings.timeout);
         let mut pause = PAUSE_MIN;
@@ -130,7 +150,10 @@ impl Store {
             text
         })?;
         if values.get(1) != Some(&Value::BulkString(b"fold".to_vec())) {
-            return Err(format!("it does not give back what it was given, but {:?}", values.get(1)));
+            return Err(format!(
+                "it does not give back what it was given, but {:?}",
+                values.get(1)
+            ));
         }
         let link = lent.link.as_mut().expect("it has just been used");
         let about = match link.info("default") {
@@ -143,9 +166,9 @@ impl Store {
             return Err("it is one of a cluster: write redis-cluster://".to_string());
         }
         match dropping_policy(&about) {
-            Some(policy) => {
-                Err(format!("its maxmemory-policy is {policy}: it may drop data that is needed; set it to noeviction"))
-            }
+            Some(policy) => Err(format!(
+                "its maxmemory-policy is {policy}: it may drop data that is needed; set it to noeviction"
+            )),
             None => Ok(()),
         }
     }
@@ -183,9 +206,12 @@ impl Store {
     /// # Errors
     /// One is not there, or the time is up.
     pub fn get(&self, engine: u64, entries: &[Entry]) -> Result<Vec<Vec<u8>>, Trouble> {
-        let commands: Vec<Cmd> =
-            entries.iter().map(|e| get(&self.keys.name(engine, e.number), e.offset, e.len)).collect();
-        let (values, mut lent) = self.insist(Work::Read, &commands, Instant::now() + self.settings.timeout)?;
+        let commands: Vec<Cmd> = entries
+            .iter()
+            .map(|e| get(&self.keys.name(engine, e.number), e.offset, e.len))
+            .collect();
+        let (values, mut lent) =
+            self.insist(Work::Read, &commands, Instant::now() + self.settings.timeout)?;
         let mut parts = Vec::with_capacity(entries.len());
         for (entry, value) in entries.iter().zip(values) {
             let key = || self.keys.name(engine, entry.number);
@@ -208,10 +234,14 @@ impl Store {
     /// # Errors
     /// Any of them may be left.
     pub fn delete(&self, which: &[(u64, u64)], deadline: Instant) -> Result<(), Trouble> {
-        let commands: Vec<Cmd> =
-            which.iter().map(|(engine, number)| delete(&self.keys.name(*engine, *number))).collect();
+        let commands: Vec<Cmd> = which
+            .iter()
+            .map(|(engine, number)| delete(&self.keys.name(*engine, *number)))
+            .collect();
         self.insist(Work::Move, &commands, deadline)?;
-        which.iter().for_each(|(engine, number)| self.keys.remove(*engine, std::iter::once(*number)));
+        which
+            .iter()
+            .for_each(|(engine, number)| self.keys.remove(*engine, std::iter::once(*number)));
         Ok(())
     }
 
@@ -229,7 +259,8 @@ impl Store {
                 return Ok(());
             }
             self.delete(&some, deadline).map_err(|trouble| {
-                let (name, why, expiry) = (&self.settings.name, trouble.text(), self.settings.expiry.as_secs());
+                let (name, why, expiry) =
+                    (&self.settings.name, trouble.text(), self.settings.expiry.as_secs());
                 format!("{name}: some keys are left, and expire within {expiry} s: {why}")
             })?;
         }
@@ -263,7 +294,8 @@ impl Store {
         loop {
             let some = self.keys.after(self.kept.at(), BATCH);
             let Some(end) = some.last() else { return Ok(()) };
-            let commands: Vec<Cmd> = some.iter().map(|(engine, n)| self.expire(*engine, *n)).collect();
+            let commands: Vec<Cmd> =
+                some.iter().map(|(engine, n)| self.expire(*engine, *n)).collect();
             if self.has_ended() {
                 return Err("the run has ended".to_string());
             }
@@ -300,7 +332,9 @@ fn dropping_policy(about: &str) -> Option<&str> {
     for line in about.lines() {
         match line.trim().split_once(':') {
             Some(("maxmemory", bytes)) => limited = bytes != "0",
-            Some(("maxmemory_policy", policy)) if limited && policy != "noeviction" => return Some(policy),
+            Some(("maxmemory_policy", policy)) if limited && policy != "noeviction" => {
+                return Some(policy);
+            }
             _ => {}
         }
     }
@@ -329,8 +363,9 @@ mod tests {
 
     #[test]
     fn a_server_that_drops_keys_is_recognised() {
-        let about =
-            |max: &str, policy: &str| format!("used_memory:5\r\nmaxmemory:{max}\r\nmaxmemory_policy:{policy}\r\n");
+        let about = |max: &str, policy: &str| {
+            format!("used_memory:5\r\nmaxmemory:{max}\r\nmaxmemory_policy:{policy}\r\n")
+        };
         assert_eq!(dropping_policy(&about("0", "allkeys-lru")), None, "it never is full");
         assert_eq!(dropping_policy(&about("100", "noeviction")), None);
         assert_eq!(dropping_policy(&about("100", "volatile-lru")), Some("volatile-lru"));

@@ -51,7 +51,8 @@ impl World {
 
     fn fill(&mut self, pages: std::ops::Range<usize>, share: usize) {
         for n in pages {
-            self.region.as_mut_slice()[n * PAGE..][..PAGE].copy_from_slice(&partly_random(n as u64, share));
+            self.region.as_mut_slice()[n * PAGE..][..PAGE]
+                .copy_from_slice(&partly_random(n as u64, share));
         }
     }
 
@@ -83,7 +84,11 @@ fn b3_a_region_goes_on_to_a_real_server_and_every_byte_comes_back() {
     let mut world = World::new(&server.url(), pages, None);
     world.fill(0..pages, 0);
     let keys = server.keys();
-    assert!(keys.len() > 100 && keys.iter().all(|key| key.starts_with("memfold:")), "{} keys", keys.len());
+    assert!(
+        keys.len() > 100 && keys.iter().all(|key| key.starts_with("memfold:")),
+        "{} keys",
+        keys.len()
+    );
     assert!((0..pages).all(|n| world.is_right(n, 0)));
     assert!(world.count(|s| &s.remote_out) > 4096 && world.count(|s| &s.remote_in) > 4096);
     world.memory.check().unwrap();
@@ -204,7 +209,11 @@ fn c2_a_fault_on_pool_memory_is_served_while_the_store_does_not_answer() {
         }
         let (done, still) = (second.is_finished(), reached.load(Relaxed));
         server.pause(false);
-        assert!(done, "it waits for a server that it does not need, at page {} of {near}", seen.load(Relaxed));
+        assert!(
+            done,
+            "it waits for a server that it does not need, at page {} of {near}",
+            seen.load(Relaxed)
+        );
         assert_eq!(still, at, "the first thread waits all the time");
         assert!(second.join().unwrap() && first.join().unwrap(), "every byte is right");
     });
@@ -237,7 +246,10 @@ fn b3_keys_outlive_their_expiry_while_the_run_lives_and_not_when_it_is_killed() 
     // What it leaves behind is removed too.
     let dir = Scratch::new();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "a_program_that_is_killed", "--nocapture"]).env(URL, server.url()).env("TMPDIR", &dir.0);
+    command
+        .args(["--exact", "a_program_that_is_killed", "--nocapture"])
+        .env(URL, server.url())
+        .env("TMPDIR", &dir.0);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line == "filled"));

@@ -66,7 +66,10 @@ impl World {
     }
 
     fn await_line(&mut self, line: &str) {
-        assert!(self.lines.by_ref().map(Result::unwrap).any(|said| said == line), "the service has ended");
+        assert!(
+            self.lines.by_ref().map(Result::unwrap).any(|said| said == line),
+            "the service has ended"
+        );
     }
 
     fn tell(&mut self, what: &str) {
@@ -84,7 +87,9 @@ impl World {
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
         // SAFETY: only asks.
         let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64;
-        Duration::from_millis((fields[11..13].iter().map(|f| f.parse::<u64>().unwrap()).sum::<u64>()) * 1000 / ticks)
+        Duration::from_millis(
+            (fields[11..13].iter().map(|f| f.parse::<u64>().unwrap()).sum::<u64>()) * 1000 / ticks,
+        )
     }
 }
 
@@ -115,7 +120,8 @@ fn gets(remote: &SocketRemote, engine: u64) -> bool {
         to == object(engine, number)
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (1..4).map(|number| scope.spawn(move || (0..5).all(|_| get(number)))).collect();
+        let threads: Vec<_> =
+            (1..4).map(|number| scope.spawn(move || (0..5).all(|_| get(number)))).collect();
         threads.into_iter().all(|thread| thread.join().unwrap())
     })
 }
@@ -125,7 +131,8 @@ fn each(remotes: &[SocketRemote], does: impl Fn(&SocketRemote, u64) -> bool + Sy
     let does = &does;
     std::thread::scope(|scope| {
         let engines = remotes.iter().zip(1..);
-        let threads: Vec<_> = engines.map(|(remote, engine)| scope.spawn(move || does(remote, engine))).collect();
+        let threads: Vec<_> =
+            engines.map(|(remote, engine)| scope.spawn(move || does(remote, engine))).collect();
         threads.into_iter().all(|thread| thread.join().unwrap())
     })
 }
@@ -159,7 +166,10 @@ fn more_engines_than_descriptors_are_served_all_the_same() {
     for (remote, engine) in remotes.iter().zip(1..) {
         puts(remote, engine);
     }
-    assert!(remotes.iter().zip(1..).all(|(remote, engine)| gets(remote, engine)), "every byte is right");
+    assert!(
+        remotes.iter().zip(1..).all(|(remote, engine)| gets(remote, engine)),
+        "every byte is right"
+    );
     assert!(world.descriptors() <= 64);
 }
 
@@ -180,7 +190,10 @@ fn a_service_without_descriptors_sleeps_until_there_are_some() {
         own = memfold_sys::thread::cpu_ns() - begun;
     }
     let taken = world.cpu() - before;
-    assert!(taken < Duration::from_millis(75), "{taken:?} in which a thread that spins gets 300 ms");
+    assert!(
+        taken < Duration::from_millis(75),
+        "{taken:?} in which a thread that spins gets 300 ms"
+    );
     world.tell("free all");
     let remote = remote(&world.socket);
     assert!(put_and_get(&remote, 1));

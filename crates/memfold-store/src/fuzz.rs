@@ -70,15 +70,20 @@ pub fn round_trip(data: &[u8]) {
             order,
         )
     };
-    let Encoded::Object { format, mixed, head, head_len, body, len, .. } = encoded.expect("the codec works") else {
+    let Encoded::Object { format, mixed, head, head_len, body, len, .. } =
+        encoded.expect("the codec works")
+    else {
         assert!(bytes.iter().all(|byte| *byte == 0));
         return;
     };
     // SAFETY: the parts that `encode` says; head and body may be empty.
-    let payload =
-        unsafe { [core::slice::from_raw_parts(head, head_len), core::slice::from_raw_parts(body, len)].concat() };
+    let payload = unsafe {
+        [core::slice::from_raw_parts(head, head_len), core::slice::from_raw_parts(body, len)]
+            .concat()
+    };
     assert!(payload.len() <= order.bytes() + 1 + order.pages().div_ceil(8) + 8 * order.pages());
-    let header = Header { len: payload.len() as u32, order: order.get(), format, mixed, checksum: 0 };
+    let header =
+        Header { len: payload.len() as u32, order: order.get(), format, mixed, checksum: 0 };
     let back = decode_guarded(&mut decoders(), header, &payload, order).expect("it decodes");
     assert!(back == bytes, "{spec}, {order:?}");
 }
@@ -102,7 +107,11 @@ pub fn dictionary(data: &[u8]) {
         let (mut scratch, mut encoder) = (Scratch::new(Order::PAGE), spec.encoder(PAGE_SIZE));
         let mut block = PageBuffer::new(order(0));
         let len = dictionary.content().len().min(PAGE_SIZE);
-        let packer = Packer { encoder: &mut *encoder, format: spec.format(), canned: Some((format::CANNED, &canned)) };
+        let packer = Packer {
+            encoder: &mut *encoder,
+            format: spec.format(),
+            canned: Some((format::CANNED, &canned)),
+        };
         // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
         let encoded = unsafe {
             core::ptr::copy_nonoverlapping(dictionary.content().as_ptr(), block.as_mut_ptr(), len);
@@ -116,7 +125,8 @@ pub fn dictionary(data: &[u8]) {
 fn decoders() -> Decoders {
     let cans = Cans::new(alloc::sync::Arc::new(Budget::new(0, 100)));
     let content: Vec<u8> = (0..2000u32).map(|i| ((i * i) >> 3) as u8).collect();
-    let dictionary = Dictionary::new(crate::dictionary::DictionaryKind::Raw, content).expect("of a good size");
+    let dictionary =
+        Dictionary::new(crate::dictionary::DictionaryKind::Raw, content).expect("of a good size");
     for name in ["lz4", "zstd"] {
         let spec = CodecSpec::parse(name).expect("a name of the table");
         cans.install(spec, spec.canned(&dictionary, PAGE_SIZE).expect("takes raw dictionaries"));
@@ -129,11 +139,17 @@ fn order(n: u8) -> Order {
 }
 
 /// Decodes into the middle of a buffer and looks at what lies around.
-fn decode_guarded(decoders: &mut Decoders, header: Header, payload: &[u8], order: Order) -> Option<Vec<u8>> {
+fn decode_guarded(
+    decoders: &mut Decoders,
+    header: Header,
+    payload: &[u8],
+    order: Order,
+) -> Option<Vec<u8>> {
     if payload.is_empty() {
         return None; // `Pool::pin` refuses it
     }
-    let mut buffer = PageBuffer::new(Order::covering(order.bytes() + 2 * PAGE_SIZE).expect("small"));
+    let mut buffer =
+        PageBuffer::new(Order::covering(order.bytes() + 2 * PAGE_SIZE).expect("small"));
     // SAFETY: the buffer is ours.
     let bytes = unsafe { core::slice::from_raw_parts_mut(buffer.as_mut_ptr(), buffer.len()) };
     bytes.fill(CANARY);
@@ -146,7 +162,10 @@ fn decode_guarded(decoders: &mut Decoders, header: Header, payload: &[u8], order
     };
     let (before, rest) = bytes.split_at(PAGE_SIZE);
     let (block, after) = rest.split_at(order.bytes());
-    assert!(before.iter().chain(after).all(|byte| *byte == CANARY), "bytes beside the block were written");
+    assert!(
+        before.iter().chain(after).all(|byte| *byte == CANARY),
+        "bytes beside the block were written"
+    );
     done.ok().map(|()| block.to_vec())
 }
 
@@ -161,7 +180,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
             block.iter_mut().enumerate().for_each(|(i, word)| *word = (i as u64 % 97) << (i % 40));
             let mut buffer = PageBuffer::new(order);
             // SAFETY: the buffer is ours and as long as the block.
-            unsafe { core::ptr::copy_nonoverlapping(block.as_ptr().cast(), buffer.as_mut_ptr(), order.bytes()) };
+            unsafe {
+                core::ptr::copy_nonoverlapping(
+                    block.as_ptr().cast(),
+                    buffer.as_mut_ptr(),
+                    order.bytes(),
+                )
+            };
             if shape & 0x80 != 0 {
                 // SAFETY: the second page of the buffer.
                 unsafe { buffer.as_mut_ptr().add(PAGE_SIZE).write_bytes(shape, PAGE_SIZE) };
@@ -176,10 +201,16 @@ pub fn seeds() -> Vec<Vec<u8>> {
                     order,
                 )
             };
-            let Ok(Encoded::Object { format, head, head_len, body, len, .. }) = encoded else { continue };
+            let Ok(Encoded::Object { format, head, head_len, body, len, .. }) = encoded else {
+                continue;
+            };
             // SAFETY: the parts that `encode` says.
-            let parts =
-                unsafe { [core::slice::from_raw_parts(head, head_len), core::slice::from_raw_parts(body, len)] };
+            let parts = unsafe {
+                [
+                    core::slice::from_raw_parts(head, head_len),
+                    core::slice::from_raw_parts(body, len),
+                ]
+            };
             seeds.push([&[format, shape][..], parts[0], parts[1]].concat());
         }
     }

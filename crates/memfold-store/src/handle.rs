@@ -72,7 +72,12 @@ impl Handle {
     }
 
     pub(crate) const fn of_object(name: ObjectName) -> Handle {
-        Handle(OBJECT | (name.pool as u64) << POOL_SHIFT | (name.generation as u64) << INDEX_BITS | name.index as u64)
+        Handle(
+            OBJECT
+                | (name.pool as u64) << POOL_SHIFT
+                | (name.generation as u64) << INDEX_BITS
+                | name.index as u64,
+        )
     }
 
     /// The parts of an object's handle, or `None` for `NONE`, `ZERO` and numbers that no store gives out.
@@ -91,7 +96,9 @@ impl Handle {
 impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.object(), self.0) {
-            (Some(o), _) => write!(f, "Handle(pool {}, object {}.{})", o.pool, o.index, o.generation),
+            (Some(o), _) => {
+                write!(f, "Handle(pool {}, object {}.{})", o.pool, o.index, o.generation)
+            }
             (None, 0) => write!(f, "Handle::NONE"),
             (None, 1) => write!(f, "Handle::ZERO"),
             (None, bits) => write!(f, "Handle(unknown {bits:#x})"),
@@ -107,7 +114,11 @@ mod tests {
     fn parts_come_back() {
         for name in [
             ObjectName { pool: 0, index: 0, generation: 0 },
-            ObjectName { pool: 63, index: (1 << INDEX_BITS) - 1, generation: (1 << GENERATION_BITS) - 1 },
+            ObjectName {
+                pool: 63,
+                index: (1 << INDEX_BITS) - 1,
+                generation: (1 << GENERATION_BITS) - 1,
+            },
             ObjectName { pool: 5, index: 77, generation: 9 },
         ] {
             let handle = Handle::of_object(name);
@@ -117,7 +128,10 @@ mod tests {
         }
         let foreign = Handle::foreign((1 << 62) - 1);
         assert_eq!((foreign.as_foreign(), foreign.object()), (Some((1 << 62) - 1), None));
-        assert_eq!(Handle::of_object(ObjectName { pool: 63, index: 1, generation: 1 }).as_foreign(), None);
+        assert_eq!(
+            Handle::of_object(ObjectName { pool: 63, index: 1, generation: 1 }).as_foreign(),
+            None
+        );
         assert!(Handle::ZERO.as_foreign().is_none() && Handle::NONE.as_foreign().is_none());
         assert_eq!(Handle::NONE.object(), None);
         assert_eq!(Handle::ZERO.object(), None);

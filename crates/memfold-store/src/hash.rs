@@ -131,7 +131,11 @@ mod avx2 {
             scramble(&mut lanes);
         }
         add_stripes(&mut lanes, &rest[..(rest.len() - 1) / STRIPE * STRIPE]);
-        take_stripe(&mut lanes, &bytes[bytes.len() - STRIPE..], &SECRET[SECRET.len() - STRIPE - 7..]);
+        take_stripe(
+            &mut lanes,
+            &bytes[bytes.len() - STRIPE..],
+            &SECRET[SECRET.len() - STRIPE - 7..],
+        );
         // SAFETY: both are 64 bytes without padding, and any bytes are valid numbers.
         unsafe { core::mem::transmute::<[__m256i; 2], [u64; 8]>(lanes) }
     }
@@ -163,7 +167,8 @@ mod avx2 {
         let prime = _mm256_set1_epi32(PRIME32_1 as i32);
         for (half, lane) in lanes.iter_mut().enumerate() {
             let secret = load(&SECRET[SECRET.len() - STRIPE + half * 32..]);
-            let mixed = _mm256_xor_si256(_mm256_xor_si256(*lane, _mm256_srli_epi64::<47>(*lane)), secret);
+            let mixed =
+                _mm256_xor_si256(_mm256_xor_si256(*lane, _mm256_srli_epi64::<47>(*lane)), secret);
             let low = _mm256_mul_epu32(mixed, prime);
             let high = _mm256_mul_epu32(_mm256_srli_epi64::<32>(mixed), prime);
             *lane = _mm256_add_epi64(low, _mm256_slli_epi64::<32>(high));
@@ -171,7 +176,9 @@ mod avx2 {
     }
 
     fn merge(lanes: &[u64; 8], secret_at: usize, start: u64) -> u64 {
-        let secret = |n: usize| u64::from_le_bytes(SECRET[secret_at + 8 * n..][..8].try_into().expect("8 bytes"));
+        let secret = |n: usize| {
+            u64::from_le_bytes(SECRET[secret_at + 8 * n..][..8].try_into().expect("8 bytes"))
+        };
         let mut hash = start;
         for pair in 0..4 {
             let a = (lanes[2 * pair] ^ secret(2 * pair)) as u128;
@@ -200,11 +207,16 @@ mod tests {
 
     #[test]
     fn it_is_xxh3_at_every_length() {
-        let bytes: Vec<u8> = (0..20_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let bytes: Vec<u8> =
+            (0..20_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         for len in (0..5000).chain([8191, 8192, 8193, 16384, 19_999, 20_000]) {
             assert_eq!(xxh3(&bytes[..len]), twox_hash::XxHash3_64::oneshot(&bytes[..len]), "{len}");
             let whole = twox_hash::XxHash3_128::oneshot(&bytes[..len]);
-            assert_eq!(xxh3_128(&bytes[..len]), [whole as u64, (whole >> 64) as u64], "{len}, 128 bits");
+            assert_eq!(
+                xxh3_128(&bytes[..len]),
+                [whole as u64, (whole >> 64) as u64],
+                "{len}, 128 bits"
+            );
             let shifted = &bytes[bytes.len() - len..];
             assert_eq!(xxh3(shifted), twox_hash::XxHash3_64::oneshot(shifted), "{len}, unaligned");
         }

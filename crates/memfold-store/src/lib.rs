@@ -31,7 +31,8 @@ pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};
 #[cfg(feature = "trainer")]
 pub use dictionary::trainer::trained_dictionaries;
 pub use dictionary::{
-    DICTIONARY_BYTES_MAX, DICTIONARY_BYTES_MIN, DICTIONARY_FILE_BYTES_MAX, Dictionary, DictionaryError, DictionaryKind,
+    DICTIONARY_BYTES_MAX, DICTIONARY_BYTES_MIN, DICTIONARY_FILE_BYTES_MAX, Dictionary,
+    DictionaryError, DictionaryKind,
 };
 pub use handle::{Handle, POOLS_MAX};
 pub use hash::xxh3_128;
@@ -43,6 +44,8 @@ pub use store::fault_injection::{Fault, FaultPlan};
 pub use store::offload::{Offload, OffloadStats};
 pub use store::save::SaveReport;
 pub use store::stats::{ClassStats, Events, StoreStats};
-pub use store::training::{CANNED_MARGIN_PERCENT, CannedError, CannedStep, Comparison, Trial, raw_dictionaries};
+pub use store::training::{
+    CANNED_MARGIN_PERCENT, CannedError, CannedStep, Comparison, Trial, raw_dictionaries,
+};
 pub use store::worker::Worker;
 pub use store::{PastLimit, Store};

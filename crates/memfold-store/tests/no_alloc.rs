@@ -112,7 +112,9 @@ fn saves_loads_frees_and_compaction_allocate_nothing() {
                 store.save(&mut worker, from, order, round, &which, || false, &mut out).unwrap();
                 let block = store.block_order(order);
                 store.load(&mut worker, out[0], block, target.as_mut_ptr().cast()).unwrap();
-                store.load_pages(&mut worker, out[0], block, 1, 3, target.as_mut_ptr().cast()).unwrap();
+                store
+                    .load_pages(&mut worker, out[0], block, 1, 3, target.as_mut_ptr().cast())
+                    .unwrap();
             }
             if round % 3 != 0 {
                 store.free_many(&out);

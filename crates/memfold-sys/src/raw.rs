@@ -90,7 +90,9 @@ pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
 pub fn is_resident(addr: usize) -> bool {
     let (page, mut state) = (addr & !(PAGE_SIZE - 1), 0u8);
     // SAFETY: `state` has room for the one byte that one page takes. An unmapped address gives an error.
-    let done = unsafe { system_call(libc::SYS_mincore, [page, PAGE_SIZE, &raw mut state as usize, 0, 0, 0]) };
+    let done = unsafe {
+        system_call(libc::SYS_mincore, [page, PAGE_SIZE, &raw mut state as usize, 0, 0, 0])
+    };
     done.is_ok() && state & 1 != 0
 }
 
@@ -104,7 +106,10 @@ pub fn write_if_there(addr: usize) -> bool {
     let nobody = 0u32;
     let operation = (libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG) as usize;
     // SAFETY: `nobody` is alive, and nobody waits there. The word may be anywhere: the kernel checks it, and leaves its value.
-    unsafe { system_call(libc::SYS_futex, [&raw const nobody as usize, operation, 0, 0, addr, ADD_ZERO]) }.is_ok()
+    unsafe {
+        system_call(libc::SYS_futex, [&raw const nobody as usize, operation, 0, 0, addr, ADD_ZERO])
+    }
+    .is_ok()
 }
 
 /// Whether a system call makes a process with a copy of this one's memory, on a copy of the caller's stack.
@@ -119,7 +124,9 @@ pub unsafe fn copies(number: i64, [a, b, ..]: [usize; 6]) -> bool {
         libc::SYS_clone => !shares(a as u64) && b == 0,
         // The arguments begin with the flags; the stack is the sixth of them.
         // SAFETY: the caller's promise; what the kernel would refuse to read is refused here too.
-        libc::SYS_clone3 => unsafe { a != 0 && !shares(*(a as *const u64)) && *(a as *const u64).add(5) == 0 },
+        libc::SYS_clone3 => unsafe {
+            a != 0 && !shares(*(a as *const u64)) && *(a as *const u64).add(5) == 0
+        },
         _ => false,
     }
 }
@@ -134,7 +141,9 @@ pub fn set_signals_blocked(blocked: u64) -> u64 {
     let mut before = 0u64;
     let (new, old) = (&raw const blocked as usize, &raw mut before as usize);
     // SAFETY: both masks are local and of the kernel's size.
-    let _ = unsafe { system_call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, old, 8, 0, 0]) };
+    let _ = unsafe {
+        system_call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, old, 8, 0, 0])
+    };
     before
 }
 
@@ -148,7 +157,8 @@ pub fn replace(old: &OwnedFd, new: OwnedFd) -> Result<(), Errno> {
         core::mem::forget(new);
         return Ok(());
     }
-    let args = [new.as_raw_fd() as usize, old.as_raw_fd() as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
+    let args =
+        [new.as_raw_fd() as usize, old.as_raw_fd() as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
     // SAFETY: both are open or, as for `old` in a child of fork, just numbers; `old` goes on to own what is at its number.
     unsafe { system_call(libc::SYS_dup3, args) }.map(drop)
 }
@@ -157,7 +167,8 @@ pub fn replace(old: &OwnedFd, new: OwnedFd) -> Result<(), Errno> {
 /// program has closed it, nothing is written.
 pub fn write_stderr(text: &[u8]) {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
-    let its = pidfd_open(getpid(), PidfdFlags::empty()).and_then(|own| pidfd_getfd(&own, 2, PidfdGetfdFlags::empty()));
+    let its = pidfd_open(getpid(), PidfdFlags::empty())
+        .and_then(|own| pidfd_getfd(&own, 2, PidfdGetfdFlags::empty()));
     if let Ok(stderr) = its {
         let _ = rustix::io::write(&stderr, text);
         return;

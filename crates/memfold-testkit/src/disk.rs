@@ -123,7 +123,13 @@ impl MemoryDisk {
 
     /// Flips a bit of every byte that `which` says yes to.
     pub fn damage(&self, which: impl Fn(usize) -> bool) {
-        self.inner.lock().bytes.iter_mut().enumerate().filter(|(i, _)| which(*i)).for_each(|(_, b)| *b ^= 4);
+        self.inner
+            .lock()
+            .bytes
+            .iter_mut()
+            .enumerate()
+            .filter(|(i, _)| which(*i))
+            .for_each(|(_, b)| *b ^= 4);
     }
 
     /// Exchanges two ranges.
@@ -173,7 +179,11 @@ impl Inner {
         }
         let odds = self.write_odds;
         if due.is_none() && way == Way::Write && self.random.per_mille(odds) {
-            due = Some(self.random.pick(&[DiskTrouble::Full, DiskTrouble::Failed, DiskTrouble::Short]));
+            due = Some(self.random.pick(&[
+                DiskTrouble::Full,
+                DiskTrouble::Failed,
+                DiskTrouble::Short,
+            ]));
         }
         due
     }

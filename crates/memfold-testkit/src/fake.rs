@@ -63,7 +63,8 @@ pub struct Ticket {
 impl FakeSpace {
     /// A space whose area has `pages` pages (aligned to 2 MiB), none of them there.
     pub fn new(pages: usize) -> FakeSpace {
-        let zone = Zone::reserve(pages * PAGE_SIZE, memfold_sys::units::MAX_BYTES).expect("address space");
+        let zone =
+            Zone::reserve(pages * PAGE_SIZE, memfold_sys::units::MAX_BYTES).expect("address space");
         let inner = Inner { zone, table: Mutex::new(Table::default()), changed: Condvar::new() };
         FakeSpace { inner: Arc::new(inner) }
     }
@@ -109,7 +110,11 @@ impl FakeSpace {
     pub fn sleep(&self, ticket: Ticket) {
         let mut table = self.inner.table.lock();
         loop {
-            let at = table.waiters.iter().position(|w| w.ticket == ticket.number).expect("a ticket is used once");
+            let at = table
+                .waiters
+                .iter()
+                .position(|w| w.ticket == ticket.number)
+                .expect("a ticket is used once");
             if table.waiters[at].woken {
                 table.waiters.swap_remove(at);
                 return;
@@ -146,7 +151,10 @@ impl FakeSpace {
     }
 
     fn in_area(&self, page: usize) -> *mut u8 {
-        assert!(self.inner.zone.contains(page) && page.is_multiple_of(PAGE_SIZE), "{page:#x} is no page of the area");
+        assert!(
+            self.inner.zone.contains(page) && page.is_multiple_of(PAGE_SIZE),
+            "{page:#x} is no page of the area"
+        );
         page as *mut u8
     }
 
@@ -159,7 +167,10 @@ impl FakeSpace {
         wake: bool,
         step: impl Fn(&mut Table, usize) -> Result<(), Errno>,
     ) -> Result<(), Partial> {
-        assert!(dst.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && len > 0, "{dst:#x} + {len:#x}");
+        assert!(
+            dst.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && len > 0,
+            "{dst:#x} + {len:#x}"
+        );
         let mut result = Ok(());
         for done in (0..len).step_by(PAGE_SIZE) {
             if let Err(errno) = step(table, done) {
@@ -216,7 +227,10 @@ impl Table {
             None => &[0; PAGE_SIZE],
         };
         assert!(bytes == clean, "page {page:#x} was written while it was not there");
-        assert!(self.pages.get(&(src as usize)) != Some(&Page::Gone), "{src:?} is read, but no page is there");
+        assert!(
+            self.pages.get(&(src as usize)) != Some(&Page::Gone),
+            "{src:?} is read, but no page is there"
+        );
         // SAFETY: `src` is readable as the caller says, and another page than this one, which was not there.
         unsafe { std::ptr::copy_nonoverlapping(src, bytes.as_mut_ptr(), PAGE_SIZE) };
         self.pages.insert(page, Page::Present);
@@ -235,7 +249,13 @@ impl Table {
 }
 
 impl Space for FakeSpace {
-    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial> {
+    unsafe fn move_pages(
+        &self,
+        dst: usize,
+        src: usize,
+        len: usize,
+        wake: bool,
+    ) -> Result<(), Partial> {
         let mut table = self.inner.table.lock();
         if table.is_across(src, len) || table.is_across(dst, len) {
             return Err(Partial { done: 0, errno: Errno::INVAL });
@@ -256,13 +276,21 @@ impl Space for FakeSpace {
         })
     }
 
-    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: bool) -> Result<(), Partial> {
+    unsafe fn copy(
+        &self,
+        dst: usize,
+        src: *const u8,
+        len: usize,
+        wake: bool,
+    ) -> Result<(), Partial> {
         let mut table = self.inner.table.lock();
         if table.is_across(dst, len) {
             return Err(Partial { done: 0, errno: Errno::NOENT });
         }
         // SAFETY: the caller vouches for both ranges.
-        self.each(&mut table, dst, len, wake, |table, at| unsafe { table.install(dst + at, src.add(at)) })
+        self.each(&mut table, dst, len, wake, |table, at| unsafe {
+            table.install(dst + at, src.add(at))
+        })
     }
 
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {

@@ -31,7 +31,9 @@ pub fn fill(random: &mut Random, bytes: &mut [u8]) {
             let pattern = if random.below(2) == 0 { 0x0101_0101_0101_0101 } else { random.word() };
             bytes.chunks_mut(8).for_each(|c| c.copy_from_slice(&pattern.to_ne_bytes()[..c.len()]));
         }
-        2 => bytes.chunks_mut(8).for_each(|c| c.copy_from_slice(&random.word().to_ne_bytes()[..c.len()])),
+        2 => bytes
+            .chunks_mut(8)
+            .for_each(|c| c.copy_from_slice(&random.word().to_ne_bytes()[..c.len()])),
         _ => {
             for chunk in bytes.chunks_mut(PAGE_SIZE) {
                 let at = random.below(corpus().len() - chunk.len());
@@ -45,9 +47,11 @@ pub fn fill(random: &mut Random, bytes: &mut [u8]) {
 fn corpus() -> &'static [u8] {
     static CORPUS: OnceLock<Vec<u8>> = OnceLock::new();
     CORPUS.get_or_init(|| {
-        let dirs = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+        let dirs =
+            ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
         let entries = dirs.iter().filter_map(|d| std::fs::read_dir(d).ok()).flatten().flatten();
-        let mut files: Vec<_> = entries.map(|e| e.path()).filter(|p| p.to_string_lossy().contains(".so")).collect();
+        let mut files: Vec<_> =
+            entries.map(|e| e.path()).filter(|p| p.to_string_lossy().contains(".so")).collect();
         files.sort();
         files.extend(std::env::current_exe());
         let mut bytes = Vec::new();

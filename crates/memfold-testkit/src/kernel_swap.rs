@@ -37,7 +37,8 @@ impl KernelSwap {
     /// # Panics
     /// If that can't be done, by root or under `CI=true`.
     pub fn on(mib: u32) -> Option<KernelSwap> {
-        let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
+        let is_root = std::fs::metadata("/proc/self")
+            .is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
         if !is_root {
             assert!(std::env::var("CI").as_deref() != Ok("true"), "CI runs as root");
             eprintln!("SKIPPED, NOTHING WAS TESTED: to have the kernel swap needs root");
@@ -49,7 +50,9 @@ impl KernelSwap {
         shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut keeper = shell.spawn().expect("sh");
         let mut said = String::new();
-        BufReader::new(keeper.stdout.take().expect("piped")).read_line(&mut said).expect("what the shell says");
+        BufReader::new(keeper.stdout.take().expect("piped"))
+            .read_line(&mut said)
+            .expect("what the shell says");
         if said != "on\n" {
             drop(keeper.stdin.take());
             let mut why = String::new();

@@ -45,10 +45,16 @@ impl Program {
     pub fn write<R>(&self, number: usize, write: impl FnOnce(&mut [u8]) -> R) -> R {
         let mut write = Some(write);
         let page = self.page(number);
-        self.touch(page, || self.space.write(page, |bytes| write.take().expect("written once")(bytes)))
+        self.touch(page, || {
+            self.space.write(page, |bytes| write.take().expect("written once")(bytes))
+        })
     }
 
-    fn touch<R>(&self, page: usize, mut access: impl FnMut() -> Result<R, crate::fake::Ticket>) -> R {
+    fn touch<R>(
+        &self,
+        page: usize,
+        mut access: impl FnMut() -> Result<R, crate::fake::Ticket>,
+    ) -> R {
         loop {
             let ticket = match access() {
                 Ok(result) => return result,
@@ -117,7 +123,11 @@ impl Setup {
     ///
     /// # Panics
     /// If the engine can't be made.
-    pub fn with_disk(config: memfold::Config, pages: usize, disk: Option<&crate::disk::MemoryDisk>) -> Setup {
+    pub fn with_disk(
+        config: memfold::Config,
+        pages: usize,
+        disk: Option<&crate::disk::MemoryDisk>,
+    ) -> Setup {
         Setup::with_tiers(config, pages, disk, None)
     }
 
@@ -146,7 +156,8 @@ impl Setup {
             stats: memfold::pager::StatsPlace::Own(Box::new(memfold::Stats::new())),
             cpus: 1,
             disk: disk.map(|disk| Box::new(disk.clone()) as Box<dyn memfold_sys::disk::Disk>),
-            remote: remote.map(|remote| Box::new(remote.clone()) as Box<dyn memfold_sys::remote::Remote>),
+            remote: remote
+                .map(|remote| Box::new(remote.clone()) as Box<dyn memfold_sys::remote::Remote>),
         };
         let pager = Arc::new(Pager::new(config, parts).expect("an engine"));
         let area = space.area();

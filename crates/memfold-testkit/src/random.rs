@@ -106,7 +106,9 @@ pub fn mix(x: u64) -> u64 {
 /// If the variable is set to something other than a number.
 pub fn seed(default: u64) -> u64 {
     let seed = match std::env::var("MEMFOLD_SEED") {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("MEMFOLD_SEED is not a number: {text:?}")),
+        Ok(text) => {
+            text.parse().unwrap_or_else(|_| panic!("MEMFOLD_SEED is not a number: {text:?}"))
+        }
         Err(_) => default,
     };
     eprintln!("seed {seed} (run it again with MEMFOLD_SEED={seed})");

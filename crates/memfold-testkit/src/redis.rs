@@ -90,11 +90,20 @@ impl Server {
             "--save",
             "",
         ]);
-        command.arg("--dir").arg(&self.dir).args(self.flags.iter().map(|f| f.replace("PORT", &port)));
-        self.child = Some(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("redis-server"));
+        command
+            .arg("--dir")
+            .arg(&self.dir)
+            .args(self.flags.iter().map(|f| f.replace("PORT", &port)));
+        self.child = Some(
+            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("redis-server"),
+        );
         let begin = Instant::now();
         while !self.cli(&["ping"]).contains("PONG") {
-            assert!(begin.elapsed() < Duration::from_secs(600), "the server does not start: {}", self.cli(&["ping"]));
+            assert!(
+                begin.elapsed() < Duration::from_secs(600),
+                "the server does not start: {}",
+                self.cli(&["ping"])
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -117,7 +126,9 @@ impl Server {
     pub fn pause(&self, stands: bool) {
         let pid = self.child.as_ref().expect("it runs").id().to_string();
         let signal = if stands { "-STOP" } else { "-CONT" };
-        assert!(Command::new("kill").args([signal, &pid]).status().is_ok_and(|status| status.success()));
+        assert!(
+            Command::new("kill").args([signal, &pid]).status().is_ok_and(|status| status.success())
+        );
     }
 
     /// What redis-cli says.
@@ -126,14 +137,21 @@ impl Server {
     /// If there is no redis-cli.
     pub fn cli(&self, arguments: &[&str]) -> String {
         let mut command = Command::new("redis-cli");
-        command.args(["-h", "127.0.0.1", "-p", &self.port.to_string()]).args(&self.login).args(arguments);
+        command
+            .args(["-h", "127.0.0.1", "-p", &self.port.to_string()])
+            .args(&self.login)
+            .args(arguments);
         let output = command.stderr(Stdio::null()).output().expect("redis-cli");
         String::from_utf8_lossy(&output.stdout).trim().to_string()
     }
 
     /// All keys.
     pub fn keys(&self) -> Vec<String> {
-        self.cli(&["keys", "*"]).lines().filter(|line| !line.is_empty()).map(str::to_string).collect()
+        self.cli(&["keys", "*"])
+            .lines()
+            .filter(|line| !line.is_empty())
+            .map(str::to_string)
+            .collect()
     }
 
     /// Its URL, without TLS.

@@ -151,10 +151,15 @@ impl Remote for MemoryRemote {
         let mut inner = self.inner.lock();
         let (count, result) = inner.due(Ask::Get, fetches.len());
         for fetch in &mut fetches[..count] {
-            let part =
-                inner.objects.get(&fetch.number).and_then(|o| o.get(fetch.offset..fetch.offset + fetch.to.len()));
-            let lost =
-                || Failure { is_lost: true, is_cut: false, why: format!("object {} is not there", fetch.number) };
+            let part = inner
+                .objects
+                .get(&fetch.number)
+                .and_then(|o| o.get(fetch.offset..fetch.offset + fetch.to.len()));
+            let lost = || Failure {
+                is_lost: true,
+                is_cut: false,
+                why: format!("object {} is not there", fetch.number),
+            };
             let part = part.ok_or_else(lost)?;
             fetch.to.copy_from_slice(part);
         }
@@ -172,7 +177,9 @@ impl Remote for MemoryRemote {
 
     fn keep(&self, _patience: Duration) -> Result<(), Failure> {
         match self.inner.lock().silent {
-            true => Err(Failure { is_lost: false, is_cut: true, why: "nobody answers".to_string() }),
+            true => {
+                Err(Failure { is_lost: false, is_cut: true, why: "nobody answers".to_string() })
+            }
             false => Ok(()),
         }
     }

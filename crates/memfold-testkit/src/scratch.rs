@@ -21,7 +21,11 @@ impl Scratch {
 
     /// The path of a file in it, as text.
     pub fn path(&self, name: &str) -> String {
-        self.0.join(name).into_os_string().into_string().expect("temporary directories are in UTF-8")
+        self.0
+            .join(name)
+            .into_os_string()
+            .into_string()
+            .expect("temporary directories are in UTF-8")
     }
 
     /// A file with these bytes and permissions; its path.
@@ -35,7 +39,11 @@ impl Scratch {
     /// A program compiled from C; its path.
     pub fn compile(&self, name: &str, source: &str, flags: &[&str]) -> String {
         let (code, path) = (self.file(&format!("{name}.c"), source, 0o644), self.path(name));
-        let status = Command::new("gcc").args(["-O1", "-o", &path, &code]).args(flags).status().expect("gcc");
+        let status = Command::new("gcc")
+            .args(["-O1", "-o", &path, &code])
+            .args(flags)
+            .status()
+            .expect("gcc");
         assert!(status.success(), "gcc {flags:?}");
         path
     }

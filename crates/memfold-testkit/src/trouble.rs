@@ -106,7 +106,8 @@ struct Plan {
 impl Troubled {
     /// `space`, as yet without troubles.
     pub fn new(space: &FakeSpace) -> Troubled {
-        let plan = Plan { script: Vec::new(), per_mille: 0, random: Random::new(0), struck: Vec::new() };
+        let plan =
+            Plan { script: Vec::new(), per_mille: 0, random: Random::new(0), struck: Vec::new() };
         Troubled { space: space.clone(), plan: Arc::new(Mutex::new(plan)) }
     }
 
@@ -146,7 +147,8 @@ impl Troubled {
         for (of, nth, trouble) in plan.script.iter_mut().filter(|s| s.0 == call && s.1 > 0) {
             debug_assert_eq!(*of, call);
             *nth -= 1;
-            let fits = !matches!(trouble, Trouble::Partial(part) | Trouble::Short(part) if *part >= pages);
+            let fits =
+                !matches!(trouble, Trouble::Partial(part) | Trouble::Short(part) if *part >= pages);
             due = if *nth == 0 && fits { Some(*trouble) } else { due };
         }
         let odds = plan.per_mille;
@@ -155,8 +157,16 @@ impl Troubled {
             if let Some(Trouble::Partial(_)) = due {
                 let part = 1 + plan.random.below(pages.max(2) - 1);
                 let is_short = call.is_move() && plan.random.per_mille(300);
-                let short = Trouble::Short(if plan.random.per_mille(300) { 0 } else { part.min(pages - 1) });
-                due = if is_short { Some(short) } else { (pages > 1).then_some(Trouble::Partial(part)) };
+                let short = Trouble::Short(if plan.random.per_mille(300) {
+                    0
+                } else {
+                    part.min(pages - 1)
+                });
+                due = if is_short {
+                    Some(short)
+                } else {
+                    (pages > 1).then_some(Trouble::Partial(part))
+                };
             }
         }
         plan.struck.extend(due);
@@ -202,7 +212,13 @@ impl Troubled {
 }
 
 impl Space for Troubled {
-    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial> {
+    unsafe fn move_pages(
+        &self,
+        dst: usize,
+        src: usize,
+        len: usize,
+        wake: bool,
+    ) -> Result<(), Partial> {
         let call = match (self.is_home(dst), self.is_home(src)) {
             (true, _) => Call::MoveIn,
             (false, true) => Call::MoveOut,
@@ -219,7 +235,13 @@ impl Space for Troubled {
         })
     }
 
-    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: bool) -> Result<(), Partial> {
+    unsafe fn copy(
+        &self,
+        dst: usize,
+        src: *const u8,
+        len: usize,
+        wake: bool,
+    ) -> Result<(), Partial> {
         let call = if self.is_home(dst) { Call::CopyIn } else { Call::Populate };
         // SAFETY: a part of what the caller vouches for.
         let copy_part = |first| unsafe { self.space.copy(dst, src, first, wake) };

@@ -28,7 +28,9 @@ impl Side {
     }
 
     fn real() -> Side {
-        let uffd = Arc::new(Uffd::open(feature::MOVE | feature::SIGBUS, true).expect("userfaultfd with MOVE"));
+        let uffd = Arc::new(
+            Uffd::open(feature::MOVE | feature::SIGBUS, true).expect("userfaultfd with MOVE"),
+        );
         let pagemap = Arc::new(Pagemap::open().expect("/proc"));
         let zone = |len| Zone::reserve(len, PAGE_SIZE).unwrap();
         let (area, frames) = (zone(PAGES * PAGE_SIZE), zone(PAGES * PAGE_SIZE));
@@ -38,12 +40,21 @@ impl Side {
         }
         // Two halves that differ in what fork does to them are two areas to the kernel.
         set_inherited(area.start(), area.start() + PAGES / 2 * PAGE_SIZE, false);
-        Side { space: Box::new(UffdSpace::new(uffd, Some(pagemap))), area: area.start(), frames, _area: Some(area) }
+        Side {
+            space: Box::new(UffdSpace::new(uffd, Some(pagemap))),
+            area: area.start(),
+            frames,
+            _area: Some(area),
+        }
     }
 
     /// Address of page `n`: first the area's, then the frames'.
     fn page(&self, n: usize) -> usize {
-        if n < PAGES { self.area + n * PAGE_SIZE } else { self.frames.start() + (n - PAGES) * PAGE_SIZE }
+        if n < PAGES {
+            self.area + n * PAGE_SIZE
+        } else {
+            self.frames.start() + (n - PAGES) * PAGE_SIZE
+        }
     }
 }
 
@@ -61,7 +72,10 @@ fn the_fake_answers_as_the_kernel_does() {
         if call < 2 && dst < src + pages && src < dst + pages {
             continue;
         }
-        source.chunks_mut(PAGE_SIZE).enumerate().for_each(|(n, page)| page.fill((step * 7 + n) as u8 | 1));
+        source
+            .chunks_mut(PAGE_SIZE)
+            .enumerate()
+            .for_each(|(n, page)| page.fill((step * 7 + n) as u8 | 1));
         let [a, b] = [&fake, &real].map(|side| {
             let (to, from) = (side.page(dst), side.page(src));
             // SAFETY: both ranges are the test's own; `source` has room for 8 pages.
@@ -80,8 +94,8 @@ fn the_fake_answers_as_the_kernel_does() {
         *if a.is_ok() { &mut done } else { &mut refused } += 1;
         for n in (0..2 * PAGES).filter(|n| space.is_present(fake.page(*n))) {
             // SAFETY: the fake says that the page is there, and so it is in the kernel, as every call so far agreed.
-            let [x, y] =
-                [&fake, &real].map(|s| unsafe { std::slice::from_raw_parts(s.page(n) as *const u8, PAGE_SIZE) });
+            let [x, y] = [&fake, &real]
+                .map(|s| unsafe { std::slice::from_raw_parts(s.page(n) as *const u8, PAGE_SIZE) });
             assert!(x == y, "step {step}: page {n}");
         }
     }

@@ -47,7 +47,10 @@ impl Pager {
                         }
                     }
                     State::Loading | State::Saving => {
-                        return Err(alloc::format!("folio {id} is {:?} at rest", folio.state.get()));
+                        return Err(alloc::format!(
+                            "folio {id} is {:?} at rest",
+                            folio.state.get()
+                        ));
                     }
                 }
                 if folio.has_copy.get() {
@@ -55,7 +58,8 @@ impl Pager {
                     if self.folios.handles(folio).any(|h| h.is_none()) {
                         return Err(alloc::format!("folio {id} lacks a block of its copy"));
                     }
-                    let foreign = self.folios.handles(folio).filter(|h| h.as_foreign().is_some()).count();
+                    let foreign =
+                        self.folios.handles(folio).filter(|h| h.as_foreign().is_some()).count();
                     let zeros = self.folios.handles(folio).filter(|h| h.is_zero()).count();
                     objects += (self.folios.slots(folio).len() - zeros - foreign) as u64;
                     in_file += foreign as u64;
@@ -66,7 +70,9 @@ impl Pager {
                     && self.folios.handles(folio).any(|h| self.store.payload(h).is_some())
                     && !self.lru.is_on(id, List::Folded)
                 {
-                    return Err(alloc::format!("folio {id} is in the pool, and writeback doesn't know it"));
+                    return Err(alloc::format!(
+                        "folio {id} is in the pool, and writeback doesn't know it"
+                    ));
                 }
                 key = at + pages;
             }
@@ -74,7 +80,11 @@ impl Pager {
         let listed = |lists: &[List]| lists.iter().map(|list| self.lru.pages(*list)).sum::<u64>();
         let sums = [
             ("mapped pages", mapped, self.tally.mapped()),
-            ("mapped pages on lists", mapped, listed(&[List::Active, List::Inactive, List::Refused])),
+            (
+                "mapped pages on lists",
+                mapped,
+                listed(&[List::Active, List::Inactive, List::Refused]),
+            ),
             ("cached pages on lists", cached, listed(&[List::Cooling, List::Ahead, List::Dirty])),
             ("full frames", cached + self.frames.full_free(), self.frames.populated()),
             ("clean pages", clean, self.tally.clean()),
@@ -84,7 +94,9 @@ impl Pager {
             ("objects in the swap file", in_file, self.swap.as_ref().map_or(0, Swap::objects)),
         ];
         match sums.iter().find(|s| s.1 != s.2) {
-            Some((name, found, counted)) => Err(alloc::format!("{name}: found {found}, counted {counted}")),
+            Some((name, found, counted)) => {
+                Err(alloc::format!("{name}: found {found}, counted {counted}"))
+            }
             None => Ok(()),
         }
     }

@@ -51,7 +51,9 @@ impl core::error::Error for Error {}
 impl From<StartError> for Error {
     fn from(why: StartError) -> Error {
         match why {
-            StartError::AddressSpace(errno) => Error::System("no address space for the engine", errno),
+            StartError::AddressSpace(errno) => {
+                Error::System("no address space for the engine", errno)
+            }
             StartError::Setting(why) => Error::Config(why),
         }
     }
@@ -164,14 +166,19 @@ impl Memory {
         let pager = Arc::new(Pager::new(config, parts)?);
         let (start, len) = pager.frames_zone();
         // SAFETY: the engine never touches a frame that is empty.
-        unsafe { uffd.register(start, len, !has_move) }.map_err(|e| Error::System("registering frames", e))?;
-        let birthplace = Birthplace::new().map_err(|e| Error::System("a page that children don't get", e))?;
+        unsafe { uffd.register(start, len, !has_move) }
+            .map_err(|e| Error::System("registering frames", e))?;
+        let birthplace =
+            Birthplace::new().map_err(|e| Error::System("a page that children don't get", e))?;
         let threads = |e| Error::System("starting engine threads", e);
         let mut engine = Engine { birthplace, pager, uffd, handlers: None, workers: Vec::new() };
         let starts = background::threads(&engine.pager, workers);
-        engine.workers = starts.iter().map(Start::by_libc).collect::<Result<_, _>>().map_err(threads)?;
+        engine.workers =
+            starts.iter().map(Start::by_libc).collect::<Result<_, _>>().map_err(threads)?;
         if is_signal {
-            if !sigbus::enlist(&engine.pager).map_err(|e| Error::System("a page for the list of engines", e))? {
+            if !sigbus::enlist(&engine.pager)
+                .map_err(|e| Error::System("a page for the list of engines", e))?
+            {
                 return Err(Error::Config(alloc::format!(
                     "at most {} engines can use signal delivery",
                     sigbus::ENGINES_MAX
@@ -194,8 +201,11 @@ impl Memory {
         if len == 0 {
             return Err(Error::System("a region of no bytes", Errno::INVAL));
         }
-        let len = len.checked_next_multiple_of(PAGE_SIZE).ok_or(Error::System("a region too large", Errno::NOMEM))?;
-        let zone = Zone::reserve(len, MAX_BYTES).map_err(|e| Error::System("reserving a region", e))?;
+        let len = len
+            .checked_next_multiple_of(PAGE_SIZE)
+            .ok_or(Error::System("a region too large", Errno::NOMEM))?;
+        let zone =
+            Zone::reserve(len, MAX_BYTES).map_err(|e| Error::System("reserving a region", e))?;
         zone.keep_from_children();
         zone.show_in_dumps();
         let engine = self.engine.clone();
@@ -374,7 +384,10 @@ impl Region {
 
     /// The addresses of a range; `None` in a child of fork.
     fn addrs(&self, range: &Range<usize>) -> Option<Range<usize>> {
-        assert!(range.start <= range.end && range.end <= self.zone.len(), "the range reaches past the region");
+        assert!(
+            range.start <= range.end && range.end <= self.zone.len(),
+            "the range reaches past the region"
+        );
         let start = self.zone.start();
         self.engine.is_here().then(|| start + range.start..start + range.end)
     }

@@ -186,7 +186,9 @@ impl Stats {
     /// # Errors
     /// Names the total that is off. Exact only while no thread is counting.
     pub fn check_sums(&self) -> Result<(), &'static str> {
-        let sum = |orders: &[AtomicU64; ORDERS]| (0..ORDERS).map(|o| orders[o].load(Relaxed) << o).sum::<u64>();
+        let sum = |orders: &[AtomicU64; ORDERS]| {
+            (0..ORDERS).map(|o| orders[o].load(Relaxed) << o).sum::<u64>()
+        };
         let pairs = [
             ("zswpout", &self.zswpout, &self.zswpout_folio),
             ("zswpin", &self.zswpin, &self.zswpin_folio),
@@ -215,7 +217,8 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_helped() {
-        let mut names: std::vec::Vec<_> = FIGURES.iter().chain(ORDER_FIGURES).map(|f| f.name).collect();
+        let mut names: std::vec::Vec<_> =
+            FIGURES.iter().chain(ORDER_FIGURES).map(|f| f.name).collect();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), FIGURES.len() + ORDER_FIGURES.len());

@@ -64,7 +64,8 @@ struct Group {
     places: [Place; GROUP],
 }
 
-const _: () = assert!(size_of::<Head>().is_multiple_of(PAGE_SIZE) && align_of::<Group>() <= PAGE_SIZE);
+const _: () =
+    assert!(size_of::<Head>().is_multiple_of(PAGE_SIZE) && align_of::<Group>() <= PAGE_SIZE);
 
 /// The table, mapped for as long as this process lives.
 pub struct Table {
@@ -182,8 +183,10 @@ impl Table {
     /// - As for [`Owner::take`]: the calling thread has no robust list that anybody needs.
     pub unsafe fn claim(&self, pid: u32) -> Option<Process> {
         let used = self.head.used.load(Relaxed) as usize;
-        let is_left = |n: &usize| self.seat(*n).is_some_and(|s| s.owner.state() == Ownership::Ended);
-        let is_kept = |n: &usize| is_left(n) && self.seat(*n).is_some_and(|s| s.pid.load(Relaxed) == pid);
+        let is_left =
+            |n: &usize| self.seat(*n).is_some_and(|s| s.owner.state() == Ownership::Ended);
+        let is_kept =
+            |n: &usize| is_left(n) && self.seat(*n).is_some_and(|s| s.pid.load(Relaxed) == pid);
         // SAFETY: the caller's promise.
         let take = |n: usize| unsafe { self.take(n, pid) };
         if let Some(kept) = (0..used).find(is_kept).and_then(take) {
@@ -220,7 +223,9 @@ impl Table {
     /// Every process that has had a seat, in the order of the seats.
     pub fn processes(&self) -> impl Iterator<Item = Process> + '_ {
         let used = self.head.used.load(Relaxed) as usize;
-        (0..used.min(self.seats)).map_while(|n| self.process(n)).filter(|p| p.seat.owner.state() != Ownership::Free)
+        (0..used.min(self.seats))
+            .map_while(|n| self.process(n))
+            .filter(|p| p.seat.owner.state() != Ownership::Free)
     }
 
     /// What the other processes of the run need of its limit, bytes: of those that live and need any.
@@ -230,7 +235,9 @@ impl Table {
         let seats = self.mapped(used).iter().flat_map(|group| &group.seats).take(used).enumerate();
         let of = |seat: &Seat| seat.need_bytes.load(Relaxed);
         seats
-            .filter(|(n, seat)| Some(*n) != own && of(seat) > 0 && seat.owner.state() == Ownership::Held)
+            .filter(|(n, seat)| {
+                Some(*n) != own && of(seat) > 0 && seat.owner.state() == Ownership::Held
+            })
             .map(|(_, seat)| of(seat))
             .collect()
     }
@@ -325,10 +332,13 @@ mod tests {
         let other = Table::open(&file, &KEY).unwrap();
         assert_eq!((other.bounds(), other.is_fresh()), ((5, 6), true));
         claim(&table, 77).unwrap().stats().faults.store(3, Relaxed);
-        let seen: Vec<_> = other.processes().map(|p| (p.pid(), p.stats().faults.load(Relaxed))).collect();
+        let seen: Vec<_> =
+            other.processes().map(|p| (p.pid(), p.stats().faults.load(Relaxed))).collect();
         assert_eq!((seen, other.is_fresh()), (std::vec![(77, 3)], false));
         assert!(Table::open(&file, &Key { answer: [3; HALF], ..KEY }).is_err());
-        let other = rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
+        let other =
+            rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
+                .unwrap();
         assert!(Table::open(other, &KEY).is_err());
         assert!(rustix::fs::ftruncate(&file, 0).is_err());
     }
@@ -371,12 +381,16 @@ mod tests {
         claim_and_end(table, 6);
         let again = claim_and_end(table, 5);
         assert_eq!(first.number, again.number);
-        assert_eq!((again.stats().faults.load(Relaxed), again.stats().pool_bytes.load(Relaxed)), (9, 0));
+        assert_eq!(
+            (again.stats().faults.load(Relaxed), again.stats().pool_bytes.load(Relaxed)),
+            (9, 0)
+        );
         assert_eq!(table.processes().count(), 2);
     }
 
     #[test]
-    fn a_run_of_many_short_processes_takes_no_more_seats_than_live_at_once_and_keeps_their_counters() {
+    fn a_run_of_many_short_processes_takes_no_more_seats_than_live_at_once_and_keeps_their_counters()
+     {
         let table = table(32768);
         for pid in 0..1000 {
             crate::stats::add(&claim_and_end(table, pid).stats().faults, 1);

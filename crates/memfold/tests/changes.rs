@@ -42,8 +42,11 @@ fn area_of(addr: usize) -> Option<(usize, usize)> {
 }
 
 fn engine() -> Arc<Pager> {
-    let features =
-        feature::MOVE | feature::THREAD_ID | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
+    let features = feature::MOVE
+        | feature::THREAD_ID
+        | feature::EVENT_REMAP
+        | feature::EVENT_REMOVE
+        | feature::EVENT_UNMAP;
     let uffd = Arc::new(Uffd::open(features, false).expect("userfaultfd"));
     let pagemap = Arc::new(Pagemap::open().expect("/proc"));
     let bin = Arc::new(Bin::new(pagemap.clone()).expect("userfaultfd"));
@@ -94,7 +97,10 @@ impl Mapping {
         let (at, len) = self.addrs(&(page..page + 1));
         // SAFETY: the page is mapped for reading and is this thread's own.
         let bytes = unsafe { std::slice::from_raw_parts(at, len) };
-        assert!(*bytes == self.shadow[page * PAGE_SIZE..][..PAGE_SIZE], "page {page} at {at:?} is wrong");
+        assert!(
+            *bytes == self.shadow[page * PAGE_SIZE..][..PAGE_SIZE],
+            "page {page} at {at:?} is wrong"
+        );
     }
 
     fn write(&mut self, page: usize, random: &mut Random) {
@@ -116,9 +122,12 @@ struct Owner {
 impl Owner {
     fn map(&mut self) {
         let pages = 1 + self.random.below(AREA_PAGES);
-        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        let (prot, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let at = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), pages * PAGE_SIZE, prot, flags) };
+        let at = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), pages * PAGE_SIZE, prot, flags)
+        };
         let start = at.expect("a mapping") as usize;
         let mut mapping = Mapping { start, shadow: vec![0; pages * PAGE_SIZE], writable: true };
         // Some of it is there already when it is adopted.
@@ -168,7 +177,12 @@ impl Owner {
         let new = unsafe {
             if self.random.below(2) == 0 {
                 let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-                let to = rustix::mm::mmap_anonymous(std::ptr::null_mut(), new_len, ProtFlags::empty(), flags);
+                let to = rustix::mm::mmap_anonymous(
+                    std::ptr::null_mut(),
+                    new_len,
+                    ProtFlags::empty(),
+                    flags,
+                );
                 let to = to.expect("a place to move to");
                 rustix::mm::mremap_fixed(addr.cast(), len, new_len, MremapFlags::MAYMOVE, to)
             } else {
@@ -191,7 +205,11 @@ impl Owner {
     fn protect(&mut self, at: usize) {
         let mapping = &mut self.mappings[at];
         mapping.writable = !mapping.writable;
-        let flags = if mapping.writable { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
+        let flags = if mapping.writable {
+            MprotectFlags::READ | MprotectFlags::WRITE
+        } else {
+            MprotectFlags::READ
+        };
         let (addr, len) = mapping.addrs(&(0..mapping.pages()));
         // SAFETY: the pages are this thread's own; it writes to them only while they are writable.
         unsafe { rustix::mm::mprotect(addr.cast(), len, flags) }.expect("mprotect");
@@ -206,7 +224,9 @@ impl Owner {
         let mapping = &mut self.mappings[at];
         match self.random.below(100) {
             0..30 if mapping.writable => mapping.write(span.start, &mut self.random),
-            30..45 if mapping.writable => span.for_each(|page| mapping.write(page, &mut self.random)),
+            30..45 if mapping.writable => {
+                span.for_each(|page| mapping.write(page, &mut self.random))
+            }
             0..60 => mapping.read(span.start),
             60..74 => span.for_each(|page| mapping.read(page)),
             74..82 => {
@@ -239,18 +259,22 @@ fn what_is_mapped_after_the_rest_was_registered_is_not_managed_before_it_is_regi
     let watcher = WATCHER.get().expect("set at the start");
     const LEN: usize = 1 << 20;
     let map = |at: usize, len: usize, fixed: MapFlags| {
-        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE | fixed);
+        let (prot, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE | fixed);
         // SAFETY: a fresh mapping, at an address of the kernel's choice or in a hole that was part of one.
-        unsafe { rustix::mm::mmap_anonymous(at as *mut _, len, prot, flags) }.expect("a mapping") as usize
+        unsafe { rustix::mm::mmap_anonymous(at as *mut _, len, prot, flags) }.expect("a mapping")
+            as usize
     };
     let start = map(0, 3 * LEN, MapFlags::empty());
     let (hole, behind, end) = (start + LEN, start + 2 * LEN, start + 3 * LEN);
     // SAFETY: the test's own, and it has no reference into it.
     unsafe { rustix::mm::munmap(hole as *mut _, LEN) }.expect("munmap");
-    let mut parts: Vec<Mapping> =
-        [start, hole, behind].map(|start| Mapping { start, shadow: vec![0; LEN], writable: true }).into();
+    let mut parts: Vec<Mapping> = [start, hole, behind]
+        .map(|start| Mapping { start, shadow: vec![0; LEN], writable: true })
+        .into();
     let mut random = Random::new(seed(20_261_123));
-    let mut write = |part: &mut Mapping| (0..part.pages()).for_each(|page| part.write(page, &mut random));
+    let mut write =
+        |part: &mut Mapping| (0..part.pages()).for_each(|page| part.write(page, &mut random));
     write(&mut parts[0]);
     write(&mut parts[2]);
     let mut asked = false;
@@ -282,7 +306,8 @@ fn b1_changes_of_the_address_space_keep_every_byte() {
     let mut random = Random::new(seed(20_261_121));
     let threads: Vec<_> = (0..THREADS)
         .map(|_| {
-            let mut owner = Owner { pager: pager.clone(), random: random.fork(), mappings: Vec::new() };
+            let mut owner =
+                Owner { pager: pager.clone(), random: random.fork(), mappings: Vec::new() };
             std::thread::spawn(move || {
                 (0..STEPS).for_each(|_| owner.step());
                 owner.finish();

@@ -17,8 +17,10 @@ fn root() -> PathBuf {
 fn section(document: &str, name: &str) -> String {
     let text = read(document);
     let (begin, end) = (format!("<!-- {name}:begin -->\n"), format!("<!-- {name}:end -->"));
-    let (before, rest) = text.split_once(&begin).unwrap_or_else(|| panic!("{document} has no {begin}"));
-    let (inside, after) = rest.split_once(&end).unwrap_or_else(|| panic!("{document} has no {end}"));
+    let (before, rest) =
+        text.split_once(&begin).unwrap_or_else(|| panic!("{document} has no {begin}"));
+    let (inside, after) =
+        rest.split_once(&end).unwrap_or_else(|| panic!("{document} has no {end}"));
     assert!(!before.contains(&begin) && !after.contains(&begin), "{document} has {begin} twice");
     inside.to_string()
 }
@@ -36,12 +38,17 @@ fn table(head: &[&str], rows: impl Iterator<Item = String>) -> String {
 
 fn assert_same(document: &str, name: &str, wanted: &str) {
     let found = section(document, name);
-    assert!(found == wanted, "{document}, between the marks of `{name}`: replace\n{found}\nby\n{wanted}");
+    assert!(
+        found == wanted,
+        "{document}, between the marks of `{name}`: replace\n{found}\nby\n{wanted}"
+    );
 }
 
 #[test]
 fn usage_lists_every_flag_with_its_default_and_help() {
-    let rows = KEYS.iter().map(|key| row(&[&format!("`--{} {}`", key.name, key.value), key.default, key.help]));
+    let rows = KEYS
+        .iter()
+        .map(|key| row(&[&format!("`--{} {}`", key.name, key.value), key.default, key.help]));
     assert_same("docs/usage.md", "flags", &table(&["flag", "default", "what it sets"], rows));
 }
 
@@ -52,28 +59,44 @@ fn usage_lists_every_codec_with_its_levels() {
         let levels = if low == high { "none".to_string() } else { format!("{low} to {high}") };
         row(&[&format!("`{}`", codec.name), &levels, &codec.level_default.to_string(), codec.help])
     });
-    assert_same("docs/usage.md", "codecs", &table(&["codec", "levels", "default", "what it is"], rows));
+    assert_same(
+        "docs/usage.md",
+        "codecs",
+        &table(&["codec", "levels", "default", "what it is"], rows),
+    );
 }
 
 #[test]
 fn counters_lists_every_counter_with_its_help() {
-    let one = |figure: &Figure, kind: &str| row(&[&format!("`{}`", figure.name), kind, figure.help]);
-    let plain = FIGURES.iter().map(|f| one(f, if f.kind == Kind::Gauge { "gauge" } else { "counter" }));
+    let one =
+        |figure: &Figure, kind: &str| row(&[&format!("`{}`", figure.name), kind, figure.help]);
+    let plain =
+        FIGURES.iter().map(|f| one(f, if f.kind == Kind::Gauge { "gauge" } else { "counter" }));
     let per_order = ORDER_FIGURES.iter().map(|f| one(f, "counter, per order"));
-    assert_same("docs/counters.md", "counters", &table(&["name", "kind", "what it counts"], plain.chain(per_order)));
+    assert_same(
+        "docs/counters.md",
+        "counters",
+        &table(&["name", "kind", "what it counts"], plain.chain(per_order)),
+    );
 }
 
 #[test]
 fn readme_and_map_are_short_enough_to_be_read() {
     for (document, most) in [("README.md", 10 << 10), ("ARCHITECTURE.md", 25 << 10)] {
         let len = read(document).len();
-        assert!(len <= most, "{document}: {len} bytes of at most {most}: move what is for few to docs/ or the code");
+        assert!(
+            len <= most,
+            "{document}: {len} bytes of at most {most}: move what is for few to docs/ or the code"
+        );
     }
 }
 
 fn documents() -> Vec<String> {
-    let docs = std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().file_name());
-    let docs = docs.map(|name| format!("docs/{}", name.to_str().unwrap())).filter(|name| name.ends_with(".md"));
+    let docs =
+        std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().file_name());
+    let docs = docs
+        .map(|name| format!("docs/{}", name.to_str().unwrap()))
+        .filter(|name| name.ends_with(".md"));
     docs.chain(["README.md", "ARCHITECTURE.md"].map(str::to_string)).collect()
 }
 
@@ -103,6 +126,9 @@ fn the_map_names_every_folder_of_the_engine_and_no_file_that_is_not_there() {
     let walks = map.split("## The fault walk").nth(1).expect("the walks");
     for file in walks.split('`').filter(|word| word.ends_with(".rs") && word.contains('/')) {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        assert!(source.join(file).exists() || crates.join(file).exists(), "ARCHITECTURE.md names {file}");
+        assert!(
+            source.join(file).exists() || crates.join(file).exists(),
+            "ARCHITECTURE.md names {file}"
+        );
     }
 }

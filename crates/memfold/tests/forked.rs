@@ -26,7 +26,11 @@ fn fill(region: &mut Region) {
 #[track_caller]
 fn assert_kept(memory: &Memory, region: &Region) {
     for (n, page) in region.as_slice().chunks(4096).enumerate() {
-        assert!(page.iter().all(|byte| *byte == n as u8 | 1), "page {n} begins with {:?}", &page[..8]);
+        assert!(
+            page.iter().all(|byte| *byte == n as u8 | 1),
+            "page {n} begins with {:?}",
+            &page[..8]
+        );
     }
     memory.check().unwrap();
 }
@@ -70,7 +74,10 @@ fn check(what: &str, work: impl Fn(&Memory, &Region) -> bool) {
 #[test]
 fn a_child_gets_no_region_from_its_parents_memory() {
     check("Memory::region", |memory, _| {
-        memory.region(LEN).err().is_some_and(|e| e == Error::Inherited && e.to_string().contains("must build its own"))
+        memory
+            .region(LEN)
+            .err()
+            .is_some_and(|e| e == Error::Inherited && e.to_string().contains("must build its own"))
     });
 }
 
@@ -128,7 +135,8 @@ fn pins_do_nothing_in_a_child() {
 #[test]
 fn figures_and_checks_do_nothing_in_a_child() {
     check("stats and check", |memory, _| {
-        memory.stats().faults.load(Relaxed) > 0 && memory.check().is_err_and(|why| why.contains("must build its own"))
+        memory.stats().faults.load(Relaxed) > 0
+            && memory.check().is_err_and(|why| why.contains("must build its own"))
     });
 }
 
@@ -146,7 +154,8 @@ fn what_a_child_drops_stays_its_parents() {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
             // SAFETY: a new mapping at a free place, which is then read and written as bytes.
             unsafe {
-                let own = libc::mmap(at.cast(), LEN, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+                let own =
+                    libc::mmap(at.cast(), LEN, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
                 if own != at.cast() {
                     return false;
                 }
@@ -207,7 +216,9 @@ fn a_childs_own_bus_error_is_not_served_by_its_parents_engine() {
 #[test]
 fn a_child_builds_folded_memory_of_its_own() {
     let _alone = alone();
-    for (parents, childs) in [(Delivery::Signal, Delivery::Signal), (Delivery::Thread, Delivery::Signal)] {
+    for (parents, childs) in
+        [(Delivery::Signal, Delivery::Signal), (Delivery::Thread, Delivery::Signal)]
+    {
         let memory = build(parents);
         let mut region = memory.region(LEN).unwrap();
         fill(&mut region);
@@ -237,7 +248,13 @@ fn without_proc_every_byte_is_kept_too() {
         // SAFETY: paths that end with a NUL. The namespace is the child's own.
         let hidden = unsafe {
             libc::unshare(libc::CLONE_NEWNS) == 0
-                && libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, std::ptr::null()) == 0
+                && libc::mount(
+                    none,
+                    c"/".as_ptr(),
+                    none,
+                    libc::MS_REC | libc::MS_PRIVATE,
+                    std::ptr::null(),
+                ) == 0
                 && libc::mount(tmpfs, c"/proc".as_ptr(), tmpfs, 0, std::ptr::null()) == 0
         };
         assert!(hidden && !std::fs::exists("/proc/self/pagemap").unwrap());

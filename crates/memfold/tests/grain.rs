@@ -18,7 +18,12 @@ struct Setup {
 impl Setup {
     /// Pages of text that compresses as real text does, each with a number in front.
     fn new(delivery: Delivery, moves: &str) -> Setup {
-        let memory = Memory::builder().resident_bytes(RESIDENT).delivery(delivery).set("move", moves).build().unwrap();
+        let memory = Memory::builder()
+            .resident_bytes(RESIDENT)
+            .delivery(delivery)
+            .set("move", moves)
+            .build()
+            .unwrap();
         let mut region = memory.region(PAGES * PAGE).unwrap();
         let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let words: Vec<u64> = (0..PAGES as u64).collect();
@@ -40,7 +45,8 @@ impl Setup {
             self.check(n);
             if write {
                 self.words[n] = self.random.word();
-                self.region.as_mut_slice()[n * PAGE..][..8].copy_from_slice(&self.words[n].to_le_bytes());
+                self.region.as_mut_slice()[n * PAGE..][..8]
+                    .copy_from_slice(&self.words[n].to_le_bytes());
             }
         }
     }
@@ -75,7 +81,11 @@ fn random_writes_cut_and_scans_join(delivery: Delivery, moves: &str) {
     };
     assert!(pages < 2 * faults, "{pages} pages were loaded for {faults} random touches");
     (0..3).for_each(|_| setup.scan());
-    assert!(setup.figure(|s| &s.blocks_joined) > cut / 2, "{} of {cut}", setup.figure(|s| &s.blocks_joined));
+    assert!(
+        setup.figure(|s| &s.blocks_joined) > cut / 2,
+        "{} of {cut}",
+        setup.figure(|s| &s.blocks_joined)
+    );
     let (pages, faults) = setup.loads(Setup::scan);
     assert!(faults < pages / 4, "{faults} faults loaded {pages} pages in order");
     assert_eq!(setup.memory.stats().check_sums(), Ok(()));
@@ -118,13 +128,18 @@ fn pages_that_are_used_together_are_joined() {
         for &n in &hot {
             setup.check(n);
             setup.words[n] += 1;
-            setup.region.as_mut_slice()[n * PAGE..][..8].copy_from_slice(&setup.words[n].to_le_bytes());
+            setup.region.as_mut_slice()[n * PAGE..][..8]
+                .copy_from_slice(&setup.words[n].to_le_bytes());
         }
         faults += setup.figure(|s| &s.pgmajfault) - before;
         (PAGES / 4..PAGES).for_each(|n| setup.check(n));
     }
     let (cut, joined) = (setup.figure(|s| &s.blocks_cut), setup.figure(|s| &s.blocks_joined));
     assert!(cut > 0 && joined > 0, "{cut} blocks were cut, {joined} joined");
-    assert!(faults * 2 < (rounds * hot.len()) as u64, "{faults} faults in {rounds} rounds over {} pages", hot.len());
+    assert!(
+        faults * 2 < (rounds * hot.len()) as u64,
+        "{faults} faults in {rounds} rounds over {} pages",
+        hot.len()
+    );
     setup.memory.check().unwrap();
 }

@@ -26,10 +26,12 @@ fn pieces_keep_their_bytes_through_eviction_and_come_back_as_zeros() {
     let heap = heap();
     let words = 3 * MIB / 8 + 11;
     for round in 0..3 {
-        let pieces: Vec<usize> = (0..12).map(|_| heap.alloc(words * 8).unwrap().as_ptr() as usize).collect();
+        let pieces: Vec<usize> =
+            (0..12).map(|_| heap.alloc(words * 8).unwrap().as_ptr() as usize).collect();
         // SAFETY: just allocated.
-        let is_zero =
-            |&at: &usize| unsafe { std::slice::from_raw_parts(at as *const u64, words) }.iter().all(|w| *w == 0);
+        let is_zero = |&at: &usize| {
+            unsafe { std::slice::from_raw_parts(at as *const u64, words) }.iter().all(|w| *w == 0)
+        };
         assert!(pieces.iter().all(is_zero), "round {round}");
         pieces.iter().enumerate().for_each(|(n, &at)| fill(at, words, n as u64 + 7));
         assert!(pieces.iter().enumerate().all(|(n, &at)| holds(at, words, n as u64 + 7)));
@@ -56,10 +58,19 @@ fn a_second_free_and_foreign_addresses_are_refused() {
         assert!(heap.resize(at, 200).is_err());
     }
     assert!(heap.hint(at..at + 10, Hint::Fold).is_err());
-    assert!(heap.alloc(0).is_err() && heap.alloc(usize::MAX).is_err() && heap.alloc(1 << 50).is_err());
+    assert!(
+        heap.alloc(0).is_err() && heap.alloc(usize::MAX).is_err() && heap.alloc(1 << 50).is_err()
+    );
     let at = heap.alloc(100).unwrap().as_ptr() as usize;
-    assert!(heap.hint(at..at + GRANULE_BYTES + 1, Hint::Cold).is_err(), "past the end of the piece");
-    assert!(heap.pin(at..at + 10).is_ok() && heap.unpin(at..at + 11).is_err() && heap.unpin(at..at + 10).is_ok());
+    assert!(
+        heap.hint(at..at + GRANULE_BYTES + 1, Hint::Cold).is_err(),
+        "past the end of the piece"
+    );
+    assert!(
+        heap.pin(at..at + 10).is_ok()
+            && heap.unpin(at..at + 11).is_err()
+            && heap.unpin(at..at + 10).is_ok()
+    );
 }
 
 #[test]
@@ -73,7 +84,10 @@ fn a_pin_ends_with_its_piece() {
     let again = heap.alloc(MIB).unwrap().as_ptr() as usize;
     assert_eq!(again, at);
     fill(again, MIB / 8, 3);
-    assert!(heap.hint(again..again + MIB, Hint::Fold).unwrap() > 0, "the pin of its predecessor is gone");
+    assert!(
+        heap.hint(again..again + MIB, Hint::Fold).unwrap() > 0,
+        "the pin of its predecessor is gone"
+    );
     assert!(holds(again, MIB / 8, 3));
 }
 
@@ -83,7 +97,9 @@ fn resized_pieces_keep_what_fits_and_grow_by_zeros() {
     let mut at = heap.alloc(MIB).unwrap().as_ptr() as usize;
     fill(at, MIB / 8, 1);
     let beside = heap.alloc(MIB).unwrap().as_ptr() as usize;
-    for (len, kept) in [(6 * MIB, MIB), (MIB / 2, MIB / 2), (9 * MIB, MIB / 2), (GRANULE_BYTES, GRANULE_BYTES)] {
+    for (len, kept) in
+        [(6 * MIB, MIB), (MIB / 2, MIB / 2), (9 * MIB, MIB / 2), (GRANULE_BYTES, GRANULE_BYTES)]
+    {
         // SAFETY: only this test uses it, by its new address from now on.
         at = unsafe { heap.resize(at, len).unwrap().as_ptr() as usize };
         assert!(holds(at, kept / 8, 1), "{len}");

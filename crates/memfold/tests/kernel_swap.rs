@@ -47,7 +47,9 @@ impl Sharer {
 impl Drop for Sharer {
     fn drop(&mut self) {
         // SAFETY: the child of `new`, which nobody else waits for.
-        unsafe { (libc::kill(self.0, libc::SIGKILL), libc::waitpid(self.0, std::ptr::null_mut(), 0)) };
+        unsafe {
+            (libc::kill(self.0, libc::SIGKILL), libc::waitpid(self.0, std::ptr::null_mut(), 0))
+        };
     }
 }
 
@@ -61,7 +63,9 @@ struct Setup {
 
 impl Setup {
     fn new() -> Setup {
-        let uffd = Arc::new(Uffd::open(feature::MOVE | feature::SIGBUS, true).expect("userfaultfd with MOVE"));
+        let uffd = Arc::new(
+            Uffd::open(feature::MOVE | feature::SIGBUS, true).expect("userfaultfd with MOVE"),
+        );
         let pagemap = Arc::new(Pagemap::open().expect("/proc"));
         let parts = Parts {
             space: Box::new(UffdSpace::new(uffd.clone(), Some(pagemap.clone()))),
@@ -122,7 +126,12 @@ impl Setup {
             let bytes = unsafe { std::slice::from_raw_parts(self.page(number), PAGE_SIZE) };
             let expected = byte(number, self.rounds[number]);
             let wrong = bytes.iter().position(|byte| *byte != expected);
-            assert_eq!(wrong, None, "page {number} has {} where {expected} was written", bytes[wrong.unwrap_or(0)]);
+            assert_eq!(
+                wrong,
+                None,
+                "page {number} has {} where {expected} was written",
+                bytes[wrong.unwrap_or(0)]
+            );
         }
         self.pager.check().unwrap();
         assert_eq!(self.pager.stats().check_sums(), Ok(()));
@@ -192,7 +201,8 @@ fn what_is_in_the_kernels_swap_when_it_is_adopted_is_there() {
     pagemap.for_each_populated(zone.start(), zone.start() + zone.len(), each).unwrap();
     let there = |page: &usize| zone.start() + page * PAGE_SIZE;
     assert_eq!(found, (0..64).step_by(3).map(|page| there(&page)).collect::<Vec<_>>());
-    let space = UffdSpace::new(Arc::new(Uffd::open(feature::MOVE, true).unwrap()), Some(Arc::new(pagemap)));
+    let space =
+        UffdSpace::new(Arc::new(Uffd::open(feature::MOVE, true).unwrap()), Some(Arc::new(pagemap)));
     assert!((0..64).all(|page| space.is_populated(there(&page)) == (page % 3 == 0)));
 }
 
@@ -218,7 +228,10 @@ fn regions_keep_every_byte_while_the_kernel_swaps_and_the_process_forks() {
                 round = round.wrapping_add(1);
                 for (number, page) in region.as_mut_slice().chunks_mut(PAGE_SIZE).enumerate() {
                     let was = if expected == 0 { 0 } else { byte(number, expected) };
-                    assert!(page.iter().all(|byte| *byte == was), "page {number} in round {round}, {delivery:?}");
+                    assert!(
+                        page.iter().all(|byte| *byte == was),
+                        "page {number} in round {round}, {delivery:?}"
+                    );
                     page.fill(byte(number, round));
                 }
             }

@@ -26,8 +26,10 @@ fn explore(model: fn(Delivery)) {
         let mut config = shuttle::Config::new();
         config.stack_size = 2 << 20;
         config.max_steps = shuttle::MaxSteps::FailAfter(200_000);
-        shuttle::Runner::new(RandomScheduler::new(RUNS * times), config.clone()).run(move || model(delivery));
-        shuttle::Runner::new(PctScheduler::new(3, RUNS * times), config).run(move || model(delivery));
+        shuttle::Runner::new(RandomScheduler::new(RUNS * times), config.clone())
+            .run(move || model(delivery));
+        shuttle::Runner::new(PctScheduler::new(3, RUNS * times), config)
+            .run(move || model(delivery));
     }
 }
 
@@ -57,9 +59,9 @@ fn write(setup: &Setup, number: usize, version: u8) {
 }
 
 fn assert_holds(setup: &Setup, number: usize, version: u8) {
-    setup
-        .program
-        .read(number, |page| assert!(*page == *content(number, version), "page {number} isn't version {version}"));
+    setup.program.read(number, |page| {
+        assert!(*page == *content(number, version), "page {number} isn't version {version}")
+    });
 }
 
 fn get(counter: &AtomicU64) -> u64 {
@@ -217,7 +219,9 @@ fn c3_a_discard_and_a_fault_of_its_neighbour_agree() {
             }),
         ]);
         setup.assert_sound();
-        [(0, 1), (1, 1), (2, 2), (6, 3), (7, 1)].into_iter().for_each(|(n, v)| assert_holds(&setup, n, v));
+        [(0, 1), (1, 1), (2, 2), (6, 3), (7, 1)]
+            .into_iter()
+            .for_each(|(n, v)| assert_holds(&setup, n, v));
         (3..6).for_each(|n| setup.program.read(n, |page| assert!(page.iter().all(|b| *b == 0))));
     });
 }
@@ -237,7 +241,11 @@ fn c6_reading_ahead_and_faults_share_one_load() {
             }),
             thread::spawn(move || (30..34).for_each(|n| assert_holds(&late, n, 1))),
         ]);
-        assert_eq!(get(&setup.pager.stats().blocks_loaded) - before, 12, "each block is loaded once");
+        assert_eq!(
+            get(&setup.pager.stats().blocks_loaded) - before,
+            12,
+            "each block is loaded once"
+        );
         setup.assert_sound();
     });
 }
@@ -315,7 +323,8 @@ fn s6_racing_allocators_keep_the_counts_exact() {
     explore(|_| {
         let clusters = Arc::new(Clusters::new());
         clusters.grow(2);
-        let owned: Arc<Vec<AtomicU64>> = Arc::new((0..2 * CLUSTER_SLOTS).map(|_| AtomicU64::new(0)).collect());
+        let owned: Arc<Vec<AtomicU64>> =
+            Arc::new((0..2 * CLUSTER_SLOTS).map(|_| AtomicU64::new(0)).collect());
         let allocator = |cpu: usize, orders: [u8; 3]| {
             let (clusters, owned) = (clusters.clone(), owned.clone());
             thread::spawn(move || {
@@ -323,7 +332,11 @@ fn s6_racing_allocators_keep_the_counts_exact() {
                 for order in orders.map(|o| Order::new(o).unwrap()) {
                     if let Some(first) = clusters.take(order, cpu, Reach::All) {
                         for slot in first..first + order.pages() as u64 {
-                            assert_eq!(owned[slot as usize].swap(1, Relaxed), 0, "slot {slot} has two owners");
+                            assert_eq!(
+                                owned[slot as usize].swap(1, Relaxed),
+                                0,
+                                "slot {slot} has two owners"
+                            );
                         }
                         assert!(clusters.used() >= order.pages() as u64);
                         mine.push((first, order.pages()));
@@ -332,7 +345,8 @@ fn s6_racing_allocators_keep_the_counts_exact() {
                 let (first, count) = mine.pop().expect("there is room for one");
                 clusters.hold(first, count);
                 assert_eq!(clusters.put(first, count), 0, "another holder is left");
-                (first..first + count as u64).for_each(|slot| owned[slot as usize].store(0, Relaxed));
+                (first..first + count as u64)
+                    .for_each(|slot| owned[slot as usize].store(0, Relaxed));
                 assert_eq!(clusters.put(first, count), count);
                 mine.iter().map(|run| run.1 as u64).sum::<u64>()
             })

@@ -68,9 +68,14 @@ impl Case {
     }
 
     fn memory(&self) -> Memory {
-        let builder = Memory::builder().resident_bytes(RESIDENT).delivery(self.delivery).codec(self.codec);
-        let builder = builder.set("move", self.moves).set("block", self.block).set("folio", self.folio);
-        let builder = builder.set("verify", self.verify).set("readahead", self.readahead).set("clean", self.clean);
+        let builder =
+            Memory::builder().resident_bytes(RESIDENT).delivery(self.delivery).codec(self.codec);
+        let builder =
+            builder.set("move", self.moves).set("block", self.block).set("folio", self.folio);
+        let builder = builder
+            .set("verify", self.verify)
+            .set("readahead", self.readahead)
+            .set("clean", self.clean);
         builder.set("fallback", self.fallback).build().expect("folded memory")
     }
 }
@@ -145,7 +150,8 @@ impl<'a> Owner<'a> {
         let mut zeros = std::fs::File::open("/dev/zero").expect("/dev/zero");
         // SAFETY: the page is this thread's own; it is not borrowed otherwise.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.at(own), PAGE_SIZE) };
-        std::io::Read::read_exact(&mut zeros, bytes).expect("a pinned page can be written to by the kernel");
+        std::io::Read::read_exact(&mut zeros, bytes)
+            .expect("a pinned page can be written to by the kernel");
         self.shadow[own * PAGE_SIZE..][..PAGE_SIZE].fill(0);
         if self.pins.len() > 4 {
             self.pins.clear();
@@ -216,7 +222,10 @@ fn check(memory: &Memory, case: &Case, seed: u64) {
     let get = |counter: &AtomicU64| counter.load(Relaxed);
     let stats = memory.stats();
     assert_eq!(stats.check_sums(), Ok(()), "seed {seed}, {case:?}");
-    assert!(get(&stats.pgmajfault) > 0 && get(&stats.zswpout) > 0, "seed {seed}, {case:?}: nothing was folded");
+    assert!(
+        get(&stats.pgmajfault) > 0 && get(&stats.zswpout) > 0,
+        "seed {seed}, {case:?}: nothing was folded"
+    );
     if case.moves == "on" {
         assert_eq!(get(&stats.over_limit), 0, "seed {seed}, {case:?}: the limit was not kept");
     }
@@ -273,7 +282,8 @@ fn c1_copying_agrees_with_a_shadow() {
 fn hunt() {
     let seconds = std::env::var("MEMFOLD_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(600);
     let start = Instant::now();
-    let mut random = Random::new(seed(start.elapsed().as_nanos() as u64 ^ std::process::id() as u64));
+    let mut random =
+        Random::new(seed(start.elapsed().as_nanos() as u64 ^ std::process::id() as u64));
     let mut runs = 0;
     while start.elapsed() < Duration::from_secs(seconds) {
         run(Case::random(&mut random), random.word(), 1500);

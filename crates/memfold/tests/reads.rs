@@ -99,7 +99,9 @@ fn a_window_of_the_pool_ends_where_the_file_begins() {
     for part in [0..4, 4..16] {
         for start in (0..PAGES).step_by(16) {
             let pages = start + part.start..start + part.end;
-            pages.clone().for_each(|n| setup.program.write(n, |page| page.copy_from_slice(&content(n))));
+            pages
+                .clone()
+                .for_each(|n| setup.program.write(n, |page| page.copy_from_slice(&content(n))));
             setup.pager.page_out_at(setup.addrs(pages));
         }
     }
@@ -116,7 +118,8 @@ fn a_window_of_the_pool_ends_where_the_file_begins() {
     let merged = get(&stats(&setup).zswpin_folio[3]);
     assert!(merged > 0, "windows grow as far as the pool goes");
     disk.release_reads();
-    (0..PAGES).for_each(|n| setup.program.read(n, |page| assert!(*page == *content(n), "page {n}")));
+    (0..PAGES)
+        .for_each(|n| setup.program.read(n, |page| assert!(*page == *content(n), "page {n}")));
     setup.pager.stop();
     reader.join().unwrap();
     setup.assert_sound();
@@ -131,7 +134,9 @@ fn with_too_many_waiting_the_handler_reads_for_itself_and_nobody_is_forgotten() 
     let threads: Vec<_> = (0..100)
         .map(|n| {
             let setup = setup.clone();
-            std::thread::spawn(move || (0..16).for_each(|page| assert_holds(&setup, n * 64 + page, 1)))
+            std::thread::spawn(move || {
+                (0..16).for_each(|page| assert_holds(&setup, n * 64 + page, 1))
+            })
         })
         .collect();
     threads.into_iter().for_each(|t| t.join().unwrap());
@@ -171,7 +176,11 @@ fn every_byte_comes_back_beside_threads_that_read() {
                             unsafe { setup.pager.discard_at(addrs) };
                             shadow[n..end].fill(0);
                         }
-                        3..6 => drop(setup.pager.page_out_at(setup.addrs(thread * EACH..(thread + 1) * EACH))),
+                        3..6 => drop(
+                            setup
+                                .pager
+                                .page_out_at(setup.addrs(thread * EACH..(thread + 1) * EACH)),
+                        ),
                         6..50 => {
                             shadow[n] = step + 1;
                             write(setup, page, step + 1);

@@ -21,7 +21,8 @@ impl Filled {
     fn new(change: impl FnOnce(&mut Config)) -> Filled {
         let mut config = Config::new(1 << 30);
         change(&mut config);
-        let mut filled = Filled { setup: Setup::new(config, 4 * PAGES), want: vec![vec![0; PAGE_SIZE]; PAGES] };
+        let mut filled =
+            Filled { setup: Setup::new(config, 4 * PAGES), want: vec![vec![0; PAGE_SIZE]; PAGES] };
         (0..PAGES).for_each(|n| filled.write(n, n as u64));
         filled
     }
@@ -110,7 +111,8 @@ fn of_what_many_share_one_block_is_refused() {
     for own in [0, 1 << 20] {
         let filled = Filled::new(|c| c.clean_percent = 100);
         filled.page_out();
-        (0..PAGES).for_each(|n| filled.setup.program.read(n, |page| assert!(*page == *filled.want[n])));
+        (0..PAGES)
+            .for_each(|n| filled.setup.program.read(n, |page| assert!(*page == *filled.want[n])));
         assert_eq!(filled.mapped(), PAGES);
         filled.setup.pager.note_shared(1 << 20, own);
         filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Busy);
@@ -138,7 +140,11 @@ fn eexist_keeps_the_page_that_is_there() {
     for moves in [true, false] {
         let filled = Filled::new(|c| c.use_move = moves);
         filled.page_out();
-        filled.setup.troubles.strike(if moves { Call::MoveIn } else { Call::CopyIn }, 1, Trouble::Exists);
+        filled.setup.troubles.strike(
+            if moves { Call::MoveIn } else { Call::CopyIn },
+            1,
+            Trouble::Exists,
+        );
         filled.assert_whole();
         assert!(get(&filled.stats().move_exists) > 0);
     }
@@ -154,7 +160,11 @@ fn eexist_for_a_single_page_ends_the_load() {
     filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Gone);
     filled.setup.program.read(0, |page| assert!(*page == *filled.want[0]));
     assert_eq!(get(&filled.stats().move_exists), 1);
-    assert_eq!(filled.setup.troubles.struck(|t| *t == Trouble::Gone), 0, "the page was loaded a second time");
+    assert_eq!(
+        filled.setup.troubles.struck(|t| *t == Trouble::Gone),
+        0,
+        "the page was loaded a second time"
+    );
     assert_eq!(filled.mapped(), 1);
     filled.assert_whole();
 }
@@ -284,7 +294,11 @@ fn a_discarded_part_of_a_block_that_the_store_refuses_by_page_comes_back_to_memo
 }
 
 /// What the store refuses stays whole in memory; nothing of it stays in the store, its old copy included.
-fn refused(change: impl FnOnce(&mut Config), fault: StoreFault, counter: impl Fn(&Stats) -> &AtomicU64) {
+fn refused(
+    change: impl FnOnce(&mut Config),
+    fault: StoreFault,
+    counter: impl Fn(&Stats) -> &AtomicU64,
+) {
     let mut filled = Filled::new(change);
     filled.page_out();
     filled.assert_whole();
@@ -322,7 +336,8 @@ fn z7_a_verify_mismatch_is_counted_and_the_folio_is_kept() {
 
 #[test]
 fn copying_survives_refused_protection_and_discards() {
-    for (call, trouble) in [(Call::Protect, Trouble::Again), (Call::DiscardHome, Trouble::Refused)] {
+    for (call, trouble) in [(Call::Protect, Trouble::Again), (Call::DiscardHome, Trouble::Refused)]
+    {
         let filled = Filled::new(|c| c.use_move = false);
         filled.setup.troubles.strike(call, 1, trouble);
         filled.page_out();

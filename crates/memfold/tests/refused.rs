@@ -85,7 +85,10 @@ fn z4_what_does_not_shrink_stays_under_a_limit_and_is_not_tried_again_at_each_fa
     while setup.pager.reclaim_in_background() {}
     let s = stats(&setup);
     assert_eq!(get(&s.over_limit), past);
-    let held = [&s.resident_bytes, &s.frame_bytes, &s.pool_bytes, &s.index_bytes].map(get).iter().sum::<u64>();
+    let held = [&s.resident_bytes, &s.frame_bytes, &s.pool_bytes, &s.index_bytes]
+        .map(get)
+        .iter()
+        .sum::<u64>();
     assert!(held <= 8 << 20, "{held} bytes held");
     setup.assert_sound();
 }
@@ -103,7 +106,10 @@ fn z4_a_full_pool_is_not_asked_again_at_each_fault() {
     (0..3).for_each(|_| assert_holds(&setup, SOFT));
     let retries = start.elapsed().as_millis() as u64 / 50 + 1;
     let refused = get(&s.save_refused);
-    assert!(refused <= SOFT.len() as u64 / 2 + retries, "{refused} refusals, in a time for {retries} retries");
+    assert!(
+        refused <= SOFT.len() as u64 / 2 + retries,
+        "{refused} refusals, in a time for {retries} retries"
+    );
     setup.assert_sound();
 }
 
@@ -139,7 +145,8 @@ fn on_full_stop_ends_the_program_when_all_was_tried() {
     write(&setup, SOFT);
     assert_holds(&setup, SOFT);
     assert_eq!(get(&stats(&setup).over_limit), 0);
-    let stopped = catch_unwind(AssertUnwindSafe(|| write(&setup, DENSE))).expect_err("it can't hold that");
+    let stopped =
+        catch_unwind(AssertUnwindSafe(|| write(&setup, DENSE))).expect_err("it can't hold that");
     let text = stopped.downcast_ref::<String>().unwrap();
     assert!(text.contains("--on-full stop"), "{text}");
 }

@@ -13,7 +13,12 @@ fn page(source: &[u8], n: usize, out: &mut [u8]) {
 
 fn fill_and_read(delivery: Delivery, use_move: &str, resident: u64, size: usize) {
     let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-    let memory = Memory::builder().resident_bytes(resident).delivery(delivery).set("move", use_move).build().unwrap();
+    let memory = Memory::builder()
+        .resident_bytes(resident)
+        .delivery(delivery)
+        .set("move", use_move)
+        .build()
+        .unwrap();
     let mut region = memory.region(size).unwrap();
     let mut want = vec![0u8; 4096];
     let pages = size / 4096;
@@ -62,9 +67,18 @@ fn records(n: usize, out: &mut [u8]) {
     let mut text = Vec::new();
     while text.len() < out.len() {
         state = state.wrapping_mul(1664525).wrapping_add(1013904223);
-        let keys = ["customer_identifier", "payment_status", "delivery_address", "measured_temperature", "currency"];
+        let keys = [
+            "customer_identifier",
+            "payment_status",
+            "delivery_address",
+            "measured_temperature",
+            "currency",
+        ];
         let key = keys[state as usize >> 16 & 3];
-        text.extend(format!("{{\"{key}\": {}, \"source\": \"node-{}\"}}\n", state >> 5, state >> 27).bytes());
+        text.extend(
+            format!("{{\"{key}\": {}, \"source\": \"node-{}\"}}\n", state >> 5, state >> 27)
+                .bytes(),
+        );
     }
     out.copy_from_slice(&text[..out.len()]);
 }
@@ -74,7 +88,11 @@ const ROUNDS_MAX: usize = 40;
 
 /// Writes everything twice, and again until the pool holds no more than `most`; returns what it holds.
 fn pool_bytes_with(canned: &str, size: usize, most: u64) -> u64 {
-    let builder = Memory::builder().resident_bytes(16 << 20).codec("lz4").set("block", "4K").set("canned", canned);
+    let builder = Memory::builder()
+        .resident_bytes(16 << 20)
+        .codec("lz4")
+        .set("block", "4K")
+        .set("canned", canned);
     let memory = builder.build().unwrap();
     let mut region = memory.region(size).unwrap();
     let mut rounds = 0;
@@ -100,16 +118,25 @@ fn z8_canned_mode_makes_the_pool_smaller_and_keeps_every_byte() {
     assert!(on <= off / 100 * 97, "{on} bytes in the pool, {off} without");
     let mut content = vec![0; 16384];
     records(5_000_000, &mut content);
-    let dictionary = memfold_store::Dictionary::new(memfold_store::DictionaryKind::Raw, content).unwrap();
+    let dictionary =
+        memfold_store::Dictionary::new(memfold_store::DictionaryKind::Raw, content).unwrap();
     let path = std::env::temp_dir().join(format!("memfold-region-{}.dict", std::process::id()));
     std::fs::write(&path, dictionary.to_file()).unwrap();
     let from_file = pool_bytes_with(path.to_str().unwrap(), 48 * MIB, u64::MAX);
-    assert!(from_file * 100 < pool_bytes_with("off", 48 * MIB, u64::MAX) * 97, "{from_file} bytes in the pool");
+    assert!(
+        from_file * 100 < pool_bytes_with("off", 48 * MIB, u64::MAX) * 97,
+        "{from_file} bytes in the pool"
+    );
     let mut file = dictionary.to_file();
     file[100] ^= 1;
     std::fs::write(&path, file).unwrap();
     let builder = Memory::builder().resident_bytes(16 << 20);
-    let error = builder.set("canned", path.to_str().unwrap()).build().err().expect("a damaged file").to_string();
+    let error = builder
+        .set("canned", path.to_str().unwrap())
+        .build()
+        .err()
+        .expect("a damaged file")
+        .to_string();
     assert!(error.contains("checksum") && error.contains("memfold-region"), "{error}");
     std::fs::remove_file(path).unwrap();
 }
@@ -130,13 +157,15 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn m2_a_sparse_pool_is_packed_without_any_limit_being_hit() {
     let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-    let memory = Memory::builder().resident_bytes(64 << 20).delivery(Delivery::Signal).build().unwrap();
+    let memory =
+        Memory::builder().resident_bytes(64 << 20).delivery(Delivery::Signal).build().unwrap();
     let mut region = memory.region(48 * MIB).unwrap();
     let pages = region.len() / 4096;
     (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
     region.pageout(0..region.len());
     eventually("all is folded", || {
-        memory.stats().folded_bytes.load(std::sync::atomic::Ordering::Relaxed) == region.len() as u64
+        memory.stats().folded_bytes.load(std::sync::atomic::Ordering::Relaxed)
+            == region.len() as u64
     });
     let full = pool_bytes(&memory);
     // Three of four blocks go, one by one, which leaves nearly every span a quarter full.
@@ -172,7 +201,9 @@ fn m9_cold_blocks_are_compressed_again_while_the_program_reads() {
         (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
         let mut want = vec![0u8; 4096];
         let mut random = Random::new(1);
-        let again = |memory: &Memory| memory.stats().blocks_recompressed.load(std::sync::atomic::Ordering::Relaxed);
+        let again = |memory: &Memory| {
+            memory.stats().blocks_recompressed.load(std::sync::atomic::Ordering::Relaxed)
+        };
         let mut reads = 0;
         eventually("blocks are compressed again", || {
             for _ in 0..500 {
@@ -187,7 +218,9 @@ fn m9_cold_blocks_are_compressed_again_while_the_program_reads() {
             page(&source, n, &mut want);
             assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
         }
-        assert!(memory.stats().recompress_gained_bytes.load(std::sync::atomic::Ordering::Relaxed) > 0);
+        assert!(
+            memory.stats().recompress_gained_bytes.load(std::sync::atomic::Ordering::Relaxed) > 0
+        );
     }
 }
 
@@ -195,7 +228,12 @@ fn m9_cold_blocks_are_compressed_again_while_the_program_reads() {
 fn z9_batches_keep_every_byte() {
     let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     for delivery in [Delivery::Signal, Delivery::Thread] {
-        let memory = Memory::builder().resident_bytes(16 << 20).delivery(delivery).set("batch", "16").build().unwrap();
+        let memory = Memory::builder()
+            .resident_bytes(16 << 20)
+            .delivery(delivery)
+            .set("batch", "16")
+            .build()
+            .unwrap();
         let mut region = memory.region(64 * MIB).unwrap();
         let pages = region.len() / 4096;
         (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
@@ -229,7 +267,8 @@ fn z10_a_full_pool_refuses_and_the_bytes_stay() {
 #[test]
 fn an_engine_may_go_while_another_serves_faults() {
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-    let signal = || Memory::builder().resident_bytes(8 << 20).delivery(Delivery::Signal).build().unwrap();
+    let signal =
+        || Memory::builder().resident_bytes(8 << 20).delivery(Delivery::Signal).build().unwrap();
     let gone = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // First in the list, so that every fault asks it or its place.
@@ -269,8 +308,11 @@ fn mixed(source: &[u8], n: usize, out: &mut [u8]) {
 fn a_region_with_a_swap_file_keeps_every_byte_at_every_block_size() {
     use std::sync::atomic::Ordering::Relaxed;
     let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-    for (block, fallback) in ["4K", "16K", "64K"].into_iter().flat_map(|block| [(block, "0"), (block, "100")]) {
-        let builder = Memory::builder().limit_bytes(12 << 20).set("swap", env!("CARGO_TARGET_TMPDIR"));
+    for (block, fallback) in
+        ["4K", "16K", "64K"].into_iter().flat_map(|block| [(block, "0"), (block, "100")])
+    {
+        let builder =
+            Memory::builder().limit_bytes(12 << 20).set("swap", env!("CARGO_TARGET_TMPDIR"));
         let memory = builder.set("block", block).set("fallback", fallback).build().unwrap();
         let mut region = memory.region(28 * MIB).unwrap();
         let (pages, mut want) = (region.len() / 4096, vec![0u8; 4096]);
@@ -287,7 +329,10 @@ fn a_region_with_a_swap_file_keeps_every_byte_at_every_block_size() {
         }
         let s = memory.stats();
         let (out, back) = (s.pswpout.load(Relaxed), s.pswpin.load(Relaxed));
-        assert!(out > 0 && back > pages as u64 / 8, "{out} pages went to the file, {back} came from it");
+        assert!(
+            out > 0 && back > pages as u64 / 8,
+            "{out} pages went to the file, {back} came from it"
+        );
         memory.check().unwrap();
     }
 }

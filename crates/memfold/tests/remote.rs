@@ -63,19 +63,26 @@ impl World {
     }
 
     fn write(&self, number: usize, version: u64, share: usize) {
-        self.setup.program.write(number, |page| page.copy_from_slice(&content(number, version, share)));
+        self.setup
+            .program
+            .write(number, |page| page.copy_from_slice(&content(number, version, share)));
     }
 
     fn assert_holds(&self, number: usize, version: u64, share: usize) {
         let want = content(number, version, share);
-        self.setup.program.read(number, |page| assert!(*page == *want, "page {number} isn't version {version}"));
+        self.setup
+            .program
+            .read(number, |page| assert!(*page == *want, "page {number} isn't version {version}"));
     }
 
     /// What reading one of the first pages, which are away, ends the program with.
     fn fatal(&self) -> String {
         let read = catch_unwind(AssertUnwindSafe(|| self.assert_holds(0, 1, 0)));
         let payload = read.expect_err("a wrong byte must never be read");
-        payload.downcast_ref::<String>().cloned().unwrap_or_else(|| payload.downcast_ref::<&str>().unwrap().to_string())
+        payload
+            .downcast_ref::<String>()
+            .cloned()
+            .unwrap_or_else(|| payload.downcast_ref::<&str>().unwrap().to_string())
     }
 }
 
@@ -161,7 +168,11 @@ fn a_put_that_fails_in_any_way_leaves_the_data_where_it_was() {
         unsafe { world.setup.pager.discard_at(world.setup.addrs(0..PAGES)) };
         world.setup.pager.write_pending(false);
         world.move_all();
-        assert_eq!(world.remote.objects(), 0, "nor is anything left of those that failed: {trouble:?}");
+        assert_eq!(
+            world.remote.objects(),
+            0,
+            "nor is anything left of those that failed: {trouble:?}"
+        );
     }
 }
 
@@ -204,7 +215,10 @@ fn a_read_that_fails_ends_the_program_and_names_the_store() {
     let world = World::filled(config(), PAGES);
     world.remote.set_away(true);
     let why = world.fatal();
-    assert!(why.contains("remote store memory-remote, object ") && why.contains("on purpose"), "{why}");
+    assert!(
+        why.contains("remote store memory-remote, object ") && why.contains("on purpose"),
+        "{why}"
+    );
 }
 
 #[test]

@@ -25,7 +25,9 @@ fn write(setup: &Setup, number: usize, version: u64, share: usize) {
 
 fn assert_holds(setup: &Setup, number: usize, version: u64, share: usize) {
     let want = content(number, version, share);
-    setup.program.read(number, |page| assert!(*page == *want, "page {number} isn't version {version}"));
+    setup
+        .program
+        .read(number, |page| assert!(*page == *want, "page {number} isn't version {version}"));
 }
 
 /// Pages `0..count`, incompressible, folded.
@@ -50,7 +52,10 @@ fn z4_what_does_not_shrink_goes_whole_in_one_write_and_comes_back() {
         assert_eq!(setup.space.present_pages(), 0, "all is away");
         let writes = disk.writes();
         let order_4 = get(&stats(&setup).swpout_folio[4]);
-        assert!(order_4 > 0 && writes.iter().filter(|len| **len == 64 << 10).count() as u64 == order_4, "{writes:?}");
+        assert!(
+            order_4 > 0 && writes.iter().filter(|len| **len == 64 << 10).count() as u64 == order_4,
+            "{writes:?}"
+        );
         assert_eq!(writes.iter().sum::<usize>(), 64 * PAGE_SIZE, "nothing is written twice");
         assert_eq!(get(&stats(&setup).pswpout), 64);
         assert_eq!(get(&stats(&setup).zswpout), 0);
@@ -112,7 +117,11 @@ fn m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block() {
         get(&s.zswpwb)
     );
     assert!(disk.writes().iter().any(|len| *len > 32 << 10), "many to a write");
-    assert!(setup.pager.store().pool_bytes() < 5 << 20, "{} in the pool", setup.pager.store().pool_bytes());
+    assert!(
+        setup.pager.store().pool_bytes() < 5 << 20,
+        "{} in the pool",
+        setup.pager.store().pool_bytes()
+    );
     setup.assert_sound();
     // One random block: one read of the slots it lies in.
     let (reads, loaded) = (disk.reads(), get(&s.blocks_loaded));
@@ -229,7 +238,10 @@ fn the_floor_of_the_file_system_is_kept() {
 fn fatal(setup: &Setup, n: usize) -> String {
     let read = catch_unwind(AssertUnwindSafe(|| assert_holds(setup, n, 1, 0)));
     let payload = read.expect_err("a wrong byte must never be read");
-    payload.downcast_ref::<String>().cloned().unwrap_or_else(|| payload.downcast_ref::<&str>().unwrap().to_string())
+    payload
+        .downcast_ref::<String>()
+        .cloned()
+        .unwrap_or_else(|| payload.downcast_ref::<&str>().unwrap().to_string())
 }
 
 #[test]
@@ -238,7 +250,10 @@ fn a_read_that_fails_ends_the_program_and_names_file_and_slot() {
     let setup = folded_raw(small_config(), &disk, 16);
     disk.strike(Way::Read, 1, DiskTrouble::Failed);
     let why = fatal(&setup, 0);
-    assert!(why.contains("swap file memory-disk, slot ") && why.contains("reading failed"), "{why}");
+    assert!(
+        why.contains("swap file memory-disk, slot ") && why.contains("reading failed"),
+        "{why}"
+    );
 }
 
 #[test]
@@ -255,7 +270,11 @@ fn damage_in_the_file_is_never_believed() {
             let setup = folded_raw(config, &disk, 32);
             damage(&disk);
             let why = fatal(&setup, 0);
-            assert!(why.contains("swap file memory-disk, slot ") && why.contains("not what was written"), "{why}");
+            assert!(
+                why.contains("swap file memory-disk, slot ")
+                    && why.contains("not what was written"),
+                "{why}"
+            );
         }
     }
 }
@@ -268,10 +287,15 @@ fn damage_of_packed_objects_is_never_believed() {
         config.swap_encrypt = encrypt;
         let setup = overfilled(config, &disk);
         disk.damage(|at| at % 512 == 300);
-        let read = catch_unwind(AssertUnwindSafe(|| (0..6144).for_each(|n| assert_holds(&setup, n, 1, 2))));
+        let read = catch_unwind(AssertUnwindSafe(|| {
+            (0..6144).for_each(|n| assert_holds(&setup, n, 1, 2))
+        }));
         let payload = read.expect_err("a wrong byte must never be read");
         let why = payload.downcast_ref::<String>().unwrap();
-        assert!(why.contains("swap file memory-disk, slot ") && why.contains("not what was written"), "{why}");
+        assert!(
+            why.contains("swap file memory-disk, slot ") && why.contains("not what was written"),
+            "{why}"
+        );
     }
 }
 
@@ -386,6 +410,8 @@ fn a_discard_that_cuts_a_raw_block_takes_no_frame() {
     assert_eq!(setup.space.present_pages(), 0);
     assert_holds(&setup, 0, 1, 0);
     (18..64).for_each(|n| assert_holds(&setup, n, 1, 0));
-    (1..18).for_each(|n| setup.program.read(n, |page| assert!(page.iter().all(|b| *b == 0), "page {n}")));
+    (1..18).for_each(|n| {
+        setup.program.read(n, |page| assert!(page.iter().all(|b| *b == 0), "page {n}"))
+    });
     setup.assert_sound();
 }

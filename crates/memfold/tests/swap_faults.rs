@@ -71,7 +71,11 @@ fn b3_packed_writes_can_fail_and_no_byte_is_lost() {
     let mut failed = 0;
     for nth in (0..writes.len()).filter(|n| writes[*n] > 64 << 10).step_by(3).take(6) {
         let disk = MemoryDisk::default();
-        disk.strike(Way::Write, nth as u64 + 1, if nth % 2 == 0 { DiskTrouble::Full } else { DiskTrouble::Short });
+        disk.strike(
+            Way::Write,
+            nth as u64 + 1,
+            if nth % 2 == 0 { DiskTrouble::Full } else { DiskTrouble::Short },
+        );
         let setup = filled(small_config(), &disk, PAGES);
         assert_holds_all(&setup, PAGES);
         failed += get(&stats(&setup).swap_write_failed);
@@ -104,11 +108,18 @@ fn b3_every_read_that_fails_ends_the_program_with_a_message() {
     for nth in (1..=reads).step_by(reads as usize / 6) {
         let disk = MemoryDisk::default();
         let setup = filled(small_config(), &disk, PAGES);
-        disk.strike(Way::Read, nth, if nth % 2 == 0 { DiskTrouble::Failed } else { DiskTrouble::Short });
+        disk.strike(
+            Way::Read,
+            nth,
+            if nth % 2 == 0 { DiskTrouble::Failed } else { DiskTrouble::Short },
+        );
         let read = catch_unwind(AssertUnwindSafe(|| assert_holds_all(&setup, PAGES)));
         let payload = read.expect_err("a byte that was not read must not be given");
         let why = payload.downcast_ref::<String>().unwrap();
-        assert!(why.contains("swap file memory-disk, slot ") && why.contains("reading failed"), "{why}");
+        assert!(
+            why.contains("swap file memory-disk, slot ") && why.contains("reading failed"),
+            "{why}"
+        );
         // A locked shard stays locked: the program is over.
         core::mem::forget(setup);
     }
@@ -162,6 +173,8 @@ fn s5_pageout_and_cold_write_whole_folios_and_a_discarded_part_is_split_off() {
     (0..256).filter(|n| !(100..104).contains(n)).for_each(|n| {
         setup.program.read(n, |page| assert!(*page == *content(n), "page {n}"));
     });
-    (100..104).for_each(|n| setup.program.read(n, |page| assert!(page.iter().all(|b| *b == 0), "page {n}")));
+    (100..104).for_each(|n| {
+        setup.program.read(n, |page| assert!(page.iter().all(|b| *b == 0), "page {n}"))
+    });
     setup.assert_sound();
 }

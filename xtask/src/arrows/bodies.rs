@@ -43,10 +43,14 @@ impl<'a> Reader<'a> {
     /// `use` lines, but for those that only give a name of this module's own inside to others.
     fn uses(&mut self) {
         for used in &self.scope.tables.modules.all[self.scope.module].uses {
-            let Some(Target::Item(item, _)) = self.scope.tables.names.resolve(self.scope.module, &used.path) else {
+            let Some(Target::Item(item, _)) =
+                self.scope.tables.names.resolve(self.scope.module, &used.path)
+            else {
                 continue;
             };
-            if !(used.public && self.scope.tables.modules.ancestry(item.0).contains(&self.scope.module)) {
+            if !(used.public
+                && self.scope.tables.modules.ancestry(item.0).contains(&self.scope.module))
+            {
                 self.arrow_to_item(&item, used.span);
             }
         }
@@ -56,7 +60,13 @@ impl<'a> Reader<'a> {
         let modules = self.scope.tables.modules;
         let other_file = modules.all[to].file != modules.all[self.scope.module].file;
         if other_file && !in_test(modules.source(self.scope.module), span) {
-            self.found.arrows.push(Arrow { from: self.scope.module, to, line: span.start().line, what, call });
+            self.found.arrows.push(Arrow {
+                from: self.scope.module,
+                to,
+                line: span.start().line,
+                what,
+                call,
+            });
         }
     }
 
@@ -68,7 +78,9 @@ impl<'a> Reader<'a> {
     }
 
     fn arrow_to_method(&mut self, own: &Item, name: &str, span: Span) {
-        let Some(method) = self.scope.tables.methods.get(&(own.clone(), name.to_owned())) else { return };
+        let Some(method) = self.scope.tables.methods.get(&(own.clone(), name.to_owned())) else {
+            return;
+        };
         for to in method.places.clone() {
             self.arrow(to, format!("{}::{name}", own.1), true, span);
         }
@@ -128,8 +140,7 @@ impl<'a> Reader<'a> {
             Some(TokenTree::Ident(ident)) => Some(ident.to_string()),
             _ => None,
         };
-        let punct =
-            |at: usize, wanted: char| matches!(trees.get(at), Some(TokenTree::Punct(p)) if p.as_char() == wanted);
+        let punct = |at: usize, wanted: char| matches!(trees.get(at), Some(TokenTree::Punct(p)) if p.as_char() == wanted);
         let mut at = 0;
         while at < trees.len() {
             let span = trees[at].span();
@@ -147,7 +158,8 @@ impl<'a> Reader<'a> {
                         self.path(&names, span);
                     } else if called {
                         let of_self = at > 1 && ident(at - 2).is_some_and(|name| name == "self");
-                        let receiver = if of_self { self.scope.local("self").cloned() } else { None };
+                        let receiver =
+                            if of_self { self.scope.local("self").cloned() } else { None };
                         self.call(&receiver.unwrap_or(Type::Unknown), &names[0], span);
                     }
                 }
@@ -169,7 +181,12 @@ impl<'a> Visit<'a> for Reader<'a> {
     }
 
     fn visit_item_impl(&mut self, item: &'a syn::ItemImpl) {
-        let own = match self.scope.tables.convert(self.scope.module, &item.self_ty, None, &[&item.generics]) {
+        let own = match self.scope.tables.convert(
+            self.scope.module,
+            &item.self_ty,
+            None,
+            &[&item.generics],
+        ) {
             Type::Own(own) => Some(own),
             _ => None,
         };

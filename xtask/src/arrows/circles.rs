@@ -9,7 +9,8 @@ pub fn find(count: usize, arrows: &BTreeSet<(usize, usize)>) -> Vec<Vec<usize>> 
         next.entry(from).or_default().push(to);
     }
     let reached: Vec<BTreeSet<usize>> = (0..count).map(|start| reach(start, &next)).collect();
-    let both = |one: usize, other: usize| reached[one].contains(&other) && reached[other].contains(&one);
+    let both =
+        |one: usize, other: usize| reached[one].contains(&other) && reached[other].contains(&one);
     let group = |one: usize| (0..count).filter(|&other| both(one, other)).collect();
     let groups: BTreeSet<Vec<usize>> = (0..count).map(group).collect();
     groups.into_iter().filter(|group| group.len() > 1).collect()
@@ -38,6 +39,9 @@ mod tests {
         let arrows = |list: &[(usize, usize)]| list.iter().copied().collect();
         assert_eq!(find(4, &arrows(&[(3, 2), (2, 1), (3, 1), (1, 0)])), Vec::<Vec<usize>>::new());
         assert_eq!(find(4, &arrows(&[(0, 1), (1, 0), (2, 3), (3, 1)])), [vec![0, 1]]);
-        assert_eq!(find(5, &arrows(&[(0, 1), (1, 2), (2, 0), (3, 4), (4, 3)])), [vec![0, 1, 2], vec![3, 4]]);
+        assert_eq!(
+            find(5, &arrows(&[(0, 1), (1, 2), (2, 0), (3, 4), (4, 3)])),
+            [vec![0, 1, 2], vec![3, 4]]
+        );
     }
 }

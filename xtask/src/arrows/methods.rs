@@ -55,7 +55,9 @@ impl<'a> Tables<'a> {
     }
 
     fn add_impl(&mut self, module: usize, item: &syn::ItemImpl) {
-        let Type::Own(own) = self.convert(module, &item.self_ty, None, &[&item.generics]) else { return };
+        let Type::Own(own) = self.convert(module, &item.self_ty, None, &[&item.generics]) else {
+            return;
+        };
         let of = item.trait_.as_ref().map(|(_, path, _)| path);
         // A method of a trait of this crate is found at the trait.
         if of.is_some_and(|path| self.names.resolve(module, &segments(path)).is_some()) {
@@ -66,7 +68,9 @@ impl<'a> Tables<'a> {
                 syn::ImplItem::Fn(function) => {
                     self.add(module, &own, &function.sig, &[&item.generics], function.span())
                 }
-                syn::ImplItem::Type(part) if matches!(part.ident.to_string().as_str(), "Target" | "Output") => {
+                syn::ImplItem::Type(part)
+                    if matches!(part.ident.to_string().as_str(), "Target" | "Output") =>
+                {
                     let name = if part.ident == "Target" { "Deref" } else { "Index" };
                     let target = self.convert(module, &part.ty, Some(&own), &[&item.generics]);
                     self.targets.insert((own.clone(), name), target);
@@ -115,14 +119,18 @@ impl<'a> Tables<'a> {
             Some(syn::Item::Fn(function)) => self.returned(item.0, &function.sig, None, &[]),
             Some(syn::Item::Const(constant)) => self.convert(item.0, &constant.ty, None, &[]),
             Some(syn::Item::Static(constant)) => self.convert(item.0, &constant.ty, None, &[]),
-            Some(syn::Item::Struct(_) | syn::Item::Enum(_) | syn::Item::Union(_)) => Type::Own(item.clone()),
+            Some(syn::Item::Struct(_) | syn::Item::Enum(_) | syn::Item::Union(_)) => {
+                Type::Own(item.clone())
+            }
             _ => Type::Unknown,
         }
     }
 
     /// The method `name` of a value, looked for where a dot looks: the type itself, then what it leads to.
     pub fn method(&self, of: &Type, name: &str) -> Option<(Item, &Method)> {
-        self.along(of, |own| Some((own.clone(), self.methods.get(&(own.clone(), name.to_owned()))?)))
+        self.along(of, |own| {
+            Some((own.clone(), self.methods.get(&(own.clone(), name.to_owned()))?))
+        })
     }
 
     /// The only type that has a method of this name.
@@ -149,15 +157,24 @@ impl<'a> Tables<'a> {
         let found = match (self.names.item(own), variant) {
             (Some(syn::Item::Enum(item)), Some(variant)) => {
                 let variant = item.variants.iter().find(|known| known.ident == variant);
-                variant.and_then(|variant| self.field_of(own, &variant.fields, &item.generics, name))
+                variant
+                    .and_then(|variant| self.field_of(own, &variant.fields, &item.generics, name))
             }
-            (Some(syn::Item::Struct(item)), _) => self.field_of(own, &item.fields, &item.generics, name),
+            (Some(syn::Item::Struct(item)), _) => {
+                self.field_of(own, &item.fields, &item.generics, name)
+            }
             _ => None,
         };
         found.unwrap_or(Type::Unknown)
     }
 
-    fn field_of(&self, own: &Item, fields: &syn::Fields, generics: &syn::Generics, name: &str) -> Option<Type> {
+    fn field_of(
+        &self,
+        own: &Item,
+        fields: &syn::Fields,
+        generics: &syn::Generics,
+        name: &str,
+    ) -> Option<Type> {
         match fields {
             syn::Fields::Named(fields) => self.named_field(own, fields, generics, name),
             syn::Fields::Unnamed(fields) => {
@@ -168,15 +185,26 @@ impl<'a> Tables<'a> {
         }
     }
 
-    fn named_field(&self, own: &Item, fields: &syn::FieldsNamed, generics: &syn::Generics, name: &str) -> Option<Type> {
-        let field = fields.named.iter().find(|field| field.ident.as_ref().is_some_and(|ident| ident == name))?;
+    fn named_field(
+        &self,
+        own: &Item,
+        fields: &syn::FieldsNamed,
+        generics: &syn::Generics,
+        name: &str,
+    ) -> Option<Type> {
+        let field = fields
+            .named
+            .iter()
+            .find(|field| field.ident.as_ref().is_some_and(|ident| ident == name))?;
         Some(self.convert(own.0, &field.ty, Some(own), &[generics]))
     }
 
     /// What indexing a value gives.
     pub fn indexed(&self, of: &Type) -> Type {
         match of {
-            Type::Own(own) => self.targets.get(&(own.clone(), "Index")).cloned().unwrap_or(Type::Unknown),
+            Type::Own(own) => {
+                self.targets.get(&(own.clone(), "Index")).cloned().unwrap_or(Type::Unknown)
+            }
             _ => of.target().map_or_else(|| of.element(), |target| self.indexed(&target)),
         }
     }
@@ -201,7 +229,13 @@ impl<'a> Tables<'a> {
     }
 
     /// A written type. `own` is what `Self` stands for, `generics` are those in force.
-    pub fn convert(&self, module: usize, written: &syn::Type, own: Option<&Item>, generics: &[&syn::Generics]) -> Type {
+    pub fn convert(
+        &self,
+        module: usize,
+        written: &syn::Type,
+        own: Option<&Item>,
+        generics: &[&syn::Generics],
+    ) -> Type {
         let inner = |written: &syn::Type| self.convert(module, written, own, generics);
         match written {
             syn::Type::Reference(part) => inner(&part.elem),
@@ -213,12 +247,20 @@ impl<'a> Tables<'a> {
             syn::Type::Tuple(part) => Type::Tuple(part.elems.iter().map(inner).collect()),
             syn::Type::ImplTrait(part) => self.bound(module, &part.bounds, own, generics),
             syn::Type::TraitObject(part) => self.bound(module, &part.bounds, own, generics),
-            syn::Type::Path(part) if part.qself.is_none() => self.convert_path(module, &part.path, own, generics),
+            syn::Type::Path(part) if part.qself.is_none() => {
+                self.convert_path(module, &part.path, own, generics)
+            }
             _ => Type::Unknown,
         }
     }
 
-    fn convert_path(&self, module: usize, path: &syn::Path, own: Option<&Item>, generics: &[&syn::Generics]) -> Type {
+    fn convert_path(
+        &self,
+        module: usize,
+        path: &syn::Path,
+        own: Option<&Item>,
+        generics: &[&syn::Generics],
+    ) -> Type {
         let names = segments(path);
         if names == ["Self"] {
             return own.cloned().map_or(Type::Unknown, Type::Own);
@@ -230,7 +272,9 @@ impl<'a> Tables<'a> {
         }
         match self.names.resolve(module, &names) {
             Some(Target::Item(item, more)) if more.is_empty() => match self.names.item(&item) {
-                Some(syn::Item::Type(alias)) => self.convert(item.0, &alias.ty, None, &[&alias.generics]),
+                Some(syn::Item::Type(alias)) => {
+                    self.convert(item.0, &alias.ty, None, &[&alias.generics])
+                }
                 _ => Type::Own(item),
             },
             Some(_) => Type::Unknown,
@@ -238,7 +282,13 @@ impl<'a> Tables<'a> {
         }
     }
 
-    fn foreign(&self, module: usize, path: &syn::Path, own: Option<&Item>, generics: &[&syn::Generics]) -> Type {
+    fn foreign(
+        &self,
+        module: usize,
+        path: &syn::Path,
+        own: Option<&Item>,
+        generics: &[&syn::Generics],
+    ) -> Type {
         let Some(last) = path.segments.last() else { return Type::Unknown };
         let inner = |written: &syn::Type| self.convert(module, written, own, generics);
         let arguments = match &last.arguments {
@@ -261,12 +311,19 @@ impl<'a> Tables<'a> {
     }
 
     /// A value of which only bounds are known: the first trait of this crate among them, or the first of another one.
-    fn bound(&self, module: usize, bounds: &Bounds, own: Option<&Item>, generics: &[&syn::Generics]) -> Type {
+    fn bound(
+        &self,
+        module: usize,
+        bounds: &Bounds,
+        own: Option<&Item>,
+        generics: &[&syn::Generics],
+    ) -> Type {
         let traits = bounds.iter().filter_map(|bound| match bound {
             syn::TypeParamBound::Trait(bound) => Some(&bound.path),
             _ => None,
         });
-        let types: Vec<Type> = traits.map(|path| self.convert_path(module, path, own, generics)).collect();
+        let types: Vec<Type> =
+            traits.map(|path| self.convert_path(module, path, own, generics)).collect();
         let first_own = types.iter().find(|found| matches!(found, Type::Own(_)));
         first_own.or(types.first()).cloned().unwrap_or(Type::Unknown)
     }
@@ -276,7 +333,10 @@ type Bounds = syn::punctuated::Punctuated<syn::TypeParamBound, syn::Token![+]>;
 
 /// The bounds of a type parameter where it is declared; those of a `where` clause are not looked at.
 fn bounds<'a>(generics: &&'a syn::Generics, name: &str) -> Option<&'a Bounds> {
-    generics.type_params().find(|parameter| parameter.ident == name).map(|parameter| &parameter.bounds)
+    generics
+        .type_params()
+        .find(|parameter| parameter.ident == name)
+        .map(|parameter| &parameter.bounds)
 }
 
 /// The names of a path.

@@ -48,7 +48,9 @@ fn check_crate(krate: &Crate) -> Vec<Finding> {
         Err(finding) => return vec![finding],
     };
     let arrows = bodies::read(&Tables::new(&modules)).arrows;
-    let told = arrows.iter().filter(|arrow| krate.is_layered() || !arrow.call && is_outermost(&modules, arrow));
+    let told = arrows
+        .iter()
+        .filter(|arrow| krate.is_layered() || !arrow.call && is_outermost(&modules, arrow));
     let wrong = told.filter_map(|arrow| {
         let (own, other) = upward(&modules, arrow)?;
         let message = format!(
@@ -60,7 +62,11 @@ fn check_crate(krate: &Crate) -> Vec<Finding> {
     let mut findings: Vec<Finding> = wrong.collect();
     if krate.is_layered() {
         findings.extend(circles(&modules, &arrows).iter().map(|circle| {
-            let message = format!("{}: see `cargo xtask tidy --arrows {}`", circle.title(&modules), krate.name);
+            let message = format!(
+                "{}: see `cargo xtask tidy --arrows {}`",
+                circle.title(&modules),
+                krate.name
+            );
             Finding::error(&krate.sources[circle.files[0]].path, 0, message)
         }));
     }
@@ -75,7 +81,8 @@ pub fn list(tree: &Tree, name: &str) -> anyhow::Result<String> {
     let krate = tree.crates.iter().find(|krate| krate.name == name);
     let krate = krate.ok_or_else(|| anyhow::anyhow!("no crate {name}"))?;
     let modules = Modules::read(krate).map_err(|finding| anyhow::anyhow!("{finding}"))?;
-    let modules = modules.ok_or_else(|| anyhow::anyhow!("{name} has no src/lib.rs and no src/main.rs"))?;
+    let modules =
+        modules.ok_or_else(|| anyhow::anyhow!("{name} has no src/lib.rs and no src/main.rs"))?;
     Ok(text(&modules, &bodies::read(&Tables::new(&modules))))
 }
 
@@ -86,7 +93,11 @@ fn text(modules: &Modules, found: &Found) -> String {
         let _ = writeln!(text, "{title}");
         for ((from, to), names) in by_file(modules, arrows) {
             let (from, to) = (modules.file_name(from), modules.file_name(to));
-            let _ = writeln!(text, "  {from} -> {to}: {}", names.into_iter().collect::<Vec<_>>().join(", "));
+            let _ = writeln!(
+                text,
+                "  {from} -> {to}: {}",
+                names.into_iter().collect::<Vec<_>>().join(", ")
+            );
         }
     };
     let all: Vec<&Arrow> = arrows.iter().collect();
@@ -95,17 +106,25 @@ fn text(modules: &Modules, found: &Found) -> String {
     part("upward", &up);
     let circles = circles(modules, arrows);
     for circle in &circles {
-        let arrows: Vec<&Arrow> = arrows.iter().filter(|arrow| circle.holds(modules, arrow)).collect();
+        let arrows: Vec<&Arrow> =
+            arrows.iter().filter(|arrow| circle.holds(modules, arrow)).collect();
         part(&circle.title(modules), &arrows);
     }
     let _ = writeln!(text, "calls that may go to another file and are not followed");
-    let skipped: BTreeSet<_> =
-        found.skipped.iter().map(|(module, line, name)| (modules.all[*module].file, *line, name)).collect();
+    let skipped: BTreeSet<_> = found
+        .skipped
+        .iter()
+        .map(|(module, line, name)| (modules.all[*module].file, *line, name))
+        .collect();
     for (file, line, name) in skipped {
         let _ = writeln!(text, "  {}:{line}: {name}()", modules.file_name(file));
     }
     let (between, upward) = (by_file(modules, &all).len(), by_file(modules, &up).len());
-    let _ = writeln!(text, "{between} arrows between files, {upward} upward, {} circles", circles.len());
+    let _ = writeln!(
+        text,
+        "{between} arrows between files, {upward} upward, {} circles",
+        circles.len()
+    );
     text
 }
 
@@ -144,7 +163,9 @@ impl Circle {
     /// Whether an arrow is a part of it.
     fn holds(&self, modules: &Modules, arrow: &Arrow) -> bool {
         if self.folders.is_empty() {
-            return [arrow.from, arrow.to].iter().all(|&module| self.files.contains(&modules.all[module].file));
+            return [arrow.from, arrow.to]
+                .iter()
+                .all(|&module| self.files.contains(&modules.all[module].file));
         }
         // The outer one comes first, as modules are numbered before what lies in them.
         let parent = self.folders[0];
@@ -164,7 +185,8 @@ fn circles(modules: &Modules, arrows: &[Arrow]) -> Vec<Circle> {
         let level = arrows.iter().filter(|arrow| upward(modules, arrow).is_none());
         let between = level.filter_map(|arrow| units(modules, parent, arrow)).collect();
         for folders in circles::find(modules.all.len(), &between) {
-            let files: Vec<usize> = folders.iter().map(|&module| modules.all[module].file).collect();
+            let files: Vec<usize> =
+                folders.iter().map(|&module| modules.all[module].file).collect();
             if !of_files.iter().any(|known| files.iter().all(|file| known.contains(file))) {
                 found.push(Circle { files, folders });
             }
@@ -179,7 +201,10 @@ fn units(modules: &Modules, parent: usize, arrow: &Arrow) -> Option<(usize, usiz
     let unit = |module: usize| {
         let line = modules.ancestry(module);
         let place = line.iter().position(|&inner| inner == parent)?;
-        let child = line.get(place + 1).copied().filter(|&child| modules.all[child].file != modules.all[parent].file);
+        let child = line
+            .get(place + 1)
+            .copied()
+            .filter(|&child| modules.all[child].file != modules.all[parent].file);
         Some(child.unwrap_or(parent))
     };
     let (from, to) = (unit(arrow.from)?, unit(arrow.to)?);

@@ -49,8 +49,11 @@ impl<'a> Modules<'a> {
     /// # Errors
     /// A file that isn't Rust, or a `mod` line without a file.
     pub fn read(krate: &'a Crate) -> Result<Option<Self>, Finding> {
-        let roots = ["src/lib.rs", "src/main.rs"].map(|path| format!("{}{path}", krate.directory()));
-        let Some(root) = roots.iter().find_map(|path| position(krate, path)) else { return Ok(None) };
+        let roots =
+            ["src/lib.rs", "src/main.rs"].map(|path| format!("{}{path}", krate.directory()));
+        let Some(root) = roots.iter().find_map(|path| position(krate, path)) else {
+            return Ok(None);
+        };
         let mut modules = Modules { krate, all: Vec::new() };
         modules.add_file(root, Vec::new(), None)?;
         Ok(Some(modules))
@@ -64,7 +67,9 @@ impl<'a> Modules<'a> {
     /// A file's path from the crate's `src`.
     pub fn file_name(&self, file: usize) -> &'a str {
         let path = self.krate.sources[file].path.as_str();
-        path.strip_prefix(self.krate.directory()).and_then(|path| path.strip_prefix("src/")).unwrap_or(path)
+        path.strip_prefix(self.krate.directory())
+            .and_then(|path| path.strip_prefix("src/"))
+            .unwrap_or(path)
     }
 
     /// The child of `module` that is called `name`.
@@ -75,15 +80,22 @@ impl<'a> Modules<'a> {
 
     /// `module` and those around it, from the root inwards.
     pub fn ancestry(&self, module: usize) -> Vec<usize> {
-        let mut line: Vec<usize> = std::iter::successors(Some(module), |&inner| self.all[inner].parent).collect();
+        let mut line: Vec<usize> =
+            std::iter::successors(Some(module), |&inner| self.all[inner].parent).collect();
         line.reverse();
         line
     }
 
-    fn add_file(&mut self, file: usize, path: Vec<String>, parent: Option<usize>) -> Result<usize, Finding> {
+    fn add_file(
+        &mut self,
+        file: usize,
+        path: Vec<String>,
+        parent: Option<usize>,
+    ) -> Result<usize, Finding> {
         let source = &self.krate.sources[file];
-        let parsed = syn::parse_file(&source.text)
-            .map_err(|error| Finding::error(&source.path, error.span().start().line, format!("not Rust: {error}")))?;
+        let parsed = syn::parse_file(&source.text).map_err(|error| {
+            Finding::error(&source.path, error.span().start().line, format!("not Rust: {error}"))
+        })?;
         self.add(file, path, parent, parsed.items)
     }
 
@@ -107,19 +119,32 @@ impl<'a> Modules<'a> {
             let path = [self.all[own].path.clone(), vec![item.ident.to_string()]].concat();
             let child = match item.content {
                 Some((_, items)) => self.add(file, path, Some(own), items)?,
-                None => self.add_file(self.find_file(source, &item.ident, &path)?, path, Some(own))?,
+                None => {
+                    self.add_file(self.find_file(source, &item.ident, &path)?, path, Some(own))?
+                }
             };
             self.all[own].children.push(child);
         }
         Ok(own)
     }
 
-    fn find_file(&self, source: &Source, ident: &syn::Ident, path: &[String]) -> Result<usize, Finding> {
+    fn find_file(
+        &self,
+        source: &Source,
+        ident: &syn::Ident,
+        path: &[String],
+    ) -> Result<usize, Finding> {
         let base = format!("{}src/{}", self.krate.directory(), path.join("/"));
         [format!("{base}.rs"), format!("{base}/mod.rs")]
             .iter()
             .find_map(|path| position(self.krate, path))
-            .ok_or_else(|| Finding::error(&source.path, ident.span().start().line, format!("no file for mod {ident}")))
+            .ok_or_else(|| {
+                Finding::error(
+                    &source.path,
+                    ident.span().start().line,
+                    format!("no file for mod {ident}"),
+                )
+            })
     }
 }
 
@@ -172,13 +197,25 @@ fn expand(tree: &syn::UseTree, path: &mut Vec<String>, public: bool, found: &mut
             path.pop();
         }
         syn::UseTree::Name(part) => {
-            add(path.clone(), Some(part.ident.to_string()), part.ident.to_string(), part.ident.span());
+            add(
+                path.clone(),
+                Some(part.ident.to_string()),
+                part.ident.to_string(),
+                part.ident.span(),
+            );
         }
         syn::UseTree::Rename(part) => {
-            add(path.clone(), Some(part.ident.to_string()), part.rename.to_string(), part.ident.span());
+            add(
+                path.clone(),
+                Some(part.ident.to_string()),
+                part.rename.to_string(),
+                part.ident.span(),
+            );
         }
         syn::UseTree::Glob(part) => add(path.clone(), None, "*".to_owned(), part.span()),
-        syn::UseTree::Group(group) => group.items.iter().for_each(|tree| expand(tree, path, public, found)),
+        syn::UseTree::Group(group) => {
+            group.items.iter().for_each(|tree| expand(tree, path, public, found))
+        }
     }
 }
 

@@ -26,7 +26,10 @@ const HOPS_MAX: usize = 16;
 
 impl<'a> Names<'a> {
     pub fn new(modules: &'a Modules<'a>) -> Self {
-        Names { modules, declared: modules.all.iter().map(|module| declared(&module.items)).collect() }
+        Names {
+            modules,
+            declared: modules.all.iter().map(|module| declared(&module.items)).collect(),
+        }
     }
 
     /// The item itself.
@@ -58,7 +61,11 @@ impl<'a> Names<'a> {
             Target::Module(module) => {
                 // A name that is made by a macro is taken for the module's own.
                 let found = self.lookup(module, first, !rest.is_empty(), hops);
-                self.within(found.unwrap_or(Target::Item((module, first.clone()), Vec::new())), rest, hops)
+                self.within(
+                    found.unwrap_or(Target::Item((module, first.clone()), Vec::new())),
+                    rest,
+                    hops,
+                )
             }
             Target::Item(item, mut more) => {
                 more.extend(path.iter().cloned());
@@ -81,11 +88,19 @@ impl<'a> Names<'a> {
         let named = uses.iter().filter(|used| used.name == name);
         let named = named.filter_map(|used| self.follow_use(module, &used.path, name, hops)).next();
         let globs = uses.iter().filter(|used| used.name == "*");
-        named.or(child).or_else(|| globs.filter_map(|used| self.in_glob(module, &used.path, name, hops)).next())
+        named.or(child).or_else(|| {
+            globs.filter_map(|used| self.in_glob(module, &used.path, name, hops)).next()
+        })
     }
 
     /// A `use` line's path. Its first name is never the one that the line itself brings in.
-    fn follow_use(&self, module: usize, path: &[String], name: &str, hops: usize) -> Option<Target> {
+    fn follow_use(
+        &self,
+        module: usize,
+        path: &[String],
+        name: &str,
+        hops: usize,
+    ) -> Option<Target> {
         let own = path.len() == 1 || path[0] == name && self.modules.child(module, name).is_none();
         (!own).then(|| self.follow(module, path, hops)).flatten()
     }
@@ -93,14 +108,18 @@ impl<'a> Names<'a> {
     fn in_glob(&self, module: usize, path: &[String], name: &str, hops: usize) -> Option<Target> {
         match self.follow(module, path, hops)? {
             Target::Module(other) if other != module => self.lookup(other, name, false, hops),
-            Target::Item(item, _) if self.has_variant(&item, name) => Some(Target::Item(item, vec![name.to_owned()])),
+            Target::Item(item, _) if self.has_variant(&item, name) => {
+                Some(Target::Item(item, vec![name.to_owned()]))
+            }
             _ => None,
         }
     }
 
     fn has_variant(&self, item: &Item, name: &str) -> bool {
         match self.item(item) {
-            Some(syn::Item::Enum(item)) => item.variants.iter().any(|variant| variant.ident == name),
+            Some(syn::Item::Enum(item)) => {
+                item.variants.iter().any(|variant| variant.ident == name)
+            }
             _ => false,
         }
     }

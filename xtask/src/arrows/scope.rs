@@ -26,14 +26,21 @@ impl<'a> Scope<'a> {
     /// The type with the method `name` that is called on a receiver.
     pub fn owner(&self, receiver: &Type, name: &str) -> Option<Item> {
         let found = self.tables.method(receiver, name).map(|(own, _)| own);
-        let guess = || self.tables.only_owner(name).filter(|_| *receiver == Type::Unknown && !is_common(name)).cloned();
+        let guess = || {
+            self.tables
+                .only_owner(name)
+                .filter(|_| *receiver == Type::Unknown && !is_common(name))
+                .cloned()
+        };
         found.or_else(guess)
     }
 
     /// Where a path leads, `Self` being the type around it.
     pub fn target(&self, names: &[String]) -> Option<Target> {
         match (names, &self.own) {
-            ([first, more @ ..], Some(own)) if first == "Self" => Some(Target::Item(own.clone(), more.to_vec())),
+            ([first, more @ ..], Some(own)) if first == "Self" => {
+                Some(Target::Item(own.clone(), more.to_vec()))
+            }
             _ => self.tables.names.resolve(self.module, names),
         }
     }
@@ -64,8 +71,12 @@ impl<'a> Scope<'a> {
             syn::Pat::Reference(part) => self.bind(&part.pat, as_type),
             syn::Pat::Paren(part) => self.bind(&part.pat, as_type),
             syn::Pat::Type(part) => self.bind(&part.pat, self.convert(&part.ty)),
-            syn::Pat::Or(part) => part.cases.iter().for_each(|case| self.bind(case, as_type.clone())),
-            syn::Pat::Slice(part) => part.elems.iter().for_each(|inner| self.bind(inner, as_type.element())),
+            syn::Pat::Or(part) => {
+                part.cases.iter().for_each(|case| self.bind(case, as_type.clone()))
+            }
+            syn::Pat::Slice(part) => {
+                part.elems.iter().for_each(|inner| self.bind(inner, as_type.element()))
+            }
             syn::Pat::Tuple(part) => {
                 for (at, inner) in part.elems.iter().enumerate() {
                     self.bind(inner, tuple_part(&as_type, at));
@@ -98,7 +109,9 @@ impl<'a> Scope<'a> {
             return inside.get(usize::from(last == "Err")).cloned().unwrap_or(Type::Unknown);
         }
         match self.target(&names) {
-            Some(Target::Item(item, more)) => self.tables.part(&item, more.first().map(String::as_str), field),
+            Some(Target::Item(item, more)) => {
+                self.tables.part(&item, more.first().map(String::as_str), field)
+            }
             _ => Type::Unknown,
         }
     }
@@ -112,7 +125,9 @@ impl<'a> Scope<'a> {
             syn::Expr::Unary(part) => self.type_of(&part.expr),
             syn::Expr::Cast(part) => self.convert(&part.ty),
             syn::Expr::Try(part) => self.type_of(&part.expr).element(),
-            syn::Expr::Tuple(part) => Type::Tuple(part.elems.iter().map(|inner| self.type_of(inner)).collect()),
+            syn::Expr::Tuple(part) => {
+                Type::Tuple(part.elems.iter().map(|inner| self.type_of(inner)).collect())
+            }
             syn::Expr::Array(part) => {
                 let inner = part.elems.first().map_or(Type::Unknown, |inner| self.type_of(inner));
                 Type::Foreign("[]".to_owned(), vec![inner])
@@ -120,7 +135,11 @@ impl<'a> Scope<'a> {
             syn::Expr::Field(part) => self.type_of_field(part),
             syn::Expr::Index(part) => {
                 let whole = self.type_of(&part.expr);
-                if matches!(*part.index, syn::Expr::Range(_)) { whole } else { self.tables.indexed(&whole) }
+                if matches!(*part.index, syn::Expr::Range(_)) {
+                    whole
+                } else {
+                    self.tables.indexed(&whole)
+                }
             }
             syn::Expr::Path(part) => self.type_of_path(&segments(&part.path)),
             syn::Expr::Struct(part) => self.type_of_path(&segments(&part.path)),
@@ -150,7 +169,9 @@ impl<'a> Scope<'a> {
     fn type_of_field(&mut self, part: &syn::ExprField) -> Type {
         let whole = self.type_of(&part.base);
         match (&part.member, &whole) {
-            (syn::Member::Unnamed(index), Type::Tuple(_)) => tuple_part(&whole, index.index as usize),
+            (syn::Member::Unnamed(index), Type::Tuple(_)) => {
+                tuple_part(&whole, index.index as usize)
+            }
             (syn::Member::Unnamed(index), _) => self.tables.field(&whole, &index.index.to_string()),
             (syn::Member::Named(name), _) => self.tables.field(&whole, &name.to_string()),
         }
@@ -176,10 +197,14 @@ impl<'a> Scope<'a> {
     }
 
     fn type_of_call(&mut self, part: &syn::ExprCall) -> Type {
-        let syn::Expr::Path(function) = &*part.func else { return self.type_of(&part.func).element() };
+        let syn::Expr::Path(function) = &*part.func else {
+            return self.type_of(&part.func).element();
+        };
         let names = segments(&function.path);
         let last = names.last().map_or("", String::as_str);
-        let first_argument = |reader: &mut Self| part.args.first().map_or(Type::Unknown, |inner| reader.type_of(inner));
+        let first_argument = |reader: &mut Self| {
+            part.args.first().map_or(Type::Unknown, |inner| reader.type_of(inner))
+        };
         match (last, names.iter().rev().nth(1).map(String::as_str)) {
             ("Some", None) => Type::option(first_argument(self)),
             ("Ok", None) => Type::Foreign("Result".to_owned(), vec![first_argument(self)]),
@@ -210,7 +235,10 @@ impl<'a> Scope<'a> {
             syn::Expr::Closure(closure) => Some(closure),
             _ => None,
         });
-        let gives = closures.take(1).map(|closure| self.type_of_closure(closure, &receiver.element())).next();
+        let gives = closures
+            .take(1)
+            .map(|closure| self.type_of_closure(closure, &receiver.element()))
+            .next();
         receiver.after(&name, &gives.unwrap_or(Type::Unknown))
     }
 

@@ -7,7 +7,12 @@ use crate::source::Source;
 fn krate(name: &str, files: &[(&str, &str)]) -> Crate {
     let source = |(path, text): &(&str, &str)| Source::new(&format!("x/src/{path}"), text, false);
     let sources = files.iter().map(source).collect();
-    Crate { name: name.to_owned(), manifest_path: "x/Cargo.toml".to_owned(), manifest: String::new(), sources }
+    Crate {
+        name: name.to_owned(),
+        manifest_path: "x/Cargo.toml".to_owned(),
+        manifest: String::new(),
+        sources,
+    }
 }
 
 /// What is found in a layered crate, as `file:line`; circles have line 0.
@@ -15,12 +20,16 @@ fn found(files: &[(&str, &str)]) -> Vec<String> {
     let mut findings = check_crate(&krate("xtask", files));
     findings.sort();
     findings.dedup();
-    findings.iter().map(|finding| format!("{}:{}", finding.path.replace("x/src/", ""), finding.line)).collect()
+    findings
+        .iter()
+        .map(|finding| format!("{}:{}", finding.path.replace("x/src/", ""), finding.line))
+        .collect()
 }
 
 /// What the file `from` uses of `to`.
 fn uses(files: &[(&str, &str)], from: &str, to: &str) -> Vec<String> {
-    let text = list(&Tree { crates: vec![krate("xtask", files)], others: Vec::new() }, "xtask").expect("it is a crate");
+    let text = list(&Tree { crates: vec![krate("xtask", files)], others: Vec::new() }, "xtask")
+        .expect("it is a crate");
     let start = format!("  {from} -> {to}: ");
     let line = text.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or_default();
     line.split(", ").map(str::to_owned).filter(|name| !name.is_empty()).collect()
@@ -45,21 +54,33 @@ fn found_in(path: &str, text: &str) -> Vec<String> {
 
 #[test]
 fn a_module_may_use_what_is_listed_above_it() {
-    assert!(found_in("middle.rs", "use crate::low::A;\nuse crate::middle::B;\nuse crate::{low, Unit};").is_empty());
     assert!(
-        found_in("high/mod.rs", "pub mod inner;\nuse crate::{low::{A, high}, middle};\nfn f() { middle::f() }")
+        found_in("middle.rs", "use crate::low::A;\nuse crate::middle::B;\nuse crate::{low, Unit};")
             .is_empty()
+    );
+    assert!(
+        found_in(
+            "high/mod.rs",
+            "pub mod inner;\nuse crate::{low::{A, high}, middle};\nfn f() { middle::f() }"
+        )
+        .is_empty()
     );
 }
 
 #[test]
 fn a_module_may_not_use_what_is_listed_below_it() {
     assert_eq!(found_in("middle.rs", "use crate::low::A;\nuse crate::high::C;"), ["middle.rs:2"]);
-    assert_eq!(found_in("low.rs", "use crate::{\n    middle::B,\n    high::C,\n};"), ["low.rs:2", "low.rs:3"]);
+    assert_eq!(
+        found_in("low.rs", "use crate::{\n    middle::B,\n    high::C,\n};"),
+        ["low.rs:2", "low.rs:3"]
+    );
     assert_eq!(found_in("low.rs", "fn f() {\n    crate::middle::g()\n}"), ["low.rs:2"]);
     assert_eq!(found_in("low.rs", "use super::high::C;"), ["low.rs:1"]);
     assert_eq!(found_in("low.rs", "use crate::high;\nfn f() {\n    high::C;\n}"), ["low.rs:3"]);
-    assert_eq!(found_in("low.rs", "fn f() {\n    assert!(crate::high::is_good(), \"x\");\n}"), ["low.rs:2"]);
+    assert_eq!(
+        found_in("low.rs", "fn f() {\n    assert!(crate::high::is_good(), \"x\");\n}"),
+        ["low.rs:2"]
+    );
 }
 
 #[test]
@@ -70,10 +91,17 @@ fn a_re_exported_name_counts_as_its_module() {
 
 #[test]
 fn tests_comments_and_macros_are_free() {
-    assert!(found_in("low.rs", "// crate::high\n#[cfg(test)]\nmod tests { use crate::high::C; }").is_empty());
+    assert!(
+        found_in("low.rs", "// crate::high\n#[cfg(test)]\nmod tests { use crate::high::C; }")
+            .is_empty()
+    );
     assert!(found_in("low.rs", "#[test]\nfn f() { crate::high::C; }").is_empty());
     assert_eq!(
-        found(&[("lib.rs", "mod a; mod b;"), ("a.rs", "fn f() { m!() }"), ("b.rs", "macro_rules! m { () => {} }")]),
+        found(&[
+            ("lib.rs", "mod a; mod b;"),
+            ("a.rs", "fn f() { m!() }"),
+            ("b.rs", "macro_rules! m { () => {} }")
+        ]),
         [""; 0]
     );
 }
@@ -96,8 +124,11 @@ fn folders_have_an_order_of_their_own_and_are_one_module_to_others() {
 
 #[test]
 fn a_folder_may_be_made_of_its_modules_or_they_of_it_but_not_both() {
-    let made_of =
-        [("lib.rs", "mod a;"), ("a/mod.rs", "mod b; pub use b::B; struct A { b: B }"), ("a/b.rs", "pub struct B;")];
+    let made_of = [
+        ("lib.rs", "mod a;"),
+        ("a/mod.rs", "mod b; pub use b::B; struct A { b: B }"),
+        ("a/b.rs", "pub struct B;"),
+    ];
     assert!(found(&made_of).is_empty());
     let grown = [
         ("lib.rs", "mod a;"),
@@ -130,8 +161,7 @@ fn a_circle_of_folders_without_a_circle_of_files_is_found() {
 
 const PAGER: &str = "pub struct Pager { store: Store, areas: Mutex<Vec<Area>> }\npub struct Store;\npub struct Area;\n\
     impl Pager {\n pub fn fault(&self) {\n  self.load();\n }\n}";
-const SPREAD: &str =
-    "use crate::pager::*;\nimpl Pager {\n pub fn load(&self) {}\n pub fn evict(&self) { self.fault() }\n}";
+const SPREAD: &str = "use crate::pager::*;\nimpl Pager {\n pub fn load(&self) {}\n pub fn evict(&self) { self.fault() }\n}";
 
 #[test]
 fn a_call_through_self_to_a_floor_above_is_found() {
@@ -155,7 +185,8 @@ fn a_circle_by_method_calls_alone_is_found() {
         ]
     };
     let one = "use crate::pager::Pager;\nimpl Pager {\n pub fn reclaim(&self) {\n  self.save();\n }\n pub fn is_still(&self) {}\n}";
-    let two = "use crate::pager::Pager;\nimpl Pager {\n pub fn save(&self) {\n  self.is_still();\n }\n}";
+    let two =
+        "use crate::pager::Pager;\nimpl Pager {\n pub fn save(&self) {\n  self.is_still();\n }\n}";
     assert_eq!(found(&split(two, one)), ["one.rs:0", "one.rs:4"]);
     let calm = "use crate::pager::Pager;\nimpl Pager {\n pub fn reclaim(&self) {}\n pub fn is_still(&self) {}\n}";
     assert!(found(&split(two, calm)).is_empty());
@@ -165,10 +196,18 @@ fn a_circle_by_method_calls_alone_is_found() {
 fn crates_that_are_not_layered_answer_for_paths_between_outermost_modules() {
     let files = [("lib.rs", "mod pager; mod walk;"), ("pager.rs", PAGER), ("walk.rs", SPREAD)];
     assert_eq!(check_crate(&krate("other", &files)), []);
-    let files = [("lib.rs", "mod pager; mod walk;"), ("pager.rs", "use crate::walk::W;"), ("walk.rs", "pub struct W;")];
+    let files = [
+        ("lib.rs", "mod pager; mod walk;"),
+        ("pager.rs", "use crate::walk::W;"),
+        ("walk.rs", "pub struct W;"),
+    ];
     assert_eq!(check_crate(&krate("other", &files)).len(), 1);
-    let files =
-        [("lib.rs", "mod a;"), ("a/mod.rs", "mod b; mod c;"), ("a/b.rs", "use super::c::C;"), ("a/c.rs", "struct C;")];
+    let files = [
+        ("lib.rs", "mod a;"),
+        ("a/mod.rs", "mod b; mod c;"),
+        ("a/b.rs", "use super::c::C;"),
+        ("a/c.rs", "struct C;"),
+    ];
     assert_eq!(check_crate(&krate("other", &files)), []);
 }
 
@@ -195,11 +234,16 @@ fn the_type_of_a_receiver_is_worked_out() {
     assert_eq!(calls("pool.guard().len();"), ["Pool::guard", "Table::len"]);
     assert_eq!(calls("if let Some(next) = &pool.next { next.guard(); }"), ["Pool::guard"]);
     assert_eq!(
-        calls("match pool.way() { Ok(Way::In(x)) => x.len(), Ok(Way::Out { table }) => table.len(), _ => 0 };"),
+        calls(
+            "match pool.way() { Ok(Way::In(x)) => x.len(), Ok(Way::Out { table }) => table.len(), _ => 0 };"
+        ),
         ["Pool::way", "Span::len", "Table::len"]
     );
     assert_eq!(calls("pool.spans.iter().map(|span| span.len()).sum();"), ["Span::len"]);
-    assert_eq!(calls("assert!(pool.lock.lock().spans()[1].len() > 0, \"text\");"), ["Span::len", "Table::spans"]);
+    assert_eq!(
+        calls("assert!(pool.lock.lock().spans()[1].len() > 0, \"text\");"),
+        ["Span::len", "Table::spans"]
+    );
     assert_eq!(
         calls("let p = Pool::new(); let all = p.lock.lock().spans(); all.first().unwrap().len();"),
         ["Pool::new", "Span::len", "Table::spans"]
@@ -218,8 +262,8 @@ fn the_list_names_files_methods_lines_and_circles() {
     let files = [("lib.rs", "mod pager; mod walk;"), ("pager.rs", PAGER), ("walk.rs", SPREAD)];
     assert_eq!(uses(&files, "pager.rs", "walk.rs"), ["Pager::load() 6"]);
     assert_eq!(uses(&files, "walk.rs", "pager.rs"), ["Pager 2", "Pager::fault() 4"]);
-    let text =
-        list(&Tree { crates: vec![krate("xtask", &files)], others: Vec::new() }, "xtask").expect("it is a crate");
+    let text = list(&Tree { crates: vec![krate("xtask", &files)], others: Vec::new() }, "xtask")
+        .expect("it is a crate");
     assert!(text.contains("a circle of 2 files: pager.rs, walk.rs"), "{text}");
     assert!(text.ends_with("2 arrows between files, 1 upward, 1 circles\n"), "{text}");
 }

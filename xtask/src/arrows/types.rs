@@ -127,7 +127,8 @@ const INSIDE: &[&str] = &[
     "leak",
 ];
 /// Methods that put what their closure gives into the same container.
-const MAPPED: &[&str] = &["map", "filter_map", "flat_map", "find_map", "map_or", "map_or_else", "scan", "map_while"];
+const MAPPED: &[&str] =
+    &["map", "filter_map", "flat_map", "find_map", "map_or", "map_or_else", "scan", "map_while"];
 
 impl Type {
     /// A type that is not of this crate, of which no more is known.

@@ -48,14 +48,26 @@ const fn figure(name: &'static str, more: bool, target: f64) -> Figure {
 
 const TIME: [Figure; 1] = [figure("time, s", false, 1.5)];
 const MARIADB: [Figure; 2] = [figure("transactions/s", true, 1.0), figure("p99, ms", false, 1.0)];
-const MEMCACHED: [Figure; 2] = [figure("new keys, sets/s", true, 1.0), figure("random keys, sets/s", true, 1.0)];
-const REDIS: [Figure; 3] =
-    [figure("SET, ops/s", true, 1.0), figure("GET, ops/s", true, 1.0), figure("BGSAVE, s", false, 1.0)];
+const MEMCACHED: [Figure; 2] =
+    [figure("new keys, sets/s", true, 1.0), figure("random keys, sets/s", true, 1.0)];
+const REDIS: [Figure; 3] = [
+    figure("SET, ops/s", true, 1.0),
+    figure("GET, ops/s", true, 1.0),
+    figure("BGSAVE, s", false, 1.0),
+];
 
 impl App {
     /// All of them.
-    pub const ALL: [App; 8] =
-        [App::Mariadb, App::Memcached, App::Redis, App::Sqlite, App::Pandas, App::Sort, App::Python, App::Idle];
+    pub const ALL: [App; 8] = [
+        App::Mariadb,
+        App::Memcached,
+        App::Redis,
+        App::Sqlite,
+        App::Pandas,
+        App::Sort,
+        App::Python,
+        App::Idle,
+    ];
 
     /// As on the command line.
     pub fn name(self) -> &'static str {
@@ -93,7 +105,9 @@ impl App {
     /// Its work. Files that it needs are made in `directory`. `quick` has less to do. An error says what is not installed.
     pub fn work(self, directory: &Path, quick: bool) -> anyhow::Result<Work> {
         let pick = |normal: usize, short: usize| if quick { short } else { normal };
-        let grouped = |count: usize| Ok(Work::Job(vec![python("sys")?, "-c".into(), PYTHON.into(), count.to_string()]));
+        let grouped = |count: usize| {
+            Ok(Work::Job(vec![python("sys")?, "-c".into(), PYTHON.into(), count.to_string()]))
+        };
         match self {
             App::Mariadb => mariadb(directory, pick(1_000_000, 300_000) as u64, pick(10, 3) as u32),
             App::Memcached => memcached(directory, pick(400_000, 120_000) as u64),
@@ -108,10 +122,18 @@ impl App {
             }
             App::Sort => {
                 let file = directory.join("lines");
-                fs::write(&file, lines(pick(4_000_000, 500_000))).context("writing what is to be sorted")?;
+                fs::write(&file, lines(pick(4_000_000, 500_000)))
+                    .context("writing what is to be sorted")?;
                 let file = file.to_str().context("a path that is not text")?.to_string();
                 Ok(Work::Job(
-                    [find("sort", "coreutils")?, "-S".into(), "2G".into(), "--parallel=1".into(), file].into(),
+                    [
+                        find("sort", "coreutils")?,
+                        "-S".into(),
+                        "2G".into(),
+                        "--parallel=1".into(),
+                        file,
+                    ]
+                    .into(),
                 ))
             }
             App::Python => grouped(pick(1_500_000, 300_000)),
@@ -183,5 +205,6 @@ fn python(module: &str) -> anyhow::Result<String> {
             return Ok(String::from_utf8(output.stdout)?.trim().to_string());
         }
     }
-    Err(Refusal::Machine(format!("python3 has no {module}: apt-get install python3-{module}")).into())
+    Err(Refusal::Machine(format!("python3 has no {module}: apt-get install python3-{module}"))
+        .into())
 }

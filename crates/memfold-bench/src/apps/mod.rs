@@ -117,10 +117,15 @@ impl Runs {
         match done {
             Ok(done) if done.output == output => {
                 self.figures.resize_with(done.figures.len(), Vec::new);
-                self.figures.iter_mut().zip(done.figures).for_each(|(all, figure)| all.push(figure));
+                self.figures
+                    .iter_mut()
+                    .zip(done.figures)
+                    .for_each(|(all, figure)| all.push(figure));
             }
             Ok(_) => (self.note, self.is_wrong) = (WRONG.into(), true),
-            Err(error) => (self.note, self.broke_off) = (format!("a run broke off: {error:#}"), true),
+            Err(error) => {
+                (self.note, self.broke_off) = (format!("a run broke off: {error:#}"), true)
+            }
         }
     }
 
@@ -149,8 +154,15 @@ impl Report<Found> {
         }
     }
 
-    fn measure_limited(&mut self, app: App, work: &Work, quick: bool, no_kernel: Option<String>) -> anyhow::Result<()> {
-        let plain = run_with(Peer::Plain, work, 0, 0).with_context(|| format!("{} without a limit", app.name()))?;
+    fn measure_limited(
+        &mut self,
+        app: App,
+        work: &Work,
+        quick: bool,
+        no_kernel: Option<String>,
+    ) -> anyhow::Result<()> {
+        let plain = run_with(Peer::Plain, work, 0, 0)
+            .with_context(|| format!("{} without a limit", app.name()))?;
         let (output, data_bytes) = (plain.output, plain.peak_bytes);
         let limit_bytes = (data_bytes / PART).max(LIMIT_MIN_BYTES);
         let mut alone = Runs::default();
@@ -160,7 +172,8 @@ impl Report<Found> {
         flags.extend(app.flags().iter().map(|flag| flag.to_string()));
         let mut peers = vec![Peer::Memfold(&flags)];
         if no_kernel.is_none() {
-            let sizes = if quick { vec![FolioKib(4), FolioKib(64)] } else { FolioKib::ALL.to_vec() };
+            let sizes =
+                if quick { vec![FolioKib(4), FolioKib(64)] } else { FolioKib::ALL.to_vec() };
             peers.extend(sizes.into_iter().filter(|size| size.check().is_ok()).map(Peer::Zram));
         }
         let mut runs: Vec<Runs> = peers.iter().map(|_| Runs::default()).collect();
@@ -170,11 +183,21 @@ impl Report<Found> {
             }
         }
         for (i, figure) in app.figures().iter().enumerate() {
-            let theirs =
-                peers.iter().zip(&runs).skip(1).filter_map(|(peer, runs)| Some((runs.median(i)?, peer.name())));
-            let better = |a: &f64, b: &f64| if figure.more { b.total_cmp(a) } else { a.total_cmp(b) };
+            let theirs = peers
+                .iter()
+                .zip(&runs)
+                .skip(1)
+                .filter_map(|(peer, runs)| Some((runs.median(i)?, peer.name())));
+            let better =
+                |a: &f64, b: &f64| if figure.more { b.total_cmp(a) } else { a.total_cmp(b) };
             let best = theirs.min_by(|a, b| better(&a.0, &b.0));
-            self.rows.push(judge(app, figure, (runs[0].median(i), &runs[0].note), best, &no_kernel));
+            self.rows.push(judge(
+                app,
+                figure,
+                (runs[0].median(i), &runs[0].note),
+                best,
+                &no_kernel,
+            ));
         }
         peers.iter().zip(&runs).for_each(|(peer, runs)| self.note(app, *peer, limit_bytes, runs));
         Ok(())
@@ -194,7 +217,10 @@ impl Report<Found> {
         let name = "idle: % slower than without memfold";
         self.rows.push(match (with.least(0), without.least(0)) {
             (Some(with), Some(without)) => {
-                let note = format!("{with:.3} s against {without:.3} s, the least of {} each", 2 * self.found.runs + 1);
+                let note = format!(
+                    "{with:.3} s against {without:.3} s, the least of {} each",
+                    2 * self.found.runs + 1
+                );
                 StoreRow::at_most(name, (with / without - 1.0) * 100.0, 1.0, note)
             }
             _ => StoreRow::at_most(name, f64::NAN, 1.0, with.note.clone() + &without.note),
@@ -274,11 +300,19 @@ mod tests {
     #[test]
     fn a_figure_is_judged_by_what_is_better() {
         let [time, rate] = [&App::Sort.figures()[0], &App::Mariadb.figures()[0]];
-        let ratio = |figure, ours| judge(App::Sort, figure, (Some(ours), ""), Some((6.0, "4k".into())), &None).figure;
+        let ratio = |figure, ours| {
+            judge(App::Sort, figure, (Some(ours), ""), Some((6.0, "4k".into())), &None).figure
+        };
         assert_eq!((ratio(time, 3.0), ratio(rate, 3.0)), (Some(2.0), Some(0.5)));
         let failed = judge(App::Sort, time, (None, "why"), Some((6.0, "4k".into())), &None);
         assert!(!all_good(std::slice::from_ref(&failed)) && failed.note == "why");
-        assert!(all_good(&[judge(App::Sort, time, (Some(1.0), ""), None, &Some("no root".into()))]));
+        assert!(all_good(&[judge(
+            App::Sort,
+            time,
+            (Some(1.0), ""),
+            None,
+            &Some("no root".into())
+        )]));
     }
 
     #[test]
@@ -295,6 +329,8 @@ mod tests {
         assert!(runs.has_failed(Peer::Memfold(&[])) && runs.has_failed(Peer::Zram(FolioKib(4))));
         let mut broken = Runs::default();
         broken.add(Err(anyhow::anyhow!("killed")), 7);
-        assert!(broken.has_failed(Peer::Memfold(&[])) && !broken.has_failed(Peer::Zram(FolioKib(4))));
+        assert!(
+            broken.has_failed(Peer::Memfold(&[])) && !broken.has_failed(Peer::Zram(FolioKib(4)))
+        );
     }
 }

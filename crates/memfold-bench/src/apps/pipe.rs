@@ -27,7 +27,12 @@ pub fn pipeline(
         let threads: Vec<_> = (0..CONNECTIONS)
             .map(|i| {
                 scope.spawn(move || {
-                    one(socket, (requests * i / CONNECTIONS, requests * (i + 1) / CONNECTIONS), answer, make)
+                    one(
+                        socket,
+                        (requests * i / CONNECTIONS, requests * (i + 1) / CONNECTIONS),
+                        answer,
+                        make,
+                    )
                 })
             })
             .collect();
@@ -36,7 +41,12 @@ pub fn pipeline(
     Ok(requests as f64 / start.elapsed().as_secs_f64())
 }
 
-fn one(socket: &Path, range: (u64, u64), answer: &[u8], make: &impl Fn(u64, &mut Vec<u8>)) -> anyhow::Result<()> {
+fn one(
+    socket: &Path,
+    range: (u64, u64),
+    answer: &[u8],
+    make: &impl Fn(u64, &mut Vec<u8>),
+) -> anyhow::Result<()> {
     let mut stream = connect(socket)?;
     let (mut out, mut back) = (Vec::new(), vec![0; answer.len() * DEPTH as usize]);
     let expected = answer.repeat(DEPTH as usize);
@@ -57,14 +67,20 @@ fn one(socket: &Path, range: (u64, u64), answer: &[u8], make: &impl Fn(u64, &mut
 
 /// A connection whose reads and writes fail rather than wait for ever.
 pub fn connect(socket: &Path) -> anyhow::Result<UnixStream> {
-    let stream = UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
+    let stream = UnixStream::connect(socket)
+        .with_context(|| format!("connecting to {}", socket.display()))?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     Ok(stream)
 }
 
 /// Sends one request and reads until what came has `least` bytes and ends with `end`.
-pub fn ask(stream: &mut UnixStream, request: &[u8], least: usize, end: &[u8]) -> anyhow::Result<Vec<u8>> {
+pub fn ask(
+    stream: &mut UnixStream,
+    request: &[u8],
+    least: usize,
+    end: &[u8],
+) -> anyhow::Result<Vec<u8>> {
     stream.write_all(request)?;
     let (mut text, mut part) = (Vec::new(), [0; 4096]);
     while text.len() < least || !text.ends_with(end) {
@@ -96,8 +112,10 @@ mod tests {
                 }
                 seen
             };
-            let threads: Vec<_> =
-                (0..8).map(|_| listener.accept().unwrap().0).map(|s| std::thread::spawn(move || serve(s))).collect();
+            let threads: Vec<_> = (0..8)
+                .map(|_| listener.accept().unwrap().0)
+                .map(|s| std::thread::spawn(move || serve(s)))
+                .collect();
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<u8>>()
         });
         assert!(pipeline(&path, 150, b"ok", |number, out| out.push(number as u8)).unwrap() > 0.0);

@@ -83,23 +83,37 @@ pub struct Done {
 }
 
 /// Runs it to its end. `limit_bytes` is for Zram alone, which also wants to know how much there is to swap.
-pub fn run_with(peer: Peer, work: &Work, limit_bytes: u64, data_bytes: u64) -> anyhow::Result<Done> {
+pub fn run_with(
+    peer: Peer,
+    work: &Work,
+    limit_bytes: u64,
+    data_bytes: u64,
+) -> anyhow::Result<Done> {
     let Peer::Zram(folio) = peer else { return run(peer, work, |_| Ok(())) };
     let done = run_on_zram(folio, work, limit_bytes, data_bytes);
     guard::restore();
     done
 }
 
-fn run_on_zram(folio: FolioKib, work: &Work, limit_bytes: u64, data_bytes: u64) -> anyhow::Result<Done> {
+fn run_on_zram(
+    folio: FolioKib,
+    work: &Work,
+    limit_bytes: u64,
+    data_bytes: u64,
+) -> anyhow::Result<Done> {
     guard::change(|journal| folio.select(journal))?;
-    let _zram = guard::change(|journal| Zram::swap_on(journal, "lz4", data_bytes * 2 + (64 << 20)))?;
+    let _zram =
+        guard::change(|journal| Zram::swap_on(journal, "lz4", data_bytes * 2 + (64 << 20)))?;
     // Page tables are charged to the cgroup too, and what the shell and the program need of the kernel.
     let charged_bytes = limit_bytes + data_bytes / 512 + (1 << 20);
-    let cgroup = guard::change(|journal| Cgroup::create(journal, &Hierarchy::find()?, charged_bytes))?;
+    let cgroup =
+        guard::change(|journal| Cgroup::create(journal, &Hierarchy::find()?, charged_bytes))?;
     let _current = cgroup.keep_current();
     let done = run(Peer::Zram(folio), work, |pid| guard::change(|_| cgroup.add(pid)));
     match done {
-        Err(error) if cgroup.oom_kills() > 0 => bail!("out of memory in its cgroup, killed by the kernel ({error:#})"),
+        Err(error) if cgroup.oom_kills() > 0 => {
+            bail!("out of memory in its cgroup, killed by the kernel ({error:#})")
+        }
         done => done,
     }
 }
@@ -116,7 +130,11 @@ fn waiting(peer: Peer, program: &[String]) -> anyhow::Result<Command> {
 }
 
 /// `before` sees the process before it becomes the program.
-fn run(peer: Peer, work: &Work, before: impl FnOnce(i32) -> anyhow::Result<()>) -> anyhow::Result<Done> {
+fn run(
+    peer: Peer,
+    work: &Work,
+    before: impl FnOnce(i32) -> anyhow::Result<()>,
+) -> anyhow::Result<Done> {
     let (Work::Job(program) | Work::Server(Server { command: program, .. })) = work;
     if let Work::Server(server) = work {
         let _ = fs::remove_file(&server.socket);
@@ -143,7 +161,8 @@ struct Pipes {
 impl Pipes {
     /// Lets the child go.
     fn of(child: &mut Child) -> anyhow::Result<Pipes> {
-        let (mut input, mut errors) = (child.stdin.take().context("no pipe")?, child.stderr.take().context("no pipe")?);
+        let (mut input, mut errors) =
+            (child.stdin.take().context("no pipe")?, child.stderr.take().context("no pipe")?);
         let mut output = child.stdout.take().context("no pipe")?;
         let (sender, receiver) = channel();
         std::thread::spawn(move || {
@@ -184,7 +203,8 @@ fn follow(child: &mut Child, pipes: Pipes) -> anyhow::Result<Done> {
     };
     let seconds = pipes.start.elapsed().as_secs_f64();
     let pipes = pipes.judge(status)?;
-    let output = pipes.output.recv_timeout(Duration::from_secs(10)).context("its output did not end")?;
+    let output =
+        pipes.output.recv_timeout(Duration::from_secs(10)).context("its output did not end")?;
     Ok(Done { figures: vec![seconds], output, peak_bytes })
 }
 
@@ -227,14 +247,16 @@ fn anonymous_bytes(pid: u32) -> u64 {
 pub fn client(program: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new(program[0]);
     command.args(&program[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = guard::spawn(&mut command).with_context(|| format!("starting {}", program[0]))?;
+    let mut child =
+        guard::spawn(&mut command).with_context(|| format!("starting {}", program[0]))?;
     let done = finish(&mut child).with_context(|| program[0].to_string());
     guard::end_child(child)?;
     done
 }
 
 fn finish(child: &mut Child) -> anyhow::Result<String> {
-    let (mut output, mut errors) = (child.stdout.take().context("no pipe")?, child.stderr.take().context("no pipe")?);
+    let (mut output, mut errors) =
+        (child.stdout.take().context("no pipe")?, child.stderr.take().context("no pipe")?);
     let read = |pipe: &mut dyn Read| {
         let mut bytes = Vec::new();
         let _ = pipe.read_to_end(&mut bytes);
@@ -252,11 +274,17 @@ fn finish(child: &mut Child) -> anyhow::Result<String> {
         }
         std::thread::sleep(Duration::from_millis(2));
     };
-    let (text, complaints) = (text.join().unwrap_or_default(), complaints.join().unwrap_or_default());
+    let (text, complaints) =
+        (text.join().unwrap_or_default(), complaints.join().unwrap_or_default());
     if !status.success() {
         bail!(
             "{status}: {}",
-            [text, complaints].join("\n").trim_end().lines().next_back().unwrap_or("it said nothing")
+            [text, complaints]
+                .join("\n")
+                .trim_end()
+                .lines()
+                .next_back()
+                .unwrap_or("it said nothing")
         );
     }
     Ok(text)
@@ -287,7 +315,8 @@ mod tests {
                 load: Box::new(|_| bail!("never reached")),
             })
         };
-        let text = |script: &str| run_with(Peer::Plain, &server(script), 0, 0).err().unwrap().to_string();
+        let text =
+            |script: &str| run_with(Peer::Plain, &server(script), 0, 0).err().unwrap().to_string();
         assert!(text("echo no such database >&2; exit 1").contains("no such database"));
         assert!(text("exit 0").contains("before it listened"));
         assert_eq!(client(&["/bin/echo", "text"]).unwrap(), "text\n");

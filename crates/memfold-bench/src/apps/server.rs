@@ -34,7 +34,9 @@ impl Values {
     }
 
     fn is_right(&self, value: &[u8]) -> bool {
-        let at = value.get(..8).and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<usize>().ok());
+        let at = value
+            .get(..8)
+            .and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<usize>().ok());
         let part = at.and_then(|at| self.0.get(at..at + VALUE_BYTES - 8));
         value.len() == VALUE_BYTES && part == Some(&value[8..])
     }
@@ -49,7 +51,8 @@ fn samples(keys: u64) -> impl Iterator<Item = u64> {
 pub fn memcached(directory: &Path, keys: u64) -> anyhow::Result<Work> {
     let socket = directory.join("memcached.socket");
     // As root it wants to be told for which user it is to run.
-    let command = [&find("memcached", "memcached")?, "-u", "root", "-m", "65536", "-s", &text(&socket)?];
+    let command =
+        [&find("memcached", "memcached")?, "-u", "root", "-m", "65536", "-s", &text(&socket)?];
     let values = Arc::new(Values::new());
     let load = move |socket: &Path| {
         let set = |key: u64, seed: u64, out: &mut Vec<u8>| {
@@ -58,11 +61,15 @@ pub fn memcached(directory: &Path, keys: u64) -> anyhow::Result<Work> {
             out.extend_from_slice(b"\r\n");
         };
         let fill = pipeline(socket, keys, b"STORED\r\n", |i, out| set(i, i, out))?;
-        let over = pipeline(socket, keys, b"STORED\r\n", |i, out| set(mix(i + keys) % keys, i + keys, out))?;
+        let over = pipeline(socket, keys, b"STORED\r\n", |i, out| {
+            set(mix(i + keys) % keys, i + keys, out)
+        })?;
         let mut stream = connect(socket)?;
         for key in samples(keys) {
-            let answer = ask(&mut stream, format!("get key:{key:012}\r\n").as_bytes(), 5, b"END\r\n")?;
-            let head = answer.iter().position(|&byte| byte == b'\n').context("memcached lost a value")?;
+            let answer =
+                ask(&mut stream, format!("get key:{key:012}\r\n").as_bytes(), 5, b"END\r\n")?;
+            let head =
+                answer.iter().position(|&byte| byte == b'\n').context("memcached lost a value")?;
             let value = answer.get(head + 1..head + 1 + VALUE_BYTES).unwrap_or(&[]);
             if !values.is_right(value) {
                 bail!("memcached has another value for key {key}");
@@ -70,7 +77,11 @@ pub fn memcached(directory: &Path, keys: u64) -> anyhow::Result<Work> {
         }
         Ok(Load { figures: vec![fill, over], answers: String::new() })
     };
-    Ok(Work::Server(Server { command: command.map(String::from).into(), socket, load: Box::new(load) }))
+    Ok(Work::Server(Server {
+        command: command.map(String::from).into(),
+        socket,
+        load: Box::new(load),
+    }))
 }
 
 /// redis: filled, then SET and GET of random keys by redis-benchmark, then a snapshot to disk.
@@ -78,7 +89,8 @@ pub fn redis(directory: &Path, keys: u64) -> anyhow::Result<Work> {
     let socket = directory.join("redis.socket");
     let bench = find("redis-benchmark", "redis-tools")?;
     let flags =
-        ["--port", "0", "--save", "", "--unixsocket", &text(&socket)?, "--dir", &text(directory)?].map(String::from);
+        ["--port", "0", "--save", "", "--unixsocket", &text(&socket)?, "--dir", &text(directory)?]
+            .map(String::from);
     let command = [&[find("redis-server", "redis-server")?], &flags[..]].concat();
     let values = Arc::new(Values::new());
     // It would be loaded by the next run.
@@ -86,7 +98,8 @@ pub fn redis(directory: &Path, keys: u64) -> anyhow::Result<Work> {
     let load = move |socket: &Path| {
         let set = |name: &str, key: u64, out: &mut Vec<u8>| {
             let name = format!("{name}:{key:012}");
-            let _ = write!(out, "*3\r\n$3\r\nSET\r\n${}\r\n{name}\r\n${VALUE_BYTES}\r\n", name.len());
+            let _ =
+                write!(out, "*3\r\n$3\r\nSET\r\n${}\r\n{name}\r\n${VALUE_BYTES}\r\n", name.len());
             values.append(key, out);
             out.extend_from_slice(b"\r\n");
         };
@@ -94,7 +107,9 @@ pub fn redis(directory: &Path, keys: u64) -> anyhow::Result<Work> {
         pipeline(socket, keys, b"+OK\r\n", |i, out| set("key", i, out))?;
         pipeline(socket, 1000, b"+OK\r\n", |i, out| set("check", i, out))?;
         let bench = |test: &str| -> anyhow::Result<f64> {
-            let told = client(&[&bench, "-s", &path, "-t", test, "-r", &range, "-n", &range, "-d", "1000", "--csv"])?;
+            let told = client(&[
+                &bench, "-s", &path, "-t", test, "-r", &range, "-n", &range, "-d", "1000", "--csv",
+            ])?;
             csv_figure(&told, test).with_context(|| format!("redis-benchmark said {told:?}"))
         };
         let (set, get) = (bench("set")?, bench("get")?);
@@ -102,8 +117,14 @@ pub fn redis(directory: &Path, keys: u64) -> anyhow::Result<Work> {
         let seconds = snapshot(&mut stream)?;
         std::fs::remove_file(&file).context("the snapshot")?;
         for key in 0..1000 {
-            let answer = ask(&mut stream, format!("GET check:{key:012}\r\n").as_bytes(), VALUE_BYTES, b"\r\n")?;
-            let value = answer.strip_prefix(b"$1000\r\n").and_then(|value| value.strip_suffix(b"\r\n"));
+            let answer = ask(
+                &mut stream,
+                format!("GET check:{key:012}\r\n").as_bytes(),
+                VALUE_BYTES,
+                b"\r\n",
+            )?;
+            let value =
+                answer.strip_prefix(b"$1000\r\n").and_then(|value| value.strip_suffix(b"\r\n"));
             if !values.is_right(value.unwrap_or(&[])) {
                 bail!("redis has another value for check:{key}");
             }
@@ -171,16 +192,26 @@ pub fn mariadb(directory: &Path, rows: u64, seconds: u32) -> anyhow::Result<Work
         &format!("--pid-file={data}/pid"),
         &format!("--socket={at}"),
     ];
-    let command: Vec<String> = [server.as_str()].iter().chain(&flags).map(|word| word.to_string()).collect();
-    let table =
-        ["--db-driver=mysql", "--mysql-user=root", &format!("--mysql-socket={at}"), &format!("--table-size={rows}")];
-    let table: Vec<String> =
-        [sysbench.as_str(), "oltp_read_only"].iter().chain(&table).map(|word| word.to_string()).collect();
+    let command: Vec<String> =
+        [server.as_str()].iter().chain(&flags).map(|word| word.to_string()).collect();
+    let table = [
+        "--db-driver=mysql",
+        "--mysql-user=root",
+        &format!("--mysql-socket={at}"),
+        &format!("--table-size={rows}"),
+    ];
+    let table: Vec<String> = [sysbench.as_str(), "oltp_read_only"]
+        .iter()
+        .chain(&table)
+        .map(|word| word.to_string())
+        .collect();
     let sysbench = move |more: &[&str]| {
-        let words: Vec<&str> = table.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        let words: Vec<&str> =
+            table.iter().map(String::as_str).chain(more.iter().copied()).collect();
         client(&words)
     };
-    let query = move |text: &str| client(&[&shell, "--no-defaults", "-uroot", "-S", &at, "-N", "-e", text]);
+    let query =
+        move |text: &str| client(&[&shell, "--no-defaults", "-uroot", "-S", &at, "-N", "-e", text]);
     let (sysbench, query) = (Arc::new(sysbench), Arc::new(query));
     let (fill, create) = (sysbench.clone(), query.clone());
     let prepare = move |_: &Path| {
@@ -189,11 +220,13 @@ pub fn mariadb(directory: &Path, rows: u64, seconds: u32) -> anyhow::Result<Work
         Ok(Load { figures: Vec::new(), answers: String::new() })
     };
     let once = Server { command: command.clone(), socket: socket.clone(), load: Box::new(prepare) };
-    let _: Done = run_with(Peer::Plain, &Work::Server(once), 0, 0).context("making the database")?;
+    let _: Done =
+        run_with(Peer::Plain, &Work::Server(once), 0, 0).context("making the database")?;
     let load = move |_: &Path| {
         let check = "checksum table sbtest.sbtest1; select count(*), sum(k) from sbtest.sbtest1 force index(k_1)";
         let before = query(check)?;
-        let told = sysbench(&["--threads=4", "--percentile=99", &format!("--time={seconds}"), "run"])?;
+        let told =
+            sysbench(&["--threads=4", "--percentile=99", &format!("--time={seconds}"), "run"])?;
         let figures = sysbench_figures(&told).with_context(|| format!("sysbench said {told:?}"))?;
         if query(check)? != before {
             bail!("the table is not what it was");
@@ -232,6 +265,8 @@ mod tests {
         values.append(5, &mut value);
         assert!(values.is_right(&value));
         value[500] ^= 1;
-        assert!(!values.is_right(&value) && !values.is_right(&value[..999]) && !values.is_right(b""));
+        assert!(
+            !values.is_right(&value) && !values.is_right(&value[..999]) && !values.is_right(b"")
+        );
     }
 }

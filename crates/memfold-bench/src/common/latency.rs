@@ -59,7 +59,10 @@ impl Latency {
         for (index, &count) in self.counts.iter().enumerate() {
             seen += count;
             if count > 0 {
-                points.push((upper(index).min(self.max_ns) as f64 / 1e3, seen as f64 / self.count as f64));
+                points.push((
+                    upper(index).min(self.max_ns) as f64 / 1e3,
+                    seen as f64 / self.count as f64,
+                ));
             }
         }
         points

@@ -18,7 +18,12 @@ pub struct Output {
 impl Output {
     /// Writes the report where that is asked for, and returns the exit status: 1 if something was wrong or, with `--check`,
     /// not good.
-    pub fn finish(&self, report: &impl Serialize, is_wrong: bool, is_good: bool) -> anyhow::Result<i32> {
+    pub fn finish(
+        &self,
+        report: &impl Serialize,
+        is_wrong: bool,
+        is_good: bool,
+    ) -> anyhow::Result<i32> {
         if let Some(path) = &self.json {
             let text = serde_json::to_string_pretty(report)?;
             std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
@@ -35,10 +40,15 @@ mod tests {
     fn the_file_is_written_and_the_status_says_what_was_asked_for() {
         let path = std::env::temp_dir().join(format!("memfold-output-{}", std::process::id()));
         let output = |check| Output { json: Some(path.clone()), check };
-        let status = |check, is_wrong, is_good| output(check).finish(&[1, 2], is_wrong, is_good).unwrap();
-        assert_eq!((status(false, false, false), status(true, false, false), status(true, false, true)), (0, 1, 0));
+        let status =
+            |check, is_wrong, is_good| output(check).finish(&[1, 2], is_wrong, is_good).unwrap();
+        assert_eq!(
+            (status(false, false, false), status(true, false, false), status(true, false, true)),
+            (0, 1, 0)
+        );
         assert_eq!(status(false, true, true), 1);
-        let written: Vec<u8> = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let written: Vec<u8> =
+            serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         std::fs::remove_file(path).unwrap();
         assert_eq!(written, [1, 2]);
     }

@@ -27,7 +27,9 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::Usage(text) | Refusal::Corpus(text) | Refusal::Machine(text) => f.write_str(text),
+            Refusal::Usage(text) | Refusal::Corpus(text) | Refusal::Machine(text) => {
+                f.write_str(text)
+            }
         }
     }
 }

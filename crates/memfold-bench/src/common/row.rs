@@ -43,13 +43,25 @@ impl StoreRow {
 
     /// A figure without a target.
     pub fn plain(label: &str, figure: f64, note: String) -> StoreRow {
-        StoreRow { label: label.into(), figure: Some(figure), target: String::new(), verdict: None, note }
+        StoreRow {
+            label: label.into(),
+            figure: Some(figure),
+            target: String::new(),
+            verdict: None,
+            note,
+        }
     }
 
     /// A target that could not be measured.
     pub fn not_run(label: &str, target: &str, why: &str) -> StoreRow {
         let verdict = Some(Verdict::NotRun);
-        StoreRow { label: label.into(), figure: None, target: target.into(), verdict, note: why.into() }
+        StoreRow {
+            label: label.into(),
+            figure: None,
+            target: target.into(),
+            verdict,
+            note: why.into(),
+        }
     }
 
     fn judged(label: &str, figure: f64, target: String, good: bool, note: String) -> StoreRow {
@@ -93,7 +105,8 @@ mod tests {
         );
         assert_eq!(verdict(of(f64::NAN, 0.84)), Verdict::Short);
         assert_eq!(verdict(StoreRow::at_least("a", f64::NAN, 1.7, String::new())), Verdict::Short);
-        let rows = [StoreRow::not_run("a", "<= 1", "no zram"), StoreRow::plain("b", 1.0, String::new())];
+        let rows =
+            [StoreRow::not_run("a", "<= 1", "no zram"), StoreRow::plain("b", 1.0, String::new())];
         assert!(all_good(&rows));
         assert!(!all_good(&[StoreRow::at_most("a", 2.0, 1.0, String::new())]));
     }

@@ -4,7 +4,8 @@
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, suffix) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| format!("'{text}' is not a size (like 64K, 256M or 1G)"))?;
+    let number: u64 =
+        number.parse().map_err(|_| format!("'{text}' is not a size (like 64K, 256M or 1G)"))?;
     let shift = match suffix.to_ascii_lowercase().as_str() {
         "" | "b" => 0,
         "k" | "kb" | "kib" => 10,

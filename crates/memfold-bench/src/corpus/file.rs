@@ -34,13 +34,25 @@ impl CorpusFile {
             return Err(refuse("not a regular file".into()).into());
         }
         if meta.len() < CORPUS_BYTES_MIN {
-            return Err(refuse(format!("too small: {} bytes, needs {CORPUS_BYTES_MIN}", meta.len())).into());
+            return Err(refuse(format!(
+                "too small: {} bytes, needs {CORPUS_BYTES_MIN}",
+                meta.len()
+            ))
+            .into());
         }
         let pages = meta.len() as usize / PAGE;
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
         // SAFETY: a new mapping at an address of the kernel's choice, of a length that the file has; nothing aliases it.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), pages * PAGE, libc::PROT_READ, flags, file.as_raw_fd(), 0) };
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                pages * PAGE,
+                libc::PROT_READ,
+                flags,
+                file.as_raw_fd(),
+                0,
+            )
+        };
         if start == libc::MAP_FAILED {
             return Err(refuse(format!("can't map it: {}", std::io::Error::last_os_error())).into());
         }

@@ -59,7 +59,12 @@ fn default_path() -> anyhow::Result<PathBuf> {
     let cache = match (std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME")) {
         (Some(cache), _) if !cache.is_empty() => PathBuf::from(cache),
         (_, Some(home)) if !home.is_empty() => Path::new(&home).join(".cache"),
-        _ => return Err(Refusal::Usage("neither XDG_CACHE_HOME nor HOME is set: name the corpus file".into()).into()),
+        _ => {
+            return Err(Refusal::Usage(
+                "neither XDG_CACHE_HOME nor HOME is set: name the corpus file".into(),
+            )
+            .into());
+        }
     };
     Ok(cache.join("memfold/corpus.bin"))
 }
@@ -71,7 +76,10 @@ pub const PIECE: usize = 1 << 20;
 pub fn build(path: &Path, bytes: u64) -> anyhow::Result<Vec<String>> {
     if bytes < CORPUS_BYTES_MIN {
         let least = show_size(CORPUS_BYTES_MIN);
-        return Err(Refusal::Usage(format!("a corpus of {bytes} bytes is too small: at least {least}")).into());
+        return Err(Refusal::Usage(format!(
+            "a corpus of {bytes} bytes is too small: at least {least}"
+        ))
+        .into());
     }
     let share = bytes as usize / 4 / PAGE * PAGE;
     let last = bytes as usize / PAGE * PAGE - 3 * share;
@@ -85,16 +93,26 @@ pub fn build(path: &Path, bytes: u64) -> anyhow::Result<Vec<String>> {
     let whole = interleave(&named.each_ref().map(|(_, part)| part.as_slice()));
     write_whole(path, &whole).with_context(|| format!("corpus {}", path.display()))?;
 
-    let mut lines = vec![format!("{}: {}, xxh3 {:016x}", path.display(), show_size(whole.len() as u64), hash(&whole))];
+    let mut lines = vec![format!(
+        "{}: {}, xxh3 {:016x}",
+        path.display(),
+        show_size(whole.len() as u64),
+        hash(&whole)
+    )];
     for (name, part) in &named {
-        lines.push(format!("  {:>9} {name}, xxh3 {:016x}", show_size(part.len() as u64), hash(part)));
+        lines.push(format!(
+            "  {:>9} {name}, xxh3 {:016x}",
+            show_size(part.len() as u64),
+            hash(part)
+        ));
     }
     Ok(lines)
 }
 
 /// Reads the whole corpus, which also brings it into the page cache at this process's charge.
 pub fn describe(path: &Path) -> anyhow::Result<String> {
-    let bytes = fs::read(path).map_err(|e| Refusal::Corpus(format!("corpus {}: {e}", path.display())))?;
+    let bytes =
+        fs::read(path).map_err(|e| Refusal::Corpus(format!("corpus {}: {e}", path.display())))?;
     Ok(format!("{}, {}, xxh3 {:016x}", path.display(), show_size(bytes.len() as u64), hash(&bytes)))
 }
 

@@ -35,7 +35,13 @@ impl<'c> Pages<'c> {
     /// # Safety
     /// - `start` is aligned to a page, and `pages` pages from it are readable and writable for `'c`;
     /// - nothing else reads or writes them meanwhile, but for a pager that keeps their content.
-    pub unsafe fn new(start: *mut u8, pages: usize, first: u64, corpus: &'c CorpusFile, sums: &'c [u64]) -> Self {
+    pub unsafe fn new(
+        start: *mut u8,
+        pages: usize,
+        first: u64,
+        corpus: &'c CorpusFile,
+        sums: &'c [u64],
+    ) -> Self {
         // Written, not only reserved: it must not fault in later, inside a measured phase.
         let mut changes = Vec::with_capacity(pages);
         changes.resize_with(pages, || std::hint::black_box(0));
@@ -52,7 +58,9 @@ impl<'c> Pages<'c> {
     pub fn fill(&mut self, i: usize) {
         let page = self.at(i);
         // SAFETY: both are whole pages, and the corpus is a mapping of its own.
-        unsafe { std::ptr::copy_nonoverlapping(self.corpus.page(self.first + i as u64), page, PAGE) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.corpus.page(self.first + i as u64), page, PAGE)
+        };
         self.set(i, STAMP, mix(self.first + i as u64));
         self.changes[i] = 0;
     }
@@ -106,7 +114,8 @@ impl<'c> Pages<'c> {
         }
         for (word, expected) in expected.iter().enumerate() {
             let wrong = self.get(i, word) ^ expected;
-            self.bytes_wrong += wrong.to_le_bytes().iter().filter(|&&byte| byte != 0).count() as u64;
+            self.bytes_wrong +=
+                wrong.to_le_bytes().iter().filter(|&&byte| byte != 0).count() as u64;
         }
     }
 
@@ -152,7 +161,9 @@ pub fn corpus_sums(corpus: &CorpusFile) -> Vec<u64> {
             // SAFETY: a whole, aligned page of the corpus; STAMP and CHANGED are words of it.
             unsafe {
                 let words = page.cast::<u64>();
-                sum(page).wrapping_sub(words.add(STAMP).read()).wrapping_sub(words.add(CHANGED).read())
+                sum(page)
+                    .wrapping_sub(words.add(STAMP).read())
+                    .wrapping_sub(words.add(CHANGED).read())
             }
         })
         .collect()

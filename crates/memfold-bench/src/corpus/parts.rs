@@ -34,7 +34,10 @@ pub fn libraries(bytes: usize) -> anyhow::Result<(Vec<u8>, usize)> {
         }
     }
     let found = part.len();
-    Err(Refusal::Corpus(format!("only {found} bytes of shared libraries found on this machine, needs {bytes}")).into())
+    Err(Refusal::Corpus(format!(
+        "only {found} bytes of shared libraries found on this machine, needs {bytes}"
+    ))
+    .into())
 }
 
 fn find_libraries(dir: &Path, depth: usize, found: &mut Vec<(u64, PathBuf)>) {
@@ -106,7 +109,8 @@ pub fn pickled_heap(bytes: usize) -> anyhow::Result<Vec<u8>> {
 /// `bytes` of JSON lines as a web service logs them.
 pub fn json_text(bytes: usize, seed: u64) -> Vec<u8> {
     const VERBS: [&str; 5] = ["GET", "GET", "POST", "PUT", "DELETE"];
-    const PATHS: [&str; 6] = ["/api/v2/orders", "/api/v2/users", "/login", "/static/app.js", "/search", "/health"];
+    const PATHS: [&str; 6] =
+        ["/api/v2/orders", "/api/v2/users", "/login", "/static/app.js", "/search", "/health"];
     const AGENTS: [&str; 4] =
         ["Mozilla/5.0 (X11; Linux x86_64)", "curl/8.5.0", "okhttp/4.12", "Mozilla/5.0 (Macintosh)"];
     let mut random = Random::new(seed);
@@ -165,7 +169,8 @@ pub fn floats(bytes: usize, seed: u64) -> Vec<u8> {
                 1 => ((smooth + random.normal()) * 16.0).round() / 16.0,
                 _ => level.round(),
             };
-            level += if kind / 2 % 3 == 2 { random.below(4) as f64 } else { random.normal() * 0.05 };
+            level +=
+                if kind / 2 % 3 == 2 { random.below(4) as f64 } else { random.normal() * 0.05 };
             if wide {
                 part.extend_from_slice(&value.to_le_bytes());
             } else {

@@ -40,8 +40,10 @@ pub fn check_zswap() -> Result<(), Refusal> {
 
 /// Whether zswap was ever set up since the boot: from then on the kernel swaps large folios in page by page.
 pub fn zswap_history() -> &'static str {
-    let is_on = fs::read_to_string(Path::new(ZSWAP).join("enabled")).is_ok_and(|text| text.trim() == "Y");
-    let has_debugfs = Path::new("/sys/kernel/debug/extfrag").exists() || Path::new("/sys/kernel/debug/block").exists();
+    let is_on =
+        fs::read_to_string(Path::new(ZSWAP).join("enabled")).is_ok_and(|text| text.trim() == "Y");
+    let has_debugfs = Path::new("/sys/kernel/debug/extfrag").exists()
+        || Path::new("/sys/kernel/debug/block").exists();
     match () {
         () if !Path::new(ZSWAP).exists() => "absent",
         () if is_on => "on",
@@ -67,16 +69,28 @@ pub struct FileRun<'a> {
 
 impl FileRun<'_> {
     /// Sets the kernel up, runs `command` (a `walk-child` over plain memory), and restores every setting.
-    pub fn run(&self, peer: &str, command: &mut Command, silence_max: Duration) -> anyhow::Result<RunResult> {
+    pub fn run(
+        &self,
+        peer: &str,
+        command: &mut Command,
+        silence_max: Duration,
+    ) -> anyhow::Result<RunResult> {
         let result = self.run_unrestored(peer, command, silence_max);
         guard::restore();
         result
     }
 
-    fn run_unrestored(&self, peer: &str, command: &mut Command, silence_max: Duration) -> anyhow::Result<RunResult> {
+    fn run_unrestored(
+        &self,
+        peer: &str,
+        command: &mut Command,
+        silence_max: Duration,
+    ) -> anyhow::Result<RunResult> {
         let hierarchy = Hierarchy::find()?;
         guard::change(|journal| self.folio.select(journal))?;
-        guard::change(|journal| swap_file_on(journal, self.dir, self.area_bytes + self.area_bytes / 4 + (64 << 20)))?;
+        guard::change(|journal| {
+            swap_file_on(journal, self.dir, self.area_bytes + self.area_bytes / 4 + (64 << 20))
+        })?;
         if let Some((codec, percent)) = self.zswap {
             guard::change(|journal| zswap_on(journal, codec, percent))?;
         }
@@ -112,7 +126,12 @@ fn swap_file_on(journal: &mut Journal, dir: &Path, bytes: u64) -> anyhow::Result
     let path: PathBuf = dir.join(format!("{FILE_PREFIX}{}", std::process::id()));
     journal.record(&Undo::RemoveFile { path: path.clone() })?;
     let context = || format!("swap file {}", path.display());
-    let file = File::options().write(true).create_new(true).mode(0o600).open(&path).with_context(context)?;
+    let file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)
+        .with_context(context)?;
     // SAFETY: fallocate takes numbers only.
     if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes as i64) } != 0 {
         return Err(std::io::Error::last_os_error()).with_context(context);

@@ -15,7 +15,8 @@ impl PlainArea {
     /// Maps `len` bytes. With `huge`, asks for large folios (MADV_HUGEPAGE): without it the kernel would not reclaim
     /// for a large folio at a cgroup's limit, and would fall back to small ones.
     pub fn new(len: usize, huge: bool) -> Result<PlainArea> {
-        let base_len = len.checked_add(HUGE).ok_or_else(|| Error::from_raw_os_error(libc::ENOMEM))?;
+        let base_len =
+            len.checked_add(HUGE).ok_or_else(|| Error::from_raw_os_error(libc::ENOMEM))?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -24,7 +25,9 @@ impl PlainArea {
             return Err(Error::last_os_error());
         }
         // SAFETY: align_offset is below HUGE, and base_len is len + HUGE.
-        let start = unsafe { base.cast::<u8>().add((base as usize).next_multiple_of(HUGE) - base as usize) };
+        let start = unsafe {
+            base.cast::<u8>().add((base as usize).next_multiple_of(HUGE) - base as usize)
+        };
         let area = PlainArea { base, base_len, start };
         // SAFETY: advice on a range of our own mapping; it changes no content.
         if huge && unsafe { libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE) } != 0 {

@@ -39,9 +39,15 @@ impl FoldedArea {
 }
 
 /// A region of `len` bytes in an engine with these `settings`, each `name=value`.
-pub fn folded(len: usize, delivery: Delivery, settings: &[String]) -> anyhow::Result<(Memory, Region)> {
+pub fn folded(
+    len: usize,
+    delivery: Delivery,
+    settings: &[String],
+) -> anyhow::Result<(Memory, Region)> {
     let pairs = settings.iter().map(|setting| setting.split_once('=').unwrap_or((setting, "")));
-    let builder = pairs.fold(Memory::builder().delivery(delivery), |builder, (name, value)| builder.set(name, value));
+    let builder = pairs.fold(Memory::builder().delivery(delivery), |builder, (name, value)| {
+        builder.set(name, value)
+    });
     let memory = builder.build().map_err(|error| anyhow::anyhow!("memfold: {error}"))?;
     let region = memory.region(len).map_err(|error| anyhow::anyhow!("memfold: {error}"))?;
     Ok((memory, region))
@@ -50,10 +56,16 @@ pub fn folded(len: usize, delivery: Delivery, settings: &[String]) -> anyhow::Re
 /// All counters of an engine, by the names they have in a stats file.
 pub fn counters_of(memory: &Memory) -> BTreeMap<String, u64> {
     let stats = memory.stats();
-    let mut all: BTreeMap<String, u64> = stats.iter().map(|(name, value)| (name.into(), value)).collect();
+    let mut all: BTreeMap<String, u64> =
+        stats.iter().map(|(name, value)| (name.into(), value)).collect();
     for (figure, values) in ORDER_FIGURES.iter().zip(stats.order_values()) {
         let name = figure.name.trim_end_matches("_folio");
-        all.extend(values.iter().enumerate().map(|(order, &value)| (format!("{name}_{}", size_suffix(order)), value)));
+        all.extend(
+            values
+                .iter()
+                .enumerate()
+                .map(|(order, &value)| (format!("{name}_{}", size_suffix(order)), value)),
+        );
     }
     all
 }

@@ -38,9 +38,15 @@ impl<T: Serialize> Report<T> {
         (beside, body): (&str, &str),
         is_wrong: bool,
     ) -> anyhow::Result<i32> {
-        let mut rows = vec![["it must reach", "figure", "target", "verdict", "from"].map(String::from).to_vec()];
+        let mut rows = vec![
+            ["it must reach", "figure", "target", "verdict", "from"].map(String::from).to_vec(),
+        ];
         rows.extend(self.rows.iter().map(StoreRow::cells));
-        println!("memfold bench {name}, {}{beside}\ncommand: {}\n{body}", self.machine.heading(), self.command);
+        println!(
+            "memfold bench {name}, {}{beside}\ncommand: {}\n{body}",
+            self.machine.heading(),
+            self.command
+        );
         print!("{}", layout(&rows));
         output.finish(self, is_wrong, all_good(&self.rows))
     }

@@ -79,7 +79,8 @@ pub fn run(
         let span = end - start;
         for (name, from, to) in [("soak_bytes_early", 0.1, 0.3), ("soak_bytes_late", 0.8, 1.0)] {
             let window = start + span.mul_f64(from)..start + span.mul_f64(to);
-            let most = samples.iter().filter(|(at, _)| window.contains(at)).map(|sample| sample.1).max();
+            let most =
+                samples.iter().filter(|(at, _)| window.contains(at)).map(|sample| sample.1).max();
             result.counters.insert(name.into(), most.unwrap_or(0));
         }
     }
@@ -113,7 +114,9 @@ fn follow(
     match (talked, status) {
         (Ok(()), Some(status)) if status.success() => Ok(()),
         (Ok(()), Some(status)) => bail!("ended with {status}"),
-        (Ok(()), None) => bail!("did not end within {} s after its last message", silence_max.as_secs()),
+        (Ok(()), None) => {
+            bail!("did not end within {} s after its last message", silence_max.as_secs())
+        }
         (Err(error), Some(status)) => bail!("{error:#} ({status})"),
         (Err(error), None) => bail!("{error:#} (killed)"),
     }
@@ -130,10 +133,13 @@ fn talk(
     loop {
         let line = match lines.recv_timeout(silence_max) {
             Ok(line) => line?,
-            Err(RecvTimeoutError::Timeout) => bail!("no sign of life for {} s", silence_max.as_secs()),
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("no sign of life for {} s", silence_max.as_secs())
+            }
             Err(RecvTimeoutError::Disconnected) => bail!("{}", next_step(result)),
         };
-        let message: Message = serde_json::from_str(&line).with_context(|| format!("unexpected output: {line}"))?;
+        let message: Message =
+            serde_json::from_str(&line).with_context(|| format!("unexpected output: {line}"))?;
         on_message(&message)?;
         match message {
             Message::Ready { .. } => input.write_all(b"\n")?,

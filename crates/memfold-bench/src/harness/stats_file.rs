@@ -23,10 +23,13 @@ impl StatsFile {
     /// Every figure that is a whole number, and [`RATIO_PERMILLE`]; none if there is no such file.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         let text = std::fs::read_to_string(&self.0).unwrap_or_default();
-        let figures: BTreeMap<String, serde_json::Value> = serde_json::from_str(&text).unwrap_or_default();
+        let figures: BTreeMap<String, serde_json::Value> =
+            serde_json::from_str(&text).unwrap_or_default();
         let ratio = figures.get("ratio").and_then(|ratio| ratio.as_f64());
         let whole = figures.into_iter().filter_map(|(name, value)| Some((name, value.as_u64()?)));
-        whole.chain(ratio.map(|ratio| (RATIO_PERMILLE.to_string(), (ratio * 1000.0) as u64))).collect()
+        whole
+            .chain(ratio.map(|ratio| (RATIO_PERMILLE.to_string(), (ratio * 1000.0) as u64)))
+            .collect()
     }
 }
 

@@ -33,7 +33,8 @@ pub enum Phase {
 
 impl Phase {
     /// The phases that always run, in their order; a soak, if asked for, comes after them.
-    pub const ALL: [Phase; 6] = [Phase::Fill, Phase::Read1, Phase::Read2, Phase::Dirty, Phase::Random, Phase::Skewed];
+    pub const ALL: [Phase; 6] =
+        [Phase::Fill, Phase::Read1, Phase::Read2, Phase::Dirty, Phase::Random, Phase::Skewed];
 
     /// The name on the command line and in reports.
     pub fn name(self) -> &'static str {
@@ -132,7 +133,12 @@ impl<'c> Workload<'c> {
         let wrong_before = self.bytes_wrong();
         let parts = each_slice(&mut self.slices, |thread, slice| {
             let start = Instant::now();
-            let latency = work(phase, slice, bounds, Random::new(bounds.seed ^ ((phase as u64) << 32) ^ thread as u64));
+            let latency = work(
+                phase,
+                slice,
+                bounds,
+                Random::new(bounds.seed ^ ((phase as u64) << 32) ^ thread as u64),
+            );
             (start, Instant::now(), latency)
         });
         let start = parts.iter().map(|p| p.0).min().expect("a thread");
@@ -161,7 +167,9 @@ impl<'c> Workload<'c> {
     /// Compares every byte of the area, untimed; returns how many are wrong.
     pub fn verify(&mut self) -> u64 {
         let before = self.bytes_wrong();
-        each_slice(&mut self.slices, |_, slice| (0..slice.len()).for_each(|i| slice.check_whole(i)));
+        each_slice(&mut self.slices, |_, slice| {
+            (0..slice.len()).for_each(|i| slice.check_whole(i))
+        });
         self.bytes_wrong() - before
     }
 
@@ -183,8 +191,12 @@ fn work(phase: Phase, slice: &mut Pages<'_>, bounds: Bounds, random: Random) -> 
                 slice.change(i);
             }
         }
-        Phase::Random => return accesses(slice, bounds.accesses, bounds.random, random, uniform, 0),
-        Phase::Skewed => return accesses(slice, bounds.accesses, bounds.random, random, skewed, 10),
+        Phase::Random => {
+            return accesses(slice, bounds.accesses, bounds.random, random, uniform, 0);
+        }
+        Phase::Skewed => {
+            return accesses(slice, bounds.accesses, bounds.random, random, skewed, 10);
+        }
         Phase::Soak => return accesses(slice, bounds.accesses, bounds.soak, random, uniform, 10),
     }
     Latency::default()
@@ -234,7 +246,10 @@ fn skewed(random: &mut Random, pages: usize) -> usize {
 
 /// Does `job` on every slice, each on a thread of its own that starts with the others; on the calling thread if there
 /// is only one, so that a walk of one thread is a process of one thread.
-fn each_slice<'c, T: Send>(slices: &mut [Pages<'c>], job: impl Fn(usize, &mut Pages<'c>) -> T + Sync) -> Vec<T> {
+fn each_slice<'c, T: Send>(
+    slices: &mut [Pages<'c>],
+    job: impl Fn(usize, &mut Pages<'c>) -> T + Sync,
+) -> Vec<T> {
     if let [slice] = slices {
         return vec![job(0, slice)];
     }
@@ -251,7 +266,10 @@ fn each_slice<'c, T: Send>(slices: &mut [Pages<'c>], job: impl Fn(usize, &mut Pa
                 })
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().expect("a thread of the walk panicked")).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("a thread of the walk panicked"))
+            .collect()
     })
 }
 
@@ -262,11 +280,19 @@ mod tests {
     use memfold_testkit::random::mix;
 
     const LEN: usize = 4 << 20;
-    const BOUNDS: Bounds =
-        Bounds { accesses: 20_000, random: Duration::from_secs(60), soak: Duration::from_millis(50), seed: 1 };
+    const BOUNDS: Bounds = Bounds {
+        accesses: 20_000,
+        random: Duration::from_secs(60),
+        soak: Duration::from_millis(50),
+        seed: 1,
+    };
 
     fn with_walk(threads: usize, test: impl FnOnce(&mut Workload<'_>, *mut u8)) {
-        let name = format!("memfold-walk-{}-{threads}-{:?}", std::process::id(), std::thread::current().id());
+        let name = format!(
+            "memfold-walk-{}-{threads}-{:?}",
+            std::process::id(),
+            std::thread::current().id()
+        );
         let path = std::env::temp_dir().join(name);
         let bytes: Vec<u8> = (0..1u64 << 17).flat_map(|i| mix(i).to_le_bytes()).collect();
         std::fs::write(&path, bytes).unwrap();
@@ -275,7 +301,8 @@ mod tests {
         let sums = corpus_sums(&corpus);
         let area = PlainArea::new(LEN, false).unwrap();
         // SAFETY: the area is LEN bytes of its own; the tests flip bytes only between phases.
-        let mut walk = unsafe { Workload::new((area.as_ptr(), LEN), (&corpus, &sums), threads, BOUNDS) };
+        let mut walk =
+            unsafe { Workload::new((area.as_ptr(), LEN), (&corpus, &sums), threads, BOUNDS) };
         test(&mut walk, area.as_ptr());
     }
 
@@ -289,7 +316,12 @@ mod tests {
     fn all_phases_find_nothing_wrong_in_plain_memory() {
         for threads in [1, 3] {
             with_walk(threads, |walk, _| {
-                for phase in Phase::ALL.into_iter().chain([Phase::Read1, Phase::Dirty, Phase::Random, Phase::Soak]) {
+                for phase in Phase::ALL.into_iter().chain([
+                    Phase::Read1,
+                    Phase::Dirty,
+                    Phase::Random,
+                    Phase::Soak,
+                ]) {
                     let result = walk.run(phase);
                     assert_eq!(result.bytes_wrong, 0, "{phase:?}");
                     assert!(result.seconds > 0.0 && result.mb_per_s > 0.0);
@@ -324,14 +356,18 @@ mod tests {
             walk.run(Phase::Dirty);
             // SAFETY: as above.
             unsafe { std::ptr::copy_nonoverlapping(old.as_ptr(), start.add(7 * PAGE), PAGE) };
-            assert!((1..=8).contains(&walk.run(Phase::Read1).bytes_wrong), "the page as it was before its change");
+            assert!(
+                (1..=8).contains(&walk.run(Phase::Read1).bytes_wrong),
+                "the page as it was before its change"
+            );
         });
     }
 
     #[test]
     fn skewed_accesses_are_nine_tenths_in_a_tenth() {
         let mut random = Random::new(3);
-        let hot = (0..100_000).filter(|_| (skewed(&mut random, 16_000) / 16).is_multiple_of(10)).count();
+        let hot =
+            (0..100_000).filter(|_| (skewed(&mut random, 16_000) / 16).is_multiple_of(10)).count();
         assert!((90_000..92_000).contains(&hot), "{hot}");
     }
 }

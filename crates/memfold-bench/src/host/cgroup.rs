@@ -29,14 +29,22 @@ impl Hierarchy {
     /// Finds the memory controller of this machine.
     pub fn find() -> Result<Hierarchy, Refusal> {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        find_in(&mounts, |root| fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default())
-            .ok_or_else(|| Refusal::Machine("no memory cgroup controller is mounted (version 1 or 2)".into()))
+        find_in(&mounts, |root| {
+            fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default()
+        })
+        .ok_or_else(|| {
+            Refusal::Machine("no memory cgroup controller is mounted (version 1 or 2)".into())
+        })
     }
 }
 
 impl Cgroup {
     /// Makes an empty cgroup with room for `limit_bytes`.
-    pub fn create(journal: &mut Journal, hierarchy: &Hierarchy, limit_bytes: u64) -> anyhow::Result<Cgroup> {
+    pub fn create(
+        journal: &mut Journal,
+        hierarchy: &Hierarchy,
+        limit_bytes: u64,
+    ) -> anyhow::Result<Cgroup> {
         let (Hierarchy::V1(root) | Hierarchy::V2(root)) = hierarchy;
         let v2 = matches!(hierarchy, Hierarchy::V2(_));
         if v2 {
@@ -87,7 +95,10 @@ impl Cgroup {
     pub fn oom_kills(&self) -> u64 {
         let name = if self.v2 { "memory.events" } else { "memory.oom_control" };
         let text = fs::read_to_string(self.dir.join(name)).unwrap_or_default();
-        text.lines().find_map(|line| line.strip_prefix("oom_kill ")).and_then(|n| n.trim().parse().ok()).unwrap_or(0)
+        text.lines()
+            .find_map(|line| line.strip_prefix("oom_kill "))
+            .and_then(|n| n.trim().parse().ok())
+            .unwrap_or(0)
     }
 
     fn write(&self, name: &str, value: &str) -> anyhow::Result<()> {
@@ -115,7 +126,8 @@ impl Drop for Current {
 /// Lets children of the root have a memory controller; undone by taking it away again.
 fn enable_v2_memory(journal: &mut Journal, root: &Path) -> anyhow::Result<()> {
     let path = root.join("cgroup.subtree_control");
-    let enabled = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    let enabled =
+        fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
     if enabled.split_whitespace().any(|name| name == "memory") {
         return Ok(());
     }
@@ -129,7 +141,9 @@ fn find_in(mounts: &str, controllers: impl Fn(&Path) -> String) -> Option<Hierar
         let [_, root, kind, options, ..] = fields[..] else { continue };
         let root = PathBuf::from(root);
         match kind {
-            "cgroup" if options.split(',').any(|option| option == "memory") => return Some(Hierarchy::V1(root)),
+            "cgroup" if options.split(',').any(|option| option == "memory") => {
+                return Some(Hierarchy::V1(root));
+            }
             "cgroup2" if controllers(&root).split_whitespace().any(|name| name == "memory") => {
                 return Some(Hierarchy::V2(root));
             }
@@ -145,11 +159,13 @@ mod tests {
 
     #[test]
     fn the_memory_controller_is_found_in_either_version() {
-        let v1 =
-            "cgroup /cg/cpu cgroup rw,cpu 0 0\ncgroup /cg/memory cgroup rw,memory 0 0\ncgroup2 /cg/u cgroup2 rw 0 0";
+        let v1 = "cgroup /cg/cpu cgroup rw,cpu 0 0\ncgroup /cg/memory cgroup rw,memory 0 0\ncgroup2 /cg/u cgroup2 rw 0 0";
         assert_eq!(find_in(v1, |_| String::new()), Some(Hierarchy::V1("/cg/memory".into())));
         let v2 = "proc /proc proc rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0";
-        assert_eq!(find_in(v2, |_| "cpu io memory".into()), Some(Hierarchy::V2("/sys/fs/cgroup".into())));
+        assert_eq!(
+            find_in(v2, |_| "cpu io memory".into()),
+            Some(Hierarchy::V2("/sys/fs/cgroup".into()))
+        );
         assert_eq!(find_in(v2, |_| "cpu io".into()), None);
     }
 }

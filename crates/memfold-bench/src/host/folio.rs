@@ -40,13 +40,22 @@ impl FolioKib {
         if self.0 == 4 || self.dir().join("enabled").exists() {
             return Ok(());
         }
-        Err(Refusal::Machine(format!("this kernel has no {} folios: {} is missing", self.name(), self.dir().display())))
+        Err(Refusal::Machine(format!(
+            "this kernel has no {} folios: {} is missing",
+            self.name(),
+            self.dir().display()
+        )))
     }
 
     /// Makes the kernel use this size alone, where memory asks for large folios.
     pub fn select(self, journal: &mut Journal) -> anyhow::Result<()> {
         let mut sizes: Vec<PathBuf> = fs::read_dir(THP)
-            .map(|dir| dir.flatten().map(|entry| entry.path().join("enabled")).filter(|path| path.exists()).collect())
+            .map(|dir| {
+                dir.flatten()
+                    .map(|entry| entry.path().join("enabled"))
+                    .filter(|path| path.exists())
+                    .collect()
+            })
             .unwrap_or_default();
         sizes.sort();
         let chosen = self.dir().join("enabled");

@@ -20,7 +20,8 @@ struct State {
     scratch: Option<PathBuf>,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { journal: None, children: Vec::new(), scratch: None });
+static STATE: Mutex<State> =
+    Mutex::new(State { journal: None, children: Vec::new(), scratch: None });
 
 /// For the panic hook, which can't wait for the lock: the text of the journal is in this file.
 static JOURNAL_FILE: OnceLock<PathBuf> = OnceLock::new();
@@ -52,7 +53,10 @@ pub fn open_journal(path: &Path) -> anyhow::Result<()> {
     let (journal, problems) = Journal::open(path)?;
     tell(&problems);
     if !problems.is_empty() {
-        anyhow::bail!("the settings of an earlier, killed run can't be restored (see {})", path.display());
+        anyhow::bail!(
+            "the settings of an earlier, killed run can't be restored (see {})",
+            path.display()
+        );
     }
     let _ = JOURNAL_FILE.set(path.to_path_buf());
     state().journal = Some(journal);

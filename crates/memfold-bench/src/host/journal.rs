@@ -68,12 +68,16 @@ impl Journal {
     /// Takes the journal, and replays what a killed benchmark left in it; returns what could not be undone.
     pub fn open(path: &Path) -> anyhow::Result<(Journal, Vec<String>)> {
         loop {
-            let file = File::options().create(true).truncate(false).read(true).write(true).open(path);
+            let file =
+                File::options().create(true).truncate(false).read(true).write(true).open(path);
             let mut file = file.with_context(|| format!("journal {}", path.display()))?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    return Err(Refusal::Machine("another memfold bench is changing kernel settings now".into()).into());
+                    return Err(Refusal::Machine(
+                        "another memfold bench is changing kernel settings now".into(),
+                    )
+                    .into());
                 }
                 Err(TryLockError::Error(error)) => return Err(error.into()),
             }
@@ -113,7 +117,8 @@ impl Journal {
     /// Undoes all that is recorded, newest first. What can't be undone stays recorded and is returned.
     pub fn undo_all(&mut self) -> Vec<String> {
         let mut text = String::new();
-        let read = self.file.seek(SeekFrom::Start(0)).and_then(|_| self.file.read_to_string(&mut text));
+        let read =
+            self.file.seek(SeekFrom::Start(0)).and_then(|_| self.file.read_to_string(&mut text));
         let mut problems = match read {
             Ok(_) => replay(&text),
             Err(error) => vec![format!("can't read {}: {error}", self.path.display())],
@@ -144,7 +149,8 @@ impl Journal {
 /// Undoes the changes recorded in `text`, newest first; returns what failed. A torn last line belongs to a change that
 /// was never made.
 pub fn replay(text: &str) -> Vec<String> {
-    let undos: Vec<Undo> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let undos: Vec<Undo> =
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let mut problems = Vec::new();
     for undo in undos.iter().rev() {
         if let Err(error) = apply(undo) {
@@ -171,7 +177,9 @@ fn apply(undo: &Undo) -> std::io::Result<()> {
             if !Path::new(&format!("/sys/block/zram{index}")).exists() {
                 return Ok(());
             }
-            retry(|| absent_is_done(fs::write("/sys/class/zram-control/hot_remove", index.to_string())))
+            retry(|| {
+                absent_is_done(fs::write("/sys/class/zram-control/hot_remove", index.to_string()))
+            })
         }
         Undo::RemoveFile { path } => remove_file(path),
         Undo::RemoveCgroup { dir } => remove_cgroup(dir),
@@ -231,7 +239,10 @@ fn retry(mut job: impl FnMut() -> std::io::Result<()>) -> std::io::Result<()> {
     let start = Instant::now();
     loop {
         match job() {
-            Err(error) if error.kind() == ErrorKind::ResourceBusy && start.elapsed() < Duration::from_secs(20) => {
+            Err(error)
+                if error.kind() == ErrorKind::ResourceBusy
+                    && start.elapsed() < Duration::from_secs(20) =>
+            {
                 std::thread::sleep(Duration::from_millis(10));
             }
             result => return result,
@@ -247,7 +258,8 @@ mod tests {
 
     impl Dir {
         fn new(name: &str) -> Dir {
-            let dir = std::env::temp_dir().join(format!("memfold-journal-{name}-{}", std::process::id()));
+            let dir =
+                std::env::temp_dir().join(format!("memfold-journal-{name}-{}", std::process::id()));
             fs::create_dir_all(&dir).unwrap();
             Dir(dir)
         }
@@ -271,7 +283,9 @@ mod tests {
         let start = Instant::now();
         loop {
             match Journal::open(path) {
-                Err(_) if start.elapsed() < Duration::from_secs(5) => std::thread::sleep(Duration::from_millis(5)),
+                Err(_) if start.elapsed() < Duration::from_secs(5) => {
+                    std::thread::sleep(Duration::from_millis(5))
+                }
                 opened => return opened.unwrap(),
             }
         }
@@ -302,9 +316,14 @@ mod tests {
     fn a_torn_last_line_and_undone_changes_do_nothing() {
         let dir = Dir::new("torn");
         let setting = dir.setting("a", "new");
-        let whole = serde_json::to_string(&Undo::Write { path: setting.clone(), value: "old".into() }).unwrap();
-        let gone = serde_json::to_string(&Undo::Write { path: dir.0.join("x/y"), value: "old".into() }).unwrap();
-        let off = serde_json::to_string(&Undo::SwapOff { device: "/dev/no-such-swap".into() }).unwrap();
+        let whole =
+            serde_json::to_string(&Undo::Write { path: setting.clone(), value: "old".into() })
+                .unwrap();
+        let gone =
+            serde_json::to_string(&Undo::Write { path: dir.0.join("x/y"), value: "old".into() })
+                .unwrap();
+        let off =
+            serde_json::to_string(&Undo::SwapOff { device: "/dev/no-such-swap".into() }).unwrap();
         let cgroup = dir.0.join("memfold-bench-77");
         fs::create_dir(&cgroup).unwrap();
         let group = serde_json::to_string(&Undo::RemoveCgroup { dir: cgroup.clone() }).unwrap();
@@ -326,7 +345,8 @@ mod tests {
     #[test]
     fn only_our_own_swap_files_are_removed() {
         let dir = Dir::new("file");
-        let (foreign, own) = (dir.setting("precious", "data"), dir.setting("memfold-bench-swap-7", ""));
+        let (foreign, own) =
+            (dir.setting("precious", "data"), dir.setting("memfold-bench-swap-7", ""));
         assert!(apply(&Undo::RemoveFile { path: foreign.clone() }).is_err());
         assert!(foreign.exists());
         assert!(apply(&Undo::RemoveFile { path: own.clone() }).is_ok() && !own.exists());

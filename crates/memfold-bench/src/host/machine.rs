@@ -29,14 +29,20 @@ impl Machine {
     /// What every report begins with: when, and on what.
     pub fn heading(&self) -> String {
         let memory = show_size(self.memory_bytes);
-        format!("{} UTC\n{}, {} cores, {memory}; Linux {}", self.date_utc, self.cpu, self.cores, self.kernel)
+        format!(
+            "{} UTC\n{}, {} cores, {memory}; Linux {}",
+            self.date_utc, self.cpu, self.cores, self.kernel
+        )
     }
 
     /// Reads the facts; what can't be read is `?`.
     pub fn read() -> Machine {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let cpu = cpuinfo.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(": "));
+        let cpu = cpuinfo
+            .lines()
+            .find(|line| line.starts_with("model name"))
+            .and_then(|line| line.split_once(": "));
         let zswap = fs::read_to_string("/sys/module/zswap/parameters/enabled");
         Machine {
             cpu: cpu.map_or("?", |(_, name)| name).to_string(),
@@ -82,6 +88,9 @@ mod tests {
         let status = "VmRSS:\t    1234 kB\nRssAnon:\t      10 kB\n";
         assert_eq!(kib_field(status, "RssAnon:"), Some(10240));
         assert_eq!(kib_field(status, "VmSwap:"), None);
-        assert!(kib_field(&fs::read_to_string("/proc/meminfo").unwrap(), "MemTotal:").unwrap() > 1 << 20);
+        assert!(
+            kib_field(&fs::read_to_string("/proc/meminfo").unwrap(), "MemTotal:").unwrap()
+                > 1 << 20
+        );
     }
 }

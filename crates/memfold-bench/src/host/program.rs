@@ -8,7 +8,8 @@ pub const THIS: &str = "/proc/self/exe";
 
 /// The path of a program, or a refusal that says how to install it.
 pub fn find(name: &str, package: &str) -> Result<String, Refusal> {
-    let missing = || Refusal::Machine(format!("{name} is not installed: apt-get install {package}"));
+    let missing =
+        || Refusal::Machine(format!("{name} is not installed: apt-get install {package}"));
     in_path(name).and_then(|path| path.to_str().map(String::from)).ok_or_else(missing)
 }
 
@@ -25,7 +26,8 @@ pub fn memfold() -> Result<PathBuf, Refusal> {
 }
 
 fn in_path(name: &str) -> Option<PathBuf> {
-    let mut directories: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect();
+    let mut directories: Vec<PathBuf> =
+        std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect();
     directories.extend(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
     directories.into_iter().map(|dir| dir.join(name)).find(|path| path.is_file())
 }

@@ -44,7 +44,10 @@ impl Zram {
             return refuse("this kernel has no zram (CONFIG_ZRAM, or modprobe zram)".into());
         };
         if !offered.split_whitespace().any(|name| name.trim_matches(['[', ']']) == codec) {
-            return refuse(format!("this kernel's zram has no codec '{codec}', only: {}", offered.trim()));
+            return refuse(format!(
+                "this kernel's zram has no codec '{codec}', only: {}",
+                offered.trim()
+            ));
         }
         Ok(())
     }
@@ -52,10 +55,12 @@ impl Zram {
     /// Takes an unused device (or adds one) and swaps to it: `disk_bytes` of pages, compressed with `codec`.
     pub fn swap_on(journal: &mut Journal, codec: &str, disk_bytes: u64) -> anyhow::Result<Zram> {
         let zram = Zram::claim(journal)?;
-        fs::write(zram.attribute("comp_algorithm"), codec).with_context(|| format!("zram codec {codec}"))?;
+        fs::write(zram.attribute("comp_algorithm"), codec)
+            .with_context(|| format!("zram codec {codec}"))?;
         fs::write(zram.attribute("disksize"), disk_bytes.to_string()).context("zram disksize")?;
         let device = zram.device();
-        write_swap_header(&device, disk_bytes).with_context(|| format!("swap header on {}", device.display()))?;
+        write_swap_header(&device, disk_bytes)
+            .with_context(|| format!("swap header on {}", device.display()))?;
         journal.record(&Undo::SwapOff { device: device.clone() })?;
         swap_on(&device)?;
         Ok(zram)
@@ -64,7 +69,8 @@ impl Zram {
     /// Takes an unused device (or adds one) as a plain disk of `disk_bytes`, compressed with `codec`.
     pub fn disk(journal: &mut Journal, codec: &str, disk_bytes: u64) -> anyhow::Result<Zram> {
         let zram = Zram::claim(journal)?;
-        fs::write(zram.attribute("comp_algorithm"), codec).with_context(|| format!("zram codec {codec}"))?;
+        fs::write(zram.attribute("comp_algorithm"), codec)
+            .with_context(|| format!("zram codec {codec}"))?;
         fs::write(zram.attribute("disksize"), disk_bytes.to_string()).context("zram disksize")?;
         Ok(zram)
     }
@@ -73,7 +79,8 @@ impl Zram {
     pub fn open_direct(&self) -> anyhow::Result<File> {
         use std::os::unix::fs::OpenOptionsExt;
         let device = self.device();
-        let file = File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(&device);
+        let file =
+            File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(&device);
         file.with_context(|| device.display().to_string())
     }
 
@@ -87,7 +94,9 @@ impl Zram {
     fn claim(journal: &mut Journal) -> anyhow::Result<Zram> {
         for index in 0..16 {
             let zram = Zram { index };
-            if fs::read_to_string(zram.attribute("initstate")).is_ok_and(|state| state.trim() == "0") {
+            if fs::read_to_string(zram.attribute("initstate"))
+                .is_ok_and(|state| state.trim() == "0")
+            {
                 let path = zram.attribute("comp_algorithm");
                 let value = current_value(&path)?;
                 journal.record(&Undo::Write { path, value })?;
@@ -135,7 +144,9 @@ pub fn write_swap_header(device: &Path, disk_bytes: u64) -> std::io::Result<()> 
 fn parse_mm_stat(text: &str) -> Option<ZramBytes> {
     let fields: Vec<u64> = text.split_whitespace().map_while(|field| field.parse().ok()).collect();
     match fields[..] {
-        [original, compressed, held, _, held_max, ..] => Some(ZramBytes { original, compressed, held, held_max }),
+        [original, compressed, held, _, held_max, ..] => {
+            Some(ZramBytes { original, compressed, held, held_max })
+        }
         _ => None,
     }
 }

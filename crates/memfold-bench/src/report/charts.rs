@@ -32,38 +32,77 @@ pub fn charts(gathered: &Gathered) -> Vec<Chart> {
         "Random 4 KiB reads (bench walk, random)",
         bars("mean microseconds; shorter is better", &phase_bars(walk, "random", "mean_us")),
     );
-    let latency = Axes { x: "microseconds (logarithmic)", y: "share of reads", log_x: Some(10.0), y_max: Some(1.0) };
-    add("Latency of random 4 KiB reads: share done within a time", lines(latency, &latencies(walk)));
+    let latency = Axes {
+        x: "microseconds (logarithmic)",
+        y: "share of reads",
+        log_x: Some(10.0),
+        y_max: Some(1.0),
+    };
+    add(
+        "Latency of random 4 KiB reads: share done within a time",
+        lines(latency, &latencies(walk)),
+    );
     let memory = Axes { x: "seconds", y: "MiB", log_x: None, y_max: None };
     add(
         "All memory over a walk: mapped pages, frames, store (memfold keeps stored copies of what it has in memory too)",
         lines(memory, &memories(walk)),
     );
     let usemem = document("usemem");
-    add("usemem: writing by several processes", bars("MB/s; longer is better", &peer_bars(usemem, "out_mb_s")));
+    add(
+        "usemem: writing by several processes",
+        bars("MB/s; longer is better", &peer_bars(usemem, "out_mb_s")),
+    );
     add("usemem: reading it back", bars("MB/s; longer is better", &peer_bars(usemem, "in_mb_s")));
-    add("usemem: user and system time", bars("seconds; shorter is better", &peer_bars(usemem, "cpu_s")));
+    add(
+        "usemem: user and system time",
+        bars("seconds; shorter is better", &peer_bars(usemem, "cpu_s")),
+    );
     let blocks = document("blocks");
-    let axis = Axes { x: "KiB in a block (logarithmic)", y: "data / compressed", log_x: Some(4.0), y_max: None };
+    let axis = Axes {
+        x: "KiB in a block (logarithmic)",
+        y: "data / compressed",
+        log_x: Some(4.0),
+        y_max: None,
+    };
     add("Ratio by block size", lines(axis, &block_lines(blocks, "ratio")));
-    let axis = Axes { x: "KiB in a block (logarithmic)", y: "MB/s out, one core", log_x: Some(4.0), y_max: None };
+    let axis = Axes {
+        x: "KiB in a block (logarithmic)",
+        y: "MB/s out, one core",
+        log_x: Some(4.0),
+        y_max: None,
+    };
     add("Speed of compression by block size", lines(axis, &block_lines(blocks, "out_mb_s")));
     let pools = document("pools");
     add(
         "Share of time that ten workloads wait for locks of the pools",
         bars("percent; shorter is better", &pool_bars(pools, "wait_percent")),
     );
-    add("What ten workloads move, by the number of pools", bars("MB/s; longer is better", &pool_bars(pools, "mb_s")));
+    add(
+        "What ten workloads move, by the number of pools",
+        bars("MB/s; longer is better", &pool_bars(pools, "mb_s")),
+    );
     let peers = document("peers");
-    add("Other compressed memory: ratio", bars("data / memory held; longer is better", &peer_bars(peers, "ratio")));
-    add("Other compressed memory: writing", bars("MB/s; longer is better", &peer_bars(peers, "out_mb_s")));
-    add("Other compressed memory: reading", bars("MB/s; longer is better", &peer_bars(peers, "in_mb_s")));
+    add(
+        "Other compressed memory: ratio",
+        bars("data / memory held; longer is better", &peer_bars(peers, "ratio")),
+    );
+    add(
+        "Other compressed memory: writing",
+        bars("MB/s; longer is better", &peer_bars(peers, "out_mb_s")),
+    );
+    add(
+        "Other compressed memory: reading",
+        bars("MB/s; longer is better", &peer_bars(peers, "in_mb_s")),
+    );
     charts
 }
 
 /// memfold's own bars have one colour, each other kind of peer another.
 fn group(peer: &str) -> usize {
-    ["memfold", "zram", "zswap", "file", "nbdkit", "blosc2"].iter().position(|kind| peer.starts_with(kind)).unwrap_or(6)
+    ["memfold", "zram", "zswap", "file", "nbdkit", "blosc2"]
+        .iter()
+        .position(|kind| peer.starts_with(kind))
+        .unwrap_or(6)
 }
 
 fn list(value: &Value) -> &[Value] {
@@ -88,8 +127,15 @@ fn phases<'a>(walk: &'a Value, peer: &'a str, phase: &'a str) -> impl Iterator<I
 
 fn phase_bars(walk: &Value, phase: &str, field: &str) -> Vec<Bar> {
     let bar = |name: &str| {
-        let spread = Spread::of(phases(walk, name, phase).filter_map(|result| result[field].as_f64()).collect())?;
-        Some(Bar { name: name.into(), value: spread.median, range: (spread.min, spread.max), group: group(name) })
+        let spread = Spread::of(
+            phases(walk, name, phase).filter_map(|result| result[field].as_f64()).collect(),
+        )?;
+        Some(Bar {
+            name: name.into(),
+            value: spread.median,
+            range: (spread.min, spread.max),
+            group: group(name),
+        })
     };
     walkers(walk).into_iter().filter_map(bar).collect()
 }
@@ -101,7 +147,8 @@ fn point(value: &Value) -> Option<(f64, f64)> {
 
 fn latencies(walk: &Value) -> Vec<Line> {
     let line = |name: &str| {
-        let points: Vec<_> = list(&phases(walk, name, "random").last()?["cdf"]).iter().filter_map(point).collect();
+        let points: Vec<_> =
+            list(&phases(walk, name, "random").last()?["cdf"]).iter().filter_map(point).collect();
         (!points.is_empty()).then(|| Line { name: name.into(), points })
     };
     walkers(walk).into_iter().filter_map(line).collect()
@@ -109,7 +156,9 @@ fn latencies(walk: &Value) -> Vec<Line> {
 
 fn memories(walk: &Value) -> Vec<Line> {
     // zram's sizes all look the same.
-    let shown = |name: &&str| name.starts_with("memfold") || name.ends_with(":4k") || name.ends_with(":64k");
+    let shown = |name: &&str| {
+        name.starts_with("memfold") || name.ends_with(":4k") || name.ends_with(":64k")
+    };
     let line = |name: &str| {
         let run = list(&walk["runs"]).iter().rfind(|run| run["peer"] == name)?;
         let is_kernels = name.starts_with("zram");
@@ -117,7 +166,8 @@ fn memories(walk: &Value) -> Vec<Line> {
         let store = if is_kernels { run["counters"]["pool_bytes"].as_f64()? } else { 0.0 };
         let mib = |(s, bytes): (f64, f64)| (s, (bytes + store) / 1048576.0);
         let points: Vec<_> = list(&run["memory"]).iter().filter_map(point).map(mib).collect();
-        let name = if is_kernels { format!("{name} and the most its store held") } else { name.into() };
+        let name =
+            if is_kernels { format!("{name} and the most its store held") } else { name.into() };
         (!points.is_empty()).then_some(Line { name, points })
     };
     walkers(walk).into_iter().filter(shown).filter_map(line).collect()
@@ -128,7 +178,12 @@ fn peer_bars(document: &Value, field: &str) -> Vec<Bar> {
     let bar = |entry: &Value| {
         let (name, spread) = (entry["peer"].as_str()?, &entry[field]);
         let range = (spread["min"].as_f64()?, spread["max"].as_f64()?);
-        Some(Bar { name: name.into(), value: spread["median"].as_f64()?, range, group: group(name) })
+        Some(Bar {
+            name: name.into(),
+            value: spread["median"].as_f64()?,
+            range,
+            group: group(name),
+        })
     };
     list(&document["peers"]).iter().filter_map(bar).collect()
 }
@@ -155,7 +210,12 @@ fn pool_bars(document: &Value, field: &str) -> Vec<Bar> {
     let bar = |entry: &Value| {
         let spread = &entry[field];
         let range = (spread["min"].as_f64()?, spread["max"].as_f64()?);
-        Some(Bar { name: entry["name"].as_str()?.into(), value: spread["median"].as_f64()?, range, group: 0 })
+        Some(Bar {
+            name: entry["name"].as_str()?.into(),
+            value: spread["median"].as_f64()?,
+            range,
+            group: 0,
+        })
     };
     list(&document["pools"]).iter().filter_map(bar).collect()
 }

@@ -35,7 +35,15 @@ impl Evidence {
     /// What these figures say, as of now.
     pub fn of(gathered: Gathered, command: String) -> Evidence {
         let (states, commit) = (states(&gathered), env!("MEMFOLD_COMMIT").to_string());
-        Evidence { machine: Machine::read(), commit, command, seconds: 0.0, gathered, states, against: Vec::new() }
+        Evidence {
+            machine: Machine::read(),
+            commit,
+            command,
+            seconds: 0.0,
+            gathered,
+            states,
+            against: Vec::new(),
+        }
     }
 
     /// When, where and how, a line each.
@@ -49,7 +57,12 @@ impl Evidence {
             machine.page_cluster,
             machine.thp_enabled
         ));
-        lines.push(format!("command: `{}`; commit {}; {:.1} minutes", self.command, self.commit, self.seconds / 60.0));
+        lines.push(format!(
+            "command: `{}`; commit {}; {:.1} minutes",
+            self.command,
+            self.commit,
+            self.seconds / 60.0
+        ));
         if !self.gathered.notes.is_empty() {
             lines.push(self.gathered.notes.join("; "));
         }
@@ -58,12 +71,21 @@ impl Evidence {
 
     /// The counts of all states and verdicts in a line.
     pub fn sum(&self) -> String {
-        let states = ["shown", "in part", "SHORT", "not run", "missing"]
-            .map(|state| format!("{} {state}", self.states.iter().filter(|s| s.state == state).count()));
-        let verdicts = [Verdict::Pass, Verdict::Short, Verdict::Bound, Verdict::Void, Verdict::NotRun].map(|verdict| {
-            let count = self.gathered.facts.iter().filter(|fact| fact.verdict() == Some(verdict)).count();
-            format!("{count} {}", verdict.name())
+        let states = ["shown", "in part", "SHORT", "not run", "missing"].map(|state| {
+            format!("{} {state}", self.states.iter().filter(|s| s.state == state).count())
         });
+        let verdicts =
+            [Verdict::Pass, Verdict::Short, Verdict::Bound, Verdict::Void, Verdict::NotRun].map(
+                |verdict| {
+                    let count = self
+                        .gathered
+                        .facts
+                        .iter()
+                        .filter(|fact| fact.verdict() == Some(verdict))
+                        .count();
+                    format!("{count} {}", verdict.name())
+                },
+            );
         let noisy = self.gathered.facts.iter().filter(|fact| fact.is_noisy()).count();
         let all = self.gathered.facts.len();
         let (states, verdicts) = (states.join(", "), verdicts.join(", "));
@@ -79,12 +101,16 @@ impl Evidence {
 
     /// The states and targets as printed.
     pub fn text(&self) -> String {
-        let mut text = format!("memfold bench report, {}\n{}\n\n", self.heading().join("\n"), self.sum());
+        let mut text =
+            format!("memfold bench report, {}\n{}\n\n", self.heading().join("\n"), self.sum());
         let mut rows = vec![["requirement", "state"].map(String::from).to_vec()];
-        rows.extend(self.states.iter().map(|s| vec![format!("{:8}{}", s.name, s.what), s.state.into()]));
+        rows.extend(
+            self.states.iter().map(|s| vec![format!("{:8}{}", s.name, s.what), s.state.into()]),
+        );
         text += &layout(&rows);
         text += &format!("\n{LEGEND}\n\n");
-        let mut rows = vec![["it must reach", "figure", "target", "verdict"].map(String::from).to_vec()];
+        let mut rows =
+            vec![["it must reach", "figure", "target", "verdict"].map(String::from).to_vec()];
         for fact in &self.gathered.facts {
             let Some(verdict) = fact.verdict() else { continue };
             let label = format!("{}: {}", fact.bench, fact.label);

@@ -73,7 +73,11 @@ impl Fact {
             return Some(*void);
         }
         let Some(spread) = self.spread() else { return Some(last) };
-        let bound = self.target.trim_start_matches(['<', '>', '=', ' ']).trim_end_matches('x').parse::<f64>();
+        let bound = self
+            .target
+            .trim_start_matches(['<', '>', '=', ' '])
+            .trim_end_matches('x')
+            .parse::<f64>();
         let reached = match (bound, self.target.get(..2)) {
             (Ok(most), Some("<=")) => spread.median <= most,
             (Ok(least), Some(">=")) => spread.median >= least,
@@ -81,7 +85,12 @@ impl Fact {
         };
         Some(match reached {
             true => Verdict::Pass,
-            false if self.verdicts.iter().all(|verdict| matches!(verdict, Verdict::Bound | Verdict::Pass)) => {
+            false
+                if self
+                    .verdicts
+                    .iter()
+                    .all(|verdict| matches!(verdict, Verdict::Bound | Verdict::Pass)) =>
+            {
                 Verdict::Bound
             }
             false => Verdict::Short,
@@ -141,7 +150,8 @@ impl Gathered {
         rounds: usize,
         mut before: impl FnMut(&Step, usize),
     ) -> anyhow::Result<()> {
-        let all = (0..rounds).flat_map(|round| steps.iter().filter(move |step| round == 0 || !step.once));
+        let all =
+            (0..rounds).flat_map(|round| steps.iter().filter(move |step| round == 0 || !step.once));
         for (number, step) in all.enumerate() {
             before(step, number);
             self.step(program, step)?;
@@ -160,8 +170,14 @@ impl Gathered {
             Some(Err(error)) => trouble = Some(format!("its report can't be read: {error}")),
             None => trouble = trouble.or(Some("it left no report".into())),
         }
-        let command = format!("memfold bench {} {}", step.bench, step.args.join(" ")).trim_end().to_string();
-        self.steps.push(StepDone { command, seconds: start.elapsed().as_secs_f64(), trouble, text });
+        let command =
+            format!("memfold bench {} {}", step.bench, step.args.join(" ")).trim_end().to_string();
+        self.steps.push(StepDone {
+            command,
+            seconds: start.elapsed().as_secs_f64(),
+            trouble,
+            text,
+        });
         Ok(())
     }
 
@@ -171,16 +187,27 @@ impl Gathered {
         for row in document["rows"].as_array().into_iter().flatten() {
             let Ok(row) = serde_json::from_value::<RawRow>(row.clone()) else { continue };
             let note = match (&row.best, row.figure) {
-                (Some((best, size)), Some(figure)) => format!("{figure:.1} against {best:.1} ({size})"),
+                (Some((best, size)), Some(figure)) => {
+                    format!("{figure:.1} against {best:.1} ({size})")
+                }
                 _ => row.note,
             };
             let figure = if row.best.is_some() { row.ratio } else { row.figure };
-            let known = self.facts.iter().position(|fact| fact.bench == bench && fact.label == row.label);
+            let known =
+                self.facts.iter().position(|fact| fact.bench == bench && fact.label == row.label);
             let at = known.unwrap_or_else(|| {
                 let (bench, label) = (bench.to_string(), row.label.clone());
                 let (figures, verdicts) = (Vec::new(), Vec::new());
                 let (target, note) = (row.target, String::new());
-                self.facts.push(Fact { bench, label, figures, target, verdicts, note, before: None });
+                self.facts.push(Fact {
+                    bench,
+                    label,
+                    figures,
+                    target,
+                    verdicts,
+                    note,
+                    before: None,
+                });
                 self.facts.len() - 1
             });
             let fact = &mut self.facts[at];
@@ -192,7 +219,9 @@ impl Gathered {
             fact.verdicts.extend(row.verdict);
             fact.note = note;
         }
-        for departure in document["departures"].as_array().into_iter().flatten().filter_map(|text| text.as_str()) {
+        for departure in
+            document["departures"].as_array().into_iter().flatten().filter_map(|text| text.as_str())
+        {
             let note = format!("bench {bench}: the targets are set for {departure}");
             if !self.notes.contains(&note) {
                 self.notes.push(note);
@@ -208,7 +237,10 @@ impl Gathered {
 fn run_child(program: &Path, step: &Step, files: &Files) -> anyhow::Result<()> {
     let mut command = Command::new(program);
     command.arg(step.bench).args(&step.args).arg("--json").arg(files.path("json"));
-    command.stdin(Stdio::null()).stdout(File::create(files.path("text"))?).stderr(File::create(files.path("errors"))?);
+    command
+        .stdin(Stdio::null())
+        .stdout(File::create(files.path("text"))?)
+        .stderr(File::create(files.path("errors"))?);
     // SAFETY: between fork and exec only prctl is called, which is async-signal-safe and touches no memory here.
     unsafe {
         command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) {
@@ -294,14 +326,18 @@ mod tests {
     fn a_row_against_the_kernel_is_its_ratio() {
         let row = json!({ "label": "a", "figure": 300.0, "best": [200.0, "1m"], "ratio": 1.5, "target": ">= 1.5x", "verdict": "Pass" });
         let all = gathered(&[row]);
-        assert_eq!((all.facts[0].figures.clone(), all.facts[0].note.as_str()), (vec![1.5], "300.0 against 200.0 (1m)"));
+        assert_eq!(
+            (all.facts[0].figures.clone(), all.facts[0].note.as_str()),
+            (vec![1.5], "300.0 against 200.0 (1m)")
+        );
         assert_eq!(all.facts[0].verdict(), Some(Verdict::Pass));
     }
 
     #[test]
     fn a_figure_without_its_other_side_is_no_ratio() {
         let row = json!({ "label": "a", "figure": 300.0, "best": [200.0, "1m"], "ratio": 1.5, "target": ">= 1.5x", "verdict": "Pass" });
-        let alone = json!({ "label": "a", "figure": 310.0, "target": ">= 1.5x", "verdict": "NotRun" });
+        let alone =
+            json!({ "label": "a", "figure": 310.0, "target": ">= 1.5x", "verdict": "NotRun" });
         assert_eq!(gathered(&[row, alone.clone()]).facts[0].figures, [1.5]);
         assert_eq!(gathered(&[alone]).facts[0].figures, [310.0]);
     }
@@ -326,10 +362,15 @@ mod tests {
         gathered.run(&program, &[step("good"), step("bad"), step("slow")], 1, |_, _| ()).unwrap();
         gathered.run(&program, &[step("bad"), step("good")], 2, |_, _| ()).unwrap();
         fs::remove_file(&program).unwrap();
-        let troubles: Vec<_> = gathered.steps.iter().map(|step| step.trouble.clone().unwrap_or_default()).collect();
+        let troubles: Vec<_> =
+            gathered.steps.iter().map(|step| step.trouble.clone().unwrap_or_default()).collect();
         assert_eq!(troubles[0], "");
-        assert!(troubles[1].contains("why") && troubles[2].contains("stopped after 1 s"), "{troubles:?}");
-        let commands: Vec<&str> = gathered.steps[3..].iter().map(|step| step.command.as_str()).collect();
+        assert!(
+            troubles[1].contains("why") && troubles[2].contains("stopped after 1 s"),
+            "{troubles:?}"
+        );
+        let commands: Vec<&str> =
+            gathered.steps[3..].iter().map(|step| step.command.as_str()).collect();
         assert_eq!(commands, ["memfold bench bad", "memfold bench good", "memfold bench good"]);
         assert_eq!((gathered.facts.len(), gathered.facts[0].figures.clone()), (1, vec![2.0; 3]));
     }

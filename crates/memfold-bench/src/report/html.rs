@@ -138,9 +138,15 @@ mod tests {
         });
         gathered.add("walk", false, document);
         let page = page(&Evidence::of(gathered, "memfold bench report".into()));
-        for wanted in
-            ["a &lt;b&gt;", "SHORT", "prefers-color-scheme", "<svg", "currentColor", "id=\"Z-bench\"", "No plot"]
-        {
+        for wanted in [
+            "a &lt;b&gt;",
+            "SHORT",
+            "prefers-color-scheme",
+            "<svg",
+            "currentColor",
+            "id=\"Z-bench\"",
+            "No plot",
+        ] {
             assert!(page.contains(wanted), "the page has no {wanted}");
         }
         for foreign in ["http://", "https://", "<script", "<link", "url("] {

@@ -58,8 +58,10 @@ pub struct ReportArgs {
 /// a row is short or a benchmark failed.
 pub fn report(args: ReportArgs) -> anyhow::Result<i32> {
     let start = Instant::now();
-    let command =
-        std::iter::once("memfold bench".to_string()).chain(std::env::args().skip(1)).collect::<Vec<_>>().join(" ");
+    let command = std::iter::once("memfold bench".to_string())
+        .chain(std::env::args().skip(1))
+        .collect::<Vec<_>>()
+        .join(" ");
     std::fs::create_dir_all(&args.out).with_context(|| format!("making {}", args.out.display()))?;
     let mut evidence = match &args.from {
         Some(path) => read(path)?,
@@ -98,9 +100,14 @@ fn read(path: &Path) -> anyhow::Result<Evidence> {
         seconds: f64,
         gathered: Gathered,
     }
-    let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    let earlier: Earlier = serde_json::from_str(&text)
-        .map_err(|e| Refusal::Usage(format!("{}: not a report.json of memfold bench report: {e}", path.display())))?;
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    let earlier: Earlier = serde_json::from_str(&text).map_err(|e| {
+        Refusal::Usage(format!(
+            "{}: not a report.json of memfold bench report: {e}",
+            path.display()
+        ))
+    })?;
     let Earlier { machine, commit, command, seconds, gathered } = earlier;
     let states = states(&gathered);
     Ok(Evidence { machine, commit, command, seconds, gathered, states, against: Vec::new() })
@@ -112,18 +119,26 @@ fn gather(args: &ReportArgs) -> anyhow::Result<Gathered> {
     for name in &args.only {
         if !steps.iter().any(|step| step.bench == name) {
             let names: Vec<&str> = steps.iter().map(|step| step.bench).collect();
-            return Err(Refusal::Usage(format!("no benchmark '{name}', only: {}", names.join(", "))).into());
+            return Err(Refusal::Usage(format!(
+                "no benchmark '{name}', only: {}",
+                names.join(", ")
+            ))
+            .into());
         }
     }
     steps.retain(|step| args.only.is_empty() || args.only.iter().any(|name| name == step.bench));
     let rounds = usize::from(args.rounds.unwrap_or(if args.quick { 1 } else { 2 }));
     let count = steps.iter().map(|step| if step.once { 1 } else { rounds }).sum::<usize>();
     let bar = ProgressBar::new(count as u64); // Draws to stderr, and only on a terminal.
-    bar.set_style(ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed} {msg}").expect("a valid template"));
+    bar.set_style(
+        ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed} {msg}")
+            .expect("a valid template"),
+    );
     bar.enable_steady_tick(Duration::from_millis(500));
     let mut gathered = Gathered::default();
     // What changes the kernel for good comes last of all, once.
-    let last: Vec<Step> = steps.extract_if(.., |step| step.args.iter().any(|arg| arg.contains("zswap"))).collect();
+    let last: Vec<Step> =
+        steps.extract_if(.., |step| step.args.iter().any(|arg| arg.contains("zswap"))).collect();
     gathered.run(this, &steps, rounds, |step, number| {
         bar.set_position(number as u64);
         bar.set_message(format!("bench {}", step.bench));
@@ -149,7 +164,8 @@ fn steps(quick: bool, zswap: bool) -> Vec<Step> {
         let args = args.split_whitespace().map(String::from).collect();
         Step { bench, args, seconds_max, once: false }
     };
-    let mut steps = vec![step("walk", walk, 600), step("usemem", if quick { "--quick" } else { "128M" }, 300)];
+    let mut steps =
+        vec![step("walk", walk, 600), step("usemem", if quick { "--quick" } else { "128M" }, 300)];
     if quick {
         steps.push(step("store", "--quick", 120));
     } else {
@@ -162,14 +178,23 @@ fn steps(quick: bool, zswap: bool) -> Vec<Step> {
     }
     steps.push(step("blocks", short, 120));
     steps.push(step("pools", "--quick", 120));
-    steps.push(step("swap", if quick { "--quick --part folios,index,wait,ageing,kernel" } else { "--quick" }, 300));
+    steps.push(step(
+        "swap",
+        if quick { "--quick --part folios,index,wait,ageing,kernel" } else { "--quick" },
+        300,
+    ));
     steps.push(step("peers", "--quick", 120));
     steps.push(step("apps", if quick { "--quick sqlite python" } else { "--quick" }, 300));
     if zswap && root {
         let size = if quick { "--quick" } else { "128M" };
-        let args = format!("{size} --peer memfold:lz4:64k+swap --peer zswap:lzo:64k --peer zswap:deflate:64k");
+        let args = format!(
+            "{size} --peer memfold:lz4:64k+swap --peer zswap:lzo:64k --peer zswap:deflate:64k"
+        );
         steps.push(Step { once: true, ..step("usemem", &args, 300) });
-        steps.push(Step { once: true, ..step("swap", &format!("{short} --part kernel --zswap"), 300) });
+        steps.push(Step {
+            once: true,
+            ..step("swap", &format!("{short} --part kernel --zswap"), 300)
+        });
     }
     steps
 }
@@ -183,7 +208,8 @@ mod tests {
     /// A report without a run, of these rounds, against that of one round before: its exit status, and all that it says in
     /// text, Markdown, HTML and README.md.
     fn written(rounds: &[f64], before: f64, trouble: Option<&str>) -> (i32, [String; 4]) {
-        let name = format!("memfold-report-{}-{}-{}", std::process::id(), rounds.len(), trouble.is_some());
+        let name =
+            format!("memfold-report-{}-{}-{}", std::process::id(), rounds.len(), trouble.is_some());
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&directory).unwrap();
         let file = |name: &str| directory.join(name);
@@ -191,10 +217,19 @@ mod tests {
             let mut gathered = Gathered::default();
             for figure in figures {
                 let row = |label: &str, figure: f64| json!({ "label": label, "figure": figure, "target": ">= 1", "verdict": "Pass" });
-                gathered.add("store", false, json!({ "rows": [row("the one", *figure), row("another", 2.0)] }));
+                gathered.add(
+                    "store",
+                    false,
+                    json!({ "rows": [row("the one", *figure), row("another", 2.0)] }),
+                );
             }
             let (command, text) = ("memfold bench swap".to_string(), String::new());
-            gathered.steps.push(StepDone { command, seconds: 1.0, trouble: trouble.map(String::from), text });
+            gathered.steps.push(StepDone {
+                command,
+                seconds: 1.0,
+                trouble: trouble.map(String::from),
+                text,
+            });
             let evidence = Evidence::of(gathered, "memfold bench report".into());
             std::fs::write(file(name), serde_json::to_string(&evidence).unwrap()).unwrap();
         };
@@ -213,7 +248,8 @@ mod tests {
             check: true,
         };
         let status = report(args).unwrap();
-        let texts = ["report.md", "report.html", "README.md"].map(|name| std::fs::read_to_string(file(name)).unwrap());
+        let texts = ["report.md", "report.html", "README.md"]
+            .map(|name| std::fs::read_to_string(file(name)).unwrap());
         let text = read(&file("report.json")).unwrap().text();
         std::fs::remove_dir_all(directory).unwrap();
         let [markdown, html, readme] = texts;
@@ -222,8 +258,14 @@ mod tests {
 
     /// The line or table row that a text has of a figure.
     fn row_of<'a>(text: &'a str, label: &str) -> &'a str {
-        let rows = if text.contains("<tr>") { text.split("<tr>").collect::<Vec<_>>() } else { text.lines().collect() };
-        rows.into_iter().find(|row| row.contains(label)).unwrap_or_else(|| panic!("no row of {label}: {text}"))
+        let rows = if text.contains("<tr>") {
+            text.split("<tr>").collect::<Vec<_>>()
+        } else {
+            text.lines().collect()
+        };
+        rows.into_iter()
+            .find(|row| row.contains(label))
+            .unwrap_or_else(|| panic!("no row of {label}: {text}"))
     }
 
     #[test]
@@ -254,7 +296,10 @@ mod tests {
         let (status, texts) = written(&[1.0], 1.0, Some("stopped after 300 s"));
         assert_eq!(status, 1, "with --check");
         for text in texts {
-            assert!(text.contains("memfold bench swap") && text.contains("stopped after 300 s"), "{text}");
+            assert!(
+                text.contains("memfold bench swap") && text.contains("stopped after 300 s"),
+                "{text}"
+            );
             assert!(row_of(&text, "the one").contains("1.000"));
         }
     }
@@ -262,7 +307,9 @@ mod tests {
     #[test]
     fn zswap_runs_only_where_it_is_asked_for_and_every_step_has_an_end() {
         for quick in [false, true] {
-            let named = |steps: &[Step]| steps.iter().flat_map(|step| &step.args).any(|arg| arg.contains("zswap"));
+            let named = |steps: &[Step]| {
+                steps.iter().flat_map(|step| &step.args).any(|arg| arg.contains("zswap"))
+            };
             assert!(!named(&steps(quick, false)));
             assert!(steps(quick, false).iter().all(|step| step.seconds_max <= 600));
         }

@@ -88,14 +88,18 @@ pub fn bars(unit: &str, bars: &[Bar]) -> anyhow::Result<String> {
         )?;
         for (index, bar) in bars.iter().enumerate() {
             let at = count - 1 - index;
-            let above = if at + 1 == count { SegmentValue::Last } else { SegmentValue::Exact(at + 1) };
+            let above =
+                if at + 1 == count { SegmentValue::Last } else { SegmentValue::Exact(at + 1) };
             let corners = [(0.0, SegmentValue::Exact(at)), (bar.value, above)];
             let mut shape = Rectangle::new(corners, COLOURS[bar.group % COLOURS.len()].filled());
             shape.set_margin(3, 3, 0, 0);
             chart.draw_series(std::iter::once(shape))?;
             if bar.range.1 > bar.range.0 {
                 let middle = |x| (x, SegmentValue::CenterOf(at));
-                let line = PathElement::new(vec![middle(bar.range.0), middle(bar.range.1)], BLACK.mix(0.8));
+                let line = PathElement::new(
+                    vec![middle(bar.range.0), middle(bar.range.1)],
+                    BLACK.mix(0.8),
+                );
                 chart.draw_series(std::iter::once(line))?;
             }
             let end = (bar.range.1.max(bar.value) + top * 0.008, SegmentValue::CenterOf(at));
@@ -114,11 +118,16 @@ pub fn bars(unit: &str, bars: &[Bar]) -> anyhow::Result<String> {
 /// Lines with a legend.
 pub fn lines(axes: Axes, lines: &[Line]) -> anyhow::Result<String> {
     let points = || lines.iter().flat_map(|line| &line.points);
-    let bound = |of: fn(&(f64, f64)) -> f64, pick: fn(f64, f64) -> f64| points().map(of).reduce(pick);
+    let bound =
+        |of: fn(&(f64, f64)) -> f64, pick: fn(f64, f64) -> f64| points().map(of).reduce(pick);
     let (Some(x_min), Some(x_max)) = (bound(|p| p.0, f64::min), bound(|p| p.0, f64::max)) else {
         return Err(anyhow!("nothing to draw"));
     };
-    let y_max = axes.y_max.or(bound(|p| p.1, f64::max).map(|y| y * 1.05)).filter(|y| *y > 0.0).unwrap_or(1.0);
+    let y_max = axes
+        .y_max
+        .or(bound(|p| p.1, f64::max).map(|y| y * 1.05))
+        .filter(|y| *y > 0.0)
+        .unwrap_or(1.0);
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, (WIDTH, 380)).into_drawing_area();
@@ -130,7 +139,8 @@ pub fn lines(axes: Axes, lines: &[Line]) -> anyhow::Result<String> {
             let mut chart = builder.build_cartesian_2d(x, 0.0..y_max)?;
             draw_lines(&mut chart, axes, lines)?;
         } else {
-            let mut chart = builder.build_cartesian_2d(x_min.min(0.0)..x_max.max(x_min + 1e-9), 0.0..y_max)?;
+            let mut chart =
+                builder.build_cartesian_2d(x_min.min(0.0)..x_max.max(x_min + 1e-9), 0.0..y_max)?;
             draw_lines(&mut chart, axes, lines)?;
         }
         area.present()?;
@@ -139,7 +149,11 @@ pub fn lines(axes: Axes, lines: &[Line]) -> anyhow::Result<String> {
 }
 
 fn draw_lines<'a, X: Ranged<ValueType = f64> + ValueFormatter<f64>>(
-    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, plotters::coord::types::RangedCoordf64>>,
+    chart: &mut ChartContext<
+        'a,
+        SVGBackend<'a>,
+        Cartesian2d<X, plotters::coord::types::RangedCoordf64>,
+    >,
     axes: Axes,
     lines: &[Line],
 ) -> anyhow::Result<()> {
@@ -161,7 +175,11 @@ fn draw_lines<'a, X: Ranged<ValueType = f64> + ValueFormatter<f64>>(
     }
     chart
         .configure_series_labels()
-        .position(if axes.log_x.is_some() { SeriesLabelPosition::LowerRight } else { SeriesLabelPosition::MiddleRight })
+        .position(if axes.log_x.is_some() {
+            SeriesLabelPosition::LowerRight
+        } else {
+            SeriesLabelPosition::MiddleRight
+        })
         .label_font((FONT, 13).into_font().color(&BLACK))
         .border_style(BLACK.mix(0.2))
         .draw()?;
@@ -212,13 +230,19 @@ mod tests {
 
     #[test]
     fn a_plot_has_its_names_and_takes_the_pages_colour() {
-        let bar = |name: &str, value| Bar { name: name.into(), value, range: (value * 0.9, value * 1.1), group: 0 };
+        let bar = |name: &str, value| Bar {
+            name: name.into(),
+            value,
+            range: (value * 0.9, value * 1.1),
+            group: 0,
+        };
         let svg = bars("MB/s", &[bar("one", 100.0), bar("two", 50.0)]).unwrap();
         assert!(svg.starts_with("<svg role") && svg.contains("viewBox"), "{}", &svg[..200]);
         assert!(svg.contains("one") && svg.contains("two") && svg.contains("MB/s"));
         assert!(svg.contains("currentColor") && !svg.contains("#000000"));
         let axes = Axes { x: "us", y: "share", log_x: Some(10.0), y_max: Some(1.0) };
-        let line = Line { name: "peer".into(), points: vec![(1.0, 0.1), (10.0, 0.5), (1000.0, 1.0)] };
+        let line =
+            Line { name: "peer".into(), points: vec![(1.0, 0.1), (10.0, 0.5), (1000.0, 1.0)] };
         assert!(lines(axes, &[line]).unwrap().contains("peer"));
     }
 

@@ -33,7 +33,8 @@ pub fn states(gathered: &Gathered) -> Vec<State> {
 }
 
 fn state(requirement: &Requirement, gathered: &Gathered) -> State {
-    let (mut tests, mut figures, mut facts, mut unmeasured) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut tests, mut figures, mut facts, mut unmeasured) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for shown in requirement.shown {
         match shown {
             Shown::Test(_, name) => tests.push(*name),
@@ -41,7 +42,8 @@ fn state(requirement: &Requirement, gathered: &Gathered) -> State {
                 let matches = |fact: &&Fact| fact.bench == *bench && fact.label.starts_with(label);
                 let found: Vec<&Fact> = gathered.facts.iter().filter(matches).collect();
                 // Those with a verdict say the most.
-                let mut first: Vec<&&Fact> = found.iter().filter(|fact| fact.verdict().is_some()).collect();
+                let mut first: Vec<&&Fact> =
+                    found.iter().filter(|fact| fact.verdict().is_some()).collect();
                 first.extend(found.iter().filter(|fact| fact.verdict().is_none()));
                 figures.extend(first.iter().take(FIGURES_MAX).map(|fact| in_words(fact)));
                 if first.len() > FIGURES_MAX {
@@ -68,11 +70,20 @@ fn state(requirement: &Requirement, gathered: &Gathered) -> State {
         () if !lacks.is_empty() => "in part",
         () => "shown",
     };
-    State { name: requirement.name, what: requirement.what, state, tests, figures, lacks: lacks.join("; ") }
+    State {
+        name: requirement.name,
+        what: requirement.what,
+        state,
+        tests,
+        figures,
+        lacks: lacks.join("; "),
+    }
 }
 
 fn in_words(fact: &Fact) -> String {
-    let verdict = fact.verdict().map_or(String::new(), |verdict| format!(" ({}, {})", fact.target, verdict.name()));
+    let verdict = fact
+        .verdict()
+        .map_or(String::new(), |verdict| format!(" ({}, {})", fact.target, verdict.name()));
     format!("{}: {}{verdict}", fact.label, figure(fact))
 }
 
@@ -100,14 +111,19 @@ pub fn against(gathered: &mut Gathered, earlier: &Path) -> anyhow::Result<Vec<St
     struct Earlier {
         gathered: Gathered,
     }
-    let text = std::fs::read_to_string(earlier).map_err(|error| anyhow::anyhow!("{}: {error}", earlier.display()))?;
-    let earlier: Earlier = serde_json::from_str(&text)
-        .map_err(|error| anyhow::anyhow!("{}: not a report of memfold bench report: {error}", earlier.display()))?;
+    let text = std::fs::read_to_string(earlier)
+        .map_err(|error| anyhow::anyhow!("{}: {error}", earlier.display()))?;
+    let earlier: Earlier = serde_json::from_str(&text).map_err(|error| {
+        anyhow::anyhow!("{}: not a report of memfold bench report: {error}", earlier.display())
+    })?;
     let mut lines = Vec::new();
     let mut compared = 0;
     for fact in &mut gathered.facts {
-        let before = earlier.gathered.facts.iter().find(|b| b.bench == fact.bench && b.label == fact.label);
-        let (Some(before), Some(now)) = (before.and_then(Fact::spread), fact.spread()) else { continue };
+        let before =
+            earlier.gathered.facts.iter().find(|b| b.bench == fact.bench && b.label == fact.label);
+        let (Some(before), Some(now)) = (before.and_then(Fact::spread), fact.spread()) else {
+            continue;
+        };
         compared += 1;
         if differ(before.median, now.median) {
             fact.before = Some(before.median);
@@ -121,7 +137,8 @@ pub fn against(gathered: &mut Gathered, earlier: &Path) -> anyhow::Result<Vec<St
             ));
         }
     }
-    lines.insert(0, format!("{compared} figures compared, {} differ by more than 15%", lines.len()));
+    lines
+        .insert(0, format!("{compared} figures compared, {} differ by more than 15%", lines.len()));
     Ok(lines)
 }
 
@@ -141,7 +158,10 @@ mod tests {
         gathered.add("store", false, row("all loads on small pages: time in", 1.3, "Short"));
         let states = states(&gathered);
         let of = |name: &str| states.iter().find(|state| state.name == name).unwrap().state;
-        assert_eq!((of("M6"), of("M10"), of("Z1"), of("P2")), ("SHORT", "shown", "shown", "not run"));
+        assert_eq!(
+            (of("M6"), of("M10"), of("Z1"), of("P2")),
+            ("SHORT", "shown", "shown", "not run")
+        );
         let of = |name: &str| states.iter().find(|state| state.name == name).unwrap();
         assert_eq!(
             (of("Z9").state, of("Z9").lacks.contains("not measured: bench store lz4: batches")),

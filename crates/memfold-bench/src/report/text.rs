@@ -10,7 +10,8 @@ use std::path::Path;
 pub const MARKS: (&str, &str) = ("<!-- report:begin -->\n", "<!-- report:end -->");
 
 fn row(cells: &[&str]) -> String {
-    let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|").replace('\n', " ")).collect();
+    let cells: Vec<String> =
+        cells.iter().map(|cell| cell.replace('|', "\\|").replace('\n', " ")).collect();
     format!("| {} |\n", cells.join(" | "))
 }
 
@@ -23,8 +24,14 @@ pub fn requirements(evidence: &Evidence) -> String {
     let mut text = head(&["row", "it asks for", "state", "figures", "tests", "missing"]);
     for state in &evidence.states {
         let tests: Vec<String> = state.tests.iter().map(|test| format!("`{test}`")).collect();
-        text +=
-            &row(&[state.name, state.what, state.state, &state.figures.join("; "), &tests.join(", "), &state.lacks]);
+        text += &row(&[
+            state.name,
+            state.what,
+            state.state,
+            &state.figures.join("; "),
+            &tests.join(", "),
+            &state.lacks,
+        ]);
     }
     text
 }
@@ -43,11 +50,15 @@ pub fn facts(evidence: &Evidence, judged: bool) -> String {
 pub fn markdown(evidence: &Evidence) -> String {
     let mut text = format!("# memfold: the evidence\n\n{}\n\n", evidence.heading().join("  \n"));
     text += &format!("## Requirements\n{}\n{}\n", evidence.sum(), requirements(evidence));
-    text +=
-        &format!("{LEGEND}\n\n## Targets\n{}\n## Other figures\n{}\n", facts(evidence, true), facts(evidence, false));
+    text += &format!(
+        "{LEGEND}\n\n## Targets\n{}\n## Other figures\n{}\n",
+        facts(evidence, true),
+        facts(evidence, false)
+    );
     text += "## Runs\n";
     for step in &evidence.gathered.steps {
-        let trouble = step.trouble.as_ref().map_or(String::new(), |trouble| format!(": **{trouble}**"));
+        let trouble =
+            step.trouble.as_ref().map_or(String::new(), |trouble| format!(": **{trouble}**"));
         text += &format!("- `{}`, {:.0} s{trouble}\n", step.command, step.seconds);
     }
     if !evidence.against.is_empty() {
@@ -59,7 +70,8 @@ pub fn markdown(evidence: &Evidence) -> String {
 
 /// The section of docs/benchmarks.md: the rows in short and the targets.
 fn section(evidence: &Evidence) -> String {
-    let mut text = format!("{}\n\n{} {LEGEND}\n\n", evidence.heading().join("  \n"), evidence.sum());
+    let mut text =
+        format!("{}\n\n{} {LEGEND}\n\n", evidence.heading().join("  \n"), evidence.sum());
     text += &head(&["bench", "it must reach", "figure", "target", "verdict"]);
     let has_target = |fact: &&Fact| fact.verdict().is_some();
     for fact in evidence.gathered.facts.iter().filter(has_target) {
@@ -71,7 +83,8 @@ fn section(evidence: &Evidence) -> String {
         .iter()
         .filter(|state| state.state != "shown")
         .map(|state| {
-            let why = if state.lacks.is_empty() { String::new() } else { format!(" ({})", state.lacks) };
+            let why =
+                if state.lacks.is_empty() { String::new() } else { format!(" ({})", state.lacks) };
             format!("{} {}{why}", state.name, state.state)
         })
         .collect();
@@ -85,15 +98,18 @@ fn section(evidence: &Evidence) -> String {
 
 /// Puts the section into docs/benchmarks.md, between its marks.
 pub fn write_readme(evidence: &Evidence, readme: &Path) -> anyhow::Result<()> {
-    let text = std::fs::read_to_string(readme).with_context(|| format!("reading {}", readme.display()))?;
+    let text =
+        std::fs::read_to_string(readme).with_context(|| format!("reading {}", readme.display()))?;
     let text = replaced(&text, &section(evidence)).with_context(|| readme.display().to_string())?;
     std::fs::write(readme, text).with_context(|| format!("writing {}", readme.display()))
 }
 
 /// `text` with other content between the marks, which must be there once.
 fn replaced(text: &str, section: &str) -> anyhow::Result<String> {
-    let (before, rest) = text.split_once(MARKS.0).with_context(|| format!("has no line {}", MARKS.0.trim()))?;
-    let (_, after) = rest.split_once(MARKS.1).with_context(|| format!("has no {} after it", MARKS.1))?;
+    let (before, rest) =
+        text.split_once(MARKS.0).with_context(|| format!("has no line {}", MARKS.0.trim()))?;
+    let (_, after) =
+        rest.split_once(MARKS.1).with_context(|| format!("has no {} after it", MARKS.1))?;
     anyhow::ensure!(!after.contains(MARKS.0) && !before.contains(MARKS.1), "has its marks twice");
     Ok(format!("{before}{}{section}{}{after}", MARKS.0, MARKS.1))
 }

@@ -20,7 +20,11 @@ pub fn rows(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Vec<StoreRow>>
     ["lz4", "zstd"]
         .into_iter()
         .map(|codec| match cores {
-            1 => Ok(StoreRow::not_run(&label(codec), &format!(">= {SPEEDUP_MIN}"), "there is one core")),
+            1 => Ok(StoreRow::not_run(
+                &label(codec),
+                &format!(">= {SPEEDUP_MIN}"),
+                "there is one core",
+            )),
             _ => measure(corpus, codec, rounds)
                 .map(|(ratio, note)| StoreRow::at_least(&label(codec), ratio, SPEEDUP_MIN, note)),
         })
@@ -29,7 +33,8 @@ pub fn rows(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Vec<StoreRow>>
 
 fn measure(corpus: &CorpusFile, codec: &str, rounds: usize) -> anyhow::Result<(f64, String)> {
     let spec = CodecSpec::parse(codec).map_err(|e| anyhow::anyhow!("{e}"))?;
-    let pool = SoftwarePool::start(spec, BLOCK, 1).map_err(|e| anyhow::anyhow!("starting a thread: {e}"))?;
+    let pool = SoftwarePool::start(spec, BLOCK, 1)
+        .map_err(|e| anyhow::anyhow!("starting a thread: {e}"))?;
     let (mut bare, mut queue) = (BareCodec::new(spec, BLOCK), pool.queue());
     let mut to = Buffer::new(BATCH * BLOCK);
     let batches = corpus.pages() * PAGE / (BATCH * BLOCK);
@@ -80,7 +85,10 @@ fn on_two(queue: &mut dyn Compressor, corpus: &CorpusFile, batch: usize, to: &mu
     while left > 0 {
         let mut done = [Done::NONE; BATCH];
         let count = queue.complete(&mut done, u64::MAX);
-        bytes += done[..count].iter().map(|d| d.result.expect("the codec works").unwrap_or(BLOCK)).sum::<usize>();
+        bytes += done[..count]
+            .iter()
+            .map(|d| d.result.expect("the codec works").unwrap_or(BLOCK))
+            .sum::<usize>();
         left -= count;
     }
     bytes

@@ -40,7 +40,9 @@ pub fn rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     let mut rows = Vec::new();
     for codec in ["lz4", "zstd"] {
         for block in [order(0), order(2)] {
-            for (name, folios) in parts(corpus).into_iter().filter(|(name, _)| !quick || *name == "all, mixed") {
+            for (name, folios) in
+                parts(corpus).into_iter().filter(|(name, _)| !quick || *name == "all, mixed")
+            {
                 rows.push(row(corpus, codec, block, name, &folios)?);
             }
         }
@@ -50,7 +52,8 @@ pub fn rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
 
 /// The parts and the pages that their folios start at.
 fn parts(corpus: &CorpusFile) -> Vec<(&'static str, Vec<u64>)> {
-    let all: Vec<u64> = (0..corpus.pages() as u64 / FOLIO_PAGES).map(|folio| folio * FOLIO_PAGES).collect();
+    let all: Vec<u64> =
+        (0..corpus.pages() as u64 / FOLIO_PAGES).map(|folio| folio * FOLIO_PAGES).collect();
     let kind = |page: u64| page as usize * PAGE / PIECE % KINDS.len();
     let of_kind = |nth| all.iter().copied().filter(|page| kind(*page) == nth).collect::<Vec<_>>();
     let kinds = KINDS.iter().enumerate().map(|(nth, name)| (*name, of_kind(nth)));
@@ -58,7 +61,13 @@ fn parts(corpus: &CorpusFile) -> Vec<(&'static str, Vec<u64>)> {
     parts.filter(|(_, folios)| folios.len() > STEP).collect()
 }
 
-fn row(corpus: &CorpusFile, codec: &str, block: Order, name: &str, folios: &[u64]) -> anyhow::Result<StoreRow> {
+fn row(
+    corpus: &CorpusFile,
+    codec: &str,
+    block: Order,
+    name: &str,
+    folios: &[u64],
+) -> anyhow::Result<StoreRow> {
     let off = take(corpus, codec, block, folios, &With::Nothing)?;
     let own = take(corpus, codec, block, folios, &With::Own)?;
     let spec = CodecSpec::parse(codec).map_err(|e| anyhow::anyhow!("{e}"))?;
@@ -66,11 +75,13 @@ fn row(corpus: &CorpusFile, codec: &str, block: Order, name: &str, folios: &[u64
     let mut trial = Trial::new(spec, block);
     let mut best = |dictionaries: &mut dyn Iterator<Item = Dictionary>| {
         let best = trial.best(judge.chunks_exact(block.bytes()), dictionaries);
-        let taken = best.map(|(_, dictionary)| take(corpus, codec, block, folios, &With::This(&dictionary)));
+        let taken = best
+            .map(|(_, dictionary)| take(corpus, codec, block, folios, &With::This(&dictionary)));
         taken.transpose()
     };
     let raw = best(&mut raw_dictionaries(&teach, block.bytes()))?;
-    let trained = if codec == "zstd" { best(&mut trained_dictionaries(&teach, block))? } else { None };
+    let trained =
+        if codec == "zstd" { best(&mut trained_dictionaries(&teach, block))? } else { None };
     let show = |taken: Option<Taken>| {
         taken.map_or("-".into(), |taken| format!("{:.3}", taken.stored as f64 / off.stored as f64))
     };
@@ -88,7 +99,13 @@ fn row(corpus: &CorpusFile, codec: &str, block: Order, name: &str, folios: &[u64
 }
 
 /// Saves everything twice, as a program that goes on would; times and bytes are of the second save.
-fn take(corpus: &CorpusFile, codec: &str, block: Order, folios: &[u64], with: &With) -> anyhow::Result<Taken> {
+fn take(
+    corpus: &CorpusFile,
+    codec: &str,
+    block: Order,
+    folios: &[u64],
+    with: &With,
+) -> anyhow::Result<Taken> {
     let store = store(codec, block.get(), 1)?;
     match with {
         With::Nothing => {}
@@ -128,7 +145,8 @@ fn samples(corpus: &CorpusFile, block: Order, folios: &[u64]) -> (Vec<u8>, Vec<u
     let blocks = folios.iter().flat_map(|page| folio(corpus, *page).chunks_exact(block.bytes()));
     let (mut teach, mut judge) = (Vec::new(), Vec::new());
     for (nth, bytes) in blocks.step_by(step).enumerate() {
-        if nth % HELD_OUT == HELD_OUT - 1 { &mut judge } else { &mut teach }.extend_from_slice(bytes);
+        if nth % HELD_OUT == HELD_OUT - 1 { &mut judge } else { &mut teach }
+            .extend_from_slice(bytes);
     }
     (teach, judge)
 }

@@ -33,14 +33,19 @@ struct Bench {
 
 impl Bench {
     fn new(corpus: &CorpusFile, len: usize, settings: &[(&str, &str)]) -> anyhow::Result<Bench> {
-        let builder = Memory::builder().resident_bytes(2 * len as u64 + (64 << 20)).set("clean", "0");
+        let builder =
+            Memory::builder().resident_bytes(2 * len as u64 + (64 << 20)).set("clean", "0");
         let builder = settings.iter().fold(builder, |b, (name, value)| b.set(name, value));
         let memory = builder.build().map_err(|e| anyhow::anyhow!("memfold: {e}"))?;
         let region = memory.region(len).map_err(|e| anyhow::anyhow!("memfold: {e}"))?;
         for page in 0..len / PAGE {
             // SAFETY: page `page` lies in the region; a corpus page is readable and lies elsewhere.
             unsafe {
-                std::ptr::copy_nonoverlapping(corpus.page(page as u64), region.as_ptr().add(page * PAGE), PAGE);
+                std::ptr::copy_nonoverlapping(
+                    corpus.page(page as u64),
+                    region.as_ptr().add(page * PAGE),
+                    PAGE,
+                );
             }
         }
         Ok(Bench { region, memory, rounds: Vec::new() })
@@ -63,15 +68,18 @@ impl Bench {
         std::hint::black_box(sum);
         let in_ms = start.elapsed().as_secs_f64() * 1e3;
         let changed = (1..=self.rounds.len()).fold(0u8, |sum, round| sum.wrapping_add(round as u8));
-        let right = |page: usize| is_right(&bytes[page * PAGE..][..PAGE], corpus_page(corpus, page), changed);
+        let right = |page: usize| {
+            is_right(&bytes[page * PAGE..][..PAGE], corpus_page(corpus, page), changed)
+        };
         let wrong = (0..len / PAGE).filter(|page| !right(*page)).count();
         anyhow::ensure!(wrong == 0, "{wrong} PAGES came back WRONG");
         self.rounds.push(Folded { out_ms, in_ms, held });
         // Every block changes a little, so that the next round compresses it again.
         let round = self.rounds.len() as u8;
         let bytes = self.region.as_mut_slice();
-        (0..len / PAGE)
-            .for_each(|page| bytes[page * PAGE + CHANGED] = bytes[page * PAGE + CHANGED].wrapping_add(round));
+        (0..len / PAGE).for_each(|page| {
+            bytes[page * PAGE + CHANGED] = bytes[page * PAGE + CHANGED].wrapping_add(round)
+        });
         Ok(())
     }
 
@@ -101,7 +109,8 @@ pub fn rows(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Ve
         .into_iter()
         .map(|(block, fallback)| {
             // Folios of one block and no read-ahead, as in the source: each touch of a folio is a fault.
-            let settings = [("folio", block), ("block", block), ("readahead", "off"), ("fallback", fallback)];
+            let settings =
+                [("folio", block), ("block", block), ("readahead", "off"), ("fallback", fallback)];
             Bench::new(corpus, len, &[&settings[..], &[("codec", "zstd")]].concat())
         })
         .collect::<anyhow::Result<Vec<_>>>()?;
@@ -110,12 +119,18 @@ pub fn rows(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Ve
     }
     let [small, block, fallback] = &all[..] else { unreachable!("three were made") };
     let ms = |of: fn(&Folded) -> f64| {
-        let note = format!("{:.0} ms of {:.0} ms for {} MiB", block.median(of), small.median(of), len >> 20);
+        let note = format!(
+            "{:.0} ms of {:.0} ms for {} MiB",
+            block.median(of),
+            small.median(of),
+            len >> 20
+        );
         (block.median(of) / small.median(of), note)
     };
     let (out_ratio, out_note) = ms(|f| f.out_ms);
     let (in_ratio, in_note) = ms(|f| f.in_ms);
-    let (output, output_small) = (whole(corpus, "zstd", 2, 1)?.stored, whole(corpus, "zstd", 0, 1)?.stored);
+    let (output, output_small) =
+        (whole(corpus, "zstd", 2, 1)?.stored, whole(corpus, "zstd", 0, 1)?.stored);
     let (held, held_small) = (block.median(|f| f.held), small.median(|f| f.held));
     let fell = fallback.memory.stats();
     let (in_ms, plain_ms) = (fallback.median(|f| f.in_ms), block.median(|f| f.in_ms));
@@ -133,7 +148,10 @@ pub fn rows(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Ve
             "all loads on small pages: time in",
             in_ms / plain_ms,
             FALLBACK_MAX,
-            format!("{in_ms:.0} ms of {plain_ms:.0} ms, {} loads fell back", fell.load_fallback.load(Relaxed)),
+            format!(
+                "{in_ms:.0} ms of {plain_ms:.0} ms, {} loads fell back",
+                fell.load_fallback.load(Relaxed)
+            ),
         ),
     ])
 }

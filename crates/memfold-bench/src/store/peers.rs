@@ -79,11 +79,16 @@ fn measure(corpus: &CorpusFile, (times, rounds): (usize, usize)) -> anyhow::Resu
         let name = format!("memfold {codec}, blocks of 16K");
         others.push(Other { name, run: Box::new(move |data| memfold(data, codec)) });
     }
-    match version("nbdkit", &["--version"]).and_then(|nbdkit| Ok((nbdkit, version("nbdcopy", &["--version"])?))) {
+    match version("nbdkit", &["--version"])
+        .and_then(|nbdkit| Ok((nbdkit, version("nbdcopy", &["--version"])?)))
+    {
         Ok((nbdkit, _)) => {
             for allocator in ["sparse", "malloc", "zstd"] {
                 let name = format!("{nbdkit} memory, {allocator}");
-                others.push(Other { name, run: Box::new(move |data| nbdkit_memory(data, allocator)) });
+                others.push(Other {
+                    name,
+                    run: Box::new(move |data| nbdkit_memory(data, allocator)),
+                });
             }
         }
         Err(why) => found.rows.push(StoreRow::not_run("nbdkit memory", "", &format!("{why:#}"))),
@@ -109,36 +114,58 @@ fn measure(corpus: &CorpusFile, (times, rounds): (usize, usize)) -> anyhow::Resu
         let (out, back) = (spread(&|pass| pass.out_mb_s), spread(&|pass| pass.in_mb_s));
         let (Some(ratio), Some(out), Some(back)) = (ratio, out, back) else { continue };
         let held = passes.last().map_or(0, |pass| pass.held_bytes) as f64 / 1048576.0;
-        let note = format!("held {held:.1} of {} MiB; {} MB/s out, {} in", data.bytes >> 20, out.show(), back.show());
-        found.rows.push(StoreRow::plain(&format!("{}: data for each byte held", other.name), ratio.median, note));
-        found.raw.push(json!({ "peer": other.name, "ratio": ratio, "out_mb_s": out, "in_mb_s": back }));
+        let note = format!(
+            "held {held:.1} of {} MiB; {} MB/s out, {} in",
+            data.bytes >> 20,
+            out.show(),
+            back.show()
+        );
+        found.rows.push(StoreRow::plain(
+            &format!("{}: data for each byte held", other.name),
+            ratio.median,
+            note,
+        ));
+        found
+            .raw
+            .push(json!({ "peer": other.name, "ratio": ratio, "out_mb_s": out, "in_mb_s": back }));
     }
     Ok(found)
 }
 
 /// The first line that a program prints of itself.
 fn version(program: &str, args: &[&str]) -> anyhow::Result<String> {
-    let output = Command::new(program).args(args).output().with_context(|| format!("{program} is not installed"))?;
+    let output = Command::new(program)
+        .args(args)
+        .output()
+        .with_context(|| format!("{program} is not installed"))?;
     ensure!(
         output.status.success(),
         "{}",
         String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or("it failed")
     );
-    Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().trim().to_string())
+    Ok(String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_string())
 }
 
 /// A region: written, folded whole, and read again.
 fn memfold(data: &Data, codec: &str) -> anyhow::Result<Pass> {
     let problem = |error: memfold::Error| anyhow::anyhow!("memfold: {error}");
     let resident_bytes = 2 * data.bytes as u64 + (64 << 20);
-    let memory = Memory::builder().resident_bytes(resident_bytes).codec(codec).set("clean", "0").build();
+    let memory =
+        Memory::builder().resident_bytes(resident_bytes).codec(codec).set("clean", "0").build();
     let memory = memory.map_err(problem)?;
     let region = memory.region(data.bytes).map_err(problem)?;
     let page = |number: usize| region.as_ptr().wrapping_add(number * PAGE);
     let start = Instant::now();
     for number in 0..data.bytes / PAGE {
         // SAFETY: the page lies in the region, which only this thread uses; a corpus page lies elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(data.corpus.page(number as u64), page(number), PAGE) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(data.corpus.page(number as u64), page(number), PAGE)
+        };
         // Leaves memory as it is written, 2 MiB at a time, as a disk would take it.
         if (number + 1).is_multiple_of(512) {
             region.pageout((number - 511) * PAGE..(number + 1) * PAGE);
@@ -148,10 +175,13 @@ fn memfold(data: &Data, codec: &str) -> anyhow::Result<Pass> {
         region.pageout(0..data.bytes);
     }
     let out_mb_s = data.mb_s(start);
-    let held_bytes = memory.stats().pool_bytes.load(Relaxed) + memory.stats().index_bytes.load(Relaxed);
+    let held_bytes =
+        memory.stats().pool_bytes.load(Relaxed) + memory.stats().index_bytes.load(Relaxed);
     let start = Instant::now();
     // SAFETY: both are readable for a page; every byte is read and compared.
-    let same = |number| unsafe { libc::memcmp(page(number).cast(), data.corpus.page(number as u64).cast(), PAGE) == 0 };
+    let same = |number| unsafe {
+        libc::memcmp(page(number).cast(), data.corpus.page(number as u64).cast(), PAGE) == 0
+    };
     let right = (0..data.bytes / PAGE).all(same);
     let in_mb_s = data.mb_s(start);
     ensure!(right, "a page came back wrong");
@@ -202,13 +232,18 @@ fn nbdcopy(args: &[&str]) -> anyhow::Result<()> {
     let output = Command::new("nbdcopy").args(args).output().context("starting nbdcopy")?;
     match output.status.success() {
         true => Ok(()),
-        false => bail!("nbdcopy: {}", String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or("it failed")),
+        false => bail!(
+            "nbdcopy: {}",
+            String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or("it failed")
+        ),
     }
 }
 
 /// An array with chunks of 2 MiB and blocks of 16 KiB, compressed and read on as many cores as there are.
 fn blosc2(data: &Data, codec: &str) -> anyhow::Result<Pass> {
-    let output = Command::new("python3").args(["-c", BLOSC, &data.file().display().to_string(), codec]).output()?;
+    let output = Command::new("python3")
+        .args(["-c", BLOSC, &data.file().display().to_string(), codec])
+        .output()?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}", errors.lines().last().unwrap_or("it failed"));
     let text = String::from_utf8(output.stdout)?;

@@ -3,7 +3,9 @@
 use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
 use crate::corpus::file::{CorpusFile, PAGE};
-use memfold_store::{BareCodec, BlockSet, CodecSpec, Handle, Store, StoreConfig, Worker, huge_threshold};
+use memfold_store::{
+    BareCodec, BlockSet, CodecSpec, Handle, Store, StoreConfig, Worker, huge_threshold,
+};
 use memfold_sys::units::Order;
 use memfold_testkit::random::Sequence as Random;
 use std::cmp::Reverse;
@@ -28,18 +30,34 @@ pub fn order(number: u8) -> Order {
 pub fn store(codec: &str, block: u8, pools: usize) -> anyhow::Result<Store> {
     let codec = CodecSpec::parse(codec).map_err(|e| anyhow::anyhow!("{e}"))?;
     let block_order = order(block);
-    let config = StoreConfig { codec, block_order, pools, recent_blocks: 0, ..StoreConfig::default() };
+    let config =
+        StoreConfig { codec, block_order, pools, recent_blocks: 0, ..StoreConfig::default() };
     Store::new(&config).map_err(|e| anyhow::anyhow!("store: {e}"))
 }
 
 /// Saves the folio of `order` that starts at corpus page `page`, which must not wrap around.
-pub fn save(store: &Store, w: &mut Worker, corpus: &CorpusFile, page: u64, order: Order) -> Vec<Handle> {
+pub fn save(
+    store: &Store,
+    w: &mut Worker,
+    corpus: &CorpusFile,
+    page: u64,
+    order: Order,
+) -> Vec<Handle> {
     let blocks = store.blocks(order);
     let mut handles = vec![Handle::NONE; blocks];
     assert!(page as usize + order.pages() <= corpus.pages());
     // SAFETY: the pages lie in the corpus one after another, page-aligned, and are never written.
-    let saved =
-        unsafe { store.save(w, corpus.page(page), order, page, &BlockSet::first(blocks), || false, &mut handles) };
+    let saved = unsafe {
+        store.save(
+            w,
+            corpus.page(page),
+            order,
+            page,
+            &BlockSet::first(blocks),
+            || false,
+            &mut handles,
+        )
+    };
     saved.expect("a store without a limit takes everything");
     handles
 }
@@ -50,7 +68,8 @@ pub fn load(store: &Store, w: &mut Worker, handles: &[Handle], order: Order, to:
     assert!(to.len() >= order.bytes());
     for (index, handle) in handles.iter().enumerate() {
         // SAFETY: block `index` lies in the folio, for which `to` has room; nobody frees the handle meanwhile.
-        let loaded = unsafe { store.load(w, *handle, block, to[index * block.bytes()..].as_mut_ptr()) };
+        let loaded =
+            unsafe { store.load(w, *handle, block, to[index * block.bytes()..].as_mut_ptr()) };
         loaded.expect("what was saved loads");
     }
 }
@@ -106,7 +125,8 @@ pub fn whole(corpus: &CorpusFile, codec: &str, block: u8, rounds: usize) -> anyh
         let mut w = store.worker();
         let start = Instant::now();
         let pages = (0..folios).map(|folio| (folio * folio_order.pages()) as u64);
-        let saved: Vec<_> = pages.map(|page| (page, save(&store, &mut w, corpus, page, folio_order))).collect();
+        let saved: Vec<_> =
+            pages.map(|page| (page, save(&store, &mut w, corpus, page, folio_order))).collect();
         out_s = start.elapsed().as_secs_f64().min(out_s);
         (held, stored) = (store.pool_bytes(), store.stats().stored_bytes);
         let start = Instant::now();
@@ -116,7 +136,10 @@ pub fn whole(corpus: &CorpusFile, codec: &str, block: u8, rounds: usize) -> anyh
         in_s = start.elapsed().as_secs_f64().min(in_s);
         for (page, handles) in saved.iter().step_by(7) {
             load(&store, &mut w, handles, folio_order, to.bytes());
-            anyhow::ensure!(folio(corpus, *page) == &to.bytes()[..FOLIO_BYTES], "page {page} came back wrong");
+            anyhow::ensure!(
+                folio(corpus, *page) == &to.bytes()[..FOLIO_BYTES],
+                "page {page} came back wrong"
+            );
         }
     }
     let mb = bytes as f64 / 1e6;
@@ -131,13 +154,20 @@ const RING: usize = 512;
 pub fn overhead(corpus: &CorpusFile, codec: &str, rounds: usize) -> anyhow::Result<StoreRow> {
     let filled = |page: &[u8]| page.chunks_exact(8).all(|word| word == &page[..8]);
     let starts = (0..corpus.pages() as u64 / FOLIO_PAGES).map(|folio| folio * FOLIO_PAGES);
-    let pages: Vec<u64> = starts.filter(|&start| !folio(corpus, start).chunks(PAGE).any(filled)).collect();
+    let pages: Vec<u64> =
+        starts.filter(|&start| !folio(corpus, start).chunks(PAGE).any(filled)).collect();
     anyhow::ensure!(pages.len() > RING, "the corpus has too few folios without same-filled pages");
     let store = store(codec, 2, 1)?;
-    let mut ours = Ours { w: store.worker(), store, ring: vec![Vec::new(); RING], to: Buffer::new(FOLIO_BYTES) };
+    let mut ours = Ours {
+        w: store.worker(),
+        store,
+        ring: vec![Vec::new(); RING],
+        to: Buffer::new(FOLIO_BYTES),
+    };
     let spec = ours.w.codec();
     let bare = BareCodec::new(spec, BLOCK_BYTES);
-    let mut bare = Bare { codec: bare, ring: Buffer::new(RING * FOLIO_BYTES), to: Buffer::new(FOLIO_BYTES) };
+    let mut bare =
+        Bare { codec: bare, ring: Buffer::new(RING * FOLIO_BYTES), to: Buffer::new(FOLIO_BYTES) };
     // Both once through their rings first, so that neither meets fresh memory.
     (0..2 * RING).for_each(|at| {
         ours.step(corpus, pages[at % pages.len()], at % RING);
@@ -201,11 +231,15 @@ impl Bare {
         for (block, to) in folio.chunks(BLOCK_BYTES).zip(self.to.bytes().chunks_mut(BLOCK_BYTES)) {
             let room = huge_threshold(BLOCK_BYTES);
             // SAFETY: the block is readable; `packed` has room for it; they lie apart.
-            let size = unsafe { self.codec.compress(block.as_ptr(), BLOCK_BYTES, packed.as_mut_ptr(), room) };
+            let size = unsafe {
+                self.codec.compress(block.as_ptr(), BLOCK_BYTES, packed.as_mut_ptr(), room)
+            };
             match size.expect("the codec works") {
                 // SAFETY: the `size` bytes were just written; `to` has room for the block.
-                Some(size) => unsafe { self.codec.decompress(packed.as_ptr(), size, to.as_mut_ptr(), BLOCK_BYTES) }
-                    .expect("what was compressed decompresses"),
+                Some(size) => unsafe {
+                    self.codec.decompress(packed.as_ptr(), size, to.as_mut_ptr(), BLOCK_BYTES)
+                }
+                .expect("what was compressed decompresses"),
                 None => {
                     packed[..BLOCK_BYTES].copy_from_slice(block);
                     to.copy_from_slice(&packed[..BLOCK_BYTES]);
@@ -239,7 +273,11 @@ pub fn churn(corpus: &CorpusFile, objects: u64) -> anyhow::Result<Vec<StoreRow>>
             _ => objects,
         };
         let death = now + 1 + random.below(2 * life as usize) as u64;
-        dying.extend(save(&store, &mut w, corpus, page, order).into_iter().map(|h| Reverse((death, h.to_bits()))));
+        dying.extend(
+            save(&store, &mut w, corpus, page, order)
+                .into_iter()
+                .map(|h| Reverse((death, h.to_bits()))),
+        );
     }
     let before = store.stats();
     let start = Instant::now();
@@ -260,7 +298,17 @@ pub fn churn(corpus: &CorpusFile, objects: u64) -> anyhow::Result<Vec<StoreRow>>
     let label = |what: &str| format!("stored of held after {objects} objects, {what}");
     let compacted = format!("{}; {} moved in {ms:.0} ms", note(&after), after.moved - before.moved);
     Ok(vec![
-        StoreRow::at_least(&label("not compacted"), before.efficiency(), EFFICIENCY_MIN, note(&before)),
-        StoreRow::at_least(&label("compacted"), after.efficiency(), EFFICIENCY_COMPACT_MIN, compacted),
+        StoreRow::at_least(
+            &label("not compacted"),
+            before.efficiency(),
+            EFFICIENCY_MIN,
+            note(&before),
+        ),
+        StoreRow::at_least(
+            &label("compacted"),
+            after.efficiency(),
+            EFFICIENCY_COMPACT_MIN,
+            compacted,
+        ),
     ])
 }

@@ -79,7 +79,13 @@ fn pool_counts(others: &[usize]) -> (usize, Vec<usize>) {
 }
 
 /// Every workload has a part of one region and a quarter of it in memory, so each touch evicts and loads.
-fn together(corpus: &CorpusFile, sums: &[u64], pools: usize, part: usize, steps: u64) -> anyhow::Result<Together> {
+fn together(
+    corpus: &CorpusFile,
+    sums: &[u64],
+    pools: usize,
+    part: usize,
+    steps: u64,
+) -> anyhow::Result<Together> {
     let len = part * WORKLOADS as usize;
     let memory = memory(len as u64 / 4, &[("pools", &pools.to_string())])?;
     let region = region(&memory, len)?;
@@ -93,7 +99,13 @@ fn together(corpus: &CorpusFile, sums: &[u64], pools: usize, part: usize, steps:
                 let first = number * (part / PAGE) as u64;
                 // SAFETY: the parts don't overlap, lie in the region, and only their own workload uses them.
                 let mut pages = unsafe {
-                    Pages::new(region.as_ptr().add(number as usize * part), part / PAGE, first, corpus, sums)
+                    Pages::new(
+                        region.as_ptr().add(number as usize * part),
+                        part / PAGE,
+                        first,
+                        corpus,
+                        sums,
+                    )
                 };
                 scope.spawn(move || {
                     (0..pages.len()).for_each(|page| pages.fill(page));
@@ -120,7 +132,8 @@ fn together(corpus: &CorpusFile, sums: &[u64], pools: usize, part: usize, steps:
     let seconds = start.elapsed().as_secs_f64();
     ensure!(wrong == 0, "{wrong} bytes wrong");
     let after = memory.store_stats();
-    let (waits, wait_ns) = (after.lock_waits - before.lock_waits, after.lock_wait_ns - before.lock_wait_ns);
+    let (waits, wait_ns) =
+        (after.lock_waits - before.lock_waits, after.lock_wait_ns - before.lock_wait_ns);
     Ok(Together::of((WORKLOADS * steps) as f64, (RUN * PAGE) as f64 / 1e6, seconds, waits, wait_ns))
 }
 
@@ -134,7 +147,8 @@ fn many(corpus: &CorpusFile, quick: bool, found: &mut Found) -> anyhow::Result<(
             runs.push(together(corpus, &sums, *count, part, steps)?);
         }
     }
-    let spread = |runs: &[Together], of: fn(&Together) -> f64| Spread::of(runs.iter().map(of).collect());
+    let spread =
+        |runs: &[Together], of: fn(&Together) -> f64| Spread::of(runs.iter().map(of).collect());
     let mut one = None;
     for (count, runs) in counts.iter().zip(&runs) {
         let name = match *count {
@@ -142,7 +156,9 @@ fn many(corpus: &CorpusFile, quick: bool, found: &mut Found) -> anyhow::Result<(
             count if count == default => format!("{count} pools (default)"),
             count => format!("{count} pools"),
         };
-        let all = spread(runs, |t| t.rate).zip(spread(runs, |t| t.wait_percent)).zip(spread(runs, |t| t.waits));
+        let all = spread(runs, |t| t.rate)
+            .zip(spread(runs, |t| t.wait_percent))
+            .zip(spread(runs, |t| t.waits));
         let Some(((mb_s, percent), waits)) = all else { continue };
         let note = format!(
             "{} MB/s, {:.2} waits for a lock of a size class per 1000 touches of 64K, {:.3}% of the time",
@@ -151,11 +167,16 @@ fn many(corpus: &CorpusFile, quick: bool, found: &mut Found) -> anyhow::Result<(
             percent.median
         );
         let of = mb_s.median / *one.get_or_insert(mb_s.median);
-        let label = format!("{WORKLOADS} workloads reclaim and refault, {name}: throughput of 1 pool's");
+        let label =
+            format!("{WORKLOADS} workloads reclaim and refault, {name}: throughput of 1 pool's");
         found.rows.push(StoreRow::plain(&label, of, note));
-        let label = format!("{WORKLOADS} workloads reclaim and refault, {name}: waiting for locks, % of the time");
+        let label = format!(
+            "{WORKLOADS} workloads reclaim and refault, {name}: waiting for locks, % of the time"
+        );
         found.rows.push(StoreRow::plain(&label, percent.median, String::new()));
-        found.raw.push(json!({ "name": name, "mb_s": mb_s, "wait_percent": percent, "waits_per_1000": waits }));
+        found.raw.push(
+            json!({ "name": name, "mb_s": mb_s, "wait_percent": percent, "waits_per_1000": waits }),
+        );
     }
     Ok(())
 }
@@ -170,7 +191,8 @@ fn sequential(
 ) -> anyhow::Result<()> {
     let (len, rounds) = if quick { (48 << 20, 3) } else { (256 << 20, 5) };
     let block = if folio == "4K" { "4K" } else { "16K" };
-    let memory = memory(2 * len as u64 + (64 << 20), &[("clean", "0"), ("folio", folio), ("block", block)])?;
+    let memory =
+        memory(2 * len as u64 + (64 << 20), &[("clean", "0"), ("folio", folio), ("block", block)])?;
     let region = region(&memory, len)?;
     let page = |number: usize| region.as_ptr().wrapping_add(number * PAGE);
     for number in 0..len / PAGE {
@@ -178,7 +200,9 @@ fn sequential(
         unsafe {
             match zeros {
                 true => std::ptr::write_bytes(page(number), 0, PAGE),
-                false => std::ptr::copy_nonoverlapping(corpus.page(number as u64), page(number), PAGE),
+                false => {
+                    std::ptr::copy_nonoverlapping(corpus.page(number as u64), page(number), PAGE)
+                }
             }
         }
     }
@@ -203,17 +227,24 @@ fn sequential(
         let zero = [0u8; PAGE];
         let wanted = |number: usize| if zeros { zero.as_ptr() } else { corpus.page(number as u64) };
         // SAFETY: both are readable for a page.
-        let same = |number| unsafe { libc::memcmp(page(number).cast(), wanted(number).cast(), PAGE) == 0 };
+        let same =
+            |number| unsafe { libc::memcmp(page(number).cast(), wanted(number).cast(), PAGE) == 0 };
         ensure!((0..len / PAGE).all(same), "a page came back wrong");
     }
     let what = if zeros { "zeros" } else { "real data" };
-    let show = |spread: Option<Spread>| spread.map_or((f64::NAN, String::new()), |s| (s.median, s.show()));
+    let show =
+        |spread: Option<Spread>| spread.map_or((f64::NAN, String::new()), |s| (s.median, s.show()));
     let ((out, out_note), (back, back_note)) = (show(Spread::of(out)), show(Spread::of(back)));
     let label = |figure: &str| format!("sequential, {what}, folios of {folio}: {figure}");
     rows.push(StoreRow::plain(&label("MB/s out"), out, out_note));
     rows.push(StoreRow::plain(&label("MB/s in"), back, back_note));
     let share = index_bytes as f64 * 100.0 / len as f64;
-    let note = format!("{} KiB, pool {:.1} MiB for {} MiB", index_bytes / 1024, held as f64 / 1048576.0, len >> 20);
+    let note = format!(
+        "{} KiB, pool {:.1} MiB for {} MiB",
+        index_bytes / 1024,
+        held as f64 / 1048576.0,
+        len >> 20
+    );
     rows.push(StoreRow::plain(&label("index, % of the data"), share, note));
     Ok(())
 }
@@ -250,11 +281,21 @@ fn together_on_store(corpus: &CorpusFile, pools: usize, steps: usize) -> anyhow:
         Instant::now()
     });
     let (seconds, stats) = (start.elapsed().as_secs_f64(), store.stats());
-    Ok(Together::of((WORKLOADS as usize * steps) as f64, 1.0, seconds, stats.lock_waits, stats.lock_wait_ns))
+    Ok(Together::of(
+        (WORKLOADS as usize * steps) as f64,
+        1.0,
+        seconds,
+        stats.lock_waits,
+        stats.lock_wait_ns,
+    ))
 }
 
 /// Ten workloads on one pool, on the default number and on 32, each the best of `rounds`.
-pub fn store_rows(corpus: &CorpusFile, steps: usize, rounds: usize) -> anyhow::Result<Vec<StoreRow>> {
+pub fn store_rows(
+    corpus: &CorpusFile,
+    steps: usize,
+    rounds: usize,
+) -> anyhow::Result<Vec<StoreRow>> {
     let (default, counts) = pool_counts(&[32]);
     let mut best: Vec<Option<Together>> = counts.iter().map(|_| None).collect();
     for _ in 0..rounds {
@@ -270,7 +311,10 @@ pub fn store_rows(corpus: &CorpusFile, steps: usize, rounds: usize) -> anyhow::R
     let mut rows: Vec<StoreRow> = Vec::new();
     for (count, t) in counts.iter().zip(&best) {
         let label = format!("{WORKLOADS} workloads on {count} pools: folios of 64K per second");
-        let waits = format!("waits for a lock: {:.2} per 1000 folios, {:.3}% of the time", t.waits, t.wait_percent);
+        let waits = format!(
+            "waits for a lock: {:.2} per 1000 folios, {:.3}% of the time",
+            t.waits, t.wait_percent
+        );
         rows.push(StoreRow::plain(&label, t.rate, waits));
         if *count == default {
             let label = format!("the default, {default} pools, of the best number of pools");

@@ -47,7 +47,12 @@ fn on_device(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Whole> {
     }
     let mb = (chunks * CHUNK) as f64 / 1e6;
     let bytes = zram.bytes()?;
-    Ok(Whole { stored: bytes.compressed, held: bytes.held, out_mb_s: mb / out_s, in_mb_s: mb / in_s })
+    Ok(Whole {
+        stored: bytes.compressed,
+        held: bytes.held,
+        out_mb_s: mb / out_s,
+        in_mb_s: mb / in_s,
+    })
 }
 
 /// The whole corpus in the store and in zram lz4: memory held, and speed.
@@ -55,11 +60,17 @@ fn on_device(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Whole> {
 /// With lz4 the target is for the best block size that is no slower than zram: blocks of 256 KiB; 16 KiB, the default, is
 /// shown beside it.
 pub fn rows(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Vec<StoreRow>> {
-    let asked = [("lz4", 2, "16K", LZ4_MAX), ("lz4", 6, "256K", LZ4_MAX), ("zstd", 2, "16K", ZSTD_MAX)];
-    let label = |codec: &str, block: &str, what: &str| format!("{codec} {block} of zram lz4: {what}");
+    let asked =
+        [("lz4", 2, "16K", LZ4_MAX), ("lz4", 6, "256K", LZ4_MAX), ("zstd", 2, "16K", ZSTD_MAX)];
+    let label =
+        |codec: &str, block: &str, what: &str| format!("{codec} {block} of zram lz4: {what}");
     if let Err(why) = Zram::check("lz4") {
         let row = |(codec, _, block, most): (&str, u8, &str, f64)| {
-            StoreRow::not_run(&label(codec, block, "bytes held"), &format!("<= {most}"), &why.to_string())
+            StoreRow::not_run(
+                &label(codec, block, "bytes held"),
+                &format!("<= {most}"),
+                &why.to_string(),
+            )
         };
         return Ok(asked.into_iter().map(row).collect());
     }
@@ -69,13 +80,22 @@ pub fn rows(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Vec<StoreRow>>
     for (ours, (codec, _, block, most)) in ours.into_iter().zip(asked) {
         let ours = ours?;
         let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
-        let (held, floor) = (ours.held as f64 / kernel.held as f64, ours.stored as f64 / kernel.held as f64);
+        let (held, floor) =
+            (ours.held as f64 / kernel.held as f64, ours.stored as f64 / kernel.held as f64);
         let note = format!("{:.1} of {:.1} MiB", mib(ours.held), mib(kernel.held));
-        rows.push(StoreRow::at_most_of(&label(codec, block, "bytes held"), held, most, floor, note));
-        for (what, ours, kernel) in
-            [("speed out", ours.out_mb_s, kernel.out_mb_s), ("speed in", ours.in_mb_s, kernel.in_mb_s)]
-        {
-            let (label, note) = (label(codec, block, what), format!("{} of {} MB/s", show(ours), show(kernel)));
+        rows.push(StoreRow::at_most_of(
+            &label(codec, block, "bytes held"),
+            held,
+            most,
+            floor,
+            note,
+        ));
+        for (what, ours, kernel) in [
+            ("speed out", ours.out_mb_s, kernel.out_mb_s),
+            ("speed in", ours.in_mb_s, kernel.in_mb_s),
+        ] {
+            let (label, note) =
+                (label(codec, block, what), format!("{} of {} MB/s", show(ours), show(kernel)));
             rows.push(match codec {
                 "lz4" => StoreRow::at_least(&label, ours / kernel, 1.0, note),
                 _ => StoreRow::plain(&label, ours / kernel, note),

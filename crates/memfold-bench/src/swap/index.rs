@@ -27,15 +27,20 @@ fn held(len: usize, settings: &[String]) -> anyhow::Result<Held> {
     let (memory, region) = folded(len, Delivery::Signal, settings)?;
     for page in 0..len / PAGE {
         // SAFETY: the page lies in the region, which nobody else uses.
-        let words = unsafe { std::slice::from_raw_parts_mut(region.as_ptr().add(page * PAGE).cast::<u64>(), PAGE / 8) };
+        let words = unsafe {
+            std::slice::from_raw_parts_mut(region.as_ptr().add(page * PAGE).cast::<u64>(), PAGE / 8)
+        };
         words.fill(pattern(page));
     }
     fold(&memory, &region, len);
     let stats = memory.stats();
-    let held = Held { index: stats.index_bytes.load(Relaxed), pool: stats.pool_bytes.load(Relaxed) };
+    let held =
+        Held { index: stats.index_bytes.load(Relaxed), pool: stats.pool_bytes.load(Relaxed) };
     for page in (0..len / PAGE).step_by(997) {
         // SAFETY: as above.
-        let word = unsafe { region.as_ptr().add(page * PAGE + 8 * (page % 512)).cast::<u64>().read_volatile() };
+        let word = unsafe {
+            region.as_ptr().add(page * PAGE + 8 * (page % 512)).cast::<u64>().read_volatile()
+        };
         anyhow::ensure!(word == pattern(page), "page {page} is WRONG");
     }
     Ok(held)
@@ -84,7 +89,10 @@ pub fn rows(quick: bool) -> anyhow::Result<Vec<StoreRow>> {
 
 /// `len` bytes, one word written in each 2 MiB, and read again.
 fn sparse(len: usize) -> anyhow::Result<Vec<StoreRow>> {
-    let tables = || kib_field(&std::fs::read_to_string("/proc/self/status").unwrap_or_default(), "VmPTE:").unwrap_or(0);
+    let tables = || {
+        kib_field(&std::fs::read_to_string("/proc/self/status").unwrap_or_default(), "VmPTE:")
+            .unwrap_or(0)
+    };
     let tables_before = tables();
     let (memory, region) = folded(len, Delivery::Signal, &["resident=256M".into()])?;
     // SAFETY: `at` lies in the region, which nobody else uses.
@@ -101,7 +109,10 @@ fn sparse(len: usize) -> anyhow::Result<Vec<StoreRow>> {
     let table_bytes = tables().saturating_sub(tables_before);
     for at in (0..len).step_by(HUGE * 61) {
         // SAFETY: as above.
-        anyhow::ensure!(unsafe { word(at).read_volatile() } == !(at as u64), "byte {at:#x} is WRONG");
+        anyhow::ensure!(
+            unsafe { word(at).read_volatile() } == !(at as u64),
+            "byte {at:#x} is WRONG"
+        );
     }
     let steps = (len / HUGE) as f64;
     let note = format!(
@@ -112,7 +123,8 @@ fn sparse(len: usize) -> anyhow::Result<Vec<StoreRow>> {
         show_size(peak)
     );
     let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
-    let tables = "the kernel's, 4 KiB for each 2 MiB touched; it keeps them while the area lives".to_string();
+    let tables = "the kernel's, 4 KiB for each 2 MiB touched; it keeps them while the area lives"
+        .to_string();
     let label = |what: &str| format!("{} touched every 2 MiB: {what}, MiB", show_size(len as u64));
     let most = ((SPARSE_MAX_MIB * (len as u64 >> 20)) >> 20) as f64;
     Ok(vec![

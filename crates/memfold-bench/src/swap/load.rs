@@ -48,7 +48,13 @@ pub struct Load<'a> {
 }
 
 impl Load<'_> {
-    fn child(&self, area: AreaKind, phases: &[Phase], codec: &str, settings: &[String]) -> Vec<OsString> {
+    fn child(
+        &self,
+        area: AreaKind,
+        phases: &[Phase],
+        codec: &str,
+        settings: &[String],
+    ) -> Vec<OsString> {
         let args = WalkChildArgs {
             area,
             corpus: self.corpus.into(),
@@ -67,7 +73,12 @@ impl Load<'_> {
     }
 
     /// The load in a region of the library (thread mode), within `limit`, everything that leaves it in the swap file.
-    fn in_region(&self, phases: &[Phase], codec: &str, settings: &[String]) -> anyhow::Result<RunResult> {
+    fn in_region(
+        &self,
+        phases: &[Phase],
+        codec: &str,
+        settings: &[String],
+    ) -> anyhow::Result<RunResult> {
         let mut all = vec![format!("limit={}", self.limit), format!("swap={}", self.dir.display())];
         all.extend_from_slice(settings);
         finished(run(
@@ -83,7 +94,12 @@ impl Load<'_> {
         let stats = StatsFile::new();
         let mut command = Command::new(memfold()?);
         command.args(["run", "--limit", &self.limit.to_string(), "--swap"]).arg(self.dir);
-        command.args(flags).arg("--stats-file").arg(stats.path()).arg("--").arg(std::env::current_exe()?);
+        command
+            .args(flags)
+            .arg("--stats-file")
+            .arg(stats.path())
+            .arg("--")
+            .arg(std::env::current_exe()?);
         command.args(self.child(AreaKind::Plain, &WALK, "lz4", &[]));
         let on_message = |message: &Message| {
             if let Message::Ready { pid } = message {
@@ -98,7 +114,13 @@ impl Load<'_> {
 
     fn on_kernel(&self, folio: FolioKib, zswap_percent: Option<u64>) -> anyhow::Result<RunResult> {
         let zswap = zswap_percent.map(|percent| (ZSWAP_CODEC, percent));
-        let run = FileRun { dir: self.dir, folio, area_bytes: self.size, resident_bytes: self.limit, zswap };
+        let run = FileRun {
+            dir: self.dir,
+            folio,
+            area_bytes: self.size,
+            resident_bytes: self.limit,
+            zswap,
+        };
         finished(run.run(
             &folio.name(),
             Command::new(THIS).args(self.child(AreaKind::of_kernel(folio), &WALK, "none", &[])),
@@ -134,7 +156,9 @@ fn median(results: &[RunResult], of: impl Fn(&RunResult) -> f64) -> f64 {
 /// Figures of the phases, for a note: `fill 500, read1 400, dirty 300`.
 fn phases(results: &[RunResult]) -> String {
     let show = |phase: &Phase| {
-        let of = |r: &RunResult| r.phases.iter().find(|p| p.phase == *phase).map_or(f64::NAN, |p| p.mb_per_s);
+        let of = |r: &RunResult| {
+            r.phases.iter().find(|p| p.phase == *phase).map_or(f64::NAN, |p| p.mb_per_s)
+        };
         format!("{} {}", phase.name(), show(median(results, of)))
     };
     WALK.iter().map(show).collect::<Vec<_>>().join(", ")
@@ -148,8 +172,10 @@ pub fn folio_rows(load: &Load<'_>) -> anyhow::Result<Vec<StoreRow>> {
         for (size, results) in sizes.iter().zip(&mut results) {
             let block = if *size == "4K" { "4K" } else { "16K" };
             let settings = [format!("folio={size}"), format!("block={block}")];
-            results
-                .push(load.in_region(&[Phase::Fill], "none", &settings).with_context(|| format!("folios of {size}"))?);
+            results.push(
+                load.in_region(&[Phase::Fill], "none", &settings)
+                    .with_context(|| format!("folios of {size}"))?,
+            );
         }
     }
     let fill = |i: usize| median(&results[i], throughput);
@@ -181,10 +207,14 @@ fn sizes_bytes(size: &str) -> u64 {
 
 /// The kernel's swap to a file on the same disk. zswap comes last, and only if it is wanted.
 pub fn kernel_rows(load: &Load<'_>, zswap: bool) -> anyhow::Result<Vec<StoreRow>> {
-    let labels = ["of kernel swap to a file: throughput", "of kernel swap with zswap lzo: throughput"];
+    let labels =
+        ["of kernel swap to a file: throughput", "of kernel swap with zswap lzo: throughput"];
     let target = format!(">= {KERNEL_MIN}");
     if let Err(why) = check() {
-        return Ok(labels.iter().map(|label| StoreRow::not_run(label, &target, &why.to_string())).collect());
+        return Ok(labels
+            .iter()
+            .map(|label| StoreRow::not_run(label, &target, &why.to_string()))
+            .collect());
     }
     guard::open_journal(Path::new(JOURNAL_PATH))?;
     let rows = against_kernel(load, labels[0], None).and_then(|plain| {
@@ -205,7 +235,11 @@ pub fn kernel_rows(load: &Load<'_>, zswap: bool) -> anyhow::Result<Vec<StoreRow>
     rows
 }
 
-fn against_kernel(load: &Load<'_>, label: &str, zswap_percent: Option<u64>) -> anyhow::Result<Vec<StoreRow>> {
+fn against_kernel(
+    load: &Load<'_>,
+    label: &str,
+    zswap_percent: Option<u64>,
+) -> anyhow::Result<Vec<StoreRow>> {
     // In a cgroup of version 1 zswap's memory is not counted: memfold gets as much on top, and the load grows with it.
     let outside = match (zswap_percent, Hierarchy::find()?) {
         (Some(percent), Hierarchy::V1(_)) => Machine::read().memory_bytes / 100 * percent,
@@ -214,7 +248,8 @@ fn against_kernel(load: &Load<'_>, label: &str, zswap_percent: Option<u64>) -> a
     let kernels = Load { size: load.size + 2 * (outside >> 20 << 20), ..load.clone() };
     let ours = Load { limit: load.limit + outside, ..kernels.clone() };
     let sizes = [FolioKib(4), FolioKib(64)].into_iter().filter(|size| size.check().is_ok());
-    let mut theirs: Vec<(FolioKib, Vec<RunResult>)> = sizes.map(|size| (size, Vec::new())).collect();
+    let mut theirs: Vec<(FolioKib, Vec<RunResult>)> =
+        sizes.map(|size| (size, Vec::new())).collect();
     let mut own = Vec::new();
     for _ in 0..load.runs {
         own.push(ours.under_run(&[], |_| ())?);
@@ -236,12 +271,14 @@ fn against_kernel(load: &Load<'_>, label: &str, zswap_percent: Option<u64>) -> a
                 format!("{}; {out} swapped out; zswap {ZSWAP_CODEC} held {held}", phases(results))
             }
         };
-        let label =
-            label.replace(": throughput", &format!(", folios of {}: MB/s", size.name())).replacen("of k", "k", 1);
+        let label = label
+            .replace(": throughput", &format!(", folios of {}: MB/s", size.name()))
+            .replacen("of k", "k", 1);
         rows.push(StoreRow::plain(&label, speed, note));
     }
     let speed = median(&own, throughput);
-    let written = show_size(own[0].counters.get("swap_bytes").copied().unwrap_or(0).max(written(&own[0])));
+    let written =
+        show_size(own[0].counters.get("swap_bytes").copied().unwrap_or(0).max(written(&own[0])));
     let note = format!(
         "{} of {} MB/s: {}; {} in {}; {written} of data in the file",
         show(speed),

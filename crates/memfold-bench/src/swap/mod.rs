@@ -99,15 +99,23 @@ pub fn swap(args: SwapArgs) -> anyhow::Result<i32> {
     let mut report = Report::new(Found { corpus: describe(&path)?, dir, zswap: zswap_history() });
     for part in PARTS {
         if args.part.is_empty() || args.part.contains(&part) {
-            report.rows.extend(measure(part, &args, &path, &corpus).with_context(|| format!("{part:?}"))?);
+            report
+                .rows
+                .extend(measure(part, &args, &path, &corpus).with_context(|| format!("{part:?}"))?);
         }
     }
     let Found { corpus, dir, zswap } = &report.found;
-    let (beside, body) = (format!("; zswap {zswap}"), format!("corpus: {corpus}\nswap files in {dir}\n"));
+    let (beside, body) =
+        (format!("; zswap {zswap}"), format!("corpus: {corpus}\nswap files in {dir}\n"));
     report.finish(&args.output, "swap", (&beside, &body), false)
 }
 
-fn measure(part: SwapPart, args: &SwapArgs, path: &Path, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {
+fn measure(
+    part: SwapPart,
+    args: &SwapArgs,
+    path: &Path,
+    corpus: &CorpusFile,
+) -> anyhow::Result<Vec<StoreRow>> {
     let mib = |normal: u64, short: u64| if args.quick { short << 20 } else { normal << 20 };
     let load = Load {
         corpus: path,
@@ -124,7 +132,12 @@ fn measure(part: SwapPart, args: &SwapArgs, path: &Path, corpus: &CorpusFile) ->
     }
 }
 
-fn engine(part: SwapPart, args: &SwapArgs, load: &Load<'_>, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {
+fn engine(
+    part: SwapPart,
+    args: &SwapArgs,
+    load: &Load<'_>,
+    corpus: &CorpusFile,
+) -> anyhow::Result<Vec<StoreRow>> {
     match part {
         SwapPart::Index => index::rows(args.quick),
         SwapPart::Read => read::rows(corpus, &args.dir, args.quick),

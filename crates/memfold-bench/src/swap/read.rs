@@ -26,7 +26,8 @@ const REQUEST: &str = "256k";
 /// Reads `len` bytes of a nameless file in `dir` with fio, O_DIRECT, one request at a time; MB/s.
 fn fio(corpus: &CorpusFile, dir: &Path, len: usize) -> anyhow::Result<f64> {
     let flags = libc::O_TMPFILE | libc::O_CLOEXEC;
-    let mut file = File::options().read(true).write(true).custom_flags(flags).mode(0o600).open(dir)?;
+    let mut file =
+        File::options().read(true).write(true).custom_flags(flags).mode(0o600).open(dir)?;
     for page in 0..len / PAGE {
         // SAFETY: a whole page of the corpus, which is mapped and never written.
         file.write_all(unsafe { std::slice::from_raw_parts(corpus.page(page as u64), PAGE) })?;
@@ -36,9 +37,21 @@ fn fio(corpus: &CorpusFile, dir: &Path, len: usize) -> anyhow::Result<f64> {
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
     let name = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
     let mut command = Command::new("fio");
-    command.args(["--name=read", "--rw=read", "--direct=1", "--ioengine=psync", "--readonly", "--output-format=json"]);
-    command.args([format!("--filename={name}"), format!("--bs={REQUEST}"), format!("--size={len}")]);
-    let mut child = guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()))?;
+    command.args([
+        "--name=read",
+        "--rw=read",
+        "--direct=1",
+        "--ioengine=psync",
+        "--readonly",
+        "--output-format=json",
+    ]);
+    command.args([
+        format!("--filename={name}"),
+        format!("--bs={REQUEST}"),
+        format!("--size={len}"),
+    ]);
+    let mut child =
+        guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()))?;
     let mut text = String::new();
     let read = child.stdout.take().context("no pipe")?.read_to_string(&mut text);
     guard::end_child(child)?;
@@ -60,7 +73,12 @@ struct Reading {
     counters: BTreeMap<String, u64>,
 }
 
-fn reading(corpus: &CorpusFile, dir: &Path, len: usize, settings: &[&str]) -> anyhow::Result<Reading> {
+fn reading(
+    corpus: &CorpusFile,
+    dir: &Path,
+    len: usize,
+    settings: &[&str],
+) -> anyhow::Result<Reading> {
     let mut all: Vec<String> = settings.iter().map(|setting| setting.to_string()).collect();
     all.push(format!("swap={}", dir.display()));
     let (memory, region) = folded(len, Delivery::Thread, &all)?;
@@ -91,16 +109,29 @@ fn reading(corpus: &CorpusFile, dir: &Path, len: usize, settings: &[&str]) -> an
     if pages.bytes_wrong > 0 {
         bail!("{} WRONG BYTES", pages.bytes_wrong);
     }
-    Ok(Reading { mb_s: len as f64 / 1e6 / seconds, from_file, ratio, counters: counters_of(&memory) })
+    Ok(Reading {
+        mb_s: len as f64 / 1e6 / seconds,
+        from_file,
+        ratio,
+        counters: counters_of(&memory),
+    })
 }
 
 /// Reading raw folios and packed blocks against fio.
 pub fn rows(corpus: &CorpusFile, dir: &Path, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     let (len, rounds) = if quick { (256 << 20, 2) } else { (512 << 20, 5) };
     let label = "raw folios read in order, of fio's rate";
-    let is_there = Command::new("fio").arg("--version").stdout(Stdio::null()).status().is_ok_and(|s| s.success());
+    let is_there = Command::new("fio")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status()
+        .is_ok_and(|s| s.success());
     if !is_there {
-        return Ok(vec![StoreRow::not_run(label, &format!(">= {FIO_MIN}"), "no fio here (apt-get install fio)")]);
+        return Ok(vec![StoreRow::not_run(
+            label,
+            &format!(">= {FIO_MIN}"),
+            "no fio here (apt-get install fio)",
+        )]);
     }
     let kinds: [(&str, &[&str]); 3] = [
         ("raw folios", &["limit=128M", "codec=none"]),
@@ -121,7 +152,8 @@ pub fn rows(corpus: &CorpusFile, dir: &Path, quick: bool) -> anyhow::Result<Vec<
         format!("{} of {}, O_DIRECT, one at a time", disk.show(), show_size(len as u64)),
     )];
     for (i, ((name, _), readings)) in kinds.iter().zip(&ours).enumerate() {
-        let speed = Spread::of(readings.iter().map(|r: &Reading| r.mb_s).collect()).expect("a round");
+        let speed =
+            Spread::of(readings.iter().map(|r: &Reading| r.mb_s).collect()).expect("a round");
         let last = readings.last().expect("a round");
         let count = |name: &str| last.counters.get(name).copied().unwrap_or(0);
         let note = format!(

@@ -47,8 +47,11 @@ impl Redis {
     fn start(program: &str, dir: &Path) -> anyhow::Result<Redis> {
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let mut command = Command::new(program);
-        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"]).arg(dir);
-        let child = guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))?;
+        command
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"])
+            .arg(dir);
+        let child =
+            guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))?;
         let redis = Redis { child: Some(child), url: format!("redis://127.0.0.1:{port}") };
         let start = Instant::now();
         while !answers(port) {
@@ -95,11 +98,19 @@ impl Far {
         more: &[&str],
     ) -> anyhow::Result<Far> {
         let len = load.size as usize;
-        let builder = Memory::builder().delivery(Delivery::Thread).limit_bytes(load.limit).remote_socket(socket);
-        let builder = builder.set("codec", "none").set("swap", load.dir.to_str().context("a path that is not text")?);
-        let builder = builder.set("swap-size", &(load.size * 2).to_string()).set("remote", &redis.url);
+        let builder = Memory::builder()
+            .delivery(Delivery::Thread)
+            .limit_bytes(load.limit)
+            .remote_socket(socket);
+        let builder = builder
+            .set("codec", "none")
+            .set("swap", load.dir.to_str().context("a path that is not text")?);
         let builder =
-            more.iter().filter_map(|s| s.split_once('=')).fold(builder, |b, (name, value)| b.set(name, value));
+            builder.set("swap-size", &(load.size * 2).to_string()).set("remote", &redis.url);
+        let builder = more
+            .iter()
+            .filter_map(|s| s.split_once('='))
+            .fold(builder, |b, (name, value)| b.set(name, value));
         let fail = |error| anyhow::anyhow!("memfold: {error}");
         let memory = builder.set("remote-at", "1").build().map_err(fail)?;
         let region = memory.region(len).map_err(fail)?;
@@ -126,7 +137,8 @@ impl Far {
 }
 
 /// Does something with each page of a region.
-type Filler<'a> = dyn FnMut(&Region, &mut dyn FnMut(&mut Pages<'_>, usize)) -> anyhow::Result<()> + 'a;
+type Filler<'a> =
+    dyn FnMut(&Region, &mut dyn FnMut(&mut Pages<'_>, usize)) -> anyhow::Result<()> + 'a;
 
 fn count(memory: &Memory, name: &str) -> u64 {
     counters_of(memory).get(name).copied().unwrap_or(0)
@@ -136,7 +148,12 @@ fn count(memory: &Memory, name: &str) -> u64 {
 pub fn rows(load: &Load<'_>, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow>> {
     let program = match find("redis-server", "redis-server") {
         Ok(program) => program,
-        Err(why) => return Ok(LABELS.iter().map(|label| StoreRow::not_run(label, "", &why.to_string())).collect()),
+        Err(why) => {
+            return Ok(LABELS
+                .iter()
+                .map(|label| StoreRow::not_run(label, "", &why.to_string()))
+                .collect());
+        }
     };
     let scratch = Scratch::new("remote")?;
     let redis = Redis::start(&program, scratch.path())?;
@@ -147,7 +164,8 @@ pub fn rows(load: &Load<'_>, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow
     let sums = corpus_sums(corpus);
     let mut each = |region: &Region, work: &mut dyn FnMut(&mut Pages<'_>, usize)| {
         // SAFETY: the region's bytes, page-aligned, and nobody else uses them.
-        let mut pages = unsafe { Pages::new(region.as_ptr(), region.len() / PAGE, 0, corpus, &sums) };
+        let mut pages =
+            unsafe { Pages::new(region.as_ptr(), region.len() / PAGE, 0, corpus, &sums) };
         (0..pages.len()).for_each(|i| work(&mut pages, i));
         ensure!(pages.bytes_wrong == 0, "{} WRONG BYTES", pages.bytes_wrong);
         Ok(())
@@ -159,7 +177,12 @@ pub fn rows(load: &Load<'_>, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow
     Ok(rows)
 }
 
-fn in_order(load: &Load<'_>, each: &mut Filler<'_>, redis: &Redis, socket: &str) -> anyhow::Result<Vec<StoreRow>> {
+fn in_order(
+    load: &Load<'_>,
+    each: &mut Filler<'_>,
+    redis: &Redis,
+    socket: &str,
+) -> anyhow::Result<Vec<StoreRow>> {
     let far = Far::filled(load, each, redis, socket, &[])?;
     let before = count(&far.memory, "remote_in");
     let start = Instant::now();
@@ -184,9 +207,15 @@ fn in_order(load: &Load<'_>, each: &mut Filler<'_>, redis: &Redis, socket: &str)
     ])
 }
 
-fn single_faults(load: &Load<'_>, each: &mut Filler<'_>, redis: &Redis, socket: &str) -> anyhow::Result<Vec<StoreRow>> {
+fn single_faults(
+    load: &Load<'_>,
+    each: &mut Filler<'_>,
+    redis: &Redis,
+    socket: &str,
+) -> anyhow::Result<Vec<StoreRow>> {
     let load = Load { size: load.size / 2, ..load.clone() };
-    let far = Far::filled(&load, each, redis, socket, &["folio=64K", "block=64K", "readahead=off"])?;
+    let far =
+        Far::filled(&load, each, redis, socket, &["folio=64K", "block=64K", "readahead=off"])?;
     let count_of = load.size as usize / FOLIO;
     let mut folios: Vec<usize> = (0..count_of).collect();
     Random::new(1).shuffle(&mut folios);
@@ -201,16 +230,21 @@ fn single_faults(load: &Load<'_>, each: &mut Filler<'_>, redis: &Redis, socket: 
     let back = (count(&far.memory, "remote_in") - before) << 12;
     each(&far.region, &mut |pages, i| pages.check_whole(i))?;
     let share = back as f64 * 100.0 / load.size as f64;
-    let note = format!("{count_of} folios at random, {share:.0}% from the store; worst {}", show(latency.max_us()));
+    let note = format!(
+        "{count_of} folios at random, {share:.0}% from the store; worst {}",
+        show(latency.max_us())
+    );
     let quantiles = [0.5, 0.99, 0.999].iter().zip(&LABELS[2..5]);
-    let rows = quantiles.map(|(q, label)| StoreRow::plain(label, latency.quantile_us(*q), note.clone()));
+    let rows =
+        quantiles.map(|(q, label)| StoreRow::plain(label, latency.quantile_us(*q), note.clone()));
     Ok(rows.collect())
 }
 
 /// A program under `memfold run --remote`: the most anonymous memory that the command and its service hold.
 fn service_memory(load: &Load<'_>, redis: &Redis) -> anyhow::Result<StoreRow> {
     let (runner, stop) = (AtomicI32::new(0), AtomicBool::new(false));
-    let status = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status =
+        |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let (result, most) = std::thread::scope(|scope| {
         let watch = scope.spawn(|| {
             let mut most = 0;
@@ -225,7 +259,9 @@ fn service_memory(load: &Load<'_>, redis: &Redis) -> anyhow::Result<StoreRow> {
         let size = (load.size / 8).to_string();
         let flags = ["--swap-size", &size, "--remote-at", "50", "--remote", &redis.url];
         let result = load.under_run(&flags, |pid| {
-            let parent = status(pid).lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
+            let parent = status(pid)
+                .lines()
+                .find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
             runner.store(parent.unwrap_or(0), Relaxed);
         });
         stop.store(true, Relaxed);
@@ -233,7 +269,12 @@ fn service_memory(load: &Load<'_>, redis: &Redis) -> anyhow::Result<StoreRow> {
     });
     let result = result?;
     let moved = |name: &str| show_size(result.counters.get(name).copied().unwrap_or(0) << 12);
-    let note = format!("{} out and {} back for {} threads", moved("remote_out"), moved("remote_in"), load.threads);
+    let note = format!(
+        "{} out and {} back for {} threads",
+        moved("remote_out"),
+        moved("remote_in"),
+        load.threads
+    );
     Ok(StoreRow::plain(LABELS[5], most as f64 / (1 << 20) as f64, note))
 }
 
@@ -241,7 +282,8 @@ fn service_memory(load: &Load<'_>, redis: &Redis) -> anyhow::Result<StoreRow> {
 fn service_of(runner: i32) -> Option<i32> {
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
     let start = format!(" (memfold-remote) S {runner} ");
-    let is_it =
-        |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(&start));
+    let is_it = |pid: &i32| {
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(&start))
+    };
     processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_it)
 }

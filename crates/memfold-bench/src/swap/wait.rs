@@ -19,11 +19,21 @@ use std::time::{Duration, Instant};
 const FOLIO: usize = 64 << 10;
 
 /// A region filled with corpus pages, all of it folded.
-fn filled(corpus: &CorpusFile, len: usize, settings: &[String]) -> anyhow::Result<(Memory, Region)> {
+fn filled(
+    corpus: &CorpusFile,
+    len: usize,
+    settings: &[String],
+) -> anyhow::Result<(Memory, Region)> {
     let (memory, region) = folded(len, Delivery::Thread, settings)?;
     for page in 0..len / PAGE {
         // SAFETY: the page lies in the region; a corpus page is readable and lies elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(corpus.page(page as u64), region.as_ptr().add(page * PAGE), PAGE) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                corpus.page(page as u64),
+                region.as_ptr().add(page * PAGE),
+                PAGE,
+            )
+        };
     }
     let start = Instant::now();
     while count(&memory, "folded_bytes") < len as u64 {
@@ -42,8 +52,10 @@ pub fn wait_rows(corpus: &CorpusFile, dir: &Path, quick: bool) -> anyhow::Result
     let len = if quick { 64 << 20 } else { 192 << 20 };
     let mut rows = Vec::new();
     for threads in [1, 16] {
-        let settings = ["limit=512M", "codec=none", "folio=64K", "block=64K", "readahead=off"].map(String::from);
-        let settings: Vec<String> = settings.into_iter().chain([format!("swap={}", dir.display())]).collect();
+        let settings = ["limit=512M", "codec=none", "folio=64K", "block=64K", "readahead=off"]
+            .map(String::from);
+        let settings: Vec<String> =
+            settings.into_iter().chain([format!("swap={}", dir.display())]).collect();
         let (memory, region) = filled(corpus, len, &settings)?;
         let mut folios: Vec<usize> = (0..len / FOLIO).collect();
         Random::new(1).shuffle(&mut folios);
@@ -65,7 +77,12 @@ pub fn wait_rows(corpus: &CorpusFile, dir: &Path, quick: bool) -> anyhow::Result
     Ok(rows)
 }
 
-fn touch_together(corpus: &CorpusFile, region: &Region, folios: &[usize], threads: usize) -> anyhow::Result<Latency> {
+fn touch_together(
+    corpus: &CorpusFile,
+    region: &Region,
+    folios: &[usize],
+    threads: usize,
+) -> anyhow::Result<Latency> {
     let barrier = Barrier::new(threads);
     let start = region.as_ptr() as usize;
     let one = |thread: usize| {
@@ -107,7 +124,8 @@ pub fn hot_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow
     let (hot, step, rounds) = (20 << 20, 16 << 20, if quick { 12 } else { 24 });
     let mut refaults = Vec::new();
     for on in ["on", "off"] {
-        let settings = ["resident=64M".to_string(), "readahead=off".into(), format!("workingset={on}")];
+        let settings =
+            ["resident=64M".to_string(), "readahead=off".into(), format!("workingset={on}")];
         let (memory, region) = filled(corpus, hot + rounds * step, &settings)?;
         let touch = |at: usize| {
             // SAFETY: the byte lies in the region.
@@ -127,19 +145,31 @@ pub fn hot_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow
         check_all(corpus, &region)?;
         refaults.push((late, touches, activated));
     }
-    let [(with, touches, activated), (without, ..)] = refaults[..] else { unreachable!("two settings") };
-    let note =
-        format!("{with} loads of {touches} touches, {without} with --workingset off; {activated} pages activated");
+    let [(with, touches, activated), (without, ..)] = refaults[..] else {
+        unreachable!("two settings")
+    };
+    let note = format!(
+        "{with} loads of {touches} touches, {without} with --workingset off; {activated} pages activated"
+    );
     let share = with as f64 / without.max(1) as f64;
-    Ok(vec![StoreRow::plain("loads of hot blocks beside a scan, of those without refault distance", share, note)])
+    Ok(vec![StoreRow::plain(
+        "loads of hot blocks beside a scan, of those without refault distance",
+        share,
+        note,
+    )])
 }
 
 /// An error if a byte of a region that was [`filled`] and only read isn't the corpus's.
 fn check_all(corpus: &CorpusFile, region: &Region) -> anyhow::Result<()> {
     // SAFETY: a whole page of the corpus, which is mapped and never written.
-    let wanted = |page: usize| unsafe { std::slice::from_raw_parts(corpus.page(page as u64), PAGE) };
-    let wrong =
-        region.as_slice().chunks_exact(PAGE).enumerate().filter(|(page, bytes)| *bytes != wanted(*page)).count();
+    let wanted =
+        |page: usize| unsafe { std::slice::from_raw_parts(corpus.page(page as u64), PAGE) };
+    let wrong = region
+        .as_slice()
+        .chunks_exact(PAGE)
+        .enumerate()
+        .filter(|(page, bytes)| *bytes != wanted(*page))
+        .count();
     ensure!(wrong == 0, "{wrong} PAGES came back WRONG");
     Ok(())
 }
@@ -170,7 +200,8 @@ pub fn ageing_rows() -> Vec<StoreRow> {
             clusters.put(first, order.pages());
         }
     }
-    let note = format!("{fallback} of {asked} runs of 4 KiB to 2 MiB, in a file of {} MiB", total / 256);
+    let note =
+        format!("{fallback} of {asked} runs of 4 KiB to 2 MiB, in a file of {} MiB", total / 256);
     vec![StoreRow::at_most(
         "slots after 100 rounds of mixed orders: runs split, %",
         fallback as f64 * 100.0 / asked as f64,
@@ -189,9 +220,11 @@ pub fn shard_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreR
         for (span, speeds) in spans.iter().zip(&mut speeds) {
             let settings = [format!("resident={}", len / 4), format!("shard={span}")];
             let (_memory, region) = folded(len, Delivery::Signal, &settings)?;
-            let bounds = Bounds { accesses: 0, random: Duration::ZERO, soak: Duration::ZERO, seed: 1 };
+            let bounds =
+                Bounds { accesses: 0, random: Duration::ZERO, soak: Duration::ZERO, seed: 1 };
             // SAFETY: the region is `len` bytes, page-aligned, outlives the walk, and nobody else touches it.
-            let mut walk = unsafe { Workload::new((region.as_ptr(), len), (corpus, &sums), 4, bounds) };
+            let mut walk =
+                unsafe { Workload::new((region.as_ptr(), len), (corpus, &sums), 4, bounds) };
             let phases = [Phase::Fill, Phase::Read1, Phase::Dirty].map(|phase| walk.run(phase));
             ensure!(walk.bytes_wrong() == 0, "{} WRONG BYTES", walk.bytes_wrong());
             let seconds: f64 = phases.iter().map(|phase| phase.seconds).sum();
@@ -201,7 +234,11 @@ pub fn shard_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreR
     let rows = spans.iter().zip(speeds).map(|(span, speeds)| {
         let speed = Spread::of(speeds).expect("a round");
         let label = format!("4 threads, a lock of the index for each {span}: MB/s");
-        StoreRow::plain(&label, speed.median, format!("{}; write, read and change, signal mode", speed.show()))
+        StoreRow::plain(
+            &label,
+            speed.median,
+            format!("{}; write, read and change, signal mode", speed.show()),
+        )
     });
     Ok(rows.collect())
 }

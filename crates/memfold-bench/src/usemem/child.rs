@@ -69,7 +69,9 @@ pub fn usemem_child(args: UsememChildArgs) -> anyhow::Result<()> {
 fn lead(args: &UsememChildArgs) -> anyhow::Result<()> {
     say(&Message::Ready { pid: std::process::id() as i32 })?;
     wait_for_line()?;
-    let mut tasks = (0..args.nproc).map(|number| Task::start(args, number)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut tasks = (0..args.nproc)
+        .map(|number| Task::start(args, number))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let bytes = args.size * args.nproc as u64;
     let mut counters = BTreeMap::new();
     for task in &mut tasks {
@@ -124,11 +126,22 @@ impl Task {
         let mut command = Command::new(THIS);
         command.args(["usemem-child", "--nproc", "1", "--task", &number.to_string()]);
         command
-            .args(["--size", &args.size.to_string(), "--repeat", &args.repeat.to_string(), "--corpus"])
+            .args([
+                "--size",
+                &args.size.to_string(),
+                "--repeat",
+                &args.repeat.to_string(),
+                "--corpus",
+            ])
             .arg(&args.corpus);
-        let flags = [("--huge", args.huge), ("--readonly", args.readonly), ("--random", args.random)];
+        let flags =
+            [("--huge", args.huge), ("--readonly", args.readonly), ("--random", args.random)];
         command.args(flags.iter().filter(|flag| flag.1).map(|flag| flag.0));
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("starting a task")?;
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("starting a task")?;
         let input = child.stdin.take().context("no pipe to a task")?;
         let output = BufReader::new(child.stdout.take().context("no pipe from a task")?);
         Ok(Task { child, input, output })
@@ -141,7 +154,8 @@ impl Task {
     fn hear(&mut self) -> anyhow::Result<Part> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        serde_json::from_str(&line).with_context(|| format!("a task has ended early: it said '{}'", line.trim()))
+        serde_json::from_str(&line)
+            .with_context(|| format!("a task has ended early: it said '{}'", line.trim()))
     }
 
     fn end(mut self) -> anyhow::Result<()> {
@@ -157,9 +171,11 @@ fn task(args: &UsememChildArgs, number: u64) -> anyhow::Result<()> {
     let corpus = CorpusFile::open(&args.corpus)?;
     let sums = corpus_sums(&corpus);
     let pages = args.size as usize / PAGE;
-    let area = PlainArea::new(pages * PAGE, args.huge).with_context(|| format!("can't map {} bytes", args.size))?;
+    let area = PlainArea::new(pages * PAGE, args.huge)
+        .with_context(|| format!("can't map {} bytes", args.size))?;
     // SAFETY: the area is as long, page-aligned, lives until the end of this function, and nothing else touches it.
-    let mut work = unsafe { Pages::new(area.as_ptr(), pages, number * pages as u64, &corpus, &sums) };
+    let mut work =
+        unsafe { Pages::new(area.as_ptr(), pages, number * pages as u64, &corpus, &sums) };
     let mut order: Vec<u32> = (0..pages as u32).collect();
     if args.random {
         Random::new(number).shuffle(&mut order);

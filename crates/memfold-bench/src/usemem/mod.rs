@@ -165,8 +165,12 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     if kernel {
         guard::close_journal();
     }
-    let mut peers: Vec<Took> =
-        pagers.iter().zip(&results).zip(notes).map(|((pager, runs), note)| Took::of(pager, runs, note)).collect();
+    let mut peers: Vec<Took> = pagers
+        .iter()
+        .zip(&results)
+        .zip(notes)
+        .map(|((pager, runs), note)| Took::of(pager, runs, note))
+        .collect();
     let rows = rows(&pagers, &peers, &left_out);
     peers.extend(left_out.iter().map(|(pager, why)| Took::of(pager, &[], why.clone())));
     let mut report = Report::new(Found { conditions: plan.conditions(), peers });
@@ -185,19 +189,22 @@ fn has_failed(result: &RunResult) -> bool {
 /// Why this machine can't run it.
 fn why_not(pager: &Pager) -> Result<(), Refusal> {
     match pager {
-        Pager::Memfold { with, .. } if with.contains(&"batch") => {
-            Err(Refusal::Machine("memfold run takes --batch 1 only; bench store --part batch has batches".into()))
-        }
+        Pager::Memfold { with, .. } if with.contains(&"batch") => Err(Refusal::Machine(
+            "memfold run takes --batch 1 only; bench store --part batch has batches".into(),
+        )),
         Pager::Memfold { .. } => Ok(()),
         Pager::Zram { codec, folio } => Zram::check(codec).and_then(|()| folio.check()),
-        Pager::File { zswap: Some(_), folio } => check().and_then(|()| check_zswap()).and_then(|()| folio.check()),
+        Pager::File { zswap: Some(_), folio } => {
+            check().and_then(|()| check_zswap()).and_then(|()| folio.check())
+        }
         Pager::File { zswap: None, folio } => check().and_then(|()| folio.check()),
     }
 }
 
 impl Plan {
     fn new(args: UsememArgs) -> anyhow::Result<Plan> {
-        let size = args.size.unwrap_or(if args.quick { 48 << 20 } else { 256 << 20 }) / PAGE as u64 * PAGE as u64;
+        let size = args.size.unwrap_or(if args.quick { 48 << 20 } else { 256 << 20 }) / PAGE as u64
+            * PAGE as u64;
         let all = size.saturating_mul(args.nproc as u64);
         let limit = args.limit.unwrap_or(all / 7 * 4);
         let memory = Machine::read().memory_bytes;
@@ -206,9 +213,13 @@ impl Plan {
             () if !(1..=256).contains(&args.nproc) => usage("-n must be 1 to 256"),
             () if args.runs == 0 => usage("--runs must be at least 1"),
             () if size < 4 << 20 => usage("a task needs at least 4M"),
-            () if all > memory / 4 * 3 => usage("the tasks together need over three quarters of this machine's memory"),
+            () if all > memory / 4 * 3 => {
+                usage("the tasks together need over three quarters of this machine's memory")
+            }
             () if limit < 8 << 20 => usage("--limit must be at least 8M"),
-            () if limit >= all => usage("--limit must be smaller than what the tasks use: else nothing is folded"),
+            () if limit >= all => {
+                usage("--limit must be smaller than what the tasks use: else nothing is folded")
+            }
             () => Ok(()),
         }?;
         let corpus = args.corpus.find()?;
@@ -222,7 +233,10 @@ impl Plan {
         let order = if self.args.random { "random" } else { "sequential" };
         let (n, size, limit) = (self.args.nproc, show_size(self.size), show_size(self.limit));
         let passes = self.args.repeat.max(1);
-        format!("{n} tasks of {size} in {limit}, {order}, {passes} pass(es), {} run(s)", self.args.runs)
+        format!(
+            "{n} tasks of {size} in {limit}, {order}, {passes} pass(es), {} run(s)",
+            self.args.runs
+        )
     }
 
     fn child_args(&self, huge: bool) -> Vec<OsString> {
@@ -249,7 +263,11 @@ impl Plan {
             Pager::Memfold { .. } => {
                 let stats = StatsFile::new();
                 let mut command = Command::new(memfold()?);
-                command.args(pager.run_args(limit_bytes)).arg("--stats-file").arg(stats.path()).arg("--");
+                command
+                    .args(pager.run_args(limit_bytes))
+                    .arg("--stats-file")
+                    .arg(stats.path())
+                    .arg("--");
                 command.arg(&this).args(self.child_args(false));
                 let mut result = runner::run(&pager.name(), &mut command, SILENCE_MAX, |_| Ok(()))?;
                 result.counters.extend(stats.counters());
@@ -259,12 +277,18 @@ impl Plan {
                 let area_bytes = self.size * self.args.nproc as u64;
                 let run = ZramRun { codec, folio: *folio, area_bytes, resident_bytes: limit_bytes };
                 let huge = *folio != FolioKib(4);
-                run.run(&pager.name(), Command::new(&this).args(self.child_args(huge)), SILENCE_MAX, |_| Ok(()))
+                run.run(
+                    &pager.name(),
+                    Command::new(&this).args(self.child_args(huge)),
+                    SILENCE_MAX,
+                    |_| Ok(()),
+                )
             }
             Pager::File { zswap, folio } => {
                 let (dir, area_bytes) = (Path::new(SWAP_DIR), self.size * self.args.nproc as u64);
                 let zswap = zswap.as_deref().map(|codec| (codec, ZSWAP_PERCENT));
-                let run = FileRun { dir, folio: *folio, area_bytes, resident_bytes: limit_bytes, zswap };
+                let run =
+                    FileRun { dir, folio: *folio, area_bytes, resident_bytes: limit_bytes, zswap };
                 let huge = *folio != FolioKib(4);
                 run.run(&pager.name(), Command::new(&this).args(self.child_args(huge)), SILENCE_MAX)
             }
@@ -275,17 +299,25 @@ impl Plan {
 impl Took {
     fn of(pager: &Pager, runs: &[RunResult], note: String) -> Took {
         let phase = |phase| {
-            let results = runs.iter().flat_map(|run| &run.phases).filter(|result| result.phase == phase);
+            let results =
+                runs.iter().flat_map(|run| &run.phases).filter(|result| result.phase == phase);
             Spread::of(results.map(|result| result.mb_per_s).collect())
         };
         let whole = || runs.iter().filter(|run| run.broke_off.is_none());
         let seconds = |names: &[&str]| {
-            let sum = |run: &RunResult| names.iter().map(|name| *run.counters.get(*name).unwrap_or(&0)).sum::<u64>();
+            let sum = |run: &RunResult| {
+                names.iter().map(|name| *run.counters.get(*name).unwrap_or(&0)).sum::<u64>()
+            };
             Spread::of(whole().map(|run| sum(run) as f64 / 1e6).collect())
         };
         let counters = whole().next_back().map_or(BTreeMap::new(), |run| run.counters.clone());
-        let pool_bytes = ["peak_pool_bytes", "pool_bytes"].iter().find_map(|name| counters.get(*name).copied());
-        let kernel = || Some(*counters.get("stored_bytes")? as f64 / pool_bytes.filter(|pool| *pool > 0)? as f64);
+        let pool_bytes =
+            ["peak_pool_bytes", "pool_bytes"].iter().find_map(|name| counters.get(*name).copied());
+        let kernel = || {
+            Some(
+                *counters.get("stored_bytes")? as f64 / pool_bytes.filter(|pool| *pool > 0)? as f64,
+            )
+        };
         let ours = counters.get(RATIO_PERMILLE).map(|ratio| *ratio as f64 / 1e3);
         let ratio = if matches!(pager, Pager::Memfold { .. }) { ours } else { kernel() };
         Took {
@@ -308,7 +340,9 @@ impl Took {
         let mut parts = Vec::new();
         for kind in ["zswpout", "zswpin", "swpout", "swpin"] {
             for (name, count) in self.counters.iter().filter(|(_, count)| **count > 0) {
-                if let Some(size) = name.strip_prefix(&format!("{kind}_")).filter(|size| *size != "fallback") {
+                if let Some(size) =
+                    name.strip_prefix(&format!("{kind}_")).filter(|size| *size != "fallback")
+                {
                     parts.push(format!("{kind}_{size} {count}"));
                 }
             }
@@ -325,7 +359,9 @@ impl Took {
 /// memfold against zram at the same folio size; large folios against small ones; memory held.
 fn rows(pagers: &[Pager], peers: &[Took], left_out: &[(Pager, String)]) -> Vec<StoreRow> {
     let find = |name: &str| peers.iter().find(|took| took.peer == name);
-    let speed = |took: &Took, out: bool| if out { took.out_mb_s } else { took.in_mb_s }.map(|spread| spread.median);
+    let speed = |took: &Took, out: bool| {
+        if out { took.out_mb_s } else { took.in_mb_s }.map(|spread| spread.median)
+    };
     let mut rows = Vec::new();
     let mut ratio = |label: String, ours: &Took, theirs: &Took, out: bool, seed: &str| {
         if let (Some(a), Some(b)) = (speed(ours, out), speed(theirs, out)) {
@@ -343,27 +379,65 @@ fn rows(pagers: &[Pager], peers: &[Took], left_out: &[(Pager, String)]) -> Vec<S
                 (2048, "deflate", true) => "; 1.31 in the source, there deflate-iaa",
                 _ => "",
             };
-            ratio(format!("{}: throughput out of {}", took.peer, theirs.peer), took, theirs, true, seed);
-            ratio(format!("{}: throughput in of {}", took.peer, theirs.peer), took, theirs, false, "");
+            ratio(
+                format!("{}: throughput out of {}", took.peer, theirs.peer),
+                took,
+                theirs,
+                true,
+                seed,
+            );
+            ratio(
+                format!("{}: throughput in of {}", took.peer, theirs.peer),
+                took,
+                theirs,
+                false,
+                "",
+            );
         }
         for other in peers.iter().filter(|_| with.contains(&"swap")) {
-            let (kind, size) = (other.peer.split(':').next().unwrap_or_default(), format!(":{}", folio.name()));
+            let (kind, size) =
+                (other.peer.split(':').next().unwrap_or_default(), format!(":{}", folio.name()));
             if ["file", "zswap"].contains(&kind) && other.peer.ends_with(&size) {
-                ratio(format!("{}: throughput out of {}", took.peer, other.peer), took, other, true, "");
-                ratio(format!("{}: throughput in of {}", took.peer, other.peer), took, other, false, "");
+                ratio(
+                    format!("{}: throughput out of {}", took.peer, other.peer),
+                    took,
+                    other,
+                    true,
+                    "",
+                );
+                ratio(
+                    format!("{}: throughput in of {}", took.peer, other.peer),
+                    took,
+                    other,
+                    false,
+                    "",
+                );
             }
         }
-        if let Some(small) = find(&format!("memfold:{codec}:4k")).filter(|_| with.is_empty() && folio.0 > 4) {
-            ratio(format!("folios of {} of 4k, {codec}: throughput out", folio.name()), took, small, true, "");
+        if let Some(small) =
+            find(&format!("memfold:{codec}:4k")).filter(|_| with.is_empty() && folio.0 > 4)
+        {
+            ratio(
+                format!("folios of {} of 4k, {codec}: throughput out", folio.name()),
+                took,
+                small,
+                true,
+                "",
+            );
         }
     }
     for outside in peers {
-        let inside = outside.peer.strip_suffix("+uncounted").and_then(|name| find(&format!("{name}+counted")));
+        let inside = outside
+            .peer
+            .strip_suffix("+uncounted")
+            .and_then(|name| find(&format!("{name}+counted")));
         rows.extend(inside.and_then(|inside| switch_rows(outside, inside)).into_iter().flatten());
     }
     for took in peers {
         let count = |name: &str| took.counters.get(name).map(|count| *count as f64);
-        if let (Some(asked), Some(failed)) = (count("frame_alloc").filter(|n| *n > 0.0), count("frame_alloc_failed")) {
+        if let (Some(asked), Some(failed)) =
+            (count("frame_alloc").filter(|n| *n > 0.0), count("frame_alloc_failed"))
+        {
             let note = format!("{failed} of {asked} could not be had at their size");
             let label = format!("large frames had at once, %, {}", took.peer);
             rows.push(StoreRow::plain(&label, (1.0 - failed / asked) * 100.0, note));
@@ -372,12 +446,21 @@ fn rows(pagers: &[Pager], peers: &[Took], left_out: &[(Pager, String)]) -> Vec<S
     for took in peers {
         if let Some(ratio) = took.ratio {
             let note = format!("the pool held at most {}", show_size(took.pool_bytes.unwrap_or(0)));
-            rows.push(StoreRow::plain(&format!("memory held: data for each byte, {}", took.peer), ratio, note));
+            rows.push(StoreRow::plain(
+                &format!("memory held: data for each byte, {}", took.peer),
+                ratio,
+                note,
+            ));
         }
     }
     let runs = peers.iter().filter(|took| took.out_mb_s.is_some()).count();
     let wrong: u64 = peers.iter().map(|took| took.bytes_wrong).sum();
-    rows.push(StoreRow::at_most("bytes wrong, all runs", wrong as f64, 0.0, format!("{runs} peers")));
+    rows.push(StoreRow::at_most(
+        "bytes wrong, all runs",
+        wrong as f64,
+        0.0,
+        format!("{runs} peers"),
+    ));
     for (pager, why) in left_out {
         rows.push(StoreRow::not_run(&format!("{}: throughput out", pager.name()), "", why));
     }
@@ -388,37 +471,62 @@ fn rows(pagers: &[Pager], peers: &[Took], left_out: &[(Pager, String)]) -> Vec<S
 fn switch_rows(outside: &Took, inside: &Took) -> Option<[StoreRow; 2]> {
     let held = |took: &Took| Some(*took.counters.get("peak_bytes")? as f64);
     let (out, counted) = (held(outside)?, held(inside)?);
-    let note = format!("{} of {}: pages, frames, pool, index", show_size(out as u64), show_size(counted as u64));
+    let note = format!(
+        "{} of {}: pages, frames, pool, index",
+        show_size(out as u64),
+        show_size(counted as u64)
+    );
     let speed = |took: &Took| took.in_mb_s.map(|spread| spread.median);
     let (fast, slow) = (speed(outside)?, speed(inside)?);
     Some([
         StoreRow::plain("--pool-counts off of on: all memory held at most", out / counted, note),
-        StoreRow::plain("--pool-counts off of on: throughput in", fast / slow, format!("{fast:.0} of {slow:.0} MB/s")),
+        StoreRow::plain(
+            "--pool-counts off of on: throughput in",
+            fast / slow,
+            format!("{fast:.0} of {slow:.0} MB/s"),
+        ),
     ])
 }
 
 impl Found {
     fn text(&self, init_time: bool) -> String {
         let mut text = format!("{}\n\n", self.conditions);
-        let mut head =
-            vec!["peer", "out KB/s", "in KB/s", "user s", "system s", "faults", "major", "held", "ratio", "wrong"];
+        let mut head = vec![
+            "peer", "out KB/s", "in KB/s", "user s", "system s", "faults", "major", "held",
+            "ratio", "wrong",
+        ];
         if init_time {
             head.push("init s");
         }
         let mut table = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
         for took in &self.peers {
-            let kb = |spread: Option<Spread>| spread.map_or("-".into(), |s| format!("{:.0}", s.median * 1e6 / 1024.0));
-            let s = |spread: Option<Spread>| spread.map_or("-".into(), |s| format!("{:.2}", s.median));
-            let sum =
-                |names: [&str; 2]| names.iter().filter_map(|name| took.counters.get(*name)).sum::<u64>().to_string();
+            let kb = |spread: Option<Spread>| {
+                spread.map_or("-".into(), |s| format!("{:.0}", s.median * 1e6 / 1024.0))
+            };
+            let s =
+                |spread: Option<Spread>| spread.map_or("-".into(), |s| format!("{:.2}", s.median));
+            let sum = |names: [&str; 2]| {
+                names.iter().filter_map(|name| took.counters.get(*name)).sum::<u64>().to_string()
+            };
             let size = |bytes: Option<u64>| bytes.map_or("-".into(), show_size);
-            let mut row =
-                vec![took.peer.clone(), kb(took.out_mb_s), kb(took.in_mb_s), s(took.user_s), s(took.system_s)];
-            row.extend([sum(["out_faults_minor", "in_faults_minor"]), sum(["out_faults_major", "in_faults_major"])]);
+            let mut row = vec![
+                took.peer.clone(),
+                kb(took.out_mb_s),
+                kb(took.in_mb_s),
+                s(took.user_s),
+                s(took.system_s),
+            ];
+            row.extend([
+                sum(["out_faults_minor", "in_faults_minor"]),
+                sum(["out_faults_major", "in_faults_major"]),
+            ]);
             let ratio = took.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
             row.extend([size(took.pool_bytes), ratio, took.bytes_wrong.to_string()]);
             if init_time {
-                row.push(format!("{:.2}", *took.counters.get("init_us").unwrap_or(&0) as f64 / 1e6));
+                row.push(format!(
+                    "{:.2}",
+                    *took.counters.get("init_us").unwrap_or(&0) as f64 / 1e6
+                ));
             }
             table.push(row);
         }
@@ -427,8 +535,11 @@ impl Found {
         for took in &self.peers {
             let (orders, note) = (took.by_order(), &took.note);
             if !orders.is_empty() || !note.is_empty() {
-                text +=
-                    &format!("{}: {orders}{}{note}\n", took.peer, if note.is_empty() { "" } else { " BROKE OFF: " });
+                text += &format!(
+                    "{}: {orders}{}{note}\n",
+                    took.peer,
+                    if note.is_empty() { "" } else { " BROKE OFF: " }
+                );
             }
         }
         text
@@ -450,7 +561,10 @@ mod tests {
             counters: oom_kills.map(|kills| ("oom_kills".to_string(), kills)).into_iter().collect(),
             broke_off: broke_off.map(String::from),
         };
-        assert!(has_failed(&run(Some("signal: 6"), None)) && has_failed(&run(Some("signal: 6"), Some(0))));
+        assert!(
+            has_failed(&run(Some("signal: 6"), None))
+                && has_failed(&run(Some("signal: 6"), Some(0)))
+        );
         assert!(!has_failed(&run(Some("signal: 9"), Some(1))) && !has_failed(&run(None, None)));
     }
 }

@@ -71,10 +71,18 @@ impl Pager {
         let bound = if switched || with.contains(&"swap") { "--limit" } else { "--resident" };
         // With the pool inside it, all the data would hardly fit into the usual limit.
         let limit_bytes = if switched { limit_bytes / 4 * 5 } else { limit_bytes };
-        let mut args = vec!["run", bound, &limit_bytes.to_string(), "--codec", codec, "--folio", &folio.name()]
-            .into_iter()
-            .map(String::from)
-            .collect::<Vec<_>>();
+        let mut args = vec![
+            "run",
+            bound,
+            &limit_bytes.to_string(),
+            "--codec",
+            codec,
+            "--folio",
+            &folio.name(),
+        ]
+        .into_iter()
+        .map(String::from)
+        .collect::<Vec<_>>();
         // A block can't be larger than the largest folio.
         args.extend(["--block".into(), FolioKib(folio.0.min(BLOCK_KIB)).name()]);
         for (_, setting) in WITH.iter().filter(|(name, _)| with.contains(name)) {
@@ -104,7 +112,10 @@ pub fn parse(text: &str) -> Result<Vec<Pager>, String> {
             return Ok(vec![Pager::File { zswap: Some(codec.to_string()), folio }]);
         }
         ["file", folio] => {
-            return Ok(vec![Pager::File { zswap: None, folio: FolioKib::parse(folio).ok_or_else(bad)? }]);
+            return Ok(vec![Pager::File {
+                zswap: None,
+                folio: FolioKib::parse(folio).ok_or_else(bad)?,
+            }]);
         }
         _ => {}
     }
@@ -115,7 +126,8 @@ pub fn parse(text: &str) -> Result<Vec<Pager>, String> {
     }
     let codec = fields.next().unwrap_or("lz4").to_string();
     let folio = fields.next().map_or(Some(FolioKib(64)), FolioKib::parse).ok_or_else(bad)?;
-    let find = |word: &str| WITH.iter().map(|(name, _)| *name).find(|name| *name == word).ok_or_else(bad);
+    let find =
+        |word: &str| WITH.iter().map(|(name, _)| *name).find(|name| *name == word).ok_or_else(bad);
     let with = words.map(find).collect::<Result<Vec<_>, _>>()?;
     if fields.next().is_some() {
         return Err(bad());
@@ -184,7 +196,10 @@ mod tests {
             "run --limit 1048576 --codec zstd --folio 2m --block 16k --verify on --swap /var/tmp"
         );
         let args = parse("memfold:zstd:64k+counted").unwrap()[0].run_args(4 << 20);
-        assert_eq!(args.join(" "), "run --limit 5242880 --codec zstd --folio 64k --block 16k --pool-counts on");
+        assert_eq!(
+            args.join(" "),
+            "run --limit 5242880 --codec zstd --folio 64k --block 16k --pool-counts on"
+        );
         for bad in [
             "",
             "zswap:lzo",

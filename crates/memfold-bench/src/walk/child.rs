@@ -78,7 +78,9 @@ pub fn walk_child(args: WalkChildArgs) -> anyhow::Result<()> {
     let area = Area::new(&args, len)?;
     // SAFETY: the area is `len` bytes, page-aligned, lives until the end of this function, and nothing else here
     // touches it.
-    let mut walk = unsafe { Workload::new((area.as_ptr(), len), (&corpus, &sums), args.threads, args.bounds()) };
+    let mut walk = unsafe {
+        Workload::new((area.as_ptr(), len), (&corpus, &sums), args.threads, args.bounds())
+    };
     say(&Message::Ready { pid: std::process::id() as i32 })?;
     wait_for_line()?;
     let soak = (args.soak > 0).then_some(Phase::Soak);
@@ -102,7 +104,8 @@ impl WalkChildArgs {
     pub fn words(&self) -> Vec<OsString> {
         let area = self.area.to_possible_value().expect("no value is skipped");
         let phases: Vec<&str> = self.phases.iter().map(|phase| phase.name()).collect();
-        let mut words = ["walk-child", "--area", area.get_name(), "--corpus"].map(OsString::from).to_vec();
+        let mut words =
+            ["walk-child", "--area", area.get_name(), "--corpus"].map(OsString::from).to_vec();
         words.push(self.corpus.clone().into());
         let values = [
             ("--size", self.size.to_string()),
@@ -116,7 +119,12 @@ impl WalkChildArgs {
             ("--seed", self.seed.to_string()),
         ];
         let settings = self.set.iter().map(|setting| ("--set", setting.clone()));
-        words.extend(values.into_iter().chain(settings).flat_map(|(name, value)| [name.into(), value.into()]));
+        words.extend(
+            values
+                .into_iter()
+                .chain(settings)
+                .flat_map(|(name, value)| [name.into(), value.into()]),
+        );
         words
     }
 

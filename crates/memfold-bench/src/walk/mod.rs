@@ -186,8 +186,12 @@ impl Plan {
         match () {
             () if self.size < 16 << 20 => usage("--size must be at least 16M"),
             () if self.resident < 8 << 20 => usage("--resident must be at least 8M"),
-            () if self.resident >= self.size => usage("--resident must be smaller than --size: else nothing is folded"),
-            () if self.size > memory / 4 * 3 => usage("--size is over three quarters of this machine's memory"),
+            () if self.resident >= self.size => {
+                usage("--resident must be smaller than --size: else nothing is folded")
+            }
+            () if self.size > memory / 4 * 3 => {
+                usage("--size is over three quarters of this machine's memory")
+            }
             () if self.runs == 0 => usage("--runs must be at least 1"),
             () if !(1..=256).contains(&self.threads) => usage("--threads must be 1 to 256"),
             () if self.random_seconds == 0 => usage("--random-seconds must be at least 1"),
@@ -219,7 +223,11 @@ impl Plan {
             }
         }
         if self.peers.is_empty() {
-            let why = if self.left_out.is_empty() { "name one with --vs".into() } else { self.left_out.join("; ") };
+            let why = if self.left_out.is_empty() {
+                "name one with --vs".into()
+            } else {
+                self.left_out.join("; ")
+            };
             return Err(Refusal::Usage(format!("no peer to run: {why}")).into());
         }
         Ok(())
@@ -235,7 +243,11 @@ impl Plan {
             Err(why) => return Some(why.to_string()),
         };
         let mut probe = Command::new(memfold);
-        probe.args(["run", "--help"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        probe
+            .args(["run", "--help"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         match probe.status() {
             Ok(status) if status.success() => None,
             Ok(_) => Some(format!("{} has no `run`", memfold.display())),
@@ -246,7 +258,8 @@ impl Plan {
     /// Runs all peers in turn, as often as asked; returns what went wrong. A peer that failed isn't run again. That
     /// the kernel killed a walk on zram for want of memory in its cgroup is a result, not a failure.
     fn run_all(&self, results: &mut Vec<RunResult>) -> Outcome {
-        let steps = self.runs * self.peers.len() * (self.phases.len() + 1 + usize::from(self.soak > 0));
+        let steps =
+            self.runs * self.peers.len() * (self.phases.len() + 1 + usize::from(self.soak > 0));
         let bar = ProgressBar::new(steps as u64); // Draws to stderr, and only on a terminal.
         let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed} {msg}");
         bar.set_style(style.expect("a valid template"));
@@ -260,12 +273,18 @@ impl Plan {
                 bar.set_message(format!("{} run {run}/{}", peer.name(), self.runs));
                 let done = self.run_one(peer, &bar);
                 let (why, killed) = match &done {
-                    Ok(result) => (result.broke_off.clone(), result.counters.contains_key("oom_kills")),
+                    Ok(result) => {
+                        (result.broke_off.clone(), result.counters.contains_key("oom_kills"))
+                    }
                     Err(error) => (Some(format!("{error:#}")), false),
                 };
                 results.extend(done.ok());
                 let Some(why) = why else { continue };
-                let cause = if killed { " (out of memory in its cgroup: killed by the kernel)" } else { "" };
+                let cause = if killed {
+                    " (out of memory in its cgroup: killed by the kernel)"
+                } else {
+                    ""
+                };
                 outcome.notes.push(left_out(peer, &format!("run {run} broke off: {why}{cause}")));
                 if !killed {
                     outcome.failed = true;
@@ -288,12 +307,28 @@ impl Plan {
         match peer {
             Peer::Zram { codec, folio } => {
                 let area = AreaKind::of_kernel(*folio);
-                let run = ZramRun { codec, folio: *folio, area_bytes: self.size, resident_bytes: self.resident };
-                run.run(&name, Command::new(THIS).args(self.child_args(area)), self.silence_max, tick)
+                let run = ZramRun {
+                    codec,
+                    folio: *folio,
+                    area_bytes: self.size,
+                    resident_bytes: self.resident,
+                };
+                run.run(
+                    &name,
+                    Command::new(THIS).args(self.child_args(area)),
+                    self.silence_max,
+                    tick,
+                )
             }
             Peer::Memfold(Form::Run) => {
                 let mut command = Command::new(self.memfold.clone()?);
-                command.args(["run", "--resident", &self.resident.to_string(), "--codec", &self.codec]);
+                command.args([
+                    "run",
+                    "--resident",
+                    &self.resident.to_string(),
+                    "--codec",
+                    &self.codec,
+                ]);
                 let stats = StatsFile::new();
                 command
                     .arg("--stats-file")
@@ -307,7 +342,12 @@ impl Plan {
             }
             Peer::Memfold(form) => {
                 let area = if *form == Form::Signal { AreaKind::Signal } else { AreaKind::Thread };
-                runner::run(&name, Command::new(THIS).args(self.child_args(area)), self.silence_max, tick)
+                runner::run(
+                    &name,
+                    Command::new(THIS).args(self.child_args(area)),
+                    self.silence_max,
+                    tick,
+                )
             }
         }
     }

@@ -59,14 +59,22 @@ pub fn parse_vs(text: &str) -> Result<Vec<Peer>, String> {
     for item in text.split(',') {
         let mut fields = item.split(':');
         if fields.next() != Some("zram") {
-            return Err(format!("unknown peer '{item}': zram[:lz4|lzo-rle][:4k|16k|64k|256k|1m|2m]"));
+            return Err(format!(
+                "unknown peer '{item}': zram[:lz4|lzo-rle][:4k|16k|64k|256k|1m|2m]"
+            ));
         }
         let (mut codec, mut sizes) = (None, None);
         for field in fields {
             match FolioKib::parse(field) {
                 Some(size) if sizes.is_none() => sizes = Some(vec![size]),
-                None if codec.is_none() && sizes.is_none() && is_codec(field) => codec = Some(field),
-                _ => return Err(format!("unknown field '{field}' in '{item}': a codec, then a folio size (4k to 2m)")),
+                None if codec.is_none() && sizes.is_none() && is_codec(field) => {
+                    codec = Some(field)
+                }
+                _ => {
+                    return Err(format!(
+                        "unknown field '{field}' in '{item}': a codec, then a folio size (4k to 2m)"
+                    ));
+                }
             }
         }
         for folio in sizes.unwrap_or_else(|| FolioKib::ALL.to_vec()) {
@@ -80,7 +88,8 @@ pub fn parse_vs(text: &str) -> Result<Vec<Peer>, String> {
 }
 
 fn is_codec(name: &str) -> bool {
-    name.starts_with(|c: char| c.is_ascii_alphabetic()) && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+    name.starts_with(|c: char| c.is_ascii_alphabetic())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
 }
 
 #[cfg(test)]
@@ -101,12 +110,24 @@ mod tests {
     #[test]
     fn fields_and_lists_parse_and_repetitions_go() {
         assert_eq!(names("zram:64k"), ["zram:lz4:64k"]);
-        assert_eq!(names("zram:lzo-rle:2m,zram:lz4:4k,zram:4k"), ["zram:lzo-rle:2m", "zram:lz4:4k"]);
+        assert_eq!(
+            names("zram:lzo-rle:2m,zram:lz4:4k,zram:4k"),
+            ["zram:lzo-rle:2m", "zram:lz4:4k"]
+        );
     }
 
     #[test]
     fn unknown_peers_are_refused() {
-        for bad in ["", "zswap", "zram:", "zram:64k:lz4", "zram:3k", "zram:lz4:lzo", "zram:lz4:4k:4k", "zram,,zram"] {
+        for bad in [
+            "",
+            "zswap",
+            "zram:",
+            "zram:64k:lz4",
+            "zram:3k",
+            "zram:lz4:lzo",
+            "zram:lz4:4k:4k",
+            "zram,,zram",
+        ] {
             assert!(parse_vs(bad).is_err(), "{bad} was taken");
         }
     }

@@ -35,7 +35,9 @@ pub type WalkReport = Report<Walked, Row>;
 impl WalkReport {
     /// Fills in the rows from the runs.
     pub fn judge(&mut self) {
-        let ours = |form: Form, phase| self.spread(form.name(), phase, metric(phase)).map(|spread| spread.median);
+        let ours = |form: Form, phase| {
+            self.spread(form.name(), phase, metric(phase)).map(|spread| spread.median)
+        };
         let kernel = |phase| {
             let best = |name: &String| {
                 let size = name.strip_prefix("zram:lz4:")?.to_string();
@@ -44,7 +46,8 @@ impl WalkReport {
             self.peers().iter().filter_map(best).collect()
         };
         let mut rows = compare(ours, kernel, |form| self.over_bound(form.name()).is_some());
-        let memfold: Vec<&RunResult> = self.found.runs.iter().filter(|run| run.peer.starts_with("memfold")).collect();
+        let memfold: Vec<&RunResult> =
+            self.found.runs.iter().filter(|run| run.peer.starts_with("memfold")).collect();
         rows.push(wrong_row(memfold.iter().map(|run| run.bytes_wrong).sum(), memfold.len()));
         rows.extend(memory_rows(&memfold));
         self.rows = rows;
@@ -66,7 +69,10 @@ impl WalkReport {
             machine.page_cluster,
             machine.thp_enabled,
         );
-        text += &format!("command: {}\ncorpus: {}\n{}\n", self.command, self.found.corpus, self.found.conditions);
+        text += &format!(
+            "command: {}\ncorpus: {}\n{}\n",
+            self.command, self.found.corpus, self.found.conditions
+        );
         if machine.zswap_enabled == "Y" {
             text += "WARNING: zswap is on: the zram figures are not those of zram alone\n";
         }
@@ -77,7 +83,9 @@ impl WalkReport {
         for peer in self.peers() {
             if let Some(bytes) = self.over_bound(&peer) {
                 let (bytes, bound) = (show_size(bytes), show_size(self.found.resident_bytes));
-                text += &format!("{peer}: VOID: kept {bytes} of the data in memory, allowed are {bound}\n");
+                text += &format!(
+                    "{peer}: VOID: kept {bytes} of the data in memory, allowed are {bound}\n"
+                );
             }
         }
         for reason in &self.found.left_out {
@@ -85,7 +93,10 @@ impl WalkReport {
         }
         text.push('\n');
         if !self.found.departures.is_empty() {
-            text += &format!("the targets are set for other conditions: {}\n", self.found.departures.join(", "));
+            text += &format!(
+                "the targets are set for other conditions: {}\n",
+                self.found.departures.join(", ")
+            );
         }
         let heading = ["it must reach", "memfold", "kernel's best", "ratio", "target", "verdict"];
         let mut rows = vec![heading.map(String::from).to_vec()];
@@ -94,7 +105,8 @@ impl WalkReport {
     }
 
     fn figure_rows(&self) -> Vec<Vec<String>> {
-        let phases: Vec<Phase> = Phase::ALL.into_iter().chain([Phase::Soak]).filter(|phase| self.has(*phase)).collect();
+        let phases: Vec<Phase> =
+            Phase::ALL.into_iter().chain([Phase::Soak]).filter(|phase| self.has(*phase)).collect();
         let mut heading = vec!["peer".to_string()];
         for phase in &phases {
             heading.push(phase.name().into());
@@ -108,9 +120,12 @@ impl WalkReport {
         let mut rows = vec![heading];
         for peer in self.peers() {
             let mut row = vec![peer.clone()];
-            let show = |phase, of| self.spread(&peer, phase, of).map_or("-".into(), |spread| spread.show());
+            let show = |phase, of| {
+                self.spread(&peer, phase, of).map_or("-".into(), |spread| spread.show())
+            };
             let median = |phase, of| {
-                self.spread(&peer, phase, of).map_or("-".into(), |s| crate::common::summary::show(s.median))
+                self.spread(&peer, phase, of)
+                    .map_or("-".into(), |s| crate::common::summary::show(s.median))
             };
             for &phase in &phases {
                 row.push(show(phase, metric(phase)));
@@ -150,21 +165,38 @@ impl WalkReport {
         ];
         let mut rows = vec![heading.map(String::from).to_vec()];
         for peer in self.peers() {
-            let whole = self.found.runs.iter().rfind(|run| run.peer == peer && run.broke_off.is_none());
+            let whole =
+                self.found.runs.iter().rfind(|run| run.peer == peer && run.broke_off.is_none());
             let Some(run) = whole else { continue };
-            let bytes = |name: &str| run.counters.get(name).map_or("-".into(), |&bytes| show_size(bytes));
+            let bytes =
+                |name: &str| run.counters.get(name).map_or("-".into(), |&bytes| show_size(bytes));
             // memfold's store is memory of the process, zram's is the kernel's.
-            let outside = if peer.starts_with("zram") { run.counters.get("pool_bytes").unwrap_or(&0) } else { &0 };
+            let outside = if peer.starts_with("zram") {
+                run.counters.get("pool_bytes").unwrap_or(&0)
+            } else {
+                &0
+            };
             // A program under `run` has given its memory back by the time its figures are read.
-            let pool = if run.counters.contains_key("peak_pool_bytes") { "peak_pool_bytes" } else { "pool_bytes" };
+            let pool = if run.counters.contains_key("peak_pool_bytes") {
+                "peak_pool_bytes"
+            } else {
+                "pool_bytes"
+            };
             let mut row = vec![peer.clone(), show_size(run.resident_bytes_max), bytes(pool)];
             row.push(show_size(run.resident_bytes_max + outside));
             row.extend(["stored_bytes", "compressed_bytes"].map(bytes));
-            row.push(share(&run.counters, "stored_bytes", "pool_bytes").map_or("-".into(), |r| format!("{r:.2}")));
-            row.push(share(&run.counters, "index_bytes", "folios").map_or("-".into(), |r| format!("{r:.0} B")));
-            for (part, whole) in
-                [("pages_out_in_folios", "pages_swapped_out"), ("pages_in_in_folios", "pages_swapped_in")]
-            {
+            row.push(
+                share(&run.counters, "stored_bytes", "pool_bytes")
+                    .map_or("-".into(), |r| format!("{r:.2}")),
+            );
+            row.push(
+                share(&run.counters, "index_bytes", "folios")
+                    .map_or("-".into(), |r| format!("{r:.0} B")),
+            );
+            for (part, whole) in [
+                ("pages_out_in_folios", "pages_swapped_out"),
+                ("pages_in_in_folios", "pages_swapped_in"),
+            ] {
                 let large = !peer.ends_with(":4k") && peer.starts_with("zram");
                 let share = share(&run.counters, part, whole).filter(|_| large);
                 row.push(share.map_or("-".into(), |share| format!("{:.0}%", share * 100.0)));
@@ -177,9 +209,11 @@ impl WalkReport {
     /// Bytes that a form of memfold kept resident beside its store, in the worst run, if that is over the bound by more
     /// than a tenth and 16 MiB (the process's own memory, frames in flight).
     fn over_bound(&self, peer: &str) -> Option<u64> {
-        let runs = self.found.runs.iter().filter(|run| run.peer == peer && peer.starts_with("memfold"));
+        let runs =
+            self.found.runs.iter().filter(|run| run.peer == peer && peer.starts_with("memfold"));
         let kept = runs.map(|run| {
-            let store = ["peak_pool_bytes", "peak_index_bytes"].map(|name| run.counters.get(name).unwrap_or(&0));
+            let store = ["peak_pool_bytes", "peak_index_bytes"]
+                .map(|name| run.counters.get(name).unwrap_or(&0));
             run.resident_bytes_max.saturating_sub(store.into_iter().sum())
         });
         kept.max().filter(|&kept| kept > self.found.resident_bytes / 10 * 11 + (16 << 20))
@@ -202,7 +236,12 @@ impl WalkReport {
 
     fn spread(&self, peer: &str, phase: Phase, of: fn(&PhaseResult) -> f64) -> Option<Spread> {
         let runs = self.found.runs.iter().filter(|run| run.peer == peer);
-        Spread::of(runs.flat_map(|run| &run.phases).filter(|result| result.phase == phase).map(of).collect())
+        Spread::of(
+            runs.flat_map(|run| &run.phases)
+                .filter(|result| result.phase == phase)
+                .map(of)
+                .collect(),
+        )
     }
 }
 
@@ -280,14 +319,19 @@ mod tests {
         assert_eq!((fill.ratio, fill.verdict), (Some(1.5), Verdict::Pass));
         assert!(report.is_good());
         let text = report.text();
-        assert!(text.contains("150 (140..160)") && text.contains("not run") && text.contains("2.00"), "{text}");
+        assert!(
+            text.contains("150 (140..160)") && text.contains("not run") && text.contains("2.00"),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_wrong_byte_or_a_short_row_is_not_good() {
         assert!(!report(vec![run("zram:lz4:4k", 100.0, 1)]).is_good());
         assert!(!report(vec![run("memfold-thread", 500.0, 1)]).is_good());
-        assert!(!report(vec![run("memfold-run", 100.0, 0), run("zram:lz4:4k", 100.0, 0)]).is_good());
+        assert!(
+            !report(vec![run("memfold-run", 100.0, 0), run("zram:lz4:4k", 100.0, 0)]).is_good()
+        );
     }
 
     #[test]

@@ -54,7 +54,10 @@ pub struct Row {
 impl Row {
     /// The cells of the printed table.
     pub fn cells(&self) -> Vec<String> {
-        let best = self.best.as_ref().map_or("-".into(), |(value, size)| format!("{} ({size})", show(*value)));
+        let best = self
+            .best
+            .as_ref()
+            .map_or("-".into(), |(value, size)| format!("{} ({size})", show(*value)));
         vec![
             self.label.clone(),
             self.figure.map_or("-".into(), show),
@@ -76,8 +79,9 @@ pub fn compare(
     let rows = TARGETS.iter().map(|target| {
         let latency = target.phase.is_latency();
         let figure = ours(target.form, target.phase);
-        let better =
-            |a: &(f64, String), b: &(f64, String)| if latency { b.0.total_cmp(&a.0) } else { a.0.total_cmp(&b.0) };
+        let better = |a: &(f64, String), b: &(f64, String)| {
+            if latency { b.0.total_cmp(&a.0) } else { a.0.total_cmp(&b.0) }
+        };
         let best = kernel(target.phase).into_iter().max_by(better);
         let ratio = figure.zip(best.as_ref()).map(|(figure, best)| figure / best.0);
         let verdict = match ratio {
@@ -119,8 +123,13 @@ pub fn wrong_row(bytes_wrong: u64, runs: usize) -> Row {
 /// Rows about memfold's own memory: its index, and growth in a soak.
 pub fn memory_rows(runs: &[&RunResult]) -> Vec<Row> {
     let worst = |part: &str, whole: &str| {
-        let pairs = runs.iter().filter_map(|run| Some((*run.counters.get(part)?, *run.counters.get(whole)?)));
-        pairs.filter(|(_, whole)| *whole > 0).map(|(part, whole)| part as f64 / whole as f64).max_by(f64::total_cmp)
+        let pairs = runs
+            .iter()
+            .filter_map(|run| Some((*run.counters.get(part)?, *run.counters.get(whole)?)));
+        pairs
+            .filter(|(_, whole)| *whole > 0)
+            .map(|(part, whole)| part as f64 / whole as f64)
+            .max_by(f64::total_cmp)
     };
     let row = |label: &str, figure: Option<f64>, most: f64, target: &str| Row {
         label: label.into(),
@@ -165,7 +174,8 @@ mod tests {
 
     #[test]
     fn a_form_over_its_bound_reaches_nothing() {
-        let rows = compare(|_, _| Some(1e6), |_| vec![(1.0, "4k".into())], |form| form == Form::Run);
+        let rows =
+            compare(|_, _| Some(1e6), |_| vec![(1.0, "4k".into())], |form| form == Form::Run);
         let void = |row: &&Row| row.label.contains("under run");
         assert!(rows.iter().filter(void).all(|row| row.verdict == Verdict::Void));
         assert!(rows.iter().filter(|row| !void(row)).all(|row| row.verdict != Verdict::Void));

@@ -58,7 +58,10 @@ pub fn of_backing(backing: &Backing, exports: &[Arc<Export>]) -> Value {
 /// Figures of one device.
 pub fn of_export(export: &Export) -> Value {
     let mut counters = Map::new();
-    export.device().stats().each(|name, _, value| drop(counters.insert(name.to_string(), value.into())));
+    export
+        .device()
+        .stats()
+        .each(|name, _, value| drop(counters.insert(name.to_string(), value.into())));
     json!({
         "name": export.name(),
         "size_bytes": export.device().size(),

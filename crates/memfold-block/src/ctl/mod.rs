@@ -28,12 +28,19 @@ pub struct Control {
 impl Control {
     /// Answers for these exports, all of one backing. `codec` is that of a recompression that names none.
     pub fn new(backing: &Arc<Backing>, exports: &[Arc<Export>], codec: CodecSpec) -> Control {
-        Control { backing: backing.clone(), exports: exports.to_vec(), codec, start: Instant::now() }
+        Control {
+            backing: backing.clone(),
+            exports: exports.to_vec(),
+            codec,
+            start: Instant::now(),
+        }
     }
 
     /// The answer to a request.
     pub fn answer(&self, request: &str) -> Value {
-        let Ok(request) = serde_json::from_str::<Value>(request) else { return json!({"error": "no JSON"}) };
+        let Ok(request) = serde_json::from_str::<Value>(request) else {
+            return json!({"error": "no JSON"});
+        };
         let done = match request["do"].as_str() {
             Some("stat") => Ok(self.stat()),
             Some("block_state") => self.block_state(&request),
@@ -43,7 +50,8 @@ impl Control {
             Some("writeback") => self.write_back(&request),
             Some("compact") => Ok(json!({"compacted_bytes": self.backing.compact()})),
             Some("flush") => self.flush(),
-            _ => Err("this server is of another version of memfold, and does not know the request".to_string()),
+            _ => Err("this server is of another version of memfold, and does not know the request"
+                .to_string()),
         };
         done.unwrap_or_else(|why| json!({ "error": why }))
     }
@@ -80,7 +88,10 @@ impl Control {
         let bytes = |name: &str| match &request[name] {
             Value::Null => Ok(None),
             Value::String(none) if none == "none" => Ok(Some(None)),
-            value => value.as_u64().map(|bytes| Some(Some(bytes))).ok_or_else(|| format!("{name}: {value} is no size")),
+            value => value
+                .as_u64()
+                .map(|bytes| Some(Some(bytes)))
+                .ok_or_else(|| format!("{name}: {value} is no size")),
         };
         let (limit, writeback) = (bytes("limit_bytes")?, bytes("writeback_limit_bytes")?);
         // What can be refused comes first, so that a request that is refused changes nothing.
@@ -105,7 +116,8 @@ impl Control {
     }
 
     fn recompress(&self, request: &Value) -> Result<Value, String> {
-        let codec = request["codec"].as_str().map(|text| CodecSpec::parse(text).map_err(|e| e.to_string()));
+        let codec =
+            request["codec"].as_str().map(|text| CodecSpec::parse(text).map_err(|e| e.to_string()));
         let codec = codec.transpose()?.unwrap_or(self.codec);
         let bytes_min = request["bytes_min"].as_u64().unwrap_or(0).min(u32::MAX.into()) as u32;
         let done = self.backing.recompress(pick(request)?, codec, bytes_min);
@@ -118,7 +130,8 @@ impl Control {
         let after = self.backing.stats().spill.ok_or(NO_FILE)?;
         let written = after.written_bytes - before.written_bytes;
         // What went wrong before is no news.
-        let error = after.error.filter(|_| written == 0 || after.failed_writes > before.failed_writes);
+        let error =
+            after.error.filter(|_| written == 0 || after.failed_writes > before.failed_writes);
         Ok(json!({"written_bytes": written, "freed_bytes": freed, "note": error}))
     }
 

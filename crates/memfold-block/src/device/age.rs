@@ -25,7 +25,8 @@ impl Ages {
     /// Advances the store's clock if that is due.
     pub fn advance(&self, store: &Store) {
         let mut times = self.0.lock().expect("nobody panics with the lock");
-        let due = times.known.back().is_none_or(|last| last.1.elapsed() >= Duration::from_secs(TICK_S));
+        let due =
+            times.known.back().is_none_or(|last| last.1.elapsed() >= Duration::from_secs(TICK_S));
         if due {
             times.tick(store);
         }
@@ -37,7 +38,12 @@ impl Ages {
         let mut since = times.tick(store);
         if !age.is_zero() {
             // What is as old as the clock knows is older than any age beyond that.
-            let old = times.known.iter().rev().find(|tick| tick.1.elapsed() >= age).or(times.known.front());
+            let old = times
+                .known
+                .iter()
+                .rev()
+                .find(|tick| tick.1.elapsed() >= age)
+                .or(times.known.front());
             since = old.map_or(since, |tick| tick.0);
         }
         times.idle = Some(since);

@@ -35,7 +35,15 @@ impl Default for Settings {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let pools = StoreConfig::pools_for(cores);
         let StoreConfig { codec, block_order, recent_blocks, .. } = StoreConfig::default();
-        Settings { limit_bytes: 0, codec, block_order, pools, recent_blocks, verify: false, spill: None }
+        Settings {
+            limit_bytes: 0,
+            codec,
+            block_order,
+            pools,
+            recent_blocks,
+            verify: false,
+            spill: None,
+        }
     }
 }
 
@@ -95,7 +103,10 @@ impl Backing {
             recent_blocks: settings.recent_blocks,
         })
         .map_err(DeviceError::Store)?;
-        let spill = settings.spill.as_ref().map(|spill| Spill::new(spill, limit_bytes, settings.block_order));
+        let spill = settings
+            .spill
+            .as_ref()
+            .map(|spill| Spill::new(spill, limit_bytes, settings.block_order));
         Ok(Arc::new(Backing {
             store,
             limit_bytes: AtomicU64::new(limit_bytes),
@@ -112,7 +123,9 @@ impl Backing {
 
     /// Bytes of memory held now.
     pub fn held_bytes(&self) -> u64 {
-        self.store.pool_bytes() + self.table_bytes() + self.spill.as_ref().map_or(0, Spill::memory_bytes)
+        self.store.pool_bytes()
+            + self.table_bytes()
+            + self.spill.as_ref().map_or(0, Spill::memory_bytes)
     }
 
     /// Figures.

@@ -59,12 +59,21 @@ impl Device {
     }
 
     /// Loads `pages`, as for [`Device::read_run`], to page-aligned memory. The caller holds the block's lock.
-    fn load(&self, decoder: &mut Decoder, slots: &Slots, pages: Range<usize>, to: &mut [u8]) -> Result<(), IoError> {
+    fn load(
+        &self,
+        decoder: &mut Decoder,
+        slots: &Slots,
+        pages: Range<usize>,
+        to: &mut [u8],
+    ) -> Result<(), IoError> {
         assert!(Page::begins_at(to.as_ptr()) && to.len() == pages.len() * PAGE_SIZE);
         let (store, held) = (&self.backing.store, slots.page(pages.start));
         let whole = pages.len() == self.order.pages();
         if held == IN_BLOCK {
-            Counters::add(if whole { &self.counters.block_reads } else { &self.counters.partial_reads }, 1);
+            Counters::add(
+                if whole { &self.counters.block_reads } else { &self.counters.partial_reads },
+                1,
+            );
         } else {
             Counters::add(&self.counters.page_reads, 1);
         }
@@ -76,8 +85,17 @@ impl Device {
         let loaded = if held == IN_BLOCK {
             // SAFETY: `to` is as many whole pages, page-aligned and ours alone; handles of this block are freed only by
             // who holds its lock for writing, which nobody does now but perhaps this thread.
-            unsafe { store.load_pages(worker, slots.block(), self.order, pages.start, pages.len(), to.as_mut_ptr()) }
-                .map(drop)
+            unsafe {
+                store.load_pages(
+                    worker,
+                    slots.block(),
+                    self.order,
+                    pages.start,
+                    pages.len(),
+                    to.as_mut_ptr(),
+                )
+            }
+            .map(drop)
         } else {
             assert!(pages.len() == 1);
             // SAFETY: likewise, for one page.
@@ -106,12 +124,26 @@ impl Device {
     }
 
     /// Stores a block or page. Whoever gets the handle puts it in a slot, or frees it.
-    fn save(&self, worker: &mut Worker, from: &[u8], order: Order, key: u64) -> Result<Handle, IoError> {
+    fn save(
+        &self,
+        worker: &mut Worker,
+        from: &[u8],
+        order: Order,
+        key: u64,
+    ) -> Result<Handle, IoError> {
         assert!(Page::begins_at(from.as_ptr()) && from.len() == order.bytes());
         let mut handle = [Handle::NONE];
         // SAFETY: `from` is `order.bytes()` bytes, page-aligned, borrowed so that nobody writes them.
         unsafe {
-            self.backing.store.save(worker, from.as_ptr(), order, key, &BlockSet::first(1), || false, &mut handle)?;
+            self.backing.store.save(
+                worker,
+                from.as_ptr(),
+                order,
+                key,
+                &BlockSet::first(1),
+                || false,
+                &mut handle,
+            )?;
         }
         Ok(handle[0])
     }
@@ -134,7 +166,13 @@ impl Device {
         Ok(())
     }
 
-    fn write_block(&self, io: &mut Io, chunk: &Chunk, block: u64, from: &[u8]) -> Result<(), IoError> {
+    fn write_block(
+        &self,
+        io: &mut Io,
+        chunk: &Chunk,
+        block: u64,
+        from: &[u8],
+    ) -> Result<(), IoError> {
         let from = if Page::begins_at(from.as_ptr()) {
             from
         } else {
@@ -150,7 +188,14 @@ impl Device {
         Ok(())
     }
 
-    fn write_page(&self, io: &mut Io, slots: &Slots, block: u64, page: usize, from: &[u8]) -> Result<(), IoError> {
+    fn write_page(
+        &self,
+        io: &mut Io,
+        slots: &Slots,
+        block: u64,
+        page: usize,
+        from: &[u8],
+    ) -> Result<(), IoError> {
         let from = if Page::begins_at(from.as_ptr()) && from.len() == PAGE_SIZE {
             from
         } else {
@@ -159,7 +204,8 @@ impl Device {
             to[from.len()..].fill(0);
             to
         };
-        let new = self.save(&mut io.decoder.worker, from, Order::PAGE, self.page_key(block, page))?;
+        let new =
+            self.save(&mut io.decoder.worker, from, Order::PAGE, self.page_key(block, page))?;
         Counters::add(&self.counters.page_writes, 1);
         let _lock = self.lock_of(block).write();
         self.set_page(slots, page, new);
@@ -190,14 +236,25 @@ impl Device {
         }
         // Zeros are never refused, as they make room; what other threads save in this moment isn't either.
         let _room = from.is_none().then(|| self.backing.store.past_limit());
-        let new = self.save(&mut io.decoder.worker, io.page.bytes_mut(), Order::PAGE, self.page_key(block, page))?;
+        let new = self.save(
+            &mut io.decoder.worker,
+            io.page.bytes_mut(),
+            Order::PAGE,
+            self.page_key(block, page),
+        )?;
         Counters::add(&self.counters.partial_writes, 1);
         self.set_page(slots, page, new);
         self.cut(io, slots, block);
         Ok(())
     }
 
-    pub(super) fn zero_part(&self, io: &mut Io, slots: &Slots, part: &Part, zeros: Zeros) -> Result<(), IoError> {
+    pub(super) fn zero_part(
+        &self,
+        io: &mut Io,
+        slots: &Slots,
+        part: &Part,
+        zeros: Zeros,
+    ) -> Result<(), IoError> {
         if part.bytes.len() == self.order.bytes() {
             let _lock = self.lock_of(part.block).write();
             self.set_block(slots, zeros.slot(), Handle::NONE);
@@ -263,11 +320,21 @@ impl Device {
         for page in left() {
             let loaded = self.load(&mut io.decoder, slots, page..page + 1, io.page.bytes_mut());
             let saved = loaded.is_ok().then(|| {
-                self.save(&mut io.decoder.worker, io.page.bytes_mut(), Order::PAGE, self.page_key(block, page)).ok()
+                self.save(
+                    &mut io.decoder.worker,
+                    io.page.bytes_mut(),
+                    Order::PAGE,
+                    self.page_key(block, page),
+                )
+                .ok()
             });
             match saved.flatten() {
                 Some(handle) => pages[page] = handle,
-                None => return pages[..page].iter().for_each(|page| self.backing.free(*page, Order::PAGE)),
+                None => {
+                    return pages[..page]
+                        .iter()
+                        .for_each(|page| self.backing.free(*page, Order::PAGE));
+                }
             }
         }
         for page in (0..self.order.pages()).filter(|page| !pages[*page].is_none()) {

@@ -102,7 +102,9 @@ impl Backing {
         let mut worker = self.store.worker_for(codec);
         let mut done = Recompressed::default();
         self.each_turn(pick, |turn| {
-            for cold in turn.iter().filter(|c| !c.is_tried && !c.is_same && c.stored_bytes >= bytes_min) {
+            for cold in
+                turn.iter().filter(|c| !c.is_tried && !c.is_same && c.stored_bytes >= bytes_min)
+            {
                 let Some(device) = self.device_of(cold.key) else { continue };
                 device.recompress(&mut worker, cold, &mut done);
             }
@@ -212,7 +214,10 @@ impl Device {
 
     /// How many pages are zeros that were written.
     pub fn zero_pages(&self) -> u64 {
-        self.table.all().map(|chunk| chunk.pages().filter(|held| held.is_zero()).count() as u64).sum()
+        self.table
+            .all()
+            .map(|chunk| chunk.pages().filter(|held| held.is_zero()).count() as u64)
+            .sum()
     }
 
     /// Calls `each` with byte, order and handle of every object from a byte on, until it says `false`.
@@ -226,8 +231,8 @@ impl Device {
             };
             let slots = self.table.slots(chunk, block);
             let start = block * self.order.bytes() as u64;
-            let pages =
-                (0..self.order.pages()).map(|page| (start + (page * PAGE_SIZE) as u64, Order::PAGE, slots.page(page)));
+            let pages = (0..self.order.pages())
+                .map(|page| (start + (page * PAGE_SIZE) as u64, Order::PAGE, slots.page(page)));
             let whole = std::iter::once((start, self.order, slots.block()));
             for (offset, order, handle) in whole.chain(pages).filter(|(.., held)| is_object(held)) {
                 if !each(offset, order, handle) {

@@ -25,7 +25,11 @@ impl Device {
 
     /// Calls `each` with every block that has changed since the last call, which are no longer changed then; with `all`,
     /// with every block of which anything was ever written. Stops at an error, after which the block counts as changed.
-    pub(crate) fn each_changed<E>(&self, all: bool, mut each: impl FnMut(u64) -> Result<(), E>) -> Result<(), E> {
+    pub(crate) fn each_changed<E>(
+        &self,
+        all: bool,
+        mut each: impl FnMut(u64) -> Result<(), E>,
+    ) -> Result<(), E> {
         for (first, chunk) in self.table.all_from() {
             for word in 0..chunk.changed.len() {
                 let mut bits = chunk.take_changed(word);
@@ -36,7 +40,9 @@ impl Device {
                     let bit = bits.trailing_zeros() as u64;
                     bits &= bits - 1;
                     let block = first + word as u64 * 64 + bit;
-                    if block >= self.table.next_chunk(first) || block * self.order.bytes() as u64 >= self.size {
+                    if block >= self.table.next_chunk(first)
+                        || block * self.order.bytes() as u64 >= self.size
+                    {
                         break;
                     }
                     if let Err(error) = each(block) {
@@ -77,7 +83,8 @@ impl Device {
         if !slots.block().is_none() {
             object(start, self.order, slots.block(), &mut each)?;
         }
-        let pages = (self.size - start).div_ceil(PAGE_SIZE as u64).min(self.order.pages() as u64) as usize;
+        let pages =
+            (self.size - start).div_ceil(PAGE_SIZE as u64).min(self.order.pages() as u64) as usize;
         let mut page = 0;
         while page < pages {
             let (held, first) = (slots.page(page), page);

@@ -25,7 +25,9 @@ impl fmt::Display for IoError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             IoError::OutOfRange => write!(f, "beyond the end of the device"),
-            IoError::NoSpace => write!(f, "the memory limit is reached, or there is no more memory"),
+            IoError::NoSpace => {
+                write!(f, "the memory limit is reached, or there is no more memory")
+            }
             IoError::Damaged(e) => write!(f, "{e}"),
             IoError::Refused(e) => write!(f, "{e}"),
             IoError::Unread => write!(f, "what was written back could not be read"),
@@ -75,19 +77,33 @@ impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DeviceError::Spill(why) => write!(f, "{why}"),
-            DeviceError::Limit(n) => write!(f, "a limit of {n} bytes is too small: at least {LIMIT_BYTES_MIN}"),
+            DeviceError::Limit(n) => {
+                write!(f, "a limit of {n} bytes is too small: at least {LIMIT_BYTES_MIN}")
+            }
             DeviceError::Size(0) => write!(f, "a device of 0 bytes: give it a size"),
             DeviceError::Size(n) if !n.is_multiple_of(SECTOR_BYTES) => {
-                write!(f, "{n} bytes are no whole sectors: the size must be a multiple of {}", SECTOR_BYTES)
+                write!(
+                    f,
+                    "{n} bytes are no whole sectors: the size must be a multiple of {}",
+                    SECTOR_BYTES
+                )
             }
             DeviceError::Size(n) => write!(f, "{n} bytes are too many: at most {}", SIZE_BYTES_MAX),
             DeviceError::Table { size, limit } => {
-                write!(f, "a device of {size} bytes leaves nothing of a limit of {limit} bytes: raise the limit")
+                write!(
+                    f,
+                    "a device of {size} bytes leaves nothing of a limit of {limit} bytes: raise the limit"
+                )
             }
             DeviceError::Tables { tables, limit } => {
-                write!(f, "a limit of {limit} bytes is too small: the devices' tables alone take {tables}")
+                write!(
+                    f,
+                    "a limit of {limit} bytes is too small: the devices' tables alone take {tables}"
+                )
             }
-            DeviceError::NoMemory(n) => write!(f, "no memory for the table of a device of {n} bytes"),
+            DeviceError::NoMemory(n) => {
+                write!(f, "no memory for the table of a device of {n} bytes")
+            }
             DeviceError::Store(e) => write!(f, "{e}"),
         }
     }

@@ -36,11 +36,19 @@ impl Io {
     ///
     /// # Errors
     /// [`IoError::Unread`]: it makes no sense.
-    pub(crate) fn decode(&mut self, fields: u32, payload: &[u8], order: Order, to: &mut [u8]) -> Result<(), IoError> {
+    pub(crate) fn decode(
+        &mut self,
+        fields: u32,
+        payload: &[u8],
+        order: Order,
+        to: &mut [u8],
+    ) -> Result<(), IoError> {
         assert!(to.len() == order.bytes());
         let store = &self.backing.store;
         // SAFETY: `to` is a block of `order`, ours alone. Any payload is an error or a block: the fuzzers of the store say so.
-        let decoded = unsafe { store.import(&mut self.decoder.worker, fields, payload, order, to.as_mut_ptr()) };
+        let decoded = unsafe {
+            store.import(&mut self.decoder.worker, fields, payload, order, to.as_mut_ptr())
+        };
         decoded.map_err(|_| IoError::Unread)
     }
 }

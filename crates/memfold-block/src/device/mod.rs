@@ -126,7 +126,8 @@ impl Device {
             // Without one all of it is a hole already.
             if let Some(chunk) = chunk {
                 for part in self.parts(at, next - at) {
-                    let done = self.zero_part(io, &self.table.slots(chunk, part.block), &part, zeros);
+                    let done =
+                        self.zero_part(io, &self.table.slots(chunk, part.block), &part, zeros);
                     done.inspect_err(|_| Counters::add(&self.counters.failed_writes, 1))?;
                 }
             }
@@ -140,7 +141,12 @@ impl Device {
     ///
     /// # Errors
     /// [`IoError::OutOfRange`].
-    pub fn status(&self, offset: u64, len: u64, mut each: impl FnMut(u64, Status) -> bool) -> Result<(), IoError> {
+    pub fn status(
+        &self,
+        offset: u64,
+        len: u64,
+        mut each: impl FnMut(u64, Status) -> bool,
+    ) -> Result<(), IoError> {
         self.check_range(offset, len)?;
         let (mut at, end) = (offset, offset + len);
         while at < end {

@@ -107,7 +107,12 @@ impl Spill {
             folio: block,
         };
         let swap = Swap::new(Box::new(disk), None, settings.encrypt, bounds);
-        let writer = Writer { items: Vec::with_capacity(ITEMS_MAX), found: [Cold::NONE; LOOK], used: 0, count: 0 };
+        let writer = Writer {
+            items: Vec::with_capacity(ITEMS_MAX),
+            found: [Cold::NONE; LOOK],
+            used: 0,
+            count: 0,
+        };
         Ok(Spill {
             swap: swap.map_err(|e| format!("{}: {e}", settings.path))?,
             name: settings.path.clone(),
@@ -163,7 +168,8 @@ impl Spill {
     /// Takes a block from what may still be written. `false`: that is used up.
     pub(super) fn spend(&self, order: Order) -> bool {
         let bytes = order.bytes() as u64;
-        let spend = |left: u64| if left == UNLIMITED { Some(left) } else { left.checked_sub(bytes) };
+        let spend =
+            |left: u64| if left == UNLIMITED { Some(left) } else { left.checked_sub(bytes) };
         let spent = self.left.fetch_update(Relaxed, Relaxed, spend).is_ok();
         if !spent {
             self.note("the writeback limit is reached");

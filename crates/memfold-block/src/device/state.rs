@@ -161,7 +161,9 @@ impl Device {
     }
 
     /// Pages of a part, each with the bytes of it that are meant.
-    pub(super) fn each_page(bytes: &Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+    pub(super) fn each_page(
+        bytes: &Range<usize>,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
         let Range { start, end } = *bytes;
         (start / PAGE_SIZE..end.div_ceil(PAGE_SIZE)).map(move |page| {
             let first = page * PAGE_SIZE;
@@ -184,7 +186,9 @@ impl Device {
                 return Err(format!("block {block}: {whole:?} with {left} pages in it"));
             }
             let single = (0..self.order.pages()).map(|page| slots.page(page)).chain([whole]);
-            for held in single.filter(|held| !held.is_none() && !held.is_zero() && *held != IN_BLOCK) {
+            for held in
+                single.filter(|held| !held.is_none() && !held.is_zero() && *held != IN_BLOCK)
+            {
                 *(if held.as_foreign().is_some() { &mut spilled } else { &mut objects }) += 1;
             }
         }

@@ -86,7 +86,10 @@ impl Table {
     /// Chunks that were made, each with its first block.
     pub fn all_from(&self) -> impl Iterator<Item = (u64, &Chunk)> {
         let blocks = (CHUNK_PAGES >> self.order.get()) as u64;
-        (0..).step_by(blocks as usize).zip(&self.chunks).filter_map(|(first, cell)| Some((first, cell.get()?)))
+        (0..)
+            .step_by(blocks as usize)
+            .zip(&self.chunks)
+            .filter_map(|(first, cell)| Some((first, cell.get()?)))
     }
 
     /// Bytes of a chunk.

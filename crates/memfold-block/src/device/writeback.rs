@@ -33,7 +33,9 @@ impl Backing {
     pub fn tidy(&self) -> u64 {
         self.ages.advance(&self.store);
         let written = self.keep_room();
-        let packed: u64 = std::iter::from_fn(|| Some(self.store.tidy()).filter(|bytes| *bytes > 0)).take(64).sum();
+        let packed: u64 = std::iter::from_fn(|| Some(self.store.tidy()).filter(|bytes| *bytes > 0))
+            .take(64)
+            .sum();
         written + packed + self.store.trim()
     }
 
@@ -43,7 +45,11 @@ impl Backing {
             self.tidy();
             let call = self.call.lock().expect("nobody panics with the lock");
             let waits = |stop: &mut bool| !*stop && !self.is_called.load(Relaxed);
-            let call = self.called.wait_timeout_while(call, period, waits).expect("nobody panics with the lock").0;
+            let call = self
+                .called
+                .wait_timeout_while(call, period, waits)
+                .expect("nobody panics with the lock")
+                .0;
             if *call {
                 return;
             }
@@ -87,7 +93,9 @@ pub(crate) fn load(
     order: Order,
     to: *mut u8,
 ) -> Result<(), IoError> {
-    let (Some(spill), Some(place)) = (backing.spill(), Place::of(handle)) else { return Err(IoError::Unread) };
+    let (Some(spill), Some(place)) = (backing.spill(), Place::of(handle)) else {
+        return Err(IoError::Unread);
+    };
     assert!(Page::begins_at(to));
     let read = spill.swap.read_packed(place, place, |packed| {
         let (fields, payload) = packed.open(place)?;
@@ -108,8 +116,14 @@ pub(crate) fn load(
 }
 
 /// The payload of an object in the file, as it was exported: its fields, and its length at the start of `out`.
-pub(crate) fn export(backing: &Backing, handle: Handle, out: &mut [u8]) -> Result<(u32, usize), IoError> {
-    let (Some(spill), Some(place)) = (backing.spill(), Place::of(handle)) else { return Err(IoError::Unread) };
+pub(crate) fn export(
+    backing: &Backing,
+    handle: Handle,
+    out: &mut [u8],
+) -> Result<(u32, usize), IoError> {
+    let (Some(spill), Some(place)) = (backing.spill(), Place::of(handle)) else {
+        return Err(IoError::Unread);
+    };
     let read = spill.swap.read_packed(place, place, |packed| {
         let (fields, payload) = packed.open(place)?;
         out[..payload.len()].copy_from_slice(payload);
@@ -154,7 +168,9 @@ pub(crate) fn write_these(backing: &Backing, spill: &Spill, these: &[Cold]) -> u
         });
         freed += done;
         // Nothing could be written, or nothing is left.
-        if rest.is_empty() && writer.used == writer.count || rest.len() + writer.count - writer.used == left {
+        if rest.is_empty() && writer.used == writer.count
+            || rest.len() + writer.count - writer.used == left
+        {
             return freed;
         }
     }
@@ -172,14 +188,20 @@ fn look_for_cold(backing: &Backing, found: &mut [Cold]) -> usize {
 }
 
 /// One run: as many objects as fit it, from those that are left of the last look, and then of further looks.
-fn write_run(backing: &Backing, spill: &Spill, writer: &mut Writer, mut look: impl FnMut(&mut [Cold]) -> usize) -> u64 {
+fn write_run(
+    backing: &Backing,
+    spill: &Spill,
+    writer: &mut Writer,
+    mut look: impl FnMut(&mut [Cold]) -> usize,
+) -> u64 {
     let swap = &spill.swap;
     if !swap.accepts() || spill.limit_left() == Some(0) {
         return 0;
     }
     let Some(buffer) = swap.write_buffer(false) else { return 0 };
     let orders = RUN_ORDERS.rev().filter_map(Order::new).filter(|order| *order <= swap.largest());
-    let Some((order, slot)) = orders.filter_map(|order| Some((order, swap.take(order)?))).next() else {
+    let Some((order, slot)) = orders.filter_map(|order| Some((order, swap.take(order)?))).next()
+    else {
         spill.note("full");
         swap.note_full();
         swap.give_buffer(buffer);
@@ -247,7 +269,12 @@ fn fill(
         if !spill.spend(cold.order) {
             break;
         }
-        let at = Place { slot: slot + (used / PAGE_SIZE) as u64, offset: used % PAGE_SIZE, len, raw: false };
+        let at = Place {
+            slot: slot + (used / PAGE_SIZE) as u64,
+            offset: used % PAGE_SIZE,
+            len,
+            raw: false,
+        };
         spill.swap.seal_packed(at, exported.fields, exported.len, place);
         writer.items.push(Item { device, cold, place: at });
         used += len;

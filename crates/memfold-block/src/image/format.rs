@@ -51,11 +51,15 @@ impl fmt::Display for ImageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ImageError::NoImage => write!(f, "is no image of memfold blk"),
-            ImageError::Version(n) => write!(f, "is an image of version {n}, and only {VERSION} can be read"),
+            ImageError::Version(n) => {
+                write!(f, "is an image of version {n}, and only {VERSION} can be read")
+            }
             ImageError::Damaged(at) => write!(f, "the image is damaged at byte {at}"),
             ImageError::Short => write!(f, "the image ends too early"),
             ImageError::Exports(why) => write!(f, "{why}"),
-            ImageError::NoSpace => write!(f, "what the image holds does not fit in memory: raise --limit"),
+            ImageError::NoSpace => {
+                write!(f, "what the image holds does not fit in memory: raise --limit")
+            }
             ImageError::InUse => write!(f, "another memfold blk uses the image"),
             ImageError::System(why) => write!(f, "{why}"),
         }
@@ -219,7 +223,8 @@ impl Record {
         let (fields, payload_len) = (parts.u32()?, parts.u32()? as usize);
         let what = match kind {
             OBJECT => {
-                let order = Order::covering(usize::try_from(len).ok()?).filter(|order| order.bytes() as u64 == len)?;
+                let order = Order::covering(usize::try_from(len).ok()?)
+                    .filter(|order| order.bytes() as u64 == len)?;
                 What::Object { order, fields }
             }
             HOLE => What::Zeros(Zeros::Hole),
@@ -234,7 +239,8 @@ impl Record {
     /// Makes the checksum of a record right.
     #[cfg(any(test, fuzzing))]
     pub fn seal(bytes: &mut [u8], payload_len: usize) {
-        let (before, payload) = (RECORD_BYTES - SUM_BYTES, RECORD_BYTES..RECORD_BYTES + payload_len);
+        let (before, payload) =
+            (RECORD_BYTES - SUM_BYTES, RECORD_BYTES..RECORD_BYTES + payload_len);
         let sum = checksum(&[&bytes[..before], &bytes[payload]]);
         bytes[before..RECORD_BYTES].copy_from_slice(&sum);
     }

@@ -20,7 +20,8 @@ pub fn image(data: &[u8]) {
         let Ok((entries, start)) = read_head(&file) else { continue };
         let Ok(extent) = scan(&file, start) else { continue };
         assert!(extent.end <= bytes.len() as u64 && extent.start <= extent.end);
-        let backing = Backing::new(&Settings { pools: 1, ..Settings::default() }).expect("defaults");
+        let backing =
+            Backing::new(&Settings { pools: 1, ..Settings::default() }).expect("defaults");
         let devices: Vec<Arc<Device>> =
             entries.iter().map(|_| Device::new(&backing, SIZE).expect("small")).take(4).collect();
         let _ = restore(&file, &extent, &devices);
@@ -54,7 +55,8 @@ fn nameless(bytes: &[u8]) -> File {
 
 /// An image that makes sense, for a fuzzer to start from.
 pub fn seeds() -> Vec<Vec<u8>> {
-    let entries = [Entry { name: String::new(), size: SIZE }, Entry { name: "b".to_string(), size: SIZE }];
+    let entries =
+        [Entry { name: String::new(), size: SIZE }, Entry { name: "b".to_string(), size: SIZE }];
     let backing = Backing::new(&Settings { pools: 1, ..Settings::default() }).expect("defaults");
     let device = Device::new(&backing, SIZE).expect("small");
     let text: Vec<u8> = (0..40_000u32).map(|i| (i / 7 % 50) as u8).collect();

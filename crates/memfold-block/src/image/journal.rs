@@ -70,14 +70,24 @@ pub fn save(path: &Path, entries: &[Entry], devices: &[Arc<Device>]) -> Result<(
     write_anew(path, entries, devices).map(drop)
 }
 
-fn write_anew(path: &Path, entries: &[Entry], devices: &[Arc<Device>]) -> Result<Writer, ImageError> {
+fn write_anew(
+    path: &Path,
+    entries: &[Entry],
+    devices: &[Arc<Device>],
+) -> Result<Writer, ImageError> {
     let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = path.file_name().ok_or_else(|| ImageError::System("no name of a file".to_string()))?;
+    let name =
+        path.file_name().ok_or_else(|| ImageError::System("no name of a file".to_string()))?;
     let mut hidden = std::ffi::OsString::from(".");
     hidden.push(name);
     hidden.push(format!(".{}.new", std::process::id()));
     let mut beside = Beside { path: directory.join(hidden), is_done: false };
-    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&beside.path)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&beside.path)?;
     lock(&file)?;
     let mut writer = Writer::new(file, 0, devices);
     writer.gathered.extend(format::head(entries));
@@ -122,7 +132,12 @@ impl Journal {
     ///
     /// # Errors
     /// [`ImageError::System`]
-    pub fn resume(path: &Path, file: File, extent: &Extent, devices: &[Arc<Device>]) -> Result<Journal, ImageError> {
+    pub fn resume(
+        path: &Path,
+        file: File,
+        extent: &Extent,
+        devices: &[Arc<Device>],
+    ) -> Result<Journal, ImageError> {
         file.set_len(extent.end)?;
         for device in devices {
             let _ = device.each_changed(false, |_| Ok::<(), ()>(()));
@@ -134,17 +149,29 @@ impl Journal {
             is_broken: false,
             error: None,
         };
-        Ok(Journal { path: path.to_path_buf(), devices: devices.to_vec(), state: Mutex::new(state) })
+        Ok(Journal {
+            path: path.to_path_buf(),
+            devices: devices.to_vec(),
+            state: Mutex::new(state),
+        })
     }
 
     /// Begins a new image at `path`, with all that the devices hold.
     ///
     /// # Errors
     /// [`ImageError::System`]
-    pub fn create(path: &Path, entries: &[Entry], devices: &[Arc<Device>]) -> Result<Journal, ImageError> {
+    pub fn create(
+        path: &Path,
+        entries: &[Entry],
+        devices: &[Arc<Device>],
+    ) -> Result<Journal, ImageError> {
         let writer = write_anew(path, entries, devices)?;
         let state = State { base: writer.end, writer, groups: 1, is_broken: false, error: None };
-        Ok(Journal { path: path.to_path_buf(), devices: devices.to_vec(), state: Mutex::new(state) })
+        Ok(Journal {
+            path: path.to_path_buf(),
+            devices: devices.to_vec(),
+            state: Mutex::new(state),
+        })
     }
 
     /// Returns when all that was written before is on disk.
@@ -213,7 +240,8 @@ impl Journal {
     fn write_anew(&self, state: &mut State) -> Result<(), ImageError> {
         let (entries, _) = read::read_head(&state.writer.file)?;
         let done = write_anew(&self.path, &entries, &self.devices);
-        let writer = done.inspect_err(|_| self.devices.iter().for_each(|device| device.set_all_changed()))?;
+        let writer =
+            done.inspect_err(|_| self.devices.iter().for_each(|device| device.set_all_changed()))?;
         *state = State { base: writer.end, writer, groups: 1, is_broken: false, error: None };
         Ok(())
     }
@@ -235,8 +263,9 @@ impl Writer {
     fn put_devices(&mut self, devices: &[Arc<Device>], all: bool) -> Result<(), ImageError> {
         for (export, device) in (0..).zip(devices) {
             let mut payload = std::mem::take(&mut self.payload);
-            let done = device
-                .each_changed(all, |block| device.describe(block, &mut payload, |piece| self.put(export, &piece)));
+            let done = device.each_changed(all, |block| {
+                device.describe(block, &mut payload, |piece| self.put(export, &piece))
+            });
             self.payload = payload;
             done?;
         }
@@ -246,7 +275,9 @@ impl Writer {
     fn put(&mut self, export: u32, piece: &Piece) -> Result<(), ImageError> {
         match *piece {
             Piece::Zeros { offset, len, zeros } => match &mut self.zeros {
-                Some((of, start, so_far, kind)) if *of == export && *kind == zeros && *start + *so_far == offset => {
+                Some((of, start, so_far, kind))
+                    if *of == export && *kind == zeros && *start + *so_far == offset =>
+                {
                     *so_far += len;
                 }
                 _ => {

@@ -1,5 +1,7 @@
 //! Reading an image: how far it counts, and putting its bytes into devices.
-use super::format::{Entry, HEAD_BYTES_MAX, ImageError, RECORD_BYTES, Record, UNIT, What, parse_head};
+use super::format::{
+    Entry, HEAD_BYTES_MAX, ImageError, RECORD_BYTES, Record, UNIT, What, parse_head,
+};
 use crate::device::{Device, Io, IoError};
 use memfold_sys::page::PageBuffer;
 use memfold_sys::units::Order;
@@ -105,7 +107,8 @@ fn has_end_after(file: &File, at: u64, next: u64) -> Result<bool, ImageError> {
         return Ok(false);
     }
     loop {
-        let is_end = Record::parse(&window).is_some_and(|r| r.what == What::End && r.offset >= next);
+        let is_end =
+            Record::parse(&window).is_some_and(|r| r.what == What::End && r.offset >= next);
         if is_end && Record::is_intact(&window, 0) {
             return Ok(true);
         }
@@ -140,7 +143,13 @@ pub fn restore(file: &File, extent: &Extent, devices: &[Arc<Device>]) -> Result<
     Ok(())
 }
 
-fn put(device: &Device, io: &mut Io, block: &mut PageBuffer, record: &Record, payload: &[u8]) -> Result<(), IoError> {
+fn put(
+    device: &Device,
+    io: &mut Io,
+    block: &mut PageBuffer,
+    record: &Record,
+    payload: &[u8],
+) -> Result<(), IoError> {
     match record.what {
         What::Zeros(zeros) => device.zero(io, record.offset, record.len, zeros),
         What::Object { order, fields } => {

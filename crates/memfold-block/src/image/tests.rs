@@ -17,7 +17,13 @@ const SIZE: u64 = (2 << 20) + 1536;
 
 fn devices(order: u8, limit_bytes: u64) -> Vec<Arc<Device>> {
     let path = std::env::temp_dir().to_str().unwrap().to_string();
-    let spill = SpillSettings { path, size_bytes: 1 << 28, keep_free_bytes: 0, encrypt: true, limit_bytes: None };
+    let spill = SpillSettings {
+        path,
+        size_bytes: 1 << 28,
+        keep_free_bytes: 0,
+        encrypt: true,
+        limit_bytes: None,
+    };
     let settings = Settings {
         limit_bytes,
         codec: CodecSpec::parse("lz4").unwrap(),
@@ -31,7 +37,10 @@ fn devices(order: u8, limit_bytes: u64) -> Vec<Arc<Device>> {
 }
 
 fn entries() -> Vec<Entry> {
-    vec![Entry { name: String::new(), size: SIZE }, Entry { name: "other".to_string(), size: 1 << 20 }]
+    vec![
+        Entry { name: String::new(), size: SIZE },
+        Entry { name: "other".to_string(), size: 1 << 20 },
+    ]
 }
 
 fn read(device: &Device) -> Vec<u8> {
@@ -94,7 +103,9 @@ fn an_image_brings_back_every_byte_and_every_hole_also_of_what_was_written_back(
         let (scratch, all) = (Scratch::new(), devices(order, 0));
         let mut wanted = [vec![0; SIZE as usize], vec![0; 1 << 20]];
         for turn in 0..6 {
-            all.iter().zip(&mut wanted).for_each(|(device, wanted)| change(device, wanted, &mut random));
+            all.iter()
+                .zip(&mut wanted)
+                .for_each(|(device, wanted)| change(device, wanted, &mut random));
             if turn == 3 {
                 all[0].backing().write_back(crate::device::Pick::All).unwrap();
             }
@@ -186,9 +197,15 @@ fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
         fs::write(&copy, &bytes).unwrap();
         match open(&copy, 2) {
             Err(error) => assert!(!matches!(error, ImageError::System(_)), "{error:?}"),
-            Ok((back, _)) => assert!(read(&back[0]) == now, "round {round}, byte {at}, which was {before}"),
+            Ok((back, _)) => {
+                assert!(read(&back[0]) == now, "round {round}, byte {at}, which was {before}")
+            }
         }
-        assert_eq!(fs::read(&copy).unwrap()[..last], bytes[..last], "what is refused is left as it is");
+        assert_eq!(
+            fs::read(&copy).unwrap()[..last],
+            bytes[..last],
+            "what is refused is left as it is"
+        );
     }
     for (bytes, wanted) in [
         (b"no image at all, but long enough to be one".to_vec(), ImageError::NoImage),
@@ -211,7 +228,8 @@ fn threads_that_write_and_flush_at_once_find_all_they_flushed() {
     let state = |n: usize| {
         let (device, journal) = (&all[0], &journal);
         move || {
-            let (mut io, mut random, mut bytes) = (device.io(), Random::new(n as u64), vec![0; own]);
+            let (mut io, mut random, mut bytes) =
+                (device.io(), Random::new(n as u64), vec![0; own]);
             for _ in 0..12 {
                 let len = 1 + random.below(50_000);
                 let at = random.below(own - len);
@@ -245,7 +263,11 @@ fn an_image_that_has_grown_far_is_written_anew_and_holds_the_same() {
         journal.flush().unwrap();
         most = most.max(journal.bytes());
     }
-    assert!(most < 80 << 20 && most > 60 << 20 && journal.bytes() < most, "{most}, then {}", journal.bytes());
+    assert!(
+        most < 80 << 20 && most > 60 << 20 && journal.bytes() < most,
+        "{most}, then {}",
+        journal.bytes()
+    );
     assert_eq!(fs::metadata(&path).unwrap().len(), journal.bytes());
     // The one that took its place is in use, too.
     assert_eq!(Journal::look(&path).err(), Some(ImageError::InUse));
@@ -276,7 +298,8 @@ fn what_does_not_fit_the_limit_is_said() {
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
     let noise = Random::new(54).noise(2 << 20);
-    let backing = Backing::new(&Settings { limit_bytes: 8 << 20, pools: 1, ..Settings::default() }).unwrap();
+    let backing =
+        Backing::new(&Settings { limit_bytes: 8 << 20, pools: 1, ..Settings::default() }).unwrap();
     let own = [Device::new(&backing, 32 << 20).unwrap()];
     let big = Backing::new(&Settings { pools: 1, ..Settings::default() }).unwrap();
     let large = [Device::new(&big, 32 << 20).unwrap()];
@@ -293,8 +316,12 @@ fn what_does_not_fit_the_limit_is_said() {
 
 #[test]
 fn records_come_back_and_say_what_they_cover() {
-    let piece =
-        crate::device::Piece::Object { offset: 4096, order: Order::new(2).unwrap(), fields: 77, payload: b"abc" };
+    let piece = crate::device::Piece::Object {
+        offset: 4096,
+        order: Order::new(2).unwrap(),
+        fields: 77,
+        payload: b"abc",
+    };
     let record = Record::of(3, &piece);
     let mut bytes = Vec::new();
     record.put(b"abc", &mut bytes);

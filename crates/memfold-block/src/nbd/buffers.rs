@@ -22,7 +22,11 @@ pub struct Input {
 impl Input {
     /// An empty one, with room for a block of so many bytes and more.
     pub fn new(block_bytes: usize) -> Input {
-        Input { bytes: PageBuffer::of_pages(INPUT_BYTES.max(2 * block_bytes) / PAGE_SIZE), used: 0, end: 0 }
+        Input {
+            bytes: PageBuffer::of_pages(INPUT_BYTES.max(2 * block_bytes) / PAGE_SIZE),
+            used: 0,
+            end: 0,
+        }
     }
 
     /// What is there.

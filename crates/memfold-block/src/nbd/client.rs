@@ -75,13 +75,27 @@ impl<L: Read + Write> Client<L> {
         Ok(self.option(option::GO, &info(export, &[]))?.0)
     }
 
-    pub fn send(&mut self, command: u16, flags: u16, offset: u64, len: u32, payload: &[u8]) -> io::Result<()> {
+    pub fn send(
+        &mut self,
+        command: u16,
+        flags: u16,
+        offset: u64,
+        len: u32,
+        payload: &[u8],
+    ) -> io::Result<()> {
         self.cookie += 1;
         let request = Request { flags, command, cookie: self.cookie.to_be_bytes(), offset, len };
         self.link.write_all(&[request.bytes(), payload.to_vec()].concat())
     }
 
-    pub fn request(&mut self, command: u16, flags: u16, offset: u64, len: u32, payload: &[u8]) -> io::Result<Answer> {
+    pub fn request(
+        &mut self,
+        command: u16,
+        flags: u16,
+        offset: u64,
+        len: u32,
+        payload: &[u8],
+    ) -> io::Result<Answer> {
         self.send(command, flags, offset, len, payload)?;
         self.receive(command, offset, len)
     }
@@ -98,7 +112,9 @@ impl<L: Read + Write> Client<L> {
             if magic == wire::SIMPLE_MAGIC {
                 answer.error = u32::from_be_bytes(self.read()?);
                 assert_eq!(u64::from_be_bytes(self.read()?), self.cookie);
-                assert!(!self.structured || !matches!(command, command::READ | command::BLOCK_STATUS));
+                assert!(
+                    !self.structured || !matches!(command, command::READ | command::BLOCK_STATUS)
+                );
                 if answer.error == 0 && command == command::READ {
                     self.link.read_exact(&mut answer.data)?;
                 }
@@ -121,7 +137,10 @@ impl<L: Read + Write> Client<L> {
                         _ => vec![0; u32::from_be_bytes(data[8..].try_into().unwrap()) as usize],
                     };
                     answer.holes += if kind == chunk::OFFSET_HOLE { bytes.len() } else { 0 };
-                    assert!(got[at..at + bytes.len()].iter().all(|got| !got), "twice the same byte");
+                    assert!(
+                        got[at..at + bytes.len()].iter().all(|got| !got),
+                        "twice the same byte"
+                    );
                     got[at..at + bytes.len()].fill(true);
                     answer.data[at..at + bytes.len()].copy_from_slice(&bytes);
                 }

@@ -53,7 +53,10 @@ fn exports() -> Vec<Arc<Export>> {
     // Gone again: what was here once must not come back.
     own.write(&mut own.io(), 4096, &SECRET.repeat(2048)).expect("no limit");
     own.zero(&mut own.io(), 0, SIZE, Zeros::Hole).expect("no limit");
-    vec![Arc::new(Export::new("", own, false, 512)), Arc::new(Export::new("secret", secret, true, 512))]
+    vec![
+        Arc::new(Export::new("", own, false, 512)),
+        Arc::new(Export::new("secret", secret, true, 512)),
+    ]
 }
 
 fn check(exports: &[Arc<Export>], link: &Link, len: usize, chosen: Option<&str>) {
@@ -72,7 +75,8 @@ pub fn session(data: &[u8]) {
     let mut link = Link { from: data, sent: 0, tail: Vec::new(), leaked: false };
     let mut chosen = None;
     if let Ok(no_zeroes) = negotiate::greet(&mut link)
-        && let Ok(Outcome::Transmit(agreed)) = negotiate::negotiate(&mut link, &exports, Security::Offered, no_zeroes)
+        && let Ok(Outcome::Transmit(agreed)) =
+            negotiate::negotiate(&mut link, &exports, Security::Offered, no_zeroes)
     {
         chosen = Some(agreed.export.name().to_string());
         let _ = Session::new(&mut link, &agreed).run();
@@ -84,7 +88,11 @@ pub fn session(data: &[u8]) {
 pub fn requests(data: &[u8]) {
     let [agreed, data @ ..] = data else { return };
     let exports = exports();
-    let agreed = Agreed { export: exports[0].clone(), structured: agreed & 1 != 0, allocation: agreed & 3 == 3 };
+    let agreed = Agreed {
+        export: exports[0].clone(),
+        structured: agreed & 1 != 0,
+        allocation: agreed & 3 == 3,
+    };
     let mut link = Link { from: data, sent: 0, tail: Vec::new(), leaked: false };
     let _ = Session::new(&mut link, &agreed).run();
     check(&exports, &link, data.len(), Some(""));

@@ -128,11 +128,15 @@ impl<L: Read + Write> Options<'_, L> {
             if number == option::EXPORT_NAME {
                 return Ok(Some(Outcome::End));
             }
-            return self.answer(number, reply::TLS_REQD, b"this server speaks TLS only").map(|()| None);
+            return self
+                .answer(number, reply::TLS_REQD, b"this server speaks TLS only")
+                .map(|()| None);
         }
         match number {
             option::EXPORT_NAME => return self.export_name(data).map(Some),
-            option::ABORT => return self.answer(number, reply::ACK, &[]).map(|()| Some(Outcome::End)),
+            option::ABORT => {
+                return self.answer(number, reply::ACK, &[]).map(|()| Some(Outcome::End));
+            }
             option::STARTTLS => return self.start_tls(data),
             option::INFO | option::GO => return self.info(number, data),
             option::LIST => self.list(data)?,
@@ -160,7 +164,9 @@ impl<L: Read + Write> Options<'_, L> {
         let number = option::STARTTLS;
         match self.security {
             _ if !data.is_empty() => self.answer(number, reply::INVALID, b"")?,
-            Security::None => self.answer(number, reply::POLICY, b"this server has no certificate")?,
+            Security::None => {
+                self.answer(number, reply::POLICY, b"this server has no certificate")?
+            }
             Security::Spoken => self.answer(number, reply::INVALID, b"TLS is spoken already")?,
             Security::Offered | Security::Demanded => {
                 self.answer(number, reply::ACK, &[])?;
@@ -193,12 +199,14 @@ impl<L: Read + Write> Options<'_, L> {
             self.answer(number, reply::INFO, &name)?;
         }
         if wanted.contains(&info::DESCRIPTION) {
-            let text = [&info::DESCRIPTION.to_be_bytes()[..], b"memfold: compressed memory"].concat();
+            let text =
+                [&info::DESCRIPTION.to_be_bytes()[..], b"memfold: compressed memory"].concat();
             self.answer(number, reply::INFO, &text)?;
         }
         let mut sizes = info::BLOCK_SIZE.to_be_bytes().to_vec();
         // Any alignment is served. A client that keeps to a minimum could not copy a file that is no whole number of sectors.
-        let minimum = if export.sector_bytes() == SECTOR_BYTES as u32 { 1 } else { export.sector_bytes() };
+        let minimum =
+            if export.sector_bytes() == SECTOR_BYTES as u32 { 1 } else { export.sector_bytes() };
         for bytes in [minimum, export.preferred_bytes(), wire::PAYLOAD_MAX] {
             sizes.extend(bytes.to_be_bytes());
         }
@@ -282,7 +290,8 @@ impl<L: Read + Write> Options<'_, L> {
 
 /// What may be asked of an export.
 fn flags(of: &Export, structured: bool) -> u16 {
-    let mut flags = export::HAS_FLAGS | export::SEND_FLUSH | export::SEND_FUA | export::CAN_MULTI_CONN;
+    let mut flags =
+        export::HAS_FLAGS | export::SEND_FLUSH | export::SEND_FUA | export::CAN_MULTI_CONN;
     flags |= export::SEND_CACHE;
     flags |= if structured { export::SEND_DF } else { 0 };
     flags

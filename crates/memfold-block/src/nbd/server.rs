@@ -68,7 +68,10 @@ impl Server {
     pub fn listen(&mut self, listener: Listener) -> io::Result<()> {
         let security = match (&self.shared.tls, listener.is_reachable_from_afar()) {
             (None, true) => {
-                return Err(io::Error::new(ErrorKind::PermissionDenied, "other machines can reach it: TLS is needed"));
+                return Err(io::Error::new(
+                    ErrorKind::PermissionDenied,
+                    "other machines can reach it: TLS is needed",
+                ));
             }
             (None, false) => Security::None,
             (Some(_), false) => Security::Offered,
@@ -118,8 +121,11 @@ impl Shared {
 
     /// `false`: the server ends.
     fn wait_for_place(&self) -> bool {
-        let full = |clients: &mut Clients| clients.count == self.connections_max && !self.ends.load(Relaxed);
-        let clients = self.changed.wait_while(self.lock(), full).expect("nobody panics with the lock");
+        let full = |clients: &mut Clients| {
+            clients.count == self.connections_max && !self.ends.load(Relaxed)
+        };
+        let clients =
+            self.changed.wait_while(self.lock(), full).expect("nobody panics with the lock");
         drop(clients);
         !self.ends.load(Relaxed)
     }

@@ -6,7 +6,9 @@
 use super::buffers::{Input, Output};
 use super::negotiate::Agreed;
 use super::wire::{CONTEXT_ID, command as cmd};
-use super::wire::{Error, Head, PAYLOAD_MAX, REQUEST_BYTES, Request, allocation, chunk, command, flag};
+use super::wire::{
+    Error, Head, PAYLOAD_MAX, REQUEST_BYTES, Request, allocation, chunk, command, flag,
+};
 use crate::device::{Device, Io, IoError, Status, Zeros};
 use std::io::{self, Read, Write};
 
@@ -27,7 +29,13 @@ impl<'a, L: Read + Write> Session<'a, L> {
     pub fn new(link: &'a mut L, agreed: &'a Agreed) -> Session<'a, L> {
         let device = agreed.export.device();
         let block = device.block_bytes();
-        Session { link, agreed, io: device.io(), input: Input::new(block), output: Output::new(block) }
+        Session {
+            link,
+            agreed,
+            io: device.io(),
+            input: Input::new(block),
+            output: Output::new(block),
+        }
     }
 
     /// Answers requests until the client leaves.
@@ -108,10 +116,15 @@ impl<'a, L: Read + Write> Session<'a, L> {
         match request.command {
             cmd::FLUSH if request.offset == 0 && request.len == 0 => self.flush(),
             // A hint, which changes nothing.
-            cmd::CACHE => export.device().check_range(request.offset, len).map_err(|e| error_of(e, Error::Invalid)),
+            cmd::CACHE => export
+                .device()
+                .check_range(request.offset, len)
+                .map_err(|e| error_of(e, Error::Invalid)),
             cmd::TRIM | cmd::WRITE_ZEROES => {
-                let zeros = if request.flags & flag::NO_HOLE != 0 { Zeros::Written } else { Zeros::Hole };
-                let beyond = if request.command == cmd::TRIM { Error::Invalid } else { Error::NoSpace };
+                let zeros =
+                    if request.flags & flag::NO_HOLE != 0 { Zeros::Written } else { Zeros::Hole };
+                let beyond =
+                    if request.command == cmd::TRIM { Error::Invalid } else { Error::NoSpace };
                 self.check_writable()?;
                 let done = export.device().zero(&mut self.io, request.offset, len, zeros);
                 done.map_err(|e| error_of(e, beyond))?;
@@ -162,7 +175,11 @@ impl<'a, L: Read + Write> Session<'a, L> {
             let count = piece(self.agreed.export.device(), offset, left, self.input.room());
             self.wait_for_bytes(count)?;
             if done.is_ok() {
-                let written = self.agreed.export.device().write(&mut self.io, offset, &self.input.bytes()[..count]);
+                let written = self.agreed.export.device().write(
+                    &mut self.io,
+                    offset,
+                    &self.input.bytes()[..count],
+                );
                 done = written.map_err(|e| error_of(e, Error::NoSpace));
             }
             self.input.consume(count);
@@ -223,7 +240,9 @@ impl<'a, L: Read + Write> Session<'a, L> {
                 false => piece(self.agreed.export.device(), offset, left, self.output.room()),
             };
             let done = count == left;
-            let head = |kind, len| Head::chunk(request.cookie, done, kind, 8 + len).with(&offset.to_be_bytes());
+            let head = |kind, len| {
+                Head::chunk(request.cookie, done, kind, 8 + len).with(&offset.to_be_bytes())
+            };
             if !is_whole && self.is_zero(offset, count) {
                 let head = head(chunk::OFFSET_HOLE, 4).with(&(count as u32).to_be_bytes());
                 self.push(head, 0)?;
@@ -344,6 +363,8 @@ fn error_of(error: IoError, beyond: Error) -> Error {
     match error {
         IoError::OutOfRange => beyond,
         IoError::NoSpace => Error::NoSpace,
-        IoError::Damaged(_) | IoError::Refused(_) | IoError::Unread | IoError::NotDurable => Error::Io,
+        IoError::Damaged(_) | IoError::Refused(_) | IoError::Unread | IoError::NotDurable => {
+            Error::Io
+        }
     }
 }

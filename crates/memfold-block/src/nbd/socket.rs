@@ -46,7 +46,9 @@ impl Listener {
     pub fn is_reachable_from_afar(&self) -> bool {
         match self {
             Listener::Unix(_) => false,
-            Listener::Tcp(listener) => listener.local_addr().map_or(true, |at| !at.ip().to_canonical().is_loopback()),
+            Listener::Tcp(listener) => {
+                listener.local_addr().map_or(true, |at| !at.ip().to_canonical().is_loopback())
+            }
         }
     }
 }
@@ -82,8 +84,12 @@ impl Socket {
     /// The system's.
     pub fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
         match self {
-            Socket::Unix(s) => s.set_read_timeout(patience).and_then(|()| s.set_write_timeout(patience)),
-            Socket::Tcp(s) => s.set_read_timeout(patience).and_then(|()| s.set_write_timeout(patience)),
+            Socket::Unix(s) => {
+                s.set_read_timeout(patience).and_then(|()| s.set_write_timeout(patience))
+            }
+            Socket::Tcp(s) => {
+                s.set_read_timeout(patience).and_then(|()| s.set_write_timeout(patience))
+            }
         }
     }
 
@@ -110,8 +116,15 @@ impl Socket {
 fn set(socket: BorrowedFd, option: libc::c_int, value: libc::c_int) -> bool {
     let len = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: the pointer leads to a local of the length that is given.
-    let done =
-        unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, (&raw const value).cast(), len) };
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw const value).cast(),
+            len,
+        )
+    };
     done == 0
 }
 

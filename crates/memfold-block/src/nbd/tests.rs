@@ -39,7 +39,8 @@ struct Served {
 impl Served {
     fn new(exports: &[Arc<Export>], connections: usize) -> Served {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let name = format!("memfold-nbd-test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
+        let name =
+            format!("memfold-nbd-test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
         let address = SocketAddr::from_abstract_name(name).unwrap();
         let mut server = Server::new(exports, None, connections);
         server.listen(Listener::Unix(UnixListener::bind_addr(&address).unwrap())).unwrap();
@@ -79,14 +80,21 @@ fn options_are_answered_as_the_protocol_says() {
     assert_eq!(client.option(option::STARTTLS, &[]).unwrap().0, reply::POLICY);
     assert_eq!(client.option(option::INFO, &info("none", &[])).unwrap().0, reply::UNKNOWN);
     assert_eq!(client.option(option::INFO, &info("", &[])[..5]).unwrap().0, reply::INVALID);
-    assert_eq!(client.option(option::INFO, &[info("", &[]), vec![0]].concat()).unwrap().0, reply::INVALID);
+    assert_eq!(
+        client.option(option::INFO, &[info("", &[]), vec![0]].concat()).unwrap().0,
+        reply::INVALID
+    );
     assert_eq!(client.option(option::LIST, &vec![0; 20_000]).unwrap().0, reply::TOO_BIG);
     let (kind, about) = client.option(option::INFO, &info("fixed", &[1, 2, 3, 99])).unwrap();
     assert_eq!((kind, about.len()), (reply::ACK, 4));
     assert_eq!(about[0][..10], [0, 0, 0, 0, 0, 0, 0, 16, 0, 0]);
     let flags = u16::from_be_bytes(about[0][10..].try_into().unwrap());
     assert_eq!(flags & wire::export::READ_ONLY, wire::export::READ_ONLY);
-    assert_eq!(flags & (wire::export::SEND_TRIM | wire::export::SEND_DF), 0, "no structured replies yet");
+    assert_eq!(
+        flags & (wire::export::SEND_TRIM | wire::export::SEND_DF),
+        0,
+        "no structured replies yet"
+    );
     assert_eq!(about[1], [&[0, 1][..], b"fixed"].concat());
     assert_eq!(about[3][2..6], 4096u32.to_be_bytes());
     // A context needs structured replies, and an export.
@@ -102,12 +110,19 @@ fn options_are_answered_as_the_protocol_says() {
     assert_eq!(client.option(list, &query("none", &[])).unwrap().0, reply::UNKNOWN);
     let context = |id: u32| [&id.to_be_bytes()[..], b"base:allocation"].concat();
     for queries in [&[][..], &["base:"], &["other:x", "base:allocation"]] {
-        assert_eq!(client.option(list, &query("", queries)).unwrap(), (reply::ACK, vec![context(0)]), "{queries:?}");
+        assert_eq!(
+            client.option(list, &query("", queries)).unwrap(),
+            (reply::ACK, vec![context(0)]),
+            "{queries:?}"
+        );
     }
     assert_eq!(client.option(list, &query("", &["other:x"])).unwrap(), (reply::ACK, vec![]));
     let set = option::SET_META_CONTEXT;
     assert_eq!(client.option(set, &query("", &["base:"])).unwrap(), (reply::ACK, vec![]));
-    assert_eq!(client.option(set, &query("", &["base:allocation"])).unwrap(), (reply::ACK, vec![context(1)]));
+    assert_eq!(
+        client.option(set, &query("", &["base:allocation"])).unwrap(),
+        (reply::ACK, vec![context(1)])
+    );
     // One that gives far more queries than it has is no memory's worth.
     let mut many = text("");
     many.extend(u32::MAX.to_be_bytes());
@@ -119,7 +134,10 @@ fn options_are_answered_as_the_protocol_says() {
     client.link.write_all(&[7; 16]).unwrap();
     assert!(is_gone(&mut client));
     let mut client = served.connect();
-    client.link.write_all(&[&wire::OPTION_MAGIC.to_be_bytes()[..], &[0, 0, 0, 3, 0x7f, 0, 0, 0]].concat()).unwrap();
+    client
+        .link
+        .write_all(&[&wire::OPTION_MAGIC.to_be_bytes()[..], &[0, 0, 0, 3, 0x7f, 0, 0, 0]].concat())
+        .unwrap();
     assert!(is_gone(&mut client));
 }
 
@@ -132,7 +150,10 @@ fn the_oldest_way_to_choose_an_export_works_and_replies_are_simple_then() {
     client.link.read_exact(&mut about).unwrap();
     assert_eq!(about[..8], (8u64 << 20).to_be_bytes());
     let bytes: Vec<u8> = (0..3_000_000u32).map(|i| ((i * 7) >> 5) as u8).collect();
-    assert_eq!(client.request(command::WRITE, 0, 1001, bytes.len() as u32, &bytes).unwrap().error, 0);
+    assert_eq!(
+        client.request(command::WRITE, 0, 1001, bytes.len() as u32, &bytes).unwrap().error,
+        0
+    );
     let answer = client.request(command::READ, 0, 1001, bytes.len() as u32, &[]).unwrap();
     assert!(answer.data == bytes && answer.chunks == 0);
     assert_eq!(client.request(command::READ, 0, 8 << 20, 1, &[]).unwrap().error, EINVAL);
@@ -167,7 +188,8 @@ fn random_requests_are_what_a_vector_of_bytes_says() {
             match random.below(8) {
                 0..3 => {
                     let flags = random.pick(&[0, flag::DF]);
-                    let answer = client.request(command::READ, flags, at as u64, len as u32, &[]).unwrap();
+                    let answer =
+                        client.request(command::READ, flags, at as u64, len as u32, &[]).unwrap();
                     if flags == flag::DF && answer.error != 0 {
                         assert_eq!((answer.error, len > 512 << 10), (75, true));
                         continue;
@@ -178,17 +200,28 @@ fn random_requests_are_what_a_vector_of_bytes_says() {
                 }
                 3..6 => {
                     fill(&mut random, &mut wanted[range.clone()]);
-                    let answer = client.request(command::WRITE, fua, at as u64, len as u32, &wanted[range]).unwrap();
+                    let answer = client
+                        .request(command::WRITE, fua, at as u64, len as u32, &wanted[range])
+                        .unwrap();
                     assert_eq!(answer.error, 0);
                 }
                 6 => {
                     wanted[range].fill(0);
-                    assert_eq!(client.request(command::TRIM, fua, at as u64, len as u32, &[]).unwrap().error, 0);
+                    assert_eq!(
+                        client
+                            .request(command::TRIM, fua, at as u64, len as u32, &[])
+                            .unwrap()
+                            .error,
+                        0
+                    );
                 }
                 _ => {
                     wanted[range].fill(0);
-                    let flags = fua | random.pick(&[0, flag::NO_HOLE]) | random.pick(&[0, flag::FAST_ZERO]);
-                    let answer = client.request(command::WRITE_ZEROES, flags, at as u64, len as u32, &[]).unwrap();
+                    let flags =
+                        fua | random.pick(&[0, flag::NO_HOLE]) | random.pick(&[0, flag::FAST_ZERO]);
+                    let answer = client
+                        .request(command::WRITE_ZEROES, flags, at as u64, len as u32, &[])
+                        .unwrap();
                     assert_eq!(answer.error, 0);
                 }
             }
@@ -222,13 +255,24 @@ fn zeros_and_holes_are_told_and_not_sent() {
     }
     let answer = client.request(command::BLOCK_STATUS, 0, 20 << 20, 1200 * page, &[]).unwrap();
     assert_eq!(answer.runs.len(), 512);
-    assert!(answer.runs.iter().enumerate().all(|(i, run)| *run == (page, if i % 2 == 0 { 0 } else { hole })));
+    assert!(
+        answer
+            .runs
+            .iter()
+            .enumerate()
+            .all(|(i, run)| *run == (page, if i % 2 == 0 { 0 } else { hole }))
+    );
     let answer = client.request(command::READ, 0, 0, 1 << 20, &[]).unwrap();
     assert_eq!((answer.holes, answer.error), (1 << 20, 0));
     let answer = client.request(command::READ, flag::DF, 0, 4096, &[]).unwrap();
     assert_eq!((answer.holes, answer.chunks), (0, 1));
-    for (flags, offset, len) in [(0, 0, 0), (flag::FAST_ZERO, 0, 512), (0, 64 << 20, 1), (0, u64::MAX, 512)] {
-        assert_eq!(client.request(command::BLOCK_STATUS, flags, offset, len, &[]).unwrap().error, EINVAL);
+    for (flags, offset, len) in
+        [(0, 0, 0), (flag::FAST_ZERO, 0, 512), (0, 64 << 20, 1), (0, u64::MAX, 512)]
+    {
+        assert_eq!(
+            client.request(command::BLOCK_STATUS, flags, offset, len, &[]).unwrap().error,
+            EINVAL
+        );
     }
     // A client that did not choose the context gets none.
     let mut other = served.connect();
@@ -261,8 +305,13 @@ fn what_can_not_be_done_is_an_error_and_the_connection_goes_on() {
         assert_eq!(answer.error, error, "command {command}, flags {flags}, {offset}, {len}");
     }
     // The payload of a write that is refused is no request.
-    for (flags, offset, error) in [(0, end - 511, ENOSPC), (0, u64::MAX, ENOSPC), (flag::DF, 0, EINVAL)] {
-        assert_eq!(client.request(command::WRITE, flags, offset, 512, &[1; 512]).unwrap().error, error);
+    for (flags, offset, error) in
+        [(0, end - 511, ENOSPC), (0, u64::MAX, ENOSPC), (flag::DF, 0, EINVAL)]
+    {
+        assert_eq!(
+            client.request(command::WRITE, flags, offset, 512, &[1; 512]).unwrap().error,
+            error
+        );
     }
     assert_eq!(client.request(command::WRITE, 0, 0, 0, &[]).unwrap().error, 0);
     let mut whole = vec![0; end as usize];
@@ -275,7 +324,10 @@ fn what_can_not_be_done_is_an_error_and_the_connection_goes_on() {
     for command in [command::WRITE_ZEROES, command::TRIM] {
         assert_eq!(fixed.request(command, 0, 0, 512, &[]).unwrap().error, EPERM);
     }
-    assert_eq!(fixed.request(command::WRITE, 0, 0, 600_000, &vec![1; 600_000]).unwrap().error, EPERM);
+    assert_eq!(
+        fixed.request(command::WRITE, 0, 0, 600_000, &vec![1; 600_000]).unwrap().error,
+        EPERM
+    );
     assert_eq!(fixed.request(command::READ, 0, 0, 4096, &[]).unwrap().data, [0; 4096]);
     // What is no request ends the connection, but not before what came before is answered.
     client.send(command::READ, 0, end - 512, 512, &[]).unwrap();
@@ -296,7 +348,10 @@ fn the_longest_payloads_come_through_with_blocks_of_every_size() {
         let mut bytes = vec![0; 32 << 20];
         fill(&mut Random::new(41), &mut bytes);
         assert_eq!(client.request(command::WRITE, 0, 4096, 32 << 20, &bytes).unwrap().error, 0);
-        assert!(client.request(command::READ, 0, 4096, 32 << 20, &[]).unwrap().data == bytes, "order {order}");
+        assert!(
+            client.request(command::READ, 0, 4096, 32 << 20, &[]).unwrap().data == bytes,
+            "order {order}"
+        );
     }
 }
 
@@ -315,7 +370,9 @@ fn clients_at_once_lose_no_byte_of_each_other_also_when_one_is_killed_in_a_write
                     let at = random.below(own.len() - len);
                     fill(&mut random, &mut own[at..at + len]);
                     let offset = (n << 22) + at as u64;
-                    client.request(command::WRITE, 0, offset, len as u32, &own[at..at + len]).unwrap();
+                    client
+                        .request(command::WRITE, 0, offset, len as u32, &own[at..at + len])
+                        .unwrap();
                     let other = served.client("");
                     drop(other);
                 }
@@ -330,7 +387,10 @@ fn clients_at_once_lose_no_byte_of_each_other_also_when_one_is_killed_in_a_write
             });
         }
     });
-    assert_eq!(exports[0].device().check().unwrap().0, exports[0].device().backing().stats().store.objects);
+    assert_eq!(
+        exports[0].device().check().unwrap().0,
+        exports[0].device().backing().stats().store.objects
+    );
 }
 
 #[test]

@@ -21,7 +21,8 @@ impl Tls {
     /// One line that names the file and says what is wrong with it.
     pub fn load(certificate: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Tls, String> {
         let chain = certificates(certificate)?;
-        let private = PrivateKeyDer::from_pem_file(key).map_err(|e| at(key, "no private key in PEM", e))?;
+        let private =
+            PrivateKeyDer::from_pem_file(key).map_err(|e| at(key, "no private key in PEM", e))?;
         let provider = Arc::new(default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
@@ -33,12 +34,16 @@ impl Tls {
                 for root in certificates(path)? {
                     roots.add(root).map_err(|e| at(path, "no authority's certificate", e))?;
                 }
-                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-                builder.with_client_cert_verifier(verifier.build().map_err(|e| at(path, "of no use", e))?)
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                builder.with_client_cert_verifier(
+                    verifier.build().map_err(|e| at(path, "of no use", e))?,
+                )
             }
         };
         let config = builder.with_single_cert(chain, private);
-        let config = config.map_err(|e| at(certificate, &format!("does not fit {}", key.display()), e))?;
+        let config =
+            config.map_err(|e| at(certificate, &format!("does not fit {}", key.display()), e))?;
         Ok(Tls(Arc::new(config)))
     }
 }

@@ -240,8 +240,13 @@ mod tests {
 
     #[test]
     fn requests_come_back_and_other_bytes_are_none() {
-        let request =
-            Request { flags: flag::FUA, command: command::WRITE, cookie: *b"12345678", offset: 1 << 40, len: 512 };
+        let request = Request {
+            flags: flag::FUA,
+            command: command::WRITE,
+            cookie: *b"12345678",
+            offset: 1 << 40,
+            len: 512,
+        };
         let mut bytes: [u8; REQUEST_BYTES] = request.bytes().try_into().unwrap();
         assert_eq!(Request::parse(&bytes), Some(request));
         bytes[3] ^= 1;

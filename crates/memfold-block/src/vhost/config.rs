@@ -53,7 +53,9 @@ pub(super) fn protocol_features() -> VhostUserProtocolFeatures {
 /// `size` bytes of the configuration space from `offset` on. Beyond its end all are zero.
 pub(super) fn config(export: &Export, offset: u32, size: u32) -> Vec<u8> {
     let all = space(export);
-    (offset..offset.saturating_add(size)).map(|at| all.get(at as usize).copied().unwrap_or(0)).collect()
+    (offset..offset.saturating_add(size))
+        .map(|at| all.get(at as usize).copied().unwrap_or(0))
+        .collect()
 }
 
 fn space(export: &Export) -> [u8; SPACE_BYTES] {
@@ -73,7 +75,10 @@ fn space(export: &Export) -> [u8; SPACE_BYTES] {
         put(offset_of!(Space, max_discard_sectors), &RANGE_SECTORS_MAX.to_le_bytes());
         put(offset_of!(Space, max_discard_seg), &(RANGES_MAX as u32).to_le_bytes());
         // Any range can be discarded; memory comes back for whole pages.
-        put(offset_of!(Space, discard_sector_alignment), &(physical / SECTOR_BYTES as u32).to_le_bytes());
+        put(
+            offset_of!(Space, discard_sector_alignment),
+            &(physical / SECTOR_BYTES as u32).to_le_bytes(),
+        );
         put(offset_of!(Space, max_write_zeroes_sectors), &RANGE_SECTORS_MAX.to_le_bytes());
         put(offset_of!(Space, max_write_zeroes_seg), &(RANGES_MAX as u32).to_le_bytes());
         put(offset_of!(Space, write_zeroes_may_unmap), &[1]);

@@ -32,7 +32,8 @@ pub fn queue(data: &[u8]) {
     queue.set_ready(true);
     let mut served = 0;
     // A guest's own requests may write more of them into its queue.
-    while served < 4 * QUEUE_SIZE && worker.serve_next(export, &memory, &mut queue) == Next::Served {
+    while served < 4 * QUEUE_SIZE && worker.serve_next(export, &memory, &mut queue) == Next::Served
+    {
         served += 1;
     }
     assert_eq!(queue.next_used(), served);
@@ -41,7 +42,8 @@ pub fn queue(data: &[u8]) {
 }
 
 fn disk() -> (Export, Worker) {
-    let backing = Backing::new(&Settings { limit_bytes: 16 << 20, pools: 1, ..Settings::default() });
+    let backing =
+        Backing::new(&Settings { limit_bytes: 16 << 20, pools: 1, ..Settings::default() });
     let device = Device::new(&backing.expect("a backing"), 256 << 10).expect("a device");
     let export = Export::new("", device, false, 512);
     let worker = Worker::new(&export);
@@ -69,7 +71,10 @@ mod tests {
             let head = Descriptor::new(header as u64, 16, 1, first as u16 + 1);
             put(16 * first, head.as_slice());
             let last = if flags & 2 != 0 { 0 } else { 1 };
-            put(16 * (first + 1), Descriptor::new(data as u64, len, flags & 2 | last, 12).as_slice());
+            put(
+                16 * (first + 1),
+                Descriptor::new(data as u64, len, flags & 2 | last, 12).as_slice(),
+            );
             put(0x104 + 2 * n, &(first as u16).to_le_bytes());
         }
         put(16 * 12, Descriptor::new(0x700, 1, 2, 0).as_slice());

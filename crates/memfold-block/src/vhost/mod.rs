@@ -68,7 +68,9 @@ pub enum Broken {
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Broken::Protocol(why) => write!(f, "a VMM was disconnected, as it broke the vhost-user protocol: {why}"),
+            Broken::Protocol(why) => {
+                write!(f, "a VMM was disconnected, as it broke the vhost-user protocol: {why}")
+            }
             Broken::Refused(why) => write!(f, "a VMM could not be served: {why}"),
         }
     }
@@ -97,7 +99,9 @@ impl Server {
     /// the server, as what the device holds would be gone.
     pub fn serve(&self, mut report: impl FnMut(&Broken)) {
         loop {
-            let served = self.wait_for_connection().and_then(|more| if more { self.serve_one() } else { Ok(false) });
+            let served = self
+                .wait_for_connection()
+                .and_then(|more| if more { self.serve_one() } else { Ok(false) });
             match served {
                 Ok(false) => return,
                 Ok(true) => {}
@@ -131,7 +135,8 @@ impl Server {
     /// Serves the connection that waits, to its end. Always `true`.
     fn serve_one(&self) -> Result<bool, Broken> {
         let mut listener = self.listener.lock().expect("nobody panics with the lock");
-        let started = self.daemon().and_then(|mut daemon| daemon.start(&mut listener).map(|()| daemon));
+        let started =
+            self.daemon().and_then(|mut daemon| daemon.start(&mut listener).map(|()| daemon));
         let mut daemon = started.map_err(|error| {
             // What still waits would do so for ever; when not even that can be changed, some time may help.
             if listener.accept().is_err() {
@@ -147,14 +152,16 @@ impl Server {
         *self.connection() = None;
         match ended {
             // The crate calls it so when a VMM leaves, also if that is killed.
-            Err(Error::HandleRequest(Protocol::Disconnected | Protocol::PartialMessage)) | Ok(()) => Ok(true),
+            Err(Error::HandleRequest(Protocol::Disconnected | Protocol::PartialMessage))
+            | Ok(()) => Ok(true),
             Err(error) => Err(Broken::Protocol(error.to_string())),
         }
     }
 
     fn daemon(&self) -> Result<VhostUserDaemon<Arc<Session>>, Error> {
         let memory = SharedMemory::new(Memory::new());
-        let session = Arc::new(Session::new(self.disk.clone(), memory.clone()).map_err(Error::StartDaemon)?);
+        let session =
+            Arc::new(Session::new(self.disk.clone(), memory.clone()).map_err(Error::StartDaemon)?);
         let daemon = VhostUserDaemon::new("memfold-vhost".to_string(), session.clone(), memory);
         daemon.inspect_err(|_| session.end_threads())
     }

@@ -80,7 +80,9 @@ impl Request {
     /// Whether it has no more room than at first, for tests.
     #[cfg(any(test, fuzzing))]
     pub fn is_of_fixed_size(&self) -> bool {
-        [&self.readable, &self.writable].into_iter().all(|spans| spans.capacity() == DESCRIPTORS_MAX)
+        [&self.readable, &self.writable]
+            .into_iter()
+            .all(|spans| spans.capacity() == DESCRIPTORS_MAX)
     }
 
     /// Takes a chain in. Whatever it is, there is a status afterwards if the guest has left any room for one.

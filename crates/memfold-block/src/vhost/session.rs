@@ -83,7 +83,8 @@ impl Session {
 
     /// `false`: the queue isn't in use, or not in the guest's memory.
     fn begin(&self, ring: &Ring) -> bool {
-        ring.get_ref().get_queue().is_valid(&*self.memory.memory()) && ring.disable_notification().is_ok()
+        ring.get_ref().get_queue().is_valid(&*self.memory.memory())
+            && ring.disable_notification().is_ok()
     }
 
     /// `false`: the queue says what can't be.
@@ -158,7 +159,11 @@ impl VhostUserBackend for Session {
 
     fn queues_per_thread(&self) -> Vec<u64> {
         let threads = self.disk.workers.len();
-        let mask = |thread| (thread..config::QUEUES_MAX).step_by(threads).fold(0, |mask, queue| mask | 1_u64 << queue);
+        let mask = |thread| {
+            (thread..config::QUEUES_MAX)
+                .step_by(threads)
+                .fold(0, |mask, queue| mask | 1_u64 << queue)
+        };
         (0..threads).map(mask).collect()
     }
 
@@ -171,7 +176,13 @@ impl VhostUserBackend for Session {
         Some((consumer, notifier))
     }
 
-    fn handle_event(&self, event: u16, _set: EventSet, rings: &[Ring], thread: usize) -> io::Result<()> {
+    fn handle_event(
+        &self,
+        event: u16,
+        _set: EventSet,
+        rings: &[Ring],
+        thread: usize,
+    ) -> io::Result<()> {
         if let Some(ring) = rings.get(usize::from(event)) {
             self.serve(ring, thread);
         }

@@ -182,7 +182,8 @@ fn a_request_may_be_cut_anywhere() {
     let (first, second, third) = (&says[..3], &says[3..700], &says[700..]);
     assert_eq!(guest.status(&[Says(first), Says(&[]), Says(second), Says(third), Takes(1)]), OK);
     // The status is the last byte, wherever that is.
-    let answer = guest.ask(&[Says(&header(READ, 9)), Takes(1), Takes(600), Takes(1025 - 601), Takes(0)]);
+    let answer =
+        guest.ask(&[Says(&header(READ, 9)), Takes(1), Takes(600), Takes(1025 - 601), Takes(0)]);
     assert_eq!(answer, [&bytes[..], &[OK]].concat());
 }
 
@@ -215,12 +216,29 @@ fn beyond_the_end_nothing_is_read_or_written() {
     guest.fill();
     let (before, end) = (guest.device(0, SIZE as usize), SIZE / SECTOR_BYTES);
     let data = [0x55; 1024];
-    for sector in [end, end - 1, end + 1, u64::MAX, u64::MAX / 512, u64::MAX / 512 + 1, 1 << 55, (1 << 55) - 1] {
-        assert_eq!(guest.status(&[Says(&header(WRITES, sector)), Says(&data), Takes(1)]), ERROR, "{sector}");
+    for sector in [
+        end,
+        end - 1,
+        end + 1,
+        u64::MAX,
+        u64::MAX / 512,
+        u64::MAX / 512 + 1,
+        1 << 55,
+        (1 << 55) - 1,
+    ] {
+        assert_eq!(
+            guest.status(&[Says(&header(WRITES, sector)), Says(&data), Takes(1)]),
+            ERROR,
+            "{sector}"
+        );
         let read = guest.ask(&[Says(&header(READ, sector)), Takes(1024), Takes(1)]);
         assert_eq!(read, [&[NONE; 1024][..], &[ERROR]].concat(), "{sector}");
         let zeroes = range(sector, 2, 0);
-        assert_eq!(guest.status(&[Says(&header(ZEROES, 0)), Says(&zeroes), Takes(1)]), ERROR, "{sector}");
+        assert_eq!(
+            guest.status(&[Says(&header(ZEROES, 0)), Says(&zeroes), Takes(1)]),
+            ERROR,
+            "{sector}"
+        );
     }
     assert!(guest.device(0, SIZE as usize) == before);
     assert_eq!(guest.export.device().stats().invalid, 8 * 3);
@@ -241,10 +259,24 @@ fn memory_that_the_guest_does_not_have_is_an_error() {
     let mut guest = Guest::new();
     guest.fill();
     let end = MEMORY as u64;
-    for (at, len) in [(end, 512), (end - 256, 512), (u64::MAX - 511, 512), (u64::MAX - 5, 512), (1 << 40, 1024)] {
-        assert_eq!(guest.status(&[Says(&header(WRITES, 0)), Raw(at, len, 0), Takes(1)]), ERROR, "{at:x}");
-        assert_eq!(guest.status(&[Says(&header(READ, 0)), Raw(at, len, WRITE), Takes(1)]), ERROR, "{at:x}");
-        assert_eq!(guest.status(&[Raw(at.max(end - 8), 16, 0), Says(&[0; 512]), Takes(1)]), ERROR, "{at:x}");
+    for (at, len) in
+        [(end, 512), (end - 256, 512), (u64::MAX - 511, 512), (u64::MAX - 5, 512), (1 << 40, 1024)]
+    {
+        assert_eq!(
+            guest.status(&[Says(&header(WRITES, 0)), Raw(at, len, 0), Takes(1)]),
+            ERROR,
+            "{at:x}"
+        );
+        assert_eq!(
+            guest.status(&[Says(&header(READ, 0)), Raw(at, len, WRITE), Takes(1)]),
+            ERROR,
+            "{at:x}"
+        );
+        assert_eq!(
+            guest.status(&[Raw(at.max(end - 8), 16, 0), Says(&[0; 512]), Takes(1)]),
+            ERROR,
+            "{at:x}"
+        );
         // No room for a status: there is only the used ring to tell by.
         assert_eq!(guest.ask(&[Says(&header(READ, 0)), Raw(at, len, WRITE)]), [0_u8; 0]);
         assert_eq!(guest.used_bytes(), 0);
@@ -260,7 +292,8 @@ fn lengths_of_gigabytes_take_no_memory() {
         assert_eq!(guest.status(&[Says(&header(DISCARD, 0)), Raw(0, len, 0), Takes(1)]), ERROR);
     }
     // More than 2^32 bytes: the chain breaks off before its status.
-    let parts = [Says(&header(READ, 0)), Raw(DATA, u32::MAX, WRITE), Raw(DATA, u32::MAX, WRITE), Takes(1)];
+    let parts =
+        [Says(&header(READ, 0)), Raw(DATA, u32::MAX, WRITE), Raw(DATA, u32::MAX, WRITE), Takes(1)];
     assert_eq!(guest.ask(&parts), [NONE]);
 }
 
@@ -290,7 +323,10 @@ fn a_head_that_is_no_descriptor_ends_no_queue() {
     guest.memory.write_obj(Le16::from(guest.sent), GuestAddress(AVAILABLE + 2)).unwrap();
     // As many requests as the ring can't hold.
     guest.queue.set_next_avail(guest.sent.wrapping_sub(QUEUE_SIZE_MAX as u16 + 1));
-    assert_eq!(guest.worker.serve_next(&guest.export, &guest.memory, &mut guest.queue), Next::Nonsense);
+    assert_eq!(
+        guest.worker.serve_next(&guest.export, &guest.memory, &mut guest.queue),
+        Next::Nonsense
+    );
     guest.queue.set_next_avail(guest.sent);
     assert_eq!(guest.status(&[Says(&header(FLUSH, 0)), Takes(1)]), OK);
 }
@@ -315,9 +351,17 @@ fn more_descriptors_than_a_queue_has_are_refused() {
     guest.descriptor(table, 0, Descriptor::new(at, 16, NEXT, 1));
     for index in 1..=count {
         let next = if index < count { NEXT } else { 0 };
-        guest.descriptor(table, index, Descriptor::new(DATA + 512 + u64::from(index), 1, next | WRITE, index + 1));
+        guest.descriptor(
+            table,
+            index,
+            Descriptor::new(DATA + 512 + u64::from(index), 1, next | WRITE, index + 1),
+        );
     }
-    guest.descriptor(DESCRIPTORS, 0, Descriptor::new(table, 16 * (u32::from(count) + 1), INDIRECT, 0));
+    guest.descriptor(
+        DESCRIPTORS,
+        0,
+        Descriptor::new(table, 16 * (u32::from(count) + 1), INDIRECT, 0),
+    );
     assert_eq!(guest.offer(0), Next::Served);
     assert_eq!(guest.used_bytes(), 1);
 }
@@ -328,7 +372,10 @@ fn what_makes_no_request_is_an_error() {
     assert_eq!(guest.status(&[Takes(1)]), ERROR);
     assert_eq!(guest.status(&[Says(&[0; 15]), Takes(1)]), ERROR);
     // Something is said after room for the answer.
-    assert_eq!(guest.status(&[Says(&header(READ, 0)), Takes(512), Says(&[0; 512]), Takes(1)]), ERROR);
+    assert_eq!(
+        guest.status(&[Says(&header(READ, 0)), Takes(512), Says(&[0; 512]), Takes(1)]),
+        ERROR
+    );
     assert_eq!(guest.ask(&[Says(&header(WRITES, 0)), Says(&[1; 512])]), [0_u8; 0]);
     assert_eq!(guest.device(0, 512), [0; 512], "a write whose end nobody would hear of");
 }
@@ -336,22 +383,35 @@ fn what_makes_no_request_is_an_error() {
 #[test]
 fn what_is_not_known_is_said_to_be_so() {
     let mut guest = Guest::new();
-    for kind in [2, 3, 5, 12, blk::VIRTIO_BLK_T_SECURE_ERASE, blk::VIRTIO_BLK_T_ZONE_REPORT, u32::MAX] {
+    for kind in
+        [2, 3, 5, 12, blk::VIRTIO_BLK_T_SECURE_ERASE, blk::VIRTIO_BLK_T_ZONE_REPORT, u32::MAX]
+    {
         assert_eq!(guest.status(&[Says(&header(kind, 0)), Takes(1)]), UNSUPPORTED, "{kind}");
     }
     for (kind, flags) in [(ZEROES, 2), (ZEROES, u32::MAX), (DISCARD, 1), (DISCARD, 2)] {
         let range = range(0, 1, flags);
-        assert_eq!(guest.status(&[Says(&header(kind, 0)), Says(&range), Takes(1)]), UNSUPPORTED, "{kind}, {flags}");
+        assert_eq!(
+            guest.status(&[Says(&header(kind, 0)), Says(&range), Takes(1)]),
+            UNSUPPORTED,
+            "{kind}, {flags}"
+        );
     }
 }
 
 #[test]
 fn discarding_and_zeroing_are_exact_to_the_sector() {
-    for (kind, flags, status) in [(DISCARD, 0, Status::Hole), (ZEROES, 1, Status::Hole), (ZEROES, 0, Status::Zeros)] {
+    for (kind, flags, status) in
+        [(DISCARD, 0, Status::Hole), (ZEROES, 1, Status::Hole), (ZEROES, 0, Status::Zeros)]
+    {
         let mut guest = Guest::new();
         guest.fill();
         let mut wanted = guest.device(0, SIZE as usize);
-        let ranges = [range(3, 5, flags), range(64, 64, flags), range(SIZE / 512 - 1, 1, flags), range(7, 0, flags)];
+        let ranges = [
+            range(3, 5, flags),
+            range(64, 64, flags),
+            range(SIZE / 512 - 1, 1, flags),
+            range(7, 0, flags),
+        ];
         assert_eq!(guest.status(&[Says(&header(kind, 0)), Says(&ranges.concat()), Takes(1)]), OK);
         for zeroed in [3..8, 64..128, SIZE as usize / 512 - 1..SIZE as usize / 512] {
             wanted[zeroed.start * 512..zeroed.end * 512].fill(0);
@@ -370,12 +430,18 @@ fn nothing_is_zeroed_if_one_range_makes_no_sense() {
     let mut guest = Guest::new();
     guest.fill();
     let before = guest.device(0, SIZE as usize);
-    for bad in [range(SIZE / 512, 1, 0), range(0, u32::MAX, 0), range(u64::MAX, 1, 0), range(1, 1, 2)] {
+    for bad in
+        [range(SIZE / 512, 1, 0), range(0, u32::MAX, 0), range(u64::MAX, 1, 0), range(1, 1, 2)]
+    {
         let ranges = [range(0, 8, 0), bad].concat();
         assert_ne!(guest.status(&[Says(&header(ZEROES, 0)), Says(&ranges), Takes(1)]), OK);
     }
     for len in [0, 15, 17, 16 * (RANGES_MAX + 1)] {
-        assert_eq!(guest.status(&[Says(&header(DISCARD, 0)), Says(&vec![0; len]), Takes(1)]), ERROR, "{len}");
+        assert_eq!(
+            guest.status(&[Says(&header(DISCARD, 0)), Says(&vec![0; len]), Takes(1)]),
+            ERROR,
+            "{len}"
+        );
     }
     assert!(guest.device(0, SIZE as usize) == before);
 }
@@ -390,7 +456,10 @@ fn a_disk_for_reading_only_is_not_changed() {
         assert_eq!(guest.status(&[Says(&header(kind, 0)), Says(&range(0, 1, 0)), Takes(1)]), ERROR);
     }
     assert_eq!(guest.status(&[Says(&header(FLUSH, 0)), Takes(1)]), OK);
-    assert_eq!(guest.ask(&[Says(&header(READ, 0)), Takes(512), Takes(1)]), [&before[..512], &[OK]].concat());
+    assert_eq!(
+        guest.ask(&[Says(&header(READ, 0)), Takes(512), Takes(1)]),
+        [&before[..512], &[OK]].concat()
+    );
     assert!(guest.device(0, SIZE as usize) == before);
 }
 
@@ -404,14 +473,18 @@ fn a_disk_says_its_name() {
 
 #[test]
 fn a_full_device_is_an_error_and_takes_writes_again() {
-    let backing = Backing::new(&Settings { limit_bytes: 8 << 20, pools: 1, ..Settings::default() }).unwrap();
+    let backing =
+        Backing::new(&Settings { limit_bytes: 8 << 20, pools: 1, ..Settings::default() }).unwrap();
     let device = Device::new(&backing, 64 << 20).unwrap();
     let mut guest = Guest::new();
     guest.export = Export::new("", device, false, 512);
     guest.worker = Worker::new(&guest.export);
     let noise = memfold_testkit::random::Random::new(1).noise(1 << 20);
-    let write = |guest: &mut Guest, at: u64| guest.status(&[Says(&header(WRITES, at)), Says(&noise), Takes(1)]);
-    let full = (0..32).find(|n| write(&mut guest, n * 2048) != OK).expect("more than the limit was held");
+    let write = |guest: &mut Guest, at: u64| {
+        guest.status(&[Says(&header(WRITES, at)), Says(&noise), Takes(1)])
+    };
+    let full =
+        (0..32).find(|n| write(&mut guest, n * 2048) != OK).expect("more than the limit was held");
     assert_eq!(guest.status(&[Says(&header(DISCARD, 0)), Says(&range(0, 8192, 0)), Takes(1)]), OK);
     assert_eq!(write(&mut guest, full * 2048), OK);
 }

@@ -41,7 +41,11 @@ impl Worker {
     pub fn new(export: &Export) -> Worker {
         let device = export.device();
         let block = Order::covering(device.block_bytes()).expect("a block has an order");
-        Worker { io: device.io(), request: Request::new(), buffer: PageBuffer::new(block.max(COPY_ORDER)) }
+        Worker {
+            io: device.io(),
+            request: Request::new(),
+            buffer: PageBuffer::new(block.max(COPY_ORDER)),
+        }
     }
 
     /// Whether no request has made it larger, for tests.
@@ -62,10 +66,16 @@ impl Worker {
 
     /// Serves the request that a chain of descriptors makes, whatever it says. Returns how many bytes of the guest's memory
     /// may have been written: data, and the status.
-    fn serve(&mut self, export: &Export, memory: &Memory, chain: impl Iterator<Item = Descriptor>) -> u32 {
+    fn serve(
+        &mut self,
+        export: &Export,
+        memory: &Memory,
+        chain: impl Iterator<Item = Descriptor>,
+    ) -> u32 {
         let filled = self.request.fill(chain);
         let room = self.request.writable.len();
-        let status = filled.and_then(|()| self.carry_out(export, memory)).err().unwrap_or(Status::Ok);
+        let status =
+            filled.and_then(|()| self.carry_out(export, memory)).err().unwrap_or(Status::Ok);
         // Fits: a chain has no more than 2^32 - 1 bytes.
         (room - self.request.writable.len()) as u32 + self.request.answer(memory, status)
     }
@@ -132,7 +142,8 @@ impl Worker {
             bytes(export, range.sector, u64::from(range.sectors) * SECTOR_BYTES)?;
         }
         for range in ranges().flatten() {
-            let zeros = if kind == Kind::Discard || range.unmap { Zeros::Hole } else { Zeros::Written };
+            let zeros =
+                if kind == Kind::Discard || range.unmap { Zeros::Hole } else { Zeros::Written };
             let (at, len) = (range.sector * SECTOR_BYTES, u64::from(range.sectors) * SECTOR_BYTES);
             export.device().zero(&mut self.io, at, len, zeros)?;
         }

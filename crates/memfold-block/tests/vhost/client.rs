@@ -22,7 +22,8 @@ pub fn shared(bytes: usize) -> (File, MmapRegion) {
     // SAFETY: the call has just opened it, for nobody else.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(bytes as u64).unwrap();
-    let region = MmapRegion::from_file(FileOffset::new(file.try_clone().unwrap(), 0), bytes).unwrap();
+    let region =
+        MmapRegion::from_file(FileOffset::new(file.try_clone().unwrap(), 0), bytes).unwrap();
     (file, region)
 }
 
@@ -53,7 +54,8 @@ impl Client {
     pub fn with(served: &Served, queues: usize, features: VirtioFeatureFlags) -> Client {
         // The device's own features, below bit 24, are all welcome.
         let features = features.bits() | VirtioFeatureFlags::VERSION_1.bits() | 0xff_ffff;
-        let mut transport = Box::new(VhostUser::new(served.path().to_str().unwrap(), features).unwrap());
+        let mut transport =
+            Box::new(VhostUser::new(served.path().to_str().unwrap(), features).unwrap());
         let bytes = queues * SLOTS * SLOT;
         let (file, memory) = shared(bytes);
         transport.map_mem_region(memory.as_ptr() as usize, bytes, file.as_raw_fd(), 0).unwrap();
@@ -69,7 +71,11 @@ impl Client {
             first: n * SLOTS * SLOT,
             under_way: 0,
         };
-        Client { lines: all.into_iter().enumerate().map(line).collect(), transport, _memory: (file, memory) }
+        Client {
+            lines: all.into_iter().enumerate().map(line).collect(),
+            transport,
+            _memory: (file, memory),
+        }
     }
 
     pub fn config(&self) -> VirtioBlkConfig {

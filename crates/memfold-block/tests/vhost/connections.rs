@@ -30,7 +30,10 @@ fn a_vmm_that_is_gone_amid_its_requests_leaves_the_disk_in_order() {
     let mut client = Client::new(&served, 1);
     for n in 0..12 {
         let bytes = client.line().read(n * 65536, 65536).unwrap();
-        assert!(bytes.chunks(4096).all(|page| page.iter().all(|byte| *byte == page[0])), "a page of two rounds");
+        assert!(
+            bytes.chunks(4096).all(|page| page.iter().all(|byte| *byte == page[0])),
+            "a page of two rounds"
+        );
     }
     assert!(served.reports.lock().unwrap().is_empty());
 }

@@ -19,7 +19,13 @@ fn is_served(served: &Served) {
 
 /// A message of the protocol: request, flags with version 1, and payload.
 fn message(request: u32, payload: &[u8]) -> Vec<u8> {
-    [&request.to_le_bytes()[..], &1_u32.to_le_bytes(), &(payload.len() as u32).to_le_bytes(), payload].concat()
+    [
+        &request.to_le_bytes()[..],
+        &1_u32.to_le_bytes(),
+        &(payload.len() as u32).to_le_bytes(),
+        payload,
+    ]
+    .concat()
 }
 
 #[test]
@@ -50,7 +56,9 @@ fn any_bytes_on_the_socket() {
 fn a_message_that_says_it_is_huge_is_not_waited_for() {
     let served = Served::new();
     let mut stream = UnixStream::connect(served.path()).unwrap();
-    stream.write_all(&[5_u32.to_le_bytes(), 1_u32.to_le_bytes(), u32::MAX.to_le_bytes()].concat()).unwrap();
+    stream
+        .write_all(&[5_u32.to_le_bytes(), 1_u32.to_le_bytes(), u32::MAX.to_le_bytes()].concat())
+        .unwrap();
     assert_eq!(stream.read_to_end(&mut Vec::new()).unwrap(), 0);
     is_served(&served);
 }

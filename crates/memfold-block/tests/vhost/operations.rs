@@ -9,7 +9,9 @@ const EIO: i32 = -libc::EIO;
 
 fn noise(random: &mut Random, len: usize) -> Vec<u8> {
     // Every other 64 bytes are zeros, so that there is something to compress.
-    (0..len / 8).flat_map(|n| if n / 8 % 2 == 0 { random.word() } else { 0 }.to_le_bytes()).collect()
+    (0..len / 8)
+        .flat_map(|n| if n / 8 % 2 == 0 { random.word() } else { 0 }.to_le_bytes())
+        .collect()
 }
 
 /// Requests of all kinds at random against a vector of bytes.
@@ -89,7 +91,10 @@ fn queues_are_served_at_the_same_time() {
                 for block in 0..blocks {
                     let mut wanted = noise(&mut random, 8192);
                     wanted[..8].copy_from_slice(&(first + block).to_le_bytes());
-                    assert!(line.read(first + block * 8192, 8192).unwrap() == wanted, "queue {n}, block {block}");
+                    assert!(
+                        line.read(first + block * 8192, 8192).unwrap() == wanted,
+                        "queue {n}, block {block}"
+                    );
                 }
             });
         }
@@ -119,12 +124,18 @@ fn the_disk_says_what_it_is() {
     let config = client.config();
     assert_eq!(u64::from(config.capacity), SIZE / 512);
     assert_eq!(u32::from(config.blk_size), 512);
-    assert_eq!((config.physical_block_exp, u32::from(config.opt_io_size)), (3, 32), "4 KiB; blocks of 16 KiB");
+    assert_eq!(
+        (config.physical_block_exp, u32::from(config.opt_io_size)),
+        (3, 32),
+        "4 KiB; blocks of 16 KiB"
+    );
     assert_eq!(u32::from(config.seg_max), 126);
     assert_eq!((u32::from(config.max_discard_seg), config.write_zeroes_may_unmap), (256, 1));
     assert_eq!((u16::from(config.num_queues), client.transport.max_queues()), (64, Some(64)));
     let features = Feature::from_bits_truncate(client.transport.get_features());
-    assert!(features.contains(Feature::FLUSH | Feature::DISCARD | Feature::WRITE_ZEROES | Feature::MQ));
+    assert!(
+        features.contains(Feature::FLUSH | Feature::DISCARD | Feature::WRITE_ZEROES | Feature::MQ)
+    );
     assert!(!features.contains(Feature::RO));
 }
 
@@ -133,7 +144,10 @@ fn a_disk_for_reading_only_says_so_and_refuses_writes() {
     let served = Served::with(true, 1);
     let mut client = Client::new(&served, 1);
     let features = Feature::from_bits_truncate(client.transport.get_features());
-    assert!(features.contains(Feature::RO) && !features.intersects(Feature::DISCARD | Feature::WRITE_ZEROES));
+    assert!(
+        features.contains(Feature::RO)
+            && !features.intersects(Feature::DISCARD | Feature::WRITE_ZEROES)
+    );
     assert_eq!(client.line().write(0, &[1; 512]), Err(EIO));
     assert_eq!(client.line().discard(0, 512), Err(EIO));
     assert_eq!(client.line().write_zeroes(0, 512, true), Err(EIO));

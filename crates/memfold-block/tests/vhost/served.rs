@@ -30,7 +30,8 @@ impl Served {
         let backing = Backing::new(&Settings { pools: 2, ..Settings::default() }).unwrap();
         let device = Device::new(&backing, SIZE).unwrap();
         let export = Arc::new(Export::new("test", device.clone(), read_only, 512));
-        let server = Arc::new(Server::new(UnixListener::bind(&path).unwrap(), export, threads).unwrap());
+        let server =
+            Arc::new(Server::new(UnixListener::bind(&path).unwrap(), export, threads).unwrap());
         let reports = Arc::new(Mutex::new(Vec::new()));
         let thread = thread::spawn({
             let (server, reports) = (server.clone(), reports.clone());

@@ -128,13 +128,17 @@ fn request(name: &str, matches: &ArgMatches) -> Result<Value, Failure> {
     let sized = |flag: &str| {
         let parse = |text: &String| match text.as_str() {
             "none" => Ok("none".into()),
-            text => parse_size(text, 0).map(Value::from).map_err(|e| Failure::own(format!("--{flag}: {e}"))),
+            text => parse_size(text, 0)
+                .map(Value::from)
+                .map_err(|e| Failure::own(format!("--{flag}: {e}"))),
         };
         text(flag).map(parse).transpose()
     };
-    for (flag, key) in
-        [("limit", "limit_bytes"), ("writeback-limit", "writeback_limit_bytes"), ("threshold", "bytes_min")]
-    {
+    for (flag, key) in [
+        ("limit", "limit_bytes"),
+        ("writeback-limit", "writeback_limit_bytes"),
+        ("threshold", "bytes_min"),
+    ] {
         if let Some(value) = sized(flag)? {
             request[key] = value;
         }
@@ -145,8 +149,9 @@ fn request(name: &str, matches: &ArgMatches) -> Result<Value, Failure> {
         }
     }
     if let Some(age) = text("older") {
-        let seconds: u64 =
-            age.parse().map_err(|_| Failure::own(format!("--older: {age:?} is no number of seconds")))?;
+        let seconds: u64 = age
+            .parse()
+            .map_err(|_| Failure::own(format!("--older: {age:?} is no number of seconds")))?;
         request["age_seconds"] = seconds.into();
     }
     if name == "set" && request.as_object().is_some_and(|all| all.len() == 1) {
@@ -161,14 +166,17 @@ fn find(matches: &ArgMatches) -> Result<PathBuf, Failure> {
         return Ok(path.into());
     }
     let all = sockets::all(sockets::BLK);
-    let all: Vec<_> = all.into_iter().filter(|(_, path)| matches!(sockets::connect(path), Ok(Some(_)))).collect();
+    let all: Vec<_> =
+        all.into_iter().filter(|(_, path)| matches!(sockets::connect(path), Ok(Some(_)))).collect();
     match (matches.get_one::<u32>("pid"), &all[..]) {
         (Some(pid), all) => {
             let found = all.iter().find(|(of, _)| of == pid).map(|(_, path)| path.clone());
             found.ok_or_else(|| Failure::own(format!("process {pid} is no memfold blk of yours")))
         }
         (None, [(_, path)]) => Ok(path.clone()),
-        (None, []) => Err(Failure::own("no memfold blk of yours is running; or give --control PATH")),
+        (None, []) => {
+            Err(Failure::own("no memfold blk of yours is running; or give --control PATH"))
+        }
         (None, many) => {
             let pids: Vec<String> = many.iter().map(|(pid, _)| pid.to_string()).collect();
             Err(Failure::own(format!("several are running: give one of {}", pids.join(", "))))
@@ -179,7 +187,9 @@ fn find(matches: &ArgMatches) -> Result<PathBuf, Failure> {
 fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> Result<Value, Failure> {
     let answer = sockets::ask(path, request, patience);
     let answer = answer.map_err(|e| Failure::own(format!("{}: {}", path.display(), plain(&e))))?;
-    let Some(answer) = answer else { return Err(Failure::own(format!("{}: nobody answers there", path.display()))) };
+    let Some(answer) = answer else {
+        return Err(Failure::own(format!("{}: nobody answers there", path.display())));
+    };
     match answer["error"].as_str() {
         Some(why) => Err(Failure::own(why)),
         None => Ok(answer),
@@ -238,11 +248,16 @@ fn block_state(path: &Path, matches: &ArgMatches) -> Result<u8, Failure> {
     let mut from = 0;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     loop {
-        let answer = ask(path, &json!({"do": "block_state", "export": export, "from": from}), Some(PATIENCE))?;
+        let answer = ask(
+            path,
+            &json!({"do": "block_state", "export": export, "from": from}),
+            Some(PATIENCE),
+        )?;
         for object in answer["objects"].as_array().into_iter().flatten() {
             let flags = object[3].as_str().unwrap_or("");
             // Whoever reads it may have seen enough.
-            if writeln!(out, "{:>14} {:>8} {:>8} {flags}", object[0], object[1], object[2]).is_err() {
+            if writeln!(out, "{:>14} {:>8} {:>8} {flags}", object[0], object[1], object[2]).is_err()
+            {
                 return Ok(0);
             }
         }

@@ -35,8 +35,10 @@ impl Devices {
             check_place(path)?;
         }
         let (found, wanted) = find_image(settings)?;
-        let entries: Vec<Entry> =
-            wanted.iter().map(|wanted| Entry { name: wanted.name.clone(), size: wanted.size }).collect();
+        let entries: Vec<Entry> = wanted
+            .iter()
+            .map(|wanted| Entry { name: wanted.name.clone(), size: wanted.size })
+            .collect();
         let backing = Backing::new(&settings.backing).map_err(|e| match e {
             DeviceError::Spill(why) => of("writeback", why),
             other => Failure::own(other),
@@ -47,11 +49,15 @@ impl Devices {
             devices.push(Device::new(&backing, wanted.size).map_err(|e| of(flag, e))?);
         }
         if settings.swap_safe {
-            devices.iter().try_for_each(|device| device.preallocate()).map_err(|e| of("swap-safe", e))?;
+            devices
+                .iter()
+                .try_for_each(|device| device.preallocate())
+                .map_err(|e| of("swap-safe", e))?;
         }
         let journal = restore(settings, found, &entries, &devices)?;
         let exports = wanted.iter().zip(&devices).map(|(wanted, device)| {
-            let export = Export::new(&wanted.name, device.clone(), wanted.read_only, settings.sector_bytes);
+            let export =
+                Export::new(&wanted.name, device.clone(), wanted.read_only, settings.sector_bytes);
             Arc::new(match &journal {
                 Some(journal) => export.with_journal(journal.clone()),
                 None => export,
@@ -69,7 +75,8 @@ impl Devices {
             journal.flush().map_err(|e| at("persist", settings.persist.as_deref(), e))?;
         }
         if let Some(path) = &settings.save {
-            image::save(path, &self.entries, &self.devices).map_err(|e| at("save", Some(path), e))?;
+            image::save(path, &self.entries, &self.devices)
+                .map_err(|e| at("save", Some(path), e))?;
         }
         Ok(())
     }
@@ -85,7 +92,8 @@ fn at(flag: &str, path: Option<&Path>, why: impl std::fmt::Display) -> Failure {
 
 /// What is at the place of an image that will be written must be one, or nothing.
 fn check_place(path: &Path) -> Result<(), Failure> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory =
+        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !directory.is_dir() {
         return Err(at("save", Some(path), "its directory does not exist"));
     }
@@ -93,9 +101,11 @@ fn check_place(path: &Path) -> Result<(), Failure> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err(at("save", Some(path), ImageError::from(e))),
         Ok(file) => match image::read_head(&file) {
-            Err(ImageError::NoImage | ImageError::System(_)) => {
-                Err(at("save", Some(path), "exists and is no image of memfold blk; it is left as it is"))
-            }
+            Err(ImageError::NoImage | ImageError::System(_)) => Err(at(
+                "save",
+                Some(path),
+                "exists and is no image of memfold blk; it is left as it is",
+            )),
             _ => Ok(()),
         },
     }
@@ -107,9 +117,14 @@ fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failu
         Some(path) => Journal::look(path).map_err(|e| at("persist", Some(path), e))?,
         None => None,
     };
-    let (flag, path) = if own.is_some() { ("persist", &settings.persist) } else { ("load", &settings.load) };
+    let (flag, path) =
+        if own.is_some() { ("persist", &settings.persist) } else { ("load", &settings.load) };
     if let (Some(_), Some(load)) = (&own, &settings.load) {
-        return Err(at("load", Some(load), "the image of --persist is there already: leave --load out"));
+        return Err(at(
+            "load",
+            Some(load),
+            "the image of --persist is there already: leave --load out",
+        ));
     }
     let is_own = own.is_some();
     let found = match (own, &settings.load) {
@@ -119,7 +134,11 @@ fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failu
     };
     let Some((file, entries, extent)) = found else {
         if settings.exports.is_empty() {
-            return Err(at("persist", settings.persist.as_deref(), "there is no such image yet: give --size SIZE"));
+            return Err(at(
+                "persist",
+                settings.persist.as_deref(),
+                "there is no such image yet: give --size SIZE",
+            ));
         }
         return Ok((None, with_read_only(settings, settings.exports.clone())));
     };
@@ -141,7 +160,8 @@ fn wanted(settings: &Settings, entries: &[Entry]) -> Result<Vec<Wanted>, String>
         if entries.iter().any(|entry| entry.name.len() > NAME_BYTES_MAX) {
             return Err("a name in it is too long".to_string());
         }
-        let all = entries.iter().map(|e| Wanted { name: e.name.clone(), size: e.size, read_only: false });
+        let all =
+            entries.iter().map(|e| Wanted { name: e.name.clone(), size: e.size, read_only: false });
         return Ok(all.collect());
     }
     let same = entries.len() == settings.exports.len()
@@ -149,8 +169,12 @@ fn wanted(settings: &Settings, entries: &[Entry]) -> Result<Vec<Wanted>, String>
     if same {
         return Ok(settings.exports.clone());
     }
-    let holds: Vec<String> = entries.iter().map(|e| format!("{:?} of {} bytes", e.name, e.size)).collect();
-    Err(format!("holds {}, which is not what --size and --export ask for: leave them out", holds.join(", ")))
+    let holds: Vec<String> =
+        entries.iter().map(|e| format!("{:?} of {} bytes", e.name, e.size)).collect();
+    Err(format!(
+        "holds {}, which is not what --size and --export ask for: leave them out",
+        holds.join(", ")
+    ))
 }
 
 fn with_read_only(settings: &Settings, mut wanted: Vec<Wanted>) -> Vec<Wanted> {

@@ -23,7 +23,12 @@ pub struct Flag {
     pub many: bool,
 }
 
-const fn flag(name: &'static str, value: &'static str, default: &'static str, help: &'static str) -> Flag {
+const fn flag(
+    name: &'static str,
+    value: &'static str,
+    default: &'static str,
+    help: &'static str,
+) -> Flag {
     Flag { name, value, default, help, many: false }
 }
 
@@ -32,7 +37,12 @@ pub const FLAGS: &[Flag] = &[
     flag("size", "SIZE", "none", "size of the device, a multiple of 512"),
     Flag {
         many: true,
-        ..flag("export", "NAME=SIZE[,ro]", "none", "a further device under a name; may be given several times")
+        ..flag(
+            "export",
+            "NAME=SIZE[,ro]",
+            "none",
+            "a further device under a name; may be given several times",
+        )
     },
     flag("read-only", "", "off", "clients may only read the device of --size"),
     flag("sector", "512|4096", "512", "logical sector size that clients are told"),
@@ -43,10 +53,20 @@ pub const FLAGS: &[Flag] = &[
         "memory for everything that the devices hold, in bytes or percent of the memory there is",
     ),
     flag("codec", "NAME[:LEVEL]", "lz4", "compression, as in memfold run"),
-    flag("block", "SIZE", "16K", "unit of compression, 4K to 2M; smaller writes are kept in 4K pages"),
+    flag(
+        "block",
+        "SIZE",
+        "16K",
+        "unit of compression, 4K to 2M; smaller writes are kept in 4K pages",
+    ),
     flag("verify", "", "off", "decompress and compare everything that is written"),
     flag("unix", "PATH", "none", "serve NBD on this Unix socket"),
-    flag("tcp", "ADDRESS:PORT", "none", "serve NBD on this TCP port; beyond loopback with TLS only"),
+    flag(
+        "tcp",
+        "ADDRESS:PORT",
+        "none",
+        "serve NBD on this TCP port; beyond loopback with TLS only",
+    ),
     Flag {
         many: true,
         ..flag(
@@ -58,7 +78,12 @@ pub const FLAGS: &[Flag] = &[
     },
     flag("tls-cert", "FILE", "none", "certificate for TLS, PEM, with those up to its authority"),
     flag("tls-key", "FILE", "none", "its private key, PEM"),
-    flag("tls-client-ca", "FILE", "none", "only clients whose certificate one of these authorities has signed, PEM"),
+    flag(
+        "tls-client-ca",
+        "FILE",
+        "none",
+        "only clients whose certificate one of these authorities has signed, PEM",
+    ),
     flag(
         "writeback",
         "PATH",
@@ -66,20 +91,50 @@ pub const FLAGS: &[Flag] = &[
         "a directory for a nameless file that takes what does not fit in memory, as it is compressed",
     ),
     flag("writeback-size", "SIZE", "64G", "the most that the file may take"),
-    flag("writeback-limit", "SIZE", "none", "the most that may be written to it in all, before compression"),
-    flag("writeback-encrypt", "on|off", "on", "encrypt it with a key that is in memory only; else it is only checked"),
+    flag(
+        "writeback-limit",
+        "SIZE",
+        "none",
+        "the most that may be written to it in all, before compression",
+    ),
+    flag(
+        "writeback-encrypt",
+        "on|off",
+        "on",
+        "encrypt it with a key that is in memory only; else it is only checked",
+    ),
     flag("recompress", "NAME[:LEVEL]", "zstd:3", "codec of memfold blk recompress"),
     flag("load", "FILE", "none", "begin with the devices of an image"),
-    flag("save", "FILE", "none", "write an image at the end; a file that is there is replaced in one step"),
-    flag("persist", "FILE", "none", "begin with this image if it is there, and have in it all that was flushed"),
+    flag(
+        "save",
+        "FILE",
+        "none",
+        "write an image at the end; a file that is there is replaced in one step",
+    ),
+    flag(
+        "persist",
+        "FILE",
+        "none",
+        "begin with this image if it is there, and have in it all that was flushed",
+    ),
     flag(
         "swap-safe",
         "",
         "off",
         "for swap on this machine: stay in memory, take all tables now, never wait for own I/O (as root)",
     ),
-    flag("control", "PATH", "none", "socket for memfold blk stat and its siblings; by default they find it themselves"),
-    flag("connections", "N", "64", "NBD clients that are served at the same time, 1 to 1024; further ones wait"),
+    flag(
+        "control",
+        "PATH",
+        "none",
+        "socket for memfold blk stat and its siblings; by default they find it themselves",
+    ),
+    flag(
+        "connections",
+        "N",
+        "64",
+        "NBD clients that are served at the same time, 1 to 1024; further ones wait",
+    ),
 ];
 
 /// A device that is to be served.
@@ -203,17 +258,29 @@ impl Given<'_> {
 
     fn text(&self, flag: &str) -> Result<Option<&str>, Failure> {
         let Some(value) = self.0.get_one::<OsString>(flag) else { return Ok(None) };
-        value.to_str().map(Some).ok_or_else(|| Given::fail(flag, format!("{value:?} is not in UTF-8")))
+        value
+            .to_str()
+            .map(Some)
+            .ok_or_else(|| Given::fail(flag, format!("{value:?} is not in UTF-8")))
     }
 
     /// A value, judged by `parse`.
-    fn parsed<T>(&self, flag: &str, parse: impl FnOnce(&str) -> Result<T, String>) -> Result<Option<T>, Failure> {
+    fn parsed<T>(
+        &self,
+        flag: &str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, Failure> {
         self.text(flag)?.map(|text| parse(text).map_err(|why| Given::fail(flag, why))).transpose()
     }
 
     /// The same, or else the default that the table says.
-    fn value<T>(&self, flag: &str, parse: impl FnOnce(&str) -> Result<T, String>) -> Result<T, Failure> {
-        let default = FLAGS.iter().find(|known| known.name == flag).expect("a flag of the table").default;
+    fn value<T>(
+        &self,
+        flag: &str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<T, Failure> {
+        let default =
+            FLAGS.iter().find(|known| known.name == flag).expect("a flag of the table").default;
         parse(self.text(flag)?.unwrap_or(default)).map_err(|why| Given::fail(flag, why))
     }
 
@@ -250,7 +317,8 @@ pub fn settings(matches: &ArgMatches) -> Result<Settings, Failure> {
 
 fn vhost(given: &Given) -> Result<Vec<Place>, Failure> {
     let places = given.0.get_many::<OsString>("vhost").into_iter().flatten().map(|value| {
-        let text = value.to_str().ok_or_else(|| Given::fail("vhost", "a name or path is not in UTF-8"))?;
+        let text =
+            value.to_str().ok_or_else(|| Given::fail("vhost", "a name or path is not in UTF-8"))?;
         Place::parse(text).map_err(|why| Given::fail("vhost", why))
     });
     places.collect()
@@ -306,7 +374,9 @@ fn export(text: &str) -> Result<Wanted, String> {
         Some(rest) => (rest, true),
         None => (text, false),
     };
-    let (name, size) = rest.rsplit_once('=').ok_or_else(|| format!("{text:?} is not NAME=SIZE or NAME=SIZE,ro"))?;
+    let (name, size) = rest
+        .rsplit_once('=')
+        .ok_or_else(|| format!("{text:?} is not NAME=SIZE or NAME=SIZE,ro"))?;
     if name.len() > memfold_block::NAME_BYTES_MAX || name.chars().any(char::is_control) {
         return Err(format!(
             "{name:?} is no name: at most {} bytes, no control characters",
@@ -334,7 +404,10 @@ fn backing(given: &Given) -> Result<memfold_block::Settings, Failure> {
             ));
         }
         if limit > memory {
-            return Err(Given::fail("limit", format!("{text} is more than the memory there is ({memory} bytes)")));
+            return Err(Given::fail(
+                "limit",
+                format!("{text} is more than the memory there is ({memory} bytes)"),
+            ));
         }
         settings.limit_bytes = limit;
     }
@@ -384,7 +457,8 @@ fn order(text: &str) -> Result<Order, String> {
     match Order::covering(bytes) {
         Some(order) if order.bytes() == bytes => Ok(order),
         _ => {
-            let valid: Vec<String> = (0..=MAX_ORDER).map(|n| format!("{}K", (PAGE_SIZE << n) >> 10)).collect();
+            let valid: Vec<String> =
+                (0..=MAX_ORDER).map(|n| format!("{}K", (PAGE_SIZE << n) >> 10)).collect();
             Err(format!("{text:?} is not one of {}", valid.join(", ")))
         }
     }
@@ -408,15 +482,21 @@ mod tests {
         let (found, _) = rest.split_once("<!-- blk-flags:end -->").expect("it has the mark");
         let wanted = "| flag | default | what it sets |\n|---|---|---|\n".to_string();
         let wanted = FLAGS.iter().fold(wanted, |all, flag| all + &row(flag));
-        assert!(found == wanted, "docs/block.md, between the marks: replace\n{found}\nby\n{wanted}");
+        assert!(
+            found == wanted,
+            "docs/block.md, between the marks: replace\n{found}\nby\n{wanted}"
+        );
     }
 
     #[test]
     fn exports_are_told_apart() {
-        let wanted = |name: &str, size, read_only| Ok(Wanted { name: name.to_string(), size, read_only });
+        let wanted =
+            |name: &str, size, read_only| Ok(Wanted { name: name.to_string(), size, read_only });
         assert_eq!(export("a=1M"), wanted("a", 1 << 20, false));
         assert_eq!(export("a=b=512,ro"), wanted("a=b", 512, true));
-        for (text, word) in [("a", "NAME=SIZE"), ("a=x", "\"x\""), ("a\u{7}=1M", "control"), ("a=1M,rw", "1M,rw")] {
+        for (text, word) in
+            [("a", "NAME=SIZE"), ("a=x", "\"x\""), ("a\u{7}=1M", "control"), ("a=1M,rw", "1M,rw")]
+        {
             assert!(export(text).is_err_and(|why| why.contains(word)), "{text:?}");
         }
     }

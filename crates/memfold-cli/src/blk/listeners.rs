@@ -55,12 +55,14 @@ impl Drop for SocketName {
 pub fn open(settings: &Settings) -> Result<(Vec<Named>, Vec<SocketName>), Failure> {
     let (mut all, mut paths) = (given()?, Vec::new());
     if let Some(path) = &settings.unix {
-        let (listener, own) = unix(path).map_err(|why| Failure::own(format!("--unix: {}: {why}", path.display())))?;
+        let (listener, own) =
+            unix(path).map_err(|why| Failure::own(format!("--unix: {}: {why}", path.display())))?;
         all.push(Named { listener: Listener::Unix(listener), uri: unix_uri(path) });
         paths.push(own);
     }
     if let Some(address) = &settings.tcp {
-        let listener = tcp(address).map_err(|why| Failure::own(format!("--tcp: {address}: {why}")))?;
+        let listener =
+            tcp(address).map_err(|why| Failure::own(format!("--tcp: {address}: {why}")))?;
         all.push(named_tcp(listener, settings.tls.is_some()));
     }
     Ok((all, paths))
@@ -68,7 +70,10 @@ pub fn open(settings: &Settings) -> Result<(Vec<Named>, Vec<SocketName>), Failur
 
 fn named_tcp(listener: TcpListener, tls: bool) -> Named {
     let at = listener.local_addr().map_or_else(|_| "?".to_string(), |at| at.to_string());
-    Named { listener: Listener::Tcp(listener), uri: format!("{}://{at}/", if tls { "nbds" } else { "nbd" }) }
+    Named {
+        listener: Listener::Tcp(listener),
+        uri: format!("{}://{at}/", if tls { "nbds" } else { "nbd" }),
+    }
 }
 
 fn unix_uri(path: &Path) -> String {
@@ -84,7 +89,9 @@ pub fn unix(path: &Path) -> Result<(UnixListener, SocketName), String> {
                 return Err("exists and is no socket; give another path".to_string());
             }
             if !matches!(sockets::connect(path), Ok(None)) {
-                return Err("another server listens there; give another path, or end it first".to_string());
+                return Err(
+                    "another server listens there; give another path, or end it first".to_string()
+                );
             }
             UnixListener::bind(path)
         }
@@ -95,7 +102,10 @@ pub fn unix(path: &Path) -> Result<(UnixListener, SocketName), String> {
 }
 
 fn tcp(address: &str) -> Result<TcpListener, String> {
-    let all: Vec<_> = address.to_socket_addrs().map_err(|e| format!("{}; write ADDRESS:PORT", plain(&e)))?.collect();
+    let all: Vec<_> = address
+        .to_socket_addrs()
+        .map_err(|e| format!("{}; write ADDRESS:PORT", plain(&e)))?
+        .collect();
     TcpListener::bind(&all[..]).map_err(|e| match e.kind() {
         ErrorKind::AddrInUse => "the port is in use; give another one".to_string(),
         _ => plain(&e),
@@ -112,7 +122,10 @@ fn given() -> Result<Vec<Named>, Failure> {
     (GIVEN_FIRST..GIVEN_FIRST + count)
         .map(|fd| {
             listener_of(fd).map_err(|e| {
-                Failure::own(format!("LISTEN_FDS: descriptor {fd} is no listening stream socket: {}", plain(&e)))
+                Failure::own(format!(
+                    "LISTEN_FDS: descriptor {fd} is no listening stream socket: {}",
+                    plain(&e)
+                ))
             })
         })
         .collect()
@@ -122,10 +135,13 @@ fn listener_of(fd: RawFd) -> io::Result<Named> {
     let option = |name| {
         let (mut value, mut len) = (0, size_of::<libc::c_int>() as libc::socklen_t);
         // SAFETY: the pointers lead to locals of the length that is given.
-        let done = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len) };
+        let done = unsafe {
+            libc::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len)
+        };
         if done == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
     };
-    let (domain, kind, listens) = (option(libc::SO_DOMAIN)?, option(libc::SO_TYPE)?, option(libc::SO_ACCEPTCONN)?);
+    let (domain, kind, listens) =
+        (option(libc::SO_DOMAIN)?, option(libc::SO_TYPE)?, option(libc::SO_ACCEPTCONN)?);
     if kind != libc::SOCK_STREAM || listens == 0 {
         return Err(ErrorKind::InvalidInput.into());
     }
@@ -140,7 +156,10 @@ fn listener_of(fd: RawFd) -> io::Result<Named> {
         libc::AF_UNIX => {
             let listener = UnixListener::from(owned);
             let at = listener.local_addr().ok();
-            let uri = at.as_ref().and_then(|at| at.as_pathname()).map_or("nbd+unix:".to_string(), unix_uri);
+            let uri = at
+                .as_ref()
+                .and_then(|at| at.as_pathname())
+                .map_or("nbd+unix:".to_string(), unix_uri);
             Ok(Named { listener: Listener::Unix(listener), uri })
         }
         libc::AF_INET | libc::AF_INET6 => Ok(named_tcp(TcpListener::from(owned), false)),

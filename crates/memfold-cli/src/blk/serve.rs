@@ -49,7 +49,9 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let machines = Machines::start(&settings.vhost, &devices.exports)?;
     uris.extend(settings.vhost.iter().map(Place::uri));
     let backing = devices.backing.clone();
-    let tender = thread::Builder::new().name("memfold-tend".to_string()).spawn(move || backing.tend(TIDY_PERIOD));
+    let tender = thread::Builder::new()
+        .name("memfold-tend".to_string())
+        .spawn(move || backing.tend(TIDY_PERIOD));
     let tender = tender.map_err(|e| Failure::own(format!("no thread: {}", plain(&e))))?;
     tell_ready(&uris);
     wait_for_end(&signals);
@@ -72,7 +74,8 @@ fn tls(settings: &Settings) -> Result<Option<Tls>, Failure> {
 /// asked for: devices are served without.
 fn control(settings: &Settings, devices: &Devices) -> Result<Option<SocketName>, Failure> {
     let (listener, name) = match &settings.control {
-        Some(path) => listeners::unix(path).map_err(|e| Failure::own(format!("--control: {}: {e}", path.display())))?,
+        Some(path) => listeners::unix(path)
+            .map_err(|e| Failure::own(format!("--control: {}: {e}", path.display())))?,
         None => {
             let found = sockets::listen(sockets::BLK);
             let named = found.and_then(|(listener, path)| Ok((listener, SocketName::of(&path)?)));
@@ -91,7 +94,8 @@ fn serve_control(listener: &UnixListener, control: &Arc<Control>) {
     each_connection(listener, |stream| {
         let control = control.clone();
         // Some requests take long, and others must not wait for them. One that breaks off harms only itself.
-        let serve = move || drop(sockets::answer(stream, |request| control.answer(request).to_string()));
+        let serve =
+            move || drop(sockets::answer(stream, |request| control.answer(request).to_string()));
         let _ = thread::Builder::new().name("memfold-answer".to_string()).spawn(serve);
     });
 }

@@ -18,7 +18,9 @@ pub fn enter() -> Result<(), Failure> {
     // SAFETY: changes how the kernel treats this process; no memory is passed.
     if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } != 0 {
         let why = plain(&io::Error::last_os_error());
-        return Err(Failure::own(format!("--swap-safe: mlockall: {why}; run it as root, or with CAP_IPC_LOCK")));
+        return Err(Failure::own(format!(
+            "--swap-safe: mlockall: {why}; run it as root, or with CAP_IPC_LOCK"
+        )));
     }
     // SAFETY: as above.
     if unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {

@@ -32,8 +32,11 @@ impl Machines {
             let (listener, name) = listeners::unix(&place.path).map_err(|why| at(&why))?;
             machines._names.push(name);
             let threads = thread::available_parallelism().map_or(1, |n| n.get());
-            let server = Server::new(listener, export.clone(), threads).map_err(|e| at(&plain(&e)))?;
-            machines.run(Arc::new(server), &place.path).map_err(|e| at(&format!("no thread: {}", plain(&e))))?;
+            let server =
+                Server::new(listener, export.clone(), threads).map_err(|e| at(&plain(&e)))?;
+            machines
+                .run(Arc::new(server), &place.path)
+                .map_err(|e| at(&format!("no thread: {}", plain(&e))))?;
         }
         Ok(machines)
     }
@@ -41,7 +44,9 @@ impl Machines {
     fn run(&mut self, server: Arc<Server>, path: &Path) -> io::Result<()> {
         let (own, path) = (server.clone(), path.to_path_buf());
         // Not eprintln!, which panics if nobody reads any more: other machines' disks must not go with it.
-        let report = move |why: &Broken| drop(writeln!(io::stderr(), "memfold: --vhost: {}: {why}", path.display()));
+        let report = move |why: &Broken| {
+            drop(writeln!(io::stderr(), "memfold: --vhost: {}: {why}", path.display()))
+        };
         let serve = move || own.serve(report);
         let thread = thread::Builder::new().name("memfold-vhost".to_string()).spawn(serve)?;
         self.all.push((server, thread));

@@ -21,7 +21,9 @@ extern "C" fn remember() {
     };
     PIPE_IGNORED.store(ignored, Relaxed);
     // SAFETY: F_GETFD only asks, and fails for a descriptor that is closed.
-    let closed = (0..3).filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0).fold(0, |bits, fd| bits | 1 << fd);
+    let closed = (0..3)
+        .filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0)
+        .fold(0, |bits, fd| bits | 1 << fd);
     CLOSED.store(closed, Relaxed);
 }
 

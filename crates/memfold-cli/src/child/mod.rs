@@ -38,8 +38,13 @@ impl Child {
     ///
     /// # Errors
     /// 126 or 127, as the kernel refuses to execute it.
-    pub fn start(path: &Path, arguments: &[OsString], environment: Vec<CString>) -> Result<Child, Failure> {
-        let image = Image::new(path, arguments, environment).map_err(|e| Failure::own(plain(&e)))?;
+    pub fn start(
+        path: &Path,
+        arguments: &[OsString],
+        environment: Vec<CString>,
+    ) -> Result<Child, Failure> {
+        let image =
+            Image::new(path, arguments, environment).map_err(|e| Failure::own(plain(&e)))?;
         let signals = Signals::block();
         let parent = std::process::id() as libc::pid_t;
         let prepare = {
@@ -53,7 +58,11 @@ impl Child {
                 inherited::restore();
                 signals.restore();
                 // memfold was killed before the request took effect.
-                Err(if orphaned { io::Error::from_raw_os_error(libc::ESRCH) } else { image.execute() })
+                Err(if orphaned {
+                    io::Error::from_raw_os_error(libc::ESRCH)
+                } else {
+                    image.execute()
+                })
             }
         };
         // Only for its fork and its way to tell of errors: it would sort the environment.
@@ -108,15 +117,26 @@ impl Child {
                 -1 => {
                     let error = io::Error::last_os_error();
                     if error.kind() != ErrorKind::Interrupted {
-                        return Err(Failure::own(format!("waiting for the program: {}", plain(&error))));
+                        return Err(Failure::own(format!(
+                            "waiting for the program: {}",
+                            plain(&error)
+                        )));
                     }
                 }
                 _ if libc::WIFEXITED(status) => {
-                    return Ok(Some(End { pid: self.pid, status: libc::WEXITSTATUS(status) as u8, dumped: false }));
+                    return Ok(Some(End {
+                        pid: self.pid,
+                        status: libc::WEXITSTATUS(status) as u8,
+                        dumped: false,
+                    }));
                 }
                 _ if libc::WIFSIGNALED(status) => {
                     let dumped = libc::WCOREDUMP(status);
-                    return Ok(Some(End { pid: self.pid, status: 128 + libc::WTERMSIG(status) as u8, dumped }));
+                    return Ok(Some(End {
+                        pid: self.pid,
+                        status: 128 + libc::WTERMSIG(status) as u8,
+                        dumped,
+                    }));
                 }
                 _ if libc::WIFSTOPPED(status) => stop_like_the_program(libc::WSTOPSIG(status)),
                 _ => {}

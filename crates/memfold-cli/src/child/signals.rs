@@ -65,8 +65,10 @@ impl Signals {
 
     /// The next signal; `None` when `patience` is over (without it: sleeps until one comes).
     pub fn next(&self, patience: Option<Duration>) -> Option<Caught> {
-        let limit = patience
-            .map(|p| libc::timespec { tv_sec: p.as_secs() as libc::time_t, tv_nsec: p.subsec_nanos() as libc::c_long });
+        let limit = patience.map(|p| libc::timespec {
+            tv_sec: p.as_secs() as libc::time_t,
+            tv_nsec: p.subsec_nanos() as libc::c_long,
+        });
         let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
         // SAFETY: set and limit are initialised (a null limit means none); the kernel fills `info` on success.
@@ -77,7 +79,8 @@ impl Signals {
         // SAFETY: the call succeeded, so `info` is filled; the sender is read only where its field has a meaning.
         let (code, sender) = unsafe {
             let info = info.assume_init();
-            let by_process = matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
+            let by_process =
+                matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
             (info.si_code, by_process.then(|| info.si_pid()))
         };
         Some(Caught { number, from_kernel: code == libc::SI_KERNEL, sender })
@@ -94,7 +97,10 @@ mod tests {
         // SAFETY: raise sends to this thread only, where the signal is blocked.
         unsafe { libc::raise(libc::SIGUSR1) };
         let sender = Some(std::process::id() as i32);
-        assert_eq!(signals.next(None), Some(Caught { number: libc::SIGUSR1, from_kernel: false, sender }));
+        assert_eq!(
+            signals.next(None),
+            Some(Caught { number: libc::SIGUSR1, from_kernel: false, sender })
+        );
         assert_eq!(signals.next(Some(Duration::ZERO)), None);
         signals.restore();
     }

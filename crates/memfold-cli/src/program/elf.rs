@@ -49,7 +49,8 @@ pub fn read(file: &File) -> io::Result<Option<Elf>> {
         return Err(damaged("its header is cut short"));
     }
     let (bits, little) = (header[4], header[5] == 1);
-    let machine = if little { u16_at(&header, 18) } else { u16::from_be_bytes([header[18], header[19]]) };
+    let machine =
+        if little { u16_at(&header, 18) } else { u16::from_be_bytes([header[18], header[19]]) };
     if bits != 2 || !little || machine != HOST_MACHINE {
         return Ok(Some(Elf::Foreign(foreign_name(bits, machine))));
     }
@@ -70,8 +71,9 @@ fn interpreter(file: &File, header: &[u8; HEADER_LEN]) -> io::Result<Option<Stri
     }
     for index in 0..entries as u64 {
         let mut entry = [0u8; ENTRY_LEN];
-        let at =
-            offset.checked_add(index * ENTRY_LEN as u64).ok_or_else(|| damaged("its program headers lie outside"))?;
+        let at = offset
+            .checked_add(index * ENTRY_LEN as u64)
+            .ok_or_else(|| damaged("its program headers lie outside"))?;
         read_all(file, &mut entry, at)?;
         if u32_at(&entry, 0) != PT_INTERP {
             continue;
@@ -142,7 +144,8 @@ mod tests {
     use std::io::Write;
 
     fn file_of(bytes: &[u8]) -> File {
-        let path = std::env::temp_dir().join(format!("memfold-elf-{}-{:p}", std::process::id(), bytes));
+        let path =
+            std::env::temp_dir().join(format!("memfold-elf-{}-{:p}", std::process::id(), bytes));
         std::fs::File::create(&path).unwrap().write_all(bytes).unwrap();
         let file = File::open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -177,7 +180,11 @@ mod tests {
         assert_eq!(read(&file_of(b"")).unwrap(), None);
         let own = own_bytes();
         for len in [4, 19, 20, 63, 64, 100] {
-            assert_eq!(read(&file_of(&own[..len])).unwrap_err().kind(), ErrorKind::InvalidData, "{len}");
+            assert_eq!(
+                read(&file_of(&own[..len])).unwrap_err().kind(),
+                ErrorKind::InvalidData,
+                "{len}"
+            );
         }
         let mut far = own[..4096].to_vec();
         far[32..40].copy_from_slice(&u64::MAX.to_le_bytes());

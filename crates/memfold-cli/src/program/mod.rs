@@ -64,9 +64,9 @@ pub fn check(path: &Path) -> Result<(), Failure> {
     for _ in 0..=SCRIPTS_MAX {
         let shown = at.display();
         let file = File::open(&at).map_err(|e| match e.kind() {
-            ErrorKind::PermissionDenied => {
-                Failure::own(format!("{shown}: can't be read, so memfold can't tell whether it can manage it"))
-            }
+            ErrorKind::PermissionDenied => Failure::own(format!(
+                "{shown}: can't be read, so memfold can't tell whether it can manage it"
+            )),
             _ => Failure::not_executable(format!("{shown}: {}", plain(&e))),
         })?;
         if let Some(next) = script_interpreter(&file, &at)? {
@@ -75,8 +75,8 @@ pub fn check(path: &Path) -> Result<(), Failure> {
         }
         if !elf::is_one(&file) {
             at = PathBuf::from(OsStr::from_bytes(SHELL.to_bytes()));
-            let shell =
-                File::open(&at).map_err(|e| Failure::not_executable(format!("{}: {}", at.display(), plain(&e))))?;
+            let shell = File::open(&at)
+                .map_err(|e| Failure::not_executable(format!("{}: {}", at.display(), plain(&e))))?;
             return check_image(&shell, &at);
         }
         return check_image(&file, &at);
@@ -86,7 +86,8 @@ pub fn check(path: &Path) -> Result<(), Failure> {
 
 fn check_image(file: &File, path: &Path) -> Result<(), Failure> {
     let shown = path.display();
-    let elf = elf::read(file).map_err(|e| Failure::not_executable(format!("{shown}: exec format error: {e}")))?;
+    let elf = elf::read(file)
+        .map_err(|e| Failure::not_executable(format!("{shown}: exec format error: {e}")))?;
     let interpreter = match elf {
         None => {
             let why = "exec format error: not an ELF program";
@@ -122,7 +123,9 @@ fn check_image(file: &File, path: &Path) -> Result<(), Failure> {
 /// The file name of the dynamic linker that this memfold, and so its preload library, uses; `None` for a static build.
 fn own_linker() -> Option<OsString> {
     match elf::read(&File::open("/proc/self/exe").ok()?) {
-        Ok(Some(Elf::Native { interpreter: Some(name) })) => Path::new(&name).file_name().map(OsString::from),
+        Ok(Some(Elf::Native { interpreter: Some(name) })) => {
+            Path::new(&name).file_name().map(OsString::from)
+        }
         _ => None,
     }
 }
@@ -140,7 +143,9 @@ fn privilege(file: &File) -> Result<Option<&'static str>, Failure> {
     }
     use std::os::fd::AsRawFd;
     // SAFETY: the name is a C string, and with size 0 the kernel writes no value.
-    let len = unsafe { libc::fgetxattr(file.as_raw_fd(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) };
+    let len = unsafe {
+        libc::fgetxattr(file.as_raw_fd(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0)
+    };
     Ok((len > 0).then_some("a program with file capabilities"))
 }
 
@@ -153,7 +158,9 @@ fn script_interpreter(file: &File, script: &Path) -> Result<Option<PathBuf>, Fai
     let line = line.split(|&b| b == b'\n').next().unwrap_or_default();
     let mut words = line.split(|b| matches!(b, b' ' | b'\t' | 0)).filter(|w| !w.is_empty());
     let bad = |why: &str| format!("{}: bad interpreter: {why}", script.display());
-    let Some(first) = words.next() else { return Err(Failure::not_executable(bad("none is named"))) };
+    let Some(first) = words.next() else {
+        return Err(Failure::not_executable(bad("none is named")));
+    };
     let path = PathBuf::from(OsString::from_vec(first.to_vec()));
     if let Err(e) = executable(&path) {
         let text = bad(&format!("{}: {}", path.display(), plain(&e)));
@@ -162,7 +169,8 @@ fn script_interpreter(file: &File, script: &Path) -> Result<Option<PathBuf>, Fai
     }
     if path.file_name() == Some(OsStr::new("env")) {
         let name = words.find(|w| !w.starts_with(b"-") && !w.contains(&b'='));
-        let found = name.and_then(|n| find(OsStr::from_bytes(n), std::env::var_os("PATH").as_deref()).ok());
+        let found =
+            name.and_then(|n| find(OsStr::from_bytes(n), std::env::var_os("PATH").as_deref()).ok());
         // If env won't find it, env is the one to say so.
         return Ok(Some(found.unwrap_or(path)));
     }
@@ -176,7 +184,11 @@ fn executable(path: &Path) -> io::Result<()> {
     }
     let name = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the name is a C string that outlives the call.
-    if unsafe { libc::access(name.as_ptr(), libc::X_OK) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if unsafe { libc::access(name.as_ptr(), libc::X_OK) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// An error's text without Rust's `(os error 2)`.

@@ -19,12 +19,15 @@ impl Figures {
     /// The sums over every process of the run. Peaks are summed too: with several processes, whose peaks need not
     /// coincide, the sum is an upper bound.
     pub fn sum(slots: &Slots) -> Figures {
-        let mut sum = Figures { values: [0; FIGURES.len()], orders: [[0; ORDERS]; ORDER_FIGURES.len()] };
+        let mut sum =
+            Figures { values: [0; FIGURES.len()], orders: [[0; ORDERS]; ORDER_FIGURES.len()] };
         for one in slots.table().processes().map(|process| Figures::of(process.stats())) {
             for (to, from) in sum.values.iter_mut().zip(one.values) {
                 *to = to.wrapping_add(from);
             }
-            for (to, from) in sum.orders.as_flattened_mut().iter_mut().zip(one.orders.as_flattened()) {
+            for (to, from) in
+                sum.orders.as_flattened_mut().iter_mut().zip(one.orders.as_flattened())
+            {
                 *to = to.wrapping_add(*from);
             }
         }
@@ -33,10 +36,14 @@ impl Figures {
 
     /// Every figure with its name, those counted per order with the size of the folio (`zswpout_64K`).
     pub fn each(&self) -> impl Iterator<Item = (String, u64)> {
-        let plain = FIGURES.iter().zip(self.values).map(|(figure, value)| (figure.name.to_string(), value));
+        let plain =
+            FIGURES.iter().zip(self.values).map(|(figure, value)| (figure.name.to_string(), value));
         let per_order = ORDER_FIGURES.iter().zip(&self.orders).flat_map(|(figure, values)| {
             let base = figure.name.trim_end_matches("_folio");
-            values.iter().enumerate().map(move |(order, value)| (format!("{base}_{}", size_suffix(order)), *value))
+            values
+                .iter()
+                .enumerate()
+                .map(move |(order, value)| (format!("{base}_{}", size_suffix(order)), *value))
         });
         plain.chain(per_order)
     }
@@ -52,7 +59,8 @@ pub struct Height {
 impl Height {
     /// Looks at the gauges now and keeps them if the pool is larger than ever before.
     pub fn sample(&mut self, slots: &Slots) {
-        let sum = |of: fn(&Stats) -> u64| slots.table().processes().map(|p| of(p.stats())).sum::<u64>();
+        let sum =
+            |of: fn(&Stats) -> u64| slots.table().processes().map(|p| of(p.stats())).sum::<u64>();
         let pool_bytes = sum(|s| s.pool_bytes.load(Relaxed));
         if pool_bytes > self.pool_bytes {
             *self = Height { stored_bytes: sum(|s| s.stored_bytes.load(Relaxed)), pool_bytes };
@@ -79,7 +87,8 @@ mod tests {
             stats.zswpout_folio[4].store(2, Relaxed);
         }
         let sum = Figures::sum(&slots);
-        let get = |name: &str| sum.each().find(|f| f.0 == name).unwrap_or_else(|| panic!("{name}")).1;
+        let get =
+            |name: &str| sum.each().find(|f| f.0 == name).unwrap_or_else(|| panic!("{name}")).1;
         assert_eq!((get("faults"), get("zswpout_64K"), get("swpout_fallback_2M")), (10, 4, 0));
         assert_eq!(sum.each().count(), FIGURES.len() + ORDER_FIGURES.len() * ORDERS);
     }

@@ -51,7 +51,8 @@ pub fn of_process(process: Process) -> Value {
 
 /// The share of large frames that were there at the size asked for; none if none was asked for.
 fn frame_success(sum: &Figures) -> Option<f64> {
-    let figure = |name: &str| sum.each().find(|(n, _)| n == name).map_or(0.0, |(_, value)| value as f64);
+    let figure =
+        |name: &str| sum.each().find(|(n, _)| n == name).map_or(0.0, |(_, value)| value as f64);
     let asked = figure("frame_alloc");
     (asked > 0.0).then(|| 1.0 - figure("frame_alloc_failed") / asked)
 }
@@ -75,12 +76,16 @@ mod tests {
         stats.frame_alloc.store(8, Relaxed);
         stats.frame_alloc_failed.store(2, Relaxed);
         let (config, sum) = (Config::new(1 << 30), Figures::sum(&slots));
-        let run = Run { config: &config, arguments: &["a".into()], status: 3, seconds: 0.5, ratio: None };
+        let run =
+            Run { config: &config, arguments: &["a".into()], status: 3, seconds: 0.5, ratio: None };
         let value: Value = serde_json::from_str(&json(&run, &sum, &slots)).unwrap();
         let map = value.as_object().unwrap();
         assert!(sum.each().all(|(name, number)| map[&name] == number));
         assert_eq!(map.len(), sum.each().count() + 11);
         assert_eq!((&value["exit_status"], &value["processes"][0]["pid"]), (&json!(3), &json!(9)));
-        assert_eq!((&value["processes"][0]["faults"], &value["frame_success"]), (&json!(3), &json!(0.75)));
+        assert_eq!(
+            (&value["processes"][0]["faults"], &value["frame_success"]),
+            (&json!(3), &json!(0.75))
+        );
     }
 }

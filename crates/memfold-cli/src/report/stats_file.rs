@@ -21,8 +21,12 @@ impl StatsFile {
     /// # Errors
     /// 125: it can't be written.
     pub fn open(name: &Path) -> Result<StatsFile, Failure> {
-        let fail = |e: io::Error| Failure::own(format!("--stats-file: {}: {}", name.display(), plain(&e)));
-        if ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc/self/fd"].iter().any(|open| name.starts_with(open)) {
+        let fail =
+            |e: io::Error| Failure::own(format!("--stats-file: {}: {}", name.display(), plain(&e)));
+        if ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc/self/fd"]
+            .iter()
+            .any(|open| name.starts_with(open))
+        {
             let out = File::options().append(true).open(name).map_err(fail)?;
             return Ok(StatsFile { name: name.into(), out, replace: None });
         }
@@ -42,7 +46,9 @@ impl StatsFile {
             Ok(_) => drop(File::options().write(true).open(&target).map_err(fail)?),
             Err(_) => {}
         }
-        let Some(file_name) = target.file_name() else { return Err(fail(ErrorKind::InvalidInput.into())) };
+        let Some(file_name) = target.file_name() else {
+            return Err(fail(ErrorKind::InvalidInput.into()));
+        };
         let mut temporary = std::ffi::OsString::from(".");
         temporary.push(file_name);
         temporary.push(format!(".{}.tmp", std::process::id()));
@@ -60,7 +66,9 @@ impl StatsFile {
             Some((from, to)) => fs::rename(from, to),
             None => Ok(()),
         });
-        let done = written.map_err(|e| Failure::own(format!("--stats-file: {}: {}", self.name.display(), plain(&e))));
+        let done = written.map_err(|e| {
+            Failure::own(format!("--stats-file: {}: {}", self.name.display(), plain(&e)))
+        });
         if done.is_ok() {
             self.replace = None;
         }

@@ -23,10 +23,12 @@ pub fn summary(config: &Config, slots: &Slots, height: &Height) -> String {
         (None, None) => "no limit".to_string(),
     };
     // Later ones go on with the seats of ended ones.
-    let count = if processes >= APART { format!("{processes} or more") } else { processes.to_string() };
+    let count =
+        if processes >= APART { format!("{processes} or more") } else { processes.to_string() };
     let noun = if processes == 1 { "process" } else { "processes" };
     if sum(|s| s.adopted_bytes.load(Relaxed)) == 0 {
-        let _ = writeln!(out, "memfold: {bound} never came near, nothing was folded ({count} {noun})");
+        let _ =
+            writeln!(out, "memfold: {bound} never came near, nothing was folded ({count} {noun})");
         return out;
     }
     let _ = writeln!(
@@ -68,7 +70,10 @@ mod tests {
         slot.peak_bytes.store(60 << 20, Relaxed);
         slot.faults.store(9, Relaxed);
         let lines = text();
-        assert!(lines.contains("peak 60.0 MiB (limit 64.0 MiB)") && lines.contains("9 faults"), "{lines}");
+        assert!(
+            lines.contains("peak 60.0 MiB (limit 64.0 MiB)") && lines.contains("9 faults"),
+            "{lines}"
+        );
         assert!(lines.lines().all(|l| l.starts_with("memfold: ")));
     }
 }

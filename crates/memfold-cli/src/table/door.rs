@@ -58,18 +58,29 @@ impl Door {
         // SAFETY: the bytes are local, and as many as is said.
         checked(unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) })?;
         let half = |at: usize| std::array::from_fn(|n| random[at + n]);
-        let (key, name) = (Key { ask: half(0), answer: half(HALF) }, format!("memfold-{}", hex(&random[2 * HALF..])));
+        let (key, name) = (
+            Key { ask: half(0), answer: half(HALF) },
+            format!("memfold-{}", hex(&random[2 * HALF..])),
+        );
         // SAFETY: makes a descriptor.
-        let fd = checked(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) } as isize)?;
+        let fd =
+            checked(
+                unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) }
+                    as isize,
+            )?;
         // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         let (on, address) = (1i32, Address::of(&name));
         // SAFETY: option and address are local, of the lengths that are given.
         unsafe {
             let len = size_of::<i32>() as libc::socklen_t;
-            checked(
-                libc::setsockopt(fd as i32, libc::SOL_SOCKET, libc::SO_PASSCRED, (&raw const on).cast(), len) as isize
-            )?;
+            checked(libc::setsockopt(
+                fd as i32,
+                libc::SOL_SOCKET,
+                libc::SO_PASSCRED,
+                (&raw const on).cast(),
+                len,
+            ) as isize)?;
             checked(libc::bind(fd as i32, (&raw const address.0).cast(), address.1) as isize)?;
         }
         Ok(Door { socket, name, key })
@@ -106,8 +117,13 @@ impl Door {
             let mut message: libc::msghdr = zeroed();
             (message.msg_name, message.msg_namelen) = ((&raw mut from.0).cast(), from.1);
             (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
-            (message.msg_control, message.msg_controllen) = ((&raw mut control).cast(), size_of::<Control>());
-            let len = checked(libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC))?;
+            (message.msg_control, message.msg_controllen) =
+                ((&raw mut control).cast(), size_of::<Control>());
+            let len = checked(libc::recvmsg(
+                self.socket.as_raw_fd(),
+                &raw mut message,
+                libc::MSG_CMSG_CLOEXEC,
+            ))?;
             from.1 = message.msg_namelen;
             (len, number_in(&message))
         };
@@ -132,7 +148,11 @@ impl Door {
             ((*head).cmsg_level, (*head).cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
             (*head).cmsg_len = libc::CMSG_LEN(size_of::<i32>() as u32) as usize;
             libc::CMSG_DATA(head).cast::<i32>().write_unaligned(file.as_raw_fd());
-            libc::sendmsg(self.socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+            libc::sendmsg(
+                self.socket.as_raw_fd(),
+                &raw const message,
+                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            )
         };
         checked(sent).map(drop)
     }
@@ -186,7 +206,14 @@ mod tests {
         let sent = unsafe {
             let to = Address::of(name);
             let fd = other.as_fd().as_raw_fd();
-            libc::sendto(fd, b"let me in, please".as_ptr().cast(), 17, 0, (&raw const to.0).cast(), to.1)
+            libc::sendto(
+                fd,
+                b"let me in, please".as_ptr().cast(),
+                17,
+                0,
+                (&raw const to.0).cast(),
+                to.1,
+            )
         };
         assert_eq!((sent, stranger.0.sun_family as i32), (17, libc::AF_UNIX));
         let (got, number) = memfold_sys::run::door::ask(name.as_bytes(), &key).unwrap();

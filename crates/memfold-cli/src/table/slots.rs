@@ -37,7 +37,12 @@ impl Slots {
 
     /// What a process of the run is told, so that it finds the table.
     pub fn order(&self) -> String {
-        format!("stats=/proc/{}/fd/{};door={}", std::process::id(), self.file.as_raw_fd(), self.door.order())
+        format!(
+            "stats=/proc/{}/fd/{};door={}",
+            std::process::id(),
+            self.file.as_raw_fd(),
+            self.door.order()
+        )
     }
 
     /// The table.
@@ -89,10 +94,12 @@ pub mod tests {
         let slots = Slots::new().unwrap();
         slots.set_bounds(&Config::new(1 << 30));
         let order = slots.order();
-        let (path, door) = order.strip_prefix("stats=").and_then(|rest| rest.split_once(";door=")).unwrap();
+        let (path, door) =
+            order.strip_prefix("stats=").and_then(|rest| rest.split_once(";door=")).unwrap();
         let (_, key) = door.split_once(',').unwrap();
         let key = memfold_sys::run::door::Key::parse(key).unwrap();
-        let file = rustix::fs::open(path, rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
+        let file =
+            rustix::fs::open(path, rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
         let other = Table::open(file, &key).unwrap();
         assert_eq!(other.bounds(), (u64::MAX, u64::MAX));
         claim(&slots, 77);

@@ -70,8 +70,8 @@ impl Blk {
 
     /// `memfold blk ARGUMENTS`, asking this server, unless another one is named. The user may run others.
     pub fn ask(&self, arguments: &[&str]) -> Output {
-        let is_named =
-            arguments.contains(&"--control") || arguments[1..].iter().any(|word| word.parse::<u32>().is_ok());
+        let is_named = arguments.contains(&"--control")
+            || arguments[1..].iter().any(|word| word.parse::<u32>().is_ok());
         let pid = self.child.id().to_string();
         let own = if is_named { None } else { Some(pid.as_str()) };
         let mut command = memfold(&binary(), &[&["blk"], arguments, own.as_slice()].concat());
@@ -107,8 +107,10 @@ pub fn text(output: &Output) -> String {
 /// Whether all these programs are here; says so if not, which fails under CI=true.
 pub fn have(programs: &[&str]) -> bool {
     let path = path();
-    let missing: Vec<_> =
-        programs.iter().filter(|p| !std::env::split_paths(&path).any(|d| d.join(p).is_file())).collect();
+    let missing: Vec<_> = programs
+        .iter()
+        .filter(|p| !std::env::split_paths(&path).any(|d| d.join(p).is_file()))
+        .collect();
     if !missing.is_empty() {
         let text = format!("not installed: {missing:?} (scripts/setup programs)");
         assert!(std::env::var("CI").as_deref() != Ok("true"), "{text}");
@@ -139,7 +141,8 @@ pub fn path() -> String {
 #[track_caller]
 pub fn works(program: &str, arguments: &[&str]) -> String {
     let output = run(program, arguments);
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{program} {arguments:?}: {out}{err}");
     out.into_owned()
 }
@@ -149,15 +152,16 @@ pub fn real_bytes(len: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     let own = std::env::current_exe().unwrap();
     let libraries = std::fs::read_dir("/usr/lib/x86_64-linux-gnu").into_iter().flatten().flatten();
-    let mut files: Vec<PathBuf> = libraries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+    let mut files: Vec<PathBuf> =
+        libraries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();
     files.sort();
     files.insert(0, own);
     for file in files {
         if bytes.len() >= len {
             break;
         }
-        let _ =
-            std::fs::File::open(file).and_then(|file| file.take((len - bytes.len()) as u64).read_to_end(&mut bytes));
+        let _ = std::fs::File::open(file)
+            .and_then(|file| file.take((len - bytes.len()) as u64).read_to_end(&mut bytes));
     }
     assert_eq!(bytes.len(), len, "not enough files");
     bytes

@@ -39,7 +39,11 @@ fn with(directory: PathBuf, file: &str, package: &str) -> Option<PathBuf> {
 /// `memfold` with `arguments`, in an environment without memfold's variables.
 pub fn memfold(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(directory.join("memfold"));
-    command.args(arguments).env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE").stdin(Stdio::null());
+    command
+        .args(arguments)
+        .env_remove("MEMFOLD_RUN")
+        .env_remove("MEMFOLD_DISABLE")
+        .stdin(Stdio::null());
     // Tests that are started in the background, or by nohup, ignore these, and a shell can't trap what it was born ignoring.
     // SAFETY: `signal` is async-signal-safe.
     unsafe {
@@ -70,7 +74,10 @@ pub fn assert_refused(output: &Output, status: i32, words: &[&str]) {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(status), "{text}");
     assert!(output.stdout.is_empty(), "{:?}", output.stdout);
-    assert!(text.starts_with("memfold: ") && text.ends_with('\n') && text.lines().count() == 1, "{text:?}");
+    assert!(
+        text.starts_with("memfold: ") && text.ends_with('\n') && text.lines().count() == 1,
+        "{text:?}"
+    );
     assert!(words.iter().all(|word| text.contains(word)), "{text:?} lacks one of {words:?}");
 }
 
@@ -84,7 +91,11 @@ pub fn compile(name: &str) -> Program {
     let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs");
     let source = std::fs::read_to_string(format!("{sources}/{name}.c")).unwrap();
     let scratch = Scratch::new();
-    let path = scratch.compile(name, &source, &["-I", sources, "-pthread", "-Wall", "-Wno-unused-function"]);
+    let path = scratch.compile(
+        name,
+        &source,
+        &["-I", sources, "-pthread", "-Wall", "-Wno-unused-function"],
+    );
     Program { scratch, path }
 }
 
@@ -93,7 +104,8 @@ pub fn compile_go(name: &str) -> Option<Program> {
     let scratch = Scratch::new();
     let path = scratch.path(name);
     let source = format!("{}/tests/programs/{name}.go", env!("CARGO_MANIFEST_DIR"));
-    match Command::new("go").args(["build", "-o", &path, &source]).env("CGO_ENABLED", "1").status() {
+    match Command::new("go").args(["build", "-o", &path, &source]).env("CGO_ENABLED", "1").status()
+    {
         Ok(status) => assert!(status.success()),
         Err(_) => {
             eprintln!("SKIPPED: go is not installed");
@@ -117,12 +129,17 @@ pub fn managed_in(world: &str, flags: &[&str], command: &[&str]) -> Option<Outpu
     if !world.is_empty() {
         let inner = started;
         started = Command::new("unshare");
-        started.args(["-m", "sh", "-c", world, "sh"]).arg(inner.get_program()).args(inner.get_args());
+        started
+            .args(["-m", "sh", "-c", world, "sh"])
+            .arg(inner.get_program())
+            .args(inner.get_args());
         started.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE").stdin(Stdio::null());
     }
     let scratch = Scratch::new();
     let (out, err) = (scratch.path("out"), scratch.path("err"));
-    started.stdout(std::fs::File::create(&out).unwrap()).stderr(std::fs::File::create(&err).unwrap());
+    started
+        .stdout(std::fs::File::create(&out).unwrap())
+        .stderr(std::fs::File::create(&err).unwrap());
     let mut child = started.spawn().unwrap();
     let begin = Instant::now();
     let status = loop {
@@ -136,7 +153,11 @@ pub fn managed_in(world: &str, flags: &[&str], command: &[&str]) -> Option<Outpu
             None => std::thread::sleep(Duration::from_millis(10)),
         }
     };
-    Some(Output { status, stdout: std::fs::read(out).unwrap(), stderr: std::fs::read(err).unwrap() })
+    Some(Output {
+        status,
+        stdout: std::fs::read(out).unwrap(),
+        stderr: std::fs::read(err).unwrap(),
+    })
 }
 
 /// Asserts that a C program finds every byte right.
@@ -180,14 +201,21 @@ pub struct Holder {
 }
 
 impl Holder {
-    pub fn start(bin: &Path, scratch: &Scratch, flags: &[&str], program: &str, mib: &str) -> Holder {
+    pub fn start(
+        bin: &Path,
+        scratch: &Scratch,
+        flags: &[&str],
+        program: &str,
+        mib: &str,
+    ) -> Holder {
         let mut command = memfold(bin, &[&["run"], flags, &["--", program, mib]].concat());
         command.env("XDG_RUNTIME_DIR", &scratch.0).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut runner = command.spawn().unwrap();
         let (input, output) = (runner.stdin.take(), BufReader::new(runner.stdout.take().unwrap()));
         let mut holder = Holder { runner, pid: 0, input, output };
         let ready = holder.line();
-        holder.pid = ready.strip_prefix("ready ").unwrap_or_else(|| panic!("{ready:?}")).parse().unwrap();
+        holder.pid =
+            ready.strip_prefix("ready ").unwrap_or_else(|| panic!("{ready:?}")).parse().unwrap();
         holder
     }
 
@@ -215,10 +243,18 @@ impl Holder {
     pub fn wait_for(&self, what: &str, wanted: impl Fn(u64) -> bool) {
         let begin = Instant::now();
         while !wanted(self.resident_mib()) {
-            assert!(begin.elapsed() < Duration::from_secs(600), "{what}: {} MiB resident", self.resident_mib());
+            assert!(
+                begin.elapsed() < Duration::from_secs(600),
+                "{what}: {} MiB resident",
+                self.resident_mib()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
-        println!("{what}: {} MiB resident after {:.2} s", self.resident_mib(), begin.elapsed().as_secs_f64());
+        println!(
+            "{what}: {} MiB resident after {:.2} s",
+            self.resident_mib(),
+            begin.elapsed().as_secs_f64()
+        );
     }
 
     pub fn end(mut self) {
@@ -242,7 +278,9 @@ pub const NOBODY: &str = r#"
 
 /// Whether worlds can be made here; says so if not, which fails under CI=true.
 pub fn can_make_worlds() -> bool {
-    let done = Command::new("unshare").args(["-m", "sh", "-c", "mount --bind /dev/null /proc/meminfo"]).output();
+    let done = Command::new("unshare")
+        .args(["-m", "sh", "-c", "mount --bind /dev/null /proc/meminfo"])
+        .output();
     let can = done.is_ok_and(|output| output.status.success());
     if !can {
         let text = "mount namespaces need root (CAP_SYS_ADMIN) and unshare of util-linux";

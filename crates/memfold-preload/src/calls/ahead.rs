@@ -4,7 +4,8 @@ use crate::{engine, program};
 use core::ffi::{c_int, c_void};
 use core::mem::transmute;
 
-type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, libc::off_t) -> *mut c_void;
+type Mmap =
+    unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, libc::off_t) -> *mut c_void;
 pub type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
 
 static REAL_MMAP: Real = Real::new(c"mmap");
@@ -71,7 +72,8 @@ pub unsafe fn populate(real: Madvise, at: *mut c_void, len: usize, advice: c_int
     }
     for offset in (0..len).step_by(STEP_BYTES) {
         // SAFETY: a part of what the caller vouches for.
-        let result = unsafe { real(at.wrapping_byte_add(offset), STEP_BYTES.min(len - offset), advice) };
+        let result =
+            unsafe { real(at.wrapping_byte_add(offset), STEP_BYTES.min(len - offset), advice) };
         if result != 0 {
             return result;
         }

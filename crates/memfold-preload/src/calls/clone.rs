@@ -8,8 +8,15 @@ use core::ffi::{c_int, c_void};
 
 type Fork = unsafe extern "C" fn() -> libc::pid_t;
 type Main = unsafe extern "C" fn(*mut c_void) -> c_int;
-type Clone =
-    unsafe extern "C" fn(Main, *mut c_void, c_int, *mut c_void, *mut c_void, *mut c_void, *mut c_void) -> c_int;
+type Clone = unsafe extern "C" fn(
+    Main,
+    *mut c_void,
+    c_int,
+    *mut c_void,
+    *mut c_void,
+    *mut c_void,
+    *mut c_void,
+) -> c_int;
 
 /// The program's `_Fork`: as libc's.
 ///
@@ -55,7 +62,8 @@ pub unsafe extern "C" fn clone(
     }
     let mut start = Start { main, arg, copying: Copying::begin() };
     // SAFETY: the caller's promise. The child has a copy of this frame, which ends only after `real` has returned here.
-    let pid = unsafe { real(entry, stack, flags, (&raw mut start).cast(), parent_tid, tls, child_tid) };
+    let pid =
+        unsafe { real(entry, stack, flags, (&raw mut start).cast(), parent_tid, tls, child_tid) };
     start.copying.end(false);
     pid
 }

@@ -8,7 +8,8 @@ use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
 
 type Vmsplice = unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_uint) -> isize;
-type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
+type Setsockopt =
+    unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
 
 static REAL_VMSPLICE: Real = Real::new(c"vmsplice");
 static REAL_SETSOCKOPT: Real = Real::new(c"setsockopt");
@@ -18,16 +19,30 @@ static REAL_SETSOCKOPT: Real = Real::new(c"setsockopt");
 /// # Safety
 /// - As libc's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vmsplice(fd: c_int, parts: *const libc::iovec, count: usize, flags: c_uint) -> isize {
+pub unsafe extern "C" fn vmsplice(
+    fd: c_int,
+    parts: *const libc::iovec,
+    count: usize,
+    flags: c_uint,
+) -> isize {
     // SAFETY: both only ask about a descriptor.
-    let (size, mode) = unsafe { (libc::fcntl(fd, libc::F_GETPIPE_SZ), libc::fcntl(fd, libc::F_GETFL)) };
-    let known = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
-    if size < 0 || mode & libc::O_ACCMODE == libc::O_RDONLY || flags & !known != 0 || crate::program::get().is_none() {
+    let (size, mode) =
+        unsafe { (libc::fcntl(fd, libc::F_GETPIPE_SZ), libc::fcntl(fd, libc::F_GETFL)) };
+    let known =
+        libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+    if size < 0
+        || mode & libc::O_ACCMODE == libc::O_RDONLY
+        || flags & !known != 0
+        || crate::program::get().is_none()
+    {
         // SAFETY: libc's `vmsplice` is of this type; the caller's promise.
-        return unsafe { transmute::<*mut c_void, Vmsplice>(REAL_VMSPLICE.get())(fd, parts, count, flags) };
+        return unsafe {
+            transmute::<*mut c_void, Vmsplice>(REAL_VMSPLICE.get())(fd, parts, count, flags)
+        };
     }
     // At no offset (-1), a pipe takes what fits.
-    let args = [fd as usize, parts as usize, count, usize::MAX, usize::MAX, libc::RWF_NOWAIT as usize];
+    let args =
+        [fd as usize, parts as usize, count, usize::MAX, usize::MAX, libc::RWF_NOWAIT as usize];
     loop {
         // SAFETY: the caller's promise.
         match unsafe { system_call(libc::SYS_pwritev2, args) } {
@@ -36,7 +51,9 @@ pub unsafe extern "C" fn vmsplice(fd: c_int, parts: *const libc::iovec, count: u
             Err(Errno::AGAIN) if flags & libc::SPLICE_F_NONBLOCK == 0 => {}
             // Once more by libc, which sets errno.
             // SAFETY: the caller's promise.
-            Err(_) => return unsafe { libc::pwritev2(fd, parts, count as c_int, -1, libc::RWF_NOWAIT) },
+            Err(_) => {
+                return unsafe { libc::pwritev2(fd, parts, count as c_int, -1, libc::RWF_NOWAIT) };
+            }
         }
         let mut room = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
         // SAFETY: one descriptor, local.
@@ -58,7 +75,8 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: libc::socklen_t,
 ) -> c_int {
-    let refused = level == libc::SOL_SOCKET && name == libc::SO_ZEROCOPY && crate::program::get().is_some();
+    let refused =
+        level == libc::SOL_SOCKET && name == libc::SO_ZEROCOPY && crate::program::get().is_some();
     // SAFETY: libc's `setsockopt` is of this type; the caller's promise. No option is no bytes long: EINVAL.
     unsafe {
         let real = transmute::<*mut c_void, Setsockopt>(REAL_SETSOCKOPT.get());

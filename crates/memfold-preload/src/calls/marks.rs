@@ -33,7 +33,9 @@ const TOP: usize = 1 << 56;
 
 /// Looks the real functions up: the program's allocator may call them at any time.
 pub fn find() {
-    for real in [&REAL_MADVISE, &REAL_MLOCK, &REAL_MLOCK2, &REAL_MLOCKALL, &REAL_MUNLOCK, &REAL_MUNLOCKALL] {
+    for real in
+        [&REAL_MADVISE, &REAL_MLOCK, &REAL_MLOCK2, &REAL_MLOCKALL, &REAL_MUNLOCK, &REAL_MUNLOCKALL]
+    {
         real.get();
     }
 }
@@ -84,10 +86,14 @@ pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> 
     match advice {
         libc::MADV_DONTDUMP if program::get().is_some_and(Program::folds_dont_dump) => call(),
         libc::MADV_DONTFORK => mark(at as usize, len, false, call),
-        libc::MADV_DONTDUMP | libc::MADV_WIPEONFORK | libc::MADV_MERGEABLE => mark(at as usize, len, true, call),
+        libc::MADV_DONTDUMP | libc::MADV_WIPEONFORK | libc::MADV_MERGEABLE => {
+            mark(at as usize, len, true, call)
+        }
         libc::MADV_DOFORK => undo_dont_fork(call),
         // SAFETY: the caller's promise.
-        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => unsafe { populate(real, at, len, advice) },
+        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => unsafe {
+            populate(real, at, len, advice)
+        },
         libc::MADV_FREE if program::get().is_some_and(Program::has_adopted) => {
             let result = call();
             if result == 0 {
@@ -128,9 +134,12 @@ pub unsafe extern "C" fn process_madvise(
     let real = |count| {
         let args = [process as usize, ranges as usize, count, advice as usize, flags as usize, 0];
         // SAFETY: the arguments of this system call, the caller's.
-        unsafe { system_call(libc::SYS_process_madvise, args) }.map_or_else(fail, |done| done as isize)
+        unsafe { system_call(libc::SYS_process_madvise, args) }
+            .map_or_else(fail, |done| done as isize)
     };
-    let for_others = [libc::MADV_COLD, libc::MADV_PAGEOUT, libc::MADV_WILLNEED, libc::MADV_COLLAPSE].contains(&advice);
+    let for_others =
+        [libc::MADV_COLD, libc::MADV_PAGEOUT, libc::MADV_WILLNEED, libc::MADV_COLLAPSE]
+            .contains(&advice);
     // What the kernel refuses to do to another process it says without any range, too; and what it would refuse of the ranges.
     if for_others || count > libc::UIO_MAXIOV as usize || real(0) != 0 {
         return real(count);
@@ -182,7 +191,9 @@ fn undo_dont_fork(call: impl FnOnce() -> c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock(at: *const c_void, len: usize) -> c_int {
     // SAFETY: libc's `mlock` is of this type; the caller's promise.
-    mark(at as usize, len, true, || unsafe { transmute::<*mut c_void, Mlock>(REAL_MLOCK.get())(at, len) })
+    mark(at as usize, len, true, || unsafe {
+        transmute::<*mut c_void, Mlock>(REAL_MLOCK.get())(at, len)
+    })
 }
 
 /// The program's `mlock2`: as libc's.
@@ -192,7 +203,9 @@ pub unsafe extern "C" fn mlock(at: *const c_void, len: usize) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock2(at: *const c_void, len: usize, flags: c_uint) -> c_int {
     // SAFETY: libc's `mlock2` is of this type; the caller's promise.
-    mark(at as usize, len, true, || unsafe { transmute::<*mut c_void, Mlock2>(REAL_MLOCK2.get())(at, len, flags) })
+    mark(at as usize, len, true, || unsafe {
+        transmute::<*mut c_void, Mlock2>(REAL_MLOCK2.get())(at, len, flags)
+    })
 }
 
 /// The program's `mlockall`: as libc's, but the engine's own memory stays as it is.

@@ -27,7 +27,9 @@ pub unsafe extern "C" fn mremap(
     to: *mut c_void,
 ) -> *mut c_void {
     // SAFETY: libc's `mremap` is of this type as far as the machine's calling convention goes; the caller's promise.
-    let real = || unsafe { transmute::<*mut c_void, Mremap>(REAL_MREMAP.get())(at, len, new_len, flags, to) };
+    let real = || unsafe {
+        transmute::<*mut c_void, Mremap>(REAL_MREMAP.get())(at, len, new_len, flags, to)
+    };
     match program::get() {
         Some(program) if flags & libc::MREMAP_DONTUNMAP != 0 => program.paused(real),
         _ => real(),

@@ -14,7 +14,15 @@ type Syscall = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, u
 static REAL: AtomicUsize = AtomicUsize::new(0);
 
 /// What `syscall` does for the calls that matter here, and the first time.
-unsafe extern "C" fn slowly(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
+unsafe extern "C" fn slowly(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
     let mut real = REAL.load(Relaxed) as *mut c_void;
     if real.is_null() {
         real = next(c"syscall");
@@ -24,15 +32,28 @@ unsafe extern "C" fn slowly(number: c_long, a: usize, b: usize, c: usize, d: usi
     unsafe {
         match number {
             libc::SYS_mmap => {
-                return ahead::mmap(a as *mut c_void, b, c as c_int, d as c_int, e as c_int, f as i64) as c_long;
+                return ahead::mmap(
+                    a as *mut c_void,
+                    b,
+                    c as c_int,
+                    d as c_int,
+                    e as c_int,
+                    f as i64,
+                ) as c_long;
             }
             libc::SYS_madvise => return marks::madvise(a as *mut c_void, b, c as c_int) as c_long,
             libc::SYS_process_madvise => {
-                return marks::process_madvise(a as c_int, b as *const libc::iovec, c, d as c_int, e as c_uint)
-                    as c_long;
+                return marks::process_madvise(
+                    a as c_int,
+                    b as *const libc::iovec,
+                    c,
+                    d as c_int,
+                    e as c_uint,
+                ) as c_long;
             }
             libc::SYS_mremap => {
-                return moved::mremap(a as *mut c_void, b, c, d as c_int, e as *mut c_void) as c_long;
+                return moved::mremap(a as *mut c_void, b, c, d as c_int, e as *mut c_void)
+                    as c_long;
             }
             libc::SYS_mlock => return marks::mlock(a as *const c_void, b) as c_long,
             libc::SYS_mlock2 => return marks::mlock2(a as *const c_void, b, c as c_uint) as c_long,
@@ -41,9 +62,18 @@ unsafe extern "C" fn slowly(number: c_long, a: usize, b: usize, c: usize, d: usi
             libc::SYS_ioctl if registration(b as u64, c as *const c_void).is_some() => {
                 return userfault::ioctl(a as c_int, b as c_ulong, c as *mut c_void) as c_long;
             }
-            libc::SYS_vmsplice => return lent::vmsplice(a as c_int, b as *const libc::iovec, c, d as c_uint) as c_long,
+            libc::SYS_vmsplice => {
+                return lent::vmsplice(a as c_int, b as *const libc::iovec, c, d as c_uint)
+                    as c_long;
+            }
             libc::SYS_setsockopt => {
-                return lent::setsockopt(a as c_int, b as c_int, c as c_int, d as *const c_void, e as u32) as c_long;
+                return lent::setsockopt(
+                    a as c_int,
+                    b as c_int,
+                    c as c_int,
+                    d as *const c_void,
+                    e as u32,
+                ) as c_long;
             }
             libc::SYS_clone
             | libc::SYS_clone3

@@ -6,7 +6,12 @@ use core::ffi::{c_int, c_void};
 use core::mem::{MaybeUninit, transmute};
 
 type Main = extern "C" fn(*mut c_void) -> *mut c_void;
-type Create = unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, Main, *mut c_void) -> c_int;
+type Create = unsafe extern "C" fn(
+    *mut libc::pthread_t,
+    *const libc::pthread_attr_t,
+    Main,
+    *mut c_void,
+) -> c_int;
 
 struct Start {
     main: Main,

@@ -31,5 +31,7 @@ impl Display for Remedy {
 
 /// Whether this process has too little address space for anything to be tried.
 pub fn are_too_few() -> bool {
-    LIMITS.iter().any(|(resource, _)| getrlimit(*resource).current.is_some_and(|bytes| bytes < LEAST_BYTES))
+    LIMITS
+        .iter()
+        .any(|(resource, _)| getrlimit(*resource).current.is_some_and(|bytes| bytes < LEAST_BYTES))
 }

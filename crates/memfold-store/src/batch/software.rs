@@ -66,7 +66,11 @@ impl SoftwarePool {
     ///
     /// # Errors
     /// EAGAIN: no more threads.
-    pub fn start(spec: CodecSpec, block_bytes_max: usize, threads: usize) -> Result<SoftwarePool, Errno> {
+    pub fn start(
+        spec: CodecSpec,
+        block_bytes_max: usize,
+        threads: usize,
+    ) -> Result<SoftwarePool, Errno> {
         let waiting = (0..WAITING_MAX).map(|_| None).collect();
         let jobs = Mutex::new(Jobs { waiting, head: 0, count: 0, stop: false });
         let shared = Arc::new(Shared { jobs, changed: Condvar::new() });
@@ -223,7 +227,8 @@ impl Compressor for SoftwareQueue {
     unsafe fn submit(&mut self, jobs: &[Job]) -> usize {
         let mut waiting = self.shared.jobs.lock();
         let room = BATCH_MAX - self.under_way;
-        let taken = jobs.iter().take(room).take_while(|job| waiting.push(**job, &self.results)).count();
+        let taken =
+            jobs.iter().take(room).take_while(|job| waiting.push(**job, &self.results)).count();
         drop(waiting);
         self.under_way += taken;
         self.shared.changed.notify_all();

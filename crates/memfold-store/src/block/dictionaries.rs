@@ -38,7 +38,12 @@ struct Current {
 
 impl Cans {
     pub fn new(budget: Arc<Budget>) -> Cans {
-        Cans { list: Mutex::new(List::default()), epoch: AtomicU64::new(0), bytes: AtomicU64::new(0), budget }
+        Cans {
+            list: Mutex::new(List::default()),
+            epoch: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            budget,
+        }
     }
 
     /// Makes `canned` the dictionary of saves with `spec`. False if all slots are taken.

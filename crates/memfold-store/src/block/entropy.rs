@@ -51,7 +51,8 @@ unsafe fn has_many_values(src: *const u8, len: usize) -> bool {
     let mut seen = [0u64; 4];
     for nth in 0..FIRST_PIECES {
         // SAFETY: a piece is 8 bytes at a multiple of 8 within its stretch, which is a multiple of 8 and within `len`.
-        let word = unsafe { read_unaligned(src.add(piece_at(nth, FIRST_PIECES, len)).cast::<u64>()) };
+        let word =
+            unsafe { read_unaligned(src.add(piece_at(nth, FIRST_PIECES, len)).cast::<u64>()) };
         for byte in word.to_ne_bytes() {
             seen[(byte >> 6) as usize] |= 1 << (byte & 63);
         }
@@ -72,7 +73,8 @@ unsafe fn is_even(src: *const u8, len: usize) -> bool {
         }
     }
     let [a, b, c, d] = &counts;
-    let count = |value: usize| a[value] as u32 + b[value] as u32 + c[value] as u32 + d[value] as u32;
+    let count =
+        |value: usize| a[value] as u32 + b[value] as u32 + c[value] as u32 + d[value] as u32;
     let squares: u32 = (0..256).map(|value| count(value) * count(value)).sum();
     // n equal bytes are n * (n - 1) / 2 pairs.
     (squares - SAMPLE) / 2 <= PAIRS_MAX
@@ -102,8 +104,11 @@ unsafe fn repeats(src: *const u8, len: usize) -> bool {
     again > 0 && again * 32 >= chosen
 }
 
-const _: () =
-    assert!(PAGE_SIZE.is_multiple_of(PIECES * PIECE) && SEEN == 1 << (64 - 54) && SAMPLE as usize / LANES <= 255);
+const _: () = assert!(
+    PAGE_SIZE.is_multiple_of(PIECES * PIECE)
+        && SEEN == 1 << (64 - 54)
+        && SAMPLE as usize / LANES <= 255
+);
 
 #[cfg(test)]
 mod tests {
@@ -129,7 +134,11 @@ mod tests {
         for block in bytes.chunks_exact(block) {
             // SAFETY: both buffers are as long as said and apart.
             let size = unsafe {
-                encoder.encode(Input { at: block.as_ptr(), len: block.len() }, Output::of(&mut packed), None)
+                encoder.encode(
+                    Input { at: block.as_ptr(), len: block.len() },
+                    Output::of(&mut packed),
+                    None,
+                )
             };
             let shrinks = size.unwrap().filter(|size| *size <= huge_threshold(block.len()));
             match (dense(block), shrinks) {
@@ -189,7 +198,8 @@ mod tests {
     #[test]
     #[ignore = "needs `memfold bench corpus`, measures"]
     fn measure() {
-        let path = std::path::Path::new(&std::env::var("HOME").unwrap()).join(".cache/memfold/corpus.bin");
+        let path =
+            std::path::Path::new(&std::env::var("HOME").unwrap()).join(".cache/memfold/corpus.bin");
         let bytes = std::fs::read(path).unwrap();
         for spec in ["lz4", "zstd", "deflate"] {
             for block in [4096, 16384, 65536] {
@@ -202,13 +212,20 @@ mod tests {
             }
         }
         let start = std::time::Instant::now();
-        let count = (0..10).map(|_| bytes.chunks_exact(4096).filter(|b| dense(b)).count()).sum::<usize>();
-        println!("corpus: {count} dense, {:?} a block", start.elapsed() / (10 * bytes.len() / 4096) as u32);
+        let count =
+            (0..10).map(|_| bytes.chunks_exact(4096).filter(|b| dense(b)).count()).sum::<usize>();
+        println!(
+            "corpus: {count} dense, {:?} a block",
+            start.elapsed() / (10 * bytes.len() / 4096) as u32
+        );
         let bytes = random(16 << 20, &mut Random::new(5));
         for block in [4096, 16384, 65536] {
             let start = std::time::Instant::now();
             let blocks = bytes.chunks_exact(block).filter(|b| dense(b)).count();
-            println!("random {block}: {blocks} dense, {:?} a block", start.elapsed() / (bytes.len() / block) as u32);
+            println!(
+                "random {block}: {blocks} dense, {:?} a block",
+                start.elapsed() / (bytes.len() / block) as u32
+            );
         }
     }
 }

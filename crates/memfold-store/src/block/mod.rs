@@ -98,7 +98,15 @@ pub(crate) enum Encoded {
     Zero,
     /// The payload is `head_len` bytes at `head` (0 unless mixed), then `len` bytes at `body`. Each lies in the scratch or
     /// in the block itself.
-    Object { format: u8, mixed: bool, head: *const u8, head_len: usize, body: *const u8, len: usize, same_pages: usize },
+    Object {
+        format: u8,
+        mixed: bool,
+        head: *const u8,
+        head_len: usize,
+        body: *const u8,
+        len: usize,
+        same_pages: usize,
+    },
 }
 
 /// An object's payload does not fit its header although its checksum does.
@@ -121,7 +129,10 @@ impl Scratch {
             gathered: PageBuffer::new(block_order),
             plain: vec![0; body].into_boxed_slice(),
             luck: Luck::default(),
-            patterns: vec![0; MAX_PAGES].into_boxed_slice().try_into().expect("the length is the array's"),
+            patterns: vec![0; MAX_PAGES]
+                .into_boxed_slice()
+                .try_into()
+                .expect("the length is the array's"),
             dense_blocks: 0,
         }
     }
@@ -161,12 +172,21 @@ pub(crate) unsafe fn encode(
     }
     if same_pages == 0 {
         // SAFETY: the whole block is to be compressed.
-        let packed = unsafe { compress(scratch, &mut packer, Input { at: src, len: order.bytes() })? };
+        let packed =
+            unsafe { compress(scratch, &mut packer, Input { at: src, len: order.bytes() })? };
         let (format, body, len) = match packed {
             Some((format, size)) => (format, scratch.payload(0), size),
             None => (format::NONE, src, order.bytes()),
         };
-        return Ok(Encoded::Object { format, mixed: false, head: body, head_len: 0, body, len, same_pages });
+        return Ok(Encoded::Object {
+            format,
+            mixed: false,
+            head: body,
+            head_len: 0,
+            body,
+            len,
+            same_pages,
+        });
     }
     if same_pages == pages && scratch.patterns[..pages].iter().all(|p| *p == scratch.patterns[0]) {
         return Ok(one_pattern(scratch, pages));
@@ -214,7 +234,9 @@ unsafe fn compress(
     src: Input,
 ) -> Result<Option<(u8, usize)>, CodecError> {
     // SAFETY: as the caller says; whole pages.
-    if packer.format != format::NONE && !packer.encoder.gives_up_fast() && unsafe { entropy::is_dense(src.at, src.len) }
+    if packer.format != format::NONE
+        && !packer.encoder.gives_up_fast()
+        && unsafe { entropy::is_dense(src.at, src.len) }
     {
         scratch.dense_blocks += 1;
         return Ok(None);
@@ -258,13 +280,17 @@ unsafe fn compress_canned(
     let body = &mut scratch.packed[BODY..];
     // SAFETY: as the caller says; `body` is writable for its length.
     let with = unsafe { encoder.encode(src, Output::of(body), Some(canned))? };
-    let Some(with) = with.filter(|size| *size <= huge_threshold(src.len)) else { return Ok(Canning::Unknown) };
+    let Some(with) = with.filter(|size| *size <= huge_threshold(src.len)) else {
+        return Ok(Canning::Unknown);
+    };
     // More would lose, so the codec may stop there.
     let most = (with + with / CANNED_GAIN).min(huge_threshold(src.len));
     let room = (most + CODEC_ROOM).min(scratch.plain.len());
     // SAFETY: as the caller says; `plain` is writable for `room` bytes.
     let without = unsafe { encoder.encode(src, Output::of(&mut scratch.plain[..room]), None)? };
-    let Some(without) = without.filter(|size| *size <= most) else { return Ok(Canning::With(with)) };
+    let Some(without) = without.filter(|size| *size <= most) else {
+        return Ok(Canning::With(with));
+    };
     scratch.packed[BODY..][..without].copy_from_slice(&scratch.plain[..without]);
     Ok(Canning::Without(without))
 }
@@ -293,8 +319,13 @@ pub(crate) unsafe fn decode(
     let (decoder, canned) = decoders.get(header.format).ok_or(DecodeError::Format)?;
     if !header.mixed {
         // SAFETY: as the caller says.
-        let decoded =
-            unsafe { decoder.decode(Input { at: payload, len }, Output { at: dst, len: order.bytes() }, canned) };
+        let decoded = unsafe {
+            decoder.decode(
+                Input { at: payload, len },
+                Output { at: dst, len: order.bytes() },
+                canned,
+            )
+        };
         return decoded.map_err(DecodeError::Codec);
     }
     // SAFETY: the payload is `len` readable bytes that nobody writes.
@@ -303,7 +334,10 @@ pub(crate) unsafe fn decode(
     let others = order.pages() - head.same.count();
     let body = &bytes[head.len..];
     if others > 0 {
-        let (body, pages) = (Input { at: body.as_ptr(), len: body.len() }, Output { at: dst, len: others * PAGE_SIZE });
+        let (body, pages) = (
+            Input { at: body.as_ptr(), len: body.len() },
+            Output { at: dst, len: others * PAGE_SIZE },
+        );
         // SAFETY: `body` is a part of the payload; `others` pages fit the block at `dst`.
         unsafe { decoder.decode(body, pages, canned) }.map_err(DecodeError::Codec)?;
     } else if !body.is_empty() {
@@ -321,7 +355,15 @@ fn one_pattern(scratch: &mut Scratch, pages: usize) -> Encoded {
     }
     scratch.packed[BODY..BODY + 8].copy_from_slice(&pattern.to_ne_bytes());
     let body = scratch.payload(0);
-    Encoded::Object { format: format::SAME, mixed: false, head: body, head_len: 0, body, len: 8, same_pages: pages }
+    Encoded::Object {
+        format: format::SAME,
+        mixed: false,
+        head: body,
+        head_len: 0,
+        body,
+        len: 8,
+        same_pages: pages,
+    }
 }
 
 /// Writes the list of same-filled pages so that it ends where the body starts, and returns its length.
@@ -351,7 +393,12 @@ fn write_head(scratch: &mut Scratch, same: &BlockSet, count: usize, pages: usize
 ///
 /// # Safety
 /// - `src` is readable for `pages` pages; the scratch was made for as many.
-unsafe fn gather(scratch: &mut Scratch, same: &BlockSet, src: *const u8, pages: usize) -> *const u8 {
+unsafe fn gather(
+    scratch: &mut Scratch,
+    same: &BlockSet,
+    src: *const u8,
+    pages: usize,
+) -> *const u8 {
     let mut others = (0..pages).filter(|p| !same.contains(*p));
     let first = others.next().unwrap_or(0);
     let (count, last) = others.fold((1, first), |(count, _), page| (count + 1, page));
@@ -407,8 +454,11 @@ impl Head<'_> {
         let (mode, rest) = bytes.split_first()?;
         let bitmap = rest.get(..pages.div_ceil(8))?;
         let bits = bitmap.iter().enumerate();
-        let same: BlockSet =
-            bits.flat_map(|(i, byte)| (0..8).filter(move |b| byte & 1 << b != 0).map(move |b| i * 8 + b)).collect();
+        let same: BlockSet = bits
+            .flat_map(|(i, byte)| {
+                (0..8).filter(move |b| byte & 1 << b != 0).map(move |b| i * 8 + b)
+            })
+            .collect();
         let kept = match *mode {
             MODE_ZERO => 0,
             MODE_ONE => 1,

@@ -13,7 +13,8 @@ impl BareCodec {
     /// A codec for blocks of at most `block_bytes_max` bytes.
     pub fn new(spec: CodecSpec, block_bytes_max: usize) -> BareCodec {
         let format = spec.format() as usize;
-        let decoder = super::decoders().into_iter().nth(format).expect("every format has a decoder");
+        let decoder =
+            super::decoders().into_iter().nth(format).expect("every format has a decoder");
         BareCodec { encoder: spec.encoder(block_bytes_max), decoder }
     }
 
@@ -52,6 +53,8 @@ impl BareCodec {
         raw_len: usize,
     ) -> Result<(), CodecError> {
         // SAFETY: as the caller says.
-        unsafe { self.decoder.decode(Input { at: src, len }, Output { at: dst, len: raw_len }, None) }
+        unsafe {
+            self.decoder.decode(Input { at: src, len }, Output { at: dst, len: raw_len }, None)
+        }
     }
 }

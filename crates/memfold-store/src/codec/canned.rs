@@ -21,7 +21,12 @@ pub(crate) enum Digest {
 
 impl Canned {
     /// `None` if the codec can't use that kind of dictionary, or finds the dictionary damaged. Allocates.
-    pub fn new(codec: &str, level: i32, dictionary: &Dictionary, block_bytes_max: usize) -> Option<Canned> {
+    pub fn new(
+        codec: &str,
+        level: i32,
+        dictionary: &Dictionary,
+        block_bytes_max: usize,
+    ) -> Option<Canned> {
         let content: Box<[u8]> = dictionary.content().into();
         let len = content.len();
         let (digest, more) = match (codec, dictionary.kind()) {

@@ -58,7 +58,9 @@ unsafe impl Send for DeflateDecoder {}
 pub(super) fn encoder(level: i32, _block_bytes_max: usize) -> Box<dyn Encoder> {
     // SAFETY: takes a number; a level that it does not have gives null.
     let raw = unsafe { libdeflate_alloc_compressor(level) };
-    Box::new(DeflateEncoder { raw: NonNull::new(raw).expect("libdeflate has the level, and memory") })
+    Box::new(DeflateEncoder {
+        raw: NonNull::new(raw).expect("libdeflate has the level, and memory"),
+    })
 }
 
 pub(super) fn decoder() -> Box<dyn Decoder> {
@@ -70,8 +72,15 @@ pub(super) fn decoder() -> Box<dyn Decoder> {
 impl Encoder for DeflateEncoder {
     unsafe fn encode(&mut self, src: Input, dst: Output, _canned: Option<&Canned>) -> EncodeResult {
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges.
-        let size =
-            unsafe { libdeflate_deflate_compress(self.raw.as_ptr(), src.at.cast(), src.len, dst.at.cast(), dst.len) };
+        let size = unsafe {
+            libdeflate_deflate_compress(
+                self.raw.as_ptr(),
+                src.at.cast(),
+                src.len,
+                dst.at.cast(),
+                dst.len,
+            )
+        };
         match size {
             0 => Ok(None),
             size if size <= dst.len => Ok(Some(size)),
@@ -133,7 +142,10 @@ mod tests {
     }
 
     unsafe extern "C" {
-        fn libdeflate_alloc_compressor_ex(level: c_int, options: *const Options) -> *mut RawCompressor;
+        fn libdeflate_alloc_compressor_ex(
+            level: c_int,
+            options: *const Options,
+        ) -> *mut RawCompressor;
     }
 
     static ASKED: AtomicUsize = AtomicUsize::new(0);
@@ -146,7 +158,8 @@ mod tests {
 
     /// Bytes that a compressor of `level` asks for.
     fn compressor_bytes(level: c_int) -> usize {
-        let options = Options { bytes: size_of::<Options>(), malloc: counting_malloc, free: libc::free };
+        let options =
+            Options { bytes: size_of::<Options>(), malloc: counting_malloc, free: libc::free };
         let before = ASKED.load(Relaxed);
         // SAFETY: the options are as libdeflate.h has them, with a pair of functions that fit each other.
         unsafe { libdeflate_free_compressor(libdeflate_alloc_compressor_ex(level, &options)) };
@@ -158,7 +171,8 @@ mod tests {
         let kib = |level| compressor_bytes(level).div_ceil(1 << 10);
         let all: Vec<usize> = (1..=12).map(kib).collect();
         println!("KiB by level, from 1: {all:?}");
-        let Codec { help, .. } = CODECS.iter().find(|codec| codec.format == crate::format::DEFLATE).unwrap();
+        let Codec { help, .. } =
+            CODECS.iter().find(|codec| codec.format == crate::format::DEFLATE).unwrap();
         let said = |text: &str| assert!(help.contains(text), "{help}: not {text}");
         said(&format!("1 takes {} KiB a thread", all[0]));
         said(&format!("2 to 9 take {} KiB", all[1..9].iter().max().unwrap()));

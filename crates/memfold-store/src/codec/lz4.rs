@@ -50,7 +50,11 @@ struct Lz4Decoder;
 pub(super) fn encoder(level: i32, _block_bytes_max: usize) -> Box<dyn Encoder> {
     // SAFETY: takes nothing and only returns a constant of the library.
     let bytes = unsafe { LZ4_sizeofState() } as usize;
-    Box::new(Lz4Encoder { state: vec![0; bytes.div_ceil(8)].into_boxed_slice(), stream: stream(), acceleration: level })
+    Box::new(Lz4Encoder {
+        state: vec![0; bytes.div_ceil(8)].into_boxed_slice(),
+        stream: stream(),
+        acceleration: level,
+    })
 }
 
 pub(super) fn decoder() -> Box<dyn Decoder> {
@@ -67,14 +71,28 @@ impl Encoder for Lz4Encoder {
                 LZ4_resetStream_fast(stream);
                 LZ4_attach_dictionary(stream, dictionary.stream.as_ptr().cast());
                 let (len, room) = (src.len as c_int, dst.len as c_int);
-                LZ4_compress_fast_continue(stream, src.at.cast(), dst.at.cast(), len, room, self.acceleration)
+                LZ4_compress_fast_continue(
+                    stream,
+                    src.at.cast(),
+                    dst.at.cast(),
+                    len,
+                    room,
+                    self.acceleration,
+                )
             },
             // SAFETY: `state` has the size and alignment that the library asked for and is exclusively borrowed; the
             // caller vouches for both ranges, both at most 2 MiB, so they fit a c_int.
             _ => unsafe {
                 let (len, room) = (src.len as c_int, dst.len as c_int);
                 let state = self.state.as_mut_ptr().cast();
-                LZ4_compress_fast_extState(state, src.at.cast(), dst.at.cast(), len, room, self.acceleration)
+                LZ4_compress_fast_extState(
+                    state,
+                    src.at.cast(),
+                    dst.at.cast(),
+                    len,
+                    room,
+                    self.acceleration,
+                )
             },
         };
         packed(size, dst.len)
@@ -97,7 +115,8 @@ pub(super) fn packed(size: c_int, room: usize) -> EncodeResult {
 
 impl Decoder for Lz4Decoder {
     unsafe fn decode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> DecodeResult {
-        let (from, to, len, room) = (src.at.cast(), dst.at.cast(), src.len as c_int, dst.len as c_int);
+        let (from, to, len, room) =
+            (src.at.cast(), dst.at.cast(), src.len as c_int, dst.len as c_int);
         // SAFETY: both read only `src` and the dictionary, and write only to `dst`, whatever the input; the caller vouches
         // for both ranges.
         let size = unsafe {

@@ -22,7 +22,13 @@ impl Lz4Dictionary {
         let mut stream = stream();
         // SAFETY: the stream was initialised and is ours; the content is readable, and is moved only as a box, so its
         // bytes stay in place as long as the stream refers to them.
-        unsafe { LZ4_loadDictSlow(stream.as_mut_ptr().cast(), content.as_ptr().cast(), content.len() as c_int) };
+        unsafe {
+            LZ4_loadDictSlow(
+                stream.as_mut_ptr().cast(),
+                content.as_ptr().cast(),
+                content.len() as c_int,
+            )
+        };
         Lz4Dictionary { content, stream }
     }
 

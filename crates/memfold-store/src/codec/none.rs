@@ -14,7 +14,12 @@ pub(super) fn decoder() -> Box<dyn Decoder> {
 }
 
 impl Encoder for None_ {
-    unsafe fn encode(&mut self, _src: Input, _dst: Output, _canned: Option<&Canned>) -> EncodeResult {
+    unsafe fn encode(
+        &mut self,
+        _src: Input,
+        _dst: Output,
+        _canned: Option<&Canned>,
+    ) -> EncodeResult {
         Ok(None)
     }
 }

@@ -114,7 +114,11 @@ impl fmt::Display for SpecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(codec) = self.codec.map(|i| &CODECS[i]) {
             let (low, high) = (codec.levels.start(), codec.levels.end());
-            return write!(f, "codec `{}`: {} takes a level from {low} to {high}", self.given, codec.name);
+            return write!(
+                f,
+                "codec `{}`: {} takes a level from {low} to {high}",
+                self.given, codec.name
+            );
         }
         write!(f, "unknown codec `{}`; valid are", self.given)?;
         for (i, codec) in CODECS.iter().enumerate() {
@@ -135,8 +139,18 @@ mod tests {
 
     #[test]
     fn names_and_levels_are_read_and_printed() {
-        for text in ["lz4", "lz4:8", "lz4hc", "lz4hc:4", "zstd", "zstd:-1", "zstd:19", "deflate", "deflate:12", "none"]
-        {
+        for text in [
+            "lz4",
+            "lz4:8",
+            "lz4hc",
+            "lz4hc:4",
+            "zstd",
+            "zstd:-1",
+            "zstd:19",
+            "deflate",
+            "deflate:12",
+            "none",
+        ] {
             assert_eq!(CodecSpec::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(CodecSpec::parse("lz4:1").unwrap(), CodecSpec::default());

@@ -17,7 +17,18 @@ fn words(len: usize) -> Vec<u8> {
 }
 
 fn specs() -> Vec<CodecSpec> {
-    let names = ["none", "lz4", "lz4:8", "lz4:65537", "zstd", "zstd:-7", "zstd:-1", "zstd:3", "zstd:6", "zstd:19"];
+    let names = [
+        "none",
+        "lz4",
+        "lz4:8",
+        "lz4:65537",
+        "zstd",
+        "zstd:-7",
+        "zstd:-1",
+        "zstd:3",
+        "zstd:6",
+        "zstd:19",
+    ];
     let more = ["lz4hc", "lz4hc:2", "lz4hc:3", "deflate", "deflate:6", "deflate:9", "deflate:12"];
     names.iter().chain(&more).map(|n| CodecSpec::parse(n).unwrap()).collect()
 }
@@ -37,10 +48,17 @@ fn every_codec_gives_back_its_input_at_every_page_multiple() {
             let len = pages * 4096;
             // SAFETY: the three buffers are distinct and BLOCK bytes long, and len <= BLOCK.
             let size = unsafe {
-                encoder.encode(Input { at: raw.as_ptr(), len }, Output { at: packed.as_mut_ptr(), len }, None)
+                encoder.encode(
+                    Input { at: raw.as_ptr(), len },
+                    Output { at: packed.as_mut_ptr(), len },
+                    None,
+                )
             };
             let Some(size) = size.unwrap() else {
-                assert!(spec.format() == format::NONE || spec.level() > 1000, "{spec} {pages} pages");
+                assert!(
+                    spec.format() == format::NONE || spec.level() > 1000,
+                    "{spec} {pages} pages"
+                );
                 continue;
             };
             if pages > 1 && spec.level() < 1000 {
@@ -50,7 +68,11 @@ fn every_codec_gives_back_its_input_at_every_page_multiple() {
             let decoder = &mut decoders[spec.format() as usize];
             // SAFETY: as above; size <= BLOCK.
             unsafe {
-                decoder.decode(Input { at: packed.as_ptr(), len: size }, Output { at: back.as_mut_ptr(), len }, None)
+                decoder.decode(
+                    Input { at: packed.as_ptr(), len: size },
+                    Output { at: back.as_mut_ptr(), len },
+                    None,
+                )
             }
             .unwrap();
             assert!(back[..len] == raw[..len], "{spec} {pages} pages");
@@ -94,7 +116,10 @@ fn what_does_not_fit_is_refused_without_an_error() {
             )
         };
         let shrinks = spec.format() != format::NONE && spec.level() < 1000;
-        assert!(size.is_ok_and(|size| size.is_some() == shrinks), "{spec}: the next block: {size:?}");
+        assert!(
+            size.is_ok_and(|size| size.is_some() == shrinks),
+            "{spec}: the next block: {size:?}"
+        );
     }
 }
 

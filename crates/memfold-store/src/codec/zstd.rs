@@ -26,7 +26,8 @@ unsafe impl Send for ZstdEncoder {}
 unsafe impl Send for ZstdDecoder {}
 
 pub(super) fn encoder(level: i32, block_bytes_max: usize) -> Box<dyn Encoder> {
-    let mut workspace = vec![0u64; workspace_bytes(level, block_bytes_max).div_ceil(8)].into_boxed_slice();
+    let mut workspace =
+        vec![0u64; workspace_bytes(level, block_bytes_max).div_ceil(8)].into_boxed_slice();
     // SAFETY: the workspace is aligned to 8 and as long as said; it is moved only as a box, so its bytes stay in place
     // as long as the context is used. Setting the level of a fresh context only writes to the context.
     let cctx = unsafe {
@@ -50,7 +51,8 @@ pub(super) fn decoder() -> Box<dyn Decoder> {
     let bytes = unsafe { c::ZSTD_estimateDCtxSize() };
     let mut workspace = vec![0u64; bytes.div_ceil(8)].into_boxed_slice();
     // SAFETY: as for the encoder.
-    let dctx = unsafe { c::ZSTD_initStaticDCtx(workspace.as_mut_ptr().cast(), workspace.len() * 8) };
+    let dctx =
+        unsafe { c::ZSTD_initStaticDCtx(workspace.as_mut_ptr().cast(), workspace.len() * 8) };
     assert!(!dctx.is_null(), "zstd refused a workspace of its own estimate");
     Box::new(ZstdDecoder { dctx, _workspace: workspace })
 }
@@ -103,9 +105,14 @@ impl Decoder for ZstdDecoder {
         let size = unsafe {
             let (to, from) = (dst.at.cast(), src.at.cast());
             match canned.map(|c| &c.digest) {
-                Some(Digest::Zstd(dictionary)) => {
-                    c::ZSTD_decompress_usingDDict(self.dctx, to, dst.len, from, src.len, dictionary.ddict)
-                }
+                Some(Digest::Zstd(dictionary)) => c::ZSTD_decompress_usingDDict(
+                    self.dctx,
+                    to,
+                    dst.len,
+                    from,
+                    src.len,
+                    dictionary.ddict,
+                ),
                 _ => c::ZSTD_decompressDCtx(self.dctx, to, dst.len, from, src.len),
             }
         };

@@ -21,7 +21,12 @@ unsafe impl Sync for ZstdDictionary {}
 
 impl ZstdDictionary {
     /// `None` if zstd finds the dictionary damaged.
-    pub fn new(content: Box<[u8]>, kind: DictionaryKind, level: i32, block_bytes_max: usize) -> Option<ZstdDictionary> {
+    pub fn new(
+        content: Box<[u8]>,
+        kind: DictionaryKind,
+        level: i32,
+        block_bytes_max: usize,
+    ) -> Option<ZstdDictionary> {
         let by_ref = c::ZSTD_dictLoadMethod_e::ZSTD_dlm_byRef;
         let kind = match kind {
             DictionaryKind::Raw => c::ZSTD_dictContentType_e::ZSTD_dct_rawContent,
@@ -31,7 +36,10 @@ impl ZstdDictionary {
         let parameters = parameters(level, block_bytes_max, len);
         // SAFETY: these take plain values and return numbers.
         let sizes = unsafe {
-            [c::ZSTD_estimateCDictSize_advanced(len, parameters, by_ref), c::ZSTD_estimateDDictSize(len, by_ref)]
+            [
+                c::ZSTD_estimateCDictSize_advanced(len, parameters, by_ref),
+                c::ZSTD_estimateDDictSize(len, by_ref),
+            ]
         };
         let mut workspaces = sizes.map(|bytes| vec![0u64; bytes.div_ceil(8)].into_boxed_slice());
         let [for_c, for_d] = &mut workspaces;
@@ -39,9 +47,20 @@ impl ZstdDictionary {
         // boxes, so their bytes stay in place as long as the tables are used.
         let (cdict, ddict) = unsafe {
             let bytes = for_c.len() * 8;
-            let cdict = c::ZSTD_initStaticCDict(for_c.as_mut_ptr().cast(), bytes, at, len, by_ref, kind, parameters);
+            let cdict = c::ZSTD_initStaticCDict(
+                for_c.as_mut_ptr().cast(),
+                bytes,
+                at,
+                len,
+                by_ref,
+                kind,
+                parameters,
+            );
             let bytes = for_d.len() * 8;
-            (cdict, c::ZSTD_initStaticDDict(for_d.as_mut_ptr().cast(), bytes, at, len, by_ref, kind))
+            (
+                cdict,
+                c::ZSTD_initStaticDDict(for_d.as_mut_ptr().cast(), bytes, at, len, by_ref, kind),
+            )
         };
         if cdict.is_null() || ddict.is_null() {
             return None;
@@ -56,7 +75,11 @@ impl ZstdDictionary {
 }
 
 /// Parameters for blocks of this size with a dictionary of that size, 0 for none.
-pub(super) fn parameters(level: i32, block_bytes: usize, dictionary_bytes: usize) -> c::ZSTD_compressionParameters {
+pub(super) fn parameters(
+    level: i32,
+    block_bytes: usize,
+    dictionary_bytes: usize,
+) -> c::ZSTD_compressionParameters {
     // SAFETY: takes plain numbers and returns plain values.
     unsafe { c::ZSTD_getCParams(level, block_bytes as u64, dictionary_bytes) }
 }

@@ -87,14 +87,16 @@ mod tests {
     fn what_many_samples_share_is_chosen_and_noise_is_not() {
         let mut random = Random::new(1);
         let shared: Vec<u8> = (0..64).flat_map(|_| random.word().to_ne_bytes()).collect();
-        let mut samples: Vec<u8> = (0..64 * 512).flat_map(|_| random.word().to_ne_bytes()).collect();
+        let mut samples: Vec<u8> =
+            (0..64 * 512).flat_map(|_| random.word().to_ne_bytes()).collect();
         let places: Vec<usize> = (0..64).map(|_| random.below(3000)).collect();
         for (sample, at) in samples.chunks_mut(4096).zip(places) {
             sample[at..at + 512].copy_from_slice(&shared);
         }
         let content = Cover::new(&samples, 4096).choose(2048, 256);
         assert!(content.len() <= 2048);
-        let kept = shared.windows(64).filter(|part| content.windows(64).any(|c| c == *part)).count();
+        let kept =
+            shared.windows(64).filter(|part| content.windows(64).any(|c| c == *part)).count();
         assert!(kept * 10 > (512 - 63) * 8, "{kept}");
         let noise: Vec<u8> = (0..64 * 512).flat_map(|_| random.word().to_ne_bytes()).collect();
         assert!(Cover::new(&noise, 4096).choose(2048, 256).len() <= 2048);

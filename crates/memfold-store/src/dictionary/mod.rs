@@ -87,7 +87,9 @@ impl Dictionary {
     /// # Errors
     /// Whatever is wrong with them, magic and version first.
     pub fn from_file(bytes: &[u8]) -> Result<Dictionary, DictionaryError> {
-        let number = |at: usize| bytes.get(at..at + 4).map(|b| u32::from_le_bytes(b.try_into().expect("4 bytes")));
+        let number = |at: usize| {
+            bytes.get(at..at + 4).map(|b| u32::from_le_bytes(b.try_into().expect("4 bytes")))
+        };
         if !bytes.starts_with(&MAGIC) {
             return Err(DictionaryError::Magic);
         }
@@ -102,7 +104,10 @@ impl Dictionary {
         }
         let len = number(16).expect("the head is there") as usize;
         if bytes.len() - HEAD != len {
-            return Err(DictionaryError::Length { expected: HEAD.saturating_add(len), found: bytes.len() });
+            return Err(DictionaryError::Length {
+                expected: HEAD.saturating_add(len),
+                found: bytes.len(),
+            });
         }
         if hash_of(bytes) != bytes[HASH_AT..HEAD] {
             return Err(DictionaryError::Checksum);
@@ -153,7 +158,9 @@ fn hash_of(bytes: &[u8]) -> [u8; 16] {
 impl fmt::Display for DictionaryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DictionaryError::Magic => write!(f, "not a dictionary of memfold's (make one with `memfold dict train`)"),
+            DictionaryError::Magic => {
+                write!(f, "not a dictionary of memfold's (make one with `memfold dict train`)")
+            }
             DictionaryError::Version(found) => {
                 write!(f, "a dictionary of version {found}, and only version {VERSION} can be read")
             }
@@ -162,7 +169,10 @@ impl fmt::Display for DictionaryError {
                 write!(f, "damaged: it should have {expected} bytes and has {found}")
             }
             DictionaryError::Size(bytes) => {
-                write!(f, "a dictionary of {bytes} bytes: must be {DICTIONARY_BYTES_MIN} to {DICTIONARY_BYTES_MAX}")
+                write!(
+                    f,
+                    "a dictionary of {bytes} bytes: must be {DICTIONARY_BYTES_MIN} to {DICTIONARY_BYTES_MAX}"
+                )
             }
             DictionaryError::Checksum => write!(f, "damaged: its checksum does not fit"),
         }
@@ -176,7 +186,9 @@ mod tests {
     use super::*;
 
     fn sample() -> Vec<u8> {
-        Dictionary::new(DictionaryKind::Raw, (0..1000u32).map(|i| i as u8).collect()).unwrap().to_file()
+        Dictionary::new(DictionaryKind::Raw, (0..1000u32).map(|i| i as u8).collect())
+            .unwrap()
+            .to_file()
     }
 
     #[test]
@@ -198,15 +210,24 @@ mod tests {
     #[test]
     fn foreign_files_and_other_versions_are_told_apart() {
         assert_eq!(Dictionary::from_file(b""), Err(DictionaryError::Magic));
-        assert_eq!(Dictionary::from_file(&[0x37, 0xa4, 0x30, 0xec, 1, 2, 3, 4]), Err(DictionaryError::Magic));
+        assert_eq!(
+            Dictionary::from_file(&[0x37, 0xa4, 0x30, 0xec, 1, 2, 3, 4]),
+            Err(DictionaryError::Magic)
+        );
         let mut file = sample();
         file[8] = 2;
         assert_eq!(Dictionary::from_file(&file), Err(DictionaryError::Version(2)));
         file[8] = 1;
         *file.last_mut().unwrap() ^= 1;
         assert_eq!(Dictionary::from_file(&file), Err(DictionaryError::Checksum));
-        assert_eq!(Dictionary::new(DictionaryKind::Raw, vec![0; 255]), Err(DictionaryError::Size(255)));
-        assert_eq!(Dictionary::new(DictionaryKind::Raw, vec![0; 65537]), Err(DictionaryError::Size(65537)));
+        assert_eq!(
+            Dictionary::new(DictionaryKind::Raw, vec![0; 255]),
+            Err(DictionaryError::Size(255))
+        );
+        assert_eq!(
+            Dictionary::new(DictionaryKind::Raw, vec![0; 65537]),
+            Err(DictionaryError::Size(65537))
+        );
         assert_eq!(Dictionary::new(DictionaryKind::Zstd, vec![0; 999]), Err(DictionaryError::Kind));
     }
 }

@@ -40,7 +40,13 @@ impl Sampler {
     pub fn new(order: Order) -> Sampler {
         let room = SAMPLE_BYTES.max(16 * order.bytes());
         let buffer = Mutex::new(Buffer { bytes: Vec::new() });
-        Sampler { left: AtomicU32::new(OFF), buffer, start_at: AtomicU64::new(u64::MAX), order, room }
+        Sampler {
+            left: AtomicU32::new(OFF),
+            buffer,
+            start_at: AtomicU64::new(u64::MAX),
+            order,
+            room,
+        }
     }
 
     pub fn set_on(&self, on: bool) {
@@ -79,7 +85,9 @@ impl Sampler {
             return;
         }
         // SAFETY: as the caller says.
-        buffer.bytes.extend_from_slice(unsafe { core::slice::from_raw_parts(block, self.order.bytes()) });
+        buffer
+            .bytes
+            .extend_from_slice(unsafe { core::slice::from_raw_parts(block, self.order.bytes()) });
     }
 
     /// The samples, if enough are there; else makes sure that they are taken when it is time, `saved` blocks having been

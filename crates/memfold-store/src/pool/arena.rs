@@ -53,8 +53,15 @@ impl Arena {
     /// The arena of one of `pools` pools.
     pub fn new(data: Area, spans: Table<Span>, budget: Arc<Budget>, pools: usize) -> Arena {
         let lists = [NIL; MAX_PAGES + 1];
-        let state = State { edge: 0, cut: 0, warm: lists, bare: lists, warm_bytes: 0, held: 0, moving: 0 };
-        Arena { data, spans, budget, state: Mutex::new(state), warm_min: (WARM_ALL / pools as u64).max(WARM_MIN) }
+        let state =
+            State { edge: 0, cut: 0, warm: lists, bare: lists, warm_bytes: 0, held: 0, moving: 0 };
+        Arena {
+            data,
+            spans,
+            budget,
+            state: Mutex::new(state),
+            warm_min: (WARM_ALL / pools as u64).max(WARM_MIN),
+        }
     }
 
     /// Span `index`, or `None` past the table.
@@ -66,7 +73,8 @@ impl Arena {
     /// Where slot `slot` would be; any address, if the span is no longer of that class.
     #[inline]
     pub fn slot_hint(&self, span: &Span, class: &Class, slot: u8) -> *const u8 {
-        let offset = span.first_page() as usize * PAGE_SIZE + slot as usize * class.slot_bytes as usize;
+        let offset =
+            span.first_page() as usize * PAGE_SIZE + slot as usize * class.slot_bytes as usize;
         self.data.at(0).wrapping_add(offset)
     }
 
@@ -76,7 +84,8 @@ impl Arena {
     /// If the slot lies past the area: never for spans of this arena.
     #[inline]
     pub fn slot(&self, span: &Span, class: &Class, slot: u8) -> *mut u8 {
-        self.data.at(span.first_page() as usize * PAGE_SIZE + slot as usize * class.slot_bytes as usize)
+        self.data
+            .at(span.first_page() as usize * PAGE_SIZE + slot as usize * class.slot_bytes as usize)
     }
 
     /// A span of `pages` pages without a class, and whether it has no memory yet. `None` when the limit or the address
@@ -105,7 +114,10 @@ impl Arena {
     /// Asks the kernel for the memory of a span that has none yet: one call instead of a fault for each page.
     pub fn populate(&self, span: &Span) {
         if span.pages() > 1 {
-            self.data.populate(span.first_page() as usize * PAGE_SIZE, span.pages() as usize * PAGE_SIZE);
+            self.data.populate(
+                span.first_page() as usize * PAGE_SIZE,
+                span.pages() as usize * PAGE_SIZE,
+            );
         }
     }
 
@@ -230,7 +242,9 @@ impl Arena {
         if (state.edge as usize + pages as usize) * PAGE_SIZE > self.data.len() {
             return None;
         }
-        if !self.spans.need(index + 1) || !self.data.need((state.edge as usize + pages as usize) * PAGE_SIZE) {
+        if !self.spans.need(index + 1)
+            || !self.data.need((state.edge as usize + pages as usize) * PAGE_SIZE)
+        {
             return None;
         }
         self.budget.charge(Table::<Span>::bytes(index + 1) - Table::<Span>::bytes(index));
@@ -264,8 +278,13 @@ impl Arena {
             for (is_warm, head) in [(true, state.warm[pages]), (false, state.bare[pages])] {
                 let mut at = head;
                 while let Some(span) = self.spans.get(at) {
-                    if span.class().is_some() || span.in_use() != 0 || span.pages() as usize != pages {
-                        return Err("a waiting span has a class, objects, or another length than its list");
+                    if span.class().is_some()
+                        || span.in_use() != 0
+                        || span.pages() as usize != pages
+                    {
+                        return Err(
+                            "a waiting span has a class, objects, or another length than its list",
+                        );
                     }
                     waiting += 1;
                     if waiting > state.cut {

@@ -68,8 +68,11 @@ impl Frozen<'_> {
         for index in 0..self.arena.cut {
             let span = self.pool.arena.span(index).ok_or("span outside the table")?;
             let Some(class) = span.class() else { continue };
-            let sum = sums.get_mut(class).ok_or_else(|| format!("span {index} has no such class: {class}"))?;
-            self.check_span(index, span, class, sum).map_err(|e| format!("span {index} of class {class}: {e}"))?;
+            let sum = sums
+                .get_mut(class)
+                .ok_or_else(|| format!("span {index} has no such class: {class}"))?;
+            self.check_span(index, span, class, sum)
+                .map_err(|e| format!("span {index} of class {class}: {e}"))?;
             owned += 1;
             owned_bytes += span.pages() as u64 * PAGE_SIZE as u64;
         }
@@ -80,12 +83,21 @@ impl Frozen<'_> {
         self.pool.entries.check(&self.entries)?;
         let live: u32 = sums.iter().map(|s| s.objects).sum();
         if live + self.entries.free != self.entries.fresh {
-            return Err(format!("{live} objects + {} free != {} entries", self.entries.free, self.entries.fresh));
+            return Err(format!(
+                "{live} objects + {} free != {} entries",
+                self.entries.free, self.entries.fresh
+            ));
         }
         Ok(())
     }
 
-    fn check_span(&self, index: u32, span: &Span, class_index: usize, sum: &mut Sums) -> Result<(), String> {
+    fn check_span(
+        &self,
+        index: u32,
+        span: &Span,
+        class_index: usize,
+        sum: &mut Sums,
+    ) -> Result<(), String> {
         let class = &CLASSES[class_index];
         if span.pages() != class.pages {
             return Err(format!("{} pages instead of {}", span.pages(), class.pages));
@@ -99,7 +111,8 @@ impl Frozen<'_> {
             return Ok(());
         }
         for slot in span.used_slots() {
-            self.check_object(index, span, class_index, slot, sum).map_err(|e| format!("slot {slot}: {e}"))?;
+            self.check_object(index, span, class_index, slot, sum)
+                .map_err(|e| format!("slot {slot}: {e}"))?;
         }
         sum.spans += 1;
         sum.objects += used as u32;
@@ -107,7 +120,14 @@ impl Frozen<'_> {
         Ok(())
     }
 
-    fn check_object(&self, index: u32, span: &Span, class: usize, slot: u8, sum: &mut Sums) -> Result<(), String> {
+    fn check_object(
+        &self,
+        index: u32,
+        span: &Span,
+        class: usize,
+        slot: u8,
+        sum: &mut Sums,
+    ) -> Result<(), String> {
         let info = &CLASSES[class];
         if slot as u16 >= info.slots {
             return Err(format!("beyond the {} slots", info.slots));
@@ -116,21 +136,26 @@ impl Frozen<'_> {
         let owner = unsafe { owner_of(span, info, self.pool.arena.slot(span, info, slot)) };
         let entry = self.pool.entries.get(owner).filter(|_| owner < self.entries.fresh);
         let entry = entry.ok_or_else(|| format!("owner {owner} was never used"))?;
-        let snapshot = entry.snapshot(owner).map_err(|w| format!("entry {owner} is damaged: {w:#x}"))?;
+        let snapshot =
+            entry.snapshot(owner).map_err(|w| format!("entry {owner} is damaged: {w:#x}"))?;
         if !snapshot.is_live() || snapshot.place() != (Place { span: index, slot }) {
             return Err(format!("entry {owner} points elsewhere"));
         }
         let header = entry.header();
         let len = header.len as usize;
-        if len == 0 || len > info.payload_max() || crate::pool::size_class::of_payload(len) != class {
+        if len == 0 || len > info.payload_max() || crate::pool::size_class::of_payload(len) != class
+        {
             return Err(format!("length {len} does not belong here"));
         }
         sum.stored += len as u64;
         sum.original += (PAGE_SIZE << header.order) as u64;
         // Whoever is writing an object pins its span.
         if header.format != format::BUILDING || !span.is_pinned() {
-            let name =
-                crate::handle::ObjectName { pool: self.pool.number, index: owner, generation: snapshot.generation() };
+            let name = crate::handle::ObjectName {
+                pool: self.pool.number,
+                index: owner,
+                generation: snapshot.generation(),
+            };
             let pinned = self.pool.pin(name).map_err(|e| format!("{e:?}"))?;
             pinned.verify().map_err(|e| format!("entry {owner}: {e:?}"))?;
         }
@@ -153,7 +178,10 @@ impl Frozen<'_> {
         for (expected, head) in state.partial.iter().enumerate() {
             let (mut at, mut prev) = (*head, NIL);
             while let Some(span) = self.pool.arena.span(at) {
-                if span.class() != Some(index) || group(class, span) != Some(expected) || span.prev() != prev {
+                if span.class() != Some(index)
+                    || group(class, span) != Some(expected)
+                    || span.prev() != prev
+                {
                     return Err(format!("span {at} is wrong in list {expected}"));
                 }
                 listed += 1;

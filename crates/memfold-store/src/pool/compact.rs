@@ -136,7 +136,11 @@ impl Pool {
                 owner_of(span, class, from)
             };
             if let Some(entry) = self.entries.get(owner) {
-                entry.set_place(owner, entry.generation_unchecked(), Place { span: to_index, slot: to_slot });
+                entry.set_place(
+                    owner,
+                    entry.generation_unchecked(),
+                    Place { span: to_index, slot: to_slot },
+                );
             }
         }
         self.counters.moved.fetch_add(slots as u64, Relaxed);

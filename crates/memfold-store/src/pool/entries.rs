@@ -49,7 +49,10 @@ impl Entries {
             return Some((index, entry.generation_unchecked(), entry));
         }
         let index = list.fresh;
-        let entry = self.table.get(index).filter(|_| index < 1 << INDEX_BITS && self.table.need(index + 1))?;
+        let entry = self
+            .table
+            .get(index)
+            .filter(|_| index < 1 << INDEX_BITS && self.table.need(index + 1))?;
         self.budget.charge(Self::bytes_of(index + 1) - Self::bytes_of(index));
         list.fresh += 1;
         self.used_ever.store(list.fresh, Relaxed);

@@ -74,7 +74,11 @@ impl Entry {
     #[inline]
     pub fn snapshot(&self, index: u32) -> Result<Snapshot, u64> {
         let word = self.place.load(SeqCst);
-        if word == 0 || word >> GUARD_SHIFT == guard(word, index) { Ok(Snapshot { word }) } else { Err(word) }
+        if word == 0 || word >> GUARD_SHIFT == guard(word, index) {
+            Ok(Snapshot { word })
+        } else {
+            Err(word)
+        }
     }
 
     /// Whether the first word is still the one of `snapshot`.
@@ -85,7 +89,11 @@ impl Entry {
 
     /// Makes the entry live at `place`. Callers hold the lock of the object's class.
     pub fn set_place(&self, index: u32, generation: u16, place: Place) {
-        self.store_place(index, generation, LIVE | place.span as u64 | (place.slot as u64) << SPAN_BITS);
+        self.store_place(
+            index,
+            generation,
+            LIVE | place.span as u64 | (place.slot as u64) << SPAN_BITS,
+        );
     }
 
     /// Makes the entry free, with the index of the next free one in the second word. Callers hold the list's lock.
@@ -128,7 +136,11 @@ impl Entry {
 
 impl Header {
     fn pack(self) -> u64 {
-        debug_assert!(self.len < 1 << LEN_BITS && self.order < 1 << ORDER_BITS && self.format < 1 << FORMAT_BITS);
+        debug_assert!(
+            self.len < 1 << LEN_BITS
+                && self.order < 1 << ORDER_BITS
+                && self.format < 1 << FORMAT_BITS
+        );
         self.fields() as u64 | (self.checksum as u64) << 32
     }
 
@@ -161,7 +173,9 @@ impl Header {
 ///
 /// A change of the fields alone always changes it: multiplying by an odd number maps no two values to one.
 pub(crate) fn checksum(fields: u32, index: u32, payload_hash: u64) -> u32 {
-    (payload_hash as u32) ^ fields.wrapping_mul(0x9E37_79B1) ^ index.wrapping_mul(0x85EB_CA77).rotate_left(16)
+    (payload_hash as u32)
+        ^ fields.wrapping_mul(0x9E37_79B1)
+        ^ index.wrapping_mul(0x85EB_CA77).rotate_left(16)
 }
 
 fn guard(word: u64, index: u32) -> u64 {
@@ -213,7 +227,13 @@ mod tests {
 
     #[test]
     fn headers_come_back_and_every_flip_changes_the_checksum() {
-        let header = Header { len: 1 << 21, order: 9, format: crate::format::SAME, mixed: true, checksum: 0xdead_beef };
+        let header = Header {
+            len: 1 << 21,
+            order: 9,
+            format: crate::format::SAME,
+            mixed: true,
+            checksum: 0xdead_beef,
+        };
         assert_eq!(Header::unpack(header.pack()), header);
         for bit in 0..32 {
             let flipped = Header::unpack(header.pack() ^ 1 << bit);

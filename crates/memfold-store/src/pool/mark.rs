@@ -84,7 +84,10 @@ mod tests {
         mark.begin(0x12_3456_789a, 65000, REFERENCED | HUGE);
         assert_eq!((mark.key(), mark.idle(65010), mark.idle(4)), (0x12_3456_789a, 10, 540));
         assert!(
-            mark.test_and_clear(REFERENCED) && !mark.test_and_clear(REFERENCED) && mark.has(HUGE) && !mark.has(TRIED)
+            mark.test_and_clear(REFERENCED)
+                && !mark.test_and_clear(REFERENCED)
+                && mark.has(HUGE)
+                && !mark.has(TRIED)
         );
         mark.touch(9);
         mark.set(TRIED);

@@ -154,8 +154,13 @@ impl Pool {
             core::ptr::copy_nonoverlapping(payload.bytes, rest, len - payload.head_len);
             hash(slot.payload, len)
         };
-        let mut header =
-            Header { len: len as u32, order: payload.order, format: payload.format, mixed: payload.mixed, checksum: 0 };
+        let mut header = Header {
+            len: len as u32,
+            order: payload.order,
+            format: payload.format,
+            mixed: payload.mixed,
+            checksum: 0,
+        };
         if let Some(slot) = format::dictionary_slot(payload.format) {
             self.counters.canned[slot].fetch_add(1, SeqCst);
         }
@@ -203,7 +208,8 @@ impl Pool {
             // Compaction moved the object in between; it does so rarely, and each turn needs another move.
             span.unpin();
         };
-        let mut pinned = Pinned { span, index: name.index, header: entry.header(), payload: core::ptr::null() };
+        let mut pinned =
+            Pinned { span, index: name.index, header: entry.header(), payload: core::ptr::null() };
         let class = span.class().and_then(|c| CLASSES.get(c)).ok_or(Damage::Entry)?;
         let len = pinned.header.len as usize;
         if len == 0 || len > class.payload_max() || place.slot as u16 >= class.slots {
@@ -211,7 +217,9 @@ impl Pool {
         }
         let at = self.arena.slot(span, class, place.slot);
         // SAFETY: the slot is pinned and holds this object, so it is readable and nobody writes there.
-        if unsafe { owner_of(span, class, at) } != name.index || pinned.header.format == format::BUILDING {
+        if unsafe { owner_of(span, class, at) } != name.index
+            || pinned.header.format == format::BUILDING
+        {
             return Err(Damage::Entry);
         }
         pinned.payload = at.wrapping_add(class.payload_offset());
@@ -250,7 +258,8 @@ impl Pool {
             return Err(Full);
         }
         let found = state.fullest().map(|index| (index, false));
-        let Some((span_index, is_fresh)) = found.or_else(|| self.add_span(&mut state, class_index)) else {
+        let Some((span_index, is_fresh)) = found.or_else(|| self.add_span(&mut state, class_index))
+        else {
             self.entries.free(index);
             return Err(Full);
         };
@@ -259,7 +268,13 @@ impl Pool {
         // SAFETY: the slot was free and is ours now; only the holder of the class lock hands slots out.
         unsafe { set_owner(span, class, at, index) };
         span.pin();
-        entry.set_header(Header { len: len as u32, order, format: format::BUILDING, mixed: false, checksum: 0 });
+        entry.set_header(Header {
+            len: len as u32,
+            order,
+            format: format::BUILDING,
+            mixed: false,
+            checksum: 0,
+        });
         entry.set_place(index, generation, Place { span: span_index, slot });
         state.objects += 1;
         state.stored += len as u64;
@@ -319,7 +334,12 @@ impl Pool {
     }
 
     /// Allocates a slot of a span with room and puts the span into the list where it belongs then.
-    pub(crate) fn allocate_slot(&self, state: &mut ClassState, class: &Class, index: u32) -> (&Span, u8) {
+    pub(crate) fn allocate_slot(
+        &self,
+        state: &mut ClassState,
+        class: &Class,
+        index: u32,
+    ) -> (&Span, u8) {
         let span = self.arena.span(index).expect("a listed span is in the table");
         let before = group(class, span);
         let slot = span.allocate_slot(class);
@@ -328,7 +348,13 @@ impl Pool {
     }
 
     /// Moves a span whose use has changed from list `before` to the list where it belongs.
-    pub(crate) fn regroup(&self, state: &mut ClassState, class: &Class, index: u32, before: Option<usize>) {
+    pub(crate) fn regroup(
+        &self,
+        state: &mut ClassState,
+        class: &Class,
+        index: u32,
+        before: Option<usize>,
+    ) {
         let span = self.arena.span(index).expect("a listed span is in the table");
         let after = group(class, span);
         if before != after {

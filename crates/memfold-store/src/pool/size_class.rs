@@ -25,7 +25,8 @@ const SPAN_PAGES_MAX: usize = 32;
 const WASTE_MAX: usize = 1 << 15;
 
 const FINE_STEPS: usize = FINE_MAX / 16;
-const SHARED_STEPS: usize = FINE_STEPS + STEPS_PER_DOUBLING * (SHARED_MAX / FINE_MAX).ilog2() as usize;
+const SHARED_STEPS: usize =
+    FINE_STEPS + STEPS_PER_DOUBLING * (SHARED_MAX / FINE_MAX).ilog2() as usize;
 const STEPS: usize = SHARED_STEPS + (MAX_BYTES - SHARED_MAX) / PAGE_SIZE;
 
 /// One size class.
@@ -88,7 +89,9 @@ const fn step_of(size: usize) -> usize {
         let below = size - 1;
         let exponent = below.ilog2();
         let doubling = (exponent - FINE_MAX.ilog2()) as usize;
-        FINE_STEPS + STEPS_PER_DOUBLING * doubling + ((below >> (exponent - STEP_SHIFT)) % STEPS_PER_DOUBLING)
+        FINE_STEPS
+            + STEPS_PER_DOUBLING * doubling
+            + ((below >> (exponent - STEP_SHIFT)) % STEPS_PER_DOUBLING)
     } else {
         SHARED_STEPS + size.div_ceil(PAGE_SIZE) - SHARED_MAX / PAGE_SIZE - 1
     }
@@ -100,7 +103,8 @@ const fn size_of_step(step: usize) -> usize {
         (step + 1) * 16
     } else if step < SHARED_STEPS {
         let exponent = FINE_MAX.ilog2() as usize + (step - FINE_STEPS) / STEPS_PER_DOUBLING;
-        (1 << exponent) + (((step - FINE_STEPS) % STEPS_PER_DOUBLING + 1) << (exponent - STEP_SHIFT as usize))
+        (1 << exponent)
+            + (((step - FINE_STEPS) % STEPS_PER_DOUBLING + 1) << (exponent - STEP_SHIFT as usize))
     } else {
         SHARED_MAX + (step - SHARED_STEPS + 1) * PAGE_SIZE
     }

@@ -106,7 +106,8 @@ impl Span {
     }
 
     pub fn is_used(&self, slot: u8) -> bool {
-        (slot as usize) < SLOTS_MAX && self.used[slot as usize / 64].load(Relaxed) & 1 << (slot % 64) != 0
+        (slot as usize) < SLOTS_MAX
+            && self.used[slot as usize / 64].load(Relaxed) & 1 << (slot % 64) != 0
     }
 
     /// The used slots in ascending order.

@@ -83,7 +83,9 @@ impl Store {
     pub(crate) fn mark_new(&self, handle: Handle, key: u64) {
         let Some(name) = handle.object() else { return };
         let pool = &self.pools[name.pool as usize];
-        if let (Some(mark), Some(entry)) = (pool.marks.get(name.index), pool.entries.get(name.index)) {
+        if let (Some(mark), Some(entry)) =
+            (pool.marks.get(name.index), pool.entries.get(name.index))
+        {
             let huge = if entry.header().format == format::NONE { HUGE } else { 0 };
             mark.begin(key, self.clock.load(Relaxed), REFERENCED | huge);
         }
@@ -103,7 +105,8 @@ impl Store {
     }
 
     pub(crate) fn stored_len(&self, name: ObjectName) -> usize {
-        let entry = self.pools.get(name.pool as usize).and_then(|pool| pool.entries.get(name.index));
+        let entry =
+            self.pools.get(name.pool as usize).and_then(|pool| pool.entries.get(name.index));
         entry.map_or(0, |entry| entry.header().len as usize)
     }
 

@@ -83,8 +83,12 @@ impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StoreError::Pools(n) => write!(f, "{n} pools: must be 1 to {POOLS_MAX}"),
-            StoreError::RecentBlocks(n) => write!(f, "{n} recent blocks: must be at most {RECENT_BLOCKS_MAX}"),
-            StoreError::AcceptPercent(n) => write!(f, "{n} percent of the limit: must be at most 100"),
+            StoreError::RecentBlocks(n) => {
+                write!(f, "{n} recent blocks: must be at most {RECENT_BLOCKS_MAX}")
+            }
+            StoreError::AcceptPercent(n) => {
+                write!(f, "{n} percent of the limit: must be at most 100")
+            }
             StoreError::Memory(e) => write!(f, "no address space for the pools: {e}"),
         }
     }

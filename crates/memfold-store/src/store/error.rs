@@ -77,7 +77,9 @@ impl fmt::Display for LoadError {
             LoadProblem::Checksum { expected, found } => {
                 write!(f, "expected checksum {expected:#010x}, found {found:#010x}")
             }
-            LoadProblem::Order { expected, found } => write!(f, "expected a block of order {expected}, found {found}"),
+            LoadProblem::Order { expected, found } => {
+                write!(f, "expected a block of order {expected}, found {found}")
+            }
             LoadProblem::Layout => write!(f, "the payload makes no sense"),
             LoadProblem::Format(id) => write!(f, "no codec has id {id}"),
             LoadProblem::Codec(e) => write!(f, "the codec failed with {}", e.0),

@@ -33,8 +33,9 @@ struct Due {
 
 impl FaultPlan {
     pub(crate) const fn new() -> FaultPlan {
-        let due =
-            [const { Due { left: AtomicU64::new(0), every: AtomicU64::new(0), struck: AtomicU64::new(0) } }; KINDS];
+        let due = [const {
+            Due { left: AtomicU64::new(0), every: AtomicU64::new(0), struck: AtomicU64::new(0) }
+        }; KINDS];
         FaultPlan { armed: AtomicBool::new(false), due }
     }
 

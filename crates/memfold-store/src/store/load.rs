@@ -25,7 +25,13 @@ impl Store {
     /// # Safety
     /// - `dst` points to `order.bytes()` writable bytes that nobody else accesses during the call.
     /// - `handle` is not freed during the call.
-    pub unsafe fn load(&self, w: &mut Worker, handle: Handle, order: Order, dst: *mut u8) -> Result<(), LoadError> {
+    pub unsafe fn load(
+        &self,
+        w: &mut Worker,
+        handle: Handle,
+        order: Order,
+        dst: *mut u8,
+    ) -> Result<(), LoadError> {
         assert!(Page::begins_at(dst));
         // SAFETY: as the caller says.
         let loaded = unsafe { self.load_object(&mut w.decoders, handle, order, dst) };
@@ -71,7 +77,11 @@ impl Store {
         pages: usize,
         dst: *mut u8,
     ) -> Result<bool, LoadError> {
-        assert!(order <= self.block_order && first_page + pages <= order.pages() && Page::begins_at(dst));
+        assert!(
+            order <= self.block_order
+                && first_page + pages <= order.pages()
+                && Page::begins_at(dst)
+        );
         let counters = &self.counters[w.counters];
         let whole = pages == order.pages();
         if !whole {
@@ -84,7 +94,13 @@ impl Store {
         }
         let copy_out = |block: *const u8| {
             // SAFETY: `block` is a whole block of `order`, in a buffer of the store's or worker's own; `dst` has room.
-            unsafe { core::ptr::copy_nonoverlapping(block.add(first_page * PAGE_SIZE), dst, pages * PAGE_SIZE) };
+            unsafe {
+                core::ptr::copy_nonoverlapping(
+                    block.add(first_page * PAGE_SIZE),
+                    dst,
+                    pages * PAGE_SIZE,
+                )
+            };
         };
         self.touch(handle);
         if self.recent.find(handle, order, copy_out) {

@@ -119,7 +119,12 @@ impl Store {
 
     /// A worker for another codec, for example to recompress.
     pub fn worker_for(&self, spec: CodecSpec) -> Worker {
-        Worker::new(spec, self.block_order, self.workers.fetch_add(1, Relaxed) % stats::GROUPS, self.cans.clone())
+        Worker::new(
+            spec,
+            self.block_order,
+            self.workers.fetch_add(1, Relaxed) % stats::GROUPS,
+            self.cans.clone(),
+        )
     }
 
     /// The codec of workers made from now on.
@@ -270,7 +275,10 @@ impl Store {
         }
         let held = frozen.iter().map(|p| p.held()).sum::<u64>() + self.cans.bytes();
         if held != self.budget.held() {
-            return Err(format!("pools and dictionaries hold {held} bytes but {} are counted", self.budget.held()));
+            return Err(format!(
+                "pools and dictionaries hold {held} bytes but {} are counted",
+                self.budget.held()
+            ));
         }
         Ok(())
     }
@@ -288,7 +296,13 @@ impl Store {
     pub(crate) fn object_bytes(&self, handle: Handle) -> (*mut u8, usize) {
         let name = handle.object().expect("a pool object");
         let pool = &self.pools[name.pool as usize];
-        let place = pool.entries.get(name.index).expect("used").snapshot(name.index).expect("intact").place();
+        let place = pool
+            .entries
+            .get(name.index)
+            .expect("used")
+            .snapshot(name.index)
+            .expect("intact")
+            .place();
         let span = pool.arena.span(place.span).expect("in use");
         let class = &crate::pool::size_class::CLASSES[span.class().expect("in use")];
         let len = pool.entries.get(name.index).expect("used").header().len as usize;
@@ -303,7 +317,9 @@ impl Store {
         for pool in &self.pools {
             for (start, bytes) in pool.extents() {
                 let mut entries = vec![0; bytes / PAGE_SIZE * 8];
-                pagemap.read_exact_at(&mut entries, (start / PAGE_SIZE * 8) as u64).expect("pagemap");
+                pagemap
+                    .read_exact_at(&mut entries, (start / PAGE_SIZE * 8) as u64)
+                    .expect("pagemap");
                 pages += entries.chunks(8).filter(|e| e[7] & 0x80 != 0).count();
             }
         }

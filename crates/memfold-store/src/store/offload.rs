@@ -69,7 +69,8 @@ impl Offload {
     /// If `batch` is 0 or above [`BATCH_MAX`].
     pub fn new(queue: Box<dyn Compressor>, batch: usize, order: Order, timeout_ns: u64) -> Offload {
         assert!((1..=BATCH_MAX).contains(&batch));
-        let buffers = (0..batch).map(|_| PageBuffer::new(order)).collect::<Vec<_>>().into_boxed_slice();
+        let buffers =
+            (0..batch).map(|_| PageBuffer::new(order)).collect::<Vec<_>>().into_boxed_slice();
         Offload { queue, buffers, timeout_ns, room: 0, stats: OffloadStats::default() }
     }
 
@@ -115,7 +116,11 @@ impl Store {
         cancel: impl Fn() -> bool,
         out: &mut [Handle],
     ) -> Result<SaveReport, SaveError> {
-        assert!(which.end() <= self.blocks(order) && out.len() >= self.blocks(order) && Page::begins_at(folio));
+        assert!(
+            which.end() <= self.blocks(order)
+                && out.len() >= self.blocks(order)
+                && Page::begins_at(folio)
+        );
         assert!(offload.buffers[0].len() >= self.block_order(order).bytes());
         self.admit_save(w)?;
         let (pool, order_of_blocks) = (self.pool_of(key), self.block_order(order));
@@ -187,7 +192,14 @@ impl Store {
                 state[at] = Turn::Over;
                 // SAFETY: the caller vouches for the block.
                 let saved = unsafe {
-                    self.save_block(w, saving.pool, block(*index), order, saving.huge_max, &mut saving.report)
+                    self.save_block(
+                        w,
+                        saving.pool,
+                        block(*index),
+                        order,
+                        saving.huge_max,
+                        &mut saving.report,
+                    )
                 };
                 result = saved.map(|handle| w.saved[*rank] = handle);
             }
@@ -230,8 +242,17 @@ impl Store {
             return Err(SaveError::Incompressible);
         }
         let format = size.map_or(crate::format::NONE, |_| offload.queue.codec().format());
-        let (bytes, len) = size.map_or((src, order.bytes()), |size| (offload.buffers[at].as_ptr(), size));
-        let payload = Payload { head: bytes, head_len: 0, bytes, len, order: order.get(), format, mixed: false };
+        let (bytes, len) =
+            size.map_or((src, order.bytes()), |size| (offload.buffers[at].as_ptr(), size));
+        let payload = Payload {
+            head: bytes,
+            head_len: 0,
+            bytes,
+            len,
+            order: order.get(),
+            format,
+            mixed: false,
+        };
         // SAFETY: as the caller says.
         unsafe { self.store_verified(w, saving.pool, &payload, src, order, report) }
     }
@@ -264,7 +285,8 @@ impl Offload {
             self.stats.fallbacks += batch.len() as u64;
             return;
         }
-        let none = Job { tag: 0, src: core::ptr::null(), len: 0, dst: core::ptr::null_mut(), room: 0 };
+        let none =
+            Job { tag: 0, src: core::ptr::null(), len: 0, dst: core::ptr::null_mut(), room: 0 };
         let mut jobs = [none; BATCH_MAX];
         self.room = huge_threshold(order.bytes());
         let mut count = 0;
@@ -280,7 +302,8 @@ impl Offload {
             }
         }
         // SAFETY: the caller vouches for the blocks; the buffers are this offload's, one for each job.
-        let taken = if count > 0 { unsafe { self.queue.submit(&jobs[..count]) }.min(count) } else { 0 };
+        let taken =
+            if count > 0 { unsafe { self.queue.submit(&jobs[..count]) }.min(count) } else { 0 };
         jobs[..taken].iter().for_each(|job| state[job.tag as usize] = Turn::Device);
         self.stats.batches += (taken > 0) as u64;
         self.stats.fallbacks += (count - taken) as u64;

@@ -30,7 +30,9 @@ impl RecentBlocks {
             tags: (0..count).map(|_| AtomicU64::new(0)).collect(),
             used: (0..count).map(|_| AtomicU64::new(0)).collect(),
             buffers: (0..count)
-                .map(|_| Mutex::new(Recent { buffer: PageBuffer::new(block_order), order: block_order }))
+                .map(|_| {
+                    Mutex::new(Recent { buffer: PageBuffer::new(block_order), order: block_order })
+                })
                 .collect(),
             clock: AtomicU64::new(0),
         }
@@ -38,7 +40,9 @@ impl RecentBlocks {
 
     /// Runs `copy_out` on the block of `handle` if it is here and has that order. It waits for nobody.
     pub fn find(&self, handle: Handle, order: Order, copy_out: impl FnOnce(*const u8)) -> bool {
-        let Some(at) = self.tags.iter().position(|t| t.load(Relaxed) == handle.to_bits()) else { return false };
+        let Some(at) = self.tags.iter().position(|t| t.load(Relaxed) == handle.to_bits()) else {
+            return false;
+        };
         let Some(recent) = self.buffers[at].try_lock() else { return false };
         if self.tags[at].load(Acquire) != handle.to_bits() || recent.order != order {
             return false;
@@ -59,8 +63,9 @@ impl RecentBlocks {
     ) -> Option<Result<(), E>> {
         let oldest = (0..self.tags.len()).min_by_key(|at| self.used[*at].load(Relaxed))?;
         let others = (0..self.tags.len()).filter(|at| *at != oldest);
-        let (at, mut recent) =
-            core::iter::once(oldest).chain(others).find_map(|at| Some((at, self.buffers[at].try_lock()?)))?;
+        let (at, mut recent) = core::iter::once(oldest)
+            .chain(others)
+            .find_map(|at| Some((at, self.buffers[at].try_lock()?)))?;
         self.tags[at].store(0, Release);
         if let Err(error) = decode(recent.buffer.as_mut_ptr()) {
             return Some(Err(error));

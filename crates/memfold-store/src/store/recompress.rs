@@ -23,7 +23,12 @@ impl Store {
     ///
     /// # Safety
     /// - `handle` is not freed during the call.
-    pub unsafe fn recompress(&self, w: &mut Worker, handle: Handle, order: Order) -> Result<Option<Handle>, LoadError> {
+    pub unsafe fn recompress(
+        &self,
+        w: &mut Worker,
+        handle: Handle,
+        order: Order,
+    ) -> Result<Option<Handle>, LoadError> {
         assert!(order <= self.block_order);
         let Some(name) = handle.object() else { return Ok(None) };
         let counters = &self.counters[w.counters];
@@ -37,17 +42,20 @@ impl Store {
         let pool = &self.pools[name.pool as usize];
         let old_mark = pool.marks.get(name.index);
         old_mark.inspect(|mark| mark.set(TRIED));
-        let packer = block::Packer { encoder: &mut *w.encoder, format: w.spec.format(), canned: None };
+        let packer =
+            block::Packer { encoder: &mut *w.encoder, format: w.spec.format(), canned: None };
         // SAFETY: the spare holds the block, and the scratch is another buffer.
         let encoded = unsafe { block::encode(&mut w.scratch, packer, block, order) };
-        let Ok(block::Encoded::Object { format, mixed, head, head_len, body, len, .. }) = encoded else {
+        let Ok(block::Encoded::Object { format, mixed, head, head_len, body, len, .. }) = encoded
+        else {
             return Ok(None);
         };
         let len = head_len + len;
         if of_payload(len) >= of_payload(old_len.max(1)) {
             return Ok(None);
         }
-        let payload = Payload { head, head_len, bytes: body, len, order: order.get(), format, mixed };
+        let payload =
+            Payload { head, head_len, bytes: body, len, order: order.get(), format, mixed };
         // SAFETY: the payload lies in the worker's scratch and spare buffer, which nobody writes.
         let Ok(new) = (unsafe { pool.store(&payload) }) else { return Ok(None) };
         let new = Handle::of_object(new);
@@ -58,7 +66,9 @@ impl Store {
         }
         counters.recompressed.fetch_add(1, Relaxed);
         counters.recompress_gained.fetch_add((old_len - len) as u64, Relaxed);
-        if let (Some(old), Some(mark)) = (old_mark, new.object().and_then(|name| pool.marks.get(name.index))) {
+        if let (Some(old), Some(mark)) =
+            (old_mark, new.object().and_then(|name| pool.marks.get(name.index)))
+        {
             mark.begin(old.key(), old.tick(), TRIED);
         }
         Ok(Some(new))
@@ -70,6 +80,7 @@ impl Store {
         // SAFETY: the buffer has room for a block of the store's order, page-aligned, and is this worker's; the new object is known to
         // nobody else.
         let loaded = unsafe { self.load_object(&mut w.decoders, new, order, back) };
-        loaded.is_ok() && w.scratch.gathered.bytes()[..order.bytes()] == w.spare.bytes()[..order.bytes()]
+        loaded.is_ok()
+            && w.scratch.gathered.bytes()[..order.bytes()] == w.spare.bytes()[..order.bytes()]
     }
 }

@@ -60,7 +60,11 @@ impl Store {
         out: &mut [Handle],
     ) -> Result<SaveReport, SaveError> {
         let block_order = self.block_order(order);
-        assert!(which.end() <= self.blocks(order) && out.len() >= self.blocks(order) && Page::begins_at(folio));
+        assert!(
+            which.end() <= self.blocks(order)
+                && out.len() >= self.blocks(order)
+                && Page::begins_at(folio)
+        );
         self.admit_save(w)?;
         let pool = self.pool_of(key);
         let mut report = SaveReport::default();
@@ -72,7 +76,14 @@ impl Store {
                 if cancel() {
                     Err(SaveError::Cancelled)
                 } else {
-                    self.save_block(w, pool, src, block_order, which.count() as u64 / 2, &mut report)
+                    self.save_block(
+                        w,
+                        pool,
+                        src,
+                        block_order,
+                        which.count() as u64 / 2,
+                        &mut report,
+                    )
                 }
             };
             match saved {
@@ -130,10 +141,24 @@ impl Store {
                     return Err(SaveError::Incompressible);
                 }
                 let order = order.get();
-                (format, Payload { head, head_len, bytes: body, len: head_len + len, order, format, mixed })
+                (
+                    format,
+                    Payload {
+                        head,
+                        head_len,
+                        bytes: body,
+                        len: head_len + len,
+                        order,
+                        format,
+                        mixed,
+                    },
+                )
             }
         };
-        if format != format::SAME && format != format::NONE && self.faults.strikes(Fault::Compressed) {
+        if format != format::SAME
+            && format != format::NONE
+            && self.faults.strikes(Fault::Compressed)
+        {
             w.scratch.damage();
         }
         // SAFETY: the bytes lie in the block or in the worker's scratch, and nobody writes to either.

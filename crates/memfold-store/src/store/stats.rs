@@ -156,8 +156,12 @@ impl StoreStats {
     }
 
     pub(crate) fn gather(groups: &[Counters], pools: &[Pool], held: u64, peak: u64) -> StoreStats {
-        let mut stats =
-            StoreStats { events: Events::sum(groups), held_bytes: held, held_bytes_peak: peak, ..Default::default() };
+        let mut stats = StoreStats {
+            events: Events::sum(groups),
+            held_bytes: held,
+            held_bytes_peak: peak,
+            ..Default::default()
+        };
         for pool in pools {
             stats.add_pool(pool);
         }
@@ -188,8 +192,14 @@ impl StoreStats {
 /// Calls `each` with the figures of every size class that has a span, smallest first.
 pub(crate) fn each_class(pools: &[Pool], mut each: impl FnMut(ClassStats)) {
     for (index, Class { slot_bytes, pages, slots }) in CLASSES.iter().copied().enumerate() {
-        let mut sum =
-            ClassStats { slot_bytes, span_pages: pages, span_slots: slots, spans: 0, objects: 0, stored_bytes: 0 };
+        let mut sum = ClassStats {
+            slot_bytes,
+            span_pages: pages,
+            span_slots: slots,
+            spans: 0,
+            objects: 0,
+            stored_bytes: 0,
+        };
         for pool in pools {
             let state = pool.classes[index].lock();
             sum.spans += state.spans as u64;

@@ -20,7 +20,8 @@ pub const CANNED_MARGIN_PERCENT: u64 = 3;
 const WORTH: u64 = 2;
 
 /// Contents that are tried: bytes of the dictionary, bytes of a piece.
-const TRIED: &[(usize, usize)] = &[(64 << 10, 1024), (64 << 10, 256), (64 << 10, 64), (16 << 10, 256), (16 << 10, 64)];
+const TRIED: &[(usize, usize)] =
+    &[(64 << 10, 1024), (64 << 10, 256), (64 << 10, 64), (16 << 10, 256), (16 << 10, 64)];
 
 /// Why a dictionary can't be used.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -82,7 +83,11 @@ impl Trial {
     }
 
     /// Bytes of payload that `blocks` become with `dictionary`, or `None` if the codec can't use it.
-    pub fn with<'a>(&mut self, blocks: impl Iterator<Item = &'a [u8]>, dictionary: &Dictionary) -> Option<u64> {
+    pub fn with<'a>(
+        &mut self,
+        blocks: impl Iterator<Item = &'a [u8]>,
+        dictionary: &Dictionary,
+    ) -> Option<u64> {
         let canned = self.spec.canned(dictionary, self.order.bytes())?;
         Some(blocks.map(|block| self.size(block, Some(&canned))).sum())
     }
@@ -133,15 +138,19 @@ impl Store {
     /// The codec can't use it, or too many old ones are in use.
     pub fn install_dictionary(&self, dictionary: &Dictionary) -> Result<(), CannedError> {
         let spec = self.codec();
-        let canned = spec.canned(dictionary, self.block_order.bytes()).ok_or(CannedError::Codec(spec))?;
+        let canned =
+            spec.canned(dictionary, self.block_order.bytes()).ok_or(CannedError::Codec(spec))?;
         self.reap_dictionaries();
         if self.cans.install(spec, canned) { Ok(()) } else { Err(CannedError::Slots) }
     }
 
     /// Whether what a dictionary would save, going by what the pools hold now, is worth its own memory.
     fn is_worth_it(&self, dictionary: &Dictionary, comparison: Comparison) -> bool {
-        let Some(canned) = self.codec().canned(dictionary, self.block_order.bytes()) else { return false };
-        let saved = self.pool_bytes() as u128 * (comparison.off - comparison.on) as u128 / comparison.off as u128;
+        let Some(canned) = self.codec().canned(dictionary, self.block_order.bytes()) else {
+            return false;
+        };
+        let saved = self.pool_bytes() as u128 * (comparison.off - comparison.on) as u128
+            / comparison.off as u128;
         saved >= (WORTH * canned.bytes as u64) as u128
     }
 
@@ -152,7 +161,9 @@ impl Store {
 
     /// Frees dictionaries that no object uses. Returns how many. For a background thread: the only place that frees them.
     pub fn reap_dictionaries(&self) -> usize {
-        self.cans.reap(|slot| self.pools.iter().map(|pool| pool.counters.canned[slot].load(SeqCst)).sum())
+        self.cans.reap(|slot| {
+            self.pools.iter().map(|pool| pool.counters.canned[slot].load(SeqCst)).sum()
+        })
     }
 
     /// How many dictionaries there are, old ones included, and their bytes of memory.
@@ -170,7 +181,8 @@ impl Store {
     /// frees old ones. Takes some 100 ms when there is something to judge. Allocates.
     pub fn canned_step(&self) -> CannedStep {
         self.reap_dictionaries();
-        let Some(samples) = self.sampler.collect(self.counters.iter().map(|c| c.blocks_saved.load(Relaxed)).sum())
+        let Some(samples) =
+            self.sampler.collect(self.counters.iter().map(|c| c.blocks_saved.load(Relaxed)).sum())
         else {
             return CannedStep::Nothing;
         };
@@ -181,12 +193,20 @@ impl Store {
         let judge = judge.iter().map(|(_, block)| *block);
         let mut trial = Trial::new(spec, order);
         let off = trial.without(judge.clone());
-        let present = self.cans.current(spec).map(|canned| judge.clone().map(|b| trial.size(b, Some(&canned))).sum());
+        let present = self
+            .cans
+            .current(spec)
+            .map(|canned| judge.clone().map(|b| trial.size(b, Some(&canned))).sum());
         let best = trial.best(judge, raw_dictionaries(&teach, order.bytes()));
         self.decide(off, present, best)
     }
 
-    fn decide(&self, off: u64, present: Option<u64>, best: Option<(u64, Dictionary)>) -> CannedStep {
+    fn decide(
+        &self,
+        off: u64,
+        present: Option<u64>,
+        best: Option<(u64, Dictionary)>,
+    ) -> CannedStep {
         // A new one must beat the present one by the margin too.
         if let Some((on, dictionary)) = &best
             && (Comparison { off, on: *on }).wins()
@@ -209,7 +229,10 @@ impl fmt::Display for CannedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CannedError::Codec(spec) => {
-                write!(f, "codec {spec} can't use the dictionary: lz4 takes raw ones, zstd also those it trained")
+                write!(
+                    f,
+                    "codec {spec} can't use the dictionary: lz4 takes raw ones, zstd also those it trained"
+                )
             }
             CannedError::Slots => write!(f, "too many old dictionaries are still in use"),
         }

@@ -25,7 +25,12 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(spec: CodecSpec, block_order: Order, counters: usize, cans: Arc<Cans>) -> Worker {
+    pub(crate) fn new(
+        spec: CodecSpec,
+        block_order: Order,
+        counters: usize,
+        cans: Arc<Cans>,
+    ) -> Worker {
         let bytes = block_order.bytes();
         Worker {
             spec,

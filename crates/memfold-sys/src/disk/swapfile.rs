@@ -61,7 +61,13 @@ impl FileDisk {
         .map_err(|e| fail("no swap file can be made there", e))?;
         let stat = fs::fstat(&file).map_err(|e| fail("fstat", e))?;
         let identity = (stat.st_dev, stat.st_ino);
-        let mut disk = FileDisk { file, identity, name: path.to_string(), rings: Vec::new(), is_direct: false };
+        let mut disk = FileDisk {
+            file,
+            identity,
+            name: path.to_string(),
+            rings: Vec::new(),
+            is_direct: false,
+        };
         disk.is_direct = options.direct && disk.set_direct(true).is_ok();
         if let Err(e) = disk.probe() {
             if !disk.is_direct {
@@ -90,7 +96,10 @@ impl FileDisk {
 
     fn set_direct(&self, on: bool) -> Result<(), Errno> {
         let flags = fs::fcntl_getfl(&self.file)?;
-        fs::fcntl_setfl(&self.file, if on { flags | OFlags::DIRECT } else { flags - OFlags::DIRECT })
+        fs::fcntl_setfl(
+            &self.file,
+            if on { flags | OFlags::DIRECT } else { flags - OFlags::DIRECT },
+        )
     }
 
     /// Writes and reads a page: some file systems accept O_DIRECT and fail with it.
@@ -112,7 +121,11 @@ impl FileDisk {
 
     fn assert_own(&self) {
         let own = fs::fstat(&self.file).is_ok_and(|s| (s.st_dev, s.st_ino) == self.identity);
-        assert!(own, "memfold: {}: the program has closed the descriptor of the swap file", self.name);
+        assert!(
+            own,
+            "memfold: {}: the program has closed the descriptor of the swap file",
+            self.name
+        );
     }
 
     /// Does what is left of a transfer by plain system calls.
@@ -121,14 +134,23 @@ impl FileDisk {
     /// - As for [`Disk::transfer`].
     unsafe fn plain(&self, transfer: &mut Transfer) -> Result<(), Errno> {
         while transfer.done < transfer.len {
-            let (offset, left) = (transfer.offset + transfer.done as u64, transfer.len - transfer.done);
+            let (offset, left) =
+                (transfer.offset + transfer.done as u64, transfer.len - transfer.done);
             // SAFETY: `done` is less than the length of the memory that the caller vouches for. What is read into is nobody else's
             // during the call; what is written from may be read by others, and is not changed.
             let step = unsafe {
                 let at = transfer.at.cast::<u8>().add(transfer.done);
                 match transfer.way {
-                    Way::Read => rustix::io::pread(&self.file, core::slice::from_raw_parts_mut(at, left), offset),
-                    Way::Write => rustix::io::pwrite(&self.file, core::slice::from_raw_parts(at, left), offset),
+                    Way::Read => rustix::io::pread(
+                        &self.file,
+                        core::slice::from_raw_parts_mut(at, left),
+                        offset,
+                    ),
+                    Way::Write => rustix::io::pwrite(
+                        &self.file,
+                        core::slice::from_raw_parts(at, left),
+                        offset,
+                    ),
                 }
             };
             match step {
@@ -171,7 +193,11 @@ fn nameless(dir: &str) -> Result<OwnedFd, Errno> {
 
 /// A new file that loses its name at once.
 fn named(path: &str) -> Result<OwnedFd, Errno> {
-    let file = fs::open(path, OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
+    let file = fs::open(
+        path,
+        OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC,
+        Mode::RUSR | Mode::WUSR,
+    )?;
     fs::unlink(path)?;
     Ok(file)
 }
@@ -231,7 +257,12 @@ impl Disk for FileDisk {
 
     fn punch(&self, offset: u64, len: u64) -> Result<(), Errno> {
         self.assert_own();
-        fs::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
+        fs::fallocate(
+            &self.file,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            offset,
+            len,
+        )
     }
 
     fn free_bytes(&self) -> Result<u64, Errno> {
@@ -283,16 +314,23 @@ mod tests {
                 random(source).unwrap();
                 let piece = 2 * MAX_BYTES / 64;
                 let part = |way, to: usize, n: usize| {
-                    Transfer::new(way, (n * piece) as u64, Page::at(zone.as_ptr().add(to + n * piece)), piece)
+                    Transfer::new(
+                        way,
+                        (n * piece) as u64,
+                        Page::at(zone.as_ptr().add(to + n * piece)),
+                        piece,
+                    )
                 };
                 let mut writes: Vec<Transfer> = (0..64).map(|n| part(Way::Write, 0, n)).collect();
                 disk.transfer(&mut writes);
                 assert!(writes.iter().all(|t| t.result == Ok(())));
                 // Half of it into registered memory, half of it not.
-                let mut reads: Vec<Transfer> = (0..64).map(|n| part(Way::Read, 2 * MAX_BYTES, n)).collect();
+                let mut reads: Vec<Transfer> =
+                    (0..64).map(|n| part(Way::Read, 2 * MAX_BYTES, n)).collect();
                 disk.transfer(&mut reads);
                 assert!(reads.iter().all(|t| t.result == Ok(())));
-                let read = core::slice::from_raw_parts(zone.as_ptr().add(2 * MAX_BYTES), 2 * MAX_BYTES);
+                let read =
+                    core::slice::from_raw_parts(zone.as_ptr().add(2 * MAX_BYTES), 2 * MAX_BYTES);
                 assert!(read == core::slice::from_raw_parts(zone.as_ptr(), 2 * MAX_BYTES));
             }
             drop(disk);
@@ -318,7 +356,10 @@ mod tests {
         // SAFETY: prctl reads the program during the call; it binds this thread only.
         unsafe {
             assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+            assert_eq!(
+                libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program),
+                0
+            );
         }
     }
 
@@ -331,10 +372,15 @@ mod tests {
             zone.as_ptr().write_bytes(0x5A, PAGE_SIZE);
             let mut write = [Transfer::new(Way::Write, 4096, Page::at(zone.as_ptr()), PAGE_SIZE)];
             disk.transfer(&mut write);
-            let mut read = [Transfer::new(Way::Read, 4096, Page::at(zone.as_ptr().add(PAGE_SIZE)), PAGE_SIZE)];
+            let mut read =
+                [Transfer::new(Way::Read, 4096, Page::at(zone.as_ptr().add(PAGE_SIZE)), PAGE_SIZE)];
             disk.transfer(&mut read);
             assert_eq!((write[0].result, read[0].result), (Ok(()), Ok(())));
-            assert!(core::slice::from_raw_parts(zone.as_ptr(), 2 * PAGE_SIZE).iter().all(|b| *b == 0x5A));
+            assert!(
+                core::slice::from_raw_parts(zone.as_ptr(), 2 * PAGE_SIZE)
+                    .iter()
+                    .all(|b| *b == 0x5A)
+            );
         }
     }
 
@@ -419,13 +465,19 @@ mod tests {
 
     #[test]
     fn any_number_that_start_together_with_one_file_name_get_a_file_each() {
-        let dir = std::env::temp_dir().join(std::format!("memfold-together-{}", std::process::id()));
+        let dir =
+            std::env::temp_dir().join(std::format!("memfold-together-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let path = dir.join("file");
         assert_eq!(open_in_many_threads(path.to_str().unwrap(), || {}), [""; 0]);
         // As on a file system that has no nameless files.
-        let refuse_nameless =
-            || refuse(libc::SYS_openat, Errno::OPNOTSUPP, libc::O_TMPFILE as u32 & !libc::O_DIRECTORY as u32);
+        let refuse_nameless = || {
+            refuse(
+                libc::SYS_openat,
+                Errno::OPNOTSUPP,
+                libc::O_TMPFILE as u32 & !libc::O_DIRECTORY as u32,
+            )
+        };
         assert_eq!(open_in_many_threads(path.to_str().unwrap(), refuse_nameless), [""; 0]);
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
         std::fs::remove_dir_all(&dir).unwrap();
@@ -435,17 +487,22 @@ mod tests {
     fn the_file_has_no_name_and_is_this_users_only() {
         let dir = std::env::temp_dir().join(std::format!("memfold-disk-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
-        for path in [dir.to_str().unwrap().to_string(), dir.join("file").to_str().unwrap().to_string()] {
+        for path in
+            [dir.to_str().unwrap().to_string(), dir.join("file").to_str().unwrap().to_string()]
+        {
             let disk = FileDisk::open(&path, Options::default()).unwrap();
             assert_eq!(fs::fstat(&disk.file).unwrap().st_mode & 0o777, 0o600);
             assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
         }
         std::fs::write(dir.join("precious"), "x").unwrap();
-        let refused = FileDisk::open(dir.join("precious").to_str().unwrap(), Options::default()).err().unwrap();
+        let refused = FileDisk::open(dir.join("precious").to_str().unwrap(), Options::default())
+            .err()
+            .unwrap();
         assert!(refused.contains("exists"), "{refused}");
         assert_eq!(std::fs::read(dir.join("precious")).unwrap(), b"x");
         std::fs::remove_dir_all(&dir).unwrap();
-        let gone = FileDisk::open(dir.join("file").to_str().unwrap(), Options::default()).err().unwrap();
+        let gone =
+            FileDisk::open(dir.join("file").to_str().unwrap(), Options::default()).err().unwrap();
         assert!(gone.contains("no swap file can be made"), "{gone}");
     }
 }

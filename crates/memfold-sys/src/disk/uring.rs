@@ -5,9 +5,9 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io_uring::{
-    IORING_OFF_SQ_RING, IORING_OFF_SQES, IoringEnterFlags, IoringFeatureFlags, IoringOp, IoringRegisterOp,
-    io_uring_cqe, io_uring_enter, io_uring_params, io_uring_ptr, io_uring_register, io_uring_setup, io_uring_sqe,
-    io_uring_user_data, iovec,
+    IORING_OFF_SQ_RING, IORING_OFF_SQES, IoringEnterFlags, IoringFeatureFlags, IoringOp,
+    IoringRegisterOp, io_uring_cqe, io_uring_enter, io_uring_params, io_uring_ptr,
+    io_uring_register, io_uring_setup, io_uring_sqe, io_uring_user_data, iovec,
 };
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -38,7 +38,9 @@ impl Mapping {
     fn new(fd: BorrowedFd<'_>, len: usize, offset: u64) -> Result<Mapping, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
-        let at = unsafe { mmap(null_mut(), len, prot, MapFlags::SHARED | MapFlags::POPULATE, fd, offset)? };
+        let at = unsafe {
+            mmap(null_mut(), len, prot, MapFlags::SHARED | MapFlags::POPULATE, fd, offset)?
+        };
         Ok(Mapping { at: at.cast(), len })
     }
 
@@ -70,7 +72,8 @@ impl Ring {
             return Err(Errno::OPNOTSUPP);
         }
         let sq_len = params.sq_off.array as usize + params.sq_entries as usize * 4;
-        let cq_len = params.cq_off.cqes as usize + params.cq_entries as usize * size_of::<io_uring_cqe>();
+        let cq_len =
+            params.cq_off.cqes as usize + params.cq_entries as usize * size_of::<io_uring_cqe>();
         let rings = Mapping::new(fd.as_fd(), sq_len.max(cq_len), IORING_OFF_SQ_RING)?;
         let entries_len = params.sq_entries as usize * size_of::<io_uring_sqe>();
         let entries = Mapping::new(fd.as_fd(), entries_len, IORING_OFF_SQES)?;
@@ -87,7 +90,14 @@ impl Ring {
     pub unsafe fn register(&mut self, start: *mut u8, len: usize) -> Result<(), Errno> {
         let buffer = iovec { iov_base: start.cast(), iov_len: len };
         // SAFETY: one iovec, read during the call; the caller vouches for the memory.
-        unsafe { io_uring_register(&self.fd, IoringRegisterOp::RegisterBuffers, (&raw const buffer).cast(), 1)? };
+        unsafe {
+            io_uring_register(
+                &self.fd,
+                IoringRegisterOp::RegisterBuffers,
+                (&raw const buffer).cast(),
+                1,
+            )?
+        };
         self.registered = (start as usize, len);
         Ok(())
     }
@@ -103,15 +113,24 @@ impl Ring {
     ///
     /// # Safety
     /// - As for [`crate::disk::Disk::transfer`].
-    pub unsafe fn run(&mut self, file: BorrowedFd<'_>, transfers: &mut [Transfer]) -> Result<(), Errno> {
+    pub unsafe fn run(
+        &mut self,
+        file: BorrowedFd<'_>,
+        transfers: &mut [Transfer],
+    ) -> Result<(), Errno> {
         assert!(transfers.len() <= BATCH && transfers.len() <= self.params.sq_entries as usize);
         let sq = self.params.sq_off;
-        let (mask, tail) = (self.rings.word(sq.ring_mask).load(Relaxed), self.rings.word(sq.tail).load(Relaxed));
+        let (mask, tail) =
+            (self.rings.word(sq.ring_mask).load(Relaxed), self.rings.word(sq.tail).load(Relaxed));
         for (i, transfer) in transfers.iter().enumerate() {
             let at = tail.wrapping_add(i as u32) & mask;
             // SAFETY: entry `at` lies in the mapping; the kernel has consumed all earlier ones (each call submits all).
             unsafe {
-                self.entries.at.cast::<io_uring_sqe>().add(at as usize).write(self.entry(file, transfer, i as u64))
+                self.entries
+                    .at
+                    .cast::<io_uring_sqe>()
+                    .add(at as usize)
+                    .write(self.entry(file, transfer, i as u64))
             };
             self.rings.word(sq.array + at * 4).store(at, Relaxed);
         }
@@ -119,7 +138,8 @@ impl Ring {
         let (mut to_submit, mut left) = (transfers.len() as u32, transfers.len() as u32);
         while left > 0 {
             // SAFETY: what is submitted are the entries above, whose buffers the caller vouches for until they end.
-            let entered = unsafe { io_uring_enter(&self.fd, to_submit, left, IoringEnterFlags::GETEVENTS) };
+            let entered =
+                unsafe { io_uring_enter(&self.fd, to_submit, left, IoringEnterFlags::GETEVENTS) };
             match entered {
                 Ok(n) => to_submit -= n.min(to_submit),
                 Err(Errno::INTR | Errno::AGAIN | Errno::BUSY) => crate::thread::yield_now(),
@@ -136,7 +156,8 @@ impl Ring {
 
     fn entry(&self, file: BorrowedFd<'_>, transfer: &Transfer, number: u64) -> io_uring_sqe {
         let at = transfer.at as usize;
-        let fixed = at >= self.registered.0 && at + transfer.len <= self.registered.0 + self.registered.1;
+        let fixed =
+            at >= self.registered.0 && at + transfer.len <= self.registered.0 + self.registered.1;
         let opcode = match (transfer.way, fixed) {
             (Way::Read, false) => IoringOp::Read,
             (Way::Read, true) => IoringOp::ReadFixed,
@@ -144,7 +165,8 @@ impl Ring {
             (Way::Write, true) => IoringOp::WriteFixed,
         };
         let user_data = io_uring_user_data::from_u64(number);
-        let mut entry = io_uring_sqe { opcode, fd: file.as_raw_fd(), user_data, ..Default::default() };
+        let mut entry =
+            io_uring_sqe { opcode, fd: file.as_raw_fd(), user_data, ..Default::default() };
         entry.off_or_addr2.off = transfer.offset;
         entry.addr_or_splice_off_in.addr = io_uring_ptr::new(transfer.at.cast());
         entry.len.len = transfer.len.min(LEN_MAX) as u32;
@@ -155,7 +177,8 @@ impl Ring {
     fn reap(&self, transfers: &mut [Transfer]) -> u32 {
         let cq = &self.params.cq_off;
         let mask = self.rings.word(cq.ring_mask).load(Relaxed);
-        let (mut head, tail) = (self.rings.word(cq.head).load(Relaxed), self.rings.word(cq.tail).load(Acquire));
+        let (mut head, tail) =
+            (self.rings.word(cq.head).load(Relaxed), self.rings.word(cq.tail).load(Acquire));
         let mut taken = 0;
         while head != tail {
             let offset = cq.cqes as usize + (head & mask) as usize * size_of::<io_uring_cqe>();

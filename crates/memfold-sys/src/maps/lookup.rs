@@ -35,8 +35,12 @@ struct Query {
 ///
 /// # Errors
 /// What opening or reading /proc/self/maps says.
-pub fn each_private_area(ranges: &[(usize, usize)], mut each: impl FnMut(usize, usize)) -> Result<(), Errno> {
-    let file = rustix::fs::open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+pub fn each_private_area(
+    ranges: &[(usize, usize)],
+    mut each: impl FnMut(usize, usize),
+) -> Result<(), Errno> {
+    let file =
+        rustix::fs::open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut done = 0;
     for &(start, end) in ranges {
         let mut at = start.max(done);
@@ -58,8 +62,12 @@ pub fn each_private_area(ranges: &[(usize, usize)], mut each: impl FnMut(usize, 
 
 /// The area at an address, or the next after it.
 fn next(file: &OwnedFd, at: usize) -> Result<Query, Errno> {
-    let mut query =
-        Query { size: size_of::<Query>() as u64, flags: COVERING_OR_NEXT, addr: at as u64, ..Query::default() };
+    let mut query = Query {
+        size: size_of::<Query>() as u64,
+        flags: COVERING_OR_NEXT,
+        addr: at as u64,
+        ..Query::default()
+    };
     // SAFETY: `query` is local, outlives the call, and states its size; it names no buffers.
     unsafe { ioctl(file.as_raw_fd(), PROCMAP_QUERY, (&raw mut query).cast())? };
     Ok(query)
@@ -83,7 +91,8 @@ mod tests {
 
     #[test]
     fn both_ways_find_the_private_areas_of_ranges() {
-        let zones: Vec<Zone> = (0..3).map(|_| Zone::reserve(4 * PAGE_SIZE, 1 << 20).unwrap()).collect();
+        let zones: Vec<Zone> =
+            (0..3).map(|_| Zone::reserve(4 * PAGE_SIZE, 1 << 20).unwrap()).collect();
         let shared = SharedZone::reserve(PAGE_SIZE).unwrap();
         let mut ranges: Vec<(usize, usize)> =
             zones.iter().map(|z| (z.start() + PAGE_SIZE, z.start() + z.len())).collect();
@@ -96,11 +105,17 @@ mod tests {
         each_by_map(&ranges, |start, end| read.push((start, end))).unwrap();
         assert_eq!(asked, read);
         for zone in &zones {
-            let holds = |&&(start, end): &&(usize, usize)| start <= zone.start() && zone.start() < end;
+            let holds =
+                |&&(start, end): &&(usize, usize)| start <= zone.start() && zone.start() < end;
             assert_eq!(asked.iter().filter(holds).count(), 1, "once, though two ranges are in it");
         }
-        assert!(!asked.iter().any(|&(start, end)| (start..end).contains(&(shared.as_ptr() as usize))));
+        assert!(
+            !asked.iter().any(|&(start, end)| (start..end).contains(&(shared.as_ptr() as usize)))
+        );
         each_private_area(&[], |_, _| panic!("nothing was asked for")).unwrap();
-        each_private_area(&[(usize::MAX - (1 << 20), usize::MAX)], |_, _| panic!("nothing is there")).unwrap();
+        each_private_area(&[(usize::MAX - (1 << 20), usize::MAX)], |_, _| {
+            panic!("nothing is there")
+        })
+        .unwrap();
     }
 }

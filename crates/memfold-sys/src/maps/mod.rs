@@ -111,7 +111,8 @@ impl Area {
     /// like, which belong to the kernel, are not.
     pub fn is_private_anonymous(&self) -> bool {
         let name = self.name();
-        let plain = name.is_empty() || name == b"[heap]" || self.is_stack() || name.starts_with(b"[anon:");
+        let plain =
+            name.is_empty() || name == b"[heap]" || self.is_stack() || name.starts_with(b"[anon:");
         self.private && self.inode == 0 && plain
     }
 
@@ -196,7 +197,9 @@ pub fn each_area(mut each: impl FnMut(&Area) -> ControlFlow<()>) -> Result<(), E
 ///
 /// # Errors
 /// As [`each_area`].
-pub fn each_detailed(mut each: impl FnMut(&Area, &Details) -> ControlFlow<()>) -> Result<(), Errno> {
+pub fn each_detailed(
+    mut each: impl FnMut(&Area, &Details) -> ControlFlow<()>,
+) -> Result<(), Errno> {
     let mut current: Option<(Area, Details)> = None;
     each_line(c"/proc/self/smaps", |line| {
         let Some(area) = Area::parse(line) else {
@@ -295,9 +298,14 @@ mod tests {
 
     #[test]
     fn lines_are_read_as_the_kernel_writes_them() {
-        let heap = Area::parse(b"55d0c1a2e000-55d0c1a4f000 rw-p 00000000 00:00 0                          [heap]");
+        let heap = Area::parse(
+            b"55d0c1a2e000-55d0c1a4f000 rw-p 00000000 00:00 0                          [heap]",
+        );
         let heap = heap.unwrap();
-        assert_eq!((heap.start, heap.len(), heap.name()), (0x55d0c1a2e000, 0x21000, b"[heap]".as_slice()));
+        assert_eq!(
+            (heap.start, heap.len(), heap.name()),
+            (0x55d0c1a2e000, 0x21000, b"[heap]".as_slice())
+        );
         assert!(heap.readable && heap.writable && !heap.executable && heap.is_private_anonymous());
         let file = Area::parse(b"7f1-7f2 r-xs 00001000 fe:01 1234    /tmp/a b (deleted)").unwrap();
         assert_eq!((file.name(), file.inode), (b"/tmp/a b (deleted)".as_slice(), 1234));
@@ -308,7 +316,9 @@ mod tests {
         assert!(named.is_private_anonymous());
         let vvar = Area::parse(b"7f1-7f2 r--p 00000000 00:00 0    [vvar]").unwrap();
         assert!(!vvar.is_private_anonymous());
-        for bad in [b"Rss:  4 kB".as_slice(), b"", b"7f1-7f2", b"x-y rw-p 0 0 0", b"1-2 rw 0 00:00 0"] {
+        for bad in
+            [b"Rss:  4 kB".as_slice(), b"", b"7f1-7f2", b"x-y rw-p 0 0 0", b"1-2 rw 0 00:00 0"]
+        {
             assert_eq!(Area::parse(bad), None);
         }
     }
@@ -336,19 +346,23 @@ mod tests {
     #[test]
     fn details_tell_what_may_not_be_adopted() {
         let len = 4 * PAGE_SIZE;
-        let marks = [(libc::MADV_DONTFORK, flag::DONT_FORK), (libc::MADV_WIPEONFORK, flag::WIPE_ON_FORK)];
+        let marks =
+            [(libc::MADV_DONTFORK, flag::DONT_FORK), (libc::MADV_WIPEONFORK, flag::WIPE_ON_FORK)];
         for (advice, expected) in marks {
             // SAFETY: a fresh mapping of our own, written and advised within its length, then unmapped.
             let (found, at) = unsafe {
                 let access = ProtFlags::READ | ProtFlags::WRITE;
-                let at = mmap_anonymous(core::ptr::null_mut(), len, access, MapFlags::PRIVATE).unwrap();
+                let at =
+                    mmap_anonymous(core::ptr::null_mut(), len, access, MapFlags::PRIVATE).unwrap();
                 at.cast::<u8>().write_bytes(1, 2 * PAGE_SIZE);
                 assert_eq!(libc::madvise(at, len, advice), 0);
                 (find(at as usize), at)
             };
             let (area, details) = found.unwrap();
             assert!(details.has(expected) && area.is_private_anonymous(), "{details:?}");
-            assert!(details.resident_bytes >= 2 * PAGE_SIZE && details.resident_bytes <= area.len());
+            assert!(
+                details.resident_bytes >= 2 * PAGE_SIZE && details.resident_bytes <= area.len()
+            );
             // SAFETY: the mapping made above, used by nobody.
             unsafe { rustix::mm::munmap(at, len).unwrap() };
             assert!(find(at as usize).is_none_or(|(_, details)| !details.has(expected)));

@@ -98,7 +98,9 @@ impl Pagemap {
         match self.scan(start, start + PAGE_SIZE as u64, &mut [PageRegion::default()]) {
             Ok((count, _)) => count > 0,
             Err(e) => {
-                panic!("memfold: asking /proc/self/pagemap failed (has the program closed all descriptors?): {e}")
+                panic!(
+                    "memfold: asking /proc/self/pagemap failed (has the program closed all descriptors?): {e}"
+                )
             }
         }
     }

@@ -118,7 +118,11 @@ impl Arena {
     pub fn check(&self) -> Result<(), &'static str> {
         let inner = self.inner.lock();
         let Some(zone) = &inner.zone else {
-            return if inner.top == 0 && inner.runs.is_null() { Ok(()) } else { Err("runs without a zone") };
+            return if inner.top == 0 && inner.runs.is_null() {
+                Ok(())
+            } else {
+                Err("runs without a zone")
+            };
         };
         let (mut at, mut end, mut free) = (inner.runs, zone.start(), 0);
         while !at.is_null() {
@@ -188,7 +192,9 @@ unsafe impl GlobalAlloc for Arena {
         let mut inner = self.inner.lock();
         match class_for(&layout) {
             Some(class) => inner.take_object(class),
-            None => run_bytes(&layout).map_or(null_mut(), |len| inner.take_run(len, layout.align())),
+            None => {
+                run_bytes(&layout).map_or(null_mut(), |len| inner.take_run(len, layout.align()))
+            }
         }
     }
 
@@ -324,7 +330,9 @@ impl Inner {
         let Some(zone) = &self.zone else { return null_mut() };
         let (base, old_top) = (zone.start(), self.top);
         let Some(at) = (base + old_top).checked_next_multiple_of(align) else { return null_mut() };
-        let Some(end) = at.checked_add(len).filter(|end| *end <= base + zone.len()) else { return null_mut() };
+        let Some(end) = at.checked_add(len).filter(|end| *end <= base + zone.len()) else {
+            return null_mut();
+        };
         if zone.need(&self.edge, 0, zone.len(), end - base).is_err() {
             return null_mut();
         }
@@ -431,7 +439,8 @@ mod tests {
             assert!(class < CLASSES && class_bytes(class) >= size, "{size}");
             assert!(class == 0 || class_bytes(class - 1) < size, "{size} fits a smaller class");
             assert!(
-                class_bytes(class).is_multiple_of(16) && class_bytes(class) < size + 16.max(size / 4 + 1),
+                class_bytes(class).is_multiple_of(16)
+                    && class_bytes(class) < size + 16.max(size / 4 + 1),
                 "{size}"
             );
         }

@@ -17,6 +17,8 @@ pub fn collapse(addrs: Range<usize>) {
     let (start, end) = (addrs.start.next_multiple_of(MAX_BYTES), addrs.end & !(MAX_BYTES - 1));
     for at in (start..end.max(start)).step_by(MAX_BYTES) {
         // SAFETY: the bytes stay what they are, whoever reads and writes them meanwhile.
-        let _ = unsafe { system_call(libc::SYS_madvise, [at, MAX_BYTES, libc::MADV_COLLAPSE as usize, 0, 0, 0]) };
+        let _ = unsafe {
+            system_call(libc::SYS_madvise, [at, MAX_BYTES, libc::MADV_COLLAPSE as usize, 0, 0, 0])
+        };
     }
 }

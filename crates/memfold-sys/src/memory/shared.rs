@@ -30,7 +30,9 @@ pub fn map(file: impl AsFd, len: usize) -> Result<(*mut c_void, u64), Errno> {
     }
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
-    let at = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0)? };
+    let at = unsafe {
+        rustix::mm::mmap(core::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0)?
+    };
     // SAFETY: changes no byte of the mapping just made. Not fatal.
     let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontDump) };
     Ok((at, size))
@@ -84,13 +86,17 @@ mod tests {
 
     #[test]
     fn what_could_shrink_under_the_mapping_is_refused() {
-        let open = rustix::fs::memfd_create(c"open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        let open =
+            rustix::fs::memfd_create(c"open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                .unwrap();
         rustix::fs::ftruncate(&open, 8192).unwrap();
         assert_eq!(map(&open, 4096).err(), Some(Errno::INVAL));
         let sealed = create(c"short", 4096).unwrap();
         assert_eq!(map(&sealed, 8192).err(), Some(Errno::INVAL));
         assert!(rustix::fs::ftruncate(&sealed, 0).is_err());
-        let other = rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
+        let other =
+            rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
+                .unwrap();
         assert!(map(&other, 4096).is_err());
     }
 }

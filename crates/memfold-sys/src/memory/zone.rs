@@ -7,7 +7,8 @@ use crate::sync::StaticMutex;
 use crate::units::PAGE_SIZE;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use rustix::mm::{
-    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mlock, mmap_anonymous, mprotect, munlock, munmap,
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mlock, mmap_anonymous, mprotect, munlock,
+    munmap,
 };
 
 /// A private anonymous reservation, readable and writable, backed by memory page by page as it is touched, and left out of
@@ -39,7 +40,8 @@ unsafe impl Send for Zone {}
 unsafe impl Sync for Zone {}
 
 const LISTED: usize = 4096;
-static LIST: StaticMutex<List> = StaticMutex::new(List { zones: [(0, 0); LISTED], locked: [false; LISTED], used: 0 });
+static LIST: StaticMutex<List> =
+    StaticMutex::new(List { zones: [(0, 0); LISTED], locked: [false; LISTED], used: 0 });
 
 /// All live zones: first byte and first past it.
 struct List {
@@ -86,7 +88,12 @@ impl Zone {
     }
 
     fn reserve_as(len: usize, align: usize, is_counted: bool) -> Result<Zone, Errno> {
-        assert!(len > 0 && len.is_multiple_of(PAGE_SIZE) && align.is_multiple_of(PAGE_SIZE) && align.is_power_of_two());
+        assert!(
+            len > 0
+                && len.is_multiple_of(PAGE_SIZE)
+                && align.is_multiple_of(PAGE_SIZE)
+                && align.is_power_of_two()
+        );
         let whole = len + align - PAGE_SIZE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let access = if is_counted { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
@@ -127,7 +134,11 @@ impl Zone {
     /// If the part is not page-aligned or reaches past the zone, or `end` past the part.
     #[inline]
     pub fn need(&self, edge: &Edge, offset: usize, len: usize, end: usize) -> Result<(), Errno> {
-        if self.is_counted && end > edge.0.load(Relaxed) { self.grow(edge, offset, len, end) } else { Ok(()) }
+        if self.is_counted && end > edge.0.load(Relaxed) {
+            self.grow(edge, offset, len, end)
+        } else {
+            Ok(())
+        }
     }
 
     #[cold]
@@ -139,7 +150,11 @@ impl Zone {
             // SAFETY: the range lies in this zone's own mapping, whose users may write there from now on. Two threads at once
             // ask for the same, or for more.
             unsafe {
-                mprotect(self.base.add(offset + from).cast(), to - from, MprotectFlags::READ | MprotectFlags::WRITE)?;
+                mprotect(
+                    self.base.add(offset + from).cast(),
+                    to - from,
+                    MprotectFlags::READ | MprotectFlags::WRITE,
+                )?;
             }
             edge.0.fetch_max(to, Relaxed);
         }
@@ -195,7 +210,11 @@ impl Zone {
         // SAFETY: the zone's own mapping; no byte changes.
         unsafe { mlock(self.base.cast(), self.len)? };
         let mut list = LIST.lock();
-        let own = list.zones.iter().position(|slot| slot.0 == self.start()).expect("a live zone is listed");
+        let own = list
+            .zones
+            .iter()
+            .position(|slot| slot.0 == self.start())
+            .expect("a live zone is listed");
         list.locked[own] = true;
         Ok(())
     }
@@ -206,7 +225,11 @@ impl Zone {
     /// # Panics
     /// If the range is not page-aligned or reaches past the zone.
     pub fn populate(&self, offset: usize, len: usize) {
-        assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && offset + len <= self.len);
+        assert!(
+            offset.is_multiple_of(PAGE_SIZE)
+                && len.is_multiple_of(PAGE_SIZE)
+                && offset + len <= self.len
+        );
         // SAFETY: the range lies in this zone's own mapping, and MADV_POPULATE_WRITE changes no byte.
         let _ = unsafe { madvise(self.base.add(offset).cast(), len, Advice::LinuxPopulateWrite) };
     }
@@ -219,12 +242,17 @@ impl Zone {
     /// # Panics
     /// If the range is not page-aligned or reaches past the zone.
     pub unsafe fn release(&self, offset: usize, len: usize) {
-        assert!(offset.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && offset + len <= self.len);
+        assert!(
+            offset.is_multiple_of(PAGE_SIZE)
+                && len.is_multiple_of(PAGE_SIZE)
+                && offset + len <= self.len
+        );
         if len == 0 {
             return;
         }
         // SAFETY: the range lies in this zone's own mapping, and the caller gives up its bytes.
-        let done = unsafe { madvise(self.base.add(offset).cast(), len, Advice::LinuxDontneedLocked) };
+        let done =
+            unsafe { madvise(self.base.add(offset).cast(), len, Advice::LinuxDontneedLocked) };
         done.expect("memfold: releasing the engine's own pages failed");
     }
 }
@@ -243,8 +271,8 @@ pub fn counts_reservations() -> bool {
     use rustix::fs::{Mode, OFlags, open};
     let mut mode = [0u8];
     let path = c"/proc/sys/vm/overcommit_memory";
-    let read =
-        open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|fd| rustix::io::read(fd, &mut mode));
+    let read = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .and_then(|fd| rustix::io::read(fd, &mut mode));
     read.is_ok() && &mode == b"2"
 }
 
@@ -275,7 +303,8 @@ impl SharedZone {
     /// # Errors
     /// What `mmap` says.
     pub fn reserve(len: usize) -> Result<SharedZone, Errno> {
-        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+        let (access, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
         let at = unsafe { mmap_anonymous(core::ptr::null_mut(), len, access, flags)? };
         Ok(SharedZone { base: at.cast(), len })

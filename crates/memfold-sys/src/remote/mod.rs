@@ -122,7 +122,10 @@ impl Entry {
 
 fn triple(words: [u32; 3]) -> [u8; 12] {
     let mut bytes = [0; 12];
-    bytes.chunks_exact_mut(4).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
+    bytes
+        .chunks_exact_mut(4)
+        .zip(words)
+        .for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
     bytes
 }
 

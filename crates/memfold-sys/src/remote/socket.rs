@@ -5,7 +5,8 @@
 //! thread that has asked for it.
 use crate::Errno;
 use crate::remote::{
-    Answer, DELETE, DONE, ENTRIES_MAX, Entry, Failure, Fetch, GET, HELLO, KEEP, LOST, Object, PUT, Remote, Request,
+    Answer, DELETE, DONE, ENTRIES_MAX, Entry, Failure, Fetch, GET, HELLO, KEEP, LOST, Object, PUT,
+    Remote, Request,
 };
 use crate::sync::{Condvar, Mutex};
 use alloc::format;
@@ -14,7 +15,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::time::Duration;
 use rustix::fd::OwnedFd;
-use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
 
 /// The service answers in time; this much later it is given up.
 const GRACE: Duration = Duration::from_secs(10);
@@ -50,11 +53,17 @@ impl SocketRemote {
 
     /// A new connection, on which nothing is waited for longer than `patience`.
     fn connect(&self, patience: Duration) -> Result<Line, Errno> {
-        let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        let socket =
+            net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(patience))?;
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;
         net::connect(&socket, &SocketAddrUnix::new(self.path.as_str())?)?;
-        let line = Line { socket, sending: Mutex::new(()), turn: Mutex::new(Turn::default()), changed: Condvar::new() };
+        let line = Line {
+            socket,
+            sending: Mutex::new(()),
+            turn: Mutex::new(Turn::default()),
+            changed: Condvar::new(),
+        };
         line.send(HELLO, 0, &[Entry { number: self.engine, offset: 0, len: 0 }], &[])?;
         Ok(line)
     }
@@ -95,7 +104,8 @@ impl SocketRemote {
         match result {
             Ok(said) => said,
             Err(e) => {
-                let why = format!("the service of memfold run at {} does not answer: {e}", self.path);
+                let why =
+                    format!("the service of memfold run at {} does not answer: {e}", self.path);
                 Err(Failure { is_lost: false, is_cut: true, why })
             }
         }
@@ -109,27 +119,35 @@ fn is_closed(e: Errno) -> bool {
 
 impl Remote for SocketRemote {
     fn put(&self, objects: &[Object<'_>]) -> Result<(), Failure> {
-        let entry = |o: &Object<'_>| Entry { number: o.number, offset: 0, len: o.bytes.len() as u32 };
+        let entry =
+            |o: &Object<'_>| Entry { number: o.number, offset: 0, len: o.bytes.len() as u32 };
         let entries: Vec<Entry> = objects.iter().map(entry).collect();
         let bytes: Vec<&[u8]> = objects.iter().map(|o| o.bytes).collect();
         self.ask(PUT, &entries, &bytes, is_closed, &mut |_| Ok(()))
     }
 
     fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), Failure> {
-        let entry = |f: &Fetch<'_>| Entry { number: f.number, offset: f.offset as u32, len: f.to.len() as u32 };
+        let entry = |f: &Fetch<'_>| Entry {
+            number: f.number,
+            offset: f.offset as u32,
+            len: f.to.len() as u32,
+        };
         let entries: Vec<Entry> = fetches.iter().map(entry).collect();
-        let mut receive = |socket: &OwnedFd| fetches.iter_mut().try_for_each(|f| read(socket, f.to));
+        let mut receive =
+            |socket: &OwnedFd| fetches.iter_mut().try_for_each(|f| read(socket, f.to));
         self.ask(GET, &entries, &[], |_| true, &mut receive)
     }
 
     fn delete(&self, numbers: &[u64]) -> Result<(), Failure> {
-        let entries: Vec<Entry> = numbers.iter().map(|&number| Entry { number, offset: 0, len: 0 }).collect();
+        let entries: Vec<Entry> =
+            numbers.iter().map(|&number| Entry { number, offset: 0, len: 0 }).collect();
         self.ask(DELETE, &entries, &[], is_closed, &mut |_| Ok(()))
     }
 
     fn keep(&self, patience: Duration) -> Result<(), Failure> {
         // A connection of its own: on the other one a silent service is waited for longer.
-        let asked = self.connect(patience).and_then(|line| line.exchange(KEEP, &[], &[], &mut |_| Ok(())));
+        let asked =
+            self.connect(patience).and_then(|line| line.exchange(KEEP, &[], &[], &mut |_| Ok(())));
         self.failure(asked)
     }
 
@@ -184,7 +202,8 @@ impl Line {
             turn.asked.push(id);
             id
         };
-        let wanted: usize = if what == GET { entries.iter().map(|e| e.len as usize).sum() } else { 0 };
+        let wanted: usize =
+            if what == GET { entries.iter().map(|e| e.len as usize).sum() } else { 0 };
         let result = self
             .send(what, id, entries, bytes)
             .and_then(|()| self.await_head(id))
@@ -299,9 +318,14 @@ mod tests {
 
     #[test]
     fn without_a_service_the_message_names_the_socket() {
-        let remote = SocketRemote::new("/nowhere/at.all", "redis://x", Duration::from_secs(1)).unwrap();
-        let failure = remote.get(&mut [Fetch { number: 1, offset: 0, to: &mut [0; 16] }]).unwrap_err();
-        assert!(!failure.is_lost && failure.is_cut && failure.why.contains("/nowhere/at.all"), "{failure}");
+        let remote =
+            SocketRemote::new("/nowhere/at.all", "redis://x", Duration::from_secs(1)).unwrap();
+        let failure =
+            remote.get(&mut [Fetch { number: 1, offset: 0, to: &mut [0; 16] }]).unwrap_err();
+        assert!(
+            !failure.is_lost && failure.is_cut && failure.why.contains("/nowhere/at.all"),
+            "{failure}"
+        );
     }
 
     /// A socket at which a test plays the service.
@@ -318,7 +342,8 @@ mod tests {
         }
 
         fn remote(&self) -> SocketRemote {
-            SocketRemote::new(self.path.to_str().unwrap(), "redis://x", Duration::from_secs(60)).unwrap()
+            SocketRemote::new(self.path.to_str().unwrap(), "redis://x", Duration::from_secs(60))
+                .unwrap()
         }
 
         fn accept(&self) -> UnixStream {
@@ -353,7 +378,9 @@ mod tests {
     }
 
     fn answer(stream: &mut UnixStream, (request, entry): (Request, Entry)) {
-        stream.write_all(&Answer { status: DONE, id: request.id, len: entry.len }.to_bytes()).unwrap();
+        stream
+            .write_all(&Answer { status: DONE, id: request.id, len: entry.len }.to_bytes())
+            .unwrap();
         stream.write_all(&content(entry.number)).unwrap();
     }
 
@@ -372,7 +399,10 @@ mod tests {
                 all.reverse();
                 all.into_iter().for_each(|one| answer(&mut stream, one));
             }
-            assert!(threads.into_iter().all(|thread| thread.join().unwrap()), "each got what it asked for");
+            assert!(
+                threads.into_iter().all(|thread| thread.join().unwrap()),
+                "each got what it asked for"
+            );
         });
     }
 

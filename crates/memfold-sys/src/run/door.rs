@@ -11,8 +11,8 @@ use rustix::fd::OwnedFd;
 use rustix::io::IoSliceMut;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType, bind, recvmsg, sendto, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, bind, recvmsg, sendto, socket_with,
 };
 
 /// Half of a key, bytes.
@@ -62,7 +62,12 @@ pub fn ask(name: &[u8], key: &Key) -> Result<(OwnedFd, u32), Errno> {
     let mut answer = [0; ANSWER_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(&socket, &mut [IoSliceMut::new(&mut answer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let got = recvmsg(
+        &socket,
+        &mut [IoSliceMut::new(&mut answer)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
     let mut sent = None;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(files) = message {

@@ -5,7 +5,9 @@
 use crate::Errno;
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+};
 use core::sync::atomic::{Ordering::Release, Ordering::SeqCst};
 use rustix::thread::futex;
 
@@ -53,7 +55,8 @@ pub struct Letter {
 impl Mailbox {
     /// Leaves a line. `false` if there is no room for it.
     pub fn leave(&self, process: u32, last: bool, text: &[u8]) -> bool {
-        let take = |place: &&Place| place.state.compare_exchange(FREE, TAKEN, AcqRel, Relaxed).is_ok();
+        let take =
+            |place: &&Place| place.state.compare_exchange(FREE, TAKEN, AcqRel, Relaxed).is_ok();
         let Some(place) = self.places.iter().find(take) else { return false };
         let text = &text[..text.len().min(LINE_BYTES_MAX)];
         for (to, &from) in place.text.iter().zip(text) {
@@ -168,8 +171,11 @@ mod tests {
             }
         });
         for thread in 0..4 {
-            let texts: Vec<_> =
-                read.iter().filter(|l| l.process == thread).map(|l| l.text.parse::<u32>().unwrap()).collect();
+            let texts: Vec<_> = read
+                .iter()
+                .filter(|l| l.process == thread)
+                .map(|l| l.text.parse::<u32>().unwrap())
+                .collect();
             assert_eq!(texts, (0..1000).collect::<Vec<u32>>());
         }
     }

@@ -116,7 +116,9 @@ impl<T> Mutex<T> {
     #[cold]
     fn lock_slow(&self) {
         for _ in 0..TURNS {
-            if self.state.load(Relaxed) == 0 && self.state.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
+            if self.state.load(Relaxed) == 0
+                && self.state.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
+            {
                 return;
             }
             core::hint::spin_loop();
@@ -230,7 +232,11 @@ impl Condvar {
         })
     }
 
-    fn wait_by<'a, T>(&self, guard: MutexGuard<'a, T>, sleep: impl FnOnce(&AtomicU32, u32)) -> MutexGuard<'a, T> {
+    fn wait_by<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        sleep: impl FnOnce(&AtomicU32, u32),
+    ) -> MutexGuard<'a, T> {
         let lock = guard.lock;
         self.waiters.fetch_add(1, SeqCst);
         let seen = self.sequence.load(SeqCst);
@@ -301,7 +307,10 @@ impl<T> RwLock<T> {
                     turns -= 1;
                     core::hint::spin_loop();
                 } else if s & READER_WAITS != 0
-                    || self.state.compare_exchange_weak(s, s | READER_WAITS, Relaxed, Relaxed).is_ok()
+                    || self
+                        .state
+                        .compare_exchange_weak(s, s | READER_WAITS, Relaxed, Relaxed)
+                        .is_ok()
                 {
                     wait_while(&self.state, s | READER_WAITS);
                 }
@@ -341,7 +350,11 @@ impl<T> RwLock<T> {
             let s = self.state.load(Relaxed);
             if s & (WRITER | READERS) == 0 {
                 // Others that wait set their marks again when they wake and find the lock held.
-                if self.state.compare_exchange_weak(s, s & READER_WAITS | WRITER, Acquire, Relaxed).is_ok() {
+                if self
+                    .state
+                    .compare_exchange_weak(s, s & READER_WAITS | WRITER, Acquire, Relaxed)
+                    .is_ok()
+                {
                     return Some(WriteGuard { lock: self });
                 }
             } else if turns > 0 {
@@ -358,7 +371,12 @@ impl<T> RwLock<T> {
                     return None;
                 }
                 let time = left.map(timespec);
-                let _ = futex::wait(&self.state, futex::Flags::PRIVATE, s | WRITER_WAITS, time.as_ref());
+                let _ = futex::wait(
+                    &self.state,
+                    futex::Flags::PRIVATE,
+                    s | WRITER_WAITS,
+                    time.as_ref(),
+                );
             }
         }
     }

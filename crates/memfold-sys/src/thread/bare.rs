@@ -97,7 +97,12 @@ pub fn start_first(name: &'static CStr, main: fn(usize), arg: usize) -> Result<(
 ///
 /// # Errors
 /// As [`start_first`].
-pub fn start(name: &'static CStr, cpu: Option<usize>, main: fn(usize), arg: usize) -> Result<(), Errno> {
+pub fn start(
+    name: &'static CStr,
+    cpu: Option<usize>,
+    main: fn(usize),
+    arg: usize,
+) -> Result<(), Errno> {
     start_as(name, cpu, main, arg, false)
 }
 
@@ -159,7 +164,9 @@ pub fn trim_stack() {
         let start = top - STACK_BYTES;
         if (start..top).contains(&end) {
             // SAFETY: below the stack pointer of its thread, which this is, nothing is kept but 128 bytes.
-            let _ = unsafe { rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxDontNeed) };
+            let _ = unsafe {
+                rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxDontNeed)
+            };
         }
     }
 }
@@ -231,7 +238,12 @@ unsafe fn run(record: usize) -> Result<(), Errno> {
 /// # Safety
 /// - `stack_top` and `tls` are those of the record at `record`, which nobody uses.
 #[cfg(target_arch = "x86_64")]
-unsafe fn clone_onto(flags: usize, stack_top: usize, tls: usize, record: usize) -> Result<i64, Errno> {
+unsafe fn clone_onto(
+    flags: usize,
+    stack_top: usize,
+    tls: usize,
+    record: usize,
+) -> Result<i64, Errno> {
     let ret: i64;
     // SAFETY: the new thread touches its own stack only and never returns from `entry`; in the caller the system call
     // clobbers rcx and r11.
@@ -260,7 +272,12 @@ unsafe fn clone_onto(flags: usize, stack_top: usize, tls: usize, record: usize) 
 /// # Safety
 /// - `stack_top` and `tls` are those of the record at `record`, which nobody uses.
 #[cfg(target_arch = "aarch64")]
-unsafe fn clone_onto(flags: usize, stack_top: usize, tls: usize, record: usize) -> Result<i64, Errno> {
+unsafe fn clone_onto(
+    flags: usize,
+    stack_top: usize,
+    tls: usize,
+    record: usize,
+) -> Result<i64, Errno> {
     let ret: i64;
     // SAFETY: the new thread touches its own stack only and never returns from `entry`.
     unsafe {

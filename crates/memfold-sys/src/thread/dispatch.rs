@@ -71,7 +71,14 @@ pub unsafe fn begin(blocked: u64, after: fn(bool)) -> Result<(), Errno> {
     let words = [theirs.handler as u64, theirs.flags as u64, theirs.restorer as u64, theirs.mask];
     THEIRS.iter().zip(words).for_each(|(to, word)| to.store(word, SeqCst));
     // The return from the handler is made with the selector at BLOCK: it alone is exempt by its address.
-    let args = [PR_SET_SYSCALL_USER_DISPATCH, ON, ours.restorer, RESTORE_BYTES, SELECTOR.as_ptr() as usize, 0];
+    let args = [
+        PR_SET_SYSCALL_USER_DISPATCH,
+        ON,
+        ours.restorer,
+        RESTORE_BYTES,
+        SELECTOR.as_ptr() as usize,
+        0,
+    ];
     // SAFETY: the selector is static.
     if let Err(e) = unsafe { system_call(libc::SYS_prctl, args) } {
         end();
@@ -89,7 +96,8 @@ pub fn end() {
     }
     SELECTOR.store(ALLOW, SeqCst);
     // SAFETY: back to how system calls usually go. In a child of fork it is so already.
-    let _ = unsafe { system_call(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, OFF, 0, 0, 0, 0]) };
+    let _ =
+        unsafe { system_call(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, OFF, 0, 0, 0, 0]) };
     let _ = set_action(&theirs(), core::ptr::null_mut());
 }
 
@@ -100,8 +108,13 @@ fn theirs() -> Action {
 
 fn set_action(new: *const Action, old: *mut Action) -> Result<(), Errno> {
     // SAFETY: both are the kernel's structs, or nothing; the handlers are [`on_signal`] and what the program has set itself.
-    unsafe { system_call(libc::SYS_rt_sigaction, [libc::SIGSYS as usize, new as usize, old as usize, 8, 0, 0]) }
-        .map(drop)
+    unsafe {
+        system_call(
+            libc::SYS_rt_sigaction,
+            [libc::SIGSYS as usize, new as usize, old as usize, 8, 0, 0],
+        )
+    }
+    .map(drop)
 }
 
 fn own_thread() -> usize {
@@ -221,7 +234,12 @@ unsafe fn give_to_program(signal: c_int, info: *mut siginfo_t, context: *mut c_v
             let _ = set_action(&action, core::ptr::null_mut());
             let process = rustix::process::getpid().as_raw_nonzero().get() as usize;
             // SAFETY: a signal to the calling thread.
-            let _ = unsafe { system_call(libc::SYS_tgkill, [process, thread_id() as usize, signal as usize, 0, 0, 0]) };
+            let _ = unsafe {
+                system_call(
+                    libc::SYS_tgkill,
+                    [process, thread_id() as usize, signal as usize, 0, 0, 0],
+                )
+            };
         }
         handler => {
             type Handler = unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
@@ -262,7 +280,8 @@ mod tests {
             let mask = set_signals_blocked(u64::MAX);
             if pid == 0 {
                 let right = ENDED.load(SeqCst) == 100 + turn - 1 && mask == USR1;
-                let right = right && rustix::process::getppid() == Some(parent) && THREAD.load(SeqCst) == 0;
+                let right =
+                    right && rustix::process::getppid() == Some(parent) && THREAD.load(SeqCst) == 0;
                 // SAFETY: ends the child.
                 unsafe { libc::_exit(if right { 5 } else { 6 }) };
             }

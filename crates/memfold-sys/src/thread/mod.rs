@@ -26,7 +26,12 @@ impl Thread {
     ///
     /// # Errors
     /// EAGAIN: no more threads.
-    pub fn start(name: &CStr, cpu: Option<usize>, main: fn(usize), arg: usize) -> Result<Thread, Errno> {
+    pub fn start(
+        name: &CStr,
+        cpu: Option<usize>,
+        main: fn(usize),
+        arg: usize,
+    ) -> Result<Thread, Errno> {
         let start = alloc::boxed::Box::into_raw(alloc::boxed::Box::new(Start { main, arg, cpu }));
         let mut id: libc::pthread_t = 0;
         // SAFETY: the signal sets are local; the new thread takes over `start`, which nobody else touches, unless
@@ -97,7 +102,9 @@ impl Affinity {
 
     /// What a thread has; 0 is the caller. `None` if it has ended, or the machine has more CPUs than the set has places (1024).
     pub fn of(thread: u32) -> Option<Affinity> {
-        rustix::thread::sched_getaffinity(rustix::thread::Pid::from_raw(thread as i32)).ok().map(Affinity)
+        rustix::thread::sched_getaffinity(rustix::thread::Pid::from_raw(thread as i32))
+            .ok()
+            .map(Affinity)
     }
 
     /// CPUs.
@@ -107,7 +114,8 @@ impl Affinity {
 
     /// Gives it to a thread; 0 is the caller. `false`: the thread has ended, or the system doesn't allow it.
     pub fn give(&self, thread: u32) -> bool {
-        rustix::thread::sched_setaffinity(rustix::thread::Pid::from_raw(thread as i32), &self.0).is_ok()
+        rustix::thread::sched_setaffinity(rustix::thread::Pid::from_raw(thread as i32), &self.0)
+            .is_ok()
     }
 }
 
@@ -159,7 +167,12 @@ fn open_stat(thread: u32) -> Option<rustix::fd::OwnedFd> {
     let mut path = Line { bytes: [0; 48], len: 0 };
     write!(path, "/proc/self/task/{thread}/stat").ok()?;
     let path = core::ffi::CStr::from_bytes_until_nul(&path.bytes).ok()?;
-    rustix::fs::open(path, rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty()).ok()
+    rustix::fs::open(
+        path,
+        rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )
+    .ok()
 }
 
 /// Whether a thread of this process sleeps such that a signal could wake it: it waits for a lock, or for a fault of its own to
@@ -191,7 +204,8 @@ struct Line {
 impl core::fmt::Write for Line {
     fn write_str(&mut self, s: &str) -> core::fmt::Result {
         let room = self.bytes.len() - 1;
-        let to = self.bytes[..room].get_mut(self.len..self.len + s.len()).ok_or(core::fmt::Error)?;
+        let to =
+            self.bytes[..room].get_mut(self.len..self.len + s.len()).ok_or(core::fmt::Error)?;
         to.copy_from_slice(s.as_bytes());
         self.len += s.len();
         Ok(())
@@ -217,7 +231,10 @@ pub fn current_cpu() -> usize {
 
 /// Sleeps for `ns` nanoseconds, or less if a signal comes.
 pub fn sleep_ns(ns: u64) {
-    let time = rustix::time::Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
+    let time = rustix::time::Timespec {
+        tv_sec: (ns / 1_000_000_000) as i64,
+        tv_nsec: (ns % 1_000_000_000) as i64,
+    };
     let _ = rustix::thread::nanosleep(&time);
 }
 
@@ -267,7 +284,8 @@ pub fn set_sigbus(handler: fn(&SigbusInfo), note: impl FnOnce(Previous)) {
         let mut new: libc::sigaction = core::mem::zeroed();
         let mut old: libc::sigaction = core::mem::zeroed();
         libc::sigaction(libc::SIGBUS, core::ptr::null(), &mut old);
-        new.sa_sigaction = trampoline as extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) as usize;
+        new.sa_sigaction =
+            trampoline as extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) as usize;
         // On the thread's own stack: alternate stacks (Rust's is 8 KiB) are too small for a codec.
         new.sa_flags = libc::SA_SIGINFO;
         libc::sigfillset(&mut new.sa_mask);
@@ -309,8 +327,10 @@ impl Previous {
 /// Sleeps until a descriptor can be read, or `limit_ns` is over. Whether it can be read.
 pub fn wait_readable(fd: &rustix::fd::OwnedFd, limit_ns: Option<u64>) -> bool {
     let mut fds = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)];
-    let limit = limit_ns
-        .map(|ns| rustix::time::Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
+    let limit = limit_ns.map(|ns| rustix::time::Timespec {
+        tv_sec: (ns / 1_000_000_000) as i64,
+        tv_nsec: (ns % 1_000_000_000) as i64,
+    });
     rustix::event::poll(&mut fds, limit.as_ref()).is_ok_and(|ready| ready > 0)
 }
 

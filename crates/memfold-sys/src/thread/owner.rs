@@ -7,7 +7,9 @@ use crate::Errno;
 use crate::raw::system_call;
 use crate::thread::thread_id;
 use core::mem::size_of;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+};
 
 /// The bits of the word that hold the number (`FUTEX_TID_MASK`); the kernel clears them and sets `FUTEX_OWNER_DIED`.
 const THREAD: u32 = 0x3fff_ffff;
@@ -72,7 +74,9 @@ impl Owner {
         will.pending.store(0, Relaxed);
         will.entry.store(head as u64, Relaxed);
         // SAFETY: the list has the kernel's layout and, by the caller's promise, stays as long as the thread lives.
-        let done = unsafe { system_call(libc::SYS_set_robust_list, [head, 3 * size_of::<u64>(), 0, 0, 0, 0]) };
+        let done = unsafe {
+            system_call(libc::SYS_set_robust_list, [head, 3 * size_of::<u64>(), 0, 0, 0, 0])
+        };
         if done.is_err() {
             self.0.store(before, Relaxed);
         }

@@ -69,10 +69,13 @@ impl Bin {
                 }
                 let part = (range.end - at).min(self.zone.len() - filled);
                 // SAFETY: the zone is empty from `filled` on; the caller gives up what is at the source.
-                let (moved, stays) = match unsafe { self.uffd.move_pages(self.zone.start() + filled, at, part, false) }
-                {
+                let (moved, stays) = match unsafe {
+                    self.uffd.move_pages(self.zone.start() + filled, at, part, false)
+                } {
                     Ok(()) => (part, false),
-                    Err(partial) if self.pagemap.is_populated(at + partial.done) => (partial.done, true),
+                    Err(partial) if self.pagemap.is_populated(at + partial.done) => {
+                        (partial.done, true)
+                    }
                     // A move that fails may have moved a page more than it says.
                     Err(partial) => (partial.done + PAGE_SIZE, false),
                 };
@@ -90,7 +93,8 @@ impl Bin {
     fn empty(&self, filled: usize) {
         // Also while an mlockall of the program's has it locked, which is for a moment (Linux 5.18).
         // SAFETY: the zone is this bin's own.
-        let emptied = unsafe { madvise(self.zone.as_ptr().cast(), filled, Advice::LinuxDontneedLocked) };
+        let emptied =
+            unsafe { madvise(self.zone.as_ptr().cast(), filled, Advice::LinuxDontneedLocked) };
         assert!(emptied.is_ok(), "madvise refuses the engine's own memory: {emptied:?}");
     }
 }
@@ -114,13 +118,21 @@ mod tests {
         for zone in [&zone, &bin.zone] {
             // SAFETY: changes no byte.
             unsafe {
-                rustix::mm::mlock_with(zone.as_ptr().cast(), zone.len(), rustix::mm::MlockFlags::ONFAULT).unwrap()
+                rustix::mm::mlock_with(
+                    zone.as_ptr().cast(),
+                    zone.len(),
+                    rustix::mm::MlockFlags::ONFAULT,
+                )
+                .unwrap()
             };
         }
         for _ in 0..2 {
             filled(&zone, zone.len());
             // SAFETY: the test's own memory.
-            assert_eq!(unsafe { bin.discard(from_ref(&(zone.start()..zone.start() + zone.len()))) }, zone.len());
+            assert_eq!(
+                unsafe { bin.discard(from_ref(&(zone.start()..zone.start() + zone.len()))) },
+                zone.len()
+            );
             assert_eq!(first_filled(&zone, zone.len()), None);
         }
     }
@@ -155,9 +167,15 @@ mod tests {
         let zone = Zone::reserve(8 * PAGE_SIZE, PAGE_SIZE).unwrap();
         filled(&zone, 8 * PAGE_SIZE);
         // SAFETY: the test's own memory.
-        unsafe { madvise(zone.as_ptr().add(3 * PAGE_SIZE).cast(), 2 * PAGE_SIZE, Advice::LinuxDontNeed).unwrap() };
+        unsafe {
+            madvise(zone.as_ptr().add(3 * PAGE_SIZE).cast(), 2 * PAGE_SIZE, Advice::LinuxDontNeed)
+                .unwrap()
+        };
         // SAFETY: as above.
-        assert_eq!(unsafe { bin.discard(from_ref(&(zone.start()..zone.start() + zone.len()))) }, 8 * PAGE_SIZE);
+        assert_eq!(
+            unsafe { bin.discard(from_ref(&(zone.start()..zone.start() + zone.len()))) },
+            8 * PAGE_SIZE
+        );
         assert_eq!(first_filled(&zone, 8 * PAGE_SIZE), None);
     }
 
@@ -165,7 +183,8 @@ mod tests {
     fn what_a_fork_shares_is_discarded_now_all_the_same() {
         let _alone = crate::FORKS.lock();
         let uffd = Arc::new(Uffd::open(feature::MOVE, true).expect("userfaultfd"));
-        let space = UffdSpace::with_bin(uffd, Arc::new(Pagemap::open().unwrap()), Arc::new(new_bin()));
+        let space =
+            UffdSpace::with_bin(uffd, Arc::new(Pagemap::open().unwrap()), Arc::new(new_bin()));
         let zone = Zone::reserve(8 * PAGE_SIZE, PAGE_SIZE).unwrap();
         filled(&zone, 8 * PAGE_SIZE);
         // SAFETY: the child makes system calls only.
@@ -177,11 +196,15 @@ mod tests {
             child => child,
         };
         // SAFETY: the test's own memory.
-        let shared = unsafe { new_bin().discard(from_ref(&(zone.start()..zone.start() + zone.len()))) };
+        let shared =
+            unsafe { new_bin().discard(from_ref(&(zone.start()..zone.start() + zone.len()))) };
         // SAFETY: as above.
-        let gone = unsafe { space.discard_now(from_ref(&(zone.start()..zone.start() + zone.len()))) };
+        let gone =
+            unsafe { space.discard_now(from_ref(&(zone.start()..zone.start() + zone.len()))) };
         // SAFETY: the child of above, which nobody else waits for.
-        unsafe { (libc::kill(child, libc::SIGKILL), libc::waitpid(child, core::ptr::null_mut(), 0)) };
+        unsafe {
+            (libc::kill(child, libc::SIGKILL), libc::waitpid(child, core::ptr::null_mut(), 0))
+        };
         assert_eq!((shared, gone), (0, 8 * PAGE_SIZE));
         assert_eq!(first_filled(&zone, 8 * PAGE_SIZE), None);
     }

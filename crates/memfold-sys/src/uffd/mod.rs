@@ -230,7 +230,8 @@ impl Uffd {
 
     fn open_raw(user_only: bool) -> Result<Uffd, OpenError> {
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-        let with_mode = if user_only { flags | UserfaultfdFlags::from_bits_retain(1) } else { flags };
+        let with_mode =
+            if user_only { flags | UserfaultfdFlags::from_bits_retain(1) } else { flags };
         // SAFETY: opening a descriptor touches no memory; what it may do later is each call's own proof.
         match unsafe { rustix::mm::userfaultfd(with_mode) } {
             Ok(fd) => Ok(Uffd { fd, features: 0 }),
@@ -312,7 +313,13 @@ impl Uffd {
     /// # Safety
     /// - `src` must be readable for `len` bytes.
     /// - The pages at `dst` become these bytes for the whole process: the caller must hold the right to say so.
-    pub unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: bool) -> Result<(), Partial> {
+    pub unsafe fn copy(
+        &self,
+        dst: usize,
+        src: *const u8,
+        len: usize,
+        wake: bool,
+    ) -> Result<(), Partial> {
         // UFFDIO_COPY_MODE_DONTWAKE is 1.
         let mode = !wake as u64;
         let mut arg = CopyArg { dst: dst as u64, src: src as u64, len: len as u64, mode, done: 0 };
@@ -346,7 +353,13 @@ impl Uffd {
     ///
     /// # Safety
     /// - The caller must hold the right to change both ranges for the whole process.
-    pub unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial> {
+    pub unsafe fn move_pages(
+        &self,
+        dst: usize,
+        src: usize,
+        len: usize,
+        wake: bool,
+    ) -> Result<(), Partial> {
         // UFFDIO_MOVE_MODE_DONTWAKE is 1.
         let mode = !wake as u64;
         let mut arg = CopyArg { dst: dst as u64, src: src as u64, len: len as u64, mode, done: 0 };
@@ -373,7 +386,9 @@ impl Uffd {
     pub fn read(&self) -> Result<Event, Errno> {
         let mut message = Message::default();
         // SAFETY: `Message` is plain integers without padding, so its bytes may be overwritten with any values.
-        let bytes = unsafe { core::slice::from_raw_parts_mut((&raw mut message).cast::<u8>(), size_of::<Message>()) };
+        let bytes = unsafe {
+            core::slice::from_raw_parts_mut((&raw mut message).cast::<u8>(), size_of::<Message>())
+        };
         let n = rustix::io::read(&self.fd, bytes)?;
         if n != size_of::<Message>() {
             return Err(Errno::AGAIN);
@@ -399,7 +414,12 @@ impl Message {
     fn decode(&self) -> Option<Event> {
         let [a, b, c] = self.arg;
         Some(match self.event {
-            0x12 => Event::Fault { address: b as usize, write: a & 1 != 0, protected: a & 2 != 0, thread: c as u32 },
+            0x12 => Event::Fault {
+                address: b as usize,
+                write: a & 1 != 0,
+                protected: a & 2 != 0,
+                thread: c as u32,
+            },
             0x13 => Event::Fork { fd: a as u32 as i32 },
             0x14 => Event::Remap { from: a as usize, to: b as usize, len: c as usize },
             0x15 => Event::Remove { start: a as usize, end: b as usize },
@@ -429,8 +449,10 @@ mod tests {
     #[test]
     fn a_move_that_meets_a_hole_reports_what_it_did() {
         let uffd = Uffd::open(feature::MOVE, true).expect("userfaultfd with MOVE");
-        let (a, b) =
-            (Zone::reserve(16 * PAGE_SIZE, PAGE_SIZE).unwrap(), Zone::reserve(16 * PAGE_SIZE, PAGE_SIZE).unwrap());
+        let (a, b) = (
+            Zone::reserve(16 * PAGE_SIZE, PAGE_SIZE).unwrap(),
+            Zone::reserve(16 * PAGE_SIZE, PAGE_SIZE).unwrap(),
+        );
         for page in [0usize, 1, 3] {
             // SAFETY: inside the zone, before it is registered.
             unsafe { *a.as_ptr().add(page * PAGE_SIZE) = 40 + page as u8 };
@@ -440,11 +462,13 @@ mod tests {
             uffd.register(b.start(), b.len(), false).unwrap();
             let err = uffd.move_pages(b.start(), a.start(), 4 * PAGE_SIZE, true).unwrap_err();
             assert_eq!(err.done, 2 * PAGE_SIZE);
-            let rest =
-                uffd.move_pages(b.start() + 2 * PAGE_SIZE, a.start() + 2 * PAGE_SIZE, PAGE_SIZE, true).unwrap_err();
+            let rest = uffd
+                .move_pages(b.start() + 2 * PAGE_SIZE, a.start() + 2 * PAGE_SIZE, PAGE_SIZE, true)
+                .unwrap_err();
             assert_eq!(rest, Partial { done: 0, errno: Errno::NOENT });
             assert_eq!((*b.as_ptr(), *b.as_ptr().add(PAGE_SIZE)), (40, 41));
-            let twice = uffd.copy(b.start(), a.as_ptr().add(3 * PAGE_SIZE), PAGE_SIZE, true).unwrap_err();
+            let twice =
+                uffd.copy(b.start(), a.as_ptr().add(3 * PAGE_SIZE), PAGE_SIZE, true).unwrap_err();
             assert_eq!(twice, Partial { done: 0, errno: Errno::EXIST });
         }
     }

@@ -21,7 +21,13 @@ pub trait Space: Send + Sync {
     ///
     /// # Safety
     /// - The caller holds the right to change both ranges for the whole process.
-    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial>;
+    unsafe fn move_pages(
+        &self,
+        dst: usize,
+        src: usize,
+        len: usize,
+        wake: bool,
+    ) -> Result<(), Partial>;
 
     /// Makes fresh pages at the empty range `dst` with the bytes at `src`, and if `wake` is set wakes whoever waits there.
     ///
@@ -30,7 +36,13 @@ pub trait Space: Send + Sync {
     ///
     /// # Safety
     /// - `src` is readable for `len` bytes, and the caller holds the right to define the bytes at `dst`.
-    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: bool) -> Result<(), Partial>;
+    unsafe fn copy(
+        &self,
+        dst: usize,
+        src: *const u8,
+        len: usize,
+        wake: bool,
+    ) -> Result<(), Partial>;
 
     /// Write-protects a range (`on`), or ends the protection and wakes the writers.
     ///
@@ -84,7 +96,8 @@ pub trait Space: Send + Sync {
 /// - As there.
 unsafe fn discard_each<S: Space + ?Sized>(space: &S, ranges: &[Range<usize>]) -> usize {
     // SAFETY: by the caller's promise.
-    let is_gone = |range: &&Range<usize>| unsafe { space.discard(range.start, range.len()) }.is_ok();
+    let is_gone =
+        |range: &&Range<usize>| unsafe { space.discard(range.start, range.len()) }.is_ok();
     ranges.iter().take_while(is_gone).map(Range::len).sum()
 }
 
@@ -116,19 +129,36 @@ impl UffdSpace {
         // A page that isn't registered comes by itself when it is touched.
         let made = self.uffd.unregister(page, PAGE_SIZE).map(|()| write_if_there(page));
         // SAFETY: it was registered before, so whoever serves it is there. It holds a page, and none is missing.
-        let done = made.and_then(|made| unsafe { self.uffd.register(page, PAGE_SIZE, false) }.map(|()| made));
-        assert_eq!(done, Ok(true), "memfold: no page could be had in place of one that the kernel has dropped");
+        let done = made
+            .and_then(|made| unsafe { self.uffd.register(page, PAGE_SIZE, false) }.map(|()| made));
+        assert_eq!(
+            done,
+            Ok(true),
+            "memfold: no page could be had in place of one that the kernel has dropped"
+        );
     }
 }
 
 impl Space for UffdSpace {
-    unsafe fn move_pages(&self, dst: usize, src: usize, len: usize, wake: bool) -> Result<(), Partial> {
+    unsafe fn move_pages(
+        &self,
+        dst: usize,
+        src: usize,
+        len: usize,
+        wake: bool,
+    ) -> Result<(), Partial> {
         debug_assert!(self.pagemap.is_some());
         // SAFETY: the caller's promise is the callee's condition.
         unsafe { self.uffd.move_pages(dst, src, len, wake) }
     }
 
-    unsafe fn copy(&self, dst: usize, src: *const u8, len: usize, wake: bool) -> Result<(), Partial> {
+    unsafe fn copy(
+        &self,
+        dst: usize,
+        src: *const u8,
+        len: usize,
+        wake: bool,
+    ) -> Result<(), Partial> {
         // SAFETY: the caller's promise is the callee's condition.
         unsafe { self.uffd.copy(dst, src, len, wake) }
     }
@@ -140,7 +170,10 @@ impl Space for UffdSpace {
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {
         let range = start..start + len;
         // SAFETY: the caller gives up the bytes.
-        let gone = self.bin.as_ref().map_or(0, |bin| unsafe { bin.discard(core::slice::from_ref(&range)) });
+        let gone = self
+            .bin
+            .as_ref()
+            .map_or(0, |bin| unsafe { bin.discard(core::slice::from_ref(&range)) });
         if gone == len {
             return Ok(());
         }

@@ -41,7 +41,10 @@ impl Pager {
     /// Folds the pages wholly inside a range of addresses now. Returns pages that left memory.
     pub fn page_out_at(&self, addrs: Range<usize>) -> u64 {
         let areas = self.areas.read();
-        parts(&areas, pages(&addrs, false)).into_iter().map(|(_, keys)| self.page_out(&areas, keys)).sum()
+        parts(&areas, pages(&addrs, false))
+            .into_iter()
+            .map(|(_, keys)| self.page_out(&areas, keys))
+            .sum()
     }
 
     /// Makes the pages wholly inside a range of addresses the first to be folded when memory is needed.
@@ -54,7 +57,9 @@ impl Pager {
     pub fn need_at(&self, mut addrs: Range<usize>) {
         let need = |addrs: &Range<usize>| {
             let areas = self.areas.read();
-            parts(&areas, pages(addrs, true)).into_iter().try_for_each(|(area, keys)| self.need(&areas, &area, keys))
+            parts(&areas, pages(addrs, true))
+                .into_iter()
+                .try_for_each(|(area, keys)| self.need(&areas, &area, keys))
         };
         while let Err(at) = need(&addrs) {
             addrs.start = at;
@@ -68,19 +73,25 @@ impl Pager {
     /// - The bytes there are needed no longer, and nobody is using them.
     pub unsafe fn discard_at(&self, addrs: Range<usize>) {
         let areas = self.areas.write();
-        parts(&areas, pages(&addrs, false)).into_iter().for_each(|(area, keys)| self.discard_keys(&area, keys, true));
+        parts(&areas, pages(&addrs, false))
+            .into_iter()
+            .for_each(|(area, keys)| self.discard_keys(&area, keys, true));
     }
 
     /// Keeps the pages that a range of addresses touches mapped from their next touch until [`Pager::unpin_at`] with the
     /// same range. Pins nest.
     pub fn pin_at(&self, addrs: Range<usize>) {
         let mut areas = self.areas.write();
-        parts(&areas, pages(&addrs, true)).into_iter().for_each(|(_, keys)| areas.pin(keys.start, keys.end));
+        parts(&areas, pages(&addrs, true))
+            .into_iter()
+            .for_each(|(_, keys)| areas.pin(keys.start, keys.end));
     }
 
     /// Ends one pin.
     pub fn unpin_at(&self, addrs: Range<usize>) {
         let mut areas = self.areas.write();
-        parts(&areas, pages(&addrs, true)).into_iter().for_each(|(_, keys)| areas.unpin(keys.start, keys.end));
+        parts(&areas, pages(&addrs, true))
+            .into_iter()
+            .for_each(|(_, keys)| areas.unpin(keys.start, keys.end));
     }
 }

@@ -21,17 +21,24 @@ impl Pager {
         let mut areas = self.areas.write();
         match event {
             Event::Remove { start, end } => {
-                let touched: Vec<_> = areas.iter().filter(|a| a.start << PAGE_SHIFT < end as u64).copied().collect();
+                let touched: Vec<_> =
+                    areas.iter().filter(|a| a.start << PAGE_SHIFT < end as u64).copied().collect();
                 for area in touched {
                     let (from, to) = ((start >> PAGE_SHIFT) as u64, end.div_ceil(PAGE_SIZE) as u64);
                     let (from, to) = (from.max(area.start), to.min(area.end));
                     if from < to {
-                        self.discard_keys(&area, from - area.start + area.key..to - area.start + area.key, false);
+                        self.discard_keys(
+                            &area,
+                            from - area.start + area.key..to - area.start + area.key,
+                            false,
+                        );
                     }
                 }
             }
             Event::Unmap { start, end } => self.unmap(&mut areas, start, end),
-            Event::Remap { from, to, len } => self.remap(&mut areas, page_of(from), page_of(to), page_of(len)),
+            Event::Remap { from, to, len } => {
+                self.remap(&mut areas, page_of(from), page_of(to), page_of(len))
+            }
             Event::Fork { .. } | Event::Fault { .. } => {}
         }
     }
@@ -68,7 +75,12 @@ impl Pager {
     pub fn end_parked(&self) {
         let mut areas = self.areas.write();
         for (start, end) in areas.take_parked() {
-            self.forget(&mut areas, (start << PAGE_SHIFT) as usize, (end << PAGE_SHIFT) as usize, false);
+            self.forget(
+                &mut areas,
+                (start << PAGE_SHIFT) as usize,
+                (end << PAGE_SHIFT) as usize,
+                false,
+            );
         }
     }
 

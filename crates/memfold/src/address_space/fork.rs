@@ -88,7 +88,11 @@ impl Pager {
     }
 
     /// At rest: see [`crate::quiesce::journal::Journal::managed`]. `wait` waits for a moment.
-    pub(crate) fn managed_at_rest(&self, is_quiet: impl Fn() -> bool, wait: fn()) -> (Areas, usize) {
+    pub(crate) fn managed_at_rest(
+        &self,
+        is_quiet: impl Fn() -> bool,
+        wait: fn(),
+    ) -> (Areas, usize) {
         loop {
             let areas = self.areas.read().clone();
             if let Some(managed) = self.journal.managed(areas, &is_quiet) {
@@ -146,7 +150,9 @@ impl Pager {
                 }
                 Later::Nothing if now_ns() - begin < CATCH_UP_NS => sleep_ns(CATCH_UP_PACE_NS),
                 Later::Nothing => return Err("mappings were being changed"),
-                Later::End => return Err("mappings were being changed, without the parent waiting,"),
+                Later::End => {
+                    return Err("mappings were being changed, without the parent waiting,");
+                }
             }
         }
         // Pages that were copied home before the copy was made, and counted after it.
@@ -189,16 +195,22 @@ impl Pager {
             if first >= last || first >= PARKED_FROM {
                 continue;
             }
-            pagemap.for_each_populated((first << PAGE_SHIFT) as usize, (last << PAGE_SHIFT) as usize, |s, e| {
-                let first = area.key_of(s);
-                self.each_folio(first..first + page_of(e - s), |guard, id| {
-                    let folio = self.folios.get(guard, id);
-                    if folio.state.get() != State::Resident {
-                        let (from, to) = (folio.key().max(first), folio.end());
-                        strays.extend((from..to.min(first + page_of(e - s))).map(|key| area.addr_of(key)));
-                    }
-                });
-            })?;
+            pagemap.for_each_populated(
+                (first << PAGE_SHIFT) as usize,
+                (last << PAGE_SHIFT) as usize,
+                |s, e| {
+                    let first = area.key_of(s);
+                    self.each_folio(first..first + page_of(e - s), |guard, id| {
+                        let folio = self.folios.get(guard, id);
+                        if folio.state.get() != State::Resident {
+                            let (from, to) = (folio.key().max(first), folio.end());
+                            strays.extend(
+                                (from..to.min(first + page_of(e - s))).map(|key| area.addr_of(key)),
+                            );
+                        }
+                    });
+                },
+            )?;
         }
         Ok(strays)
     }
@@ -208,7 +220,12 @@ impl Pager {
     ///
     /// # Errors
     /// What the page-map scan says.
-    pub(crate) fn note_strays(&self, pagemap: &Pagemap, is_quiet: impl Fn() -> bool, wait: fn()) -> Result<(), Errno> {
+    pub(crate) fn note_strays(
+        &self,
+        pagemap: &Pagemap,
+        is_quiet: impl Fn() -> bool,
+        wait: fn(),
+    ) -> Result<(), Errno> {
         let mut within = alloc::vec![(0, PARKED_FROM)];
         while !within.is_empty() {
             let (areas, count) = self.managed_at_rest(&is_quiet, wait);
@@ -245,7 +262,8 @@ impl Pager {
     pub(crate) unsafe fn page_at_rest(&self, addr: Option<usize>) -> *const u8 {
         // SAFETY: at rest no area changes.
         let areas = unsafe { self.areas.peek() };
-        let Some((addr, area)) = addr.and_then(|addr| areas.find(addr).map(|area| (addr, area))) else {
+        let Some((addr, area)) = addr.and_then(|addr| areas.find(addr).map(|area| (addr, area)))
+        else {
             return self.zeros();
         };
         let key = area.key_of(addr);
@@ -259,15 +277,21 @@ impl Pager {
             State::Cached => (self.frames.addr(folio.frame.get()) + page * PAGE_SIZE) as *const u8,
             State::Stored => {
                 let block = self.folios.block_order(folio.order());
-                let (handle, page) =
-                    (self.folios.slots(folio)[page / block.pages()].get().handle, page % block.pages());
+                let (handle, page) = (
+                    self.folios.slots(folio)[page / block.pages()].get().handle,
+                    page % block.pages(),
+                );
                 // SAFETY: nobody borrows a context at rest, and the caller is alone.
                 let (context, to) = (unsafe { self.contexts.at_rest() }, self.scratch.as_ptr());
                 // Single pages are what is asked for at rest: the recent blocks save decompressing one for each (M7).
                 // SAFETY: the scratch holds a page, and nobody else uses it at rest; nothing is freed there.
-                match unsafe { self.store.load_pages(&mut context.worker, handle, block, page, 1, to) } {
+                match unsafe {
+                    self.store.load_pages(&mut context.worker, handle, block, page, 1, to)
+                } {
                     Ok(recent) => stats::add(&self.stats.recent_hits, recent as u64),
-                    Err(e) => panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}"),
+                    Err(e) => panic!(
+                        "memfold: stored data is damaged, stopping before a wrong byte is read: {e}"
+                    ),
                 }
                 stats::add(&self.stats.partial_loads, 1);
                 to

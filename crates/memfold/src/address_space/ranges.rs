@@ -17,7 +17,11 @@ use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
 impl Pager {
     /// Calls `each` for every folio that covers a page with a key in the range, under its shard's lock.
-    pub(crate) fn each_folio(&self, keys: Range<u64>, mut each: impl FnMut(&mut ShardGuard<'_>, FolioId)) {
+    pub(crate) fn each_folio(
+        &self,
+        keys: Range<u64>,
+        mut each: impl FnMut(&mut ShardGuard<'_>, FolioId),
+    ) {
         let mut key = keys.start;
         while key < keys.end {
             let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(keys.end);
@@ -107,7 +111,10 @@ impl Pager {
         if zap {
             // All of it: a load by the small-page path that was given up may have mapped pages of a folio that is stored.
             // SAFETY: the owner gives up the bytes.
-            let done = unsafe { self.space.discard(area.addr_of(keys.start), bytes((keys.end - keys.start) as usize)) };
+            let done = unsafe {
+                self.space
+                    .discard(area.addr_of(keys.start), bytes((keys.end - keys.start) as usize))
+            };
             done.expect("memfold: dropping managed pages failed");
         }
         let mut dropped = 0;
@@ -121,7 +128,9 @@ impl Pager {
                 }
                 State::Cached => self.frames.give(folio.frame.get(), order, Kind::Full),
                 State::Stored => {}
-                State::Loading | State::Saving => unreachable!("somebody works while areas are written"),
+                State::Loading | State::Saving => {
+                    unreachable!("somebody works while areas are written")
+                }
             }
             dropped += order.pages() as u64;
             self.remove_folio(guard, id);
@@ -183,10 +192,19 @@ impl Pager {
             // SAFETY: as above, so nobody writes there; page `page` of the block lies in the scratch.
             let saved = unsafe {
                 let from = self.scratch.as_ptr().add(page * PAGE_SIZE);
-                context.fingerprints[page] = self.fingerprints.of(core::slice::from_raw_parts(from, PAGE_SIZE));
+                context.fingerprints[page] =
+                    self.fingerprints.of(core::slice::from_raw_parts(from, PAGE_SIZE));
                 let out = &mut context.handles[page..page + 1];
                 out[0] = Handle::NONE;
-                self.store.save(&mut context.worker, from, Order::PAGE, key + page as u64, &one, || false, out)
+                self.store.save(
+                    &mut context.worker,
+                    from,
+                    Order::PAGE,
+                    key + page as u64,
+                    &one,
+                    || false,
+                    out,
+                )
             };
             if saved.is_err() {
                 self.store.free_many(&context.handles[..page]);
@@ -198,7 +216,8 @@ impl Pager {
             let at = key + page as u64;
             let id = self.folios.create(guard, at, Order::PAGE, State::Stored);
             let folio = self.folios.get(guard, id);
-            let slot = Slot { handle: context.handles[page], fingerprint: context.fingerprints[page] };
+            let slot =
+                Slot { handle: context.handles[page], fingerprint: context.fingerprints[page] };
             self.folios.slots(folio)[0].set(slot);
             folio.has_copy.set(true);
             self.index.insert(guard, at, Order::PAGE, id);
@@ -217,7 +236,10 @@ impl Pager {
         let frame = self.frames.take(order, Kind::Full).or_else(|| self.gather(order).ok()?);
         let frame = frame.unwrap_or_else(|| {
             loop {
-                let frame = self.frames.take(order, Kind::Empty).expect("memfold: no address space for a frame");
+                let frame = self
+                    .frames
+                    .take(order, Kind::Empty)
+                    .expect("memfold: no address space for a frame");
                 // A frame that could not be made full has been given back.
                 match self.frames.populate(&*self.space, frame, order) {
                     Ok(()) => break frame,
@@ -270,7 +292,8 @@ impl Pager {
     pub(crate) fn forget(&self, areas: &mut Areas, start: usize, end: usize, zap: bool) {
         let first = (start / PAGE_SIZE) as u64;
         let last = (end / PAGE_SIZE) as u64;
-        let whole: alloc::vec::Vec<Area> = areas.iter().filter(|a| a.start < last && first < a.end).copied().collect();
+        let whole: alloc::vec::Vec<Area> =
+            areas.iter().filter(|a| a.start < last && first < a.end).copied().collect();
         for area in whole {
             let from = first.max(area.start) - area.start + area.key;
             let to = last.min(area.end) - area.start + area.key;
@@ -283,7 +306,9 @@ impl Pager {
 /// The largest order, at most `most`, of an aligned run that starts at `key` and ends by `end`.
 pub(crate) fn largest_aligned(key: u64, end: u64, most: Order) -> Order {
     let mut order = most;
-    while order > Order::PAGE && (!key.is_multiple_of(order.pages() as u64) || key + order.pages() as u64 > end) {
+    while order > Order::PAGE
+        && (!key.is_multiple_of(order.pages() as u64) || key + order.pages() as u64 > end)
+    {
         order = order.smaller().expect("above order 0");
     }
     order

@@ -26,7 +26,8 @@ impl Pager {
     /// The first managed part of a range of addresses, at most a chunk of keys.
     fn first_part(&self, addrs: &Range<usize>) -> Option<Range<usize>> {
         let areas = self.areas.read();
-        let (first, last) = ((addrs.start >> PAGE_SHIFT) as u64, addrs.end.div_ceil(PAGE_SIZE) as u64);
+        let (first, last) =
+            ((addrs.start >> PAGE_SHIFT) as u64, addrs.end.div_ceil(PAGE_SIZE) as u64);
         let area = areas.iter().find(|a| a.start < last && first < a.end)?;
         let start = first.max(area.start);
         let key = start - area.start + area.key;
@@ -39,7 +40,9 @@ impl Pager {
     fn leave_at_home(&self, part: Range<usize>, unregister: &mut impl FnMut(usize, usize)) -> bool {
         let mut areas = self.areas.write();
         let (first, last) = ((part.start >> PAGE_SHIFT) as u64, (part.end >> PAGE_SHIFT) as u64);
-        let Some(area) = areas.find(part.start).copied().filter(|a| last <= a.end) else { return false };
+        let Some(area) = areas.find(part.start).copied().filter(|a| last <= a.end) else {
+            return false;
+        };
         let keys = first - area.start + area.key..last - area.start + area.key;
         self.unfold_across(keys.start);
         self.unfold_across(keys.end);

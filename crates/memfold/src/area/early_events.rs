@@ -62,7 +62,8 @@ impl Parked {
         let at = PARKED_FROM + self.used;
         self.used += end - start + 1;
         self.ghosts.push(Ghost { start, end, at: Some(at) });
-        self.sources = self.sources.iter().flat_map(|s| without(s.0, s.1, &[(start, end)])).collect();
+        self.sources =
+            self.sources.iter().flat_map(|s| without(s.0, s.1, &[(start, end)])).collect();
         at
     }
 
@@ -105,7 +106,8 @@ impl Parked {
         }
         self.ghosts = rest;
         if about == About::Unmap {
-            self.sources = self.sources.iter().flat_map(|s| without(s.0, s.1, &[(start, end)])).collect();
+            self.sources =
+                self.sources.iter().flat_map(|s| without(s.0, s.1, &[(start, end)])).collect();
         }
         taken
     }
@@ -135,11 +137,20 @@ mod tests {
     fn an_event_takes_the_older_of_two_ghosts_and_leaves_the_rest() {
         let mut parked = Parked::default();
         let (first, second) = (parked.park(10, 20), parked.park(10, 20));
-        assert_eq!(parked.take(12, 14, About::Remap), [Ghost { start: 12, end: 14, at: Some(first + 2) }]);
+        assert_eq!(
+            parked.take(12, 14, About::Remap),
+            [Ghost { start: 12, end: 14, at: Some(first + 2) }]
+        );
         assert_eq!(parked.take(12, 14, About::Unmap), [Ghost { start: 12, end: 14, at: None }]);
-        assert_eq!(parked.take(12, 14, About::Unmap), [Ghost { start: 12, end: 14, at: Some(second + 2) }]);
+        assert_eq!(
+            parked.take(12, 14, About::Unmap),
+            [Ghost { start: 12, end: 14, at: Some(second + 2) }]
+        );
         assert_eq!(parked.take(12, 14, About::Unmap), []);
-        assert_eq!(parked.take(0, 11, About::Unmap), [Ghost { start: 10, end: 11, at: Some(first) }]);
+        assert_eq!(
+            parked.take(0, 11, About::Unmap),
+            [Ghost { start: 10, end: 11, at: Some(first) }]
+        );
         assert_eq!(parked.clear().iter().map(|g| g.end - g.start).sum::<u64>(), 1 + 6 + 2 + 6);
         assert!(parked.is_empty());
     }

@@ -41,7 +41,11 @@ pub struct Changes {
 impl Changes {
     /// Nothing changes.
     pub fn new() -> Changes {
-        Changes { reading: Mutex::new(()), moving: RwLock::new(()), applying: AtomicBool::new(false) }
+        Changes {
+            reading: Mutex::new(()),
+            moving: RwLock::new(()),
+            applying: AtomicBool::new(false),
+        }
     }
 
     /// Permission to move pages at the program's addresses, as long as the guard lives. `None` while an event that was
@@ -57,7 +61,12 @@ impl Changes {
     }
 
     /// Reads by `read`; if what it gives is a change, moves are refused before anybody can see its effects.
-    pub fn read<T>(&self, _: &MutexGuard<'_, ()>, read: impl FnOnce() -> T, is_change: impl FnOnce(&T) -> bool) -> T {
+    pub fn read<T>(
+        &self,
+        _: &MutexGuard<'_, ()>,
+        read: impl FnOnce() -> T,
+        is_change: impl FnOnce(&T) -> bool,
+    ) -> T {
         let _moving = self.moving.write();
         let got = read();
         if is_change(&got) {

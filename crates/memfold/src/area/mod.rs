@@ -132,7 +132,8 @@ impl Areas {
     fn spare(&self, start: u64, pages: u64) -> u64 {
         let align = MAX_PAGES as u64;
         let fit = |key: u64| key.next_multiple_of(align) + start % align;
-        let mut from = fit(self.last_key_before(SPARE_KEYS).map_or(0, Area::key_end).max(SPARE_KEYS));
+        let mut from =
+            fit(self.last_key_before(SPARE_KEYS).map_or(0, Area::key_end).max(SPARE_KEYS));
         for area in self.by_key.range(SPARE_KEYS..).map(|(_, start)| &self.by_addr[start]) {
             if from + pages <= area.key {
                 break;
@@ -147,11 +148,15 @@ impl Areas {
     fn put(&mut self, mut area: Area) {
         assert!(!self.touch(area.start, area.end), "areas overlap");
         let joins = |a: &Area, b: &Area| a.end == b.start && a.key_end() == b.key;
-        if let Some(before) = self.last_before(area.start).copied().filter(|before| joins(before, &area)) {
+        if let Some(before) =
+            self.last_before(area.start).copied().filter(|before| joins(before, &area))
+        {
             self.take(before.start);
             area = Area { end: area.end, ..before };
         }
-        if let Some(after) = self.by_addr.get(&area.end).copied().filter(|after| joins(&area, after)) {
+        if let Some(after) =
+            self.by_addr.get(&area.end).copied().filter(|after| joins(&area, after))
+        {
             self.take(after.start);
             area.end = after.end;
         }
@@ -254,7 +259,10 @@ impl Areas {
         let mut waiting = Vec::new();
         for (start, end, at) in self.parked.contents() {
             let held = self.iter().map(|a| (a.start.max(at), a.end.min(at + (end - start))));
-            waiting.extend(held.filter(|part| part.0 < part.1).map(|part| (part.0 - at + start, part.1 - at + start)));
+            waiting.extend(
+                held.filter(|part| part.0 < part.1)
+                    .map(|part| (part.0 - at + start, part.1 - at + start)),
+            );
         }
         waiting
     }
@@ -269,7 +277,10 @@ impl Areas {
     /// Where what waits for an event is parked (page numbers). Nothing waits any more: the caller ends these parts.
     pub fn take_parked(&mut self) -> Vec<(u64, u64)> {
         let ghosts = self.parked.clear();
-        ghosts.iter().filter_map(|ghost| ghost.at.map(|at| (at, at + (ghost.end - ghost.start)))).collect()
+        ghosts
+            .iter()
+            .filter_map(|ghost| ghost.at.map(|at| (at, at + (ghost.end - ghost.start))))
+            .collect()
     }
 
     /// Pins keys `[start, end)`: they are not evicted. Pins nest.
@@ -329,8 +340,13 @@ mod tests {
         // What moved away keeps its keys, so whatever comes in its place needs spare ones.
         for round in 0..100_000 {
             areas.add(0, GIB);
-            let key = areas.find_key(SPARE_KEYS).expect("the first spare keys are free each time").key;
-            assert_eq!((areas.find(0).unwrap().key, areas.iter().count()), (key, 2), "round {round}");
+            let key =
+                areas.find_key(SPARE_KEYS).expect("the first spare keys are free each time").key;
+            assert_eq!(
+                (areas.find(0).unwrap().key, areas.iter().count()),
+                (key, 2),
+                "round {round}"
+            );
             areas.remove(0, GIB);
         }
     }
@@ -355,7 +371,10 @@ mod tests {
         assert!(by_key.clone().all(|a| a.key >= core::mem::replace(&mut ends, a.key_end())));
         let spare = by_key.filter(|a| a.key >= SPARE_KEYS);
         assert!(spare.clone().all(|a| a.key % MAX_PAGES as u64 == a.start % MAX_PAGES as u64));
-        assert_eq!(spare.map(|a| a.end - a.start).sum::<u64>(), 697 + 1 + 4999 + 700 + 1 + 1 + 2099);
+        assert_eq!(
+            spare.map(|a| a.end - a.start).sum::<u64>(),
+            697 + 1 + 4999 + 700 + 1 + 1 + 2099
+        );
     }
 
     /// Random changes against a map from page to key.
@@ -366,34 +385,48 @@ mod tests {
         for _ in 0..1000 {
             let mut below = |n| random.below(n) as u64;
             let (start, pages, to) = (below(4000), below(300), below(4000));
-            let is_free = |at: u64, naive: &BTreeMap<u64, u64>| naive.range(at..at + pages).next().is_none();
+            let is_free =
+                |at: u64, naive: &BTreeMap<u64, u64>| naive.range(at..at + pages).next().is_none();
             match below(3) {
                 0 if pages > 0 && is_free(start, &naive) => {
                     areas.add(start, start + pages);
-                    let key =
-                        areas.find((start << PAGE_SHIFT) as usize).unwrap().key_of((start << PAGE_SHIFT) as usize);
-                    assert!(naive.values().all(|k| !(key..key + pages).contains(k)), "a key is given once");
+                    let key = areas
+                        .find((start << PAGE_SHIFT) as usize)
+                        .unwrap()
+                        .key_of((start << PAGE_SHIFT) as usize);
+                    assert!(
+                        naive.values().all(|k| !(key..key + pages).contains(k)),
+                        "a key is given once"
+                    );
                     naive.extend((0..pages).map(|n| (start + n, key + n)));
                 }
                 1 if is_free(to, &naive) && (to + pages <= start || start + pages <= to) => {
                     areas.relocate(start, to, pages);
-                    let moved: Vec<_> = naive.extract_if(start..start + pages, |_, _| true).collect();
+                    let moved: Vec<_> =
+                        naive.extract_if(start..start + pages, |_, _| true).collect();
                     naive.extend(moved.into_iter().map(|(page, key)| (page - start + to, key)));
                 }
                 2 => {
                     let gone = areas.remove(start, start + pages);
                     assert!(gone.is_sorted_by_key(|a| a.start));
                     for area in gone {
-                        let keys = (area.start..area.end).map(|page| (page, area.key + page - area.start));
+                        let keys =
+                            (area.start..area.end).map(|page| (page, area.key + page - area.start));
                         keys.for_each(|(page, key)| assert_eq!(naive.remove(&page), Some(key)));
                     }
                 }
                 _ => {}
             }
-            let keys = areas.iter().flat_map(|a| (a.start..a.end).map(|page| (page, a.key + page - a.start)));
+            let keys = areas
+                .iter()
+                .flat_map(|a| (a.start..a.end).map(|page| (page, a.key + page - a.start)));
             assert!(keys.eq(naive.iter().map(|(page, key)| (*page, *key))));
             let addr_of = |key: u64| areas.find_key(key).map(|a| a.addr_of(key));
-            assert!(naive.iter().all(|(page, key)| addr_of(*key) == Some((page << PAGE_SHIFT) as usize)));
+            assert!(
+                naive
+                    .iter()
+                    .all(|(page, key)| addr_of(*key) == Some((page << PAGE_SHIFT) as usize))
+            );
         }
     }
 

@@ -1,6 +1,8 @@
 //! Kinds of settings: how a value is read from text, and shown.
 use crate::config::choices::{Canned, Delivery, OnFull};
-use crate::config::parse::{choice, number as read_number, on_off, parse_order, parse_shard, parse_size, path};
+use crate::config::parse::{
+    choice, number as read_number, on_off, parse_order, parse_shard, parse_size, path,
+};
 use alloc::string::{String, ToString};
 use memfold_sys::units::Order;
 
@@ -33,7 +35,8 @@ pub(super) const SIZE_OR_NONE: Kind<Option<u64>> = Kind {
 };
 
 /// The size of a folio or block.
-pub(super) const ORDER: Kind<Order> = Kind { parse: |text, _| parse_order(text), show: |order| shown(&order.bytes()) };
+pub(super) const ORDER: Kind<Order> =
+    Kind { parse: |text, _| parse_order(text), show: |order| shown(&order.bytes()) };
 
 /// The span of one lock of the index, bytes.
 pub(super) const SHARD: Kind<u64> = Kind { parse: |text, _| parse_shard(text), show: shown };
@@ -83,15 +86,19 @@ pub(super) const TEXT_OR_OFF: Kind<Option<String>> = Kind {
 };
 
 /// A path, if there is one.
-pub(super) const PATH: Kind<Option<String>> = Kind { parse: |text, _| path(text).map(Some), show: Clone::clone };
+pub(super) const PATH: Kind<Option<String>> =
+    Kind { parse: |text, _| path(text).map(Some), show: Clone::clone };
 
-const DELIVERIES: &[(&str, Delivery)] = &[("thread", Delivery::Thread), ("signal", Delivery::Signal)];
+const DELIVERIES: &[(&str, Delivery)] =
+    &[("thread", Delivery::Thread), ("signal", Delivery::Signal)];
 const ON_FULLS: &[(&str, OnFull)] = &[("grow", OnFull::Grow), ("stop", OnFull::Stop)];
 const DONT_DUMPS: &[(&str, bool)] = &[("leave", false), ("fold", true)];
 
 /// How faults arrive.
-pub(super) const DELIVERY: Kind<Delivery> =
-    Kind { parse: |text, _| choice(text, DELIVERIES), show: |delivery| word(*delivery, DELIVERIES) };
+pub(super) const DELIVERY: Kind<Delivery> = Kind {
+    parse: |text, _| choice(text, DELIVERIES),
+    show: |delivery| word(*delivery, DELIVERIES),
+};
 
 /// What happens at the limit.
 pub(super) const ON_FULL: Kind<OnFull> =
@@ -107,7 +114,9 @@ pub(super) const CANNED: Kind<Canned> = Kind {
         "off" => Ok(Canned::Off),
         "on" => Ok(Canned::On),
         // Settings are passed on as lines, joined by semicolons. A bare word is more likely a mistake than a file.
-        path if path.contains(['\n', ';']) => Err(alloc::format!("{text:?}: no line breaks and semicolons, please")),
+        path if path.contains(['\n', ';']) => {
+            Err(alloc::format!("{text:?}: no line breaks and semicolons, please"))
+        }
         path if path.contains(['/', '.']) => Ok(Canned::File(path.to_string())),
         _ => Err(alloc::format!("{text:?} is neither on nor off; write a file's name as ./{text}")),
     },

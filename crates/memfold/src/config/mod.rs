@@ -70,10 +70,16 @@ impl Config {
             }
         }
         if self.remote.is_some() && self.swap.is_none() {
-            return fail("--remote: give --swap too: what leaves memory goes to the swap file first".to_string());
+            return fail(
+                "--remote: give --swap too: what leaves memory goes to the swap file first"
+                    .to_string(),
+            );
         }
         if self.remote.is_some() && !self.swap_encrypt {
-            return fail("--remote: leave --swap-encrypt on: data goes to other machines encrypted only".to_string());
+            return fail(
+                "--remote: leave --swap-encrypt on: data goes to other machines encrypted only"
+                    .to_string(),
+            );
         }
         if self.block_order > self.folio_order {
             return fail(alloc::format!(
@@ -121,8 +127,9 @@ impl Config {
     pub fn decode(text: &str) -> Result<Config, ConfigError> {
         let mut config = Config::new(0);
         for line in text.lines().filter(|l| !l.is_empty()) {
-            let (name, value) =
-                line.split_once('=').ok_or_else(|| ConfigError(alloc::format!("not name=value: {line:?}")))?;
+            let (name, value) = line
+                .split_once('=')
+                .ok_or_else(|| ConfigError(alloc::format!("not name=value: {line:?}")))?;
             if name == "memory" {
                 config.memory_bytes = parse_size(value, 0).map_err(ConfigError)?;
             } else if name == "remote-socket" {
@@ -201,12 +208,16 @@ mod tests {
             assert_ne!(before, config, "{} changed nothing", key.name);
             assert!(
                 config.set(key.name, "@").is_err()
-                    || ["codec", "recompress", "swap", "remote", "remote-auth", "remote-ca"].contains(&key.name)
+                    || ["codec", "recompress", "swap", "remote", "remote-auth", "remote-ca"]
+                        .contains(&key.name)
             );
         }
         assert!(config.set("remote-expiry", "1").unwrap_err().0.contains("2 seconds"));
         assert!(config.set("swap", "a;b").is_err(), "it would end the setting in the environment");
-        assert!(config.check().unwrap_err().0.contains("--swap-encrypt"), "nothing leaves the machine in the clear");
+        assert!(
+            config.check().unwrap_err().0.contains("--swap-encrypt"),
+            "nothing leaves the machine in the clear"
+        );
         config.swap_encrypt = true;
         config.check().unwrap();
         config.remote_socket = Some("/run/user/1/memfold/5.remote".to_string());
@@ -226,7 +237,9 @@ mod tests {
     fn impossible_limits_are_refused_with_the_reason() {
         let mut config = Config::new(1 << 30);
         assert!(config.check().unwrap_err().0.contains("--limit"));
-        for (size, word) in [("0", "too small"), ("1M", "too small"), ("2G", "more than the memory")] {
+        for (size, word) in
+            [("0", "too small"), ("1M", "too small"), ("2G", "more than the memory")]
+        {
             config.set("limit", size).unwrap();
             assert!(config.check().unwrap_err().0.contains(word), "{size}");
         }

@@ -56,7 +56,8 @@ pub(crate) fn parse_order(text: &str) -> Result<Order, String> {
     match Order::covering(bytes) {
         Some(order) if order.bytes() == bytes => Ok(order),
         _ => {
-            let valid: Vec<String> = (0..=MAX_ORDER).map(|n| alloc::format!("{}K", (PAGE_SIZE << n) >> 10)).collect();
+            let valid: Vec<String> =
+                (0..=MAX_ORDER).map(|n| alloc::format!("{}K", (PAGE_SIZE << n) >> 10)).collect();
             Err(alloc::format!("{text:?} is not one of {}", valid.join(", ")))
         }
     }

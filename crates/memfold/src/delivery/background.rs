@@ -57,7 +57,8 @@ impl Start {
 /// write it and, in thread delivery, read it for faults; and one that moves its cold end to the remote store if there is one.
 /// They run until [`Pager::stop`]. Each holds a reference of the pager, also while it isn't started.
 pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<Start> {
-    let start = |name, main| Start { name, cpu: None, main, arg: Arc::into_raw(pager.clone()) as usize };
+    let start =
+        |name, main| Start { name, cpu: None, main, arg: Arc::into_raw(pager.clone()) as usize };
     let mut threads: Vec<Start> = (0..count).map(|_| start(c"memfold-worker", work)).collect();
     if pager.recompress.is_some() {
         threads.push(start(c"memfold-again", recompress));

@@ -39,7 +39,8 @@ impl Handlers {
     /// EAGAIN: no more threads; what registering the bells says.
     pub fn start(pager: &Arc<Pager>, uffd: &Arc<Uffd>) -> Result<Handlers, Errno> {
         let duty = Duty::new(uffd, false);
-        let waker = duty.waker_thread().map(|(main, arg)| Thread::start(c"memfold-wake", None, main, arg));
+        let waker =
+            duty.waker_thread().map(|(main, arg)| Thread::start(c"memfold-wake", None, main, arg));
         let cpus = duty.cpus().to_vec();
         let bells = Zone::reserve(cpus.len() * PAGE_SIZE, PAGE_SIZE)?;
         // SAFETY: the handlers started below serve it; only `drop` touches it.
@@ -74,7 +75,9 @@ fn run(start: usize) {
     let mut shift = Shift::new(handler, cpu);
     loop {
         shared.duty.wait(&mut shift);
-        let Ok(Event::Fault { address, protected, thread, .. }) = shared.uffd.read() else { continue };
+        let Ok(Event::Fault { address, protected, thread, .. }) = shared.uffd.read() else {
+            continue;
+        };
         if shared.bells.contains(address) {
             let page = address & !(PAGE_SIZE - 1);
             // SAFETY: the bell is the engine's own page; zeros are as good as anything.

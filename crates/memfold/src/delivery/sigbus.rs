@@ -77,13 +77,16 @@ impl<T> Place<T> {
 impl<T> Engines<T> {
     /// Lists an engine. `false` if there are too many.
     fn enlist(&self, engine: *const T) -> bool {
-        self.places.iter().any(|p| p.engine.compare_exchange(null_mut(), engine.cast_mut(), SeqCst, SeqCst).is_ok())
+        self.places.iter().any(|p| {
+            p.engine.compare_exchange(null_mut(), engine.cast_mut(), SeqCst, SeqCst).is_ok()
+        })
     }
 
     /// Takes an engine off the list; on return nobody looks at it any more.
     fn delist(&self, engine: *const T) {
         for place in &self.places {
-            if place.engine.compare_exchange(engine.cast_mut(), null_mut(), SeqCst, SeqCst).is_ok() {
+            if place.engine.compare_exchange(engine.cast_mut(), null_mut(), SeqCst, SeqCst).is_ok()
+            {
                 // A look takes less than a microsecond, unless its thread loses its CPU meanwhile.
                 while place.visitors.load(SeqCst) > 0 {
                     yield_now();

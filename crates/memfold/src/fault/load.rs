@@ -54,7 +54,13 @@ impl Pager {
         from: Source,
     ) -> (Loaded, u64, u64) {
         let small = purpose != Purpose::Ahead && self.is_forced_small();
-        let id = self.form_window(&mut guard, area, key, if small { self.config.block_order } else { want }, from);
+        let id = self.form_window(
+            &mut guard,
+            area,
+            key,
+            if small { self.config.block_order } else { want },
+            from,
+        );
         let folio = self.folios.get(&guard, id);
         let small = small || folio.order() == Order::PAGE && purpose != Purpose::Ahead;
         let first = self.folios.slots(folio)[0].get().handle;
@@ -98,7 +104,11 @@ impl Pager {
             drop(guard);
             self.went_on(area, start, start, start + pages, from_file);
         }
-        (if done > (key - start) as usize { Loaded::Done } else { Loaded::Again }, start, start + pages)
+        (
+            if done > (key - start) as usize { Loaded::Done } else { Loaded::Again },
+            start,
+            start + pages,
+        )
     }
 
     /// Fills the empty window around `key` with zeros and maps it. Takes the guard of the key's shard.
@@ -141,7 +151,14 @@ impl Pager {
     }
 
     /// Ends a load: the frame holds the bytes. Returns how many pages are where they should be.
-    fn finish(&self, guard: &mut ShardGuard<'_>, area: &Area, id: FolioId, frame: Frame, purpose: Purpose) -> usize {
+    fn finish(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        area: &Area,
+        id: FolioId,
+        frame: Frame,
+        purpose: Purpose,
+    ) -> usize {
         let folio = self.folios.get(guard, id);
         folio.frame.set(frame);
         if purpose == Purpose::Ahead && !folio.wanted.load(Relaxed) {
@@ -157,7 +174,14 @@ impl Pager {
 
     /// Makes one `Loading` folio of the largest aligned window around `key`, at most `want`, in which everything is
     /// `Stored` where `from` says: by splitting the folio that covers it, or by merging those that lie in it.
-    fn form_window(&self, guard: &mut ShardGuard<'_>, area: &Area, key: u64, want: Order, from: Source) -> FolioId {
+    fn form_window(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        area: &Area,
+        key: u64,
+        want: Order,
+        from: Source,
+    ) -> FolioId {
         let id = self.index.find(guard, key).expect("the caller found a folio here");
         let own = self.folios.get(guard, id).order();
         let least = own.min(self.config.block_order);
@@ -165,11 +189,17 @@ impl Pager {
         while order > own && !self.all_stored(guard, area, align(key, order), order) {
             order = order.smaller().expect("above another order");
         }
-        while order > least && from == Source::Pool && self.reaches_file(guard, align(key, order), order) {
+        while order > least
+            && from == Source::Pool
+            && self.reaches_file(guard, align(key, order), order)
+        {
             order = order.smaller().expect("above another order");
         }
-        let id =
-            if order <= own { self.carve(guard, id, align(key, order), order) } else { self.merge(guard, key, order) };
+        let id = if order <= own {
+            self.carve(guard, id, align(key, order), order)
+        } else {
+            self.merge(guard, key, order)
+        };
         self.lru.detach(id);
         self.folios.get(guard, id).state.set(State::Loading);
         id
@@ -186,7 +216,8 @@ impl Pager {
             let folio = self.folios.get(guard, id);
             let block = self.folios.block_order(folio.order()).pages() as u64;
             let next = folio.end();
-            let (first, last) = ((at - folio.key()) / block, (end.min(next) - folio.key()).div_ceil(block));
+            let (first, last) =
+                ((at - folio.key()) / block, (end.min(next) - folio.key()).div_ceil(block));
             let slots = &self.folios.slots(folio)[first as usize..last as usize];
             if slots.iter().any(|slot| slot.get().handle.as_foreign().is_some()) {
                 return true;

@@ -47,7 +47,11 @@ impl Pager {
             (folio.key(), folio.order(), self.folios.slots(folio)[0].get())
         };
         let pages = order.pages() as u64;
-        let has_room = if order == Order::PAGE { self.make_room_for_page(areas) } else { self.make_room(areas, pages) };
+        let has_room = if order == Order::PAGE {
+            self.make_room_for_page(areas)
+        } else {
+            self.make_room(areas, pages)
+        };
         if order > self.config.block_order || !has_room {
             return None;
         }
@@ -108,6 +112,7 @@ impl Pager {
         if self.physical() + pages <= self.target() {
             return true;
         }
-        !self.has_events && self.reclaim(Hold::Read(areas), 0, pages.max(BATCH_PAGES)) == Progress::Freed
+        !self.has_events
+            && self.reclaim(Hold::Read(areas), 0, pages.max(BATCH_PAGES)) == Progress::Freed
     }
 }

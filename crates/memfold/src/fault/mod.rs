@@ -59,7 +59,12 @@ impl Pager {
         let areas = self.areas.read();
         let Some(area) = areas.find(fault.addr).copied() else { return Served::NotManaged };
         stats::add(&self.stats.faults, 1);
-        self.serve(&areas, &area, fault, if self.reads.is_served() { Source::Pool } else { Source::Any })
+        self.serve(
+            &areas,
+            &area,
+            fault,
+            if self.reads.is_served() { Source::Pool } else { Source::Any },
+        )
     }
 
     /// Says that threads call [`Pager::read`] from now on: faults that need a device are left to them.
@@ -118,7 +123,10 @@ impl Pager {
         if fault.protected {
             // The eviction that protected it was given up, or has ended and the page has come back.
             // If that fails, nobody has been woken.
-            return self.space.protect(page, PAGE_SIZE, false).map_or(Served::Again, |()| Served::Yes);
+            return self
+                .space
+                .protect(page, PAGE_SIZE, false)
+                .map_or(Served::Again, |()| Served::Yes);
         }
         // SAFETY: the shard is locked and the folio `Resident`: if a page is missing, zeros are what it reads.
         match unsafe { self.space.copy(page, self.frames.zeros(), PAGE_SIZE, true) } {
@@ -133,7 +141,14 @@ impl Pager {
     }
 
     /// Takes a folio back from the swap cache: a second chance.
-    fn rescue(&self, guard: &mut ShardGuard<'_>, area: &Area, id: FolioId, key: u64, fault: Fault) -> Served {
+    fn rescue(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        area: &Area,
+        id: FolioId,
+        key: u64,
+        fault: Fault,
+    ) -> Served {
         let folio = self.folios.get(guard, id);
         let (start, order, ahead) = (folio.key(), folio.order(), folio.untouched.get());
         folio.active.set(!ahead);
@@ -150,15 +165,31 @@ impl Pager {
         fault.served(area, (loaded, start, start + order.pages() as u64))
     }
 
-    fn first_touch(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64, fault: Fault) -> Served {
+    fn first_touch(
+        &self,
+        areas: &Areas,
+        area: &Area,
+        guard: ShardGuard<'_>,
+        key: u64,
+        fault: Fault,
+    ) -> Served {
         stats::add(&self.stats.faults_zero, 1);
         let advice = self.advise(key);
-        let (loaded, start, end) = self.zero_fill(areas, area, guard, key, advice.order, fault.wake());
+        let (loaded, start, end) =
+            self.zero_fill(areas, area, guard, key, advice.order, fault.wake());
         self.streams.loaded(key, start, end);
         fault.served(area, (loaded, start, end))
     }
 
-    fn major(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64, fault: Fault, from: Source) -> Served {
+    fn major(
+        &self,
+        areas: &Areas,
+        area: &Area,
+        guard: ShardGuard<'_>,
+        key: u64,
+        fault: Fault,
+        from: Source,
+    ) -> Served {
         let mut from = from;
         if from == Source::Pool && self.reaches_file(&guard, key, Order::PAGE) {
             if self.reads.ask(fault.addr, fault.protected) {
@@ -168,7 +199,10 @@ impl Pager {
         }
         stats::add(&self.stats.pgmajfault, 1);
         let advice = self.advise(key);
-        let in_file = self.index.find(&guard, key).is_some_and(|id| self.is_in_file(self.folios.get(&guard, id)));
+        let in_file = self
+            .index
+            .find(&guard, key)
+            .is_some_and(|id| self.is_in_file(self.folios.get(&guard, id)));
         if in_file
             && advice.order == self.config.block_order
             && let Some(beside) = self.swap_readahead.touched(key)
@@ -177,16 +211,35 @@ impl Pager {
         }
         let start = align(key, advice.order);
         self.ask_ahead(area, start, start + advice.order.pages() as u64, advice, in_file);
-        let done = self.load(areas, area, guard, key, advice.order, Purpose::Fault(fault.wake(), advice.touch), from);
+        let done = self.load(
+            areas,
+            area,
+            guard,
+            key,
+            advice.order,
+            Purpose::Fault(fault.wake(), advice.touch),
+            from,
+        );
         let (_, start, end) = done;
-        let end = if done.0 == Loaded::Done { self.load_pages_after(areas, area, end, advice, from) } else { end };
+        let end = if done.0 == Loaded::Done {
+            self.load_pages_after(areas, area, end, advice, from)
+        } else {
+            end
+        };
         self.streams.loaded(key, start, end);
         fault.served(area, done)
     }
 
     /// Where blocks were cut into pages, a window is not one folio: for a stream, maps those that follow too. Returns the
     /// end of what was loaded.
-    fn load_pages_after(&self, areas: &Areas, area: &Area, end: u64, advice: Advice, from: Source) -> u64 {
+    fn load_pages_after(
+        &self,
+        areas: &Areas,
+        area: &Area,
+        end: u64,
+        advice: Advice,
+        from: Source,
+    ) -> u64 {
         if advice.touch != Touch::STREAM || advice.backward {
             return end;
         }
@@ -203,8 +256,15 @@ impl Pager {
             {
                 break;
             }
-            let (loaded, _, after) =
-                self.load(areas, area, guard, at, advice.order, Purpose::Fault(Wake::Now, advice.touch), from);
+            let (loaded, _, after) = self.load(
+                areas,
+                area,
+                guard,
+                at,
+                advice.order,
+                Purpose::Fault(Wake::Now, advice.touch),
+                from,
+            );
             if loaded != Loaded::Done {
                 break;
             }

@@ -14,7 +14,9 @@ impl Pager {
     /// What to load for a fault: as the streams say, but no window larger than a small part of the memory there is.
     pub(crate) fn advise(&self, key: u64) -> Advice {
         let mut advice = self.streams.advise(key);
-        while advice.order > self.config.block_order && advice.order.pages() as u64 > self.target() / WINDOW_SHARE {
+        while advice.order > self.config.block_order
+            && advice.order.pages() as u64 > self.target() / WINDOW_SHARE
+        {
             advice.order = advice.order.smaller().expect("above another order");
         }
         advice
@@ -34,7 +36,9 @@ impl Pager {
 
     /// Whether a folio's stored copy begins in the swap file.
     pub(crate) fn is_in_file(&self, folio: &Folio) -> bool {
-        self.swap.is_some() && folio.has_copy.get() && self.folios.slots(folio)[0].get().handle.as_foreign().is_some()
+        self.swap.is_some()
+            && folio.has_copy.get()
+            && self.folios.slots(folio)[0].get().handle.as_foreign().is_some()
     }
 
     pub(crate) fn ask_beside(&self, area: &Area, beside: Beside) {
@@ -44,7 +48,14 @@ impl Pager {
     }
 
     /// Asks for the windows that a stream reaches after `[start, end)`.
-    pub(crate) fn ask_ahead(&self, area: &Area, start: u64, end: u64, advice: Advice, in_file: bool) {
+    pub(crate) fn ask_ahead(
+        &self,
+        area: &Area,
+        start: u64,
+        end: u64,
+        advice: Advice,
+        in_file: bool,
+    ) {
         let Advice { order, backward, ahead, .. } = advice;
         if !self.config.readahead || order <= self.config.block_order {
             return;

@@ -54,7 +54,10 @@ mod tests {
     #[test]
     fn it_is_polyval() {
         let hex = |text: &str| -> Vec<u8> {
-            (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect()
+            (0..text.len())
+                .step_by(2)
+                .map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap())
+                .collect()
         };
         let key: [u8; 16] = hex("25629347589242761d31f826ba4b757b").try_into().unwrap();
         let block = hex("4f4f95668c83dfb6401762bb2d01a262d1a24ddd2721d006bbe45f20d3c9f362");
@@ -69,7 +72,11 @@ mod tests {
             let [mut a, mut b] = [std::vec![0u8; len], std::vec![0u8; len]];
             a.chunks_exact_mut(4096).for_each(|page| equal_xxh3(page, 1, 7));
             b.chunks_exact_mut(4096).for_each(|page| equal_xxh3(page, 2, 6));
-            assert_eq!(memfold_store::xxh3_128(&a), memfold_store::xxh3_128(&b), "the pair is not one");
+            assert_eq!(
+                memfold_store::xxh3_128(&a),
+                memfold_store::xxh3_128(&b),
+                "the pair is not one"
+            );
             let fingerprints = Fingerprints::new().unwrap();
             assert!(fingerprints.of(&a) == fingerprints.of(&a.clone()));
             assert!(fingerprints.of(&a) != fingerprints.of(&b));

@@ -185,7 +185,9 @@ impl Frames {
     /// Asks for what a run that was never taken needs; `false` if it can't be had.
     fn need_run(&self, run: u32) -> bool {
         let pages = run as usize + MAX_PAGES;
-        let need = |zone: &Zone, edge: &Edge, end: usize| zone.need(edge, 0, zone.len(), end.min(zone.len()));
+        let need = |zone: &Zone, edge: &Edge, end: usize| {
+            zone.need(edge, 0, zone.len(), end.min(zone.len()))
+        };
         let runs = need(&self.runs, &self.edges[1], pages * size_of::<Run>());
         runs.and_then(|()| need(&self.zone, &self.edges[0], pages << PAGE_SHIFT)).is_ok()
     }
@@ -202,7 +204,10 @@ impl Frames {
         let whole = self.empty_whole(free);
         let from = (order.get()..=MAX_ORDER).find(|&o| {
             free.heads[kind as usize][o as usize] != NONE
-                && (o < MAX_ORDER || order == Order::MAX || kind == Kind::Full || whole > free.reserve)
+                && (o < MAX_ORDER
+                    || order == Order::MAX
+                    || kind == Kind::Full
+                    || whole > free.reserve)
         })?;
         let run = free.heads[kind as usize][from as usize];
         self.remove(free, run, from, kind);
@@ -293,14 +298,20 @@ impl Frames {
     }
 
     /// Moves the memory of `piece` to the empty run `to`, both of this size and the caller's. Returns how many pages went.
-    fn move_free(&self, space: &dyn Space, to: Frame, piece: Frame, size: Order) -> (u32, Result<(), Errno>) {
+    fn move_free(
+        &self,
+        space: &dyn Space,
+        to: Frame,
+        piece: Frame,
+        size: Order,
+    ) -> (u32, Result<(), Errno>) {
         let (mut done, mut tried) = (0, false);
         loop {
             let (from, left) = (self.addr(piece + done), size.pages() as u32 - done);
             // SAFETY: both runs are the caller's: `piece` is full and free, `to` is empty, from `done` on.
-            let Err(e) =
-                (unsafe { space.move_pages(self.addr(to + done), from, (left as usize) << PAGE_SHIFT, false) })
-            else {
+            let Err(e) = (unsafe {
+                space.move_pages(self.addr(to + done), from, (left as usize) << PAGE_SHIFT, false)
+            }) else {
                 return (size.pages() as u32, Ok(()));
             };
             done += (e.done >> PAGE_SHIFT) as u32;
@@ -313,7 +324,10 @@ impl Frames {
             }
             // What a fork shares doesn't move. That of a frame is there, so this meets no fault that a handler would serve.
             let rest = (size.pages() - done as usize) << PAGE_SHIFT;
-            if tried || e.errno != Errno::BUSY || space.unshare(self.addr(piece + done), rest).is_err() {
+            if tried
+                || e.errno != Errno::BUSY
+                || space.unshare(self.addr(piece + done), rest).is_err()
+            {
                 return (done, Err(e.errno));
             }
             tried = true;
@@ -332,7 +346,8 @@ impl Frames {
     /// Gives memory of up to `pages` free full pages back to the kernel. Returns the pages given back.
     pub fn trim(&self, space: &dyn Space, pages: u64) -> u64 {
         // SAFETY: `give_back` gives up the bytes.
-        let is_gone = |range: &&Range<usize>| unsafe { space.discard(range.start, range.len()) }.is_ok();
+        let is_gone =
+            |range: &&Range<usize>| unsafe { space.discard(range.start, range.len()) }.is_ok();
         self.give_back(pages, |ranges| ranges.iter().take_while(is_gone).map(Range::len).sum())
     }
 
@@ -381,7 +396,11 @@ impl Frames {
     }
 
     /// Takes free full runs of `pages` together, or fewer, the largest first; returns them by address.
-    fn take_full<'a>(&self, pages: u64, runs: &'a mut [(Frame, Order); RUNS]) -> &'a [(Frame, Order)] {
+    fn take_full<'a>(
+        &self,
+        pages: u64,
+        runs: &'a mut [(Frame, Order); RUNS],
+    ) -> &'a [(Frame, Order)] {
         let (mut count, mut left) = (0, pages);
         while count < RUNS && left > 0 {
             let largest = (63 - left.leading_zeros()).min(MAX_ORDER as u32) as u8;
@@ -444,12 +463,18 @@ impl Frames {
                 let (mut run, mut before) = (free.heads[kind as usize][order as usize], NONE);
                 while run != NONE {
                     let record = *self.run(run);
-                    if record.mark != mark(kind, order) || record.prev != before || run % (1 << order) != 0 {
+                    if record.mark != mark(kind, order)
+                        || record.prev != before
+                        || run % (1 << order) != 0
+                    {
                         return Err("a free run is mislinked");
                     }
-                    let has_memory = |page| space.is_populated(self.addr(page)) == (kind == Kind::Full);
+                    let has_memory =
+                        |page| space.is_populated(self.addr(page)) == (kind == Kind::Full);
                     if !(run..run + (1 << order)).all(has_memory) {
-                        return Err("a free page has memory and should have none, or the other way round");
+                        return Err(
+                            "a free page has memory and should have none, or the other way round",
+                        );
                     }
                     listed += 1 << order;
                     full += if kind == Kind::Full { 1 << order } else { 0 };

@@ -56,7 +56,10 @@ impl Shards {
     /// Locks that each cover `span_bytes` (a power of two, at least 2 MiB).
     pub fn new(span_bytes: u64) -> Shards {
         let shift = span_bytes.trailing_zeros() - PAGE_SIZE.trailing_zeros();
-        Shards { locks: [const { Shard { lock: Mutex::new(()), changed: Condvar::new() } }; SHARDS], shift }
+        Shards {
+            locks: [const { Shard { lock: Mutex::new(()), changed: Condvar::new() } }; SHARDS],
+            shift,
+        }
     }
 
     fn number(&self, key: u64) -> usize {
@@ -278,7 +281,8 @@ fn leaf_slot(key: u64) -> usize {
     key as usize & (LEAF_WORDS - 1)
 }
 
-const _: () = assert!(NODE_WORDS * LEAF_WORDS == MAX_PAGES, "a node's leaves must cover one chunk exactly");
+const _: () =
+    assert!(NODE_WORDS * LEAF_WORDS == MAX_PAGES, "a node's leaves must cover one chunk exactly");
 
 #[cfg(test)]
 mod tests {

@@ -91,7 +91,8 @@ impl Lru {
 
     fn link(&self, id: FolioId) -> *mut Link {
         debug_assert!(id != 0 && id as usize <= LIMIT);
-        let done = self.links.need(&self.edge, 0, self.links.len(), size_of::<Link>() * (id as usize + 1));
+        let done =
+            self.links.need(&self.edge, 0, self.links.len(), size_of::<Link>() * (id as usize + 1));
         assert!(done.is_ok(), "the lists can't grow: {NoPromise}");
         // SAFETY: ids are at most LIMIT, and the zone has a link for each.
         unsafe { self.links.as_ptr().cast::<Link>().add(id as usize) }

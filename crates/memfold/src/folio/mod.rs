@@ -171,7 +171,8 @@ pub struct Folio {
     pub wanted: AtomicBool,
 }
 
-const _: () = assert!(core::mem::offset_of!(Folio, array) == 0, "a slab writes there when a record is free");
+const _: () =
+    assert!(core::mem::offset_of!(Folio, array) == 0, "a slab writes there when a record is free");
 
 impl Folio {
     /// Its first page, in the index's key space.
@@ -215,7 +216,11 @@ impl Folios {
         for (order, place) in arrays.iter_mut().enumerate() {
             *place = Some(Slab::new(LIMIT >> order, 1 << order)?);
         }
-        Ok(Folios { folios: Slab::new(LIMIT, 1)?, arrays: arrays.map(|a| a.expect("filled above")), block })
+        Ok(Folios {
+            folios: Slab::new(LIMIT, 1)?,
+            arrays: arrays.map(|a| a.expect("filled above")),
+            block,
+        })
     }
 
     /// A new folio without a stored copy. The guard is that of the shard of `key`.
@@ -318,7 +323,10 @@ impl Folios {
     }
 
     /// The objects of a folio's blocks.
-    pub fn handles<'g>(&self, folio: &'g Folio) -> impl DoubleEndedIterator<Item = Handle> + use<'g> {
+    pub fn handles<'g>(
+        &self,
+        folio: &'g Folio,
+    ) -> impl DoubleEndedIterator<Item = Handle> + use<'g> {
         self.slots(folio).iter().map(|slot| slot.get().handle)
     }
 
@@ -326,8 +334,12 @@ impl Folios {
     /// the object of a block that would have been cut in two: the copy is given up, and the caller frees it.
     pub fn split(&self, guard: &mut ShardGuard<'_>, left: FolioId, right: FolioId) -> Handle {
         let (left, right) = (self.get(guard, left), self.get(guard, right));
-        assert!(left.order().smaller() == Some(right.order()), "the right half has the order of a half");
-        let (count, whole, had_copy) = (self.block_count(left.order()), left.slot.get(), left.has_copy.get());
+        assert!(
+            left.order().smaller() == Some(right.order()),
+            "the right half has the order of a half"
+        );
+        let (count, whole, had_copy) =
+            (self.block_count(left.order()), left.slot.get(), left.has_copy.get());
         let array = left.array.replace(0);
         left.slot.set(Slot::NONE);
         left.order.set(right.order());

@@ -5,7 +5,9 @@ use core::ptr::NonNull;
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::{Edge, NoPromise, Zone};
 use memfold_sys::sync::Mutex;
-use memfold_sys::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use memfold_sys::sync::atomic::{
+    AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use memfold_sys::units::PAGE_SIZE;
 
 /// A slab of `T` records, each of `count` consecutive `T`s. Freed records are reused, most recent first.

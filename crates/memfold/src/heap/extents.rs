@@ -43,7 +43,8 @@ impl Extents {
 
     /// Gives out `len` (above 0) from the smallest free extent that holds it at a multiple of `align`. The start.
     pub fn take(&mut self, len: usize, align: usize) -> Option<usize> {
-        let fits = |&&(free, start): &&(usize, usize)| start.next_multiple_of(align) - start + len <= free;
+        let fits =
+            |&&(free, start): &&(usize, usize)| start.next_multiple_of(align) - start + len <= free;
         let &(free, start) = self.by_len.range((len, 0)..).find(fits)?;
         let at = start.next_multiple_of(align);
         self.remove_free(start, free);
@@ -74,7 +75,9 @@ impl Extents {
 
     /// Makes an extent free that was ended.
     pub fn give(&mut self, mut start: usize, mut len: usize) {
-        if let Some((&before, &size)) = self.free.range(..start).next_back().filter(|(s, l)| *s + *l == start) {
+        if let Some((&before, &size)) =
+            self.free.range(..start).next_back().filter(|(s, l)| *s + *l == start)
+        {
             self.remove_free(before, size);
             (start, len) = (before, len + size);
         }
@@ -144,7 +147,9 @@ mod tests {
             match random(3) {
                 0 => {
                     let (len, align) = (1 + random(40), 1 << random(5));
-                    let free = |at: &usize| at + len <= LEN && owner[*at..at + len].iter().all(|o| *o == 0);
+                    let free = |at: &usize| {
+                        at + len <= LEN && owner[*at..at + len].iter().all(|o| *o == 0)
+                    };
                     let possible = (0..LEN).step_by(align).any(|at| free(&at));
                     let taken = extents.take(len, align);
                     assert_eq!(taken.is_some(), possible);
@@ -168,7 +173,8 @@ mod tests {
                     let (at, old, name) = live[i];
                     let len = 1 + random(60);
                     let end = at + len;
-                    let possible = end <= LEN && owner[at..end].iter().all(|o| *o == 0 || *o == name);
+                    let possible =
+                        end <= LEN && owner[at..end].iter().all(|o| *o == 0 || *o == name);
                     assert_eq!(extents.resize(at, len), possible);
                     if possible {
                         owner[at..at + old].fill(0);
@@ -180,7 +186,8 @@ mod tests {
             }
             extents.check();
             let at = random(LEN);
-            let found = extents.find(at).and_then(|f| live.iter().find(|l| l.0 == f.0).map(|l| l.2));
+            let found =
+                extents.find(at).and_then(|f| live.iter().find(|l| l.0 == f.0).map(|l| l.2));
             assert_eq!(found.unwrap_or(0), owner[at]);
         }
         assert!(refused > 100);

@@ -76,15 +76,23 @@ pub enum Hint {
     Prefetch,
 }
 
-const FORKED: Error =
-    Error::System("folded memory stays with the process that made it; a forked child doesn't have it", Errno::CHILD);
-const NOT_OURS: Error = Error::System("this is not allocated in this folded memory, or was freed", Errno::INVAL);
+const FORKED: Error = Error::System(
+    "folded memory stays with the process that made it; a forked child doesn't have it",
+    Errno::CHILD,
+);
+const NOT_OURS: Error =
+    Error::System("this is not allocated in this folded memory, or was freed", Errno::INVAL);
 
 impl Heap {
     /// An empty heap.
     pub fn new(memory: &Memory) -> Heap {
         let bounds = [const { [const { AtomicUsize::new(0) }; 2] }; SPANS_MAX];
-        let inner = Inner { memory: memory.clone(), process: process_id(), state: Mutex::default(), bounds };
+        let inner = Inner {
+            memory: memory.clone(),
+            process: process_id(),
+            state: Mutex::default(),
+            bounds,
+        };
         Heap { inner: Arc::new(inner) }
     }
 
@@ -102,7 +110,9 @@ impl Heap {
     pub fn regions(&self) -> impl Iterator<Item = Range<usize>> {
         let bounds = self.inner.bounds.iter();
         // Who sees the start sees the end, which was stored before it.
-        bounds.map(|[start, end]| start.load(Acquire)..end.load(Acquire)).take_while(|region| region.start != 0)
+        bounds
+            .map(|[start, end]| start.load(Acquire)..end.load(Acquire))
+            .take_while(|region| region.start != 0)
     }
 
     /// Whether `addr` lies in one of its regions. Waits for no lock.
@@ -205,7 +215,8 @@ impl Heap {
 
     fn span_of(&self, addrs: &Range<usize>) -> Result<Arc<Span>, Error> {
         self.at_home()?;
-        let piece = self.piece(addrs.start).filter(|p| addrs.start <= addrs.end && addrs.end <= p.end);
+        let piece =
+            self.piece(addrs.start).filter(|p| addrs.start <= addrs.end && addrs.end <= p.end);
         piece.ok_or(NOT_OURS)?;
         let state = self.inner.state.lock();
         let (i, _) = state.locate(addrs.start).ok_or(NOT_OURS)?;
@@ -309,17 +320,25 @@ impl State {
     fn take(&mut self, len: usize) -> Option<usize> {
         let align = if len >= LARGE_BYTES { MAX_BYTES } else { GRANULE_BYTES };
         let State { spans, extents, .. } = self;
-        spans.iter().zip(extents).find_map(|(span, extents)| Some(span.start() + extents.take(len, align)?))
+        spans
+            .iter()
+            .zip(extents)
+            .find_map(|(span, extents)| Some(span.start() + extents.take(len, align)?))
     }
 
     /// One more span, which holds `len` bytes. Its addresses.
     fn grow(&mut self, memory: &Memory, len: usize) -> Result<Range<usize>, Error> {
         if self.spans.len() == SPANS_MAX {
-            return Err(Error::System("no more regions: free some of what is allocated", Errno::NOMEM));
+            return Err(Error::System(
+                "no more regions: free some of what is allocated",
+                Errno::NOMEM,
+            ));
         }
         let wanted = len.max(SPAN_BYTES);
         // A small one, where addresses are scarce.
-        let region = memory.region(wanted).or_else(|e| if wanted > len { memory.region(len) } else { Err(e) })?;
+        let region = memory
+            .region(wanted)
+            .or_else(|e| if wanted > len { memory.region(len) } else { Err(e) })?;
         let start = region.as_ptr() as usize;
         let addrs = start..start + region.len();
         huge::allow(addrs.clone());
@@ -344,7 +363,9 @@ impl State {
 
     /// Ends every pin that touches a range.
     fn unpin_all(&mut self, addrs: Range<usize>) {
-        while let Some(i) = self.pins.iter().position(|pin| pin.start < addrs.end && addrs.start < pin.end) {
+        while let Some(i) =
+            self.pins.iter().position(|pin| pin.start < addrs.end && addrs.start < pin.end)
+        {
             self.unpin(i);
         }
     }
@@ -359,4 +380,5 @@ fn rounded(len: usize) -> Result<usize, Error> {
     rounded.ok_or(Error::System("an allocation larger than the address space", Errno::NOMEM))
 }
 
-const _: () = assert!(GRANULE_BYTES.is_multiple_of(PAGE_SIZE) && MAX_BYTES.is_multiple_of(GRANULE_BYTES));
+const _: () =
+    assert!(GRANULE_BYTES.is_multiple_of(PAGE_SIZE) && MAX_BYTES.is_multiple_of(GRANULE_BYTES));

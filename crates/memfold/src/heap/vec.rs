@@ -41,7 +41,13 @@ impl<T> FoldedVec<T> {
     /// An empty vector, which takes nothing until it grows.
     pub fn new(heap: &Heap) -> FoldedVec<T> {
         let () = Self::SIZED;
-        FoldedVec { heap: heap.clone(), start: NonNull::dangling(), len: 0, capacity: 0, owns: PhantomData }
+        FoldedVec {
+            heap: heap.clone(),
+            start: NonNull::dangling(),
+            len: 0,
+            capacity: 0,
+            owns: PhantomData,
+        }
     }
 
     /// An empty vector with address space for so many elements; memory comes as they are pushed.
@@ -108,7 +114,11 @@ impl<T> FoldedVec<T> {
     {
         self.reserve(values.len())?;
         // SAFETY: there is room; `values` is borrowed while `self` is borrowed mutably, so they don't overlap.
-        unsafe { self.start.add(self.len).copy_from_nonoverlapping(NonNull::from(values).cast(), values.len()) };
+        unsafe {
+            self.start
+                .add(self.len)
+                .copy_from_nonoverlapping(NonNull::from(values).cast(), values.len())
+        };
         self.len += values.len();
         Ok(())
     }

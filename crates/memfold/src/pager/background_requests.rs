@@ -49,7 +49,8 @@ impl Queue {
     /// Asks for a window. Dropped if too many wait: read-ahead is never owed.
     pub fn load(&self, window: Window) {
         let mut inner = self.inner.lock();
-        let waiting = (0..inner.count).any(|i| inner.windows[(inner.head + i) % WINDOWS] == Some(window));
+        let waiting =
+            (0..inner.count).any(|i| inner.windows[(inner.head + i) % WINDOWS] == Some(window));
         if inner.count < WINDOWS && !waiting {
             let at = (inner.head + inner.count) % WINDOWS;
             inner.windows[at] = Some(window);

@@ -65,8 +65,9 @@ impl Contexts {
     }
 
     fn make(&self, store: &Store) -> Box<Context> {
-        let offload =
-            |codecs: &SoftwarePool| Offload::new(Box::new(codecs.queue()), self.batch, self.block, OFFLOAD_TIMEOUT_NS);
+        let offload = |codecs: &SoftwarePool| {
+            Offload::new(Box::new(codecs.queue()), self.batch, self.block, OFFLOAD_TIMEOUT_NS)
+        };
         Box::new(Context {
             worker: store.worker(),
             offload: self.codecs.as_ref().map(offload),

@@ -105,7 +105,10 @@ mod tests {
         reads.set_served();
         assert!((0..WAITING).all(|n| reads.ask(n * PAGE_SIZE + 5, false)));
         assert!(reads.ask(7 * PAGE_SIZE + 9, false), "that page is asked for already");
-        assert!(!reads.ask(WAITING * PAGE_SIZE, false) && !reads.ask(0, true), "no room: the caller does it");
+        assert!(
+            !reads.ask(WAITING * PAGE_SIZE, false) && !reads.ask(0, true),
+            "no room: the caller does it"
+        );
         assert_eq!(reads.next(), Some((0, false)));
         assert!(reads.ask(0, true));
         reads.stop();

@@ -27,7 +27,13 @@ impl Pager {
     ///
     /// # Safety
     /// - `to` has room for a block of `order` that nobody else touches; the block is not freed meanwhile.
-    pub(crate) unsafe fn fetch_one(&self, context: &mut Context, slot: Slot, order: Order, to: *mut Page) -> bool {
+    pub(crate) unsafe fn fetch_one(
+        &self,
+        context: &mut Context,
+        slot: Slot,
+        order: Order,
+        to: *mut Page,
+    ) -> bool {
         (context.handles[0], context.fingerprints[0]) = (slot.handle, slot.fingerprint);
         // SAFETY: as the caller says.
         unsafe { self.fetch(context, order, 1, to) }
@@ -38,7 +44,13 @@ impl Pager {
     ///
     /// # Safety
     /// - `to` has room for all of them that nobody else touches; none is freed meanwhile.
-    pub(crate) unsafe fn fetch(&self, context: &mut Context, block: Order, count: usize, to: *mut Page) -> bool {
+    pub(crate) unsafe fn fetch(
+        &self,
+        context: &mut Context,
+        block: Order,
+        count: usize,
+        to: *mut Page,
+    ) -> bool {
         let mut from_file = false;
         let mut i = 0;
         while i < count {
@@ -50,12 +62,18 @@ impl Pager {
                     from_file = true;
                     // SAFETY: as the caller says.
                     unsafe { self.fetch_run(swap, context, i, count, place, block, at) }
-                        .unwrap_or_else(|e| panic!("memfold: {e}; stopping before a wrong byte is read"))
+                        .unwrap_or_else(|e| {
+                            panic!("memfold: {e}; stopping before a wrong byte is read")
+                        })
                 }
                 _ => {
                     // SAFETY: as the caller says.
-                    if let Err(e) = unsafe { self.store.load(&mut context.worker, handle, block, at.cast()) } {
-                        panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}");
+                    if let Err(e) =
+                        unsafe { self.store.load(&mut context.worker, handle, block, at.cast()) }
+                    {
+                        panic!(
+                            "memfold: stored data is damaged, stopping before a wrong byte is read: {e}"
+                        );
                     }
                     1
                 }
@@ -72,8 +90,11 @@ impl Pager {
     pub(crate) fn note_remote(&self) {
         let Some(tier) = self.swap.as_ref().and_then(Swap::tier) else { return };
         let (from, to) = (&tier.counts, &self.stats);
-        for (from, to) in [(&from.out, &to.remote_out), (&from.back, &to.remote_in), (&from.failed, &to.remote_failed)]
-        {
+        for (from, to) in [
+            (&from.out, &to.remote_out),
+            (&from.back, &to.remote_in),
+            (&from.failed, &to.remote_failed),
+        ] {
             if from.load(Relaxed) > 0 {
                 stats::add(to, from.swap(0, Relaxed));
             }
@@ -101,7 +122,9 @@ impl Pager {
             && let Some(next) = Place::of(context.handles[first + run])
             && next.raw == place.raw
             && next.start() == last.end()
-            && (place.raw || ((next.slot - place.slot) as usize + next.slots()) * PAGE_SIZE <= swap.packed_max())
+            && (place.raw
+                || ((next.slot - place.slot) as usize + next.slots()) * PAGE_SIZE
+                    <= swap.packed_max())
         {
             last = next;
             run += 1;
@@ -116,8 +139,15 @@ impl Pager {
                     let place = Place::of(handles[first + i]).expect("it was one above");
                     let (fields, payload) = packed.open(place)?;
                     // SAFETY: as the caller says.
-                    let decoded =
-                        unsafe { self.store.import(worker, fields, payload, block, to.add(i * block.pages()).cast()) };
+                    let decoded = unsafe {
+                        self.store.import(
+                            worker,
+                            fields,
+                            payload,
+                            block,
+                            to.add(i * block.pages()).cast(),
+                        )
+                    };
                     decoded.map_err(|_| swap.damaged(place.slot))?;
                 }
                 Ok(())
@@ -125,9 +155,13 @@ impl Pager {
         }
         for i in 0..run {
             // SAFETY: just written, and this thread's alone.
-            let bytes = unsafe { core::slice::from_raw_parts(to.add(i * block.pages()).cast(), block.bytes()) };
+            let bytes = unsafe {
+                core::slice::from_raw_parts(to.add(i * block.pages()).cast(), block.bytes())
+            };
             if self.fingerprints.of(bytes) != context.fingerprints[first + i] {
-                return Err(swap.damaged(Place::of(context.handles[first + i]).map_or(0, |p| p.slot)));
+                return Err(
+                    swap.damaged(Place::of(context.handles[first + i]).map_or(0, |p| p.slot))
+                );
             }
         }
         Ok(run)

@@ -53,7 +53,8 @@ impl Pager {
         let cuts_block = half < self.config.block_order;
         let is_folded = matches!(left.state.get(), State::Stored | State::Loading);
         assert!(!cuts_block || !is_folded, "a stored block can't be split");
-        let right_id = self.folios.create(guard, left.key() + half.pages() as u64, half, left.state.get());
+        let right_id =
+            self.folios.create(guard, left.key() + half.pages() as u64, half, left.state.get());
         let right = self.folios.get(guard, right_id);
         right.frame.set(left.frame.get() + half.pages() as u32);
         right.age.set(left.age.get());
@@ -100,7 +101,13 @@ impl Pager {
     }
 
     /// Splits until one folio is exactly `[key, key + order)`; returns it.
-    pub(crate) fn carve(&self, guard: &mut ShardGuard<'_>, mut id: FolioId, key: u64, order: Order) -> FolioId {
+    pub(crate) fn carve(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        mut id: FolioId,
+        key: u64,
+        order: Order,
+    ) -> FolioId {
         while self.folios.get(guard, id).order() > order {
             let right = self.split_folio(guard, id);
             if key >= self.folios.get(guard, right).key() {
@@ -137,7 +144,13 @@ impl Pager {
 
     /// Tells from the shadow of a folio that comes back whether it belongs to the working set (C4), and notes how it was
     /// asked for.
-    pub(crate) fn note_refault(&self, guard: &ShardGuard<'_>, id: FolioId, touch: Touch, from_file: bool) {
+    pub(crate) fn note_refault(
+        &self,
+        guard: &ShardGuard<'_>,
+        id: FolioId,
+        touch: Touch,
+        from_file: bool,
+    ) {
         let folio = self.folios.get(guard, id);
         folio.touch.set(folio.touch.get().then(if from_file { Touch::UNKNOWN } else { touch }));
         let pages = folio.pages();
@@ -147,14 +160,18 @@ impl Pager {
         folio.active.set(self.config.workingset && is_workingset);
         if folio.active.get() {
             stats::add(&self.stats.workingset_activate, pages);
-            stats::add(&self.stats.workingset_restore, if workingset::was_active(folio.age.get()) { pages } else { 0 });
+            stats::add(
+                &self.stats.workingset_restore,
+                if workingset::was_active(folio.age.get()) { pages } else { 0 },
+            );
         }
     }
 
     /// Counts a load; one that needed the swap file, for a part at least, counts as from there.
     pub(crate) fn count_load(&self, order: Order, from_file: bool) {
         let s = &self.stats;
-        let (folios, pages) = if from_file { (&s.swpin_folio, &s.pswpin) } else { (&s.zswpin_folio, &s.zswpin) };
+        let (folios, pages) =
+            if from_file { (&s.swpin_folio, &s.pswpin) } else { (&s.zswpin_folio, &s.zswpin) };
         stats::add(&folios[order.get() as usize], 1);
         stats::add(pages, order.pages() as u64);
     }

@@ -31,7 +31,9 @@ impl Pager {
         }
         let refused = self.lru.pages(List::Refused);
         let least = match refused {
-            1.. if self.config.on_full == OnFull::Grow => refused + (self.reserve_bytes() >> PAGE_SHIFT),
+            1.. if self.config.on_full == OnFull::Grow => {
+                refused + (self.reserve_bytes() >> PAGE_SHIFT)
+            }
             _ => self.floor_bytes() >> PAGE_SHIFT,
         };
         self.bound().max(least)
@@ -48,7 +50,8 @@ impl Pager {
         let outside = self.quota.outside_bytes();
         let mut bytes = u64::MAX;
         if let Some(limit) = self.limit_bytes() {
-            bytes = limit.saturating_sub(self.counted_pool_bytes() + self.metadata_bytes() + outside);
+            bytes =
+                limit.saturating_sub(self.counted_pool_bytes() + self.metadata_bytes() + outside);
         }
         if let Some(resident) = self.quota.resident_bytes() {
             bytes = bytes.min(resident.saturating_sub(outside));
@@ -76,7 +79,8 @@ impl Pager {
             most = most.min(limit.saturating_sub(others));
         }
         self.store.set_pool_bytes_max(if most == u64::MAX { 0 } else { most.max(1) });
-        let has_better = self.swap.as_ref().is_some_and(Swap::accepts) || counts && self.limit_bytes().is_some();
+        let has_better =
+            self.swap.as_ref().is_some_and(Swap::accepts) || counts && self.limit_bytes().is_some();
         self.store.set_refuse_incompressible(has_better);
     }
 
@@ -93,7 +97,8 @@ impl Pager {
 
     /// Whether folios that could not leave may be tried again.
     pub(crate) fn may_retry(&self) -> bool {
-        self.lru.pages(List::Refused) > 0 && now_ns().saturating_sub(self.refused_at.load(Relaxed)) > REST_NS
+        self.lru.pages(List::Refused) > 0
+            && now_ns().saturating_sub(self.refused_at.load(Relaxed)) > REST_NS
     }
 
     /// What may be used now of `--limit`; `None` without one.
@@ -125,7 +130,8 @@ impl Pager {
     pub fn publish(&self) {
         let s = &self.stats;
         let (pool, index) = (self.store.pool_bytes(), self.metadata_bytes());
-        let (mapped, frames) = (self.tally.mapped() << PAGE_SHIFT, self.frames.populated() << PAGE_SHIFT);
+        let (mapped, frames) =
+            (self.tally.mapped() << PAGE_SHIFT, self.frames.populated() << PAGE_SHIFT);
         s.resident_bytes.store(mapped, Relaxed);
         s.frame_bytes.store(frames, Relaxed);
         s.pool_bytes.store(pool, Relaxed);
@@ -133,8 +139,9 @@ impl Pager {
         let refused = self.lru.pages(List::Refused) << PAGE_SHIFT;
         s.refused_bytes.store(refused, Relaxed);
         self.bound_pool();
-        let is_crowded =
-            self.limit_bytes().is_some_and(|limit| self.counted_pool_bytes() + index + self.floor_bytes() > limit);
+        let is_crowded = self
+            .limit_bytes()
+            .is_some_and(|limit| self.counted_pool_bytes() + index + self.floor_bytes() > limit);
         if is_crowded || refused > 0 && refused + self.floor_bytes() > self.bound() << PAGE_SHIFT {
             self.past_the_limit();
         }
@@ -159,7 +166,9 @@ impl Pager {
         let before = self.stats.over_limit.fetch_add(1, Relaxed);
         let what = if self.config.limit_bytes.is_some() { "limit" } else { "resident limit" };
         if self.config.on_full == OnFull::Stop {
-            panic!("memfold: the {what} is reached and nothing more can be folded; stopping (--on-full stop)");
+            panic!(
+                "memfold: the {what} is reached and nothing more can be folded; stopping (--on-full stop)"
+            );
         }
         if before == 0 {
             self.publish();

@@ -80,7 +80,9 @@ impl Pager {
     /// Maps a frame's pages at `home` and gives the frame back, as far as it got. Wakes whoever waits for them, unless
     /// all goes well and the caller will.
     fn carry_in(&self, home: usize, frame: Frame, order: Order, wake: Wake) -> Done {
-        let Some(_quiet) = self.changes.quiet() else { return Done { pages: 0, stop: Some(Stop::Again) } };
+        let Some(_quiet) = self.changes.quiet() else {
+            return Done { pages: 0, stop: Some(Stop::Again) };
+        };
         let (from, len) = (self.frames.addr(frame), order.bytes());
         if self.has_move {
             // SAFETY: the folio's shard is locked and its frame holds its bytes; `home` is its own range.
@@ -190,7 +192,13 @@ impl Pager {
 
     /// Maps a folio that is in the swap cache (`Cached`, or its caller's `Loading` or `Saving`): it becomes `Resident`.
     /// If the kernel stops half-way, the folio is split: what is mapped is `Resident`, the rest `Cached`.
-    pub(crate) fn map_in(&self, guard: &mut ShardGuard<'_>, home: usize, id: FolioId, wake: Wake) -> Done {
+    pub(crate) fn map_in(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        home: usize,
+        id: FolioId,
+        wake: Wake,
+    ) -> Done {
         let folio = self.folios.get(guard, id);
         let (frame, order) = (folio.frame.get(), folio.order());
         folio.wanted.store(false, Relaxed);
@@ -214,7 +222,15 @@ impl Pager {
     }
 
     /// After a split at page `at`: pieces before it become `before`, the others `after`, each on its list.
-    fn settle_pieces(&self, guard: &ShardGuard<'_>, id: FolioId, at: usize, order: Order, before: State, after: State) {
+    fn settle_pieces(
+        &self,
+        guard: &ShardGuard<'_>,
+        id: FolioId,
+        at: usize,
+        order: Order,
+        before: State,
+        after: State,
+    ) {
         let start = self.folios.get(guard, id).key();
         let mut key = start;
         while key < start + order.pages() as u64 {
@@ -234,11 +250,15 @@ impl Pager {
         let (clean, folded) = (self.tally.clean(), self.tally.folded());
         let budget = self.target() * self.config.clean_percent as u64 / 100;
         // What clean copies hold of the pool, as if they compressed like the rest.
-        let held = self.store.pool_bytes() as u128 * clean as u128 / (clean + folded).max(1) as u128;
+        let held =
+            self.store.pool_bytes() as u128 * clean as u128 / (clean + folded).max(1) as u128;
         let folio = self.folios.get(guard, id);
         let is_crowded = folio.has_copy.get() && self.swap.as_ref().is_some_and(Swap::is_half_full);
         let crowded = is_crowded && self.folios.handles(folio).any(|h| h.as_foreign().is_some());
-        if crowded || clean > budget || self.limit_bytes().is_some_and(|limit| held > limit as u128 / CLEAN_SHARE) {
+        if crowded
+            || clean > budget
+            || self.limit_bytes().is_some_and(|limit| held > limit as u128 / CLEAN_SHARE)
+        {
             stats::add(&self.stats.clean_dropped, 1);
             self.drop_copy(guard, id);
         }
@@ -247,11 +267,23 @@ impl Pager {
     /// Moves a `Resident` folio from its home into an empty frame: it becomes `Cached`. Pages that the program had
     /// discarded become zeros. If the kernel stops half-way, the folio is split: what moved is `Cached`, the rest
     /// `Resident` and protected. `frame` is given back if nothing moved.
-    pub(crate) fn map_out(&self, guard: &mut ShardGuard<'_>, home: usize, id: FolioId, frame: Frame) -> Done {
+    pub(crate) fn map_out(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        home: usize,
+        id: FolioId,
+        frame: Frame,
+    ) -> Done {
         let folio = self.folios.get(guard, id);
         let order = folio.order();
-        let done = if self.has_move { self.carry_out(home, frame, order) } else { self.copy_out(home, frame, order) };
-        folio.age.set(workingset::shadow(self.tally.evict(order.pages() as u64), folio.active.get()));
+        let done = if self.has_move {
+            self.carry_out(home, frame, order)
+        } else {
+            self.copy_out(home, frame, order)
+        };
+        folio
+            .age
+            .set(workingset::shadow(self.tally.evict(order.pages() as u64), folio.active.get()));
         folio.frame.set(frame);
         if done.stop.is_none() {
             folio.state.set(State::Cached);
@@ -274,7 +306,11 @@ impl Pager {
         }
         self.settle_pieces(guard, id, done.pages, order, State::Cached, State::Resident);
         for page in done.pages..order.pages() {
-            self.frames.give(frame + page as u32, Order::PAGE, if self.has_move { Kind::Empty } else { Kind::Full });
+            self.frames.give(
+                frame + page as u32,
+                Order::PAGE,
+                if self.has_move { Kind::Empty } else { Kind::Full },
+            );
         }
         done
     }
@@ -298,13 +334,16 @@ impl Pager {
     /// some: a thread to wake for each costs more than compressing it.
     pub(crate) fn ask_to_save(&self, order: Order) {
         let dirty = self.lru.pages(List::Dirty);
-        if order >= self.config.block_order || dirty >= DIRTY_BATCH.min(self.target() / WAIT_SHARE) {
+        if order >= self.config.block_order || dirty >= DIRTY_BATCH.min(self.target() / WAIT_SHARE)
+        {
             self.queue.reclaim();
         }
     }
 
     fn carry_out(&self, home: usize, frame: Frame, order: Order) -> Done {
-        let Some(_quiet) = self.changes.quiet() else { return Done { pages: 0, stop: Some(Stop::Again) } };
+        let Some(_quiet) = self.changes.quiet() else {
+            return Done { pages: 0, stop: Some(Stop::Again) };
+        };
         let (to, len) = (self.frames.addr(frame), order.bytes());
         let (mut done, mut moved, mut stop) = (0usize, 0usize, None);
         let mut holes = 0usize;
@@ -337,7 +376,9 @@ impl Pager {
                 Errno::NOENT | Errno::INVAL if span.narrow(most) => {}
                 Errno::NOENT => {
                     // SAFETY: the frame's page is empty; `zeros` is readable.
-                    match unsafe { self.space.copy(to + done, self.frames.zeros(), PAGE_SIZE, false) } {
+                    match unsafe {
+                        self.space.copy(to + done, self.frames.zeros(), PAGE_SIZE, false)
+                    } {
                         Ok(()) => {
                             stats::add(&self.stats.move_holes, 1);
                             holes += 1;
@@ -376,7 +417,11 @@ impl Pager {
         // changed under the write lock of `areas`), so every page is there, and protection keeps the bytes still. The
         // frame is full and ours. After the copy the frame is authoritative and the pages are needed no longer.
         unsafe {
-            core::ptr::copy_nonoverlapping(home as *const u8, self.frames.addr(frame) as *mut u8, len);
+            core::ptr::copy_nonoverlapping(
+                home as *const u8,
+                self.frames.addr(frame) as *mut u8,
+                len,
+            );
             if self.space.discard(home, len).is_err() {
                 let _ = self.space.protect(home, len, false);
                 return Done { pages: 0, stop: Some(Stop::Busy) };

@@ -23,7 +23,9 @@ use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use core::fmt::{Display, Formatter};
 use core::time::Duration;
-use memfold_store::{DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig, StoreError};
+use memfold_store::{
+    DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig, StoreError,
+};
 use memfold_sys::Errno;
 use memfold_sys::disk::Disk;
 use memfold_sys::disk::swapfile::{FileDisk, Options};
@@ -54,7 +56,9 @@ impl From<String> for StartError {
 impl Display for StartError {
     fn fmt(&self, f: &mut Formatter<'_>) -> core::fmt::Result {
         match self {
-            StartError::AddressSpace(errno) => write!(f, "no address space for the engine: {errno}"),
+            StartError::AddressSpace(errno) => {
+                write!(f, "no address space for the engine: {errno}")
+            }
             StartError::Setting(why) => f.write_str(why),
         }
     }
@@ -95,7 +99,8 @@ impl Pager {
             }
         };
         let contexts = Contexts::new(count, config.block_order, codecs, config.batch);
-        let recompress = config.recompress.as_deref().map(memfold_store::CodecSpec::parse).transpose();
+        let recompress =
+            config.recompress.as_deref().map(memfold_store::CodecSpec::parse).transpose();
         let recompress = recompress.map_err(|e| alloc::format!("--recompress: {e}"))?;
         let mut pager = Pager {
             store,
@@ -107,7 +112,8 @@ impl Pager {
             shards: Shards::new(config.shard_bytes),
             index: Index::new().map_err(StartError::AddressSpace)?,
             folios: Folios::new(config.block_order).map_err(StartError::AddressSpace)?,
-            fingerprints: Fingerprints::new().map_err(|e| alloc::format!("no random bytes from the kernel: {e}"))?,
+            fingerprints: Fingerprints::new()
+                .map_err(|e| alloc::format!("no random bytes from the kernel: {e}"))?,
             lru: Lru::new().map_err(StartError::AddressSpace)?,
             frames: Frames::new(frame_bytes, 4).map_err(StartError::AddressSpace)?,
             streams: Streams::new(
@@ -144,7 +150,11 @@ impl Pager {
         Ok(pager)
     }
 
-    fn make_swap(&self, disk: Box<dyn Disk>, remote: Option<Box<dyn Remote>>) -> Result<Swap, String> {
+    fn make_swap(
+        &self,
+        disk: Box<dyn Disk>,
+        remote: Option<Box<dyn Remote>>,
+    ) -> Result<Swap, String> {
         let bounds = Bounds {
             size_bytes: self.config.swap_bytes,
             keep_free_bytes: self.config.swap_keep_free_bytes,
@@ -154,21 +164,25 @@ impl Pager {
             limit_bytes: self.config.resident_max_bytes(),
             folio: self.config.folio_order,
         };
-        Swap::new(disk, remote, self.config.swap_encrypt, bounds).map_err(|e| alloc::format!("no swap file: {e}"))
+        Swap::new(disk, remote, self.config.swap_encrypt, bounds)
+            .map_err(|e| alloc::format!("no swap file: {e}"))
     }
 }
 
 fn open_disk(path: &str) -> Result<Box<dyn Disk>, String> {
-    let disk = FileDisk::open(path, Options::default()).map_err(|e| alloc::format!("--swap: {e}"))?;
+    let disk =
+        FileDisk::open(path, Options::default()).map_err(|e| alloc::format!("--swap: {e}"))?;
     Ok(Box::new(disk))
 }
 
 fn open_remote(config: &Config) -> Result<Option<Box<dyn Remote>>, String> {
     let Some(url) = &config.remote else { return Ok(None) };
-    let no_service = || "--remote: no service: a library starts one (memfold_remote::Service)".to_string();
+    let no_service =
+        || "--remote: no service: a library starts one (memfold_remote::Service)".to_string();
     let socket = config.remote_socket.as_deref().ok_or_else(no_service)?;
     let timeout = Duration::from_secs(config.remote_timeout_s as u64);
-    let remote = SocketRemote::new(socket, url, timeout).map_err(|e| alloc::format!("--remote: {e}"))?;
+    let remote =
+        SocketRemote::new(socket, url, timeout).map_err(|e| alloc::format!("--remote: {e}"))?;
     Ok(Some(Box::new(remote)))
 }
 
@@ -179,7 +193,9 @@ fn set_up_dictionaries(store: &Store, canned: &Canned) -> Result<(), String> {
     }
     let codec = store.codec();
     if !codec.takes_dictionaries() {
-        return Err(alloc::format!("--canned: codec {codec} takes no dictionaries; use lz4 or zstd"));
+        return Err(alloc::format!(
+            "--canned: codec {codec} takes no dictionaries; use lz4 or zstd"
+        ));
     }
     let Canned::File(path) = canned else {
         store.set_canned(true);

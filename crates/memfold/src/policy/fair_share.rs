@@ -56,7 +56,8 @@ mod tests {
                 share(1000, own, &mut others).min(own)
             };
             assert!((0..5).map(got).sum::<u64>() <= 1000, "{needs:?}");
-            let level = |me: usize| share(1000, needs[me], &mut [&needs[..me], &needs[me + 1..]].concat());
+            let level =
+                |me: usize| share(1000, needs[me], &mut [&needs[..me], &needs[me + 1..]].concat());
             let starved = (0..5).find(|&me| got(me) < needs[me] && level(me) < 1000 / 5);
             assert_eq!(starved, None, "{needs:?}");
         }

@@ -49,7 +49,11 @@ struct Table {
 impl Streams {
     /// No streams yet; windows from one block to `largest`.
     pub fn new(block: Order, largest: Order) -> Streams {
-        Streams { table: Mutex::new(Table { streams: [Stream::default(); STREAMS], clock: 0 }), block, largest }
+        Streams {
+            table: Mutex::new(Table { streams: [Stream::default(); STREAMS], clock: 0 }),
+            block,
+            largest,
+        }
     }
 
     /// Says what to load for a fault at page `key`. A stream may skip up to a window, so that a few pages that were
@@ -61,7 +65,9 @@ impl Streams {
         let clock = table.clock;
         let hit = table.streams.iter_mut().find(|s| {
             let slack = (s.end - s.start).max(block);
-            s.used != 0 && ((key >= s.end && key < s.end + slack) || (key < s.start && key + slack >= s.start))
+            s.used != 0
+                && ((key >= s.end && key < s.end + slack)
+                    || (key < s.start && key + slack >= s.start))
         });
         if let Some(s) = hit {
             let backward = key < s.start;
@@ -71,11 +77,18 @@ impl Streams {
             let order = Order::new(s.order).unwrap_or(self.block);
             // One page after another may be one object.
             let touch = if s.hits >= SURE { Touch::STREAM } else { Touch::UNKNOWN };
-            return Advice { order, backward, ahead: (s.hits >= SURE) as u8 + (s.hits >= SURER) as u8, touch };
+            return Advice {
+                order,
+                backward,
+                ahead: (s.hits >= SURE) as u8 + (s.hits >= SURER) as u8,
+                touch,
+            };
         }
-        let oldest = table.streams.iter_mut().min_by_key(|s| s.used).expect("the table is not empty");
+        let oldest =
+            table.streams.iter_mut().min_by_key(|s| s.used).expect("the table is not empty");
         let start = key / block * block;
-        *oldest = Stream { start, end: start + block, order: self.block.get(), hits: 0, used: clock };
+        *oldest =
+            Stream { start, end: start + block, order: self.block.get(), hits: 0, used: clock };
         Advice { order: self.block, backward: false, ahead: 0, touch: Touch::RANDOM }
     }
 

@@ -70,9 +70,11 @@ impl SwapReadahead {
             }
         }
         (region.hits, region.last) = (0, key);
-        let order = Order::new(self.block.get() + region.window.checked_sub(1)?).unwrap_or(Order::MAX);
+        let order =
+            Order::new(self.block.get() + region.window.checked_sub(1)?).unwrap_or(Order::MAX);
         let start = key & !(self.block.pages() as u64 - 1);
-        let key = if is_backward { start.checked_sub(1)? } else { start + self.block.pages() as u64 };
+        let key =
+            if is_backward { start.checked_sub(1)? } else { start + self.block.pages() as u64 };
         Some(Beside { key, order })
     }
 

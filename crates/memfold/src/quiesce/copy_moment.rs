@@ -40,7 +40,9 @@ impl Moment {
     /// have left them.
     pub fn judge(&mut self, change: Event, managed: &[Pages], ghosts: &[Pages]) -> Vec<Event> {
         match change {
-            Event::Unmap { start, end } => self.judge_unmap(pages(start, end - start), managed, ghosts),
+            Event::Unmap { start, end } => {
+                self.judge_unmap(pages(start, end - start), managed, ghosts)
+            }
             Event::Remap { from, to, len } => {
                 let (source, target) = (pages(from, len), pages(to, len));
                 if !self.has_moved(source, target, managed, ghosts) {
@@ -58,7 +60,8 @@ impl Moment {
 
     /// Of what waits for an end, that end is told; of the rest, what is not there.
     fn judge_unmap(&mut self, range: Pages, managed: &[Pages], ghosts: &[Pages]) -> Vec<Event> {
-        let here = without(range.0, range.1, ghosts).into_iter().flat_map(|part| parts(part, managed));
+        let here =
+            without(range.0, range.1, ghosts).into_iter().flat_map(|part| parts(part, managed));
         let here: Vec<Pages> = here.collect();
         let stay = here.iter().flat_map(|part| parts(*part, &self.marked));
         self.unclear.extend(stay.map(unmap));
@@ -69,7 +72,9 @@ impl Moment {
     /// Something has come to `target`, so what is managed there had gone, by changes that were not clear till now.
     fn make_way(&mut self, target: Pages, managed: &[Pages], changes: &mut Vec<Event>) {
         for part in parts(target, managed) {
-            while let Some(at) = self.unclear.iter().position(|change| touch(part, &[source_of(change)])) {
+            while let Some(at) =
+                self.unclear.iter().position(|change| touch(part, &[source_of(change)]))
+            {
                 match self.unclear.remove(at) {
                     Event::Remap { from, to, len } => {
                         self.make_way(pages(to, len), managed, changes);

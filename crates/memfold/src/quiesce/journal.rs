@@ -148,7 +148,10 @@ impl Journal {
     /// Waits until the child of the fork before needs no more notes, but not for ever: it may have been killed.
     pub fn wait_for_child(&self) {
         let begin = now_ns();
-        while self.told.load(SeqCst) && !self.notes.lock().is_content() && now_ns() - begin < CATCH_UP_NS {
+        while self.told.load(SeqCst)
+            && !self.notes.lock().is_content()
+            && now_ns() - begin < CATCH_UP_NS
+        {
             sleep_ns(PACE_NS);
         }
     }
@@ -469,9 +472,15 @@ impl Notes {
         let mut at = page;
         for note in (0..self.own.count.load(SeqCst)).rev().map(|i| log.note(i).0) {
             match note {
-                Note::Change(Event::Remap { from, to, len }) if at.wrapping_sub(to) < len => at = at - to + from,
-                Note::Change(Event::Remap { from, len, .. }) if at.wrapping_sub(from) < len => return None,
-                Note::Change(Event::Unmap { start, end } | Event::Remove { start, end }) if start <= at && at < end => {
+                Note::Change(Event::Remap { from, to, len }) if at.wrapping_sub(to) < len => {
+                    at = at - to + from
+                }
+                Note::Change(Event::Remap { from, len, .. }) if at.wrapping_sub(from) < len => {
+                    return None;
+                }
+                Note::Change(Event::Unmap { start, end } | Event::Remove { start, end })
+                    if start <= at && at < end =>
+                {
                     return None;
                 }
                 _ => {}
@@ -515,7 +524,12 @@ mod tests {
             |managed, changed| {
                 assert_eq!(changed, [(16 * MIB, 18 * MIB), (32 * MIB, 33 * MIB)]);
                 let is_managed = |at| managed.find(at).is_some();
-                assert!(is_managed(32 * MIB) && is_managed(18 * MIB) && !is_managed(16 * MIB) && !is_managed(17 * MIB));
+                assert!(
+                    is_managed(32 * MIB)
+                        && is_managed(18 * MIB)
+                        && !is_managed(16 * MIB)
+                        && !is_managed(17 * MIB)
+                );
                 seen = true;
             },
         );
@@ -528,7 +542,8 @@ mod tests {
             let (rest, asked) = (rest_with(&[]), Cell::new(0));
             let is_quiet = || quiet_at_first && asked.replace(asked.get() + 1) == 0;
             let mut acted = false;
-            assert!(!rest.settle_changed(Areas::default(), is_quiet, |_, changed| acted = changed.is_empty()));
+            assert!(!rest.settle_changed(Areas::default(), is_quiet, |_, changed| acted =
+                changed.is_empty()));
             assert_eq!(acted, quiet_at_first);
         }
     }

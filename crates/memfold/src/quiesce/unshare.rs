@@ -86,7 +86,9 @@ impl ToUnshare {
             let mut ranges = self.ranges.lock();
             (ranges.0, core::mem::take(&mut ranges.1))
         };
-        for page in list[..count].iter().flat_map(|&(start, len)| (start..start + len).step_by(PAGE_SIZE)) {
+        for page in
+            list[..count].iter().flat_map(|&(start, len)| (start..start + len).step_by(PAGE_SIZE))
+        {
             // What is missing is folded, or was never there: it must not be brought here for this.
             if space.is_populated(page) {
                 let _ = space.unshare(page, PAGE_SIZE);

@@ -62,7 +62,12 @@ impl Pager {
 
     /// Where a `Resident` folio is a part of a cut block that was loaded as one, joins its parts: returns the folio of the block,
     /// on no list, and its key. `None`: it isn't.
-    pub(crate) fn join_block(&self, areas: &Areas, guard: &mut ShardGuard<'_>, id: FolioId) -> Option<(FolioId, u64)> {
+    pub(crate) fn join_block(
+        &self,
+        areas: &Areas,
+        guard: &mut ShardGuard<'_>,
+        id: FolioId,
+    ) -> Option<(FolioId, u64)> {
         let block = self.config.block_order;
         let folio = self.folios.get(guard, id);
         if folio.order() >= block {
@@ -100,7 +105,10 @@ impl Pager {
         while at < keys.end {
             let id = self.index.find(guard, at)?;
             let folio = self.folios.get(guard, id);
-            if folio.state.get() != State::Resident || folio.refused.get() || folio.touch.get() == Touch::UNKNOWN {
+            if folio.state.get() != State::Resident
+                || folio.refused.get()
+                || folio.touch.get() == Touch::UNKNOWN
+            {
                 return None;
             }
             streamed &= folio.touch.get() == Touch::STREAM;

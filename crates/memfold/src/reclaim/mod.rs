@@ -93,7 +93,11 @@ impl Pager {
                 Progress::Again => return Err(NoFrame::Again),
                 // What the two processes share can't leave until a background thread has made it private: worth a moment's
                 // wait, but not more, as that thread may itself be waiting for a fault to be served.
-                Progress::Nothing if !large && self.to_unshare.met() != met && self.to_unshare.has_forked_lately() => {
+                Progress::Nothing
+                    if !large
+                        && self.to_unshare.met() != met
+                        && self.to_unshare.has_forked_lately() =>
+                {
                     self.queue.reclaim();
                     memfold_sys::thread::sleep_ns(SHARED_WAIT_NS);
                 }
@@ -136,7 +140,9 @@ impl Pager {
 
     /// Makes `pages` full frames free, or brings memory `slack` pages under the target.
     pub(crate) fn reclaim(&self, hold: Hold<'_>, pages: u64, slack: u64) -> Progress {
-        let enough = |p: &Pager| p.frames.full_free() >= pages && (slack == 0 || p.physical() + slack <= p.target());
+        let enough = |p: &Pager| {
+            p.frames.full_free() >= pages && (slack == 0 || p.physical() + slack <= p.target())
+        };
         for tried in 0..TRIES + pages as usize {
             if enough(self) {
                 return Progress::Freed;

@@ -50,7 +50,8 @@ impl Pager {
         let (start, mut smaller) = (now_ns(), 0);
         let mut cold = [Cold::NONE; FEW];
         while now_ns() - start < budget_ns {
-            let found = self.store.to_recompress(self.config.recompress_after_s as u16, SCAN, &mut cold);
+            let found =
+                self.store.to_recompress(self.config.recompress_after_s as u16, SCAN, &mut cold);
             for cold in &cold[..found] {
                 smaller += self.recompress_block(&self.areas.read(), w, cold) as u64;
             }

@@ -116,9 +116,10 @@ impl Pager {
                 let out = &mut context.handles[..count];
                 let w = &mut context.worker;
                 match &mut context.offload {
-                    Some(queue) if changed.count() > 1 => {
-                        self.store.save_through(w, queue, frame, order, key, &changed, wanted, out).map(drop)
-                    }
+                    Some(queue) if changed.count() > 1 => self
+                        .store
+                        .save_through(w, queue, frame, order, key, &changed, wanted, out)
+                        .map(drop),
                     _ => self.store.save(w, frame, order, key, &changed, wanted, out).map(drop),
                 }
             }
@@ -156,7 +157,11 @@ impl Pager {
                 // The store keeps nothing of it; the folio's old copy is invalid at every offset (Z3), and with no
                 // device below it stays in memory, marked active (Z4).
                 stats::add(
-                    if e == SaveError::Verify { &self.stats.verify_mismatch } else { &self.stats.save_refused },
+                    if e == SaveError::Verify {
+                        &self.stats.verify_mismatch
+                    } else {
+                        &self.stats.save_refused
+                    },
                     1,
                 );
                 folio.state.set(State::Cached);
@@ -179,9 +184,12 @@ impl Pager {
         let frame = self.frames.addr(work.frame) as *const u8;
         let block_bytes = self.folios.block_order(work.order).bytes();
         let mut changed = BlockSet::EMPTY;
-        for (i, old) in context.fingerprints.iter_mut().enumerate().take(self.folios.block_count(work.order)) {
+        for (i, old) in
+            context.fingerprints.iter_mut().enumerate().take(self.folios.block_count(work.order))
+        {
             // SAFETY: block `i` lies in the frame, which is full, and nobody writes to it while the folio is `Saving`.
-            let block = unsafe { core::slice::from_raw_parts(frame.add(i * block_bytes), block_bytes) };
+            let block =
+                unsafe { core::slice::from_raw_parts(frame.add(i * block_bytes), block_bytes) };
             let new = self.fingerprints.of(block);
             if !work.had_copy || *old != new {
                 changed.insert(i);
@@ -192,7 +200,14 @@ impl Pager {
     }
 
     /// Notes the new objects of a folio whose save succeeded.
-    fn accept(&self, context: &Context, guard: &ShardGuard<'_>, id: FolioId, changed: &BlockSet, had_copy: bool) {
+    fn accept(
+        &self,
+        context: &Context,
+        guard: &ShardGuard<'_>,
+        id: FolioId,
+        changed: &BlockSet,
+        had_copy: bool,
+    ) {
         let folio = self.folios.get(guard, id);
         let (order, pages) = (folio.order(), folio.pages());
         let slots = self.folios.slots(folio);
@@ -226,7 +241,9 @@ impl Pager {
         let Some(area) = areas.find_key(key) else { return };
         let mut guard = self.shards.lock(key);
         let mut mapped = 0;
-        if self.is_still(&guard, id, key) && self.folios.get(&guard, id).state.get() == State::Cached {
+        if self.is_still(&guard, id, key)
+            && self.folios.get(&guard, id).state.get() == State::Cached
+        {
             mapped = self.map_in(&mut guard, area.addr_of(key), id, Wake::Now).pages;
         }
         if mapped < order.pages() {

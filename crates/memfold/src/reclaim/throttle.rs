@@ -80,7 +80,10 @@ mod tests {
         assert!((0..PAUSE_MIN).all(|_| !throttle.judge(200, 100, || 0)));
         assert!(throttle.judge(200, 100, || 0));
         assert!(!throttle.judge(200, 100, || PAUSE_MIN as u64 + PATIENCE_NS));
-        assert!((0..2 * PAUSE_MIN).all(|_| !throttle.judge(200, 100, || 0)), "it waits less and less");
+        assert!(
+            (0..2 * PAUSE_MIN).all(|_| !throttle.judge(200, 100, || 0)),
+            "it waits less and less"
+        );
         assert!(throttle.judge(200, 100, || 0));
     }
 }

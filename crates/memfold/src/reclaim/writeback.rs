@@ -110,7 +110,9 @@ impl Pager {
 
     /// Writes a folio that the store has refused to the swap file. `context.fingerprints` has those of its blocks.
     pub(crate) fn write_out(&self, context: &Context, refused: &Refused) -> Fate {
-        let Some(swap) = self.swap.as_ref().filter(|swap| swap.accepts()) else { return Fate::Stays };
+        let Some(swap) = self.swap.as_ref().filter(|swap| swap.accepts()) else {
+            return Fate::Stays;
+        };
         let &Refused { id, key, order, frame } = refused;
         let slot = if order <= swap.largest() { swap.take(order) } else { None };
         let Some(slot) = slot else { return self.halve(id, key, order) };
@@ -198,7 +200,12 @@ impl Pager {
         debug_assert!(folio.state.get() == State::Cached && !folio.has_copy.get());
         let block = self.folios.block_order(folio.order());
         for (i, to) in self.folios.slots(folio).iter().enumerate() {
-            let place = Place { slot: slot + (i * block.pages()) as u64, offset: 0, len: block.bytes(), raw: true };
+            let place = Place {
+                slot: slot + (i * block.pages()) as u64,
+                offset: 0,
+                len: block.bytes(),
+                raw: true,
+            };
             swap.enter(place);
             to.set(Slot { handle: place.handle(), ..to.get() });
         }
@@ -242,7 +249,11 @@ impl Pager {
         let mut writes: Vec<Transfer> = writes.collect();
         // SAFETY: buffers and runs are this thread's.
         unsafe { swap.write(&mut writes) };
-        let freed = runs.iter().zip(&writes).map(|(run, write)| self.end_packed(swap, run, write.result)).sum();
+        let freed = runs
+            .iter()
+            .zip(&writes)
+            .map(|(run, write)| self.end_packed(swap, run, write.result))
+            .sum();
         // Only now, so that no block is copied twice.
         self.list_left(&left);
         freed
@@ -252,11 +263,17 @@ impl Pager {
     fn list_left(&self, left: &[Left]) {
         for &Left { id, key, why } in left {
             let guard = self.shards.lock(key);
-            if self.index.find(&guard, key) == Some(id) && self.folios.get(&guard, id).state.get() == State::Stored {
+            if self.index.find(&guard, key) == Some(id)
+                && self.folios.get(&guard, id).state.get() == State::Stored
+            {
                 let folio = self.folios.get(&guard, id);
                 match why {
-                    Why::Full => self.lru.push_tail(id, folio.key(), folio.order().get(), List::Folded),
-                    Why::TooLong => self.lru.push(id, folio.key(), folio.order().get(), List::Folded),
+                    Why::Full => {
+                        self.lru.push_tail(id, folio.key(), folio.order().get(), List::Folded)
+                    }
+                    Why::TooLong => {
+                        self.lru.push(id, folio.key(), folio.order().get(), List::Folded)
+                    }
                 }
             }
         }
@@ -266,7 +283,8 @@ impl Pager {
     pub(crate) fn pack_run(&self, swap: &Swap, left: &mut Vec<Left>) -> Option<Run> {
         let buffer = swap.write_buffer(false)?;
         let orders = PACK_ORDERS.rev().filter_map(Order::new).filter(|o| *o <= swap.largest());
-        let Some((order, slot)) = orders.filter_map(|o| swap.take(o).map(|slot| (o, slot))).next() else {
+        let Some((order, slot)) = orders.filter_map(|o| swap.take(o).map(|slot| (o, slot))).next()
+        else {
             swap.note_full();
             swap.give_buffer(buffer);
             return None;
@@ -281,10 +299,16 @@ impl Pager {
         }
         for item in &items {
             let start = (item.place.start() - slot * PAGE_SIZE as u64) as usize;
-            swap.seal_packed(item.place, item.fields, item.len, &mut room[start..start + item.place.len]);
+            swap.seal_packed(
+                item.place,
+                item.fields,
+                item.len,
+                &mut room[start..start + item.place.len],
+            );
         }
         // What lies behind the last object is written too: not what some other thread left there.
-        let used = items.last().map_or(0, |item| (item.place.end() - slot * PAGE_SIZE as u64) as usize);
+        let used =
+            items.last().map_or(0, |item| (item.place.end() - slot * PAGE_SIZE as u64) as usize);
         let pages = used.div_ceil(PAGE_SIZE);
         room[used..bytes(pages)].fill(0);
         if pages < order.pages() {
@@ -301,7 +325,8 @@ impl Pager {
         for _ in 0..PACK_TRIES {
             let Some((id, key)) = self.lru.isolate(List::Folded) else { break };
             let guard = self.shards.lock(key);
-            let is_still = self.index.find(&guard, key) == Some(id) && self.folios.get(&guard, id).key() == key;
+            let is_still = self.index.find(&guard, key) == Some(id)
+                && self.folios.get(&guard, id).key() == key;
             if !is_still {
                 continue;
             }
@@ -348,9 +373,21 @@ impl Pager {
             let exported = self.store.export(slot.handle, to).unwrap_or_else(|e| {
                 panic!("memfold: stored data is damaged, stopping before a wrong byte is written: {e:?}")
             });
-            let place = Place { slot: run + (*used / PAGE_SIZE) as u64, offset: *used % PAGE_SIZE, len, raw: false };
+            let place = Place {
+                slot: run + (*used / PAGE_SIZE) as u64,
+                offset: *used % PAGE_SIZE,
+                len,
+                raw: false,
+            };
             let key = key + (i * order.pages()) as u64;
-            items.push(Item { key, slot, order, place, fields: exported.fields, len: exported.len });
+            items.push(Item {
+                key,
+                slot,
+                order,
+                place,
+                fields: exported.fields,
+                len: exported.len,
+            });
             *used += len;
         }
         found
@@ -377,7 +414,9 @@ impl Pager {
             }
             let number = (item.key - folio.key()) as usize / item.order.pages();
             let is_block = self.folios.block_order(folio.order()) == item.order;
-            let Some(slot) = self.folios.slots(folio).get(number).filter(|s| is_block && s.get() == item.slot) else {
+            let Some(slot) =
+                self.folios.slots(folio).get(number).filter(|s| is_block && s.get() == item.slot)
+            else {
                 continue;
             };
             swap.enter(item.place);
@@ -406,7 +445,9 @@ impl Pager {
                 raw.iter().map(|w| swap.write_of(w.buffer, w.slot, w.order.bytes())).collect();
             // SAFETY: who submitted them has handed buffers and runs over.
             unsafe { swap.write(&mut writes) };
-            raw.iter().zip(&writes).for_each(|(write, done)| self.end_raw(swap, write, done.result));
+            raw.iter()
+                .zip(&writes)
+                .for_each(|(write, done)| self.end_raw(swap, write, done.result));
         }
         let packed = if work.pressed { self.shrink_pool(swap) } else { 0 };
         if work.discard {

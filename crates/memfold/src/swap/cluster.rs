@@ -151,7 +151,11 @@ impl Clusters {
     pub fn used_bits(&self, first: u64) -> u16 {
         let (id, offset) = (first as usize / CLUSTER_SLOTS, first as usize % CLUSTER_SLOTS);
         debug_assert!(offset.is_multiple_of(16));
-        self.inner.lock().clusters.get(id).map_or(0, |c| (c.bits[offset / 64] >> (offset % 64)) as u16)
+        self.inner
+            .lock()
+            .clusters
+            .get(id)
+            .map_or(0, |c| (c.bits[offset / 64] >> (offset % 64)) as u16)
     }
 
     /// Takes an aligned run of free slots that lies in one cluster; each has one holder then. `cpu` says who asks.
@@ -178,7 +182,10 @@ impl Clusters {
             let cluster = &mut inner.clusters[id as usize];
             for offset in offsets {
                 let holders = &mut cluster.holders[offset];
-                assert!(*holders > 0 && *holders < u8::MAX, "slot {offset} of cluster {id} has {holders} holders");
+                assert!(
+                    *holders > 0 && *holders < u8::MAX,
+                    "slot {offset} of cluster {id} has {holders} holders"
+                );
                 *holders += 1;
             }
         });
@@ -229,7 +236,10 @@ impl Clusters {
     pub fn discarded(&self, range: &Range<u64>) {
         let mut inner = self.inner.lock();
         for id in range.start / CLUSTER_SLOTS as u64..range.end / CLUSTER_SLOTS as u64 {
-            debug_assert!(inner.clusters[id as usize].list == List::Off && inner.clusters[id as usize].used == 0);
+            debug_assert!(
+                inner.clusters[id as usize].list == List::Off
+                    && inner.clusters[id as usize].used == 0
+            );
             inner.enter(id as u32, List::Free);
         }
         inner.hopeless = ORDERS as u8;
@@ -243,7 +253,9 @@ impl Clusters {
         let inner = self.inner.lock();
         let mut used = 0;
         for (id, cluster) in inner.clusters.iter().enumerate() {
-            cluster.check(&inner.next, id as u32).map_err(|e| alloc::format!("cluster {id}: {e}"))?;
+            cluster
+                .check(&inner.next, id as u32)
+                .map_err(|e| alloc::format!("cluster {id}: {e}"))?;
             used += cluster.used as u64;
         }
         self.check_lists(&inner)?;
@@ -251,7 +263,11 @@ impl Clusters {
             return Err(alloc::format!("{used} slots are held, {} are counted", self.used()));
         }
         if inner.clusters.len() * CLUSTER_SLOTS != self.slots() as usize {
-            return Err(alloc::format!("{} clusters, but {} slots", inner.clusters.len(), self.slots()));
+            return Err(alloc::format!(
+                "{} clusters, but {} slots",
+                inner.clusters.len(),
+                self.slots()
+            ));
         }
         Ok(())
     }
@@ -273,7 +289,11 @@ impl Clusters {
             }
         }
         let on = inner.clusters.iter().filter(|c| c.list != List::Off).count();
-        if on == listed { Ok(()) } else { Err(alloc::format!("{on} clusters say that they are listed, {listed} are")) }
+        if on == listed {
+            Ok(())
+        } else {
+            Err(alloc::format!("{on} clusters say that they are listed, {listed} are"))
+        }
     }
 }
 
@@ -366,7 +386,9 @@ impl Inner {
             let mut from = from as usize;
             if id == NIL {
                 let unused = [List::Free, List::Emptied].map(|list| self.head(list));
-                id = [self.fullest(order), unused[0], unused[1]].into_iter().find(|id| *id != NIL)?;
+                id = [self.fullest(order), unused[0], unused[1]]
+                    .into_iter()
+                    .find(|id| *id != NIL)?;
                 self.leave(id);
                 let cluster = &mut self.clusters[id as usize];
                 (cluster.order, cluster.owner) = (order.get(), Some(cpu));
@@ -387,10 +409,11 @@ impl Inner {
     /// From whatever cluster has such a run: the fullest one, to leave the others whole.
     fn take_any(&mut self, order: Order) -> Option<u64> {
         let room = |c: &Cluster| c.used > 0 && c.used as usize + order.pages() <= CLUSTER_SLOTS;
-        let with_run = (0..self.clusters.len()).filter(|id| room(&self.clusters[*id])).filter_map(|id| {
-            let offset = self.clusters[id].find(order, 0)?;
-            Some((self.clusters[id].used, id, offset))
-        });
+        let with_run =
+            (0..self.clusters.len()).filter(|id| room(&self.clusters[*id])).filter_map(|id| {
+                let offset = self.clusters[id].find(order, 0)?;
+                Some((self.clusters[id].used, id, offset))
+            });
         let Some((_, id, offset)) = with_run.max() else {
             self.hopeless = self.hopeless.min(order.get());
             return None;
@@ -426,7 +449,8 @@ impl Cluster {
     fn find(&self, order: Order, from: usize) -> Option<usize> {
         let step = order.pages();
         let first = from.next_multiple_of(step);
-        let runs = (first..CLUSTER_SLOTS).step_by(step).chain((0..first.min(CLUSTER_SLOTS)).step_by(step));
+        let runs =
+            (first..CLUSTER_SLOTS).step_by(step).chain((0..first.min(CLUSTER_SLOTS)).step_by(step));
         runs.into_iter().find(|&offset| self.is_free(order, offset))
     }
 
@@ -455,7 +479,9 @@ impl Cluster {
         }
         let fits = match self.list {
             List::Free | List::Emptied => self.used == 0,
-            List::NonFull(order) => self.used > 0 && (self.used as usize) < CLUSTER_SLOTS && order == self.order,
+            List::NonFull(order) => {
+                self.used > 0 && (self.used as usize) < CLUSTER_SLOTS && order == self.order
+            }
             List::Fragment(order) => {
                 let order_of = Order::new(order).ok_or("an order that isn't one")?;
                 self.used > 0 && order == self.order && self.find(order_of, 0).is_none()
@@ -467,7 +493,9 @@ impl Cluster {
             return Err("it is on a list that its use doesn't ask for");
         }
         match self.owner {
-            Some(cpu) if next[cpu as usize][self.order as usize].0 != id => Err("its CPU fills another"),
+            Some(cpu) if next[cpu as usize][self.order as usize].0 != id => {
+                Err("its CPU fills another")
+            }
             Some(_) if self.list != List::Off => Err("a CPU fills it, and it is listed"),
             _ => Ok(()),
         }

@@ -35,7 +35,9 @@ impl Place {
     /// The handle that names this place.
     pub fn handle(self) -> Handle {
         debug_assert!(self.slot < SLOTS_MAX && self.offset < PAGE_SIZE && self.len > 0);
-        debug_assert!(self.offset.is_multiple_of(UNIT_BYTES) && self.len.is_multiple_of(UNIT_BYTES));
+        debug_assert!(
+            self.offset.is_multiple_of(UNIT_BYTES) && self.len.is_multiple_of(UNIT_BYTES)
+        );
         let (offset, units) = ((self.offset / UNIT_BYTES) as u64, (self.len / UNIT_BYTES) as u64);
         Handle::foreign(self.slot | offset << 32 | (units - 1) << 40 | (self.raw as u64) << 57)
     }

@@ -95,8 +95,16 @@ pub struct ReadError {
 impl core::fmt::Display for ReadError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self.object {
-            Some(number) => write!(f, "remote store {}, object {number} (slot {}): ", self.name, self.slot)?,
-            None => write!(f, "swap file {}, slot {} (byte {}): ", self.name, self.slot, self.slot * PAGE_SIZE as u64)?,
+            Some(number) => {
+                write!(f, "remote store {}, object {number} (slot {}): ", self.name, self.slot)?
+            }
+            None => write!(
+                f,
+                "swap file {}, slot {} (byte {}): ",
+                self.name,
+                self.slot,
+                self.slot * PAGE_SIZE as u64
+            )?,
         }
         match &self.why {
             Some(why) => write!(f, "reading failed: {why}"),
@@ -167,7 +175,8 @@ impl Swap {
         mut bounds: Bounds,
     ) -> Result<Swap, Errno> {
         bounds.size_bytes = bounds.size_bytes.min(SLOTS_MAX * PAGE_SIZE as u64);
-        bounds.remote_bytes = bounds.remote_bytes.min(SLOTS_MAX * PAGE_SIZE as u64 - bounds.size_bytes);
+        bounds.remote_bytes =
+            bounds.remote_bytes.min(SLOTS_MAX * PAGE_SIZE as u64 - bounds.size_bytes);
         let tier_bounds = TierBounds {
             file_bytes: bounds.size_bytes,
             remote_bytes: bounds.remote_bytes,
@@ -176,16 +185,21 @@ impl Swap {
             limit_bytes: bounds.limit_bytes,
         };
         let tier = remote.map(|remote| Tier::new(remote, tier_bounds)).transpose()?;
-        let slots = tier.as_ref().map_or(bounds.size_bytes / PAGE_SIZE as u64, Tier::slots_max) as usize;
+        let slots =
+            tier.as_ref().map_or(bounds.size_bytes / PAGE_SIZE as u64, Tier::slots_max) as usize;
         let share = (bounds.limit_bytes / BUFFER_SHARE).max(1).ilog2();
-        let buffer_bytes = (1usize << share).clamp(BUFFER_MIN_BYTES, bounds.folio.bytes().max(PACK_BYTES));
+        let buffer_bytes =
+            (1usize << share).clamp(BUFFER_MIN_BYTES, bounds.folio.bytes().max(PACK_BYTES));
         let buffers = Zone::reserve(buffer_bytes * BUFFERS, PAGE_SIZE)?;
         Ok(Swap {
             disk,
             seal: Seal::new(encrypt)?,
             clusters: Clusters::new(),
             tier,
-            marks: Zone::reserve_growing((slots.max(1) * size_of::<Mark>()).next_multiple_of(PAGE_SIZE), PAGE_SIZE)?,
+            marks: Zone::reserve_growing(
+                (slots.max(1) * size_of::<Mark>()).next_multiple_of(PAGE_SIZE),
+                PAGE_SIZE,
+            )?,
             edge: Edge::new(),
             buffers,
             buffer_bytes,
@@ -240,7 +254,8 @@ impl Swap {
 
     /// Whether more than half of what file and remote store may hold is in use.
     pub fn is_half_full(&self) -> bool {
-        let most = self.tier.as_ref().map_or(self.bounds.size_bytes / PAGE_SIZE as u64, Tier::slots_max);
+        let most =
+            self.tier.as_ref().map_or(self.bounds.size_bytes / PAGE_SIZE as u64, Tier::slots_max);
         self.clusters.used() > most / 2
     }
 
@@ -283,7 +298,10 @@ impl Swap {
                 return self.claim(slot, order);
             }
             if !self.grow(slots) {
-                return self.clusters.take(order, cpu, Reach::All).and_then(|slot| self.claim(slot, order));
+                return self
+                    .clusters
+                    .take(order, cpu, Reach::All)
+                    .and_then(|slot| self.claim(slot, order));
             }
         }
     }
@@ -318,7 +336,8 @@ impl Swap {
             return done;
         }
         let room = self.bounds.size_bytes.saturating_sub(now) / cluster;
-        let free = self.disk.free_bytes().unwrap_or(0).saturating_sub(self.bounds.keep_free_bytes) / cluster;
+        let free = self.disk.free_bytes().unwrap_or(0).saturating_sub(self.bounds.keep_free_bytes)
+            / cluster;
         let mut count = room.min(free).min(GROWTH_CLUSTERS as u64) as usize;
         while count > 0 {
             if self.disk.grow(now + count as u64 * cluster).is_ok() {
@@ -358,7 +377,8 @@ impl Swap {
         let mut ranges = [const { 0..0 }; 32];
         let found = self.clusters.begin_discard(&mut ranges);
         for range in &ranges[..found] {
-            let (start, len) = (range.start * PAGE_SIZE as u64, (range.end - range.start) * PAGE_SIZE as u64);
+            let (start, len) =
+                (range.start * PAGE_SIZE as u64, (range.end - range.start) * PAGE_SIZE as u64);
             let _ = self.disk.punch(start, len);
             if let Some(tier) = &self.tier {
                 tier.discarded(range);
@@ -495,7 +515,13 @@ impl Swap {
     ///
     /// # Safety
     /// - `to` has room for `count` blocks that nobody else touches; the objects are not freed meanwhile.
-    pub unsafe fn read_raw(&self, place: Place, count: usize, block: Order, to: *mut Page) -> Result<(), ReadError> {
+    pub unsafe fn read_raw(
+        &self,
+        place: Place,
+        count: usize,
+        block: Order,
+        to: *mut Page,
+    ) -> Result<(), ReadError> {
         let len = count * block.bytes();
         // SAFETY: the caller vouches for the memory.
         unsafe { self.read(place.slot, to, len)? };
@@ -504,7 +530,10 @@ impl Swap {
             // SAFETY: the mark was written before the object was entered; `to` has room, as the caller says.
             let opened = unsafe {
                 let mark = self.mark(slot).read();
-                let bytes = core::slice::from_raw_parts_mut(to.add(i * block.pages()).cast(), block.bytes());
+                let bytes = core::slice::from_raw_parts_mut(
+                    to.add(i * block.pages()).cast(),
+                    block.bytes(),
+                );
                 self.seal.open(raw_bound(slot, mark.number, block), bytes, &mark.tag)
             };
             if !opened {
@@ -534,8 +563,9 @@ impl Swap {
         // SAFETY: the buffer is this thread's.
         let result = unsafe {
             let bytes = self.buffer(buffer);
-            self.read(first.slot, Page::at(bytes.as_mut_ptr()), len)
-                .and_then(|()| each(&mut Packed { swap: self, slot: first.slot, bytes: &mut bytes[..len] }))
+            self.read(first.slot, Page::at(bytes.as_mut_ptr()), len).and_then(|()| {
+                each(&mut Packed { swap: self, slot: first.slot, bytes: &mut bytes[..len] })
+            })
         };
         self.give_buffer(buffer);
         result
@@ -567,13 +597,19 @@ impl Swap {
     }
 
     fn unread(&self, slot: u64, errno: Errno) -> ReadError {
-        ReadError { name: self.disk.name().into(), slot, object: None, why: Some(alloc::format!("{errno}")) }
+        ReadError {
+            name: self.disk.name().into(),
+            slot,
+            object: None,
+            why: Some(alloc::format!("{errno}")),
+        }
     }
 
     /// The error for an object that is not what was written.
     pub fn damaged(&self, slot: u64) -> ReadError {
         let far = self.tier.as_ref().and_then(|tier| Some((tier.name(), tier.object_of(slot)?)));
-        let (name, object) = far.map_or((self.disk.name(), None), |(name, number)| (name, Some(number)));
+        let (name, object) =
+            far.map_or((self.disk.name(), None), |(name, number)| (name, Some(number)));
         ReadError { name: name.into(), slot, object, why: None }
     }
 

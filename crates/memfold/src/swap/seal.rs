@@ -56,7 +56,8 @@ impl Seal {
                 let mut key = [0; 32];
                 make(&mut key)?;
                 // "Less safe" is that the caller chooses the nonces; see above.
-                let cipher = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("32 bytes"));
+                let cipher =
+                    LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("32 bytes"));
                 wipe_bytes(&mut key);
                 Ok(cipher)
             })
@@ -73,7 +74,11 @@ impl Seal {
     pub fn close(&self, bound: Bound, bytes: &mut [u8]) -> [u8; TAG_BYTES] {
         match &self.cipher {
             Some(cipher) => {
-                let tag = cipher.seal_in_place_separate_tag(nonce(bound), Aad::from(context(bound)), bytes);
+                let tag = cipher.seal_in_place_separate_tag(
+                    nonce(bound),
+                    Aad::from(context(bound)),
+                    bytes,
+                );
                 tag.expect("less than 64 GiB").as_ref().try_into().expect("16 bytes")
             }
             None => checksum(bound, bytes),
@@ -87,7 +92,9 @@ impl Seal {
         match &self.cipher {
             Some(cipher) => {
                 let context = Aad::from(context(bound));
-                cipher.open_in_place_separate_tag(nonce(bound), context, Tag::from(*tag), bytes, 0..).is_ok()
+                cipher
+                    .open_in_place_separate_tag(nonce(bound), context, Tag::from(*tag), bytes, 0..)
+                    .is_ok()
             }
             None => checksum(bound, bytes) == *tag,
         }
@@ -111,7 +118,9 @@ fn checksum(bound: Bound, bytes: &[u8]) -> [u8; TAG_BYTES] {
     let [low, high] = xxh3_128(bytes);
     let words = [low, high, bound.place, bound.number, bound.header];
     let mut all = [0; 40];
-    all.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+    all.chunks_exact_mut(8)
+        .zip(words)
+        .for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
     let [low, high] = xxh3_128(&all);
     let mut tag = [0; TAG_BYTES];
     tag[..8].copy_from_slice(&low.to_le_bytes());
@@ -173,7 +182,11 @@ mod tests {
         let mut places = Vec::new();
         let mut buffer = std::vec![0u8; 1 << 20];
         let own = buffer.as_ptr() as usize..buffer.as_ptr() as usize + buffer.len();
-        for line in std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains(" rw-p ")) {
+        for line in std::fs::read_to_string("/proc/self/maps")
+            .unwrap()
+            .lines()
+            .filter(|line| line.contains(" rw-p "))
+        {
             let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
             let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap());
             // Reservations of terabytes hold next to nothing; reading them would make their pages.
@@ -184,9 +197,12 @@ mod tests {
                     let len = buffer.len().min(end - at);
                     let read = memory.read_at(&mut buffer[..len], at as u64).unwrap_or(0);
                     let found = buffer[..read].windows(16).enumerate();
-                    let found =
-                        found.filter(|(_, bytes)| bytes.iter().enumerate().all(|(n, byte)| *byte == key_byte(n)));
-                    places.extend(found.map(|(offset, _)| at + offset).filter(|at| !own.contains(at)));
+                    let found = found.filter(|(_, bytes)| {
+                        bytes.iter().enumerate().all(|(n, byte)| *byte == key_byte(n))
+                    });
+                    places.extend(
+                        found.map(|(offset, _)| at + offset).filter(|at| !own.contains(at)),
+                    );
                     at += len;
                 }
             });
@@ -210,8 +226,10 @@ mod tests {
         let page = &raw const *cipher as usize;
         let places = places_of_key();
         assert!(!places.is_empty(), "the test looks for what isn't there");
-        let elsewhere: Vec<_> =
-            places.iter().filter(|at| **at < page || **at >= page + size_of::<LessSafeKey>()).collect();
+        let elsewhere: Vec<_> = places
+            .iter()
+            .filter(|at| **at < page || **at >= page + size_of::<LessSafeKey>())
+            .collect();
         assert_eq!(elsewhere, [&0; 0]);
         drop(seal);
         assert_eq!(places_of_key(), []);
@@ -233,8 +251,12 @@ mod tests {
     fn no_number_is_given_twice() {
         let seal = Seal::new(true).unwrap();
         let mut numbers: Vec<u64> = std::thread::scope(|s| {
-            let threads: Vec<_> = (0..4).map(|_| s.spawn(|| (0..5000).map(|_| seal.number()).collect())).collect();
-            threads.into_iter().flat_map(|t: std::thread::ScopedJoinHandle<'_, Vec<u64>>| t.join().unwrap()).collect()
+            let threads: Vec<_> =
+                (0..4).map(|_| s.spawn(|| (0..5000).map(|_| seal.number()).collect())).collect();
+            threads
+                .into_iter()
+                .flat_map(|t: std::thread::ScopedJoinHandle<'_, Vec<u64>>| t.join().unwrap())
+                .collect()
         });
         numbers.sort_unstable();
         numbers.dedup();

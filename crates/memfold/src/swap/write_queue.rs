@@ -115,7 +115,10 @@ impl Outbox {
     pub fn next(&self, wait: bool) -> Work {
         let mut outbox = self.inner.lock();
         loop {
-            let is_idle = outbox.raw.iter().all(|w| w.is_none()) && !outbox.pressed && !outbox.discard && !outbox.stop;
+            let is_idle = outbox.raw.iter().all(|w| w.is_none())
+                && !outbox.pressed
+                && !outbox.discard
+                && !outbox.stop;
             if !is_idle || !wait {
                 let raw = core::mem::take(&mut outbox.raw);
                 let (pressed, discard) = (outbox.pressed, outbox.discard);

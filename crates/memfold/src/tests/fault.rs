@@ -65,7 +65,8 @@ impl Engine {
     pub fn fill(&self, pages: Range<usize>, share: usize) {
         for number in pages {
             let page = self.page(number);
-            let write = |bytes: &mut [u8]| bytes.copy_from_slice(&partly_random(number as u64, share));
+            let write =
+                |bytes: &mut [u8]| bytes.copy_from_slice(&partly_random(number as u64, share));
             while let Err(ticket) = self.space.write(page, write) {
                 assert_eq!(self.pager.fault(Fault { addr: page, ..Fault::default() }), Served::Yes);
                 self.space.leave(ticket);
@@ -80,7 +81,9 @@ impl Engine {
     /// The orders of the folios that begin in a range of pages.
     pub fn orders(&self, pages: Range<usize>) -> Vec<u8> {
         let areas = self.pager.areas.read();
-        let key = |number: usize| areas.find(self.page(0)).expect("the area").key_of(self.page(0)) + number as u64;
+        let key = |number: usize| {
+            areas.find(self.page(0)).expect("the area").key_of(self.page(0)) + number as u64
+        };
         let mut orders = Vec::new();
         self.pager.each_folio(key(pages.start)..key(pages.end), |guard, id| {
             orders.push(self.pager.folios.get(guard, id).order().get());
@@ -91,7 +94,9 @@ impl Engine {
     /// Asserts that a page holds what `fill` has written there with `share`.
     pub fn assert_holds(&self, number: usize, share: usize) {
         let want = partly_random(number as u64, share);
-        while let Err(ticket) = self.space.read(self.page(number), |bytes| assert!(*bytes == *want, "page {number}")) {
+        while let Err(ticket) =
+            self.space.read(self.page(number), |bytes| assert!(*bytes == *want, "page {number}"))
+        {
             self.touch(number);
             self.space.leave(ticket);
         }
@@ -100,7 +105,8 @@ impl Engine {
     /// Serves the fault of a touch.
     pub fn touch(&self, number: usize) -> Looked {
         let nothing = || self.pager.index.looked[1].load(Relaxed);
-        let (before, events, reads) = (nothing(), self.pager.store.stats().events, self.disk.reads());
+        let (before, events, reads) =
+            (nothing(), self.pager.store.stats().events, self.disk.reads());
         let served = self.pager.fault(Fault { addr: self.page(number), ..Fault::default() });
         assert!(served == Served::Yes && self.space.is_present(self.page(number)));
         let now = self.pager.store.stats().events;
@@ -140,11 +146,15 @@ fn c5_a_fault_looks_nowhere_but_where_its_page_is() {
     assert_eq!(engine.touch(33), looked(0, 1));
     // Outside all areas nothing is looked up at all.
     let before = engine.pager.index.looked[0].load(Relaxed);
-    assert_eq!(engine.pager.fault(Fault { addr: PAGE_SIZE, ..Fault::default() }), Served::NotManaged);
+    assert_eq!(
+        engine.pager.fault(Fault { addr: PAGE_SIZE, ..Fault::default() }),
+        Served::NotManaged
+    );
     assert_eq!(engine.pager.index.looked[0].load(Relaxed), before);
     // Every fault went one way.
     let s = &engine.pager.stats;
-    let ways = [&s.faults_zero, &s.faults_stale, &s.rescues, &s.pgmajfault, &s.faults_waited].map(get);
+    let ways =
+        [&s.faults_zero, &s.faults_stale, &s.rescues, &s.pgmajfault, &s.faults_waited].map(get);
     assert_eq!(get(&s.faults), ways.iter().sum::<u64>(), "{ways:?}");
     engine.pager.check().unwrap();
 }
@@ -164,7 +174,10 @@ fn m3_m7_pages_at_rest_come_from_one_decompression_of_their_block() {
         assert!(bytes == partly_random(number as u64, 2), "page {number}");
     }
     let now = engine.pager.store.stats().events;
-    assert_eq!((now.recent_misses - before.recent_misses, now.recent_hits - before.recent_hits), (3, 6));
+    assert_eq!(
+        (now.recent_misses - before.recent_misses, now.recent_hits - before.recent_hits),
+        (3, 6)
+    );
     assert_eq!(engine.pager.stats.partial_loads.load(Relaxed), 9);
     assert_eq!(engine.pager.stats.recent_hits.load(Relaxed), 6);
     assert_eq!(engine.space.present_pages(), 0, "nothing changes at rest");

@@ -24,7 +24,8 @@ fn a_write_that_keeps_a_pages_public_hash_is_not_lost() {
     for (block, zeros) in [0, 2, 4].into_iter().flat_map(|order| [(order, 2), (order, 0)]) {
         let mut config = Config::new(1 << 30);
         (config.limit_bytes, config.delivery) = (Some(WORKABLE_MIN_BYTES), Delivery::Signal);
-        (config.block_order, config.folio_order) = (Order::new(block).unwrap(), Order::new(4).unwrap());
+        (config.block_order, config.folio_order) =
+            (Order::new(block).unwrap(), Order::new(4).unwrap());
         (config.swap, config.swap_keep_free_bytes) = (Some("memory".into()), 0);
         let engine = Engine::with(config, PAGES);
         engine.fill(0..PAGES, zeros);
@@ -37,12 +38,20 @@ fn a_write_that_keeps_a_pages_public_hash_is_not_lost() {
                 equal_xxh3(&mut page, x, y);
                 engine.touch(number);
                 let right = engine.space.read(engine.page(number), |bytes| *bytes == page);
-                assert_eq!(right.ok(), Some(true), "page {number}, {:?}, {zeros}/4 zeros", Order::new(block));
+                assert_eq!(
+                    right.ok(),
+                    Some(true),
+                    "page {number}, {:?}, {zeros}/4 zeros",
+                    Order::new(block)
+                );
             }
         }
         let clean = engine.pager.stats.clean_evictions.load(Relaxed);
         engine.page_out(0..PAGES);
-        assert!(engine.pager.stats.clean_evictions.load(Relaxed) > clean, "what is unchanged is still known as that");
+        assert!(
+            engine.pager.stats.clean_evictions.load(Relaxed) > clean,
+            "what is unchanged is still known as that"
+        );
         engine.pager.check().unwrap();
     }
 }

@@ -35,7 +35,8 @@ fn a_batch_of_free_pages_comes_back_after_others_have_taken_it() {
     // Somebody takes all that is free, again and again.
     for round in 0..20 {
         let frames = &engine.pager.frames;
-        let taken: Vec<Frame> = std::iter::from_fn(|| frames.take(Order::PAGE, Kind::Full)).collect();
+        let taken: Vec<Frame> =
+            std::iter::from_fn(|| frames.take(Order::PAGE, Kind::Full)).collect();
         let most = most_free(&engine, &mut random, 400);
         assert!(most >= batch / 2, "round {round}: {most} pages at once, {batch} before");
         taken.into_iter().for_each(|page| frames.give(page, Order::PAGE, Kind::Full));

@@ -58,11 +58,23 @@ fn s5_only_a_folio_that_the_range_cuts_is_split_first() {
             engine.pager.page_out_at(addrs);
             assert_eq!((saved(&engine), get(&engine.pager.stats.zswpout)), ([0, 0, 2, 1, 1], 32));
         }
-        assert_eq!(engine.orders(16..64), [2, 2, 3, 4, 2, 2, 3], "the folio in the middle stays whole");
-        assert_eq!(get(&engine.pager.stats.splits), 4, "16 pages into 8 and 8, one of them into 4 and 4, twice");
-        let present =
-            |pages: core::ops::Range<usize>| pages.filter(|n| engine.space.is_present(engine.page(*n))).count();
-        assert_eq!((present(16..20), present(20..52), present(52..64)), (4, if cold { 32 } else { 0 }, 12));
+        assert_eq!(
+            engine.orders(16..64),
+            [2, 2, 3, 4, 2, 2, 3],
+            "the folio in the middle stays whole"
+        );
+        assert_eq!(
+            get(&engine.pager.stats.splits),
+            4,
+            "16 pages into 8 and 8, one of them into 4 and 4, twice"
+        );
+        let present = |pages: core::ops::Range<usize>| {
+            pages.filter(|n| engine.space.is_present(engine.page(*n))).count()
+        };
+        assert_eq!(
+            (present(16..20), present(20..52), present(52..64)),
+            (4, if cold { 32 } else { 0 }, 12)
+        );
         engine.pager.check().unwrap();
     }
 }

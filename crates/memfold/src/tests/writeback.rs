@@ -16,7 +16,10 @@ fn stored(share: usize) -> Engine {
 
 /// What page `number` holds where zstd is to do better than lz4.
 fn hex(number: usize) -> Vec<u8> {
-    partly_random(number as u64, 2).iter().map(|byte| if *byte == 0 { 0 } else { b'a' + byte % 16 }).collect()
+    partly_random(number as u64, 2)
+        .iter()
+        .map(|byte| if *byte == 0 { 0 } else { b'a' + byte % 16 })
+        .collect()
 }
 
 #[test]
@@ -25,7 +28,8 @@ fn a_folio_that_is_recompressed_while_the_writer_looks_goes_to_the_file_later() 
     let (pager, swap) = (&engine.pager, engine.pager.swap.as_ref().unwrap());
     let mut cold = [Cold::NONE; 16];
     assert_eq!(pager.store.to_recompress(0, 1 << 16, &mut cold), 16);
-    let claims: Vec<_> = cold.iter().map(|cold| pager.claim(cold).expect("nobody else is at it")).collect();
+    let claims: Vec<_> =
+        cold.iter().map(|cold| pager.claim(cold).expect("nobody else is at it")).collect();
     assert_eq!(pager.pack_round(swap), 0, "all are claimed");
     let areas = pager.areas.read();
     for (claim, cold) in claims.into_iter().zip(&cold) {
@@ -44,7 +48,9 @@ fn a_block_that_is_recompressed_while_its_old_object_is_written_goes_to_the_file
     let mut engine = Engine::new(Order::new(2).unwrap());
     engine.pager.config.recompress_after_s = 0;
     engine.fill(0..64, 2);
-    (0..64).for_each(|n| engine.space.write(engine.page(n), |bytes| bytes.copy_from_slice(&hex(n))).unwrap());
+    (0..64).for_each(|n| {
+        engine.space.write(engine.page(n), |bytes| bytes.copy_from_slice(&hex(n))).unwrap()
+    });
     engine.page_out(0..64);
     let (pager, swap) = (&engine.pager, engine.pager.swap.as_ref().unwrap());
     let run = pager.pack_run(swap, &mut Vec::new()).unwrap();
@@ -52,7 +58,10 @@ fn a_block_that_is_recompressed_while_its_old_object_is_written_goes_to_the_file
     // SAFETY: buffer and run are this thread's.
     unsafe { swap.write(&mut writes) };
     let mut worker = pager.store.worker_for(CodecSpec::parse("zstd:3").unwrap());
-    assert!(pager.recompress_some(&mut worker, u64::MAX / 2) > 0, "zstd makes some smaller than lz4");
+    assert!(
+        pager.recompress_some(&mut worker, u64::MAX / 2) > 0,
+        "zstd makes some smaller than lz4"
+    );
     pager.end_packed(swap, &run, writes[0].result);
     pager.check().unwrap();
     while pager.pack_round(swap) > 0 {}

@@ -33,7 +33,8 @@ fn backing(order: u8, limit_bytes: u64, spill: SpillSettings) -> Arc<Backing> {
 fn random_requests_read_as_a_vector_of_bytes_does_while_objects_leave_for_the_file() {
     let mut random = Random::new(seed(30));
     for order in [0, 2, 4] {
-        let mut pair = Pair::new(&backing(order, 0, spill_settings(1 << 30, None)), (2 << 20) + 1536);
+        let mut pair =
+            Pair::new(&backing(order, 0, spill_settings(1 << 30, None)), (2 << 20) + 1536);
         let end = pair.device.size();
         for turn in 0..8 {
             for _ in 0..60 {
@@ -42,7 +43,10 @@ fn random_requests_read_as_a_vector_of_bytes_does_while_objects_leave_for_the_fi
             let pick = random.pick(&[Pick::All, Pick::Huge, Pick::Idle, Pick::All]);
             pair.device.backing.mark_idle(Duration::ZERO);
             let freed = pair.device.backing.write_back(pick).unwrap();
-            assert!(freed > 0 || turn > 0 || pick == Pick::Huge, "order {order}: nothing left memory");
+            assert!(
+                freed > 0 || turn > 0 || pick == Pick::Huge,
+                "order {order}: nothing left memory"
+            );
             if turn % 3 == 0 {
                 pair.check();
             }
@@ -50,14 +54,19 @@ fn random_requests_read_as_a_vector_of_bytes_does_while_objects_leave_for_the_fi
         pair.check();
         let spill = pair.device.backing.stats().spill.unwrap();
         assert!(
-            spill.objects > 0 && spill.read_bytes > 0 && spill.failed_reads + spill.failed_writes == 0,
+            spill.objects > 0
+                && spill.read_bytes > 0
+                && spill.failed_reads + spill.failed_writes == 0,
             "{spill:?}"
         );
         // What is dropped holds nothing, in memory or in the file.
         let backing = pair.device.backing.clone();
         drop(pair);
         let (stats, spill) = (backing.stats(), backing.stats().spill.unwrap());
-        assert_eq!((stats.store.objects, stats.table_bytes, spill.objects, spill.original_bytes), (0, 0, 0, 0));
+        assert_eq!(
+            (stats.store.objects, stats.table_bytes, spill.objects, spill.original_bytes),
+            (0, 0, 0, 0)
+        );
     }
 }
 
@@ -109,7 +118,10 @@ fn threads_that_write_past_the_limit_at_once_with_one_that_tends_lose_no_byte() 
         tender.join().unwrap();
     });
     let (objects, spilled) = device.check().unwrap();
-    assert_eq!((objects, spilled), (backing.stats().store.objects, backing.stats().spill.unwrap().objects));
+    assert_eq!(
+        (objects, spilled),
+        (backing.stats().store.objects, backing.stats().spill.unwrap().objects)
+    );
     assert!(spilled > 0);
 }
 
@@ -123,7 +135,10 @@ fn a_full_file_or_a_used_up_limit_is_no_room_and_every_byte_stays() {
             at += 100_000;
         }
         assert!(at > 8 << 20 && at < 14 << 20, "{at}");
-        assert_eq!(pair.device.write(&mut pair.device.io(), 20 << 20, &noise(9, 16384)), Err(IoError::NoSpace));
+        assert_eq!(
+            pair.device.write(&mut pair.device.io(), 20 << 20, &noise(9, 16384)),
+            Err(IoError::NoSpace)
+        );
         let error = pair.device.backing.stats().spill.unwrap().error.unwrap();
         assert!(error.contains(if limited { "limit" } else { "full" }), "{error}");
         pair.check();
@@ -193,10 +208,13 @@ fn what_is_idle_or_huge_is_what_leaves() {
 
 #[test]
 fn recompression_makes_objects_smaller_and_changes_no_byte() {
-    let settings = Settings { codec: CodecSpec::parse("lz4").unwrap(), pools: 2, ..Settings::default() };
+    let settings =
+        Settings { codec: CodecSpec::parse("lz4").unwrap(), pools: 2, ..Settings::default() };
     let mut pair = Pair::new(&Backing::new(&settings).unwrap(), 8 << 20);
-    let text: Vec<u8> =
-        (0..1u32 << 20).flat_map(|i| (i.wrapping_mul(i) >> 7).to_string().into_bytes()).take(4 << 20).collect();
+    let text: Vec<u8> = (0..1u32 << 20)
+        .flat_map(|i| (i.wrapping_mul(i) >> 7).to_string().into_bytes())
+        .take(4 << 20)
+        .collect();
     pair.write(0, &text).unwrap();
     pair.write(4 << 20, &noise(3, 1 << 20)).unwrap();
     let backing = pair.device.backing.clone();
@@ -220,7 +238,11 @@ fn recompression_makes_objects_smaller_and_changes_no_byte() {
     });
     assert_eq!((done.tried, done.smaller), (320, 256));
     assert_eq!(before - backing.stats().store.stored_bytes, done.gained_bytes);
-    assert_eq!(backing.recompress(Pick::All, codec, 0), Recompressed::default(), "nothing is tried twice");
+    assert_eq!(
+        backing.recompress(Pick::All, codec, 0),
+        Recompressed::default(),
+        "nothing is tried twice"
+    );
     assert_eq!(backing.write_back(Pick::All), None, "there is no file");
     pair.check();
 }

@@ -17,7 +17,8 @@ const PAGE: u64 = PAGE_SIZE as u64;
 fn backing(block_order: u8, limit_bytes: u64, codec: &str) -> Arc<Backing> {
     let block_order = Order::new(block_order).unwrap();
     let codec = CodecSpec::parse(codec).unwrap();
-    Backing::new(&Settings { limit_bytes, codec, block_order, pools: 2, ..Settings::default() }).unwrap()
+    Backing::new(&Settings { limit_bytes, codec, block_order, pools: 2, ..Settings::default() })
+        .unwrap()
 }
 
 pub(super) fn noise(seed: u64, len: usize) -> Vec<u8> {
@@ -56,7 +57,10 @@ impl Pair {
             let len = (PAGE_SIZE - start % PAGE_SIZE).min(from.len() - at);
             let found = self.read(start as u64, len);
             let (old, new) = (&mut self.bytes[start..start + len], &from[at..at + len]);
-            assert!(found == *old || found == new, "a refused write left something else at {start}");
+            assert!(
+                found == *old || found == new,
+                "a refused write left something else at {start}"
+            );
             old.copy_from_slice(&found);
             at += len;
         }
@@ -87,12 +91,19 @@ impl Pair {
         self.compare(0, self.bytes.len());
         let (objects, spilled) = self.device.check().unwrap();
         self.device.backing.store.check().unwrap();
-        assert_eq!(objects, self.device.backing.store.stats().objects, "an object that no slot knows");
+        assert_eq!(
+            objects,
+            self.device.backing.store.stats().objects,
+            "an object that no slot knows"
+        );
         assert_eq!(spilled, self.device.backing.stats().spill.map_or(0, |spill| spill.objects));
         let (mut at, bytes) = (0, &self.bytes);
         let each = |len, status| {
             let run = &bytes[at as usize..(at + len) as usize];
-            assert!(len > 0 && (status == Status::Data || run.iter().all(|b| *b == 0)), "{status:?} at {at}");
+            assert!(
+                len > 0 && (status == Status::Data || run.iter().all(|b| *b == 0)),
+                "{status:?} at {at}"
+            );
             at += len;
             true
         };
@@ -103,11 +114,15 @@ impl Pair {
     pub fn any_request(&mut self, random: &mut Random, around: Range<u64>) {
         let block = self.device.block_bytes() as u64;
         // Large blocks are written whole now and then only: filling them is most of the time.
-        let most = if random.per_mille(200) { 3 * block } else { random.pick(&[700, 2 * PAGE, 60_000]) };
+        let most =
+            if random.per_mille(200) { 3 * block } else { random.pick(&[700, 2 * PAGE, 60_000]) };
         let unit = random.pick(&[1, 1, 512, PAGE, if most > block { block } else { PAGE }]);
-        let offset = around.start + random.below((around.end - around.start) as usize) as u64 / unit * unit;
+        let offset =
+            around.start + random.below((around.end - around.start) as usize) as u64 / unit * unit;
         let offset = offset.min(around.end - 1);
-        let len = (1 + random.below(most as usize) as u64).next_multiple_of(unit).min(around.end - offset);
+        let len = (1 + random.below(most as usize) as u64)
+            .next_multiple_of(unit)
+            .min(around.end - offset);
         match random.below(9) {
             0..3 => self.compare(offset, len as usize),
             3..7 => {
@@ -124,12 +139,16 @@ impl Pair {
 #[test]
 fn m10_random_requests_of_any_alignment_read_as_a_vector_of_bytes_does() {
     let mut random = Random::new(seed(20));
-    for (order, codec) in [(0, "lz4"), (1, "zstd:1"), (2, "lz4"), (4, "lz4"), (9, "lz4"), (2, "none")] {
+    for (order, codec) in
+        [(0, "lz4"), (1, "zstd:1"), (2, "lz4"), (4, "lz4"), (9, "lz4"), (2, "none")]
+    {
         // It ends within a page, and its blocks lie in two chunks of the table.
         let chunk = table::CHUNK_PAGES as u64 * PAGE;
         let mut pair = Pair::new(&backing(order, 0, codec), chunk + (1 << 20) + 1536);
         let (end, around) = (pair.device.size(), 600_000);
-        for (turn, area) in [chunk - around..chunk + around, end - around..end].into_iter().enumerate() {
+        for (turn, area) in
+            [chunk - around..chunk + around, end - around..end].into_iter().enumerate()
+        {
             for _ in 0..if order == 9 { 60 } else { 400 } {
                 pair.any_request(&mut random, area.clone());
             }
@@ -184,7 +203,12 @@ fn threads_that_share_blocks_and_pages_lose_no_byte_of_each_other() {
                 match random.below(5) {
                     0 => {
                         device
-                            .zero(&mut io, at, own.len() as u64, random.pick(&[Zeros::Hole, Zeros::Written]))
+                            .zero(
+                                &mut io,
+                                at,
+                                own.len() as u64,
+                                random.pick(&[Zeros::Hole, Zeros::Written]),
+                            )
                             .unwrap();
                         own.fill(0);
                     }
@@ -235,7 +259,10 @@ fn overlapping_writes_of_a_block_leave_one_of_them_whole() {
             while !over.load(Relaxed) {
                 for block in 0..4 {
                     device.read(&mut io, block * 16384, &mut found).unwrap();
-                    assert!(found.iter().all(|b| *b == found[0]), "block {block} is of several writes");
+                    assert!(
+                        found.iter().all(|b| *b == found[0]),
+                        "block {block} is of several writes"
+                    );
                 }
             }
         });
@@ -250,11 +277,22 @@ fn m3_a_block_written_whole_is_not_read_and_a_part_is_changed_in_its_page() {
     let mut pair = Pair::new(&backing(2, 0, "lz4"), 1 << 20);
     pair.write(16384, &noise(1, 16384)).unwrap();
     let stats = pair.device.stats();
-    assert_eq!((stats.writes, stats.block_writes, stats.page_writes, stats.partial_writes), (1, 1, 0, 0));
+    assert_eq!(
+        (stats.writes, stats.block_writes, stats.page_writes, stats.partial_writes),
+        (1, 1, 0, 0)
+    );
     pair.write(3 * 16384, &noise(2, 8192)).unwrap();
     let stats = pair.device.stats();
-    assert_eq!((stats.block_writes, stats.page_writes, stats.partial_writes), (1, 2, 0), "below a block: pages");
-    assert_eq!((stats.block_reads, stats.partial_reads, stats.page_reads), (0, 0, 0), "nothing was read for it");
+    assert_eq!(
+        (stats.block_writes, stats.page_writes, stats.partial_writes),
+        (1, 2, 0),
+        "below a block: pages"
+    );
+    assert_eq!(
+        (stats.block_reads, stats.partial_reads, stats.page_reads),
+        (0, 0, 0),
+        "nothing was read for it"
+    );
     pair.write(3 * 16384 + 100, b"change").unwrap();
     pair.write(16384 + 100, b"change").unwrap();
     let stats = pair.device.stats();
@@ -282,7 +320,10 @@ fn m4_a_blocks_object_goes_with_its_last_page() {
     }
     assert_eq!(pair.device.stats().deferred_frees, 3);
     pair.zero(3 * PAGE, PAGE, Zeros::Hole);
-    assert_eq!((pair.device.backing.store.stats().objects, pair.device.stats().deferred_frees), (0, 3));
+    assert_eq!(
+        (pair.device.backing.store.stats().objects, pair.device.stats().deferred_frees),
+        (0, 3)
+    );
     pair.check();
 }
 
@@ -393,7 +434,8 @@ fn a_damaged_block_is_an_error_and_never_bytes_and_can_be_written_anew() {
 #[test]
 fn devices_of_one_backing_share_its_limit_and_no_byte() {
     let backing = backing(2, 8 << 20, "lz4");
-    let (mut a, mut b) = (Device::new(&backing, 16 << 20).unwrap(), Device::new(&backing, 16 << 20).unwrap());
+    let (mut a, mut b) =
+        (Device::new(&backing, 16 << 20).unwrap(), Device::new(&backing, 16 << 20).unwrap());
     let mut io = a.io();
     a.write(&mut io, 4096, &noise(1, 6 << 20)).unwrap();
     let mut found = vec![1; 1 << 20];
@@ -411,12 +453,14 @@ fn devices_of_one_backing_share_its_limit_and_no_byte() {
 #[test]
 fn what_makes_no_sense_is_refused() {
     let limited = backing(2, LIMIT_BYTES_MIN, "lz4");
-    let refused = |size: u64| Device::new(&limited, size).err().map(|e| e.to_string()).unwrap_or_default();
+    let refused =
+        |size: u64| Device::new(&limited, size).err().map(|e| e.to_string()).unwrap_or_default();
     assert!(refused(0).contains("size"), "{}", refused(0));
     assert!(refused(1000).contains("multiple of 512"), "{}", refused(1000));
     assert!(refused(SIZE_BYTES_MAX + 512).contains("at most"));
     assert!(
-        Table::bytes(SIZE_BYTES_MAX / PAGE) > LIMIT_BYTES_MIN && refused(SIZE_BYTES_MAX).contains("raise the limit")
+        Table::bytes(SIZE_BYTES_MAX / PAGE) > LIMIT_BYTES_MIN
+            && refused(SIZE_BYTES_MAX).contains("raise the limit")
     );
     let settings = Settings { limit_bytes: 1 << 20, ..Settings::default() };
     assert_eq!(Backing::new(&settings).err(), Some(DeviceError::Limit(1 << 20)));
@@ -434,5 +478,7 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(byte, [7]);
     let mut names = Vec::new();
     device.stats().each(|name, help, value| names.push((name, help.ends_with('.'), value)));
-    assert!(names.contains(&("invalid", true, 12)) && names.iter().all(|(_, has_help, _)| *has_help));
+    assert!(
+        names.contains(&("invalid", true, 12)) && names.iter().all(|(_, has_help, _)| *has_help)
+    );
 }

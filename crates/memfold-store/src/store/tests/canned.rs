@@ -6,10 +6,22 @@ fn records(seed: u64, page: &mut [u8]) {
     let mut random = Random::new(seed);
     let mut text = Vec::new();
     while text.len() < page.len() {
-        let words = ["timestamp", "customer_identifier", "payment_status", "delivery_address", "currency", "EUR"];
+        let words = [
+            "timestamp",
+            "customer_identifier",
+            "payment_status",
+            "delivery_address",
+            "currency",
+            "EUR",
+        ];
         let key = words[random.below(words.len())];
         text.extend(
-            format!("{{\"{key}\": {}, \"source\": \"node-{}\"}}\n", random.word() % 9999, random.below(50)).bytes(),
+            format!(
+                "{{\"{key}\": {}, \"source\": \"node-{}\"}}\n",
+                random.word() % 9999,
+                random.below(50)
+            )
+            .bytes(),
         );
     }
     page.copy_from_slice(&text[..page.len()]);
@@ -111,11 +123,17 @@ fn no_block_of_mixed_data_is_larger_for_a_dictionary() {
                     assert_same(&on, &mut on_w, &canned, &folio, order(4));
                     for (a, b) in plain.iter().zip(&canned) {
                         let (off, on) = (off.payload_bytes(*a), on.payload_bytes(*b));
-                        assert!(on <= off, "{spec}, blocks of order {block}: {on} bytes, {off} without");
+                        assert!(
+                            on <= off,
+                            "{spec}, blocks of order {block}: {on} bytes, {off} without"
+                        );
                     }
                 }
             }
-            assert!(block > 0 || stored(&on) * 100 < stored(&off) * 98, "{spec}: it still wins where it can");
+            assert!(
+                block > 0 || stored(&on) * 100 < stored(&off) * 98,
+                "{spec}: it still wins where it can"
+            );
             on.check().unwrap();
         }
     }
@@ -179,7 +197,12 @@ fn other_codecs_and_levels_do_not_take_the_dictionary() {
 }
 
 /// Saves folios until canned mode has judged, at most `folios`.
-fn until_judged(store: &Store, w: &mut Worker, folios: u64, fill: impl Fn(u64, &mut Pages)) -> CannedStep {
+fn until_judged(
+    store: &Store,
+    w: &mut Worker,
+    folios: u64,
+    fill: impl Fn(u64, &mut Pages),
+) -> CannedStep {
     let mut pages = Pages::new(16);
     for seed in 0..folios {
         fill(seed, &mut pages);
@@ -199,8 +222,9 @@ fn canned_mode_finds_what_blocks_share_and_leaves_the_rest_alone() {
     for spec in ["lz4", "zstd"] {
         let store = store_of(spec, 0);
         let mut w = store.worker();
-        let share =
-            |seed: u64, pages: &mut Pages| (0..16).for_each(|p| records(seed * 16 + p, pages.page_mut(p as usize)));
+        let share = |seed: u64, pages: &mut Pages| {
+            (0..16).for_each(|p| records(seed * 16 + p, pages.page_mut(p as usize)))
+        };
         assert_eq!(until_judged(&store, &mut w, 100, share), CannedStep::Nothing, "it is off");
         store.set_canned(true);
         let step = until_judged(&store, &mut w, 2000, share);
@@ -231,7 +255,9 @@ fn a_dictionary_that_saves_less_than_it_takes_is_not_used() {
         store.free_many(&handles);
         match store.canned_step() {
             CannedStep::Nothing => {}
-            CannedStep::Off(comparison) => return assert!(comparison.wins(), "nothing is held that it could save"),
+            CannedStep::Off(comparison) => {
+                return assert!(comparison.wins(), "nothing is held that it could save");
+            }
             step => panic!("{step:?}"),
         }
     }

@@ -74,10 +74,13 @@ fn z10_what_takes_the_place_of_stored_data_is_not_refused() {
     while save(&store, &mut w, &next(), order(4), 1).is_ok() {}
     let past = store.past_limit();
     let kept: Vec<_> = (0..8).map(|_| next()).collect();
-    let handles: Vec<_> = kept.iter().map(|folio| save(&store, &mut w, folio, order(4), 1).unwrap()).collect();
+    let handles: Vec<_> =
+        kept.iter().map(|folio| save(&store, &mut w, folio, order(4), 1).unwrap()).collect();
     drop(past);
     assert_eq!(save(&store, &mut w, &next(), order(4), 1), Err(SaveError::PoolFull));
-    kept.iter().zip(&handles).for_each(|(folio, handles)| assert_same(&store, &mut w, handles, folio, order(4)));
+    kept.iter()
+        .zip(&handles)
+        .for_each(|(folio, handles)| assert_same(&store, &mut w, handles, folio, order(4)));
     store.check().unwrap();
 }
 
@@ -88,13 +91,19 @@ fn z10_the_shrinker_names_what_was_not_used_since_its_last_look() {
     let saved = filled(&store, &mut w, 50);
     let mut out = [Cold::NONE; 400];
     assert_eq!(store.coldest(200 + 3, &mut out), 0, "what is new has its second chance");
-    let used: HashSet<_> = saved.iter().step_by(3).flat_map(|(handles, _)| handles.clone()).collect();
-    saved.iter().step_by(3).for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(4)));
+    let used: HashSet<_> =
+        saved.iter().step_by(3).flat_map(|(handles, _)| handles.clone()).collect();
+    saved
+        .iter()
+        .step_by(3)
+        .for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(4)));
     let cold = named(&store, &mut out);
     let keys: HashMap<_, _> = saved
         .iter()
         .enumerate()
-        .flat_map(|(i, (handles, _))| handles.iter().enumerate().map(move |(b, h)| (*h, 1000 + 16 * i + 4 * b)))
+        .flat_map(|(i, (handles, _))| {
+            handles.iter().enumerate().map(move |(b, h)| (*h, 1000 + 16 * i + 4 * b))
+        })
         .collect();
     assert!(cold.len() >= keys.len() - used.len());
     // The hand may have come round: only then may a used one be named, after its second chance.
@@ -133,7 +142,10 @@ fn m9_idle_and_huge_objects_become_smaller_and_keep_their_bytes() {
         let huge = save(&store, &mut w, &raw, order(2), 5).unwrap();
         let mut out = [Cold::NONE; 300];
         let found = store.to_recompress(3, 1000, &mut out);
-        assert!(out[..found].iter().all(|c| c.is_huge && c.idle_ticks == 0), "nothing else is idle yet");
+        assert!(
+            out[..found].iter().all(|c| c.is_huge && c.idle_ticks == 0),
+            "nothing else is idle yet"
+        );
         assert!(out[..found].iter().any(|c| c.handle == huge[0]));
         (0..3).for_each(|_| _ = store.tick());
         let busy = saved[7].0[1];
@@ -157,11 +169,16 @@ fn m9_idle_and_huge_objects_become_smaller_and_keep_their_bytes() {
         }
         store.check().unwrap();
         let after = store.stats();
-        println!("{smaller} recompressed: {} -> {} bytes stored", before.stored_bytes, after.stored_bytes);
+        println!(
+            "{smaller} recompressed: {} -> {} bytes stored",
+            before.stored_bytes, after.stored_bytes
+        );
         assert!(smaller > 100 && after.stored_bytes < before.stored_bytes * 9 / 10);
         assert_eq!(after.events.recompressed, smaller);
         assert_eq!(before.stored_bytes - after.stored_bytes, after.events.recompress_gained);
-        saved.iter().for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(4)));
+        saved
+            .iter()
+            .for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(4)));
         (0..9).for_each(|_| _ = store.tick());
         let found = store.to_recompress(3, 1000, &mut out);
         assert!(out[..found].iter().all(|c| c.handle == busy), "each object is tried once");

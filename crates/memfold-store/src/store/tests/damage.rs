@@ -52,7 +52,9 @@ fn every_flipped_bit_of_entry_header_owner_and_payload_is_an_error() {
             assert!(load(store, w, handle, order(2)).is_err(), "bit {bit} of the object");
             let mut page = Pages::new(1);
             // SAFETY: the buffer has room for the page.
-            let partial = unsafe { store.load_pages(w, handle, order(2), 3, 1, page.bytes_mut().as_mut_ptr()) };
+            let partial = unsafe {
+                store.load_pages(w, handle, order(2), 3, 1, page.bytes_mut().as_mut_ptr())
+            };
             assert!(partial.is_err(), "bit {bit} of the object, partial");
             flip();
         }
@@ -61,14 +63,18 @@ fn every_flipped_bit_of_entry_header_owner_and_payload_is_an_error() {
         for round in 1..=100 {
             let (at, count) = (random.below(len), 1 + random.below(64));
             // SAFETY: the bytes lie in the object, which nobody else uses.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(start.add(at), count.min(len - at)) };
+            let bytes =
+                unsafe { std::slice::from_raw_parts_mut(start.add(at), count.min(len - at)) };
             let before = bytes.to_vec();
             bytes.iter_mut().for_each(|b| *b = random.word() as u8);
             if bytes == before {
                 bytes[0] ^= 1;
             }
             let error = load(store, w, handle, order(2)).unwrap_err();
-            assert!(error.to_string().starts_with(&format!("{handle:?}: ")), "the error names the object: {error}");
+            assert!(
+                error.to_string().starts_with(&format!("{handle:?}: ")),
+                "the error names the object: {error}"
+            );
             assert_eq!(store.stats().events.failed_loads, failed + round);
             bytes.copy_from_slice(&before);
         }
@@ -118,10 +124,15 @@ fn dead_and_unknown_handles_are_errors_and_free_nothing() {
     let mut unknown = vec![dead, Handle::NONE, Handle::from_bits(2), Handle::from_bits(u64::MAX)];
     let mut random = Random::new(1);
     unknown.extend((0..10_000).map(|_| Handle::from_bits(random.word() >> random.below(64))));
-    unknown.extend((0..10_000).map(|_| Handle::from_bits(alive.to_bits() ^ (1 << random.below(64)))));
+    unknown
+        .extend((0..10_000).map(|_| Handle::from_bits(alive.to_bits() ^ (1 << random.below(64)))));
     unknown.retain(|h| *h != alive && !h.is_zero());
     for handle in unknown {
-        assert_eq!(load(&store, &mut w, handle, order(0)).unwrap_err().problem, LoadProblem::Unknown, "{handle:?}");
+        assert_eq!(
+            load(&store, &mut w, handle, order(0)).unwrap_err().problem,
+            LoadProblem::Unknown,
+            "{handle:?}"
+        );
         store.free(handle);
     }
     assert!(store.stats().bad_frees > 0);
@@ -138,12 +149,15 @@ fn a_wrong_order_is_an_error() {
     let handle = save(&store, &mut w, &folio, order(2), 1).unwrap()[0];
     let mut page = Pages::new(2);
     // SAFETY: the buffer has room for the pages.
-    unsafe { store.load_pages(&mut w, handle, order(2), 0, 1, page.bytes_mut().as_mut_ptr()).unwrap() };
+    unsafe {
+        store.load_pages(&mut w, handle, order(2), 0, 1, page.bytes_mut().as_mut_ptr()).unwrap()
+    };
     for o in [0, 1, 3].map(order) {
         let error = load(&store, &mut w, handle, o).unwrap_err();
         assert_eq!(error.problem, LoadProblem::Order { expected: o.get(), found: 2 });
     }
     // SAFETY: as above. The block is among the recent ones, but as one of another order.
-    let partial = unsafe { store.load_pages(&mut w, handle, order(1), 0, 1, page.bytes_mut().as_mut_ptr()) };
+    let partial =
+        unsafe { store.load_pages(&mut w, handle, order(1), 0, 1, page.bytes_mut().as_mut_ptr()) };
     assert_eq!(partial.unwrap_err().problem, LoadProblem::Order { expected: 1, found: 2 });
 }

@@ -12,20 +12,33 @@ fn folio() -> Pages {
 }
 
 /// Saves with a failing block and checks that nothing happened but `error`.
-fn assert_nothing_stays(store: &Store, w: &mut Worker, error: SaveError, cancel: impl Fn() -> bool) {
+fn assert_nothing_stays(
+    store: &Store,
+    w: &mut Worker,
+    error: SaveError,
+    cancel: impl Fn() -> bool,
+) {
     let folio = folio();
     let mark = Handle::from_bits(99);
     let mut out = [mark; 16];
     let before = store.stats();
     // SAFETY: the folio has 64 pages and is borrowed.
-    let saved = unsafe { store.save(w, folio.bytes().as_ptr(), order(6), 1, &BlockSet::first(16), cancel, &mut out) };
+    let saved = unsafe {
+        store.save(w, folio.bytes().as_ptr(), order(6), 1, &BlockSet::first(16), cancel, &mut out)
+    };
     assert_eq!(saved, Err(error));
     assert_eq!(out, [mark; 16], "the handles are untouched");
     store.check().unwrap();
     let after = store.stats();
-    assert_eq!((after.objects, after.stored_bytes, after.spans), (before.objects, before.stored_bytes, before.spans));
+    assert_eq!(
+        (after.objects, after.stored_bytes, after.spans),
+        (before.objects, before.stored_bytes, before.spans)
+    );
     assert_eq!(after.bad_frees, 0);
-    assert_eq!((after.events.saves, after.events.blocks_saved), (before.events.saves, before.events.blocks_saved));
+    assert_eq!(
+        (after.events.saves, after.events.blocks_saved),
+        (before.events.saves, before.events.blocks_saved)
+    );
 }
 
 #[test]
@@ -76,7 +89,10 @@ fn z3_a_full_pool_leaves_nothing_and_takes_saves_again_after_frees() {
     store.check().unwrap();
     let metadata = store.stats().metadata_bytes;
     assert!(store.stats().held_bytes_peak <= (1 << 20) + metadata);
-    assert_eq!(store.stats().objects as usize, saved.iter().flatten().filter(|h| h.object().is_some()).count());
+    assert_eq!(
+        store.stats().objects as usize,
+        saved.iter().flatten().filter(|h| h.object().is_some()).count()
+    );
     saved.iter().for_each(|h| assert_same(&store, &mut w, h, &folio, order(6)));
     saved.drain(..2).for_each(|h| store.free_many(&h));
     assert!(save(&store, &mut w, &folio, order(6), 1).is_ok());

@@ -11,19 +11,24 @@ fn any_bytes_decode_to_an_error_or_a_block_and_nothing_else() {
 
 #[test]
 fn any_pages_come_back() {
-    let seeds: Vec<Vec<u8>> = (0..40u8).map(|i| (0..200).map(|j| (i ^ (j / 3)).wrapping_mul(i)).collect()).collect();
+    let seeds: Vec<Vec<u8>> =
+        (0..40u8).map(|i| (0..200).map(|j| (i ^ (j / 3)).wrapping_mul(i)).collect()).collect();
     feed(11, fuzz::round_trip, &seeds, 300);
     // Every level of zstd on one block, twice: AddressSanitizer had something to say about level 11 (see fuzz/README.md).
     let zstd = CODECS.iter().position(|codec| codec.name == "zstd").unwrap() as u8;
     for level in (0..27).chain(0..27) {
-        let found = [zstd, level, 0x79, 0x79, 0x79, 0xd6, 0x7e, 0xb5, 0x3c, 0x05, 0xe2, 0xe2, 0xe2, 0xe2, 0x44, 0x0a];
+        let found = [
+            zstd, level, 0x79, 0x79, 0x79, 0xd6, 0x7e, 0xb5, 0x3c, 0x05, 0xe2, 0xe2, 0xe2, 0xe2,
+            0x44, 0x0a,
+        ];
         fuzz::round_trip(&found);
     }
 }
 
 #[test]
 fn any_text_is_a_codec_or_refused() {
-    let seeds = ["lz4:8", "zstd:-7", "deflate", "none:", ":1", "lz4hc:99999999999"].map(|s| s.as_bytes().to_vec());
+    let seeds = ["lz4:8", "zstd:-7", "deflate", "none:", ":1", "lz4hc:99999999999"]
+        .map(|s| s.as_bytes().to_vec());
     feed(11, fuzz::spec, &seeds, 3000);
 }
 

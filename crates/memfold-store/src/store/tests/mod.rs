@@ -33,7 +33,9 @@ impl Pages {
     }
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * PAGE_SIZE) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * PAGE_SIZE)
+        }
     }
     pub fn page_mut(&mut self, page: usize) -> &mut [u8] {
         &mut self.0[page].0
@@ -55,7 +57,11 @@ impl Fill {
     pub fn any(random: &mut Random) -> Fill {
         match random.below(8) {
             0 => Fill::Zero,
-            1 => Fill::Pattern(if random.below(2) == 0 { 0x0101_0101_0101_0101 } else { random.word() }),
+            1 => Fill::Pattern(if random.below(2) == 0 {
+                0x0101_0101_0101_0101
+            } else {
+                random.word()
+            }),
             2 => Fill::Random(random.word()),
             _ => Fill::Real(random.word() as usize),
         }
@@ -64,10 +70,13 @@ impl Fill {
     pub fn write(self, page: &mut [u8]) {
         match self {
             Fill::Zero => page.fill(0),
-            Fill::Pattern(p) => page.chunks_exact_mut(8).for_each(|c| c.copy_from_slice(&p.to_ne_bytes())),
+            Fill::Pattern(p) => {
+                page.chunks_exact_mut(8).for_each(|c| c.copy_from_slice(&p.to_ne_bytes()))
+            }
             Fill::Random(seed) => {
                 let mut random = Random::new(seed);
-                page.chunks_exact_mut(8).for_each(|c| c.copy_from_slice(&random.word().to_ne_bytes()));
+                page.chunks_exact_mut(8)
+                    .for_each(|c| c.copy_from_slice(&random.word().to_ne_bytes()));
             }
             Fill::Real(at) => {
                 let corpus = corpus();
@@ -82,12 +91,13 @@ impl Fill {
 pub(crate) fn corpus() -> &'static [u8] {
     static CORPUS: OnceLock<Vec<u8>> = OnceLock::new();
     CORPUS.get_or_init(|| {
-        let mut files: Vec<_> = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"]
-            .iter()
-            .filter_map(|d| std::fs::read_dir(d).ok())
-            .flat_map(|entries| entries.flatten().map(|e| e.path()))
-            .filter(|p| p.to_string_lossy().contains(".so"))
-            .collect();
+        let mut files: Vec<_> =
+            ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"]
+                .iter()
+                .filter_map(|d| std::fs::read_dir(d).ok())
+                .flat_map(|entries| entries.flatten().map(|e| e.path()))
+                .filter(|p| p.to_string_lossy().contains(".so"))
+                .collect();
         files.sort();
         files.push(std::env::current_exe().unwrap());
         let mut bytes = Vec::new();
@@ -112,7 +122,13 @@ pub(crate) fn store_with(change: impl FnOnce(&mut StoreConfig)) -> Store {
 }
 
 /// Saves all blocks of a folio.
-pub(crate) fn save(store: &Store, w: &mut Worker, folio: &Pages, o: Order, key: u64) -> Result<Vec<Handle>, SaveError> {
+pub(crate) fn save(
+    store: &Store,
+    w: &mut Worker,
+    folio: &Pages,
+    o: Order,
+    key: u64,
+) -> Result<Vec<Handle>, SaveError> {
     let mut out = vec![Handle::NONE; store.blocks(o)];
     save_some(store, w, folio, o, key, &BlockSet::first(store.blocks(o)), &mut out).map(|_| out)
 }
@@ -132,7 +148,12 @@ pub(crate) fn save_some(
 }
 
 /// Loads a block of a folio of order `o`.
-pub(crate) fn load(store: &Store, w: &mut Worker, handle: Handle, block: Order) -> Result<Vec<u8>, LoadError> {
+pub(crate) fn load(
+    store: &Store,
+    w: &mut Worker,
+    handle: Handle,
+    block: Order,
+) -> Result<Vec<u8>, LoadError> {
     let mut pages = Pages::new(block.pages());
     // SAFETY: the buffer has room for the block, page-aligned, and is ours.
     unsafe { store.load(w, handle, block, pages.bytes_mut().as_mut_ptr())? };
@@ -140,10 +161,20 @@ pub(crate) fn load(store: &Store, w: &mut Worker, handle: Handle, block: Order) 
 }
 
 /// Checks that the blocks of a folio read back as the folio.
-pub(crate) fn assert_same(store: &Store, w: &mut Worker, handles: &[Handle], folio: &Pages, o: Order) {
+pub(crate) fn assert_same(
+    store: &Store,
+    w: &mut Worker,
+    handles: &[Handle],
+    folio: &Pages,
+    o: Order,
+) {
     let block = store.block_order(o);
     for (i, handle) in handles.iter().enumerate() {
         let expected = &folio.bytes()[i * block.bytes()..][..block.bytes()];
-        assert!(load(store, w, *handle, block).unwrap() == expected, "block {i} of order {}", o.get());
+        assert!(
+            load(store, w, *handle, block).unwrap() == expected,
+            "block {i} of order {}",
+            o.get()
+        );
     }
 }

@@ -43,7 +43,8 @@ impl Compressor for FakeDevice {
     }
 
     unsafe fn submit(&mut self, jobs: &[Job]) -> usize {
-        let count = if let Trouble::TakesFew(n) = self.trouble { jobs.len().min(n) } else { jobs.len() };
+        let count =
+            if let Trouble::TakesFew(n) = self.trouble { jobs.len().min(n) } else { jobs.len() };
         let ready = Instant::now() + self.latency;
         self.under_way.extend(jobs[..count].iter().map(|job| (ready, *job)));
         count
@@ -66,7 +67,9 @@ impl Compressor for FakeDevice {
         let result = unsafe { self.codec.compress(job.src, job.len, job.dst, job.room) };
         done[0] = Done { tag: job.tag, result };
         match self.trouble {
-            Trouble::FailsEvery(n) if self.jobs.is_multiple_of(n) => done[0].result = Err(CodecError(-7)),
+            Trouble::FailsEvery(n) if self.jobs.is_multiple_of(n) => {
+                done[0].result = Err(CodecError(-7))
+            }
             Trouble::WrongTags => done[0].tag += 1000,
             Trouble::WrongSizes => done[0].result = Ok(Some(job.room + 1)),
             // SAFETY: the buffer has at least a byte, and is ours until the result is returned.
@@ -176,7 +179,10 @@ fn z9_wrong_bytes_of_a_device_are_found_by_verify_mode() {
     let device = FakeDevice::new("lz4", Duration::ZERO, Trouble::WrongBytes);
     let mut offload = Offload::new(device, 8, order(2), TIMEOUT_NS);
     let folio = real_folio(order(5), 0);
-    assert_eq!(save_through(&store, &mut w, &mut offload, &folio, order(5)), Err(SaveError::Verify));
+    assert_eq!(
+        save_through(&store, &mut w, &mut offload, &folio, order(5)),
+        Err(SaveError::Verify)
+    );
     assert_eq!((store.stats().objects, store.stats().events.verify_mismatches), (0, 1));
     store.check().unwrap();
 }
@@ -190,7 +196,10 @@ fn z9_saves_through_a_queue_are_all_or_nothing() {
     let folio = real_folio(order(7), 0);
     for nth in 1..=32 {
         store.faults().strike_at(Fault::PoolFull, nth);
-        assert_eq!(save_through(&store, &mut w, &mut offload, &folio, order(7)), Err(SaveError::PoolFull));
+        assert_eq!(
+            save_through(&store, &mut w, &mut offload, &folio, order(7)),
+            Err(SaveError::PoolFull)
+        );
         store.check().unwrap();
         assert_eq!(store.stats().objects, 0);
     }
@@ -212,7 +221,8 @@ fn z9_threads_share_a_software_pool() {
                 for _ in 0..30 {
                     let mut folio = Pages::new(128);
                     (0..128).for_each(|p| Fill::any(&mut random).write(folio.page_mut(p)));
-                    let handles = save_through(store, &mut w, &mut offload, &folio, order(7)).unwrap();
+                    let handles =
+                        save_through(store, &mut w, &mut offload, &folio, order(7)).unwrap();
                     assert_same(store, &mut w, &handles, &folio, order(7));
                     store.free_many(&handles);
                 }

@@ -103,7 +103,8 @@ impl Model {
                 assert_eq!(before - released, self.store.pool_bytes());
             }
             Step::Codec { nth } => {
-                let spec = ["lz4", "zstd:-1", "none", "lz4:30", "lz4hc:3", "deflate", "zstd:4"][nth];
+                let spec =
+                    ["lz4", "zstd:-1", "none", "lz4:30", "lz4hc:3", "deflate", "zstd:4"][nth];
                 self.worker = self.store.worker_for(CodecSpec::parse(spec).unwrap());
             }
             Step::Dictionary { at, none } => {
@@ -124,7 +125,11 @@ impl Model {
                 let mut out = [Cold::NONE; 8];
                 let found = self.store.coldest(scan, &mut out);
                 for cold in &out[..found] {
-                    let known = self.blocks.iter().find(|(handle, ..)| *handle == cold.handle).expect("it is alive");
+                    let known = self
+                        .blocks
+                        .iter()
+                        .find(|(handle, ..)| *handle == cold.handle)
+                        .expect("it is alive");
                     assert_eq!(cold.order, known.1);
                 }
             }
@@ -142,7 +147,8 @@ impl Model {
         let count = self.store.blocks(o);
         let which: BlockSet = (0..count).filter(|_| !sparse || random.below(2) == 0).collect();
         let mut out = vec![Handle::NONE; count];
-        let struck = |s: &Store| s.faults().struck(Fault::Codec) + s.faults().struck(Fault::PoolFull);
+        let struck =
+            |s: &Store| s.faults().struck(Fault::Codec) + s.faults().struck(Fault::PoolFull);
         let before = struck(&self.store);
         let saved = save_some(&self.store, &mut self.worker, &folio, o, seed, &which, &mut out);
         assert_eq!(saved.is_err(), struck(&self.store) > before, "{saved:?}");
@@ -179,13 +185,26 @@ impl Model {
         let (which, at) = (BlockSet::first(count), folio.bytes().as_ptr());
         // SAFETY: the folio has `o` bytes, page-aligned, and is borrowed.
         let saved = unsafe {
-            self.store.save_through(&mut self.worker, &mut self.offload, at, o, seed, &which, || false, &mut out)
+            self.store.save_through(
+                &mut self.worker,
+                &mut self.offload,
+                at,
+                o,
+                seed,
+                &which,
+                || false,
+                &mut out,
+            )
         };
         let block = self.store.block_order(o);
         for (i, handle) in out.into_iter().enumerate() {
             assert_eq!(handle.is_none(), saved.is_err());
             if !handle.is_none() {
-                self.blocks.push((handle, block, folio.bytes()[i * block.bytes()..][..block.bytes()].to_vec()));
+                self.blocks.push((
+                    handle,
+                    block,
+                    folio.bytes()[i * block.bytes()..][..block.bytes()].to_vec(),
+                ));
             }
         }
     }
@@ -202,14 +221,19 @@ impl Model {
     }
 
     fn pick(&self, nth: usize) -> Option<(Handle, Order, Vec<u8>)> {
-        if self.blocks.is_empty() { None } else { Some(self.blocks[nth % self.blocks.len()].clone()) }
+        if self.blocks.is_empty() {
+            None
+        } else {
+            Some(self.blocks[nth % self.blocks.len()].clone())
+        }
     }
 
     fn check(&self) {
         self.store.check().unwrap();
         let stats = self.store.stats();
         let objects = self.blocks.iter().filter(|(h, ..)| h.object().is_some());
-        let (count, bytes) = objects.fold((0, 0), |(n, b), (_, o, _)| (n + 1, b + o.bytes() as u64));
+        let (count, bytes) =
+            objects.fold((0, 0), |(n, b), (_, o, _)| (n + 1, b + o.bytes() as u64));
         assert_eq!((stats.objects, stats.original_bytes, stats.bad_frees), (count, bytes, 0));
     }
 }

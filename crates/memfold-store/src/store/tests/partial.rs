@@ -1,7 +1,14 @@
 //! M3, M7: reading a part of a block decompresses it once.
 use super::*;
 
-fn load_page(store: &Store, w: &mut Worker, handle: Handle, o: Order, first: usize, pages: usize) -> Vec<u8> {
+fn load_page(
+    store: &Store,
+    w: &mut Worker,
+    handle: Handle,
+    o: Order,
+    first: usize,
+    pages: usize,
+) -> Vec<u8> {
     let mut to = Pages::new(pages);
     // SAFETY: the buffer has room for the pages, and is ours.
     unsafe { store.load_pages(w, handle, o, first, pages, to.bytes_mut().as_mut_ptr()).unwrap() };
@@ -21,7 +28,10 @@ fn m7_pages_of_a_block_come_from_one_decompression() {
         let handle = save(&store, &mut w, &folio, order(4), 1).unwrap()[0];
         for (first, pages) in (0..16).map(|p| (p, 1)).chain([(3, 9), (0, 16), (15, 1), (1, 15)]) {
             let expected = &folio.bytes()[first * PAGE_SIZE..][..pages * PAGE_SIZE];
-            assert!(load_page(&store, &mut w, handle, order(4), first, pages) == expected, "{first}+{pages}");
+            assert!(
+                load_page(&store, &mut w, handle, order(4), first, pages) == expected,
+                "{first}+{pages}"
+            );
         }
         let stats = store.stats();
         let hits = if recent_blocks == 0 { 0 } else { 19 };
@@ -52,7 +62,9 @@ fn m7_a_freed_block_is_forgotten_and_the_oldest_is_replaced() {
     store.free(blocks[0]);
     let mut page = Pages::new(1);
     // SAFETY: the buffer has room for the page.
-    let loaded = unsafe { store.load_pages(&mut w, blocks[0], order(2), 1, 1, page.bytes_mut().as_mut_ptr()) };
+    let loaded = unsafe {
+        store.load_pages(&mut w, blocks[0], order(2), 1, 1, page.bytes_mut().as_mut_ptr())
+    };
     assert_eq!(loaded.unwrap_err().problem, LoadProblem::Unknown);
     assert!(load_page(&store, &mut w, Handle::ZERO, order(2), 2, 2).iter().all(|b| *b == 0));
 }

@@ -37,7 +37,10 @@ fn z1_z8_every_folio_order_block_order_and_codec_gives_its_bytes_back() {
             }
             store.check().unwrap();
             let stats = store.stats();
-            assert_eq!((stats.objects, stats.stored_bytes, stats.original_bytes, stats.spans), (0, 0, 0, 0));
+            assert_eq!(
+                (stats.objects, stats.stored_bytes, stats.original_bytes, stats.spans),
+                (0, 0, 0, 0)
+            );
             assert_eq!(stats.events.saves, [1; 10], "one folio of each order");
         }
     }
@@ -63,7 +66,8 @@ fn z2_same_filled_pages_are_told_apart_inside_a_block() {
         let mut folio = Pages::new(8);
         fills.iter().enumerate().for_each(|(i, f)| f.write(folio.page_mut(i)));
         let mut out = [Handle::NONE];
-        let report = save_some(&store, &mut w, &folio, order(3), 1, &BlockSet::first(1), &mut out).unwrap();
+        let report =
+            save_some(&store, &mut w, &folio, order(3), 1, &BlockSet::first(1), &mut out).unwrap();
         assert_eq!(report.same_pages, *same_pages, "{fills:?}");
         assert_same(&store, &mut w, &out, &folio, order(3));
         assert_eq!(out[0].is_zero(), fills == &[zero; 8]);
@@ -108,11 +112,17 @@ fn a_worker_keeps_its_codec_until_it_is_given_another() {
             .filter(|f| [format::LZ4, format::ZSTD, format::DEFLATE].contains(f))
             .collect::<Vec<u8>>()
     };
-    for (next, before, after) in [("zstd", format::LZ4, format::ZSTD), ("deflate:6", format::ZSTD, format::DEFLATE)] {
+    for (next, before, after) in
+        [("zstd", format::LZ4, format::ZSTD), ("deflate:6", format::ZSTD, format::DEFLATE)]
+    {
         let spec = CodecSpec::parse(next).unwrap();
         store.set_codec(spec);
         saved.push(save(&store, &mut w, &folio, order(4), 1).unwrap());
-        assert_eq!(formats(&store, &saved[saved.len() - 1]).first(), Some(&before), "{next}: it goes on with its own");
+        assert_eq!(
+            formats(&store, &saved[saved.len() - 1]).first(),
+            Some(&before),
+            "{next}: it goes on with its own"
+        );
         w.set_codec(store.codec());
         assert_eq!(w.codec(), spec);
         saved.push(save(&store, &mut w, &folio, order(4), 1).unwrap());
@@ -137,7 +147,9 @@ fn z8_objects_are_read_with_their_own_codec_after_a_switch() {
     }
     for spec in ["none", "zstd:19"] {
         let mut w = store.worker_for(CodecSpec::parse(spec).unwrap());
-        saved.iter().for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(6)));
+        saved
+            .iter()
+            .for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(6)));
     }
 }
 
@@ -153,7 +165,9 @@ fn only_the_chosen_blocks_are_saved_and_other_handles_stay() {
     assert_eq!((report.blocks, report.bytes), (2, 2 * 16384));
     assert!(out[0] == mark && out[2] == mark && out[1] != mark && out[3] != mark);
     for i in [1, 3] {
-        assert!(load(&store, &mut w, out[i], order(2)).unwrap() == folio.bytes()[i * 16384..][..16384]);
+        assert!(
+            load(&store, &mut w, out[i], order(2)).unwrap() == folio.bytes()[i * 16384..][..16384]
+        );
     }
 }
 
@@ -167,7 +181,9 @@ fn p1_a_key_always_picks_the_same_pool_and_keys_spread_over_all() {
         let mut used = std::collections::HashSet::new();
         for key in 0..pools as u64 * 40 {
             let both: Vec<u8> = (0..2)
-                .map(|_| save(&store, &mut w, &folio, order(0), key).unwrap()[0].object().unwrap().pool)
+                .map(|_| {
+                    save(&store, &mut w, &folio, order(0), key).unwrap()[0].object().unwrap().pool
+                })
                 .collect();
             assert_eq!(both[0], both[1]);
             used.insert(both[0]);
@@ -197,14 +213,22 @@ fn blocks_that_do_not_shrink_are_stored_raw_or_refused() {
     let store = store_with(|_| ());
     let mut w = store.worker();
     let mut out = [Handle::NONE];
-    let report = save_some(&store, &mut w, &folio, order(2), 1, &BlockSet::first(1), &mut out).unwrap();
+    let report =
+        save_some(&store, &mut w, &folio, order(2), 1, &BlockSet::first(1), &mut out).unwrap();
     assert_eq!((report.huge_blocks, report.stored_bytes), (1, 16384));
     assert_eq!(store.stats().events.dense_blocks, 0, "lz4 gives up by itself");
     let stats = store.stats();
-    assert_eq!(stats.held_bytes - stats.metadata_bytes, 16384, "a raw block takes exactly its pages");
+    assert_eq!(
+        stats.held_bytes - stats.metadata_bytes,
+        16384,
+        "a raw block takes exactly its pages"
+    );
     assert_same(&store, &mut w, &out, &folio, order(2));
     let store = store_with(|c| c.refuse_incompressible = true);
-    assert_eq!(save(&store, &mut store.worker(), &folio, order(2), 1), Err(SaveError::Incompressible));
+    assert_eq!(
+        save(&store, &mut store.worker(), &folio, order(2), 1),
+        Err(SaveError::Incompressible)
+    );
     assert_eq!((store.stats().objects, store.stats().events.refused_incompressible), (0, 1));
     let store = store_with(|c| c.codec = crate::CodecSpec::parse("zstd").unwrap());
     save(&store, &mut store.worker(), &folio, order(2), 1).unwrap();
@@ -279,7 +303,12 @@ fn m2_tidying_in_bounded_steps_packs_a_sparse_pool_and_then_rests() {
     let tidy = store.stats();
     println!("{steps} steps: {} of {} bytes held", tidy.held_bytes, sparse.held_bytes);
     assert!(steps > 3 && tidy.moved > 0);
-    assert!(tidy.efficiency() > sparse.efficiency() * 1.3, "{} {}", tidy.efficiency(), sparse.efficiency());
+    assert!(
+        tidy.efficiency() > sparse.efficiency() * 1.3,
+        "{} {}",
+        tidy.efficiency(),
+        sparse.efficiency()
+    );
     assert_eq!((store.tidy(), store.stats().moved), (0, tidy.moved), "nothing is left to do");
     saved.iter().for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(4)));
 }
@@ -294,7 +323,9 @@ fn m2_efficiency_stays_high_under_churn() {
     for round in 0..6000 {
         // Real data only: same-filled pages would flatter the figure.
         let at = random.word() as usize;
-        (0..16).for_each(|p| Fill::Real(at % (corpus().len() - 65536) + p * PAGE_SIZE).write(folio.page_mut(p)));
+        (0..16).for_each(|p| {
+            Fill::Real(at % (corpus().len() - 65536) + p * PAGE_SIZE).write(folio.page_mut(p))
+        });
         if live.len() >= 800 {
             let victim = live.swap_remove(random.below(800));
             store.free_many(&victim);
@@ -324,8 +355,9 @@ fn held_bytes_are_what_the_kernel_sees() {
     let store = store_with(|c| c.pools = 2);
     let mut w = store.worker();
     let mut random = Random::new(8);
-    let saved: Vec<_> =
-        (0..100).map(|k| save(&store, &mut w, &mixed_folio(order(6), &mut random), order(6), k).unwrap()).collect();
+    let saved: Vec<_> = (0..100)
+        .map(|k| save(&store, &mut w, &mixed_folio(order(6), &mut random), order(6), k).unwrap())
+        .collect();
     saved.iter().step_by(2).for_each(|h| store.free_many(h));
     let resident = store.resident_bytes();
     let held = store.pool_bytes();
@@ -342,13 +374,18 @@ fn emptied_spans_are_kept_within_the_allowance_and_reused() {
         let store = store_with(|c| c.pools = pools);
         let mut w = store.worker();
         let mut random = Random::new(9);
-        let saved = |k: u64| save(&store, &mut w, &mixed_folio(order(6), &mut random), order(6), k << 9).unwrap();
+        let saved = |k: u64| {
+            save(&store, &mut w, &mixed_folio(order(6), &mut random), order(6), k << 9).unwrap()
+        };
         let handles: Vec<_> = (0..60u64).flat_map(saved).collect();
         let full = store.stats();
         for handle in &handles {
             store.free(*handle);
             let warm = store.stats().warm_bytes;
-            assert!(warm <= allowance + (full.held_bytes >> 6) + pools as u64 * (128 << 10), "{pools} pools: {warm}");
+            assert!(
+                warm <= allowance + (full.held_bytes >> 6) + pools as u64 * (128 << 10),
+                "{pools} pools: {warm}"
+            );
         }
         store.check().unwrap();
         let warm = store.stats().warm_bytes;

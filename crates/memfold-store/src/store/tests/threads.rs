@@ -70,14 +70,20 @@ fn loads_frees_and_compaction_do_not_disturb_each_other() {
             }
         });
         let store = &store;
-        let churners: Vec<_> = (0..THREADS).map(|me| scope.spawn(move || churn(store, me, 1200))).collect();
+        let churners: Vec<_> =
+            (0..THREADS).map(|me| scope.spawn(move || churn(store, me, 1200))).collect();
         let left: Vec<Handle> = churners.into_iter().flat_map(|t| t.join().unwrap()).collect();
         done.store(true, Ordering::Relaxed);
         checker.join().unwrap();
         let released = compactor.join().unwrap();
         store.check().unwrap();
         let stats = store.stats();
-        println!("moved {}, released {} KiB, lock waits {}", stats.moved, released >> 10, stats.lock_waits);
+        println!(
+            "moved {}, released {} KiB, lock waits {}",
+            stats.moved,
+            released >> 10,
+            stats.lock_waits
+        );
         assert!(stats.moved > 0 && released > 0);
         assert_eq!(stats.bad_frees, 0);
         store.free_many(&left);
@@ -93,7 +99,8 @@ fn threads_read_the_same_objects_while_they_move() {
     let store = store_with(|_| ());
     let mut w = store.worker();
     let folios: Vec<_> = (0..60).map(|i| folio_of(i % 5, order(4))).collect();
-    let handles: Vec<_> = folios.iter().map(|f| save(&store, &mut w, f, order(4), 1).unwrap()).collect();
+    let handles: Vec<_> =
+        folios.iter().map(|f| save(&store, &mut w, f, order(4), 1).unwrap()).collect();
     let rounds = 40;
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..3)
@@ -110,7 +117,8 @@ fn threads_read_the_same_objects_while_they_move() {
             .collect();
         // Makes gaps beside the objects that are being read, and compacts them away again.
         while readers.iter().any(|r| !r.is_finished()) {
-            let gaps: Vec<_> = (0..60).map(|i| save(&store, &mut w, &folios[i], order(4), 1).unwrap()).collect();
+            let gaps: Vec<_> =
+                (0..60).map(|i| save(&store, &mut w, &folios[i], order(4), 1).unwrap()).collect();
             gaps.iter().step_by(2).for_each(|h| store.free_many(h));
             store.compact(u64::MAX);
             gaps.iter().skip(1).step_by(2).for_each(|h| store.free_many(h));

@@ -52,7 +52,11 @@ impl Watcher {
     /// registered, whether it is still what it was taken for. Returns whether it was done; if not, the address space was
     /// changing, or other threads were at work for long: try again later. What is registered by then makes its program wait
     /// for a handler at every first touch.
-    pub fn adopt(&self, ranges: &[(usize, usize)], still: &mut dyn FnMut(usize, usize) -> bool) -> bool {
+    pub fn adopt(
+        &self,
+        ranges: &[(usize, usize)],
+        still: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> bool {
         let reading = self.pager.changes.reading();
         let mut parts = Vec::new();
         for &(start, end) in ranges {

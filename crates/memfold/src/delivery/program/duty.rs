@@ -357,7 +357,9 @@ impl Shift {
 
     /// Counts a fault of one of several threads: how many it has had. 0 for a thread for which there is no room.
     fn count_seen(&mut self, thread: u32) -> u32 {
-        let Some(seen) = self.seen.iter_mut().find(|seen| seen.0 == thread || seen.0 == 0) else { return 0 };
+        let Some(seen) = self.seen.iter_mut().find(|seen| seen.0 == thread || seen.0 == 0) else {
+            return 0;
+        };
         *seen = (thread, seen.1 + 1);
         seen.1
     }
@@ -380,7 +382,8 @@ mod tests {
     use memfold_sys::units::PAGE_SIZE;
 
     fn duty() -> Duty {
-        let uffd = Arc::new(Uffd::open(feature::MOVE | feature::THREAD_ID, true).expect("userfaultfd"));
+        let uffd =
+            Arc::new(Uffd::open(feature::MOVE | feature::THREAD_ID, true).expect("userfaultfd"));
         let duty = Duty::new(&uffd, true);
         if let Some((main, arg)) = duty.waker_thread() {
             Thread::start(c"memfold-wake", None, main, arg).expect("a thread");
@@ -432,7 +435,8 @@ mod tests {
         beside_two(|two| {
             let (mut shift, wide) = (Shift::new(0, cpu), Affinity::of(two[0]));
             let of_both = || two.map(|thread| Affinity::of(thread) == Some(Affinity::to(cpu)));
-            let mut faults = |thread, count| (0..count).for_each(|_| assert!(!duty.note(&mut shift, thread)));
+            let mut faults =
+                |thread, count| (0..count).for_each(|_| assert!(!duty.note(&mut shift, thread)));
             duty.set(false, true);
             faults(two[0], GATHER_FAULTS);
             faults(two[1], GATHER_FAULTS - 1);
@@ -502,7 +506,9 @@ mod tests {
             // SAFETY: inside the zone; the page is zeros once it is served.
             let reader = scope.spawn(move || unsafe { (page as *const u8).read_volatile() });
             duty.wait(&mut shift);
-            let Ok(memfold_sys::uffd::Event::Fault { thread, .. }) = duty.uffd.read() else { panic!("no fault") };
+            let Ok(memfold_sys::uffd::Event::Fault { thread, .. }) = duty.uffd.read() else {
+                panic!("no fault")
+            };
             let source = Zone::reserve(PAGE_SIZE, PAGE_SIZE).unwrap();
             // SAFETY: both pages are the test's own.
             unsafe {

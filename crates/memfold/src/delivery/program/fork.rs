@@ -119,7 +119,8 @@ impl Watcher {
                 set_inherited(area.start, area.end, lent);
             }
             let (start, end) = pages_of(area);
-            let wanted = registered && managed.as_ref().is_some_and(|managed| managed.touch(start, end));
+            let wanted =
+                registered && managed.as_ref().is_some_and(|managed| managed.touch(start, end));
             if wanted != about.has(flag::RANDOM) {
                 set_marked(area.start, area.end, wanted);
             }

@@ -76,7 +76,9 @@ impl Keep {
         if !self.is_allowed() {
             return false;
         }
-        let Some(place) = self.threads.iter().position(|kept| kept.load(SeqCst) == 0) else { return false };
+        let Some(place) = self.threads.iter().position(|kept| kept.load(SeqCst) == 0) else {
+            return false;
+        };
         let kept = &self.threads[place];
         // After that: who has taken the number that was there may look at `before` still.
         if self.widening.load(SeqCst) != 0 {

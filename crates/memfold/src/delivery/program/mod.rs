@@ -60,7 +60,8 @@ impl Watcher {
     /// Whether no change of the address space is on its way.
     fn is_quiet(&self) -> bool {
         // SAFETY: the probe's page is there, so nothing is copied: EEXIST at rest, EAGAIN while an event is on its way.
-        let probed = unsafe { self.uffd.copy(self.probe.start(), self.pager.zeros(), PAGE_SIZE, false) };
+        let probed =
+            unsafe { self.uffd.copy(self.probe.start(), self.pager.zeros(), PAGE_SIZE, false) };
         probed.is_err_and(|p| p.errno == Errno::EXIST)
     }
 }

@@ -70,7 +70,12 @@ impl Watcher {
             background::Start { name: c"memfold-fault", cpu: Some(cpu), main: run, arg }
         };
         let waker = self.duty.waker_thread();
-        let waker = waker.map(|(main, arg)| background::Start { name: c"memfold-wake", cpu: None, main, arg });
+        let waker = waker.map(|(main, arg)| background::Start {
+            name: c"memfold-wake",
+            cpu: None,
+            main,
+            arg,
+        });
         self.duty.cpus().iter().enumerate().map(handler).chain(waker).collect()
     }
 
@@ -83,7 +88,9 @@ impl Watcher {
                 return false;
             }
             match rest.read(|| self.uffd.read()) {
-                Ok(Event::Fault { address, .. }) => self.serve_at_rest(rest, address & !(PAGE_SIZE - 1)),
+                Ok(Event::Fault { address, .. }) => {
+                    self.serve_at_rest(rest, address & !(PAGE_SIZE - 1))
+                }
                 Ok(_) => wait = rest.is_half_full(),
                 Err(_) => return false,
             }
@@ -100,11 +107,15 @@ impl Watcher {
             // SAFETY: a missing page of a registered area, and what it holds, as nothing changes at rest. No lock is held: when
             // the page is there, the thread that forks goes on.
             match unsafe { self.uffd.copy(page, bytes, PAGE_SIZE, true) } {
-                Err(partial) if partial.errno == Errno::AGAIN => match rest.read(|| self.uffd.read()) {
-                    Ok(Event::Fault { address, .. }) => self.serve_at_rest(rest, address & !(PAGE_SIZE - 1)),
-                    Ok(_) => {}
-                    Err(_) => yield_now(),
-                },
+                Err(partial) if partial.errno == Errno::AGAIN => {
+                    match rest.read(|| self.uffd.read()) {
+                        Ok(Event::Fault { address, .. }) => {
+                            self.serve_at_rest(rest, address & !(PAGE_SIZE - 1))
+                        }
+                        Ok(_) => {}
+                        Err(_) => yield_now(),
+                    }
+                }
                 Err(_) => return self.uffd.wake(page, PAGE_SIZE),
                 Ok(()) => return,
             }
@@ -242,7 +253,10 @@ impl Pending {
     /// Notes a fault, unless one of the same page is noted: serving that wakes every thread that waits for the page.
     fn note(&mut self, fault: Fault) {
         let page = |f: &Fault| f.addr & !(PAGE_SIZE - 1);
-        if !self.faults[..self.count].iter().any(|f| page(f) == page(&fault) && f.protected == fault.protected) {
+        if !self.faults[..self.count]
+            .iter()
+            .any(|f| page(f) == page(&fault) && f.protected == fault.protected)
+        {
             self.faults[self.count] = fault;
             self.count += 1;
         }

@@ -24,7 +24,9 @@ fn m8_a_reserve_of_large_frames_is_left_to_large_folios() {
     assert_eq!(taken, (runs - reserve) * MAX_PAGES, "the rest is used to the last page");
     let large: Vec<_> = std::iter::from_fn(|| frames.take(Order::MAX, Kind::Empty)).collect();
     assert_eq!(large.len(), reserve, "the largest folios find all of the reserve");
-    assert!(small.iter().all(|(frame, _)| !large.iter().any(|run| frame / MAX_PAGES as u32 == run / MAX_PAGES as u32)));
+    assert!(small.iter().all(|(frame, _)| {
+        !large.iter().any(|run| frame / MAX_PAGES as u32 == run / MAX_PAGES as u32)
+    }));
     frames.check(&FakeSpace::new(1)).unwrap();
     // What comes back fills the reserve first.
     large.into_iter().for_each(|run| frames.give(run, Order::MAX, Kind::Empty));
@@ -88,7 +90,8 @@ fn free_pages_that_a_fork_shares_are_put_together_all_the_same() {
 /// Single pages, full.
 fn filled(space: &Troubled, pages: usize) -> (Frames, Vec<u32>) {
     let frames = Frames::new(8 * MAX_BYTES, 1).unwrap();
-    let singles: Vec<u32> = (0..pages).map(|_| frames.take(Order::PAGE, Kind::Empty).unwrap()).collect();
+    let singles: Vec<u32> =
+        (0..pages).map(|_| frames.take(Order::PAGE, Kind::Empty).unwrap()).collect();
     singles.iter().for_each(|&page| frames.populate(space, page, Order::PAGE).unwrap());
     (frames, singles)
 }

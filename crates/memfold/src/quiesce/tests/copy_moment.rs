@@ -50,7 +50,10 @@ impl Kernel {
             pages.extend((range.0..range.1).map(|page| (page, page)));
             threads.push(Thread { own: vec![range], unqueued: VecDeque::new(), queued: 0, at: 0 });
         }
-        (Kernel { changes: 0, random, pages, threads, queue: VecDeque::new(), log: Vec::new() }, areas)
+        (
+            Kernel { changes: 0, random, pages, threads, queue: VecDeque::new(), log: Vec::new() },
+            areas,
+        )
     }
 
     /// A place for `len` pages where nothing is, the lowest or one at random: the kernel gives what was just unmapped to the
@@ -95,8 +98,12 @@ impl Kernel {
         let mut events = Vec::new();
         // A mapping is moved as a whole: parts of others are ones of their own.
         let first = self.pages[&part.0];
-        let len = (part.0..part.1).take_while(|page| (self.pages[page] == FRESH) == (first == FRESH)).count() as u64;
-        self.threads[thread].own.extend([(part.0 + len, part.1)].into_iter().filter(|rest| rest.0 < rest.1));
+        let len = (part.0..part.1)
+            .take_while(|page| (self.pages[page] == FRESH) == (first == FRESH))
+            .count() as u64;
+        self.threads[thread]
+            .own
+            .extend([(part.0 + len, part.1)].into_iter().filter(|rest| rest.0 < rest.1));
         let part = (part.0, part.0 + len);
         if self.random.below(3) == 0 {
             if self.is_registered(part) {
@@ -108,7 +115,9 @@ impl Kernel {
             let over = self.random.below(3) == 0 && !self.threads[thread].own.is_empty();
             let target = if over { self.take_part(thread) } else { (0, 0) };
             let to = if over && target.1 - target.0 >= len {
-                self.threads[thread].own.extend([(target.0 + len, target.1)].into_iter().filter(|p| p.0 < p.1));
+                self.threads[thread]
+                    .own
+                    .extend([(target.0 + len, target.1)].into_iter().filter(|p| p.0 < p.1));
                 target.0
             } else {
                 self.threads[thread].own.extend([target].into_iter().filter(|p| p.0 < p.1));
@@ -117,9 +126,14 @@ impl Kernel {
             if self.is_registered((to, to + len)) {
                 events.push(unmap((to, to + len)));
             }
-            let moved: Vec<u64> = (part.0..part.1).map(|page| self.pages.remove(&page).unwrap()).collect();
+            let moved: Vec<u64> =
+                (part.0..part.1).map(|page| self.pages.remove(&page).unwrap()).collect();
             if first != FRESH {
-                events.push(Event::Remap { from: addr(part.0), to: addr(to), len: len as usize * PAGE_SIZE });
+                events.push(Event::Remap {
+                    from: addr(part.0),
+                    to: addr(to),
+                    len: len as usize * PAGE_SIZE,
+                });
                 events.push(unmap(part));
             }
             self.pages.extend((to..to + len).zip(moved));
@@ -133,7 +147,9 @@ impl Kernel {
     fn is_clear(&mut self, mut areas: Areas) -> bool {
         while self.threads.iter().any(|t| t.queued > 0 || !t.unqueued.is_empty()) {
             for at in 0..THREADS {
-                if let (0, Some(event)) = (self.threads[at].queued, self.threads[at].unqueued.pop_front()) {
+                if let (0, Some(event)) =
+                    (self.threads[at].queued, self.threads[at].unqueued.pop_front())
+                {
                     self.queue.push_back((at, event));
                     self.threads[at].queued = 1;
                 }
@@ -162,7 +178,9 @@ impl Kernel {
                     self.threads[who].queued = 0;
                 }
             }
-            2 if thread.queued == 0 && thread.unqueued.is_empty() && self.may_change(at) => self.change(at),
+            2 if thread.queued == 0 && thread.unqueued.is_empty() && self.may_change(at) => {
+                self.change(at)
+            }
             _ => {}
         }
     }
@@ -186,14 +204,18 @@ fn catch_up(areas: &mut Areas, log: &[Event], known: usize, marked: Vec<Pages>) 
     let mut moment = Moment::new(marked);
     let mut later = log[known..].iter();
     loop {
-        let managed: Vec<Pages> = areas.iter().map(|a| (a.start, a.end)).filter(|p| p.0 < PARKED_FROM).collect();
+        let managed: Vec<Pages> =
+            areas.iter().map(|a| (a.start, a.end)).filter(|p| p.0 < PARKED_FROM).collect();
         let ghosts = areas.waiting();
         if moment.is_reached(&managed, &ghosts) {
             areas.end_parked();
             return true;
         }
         let Some(change) = later.next() else { return false };
-        moment.judge(*change, &managed, &ghosts).into_iter().for_each(|change| areas.follow(change));
+        moment
+            .judge(*change, &managed, &ghosts)
+            .into_iter()
+            .for_each(|change| areas.follow(change));
     }
 }
 
@@ -212,13 +234,18 @@ fn b1_a_child_knows_what_was_where_when_it_was_copied() {
             unclear += 1;
             continue;
         }
-        let marked = then.iter().filter(|page| *page.1 != FRESH).map(|page| (*page.0, page.0 + 1)).collect();
+        let marked =
+            then.iter().filter(|page| *page.1 != FRESH).map(|page| (*page.0, page.0 + 1)).collect();
         if !catch_up(&mut areas, &kernel.log, known, marked) {
             missed += 1;
             continue;
         }
         let (found, wanted) = (found(&areas), managed(&then));
-        assert!(found == wanted, "round {round}, {known} of {:?}: {found:?}, not {wanted:?}", kernel.log);
+        assert!(
+            found == wanted,
+            "round {round}, {known} of {:?}: {found:?}, not {wanted:?}",
+            kernel.log
+        );
     }
     println!("{unclear} of {rounds} are unclear");
     assert!(open > rounds / 4, "the copy is made in the middle of changes: {open}");

@@ -78,7 +78,13 @@ impl Tier {
             return;
         }
         if let Some(why) = self.watched.ask(&*self.remote, self.far() > 0) {
-            memfold_sys::raw::warn(&["memfold: warning: remote store ", self.name(), ": ", &why, "\n"]);
+            memfold_sys::raw::warn(&[
+                "memfold: warning: remote store ",
+                self.name(),
+                ": ",
+                &why,
+                "\n",
+            ]);
         }
     }
 
@@ -96,7 +102,13 @@ impl Tier {
         if before == 0 {
             let why = alloc::format!("{failure}");
             let name = self.name();
-            memfold_sys::raw::warn(&["memfold: warning: remote store ", name, ": ", &why, "; data stays local\n"]);
+            memfold_sys::raw::warn(&[
+                "memfold: warning: remote store ",
+                name,
+                ": ",
+                &why,
+                "; data stays local\n",
+            ]);
         }
         let pause = (before * 2).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS);
         self.pause_ns.store(pause, Relaxed);
@@ -169,13 +181,17 @@ impl Tier {
             return Ok(0);
         }
         // SAFETY: the buffer is the mover's alone, and holds as many groups as were picked.
-        let buffer = unsafe { core::slice::from_raw_parts_mut(self.buffer.as_ptr(), self.buffer.len()) };
+        let buffer =
+            unsafe { core::slice::from_raw_parts_mut(self.buffer.as_ptr(), self.buffer.len()) };
         self.fill(disk, &mut batch, buffer)?;
         let objects: Vec<Object<'_>> = batch
             .iter()
             .zip(buffer.chunks(GROUP_BYTES))
             .filter(|(leaving, _)| leaving.local != 0)
-            .map(|(l, bytes)| Object { number: l.number, bytes: &bytes[..ones(l.local | l.keep) as usize * PAGE_SIZE] })
+            .map(|(l, bytes)| Object {
+                number: l.number,
+                bytes: &bytes[..ones(l.local | l.keep) as usize * PAGE_SIZE],
+            })
             .collect();
         let put = if objects.is_empty() { Ok(()) } else { self.remote.put(&objects) };
         if put.is_err() {
@@ -202,7 +218,12 @@ impl Tier {
     }
 
     /// Reads what the groups of a batch hold. One whose bytes can't be had stays, with `local` at 0.
-    fn fill(&self, disk: &dyn Disk, batch: &mut [Leaving], buffer: &mut [u8]) -> Result<(), Failure> {
+    fn fill(
+        &self,
+        disk: &dyn Disk,
+        batch: &mut [Leaving],
+        buffer: &mut [u8],
+    ) -> Result<(), Failure> {
         let (mut reads, mut owners, mut fetches) = (Vec::new(), Vec::new(), Vec::new());
         for (i, (leaving, bytes)) in batch.iter().zip(buffer.chunks_mut(GROUP_BYTES)).enumerate() {
             let mut pages = bytes.chunks_mut(PAGE_SIZE);
@@ -214,7 +235,12 @@ impl Tier {
                 let to = pages.next().expect("a page for each slot");
                 if leaving.local & bit != 0 {
                     let offset = leaving.group * GROUP_BYTES as u64 + at * PAGE_SIZE as u64;
-                    reads.push(Transfer::new(Way::Read, offset, Page::at(to.as_mut_ptr()), PAGE_SIZE));
+                    reads.push(Transfer::new(
+                        Way::Read,
+                        offset,
+                        Page::at(to.as_mut_ptr()),
+                        PAGE_SIZE,
+                    ));
                     owners.push(i);
                 } else {
                     let (number, stored) = leaving.old;
@@ -225,7 +251,9 @@ impl Tier {
         let (mut joined, mut of) = (Vec::<Transfer>::new(), Vec::new());
         for (read, owner) in reads.iter().zip(&owners) {
             match joined.last_mut() {
-                Some(last) if last.offset + last.len as u64 == read.offset && of.last() == Some(owner) => {
+                Some(last)
+                    if last.offset + last.len as u64 == read.offset && of.last() == Some(owner) =>
+                {
                     last.len += read.len;
                 }
                 _ => {
@@ -242,7 +270,8 @@ impl Tier {
             self.inner.lock().groups.end_without(batch);
             return Err(failure);
         }
-        let unread: Vec<usize> = joined.iter().zip(&of).filter(|(r, _)| r.result.is_err()).map(|(_, i)| *i).collect();
+        let unread: Vec<usize> =
+            joined.iter().zip(&of).filter(|(r, _)| r.result.is_err()).map(|(_, i)| *i).collect();
         for i in unread {
             self.inner.lock().groups.end_without(&batch[i..i + 1]);
             batch[i].local = 0;
@@ -263,7 +292,9 @@ impl Tier {
                 looked += 1;
                 let group = inner.hand % groups;
                 inner.hand = group + 1;
-                if let Some(leaving) = inner.groups.leave(group, clusters.used_bits(group * GROUP_SLOTS as u64)) {
+                if let Some(leaving) =
+                    inner.groups.leave(group, clusters.used_bits(group * GROUP_SLOTS as u64))
+                {
                     batch.push(leaving);
                     if batch.len() == room {
                         break;

@@ -150,7 +150,8 @@ impl Tier {
     /// No address space.
     pub fn new(remote: alloc::boxed::Box<dyn Remote>, bounds: TierBounds) -> Result<Tier, Errno> {
         let slots = (bounds.file_bytes + bounds.remote_bytes) / PAGE_SIZE as u64;
-        let batch = (bounds.limit_bytes / BUFFER_SHARE / GROUP_BYTES as u64).clamp(1, BATCH_GROUPS as u64) as usize;
+        let batch = (bounds.limit_bytes / BUFFER_SHARE / GROUP_BYTES as u64)
+            .clamp(1, BATCH_GROUPS as u64) as usize;
         let inner = Inner {
             groups: Groups::new(slots)?,
             hand: 0,
@@ -216,7 +217,9 @@ impl Tier {
             while each_group(slot, count).any(|(group, _)| inner.groups.group(group).punching) {
                 inner = self.changed.wait(inner);
             }
-            let lacks = |(group, mask): (u64, u16), inner: &mut Inner| ones(mask & !inner.groups.group(group).backed);
+            let lacks = |(group, mask): (u64, u16), inner: &mut Inner| {
+                ones(mask & !inner.groups.group(group).backed)
+            };
             more = each_group(slot, count).map(|part| lacks(part, &mut inner)).sum();
             let bytes = (inner.groups.backed + more) * PAGE_SIZE as u64;
             if bytes <= self.bounds.file_bytes && more * PAGE_SIZE as u64 <= free_bytes {
@@ -298,7 +301,13 @@ impl Tier {
     ///
     /// # Safety
     /// - `to` has room for `count` pages that nobody else touches; an object is in each slot and is not freed meanwhile.
-    pub unsafe fn read(&self, disk: &dyn Disk, slot: u64, count: usize, to: *mut Page) -> Result<(), Why> {
+    pub unsafe fn read(
+        &self,
+        disk: &dyn Disk,
+        slot: u64,
+        count: usize,
+        to: *mut Page,
+    ) -> Result<(), Why> {
         loop {
             let parts = self.locate(slot, count);
             // SAFETY: as the caller says.
@@ -306,7 +315,8 @@ impl Tier {
             // What has moved meanwhile was read in part from where it is no more.
             if self.locate(slot, count) == parts {
                 if result.is_ok() {
-                    let far = parts.iter().filter(|p| p.object.is_some()).map(|p| p.count as u64).sum();
+                    let far =
+                        parts.iter().filter(|p| p.object.is_some()).map(|p| p.count as u64).sum();
                     self.counts.back.fetch_add(far, Relaxed);
                 }
                 return result;
@@ -326,7 +336,9 @@ impl Tier {
             let object = is_far.then(|| (group.number, rank(group.stored, at) * PAGE_SIZE));
             let follows = |p: &Part| match (p.object, object) {
                 (None, None) => true,
-                (Some((a, start)), Some((b, offset))) => a == b && start + p.count * PAGE_SIZE == offset,
+                (Some((a, start)), Some((b, offset))) => {
+                    a == b && start + p.count * PAGE_SIZE == offset
+                }
                 _ => false,
             };
             match parts.last_mut().filter(|p| follows(p)) {
@@ -339,12 +351,21 @@ impl Tier {
 
     /// # Safety
     /// - As for [`Tier::read`]; the parts are of the run at `slot`.
-    unsafe fn read_parts(&self, disk: &dyn Disk, slot: u64, parts: &[Part], to: *mut Page) -> Result<(), Why> {
+    unsafe fn read_parts(
+        &self,
+        disk: &dyn Disk,
+        slot: u64,
+        parts: &[Part],
+        to: *mut Page,
+    ) -> Result<(), Why> {
         // SAFETY: a part lies within the run, for which there is room.
         let place = |p: &Part| unsafe { to.add((p.slot - slot) as usize) };
         let near = parts.iter().filter(|p| p.object.is_none());
-        let mut reads: Vec<Transfer> =
-            near.map(|p| Transfer::new(Way::Read, p.slot * PAGE_SIZE as u64, place(p), p.count * PAGE_SIZE)).collect();
+        let mut reads: Vec<Transfer> = near
+            .map(|p| {
+                Transfer::new(Way::Read, p.slot * PAGE_SIZE as u64, place(p), p.count * PAGE_SIZE)
+            })
+            .collect();
         // SAFETY: as the caller says.
         unsafe { disk.transfer(&mut reads) };
         reads.iter().try_for_each(|read| read.result.map_err(Why::File))?;
@@ -352,7 +373,9 @@ impl Tier {
         let mut fetches: Vec<Fetch<'_>> = far
             .map(|(p, (number, offset))| {
                 // SAFETY: as above; parts don't overlap, and the memory is the caller's alone.
-                let to = unsafe { core::slice::from_raw_parts_mut(place(p).cast(), p.count * PAGE_SIZE) };
+                let to = unsafe {
+                    core::slice::from_raw_parts_mut(place(p).cast(), p.count * PAGE_SIZE)
+                };
                 Fetch { number, offset, to }
             })
             .collect();
@@ -383,10 +406,18 @@ impl Tier {
             let group = inner.groups.group(id);
             let wrong = match *group {
                 Group { remote, backed, .. } if remote & backed != 0 => "a slot is in two places",
-                Group { remote, backed, .. } if live & !(remote | backed) != 0 => "a slot is nowhere",
-                Group { remote, stored, .. } if remote & !stored != 0 => "its object never had a slot that counts",
-                Group { number, remote, .. } if (number == 0) != (remote == 0) => "object and slots don't fit",
-                Group { written, backed, .. } if written & !backed != 0 => "a slot was written that is not there",
+                Group { remote, backed, .. } if live & !(remote | backed) != 0 => {
+                    "a slot is nowhere"
+                }
+                Group { remote, stored, .. } if remote & !stored != 0 => {
+                    "its object never had a slot that counts"
+                }
+                Group { number, remote, .. } if (number == 0) != (remote == 0) => {
+                    "object and slots don't fit"
+                }
+                Group { written, backed, .. } if written & !backed != 0 => {
+                    "a slot was written that is not there"
+                }
                 _ => "",
             };
             if !wrong.is_empty() {

@@ -17,7 +17,11 @@ impl Naive {
     }
 
     fn take(&mut self, first: u64, order: Order) {
-        assert!(first.is_multiple_of(order.pages() as u64), "a run of order {} starts at {first}", order.get());
+        assert!(
+            first.is_multiple_of(order.pages() as u64),
+            "a run of order {} starts at {first}",
+            order.get()
+        );
         let run = &mut self.0[first as usize..][..order.pages()];
         assert!(run.iter().all(|holders| *holders == 0), "a slot was given out twice");
         run.fill(1);
@@ -83,7 +87,8 @@ fn s2_order_0_takes_every_free_slot_from_every_cluster() {
     let clusters = Clusters::new();
     clusters.grow(4);
     // Each CPU has reserved a cluster of its own for another order, and taken one run of it.
-    (0..4u8).for_each(|n| assert!(clusters.take(order(n * 2 + 1), n as usize, Reach::Own).is_some()));
+    (0..4u8)
+        .for_each(|n| assert!(clusters.take(order(n * 2 + 1), n as usize, Reach::Own).is_some()));
     let held: u64 = (0..4).map(|n| 1 << (n * 2 + 1)).sum();
     assert_eq!(clusters.take(order(0), 7, Reach::Own), None, "nothing of its own is left");
     let mut taken = 0;
@@ -98,7 +103,8 @@ fn s2_order_0_takes_every_free_slot_from_every_cluster() {
 fn s4_an_emptied_cluster_is_discarded_once_and_joined_with_its_neighbour() {
     let clusters = Clusters::new();
     clusters.grow(3);
-    let runs: Vec<u64> = (0..3).map(|_| clusters.take(Order::MAX, 0, Reach::Own).unwrap()).collect();
+    let runs: Vec<u64> =
+        (0..3).map(|_| clusters.take(Order::MAX, 0, Reach::Own).unwrap()).collect();
     assert_eq!(clusters.put(0, 2 * CLUSTER_SLOTS), 2 * CLUSTER_SLOTS, "two runs in one operation");
     let mut ranges = [const { 0..0 }; 8];
     assert_eq!(clusters.begin_discard(&mut ranges), 1);

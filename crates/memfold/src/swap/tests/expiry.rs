@@ -20,7 +20,9 @@ fn a_service_that_is_silent_is_told_of_once_and_anew_when_it_has_answered() {
     for _ in 0..2 {
         let why = warning(&watched, &remote);
         assert!(
-            why.contains("nobody answers") && why.contains("kill -CONT") && why.contains("--remote-expiry"),
+            why.contains("nobody answers")
+                && why.contains("kill -CONT")
+                && why.contains("--remote-expiry"),
             "{why}"
         );
         (0..100).for_each(|_| assert_eq!(watched.ask(&remote, true), None));

@@ -76,7 +76,8 @@ fn a_file_of_another_run_is_refused_and_the_message_names_the_slot() {
     let error = read_raw(&first, place).unwrap_err();
     let text = format!("{error}");
     assert!(
-        text.starts_with("swap file memory-disk, slot 0 (byte 0)") && text.contains("not what was written"),
+        text.starts_with("swap file memory-disk, slot 0 (byte 0)")
+            && text.contains("not what was written"),
         "{text}"
     );
 }
