@@ -5,11 +5,12 @@ fn main() {
     for arg in [
         // It has threads and handlers in the program: it must never be unloaded.
         "-Wl,-z,nodelete",
-        // Every symbol is bound before the constructor runs: binding one later takes the dynamic linker's locks.
+        // Every symbol is bound before the constructor runs: binding one later takes the dynamic
+        // linker's locks.
         "-Wl,-z,now",
         "-Wl,-soname,libmemfold_preload.so",
-        // A library without std names no libc by itself. It must, to get the right versions of symbols and to have its
-        // constructor run after libc's.
+        // A library without std names no libc by itself. It must, to get the right versions of
+        // symbols and to have its constructor run after libc's.
         "-Wl,--no-as-needed",
         "-lc",
     ] {

@@ -1,9 +1,9 @@
 //! Floors: a crate depends only on crates of lower floors.
 //!
-//! Pseudocode: for every dependency of a crate on another crate of this workspace,
-//! ordinary and build dependencies: the other's floor is below this one's;
-//! dev-dependencies: likewise, or the other is beside the floors.
-//! Crates beside the floors (`testkit`, `bench`, `xtask`, `fuzz`) are ordinary dependencies only of each other.
+//! Pseudocode: for every dependency of a crate on another crate of this workspace, ordinary and
+//! build dependencies: the other's floor is below this one's; dev-dependencies: likewise, or the
+//! other is beside the floors. Crates beside the floors (`testkit`, `bench`, `xtask`, `fuzz`) are
+//! ordinary dependencies only of each other.
 
 use crate::finding::Finding;
 use crate::tree::Tree;
@@ -76,7 +76,8 @@ struct Dependency {
     dev: bool,
 }
 
-/// The dependencies in a manifest, under all their tables, `[dependencies.x]` and `package = "x"` included.
+/// The dependencies in a manifest, under all their tables, `[dependencies.x]` and `package = "x"`
+/// included.
 fn dependencies(manifest: &str) -> Vec<Dependency> {
     let mut found = Vec::new();
     let mut table = Vec::new();

@@ -1,7 +1,8 @@
 //! Checks of the workspace that rustc, clippy and rustfmt don't make.
 //!
-//! `cargo xtask tidy` reads the sources and manifests; `cargo xtask symbols LIBRARY` reads a built preload library.
-//! Each finding is one line, `file:line: what is wrong and what to do`; any error makes the exit status 1.
+//! `cargo xtask tidy` reads the sources and manifests; `cargo xtask symbols LIBRARY` reads a built
+//! preload library. Each finding is one line, `file:line: what is wrong and what to do`; any error
+//! makes the exit status 1.
 
 mod finding;
 mod scan;

@@ -1,7 +1,8 @@
 //! Splits Rust text into code and comments, byte for byte, without parsing it.
 
-/// The same text twice: once with comments and the contents of literals blanked, once with all but comments blanked.
-/// Both have the length and the line breaks of the original, so an offset means the same place in all three.
+/// The same text twice: once with comments and the contents of literals blanked, once with all but
+/// comments blanked. Both have the length and the line breaks of the original, so an offset means
+/// the same place in all three.
 pub struct Split {
     /// Code alone; the contents of strings and characters are spaces.
     pub code: String,
@@ -61,7 +62,8 @@ fn next(bytes: &[u8], at: usize) -> (Kind, usize) {
     }
 }
 
-/// A word; `r"`, `br#"` and their kind begin a literal instead, and so do `b"`, `c"` and `b'` after their letter.
+/// A word; `r"`, `br#"` and their kind begin a literal instead, and so do `b"`, `c"` and `b'` after
+/// their letter.
 fn word(bytes: &[u8], at: usize) -> (Kind, usize) {
     let length = bytes[at..].iter().take_while(|&&byte| is_word(byte)).count();
     let end = at + length;

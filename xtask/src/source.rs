@@ -55,8 +55,8 @@ impl Source {
         self.tests = vec![(0, self.text.len())];
     }
 
-    /// The modules in files of their own that this file declares for tests or models only: the paths of their files,
-    /// without `.rs`.
+    /// The modules in files of their own that this file declares for tests or models only: the
+    /// paths of their files, without `.rs`.
     pub fn test_modules(&self) -> Vec<String> {
         let own = self.path.trim_end_matches(".rs");
         let root = ["lib", "main", "mod"]
@@ -73,7 +73,8 @@ impl Source {
     }
 }
 
-/// The items under `#[test]` or a `#[cfg]` that only tests or models meet, from the attribute to the item's end.
+/// The items under `#[test]` or a `#[cfg]` that only tests or models meet, from the attribute to
+/// the item's end.
 fn test_items(text: &str, code: &str) -> Vec<(usize, usize)> {
     let mut items = Vec::new();
     for (at, _) in code.match_indices("#[").chain(code.match_indices("#![")) {
@@ -133,7 +134,8 @@ fn arguments(list: &str) -> Vec<&str> {
     parts
 }
 
-/// The end of the item that begins after its attribute: its closing brace, or its semicolon or comma.
+/// The end of the item that begins after its attribute: its closing brace, or its semicolon or
+/// comma.
 fn item_end(code: &str, from: usize) -> usize {
     let bytes = code.as_bytes();
     let mut at = from;

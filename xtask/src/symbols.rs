@@ -1,7 +1,8 @@
-//! The preload library needs no thread-local storage and none of the host's allocator (DESIGN trap 7).
+//! The preload library needs no thread-local storage and none of the host's allocator (DESIGN trap
+//! 7).
 //!
-//! The fault path runs while the program's own memory is out: a thread-local block or a heap page that is folded
-//! would make the engine wait for itself.
+//! The fault path runs while the program's own memory is out: a thread-local block or a heap page
+//! that is folded would make the engine wait for itself.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +11,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::finding::Finding;
 
-/// Symbols that the library must not take from the host, and why. `true`: an error, `false`: a warning.
+/// Symbols that the library must not take from the host, and why. `true`: an error, `false`: a
+/// warning.
 const UNWANTED: &[(&str, bool, &str)] = &[
     ("__tls_get_addr", true, "thread-local storage is allocated by the host's malloc"),
     ("malloc", true, "the host's heap may be folded: use memfold_sys's allocator"),

@@ -19,7 +19,8 @@ pub struct Crate {
     pub sources: Vec<Source>,
 }
 
-/// Crates whose files are layered: calls of methods lead down as paths do, within folders too, and no files form a circle.
+/// Crates whose files are layered: calls of methods lead down as paths do, within folders too, and
+/// no files form a circle.
 const LAYERED: &[&str] = &[
     "memfold-sys",
     "memfold-store",
@@ -78,7 +79,8 @@ pub fn root() -> Result<PathBuf> {
     Ok(here.parent().context("xtask has no directory above it")?.to_owned())
 }
 
-/// Whether a file of a crate is a test, a bench or a fuzz target as a whole, by its path in the crate.
+/// Whether a file of a crate is a test, a bench or a fuzz target as a whole, by its path in the
+/// crate.
 pub fn is_test_path(path: &str) -> bool {
     let directories = ["tests/", "benches/", "examples/", "fuzz_targets/"];
     directories.iter().any(|directory| path.starts_with(directory))

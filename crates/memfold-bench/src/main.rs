@@ -1,32 +1,38 @@
 //! memfold-bench: memfold measured against its peers, at the same work. `memfold bench …` runs it.
 //!
-//! `corpus` builds a file of real and realistic bytes. `walk` runs one workload over it in memfold's regions, under
-//! `memfold run` and, as root, on the kernel's own zram swap, in one invocation, and prints how they compare. Each run of
-//! the workload is a child process (`walk-child`). `store` measures the compressed store, `swap` the swap file, `apps`
-//! well-known programs, `usemem` several processes at once. `report` runs all of them and says where every requirement
-//! stands.
+//! `corpus` builds a file of real and realistic bytes. `walk` runs one workload over it in
+//! memfold's regions, under `memfold run` and, as root, on the kernel's own zram swap, in one
+//! invocation, and prints how they compare. Each run of the workload is a child process
+//! (`walk-child`). `store` measures the compressed store, `swap` the swap file, `apps` well-known
+//! programs, `usemem` several processes at once. `report` runs all of them and says where every
+//! requirement stands.
 //!
 //! # Folders
-//! - `common/`: numbers, sizes, latencies, tables; `row.rs`: a figure with its target and `verdict.rs`; `output.rs`: `--json` and
-//!   `--check`
-//! - `corpus/`: the file of real data (`file.rs`, `parts.rs`, `mod.rs` builds it); `page.rs`: what each page must hold
-//! - `host/`: `journal.rs`, `guard.rs`: every kernel setting is noted before it is changed, and restored whatever happens;
-//!   `machine.rs`; `program.rs`: where programs are; `folio.rs`, `zram.rs`, `cgroup.rs` (which keeps the kernel's figures of a
-//!   cgroup current): the kernel's side
-//! - `harness/`: `plain.rs`, `region.rs`: memory to walk over; `workload.rs`: the phases; `message.rs`: what a child says; `runner.rs`
-//!   follows it, `zram_run.rs` and `file_run.rs` on the kernel's swap; `stats_file.rs`: the figures of a run; `report.rs`: what every
-//!   benchmark reports; `brief.rs`: what the small ones share
+//! - `common/`: numbers, sizes, latencies, tables; `row.rs`: a figure with its target and
+//!   `verdict.rs`; `output.rs`: `--json` and `--check`
+//! - `corpus/`: the file of real data (`file.rs`, `parts.rs`, `mod.rs` builds it); `page.rs`: what
+//!   each page must hold
+//! - `host/`: `journal.rs`, `guard.rs`: every kernel setting is noted before it is changed, and
+//!   restored whatever happens; `machine.rs`; `program.rs`: where programs are; `folio.rs`,
+//!   `zram.rs`, `cgroup.rs` (which keeps the kernel's figures of a cgroup current): the kernel's
+//!   side
+//! - `harness/`: `plain.rs`, `region.rs`: memory to walk over; `workload.rs`: the phases;
+//!   `message.rs`: what a child says; `runner.rs` follows it, `zram_run.rs` and `file_run.rs` on
+//!   the kernel's swap; `stats_file.rs`: the figures of a run; `report.rs`: what every benchmark
+//!   reports; `brief.rs`: what the small ones share
 //! - `walk/`: `child.rs`: one run in a process of its own; `peer.rs`, `targets.rs`, `report.rs`
-//! - `store/`: the parts of `bench store`: `pool.rs`, `engine.rs`, `canned.rs`, `zram.rs`, `batch.rs`; `blocks.rs`, `pools.rs`,
-//!   `peers.rs`: the benchmarks of these names
-//! - `apps/`: `pipe.rs`: a client that pipelines; `run.rs`: one run of a program or server with a peer; `server.rs`: MariaDB, memcached,
-//!   redis and their clients; `case.rs`: well-known programs and their work
+//! - `store/`: the parts of `bench store`: `pool.rs`, `engine.rs`, `canned.rs`, `zram.rs`,
+//!   `batch.rs`; `blocks.rs`, `pools.rs`, `peers.rs`: the benchmarks of these names
+//! - `apps/`: `pipe.rs`: a client that pipelines; `run.rs`: one run of a program or server with a
+//!   peer; `server.rs`: MariaDB, memcached, redis and their clients; `case.rs`: well-known programs
+//!   and their work
 //! - `swap/`: the parts of `bench swap`: `load.rs`, `index.rs`, `read.rs`, `wait.rs`, `remote.rs`
 //! - `usemem/`: `child.rs`: a leader and its tasks; `peer.rs`: who gives them memory
-//! - `report/`: `rows.rs`: each requirement with the tests and figures that show it, the one table; `gather.rs`: runs the other
-//!   benchmarks as children and takes the `rows` of their `--json` files (a new benchmark needs a line in `mod.rs` `steps`);
-//!   `state.rs`: where each requirement stands; `plot.rs`, `charts.rs`: plots; `evidence.rs`: all that a report says; `text.rs`: Markdown
-//!   and the section of docs/benchmarks.md; `html.rs`: the page
+//! - `report/`: `rows.rs`: each requirement with the tests and figures that show it, the one table;
+//!   `gather.rs`: runs the other benchmarks as children and takes the `rows` of their `--json`
+//!   files (a new benchmark needs a line in `mod.rs` `steps`); `state.rs`: where each requirement
+//!   stands; `plot.rs`, `charts.rs`: plots; `evidence.rs`: all that a report says; `text.rs`:
+//!   Markdown and the section of docs/benchmarks.md; `html.rs`: the page
 
 // Bottom first: a module imports only from modules listed above it.
 mod common;
@@ -112,7 +118,8 @@ fn run(bench: Bench) -> anyhow::Result<i32> {
     }
 }
 
-/// Help is printed as asked for; anything else is a failure of one line: clap's own, without the advice below it.
+/// Help is printed as asked for; anything else is a failure of one line: clap's own, without the
+/// advice below it.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = error.print();

@@ -6,13 +6,15 @@ use std::sync::Arc;
 /// The longest name of an export, bytes: what the NBD protocol allows.
 pub const NAME_BYTES_MAX: usize = 4096;
 
-/// A device under a name. What serves it (NBD, vhost-user) adds nothing of its own to what this says.
+/// A device under a name. What serves it (NBD, vhost-user) adds nothing of its own to what this
+/// says.
 pub struct Export {
     name: String,
     device: Arc<Device>,
     /// Writes, discards and zeroing are refused.
     read_only: bool,
-    /// The logical sector size that clients are told, bytes: 512 or 4096. Requests of any alignment are served all the same.
+    /// The logical sector size that clients are told, bytes: 512 or 4096. Requests of any alignment
+    /// are served all the same.
     sector_bytes: u32,
     /// What makes it durable.
     journal: Option<Arc<Journal>>,
@@ -60,8 +62,8 @@ impl Export {
         (self.device.block_bytes() as u32).max(self.sector_bytes)
     }
 
-    /// Returns when everything that was written before is as safe as it can be: on disk, for a device with an image that
-    /// follows it.
+    /// Returns when everything that was written before is as safe as it can be: on disk, for a
+    /// device with an image that follows it.
     ///
     /// # Errors
     /// [`IoError::NotDurable`]

@@ -1,7 +1,7 @@
 //! memfold-block: compressed block devices, blocks over `memfold-store`.
 //!
-//! A [`Backing`] is the memory of one or more [`Device`]s: a store, and one limit for all that they hold. A thread that
-//! reads or writes has an [`Io`] of its own.
+//! A [`Backing`] is the memory of one or more [`Device`]s: a store, and one limit for all that they
+//! hold. A thread that reads or writes has an [`Io`] of its own.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

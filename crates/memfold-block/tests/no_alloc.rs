@@ -1,4 +1,5 @@
-//! Nothing allocates while requests are served: the device may hold the swap of the machine that it runs on.
+//! Nothing allocates while requests are served: the device may hold the swap of the machine that it
+//! runs on.
 use memfold_block::nbd::{Listener, Server};
 use memfold_block::{Backing, Device, Export, Settings};
 use memfold_testkit::counting::{Counting, calls, wait_until_others_sleep};
@@ -22,7 +23,8 @@ fn request(to: &mut [u8; 28], command: u16, flags: u16, offset: u64, len: u32) {
     to[24..].copy_from_slice(&len.to_be_bytes());
 }
 
-/// The old way to choose an export, whose replies are simple: the client here must not allocate either.
+/// The old way to choose an export, whose replies are simple: the client here must not allocate
+/// either.
 fn connect(address: &SocketAddr) -> UnixStream {
     let mut link = UnixStream::connect_addr(address).unwrap();
     let mut bytes = [0; 18];

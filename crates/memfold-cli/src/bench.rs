@@ -1,4 +1,5 @@
-//! `memfold bench`: becomes `memfold-bench`, which is built apart: the command itself needs nothing of the benchmarks.
+//! `memfold bench`: becomes `memfold-bench`, which is built apart: the command itself needs nothing
+//! of the benchmarks.
 use crate::failure::Failure;
 use crate::program;
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -32,7 +33,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     Err(become_benchmarks(matches.get_many("rest").into_iter().flatten().cloned()))
 }
 
-/// Answers `memfold help bench …`, of which clap knows nothing here; returns if that isn't asked, or can't be.
+/// Answers `memfold help bench …`, of which clap knows nothing here; returns if that isn't asked,
+/// or can't be.
 pub fn help() -> Option<Failure> {
     let mut words = env::args_os().skip(1);
     let asked = words.next()? == "help" && words.next()? == "bench";

@@ -1,7 +1,8 @@
 //! The control socket of a run: answers `memfold stat`, `memfold set` and `memfold run --list`.
 //!
-//! One request a connection, a line of JSON; the answer is one too. `{"do": "stat"}` is answered by an object about the
-//! run; `{"do": "set", "limit": "512M"}` by the bounds that hold now; what can't be done by `{"error": "why"}`.
+//! One request a connection, a line of JSON; the answer is one too. `{"do": "stat"}` is answered by
+//! an object about the run; `{"do": "set", "limit": "512M"}` by the bounds that hold now; what
+//! can't be done by `{"error": "why"}`.
 use crate::report::json::of_process;
 use crate::sockets;
 use crate::table::slots::Slots;

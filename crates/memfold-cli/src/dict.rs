@@ -65,7 +65,8 @@ pub fn command() -> Command {
 /// Runs `dict`; the status to exit with: 0, or 1 if no dictionary wins.
 ///
 /// # Errors
-/// A file that can't be read or written, a codec that takes no dictionaries, too little input: status 125.
+/// A file that can't be read or written, a codec that takes no dictionaries, too little input:
+/// status 125.
 pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let Some(("train", matches)) = matches.subcommand() else {
         unreachable!("clap requires a subcommand")
@@ -127,10 +128,12 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     }
 }
 
-/// Judges `--canned` before a program is started with it, and makes its path absolute, as the program may run elsewhere.
+/// Judges `--canned` before a program is started with it, and makes its path absolute, as the
+/// program may run elsewhere.
 ///
 /// # Errors
-/// A codec without dictionaries; a file that can't be read, is damaged, or is no dictionary for the codec.
+/// A codec without dictionaries; a file that can't be read, is damaged, or is no dictionary for the
+/// codec.
 pub fn check(canned: &mut Canned, codec: CodecSpec) -> Result<(), Failure> {
     if *canned != Canned::Off && !codec.takes_dictionaries() {
         return Err(Failure::own(format!(

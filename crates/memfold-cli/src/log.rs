@@ -1,5 +1,6 @@
-//! What a run has to say while and after its program runs: on standard error, or in the file that `--log` names. Its processes
-//! leave their lines in the table that they share; each thing is said once, however many of them say it.
+//! What a run has to say while and after its program runs: on standard error, or in the file that
+//! `--log` names. Its processes leave their lines in the table that they share; each thing is said
+//! once, however many of them say it.
 use crate::failure::Failure;
 use crate::program::plain;
 use crate::table::slots::Slots;
@@ -10,7 +11,8 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Mutex;
 
-/// Different lines that are remembered, so that a program that never ends can not fill the memory; more are not said.
+/// Different lines that are remembered, so that a program that never ends can not fill the memory;
+/// more are not said.
 const REMEMBERED: usize = 10_000;
 
 /// Where lines go, and what has been said.
@@ -68,7 +70,8 @@ impl Log {
     }
 }
 
-/// How a line is said; `None` if it has been said. Why a process ends is said of each. Numbers make no other thing of it.
+/// How a line is said; `None` if it has been said. Why a process ends is said of each. Numbers make
+/// no other thing of it.
 fn line(said: &mut HashSet<String>, letter: &Letter, command: u32) -> Option<String> {
     let thing = || letter.text.chars().filter(|c| !c.is_ascii_digit()).collect();
     if !letter.last && (said.len() >= REMEMBERED || !said.insert(thing())) {

@@ -3,8 +3,8 @@ use crate::failure::Failure;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes of memory that this process may use: MemTotal, lowered to the memory limit of its cgroup (v1 or v2) and of
-/// that cgroup's ancestors. Percentages of a size refer to it.
+/// Bytes of memory that this process may use: MemTotal, lowered to the memory limit of its cgroup
+/// (v1 or v2) and of that cgroup's ancestors. Percentages of a size refer to it.
 ///
 /// # Errors
 /// /proc/meminfo can't be read.
@@ -17,7 +17,8 @@ pub fn memory_bytes() -> Result<u64, Failure> {
     Ok(cgroup_bytes().unwrap_or(u64::MAX).min(total))
 }
 
-/// The memory limit of this process's cgroup (v1 or v2), or of an ancestor if that is lower; `None` if there is none.
+/// The memory limit of this process's cgroup (v1 or v2), or of an ancestor if that is lower; `None`
+/// if there is none.
 pub fn cgroup_bytes() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -36,7 +37,8 @@ fn read_limit(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// The limit files of the cgroup that `/proc/self/cgroup` names, and of every ancestor that is mounted here.
+/// The limit files of the cgroup that `/proc/self/cgroup` names, and of every ancestor that is
+/// mounted here.
 fn limit_files(groups: &str, mounts: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for mount in mounts.lines().filter_map(Mount::parse) {
@@ -74,7 +76,8 @@ impl Mount {
         (v2 || memory).then_some(Mount { root, point, v2 })
     }
 
-    /// The path in a line `id:controllers:PATH` of /proc/self/cgroup, if it speaks of this hierarchy.
+    /// The path in a line `id:controllers:PATH` of /proc/self/cgroup, if it speaks of this
+    /// hierarchy.
     fn group_of(&self, line: &str) -> Option<PathBuf> {
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, path) = (fields.next()?, fields.next()?);

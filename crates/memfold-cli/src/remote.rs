@@ -1,7 +1,9 @@
-//! The service of `memfold run --remote`: what its flags ask for, where its socket is, and its process.
+//! The service of `memfold run --remote`: what its flags ask for, where its socket is, and its
+//! process.
 //!
-//! It has a process of its own, in a session of its own: so it goes on to refresh what lies in the store while `memfold run`
-//! is stopped, be it with all of its terminal's job; and its limits are not those that CMD inherits.
+//! It has a process of its own, in a session of its own: so it goes on to refresh what lies in the
+//! store while `memfold run` is stopped, be it with all of its terminal's job; and its limits are
+//! not those that CMD inherits.
 use crate::failure::Failure;
 use crate::log::Log;
 use crate::program::plain;
@@ -22,8 +24,8 @@ const SUFFIX: &str = ".remote";
 const DONE: &str = "done\n";
 /// The end is waited for no longer than this. Deleting gives up before.
 const END: Duration = Duration::from_secs(20);
-/// What doesn't reach the service: signals to all processes of a unit or of this name are for the program, which needs its
-/// data to end well. The service ends when `memfold run` does.
+/// What doesn't reach the service: signals to all processes of a unit or of this name are for the
+/// program, which needs its data to end well. The service ends when `memfold run` does.
 const IGNORED: [i32; 9] = [
     libc::SIGINT,
     libc::SIGTERM,
@@ -36,8 +38,8 @@ const IGNORED: [i32; 9] = [
     libc::SIGTTOU,
 ];
 
-/// A service in a process of its own. It ends, and deletes what is left in the store, when this is dropped, and when this
-/// process ends in any other way.
+/// A service in a process of its own. It ends, and deletes what is left in the store, when this is
+/// dropped, and when this process ends in any other way.
 pub struct Remote {
     pid: libc::pid_t,
     /// Closed to have it end; it says what came of that.
@@ -48,8 +50,8 @@ pub struct Remote {
 /// Where the service says what it has to say, in its own process.
 static LOG: OnceLock<Arc<Log>> = OnceLock::new();
 
-/// Starts a service that has reached its store, if the settings ask for one; they get its socket. It says what it has to say
-/// into the log. To be called while this process has one thread.
+/// Starts a service that has reached its store, if the settings ask for one; they get its socket.
+/// It says what it has to say into the log. To be called while this process has one thread.
 ///
 /// # Errors
 /// 125: the flags make no sense, the store can't be used, or there is no place for the socket.
@@ -137,7 +139,8 @@ impl Remote {
         }
         let _ = self.line.shutdown(Shutdown::Write);
         let _ = self.line.set_read_timeout(Some(END));
-        // SAFETY: it is a child that was not waited for, so the number is its own. It may be stopped.
+        // SAFETY: it is a child that was not waited for, so the number is its own. It may be
+        // stopped.
         unsafe { libc::kill(self.pid, libc::SIGCONT) };
         let mut said = String::new();
         let result = match self.line.read_to_string(&mut said).map(|_| said.as_str()) {
@@ -163,8 +166,8 @@ impl Drop for Remote {
     }
 }
 
-/// The child: tells whether the service could be started, serves until the other end of `line` is closed, and tells what came
-/// of the end.
+/// The child: tells whether the service could be started, serves until the other end of `line` is
+/// closed, and tells what came of the end.
 fn serve(settings: Settings, path: &Path, mut line: UnixStream) -> ! {
     set_apart();
     let said = match Service::start(settings, path) {
@@ -180,10 +183,11 @@ fn serve(settings: Settings, path: &Path, mut line: UnixStream) -> ! {
     std::process::exit(0)
 }
 
-/// Makes the process one that its parent's troubles don't touch, with as many descriptors as it may have.
+/// Makes the process one that its parent's troubles don't touch, with as many descriptors as it may
+/// have.
 fn set_apart() {
-    // SAFETY: these change this process alone. The dispositions run no handler; the name is a C string; `limit` is local and
-    // set before it is read, as nothing lowers it.
+    // SAFETY: these change this process alone. The dispositions run no handler; the name is a C
+    // string; `limit` is local and set before it is read, as nothing lowers it.
     unsafe {
         libc::setsid();
         libc::prctl(libc::PR_SET_NAME, c"memfold-remote".as_ptr());

@@ -140,7 +140,8 @@ fn wrapped(text: &str) -> String {
 /// Runs the program; the status to exit with.
 ///
 /// # Errors
-/// 125, 126, 127, as the help says, before the program is started; 125 also if the stats file can't be completed.
+/// 125, 126, 127, as the help says, before the program is started; 125 also if the stats file can't
+/// be completed.
 pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     if matches.get_flag(LIST) {
         return Ok(runs::list());
@@ -165,7 +166,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let log = Arc::new(Log::open(matches.get_one::<PathBuf>(LOG).map(PathBuf::as_path))?);
     let slots = Slots::new()?;
     slots.set_bounds(&config);
-    // SAFETY: no thread of memfold uses a robust mutex. Without, processes of the run may leave lines that nobody reads.
+    // SAFETY: no thread of memfold uses a robust mutex. Without, processes of the run may leave
+    // lines that nobody reads.
     let _ = unsafe { slots.table().run_here() };
     let mut remote = crate::remote::start(&mut config, &log)?;
     let reported = stats_file.is_some() || matches.get_flag(SUMMARY);
@@ -224,7 +226,8 @@ fn warn_of_dump(slots: &Slots, log: &Log, pid: u32) {
     }
 }
 
-/// Starts the threads that say what the run's processes leave to be said, and that give them their table.
+/// Starts the threads that say what the run's processes leave to be said, and that give them their
+/// table.
 fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
     let (for_log, for_door, log) = (run.clone(), run.clone(), log.clone());
     let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
@@ -259,7 +262,8 @@ fn config(matches: &ArgMatches) -> Result<Config, Failure> {
             .ok_or_else(|| Failure::own(format!("--swap: {path}: not in UTF-8")))?
             .to_string();
         config.set("swap", &whole).map_err(Failure::own)?;
-        // A file made and gone again: what is wrong with it is better said before the program starts.
+        // A file made and gone again: what is wrong with it is better said before the program
+        // starts.
         FileDisk::open(&whole, Options::default())
             .map_err(|e| Failure::own(format!("--swap: {e}")))?;
     }
@@ -326,7 +330,8 @@ fn environment(config: &Config, slots: &Slots, library: PathBuf) -> Result<Vec<C
         .map_err(|_| Failure::own("a setting has a zero byte in it"))
 }
 
-/// `entries`, with the library at the front of LD_PRELOAD, which comes last if it wasn't there, and the order at the end.
+/// `entries`, with the library at the front of LD_PRELOAD, which comes last if it wasn't there, and
+/// the order at the end.
 fn environment_with(
     entries: Vec<CString>,
     order: Vec<u8>,
@@ -360,7 +365,8 @@ fn given() -> Vec<CString> {
         static environ: *const *const c_char;
     }
     let mut all = Vec::new();
-    // SAFETY: there is one thread and nobody changes the environment; it is null or a null-terminated array of C strings.
+    // SAFETY: there is one thread and nobody changes the environment; it is null or a
+    // null-terminated array of C strings.
     unsafe {
         let mut at = environ;
         while !at.is_null() && !(*at).is_null() {

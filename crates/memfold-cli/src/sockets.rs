@@ -1,4 +1,5 @@
-//! Where the runs of a user are found: a directory that is this user's alone, with a socket for each run.
+//! Where the runs of a user are found: a directory that is this user's alone, with a socket for
+//! each run.
 use crate::program::plain;
 use serde_json::Value;
 use std::env;
@@ -26,7 +27,8 @@ pub fn own_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Directories where a run may have its socket, the preferred first: `$XDG_RUNTIME_DIR/memfold`, `/tmp/memfold-UID`.
+/// Directories where a run may have its socket, the preferred first: `$XDG_RUNTIME_DIR/memfold`,
+/// `/tmp/memfold-UID`.
 pub fn directories() -> Vec<PathBuf> {
     let runtime =
         env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
@@ -34,7 +36,8 @@ pub fn directories() -> Vec<PathBuf> {
     runtime.map(|path| path.join("memfold")).into_iter().chain([shared]).collect()
 }
 
-/// Whether a directory is this user's, and closed to all others: what is in it comes from nobody else.
+/// Whether a directory is this user's, and closed to all others: what is in it comes from nobody
+/// else.
 pub fn is_own(directory: &Path) -> bool {
     fs::symlink_metadata(directory)
         .is_ok_and(|m| m.is_dir() && m.uid() == own_user() && m.mode() & 0o077 == 0)
@@ -52,8 +55,9 @@ pub fn peer_user(stream: &UnixStream) -> io::Result<u32> {
     if done == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A socket of this process, in the first directory that can be used. It appears under its name when it can be
-/// connected to: whoever finds one that can't may take it for that of a process that has been killed.
+/// A socket of this process, in the first directory that can be used. It appears under its name
+/// when it can be connected to: whoever finds one that can't may take it for that of a process that
+/// has been killed.
 pub fn listen(suffix: &str) -> io::Result<(UnixListener, PathBuf)> {
     let mut failure = io::Error::from(ErrorKind::NotFound);
     for directory in directories() {
@@ -109,7 +113,8 @@ pub fn path(suffix: &str) -> io::Result<PathBuf> {
     Err(failure)
 }
 
-/// The sockets of this user with this suffix: the number of the process that serves it, and the path.
+/// The sockets of this user with this suffix: the number of the process that serves it, and the
+/// path.
 pub fn all(suffix: &str) -> Vec<(u32, PathBuf)> {
     let mut found = Vec::new();
     for directory in directories().into_iter().filter(|directory| is_own(directory)) {
@@ -153,7 +158,8 @@ pub fn answer(mut stream: UnixStream, answer: impl FnOnce(&str) -> String) -> io
     stream.write_all(answer(&request).as_bytes())
 }
 
-/// Asks the server of a socket, and waits `patience` for each part of its answer, for ever without; `None` if it has ended.
+/// Asks the server of a socket, and waits `patience` for each part of its answer, for ever without;
+/// `None` if it has ended.
 pub fn ask(path: &Path, request: &Value, patience: Option<Duration>) -> io::Result<Option<Value>> {
     let Some(mut stream) = connect(path)? else { return Ok(None) };
     if peer_user(&stream)? != own_user() {

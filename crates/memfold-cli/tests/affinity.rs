@@ -1,4 +1,5 @@
-//! Threads that `memfold run` keeps on one CPU for a while: nobody may see it who doesn't look from outside.
+//! Threads that `memfold run` keeps on one CPU for a while: nobody may see it who doesn't look from
+//! outside.
 mod common;
 use common::{
     assert_right, assert_right_in, assert_right_with, can_make_worlds, compile_go, managed,
@@ -34,7 +35,8 @@ fn no_thread_is_kept_if_that_is_off() {
     assert_right_with(&["--resident", "16M", "--keep-cpu", "off"], "affinity", &["never"]);
 }
 
-/// Go makes threads and processes by system calls of its own, which nobody can let a thread go before.
+/// Go makes threads and processes by system calls of its own, which nobody can let a thread go
+/// before.
 #[test]
 fn threads_of_a_go_program_are_never_kept() {
     let Some(program) = compile_go("affinity") else { return };

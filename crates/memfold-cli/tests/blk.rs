@@ -191,7 +191,8 @@ fn what_was_flushed_survives_a_kill_and_what_was_written_survives_the_end() {
         assert!(!said.contains("failed"), "{said}");
     };
     let mut blk = start(Scratch::new());
-    // Each round kills the server after a flush, or after a write that was forced to disk by itself.
+    // Each round kills the server after a flush, or after a write that was forced to disk by
+    // itself.
     for round in 1..5u32 {
         let at = round * 300;
         let write = match round % 2 {

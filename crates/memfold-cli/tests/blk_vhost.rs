@@ -1,5 +1,5 @@
-//! `memfold blk --vhost`: sockets for virtual machines. What is said over them is tested in memfold-block; a machine itself by
-//! `scripts/guest-test`.
+//! `memfold blk --vhost`: sockets for virtual machines. What is said over them is tested in
+//! memfold-block; a machine itself by `scripts/guest-test`.
 mod common;
 use common::blk::{Blk, binary};
 use common::{Scratch, assert_refused, memfold};

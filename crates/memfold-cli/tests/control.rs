@@ -184,7 +184,8 @@ fn another_user_finds_and_changes_nothing() {
     assert_refused(&as_nobody(&["stat", &pid]), 125, &["of another user (0)"]);
     assert_refused(&as_nobody(&["set", &pid, "--limit", "32M"]), 125, &["of another user (0)"]);
     assert_eq!(text(&as_nobody(&["run", "--list"])).lines().count(), 1);
-    // With the directory open to all, the run itself asks who is there, and the client whose directory it is.
+    // With the directory open to all, the run itself asks who is there, and the client whose
+    // directory it is.
     use std::os::unix::fs::PermissionsExt;
     let set = |path: &Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap()

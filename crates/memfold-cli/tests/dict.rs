@@ -1,4 +1,5 @@
-//! `memfold dict train`: a dictionary that wins is written, one that doesn't is not, and bad input is one line.
+//! `memfold dict train`: a dictionary that wins is written, one that doesn't is not, and bad input
+//! is one line.
 mod common;
 use common::{Scratch, assert_refused, binaries, memfold};
 use memfold_testkit::random::Random;

@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// What a caller may do before it starts a program, as a shell's words, and what of the program's record must show that it
-/// was done (nothing where any record would do).
+/// What a caller may do before it starts a program, as a shell's words, and what of the program's
+/// record must show that it was done (nothing where any record would do).
 const WORLDS: &[(&str, &str)] = &[
     ("", ""),
     ("trap '' PIPE", "signal 13: ignored"),

@@ -1,5 +1,5 @@
-//! Those who use a program's folded memory past its own loads and stores: devices, other processes, locks in the kernel.
-//! And memory that the program marks as never to be folded.
+//! Those who use a program's folded memory past its own loads and stores: devices, other processes,
+//! locks in the kernel. And memory that the program marks as never to be folded.
 mod common;
 use common::{Holder, Scratch, assert_right, assert_right_with, binaries, compile, managed};
 use memfold_testkit::random::mix;
@@ -86,8 +86,8 @@ fn first_word(page: u64) -> u64 {
     mix(mix(0x100000001u64.wrapping_add(page)))
 }
 
-/// Not where it can't write the registers back ("Couldn't write extended state status": gdb 13 on CPUs with AMX), which ends the
-/// program, be it folded or not.
+/// Not where it can't write the registers back ("Couldn't write extended state status": gdb 13 on
+/// CPUs with AMX), which ends the program, be it folded or not.
 fn gdb_calls_functions() -> bool {
     let mut sleep = Command::new("sleep").arg("60").spawn().unwrap();
     let mut gdb = Command::new("gdb");

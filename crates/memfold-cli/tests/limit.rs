@@ -4,8 +4,9 @@ use common::{Scratch, assert_right_with, compile, managed_in};
 use std::process::Command;
 use std::time::Instant;
 
-/// The program leaves a page in 16 untouched. What is adopted is folded in large folios all the same, so reading all of it takes
-/// few faults: 28,000 when each untouched page ended a folio, 200 to 700 now.
+/// The program leaves a page in 16 untouched. What is adopted is folded in large folios all the
+/// same, so reading all of it takes few faults: 28,000 when each untouched page ended a folio, 200
+/// to 700 now.
 #[test]
 fn untouched_pages_do_not_cut_what_is_adopted_in_pieces() {
     let (program, scratch) = (compile("overshoot"), Scratch::new());

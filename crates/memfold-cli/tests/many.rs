@@ -1,4 +1,5 @@
-//! Runs of many processes, in other PID namespaces and as other users: all of them count, and what one costs that does nothing.
+//! Runs of many processes, in other PID namespaces and as other users: all of them count, and what
+//! one costs that does nothing.
 mod common;
 use common::{Scratch, binaries, can_make_worlds, compile, managed_in, memfold};
 use std::fs;
@@ -14,7 +15,8 @@ const OPEN: &str = r#"
 /// So much may be past a limit: what is being folded.
 const SLACK_MIB: u64 = 32;
 
-/// Runs `many`, which finds out what its processes hold in all, within `limit_mib`; the figures of the run.
+/// Runs `many`, which finds out what its processes hold in all, within `limit_mib`; the figures of
+/// the run.
 fn run_many(
     world: &str,
     limit_mib: u64,
@@ -80,7 +82,8 @@ fn processes_in_a_pid_namespace_share_the_limit_and_are_told_of_by_their_numbers
     assert!(pids.iter().all(|pid| *pid > 10), "numbers of another namespace: {pids:?}");
 }
 
-/// Half of them execute another program after that, which may not look at `memfold run`; half don't.
+/// Half of them execute another program after that, which may not look at `memfold run`; half
+/// don't.
 #[test]
 fn processes_that_become_other_users_share_the_limit() {
     if !can_make_worlds() {
@@ -106,7 +109,8 @@ impl Idle {
     }
 }
 
-/// KiB of memory, by a process's part in what it shares, and threads of all processes that run `path`.
+/// KiB of memory, by a process's part in what it shares, and threads of all processes that run
+/// `path`.
 fn cost(path: &str) -> (u64, u64, u64) {
     let (mut kib, mut threads, mut count) = (0, 0, 0);
     for entry in fs::read_dir("/proc").unwrap().flatten() {

@@ -1,10 +1,12 @@
-//! What memfold asks for where the system counts all that may be written (`vm.overcommit_memory=2`). A setting of the whole machine: the
-//! test lets the system promise more than anybody asks for, and is in a file of its own, as files run one after another.
+//! What memfold asks for where the system counts all that may be written
+//! (`vm.overcommit_memory=2`). A setting of the whole machine: the test lets the system promise
+//! more than anybody asks for, and is in a file of its own, as files run one after another.
 mod common;
 use common::{binaries, run};
 use std::process::{Child, Command, Stdio};
 
-/// The settings are as they were when this is gone, or the test is, however it ends: a shell waits for that.
+/// The settings are as they were when this is gone, or the test is, however it ends: a shell waits
+/// for that.
 struct Counted(Child);
 
 impl Counted {
@@ -43,7 +45,8 @@ impl Drop for Counted {
     }
 }
 
-/// Says how much of this process counts, MiB: at its start, and when it has filled and read what is folded.
+/// Says how much of this process counts, MiB: at its start, and when it has filled and read what is
+/// folded.
 const PROGRAM: &str = r#"
 import hashlib
 def counted():
@@ -77,7 +80,8 @@ fn where_reservations_count_memfold_asks_for_what_it_fills() {
     let (plain, managed) = (numbers(&plain.stdout), numbers(&output.stdout));
     println!("plainly {plain:?} MiB, under memfold {managed:?}");
     assert!(words.contains("major"), "nothing was folded: {words}");
-    // It was terabytes. What folds has frames for twice the limit and 64 MiB, pools for as much as the limit, and tables.
+    // It was terabytes. What folds has frames for twice the limit and 64 MiB, pools for as much as
+    // the limit, and tables.
     assert!(managed[0] < plain[0] + 16, "an idle process: {managed:?}, {plain:?} plainly");
     assert!(
         managed[1] < plain[1] + 3 * 64 + 128,

@@ -1,5 +1,5 @@
-//! How far a program that allocates fast passes its limit. In a file of its own, as files run one after another: the first
-//! test wants a free CPU, the second makes its own others busy.
+//! How far a program that allocates fast passes its limit. In a file of its own, as files run one
+//! after another: the first test wants a free CPU, the second makes its own others busy.
 mod common;
 use common::{compile, managed_in};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,7 +43,8 @@ fn a_program_that_allocates_fast_hardly_passes_its_limit() {
     drop(program.scratch);
 }
 
-/// Whoever takes the memory under management must not wait for a background thread that waits for a CPU.
+/// Whoever takes the memory under management must not wait for a background thread that waits for a
+/// CPU.
 #[test]
 fn nor_beside_programs_that_keep_every_cpu_busy() {
     let _machine = MACHINE.lock();

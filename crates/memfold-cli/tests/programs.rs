@@ -1,7 +1,9 @@
-//! Real programs under `memfold run`, with several times the memory that they may have: every byte stays right.
+//! Real programs under `memfold run`, with several times the memory that they may have: every byte
+//! stays right.
 //!
-//! The C programs fill memory with a pattern that tells where each page belongs, wait until it is folded, exercise it and
-//! verify it all. The Python programs must print what they print without memfold.
+//! The C programs fill memory with a pattern that tells where each page belongs, wait until it is
+//! folded, exercise it and verify it all. The Python programs must print what they print without
+//! memfold.
 mod common;
 use common::{assert_right, assert_right_with, compile, managed};
 use std::process::Command;
@@ -54,7 +56,8 @@ fn advice_on_folded_memory_does_what_the_kernel_says() {
     assert_right("mappings", &["dontneed", "free", "advice", "guards"]);
 }
 
-/// Also what the kernel has dropped of it, and what was given up before it was managed, or by a call that nobody sees.
+/// Also what the kernel has dropped of it, and what was given up before it was managed, or by a
+/// call that nobody sees.
 #[test]
 fn memory_given_up_with_madv_free_is_as_it_was_or_zeros_and_stays_written() {
     assert_right("freed", &["before", "past_libc", "by_libc", "by_number", "by_process"]);

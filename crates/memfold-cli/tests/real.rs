@@ -1,5 +1,5 @@
-//! Well-known programs under `memfold run` in less memory than they want: they must give what they give without it. One that
-//! is not installed is passed over, with a line that says so.
+//! Well-known programs under `memfold run` in less memory than they want: they must give what they
+//! give without it. One that is not installed is passed over, with a line that says so.
 mod common;
 use common::{Scratch, compile_go, managed_in};
 use memfold_testkit::random::Random;
@@ -16,7 +16,8 @@ fn find(name: &str) -> Option<String> {
     Some(std::fs::canonicalize(path).unwrap().into_os_string().into_string().unwrap())
 }
 
-/// Asserts that a command prints the same with `--limit` as without memfold, and that its memory was folded.
+/// Asserts that a command prints the same with `--limit` as without memfold, and that its memory
+/// was folded.
 #[track_caller]
 fn assert_same(limit: &str, command: &[&str]) {
     let plain = Command::new(command[0]).args(&command[1..]).output().unwrap();

@@ -223,7 +223,8 @@ fn too_few_addresses_are_refused_by_the_name_of_their_limit_and_fewer_than_usual
     assert_eq!(output.stdout, b"right\n", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// `memfold run` of a shell script whose `ran` can't be served, with flags and arguments for the script.
+/// `memfold run` of a shell script whose `ran` can't be served, with flags and arguments for the
+/// script.
 #[track_caller]
 fn assert_ran_unmanaged(
     bin: &std::path::Path,

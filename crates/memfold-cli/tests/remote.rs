@@ -1,4 +1,5 @@
-//! `memfold run --remote`: the cold end of the swap file in real servers on loopback, which are killed and restarted. Row B3.
+//! `memfold run --remote`: the cold end of the swap file in real servers on loopback, which are
+//! killed and restarted. Row B3.
 mod common;
 use common::{Program, Scratch, assert_refused, binaries, compile, memfold, run};
 use memfold_testkit::redis::{self, DURABLE, Server, port};
@@ -280,8 +281,8 @@ fn a_service_that_was_killed_is_told_of_at_the_end_too() {
     );
 }
 
-/// What each has in the service is one descriptor of those that the hard limit allows; with 8 of the soft limit each, the
-/// seventh process was not served.
+/// What each has in the service is one descriptor of those that the hard limit allows; with 8 of
+/// the soft limit each, the seventh process was not served.
 #[test]
 fn two_hundred_processes_share_a_store_under_a_low_limit_of_descriptors() {
     let Some(bin) = tools() else { return };

@@ -35,7 +35,8 @@ fn every_process_has_its_own_figures_also_after_a_crash() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let path = scratch.path("s.json");
-    // Each `sh` is executed anew and so claims a slot: the outer one and two inner ones, of which one crashes.
+    // Each `sh` is executed anew and so claims a slot: the outer one and two inner ones, of which
+    // one crashes.
     let script =
         "echo $$; sh -c 'echo $$; true'; sh -c 'echo $$; ulimit -c 0; kill -SEGV $$'; true";
     let output = run(&bin, &["--stats-file", &path], &["sh", "-c", script]);

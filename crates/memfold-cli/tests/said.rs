@@ -1,4 +1,5 @@
-//! What a run says: each thing once, on memfold's own standard error or in a file, and never into a stream of the program's.
+//! What a run says: each thing once, on memfold's own standard error or in a file, and never into a
+//! stream of the program's.
 mod common;
 use common::{
     NOBODY, Scratch, assert_refused, binaries, can_make_worlds, managed_in, memfold, run,

@@ -1,5 +1,6 @@
-//! Real servers under `memfold run`, in a part of the memory that their data needs, with real clients: every answer is right,
-//! their limit is kept, and they end as they are told to. One that is not installed is passed over, with a line that says so.
+//! Real servers under `memfold run`, in a part of the memory that their data needs, with real
+//! clients: every answer is right, their limit is kept, and they end as they are told to. One that
+//! is not installed is passed over, with a line that says so.
 mod common;
 use common::{Scratch, binaries, memfold};
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The paths of installed programs; `None`, and a line that says which is missing, if one is not there.
+/// The paths of installed programs; `None`, and a line that says which is missing, if one is not
+/// there.
 fn find<const N: usize>(names: [&str; N]) -> Option<[String; N]> {
     let mut found = Vec::new();
     for name in names {
@@ -32,7 +34,8 @@ struct Service {
 }
 
 impl Service {
-    /// Starts `memfold run --resident ... FLAGS -- COMMAND`, and waits until it listens on `socket`.
+    /// Starts `memfold run --resident ... FLAGS -- COMMAND`, and waits until it listens on
+    /// `socket`.
     fn start(
         bin: &Path,
         scratch: &Scratch,

@@ -83,7 +83,8 @@ fn scripts_run_and_their_arguments_arrive_untouched() {
     assert_eq!(bare.code(), Some(5));
 }
 
-/// A program that says `ready`, prints the name of each signal it gets, and ends at TERM with status 9.
+/// A program that says `ready`, prints the name of each signal it gets, and ends at TERM with
+/// status 9.
 const LISTENER: &str = "trap 'echo TERM; exit 9' TERM; for s in INT HUP QUIT USR1 USR2; do trap \"echo $s\" $s; done; \
                         echo ready; while :; do sleep 0.02; done";
 
@@ -113,8 +114,8 @@ impl Drop for Running {
 
 fn start(bin: &Path, script: &str) -> (Running, BufReader<std::process::ChildStdout>) {
     let mut command = memfold(bin, &["run", "--limit", "64M", "--", "bash", "-c", script]);
-    // In a group of its own, whose parent is this test: where nobody outside watches a group (as when all of this runs in
-    // the background of a shell that has ended), the kernel drops SIGTSTP.
+    // In a group of its own, whose parent is this test: where nobody outside watches a group (as
+    // when all of this runs in the background of a shell that has ended), the kernel drops SIGTSTP.
     let mut child = command.stdout(Stdio::piped()).process_group(0).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     assert_eq!(line(&mut lines), "ready");

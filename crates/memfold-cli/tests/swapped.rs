@@ -1,5 +1,5 @@
-//! The kernel swaps a managed program out, and memfold's own memory in it, while the program changes its address space. Needs root.
-//! Rows B1, Z1.
+//! The kernel swaps a managed program out, and memfold's own memory in it, while the program
+//! changes its address space. Needs root. Rows B1, Z1.
 mod common;
 use common::assert_right;
 use memfold_testkit::kernel_swap::KernelSwap;
@@ -22,8 +22,8 @@ fn processes(name: &str) -> Vec<i32> {
     pids.filter(runs).collect()
 }
 
-/// Resident anonymous memory from which on a process is swapped out: more than the 75% of 16 MiB at which memfold takes it under
-/// management. A process that never gets there is never folded.
+/// Resident anonymous memory from which on a process is swapped out: more than the 75% of 16 MiB at
+/// which memfold takes it under management. A process that never gets there is never folded.
 const GROWN_BYTES: u64 = 13 << 20;
 
 /// A line of a process's status, bytes.
@@ -33,7 +33,8 @@ fn status(pid: i32, name: &str) -> Option<u64> {
     Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? << 10)
 }
 
-/// Has the kernel swap out all that is anonymous of a process that has grown. Returns the bytes that it has in swap then.
+/// Has the kernel swap out all that is anonymous of a process that has grown. Returns the bytes
+/// that it has in swap then.
 fn swap_out(pid: i32) -> Option<u64> {
     if status(pid, "RssAnon:")? < GROWN_BYTES {
         return None;

@@ -1,7 +1,8 @@
-//! memfold for C and C++: what `include/memfold.h` declares, which is made of this file (`tests/header.rs`).
+//! memfold for C and C++: what `include/memfold.h` declares, which is made of this file
+//! (`tests/header.rs`).
 //!
-//! A `memfold_t` is a number that is never given twice, and memory is known to the heap by its address: so what was destroyed or
-//! unmapped before is refused by a status, not by a crash.
+//! A `memfold_t` is a number that is never given twice, and memory is known to the heap by its
+//! address: so what was destroyed or unmapped before is refused by a status, not by a crash.
 
 // Bottom first: a module imports only from modules listed above it.
 mod status;
@@ -40,12 +41,14 @@ pub struct Stats {
     pub over_limit: u64,
 }
 
-/// Creates a memory with its threads. `settings` are flags of `memfold run` with their values, separated by spaces or line
-/// ends: "limit=2G codec=zstd swap=/var/tmp". Give at least a limit, or resident. With delivery=signal no permission is
-/// needed, but memory may be given to system calls only while it is pinned.
+/// Creates a memory with its threads. `settings` are flags of `memfold run` with their values,
+/// separated by spaces or line ends: "limit=2G codec=zstd swap=/var/tmp". Give at least a limit, or
+/// resident. With delivery=signal no permission is needed, but memory may be given to system calls
+/// only while it is pinned.
 ///
 /// # Safety
-/// - `settings` is a string; `memory` points to where the result may be written. Either may be null, which is refused.
+/// - `settings` is a string; `memory` points to where the result may be written. Either may be
+///   null, which is refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_create(settings: *const c_char, memory: *mut u64) -> Status {
     answer(|| {
@@ -104,11 +107,12 @@ pub unsafe extern "C" fn memfold_unmap(memory: u64, address: *mut c_void) -> Sta
     answer(|| with(memory, |heap| unsafe { heap.free(address as usize) }))
 }
 
-/// Makes what is mapped at `address` hold `len` bytes, there or elsewhere: `moved` is where. What fits is kept. On failure it is as before.
+/// Makes what is mapped at `address` hold `len` bytes, there or elsewhere: `moved` is where. What
+/// fits is kept. On failure it is as before.
 ///
 /// # Safety
-/// - Nobody else uses what is mapped there meanwhile, nor, if it moves, its old address any more. `moved` points to where the
-///   result may be written, or is null, which is refused.
+/// - Nobody else uses what is mapped there meanwhile, nor, if it moves, its old address any more.
+///   `moved` points to where the result may be written, or is null, which is refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_resize(
     memory: u64,
@@ -146,7 +150,8 @@ pub extern "C" fn memfold_prefetch(memory: u64, address: *const c_void, len: usi
     hint(memory, address, len, Hint::Prefetch)
 }
 
-/// Loads a range and keeps it in memory until `memfold_unpin` with the same range, or until it is unmapped. Pins nest.
+/// Loads a range and keeps it in memory until `memfold_unpin` with the same range, or until it is
+/// unmapped. Pins nest.
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_pin(memory: u64, address: *const c_void, len: usize) -> Status {
     answer(|| range(address, len).and_then(|range| with(memory, |heap| heap.pin(range))))
@@ -158,7 +163,8 @@ pub extern "C" fn memfold_unpin(memory: u64, address: *const c_void, len: usize)
     answer(|| range(address, len).and_then(|range| with(memory, |heap| heap.unpin(range))))
 }
 
-/// Drops the contents of the pages wholly inside a range: they read as zeros. No other thread may use them meanwhile.
+/// Drops the contents of the pages wholly inside a range: they read as zeros. No other thread may
+/// use them meanwhile.
 ///
 /// # Safety
 /// - No other thread uses the range meanwhile, and what it held is needed no longer.
@@ -170,7 +176,8 @@ pub unsafe extern "C" fn memfold_discard(memory: u64, address: *mut c_void, len:
     })
 }
 
-/// What a memory holds and has done. `size` is sizeof *stats: a later version of the struct has more fields at its end.
+/// What a memory holds and has done. `size` is sizeof *stats: a later version of the struct has
+/// more fields at its end.
 ///
 /// # Safety
 /// - `stats` points to `size` bytes that may be written, or is null, which is refused.
@@ -188,7 +195,8 @@ pub unsafe extern "C" fn memfold_stats(memory: u64, stats: *mut Stats, size: usi
     })
 }
 
-/// Why the calling thread's last call failed, in a sentence; empty after one that didn't. Good until the thread's next call.
+/// Why the calling thread's last call failed, in a sentence; empty after one that didn't. Good
+/// until the thread's next call.
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_last_error() -> *const c_char {
     status::last_error()

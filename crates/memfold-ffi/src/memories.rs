@@ -4,7 +4,8 @@ use memfold::{Error, Heap, Memory};
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 
-/// By number; numbers only grow. A child of fork reads them as they were, but a lock that another thread held in that moment stays held.
+/// By number; numbers only grow. A child of fork reads them as they were, but a lock that another
+/// thread held in that moment stays held.
 struct Memories {
     by_number: BTreeMap<u64, Heap>,
     next: u64,

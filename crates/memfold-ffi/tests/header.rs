@@ -1,8 +1,8 @@
 //! `include/memfold.h` is what the source says. MEMFOLD_WRITE_HEADER=1 writes it anew.
 use std::path::Path;
 
-/// The header, as cbindgen makes it of the source. What it says to Rust's callers under `# Safety` is left out: a C caller reads
-/// it in the sentences before.
+/// The header, as cbindgen makes it of the source. What it says to Rust's callers under `# Safety`
+/// is left out: a C caller reads it in the sentences before.
 fn header() -> String {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut out = Vec::new();

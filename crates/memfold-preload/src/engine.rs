@@ -1,5 +1,5 @@
-//! The first engine thread: makes the engine, then looks at the program's size, and does what needs the engine's own
-//! descriptors for threads of the program.
+//! The first engine thread: makes the engine, then looks at the program's size, and does what needs
+//! the engine's own descriptors for threads of the program.
 use crate::order::Order;
 use crate::program::{self, Program};
 use crate::say::unserved::unserved;
@@ -25,7 +25,8 @@ struct Given(UnsafeCell<Option<Order>>);
 unsafe impl Sync for Given {}
 static ORDER: Given = Given(UnsafeCell::new(None));
 
-/// Starts the engine, and waits until this process is under management, or is found not to be served. Called by the constructor.
+/// Starts the engine, and waits until this process is under management, or is found not to be
+/// served. Called by the constructor.
 pub fn start(order: Order) {
     // SAFETY: no engine thread runs yet.
     unsafe { *ORDER.0.get() = Some(order) };
@@ -107,7 +108,8 @@ fn run(_: usize) {
         let bell = BELL.load(SeqCst);
         let errand = ERRAND.swap(0, SeqCst);
         if errand != 0 {
-            // SAFETY: `have_done` waits until it has been told, so what it points to lives until then.
+            // SAFETY: `have_done` waits until it has been told, so what it points to lives until
+            // then.
             unsafe { (*(errand as *mut &mut dyn FnMut()))() };
             tell();
         }

@@ -1,10 +1,11 @@
-//! Fork: the child gets a copy of the engine at rest, and threads for it. Where that can't be, everything folded comes back
-//! first, and the child has no engine.
+//! Fork: the child gets a copy of the engine at rest, and threads for it. Where that can't be,
+//! everything folded comes back first, and the child has no engine.
 //!
-//! Between libc's handlers and the copy, and between the copy and the handlers, libc and libraries touch memory of their
-//! own, as the blocks of threads. So for libc's fork the copy is taken out of libc's hands (`memfold_sys::thread::dispatch`), and
-//! both processes are served before libc goes on.
-//! vfork and posix_spawn share the parent's memory, and its engine serves the child until it executes something.
+//! Between libc's handlers and the copy, and between the copy and the handlers, libc and libraries
+//! touch memory of their own, as the blocks of threads. So for libc's fork the copy is taken out of
+//! libc's hands (`memfold_sys::thread::dispatch`), and both processes are served before libc goes
+//! on. vfork and posix_spawn share the parent's memory, and its engine serves the child until it
+//! executes something.
 use crate::program::{self, Program};
 use crate::{engine, proc, say, slots};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -18,7 +19,8 @@ static FORKING: AtomicU32 = AtomicU32::new(0);
 
 /// Registers the handlers.
 pub fn install() {
-    // SAFETY: three functions of the right type that stay loaded (the library is linked with `-z nodelete`).
+    // SAFETY: three functions of the right type that stay loaded (the library is linked with `-z
+    // nodelete`).
     unsafe { libc::pthread_atfork(Some(prepare_libc), Some(parent), Some(child)) };
 }
 
@@ -46,7 +48,8 @@ impl Copying {
     }
 }
 
-/// So often a fork looks for a time at which other threads change no mapping: each is a few milliseconds.
+/// So often a fork looks for a time at which other threads change no mapping: each is a few
+/// milliseconds.
 const RESTS: u32 = 4;
 
 /// What `prepare` has done for the fork under way.
@@ -85,12 +88,14 @@ fn prepare(by_libc: bool) {
     program.pause();
     BLOCKED.store(blocked, SeqCst);
     FORKING.store(thread_id(), SeqCst);
-    // With a swap file two would own its slots; and the child must be able to open a userfaultfd, a right that a process may lose.
+    // With a swap file two would own its slots; and the child must be able to open a userfaultfd, a
+    // right that a process may lose.
     let alone = proc::threads() == 1 + bare::count() as u64;
     let caught = !by_libc || dispatch::probe();
     if !program.pager.has_swap() && caught && Uffd::probe().is_ok() {
         for tried in 1.. {
-            // A child is spared to tell what others had changed at the moment of the copy, if there is a time when they don't.
+            // A child is spared to tell what others had changed at the moment of the copy, if there
+            // is a time when they don't.
             let last = alone || tried == RESTS;
             program.quiesce(alone);
             let mut still = false;
@@ -105,7 +110,8 @@ fn prepare(by_libc: bool) {
     bring_back(program);
 }
 
-/// Has the first engine thread do `work` at rest. Called by a thread of the program, while no adoption is under way.
+/// Has the first engine thread do `work` at rest. Called by a thread of the program, while no
+/// adoption is under way.
 pub fn at_rest(program: &Program, work: fn(&Program)) {
     program.quiesce(true);
     engine::have_done(|| work(program));
@@ -122,12 +128,14 @@ fn give_up_rest(program: &Program) {
     program.pager.forget_rest();
 }
 
-/// The engine is at rest, and the copy is about to be made; if by libc, in a thread that had `blocked` these signals.
+/// The engine is at rest, and the copy is about to be made; if by libc, in a thread that had
+/// `blocked` these signals.
 fn begin_copying(program: &Program, by_libc: Option<u64>) {
     program.begin_copying();
     PREPARED.store(AT_REST, SeqCst);
     if let Some(blocked) = by_libc {
-        // SAFETY: all signals are blocked, `parent` ends it, and the program stays paused until this fork has ended.
+        // SAFETY: all signals are blocked, `parent` ends it, and the program stays paused until
+        // this fork has ended.
         if let Err(e) = unsafe { dispatch::begin(blocked, after_copy) } {
             say::die(format_args!("fork: prctl(PR_SET_SYSCALL_USER_DISPATCH): {e}"));
         }
@@ -156,7 +164,8 @@ fn after_copy(in_child: bool) {
         slots::begin_as_child();
     }
     match (PREPARED.swap(NOTHING, SeqCst), in_child) {
-        // SAFETY: `prepare` brought it to rest, and the swap lets only one caller pass. A child has this thread alone.
+        // SAFETY: `prepare` brought it to rest, and the swap lets only one caller pass. A child has
+        // this thread alone.
         (AT_REST, true) => unsafe {
             program.allow_allocation();
             engine::start_in_child();

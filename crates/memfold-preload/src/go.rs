@@ -1,4 +1,5 @@
-//! Tells a program written in Go: its runtime makes threads and processes by system calls of its own.
+//! Tells a program written in Go: its runtime makes threads and processes by system calls of its
+//! own.
 use core::ffi::{c_int, c_void};
 use core::mem::size_of;
 
@@ -14,7 +15,8 @@ pub fn is_there() -> bool {
 }
 
 unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
-    // SAFETY: the dynamic linker tells of an object that is loaded, with its program headers; its notes are mapped.
+    // SAFETY: the dynamic linker tells of an object that is loaded, with its program headers; its
+    // notes are mapped.
     unsafe {
         let object = &*object;
         for header in core::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum as usize) {
@@ -30,7 +32,8 @@ unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _: usize, found: *mut
     0
 }
 
-/// Whether one of these notes (elf(5): the sizes of name and content, a type, name, content) is of Go's.
+/// Whether one of these notes (elf(5): the sizes of name and content, a type, name, content) is of
+/// Go's.
 fn has_go(mut notes: &[u8]) -> bool {
     const HEAD: usize = 3 * size_of::<u32>();
     while let Some(head) = notes.first_chunk::<HEAD>() {

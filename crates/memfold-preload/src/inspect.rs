@@ -1,9 +1,11 @@
-//! What a debugger may call in the program: it stops every thread, the engine's too, and then can't read what is folded.
+//! What a debugger may call in the program: it stops every thread, the engine's too, and then can't
+//! read what is folded.
 use crate::{engine, program};
 use core::ffi::c_int;
 
-/// Brings everything folded back, past the limit if need be, and keeps it in memory until [`memfold_fold`] or the next fork
-/// of a program of several threads. Returns 0, or -1 if this process is not managed.
+/// Brings everything folded back, past the limit if need be, and keeps it in memory until
+/// [`memfold_fold`] or the next fork of a program of several threads. Returns 0, or -1 if this
+/// process is not managed.
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_unfold() -> c_int {
     let Some(program) = program::get() else { return -1 };

@@ -1,7 +1,7 @@
 //! The library that `memfold run` loads into a program.
 //!
-//! Its constructor runs after libc's and before the program's `main`. Nothing here uses the program's `malloc`, stdio or
-//! thread-local storage: all of them will be under management.
+//! Its constructor runs after libc's and before the program's `main`. Nothing here uses the
+//! program's `malloc`, stdio or thread-local storage: all of them will be under management.
 #![no_std]
 extern crate alloc;
 

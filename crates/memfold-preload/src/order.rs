@@ -8,7 +8,8 @@ use core::ffi::CStr;
 use memfold::config::Config;
 use memfold_sys::run::door::Key;
 
-/// The variable; its value is the lines of `Config::encode`, `stats=PATH` and `door=NAME,KEY`, joined by semicolons.
+/// The variable; its value is the lines of `Config::encode`, `stats=PATH` and `door=NAME,KEY`,
+/// joined by semicolons.
 const VARIABLE: &CStr = c"MEMFOLD_RUN";
 /// `1` switches memfold off.
 const DISABLE: &CStr = c"MEMFOLD_DISABLE";
@@ -24,8 +25,8 @@ pub struct Order {
     pub config: Config,
 }
 
-/// The order to this process; `None` if there is none, memfold is switched off, or there are too few addresses. Without one nothing
-/// is allocated. Maps the table that it names.
+/// The order to this process; `None` if there is none, memfold is switched off, or there are too
+/// few addresses. Without one nothing is allocated. Maps the table that it names.
 ///
 /// # Errors
 /// The order makes no sense, as when another version of memfold wrote it.
@@ -58,8 +59,8 @@ pub fn read() -> Result<Option<Order>, String> {
 }
 
 fn variable(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: called from the constructor only, before the program has started any thread that could change the
-    // environment; what `getenv` points to stays in place until then.
+    // SAFETY: called from the constructor only, before the program has started any thread that
+    // could change the environment; what `getenv` points to stays in place until then.
     unsafe {
         let value = libc::getenv(name.as_ptr());
         (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())

@@ -36,8 +36,9 @@ use crate::{say, slots};
 const GROWTH_BYTES: u64 = 4 << 20;
 /// The same while the program is past its bounds.
 const GROWTH_PAST_BYTES: u64 = 1 << 20;
-/// The engine's threads start at one part in this many of what the program may have before anything is taken: on busy CPUs that
-/// takes a while, in which a program that grows fast would go past its limit.
+/// The engine's threads start at one part in this many of what the program may have before anything
+/// is taken: on busy CPUs that takes a while, in which a program that grows fast would go past its
+/// limit.
 const START_SHARE: u64 = 2;
 /// Time between looks at the program's size, nanoseconds.
 const LOOK_NS: i64 = 5_000_000;
@@ -45,9 +46,11 @@ const LOOK_NS: i64 = 5_000_000;
 const LOOK_SOON_NS: i64 = 1_000_000;
 /// The same while it is past them.
 const LOOK_PAST_NS: i64 = 250_000;
-/// Engine threads beside the workers and a handler for each CPU: those of the swap file, and single ones.
+/// Engine threads beside the workers and a handler for each CPU: those of the swap file, and single
+/// ones.
 const MORE_THREADS: usize = 10;
-/// Of many processes that share a limit each looks less often, but for one that grows: with each so many others by so much.
+/// Of many processes that share a limit each looks less often, but for one that grows: with each so
+/// many others by so much.
 const LOOK_OTHERS: i64 = 16;
 /// Areas smaller than this are left alone unless they continue a managed one.
 const SMALL_BYTES: usize = 64 << 10;
@@ -108,7 +111,8 @@ struct State {
     bounds: Option<(u64, u64)>,
     /// A fork has made this process or a child of it, and they may still share memory.
     sharing: bool,
-    /// Of what is resident here, the part that counts in the processes that it is shared with, bytes; and when to measure again.
+    /// Of what is resident here, the part that counts in the processes that it is shared with,
+    /// bytes; and when to measure again.
     others: u64,
     measure_at_ns: u64,
     /// What was folded when a fork made this process, bytes.
@@ -124,7 +128,8 @@ impl State {
 
 /// If others have less than this of the memory of a process, it shares none.
 const SHARED_LEAST_BYTES: u64 = 1 << 20;
-/// Time between two measurements of it: at least this, and so many times what the first takes of a CPU.
+/// Time between two measurements of it: at least this, and so many times what the first takes of a
+/// CPU.
 const MEASURE_NS: u64 = 10_000_000;
 const MEASURE_SHARE: u64 = 10;
 
@@ -197,7 +202,8 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
     Ok(program)
 }
 
-/// What the first engine thread raises itself to where it may: a program grows while it waits for a processor.
+/// What the first engine thread raises itself to where it may: a program grows while it waits for a
+/// processor.
 const NICE: i32 = -20;
 
 fn own_nice() -> i32 {
@@ -220,7 +226,8 @@ fn register_frames(pager: &Pager, uffd: &Uffd) -> Result<(), String> {
     unsafe { uffd.register(start, len, false) }.map_err(|e| format!("registering frames: {e}"))
 }
 
-/// The private anonymous area that holds an address at which a fault was, outside of what is managed.
+/// The private anonymous area that holds an address at which a fault was, outside of what is
+/// managed.
 fn area_of(addr: usize) -> Option<(usize, usize)> {
     if overlaps_own(addr, addr + 1) {
         say::die(format_args!(
@@ -238,9 +245,9 @@ fn area_of(addr: usize) -> Option<(usize, usize)> {
 }
 
 impl Program {
-    /// In a child of fork, at rest: puts it under management with a userfaultfd and threads of its own, where the parent
-    /// was. Called by the first engine thread, while no other thread of the child runs on. Ends the process with a
-    /// message if that can't be done.
+    /// In a child of fork, at rest: puts it under management with a userfaultfd and threads of its
+    /// own, where the parent was. Called by the first engine thread, while no other thread of the
+    /// child runs on. Ends the process with a message if that can't be done.
     pub fn begin_as_child(&self, stats: &'static Stats) {
         // Before anybody asks which pages are there: the parent's map would tell of the parent's.
         if let Err(e) = self.pagemap.reopen() {
@@ -279,7 +286,8 @@ impl Program {
                 "{what} by other threads when it was made, and what it has of that can't be told"
             )),
         }
-        // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls this.
+        // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls
+        // this.
         if let Err(e) = unsafe { bare::restart_others() } {
             say::die(format_args!("starting engine threads in a child of fork: {e}"));
         }
@@ -287,8 +295,9 @@ impl Program {
         unsafe { self.end_quiescence() };
     }
 
-    /// Brings the engine to rest until [`Program::end_quiescence`], for a fork by the calling thread, which is `alone` or not. No
-    /// adoption is under way: see [`Program::pause`]. Ends the process with a message if there is no memory for it.
+    /// Brings the engine to rest until [`Program::end_quiescence`], for a fork by the calling
+    /// thread, which is `alone` or not. No adoption is under way: see [`Program::pause`]. Ends the
+    /// process with a message if there is no memory for it.
     pub fn quiesce(&self, alone: bool) {
         let forker = if alone { 0 } else { thread_id() };
         if let Err(e) = self.pager.quiesce(forker) {
@@ -304,8 +313,8 @@ impl Program {
         }
     }
 
-    /// The last part of coming to rest: the copy may be made from now on. The caller must not allocate until
-    /// [`Program::allow_allocation`].
+    /// The last part of coming to rest: the copy may be made from now on. The caller must not
+    /// allocate until [`Program::allow_allocation`].
     pub fn begin_copying(&self) {
         core::mem::forget(self.excluded.lock());
         freeze_list();
@@ -316,19 +325,23 @@ impl Program {
     /// Ends [`Program::quiesce`]. Called by an engine thread.
     ///
     /// # Safety
-    /// - `quiesce` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    /// - `quiesce` has returned, in this process or in the parent that it is a copy of, and this is
+    ///   called once for it.
     pub unsafe fn end_quiescence(&self) {
-        // SAFETY: by the caller's promise; and the thread that forks has the lock, and waits for this one.
+        // SAFETY: by the caller's promise; and the thread that forks has the lock, and waits for
+        // this one.
         unsafe {
             self.watcher.end_quiescence();
             self.adopting.peek_mut().sharing = true;
         }
     }
 
-    /// The first part of its end: there may be allocations again, and requests to background threads.
+    /// The first part of its end: there may be allocations again, and requests to background
+    /// threads.
     ///
     /// # Safety
-    /// - `quiesce` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    /// - `quiesce` has returned, in this process or in the parent that it is a copy of, and this is
+    ///   called once for it.
     pub unsafe fn allow_allocation(&self) {
         // SAFETY: by the caller's promise.
         unsafe {
@@ -409,7 +422,8 @@ impl Program {
         self.watcher.release_cpu();
     }
 
-    /// From now on the properties of every area are read before it is adopted: the program marks some.
+    /// From now on the properties of every area are read before it is adopted: the program marks
+    /// some.
     pub fn note_marks(&self) {
         self.marked.store(true, Relaxed);
     }
@@ -419,8 +433,8 @@ impl Program {
         self.unmarked.store(true, Relaxed);
     }
 
-    /// Locks what the program has in memory or may have there, none of it managed, and brings it there: what is left of
-    /// an mlockall that has marked it.
+    /// Locks what the program has in memory or may have there, none of it managed, and brings it
+    /// there: what is left of an mlockall that has marked it.
     pub fn lock_all(&self) {
         let mut found = Vec::new();
         let _ = each_area(|area| {
@@ -435,8 +449,9 @@ impl Program {
         }
     }
 
-    /// Brings `[start, end)` home and out of management, as it has a mark of [`NEVER`] now. With `inherited`, children of
-    /// fork get it again. Called by an engine thread, while adoption is paused.
+    /// Brings `[start, end)` home and out of management, as it has a mark of [`NEVER`] now. With
+    /// `inherited`, children of fork get it again. Called by an engine thread, while adoption is
+    /// paused.
     pub fn release(&self, start: usize, end: usize, inherited: bool) {
         self.watcher.release(start, end, inherited);
         // What is registered and not managed would be taken at its next fault.
@@ -452,8 +467,8 @@ impl Program {
         });
     }
 
-    /// Looks at the program's size; near the limit, takes what it has allocated. Not while adoption is paused.
-    /// Returns the time until the next look, nanoseconds.
+    /// Looks at the program's size; near the limit, takes what it has allocated. Not while adoption
+    /// is paused. Returns the time until the next look, nanoseconds.
     pub fn look(&self) -> i64 {
         let Some(mut state) = self.adopting.try_lock() else { return LOOK_NS };
         let Some(anonymous) = self.statm.anonymous_bytes() else { return LOOK_NS };
@@ -516,8 +531,9 @@ impl Program {
         next
     }
 
-    /// Starts all engine threads but the first, which calls this: most processes of a run never come near the limit. Those that
-    /// can't be had now are tried again at the next look; it is told once, if meanwhile the program is past its limit.
+    /// Starts all engine threads but the first, which calls this: most processes of a run never
+    /// come near the limit. Those that can't be had now are tried again at the next look; it is
+    /// told once, if meanwhile the program is past its limit.
     fn start_threads(&self, state: &mut State, is_past: bool) {
         let pending = state.pending.get_or_insert_with(|| {
             let workers = self.config.worker_count(self.pager.cpus());
@@ -541,9 +557,9 @@ impl Program {
         }
     }
 
-    /// What processes of a run share counts in each with its part, so that the sum is right: measured from time to time, as
-    /// long as there is any, because whoever writes to it gets a page of its own that the engine knows nothing of. Returns
-    /// whether it was.
+    /// What processes of a run share counts in each with its part, so that the sum is right:
+    /// measured from time to time, as long as there is any, because whoever writes to it gets a
+    /// page of its own that the engine knows nothing of. Returns whether it was.
     fn measure_shared(&self, state: &mut State) -> bool {
         let now = now_ns();
         if !state.sharing || now < state.measure_at_ns {
@@ -594,8 +610,8 @@ impl Program {
         })
     }
 
-    /// Private anonymous areas, joined where they touch, without what is excluded. `details` asks the kernel for the
-    /// properties that only smaps tells, which costs a walk of the page table.
+    /// Private anonymous areas, joined where they touch, without what is excluded. `details` asks
+    /// the kernel for the properties that only smaps tells, which costs a walk of the page table.
     fn candidates(&self, details: bool) -> Vec<(usize, usize)> {
         let mut found: Vec<(usize, usize)> = Vec::new();
         let mut heap_end = 0;
@@ -625,8 +641,8 @@ impl Program {
         let details = details || self.marked.load(Relaxed) || is_locked || proc::merges();
         let done = if details {
             each_detailed(|area, about| {
-                // What is registered but could not be taken yet has this mark from the engine; the program's own would have ended
-                // the registration.
+                // What is registered but could not be taken yet has this mark from the engine; the
+                // program's own would have ended the registration.
                 let engines = if about.has(flag::UFFD_MISSING) { flag::DONT_FORK } else { 0 };
                 add(area, !about.has(never & !engines));
                 Continue(())
@@ -640,7 +656,8 @@ impl Program {
         if done.is_err() {
             return Vec::new();
         }
-        // A heap that grows fast has grown since: its newest page is the one whose fault makes the program wait.
+        // A heap that grows fast has grown since: its newest page is the one whose fault makes the
+        // program wait.
         if let Some(heap) = found.iter_mut().find(|r| r.1 == heap_end) {
             heap.1 = heap.1.max(program_break().next_multiple_of(PAGE_SIZE));
         }

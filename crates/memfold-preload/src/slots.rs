@@ -1,4 +1,5 @@
-//! This process's seat in the table that `memfold run` keeps, the run's bounds there, and how the table is found.
+//! This process's seat in the table that `memfold run` keeps, the run's bounds there, and how the
+//! table is found.
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -31,7 +32,8 @@ static WAY: Mutex<Option<Way>> = Mutex::new(None);
 static OWN: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
 /// This process, as `memfold run` sees it; 0 while that isn't known.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
-/// What it was when the table was mapped: whether nobody had a seat, and whether it was got at the door.
+/// What it was when the table was mapped: whether nobody had a seat, and whether it was got at the
+/// door.
 static FRESH: AtomicU32 = AtomicU32::new(0);
 static BY_DOOR: AtomicU32 = AtomicU32::new(0);
 
@@ -58,7 +60,8 @@ pub fn number() -> u32 {
     }
 }
 
-/// Maps the table, as far as that can be done, and allocates nothing. Called by the constructor, once.
+/// Maps the table, as far as that can be done, and allocates nothing. Called by the constructor,
+/// once.
 pub fn open(way: Way) {
     *WAY.lock() = Some(way);
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -74,19 +77,22 @@ pub fn open(way: Way) {
     });
     let Ok(found) = found else { return };
     FRESH.store(found.is_fresh() as u32, Relaxed);
-    // SAFETY: the constructor is alone, and nothing has been lent out of it yet; from now on it stays as it is.
+    // SAFETY: the constructor is alone, and nothing has been lent out of it yet; from now on it
+    // stays as it is.
     let place = unsafe { TABLE.peek_mut() }.insert(found);
     FOUND.store(place, SeqCst);
 }
 
-/// Whether this is the program that `memfold run` was given, and has begun nothing yet. Only then has no process of the run a
-/// seat: each claims one before its `main`. `false` without a table, which that program always has.
+/// Whether this is the program that `memfold run` was given, and has begun nothing yet. Only then
+/// has no process of the run a seat: each claims one before its `main`. `false` without a table,
+/// which that program always has.
 pub fn is_first() -> bool {
     FRESH.load(Relaxed) != 0
 }
 
-/// A seat for this process, called by its first engine thread; its figures. Without a table, or a seat in it, they are kept in
-/// memory of our own that nobody reads: a program never fails for lack of figures.
+/// A seat for this process, called by its first engine thread; its figures. Without a table, or a
+/// seat in it, they are kept in memory of our own that nobody reads: a program never fails for lack
+/// of figures.
 pub fn claim() -> &'static Stats {
     NUMBER.store(find_number().unwrap_or(0), Relaxed);
     // SAFETY: the caller is an engine thread, which libc doesn't know of: it has no robust list.
@@ -122,7 +128,8 @@ pub fn needs_of_others() -> Vec<u64> {
     table().map_or(Vec::new(), |table| table.needs_of_others(own().copied()))
 }
 
-/// The number of this process where `memfold run` is. /proc tells it where that is seen there; otherwise the door does.
+/// The number of this process where `memfold run` is. /proc tells it where that is seen there;
+/// otherwise the door does.
 fn find_number() -> Option<u32> {
     if BY_DOOR.load(Relaxed) != 0 {
         let way = (*WAY.lock())?;

@@ -8,7 +8,8 @@ use pyo3::types::PyDict;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
-/// A heap that Python's objects and numpy's arrays share. In a child of fork it is never dropped: its threads are not there.
+/// A heap that Python's objects and numpy's arrays share. In a child of fork it is never dropped:
+/// its threads are not there.
 pub struct Shared {
     pub heap: Heap,
     /// What the next child of fork is to have copies of.
@@ -23,7 +24,8 @@ impl Drop for Shared {
     }
 }
 
-/// All heaps of the process. Locked only by threads that are attached to Python, so never by another thread while one forks.
+/// All heaps of the process. Locked only by threads that are attached to Python, so never by
+/// another thread while one forks.
 static HEAPS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
 /// The heaps that are alive.
@@ -101,7 +103,8 @@ impl Engine {
         Ok(dict)
     }
 
-    /// Brings all that is folded back to memory, past the limit if need be, so that the next child of fork gets copies.
+    /// Brings all that is folded back to memory, past the limit if need be, so that the next child
+    /// of fork gets copies.
     fn lend(&self, py: Python<'_>) -> PyResult<()> {
         let lent = py.detach(|| self.shared.heap.lend()).map_err(exception)?;
         self.shared.lent.lock().unwrap_or_else(|e| e.into_inner()).extend(lent);

@@ -1,5 +1,6 @@
-//! A child of fork doesn't have the folded arrays of its parent (but for those that were lent to it). A touch of one ends it: here
-//! with a sentence that says why, before the signal does what it did before.
+//! A child of fork doesn't have the folded arrays of its parent (but for those that were lent to
+//! it). A touch of one ends it: here with a sentence that says why, before the signal does what it
+//! did before.
 use crate::engine::heaps;
 use libc::{c_int, c_void, sigaction, siginfo_t};
 use pyo3::prelude::*;
@@ -21,8 +22,8 @@ static GUARD: OnceLock<Guard> = OnceLock::new();
 
 extern "C" fn on_segv(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
     let Some(guard) = GUARD.get() else { return };
-    // SAFETY: the kernel gives the handler a whole siginfo of a fault; `write` and `sigaction` may be called in a handler, with
-    // bytes that live for ever and an action that was in force.
+    // SAFETY: the kernel gives the handler a whole siginfo of a fault; `write` and `sigaction` may
+    // be called in a handler, with bytes that live for ever and an action that was in force.
     unsafe {
         let address = (*info).si_addr() as usize;
         if guard.ranges.iter().any(|range| range.contains(&address)) {
@@ -33,7 +34,8 @@ extern "C" fn on_segv(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
     }
 }
 
-/// Keeps addresses of the parent's that are free here from being given out again: what lies there would be taken for the parent's.
+/// Keeps addresses of the parent's that are free here from being given out again: what lies there
+/// would be taken for the parent's.
 fn keep_free(addrs: Range<usize>) {
     let flags =
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
@@ -50,7 +52,8 @@ fn keep_free(addrs: Range<usize>) {
     };
 }
 
-/// In a child of fork, before it goes on: its parent's addresses stay the parent's, and what a touch of them is to say.
+/// In a child of fork, before it goes on: its parent's addresses stay the parent's, and what a
+/// touch of them is to say.
 #[pyfunction]
 pub fn after_fork_in_child() {
     let inherited: Vec<_> =
@@ -71,7 +74,8 @@ pub fn after_fork_in_child() {
     if ranges.is_empty() || GUARD.get().is_some() {
         return;
     }
-    // SAFETY: zeros are an action; both calls are given whole ones, and the handler does only what a handler may do.
+    // SAFETY: zeros are an action; both calls are given whole ones, and the handler does only what
+    // a handler may do.
     unsafe {
         let mut previous = MaybeUninit::uninit();
         if libc::sigaction(libc::SIGSEGV, null(), previous.as_mut_ptr()) != 0 {

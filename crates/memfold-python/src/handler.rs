@@ -1,5 +1,5 @@
-//! numpy's memory handlers (NEP 49): where an array's bytes come from. The handler in force is a context variable; each array
-//! keeps the one that made it, and gives its bytes back through it.
+//! numpy's memory handlers (NEP 49): where an array's bytes come from. The handler in force is a
+//! context variable; each array keeps the one that made it, and gives its bytes back through it.
 use crate::engine::{Engine, Shared};
 use libc::{c_char, c_void};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -65,8 +65,8 @@ impl Api {
 
     /// numpy's own handler, which is in force where no other was set.
     pub fn default_handler(self) -> *mut Handler {
-        // SAFETY: from 1.22 on this slot is a pointer to a variable that holds the capsule of numpy's own handler, which lives as
-        // long as numpy, which is never unloaded.
+        // SAFETY: from 1.22 on this slot is a pointer to a variable that holds the capsule of
+        // numpy's own handler, which lives as long as numpy, which is never unloaded.
         unsafe {
             ffi::PyCapsule_GetPointer(
                 **self.0.add(DEFAULT_HANDLER).cast::<*const *mut ffi::PyObject>(),
@@ -77,8 +77,8 @@ impl Api {
     }
 }
 
-/// Memory of at least `threshold` bytes lies in a heap; smaller, and what the heap refuses, where it did without this. With a
-/// threshold of 0 what it refuses is not to be had.
+/// Memory of at least `threshold` bytes lies in a heap; smaller, and what the heap refuses, where
+/// it did without this. With a threshold of 0 what it refuses is not to be had.
 pub struct Folding {
     pub shared: Arc<Shared>,
     pub threshold: usize,
@@ -149,18 +149,21 @@ struct Own {
     /// What numpy reads: first, as the capsule's pointer is a handler's for numpy.
     handler: Handler,
     folding: Folding,
-    /// numpy's own, for what isn't folded. Its functions may change (see `install`), but it stays in place.
+    /// numpy's own, for what isn't folded. Its functions may change (see `install`), but it stays
+    /// in place.
     others: *const Handler,
 }
 
 impl Own {
     fn others(&self) -> Allocator {
-        // SAFETY: it lives as long as numpy, and is only changed by threads that are attached to Python, as this one is.
+        // SAFETY: it lives as long as numpy, and is only changed by threads that are attached to
+        // Python, as this one is.
         unsafe { (*self.others).allocator }
     }
 
     /// # Safety
-    /// - `ctx` is that of a handler of [`make_handler`], whose capsule is alive: the array that is being made or freed keeps it.
+    /// - `ctx` is that of a handler of [`make_handler`], whose capsule is alive: the array that is
+    ///   being made or freed keeps it.
     unsafe fn of<'a>(ctx: *mut c_void) -> &'a Own {
         // SAFETY: as the caller says; it is only read.
         unsafe { &*ctx.cast() }
@@ -192,8 +195,8 @@ unsafe extern "C" fn calloc(ctx: *mut c_void, count: usize, size: usize) -> *mut
 }
 
 unsafe extern "C" fn realloc(ctx: *mut c_void, at: *mut c_void, bytes: usize) -> *mut c_void {
-    // SAFETY: as in `malloc`; numpy calls it for memory of this handler that the caller owns. What neither heap has, is of
-    // numpy's own handler, which takes it from the C library.
+    // SAFETY: as in `malloc`; numpy calls it for memory of this handler that the caller owns. What
+    // neither heap has, is of numpy's own handler, which takes it from the C library.
     unsafe {
         let own = Own::of(ctx);
         let others = own.others();
@@ -225,7 +228,8 @@ unsafe extern "C" fn drop_own(capsule: *mut ffi::PyObject) {
     unsafe { drop(Box::from_raw(ffi::PyCapsule_GetPointer(capsule, CAPSULE).cast::<Own>())) };
 }
 
-/// A handler, in a capsule, that gives numpy memory of an engine for what has at least `threshold` bytes.
+/// A handler, in a capsule, that gives numpy memory of an engine for what has at least `threshold`
+/// bytes.
 #[pyfunction]
 pub fn make_handler(py: Python<'_>, engine: &Engine, threshold: usize) -> PyResult<Py<PyAny>> {
     let others = Api::get(py)?.default_handler();
@@ -250,7 +254,8 @@ pub fn make_handler(py: Python<'_>, engine: &Engine, threshold: usize) -> PyResu
     unsafe { Bound::from_owned_ptr_or_err(py, capsule) }.map(Bound::unbind)
 }
 
-/// Makes numpy take memory by a handler, in this context, from now on. Returns the one that was in force.
+/// Makes numpy take memory by a handler, in this context, from now on. Returns the one that was in
+/// force.
 #[pyfunction]
 pub fn set_handler(py: Python<'_>, handler: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
     // SAFETY: any object may be asked.

@@ -1,8 +1,9 @@
 //! All of numpy's large arrays, in every thread, in folded memory.
 //!
-//! A handler that is set counts in one context only, and a new thread begins with an empty one: numpy's own handler serves
-//! it. So the functions of numpy's own handler are replaced where they stand. Arrays that exist already come back to these functions too,
-//! which tell by the address what is whose.
+//! A handler that is set counts in one context only, and a new thread begins with an empty one:
+//! numpy's own handler serves it. So the functions of numpy's own handler are replaced where they
+//! stand. Arrays that exist already come back to these functions too, which tell by the address
+//! what is whose.
 use crate::engine::Engine;
 use crate::handler::{Allocator, Api, Folding};
 use libc::c_void;
@@ -25,7 +26,8 @@ struct Installed {
 static NEWEST: AtomicPtr<Installed> = AtomicPtr::new(null_mut());
 
 fn newest() -> &'static Installed {
-    // SAFETY: the functions below are in numpy's handler only since one was stored, which is never freed.
+    // SAFETY: the functions below are in numpy's handler only since one was stored, which is never
+    // freed.
     unsafe { &*NEWEST.load(Acquire) }
 }
 
@@ -60,8 +62,8 @@ unsafe extern "C" fn calloc(ctx: *mut c_void, count: usize, size: usize) -> *mut
 }
 
 unsafe extern "C" fn realloc(ctx: *mut c_void, at: *mut c_void, bytes: usize) -> *mut c_void {
-    // SAFETY: numpy calls it for memory of its handler that the caller owns: of one of the heaps, or of the C library, as
-    // numpy's own functions give it.
+    // SAFETY: numpy calls it for memory of its handler that the caller owns: of one of the heaps,
+    // or of the C library, as numpy's own functions give it.
     unsafe {
         if let Some(owner) = owner(at) {
             return owner.folding.realloc(at, bytes);
@@ -83,7 +85,8 @@ unsafe extern "C" fn free(ctx: *mut c_void, at: *mut c_void, bytes: usize) {
     }
 }
 
-/// From now on numpy takes memory of at least `threshold` bytes from an engine, in every thread without a handler of its own.
+/// From now on numpy takes memory of at least `threshold` bytes from an engine, in every thread
+/// without a handler of its own.
 #[pyfunction]
 pub fn install(py: Python<'_>, engine: &Engine, threshold: usize) -> PyResult<()> {
     let handler = Api::get(py)?.default_handler();
@@ -105,8 +108,9 @@ pub fn install(py: Python<'_>, engine: &Engine, threshold: usize) -> PyResult<()
     let new = Installed { folding, active: AtomicBool::new(true), original, older };
     NEWEST.store(Box::into_raw(Box::new(new)), Release);
     if before.is_none() {
-        // What frees comes before what allocates, so that nothing of a heap ever meets numpy's own `free`.
-        // SAFETY: numpy's own handler is a variable of its module, which it writes to no more; its users hold the GIL, as we do.
+        // What frees comes before what allocates, so that nothing of a heap ever meets numpy's own
+        // `free`. SAFETY: numpy's own handler is a variable of its module, which it writes to no
+        // more; its users hold the GIL, as we do.
         unsafe {
             (&raw mut (*handler).allocator.free).write_volatile(free);
             (&raw mut (*handler).allocator.realloc).write_volatile(realloc);

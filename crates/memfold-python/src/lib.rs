@@ -1,8 +1,8 @@
-//! `memfold._memfold`: what the Python package memfold needs of the engine. Its public face, with documentation and checks of
-//! arguments, is in `python/memfold`.
+//! `memfold._memfold`: what the Python package memfold needs of the engine. Its public face, with
+//! documentation and checks of arguments, is in `python/memfold`.
 //!
-//! Arrays in folded memory are ordinary numpy arrays whose bytes numpy has asked for, and gives back, through a handler
-//! of NEP 49: see `handler.rs`.
+//! Arrays in folded memory are ordinary numpy arrays whose bytes numpy has asked for, and gives
+//! back, through a handler of NEP 49: see `handler.rs`.
 
 // Bottom first: a module imports only from modules listed above it.
 mod error;

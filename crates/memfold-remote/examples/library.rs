@@ -1,4 +1,5 @@
-//! A program whose data is larger than its memory and its swap file: the rest lies in a Redis server.
+//! A program whose data is larger than its memory and its swap file: the rest lies in a Redis
+//! server.
 //!
 //!     redis-server --port 7000 --save "" &
 //!     cargo run --release -p memfold-remote --example library -- redis://127.0.0.1:7000 /var/tmp

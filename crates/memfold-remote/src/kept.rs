@@ -73,8 +73,8 @@ impl Kept {
         self.state().last = Some(last);
     }
 
-    /// Takes what has become of the pass: done, or why it does not get on. Warns, once, while there is time to do something;
-    /// and when there was none. `is_empty`: there are no keys.
+    /// Takes what has become of the pass: done, or why it does not get on. Warns, once, while there
+    /// is time to do something; and when there was none. `is_empty`: there are no keys.
     pub fn note(&self, store: &str, done: Result<(), String>, is_empty: bool) {
         if let Some(text) = self.take(since_boot(), done, is_empty) {
             warn(&[

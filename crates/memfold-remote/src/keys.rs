@@ -81,8 +81,8 @@ impl Keys {
         ids.into_iter().flat_map(of).take(count).collect()
     }
 
-    /// Up to `count` objects of engines whose process has ended; `has_ended` tells of a process. Engines without objects
-    /// are forgotten.
+    /// Up to `count` objects of engines whose process has ended; `has_ended` tells of a process.
+    /// Engines without objects are forgotten.
     pub fn orphans(&self, count: usize, has_ended: impl Fn(&Process) -> bool) -> Vec<(u64, u64)> {
         let mut engines = self.engines();
         let is_over =

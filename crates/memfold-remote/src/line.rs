@@ -14,11 +14,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
-/// Requests of one engine that are done at a time: those of its reading threads, and one that moves data out.
+/// Requests of one engine that are done at a time: those of its reading threads, and one that moves
+/// data out.
 const THREADS_MAX: usize = 4;
 
-/// A connection of an engine. Its threads take turns to read a request, which each does and answers by itself; so an engine
-/// that does not read its answers holds up nobody else.
+/// A connection of an engine. Its threads take turns to read a request, which each does and answers
+/// by itself; so an engine that does not read its answers holds up nobody else.
 pub struct Line {
     store: Arc<Store>,
     stream: UnixStream,
@@ -80,7 +81,8 @@ impl Line {
         }))
     }
 
-    /// Serves it with the calling thread, and with more when they are needed, until it ends or says what makes no sense.
+    /// Serves it with the calling thread, and with more when they are needed, until it ends or says
+    /// what makes no sense.
     pub fn serve(self: &Arc<Line>) {
         while let Some(job) = self.next() {
             if self.idle.fetch_sub(1, SeqCst) == 1 {

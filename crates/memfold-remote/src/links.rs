@@ -5,7 +5,8 @@ use std::time::Instant;
 
 /// Connections at most. The store does one command after the other, so more would only wait there.
 const LINKS_MAX: usize = 16;
-/// Those of them that may store or delete at a time. The rest is for reads, for which programs wait.
+/// Those of them that may store or delete at a time. The rest is for reads, for which programs
+/// wait.
 const MOVES_MAX: usize = 8;
 
 /// What a connection is wanted for.

@@ -1,4 +1,5 @@
-//! Which process an engine is in, such that another one that gets its number later isn't taken for it.
+//! Which process an engine is in, such that another one that gets its number later isn't taken for
+//! it.
 use memfold_sys::thread::stat_field;
 use std::fs;
 
@@ -7,13 +8,14 @@ use std::fs;
 pub struct Process {
     /// Its number.
     pub pid: i32,
-    /// When it began, clock ticks after boot: two processes that have the same number one after the other differ in it.
+    /// When it began, clock ticks after boot: two processes that have the same number one after the
+    /// other differ in it.
     pub begun: u64,
 }
 
 impl Process {
-    /// The process that has a number now; `None` if there is none that can be seen from here. Who has asked for a peer's number gets
-    /// 0 for one in a namespace that can't be seen.
+    /// The process that has a number now; `None` if there is none that can be seen from here. Who
+    /// has asked for a peer's number gets 0 for one in a namespace that can't be seen.
     pub fn of(pid: i32) -> Option<Process> {
         let (_, begun) = state(pid)?;
         Some(Process { pid, begun })

@@ -11,11 +11,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Of this process's descriptors, one in so many may be an engine's connection. The rest is for the store, and its own.
+/// Of this process's descriptors, one in so many may be an engine's connection. The rest is for the
+/// store, and its own.
 const LINES_SHARE: u64 = 2;
 
-/// A service for the engines of one run. It is of use in the process that has opened it alone: in a child of fork it does
-/// nothing, and nothing to its parent's keys.
+/// A service for the engines of one run. It is of use in the process that has opened it alone: in a
+/// child of fork it does nothing, and nothing to its parent's keys.
 pub struct Service {
     store: Arc<Store>,
     listener: Mutex<Option<UnixListener>>,
@@ -24,11 +25,13 @@ pub struct Service {
 }
 
 impl Service {
-    /// Connects to the store, tries it, and makes the socket at `path`, where no file may be. No thread is started yet:
-    /// [`Service::serve`] does. Warns on standard error if a password goes to the store in clear.
+    /// Connects to the store, tries it, and makes the socket at `path`, where no file may be. No
+    /// thread is started yet: [`Service::serve`] does. Warns on standard error if a password goes
+    /// to the store in clear.
     ///
     /// # Errors
-    /// The store can't be reached, lets nobody in, or may drop keys by itself; the socket can't be made. One line.
+    /// The store can't be reached, lets nobody in, or may drop keys by itself; the socket can't be
+    /// made. One line.
     pub fn open(settings: Settings, path: &Path) -> Result<Service, String> {
         // Twice is no harm: somebody has installed one before.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -85,7 +88,8 @@ impl Service {
         Ok(service)
     }
 
-    /// Deletes the keys of the run, as its end does. In a child of fork it leaves them to the parent.
+    /// Deletes the keys of the run, as its end does. In a child of fork it leaves them to the
+    /// parent.
     ///
     /// # Errors
     /// Some are left: one line. They expire.
@@ -117,8 +121,8 @@ struct Lines {
 }
 
 impl Lines {
-    /// Serves another one in a thread of its own. If there are more than descriptors for them, the one that nobody has used
-    /// for longest is closed.
+    /// Serves another one in a thread of its own. If there are more than descriptors for them, the
+    /// one that nobody has used for longest is closed.
     fn begin(&mut self, store: &Arc<Store>, stream: UnixStream) {
         let mut open = self.open();
         open.retain(|line| line.strong_count() > 0);

@@ -30,8 +30,9 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Settings from a URL: `redis://HOST[:PORT][/DATABASE]`; `rediss://` with TLS; `redis-cluster://`, `rediss-cluster://`, or
-    /// several hosts with commas between them for a cluster. A read is tried for `timeout`.
+    /// Settings from a URL: `redis://HOST[:PORT][/DATABASE]`; `rediss://` with TLS;
+    /// `redis-cluster://`, `rediss-cluster://`, or several hosts with commas between them for a
+    /// cluster. A read is tried for `timeout`.
     ///
     /// # Errors
     /// It is no such URL: one line that says what would be right.
@@ -113,9 +114,10 @@ impl Settings {
         self.password.is_some() && !self.is_tls
     }
 
-    /// Has keys expire after this in place of 24 hours, in whole seconds, at least 2. They are refreshed four times as often.
-    /// While the store can't be reached for so long, or this process is stopped, or the machine sleeps, data is lost; the
-    /// service warns at half of it. Give the engine the same (`remote-expiry`): it warns if the service is silent.
+    /// Has keys expire after this in place of 24 hours, in whole seconds, at least 2. They are
+    /// refreshed four times as often. While the store can't be reached for so long, or this process
+    /// is stopped, or the machine sleeps, data is lost; the service warns at half of it. Give the
+    /// engine the same (`remote-expiry`): it warns if the service is silent.
     pub fn set_expiry(&mut self, expiry: Duration) {
         self.expiry = Duration::from_secs(expiry.as_secs().max(2));
     }

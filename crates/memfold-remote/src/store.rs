@@ -35,7 +35,8 @@ pub struct Store {
     links: Links,
     kept: Kept,
     requests: AtomicU64,
-    /// Nothing is to be kept any more. Read-locked while objects are being stored, so that none comes after the last was deleted.
+    /// Nothing is to be kept any more. Read-locked while objects are being stored, so that none
+    /// comes after the last was deleted.
     ended: RwLock<bool>,
 }
 
@@ -80,7 +81,8 @@ impl Store {
         self.requests.fetch_add(1, SeqCst)
     }
 
-    /// A connection for some requests. They are waited for as long as for a read: longer, nobody waits for the answer.
+    /// A connection for some requests. They are waited for as long as for a read: longer, nobody
+    /// waits for the answer.
     fn lend(&self, work: Work, deadline: Instant) -> Result<Lent<'_>, Trouble> {
         let busy = || {
             Trouble::Failed(format!("too many requests for {} s", self.settings.timeout.as_secs()))
@@ -106,8 +108,9 @@ impl Store {
         Ok(values)
     }
 
-    /// Tries commands until they succeed or the time is up, but twice at least: the first try may only find that the
-    /// connection is gone. The connection with which they did is still the caller's.
+    /// Tries commands until they succeed or the time is up, but twice at least: the first try may
+    /// only find that the connection is gone. The connection with which they did is still the
+    /// caller's.
     fn insist(
         &self,
         work: Work,
@@ -245,8 +248,8 @@ impl Store {
         Ok(())
     }
 
-    /// Deletes all that the run has there, when what is being stored at this moment is there. Nothing is stored or refreshed
-    /// any more.
+    /// Deletes all that the run has there, when what is being stored at this moment is there.
+    /// Nothing is stored or refreshed any more.
     ///
     /// # Errors
     /// Some are left: one line.
@@ -274,7 +277,8 @@ impl Store {
         self.kept.check().map_err(Trouble::Failed)
     }
 
-    /// Deletes what processes that have ended have left, and keeps the rest from expiring, until the end.
+    /// Deletes what processes that have ended have left, and keeps the rest from expiring, until
+    /// the end.
     pub fn keep_keys(&self) {
         while !self.has_ended() {
             thread::sleep(LOOK.min(self.settings.expiry / 16));

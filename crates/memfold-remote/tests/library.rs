@@ -1,4 +1,5 @@
-//! A program that uses the library and starts the service itself, with real servers on loopback. Rows B3, C2.
+//! A program that uses the library and starts the service itself, with real servers on loopback.
+//! Rows B3, C2.
 mod common;
 use common::Scratch;
 use memfold::{Memory, Region};
@@ -110,7 +111,8 @@ fn a_service_dropped_in_a_child_of_fork_leaves_the_parents_data_alone() {
     let mut world = World::new(&server.url(), pages, None);
     world.fill(0..pages, 0);
     wait_for("data in the store", || world.count(|s| &s.remote_out) > 2048);
-    // SAFETY: the child drops the service, for which it needs no lock but malloc's, which fork leaves free; and ends.
+    // SAFETY: the child drops the service, for which it needs no lock but malloc's, which fork
+    // leaves free; and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let World { service, region, memory, _dir } = world;

@@ -173,7 +173,8 @@ fn more_engines_than_descriptors_are_served_all_the_same() {
     assert!(world.descriptors() <= 64);
 }
 
-/// So that no load of the machine matters, the measure is a thread that takes all the time that it is given.
+/// So that no load of the machine matters, the measure is a thread that takes all the time that it
+/// is given.
 #[test]
 fn a_service_without_descriptors_sleeps_until_there_are_some() {
     if !is_there() {

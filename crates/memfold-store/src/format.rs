@@ -1,6 +1,7 @@
 //! Formats of stored payloads: what an object's header says about how its bytes are to be read.
 //!
-//! Two codecs that write the same format share its id (lz4 and lz4hc). An id is never given to another format.
+//! Two codecs that write the same format share its id (lz4 and lz4hc). An id is never given to
+//! another format.
 
 /// Stored as it is.
 pub const NONE: u8 = 0;
@@ -12,7 +13,8 @@ pub const ZSTD: u8 = 2;
 pub const DEFLATE: u8 = 3;
 /// One past the last id of a decoder.
 pub const DECODERS: usize = 4;
-/// The first of [`CANNED_SLOTS`] formats of objects compressed with a dictionary, one for each that is in use.
+/// The first of [`CANNED_SLOTS`] formats of objects compressed with a dictionary, one for each that
+/// is in use.
 pub const CANNED: u8 = 8;
 /// Dictionaries that can be in use at once.
 pub const CANNED_SLOTS: usize = 8;

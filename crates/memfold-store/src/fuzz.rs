@@ -1,6 +1,8 @@
-//! What fuzzers call: each function takes any bytes and panics if a promise is broken. Built for tests and for fuzzers only.
+//! What fuzzers call: each function takes any bytes and panics if a promise is broken. Built for
+//! tests and for fuzzers only.
 //!
-//! `fuzz/` at the root feeds them from libFuzzer; `store/tests/fuzz.rs` feeds them a few thousand mutations in every test run.
+//! `fuzz/` at the root feeds them from libFuzzer; `store/tests/fuzz.rs` feeds them a few thousand
+//! mutations in every test run.
 use crate::block::dictionaries::{Cans, Decoders};
 use crate::block::{self, Encoded, Packer, Scratch};
 use crate::codec::{CODECS, CodecSpec};
@@ -19,9 +21,11 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 const ORDER_MAX: u8 = 4;
 const CANARY: u8 = 0xa7;
 
-/// Bytes of a stored object, of any format, to a block: an error or a block, never a byte beside it.
+/// Bytes of a stored object, of any format, to a block: an error or a block, never a byte beside
+/// it.
 ///
-/// The first byte is the format, the second the block's order and whether same-filled pages are listed.
+/// The first byte is the format, the second the block's order and whether same-filled pages are
+/// listed.
 pub fn decode(data: &[u8]) {
     let [format, shape, payload @ ..] = data else { return };
     let order = order(shape % (ORDER_MAX + 1));
@@ -38,8 +42,9 @@ pub fn decode(data: &[u8]) {
 
 /// Whole pages through every part of the save path and back: the same bytes.
 ///
-/// The first byte is the codec, the second its level, the third the block's order; the rest is repeated to fill the block,
-/// but for pages whose bit in the fourth byte is set, which are filled with one word.
+/// The first byte is the codec, the second its level, the third the block's order; the rest is
+/// repeated to fill the block, but for pages whose bit in the fourth byte is set, which are filled
+/// with one word.
 pub fn round_trip(data: &[u8]) {
     let [codec, level, shape, same, rest @ ..] = data else { return };
     let codec = &CODECS[*codec as usize % CODECS.len()];
@@ -155,7 +160,8 @@ fn decode_guarded(
     bytes.fill(CANARY);
     // A payload in a box of its own length, so that a sanitizer sees a read past it.
     let payload: Box<[u8]> = payload.into();
-    // SAFETY: the payload is as long as the header says; the block fits behind the first page of the buffer.
+    // SAFETY: the payload is as long as the header says; the block fits behind the first page of
+    // the buffer.
     let done = unsafe {
         let dst = bytes.as_mut_ptr().add(PAGE_SIZE);
         block::decode(decoders, header, payload.as_ptr(), dst, order)
@@ -169,7 +175,8 @@ fn decode_guarded(
     done.ok().map(|()| block.to_vec())
 }
 
-/// Payloads that make sense, for a fuzzer to start from: `decode`'s input for every codec and shape.
+/// Payloads that make sense, for a fuzzer to start from: `decode`'s input for every codec and
+/// shape.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for codec in CODECS {

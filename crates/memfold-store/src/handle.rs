@@ -15,10 +15,12 @@ const USED_BITS: u64 = (1 << (POOL_SHIFT + POOL_BITS)) - 1;
 const OBJECT: u64 = 1 << 63;
 const FOREIGN: u64 = 1 << 62;
 
-/// Names one stored block. A plain number without a destructor: the holder must give it to [`crate::Store::free`].
+/// Names one stored block. A plain number without a destructor: the holder must give it to
+/// [`crate::Store::free`].
 ///
-/// A handle stays valid while compaction moves the object behind it. After `free` it is dead; loading it then is
-/// an error and never another object's bytes, until the entry was reused 2^14 times.
+/// A handle stays valid while compaction moves the object behind it. After `free` it is dead;
+/// loading it then is an error and never another object's bytes, until the entry was reused 2^14
+/// times.
 #[derive(Copy, Clone, PartialEq, Eq, Hash)]
 pub struct Handle(u64);
 
@@ -41,7 +43,8 @@ impl Handle {
         self.0
     }
 
-    /// The handle that [`Handle::to_bits`] gave. Any other number is an unknown handle, which loads refuse.
+    /// The handle that [`Handle::to_bits`] gave. Any other number is an unknown handle, which loads
+    /// refuse.
     pub const fn from_bits(bits: u64) -> Handle {
         Handle(bits)
     }
@@ -56,8 +59,8 @@ impl Handle {
         self.0 == 1
     }
 
-    /// A handle of something that lies elsewhere: it carries `bits` for its maker. The store doesn't know it: loads refuse
-    /// it, and freeing it does nothing.
+    /// A handle of something that lies elsewhere: it carries `bits` for its maker. The store
+    /// doesn't know it: loads refuse it, and freeing it does nothing.
     ///
     /// # Panics
     /// If `bits` takes more than 62 bits.
@@ -80,7 +83,8 @@ impl Handle {
         )
     }
 
-    /// The parts of an object's handle, or `None` for `NONE`, `ZERO` and numbers that no store gives out.
+    /// The parts of an object's handle, or `None` for `NONE`, `ZERO` and numbers that no store
+    /// gives out.
     pub(crate) const fn object(self) -> Option<ObjectName> {
         if self.0 & OBJECT == 0 || self.0 & !(OBJECT | USED_BITS) != 0 {
             return None;

@@ -1,7 +1,7 @@
 //! XXH3-64 of payloads, XXH3-128 of blocks.
 //!
-//! The same functions as twox-hash's, which without std knows no AVX2 and is half as fast then. The long-input loop for
-//! AVX2 is here; everything else is left to twox-hash.
+//! The same functions as twox-hash's, which without std knows no AVX2 and is half as fast then. The
+//! long-input loop for AVX2 is here; everything else is left to twox-hash.
 
 /// XXH3-64 with seed 0. About 45 GB/s for long inputs in the cache with AVX2, 25 without.
 #[inline]
@@ -14,7 +14,8 @@ pub(crate) fn xxh3(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
 }
 
-/// XXH3-128 with seed 0, low word first. About as fast as the 64-bit one: they differ in the last step only.
+/// XXH3-128 with seed 0, low word first. About as fast as the 64-bit one: they differ in the last
+/// step only.
 #[inline]
 pub fn xxh3_128(bytes: &[u8]) -> [u64; 2] {
     #[cfg(target_arch = "x86_64")]
@@ -116,8 +117,8 @@ mod avx2 {
         [low, merge(&lanes, SECRET.len() - STRIPE - 11, !len.wrapping_mul(PRIME64_2))]
     }
 
-    /// The accumulators take 64-byte stripes; after each block of 16 they are scrambled; the last stripe is the last 64
-    /// bytes, whether they were taken before or not.
+    /// The accumulators take 64-byte stripes; after each block of 16 they are scrambled; the last
+    /// stripe is the last 64 bytes, whether they were taken before or not.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn accumulate(bytes: &[u8]) -> [u64; 8] {

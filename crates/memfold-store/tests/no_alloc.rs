@@ -1,11 +1,13 @@
-//! Nothing allocates after set-up: the pager saves and loads where the host's `malloc` must not be called.
+//! Nothing allocates after set-up: the pager saves and loads where the host's `malloc` must not be
+//! called.
 use memfold_store::{BlockSet, CodecSpec, Handle, Store, StoreConfig};
 use memfold_sys::units::{Order, PAGE_SIZE};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::SeqCst};
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
-/// The thread whose calls count: the test's harness has one of its own, which tells of a test that takes long.
+/// The thread whose calls count: the test's harness has one of its own, which tells of a test that
+/// takes long.
 static COUNTED: AtomicI32 = AtomicI32::new(0);
 
 fn note_call() {
@@ -106,7 +108,8 @@ fn saves_loads_frees_and_compaction_allocate_nothing() {
         let before = CALLS.load(SeqCst);
         for round in 0..48u64 {
             let which = BlockSet::first(1 + round as usize % 8);
-            // SAFETY: both folios have `order` pages and are not shared; the handles are freed after their loads.
+            // SAFETY: both folios have `order` pages and are not shared; the handles are freed
+            // after their loads.
             unsafe {
                 let from = source.as_ptr().cast();
                 store.save(&mut worker, from, order, round, &which, || false, &mut out).unwrap();

@@ -1,8 +1,10 @@
-//! The kernel seam of memfold: page units, locks and atomics that a model checker can replace, private address-space
-//! zones, userfaultfd, page-map scans, engine threads, and the [`uffd::space::Space`] trait that the tests replace.
+//! The kernel seam of memfold: page units, locks and atomics that a model checker can replace,
+//! private address-space zones, userfaultfd, page-map scans, engine threads, and the
+//! [`uffd::space::Space`] trait that the tests replace.
 //!
-//! Nearly all raw unsafe of the project is here. Nothing in this crate allocates from the host's `malloc`, touches
-//! thread-local storage or `errno`: every function may be called from a signal handler and from an engine thread.
+//! Nearly all raw unsafe of the project is here. Nothing in this crate allocates from the host's
+//! `malloc`, touches thread-local storage or `errno`: every function may be called from a signal
+//! handler and from an engine thread.
 #![cfg_attr(not(any(test, shuttle)), no_std)]
 extern crate alloc;
 

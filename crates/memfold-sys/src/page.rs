@@ -1,4 +1,5 @@
-//! Whole pages as a type: what a device that passes the page cache by (O_DIRECT) reads and writes, and what a block is decoded to.
+//! Whole pages as a type: what a device that passes the page cache by (O_DIRECT) reads and writes,
+//! and what a block is decoded to.
 use crate::units::{Order, PAGE_SIZE};
 use alloc::boxed::Box;
 

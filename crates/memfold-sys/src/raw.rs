@@ -1,4 +1,5 @@
-//! The raw `ioctl` system call, for requests whose result struct counts on errors too (rustix drops it then).
+//! The raw `ioctl` system call, for requests whose result struct counts on errors too (rustix drops
+//! it then).
 use crate::Errno;
 use crate::units::PAGE_SIZE;
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -7,11 +8,13 @@ use rustix::fd::{AsRawFd, OwnedFd};
 /// `ioctl(fd, request, arg)` as one instruction: no `errno`, no libc.
 ///
 /// # Safety
-/// - `arg` must point to the struct that `request` reads and writes, alive and exclusively borrowed for the call.
+/// - `arg` must point to the struct that `request` reads and writes, alive and exclusively borrowed
+///   for the call.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn ioctl(fd: i32, request: u64, arg: *mut core::ffi::c_void) -> Result<i64, Errno> {
     let ret: i64;
-    // SAFETY: the system call clobbers rcx and r11 only, and memory behind `arg`, which the caller vouches for.
+    // SAFETY: the system call clobbers rcx and r11 only, and memory behind `arg`, which the caller
+    // vouches for.
     unsafe {
         core::arch::asm!("syscall", inlateout("rax") 16i64 => ret, in("rdi") fd as i64, in("rsi") request, in("rdx") arg,
             lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -22,7 +25,8 @@ pub unsafe fn ioctl(fd: i32, request: u64, arg: *mut core::ffi::c_void) -> Resul
 /// `ioctl(fd, request, arg)` as one instruction: no `errno`, no libc.
 ///
 /// # Safety
-/// - `arg` must point to the struct that `request` reads and writes, alive and exclusively borrowed for the call.
+/// - `arg` must point to the struct that `request` reads and writes, alive and exclusively borrowed
+///   for the call.
 #[cfg(target_arch = "aarch64")]
 pub unsafe fn ioctl(fd: i32, request: u64, arg: *mut core::ffi::c_void) -> Result<i64, Errno> {
     let ret: i64;
@@ -85,34 +89,39 @@ pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
     errno_of(ret)
 }
 
-/// Whether the page at `addr` is in memory. `false` where nothing is mapped, and for a page that the kernel has swapped out: where
-/// that matters, ask [`crate::maps::pagemap::Pagemap::is_populated`].
+/// Whether the page at `addr` is in memory. `false` where nothing is mapped, and for a page that
+/// the kernel has swapped out: where that matters, ask
+/// [`crate::maps::pagemap::Pagemap::is_populated`].
 pub fn is_resident(addr: usize) -> bool {
     let (page, mut state) = (addr & !(PAGE_SIZE - 1), 0u8);
-    // SAFETY: `state` has room for the one byte that one page takes. An unmapped address gives an error.
+    // SAFETY: `state` has room for the one byte that one page takes. An unmapped address gives an
+    // error.
     let done = unsafe {
         system_call(libc::SYS_mincore, [page, PAGE_SIZE, &raw mut state as usize, 0, 0, 0])
     };
     done.is_ok() && state & 1 != 0
 }
 
-/// Writes to the word at `addr`, a multiple of 4, if its page is there and may be written to, and changes no byte; returns
-/// whether it was. It never waits for who serves the page's userfaultfd.
+/// Writes to the word at `addr`, a multiple of 4, if its page is there and may be written to, and
+/// changes no byte; returns whether it was. It never waits for who serves the page's userfaultfd.
 ///
-/// FUTEX_WAKE_OP adds zero to the word in one atomic operation. Where the page is missing the kernel faults it in with no leave to
-/// wait (`fault_in_user_writeable`), which a userfaultfd answers with an error.
+/// FUTEX_WAKE_OP adds zero to the word in one atomic operation. Where the page is missing the
+/// kernel faults it in with no leave to wait (`fault_in_user_writeable`), which a userfaultfd
+/// answers with an error.
 pub fn write_if_there(addr: usize) -> bool {
     const ADD_ZERO: usize = 1 << 28;
     let nobody = 0u32;
     let operation = (libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG) as usize;
-    // SAFETY: `nobody` is alive, and nobody waits there. The word may be anywhere: the kernel checks it, and leaves its value.
+    // SAFETY: `nobody` is alive, and nobody waits there. The word may be anywhere: the kernel
+    // checks it, and leaves its value.
     unsafe {
         system_call(libc::SYS_futex, [&raw const nobody as usize, operation, 0, 0, addr, ADD_ZERO])
     }
     .is_ok()
 }
 
-/// Whether a system call makes a process with a copy of this one's memory, on a copy of the caller's stack.
+/// Whether a system call makes a process with a copy of this one's memory, on a copy of the
+/// caller's stack.
 ///
 /// # Safety
 /// - For `clone3`, the first argument is the address of its arguments or of nothing.
@@ -135,8 +144,8 @@ pub(crate) fn errno_of(ret: i64) -> Result<i64, Errno> {
     if ret < 0 { Err(Errno::from_raw_os_error(-ret as i32)) } else { Ok(ret) }
 }
 
-/// Blocks exactly these signals (bit n - 1 for signal n) in the calling thread, libc's own two included; returns what was
-/// blocked before.
+/// Blocks exactly these signals (bit n - 1 for signal n) in the calling thread, libc's own two
+/// included; returns what was blocked before.
 pub fn set_signals_blocked(blocked: u64) -> u64 {
     let mut before = 0u64;
     let (new, old) = (&raw const blocked as usize, &raw mut before as usize);
@@ -153,18 +162,20 @@ pub fn set_signals_blocked(blocked: u64) -> u64 {
 /// What dup3 says.
 pub fn replace(old: &OwnedFd, new: OwnedFd) -> Result<(), Errno> {
     if old.as_raw_fd() == new.as_raw_fd() {
-        // The number was free, as it is where the old one was not inherited: `old` owns it from now on.
+        // The number was free, as it is where the old one was not inherited: `old` owns it from now
+        // on.
         core::mem::forget(new);
         return Ok(());
     }
     let args =
         [new.as_raw_fd() as usize, old.as_raw_fd() as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
-    // SAFETY: both are open or, as for `old` in a child of fork, just numbers; `old` goes on to own what is at its number.
+    // SAFETY: both are open or, as for `old` in a child of fork, just numbers; `old` goes on to own
+    // what is at its number.
     unsafe { system_call(libc::SYS_dup3, args) }.map(drop)
 }
 
-/// Writes to the program's standard error, also from a thread whose table of descriptors is not the program's. If the
-/// program has closed it, nothing is written.
+/// Writes to the program's standard error, also from a thread whose table of descriptors is not the
+/// program's. If the program has closed it, nothing is written.
 pub fn write_stderr(text: &[u8]) {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
     let its = pidfd_open(getpid(), PidfdFlags::empty())
@@ -173,7 +184,8 @@ pub fn write_stderr(text: &[u8]) {
         let _ = rustix::io::write(&stderr, text);
         return;
     }
-    // SAFETY: descriptor 2 is only written to; if it is closed, the write fails and nothing is lost but the text.
+    // SAFETY: descriptor 2 is only written to; if it is closed, the write fails and nothing is lost
+    // but the text.
     let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
     let _ = rustix::io::write(stderr, text);
 }
@@ -186,8 +198,8 @@ pub fn set_warner(warner: fn(&[u8])) {
     WARNER.store(warner as *mut (), Relaxed);
 }
 
-/// Warns of something: tells it to who wants to know, or writes it to standard error, as one piece if it fits 512 bytes. For
-/// warnings from inside the engine.
+/// Warns of something: tells it to who wants to know, or writes it to standard error, as one piece
+/// if it fits 512 bytes. For warnings from inside the engine.
 pub fn warn(parts: &[&str]) {
     let mut line = [0u8; 512];
     let mut len = 0;

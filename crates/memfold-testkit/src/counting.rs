@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
-/// The system's allocator, with every call counted but those of the process's first thread: that is the test harness, which
-/// has work of its own to do while a test runs. A test makes it its `#[global_allocator]`.
+/// The system's allocator, with every call counted but those of the process's first thread: that is
+/// the test harness, which has work of its own to do while a test runs. A test makes it its
+/// `#[global_allocator]`.
 pub struct Counting;
 
 /// Calls of the allocator by all other threads so far.
@@ -15,8 +16,9 @@ pub fn calls() -> u64 {
     CALLS.load(SeqCst)
 }
 
-/// Waits until every other thread sleeps, twice in a row: a server's threads may still be putting away what made them, long
-/// after the first answer came. Whoever calls it has nothing under way that would wake one of them later.
+/// Waits until every other thread sleeps, twice in a row: a server's threads may still be putting
+/// away what made them, long after the first answer came. Whoever calls it has nothing under way
+/// that would wake one of them later.
 ///
 /// # Panics
 /// `/proc` is not there.

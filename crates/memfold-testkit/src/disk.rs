@@ -2,12 +2,15 @@
 //!
 //! What the system must survive, without losing a byte or giving a wrong one:
 //! - [`DiskTrouble::Full`]: ENOSPC from a write or from growing, nothing done;
-//! - [`DiskTrouble::Failed`]: EIO from a write, nothing done; from a read it must end the program with a message;
+//! - [`DiskTrouble::Failed`]: EIO from a write, nothing done; from a read it must end the program
+//!   with a message;
 //! - [`DiskTrouble::Short`]: a first part is done, then EIO;
-//! - slow transfers, reads that don't end before [`MemoryDisk::release_reads`], and any order of ending;
+//! - slow transfers, reads that don't end before [`MemoryDisk::release_reads`], and any order of
+//!   ending;
 //! - [`MemoryDisk::damage`]: bytes that are not what was written: found, never believed.
 //!
-//! What it need not survive: a device that says `Ok` of a write it has dropped would be found like damage.
+//! What it need not survive: a device that says `Ok` of a write it has dropped would be found like
+//! damage.
 use crate::random::Random;
 use memfold_sys::Errno;
 use memfold_sys::disk::{Disk, Transfer, Way};

@@ -1,9 +1,11 @@
-//! A fake address space: the bytes are at real addresses, but whether a page is there is noted in a map.
+//! A fake address space: the bytes are at real addresses, but whether a page is there is noted in a
+//! map.
 //!
-//! It does what the kernel does with the pages of one process, one call at a time: a move carries bytes and presence, a
-//! page is at one address or at none, nothing that is there is overwritten, and a call that did a part says EAGAIN with
-//! the count. The bytes of a page that is not there are poison, checked when the page comes back: who reads them gets
-//! wrong data, and who writes them is found out. It knows no limits, forks or DMA; [`crate::trouble`] plays those.
+//! It does what the kernel does with the pages of one process, one call at a time: a move carries
+//! bytes and presence, a page is at one address or at none, nothing that is there is overwritten,
+//! and a call that did a part says EAGAIN with the count. The bytes of a page that is not there are
+//! poison, checked when the page comes back: who reads them gets wrong data, and who writes them is
+//! found out. It knows no limits, forks or DMA; [`crate::trouble`] plays those.
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::sync::{Condvar, Mutex};
@@ -52,7 +54,8 @@ struct Waiter {
     woken: bool,
 }
 
-/// A thread that touched a page which is not there, as the kernel has it queued: from here on no wake-up is lost.
+/// A thread that touched a page which is not there, as the kernel has it queued: from here on no
+/// wake-up is lost.
 #[derive(Debug)]
 pub struct Ticket {
     number: u64,
@@ -74,7 +77,8 @@ impl FakeSpace {
         self.inner.zone.start()..self.inner.zone.start() + self.inner.zone.len()
     }
 
-    /// Makes two of the kernel's areas of the program's: no move or copy goes across page `page` of it.
+    /// Makes two of the kernel's areas of the program's: no move or copy goes across page `page` of
+    /// it.
     pub fn set_border(&self, page: usize) {
         self.inner.table.lock().border = self.area().start + page * PAGE_SIZE;
     }
@@ -82,14 +86,15 @@ impl FakeSpace {
     /// Reads a page of the area, if it is there.
     ///
     /// # Errors
-    /// The page is missing; the caller is queued and must end that by [`FakeSpace::sleep`] or [`FakeSpace::leave`].
+    /// The page is missing; the caller is queued and must end that by [`FakeSpace::sleep`] or
+    /// [`FakeSpace::leave`].
     pub fn read<R>(&self, page: usize, read: impl FnOnce(&[u8]) -> R) -> Result<R, Ticket> {
         let mut table = self.inner.table.lock();
         if !table.is_present(page) {
             return Err(table.enqueue(page));
         }
-        // SAFETY: the page lies in the zone; nobody writes it while it is there and the table is locked: writers of it
-        // hold the lock, and the engine writes only frames.
+        // SAFETY: the page lies in the zone; nobody writes it while it is there and the table is
+        // locked: writers of it hold the lock, and the engine writes only frames.
         Ok(read(unsafe { std::slice::from_raw_parts(self.in_area(page), PAGE_SIZE) }))
     }
 
@@ -102,7 +107,8 @@ impl FakeSpace {
         if table.pages.get(&page) != Some(&Page::Present) {
             return Err(table.enqueue(page));
         }
-        // SAFETY: as in `read`; and the engine reads a page at its home only after it has protected it, under the lock.
+        // SAFETY: as in `read`; and the engine reads a page at its home only after it has protected
+        // it, under the lock.
         Ok(write(unsafe { std::slice::from_raw_parts_mut(self.in_area(page), PAGE_SIZE) }))
     }
 
@@ -128,7 +134,8 @@ impl FakeSpace {
         self.inner.table.lock().waiters.retain(|w| w.ticket != ticket.number);
     }
 
-    /// The program drops a page that is there, as with `MADV_DONTNEED`: a hole. Returns whether it was there.
+    /// The program drops a page that is there, as with `MADV_DONTNEED`: a hole. Returns whether it
+    /// was there.
     pub fn punch(&self, page: usize) -> bool {
         let mut table = self.inner.table.lock();
         let present = table.is_present(page);
@@ -158,7 +165,8 @@ impl FakeSpace {
         page as *mut u8
     }
 
-    /// Repeats `step` for each page of a range, and counts as the kernel does: what was done, or why nothing was.
+    /// Repeats `step` for each page of a range, and counts as the kernel does: what was done, or
+    /// why nothing was.
     fn each(
         &self,
         table: &mut Table,
@@ -231,7 +239,8 @@ impl Table {
             self.pages.get(&(src as usize)) != Some(&Page::Gone),
             "{src:?} is read, but no page is there"
         );
-        // SAFETY: `src` is readable as the caller says, and another page than this one, which was not there.
+        // SAFETY: `src` is readable as the caller says, and another page than this one, which was
+        // not there.
         unsafe { std::ptr::copy_nonoverlapping(src, bytes.as_mut_ptr(), PAGE_SIZE) };
         self.pages.insert(page, Page::Present);
         Ok(())
@@ -267,7 +276,8 @@ impl Space for FakeSpace {
             if !table.is_present(src + at) {
                 return Err(Errno::NOENT);
             }
-            // SAFETY: the page at the source is there, hence mapped; the caller has the right to both ranges.
+            // SAFETY: the page at the source is there, hence mapped; the caller has the right to
+            // both ranges.
             unsafe {
                 table.install(dst + at, (src + at) as *const u8)?;
                 table.remove(src + at);

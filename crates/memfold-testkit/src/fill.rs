@@ -1,4 +1,5 @@
-//! Bytes to fill pages with: real ones from this machine's shared libraries, zeros, short patterns, and noise.
+//! Bytes to fill pages with: real ones from this machine's shared libraries, zeros, short patterns,
+//! and noise.
 use crate::random::Random;
 use memfold_sys::units::PAGE_SIZE;
 use std::sync::OnceLock;
@@ -15,15 +16,17 @@ pub fn partly_random(seed: u64, zeros: usize) -> Vec<u8> {
     page
 }
 
-/// Changes two words of a page so that its XXH3-128 is that of the same page with any other `x` and `y` of equal sum: the public secret
-/// of XXH3 makes one factor of each of its products 0, and what is left is the sum.
+/// Changes two words of a page so that its XXH3-128 is that of the same page with any other `x` and
+/// `y` of equal sum: the public secret of XXH3 makes one factor of each of its products 0, and what
+/// is left is the sum.
 pub fn equal_xxh3(page: &mut [u8], x: u32, y: u32) {
     for (at, high, low) in [(0, x, 0x396c_feb8u32), (64, y, 0x2c81_017c)] {
         page[at..at + 8].copy_from_slice(&((high as u64) << 32 | low as u64).to_le_bytes());
     }
 }
 
-/// Fills some bytes in one of the ways that data comes in: mostly real bytes, else zeros, an 8-byte pattern, or noise.
+/// Fills some bytes in one of the ways that data comes in: mostly real bytes, else zeros, an 8-byte
+/// pattern, or noise.
 pub fn fill(random: &mut Random, bytes: &mut [u8]) {
     match random.below(8) {
         0 => bytes.fill(0),
@@ -43,7 +46,8 @@ pub fn fill(random: &mut Random, bytes: &mut [u8]) {
     }
 }
 
-/// Up to 4 MiB of this machine's shared libraries; of the test's own executable where there are none.
+/// Up to 4 MiB of this machine's shared libraries; of the test's own executable where there are
+/// none.
 fn corpus() -> &'static [u8] {
     static CORPUS: OnceLock<Vec<u8>> = OnceLock::new();
     CORPUS.get_or_init(|| {

@@ -1,7 +1,9 @@
-//! Swap of the kernel's own, for tests: on a zram device that is made for it, or in a file where there is no zram.
+//! Swap of the kernel's own, for tests: on a zram device that is made for it, or in a file where
+//! there is no zram.
 //!
-//! A shell sets it up and takes it away again when its input ends: when the [`KernelSwap`] is dropped, and also when the test was
-//! killed. Processes of the machine that need memory meanwhile may be swapped to it as well; nobody notices.
+//! A shell sets it up and takes it away again when its input ends: when the [`KernelSwap`] is
+//! dropped, and also when the test was killed. Processes of the machine that need memory meanwhile
+//! may be swapped to it as well; nobody notices.
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
@@ -32,7 +34,8 @@ pub struct KernelSwap {
 }
 
 impl KernelSwap {
-    /// Has the kernel swap to `mib` MiB more. `None` without root: then it says that nothing was tested.
+    /// Has the kernel swap to `mib` MiB more. `None` without root: then it says that nothing was
+    /// tested.
     ///
     /// # Panics
     /// If that can't be done, by root or under `CI=true`.
@@ -71,7 +74,8 @@ impl Drop for KernelSwap {
     }
 }
 
-/// Has the kernel swap out, or drop, what can be of `[start, start + len)`, whole pages of this process.
+/// Has the kernel swap out, or drop, what can be of `[start, start + len)`, whole pages of this
+/// process.
 pub fn swap_out(start: usize, len: usize) {
     // SAFETY: MADV_PAGEOUT changes no byte that anybody has not given up before.
     let _ = unsafe { rustix::mm::madvise(start as *mut _, len, rustix::mm::Advice::LinuxPageOut) };

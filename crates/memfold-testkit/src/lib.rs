@@ -1,8 +1,10 @@
-//! What the tests of the engine put in place of the kernel: a fake address space, faults on purpose, a program that
-//! touches its memory, and bytes to fill it with.
+//! What the tests of the engine put in place of the kernel: a fake address space, faults on
+//! purpose, a program that touches its memory, and bytes to fill it with.
 //!
-//! Bottom up: [`random`] -> [`fill`] -> [`fake`] (pages, presence, waiters) -> [`trouble`], [`disk`], [`remote`] (what may go wrong) ->
-//! [`program`] (touch, fault, wait). For any test: [`scratch`], [`counting`] (allocations), [`mutations`] (of a fuzzer). No fakes are [`redis`], servers to be killed, and [`kernel_swap`], swap to be swapped to.
+//! Bottom up: [`random`] -> [`fill`] -> [`fake`] (pages, presence, waiters) -> [`trouble`],
+//! [`disk`], [`remote`] (what may go wrong) -> [`program`] (touch, fault, wait). For any test:
+//! [`scratch`], [`counting`] (allocations), [`mutations`] (of a fuzzer). No fakes are [`redis`],
+//! servers to be killed, and [`kernel_swap`], swap to be swapped to.
 
 pub mod random;
 pub mod scratch;

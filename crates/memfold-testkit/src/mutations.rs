@@ -1,7 +1,8 @@
 //! Mutations of good inputs for fuzz targets, as `fuzz/` makes more of them.
 use crate::random::Random;
 
-/// One of the changes that fuzzers make; mostly in the first bytes of what lies between long payloads.
+/// One of the changes that fuzzers make; mostly in the first bytes of what lies between long
+/// payloads.
 fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     for _ in 0..1 + random.below(4) {
         let at = random.below(bytes.len().max(1));
@@ -25,7 +26,8 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     }
 }
 
-/// Feeds a target good inputs, and then `rounds` mutations of them, the same ones for a `seed` each time.
+/// Feeds a target good inputs, and then `rounds` mutations of them, the same ones for a `seed` each
+/// time.
 pub fn feed(seed: u64, target: fn(&[u8]), inputs: &[Vec<u8>], rounds: usize) {
     let mut random = Random::new(seed);
     inputs.iter().for_each(|input| target(input));

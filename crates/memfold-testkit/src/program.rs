@@ -1,4 +1,5 @@
-//! A program over a fake address space: it touches its memory, takes faults, and waits as a real thread would.
+//! A program over a fake address space: it touches its memory, takes faults, and waits as a real
+//! thread would.
 use crate::fake::FakeSpace;
 use memfold::fault::{Fault, Served};
 use memfold::pager::Pager;
@@ -12,9 +13,9 @@ const AGAIN_MAX: u32 = 1_000_000;
 
 /// One program. Clones share its memory.
 ///
-/// In thread delivery a touch of a missing page queues the thread, a handler (played by the same thread) serves the
-/// fault, and the thread then sleeps until it is woken, whatever the handler said. In signal delivery the thread serves
-/// itself and tries again.
+/// In thread delivery a touch of a missing page queues the thread, a handler (played by the same
+/// thread) serves the fault, and the thread then sleeps until it is woken, whatever the handler
+/// said. In signal delivery the thread serves itself and tries again.
 #[derive(Clone)]
 pub struct Program {
     pager: Arc<Pager>,
@@ -111,7 +112,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// An engine of `config` (with the least limit that is allowed, if it has none) over an area of `pages` pages.
+    /// An engine of `config` (with the least limit that is allowed, if it has none) over an area of
+    /// `pages` pages.
     ///
     /// # Panics
     /// If the engine can't be made.

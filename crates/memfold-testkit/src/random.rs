@@ -1,5 +1,5 @@
-//! Random numbers from a seed: the same on every machine, so that a failure can be run again, and the corpus and the walks
-//! of the benchmarks never change.
+//! Random numbers from a seed: the same on every machine, so that a failure can be run again, and
+//! the corpus and the walks of the benchmarks never change.
 
 /// splitmix64, for tests: what they have shown was shown with its numbers.
 #[derive(Clone, Debug)]
@@ -44,7 +44,8 @@ impl Random {
     }
 }
 
-/// Marsaglia's xorshift64* generator, for benchmarks: their corpus and walks are made of its numbers.
+/// Marsaglia's xorshift64* generator, for benchmarks: their corpus and walks are made of its
+/// numbers.
 #[derive(Clone, Debug)]
 pub struct Sequence(u64);
 
@@ -99,8 +100,8 @@ pub fn mix(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The seed of a randomised test: the variable `MEMFOLD_SEED` if it is set, else `default`. Says on standard error which
-/// one it is (test runners show it when the test fails).
+/// The seed of a randomised test: the variable `MEMFOLD_SEED` if it is set, else `default`. Says on
+/// standard error which one it is (test runners show it when the test fails).
 ///
 /// # Panics
 /// If the variable is set to something other than a number.

@@ -4,8 +4,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// Every write is in the file before it is acknowledged: a server that is killed comes back with its data. The default,
-/// `everysec`, acknowledges first while the disk is busy, for up to 2 s (`flushAppendOnlyFile` in redis's `aof.c`).
+/// Every write is in the file before it is acknowledged: a server that is killed comes back with
+/// its data. The default, `everysec`, acknowledges first while the disk is busy, for up to 2 s
+/// (`flushAppendOnlyFile` in redis's `aof.c`).
 pub const DURABLE: &[&str] = &["--appendonly", "yes", "--appendfsync", "no"];
 
 /// Whether servers can be had. Says so if not; in CI it must not be.
@@ -20,7 +21,8 @@ pub fn is_there() -> bool {
     true
 }
 
-/// A port that is free, and so is the one 10000 above, which a cluster's servers use among themselves.
+/// A port that is free, and so is the one 10000 above, which a cluster's servers use among
+/// themselves.
 pub fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {

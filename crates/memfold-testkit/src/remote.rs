@@ -5,8 +5,8 @@
 //! - [`RemoteTrouble::Silent`]: a put or delete that was done, and whose answer was lost;
 //! - [`RemoteTrouble::Half`]: only some of the objects of a call;
 //! - being away for any time ([`MemoryRemote::set_away`]);
-//! - [`MemoryRemote::lose`], [`MemoryRemote::damage`], [`MemoryRemote::exchange`]: objects that are gone or not what was put:
-//!   found, never believed.
+//! - [`MemoryRemote::lose`], [`MemoryRemote::damage`], [`MemoryRemote::exchange`]: objects that are
+//!   gone or not what was put: found, never believed.
 use memfold_sys::remote::{BYTES_MAX, ENTRIES_MAX, Failure, Fetch, Object, Remote};
 use memfold_sys::sync::Mutex;
 use std::collections::{BTreeMap, BTreeSet};

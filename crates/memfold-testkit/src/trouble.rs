@@ -1,19 +1,24 @@
 //! Faults on purpose, between the engine and an address space.
 //!
 //! What the system must survive, without losing a byte, leaving a thread asleep, or leaking a page:
-//! - [`Trouble::Again`]: EAGAIN, nothing done (an event waits to be read), on any move, copy or protection;
-//! - [`Trouble::NoMemory`]: ENOMEM, nothing done, on any move or copy (a page table could not be had);
+//! - [`Trouble::Again`]: EAGAIN, nothing done (an event waits to be read), on any move, copy or
+//!   protection;
+//! - [`Trouble::NoMemory`]: ENOMEM, nothing done, on any move or copy (a page table could not be
+//!   had);
 //! - [`Trouble::Busy`]: EBUSY, nothing done, on any move (a page is shared by fork or pinned);
 //! - [`Trouble::Partial`]: any first part of a move or copy is done, then EAGAIN with the count;
-//! - [`Trouble::Short`]: as partial, but of a move one page more is done than the count says (Linux 6.18 does that); where
-//!   the count is none, the kernel has tried that page again, and says EEXIST;
-//! - [`Trouble::Replaced`]: as short with none, and by then something else was mapped at the source, and touched;
-//! - [`Trouble::Exists`]: EEXIST on what goes into the area: somebody else has put the same page there just before;
+//! - [`Trouble::Short`]: as partial, but of a move one page more is done than the count says (Linux
+//!   6.18 does that); where the count is none, the kernel has tried that page again, and says
+//!   EEXIST;
+//! - [`Trouble::Replaced`]: as short with none, and by then something else was mapped at the
+//!   source, and touched;
+//! - [`Trouble::Exists`]: EEXIST on what goes into the area: somebody else has put the same page
+//!   there just before;
 //! - [`Trouble::Gone`]: ENOENT on what goes into the area, once: its mapping is being changed;
 //! - [`Trouble::Refused`]: a discard fails, nothing done.
 //!
-//! What it need not survive, because the kernel never does it: any other lie about what was done, EEXIST in a frame that is
-//! empty, ENOENT for a page that is there.
+//! What it need not survive, because the kernel never does it: any other lie about what was done,
+//! EEXIST in a frame that is empty, ENOENT for a page that is there.
 use crate::fake::FakeSpace;
 use crate::random::Random;
 use memfold_sys::Errno;
@@ -73,8 +78,8 @@ impl Call {
         matches!(self, Call::MoveIn | Call::MoveOut | Call::MoveFrames)
     }
 
-    /// What can go wrong with such a call at random. A discard of the program's own pages fails only when scripted: the
-    /// kernel refuses it for areas that are not there.
+    /// What can go wrong with such a call at random. A discard of the program's own pages fails
+    /// only when scripted: the kernel refuses it for areas that are not there.
     fn troubles(self) -> &'static [Trouble] {
         use Trouble::*;
         match self {
@@ -111,8 +116,8 @@ impl Troubled {
         Troubled { space: space.clone(), plan: Arc::new(Mutex::new(plan)) }
     }
 
-    /// Lets the `nth` call of a kind from now (1: the next) meet a trouble. A part of a call that has no more pages than
-    /// the part is no trouble, and doesn't strike.
+    /// Lets the `nth` call of a kind from now (1: the next) meet a trouble. A part of a call that
+    /// has no more pages than the part is no trouble, and doesn't strike.
     pub fn strike(&self, call: Call, nth: u64, trouble: Trouble) {
         self.plan.lock().script.push((call, nth, trouble));
     }
@@ -173,8 +178,9 @@ impl Troubled {
         due
     }
 
-    /// Plays a trouble on a move or copy of `len` bytes to `dst`; `part` does the first bytes of it, `other` puts the
-    /// first page there as somebody else would, or another one at the source where that is the trouble.
+    /// Plays a trouble on a move or copy of `len` bytes to `dst`; `part` does the first bytes of
+    /// it, `other` puts the first page there as somebody else would, or another one at the source
+    /// where that is the trouble.
     fn play(
         trouble: Trouble,
         len: usize,
@@ -229,7 +235,8 @@ impl Space for Troubled {
         let Some(trouble) = self.due(call, len / PAGE_SIZE) else { return move_part(len) };
         // Who replaces a page has one of its own: what has just been moved.
         let (to, from) = if trouble == Trouble::Replaced { (src, dst) } else { (dst, src) };
-        // SAFETY: what is copied is there and the caller may read it, and it may define what is at the other place.
+        // SAFETY: what is copied is there and the caller may read it, and it may define what is at
+        // the other place.
         Self::play(trouble, len, move_part, || unsafe {
             let _ = self.space.copy(to, from as *const u8, PAGE_SIZE, true);
         })

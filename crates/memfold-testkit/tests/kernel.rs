@@ -1,4 +1,5 @@
-//! The fake address space against the kernel: the same calls on both, with the same results and the same pages after.
+//! The fake address space against the kernel: the same calls on both, with the same results and the
+//! same pages after.
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::memory::zone::{Zone, set_inherited};
 use memfold_sys::uffd::space::{Space, UffdSpace};
@@ -93,7 +94,8 @@ fn the_fake_answers_as_the_kernel_does() {
         assert_eq!(a, b, "step {step}: call {call} of {pages} pages, {src} to {dst}");
         *if a.is_ok() { &mut done } else { &mut refused } += 1;
         for n in (0..2 * PAGES).filter(|n| space.is_present(fake.page(*n))) {
-            // SAFETY: the fake says that the page is there, and so it is in the kernel, as every call so far agreed.
+            // SAFETY: the fake says that the page is there, and so it is in the kernel, as every
+            // call so far agreed.
             let [x, y] = [&fake, &real]
                 .map(|s| unsafe { std::slice::from_raw_parts(s.page(n) as *const u8, PAGE_SIZE) });
             assert!(x == y, "step {step}: page {n}");

@@ -10,8 +10,9 @@
 //! # Ok::<(), memfold::Error>(())
 //! ```
 //!
-//! The two walks: a fault goes `fault::Pager::fault` -> `index` -> swap cache (take, or wait) -> `load` -> `mapping`;
-//! reclaim goes `reclaim::Pager::frame_for` -> `lru` -> `mapping` -> save -> store. See `ARCHITECTURE.md`.
+//! The two walks: a fault goes `fault::Pager::fault` -> `index` -> swap cache (take, or wait) ->
+//! `load` -> `mapping`; reclaim goes `reclaim::Pager::frame_for` -> `lru` -> `mapping` -> save ->
+//! store. See `ARCHITECTURE.md`.
 #![cfg_attr(not(any(test, shuttle)), no_std)]
 extern crate alloc;
 

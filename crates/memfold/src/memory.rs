@@ -1,7 +1,8 @@
 //! The public Rust API: [`Builder`] -> [`Memory`] -> [`Region`].
 //!
-//! All of them belong to the process that made them. A child of fork inherits copies, whose userfaultfd acts on the parent's
-//! memory and whose threads and locks are the parent's: there every call does nothing, and what is dropped is left as it is.
+//! All of them belong to the process that made them. A child of fork inherits copies, whose
+//! userfaultfd acts on the parent's memory and whose threads and locks are the parent's: there
+//! every call does nothing, and what is dropped is left as it is.
 use crate::config::{Config, ConfigError, Delivery};
 use crate::delivery::background::{self, Start};
 use crate::delivery::region::Handlers;
@@ -105,7 +106,8 @@ impl Builder {
         self
     }
 
-    /// The socket of the service that speaks with the remote store of the key `remote`: `memfold_remote::Service` is one.
+    /// The socket of the service that speaks with the remote store of the key `remote`:
+    /// `memfold_remote::Service` is one.
     #[must_use]
     pub fn remote_socket(mut self, path: &str) -> Builder {
         self.config.remote_socket = Some(String::from(path));
@@ -124,7 +126,8 @@ impl Builder {
     }
 }
 
-/// Folded memory: an engine with its threads. Regions keep it alive. A child of fork doesn't have it and builds its own.
+/// Folded memory: an engine with its threads. Regions keep it alive. A child of fork doesn't have
+/// it and builds its own.
 #[derive(Clone)]
 pub struct Memory {
     engine: Arc<Engine>,
@@ -190,10 +193,12 @@ impl Memory {
         Ok(Memory { engine: Arc::new(engine) })
     }
 
-    /// A new region of `len` bytes (rounded up to pages), all zeros, taking no memory until touched.
+    /// A new region of `len` bytes (rounded up to pages), all zeros, taking no memory until
+    /// touched.
     ///
     /// # Errors
-    /// EINVAL for a length of zero; no address space; registration refused; [`Error::Inherited`] in a child of fork.
+    /// EINVAL for a length of zero; no address space; registration refused; [`Error::Inherited`] in
+    /// a child of fork.
     pub fn region(&self, len: usize) -> Result<Region, Error> {
         if !self.engine.is_here() {
             return Err(Error::Inherited);
@@ -231,7 +236,8 @@ impl Memory {
         self.engine.pager.store.stats()
     }
 
-    /// Verifies the engine's structures. Slow; for tests. No other thread may use the memory meanwhile.
+    /// Verifies the engine's structures. Slow; for tests. No other thread may use the memory
+    /// meanwhile.
     ///
     /// # Errors
     /// What is wrong; that this is a child of fork.
@@ -253,7 +259,8 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         if !self.is_here() {
-            // A copy. Its threads aren't here, its descriptors act on the parent, and its locks may be held for ever.
+            // A copy. Its threads aren't here, its descriptors act on the parent, and its locks may
+            // be held for ever.
             forget((self.handlers.take(), take(&mut self.workers), self.pager.clone()));
             return;
         }
@@ -266,11 +273,12 @@ impl Drop for Engine {
 
 /// A region of folded memory. It is dropped with everything in it.
 ///
-/// A child of fork doesn't have it: touching it there is a segmentation fault. The methods do nothing there, and dropping it
-/// changes nothing, in the child or in the parent.
+/// A child of fork doesn't have it: touching it there is a segmentation fault. The methods do
+/// nothing there, and dropping it changes nothing, in the child or in the parent.
 ///
-/// Any thread may read and write it through [`Region::as_ptr`], by the same rules as other memory. In signal delivery,
-/// a system call that is given a folded part fails with EFAULT: [`Region::pin`] it around the call.
+/// Any thread may read and write it through [`Region::as_ptr`], by the same rules as other memory.
+/// In signal delivery, a system call that is given a folded part fails with EFAULT: [`Region::pin`]
+/// it around the call.
 pub struct Region {
     /// Dropped by `drop`, but not in a child, which may have something else at its addresses.
     zone: ManuallyDrop<Zone>,
@@ -297,8 +305,8 @@ impl Region {
 
     /// The bytes, for reading.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the zone is mapped and readable for its whole length while `self` lives; faults are served by the engine,
-        // which never changes a byte.
+        // SAFETY: the zone is mapped and readable for its whole length while `self` lives; faults
+        // are served by the engine, which never changes a byte.
         unsafe { core::slice::from_raw_parts(self.zone.as_ptr(), self.zone.len()) }
     }
 
@@ -308,7 +316,8 @@ impl Region {
         unsafe { core::slice::from_raw_parts_mut(self.zone.as_ptr(), self.zone.len()) }
     }
 
-    /// Folds the pages of a byte range now (rounded inwards to pages). Returns pages that left memory.
+    /// Folds the pages of a byte range now (rounded inwards to pages). Returns pages that left
+    /// memory.
     ///
     /// # Panics
     /// If the range reaches past the region.
@@ -316,7 +325,8 @@ impl Region {
         self.addrs(&range).map_or(0, |addrs| self.engine.pager.page_out_at(addrs))
     }
 
-    /// Makes the pages of a byte range (rounded inwards) the first to be folded when memory is needed.
+    /// Makes the pages of a byte range (rounded inwards) the first to be folded when memory is
+    /// needed.
     ///
     /// # Panics
     /// If the range reaches past the region.
@@ -336,7 +346,8 @@ impl Region {
         }
     }
 
-    /// Loads a byte range (rounded outwards) and keeps it in memory as long as the pin lives. Untouched pages are made.
+    /// Loads a byte range (rounded outwards) and keeps it in memory as long as the pin lives.
+    /// Untouched pages are made.
     ///
     /// # Panics
     /// If the range reaches past the region.
@@ -351,7 +362,8 @@ impl Region {
         Pinned { region: self, addrs }
     }
 
-    /// Loads what is folded of a range and keeps it in memory until [`Region::unpin`], for a fork. Untouched pages stay untouched.
+    /// Loads what is folded of a range and keeps it in memory until [`Region::unpin`], for a fork.
+    /// Untouched pages stay untouched.
     pub(crate) fn hold(&self, range: Range<usize>) {
         self.engine.pager.to_unshare.note_unseen_forks();
         self.engine.pager.pin_at(self.at(&range));

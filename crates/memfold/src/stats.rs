@@ -1,7 +1,8 @@
 //! Counters: one table, from which help, reports and metrics are made.
 //!
-//! The struct is plain atomics with a fixed layout, so it can live in memory that another process reads (`memfold run`
-//! keeps it in a memfd). A counter that counts successes is raised only after the fact (Z5).
+//! The struct is plain atomics with a fixed layout, so it can live in memory that another process
+//! reads (`memfold run` keeps it in a memfd). A counter that counts successes is raised only after
+//! the fact (Z5).
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::units::MAX_ORDER;
 
@@ -38,7 +39,8 @@ macro_rules! stats {
 
         /// Every plain figure, in the order of the struct.
         pub const FIGURES: &[Figure] = &[$(Figure { name: stringify!($name), kind: Kind::$kind, help: $help },)*];
-        /// Every figure that is counted per order; reports append the folio size, as in `zswpout_64K`.
+        /// Every figure that is counted per order; reports append the folio size, as in
+        /// `zswpout_64K`.
         pub const ORDER_FIGURES: &[Figure] = &[$(Figure { name: stringify!($oname), kind: Kind::Counter, help: $ohelp },)*];
 
         impl Stats {

@@ -1,10 +1,12 @@
-//! The table that the processes of a run share with `memfold run`: the bounds of the run, a seat for each process with what it
-//! needs and its figures, and the lines that processes leave to be said.
+//! The table that the processes of a run share with `memfold run`: the bounds of the run, a seat
+//! for each process with what it needs and its figures, and the lines that processes leave to be
+//! said.
 //!
-//! It has a seat for each process that the system can have, takes memory for those that were used, and is mapped as far. A seat
-//! belongs to a process as long as that lives ([`memfold_sys::thread::owner`]); the counters of those that have ended stay in the sums. The
-//! first [`APART`] processes have seats of their own for good, so that each is told of; later ones go on with the seats of ended
-//! ones.
+//! It has a seat for each process that the system can have, takes memory for those that were used,
+//! and is mapped as far. A seat belongs to a process as long as that lives
+//! ([`memfold_sys::thread::owner`]); the counters of those that have ended stay in the sums. The
+//! first [`APART`] processes have seats of their own for good, so that each is told of; later ones
+//! go on with the seats of ended ones.
 use crate::stats::Stats;
 use alloc::vec::Vec;
 use core::ffi::c_void;
@@ -72,7 +74,8 @@ pub struct Table {
     head: &'static Head,
     /// Seats at most.
     seats: usize,
-    /// The groups that are mapped. A longer mapping takes the place of a shorter one, which stays for those who use it.
+    /// The groups that are mapped. A longer mapping takes the place of a shorter one, which stays
+    /// for those who use it.
     groups: Mutex<&'static [Group]>,
 }
 
@@ -131,8 +134,9 @@ impl Table {
     fn map_any(file: impl AsFd) -> Result<Table, Errno> {
         let (at, len) = shared::map(file, len_of(1))?;
         let seats = (len as usize - size_of::<Head>()) / size_of::<Group>() * GROUP;
-        // SAFETY: the mapping is page-aligned, long enough for both, and stays; what is in it is atomics only, for which every bit
-        // pattern is valid and which other processes may change at any time.
+        // SAFETY: the mapping is page-aligned, long enough for both, and stays; what is in it is
+        // atomics only, for which every bit pattern is valid and which other processes may change
+        // at any time.
         let (head, groups) = unsafe { (&*at.cast::<Head>(), groups_at(at, 1)) };
         Ok(Table { head, seats, groups: Mutex::new(groups) })
     }
@@ -175,9 +179,9 @@ impl Table {
         self.head.used.load(Relaxed) == 0
     }
 
-    /// A seat for the calling thread's process, `pid` as `memfold run` sees it: until the thread ends or the process executes another
-    /// program. One that has executed another keeps its seat, and its counters go on. `None` if there is none left, or no address
-    /// space to map it.
+    /// A seat for the calling thread's process, `pid` as `memfold run` sees it: until the thread
+    /// ends or the process executes another program. One that has executed another keeps its seat,
+    /// and its counters go on. `None` if there is none left, or no address space to map it.
     ///
     /// # Safety
     /// - As for [`Owner::take`]: the calling thread has no robust list that anybody needs.
@@ -209,7 +213,8 @@ impl Table {
     /// - As for [`Table::claim`].
     unsafe fn take(&self, n: usize, pid: u32) -> Option<Process> {
         let process = self.process(n)?;
-        // SAFETY: the caller's promise; the table is never unmapped, and each seat has a will of its own.
+        // SAFETY: the caller's promise; the table is never unmapped, and each seat has a will of
+        // its own.
         let taken = unsafe { process.seat.owner.take(&process.place.will) };
         if taken != Ok(true) {
             return None;
@@ -228,7 +233,8 @@ impl Table {
             .filter(|p| p.seat.owner.state() != Ownership::Free)
     }
 
-    /// What the other processes of the run need of its limit, bytes: of those that live and need any.
+    /// What the other processes of the run need of its limit, bytes: of those that live and need
+    /// any.
     pub fn needs_of_others(&self, own: Option<Process>) -> Vec<u64> {
         let used = (self.head.used.load(Relaxed) as usize).min(self.seats);
         let own = own.map(|own| own.number);

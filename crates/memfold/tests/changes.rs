@@ -1,5 +1,6 @@
-//! A program changes its address space while its memory is folded: maps, unmaps, moves, grows, drops and protects parts,
-//! by several threads, against shadow buffers. This is what `memfold run` does, inside the test's own process. Row B1.
+//! A program changes its address space while its memory is folded: maps, unmaps, moves, grows,
+//! drops and protects parts, by several threads, against shadow buffers. This is what `memfold run`
+//! does, inside the test's own process. Row B1.
 use memfold::config::Config;
 use memfold::delivery::background;
 use memfold::delivery::program::Watcher;
@@ -173,7 +174,8 @@ impl Owner {
             _ => 1 + self.random.below(mapping.pages()),
         };
         let new_len = new_pages * PAGE_SIZE;
-        // SAFETY: the old mapping is this thread's own; the new place is one that it has just reserved.
+        // SAFETY: the old mapping is this thread's own; the new place is one that it has just
+        // reserved.
         let new = unsafe {
             if self.random.below(2) == 0 {
                 let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -250,8 +252,9 @@ impl Owner {
     }
 }
 
-/// The kernel registers what is mapped and says nothing of holes. Between that and the adoption the program may map something
-/// there, or move its break: to take that for managed would be to read zeros where it was folded.
+/// The kernel registers what is mapped and says nothing of holes. Between that and the adoption the
+/// program may map something there, or move its break: to take that for managed would be to read
+/// zeros where it was folded.
 #[test]
 fn what_is_mapped_after_the_rest_was_registered_is_not_managed_before_it_is_registered_too() {
     let _alone = ALONE.lock().unwrap();
@@ -261,7 +264,8 @@ fn what_is_mapped_after_the_rest_was_registered_is_not_managed_before_it_is_regi
     let map = |at: usize, len: usize, fixed: MapFlags| {
         let (prot, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE | fixed);
-        // SAFETY: a fresh mapping, at an address of the kernel's choice or in a hole that was part of one.
+        // SAFETY: a fresh mapping, at an address of the kernel's choice or in a hole that was part
+        // of one.
         unsafe { rustix::mm::mmap_anonymous(at as *mut _, len, prot, flags) }.expect("a mapping")
             as usize
     };

@@ -1,4 +1,5 @@
-//! The documents say what the code says: its tables, the files that there are; and they are short enough to be read.
+//! The documents say what the code says: its tables, the files that there are; and they are short
+//! enough to be read.
 use memfold::config::keys::KEYS;
 use memfold::stats::{FIGURES, Figure, Kind, ORDER_FIGURES};
 use std::path::{Path, PathBuf};

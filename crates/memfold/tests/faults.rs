@@ -1,5 +1,5 @@
-//! Faults at random: whatever the kernel or the store refuses, no byte is lost, no thread stays asleep, and at rest all
-//! sums hold. Rows Z3, Z4, Z5, Z7, C1, C2.
+//! Faults at random: whatever the kernel or the store refuses, no byte is lost, no thread stays
+//! asleep, and at rest all sums hold. Rows Z3, Z4, Z5, Z7, C1, C2.
 use memfold::{Config, Delivery};
 use memfold_store::Fault;
 use memfold_sys::units::{Order, PAGE_SIZE};
@@ -73,7 +73,8 @@ fn steps(setup: &Setup, mut random: Random, shadow: &mut Shadow, count: usize) {
                 unsafe { setup.pager.discard_at(setup.addrs(number..number + 1)) };
                 shadow.page(number).fill(0);
             }
-            // Without moves the engine reads a page at its home, where the fake has poison for a hole.
+            // Without moves the engine reads a page at its home, where the fake has poison for a
+            // hole.
             _ => {
                 if setup.pager.config().use_move && setup.space.punch(program.page(number)) {
                     shadow.page(number).fill(0);

@@ -1,6 +1,8 @@
-//! What a child of fork inherits of folded memory: handles that do nothing, and a parent that keeps every byte. Row B2.
+//! What a child of fork inherits of folded memory: handles that do nothing, and a parent that keeps
+//! every byte. Row B2.
 //!
-//! Every child has SIGALRM as its end if it waits for what isn't there. Its calls take no lock of another thread's.
+//! Every child has SIGALRM as its end if it waits for what isn't there. Its calls take no lock of
+//! another thread's.
 use memfold::{Delivery, Error, Memory, Region};
 use std::mem::ManuallyDrop;
 use std::sync::Mutex;
@@ -37,8 +39,8 @@ fn assert_kept(memory: &Memory, region: &Region) {
 
 /// Does `work` in a child of fork. Returns how that ends: 0 if `work` says that all is well.
 fn in_child(work: impl FnOnce() -> bool) -> i32 {
-    // SAFETY: what the child does besides `work` is system calls. (The tests' `work` allocates with glibc's malloc at most, which
-    // is fit for use in children.)
+    // SAFETY: what the child does besides `work` is system calls. (The tests' `work` allocates with
+    // glibc's malloc at most, which is fit for use in children.)
     match unsafe { libc::fork() } {
         // SAFETY: as above; a panic ends in the handler below.
         0 => unsafe {
@@ -191,7 +193,8 @@ fn a_touch_of_the_parents_region_ends_the_child_and_no_byte_changes() {
     }
 }
 
-/// A file that is cut off is the kernel's own reason for a SIGBUS. Its address may be one that is folded in the parent.
+/// A file that is cut off is the kernel's own reason for a SIGBUS. Its address may be one that is
+/// folded in the parent.
 #[test]
 fn a_childs_own_bus_error_is_not_served_by_its_parents_engine() {
     let _alone = alone();

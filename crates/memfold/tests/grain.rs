@@ -1,4 +1,5 @@
-//! The size of blocks follows how they are asked for: random touches cut them into pages, streams join them again (`grain.rs`).
+//! The size of blocks follows how they are asked for: random touches cut them into pages, streams
+//! join them again (`grain.rs`).
 use memfold::{Delivery, Memory, Region};
 use memfold_testkit::random::{Random, seed};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -113,8 +114,8 @@ fn what_is_only_read_is_cut_when_it_was_asked_for_often() {
     setup.memory.check().unwrap();
 }
 
-/// What is used page by page, but all together, is loaded in blocks: here 16 blocks that are written in another order in each
-/// round, while a scan pushes them out of memory in between.
+/// What is used page by page, but all together, is loaded in blocks: here 16 blocks that are
+/// written in another order in each round, while a scan pushes them out of memory in between.
 #[test]
 fn pages_that_are_used_together_are_joined() {
     let mut setup = Setup::new(Delivery::Signal, "on");

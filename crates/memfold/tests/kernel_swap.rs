@@ -1,5 +1,5 @@
-//! The kernel swaps out what the engine has: frames, and the program's own pages. A page in the kernel's swap is there. Needs root
-//! (see `memfold_testkit::kernel_swap`). Rows Z1, B1, B2.
+//! The kernel swaps out what the engine has: frames, and the program's own pages. A page in the
+//! kernel's swap is there. Needs root (see `memfold_testkit::kernel_swap`). Rows Z1, B1, B2.
 use memfold::config::{Config, WORKABLE_MIN_BYTES};
 use memfold::fault::Fault;
 use memfold::pager::{Pager, Parts, StatsPlace};
@@ -82,7 +82,8 @@ impl Setup {
         let pager = Pager::new(config, parts).expect("an engine");
         let area = Zone::reserve(AREA_PAGES * PAGE_SIZE, MAX_BYTES).expect("address space");
         let (start, len) = pager.frames_zone();
-        // SAFETY: a touch of a missing page is preceded by its fault, and the engine touches no frame that is empty.
+        // SAFETY: a touch of a missing page is preceded by its fault, and the engine touches no
+        // frame that is empty.
         unsafe {
             uffd.register(start, len, false).unwrap();
             uffd.register(area.start(), area.len(), false).unwrap();
@@ -169,7 +170,8 @@ fn pages_that_the_kernel_has_swapped_out_are_folded_all_the_same() {
         assert!(swapped >= 4 * MIB, "{swapped} bytes of the program's are swapped out");
         let _sharer = shared.then(Sharer::new);
         let home = setup.home();
-        // What is shared is noted first, and then made private by a background thread, of which this is the work.
+        // What is shared is noted first, and then made private by a background thread, of which
+        // this is the work.
         let folded = || setup.pager.stats().folded_bytes.load(Relaxed);
         for _ in 0..AREA_PAGES {
             setup.pager.page_out_at(home.clone());

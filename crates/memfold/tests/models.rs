@@ -1,9 +1,10 @@
-//! The engine's own code under a model checker that chooses every switch between threads: the swap cache as the one place
-//! where threads meet. Rows C1, C2, C3, C5.
+//! The engine's own code under a model checker that chooses every switch between threads: the swap
+//! cache as the one place where threads meet. Rows C1, C2, C3, C5.
 //!
-//! Run by `RUSTFLAGS="--cfg shuttle" cargo test -p memfold --test models --target-dir target/shuttle`. The kernel is the
-//! fake of memfold-testkit. A thread that nobody wakes is a deadlock, which the checker reports; each model is run under
-//! random schedules and under PCT (few, well-placed switches). `MEMFOLD_MODEL_RUNS` multiplies the number of runs.
+//! Run by `RUSTFLAGS="--cfg shuttle" cargo test -p memfold --test models --target-dir
+//! target/shuttle`. The kernel is the fake of memfold-testkit. A thread that nobody wakes is a
+//! deadlock, which the checker reports; each model is run under random schedules and under PCT
+//! (few, well-placed switches). `MEMFOLD_MODEL_RUNS` multiplies the number of runs.
 #![cfg(shuttle)]
 
 use memfold::config::WORKABLE_MIN_BYTES;
@@ -149,7 +150,8 @@ fn c1_a_rescue_during_compression_keeps_the_folio() {
     });
 }
 
-/// The areas are not locked while a background thread compresses: another may be added, and pages discarded.
+/// The areas are not locked while a background thread compresses: another may be added, and pages
+/// discarded.
 #[test]
 fn c1_background_saving_a_touch_and_changes_of_areas_keep_every_folio() {
     static SAVED: AtomicU64 = AtomicU64::new(0);
@@ -303,7 +305,8 @@ fn c1_a_slow_evictor_never_takes_another_folio_for_its_own() {
             thread::spawn(move || {
                 write(&busy, 0, 2);
                 busy.pager.page_out_at(busy.addrs(0..16));
-                // A stream that runs down merges folios; first touches take the records that became free.
+                // A stream that runs down merges folios; first touches take the records that became
+                // free.
                 assert_holds(&busy, 16, 1);
                 assert_holds(&busy, 15, 1);
                 (5..16).for_each(|n| write(&busy, n * 4, 3));
@@ -316,7 +319,8 @@ fn c1_a_slow_evictor_never_takes_another_folio_for_its_own() {
     });
 }
 
-/// Slots and counts stay exact while CPUs take, hold, let go and discard at once (S6). No run is given out twice.
+/// Slots and counts stay exact while CPUs take, hold, let go and discard at once (S6). No run is
+/// given out twice.
 #[test]
 fn s6_racing_allocators_keep_the_counts_exact() {
     use memfold::swap::cluster::{CLUSTER_SLOTS, Clusters, Reach};
@@ -407,7 +411,8 @@ fn c1_writeback_and_touches_keep_every_byte_and_slot() {
     });
 }
 
-/// A fault that a handler has passed on, another of the same folio, an eviction, and the reader: nobody sleeps for ever.
+/// A fault that a handler has passed on, another of the same folio, an eviction, and the reader:
+/// nobody sleeps for ever.
 #[test]
 fn c2_faults_that_are_passed_on_are_served() {
     use memfold_testkit::disk::MemoryDisk;

@@ -1,8 +1,9 @@
-//! Random use of folded memory by several threads against a shadow buffer, with real page faults: both deliveries, moving
-//! and copying, small and large blocks and folios, tiny limits. Rows C1, C2, C3, S5, Z1, Z2, Z5, Z7, M1, M8, B2.
+//! Random use of folded memory by several threads against a shadow buffer, with real page faults:
+//! both deliveries, moving and copying, small and large blocks and folios, tiny limits. Rows C1,
+//! C2, C3, S5, Z1, Z2, Z5, Z7, M1, M8, B2.
 //!
-//! A failure prints its seed; `MEMFOLD_SEED=N cargo test -p memfold --test property` runs it again. `hunt` (ignored) goes
-//! on with new seeds for `MEMFOLD_SECONDS`.
+//! A failure prints its seed; `MEMFOLD_SEED=N cargo test -p memfold --test property` runs it again.
+//! `hunt` (ignored) goes on with new seeds for `MEMFOLD_SECONDS`.
 use memfold::{Delivery, Memory, Pinned, Region};
 use memfold_sys::units::PAGE_SIZE;
 use memfold_testkit::fill::fill;
@@ -80,8 +81,8 @@ impl Case {
     }
 }
 
-/// One thread and the pages that are its own: those whose number is `me` modulo [`THREADS`]. Folios are shared with the
-/// other threads, pages are not.
+/// One thread and the pages that are its own: those whose number is `me` modulo [`THREADS`]. Folios
+/// are shared with the other threads, pages are not.
 struct Owner<'a> {
     region: &'a Region,
     me: usize,
@@ -117,7 +118,8 @@ impl<'a> Owner<'a> {
         let to = self.at(own).wrapping_add(at);
         let shadow = &mut self.shadow[own * PAGE_SIZE + at..][..len];
         fill(&mut self.random, shadow);
-        // SAFETY: the page lies in the region and is this thread's own; the region outlives the borrow.
+        // SAFETY: the page lies in the region and is this thread's own; the region outlives the
+        // borrow.
         unsafe { std::ptr::copy_nonoverlapping(shadow.as_ptr(), to, len) };
     }
 
@@ -143,7 +145,8 @@ impl<'a> Owner<'a> {
         self.shadow[own * PAGE_SIZE..][..PAGE_SIZE].fill(0);
     }
 
-    /// Pins a page and lets the kernel write to it, which in signal delivery works for pinned pages only.
+    /// Pins a page and lets the kernel write to it, which in signal delivery works for pinned pages
+    /// only.
     fn pin(&mut self, own: usize) {
         let at = self.offset(own);
         let pinned = self.region.pin(at + 1..at + 2);

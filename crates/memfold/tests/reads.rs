@@ -22,7 +22,8 @@ fn stats(setup: &Setup) -> &Stats {
     setup.pager.stats()
 }
 
-/// Of every 64 pages the first 16 are random bytes, which go to the file; the others stay in the pool.
+/// Of every 64 pages the first 16 are random bytes, which go to the file; the others stay in the
+/// pool.
 fn content(number: usize, version: u64) -> Vec<u8> {
     partly_random((number as u64) << 32 | version, if number % 64 < 16 { 0 } else { 3 })
 }
@@ -145,7 +146,8 @@ fn with_too_many_waiting_the_handler_reads_for_itself_and_nobody_is_forgotten() 
     setup.assert_sound();
 }
 
-/// Threads of a program, each with its own pages, beside readers, a writer, a worker and a device that takes its time.
+/// Threads of a program, each with its own pages, beside readers, a writer, a worker and a device
+/// that takes its time.
 #[test]
 fn every_byte_comes_back_beside_threads_that_read() {
     const THREADS: usize = 4;

@@ -1,4 +1,5 @@
-//! One fault at a time: what each refusal of the kernel or the store leads to, and that nothing is lost by it.
+//! One fault at a time: what each refusal of the kernel or the store leads to, and that nothing is
+//! lost by it.
 use memfold::fault::{Fault, Served};
 use memfold::{Config, Stats};
 use memfold_store::Fault as StoreFault;
@@ -53,7 +54,8 @@ impl Filled {
         self.setup.pager.stats()
     }
 
-    /// Sound, and every page holds what it must, now and after another round trip through the store.
+    /// Sound, and every page holds what it must, now and after another round trip through the
+    /// store.
     fn assert_whole(&self) {
         for _ in 0..2 {
             self.setup.assert_sound();
@@ -103,8 +105,8 @@ fn ebusy_while_mapping_out_leaves_that_folio_mapped() {
     filled.assert_whole();
 }
 
-/// A page that many processes share would take more compressed than this one has of it. But others of its folio may have been
-/// written to since the fork.
+/// A page that many processes share would take more compressed than this one has of it. But others
+/// of its folio may have been written to since the fork.
 #[test]
 fn of_what_many_share_one_block_is_refused() {
     let block = Config::new(0).block_order.pages();
@@ -150,8 +152,8 @@ fn eexist_keeps_the_page_that_is_there() {
     }
 }
 
-/// A page that is there while its folio counts as `Loading` could be dropped by the program, and come back. So it must not take
-/// a second step to find out that it is there.
+/// A page that is there while its folio counts as `Loading` could be dropped by the program, and
+/// come back. So it must not take a second step to find out that it is there.
 #[test]
 fn eexist_for_a_single_page_ends_the_load() {
     let filled = Filled::new(|c| (c.block_order, c.readahead) = (Order::PAGE, false));
@@ -219,7 +221,8 @@ fn a_page_that_is_moved_and_not_counted_is_where_it_went() {
     }
 }
 
-/// An unmap makes a move stop early, and before the engine has looked, another thread has mapped something there.
+/// An unmap makes a move stop early, and before the engine has looked, another thread has mapped
+/// something there.
 #[test]
 fn a_page_that_is_moved_and_replaced_is_not_left_in_a_frame_that_counts_as_empty() {
     let mut filled = Filled::new(|_| ());
@@ -235,7 +238,8 @@ fn a_page_that_is_moved_and_replaced_is_not_left_in_a_frame_that_counts_as_empty
     filled.assert_whole();
 }
 
-/// As where a heap has grown: what was adopted with it later stays an area of its own to the kernel.
+/// As where a heap has grown: what was adopted with it later stays an area of its own to the
+/// kernel.
 #[test]
 fn a_folio_across_two_of_the_kernels_areas_goes_in_parts() {
     for border in [1, 5, 8, 15] {
@@ -281,7 +285,8 @@ fn no_memory_for_a_frame_is_tried_again() {
 fn a_discarded_part_of_a_block_that_the_store_refuses_by_page_comes_back_to_memory() {
     let mut filled = Filled::new(|_| ());
     filled.page_out();
-    // New pages take all free frames, so that the block needs a fresh one, which can't be had at once.
+    // New pages take all free frames, so that the block needs a fresh one, which can't be had at
+    // once.
     (PAGES..4 * PAGES).for_each(|n| filled.setup.program.write(n, |page| page[0] = n as u8));
     filled.setup.pager.store().faults().strike_at(StoreFault::PoolFull, 1);
     (1..4).for_each(|nth| filled.setup.troubles.strike(Call::Populate, nth, Trouble::Again));
@@ -293,7 +298,8 @@ fn a_discarded_part_of_a_block_that_the_store_refuses_by_page_comes_back_to_memo
     filled.assert_whole();
 }
 
-/// What the store refuses stays whole in memory; nothing of it stays in the store, its old copy included.
+/// What the store refuses stays whole in memory; nothing of it stays in the store, its old copy
+/// included.
 fn refused(
     change: impl FnOnce(&mut Config),
     fault: StoreFault,

@@ -1,4 +1,5 @@
-//! Data that nothing takes, in bounds that can't hold it: it costs memory, not time, and the rest is folded as before. Row Z4.
+//! Data that nothing takes, in bounds that can't hold it: it costs memory, not time, and the rest
+//! is folded as before. Row Z4.
 use memfold::config::OnFull;
 use memfold::{Config, stats::Stats};
 use memfold_testkit::fill::partly_random;

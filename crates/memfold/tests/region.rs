@@ -1,4 +1,5 @@
-//! Regions end to end: real page faults, both deliveries, with and without UFFDIO_MOVE. Rows B2, Z1, M1, C1.
+//! Regions end to end: real page faults, both deliveries, with and without UFFDIO_MOVE. Rows B2,
+//! Z1, M1, C1.
 use memfold::{Delivery, Memory};
 use memfold_testkit::random::Random;
 
@@ -83,10 +84,12 @@ fn records(n: usize, out: &mut [u8]) {
     out.copy_from_slice(&text[..out.len()]);
 }
 
-/// Rounds of writing at most, until a background thread has found a dictionary: on busy CPUs it comes late.
+/// Rounds of writing at most, until a background thread has found a dictionary: on busy CPUs it
+/// comes late.
 const ROUNDS_MAX: usize = 40;
 
-/// Writes everything twice, and again until the pool holds no more than `most`; returns what it holds.
+/// Writes everything twice, and again until the pool holds no more than `most`; returns what it
+/// holds.
 fn pool_bytes_with(canned: &str, size: usize, most: u64) -> u64 {
     let builder = Memory::builder()
         .resident_bytes(16 << 20)
@@ -263,7 +266,8 @@ fn z10_a_full_pool_refuses_and_the_bytes_stay() {
     memory.check().unwrap();
 }
 
-/// A fault looks for its engine among all with signal delivery; one of the others may be dropped meanwhile.
+/// A fault looks for its engine among all with signal delivery; one of the others may be dropped
+/// meanwhile.
 #[test]
 fn an_engine_may_go_while_another_serves_faults() {
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

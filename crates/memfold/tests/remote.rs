@@ -1,4 +1,5 @@
-//! The remote tier behind the swap file, over a fake address space, a device and a store in memory. Row B3.
+//! The remote tier behind the swap file, over a fake address space, a device and a store in memory.
+//! Row B3.
 use memfold::{Config, stats::Stats};
 use memfold_sys::disk::Way;
 use memfold_testkit::disk::{DiskTrouble, MemoryDisk};

@@ -1,4 +1,5 @@
-//! The swap file behind the pool, over a fake address space and a device in memory. Rows S3, Z4, Z5, Z10, M9, C2, B3.
+//! The swap file behind the pool, over a fake address space and a device in memory. Rows S3, Z4,
+//! Z5, Z10, M9, C2, B3.
 use memfold::{Config, stats::Stats};
 use memfold_sys::disk::Way;
 use memfold_sys::units::PAGE_SIZE;
@@ -337,8 +338,8 @@ fn c1_a_folio_under_writeback_is_rescued_at_once() {
     setup.assert_sound();
 }
 
-/// A hot set of 2.5 MiB, touched whole once for each 2 MiB of a scan of 32 MiB, in 8 MiB: without shadows the scan would push
-/// it out each time.
+/// A hot set of 2.5 MiB, touched whole once for each 2 MiB of a scan of 32 MiB, in 8 MiB: without
+/// shadows the scan would push it out each time.
 #[test]
 fn c4_a_hot_set_survives_a_scan() {
     let disk = MemoryDisk::default();
@@ -391,8 +392,9 @@ fn c6_reading_ahead_from_the_file_is_counted_and_used() {
     setup.assert_sound();
 }
 
-/// A discard that cuts a block in the file must not need a frame: while events wait, the kernel gives none, and the handler
-/// that applies the discard would wait for itself. (A program that shrank its heap hung.)
+/// A discard that cuts a block in the file must not need a frame: while events wait, the kernel
+/// gives none, and the handler that applies the discard would wait for itself. (A program that
+/// shrank its heap hung.)
 #[test]
 fn a_discard_that_cuts_a_raw_block_takes_no_frame() {
     let disk = MemoryDisk::default();

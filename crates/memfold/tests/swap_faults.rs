@@ -18,7 +18,8 @@ fn stats(setup: &Setup) -> &Stats {
     setup.pager.stats()
 }
 
-/// Of every six folios one is random bytes and is written raw; the others shrink by half and are packed.
+/// Of every six folios one is random bytes and is written raw; the others shrink by half and are
+/// packed.
 fn content(number: usize) -> Vec<u8> {
     partly_random(number as u64, if (number / 16).is_multiple_of(6) { 0 } else { 2 })
 }

@@ -18,7 +18,8 @@ pub struct Arrow {
 #[derive(Default)]
 pub struct Found {
     pub arrows: Vec<Arrow>,
-    /// Calls that may go to another file, by module, line and name: the receiver's type is not known.
+    /// Calls that may go to another file, by module, line and name: the receiver's type is not
+    /// known.
     pub skipped: Vec<(usize, usize, String)>,
 }
 

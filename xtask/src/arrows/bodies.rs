@@ -132,8 +132,8 @@ impl<'a> Reader<'a> {
         self.scope.locals.pop();
     }
 
-    /// What a macro is given, where it isn't a list of expressions: paths, and calls of `self`'s methods or by names that
-    /// only one type has.
+    /// What a macro is given, where it isn't a list of expressions: paths, and calls of `self`'s
+    /// methods or by names that only one type has.
     fn tokens(&mut self, tokens: TokenStream) {
         let trees: Vec<TokenTree> = tokens.into_iter().collect();
         let ident = |at: usize| match trees.get(at) {
@@ -297,7 +297,8 @@ impl<'a> Visit<'a> for Reader<'a> {
 
     fn visit_macro(&mut self, part: &'a syn::Macro) {
         let list = Punctuated::<syn::Expr, syn::Token![,]>::parse_terminated;
-        // Expressions that are parsed here live no longer than this call, so they are read by a reader of their own.
+        // Expressions that are parsed here live no longer than this call, so they are read by a
+        // reader of their own.
         match list.parse2(part.tokens.clone()) {
             Ok(expressions) => {
                 let mut reader = Reader::new(self.scope.clone());

@@ -1,4 +1,5 @@
-//! Tables of a crate: where each method is defined, and the types of fields, functions and what methods return.
+//! Tables of a crate: where each method is defined, and the types of fields, functions and what
+//! methods return.
 
 use std::collections::{HashMap, HashSet};
 
@@ -126,7 +127,8 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// The method `name` of a value, looked for where a dot looks: the type itself, then what it leads to.
+    /// The method `name` of a value, looked for where a dot looks: the type itself, then what it
+    /// leads to.
     pub fn method(&self, of: &Type, name: &str) -> Option<(Item, &Method)> {
         self.along(of, |own| {
             Some((own.clone(), self.methods.get(&(own.clone(), name.to_owned()))?))
@@ -310,7 +312,8 @@ impl<'a> Tables<'a> {
         Type::Foreign(last.ident.to_string(), arguments)
     }
 
-    /// A value of which only bounds are known: the first trait of this crate among them, or the first of another one.
+    /// A value of which only bounds are known: the first trait of this crate among them, or the
+    /// first of another one.
     fn bound(
         &self,
         module: usize,
@@ -331,7 +334,8 @@ impl<'a> Tables<'a> {
 
 type Bounds = syn::punctuated::Punctuated<syn::TypeParamBound, syn::Token![+]>;
 
-/// The bounds of a type parameter where it is declared; those of a `where` clause are not looked at.
+/// The bounds of a type parameter where it is declared; those of a `where` clause are not looked
+/// at.
 fn bounds<'a>(generics: &&'a syn::Generics, name: &str) -> Option<&'a Bounds> {
     generics
         .type_params()

@@ -1,20 +1,22 @@
 //! Arrows: which file of a crate uses which other, and whether they all lead down.
 //!
-//! `lib.rs`, and the `mod.rs` of a folder, list their modules bottom first. A module uses only what is listed above it,
-//! a folder being one module to those beside it. Between a `mod.rs` and the modules that it lists both ways are good:
-//! it may be made of them, or they of it. But no files may reach each other in a circle, and no folders. Tests are free.
-//! Crates that are not layered yet answer only for paths between the modules of their `lib.rs`.
+//! `lib.rs`, and the `mod.rs` of a folder, list their modules bottom first. A module uses only what
+//! is listed above it, a folder being one module to those beside it. Between a `mod.rs` and the
+//! modules that it lists both ways are good: it may be made of them, or they of it. But no files
+//! may reach each other in a circle, and no folders. Tests are free. Crates that are not layered
+//! yet answer only for paths between the modules of their `lib.rs`.
 //!
-//! Seen are paths (`use` lines, types, expressions, patterns), each followed through re-exports to the file that defines
-//! the item, and calls of methods, followed to the file with their `impl` block. For these the receiver's type is worked
-//! out from what is written: `self`, parameters, fields, `let`s, what functions of the crate return, and the common
-//! containers and guards of std. A method of a receiver that stays unknown is followed if one type only of the crate has
-//! a method of that name, and std has none.
+//! Seen are paths (`use` lines, types, expressions, patterns), each followed through re-exports to
+//! the file that defines the item, and calls of methods, followed to the file with their `impl`
+//! block. For these the receiver's type is worked out from what is written: `self`, parameters,
+//! fields, `let`s, what functions of the crate return, and the common containers and guards of std.
+//! A method of a receiver that stays unknown is followed if one type only of the crate has a method
+//! of that name, and std has none.
 //!
-//! Not seen: fields, operators, conversions, `Drop` and other calls that nobody writes; calls through a trait of the
-//! crate (they lead to the trait); inside macros that aren't given expressions, all but paths and methods of `self`;
-//! receivers whose type comes from a type parameter's argument, from a closure of several parameters, or from
-//! another crate's functions.
+//! Not seen: fields, operators, conversions, `Drop` and other calls that nobody writes; calls
+//! through a trait of the crate (they lead to the trait); inside macros that aren't given
+//! expressions, all but paths and methods of `self`; receivers whose type comes from a type
+//! parameter's argument, from a closure of several parameters, or from another crate's functions.
 
 mod arrow;
 mod modules;
@@ -174,8 +176,9 @@ impl Circle {
     }
 }
 
-/// Circles of files, and those between a folder's `mod.rs` and what lies in it, each taken as one, that are no circle of
-/// files. Among modules beside each other there are none without an arrow that leads up.
+/// Circles of files, and those between a folder's `mod.rs` and what lies in it, each taken as one,
+/// that are no circle of files. Among modules beside each other there are none without an arrow
+/// that leads up.
 fn circles(modules: &Modules, arrows: &[Arrow]) -> Vec<Circle> {
     let between = arrows.iter().map(|arrow| files(modules, arrow)).collect();
     let of_files = circles::find(modules.krate.sources.len(), &between);
@@ -195,8 +198,9 @@ fn circles(modules: &Modules, arrows: &[Arrow]) -> Vec<Circle> {
     found
 }
 
-/// The modules that an arrow joins as seen from `parent`: its children, each with all that lies in it, and `parent`
-/// itself for the rest of its file. `None` if it lies within one of them, or elsewhere.
+/// The modules that an arrow joins as seen from `parent`: its children, each with all that lies in
+/// it, and `parent` itself for the rest of its file. `None` if it lies within one of them, or
+/// elsewhere.
 fn units(modules: &Modules, parent: usize, arrow: &Arrow) -> Option<(usize, usize)> {
     let unit = |module: usize| {
         let line = modules.ancestry(module);
@@ -216,7 +220,8 @@ fn is_outermost(modules: &Modules, arrow: &Arrow) -> bool {
     modules.ancestry(arrow.from).get(1) != modules.ancestry(arrow.to).get(1)
 }
 
-/// The two modules beside each other of which the upper one is used by the lower one, if the arrow leads up.
+/// The two modules beside each other of which the upper one is used by the lower one, if the arrow
+/// leads up.
 fn upward(modules: &Modules, arrow: &Arrow) -> Option<(String, String)> {
     let (from, to) = (modules.ancestry(arrow.from), modules.ancestry(arrow.to));
     let common = from.iter().zip(&to).take_while(|(from, to)| from == to).count();

@@ -1,4 +1,5 @@
-//! The module tree of a crate: its files parsed, with what each module declares, in order. Tests are left out.
+//! The module tree of a crate: its files parsed, with what each module declares, in order. Tests
+//! are left out.
 
 use std::collections::HashMap;
 

@@ -21,7 +21,8 @@ pub struct Names<'a> {
     declared: Vec<HashMap<String, &'a syn::Item>>,
 }
 
-/// Re-exports that are followed one after the other before a path is given up as a circle of `use` lines.
+/// Re-exports that are followed one after the other before a path is given up as a circle of `use`
+/// lines.
 const HOPS_MAX: usize = 16;
 
 impl<'a> Names<'a> {
@@ -74,7 +75,8 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// A name in a module's scope; `leads_on` says that a path goes on from it, so a module is meant if there is one.
+    /// A name in a module's scope; `leads_on` says that a path goes on from it, so a module is
+    /// meant if there is one.
     fn lookup(&self, module: usize, name: &str, leads_on: bool, hops: usize) -> Option<Target> {
         let child = self.modules.child(module, name).map(Target::Module);
         if leads_on && child.is_some() {

@@ -300,7 +300,8 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// A closure's only parameter is an element of what it is called for; of more than one nothing is known.
+    /// A closure's only parameter is an element of what it is called for; of more than one nothing
+    /// is known.
     pub fn bind_parameters(&mut self, closure: &syn::ExprClosure, element: &Type) {
         let known = closure.inputs.len() == 1;
         for input in &closure.inputs {

@@ -1,11 +1,13 @@
-//! What is known of a value's type: which type of the crate it is, or what lies in a container of another crate.
+//! What is known of a value's type: which type of the crate it is, or what lies in a container of
+//! another crate.
 
 /// A type as far as it matters for finding a method.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Type {
     /// A struct, enum, union or trait of this crate.
     Own(super::names::Item),
-    /// Any other type, by its last name, with its arguments. Slices and arrays are `[]`, closures `Fn` of what they return.
+    /// Any other type, by its last name, with its arguments. Slices and arrays are `[]`, closures
+    /// `Fn` of what they return.
     Foreign(String, Vec<Type>),
     Tuple(Vec<Type>),
     Unknown,
@@ -160,7 +162,8 @@ impl Type {
         }
     }
 
-    /// What a method of another crate's type gives; `closure` is what the last closure among its arguments gives.
+    /// What a method of another crate's type gives; `closure` is what the last closure among its
+    /// arguments gives.
     pub fn after(&self, method: &str, closure: &Type) -> Type {
         let Type::Foreign(head, _) = self else { return Type::Unknown };
         let transparent = self.target().filter(|_| method != "clone");

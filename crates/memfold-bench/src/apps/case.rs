@@ -102,7 +102,8 @@ impl App {
         }
     }
 
-    /// Its work. Files that it needs are made in `directory`. `quick` has less to do. An error says what is not installed.
+    /// Its work. Files that it needs are made in `directory`. `quick` has less to do. An error says
+    /// what is not installed.
     pub fn work(self, directory: &Path, quick: bool) -> anyhow::Result<Work> {
         let pick = |normal: usize, short: usize| if quick { short } else { normal };
         let grouped = |count: usize| {

@@ -1,4 +1,5 @@
-//! `memfold bench apps`: well-known programs in a third of their memory, under `memfold run` and on the kernel's zram.
+//! `memfold bench apps`: well-known programs in a third of their memory, under `memfold run` and on
+//! the kernel's zram.
 
 mod pipe;
 mod run;
@@ -77,8 +78,9 @@ struct Runs {
     broke_off: bool,
 }
 
-/// Measures, prints the report, and returns the exit status: 1 if a program printed something else than without a
-/// limit, a run of memfold's broke off or, with `--check`, a row is short. Every kernel setting is restored, as by `bench walk`.
+/// Measures, prints the report, and returns the exit status: 1 if a program printed something else
+/// than without a limit, a run of memfold's broke off or, with `--check`, a row is short. Every
+/// kernel setting is restored, as by `bench walk`.
 pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
     guard::install()?;
     let kernel = Hierarchy::find().map(drop).and_then(|()| Zram::check("lz4"));
@@ -129,7 +131,8 @@ impl Runs {
         }
     }
 
-    /// Whether the benchmark fails by this. That the kernel's own swap can't run a program is a result, not a failure.
+    /// Whether the benchmark fails by this. That the kernel's own swap can't run a program is a
+    /// result, not a failure.
     fn has_failed(&self, peer: Peer) -> bool {
         self.is_wrong || self.broke_off && !matches!(peer, Peer::Zram(_))
     }
@@ -203,8 +206,8 @@ impl Report<Found> {
         Ok(())
     }
 
-    /// A program far under its limit: times alternate with and without memfold, and the least of each are compared, since
-    /// whatever else the machine does only adds to them.
+    /// A program far under its limit: times alternate with and without memfold, and the least of
+    /// each are compared, since whatever else the machine does only adds to them.
     fn measure_idle(&mut self, work: &Work) -> anyhow::Result<()> {
         let first = run_with(Peer::Plain, work, 0, 0).context("idle without a limit")?;
         let limit_bytes = first.peak_bytes * FAR;

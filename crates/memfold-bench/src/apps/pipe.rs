@@ -1,4 +1,5 @@
-//! A client that sends many requests at once over several connections, as load generators for memcached and redis do.
+//! A client that sends many requests at once over several connections, as load generators for
+//! memcached and redis do.
 
 use anyhow::{Context, bail};
 use std::io::{Read, Write};
@@ -13,8 +14,8 @@ const DEPTH: u64 = 16;
 /// A server that doesn't answer for so long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Sends `requests` of them, made by `make(number, buffer)`, which appends; each must be answered by exactly `answer`.
-/// Returns requests per second.
+/// Sends `requests` of them, made by `make(number, buffer)`, which appends; each must be answered
+/// by exactly `answer`. Returns requests per second.
 pub fn pipeline(
     socket: &Path,
     requests: u64,

@@ -82,7 +82,8 @@ pub struct Done {
     pub peak_bytes: u64,
 }
 
-/// Runs it to its end. `limit_bytes` is for Zram alone, which also wants to know how much there is to swap.
+/// Runs it to its end. `limit_bytes` is for Zram alone, which also wants to know how much there is
+/// to swap.
 pub fn run_with(
     peer: Peer,
     work: &Work,
@@ -104,7 +105,8 @@ fn run_on_zram(
     guard::change(|journal| folio.select(journal))?;
     let _zram =
         guard::change(|journal| Zram::swap_on(journal, "lz4", data_bytes * 2 + (64 << 20)))?;
-    // Page tables are charged to the cgroup too, and what the shell and the program need of the kernel.
+    // Page tables are charged to the cgroup too, and what the shell and the program need of the
+    // kernel.
     let charged_bytes = limit_bytes + data_bytes / 512 + (1 << 20);
     let cgroup =
         guard::change(|journal| Cgroup::create(journal, &Hierarchy::find()?, charged_bytes))?;
@@ -222,7 +224,8 @@ fn serve(child: &mut Child, pipes: Pipes, server: &Server) -> anyhow::Result<Don
     let load = (server.load)(&server.socket)?;
     // What it holds at the end is the most that it held: none of the servers gives memory back.
     let peak_bytes = anonymous_bytes(child.id());
-    // SAFETY: kill touches no memory; the child has not been waited for, so the number is still its own.
+    // SAFETY: kill touches no memory; the child has not been waited for, so the number is still its
+    // own.
     unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
     let start = Instant::now();
     let status = loop {

@@ -1,4 +1,5 @@
-//! Servers with more data than the memory that they are given, and their clients: MariaDB, memcached, redis.
+//! Servers with more data than the memory that they are given, and their clients: MariaDB,
+//! memcached, redis.
 
 use crate::apps::pipe::{ask, connect, pipeline};
 use crate::apps::run::{Done, Load, Peer, Server, Work, client, run_with};
@@ -15,7 +16,8 @@ fn text(path: &Path) -> anyhow::Result<String> {
     path.to_str().map(String::from).context("a path that is not text")
 }
 
-/// The value of a key is a part of this text, so that it compresses as real data does, and says which: anyone can check it.
+/// The value of a key is a part of this text, so that it compresses as real data does, and says
+/// which: anyone can check it.
 struct Values(Vec<u8>);
 
 /// Bytes of a value.
@@ -165,8 +167,8 @@ fn csv_figure(text: &str, test: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(&head))?.split('"').next()?.parse().ok()
 }
 
-/// MariaDB: a table read whole, to fill the buffer pool, then sysbench's read-only transactions at random.
-/// The database is made here, once.
+/// MariaDB: a table read whole, to fill the buffer pool, then sysbench's read-only transactions at
+/// random. The database is made here, once.
 pub fn mariadb(directory: &Path, rows: u64, seconds: u32) -> anyhow::Result<Work> {
     let (data, socket) = (text(&directory.join("mariadb"))?, directory.join("mariadb.socket"));
     let package = "mariadb-server-core mariadb-client-core sysbench";

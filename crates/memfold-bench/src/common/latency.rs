@@ -1,4 +1,5 @@
-//! A histogram of latencies in a fixed 15 KiB, so that measuring adds no memory to what is measured.
+//! A histogram of latencies in a fixed 15 KiB, so that measuring adds no memory to what is
+//! measured.
 
 use std::time::Duration;
 
@@ -52,7 +53,8 @@ impl Latency {
         self.max_ns as f64 / 1e3
     }
 
-    /// Points of the distribution: a value in microseconds, and the share of the measurements that don't exceed it.
+    /// Points of the distribution: a value in microseconds, and the share of the measurements that
+    /// don't exceed it.
     pub fn cdf(&self) -> Vec<(f64, f64)> {
         let mut seen = 0;
         let mut points = Vec::new();

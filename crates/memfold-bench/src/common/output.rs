@@ -16,8 +16,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Writes the report where that is asked for, and returns the exit status: 1 if something was wrong or, with `--check`,
-    /// not good.
+    /// Writes the report where that is asked for, and returns the exit status: 1 if something was
+    /// wrong or, with `--check`, not good.
     pub fn finish(
         &self,
         report: &impl Serialize,

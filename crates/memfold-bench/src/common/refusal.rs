@@ -14,7 +14,8 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The exit status for this refusal, after sysexits.h: 64 usage, 66 no input, 77 permission or machine.
+    /// The exit status for this refusal, after sysexits.h: 64 usage, 66 no input, 77 permission or
+    /// machine.
     pub fn exit_code(&self) -> i32 {
         match self {
             Refusal::Usage(_) => 64,

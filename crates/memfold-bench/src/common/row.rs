@@ -25,8 +25,9 @@ impl StoreRow {
         StoreRow::judged(label, figure, format!("<= {most}"), figure <= most, note)
     }
 
-    /// A figure that must be at most `most`, and that can't be below `floor`, the figure of the codec's output alone: if
-    /// that is above `most`, no store could reach it with this codec on this data, and the row says so.
+    /// A figure that must be at most `most`, and that can't be below `floor`, the figure of the
+    /// codec's output alone: if that is above `most`, no store could reach it with this codec on
+    /// this data, and the row says so.
     pub fn at_most_of(label: &str, figure: f64, most: f64, floor: f64, note: String) -> StoreRow {
         let row = StoreRow::at_most(label, figure, most, note);
         if row.verdict == Some(Verdict::Pass) || floor <= most {

@@ -27,7 +27,8 @@ impl Spread {
         Some(Spread { median, min, max })
     }
 
-    /// `270`, or `270 (255..281)` if the measurements differ in what is shown. Below 100 with one decimal.
+    /// `270`, or `270 (255..281)` if the measurements differ in what is shown. Below 100 with one
+    /// decimal.
     pub fn show(&self) -> String {
         let (median, min, max) = (show(self.median), show(self.min), show(self.max));
         if min == max { median } else { format!("{median} ({min}..{max})") }

@@ -1,6 +1,7 @@
 //! Columns that line up.
 
-/// Lays rows out in columns, the first to the left, the others to the right. The first row is the heading.
+/// Lays rows out in columns, the first to the left, the others to the right. The first row is the
+/// heading.
 pub fn layout(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

@@ -9,7 +9,8 @@ pub enum Verdict {
     Pass,
     /// Not reached.
     Short,
-    /// Not reached, nor could it be: what bounds the figure from outside is short of the target by itself.
+    /// Not reached, nor could it be: what bounds the figure from outside is short of the target by
+    /// itself.
     Bound,
     /// One of the two sides was not run.
     NotRun,

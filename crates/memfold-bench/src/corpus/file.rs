@@ -9,11 +9,12 @@ use std::path::Path;
 pub const PAGE: usize = 4096;
 /// Words of 8 bytes in a page.
 pub const WORDS: usize = PAGE / 8;
-/// The smallest corpus that the walk takes, in bytes: below this a compressor's work isn't representative.
+/// The smallest corpus that the walk takes, in bytes: below this a compressor's work isn't
+/// representative.
 pub const CORPUS_BYTES_MIN: u64 = 1 << 20;
 
-/// A mapped corpus file. It is page cache, neither anonymous memory of the process nor charged to the cgroup of a
-/// walk (the parent reads the file first), so that it costs every peer nothing.
+/// A mapped corpus file. It is page cache, neither anonymous memory of the process nor charged to
+/// the cgroup of a walk (the parent reads the file first), so that it costs every peer nothing.
 pub struct CorpusFile {
     start: *const u8,
     pages: usize,
@@ -42,7 +43,8 @@ impl CorpusFile {
         }
         let pages = meta.len() as usize / PAGE;
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice, of a length that the file has; nothing aliases it.
+        // SAFETY: a new mapping at an address of the kernel's choice, of a length that the file
+        // has; nothing aliases it.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -75,7 +77,8 @@ impl CorpusFile {
 
 impl Drop for CorpusFile {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `open`; no pointer from `page` outlives the walk that borrows self.
+        // SAFETY: exactly the mapping made in `open`; no pointer from `page` outlives the walk that
+        // borrows self.
         unsafe { libc::munmap(self.start.cast_mut().cast(), self.pages * PAGE) };
     }
 }

@@ -72,7 +72,8 @@ fn default_path() -> anyhow::Result<PathBuf> {
 /// Pieces that alternate in the file, so that every window of a walk has mixed content.
 pub const PIECE: usize = 1 << 20;
 
-/// Writes a corpus of `bytes` (rounded down to pages) to `path`, complete or not at all; returns lines about it.
+/// Writes a corpus of `bytes` (rounded down to pages) to `path`, complete or not at all; returns
+/// lines about it.
 pub fn build(path: &Path, bytes: u64) -> anyhow::Result<Vec<String>> {
     if bytes < CORPUS_BYTES_MIN {
         let least = show_size(CORPUS_BYTES_MIN);

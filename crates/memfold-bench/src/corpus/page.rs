@@ -1,7 +1,8 @@
 //! What every page of the walk must hold, and the checks of it.
 //!
-//! Page `n` is page `n` (modulo its length) of the corpus, with two words replaced: the stamp, so that no two pages are
-//! equal, and, once the page was changed, a word that follows from how often it was.
+//! Page `n` is page `n` (modulo its length) of the corpus, with two words replaced: the stamp, so
+//! that no two pages are equal, and, once the page was changed, a word that follows from how often
+//! it was.
 
 use crate::corpus::file::{CorpusFile, PAGE, WORDS};
 use memfold_testkit::random::mix;
@@ -33,7 +34,8 @@ impl<'c> Pages<'c> {
     /// The pages from `start`, numbered from `first`, with `sums` from [`corpus_sums`].
     ///
     /// # Safety
-    /// - `start` is aligned to a page, and `pages` pages from it are readable and writable for `'c`;
+    /// - `start` is aligned to a page, and `pages` pages from it are readable and writable for
+    ///   `'c`;
     /// - nothing else reads or writes them meanwhile, but for a pager that keeps their content.
     pub unsafe fn new(
         start: *mut u8,
@@ -153,7 +155,8 @@ impl<'c> Pages<'c> {
     }
 }
 
-/// For each corpus page the sum of the words that stay: all but the stamp, and the changed word added by the reader.
+/// For each corpus page the sum of the words that stay: all but the stamp, and the changed word
+/// added by the reader.
 pub fn corpus_sums(corpus: &CorpusFile) -> Vec<u64> {
     (0..corpus.pages() as u64)
         .map(|number| {

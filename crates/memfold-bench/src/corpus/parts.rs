@@ -11,7 +11,8 @@ use std::process::{Command, Stdio};
 /// One library gives at most this share of the part, so that one huge file can't be all of it.
 const LIBRARY_SHARES: usize = 8;
 
-/// `bytes` of this machine's shared libraries, largest first (by name where equal), and how many files it took.
+/// `bytes` of this machine's shared libraries, largest first (by name where equal), and how many
+/// files it took.
 pub fn libraries(bytes: usize) -> anyhow::Result<(Vec<u8>, usize)> {
     let mut found = Vec::new();
     for root in ["/usr/lib", "/lib", "/usr/lib64", "/lib64", "/usr/local/lib"] {
@@ -83,7 +84,8 @@ while sent < want:
     sent += len(block)
 "#;
 
-/// `bytes` of pickled Python objects (rows, trees, tables of words), made by python3 from a fixed seed.
+/// `bytes` of pickled Python objects (rows, trees, tables of words), made by python3 from a fixed
+/// seed.
 pub fn pickled_heap(bytes: usize) -> anyhow::Result<Vec<u8>> {
     let refuse = |why: String| Refusal::Corpus(format!("the pickled heap needs python3: {why}"));
     let mut python = Command::new("python3")
@@ -150,8 +152,9 @@ pub fn json_text(bytes: usize, seed: u64) -> Vec<u8> {
     part
 }
 
-/// `bytes` of arrays of 64 KiB, f64 and f32 in turn: smooth series with noise, readings of a 12-bit converter, and
-/// running counts. The noise of the first kind is not compressible, as in real measurements.
+/// `bytes` of arrays of 64 KiB, f64 and f32 in turn: smooth series with noise, readings of a 12-bit
+/// converter, and running counts. The noise of the first kind is not compressible, as in real
+/// measurements.
 pub fn floats(bytes: usize, seed: u64) -> Vec<u8> {
     const ARRAY: usize = 64 << 10;
     let mut random = Random::new(seed);

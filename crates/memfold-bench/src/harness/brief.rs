@@ -34,8 +34,8 @@ pub struct Found {
     pub raw: Vec<Value>,
 }
 
-/// Runs `measure` over the corpus, prints what it found, and returns the exit status: 1 with `--check` if a row is
-/// short.
+/// Runs `measure` over the corpus, prints what it found, and returns the exit status: 1 with
+/// `--check` if a row is short.
 pub fn brief(
     name: &str,
     args: &BriefArgs,

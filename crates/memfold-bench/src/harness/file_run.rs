@@ -38,7 +38,8 @@ pub fn check_zswap() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether zswap was ever set up since the boot: from then on the kernel swaps large folios in page by page.
+/// Whether zswap was ever set up since the boot: from then on the kernel swaps large folios in page
+/// by page.
 pub fn zswap_history() -> &'static str {
     let is_on =
         fs::read_to_string(Path::new(ZSWAP).join("enabled")).is_ok_and(|text| text.trim() == "Y");
@@ -68,7 +69,8 @@ pub struct FileRun<'a> {
 }
 
 impl FileRun<'_> {
-    /// Sets the kernel up, runs `command` (a `walk-child` over plain memory), and restores every setting.
+    /// Sets the kernel up, runs `command` (a `walk-child` over plain memory), and restores every
+    /// setting.
     pub fn run(
         &self,
         peer: &str,

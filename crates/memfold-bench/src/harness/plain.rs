@@ -12,8 +12,8 @@ pub struct PlainArea {
 }
 
 impl PlainArea {
-    /// Maps `len` bytes. With `huge`, asks for large folios (MADV_HUGEPAGE): without it the kernel would not reclaim
-    /// for a large folio at a cgroup's limit, and would fall back to small ones.
+    /// Maps `len` bytes. With `huge`, asks for large folios (MADV_HUGEPAGE): without it the kernel
+    /// would not reclaim for a large folio at a cgroup's limit, and would fall back to small ones.
     pub fn new(len: usize, huge: bool) -> Result<PlainArea> {
         let base_len =
             len.checked_add(HUGE).ok_or_else(|| Error::from_raw_os_error(libc::ENOMEM))?;

@@ -12,7 +12,8 @@ pub struct FoldedArea {
 }
 
 impl FoldedArea {
-    /// A region of `len` bytes of which `resident_bytes` stay mapped, folded with `codec`; `settings` are `name=value`.
+    /// A region of `len` bytes of which `resident_bytes` stay mapped, folded with `codec`;
+    /// `settings` are `name=value`.
     pub fn new(
         len: usize,
         resident_bytes: u64,

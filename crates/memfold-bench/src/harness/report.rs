@@ -29,8 +29,9 @@ impl<T, R> Report<T, R> {
 }
 
 impl<T: Serialize> Report<T> {
-    /// Prints the report, writes it where that is asked for, and returns the exit status: 1 if something was wrong or, with
-    /// `--check`, a row is short. `beside` follows the name of the machine; `body` stands between the command and the rows.
+    /// Prints the report, writes it where that is asked for, and returns the exit status: 1 if
+    /// something was wrong or, with `--check`, a row is short. `beside` follows the name of the
+    /// machine; `body` stands between the command and the rows.
     pub fn finish(
         &self,
         output: &Output,

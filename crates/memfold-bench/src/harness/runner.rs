@@ -22,20 +22,22 @@ pub struct RunResult {
     pub phases: Vec<PhaseResult>,
     /// Wrong bytes in all phases and in the last comparison of everything.
     pub bytes_wrong: u64,
-    /// The most anonymous memory that the process had mapped, in bytes, sampled ten times a second. memfold's frames,
-    /// pool and index are in it; zram's store is not.
+    /// The most anonymous memory that the process had mapped, in bytes, sampled ten times a second.
+    /// memfold's frames, pool and index are in it; zram's store is not.
     pub resident_bytes_max: u64,
     /// The same memory over time: seconds since the first sample, and bytes.
     #[serde(default)]
     pub memory: Vec<(f64, u64)>,
-    /// Further figures by name: memfold's counters, or zram's, the cgroup's and the folio sizes the kernel used.
+    /// Further figures by name: memfold's counters, or zram's, the cgroup's and the folio sizes the
+    /// kernel used.
     pub counters: BTreeMap<String, u64>,
     /// Why it ended before its end, if it did.
     pub broke_off: Option<String>,
 }
 
-/// Runs `command`, which is or leads to a `walk-child`. `on_message` sees each message before the child is answered.
-/// A child that says nothing for `silence_max` is killed. However the run ends, what it measured before counts.
+/// Runs `command`, which is or leads to a `walk-child`. `on_message` sees each message before the
+/// child is answered. A child that says nothing for `silence_max` is killed. However the run ends,
+/// what it measured before counts.
 pub fn run(
     peer: &str,
     command: &mut Command,

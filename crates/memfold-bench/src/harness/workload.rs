@@ -1,4 +1,5 @@
-//! The walk itself: phases over an area of memory, by one or more threads. It knows nothing of who pages the area.
+//! The walk itself: phases over an area of memory, by one or more threads. It knows nothing of who
+//! pages the area.
 
 use crate::common::latency::Latency;
 use crate::corpus::file::{CorpusFile, PAGE};
@@ -24,9 +25,11 @@ pub enum Phase {
     Dirty,
     /// Reads whole pages at random
     Random,
-    /// Of all accesses 90% go to 10% of the memory (scattered runs of 64 KiB), one in ten is a write
+    /// Of all accesses 90% go to 10% of the memory (scattered runs of 64 KiB), one in ten is a
+    /// write
     Skewed,
-    /// Reads whole pages at random and changes one in ten, for the time of --soak: does memory grow?
+    /// Reads whole pages at random and changes one in ten, for the time of --soak: does memory
+    /// grow?
     #[value(skip)]
     Soak,
 }
@@ -74,7 +77,8 @@ pub struct PhaseResult {
     pub p99_us: f64,
     /// and the worst.
     pub max_us: f64,
-    /// Points of the distribution of latencies: microseconds, and the share of accesses that took no longer.
+    /// Points of the distribution of latencies: microseconds, and the share of accesses that took
+    /// no longer.
     #[serde(default)]
     pub cdf: Vec<(f64, f64)>,
     /// Bytes that were not what was last written there.
@@ -202,8 +206,8 @@ fn work(phase: Phase, slice: &mut Pages<'_>, bounds: Bounds, random: Random) -> 
     Latency::default()
 }
 
-/// Accesses of whole pages that `choose` names, of which one in `write_every` (0: none) also writes, until there were
-/// `count` of them or `time` is over.
+/// Accesses of whole pages that `choose` names, of which one in `write_every` (0: none) also
+/// writes, until there were `count` of them or `time` is over.
 fn accesses(
     slice: &mut Pages<'_>,
     count: u64,
@@ -244,8 +248,8 @@ fn skewed(random: &mut Random, pages: usize) -> usize {
     random.below(hot_runs) * 10 * RUN + random.below(RUN)
 }
 
-/// Does `job` on every slice, each on a thread of its own that starts with the others; on the calling thread if there
-/// is only one, so that a walk of one thread is a process of one thread.
+/// Does `job` on every slice, each on a thread of its own that starts with the others; on the
+/// calling thread if there is only one, so that a walk of one thread is a process of one thread.
 fn each_slice<'c, T: Send>(
     slices: &mut [Pages<'c>],
     job: impl Fn(usize, &mut Pages<'c>) -> T + Sync,

@@ -9,9 +9,11 @@ use crate::host::zram::Zram;
 use std::process::Command;
 use std::time::Duration;
 
-/// Memory of the cgroup beyond the resident size, in bytes: what the walking process needs for itself.
+/// Memory of the cgroup beyond the resident size, in bytes: what the walking process needs for
+/// itself.
 const OWN_BYTES: u64 = 1 << 20;
-/// One page table entry of 8 bytes maps 4096: page tables are charged to the cgroup, and are given to it on top.
+/// One page table entry of 8 bytes maps 4096: page tables are charged to the cgroup, and are given
+/// to it on top.
 const PAGE_TABLE_SHARE: u64 = 512;
 
 /// The limit of a cgroup in which `resident_bytes` of an area may be resident.
@@ -32,7 +34,8 @@ pub struct ZramRun<'a> {
 }
 
 impl ZramRun<'_> {
-    /// Sets the kernel up, runs `command` (a `walk-child` over plain memory), and restores every setting.
+    /// Sets the kernel up, runs `command` (a `walk-child` over plain memory), and restores every
+    /// setting.
     pub fn run(
         &self,
         peer: &str,

@@ -70,9 +70,10 @@ impl Cgroup {
 
     /// Keeps the kernel's figures of the cgroup up to date until it is dropped.
     ///
-    /// By them the kernel decides whether to age pages that were used again, and it renews them only every few seconds
-    /// (Linux 6.18, `mem_cgroup_flush_stats_ratelimited`). A program that touches all that it has at random is killed
-    /// within that time, though all of it could be swapped. Reading `memory.stat` renews them too.
+    /// By them the kernel decides whether to age pages that were used again, and it renews them
+    /// only every few seconds (Linux 6.18, `mem_cgroup_flush_stats_ratelimited`). A program that
+    /// touches all that it has at random is killed within that time, though all of it could be
+    /// swapped. Reading `memory.stat` renews them too.
     pub fn keep_current(&self) -> Current {
         let (stop, path) = (Arc::new(AtomicBool::new(false)), self.dir.join("memory.stat"));
         let seen = stop.clone();

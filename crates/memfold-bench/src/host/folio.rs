@@ -16,7 +16,8 @@ impl FolioKib {
     pub const ALL: [FolioKib; 6] =
         [FolioKib(4), FolioKib(16), FolioKib(64), FolioKib(256), FolioKib(1024), FolioKib(2048)];
 
-    /// Parses `4k`, `64k`, `1m` …: a power of two from 4k to 2m, but 8k is no folio size of anonymous memory's own.
+    /// Parses `4k`, `64k`, `1m` …: a power of two from 4k to 2m, but 8k is no folio size of
+    /// anonymous memory's own.
     pub fn parse(text: &str) -> Option<FolioKib> {
         let kib = match text.to_ascii_lowercase() {
             t if t.ends_with('k') => t[..t.len() - 1].parse().ok()?,

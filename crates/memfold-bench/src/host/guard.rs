@@ -1,7 +1,8 @@
-//! Brings the machine back whatever happens: the one holder of the journal, of the running children and of their files.
+//! Brings the machine back whatever happens: the one holder of the journal, of the running children
+//! and of their files.
 //!
-//! Every change of a kernel setting and every start of a child happens under one lock. A signal thread that takes the
-//! lock for good therefore sees a finished step, and no step follows.
+//! Every change of a kernel setting and every start of a child happens under one lock. A signal
+//! thread that takes the lock for good therefore sees a finished step, and no step follows.
 
 use crate::host::journal::{Journal, replay};
 use anyhow::Context;
@@ -29,8 +30,9 @@ static JOURNAL_IS_OURS: AtomicBool = AtomicBool::new(false);
 
 const SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
-/// From here on SIGINT, SIGTERM, SIGHUP and SIGQUIT kill the children, restore all settings, remove the scratch directory
-/// and end the process with 128 + the signal; a panic restores too. Call it once, before the process has other threads.
+/// From here on SIGINT, SIGTERM, SIGHUP and SIGQUIT kill the children, restore all settings, remove
+/// the scratch directory and end the process with 128 + the signal; a panic restores too. Call it
+/// once, before the process has other threads.
 pub fn install() -> anyhow::Result<()> {
     let set = signal_set();
     mask(libc::SIG_BLOCK, &set)?;
@@ -48,7 +50,8 @@ pub fn install() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes the journal at `path` (always the same in one process), and first restores what a killed run left in it.
+/// Takes the journal at `path` (always the same in one process), and first restores what a killed
+/// run left in it.
 pub fn open_journal(path: &Path) -> anyhow::Result<()> {
     let (journal, problems) = Journal::open(path)?;
     tell(&problems);
@@ -103,7 +106,8 @@ pub fn spawn(command: &mut Command) -> std::io::Result<Child> {
     Ok(child)
 }
 
-/// Kills the child's process group and waits for the child. What a dead child left of its group is killed too.
+/// Kills the child's process group and waits for the child. What a dead child left of its group is
+/// killed too.
 pub fn end_child(mut child: Child) -> std::io::Result<()> {
     let mut state = state();
     kill_group(child.id() as i32);
@@ -111,7 +115,8 @@ pub fn end_child(mut child: Child) -> std::io::Result<()> {
     child.wait().map(drop)
 }
 
-/// A directory in the system's temporary one, which goes away with this value, or with the process after a signal.
+/// A directory in the system's temporary one, which goes away with this value, or with the process
+/// after a signal.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -150,8 +155,9 @@ fn state() -> MutexGuard<'static, State> {
 }
 
 fn kill_group(leader: i32) {
-    // SAFETY: kill touches no memory. The group was made by our child a moment ago; a process group's number is not
-    // given to another while a member lives, and where none lives the call fails.
+    // SAFETY: kill touches no memory. The group was made by our child a moment ago; a process
+    // group's number is not given to another while a member lives, and where none lives the call
+    // fails.
     unsafe { libc::kill(-leader, libc::SIGKILL) };
 }
 
@@ -182,7 +188,8 @@ fn wait_for_signal(set: &libc::sigset_t) {
 }
 
 fn signal_set() -> libc::sigset_t {
-    // SAFETY: an all-zero sigset_t is a valid value, which sigemptyset then initialises; both calls only write to it.
+    // SAFETY: an all-zero sigset_t is a valid value, which sigemptyset then initialises; both calls
+    // only write to it.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
@@ -210,7 +217,8 @@ mod tests {
 
     const DIR: &str = "MEMFOLD_BENCH_GUARD_TEST";
 
-    /// Not a test by itself: what the tests below run in a process of its own, with this in its environment.
+    /// Not a test by itself: what the tests below run in a process of its own, with this in its
+    /// environment.
     #[test]
     fn a_guarded_process() {
         let Some(dir) = std::env::var_os(DIR).map(PathBuf::from) else { return };
@@ -228,7 +236,8 @@ mod tests {
             change(|_| -> anyhow::Result<()> { panic!("in the middle of a change") }).unwrap();
         }
         fs::write(dir.join("ready"), "").unwrap();
-        // The child dies by the signal. As in a run, the next step needs the lock, and doesn't come through.
+        // The child dies by the signal. As in a run, the next step needs the lock, and doesn't come
+        // through.
         child.wait().unwrap();
         second.wait().unwrap();
         end_child(child).unwrap();

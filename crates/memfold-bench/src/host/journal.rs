@@ -1,8 +1,9 @@
 //! The undo journal: what to do to bring the kernel's settings back.
 //!
-//! Every change is recorded, with how to undo it, **before** it is made. The file on disk is the only copy: the normal
-//! end, an error, a signal, a panic and the next start after a kill all replay it the same way, newest first. Undoing
-//! what was never done, or is undone already, does nothing.
+//! Every change is recorded, with how to undo it, **before** it is made. The file on disk is the
+//! only copy: the normal end, an error, a signal, a panic and the next start after a kill all
+//! replay it the same way, newest first. Undoing what was never done, or is undone already, does
+//! nothing.
 
 use crate::common::refusal::Refusal;
 use anyhow::Context;
@@ -65,7 +66,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Takes the journal, and replays what a killed benchmark left in it; returns what could not be undone.
+    /// Takes the journal, and replays what a killed benchmark left in it; returns what could not be
+    /// undone.
     pub fn open(path: &Path) -> anyhow::Result<(Journal, Vec<String>)> {
         loop {
             let file =
@@ -104,7 +106,8 @@ impl Journal {
         Ok(self.file.sync_data()?)
     }
 
-    /// Writes a setting, having recorded its value from before. No write where it has the value already.
+    /// Writes a setting, having recorded its value from before. No write where it has the value
+    /// already.
     pub fn set(&mut self, path: &Path, value: &str) -> anyhow::Result<()> {
         let before = current_value(path).with_context(|| format!("reading {}", path.display()))?;
         if before == value {
@@ -114,7 +117,8 @@ impl Journal {
         fs::write(path, value).with_context(|| format!("writing '{value}' to {}", path.display()))
     }
 
-    /// Undoes all that is recorded, newest first. What can't be undone stays recorded and is returned.
+    /// Undoes all that is recorded, newest first. What can't be undone stays recorded and is
+    /// returned.
     pub fn undo_all(&mut self) -> Vec<String> {
         let mut text = String::new();
         let read =
@@ -146,8 +150,8 @@ impl Journal {
     }
 }
 
-/// Undoes the changes recorded in `text`, newest first; returns what failed. A torn last line belongs to a change that
-/// was never made.
+/// Undoes the changes recorded in `text`, newest first; returns what failed. A torn last line
+/// belongs to a change that was never made.
 pub fn replay(text: &str) -> Vec<String> {
     let undos: Vec<Undo> =
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
@@ -234,7 +238,8 @@ fn absent_is_done(result: std::io::Result<()>) -> std::io::Result<()> {
     }
 }
 
-/// Tries again while the kernel says "busy", for up to 20 seconds: a killed process takes time to give its memory back.
+/// Tries again while the kernel says "busy", for up to 20 seconds: a killed process takes time to
+/// give its memory back.
 fn retry(mut job: impl FnMut() -> std::io::Result<()>) -> std::io::Result<()> {
     let start = Instant::now();
     loop {
@@ -277,8 +282,8 @@ mod tests {
         }
     }
 
-    /// A test beside this one may be starting a child, which has a copy of our descriptor, and so the lock, until it
-    /// executes its program.
+    /// A test beside this one may be starting a child, which has a copy of our descriptor, and so
+    /// the lock, until it executes its program.
     fn open_again(path: &Path) -> (Journal, Vec<String>) {
         let start = Instant::now();
         loop {

@@ -17,7 +17,8 @@ pub struct Machine {
     pub kernel: String,
     /// Coordinated universal time, `2026-01-31 12:00:00`.
     pub date_utc: String,
-    /// zswap's switch (`Y`, `N`, or `absent`); never written here: that would change how the kernel swaps.
+    /// zswap's switch (`Y`, `N`, or `absent`); never written here: that would change how the kernel
+    /// swaps.
     pub zswap_enabled: String,
     /// vm.page-cluster: the kernel's swap read-ahead; left as it is.
     pub page_cluster: String,
@@ -68,7 +69,8 @@ fn read(path: &str) -> String {
 }
 
 fn date_utc() -> String {
-    // SAFETY: time accepts null; gmtime_r reads the first and writes the second, both live; an all-zero tm is valid.
+    // SAFETY: time accepts null; gmtime_r reads the first and writes the second, both live; an
+    // all-zero tm is valid.
     let tm = unsafe {
         let now = libc::time(std::ptr::null_mut());
         let mut tm: libc::tm = std::mem::zeroed();

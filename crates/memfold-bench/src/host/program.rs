@@ -3,7 +3,8 @@
 use crate::common::refusal::Refusal;
 use std::path::PathBuf;
 
-/// This program, also if its file was replaced meanwhile. Not for what runs under memfold, where it would be memfold.
+/// This program, also if its file was replaced meanwhile. Not for what runs under memfold, where it
+/// would be memfold.
 pub const THIS: &str = "/proc/self/exe";
 
 /// The path of a program, or a refusal that says how to install it.

@@ -52,7 +52,8 @@ impl Zram {
         Ok(())
     }
 
-    /// Takes an unused device (or adds one) and swaps to it: `disk_bytes` of pages, compressed with `codec`.
+    /// Takes an unused device (or adds one) and swaps to it: `disk_bytes` of pages, compressed with
+    /// `codec`.
     pub fn swap_on(journal: &mut Journal, codec: &str, disk_bytes: u64) -> anyhow::Result<Zram> {
         let zram = Zram::claim(journal)?;
         fs::write(zram.attribute("comp_algorithm"), codec)
@@ -66,7 +67,8 @@ impl Zram {
         Ok(zram)
     }
 
-    /// Takes an unused device (or adds one) as a plain disk of `disk_bytes`, compressed with `codec`.
+    /// Takes an unused device (or adds one) as a plain disk of `disk_bytes`, compressed with
+    /// `codec`.
     pub fn disk(journal: &mut Journal, codec: &str, disk_bytes: u64) -> anyhow::Result<Zram> {
         let zram = Zram::claim(journal)?;
         fs::write(zram.attribute("comp_algorithm"), codec)
@@ -90,7 +92,8 @@ impl Zram {
         parse_mm_stat(&text).with_context(|| format!("zram mm_stat '{}'", text.trim()))
     }
 
-    /// Chooses the device, and records how to bring it back. A device that was there keeps its number and its codec.
+    /// Chooses the device, and records how to bring it back. A device that was there keeps its
+    /// number and its codec.
     fn claim(journal: &mut Journal) -> anyhow::Result<Zram> {
         for index in 0..16 {
             let zram = Zram { index };

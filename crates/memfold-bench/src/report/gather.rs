@@ -55,7 +55,8 @@ pub struct Fact {
     pub verdicts: Vec<Verdict>,
     /// From what the last figure follows, or why there is none.
     pub note: String,
-    /// The median of an earlier report that this one was compared with, where they differ by more than [`NOISE`].
+    /// The median of an earlier report that this one was compared with, where they differ by more
+    /// than [`NOISE`].
     #[serde(default)]
     pub before: Option<f64>,
 }
@@ -123,7 +124,8 @@ pub struct Gathered {
     pub documents: BTreeMap<String, serde_json::Value>,
 }
 
-/// A row as any benchmark writes it: a figure with a target, or one of memfold's against the kernel's best.
+/// A row as any benchmark writes it: a figure with a target, or one of memfold's against the
+/// kernel's best.
 #[derive(Deserialize)]
 struct RawRow {
     label: String,
@@ -142,7 +144,8 @@ struct RawRow {
 }
 
 impl Gathered {
-    /// Runs all steps in turn, `rounds` times over; `before` hears which is next, and its place among all.
+    /// Runs all steps in turn, `rounds` times over; `before` hears which is next, and its place
+    /// among all.
     pub fn run(
         &mut self,
         program: &Path,
@@ -181,8 +184,8 @@ impl Gathered {
         Ok(())
     }
 
-    /// Takes a benchmark's report in. Rows that are not understood are left to the document; one that ran `aside` of the
-    /// others doesn't take the place of theirs.
+    /// Takes a benchmark's report in. Rows that are not understood are left to the document; one
+    /// that ran `aside` of the others doesn't take the place of theirs.
     pub fn add(&mut self, bench: &str, aside: bool, document: serde_json::Value) {
         for row in document["rows"].as_array().into_iter().flatten() {
             let Ok(row) = serde_json::from_value::<RawRow>(row.clone()) else { continue };
@@ -241,7 +244,8 @@ fn run_child(program: &Path, step: &Step, files: &Files) -> anyhow::Result<()> {
         .stdin(Stdio::null())
         .stdout(File::create(files.path("text"))?)
         .stderr(File::create(files.path("errors"))?);
-    // SAFETY: between fork and exec only prctl is called, which is async-signal-safe and touches no memory here.
+    // SAFETY: between fork and exec only prctl is called, which is async-signal-safe and touches no
+    // memory here.
     unsafe {
         command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) {
             0 => Ok(()),
@@ -257,7 +261,8 @@ fn run_child(program: &Path, step: &Step, files: &Files) -> anyhow::Result<()> {
         }
         let over = start.elapsed().saturating_sub(Duration::from_secs(step.seconds_max));
         if !over.is_zero() && !asked {
-            // SAFETY: signals our own child, which has not been waited for. By it the child restores what it changed.
+            // SAFETY: signals our own child, which has not been waited for. By it the child
+            // restores what it changed.
             unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
             asked = true;
         }

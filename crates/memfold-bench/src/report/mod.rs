@@ -1,4 +1,5 @@
-//! `memfold bench report`: runs every benchmark, and says of every requirement and target where it stands.
+//! `memfold bench report`: runs every benchmark, and says of every requirement and target where it
+//! stands.
 
 mod rows;
 mod gather;
@@ -34,16 +35,19 @@ pub struct ReportArgs {
     /// Only these benchmarks [default: all that there are]
     #[arg(long, value_delimiter = ',', value_name = "BENCH")]
     pub only: Vec<String>,
-    /// Also zswap, at the very end: from then to the next boot the kernel reads no large folios from swap
+    /// Also zswap, at the very end: from then to the next boot the kernel reads no large folios
+    /// from swap
     #[arg(long)]
     pub zswap: bool,
     /// Directory of report.html, report.md and report.json
     #[arg(long, value_name = "DIR", default_value = "memfold-report")]
     pub out: PathBuf,
-    /// Compare with the report.json of an earlier run: figures that moved by more than 15% are named
+    /// Compare with the report.json of an earlier run: figures that moved by more than 15% are
+    /// named
     #[arg(long, value_name = "FILE")]
     pub against: Option<PathBuf>,
-    /// Put the targets into this file, between its marks <!-- report:begin --> and <!-- report:end -->
+    /// Put the targets into this file, between its marks <!-- report:begin --> and <!-- report:end
+    /// -->
     #[arg(long, value_name = "FILE")]
     pub readme: Option<PathBuf>,
     /// Take the figures from the report.json of an earlier run instead of running anything
@@ -54,8 +58,8 @@ pub struct ReportArgs {
     pub check: bool,
 }
 
-/// Runs the benchmarks, writes the page, the table and the figures, and returns the exit status: with `--check` 1 if
-/// a row is short or a benchmark failed.
+/// Runs the benchmarks, writes the page, the table and the figures, and returns the exit status:
+/// with `--check` 1 if a row is short or a benchmark failed.
 pub fn report(args: ReportArgs) -> anyhow::Result<i32> {
     let start = Instant::now();
     let command = std::iter::once("memfold bench".to_string())
@@ -148,7 +152,8 @@ fn gather(args: &ReportArgs) -> anyhow::Result<Gathered> {
     Ok(gathered)
 }
 
-/// All benchmarks, in the order of a round. Full: two rounds in about 30 minutes; quick: one in about 3.
+/// All benchmarks, in the order of a round. Full: two rounds in about 30 minutes; quick: one in
+/// about 3.
 fn steps(quick: bool, zswap: bool) -> Vec<Step> {
     // SAFETY: geteuid touches no memory and can't fail.
     let root = unsafe { libc::geteuid() } == 0;
@@ -205,8 +210,8 @@ mod tests {
     use crate::report::gather::StepDone;
     use serde_json::json;
 
-    /// A report without a run, of these rounds, against that of one round before: its exit status, and all that it says in
-    /// text, Markdown, HTML and README.md.
+    /// A report without a run, of these rounds, against that of one round before: its exit status,
+    /// and all that it says in text, Markdown, HTML and README.md.
     fn written(rounds: &[f64], before: f64, trouble: Option<&str>) -> (i32, [String; 4]) {
         let name =
             format!("memfold-report-{}-{}-{}", std::process::id(), rounds.len(), trouble.is_some());

@@ -104,8 +104,8 @@ pub fn figure(fact: &Fact) -> String {
     text
 }
 
-/// Compares with the facts of an earlier report: notes in each figure that it has moved by more than the noise allowed, and
-/// returns a line for each.
+/// Compares with the facts of an earlier report: notes in each figure that it has moved by more
+/// than the noise allowed, and returns a line for each.
 pub fn against(gathered: &mut Gathered, earlier: &Path) -> anyhow::Result<Vec<String>> {
     #[derive(serde::Deserialize)]
     struct Earlier {

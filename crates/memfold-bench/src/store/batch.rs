@@ -69,7 +69,8 @@ fn jobs(corpus: &CorpusFile, batch: usize, to: &mut Buffer) -> [Job; BATCH] {
 
 fn on_one(codec: &mut BareCodec, corpus: &CorpusFile, batch: usize, to: &mut Buffer) -> usize {
     let compress = |job: Job| {
-        // SAFETY: the block lies in the corpus, which nobody writes; `to` has room for a block at each place.
+        // SAFETY: the block lies in the corpus, which nobody writes; `to` has room for a block at
+        // each place.
         let size = unsafe { codec.compress(job.src, job.len, job.dst, job.room) };
         size.expect("the codec works").unwrap_or(BLOCK)
     };

@@ -1,4 +1,5 @@
-//! Canned mode on each kind of data in the corpus and on all of it mixed: bytes stored with dictionaries on, of off.
+//! Canned mode on each kind of data in the corpus and on all of it mixed: bytes stored with
+//! dictionaries on, of off.
 
 use crate::common::row::StoreRow;
 use crate::corpus::PIECE;
@@ -11,7 +12,8 @@ use std::time::Instant;
 
 /// The kinds that alternate in a corpus of `memfold bench corpus`.
 const KINDS: [&str; 4] = ["libraries", "pickles", "JSON", "floats"];
-/// Bytes of blocks that the dictionaries of the `raw` and `trained` figures are made from and judged by.
+/// Bytes of blocks that the dictionaries of the `raw` and `trained` figures are made from and
+/// judged by.
 const SAMPLE_BYTES: usize = 2 << 20;
 /// One sampled block in so many is not learnt from, but judged by.
 const HELD_OUT: usize = 4;

@@ -1,4 +1,5 @@
-//! The store under the engine: a region folded and touched again, by block size and with the small-page fallback.
+//! The store under the engine: a region folded and touched again, by block size and with the
+//! small-page fallback.
 
 use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
@@ -92,7 +93,8 @@ impl Bench {
 const CHANGED: usize = 8;
 
 fn corpus_page(corpus: &CorpusFile, page: usize) -> &[u8] {
-    // SAFETY: a whole page of the corpus, which is mapped as long as `corpus` lives and never written.
+    // SAFETY: a whole page of the corpus, which is mapped as long as `corpus` lives and never
+    // written.
     unsafe { std::slice::from_raw_parts(corpus.page(page as u64), PAGE) }
 }
 
@@ -103,12 +105,14 @@ fn is_right(page: &[u8], original: &[u8], changed: u8) -> bool {
         && page[CHANGED + 1..] == original[CHANGED + 1..]
 }
 
-/// Measures 4 KiB blocks, 16 KiB blocks, and 16 KiB blocks with every load on small pages, in turns.
+/// Measures 4 KiB blocks, 16 KiB blocks, and 16 KiB blocks with every load on small pages, in
+/// turns.
 pub fn rows(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Vec<StoreRow>> {
     let mut all = [("4K", "0"), ("16K", "0"), ("16K", "100")]
         .into_iter()
         .map(|(block, fallback)| {
-            // Folios of one block and no read-ahead, as in the source: each touch of a folio is a fault.
+            // Folios of one block and no read-ahead, as in the source: each touch of a folio is a
+            // fault.
             let settings =
                 [("folio", block), ("block", block), ("readahead", "off"), ("fallback", fallback)];
             Bench::new(corpus, len, &[&settings[..], &[("codec", "zstd")]].concat())
@@ -156,7 +160,8 @@ pub fn rows(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Ve
     ])
 }
 
-/// What batches on several cores bring the engine, whose threads already work at several folios at once.
+/// What batches on several cores bring the engine, whose threads already work at several folios at
+/// once.
 pub fn batches(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Vec<StoreRow>> {
     let mut all = ["1", "16"]
         .into_iter()

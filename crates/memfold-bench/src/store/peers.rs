@@ -1,4 +1,5 @@
-//! `memfold bench peers`: other memory that is compressed, with the same data: nbdkit's memory disk and python-blosc2.
+//! `memfold bench peers`: other memory that is compressed, with the same data: nbdkit's memory disk
+//! and python-blosc2.
 
 use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
@@ -162,7 +163,8 @@ fn memfold(data: &Data, codec: &str) -> anyhow::Result<Pass> {
     let page = |number: usize| region.as_ptr().wrapping_add(number * PAGE);
     let start = Instant::now();
     for number in 0..data.bytes / PAGE {
-        // SAFETY: the page lies in the region, which only this thread uses; a corpus page lies elsewhere.
+        // SAFETY: the page lies in the region, which only this thread uses; a corpus page lies
+        // elsewhere.
         unsafe {
             std::ptr::copy_nonoverlapping(data.corpus.page(number as u64), page(number), PAGE)
         };
@@ -239,7 +241,8 @@ fn nbdcopy(args: &[&str]) -> anyhow::Result<()> {
     }
 }
 
-/// An array with chunks of 2 MiB and blocks of 16 KiB, compressed and read on as many cores as there are.
+/// An array with chunks of 2 MiB and blocks of 16 KiB, compressed and read on as many cores as
+/// there are.
 fn blosc2(data: &Data, codec: &str) -> anyhow::Result<Pass> {
     let output = Command::new("python3")
         .args(["-c", BLOSC, &data.file().display().to_string(), codec])

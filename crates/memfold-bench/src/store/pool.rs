@@ -1,4 +1,5 @@
-//! The store alone: what it adds to the bare codec, what it holds for the corpus, and how well it keeps memory.
+//! The store alone: what it adds to the bare codec, what it holds for the corpus, and how well it
+//! keeps memory.
 
 use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
@@ -67,7 +68,8 @@ pub fn load(store: &Store, w: &mut Worker, handles: &[Handle], order: Order, to:
     let block = store.block_order(order);
     assert!(to.len() >= order.bytes());
     for (index, handle) in handles.iter().enumerate() {
-        // SAFETY: block `index` lies in the folio, for which `to` has room; nobody frees the handle meanwhile.
+        // SAFETY: block `index` lies in the folio, for which `to` has room; nobody frees the handle
+        // meanwhile.
         let loaded =
             unsafe { store.load(w, *handle, block, to[index * block.bytes()..].as_mut_ptr()) };
         loaded.expect("what was saved loads");
@@ -149,8 +151,9 @@ pub fn whole(corpus: &CorpusFile, codec: &str, block: u8, rounds: usize) -> anyh
 /// Folios kept at a time while the overhead is measured: more than the caches hold.
 const RING: usize = 512;
 
-/// Save and load of 64 KiB folios against the codec alone, which writes to and reads from a ring of as many folios.
-/// Folios with a same-filled page are left out: the store skips those, so they would flatter it.
+/// Save and load of 64 KiB folios against the codec alone, which writes to and reads from a ring of
+/// as many folios. Folios with a same-filled page are left out: the store skips those, so they
+/// would flatter it.
 pub fn overhead(corpus: &CorpusFile, codec: &str, rounds: usize) -> anyhow::Result<StoreRow> {
     let filled = |page: &[u8]| page.chunks_exact(8).all(|word| word == &page[..8]);
     let starts = (0..corpus.pages() as u64 / FOLIO_PAGES).map(|folio| folio * FOLIO_PAGES);
@@ -250,8 +253,8 @@ impl Bare {
     }
 }
 
-/// Objects of mixed size that live for a short, a middle or a long time; then what the pool stores of what it holds,
-/// before and after compaction.
+/// Objects of mixed size that live for a short, a middle or a long time; then what the pool stores
+/// of what it holds, before and after compaction.
 pub fn churn(corpus: &CorpusFile, objects: u64) -> anyhow::Result<Vec<StoreRow>> {
     let store = store("lz4", 2, 1)?;
     let mut w = store.worker();

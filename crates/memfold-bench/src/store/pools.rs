@@ -1,6 +1,6 @@
-//! `memfold bench pools`: ten workloads reclaim and refault at once, on one pool and on several (P2); and single
-//! streams out and in, of zeros and of real data, in small and in large folios (C-bench). And for `memfold bench store`:
-//! ten workloads on a store by itself.
+//! `memfold bench pools`: ten workloads reclaim and refault at once, on one pool and on several
+//! (P2); and single streams out and in, of zeros and of real data, in small and in large folios
+//! (C-bench). And for `memfold bench store`: ten workloads on a store by itself.
 
 use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
@@ -78,7 +78,8 @@ fn pool_counts(others: &[usize]) -> (usize, Vec<usize>) {
     (default, counts)
 }
 
-/// Every workload has a part of one region and a quarter of it in memory, so each touch evicts and loads.
+/// Every workload has a part of one region and a quarter of it in memory, so each touch evicts and
+/// loads.
 fn together(
     corpus: &CorpusFile,
     sums: &[u64],
@@ -97,7 +98,8 @@ fn together(
             .map(|number| {
                 let barrier = &barrier;
                 let first = number * (part / PAGE) as u64;
-                // SAFETY: the parts don't overlap, lie in the region, and only their own workload uses them.
+                // SAFETY: the parts don't overlap, lie in the region, and only their own workload
+                // uses them.
                 let mut pages = unsafe {
                     Pages::new(
                         region.as_ptr().add(number as usize * part),
@@ -196,7 +198,8 @@ fn sequential(
     let region = region(&memory, len)?;
     let page = |number: usize| region.as_ptr().wrapping_add(number * PAGE);
     for number in 0..len / PAGE {
-        // SAFETY: the page lies in the region, which only this thread uses; a corpus page lies elsewhere.
+        // SAFETY: the page lies in the region, which only this thread uses; a corpus page lies
+        // elsewhere.
         unsafe {
             match zeros {
                 true => std::ptr::write_bytes(page(number), 0, PAGE),

@@ -1,5 +1,5 @@
-//! The load of `bench swap`: threads that write their parts of an area, read them and write them again, as usemem does,
-//! over a swap file of memfold's or of the kernel's. Every page is checked.
+//! The load of `bench swap`: threads that write their parts of an area, read them and write them
+//! again, as usemem does, over a swap file of memfold's or of the kernel's. Every page is checked.
 
 use crate::common::row::StoreRow;
 use crate::common::size::show_size;
@@ -72,7 +72,8 @@ impl Load<'_> {
         args.words()
     }
 
-    /// The load in a region of the library (thread mode), within `limit`, everything that leaves it in the swap file.
+    /// The load in a region of the library (thread mode), within `limit`, everything that leaves it
+    /// in the swap file.
     fn in_region(
         &self,
         phases: &[Phase],
@@ -89,7 +90,8 @@ impl Load<'_> {
         )?)
     }
 
-    /// The load as a plain program under `memfold run --limit --swap` with more flags; `on_ready` gets its process.
+    /// The load as a plain program under `memfold run --limit --swap` with more flags; `on_ready`
+    /// gets its process.
     pub fn under_run(&self, flags: &[&str], on_ready: impl Fn(i32)) -> anyhow::Result<RunResult> {
         let stats = StatsFile::new();
         let mut command = Command::new(memfold()?);
@@ -164,7 +166,8 @@ fn phases(results: &[RunResult]) -> String {
     WALK.iter().map(show).collect::<Vec<_>>().join(", ")
 }
 
-/// usemem's load, write once, with nothing compressed: folios of 64 KiB and 2 MiB against those of 4 KiB.
+/// usemem's load, write once, with nothing compressed: folios of 64 KiB and 2 MiB against those of
+/// 4 KiB.
 pub fn folio_rows(load: &Load<'_>) -> anyhow::Result<Vec<StoreRow>> {
     let sizes = ["4K", "64K", "2M"];
     let mut results: [Vec<RunResult>; 3] = Default::default();
@@ -240,7 +243,8 @@ fn against_kernel(
     label: &str,
     zswap_percent: Option<u64>,
 ) -> anyhow::Result<Vec<StoreRow>> {
-    // In a cgroup of version 1 zswap's memory is not counted: memfold gets as much on top, and the load grows with it.
+    // In a cgroup of version 1 zswap's memory is not counted: memfold gets as much on top, and the
+    // load grows with it.
     let outside = match (zswap_percent, Hierarchy::find()?) {
         (Some(percent), Hierarchy::V1(_)) => Machine::read().memory_bytes / 100 * percent,
         _ => 0,

@@ -34,7 +34,8 @@ pub struct SwapArgs {
     /// Only these parts [default: all]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
     pub part: Vec<SwapPart>,
-    /// Also against zswap, last of all: until the next boot the kernel then swaps large folios in page by page
+    /// Also against zswap, last of all: until the next boot the kernel then swaps large folios in
+    /// page by page
     #[arg(long)]
     pub zswap: bool,
     /// What becomes of the report
@@ -86,8 +87,8 @@ struct Found {
     zswap: &'static str,
 }
 
-/// Measures, prints the report, and returns the exit status: 1 with `--check` if a row is short. Every kernel setting is
-/// restored, as by `bench walk`.
+/// Measures, prints the report, and returns the exit status: 1 with `--check` if a row is short.
+/// Every kernel setting is restored, as by `bench walk`.
 pub fn swap(args: SwapArgs) -> anyhow::Result<i32> {
     guard::install()?;
     if !args.dir.is_dir() {

@@ -1,5 +1,6 @@
-//! The remote tier with a real redis-server on loopback: how fast data goes there and comes back, what one fault waits, and
-//! what the service takes. No targets: the server, the network and the pace of the program decide.
+//! The remote tier with a real redis-server on loopback: how fast data goes there and comes back,
+//! what one fault waits, and what the service takes. No targets: the server, the network and the
+//! pace of the program decide.
 
 use crate::common::latency::Latency;
 use crate::common::row::StoreRow;
@@ -240,7 +241,8 @@ fn single_faults(
     Ok(rows.collect())
 }
 
-/// A program under `memfold run --remote`: the most anonymous memory that the command and its service hold.
+/// A program under `memfold run --remote`: the most anonymous memory that the command and its
+/// service hold.
 fn service_memory(load: &Load<'_>, redis: &Redis) -> anyhow::Result<StoreRow> {
     let (runner, stop) = (AtomicI32::new(0), AtomicBool::new(false));
     let status =

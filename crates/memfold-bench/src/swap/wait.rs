@@ -118,7 +118,8 @@ fn touch_together(
     Ok(all)
 }
 
-/// C4: a hot set of 20 MiB, touched once for each 16 MiB of a scan, in 64 MiB: loads of hot blocks in the later half.
+/// C4: a hot set of 20 MiB, touched once for each 16 MiB of a scan, in 64 MiB: loads of hot blocks
+/// in the later half.
 pub fn hot_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow>> {
     const BLOCK: usize = 16 << 10;
     let (hot, step, rounds) = (20 << 20, 16 << 20, if quick { 12 } else { 24 });
@@ -222,7 +223,8 @@ pub fn shard_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreR
             let (_memory, region) = folded(len, Delivery::Signal, &settings)?;
             let bounds =
                 Bounds { accesses: 0, random: Duration::ZERO, soak: Duration::ZERO, seed: 1 };
-            // SAFETY: the region is `len` bytes, page-aligned, outlives the walk, and nobody else touches it.
+            // SAFETY: the region is `len` bytes, page-aligned, outlives the walk, and nobody else
+            // touches it.
             let mut walk =
                 unsafe { Workload::new((region.as_ptr(), len), (corpus, &sums), 4, bounds) };
             let phases = [Phase::Fill, Phase::Read1, Phase::Dirty].map(|phase| walk.run(phase));

@@ -1,4 +1,5 @@
-//! The processes of `memfold bench usemem`: one that leads, and the tasks that it starts, each with memory of its own.
+//! The processes of `memfold bench usemem`: one that leads, and the tasks that it starts, each with
+//! memory of its own.
 
 use crate::common::size::parse_size;
 use crate::corpus::file::{CorpusFile, PAGE};
@@ -173,7 +174,8 @@ fn task(args: &UsememChildArgs, number: u64) -> anyhow::Result<()> {
     let pages = args.size as usize / PAGE;
     let area = PlainArea::new(pages * PAGE, args.huge)
         .with_context(|| format!("can't map {} bytes", args.size))?;
-    // SAFETY: the area is as long, page-aligned, lives until the end of this function, and nothing else touches it.
+    // SAFETY: the area is as long, page-aligned, lives until the end of this function, and nothing
+    // else touches it.
     let mut work =
         unsafe { Pages::new(area.as_ptr(), pages, number * pages as u64, &corpus, &sums) };
     let mut order: Vec<u32> = (0..pages as u32).collect();

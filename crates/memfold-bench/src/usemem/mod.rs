@@ -1,4 +1,5 @@
-//! `memfold bench usemem`: vm-scalability's usemem with real data, on memfold and on the kernel's compressed swap.
+//! `memfold bench usemem`: vm-scalability's usemem with real data, on memfold and on the kernel's
+//! compressed swap.
 
 mod child;
 mod peer;
@@ -43,7 +44,8 @@ pub struct UsememArgs {
     /// Tasks, each a process
     #[arg(short = 'n', long, default_value_t = 7)]
     pub nproc: usize,
-    /// Memory that all tasks together may keep resident [default: 4/7 of what they use, as 40G of 70 x 1G]
+    /// Memory that all tasks together may keep resident [default: 4/7 of what they use, as 40G of
+    /// 70 x 1G]
     #[arg(long, value_parser = parse_size)]
     pub limit: Option<u64>,
     /// Only read; the memory is filled before the time is taken
@@ -68,8 +70,9 @@ pub struct UsememArgs {
     #[arg(short = 'Z', long)]
     pub read_again: bool,
     #[allow(rustdoc::broken_intra_doc_links)]
-    /// memfold[:CODEC[:FOLIO]][+verify][+canned][+batch][+lean][+swap][+counted|+uncounted], zram[:CODEC][:FOLIO], zswap:CODEC:FOLIO (name it last:
-    /// until the next boot the kernel then reads no large folios from swap) or file:FOLIO; repeatable [default: many]
+    /// memfold[:CODEC[:FOLIO]][+verify][+canned][+batch][+lean][+swap][+counted|+uncounted],
+    /// zram[:CODEC][:FOLIO], zswap:CODEC:FOLIO (name it last: until the next boot the kernel then
+    /// reads no large folios from swap) or file:FOLIO; repeatable [default: many]
     #[arg(long, value_name = "PEER")]
     pub peer: Vec<String>,
     /// The data
@@ -124,8 +127,8 @@ struct Plan {
     args: UsememArgs,
 }
 
-/// Runs usemem on every peer in turn, prints the report, and returns the exit status: 1 if a byte was wrong, a run
-/// broke off or, with `--check`, a row is short. Every kernel setting is restored.
+/// Runs usemem on every peer in turn, prints the report, and returns the exit status: 1 if a byte
+/// was wrong, a run broke off or, with `--check`, a row is short. Every kernel setting is restored.
 pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     guard::install()?;
     let plan = Plan::new(args)?;
@@ -181,7 +184,8 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     report.finish(&plan.args.output, "usemem", (&beside, &body), failed || wrong)
 }
 
-/// Whether a run broke off. That the kernel killed it for want of memory in its cgroup is a result, not a failure.
+/// Whether a run broke off. That the kernel killed it for want of memory in its cgroup is a result,
+/// not a failure.
 fn has_failed(result: &RunResult) -> bool {
     result.broke_off.is_some() && result.counters.get("oom_kills").is_none_or(|kills| *kills == 0)
 }

@@ -34,8 +34,8 @@ pub enum Pager {
 /// Where swap files are made.
 pub const SWAP_DIR: &str = "/var/tmp";
 
-/// Short names of settings, and what they are for `memfold run`. `lean` keeps no stored copy of what is in memory;
-/// `counted` and `uncounted` put the pool inside the limit and beside it.
+/// Short names of settings, and what they are for `memfold run`. `lean` keeps no stored copy of
+/// what is in memory; `counted` and `uncounted` put the pool inside the limit and beside it.
 const WITH: [(&str, [&str; 2]); 7] = [
     ("verify", ["--verify", "on"]),
     ("canned", ["--canned", "on"]),
@@ -63,8 +63,9 @@ impl Pager {
         }
     }
 
-    /// The settings of `memfold run` for `limit_bytes`. With a swap file the pool counts against the limit, as the
-    /// kernel's zswap does; without one it does not, as zram's memory does not, unless the peer says so.
+    /// The settings of `memfold run` for `limit_bytes`. With a swap file the pool counts against
+    /// the limit, as the kernel's zswap does; without one it does not, as zram's memory does not,
+    /// unless the peer says so.
     pub fn run_args(&self, limit_bytes: u64) -> Vec<String> {
         let Pager::Memfold { codec, folio, with } = self else { return Vec::new() };
         let switched = with.contains(&"counted") || with.contains(&"uncounted");

@@ -67,8 +67,8 @@ pub struct WalkChildArgs {
     pub seed: u64,
 }
 
-/// Runs the walk and writes a `Message` a line to standard output; waits for a line on standard input before the
-/// first phase and for its end after the last.
+/// Runs the walk and writes a `Message` a line to standard output; waits for a line on standard
+/// input before the first phase and for its end after the last.
 pub fn walk_child(args: WalkChildArgs) -> anyhow::Result<()> {
     // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
@@ -76,8 +76,8 @@ pub fn walk_child(args: WalkChildArgs) -> anyhow::Result<()> {
     let sums = corpus_sums(&corpus);
     let len = args.size as usize / PAGE * PAGE;
     let area = Area::new(&args, len)?;
-    // SAFETY: the area is `len` bytes, page-aligned, lives until the end of this function, and nothing else here
-    // touches it.
+    // SAFETY: the area is `len` bytes, page-aligned, lives until the end of this function, and
+    // nothing else here touches it.
     let mut walk = unsafe {
         Workload::new((area.as_ptr(), len), (&corpus, &sums), args.threads, args.bounds())
     };

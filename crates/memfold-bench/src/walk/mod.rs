@@ -65,7 +65,8 @@ pub struct WalkArgs {
     /// Most seconds of each random phase
     #[arg(long, default_value_t = 10, value_name = "SECONDS")]
     pub random_seconds: u64,
-    /// After the other phases read and write at random for this long, and watch whether memory grows
+    /// After the other phases read and write at random for this long, and watch whether memory
+    /// grows
     #[arg(long, default_value_t = 0, value_name = "SECONDS")]
     pub soak: u64,
     /// Seed of the random phases
@@ -78,7 +79,8 @@ pub struct WalkArgs {
     #[arg(long, conflicts_with = "peer")]
     pub no_memfold: bool,
     #[allow(rustdoc::broken_intra_doc_links)]
-    /// Also zram[:lz4|lzo-rle][:4k|16k|64k|256k|1m|2m], as root; without a size all six. Repeatable, commas too
+    /// Also zram[:lz4|lzo-rle][:4k|16k|64k|256k|1m|2m], as root; without a size all six.
+    /// Repeatable, commas too
     #[arg(long, value_name = "PEER")]
     pub vs: Vec<String>,
     /// What becomes of the report
@@ -87,13 +89,15 @@ pub struct WalkArgs {
     /// Kill a run that says nothing for this long (a soak's time comes on top)
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     pub silence_max: u64,
-    /// The memfold program for `memfold-run` [default: the one beside this program, else that of PATH]
+    /// The memfold program for `memfold-run` [default: the one beside this program, else that of
+    /// PATH]
     #[arg(long, value_name = "FILE")]
     pub memfold: Option<PathBuf>,
 }
 
-/// Runs the walks, prints the report, and returns the exit status: 1 if a byte was wrong or a peer failed or, with
-/// `--check`, a row is short. Every kernel setting is restored, also on SIGINT, SIGTERM, a panic, or at the next start.
+/// Runs the walks, prints the report, and returns the exit status: 1 if a byte was wrong or a peer
+/// failed or, with `--check`, a row is short. Every kernel setting is restored, also on SIGINT,
+/// SIGTERM, a panic, or at the next start.
 pub fn walk(args: WalkArgs) -> anyhow::Result<i32> {
     guard::install()?;
     let plan = Plan::new(&args)?;
@@ -255,8 +259,9 @@ impl Plan {
         }
     }
 
-    /// Runs all peers in turn, as often as asked; returns what went wrong. A peer that failed isn't run again. That
-    /// the kernel killed a walk on zram for want of memory in its cgroup is a result, not a failure.
+    /// Runs all peers in turn, as often as asked; returns what went wrong. A peer that failed isn't
+    /// run again. That the kernel killed a walk on zram for want of memory in its cgroup is a
+    /// result, not a failure.
     fn run_all(&self, results: &mut Vec<RunResult>) -> Outcome {
         let steps =
             self.runs * self.peers.len() * (self.phases.len() + 1 + usize::from(self.soak > 0));

@@ -52,8 +52,8 @@ impl Peer {
     }
 }
 
-/// Peers named by one `--vs` value: `zram`, `zram:64k`, `zram:lzo-rle`, `zram:lz4:2m`, or several with commas. Without
-/// a codec lz4, without a size all six.
+/// Peers named by one `--vs` value: `zram`, `zram:64k`, `zram:lzo-rle`, `zram:lz4:2m`, or several
+/// with commas. Without a codec lz4, without a size all six.
 pub fn parse_vs(text: &str) -> Result<Vec<Peer>, String> {
     let mut peers = Vec::new();
     for item in text.split(',') {

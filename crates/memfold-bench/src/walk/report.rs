@@ -206,8 +206,8 @@ impl WalkReport {
         rows
     }
 
-    /// Bytes that a form of memfold kept resident beside its store, in the worst run, if that is over the bound by more
-    /// than a tenth and 16 MiB (the process's own memory, frames in flight).
+    /// Bytes that a form of memfold kept resident beside its store, in the worst run, if that is
+    /// over the bound by more than a tenth and 16 MiB (the process's own memory, frames in flight).
     fn over_bound(&self, peer: &str) -> Option<u64> {
         let runs =
             self.found.runs.iter().filter(|run| run.peer == peer && peer.starts_with("memfold"));

@@ -69,8 +69,8 @@ impl Row {
     }
 }
 
-/// Compares. `ours` gives the median of a form in a phase, `kernel` those of the zram lz4 peers with their folio size.
-/// A form for which `void` is true gets no verdict but that.
+/// Compares. `ours` gives the median of a form in a phase, `kernel` those of the zram lz4 peers
+/// with their folio size. A form for which `void` is true gets no verdict but that.
 pub fn compare(
     ours: impl Fn(Form, Phase) -> Option<f64>,
     kernel: impl Fn(Phase) -> Vec<(f64, String)>,

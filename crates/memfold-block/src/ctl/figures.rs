@@ -74,7 +74,8 @@ pub fn of_export(export: &Export) -> Value {
     })
 }
 
-/// An object, with zram's flags: s same-filled, w written back, h huge, i idle, r recompressed, n incompressible.
+/// An object, with zram's flags: s same-filled, w written back, h huge, i idle, r recompressed, n
+/// incompressible.
 pub fn of_object(object: &Object) -> Value {
     let flags = [
         ('s', object.is_same),

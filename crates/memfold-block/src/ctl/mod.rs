@@ -1,8 +1,8 @@
-//! What can be asked of devices that are served, and changed: requests and answers in JSON, as `memfold blk stat` and its
-//! siblings send them.
+//! What can be asked of devices that are served, and changed: requests and answers in JSON, as
+//! `memfold blk stat` and its siblings send them.
 //!
-//! A request says in `do` what it wants: `stat`, `block_state`, `set`, `idle`, `recompress`, `writeback`, `compact` or `flush`.
-//! What can't be done is answered by `{"error": "why"}`.
+//! A request says in `do` what it wants: `stat`, `block_state`, `set`, `idle`, `recompress`,
+//! `writeback`, `compact` or `flush`. What can't be done is answered by `{"error": "why"}`.
 
 mod figures;
 
@@ -26,7 +26,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Answers for these exports, all of one backing. `codec` is that of a recompression that names none.
+    /// Answers for these exports, all of one backing. `codec` is that of a recompression that names
+    /// none.
     pub fn new(backing: &Arc<Backing>, exports: &[Arc<Export>], codec: CodecSpec) -> Control {
         Control {
             backing: backing.clone(),

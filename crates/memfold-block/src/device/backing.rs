@@ -1,4 +1,5 @@
-//! The memory behind devices: a store, one limit for it and the devices' tables, and perhaps a file for what doesn't fit.
+//! The memory behind devices: a store, one limit for it and the devices' tables, and perhaps a file
+//! for what doesn't fit.
 use super::age::Ages;
 use super::error::DeviceError;
 use super::holder::Holder;
@@ -12,8 +13,8 @@ use std::sync::{Arc, Condvar, Mutex, RwLock, Weak};
 /// What a backing is made of.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Memory for all that the devices hold, their tables included, in bytes: at least [`LIMIT_BYTES_MIN`], or 0 for no
-    /// limit.
+    /// Memory for all that the devices hold, their tables included, in bytes: at least
+    /// [`LIMIT_BYTES_MIN`], or 0 for no limit.
     pub limit_bytes: u64,
     /// Compression.
     pub codec: CodecSpec,
@@ -47,11 +48,13 @@ impl Default for Settings {
     }
 }
 
-/// The memory of devices. Held bytes = what the store holds + the devices' tables; buffers of [`super::Io`]s do not count.
+/// The memory of devices. Held bytes = what the store holds + the devices' tables; buffers of
+/// [`super::Io`]s do not count.
 pub struct Backing {
     pub(crate) store: Store,
     limit_bytes: AtomicU64,
-    /// Bytes of the devices' tables. Changed under the lock, so that the store's limit is always what they leave.
+    /// Bytes of the devices' tables. Changed under the lock, so that the store's limit is always
+    /// what they leave.
     tables: Mutex<u64>,
     /// Keys given to devices: pages.
     keys: AtomicU64,
@@ -64,7 +67,8 @@ pub struct Backing {
     pub(super) called: Condvar,
 }
 
-/// With a file behind it, memory is kept so much below its limit, in the background: one part in so many.
+/// With a file behind it, memory is kept so much below its limit, in the background: one part in so
+/// many.
 const HEADROOM: u64 = 16;
 /// Figures of a backing at one moment, as zram's `mm_stat` has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -169,7 +173,8 @@ impl Backing {
         self.spill.as_ref()
     }
 
-    /// Changes how many bytes may still be written back; `None` for any number. `false`: there is no file.
+    /// Changes how many bytes may still be written back; `None` for any number. `false`: there is
+    /// no file.
     pub fn set_writeback_limit(&self, bytes: Option<u64>) -> bool {
         self.spill.as_ref().inspect(|spill| spill.set_limit(bytes)).is_some()
     }
@@ -187,7 +192,8 @@ impl Backing {
         devices.iter().filter_map(Weak::upgrade).find(|device| device.has_key(key))
     }
 
-    /// Frees an object, in memory or in the file, of a block or page of `order`. `NONE` and `ZERO` are none.
+    /// Frees an object, in memory or in the file, of a block or page of `order`. `NONE` and `ZERO`
+    /// are none.
     pub(crate) fn free(&self, handle: Handle, order: Order) {
         self.store.free(handle);
         if let Some(spill) = &self.spill {
@@ -200,7 +206,8 @@ impl Backing {
         self.limit_bytes.load(Relaxed)
     }
 
-    /// Changes the limit, 0 for none. What is held above it stays, and leaves for the file if there is one.
+    /// Changes the limit, 0 for none. What is held above it stays, and leaves for the file if there
+    /// is one.
     ///
     /// # Errors
     /// Below [`LIMIT_BYTES_MIN`], or below what the devices' tables take.

@@ -39,7 +39,8 @@ impl Device {
         Ok(())
     }
 
-    /// Reads `bytes` of a block, which lie in `pages`: pages of the block's object, or one page that is an object.
+    /// Reads `bytes` of a block, which lie in `pages`: pages of the block's object, or one page
+    /// that is an object.
     fn read_run(
         &self,
         io: &mut Io,
@@ -58,7 +59,8 @@ impl Device {
         Ok(())
     }
 
-    /// Loads `pages`, as for [`Device::read_run`], to page-aligned memory. The caller holds the block's lock.
+    /// Loads `pages`, as for [`Device::read_run`], to page-aligned memory. The caller holds the
+    /// block's lock.
     fn load(
         &self,
         decoder: &mut Decoder,
@@ -83,8 +85,9 @@ impl Device {
         }
         let worker = &mut decoder.worker;
         let loaded = if held == IN_BLOCK {
-            // SAFETY: `to` is as many whole pages, page-aligned and ours alone; handles of this block are freed only by
-            // who holds its lock for writing, which nobody does now but perhaps this thread.
+            // SAFETY: `to` is as many whole pages, page-aligned and ours alone; handles of this
+            // block are freed only by who holds its lock for writing, which nobody does now but
+            // perhaps this thread.
             unsafe {
                 store.load_pages(
                     worker,
@@ -133,7 +136,8 @@ impl Device {
     ) -> Result<Handle, IoError> {
         assert!(Page::begins_at(from.as_ptr()) && from.len() == order.bytes());
         let mut handle = [Handle::NONE];
-        // SAFETY: `from` is `order.bytes()` bytes, page-aligned, borrowed so that nobody writes them.
+        // SAFETY: `from` is `order.bytes()` bytes, page-aligned, borrowed so that nobody writes
+        // them.
         unsafe {
             self.backing.store.save(
                 worker,
@@ -234,7 +238,8 @@ impl Device {
             Some(from) => io.page.bytes_mut()[bytes].copy_from_slice(from),
             None => io.page.bytes_mut()[bytes].fill(0),
         }
-        // Zeros are never refused, as they make room; what other threads save in this moment isn't either.
+        // Zeros are never refused, as they make room; what other threads save in this moment isn't
+        // either.
         let _room = from.is_none().then(|| self.backing.store.past_limit());
         let new = self.save(
             &mut io.decoder.worker,
@@ -294,8 +299,9 @@ impl Device {
         slots.set_changed();
     }
 
-    /// Puts an object of one page, `NONE` or `ZERO` in a page's slot. The block's object goes with its last page; until then
-    /// its memory stays, which is counted (M4, M5). The caller holds the lock.
+    /// Puts an object of one page, `NONE` or `ZERO` in a page's slot. The block's object goes with
+    /// its last page; until then its memory stays, which is counted (M4, M5). The caller holds the
+    /// lock.
     fn set_page(&self, slots: &Slots, page: usize, new: Handle) {
         let old = slots.replace_page(page, new);
         if old != IN_BLOCK {
@@ -308,8 +314,9 @@ impl Device {
         slots.set_changed();
     }
 
-    /// Keeps what is left of a block's object as pages when no more than half of its pages are: they may cost twice the
-    /// memory otherwise. If that can't be, all stays as it is. The caller holds the lock.
+    /// Keeps what is left of a block's object as pages when no more than half of its pages are:
+    /// they may cost twice the memory otherwise. If that can't be, all stays as it is. The caller
+    /// holds the lock.
     fn cut(&self, io: &mut Io, slots: &Slots, block: u64) {
         let left = slots.in_block();
         if left == 0 || left > self.order.pages() / 2 {

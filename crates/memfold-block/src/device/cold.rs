@@ -83,7 +83,8 @@ impl Backing {
         }
     }
 
-    /// Writes what is picked back to the file. Returns how many bytes of payload have left memory; `None`: there is no file.
+    /// Writes what is picked back to the file. Returns how many bytes of payload have left memory;
+    /// `None`: there is no file.
     pub fn write_back(&self, pick: Pick) -> Option<u64> {
         let spill = self.spill()?;
         let mut all = 0;
@@ -96,8 +97,8 @@ impl Backing {
         Some(all)
     }
 
-    /// Compresses what is picked again with another codec, where that makes it smaller. What was tried before is left out,
-    /// and so is what has fewer than `bytes_min` bytes now.
+    /// Compresses what is picked again with another codec, where that makes it smaller. What was
+    /// tried before is left out, and so is what has fewer than `bytes_min` bytes now.
     pub fn recompress(&self, pick: Pick, codec: CodecSpec, bytes_min: u32) -> Recompressed {
         let mut worker = self.store.worker_for(codec);
         let mut done = Recompressed::default();
@@ -113,7 +114,8 @@ impl Backing {
         done
     }
 
-    /// Calls `each` with every object of a device from a byte on, in the order of the device, until it says `false`.
+    /// Calls `each` with every object of a device from a byte on, in the order of the device, until
+    /// it says `false`.
     pub fn each_object(&self, device: &Device, from: u64, mut each: impl FnMut(Object) -> bool) {
         device.each_handle(from, |offset, order, handle| {
             let cold = self.store.object(handle);
@@ -130,7 +132,8 @@ impl Backing {
         });
     }
 
-    /// How many pages lie in objects that did not shrink, and how many in those that are one repeated word a page.
+    /// How many pages lie in objects that did not shrink, and how many in those that are one
+    /// repeated word a page.
     pub fn huge_and_same_pages(&self) -> (u64, u64) {
         let (mut huge, mut same) = (0, 0);
         self.store.each_object(|cold| {
@@ -182,7 +185,8 @@ impl Holder for Device {
                 return;
             }
             done.tried += 1;
-            // SAFETY: the slot holds the object, and what slots hold is freed only with the block's lock for writing.
+            // SAFETY: the slot holds the object, and what slots hold is freed only with the block's
+            // lock for writing.
             unsafe { store.recompress(worker, cold.handle, cold.order) }
         };
         // What is damaged is told to whoever reads it.
@@ -220,7 +224,8 @@ impl Device {
             .sum()
     }
 
-    /// Calls `each` with byte, order and handle of every object from a byte on, until it says `false`.
+    /// Calls `each` with byte, order and handle of every object from a byte on, until it says
+    /// `false`.
     fn each_handle(&self, from: u64, mut each: impl FnMut(u64, Order, Handle) -> bool) {
         let is_object = |held: &Handle| !held.is_none() && !held.is_zero() && *held != IN_BLOCK;
         let mut block = from / self.order.bytes() as u64;

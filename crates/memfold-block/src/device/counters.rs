@@ -60,7 +60,8 @@ counters! {
     failed_writes,
     /// Requests beyond the end of the device.
     invalid,
-    /// Parts of a block that were given up, or written anew, while the compressed block stays for the rest.
+    /// Parts of a block that were given up, or written anew, while the compressed block stays for
+    /// the rest.
     deferred_frees,
     /// Blocks half of which had been written anew: what was left of them is kept page by page.
     blocks_cut,

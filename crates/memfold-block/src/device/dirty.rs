@@ -1,4 +1,5 @@
-//! What has changed since it was last looked at, and what a block holds as pieces that can be replayed.
+//! What has changed since it was last looked at, and what a block holds as pieces that can be
+//! replayed.
 use super::error::IoError;
 use super::state::Device;
 use super::table::IN_BLOCK;
@@ -10,7 +11,8 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 /// A part of a device: replayed in order, the pieces of a block make it what it was.
 #[derive(Debug)]
 pub(crate) enum Piece<'a> {
-    /// Bytes, as they are stored: a block of the given order, which may reach beyond the end of the device.
+    /// Bytes, as they are stored: a block of the given order, which may reach beyond the end of the
+    /// device.
     Object { offset: u64, order: Order, fields: u32, payload: &'a [u8] },
     /// Zeros of either kind, within the device.
     Zeros { offset: u64, len: u64, zeros: Zeros },
@@ -23,8 +25,9 @@ impl Device {
         self.order.bytes() + 1 + 9 * self.order.pages()
     }
 
-    /// Calls `each` with every block that has changed since the last call, which are no longer changed then; with `all`,
-    /// with every block of which anything was ever written. Stops at an error, after which the block counts as changed.
+    /// Calls `each` with every block that has changed since the last call, which are no longer
+    /// changed then; with `all`, with every block of which anything was ever written. Stops at an
+    /// error, after which the block counts as changed.
     pub(crate) fn each_changed<E>(
         &self,
         all: bool,
@@ -62,7 +65,8 @@ impl Device {
         }
     }
 
-    /// Calls `each` with the pieces of a block, as they are at one moment. `room` is as long as [`Device::payload_max`].
+    /// Calls `each` with the pieces of a block, as they are at one moment. `room` is as long as
+    /// [`Device::payload_max`].
     ///
     /// # Errors
     /// What is stored can't be read.

@@ -3,8 +3,8 @@ use super::units::{LIMIT_BYTES_MIN, SECTOR_BYTES, SIZE_BYTES_MAX};
 use memfold_store::{LoadError, SaveError, StoreError};
 use std::fmt;
 
-/// Why a request was not done. Of a write that failed, any part may have been done, block by block; no other byte has
-/// changed.
+/// Why a request was not done. Of a write that failed, any part may have been done, block by block;
+/// no other byte has changed.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum IoError {
     /// It goes beyond the end of the device.

@@ -7,9 +7,11 @@ pub(crate) trait Holder: Send + Sync {
     fn has_key(&self, key: u64) -> bool;
     /// Copies the payload of an object, if it still is where it was.
     fn export(&self, cold: &Cold, out: &mut [u8]) -> Option<Exported>;
-    /// Puts `new` in the place of an object, which is freed; `false` if it no longer is where it was.
+    /// Puts `new` in the place of an object, which is freed; `false` if it no longer is where it
+    /// was.
     fn replace(&self, cold: &Cold, new: Handle) -> bool;
-    /// Compresses an object again with the worker's codec, and keeps the result where it is smaller.
+    /// Compresses an object again with the worker's codec, and keeps the result where it is
+    /// smaller.
     fn recompress(&self, worker: &mut Worker, cold: &Cold, done: &mut Recompressed);
 }
 

@@ -45,7 +45,8 @@ impl Io {
     ) -> Result<(), IoError> {
         assert!(to.len() == order.bytes());
         let store = &self.backing.store;
-        // SAFETY: `to` is a block of `order`, ours alone. Any payload is an error or a block: the fuzzers of the store say so.
+        // SAFETY: `to` is a block of `order`, ours alone. Any payload is an error or a block: the
+        // fuzzers of the store say so.
         let decoded = unsafe {
             store.import(&mut self.decoder.worker, fields, payload, order, to.as_mut_ptr())
         };

@@ -1,9 +1,11 @@
-//! Blocks over the store: reads and writes of any alignment, discard and zeroing exact to the byte (M3-M5, M10).
+//! Blocks over the store: reads and writes of any alignment, discard and zeroing exact to the byte
+//! (M3-M5, M10).
 //!
-//! A device is cut into blocks, the unit of compression, and those into pages of 4 KiB. A write that covers a block becomes
-//! one object, without a read. Any other is kept page by page: whole pages without a read, parts of a page by reading it,
-//! changing it and writing it. What a page holds is said by its slot (`table.rs`); pages that are given up or written
-//! anew only leave their block, whose object goes with its last page, or when no more than half of them are left: then
+//! A device is cut into blocks, the unit of compression, and those into pages of 4 KiB. A write
+//! that covers a block becomes one object, without a read. Any other is kept page by page: whole
+//! pages without a read, parts of a page by reading it, changing it and writing it. What a page
+//! holds is said by its slot (`table.rs`); pages that are given up or written anew only leave their
+//! block, whose object goes with its last page, or when no more than half of them are left: then
 //! these are kept as pages.
 //!
 //! ```text
@@ -12,14 +14,16 @@
 //!                       a part of a page -> lock; load the page; change it; save it; set its slot; free what it held
 //! read(block, bytes):   lock for reading; load runs of pages that lie in the block's object, and single pages
 //! ```
-//! A lock is that of a block (of several, by its number), and is held for one block at a time: what overlapping requests
-//! leave in a block is what one of them after the other would have, page by page if they don't cover it.
+//! A lock is that of a block (of several, by its number), and is held for one block at a time: what
+//! overlapping requests leave in a block is what one of them after the other would have, page by
+//! page if they don't cover it.
 //!
-//! What devices share: `backing.rs`, the store and the one limit; `spill.rs`, the file for what doesn't fit, to which
-//! `writeback.rs` moves objects; `age.rs`, what is idle; `holder.rs`, a device as those see it who move objects. A device:
-//! `state.rs`, with its `table.rs`; `blocks.rs`, what is done to one block; `cold.rs`, what is picked to be written back or
-//! compressed again; `dirty.rs`, what has changed, as pieces that can be replayed; and here its requests, each with an
-//! `Io` (`io.rs`). What is counted: `counters.rs`, the one table.
+//! What devices share: `backing.rs`, the store and the one limit; `spill.rs`, the file for what
+//! doesn't fit, to which `writeback.rs` moves objects; `age.rs`, what is idle; `holder.rs`, a
+//! device as those see it who move objects. A device: `state.rs`, with its `table.rs`; `blocks.rs`,
+//! what is done to one block; `cold.rs`, what is picked to be written back or compressed again;
+//! `dirty.rs`, what has changed, as pieces that can be replayed; and here its requests, each with
+//! an `Io` (`io.rs`). What is counted: `counters.rs`, the one table.
 
 mod units;
 mod counters;
@@ -136,8 +140,9 @@ impl Device {
         Ok(())
     }
 
-    /// Calls `each` with runs of the same status, in order, until it says `false`: `len` bytes from `offset` on in all. A run
-    /// may be followed by one of the same status. Other threads may change it meanwhile.
+    /// Calls `each` with runs of the same status, in order, until it says `false`: `len` bytes from
+    /// `offset` on in all. A run may be followed by one of the same status. Other threads may
+    /// change it meanwhile.
     ///
     /// # Errors
     /// [`IoError::OutOfRange`].
@@ -167,7 +172,8 @@ impl Device {
         Ok(())
     }
 
-    /// The status of the byte at `at`, and where the page or the unwritten chunk that it lies in ends.
+    /// The status of the byte at `at`, and where the page or the unwritten chunk that it lies in
+    /// ends.
     fn status_at(&self, at: u64) -> (Status, u64) {
         let block = at / self.order.bytes() as u64;
         let Some(chunk) = self.table.chunk(block) else {

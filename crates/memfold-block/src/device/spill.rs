@@ -1,4 +1,5 @@
-//! The file for what does not fit in memory: its space, its figures, and who writes it (`writeback.rs` says how).
+//! The file for what does not fit in memory: its space, its figures, and who writes it
+//! (`writeback.rs` says how).
 use super::holder::Holder;
 use memfold::swap::{Bounds, Place, Swap};
 use memfold_store::{Cold, Handle};
@@ -18,7 +19,8 @@ const UNLIMITED: u64 = u64::MAX;
 /// Where and how much is written back.
 #[derive(Clone, Debug)]
 pub struct SpillSettings {
-    /// A directory, or where a file could be made: it never has that name, and is gone when the process ends.
+    /// A directory, or where a file could be made: it never has that name, and is gone when the
+    /// process ends.
     pub path: String,
     /// The most that the file may take, bytes.
     pub size_bytes: u64,
@@ -123,7 +125,8 @@ impl Spill {
         })
     }
 
-    /// Bytes of memory that it takes. Its buffers count before they are there: when they come, memory is full.
+    /// Bytes of memory that it takes. Its buffers count before they are there: when they come,
+    /// memory is full.
     pub fn memory_bytes(&self) -> u64 {
         self.swap.buffer_bytes_max() + self.swap.table_bytes()
     }

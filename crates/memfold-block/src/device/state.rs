@@ -14,9 +14,11 @@ use std::sync::{Arc, Weak};
 /// Locks of a device; a block has the one of its number modulo this.
 const LOCKS: usize = 1024;
 
-/// A compressed block device. All methods may be called from any number of threads at once, each with an [`Io`] of its own.
+/// A compressed block device. All methods may be called from any number of threads at once, each
+/// with an [`Io`] of its own.
 ///
-/// Every byte reads as it was last written, zero if never. It belongs to one page; see `Chunk` for what a page's slot says.
+/// Every byte reads as it was last written, zero if never. It belongs to one page; see `Chunk` for
+/// what a page's slot says.
 pub struct Device {
     pub(super) backing: Arc<Backing>,
     pub(super) size: u64,
@@ -41,8 +43,8 @@ impl Device {
     /// A device of `size` zero bytes.
     ///
     /// # Errors
-    /// A size of 0, not a multiple of [`SECTOR_BYTES`], or above [`SIZE_BYTES_MAX`]; its table alone would take half of
-    /// the limit, or there is no memory for it.
+    /// A size of 0, not a multiple of [`SECTOR_BYTES`], or above [`SIZE_BYTES_MAX`]; its table
+    /// alone would take half of the limit, or there is no memory for it.
     pub fn new(backing: &Arc<Backing>, size: u64) -> Result<Arc<Device>, DeviceError> {
         if size == 0 || !size.is_multiple_of(SECTOR_BYTES) || size > SIZE_BYTES_MAX {
             return Err(DeviceError::Size(size));
@@ -70,7 +72,8 @@ impl Device {
         Ok(device)
     }
 
-    /// Takes the memory of its tables now, which otherwise comes as parts are first written: 2 bytes in 1000.
+    /// Takes the memory of its tables now, which otherwise comes as parts are first written: 2
+    /// bytes in 1000.
     ///
     /// # Errors
     /// [`IoError::NoSpace`]
@@ -171,8 +174,8 @@ impl Device {
         })
     }
 
-    /// Verifies the table against its promises, and counts its objects: blocks and pages, those in the file apart. For tests,
-    /// while nothing else uses the device.
+    /// Verifies the table against its promises, and counts its objects: blocks and pages, those in
+    /// the file apart. For tests, while nothing else uses the device.
     ///
     /// # Errors
     /// Says what does not hold.

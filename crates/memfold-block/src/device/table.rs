@@ -17,13 +17,15 @@ pub(crate) struct Table {
     order: Order,
 }
 
-/// A page's slot: `NONE` (nothing was ever written, or it was discarded), `ZERO` (zeros were written), `IN_BLOCK`, or an
-/// object of one page. A block's slot: an object of the whole block exactly as long as a page of it is `IN_BLOCK`, else
-/// `NONE`. Slots change under the block's lock; a page's slot may be read without it.
+/// A page's slot: `NONE` (nothing was ever written, or it was discarded), `ZERO` (zeros were
+/// written), `IN_BLOCK`, or an object of one page. A block's slot: an object of the whole block
+/// exactly as long as a page of it is `IN_BLOCK`, else `NONE`. Slots change under the block's lock;
+/// a page's slot may be read without it.
 pub(crate) struct Chunk {
     /// Those of its pages, then those of its blocks.
     slots: Box<[AtomicU64]>,
-    /// A bit for each block: it was changed. Set after the change and before it is told of, with the block's lock held.
+    /// A bit for each block: it was changed. Set after the change and before it is told of, with
+    /// the block's lock held.
     pub changed: Box<[AtomicU64]>,
 }
 
@@ -44,7 +46,8 @@ impl Table {
         self.chunks[self.chunk_of(block)].get()
     }
 
-    /// The chunk of a block, made if need be. `None` if its memory would be past the limit, or there is none.
+    /// The chunk of a block, made if need be. `None` if its memory would be past the limit, or
+    /// there is none.
     pub fn chunk_or_new(&self, block: u64, backing: &Backing) -> Option<&Chunk> {
         let cell = &self.chunks[self.chunk_of(block)];
         if cell.get().is_none() {

@@ -1,8 +1,9 @@
-//! What does not fit in memory goes to a file: objects as they are stored, sealed, many in one write.
+//! What does not fit in memory goes to a file: objects as they are stored, sealed, many in one
+//! write.
 //!
-//! An object leaves memory in three steps: its payload is copied under its block's lock, the copies are written, and then
-//! each one whose slot still holds the object takes its place there. Until that moment the object in memory is the one that
-//! counts, so a write that fails changes nothing.
+//! An object leaves memory in three steps: its payload is copied under its block's lock, the copies
+//! are written, and then each one whose slot still holds the object takes its place there. Until
+//! that moment the object in memory is the one that counts, so a write that fails changes nothing.
 use super::backing::Backing;
 use super::error::IoError;
 use super::io::Decoder;
@@ -28,8 +29,9 @@ const ENOUGH_BYTES: u64 = 256 << 10;
 pub(crate) const ROOM_TRIES: usize = 32;
 
 impl Backing {
-    /// Work for a background thread: keeps room below the limit, where a file is behind it, packs sparse memory and gives
-    /// emptied memory back to the kernel. Returns the bytes emptied or given back.
+    /// Work for a background thread: keeps room below the limit, where a file is behind it, packs
+    /// sparse memory and gives emptied memory back to the kernel. Returns the bytes emptied or
+    /// given back.
     pub fn tidy(&self) -> u64 {
         self.ages.advance(&self.store);
         let written = self.keep_room();
@@ -39,7 +41,8 @@ impl Backing {
         written + packed + self.store.trim()
     }
 
-    /// Does [`Backing::tidy`] when there is work, and at least once a `period`, until [`Backing::stop`].
+    /// Does [`Backing::tidy`] when there is work, and at least once a `period`, until
+    /// [`Backing::stop`].
     pub fn tend(&self, period: Duration) {
         loop {
             self.tidy();
@@ -73,7 +76,8 @@ impl Backing {
         all
     }
 
-    /// Makes room for a write that was refused. `false`: there is none. The caller holds no lock of a block.
+    /// Makes room for a write that was refused. `false`: there is none. The caller holds no lock of
+    /// a block.
     pub(crate) fn make_room(&self) -> bool {
         let Some(spill) = self.spill() else { return false };
         if self.store.pool_bytes() + ENOUGH_BYTES <= self.store.pool_bytes_max() {
@@ -99,7 +103,8 @@ pub(crate) fn load(
     assert!(Page::begins_at(to));
     let read = spill.swap.read_packed(place, place, |packed| {
         let (fields, payload) = packed.open(place)?;
-        // SAFETY: the caller has a block of `order` at `to` that is its alone; the seal says that this is what was exported.
+        // SAFETY: the caller has a block of `order` at `to` that is its alone; the seal says that
+        // this is what was exported.
         Ok(unsafe { backing.store.import(&mut decoder.worker, fields, payload, order, to) })
     });
     let counters = &spill.counters;
@@ -115,7 +120,8 @@ pub(crate) fn load(
     Err(IoError::Unread)
 }
 
-/// The payload of an object in the file, as it was exported: its fields, and its length at the start of `out`.
+/// The payload of an object in the file, as it was exported: its fields, and its length at the
+/// start of `out`.
 pub(crate) fn export(
     backing: &Backing,
     handle: Handle,
@@ -136,8 +142,8 @@ pub(crate) fn export(
     })
 }
 
-/// Writes back the objects that were not used for longest, until at least `bytes` of payload have left memory, if there
-/// are as many. Returns how many did.
+/// Writes back the objects that were not used for longest, until at least `bytes` of payload have
+/// left memory, if there are as many. Returns how many did.
 pub(crate) fn write_cold(backing: &Backing, spill: &Spill, bytes: u64) -> u64 {
     let mut writer = spill.writer.lock();
     (writer.used, writer.count) = (0, 0);
@@ -187,7 +193,8 @@ fn look_for_cold(backing: &Backing, found: &mut [Cold]) -> usize {
     0
 }
 
-/// One run: as many objects as fit it, from those that are left of the last look, and then of further looks.
+/// One run: as many objects as fit it, from those that are left of the last look, and then of
+/// further looks.
 fn write_run(
     backing: &Backing,
     spill: &Spill,
@@ -255,7 +262,8 @@ fn fill(
             break;
         }
         writer.used += 1;
-        // A whole turn, of which all that can leave is on its way: what is looked for again was found before.
+        // A whole turn, of which all that can leave is on its way: what is looked for again was
+        // found before.
         if writer.items.first().is_some_and(|first| first.cold.handle == cold.handle) {
             writer.used = writer.count;
             break;

@@ -4,9 +4,10 @@
 //! head:    magic 16 | version 4 | exports 4 | for each: size 8, length of the name 4, the name | padding to 16 | checksum 16
 //! record:  kind 4 | export 4 | offset 8 | covered bytes 8 | fields 4 | payload bytes 4 | checksum 16 | payload | padding to 16
 //! ```
-//! A record is bytes of a device as they are stored, or zeros, or the end of a group: with its number in the place of the
-//! offset. What comes before such an end counts; what comes after the last one was never acknowledged. The checksum is of all
-//! that stands before it and of the payload.
+//! A record is bytes of a device as they are stored, or zeros, or the end of a group: with its
+//! number in the place of the offset. What comes before such an end counts; what comes after the
+//! last one was never acknowledged. The checksum is of all that stands before it and of the
+//! payload.
 use crate::device::{IoError, Piece, Zeros};
 use crate::plain::plain;
 use memfold_store::xxh3_128;
@@ -215,7 +216,8 @@ impl Record {
         out.resize(start + self.bytes(), 0);
     }
 
-    /// A record from its first [`RECORD_BYTES`], unchecked but for what it can be; its checksum is judged with its payload.
+    /// A record from its first [`RECORD_BYTES`], unchecked but for what it can be; its checksum is
+    /// judged with its payload.
     pub fn parse(bytes: &[u8]) -> Option<Record> {
         let mut parts = Parts(bytes);
         let (kind, export) = (parts.u32()?, parts.u32()?);

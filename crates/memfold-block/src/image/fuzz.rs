@@ -1,4 +1,5 @@
-//! What fuzzers call: takes any bytes and panics if a promise is broken. Built for tests and for fuzzers only.
+//! What fuzzers call: takes any bytes and panics if a promise is broken. Built for tests and for
+//! fuzzers only.
 use super::format::{self, Record};
 use super::{Entry, read_head, restore, scan};
 use crate::device::{Backing, Device, Piece, Settings, Zeros};
@@ -10,8 +11,8 @@ use std::sync::Arc;
 
 const SIZE: u64 = 64 << 10;
 
-/// Bytes as an image: refused, or devices that are intact. Every checksum in it is made right first, so that what lies behind
-/// them is reached.
+/// Bytes as an image: refused, or devices that are intact. Every checksum in it is made right
+/// first, so that what lies behind them is reached.
 pub fn image(data: &[u8]) {
     let mut bytes = data.to_vec();
     seal(&mut bytes);

@@ -1,11 +1,11 @@
-//! An image that follows its devices: what has changed is appended, group by group, and an image that has grown far beyond
-//! what it holds is written anew beside it and takes its place at once.
+//! An image that follows its devices: what has changed is appended, group by group, and an image
+//! that has grown far beyond what it holds is written anew beside it and takes its place at once.
 //!
 //! ```text
 //! flush:  write the records of all that changed; sync; write the end of the group; sync
 //! ```
-//! When it returns, all that was written before it began is in a group whose end is on disk. A group without its end was
-//! never acknowledged, and is cut off when the image is opened again.
+//! When it returns, all that was written before it began is in a group whose end is on disk. A
+//! group without its end was never acknowledged, and is cut off when the image is opened again.
 use super::format::{self, Entry, ImageError, Record};
 use super::read::{self, Extent};
 use crate::device::{Device, Piece, Zeros};
@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Records are gathered up to so many bytes, and then written.
 const GATHER_BYTES: usize = 1 << 20;
-/// An image is written anew when it is this much larger than twice what it was when it was last new, bytes.
+/// An image is written anew when it is this much larger than twice what it was when it was last
+/// new, bytes.
 const SLACK_BYTES: u64 = 64 << 20;
 
 /// An image that follows its devices.
@@ -62,7 +63,8 @@ impl Drop for Beside {
     }
 }
 
-/// Writes an image of devices to `path` in one step: a file that is there is replaced when all is on disk.
+/// Writes an image of devices to `path` in one step: a file that is there is replaced when all is
+/// on disk.
 ///
 /// # Errors
 /// [`ImageError::System`]: the old file is as it was.
@@ -108,8 +110,8 @@ fn lock(file: &File) -> Result<(), ImageError> {
 }
 
 impl Journal {
-    /// Opens the image at `path`, locked against other processes, with what [`read::scan`] says of it; `None` if there is
-    /// no file.
+    /// Opens the image at `path`, locked against other processes, with what [`read::scan`] says of
+    /// it; `None` if there is no file.
     ///
     /// # Errors
     /// [`ImageError`]; the file is as it was.
@@ -313,7 +315,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Its end is written when all before it is on disk, so that an end that is there says that all is.
+    /// Its end is written when all before it is on disk, so that an end that is there says that all
+    /// is.
     fn end_group(&mut self, number: u64) -> Result<(), ImageError> {
         self.write()?;
         self.file.sync_data()?;

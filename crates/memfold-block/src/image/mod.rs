@@ -1,7 +1,7 @@
 //! Devices in a file: saved at the end, or followed as they change.
 //!
-//! `format.rs` says what an image is made of; `read.rs` verifies one and puts it into devices; `journal.rs` writes one, at
-//! once or group by group.
+//! `format.rs` says what an image is made of; `read.rs` verifies one and puts it into devices;
+//! `journal.rs` writes one, at once or group by group.
 
 mod format;
 mod read;

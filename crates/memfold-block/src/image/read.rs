@@ -75,11 +75,13 @@ fn read_whole(from: &mut impl Read, to: &mut [u8]) -> Result<bool, ImageError> {
     }
 }
 
-/// Verifies an image, and says how far it counts: up to the end of the last group whose end is there.
+/// Verifies an image, and says how far it counts: up to the end of the last group whose end is
+/// there.
 ///
 /// # Errors
-/// A byte before that is not what was written: a group that was acknowledged can't be read. What comes after the last end
-/// may be anything, as long as no end of a group is in it: a group's end is written when all before it is on disk.
+/// A byte before that is not what was written: a group that was acknowledged can't be read. What
+/// comes after the last end may be anything, as long as no end of a group is in it: a group's end
+/// is written when all before it is on disk.
 pub fn scan(file: &File, start: u64) -> Result<Extent, ImageError> {
     let mut extent = Extent { start, end: start, groups: 0 };
     let mut records = Records::new(file, start)?;

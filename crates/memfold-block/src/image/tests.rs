@@ -1,4 +1,5 @@
-//! Images: what was acknowledged comes back, whatever was cut off or damaged, and nothing else is taken for it.
+//! Images: what was acknowledged comes back, whatever was cut off or damaged, and nothing else is
+//! taken for it.
 use super::format::{self, RECORD_BYTES, Record, What};
 use super::*;
 use crate::device::{Backing, Device, Settings, SpillSettings, Status, Zeros};
@@ -190,7 +191,8 @@ fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
     let copy = scratch.0.join("damaged");
     for round in 0..120 {
         let mut bytes = whole.clone();
-        // Padding is no byte of anything, and without the last end the last group was not acknowledged.
+        // Padding is no byte of anything, and without the last end the last group was not
+        // acknowledged.
         let at = random.below(last);
         let before = bytes[at];
         bytes[at] ^= 1 << random.below(8);

@@ -1,4 +1,5 @@
-//! What comes and what goes, in memory taken once: requests are read many at a time, and replies are sent so.
+//! What comes and what goes, in memory taken once: requests are read many at a time, and replies
+//! are sent so.
 use super::wire::{Head, REQUEST_BYTES};
 use memfold_sys::page::PageBuffer;
 use memfold_sys::units::PAGE_SIZE;
@@ -45,7 +46,8 @@ impl Input {
         debug_assert!(self.used <= self.end);
     }
 
-    /// Reads once, in a way that at least `count` bytes can be there in the end. `false`: the connection has ended.
+    /// Reads once, in a way that at least `count` bytes can be there in the end. `false`: the
+    /// connection has ended.
     ///
     /// # Errors
     /// The connection's.
@@ -55,8 +57,8 @@ impl Input {
     pub fn fill(&mut self, link: &mut impl Read, count: usize) -> io::Result<bool> {
         assert!(count <= self.room());
         if self.used == self.end {
-            // What follows the first request then begins where a page does, and is compressed where it lies; so does what
-            // is left of a long one.
+            // What follows the first request then begins where a page does, and is compressed where
+            // it lies; so does what is left of a long one.
             let first = if count == REQUEST_BYTES { PAGE_SIZE - REQUEST_BYTES } else { 0 };
             (self.used, self.end) = (first, first);
         } else if self.used + count > self.bytes.len() {
@@ -103,7 +105,8 @@ impl Output {
         self.data.len()
     }
 
-    /// Memory for `len` bytes of data, page-aligned, for the reply that is pushed next. `None`: send first.
+    /// Memory for `len` bytes of data, page-aligned, for the reply that is pushed next. `None`:
+    /// send first.
     pub fn data(&mut self, len: usize) -> Option<&mut [u8]> {
         self.data.bytes_mut()[self.used..].get_mut(..len)
     }

@@ -1,4 +1,5 @@
-//! A client for tests, as simple as can be: one request at a time, every byte of the answer verified.
+//! A client for tests, as simple as can be: one request at a time, every byte of the answer
+//! verified.
 use super::wire::{self, Request, chunk, command, option, reply};
 use std::io::{self, Read, Write};
 

@@ -1,6 +1,8 @@
-//! What fuzzers call: each function takes any bytes and panics if a promise is broken. Built for tests and for fuzzers only.
+//! What fuzzers call: each function takes any bytes and panics if a promise is broken. Built for
+//! tests and for fuzzers only.
 //!
-//! `fuzz/` at the root feeds them from libFuzzer; `tests_fuzz.rs` feeds them some thousand mutations in every test run.
+//! `fuzz/` at the root feeds them from libFuzzer; `tests_fuzz.rs` feeds them some thousand
+//! mutations in every test run.
 use super::negotiate::{self, Agreed, Outcome, Security};
 use super::session::Session;
 use crate::device::{Backing, Device, Settings, Zeros};

@@ -54,7 +54,8 @@ struct Chosen {
     allocation: Option<String>,
 }
 
-/// Sends the greeting and takes the client's answer to it. Whether the client can do without 124 zero bytes.
+/// Sends the greeting and takes the client's answer to it. Whether the client can do without 124
+/// zero bytes.
 ///
 /// # Errors
 /// The connection's, or it is no NBD client.
@@ -204,7 +205,8 @@ impl<L: Read + Write> Options<'_, L> {
             self.answer(number, reply::INFO, &text)?;
         }
         let mut sizes = info::BLOCK_SIZE.to_be_bytes().to_vec();
-        // Any alignment is served. A client that keeps to a minimum could not copy a file that is no whole number of sectors.
+        // Any alignment is served. A client that keeps to a minimum could not copy a file that is
+        // no whole number of sectors.
         let minimum =
             if export.sector_bytes() == SECTOR_BYTES as u32 { 1 } else { export.sector_bytes() };
         for bytes in [minimum, export.preferred_bytes(), wire::PAYLOAD_MAX] {

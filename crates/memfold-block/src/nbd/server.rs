@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 /// A client that says nothing for so long while it negotiates is sent away.
 const SILENCE: Duration = Duration::from_secs(10);
-/// After a connection could not be taken, for want of descriptors for example, the next try comes so much later.
+/// After a connection could not be taken, for want of descriptors for example, the next try comes
+/// so much later.
 const RETRY: Duration = Duration::from_millis(50);
 /// Replies under way when the server ends are waited for so long.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -113,7 +114,8 @@ impl Shared {
             match listener.accept() {
                 Ok(socket) => self.start(socket, security),
                 Err(_) if self.ends.load(Relaxed) => return,
-                // One that has left before it was greeted, or too many open files: the next try may do better.
+                // One that has left before it was greeted, or too many open files: the next try may
+                // do better.
                 Err(_) => self.wait_a_little(),
             }
         }
@@ -135,7 +137,8 @@ impl Shared {
         drop(self.changed.wait_timeout(self.lock(), RETRY).expect("nobody panics with the lock"));
     }
 
-    /// Serves a connection from a thread of its own. One that can't be had costs that client its connection.
+    /// Serves a connection from a thread of its own. One that can't be had costs that client its
+    /// connection.
     fn start(self: &Arc<Shared>, socket: Socket, security: Security) {
         let Ok(again) = socket.again() else { return };
         let place = {

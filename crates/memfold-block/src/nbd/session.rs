@@ -1,8 +1,9 @@
 //! The second phase of a connection: requests and replies.
 //!
-//! Requests are answered in their order. What one read brings is answered by one write, so that a client with many requests
-//! under way costs few system calls. After [`Session::new`] nothing is allocated for a link that doesn't itself: the
-//! device may hold the swap of the machine that it runs on.
+//! Requests are answered in their order. What one read brings is answered by one write, so that a
+//! client with many requests under way costs few system calls. After [`Session::new`] nothing is
+//! allocated for a link that doesn't itself: the device may hold the swap of the machine that it
+//! runs on.
 use super::buffers::{Input, Output};
 use super::negotiate::Agreed;
 use super::wire::{CONTEXT_ID, command as cmd};
@@ -259,7 +260,8 @@ impl<'a, L: Read + Write> Session<'a, L> {
         Ok(())
     }
 
-    /// One head for all. What can't be read after that has been sent ends the connection: no error can be told any more.
+    /// One head for all. What can't be read after that has been sent ends the connection: no error
+    /// can be told any more.
     fn read_simple(&mut self, request: &Request) -> io::Result<()> {
         let (mut offset, mut left) = (request.offset, request.len as usize);
         let mut head = Head::simple(request.cookie, None);
@@ -345,7 +347,8 @@ fn runs(device: &Device, request: &Request, most: usize, to: &mut [u8]) -> usize
     count
 }
 
-/// How many of `left` bytes from `offset` on are done at once, at most `room`: up to the end of a block, so that none is cut.
+/// How many of `left` bytes from `offset` on are done at once, at most `room`: up to the end of a
+/// block, so that none is cut.
 fn piece(device: &Device, offset: u64, left: usize, room: usize) -> usize {
     if left <= room {
         return left;

@@ -42,7 +42,8 @@ impl Listener {
         unsafe { libc::shutdown(self.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
     }
 
-    /// Whether other machines can connect. Not so if in doubt about a family of addresses that is neither IPv4 nor IPv6.
+    /// Whether other machines can connect. Not so if in doubt about a family of addresses that is
+    /// neither IPv4 nor IPv6.
     pub fn is_reachable_from_afar(&self) -> bool {
         match self {
             Listener::Unix(_) => false,

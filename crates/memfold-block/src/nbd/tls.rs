@@ -14,8 +14,8 @@ use std::sync::Arc;
 pub struct Tls(pub(super) Arc<ServerConfig>);
 
 impl Tls {
-    /// Reads PEM files: the server's certificate with those between it and its authority, its key, and the authorities of
-    /// clients; without these any client may connect.
+    /// Reads PEM files: the server's certificate with those between it and its authority, its key,
+    /// and the authorities of clients; without these any client may connect.
     ///
     /// # Errors
     /// One line that names the file and says what is wrong with it.

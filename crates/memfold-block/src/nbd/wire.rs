@@ -1,5 +1,6 @@
-//! The NBD protocol's numbers and messages, after <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
-//! All integers are big-endian.
+//! The NBD protocol's numbers and messages, after
+//! <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>. All integers are
+//! big-endian.
 
 /// What the server says first.
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -128,7 +129,8 @@ pub const CONTEXT: &[u8] = b"base:allocation";
 /// Its number in replies.
 pub const CONTEXT_ID: u32 = 1;
 
-/// The most bytes that a request may read or write: what clients keep to that don't ask for block sizes.
+/// The most bytes that a request may read or write: what clients keep to that don't ask for block
+/// sizes.
 pub const PAYLOAD_MAX: u32 = 32 << 20;
 /// Bytes of a request without what follows it.
 pub const REQUEST_BYTES: usize = 28;
@@ -175,7 +177,8 @@ impl Request {
     }
 }
 
-/// Bytes of a simple reply, or of a chunk without what follows it; the longest head that [`Head`] holds.
+/// Bytes of a simple reply, or of a chunk without what follows it; the longest head that [`Head`]
+/// holds.
 const HEAD_MAX: usize = 48;
 
 /// The bytes before a reply's data.

@@ -12,7 +12,8 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 pub(super) const QUEUES_MAX: usize = 64;
 /// The largest queue, in descriptors.
 pub(super) const QUEUE_SIZE_MAX: usize = 1024;
-/// Parts of the guest's memory in a request: with header and status, they fit a queue of the usual 128 descriptors.
+/// Parts of the guest's memory in a request: with header and status, they fit a queue of the usual
+/// 128 descriptors.
 const SEGMENTS_MAX: u32 = 126;
 /// What one range discards or zeroes at most: 1 GiB. Larger ones are done all the same.
 const RANGE_SECTORS_MAX: u32 = 1 << 21;
@@ -39,9 +40,10 @@ pub(super) fn features(export: &Export) -> u64 {
     all
 }
 
-/// The protocol's features. Not among them is a log of written pages, without which no VMM migrates a guest away: its
-/// device would stay behind. Nor is a record of requests under way: a queue's requests are ended in their order, so who
-/// connects again begins with the first that has not ended.
+/// The protocol's features. Not among them is a log of written pages, without which no VMM migrates
+/// a guest away: its device would stay behind. Nor is a record of requests under way: a queue's
+/// requests are ended in their order, so who connects again begins with the first that has not
+/// ended.
 pub(super) fn protocol_features() -> VhostUserProtocolFeatures {
     VhostUserProtocolFeatures::CONFIG
         | VhostUserProtocolFeatures::MQ

@@ -14,8 +14,8 @@ const USED: u64 = 0x200;
 const QUEUE_SIZE: u16 = 16;
 const MEMORY: usize = 0x10000;
 
-/// The guest's memory begins with these bytes, its queue first: all requests get an answer, and the device keeps its
-/// promises.
+/// The guest's memory begins with these bytes, its queue first: all requests get an answer, and the
+/// device keeps its promises.
 ///
 /// # Panics
 /// If it doesn't.

@@ -1,18 +1,19 @@
 //! A disk for virtual machines: vhost-user-blk, for QEMU and Cloud Hypervisor.
 //!
-//! The VMM connects to a Unix socket and shares the guest's memory. The guest's driver puts requests into queues there, and
-//! the threads here carry them out: the VMM has no part in it.
+//! The VMM connects to a Unix socket and shares the guest's memory. The guest's driver puts
+//! requests into queues there, and the threads here carry them out: the VMM has no part in it.
 //!
 //! ```text
 //! Server::serve   a connection -> Session, and threads of the crate vhost-user-backend
 //! Session         a queue tells of requests -> one after the other, in their order: Worker::serve
 //! Worker          a chain of descriptors -> Request -> Device -> status
 //! ```
-//! `spans.rs`: parts of a guest's memory as one run of bytes; `request.rs`: a request out of a chain of descriptors; `config.rs`:
-//! features and configuration space; `ring.rs`: the crate's queue, whose thread no VMM holds up.
+//! `spans.rs`: parts of a guest's memory as one run of bytes; `request.rs`: a request out of a
+//! chain of descriptors; `config.rs`: features and configuration space; `ring.rs`: the crate's
+//! queue, whose thread no VMM holds up.
 //!
-//! Of what a guest writes nothing is trusted. A VMM is, as far as it shares memory: one that takes pages of it away ends the
-//! process.
+//! Of what a guest writes nothing is trusted. A VMM is, as far as it shares memory: one that takes
+//! pages of it away ends the process.
 
 mod spans;
 mod request;
@@ -45,7 +46,8 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 /// Pause when connections can't be had.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Serves one device on a Unix socket, to one VMM after the other. While one is connected, others wait.
+/// Serves one device on a Unix socket, to one VMM after the other. While one is connected, others
+/// wait.
 pub struct Server {
     listener: Mutex<Listener>,
     disk: Arc<Disk>,
@@ -77,8 +79,8 @@ impl fmt::Display for Broken {
 }
 
 impl Server {
-    /// Takes all the memory that requests will need: for each thread its buffers. As many queues as threads are served at
-    /// the same time.
+    /// Takes all the memory that requests will need: for each thread its buffers. As many queues as
+    /// threads are served at the same time.
     ///
     /// # Errors
     /// No more files can be open.
@@ -95,8 +97,8 @@ impl Server {
         Ok(Server { listener, disk, waited, stop, stopping, connection })
     }
 
-    /// Serves until [`Server::stop`]. Calls `report` for every connection that breaks off, or could not be had: neither ends
-    /// the server, as what the device holds would be gone.
+    /// Serves until [`Server::stop`]. Calls `report` for every connection that breaks off, or could
+    /// not be had: neither ends the server, as what the device holds would be gone.
     pub fn serve(&self, mut report: impl FnMut(&Broken)) {
         loop {
             let served = self
@@ -110,8 +112,8 @@ impl Server {
         }
     }
 
-    /// Ends [`Server::serve`], and the connection that there is. A request that is being served is ended first. It can't be
-    /// started again.
+    /// Ends [`Server::serve`], and the connection that there is. A request that is being served is
+    /// ended first. It can't be started again.
     pub fn stop(&self) {
         self.stopping.store(true, SeqCst);
         // Full is as good: who waits wakes up.
@@ -138,7 +140,8 @@ impl Server {
         let started =
             self.daemon().and_then(|mut daemon| daemon.start(&mut listener).map(|()| daemon));
         let mut daemon = started.map_err(|error| {
-            // What still waits would do so for ever; when not even that can be changed, some time may help.
+            // What still waits would do so for ever; when not even that can be changed, some time
+            // may help.
             if listener.accept().is_err() {
                 thread::sleep(PAUSE);
             }

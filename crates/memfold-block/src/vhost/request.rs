@@ -85,11 +85,12 @@ impl Request {
             .all(|spans| spans.capacity() == DESCRIPTORS_MAX)
     }
 
-    /// Takes a chain in. Whatever it is, there is a status afterwards if the guest has left any room for one.
+    /// Takes a chain in. Whatever it is, there is a status afterwards if the guest has left any
+    /// room for one.
     ///
     /// # Errors
-    /// The chain breaks off, has too many descriptors, no room for a status, or says something after it has left room for
-    /// the answer.
+    /// The chain breaks off, has too many descriptors, no room for a status, or says something
+    /// after it has left room for the answer.
     pub fn fill(&mut self, chain: impl Iterator<Item = Descriptor>) -> Result<(), Status> {
         self.readable.clear();
         self.writable.clear();

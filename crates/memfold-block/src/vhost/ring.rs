@@ -10,9 +10,10 @@ use vm_memory::GuestMemoryAtomic;
 /// The guest's memory; which it is can change.
 pub(super) type SharedMemory = GuestMemoryAtomic<Memory>;
 
-/// The crate's queue, but for the event that tells of requests. The crate reads it in the thread that serves the queue, which
-/// would sleep for good, or end, if somebody else had read it first: a VMM may give two queues one event. Here the thread
-/// never sleeps, and an event that is gone is no error.
+/// The crate's queue, but for the event that tells of requests. The crate reads it in the thread
+/// that serves the queue, which would sleep for good, or end, if somebody else had read it first: a
+/// VMM may give two queues one event. Here the thread never sleeps, and an event that is gone is no
+/// error.
 #[derive(Clone)]
 pub(super) struct Ring(VringMutex<SharedMemory>);
 

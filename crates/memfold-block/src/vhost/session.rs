@@ -100,8 +100,8 @@ impl Session {
 
     /// Serves the next request, if there is one.
     ///
-    /// The locks are held meanwhile, and for no longer: who stops a queue, or takes memory away, waits for the end of the
-    /// request, and none is under way after that.
+    /// The locks are held meanwhile, and for no longer: who stops a queue, or takes memory away,
+    /// waits for the end of the request, and none is under way after that.
     fn serve_next(&self, ring: &Ring, thread: usize) -> Next {
         let mut worker = self.disk.worker(thread);
         let mut ring = ring.get_mut();
@@ -149,8 +149,9 @@ impl VhostUserBackend for Session {
     /// Returns when no thread uses the memory that there was before.
     fn update_memory(&self, memory: SharedMemory) -> io::Result<()> {
         for region in memory.memory().iter() {
-            // SAFETY: the region is mapped as long as we hold the memory; unlocking changes no byte. All that this process
-            // maps may be locked, which the guest's memory is not to be: its VMM decides about it.
+            // SAFETY: the region is mapped as long as we hold the memory; unlocking changes no
+            // byte. All that this process maps may be locked, which the guest's memory is not to
+            // be: its VMM decides about it.
             let _ = unsafe { libc::munlock(region.as_ptr().cast(), region.len() as usize) };
         }
         (0..self.disk.workers.len()).for_each(|thread| drop(self.disk.worker(thread)));
@@ -170,8 +171,8 @@ impl VhostUserBackend for Session {
     fn exit_event(&self, thread: usize) -> Option<(EventConsumer, EventNotifier)> {
         let exit = &self.exits[thread];
         let notifier = exit.notifier.lock().expect("nobody panics with the lock").take()?;
-        // SAFETY: the file is open, and stays so until the crate's threads have let go of this session. The crate never
-        // closes it.
+        // SAFETY: the file is open, and stays so until the crate's threads have let go of this
+        // session. The crate never closes it.
         let consumer = unsafe { EventConsumer::from_raw_fd(exit.event.as_raw_fd()) };
         Some((consumer, notifier))
     }

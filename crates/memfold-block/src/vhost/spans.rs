@@ -14,9 +14,11 @@ struct Span {
     len: u32,
 }
 
-/// Parts of the guest's memory in their order. They are read or written from the front, and are gone then.
+/// Parts of the guest's memory in their order. They are read or written from the front, and are
+/// gone then.
 ///
-/// Nothing but `with_capacity` allocates: the device may hold the swap of the machine that it runs on.
+/// Nothing but `with_capacity` allocates: the device may hold the swap of the machine that it runs
+/// on.
 pub(super) struct Spans {
     all: Vec<Span>,
     /// Those before it are gone.

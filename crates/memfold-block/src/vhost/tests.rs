@@ -78,7 +78,8 @@ impl Guest {
         self.memory.write_obj(descriptor, GuestAddress(table + u64::from(index) * 16)).unwrap();
     }
 
-    /// Writes the parts as a chain from the table's first descriptor on. Returns where the answer's parts are.
+    /// Writes the parts as a chain from the table's first descriptor on. Returns where the answer's
+    /// parts are.
     fn lay_out(&mut self, table: u64, parts: &[Part]) -> Vec<(u64, u32)> {
         let mut answers = Vec::new();
         for (index, part) in parts.iter().enumerate() {

@@ -33,7 +33,8 @@ impl From<IoError> for Status {
 pub(super) struct Worker {
     io: Io,
     request: Request,
-    /// No reference may be into the guest's memory, which changes at any time: so everything is copied.
+    /// No reference may be into the guest's memory, which changes at any time: so everything is
+    /// copied.
     buffer: PageBuffer,
 }
 
@@ -64,8 +65,8 @@ impl Worker {
         if queue.add_used(memory, head, written).is_ok() { Next::Served } else { Next::Nonsense }
     }
 
-    /// Serves the request that a chain of descriptors makes, whatever it says. Returns how many bytes of the guest's memory
-    /// may have been written: data, and the status.
+    /// Serves the request that a chain of descriptors makes, whatever it says. Returns how many
+    /// bytes of the guest's memory may have been written: data, and the status.
     fn serve(
         &mut self,
         export: &Export,
@@ -119,7 +120,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Up to the next multiple of the buffer's size, so that no block is cut which the request covers.
+    /// Up to the next multiple of the buffer's size, so that no block is cut which the request
+    /// covers.
     fn copied_at_once(&self, at: u64, end: u64) -> usize {
         let len = self.buffer.len() as u64;
         (len - at % len).min(end - at) as usize

@@ -1,4 +1,5 @@
-//! A guest's driver: the crate `virtio-driver`, which knows nothing of the crates that the server is made of.
+//! A guest's driver: the crate `virtio-driver`, which knows nothing of the crates that the server
+//! is made of.
 use crate::served::Served;
 use std::ffi::CString;
 use std::fs::File;
@@ -37,7 +38,8 @@ pub struct Line {
     under_way: usize,
 }
 
-/// A connection with queues. The queues' memory goes with it, so they must not be used any more then.
+/// A connection with queues. The queues' memory goes with it, so they must not be used any more
+/// then.
 pub struct Client {
     pub lines: Vec<Line>,
     pub transport: Box<VhostUser<VirtioBlkConfig, VirtioBlkReqBuf>>,
@@ -107,7 +109,8 @@ impl Line {
     pub fn send_read(&mut self, at: u64, slot: usize, len: usize) {
         assert!(len <= SLOT);
         let to = self.at(slot);
-        // SAFETY: the slot is shared memory, of which there are no references, and is mapped as long as the line lives.
+        // SAFETY: the slot is shared memory, of which there are no references, and is mapped as
+        // long as the line lives.
         unsafe { self.queue.read_raw(at, to, len, slot) }.unwrap();
         self.sent();
     }

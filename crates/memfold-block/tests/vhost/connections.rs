@@ -44,7 +44,8 @@ fn connections_leave_no_open_files_and_no_threads() {
     let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
     let connect = |times| (0..times).for_each(|_| drop(Client::new(&served, 4)));
     connect(2);
-    // Other tests have files and threads of their own, which come and go: a leak grows with the connections.
+    // Other tests have files and threads of their own, which come and go: a leak grows with the
+    // connections.
     let (files, threads) = (count("fd"), count("task"));
     connect(200);
     served.stop();

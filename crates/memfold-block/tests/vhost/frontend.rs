@@ -1,4 +1,5 @@
-//! A VMM's side of the protocol, each step by itself, and a queue of which every byte can be chosen.
+//! A VMM's side of the protocol, each step by itself, and a queue of which every byte can be
+//! chosen.
 use crate::client::shared;
 use crate::served::Served;
 use std::fs::File;
@@ -105,7 +106,8 @@ impl Vmm {
         Vmm { frontend }
     }
 
-    /// Starts a queue, which goes on at `base`. Its events: that it is to be looked at, and that there is an answer.
+    /// Starts a queue, which goes on at `base`. Its events: that it is to be looked at, and that
+    /// there is an answer.
     pub fn start(&mut self, memory: &Memory, queue: u64, base: u16, kick: &EventFd) -> EventFd {
         let (index, call) = (queue as usize, event());
         let at = memory.region.as_ptr() as u64 + queue * QUEUE;

@@ -1,4 +1,5 @@
-//! A device over vhost-user, end to end: clients connect to the socket as a VMM does, and act as a guest's driver.
+//! A device over vhost-user, end to end: clients connect to the socket as a VMM does, and act as a
+//! guest's driver.
 
 mod client;
 mod connections;

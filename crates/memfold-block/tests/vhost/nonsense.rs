@@ -92,8 +92,8 @@ fn queues_of_any_bytes() {
     is_served(&served);
 }
 
-/// Each event wakes the thread for both queues, and it can be read but once: a thread that ended or slept over that would
-/// answer no more, and this would wait for ever.
+/// Each event wakes the thread for both queues, and it can be read but once: a thread that ended or
+/// slept over that would answer no more, and this would wait for ever.
 #[test]
 fn two_queues_may_have_one_event() {
     let served = Served::with(false, 1);

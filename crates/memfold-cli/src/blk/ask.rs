@@ -1,4 +1,5 @@
-//! Asking a server of devices: `memfold blk stat`, `set`, `idle`, `recompress`, `writeback`, `compact`, `flush`.
+//! Asking a server of devices: `memfold blk stat`, `set`, `idle`, `recompress`, `writeback`,
+//! `compact`, `flush`.
 use crate::failure::Failure;
 use crate::program::plain;
 use crate::sockets;

@@ -80,7 +80,8 @@ fn unix_uri(path: &Path) -> String {
     format!("nbd+unix:///?socket={}", path.display())
 }
 
-/// A socket whose server has ended without taking it away is replaced; anything else at its place stays.
+/// A socket whose server has ended without taking it away is replaced; anything else at its place
+/// stays.
 pub fn unix(path: &Path) -> Result<(UnixListener, SocketName), String> {
     let bound = match UnixListener::bind(path) {
         Err(e) if e.kind() == ErrorKind::AddrInUse => {
@@ -145,7 +146,8 @@ fn listener_of(fd: RawFd) -> io::Result<Named> {
     if kind != libc::SOCK_STREAM || listens == 0 {
         return Err(ErrorKind::InvalidInput.into());
     }
-    // SAFETY: a descriptor that systemd gave this process, open, as was just seen, and used by nobody else.
+    // SAFETY: a descriptor that systemd gave this process, open, as was just seen, and used by
+    // nobody else.
     let owned = unsafe {
         libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
         let flags = libc::fcntl(fd, libc::F_GETFL);

@@ -25,7 +25,8 @@ const TIDY_PERIOD: Duration = Duration::from_secs(1);
 /// `memfold blk` without a subcommand.
 ///
 /// # Errors
-/// 125: the settings make no sense, what they name can't be had, or an image can't be written at the end.
+/// 125: the settings make no sense, what they name can't be had, or an image can't be written at
+/// the end.
 pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let signals = Signals::block();
     let settings = flags::settings(matches)?;
@@ -70,8 +71,8 @@ fn tls(settings: &Settings) -> Result<Option<Tls>, Failure> {
     loaded.map(Some).map_err(|why| Failure::own(format!("TLS: {why}")))
 }
 
-/// Answers `memfold blk stat` and its siblings, from a thread for each. `None` where no socket can be made and none was
-/// asked for: devices are served without.
+/// Answers `memfold blk stat` and its siblings, from a thread for each. `None` where no socket can
+/// be made and none was asked for: devices are served without.
 fn control(settings: &Settings, devices: &Devices) -> Result<Option<SocketName>, Failure> {
     let (listener, name) = match &settings.control {
         Some(path) => listeners::unix(path)
@@ -93,7 +94,8 @@ fn control(settings: &Settings, devices: &Devices) -> Result<Option<SocketName>,
 fn serve_control(listener: &UnixListener, control: &Arc<Control>) {
     each_connection(listener, |stream| {
         let control = control.clone();
-        // Some requests take long, and others must not wait for them. One that breaks off harms only itself.
+        // Some requests take long, and others must not wait for them. One that breaks off harms
+        // only itself.
         let serve =
             move || drop(sockets::answer(stream, |request| control.answer(request).to_string()));
         let _ = thread::Builder::new().name("memfold-answer".to_string()).spawn(serve);

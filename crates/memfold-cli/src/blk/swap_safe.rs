@@ -1,4 +1,5 @@
-//! What makes a server of swap safe: its own memory is never swapped out, and its own I/O never waits for itself.
+//! What makes a server of swap safe: its own memory is never swapped out, and its own I/O never
+//! waits for itself.
 use crate::failure::Failure;
 use crate::program::plain;
 use std::fs;
@@ -7,9 +8,10 @@ use std::io;
 /// Of linux/prctl.h; libc doesn't have it.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
-/// Keeps this process, with what it takes later, in memory; lets its memory be found without I/O; and lets the kernel end
-/// others first when memory is short. Threads that are started later have it too. What is wanting of the second is said on
-/// stderr: swap of another machine, or a virtual one, does without.
+/// Keeps this process, with what it takes later, in memory; lets its memory be found without I/O;
+/// and lets the kernel end others first when memory is short. Threads that are started later have
+/// it too. What is wanting of the second is said on stderr: swap of another machine, or a virtual
+/// one, does without.
 ///
 /// # Errors
 /// 125: memory may not be locked.
@@ -30,7 +32,8 @@ pub fn enter() -> Result<(), Failure> {
              no swap for this very machine"
         );
     }
-    // Not fatal where it is refused: then a limit of memory must be chosen so that it is not needed.
+    // Not fatal where it is refused: then a limit of memory must be chosen so that it is not
+    // needed.
     let _ = fs::write("/proc/self/oom_score_adj", "-1000");
     Ok(())
 }

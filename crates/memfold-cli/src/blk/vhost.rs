@@ -43,7 +43,8 @@ impl Machines {
 
     fn run(&mut self, server: Arc<Server>, path: &Path) -> io::Result<()> {
         let (own, path) = (server.clone(), path.to_path_buf());
-        // Not eprintln!, which panics if nobody reads any more: other machines' disks must not go with it.
+        // Not eprintln!, which panics if nobody reads any more: other machines' disks must not go
+        // with it.
         let report = move |why: &Broken| {
             drop(writeln!(io::stderr(), "memfold: --vhost: {}: {why}", path.display()))
         };

@@ -1,4 +1,5 @@
-//! What Rust's runtime changes of a process before `main`, remembered, so that the program gets what memfold was given.
+//! What Rust's runtime changes of a process before `main`, remembered, so that the program gets
+//! what memfold was given.
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
@@ -34,7 +35,8 @@ pub fn restore() {
     unsafe { libc::signal(libc::SIGPIPE, disposition) };
     let closed = CLOSED.load(Relaxed);
     for fd in (0..3).filter(|fd| closed & 1 << fd != 0) {
-        // SAFETY: what the runtime opened there is used by nobody in this process, which executes another program next.
+        // SAFETY: what the runtime opened there is used by nobody in this process, which executes
+        // another program next.
         unsafe { libc::close(fd) };
     }
 }

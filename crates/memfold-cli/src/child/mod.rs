@@ -30,11 +30,12 @@ pub struct End {
 }
 
 impl Child {
-    /// Executes `path` with `arguments` (the first is the name it was called by), in `environment`. What the kernel can't
-    /// execute is given to sh, as execvp does.
+    /// Executes `path` with `arguments` (the first is the name it was called by), in `environment`.
+    /// What the kernel can't execute is given to sh, as execvp does.
     ///
-    /// The program gets what memfold was started with, as if memfold weren't there. It is killed when memfold is killed:
-    /// every other signal reaches it by way of memfold, and SIGKILL, which can't be passed on, must not leave it running.
+    /// The program gets what memfold was started with, as if memfold weren't there. It is killed
+    /// when memfold is killed: every other signal reaches it by way of memfold, and SIGKILL, which
+    /// can't be passed on, must not leave it running.
     ///
     /// # Errors
     /// 126 or 127, as the kernel refuses to execute it.
@@ -90,7 +91,8 @@ impl Child {
         self.pid as u32
     }
 
-    /// Waits for the end of the program and passes signals on to it; calls `look` every `period`, if there is one.
+    /// Waits for the end of the program and passes signals on to it; calls `look` every `period`,
+    /// if there is one.
     ///
     /// # Errors
     /// 125: the program can't be waited for.
@@ -144,8 +146,9 @@ impl Child {
         }
     }
 
-    /// Gives the program a signal that memfold got, unless the program has it already: Ctrl-C goes to the whole
-    /// process group, and what the program itself sends here it sends to its group (`kill 0`).
+    /// Gives the program a signal that memfold got, unless the program has it already: Ctrl-C goes
+    /// to the whole process group, and what the program itself sends here it sends to its group
+    /// (`kill 0`).
     fn pass_on(&self, caught: Caught) {
         if caught.number == libc::SIGCHLD || caught.from_kernel || caught.sender == Some(self.pid) {
             return;
@@ -183,7 +186,8 @@ impl Image {
 
     /// Becomes it; returns only if that fails, with the reason. Allocates nothing.
     fn execute(&self) -> io::Error {
-        // SAFETY: path and arrays are C strings and null-terminated arrays of such, which `self` keeps alive.
+        // SAFETY: path and arrays are C strings and null-terminated arrays of such, which `self`
+        // keeps alive.
         unsafe {
             libc::execve(self.path.as_ptr(), self.arguments.as_ptr(), self.environment.as_ptr());
             if io::Error::last_os_error().raw_os_error() == Some(libc::ENOEXEC) {
@@ -217,11 +221,13 @@ impl Pointers {
     }
 }
 
-/// When job control stops the program, stops memfold too: the shell waits for memfold and must see it. A plain SIGSTOP
-/// is not mirrored, for whoever sends it to the program will also send SIGCONT only there.
+/// When job control stops the program, stops memfold too: the shell waits for memfold and must see
+/// it. A plain SIGSTOP is not mirrored, for whoever sends it to the program will also send SIGCONT
+/// only there.
 fn stop_like_the_program(signal: i32) {
     if matches!(signal, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
-        // SAFETY: stops this process until SIGCONT, which is then passed on as it is blocked and taken.
+        // SAFETY: stops this process until SIGCONT, which is then passed on as it is blocked and
+        // taken.
         unsafe { libc::raise(libc::SIGSTOP) };
     }
 }

@@ -19,8 +19,8 @@ const PASSED_ON: [i32; 8] = [
 pub struct Caught {
     /// Its number.
     pub number: i32,
-    /// The kernel sent it, not a process: for the signals of a terminal (Ctrl-C, Ctrl-Z, hang-up) this means that the
-    /// whole process group got it.
+    /// The kernel sent it, not a process: for the signals of a terminal (Ctrl-C, Ctrl-Z, hang-up)
+    /// this means that the whole process group got it.
     pub from_kernel: bool,
     /// The process that sent it, if one did.
     pub sender: Option<i32>,
@@ -37,7 +37,8 @@ pub struct Signals {
 impl Signals {
     /// Blocks them. None that arrives from now on is lost. Call it while there is one thread only.
     pub fn block() -> Signals {
-        // SAFETY: the sets are initialised by sigemptyset and sigprocmask before they are read, and local.
+        // SAFETY: the sets are initialised by sigemptyset and sigprocmask before they are read, and
+        // local.
         unsafe {
             let mut taken = MaybeUninit::uninit();
             let mut before = MaybeUninit::uninit();
@@ -71,12 +72,14 @@ impl Signals {
         });
         let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
-        // SAFETY: set and limit are initialised (a null limit means none); the kernel fills `info` on success.
+        // SAFETY: set and limit are initialised (a null limit means none); the kernel fills `info`
+        // on success.
         let number = unsafe { libc::sigtimedwait(&self.taken, info.as_mut_ptr(), limit) };
         if number <= 0 {
             return None;
         }
-        // SAFETY: the call succeeded, so `info` is filled; the sender is read only where its field has a meaning.
+        // SAFETY: the call succeeded, so `info` is filled; the sender is read only where its field
+        // has a meaning.
         let (code, sender) = unsafe {
             let info = info.assume_init();
             let by_process =

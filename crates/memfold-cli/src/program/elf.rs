@@ -29,7 +29,8 @@ pub enum Elf {
     Foreign(String),
 }
 
-/// Whether `file` begins as an ELF file does. What can't be read is taken for one: [`read`] says why it can't.
+/// Whether `file` begins as an ELF file does. What can't be read is taken for one: [`read`] says
+/// why it can't.
 pub fn is_one(file: &File) -> bool {
     let mut start = [0u8; MAGIC.len()];
     read_up_to(file, &mut start).is_err() || start == *MAGIC

@@ -53,12 +53,12 @@ pub fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure> {
     })
 }
 
-/// Checks that the dynamic linker will load the preload library into the program at `path`, looking through scripts to
-/// their interpreters, and to the shell where the kernel knows of none.
+/// Checks that the dynamic linker will load the preload library into the program at `path`, looking
+/// through scripts to their interpreters, and to the shell where the kernel knows of none.
 ///
 /// # Errors
-/// 125: static, set-user-ID and the like, for another machine or another C library. 126: an ELF file that
-/// is no program. 127: a script's interpreter is missing.
+/// 125: static, set-user-ID and the like, for another machine or another C library. 126: an ELF
+/// file that is no program. 127: a script's interpreter is missing.
 pub fn check(path: &Path) -> Result<(), Failure> {
     let mut at = path.to_path_buf();
     for _ in 0..=SCRIPTS_MAX {
@@ -120,7 +120,8 @@ fn check_image(file: &File, path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// The file name of the dynamic linker that this memfold, and so its preload library, uses; `None` for a static build.
+/// The file name of the dynamic linker that this memfold, and so its preload library, uses; `None`
+/// for a static build.
 fn own_linker() -> Option<OsString> {
     match elf::read(&File::open("/proc/self/exe").ok()?) {
         Ok(Some(Elf::Native { interpreter: Some(name) })) => {
@@ -130,8 +131,8 @@ fn own_linker() -> Option<OsString> {
     }
 }
 
-/// How a program gains privileges when it is executed, if it does. The bits count even where this user gains nothing
-/// by them: what memfold refuses must not depend on who asks.
+/// How a program gains privileges when it is executed, if it does. The bits count even where this
+/// user gains nothing by them: what memfold refuses must not depend on who asks.
 fn privilege(file: &File) -> Result<Option<&'static str>, Failure> {
     let mode = file.metadata().map_err(|e| Failure::own(plain(&e)))?.permissions().mode();
     if mode & libc::S_ISUID != 0 {
@@ -149,7 +150,8 @@ fn privilege(file: &File) -> Result<Option<&'static str>, Failure> {
     Ok((len > 0).then_some("a program with file capabilities"))
 }
 
-/// The program that the script `file` is given to; `None` if it isn't a script. `#!/usr/bin/env NAME` means NAME.
+/// The program that the script `file` is given to; `None` if it isn't a script. `#!/usr/bin/env
+/// NAME` means NAME.
 fn script_interpreter(file: &File, script: &Path) -> Result<Option<PathBuf>, Failure> {
     let mut start = [0u8; FIRST_LINE_LEN];
     let len = elf::read_up_to(file, &mut start)

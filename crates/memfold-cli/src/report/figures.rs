@@ -16,8 +16,8 @@ impl Figures {
         Figures { values: stats.values(), orders: stats.order_values() }
     }
 
-    /// The sums over every process of the run. Peaks are summed too: with several processes, whose peaks need not
-    /// coincide, the sum is an upper bound.
+    /// The sums over every process of the run. Peaks are summed too: with several processes, whose
+    /// peaks need not coincide, the sum is an upper bound.
     pub fn sum(slots: &Slots) -> Figures {
         let mut sum =
             Figures { values: [0; FIGURES.len()], orders: [[0; ORDERS]; ORDER_FIGURES.len()] };
@@ -34,7 +34,8 @@ impl Figures {
         sum
     }
 
-    /// Every figure with its name, those counted per order with the size of the folio (`zswpout_64K`).
+    /// Every figure with its name, those counted per order with the size of the folio
+    /// (`zswpout_64K`).
     pub fn each(&self) -> impl Iterator<Item = (String, u64)> {
         let plain =
             FIGURES.iter().zip(self.values).map(|(figure, value)| (figure.name.to_string(), value));
@@ -49,7 +50,8 @@ impl Figures {
     }
 }
 
-/// How well the pool compressed, taken when it held the most: at its end a program has often freed everything.
+/// How well the pool compressed, taken when it held the most: at its end a program has often freed
+/// everything.
 #[derive(Default)]
 pub struct Height {
     stored_bytes: u64,
@@ -67,7 +69,8 @@ impl Height {
         }
     }
 
-    /// Bytes before compression for each byte that the pool held; `None` if nothing was ever stored.
+    /// Bytes before compression for each byte that the pool held; `None` if nothing was ever
+    /// stored.
     pub fn ratio(&self) -> Option<f64> {
         (self.pool_bytes > 0).then(|| self.stored_bytes as f64 / self.pool_bytes as f64)
     }

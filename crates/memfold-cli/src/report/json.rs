@@ -20,7 +20,8 @@ pub struct Run<'a> {
     pub ratio: Option<f64>,
 }
 
-/// One object: the run, the sum of every figure over all processes, and `processes` with the figures of each.
+/// One object: the run, the sum of every figure over all processes, and `processes` with the
+/// figures of each.
 pub fn json(run: &Run, sum: &Figures, slots: &Slots) -> String {
     let mut all = figures(sum);
     let command: Vec<_> = run.arguments.iter().map(|a| a.to_string_lossy()).collect();

@@ -1,4 +1,5 @@
-//! The file that `--stats-file` names: opened before the program starts, filled after its end, never half written.
+//! The file that `--stats-file` names: opened before the program starts, filled after its end,
+//! never half written.
 use crate::failure::Failure;
 use crate::program::plain;
 use std::fs::{self, File};
@@ -16,7 +17,8 @@ pub struct StatsFile {
 }
 
 impl StatsFile {
-    /// Makes sure that `name` can be written: an existing file stays as it is until [`StatsFile::write`].
+    /// Makes sure that `name` can be written: an existing file stays as it is until
+    /// [`StatsFile::write`].
     ///
     /// # Errors
     /// 125: it can't be written.

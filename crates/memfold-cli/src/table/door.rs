@@ -1,4 +1,5 @@
-//! The door of a run: a socket at which its processes get the table that they share ([`memfold_sys::run::door`]).
+//! The door of a run: a socket at which its processes get the table that they share
+//! ([`memfold_sys::run::door`]).
 use memfold_sys::run::door::{ANSWER_BYTES, HALF, Key};
 use std::io;
 use std::mem::{offset_of, zeroed};
@@ -98,7 +99,8 @@ impl Door {
 
     /// Answers who asks with the right key, for ever, with `file`.
     pub fn serve(&self, file: &OwnedFd) {
-        // A message is taken before it can fail, and the kernel waits for the next: an error costs its sender its answer.
+        // A message is taken before it can fail, and the kernel waits for the next: an error costs
+        // its sender its answer.
         loop {
             if let Ok(Some((from, number))) = self.next() {
                 let _ = self.answer(&from, number, file);
@@ -106,13 +108,15 @@ impl Door {
         }
     }
 
-    /// The next message: from where, and the number of the process that sent it; `None` if its key is wrong.
+    /// The next message: from where, and the number of the process that sent it; `None` if its key
+    /// is wrong.
     fn next(&self) -> io::Result<Option<(Address, u32)>> {
         // One more than is right.
         let (mut bytes, mut from) = ([0u8; HALF + 1], Address::none());
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let mut control = Control { _bytes: [0; 64] };
-        // SAFETY: all zeros are a header of nothing; what it is given is local and of the lengths that are given.
+        // SAFETY: all zeros are a header of nothing; what it is given is local and of the lengths
+        // that are given.
         let (len, number) = unsafe {
             let mut message: libc::msghdr = zeroed();
             (message.msg_name, message.msg_namelen) = ((&raw mut from.0).cast(), from.1);
@@ -136,8 +140,8 @@ impl Door {
         bytes[HALF..].copy_from_slice(&number.to_ne_bytes());
         let (mut to, mut control) = (*to, Control { _bytes: [0; 64] });
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        // SAFETY: all zeros are a header of nothing; what it is given is local and of the lengths that are given, and the control
-        // message has room for one descriptor.
+        // SAFETY: all zeros are a header of nothing; what it is given is local and of the lengths
+        // that are given, and the control message has room for one descriptor.
         let sent = unsafe {
             let mut message: libc::msghdr = zeroed();
             (message.msg_name, message.msg_namelen) = ((&raw mut to.0).cast(), to.1);
@@ -158,7 +162,8 @@ impl Door {
     }
 }
 
-/// The number of the process that has sent a message; 0 if it has none here. Descriptors that came with it are closed.
+/// The number of the process that has sent a message; 0 if it has none here. Descriptors that came
+/// with it are closed.
 ///
 /// # Safety
 /// - `recvmsg` has just filled the message.

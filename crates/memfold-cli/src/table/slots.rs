@@ -1,5 +1,6 @@
-//! The table that the processes of a run share with memfold ([`memfold::table`]), and how they get at it: by a path in /proc, or,
-//! where that leads nowhere (in a PID namespace, as another user), at a door.
+//! The table that the processes of a run share with memfold ([`memfold::table`]), and how they get
+//! at it: by a path in /proc, or, where that leads nowhere (in a PID namespace, as another user),
+//! at a door.
 use crate::failure::Failure;
 use crate::program::plain;
 use crate::table::door::Door;
@@ -13,7 +14,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 /// Processes that a system has if it doesn't say how many it may have.
 const PROCESSES: usize = 1 << 22;
 
-/// A table, mapped here and open for the processes of the run. What is in it outlives them: a crash loses no figure.
+/// A table, mapped here and open for the processes of the run. What is in it outlives them: a crash
+/// loses no figure.
 pub struct Slots {
     file: OwnedFd,
     table: Table,

@@ -68,7 +68,8 @@ impl Blk {
         self.uri.replace("///", &format!("///{name}"))
     }
 
-    /// `memfold blk ARGUMENTS`, asking this server, unless another one is named. The user may run others.
+    /// `memfold blk ARGUMENTS`, asking this server, unless another one is named. The user may run
+    /// others.
     pub fn ask(&self, arguments: &[&str]) -> Output {
         let is_named = arguments.contains(&"--control")
             || arguments[1..].iter().any(|word| word.parse::<u32>().is_ok());

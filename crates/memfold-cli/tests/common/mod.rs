@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Where the built `memfold` and the preload library are: MEMFOLD_BIN_DIR, or where cargo puts this test's own build.
+/// Where the built `memfold` and the preload library are: MEMFOLD_BIN_DIR, or where cargo puts this
+/// test's own build.
 ///
-/// The preload library is built on its own (`cargo build -p memfold-preload`). Without it the test can't run: that
-/// fails under CI=true; elsewhere the test says so and passes.
+/// The preload library is built on its own (`cargo build -p memfold-preload`). Without it the test
+/// can't run: that fails under CI=true; elsewhere the test says so and passes.
 pub fn binaries() -> Option<PathBuf> {
     let directory = match std::env::var_os("MEMFOLD_BIN_DIR") {
         Some(directory) => PathBuf::from(directory),
@@ -44,8 +45,8 @@ pub fn memfold(directory: &Path, arguments: &[&str]) -> Command {
         .env_remove("MEMFOLD_RUN")
         .env_remove("MEMFOLD_DISABLE")
         .stdin(Stdio::null());
-    // Tests that are started in the background, or by nohup, ignore these, and a shell can't trap what it was born ignoring.
-    // SAFETY: `signal` is async-signal-safe.
+    // Tests that are started in the background, or by nohup, ignore these, and a shell can't trap
+    // what it was born ignoring. SAFETY: `signal` is async-signal-safe.
     unsafe {
         command.pre_exec(|| {
             for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
@@ -68,7 +69,8 @@ pub fn run(directory: &Path, flags: &[&str], command: &[&str]) -> Output {
     memfold(directory, &arguments).output().unwrap()
 }
 
-/// Asserts that memfold itself refused with `status`, nothing on stdout and one line on stderr that holds every word.
+/// Asserts that memfold itself refused with `status`, nothing on stdout and one line on stderr that
+/// holds every word.
 #[track_caller]
 pub fn assert_refused(output: &Output, status: i32, words: &[&str]) {
     let text = String::from_utf8_lossy(&output.stderr);
@@ -99,7 +101,8 @@ pub fn compile(name: &str) -> Program {
     Program { scratch, path }
 }
 
-/// A Go program from `programs/`, compiled with cgo. Without Go the test can't run: it says so and passes.
+/// A Go program from `programs/`, compiled with cgo. Without Go the test can't run: it says so and
+/// passes.
 pub fn compile_go(name: &str) -> Option<Program> {
     let scratch = Scratch::new();
     let path = scratch.path(name);
@@ -120,8 +123,9 @@ pub fn managed(resident: &str, command: &[&str]) -> Option<Output> {
     managed_in("", &["--resident", resident], command)
 }
 
-/// Runs a command to its end under memfold with `flags` and a summary, or fails after ten minutes: a hang is a failure, not a
-/// wait. With a `world`, a shell script that is given the command as `"$@"`, in a mount namespace of its own (as root).
+/// Runs a command to its end under memfold with `flags` and a summary, or fails after ten minutes:
+/// a hang is a failure, not a wait. With a `world`, a shell script that is given the command as
+/// `"$@"`, in a mount namespace of its own (as root).
 pub fn managed_in(world: &str, flags: &[&str], command: &[&str]) -> Option<Output> {
     let bin = binaries()?;
     let arguments = [&["run", "--summary"], flags, &["--"], command].concat();

@@ -1,4 +1,5 @@
-//! Memory asked for ahead of its use: MAP_POPULATE and MADV_POPULATE. The kernel would fill it at once, far past the limit.
+//! Memory asked for ahead of its use: MAP_POPULATE and MADV_POPULATE. The kernel would fill it at
+//! once, far past the limit.
 use crate::calls::real::Real;
 use crate::{engine, program};
 use core::ffi::{c_int, c_void};
@@ -10,7 +11,8 @@ pub type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
 
 static REAL_MMAP: Real = Real::new(c"mmap");
 
-/// MADV_POPULATE past the room that is left goes on in steps of so many bytes, with a look at the program after each.
+/// MADV_POPULATE past the room that is left goes on in steps of so many bytes, with a look at the
+/// program after each.
 const STEP_BYTES: usize = 4 << 20;
 
 /// Looks the real function up: the program's allocator may call it at any time.
@@ -18,8 +20,8 @@ pub fn find() {
     REAL_MMAP.get();
 }
 
-/// The program's `mmap`: as libc's, but private memory for which there is no room comes when it is touched, as without
-/// MAP_POPULATE, which promises nothing.
+/// The program's `mmap`: as libc's, but private memory for which there is no room comes when it is
+/// touched, as without MAP_POPULATE, which promises nothing.
 ///
 /// # Safety
 /// - As libc's.
@@ -60,8 +62,8 @@ fn has_room(len: usize) -> bool {
     program::get().is_none_or(|program| program.pager.room_bytes() >= len as u64)
 }
 
-/// MADV_POPULATE_READ or _WRITE by the real `madvise`: what the kernel promises, step by step where there is no room for
-/// all, so that what comes first can be folded meanwhile.
+/// MADV_POPULATE_READ or _WRITE by the real `madvise`: what the kernel promises, step by step where
+/// there is no room for all, so that what comes first can be folded meanwhile.
 ///
 /// # Safety
 /// - As libc's `madvise`, which `real` is.

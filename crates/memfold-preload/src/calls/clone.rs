@@ -1,6 +1,6 @@
-//! Ways to copy the process that pass by `pthread_atfork`: `_Fork`, `clone` and (in `syscall.rs`) `syscall`, which take the
-//! same steps here.
-//! What makes the system call itself gets no managed memory in its child: see [`memfold_sys::memory::zone::set_inherited`].
+//! Ways to copy the process that pass by `pthread_atfork`: `_Fork`, `clone` and (in `syscall.rs`)
+//! `syscall`, which take the same steps here. What makes the system call itself gets no managed
+//! memory in its child: see [`memfold_sys::memory::zone::set_inherited`].
 use crate::calls::real::next;
 use crate::calls::release::release;
 use crate::fork::Copying;
@@ -53,7 +53,8 @@ pub unsafe extern "C" fn clone(
     tls: *mut c_void,
     child_tid: *mut c_void,
 ) -> c_int {
-    // SAFETY: libc's `clone` is of this type, its last three parameters being optional ones of the same class.
+    // SAFETY: libc's `clone` is of this type, its last three parameters being optional ones of the
+    // same class.
     let real = unsafe { core::mem::transmute::<*mut c_void, Clone>(next(c"clone")) };
     if flags & libc::CLONE_VM != 0 {
         release();
@@ -61,7 +62,8 @@ pub unsafe extern "C" fn clone(
         return unsafe { real(main, stack, flags, arg, parent_tid, tls, child_tid) };
     }
     let mut start = Start { main, arg, copying: Copying::begin() };
-    // SAFETY: the caller's promise. The child has a copy of this frame, which ends only after `real` has returned here.
+    // SAFETY: the caller's promise. The child has a copy of this frame, which ends only after
+    // `real` has returned here.
     let pid =
         unsafe { real(entry, stack, flags, (&raw mut start).cast(), parent_tid, tls, child_tid) };
     start.copying.end(false);
@@ -72,6 +74,7 @@ unsafe extern "C" fn entry(start: *mut c_void) -> c_int {
     // SAFETY: the child's copy of the frame of `clone`, which nothing else in this process uses.
     let Start { main, arg, copying } = unsafe { start.cast::<Start>().read() };
     copying.end(true);
-    // SAFETY: as the caller of `clone` promised. libc would end the calling thread only, and the engine's would go on.
+    // SAFETY: as the caller of `clone` promised. libc would end the calling thread only, and the
+    // engine's would go on.
     unsafe { libc::_exit(main(arg)) }
 }

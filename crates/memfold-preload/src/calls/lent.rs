@@ -1,6 +1,7 @@
-//! Calls that lend pages of the program to the kernel for a time after they return, and don't pin them: `vmsplice` and
-//! MSG_ZEROCOPY. The engine can't see such a page, and would give its memory to other data. So the first copies, and the
-//! second is refused when a socket is set up for it; programs must be ready for that on any kernel.
+//! Calls that lend pages of the program to the kernel for a time after they return, and don't pin
+//! them: `vmsplice` and MSG_ZEROCOPY. The engine can't see such a page, and would give its memory
+//! to other data. So the first copies, and the second is refused when a socket is set up for it;
+//! programs must be ready for that on any kernel.
 use crate::calls::real::Real;
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::transmute;
@@ -77,7 +78,8 @@ pub unsafe extern "C" fn setsockopt(
 ) -> c_int {
     let refused =
         level == libc::SOL_SOCKET && name == libc::SO_ZEROCOPY && crate::program::get().is_some();
-    // SAFETY: libc's `setsockopt` is of this type; the caller's promise. No option is no bytes long: EINVAL.
+    // SAFETY: libc's `setsockopt` is of this type; the caller's promise. No option is no bytes
+    // long: EINVAL.
     unsafe {
         let real = transmute::<*mut c_void, Setsockopt>(REAL_SETSOCKOPT.get());
         real(fd, level, name, value, if refused { 0 } else { len })

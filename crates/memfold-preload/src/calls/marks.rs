@@ -1,5 +1,6 @@
-//! Marks that keep memory from being folded, set after it was adopted: locks, and what children or core dumps must not get.
-//! The marked part comes home and leaves management before the call returns.
+//! Marks that keep memory from being folded, set after it was adopted: locks, and what children or
+//! core dumps must not get. The marked part comes home and leaves management before the call
+//! returns.
 use crate::calls::ahead::{Madvise, populate};
 use crate::calls::real::Real;
 use crate::engine;
@@ -40,8 +41,9 @@ pub fn find() {
     }
 }
 
-/// Makes a call that marks `[start, start + len)`. If it succeeds, what is managed there leaves management. With
-/// `inherited`, children of fork get the part, as far as the program has not said otherwise.
+/// Makes a call that marks `[start, start + len)`. If it succeeds, what is managed there leaves
+/// management. With `inherited`, children of fork get the part, as far as the program has not said
+/// otherwise.
 fn mark(start: usize, len: usize, inherited: bool, call: impl FnOnce() -> c_int) -> c_int {
     match program::get() {
         None => call(),
@@ -97,8 +99,8 @@ pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> 
         libc::MADV_FREE if program::get().is_some_and(Program::has_adopted) => {
             let result = call();
             if result == 0 {
-                // Pages that it leaves where they are would not be the engine's any more: it is told that they end. So they end now.
-                // SAFETY: the program has given up the bytes.
+                // Pages that it leaves where they are would not be the engine's any more: it is
+                // told that they end. So they end now. SAFETY: the program has given up the bytes.
                 unsafe { real(at, len, libc::MADV_DONTNEED) };
             }
             result
@@ -106,9 +108,9 @@ pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> 
         MADV_GUARD_INSTALL => {
             let result = call();
             if result == 0 {
-                // It discards pages and reports nothing, so what is folded would come back when the guards go. This is reported,
-                // and leaves the guards (madvise(2)).
-                // SAFETY: the bytes there are gone for the program.
+                // It discards pages and reports nothing, so what is folded would come back when the
+                // guards go. This is reported, and leaves the guards (madvise(2)). SAFETY: the
+                // bytes there are gone for the program.
                 unsafe { real(at, len, libc::MADV_DONTNEED) };
             }
             result
@@ -118,7 +120,8 @@ pub unsafe extern "C" fn madvise(at: *mut c_void, len: usize, advice: c_int) -> 
     }
 }
 
-/// The program's `process_madvise`: as libc's. What it may do to this process (Linux 6.13) is done as by [`madvise`].
+/// The program's `process_madvise`: as libc's. What it may do to this process (Linux 6.13) is done
+/// as by [`madvise`].
 ///
 /// # Safety
 /// - As libc's.
@@ -140,7 +143,8 @@ pub unsafe extern "C" fn process_madvise(
     let for_others =
         [libc::MADV_COLD, libc::MADV_PAGEOUT, libc::MADV_WILLNEED, libc::MADV_COLLAPSE]
             .contains(&advice);
-    // What the kernel refuses to do to another process it says without any range, too; and what it would refuse of the ranges.
+    // What the kernel refuses to do to another process it says without any range, too; and what it
+    // would refuse of the ranges.
     if for_others || count > libc::UIO_MAXIOV as usize || real(0) != 0 {
         return real(count);
     }
@@ -173,7 +177,8 @@ fn unmark(call: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// MADV_DOFORK: what is managed stays out of children that are made past libc, as it was before. Those of fork get it.
+/// MADV_DOFORK: what is managed stays out of children that are made past libc, as it was before.
+/// Those of fork get it.
 fn undo_dont_fork(call: impl FnOnce() -> c_int) -> c_int {
     let Some(program) = program::get() else { return call() };
     program.paused(|| {
@@ -219,7 +224,8 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     let Some(program) = program::get().filter(|_| flags & libc::MCL_CURRENT != 0) else {
         return mark(0, 0, true, || real(flags));
     };
-    // The kernel marks everything and brings nothing in: it would fill the engine's frames, and wait for ever for them.
+    // The kernel marks everything and brings nothing in: it would fill the engine's frames, and
+    // wait for ever for them.
     let call = || {
         let result = real(flags | libc::MCL_ONFAULT);
         if result == 0 {

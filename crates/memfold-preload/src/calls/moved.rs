@@ -1,5 +1,6 @@
-//! `mremap` that leaves an empty mapping where it takes the pages from (MREMAP_DONTUNMAP). A child of fork could not tell by its
-//! own map whether that had happened when it was made (`memfold/src/quiesce/copy_moment.rs`), so it happens before a fork or after.
+//! `mremap` that leaves an empty mapping where it takes the pages from (MREMAP_DONTUNMAP). A child
+//! of fork could not tell by its own map whether that had happened when it was made
+//! (`memfold/src/quiesce/copy_moment.rs`), so it happens before a fork or after.
 use crate::calls::real::Real;
 use crate::program;
 use core::ffi::{c_int, c_void};
@@ -14,7 +15,8 @@ pub fn find() {
     REAL_MREMAP.get();
 }
 
-/// The program's `mremap`: as libc's. Its last parameter is optional, and of the class that variable arguments have too.
+/// The program's `mremap`: as libc's. Its last parameter is optional, and of the class that
+/// variable arguments have too.
 ///
 /// # Safety
 /// - As libc's.
@@ -26,7 +28,8 @@ pub unsafe extern "C" fn mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
-    // SAFETY: libc's `mremap` is of this type as far as the machine's calling convention goes; the caller's promise.
+    // SAFETY: libc's `mremap` is of this type as far as the machine's calling convention goes; the
+    // caller's promise.
     let real = || unsafe {
         transmute::<*mut c_void, Mremap>(REAL_MREMAP.get())(at, len, new_len, flags, to)
     };

@@ -1,8 +1,9 @@
-//! Calls that would show a narrowed affinity or pass it on: those that make threads or processes, execute programs, or deal
-//! with affinities; and those after which the engine might not be allowed to give it back, as the thread is another user's.
-//! What is kept on a CPU is let go first ([`memfold::delivery::program::Watcher::release_cpu`]), then libc's function goes on with the
-//! same arguments: these here are jumps, as some are variadic, and vfork returns twice.
-//! `fork`, `clone`, `pthread_create` and `syscall` do the same where they are defined.
+//! Calls that would show a narrowed affinity or pass it on: those that make threads or processes,
+//! execute programs, or deal with affinities; and those after which the engine might not be allowed
+//! to give it back, as the thread is another user's. What is kept on a CPU is let go first
+//! ([`memfold::delivery::program::Watcher::release_cpu`]), then libc's function goes on with the
+//! same arguments: these here are jumps, as some are variadic, and vfork returns twice. `fork`,
+//! `clone`, `pthread_create` and `syscall` do the same where they are defined.
 use crate::calls::real::Real;
 use crate::program;
 use core::ffi::c_void;
@@ -89,7 +90,8 @@ macro_rules! release_before {
             }
         )*
 
-        /// Looks libc's functions up, as far as it has them: some are called where no lock may be waited for.
+        /// Looks libc's functions up, as far as it has them: some are called where no lock may be
+        /// waited for.
         pub fn find() {
             for real in [$(&$real),*] {
                 real.look_up();

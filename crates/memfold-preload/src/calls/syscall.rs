@@ -1,4 +1,5 @@
-//! The program's `syscall`: the calls that this library defines under their own names are the same by number.
+//! The program's `syscall`: the calls that this library defines under their own names are the same
+//! by number.
 use crate::calls::real::next;
 use crate::calls::release::release;
 use crate::calls::{ahead, lent, marks, moved, userfault};
@@ -28,7 +29,8 @@ unsafe extern "C" fn slowly(
         real = next(c"syscall");
         REAL.store(real as usize, Relaxed);
     }
-    // SAFETY: the arguments are the caller's, of the types that the system call by this number takes.
+    // SAFETY: the arguments are the caller's, of the types that the system call by this number
+    // takes.
     unsafe {
         match number {
             libc::SYS_mmap => {
@@ -101,8 +103,8 @@ unsafe extern "C" fn slowly(
     pid
 }
 
-/// The program's `syscall`: as libc's. It is variadic, which Rust can't define, so it is a jump: for the numbers here to
-/// [`slowly`], for the others to libc's.
+/// The program's `syscall`: as libc's. It is variadic, which Rust can't define, so it is a jump:
+/// for the numbers here to [`slowly`], for the others to libc's.
 macro_rules! define_syscall {
     ($($number:ident)*) => {
         /// # Safety

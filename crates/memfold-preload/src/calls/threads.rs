@@ -1,4 +1,5 @@
-//! Thread stacks: they hold TLS and what the kernel writes at a thread's end, so they are never folded.
+//! Thread stacks: they hold TLS and what the kernel writes at a thread's end, so they are never
+//! folded.
 use crate::calls::real::next;
 use crate::program::{self, Program};
 use alloc::boxed::Box;
@@ -68,7 +69,8 @@ extern "C" fn entry(start: *mut c_void) -> *mut c_void {
 fn own_stack() -> (usize, usize) {
     let mut attr = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut at, mut len) = (core::ptr::null_mut(), 0);
-    // SAFETY: `attr` is filled by the first call, read by the second and destroyed by the third, only if the first succeeds.
+    // SAFETY: `attr` is filled by the first call, read by the second and destroyed by the third,
+    // only if the first succeeds.
     unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), attr.as_mut_ptr()) != 0 {
             return (0, 0);

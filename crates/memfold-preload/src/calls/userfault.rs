@@ -1,5 +1,6 @@
-//! A userfaultfd of the program's own. A mapping has one at most: what the program registers comes home and leaves management
-//! first. What it has registered is never taken ([`memfold::delivery::program::Watcher::adopt`]).
+//! A userfaultfd of the program's own. A mapping has one at most: what the program registers comes
+//! home and leaves management first. What it has registered is never taken
+//! ([`memfold::delivery::program::Watcher::adopt`]).
 use crate::calls::real::Real;
 use crate::engine;
 use crate::program;
@@ -16,7 +17,8 @@ pub fn find() {
     REAL_IOCTL.get();
 }
 
-/// The program's `ioctl`: as libc's. libc's is variadic; on the machines that memfold runs on, an argument goes the same way.
+/// The program's `ioctl`: as libc's. libc's is variadic; on the machines that memfold runs on, an
+/// argument goes the same way.
 ///
 /// # Safety
 /// - As libc's.

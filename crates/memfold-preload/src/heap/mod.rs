@@ -1,4 +1,5 @@
-//! The allocator of this library: an arena of its own, so that the engine never calls the program's `malloc`.
+//! The allocator of this library: an arena of its own, so that the engine never calls the program's
+//! `malloc`.
 mod c_heap;
 
 use memfold_sys::memory::arena::Arena;

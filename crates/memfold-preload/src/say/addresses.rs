@@ -1,4 +1,5 @@
-//! Limits on a process's address space. The engine reserves more of it than it will ever use: addresses, not memory.
+//! Limits on a process's address space. The engine reserves more of it than it will ever use:
+//! addresses, not memory.
 use core::fmt::{self, Display, Formatter};
 use memfold_sys::memory::zone::{NoPromise, counts_reservations};
 use rustix::process::{Resource, getrlimit};

@@ -1,8 +1,8 @@
-//! What a process says goes to `memfold run`, which says it on its own standard error, each thing once: the program's streams are
-//! the program's. Without stdio or allocation.
+//! What a process says goes to `memfold run`, which says it on its own standard error, each thing
+//! once: the program's streams are the program's. Without stdio or allocation.
 //!
-//! If `memfold run` is gone, or there never was a way to it, warnings aren't said; why a process ends is said on its own
-//! standard error, as nobody else would.
+//! If `memfold run` is gone, or there never was a way to it, warnings aren't said; why a process
+//! ends is said on its own standard error, as nobody else would.
 pub mod addresses;
 mod panic;
 pub mod unserved;
@@ -39,7 +39,8 @@ pub fn last_words(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Says why, and ends the process with memfold's own status, 125. No exit handler of the program runs.
+/// Says why, and ends the process with memfold's own status, 125. No exit handler of the program
+/// runs.
 pub fn die(text: fmt::Arguments<'_>) -> ! {
     last_words(text);
     // SAFETY: ends the process, all threads at once; never returns.

@@ -1,4 +1,5 @@
-//! A panic in the engine ends the process with a message: a program whose faults nobody serves would hang for ever.
+//! A panic in the engine ends the process with a message: a program whose faults nobody serves
+//! would hang for ever.
 use crate::say::{die, last_words};
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -21,7 +22,8 @@ fn panic(info: &PanicInfo<'_>) -> ! {
         }
         // The message itself panics.
         Err(first) if first == thread_id() => {}
-        // Several threads often panic for the same reason: whoever ends the process must not be faster than the reason is told.
+        // Several threads often panic for the same reason: whoever ends the process must not be
+        // faster than the reason is told.
         Err(_) => {
             for _ in 0..LOOKS {
                 if SAID.load(SeqCst) {
@@ -34,8 +36,8 @@ fn panic(info: &PanicInfo<'_>) -> ! {
     die(format_args!("the program is stopped, because its memory can't be served any more"))
 }
 
-// `core` and `alloc` come compiled for unwinding and name these two, though nothing here unwinds. They are hidden:
-// visible ones would take the place of those of a Rust or C++ program.
+// `core` and `alloc` come compiled for unwinding and name these two, though nothing here unwinds.
+// They are hidden: visible ones would take the place of those of a Rust or C++ program.
 core::arch::global_asm!(
     ".hidden rust_eh_personality",
     ".globl rust_eh_personality",

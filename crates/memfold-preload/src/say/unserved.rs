@@ -2,8 +2,9 @@
 use crate::{say, slots};
 use core::fmt::Arguments;
 
-/// Ends the program that `memfold run` was given, with a message, as it has not begun yet. A process that this has started is
-/// no worse off than without memfold: it runs on unmanaged, after a message.
+/// Ends the program that `memfold run` was given, with a message, as it has not begun yet. A
+/// process that this has started is no worse off than without memfold: it runs on unmanaged, after
+/// a message.
 pub fn unserved(why: Arguments) {
     if slots::is_first() {
         say::die(why);

@@ -11,7 +11,8 @@ use memfold_sys::thread::Thread;
 
 /// Jobs that wait in a pool at most, over all queues.
 const WAITING_MAX: usize = 4 * BATCH_MAX;
-/// Turns that an idle thread polls for before it sleeps: a few microseconds, as the next batch is often near.
+/// Turns that an idle thread polls for before it sleeps: a few microseconds, as the next batch is
+/// often near.
 const TURNS: usize = 2000;
 
 /// Threads that compress for the [`SoftwareQueue`]s made from it. Signals are blocked in them.
@@ -51,7 +52,8 @@ struct ResultState {
     running: usize,
 }
 
-/// One user's queue of a [`SoftwarePool`]. Its user works too: while it waits in `complete` it does jobs itself.
+/// One user's queue of a [`SoftwarePool`]. Its user works too: while it waits in `complete` it does
+/// jobs itself.
 pub struct SoftwareQueue {
     shared: Arc<Shared>,
     results: Arc<Results>,
@@ -61,8 +63,8 @@ pub struct SoftwareQueue {
 }
 
 impl SoftwarePool {
-    /// Starts `threads` threads, each with a codec for blocks of up to `block_bytes_max` bytes. As the users of queues
-    /// work too, one thread less than there are cores is right.
+    /// Starts `threads` threads, each with a codec for blocks of up to `block_bytes_max` bytes. As
+    /// the users of queues work too, one thread less than there are cores is right.
     ///
     /// # Errors
     /// EAGAIN: no more threads.
@@ -104,7 +106,8 @@ impl SoftwarePool {
 }
 
 impl Drop for SoftwarePool {
-    /// Ends the threads after the jobs that they are at. Queues that live on do their jobs by themselves.
+    /// Ends the threads after the jobs that they are at. Queues that live on do their jobs by
+    /// themselves.
     fn drop(&mut self) {
         self.shared.jobs.lock().stop = true;
         self.shared.changed.notify_all();

@@ -1,9 +1,10 @@
 //! Dictionaries in use: which there are, which one saves take, and when an old one can go.
 //!
-//! Each dictionary has a slot, and the objects compressed with it have the slot's format id. Workers keep their own list and
-//! forget it when the epoch has changed, so using a dictionary costs no shared write. A dictionary is freed when saves
-//! take another one (or none), no object uses it, and no worker lists it: a worker can't store an object with it then,
-//! and none can be loaded. The registry holds the last reference, so workers never free memory.
+//! Each dictionary has a slot, and the objects compressed with it have the slot's format id.
+//! Workers keep their own list and forget it when the epoch has changed, so using a dictionary
+//! costs no shared write. A dictionary is freed when saves take another one (or none), no object
+//! uses it, and no worker lists it: a worker can't store an object with it then, and none can be
+//! loaded. The registry holds the last reference, so workers never free memory.
 use crate::codec::{Canned, CodecSpec, Decoder, decoders};
 use crate::format;
 use crate::pool::budget::Budget;
@@ -65,14 +66,15 @@ impl Cans {
         self.epoch.fetch_add(1, Release);
     }
 
-    /// Frees the dictionaries that nothing needs, given how many objects use a slot. Returns how many it freed.
+    /// Frees the dictionaries that nothing needs, given how many objects use a slot. Returns how
+    /// many it freed.
     pub fn reap(&self, objects: impl Fn(usize) -> u64) -> usize {
         let mut list = self.list.lock();
         let current = list.current.map(|c| c.slot as usize);
         let (mut freed, mut wanted_back) = (0, false);
         for (slot, canned) in list.slots.iter_mut().enumerate() {
-            // Workers copy references under the lock only, so the count can't grow meanwhile. It is read first: a worker
-            // that stores an object lists the dictionary while it does.
+            // Workers copy references under the lock only, so the count can't grow meanwhile. It is
+            // read first: a worker that stores an object lists the dictionary while it does.
             let mut unneeded = |c: &mut Arc<Canned>| {
                 let listed = Arc::strong_count(c) > 1;
                 fence(Acquire);
@@ -138,7 +140,8 @@ impl Decoders {
     fn renew(&mut self) {
         let list = self.cans.list.lock();
         self.epoch = self.cans.epoch.load(Relaxed);
-        // Others are taken when an object asks for them, so that a worker lists none that it doesn't need.
+        // Others are taken when an object asks for them, so that a worker lists none that it
+        // doesn't need.
         self.slots = Slots::default();
         self.current = list.current;
         if let Some(Current { slot, .. }) = self.current {
@@ -160,7 +163,8 @@ impl Decoders {
         Some((&mut *self.plain[canned.format as usize], Some(canned)))
     }
 
-    /// The format and dictionary of saves with `spec`, if they take one. Call [`Decoders::sync`] before.
+    /// The format and dictionary of saves with `spec`, if they take one. Call [`Decoders::sync`]
+    /// before.
     pub fn current(&self, spec: CodecSpec) -> Option<(u8, &Canned)> {
         let current = self.current.filter(|c| c.spec == spec)?;
         Some((format::CANNED + current.slot, self.slots[current.slot as usize].as_deref()?))

@@ -1,10 +1,11 @@
 //! Is a block too dense to be worth a codec's time? A look at a sample of its bytes.
 //!
-//! After the heuristic of Linux' btrfs (fs/btrfs/compression.c, `btrfs_compress_heuristic`): a sample of short pieces from
-//! all over the block; few different bytes: it shrinks; bytes spread evenly and nothing repeated: it does not. Instead of
-//! Shannon's entropy, whose estimate from few bytes is biased, it counts pairs of equal bytes (the collision
-//! entropy), of which even random bytes have a known number. Where btrfs compares the two halves of its sample, words
-//! that occur twice are looked for, chosen by content so that both copies are chosen.
+//! After the heuristic of Linux' btrfs (fs/btrfs/compression.c, `btrfs_compress_heuristic`): a
+//! sample of short pieces from all over the block; few different bytes: it shrinks; bytes spread
+//! evenly and nothing repeated: it does not. Instead of Shannon's entropy, whose estimate from few
+//! bytes is biased, it counts pairs of equal bytes (the collision entropy), of which even random
+//! bytes have a known number. Where btrfs compares the two halves of its sample, words that occur
+//! twice are looked for, chosen by content so that both copies are chosen.
 use core::ptr::read_unaligned;
 use memfold_sys::units::PAGE_SIZE;
 
@@ -20,7 +21,8 @@ const SAMPLE: u32 = (PIECES * PIECE) as u32;
 const LANES: usize = 4;
 /// Pairs of equal bytes that random bytes have in the second look: one of 256 pairs.
 const PAIRS_RANDOM: u32 = SAMPLE * (SAMPLE - 1) / 2 / 256;
-/// The most pairs that count as dense: random bytes exceed it once in 20,000 blocks, being 3.9 standard deviations off.
+/// The most pairs that count as dense: random bytes exceed it once in 20,000 blocks, being 3.9
+/// standard deviations off.
 const PAIRS_MAX: u32 = PAIRS_RANDOM / 100 * 118;
 /// Words that are chosen to look for repetition, on average.
 const WORDS: usize = 512;
@@ -28,18 +30,20 @@ const SEEN: usize = 1024;
 
 /// Whether the `len` bytes at `src` look as if no codec could make them smaller.
 ///
-/// Costs 8 loads for most blocks that shrink, and a pass over the block for one that doesn't: about 1 µs for 4 KiB.
+/// Costs 8 loads for most blocks that shrink, and a pass over the block for one that doesn't: about
+/// 1 µs for 4 KiB.
 ///
 /// # Safety
-/// - `src` is readable for `len` bytes, a multiple of the page size and not 0; nobody writes there meanwhile.
+/// - `src` is readable for `len` bytes, a multiple of the page size and not 0; nobody writes there
+///   meanwhile.
 pub(crate) unsafe fn is_dense(src: *const u8, len: usize) -> bool {
     debug_assert!(len > 0 && len.is_multiple_of(PAGE_SIZE));
     // SAFETY: as the caller says.
     unsafe { has_many_values(src, len) && is_even(src, len) && !repeats(src, len) }
 }
 
-/// The start of piece `nth` of `pieces`. The place within each stretch changes from piece to piece, so that a sample of
-/// records shows all their fields.
+/// The start of piece `nth` of `pieces`. The place within each stretch changes from piece to piece,
+/// so that a sample of records shows all their fields.
 fn piece_at(nth: usize, pieces: usize, len: usize) -> usize {
     let stretch = len / pieces;
     nth * stretch + nth * 5 * PIECE % stretch
@@ -50,7 +54,8 @@ fn piece_at(nth: usize, pieces: usize, len: usize) -> usize {
 unsafe fn has_many_values(src: *const u8, len: usize) -> bool {
     let mut seen = [0u64; 4];
     for nth in 0..FIRST_PIECES {
-        // SAFETY: a piece is 8 bytes at a multiple of 8 within its stretch, which is a multiple of 8 and within `len`.
+        // SAFETY: a piece is 8 bytes at a multiple of 8 within its stretch, which is a multiple of
+        // 8 and within `len`.
         let word =
             unsafe { read_unaligned(src.add(piece_at(nth, FIRST_PIECES, len)).cast::<u64>()) };
         for byte in word.to_ne_bytes() {
@@ -80,7 +85,8 @@ unsafe fn is_even(src: *const u8, len: usize) -> bool {
     (squares - SAMPLE) / 2 <= PAIRS_MAX
 }
 
-/// Whether at least one of 32 chosen words was seen before. Without a branch that depends on the data.
+/// Whether at least one of 32 chosen words was seen before. Without a branch that depends on the
+/// data.
 ///
 /// # Safety
 /// - As for [`is_dense`].
@@ -126,7 +132,8 @@ mod tests {
         (0..len / 8).flat_map(|_| random.word().to_ne_bytes()).collect()
     }
 
-    /// Blocks called dense that shrink, blocks called open that don't, dense ones that don't shrink, all; bytes lost.
+    /// Blocks called dense that shrink, blocks called open that don't, dense ones that don't
+    /// shrink, all; bytes lost.
     fn judge(bytes: &[u8], block: usize, spec: &str) -> [usize; 5] {
         let mut encoder = CodecSpec::parse(spec).unwrap().encoder(block);
         let mut packed = vec![0; block + block / 100 + 1024];

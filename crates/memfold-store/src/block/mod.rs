@@ -1,14 +1,15 @@
 //! Blocks as payloads: which pages are same-filled, what is compressed, and the way back.
 //!
-//! A block without same-filled pages is its compressed bytes, or its raw bytes when it does not shrink. A block of one
-//! pattern all over is those 8 bytes. Any other (*mixed*) starts with a list of its same-filled pages,
+//! A block without same-filled pages is its compressed bytes, or its raw bytes when it does not
+//! shrink. A block of one pattern all over is those 8 bytes. Any other (*mixed*) starts with a list
+//! of its same-filled pages,
 //!
 //! ```text
 //! mode 1 byte | bitmap of same-filled pages, 1 bit each | patterns, 8 bytes each
 //! ```
 //!
-//! (mode 0: all patterns are zero, none is kept; 1: one pattern for all; 2: one for each page), and goes on with the
-//! other pages, gathered in order and compressed as one.
+//! (mode 0: all patterns are zero, none is kept; 1: one pattern for all; 2: one for each page), and
+//! goes on with the other pages, gathered in order and compressed as one.
 pub(crate) mod set;
 pub(crate) mod same_filled;
 pub(crate) mod entropy;
@@ -38,7 +39,8 @@ pub const fn huge_threshold(block_bytes: usize) -> usize {
 
 /// Buffers for encoding, taken once.
 pub(crate) struct Scratch {
-    /// The list of same-filled pages, ending at `BODY`, and from there the compressed bytes: one payload.
+    /// The list of same-filled pages, ending at `BODY`, and from there the compressed bytes: one
+    /// payload.
     packed: Box<[u8]>,
     /// Pages gathered from between same-filled ones. Free for other use between blocks.
     pub gathered: PageBuffer,
@@ -46,18 +48,21 @@ pub(crate) struct Scratch {
     plain: Box<[u8]>,
     luck: Luck,
     patterns: Box<[u64; MAX_PAGES]>,
-    /// Blocks that were not given to the codec because they looked too dense. Whoever counts them sets it back.
+    /// Blocks that were not given to the codec because they looked too dense. Whoever counts them
+    /// sets it back.
     pub dense_blocks: u64,
 }
 
 /// Where the compressed bytes start in `Scratch::packed`.
 const BODY: usize = HEAD_MAX.next_multiple_of(64);
 
-/// A dictionary must make a block smaller by this part of its size, or the block is stored without: that loads faster.
+/// A dictionary must make a block smaller by this part of its size, or the block is stored without:
+/// that loads faster.
 const CANNED_GAIN: usize = 64;
 /// Blocks in a row that the dictionary may fail to make smaller before it is tried on some only.
 const LOSSES_MAX: u8 = 4;
-/// Room that codecs want beyond what they write, at most: lz4 some bytes for its last literals, zstd a block header.
+/// Room that codecs want beyond what they write, at most: lz4 some bytes for its last literals,
+/// zstd a block header.
 const CODEC_ROOM: usize = 64;
 /// How many are then stored without a try.
 const UNTRIED: u8 = 7;
@@ -96,8 +101,8 @@ impl Luck {
 pub(crate) enum Encoded {
     /// All zeros.
     Zero,
-    /// The payload is `head_len` bytes at `head` (0 unless mixed), then `len` bytes at `body`. Each lies in the scratch or
-    /// in the block itself.
+    /// The payload is `head_len` bytes at `head` (0 unless mixed), then `len` bytes at `body`. Each
+    /// lies in the scratch or in the block itself.
     Object {
         format: u8,
         mixed: bool,
@@ -122,7 +127,8 @@ pub(crate) enum DecodeError {
 impl Scratch {
     pub fn new(block_order: Order) -> Scratch {
         let block_bytes_max = block_order.bytes();
-        // More than any codec needs in the worst case, so that none has to watch its output for room.
+        // More than any codec needs in the worst case, so that none has to watch its output for
+        // room.
         let body = block_bytes_max + block_bytes_max / 128 + 1024;
         Scratch {
             packed: vec![0; BODY + body].into_boxed_slice(),
@@ -151,7 +157,8 @@ impl Scratch {
 /// Compresses the block of `order` at `src`.
 ///
 /// # Safety
-/// - `src` points to a block of `order`, page-aligned and readable; nobody writes there while the result is in use.
+/// - `src` points to a block of `order`, page-aligned and readable; nobody writes there while the
+///   result is in use.
 /// - `scratch` and the packer's encoder were made for blocks of at least that size.
 pub(crate) unsafe fn encode(
     scratch: &mut Scratch,
@@ -196,7 +203,8 @@ pub(crate) unsafe fn encode(
 }
 
 /// # Safety
-/// - As for [`encode`]; `same` has `same_pages` pages, all below `pages`, whose patterns are in the scratch.
+/// - As for [`encode`]; `same` has `same_pages` pages, all below `pages`, whose patterns are in the
+///   scratch.
 unsafe fn encode_mixed(
     scratch: &mut Scratch,
     packer: &mut Packer<'_>,
@@ -222,12 +230,14 @@ unsafe fn encode_mixed(
     Ok(Encoded::Object { format: format_used, mixed: true, head, head_len, body, len, same_pages })
 }
 
-/// Compresses `src` to the scratch body: format and size. `None` if they do not shrink enough, or look as if they
-/// would not. With a dictionary only if that is smaller than without: never larger for having one.
+/// Compresses `src` to the scratch body: format and size. `None` if they do not shrink enough, or
+/// look as if they would not. With a dictionary only if that is smaller than without: never larger
+/// for having one.
 ///
 /// # Safety
 /// - `src` is readable, outside the scratch or in its `gathered`, and nobody writes there.
-/// - `scratch` and the packer's encoder were made for at least as many bytes, which are whole pages and not 0.
+/// - `scratch` and the packer's encoder were made for at least as many bytes, which are whole pages
+///   and not 0.
 unsafe fn compress(
     scratch: &mut Scratch,
     packer: &mut Packer<'_>,
@@ -366,7 +376,8 @@ fn one_pattern(scratch: &mut Scratch, pages: usize) -> Encoded {
     }
 }
 
-/// Writes the list of same-filled pages so that it ends where the body starts, and returns its length.
+/// Writes the list of same-filled pages so that it ends where the body starts, and returns its
+/// length.
 fn write_head(scratch: &mut Scratch, same: &BlockSet, count: usize, pages: usize) -> usize {
     let patterns = &scratch.patterns[..count];
     let (mode, kept) = if patterns.iter().all(|p| *p == 0) {
@@ -389,7 +400,8 @@ fn write_head(scratch: &mut Scratch, same: &BlockSet, count: usize, pages: usize
     len
 }
 
-/// The pages that are not same-filled, in one run: in place if they are one already, else copied together.
+/// The pages that are not same-filled, in one run: in place if they are one already, else copied
+/// together.
 ///
 /// # Safety
 /// - `src` is readable for `pages` pages; the scratch was made for as many.
@@ -409,16 +421,18 @@ unsafe fn gather(
     assert!(count * PAGE_SIZE <= scratch.gathered.len());
     for (rank, page) in (0..pages).filter(|p| !same.contains(*p)).enumerate() {
         let to = scratch.gathered.bytes_mut()[rank * PAGE_SIZE..][..PAGE_SIZE].as_mut_ptr();
-        // SAFETY: page `page` lies in the block; `to` has room for a page and lies in another buffer.
+        // SAFETY: page `page` lies in the block; `to` has room for a page and lies in another
+        // buffer.
         unsafe { core::ptr::copy_nonoverlapping(src.add(page * PAGE_SIZE), to, PAGE_SIZE) };
     }
     scratch.gathered.as_ptr()
 }
 
-/// Moves the gathered pages at the start of `dst` to where they belong and fills the same-filled ones between.
+/// Moves the gathered pages at the start of `dst` to where they belong and fills the same-filled
+/// ones between.
 ///
-/// Goes from the last page to the first: the gathered place of a page is never behind the page itself, so no page is
-/// overwritten before it moved.
+/// Goes from the last page to the first: the gathered place of a page is never behind the page
+/// itself, so no page is overwritten before it moved.
 ///
 /// # Safety
 /// - `dst` is writable for `pages` pages, aligned to 8.

@@ -46,7 +46,8 @@ unsafe fn all_equal(words: *const u64, value: u64) -> bool {
 /// Writes `pattern` all over `len` bytes at `dst`.
 ///
 /// # Safety
-/// - `dst` is writable for `len` bytes and aligned to 8; `len` is a multiple of 8; nobody else touches it meanwhile.
+/// - `dst` is writable for `len` bytes and aligned to 8; `len` is a multiple of 8; nobody else
+///   touches it meanwhile.
 pub(crate) unsafe fn fill(dst: *mut u8, len: usize, pattern: u64) {
     debug_assert!((dst as usize).is_multiple_of(8) && len.is_multiple_of(8));
     // SAFETY: every word written lies within the `len` bytes that the caller vouches for.

@@ -18,14 +18,17 @@ impl BareCodec {
         BareCodec { encoder: spec.encoder(block_bytes_max), decoder }
     }
 
-    /// Compresses `len` bytes at `src` to at most `room` bytes at `dst`. `Ok(None)`: they do not fit.
+    /// Compresses `len` bytes at `src` to at most `room` bytes at `dst`. `Ok(None)`: they do not
+    /// fit.
     ///
     /// # Errors
     /// The codec's own failure.
     ///
     /// # Safety
-    /// - `src` is readable for `len` bytes, at most the `block_bytes_max` of the codec; nobody writes there meanwhile.
-    /// - `dst` is writable for `room` bytes, does not overlap `src`, and nobody else touches it meanwhile.
+    /// - `src` is readable for `len` bytes, at most the `block_bytes_max` of the codec; nobody
+    ///   writes there meanwhile.
+    /// - `dst` is writable for `room` bytes, does not overlap `src`, and nobody else touches it
+    ///   meanwhile.
     pub unsafe fn compress(
         &mut self,
         src: *const u8,
@@ -44,7 +47,8 @@ impl BareCodec {
     ///
     /// # Safety
     /// - `src` is readable for `len` bytes, and nobody writes there meanwhile.
-    /// - `dst` is writable for `raw_len` bytes, does not overlap `src`, and nobody else touches it meanwhile.
+    /// - `dst` is writable for `raw_len` bytes, does not overlap `src`, and nobody else touches it
+    ///   meanwhile.
     pub unsafe fn decompress(
         &mut self,
         src: *const u8,

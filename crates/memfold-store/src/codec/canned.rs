@@ -20,7 +20,8 @@ pub(crate) enum Digest {
 }
 
 impl Canned {
-    /// `None` if the codec can't use that kind of dictionary, or finds the dictionary damaged. Allocates.
+    /// `None` if the codec can't use that kind of dictionary, or finds the dictionary damaged.
+    /// Allocates.
     pub fn new(
         codec: &str,
         level: i32,

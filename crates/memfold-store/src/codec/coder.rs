@@ -34,7 +34,8 @@ pub(crate) type DecodeResult = Result<(), CodecError>;
 pub(crate) trait Encoder: Send {
     /// Compresses `src` to the front of `dst`. `Ok(None)`: it does not fit.
     ///
-    /// A `canned` dictionary was made for this codec at this level; a codec without dictionaries is never given one.
+    /// A `canned` dictionary was made for this codec at this level; a codec without dictionaries is
+    /// never given one.
     ///
     /// # Safety
     /// - `src` is readable, and nobody writes there during the call.
@@ -42,7 +43,8 @@ pub(crate) trait Encoder: Send {
     /// - `src.len` is not above the `block_bytes_max` that the encoder was made with.
     unsafe fn encode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> EncodeResult;
 
-    /// Whether it gives up on a block that does not shrink as fast as a look at the block would tell.
+    /// Whether it gives up on a block that does not shrink as fast as a look at the block would
+    /// tell.
     fn gives_up_fast(&self) -> bool {
         false
     }
@@ -52,8 +54,8 @@ pub(crate) trait Encoder: Send {
 pub(crate) trait Decoder: Send {
     /// Decompresses `src` to exactly the bytes of `dst`; any other length is an error.
     ///
-    /// `canned` is the dictionary that it was compressed with. Any bytes at `src` are allowed: at worst the result is an
-    /// error or wrong bytes within `dst`.
+    /// `canned` is the dictionary that it was compressed with. Any bytes at `src` are allowed: at
+    /// worst the result is an error or wrong bytes within `dst`.
     ///
     /// # Safety
     /// - `src` is readable, and nobody writes there during the call.

@@ -1,4 +1,5 @@
-//! DEFLATE by libdeflate, the software peer of the accelerators that speak it. It allocates when a context is made only.
+//! DEFLATE by libdeflate, the software peer of the accelerators that speak it. It allocates when a
+//! context is made only.
 use super::canned::Canned;
 use super::coder::{CodecError, DecodeResult, Decoder, EncodeResult, Encoder, Input, Output};
 use alloc::boxed::Box;
@@ -39,7 +40,8 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// The input goes on after the end of the stream. Not one of libdeflate's codes, which are positive.
+/// The input goes on after the end of the stream. Not one of libdeflate's codes, which are
+/// positive.
 const TRAILING_BYTES: i64 = -1;
 
 struct DeflateEncoder {
@@ -71,7 +73,8 @@ pub(super) fn decoder() -> Box<dyn Decoder> {
 
 impl Encoder for DeflateEncoder {
     unsafe fn encode(&mut self, src: Input, dst: Output, _canned: Option<&Canned>) -> EncodeResult {
-        // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges.
+        // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both
+        // ranges.
         let size = unsafe {
             libdeflate_deflate_compress(
                 self.raw.as_ptr(),
@@ -92,8 +95,9 @@ impl Encoder for DeflateEncoder {
 impl Decoder for DeflateDecoder {
     unsafe fn decode(&mut self, src: Input, dst: Output, _canned: Option<&Canned>) -> DecodeResult {
         let (mut used, mut written) = (0, 0);
-        // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges, and libdeflate stays
-        // within them whatever the input; the two lengths are written to locals.
+        // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both
+        // ranges, and libdeflate stays within them whatever the input; the two lengths are written
+        // to locals.
         let code = unsafe {
             libdeflate_deflate_decompress_ex(
                 self.raw.as_ptr(),
@@ -161,7 +165,8 @@ mod tests {
         let options =
             Options { bytes: size_of::<Options>(), malloc: counting_malloc, free: libc::free };
         let before = ASKED.load(Relaxed);
-        // SAFETY: the options are as libdeflate.h has them, with a pair of functions that fit each other.
+        // SAFETY: the options are as libdeflate.h has them, with a pair of functions that fit each
+        // other.
         unsafe { libdeflate_free_compressor(libdeflate_alloc_compressor_ex(level, &options)) };
         ASKED.load(Relaxed) - before
     }

@@ -64,8 +64,9 @@ pub(super) fn decoder() -> Box<dyn Decoder> {
 impl Encoder for Lz4Encoder {
     unsafe fn encode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> EncodeResult {
         let size = match canned.map(|c| &c.digest) {
-            // SAFETY: `stream` is initialised and exclusively borrowed; the dictionary lives longer than this call, at the end
-            // of which it is detached; the caller vouches for both ranges, which fit a c_int.
+            // SAFETY: `stream` is initialised and exclusively borrowed; the dictionary lives longer
+            // than this call, at the end of which it is detached; the caller vouches for both
+            // ranges, which fit a c_int.
             Some(Digest::Lz4(dictionary)) => unsafe {
                 let stream = self.stream.as_mut_ptr().cast();
                 LZ4_resetStream_fast(stream);
@@ -80,8 +81,9 @@ impl Encoder for Lz4Encoder {
                     self.acceleration,
                 )
             },
-            // SAFETY: `state` has the size and alignment that the library asked for and is exclusively borrowed; the
-            // caller vouches for both ranges, both at most 2 MiB, so they fit a c_int.
+            // SAFETY: `state` has the size and alignment that the library asked for and is
+            // exclusively borrowed; the caller vouches for both ranges, both at most 2 MiB, so they
+            // fit a c_int.
             _ => unsafe {
                 let (len, room) = (src.len as c_int, dst.len as c_int);
                 let state = self.state.as_mut_ptr().cast();
@@ -117,8 +119,8 @@ impl Decoder for Lz4Decoder {
     unsafe fn decode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> DecodeResult {
         let (from, to, len, room) =
             (src.at.cast(), dst.at.cast(), src.len as c_int, dst.len as c_int);
-        // SAFETY: both read only `src` and the dictionary, and write only to `dst`, whatever the input; the caller vouches
-        // for both ranges.
+        // SAFETY: both read only `src` and the dictionary, and write only to `dst`, whatever the
+        // input; the caller vouches for both ranges.
         let size = unsafe {
             match canned.map(|c| &c.digest) {
                 Some(Digest::Lz4(dictionary)) => LZ4_decompress_safe_usingDict(

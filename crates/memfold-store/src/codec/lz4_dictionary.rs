@@ -13,15 +13,16 @@ unsafe extern "C" {
 /// A dictionary and liblz4's table of it.
 pub(crate) struct Lz4Dictionary {
     pub(super) content: Box<[u8]>,
-    /// A stream that the dictionary was loaded into; it refers to `content`. Only read from then on.
+    /// A stream that the dictionary was loaded into; it refers to `content`. Only read from then
+    /// on.
     pub(super) stream: Box<[u64]>,
 }
 
 impl Lz4Dictionary {
     pub fn new(content: Box<[u8]>) -> Lz4Dictionary {
         let mut stream = stream();
-        // SAFETY: the stream was initialised and is ours; the content is readable, and is moved only as a box, so its
-        // bytes stay in place as long as the stream refers to them.
+        // SAFETY: the stream was initialised and is ours; the content is readable, and is moved
+        // only as a box, so its bytes stay in place as long as the stream refers to them.
         unsafe {
             LZ4_loadDictSlow(
                 stream.as_mut_ptr().cast(),

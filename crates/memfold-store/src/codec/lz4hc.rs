@@ -38,8 +38,9 @@ pub(super) fn encoder(level: i32, _block_bytes_max: usize) -> Box<dyn Encoder> {
 
 impl Encoder for Lz4HcEncoder {
     unsafe fn encode(&mut self, src: Input, dst: Output, _canned: Option<&Canned>) -> EncodeResult {
-        // SAFETY: `state` was initialised by the library and is exclusively borrowed; the caller vouches for both ranges,
-        // both at most 2 MiB and a little, so they fit a c_int. Levels up to 9 allocate nothing.
+        // SAFETY: `state` was initialised by the library and is exclusively borrowed; the caller
+        // vouches for both ranges, both at most 2 MiB and a little, so they fit a c_int. Levels up
+        // to 9 allocate nothing.
         let size = unsafe {
             LZ4_compress_HC_extStateHC_fastReset(
                 self.state.as_mut_ptr().cast(),

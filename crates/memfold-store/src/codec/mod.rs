@@ -1,7 +1,8 @@
 //! Codecs by name.
 //!
-//! To add one: write its file with an [`Encoder`] and a [`Decoder`], give it a free id in [`crate::format`], and add its
-//! line to [`CODECS`]. Every stored object records the id of its codec, so an id must never be given to another format.
+//! To add one: write its file with an [`Encoder`] and a [`Decoder`], give it a free id in
+//! [`crate::format`], and add its line to [`CODECS`]. Every stored object records the id of its
+//! codec, so an id must never be given to another format.
 mod lz4_dictionary;
 mod zstd_dictionary;
 mod canned;

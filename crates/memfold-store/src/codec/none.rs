@@ -29,7 +29,8 @@ impl Decoder for None_ {
         if src.len != dst.len {
             return Err(CodecError(src.len as i64));
         }
-        // SAFETY: `src` is readable and `dst` writable for the same number of bytes, and they do not overlap.
+        // SAFETY: `src` is readable and `dst` writable for the same number of bytes, and they do
+        // not overlap.
         unsafe { core::ptr::copy_nonoverlapping(src.at, dst.at, dst.len) };
         Ok(())
     }

@@ -64,13 +64,14 @@ impl CodecSpec {
         self.codec().format
     }
 
-    /// An encoder for inputs of up to `block_bytes_max` bytes. Takes all the memory that it will ever need.
+    /// An encoder for inputs of up to `block_bytes_max` bytes. Takes all the memory that it will
+    /// ever need.
     pub(crate) fn encoder(&self, block_bytes_max: usize) -> Box<dyn Encoder> {
         (self.codec().encoder)(self.level, block_bytes_max)
     }
 
-    /// A dictionary made ready for the codec at this level. `None` if it can't use that kind of dictionary, or finds the
-    /// dictionary damaged. Allocates.
+    /// A dictionary made ready for the codec at this level. `None` if it can't use that kind of
+    /// dictionary, or finds the dictionary damaged. Allocates.
     pub(crate) fn canned(&self, dictionary: &Dictionary, block_bytes_max: usize) -> Option<Canned> {
         Canned::new(self.name(), self.level, dictionary, block_bytes_max)
     }

@@ -20,7 +20,8 @@ struct ZstdDecoder {
     _workspace: Box<[u64]>,
 }
 
-// SAFETY: a context lives in the boxed workspace that travels with it, and is only used through `&mut self`.
+// SAFETY: a context lives in the boxed workspace that travels with it, and is only used through
+// `&mut self`.
 unsafe impl Send for ZstdEncoder {}
 // SAFETY: as above.
 unsafe impl Send for ZstdDecoder {}
@@ -28,8 +29,9 @@ unsafe impl Send for ZstdDecoder {}
 pub(super) fn encoder(level: i32, block_bytes_max: usize) -> Box<dyn Encoder> {
     let mut workspace =
         vec![0u64; workspace_bytes(level, block_bytes_max).div_ceil(8)].into_boxed_slice();
-    // SAFETY: the workspace is aligned to 8 and as long as said; it is moved only as a box, so its bytes stay in place
-    // as long as the context is used. Setting the level of a fresh context only writes to the context.
+    // SAFETY: the workspace is aligned to 8 and as long as said; it is moved only as a box, so its
+    // bytes stay in place as long as the context is used. Setting the level of a fresh context only
+    // writes to the context.
     let cctx = unsafe {
         let cctx = c::ZSTD_initStaticCCtx(workspace.as_mut_ptr().cast(), workspace.len() * 8);
         assert!(!cctx.is_null(), "zstd refused a workspace of its own estimate");
@@ -59,7 +61,8 @@ pub(super) fn decoder() -> Box<dyn Decoder> {
 
 /// The memory that compressing any number of pages up to `block_bytes_max` needs at `level`.
 ///
-/// zstd chooses other tables for other input sizes, and a larger input may need less than a smaller one.
+/// zstd chooses other tables for other input sizes, and a larger input may need less than a smaller
+/// one.
 fn workspace_bytes(level: i32, block_bytes_max: usize) -> usize {
     let pages = block_bytes_max.div_ceil(PAGE_SIZE).max(1);
     // SAFETY: takes and returns plain values.
@@ -77,8 +80,9 @@ impl Encoder for ZstdEncoder {
             Some(Digest::Zstd(dictionary)) => dictionary.cdict,
             _ => core::ptr::null(),
         };
-        // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges, and for a dictionary
-        // that lives during the call. The next call sets another one, or none.
+        // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both
+        // ranges, and for a dictionary that lives during the call. The next call sets another one,
+        // or none.
         let size = unsafe {
             // A call that ran out of room leaves its frame open, and no dictionary can be set then.
             c::ZSTD_CCtx_reset(self.cctx, c::ZSTD_ResetDirective::ZSTD_reset_session_only);
@@ -100,8 +104,8 @@ impl Encoder for ZstdEncoder {
 
 impl Decoder for ZstdDecoder {
     unsafe fn decode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> DecodeResult {
-        // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both ranges, and zstd stays
-        // within them whatever the input.
+        // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both
+        // ranges, and zstd stays within them whatever the input.
         let size = unsafe {
             let (to, from) = (dst.at.cast(), src.at.cast());
             match canned.map(|c| &c.digest) {

@@ -13,8 +13,8 @@ pub(crate) struct ZstdDictionary {
     _content: Box<[u8]>,
 }
 
-// SAFETY: both tables are only read once they are made, by any number of threads, as zstd documents; they lie in boxes
-// that travel with them.
+// SAFETY: both tables are only read once they are made, by any number of threads, as zstd
+// documents; they lie in boxes that travel with them.
 unsafe impl Send for ZstdDictionary {}
 // SAFETY: as above.
 unsafe impl Sync for ZstdDictionary {}
@@ -43,8 +43,8 @@ impl ZstdDictionary {
         };
         let mut workspaces = sizes.map(|bytes| vec![0u64; bytes.div_ceil(8)].into_boxed_slice());
         let [for_c, for_d] = &mut workspaces;
-        // SAFETY: the workspaces are aligned to 8 and as long as said, the content is readable; all are moved only as
-        // boxes, so their bytes stay in place as long as the tables are used.
+        // SAFETY: the workspaces are aligned to 8 and as long as said, the content is readable; all
+        // are moved only as boxes, so their bytes stay in place as long as the tables are used.
         let (cdict, ddict) = unsafe {
             let bytes = for_c.len() * 8;
             let cdict = c::ZSTD_initStaticCDict(

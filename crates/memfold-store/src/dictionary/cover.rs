@@ -1,8 +1,9 @@
 //! Choosing a dictionary's content from samples: the pieces whose parts occur in the most samples.
 //!
-//! After COVER (Liao, Petri, Moffat, Wirth: "Effective construction of relative Lempel-Ziv dictionaries", WWW 2016), in the
-//! form of zstd's FastCOVER: sequences of 8 bytes are counted by hash; the samples are cut into as many epochs as the
-//! dictionary has pieces, and from each the piece that scores highest is taken, whose sequences then count no more.
+//! After COVER (Liao, Petri, Moffat, Wirth: "Effective construction of relative Lempel-Ziv
+//! dictionaries", WWW 2016), in the form of zstd's FastCOVER: sequences of 8 bytes are counted by
+//! hash; the samples are cut into as many epochs as the dictionary has pieces, and from each the
+//! piece that scores highest is taken, whose sequences then count no more.
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -13,7 +14,8 @@ const HASH_BITS: u32 = 17;
 /// The sequences of the samples.
 pub(crate) struct Cover<'a> {
     samples: &'a [u8],
-    /// In how many samples a sequence occurs, by hash. One is none: nothing is gained from a sequence of one sample.
+    /// In how many samples a sequence occurs, by hash. One is none: nothing is gained from a
+    /// sequence of one sample.
     found_in: Vec<u16>,
 }
 
@@ -38,7 +40,8 @@ impl<'a> Cover<'a> {
         Cover { samples, found_in }
     }
 
-    /// Content of at most `bytes` bytes in pieces of `piece` bytes; the best come last, where they are nearest.
+    /// Content of at most `bytes` bytes in pieces of `piece` bytes; the best come last, where they
+    /// are nearest.
     pub fn choose(&self, bytes: usize, piece: usize) -> Vec<u8> {
         let mut found_in = self.found_in.clone();
         let epochs = (bytes / piece).max(1);

@@ -71,7 +71,8 @@ impl Dictionary {
     /// A dictionary of this content.
     ///
     /// # Errors
-    /// [`DictionaryError::Size`], or [`DictionaryError::Kind`] for a zstd dictionary that does not start as one.
+    /// [`DictionaryError::Size`], or [`DictionaryError::Kind`] for a zstd dictionary that does not
+    /// start as one.
     pub fn new(kind: DictionaryKind, content: Vec<u8>) -> Result<Dictionary, DictionaryError> {
         if !(DICTIONARY_BYTES_MIN..=DICTIONARY_BYTES_MAX).contains(&content.len()) {
             return Err(DictionaryError::Size(content.len()));

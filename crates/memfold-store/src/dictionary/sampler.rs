@@ -90,8 +90,8 @@ impl Sampler {
             .extend_from_slice(unsafe { core::slice::from_raw_parts(block, self.order.bytes()) });
     }
 
-    /// The samples, if enough are there; else makes sure that they are taken when it is time, `saved` blocks having been
-    /// saved so far.
+    /// The samples, if enough are there; else makes sure that they are taken when it is time,
+    /// `saved` blocks having been saved so far.
     pub fn collect(&self, saved: u64) -> Option<Samples> {
         if saved < self.start_at.load(Relaxed) {
             return None;

@@ -1,5 +1,5 @@
-//! Dictionaries made by zstd's own trainer. It allocates with malloc, so only programs that are not folded themselves may
-//! have it: the feature `trainer`, which the engine never turns on.
+//! Dictionaries made by zstd's own trainer. It allocates with malloc, so only programs that are not
+//! folded themselves may have it: the feature `trainer`, which the engine never turns on.
 use crate::dictionary::{DICTIONARY_BYTES_MAX, Dictionary, DictionaryKind};
 use alloc::vec;
 use memfold_sys::units::Order;
@@ -9,8 +9,8 @@ const TRAINED_BYTES: [usize; 3] = [DICTIONARY_BYTES_MAX, 32 << 10, 16 << 10];
 /// The longest sample that the trainer is given, in bytes.
 const SAMPLE_BYTES_MAX: usize = 32 << 10;
 
-/// Dictionaries of several sizes, trained on blocks of `order` that follow each other in `samples`. What the trainer finds
-/// too little to learn from gives none.
+/// Dictionaries of several sizes, trained on blocks of `order` that follow each other in `samples`.
+/// What the trainer finds too little to learn from gives none.
 pub fn trained_dictionaries(samples: &[u8], order: Order) -> impl Iterator<Item = Dictionary> {
     let sample = order.bytes().min(SAMPLE_BYTES_MAX);
     let sizes = vec![sample; samples.len() / sample];

@@ -36,7 +36,8 @@ impl Area {
         unsafe { self.zone.as_ptr().add(self.offset + offset) }
     }
 
-    /// The first `end` bytes are about to be written; `false` if the system promises no more memory.
+    /// The first `end` bytes are about to be written; `false` if the system promises no more
+    /// memory.
     #[inline]
     pub fn need(&self, end: usize) -> bool {
         self.zone.need(&self.edge, self.offset, self.len, end).is_ok()
@@ -91,13 +92,14 @@ impl<T: ZoneRecord> Table<T> {
             return None;
         }
         let record = self.area.at(index as usize * size_of::<T>()).cast::<T>();
-        // SAFETY: the record lies in the area, is aligned (the area starts on a page, and the type's alignment divides
-        // its size), is valid as `ZoneRecord` promises (the zone starts as zeros and only `&T` are ever handed out),
-        // and the zone outlives `self`.
+        // SAFETY: the record lies in the area, is aligned (the area starts on a page, and the
+        // type's alignment divides its size), is valid as `ZoneRecord` promises (the zone starts as
+        // zeros and only `&T` are ever handed out), and the zone outlives `self`.
         Some(unsafe { &*record })
     }
 
-    /// The first `count` records are about to be changed; `false` if the system promises no more memory.
+    /// The first `count` records are about to be changed; `false` if the system promises no more
+    /// memory.
     pub fn need(&self, count: u32) -> bool {
         self.area.need((count as usize * size_of::<T>()).min(self.area.len()))
     }

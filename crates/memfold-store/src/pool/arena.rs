@@ -1,8 +1,8 @@
 //! The span memory of a pool: one area, cut into spans by a moving edge.
 //!
-//! A span keeps its address and length for ever. Emptied spans wait in the list of their length: *warm* ones still hold
-//! their memory, so that churn costs no system calls; *bare* ones gave it back. Address space is plentiful, memory is
-//! not: only class spans and warm spans count as held.
+//! A span keeps its address and length for ever. Emptied spans wait in the list of their length:
+//! *warm* ones still hold their memory, so that churn costs no system calls; *bare* ones gave it
+//! back. Address space is plentiful, memory is not: only class spans and warm spans count as held.
 use crate::pool::area::{Area, Table};
 use crate::pool::budget::Budget;
 use crate::pool::size_class::Class;
@@ -14,8 +14,9 @@ use memfold_sys::units::{MAX_PAGES, PAGE_SIZE};
 /// No span: ends a list.
 pub(crate) const NIL: u32 = u32::MAX;
 
-/// Warm bytes that a pool may keep however little it holds: its part of 1 MiB, at least 256 KiB. With 256 KiB for a pool
-/// alone, the spans that churn needs again were often given back just before, and saves took 3% longer.
+/// Warm bytes that a pool may keep however little it holds: its part of 1 MiB, at least 256 KiB.
+/// With 256 KiB for a pool alone, the spans that churn needs again were often given back just
+/// before, and saves took 3% longer.
 const WARM_ALL: u64 = 1 << 20;
 const WARM_MIN: u64 = 256 << 10;
 /// Warm bytes that a pool may keep for each byte that it holds: 1/64.
@@ -88,8 +89,8 @@ impl Arena {
             .at(span.first_page() as usize * PAGE_SIZE + slot as usize * class.slot_bytes as usize)
     }
 
-    /// A span of `pages` pages without a class, and whether it has no memory yet. `None` when the limit or the address
-    /// space is used up.
+    /// A span of `pages` pages without a class, and whether it has no memory yet. `None` when the
+    /// limit or the address space is used up.
     pub fn allocate(&self, pages: u16) -> Option<(u32, bool)> {
         let bytes = pages as u64 * PAGE_SIZE as u64;
         let mut state = self.state.lock();
@@ -111,7 +112,8 @@ impl Arena {
         index.map(|index| (index, true))
     }
 
-    /// Asks the kernel for the memory of a span that has none yet: one call instead of a fault for each page.
+    /// Asks the kernel for the memory of a span that has none yet: one call instead of a fault for
+    /// each page.
     pub fn populate(&self, span: &Span) {
         if span.pages() > 1 {
             self.data.populate(
@@ -121,8 +123,8 @@ impl Arena {
         }
     }
 
-    /// Frees an emptied span. True if so much is warm by now that the caller should [`Arena::trim_some`], after it
-    /// let go of its locks.
+    /// Frees an emptied span. True if so much is warm by now that the caller should
+    /// [`Arena::trim_some`], after it let go of its locks.
     pub fn free(&self, index: u32) -> bool {
         let Some(span) = self.spans.get(index) else { return false };
         span.set_class(None);
@@ -133,20 +135,21 @@ impl Arena {
         state.warm_bytes > self.warm_max(&state)
     }
 
-    /// Gives the memory of a few warm spans back to the kernel. Bounded, as it is on the path of a free: each free
-    /// empties one span at most, so a few at a time keep up with it.
+    /// Gives the memory of a few warm spans back to the kernel. Bounded, as it is on the path of a
+    /// free: each free empties one span at most, so a few at a time keep up with it.
     pub fn trim_some(&self) {
         self.trim_batch(0, FEW);
     }
 
-    /// Gives the memory of warm spans back to the kernel until at most half of the allowance is left. Returns the bytes
-    /// given.
+    /// Gives the memory of warm spans back to the kernel until at most half of the allowance is
+    /// left. Returns the bytes given.
     pub fn trim(&self) -> u64 {
         let keep = self.warm_max(&self.state.lock()) / 2;
         self.trim_to(keep)
     }
 
-    /// Gives the memory of warm spans back to the kernel until at most `keep` bytes are warm. Returns the bytes given.
+    /// Gives the memory of warm spans back to the kernel until at most `keep` bytes are warm.
+    /// Returns the bytes given.
     pub fn trim_to(&self, keep: u64) -> u64 {
         let mut released = 0;
         loop {
@@ -214,7 +217,8 @@ impl Arena {
         count
     }
 
-    /// Gives the memory of `batch`, sorted by page, back to the kernel: one call for each run of neighbours.
+    /// Gives the memory of `batch`, sorted by page, back to the kernel: one call for each run of
+    /// neighbours.
     fn release(&self, batch: &[(u32, u32)]) {
         let (mut start, mut end) = (0, 0);
         for (page, index) in batch {
@@ -230,8 +234,9 @@ impl Arena {
 
     fn release_pages(&self, start: usize, end: usize) {
         if end > start {
-            // SAFETY: these pages belong to spans that were taken out of the warm lists: they hold no object, and
-            // nobody gets them until they are in a list again. A late reader pins such a span but never reads it.
+            // SAFETY: these pages belong to spans that were taken out of the warm lists: they hold
+            // no object, and nobody gets them until they are in a list again. A late reader pins
+            // such a span but never reads it.
             unsafe { self.data.release(start * PAGE_SIZE, (end - start) * PAGE_SIZE) };
         }
     }

@@ -7,7 +7,8 @@ pub(crate) struct Budget {
     peak: AtomicU64,
     /// 0: unlimited.
     max: AtomicU64,
-    /// Percent of `max` that `held` must fall to before saves are taken again after one was refused.
+    /// Percent of `max` that `held` must fall to before saves are taken again after one was
+    /// refused.
     accept_percent: AtomicU64,
     refusing: AtomicBool,
     /// How many hold [`Budget::lift`]: while any does, there is no limit.
@@ -62,8 +63,9 @@ impl Budget {
         self.max.load(Relaxed)
     }
 
-    /// Whether saves are taken: always, until one was refused for want of room; then again when no more than the accepted
-    /// share of the limit is held. Without that gap a full store would take and refuse in turns.
+    /// Whether saves are taken: always, until one was refused for want of room; then again when no
+    /// more than the accepted share of the limit is held. Without that gap a full store would take
+    /// and refuse in turns.
     #[inline]
     pub fn accepts(&self) -> bool {
         !self.refusing.load(Relaxed) || self.lifted.load(Relaxed) > 0 || self.may_accept_again()

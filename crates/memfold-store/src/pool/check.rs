@@ -1,8 +1,10 @@
 //! The whole pool against its equations.
 //!
-//! - the used slots of a span = its bits = its count; each names a live entry, and that entry names the slot
+//! - the used slots of a span = its bits = its count; each names a live entry, and that entry names
+//!   the slot
 //! - live entries + free entries = entries ever used; live entries = the objects of all classes
-//! - a class's spans, objects and bytes = the sums over its spans; partly used spans are in the list of their group
+//! - a class's spans, objects and bytes = the sums over its spans; partly used spans are in the
+//!   list of their group
 //! - class spans + warm + bare spans = spans ever cut; held bytes = class spans + warm spans
 //! - every finished object's checksum fits
 use crate::format;

@@ -16,8 +16,9 @@ const STEP_BYTES: usize = 256 << 10;
 const TRIES: usize = 8;
 
 impl Pool {
-    /// Gives memory back to the kernel, until `bytes` are given back or nothing is left to gain: first the spans kept
-    /// for reuse, then spans that can be emptied into others. Returns the bytes given back.
+    /// Gives memory back to the kernel, until `bytes` are given back or nothing is left to gain:
+    /// first the spans kept for reuse, then spans that can be emptied into others. Returns the
+    /// bytes given back.
     pub(crate) fn compact(&self, bytes: u64) -> u64 {
         let mut released = self.arena.trim_to(0);
         let mut emptied = 0;
@@ -35,9 +36,9 @@ impl Pool {
         released
     }
 
-    /// One bounded step of compaction where a class leaves more than an eighth of its slots free: objects of up to
-    /// 256 KiB move. Returns the bytes of the spans that were emptied, whose memory goes back to the kernel but for the
-    /// allowance of warm spans. 0: nothing is sparse.
+    /// One bounded step of compaction where a class leaves more than an eighth of its slots free:
+    /// objects of up to 256 KiB move. Returns the bytes of the spans that were emptied, whose
+    /// memory goes back to the kernel but for the allowance of warm spans. 0: nothing is sparse.
     pub(crate) fn tidy(&self) -> u64 {
         let (mut emptied, mut moved) = (0, 0);
         for (index, class) in CLASSES.iter().enumerate().filter(|(_, class)| !class.is_sole()) {
@@ -76,7 +77,8 @@ impl Pool {
         self.move_objects(&mut state, class, index, span);
         state.spans -= 1;
         if span.is_pinned() {
-            // A reader got in before its object's entry changed. The class stays noted, as the reader needs it.
+            // A reader got in before its object's entry changed. The class stays noted, as the
+            // reader needs it.
             span.set_next(state.limbo);
             state.limbo = index;
             state.limbo_spans += 1;
@@ -93,7 +95,8 @@ impl Pool {
             let mut best: Option<(u32, &Span)> = None;
             for _ in 0..TRIES {
                 let Some(span) = self.arena.span(at).filter(|_| at != NIL) else { break };
-                // Writers pin under the class lock, so an unpinned span has no object in the making.
+                // Writers pin under the class lock, so an unpinned span has no object in the
+                // making.
                 if !span.is_pinned() && best.is_none_or(|(_, b)| span.in_use() < b.in_use()) {
                     best = Some((at, span));
                 }
@@ -129,8 +132,9 @@ impl Pool {
             let to_index = state.fullest().expect("the other spans have room");
             let (to_span, to_slot) = self.allocate_slot(state, class, to_index);
             let to = self.arena.slot(to_span, class, to_slot);
-            // SAFETY: both are slots of `slot_bytes` bytes in different spans; `to` was free and is ours under the
-            // class lock; `from` is only read, by us and perhaps by readers. `owners_fit` checked the owner.
+            // SAFETY: both are slots of `slot_bytes` bytes in different spans; `to` was free and is
+            // ours under the class lock; `from` is only read, by us and perhaps by readers.
+            // `owners_fit` checked the owner.
             let owner = unsafe {
                 core::ptr::copy_nonoverlapping(from, to, class.slot_bytes as usize);
                 owner_of(span, class, from)

@@ -1,6 +1,7 @@
 //! Entries: 16 bytes per object that say where it is, what it is, and its checksum.
 use crate::handle::{GENERATION_BITS, INDEX_BITS};
-// Entries live in zone memory, whose zero bytes must be valid entries: `core`'s atomics, never a model checker's.
+// Entries live in zone memory, whose zero bytes must be valid entries: `core`'s atomics, never a
+// model checker's.
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
 /// Bits of a span's number within its pool.
@@ -32,10 +33,12 @@ pub(crate) struct Header {
     pub checksum: u32,
 }
 
-/// `place`: span 26 | slot 7 | generation 14 | live 1 | guard 16. `header`: len 22 | order 4 | format 5 | mixed 1 | checksum 32.
+/// `place`: span 26 | slot 7 | generation 14 | live 1 | guard 16. `header`: len 22 | order 4 |
+/// format 5 | mixed 1 | checksum 32.
 ///
-/// All zeros is an entry that was never used. The guard covers every other bit of the first word and the entry's index,
-/// so a flipped bit in either word is found: in the first by the guard, in the second by the checksum.
+/// All zeros is an entry that was never used. The guard covers every other bit of the first word
+/// and the entry's index, so a flipped bit in either word is found: in the first by the guard, in
+/// the second by the checksum.
 #[derive(Default)]
 #[repr(C, align(16))]
 pub(crate) struct Entry {
@@ -96,7 +99,8 @@ impl Entry {
         );
     }
 
-    /// Makes the entry free, with the index of the next free one in the second word. Callers hold the list's lock.
+    /// Makes the entry free, with the index of the next free one in the second word. Callers hold
+    /// the list's lock.
     pub fn set_free(&self, index: u32, generation: u16, next: u32) {
         self.store_place(index, generation, 0);
         self.header.store(next as u64, Relaxed);
@@ -169,9 +173,11 @@ impl Header {
     }
 }
 
-/// The checksum that belongs into the header of the object with these fields, index and payload hash.
+/// The checksum that belongs into the header of the object with these fields, index and payload
+/// hash.
 ///
-/// A change of the fields alone always changes it: multiplying by an odd number maps no two values to one.
+/// A change of the fields alone always changes it: multiplying by an odd number maps no two values
+/// to one.
 pub(crate) fn checksum(fields: u32, index: u32, payload_hash: u64) -> u32 {
     (payload_hash as u32)
         ^ fields.wrapping_mul(0x9E37_79B1)
@@ -184,8 +190,8 @@ fn guard(word: u64, index: u32) -> u64 {
     mixed.wrapping_mul(GUARD_K) >> GUARD_SHIFT
 }
 
-// Flipping bit i adds or takes GUARD_K << i, so the guard changes for sure if that product's top bits are neither all
-// zeros nor all ones (a carry from below adds at most one).
+// Flipping bit i adds or takes GUARD_K << i, so the guard changes for sure if that product's top
+// bits are neither all zeros nor all ones (a carry from below adds at most one).
 const _: () = {
     let mut i = 0;
     while i < GUARD_SHIFT {

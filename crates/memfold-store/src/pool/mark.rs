@@ -1,6 +1,8 @@
-//! Marks: 8 bytes beside each entry that say whose block it is and how it is used. Losing one loses no data.
+//! Marks: 8 bytes beside each entry that say whose block it is and how it is used. Losing one loses
+//! no data.
 use crate::pool::area::ZoneRecord;
-// Marks live in zone memory, whose zero bytes must be valid marks: `core`'s atomics, never a model checker's.
+// Marks live in zone memory, whose zero bytes must be valid marks: `core`'s atomics, never a model
+// checker's.
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
 /// Bits of a key that a mark can hold: those of 4 PiB in pages.
@@ -15,7 +17,8 @@ pub(crate) const HUGE: u64 = 1 << 57;
 /// A stronger codec was tried, and the object is now its result or did not get smaller.
 pub(crate) const TRIED: u64 = 1 << 58;
 
-/// key 40 | tick of the last use 16 | flags 8. Racing updates may lose one of two touches, which is harmless.
+/// key 40 | tick of the last use 16 | flags 8. Racing updates may lose one of two touches, which is
+/// harmless.
 #[derive(Default)]
 #[repr(transparent)]
 pub(crate) struct Mark(AtomicU64);
@@ -24,7 +27,8 @@ pub(crate) struct Mark(AtomicU64);
 unsafe impl ZoneRecord for Mark {}
 
 impl Mark {
-    /// The mark of a new object. A key too large for it is cut, and then names no folio of the caller's.
+    /// The mark of a new object. A key too large for it is cut, and then names no folio of the
+    /// caller's.
     pub fn begin(&self, key: u64, tick: u16, flags: u64) {
         self.0.store(key & KEY_MASK | (tick as u64) << TICK_SHIFT | flags, Relaxed);
     }

@@ -1,14 +1,16 @@
 //! One pool: objects in slots of spans, found through entries.
 //!
-//! Lock order: one class, then entries or arena (never both). No lock is held while bytes are compressed,
-//! decompressed, or copied in; compaction copies at most one span (128 KiB) under the lock of its class.
+//! Lock order: one class, then entries or arena (never both). No lock is held while bytes are
+//! compressed, decompressed, or copied in; compaction copies at most one span (128 KiB) under the
+//! lock of its class.
 //!
 //! # Reading beside compaction
-//! A reader takes no lock. It reads the entry, pins the span, and reads the entry again: unchanged means that the
-//! object is here and stays here while pinned. Compaction, under the class lock, copies the objects of an unpinned
-//! span elsewhere, changes their entries, and only then looks at the pins: a reader that pinned before that is counted,
-//! so the old span is kept aside (in limbo) until it is unpinned; one that pins later sees the changed entry and turns
-//! back. All four accesses are SeqCst, so at least one side sees the other.
+//! A reader takes no lock. It reads the entry, pins the span, and reads the entry again: unchanged
+//! means that the object is here and stays here while pinned. Compaction, under the class lock,
+//! copies the objects of an unpinned span elsewhere, changes their entries, and only then looks at
+//! the pins: a reader that pinned before that is counted, so the old span is kept aside (in limbo)
+//! until it is unpinned; one that pins later sees the changed entry and turns back. All four
+//! accesses are SeqCst, so at least one side sees the other.
 pub(crate) mod size_class;
 pub(crate) mod entry;
 pub(crate) mod area;
@@ -37,7 +39,8 @@ use memfold_sys::sync::{Mutex, MutexGuard};
 use memfold_sys::thread::now_ns;
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
-/// Partly used spans are listed by how full they are, in this many groups; the fullest are used first.
+/// Partly used spans are listed by how full they are, in this many groups; the fullest are used
+/// first.
 const GROUPS: usize = 4;
 
 pub(crate) struct Pool {
@@ -66,8 +69,8 @@ pub(crate) struct PoolCounters {
     pub canned: [AtomicU64; format::CANNED_SLOTS],
 }
 
-/// Partly used spans are in the list of their group, full ones in none, emptied ones leave the class.
-/// `objects` = the used slots of all `spans`; limbo is not counted in `spans`.
+/// Partly used spans are in the list of their group, full ones in none, emptied ones leave the
+/// class. `objects` = the used slots of all `spans`; limbo is not counted in `spans`.
 pub(crate) struct ClassState {
     pub(crate) partial: [u32; GROUPS],
     /// Emptied by compaction while a reader was at work there.
@@ -146,8 +149,8 @@ impl Pool {
         if slot.is_fresh {
             self.arena.populate(slot.span);
         }
-        // SAFETY: the slot is `len` bytes or longer, new, pinned and unknown to anybody else until published; the
-        // caller vouches for the bytes.
+        // SAFETY: the slot is `len` bytes or longer, new, pinned and unknown to anybody else until
+        // published; the caller vouches for the bytes.
         let hash = unsafe {
             core::ptr::copy_nonoverlapping(payload.head, slot.payload, payload.head_len);
             let rest = slot.payload.add(payload.head_len);
@@ -180,7 +183,8 @@ impl Pool {
         let Ok(snapshot) = entry.snapshot(name.index) else { return };
         let Some(span) = self.arena.span(snapshot.place().span) else { return };
         let Some(class) = span.class().and_then(|c| CLASSES.get(c)) else { return };
-        // Not pinned: it may be another object's by now, and any address may come of it. No byte is read.
+        // Not pinned: it may be another object's by now, and any address may come of it. No byte is
+        // read.
         let at = self.arena.slot_hint(span, class, snapshot.place().slot);
         let len = class.payload_offset() + entry.header().len as usize;
         (0..len.min(class.slot_bytes as usize))
@@ -205,7 +209,8 @@ impl Pool {
             if entry.is_still(snapshot) {
                 break (span, snapshot.place());
             }
-            // Compaction moved the object in between; it does so rarely, and each turn needs another move.
+            // Compaction moved the object in between; it does so rarely, and each turn needs
+            // another move.
             span.unpin();
         };
         let mut pinned =
@@ -216,7 +221,8 @@ impl Pool {
             return Err(Damage::Entry);
         }
         let at = self.arena.slot(span, class, place.slot);
-        // SAFETY: the slot is pinned and holds this object, so it is readable and nobody writes there.
+        // SAFETY: the slot is pinned and holds this object, so it is readable and nobody writes
+        // there.
         if unsafe { owner_of(span, class, at) } != name.index
             || pinned.header.format == format::BUILDING
         {
@@ -265,7 +271,8 @@ impl Pool {
         };
         let (span, slot) = self.allocate_slot(&mut state, class, span_index);
         let at = self.arena.slot(span, class, slot);
-        // SAFETY: the slot was free and is ours now; only the holder of the class lock hands slots out.
+        // SAFETY: the slot was free and is ours now; only the holder of the class lock hands slots
+        // out.
         unsafe { set_owner(span, class, at, index) };
         span.pin();
         entry.set_header(Header {
@@ -291,7 +298,8 @@ impl Pool {
         if len == 0 || len > MAX_BYTES || (PAGE_SIZE << header.order) > MAX_BYTES {
             return None;
         }
-        // The class follows from the length, so it is known before the lock; the place is read under the lock.
+        // The class follows from the length, so it is known before the lock; the place is read
+        // under the lock.
         let class_index = size_class::of_payload(len);
         let class = &CLASSES[class_index];
         let mut state = self.lock_class(class_index);
@@ -481,7 +489,8 @@ unsafe fn set_owner(span: &Span, class: &Class, slot: *mut u8, index: u32) {
     if class.is_sole() {
         span.set_owner(index);
     } else {
-        // SAFETY: as the caller says; a shared slot starts with its owner's index; slots are aligned to 16.
+        // SAFETY: as the caller says; a shared slot starts with its owner's index; slots are
+        // aligned to 16.
         unsafe { slot.cast::<u32>().write(index) };
     }
 }

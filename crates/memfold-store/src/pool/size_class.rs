@@ -1,10 +1,11 @@
 //! Size classes: which slot size an object gets, and how many pages a span of that class has.
 //!
-//! A slot is never more than 1/16 larger than its object (16 bytes up to 512), up to 64 KiB. Finer steps would save
-//! there but lose more in partly used spans, until a pool is far above 256 MiB (measured with the churn test). Within
-//! that, the span length of a class is the shortest one that leaves at most 1/32 of the span unused, or the best one
-//! of up to 32 pages. Neighbouring classes that would cut the same span into the same number of slots are merged.
-//! Above 64 KiB a span holds one object and has exactly the pages that it needs.
+//! A slot is never more than 1/16 larger than its object (16 bytes up to 512), up to 64 KiB. Finer
+//! steps would save there but lose more in partly used spans, until a pool is far above 256 MiB
+//! (measured with the churn test). Within that, the span length of a class is the shortest one that
+//! leaves at most 1/32 of the span unused, or the best one of up to 32 pages. Neighbouring classes
+//! that would cut the same span into the same number of slots are merged. Above 64 KiB a span holds
+//! one object and has exactly the pages that it needs.
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
 /// The most slots in a span: as many as the span's bitmap has bits.
@@ -15,13 +16,14 @@ pub(crate) const OWNER_BYTES: usize = 4;
 const SLOT_MIN: usize = 32;
 /// Up to here slot sizes grow by 16 bytes.
 const FINE_MAX: usize = 512;
-/// Up to here spans are shared and slot sizes grow by 1/16 of a power of two; above, by whole pages.
+/// Up to here spans are shared and slot sizes grow by 1/16 of a power of two; above, by whole
+/// pages.
 const SHARED_MAX: usize = 64 << 10;
 const STEP_SHIFT: u32 = 4;
 const STEPS_PER_DOUBLING: usize = 1 << STEP_SHIFT;
 const SPAN_PAGES_MAX: usize = 32;
-/// Unused bytes per 2^20 of a span with which a span length will do: 1/32. Less waste would take longer spans, and lose
-/// more in those that are partly used.
+/// Unused bytes per 2^20 of a span with which a span length will do: 1/32. Less waste would take
+/// longer spans, and lose more in those that are partly used.
 const WASTE_MAX: usize = 1 << 15;
 
 const FINE_STEPS: usize = FINE_MAX / 16;
@@ -41,7 +43,8 @@ pub(crate) struct Class {
 }
 
 impl Class {
-    /// Whether the object has its span for itself. Its owner is then noted in the span and the payload fills the slot.
+    /// Whether the object has its span for itself. Its owner is then noted in the span and the
+    /// payload fills the slot.
     pub const fn is_sole(&self) -> bool {
         self.slots == 1
     }

@@ -1,13 +1,15 @@
 //! Spans: runs of pages that are cut into slots of one size class.
 use crate::pool::area::ZoneRecord;
 use crate::pool::size_class::{Class, SLOTS_MAX};
-// Spans live in zone memory, whose zero bytes must be valid spans: `core`'s atomics, never a model checker's.
+// Spans live in zone memory, whose zero bytes must be valid spans: `core`'s atomics, never a model
+// checker's.
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::*};
 
 /// Describes one span. Its pages stay the same for ever; its class changes with each use.
 ///
-/// All fields but `pins` are guarded by the lock of its class, or by the arena's lock while it has no class. They are
-/// atomics (relaxed, so plain moves) only so that a shared reference may change them.
+/// All fields but `pins` are guarded by the lock of its class, or by the arena's lock while it has
+/// no class. They are atomics (relaxed, so plain moves) only so that a shared reference may change
+/// them.
 #[derive(Default)]
 #[repr(C, align(64))]
 pub(crate) struct Span {
@@ -56,7 +58,8 @@ impl Span {
         self.class.store(class.map_or(0, |c| c as u16 + 1), Relaxed);
     }
 
-    /// Keeps compaction away from the span. SeqCst: see [`crate::pool`], "reading beside compaction".
+    /// Keeps compaction away from the span. SeqCst: see [`crate::pool`], "reading beside
+    /// compaction".
     #[inline]
     pub fn pin(&self) {
         self.pins.fetch_add(1, SeqCst);

@@ -13,7 +13,8 @@ use memfold_sys::units::Order;
 pub struct Cold {
     /// Its handle at the time of the look. It may be dead by now: its owner knows.
     pub handle: Handle,
-    /// The page key of the block: the key that its folio was saved with, plus the page of the block in it.
+    /// The page key of the block: the key that its folio was saved with, plus the page of the block
+    /// in it.
     pub key: u64,
     /// The block's order.
     pub order: Order,
@@ -30,7 +31,8 @@ pub struct Cold {
 }
 
 impl Store {
-    /// Advances the clock that idle times are counted in; the caller chooses what a tick is. Returns the new time.
+    /// Advances the clock that idle times are counted in; the caller chooses what a tick is.
+    /// Returns the new time.
     pub fn tick(&self) -> u16 {
         self.clock.fetch_add(1, Relaxed).wrapping_add(1)
     }
@@ -47,8 +49,8 @@ impl Store {
         (cold.handle == handle).then_some(cold)
     }
 
-    /// Calls `each` with every object, until it says `false`: those that come or go meanwhile may be left out. Nothing is
-    /// held meanwhile, as for [`Store::coldest`].
+    /// Calls `each` with every object, until it says `false`: those that come or go meanwhile may
+    /// be left out. Nothing is held meanwhile, as for [`Store::coldest`].
     pub fn each_object(&self, mut each: impl FnMut(&Cold) -> bool) {
         for pool in &self.pools {
             let all = (0..pool.entries.used_ever()).filter_map(|index| self.object_at(pool, index));
@@ -60,17 +62,20 @@ impl Store {
         }
     }
 
-    /// Names objects that were not used since the last look, oldest entries first, for writing back. Looks at up to
-    /// `scan` entries, where the last call ended; one that was used gets a second chance. Returns how many of `out` it
-    /// filled. A whole turn without any takes as many entries as there were ever objects at a time.
+    /// Names objects that were not used since the last look, oldest entries first, for writing
+    /// back. Looks at up to `scan` entries, where the last call ended; one that was used gets a
+    /// second chance. Returns how many of `out` it filled. A whole turn without any takes as many
+    /// entries as there were ever objects at a time.
     ///
-    /// Nothing is held meanwhile: before acting, the owner makes sure that the handle is still the block's.
+    /// Nothing is held meanwhile: before acting, the owner makes sure that the handle is still the
+    /// block's.
     pub fn coldest(&self, scan: usize, out: &mut [Cold]) -> usize {
         self.sweep(&mut self.shrinker.lock(), scan, out, |mark, _| !mark.test_and_clear(REFERENCED))
     }
 
-    /// Names objects that a stronger codec may shrink: those idle for at least `idle_ticks_min` ticks, and raw ones.
-    /// What was tried before or can't get smaller is left out. As [`Store::coldest`], with a turn of its own.
+    /// Names objects that a stronger codec may shrink: those idle for at least `idle_ticks_min`
+    /// ticks, and raw ones. What was tried before or can't get smaller is left out. As
+    /// [`Store::coldest`], with a turn of its own.
     pub fn to_recompress(&self, idle_ticks_min: u16, scan: usize, out: &mut [Cold]) -> usize {
         let now = self.clock.load(Relaxed);
         self.sweep(&mut self.recompressor.lock(), scan, out, |mark, header| {

@@ -17,12 +17,14 @@ pub struct StoreConfig {
     pub block_order: Order,
     /// Number of pools, 1..=64. See [`StoreConfig::pools_for`].
     pub pools: usize,
-    /// Limit for the memory of all pools together, in bytes; 0 for none. Metadata counts but never fails.
+    /// Limit for the memory of all pools together, in bytes; 0 for none. Metadata counts but never
+    /// fails.
     pub pool_bytes_max: u64,
-    /// After a save was refused because the pools were full, saves are taken again when no more than this share of the
-    /// limit is held, in percent, 0..=100. 100: as soon as there is room.
+    /// After a save was refused because the pools were full, saves are taken again when no more
+    /// than this share of the limit is held, in percent, 0..=100. 100: as soon as there is room.
     pub accept_percent: u8,
-    /// Decompress every block after compressing it and compare byte for byte before the save returns.
+    /// Decompress every block after compressing it and compare byte for byte before the save
+    /// returns.
     pub verify: bool,
     /// Refuse folios most of whose blocks do not shrink, instead of storing those raw.
     pub refuse_incompressible: bool,

@@ -1,4 +1,5 @@
-//! Faults on purpose, for tests: the Nth codec call fails, the Nth allocation finds the pool full, bytes are damaged.
+//! Faults on purpose, for tests: the Nth codec call fails, the Nth allocation finds the pool full,
+//! bytes are damaged.
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// What can be made to go wrong.
@@ -8,8 +9,8 @@ pub enum Fault {
     Codec,
     /// An allocation finds the pool full: `SaveError::PoolFull`.
     PoolFull,
-    /// A bit of the compressed bytes flips before they are stored, as if the codec were wrong: only verify mode sees it.
-    /// Counted over compressed blocks only, not over raw or same-filled ones.
+    /// A bit of the compressed bytes flips before they are stored, as if the codec were wrong: only
+    /// verify mode sees it. Counted over compressed blocks only, not over raw or same-filled ones.
     Compressed,
     /// A bit of a stored object flips after the save: loads of it fail.
     Stored,

@@ -17,7 +17,8 @@ impl Store {
     /// Takes no lock: any number of threads load at once, also beside compaction.
     ///
     /// # Errors
-    /// Says what was expected and what was found. `dst` holds any bytes then, never ones taken for right.
+    /// Says what was expected and what was found. `dst` holds any bytes then, never ones taken for
+    /// right.
     ///
     /// # Panics
     /// If no page begins at `dst`.
@@ -46,8 +47,8 @@ impl Store {
         loaded
     }
 
-    /// Asks the processor for what [`Store::load`] of `handle` will read, to be called some microseconds before. Any handle
-    /// may be given.
+    /// Asks the processor for what [`Store::load`] of `handle` will read, to be called some
+    /// microseconds before. Any handle may be given.
     pub fn prefetch(&self, handle: Handle) {
         if let Some(name) = handle.object()
             && let Some(pool) = self.pools.get(name.pool as usize)
@@ -56,14 +57,16 @@ impl Store {
         }
     }
 
-    /// Writes `pages` pages of the block of `handle`, from page `first_page` of the block, to `dst`. A block that is
-    /// read page by page is decompressed once, as long as it is among the recent ones. Returns whether it was.
+    /// Writes `pages` pages of the block of `handle`, from page `first_page` of the block, to
+    /// `dst`. A block that is read page by page is decompressed once, as long as it is among the
+    /// recent ones. Returns whether it was.
     ///
     /// # Errors
     /// As for [`Store::load`].
     ///
     /// # Panics
-    /// If the pages are not within a block of `order`, or `order` is above the store's block order, or no page begins at `dst`.
+    /// If the pages are not within a block of `order`, or `order` is above the store's block order,
+    /// or no page begins at `dst`.
     ///
     /// # Safety
     /// - `dst` points to `pages` writable pages that nobody else accesses during the call.
@@ -93,7 +96,8 @@ impl Store {
             return Ok(false);
         }
         let copy_out = |block: *const u8| {
-            // SAFETY: `block` is a whole block of `order`, in a buffer of the store's or worker's own; `dst` has room.
+            // SAFETY: `block` is a whole block of `order`, in a buffer of the store's or worker's
+            // own; `dst` has room.
             unsafe {
                 core::ptr::copy_nonoverlapping(
                     block.add(first_page * PAGE_SIZE),
@@ -151,10 +155,12 @@ impl Store {
             pinned.verify().map_err(|d| fail(d.into()))?;
             return Err(fail(LoadProblem::Order { expected: order.get(), found: header.order }));
         }
-        // SAFETY: the pinned payload is readable and nobody writes it; the caller vouches for `dst`.
+        // SAFETY: the pinned payload is readable and nobody writes it; the caller vouches for
+        // `dst`.
         let decoded = unsafe { block::decode(decoders, header, pinned.payload, dst, order) };
-        // Decoders stay within bounds whatever they read, so the checksum can come after them, when the payload is in
-        // the cache: before, it would wait for memory, which the decoder does beside its work.
+        // Decoders stay within bounds whatever they read, so the checksum can come after them, when
+        // the payload is in the cache: before, it would wait for memory, which the decoder does
+        // beside its work.
         pinned.verify().map_err(|d| fail(d.into()))?;
         decoded.map_err(|error| {
             fail(match error {
@@ -169,7 +175,8 @@ impl Store {
     pub(crate) fn damage_payload(&self, handle: Handle) {
         let Ok(pinned) = self.pin(handle) else { return };
         let at = pinned.payload.wrapping_add(pinned.header.len as usize / 2).cast_mut();
-        // SAFETY: the byte lies in the pinned payload; the handle was not given out yet, so nobody else reads it.
+        // SAFETY: the byte lies in the pinned payload; the handle was not given out yet, so nobody
+        // else reads it.
         unsafe { at.write(at.read() ^ 0x10) };
     }
 

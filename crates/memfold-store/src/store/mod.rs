@@ -50,10 +50,12 @@ const POOL_DATA_MIN: usize = 64 << 20;
 
 /// Compressed blocks behind handles. All methods may be called from any number of threads at once.
 ///
-/// Held bytes = span bytes of all pools + their metadata. Every object belongs to the one handle that `save` gave for
-/// it; the caller keeps these apart: a handle is not freed while it is being loaded, and freed once.
+/// Held bytes = span bytes of all pools + their metadata. Every object belongs to the one handle
+/// that `save` gave for it; the caller keeps these apart: a handle is not freed while it is being
+/// loaded, and freed once.
 ///
-/// Nothing here allocates after [`Store::new`] and [`Store::worker`], except [`Store::check`] and errors' texts.
+/// Nothing here allocates after [`Store::new`] and [`Store::worker`], except [`Store::check`] and
+/// errors' texts.
 pub struct Store {
     pub(crate) pools: Box<[Pool]>,
     pub(crate) budget: Arc<Budget>,
@@ -132,8 +134,9 @@ impl Store {
         *self.codec.lock()
     }
 
-    /// Changes the codec of workers made from now on. Objects keep theirs. Workers that exist go on with theirs too, as
-    /// a save must not allocate: whoever owns one gives it the new codec with [`Worker::set_codec`].
+    /// Changes the codec of workers made from now on. Objects keep theirs. Workers that exist go on
+    /// with theirs too, as a save must not allocate: whoever owns one gives it the new codec with
+    /// [`Worker::set_codec`].
     pub fn set_codec(&self, spec: CodecSpec) {
         *self.codec.lock() = spec;
     }
@@ -148,12 +151,14 @@ impl Store {
         self.refuse_incompressible.store(on, Relaxed);
     }
 
-    /// Changes the limit for the memory of all pools, in bytes; 0 for none. What is held above it stays.
+    /// Changes the limit for the memory of all pools, in bytes; 0 for none. What is held above it
+    /// stays.
     pub fn set_pool_bytes_max(&self, bytes: u64) {
         self.budget.set_max(bytes);
     }
 
-    /// Changes the share of the limit at which saves are taken again after one was refused, in percent; above 100 is 100.
+    /// Changes the share of the limit at which saves are taken again after one was refused, in
+    /// percent; above 100 is 100.
     pub fn set_accept_percent(&self, percent: u8) {
         self.budget.set_accept(percent.min(100));
     }
@@ -163,14 +168,15 @@ impl Store {
         self.budget.max()
     }
 
-    /// Lifts the limit for the memory of the pools while the guard lives, for saves that must not be refused: those that
-    /// take the place of what is stored already.
+    /// Lifts the limit for the memory of the pools while the guard lives, for saves that must not
+    /// be refused: those that take the place of what is stored already.
     pub fn past_limit(&self) -> PastLimit<'_> {
         self.budget.lift();
         PastLimit(&self.budget)
     }
 
-    /// Whether saves are refused now because the pools are full (see [`StoreConfig::accept_percent`]).
+    /// Whether saves are refused now because the pools are full (see
+    /// [`StoreConfig::accept_percent`]).
     pub fn is_full(&self) -> bool {
         !self.budget.accepts()
     }
@@ -190,11 +196,13 @@ impl Store {
         self.budget.held()
     }
 
-    /// In a child of fork, of which another thread of the parent may have been loading a block when the copy was made: what that
-    /// had begun ends, but for its pin, which keeps one span from being packed.
+    /// In a child of fork, of which another thread of the parent may have been loading a block when
+    /// the copy was made: what that had begun ends, but for its pin, which keeps one span from
+    /// being packed.
     ///
     /// # Safety
-    /// - The caller is the only thread of this process that uses the store, and the parent changed nothing in it.
+    /// - The caller is the only thread of this process that uses the store, and the parent changed
+    ///   nothing in it.
     pub unsafe fn reset_in_child(&self) {
         // SAFETY: by the caller's promise.
         unsafe { self.recent.reset_in_child() };
@@ -214,9 +222,9 @@ impl Store {
         handles.iter().for_each(|h| self.free(*h));
     }
 
-    /// Gives at least `bytes` bytes of pool memory back to the kernel if that many can be had: emptied spans that wait
-    /// for reuse, then sparse spans whose objects fit into others. Returns the bytes given back. Saves, loads and frees
-    /// go on meanwhile.
+    /// Gives at least `bytes` bytes of pool memory back to the kernel if that many can be had:
+    /// emptied spans that wait for reuse, then sparse spans whose objects fit into others. Returns
+    /// the bytes given back. Saves, loads and frees go on meanwhile.
     pub fn compact(&self, bytes: u64) -> u64 {
         let mut released = 0;
         for pool in &self.pools {
@@ -228,17 +236,18 @@ impl Store {
         released
     }
 
-    /// One bounded step of compaction, for a background thread with nothing better to do: size classes with more than an
-    /// eighth of their slots free are packed. Takes tens of microseconds. Returns the bytes of the spans emptied; 0:
-    /// nothing is sparse.
+    /// One bounded step of compaction, for a background thread with nothing better to do: size
+    /// classes with more than an eighth of their slots free are packed. Takes tens of microseconds.
+    /// Returns the bytes of the spans emptied; 0: nothing is sparse.
     pub fn tidy(&self) -> u64 {
         let first = self.tidied.fetch_add(1, Relaxed);
         let pools = (0..self.pools.len()).map(|i| &self.pools[(first + i) % self.pools.len()]);
         pools.map(Pool::tidy).find(|emptied| *emptied > 0).unwrap_or(0)
     }
 
-    /// Gives half of the memory that emptied spans may keep for reuse back to the kernel, if more is kept. For a
-    /// background thread, to spare the frees that work. Returns the bytes given back.
+    /// Gives half of the memory that emptied spans may keep for reuse back to the kernel, if more
+    /// is kept. For a background thread, to spare the frees that work. Returns the bytes given
+    /// back.
     pub fn trim(&self) -> u64 {
         self.pools.iter().map(|pool| pool.arena.trim()).sum()
     }
@@ -263,8 +272,8 @@ impl Store {
         stats::each_class(&self.pools, each);
     }
 
-    /// Verifies every pool: each handle, class list, span, sum, and the checksum of each object. Holds all locks and
-    /// reads all payloads, so it is for tests and debug builds. Allocates.
+    /// Verifies every pool: each handle, class list, span, sum, and the checksum of each object.
+    /// Holds all locks and reads all payloads, so it is for tests and debug builds. Allocates.
     ///
     /// # Errors
     /// Says what does not hold, and where.
@@ -309,7 +318,8 @@ impl Store {
         (pool.arena.slot(span, class, place.slot), class.payload_offset() + len)
     }
 
-    /// Bytes of pool memory that the kernel has given us, as it counts them itself, in all that was ever used.
+    /// Bytes of pool memory that the kernel has given us, as it counts them itself, in all that was
+    /// ever used.
     pub(crate) fn resident_bytes(&self) -> u64 {
         use std::os::unix::fs::FileExt;
         let pagemap = std::fs::File::open("/proc/self/pagemap").expect("procfs");
@@ -350,7 +360,8 @@ impl Layout {
     }
 }
 
-/// Reserves one zone for all pools, smaller ones where address space is scarce: at most half of what there is, as others need some.
+/// Reserves one zone for all pools, smaller ones where address space is scarce: at most half of
+/// what there is, as others need some.
 fn make_pools(count: usize, budget: &Arc<Budget>) -> Result<Box<[Pool]>, StoreError> {
     let mut layout = Layout::of((DATA_BYTES / count.next_power_of_two()).min(POOL_DATA_MAX));
     let zone = loop {

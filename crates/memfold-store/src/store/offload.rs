@@ -1,7 +1,9 @@
-//! Saving through a queue: blocks are compressed beside the caller in batches, which hides the queue's latency.
+//! Saving through a queue: blocks are compressed beside the caller in batches, which hides the
+//! queue's latency.
 //!
-//! What a queue fails at, or does not finish in time, is compressed by the worker itself, so a broken device costs time and
-//! nothing else. A device that failed or hung too often is not used any more.
+//! What a queue fails at, or does not finish in time, is compressed by the worker itself, so a
+//! broken device costs time and nothing else. A device that failed or hung too often is not used
+//! any more.
 use crate::batch::{BATCH_MAX, Compressor, Done, Job};
 use crate::block::huge_threshold;
 use crate::block::same_filled::pattern_of;
@@ -29,7 +31,8 @@ pub struct OffloadStats {
     pub blocks: u64,
     /// Batches handed over.
     pub batches: u64,
-    /// Blocks that the worker compressed itself because the device did not take them, failed, or hung.
+    /// Blocks that the worker compressed itself because the device did not take them, failed, or
+    /// hung.
     pub fallbacks: u64,
     /// Jobs that the device failed at.
     pub failures: u64,
@@ -39,7 +42,8 @@ pub struct OffloadStats {
 
 /// One user's way to a [`Compressor`]: output buffers, a time-out, and how the device behaved.
 ///
-/// What a device wrote is believed as a codec's output is: wrong bytes are found by verify mode (Z7) or at the load.
+/// What a device wrote is believed as a codec's output is: wrong bytes are found by verify mode
+/// (Z7) or at the load.
 pub struct Offload {
     queue: Box<dyn Compressor>,
     buffers: Box<[PageBuffer]>,
@@ -62,8 +66,8 @@ struct Saving<'a> {
 }
 
 impl Offload {
-    /// Batches of up to `batch` blocks (1..=64) of up to `order` through `queue`. A device that finishes nothing for
-    /// `timeout_ns` nanoseconds counts as hung.
+    /// Batches of up to `batch` blocks (1..=64) of up to `order` through `queue`. A device that
+    /// finishes nothing for `timeout_ns` nanoseconds counts as hung.
     ///
     /// # Panics
     /// If `batch` is 0 or above [`BATCH_MAX`].
@@ -93,11 +97,13 @@ impl Drop for Offload {
 }
 
 impl Store {
-    /// As [`Store::save`], with the blocks compressed in batches by the queue of `offload`, whose codec may be another
-    /// than the worker's. Blocks with same-filled pages are the worker's, who does them while the queue works.
+    /// As [`Store::save`], with the blocks compressed in batches by the queue of `offload`, whose
+    /// codec may be another than the worker's. Blocks with same-filled pages are the worker's, who
+    /// does them while the queue works.
     ///
     /// # Errors
-    /// As for [`Store::save`]: all or nothing. Trouble of the device is no error: the worker then does its blocks.
+    /// As for [`Store::save`]: all or nothing. Trouble of the device is no error: the worker then
+    /// does its blocks.
     ///
     /// # Panics
     /// As for [`Store::save`]; also if the offload was made for smaller blocks.
@@ -163,7 +169,8 @@ impl Store {
         Ok(saving.report)
     }
 
-    /// Saves a batch of (rank, block) pairs. On an error the handles it has made are noted, and nothing is under way.
+    /// Saves a batch of (rank, block) pairs. On an error the handles it has made are noted, and
+    /// nothing is under way.
     ///
     /// # Safety
     /// - As for [`Store::save`], for these blocks.
@@ -215,15 +222,16 @@ impl Store {
             };
             let (rank, index) = batch[at];
             let src = block(index);
-            // SAFETY: the device is done with the buffer, which holds `size` bytes; the caller vouches for the block.
+            // SAFETY: the device is done with the buffer, which holds `size` bytes; the caller
+            // vouches for the block.
             let saved = unsafe { self.store_offloaded(w, offload, saving, at, src, size) };
             result = saved.map(|handle| w.saved[rank] = handle);
         }
     }
 
     /// # Safety
-    /// - Buffer `at` holds `size` compressed bytes of the block at `src`, or with `None` that block does not shrink; it
-    ///   is readable, and nobody writes there.
+    /// - Buffer `at` holds `size` compressed bytes of the block at `src`, or with `None` that block
+    ///   does not shrink; it is readable, and nobody writes there.
     unsafe fn store_offloaded(
         &self,
         w: &mut Worker,
@@ -273,7 +281,8 @@ impl Offload {
     /// Gives the device the blocks without same-filled pages, as far as it takes them.
     ///
     /// # Safety
-    /// - The blocks are readable, and nobody writes there until they are back or cancelled. Nothing is under way.
+    /// - The blocks are readable, and nobody writes there until they are back or cancelled. Nothing
+    ///   is under way.
     unsafe fn submit(
         &mut self,
         batch: &[(usize, usize)],
@@ -301,7 +310,8 @@ impl Offload {
                 count += 1;
             }
         }
-        // SAFETY: the caller vouches for the blocks; the buffers are this offload's, one for each job.
+        // SAFETY: the caller vouches for the blocks; the buffers are this offload's, one for each
+        // job.
         let taken =
             if count > 0 { unsafe { self.queue.submit(&jobs[..count]) }.min(count) } else { 0 };
         jobs[..taken].iter().for_each(|job| state[job.tag as usize] = Turn::Device);
@@ -309,8 +319,9 @@ impl Offload {
         self.stats.fallbacks += (count - taken) as u64;
     }
 
-    /// Waits for the next block that the device has compressed: its place in the batch and the size. `None`: the device
-    /// has nothing left; what it failed at, or all of it if it hangs, is the worker's turn now.
+    /// Waits for the next block that the device has compressed: its place in the batch and the
+    /// size. `None`: the device has nothing left; what it failed at, or all of it if it hangs, is
+    /// the worker's turn now.
     fn await_next(&mut self, state: &mut [Turn]) -> Option<(usize, Option<usize>)> {
         let mut since = now_ns();
         while state.contains(&Turn::Device) {

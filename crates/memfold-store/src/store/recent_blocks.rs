@@ -6,10 +6,11 @@ use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::*};
 use memfold_sys::units::Order;
 
-/// A few block buffers, each tagged with the handle whose bytes it holds. The least recently used one is replaced.
+/// A few block buffers, each tagged with the handle whose bytes it holds. The least recently used
+/// one is replaced.
 ///
-/// A tag is set and its buffer filled only under the buffer's lock; freeing a handle clears its tags without it, which
-/// is right because a handle is never freed while it is being loaded.
+/// A tag is set and its buffer filled only under the buffer's lock; freeing a handle clears its
+/// tags without it, which is right because a handle is never freed while it is being loaded.
 pub(crate) struct RecentBlocks {
     /// Handle bits; 0 for nothing. Apart from the rest, so that a free looks at few cache lines.
     tags: Box<[AtomicU64]>,
@@ -38,7 +39,8 @@ impl RecentBlocks {
         }
     }
 
-    /// Runs `copy_out` on the block of `handle` if it is here and has that order. It waits for nobody.
+    /// Runs `copy_out` on the block of `handle` if it is here and has that order. It waits for
+    /// nobody.
     pub fn find(&self, handle: Handle, order: Order, copy_out: impl FnOnce(*const u8)) -> bool {
         let Some(at) = self.tags.iter().position(|t| t.load(Relaxed) == handle.to_bits()) else {
             return false;
@@ -52,8 +54,9 @@ impl RecentBlocks {
         true
     }
 
-    /// Lets `decode` write the block of `handle` to a buffer and then `copy_out` read it, unless all buffers are busy: then
-    /// nothing happens and the result is `None`. Nothing stays here after an error.
+    /// Lets `decode` write the block of `handle` to a buffer and then `copy_out` read it, unless
+    /// all buffers are busy: then nothing happens and the result is `None`. Nothing stays here
+    /// after an error.
     pub fn insert_with<E>(
         &self,
         handle: Handle,
@@ -87,7 +90,8 @@ impl RecentBlocks {
         }
     }
 
-    /// In a child of fork: forgets all, as a buffer may have been copied while it was filled, and makes every buffer free.
+    /// In a child of fork: forgets all, as a buffer may have been copied while it was filled, and
+    /// makes every buffer free.
     ///
     /// # Safety
     /// - No thread of this process uses a buffer: the caller is its only engine thread.

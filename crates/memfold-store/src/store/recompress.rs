@@ -11,9 +11,9 @@ use memfold_sys::sync::atomic::Ordering::*;
 use memfold_sys::units::Order;
 
 impl Store {
-    /// Compresses the object of `handle` again with the codec of `w`. `Ok(Some(new))`: there is a smaller object with the
-    /// same bytes now; the caller puts it in the place of the old one, which it frees. `Ok(None)`: not worth it, nothing
-    /// has changed; it is not tried again.
+    /// Compresses the object of `handle` again with the codec of `w`. `Ok(Some(new))`: there is a
+    /// smaller object with the same bytes now; the caller puts it in the place of the old one,
+    /// which it frees. `Ok(None)`: not worth it, nothing has changed; it is not tried again.
     ///
     /// # Errors
     /// As for [`Store::load`]: the object is damaged.
@@ -34,7 +34,8 @@ impl Store {
         let counters = &self.counters[w.counters];
         let old_len = self.stored_len(name);
         let block = w.spare.as_mut_ptr();
-        // SAFETY: the spare buffer has room for a block of the store's order; the caller keeps the handle alive.
+        // SAFETY: the spare buffer has room for a block of the store's order; the caller keeps the
+        // handle alive.
         unsafe { self.load_object(&mut w.decoders, handle, order, block) }.inspect_err(|_| {
             counters.failed_loads.fetch_add(1, Relaxed);
         })?;
@@ -77,8 +78,8 @@ impl Store {
     /// Whether `new` decodes to the block in the spare buffer.
     fn reads_back(&self, w: &mut Worker, new: Handle, order: Order) -> bool {
         let back = w.scratch.gathered.as_mut_ptr();
-        // SAFETY: the buffer has room for a block of the store's order, page-aligned, and is this worker's; the new object is known to
-        // nobody else.
+        // SAFETY: the buffer has room for a block of the store's order, page-aligned, and is this
+        // worker's; the new object is known to nobody else.
         let loaded = unsafe { self.load_object(&mut w.decoders, new, order, back) };
         loaded.is_ok()
             && w.scratch.gathered.bytes()[..order.bytes()] == w.spare.bytes()[..order.bytes()]

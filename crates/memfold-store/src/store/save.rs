@@ -34,8 +34,9 @@ pub struct SaveReport {
 }
 
 impl Store {
-    /// Saves the blocks of a folio that are in `which` and sets their handles in `out`, by block. Other handles in `out`
-    /// are not touched, and no handle in `out` is freed: that is the caller's.
+    /// Saves the blocks of a folio that are in `which` and sets their handles in `out`, by block.
+    /// Other handles in `out` are not touched, and no handle in `out` is freed: that is the
+    /// caller's.
     ///
     /// `key` picks the pool. `cancel` is asked before each block.
     ///
@@ -43,7 +44,8 @@ impl Store {
     /// All or nothing: on an error nothing of this call stays in the store, and `out` is unchanged.
     ///
     /// # Panics
-    /// If `which` has blocks beyond the folio, `out` is shorter than the folio has blocks, `w` is of another store, or no page begins at `folio`.
+    /// If `which` has blocks beyond the folio, `out` is shorter than the folio has blocks, `w` is
+    /// of another store, or no page begins at `folio`.
     ///
     /// # Safety
     /// - `folio` points to `order.bytes()` readable bytes.
@@ -121,7 +123,8 @@ impl Store {
         w.decoders.sync();
         let canned = w.decoders.current(w.spec);
         let packer = Packer { encoder: &mut *w.encoder, format: w.spec.format(), canned };
-        // SAFETY: the caller vouches for the block; the worker's buffers have the size of this store's blocks.
+        // SAFETY: the caller vouches for the block; the worker's buffers have the size of this
+        // store's blocks.
         let encoded = unsafe {
             self.sampler.offer(src, order);
             block::encode(&mut w.scratch, packer, src, order)
@@ -161,7 +164,8 @@ impl Store {
         {
             w.scratch.damage();
         }
-        // SAFETY: the bytes lie in the block or in the worker's scratch, and nobody writes to either.
+        // SAFETY: the bytes lie in the block or in the worker's scratch, and nobody writes to
+        // either.
         unsafe { self.store_verified(w, pool, &payload, src, order, report) }
     }
 
@@ -223,7 +227,8 @@ impl Store {
         let len = order.bytes();
         assert!(len <= w.spare.len());
         let back = w.spare.as_mut_ptr();
-        // SAFETY: the spare buffer has room for the block and is not shared; the caller vouches for `src`.
+        // SAFETY: the spare buffer has room for the block and is not shared; the caller vouches for
+        // `src`.
         let same = unsafe {
             self.load_object(&mut w.decoders, handle, order, back).is_ok()
                 && core::slice::from_raw_parts(back, len) == core::slice::from_raw_parts(src, len)

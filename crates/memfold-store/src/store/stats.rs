@@ -31,7 +31,8 @@ macro_rules! counters {
         }
 
         impl Events {
-            /// Calls `each` with the name, the meaning and the value of every counter that is one number.
+            /// Calls `each` with the name, the meaning and the value of every counter that is one
+            /// number.
             pub fn each(&self, mut each: impl FnMut(&'static str, &'static str, u64)) {
                 $(each(stringify!($name), concat!($($doc),+), self.$name);)*
             }
@@ -64,7 +65,8 @@ counters! {
     same_pages,
     /// Blocks saved that did not shrink enough and were stored raw.
     huge_blocks,
-    /// Blocks that looked too dense to be given to the codec at all; with those of saves that failed later.
+    /// Blocks that looked too dense to be given to the codec at all; with those of saves that
+    /// failed later.
     dense_blocks,
     /// Saves refused because the pool was full.
     refused_full,
@@ -92,8 +94,8 @@ counters! {
     recent_misses,
 }
 
-/// Figures of a store at one moment. Each figure is exact; figures taken while threads work may differ by what happened
-/// between reading them.
+/// Figures of a store at one moment. Each figure is exact; figures taken while threads work may
+/// differ by what happened between reading them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
     /// What happened.

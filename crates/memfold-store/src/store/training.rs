@@ -13,7 +13,8 @@ use memfold_sys::page::PageBuffer;
 use memfold_sys::sync::atomic::Ordering::*;
 use memfold_sys::units::Order;
 
-/// A dictionary must make held-out blocks smaller by this share of their size without it, in percent.
+/// A dictionary must make held-out blocks smaller by this share of their size without it, in
+/// percent.
 pub const CANNED_MARGIN_PERCENT: u64 = 3;
 
 /// What a dictionary must save of the memory that pools hold now, as a multiple of its own memory.
@@ -82,7 +83,8 @@ impl Trial {
         blocks.map(|block| self.size(block, None)).sum()
     }
 
-    /// Bytes of payload that `blocks` become with `dictionary`, or `None` if the codec can't use it.
+    /// Bytes of payload that `blocks` become with `dictionary`, or `None` if the codec can't use
+    /// it.
     pub fn with<'a>(
         &mut self,
         blocks: impl Iterator<Item = &'a [u8]>,
@@ -104,8 +106,8 @@ impl Trial {
 
     fn size(&mut self, block: &[u8], canned: Option<&Canned>) -> u64 {
         assert!(block.len() == self.order.bytes());
-        // SAFETY: the buffer has room for a block of the order; then it is a whole block that nobody writes, and scratch
-        // and encoder were made for it.
+        // SAFETY: the buffer has room for a block of the order; then it is a whole block that
+        // nobody writes, and scratch and encoder were made for it.
         let encoded = unsafe {
             core::ptr::copy_nonoverlapping(block.as_ptr(), self.buffer.as_mut_ptr(), block.len());
             let canned = canned.map(|canned| (format::CANNED, canned));
@@ -120,7 +122,8 @@ impl Trial {
     }
 }
 
-/// Dictionaries of raw content chosen from samples of `sample_bytes` each, to be judged by a [`Trial`].
+/// Dictionaries of raw content chosen from samples of `sample_bytes` each, to be judged by a
+/// [`Trial`].
 pub fn raw_dictionaries(samples: &[u8], sample_bytes: usize) -> impl Iterator<Item = Dictionary> {
     let cover = Cover::new(samples, sample_bytes);
     TRIED.iter().filter_map(move |(bytes, piece)| {
@@ -144,7 +147,8 @@ impl Store {
         if self.cans.install(spec, canned) { Ok(()) } else { Err(CannedError::Slots) }
     }
 
-    /// Whether what a dictionary would save, going by what the pools hold now, is worth its own memory.
+    /// Whether what a dictionary would save, going by what the pools hold now, is worth its own
+    /// memory.
     fn is_worth_it(&self, dictionary: &Dictionary, comparison: Comparison) -> bool {
         let Some(canned) = self.codec().canned(dictionary, self.block_order.bytes()) else {
             return false;
@@ -159,7 +163,8 @@ impl Store {
         self.cans.retire();
     }
 
-    /// Frees dictionaries that no object uses. Returns how many. For a background thread: the only place that frees them.
+    /// Frees dictionaries that no object uses. Returns how many. For a background thread: the only
+    /// place that frees them.
     pub fn reap_dictionaries(&self) -> usize {
         self.cans.reap(|slot| {
             self.pools.iter().map(|pool| pool.counters.canned[slot].load(SeqCst)).sum()
@@ -171,14 +176,15 @@ impl Store {
         (self.cans.count(), self.cans.bytes())
     }
 
-    /// Turns the making of dictionaries from saved blocks on or off. The work is done by [`Store::canned_step`]. Turned
-    /// off, the present dictionary stays in use.
+    /// Turns the making of dictionaries from saved blocks on or off. The work is done by
+    /// [`Store::canned_step`]. Turned off, the present dictionary stays in use.
     pub fn set_canned(&self, on: bool) {
         self.sampler.set_on(on);
     }
 
-    /// One round of canned mode, for a background thread: takes samples, makes dictionaries of them and judges them, and
-    /// frees old ones. Takes some 100 ms when there is something to judge. Allocates.
+    /// One round of canned mode, for a background thread: takes samples, makes dictionaries of them
+    /// and judges them, and frees old ones. Takes some 100 ms when there is something to judge.
+    /// Allocates.
     pub fn canned_step(&self) -> CannedStep {
         self.reap_dictionaries();
         let Some(samples) =

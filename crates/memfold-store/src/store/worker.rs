@@ -9,9 +9,11 @@ use alloc::vec;
 use memfold_sys::page::PageBuffer;
 use memfold_sys::units::{MAX_PAGES, Order};
 
-/// Codec contexts and buffers of one thread. Everything is allocated when it is made, nothing afterwards.
+/// Codec contexts and buffers of one thread. Everything is allocated when it is made, nothing
+/// afterwards.
 ///
-/// It belongs to the store that made it. It saves with the codec it was made for and loads every codec's objects.
+/// It belongs to the store that made it. It saves with the codec it was made for and loads every
+/// codec's objects.
 pub struct Worker {
     pub(crate) spec: CodecSpec,
     pub(crate) encoder: Box<dyn Encoder>,
@@ -48,8 +50,8 @@ impl Worker {
         self.spec
     }
 
-    /// Changes the codec that saves use. Allocates what the new codec needs and frees what the old one had, unless they
-    /// are the same.
+    /// Changes the codec that saves use. Allocates what the new codec needs and frees what the old
+    /// one had, unless they are the same.
     pub fn set_codec(&mut self, spec: CodecSpec) {
         if spec != self.spec {
             (self.spec, self.encoder) = (spec, spec.encoder(self.spare.len()));

@@ -40,16 +40,19 @@ impl Transfer {
 
 /// Where cold data goes when memory is full.
 ///
-/// What an implementation must keep: `Ok` for a write means that a later read gives these bytes, until the range is
-/// written again or punched; `Ok` is never said of a transfer that was done in part. What fails leaves other ranges alone.
-/// It need not survive the process.
+/// What an implementation must keep: `Ok` for a write means that a later read gives these bytes,
+/// until the range is written again or punched; `Ok` is never said of a transfer that was done in
+/// part. What fails leaves other ranges alone. It need not survive the process.
 pub trait Disk: Send + Sync {
-    /// Does all transfers, at once if it can, and returns when all have ended. Sets each one's `result`: `Ok` if all of
-    /// it was done. After an error, what was to be read or written holds any bytes.
+    /// Does all transfers, at once if it can, and returns when all have ended. Sets each one's
+    /// `result`: `Ok` if all of it was done. After an error, what was to be read or written holds
+    /// any bytes.
     ///
     /// # Safety
-    /// - Memory that is read into is nobody else's until the return; memory that is written from is not changed until then.
-    /// - Nobody writes to a range of the device that another transfer reads or writes at the same time.
+    /// - Memory that is read into is nobody else's until the return; memory that is written from is
+    ///   not changed until then.
+    /// - Nobody writes to a range of the device that another transfer reads or writes at the same
+    ///   time.
     unsafe fn transfer(&self, transfers: &mut [Transfer]);
 
     /// Makes room for `len` bytes in all; writes within that should not run out of space.
@@ -58,7 +61,8 @@ pub trait Disk: Send + Sync {
     /// ENOSPC, EFBIG, EDQUOT: no room; what was there stays.
     fn grow(&self, len: u64) -> Result<(), Errno>;
 
-    /// Makes the device `len` bytes long in all, without taking space for them: writes there may run out of it.
+    /// Makes the device `len` bytes long in all, without taking space for them: writes there may
+    /// run out of it.
     ///
     /// # Errors
     /// EFBIG: it can't be so long.

@@ -30,10 +30,12 @@ const PROBE_BYTES: usize = 4096;
 /// Names tried for a file in a directory whose file system has no nameless files.
 const NAME_TRIES: usize = 16;
 
-/// A file without a name, readable by this user only. It is gone when the process ends, however it ends.
+/// A file without a name, readable by this user only. It is gone when the process ends, however it
+/// ends.
 pub struct FileDisk {
     file: OwnedFd,
-    /// Device and inode: a program that closes descriptors it doesn't know must not make us write to another file.
+    /// Device and inode: a program that closes descriptors it doesn't know must not make us write
+    /// to another file.
     identity: (u64, u64),
     name: String,
     rings: Vec<Mutex<Ring>>,
@@ -41,8 +43,8 @@ pub struct FileDisk {
 }
 
 impl FileDisk {
-    /// A file in directory `path`, or beside where `path` would be if nothing is there. It never has that name, so any number of
-    /// processes may be given the same one at the same time.
+    /// A file in directory `path`, or beside where `path` would be if nothing is there. It never
+    /// has that name, so any number of processes may be given the same one at the same time.
     ///
     /// # Errors
     /// One line that says what is wrong and what to do.
@@ -136,8 +138,9 @@ impl FileDisk {
         while transfer.done < transfer.len {
             let (offset, left) =
                 (transfer.offset + transfer.done as u64, transfer.len - transfer.done);
-            // SAFETY: `done` is less than the length of the memory that the caller vouches for. What is read into is nobody else's
-            // during the call; what is written from may be read by others, and is not changed.
+            // SAFETY: `done` is less than the length of the memory that the caller vouches for.
+            // What is read into is nobody else's during the call; what is written from may be read
+            // by others, and is not changed.
             let step = unsafe {
                 let at = transfer.at.cast::<u8>().add(transfer.done);
                 match transfer.way {
@@ -229,7 +232,8 @@ impl Disk for FileDisk {
         self.assert_own();
         for batch in transfers.chunks_mut(BATCH) {
             if let Some(mut ring) = self.rings.iter().find_map(|ring| ring.try_lock()) {
-                // SAFETY: as the caller says. If the ring fails, nothing was done, and the plain way does it all.
+                // SAFETY: as the caller says. If the ring fails, nothing was done, and the plain
+                // way does it all.
                 let _ = unsafe { ring.run(self.file.as_fd(), batch) };
             }
             for transfer in batch.iter_mut().filter(|t| t.result.is_ok() && t.done < t.len) {
@@ -337,7 +341,8 @@ mod tests {
         });
     }
 
-    /// Makes a system call fail with `errno` from now on, in this thread only, where its third argument has one of `bits`.
+    /// Makes a system call fail with `errno` from now on, in this thread only, where its third
+    /// argument has one of `bits`.
     fn refuse(call: i64, errno: Errno, bits: u32) {
         const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
         let step = |code: u16, jt, jf, k| libc::sock_filter { code, jt, jf, k };
@@ -446,7 +451,8 @@ mod tests {
         assert_eq!(before - blocks(), 4 << 20);
     }
 
-    /// Opens a disk at a path in each of many threads at the same time, a hundred times; what went wrong.
+    /// Opens a disk at a path in each of many threads at the same time, a hundred times; what went
+    /// wrong.
     fn open_in_many_threads(path: &str, prepare: fn()) -> Vec<String> {
         let together = std::sync::Barrier::new(16);
         let open = || {

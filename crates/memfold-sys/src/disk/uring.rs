@@ -1,4 +1,5 @@
-//! A small io_uring: a batch of reads and writes of one file, submitted and awaited with one system call.
+//! A small io_uring: a batch of reads and writes of one file, submitted and awaited with one system
+//! call.
 use crate::Errno;
 use crate::disk::{Transfer, Way};
 use core::ptr::null_mut;
@@ -47,7 +48,8 @@ impl Mapping {
     /// A word that the kernel also reads or writes.
     fn word(&self, offset: u32) -> &AtomicU32 {
         assert!(offset as usize + 4 <= self.len);
-        // SAFETY: the word lies in the mapping, aligned as the kernel lays it out, and is only accessed atomically.
+        // SAFETY: the word lies in the mapping, aligned as the kernel lays it out, and is only
+        // accessed atomically.
         unsafe { &*self.at.add(offset as usize).cast::<AtomicU32>() }
     }
 }
@@ -80,7 +82,8 @@ impl Ring {
         Ok(Ring { fd, rings, entries, params, registered: (0, 0) })
     }
 
-    /// Registers memory, so that the kernel needn't look up its pages for each transfer. It takes all of its pages.
+    /// Registers memory, so that the kernel needn't look up its pages for each transfer. It takes
+    /// all of its pages.
     ///
     /// # Errors
     /// ENOMEM: more than RLIMIT_MEMLOCK allows. The ring works without.
@@ -102,8 +105,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Does up to [`BATCH`] transfers on `file`; each one's `done` says how many bytes (a short transfer is left to the
-    /// caller), its `result` why no more. Returns when all have ended.
+    /// Does up to [`BATCH`] transfers on `file`; each one's `done` says how many bytes (a short
+    /// transfer is left to the caller), its `result` why no more. Returns when all have ended.
     ///
     /// # Errors
     /// The ring itself fails; then nothing was submitted.
@@ -124,7 +127,8 @@ impl Ring {
             (self.rings.word(sq.ring_mask).load(Relaxed), self.rings.word(sq.tail).load(Relaxed));
         for (i, transfer) in transfers.iter().enumerate() {
             let at = tail.wrapping_add(i as u32) & mask;
-            // SAFETY: entry `at` lies in the mapping; the kernel has consumed all earlier ones (each call submits all).
+            // SAFETY: entry `at` lies in the mapping; the kernel has consumed all earlier ones
+            // (each call submits all).
             unsafe {
                 self.entries
                     .at
@@ -137,7 +141,8 @@ impl Ring {
         self.rings.word(sq.tail).store(tail.wrapping_add(transfers.len() as u32), Release);
         let (mut to_submit, mut left) = (transfers.len() as u32, transfers.len() as u32);
         while left > 0 {
-            // SAFETY: what is submitted are the entries above, whose buffers the caller vouches for until they end.
+            // SAFETY: what is submitted are the entries above, whose buffers the caller vouches for
+            // until they end.
             let entered =
                 unsafe { io_uring_enter(&self.fd, to_submit, left, IoringEnterFlags::GETEVENTS) };
             match entered {
@@ -183,7 +188,8 @@ impl Ring {
         while head != tail {
             let offset = cq.cqes as usize + (head & mask) as usize * size_of::<io_uring_cqe>();
             assert!(offset + size_of::<io_uring_cqe>() <= self.rings.len);
-            // SAFETY: the entry lies in the mapping, and the kernel wrote it before it raised `tail`.
+            // SAFETY: the entry lies in the mapping, and the kernel wrote it before it raised
+            // `tail`.
             let (number, res) = unsafe {
                 let entry = self.rings.at.add(offset).cast::<io_uring_cqe>();
                 ((*entry).user_data.u64_(), (*entry).res)

@@ -1,4 +1,5 @@
-//! `PROCMAP_QUERY`: the areas at some addresses, without reading the whole map (Linux 6.11, `include/uapi/linux/fs.h`).
+//! `PROCMAP_QUERY`: the areas at some addresses, without reading the whole map (Linux 6.11,
+//! `include/uapi/linux/fs.h`).
 use crate::Errno;
 use crate::maps::each_area;
 use crate::raw::ioctl;
@@ -29,9 +30,9 @@ struct Query {
     build_id_addr: u64,
 }
 
-/// Calls `each(start, end)` for every area of private memory without a file of which something is in `ranges`, in ascending order;
-/// `ranges` (addresses) are in ascending order too, and none overlap. Costs less than a microsecond each; before Linux 6.11 the
-/// whole map is read.
+/// Calls `each(start, end)` for every area of private memory without a file of which something is
+/// in `ranges`, in ascending order; `ranges` (addresses) are in ascending order too, and none
+/// overlap. Costs less than a microsecond each; before Linux 6.11 the whole map is read.
 ///
 /// # Errors
 /// What opening or reading /proc/self/maps says.

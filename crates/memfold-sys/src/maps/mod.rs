@@ -1,7 +1,7 @@
 //! The areas of this process's address space, from /proc/self/maps and smaps, without allocation.
 //!
-//! The kernel's text is not one snapshot: an area that exists the whole time is reported exactly once, one that comes
-//! or goes or changes meanwhile may be missed or reported in part.
+//! The kernel's text is not one snapshot: an area that exists the whole time is reported exactly
+//! once, one that comes or goes or changes meanwhile may be missed or reported in part.
 pub mod lookup;
 pub mod pagemap;
 
@@ -10,7 +10,8 @@ use core::ffi::CStr;
 use core::ops::ControlFlow;
 use rustix::fs::{Mode, OFlags};
 
-/// The text read at a time. A line is longer only if a path is longer than half of PATH_MAX; such a path is cut off.
+/// The text read at a time. A line is longer only if a path is longer than half of PATH_MAX; such a
+/// path is cut off.
 const BUFFER_BYTES: usize = 4096;
 
 /// Properties of an area from smaps, by the kernel's two-letter names.
@@ -102,13 +103,14 @@ impl Area {
         self.end - self.start
     }
 
-    /// What the kernel calls it: a path, `[heap]`, `[stack]`, `[anon:...]` or nothing; at most [`NAME_LEN_MAX`] bytes.
+    /// What the kernel calls it: a path, `[heap]`, `[stack]`, `[anon:...]` or nothing; at most
+    /// [`NAME_LEN_MAX`] bytes.
     pub fn name(&self) -> &[u8] {
         &self.name[..self.name_len as usize]
     }
 
-    /// Private memory with no file behind it, by whatever name (heap, stack, plain `mmap`). `[vdso]`, `[vvar]` and the
-    /// like, which belong to the kernel, are not.
+    /// Private memory with no file behind it, by whatever name (heap, stack, plain `mmap`).
+    /// `[vdso]`, `[vvar]` and the like, which belong to the kernel, are not.
     pub fn is_private_anonymous(&self) -> bool {
         let name = self.name();
         let plain =
@@ -181,7 +183,8 @@ impl Details {
     }
 }
 
-/// Calls `each` with every area in ascending order, until it breaks. Costs about a microsecond an area.
+/// Calls `each` with every area in ascending order, until it breaks. Costs about a microsecond an
+/// area.
 ///
 /// # Errors
 /// What opening or reading says: ENOENT without /proc.
@@ -192,8 +195,8 @@ pub fn each_area(mut each: impl FnMut(&Area) -> ControlFlow<()>) -> Result<(), E
     })
 }
 
-/// Calls `each` with every area and its details in ascending order, until it breaks. The kernel walks all page tables
-/// for it: about a millisecond for a gigabyte of small pages.
+/// Calls `each` with every area and its details in ascending order, until it breaks. The kernel
+/// walks all page tables for it: about a millisecond for a gigabyte of small pages.
 ///
 /// # Errors
 /// As [`each_area`].
@@ -225,7 +228,8 @@ pub fn each_detailed(
     Ok(())
 }
 
-/// Calls `each` with every line of a file, without its end; a line longer than the buffer is cut off.
+/// Calls `each` with every line of a file, without its end; a line longer than the buffer is cut
+/// off.
 fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), Errno> {
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut buffer = [0u8; BUFFER_BYTES];
@@ -349,7 +353,8 @@ mod tests {
         let marks =
             [(libc::MADV_DONTFORK, flag::DONT_FORK), (libc::MADV_WIPEONFORK, flag::WIPE_ON_FORK)];
         for (advice, expected) in marks {
-            // SAFETY: a fresh mapping of our own, written and advised within its length, then unmapped.
+            // SAFETY: a fresh mapping of our own, written and advised within its length, then
+            // unmapped.
             let (found, at) = unsafe {
                 let access = ProtFlags::READ | ProtFlags::WRITE;
                 let at =

@@ -1,7 +1,7 @@
 //! `PAGEMAP_SCAN`: which pages of a range are there (Linux 6.7, `include/uapi/linux/fs.h`).
 //!
-//! A page is there if it is in memory or in the kernel's swap. What only asks for memory (`mincore`) takes a page that the
-//! kernel has swapped out for one that was never there.
+//! A page is there if it is in memory or in the kernel's swap. What only asks for memory
+//! (`mincore`) takes a page that the kernel has swapped out for one that was never there.
 use crate::Errno;
 use crate::raw::{self, ioctl};
 use crate::units::PAGE_SIZE;
@@ -60,11 +60,12 @@ impl Pagemap {
         raw::replace(&self.fd, Pagemap::open()?.fd)
     }
 
-    /// Calls `each(start, end)` for every run of pages in `[start, end)` that holds data (present or in the kernel's
-    /// swap), in ascending order. Addresses are page-aligned.
+    /// Calls `each(start, end)` for every run of pages in `[start, end)` that holds data (present
+    /// or in the kernel's swap), in ascending order. Addresses are page-aligned.
     ///
     /// # Errors
-    /// What the kernel says: ENOTTY before Linux 6.7; EFAULT when the range leaves the address space.
+    /// What the kernel says: ENOTTY before Linux 6.7; EFAULT when the range leaves the address
+    /// space.
     pub fn for_each_populated(
         &self,
         start: usize,
@@ -87,12 +88,12 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Whether the page at `addr` is there, in memory or in the kernel's swap. `false` also where nothing is mapped. Touches
-    /// nothing, and takes about as long as any other system call.
+    /// Whether the page at `addr` is there, in memory or in the kernel's swap. `false` also where
+    /// nothing is mapped. Touches nothing, and takes about as long as any other system call.
     ///
     /// # Panics
-    /// If the kernel doesn't tell, as after the program has closed descriptors that it doesn't know: whoever asks would take data
-    /// for lost, or lost data for there.
+    /// If the kernel doesn't tell, as after the program has closed descriptors that it doesn't
+    /// know: whoever asks would take data for lost, or lost data for there.
     pub fn is_populated(&self, addr: usize) -> bool {
         let start = (addr & !(PAGE_SIZE - 1)) as u64;
         match self.scan(start, start + PAGE_SIZE as u64, &mut [PageRegion::default()]) {
@@ -105,7 +106,8 @@ impl Pagemap {
         }
     }
 
-    /// Notes runs of pages in `[start, end)` that are there in `found`. Returns how many, and up to where it has looked.
+    /// Notes runs of pages in `[start, end)` that are there in `found`. Returns how many, and up to
+    /// where it has looked.
     fn scan(&self, start: u64, end: u64, found: &mut [PageRegion]) -> Result<(usize, u64), Errno> {
         let mut arg = ScanArg {
             size: size_of::<ScanArg>() as u64,
@@ -117,7 +119,8 @@ impl Pagemap {
             return_mask: PAGE_IS_PRESENT,
             ..Default::default()
         };
-        // SAFETY: `arg` is the struct of this request, local, and names a vector that is borrowed for the call with its length.
+        // SAFETY: `arg` is the struct of this request, local, and names a vector that is borrowed
+        // for the call with its length.
         let count = unsafe { ioctl(self.fd.as_raw_fd(), PAGEMAP_SCAN, (&raw mut arg).cast())? };
         Ok((count as usize, arg.walk_end))
     }

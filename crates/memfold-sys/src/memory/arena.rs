@@ -1,8 +1,10 @@
-//! The arena: a general allocator over one zone, for set-up and rare paths, in place of the host's `malloc`.
+//! The arena: a general allocator over one zone, for set-up and rare paths, in place of the host's
+//! `malloc`.
 //!
-//! Sizes up to 8 KiB come from size classes, four to a doubling, each with a list of free objects. Larger ones are
-//! runs of whole pages. Memory that goes to a size class stays with it; free runs are merged with their neighbours and
-//! their pages given back. Everything is under one lock, so this is not for hot paths.
+//! Sizes up to 8 KiB come from size classes, four to a doubling, each with a list of free objects.
+//! Larger ones are runs of whole pages. Memory that goes to a size class stays with it; free runs
+//! are merged with their neighbours and their pages given back. Everything is under one lock, so
+//! this is not for hot paths.
 use crate::Errno;
 use crate::memory::zone::{Edge, Zone};
 use crate::sync::Mutex;
@@ -10,7 +12,8 @@ use crate::units::PAGE_SIZE;
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::null_mut;
 
-/// Address space that an arena reserves at its first use, bytes; less where a limit on address space forbids it.
+/// Address space that an arena reserves at its first use, bytes; less where a limit on address
+/// space forbids it.
 const RESERVE_BYTES: usize = 16 << 30;
 /// The least address space that an arena is content with, bytes.
 const RESERVE_MIN_BYTES: usize = 64 << 20;
@@ -22,16 +25,19 @@ const SMALL_BYTES_MIN: usize = 16;
 const CLASSES: usize = class_of(SMALL_BYTES_MAX) + 1;
 /// Memory that a class takes at a time.
 const CHUNK_BYTES: usize = 32 << 10;
-/// Free runs up to this are cleared by hand: a call to the kernel costs more, and other threads a TLB flush.
+/// Free runs up to this are cleared by hand: a call to the kernel costs more, and other threads a
+/// TLB flush.
 const CLEAR_BYTES_MAX: usize = 64 << 10;
 
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(PAGE_SIZE) && CHUNK_BYTES >= SMALL_BYTES_MAX);
 const _: () = assert!(size_of::<Run>() <= PAGE_SIZE && size_of::<*mut u8>() <= SMALL_BYTES_MIN);
 
-/// An allocator of its own, usable as `#[global_allocator]`. Reserves address space at the first allocation.
+/// An allocator of its own, usable as `#[global_allocator]`. Reserves address space at the first
+/// allocation.
 ///
-/// What holds ([`Arena::check`] verifies it): free runs are in ascending order, don't touch one another nor the top,
-/// and are all zeros but for their headers; everything from the top on is untouched; used + free bytes = top.
+/// What holds ([`Arena::check`] verifies it): free runs are in ascending order, don't touch one
+/// another nor the top, and are all zeros but for their headers; everything from the top on is
+/// untouched; used + free bytes = top.
 pub struct Arena {
     inner: Mutex<Inner>,
 }
@@ -52,7 +58,8 @@ struct Inner {
 struct Class {
     /// Those that have come back, linked through their first word.
     back: *mut u8,
-    /// The next that was never given out, of the chunk that the class took last, and how many there are: untouched memory.
+    /// The next that was never given out, of the chunk that the class took last, and how many there
+    /// are: untouched memory.
     fresh: *mut u8,
     count: usize,
 }
@@ -96,8 +103,8 @@ impl Arena {
         inner.top - inner.free_bytes
     }
 
-    /// Nobody allocates or frees until [`Arena::unfreeze`]. For a fork, whose child must not get an arena that some other
-    /// thread is changing.
+    /// Nobody allocates or frees until [`Arena::unfreeze`]. For a fork, whose child must not get an
+    /// arena that some other thread is changing.
     pub fn freeze(&self) {
         core::mem::forget(self.inner.lock());
     }
@@ -105,7 +112,8 @@ impl Arena {
     /// Ends [`Arena::freeze`].
     ///
     /// # Safety
-    /// - [`Arena::freeze`] has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    /// - [`Arena::freeze`] has returned, in this process or in the parent that it is a copy of, and
+    ///   this is called once for it.
     pub unsafe fn unfreeze(&self) {
         // SAFETY: the guard was forgotten.
         unsafe { self.inner.unlock() };
@@ -126,7 +134,8 @@ impl Arena {
         };
         let (mut at, mut end, mut free) = (inner.runs, zone.start(), 0);
         while !at.is_null() {
-            // SAFETY: every pointer in the list leads to the header of a free run in the zone; the lock is held.
+            // SAFETY: every pointer in the list leads to the header of a free run in the zone; the
+            // lock is held.
             let (next, len) = unsafe { ((*at).next, (*at).len) };
             let start = at as usize;
             if start < end || (start == end && free > 0) {
@@ -169,13 +178,15 @@ const fn class_bytes(class: usize) -> usize {
     (1 << n) + ((class - 4) % 4 + 1) * (1 << n) / 4
 }
 
-/// The class that serves `layout`: one whose objects are large enough and, by their size, aligned well enough.
+/// The class that serves `layout`: one whose objects are large enough and, by their size, aligned
+/// well enough.
 fn class_for(layout: &Layout) -> Option<usize> {
     let size = layout.size().max(1);
     if layout.align() <= SMALL_BYTES_MIN {
         return (size <= SMALL_BYTES_MAX).then(|| class_of(size));
     }
-    // Chunks are page-aligned, so objects whose size is a power of two are aligned to it, up to a page.
+    // Chunks are page-aligned, so objects whose size is a power of two are aligned to it, up to a
+    // page.
     let size = size.max(layout.align()).next_power_of_two();
     (size <= SMALL_BYTES_MAX && layout.align() <= PAGE_SIZE).then(|| class_of(size))
 }
@@ -184,9 +195,9 @@ fn run_bytes(layout: &Layout) -> Option<usize> {
     layout.size().checked_next_multiple_of(PAGE_SIZE)
 }
 
-// SAFETY: memory handed out comes from a zone that lives as long as the arena, is aligned as asked, and belongs to one
-// caller until it is given back: the lock keeps the lists consistent, and sizes are derived from the layout alone, which
-// the caller must pass again.
+// SAFETY: memory handed out comes from a zone that lives as long as the arena, is aligned as asked,
+// and belongs to one caller until it is given back: the lock keeps the lists consistent, and sizes
+// are derived from the layout alone, which the caller must pass again.
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let mut inner = self.inner.lock();
@@ -229,7 +240,8 @@ unsafe impl GlobalAlloc for Arena {
         if same {
             return at;
         }
-        // SAFETY: both blocks are as long as the shorter of the sizes and distinct; the caller gives up the old one.
+        // SAFETY: both blocks are as long as the shorter of the sizes and distinct; the caller
+        // gives up the old one.
         unsafe {
             let to = self.alloc(wanted);
             if !to.is_null() {
@@ -247,7 +259,8 @@ impl Inner {
         let size = class_bytes(class);
         let back = self.classes[class].back;
         if !back.is_null() {
-            // SAFETY: the first word of an object that has come back is the pointer to the next, written by `put_object`.
+            // SAFETY: the first word of an object that has come back is the pointer to the next,
+            // written by `put_object`.
             self.classes[class].back = unsafe { back.cast::<*mut u8>().read() };
             return back;
         }
@@ -280,8 +293,9 @@ impl Inner {
     fn take_run(&mut self, len: usize, align: usize) -> *mut u8 {
         let align = align.max(PAGE_SIZE);
         let mut link = &raw mut self.runs;
-        // SAFETY: `link` points to `self.runs` or to the `next` of a free run's header; every non-null pointer in the
-        // list leads to a header; the lock is held, so nobody changes them meanwhile.
+        // SAFETY: `link` points to `self.runs` or to the `next` of a free run's header; every
+        // non-null pointer in the list leads to a header; the lock is held, so nobody changes them
+        // meanwhile.
         unsafe {
             while !(*link).is_null() {
                 let run = *link;
@@ -296,12 +310,14 @@ impl Inner {
         self.grow(len, align)
     }
 
-    /// Takes `[at, at + len)` out of the free run that `link` leads to; what is left on both sides stays free.
+    /// Takes `[at, at + len)` out of the free run that `link` leads to; what is left on both sides
+    /// stays free.
     ///
     /// # Safety
     /// - `link` is a link of the list to a run that contains the range.
     unsafe fn cut(&mut self, link: *mut *mut Run, at: usize, len: usize) -> *mut u8 {
-        // SAFETY: the caller vouches for `link`; the headers written lie in parts of the run that stay free.
+        // SAFETY: the caller vouches for `link`; the headers written lie in parts of the run that
+        // stay free.
         unsafe {
             let run = *link;
             let (start, end, mut next) = (run as usize, run as usize + (*run).len, (*run).next);
@@ -339,7 +355,8 @@ impl Inner {
         self.top = end - base;
         let gap = at - (base + old_top);
         if gap > 0 {
-            // SAFETY: the gap lies between the old top and the run, so it is untouched and nobody's.
+            // SAFETY: the gap lies between the old top and the run, so it is untouched and
+            // nobody's.
             unsafe { self.insert((base + old_top) as *mut u8, gap) };
         }
         at as *mut u8
@@ -351,7 +368,8 @@ impl Inner {
     /// - `at` is a run of `len` bytes that nobody uses any more.
     unsafe fn put_run(&mut self, at: *mut u8, len: usize) {
         let Some(zone) = &self.zone else { return };
-        // SAFETY: the run lies in the zone and is given up, so its bytes may be cleared and its header written.
+        // SAFETY: the run lies in the zone and is given up, so its bytes may be cleared and its
+        // header written.
         unsafe {
             if len <= CLEAR_BYTES_MAX {
                 at.write_bytes(0, len);
@@ -369,8 +387,8 @@ impl Inner {
     unsafe fn insert(&mut self, at: *mut u8, len: usize) {
         self.free_bytes += len;
         let (mut before, mut next) = (null_mut::<Run>(), self.runs);
-        // SAFETY: every pointer in the list leads to a header of a free run; the lock is held. The headers written lie
-        // in free memory, and a header that a merge swallows is cleared.
+        // SAFETY: every pointer in the list leads to a header of a free run; the lock is held. The
+        // headers written lie in free memory, and a header that a merge swallows is cleared.
         unsafe {
             while !next.is_null() && (next as usize) < at as usize {
                 (before, next) = (next, (*next).next);
@@ -401,7 +419,8 @@ impl Inner {
     /// - `run` is on the list.
     unsafe fn lower_top(&mut self, run: *mut Run) {
         let Some(zone) = &self.zone else { return };
-        // SAFETY: the caller vouches for `run`, and the list's links lead to headers; the lock is held.
+        // SAFETY: the caller vouches for `run`, and the list's links lead to headers; the lock is
+        // held.
         unsafe {
             if run as usize + (*run).len != zone.start() + self.top {
                 return;

@@ -1,8 +1,9 @@
 //! The process in which something was made, told from the children that fork makes of it.
 //!
-//! A userfaultfd, a thread, a lock: what a child of fork inherits of them acts on its parent, isn't there, or never comes free. A
-//! process number doesn't tell the two apart: a child in a namespace of its own may have its parent's. So each of these objects
-//! has a page that the kernel wipes in children. A child that shares all memory (vfork) is the same place, and rightly so.
+//! A userfaultfd, a thread, a lock: what a child of fork inherits of them acts on its parent, isn't
+//! there, or never comes free. A process number doesn't tell the two apart: a child in a namespace
+//! of its own may have its parent's. So each of these objects has a page that the kernel wipes in
+//! children. A child that shares all memory (vfork) is the same place, and rightly so.
 use crate::Errno;
 use crate::memory::zone::Zone;
 use crate::units::PAGE_SIZE;
@@ -32,7 +33,8 @@ impl Birthplace {
     }
 
     fn word(&self) -> &AtomicU32 {
-        // SAFETY: the zone is this struct's own, larger than a word, aligned to a page, and used as this word only. Any value is one.
+        // SAFETY: the zone is this struct's own, larger than a word, aligned to a page, and used as
+        // this word only. Any value is one.
         unsafe { &*self.page.as_ptr().cast::<AtomicU32>() }
     }
 }

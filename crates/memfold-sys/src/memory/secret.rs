@@ -1,4 +1,5 @@
-//! A key's place: a page that is locked in memory, is left out of core dumps, is nobody's but this process's, and is wiped at the end.
+//! A key's place: a page that is locked in memory, is left out of core dumps, is nobody's but this
+//! process's, and is wiped at the end.
 use crate::Errno;
 use crate::memory::zone::Zone;
 use crate::raw;
@@ -25,8 +26,8 @@ unsafe impl<T: Sync> Sync for Secret<T> {}
 impl<T> Secret<T> {
     const FITS: () = assert!(!needs_drop::<T>() && align_of::<T>() <= PAGE_SIZE);
 
-    /// Puts what `make` returns there, and wipes what that has left on the stack. Where the kernel doesn't lock a page (RLIMIT_MEMLOCK)
-    /// it says so on standard error and goes on.
+    /// Puts what `make` returns there, and wipes what that has left on the stack. Where the kernel
+    /// doesn't lock a page (RLIMIT_MEMLOCK) it says so on standard error and goes on.
     ///
     /// # Errors
     /// No memory.
@@ -80,7 +81,8 @@ impl<T> Deref for Secret<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: `new` has put a value there, in the zone that this owns, and nobody has a `&mut` to it.
+        // SAFETY: `new` has put a value there, in the zone that this owns, and nobody has a `&mut`
+        // to it.
         unsafe { &*self.zone.as_ptr().cast::<T>() }
     }
 }

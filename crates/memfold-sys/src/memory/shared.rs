@@ -1,11 +1,13 @@
-//! Memory that processes share by a sealed file without a name (memfd), mapped from its start and as far as it is needed.
+//! Memory that processes share by a sealed file without a name (memfd), mapped from its start and
+//! as far as it is needed.
 use crate::Errno;
 use core::ffi::{CStr, c_void};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
-/// A file of `len` bytes that read as zeros and take memory as they are written. No process can cut it off under the others.
+/// A file of `len` bytes that read as zeros and take memory as they are written. No process can cut
+/// it off under the others.
 ///
 /// # Errors
 /// What `memfd_create`, `ftruncate` or sealing says.
@@ -16,8 +18,8 @@ pub fn create(name: &CStr, len: u64) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-/// Maps the first `len` bytes of a file that [`create`] has made. It is left out of core dumps. Returns the address, and the length
-/// of the file.
+/// Maps the first `len` bytes of a file that [`create`] has made. It is left out of core dumps.
+/// Returns the address, and the length of the file.
 ///
 /// # Errors
 /// EINVAL: it is another file, or a shorter one; what `mmap` says.
@@ -38,7 +40,8 @@ pub fn map(file: impl AsFd, len: usize) -> Result<(*mut c_void, u64), Errno> {
     Ok((at, size))
 }
 
-/// Maps the same file again at another address, from its start for `len` bytes; needs no descriptor.
+/// Maps the same file again at another address, from its start for `len` bytes; needs no
+/// descriptor.
 ///
 /// # Errors
 /// What `mremap` says.
@@ -46,7 +49,8 @@ pub fn map(file: impl AsFd, len: usize) -> Result<(*mut c_void, u64), Errno> {
 /// # Safety
 /// - `at` is the address of a mapping of [`map`] or of this function, and its file has `len` bytes.
 pub unsafe fn map_again(at: *mut c_void, len: usize) -> Result<*mut c_void, Errno> {
-    // SAFETY: an old length of 0 leaves the old mapping as it is; the new one is where the kernel likes.
+    // SAFETY: an old length of 0 leaves the old mapping as it is; the new one is where the kernel
+    // likes.
     unsafe { rustix::mm::mremap(at, 0, len, MremapFlags::MAYMOVE) }
 }
 

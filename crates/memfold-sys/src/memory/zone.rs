@@ -1,7 +1,7 @@
 //! Zones: the engine's own reservations of address space.
 //!
-//! Everything that the engine keeps (frames, pool, index, arena) lives in zones. Every live zone is listed, so that
-//! `memfold run` can tell its own memory from the program's and never adopts it.
+//! Everything that the engine keeps (frames, pool, index, arena) lives in zones. Every live zone is
+//! listed, so that `memfold run` can tell its own memory from the program's and never adopts it.
 use crate::Errno;
 use crate::sync::StaticMutex;
 use crate::units::PAGE_SIZE;
@@ -11,12 +11,13 @@ use rustix::mm::{
     munmap,
 };
 
-/// A private anonymous reservation, readable and writable, backed by memory page by page as it is touched, and left out of
-/// core dumps.
+/// A private anonymous reservation, readable and writable, backed by memory page by page as it is
+/// touched, and left out of core dumps.
 pub struct Zone {
     base: *mut u8,
     len: usize,
-    /// What may be written counts as used memory, used or not (`vm.overcommit_memory=2`): it is asked for by [`Zone::need`].
+    /// What may be written counts as used memory, used or not (`vm.overcommit_memory=2`): it is
+    /// asked for by [`Zone::need`].
     is_counted: bool,
 }
 
@@ -34,7 +35,8 @@ impl Edge {
 /// What is asked for at a time where it counts.
 const STEP_BYTES: usize = 256 << 10;
 
-// SAFETY: a zone is only an address range; what is done with the memory behind it is each user's own proof.
+// SAFETY: a zone is only an address range; what is done with the memory behind it is each user's
+// own proof.
 unsafe impl Send for Zone {}
 // SAFETY: as above; the methods take raw addresses and change nothing in the struct.
 unsafe impl Sync for Zone {}
@@ -64,10 +66,12 @@ impl List {
 }
 
 impl Zone {
-    /// Reserves `len` bytes aligned to `align`. Pages read as zeros until written. Huge pages are switched off.
+    /// Reserves `len` bytes aligned to `align`. Pages read as zeros until written. Huge pages are
+    /// switched off.
     ///
     /// # Errors
-    /// What `mmap` says (ENOMEM: no address space, or a limit such as RLIMIT_AS); ENFILE when 4096 zones are alive.
+    /// What `mmap` says (ENOMEM: no address space, or a limit such as RLIMIT_AS); ENFILE when 4096
+    /// zones are alive.
     ///
     /// # Panics
     /// If `len` or `align` is not a multiple of the page size, or `align` is not a power of two.
@@ -75,8 +79,9 @@ impl Zone {
         Zone::reserve_as(len, align, false)
     }
 
-    /// As [`Zone::reserve`], for what is filled part by part, each from its start on, and asked for before by [`Zone::need`]: only
-    /// that counts where the system counts what may be written (`vm.overcommit_memory=2`). All can be read.
+    /// As [`Zone::reserve`], for what is filled part by part, each from its start on, and asked for
+    /// before by [`Zone::need`]: only that counts where the system counts what may be written
+    /// (`vm.overcommit_memory=2`). All can be read.
     ///
     /// # Errors
     /// As [`Zone::reserve`].
@@ -112,7 +117,8 @@ impl Zone {
             }
             // Not fatal: a kernel without THP says EINVAL.
             let _ = madvise(base as *mut _, len, Advice::LinuxNoHugepage);
-            // A core dump looks at each page of a mapping, there or not: at terabytes it would take minutes.
+            // A core dump looks at each page of a mapping, there or not: at terabytes it would take
+            // minutes.
             let _ = madvise(base as *mut _, len, Advice::LinuxDontDump);
         }
         let zone = Zone { base: base as *mut u8, len, is_counted };
@@ -124,8 +130,8 @@ impl Zone {
         Ok(zone)
     }
 
-    /// The first `end` bytes of the part of `len` bytes at `offset` are about to be written for the first time. Does nothing where
-    /// reservations don't count. `edge` is that part's.
+    /// The first `end` bytes of the part of `len` bytes at `offset` are about to be written for the
+    /// first time. Does nothing where reservations don't count. `edge` is that part's.
     ///
     /// # Errors
     /// ENOMEM: the system lets no more memory be promised to programs.
@@ -147,8 +153,8 @@ impl Zone {
         let to = end.next_multiple_of(STEP_BYTES).min(len.next_multiple_of(PAGE_SIZE));
         let from = edge.0.load(Relaxed);
         if from < to {
-            // SAFETY: the range lies in this zone's own mapping, whose users may write there from now on. Two threads at once
-            // ask for the same, or for more.
+            // SAFETY: the range lies in this zone's own mapping, whose users may write there from
+            // now on. Two threads at once ask for the same, or for more.
             unsafe {
                 mprotect(
                     self.base.add(offset + from).cast(),
@@ -188,7 +194,8 @@ impl Zone {
         let _ = unsafe { madvise(self.base.cast(), self.len, Advice::LinuxDoDump) };
     }
 
-    /// A child of fork doesn't get the zone: a touch there ends the child rather than reading zeros.
+    /// A child of fork doesn't get the zone: a touch there ends the child rather than reading
+    /// zeros.
     pub fn keep_from_children(&self) {
         set_inherited(self.start(), self.start() + self.len, false);
     }
@@ -219,8 +226,9 @@ impl Zone {
         Ok(())
     }
 
-    /// Asks the kernel for the memory of `[offset, offset + len)` in one call, which costs less than a fault for each
-    /// page. Changes no byte; where the kernel refuses, the pages come when they are touched.
+    /// Asks the kernel for the memory of `[offset, offset + len)` in one call, which costs less
+    /// than a fault for each page. Changes no byte; where the kernel refuses, the pages come when
+    /// they are touched.
     ///
     /// # Panics
     /// If the range is not page-aligned or reaches past the zone.
@@ -230,11 +238,13 @@ impl Zone {
                 && len.is_multiple_of(PAGE_SIZE)
                 && offset + len <= self.len
         );
-        // SAFETY: the range lies in this zone's own mapping, and MADV_POPULATE_WRITE changes no byte.
+        // SAFETY: the range lies in this zone's own mapping, and MADV_POPULATE_WRITE changes no
+        // byte.
         let _ = unsafe { madvise(self.base.add(offset).cast(), len, Advice::LinuxPopulateWrite) };
     }
 
-    /// Gives the pages of `[offset, offset + len)` back to the kernel; they read as zeros afterwards.
+    /// Gives the pages of `[offset, offset + len)` back to the kernel; they read as zeros
+    /// afterwards.
     ///
     /// # Safety
     /// - The bytes there are no longer needed, and no reference into them is alive.
@@ -287,8 +297,8 @@ impl Drop for Zone {
     }
 }
 
-/// Memory that a process has in common with the children it forks from then on, zeros at first. It isn't private, so nobody takes
-/// it for the program's.
+/// Memory that a process has in common with the children it forks from then on, zeros at first. It
+/// isn't private, so nobody takes it for the program's.
 pub struct SharedZone {
     base: *mut u8,
     len: usize,
@@ -323,8 +333,8 @@ impl Drop for SharedZone {
     }
 }
 
-/// Keeps the list of zones as it is until [`unfreeze_list`]: no zone comes or goes. For a fork, whose child must not get
-/// a list that some other thread is changing.
+/// Keeps the list of zones as it is until [`unfreeze_list`]: no zone comes or goes. For a fork,
+/// whose child must not get a list that some other thread is changing.
 pub fn freeze_list() {
     core::mem::forget(LIST.lock());
 }
@@ -332,22 +342,26 @@ pub fn freeze_list() {
 /// Ends [`freeze_list`].
 ///
 /// # Safety
-/// - [`freeze_list`] has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+/// - [`freeze_list`] has returned, in this process or in the parent that it is a copy of, and this
+///   is called once for it.
 pub unsafe fn unfreeze_list() {
     // SAFETY: the guard was forgotten.
     unsafe { LIST.unlock() };
 }
 
-/// Says whether children of fork get copies of the pages of `[start, end)` (whole pages). Where they don't, a touch in the
-/// child ends it with SIGSEGV. Parts that are not mapped are passed over.
+/// Says whether children of fork get copies of the pages of `[start, end)` (whole pages). Where
+/// they don't, a touch in the child ends it with SIGSEGV. Parts that are not mapped are passed
+/// over.
 pub fn set_inherited(start: usize, end: usize, inherited: bool) {
     let advice = if inherited { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
-    // SAFETY: changes what fork copies, and no byte. Not fatal: the kernel refuses it for no anonymous mapping.
+    // SAFETY: changes what fork copies, and no byte. Not fatal: the kernel refuses it for no
+    // anonymous mapping.
     let _ = unsafe { madvise(start as *mut _, end - start, advice) };
 }
 
-/// Sets or ends a mark of `[start, end)` (whole pages of private anonymous memory) that the kernel takes along where it moves it,
-/// and that nothing has which is mapped anew: [`crate::maps::flag::RANDOM`]. It means nothing for memory without a file.
+/// Sets or ends a mark of `[start, end)` (whole pages of private anonymous memory) that the kernel
+/// takes along where it moves it, and that nothing has which is mapped anew:
+/// [`crate::maps::flag::RANDOM`]. It means nothing for memory without a file.
 pub fn set_marked(start: usize, end: usize, marked: bool) {
     let advice = if marked { Advice::Random } else { Advice::Normal };
     // SAFETY: changes no byte. Parts that are not mapped are passed over.
@@ -367,11 +381,12 @@ pub fn lock_again() {
     }
 }
 
-/// Undoes for every live zone what the program's mlockall has done to it: frames that are locked could not take part in
-/// moves, and the kernel would fill zones that are meant to be sparse.
+/// Undoes for every live zone what the program's mlockall has done to it: frames that are locked
+/// could not take part in moves, and the kernel would fill zones that are meant to be sparse.
 pub fn unlock_all() {
     for zone in LIST.lock().live_where(false) {
-        // SAFETY: the engine's own mapping; no byte changes. Not fatal: a locked frame is copied from, not moved.
+        // SAFETY: the engine's own mapping; no byte changes. Not fatal: a locked frame is copied
+        // from, not moved.
         let _ = unsafe { munlock(zone.0 as *mut _, zone.1 - zone.0) };
     }
 }
@@ -389,7 +404,8 @@ mod tests {
     fn where_reservations_count_only_what_was_asked_for_may_be_written_and_all_can_be_read() {
         let zone = Zone::reserve_as(8 << 20, 2 << 20, true).unwrap();
         let (first, second) = (Edge::new(), Edge::new());
-        // SAFETY: offsets lie inside the zone, and nothing else uses it; what is written was asked for.
+        // SAFETY: offsets lie inside the zone, and nothing else uses it; what is written was asked
+        // for.
         unsafe {
             assert_eq!(zone.as_ptr().add(7 << 20).read_volatile(), 0);
             zone.need(&first, 0, 4 << 20, 5000).unwrap();

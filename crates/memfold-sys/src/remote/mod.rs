@@ -1,13 +1,16 @@
-//! The remote store as the engine sees it ([`Remote`]: the seam where tests put a faulty one), and the messages to the
-//! service that speaks with the servers. [`crate::remote::socket`] is the real one: a client of the service.
+//! The remote store as the engine sees it ([`Remote`]: the seam where tests put a faulty one), and
+//! the messages to the service that speaks with the servers. [`crate::remote::socket`] is the real
+//! one: a client of the service.
 //!
-//! The service lives outside of the program, in a process of `memfold run` or wherever a user of the library starts it: a
-//! client of such servers needs `std`, `malloc` and TLS, which the engine can't have. It sees sealed bytes only.
+//! The service lives outside of the program, in a process of `memfold run` or wherever a user of
+//! the library starts it: a client of such servers needs `std`, `malloc` and TLS, which the engine
+//! can't have. It sees sealed bytes only.
 //!
-//! A message is one [`Request`], its [`Entry`]s, and for [`PUT`] the bytes of all objects one behind the other. The answer is
-//! one [`Answer`], and what was asked for, or a line that says what is wrong. A connection may have several requests under
-//! way, whose answers come in any order and bear their numbers. It begins with [`HELLO`], which has no answer. Numbers are in
-//! the machine's byte order.
+//! A message is one [`Request`], its [`Entry`]s, and for [`PUT`] the bytes of all objects one
+//! behind the other. The answer is one [`Answer`], and what was asked for, or a line that says what
+//! is wrong. A connection may have several requests under way, whose answers come in any order and
+//! bear their numbers. It begins with [`HELLO`], which has no answer. Numbers are in the machine's
+//! byte order.
 pub mod socket;
 
 use alloc::string::String;
@@ -137,12 +140,14 @@ fn word(bytes: &[u8]) -> u32 {
     u32::from_ne_bytes(bytes.try_into().expect("4 bytes"))
 }
 
-/// Why the remote store did not do something. Displays as what went wrong, without the store's name.
+/// Why the remote store did not do something. Displays as what went wrong, without the store's
+/// name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// It has answered, and an object is not there: trying again is in vain.
     pub is_lost: bool,
-    /// The connection to the service has broken off: the servers were not asked, or their answer is unknown.
+    /// The connection to the service has broken off: the servers were not asked, or their answer is
+    /// unknown.
     pub is_cut: bool,
     /// What went wrong.
     pub why: String,
@@ -176,9 +181,9 @@ pub struct Fetch<'a> {
 
 /// Where the cold end of the swap device goes.
 ///
-/// What an implementation must keep: `Ok` of a put means that a later get gives these bytes, until they are deleted. Nothing
-/// is believed all the same: who reads verifies. It need not survive the process. Objects and parts are at most
-/// [`ENTRIES_MAX`] and [`BYTES_MAX`] a call.
+/// What an implementation must keep: `Ok` of a put means that a later get gives these bytes, until
+/// they are deleted. Nothing is believed all the same: who reads verifies. It need not survive the
+/// process. Objects and parts are at most [`ENTRIES_MAX`] and [`BYTES_MAX`] a call.
 pub trait Remote: Send + Sync {
     /// Stores objects whose numbers were never used before.
     ///
@@ -198,7 +203,8 @@ pub trait Remote: Send + Sync {
     /// Any of them may be left.
     fn delete(&self, numbers: &[u64]) -> Result<(), Failure>;
 
-    /// Whether the objects are kept from expiring: asked now and then while there are any. Waits for `patience` at most.
+    /// Whether the objects are kept from expiring: asked now and then while there are any. Waits
+    /// for `patience` at most.
     ///
     /// # Errors
     /// They are not, and who answers has said so to the user; or, where `is_cut`, nobody answers.

@@ -1,8 +1,8 @@
 //! [`SocketRemote`]: the remote store by way of the service, over a Unix socket.
 //!
-//! One connection carries the requests of all threads, so that a process takes one descriptor in the service. There is no
-//! thread that receives: of those that wait for answers one reads the next answer's head, and leaves what follows to the
-//! thread that has asked for it.
+//! One connection carries the requests of all threads, so that a process takes one descriptor in
+//! the service. There is no thread that receives: of those that wait for answers one reads the next
+//! answer's head, and leaves what follows to the thread that has asked for it.
 use crate::Errno;
 use crate::remote::{
     Answer, DELETE, DONE, ENTRIES_MAX, Entry, Failure, Fetch, GET, HELLO, KEEP, LOST, Object, PUT,
@@ -34,8 +34,8 @@ pub struct SocketRemote {
 }
 
 impl SocketRemote {
-    /// A client of the service at the socket `path`, which is connected to when it is needed. `name` is for messages;
-    /// the service tries a read again for `timeout`.
+    /// A client of the service at the socket `path`, which is connected to when it is needed.
+    /// `name` is for messages; the service tries a read again for `timeout`.
     ///
     /// # Errors
     /// The kernel gives no random bytes.
@@ -81,8 +81,9 @@ impl SocketRemote {
         }
     }
 
-    /// Asks by the connection that all share, and once more by a new one if it has broken off in a way that `again` takes:
-    /// that says nothing about the servers, and to do the same twice is no harm.
+    /// Asks by the connection that all share, and once more by a new one if it has broken off in a
+    /// way that `again` takes: that says nothing about the servers, and to do the same twice is no
+    /// harm.
     fn ask(
         &self,
         what: u32,
@@ -224,8 +225,8 @@ impl Line {
         bytes.iter().try_for_each(|b| write(&self.socket, b))
     }
 
-    /// Waits for the answer of request `id`, and reads heads of answers while nobody else does. Then the turn is the
-    /// caller's, who receives what follows.
+    /// Waits for the answer of request `id`, and reads heads of answers while nobody else does.
+    /// Then the turn is the caller's, who receives what follows.
     fn await_head(&self, id: u32) -> Result<Answer, Errno> {
         let mut turn = self.turn.lock();
         loop {

@@ -1,9 +1,10 @@
-//! How a process gets at the shared memory of its run where it doesn't see the process that made it: in another PID namespace, or
-//! as another user.
+//! How a process gets at the shared memory of its run where it doesn't see the process that made
+//! it: in another PID namespace, or as another user.
 //!
-//! Who made it has a socket with a name of its own (not a file: an abstract one). A process sends the first half of a key that
-//! only processes of the run have; the answer is the second half, the process's number as it is outside, and the descriptor. One
-//! message each, so nobody can keep the other end busy.
+//! Who made it has a socket with a name of its own (not a file: an abstract one). A process sends
+//! the first half of a key that only processes of the run have; the answer is the second half, the
+//! process's number as it is outside, and the descriptor. One message each, so nobody can keep the
+//! other end busy.
 use crate::Errno;
 use core::mem::MaybeUninit;
 use core::time::Duration;
@@ -48,7 +49,8 @@ impl Key {
     }
 }
 
-/// Asks at the door `name`: the descriptor, and the number of this process as the other end sees it (0 if it doesn't).
+/// Asks at the door `name`: the descriptor, and the number of this process as the other end sees it
+/// (0 if it doesn't).
 ///
 /// # Errors
 /// ECONNREFUSED: there is nobody; EAGAIN: no answer in time; EPROTO: it is somebody else.

@@ -1,7 +1,8 @@
 //! Lines that the processes of a run leave for whoever started it, in shared memory.
 //!
-//! A line is left by one who has taken a free place for it (`TAKEN`), and is read when it is whole (`WHOLE`). A process that is
-//! killed while it leaves one costs its place, and no line of anybody else.
+//! A line is left by one who has taken a free place for it (`TAKEN`), and is read when it is whole
+//! (`WHOLE`). A process that is killed while it leaves one costs its place, and no line of anybody
+//! else.
 use crate::Errno;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -110,7 +111,8 @@ impl Mailbox {
 
     /// Sleeps until the bell rings; not at all if it has rung since it had `rung` so often.
     pub fn wait(&self, rung: u32) {
-        // Other processes ring it, so it isn't private. Woken for nothing, the caller looks for nothing.
+        // Other processes ring it, so it isn't private. Woken for nothing, the caller looks for
+        // nothing.
         let _: Result<(), Errno> = futex::wait(&self.bell, futex::Flags::empty(), rung, None);
     }
 

@@ -1,7 +1,8 @@
 //! Futex locks: a mutex, a condition variable and a readers-writer lock.
 //!
-//! The mutex is the three-state lock of Ulrich Drepper's "Futexes Are Tricky" (mutex 3): 0 free, 1 held, 2 held and
-//! somebody may wait. Uncontended lock and unlock cost one atomic each and no system call.
+//! The mutex is the three-state lock of Ulrich Drepper's "Futexes Are Tricky" (mutex 3): 0 free, 1
+//! held, 2 held and somebody may wait. Uncontended lock and unlock cost one atomic each and no
+//! system call.
 use crate::clock::now_ns;
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -21,7 +22,8 @@ fn wake(word: &AtomicU32, count: u32) {
     let _ = futex::wake(word, futex::Flags::PRIVATE, count);
 }
 
-/// A word that one thread waits for while others set it. A change costs a system call only if the thread sleeps.
+/// A word that one thread waits for while others set it. A change costs a system call only if the
+/// thread sleeps.
 pub struct Gate {
     word: AtomicU32,
     asleep: AtomicU32,
@@ -44,7 +46,8 @@ impl Gate {
         self.wake();
     }
 
-    /// Sets the value to `to` if it is `from`, and wakes the waiting thread. Returns whether it was.
+    /// Sets the value to `to` if it is `from`, and wakes the waiting thread. Returns whether it
+    /// was.
     pub fn replace(&self, from: u32, to: u32) -> bool {
         let done = self.word.compare_exchange(from, to, SeqCst, SeqCst).is_ok();
         if done {
@@ -53,8 +56,8 @@ impl Gate {
         done
     }
 
-    // `asleep` is set before the word is looked at for the last time, and read after the word was set: whoever comes
-    // second sees what the first has done.
+    // `asleep` is set before the word is looked at for the last time, and read after the word was
+    // set: whoever comes second sees what the first has done.
     fn wake(&self) {
         if self.asleep.load(SeqCst) != 0 {
             wake(&self.word, 1);
@@ -72,8 +75,9 @@ impl Gate {
 /// Turns of polling before a thread goes to sleep: bounded, as short sections end within it.
 const TURNS: u32 = 60;
 
-/// The same for readers and writers: as long as a move of pages takes that interrupts another CPU, 10 to 30 us. To sleep and
-/// be woken from another CPU takes longer (80 us a round trip on an idle virtual machine).
+/// The same for readers and writers: as long as a move of pages takes that interrupts another CPU,
+/// 10 to 30 us. To sleep and be woken from another CPU takes longer (80 us a round trip on an idle
+/// virtual machine).
 const RW_TURNS: u32 = 1000;
 
 /// A mutual-exclusion lock.
@@ -82,7 +86,8 @@ pub struct Mutex<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the lock hands out `&mut T` to one holder at a time, so sharing the lock only moves `T` between threads.
+// SAFETY: the lock hands out `&mut T` to one holder at a time, so sharing the lock only moves `T`
+// between threads.
 unsafe impl<T: Send> Sync for Mutex<T> {}
 // SAFETY: owning the lock is owning the value.
 unsafe impl<T: Send> Send for Mutex<T> {}
@@ -145,7 +150,8 @@ impl<T> Mutex<T> {
     /// The value, whoever holds the lock.
     ///
     /// # Safety
-    /// - No other thread uses the value while the reference lives: the holder, if there is one, is not in this process.
+    /// - No other thread uses the value while the reference lives: the holder, if there is one, is
+    ///   not in this process.
     pub unsafe fn peek(&self) -> &T {
         // SAFETY: by the caller's promise.
         unsafe { &*self.value.get() }
@@ -187,7 +193,8 @@ impl<T> Drop for MutexGuard<'_, T> {
 impl<T> Deref for MutexGuard<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: the guard exists only while its thread holds the lock, so no `&mut T` is alive elsewhere.
+        // SAFETY: the guard exists only while its thread holds the lock, so no `&mut T` is alive
+        // elsewhere.
         unsafe { &*self.lock.value.get() }
     }
 }
@@ -217,7 +224,8 @@ impl Condvar {
         Condvar { sequence: AtomicU32::new(0), waiters: AtomicU32::new(0) }
     }
 
-    /// Releases the guard, sleeps until a notify, and takes the lock again. May wake spuriously: call it in a loop.
+    /// Releases the guard, sleeps until a notify, and takes the lock again. May wake spuriously:
+    /// call it in a loop.
     ///
     /// No wake-up is lost if the notifier changed the condition under the same lock.
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
@@ -271,7 +279,8 @@ const READERS: u32 = READER_WAITS - 1;
 
 /// A readers-writer lock that lets a waiting writer go first.
 ///
-/// A thread that holds it for reading must not take it for reading again: with a writer waiting, that would deadlock.
+/// A thread that holds it for reading must not take it for reading again: with a writer waiting,
+/// that would deadlock.
 pub struct RwLock<T> {
     state: AtomicU32,
     value: UnsafeCell<T>,
@@ -395,7 +404,8 @@ impl<T> RwLock<T> {
     /// Ends a write lock whose guard was forgotten.
     ///
     /// # Safety
-    /// - A write guard of this lock was given to `core::mem::forget`, and this is called once for it.
+    /// - A write guard of this lock was given to `core::mem::forget`, and this is called once for
+    ///   it.
     pub unsafe fn unlock_write(&self) {
         drop(WriteGuard { lock: self });
     }

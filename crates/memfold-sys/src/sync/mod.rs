@@ -1,7 +1,9 @@
-//! Locks and atomics from one place, so that a model checker can replace them: futex locks in production, shuttle's
-//! under `--cfg shuttle`. None of them poisons, allocates, or uses thread-local storage.
+//! Locks and atomics from one place, so that a model checker can replace them: futex locks in
+//! production, shuttle's under `--cfg shuttle`. None of them poisons, allocates, or uses
+//! thread-local storage.
 //!
-//! A panic while a lock is held ends the process (the engine is built with `panic = "abort"`), so poisoning has no use.
+//! A panic while a lock is held ends the process (the engine is built with `panic = "abort"`), so
+//! poisoning has no use.
 
 // Under the model checker it still serves statics.
 #[cfg_attr(shuttle, allow(dead_code))]
@@ -11,8 +13,8 @@ mod model;
 
 /// Also not modelled: no model runs the threads that use it.
 pub use futex::Gate;
-/// The lock for statics: a futex lock also under the model checker, whose own locks live for one run only. No other
-/// lock is taken, and nothing waits, while it is held.
+/// The lock for statics: a futex lock also under the model checker, whose own locks live for one
+/// run only. No other lock is taken, and nothing waits, while it is held.
 pub use futex::Mutex as StaticMutex;
 
 #[cfg(not(shuttle))]

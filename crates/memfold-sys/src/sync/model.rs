@@ -139,7 +139,8 @@ impl<T> RwLock<T> {
     /// Ends a write lock whose guard was forgotten.
     ///
     /// # Safety
-    /// - A write guard of this lock was given to `core::mem::forget`, and this is called once for it.
+    /// - A write guard of this lock was given to `core::mem::forget`, and this is called once for
+    ///   it.
     pub unsafe fn unlock_write(&self) {
         panic!("no model forks")
     }

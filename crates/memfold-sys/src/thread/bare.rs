@@ -1,12 +1,13 @@
 //! Bare threads: engine threads inside a foreign program that its C library doesn't know of.
 //!
-//! To libc the program stays as many-threaded as it is: a program of one thread keeps its unlocked `malloc` and stdio, and
-//! a main thread that ends by `pthread_exit` ends the process. A bare thread needs nothing of the program's heap, so it can
-//! be started where that heap is folded: in a child of fork. It has a stack and a thread block of its own, every signal
-//! blocked, and must not call anything of libc that uses thread-local storage.
+//! To libc the program stays as many-threaded as it is: a program of one thread keeps its unlocked
+//! `malloc` and stdio, and a main thread that ends by `pthread_exit` ends the process. A bare
+//! thread needs nothing of the program's heap, so it can be started where that heap is folded: in a
+//! child of fork. It has a stack and a thread block of its own, every signal blocked, and must not
+//! call anything of libc that uses thread-local storage.
 //!
-//! Bare threads share a table of descriptors that is not the program's: what the program closes, they keep; and pipes that
-//! the program closes are closed.
+//! Bare threads share a table of descriptors that is not the program's: what the program closes,
+//! they keep; and pipes that the program closes are closed.
 use crate::Errno;
 use crate::memory::zone::{Zone, counts_reservations};
 use crate::raw::{self, system_call};
@@ -21,14 +22,17 @@ use rustix::mm::{MprotectFlags, mprotect};
 /// Bare threads at most.
 pub const THREADS_MAX: usize = 160;
 const STACK_BYTES: usize = 512 << 10;
-/// Below the thread pointer: libc's own thread-local variables have their places here on x86-64, though nobody uses them.
+/// Below the thread pointer: libc's own thread-local variables have their places here on x86-64,
+/// though nobody uses them.
 const TLS_BYTES: usize = 64 << 10;
 
-/// A child of fork tries so often to start a thread that can't be had, with pauses of so many nanoseconds: for 10 s.
+/// A child of fork tries so often to start a thread that can't be had, with pauses of so many
+/// nanoseconds: for 10 s.
 const TRIES: usize = 1000;
 const PAUSE_NS: u64 = 10_000_000;
 
-/// What a thread takes of the address space: the end of the stack, the stack, the thread block, the record.
+/// What a thread takes of the address space: the end of the stack, the stack, the thread block, the
+/// record.
 const THREAD_BYTES: usize = PAGE_SIZE + STACK_BYTES + TLS_BYTES + 2 * PAGE_SIZE;
 
 /// Reserved for threads to come: where the next one begins, and how many there are left.
@@ -56,8 +60,9 @@ pub fn count() -> usize {
     COUNT.load(SeqCst)
 }
 
-/// Reserves addresses for `count` threads that may be started later, so that they don't lie in holes that the program leaves in its
-/// own. Called once. Where addresses count as memory, nothing is reserved before it is needed.
+/// Reserves addresses for `count` threads that may be started later, so that they don't lie in
+/// holes that the program leaves in its own. Called once. Where addresses count as memory, nothing
+/// is reserved before it is needed.
 ///
 /// # Errors
 /// What reserving a zone says.
@@ -85,7 +90,8 @@ fn give_back_spare(start: usize) {
     }
 }
 
-/// Starts `main(arg)` on the first bare thread, with no descriptors but three of /dev/null. It starts the others.
+/// Starts `main(arg)` on the first bare thread, with no descriptors but three of /dev/null. It
+/// starts the others.
 ///
 /// # Errors
 /// EAGAIN: no more threads; what reserving its zone says.
@@ -93,7 +99,8 @@ pub fn start_first(name: &'static CStr, main: fn(usize), arg: usize) -> Result<(
     start_as(name, None, main, arg, true)
 }
 
-/// Starts `main(arg)` on a further bare thread, pinned to `cpu` if given. Called by a bare thread, whose descriptors it shares.
+/// Starts `main(arg)` on a further bare thread, pinned to `cpu` if given. Called by a bare thread,
+/// whose descriptors it shares.
 ///
 /// # Errors
 /// As [`start_first`].
@@ -124,8 +131,9 @@ fn start_as(
     // SAFETY: the lowest page of a zone that nobody uses yet: the end of the stack.
     unsafe { mprotect(start as *mut _, PAGE_SIZE, MprotectFlags::empty())? };
     let record = Record { name, cpu, main, arg, own_files, stack_top, thread_pointer };
-    // SAFETY: the zone's last page, which nobody uses yet, is large enough; the page before it is the thread block, whose
-    // first word leads to itself (x86-64's ABI) and whose third does so in glibc's.
+    // SAFETY: the zone's last page, which nobody uses yet, is large enough; the page before it is
+    // the thread block, whose first word leads to itself (x86-64's ABI) and whose third does so in
+    // glibc's.
     unsafe {
         (record_at as *mut Record).write(record);
         (thread_pointer as *mut usize).write(thread_pointer);
@@ -163,7 +171,8 @@ pub fn trim_stack() {
         let top = unsafe { (*(*record as *const Record)).stack_top };
         let start = top - STACK_BYTES;
         if (start..top).contains(&end) {
-            // SAFETY: below the stack pointer of its thread, which this is, nothing is kept but 128 bytes.
+            // SAFETY: below the stack pointer of its thread, which this is, nothing is kept but 128
+            // bytes.
             let _ = unsafe {
                 rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxDontNeed)
             };
@@ -183,7 +192,8 @@ pub unsafe fn restart_first() -> Result<(), Errno> {
     unsafe { run_again(RECORDS.lock()[0]) }
 }
 
-/// In a child of fork: starts all the other bare threads again, each from the beginning of its `main`.
+/// In a child of fork: starts all the other bare threads again, each from the beginning of its
+/// `main`.
 ///
 /// # Errors
 /// EAGAIN: no more threads.
@@ -196,8 +206,8 @@ pub unsafe fn restart_others() -> Result<(), Errno> {
     records[1..count()].iter().try_for_each(|&record| unsafe { run_again(record) })
 }
 
-/// As [`run`]. While the machine or the user has as many threads as it may have, it waits for others to end: the child can't go
-/// on without.
+/// As [`run`]. While the machine or the user has as many threads as it may have, it waits for
+/// others to end: the child can't go on without.
 ///
 /// # Safety
 /// - As [`run`].
@@ -225,8 +235,8 @@ unsafe fn run(record: usize) -> Result<(), Errno> {
         | libc::CLONE_SYSVSEM
         | libc::CLONE_SETTLS
         | if about.own_files { 0 } else { libc::CLONE_FILES };
-    // SAFETY: the stack and the thread block lie in the thread's own zone, which nobody uses now. All signals are blocked
-    // around the call, so the new thread begins with all of them blocked.
+    // SAFETY: the stack and the thread block lie in the thread's own zone, which nobody uses now.
+    // All signals are blocked around the call, so the new thread begins with all of them blocked.
     unsafe {
         let before = raw::set_signals_blocked(u64::MAX);
         let result = clone_onto(flags as usize, about.stack_top, about.thread_pointer, record);
@@ -245,8 +255,8 @@ unsafe fn clone_onto(
     record: usize,
 ) -> Result<i64, Errno> {
     let ret: i64;
-    // SAFETY: the new thread touches its own stack only and never returns from `entry`; in the caller the system call
-    // clobbers rcx and r11.
+    // SAFETY: the new thread touches its own stack only and never returns from `entry`; in the
+    // caller the system call clobbers rcx and r11.
     unsafe {
         let top = (stack_top as *mut usize).sub(2);
         top.write(record);

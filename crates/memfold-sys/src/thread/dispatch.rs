@@ -1,7 +1,9 @@
-//! Syscall User Dispatch (Linux 5.11, x86-64; `Documentation/admin-guide/syscall-user-dispatch.rst`): the place inside a call
-//! of libc where it copies the process, which no handler of libc's is called at.
+//! Syscall User Dispatch (Linux 5.11, x86-64;
+//! `Documentation/admin-guide/syscall-user-dispatch.rst`): the place inside a call of libc where it
+//! copies the process, which no handler of libc's is called at.
 //!
-//! Between [`begin`] and that copy each system call of one thread comes as SIGSYS to a handler here, which makes the call.
+//! Between [`begin`] and that copy each system call of one thread comes as SIGSYS to a handler
+//! here, which makes the call.
 use crate::Errno;
 use crate::raw::{copies, set_signals_blocked, system_call};
 use crate::thread::thread_id;
@@ -9,7 +11,8 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use libc::{c_void, siginfo_t, ucontext_t};
 
-/// What the kernel reads at each system call: it is made, or becomes a signal (`include/uapi/linux/prctl.h`).
+/// What the kernel reads at each system call: it is made, or becomes a signal
+/// (`include/uapi/linux/prctl.h`).
 static SELECTOR: AtomicU8 = AtomicU8::new(ALLOW);
 const ALLOW: u8 = 0;
 const BLOCK: u8 = 1;
@@ -23,7 +26,8 @@ const SYS_USER_DISPATCH: c_int = 2;
 static THREAD: AtomicUsize = AtomicUsize::new(0);
 /// `fn(bool)`: what is called after the copy.
 static AFTER: AtomicUsize = AtomicUsize::new(0);
-/// The signals that the thread has blocked, as far as libc and the program can see. In truth it has all but SIGSYS.
+/// The signals that the thread has blocked, as far as libc and the program can see. In truth it has
+/// all but SIGSYS.
 static BLOCKED: AtomicU64 = AtomicU64::new(0);
 /// The program's own action for SIGSYS.
 static THEIRS: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
@@ -45,9 +49,10 @@ pub fn probe() -> bool {
     unsafe { system_call(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, OFF, 0, 0, 0, 0]) }.is_ok()
 }
 
-/// Has a handler of SIGSYS make the calling thread's system calls up to the first that copies the process. After that one, and
-/// when it is all over, `after` is called in the parent (also if the copy failed) with false, in the child with true. All
-/// signals stay blocked until then, after which those in `blocked` are.
+/// Has a handler of SIGSYS make the calling thread's system calls up to the first that copies the
+/// process. After that one, and when it is all over, `after` is called in the parent (also if the
+/// copy failed) with false, in the child with true. All signals stay blocked until then, after
+/// which those in `blocked` are.
 ///
 /// # Errors
 /// The kernel has no such thing, or the process may not use it: then nothing has changed.
@@ -70,7 +75,8 @@ pub unsafe fn begin(blocked: u64, after: fn(bool)) -> Result<(), Errno> {
     set_action(&ours, &mut theirs)?;
     let words = [theirs.handler as u64, theirs.flags as u64, theirs.restorer as u64, theirs.mask];
     THEIRS.iter().zip(words).for_each(|(to, word)| to.store(word, SeqCst));
-    // The return from the handler is made with the selector at BLOCK: it alone is exempt by its address.
+    // The return from the handler is made with the selector at BLOCK: it alone is exempt by its
+    // address.
     let args = [
         PR_SET_SYSCALL_USER_DISPATCH,
         ON,
@@ -89,7 +95,8 @@ pub unsafe fn begin(blocked: u64, after: fn(bool)) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Ends it without a copy. Without a [`begin`] it does nothing. SIGSYS stays open for the caller to block.
+/// Ends it without a copy. Without a [`begin`] it does nothing. SIGSYS stays open for the caller to
+/// block.
 pub fn end() {
     if THREAD.swap(0, SeqCst) == 0 {
         return;
@@ -107,7 +114,8 @@ fn theirs() -> Action {
 }
 
 fn set_action(new: *const Action, old: *mut Action) -> Result<(), Errno> {
-    // SAFETY: both are the kernel's structs, or nothing; the handlers are [`on_signal`] and what the program has set itself.
+    // SAFETY: both are the kernel's structs, or nothing; the handlers are [`on_signal`] and what
+    // the program has set itself.
     unsafe {
         system_call(
             libc::SYS_rt_sigaction,
@@ -168,8 +176,8 @@ unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mu
     }
     SELECTOR.store(ALLOW, SeqCst);
     let (number, args) = call_of(frame);
-    // SAFETY: the call that libc was about to make, for the same thread. A copy of the process goes on here on its copy of
-    // this stack, and gets back to libc by its copy of the signal's frame.
+    // SAFETY: the call that libc was about to make, for the same thread. A copy of the process goes
+    // on here on its copy of this stack, and gets back to libc by its copy of the signal's frame.
     let result = unsafe {
         match number {
             libc::SYS_rt_sigprocmask => set_mask(args),
@@ -243,7 +251,8 @@ unsafe fn give_to_program(signal: c_int, info: *mut siginfo_t, context: *mut c_v
         }
         handler => {
             type Handler = unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
-            // SAFETY: the program has set it for this signal. One that takes the number alone ignores the rest.
+            // SAFETY: the program has set it for this signal. One that takes the number alone
+            // ignores the rest.
             unsafe { core::mem::transmute::<usize, Handler>(handler)(signal, info, context) }
         }
     }

@@ -19,10 +19,11 @@ struct Start {
 }
 
 impl Thread {
-    /// Starts `main(arg)` on a thread of its own, named `name` (15 bytes), with every signal blocked, and pinned to
-    /// `cpu` if given. A panic in `main` ends the process.
+    /// Starts `main(arg)` on a thread of its own, named `name` (15 bytes), with every signal
+    /// blocked, and pinned to `cpu` if given. A panic in `main` ends the process.
     ///
-    /// glibc allocates the thread's stack and TLS: start threads before any memory of the program is managed.
+    /// glibc allocates the thread's stack and TLS: start threads before any memory of the program
+    /// is managed.
     ///
     /// # Errors
     /// EAGAIN: no more threads.
@@ -34,9 +35,10 @@ impl Thread {
     ) -> Result<Thread, Errno> {
         let start = alloc::boxed::Box::into_raw(alloc::boxed::Box::new(Start { main, arg, cpu }));
         let mut id: libc::pthread_t = 0;
-        // SAFETY: the signal sets are local; the new thread takes over `start`, which nobody else touches, unless
-        // creation fails, and then it is taken back. All signals are blocked around creation so that the new thread
-        // inherits the full mask (glibc keeps its own two internal signals open).
+        // SAFETY: the signal sets are local; the new thread takes over `start`, which nobody else
+        // touches, unless creation fails, and then it is taken back. All signals are blocked around
+        // creation so that the new thread inherits the full mask (glibc keeps its own two internal
+        // signals open).
         unsafe {
             let mut all: libc::sigset_t = core::mem::zeroed();
             let mut before: libc::sigset_t = core::mem::zeroed();
@@ -55,7 +57,8 @@ impl Thread {
 
     /// Waits until the thread has ended.
     pub fn join(self) {
-        // SAFETY: the thread was made joinable by `start` and is joined at most once, as `join` takes `self`.
+        // SAFETY: the thread was made joinable by `start` and is joined at most once, as `join`
+        // takes `self`.
         unsafe { libc::pthread_join(self.id, core::ptr::null_mut()) };
     }
 }
@@ -71,12 +74,14 @@ extern "C" fn entry(start: *mut libc::c_void) -> *mut libc::c_void {
     core::ptr::null_mut()
 }
 
-/// Pins the calling thread to a CPU. Where the system doesn't allow that CPU, the thread stays as it is.
+/// Pins the calling thread to a CPU. Where the system doesn't allow that CPU, the thread stays as
+/// it is.
 pub fn pin(cpu: usize) {
     pin_other(0, cpu);
 }
 
-/// Lets the calling thread stand back where it and others want a CPU: nice 10, a tenth of the weight of 0 (`sched(7)`).
+/// Lets the calling thread stand back where it and others want a CPU: nice 10, a tenth of the
+/// weight of 0 (`sched(7)`).
 pub fn stand_back() {
     const NICE: i32 = 10;
     // Refused only for a smaller value than the thread has: then it stands back further already.
@@ -100,7 +105,8 @@ impl Affinity {
         Affinity(set)
     }
 
-    /// What a thread has; 0 is the caller. `None` if it has ended, or the machine has more CPUs than the set has places (1024).
+    /// What a thread has; 0 is the caller. `None` if it has ended, or the machine has more CPUs
+    /// than the set has places (1024).
     pub fn of(thread: u32) -> Option<Affinity> {
         rustix::thread::sched_getaffinity(rustix::thread::Pid::from_raw(thread as i32))
             .ok()
@@ -112,7 +118,8 @@ impl Affinity {
         self.0.count() as usize
     }
 
-    /// Gives it to a thread; 0 is the caller. `false`: the thread has ended, or the system doesn't allow it.
+    /// Gives it to a thread; 0 is the caller. `false`: the thread has ended, or the system doesn't
+    /// allow it.
     pub fn give(&self, thread: u32) -> bool {
         rustix::thread::sched_setaffinity(rustix::thread::Pid::from_raw(thread as i32), &self.0)
             .is_ok()
@@ -129,15 +136,18 @@ pub fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 
-/// Lets the calling thread run only where no other thread wants to (SCHED_IDLE). `false` if the system forbids it.
+/// Lets the calling thread run only where no other thread wants to (SCHED_IDLE). `false` if the
+/// system forbids it.
 pub fn set_idle() -> bool {
     let zeros = [0u32; 16];
     let args = [0, libc::SCHED_IDLE as usize, zeros.as_ptr() as usize, 0, 0, 0];
-    // SAFETY: a sched_param of zeros is what this policy takes; the call reads it and changes this thread only.
+    // SAFETY: a sched_param of zeros is what this policy takes; the call reads it and changes this
+    // thread only.
     unsafe { crate::raw::system_call(libc::SYS_sched_setscheduler, args) }.is_ok()
 }
 
-/// Tells where a thread of this process runs. Keeps its file in /proc open, as opening takes longer than reading.
+/// Tells where a thread of this process runs. Keeps its file in /proc open, as opening takes longer
+/// than reading.
 #[derive(Default)]
 pub struct Whereabouts {
     thread: u32,
@@ -145,7 +155,8 @@ pub struct Whereabouts {
 }
 
 impl Whereabouts {
-    /// The CPU that a thread of this process ran on last; `None` if it has ended or there is no /proc.
+    /// The CPU that a thread of this process ran on last; `None` if it has ended or there is no
+    /// /proc.
     pub fn cpu_of(&mut self, thread: u32) -> Option<usize> {
         if self.file.is_none() || self.thread != thread {
             self.file = open_stat(thread);
@@ -175,8 +186,9 @@ fn open_stat(thread: u32) -> Option<rustix::fd::OwnedFd> {
     .ok()
 }
 
-/// Whether a thread of this process sleeps such that a signal could wake it: it waits for a lock, or for a fault of its own to
-/// be served, say. In the middle of a system call such as `fork` it doesn't. `false` also if nobody can tell.
+/// Whether a thread of this process sleeps such that a signal could wake it: it waits for a lock,
+/// or for a fault of its own to be served, say. In the middle of a system call such as `fork` it
+/// doesn't. `false` also if nobody can tell.
 pub fn is_asleep(thread: u32) -> bool {
     let Some(file) = open_stat(thread) else { return false };
     let mut stat = [0u8; 512];
@@ -184,8 +196,8 @@ pub fn is_asleep(thread: u32) -> bool {
     stat_field(&stat[..len], 3) == Some("S")
 }
 
-/// Field `number` of proc_pid_stat(5), from 3 on; `None` if there is no such field. The name, field 2, may hold blanks and brackets,
-/// and anything else.
+/// Field `number` of proc_pid_stat(5), from 3 on; `None` if there is no such field. The name, field
+/// 2, may hold blanks and brackets, and anything else.
 pub fn stat_field(stat: &[u8], number: usize) -> Option<&str> {
     let end = stat.windows(2).rposition(|pair| pair == b") ")?;
     core::str::from_utf8(&stat[end + 2..]).ok()?.split(' ').nth(number - 3)
@@ -262,7 +274,8 @@ pub struct SigbusInfo {
 impl SigbusInfo {
     /// The address that was touched.
     pub fn addr(&self) -> usize {
-        // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and SIGBUS fills in the address.
+        // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and SIGBUS fills in
+        // the address.
         unsafe { (*self.info).si_addr() as usize }
     }
 }
@@ -275,11 +288,12 @@ unsafe impl Send for Previous {}
 
 static ON_SIGBUS: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);
 
-/// Makes `handler` answer every SIGBUS of the process, with all signals blocked while it runs. `note` is given the action that was
-/// in force, before it ends; not if that is this one already.
+/// Makes `handler` answer every SIGBUS of the process, with all signals blocked while it runs.
+/// `note` is given the action that was in force, before it ends; not if that is this one already.
 pub fn set_sigbus(handler: fn(&SigbusInfo), note: impl FnOnce(Previous)) {
     ON_SIGBUS.store(handler as usize, core::sync::atomic::Ordering::SeqCst);
-    // SAFETY: both structs are local, and zeros are a valid one; the new action names a handler of the SA_SIGINFO form.
+    // SAFETY: both structs are local, and zeros are a valid one; the new action names a handler of
+    // the SA_SIGINFO form.
     unsafe {
         let mut new: libc::sigaction = core::mem::zeroed();
         let mut old: libc::sigaction = core::mem::zeroed();
@@ -304,8 +318,8 @@ extern "C" fn trampoline(signal: i32, info: *mut libc::siginfo_t, context: *mut 
 }
 
 impl Previous {
-    /// Does what the action before would have done. With the default action in force, the handler is taken out and the
-    /// fault happens again, which ends the process.
+    /// Does what the action before would have done. With the default action in force, the handler
+    /// is taken out and the fault happens again, which ends the process.
     pub fn call(&self, info: &SigbusInfo) {
         let old = &self.0;
         if old.sa_sigaction == libc::SIG_DFL || old.sa_sigaction == libc::SIG_IGN {

@@ -1,8 +1,10 @@
-//! Who has a thing in shared memory, and whether it is still there: told by the kernel, in the memory itself.
+//! Who has a thing in shared memory, and whether it is still there: told by the kernel, in the
+//! memory itself.
 //!
-//! The owner's word holds the number of its thread. When that thread ends, however it does, or its process executes another
-//! program, the kernel marks the word (robust futexes, `Documentation/locking/robust-futexes.rst`). So nobody asks for a
-//! process by its number, which is another in each PID namespace and may not be asked about after a change of user.
+//! The owner's word holds the number of its thread. When that thread ends, however it does, or its
+//! process executes another program, the kernel marks the word (robust futexes,
+//! `Documentation/locking/robust-futexes.rst`). So nobody asks for a process by its number, which
+//! is another in each PID namespace and may not be asked about after a change of user.
 use crate::Errno;
 use crate::raw::system_call;
 use crate::thread::thread_id;
@@ -11,7 +13,8 @@ use core::sync::atomic::{
     AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
 };
 
-/// The bits of the word that hold the number (`FUTEX_TID_MASK`); the kernel clears them and sets `FUTEX_OWNER_DIED`.
+/// The bits of the word that hold the number (`FUTEX_TID_MASK`); the kernel clears them and sets
+/// `FUTEX_OWNER_DIED`.
 const THREAD: u32 = 0x3fff_ffff;
 
 /// Whose a thing is.
@@ -19,8 +22,9 @@ const THREAD: u32 = 0x3fff_ffff;
 #[derive(Default)]
 pub struct Owner(AtomicU32);
 
-/// What the kernel reads when the owner ends: a list with one entry (`struct robust_list_head`, then the entry). It lies in the
-/// shared memory too, where an OOM killer takes nothing away before it is read. Its addresses are those of the owner's mapping.
+/// What the kernel reads when the owner ends: a list with one entry (`struct robust_list_head`,
+/// then the entry). It lies in the shared memory too, where an OOM killer takes nothing away before
+/// it is read. Its addresses are those of the owner's mapping.
 #[repr(C)]
 #[derive(Default)]
 pub struct Will {
@@ -52,15 +56,17 @@ impl Owner {
         }
     }
 
-    /// Takes it for the calling thread, until that ends, if nobody has it. Returns whether that was so. A thread that is killed
-    /// before this returns may leave it held for good.
+    /// Takes it for the calling thread, until that ends, if nobody has it. Returns whether that was
+    /// so. A thread that is killed before this returns may leave it held for good.
     ///
     /// # Errors
     /// What `set_robust_list` says: ENOSYS on a kernel without.
     ///
     /// # Safety
-    /// - The calling thread has no robust list that anybody needs: it is not known to libc, or uses no robust mutex.
-    /// - `self` and `will` stay mapped where they are as long as the thread lives, and `will` is no other owner's.
+    /// - The calling thread has no robust list that anybody needs: it is not known to libc, or uses
+    ///   no robust mutex.
+    /// - `self` and `will` stay mapped where they are as long as the thread lives, and `will` is no
+    ///   other owner's.
     pub unsafe fn take(&self, will: &Will) -> Result<bool, Errno> {
         let before = self.0.load(Acquire);
         let is_free = before & THREAD == 0;
@@ -73,7 +79,8 @@ impl Owner {
         will.offset.store(word.wrapping_sub(entry) as u64, Relaxed);
         will.pending.store(0, Relaxed);
         will.entry.store(head as u64, Relaxed);
-        // SAFETY: the list has the kernel's layout and, by the caller's promise, stays as long as the thread lives.
+        // SAFETY: the list has the kernel's layout and, by the caller's promise, stays as long as
+        // the thread lives.
         let done = unsafe {
             system_call(libc::SYS_set_robust_list, [head, 3 * size_of::<u64>(), 0, 0, 0, 0])
         };

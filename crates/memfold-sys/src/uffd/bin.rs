@@ -1,8 +1,9 @@
 //! Gives pages of the engine's own back to the kernel without a report.
 //!
-//! Where discards are reported as events, `madvise` sleeps until a handler has read the report; a handler that shares its
-//! CPU with the program may need a timer tick to get there (4 ms measured), and meanwhile the kernel refuses every move.
-//! So the pages are moved to a range of another userfaultfd, without events, and discarded there.
+//! Where discards are reported as events, `madvise` sleeps until a handler has read the report; a
+//! handler that shares its CPU with the program may need a timer tick to get there (4 ms measured),
+//! and meanwhile the kernel refuses every move. So the pages are moved to a range of another
+//! userfaultfd, without events, and discarded there.
 use crate::Errno;
 use crate::maps::pagemap::Pagemap;
 use crate::memory::zone::Zone;
@@ -52,11 +53,12 @@ impl Bin {
         unsafe { self.uffd.register(self.zone.start(), self.zone.len(), false) }
     }
 
-    /// Discards ranges. Returns how many bytes are gone, counted from the first on: fewer than all where the kernel doesn't move
-    /// a page, as one that a fork shares.
+    /// Discards ranges. Returns how many bytes are gone, counted from the first on: fewer than all
+    /// where the kernel doesn't move a page, as one that a fork shares.
     ///
     /// # Safety
-    /// - The ranges are private anonymous memory of the engine's own, and their bytes are needed no longer.
+    /// - The ranges are private anonymous memory of the engine's own, and their bytes are needed no
+    ///   longer.
     pub unsafe fn discard(&self, ranges: &[Range<usize>]) -> usize {
         let _used = self.used.lock();
         let (mut gone, mut filled) = (0, 0);
@@ -68,7 +70,8 @@ impl Bin {
                     filled = 0;
                 }
                 let part = (range.end - at).min(self.zone.len() - filled);
-                // SAFETY: the zone is empty from `filled` on; the caller gives up what is at the source.
+                // SAFETY: the zone is empty from `filled` on; the caller gives up what is at the
+                // source.
                 let (moved, stays) = match unsafe {
                     self.uffd.move_pages(self.zone.start() + filled, at, part, false)
                 } {
@@ -89,10 +92,11 @@ impl Bin {
         gone
     }
 
-    /// Discards the first bytes of the zone: not all of it, or the kernel would free its page table too, which the next move needs.
+    /// Discards the first bytes of the zone: not all of it, or the kernel would free its page table
+    /// too, which the next move needs.
     fn empty(&self, filled: usize) {
-        // Also while an mlockall of the program's has it locked, which is for a moment (Linux 5.18).
-        // SAFETY: the zone is this bin's own.
+        // Also while an mlockall of the program's has it locked, which is for a moment (Linux
+        // 5.18). SAFETY: the zone is this bin's own.
         let emptied =
             unsafe { madvise(self.zone.as_ptr().cast(), filled, Advice::LinuxDontneedLocked) };
         assert!(emptied.is_ok(), "madvise refuses the engine's own memory: {emptied:?}");

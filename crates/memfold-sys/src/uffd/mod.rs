@@ -1,7 +1,7 @@
 //! userfaultfd: our own small layer over the ioctls of `include/uapi/linux/userfaultfd.h`.
 //!
-//! The result field of COPY, ZEROPAGE and MOVE counts on errors too: a call may do part of the range and then fail.
-//! [`Partial`] carries both, and no error is ever taken for progress.
+//! The result field of COPY, ZEROPAGE and MOVE counts on errors too: a call may do part of the
+//! range and then fail. [`Partial`] carries both, and no error is ever taken for progress.
 use crate::Errno;
 use crate::raw::{self, ioctl};
 use crate::units::PAGE_SIZE;
@@ -88,8 +88,8 @@ struct ProtectArg {
     mode: u64,
 }
 
-/// What an `ioctl` asks a userfaultfd to register: its first address and the first past it, whole pages. `None` if it is
-/// another request.
+/// What an `ioctl` asks a userfaultfd to register: its first address and the first past it, whole
+/// pages. `None` if it is another request.
 ///
 /// # Safety
 /// - `arg` is the argument of `request`: null, or as the kernel wants it.
@@ -104,9 +104,11 @@ pub unsafe fn registration(request: u64, arg: *const core::ffi::c_void) -> Optio
         .filter(|(start, end)| start < end)
 }
 
-/// A request that stopped early: `done` bytes from the start of the range succeeded, then the kernel said `errno`.
+/// A request that stopped early: `done` bytes from the start of the range succeeded, then the
+/// kernel said `errno`.
 ///
-/// After `done > 0` the kernel reports EAGAIN whatever the reason was: repeat the call for the rest to learn it.
+/// After `done > 0` the kernel reports EAGAIN whatever the reason was: repeat the call for the rest
+/// to learn it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Partial {
     /// Bytes that succeeded.
@@ -194,8 +196,8 @@ pub struct Uffd {
 }
 
 impl Uffd {
-    /// Opens a userfaultfd and enables `features`. With `user_only`, faults that the kernel takes inside system calls
-    /// are not served (they fail with EFAULT), which needs no privilege.
+    /// Opens a userfaultfd and enables `features`. With `user_only`, faults that the kernel takes
+    /// inside system calls are not served (they fail with EFAULT), which needs no privilege.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -210,8 +212,8 @@ impl Uffd {
         Ok(uffd)
     }
 
-    /// In a child of fork, which has no use for its parent's: opens a userfaultfd of its own, with the same features,
-    /// under the same number. Nothing is registered yet.
+    /// In a child of fork, which has no use for its parent's: opens a userfaultfd of its own, with
+    /// the same features, under the same number. Nothing is registered yet.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -232,7 +234,8 @@ impl Uffd {
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
         let with_mode =
             if user_only { flags | UserfaultfdFlags::from_bits_retain(1) } else { flags };
-        // SAFETY: opening a descriptor touches no memory; what it may do later is each call's own proof.
+        // SAFETY: opening a descriptor touches no memory; what it may do later is each call's own
+        // proof.
         match unsafe { rustix::mm::userfaultfd(with_mode) } {
             Ok(fd) => Ok(Uffd { fd, features: 0 }),
             Err(Errno::PERM | Errno::ACCESS) => Uffd::open_device(with_mode),
@@ -278,16 +281,18 @@ impl Uffd {
     /// EINVAL (not anonymous, or not page-aligned), EBUSY (another userfaultfd has it), ENOMEM.
     ///
     /// # Safety
-    /// - From now on a touch of a missing page in the range waits for whoever serves this descriptor: somebody must,
-    ///   and that somebody must never touch the range itself.
+    /// - From now on a touch of a missing page in the range waits for whoever serves this
+    ///   descriptor: somebody must, and that somebody must never touch the range itself.
     pub unsafe fn register(&self, start: usize, len: usize, protect: bool) -> Result<(), Errno> {
         let range = RangeArg { start: start as u64, len: len as u64 };
         let mut arg = RegisterArg { range, mode: 1 | (protect as u64) << 1, ioctls: 0 };
-        // SAFETY: `arg` is the struct of this request; the caller vouches for what registration means.
+        // SAFETY: `arg` is the struct of this request; the caller vouches for what registration
+        // means.
         unsafe { ioctl(self.fd.as_raw_fd(), REGISTER, (&raw mut arg).cast()) }.map(drop)
     }
 
-    /// Ends the registration of a range and wakes whoever waits in it. Missing pages read as zeros from now on.
+    /// Ends the registration of a range and wakes whoever waits in it. Missing pages read as zeros
+    /// from now on.
     ///
     /// # Errors
     /// EINVAL if the range holds a mapping that can't be registered.
@@ -304,15 +309,17 @@ impl Uffd {
         let _ = unsafe { ioctl(self.fd.as_raw_fd(), WAKE, (&raw mut arg).cast()) };
     }
 
-    /// Copies `len` bytes from `src` into fresh pages at `dst`, and if `wake` is set wakes whoever waits there.
+    /// Copies `len` bytes from `src` into fresh pages at `dst`, and if `wake` is set wakes whoever
+    /// waits there.
     ///
     /// # Errors
-    /// EEXIST (a page is there), EAGAIN (an event waits to be read, or part was done), ENOENT (nothing is mapped
-    /// there any more, or the range lies in two areas), ENOMEM, ESRCH.
+    /// EEXIST (a page is there), EAGAIN (an event waits to be read, or part was done), ENOENT
+    /// (nothing is mapped there any more, or the range lies in two areas), ENOMEM, ESRCH.
     ///
     /// # Safety
     /// - `src` must be readable for `len` bytes.
-    /// - The pages at `dst` become these bytes for the whole process: the caller must hold the right to say so.
+    /// - The pages at `dst` become these bytes for the whole process: the caller must hold the
+    ///   right to say so.
     pub unsafe fn copy(
         &self,
         dst: usize,
@@ -334,7 +341,8 @@ impl Uffd {
     /// As [`Uffd::copy`].
     ///
     /// # Safety
-    /// - The pages at `dst` become zeros for the whole process: the caller must hold the right to say so.
+    /// - The pages at `dst` become zeros for the whole process: the caller must hold the right to
+    ///   say so.
     pub unsafe fn zero(&self, dst: usize, len: usize) -> Result<(), Partial> {
         let range = RangeArg { start: dst as u64, len: len as u64 };
         let mut arg = ZeropageArg { range, mode: 0, done: 0 };
@@ -343,13 +351,15 @@ impl Uffd {
         partial(ret, arg.done)
     }
 
-    /// Moves the pages of `[src, src + len)` to `dst`, which must be empty and registered here, without copying, and if
-    /// `wake` is set wakes whoever waits at `dst`. `src` is empty afterwards.
+    /// Moves the pages of `[src, src + len)` to `dst`, which must be empty and registered here,
+    /// without copying, and if `wake` is set wakes whoever waits at `dst`. `src` is empty
+    /// afterwards.
     ///
     /// # Errors
-    /// EEXIST (`dst` holds a page), ENOENT (`src` lacks a page, or nothing is mapped), EBUSY (a page is shared by
-    /// fork or pinned), EAGAIN (an event waits to be read, or part was done), EINVAL (an area isn't private,
-    /// anonymous and writable, the two differ in protection, or one of the ranges lies in two areas).
+    /// EEXIST (`dst` holds a page), ENOENT (`src` lacks a page, or nothing is mapped), EBUSY (a
+    /// page is shared by fork or pinned), EAGAIN (an event waits to be read, or part was done),
+    /// EINVAL (an area isn't private, anonymous and writable, the two differ in protection, or one
+    /// of the ranges lies in two areas).
     ///
     /// # Safety
     /// - The caller must hold the right to change both ranges for the whole process.
@@ -375,7 +385,8 @@ impl Uffd {
     pub fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
         let range = RangeArg { start: start as u64, len: len as u64 };
         let mut arg = ProtectArg { range, mode: on as u64 };
-        // SAFETY: `arg` is the struct of this request. Protection only delays writers, it changes no byte.
+        // SAFETY: `arg` is the struct of this request. Protection only delays writers, it changes
+        // no byte.
         unsafe { ioctl(self.fd.as_raw_fd(), WRITEPROTECT, (&raw mut arg).cast()) }.map(drop)
     }
 
@@ -385,7 +396,8 @@ impl Uffd {
     /// EAGAIN when there is none, EINTR.
     pub fn read(&self) -> Result<Event, Errno> {
         let mut message = Message::default();
-        // SAFETY: `Message` is plain integers without padding, so its bytes may be overwritten with any values.
+        // SAFETY: `Message` is plain integers without padding, so its bytes may be overwritten with
+        // any values.
         let bytes = unsafe {
             core::slice::from_raw_parts_mut((&raw mut message).cast::<u8>(), size_of::<Message>())
         };

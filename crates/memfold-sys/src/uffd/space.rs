@@ -11,10 +11,12 @@ use rustix::mm::{Advice, madvise};
 
 /// What the pager does to page tables. All addresses and lengths are multiples of the page size.
 ///
-/// What an implementation must keep: a page is at one address or at none; `move_pages` and `copy` never overwrite a
-/// page that is there; every error leaves the pages past `Partial::done` as they were.
+/// What an implementation must keep: a page is at one address or at none; `move_pages` and `copy`
+/// never overwrite a page that is there; every error leaves the pages past `Partial::done` as they
+/// were.
 pub trait Space: Send + Sync {
-    /// Moves the pages at `src` to the empty range `dst`, and if `wake` is set wakes whoever waits at `dst`.
+    /// Moves the pages at `src` to the empty range `dst`, and if `wake` is set wakes whoever waits
+    /// at `dst`.
     ///
     /// # Errors
     /// As [`Uffd::move_pages`].
@@ -29,13 +31,15 @@ pub trait Space: Send + Sync {
         wake: bool,
     ) -> Result<(), Partial>;
 
-    /// Makes fresh pages at the empty range `dst` with the bytes at `src`, and if `wake` is set wakes whoever waits there.
+    /// Makes fresh pages at the empty range `dst` with the bytes at `src`, and if `wake` is set
+    /// wakes whoever waits there.
     ///
     /// # Errors
     /// As [`Uffd::copy`].
     ///
     /// # Safety
-    /// - `src` is readable for `len` bytes, and the caller holds the right to define the bytes at `dst`.
+    /// - `src` is readable for `len` bytes, and the caller holds the right to define the bytes at
+    ///   `dst`.
     unsafe fn copy(
         &self,
         dst: usize,
@@ -59,8 +63,8 @@ pub trait Space: Send + Sync {
     /// - The bytes there are needed no longer.
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno>;
 
-    /// As [`Space::discard`], but never waits for a handler of discards, so that handlers may call it. Returns how many
-    /// bytes are gone, counted from the first range on; the rest is as it was.
+    /// As [`Space::discard`], but never waits for a handler of discards, so that handlers may call
+    /// it. Returns how many bytes are gone, counted from the first range on; the rest is as it was.
     ///
     /// # Safety
     /// - As [`Space::discard`], and every page of the ranges holds memory.
@@ -75,12 +79,14 @@ pub trait Space: Send + Sync {
     /// What `madvise(MADV_POPULATE_WRITE)` says.
     fn unshare(&self, start: usize, len: usize) -> Result<(), Errno>;
 
-    /// Whether there is a page at `addr`, in memory, in the kernel's swap, or on its way. Touches nothing.
+    /// Whether there is a page at `addr`, in memory, in the kernel's swap, or on its way. Touches
+    /// nothing.
     fn is_populated(&self, addr: usize) -> bool;
 
-    /// Keeps the pages of a range, which were moved there from memory of the program's: what that has given up with MADV_FREE
-    /// comes along as it is, and the kernel may drop it until it is written to. Afterwards all of them are there for good; what
-    /// had been dropped by then is zeros. Never waits for a fault to be served.
+    /// Keeps the pages of a range, which were moved there from memory of the program's: what that
+    /// has given up with MADV_FREE comes along as it is, and the kernel may drop it until it is
+    /// written to. Afterwards all of them are there for good; what had been dropped by then is
+    /// zeros. Never waits for a fault to be served.
     ///
     /// # Safety
     /// - The range is registered, the engine's own, and nobody else uses it.
@@ -109,26 +115,30 @@ pub struct UffdSpace {
 }
 
 impl UffdSpace {
-    /// The process's address space, changed through `uffd`; `pagemap` is this process's. Without one, pages may be copied, but not
-    /// moved: nobody could tell what a move that failed has done. Nobody gives up memory in it with MADV_FREE.
+    /// The process's address space, changed through `uffd`; `pagemap` is this process's. Without
+    /// one, pages may be copied, but not moved: nobody could tell what a move that failed has done.
+    /// Nobody gives up memory in it with MADV_FREE.
     pub fn new(uffd: Arc<Uffd>, pagemap: Option<Arc<Pagemap>>) -> UffdSpace {
         UffdSpace { uffd, pagemap, bin: None }
     }
 
-    /// The same with memory of a program's, which may do that, and where discards are reported: they go through `bin`,
-    /// unreported, where that is possible. In a child of fork, `pagemap` is reopened first.
+    /// The same with memory of a program's, which may do that, and where discards are reported:
+    /// they go through `bin`, unreported, where that is possible. In a child of fork, `pagemap` is
+    /// reopened first.
     pub fn with_bin(uffd: Arc<Uffd>, pagemap: Arc<Pagemap>, bin: Arc<Bin>) -> UffdSpace {
         UffdSpace { uffd, pagemap: Some(pagemap), bin: Some(bin) }
     }
 
-    /// Makes a page of zeros where there is none, also while an event waits to be read, when the kernel copies nothing.
+    /// Makes a page of zeros where there is none, also while an event waits to be read, when the
+    /// kernel copies nothing.
     ///
     /// # Safety
     /// - The page is registered, the engine's own, and nobody else uses it.
     unsafe fn refill(&self, page: usize) {
         // A page that isn't registered comes by itself when it is touched.
         let made = self.uffd.unregister(page, PAGE_SIZE).map(|()| write_if_there(page));
-        // SAFETY: it was registered before, so whoever serves it is there. It holds a page, and none is missing.
+        // SAFETY: it was registered before, so whoever serves it is there. It holds a page, and
+        // none is missing.
         let done = made
             .and_then(|made| unsafe { self.uffd.register(page, PAGE_SIZE, false) }.map(|()| made));
         assert_eq!(

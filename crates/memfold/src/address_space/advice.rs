@@ -1,11 +1,13 @@
-//! What the owner of managed memory may ask of the pager, by address. Locks `areas` and turns addresses into keys.
+//! What the owner of managed memory may ask of the pager, by address. Locks `areas` and turns
+//! addresses into keys.
 use crate::area::{Area, Areas};
 use crate::pager::Pager;
 use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
-/// The pages of a byte range of addresses: those inside it wholly, or with `outwards` those that it touches.
+/// The pages of a byte range of addresses: those inside it wholly, or with `outwards` those that it
+/// touches.
 fn pages(addrs: &Range<usize>, outwards: bool) -> Range<u64> {
     let (start, end) = if outwards {
         (addrs.start >> PAGE_SHIFT, addrs.end.div_ceil(PAGE_SIZE))
@@ -25,7 +27,8 @@ fn parts(areas: &Areas, pages: Range<u64>) -> Vec<(Area, Range<u64>)> {
 }
 
 impl Pager {
-    /// Takes `[start, end)` under management, which touches no area, is registered already, and holds no page.
+    /// Takes `[start, end)` under management, which touches no area, is registered already, and
+    /// holds no page.
     ///
     /// # Panics
     /// If it overlaps an area.
@@ -47,7 +50,8 @@ impl Pager {
             .sum()
     }
 
-    /// Makes the pages wholly inside a range of addresses the first to be folded when memory is needed.
+    /// Makes the pages wholly inside a range of addresses the first to be folded when memory is
+    /// needed.
     pub fn cool_at(&self, addrs: Range<usize>) {
         let areas = self.areas.read();
         parts(&areas, pages(&addrs, false)).into_iter().for_each(|(_, keys)| self.cool(keys));
@@ -78,8 +82,8 @@ impl Pager {
             .for_each(|(area, keys)| self.discard_keys(&area, keys, true));
     }
 
-    /// Keeps the pages that a range of addresses touches mapped from their next touch until [`Pager::unpin_at`] with the
-    /// same range. Pins nest.
+    /// Keeps the pages that a range of addresses touches mapped from their next touch until
+    /// [`Pager::unpin_at`] with the same range. Pins nest.
     pub fn pin_at(&self, addrs: Range<usize>) {
         let mut areas = self.areas.write();
         parts(&areas, pages(&addrs, true))

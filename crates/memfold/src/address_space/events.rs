@@ -1,4 +1,5 @@
-//! Changes of the address space that are not the engine's: adopted memory, and what the program does to it.
+//! Changes of the address space that are not the engine's: adopted memory, and what the program
+//! does to it.
 use crate::address_space::ranges::largest_aligned;
 use crate::area::{Areas, page_of};
 use crate::folio::State;
@@ -13,9 +14,11 @@ use memfold_sys::uffd::Event;
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
 impl Pager {
-    /// Applies one event (not a fault) that was read and is still held back by `area/event_order.rs`.
+    /// Applies one event (not a fault) that was read and is still held back by
+    /// `area/event_order.rs`.
     ///
-    /// A discard that is reported here happens, or has happened, in the kernel; no engine move can come between.
+    /// A discard that is reported here happens, or has happened, in the kernel; no engine move can
+    /// come between.
     pub fn apply(&self, event: Event) {
         stats::add(&self.stats.events, 1);
         let mut areas = self.areas.write();
@@ -43,7 +46,8 @@ impl Pager {
         }
     }
 
-    /// The program has unmapped `[start, end)`, or mremap its source. See [`crate::area::early_events`].
+    /// The program has unmapped `[start, end)`, or mremap its source. See
+    /// [`crate::area::early_events`].
     fn unmap(&self, areas: &mut Areas, start: usize, end: usize) {
         for (s, e) in areas.ended(page_of(start), page_of(end)) {
             self.forget(areas, (s << PAGE_SHIFT) as usize, (e << PAGE_SHIFT) as usize, false);
@@ -84,12 +88,13 @@ impl Pager {
         }
     }
 
-    /// Takes `[start, end)` under management: it must be registered already. Blocks of which a page is there become `Resident`
-    /// folios, lowest address oldest: whole blocks, as first touches make them, so that a page that was never touched does
-    /// not cut large folios in pieces.
+    /// Takes `[start, end)` under management: it must be registered already. Blocks of which a page
+    /// is there become `Resident` folios, lowest address oldest: whole blocks, as first touches
+    /// make them, so that a page that was never touched does not cut large folios in pieces.
     ///
     /// # Errors
-    /// What the page-map scan says; EAGAIN: whoever works on folios takes long. Nothing is managed then.
+    /// What the page-map scan says; EAGAIN: whoever works on folios takes long. Nothing is managed
+    /// then.
     pub fn manage(&self, start: usize, end: usize, pagemap: &Pagemap) -> Result<(), Errno> {
         let mut runs: Vec<(usize, usize)> = Vec::new();
         let block = self.config.block_order.bytes();
@@ -161,11 +166,12 @@ impl Pager {
         self.inherited.load(SeqCst)
     }
 
-    /// Brings every folded page back and keeps all in place until [`Pager::thaw`]: for a fork, whose child gets copies of
-    /// the page table and no engine. Goes past the limit if it must.
+    /// Brings every folded page back and keeps all in place until [`Pager::thaw`]: for a fork,
+    /// whose child gets copies of the page table and no engine. Goes past the limit if it must.
     ///
-    /// Called by a thread of the program, whose handlers still run; for a fork, no area may be added until `thaw`. No lock is
-    /// held on return, so other threads of the program go on faulting: what they can get is first touches only.
+    /// Called by a thread of the program, whose handlers still run; for a fork, no area may be
+    /// added until `thaw`. No lock is held on return, so other threads of the program go on
+    /// faulting: what they can get is first touches only.
     pub fn freeze(&self) {
         self.frozen.store(true, SeqCst);
         loop {

@@ -1,5 +1,5 @@
-//! The engine across a fork: brought to rest in the parent, and put to use again in the child, which has a copy-on-write
-//! copy of all that it keeps: pool, index and frames.
+//! The engine across a fork: brought to rest in the parent, and put to use again in the child,
+//! which has a copy-on-write copy of all that it keeps: pool, index and frames.
 use crate::area::early_events::PARKED_FROM;
 use crate::area::{Areas, page_of};
 use crate::folio::State;
@@ -18,8 +18,8 @@ use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 const CATCH_UP_PACE_NS: u64 = 100_000;
 
 impl Pager {
-    /// Waits until no engine thread works, and keeps all as it is until [`crate::delivery::program::Watcher::end_quiescence`]. Called by a
-    /// thread of the program.
+    /// Waits until no engine thread works, and keeps all as it is until
+    /// [`crate::delivery::program::Watcher::end_quiescence`]. Called by a thread of the program.
     /// `forker`: the caller's number, if there are other threads of the program; else 0.
     ///
     /// # Errors
@@ -42,8 +42,9 @@ impl Pager {
         self.journal.forget();
     }
 
-    /// This process shares `bytes` of memory with others by a fork, of which `own` count here. A page that is folded is made private
-    /// first. That brings its part, and takes a compressed copy: if that is more, and at least three share, it is left where it is.
+    /// This process shares `bytes` of memory with others by a fork, of which `own` count here. A
+    /// page that is folded is made private first. That brings its part, and takes a compressed
+    /// copy: if that is more, and at least three share, it is left where it is.
     pub fn note_shared(&self, bytes: u64, own: u64) {
         let data = (self.tally.folded() + self.tally.clean()) << PAGE_SHIFT;
         let pool = self.store.pool_bytes().min(data / 2);
@@ -58,24 +59,27 @@ impl Pager {
     /// Ends [`Pager::quiesce`].
     ///
     /// # Safety
-    /// - `quiesce` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    /// - `quiesce` has returned, in this process or in the parent that it is a copy of, and this is
+    ///   called once for it.
     pub(crate) unsafe fn start_again(&self) {
         self.to_unshare.note_fork();
         // SAFETY: by the caller's promise.
         unsafe { self.gates.open() };
     }
 
-    /// The first part of its end: there may be requests to background threads again, which wait for the gates.
+    /// The first part of its end: there may be requests to background threads again, which wait for
+    /// the gates.
     ///
     /// # Safety
-    /// - `quiesce` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    /// - `quiesce` has returned, in this process or in the parent that it is a copy of, and this is
+    ///   called once for it.
     pub unsafe fn allow_requests(&self) {
         // SAFETY: by the caller's promise.
         unsafe { self.queue.unfreeze() };
     }
 
-    /// In a child of fork, at rest, before its userfaultfd has anything registered: what is the parent's and not the
-    /// child's is let go. Counts in `stats` from now on.
+    /// In a child of fork, at rest, before its userfaultfd has anything registered: what is the
+    /// parent's and not the child's is let go. Counts in `stats` from now on.
     pub fn begin_as_child(&self, stats: &'static Stats) {
         if let StatsPlace::Shared(place) = &self.stats {
             place.store(stats as *const Stats as *mut Stats, Relaxed);
@@ -112,8 +116,9 @@ impl Pager {
         self.journal.settle_changed(areas, is_quiet, settle)
     }
 
-    /// In a child of fork, whose map shows a mark on `marked`: brings the index to the moment of the copy, as far as other
-    /// threads of the parent had changed mappings of which it did not know yet. See `quiesce/copy_moment.rs`.
+    /// In a child of fork, whose map shows a mark on `marked`: brings the index to the moment of
+    /// the copy, as far as other threads of the parent had changed mappings of which it did not
+    /// know yet. See `quiesce/copy_moment.rs`.
     ///
     /// # Errors
     /// Says what can't be told.
@@ -184,7 +189,8 @@ impl Pager {
         (managed.collect(), areas.waiting())
     }
 
-    /// The pages of `within` (page numbers) that are there though the index says that they are folded.
+    /// The pages of `within` (page numbers) that are there though the index says that they are
+    /// folded.
     ///
     /// # Errors
     /// What the page-map scan says.
@@ -215,8 +221,9 @@ impl Pager {
         Ok(strays)
     }
 
-    /// At rest, before the copy: notes the pages that are there though the index says that they are folded. A load that was given
-    /// up because of a change leaves such pages, until the next touch of their block. `wait` waits for a moment.
+    /// At rest, before the copy: notes the pages that are there though the index says that they are
+    /// folded. A load that was given up because of a change leaves such pages, until the next touch
+    /// of their block. `wait` waits for a moment.
     ///
     /// # Errors
     /// What the page-map scan says.
@@ -232,7 +239,8 @@ impl Pager {
             for part in within {
                 self.journal.note_pages(&self.strays(&areas, pagemap, part)?);
             }
-            // What was moved meanwhile may have been looked for where it wasn't, until no change is under way again.
+            // What was moved meanwhile may have been looked for where it wasn't, until no change is
+            // under way again.
             while !is_quiet() {
                 wait();
             }
@@ -241,8 +249,8 @@ impl Pager {
         Ok(())
     }
 
-    /// In a child of fork: the address of a page that somebody has touched before the child was under management, though
-    /// its contents are folded. What they read was zeros.
+    /// In a child of fork: the address of a page that somebody has touched before the child was
+    /// under management, though its contents are folded. What they read was zeros.
     ///
     /// # Errors
     /// What the page-map scan says.
@@ -253,9 +261,9 @@ impl Pager {
 
     /// The bytes of the page at `addr`, as the index says; they stay until the next call.
     ///
-    /// Nothing of the engine is changed, and no lock is taken: with other threads, a child of fork may be copied in the middle of
-    /// this, and must find all as it was. (What the store notes about loads is reset in the child, see
-    /// [`memfold_store::Store::reset_in_child`].)
+    /// Nothing of the engine is changed, and no lock is taken: with other threads, a child of fork
+    /// may be copied in the middle of this, and must find all as it was. (What the store notes
+    /// about loads is reset in the child, see [`memfold_store::Store::reset_in_child`].)
     ///
     /// # Safety
     /// - The engine is at rest, and one thread at a time calls this.
@@ -283,8 +291,9 @@ impl Pager {
                 );
                 // SAFETY: nobody borrows a context at rest, and the caller is alone.
                 let (context, to) = (unsafe { self.contexts.at_rest() }, self.scratch.as_ptr());
-                // Single pages are what is asked for at rest: the recent blocks save decompressing one for each (M7).
-                // SAFETY: the scratch holds a page, and nobody else uses it at rest; nothing is freed there.
+                // Single pages are what is asked for at rest: the recent blocks save decompressing
+                // one for each (M7). SAFETY: the scratch holds a page, and nobody else uses it at
+                // rest; nothing is freed there.
                 match unsafe {
                     self.store.load_pages(&mut context.worker, handle, block, page, 1, to)
                 } {

@@ -1,4 +1,5 @@
-//! What the owner of memory may ask for: page out, cold, will need, pin, discard; and what the kernel reports of it.
+//! What the owner of memory may ask for: page out, cold, will need, pin, discard; and what the
+//! kernel reports of it.
 use crate::area::lock::Hold;
 use crate::area::{Area, Areas};
 use crate::fault::load::Source;
@@ -16,7 +17,8 @@ use memfold_sys::page::Page;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
 impl Pager {
-    /// Calls `each` for every folio that covers a page with a key in the range, under its shard's lock.
+    /// Calls `each` for every folio that covers a page with a key in the range, under its shard's
+    /// lock.
     pub(crate) fn each_folio(
         &self,
         keys: Range<u64>,
@@ -53,8 +55,8 @@ impl Pager {
         }
     }
 
-    /// Folds the mapped folios of a range now. Whole folios; one that reaches across an edge is split first.
-    /// Returns pages that left memory.
+    /// Folds the mapped folios of a range now. Whole folios; one that reaches across an edge is
+    /// split first. Returns pages that left memory.
     pub(crate) fn page_out(&self, areas: &Areas, keys: Range<u64>) -> u64 {
         self.cut_edges(&keys);
         let before = self.tally.folded();
@@ -96,8 +98,9 @@ impl Pager {
         });
     }
 
-    /// Drops the contents of a range: it reads as zeros afterwards. `zap` says whether the pages are still to be dropped
-    /// from the page table (the kernel has done it itself where it reported the discard).
+    /// Drops the contents of a range: it reads as zeros afterwards. `zap` says whether the pages
+    /// are still to be dropped from the page table (the kernel has done it itself where it reported
+    /// the discard).
     ///
     /// The caller holds `areas` for writing, so no folio is being loaded or saved.
     pub(crate) fn discard_keys(&self, area: &Area, keys: Range<u64>, zap: bool) {
@@ -109,8 +112,8 @@ impl Pager {
             self.unfold_across(edge);
         }
         if zap {
-            // All of it: a load by the small-page path that was given up may have mapped pages of a folio that is stored.
-            // SAFETY: the owner gives up the bytes.
+            // All of it: a load by the small-page path that was given up may have mapped pages of a
+            // folio that is stored. SAFETY: the owner gives up the bytes.
             let done = unsafe {
                 self.space
                     .discard(area.addr_of(keys.start), bytes((keys.end - keys.start) as usize))
@@ -142,8 +145,8 @@ impl Pager {
         }
     }
 
-    /// Makes sure that no folio reaches across `edge`: one in memory is split; a block in the store that would be cut in
-    /// two comes back to memory first, page by page.
+    /// Makes sure that no folio reaches across `edge`: one in memory is split; a block in the store
+    /// that would be cut in two comes back to memory first, page by page.
     pub(crate) fn unfold_across(&self, edge: u64) {
         if edge.is_multiple_of(MAX_PAGES as u64) {
             return;
@@ -171,7 +174,8 @@ impl Pager {
         }
     }
 
-    /// Puts single pages into the store in place of a one-block `Stored` folio. `false`: the store refused, nothing changed.
+    /// Puts single pages into the store in place of a one-block `Stored` folio. `false`: the store
+    /// refused, nothing changed.
     ///
     /// The caller holds `areas` for writing, so the scratch is its own.
     fn store_by_page(&self, guard: &mut ShardGuard<'_>, id: FolioId) -> bool {
@@ -179,17 +183,19 @@ impl Pager {
         let (key, order, slot) = (folio.key(), folio.order(), self.folios.slots(folio)[0].get());
         let mut context = self.contexts.borrow(&self.store);
         let context = &mut *context;
-        // SAFETY: the scratch holds the largest block, and is this thread's alone while it holds `areas` for writing; who frees a
-        // `Stored` folio's copy holds its shard, as we do.
+        // SAFETY: the scratch holds the largest block, and is this thread's alone while it holds
+        // `areas` for writing; who frees a `Stored` folio's copy holds its shard, as we do.
         unsafe { self.fetch_one(context, slot, order, Page::at(self.scratch.as_ptr())) };
         let one = BlockSet::first(1);
-        // A full pool, or that they don't shrink, is no reason to refuse: these pages take the place of the block. And
-        // `unfold_block` may wait for ever where an event waits to be read, as its reader may be this thread. Whoever saves a
-        // folio sets the switch anew, and nobody does while `areas` is written.
+        // A full pool, or that they don't shrink, is no reason to refuse: these pages take the
+        // place of the block. And `unfold_block` may wait for ever where an event waits to be read,
+        // as its reader may be this thread. Whoever saves a folio sets the switch anew, and nobody
+        // does while `areas` is written.
         let _past = self.store.past_limit();
         self.store.set_refuse_incompressible(false);
         for page in 0..order.pages() {
-            // SAFETY: as above, so nobody writes there; page `page` of the block lies in the scratch.
+            // SAFETY: as above, so nobody writes there; page `page` of the block lies in the
+            // scratch.
             let saved = unsafe {
                 let from = self.scratch.as_ptr().add(page * PAGE_SIZE);
                 context.fingerprints[page] =
@@ -228,7 +234,8 @@ impl Pager {
         true
     }
 
-    /// A one-block `Stored` folio becomes `Cached`. Takes memory past the target if it must: data comes first.
+    /// A one-block `Stored` folio becomes `Cached`. Takes memory past the target if it must: data
+    /// comes first.
     fn unfold_block(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let folio = self.folios.get(guard, id);
         let (order, pages) = (folio.order(), folio.pages());
@@ -248,7 +255,8 @@ impl Pager {
             }
         });
         let mut context = self.contexts.borrow(&self.store);
-        // SAFETY: the frame is full, of the block's order, and ours; who frees the folio's copy holds its shard, as we do.
+        // SAFETY: the frame is full, of the block's order, and ours; who frees the folio's copy
+        // holds its shard, as we do.
         unsafe { self.fetch_one(&mut context, slot, order, self.frames.page(frame)) };
         drop(context);
         folio.frame.set(frame);
@@ -260,7 +268,8 @@ impl Pager {
     /// Loads and maps every folded page of a range.
     ///
     /// # Errors
-    /// The address of the first that is left: an event must be applied first; give up `areas` and go on there.
+    /// The address of the first that is left: an event must be applied first; give up `areas` and
+    /// go on there.
     pub(crate) fn need(&self, areas: &Areas, area: &Area, keys: Range<u64>) -> Result<(), usize> {
         let (mut key, last) = (keys.start.max(area.key), keys.end.min(area.key_end()));
         while key < last {
@@ -287,8 +296,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Ends the management of areas in `[start, end)` (addresses): their folios are dropped. The caller holds `areas` for
-    /// writing.
+    /// Ends the management of areas in `[start, end)` (addresses): their folios are dropped. The
+    /// caller holds `areas` for writing.
     pub(crate) fn forget(&self, areas: &mut Areas, start: usize, end: usize, zap: bool) {
         let first = (start / PAGE_SIZE) as u64;
         let last = (end / PAGE_SIZE) as u64;

@@ -5,15 +5,17 @@ use memfold_sys::thread::yield_now;
 use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT, PAGE_SIZE};
 
 impl Pager {
-    /// Brings what is folded of a range of addresses home and ends its management; `unregister` is called for each part
-    /// (addresses) at the moment when all its pages are in the page table and none is the engine's any more.
+    /// Brings what is folded of a range of addresses home and ends its management; `unregister` is
+    /// called for each part (addresses) at the moment when all its pages are in the page table and
+    /// none is the engine's any more.
     ///
-    /// Part by part, so that no more than a part must be held against the bounds at once. Called by an engine thread
-    /// while no area may be added.
+    /// Part by part, so that no more than a part must be held against the bounds at once. Called by
+    /// an engine thread while no area may be added.
     pub fn leave(&self, addrs: Range<usize>, mut unregister: impl FnMut(usize, usize)) {
         while let Some(part) = self.first_part(&addrs) {
             self.need_at(part.clone());
-            // While it is held no event is applied, so the pages that were found to be there are still this area's.
+            // While it is held no event is applied, so the pages that were found to be there are
+            // still this area's.
             let reading = self.changes.reading();
             let left = self.leave_at_home(part, &mut unregister);
             drop(reading);
@@ -36,7 +38,8 @@ impl Pager {
         Some((start << PAGE_SHIFT) as usize..(end << PAGE_SHIFT) as usize)
     }
 
-    /// Ends the management of a part of one area, if every page of it that was touched is in the page table.
+    /// Ends the management of a part of one area, if every page of it that was touched is in the
+    /// page table.
     fn leave_at_home(&self, part: Range<usize>, unregister: &mut impl FnMut(usize, usize)) -> bool {
         let mut areas = self.areas.write();
         let (first, last) = ((part.start >> PAGE_SHIFT) as u64, (part.end >> PAGE_SHIFT) as u64);

@@ -1,13 +1,16 @@
-//! Memory whose mremap or unmap is known to have happened, before the event that tells of it was read.
+//! Memory whose mremap or unmap is known to have happened, before the event that tells of it was
+//! read.
 //!
-//! The kernel queues these events after it has let go of the address space, so those of two threads may come in the wrong
-//! order. When one thread's mremap arrives where another thread's managed memory still seems to be, that memory has left:
-//! it is parked under addresses that don't exist, until its own event says whether it went elsewhere or ended. And the
-//! source of an mremap is reported as unmapped once more after its move; when another thread's mremap arrives there
+//! The kernel queues these events after it has let go of the address space, so those of two threads
+//! may come in the wrong order. When one thread's mremap arrives where another thread's managed
+//! memory still seems to be, that memory has left: it is parked under addresses that don't exist,
+//! until its own event says whether it went elsewhere or ended. And the source of an mremap is
+//! reported as unmapped once more after its move; when another thread's mremap arrives there
 //! before, that report must not end what has arrived.
 use alloc::vec::Vec;
 
-/// Parked pages have numbers from here on: no address of user space, with four levels of page tables or five.
+/// Parked pages have numbers from here on: no address of user space, with four levels of page
+/// tables or five.
 pub const PARKED_FROM: u64 = 1 << 45;
 
 /// A range of pages that waits for its event.
@@ -17,7 +20,8 @@ pub struct Ghost {
     pub start: u64,
     /// First page past it.
     pub end: u64,
-    /// Where `start` is parked; `None` if nothing is left of it, and only the report of its end is still to come.
+    /// Where `start` is parked; `None` if nothing is left of it, and only the report of its end is
+    /// still to come.
     pub at: Option<u64>,
 }
 
@@ -41,7 +45,8 @@ pub enum About {
 pub struct Parked {
     /// Oldest first.
     ghosts: Vec<Ghost>,
-    /// Sources of mremap whose end has not been reported, and never will be if the program kept it (MREMAP_DONTUNMAP).
+    /// Sources of mremap whose end has not been reported, and never will be if the program kept it
+    /// (MREMAP_DONTUNMAP).
     sources: Vec<(u64, u64)>,
     used: u64,
 }
@@ -67,8 +72,8 @@ impl Parked {
         at
     }
 
-    /// An mremap arrives at pages `[start, end)`, of which nothing is managed. It could not have, were the end of an
-    /// earlier source there not only still to be reported.
+    /// An mremap arrives at pages `[start, end)`, of which nothing is managed. It could not have,
+    /// were the end of an earlier source there not only still to be reported.
     pub fn arrive(&mut self, start: u64, end: u64) {
         for (s, e) in core::mem::take(&mut self.sources) {
             let (from, to) = (s.max(start), e.min(end));
@@ -84,8 +89,8 @@ impl Parked {
         self.sources.push((start, end));
     }
 
-    /// Takes out what an event about `[start, end)` is about, as far as it waited, oldest first: parts of ghosts. What
-    /// has moved still waits for the report of its end.
+    /// Takes out what an event about `[start, end)` is about, as far as it waited, oldest first:
+    /// parts of ghosts. What has moved still waits for the report of its end.
     pub fn take(&mut self, start: u64, end: u64, about: About) -> Vec<Ghost> {
         let (mut taken, mut rest): (Vec<Ghost>, Vec<Ghost>) = (Vec::new(), Vec::new());
         for ghost in &self.ghosts {
@@ -100,7 +105,8 @@ impl Parked {
             let left = [ghost.part(ghost.start, s), ghost.part(e, ghost.end)];
             rest.extend(left.iter().filter(|g| g.start < g.end));
             if about == About::Remap {
-                // Somebody has arrived where this left from, so its end there is still to be reported.
+                // Somebody has arrived where this left from, so its end there is still to be
+                // reported.
                 rest.push(Ghost { start: s, end: e, at: None });
             }
         }

@@ -1,9 +1,11 @@
-//! The lock of the areas, in two parts, so that memory can be taken under management while background threads compress.
+//! The lock of the areas, in two parts, so that memory can be taken under management while
+//! background threads compress.
 //!
-//! A background thread stands back behind the program ([`memfold_sys::thread::stand_back`]). On a busy machine it may wait for a
-//! CPU in the middle of a block, for tens of milliseconds, and whoever wants the areas to itself would wait with it. A
-//! program that grows fast passes its limit meanwhile. So a thread that saves folios in the background holds `work` for
-//! reading, and the areas only to look something up.
+//! A background thread stands back behind the program ([`memfold_sys::thread::stand_back`]). On a
+//! busy machine it may wait for a CPU in the middle of a block, for tens of milliseconds, and
+//! whoever wants the areas to itself would wait with it. A program that grows fast passes its limit
+//! meanwhile. So a thread that saves folios in the background holds `work` for reading, and the
+//! areas only to look something up.
 use crate::area::Areas;
 use core::ops::{Deref, DerefMut};
 use memfold_sys::sync::{ReadGuard, RwLock, WriteGuard};
@@ -45,8 +47,8 @@ impl AreaLock {
         AreaLock { work: RwLock::new(()), areas: RwLock::new(Areas::default()) }
     }
 
-    /// For whoever works on folios: no area comes, goes or changes meanwhile. Must not be called by a thread that holds
-    /// them already.
+    /// For whoever works on folios: no area comes, goes or changes meanwhile. Must not be called by
+    /// a thread that holds them already.
     pub fn read(&self) -> ReadGuard<'_, Areas> {
         self.areas.read()
     }
@@ -66,14 +68,15 @@ impl AreaLock {
         Alone { areas: self.areas.write(), _work: work }
     }
 
-    /// For whoever only adds an area. Background threads may go on saving folios of the others. `None`: they were held for
-    /// longer than [`PATIENCE_NS`].
+    /// For whoever only adds an area. Background threads may go on saving folios of the others.
+    /// `None`: they were held for longer than [`PATIENCE_NS`].
     pub fn grow(&self) -> Option<WriteGuard<'_, Areas>> {
         self.areas.write_within(PATIENCE_NS)
     }
 
-    /// For a background thread that saves folios. With it, it may read the areas for a moment, while it holds no shard,
-    /// no context, and no folio that is `Saving`: somebody who has them read may be waiting for one of these.
+    /// For a background thread that saves folios. With it, it may read the areas for a moment,
+    /// while it holds no shard, no context, and no folio that is `Saving`: somebody who has them
+    /// read may be waiting for one of these.
     pub fn work(&self) -> Work<'_> {
         Work { lands: self, _work: self.work.read() }
     }

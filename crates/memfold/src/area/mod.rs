@@ -1,13 +1,15 @@
 //! Areas: the parts of the address space under management, and the keys of their pages.
 //!
-//! The index is keyed not by address but by a *key* that stays with a page when mremap moves it: an area maps addresses
-//! to keys by one offset. Keys equal page numbers unless another area still owns those.
+//! The index is keyed not by address but by a *key* that stays with a page when mremap moves it: an
+//! area maps addresses to keys by one offset. Keys equal page numbers unless another area still
+//! owns those.
 //!
 //! # Keys and addresses
-//! The index is keyed by a **key**, not by an address (`area/mod.rs`). mremap can move gigabytes of managed memory, folded parts
-//! too; with keys only one offset changes and no folio does. A key is the page's number unless that number is still owned by
-//! an area that has moved away; then it comes from beyond the 47-bit address space, congruent modulo 2 MiB where alignment
-//! matters for folios. The store gets a key only to choose a pool.
+//! The index is keyed by a **key**, not by an address (`area/mod.rs`). mremap can move gigabytes of
+//! managed memory, folded parts too; with keys only one offset changes and no folio does. A key is
+//! the page's number unless that number is still owned by an area that has moved away; then it
+//! comes from beyond the 47-bit address space, congruent modulo 2 MiB where alignment matters for
+//! folios. The store gets a key only to choose a pool.
 pub mod early_events;
 pub mod lock;
 pub mod event_order;
@@ -52,8 +54,8 @@ impl Area {
     }
 }
 
-/// A move of pages that mremap has made, in terms of what is managed: where each part is, and its first page and its end at the
-/// source.
+/// A move of pages that mremap has made, in terms of what is managed: where each part is, and its
+/// first page and its end at the source.
 pub struct Move {
     from: u64,
     to: u64,
@@ -63,7 +65,8 @@ pub struct Move {
 }
 
 impl Move {
-    /// Where the parts are before it, as page numbers; and its target. No folio may reach across an end of one.
+    /// Where the parts are before it, as page numbers; and its target. No folio may reach across an
+    /// end of one.
     pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         let parked = self.parked.iter().map(|&(at, s, e)| (at, at + (e - s)));
         self.here.iter().copied().chain(parked).chain([(self.to, self.to + self.pages)])
@@ -82,7 +85,8 @@ pub struct Areas {
     pub parked: Parked,
 }
 
-/// Keys at or above this are given to areas whose own page numbers are taken: beyond the 47-bit user address space.
+/// Keys at or above this are given to areas whose own page numbers are taken: beyond the 47-bit
+/// user address space.
 const SPARE_KEYS: u64 = 1 << (47 - PAGE_SHIFT);
 
 impl Areas {
@@ -117,7 +121,8 @@ impl Areas {
         self.by_addr.values()
     }
 
-    /// Adds `[start, end)` (page numbers), which touches no area, and joins it with neighbours whose keys continue.
+    /// Adds `[start, end)` (page numbers), which touches no area, and joins it with neighbours
+    /// whose keys continue.
     ///
     /// # Panics
     /// If it overlaps an area, or the key space is used up.
@@ -175,7 +180,8 @@ impl Areas {
         area
     }
 
-    /// Takes `[start, end)` (page numbers) out; returns the parts of areas that it held, in ascending order of address.
+    /// Takes `[start, end)` (page numbers) out; returns the parts of areas that it held, in
+    /// ascending order of address.
     pub fn remove(&mut self, start: u64, end: u64) -> Vec<Area> {
         let mut out = Vec::new();
         if start >= end {
@@ -196,8 +202,8 @@ impl Areas {
         out
     }
 
-    /// Moves `pages` pages of address space from `from` to `to` (page numbers); keys stay. What was managed at `to`
-    /// must have been removed before.
+    /// Moves `pages` pages of address space from `from` to `to` (page numbers); keys stay. What was
+    /// managed at `to` must have been removed before.
     pub fn relocate(&mut self, from: u64, to: u64, pages: u64) {
         for part in self.remove(from, from + pages) {
             let start = part.start - from + to;
@@ -205,7 +211,8 @@ impl Areas {
         }
     }
 
-    /// What it means that mremap has moved `pages` pages from `from` to `to` (page numbers). See [`crate::area::early_events`].
+    /// What it means that mremap has moved `pages` pages from `from` to `to` (page numbers). See
+    /// [`crate::area::early_events`].
     pub fn begin_move(&mut self, from: u64, to: u64, pages: u64) -> Move {
         let ghosts = self.parked.take(from, from + pages, About::Remap);
         let taken: Vec<_> = ghosts.iter().map(|g| (g.start, g.end)).collect();
@@ -274,7 +281,8 @@ impl Areas {
         }
     }
 
-    /// Where what waits for an event is parked (page numbers). Nothing waits any more: the caller ends these parts.
+    /// Where what waits for an event is parked (page numbers). Nothing waits any more: the caller
+    /// ends these parts.
     pub fn take_parked(&mut self) -> Vec<(u64, u64)> {
         let ghosts = self.parked.clear();
         ghosts

@@ -4,10 +4,12 @@ use alloc::string::String;
 /// How faults reach the engine.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// Handler threads, one pinned to each CPU, read the faults. Right for every access, system calls included.
+    /// Handler threads, one pinned to each CPU, read the faults. Right for every access, system
+    /// calls included.
     Thread,
-    /// The faulting thread serves itself in a SIGBUS handler. Fastest, but a system call that is given a folded
-    /// buffer fails with EFAULT: for memory that only user code touches, or that is pinned around calls.
+    /// The faulting thread serves itself in a SIGBUS handler. Fastest, but a system call that is
+    /// given a folded buffer fails with EFAULT: for memory that only user code touches, or that is
+    /// pinned around calls.
     Signal,
 }
 

@@ -1,5 +1,6 @@
-//! The one table of settings: the fields of [`Config`], their defaults, flags, help, what is passed on to other processes and the
-//! table of the documents all follow it. A new setting is one entry here.
+//! The one table of settings: the fields of [`Config`], their defaults, flags, help, what is passed
+//! on to other processes and the table of the documents all follow it. A new setting is one entry
+//! here.
 use crate::config::choices::{Canned, Delivery, OnFull};
 use crate::config::kind::{self, Kind};
 use alloc::string::{String, ToString};
@@ -34,12 +35,15 @@ pub enum Audience {
 macro_rules! keys {
     ($(#[doc = $doc:literal] $field:ident: $type:ty = $default:expr, $kind:expr;
        $audience:ident $name:literal $value:literal $text:literal $help:literal;)*) => {
-        /// All settings of one engine. Made by [`Config::new`], changed by [`Config::set`], judged whole by [`Config::check`].
+        /// All settings of one engine. Made by [`Config::new`], changed by [`Config::set`], judged
+        /// whole by [`Config::check`].
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Config {
-            /// Memory of the machine (or of the cgroup), bytes: what a percentage refers to and what no limit may pass.
+            /// Memory of the machine (or of the cgroup), bytes: what a percentage refers to and
+            /// what no limit may pass.
             pub memory_bytes: u64,
-            /// Socket of the service that speaks with the remote store. No key: whoever starts the service sets it.
+            /// Socket of the service that speaks with the remote store. No key: whoever starts the
+            /// service sets it.
             pub remote_socket: Option<String>,
             $(#[doc = $doc] pub $field: $type,)*
         }

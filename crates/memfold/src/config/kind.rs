@@ -113,7 +113,8 @@ pub(super) const CANNED: Kind<Canned> = Kind {
     parse: |text, _| match text {
         "off" => Ok(Canned::Off),
         "on" => Ok(Canned::On),
-        // Settings are passed on as lines, joined by semicolons. A bare word is more likely a mistake than a file.
+        // Settings are passed on as lines, joined by semicolons. A bare word is more likely a
+        // mistake than a file.
         path if path.contains(['\n', ';']) => {
             Err(alloc::format!("{text:?}: no line breaks and semicolons, please"))
         }

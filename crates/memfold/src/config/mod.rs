@@ -13,7 +13,8 @@ pub use crate::config::parse::{Size, parse_size};
 use alloc::string::{String, ToString};
 use core::fmt::Write;
 
-/// The least memory that a limit may leave for resident pages and frames: four folios of the largest order.
+/// The least memory that a limit may leave for resident pages and frames: four folios of the
+/// largest order.
 pub const WORKABLE_MIN_BYTES: u64 = 8 << 20;
 
 /// Why a setting was refused. Displays as one line that says what is wrong and what would be right.
@@ -35,7 +36,8 @@ impl Config {
     /// Sets the key `name` from text.
     ///
     /// # Errors
-    /// An unknown name, or a value that the key doesn't take; the message names the key and what it takes.
+    /// An unknown name, or a value that the key doesn't take; the message names the key and what it
+    /// takes.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), ConfigError> {
         let Some(key) = KEYS.iter().find(|key| key.name == name) else {
             return Err(ConfigError(alloc::format!("there is no setting called {name:?}")));
@@ -46,7 +48,8 @@ impl Config {
     /// Judges the settings together.
     ///
     /// # Errors
-    /// A limit of zero, above the machine's memory, or too small to work in; no limit at all; blocks larger than folios.
+    /// A limit of zero, above the machine's memory, or too small to work in; no limit at all;
+    /// blocks larger than folios.
     pub fn check(&self) -> Result<(), ConfigError> {
         let fail = |why: String| Err(ConfigError(why));
         if self.limit_bytes.is_none() && self.resident_bytes.is_none() {
@@ -91,9 +94,10 @@ impl Config {
         Ok(())
     }
 
-    /// Background threads on a machine with so many CPUs, 1 to 64: one for each CPU. They stand back behind the program,
-    /// whose faults compress as well when they can't keep up. With a thread less on two CPUs, a program that fills memory
-    /// is as fast, but one that changes what it reads takes 1.6 times as long, and redis twice.
+    /// Background threads on a machine with so many CPUs, 1 to 64: one for each CPU. They stand
+    /// back behind the program, whose faults compress as well when they can't keep up. With a
+    /// thread less on two CPUs, a program that fills memory is as fast, but one that changes what
+    /// it reads takes 1.6 times as long, and redis twice.
     pub fn worker_count(&self, cpus: usize) -> usize {
         or_cpus(self.workers, cpus)
     }
@@ -103,7 +107,8 @@ impl Config {
         or_cpus(self.pools, cpus)
     }
 
-    /// The most uncompressed memory (mapped pages and frames) that the settings allow while the pool is empty, bytes.
+    /// The most uncompressed memory (mapped pages and frames) that the settings allow while the
+    /// pool is empty, bytes.
     pub fn resident_max_bytes(&self) -> u64 {
         self.limit_bytes.unwrap_or(u64::MAX).min(self.resident_bytes.unwrap_or(u64::MAX))
     }

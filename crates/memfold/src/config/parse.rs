@@ -18,8 +18,8 @@ impl core::fmt::Display for Size {
     }
 }
 
-/// Bytes from text: a number with an optional K, M, G or T (powers of 1024, `KiB` and `KB` alike), or a percentage of
-/// `whole` bytes.
+/// Bytes from text: a number with an optional K, M, G or T (powers of 1024, `KiB` and `KB` alike),
+/// or a percentage of `whole` bytes.
 ///
 /// # Errors
 /// Text that is neither, or a size that doesn't fit.

@@ -1,5 +1,5 @@
-//! Background threads: load windows ahead of streams, save dirty folios, give memory back; compress cold blocks again; write
-//! and read the swap file, and move its cold end on.
+//! Background threads: load windows ahead of streams, save dirty folios, give memory back; compress
+//! cold blocks again; write and read the swap file, and move its cold end on.
 use crate::config::Canned;
 use crate::pager::Pager;
 use crate::pager::background_requests::Request;
@@ -11,7 +11,8 @@ use memfold_sys::Errno;
 use memfold_sys::thread::Thread;
 
 impl Pager {
-    /// Waits for one request to the background threads and serves it. `false`: [`Pager::stop`] was called.
+    /// Waits for one request to the background threads and serves it. `false`: [`Pager::stop`] was
+    /// called.
     pub fn work(&self) -> bool {
         let request = self.queue.next();
         let _open = self.gates.background();
@@ -37,7 +38,8 @@ pub struct Start {
     pub name: &'static CStr,
     /// The CPU to pin it to.
     pub cpu: Option<usize>,
-    /// What it runs, and with what: to be called once, or once more in a child of fork, whose copy of the thread is no more.
+    /// What it runs, and with what: to be called once, or once more in a child of fork, whose copy
+    /// of the thread is no more.
     pub main: fn(usize),
     /// See `main`.
     pub arg: usize,
@@ -53,9 +55,10 @@ impl Start {
     }
 }
 
-/// The background threads of a pager, `count` of them for reclaim and read-ahead; those of the swap file if there is one, which
-/// write it and, in thread delivery, read it for faults; and one that moves its cold end to the remote store if there is one.
-/// They run until [`Pager::stop`]. Each holds a reference of the pager, also while it isn't started.
+/// The background threads of a pager, `count` of them for reclaim and read-ahead; those of the swap
+/// file if there is one, which write it and, in thread delivery, read it for faults; and one that
+/// moves its cold end to the remote store if there is one. They run until [`Pager::stop`]. Each
+/// holds a reference of the pager, also while it isn't started.
 pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<Start> {
     let start =
         |name, main| Start { name, cpu: None, main, arg: Arc::into_raw(pager.clone()) as usize };
@@ -81,8 +84,9 @@ pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<Start> {
 /// # Safety
 /// - `arg` is that of a [`Start`] of [`threads`], whose `main` calls this, once in a process.
 unsafe fn pager_of(arg: usize) -> Arc<Pager> {
-    // SAFETY: `threads` made it by `into_raw` for this one thread. In a child of fork the thread of the parent is no more, and its
-    // reference, which was copied too, is that of the one that was started in its place.
+    // SAFETY: `threads` made it by `into_raw` for this one thread. In a child of fork the thread of
+    // the parent is no more, and its reference, which was copied too, is that of the one that was
+    // started in its place.
     unsafe { Arc::from_raw(arg as *const Pager) }
 }
 

@@ -22,7 +22,8 @@ struct Shared {
     pager: Arc<Pager>,
     uffd: Arc<Uffd>,
     duty: Duty,
-    /// One page for each handler, registered: a touch wakes a handler, which ends if the service does.
+    /// One page for each handler, registered: a touch wakes a handler, which ends if the service
+    /// does.
     bells: Zone,
 }
 
@@ -60,7 +61,8 @@ impl Drop for Handlers {
     fn drop(&mut self) {
         self.shared.duty.end();
         for bell in 0..self.threads.len() {
-            // SAFETY: inside the zone. The page is missing, so this waits until a handler has served it and ended.
+            // SAFETY: inside the zone. The page is missing, so this waits until a handler has
+            // served it and ended.
             unsafe { self.shared.bells.as_ptr().add(bell * PAGE_SIZE).read_volatile() };
         }
         self.threads.drain(..).for_each(Thread::join);

@@ -1,9 +1,10 @@
 //! Signal delivery: the faulting thread serves itself in a SIGBUS handler.
 //!
-//! The handler runs with every signal blocked, so no other handler of the program can fault while an engine lock is held.
-//! It makes raw system calls only, so `errno` stays as it was.
+//! The handler runs with every signal blocked, so no other handler of the program can fault while
+//! an engine lock is held. It makes raw system calls only, so `errno` stays as it was.
 //!
-//! A child of fork has the handler, but none of its parent's engines: the list of them is empty there.
+//! A child of fork has the handler, but none of its parent's engines: the list of them is empty
+//! there.
 use crate::fault::{Fault, Served};
 use crate::pager::Pager;
 use alloc::boxed::Box;
@@ -21,8 +22,8 @@ pub const ENGINES_MAX: usize = 64;
 
 /// In a page that fork wipes, once there is one.
 static LIST: AtomicPtr<List> = AtomicPtr::new(null_mut());
-/// What the handler has replaced. Noted before it is installed, and installed before that is noted: who looks at both at any
-/// time, as a child of fork does, knows what is left to do.
+/// What the handler has replaced. Noted before it is installed, and installed before that is noted:
+/// who looks at both at any time, as a child of fork does, knows what is left to do.
 static PREVIOUS: AtomicPtr<Previous> = AtomicPtr::new(null_mut());
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
@@ -36,8 +37,8 @@ const _: () = assert!(size_of::<List>() <= PAGE_SIZE);
 
 impl List {
     fn get() -> Option<&'static List> {
-        // SAFETY: null, or an aligned page that is large enough, holds nothing else, and is never given back. It began as zeros, as
-        // it does in children of fork, and these are a list.
+        // SAFETY: null, or an aligned page that is large enough, holds nothing else, and is never
+        // given back. It began as zeros, as it does in children of fork, and these are a list.
         unsafe { LIST.load(SeqCst).as_ref() }
     }
 
@@ -55,15 +56,17 @@ impl List {
     }
 }
 
-/// Engines that any thread may look through at any time, also from a signal handler, while others come and go.
+/// Engines that any thread may look through at any time, also from a signal handler, while others
+/// come and go.
 struct Engines<T> {
     places: [Place<T>; ENGINES_MAX],
 }
 
 struct Place<T> {
     engine: AtomicPtr<T>,
-    /// Threads that look at `engine`. Who looks counts itself before it reads the pointer, and who empties the place
-    /// reads the count after that: one of the two sees the other, as all four accesses are sequentially consistent.
+    /// Threads that look at `engine`. Who looks counts itself before it reads the pointer, and who
+    /// empties the place reads the count after that: one of the two sees the other, as all four
+    /// accesses are sequentially consistent.
     visitors: AtomicU32,
 }
 
@@ -103,7 +106,8 @@ impl<T> Engines<T> {
             }
             place.visitors.fetch_add(1, SeqCst);
             let engine = place.engine.load(SeqCst);
-            // SAFETY: an engine is dropped after it was taken off the list, which waits for those who look at it.
+            // SAFETY: an engine is dropped after it was taken off the list, which waits for those
+            // who look at it.
             let found = !engine.is_null() && visit(unsafe { &*engine });
             place.visitors.fetch_sub(1, SeqCst);
             found
@@ -126,8 +130,8 @@ pub(crate) fn enlist(pager: &Pager) -> Result<bool, Errno> {
     Ok(list.engines.enlist(pager))
 }
 
-/// Takes an engine off the list. No thread may be touching its memory. Threads that touch that of others may be looking
-/// at the engine to see whether a fault is its own: they are waited for.
+/// Takes an engine off the list. No thread may be touching its memory. Threads that touch that of
+/// others may be looking at the engine to see whether a fault is its own: they are waited for.
 pub(crate) fn delist(pager: &Pager) {
     if let Some(list) = List::get() {
         list.engines.delist(pager);
@@ -138,7 +142,8 @@ fn on_sigbus(info: &SigbusInfo) {
     let addr = info.addr();
     let serve = |pager: &Pager| {
         loop {
-            // A fault on a protected page is told from a missing one by what happens: protection is lifted either way.
+            // A fault on a protected page is told from a missing one by what happens: protection is
+            // lifted either way.
             match pager.fault(Fault { addr, ..Fault::default() }) {
                 Served::Yes | Served::Mapped { .. } => return true,
                 Served::Again => yield_now(),

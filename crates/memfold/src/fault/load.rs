@@ -26,7 +26,8 @@ pub(crate) enum Purpose {
 pub(crate) enum Source {
     /// From wherever they are: the caller may sleep.
     Any,
-    /// From the pool. The block that is asked for is there; a window ends before the first that isn't.
+    /// From the pool. The block that is asked for is there; a window ends before the first that
+    /// isn't.
     Pool,
 }
 
@@ -40,8 +41,8 @@ pub(crate) enum Loaded {
 }
 
 impl Pager {
-    /// Loads the `Stored` folio that covers `key`, or as much of its neighbourhood as `want` allows, and maps it unless
-    /// it is loaded ahead of use. Takes the guard of the key's shard.
+    /// Loads the `Stored` folio that covers `key`, or as much of its neighbourhood as `want`
+    /// allows, and maps it unless it is loaded ahead of use. Takes the guard of the key's shard.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn load(
         &self,
@@ -100,7 +101,8 @@ impl Pager {
         let awaited = purpose == Purpose::Ahead && self.folios.is_wanted(id);
         let done = self.finish(&mut guard, area, id, frame, purpose);
         if awaited {
-            // Somebody has caught up with the window: the stream goes on as if it had been there in time.
+            // Somebody has caught up with the window: the stream goes on as if it had been there in
+            // time.
             drop(guard);
             self.went_on(area, start, start, start + pages, from_file);
         }
@@ -111,7 +113,8 @@ impl Pager {
         )
     }
 
-    /// Fills the empty window around `key` with zeros and maps it. Takes the guard of the key's shard.
+    /// Fills the empty window around `key` with zeros and maps it. Takes the guard of the key's
+    /// shard.
     pub(crate) fn zero_fill(
         &self,
         areas: &Areas,
@@ -172,8 +175,9 @@ impl Pager {
         self.map_in(guard, area.addr_of(folio.key()), id, wake).pages
     }
 
-    /// Makes one `Loading` folio of the largest aligned window around `key`, at most `want`, in which everything is
-    /// `Stored` where `from` says: by splitting the folio that covers it, or by merging those that lie in it.
+    /// Makes one `Loading` folio of the largest aligned window around `key`, at most `want`, in
+    /// which everything is `Stored` where `from` says: by splitting the folio that covers it, or by
+    /// merging those that lie in it.
     fn form_window(
         &self,
         guard: &mut ShardGuard<'_>,
@@ -205,7 +209,8 @@ impl Pager {
         id
     }
 
-    /// Whether the swap file, or the remote store behind it, has a block of the `Stored` folios in the window at `start`.
+    /// Whether the swap file, or the remote store behind it, has a block of the `Stored` folios in
+    /// the window at `start`.
     pub(crate) fn reaches_file(&self, guard: &ShardGuard<'_>, start: u64, order: Order) -> bool {
         if self.swap.as_ref().is_none_or(|swap| swap.objects() == 0) {
             return false;
@@ -264,7 +269,8 @@ impl Pager {
             self.index.erase(guard, at, part.order());
             self.lru.detach(id);
             at = part.end();
-            // Its objects belong to `whole` now. Who has isolated it will look it up again before using it.
+            // Its objects belong to `whole` now. Who has isolated it will look it up again before
+            // using it.
             self.folios.destroy(guard, id);
         }
         let merged = self.folios.get(guard, whole);
@@ -275,7 +281,8 @@ impl Pager {
         whole
     }
 
-    /// A frame for a `Loading` folio; makes the folio smaller around `key` where a large frame can't be had.
+    /// A frame for a `Loading` folio; makes the folio smaller around `key` where a large frame
+    /// can't be had.
     fn frame_for_loading(
         &self,
         areas: &Areas,
@@ -349,10 +356,12 @@ impl Pager {
         }
     }
 
-    /// Decompresses or reads the blocks that `context.handles` names into a frame. Returns whether the swap file was needed.
+    /// Decompresses or reads the blocks that `context.handles` names into a frame. Returns whether
+    /// the swap file was needed.
     fn decompress(&self, context: &mut Context, order: Order, frame: Frame) -> bool {
         let (block, count) = (self.folios.block_order(order), self.folios.block_count(order));
-        // SAFETY: the frame is full, of this order, and this thread's alone; the folio is `Loading`, so its copy stays.
+        // SAFETY: the frame is full, of this order, and this thread's alone; the folio is
+        // `Loading`, so its copy stays.
         unsafe { self.fetch(context, block, count, self.frames.page(frame)) }
     }
 

@@ -1,6 +1,7 @@
-//! Loads by copy: a block is decompressed into a buffer and mapped by one UFFDIO_COPY, which allocates its pages. A folio of one
-//! page is always loaded so, as a move would interrupt the program's other CPUs; a larger block as the small-page fallback
-//! (M6), where memory for a whole folio can't be had. `--fallback` forces that.
+//! Loads by copy: a block is decompressed into a buffer and mapped by one UFFDIO_COPY, which
+//! allocates its pages. A folio of one page is always loaded so, as a move would interrupt the
+//! program's other CPUs; a larger block as the small-page fallback (M6), where memory for a whole
+//! folio can't be had. `--fallback` forces that.
 use crate::area::lock::Hold;
 use crate::area::{Area, Areas};
 use crate::folio::index::FolioId;
@@ -18,9 +19,10 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 const BATCH_PAGES: u64 = 64;
 /// That is at most one part in this many of the memory there is.
 const BATCH_SHARE: u64 = 64;
-/// Pages that a load evicts at most to make room for one. In the long run one is enough. But when other loads have used up the
-/// batch, or the target has fallen, there is a backlog; with two a load works it off, with one every later load would have to
-/// give a single page back to the kernel.
+/// Pages that a load evicts at most to make room for one. In the long run one is enough. But when
+/// other loads have used up the batch, or the target has fallen, there is a backlog; with two a
+/// load works it off, with one every later load would have to give a single page back to the
+/// kernel.
 const CATCH_UP_PAGES: u64 = 2;
 
 impl Pager {
@@ -30,8 +32,8 @@ impl Pager {
         percent > 0 && self.stats.pgmajfault.load(Relaxed) % 100 < percent
     }
 
-    /// Loads a one-block `Loading` folio by the small-page path; returns its keys. `None`: it can't be done now, and nothing
-    /// has changed.
+    /// Loads a one-block `Loading` folio by the small-page path; returns its keys. `None`: it can't
+    /// be done now, and nothing has changed.
     pub(crate) fn load_small(
         &self,
         areas: &Areas,
@@ -57,18 +59,20 @@ impl Pager {
         }
         let mut context = self.contexts.borrow(&self.store);
         let buffer = context.buffer.pages_mut();
-        // SAFETY: the buffer holds a block of the largest order that blocks have here, and is this context's, which is lent to this
-        // thread; the folio is `Loading` by it, so that nobody else frees its copy.
+        // SAFETY: the buffer holds a block of the largest order that blocks have here, and is this
+        // context's, which is lent to this thread; the folio is `Loading` by it, so that nobody
+        // else frees its copy.
         let from_file = unsafe { self.fetch_one(&mut context, slot, order, buffer) };
         let guard = self.shards.lock(key);
         let home = area.addr_of(start);
         let quiet = self.changes.quiet()?;
-        // SAFETY: the shard is locked, the buffer holds the folio's bytes, and `home` is its own range.
+        // SAFETY: the shard is locked, the buffer holds the folio's bytes, and `home` is its own
+        // range.
         match unsafe { self.space.copy(home, buffer.cast(), order.bytes(), wake == Wake::Now) } {
             Ok(()) => {}
             Err(partial) if partial.errno == Errno::EXIST && order == Order::PAGE => {
-                // A page that is there is newer than ours, as in `carry_in`, and the folio must not be `Loading` any more when
-                // the lock is gone: the program may drop that page.
+                // A page that is there is newer than ours, as in `carry_in`, and the folio must not
+                // be `Loading` any more when the lock is gone: the program may drop that page.
                 stats::add(&self.stats.move_exists, 1);
                 self.space.wake(home, PAGE_SIZE);
             }
@@ -93,8 +97,9 @@ impl Pager {
         Some(start..start + pages)
     }
 
-    /// Makes room for one page that the kernel will allocate. What is evicted for it leaves a full frame; such frames are given
-    /// back many at a time, as each time costs interrupts of all CPUs that the program runs on.
+    /// Makes room for one page that the kernel will allocate. What is evicted for it leaves a full
+    /// frame; such frames are given back many at a time, as each time costs interrupts of all CPUs
+    /// that the program runs on.
     fn make_room_for_page(&self, areas: &Areas) -> bool {
         let target = self.target();
         let batch = BATCH_PAGES.min(target / BATCH_SHARE);
@@ -106,8 +111,8 @@ impl Pager {
         self.physical() < target || self.frames.trim_now(&*self.space, batch) > 0
     }
 
-    /// Makes room for pages that the kernel will allocate. Where discards are reported, a fault handler can't wait for
-    /// one, so there is room or there isn't.
+    /// Makes room for pages that the kernel will allocate. Where discards are reported, a fault
+    /// handler can't wait for one, so there is room or there isn't.
     fn make_room(&self, areas: &Areas, pages: u64) -> bool {
         if self.physical() + pages <= self.target() {
             return true;

@@ -1,5 +1,5 @@
-//! The fault path: `fault` -> index look-up -> swap cache (take, or wait) -> load -> map in. What must be read from a device
-//! is passed on to threads that may sleep (`pager/device_faults.rs`).
+//! The fault path: `fault` -> index look-up -> swap cache (take, or wait) -> load -> map in. What
+//! must be read from a device is passed on to threads that may sleep (`pager/device_faults.rs`).
 pub(crate) mod readahead;
 pub(crate) mod load_by_copy;
 pub(crate) mod load;
@@ -25,7 +25,8 @@ const CUT_WINDOW: Order = match Order::new(4) {
 /// How a fault was answered.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Served {
-    /// The page is there, or will be when another thread's work on its folio ends, which wakes whoever waits for it.
+    /// The page is there, or will be when another thread's work on its folio ends, which wakes
+    /// whoever waits for it.
     Yes,
     /// These pages are there, and the caller must wake whoever waits for them ([`Fault::late`]).
     Mapped {
@@ -34,7 +35,8 @@ pub enum Served {
         /// Bytes.
         len: usize,
     },
-    /// An event must be read and applied first; the faulting thread still waits. Serve it again, or wake it.
+    /// An event must be read and applied first; the faulting thread still waits. Serve it again, or
+    /// wake it.
     Again,
     /// The address is not under management.
     NotManaged,
@@ -47,14 +49,14 @@ pub struct Fault {
     pub addr: usize,
     /// The page is there but write-protected.
     pub protected: bool,
-    /// The caller wakes whoever waits for what is mapped, as [`Served::Mapped`] says. Otherwise that happens with the
-    /// mapping, before anything else is done.
+    /// The caller wakes whoever waits for what is mapped, as [`Served::Mapped`] says. Otherwise
+    /// that happens with the mapping, before anything else is done.
     pub late: bool,
 }
 
 impl Pager {
-    /// Serves one fault. In signal delivery the page is there on return; in thread delivery it may be another thread's
-    /// task to map it.
+    /// Serves one fault. In signal delivery the page is there on return; in thread delivery it may
+    /// be another thread's task to map it.
     pub fn fault(&self, fault: Fault) -> Served {
         let areas = self.areas.read();
         let Some(area) = areas.find(fault.addr).copied() else { return Served::NotManaged };
@@ -67,12 +69,14 @@ impl Pager {
         )
     }
 
-    /// Says that threads call [`Pager::read`] from now on: faults that need a device are left to them.
+    /// Says that threads call [`Pager::read`] from now on: faults that need a device are left to
+    /// them.
     pub fn expect_readers(&self) {
         self.reads.set_served();
     }
 
-    /// Waits for one fault that a handler has passed on, and serves it. `false`: [`Pager::stop`] was called.
+    /// Waits for one fault that a handler has passed on, and serves it. `false`: [`Pager::stop`]
+    /// was called.
     pub fn read(&self) -> bool {
         let Some((addr, protected)) = self.reads.next() else { return false };
         let fault = Fault { addr, protected, late: false };
@@ -116,7 +120,8 @@ impl Pager {
         }
     }
 
-    /// The page is there, or the program has discarded it. A `Resident` folio's missing page is zeros.
+    /// The page is there, or the program has discarded it. A `Resident` folio's missing page is
+    /// zeros.
     fn fill_hole(&self, _: &ShardGuard<'_>, fault: Fault) -> Served {
         let page = fault.addr & !(PAGE_SIZE - 1);
         let Some(_quiet) = self.changes.quiet() else { return Served::Again };
@@ -128,7 +133,8 @@ impl Pager {
                 .protect(page, PAGE_SIZE, false)
                 .map_or(Served::Again, |()| Served::Yes);
         }
-        // SAFETY: the shard is locked and the folio `Resident`: if a page is missing, zeros are what it reads.
+        // SAFETY: the shard is locked and the folio `Resident`: if a page is missing, zeros are
+        // what it reads.
         match unsafe { self.space.copy(page, self.frames.zeros(), PAGE_SIZE, true) } {
             Ok(()) => stats::add(&self.stats.faults_zero, 1),
             Err(partial) if partial.errno == Errno::AGAIN => return Served::Again,
@@ -230,8 +236,8 @@ impl Pager {
         fault.served(area, done)
     }
 
-    /// Where blocks were cut into pages, a window is not one folio: for a stream, maps those that follow too. Returns the
-    /// end of what was loaded.
+    /// Where blocks were cut into pages, a window is not one folio: for a stream, maps those that
+    /// follow too. Returns the end of what was loaded.
     fn load_pages_after(
         &self,
         areas: &Areas,

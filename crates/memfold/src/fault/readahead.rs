@@ -11,7 +11,8 @@ use crate::stats;
 const WINDOW_SHARE: u64 = 32;
 
 impl Pager {
-    /// What to load for a fault: as the streams say, but no window larger than a small part of the memory there is.
+    /// What to load for a fault: as the streams say, but no window larger than a small part of the
+    /// memory there is.
     pub(crate) fn advise(&self, key: u64) -> Advice {
         let mut advice = self.streams.advise(key);
         while advice.order > self.config.block_order
@@ -60,8 +61,8 @@ impl Pager {
         if !self.config.readahead || order <= self.config.block_order {
             return;
         }
-        // In thread delivery a handler is at work too: a second window only takes CPUs from it (13% slower on two), but
-        // while one is read from the file another can be decrypted.
+        // In thread delivery a handler is at work too: a second window only takes CPUs from it (13%
+        // slower on two), but while one is read from the file another can be decrypted.
         let windows = if self.is_signal() || in_file { ahead } else { ahead.min(1) };
         for n in 0..windows as u64 {
             let far = n * order.pages() as u64;

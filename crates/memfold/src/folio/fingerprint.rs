@@ -1,17 +1,21 @@
-//! Fingerprints of blocks: where two are equal, the bytes are taken for equal. A folio that was touched and has the
-//! fingerprints of its stored copy is not written again, and what comes back from a device must have the one it left with.
+//! Fingerprints of blocks: where two are equal, the bytes are taken for equal. A folio that was
+//! touched and has the fingerprints of its stored copy is not written again, and what comes back
+//! from a device must have the one it left with.
 //!
-//! A fingerprint is POLYVAL (RFC 8452, section 3) of the block under a random secret, as AES-GCM-SIV authenticates with. It is a
-//! polynomial in the secret with the block's words of 16 bytes as coefficients, so two given blocks of `n` words have equal
-//! fingerprints for at most `n` of the 2^128 secrets: a chance below 2^-110 for the largest block, whoever chose the bytes,
-//! as long as he knows nothing of the secret. He can't learn of it: neither secret nor fingerprints leave the process.
-//! XXH3 and its like have no such bound: pairs of blocks with equal hashes can be written down.
+//! A fingerprint is POLYVAL (RFC 8452, section 3) of the block under a random secret, as
+//! AES-GCM-SIV authenticates with. It is a polynomial in the secret with the block's words of 16
+//! bytes as coefficients, so two given blocks of `n` words have equal fingerprints for at most `n`
+//! of the 2^128 secrets: a chance below 2^-110 for the largest block, whoever chose the bytes, as
+//! long as he knows nothing of the secret. He can't learn of it: neither secret nor fingerprints
+//! leave the process. XXH3 and its like have no such bound: pairs of blocks with equal hashes can
+//! be written down.
 use memfold_sys::Errno;
 use memfold_sys::disk::swapfile::random;
 use polyval::universal_hash::UniversalHash;
 use polyval::{Key, Polyval};
 
-/// What a block's bytes are known by. Only those of blocks of one size, by one [`Fingerprints`], may be compared.
+/// What a block's bytes are known by. Only those of blocks of one size, by one [`Fingerprints`],
+/// may be compared.
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub struct Fingerprint([u64; 2]);
 

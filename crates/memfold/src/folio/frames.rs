@@ -1,24 +1,32 @@
 //! Frames: the engine's own pages, through which folios leave and enter the program's page table.
 //!
-//! A frame is *full* (it holds memory; a folio can be decompressed into it) or *empty* (a hole, into which a folio can
-//! be moved). A move turns one into the other, so a steady state allocates nothing, but for single pages (`fault/load_by_copy.rs`). Two buddy
-//! allocators share one zone; runs coalesce with free neighbours of their own kind only.
+//! A frame is *full* (it holds memory; a folio can be decompressed into it) or *empty* (a hole,
+//! into which a folio can be moved). A move turns one into the other, so a steady state allocates
+//! nothing, but for single pages (`fault/load_by_copy.rs`). Two buddy allocators share one zone;
+//! runs coalesce with free neighbours of their own kind only.
 //!
-//! Equation: `populated = full free + full in use`; `populated + mapped` is the memory that the pager holds.
+//! Equation: `populated = full free + full in use`; `populated + mapped` is the memory that the
+//! pager holds.
 //!
 //! # Frames
-//! `folio/frames.rs`. A frame is **full** (it has memory: something can be decompressed into it) or **empty** (a hole: a folio can be
-//! moved into it). A move out turns an empty frame full; a move in turns a full one empty. `mapped + populated` stays the same,
-//! so a steady state allocates nothing, but for single pages (`fault/load_by_copy.rs`). Two buddy allocators share one zone, one for each kind; runs join with free neighbours
-//! of their own kind only. `gather` makes a large full run out of small ones by moving their pages together. `trim` gives full
-//! frames back to the kernel; where discards are reported as events a fault uses `trim_now`, which never waits for a handler
-//! (`memfold-sys/bin.rs`). After a fork free full frames may be shared too, and such a page doesn't move: `gather` and `trim_now` make it
-//! private first. Single pages are evicted side by side, each CPU's in a 2 MiB run of its own (`STRIPS`), so that they become free as long
-//! runs, and what is given back at once goes in few moves and one `madvise`: each call interrupts every CPU. **An empty frame has no page, ever**: a page that is found in one came there by the move that is under way, counted
-//! or not, whatever is at its home by then. **A page is there if it is in the kernel's swap**, too: only the page map tells
-//! (`Space::is_populated`); `mincore` would have the engine take swapped frames for empty. What a program has given up with MADV_FREE
-//! comes along as a page that the kernel may drop until it is written to, from a frame as well; so each page is written to when it
-//! arrives, by a call that changes no byte and doesn't wait where the page is gone (`Space::keep`). Four empty 2 MiB runs are kept for large folios (M8).
+//! `folio/frames.rs`. A frame is **full** (it has memory: something can be decompressed into it) or
+//! **empty** (a hole: a folio can be moved into it). A move out turns an empty frame full; a move
+//! in turns a full one empty. `mapped + populated` stays the same, so a steady state allocates
+//! nothing, but for single pages (`fault/load_by_copy.rs`). Two buddy allocators share one zone,
+//! one for each kind; runs join with free neighbours of their own kind only. `gather` makes a large
+//! full run out of small ones by moving their pages together. `trim` gives full frames back to the
+//! kernel; where discards are reported as events a fault uses `trim_now`, which never waits for a
+//! handler (`memfold-sys/bin.rs`). After a fork free full frames may be shared too, and such a page
+//! doesn't move: `gather` and `trim_now` make it private first. Single pages are evicted side by
+//! side, each CPU's in a 2 MiB run of its own (`STRIPS`), so that they become free as long runs,
+//! and what is given back at once goes in few moves and one `madvise`: each call interrupts every
+//! CPU. **An empty frame has no page, ever**: a page that is found in one came there by the move
+//! that is under way, counted or not, whatever is at its home by then. **A page is there if it is
+//! in the kernel's swap**, too: only the page map tells (`Space::is_populated`); `mincore` would
+//! have the engine take swapped frames for empty. What a program has given up with MADV_FREE comes
+//! along as a page that the kernel may drop until it is written to, from a frame as well; so each
+//! page is written to when it arrives, by a call that changes no byte and doesn't wait where the
+//! page is gone (`Space::keep`). Four empty 2 MiB runs are kept for large folios (M8).
 use core::ops::Range;
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::{Edge, Zone};
@@ -72,22 +80,25 @@ struct Free {
     /// Free runs of the largest order that are kept for large folios (M8).
     reserve: u32,
     whole: [u32; 2],
-    /// From here on nothing was ever taken: empty runs of the largest order that are in no list, and have no records yet.
-    /// They would be 6 MiB for 24 GiB of frames, in each process that starts.
+    /// From here on nothing was ever taken: empty runs of the largest order that are in no list,
+    /// and have no records yet. They would be 6 MiB for 24 GiB of frames, in each process that
+    /// starts.
     fresh: u32,
     /// What is left of the runs that single empty pages are taken from, in order.
     strips: [Range<u32>; STRIPS],
 }
 
-/// Strips of empty pages, one for each CPU; CPUs beyond this share them. What is evicted lies side by side there, so one call gives
-/// it back; and as each strip is all that its page table has, CPUs that evict at the same time don't wait for each other (a move
-/// holds the table's lock while it interrupts other CPUs).
+/// Strips of empty pages, one for each CPU; CPUs beyond this share them. What is evicted lies side
+/// by side there, so one call gives it back; and as each strip is all that its page table has, CPUs
+/// that evict at the same time don't wait for each other (a move holds the table's lock while it
+/// interrupts other CPUs).
 const STRIPS: usize = 8;
 /// Free runs that are given back at once.
 const RUNS: usize = 64;
 
 impl Frames {
-    /// Address space for `bytes` of frames, all of them empty; `reserve` runs of 2 MiB are kept for large folios.
+    /// Address space for `bytes` of frames, all of them empty; `reserve` runs of 2 MiB are kept for
+    /// large folios.
     ///
     /// # Errors
     /// What reserving address space says.
@@ -149,7 +160,8 @@ impl Frames {
         self.populated.fetch_add(pages as u64, Relaxed);
     }
 
-    /// Bytes of metadata in use: one record for each page that ever was in a frame is bounded by this.
+    /// Bytes of metadata in use: one record for each page that ever was in a frame is bounded by
+    /// this.
     pub fn metadata_bytes(&self) -> usize {
         self.populated() as usize * size_of::<Run>()
     }
@@ -248,7 +260,8 @@ impl Frames {
         let (at, len) = (self.addr(frame), order.bytes());
         let mut done = 0;
         while done < len {
-            // SAFETY: the frame is the caller's and empty from `done` on; `zeros` is readable for 2 MiB.
+            // SAFETY: the frame is the caller's and empty from `done` on; `zeros` is readable for 2
+            // MiB.
             match unsafe { space.copy(at + done, self.zeros(), len - done, false) } {
                 Ok(()) => break,
                 Err(partial) if partial.done > 0 => done += partial.done,
@@ -270,8 +283,8 @@ impl Frames {
         }
     }
 
-    /// Makes one full frame of `order` out of smaller free ones by moving their pages together. `None` if free full
-    /// pages or an empty run are lacking; nothing is lost then.
+    /// Makes one full frame of `order` out of smaller free ones by moving their pages together.
+    /// `None` if free full pages or an empty run are lacking; nothing is lost then.
     ///
     /// # Errors
     /// What a move that failed says: EAGAIN while an event waits. Nothing is lost.
@@ -297,7 +310,8 @@ impl Frames {
         result.map(|()| None)
     }
 
-    /// Moves the memory of `piece` to the empty run `to`, both of this size and the caller's. Returns how many pages went.
+    /// Moves the memory of `piece` to the empty run `to`, both of this size and the caller's.
+    /// Returns how many pages went.
     fn move_free(
         &self,
         space: &dyn Space,
@@ -308,7 +322,8 @@ impl Frames {
         let (mut done, mut tried) = (0, false);
         loop {
             let (from, left) = (self.addr(piece + done), size.pages() as u32 - done);
-            // SAFETY: both runs are the caller's: `piece` is full and free, `to` is empty, from `done` on.
+            // SAFETY: both runs are the caller's: `piece` is full and free, `to` is empty, from
+            // `done` on.
             let Err(e) = (unsafe {
                 space.move_pages(self.addr(to + done), from, (left as usize) << PAGE_SHIFT, false)
             }) else {
@@ -322,7 +337,8 @@ impl Frames {
             if done as usize == size.pages() {
                 return (done, Ok(()));
             }
-            // What a fork shares doesn't move. That of a frame is there, so this meets no fault that a handler would serve.
+            // What a fork shares doesn't move. That of a frame is there, so this meets no fault
+            // that a handler would serve.
             let rest = (size.pages() - done as usize) << PAGE_SHIFT;
             if tried
                 || e.errno != Errno::BUSY
@@ -343,7 +359,8 @@ impl Frames {
         }
     }
 
-    /// Gives memory of up to `pages` free full pages back to the kernel. Returns the pages given back.
+    /// Gives memory of up to `pages` free full pages back to the kernel. Returns the pages given
+    /// back.
     pub fn trim(&self, space: &dyn Space, pages: u64) -> u64 {
         // SAFETY: `give_back` gives up the bytes.
         let is_gone =
@@ -357,7 +374,8 @@ impl Frames {
         self.give_back(pages, |ranges| unsafe { space.discard_now(ranges) })
     }
 
-    /// Gives up to `pages` back, at most 2 MiB at a time, by `discard`, which returns how many bytes are gone, counted from the first range on.
+    /// Gives up to `pages` back, at most 2 MiB at a time, by `discard`, which returns how many
+    /// bytes are gone, counted from the first range on.
     fn give_back(&self, pages: u64, discard: impl Fn(&[Range<usize>]) -> usize) -> u64 {
         let mut done = 0;
         while done < pages {
@@ -395,7 +413,8 @@ impl Frames {
         done
     }
 
-    /// Takes free full runs of `pages` together, or fewer, the largest first; returns them by address.
+    /// Takes free full runs of `pages` together, or fewer, the largest first; returns them by
+    /// address.
     fn take_full<'a>(
         &self,
         pages: u64,
@@ -419,8 +438,8 @@ impl Frames {
     #[allow(clippy::mut_from_ref)]
     fn run(&self, page: u32) -> &mut Run {
         assert!(page < self.pages);
-        // SAFETY: the zone has a record for each page, zeros being valid; the caller holds the lock of the free lists,
-        // and drops the reference before it asks for the next one.
+        // SAFETY: the zone has a record for each page, zeros being valid; the caller holds the lock
+        // of the free lists, and drops the reference before it asks for the next one.
         unsafe { &mut *self.runs.as_ptr().cast::<Run>().add(page as usize) }
     }
 
@@ -449,8 +468,8 @@ impl Frames {
         free.whole[kind as usize] -= (order == MAX_ORDER) as u32;
     }
 
-    /// Verifies the free lists: every run is marked, aligned and linked both ways, runs don't overlap, the sums hold, and full
-    /// ones have memory and empty ones none.
+    /// Verifies the free lists: every run is marked, aligned and linked both ways, runs don't
+    /// overlap, the sums hold, and full ones have memory and empty ones none.
     ///
     /// # Errors
     /// What is wrong.

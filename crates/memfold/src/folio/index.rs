@@ -1,8 +1,9 @@
 //! The multi-index: from a page's key to its folio, one entry for a folio of any order (C3).
 //!
-//! A chunk is 2 MiB of key space. Its word in the chunk table names an order-9 folio, or a node of 8 words (256 KiB each:
-//! a folio of order 6 to 8, or a leaf of 64 words, one for each page). A folio that spans several words is entered in
-//! each, as in the kernel's XArray. Words of one chunk are guarded by the lock of its shard.
+//! A chunk is 2 MiB of key space. Its word in the chunk table names an order-9 folio, or a node of
+//! 8 words (256 KiB each: a folio of order 6 to 8, or a leaf of 64 words, one for each page). A
+//! folio that spans several words is entered in each, as in the kernel's XArray. Words of one chunk
+//! are guarded by the lock of its shard.
 use crate::folio::slab::Slab;
 use core::marker::PhantomData;
 use memfold_sys::Errno;
@@ -37,7 +38,8 @@ struct Shard {
     changed: Condvar,
 }
 
-/// The lock of one shard. What is borrowed from it stays in this thread: no other may use the folios of the shard.
+/// The lock of one shard. What is borrowed from it stays in this thread: no other may use the
+/// folios of the shard.
 pub struct ShardGuard<'a> {
     guard: MutexGuard<'a, ()>,
     shards: &'a Shards,
@@ -143,7 +145,8 @@ impl Index {
 
     fn word(&self, guard: &ShardGuard<'_>, key: u64) -> Option<FolioId> {
         assert!(guard.covers(key), "the lock of another shard");
-        // SAFETY: the guard, of the key's shard, excludes every writer of this chunk's words, nodes and leaves.
+        // SAFETY: the guard, of the key's shard, excludes every writer of this chunk's words, nodes
+        // and leaves.
         unsafe { self.peek(key) }
     }
 
@@ -182,8 +185,9 @@ impl Index {
         assert!(guard.covers(key), "the lock of another shard");
         let mark = if id == 0 { 0 } else { id | FOLIO };
         let count = order.pages();
-        // SAFETY: the guard, of the key's shard, excludes every other reader and writer of this chunk's words, nodes and leaves; a node or
-        // leaf is given back only when its last word has become 0, and its name is erased at the same time.
+        // SAFETY: the guard, of the key's shard, excludes every other reader and writer of this
+        // chunk's words, nodes and leaves; a node or leaf is given back only when its last word has
+        // become 0, and its name is erased at the same time.
         unsafe {
             self.need_chunk(key);
             let chunk = &mut *self.chunk(key);

@@ -1,7 +1,8 @@
-//! The lists that order folios by age. Intrusive, doubly linked, newest at the head, counted in pages.
+//! The lists that order folios by age. Intrusive, doubly linked, newest at the head, counted in
+//! pages.
 //!
-//! User space can't read accessed bits, so the swap cache is the inactive end: a folio that is mapped out rests on
-//! `Cooling`, where a touch takes it back cheaply, before it is saved.
+//! User space can't read accessed bits, so the swap cache is the inactive end: a folio that is
+//! mapped out rests on `Cooling`, where a touch takes it back cheaply, before it is saved.
 use crate::folio::index::FolioId;
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::{Edge, NoPromise, Zone};
@@ -107,7 +108,8 @@ impl Lru {
     pub fn push(&self, id: FolioId, key: u64, order: u8, list: List) {
         debug_assert!(!matches!(list, List::None | List::Isolated));
         let mut ends = self.ends.lock();
-        // SAFETY: links are read and written under the lock of the ends only; `unlink` and `enter` keep them whole.
+        // SAFETY: links are read and written under the lock of the ends only; `unlink` and `enter`
+        // keep them whole.
         unsafe {
             self.unlink(&mut ends, id);
             (*self.link(id)).what = key | (order as u64) << 36;
@@ -115,9 +117,10 @@ impl Lru {
         }
     }
 
-    /// Takes the folio at the tail of `list`; the caller now has it isolated, and must end that by `push` or `settle`.
-    /// Its key tells which shard to lock. Until then others may settle it, list it again or end it: under the lock, the
-    /// index tells whether the folio at that key still is this one.
+    /// Takes the folio at the tail of `list`; the caller now has it isolated, and must end that by
+    /// `push` or `settle`. Its key tells which shard to lock. Until then others may settle it, list
+    /// it again or end it: under the lock, the index tells whether the folio at that key still is
+    /// this one.
     pub fn isolate(&self, list: List) -> Option<(FolioId, u64)> {
         let mut ends = self.ends.lock();
         let id = ends[list as usize].tail;
@@ -157,7 +160,8 @@ impl Lru {
         }
     }
 
-    /// Whether a folio is on `list`. Under its shard lock, which keeps everybody but [`Lru::isolate`] from changing that.
+    /// Whether a folio is on `list`. Under its shard lock, which keeps everybody but
+    /// [`Lru::isolate`] from changing that.
     pub fn is_on(&self, id: FolioId, list: List) -> bool {
         let _ends = self.ends.lock();
         // SAFETY: as in `push`.
@@ -218,7 +222,8 @@ impl Lru {
     /// # Safety
     /// - Under the lock of the ends.
     unsafe fn unlink(&self, ends: &mut [Ends; LISTS], id: FolioId) {
-        // SAFETY: neighbours of a listed folio are listed ones, so their links exist; the lock excludes others.
+        // SAFETY: neighbours of a listed folio are listed ones, so their links exist; the lock
+        // excludes others.
         unsafe {
             let link = *self.link(id);
             let list = link.list() as usize;

@@ -36,8 +36,9 @@
 //! | `Cached` with a ticket -> `Stored` | `end_raw` -> `let_go` | the ticket is the write's |
 //! | at rest -> none | `pager/mod.rs` `remove_folio` (discard, unmap) | never `Loading` or `Saving` (`discard_keys`) |
 //!
-//! A move may stop half-way. The folio is then split at that page: what moved has the new state, the rest the old one
-//! (`settle_pieces`). `Pager::check` verifies every folio, list and sum while nobody works; tests call it after each round.
+//! A move may stop half-way. The folio is then split at that page: what moved has the new state,
+//! the rest the old one (`settle_pieces`). `Pager::check` verifies every folio, list and sum while
+//! nobody works; tests call it after each round.
 pub mod slab;
 pub mod fingerprint;
 pub mod index;
@@ -69,21 +70,23 @@ use memfold_sys::units::{MAX_ORDER, Order};
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
-    /// In the program's page table. A page that is missing there was discarded by the program and is zeros.
-    /// A stored copy may be kept; it is only believed after its fingerprint matched.
+    /// In the program's page table. A page that is missing there was discarded by the program and
+    /// is zeros. A stored copy may be kept; it is only believed after its fingerprint matched.
     Resident,
     /// In the swap cache: the bytes are in the folio's frame, the program can't reach them.
     Cached,
-    /// In the swap cache, being compared, compressed and stored. The frame stays authoritative until the store has
-    /// succeeded, and may not move meanwhile.
+    /// In the swap cache, being compared, compressed and stored. The frame stays authoritative
+    /// until the store has succeeded, and may not move meanwhile.
     Saving,
-    /// In the swap cache, its frame being filled. The store (or nothing, for zeros) is authoritative until it is mapped.
+    /// In the swap cache, its frame being filled. The store (or nothing, for zeros) is
+    /// authoritative until it is mapped.
     Loading,
     /// In the store only.
     Stored,
 }
 
-/// How a folio was asked for when it was last loaded from the pool, which decides the size of its blocks (`reclaim/block_size.rs`).
+/// How a folio was asked for when it was last loaded from the pool, which decides the size of its
+/// blocks (`reclaim/block_size.rs`).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Touch(u8);
 
@@ -94,7 +97,8 @@ impl Touch {
     pub const STREAM: Touch = Touch(1);
     /// By itself.
     pub const RANDOM: Touch = Touch(2);
-    /// Page by page, but all at about the same time, so that its block was joined. Counts from there if it is asked for by itself.
+    /// Page by page, but all at about the same time, so that its block was joined. Counts from
+    /// there if it is asked for by itself.
     pub const JOINED: Touch = Touch(128);
 
     /// How often it was asked for by itself since it last was in another way, at most 127.
@@ -107,8 +111,9 @@ impl Touch {
         self.0 >= Touch::JOINED.0
     }
 
-    /// What is known of the folio after one more access of the kind `next`. Random accesses are counted up to 126 times, any
-    /// other kind replaces what was known, and `UNKNOWN` changes nothing.
+    /// What is known of the folio after one more access of the kind `next`. Random accesses are
+    /// counted up to 126 times, any other kind replaces what was known, and `UNKNOWN` changes
+    /// nothing.
     #[must_use]
     pub fn then(self, next: Touch) -> Touch {
         match next {
@@ -135,13 +140,14 @@ impl Slot {
     pub const NONE: Slot = Slot { handle: Handle::NONE, fingerprint: Fingerprint::NONE };
 }
 
-/// What is known of a run of pages. Whoever has a reference has borrowed the guard of the shard of the folio's key, so no other
-/// thread has one; only `key` and `wanted` may be asked without.
+/// What is known of a run of pages. Whoever has a reference has borrowed the guard of the shard of
+/// the folio's key, so no other thread has one; only `key` and `wanted` may be asked without.
 ///
 /// A record of zeros is valid, and is no folio: `number` is 0.
 #[repr(C)]
 pub struct Folio {
-    /// Slots in the slab of their count; 0 for none. First, as the slab links free records by their first 4 bytes.
+    /// Slots in the slab of their count; 0 for none. First, as the slab links free records by their
+    /// first 4 bytes.
     array: Cell<u32>,
     /// First page of its frame, while in the swap cache.
     pub frame: Cell<u32>,
@@ -151,9 +157,11 @@ pub struct Folio {
     slot: Cell<Slot>,
     /// The shadow of its last eviction (`policy/workingset.rs`).
     pub age: Cell<u32>,
-    /// The raw write that is under way of a `Cached` folio, which is on no list meanwhile; 0 for none.
+    /// The raw write that is under way of a `Cached` folio, which is on no list meanwhile; 0 for
+    /// none.
     pub writing: Cell<u32>,
-    /// Pages: `2^order`. `array` has the slots of a folio of this order, so nobody else may change it.
+    /// Pages: `2^order`. `array` has the slots of a folio of this order, so nobody else may change
+    /// it.
     order: Cell<Order>,
     /// See [`State`].
     pub state: Cell<State>,
@@ -167,7 +175,8 @@ pub struct Folio {
     pub touch: Cell<Touch>,
     /// `Resident`, or on its way there: when it was last to leave, nothing took it.
     pub refused: Cell<bool>,
-    /// Somebody waits for it: whoever loads or saves it maps it when done. Set under the shard lock, polled without.
+    /// Somebody waits for it: whoever loads or saves it maps it when done. Set under the shard
+    /// lock, polled without.
     pub wanted: AtomicBool,
 }
 
@@ -247,8 +256,8 @@ impl Folios {
         id
     }
 
-    /// Forgets a folio, which no index entry and no list names any more. Its stored objects must have been freed or passed on
-    /// before.
+    /// Forgets a folio, which no index entry and no list names any more. Its stored objects must
+    /// have been freed or passed on before.
     ///
     /// # Panics
     /// As [`Folios::get`].
@@ -256,16 +265,18 @@ impl Folios {
         let folio = self.get(guard, id);
         self.drop_array(folio);
         folio.number.store(0, Relaxed);
-        // SAFETY: the id was taken by `create`; it is given once, as it was a folio until just now, under the lock of its shard.
-        // `guard` is borrowed for this call alone, so nobody has a reference to the folio or its slots.
+        // SAFETY: the id was taken by `create`; it is given once, as it was a folio until just now,
+        // under the lock of its shard. `guard` is borrowed for this call alone, so nobody has a
+        // reference to the folio or its slots.
         unsafe { self.folios.give(id) };
     }
 
     /// The folio behind an id.
     ///
     /// # Panics
-    /// If there is none in the shard that is locked: the id is of one that has ended. (If its record is another's by now, in the
-    /// same shard, that one is returned: ids that were kept while the lock was free must be looked up again.)
+    /// If there is none in the shard that is locked: the id is of one that has ended. (If its
+    /// record is another's by now, in the same shard, that one is returned: ids that were kept
+    /// while the lock was free must be looked up again.)
     pub fn get<'g>(&'g self, guard: &'g ShardGuard<'_>, id: FolioId) -> &'g Folio {
         let folio = self.record(id);
         assert!(guard.covers(folio.key()), "folio {id} has ended, or another shard is locked");
@@ -285,11 +296,14 @@ impl Folios {
         self.record(id).wanted.load(Relaxed)
     }
 
-    /// Any record, of a folio or not. Of one that is no folio of a locked shard, others may be changing all but the atomic fields.
+    /// Any record, of a folio or not. Of one that is no folio of a locked shard, others may be
+    /// changing all but the atomic fields.
     fn record(&self, id: FolioId) -> &Folio {
-        // SAFETY: the record was taken once, so the slab has memory for it as long as it lives, zeros at first, which are a valid `Folio`, as is all that
-        // is written there: only by `Cell`s and atomics, and by the slab into `array`, any bits of which are valid. A `Cell` is
-        // touched by `create`, whose id nobody else has been given, and by who has the guard of the folio's shard: `get` asks for it.
+        // SAFETY: the record was taken once, so the slab has memory for it as long as it lives,
+        // zeros at first, which are a valid `Folio`, as is all that is written there: only by
+        // `Cell`s and atomics, and by the slab into `array`, any bits of which are valid. A `Cell`
+        // is touched by `create`, whose id nobody else has been given, and by who has the guard of
+        // the folio's shard: `get` asks for it.
         unsafe { self.folios.place(id).as_ref() }
     }
 
@@ -317,8 +331,9 @@ impl Folios {
                 unsafe { slab.place(folio.array.get()).add(i).write(Slot::NONE) };
             }
         }
-        // SAFETY: the array has `count` slots, all written, and belongs to this folio alone, whose shard the caller has locked:
-        // `folio` borrows the guard, and whoever gives the array back (`destroy`, `split`) needs that borrow to have ended.
+        // SAFETY: the array has `count` slots, all written, and belongs to this folio alone, whose
+        // shard the caller has locked: `folio` borrows the guard, and whoever gives the array back
+        // (`destroy`, `split`) needs that borrow to have ended.
         unsafe { core::slice::from_raw_parts(slab.place(folio.array.get()).as_ptr().cast(), count) }
     }
 
@@ -330,8 +345,9 @@ impl Folios {
         self.slots(folio).iter().map(|slot| slot.get().handle)
     }
 
-    /// Halves the order of `left`; `right`, just created with that order, takes over the slots of the second half. Returns
-    /// the object of a block that would have been cut in two: the copy is given up, and the caller frees it.
+    /// Halves the order of `left`; `right`, just created with that order, takes over the slots of
+    /// the second half. Returns the object of a block that would have been cut in two: the copy is
+    /// given up, and the caller frees it.
     pub fn split(&self, guard: &mut ShardGuard<'_>, left: FolioId, right: FolioId) -> Handle {
         let (left, right) = (self.get(guard, left), self.get(guard, right));
         assert!(
@@ -352,10 +368,12 @@ impl Folios {
             let slab = &self.arrays[count.trailing_zeros() as usize];
             let slots = self.slots(left).iter().chain(self.slots(right));
             for (i, slot) in slots.enumerate() {
-                // SAFETY: the array of `count` written slots belonged to `left` alone and now to this call; the halves have as many.
+                // SAFETY: the array of `count` written slots belonged to `left` alone and now to
+                // this call; the halves have as many.
                 slot.set(unsafe { slab.place(array).add(i).read() });
             }
-            // SAFETY: nobody names the array any more, and `guard` is borrowed for this call alone, so nobody has a reference to it.
+            // SAFETY: nobody names the array any more, and `guard` is borrowed for this call alone,
+            // so nobody has a reference to it.
             unsafe { slab.give(array) };
         }
         Handle::NONE
@@ -365,8 +383,9 @@ impl Folios {
         let array = folio.array.replace(0);
         if array != 0 {
             let count = self.block_count(folio.order());
-            // SAFETY: the array was taken from this slab for this folio, which forgets it here. `destroy` alone calls this, to which
-            // the guard is lent for itself alone, so nobody has a reference to the slots.
+            // SAFETY: the array was taken from this slab for this folio, which forgets it here.
+            // `destroy` alone calls this, to which the guard is lent for itself alone, so nobody
+            // has a reference to the slots.
             unsafe { self.arrays[count.trailing_zeros() as usize].give(array) };
         }
     }

@@ -10,7 +10,8 @@ use memfold_sys::sync::atomic::{
 };
 use memfold_sys::units::PAGE_SIZE;
 
-/// A slab of `T` records, each of `count` consecutive `T`s. Freed records are reused, most recent first.
+/// A slab of `T` records, each of `count` consecutive `T`s. Freed records are reused, most recent
+/// first.
 pub struct Slab<T> {
     zone: Zone,
     edge: Edge,
@@ -24,7 +25,8 @@ pub struct Slab<T> {
     _records: PhantomData<T>,
 }
 
-// SAFETY: the slab hands out raw places only; who may read or write a place is its users' own proof.
+// SAFETY: the slab hands out raw places only; who may read or write a place is its users' own
+// proof.
 unsafe impl<T> Sync for Slab<T> {}
 // SAFETY: as above.
 unsafe impl<T> Send for Slab<T> {}
@@ -52,13 +54,15 @@ impl<T> Slab<T> {
     /// Takes a record; its bytes are whatever they were.
     ///
     /// # Panics
-    /// If all ids are taken: more data is under management than the engine can describe. Or if the system promises no more memory.
+    /// If all ids are taken: more data is under management than the engine can describe. Or if the
+    /// system promises no more memory.
     pub fn take(&self) -> u32 {
         self.used.fetch_add(1, Relaxed);
         let mut free = self.free.lock();
         let id = *free;
         if id != 0 {
-            // SAFETY: the record is free, so its first bytes hold the next free id, written by `give`.
+            // SAFETY: the record is free, so its first bytes hold the next free id, written by
+            // `give`.
             *free = unsafe { self.place(id).cast::<u32>().read() };
             return id;
         }
@@ -78,7 +82,8 @@ impl<T> Slab<T> {
     pub unsafe fn give(&self, id: u32) {
         self.used.fetch_sub(1, Relaxed);
         let mut free = self.free.lock();
-        // SAFETY: the caller hands the record over, so its bytes are ours; a record holds at least 8 of them.
+        // SAFETY: the caller hands the record over, so its bytes are ours; a record holds at least
+        // 8 of them.
         unsafe { self.place(id).cast::<u32>().write(*free) };
         *free = id;
     }
@@ -89,7 +94,8 @@ impl<T> Slab<T> {
     /// If it never was.
     pub fn place(&self, id: u32) -> NonNull<T> {
         assert!(id != 0 && id < self.fresh.load(Acquire), "record {id} was never taken");
-        // SAFETY: `stride * (limit + 1)` bytes are inside the zone, and `fresh` is at most one past the limit.
+        // SAFETY: `stride * (limit + 1)` bytes are inside the zone, and `fresh` is at most one past
+        // the limit.
         unsafe { NonNull::new_unchecked(self.zone.as_ptr().add(self.stride * id as usize).cast()) }
     }
 

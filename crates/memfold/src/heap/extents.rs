@@ -1,4 +1,5 @@
-//! Which parts of a span of addresses are free and which are given out. Best fit; free neighbours join.
+//! Which parts of a span of addresses are free and which are given out. Best fit; free neighbours
+//! join.
 use alloc::collections::{BTreeMap, BTreeSet};
 
 /// Free and used extents of `[0, len)`. Numbers are offsets and lengths in any one unit.
@@ -41,7 +42,8 @@ impl Extents {
         self.by_len.remove(&(len, start));
     }
 
-    /// Gives out `len` (above 0) from the smallest free extent that holds it at a multiple of `align`. The start.
+    /// Gives out `len` (above 0) from the smallest free extent that holds it at a multiple of
+    /// `align`. The start.
     pub fn take(&mut self, len: usize, align: usize) -> Option<usize> {
         let fits =
             |&&(free, start): &&(usize, usize)| start.next_multiple_of(align) - start + len <= free;
@@ -54,8 +56,8 @@ impl Extents {
         Some(at)
     }
 
-    /// Makes the used extent at `start` longer or shorter where it is. `false`, and nothing is changed, if there is none or
-    /// what comes after it is not free. What it loses is free at once.
+    /// Makes the used extent at `start` longer or shorter where it is. `false`, and nothing is
+    /// changed, if there is none or what comes after it is not free. What it loses is free at once.
     pub fn resize(&mut self, start: usize, len: usize) -> bool {
         let Some(&old) = self.used.get(&start) else { return false };
         let after = self.free.get(&(start + old)).copied().unwrap_or(0);
@@ -68,7 +70,8 @@ impl Extents {
         true
     }
 
-    /// Ends the used extent at `start`; its addresses stay taken until [`Extents::give`]. Its length.
+    /// Ends the used extent at `start`; its addresses stay taken until [`Extents::give`]. Its
+    /// length.
     pub fn end(&mut self, start: usize) -> Option<usize> {
         self.used.remove(&start)
     }

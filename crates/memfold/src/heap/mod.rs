@@ -16,7 +16,8 @@ use memfold_sys::sync::Mutex;
 use memfold_sys::thread::process_id;
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
-/// Pieces begin at multiples of this and take multiples of it in address space; memory goes by the page.
+/// Pieces begin at multiples of this and take multiples of it in address space; memory goes by the
+/// page.
 pub const GRANULE_BYTES: usize = 64 << 10;
 /// From here on they begin at multiples of the largest folio.
 const LARGE_BYTES: usize = 1 << 20;
@@ -27,7 +28,8 @@ const SPANS_MAX: usize = 256;
 
 /// An allocator of folded memory. Clones share it; it and its pieces keep the engine alive.
 ///
-/// A piece is known by its address. In a child of fork there are no pieces: all that is asked of them there is refused.
+/// A piece is known by its address. In a child of fork there are no pieces: all that is asked of
+/// them there is refused.
 #[derive(Clone)]
 pub struct Heap {
     inner: Arc<Inner>,
@@ -37,8 +39,8 @@ struct Inner {
     memory: Memory,
     process: u32,
     state: Mutex<State>,
-    /// First address and end of each region, from the first on; zeros for those that aren't there. Read without the lock: a child
-    /// of fork may have got a copy of it locked.
+    /// First address and end of each region, from the first on; zeros for those that aren't there.
+    /// Read without the lock: a child of fork may have got a copy of it locked.
     bounds: [[AtomicUsize; 2]; SPANS_MAX],
 }
 
@@ -128,7 +130,8 @@ impl Heap {
         if self.is_at_home() { Ok(()) } else { Err(FORKED) }
     }
 
-    /// A new piece of `len` bytes: zeros, taking no memory until touched. It begins at a multiple of 64 KiB.
+    /// A new piece of `len` bytes: zeros, taking no memory until touched. It begins at a multiple
+    /// of 64 KiB.
     ///
     /// # Errors
     /// EINVAL for a length of zero; no address space; ECHILD in a child of fork.
@@ -171,8 +174,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Makes the piece that begins at `addr` hold `len` bytes, here or elsewhere. What it held is kept as far as it fits; what
-    /// comes new is zeros where it grows past the pages it had.
+    /// Makes the piece that begins at `addr` hold `len` bytes, here or elsewhere. What it held is
+    /// kept as far as it fits; what comes new is zeros where it grows past the pages it had.
     ///
     /// # Errors
     /// As [`Heap::alloc`] and [`Heap::free`]; the piece is unchanged then.
@@ -187,7 +190,8 @@ impl Heap {
             let (i, start) = state.locate(addr).ok_or(NOT_OURS)?;
             let (_, old) = state.extents[i].find(start).filter(|e| e.0 == start).ok_or(NOT_OURS)?;
             if len < old {
-                // SAFETY: the tail is the caller's, who gives it up; it becomes free only after this.
+                // SAFETY: the tail is the caller's, who gives it up; it becomes free only after
+                // this.
                 unsafe { state.spans[i].region.discard(start + len..start + old) };
                 state.unpin_all(addr + len..addr + old);
             }
@@ -195,7 +199,8 @@ impl Heap {
         };
         if !in_place {
             let new = self.alloc(len)?;
-            // SAFETY: both are pieces of at least `old` bytes that nobody else uses, and so they don't overlap.
+            // SAFETY: both are pieces of at least `old` bytes that nobody else uses, and so they
+            // don't overlap.
             unsafe { core::ptr::copy_nonoverlapping(addr as *const u8, new.as_ptr(), old) };
             // SAFETY: as the caller says.
             unsafe { self.free(addr)? };
@@ -223,7 +228,8 @@ impl Heap {
         Ok(state.spans[i].clone())
     }
 
-    /// Asks for something to be done with a range of addresses inside one piece. Returns pages that left memory.
+    /// Asks for something to be done with a range of addresses inside one piece. Returns pages that
+    /// left memory.
     ///
     /// # Errors
     /// EINVAL: it is not inside one piece; ECHILD in a child of fork.
@@ -238,8 +244,9 @@ impl Heap {
         Ok(0)
     }
 
-    /// Loads a range of addresses inside one piece (rounded outwards to pages) and keeps it in memory until
-    /// [`Heap::unpin`] with the same range, or until the piece is freed. Whole 2 MiB of it come into huge pages. Pins nest.
+    /// Loads a range of addresses inside one piece (rounded outwards to pages) and keeps it in
+    /// memory until [`Heap::unpin`] with the same range, or until the piece is freed. Whole 2 MiB
+    /// of it come into huge pages. Pins nest.
     ///
     /// # Errors
     /// As [`Heap::hint`].
@@ -264,7 +271,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Drops the contents of the pages wholly inside a range of addresses in one piece: they read as zeros.
+    /// Drops the contents of the pages wholly inside a range of addresses in one piece: they read
+    /// as zeros.
     ///
     /// # Errors
     /// As [`Heap::hint`].
@@ -278,9 +286,10 @@ impl Heap {
         Ok(())
     }
 
-    /// Before a fork: brings every piece back to memory, past the limit if need be, and keeps it there, so that the child gets
-    /// copy-on-write copies, which are ordinary memory there. What it returns goes to [`Heap::take_back`] after the fork. A piece that is
-    /// made meanwhile isn't in the child; none may be freed.
+    /// Before a fork: brings every piece back to memory, past the limit if need be, and keeps it
+    /// there, so that the child gets copy-on-write copies, which are ordinary memory there. What it
+    /// returns goes to [`Heap::take_back`] after the fork. A piece that is made meanwhile isn't in
+    /// the child; none may be freed.
     ///
     /// # Errors
     /// ECHILD in a child of fork.

@@ -5,7 +5,8 @@ use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 use core::ptr::{NonNull, drop_in_place, slice_from_raw_parts_mut};
 
-/// A vector whose elements lie in folded memory: as `Vec`, but growing can fail. Elements are found by slice methods.
+/// A vector whose elements lie in folded memory: as `Vec`, but growing can fail. Elements are found
+/// by slice methods.
 ///
 /// What the elements themselves point to (the text of a `String`) lies where it always does.
 ///
@@ -77,7 +78,8 @@ impl<T> FoldedVec<T> {
         let bytes = wanted.max(self.capacity.saturating_mul(2)).saturating_mul(size_of::<T>());
         let start = match self.capacity {
             0 => self.heap.alloc(bytes)?,
-            // SAFETY: `&mut self`: nobody else uses the piece, and the new address takes the place of the old at once.
+            // SAFETY: `&mut self`: nobody else uses the piece, and the new address takes the place
+            // of the old at once.
             _ => unsafe { self.heap.resize(self.start.as_ptr() as usize, bytes)? },
         };
         self.start = start.cast();
@@ -113,7 +115,8 @@ impl<T> FoldedVec<T> {
         T: Copy,
     {
         self.reserve(values.len())?;
-        // SAFETY: there is room; `values` is borrowed while `self` is borrowed mutably, so they don't overlap.
+        // SAFETY: there is room; `values` is borrowed while `self` is borrowed mutably, so they
+        // don't overlap.
         unsafe {
             self.start
                 .add(self.len)
@@ -141,7 +144,8 @@ impl<T> Deref for FoldedVec<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the first `len` elements are written; the pointer is aligned and not null also when there are none.
+        // SAFETY: the first `len` elements are written; the pointer is aligned and not null also
+        // when there are none.
         unsafe { core::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

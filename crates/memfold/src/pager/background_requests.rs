@@ -68,7 +68,8 @@ impl Queue {
         }
     }
 
-    /// Asks for reclaim on behalf of a background thread that calls [`Queue::next`] at once: nobody else is woken for it.
+    /// Asks for reclaim on behalf of a background thread that calls [`Queue::next`] at once: nobody
+    /// else is woken for it.
     pub fn go_on(&self) {
         self.inner.lock().save = true;
     }
@@ -81,7 +82,8 @@ impl Queue {
     /// Ends [`Queue::freeze`].
     ///
     /// # Safety
-    /// - `freeze` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    /// - `freeze` has returned, in this process or in the parent that it is a copy of, and this is
+    ///   called once for it.
     pub unsafe fn unfreeze(&self) {
         // SAFETY: the guard was forgotten.
         unsafe { self.inner.unlock() };

@@ -1,4 +1,5 @@
-//! Contexts: what a thread needs to compress, decompress and compare, kept and lent out. No thread-local storage.
+//! Contexts: what a thread needs to compress, decompress and compare, kept and lent out. No
+//! thread-local storage.
 use crate::folio::fingerprint::Fingerprint;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -25,8 +26,8 @@ pub struct Context {
     pub buffer: PageBuffer,
 }
 
-/// All contexts of an engine, each made when it is first borrowed, the first also by [`Contexts::prepare`]: most processes of a run
-/// are small, and short.
+/// All contexts of an engine, each made when it is first borrowed, the first also by
+/// [`Contexts::prepare`]: most processes of a run are small, and short.
 pub struct Contexts {
     all: Vec<Mutex<Option<Box<Context>>>>,
     /// Dropped after those that use it.
@@ -52,8 +53,8 @@ impl DerefMut for Borrowed<'_> {
 }
 
 impl Contexts {
-    /// Up to `count` contexts (at least 1) for blocks of up to `block`, with batches of `batch` blocks if there are `codecs`:
-    /// threads that compress for them.
+    /// Up to `count` contexts (at least 1) for blocks of up to `block`, with batches of `batch`
+    /// blocks if there are `codecs`: threads that compress for them.
     pub fn new(count: usize, block: Order, codecs: Option<SoftwarePool>, batch: usize) -> Contexts {
         let all = (0..count.max(1)).map(|_| Mutex::new(None)).collect();
         Contexts { all, codecs, batch, block }
@@ -90,7 +91,8 @@ impl Contexts {
         unsafe { self.all[0].peek_mut() }.as_mut().expect("made before the rest")
     }
 
-    /// A free context, the one last used on this CPU if it is; waits for one if all are taken. `store` is that of [`Contexts::new`].
+    /// A free context, the one last used on this CPU if it is; waits for one if all are taken.
+    /// `store` is that of [`Contexts::new`].
     pub fn borrow(&self, store: &Store) -> Borrowed<'_> {
         let first = memfold_sys::thread::current_cpu();
         let n = self.all.len();

@@ -1,8 +1,10 @@
-//! Faults that need the swap file or the remote store, on their way from the handlers to the threads that read.
+//! Faults that need the swap file or the remote store, on their way from the handlers to the
+//! threads that read.
 //!
-//! Whoever reads a device may sleep for as long as the device likes. A handler that did so would keep every other fault
-//! waiting, also those that the pool can answer; so it passes such a fault on and takes the next one. The folio stays
-//! `Stored` meanwhile: who serves the fault looks it up anew, as if the fault had just come.
+//! Whoever reads a device may sleep for as long as the device likes. A handler that did so would
+//! keep every other fault waiting, also those that the pool can answer; so it passes such a fault
+//! on and takes the next one. The folio stays `Stored` meanwhile: who serves the fault looks it up
+//! anew, as if the fault had just come.
 use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::units::PAGE_SIZE;

@@ -1,8 +1,9 @@
 //! From stored copies to bytes: blocks out of the pool, and out of the swap file behind it.
 //!
-//! Nothing is decompressed but what is asked for: a packed object's payload is opened and decoded by itself, a raw one
-//! needs no decoding. What comes from the file must also have the fingerprint that was taken when it left memory, so that not
-//! even an older state of the same slot is believed.
+//! Nothing is decompressed but what is asked for: a packed object's payload is opened and decoded
+//! by itself, a raw one needs no decoding. What comes from the file must also have the fingerprint
+//! that was taken when it left memory, so that not even an older state of the same slot is
+//! believed.
 use crate::folio::Slot;
 use crate::pager::Pager;
 use crate::pager::codec_context::Context;
@@ -23,10 +24,12 @@ impl Pager {
         }
     }
 
-    /// Writes one stored block to `to`. Ends the program if it is damaged. Returns whether it came from the swap file.
+    /// Writes one stored block to `to`. Ends the program if it is damaged. Returns whether it came
+    /// from the swap file.
     ///
     /// # Safety
-    /// - `to` has room for a block of `order` that nobody else touches; the block is not freed meanwhile.
+    /// - `to` has room for a block of `order` that nobody else touches; the block is not freed
+    ///   meanwhile.
     pub(crate) unsafe fn fetch_one(
         &self,
         context: &mut Context,
@@ -39,8 +42,9 @@ impl Pager {
         unsafe { self.fetch(context, order, 1, to) }
     }
 
-    /// Writes the `count` stored blocks of `context.handles`, whose fingerprints are in `context.fingerprints`, to `to`. Ends the
-    /// program if one is damaged. Returns whether any came from the swap file.
+    /// Writes the `count` stored blocks of `context.handles`, whose fingerprints are in
+    /// `context.fingerprints`, to `to`. Ends the program if one is damaged. Returns whether any
+    /// came from the swap file.
     ///
     /// # Safety
     /// - `to` has room for all of them that nobody else touches; none is freed meanwhile.
@@ -101,7 +105,8 @@ impl Pager {
         }
     }
 
-    /// The blocks from number `first` on that lie one behind the other in the file, with one read. Returns how many.
+    /// The blocks from number `first` on that lie one behind the other in the file, with one read.
+    /// Returns how many.
     ///
     /// # Safety
     /// - As for [`Pager::fetch`]; `to` is where block `first` goes.

@@ -1,4 +1,5 @@
-//! Folio transitions that both walks make: a folio ends, is split, listed, let go of; what is counted and who is woken.
+//! Folio transitions that both walks make: a folio ends, is split, listed, let go of; what is
+//! counted and who is woken.
 use crate::area::Area;
 use crate::folio::frames::Kind;
 use crate::folio::index::{FolioId, ShardGuard};
@@ -11,8 +12,8 @@ use memfold_store::Handle;
 use memfold_sys::units::{Order, PAGE_SHIFT};
 
 impl Pager {
-    /// Whether the folio that was isolated with this key is alive: it may have been settled, listed, merged and its
-    /// record used again before its shard was locked.
+    /// Whether the folio that was isolated with this key is alive: it may have been settled,
+    /// listed, merged and its record used again before its shard was locked.
     pub(crate) fn is_still(&self, guard: &ShardGuard<'_>, id: FolioId, key: u64) -> bool {
         self.index.find(guard, key) == Some(id) && self.folios.get(guard, id).key() == key
     }
@@ -27,7 +28,8 @@ impl Pager {
         self.folios.destroy(guard, id);
     }
 
-    /// Lets go of the stored copy of a folio. The bytes must be authoritative elsewhere, or needed no longer.
+    /// Lets go of the stored copy of a folio. The bytes must be authoritative elsewhere, or needed
+    /// no longer.
     pub(crate) fn drop_copy(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let folio = self.folios.get(guard, id);
         if !folio.has_copy.replace(false) {
@@ -45,8 +47,8 @@ impl Pager {
         }
     }
 
-    /// Splits a folio in two halves; returns the second. A block that would be cut in two loses its stored copy, so a
-    /// `Stored` folio may only be split between blocks.
+    /// Splits a folio in two halves; returns the second. A block that would be cut in two loses its
+    /// stored copy, so a `Stored` folio may only be split between blocks.
     pub(crate) fn split_folio(&self, guard: &mut ShardGuard<'_>, id: FolioId) -> FolioId {
         let left = self.folios.get(guard, id);
         let half = left.order().smaller().expect("a page can't be split");
@@ -128,7 +130,8 @@ impl Pager {
         self.split_at(guard, right, at.saturating_sub(pages / 2));
     }
 
-    /// A folio in the swap cache whose stored copy is true leaves memory: it becomes `Stored`, its frame is free.
+    /// A folio in the swap cache whose stored copy is true leaves memory: it becomes `Stored`, its
+    /// frame is free.
     pub(crate) fn let_go(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let folio = self.folios.get(guard, id);
         assert!(folio.has_copy.get(), "a folio without a copy can't leave memory");
@@ -142,8 +145,8 @@ impl Pager {
         self.shards.notify(guard);
     }
 
-    /// Tells from the shadow of a folio that comes back whether it belongs to the working set (C4), and notes how it was
-    /// asked for.
+    /// Tells from the shadow of a folio that comes back whether it belongs to the working set (C4),
+    /// and notes how it was asked for.
     pub(crate) fn note_refault(
         &self,
         guard: &ShardGuard<'_>,
@@ -176,7 +179,8 @@ impl Pager {
         stats::add(pages, order.pages() as u64);
     }
 
-    /// Makes everybody who waits for pages with keys `[start, end)` look again, in the kernel and in the engine.
+    /// Makes everybody who waits for pages with keys `[start, end)` look again, in the kernel and
+    /// in the engine.
     pub(crate) fn wake_waiters(&self, guard: &ShardGuard<'_>, area: &Area, start: u64, end: u64) {
         self.shards.notify(guard);
         self.space.wake(area.addr_of(start), bytes((end - start) as usize));

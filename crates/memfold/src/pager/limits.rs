@@ -1,4 +1,5 @@
-//! Bounds and targets: how much memory may be held, how much is, and what is told where it is too much.
+//! Bounds and targets: how much memory may be held, how much is, and what is told where it is too
+//! much.
 use crate::config::{OnFull, WORKABLE_MIN_BYTES};
 use crate::folio::lru::List;
 use crate::pager::Pager;
@@ -8,8 +9,8 @@ use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::now_ns;
 use memfold_sys::units::PAGE_SHIFT;
 
-/// There is always this much room for what faults bring, bytes; of a smaller share of the limit of many processes half, but no less
-/// than the least.
+/// There is always this much room for what faults bring, bytes; of a smaller share of the limit of
+/// many processes half, but no less than the least.
 const FLOOR_BYTES: u64 = WORKABLE_MIN_BYTES / 2;
 const FLOOR_LEAST_BYTES: u64 = 512 << 10;
 /// One part in this many of the bounds is kept for that where there is less to be had.
@@ -23,8 +24,9 @@ impl Pager {
         self.tally.mapped() + self.frames.populated()
     }
 
-    /// Uncompressed memory that the pager may hold now, in pages. Where nothing takes so much data that the bounds can't be
-    /// kept, the rest still gets some room: fighting over less would cost more time than it brings memory.
+    /// Uncompressed memory that the pager may hold now, in pages. Where nothing takes so much data
+    /// that the bounds can't be kept, the rest still gets some room: fighting over less would cost
+    /// more time than it brings memory.
     pub(crate) fn target(&self) -> u64 {
         if self.frozen.load(Relaxed) {
             return u64::MAX >> PAGE_SHIFT;
@@ -44,8 +46,8 @@ impl Pager {
         self.bound().max(self.floor_bytes() >> PAGE_SHIFT)
     }
 
-    /// Uncompressed memory with which the bounds are kept, in pages: the smaller of `resident`, and of `limit` less what
-    /// pool, index and unmanaged memory take.
+    /// Uncompressed memory with which the bounds are kept, in pages: the smaller of `resident`, and
+    /// of `limit` less what pool, index and unmanaged memory take.
     pub(crate) fn bound(&self) -> u64 {
         let outside = self.quota.outside_bytes();
         let mut bytes = u64::MAX;
@@ -63,14 +65,15 @@ impl Pager {
         (self.quota.least_bytes() / 2).clamp(FLOOR_LEAST_BYTES, FLOOR_BYTES)
     }
 
-    /// What a pool that counts leaves of the limit, and what data that can leave gets beside data that can't, bytes.
+    /// What a pool that counts leaves of the limit, and what data that can leave gets beside data
+    /// that can't, bytes.
     fn reserve_bytes(&self) -> u64 {
         let most = self.quota.least_bytes();
         self.floor_bytes().max(most / RESERVE_SHARE)
     }
 
-    /// Tells the store what it may hold now. Where the pool counts against the limit, it leaves room to work in, and takes
-    /// nothing that doesn't shrink: that would be no smaller there.
+    /// Tells the store what it may hold now. Where the pool counts against the limit, it leaves
+    /// room to work in, and takes nothing that doesn't shrink: that would be no smaller there.
     pub(crate) fn bound_pool(&self) {
         let counts = self.config.pool_counts;
         let mut most = self.config.max_pool_bytes.unwrap_or(u64::MAX);
@@ -89,8 +92,8 @@ impl Pager {
         self.refused_at.store(now_ns(), Relaxed);
     }
 
-    /// Whether there is reason to try folios again that could not leave: the bounds are not kept, and none was refused for a
-    /// while.
+    /// Whether there is reason to try folios again that could not leave: the bounds are not kept,
+    /// and none was refused for a while.
     pub(crate) fn is_retry_due(&self) -> bool {
         self.physical() > self.bound_or_floor() && self.may_retry()
     }
@@ -106,7 +109,8 @@ impl Pager {
         self.quota.limit_bytes()
     }
 
-    /// Sets the bounds that hold from now on in place of those of the settings, bytes; `u64::MAX` for none.
+    /// Sets the bounds that hold from now on in place of those of the settings, bytes; `u64::MAX`
+    /// for none.
     pub fn set_bounds(&self, limit_bytes: u64, resident_bytes: u64) {
         self.quota.set(limit_bytes, resident_bytes);
         if self.physical() > self.target() {
@@ -191,7 +195,8 @@ impl Pager {
         }
     }
 
-    /// Tells how much memory of the program is not under management, in bytes: it counts against the limit.
+    /// Tells how much memory of the program is not under management, in bytes: it counts against
+    /// the limit.
     pub fn set_unmanaged_bytes(&self, bytes: u64) {
         self.quota.set_outside(bytes);
         if self.physical() > self.target() {

@@ -1,7 +1,8 @@
 //! Map in, map out: a folio's pages between its frame and its home in the program's page table.
 //!
-//! Both do as much as the kernel lets them and say how far they got; what they did not do is as it was. They are called
-//! under the shard lock, so nobody else moves these pages; the program may touch, discard or unmap them at any time.
+//! Both do as much as the kernel lets them and say how far they got; what they did not do is as it
+//! was. They are called under the shard lock, so nobody else moves these pages; the program may
+//! touch, discard or unmap them at any time.
 use crate::folio::State;
 use crate::folio::frames::{Frame, Kind};
 use crate::folio::index::{FolioId, ShardGuard};
@@ -32,7 +33,8 @@ pub(crate) enum Stop {
 pub(crate) enum Wake {
     /// The mapping does.
     Now,
-    /// Its caller does, afterwards, if all was mapped. A mapping that stops early wakes them anyway.
+    /// Its caller does, afterwards, if all was mapped. A mapping that stops early wakes them
+    /// anyway.
     ByCaller,
 }
 
@@ -48,12 +50,14 @@ pub(crate) struct Done {
 /// Clean copies may hold one part in this many of `--limit`.
 const CLEAN_SHARE: u128 = 8;
 
-/// Dirty single pages for which a background thread is woken, and that as one part in so many of the memory there is.
+/// Dirty single pages for which a background thread is woken, and that as one part in so many of
+/// the memory there is.
 const DIRTY_BATCH: u64 = 64;
 const WAIT_SHARE: u64 = 64;
 
-/// How much to ask for at once. ENOENT means that a page is missing, or, as EINVAL does, that the range reaches across the
-/// border of two of the kernel's areas, which it never moves in one call; only for a single page does it mean more.
+/// How much to ask for at once. ENOENT means that a page is missing, or, as EINVAL does, that the
+/// range reaches across the border of two of the kernel's areas, which it never moves in one call;
+/// only for a single page does it mean more.
 struct Span(usize);
 
 impl Span {
@@ -77,15 +81,16 @@ impl Span {
 }
 
 impl Pager {
-    /// Maps a frame's pages at `home` and gives the frame back, as far as it got. Wakes whoever waits for them, unless
-    /// all goes well and the caller will.
+    /// Maps a frame's pages at `home` and gives the frame back, as far as it got. Wakes whoever
+    /// waits for them, unless all goes well and the caller will.
     fn carry_in(&self, home: usize, frame: Frame, order: Order, wake: Wake) -> Done {
         let Some(_quiet) = self.changes.quiet() else {
             return Done { pages: 0, stop: Some(Stop::Again) };
         };
         let (from, len) = (self.frames.addr(frame), order.bytes());
         if self.has_move {
-            // SAFETY: the folio's shard is locked and its frame holds its bytes; `home` is its own range.
+            // SAFETY: the folio's shard is locked and its frame holds its bytes; `home` is its own
+            // range.
             match unsafe { self.space.move_pages(home, from, len, wake == Wake::Now) } {
                 Ok(()) => {
                     self.tally.map(order.pages() as u64);
@@ -105,7 +110,8 @@ impl Pager {
         self.carry_in_slowly(home, frame, order, 0)
     }
 
-    /// The rest of [`Pager::carry_in`] after `done` bytes were moved: page runs one error at a time.
+    /// The rest of [`Pager::carry_in`] after `done` bytes were moved: page runs one error at a
+    /// time.
     fn carry_in_slowly(&self, home: usize, frame: Frame, order: Order, mut done: usize) -> Done {
         let (from, len) = (self.frames.addr(frame), order.bytes());
         let mut kept = BlockSet::EMPTY;
@@ -135,13 +141,14 @@ impl Pager {
             }
             match result.map_or_else(|p| p.errno, |()| Errno::AGAIN) {
                 _ if !by_copy && !self.space.is_populated(from + done) => {
-                    // It was moved and not counted: see `carry_out`. The kernel has woken nobody for that page.
+                    // It was moved and not counted: see `carry_out`. The kernel has woken nobody
+                    // for that page.
                     self.space.wake(home + done, PAGE_SIZE);
                     (moved, mapped, done) = (moved + 1, mapped + 1, done + PAGE_SIZE);
                 }
                 Errno::EXIST => {
-                    // A page that is there is newer than ours: it was there before the area was managed, or somebody
-                    // has filled a hole. It counts as mapped.
+                    // A page that is there is newer than ours: it was there before the area was
+                    // managed, or somebody has filled a hole. It counts as mapped.
                     stats::add(&self.stats.move_exists, 1);
                     kept.insert(done >> PAGE_SHIFT);
                     mapped += 1;
@@ -149,7 +156,8 @@ impl Pager {
                 }
                 Errno::AGAIN | Errno::NOMEM => stop = Some(Stop::Again),
                 Errno::NOENT | Errno::INVAL if span.narrow(most) => {}
-                // The frame is pinned for a moment, or the home isn't writable: copying works all the same.
+                // The frame is pinned for a moment, or the home isn't writable: copying works all
+                // the same.
                 Errno::BUSY | Errno::INVAL if !by_copy => by_copy = true,
                 _ => stop = Some(Stop::Gone),
             }
@@ -169,7 +177,8 @@ impl Pager {
     }
 
     fn install(&self, home: usize, from: usize, len: usize, by_copy: bool) -> Result<(), Partial> {
-        // SAFETY: the folio's shard is locked, its frame at `from` holds its bytes, and `home` is its own range.
+        // SAFETY: the folio's shard is locked, its frame at `from` holds its bytes, and `home` is
+        // its own range.
         let result = unsafe {
             if by_copy {
                 stats::add(&self.stats.copies, 1);
@@ -190,8 +199,9 @@ impl Pager {
         result
     }
 
-    /// Maps a folio that is in the swap cache (`Cached`, or its caller's `Loading` or `Saving`): it becomes `Resident`.
-    /// If the kernel stops half-way, the folio is split: what is mapped is `Resident`, the rest `Cached`.
+    /// Maps a folio that is in the swap cache (`Cached`, or its caller's `Loading` or `Saving`): it
+    /// becomes `Resident`. If the kernel stops half-way, the folio is split: what is mapped is
+    /// `Resident`, the rest `Cached`.
     pub(crate) fn map_in(
         &self,
         guard: &mut ShardGuard<'_>,
@@ -221,7 +231,8 @@ impl Pager {
         done
     }
 
-    /// After a split at page `at`: pieces before it become `before`, the others `after`, each on its list.
+    /// After a split at page `at`: pieces before it become `before`, the others `after`, each on
+    /// its list.
     fn settle_pieces(
         &self,
         guard: &ShardGuard<'_>,
@@ -244,8 +255,9 @@ impl Pager {
         }
     }
 
-    /// Drops the stored copy of a folio that was just mapped if clean copies take more than their budget: a share of
-    /// resident memory, and under `--limit` an eighth of it; or if it takes room in a swap file that is half full.
+    /// Drops the stored copy of a folio that was just mapped if clean copies take more than their
+    /// budget: a share of resident memory, and under `--limit` an eighth of it; or if it takes room
+    /// in a swap file that is half full.
     pub(crate) fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let (clean, folded) = (self.tally.clean(), self.tally.folded());
         let budget = self.target() * self.config.clean_percent as u64 / 100;
@@ -264,9 +276,10 @@ impl Pager {
         }
     }
 
-    /// Moves a `Resident` folio from its home into an empty frame: it becomes `Cached`. Pages that the program had
-    /// discarded become zeros. If the kernel stops half-way, the folio is split: what moved is `Cached`, the rest
-    /// `Resident` and protected. `frame` is given back if nothing moved.
+    /// Moves a `Resident` folio from its home into an empty frame: it becomes `Cached`. Pages that
+    /// the program had discarded become zeros. If the kernel stops half-way, the folio is split:
+    /// what moved is `Cached`, the rest `Resident` and protected. `frame` is given back if nothing
+    /// moved.
     pub(crate) fn map_out(
         &self,
         guard: &mut ShardGuard<'_>,
@@ -315,8 +328,9 @@ impl Pager {
         done
     }
 
-    /// The page at `key` can't leave. If that is for long, its folio is refused; so is what a fork shares with many, but for the
-    /// page's block only, as others of the folio may have been written to since.
+    /// The page at `key` can't leave. If that is for long, its folio is refused; so is what a fork
+    /// shares with many, but for the page's block only, as others of the folio may have been
+    /// written to since.
     fn refuse(&self, guard: &mut ShardGuard<'_>, key: u64) {
         let mut id = self.index.find(guard, key).expect("a folio covers what it covered");
         if self.to_unshare.is_shared_by_many() {
@@ -330,8 +344,9 @@ impl Pager {
         self.note_refusal();
     }
 
-    /// Asks a background thread to compress, now that a folio of this order has become dirty. Single pages wait until there are
-    /// some: a thread to wake for each costs more than compressing it.
+    /// Asks a background thread to compress, now that a folio of this order has become dirty.
+    /// Single pages wait until there are some: a thread to wake for each costs more than
+    /// compressing it.
     pub(crate) fn ask_to_save(&self, order: Order) {
         let dirty = self.lru.pages(List::Dirty);
         if order >= self.config.block_order || dirty >= DIRTY_BATCH.min(self.target() / WAIT_SHARE)
@@ -350,7 +365,8 @@ impl Pager {
         let mut span = Span::new(len);
         while done < len && stop.is_none() {
             let most = span.limit(len - done);
-            // SAFETY: the shard is locked, the folio is `Resident`, and its new frame is empty from `done` on.
+            // SAFETY: the shard is locked, the folio is `Resident`, and its new frame is empty from
+            // `done` on.
             let result = unsafe { self.space.move_pages(to + done, home + done, most, false) };
             let step = result.map_or_else(|p| p.done, |()| most);
             // SAFETY: the pages that the move has just brought to a frame of ours.
@@ -363,10 +379,12 @@ impl Pager {
             };
             match errno {
                 _ if self.space.is_populated(to + done) => {
-                    // A move that stops early may have moved one page more than it says (Linux 6.18), or have tried that page
-                    // again and found its place taken: believing it would lose the page, and leave it in a frame that is
-                    // thought to be empty. The frame was empty, so what is in it came from there. By now something else may be
-                    // at the home: an unmap was under way, and another thread has mapped something there since.
+                    // A move that stops early may have moved one page more than it says (Linux
+                    // 6.18), or have tried that page again and found its place taken: believing it
+                    // would lose the page, and leave it in a frame that is thought to be empty. The
+                    // frame was empty, so what is in it came from there. By now something else may
+                    // be at the home: an unmap was under way, and another thread has mapped
+                    // something there since.
                     stats::add(&self.stats.move_uncounted, 1);
                     // SAFETY: as above.
                     unsafe { self.space.keep(to + done, PAGE_SIZE) };
@@ -413,9 +431,10 @@ impl Pager {
         if self.space.protect(home, len, true).is_err() {
             return Done { pages: 0, stop: Some(Stop::Again) };
         }
-        // SAFETY: the folio is `Resident` and its shard locked; in this mode only the engine removes pages (areas are
-        // changed under the write lock of `areas`), so every page is there, and protection keeps the bytes still. The
-        // frame is full and ours. After the copy the frame is authoritative and the pages are needed no longer.
+        // SAFETY: the folio is `Resident` and its shard locked; in this mode only the engine
+        // removes pages (areas are changed under the write lock of `areas`), so every page is
+        // there, and protection keeps the bytes still. The frame is full and ours. After the copy
+        // the frame is authoritative and the pages are needed no longer.
         unsafe {
             core::ptr::copy_nonoverlapping(
                 home as *const u8,
@@ -432,7 +451,8 @@ impl Pager {
         Done { pages: order.pages(), stop: None }
     }
 
-    /// What is evicted next: the oldest of the mapped folios; from time to time, one that could not leave before.
+    /// What is evicted next: the oldest of the mapped folios; from time to time, one that could not
+    /// leave before.
     pub(crate) fn isolate_mapped(&self) -> Option<(FolioId, u64)> {
         if self.may_retry()
             && let Some(found) = self.lru.isolate(List::Refused)

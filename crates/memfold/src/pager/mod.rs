@@ -71,12 +71,14 @@ impl Deref for StatsPlace {
 
 /// One engine.
 ///
-/// Lock order: `areas` (two locks, see `area/lock.rs`) -> a shard -> the locks inside lru, frames, slabs, store. At most one shard
-/// at a time. No lock is held while bytes are compressed or decompressed, except one of `areas` for reading: so who writes
-/// both meets no folio that is `Loading` or `Saving`.
+/// Lock order: `areas` (two locks, see `area/lock.rs`) -> a shard -> the locks inside lru, frames,
+/// slabs, store. At most one shard at a time. No lock is held while bytes are compressed or
+/// decompressed, except one of `areas` for reading: so who writes both meets no folio that is
+/// `Loading` or `Saving`.
 ///
-/// Equations, while nobody works: `mapped + frames.populated` is the uncompressed memory held; every `Cached` folio is on
-/// `Cooling` or `Dirty`, every `Resident` one on `Active`, `Inactive` or `Refused`, every other one on no list.
+/// Equations, while nobody works: `mapped + frames.populated` is the uncompressed memory held;
+/// every `Cached` folio is on `Cooling` or `Dirty`, every `Resident` one on `Active`, `Inactive` or
+/// `Refused`, every other one on no list.
 pub struct Pager {
     pub(crate) config: Config,
     pub(crate) store: Store,
@@ -130,7 +132,8 @@ pub struct Parts {
     pub cpus: usize,
     /// The swap device where the settings ask for one; by default a file where they say.
     pub disk: Option<Box<dyn Disk>>,
-    /// The remote store behind it where the settings ask for one; by default the service whose socket they name.
+    /// The remote store behind it where the settings ask for one; by default the service whose
+    /// socket they name.
     pub remote: Option<Box<dyn Remote>>,
 }
 
@@ -150,7 +153,8 @@ impl Pager {
         self.swap.is_some()
     }
 
-    /// First address and length of the frames, to be registered with the same userfaultfd as the areas.
+    /// First address and length of the frames, to be registered with the same userfaultfd as the
+    /// areas.
     pub fn frames_zone(&self) -> (usize, usize) {
         (self.frames.zone().start(), self.frames.zone().len())
     }

@@ -66,7 +66,8 @@ impl Display for StartError {
 impl core::error::Error for StartError {}
 
 impl Pager {
-    /// An engine without areas. The caller registers the frames' zone ([`Pager::frames_zone`]) and starts threads.
+    /// An engine without areas. The caller registers the frames' zone ([`Pager::frames_zone`]) and
+    /// starts threads.
     ///
     /// # Errors
     /// Settings that don't fit together, an unknown codec, or no address space.

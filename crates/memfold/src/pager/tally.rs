@@ -1,8 +1,9 @@
 //! Pages by where their bytes are, counted.
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counts of pages. `check.rs` holds them against the folios: mapped pages are those of `Resident` folios; clean ones have a stored
-/// copy beside what is in memory; folded ones are in the store alone.
+/// Counts of pages. `check.rs` holds them against the folios: mapped pages are those of `Resident`
+/// folios; clean ones have a stored copy beside what is in memory; folded ones are in the store
+/// alone.
 pub(crate) struct Tally {
     mapped: AtomicU64,
     clean: AtomicU64,

@@ -1,8 +1,9 @@
 //! What each process of a run may have of its limit.
 
-/// The share of `limit` of a process that needs `own` bytes beside others that need `others`: all that the others leave,
-/// if everybody can have what it needs; else the level up to which each can have it, so that whoever needs less leaves
-/// the rest to the others. Everybody who computes it from the same needs comes to the same level.
+/// The share of `limit` of a process that needs `own` bytes beside others that need `others`: all
+/// that the others leave, if everybody can have what it needs; else the level up to which each can
+/// have it, so that whoever needs less leaves the rest to the others. Everybody who computes it
+/// from the same needs comes to the same level.
 pub fn share(limit: u64, own: u64, others: &mut [u64]) -> u64 {
     let sum = others.iter().fold(0u64, |sum, need| sum.saturating_add(*need));
     if sum.saturating_add(own) <= limit {

@@ -1,4 +1,5 @@
-//! Policy: how much to load, what to keep, and who gets what share. It does no I/O and knows no `Pager`.
+//! Policy: how much to load, what to keep, and who gets what share. It does no I/O and knows no
+//! `Pager`.
 pub mod fair_share;
 pub mod workingset;
 pub mod stream_readahead;

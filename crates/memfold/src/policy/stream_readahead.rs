@@ -1,4 +1,5 @@
-//! Streams: from the last faults, whether this one goes on where an earlier one ended, and how much to load for it.
+//! Streams: from the last faults, whether this one goes on where an earlier one ended, and how much
+//! to load for it.
 use crate::folio::Touch;
 use memfold_sys::sync::Mutex;
 use memfold_sys::units::Order;
@@ -19,8 +20,8 @@ pub struct Advice {
 const STREAMS: usize = 16;
 /// A stream's window grows by this many orders (x4) each time it is continued.
 const GROWTH: u8 = 2;
-/// Continuations before a window is loaded ahead, and before two are: then one can be loaded by another thread while the
-/// stream still waits for the first.
+/// Continuations before a window is loaded ahead, and before two are: then one can be loaded by
+/// another thread while the stream still waits for the first.
 const SURE: u8 = 2;
 const SURER: u8 = 6;
 
@@ -56,8 +57,8 @@ impl Streams {
         }
     }
 
-    /// Says what to load for a fault at page `key`. A stream may skip up to a window, so that a few pages that were
-    /// there already don't end it.
+    /// Says what to load for a fault at page `key`. A stream may skip up to a window, so that a few
+    /// pages that were there already don't end it.
     pub fn advise(&self, key: u64) -> Advice {
         let block = 1u64 << self.block.get();
         let mut table = self.table.lock();

@@ -1,8 +1,10 @@
-//! Read-ahead for the slow tier (C6): how much to read beside a random touch of a block in the swap file.
+//! Read-ahead for the slow tier (C6): how much to read beside a random touch of a block in the swap
+//! file.
 //!
-//! A window for each region of 2 MiB: it doubles when something that was read ahead there was used since the last touch,
-//! and halves when nothing was. It lies in the direction in which the touches of the region move. Streams have windows of
-//! their own ([`crate::policy::stream_readahead`]); what is in the pool is never read ahead by this.
+//! A window for each region of 2 MiB: it doubles when something that was read ahead there was used
+//! since the last touch, and halves when nothing was. It lies in the direction in which the touches
+//! of the region move. Streams have windows of their own ([`crate::policy::stream_readahead`]);
+//! what is in the pool is never read ahead by this.
 use memfold_sys::sync::Mutex;
 use memfold_sys::units::{MAX_ORDER, Order};
 

@@ -1,15 +1,18 @@
 //! What other threads had done to the address space at the moment when a fork copied it.
 //!
-//! The kernel tells of a change after it was made, and only the parent. A child knows the changes that were *read* before
-//! the copy. One that was made but not read is among those that the parent read later, together with such as were made
-//! after the copy. The child's own map tells them apart: what was managed in the parent has a mark there
-//! ([`crate::delivery::program::Watcher::lend_to_children`]), which moves with it and which nothing has that was mapped anew. A thread
-//! that has made a change waits until it is read, so it has made at most one; each of them takes the mark from where
-//! something managed was, or brings it where nothing was; and two threads that change the same memory at the same time, with
-//! nothing between them, are wrong without a fork too.
+//! The kernel tells of a change after it was made, and only the parent. A child knows the changes
+//! that were *read* before the copy. One that was made but not read is among those that the parent
+//! read later, together with such as were made after the copy. The child's own map tells them
+//! apart: what was managed in the parent has a mark there
+//! ([`crate::delivery::program::Watcher::lend_to_children`]), which moves with it and which nothing
+//! has that was mapped anew. A thread that has made a change waits until it is read, so it has made
+//! at most one; each of them takes the mark from where something managed was, or brings it where
+//! nothing was; and two threads that change the same memory at the same time, with nothing between
+//! them, are wrong without a fork too.
 //!
-//! What this relies on: mremap with MREMAP_DONTUNMAP, which takes no mark away, waits for the end of a fork
-//! (`memfold-preload`). A discard changes no mark, but is read before anything is dropped, thus before the copy or not at all.
+//! What this relies on: mremap with MREMAP_DONTUNMAP, which takes no mark away, waits for the end
+//! of a fork (`memfold-preload`). A discard changes no mark, but is read before anything is
+//! dropped, thus before the copy or not at all.
 use crate::area::early_events::without;
 use alloc::vec::Vec;
 use memfold_sys::uffd::Event;
@@ -21,7 +24,8 @@ pub type Pages = (u64, u64);
 /// The moment of the copy.
 pub struct Moment {
     marked: Vec<Pages>,
-    /// Changes that had not happened, as something is still there; or something else had come there.
+    /// Changes that had not happened, as something is still there; or something else had come
+    /// there.
     unclear: Vec<Event>,
 }
 
@@ -31,13 +35,14 @@ impl Moment {
         Moment { marked, unclear: Vec::new() }
     }
 
-    /// Whether nothing is missing: all that is `managed` is there, and none of it waits for its event (`ghosts`).
+    /// Whether nothing is missing: all that is `managed` is there, and none of it waits for its
+    /// event (`ghosts`).
     pub fn is_reached(&self, managed: &[Pages], ghosts: &[Pages]) -> bool {
         ghosts.is_empty() && managed.iter().all(|pages| self.absent(*pages).is_empty())
     }
 
-    /// What of a change, which was read after the copy, had happened by then. `managed` and `ghosts` are as the changes before
-    /// have left them.
+    /// What of a change, which was read after the copy, had happened by then. `managed` and
+    /// `ghosts` are as the changes before have left them.
     pub fn judge(&mut self, change: Event, managed: &[Pages], ghosts: &[Pages]) -> Vec<Event> {
         match change {
             Event::Unmap { start, end } => {
@@ -69,7 +74,8 @@ impl Moment {
         gone.map(unmap).collect()
     }
 
-    /// Something has come to `target`, so what is managed there had gone, by changes that were not clear till now.
+    /// Something has come to `target`, so what is managed there had gone, by changes that were not
+    /// clear till now.
     fn make_way(&mut self, target: Pages, managed: &[Pages], changes: &mut Vec<Event>) {
         for part in parts(target, managed) {
             while let Some(at) =
@@ -89,7 +95,8 @@ impl Moment {
         }
     }
 
-    /// It has arrived, and either it is not where it was, or nothing else can be what has arrived there.
+    /// It has arrived, and either it is not where it was, or nothing else can be what has arrived
+    /// there.
     fn has_moved(&self, source: Pages, target: Pages, managed: &[Pages], ghosts: &[Pages]) -> bool {
         if !self.absent(target).is_empty() {
             return false;

@@ -1,4 +1,5 @@
-//! Gates: where the engine's threads can be kept from working, so that a fork copies an engine at rest.
+//! Gates: where the engine's threads can be kept from working, so that a fork copies an engine at
+//! rest.
 use memfold_sys::sync::{ReadGuard, RwLock};
 
 /// Closed in this order, because background work may wait for faults to be served.
@@ -24,8 +25,8 @@ impl Gates {
         self.serving.try_read()
     }
 
-    /// Waits until nobody works, and keeps it so until [`Gates::open`]. The caller is no engine thread, and must not
-    /// touch anything that is folded.
+    /// Waits until nobody works, and keeps it so until [`Gates::open`]. The caller is no engine
+    /// thread, and must not touch anything that is folded.
     pub fn close(&self) {
         core::mem::forget(self.background.write());
         core::mem::forget(self.serving.write());
@@ -34,7 +35,8 @@ impl Gates {
     /// Ends [`Gates::close`].
     ///
     /// # Safety
-    /// - `close` has returned, in this process or in the parent that it is a copy of, and this is called once for it.
+    /// - `close` has returned, in this process or in the parent that it is a copy of, and this is
+    ///   called once for it.
     pub unsafe fn open(&self) {
         // SAFETY: both guards were forgotten.
         unsafe {

@@ -1,13 +1,14 @@
 //! What is served while the engine is at rest for a fork, and what of it the child is told.
 //!
-//! The thread that forks, and others that hold locks which it waits for, may still need a folded page. At rest nothing of
-//! the engine may change, as the child gets a copy of it at some moment. So a page is decompressed and *copied* home,
-//! and the index goes on to say that it is folded; each such page is noted before it is there, and put in order after the
-//! rest. Changes of the address space are noted too, so that whoever makes them goes on, and applied after the rest.
+//! The thread that forks, and others that hold locks which it waits for, may still need a folded
+//! page. At rest nothing of the engine may change, as the child gets a copy of it at some moment.
+//! So a page is decompressed and *copied* home, and the index goes on to say that it is folded;
+//! each such page is noted before it is there, and put in order after the rest. Changes of the
+//! address space are noted too, so that whoever makes them goes on, and applied after the rest.
 //!
-//! The notes lie in memory that parent and child have in common. How many there were when the copy was made the child
-//! knows from its own copy of the count; what was noted later may have happened before the copy all the same, and
-//! [`crate::quiesce::copy_moment`] tells.
+//! The notes lie in memory that parent and child have in common. How many there were when the copy
+//! was made the child knows from its own copy of the count; what was noted later may have happened
+//! before the copy all the same, and [`crate::quiesce::copy_moment`] tells.
 use crate::area::{Areas, page_of};
 use crate::quiesce::copy_moment::Pages;
 use alloc::vec::Vec;
@@ -25,13 +26,15 @@ use memfold_sys::units::PAGE_SIZE;
 /// Notes that a log holds: seconds of nothing but changes.
 const NOTES: usize = 1 << 16;
 
-/// How long a child of fork waits until its parent has logged a change that was under way when the copy was made; and how
-/// long a fork waits until the child of the fork before needs no more of the log. Nanoseconds.
+/// How long a child of fork waits until its parent has logged a change that was under way when the
+/// copy was made; and how long a fork waits until the child of the fork before needs no more of the
+/// log. Nanoseconds.
 pub const CATCH_UP_NS: u64 = 5_000_000_000;
 /// How often a fork looks whether that child needs no more notes.
 const PACE_NS: u64 = 200_000;
 
-/// No copy takes so long, or if it does, a doubt is better than to let the thread wait that makes it.
+/// No copy takes so long, or if it does, a doubt is better than to let the thread wait that makes
+/// it.
 const LONG_NS: u64 = 2_000_000_000;
 
 /// One note.
@@ -69,8 +72,9 @@ impl SharedLog {
     }
 
     fn log(&self) -> &Log {
-        // SAFETY: the zone is large enough, page-aligned and all zeros at first, which is a log without notes. What changes
-        // in it is atomic, or a note that nobody reads before it is counted.
+        // SAFETY: the zone is large enough, page-aligned and all zeros at first, which is a log
+        // without notes. What changes in it is atomic, or a note that nobody reads before it is
+        // counted.
         unsafe { &*self.0.as_ptr().cast::<Log>() }
     }
 
@@ -107,7 +111,8 @@ pub struct Notes {
     pages: Vec<usize>,
 }
 
-/// What is not shared: a child finds what it was when its copy was made. On one page, so that all of it is of one moment.
+/// What is not shared: a child finds what it was when its copy was made. On one page, so that all
+/// of it is of one moment.
 #[derive(Default)]
 #[repr(align(64))]
 struct Own {
@@ -129,7 +134,8 @@ pub enum Later {
 }
 
 impl Journal {
-    /// It begins: the gates are closed. `forker`: the thread that forks, if there are others beside it, else 0.
+    /// It begins: the gates are closed. `forker`: the thread that forks, if there are others beside
+    /// it, else 0.
     ///
     /// # Errors
     /// What reserving memory for the notes says.
@@ -145,7 +151,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Waits until the child of the fork before needs no more notes, but not for ever: it may have been killed.
+    /// Waits until the child of the fork before needs no more notes, but not for ever: it may have
+    /// been killed.
     pub fn wait_for_child(&self) {
         let begin = now_ns();
         while self.told.load(SeqCst)
@@ -156,9 +163,9 @@ impl Journal {
         }
     }
 
-    /// At rest: what is managed where, by the index (`areas`) and the changes that are noted, and how many notes there are.
-    /// `is_quiet` tells whether there are no other changes; `None` if there are. To be asked again then: whoever makes them waits for
-    /// who reads them.
+    /// At rest: what is managed where, by the index (`areas`) and the changes that are noted, and
+    /// how many notes there are. `is_quiet` tells whether there are no other changes; `None` if
+    /// there are. To be asked again then: whoever makes them waits for who reads them.
     pub fn managed(&self, mut areas: Areas, is_quiet: impl Fn() -> bool) -> Option<(Areas, usize)> {
         let mut notes = self.notes.lock();
         // Nobody reads while the notes are locked, so there is nothing between the two.
@@ -170,9 +177,10 @@ impl Journal {
         Some((areas, notes.own.count.load(SeqCst)))
     }
 
-    /// At rest: calls `settle` with what is managed where (`areas` is what the index says), and all that other threads have changed
-    /// since it began: addresses in ascending order, of which no two overlap. `false` if they were changing something when it was called, or
-    /// while it ran, so that it may have acted on what was there no longer: to be asked again.
+    /// At rest: calls `settle` with what is managed where (`areas` is what the index says), and all
+    /// that other threads have changed since it began: addresses in ascending order, of which no
+    /// two overlap. `false` if they were changing something when it was called, or while it ran, so
+    /// that it may have acted on what was there no longer: to be asked again.
     pub fn settle_changed(
         &self,
         mut areas: Areas,
@@ -180,7 +188,8 @@ impl Journal {
         settle: impl FnOnce(&Areas, &[(usize, usize)]),
     ) -> bool {
         let notes = self.notes.lock();
-        // Nobody reads while the notes are locked: if it is quiet at the end, it was so all the time.
+        // Nobody reads while the notes are locked: if it is quiet at the end, it was so all the
+        // time.
         if !is_quiet() {
             return false;
         }
@@ -217,7 +226,8 @@ impl Journal {
         pages.iter().for_each(|page| notes.note_page(*page));
     }
 
-    /// At rest: says that other threads never stopped changing mappings, so a child can't tell what is managed in it.
+    /// At rest: says that other threads never stopped changing mappings, so a child can't tell what
+    /// is managed in it.
     pub fn note_unsure(&self) {
         self.unsure.store(true, SeqCst);
     }
@@ -242,8 +252,9 @@ impl Journal {
         }
     }
 
-    /// Whether a message must not be read now, because the copy might be made between its reading and its logging: the child
-    /// would then know nothing of it. `is_asleep` tells whether a thread sleeps: the thread that forks makes no copy then.
+    /// Whether a message must not be read now, because the copy might be made between its reading
+    /// and its logging: the child would then know nothing of it. `is_asleep` tells whether a thread
+    /// sleeps: the thread that forks makes no copy then.
     pub fn may_miss(&self, notes: &Notes, is_asleep: impl FnOnce(u32) -> bool) -> bool {
         notes.forker != 0
             && self.copying.load(SeqCst)
@@ -252,7 +263,8 @@ impl Journal {
             && !is_asleep(notes.forker)
     }
 
-    /// It ends: gives the changes and quiet moments to `apply`. The pages are still to be put in order, see [`Journal::noted_page`].
+    /// It ends: gives the changes and quiet moments to `apply`. The pages are still to be put in
+    /// order, see [`Journal::noted_page`].
     pub fn end(&self, mut apply: impl FnMut(Note)) {
         let mut notes = self.notes.lock();
         self.on.store(false, SeqCst);
@@ -275,7 +287,8 @@ impl Journal {
         self.unsettled.store(!notes.pages.is_empty(), SeqCst);
     }
 
-    /// After a rest: a change was read and is about to be applied. Noted pages are followed, and a child that may need it is told.
+    /// After a rest: a change was read and is about to be applied. Noted pages are followed, and a
+    /// child that may need it is told.
     pub fn tell(&self, change: Event) {
         let told = self.told.load(SeqCst);
         if !told && !self.unsettled.load(SeqCst) {
@@ -318,8 +331,9 @@ impl Journal {
         }
     }
 
-    /// Whether a discard was read just before or just after the copy was made, so that nobody can tell whether its caller
-    /// had gone on; `count` as from [`Journal::reset_in_child`]. `None` while the parent is still reading.
+    /// Whether a discard was read just before or just after the copy was made, so that nobody can
+    /// tell whether its caller had gone on; `count` as from [`Journal::reset_in_child`]. `None`
+    /// while the parent is still reading.
     pub fn is_doubtful(&self, count: usize) -> Option<bool> {
         let notes = self.notes.lock();
         let begun = notes.own.begun.load(SeqCst);
@@ -466,7 +480,8 @@ impl Notes {
         }
     }
 
-    /// Where the index, which doesn't know of the noted changes, has what is at `page` now; `None` for fresh memory.
+    /// Where the index, which doesn't know of the noted changes, has what is at `page` now; `None`
+    /// for fresh memory.
     pub fn origin(&self, page: usize) -> Option<usize> {
         let log = self.log.as_ref().expect("at rest there is a log");
         let mut at = page;

@@ -1,5 +1,5 @@
-//! Folios that could not be moved out because a fork still shares their pages: a background thread makes them private
-//! again, with no lock held, since that may fault.
+//! Folios that could not be moved out because a fork still shares their pages: a background thread
+//! makes them private again, with no lock held, since that may fault.
 use core::ops::Range;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -8,7 +8,8 @@ use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
 
 const NOTED: usize = 64;
-/// A fork shares all that is in memory, so what is around such a page is made private with it: an aligned range of this size.
+/// A fork shares all that is in memory, so what is around such a page is made private with it: an
+/// aligned range of this size.
 const AROUND_BYTES: usize = 64 << 10;
 
 /// Ranges of addresses to be made private.
@@ -39,7 +40,8 @@ impl ToUnshare {
         self.note_shared(false);
     }
 
-    /// The process forks now and then from now on, unseen: a page that can't be moved is likely to be shared at any time.
+    /// The process forks now and then from now on, unseen: a page that can't be moved is likely to
+    /// be shared at any time.
     pub fn note_unseen_forks(&self) {
         self.forked_ns.store(u64::MAX, SeqCst);
     }
@@ -50,7 +52,8 @@ impl ToUnshare {
         self.forked_ns.store(now_ns(), SeqCst);
     }
 
-    /// Whether what can't be moved is most likely shared by so many that it is best left where it is.
+    /// Whether what can't be moved is most likely shared by so many that it is best left where it
+    /// is.
     pub fn is_shared_by_many(&self) -> bool {
         self.has_forked_lately() && self.shared_by_many.load(SeqCst)
     }
@@ -66,7 +69,8 @@ impl ToUnshare {
         self.met.load(SeqCst)
     }
 
-    /// Notes a range of addresses of the area within `bounds`. Forgotten if too many are: it will be met again.
+    /// Notes a range of addresses of the area within `bounds`. Forgotten if too many are: it will
+    /// be met again.
     pub fn note(&self, range: Range<usize>, bounds: Range<usize>) {
         let start = (range.start & !(AROUND_BYTES - 1)).max(bounds.start);
         let len = range.end.next_multiple_of(AROUND_BYTES).min(bounds.end) - start;
@@ -79,8 +83,9 @@ impl ToUnshare {
         }
     }
 
-    /// Makes the noted ranges private. A page that goes missing meanwhile is faulted in, so the caller holds no lock and
-    /// is no fault handler. A range that has gone, or that a device has pinned, stays as it is. Returns whether there was any.
+    /// Makes the noted ranges private. A page that goes missing meanwhile is faulted in, so the
+    /// caller holds no lock and is no fault handler. A range that has gone, or that a device has
+    /// pinned, stays as it is. Returns whether there was any.
     pub fn unshare(&self, space: &dyn Space) -> bool {
         let (list, count) = {
             let mut ranges = self.ranges.lock();

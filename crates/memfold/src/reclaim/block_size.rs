@@ -1,22 +1,27 @@
 //! Grain: how large the blocks are that a folio is stored in.
 //!
-//! Large blocks compress better and make streams fast, but for a random touch a whole block must be decompressed and mapped,
-//! and pages that nobody asked for push others out: with blocks of 16 KiB a server whose clients choose keys at random takes
-//! twice the faults of single pages, and four times the time. So a block that was asked for by itself is cut into pages when
-//! it is next compressed, or, if it never changes, when that has happened a few times. Where a stream has loaded all pages of
-//! a cut block, or all were asked for at about the same time, they are joined again when they leave memory.
+//! Large blocks compress better and make streams fast, but for a random touch a whole block must be
+//! decompressed and mapped, and pages that nobody asked for push others out: with blocks of 16 KiB
+//! a server whose clients choose keys at random takes twice the faults of single pages, and four
+//! times the time. So a block that was asked for by itself is cut into pages when it is next
+//! compressed, or, if it never changes, when that has happened a few times. Where a stream has
+//! loaded all pages of a cut block, or all were asked for at about the same time, they are joined
+//! again when they leave memory.
 //!
 //! # Grain
-//! `reclaim/block_size.rs`. Data is stored in blocks of `--block`, 16 KiB, which suits streams. A touch at random wants one page of a block: the other
-//! three are decompressed, mapped and evicted for nothing, and push out pages that are in use. `policy/stream_readahead.rs` says of each load how
-//! it was asked for, and the folio keeps that (`Touch`): a block that was asked for by itself and must be compressed anyway is **cut**
-//! into folios of one page, each stored as a block of its own; one that never changes, after eight such loads. When a page of a cut
-//! block is evicted and all of the block is in memory, it is **joined** if a stream has loaded every page, or if the pages had left
-//! at about the same time; then it takes eight loads by itself until it is cut again. Blocks from the swap file are left as they are,
-//! and so are all while the pool and the metadata take more than half of `--limit`: pages take more of both.
+//! `reclaim/block_size.rs`. Data is stored in blocks of `--block`, 16 KiB, which suits streams. A
+//! touch at random wants one page of a block: the other three are decompressed, mapped and evicted
+//! for nothing, and push out pages that are in use. `policy/stream_readahead.rs` says of each load
+//! how it was asked for, and the folio keeps that (`Touch`): a block that was asked for by itself
+//! and must be compressed anyway is **cut** into folios of one page, each stored as a block of its
+//! own; one that never changes, after eight such loads. When a page of a cut block is evicted and
+//! all of the block is in memory, it is **joined** if a stream has loaded every page, or if the
+//! pages had left at about the same time; then it takes eight loads by itself until it is cut
+//! again. Blocks from the swap file are left as they are, and so are all while the pool and the
+//! metadata take more than half of `--limit`: pages take more of both.
 //!
-//! Dirty single pages wait in the swap cache until there are 64 (`ask_to_save`): a background thread to wake for each costs more than
-//! compressing it.
+//! Dirty single pages wait in the swap cache until there are 64 (`ask_to_save`): a background
+//! thread to wake for each costs more than compressing it.
 use crate::area::Areas;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::{State, Touch};
@@ -26,15 +31,18 @@ use crate::stats;
 use core::ops::Range;
 use memfold_sys::units::Order;
 
-/// Pages that left memory within the time in which one part in this many of it leaves, and are all back, belong together. Were each
-/// asked for at random, with a quarter of the data in memory, that would be so by chance for fewer than one block in 30,000.
+/// Pages that left memory within the time in which one part in this many of it leaves, and are all
+/// back, belong together. Were each asked for at random, with a quarter of the data in memory, that
+/// would be so by chance for fewer than one block in 30,000.
 const TOGETHER_SHARE: u64 = 16;
-/// A block that never changes, or was joined before, is cut when it was asked for by itself so often. To cut it is to compress
-/// it, 40 us; what is saved each time that it is loaded after that is 5 us.
+/// A block that never changes, or was joined before, is cut when it was asked for by itself so
+/// often. To cut it is to compress it, 40 us; what is saved each time that it is loaded after that
+/// is 5 us.
 const CLEAN_LOADS: u8 = 8;
 
 impl Pager {
-    /// Whether a folio that leaves memory is to be cut into pages first. `changed`: it must be compressed anyway.
+    /// Whether a folio that leaves memory is to be cut into pages first. `changed`: it must be
+    /// compressed anyway.
     pub(crate) fn is_to_be_cut(&self, order: Order, touch: Touch, changed: bool) -> bool {
         order == self.config.block_order
             && order > Order::PAGE
@@ -42,14 +50,15 @@ impl Pager {
             && self.has_room_for_pages()
     }
 
-    /// Pages take more of the pool than blocks do, and more metadata: not where these leave little of the limit already.
+    /// Pages take more of the pool than blocks do, and more metadata: not where these leave little
+    /// of the limit already.
     fn has_room_for_pages(&self) -> bool {
         let held = self.counted_pool_bytes() + self.metadata_bytes();
         self.limit_bytes().is_none_or(|limit| held <= limit / 2)
     }
 
-    /// Cuts a `Cached` folio of one block, which is on no list, into pages that are to be saved: what was stored of it is let
-    /// go, and its frame is authoritative.
+    /// Cuts a `Cached` folio of one block, which is on no list, into pages that are to be saved:
+    /// what was stored of it is let go, and its frame is authoritative.
     pub(crate) fn cut_into_pages(&self, guard: &mut ShardGuard<'_>, id: FolioId) {
         stats::add(&self.stats.blocks_cut, 1);
         let folio = self.folios.get(guard, id);
@@ -60,8 +69,8 @@ impl Pager {
         self.list_by_state(guard, id);
     }
 
-    /// Where a `Resident` folio is a part of a cut block that was loaded as one, joins its parts: returns the folio of the block,
-    /// on no list, and its key. `None`: it isn't.
+    /// Where a `Resident` folio is a part of a cut block that was loaded as one, joins its parts:
+    /// returns the folio of the block, on no list, and its key. `None`: it isn't.
     pub(crate) fn join_block(
         &self,
         areas: &Areas,
@@ -96,8 +105,9 @@ impl Pager {
         Some((whole, start))
     }
 
-    /// How the block with these keys was asked for, if all its parts are in memory and were asked for in the same way: by a
-    /// stream, or each by itself, but after they had left at about the same time.
+    /// How the block with these keys was asked for, if all its parts are in memory and were asked
+    /// for in the same way: by a stream, or each by itself, but after they had left at about the
+    /// same time.
     fn touch_of_block(&self, guard: &ShardGuard<'_>, keys: Range<u64>) -> Option<Touch> {
         let (clock, mapped) = (self.tally.clock(), self.tally.mapped());
         let (mut streamed, mut first, mut last) = (true, u64::MAX, 0);

@@ -39,20 +39,24 @@ pub(crate) enum Progress {
 
 /// Folios tried in one round before it is given up.
 const TRIES: usize = 256;
-/// Rounds for one frame. Others may take what a round has freed, so a few don't mean that nothing can be freed.
+/// Rounds for one frame. Others may take what a round has freed, so a few don't mean that nothing
+/// can be freed.
 const ATTEMPTS: usize = 64;
 /// Folios that can't leave before an eviction is given up: a fault waits meanwhile.
 const EVICT_TRIES: usize = 64;
 /// How long a fault waits for pages that a fork shares, at most [`ATTEMPTS`] times.
 const SHARED_WAIT_NS: u64 = 250_000;
-/// Frames that dirty folios may hold while background threads compress them: one part in this many of the target.
+/// Frames that dirty folios may hold while background threads compress them: one part in this many
+/// of the target.
 const DIRTY_SHARE: u64 = 8;
-/// What was read ahead and not used yet may hold one part in this many of the target: four of the largest windows.
+/// What was read ahead and not used yet may hold one part in this many of the target: four of the
+/// largest windows.
 const AHEAD_SHARE: u64 = 8;
 
 impl Pager {
-    /// A full frame. `None` for an order above the block's: a run of that size can't be had, ask for less. At or below
-    /// the block's order there always is one: by reclaim, or past the limit as `--on-full` says.
+    /// A full frame. `None` for an order above the block's: a run of that size can't be had, ask
+    /// for less. At or below the block's order there always is one: by reclaim, or past the limit
+    /// as `--on-full` says.
     pub(crate) fn frame_for(&self, areas: &Areas, order: Order) -> Result<Option<Frame>, NoFrame> {
         let pages = order.pages() as u64;
         let large = order > self.config.block_order;
@@ -63,7 +67,8 @@ impl Pager {
         }
         let met = self.to_unshare.met();
         for _ in 0..ATTEMPTS {
-            // A move takes as much memory away from the frames as it maps; only copies need room of their own.
+            // A move takes as much memory away from the frames as it maps; only copies need room of
+            // their own.
             let room = copies == 0 || self.physical() + copies <= self.target();
             if room && let Some(frame) = self.frames.take(order, Kind::Full) {
                 return Ok(Some(frame));
@@ -82,7 +87,8 @@ impl Pager {
                     Ok(Some(frame)) => return Ok(Some(frame)),
                     Err(Errno::AGAIN) => return Err(NoFrame::Again),
                     _ if large => return Ok(None),
-                    // Single pages that can't be moved together: given back, they make room for a fresh run.
+                    // Single pages that can't be moved together: given back, they make room for a
+                    // fresh run.
                     _ if self.frames.trim_now(&*self.space, pages) > 0 => continue,
                     _ => {}
                 }
@@ -91,8 +97,9 @@ impl Pager {
             match self.reclaim(Hold::Read(areas), pages, copies) {
                 Progress::Freed => {}
                 Progress::Again => return Err(NoFrame::Again),
-                // What the two processes share can't leave until a background thread has made it private: worth a moment's
-                // wait, but not more, as that thread may itself be waiting for a fault to be served.
+                // What the two processes share can't leave until a background thread has made it
+                // private: worth a moment's wait, but not more, as that thread may itself be
+                // waiting for a fault to be served.
                 Progress::Nothing
                     if !large
                         && self.to_unshare.met() != met
@@ -147,7 +154,8 @@ impl Pager {
             if enough(self) {
                 return Progress::Freed;
             }
-            // Small dirty folios are not left to the background for ever: the round must end with a free frame.
+            // Small dirty folios are not left to the background for ever: the round must end with a
+            // free frame.
             let urgent = tried >= TRIES / 2;
             if slack > 0 && self.frames.full_free() > pages {
                 self.frames.trim(&*self.space, slack);
@@ -261,7 +269,8 @@ impl Pager {
         }
     }
 
-    /// One background round: saves a dirty folio, or gives back memory past the target. Returns whether more may be due.
+    /// One background round: saves a dirty folio, or gives back memory past the target. Returns
+    /// whether more may be due.
     pub fn reclaim_in_background(&self) -> bool {
         self.to_unshare.unshare(&*self.space);
         let saved = self.save_next(Hold::Work(&self.areas.work()), List::Dirty, true);
@@ -273,15 +282,17 @@ impl Pager {
         if over == 0 && self.is_retry_due() {
             return self.evict(&self.areas.read()) == Progress::Freed || saved;
         }
-        // With nothing else to do, one step of compaction at a time: whoever needs a window gets it in between.
+        // With nothing else to do, one step of compaction at a time: whoever needs a window gets it
+        // in between.
         let tidied = if over == 0 && !saved { self.store.tidy() } else { 0 };
         stats::add(&self.stats.compacted_bytes, tidied);
         self.publish();
         over > 0 || saved || tidied > 0
     }
 
-    /// Gives free frames back to the kernel. `areas` must not be locked: where discards are reported, this waits until a
-    /// handler has read the report, and that handler may be waiting to apply another one.
+    /// Gives free frames back to the kernel. `areas` must not be locked: where discards are
+    /// reported, this waits until a handler has read the report, and that handler may be waiting to
+    /// apply another one.
     fn trim(&self, pages: u64) -> u64 {
         self.frames.trim(&*self.space, pages)
     }

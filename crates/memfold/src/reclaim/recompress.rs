@@ -1,6 +1,8 @@
-//! Recompression (M9): cold blocks, and those that did not shrink, are compressed again by a stronger codec.
+//! Recompression (M9): cold blocks, and those that did not shrink, are compressed again by a
+//! stronger codec.
 //!
-//! While a block is at it, its folio is `Loading`: a touch waits, as for a load, and then loads the block.
+//! While a block is at it, its folio is `Loading`: a touch waits, as for a load, and then loads the
+//! block.
 use crate::area::{Area, Areas};
 use crate::folio::index::FolioId;
 use crate::folio::lru::List;
@@ -45,7 +47,8 @@ impl Pager {
         }
     }
 
-    /// Works for about `budget_ns`, or until a look finds nothing. Returns blocks that became smaller.
+    /// Works for about `budget_ns`, or until a look finds nothing. Returns blocks that became
+    /// smaller.
     pub fn recompress_some(&self, w: &mut Worker, budget_ns: u64) -> u64 {
         let (start, mut smaller) = (now_ns(), 0);
         let mut cold = [Cold::NONE; FEW];
@@ -62,7 +65,8 @@ impl Pager {
         smaller
     }
 
-    /// Whether the block became smaller. Does nothing if the object is no longer the block's, or its folio is in use.
+    /// Whether the block became smaller. Does nothing if the object is no longer the block's, or
+    /// its folio is in use.
     fn recompress_block(&self, areas: &Areas, w: &mut Worker, cold: &Cold) -> bool {
         let Some(area) = areas.find_key(cold.key) else { return false };
         let Some(claim) = self.claim(cold) else { return false };
@@ -74,7 +78,8 @@ impl Pager {
         new.is_some()
     }
 
-    /// Makes the folio of a block `Loading` if the object still is the block's; [`Pager::end_claim`] must follow.
+    /// Makes the folio of a block `Loading` if the object still is the block's;
+    /// [`Pager::end_claim`] must follow.
     pub(crate) fn claim(&self, cold: &Cold) -> Option<Claim> {
         if self.frozen.load(Relaxed) {
             return None;
@@ -94,7 +99,8 @@ impl Pager {
         Some(Claim { id, at })
     }
 
-    /// Puts `new`, if there is one, in the place of the claimed block's object, and makes the folio `Stored` again.
+    /// Puts `new`, if there is one, in the place of the claimed block's object, and makes the folio
+    /// `Stored` again.
     pub(crate) fn end_claim(&self, area: &Area, claim: Claim, cold: &Cold, new: Option<Handle>) {
         let guard = self.shards.lock(cold.key);
         let folio = self.folios.get(&guard, claim.id);
@@ -109,7 +115,8 @@ impl Pager {
         }
         folio.state.set(State::Stored);
         folio.wanted.store(false, Relaxed);
-        // Writeback takes a folio that it meets `Loading` off its list; and one whose old object it is writing is on none.
+        // Writeback takes a folio that it meets `Loading` off its list; and one whose old object it
+        // is writing is on none.
         if self.swap.is_some() && self.lru.is_on(claim.id, List::None) {
             self.lru.push_tail(claim.id, folio.key(), folio.order().get(), List::Folded);
         }

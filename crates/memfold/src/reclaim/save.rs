@@ -1,4 +1,5 @@
-//! Saving: what becomes of a folio in the swap cache. It leaves memory, as its copy is true or is made now; or it stays.
+//! Saving: what becomes of a folio in the swap cache. It leaves memory, as its copy is true or is
+//! made now; or it stays.
 use crate::area::Areas;
 use crate::area::lock::Hold;
 use crate::folio::frames::Frame;
@@ -42,8 +43,9 @@ enum Next {
 }
 
 impl Pager {
-    /// Saves the oldest folio of a swap-cache list. Without `compress`, a folio that has changed goes to `Dirty` instead,
-    /// and a background thread is asked to compress it. Returns whether there was a folio.
+    /// Saves the oldest folio of a swap-cache list. Without `compress`, a folio that has changed
+    /// goes to `Dirty` instead, and a background thread is asked to compress it. Returns whether
+    /// there was a folio.
     pub(crate) fn save_next(&self, hold: Hold<'_>, list: List, compress: bool) -> bool {
         match self.save_oldest(list, compress) {
             Next::None => return false,
@@ -96,7 +98,8 @@ impl Pager {
         self.save(&mut context, &work, compress)
     }
 
-    /// Compresses the blocks of a `Saving` folio whose fingerprint is not that of their stored copy.
+    /// Compresses the blocks of a `Saving` folio whose fingerprint is not that of their stored
+    /// copy.
     fn save(&self, context: &mut Context, work: &Saving, compress: bool) -> Next {
         let Saving { id, key, order, had_copy, .. } = *work;
         let frame = self.frames.addr(work.frame) as *const u8;
@@ -111,7 +114,8 @@ impl Pager {
         } else {
             self.relieve_pool();
             self.bound_pool();
-            // SAFETY: the frame has the folio's size and holds its bytes, full and still, as long as it is `Saving`.
+            // SAFETY: the frame has the folio's size and holds its bytes, full and still, as long
+            // as it is `Saving`.
             unsafe {
                 let out = &mut context.handles[..count];
                 let w = &mut context.worker;
@@ -154,8 +158,8 @@ impl Pager {
                 return Next::Settled;
             }
             Err(e) => {
-                // The store keeps nothing of it; the folio's old copy is invalid at every offset (Z3), and with no
-                // device below it stays in memory, marked active (Z4).
+                // The store keeps nothing of it; the folio's old copy is invalid at every offset
+                // (Z3), and with no device below it stays in memory, marked active (Z4).
                 stats::add(
                     if e == SaveError::Verify {
                         &self.stats.verify_mismatch
@@ -171,7 +175,8 @@ impl Pager {
                 self.note_refusal();
             }
         }
-        // It rests in the swap cache until the caller has mapped it: whoever comes first may take it from there.
+        // It rests in the swap cache until the caller has mapped it: whoever comes first may take
+        // it from there.
         folio.state.set(State::Cached);
         folio.wanted.store(false, Relaxed);
         self.list_by_state(&guard, id);
@@ -179,7 +184,8 @@ impl Pager {
         Next::Home(Home { id, key, order })
     }
 
-    /// The blocks whose bytes differ from their stored copy; `context.fingerprints` has the old ones before, the new after.
+    /// The blocks whose bytes differ from their stored copy; `context.fingerprints` has the old
+    /// ones before, the new after.
     fn changed_blocks(&self, context: &mut Context, work: &Saving) -> BlockSet {
         let frame = self.frames.addr(work.frame) as *const u8;
         let block_bytes = self.folios.block_order(work.order).bytes();
@@ -187,7 +193,8 @@ impl Pager {
         for (i, old) in
             context.fingerprints.iter_mut().enumerate().take(self.folios.block_count(work.order))
         {
-            // SAFETY: block `i` lies in the frame, which is full, and nobody writes to it while the folio is `Saving`.
+            // SAFETY: block `i` lies in the frame, which is full, and nobody writes to it while the
+            // folio is `Saving`.
             let block =
                 unsafe { core::slice::from_raw_parts(frame.add(i * block_bytes), block_bytes) };
             let new = self.fingerprints.of(block);
@@ -234,7 +241,8 @@ impl Pager {
         }
     }
 
-    /// Somebody wants a folio that was being saved, or the store refused it: it goes home, if nobody has taken it meanwhile.
+    /// Somebody wants a folio that was being saved, or the store refused it: it goes home, if
+    /// nobody has taken it meanwhile.
     fn take_back(&self, areas: &Areas, home: &Home) {
         let &Home { id, key, order } = home;
         // An area that has ended has nobody who waits.

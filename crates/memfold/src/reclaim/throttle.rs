@@ -1,8 +1,9 @@
 //! Holds faults back while the program is far past its bounds.
 //!
-//! A program under `run` grows by memory that the engine learns of only at its next look, and may grow faster than the
-//! background gives memory back. Its faults wait then, as allocations of a Linux memory cgroup past `memory.high` do
-//! (`mem_cgroup_handle_over_high`). They don't wait for what can't be had: only while the excess falls.
+//! A program under `run` grows by memory that the engine learns of only at its next look, and may
+//! grow faster than the background gives memory back. Its faults wait then, as allocations of a
+//! Linux memory cgroup past `memory.high` do (`mem_cgroup_handle_over_high`). They don't wait for
+//! what can't be had: only while the excess falls.
 use crate::pager::Pager;
 
 /// Faults are held from an excess of one part in this many of the target, until it is half of that.
@@ -23,7 +24,8 @@ pub(crate) struct Throttle {
 }
 
 impl Throttle {
-    /// Whether faults should wait; if so, the background is asked for memory. `now` gives nanoseconds.
+    /// Whether faults should wait; if so, the background is asked for memory. `now` gives
+    /// nanoseconds.
     pub fn holds(&mut self, pager: &Pager, now: impl Fn() -> u64) -> bool {
         let target = pager.target();
         let holds = self.judge(pager.physical().saturating_sub(target), target / SHARE, now);

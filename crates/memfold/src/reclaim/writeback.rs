@@ -1,16 +1,19 @@
 //! Writeback: what memory and pool can't keep goes to the swap file. Nothing waits that needn't.
 //!
-//! - A folio that the store refuses (it doesn't shrink, or the pool is full) is written **raw**: sealed into a buffer,
-//!   whole, in one run of slots, in one write. Meanwhile it is `Cached` with a ticket in `Folio::writing`, on no list, its
-//!   frame authoritative. A touch takes it home at once and so ends the ticket; the write is then for nothing.
-//! - When the pool holds more than its share of the limit, the blocks of the coldest `Stored` folios are **packed**: copied
-//!   as they are stored, sealed, written many at a time. Meanwhile the pool's copy is authoritative, and loads, splits and
-//!   merges go on. When the write has ended, each block whose handle and hash are still those that were copied, in a folio
-//!   that still is `Stored`, gets the handle of the file, and only then the pool's copy is freed.
+//! - A folio that the store refuses (it doesn't shrink, or the pool is full) is written **raw**:
+//!   sealed into a buffer, whole, in one run of slots, in one write. Meanwhile it is `Cached` with
+//!   a ticket in `Folio::writing`, on no list, its frame authoritative. A touch takes it home at
+//!   once and so ends the ticket; the write is then for nothing.
+//! - When the pool holds more than its share of the limit, the blocks of the coldest `Stored`
+//!   folios are **packed**: copied as they are stored, sealed, written many at a time. Meanwhile
+//!   the pool's copy is authoritative, and loads, splits and merges go on. When the write has
+//!   ended, each block whose handle and hash are still those that were copied, in a folio that
+//!   still is `Stored`, gets the handle of the file, and only then the pool's copy is freed.
 //!
 //! So the data is in one authoritative place at any time, and a write that fails changes nothing.
 //!
-//! The writer takes shard locks only. Whoever waits for it may hold `areas` for reading and a context, but no shard.
+//! The writer takes shard locks only. Whoever waits for it may hold `areas` for reading and a
+//! context, but no shard.
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::List;
 use crate::folio::{Slot, State};
@@ -90,7 +93,8 @@ pub(crate) struct Left {
 enum Why {
     /// The run is full: the next one begins with what is left.
     Full,
-    /// No run that could be had is as long as one of its blocks: its turn comes again after all others'.
+    /// No run that could be had is as long as one of its blocks: its turn comes again after all
+    /// others'.
     TooLong,
 }
 
@@ -108,7 +112,8 @@ impl Pager {
 
     // Raw folios.
 
-    /// Writes a folio that the store has refused to the swap file. `context.fingerprints` has those of its blocks.
+    /// Writes a folio that the store has refused to the swap file. `context.fingerprints` has those
+    /// of its blocks.
     pub(crate) fn write_out(&self, context: &Context, refused: &Refused) -> Fate {
         let Some(swap) = self.swap.as_ref().filter(|swap| swap.accepts()) else {
             return Fate::Stays;
@@ -117,7 +122,8 @@ impl Pager {
         let slot = if order <= swap.largest() { swap.take(order) } else { None };
         let Some(slot) = slot else { return self.halve(id, key, order) };
         let buffer = swap.write_buffer(true).expect("it waits");
-        // SAFETY: the buffer is this thread's; the frame holds the folio's bytes, full and still, as it is `Saving`.
+        // SAFETY: the buffer is this thread's; the frame holds the folio's bytes, full and still,
+        // as it is `Saving`.
         unsafe {
             let bytes = &mut swap.buffer(buffer)[..order.bytes()];
             core::ptr::copy_nonoverlapping(frame, bytes.as_mut_ptr(), order.bytes());
@@ -217,7 +223,8 @@ impl Pager {
 
     // Packed blocks.
 
-    /// Asks for writeback if the pool holds more than its share, and waits for it where it holds far more.
+    /// Asks for writeback if the pool holds more than its share, and waits for it where it holds
+    /// far more.
     pub(crate) fn relieve_pool(&self) {
         let Some(swap) = &self.swap else { return };
         let share = self.pool_share();
@@ -236,7 +243,8 @@ impl Pager {
         }
     }
 
-    /// Copies, seals and writes the coldest blocks of the pool, one round. Returns pool bytes that became free, as payload.
+    /// Copies, seals and writes the coldest blocks of the pool, one round. Returns pool bytes that
+    /// became free, as payload.
     pub(crate) fn pack_round(&self, swap: &Swap) -> u64 {
         let mut runs: Vec<Run> = Vec::new();
         let mut left = Vec::new();
@@ -317,8 +325,8 @@ impl Pager {
         Some(Run { buffer, slot, pages, items })
     }
 
-    /// Copies the payloads of the coldest folios to `room`, which goes to the run at `slot`. Folios whose blocks have not all
-    /// found room are added to `left`.
+    /// Copies the payloads of the coldest folios to `room`, which goes to the run at `slot`. Folios
+    /// whose blocks have not all found room are added to `left`.
     fn pack_items(&self, slot: u64, room: &mut [u8], left: &mut Vec<Left>) -> Vec<Item> {
         let mut items = Vec::new();
         let mut used = 0;
@@ -434,8 +442,9 @@ impl Pager {
 
     // The writer.
 
-    /// One round of the writer: writes what waits, makes the pool smaller, discards. With `wait`, sleeps until there is
-    /// something to do. `false`: nothing was done, or [`Pager::stop`] was called.
+    /// One round of the writer: writes what waits, makes the pool smaller, discards. With `wait`,
+    /// sleeps until there is something to do. `false`: nothing was done, or [`Pager::stop`] was
+    /// called.
     pub fn write_pending(&self, wait: bool) -> bool {
         let Some(swap) = &self.swap else { return false };
         let work = swap.outbox.next(wait);
@@ -457,7 +466,8 @@ impl Pager {
         !work.stop && (wait || !raw.is_empty() || packed > 0)
     }
 
-    /// Some rounds of packing; asks for more while the pool holds too much and they bring something.
+    /// Some rounds of packing; asks for more while the pool holds too much and they bring
+    /// something.
     fn shrink_pool(&self, swap: &Swap) -> u64 {
         let share = self.pool_share();
         let low = share - share / HYSTERESIS;
@@ -479,8 +489,9 @@ impl Pager {
         freed
     }
 
-    /// One round of the thread that moves the cold end of the swap file to the remote store. With `wait`, sleeps until there
-    /// is something to do. `false`: nothing was done, or [`Pager::stop`] was called.
+    /// One round of the thread that moves the cold end of the swap file to the remote store. With
+    /// `wait`, sleeps until there is something to do. `false`: nothing was done, or [`Pager::stop`]
+    /// was called.
     pub fn move_out(&self, wait: bool) -> bool {
         let Some(swap) = &self.swap else { return false };
         let goes_on = swap.move_out(wait);

@@ -1,18 +1,22 @@
-//! The slots of a swap file, in clusters: runs of every order stay whole however long the file is used (S1 to S4).
+//! The slots of a swap file, in clusters: runs of every order stay whole however long the file is
+//! used (S1 to S4).
 //!
-//! A cluster is 512 slots of 4 KiB, as large as the largest folio. It serves one order at a time, so that small runs don't
-//! eat into the room of large ones, and each CPU fills a cluster of its own for each order, so that what one CPU writes
-//! lies together. Modelled on the clusters of Linux's `mm/swapfile.c`.
+//! A cluster is 512 slots of 4 KiB, as large as the largest folio. It serves one order at a time,
+//! so that small runs don't eat into the room of large ones, and each CPU fills a cluster of its
+//! own for each order, so that what one CPU writes lies together. Modelled on the clusters of
+//! Linux's `mm/swapfile.c`.
 //!
-//! Where a run is looked for: this CPU's cluster of the order, `NonFull` clusters of the order, `Free` ones, `Emptied`
-//! ones (their discard is spared). With [`Reach::All`] then every other cluster: no free run is ever out of reach, and
-//! order 0, for which each free slot is a run, can use each free slot (S2).
+//! Where a run is looked for: this CPU's cluster of the order, `NonFull` clusters of the order,
+//! `Free` ones, `Emptied` ones (their discard is spared). With [`Reach::All`] then every other
+//! cluster: no free run is ever out of reach, and order 0, for which each free slot is a run, can
+//! use each free slot (S2).
 //!
-//! A slot has a count of holders, as several small objects may lie in it. It is free when the last one lets go.
+//! A slot has a count of holders, as several small objects may lie in it. It is free when the last
+//! one lets go.
 //!
-//! Equations: `used` = slots with holders = sum of `used` of all clusters. A cluster is on the list that its use asks
-//! for: none used: `Free`, `Emptied`, or being discarded; all: `Full`; else `NonFull`, `Fragment` (no run of its own order
-//! is left), or reserved by a CPU.
+//! Equations: `used` = slots with holders = sum of `used` of all clusters. A cluster is on the list
+//! that its use asks for: none used: `Free`, `Emptied`, or being discarded; all: `Full`; else
+//! `NonFull`, `Fragment` (no run of its own order is left), or reserved by a CPU.
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -158,9 +162,11 @@ impl Clusters {
             .map_or(0, |c| (c.bits[offset / 64] >> (offset % 64)) as u16)
     }
 
-    /// Takes an aligned run of free slots that lies in one cluster; each has one holder then. `cpu` says who asks.
+    /// Takes an aligned run of free slots that lies in one cluster; each has one holder then. `cpu`
+    /// says who asks.
     ///
-    /// `None` with [`Reach::All`] means that there is no such run, but for clusters that are being discarded.
+    /// `None` with [`Reach::All`] means that there is no such run, but for clusters that are being
+    /// discarded.
     pub fn take(&self, order: Order, cpu: usize, reach: Reach) -> Option<u64> {
         let mut inner = self.inner.lock();
         if order.get() >= inner.hopeless {
@@ -191,7 +197,8 @@ impl Clusters {
         });
     }
 
-    /// Takes a holder off each of `count` slots from `first`, as one operation (S4). Returns how many became free.
+    /// Takes a holder off each of `count` slots from `first`, as one operation (S4). Returns how
+    /// many became free.
     ///
     /// # Panics
     /// If one of them has no holder.
@@ -203,8 +210,9 @@ impl Clusters {
         freed
     }
 
-    /// Takes up to `out.len()` emptied clusters whose disk space is to be given back, and returns their slots as joined
-    /// ranges. Until [`Clusters::discarded`] is told, they are not handed out.
+    /// Takes up to `out.len()` emptied clusters whose disk space is to be given back, and returns
+    /// their slots as joined ranges. Until [`Clusters::discarded`] is told, they are not handed
+    /// out.
     pub fn begin_discard(&self, out: &mut [Range<u64>]) -> usize {
         let mut inner = self.inner.lock();
         let mut ids: Vec<u32> = Vec::new();
@@ -232,7 +240,8 @@ impl Clusters {
         ranges
     }
 
-    /// Ends the discard of a range that [`Clusters::begin_discard`] gave: its slots can be used again.
+    /// Ends the discard of a range that [`Clusters::begin_discard`] gave: its slots can be used
+    /// again.
     pub fn discarded(&self, range: &Range<u64>) {
         let mut inner = self.inner.lock();
         for id in range.start / CLUSTER_SLOTS as u64..range.end / CLUSTER_SLOTS as u64 {
@@ -342,7 +351,8 @@ impl Inner {
         self.clusters[id as usize].list = List::Off;
     }
 
-    /// Puts a cluster on the list that its use asks for; one that a CPU fills stays with it while it has room.
+    /// Puts a cluster on the list that its use asks for; one that a CPU fills stays with it while
+    /// it has room.
     fn relist(&mut self, id: u32, has_run: bool) {
         let cluster = &self.clusters[id as usize];
         let list = match cluster.used as usize {
@@ -362,7 +372,8 @@ impl Inner {
         }
     }
 
-    /// The fullest of the first clusters of the order that have room: the emptier ones may become unused.
+    /// The fullest of the first clusters of the order that have room: the emptier ones may become
+    /// unused.
     fn fullest(&self, order: Order) -> u32 {
         let (mut at, mut best) = (self.head(List::NonFull(order.get())), NIL);
         for _ in 0..LOOKED_AT {

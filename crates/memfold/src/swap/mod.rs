@@ -1,39 +1,46 @@
-//! The swap file: where objects lie in it, how they are sealed, written and read. It knows no folio.
+//! The swap file: where objects lie in it, how they are sealed, written and read. It knows no
+//! folio.
 //!
-//! Two kinds of content. A **raw** object is one block of a folio that was written whole: it fills its slots, and its number
-//! and tag are kept in memory (`marks`). A **packed** object is a compressed block as the store had it; it lies anywhere
-//! among others in a run of slots:
+//! Two kinds of content. A **raw** object is one block of a folio that was written whole: it fills
+//! its slots, and its number and tag are kept in memory (`marks`). A **packed** object is a
+//! compressed block as the store had it; it lies anywhere among others in a run of slots:
 //!
 //! ```text
 //! number 8 | fields 4 | zero 4 | tag 16 | payload, padded to 16
 //! ```
 //!
-//! Where an object lies is told by its handle alone. A slot is held by each object that lies in it, wholly or partly, and
-//! by the write that is under way to it.
+//! Where an object lies is told by its handle alone. A slot is held by each object that lies in it,
+//! wholly or partly, and by the write that is under way to it.
 //!
 //! # The swap file
-//! `swap.rs`, `reclaim/writeback.rs`, `pager/fetch.rs`. A handle names either an object of the pool or a place in the file (`Handle::foreign`),
-//! block by block, so one folio may have both, and nothing else in the engine needs to know.
+//! `swap.rs`, `reclaim/writeback.rs`, `pager/fetch.rs`. A handle names either an object of the pool
+//! or a place in the file (`Handle::foreign`), block by block, so one folio may have both, and
+//! nothing else in the engine needs to know.
 //!
-//! - **Raw**: a folio that the store refuses goes whole into one run of slots of its order, in one write. Meanwhile it is
-//!   `Cached` with a ticket (`Folio::writing`), on no list. A touch takes it home and ends the ticket. No run of its order: it is
-//!   halved (`swpout_fallback`).
-//! - **Packed**: when the pool holds more than half of the limit, the coldest `Stored` folios (list `Folded`) have their blocks
-//!   copied as they are stored, 512 KiB to a write, until the pool holds an eighth less. Meanwhile the pool's copies are
-//!   authoritative. At the end a block changes over only if its folio is still `Stored` and its handle and fingerprint are those that
+//! - **Raw**: a folio that the store refuses goes whole into one run of slots of its order, in one
+//!   write. Meanwhile it is `Cached` with a ticket (`Folio::writing`), on no list. A touch takes it
+//!   home and ends the ticket. No run of its order: it is halved (`swpout_fallback`).
+//! - **Packed**: when the pool holds more than half of the limit, the coldest `Stored` folios (list
+//!   `Folded`) have their blocks copied as they are stored, 512 KiB to a write, until the pool
+//!   holds an eighth less. Meanwhile the pool's copies are authoritative. At the end a block
+//!   changes over only if its folio is still `Stored` and its handle and fingerprint are those that
 //!   were copied; then the pool's copy is freed.
-//! - **Reading**: blocks that lie one behind the other are read at once, raw ones into the frame. Each object is opened by its
-//!   own tag and bound to its place, and the block must have the fingerprint that was taken when it left memory. Anything else ends the
-//!   program with a message that names file and slot.
-//! - **Who sleeps**: a handler never reads the file while there are threads that do (four, `memfold-read`); with 64 faults waiting
-//!   for them it does. So a fault on memory that is in the pool waits for no device; its window ends where the file begins
-//!   (`form_window`). Handing a fault over costs two wakes from idle, about 60 us of a read of 200. A thread that reads holds
+//! - **Reading**: blocks that lie one behind the other are read at once, raw ones into the frame.
+//!   Each object is opened by its own tag and bound to its place, and the block must have the
+//!   fingerprint that was taken when it left memory. Anything else ends the program with a message
+//!   that names file and slot.
+//! - **Who sleeps**: a handler never reads the file while there are threads that do (four,
+//!   `memfold-read`); with 64 faults waiting for them it does. So a fault on memory that is in the
+//!   pool waits for no device; its window ends where the file begins (`form_window`). Handing a
+//!   fault over costs two wakes from idle, about 60 us of a read of 200. A thread that reads holds
 //!   `areas` for reading, so an event or a new region still waits for a read that is under way.
-//! - **Failing writes** change nothing: the copy before stays, the slots are let go, no write is tried for 100 ms, and
-//!   what doesn't shrink goes to the pool meanwhile.
-//! - **Nonces**: one counter, one number for each object sealed, a key for each engine (`swap/seal.rs` argues it).
-//! - **The writer** (thread `memfold-swap`) takes shard locks only. Whoever waits for it (for a buffer, for the pool to shrink, for a
-//!   write to end) may hold `areas` for reading and a context, but no shard. Readers have buffers of their own.
+//! - **Failing writes** change nothing: the copy before stays, the slots are let go, no write is
+//!   tried for 100 ms, and what doesn't shrink goes to the pool meanwhile.
+//! - **Nonces**: one counter, one number for each object sealed, a key for each engine
+//!   (`swap/seal.rs` argues it).
+//! - **The writer** (thread `memfold-swap`) takes shard locks only. Whoever waits for it (for a
+//!   buffer, for the pool to shrink, for a write to end) may hold `areas` for reading and a
+//!   context, but no shard. Readers have buffers of their own.
 pub mod cluster;
 pub(crate) mod seal;
 pub(crate) mod location;
@@ -76,7 +83,8 @@ const BUFFERS: usize = WRITE_BUFFERS + READ_BUFFERS;
 /// Buffers take at most one part in this many of the limit, each.
 const BUFFER_SHARE: u64 = 64;
 const BUFFER_MIN_BYTES: usize = 64 << 10;
-/// What packed objects are best written in, bytes: buffers are this large also where folios are small.
+/// What packed objects are best written in, bytes: buffers are this large also where folios are
+/// small.
 const PACK_BYTES: usize = 512 << 10;
 /// Slots that became free before emptied clusters are discarded.
 const DISCARD_SLOTS: u64 = 8 * CLUSTER_SLOTS as u64;
@@ -442,7 +450,8 @@ impl Swap {
 
     // Sealing and writing.
 
-    /// Seals `blocks` of `block` bytes each, which fill the start of `bytes` and go to the run at `slot`.
+    /// Seals `blocks` of `block` bytes each, which fill the start of `bytes` and go to the run at
+    /// `slot`.
     pub fn seal_raw(&self, slot: u64, bytes: &mut [u8], block: Order) {
         for (i, bytes) in bytes.chunks_exact_mut(block.bytes()).enumerate() {
             let slot = slot + (i * block.pages()) as u64;
@@ -453,7 +462,8 @@ impl Swap {
         }
     }
 
-    /// Seals one packed object, whose payload of `len` bytes lies behind the head in `bytes`; it goes to `place`.
+    /// Seals one packed object, whose payload of `len` bytes lies behind the head in `bytes`; it
+    /// goes to `place`.
     pub fn seal_packed(&self, place: Place, fields: u32, len: usize, bytes: &mut [u8]) {
         let number = self.seal.number();
         let (head, payload) = bytes.split_at_mut(HEAD_BYTES);
@@ -478,7 +488,8 @@ impl Swap {
     /// # Safety
     /// - The caller has taken the buffers and the runs.
     pub unsafe fn write(&self, writes: &mut [Transfer]) {
-        // SAFETY: as the caller says; slots are read only through handles, which nobody has for a run that is written to.
+        // SAFETY: as the caller says; slots are read only through handles, which nobody has for a
+        // run that is written to.
         unsafe { self.disk.transfer(writes) };
         let Some(tier) = &self.tier else { return };
         for write in writes.iter().filter(|w| w.result.is_ok()) {
@@ -508,13 +519,15 @@ impl Swap {
 
     // Reading.
 
-    /// Reads a run of raw blocks, which lie one behind the other from `place`, to `to`, and opens them.
+    /// Reads a run of raw blocks, which lie one behind the other from `place`, to `to`, and opens
+    /// them.
     ///
     /// # Errors
     /// [`ReadError`]; what is at `to` is not to be used then.
     ///
     /// # Safety
-    /// - `to` has room for `count` blocks that nobody else touches; the objects are not freed meanwhile.
+    /// - `to` has room for `count` blocks that nobody else touches; the objects are not freed
+    ///   meanwhile.
     pub unsafe fn read_raw(
         &self,
         place: Place,
@@ -527,7 +540,8 @@ impl Swap {
         unsafe { self.read(place.slot, to, len)? };
         for i in 0..count {
             let slot = place.slot + (i * block.pages()) as u64;
-            // SAFETY: the mark was written before the object was entered; `to` has room, as the caller says.
+            // SAFETY: the mark was written before the object was entered; `to` has room, as the
+            // caller says.
             let opened = unsafe {
                 let mark = self.mark(slot).read();
                 let bytes = core::slice::from_raw_parts_mut(
@@ -543,8 +557,8 @@ impl Swap {
         Ok(())
     }
 
-    /// Reads the bytes of the file from `first` to `last`, which hold packed objects, and calls `each` with a function that
-    /// opens one of them: it gives fields and payload.
+    /// Reads the bytes of the file from `first` to `last`, which hold packed objects, and calls
+    /// `each` with a function that opens one of them: it gives fields and payload.
     ///
     /// # Errors
     /// [`ReadError`].
@@ -591,7 +605,8 @@ impl Swap {
             });
         }
         let mut read = [Transfer::new(Way::Read, slot * PAGE_SIZE as u64, to, len)];
-        // SAFETY: as the caller says. Whoever reads holds a handle, so no write goes to these slots.
+        // SAFETY: as the caller says. Whoever reads holds a handle, so no write goes to these
+        // slots.
         unsafe { self.disk.transfer(&mut read) };
         read[0].result.map_err(|e| self.unread(slot, e))
     }

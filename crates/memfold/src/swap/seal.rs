@@ -1,17 +1,19 @@
 //! The guard of what leaves memory: encryption with authentication, or a checksum alone.
 //!
-//! AES-256-GCM under a random key that is made for this run and kept in memory only: in a page that is locked there, left out of
-//! core dumps and of children, and wiped at the end. **No nonce is used twice with the
-//! key**: the nonce is a number from one counter of this [`Seal`], each number is given out once by one atomic addition,
-//! 2^64 of them are never used up, no other `Seal` has the key, and a child of fork never writes with its parent's engine.
-//! A write that is tried again takes a new number.
+//! AES-256-GCM under a random key that is made for this run and kept in memory only: in a page that
+//! is locked there, left out of core dumps and of children, and wiped at the end. **No nonce is
+//! used twice with the key**: the nonce is a number from one counter of this [`Seal`], each number
+//! is given out once by one atomic addition, 2^64 of them are never used up, no other `Seal` has
+//! the key, and a child of fork never writes with its parent's engine. A write that is tried again
+//! takes a new number.
 //!
-//! The number and the place of an object are authenticated with it, so bytes from another place, of another time or under
-//! another key are refused. An older state of the very same place under its own number would pass here; the
-//! fingerprint of the block, which stays in memory, then tells ([`crate::folio::Slot::fingerprint`]).
+//! The number and the place of an object are authenticated with it, so bytes from another place, of
+//! another time or under another key are refused. An older state of the very same place under its
+//! own number would pass here; the fingerprint of the block, which stays in memory, then tells
+//! ([`crate::folio::Slot::fingerprint`]).
 //!
-//! Without encryption the tag is an XXH3-128 of the same: it finds damage before it is decoded. That nobody's bytes are taken for
-//! others is left to the fingerprint.
+//! Without encryption the tag is an XXH3-128 of the same: it finds damage before it is decoded.
+//! That nobody's bytes are taken for others is left to the fingerprint.
 use memfold_store::xxh3_128;
 use memfold_sys::Errno;
 use memfold_sys::disk::swapfile::random;
@@ -85,8 +87,8 @@ impl Seal {
         }
     }
 
-    /// Opens `bytes` in place. `false`: they are not what was sealed for this place under this number with this key; they
-    /// are not to be used then.
+    /// Opens `bytes` in place. `false`: they are not what was sealed for this place under this
+    /// number with this key; they are not to be used then.
     #[must_use]
     pub fn open(&self, bound: Bound, bytes: &mut [u8], tag: &[u8; TAG_BYTES]) -> bool {
         match &self.cipher {

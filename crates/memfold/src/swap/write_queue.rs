@@ -75,7 +75,8 @@ impl Outbox {
         self.changed.notify_all();
     }
 
-    /// Hands a sealed raw write to the writer. `false`: there is none, and the caller must do [`Outbox::next`]'s work.
+    /// Hands a sealed raw write to the writer. `false`: there is none, and the caller must do
+    /// [`Outbox::next`]'s work.
     pub fn submit(&self, write: RawWrite) -> bool {
         let mut outbox = self.inner.lock();
         let place = outbox.raw.iter_mut().find(|w| w.is_none()).expect("one for each buffer");
@@ -85,7 +86,8 @@ impl Outbox {
         outbox.has_writer
     }
 
-    /// Asks the writer to make the pool smaller; with `wait`, sleeps until it has ended a round. `false`: there is no writer.
+    /// Asks the writer to make the pool smaller; with `wait`, sleeps until it has ended a round.
+    /// `false`: there is no writer.
     pub fn press(&self, wait: bool) -> bool {
         let mut outbox = self.inner.lock();
         if !outbox.pressed {
@@ -137,7 +139,8 @@ impl Outbox {
         self.changed.notify_all();
     }
 
-    /// Sleeps until the writer has ended a round, if raw writes are under way. `false`: none are, or nobody does them.
+    /// Sleeps until the writer has ended a round, if raw writes are under way. `false`: none are,
+    /// or nobody does them.
     pub fn wait_for_write(&self) -> bool {
         let mut outbox = self.inner.lock();
         if !outbox.has_writer || outbox.stop || outbox.under_way == 0 {

@@ -9,14 +9,16 @@ use memfold_testkit::disk::MemoryDisk;
 use memfold_testkit::fake::FakeSpace;
 use memfold_testkit::fill::partly_random;
 
-/// An engine over 64 pages, with a swap file in memory. Its program's faults are served by the tests.
+/// An engine over 64 pages, with a swap file in memory. Its program's faults are served by the
+/// tests.
 pub struct Engine {
     pub space: FakeSpace,
     pub pager: Pager,
     pub disk: MemoryDisk,
 }
 
-/// What a touch did: look-ups in the index that found nothing, blocks out of the store, reads of the device.
+/// What a touch did: look-ups in the index that found nothing, blocks out of the store, reads of
+/// the device.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Looked {
     nothing: usize,

@@ -26,7 +26,8 @@ fn most_free(engine: &Engine, random: &mut Random, touches: usize) -> u64 {
     (0..touches).map(touch).max().unwrap()
 }
 
-/// Each time that pages are given back costs interrupts of all CPUs that the program runs on, so it must be many at once.
+/// Each time that pages are given back costs interrupts of all CPUs that the program runs on, so it
+/// must be many at once.
 #[test]
 fn a_batch_of_free_pages_comes_back_after_others_have_taken_it() {
     let (engine, mut random) = (of_pages(), Random::new(1));

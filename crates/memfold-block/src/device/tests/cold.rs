@@ -1,4 +1,5 @@
-//! What leaves memory for a file, or is compressed again: no byte changes, and what is full is said.
+//! What leaves memory for a file, or is compressed again: no byte changes, and what is full is
+//! said.
 use super::*;
 use super::{Pair, noise};
 use memfold_store::CodecSpec;

@@ -165,7 +165,8 @@ fn a_device_refused_memory_at_random_has_no_wrong_byte() {
         let mut pair = Pair::new(&backing(2, 0, "lz4"), (1 << 20) + 512);
         let end = pair.device.size();
         for _ in 0..2000 {
-            // Zeroing the edge of a page must not be refused by the limit; a fault strikes it all the same.
+            // Zeroing the edge of a page must not be refused by the limit; a fault strikes it all
+            // the same.
             let faulty = random.below(2) == 0;
             if faulty {
                 pair.device.backing.store.faults().strike_every(kind, every);
@@ -300,7 +301,8 @@ fn m3_a_block_written_whole_is_not_read_and_a_part_is_changed_in_its_page() {
     pair.compare(16384, 16384);
     pair.compare(2 * 16384, 16384);
     pair.compare(16384 + 4096, 100);
-    // A whole block is one decompression; of one in two kinds the part in the block's object is one.
+    // A whole block is one decompression; of one in two kinds the part in the block's object is
+    // one.
     let stats = pair.device.stats();
     assert_eq!((stats.block_reads, stats.partial_reads), (0, 3));
     pair.write(0, &noise(3, 16384)).unwrap();

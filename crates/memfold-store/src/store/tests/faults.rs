@@ -6,7 +6,8 @@ fn folio() -> Pages {
     let mut folio = Pages::new(64);
     let mut random = Random::new(11);
     (0..64).for_each(|p| Fill::any(&mut random).write(folio.page_mut(p)));
-    // Every block has an object and bytes that compress, so that every fault can strike in every block.
+    // Every block has an object and bytes that compress, so that every fault can strike in every
+    // block.
     (0..16).for_each(|b| Fill::Real(b * 50_000).write(folio.page_mut(b * 4 + 1)));
     folio
 }

@@ -1,10 +1,12 @@
-//! The store against a map from handles to bytes, step by step, with a check of everything after each.
+//! The store against a map from handles to bytes, step by step, with a check of everything after
+//! each.
 use super::*;
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Saves a folio of this order whose pages are chosen by the seed; `which` as in a sparse folio.
+    /// Saves a folio of this order whose pages are chosen by the seed; `which` as in a sparse
+    /// folio.
     Save {
         order: u8,
         seed: u64,

@@ -235,7 +235,8 @@ fn blocks_that_do_not_shrink_are_stored_raw_or_refused() {
     assert_eq!(store.stats().events.dense_blocks, 1, "zstd was spared");
 }
 
-/// A store of two pools with every fourth of 400 folios that it had, these folios, and its figures with all of them.
+/// A store of two pools with every fourth of 400 folios that it had, these folios, and its figures
+/// with all of them.
 fn sparse_store(seed: u64) -> (Store, Vec<(Vec<Handle>, Pages)>, StoreStats) {
     let store = store_with(|c| c.pools = 2);
     let mut w = store.worker();

@@ -35,7 +35,8 @@ fn churn(store: &Store, me: u64, rounds: usize) -> Vec<Handle> {
                 assert!(to.bytes() == &folio.bytes()[page * PAGE_SIZE..][..PAGE_SIZE]);
             }
             _ => {
-                // Few different contents, so that many objects share a size class and compaction has work.
+                // Few different contents, so that many objects share a size class and compaction
+                // has work.
                 let seed = (me + round as u64) % 12;
                 let o = order(seed as u8 % 6);
                 // Few keys, so that threads meet in the same pools and classes.

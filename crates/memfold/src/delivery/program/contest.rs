@@ -1,21 +1,24 @@
 //! How several threads that fault at once are best served: found out by trying.
 //!
-//! There are two ways. *Apart*: each handler serves on its own CPU, so several faults are served at the same time. But each
-//! eviction interrupts the other CPUs (10 us on a virtual machine), and so does each wake of a thread on another CPU.
-//! *Together*: all threads and one handler share a CPU. Nothing is interrupted, and only one of them runs.
+//! There are two ways. *Apart*: each handler serves on its own CPU, so several faults are served at
+//! the same time. But each eviction interrupts the other CPUs (10 us on a virtual machine), and so
+//! does each wake of a thread on another CPU. *Together*: all threads and one handler share a CPU.
+//! Nothing is interrupted, and only one of them runs.
 //!
-//! Which is faster depends on the program. Threads that wait for each other's locks anyway (memcached) are 1.5 times as fast
-//! together; threads that don't (MariaDB) are half as fast. So a contest tries both ways for a moment and keeps the faster one
-//! until the next contest.
+//! Which is faster depends on the program. Threads that wait for each other's locks anyway
+//! (memcached) are 1.5 times as fast together; threads that don't (MariaDB) are half as fast. So a
+//! contest tries both ways for a moment and keeps the faster one until the next contest.
 //!
-//! A contest that *together* loses costs 640 faults served in the slower way, so each such contest makes the pause before the next
-//! one longer. Where *together* has won, contests go on at the shortest pause: a program changes, and with many CPUs a wrong
-//! *together* loses more than a right one gains.
+//! A contest that *together* loses costs 640 faults served in the slower way, so each such contest
+//! makes the pause before the next one longer. Where *together* has won, contests go on at the
+//! shortest pause: a program changes, and with many CPUs a wrong *together* loses more than a right
+//! one gains.
 
 /// Rounds of faults in a try, of which the first are not timed: threads are on their way then.
 const TRY_ROUNDS: u32 = 10;
 const UNTIMED_ROUNDS: u32 = 2;
-/// Rounds to the first contest, and from one to the next: twice as many each time that apart is best again, up to the most.
+/// Rounds to the first contest, and from one to the next: twice as many each time that apart is
+/// best again, up to the most.
 const FIRST_PAUSE: u32 = 16;
 const PAUSE_MIN: u32 = 1 << 8;
 const PAUSE_MAX: u32 = 1 << 12;
@@ -103,7 +106,8 @@ impl Contest {
         best
     }
 
-    /// It is no more than one thread, or none may be kept: a contest that is under way has no outcome.
+    /// It is no more than one thread, or none may be kept: a contest that is under way has no
+    /// outcome.
     pub fn break_off(&mut self) {
         if self.attempt < TRIES.len() {
             (self.attempt, self.rounds) = (TRIES.len(), self.pause);

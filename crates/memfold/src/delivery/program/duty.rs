@@ -1,39 +1,52 @@
 //! Which handler threads are on duty.
 //!
-//! A fault wakes every thread that waits for the descriptor. While one thread of the program faults, one handler on that
-//! thread's CPU serves it without an interrupt between CPUs; any other would wake for nothing, and as it runs on another
-//! CPU, every change of the page table would interrupt that one too (10 us a call, `DESIGN.md`). So handler 0 alone is on
-//! duty while faults come from one thread, and follows that thread to its CPU. When they come from several threads, all
-//! handlers are, each on a CPU of its own; or handler 0 alone with all those threads kept on its CPU, if that is faster
-//! ([`crate::delivery::program::contest`]).
+//! A fault wakes every thread that waits for the descriptor. While one thread of the program
+//! faults, one handler on that thread's CPU serves it without an interrupt between CPUs; any other
+//! would wake for nothing, and as it runs on another CPU, every change of the page table would
+//! interrupt that one too (10 us a call, `DESIGN.md`). So handler 0 alone is on duty while faults
+//! come from one thread, and follows that thread to its CPU. When they come from several threads,
+//! all handlers are, each on a CPU of its own; or handler 0 alone with all those threads kept on
+//! its CPU, if that is faster ([`crate::delivery::program::contest`]).
 //!
-//! A thread that faults all the time is kept on that CPU ([`crate::delivery::program::keep`]), for a while: then the kernel may move it once.
+//! A thread that faults all the time is kept on that CPU ([`crate::delivery::program::keep`]), for
+//! a while: then the kernel may move it once.
 //!
 //! # Who serves and who wakes
-//! `delivery/program/duty.rs`, `delivery/program/waker.rs`, `delivery/program/keep.rs`. Every thread that waits for the descriptor wakes at each fault, so while one thread of the program
-//! faults only handler 0 waits, pinned to that thread's CPU and following it (it looks at `/proc` every 4 faults); when several
-//! threads fault, all handlers wait, one for each CPU. A thread that is woken by a handler working on its CPU is put on another
-//! CPU by the kernel, which costs two wakes from idle for each fault from then on. So handler 0 does not wake it: it asks the
-//! waker, a SCHED_IDLE thread on the same CPU, and goes to sleep; the kernel leaves a thread where only SCHED_IDLE threads run.
-//! If the waker does not get to run within 10 ms (the CPU is busy), the handler wakes by itself, and for the next 256 to 8192
-//! faults. Measured in one run on a quiet machine: 25 us a random 4 KiB read in place of 70 to 90.
+//! `delivery/program/duty.rs`, `delivery/program/waker.rs`, `delivery/program/keep.rs`. Every
+//! thread that waits for the descriptor wakes at each fault, so while one thread of the program
+//! faults only handler 0 waits, pinned to that thread's CPU and following it (it looks at `/proc`
+//! every 4 faults); when several threads fault, all handlers wait, one for each CPU. A thread that
+//! is woken by a handler working on its CPU is put on another CPU by the kernel, which costs two
+//! wakes from idle for each fault from then on. So handler 0 does not wake it: it asks the waker, a
+//! SCHED_IDLE thread on the same CPU, and goes to sleep; the kernel leaves a thread where only
+//! SCHED_IDLE threads run. If the waker does not get to run within 10 ms (the CPU is busy), the
+//! handler wakes by itself, and for the next 256 to 8192 faults. Measured in one run on a quiet
+//! machine: 25 us a random 4 KiB read in place of 70 to 90.
 //!
-//! Any other thread that happens to be awake on that CPU (a kernel thread will do) makes the kernel move the program all the same: 300
-//! times a second here, and until the handler has found it each fault is one between CPUs. So `run` keeps a thread that faults all the
-//! time (16 faults in a row within 8 ms) on the handler's CPU: `delivery/program/keep.rs` narrows its affinity to that CPU while it waits for a fault,
-//! and the handler then wakes it by itself, with two context switches a fault in place of four. It is let go 10 ms after its last
-//! fault, and every 50 ms in any case: for the next 16 faults the kernel may put it elsewhere, if this CPU is wanted by others.
-//! Nobody may see this who doesn't look from outside. What a thread starts inherits its affinity, so every call of libc that starts a thread or a process,
-//! executes a program, asks for or sets an affinity, or changes the user (the engine may then not be allowed to give it back), lets it go first, and for a second nothing is kept (`release.rs`; `fork.rs`,
-//! `clone.rs`, `threads.rs`, `syscall.rs`). A Go program does such things by system calls of its own, and is left alone (`go.rs`).
-//! Sorting and redis GET, a third of the data in memory: 1.7 times as fast, SET 1.25 times (`--keep-cpu off` compares).
-//! After a fault a handler looks for the next before it sleeps: the thread that it has woken on its CPU has mostly run and faulted again by then.
+//! Any other thread that happens to be awake on that CPU (a kernel thread will do) makes the kernel
+//! move the program all the same: 300 times a second here, and until the handler has found it each
+//! fault is one between CPUs. So `run` keeps a thread that faults all the time (16 faults in a row
+//! within 8 ms) on the handler's CPU: `delivery/program/keep.rs` narrows its affinity to that CPU
+//! while it waits for a fault, and the handler then wakes it by itself, with two context switches a
+//! fault in place of four. It is let go 10 ms after its last fault, and every 50 ms in any case:
+//! for the next 16 faults the kernel may put it elsewhere, if this CPU is wanted by others. Nobody
+//! may see this who doesn't look from outside. What a thread starts inherits its affinity, so every
+//! call of libc that starts a thread or a process, executes a program, asks for or sets an
+//! affinity, or changes the user (the engine may then not be allowed to give it back), lets it go
+//! first, and for a second nothing is kept (`release.rs`; `fork.rs`, `clone.rs`, `threads.rs`,
+//! `syscall.rs`). A Go program does such things by system calls of its own, and is left alone
+//! (`go.rs`). Sorting and redis GET, a third of the data in memory: 1.7 times as fast, SET 1.25
+//! times (`--keep-cpu off` compares). After a fault a handler looks for the next before it sleeps:
+//! the thread that it has woken on its CPU has mostly run and faulted again by then.
 //!
-//! **Several threads** are served apart, by all handlers, or together: by handler 0, with those that fault often (four times in 50 ms, 16 threads at
-//! most) kept on its CPU. Apart uses several CPUs, and each page that leaves memory interrupts the others; together interrupts nobody. Which
-//! is better depends on the program: memcached, whose threads wait for each other's locks, is 1.4 times as fast together, MariaDB half as
-//! fast. So both are tried in turn (`delivery/program/contest.rs`), 512 timed faults each; together must win twice by a tenth, and go on winning, after each 16,384 faults. Where it
-//! loses clearly, the next contest is 262,144 faults later.
+//! **Several threads** are served apart, by all handlers, or together: by handler 0, with those
+//! that fault often (four times in 50 ms, 16 threads at most) kept on its CPU. Apart uses several
+//! CPUs, and each page that leaves memory interrupts the others; together interrupts nobody. Which
+//! is better depends on the program: memcached, whose threads wait for each other's locks, is 1.4
+//! times as fast together, MariaDB half as fast. So both are tried in turn
+//! (`delivery/program/contest.rs`), 512 timed faults each; together must win twice by a tenth, and
+//! go on winning, after each 16,384 faults. Where it loses clearly, the next contest is 262,144
+//! faults later.
 use crate::delivery::program::contest::{Contest, Way};
 use crate::delivery::program::keep::{KEPT_MAX, Keep};
 use crate::delivery::program::waker::{PATIENCE_NS, Waker};
@@ -48,7 +61,8 @@ use memfold_sys::uffd::Uffd;
 const HANDLERS_MAX: usize = 16;
 /// Faults after which it is decided who is on duty.
 const ROUND: u32 = 64;
-/// Faults in a round that came from another thread than the one before, from which on all handlers are on duty.
+/// Faults in a round that came from another thread than the one before, from which on all handlers
+/// are on duty.
 const SWITCHES: u32 = 8;
 /// Faults after which handler 0 looks where the faulting thread runs.
 const LOOK: u32 = 4;
@@ -59,8 +73,9 @@ const KEEP_WITHIN_NS: u64 = 8_000_000;
 const KEEP_NS: u64 = 50_000_000;
 /// Of several threads, those are kept that fault so often in that time.
 const GATHER_FAULTS: u32 = 4;
-/// Faults for which the waker isn't asked after it came too late, the first time; twice as many each time after. At the
-/// most, what it costs to find out whether the CPU is still busy is a small part of what the faults cost.
+/// Faults for which the waker isn't asked after it came too late, the first time; twice as many
+/// each time after. At the most, what it costs to find out whether the CPU is still busy is a small
+/// part of what the faults cost.
 const PAUSE_MIN: u32 = 1 << 8;
 const PAUSE_MAX: u32 = 1 << 13;
 
@@ -103,7 +118,8 @@ pub(crate) struct Shift {
 }
 
 impl Duty {
-    /// For a handler on each CPU that the caller may run on. With `keeps`, a thread may be kept on its CPU.
+    /// For a handler on each CPU that the caller may run on. With `keeps`, a thread may be kept on
+    /// its CPU.
     pub fn new(uffd: &Arc<Uffd>, keeps: bool) -> Duty {
         let mut cpus = Vec::new();
         each_cpu(|cpu| cpus.push(cpu));
@@ -175,8 +191,8 @@ impl Duty {
         }
     }
 
-    /// Notes a fault of `thread` that the handler has taken. Whether the handler should leave the waking to
-    /// [`Duty::wake`].
+    /// Notes a fault of `thread` that the handler has taken. Whether the handler should leave the
+    /// waking to [`Duty::wake`].
     pub fn note(&self, shift: &mut Shift, thread: u32) -> bool {
         if self.last.load(Relaxed) != thread {
             self.last.store(thread, Relaxed);
@@ -274,8 +290,8 @@ impl Duty {
         kept
     }
 
-    /// A thread of the program is about to make another, or a program, or to ask for its own CPUs: what is kept is let go, and
-    /// for a second nothing is kept.
+    /// A thread of the program is about to make another, or a program, or to ask for its own CPUs:
+    /// what is kept is let go, and for a second nothing is kept.
     pub fn release(&self) {
         self.keep.release();
     }
@@ -288,7 +304,8 @@ impl Duty {
         }
     }
 
-    /// Puts all handlers on duty, or all but the first off duty; with `together`, several threads are served by that.
+    /// Puts all handlers on duty, or all but the first off duty; with `together`, several threads
+    /// are served by that.
     fn set(&self, all: bool, together: bool) {
         let _off = self.off.lock();
         self.all.store(all, SeqCst);
@@ -297,7 +314,8 @@ impl Duty {
         self.keep.widen();
     }
 
-    /// In a child of fork, before any handler runs: the lock is free, whoever of the parent's threads had it.
+    /// In a child of fork, before any handler runs: the lock is free, whoever of the parent's
+    /// threads had it.
     ///
     /// # Safety
     /// - No handler runs in this process.
@@ -349,13 +367,15 @@ impl Shift {
         }
     }
 
-    /// Whether the handler may look for the next fault before it sleeps: a thread that it has woken on its own CPU has often run
-    /// and faulted again by then. Not if the waker must run first, for which this CPU must be idle.
+    /// Whether the handler may look for the next fault before it sleeps: a thread that it has woken
+    /// on its own CPU has often run and faulted again by then. Not if the waker must run first, for
+    /// which this CPU must be idle.
     pub fn may_look(&self) -> bool {
         self.posted.is_none()
     }
 
-    /// Counts a fault of one of several threads: how many it has had. 0 for a thread for which there is no room.
+    /// Counts a fault of one of several threads: how many it has had. 0 for a thread for which
+    /// there is no room.
     fn count_seen(&mut self, thread: u32) -> u32 {
         let Some(seen) = self.seen.iter_mut().find(|seen| seen.0 == thread || seen.0 == 0) else {
             return 0;
@@ -492,7 +512,8 @@ mod tests {
         duty.end_waker();
     }
 
-    /// The waker's thread is stopped for good, as on a CPU that others keep busy: the handler wakes in its place.
+    /// The waker's thread is stopped for good, as on a CPU that others keep busy: the handler wakes
+    /// in its place.
     #[test]
     fn a_waker_that_never_runs_is_made_up_for() {
         let duty = duty();

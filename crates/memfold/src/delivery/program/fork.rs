@@ -32,11 +32,13 @@ impl From<Errno> for NotCopied {
 }
 
 impl Watcher {
-    /// In a child of fork, at rest, before any handler runs: registers with a userfaultfd of its own what the parent had under
-    /// management. The frames are registered by the caller, who has reopened the page map.
+    /// In a child of fork, at rest, before any handler runs: registers with a userfaultfd of its
+    /// own what the parent had under management. The frames are registered by the caller, who has
+    /// reopened the page map.
     ///
     /// # Errors
-    /// Registering failed; or the parent's other threads were changing something that nobody can tell.
+    /// Registering failed; or the parent's other threads were changing something that nobody can
+    /// tell.
     pub fn begin_as_child(&self) -> Result<(), NotCopied> {
         // SAFETY: no handler runs yet.
         unsafe { self.duty.reset_in_child() };
@@ -66,9 +68,10 @@ impl Watcher {
         Ok(())
     }
 
-    /// At rest: lets children of fork get what is registered, and marks the mappings of which something is managed
-    /// ([`flag::RANDOM`]), so that a child can tell them from what came in their place. Returns whether no other thread of the
-    /// program has changed a mapping at rest. If one has, and this is not the `last` try, it is not done.
+    /// At rest: lets children of fork get what is registered, and marks the mappings of which
+    /// something is managed ([`flag::RANDOM`]), so that a child can tell them from what came in
+    /// their place. Returns whether no other thread of the program has changed a mapping at rest.
+    /// If one has, and this is not the `last` try, it is not done.
     ///
     /// Called by an engine thread.
     ///
@@ -87,26 +90,27 @@ impl Watcher {
         Ok(!self.pager.journal.has_changed())
     }
 
-    /// At rest, when all is in place, so that a child needs no mark: lets it get what is registered. Called by an engine thread.
+    /// At rest, when all is in place, so that a child needs no mark: lets it get what is
+    /// registered. Called by an engine thread.
     pub fn leave_to_children(&self) {
         self.pager.note_inherited(true);
         self.lend(true, false);
         self.catch_up(true, false);
     }
 
-    /// At rest: ends [`Watcher::lend_to_children`] and [`Watcher::leave_to_children`]. A child that comes to be past libc gets
-    /// nothing that is registered. Called by an engine thread.
+    /// At rest: ends [`Watcher::lend_to_children`] and [`Watcher::leave_to_children`]. A child that
+    /// comes to be past libc gets nothing that is registered. Called by an engine thread.
     pub fn keep_from_children(&self) {
         self.pager.note_inherited(false);
         self.lend(false, false);
         self.catch_up(false, false);
     }
 
-    /// At rest: lets children get what is registered, or doesn't, and marks the mappings of which something is managed, or none.
-    /// What others change meanwhile is still to be settled.
+    /// At rest: lets children get what is registered, or doesn't, and marks the mappings of which
+    /// something is managed, or none. What others change meanwhile is still to be settled.
     ///
-    /// All of a mapping or nothing: other parts with other properties would be mappings of their own, which mremap refuses
-    /// to move at once.
+    /// All of a mapping or nothing: other parts with other properties would be mappings of their
+    /// own, which mremap refuses to move at once.
     fn lend(&self, lent: bool, marked: bool) {
         if !self.begun.load(Relaxed) {
             return;
@@ -127,9 +131,11 @@ impl Watcher {
         });
     }
 
-    /// At rest: after [`Watcher::lend`], the same for what other threads have changed since the rest began. That may not have been
-    /// where one looked, or have given way to something else before one acted. All else was there all the time, so it was
-    /// seen (proc(5), and `Documentation/filesystems/proc.rst` in the kernel). `false` if they never stopped for a moment.
+    /// At rest: after [`Watcher::lend`], the same for what other threads have changed since the
+    /// rest began. That may not have been where one looked, or have given way to something else
+    /// before one acted. All else was there all the time, so it was seen (proc(5), and
+    /// `Documentation/filesystems/proc.rst` in the kernel). `false` if they never stopped for a
+    /// moment.
     fn catch_up(&self, lent: bool, marked: bool) -> bool {
         let begin = now_ns();
         let mark = |managed: &Areas, changed: &[(usize, usize)]| {
@@ -151,12 +157,12 @@ impl Watcher {
         true
     }
 
-    /// Ends the rest, in the parent or the child of a fork: what has changed meanwhile is applied, the gates are opened,
-    /// and what was served is put in order. Called by an engine thread.
+    /// Ends the rest, in the parent or the child of a fork: what has changed meanwhile is applied,
+    /// the gates are opened, and what was served is put in order. Called by an engine thread.
     ///
     /// # Safety
-    /// - `Pager::quiesce` has returned, in this process or in the parent that it is a copy of, and this is called
-    ///   once for it.
+    /// - `Pager::quiesce` has returned, in this process or in the parent that it is a copy of, and
+    ///   this is called once for it.
     pub unsafe fn end_quiescence(&self) {
         let reading = self.pager.changes.reading();
         self.pager.journal.end(|note| self.pager.apply_note(note));

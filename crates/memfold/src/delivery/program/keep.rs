@@ -1,11 +1,13 @@
 //! Keeps threads that fault all the time on the CPU where their faults are served.
 //!
-//! The kernel puts a thread that is woken on an idle CPU if there is one, as the CPU of who wakes it is busy
-//! (`select_idle_sibling` in Linux kernel/sched/fair.c). There the next fault must interrupt a CPU that sleeps, and the handler
-//! must follow: on a virtual machine with two CPUs this made faults cost twice as much. So while a thread does
-//! little else but fault, it may for some time run on its handler's CPU only: its affinity is narrowed, and given back before
-//! anybody misses it. Threads and programs that it starts would inherit the narrow one, and it may ask for its own: whoever
-//! lets a program be managed so has it call [`Keep::release`] before it does such things.
+//! The kernel puts a thread that is woken on an idle CPU if there is one, as the CPU of who wakes
+//! it is busy (`select_idle_sibling` in Linux kernel/sched/fair.c). There the next fault must
+//! interrupt a CPU that sleeps, and the handler must follow: on a virtual machine with two CPUs
+//! this made faults cost twice as much. So while a thread does little else but fault, it may for
+//! some time run on its handler's CPU only: its affinity is narrowed, and given back before anybody
+//! misses it. Threads and programs that it starts would inherit the narrow one, and it may ask for
+//! its own: whoever lets a program be managed so has it call [`Keep::release`] before it does such
+//! things.
 //!
 //! There is no lock: a signal handler of the program may call for a release in the middle of one.
 use core::cell::UnsafeCell;
@@ -21,7 +23,8 @@ pub(crate) const KEPT_MAX: usize = 16;
 /// The threads that are kept on a CPU.
 pub(crate) struct Keep {
     allowed: bool,
-    /// Their numbers; 0 where there is none. Looked through at each fault, so they lie side by side.
+    /// Their numbers; 0 where there is none. Looked through at each fault, so they lie side by
+    /// side.
     threads: [AtomicU32; KEPT_MAX],
     before: [UnsafeCell<Before>; KEPT_MAX],
     /// Threads in [`Keep::widen`], which may look at a `before`.
@@ -70,8 +73,8 @@ impl Keep {
         now_ns() < self.not_before_ns.load(SeqCst)
     }
 
-    /// Keeps `thread`, which isn't kept yet, on `cpu` from now on. Called by one handler, always the same, while the thread waits
-    /// for it. Returns whether the thread is kept.
+    /// Keeps `thread`, which isn't kept yet, on `cpu` from now on. Called by one handler, always
+    /// the same, while the thread waits for it. Returns whether the thread is kept.
     pub fn narrow(&self, thread: u32, cpu: usize) -> bool {
         if !self.is_allowed() {
             return false;
@@ -89,10 +92,12 @@ impl Keep {
             self.forbid();
             return false;
         };
-        // SAFETY: only this thread writes. Another looks only if it has taken a number out of `kept`, which this one puts
-        // there after writing; and until it has looked, `widening` is not 0.
+        // SAFETY: only this thread writes. Another looks only if it has taken a number out of
+        // `kept`, which this one puts there after writing; and until it has looked, `widening` is
+        // not 0.
         unsafe { *self.before[place].get() = Before { wide, narrow } };
-        // First this and then the look at the time: a release does it the other way round, so one of the two sees the other.
+        // First this and then the look at the time: a release does it the other way round, so one
+        // of the two sees the other.
         kept.store(thread, SeqCst);
         let given = !self.is_forbidden() && narrow.give(thread);
         if !given {
@@ -105,13 +110,15 @@ impl Keep {
         kept.load(SeqCst) == thread
     }
 
-    /// The threads that are kept may run where they could before; unless somebody has changed that meanwhile.
+    /// The threads that are kept may run where they could before; unless somebody has changed that
+    /// meanwhile.
     pub fn widen(&self) {
         self.widening.fetch_add(1, SeqCst);
         for (kept, before) in self.threads.iter().zip(&self.before) {
             let thread = kept.swap(0, SeqCst);
             if thread != 0 {
-                // SAFETY: it was written before `kept` was set, and is not written again while `widening` counts this thread.
+                // SAFETY: it was written before `kept` was set, and is not written again while
+                // `widening` counts this thread.
                 let before = unsafe { &*before.get() };
                 if Affinity::of(thread) == Some(before.narrow) {
                     before.wide.give(thread);
@@ -135,7 +142,8 @@ impl Keep {
         self.not_before_ns.store(now_ns() + RELEASED_NS, SeqCst);
     }
 
-    /// In a child of fork: the thread that made it had released, and whom the parent keeps are not here.
+    /// In a child of fork: the thread that made it had released, and whom the parent keeps are not
+    /// here.
     ///
     /// # Safety
     /// - No other thread of this process uses it.

@@ -1,8 +1,9 @@
 //! Thread delivery for a whole program: faults and address-space events from one descriptor.
 //!
-//! Handlers, each pinned to a CPU; those on duty sleep in `poll`. Reading is serialised by `area/event_order.rs`, so that no
-//! fault that follows an event is ever served before the event was applied. A fault that can't be resolved while an
-//! event waits stays with its handler, which reads and applies events until it can.
+//! Handlers, each pinned to a CPU; those on duty sleep in `poll`. Reading is serialised by
+//! `area/event_order.rs`, so that no fault that follows an event is ever served before the event
+//! was applied. A fault that can't be resolved while an event waits stays with its handler, which
+//! reads and applies events until it can.
 mod waker;
 mod keep;
 mod contest;
@@ -37,7 +38,8 @@ pub struct Watcher {
     uffd: Arc<Uffd>,
     pagemap: Arc<Pagemap>,
     duty: Duty,
-    /// A registered page that is always there: copying onto it tells whether the address space is changing.
+    /// A registered page that is always there: copying onto it tells whether the address space is
+    /// changing.
     probe: Zone,
     /// Tells the private anonymous area that holds an address.
     area_of: AreaOf,
@@ -46,8 +48,9 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// To be called by a thread of the program that is about to make a thread or a process, to execute a program, or to ask for
-    /// or set the CPUs of a thread: a thread that is kept on one CPU is let go, and for a second none is kept.
+    /// To be called by a thread of the program that is about to make a thread or a process, to
+    /// execute a program, or to ask for or set the CPUs of a thread: a thread that is kept on one
+    /// CPU is let go, and for a second none is kept.
     pub fn release_cpu(&self) {
         self.duty.release();
     }
@@ -59,7 +62,8 @@ impl Watcher {
 
     /// Whether no change of the address space is on its way.
     fn is_quiet(&self) -> bool {
-        // SAFETY: the probe's page is there, so nothing is copied: EEXIST at rest, EAGAIN while an event is on its way.
+        // SAFETY: the probe's page is there, so nothing is copied: EEXIST at rest, EAGAIN while an
+        // event is on its way.
         let probed =
             unsafe { self.uffd.copy(self.probe.start(), self.pager.zeros(), PAGE_SIZE, false) };
         probed.is_err_and(|p| p.errno == Errno::EXIST)
@@ -77,7 +81,8 @@ fn each_private(mut each: impl FnMut(&Area, &Details)) {
     done.expect("memfold: reading /proc/self/smaps failed");
 }
 
-/// What of private memory without a file lies in `[start, end)`: each mapping, or its part in there. None if the kernel doesn't tell.
+/// What of private memory without a file lies in `[start, end)`: each mapping, or its part in
+/// there. None if the kernel doesn't tell.
 fn each_mapping(start: usize, end: usize, mut each: impl FnMut(usize, usize)) {
     let _ = each_private_area(&[(start, end)], |from, to| each(from.max(start), to.min(end)));
 }

@@ -18,7 +18,8 @@ use memfold_sys::thread::{is_asleep, now_ns, sleep_ns, wait_readable, yield_now}
 use memfold_sys::uffd::{Event, Uffd};
 use memfold_sys::units::PAGE_SIZE;
 
-/// Faults that one handler keeps while events must be applied first; the threads of others fault again.
+/// Faults that one handler keeps while events must be applied first; the threads of others fault
+/// again.
 const PENDING: usize = 256;
 /// Time between looks whether the thread that forks waits for something.
 const REST_PACE_NS: u64 = 50_000;
@@ -32,8 +33,9 @@ struct Start {
 }
 
 impl Watcher {
-    /// For the events and faults of `uffd` (non-blocking, with the events enabled). With `keeps`, a thread that faults all the time is
-    /// kept on one CPU for short times: see [`Watcher::release_cpu`].
+    /// For the events and faults of `uffd` (non-blocking, with the events enabled). With `keeps`, a
+    /// thread that faults all the time is kept on one CPU for short times: see
+    /// [`Watcher::release_cpu`].
     ///
     /// # Errors
     /// Registering failed.
@@ -61,7 +63,8 @@ impl Watcher {
         })))
     }
 
-    /// The handlers, which never end. All of them must run before anything of the program is adopted. To be called once.
+    /// The handlers, which never end. All of them must run before anything of the program is
+    /// adopted. To be called once.
     pub fn threads(&'static self) -> Vec<background::Start> {
         self.pager.prepare();
         let handler = |(handler, &cpu): (usize, &usize)| {
@@ -104,8 +107,8 @@ impl Watcher {
         loop {
             // SAFETY: the engine is at rest, and whoever has the notes is alone.
             let bytes = unsafe { self.pager.page_at_rest(rest.origin(page)) };
-            // SAFETY: a missing page of a registered area, and what it holds, as nothing changes at rest. No lock is held: when
-            // the page is there, the thread that forks goes on.
+            // SAFETY: a missing page of a registered area, and what it holds, as nothing changes at
+            // rest. No lock is held: when the page is there, the thread that forks goes on.
             match unsafe { self.uffd.copy(page, bytes, PAGE_SIZE, true) } {
                 Err(partial) if partial.errno == Errno::AGAIN => {
                     match rest.read(|| self.uffd.read()) {
@@ -127,8 +130,9 @@ impl Watcher {
         self.pager.changes.read(reading, || self.uffd.read(), is_change).ok()
     }
 
-    /// Reads one fault, applying the changes that come before it. With faults pending, reads all there is: the kernel
-    /// hands out faults first, so the event that a pending one waits for is reached only by reading on.
+    /// Reads one fault, applying the changes that come before it. With faults pending, reads all
+    /// there is: the kernel hands out faults first, so the event that a pending one waits for is
+    /// reached only by reading on.
     fn receive(&self, pending: &mut Pending) {
         let drain = pending.count > 0;
         while pending.has_room() {
@@ -169,16 +173,19 @@ impl Watcher {
         }
     }
 
-    /// Serves a fault outside of what is managed: the kernel has grown a registered area (mremap), and the new part is
-    /// taken; or the fault is out of date, and by now anything may be at its address. `false` if it must be tried again.
+    /// Serves a fault outside of what is managed: the kernel has grown a registered area (mremap),
+    /// and the new part is taken; or the fault is out of date, and by now anything may be at its
+    /// address. `false` if it must be tried again.
     fn serve_unmanaged(&self, page: usize) -> bool {
-        // While it is held no event is read, so what is found below is true as long as the address space is quiet.
+        // While it is held no event is read, so what is found below is true as long as the address
+        // space is quiet.
         let _reading = self.pager.changes.reading();
         if self.pager.manages(page) {
             return false;
         }
-        // SAFETY: the kernel does this in registered areas only, and nobody else defines what is not managed: a missing
-        // page of such an area is a new one. Frames are registered too, but the engine touches none that is empty.
+        // SAFETY: the kernel does this in registered areas only, and nobody else defines what is
+        // not managed: a missing page of such an area is a new one. Frames are registered too, but
+        // the engine touches none that is empty.
         match unsafe { self.uffd.zero(page, PAGE_SIZE) } {
             Ok(()) => {}
             Err(partial) if partial.errno == Errno::AGAIN => return false,
@@ -250,7 +257,8 @@ impl Pending {
         self.count < PENDING
     }
 
-    /// Notes a fault, unless one of the same page is noted: serving that wakes every thread that waits for the page.
+    /// Notes a fault, unless one of the same page is noted: serving that wakes every thread that
+    /// waits for the page.
     fn note(&mut self, fault: Fault) {
         let page = |f: &Fault| f.addr & !(PAGE_SIZE - 1);
         if !self.faults[..self.count]

@@ -1,21 +1,24 @@
 //! Wakes a thread whose fault was served so that it stays on its CPU.
 //!
-//! The kernel wakes a thread on the CPU that it slept on if that one is idle or runs SCHED_IDLE threads only, and else on
-//! an idle one (`select_idle_sibling` in Linux kernel/sched/fair.c). A handler works on the CPU of the thread that it
-//! serves; a thread that it wakes itself goes to another CPU, which must first be interrupted and come out of its idle
-//! state, and the next fault costs the same again: 70 us a fault in place of 20 on a quiet virtual machine with two CPUs.
-//! So the handler leaves the waking to a SCHED_IDLE thread on its own CPU, and goes to sleep.
+//! The kernel wakes a thread on the CPU that it slept on if that one is idle or runs SCHED_IDLE
+//! threads only, and else on an idle one (`select_idle_sibling` in Linux kernel/sched/fair.c). A
+//! handler works on the CPU of the thread that it serves; a thread that it wakes itself goes to
+//! another CPU, which must first be interrupted and come out of its idle state, and the next fault
+//! costs the same again: 70 us a fault in place of 20 on a quiet virtual machine with two CPUs. So
+//! the handler leaves the waking to a SCHED_IDLE thread on its own CPU, and goes to sleep.
 //!
-//! On a busy CPU such a thread may wait for long. So the handler looks after [`PATIENCE_NS`] whether it was done, and does
-//! it itself if not ([`Waker::settle`]). Waking twice is harmless: who is woken for nothing faults again.
+//! On a busy CPU such a thread may wait for long. So the handler looks after [`PATIENCE_NS`]
+//! whether it was done, and does it itself if not ([`Waker::settle`]). Waking twice is harmless:
+//! who is woken for nothing faults again.
 use alloc::sync::Arc;
 use memfold_sys::sync::Gate;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use memfold_sys::thread::{pin_other, set_idle, thread_id, yield_now};
 use memfold_sys::uffd::Uffd;
 
-/// How long a handler waits before it looks whether the waker has woken. Longer than a scheduler tick, so that the kernel
-/// need not set its clock for it: on a virtual machine that costs more than all the rest of a wake.
+/// How long a handler waits before it looks whether the waker has woken. Longer than a scheduler
+/// tick, so that the kernel need not set its clock for it: on a virtual machine that costs more
+/// than all the rest of a wake.
 pub const PATIENCE_NS: u64 = 10_000_000;
 
 const FREE: u32 = 0;
@@ -50,8 +53,8 @@ impl Waker {
         (run, Arc::into_raw(self.clone()) as usize)
     }
 
-    /// Asks for the waiters of `[start, start + len)` to be woken. Only one thread may call it and [`Waker::settle`].
-    /// `false`: the thread can't do it, the caller must.
+    /// Asks for the waiters of `[start, start + len)` to be woken. Only one thread may call it and
+    /// [`Waker::settle`]. `false`: the thread can't do it, the caller must.
     pub fn post(&self, start: usize, len: usize) -> bool {
         if !self.is_idle.load(SeqCst) || self.order.get() != FREE {
             return false;
@@ -91,8 +94,8 @@ impl Waker {
 }
 
 fn run(waker: usize) {
-    // SAFETY: `thread` gave this thread one reference of the Arc. (In a child of fork the thread is started anew, with the
-    // child's copy of that reference, as it never ended in the parent.)
+    // SAFETY: `thread` gave this thread one reference of the Arc. (In a child of fork the thread is
+    // started anew, with the child's copy of that reference, as it never ended in the parent.)
     let waker = unsafe { Arc::from_raw(waker as *const Waker) };
     waker.thread.store(thread_id(), SeqCst);
     waker.is_idle.store(set_idle(), SeqCst);
@@ -102,8 +105,9 @@ fn run(waker: usize) {
             POSTED => {
                 let (start, len) = (waker.start.load(SeqCst), waker.len.load(SeqCst));
                 if waker.order.replace(POSTED, FREE) {
-                    // A handler that has just gone to sleep may still count as running (delayed dequeue, Linux 6.12)
-                    // until the next time that the kernel chooses what to run here.
+                    // A handler that has just gone to sleep may still count as running (delayed
+                    // dequeue, Linux 6.12) until the next time that the kernel chooses what to run
+                    // here.
                     yield_now();
                     waker.uffd.wake(start, len);
                 }

@@ -1,5 +1,6 @@
-//! A fork at any moment of what threads do to their mappings: a simulated kernel makes the changes, and queues their events
-//! later, one thread's behind another's or before; the child must find what was where.
+//! A fork at any moment of what threads do to their mappings: a simulated kernel makes the changes,
+//! and queues their events later, one thread's behind another's or before; the child must find what
+//! was where.
 use crate::area::Areas;
 use crate::area::early_events::PARKED_FROM;
 use crate::quiesce::copy_moment::{Moment, Pages};
@@ -26,7 +27,8 @@ struct Thread {
 struct Kernel {
     changes: usize,
     random: Random,
-    /// Key (that of the index), or [`FRESH`], of each page that is mapped. A key means that there is a mark, too.
+    /// Key (that of the index), or [`FRESH`], of each page that is mapped. A key means that there
+    /// is a mark, too.
     pages: BTreeMap<u64, u64>,
     threads: Vec<Thread>,
     queue: VecDeque<(usize, Event)>,
@@ -56,8 +58,8 @@ impl Kernel {
         )
     }
 
-    /// A place for `len` pages where nothing is, the lowest or one at random: the kernel gives what was just unmapped to the
-    /// next who asks.
+    /// A place for `len` pages where nothing is, the lowest or one at random: the kernel gives what
+    /// was just unmapped to the next who asks.
     fn room(&mut self, len: u64) -> u64 {
         let from = if self.random.below(2) == 0 { 0 } else { self.random.below(SPACE) as u64 };
         (from..).find(|at| (*at..at + len).all(|page| !self.pages.contains_key(&page))).unwrap()
@@ -78,7 +80,8 @@ impl Kernel {
         self.pages.range(range.0..range.1).any(|(_, key)| *key != FRESH)
     }
 
-    /// An event may be overtaken by those of one change of each other thread, not of two: see [`Kernel::is_clear`].
+    /// An event may be overtaken by those of one change of each other thread, not of two: see
+    /// [`Kernel::is_clear`].
     fn may_change(&self, thread: usize) -> bool {
         let last = self.threads[thread].at;
         !self.threads.iter().any(|t| !t.unqueued.is_empty() && t.at < last)
@@ -142,8 +145,9 @@ impl Kernel {
         self.threads[thread].unqueued = events.into();
     }
 
-    /// Whether the engine can make sense of the events at all. Where one is queued so late that another thread, which came to the
-    /// same place, has changed it once more and been read, nobody can: events don't tell their thread.
+    /// Whether the engine can make sense of the events at all. Where one is queued so late that
+    /// another thread, which came to the same place, has changed it once more and been read, nobody
+    /// can: events don't tell their thread.
     fn is_clear(&mut self, mut areas: Areas) -> bool {
         while self.threads.iter().any(|t| t.queued > 0 || !t.unqueued.is_empty()) {
             for at in 0..THREADS {

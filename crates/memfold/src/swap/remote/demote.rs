@@ -1,5 +1,5 @@
-//! The mover: takes the coldest groups of the swap file to the remote store, and deletes there what nobody needs any more. What
-//! holds meanwhile is told in [`crate::swap::remote`].
+//! The mover: takes the coldest groups of the swap file to the remote store, and deletes there what
+//! nobody needs any more. What holds meanwhile is told in [`crate::swap::remote`].
 use crate::swap::cluster::Clusters;
 use crate::swap::remote::slot_group::{GROUP_SLOTS, Leaving, ones, rank, runs};
 use crate::swap::remote::{GROUP_BYTES, Tier};
@@ -14,7 +14,8 @@ use memfold_sys::units::PAGE_SIZE;
 
 /// Groups that are looked at with the lock held.
 const LOOK_GROUPS: u64 = 1024;
-/// The file is emptied until it holds this much less than the mark: one part in so many of its size.
+/// The file is emptied until it holds this much less than the mark: one part in so many of its
+/// size.
 const HYSTERESIS: u64 = 32;
 /// After a failure nothing is moved for so long, twice as long each time.
 const PAUSE_MIN_NS: u64 = 100_000_000;
@@ -23,9 +24,9 @@ const PAUSE_MAX_NS: u64 = 5_000_000_000;
 const STEP_NS: u64 = 50_000_000;
 
 impl Tier {
-    /// One round of the mover: deletes what nobody needs, and moves groups until the file is below its mark. With `wait`,
-    /// sleeps until there may be something to do, and after failures. `false`: [`Tier::stop`] was called, or, without
-    /// `wait`, nothing was done.
+    /// One round of the mover: deletes what nobody needs, and moves groups until the file is below
+    /// its mark. With `wait`, sleeps until there may be something to do, and after failures.
+    /// `false`: [`Tier::stop`] was called, or, without `wait`, nothing was done.
     pub fn step(&self, disk: &dyn Disk, clusters: &Clusters, wait: bool) -> bool {
         let mut inner = self.inner.lock();
         while wait && !inner.woken && !inner.stop {
@@ -124,7 +125,8 @@ impl Tier {
         self.wake(&mut self.inner.lock());
     }
 
-    /// Forgets the bytes of free slots in the remote store; with `trim`, gives the file's space of free slots back.
+    /// Forgets the bytes of free slots in the remote store; with `trim`, gives the file's space of
+    /// free slots back.
     fn collect(&self, disk: &dyn Disk, clusters: &Clusters, trim: bool) {
         let groups = clusters.slots() / GROUP_SLOTS as u64;
         for first in (0..groups).step_by(LOOK_GROUPS as usize) {
@@ -217,7 +219,8 @@ impl Tier {
         Ok(moved.max(1))
     }
 
-    /// Reads what the groups of a batch hold. One whose bytes can't be had stays, with `local` at 0.
+    /// Reads what the groups of a batch hold. One whose bytes can't be had stays, with `local` at
+    /// 0.
     fn fill(
         &self,
         disk: &dyn Disk,
@@ -262,8 +265,8 @@ impl Tier {
                 }
             }
         }
-        // SAFETY: the pages are the buffer's, each in one transfer. No slot that has been written is written again
-        // before it is claimed, and what is claimed meanwhile is not believed.
+        // SAFETY: the pages are the buffer's, each in one transfer. No slot that has been written
+        // is written again before it is claimed, and what is claimed meanwhile is not believed.
         unsafe { disk.transfer(&mut joined) };
         let fetched = fetches.chunks_mut(ENTRIES_MAX).try_for_each(|some| self.remote.get(some));
         if let Err(failure) = fetched {

@@ -1,5 +1,5 @@
-//! Data in the remote store expires unless the service refreshes it. The service says if it can't; that the service is
-//! silent, stopped perhaps, only the engine can see.
+//! Data in the remote store expires unless the service refreshes it. The service says if it can't;
+//! that the service is silent, stopped perhaps, only the engine can see.
 use alloc::format;
 use alloc::string::String;
 use core::time::Duration;
@@ -9,7 +9,8 @@ use memfold_sys::thread::now_ns;
 
 /// So often in the lifetime of an object the service is asked.
 const ASKS: u32 = 8;
-/// The user is told when this part of it is over without an answer. Objects may be as old when the last one came.
+/// The user is told when this part of it is over without an answer. Objects may be as old when the
+/// last one came.
 const SILENT: u64 = 4;
 /// An answer is waited for no longer than this, or a part of the lifetime.
 const PATIENCE_MAX: Duration = Duration::from_secs(30);
@@ -37,7 +38,8 @@ impl Watched {
         next.saturating_sub(now_ns())
     }
 
-    /// Asks whether objects are refreshed, if `any` lie in the store. Gives a warning when there has been no answer for long.
+    /// Asks whether objects are refreshed, if `any` lie in the store. Gives a warning when there
+    /// has been no answer for long.
     pub fn ask(&self, remote: &dyn Remote, any: bool) -> Option<String> {
         let patience = (self.expiry / PATIENCE_SHARE).min(PATIENCE_MAX);
         let asked = if any { remote.keep(patience) } else { Ok(()) };

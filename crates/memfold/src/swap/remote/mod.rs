@@ -1,47 +1,63 @@
 //! The remote tier: the cold end of the swap file lies in a remote store.
 //!
-//! It works below objects, on slots: a slot number names the same data wherever it lies, so handles and seals stay as they
-//! are when data moves. Slots move in aligned **groups** of 16, each with one object in the remote store, which holds the
-//! bytes that lay in the file: sealed, so the servers see nothing and what they change is found. The number of an object is
-//! never used twice, so a command that arrives late harms no later object.
+//! It works below objects, on slots: a slot number names the same data wherever it lies, so handles
+//! and seals stay as they are when data moves. Slots move in aligned **groups** of 16, each with
+//! one object in the remote store, which holds the bytes that lay in the file: sealed, so the
+//! servers see nothing and what they change is found. The number of an object is never used twice,
+//! so a command that arrives late harms no later object.
 //!
-//! **A slot's bytes are in one place that counts**: in the file (bit in `backed`) or in the object of its group (bit in
-//! `remote`). To move a group: its bytes are read and put into a new object; when the store has said that it has them, and
-//! as far as no slot was taken for other data meanwhile (`leaving`), the bits change, under the lock. Only then the file's
-//! space is given back, and whoever has read from the file meanwhile sees that the bits have changed and reads again.
-//! A write goes to the file always: whoever takes slots makes them the file's ([`Tier::claim`]).
+//! **A slot's bytes are in one place that counts**: in the file (bit in `backed`) or in the object
+//! of its group (bit in `remote`). To move a group: its bytes are read and put into a new object;
+//! when the store has said that it has them, and as far as no slot was taken for other data
+//! meanwhile (`leaving`), the bits change, under the lock. Only then the file's space is given
+//! back, and whoever has read from the file meanwhile sees that the bits have changed and reads
+//! again. A write goes to the file always: whoever takes slots makes them the file's
+//! ([`Tier::claim`]).
 //!
-//! Which groups are cold: a clock with a second chance, over groups that were not read since the hand's last pass.
+//! Which groups are cold: a clock with a second chance, over groups that were not read since the
+//! hand's last pass.
 //!
 //! # The remote tier
-//! `swap/remote/mod.rs`, `swap/remote/demote.rs`, `swap/remote/slot_group.rs`, `memfold-sys/remote.rs`, `memfold-remote`. It lies below objects: slots move, and what a slot's number
-//! names stays the same, so handles, seals and everything above know nothing of it. Slots move in aligned groups of 16; a group has
-//! at most one object in the store, with the slots that were in use one behind the other. Objects have numbers that are never
-//! used twice, so a command that arrives late can harm no later object.
+//! `swap/remote/mod.rs`, `swap/remote/demote.rs`, `swap/remote/slot_group.rs`,
+//! `memfold-sys/remote.rs`, `memfold-remote`. It lies below objects: slots move, and what a slot's
+//! number names stays the same, so handles, seals and everything above know nothing of it. Slots
+//! move in aligned groups of 16; a group has at most one object in the store, with the slots that
+//! were in use one behind the other. Objects have numbers that are never used twice, so a command
+//! that arrives late can harm no later object.
 //!
-//! - **Slots** are more than the file may hold (`--swap-size` + `--remote-size`); the file is sparse, and what it takes is counted
-//!   by slot (`backed`). Who takes slots claims them for the file first (`claim`); at the bound that fails, and is tried again later.
-//! - **One place that counts**: for each slot in use exactly one of `backed` and `remote` is set (`locate` asserts it, `check`
-//!   verifies it). The mover reads written slots from the file, puts them as a new object, and when the store has acknowledged
-//!   it, changes the bits under the lock, as far as no slot was claimed meanwhile (`leaving`). Then it punches the file; nobody can
-//!   claim these slots until that is done. Slots of the group that lay in an older object are fetched and put again with them.
-//! - **Readers** take no lock across a read: they look where the slots are, read, and look again. If that has changed, they begin
-//!   anew; so what was punched or deleted meanwhile is not judged.
-//! - **Cold** is what the clock's hand finds unread since its last pass. Slots that became free are found by the mover's walk
-//!   over the groups, which then deletes objects of which nothing counts any more.
-//! - **Failures** of a put or delete change nothing; the mover pauses, 100 ms to 5 s. Reads are tried again by the service
-//!   for `--remote-timeout`; a failure then is as one of the file. The store is believed nothing: seals and fingerprints tell.
-//! - **The service** is part of `memfold run`, as a client of such servers needs `std`, in a process and a session of its own: so
-//!   it goes on while `memfold run` or its job is stopped, and has as many descriptors as it may, of which CMD learns nothing. It ends
-//!   when `memfold run` does. An engine reaches it by a Unix socket, with one connection for all its threads: requests have numbers,
-//!   and of the threads that wait one reads the next answer's head and leaves the rest to its owner (`memfold-sys/src/remote/socket.rs`). In the
-//!   service up to four threads of a connection take turns to read a request, which each does and answers itself (`line.rs`). They
-//!   share up to 16 connections to the store, half of them kept for reads (`links.rs`). When engines take more than half of the
-//!   descriptors, the connection that was idle longest is closed; its engine connects again.
-//! - It gives a connection to the store up after any error, since answers may be under way on it, and tells the engine `Ok` only of
-//!   what was acknowledged. It knows the key names of the run, and deletes them when their process or the run has ended. It refreshes
-//!   their expiry four times in it, by a clock that counts the machine's sleep, and warns if it could not for half of it (`kept.rs`).
-//!   If it is silent itself, the engine's mover warns, which asks eight times in that time (`expiry.rs`).
+//! - **Slots** are more than the file may hold (`--swap-size` + `--remote-size`); the file is
+//!   sparse, and what it takes is counted by slot (`backed`). Who takes slots claims them for the
+//!   file first (`claim`); at the bound that fails, and is tried again later.
+//! - **One place that counts**: for each slot in use exactly one of `backed` and `remote` is set
+//!   (`locate` asserts it, `check` verifies it). The mover reads written slots from the file, puts
+//!   them as a new object, and when the store has acknowledged it, changes the bits under the lock,
+//!   as far as no slot was claimed meanwhile (`leaving`). Then it punches the file; nobody can
+//!   claim these slots until that is done. Slots of the group that lay in an older object are
+//!   fetched and put again with them.
+//! - **Readers** take no lock across a read: they look where the slots are, read, and look again.
+//!   If that has changed, they begin anew; so what was punched or deleted meanwhile is not judged.
+//! - **Cold** is what the clock's hand finds unread since its last pass. Slots that became free are
+//!   found by the mover's walk over the groups, which then deletes objects of which nothing counts
+//!   any more.
+//! - **Failures** of a put or delete change nothing; the mover pauses, 100 ms to 5 s. Reads are
+//!   tried again by the service for `--remote-timeout`; a failure then is as one of the file. The
+//!   store is believed nothing: seals and fingerprints tell.
+//! - **The service** is part of `memfold run`, as a client of such servers needs `std`, in a
+//!   process and a session of its own: so it goes on while `memfold run` or its job is stopped, and
+//!   has as many descriptors as it may, of which CMD learns nothing. It ends when `memfold run`
+//!   does. An engine reaches it by a Unix socket, with one connection for all its threads: requests
+//!   have numbers, and of the threads that wait one reads the next answer's head and leaves the
+//!   rest to its owner (`memfold-sys/src/remote/socket.rs`). In the service up to four threads of a
+//!   connection take turns to read a request, which each does and answers itself (`line.rs`). They
+//!   share up to 16 connections to the store, half of them kept for reads (`links.rs`). When
+//!   engines take more than half of the descriptors, the connection that was idle longest is
+//!   closed; its engine connects again.
+//! - It gives a connection to the store up after any error, since answers may be under way on it,
+//!   and tells the engine `Ok` only of what was acknowledged. It knows the key names of the run,
+//!   and deletes them when their process or the run has ended. It refreshes their expiry four times
+//!   in it, by a clock that counts the machine's sleep, and warns if it could not for half of it
+//!   (`kept.rs`). If it is silent itself, the engine's mover warns, which asks eight times in that
+//!   time (`expiry.rs`).
 pub mod slot_group;
 pub mod expiry;
 pub mod demote;
@@ -208,8 +224,9 @@ impl Tier {
         self.inner.lock().has_mover = true;
     }
 
-    /// Makes slots that the caller has taken the file's, to be written. `free_bytes` is what the file system has.
-    /// Where the file may not hold so much, waits for the mover while it gets on. `false`: it doesn't.
+    /// Makes slots that the caller has taken the file's, to be written. `free_bytes` is what the
+    /// file system has. Where the file may not hold so much, waits for the mover while it gets on.
+    /// `false`: it doesn't.
     pub fn claim(&self, clusters: &Clusters, slot: u64, count: usize, free_bytes: u64) -> bool {
         let mut inner = self.inner.lock();
         let mut more = 0;
@@ -300,7 +317,8 @@ impl Tier {
     /// [`Why`]; what is at `to` is not to be used then.
     ///
     /// # Safety
-    /// - `to` has room for `count` pages that nobody else touches; an object is in each slot and is not freed meanwhile.
+    /// - `to` has room for `count` pages that nobody else touches; an object is in each slot and is
+    ///   not freed meanwhile.
     pub unsafe fn read(
         &self,
         disk: &dyn Disk,

@@ -1,7 +1,9 @@
-//! Groups of slots: what of the swap file lies in the remote store. The table, and each change of it.
+//! Groups of slots: what of the swap file lies in the remote store. The table, and each change of
+//! it.
 //!
-//! Equations: `far` = sum of the bits of `remote`; `backed` = sum of those of `backed`, and of what is being given back;
-//! no slot is in both; `remote` is a part of `stored`, and `written` of `backed`; a group has an object if `remote` is not 0.
+//! Equations: `far` = sum of the bits of `remote`; `backed` = sum of those of `backed`, and of what
+//! is being given back; no slot is in both; `remote` is a part of `stored`, and `written` of
+//! `backed`; a group has an object if `remote` is not 0.
 use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_sys::Errno;
@@ -77,7 +79,8 @@ impl Groups {
     /// If there is no such slot.
     pub fn group(&mut self, index: u64) -> &mut Group {
         assert!((index as usize + 1) * size_of::<Group>() <= self.table.len());
-        // SAFETY: the group lies in the zone, all zero at first, which is a valid group; `&mut self` makes the borrow unique.
+        // SAFETY: the group lies in the zone, all zero at first, which is a valid group; `&mut
+        // self` makes the borrow unique.
         unsafe { &mut *self.table.as_ptr().cast::<Group>().add(index as usize) }
     }
 
@@ -122,8 +125,8 @@ impl Groups {
         }
     }
 
-    /// Ends a move: from now on the new object counts, as far as slots were not taken for other data meanwhile. Returns
-    /// the slots that have moved.
+    /// Ends a move: from now on the new object counts, as far as slots were not taken for other
+    /// data meanwhile. Returns the slots that have moved.
     pub fn publish(&mut self, leaving: &Leaving, live: u16) -> u64 {
         let group = self.group(leaving.group);
         let moved = core::mem::take(&mut group.leaving) & leaving.local & live;
@@ -137,7 +140,8 @@ impl Groups {
         ones(moved)
     }
 
-    /// Takes slots out of the file, whose space the caller then gives back. Until it has, nobody can claim them.
+    /// Takes slots out of the file, whose space the caller then gives back. Until it has, nobody
+    /// can claim them.
     pub fn begin_punch(&mut self, index: u64, mask: u16) {
         let group = self.group(index);
         debug_assert!(!group.punching, "only the mover punches, one after the other");

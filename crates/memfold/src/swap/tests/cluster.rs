@@ -29,8 +29,8 @@ impl Naive {
 }
 
 proptest! {
-    /// S1, S2, S4: every run is aligned, whole and free before; none is refused while one is there; slots are free exactly
-    /// when their last holder lets go.
+    /// S1, S2, S4: every run is aligned, whole and free before; none is refused while one is there;
+    /// slots are free exactly when their last holder lets go.
     #[test]
     fn s1_agrees_with_a_bitmap(ops in prop::collection::vec((0u8..=9, 0usize..4, 0usize..6, any::<prop::sample::Index>()), 1..400)) {
         let clusters = Clusters::new();
@@ -128,8 +128,8 @@ fn s4_an_emptied_cluster_is_used_again_before_its_discard() {
     clusters.check().unwrap();
 }
 
-/// S-bench: mixed orders taken and freed for 100 rounds at up to 60% of the slots; the runs that had to be made smaller
-/// though their room was there: none.
+/// S-bench: mixed orders taken and freed for 100 rounds at up to 60% of the slots; the runs that
+/// had to be made smaller though their room was there: none.
 #[test]
 fn s_ageing_has_no_fallback_while_there_is_space() {
     let clusters = Clusters::new();
