@@ -172,17 +172,7 @@ fn a_stats_file_that_cant_be_written_stops_it_before_the_start() {
 #[test]
 fn without_permission_the_remedies_are_named() {
     let Some(bin) = binaries() else { return };
-    // SAFETY: the call has no preconditions.
-    if unsafe { libc::geteuid() } != 0 || !needs_privilege() {
-        eprintln!("SKIPPED: needs root to become somebody who may not use userfaultfd");
-        return;
-    }
-    use std::os::unix::process::CommandExt;
-    let scratch = Scratch::new();
-    std::fs::set_permissions(&scratch.0, std::fs::Permissions::from_mode(0o755)).unwrap();
-    for name in ["memfold", "libmemfold_preload.so"] {
-        scratch.file(name, std::fs::read(bin.join(name)).unwrap(), 0o755);
-    }
+    let Some(scratch) = for_anybody(&bin) else { return };
     let mut command = memfold(&scratch.0, &["run", "--limit", "64M", "--", "/bin/true"]);
     let output = command.uid(65534).gid(65534).current_dir("/").output().unwrap();
     assert_refused(&output, 125, &["vm.unprivileged_userfaultfd", "/dev/userfaultfd", "seccomp"]);
@@ -278,18 +268,24 @@ fn what_a_program_starts_and_can_not_be_served_runs_unmanaged_with_one_line() {
 #[test]
 fn a_child_that_may_not_use_userfaultfd_runs_unmanaged_with_one_line() {
     let Some(bin) = binaries() else { return };
+    let Some(scratch) = for_anybody(&bin) else { return };
+    let script = "cd /; setpriv --reuid 65534 --regid 65534 --clear-groups /bin/echo ran; exit $?";
+    assert_ran_unmanaged(&scratch.0, &[], script, &[], &["userfaultfd"]);
+}
+
+/// memfold where another user can run it. `None` if nobody here is refused userfaultfd.
+fn for_anybody(bin: &Path) -> Option<Scratch> {
     // SAFETY: the call has no preconditions.
     if unsafe { libc::geteuid() } != 0 || !needs_privilege() {
         eprintln!("SKIPPED: needs root to become somebody who may not use userfaultfd");
-        return;
+        return None;
     }
     let scratch = Scratch::new();
     std::fs::set_permissions(&scratch.0, std::fs::Permissions::from_mode(0o755)).unwrap();
     for name in ["memfold", "libmemfold_preload.so"] {
         scratch.file(name, std::fs::read(bin.join(name)).unwrap(), 0o755);
     }
-    let script = "cd /; setpriv --reuid 65534 --regid 65534 --clear-groups /bin/echo ran; exit $?";
-    assert_ran_unmanaged(&scratch.0, &[], script, &[], &["userfaultfd"]);
+    Some(scratch)
 }
 
 fn needs_privilege() -> bool {

@@ -54,6 +54,21 @@ fn b3_data_that_does_not_shrink_goes_to_the_file_and_every_byte_comes_back() {
 /// A mounted file system.
 struct Mounted(String);
 
+impl Mounted {
+    /// A new file system of so many bytes in a new directory.
+    fn tmpfs(dir: &str, size: &str) -> Option<Mounted> {
+        std::fs::create_dir(dir).unwrap();
+        let options = format!("size={size}");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs", dir]).stderr(Stdio::null());
+        if !mount.status().is_ok_and(|status| status.success()) {
+            eprintln!("SKIPPED, NOTHING WAS TESTED: mounting a small tmpfs needs root");
+            return None;
+        }
+        Some(Mounted(dir.to_string()))
+    }
+}
+
 impl Drop for Mounted {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(&self.0).status();
@@ -64,16 +79,7 @@ impl Drop for Mounted {
 fn a_full_file_system_costs_memory_and_no_data() {
     let scratch = Scratch::new();
     let dir = scratch.path("small");
-    std::fs::create_dir(&dir).unwrap();
-    let mounted = Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=32M", "tmpfs", &dir])
-        .stderr(Stdio::null())
-        .status();
-    if !mounted.is_ok_and(|status| status.success()) {
-        eprintln!("SKIPPED, NOTHING WAS TESTED: mounting a small tmpfs needs root");
-        return;
-    }
-    let mounted = Mounted(dir.clone());
+    let Some(mounted) = Mounted::tmpfs(&dir, "32M") else { return };
     let flags = ["--limit", "64M", "--swap", &dir, "--swap-keep-free", "1M"];
     let Some(output) = managed_in("", &flags, &["python3", PROGRAM, "150"]) else { return };
     let stop = [&flags[..], &["--on-full", "stop"]].concat();
@@ -128,16 +134,7 @@ fn a_run_killed_while_it_writes_leaves_no_file_and_all_space_free() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let dir = scratch.path("swap");
-    std::fs::create_dir(&dir).unwrap();
-    let mounted = Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=400M", "tmpfs", &dir])
-        .stderr(Stdio::null())
-        .status();
-    if !mounted.is_ok_and(|status| status.success()) {
-        eprintln!("SKIPPED, NOTHING WAS TESTED: mounting a small tmpfs needs root");
-        return;
-    }
-    let mounted = Mounted(dir.clone());
+    let Some(mounted) = Mounted::tmpfs(&dir, "400M") else { return };
     let free = free_bytes(&dir);
     for _ in 0..3 {
         let flags = [

@@ -8,7 +8,7 @@
 mod status;
 mod memories;
 
-use memfold::{Hint, Memory};
+use memfold::{Heap, Hint, Memory};
 use memories::{add, remove, with};
 use status::{Failure, Status, answer};
 use std::ffi::{CStr, c_char, c_void};
@@ -171,9 +171,8 @@ pub extern "C" fn memfold_unpin(memory: u64, address: *const c_void, len: usize)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_discard(memory: u64, address: *mut c_void, len: usize) -> Status {
     // SAFETY: as the caller says.
-    answer(|| {
-        range(address, len).and_then(|range| with(memory, |heap| unsafe { heap.discard(range) }))
-    })
+    let discard = |heap: &Heap, range| unsafe { heap.discard(range) };
+    answer(|| range(address, len).and_then(|range| with(memory, |heap| discard(heap, range))))
 }
 
 /// What a memory holds and has done. `size` is sizeof *stats: a later version of the struct has

@@ -13,7 +13,7 @@ use memfold::pager::{Pager, Parts, StartError, StatsPlace};
 use memfold::policy::fair_share::share;
 use memfold::stats::Stats;
 use memfold_sys::maps::pagemap::Pagemap;
-use memfold_sys::maps::{Area, each_area, each_detailed, flag};
+use memfold_sys::maps::{Area, each_area, each_detailed, flag, private_anonymous_at};
 use memfold_sys::memory::zone::{
     freeze_list, locked_bytes, overlaps_own, set_inherited, unfreeze_list,
 };
@@ -234,14 +234,7 @@ fn area_of(addr: usize) -> Option<(usize, usize)> {
             "the engine has touched a frame of its own that is empty, at {addr:#x}"
         ));
     }
-    let mut found = None;
-    let _ = each_area(|area| {
-        if area.start <= addr && addr < area.end && area.is_private_anonymous() {
-            found = Some((area.start, area.end));
-        }
-        Continue(())
-    });
-    found
+    private_anonymous_at(addr)
 }
 
 impl Program {

@@ -6,6 +6,7 @@ use memfold::pager::Pager;
 use memfold_sys::thread::yield_now;
 use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Faults served again in a row before a test is given up as stuck.
@@ -183,4 +184,16 @@ impl Setup {
         }
         assert_eq!(self.pager.stats().check_sums(), Ok(()));
     }
+}
+
+/// What `read` ends the program with: a read whose bytes can't be had must not return.
+///
+/// # Panics
+/// It returns.
+#[track_caller]
+pub fn fatal(read: impl FnOnce()) -> String {
+    let payload =
+        catch_unwind(AssertUnwindSafe(read)).expect_err("a wrong byte must never be read");
+    let text = payload.downcast_ref::<&str>().map(|text| text.to_string());
+    text.unwrap_or_else(|| payload.downcast_ref::<String>().cloned().expect("panics have text"))
 }

@@ -1,10 +1,25 @@
 //! The engine against its equations (see [`Pager`]): what tests and fuzzers ask after each round.
-use crate::folio::State;
+use crate::area::Area;
+use crate::folio::index::FolioId;
 use crate::folio::lru::List;
+use crate::folio::{Folio, State};
 use crate::pager::Pager;
 use crate::swap::Swap;
+use alloc::format;
 use alloc::string::{String, ToString};
 use memfold_sys::units::MAX_PAGES;
+
+/// What the folios of all areas come to.
+#[derive(Default)]
+struct Found {
+    mapped: u64,
+    cached: u64,
+    clean: u64,
+    folded: u64,
+    folios: u64,
+    objects: u64,
+    in_file: u64,
+}
 
 impl Pager {
     /// Verifies what must hold while nobody works: store, frames, and every folio of every area.
@@ -17,85 +32,89 @@ impl Pager {
         self.store.check()?;
         self.frames.check(&*self.space).map_err(|e| e.to_string())?;
         self.swap.as_ref().map_or(Ok(()), Swap::check)?;
-        let (mut mapped, mut cached, mut clean, mut folded) = (0u64, 0u64, 0u64, 0u64);
-        let (mut count, mut objects, mut in_file) = (0u64, 0u64, 0u64);
+        let mut found = Found::default();
         for area in areas.iter() {
-            let mut key = area.key;
-            while key < area.key_end() {
-                let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(area.key_end());
-                let guard = self.shards.lock(key);
-                let Some((at, id)) = self.index.first(&guard, key, end) else {
-                    key = end;
-                    continue;
-                };
-                let folio = self.folios.get(&guard, id);
-                let pages = folio.pages();
-                if folio.key() != at || at + pages > area.key_end() {
-                    return Err(alloc::format!(
-                        "folio {id} at {:#x} is entered at {at:#x} or leaves its area",
-                        folio.key()
-                    ));
-                }
-                count += 1;
-                match folio.state.get() {
-                    State::Resident => mapped += pages,
-                    State::Cached => cached += pages,
-                    State::Stored => {
-                        folded += pages;
-                        if !folio.has_copy.get() {
-                            return Err(alloc::format!("folio {id} is stored without a copy"));
-                        }
-                    }
-                    State::Loading | State::Saving => {
-                        return Err(alloc::format!(
-                            "folio {id} is {:?} at rest",
-                            folio.state.get()
-                        ));
-                    }
-                }
-                if folio.has_copy.get() {
-                    clean += if folio.state.get() == State::Stored { 0 } else { pages };
-                    if self.folios.handles(folio).any(|h| h.is_none()) {
-                        return Err(alloc::format!("folio {id} lacks a block of its copy"));
-                    }
-                    let foreign =
-                        self.folios.handles(folio).filter(|h| h.as_foreign().is_some()).count();
-                    let zeros = self.folios.handles(folio).filter(|h| h.is_zero()).count();
-                    objects += (self.folios.slots(folio).len() - zeros - foreign) as u64;
-                    in_file += foreign as u64;
-                }
-                // What is on no list never leaves the pool.
-                if folio.state.get() == State::Stored
-                    && self.swap.is_some()
-                    && self.folios.handles(folio).any(|h| self.store.payload(h).is_some())
-                    && !self.lru.is_on(id, List::Folded)
-                {
-                    return Err(alloc::format!(
-                        "folio {id} is in the pool, and writeback doesn't know it"
-                    ));
-                }
-                key = at + pages;
+            self.check_area(area, &mut found)?;
+        }
+        self.check_sums(&found)
+    }
+
+    fn check_area(&self, area: &Area, found: &mut Found) -> Result<(), String> {
+        let mut key = area.key;
+        while key < area.key_end() {
+            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(area.key_end());
+            let guard = self.shards.lock(key);
+            let Some((at, id)) = self.index.first(&guard, key, end) else {
+                key = end;
+                continue;
+            };
+            let folio = self.folios.get(&guard, id);
+            if folio.key() != at || at + folio.pages() > area.key_end() {
+                let key = folio.key();
+                return Err(format!(
+                    "folio {id} at {key:#x} is entered at {at:#x} or leaves its area"
+                ));
+            }
+            self.check_folio(id, folio, found)?;
+            key = at + folio.pages();
+        }
+        Ok(())
+    }
+
+    fn check_folio(&self, id: FolioId, folio: &Folio, found: &mut Found) -> Result<(), String> {
+        let (pages, stored) = (folio.pages(), folio.state.get() == State::Stored);
+        found.folios += 1;
+        match folio.state.get() {
+            State::Resident => found.mapped += pages,
+            State::Cached => found.cached += pages,
+            State::Stored => found.folded += pages,
+            state @ (State::Loading | State::Saving) => {
+                return Err(format!("folio {id} is {state:?} at rest"));
             }
         }
+        if !folio.has_copy.get() {
+            return if stored {
+                Err(format!("folio {id} is stored without a copy"))
+            } else {
+                Ok(())
+            };
+        }
+        found.clean += if stored { 0 } else { pages };
+        let handles = || self.folios.handles(folio);
+        if handles().any(|h| h.is_none()) {
+            return Err(format!("folio {id} lacks a block of its copy"));
+        }
+        let foreign = handles().filter(|h| h.as_foreign().is_some()).count();
+        let zeros = handles().filter(|h| h.is_zero()).count();
+        found.objects += (self.folios.slots(folio).len() - zeros - foreign) as u64;
+        found.in_file += foreign as u64;
+        // What is on no list never leaves the pool.
+        let in_pool = stored && handles().any(|h| self.store.payload(h).is_some());
+        if in_pool && self.swap.is_some() && !self.lru.is_on(id, List::Folded) {
+            return Err(format!("folio {id} is in the pool, and writeback doesn't know it"));
+        }
+        Ok(())
+    }
+
+    fn check_sums(&self, found: &Found) -> Result<(), String> {
         let listed = |lists: &[List]| lists.iter().map(|list| self.lru.pages(*list)).sum::<u64>();
+        let mapped = listed(&[List::Active, List::Inactive, List::Refused]);
+        let cached = listed(&[List::Cooling, List::Ahead, List::Dirty]);
+        let in_file = self.swap.as_ref().map_or(0, Swap::objects);
         let sums = [
-            ("mapped pages", mapped, self.tally.mapped()),
-            (
-                "mapped pages on lists",
-                mapped,
-                listed(&[List::Active, List::Inactive, List::Refused]),
-            ),
-            ("cached pages on lists", cached, listed(&[List::Cooling, List::Ahead, List::Dirty])),
-            ("full frames", cached + self.frames.full_free(), self.frames.populated()),
-            ("clean pages", clean, self.tally.clean()),
-            ("folded pages", folded, self.tally.folded()),
-            ("folios", count, self.folios.count() as u64),
-            ("stored objects", objects, self.store.stats().objects),
-            ("objects in the swap file", in_file, self.swap.as_ref().map_or(0, Swap::objects)),
+            ("mapped pages", found.mapped, self.tally.mapped()),
+            ("mapped pages on lists", found.mapped, mapped),
+            ("cached pages on lists", found.cached, cached),
+            ("full frames", found.cached + self.frames.full_free(), self.frames.populated()),
+            ("clean pages", found.clean, self.tally.clean()),
+            ("folded pages", found.folded, self.tally.folded()),
+            ("folios", found.folios, self.folios.count() as u64),
+            ("stored objects", found.objects, self.store.stats().objects),
+            ("objects in the swap file", found.in_file, in_file),
         ];
-        match sums.iter().find(|s| s.1 != s.2) {
+        match sums.iter().find(|sum| sum.1 != sum.2) {
             Some((name, found, counted)) => {
-                Err(alloc::format!("{name}: found {found}, counted {counted}"))
+                Err(format!("{name}: found {found}, counted {counted}"))
             }
             None => Ok(()),
         }

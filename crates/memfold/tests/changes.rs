@@ -5,8 +5,8 @@ use memfold::config::Config;
 use memfold::delivery::background;
 use memfold::delivery::program::Watcher;
 use memfold::pager::{Pager, Parts, StatsPlace};
-use memfold_sys::maps::each_area;
 use memfold_sys::maps::pagemap::Pagemap;
+use memfold_sys::maps::private_anonymous_at;
 use memfold_sys::thread::{cpus, memory_bytes, yield_now};
 use memfold_sys::uffd::bin::Bin;
 use memfold_sys::uffd::space::UffdSpace;
@@ -15,7 +15,6 @@ use memfold_sys::units::PAGE_SIZE;
 use memfold_testkit::fill::fill;
 use memfold_testkit::random::{Random, seed};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags};
-use std::ops::ControlFlow::Continue;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -29,18 +28,6 @@ static WATCHER: OnceLock<&'static Watcher> = OnceLock::new();
 static ENGINE: OnceLock<Arc<Pager>> = OnceLock::new();
 /// A test counts what is mapped.
 static ALONE: Mutex<()> = Mutex::new(());
-
-/// As in `memfold run`.
-fn area_of(addr: usize) -> Option<(usize, usize)> {
-    let mut found = None;
-    let _ = each_area(|area| {
-        if area.start <= addr && addr < area.end && area.is_private_anonymous() {
-            found = Some((area.start, area.end));
-        }
-        Continue(())
-    });
-    found
-}
 
 fn engine() -> Arc<Pager> {
     let features = feature::MOVE
@@ -66,7 +53,8 @@ fn engine() -> Arc<Pager> {
     let (start, len) = pager.frames_zone();
     // SAFETY: the engine never touches a frame that is empty.
     unsafe { uffd.register(start, len, false) }.expect("registering frames");
-    let watcher = Watcher::new(&pager, &uffd, &pagemap, area_of, false).expect("a watcher");
+    let watcher =
+        Watcher::new(&pager, &uffd, &pagemap, private_anonymous_at, false).expect("a watcher");
     for start in background::threads(&pager, 2).into_iter().chain(watcher.threads()) {
         start.by_libc().expect("an engine thread");
     }

@@ -58,15 +58,21 @@ fn in_child(work: impl FnOnce() -> bool) -> i32 {
     }
 }
 
+/// A region of the parent's, mapped and folded by half.
+fn half_folded(delivery: Delivery) -> (Memory, Region) {
+    let memory = build(delivery);
+    let mut region = memory.region(LEN).unwrap();
+    fill(&mut region);
+    region.pageout(0..LEN / 2);
+    (memory, region)
+}
+
 /// The parent's region, in both deliveries, mapped and folded by half, then `work` in a child.
 #[track_caller]
 fn check(what: &str, work: impl Fn(&Memory, &Region) -> bool) {
     let _alone = alone();
     for delivery in [Delivery::Signal, Delivery::Thread] {
-        let memory = build(delivery);
-        let mut region = memory.region(LEN).unwrap();
-        fill(&mut region);
-        region.pageout(0..LEN / 2);
+        let (memory, region) = half_folded(delivery);
         assert!(memory.stats().folded_bytes.load(Relaxed) >= LEN as u64 / 4);
         assert_eq!(in_child(|| work(&memory, &region)), 0, "{what} in a child, {delivery:?}");
         assert_kept(&memory, &region);
@@ -181,10 +187,7 @@ fn what_a_child_drops_stays_its_parents() {
 fn a_touch_of_the_parents_region_ends_the_child_and_no_byte_changes() {
     let _alone = alone();
     for delivery in [Delivery::Signal, Delivery::Thread] {
-        let memory = build(delivery);
-        let mut region = memory.region(LEN).unwrap();
-        fill(&mut region);
-        region.pageout(0..LEN / 2);
+        let (memory, region) = half_folded(delivery);
         for page in [0, PAGES - 1] {
             let touch = || region.as_slice()[page * 4096] == 1;
             assert_eq!(in_child(touch) & 0x7f, libc::SIGSEGV, "{delivery:?}");

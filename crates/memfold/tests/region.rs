@@ -1,6 +1,6 @@
 //! Regions end to end: real page faults, both deliveries, with and without UFFDIO_MOVE. Rows B2,
 //! Z1, M1, C1.
-use memfold::{Delivery, Memory};
+use memfold::{Delivery, Memory, Region};
 use memfold_testkit::random::Random;
 
 const MIB: usize = 1 << 20;
@@ -12,6 +12,13 @@ fn page(source: &[u8], n: usize, out: &mut [u8]) {
     out[..8].copy_from_slice(&(n as u64).to_le_bytes());
 }
 
+#[track_caller]
+fn assert_page(source: &[u8], region: &Region, n: usize) {
+    let mut want = [0u8; 4096];
+    page(source, n, &mut want);
+    assert!(region.as_slice()[n * 4096..][..4096] == want, "page {n}");
+}
+
 fn fill_and_read(delivery: Delivery, use_move: &str, resident: u64, size: usize) {
     let source = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     let memory = Memory::builder()
@@ -21,22 +28,19 @@ fn fill_and_read(delivery: Delivery, use_move: &str, resident: u64, size: usize)
         .build()
         .unwrap();
     let mut region = memory.region(size).unwrap();
-    let mut want = vec![0u8; 4096];
     let pages = size / 4096;
     for n in 0..pages {
         page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]);
     }
-    for round in 0..2 {
+    for _ in 0..2 {
         for n in 0..pages {
-            page(&source, n, &mut want);
-            assert!(region.as_slice()[n * 4096..][..4096] == want[..], "round {round} page {n}");
+            assert_page(&source, &region, n);
         }
     }
     let mut random = Random::new(1);
     for _ in 0..20_000 {
         let n = random.below(pages);
-        page(&source, n, &mut want);
-        assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+        assert_page(&source, &region, n);
     }
     let stats = memory.stats();
     let held = stats.resident_bytes.load(std::sync::atomic::Ordering::Relaxed)
@@ -179,10 +183,8 @@ fn m2_a_sparse_pool_is_packed_without_any_limit_being_hit() {
     eventually("the pool is packed", || pool_bytes(&memory) < full * 2 / 5);
     let stats = memory.stats();
     assert!(stats.compacted_bytes.load(std::sync::atomic::Ordering::Relaxed) > 0);
-    let mut want = vec![0u8; 4096];
     for n in (0..pages).filter(|n| n / 4 % 4 == 0) {
-        page(&source, n, &mut want);
-        assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+        assert_page(&source, &region, n);
     }
     memory.check().unwrap();
 }
@@ -202,7 +204,6 @@ fn m9_cold_blocks_are_compressed_again_while_the_program_reads() {
         let mut region = memory.region(48 * MIB).unwrap();
         let pages = region.len() / 4096;
         (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
-        let mut want = vec![0u8; 4096];
         let mut random = Random::new(1);
         let again = |memory: &Memory| {
             memory.stats().blocks_recompressed.load(std::sync::atomic::Ordering::Relaxed)
@@ -211,15 +212,13 @@ fn m9_cold_blocks_are_compressed_again_while_the_program_reads() {
         eventually("blocks are compressed again", || {
             for _ in 0..500 {
                 let n = random.below(pages);
-                page(&source, n, &mut want);
-                assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+                assert_page(&source, &region, n);
                 reads += 1;
             }
             reads > 5_000 && again(&memory) > 200
         });
         for n in 0..pages {
-            page(&source, n, &mut want);
-            assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+            assert_page(&source, &region, n);
         }
         assert!(
             memory.stats().recompress_gained_bytes.load(std::sync::atomic::Ordering::Relaxed) > 0
@@ -240,10 +239,8 @@ fn z9_batches_keep_every_byte() {
         let mut region = memory.region(64 * MIB).unwrap();
         let pages = region.len() / 4096;
         (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
-        let mut want = vec![0u8; 4096];
         for n in 0..pages {
-            page(&source, n, &mut want);
-            assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+            assert_page(&source, &region, n);
         }
         memory.check().unwrap();
     }
@@ -256,10 +253,8 @@ fn z10_a_full_pool_refuses_and_the_bytes_stay() {
     let mut region = memory.region(32 * MIB).unwrap();
     let pages = region.len() / 4096;
     (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
-    let mut want = vec![0u8; 4096];
     for n in 0..pages {
-        page(&source, n, &mut want);
-        assert!(region.as_slice()[n * 4096..][..4096] == want[..], "page {n}");
+        assert_page(&source, &region, n);
     }
     assert!(pool_bytes(&memory) <= (4 << 20) + (1 << 20), "{}", pool_bytes(&memory));
     assert!(memory.stats().save_refused.load(std::sync::atomic::Ordering::Relaxed) > 0);

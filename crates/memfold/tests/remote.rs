@@ -4,10 +4,9 @@ use memfold::{Config, stats::Stats};
 use memfold_sys::disk::Way;
 use memfold_testkit::disk::{DiskTrouble, MemoryDisk};
 use memfold_testkit::fill::partly_random;
-use memfold_testkit::program::{Setup, small_config};
+use memfold_testkit::program::{Setup, fatal, small_config};
 use memfold_testkit::random::{Random, seed};
 use memfold_testkit::remote::{Ask, MemoryRemote, RemoteTrouble};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Pages of 16 MiB: more than limit and file together.
@@ -78,12 +77,7 @@ impl World {
 
     /// What reading one of the first pages, which are away, ends the program with.
     fn fatal(&self) -> String {
-        let read = catch_unwind(AssertUnwindSafe(|| self.assert_holds(0, 1, 0)));
-        let payload = read.expect_err("a wrong byte must never be read");
-        payload
-            .downcast_ref::<String>()
-            .cloned()
-            .unwrap_or_else(|| payload.downcast_ref::<&str>().unwrap().to_string())
+        fatal(|| self.assert_holds(0, 1, 0))
     }
 }
 

@@ -5,7 +5,7 @@ use memfold_sys::disk::Way;
 use memfold_sys::units::PAGE_SIZE;
 use memfold_testkit::disk::{DiskTrouble, MemoryDisk};
 use memfold_testkit::fill::partly_random;
-use memfold_testkit::program::{Setup, small_config};
+use memfold_testkit::program::{Setup, fatal, small_config};
 use memfold_testkit::random::{Random, seed};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -236,13 +236,8 @@ fn the_floor_of_the_file_system_is_kept() {
 }
 
 /// What reading page `n` ends the program with.
-fn fatal(setup: &Setup, n: usize) -> String {
-    let read = catch_unwind(AssertUnwindSafe(|| assert_holds(setup, n, 1, 0)));
-    let payload = read.expect_err("a wrong byte must never be read");
-    payload
-        .downcast_ref::<String>()
-        .cloned()
-        .unwrap_or_else(|| payload.downcast_ref::<&str>().unwrap().to_string())
+fn fatal_read(setup: &Setup, n: usize) -> String {
+    fatal(|| assert_holds(setup, n, 1, 0))
 }
 
 #[test]
@@ -250,7 +245,7 @@ fn a_read_that_fails_ends_the_program_and_names_file_and_slot() {
     let disk = MemoryDisk::default();
     let setup = folded_raw(small_config(), &disk, 16);
     disk.strike(Way::Read, 1, DiskTrouble::Failed);
-    let why = fatal(&setup, 0);
+    let why = fatal_read(&setup, 0);
     assert!(
         why.contains("swap file memory-disk, slot ") && why.contains("reading failed"),
         "{why}"
@@ -270,7 +265,7 @@ fn damage_in_the_file_is_never_believed() {
             config.swap_encrypt = encrypt;
             let setup = folded_raw(config, &disk, 32);
             damage(&disk);
-            let why = fatal(&setup, 0);
+            let why = fatal_read(&setup, 0);
             assert!(
                 why.contains("swap file memory-disk, slot ")
                     && why.contains("not what was written"),

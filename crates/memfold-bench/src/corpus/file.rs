@@ -1,6 +1,7 @@
 //! The corpus as the walk uses it: a read-only mapping of whole pages.
 
 use crate::common::refusal::Refusal;
+use memfold::Region;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -72,6 +73,18 @@ impl CorpusFile {
         let index = (number % self.pages as u64) as usize;
         // SAFETY: index < pages, so the result lies inside the mapping.
         unsafe { self.start.add(index * PAGE) }
+    }
+
+    /// Fills the region with the corpus's pages from the first on, again and again.
+    pub fn fill(&self, region: &mut Region) {
+        for number in 0..region.len() / PAGE {
+            // SAFETY: the page lies in the region, which is borrowed for writing; a corpus page is
+            // readable and lies elsewhere.
+            unsafe {
+                let to = region.as_ptr().add(number * PAGE);
+                std::ptr::copy_nonoverlapping(self.page(number as u64), to, PAGE);
+            }
+        }
     }
 }
 

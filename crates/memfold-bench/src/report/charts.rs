@@ -16,85 +16,92 @@ pub struct Chart {
 /// All plots, in the order of the page.
 pub fn charts(gathered: &Gathered) -> Vec<Chart> {
     let document = |bench: &str| gathered.documents.get(bench).unwrap_or(&Value::Null);
-    let walk = document("walk");
-    let mut charts = Vec::new();
-    let mut add = |title: &str, svg: anyhow::Result<String>| {
-        charts.push(Chart { title: title.into(), svg: svg.map_err(|error| error.to_string()) });
-    };
-    for (phase, title) in [
+    [
+        walk_charts(document("walk")),
+        usemem_charts(document("usemem")),
+        block_charts(document("blocks")),
+        pool_charts(document("pools")),
+        peer_charts(document("peers")),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn chart(title: &str, svg: anyhow::Result<String>) -> Chart {
+    Chart { title: title.into(), svg: svg.map_err(|error| error.to_string()) }
+}
+
+const SPEED: &str = "MB/s; longer is better";
+
+fn walk_charts(walk: &Value) -> Vec<Chart> {
+    let phases = [
         ("fill", "Filling memory past its limit (bench walk, fill)"),
         ("read2", "Reading it all again in order (bench walk, read2)"),
         ("dirty", "Reading and changing it all in order (bench walk, dirty)"),
-    ] {
-        add(title, bars("MB/s; longer is better", &phase_bars(walk, phase, "mb_per_s")));
-    }
-    add(
-        "Random 4 KiB reads (bench walk, random)",
-        bars("mean microseconds; shorter is better", &phase_bars(walk, "random", "mean_us")),
-    );
+    ];
+    let speed = |(phase, title)| chart(title, bars(SPEED, &phase_bars(walk, phase, "mb_per_s")));
+    let mut charts: Vec<Chart> = phases.map(speed).into();
+    let means = phase_bars(walk, "random", "mean_us");
     let latency = Axes {
         x: "microseconds (logarithmic)",
         y: "share of reads",
         log_x: Some(10.0),
         y_max: Some(1.0),
     };
-    add(
-        "Latency of random 4 KiB reads: share done within a time",
-        lines(latency, &latencies(walk)),
-    );
     let memory = Axes { x: "seconds", y: "MiB", log_x: None, y_max: None };
-    add(
-        "All memory over a walk: mapped pages, frames, store (memfold keeps stored copies of what it has in memory too)",
-        lines(memory, &memories(walk)),
-    );
-    let usemem = document("usemem");
-    add(
-        "usemem: writing by several processes",
-        bars("MB/s; longer is better", &peer_bars(usemem, "out_mb_s")),
-    );
-    add("usemem: reading it back", bars("MB/s; longer is better", &peer_bars(usemem, "in_mb_s")));
-    add(
-        "usemem: user and system time",
-        bars("seconds; shorter is better", &peer_bars(usemem, "cpu_s")),
-    );
-    let blocks = document("blocks");
-    let axis = Axes {
-        x: "KiB in a block (logarithmic)",
-        y: "data / compressed",
-        log_x: Some(4.0),
-        y_max: None,
-    };
-    add("Ratio by block size", lines(axis, &block_lines(blocks, "ratio")));
-    let axis = Axes {
-        x: "KiB in a block (logarithmic)",
-        y: "MB/s out, one core",
-        log_x: Some(4.0),
-        y_max: None,
-    };
-    add("Speed of compression by block size", lines(axis, &block_lines(blocks, "out_mb_s")));
-    let pools = document("pools");
-    add(
-        "Share of time that ten workloads wait for locks of the pools",
-        bars("percent; shorter is better", &pool_bars(pools, "wait_percent")),
-    );
-    add(
-        "What ten workloads move, by the number of pools",
-        bars("MB/s; longer is better", &pool_bars(pools, "mb_s")),
-    );
-    let peers = document("peers");
-    add(
-        "Other compressed memory: ratio",
-        bars("data / memory held; longer is better", &peer_bars(peers, "ratio")),
-    );
-    add(
-        "Other compressed memory: writing",
-        bars("MB/s; longer is better", &peer_bars(peers, "out_mb_s")),
-    );
-    add(
-        "Other compressed memory: reading",
-        bars("MB/s; longer is better", &peer_bars(peers, "in_mb_s")),
-    );
+    charts.extend([
+        chart(
+            "Random 4 KiB reads (bench walk, random)",
+            bars("mean microseconds; shorter is better", &means),
+        ),
+        chart(
+            "Latency of random 4 KiB reads: share done within a time",
+            lines(latency, &latencies(walk)),
+        ),
+        chart(
+            "All memory over a walk: mapped pages, frames, store (memfold keeps stored copies of what it has in memory too)",
+            lines(memory, &memories(walk)),
+        ),
+    ]);
     charts
+}
+
+fn usemem_charts(usemem: &Value) -> Vec<Chart> {
+    let seconds = bars("seconds; shorter is better", &peer_bars(usemem, "cpu_s"));
+    vec![
+        chart("usemem: writing by several processes", bars(SPEED, &peer_bars(usemem, "out_mb_s"))),
+        chart("usemem: reading it back", bars(SPEED, &peer_bars(usemem, "in_mb_s"))),
+        chart("usemem: user and system time", seconds),
+    ]
+}
+
+fn block_charts(blocks: &Value) -> Vec<Chart> {
+    let against_size =
+        |y| Axes { x: "KiB in a block (logarithmic)", y, log_x: Some(4.0), y_max: None };
+    let ratio = lines(against_size("data / compressed"), &block_lines(blocks, "ratio"));
+    let speed = lines(against_size("MB/s out, one core"), &block_lines(blocks, "out_mb_s"));
+    vec![chart("Ratio by block size", ratio), chart("Speed of compression by block size", speed)]
+}
+
+fn pool_charts(pools: &Value) -> Vec<Chart> {
+    let waits = bars("percent; shorter is better", &pool_bars(pools, "wait_percent"));
+    vec![
+        chart("Share of time that ten workloads wait for locks of the pools", waits),
+        chart(
+            "What ten workloads move, by the number of pools",
+            bars(SPEED, &pool_bars(pools, "mb_s")),
+        ),
+    ]
+}
+
+fn peer_charts(peers: &Value) -> Vec<Chart> {
+    let ratio = bars("data / memory held; longer is better", &peer_bars(peers, "ratio"));
+    vec![
+        chart("Other compressed memory: ratio", ratio),
+        chart("Other compressed memory: writing", bars(SPEED, &peer_bars(peers, "out_mb_s"))),
+        chart("Other compressed memory: reading", bars(SPEED, &peer_bars(peers, "in_mb_s"))),
+    ]
 }
 
 /// memfold's own bars have one colour, each other kind of peer another.

@@ -24,6 +24,13 @@ pub struct Requirement {
 use Shown::{Figures, Test};
 
 /// All rows, in the order of the requirements.
+const FULL_POOL: Shown = Test(
+    "crates/memfold/tests/swap.rs",
+    "m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block",
+);
+const COLD_OBJECTS: Shown =
+    Test("crates/memfold-block/src/device/tests/cold.rs", "what_is_idle_or_huge_is_what_leaves");
+
 pub const REQUIREMENTS: &[Requirement] = &[
     Requirement {
         name: "Z1",
@@ -158,14 +165,8 @@ pub const REQUIREMENTS: &[Requirement] = &[
                 "crates/memfold-store/src/store/tests/cold.rs",
                 "z10_the_shrinker_names_what_was_not_used_since_its_last_look",
             ),
-            Test(
-                "crates/memfold/tests/swap.rs",
-                "m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block",
-            ),
-            Test(
-                "crates/memfold-block/src/device/tests/cold.rs",
-                "what_is_idle_or_huge_is_what_leaves",
-            ),
+            FULL_POOL,
+            COLD_OBJECTS,
         ],
         lacks: "",
     },
@@ -303,14 +304,8 @@ pub const REQUIREMENTS: &[Requirement] = &[
                 "crates/memfold/tests/region.rs",
                 "m9_cold_blocks_are_compressed_again_while_the_program_reads",
             ),
-            Test(
-                "crates/memfold/tests/swap.rs",
-                "m9_z10_a_full_pool_goes_on_compressed_and_comes_back_block_by_block",
-            ),
-            Test(
-                "crates/memfold-block/src/device/tests/cold.rs",
-                "what_is_idle_or_huge_is_what_leaves",
-            ),
+            FULL_POOL,
+            COLD_OBJECTS,
         ],
         lacks: "",
     },

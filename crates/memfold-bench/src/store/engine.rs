@@ -38,17 +38,8 @@ impl Bench {
             Memory::builder().resident_bytes(2 * len as u64 + (64 << 20)).set("clean", "0");
         let builder = settings.iter().fold(builder, |b, (name, value)| b.set(name, value));
         let memory = builder.build().map_err(|e| anyhow::anyhow!("memfold: {e}"))?;
-        let region = memory.region(len).map_err(|e| anyhow::anyhow!("memfold: {e}"))?;
-        for page in 0..len / PAGE {
-            // SAFETY: page `page` lies in the region; a corpus page is readable and lies elsewhere.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    corpus.page(page as u64),
-                    region.as_ptr().add(page * PAGE),
-                    PAGE,
-                );
-            }
-        }
+        let mut region = memory.region(len).map_err(|e| anyhow::anyhow!("memfold: {e}"))?;
+        corpus.fill(&mut region);
         Ok(Bench { region, memory, rounds: Vec::new() })
     }
 

@@ -109,10 +109,8 @@ fn sparse(len: usize) -> anyhow::Result<Vec<StoreRow>> {
     let table_bytes = tables().saturating_sub(tables_before);
     for at in (0..len).step_by(HUGE * 61) {
         // SAFETY: as above.
-        anyhow::ensure!(
-            unsafe { word(at).read_volatile() } == !(at as u64),
-            "byte {at:#x} is WRONG"
-        );
+        let found = unsafe { word(at).read_volatile() };
+        anyhow::ensure!(found == !(at as u64), "byte {at:#x} is WRONG");
     }
     let steps = (len / HUGE) as f64;
     let note = format!(

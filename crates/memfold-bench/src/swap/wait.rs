@@ -24,17 +24,8 @@ fn filled(
     len: usize,
     settings: &[String],
 ) -> anyhow::Result<(Memory, Region)> {
-    let (memory, region) = folded(len, Delivery::Thread, settings)?;
-    for page in 0..len / PAGE {
-        // SAFETY: the page lies in the region; a corpus page is readable and lies elsewhere.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                corpus.page(page as u64),
-                region.as_ptr().add(page * PAGE),
-                PAGE,
-            )
-        };
-    }
+    let (memory, mut region) = folded(len, Delivery::Thread, settings)?;
+    corpus.fill(&mut region);
     let start = Instant::now();
     while count(&memory, "folded_bytes") < len as u64 {
         region.pageout(0..len);

@@ -362,113 +362,88 @@ impl Took {
 
 /// memfold against zram at the same folio size; large folios against small ones; memory held.
 fn rows(pagers: &[Pager], peers: &[Took], left_out: &[(Pager, String)]) -> Vec<StoreRow> {
-    let find = |name: &str| peers.iter().find(|took| took.peer == name);
-    let speed = |took: &Took, out: bool| {
-        if out { took.out_mb_s } else { took.in_mb_s }.map(|spread| spread.median)
-    };
-    let mut rows = Vec::new();
-    let mut ratio = |label: String, ours: &Took, theirs: &Took, out: bool, seed: &str| {
-        if let (Some(a), Some(b)) = (speed(ours, out), speed(theirs, out)) {
-            let note = format!("{:.0} of {:.0} KB/s{seed}", a * 1e6 / 1024.0, b * 1e6 / 1024.0);
-            rows.push(StoreRow::plain(&label, a / b, note));
-        }
-    };
-    for (pager, took) in pagers.iter().zip(peers) {
-        let Pager::Memfold { codec, folio, with } = pager else { continue };
-        if let Some(theirs) = find(&format!("zram:lzo-rle:{}", folio.name())) {
-            let seed = match (folio.0, codec.as_str(), with.is_empty()) {
-                (64, "lz4", true) => "; 1.04 in the source, there zswap lz4",
-                (64, "deflate", true) => "; 1.49 in the source, there deflate-iaa",
-                (2048, "lz4", true) => "; 1.01 in the source, there zswap lz4",
-                (2048, "deflate", true) => "; 1.31 in the source, there deflate-iaa",
-                _ => "",
-            };
-            ratio(
-                format!("{}: throughput out of {}", took.peer, theirs.peer),
-                took,
-                theirs,
-                true,
-                seed,
-            );
-            ratio(
-                format!("{}: throughput in of {}", took.peer, theirs.peer),
-                took,
-                theirs,
-                false,
-                "",
-            );
-        }
-        for other in peers.iter().filter(|_| with.contains(&"swap")) {
-            let (kind, size) =
-                (other.peer.split(':').next().unwrap_or_default(), format!(":{}", folio.name()));
-            if ["file", "zswap"].contains(&kind) && other.peer.ends_with(&size) {
-                ratio(
-                    format!("{}: throughput out of {}", took.peer, other.peer),
-                    took,
-                    other,
-                    true,
-                    "",
-                );
-                ratio(
-                    format!("{}: throughput in of {}", took.peer, other.peer),
-                    took,
-                    other,
-                    false,
-                    "",
-                );
-            }
-        }
-        if let Some(small) =
-            find(&format!("memfold:{codec}:4k")).filter(|_| with.is_empty() && folio.0 > 4)
-        {
-            ratio(
-                format!("folios of {} of 4k, {codec}: throughput out", folio.name()),
-                took,
-                small,
-                true,
-                "",
-            );
-        }
-    }
+    let mut rows: Vec<StoreRow> =
+        pagers.iter().zip(peers).flat_map(|(pager, took)| against(pager, took, peers)).collect();
     for outside in peers {
-        let inside = outside
-            .peer
-            .strip_suffix("+uncounted")
-            .and_then(|name| find(&format!("{name}+counted")));
+        let name = outside.peer.strip_suffix("+uncounted");
+        let inside = name.and_then(|name| find(peers, &format!("{name}+counted")));
         rows.extend(inside.and_then(|inside| switch_rows(outside, inside)).into_iter().flatten());
     }
-    for took in peers {
-        let count = |name: &str| took.counters.get(name).map(|count| *count as f64);
-        if let (Some(asked), Some(failed)) =
-            (count("frame_alloc").filter(|n| *n > 0.0), count("frame_alloc_failed"))
-        {
-            let note = format!("{failed} of {asked} could not be had at their size");
-            let label = format!("large frames had at once, %, {}", took.peer);
-            rows.push(StoreRow::plain(&label, (1.0 - failed / asked) * 100.0, note));
-        }
-    }
-    for took in peers {
-        if let Some(ratio) = took.ratio {
-            let note = format!("the pool held at most {}", show_size(took.pool_bytes.unwrap_or(0)));
-            rows.push(StoreRow::plain(
-                &format!("memory held: data for each byte, {}", took.peer),
-                ratio,
-                note,
-            ));
-        }
-    }
+    rows.extend(peers.iter().filter_map(frames_row));
+    rows.extend(peers.iter().filter_map(held_row));
     let runs = peers.iter().filter(|took| took.out_mb_s.is_some()).count();
     let wrong: u64 = peers.iter().map(|took| took.bytes_wrong).sum();
-    rows.push(StoreRow::at_most(
-        "bytes wrong, all runs",
-        wrong as f64,
-        0.0,
-        format!("{runs} peers"),
-    ));
+    let note = format!("{runs} peers");
+    rows.push(StoreRow::at_most("bytes wrong, all runs", wrong as f64, 0.0, note));
     for (pager, why) in left_out {
         rows.push(StoreRow::not_run(&format!("{}: throughput out", pager.name()), "", why));
     }
     rows
+}
+
+fn find<'a>(peers: &'a [Took], name: &str) -> Option<&'a Took> {
+    peers.iter().find(|took| took.peer == name)
+}
+
+/// A run of memfold's against those that it is to be compared with.
+fn against(pager: &Pager, took: &Took, peers: &[Took]) -> Vec<StoreRow> {
+    let Pager::Memfold { codec, folio, with } = pager else { return Vec::new() };
+    let mut rows = Vec::new();
+    if let Some(theirs) = find(peers, &format!("zram:lzo-rle:{}", folio.name())) {
+        let source = match (folio.0, codec.as_str(), with.is_empty()) {
+            (64, "lz4", true) => "; 1.04 in the source, there zswap lz4",
+            (64, "deflate", true) => "; 1.49 in the source, there deflate-iaa",
+            (2048, "lz4", true) => "; 1.01 in the source, there zswap lz4",
+            (2048, "deflate", true) => "; 1.31 in the source, there deflate-iaa",
+            _ => "",
+        };
+        rows.extend(both_ways(took, theirs, source));
+    }
+    let size = format!(":{}", folio.name());
+    for other in peers.iter().filter(|_| with.contains(&"swap")) {
+        let kind = other.peer.split(':').next().unwrap_or_default();
+        if ["file", "zswap"].contains(&kind) && other.peer.ends_with(&size) {
+            rows.extend(both_ways(took, other, ""));
+        }
+    }
+    let small = find(peers, &format!("memfold:{codec}:4k"));
+    if let Some(small) = small.filter(|_| with.is_empty() && folio.0 > 4) {
+        let label = format!("folios of {} of 4k, {codec}: throughput out", folio.name());
+        rows.extend(speed_row(label, took.out_mb_s, small.out_mb_s, ""));
+    }
+    rows
+}
+
+fn both_ways(ours: &Took, theirs: &Took, source: &str) -> impl Iterator<Item = StoreRow> {
+    let label = |way| format!("{}: throughput {way} of {}", ours.peer, theirs.peer);
+    let out = speed_row(label("out"), ours.out_mb_s, theirs.out_mb_s, source);
+    out.into_iter().chain(speed_row(label("in"), ours.in_mb_s, theirs.in_mb_s, ""))
+}
+
+fn speed_row(
+    label: String,
+    ours: Option<Spread>,
+    theirs: Option<Spread>,
+    source: &str,
+) -> Option<StoreRow> {
+    let (a, b) = (ours?.median, theirs?.median);
+    let note = format!("{:.0} of {:.0} KB/s{source}", a * 1e6 / 1024.0, b * 1e6 / 1024.0);
+    Some(StoreRow::plain(&label, a / b, note))
+}
+
+fn frames_row(took: &Took) -> Option<StoreRow> {
+    let count = |name: &str| took.counters.get(name).map(|count| *count as f64);
+    let asked = count("frame_alloc").filter(|n| *n > 0.0)?;
+    let failed = count("frame_alloc_failed")?;
+    let note = format!("{failed} of {asked} could not be had at their size");
+    let label = format!("large frames had at once, %, {}", took.peer);
+    Some(StoreRow::plain(&label, (1.0 - failed / asked) * 100.0, note))
+}
+
+fn held_row(took: &Took) -> Option<StoreRow> {
+    let note = format!("the pool held at most {}", show_size(took.pool_bytes.unwrap_or(0)));
+    let label = format!("memory held: data for each byte, {}", took.peer);
+    Some(StoreRow::plain(&label, took.ratio?, note))
 }
 
 /// The pool left out of the limit against the pool in it (Z6).

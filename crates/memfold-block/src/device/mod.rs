@@ -40,7 +40,7 @@ mod blocks;
 mod cold;
 mod dirty;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use backing::{Backing, BackingStats, Settings};
 pub use cold::{Object, Pick};

@@ -2,7 +2,8 @@
 //! taken for it.
 use super::format::{self, RECORD_BYTES, Record, What};
 use super::*;
-use crate::device::{Backing, Device, Settings, SpillSettings, Status, Zeros};
+use crate::device::tests::{spill_settings, spilling};
+use crate::device::{Device, Status, Zeros};
 use memfold_store::CodecSpec;
 use memfold_sys::units::Order;
 use memfold_testkit::fill::fill;
@@ -17,23 +18,7 @@ use std::thread;
 const SIZE: u64 = (2 << 20) + 1536;
 
 fn devices(order: u8, limit_bytes: u64) -> Vec<Arc<Device>> {
-    let path = std::env::temp_dir().to_str().unwrap().to_string();
-    let spill = SpillSettings {
-        path,
-        size_bytes: 1 << 28,
-        keep_free_bytes: 0,
-        encrypt: true,
-        limit_bytes: None,
-    };
-    let settings = Settings {
-        limit_bytes,
-        codec: CodecSpec::parse("lz4").unwrap(),
-        block_order: Order::new(order).unwrap(),
-        pools: 2,
-        spill: Some(spill),
-        ..Settings::default()
-    };
-    let backing = Backing::new(&settings).unwrap();
+    let backing = spilling(order, limit_bytes, spill_settings(1 << 28, None));
     vec![Device::new(&backing, SIZE).unwrap(), Device::new(&backing, 1 << 20).unwrap()]
 }
 

@@ -29,6 +29,24 @@ static void fail(const char *what, const char *file, int line) {
     _exit(99);
 }
 
+/* A test of a program that has several, and its name. */
+struct test {
+    const char *name;
+    void (*run)(void);
+};
+
+/* Runs the test that the first argument names; what `main` returns. */
+static inline int run_named(int argc, char **argv, const struct test *all, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (argc > 1 && !strcmp(argv[1], all[i].name)) {
+            all[i].run();
+            puts("right");
+            return 0;
+        }
+    return 2;
+}
+#define RUN_NAMED(argc, argv, all) run_named(argc, argv, all, sizeof all / sizeof *all)
+
 static int wait_for(pid_t pid) {
     int status;
     NEED(pid > 0 && waitpid(pid, &status, 0) == pid);

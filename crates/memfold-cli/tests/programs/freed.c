@@ -159,16 +159,9 @@ static void refused(void) {
 }
 
 int main(int argc, char **argv) {
-    const char *what = argc > 1 ? argv[1] : "";
-    struct { const char *name; void (*run)(void); } all[] = {
+    static const struct test all[] = {
         {"before", before},       {"by_libc", by_libc},     {"by_number", by_number},
         {"by_process", by_process}, {"past_libc", past_libc}, {"refused", refused},
     };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (is(what, all[i].name)) {
-            all[i].run();
-            puts("right");
-            return 0;
-        }
-    return 2;
+    return RUN_NAMED(argc, argv, all);
 }

@@ -1,36 +1,12 @@
 /* Many processes that share one limit: each holds data that shrinks well, and all of them together must stay within it. */
 #include "common.h"
+#include "members.h"
 
 static size_t len;
 
-static void hold(char *at, uint64_t seed) {
-    for (size_t p = 0; p < len; p += PAGE)
-        for (unsigned w = 0; w < 40; w++) ((uint64_t *)(at + p))[w] = mix(seed + p * 64 + w);
-}
-static void verify(const char *at, uint64_t seed) {
-    for (size_t p = 0; p < len; p += PAGE)
-        for (unsigned w = 0; w < 40; w++) NEED(((uint64_t *)(at + p))[w] == mix(seed + p * 64 + w));
-}
-
 /* Fills memory of its own and says so; verifies it when the parent has closed its pipe. */
 static int member(uint64_t seed) {
-    char byte = 1, *at = map(len);
-    hold(at, seed);
-    NEED(write(1, &byte, 1) == 1);
-    NEED(read(0, &byte, 1) == 0);
-    verify(at, seed);
-    return 3;
-}
-
-static long anonymous_kib(pid_t pid) {
-    char path[64], line[256];
-    long kib = 0;
-    snprintf(path, sizeof path, "/proc/%d/smaps_rollup", pid);
-    FILE *rollup = fopen(path, "r");
-    while (rollup && fgets(line, sizeof line, rollup))
-        if (!strncmp(line, "Pss_Anon:", 9)) kib = atol(line + 9);
-    if (rollup) fclose(rollup);
-    return kib;
+    return hold_until_closed(map(len), len, seed);
 }
 
 /* many COUNT MIB LIMIT_MIB [USER]: so many processes with so much data each, and what all of them may hold; as so many users. */

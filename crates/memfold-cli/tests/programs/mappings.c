@@ -205,19 +205,12 @@ static void sparse(void) {
 }
 
 int main(int argc, char **argv) {
-    const char *what = argc > 1 ? argv[1] : "";
-    struct { const char *name; void (*run)(void); } all[] = {
+    static const struct test all[] = {
         {"munmap_middle", munmap_middle}, {"map_fixed_over", map_fixed_over}, {"mremap_move", mremap_move},
         {"mremap_grow", mremap_grow},     {"mremap_shrink", mremap_shrink},   {"dontneed", dontneed},
         {"free", madv_free},              {"advice", other_advice},           {"read_only", read_only},
         {"guards", guards},
         {"sparse", sparse},
     };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (is(what, all[i].name)) {
-            all[i].run();
-            puts("right");
-            return 0;
-        }
-    return 2;
+    return RUN_NAMED(argc, argv, all);
 }

@@ -273,16 +273,9 @@ static void threads(void) {
 }
 
 int main(int argc, char **argv) {
-    const char *what = argc > 1 ? argv[1] : "";
-    struct { const char *name; void (*run)(void); } all[] = {
+    static const struct test all[] = {
         {"locks", locks}, {"lock_all", lock_all}, {"dump", dump}, {"dump_folded", dump_folded},
         {"unmarked", unmarked}, {"dump_large", dump_large}, {"forks", forks}, {"wipe", wipe}, {"threads", threads},
     };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (is(what, all[i].name)) {
-            all[i].run();
-            puts("right");
-            return 0;
-        }
-    return 2;
+    return RUN_NAMED(argc, argv, all);
 }

@@ -165,15 +165,8 @@ static void stopped(void) {
 }
 
 int main(int argc, char **argv) {
-    const char *what = argc > 1 ? argv[1] : "";
-    struct { const char *name; void (*run)(void); } all[] = {
+    static const struct test all[] = {
         {"other_process", other_process}, {"debugger", debugger}, {"futexes", futexes}, {"stopped", stopped},
     };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (is(what, all[i].name)) {
-            all[i].run();
-            puts("right");
-            return 0;
-        }
-    return 2;
+    return RUN_NAMED(argc, argv, all);
 }

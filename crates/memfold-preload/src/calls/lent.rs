@@ -50,9 +50,9 @@ pub unsafe extern "C" fn vmsplice(
             Ok(done) => return done as isize,
             // Like vmsplice, it waits only while nothing fits.
             Err(Errno::AGAIN) if flags & libc::SPLICE_F_NONBLOCK == 0 => {}
-            // Once more by libc, which sets errno.
-            // SAFETY: the caller's promise.
             Err(_) => {
+                // Once more by libc, which sets errno.
+                // SAFETY: the caller's promise.
                 return unsafe { libc::pwritev2(fd, parts, count as c_int, -1, libc::RWF_NOWAIT) };
             }
         }

@@ -244,10 +244,8 @@ unsafe fn compress(
     src: Input,
 ) -> Result<Option<(u8, usize)>, CodecError> {
     // SAFETY: as the caller says; whole pages.
-    if packer.format != format::NONE
-        && !packer.encoder.gives_up_fast()
-        && unsafe { entropy::is_dense(src.at, src.len) }
-    {
+    let is_dense = || unsafe { entropy::is_dense(src.at, src.len) };
+    if packer.format != format::NONE && !packer.encoder.gives_up_fast() && is_dense() {
         scratch.dense_blocks += 1;
         return Ok(None);
     }

@@ -310,10 +310,12 @@ impl Offload {
                 count += 1;
             }
         }
-        // SAFETY: the caller vouches for the blocks; the buffers are this offload's, one for each
-        // job.
-        let taken =
-            if count > 0 { unsafe { self.queue.submit(&jobs[..count]) }.min(count) } else { 0 };
+        let taken = match count {
+            0 => 0,
+            // SAFETY: the caller vouches for the blocks; the buffers are this offload's, one for
+            // each job.
+            _ => unsafe { self.queue.submit(&jobs[..count]) }.min(count),
+        };
         jobs[..taken].iter().for_each(|job| state[job.tag as usize] = Turn::Device);
         self.stats.batches += (taken > 0) as u64;
         self.stats.fallbacks += (count - taken) as u64;

@@ -195,6 +195,19 @@ pub fn each_area(mut each: impl FnMut(&Area) -> ControlFlow<()>) -> Result<(), E
     })
 }
 
+/// Where the private anonymous mapping begins and ends in which `addr` lies, in bytes; `None` if
+/// there is none, or if the list can't be read.
+pub fn private_anonymous_at(addr: usize) -> Option<(usize, usize)> {
+    let mut found = None;
+    let _ = each_area(|area| {
+        if area.start <= addr && addr < area.end && area.is_private_anonymous() {
+            found = Some((area.start, area.end));
+        }
+        ControlFlow::Continue(())
+    });
+    found
+}
+
 /// Calls `each` with every area and its details in ascending order, until it breaks. The kernel
 /// walks all page tables for it: about a millisecond for a gigabyte of small pages.
 ///

@@ -72,13 +72,11 @@ impl Pager {
                 }
                 _ => {
                     // SAFETY: as the caller says.
-                    if let Err(e) =
-                        unsafe { self.store.load(&mut context.worker, handle, block, at.cast()) }
-                    {
-                        panic!(
-                            "memfold: stored data is damaged, stopping before a wrong byte is read: {e}"
-                        );
-                    }
+                    let loaded =
+                        unsafe { self.store.load(&mut context.worker, handle, block, at.cast()) };
+                    loaded.unwrap_or_else(|e| panic!(
+                        "memfold: stored data is damaged, stopping before a wrong byte is read: {e}"
+                    ));
                     1
                 }
             };

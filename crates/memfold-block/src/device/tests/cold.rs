@@ -13,29 +13,12 @@ use std::time::Duration;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-fn spill_settings(size_bytes: u64, limit_bytes: Option<u64>) -> SpillSettings {
-    let path = std::env::temp_dir().to_str().unwrap().to_string();
-    SpillSettings { path, size_bytes, keep_free_bytes: 0, encrypt: true, limit_bytes }
-}
-
-fn backing(order: u8, limit_bytes: u64, spill: SpillSettings) -> Arc<Backing> {
-    let settings = Settings {
-        limit_bytes,
-        codec: CodecSpec::parse("lz4").unwrap(),
-        block_order: Order::new(order).unwrap(),
-        pools: 2,
-        spill: Some(spill),
-        ..Settings::default()
-    };
-    Backing::new(&settings).unwrap()
-}
-
 #[test]
 fn random_requests_read_as_a_vector_of_bytes_does_while_objects_leave_for_the_file() {
     let mut random = Random::new(seed(30));
     for order in [0, 2, 4] {
         let mut pair =
-            Pair::new(&backing(order, 0, spill_settings(1 << 30, None)), (2 << 20) + 1536);
+            Pair::new(&spilling(order, 0, spill_settings(1 << 30, None)), (2 << 20) + 1536);
         let end = pair.device.size();
         for turn in 0..8 {
             for _ in 0..60 {
@@ -74,7 +57,7 @@ fn random_requests_read_as_a_vector_of_bytes_does_while_objects_leave_for_the_fi
 #[test]
 fn a_device_larger_than_its_limit_takes_every_write_as_long_as_the_file_has_room() {
     let limit = 8 << 20;
-    let mut pair = Pair::new(&backing(2, limit, spill_settings(1 << 30, None)), 40 << 20);
+    let mut pair = Pair::new(&spilling(2, limit, spill_settings(1 << 30, None)), 40 << 20);
     for at in (0..40).map(|n| n << 20) {
         pair.write(at, &noise(at, 1 << 20)).unwrap();
         // In single pages too.
@@ -88,7 +71,7 @@ fn a_device_larger_than_its_limit_takes_every_write_as_long_as_the_file_has_room
 
 #[test]
 fn threads_that_write_past_the_limit_at_once_with_one_that_tends_lose_no_byte() {
-    let backing = backing(2, 8 << 20, spill_settings(1 << 30, None));
+    let backing = spilling(2, 8 << 20, spill_settings(1 << 30, None));
     let device = Device::new(&backing, 32 << 20).unwrap();
     thread::scope(|scope| {
         let tender = scope.spawn(|| backing.tend(Duration::from_millis(5)));
@@ -130,7 +113,7 @@ fn threads_that_write_past_the_limit_at_once_with_one_that_tends_lose_no_byte() 
 fn a_full_file_or_a_used_up_limit_is_no_room_and_every_byte_stays() {
     for spill in [spill_settings(4 << 20, None), spill_settings(1 << 30, Some(3 << 20))] {
         let limited = spill.limit_bytes.is_some();
-        let mut pair = Pair::new(&backing(2, 8 << 20, spill), 24 << 20);
+        let mut pair = Pair::new(&spilling(2, 8 << 20, spill), 24 << 20);
         let mut at = 0;
         while pair.write(at, &noise(at, 100_000)).is_ok() {
             at += 100_000;
@@ -159,7 +142,7 @@ fn a_full_file_or_a_used_up_limit_is_no_room_and_every_byte_stays() {
 fn a_file_system_without_room_is_no_room_and_memory_keeps_its_limit() {
     let limit = 8 << 20;
     let spill = SpillSettings { keep_free_bytes: u64::MAX, ..spill_settings(1 << 30, None) };
-    let mut pair = Pair::new(&backing(2, limit, spill), 24 << 20);
+    let mut pair = Pair::new(&spilling(2, limit, spill), 24 << 20);
     let mut at = 0;
     while pair.write(at, &noise(at, 100_000)).is_ok() {
         at += 100_000;
@@ -173,7 +156,7 @@ fn a_file_system_without_room_is_no_room_and_memory_keeps_its_limit() {
 
 #[test]
 fn what_is_idle_or_huge_is_what_leaves() {
-    let mut pair = Pair::new(&backing(2, 0, spill_settings(1 << 30, None)), 8 << 20);
+    let mut pair = Pair::new(&spilling(2, 0, spill_settings(1 << 30, None)), 8 << 20);
     let soft: Vec<u8> = (0..1u32 << 20).map(|i| (i / 50) as u8).collect();
     pair.write(0, &soft).unwrap();
     pair.write(1 << 20, &noise(1, 1 << 20)).unwrap();

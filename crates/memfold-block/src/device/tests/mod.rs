@@ -21,6 +21,24 @@ fn backing(block_order: u8, limit_bytes: u64, codec: &str) -> Arc<Backing> {
         .unwrap()
 }
 
+pub(crate) fn spill_settings(size_bytes: u64, limit_bytes: Option<u64>) -> SpillSettings {
+    let path = std::env::temp_dir().to_str().unwrap().to_string();
+    SpillSettings { path, size_bytes, keep_free_bytes: 0, encrypt: true, limit_bytes }
+}
+
+/// With lz4 and two pools, and a file.
+pub(crate) fn spilling(order: u8, limit_bytes: u64, spill: SpillSettings) -> Arc<Backing> {
+    let settings = Settings {
+        limit_bytes,
+        codec: CodecSpec::parse("lz4").unwrap(),
+        block_order: Order::new(order).unwrap(),
+        pools: 2,
+        spill: Some(spill),
+        ..Settings::default()
+    };
+    Backing::new(&settings).unwrap()
+}
+
 pub(super) fn noise(seed: u64, len: usize) -> Vec<u8> {
     Random::new(seed).noise(len)
 }
