@@ -3,6 +3,8 @@ mod common;
 use common::{Scratch, assert_refused, binaries, memfold, run};
 use memfold::config::keys::{Audience, KEYS};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 #[test]

@@ -240,10 +240,9 @@ fn terminal() -> (File, File) {
     let (mut keyboard, mut terminal) = (-1, -1);
     let none = std::ptr::null_mut();
     // SAFETY: the two descriptors are local, and nothing is asked for beyond them.
-    assert_eq!(
-        unsafe { libc::openpty(&mut keyboard, &mut terminal, none, none.cast(), none.cast()) },
-        0
-    );
+    let status =
+        unsafe { libc::openpty(&mut keyboard, &mut terminal, none, none.cast(), none.cast()) };
+    assert_eq!(status, 0);
     // SAFETY: the kernel has just made both descriptors for us.
     unsafe { (File::from_raw_fd(keyboard), File::from_raw_fd(terminal)) }
 }

@@ -28,9 +28,10 @@ fn pieces_keep_their_bytes_through_eviction_and_come_back_as_zeros() {
     for round in 0..3 {
         let pieces: Vec<usize> =
             (0..12).map(|_| heap.alloc(words * 8).unwrap().as_ptr() as usize).collect();
-        // SAFETY: just allocated.
         let is_zero = |&at: &usize| {
-            unsafe { std::slice::from_raw_parts(at as *const u64, words) }.iter().all(|w| *w == 0)
+            // SAFETY: just allocated.
+            let words = unsafe { std::slice::from_raw_parts(at as *const u64, words) };
+            words.iter().all(|word| *word == 0)
         };
         assert!(pieces.iter().all(is_zero), "round {round}");
         pieces.iter().enumerate().for_each(|(n, &at)| fill(at, words, n as u64 + 7));

@@ -3,8 +3,7 @@
 use super::format::{self, RECORD_BYTES, Record, What};
 use super::*;
 use crate::device::tests::{spill_settings, spilling};
-use crate::device::{Device, Status, Zeros};
-use memfold_store::CodecSpec;
+use crate::device::{Backing, Device, Settings, Status, Zeros};
 use memfold_sys::units::Order;
 use memfold_testkit::fill::fill;
 use memfold_testkit::mutations::feed;

@@ -133,10 +133,9 @@ mod tests {
         for _ in 0..2 {
             filled(&zone, zone.len());
             // SAFETY: the test's own memory.
-            assert_eq!(
-                unsafe { bin.discard(from_ref(&(zone.start()..zone.start() + zone.len()))) },
-                zone.len()
-            );
+            let discarded =
+                unsafe { bin.discard(from_ref(&(zone.start()..zone.start() + zone.len()))) };
+            assert_eq!(discarded, zone.len());
             assert_eq!(first_filled(&zone, zone.len()), None);
         }
     }
@@ -176,10 +175,9 @@ mod tests {
                 .unwrap()
         };
         // SAFETY: as above.
-        assert_eq!(
-            unsafe { bin.discard(from_ref(&(zone.start()..zone.start() + zone.len()))) },
-            8 * PAGE_SIZE
-        );
+        let discarded =
+            unsafe { bin.discard(from_ref(&(zone.start()..zone.start() + zone.len()))) };
+        assert_eq!(discarded, 8 * PAGE_SIZE);
         assert_eq!(first_filled(&zone, 8 * PAGE_SIZE), None);
     }
 

@@ -3,10 +3,8 @@
 use super::*;
 use super::{Pair, noise};
 use memfold_store::CodecSpec;
-use memfold_sys::units::Order;
 use memfold_testkit::fill::fill;
 use memfold_testkit::random::{Random, seed};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
