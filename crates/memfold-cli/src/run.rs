@@ -195,22 +195,25 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
         warn_of_dump(&run.slots, &log, end.pid as u32);
     }
 
-    let config = run.config();
     if matches.get_flag(SUMMARY) {
-        log.say(&summary(&config, &run.slots, &height));
+        log.say(&summary(&run.config(), &run.slots, &height));
     }
     if let Some(file) = stats_file {
-        let sum = Figures::sum(&run.slots);
-        let about = json::Run {
-            config: &config,
-            arguments: &run.arguments,
-            status: end.status,
-            seconds,
-            ratio: height.ratio(),
-        };
-        file.write(&json::json(&about, &sum, &run.slots))?;
+        write_stats(file, &run, end.status, seconds, height.ratio())?;
     }
     Ok(end.status)
+}
+
+fn write_stats(
+    file: StatsFile,
+    run: &Run,
+    status: u8,
+    seconds: f64,
+    ratio: Option<f64>,
+) -> Result<(), Failure> {
+    let (config, arguments) = (&run.config(), &run.arguments);
+    let about = json::Run { config, arguments, status, seconds, ratio };
+    file.write(&json::json(&about, &Figures::sum(&run.slots), &run.slots))
 }
 
 /// The kernel asks nobody for what is folded when it writes a core dump.

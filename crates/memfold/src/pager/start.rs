@@ -20,11 +20,12 @@ use crate::quiesce::journal::Journal;
 use crate::quiesce::unshare::ToUnshare;
 use crate::swap::{Bounds, Swap};
 use alloc::boxed::Box;
+use alloc::format;
 use alloc::string::{String, ToString};
 use core::fmt::{Display, Formatter};
 use core::time::Duration;
 use memfold_store::{
-    DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig, StoreError,
+    CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig, StoreError,
 };
 use memfold_sys::Errno;
 use memfold_sys::disk::Disk;
@@ -65,6 +66,41 @@ impl Display for StartError {
 }
 impl core::error::Error for StartError {}
 
+fn make_store(config: &Config, cpus: usize) -> Result<(Store, CodecSpec), StartError> {
+    let codec = CodecSpec::parse(&config.codec).map_err(|e| e.to_string())?;
+    let store = Store::new(&StoreConfig {
+        codec,
+        block_order: config.block_order,
+        pools: config.pool_count(cpus),
+        pool_bytes_max: config.max_pool_bytes.unwrap_or(0),
+        accept_percent: config.accept_percent as u8,
+        verify: config.verify,
+        recent_blocks: RECENT_BLOCKS,
+        ..StoreConfig::default()
+    })
+    .map_err(|e| match e {
+        StoreError::Memory(errno) => StartError::AddressSpace(errno),
+        other => StartError::Setting(other.to_string()),
+    })?;
+    set_up_dictionaries(&store, &config.canned)?;
+    Ok((store, codec))
+}
+
+/// Threads that compress several blocks at once, if that was asked for.
+fn make_codecs(
+    config: &Config,
+    codec: CodecSpec,
+    cpus: usize,
+) -> Result<Option<SoftwarePool>, String> {
+    if config.batch <= 1 {
+        return Ok(None);
+    }
+    let threads = (cpus - 1).clamp(1, 63);
+    SoftwarePool::start(codec, config.block_order.bytes(), threads)
+        .map(Some)
+        .map_err(|e| format!("starting threads that compress: {e}"))
+}
+
 impl Pager {
     /// An engine without areas. The caller registers the frames' zone ([`Pager::frames_zone`]) and
     /// starts threads.
@@ -73,36 +109,14 @@ impl Pager {
     /// Settings that don't fit together, an unknown codec, or no address space.
     pub fn new(config: Config, parts: Parts) -> Result<Pager, StartError> {
         config.check().map_err(|e| e.to_string())?;
-        let sc = StoreConfig {
-            codec: memfold_store::CodecSpec::parse(&config.codec).map_err(|e| e.to_string())?,
-            block_order: config.block_order,
-            pools: config.pool_count(parts.cpus),
-            pool_bytes_max: config.max_pool_bytes.unwrap_or(0),
-            accept_percent: config.accept_percent as u8,
-            verify: config.verify,
-            recent_blocks: RECENT_BLOCKS,
-            ..StoreConfig::default()
-        };
-        let store = Store::new(&sc).map_err(|e| match e {
-            StoreError::Memory(errno) => StartError::AddressSpace(errno),
-            other => StartError::Setting(other.to_string()),
-        })?;
-        set_up_dictionaries(&store, &config.canned)?;
+        let (store, codec) = make_store(&config, parts.cpus)?;
         let frame_bytes = 2 * config.resident_max_bytes() as usize + (64 << 20);
         let readers = if config.swap.is_some() { READERS } else { 0 };
         let count = config.worker_count(parts.cpus) + 2 * parts.cpus + readers + 4;
-        let codecs = match config.batch {
-            0 | 1 => None,
-            _ => {
-                let threads = (parts.cpus - 1).clamp(1, 63);
-                let pool = SoftwarePool::start(sc.codec, config.block_order.bytes(), threads);
-                Some(pool.map_err(|e| alloc::format!("starting threads that compress: {e}"))?)
-            }
-        };
+        let codecs = make_codecs(&config, codec, parts.cpus)?;
         let contexts = Contexts::new(count, config.block_order, codecs, config.batch);
-        let recompress =
-            config.recompress.as_deref().map(memfold_store::CodecSpec::parse).transpose();
-        let recompress = recompress.map_err(|e| alloc::format!("--recompress: {e}"))?;
+        let recompress = config.recompress.as_deref().map(CodecSpec::parse).transpose();
+        let recompress = recompress.map_err(|e| format!("--recompress: {e}"))?;
         let mut pager = Pager {
             store,
             swap: None,
@@ -114,7 +128,7 @@ impl Pager {
             index: Index::new().map_err(StartError::AddressSpace)?,
             folios: Folios::new(config.block_order).map_err(StartError::AddressSpace)?,
             fingerprints: Fingerprints::new()
-                .map_err(|e| alloc::format!("no random bytes from the kernel: {e}"))?,
+                .map_err(|e| format!("no random bytes from the kernel: {e}"))?,
             lru: Lru::new().map_err(StartError::AddressSpace)?,
             frames: Frames::new(frame_bytes, 4).map_err(StartError::AddressSpace)?,
             streams: Streams::new(
@@ -166,13 +180,12 @@ impl Pager {
             folio: self.config.folio_order,
         };
         Swap::new(disk, remote, self.config.swap_encrypt, bounds)
-            .map_err(|e| alloc::format!("no swap file: {e}"))
+            .map_err(|e| format!("no swap file: {e}"))
     }
 }
 
 fn open_disk(path: &str) -> Result<Box<dyn Disk>, String> {
-    let disk =
-        FileDisk::open(path, Options::default()).map_err(|e| alloc::format!("--swap: {e}"))?;
+    let disk = FileDisk::open(path, Options::default()).map_err(|e| format!("--swap: {e}"))?;
     Ok(Box::new(disk))
 }
 
@@ -182,8 +195,7 @@ fn open_remote(config: &Config) -> Result<Option<Box<dyn Remote>>, String> {
         || "--remote: no service: a library starts one (memfold_remote::Service)".to_string();
     let socket = config.remote_socket.as_deref().ok_or_else(no_service)?;
     let timeout = Duration::from_secs(config.remote_timeout_s as u64);
-    let remote =
-        SocketRemote::new(socket, url, timeout).map_err(|e| alloc::format!("--remote: {e}"))?;
+    let remote = SocketRemote::new(socket, url, timeout).map_err(|e| format!("--remote: {e}"))?;
     Ok(Some(Box::new(remote)))
 }
 
@@ -194,15 +206,13 @@ fn set_up_dictionaries(store: &Store, canned: &Canned) -> Result<(), String> {
     }
     let codec = store.codec();
     if !codec.takes_dictionaries() {
-        return Err(alloc::format!(
-            "--canned: codec {codec} takes no dictionaries; use lz4 or zstd"
-        ));
+        return Err(format!("--canned: codec {codec} takes no dictionaries; use lz4 or zstd"));
     }
     let Canned::File(path) = canned else {
         store.set_canned(true);
         return Ok(());
     };
-    let fail = |e: &dyn core::fmt::Display| alloc::format!("--canned: {path}: {e}");
+    let fail = |e: &dyn core::fmt::Display| format!("--canned: {path}: {e}");
     let bytes = memfold_sys::file::read(path, DICTIONARY_FILE_BYTES_MAX).map_err(|e| match e {
         memfold_sys::Errno::FBIG => fail(&"longer than any dictionary"),
         e => fail(&e),
