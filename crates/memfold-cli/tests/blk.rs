@@ -404,9 +404,11 @@ fn a_socket_that_systemd_gives_is_served() {
 
 #[test]
 fn a_file_system_made_and_filled_on_it_is_found_clean() {
-    if !have(&["nbdfuse", "mke2fs", "e2fsck", "debugfs", "fusermount3"])
-        || !fs::exists("/dev/fuse").unwrap()
-    {
+    if !have(&["nbdfuse", "mke2fs", "e2fsck", "debugfs", "fusermount3"]) {
+        return;
+    }
+    if !fs::exists("/dev/fuse").unwrap() {
+        eprintln!("SKIPPED, NOTHING WAS TESTED: no /dev/fuse");
         return;
     }
     let blk = Blk::start(&["--size", "64M", "--limit", "32M"]);
@@ -418,10 +420,11 @@ fn a_file_system_made_and_filled_on_it_is_found_clean() {
     let mounted = blk.scratch.path("mounted");
     fs::create_dir(&mounted).unwrap();
     let disk = format!("{mounted}/nbd");
-    let mut fuse = Command::new("nbdfuse").args([&mounted, &blk.uri]).spawn().unwrap();
+    let child = Command::new("nbdfuse").args([&mounted, &blk.uri]).spawn().unwrap();
+    let mut fuse = Fuse { child, mounted };
     while !fs::exists(&disk).unwrap_or(false) {
-        if fuse.try_wait().unwrap().is_some() {
-            eprintln!("SKIPPED: nbdfuse can't mount here");
+        if fuse.child.try_wait().unwrap().is_some() {
+            eprintln!("SKIPPED, NOTHING WAS TESTED: nbdfuse can't mount here");
             return;
         }
     }
@@ -430,9 +433,21 @@ fn a_file_system_made_and_filled_on_it_is_found_clean() {
     let back = blk.scratch.path("back");
     works("debugfs", &["-R", &format!("dump 7 {back}"), &disk]);
     assert!(fs::read(&back).unwrap() == bytes[7 << 20..8 << 20]);
-    works("fusermount3", &["-u", &mounted]);
-    fuse.wait().unwrap();
+    drop(fuse);
     blk.stop();
+}
+
+/// A mounted disk, which goes also if the test fails.
+struct Fuse {
+    child: std::process::Child,
+    mounted: String,
+}
+
+impl Drop for Fuse {
+    fn drop(&mut self) {
+        let _ = Command::new("fusermount3").args(["-u", &self.mounted]).status();
+        let _ = self.child.wait();
+    }
 }
 
 #[test]

@@ -99,9 +99,10 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- Creates a memory with its threads. `settings` are flags of `memfold run` with their values, separated by spaces or line
- ends: "limit=2G codec=zstd swap=/var/tmp". Give at least a limit, or resident. With delivery=signal no permission is
- needed, but memory may be given to system calls only while it is pinned.
+ Creates a memory with its threads. `settings` are flags of `memfold run` with their values,
+ separated by spaces or line ends: "limit=2G codec=zstd swap=/var/tmp". Give at least a limit, or
+ resident. With delivery=signal no permission is needed, but memory may be given to system calls
+ only while it is pinned.
  */
 enum memfold_status memfold_create(const char *settings, memfold_t *memory);
 
@@ -121,12 +122,10 @@ enum memfold_status memfold_map(memfold_t memory, size_t len, void **address);
 enum memfold_status memfold_unmap(memfold_t memory, void *address);
 
 /*
- Makes what is mapped at `address` hold `len` bytes, there or elsewhere: `moved` is where. What fits is kept. On failure it is as before.
+ Makes what is mapped at `address` hold `len` bytes, there or elsewhere: `moved` is where. What
+ fits is kept. On failure it is as before.
  */
-enum memfold_status memfold_resize(memfold_t memory,
-                                   void *address,
-                                   size_t len,
-                                   void **moved);
+enum memfold_status memfold_resize(memfold_t memory, void *address, size_t len, void **moved);
 
 /*
  Folds the pages wholly inside a range now.
@@ -144,7 +143,8 @@ enum memfold_status memfold_cold(memfold_t memory, const void *address, size_t l
 enum memfold_status memfold_prefetch(memfold_t memory, const void *address, size_t len);
 
 /*
- Loads a range and keeps it in memory until `memfold_unpin` with the same range, or until it is unmapped. Pins nest.
+ Loads a range and keeps it in memory until `memfold_unpin` with the same range, or until it is
+ unmapped. Pins nest.
  */
 enum memfold_status memfold_pin(memfold_t memory, const void *address, size_t len);
 
@@ -154,17 +154,20 @@ enum memfold_status memfold_pin(memfold_t memory, const void *address, size_t le
 enum memfold_status memfold_unpin(memfold_t memory, const void *address, size_t len);
 
 /*
- Drops the contents of the pages wholly inside a range: they read as zeros. No other thread may use them meanwhile.
+ Drops the contents of the pages wholly inside a range: they read as zeros. No other thread may
+ use them meanwhile.
  */
 enum memfold_status memfold_discard(memfold_t memory, void *address, size_t len);
 
 /*
- What a memory holds and has done. `size` is sizeof *stats: a later version of the struct has more fields at its end.
+ What a memory holds and has done. `size` is sizeof *stats: a later version of the struct has
+ more fields at its end.
  */
 enum memfold_status memfold_stats(memfold_t memory, struct memfold_stats_t *stats, size_t size);
 
 /*
- Why the calling thread's last call failed, in a sentence; empty after one that didn't. Good until the thread's next call.
+ Why the calling thread's last call failed, in a sentence; empty after one that didn't. Good
+ until the thread's next call.
  */
 const char *memfold_last_error(void);
 
