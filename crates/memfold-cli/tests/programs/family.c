@@ -40,7 +40,7 @@ int main(int argc, char **argv) {
         int status;
         NEED(waitpid(pid[i], &status, 0) == pid[i] && WIFEXITED(status) && WEXITSTATUS(status) == 3);
     }
-    if (rewrite) verify(common, 999);
+    if (rewrite) verify(common, LEN, 999);
     puts("right");
     return 0;
 }

@@ -4,16 +4,11 @@
 
 static size_t len;
 
-/* Fills memory of its own and says so; verifies it when the parent has closed its pipe. */
-static int member(uint64_t seed) {
-    return hold_until_closed(map(len), len, seed);
-}
-
 /* many COUNT MIB LIMIT_MIB [USER]: so many processes with so much data each, and what all of them may hold; as so many users. */
 int main(int argc, char **argv) {
     if (argc == 4 && is(argv[1], "member")) {
         len = atol(argv[2]) * MIB;
-        return member(strtoul(argv[3], NULL, 10));
+        return hold_until_closed(map(len), len, strtoul(argv[3], NULL, 10));
     }
     NEED(argc >= 4);
     int users = argc > 4 ? atoi(argv[4]) : 0;
@@ -32,7 +27,7 @@ int main(int argc, char **argv) {
         close(go[0]), close(go[1]), close(ready[0]), close(ready[1]);
         /* Each a user of its own, to whom none of the others may say anything. */
         if (users) NEED(setresuid(users + i, users + i, users + i) == 0);
-        if (users && i % 2) _exit(member(1000 + i * 977));
+        if (users && i % 2) _exit(hold_until_closed(map(len), len, 1000 + i * 977));
         execl(argv[0], argv[0], "member", argv[2], seed, NULL);
         _exit(1);
     }
