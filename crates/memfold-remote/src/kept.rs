@@ -76,7 +76,7 @@ impl Kept {
     /// Takes what has become of the pass: done, or why it does not get on. Warns, once, while there
     /// is time to do something; and when there was none. `is_empty`: there are no keys.
     pub fn note(&self, store: &str, done: Result<(), String>, is_empty: bool) {
-        if let Some(text) = self.take(since_boot(), done, is_empty) {
+        if let Some(text) = self.judge(since_boot(), done, is_empty) {
             warn(&[
                 "memfold: ",
                 if text.is_calm { "" } else { "warning: " },
@@ -89,7 +89,7 @@ impl Kept {
         }
     }
 
-    fn take(&self, now: Duration, done: Result<(), String>, is_empty: bool) -> Option<Text> {
+    fn judge(&self, now: Duration, done: Result<(), String>, is_empty: bool) -> Option<Text> {
         let mut state = self.state();
         let age = now.saturating_sub(state.whole);
         if let Err(why) = done {
@@ -182,7 +182,7 @@ mod tests {
 
     fn fails(kept: &Kept, now: Duration) -> Option<String> {
         kept.begin(now)
-            .then(|| kept.take(now, Err("no route".to_string()), false))?
+            .then(|| kept.judge(now, Err("no route".to_string()), false))?
             .map(|text| text.text)
     }
 
@@ -192,10 +192,10 @@ mod tests {
         assert!(!kept.begin(at(5)));
         assert!(kept.begin(at(6)));
         kept.reach((3, 9));
-        assert!(kept.take(at(6), Err("no route".to_string()), false).is_none(), "there is time");
+        assert!(kept.judge(at(6), Err("no route".to_string()), false).is_none(), "there is time");
         assert!(kept.begin(at(7)));
         assert_eq!(kept.at(), Some((3, 9)));
-        assert!(kept.take(at(7), Ok(()), false).is_none());
+        assert!(kept.judge(at(7), Ok(()), false).is_none());
         assert_eq!(kept.state().whole, at(6), "keys that it reached first are so old");
         assert!(!kept.begin(at(11)) && kept.begin(at(12)));
         assert_eq!(kept.at(), None);
@@ -212,7 +212,7 @@ mod tests {
         );
         assert_eq!(fails(&kept, at(14)), None);
         assert!(kept.begin(at(20)));
-        let text = kept.take(at(20), Ok(()), false).unwrap();
+        let text = kept.judge(at(20), Ok(()), false).unwrap();
         assert!(text.is_calm && text.text.contains("refreshed again"), "{}", text.text);
         assert!(!kept.begin(at(25)), "no key was reached before, so all are fresh");
     }
@@ -221,15 +221,15 @@ mod tests {
     fn nothing_is_said_of_keys_that_there_are_not() {
         let (kept, at) = kept();
         assert!(kept.begin(at(30)));
-        assert!(kept.take(at(30), Err("no route".to_string()), true).is_none());
-        assert!(kept.take(at(31), Ok(()), true).is_none());
+        assert!(kept.judge(at(30), Err("no route".to_string()), true).is_none());
+        assert!(kept.judge(at(31), Ok(()), true).is_none());
     }
 
     #[test]
     fn who_was_stopped_for_longer_than_keys_live_says_that_data_may_be_lost() {
         let (kept, at) = kept();
         assert!(kept.begin(at(30)));
-        let text = kept.take(at(30), Ok(()), false).unwrap();
+        let text = kept.judge(at(30), Ok(()), false).unwrap();
         assert!(
             !text.is_calm && text.text.contains("lost") && text.text.contains("30 h"),
             "{}",

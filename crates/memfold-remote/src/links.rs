@@ -43,7 +43,7 @@ pub struct Lent<'a> {
 
 impl Links {
     /// A connection, or the right to make one; waits for it until `deadline`.
-    pub fn take(&self, work: Work, deadline: Instant) -> Option<Lent<'_>> {
+    pub fn lend(&self, work: Work, deadline: Instant) -> Option<Lent<'_>> {
         let mut inner = self.inner();
         while inner.lent == LINKS_MAX || work == Work::Move && inner.moving == MOVES_MAX {
             let left =
@@ -87,17 +87,17 @@ mod tests {
     fn reads_find_a_connection_however_much_is_moved() {
         let links = Links::default();
         let past = Instant::now();
-        let moves: Vec<_> = (0..MOVES_MAX).map(|_| links.take(Work::Move, past).unwrap()).collect();
-        assert!(links.take(Work::Move, past).is_none());
+        let moves: Vec<_> = (0..MOVES_MAX).map(|_| links.lend(Work::Move, past).unwrap()).collect();
+        assert!(links.lend(Work::Move, past).is_none());
         let mut reads: Vec<_> =
-            (MOVES_MAX..LINKS_MAX).map(|_| links.take(Work::Read, past).unwrap()).collect();
-        assert!(links.take(Work::Read, past).is_none());
+            (MOVES_MAX..LINKS_MAX).map(|_| links.lend(Work::Read, past).unwrap()).collect();
+        assert!(links.lend(Work::Read, past).is_none());
         drop(moves);
-        reads.extend((0..MOVES_MAX).map(|_| links.take(Work::Read, past).unwrap()));
-        assert!(links.take(Work::Move, past).is_none());
+        reads.extend((0..MOVES_MAX).map(|_| links.lend(Work::Read, past).unwrap()));
+        assert!(links.lend(Work::Move, past).is_none());
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
-                links.take(Work::Move, Instant::now() + Duration::from_secs(60)).is_some()
+                links.lend(Work::Move, Instant::now() + Duration::from_secs(60)).is_some()
             });
             reads.clear();
             assert!(waits.join().unwrap(), "who waits is told");

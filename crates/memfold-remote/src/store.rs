@@ -87,7 +87,7 @@ impl Store {
         let busy = || {
             Trouble::Failed(format!("too many requests for {} s", self.settings.timeout.as_secs()))
         };
-        self.links.take(work, deadline.max(Instant::now() + self.settings.timeout)).ok_or_else(busy)
+        self.links.lend(work, deadline.max(Instant::now() + self.settings.timeout)).ok_or_else(busy)
     }
 
     /// One try at some commands. After an error the connection is given up.

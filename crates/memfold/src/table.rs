@@ -160,13 +160,13 @@ impl Table {
     /// The calling thread is that of `memfold run`, which reads the lines while it lives.
     ///
     /// # Errors
-    /// As [`Owner::take`].
+    /// As [`Owner::claim`].
     ///
     /// # Safety
     /// - The calling thread uses no robust mutex.
     pub unsafe fn run_here(&self) -> Result<(), Errno> {
         // SAFETY: the caller's promise; the table is never unmapped.
-        unsafe { self.head.runner.take(&self.head.will).map(drop) }
+        unsafe { self.head.runner.claim(&self.head.will).map(drop) }
     }
 
     /// Whether `memfold run` is gone, so that nobody reads a line.
@@ -184,7 +184,7 @@ impl Table {
     /// and its counters go on. `None` if there is none left, or no address space to map it.
     ///
     /// # Safety
-    /// - As for [`Owner::take`]: the calling thread has no robust list that anybody needs.
+    /// - As for [`Owner::claim`]: the calling thread has no robust list that anybody needs.
     pub unsafe fn claim(&self, pid: u32) -> Option<Process> {
         let used = self.head.used.load(Relaxed) as usize;
         let is_left =
@@ -215,7 +215,7 @@ impl Table {
         let process = self.process(n)?;
         // SAFETY: the caller's promise; the table is never unmapped, and each seat has a will of
         // its own.
-        let taken = unsafe { process.seat.owner.take(&process.place.will) };
+        let taken = unsafe { process.seat.owner.claim(&process.place.will) };
         if taken != Ok(true) {
             return None;
         }

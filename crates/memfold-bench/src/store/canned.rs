@@ -70,15 +70,15 @@ fn row(
     name: &str,
     folios: &[u64],
 ) -> anyhow::Result<StoreRow> {
-    let off = take(corpus, codec, block, folios, &With::Nothing)?;
-    let own = take(corpus, codec, block, folios, &With::Own)?;
+    let off = measure(corpus, codec, block, folios, &With::Nothing)?;
+    let own = measure(corpus, codec, block, folios, &With::Own)?;
     let spec = CodecSpec::parse(codec).map_err(|e| anyhow::anyhow!("{e}"))?;
     let (teach, judge) = samples(corpus, block, folios);
     let mut trial = Trial::new(spec, block);
     let mut best = |dictionaries: &mut dyn Iterator<Item = Dictionary>| {
         let best = trial.best(judge.chunks_exact(block.bytes()), dictionaries);
         let taken = best
-            .map(|(_, dictionary)| take(corpus, codec, block, folios, &With::This(&dictionary)));
+            .map(|(_, dictionary)| measure(corpus, codec, block, folios, &With::This(&dictionary)));
         taken.transpose()
     };
     let raw = best(&mut raw_dictionaries(&teach, block.bytes()))?;
@@ -101,7 +101,7 @@ fn row(
 }
 
 /// Saves everything twice, as a program that goes on would; times and bytes are of the second save.
-fn take(
+fn measure(
     corpus: &CorpusFile,
     codec: &str,
     block: Order,

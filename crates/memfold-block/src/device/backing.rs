@@ -226,8 +226,8 @@ impl Backing {
         Ok(())
     }
 
-    /// Takes memory for a table; `false` if there is none left.
-    pub(crate) fn take(&self, bytes: u64) -> bool {
+    /// Charges memory for a table; `false` if there is none left.
+    pub(crate) fn charge(&self, bytes: u64) -> bool {
         let mut tables = self.lock();
         let all = *tables + bytes;
         // The store's limit must not come to 0, which would be none, so a page stays.

@@ -51,7 +51,7 @@ impl Device {
         }
         let pages = size.div_ceil(PAGE_SIZE as u64);
         let (bytes, limit) = (Table::bytes(pages), backing.limit_bytes());
-        if limit != 0 && bytes > limit / 2 || !backing.take(bytes) {
+        if limit != 0 && bytes > limit / 2 || !backing.charge(bytes) {
             return Err(DeviceError::Table { size, limit });
         }
         let order = backing.store.block_order(Order::MAX);

@@ -52,7 +52,7 @@ impl Table {
         let cell = &self.chunks[self.chunk_of(block)];
         if cell.get().is_none() {
             let bytes = self.chunk_bytes();
-            if !backing.take(bytes) {
+            if !backing.charge(bytes) {
                 return None;
             }
             let slots = filled(self.chunk_slots(), || AtomicU64::new(Handle::NONE.to_bits()));

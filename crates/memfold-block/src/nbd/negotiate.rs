@@ -120,10 +120,10 @@ impl<L: Read + Write> Options<'_, L> {
         }
         let mut data = vec![0; len as usize];
         self.link.read_exact(&mut data)?;
-        self.take(number, &data)
+        self.option(number, &data)
     }
 
-    fn take(&mut self, number: u32, data: &[u8]) -> io::Result<Option<Outcome>> {
+    fn option(&mut self, number: u32, data: &[u8]) -> io::Result<Option<Outcome>> {
         let is_free = matches!(number, option::ABORT | option::STARTTLS);
         if self.security == Security::Demanded && !is_free {
             if number == option::EXPORT_NAME {

@@ -76,7 +76,7 @@ impl Spans {
         while done < to.len() {
             let (at, count) = self.head(to.len() - done)?;
             memory.read_slice(&mut to[done..][..count], at).map_err(|_| OutOfMemory)?;
-            self.take(count);
+            self.advance(count);
             done += count;
         }
         Ok(())
@@ -88,7 +88,7 @@ impl Spans {
         while done < from.len() {
             let (at, count) = self.head(from.len() - done)?;
             memory.write_slice(&from[done..][..count], at).map_err(|_| OutOfMemory)?;
-            self.take(count);
+            self.advance(count);
             done += count;
         }
         Ok(())
@@ -101,7 +101,7 @@ impl Spans {
     }
 
     /// Takes bytes of the first part away, which were accessible.
-    fn take(&mut self, count: usize) {
+    fn advance(&mut self, count: usize) {
         let span = &mut self.all[self.first];
         span.len -= count as u32;
         // Can't wrap if anything is left, as memory ends where addresses do.

@@ -67,7 +67,7 @@ impl Owner {
     ///   no robust mutex.
     /// - `self` and `will` stay mapped where they are as long as the thread lives, and `will` is no
     ///   other owner's.
-    pub unsafe fn take(&self, will: &Will) -> Result<bool, Errno> {
+    pub unsafe fn claim(&self, will: &Will) -> Result<bool, Errno> {
         let before = self.0.load(Acquire);
         let is_free = before & THREAD == 0;
         if !is_free || self.0.compare_exchange(before, thread_id(), AcqRel, Relaxed).is_err() {
@@ -103,9 +103,9 @@ mod tests {
         for _ in 0..2 {
             let take = || {
                 // SAFETY: both are leaked, and the thread uses no robust mutex.
-                let taken = unsafe { owner.take(will) };
+                let taken = unsafe { owner.claim(will) };
                 // SAFETY: likewise.
-                (taken, owner.state(), unsafe { owner.take(Box::leak(Box::default())) })
+                (taken, owner.state(), unsafe { owner.claim(Box::leak(Box::default())) })
             };
             let done = std::thread::spawn(take).join().unwrap();
             assert_eq!(done, (Ok(true), Ownership::Held, Ok(false)));
