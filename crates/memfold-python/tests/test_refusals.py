@@ -103,7 +103,7 @@ def test_no_address_space(run_script):
 import memfold, numpy, resource
 mem = memfold.Memory(limit="32MiB")
 used = int(open("/proc/self/statm").read().split()[0]) * 4096
-resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), used + (1 << 30)))
 small = mem.ones(1000)
 assert memfold.is_folded(small)
 try:
