@@ -93,27 +93,20 @@ fn a_full_file_system_costs_memory_and_no_data() {
     assert!(text.contains("--on-full stop"), "{text}");
 }
 
+/// The program with these arguments in 64 MiB, with a swap file in `dir`.
+fn swapping(bin: &Path, dir: &str, keep_free: &str, arguments: &[&str]) -> Command {
+    let flags = ["run", "--limit", "64M", "--swap", dir, "--swap-keep-free", keep_free];
+    memfold(bin, &[&flags[..], &["--", "python3", PROGRAM], arguments].concat())
+}
+
 #[test]
 fn a_killed_run_leaves_no_file_and_no_space_taken() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let dir = scratch.path("swap");
     std::fs::create_dir(&dir).unwrap();
-    let flags = [
-        "run",
-        "--limit",
-        "64M",
-        "--swap",
-        &dir,
-        "--swap-keep-free",
-        "64M",
-        "--",
-        "python3",
-        PROGRAM,
-        "120",
-        "wait",
-    ];
-    let mut child = memfold(&bin, &flags).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        swapping(&bin, &dir, "64M", &["120", "wait"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "right\n");
@@ -137,20 +130,7 @@ fn a_run_killed_while_it_writes_leaves_no_file_and_all_space_free() {
     let Some(mounted) = Mounted::tmpfs(&dir, "400M") else { return };
     let free = free_bytes(&dir);
     for _ in 0..3 {
-        let flags = [
-            "run",
-            "--limit",
-            "64M",
-            "--swap",
-            &dir,
-            "--swap-keep-free",
-            "1M",
-            "--",
-            "python3",
-            PROGRAM,
-            "300",
-        ];
-        let mut child = memfold(&bin, &flags).stdout(Stdio::null()).spawn().unwrap();
+        let mut child = swapping(&bin, &dir, "1M", &["300"]).stdout(Stdio::null()).spawn().unwrap();
         let start = std::time::Instant::now();
         // The file grows 64 MiB at a time; at the second growth writes are under way for sure.
         while free_bytes(&dir) + (100 << 20) > free {

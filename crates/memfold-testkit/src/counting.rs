@@ -1,5 +1,5 @@
 //! An allocator that counts, for tests of what must not allocate.
-use memfold_sys::thread::{process_id, stat_field, thread_id};
+use memfold_sys::thread::{is_asleep, process_id, thread_id};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -31,13 +31,9 @@ pub fn wait_until_others_sleep() {
 }
 
 fn others_sleep() -> bool {
-    let me = thread_id().to_string();
-    let others = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap());
-    others.filter(|task| *task.file_name() != *me).all(|task| {
-        // One that has ended meanwhile is at rest too.
-        let stat = fs::read(task.path().join("stat")).unwrap_or_default();
-        stat_field(&stat, 3).is_none_or(|state| state == "S")
-    })
+    let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().file_name());
+    let numbers = tasks.map(|name| name.to_str().unwrap().parse().unwrap());
+    numbers.filter(|number| *number != thread_id()).all(is_asleep)
 }
 
 fn count() {
