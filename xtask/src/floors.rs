@@ -11,6 +11,7 @@ use crate::tree::Tree;
 /// Every crate and its floor; `BESIDE` stands for none.
 const FLOORS: &[(&str, u8)] = &[
     ("memfold-sys", 0),
+    ("memfold-gate", 1),
     ("memfold-store", 1),
     ("memfold", 2),
     ("memfold-preload", 3),

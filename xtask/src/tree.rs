@@ -23,6 +23,7 @@ pub struct Crate {
 /// no files form a circle.
 const LAYERED: &[&str] = &[
     "memfold-sys",
+    "memfold-gate",
     "memfold-store",
     "memfold",
     "memfold-preload",

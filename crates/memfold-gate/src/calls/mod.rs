@@ -1,0 +1,1 @@
+//! The call table: what each system call names.

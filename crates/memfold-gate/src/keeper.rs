@@ -1,0 +1,131 @@
+//! Who owns the program's memory, as the gate sees it.
+
+/// Most ranges of one call that are told apart.
+pub const SPANS_MAX: usize = 32;
+
+/// A range of the program's memory that a call names.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First address.
+    pub start: usize,
+    /// Bytes.
+    pub len: usize,
+    /// The kernel writes there.
+    pub write: bool,
+}
+
+/// The ranges that one call names.
+#[derive(Clone, Debug)]
+pub struct Spans {
+    spans: [Span; SPANS_MAX],
+    count: usize,
+}
+
+impl Spans {
+    /// None.
+    pub const fn new() -> Spans {
+        Spans { spans: [Span { start: 0, len: 0, write: false }; SPANS_MAX], count: 0 }
+    }
+
+    /// Adds a range; an empty one, or one past the end of the address space, is passed over. When
+    /// there is no place left, the last one grows to reach over both.
+    pub fn push(&mut self, span: Span) {
+        let Some(end) = span.start.checked_add(span.len).filter(|_| span.len > 0) else { return };
+        if self.count < SPANS_MAX {
+            self.spans[self.count] = span;
+            self.count += 1;
+            return;
+        }
+        let last = &mut self.spans[SPANS_MAX - 1];
+        let (start, end) = (last.start.min(span.start), end.max(last.start + last.len));
+        *last = Span { start, len: end - start, write: last.write | span.write };
+    }
+
+    /// The ranges.
+    pub fn as_slice(&self) -> &[Span] {
+        &self.spans[..self.count]
+    }
+
+    /// Forgets them.
+    pub fn clear(&mut self) {
+        self.count = 0;
+    }
+}
+
+impl Default for Spans {
+    fn default() -> Spans {
+        Spans::new()
+    }
+}
+
+/// Nothing is mapped at an address, or it may not be written to.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct BadAddress;
+
+/// A hold of [`Keeper::hold`].
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Hold(pub u32);
+
+/// What is about to end.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The program: it executes another one.
+    Exec,
+    /// It does not after all.
+    ExecFailed,
+    /// The calling thread.
+    Thread,
+    /// The process.
+    Process,
+}
+
+/// The owner of the program's memory.
+pub trait Keeper: Sync {
+    /// Whether `[start, start + len)` may hold managed memory. Lock-free, a few loads: it is asked
+    /// for each call that names memory. Never a false no.
+    fn concerns(&self, start: usize, len: usize) -> bool;
+
+    /// Keeps what of `spans` is managed present until [`Keeper::release`]; `None` if nothing of it
+    /// is managed. Calls `touch` (address, to write) with no lock held for each page; an error of
+    /// it is passed over, as the kernel will say EFAULT itself. `depth` is the caller's stack
+    /// pointer: holds nest, and those of frames that a longjmp has left are ended.
+    fn hold(
+        &self,
+        spans: &Spans,
+        depth: usize,
+        touch: fn(usize, bool) -> Result<(), BadAddress>,
+    ) -> Option<Hold>;
+
+    /// Ends a hold.
+    fn release(&self, hold: Hold);
+
+    /// Most bytes that one piece of a call in pieces should name.
+    fn piece_bytes(&self) -> usize;
+
+    /// A call that changes mappings or gives memory up. The keeper makes it by `make`, at most
+    /// once, with these arguments or others, and returns its result.
+    fn change(
+        &self,
+        nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize;
+
+    /// The process is copied: `make` does it, and returns 0 in the child, where the gate runs again
+    /// by then.
+    fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize;
+
+    /// A fault of the program's, or of a touch of the gate's (SIGBUS, BUS_ADRERR). `true`: the page
+    /// is there.
+    fn fault(&self, addr: usize) -> bool;
+
+    /// Memory that must never be folded: stacks of threads, their TLS, robust lists, alternate
+    /// stacks, as they become known.
+    fn never_fold(&self, start: usize, len: usize);
+
+    /// Whether a descriptor is the engine's own.
+    fn owns_descriptor(&self, fd: i32) -> bool;
+
+    /// Something is about to end.
+    fn ends(&self, how: Ending);
+}
