@@ -8,5 +8,66 @@
 // Bottom first: a module imports only from modules listed above it.
 mod keeper;
 pub mod calls;
+mod frame;
+mod entry;
+mod touch;
+mod actions;
+mod record;
+mod dispatch;
+mod signals;
+mod threads;
+mod special;
+mod trap;
 
 pub use keeper::{BadAddress, Ending, Hold, Keeper, SPANS_MAX, Span, Spans};
+pub use touch::{read_bytes, touch, write_bytes};
+
+use core::sync::atomic::Ordering::SeqCst;
+use memfold_sys::Errno;
+use memfold_sys::raw::{set_signals_blocked, system_call};
+
+/// Why a process can't be gated.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum WhyNot {
+    /// No room for a stack.
+    NoMemory,
+    /// The executable segment that holds the gate can't be found.
+    NoRange,
+    /// The kernel has no Syscall User Dispatch, or doesn't allow it.
+    NoDispatch(Errno),
+    /// Handlers can't be installed.
+    NoHandlers(Errno),
+}
+
+/// Arms the process: from now on each system call of the calling thread, and of all threads and
+/// processes that come of it, passes the gate.
+///
+/// # Errors
+/// Why not; then nothing passes it.
+///
+/// # Safety
+/// - Called once, in a process that has one thread but for threads of the engine's, which have all
+///   signals blocked and touch no memory that `keeper` serves.
+/// - The keeper makes no system call but by instructions in the same executable segment.
+pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
+    if !dispatch::find_range() {
+        return Err(WhyNot::NoRange);
+    }
+    let record = record::Record::take().ok_or(WhyNot::NoMemory)?;
+    let before = set_signals_blocked(u64::MAX);
+    // SAFETY: the caller's promise.
+    unsafe { trap::KEEPER.set(keeper) };
+    signals::HANDLER.store(trap::on_signal as *const () as usize, SeqCst);
+    record.blocked.set(before & actions::PROTECTED);
+    let (stack, mut theirs) = (record.stack(), frame::Stack::NONE);
+    let args = [&raw const stack as usize, &raw mut theirs as usize, 0, 0, 0, 0];
+    // SAFETY: the stack is this thread's for good.
+    let moved = unsafe { system_call(libc::SYS_sigaltstack, args) };
+    record.alternate.set(theirs);
+    let armed = moved
+        .map_err(WhyNot::NoHandlers)
+        .and_then(|_| signals::take_over(record).map_err(WhyNot::NoHandlers))
+        .and_then(|()| dispatch::arm().map_err(WhyNot::NoDispatch));
+    set_signals_blocked(if armed.is_ok() { before & !actions::PROTECTED } else { before });
+    armed
+}

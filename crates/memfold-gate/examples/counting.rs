@@ -1,0 +1,122 @@
+//! A library for LD_PRELOAD whose keeper has no memory: the program must not see a difference.
+//!
+//! With `MEMFOLD_GATE_COUNT` in the environment, the process writes what it was asked to that
+//! descriptor when it ends.
+use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
+use memfold_gate::{BadAddress, Ending, Hold, Keeper, Spans};
+
+struct Counting;
+
+static KEEPER: Counting = Counting;
+static CONCERNS: AtomicUsize = AtomicUsize::new(0);
+static CHANGES: AtomicUsize = AtomicUsize::new(0);
+static COPIES: AtomicUsize = AtomicUsize::new(0);
+static TO: AtomicI32 = AtomicI32::new(-1);
+
+impl Keeper for Counting {
+    fn concerns(&self, _start: usize, _len: usize) -> bool {
+        CONCERNS.fetch_add(1, Relaxed);
+        true
+    }
+
+    fn hold(
+        &self,
+        spans: &Spans,
+        _depth: usize,
+        touch: fn(usize, bool) -> Result<(), BadAddress>,
+    ) -> Option<Hold> {
+        for span in spans.as_slice() {
+            // What is touched is the program's, and goes on as it was.
+            let mut at = span.start;
+            while at < span.start + span.len {
+                if touch(at, span.write).is_err() {
+                    break;
+                }
+                at = (at | 4095) + 1;
+            }
+        }
+        Some(Hold(0))
+    }
+
+    fn release(&self, _hold: Hold) {}
+
+    fn piece_bytes(&self) -> usize {
+        usize::MAX
+    }
+
+    fn change(
+        &self,
+        _nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize {
+        CHANGES.fetch_add(1, Relaxed);
+        make(args)
+    }
+
+    fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize {
+        COPIES.fetch_add(1, Relaxed);
+        make()
+    }
+
+    fn fault(&self, _addr: usize) -> bool {
+        false
+    }
+
+    fn never_fold(&self, _start: usize, _len: usize) {}
+
+    fn owns_descriptor(&self, fd: i32) -> bool {
+        fd == TO.load(Relaxed)
+    }
+
+    fn ends(&self, how: Ending) {
+        if how == Ending::Process {
+            say();
+        }
+    }
+}
+
+fn say() {
+    let mut text = [b' '; 64];
+    let counts = [&CONCERNS, &CHANGES, &COPIES];
+    for (at, count) in counts.iter().enumerate() {
+        let (mut left, mut to) = (count.load(Relaxed), at * 20 + 19);
+        loop {
+            text[to] = b'0' + (left % 10) as u8;
+            (left, to) = (left / 10, to - 1);
+            if left == 0 {
+                break;
+            }
+        }
+    }
+    text[63] = b'\n';
+    let to = TO.load(Relaxed) as usize;
+    // SAFETY: the text is alive; a descriptor that isn't there is an error.
+    let _ = unsafe {
+        memfold_sys::raw::system_call(libc::SYS_write, [to, text.as_ptr() as usize, 64, 0, 0, 0])
+    };
+}
+
+extern "C" fn construct(_count: c_int, _args: *const *const c_char, env: *const *const c_char) {
+    const NAME: &[u8] = b"MEMFOLD_GATE_COUNT=";
+    let mut at = env;
+    // SAFETY: the loader gives an array of strings with null at its end.
+    unsafe {
+        while !(*at).is_null() {
+            let each = CStr::from_ptr(*at).to_bytes();
+            if let Some(number) = each.strip_prefix(NAME) {
+                let number = number.iter().fold(0, |all, digit| all * 10 + i32::from(digit - b'0'));
+                TO.store(number, Relaxed);
+            }
+            at = at.add(1);
+        }
+        if let Err(why) = memfold_gate::start(&KEEPER) {
+            panic!("{why:?}");
+        }
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCT: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = construct;

@@ -1,0 +1,189 @@
+//! What the kernel writes when a signal is handled, and reads when a handler returns
+//! (`arch/x86/include/uapi/asm/sigcontext.h`, `ucontext.h`).
+
+/// `struct sigcontext`.
+#[repr(C)]
+#[derive(Copy, Clone)]
+#[allow(missing_docs)]
+pub struct Registers {
+    pub r8: u64,
+    pub r9: u64,
+    pub r10: u64,
+    pub r11: u64,
+    pub r12: u64,
+    pub r13: u64,
+    pub r14: u64,
+    pub r15: u64,
+    pub rdi: u64,
+    pub rsi: u64,
+    pub rbp: u64,
+    pub rbx: u64,
+    pub rdx: u64,
+    pub rax: u64,
+    pub rcx: u64,
+    pub rsp: u64,
+    pub rip: u64,
+    pub flags: u64,
+    pub segments: u64,
+    pub error: u64,
+    pub trap: u64,
+    pub old_mask: u64,
+    pub address: u64,
+    /// Where the floating point state is; 0: as it is at the start of a program.
+    pub fp: u64,
+    pub reserved: [u64; 8],
+}
+
+impl Registers {
+    /// Number and arguments of a system call.
+    pub fn call(&self) -> (usize, [usize; 6]) {
+        let args = [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9];
+        (self.rax as usize, args.map(|word| word as usize))
+    }
+}
+
+/// `stack_t`.
+#[repr(C)]
+#[derive(Copy, Clone, PartialEq, Eq)]
+pub struct Stack {
+    /// First byte.
+    pub sp: usize,
+    /// SS_DISABLE, SS_AUTODISARM.
+    pub flags: i32,
+    pub(crate) padding: i32,
+    /// Bytes.
+    pub size: usize,
+}
+
+impl Stack {
+    /// None.
+    pub const NONE: Stack = Stack { sp: 0, flags: libc::SS_DISABLE, padding: 0, size: 0 };
+
+    /// Whether a stack pointer lies in it.
+    pub fn holds(&self, sp: usize) -> bool {
+        sp > self.sp && sp - self.sp <= self.size
+    }
+}
+
+/// `struct ucontext`.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct Context {
+    pub(crate) flags: u64,
+    pub(crate) link: u64,
+    /// The alternate stack.
+    pub stack: Stack,
+    /// The registers.
+    pub regs: Registers,
+    /// The signals that are blocked again.
+    pub mask: u64,
+}
+
+/// `siginfo_t`.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct Info {
+    pub(crate) signal: i32,
+    errno: i32,
+    /// Why: above 0 from the kernel, else from a process.
+    pub code: i32,
+    arch_padding: i32,
+    /// The address of a fault.
+    pub address: u64,
+    /// In SIGSYS: number and architecture.
+    pub call: u64,
+    rest: [u64; 12],
+}
+
+impl Info {
+    /// Zeros.
+    pub const NONE: Info =
+        Info { signal: 0, errno: 0, code: 0, arch_padding: 0, address: 0, call: 0, rest: [0; 12] };
+
+    /// One that the kernel makes up because it can't write a frame.
+    pub fn forced(signal: i32) -> Info {
+        const SI_KERNEL: i32 = 0x80;
+        Info { signal, code: SI_KERNEL, ..Info::NONE }
+    }
+
+    /// It was caused by the instruction at which it arrived.
+    pub fn is_fault(&self) -> bool {
+        let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
+        self.code > 0 && (faults.contains(&self.signal) || self.signal == libc::SIGSYS)
+    }
+}
+
+const _: () = assert!(size_of::<Context>() == 304 && size_of::<Info>() == 128);
+
+/// What lies on a handler's stack: where it returns to, context, information.
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct Frame {
+    /// The restorer.
+    pub returns_to: usize,
+    /// The context.
+    pub context: Context,
+    /// The information.
+    pub info: Info,
+}
+
+const LEGACY_BYTES: usize = 512;
+const HEADER_BYTES: usize = 64;
+const MAGIC: u32 = 0x4650_5853;
+const MAGIC_AT: usize = 464;
+
+/// Bytes of the floating point state that begins with these.
+pub fn fp_bytes(legacy: &[u8; LEGACY_BYTES]) -> usize {
+    let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|i| legacy[at + i]));
+    if word(MAGIC_AT) == MAGIC { word(MAGIC_AT + 4) as usize } else { LEGACY_BYTES }
+}
+
+/// Bytes of a floating point state of the kernel's.
+///
+/// # Safety
+/// - `at` is the kernel's.
+pub unsafe fn fp_bytes_at(at: usize) -> usize {
+    // SAFETY: the caller's promise.
+    fp_bytes(unsafe { &*(at as *const [u8; LEGACY_BYTES]) })
+}
+
+/// Makes it what a program starts with.
+///
+/// # Safety
+/// - `at` is the kernel's, and nobody else's.
+pub unsafe fn clear_fp(at: usize) {
+    // SAFETY: the caller's promise; a state longer than the old form has the header.
+    unsafe {
+        if fp_bytes_at(at) > LEGACY_BYTES + HEADER_BYTES {
+            ((at + LEGACY_BYTES) as *mut u64).write(0);
+        }
+        // Control words of x87 and SSE. Without the header the registers keep their values, which
+        // handlers don't rely on.
+        (at as *mut u16).write(0x37f);
+        ((at + 24) as *mut u32).write(0x1f80);
+    }
+}
+
+/// The kernel's `struct sigaction`.
+#[repr(C)]
+#[derive(Copy, Clone, PartialEq, Eq)]
+pub struct Action {
+    /// A function, SIG_DFL or SIG_IGN.
+    pub handler: usize,
+    /// SA_*.
+    pub flags: u64,
+    /// Where it returns to.
+    pub restorer: usize,
+    /// Blocked while it runs.
+    pub mask: u64,
+}
+
+impl Action {
+    /// SIG_DFL.
+    pub const DEFAULT: Action = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
+
+    /// A function of the program's.
+    pub fn is_handler(&self) -> bool {
+        self.handler > libc::SIG_IGN
+    }
+}

@@ -1,0 +1,220 @@
+//! What the gate knows of a thread, and the stack that its handlers run on.
+//!
+//! Both lie in one slot: stack below, record on top, so that a stack pointer tells the record. A
+//! thread whose stack pointer lies in its slot is in the gate. While code of the program runs, its
+//! own handlers included, the slot's stack is empty.
+use crate::actions::Actions;
+use crate::frame::{Info, Stack};
+use core::cell::{Cell, UnsafeCell};
+use core::mem::forget;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
+use memfold_sys::memory::zone::Zone;
+use memfold_sys::raw::system_call;
+use memfold_sys::sync::StaticMutex;
+use memfold_sys::units::PAGE_SIZE;
+
+const SLOT_BYTES: usize = 256 << 10;
+const RECORD_BYTES: usize = 2 * PAGE_SIZE;
+/// Where the stack begins: after a page that nobody may touch.
+const STACK_AT: usize = PAGE_SIZE;
+const STACK_BYTES: usize = SLOT_BYTES - STACK_AT - RECORD_BYTES;
+/// Each chunk has twice the slots of the one before.
+const CHUNKS: usize = 14;
+const FIRST_SLOTS: usize = 4;
+
+static CHUNK: [AtomicUsize; CHUNKS] = [const { AtomicUsize::new(0) }; CHUNKS];
+static GROWING: StaticMutex<()> = StaticMutex::new(());
+
+const fn slots(chunk: usize) -> usize {
+    FIRST_SLOTS << chunk
+}
+
+/// Kinds of signals that can be put off at the same time: those that aren't blocked by then.
+pub const DEFERRED: usize = 4;
+
+/// A thread.
+#[repr(C)]
+pub struct Record {
+    /// A bit for each of `deferred` that counts. The first word: [`crate::entry`] looks at it.
+    pub pending: AtomicU32,
+    /// 0: the slot is free.
+    state: AtomicU32,
+    /// Signals to be handled when the gate is left.
+    pub deferred: [Cell<Info>; DEFERRED],
+    /// Those of [`crate::actions::PROTECTED`] that the program believes to have blocked.
+    pub blocked: Cell<u64>,
+    /// Those of them that were sent meanwhile.
+    pub sent: Cell<u64>,
+    /// Their information.
+    pub sent_info: [Cell<Info>; DEFERRED],
+    /// The alternate stack that the program believes to have.
+    pub alternate: Cell<Stack>,
+    /// The mask of a call that waits with another one.
+    pub waiting_mask: Cell<Option<u64>>,
+    /// The actions of its process; 0: those of [`crate::start`]'s.
+    actions: Cell<*const Actions>,
+    own_actions: Actions,
+    /// Where the child's frame is, for a new thread.
+    pub frame: Cell<usize>,
+    /// Something that the child must do first; what it is, is [`crate::threads`]'s.
+    pub flags: Cell<usize>,
+}
+
+const _: () = assert!(size_of::<Record>() <= RECORD_BYTES);
+
+/// What the process does on each signal.
+pub static ACTIONS: Actions = Actions::new();
+
+impl Record {
+    /// That of the thread whose stack pointer is `sp`; `None` if it isn't in the gate.
+    pub fn of_stack(sp: usize) -> Option<&'static Record> {
+        let slot = CHUNK.iter().enumerate().find_map(|(at, start)| {
+            let start = start.load(SeqCst);
+            let inside = start != 0 && sp.wrapping_sub(start) < slots(at) * SLOT_BYTES;
+            inside.then(|| start + (sp - start) / SLOT_BYTES * SLOT_BYTES)
+        })?;
+        Some(Record::at(slot))
+    }
+
+    fn at(slot: usize) -> &'static Record {
+        // SAFETY: slots stay mapped, and zeros are a record; only its thread uses what is in a
+        // cell.
+        unsafe { &*((slot + SLOT_BYTES - RECORD_BYTES) as *const Record) }
+    }
+
+    fn slot(&self) -> usize {
+        &raw const *self as usize + RECORD_BYTES - SLOT_BYTES
+    }
+
+    /// Takes a free slot; `None`: there is no memory or address space for one.
+    pub fn take() -> Option<&'static Record> {
+        for chunk in 0..CHUNKS {
+            let mut start = CHUNK[chunk].load(SeqCst);
+            if start == 0 {
+                start = grow(chunk)?;
+            }
+            for slot in 0..slots(chunk) {
+                let record = Record::at(start + slot * SLOT_BYTES);
+                if record.state.compare_exchange(0, 1, SeqCst, SeqCst).is_ok() {
+                    record.clear();
+                    return Some(record);
+                }
+            }
+        }
+        None
+    }
+
+    fn clear(&self) {
+        let guard = self.slot();
+        // SAFETY: the lowest page of a slot is used for nothing.
+        let _ = unsafe {
+            system_call(libc::SYS_mprotect, [guard, PAGE_SIZE, libc::PROT_NONE as usize, 0, 0, 0])
+        };
+        self.pending.store(0, SeqCst);
+        self.blocked.set(0);
+        self.sent.set(0);
+        self.alternate.set(Stack::NONE);
+        self.waiting_mask.set(None);
+        self.actions.set(core::ptr::null());
+    }
+
+    /// Gives the slot back.
+    pub fn give_back(&self) {
+        self.state.store(0, SeqCst);
+    }
+
+    /// The word that [`Record::give_back`] stores 0 in.
+    pub fn state(&self) -> *const u32 {
+        self.state.as_ptr()
+    }
+
+    /// Gives back the slots of all others: their threads are not in this process.
+    pub fn give_back_others(&self) {
+        for (chunk, start) in CHUNK.iter().enumerate() {
+            let start = start.load(SeqCst);
+            if start == 0 {
+                return;
+            }
+            for slot in 0..slots(chunk) {
+                let record = Record::at(start + slot * SLOT_BYTES);
+                if !core::ptr::eq(record, self) {
+                    // A slot that was never used stays without a page.
+                    if record.state.load(SeqCst) != 0 {
+                        record.give_back();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a stack pointer lies on the slot's stack.
+    pub fn holds(&self, sp: usize) -> bool {
+        sp.wrapping_sub(self.slot()) < SLOT_BYTES
+    }
+
+    /// The stack, as the kernel is told of it.
+    pub fn stack(&self) -> Stack {
+        Stack { sp: self.slot() + STACK_AT, flags: 0, padding: 0, size: STACK_BYTES }
+    }
+
+    /// What the thread's process does on each signal.
+    pub fn actions(&self) -> &'static Actions {
+        let its = self.actions.get();
+        // SAFETY: a record's own, in a slot, which stays mapped.
+        if its.is_null() { &ACTIONS } else { unsafe { &*its } }
+    }
+
+    /// It has the actions of `parent`'s process, for good or as they are now.
+    pub fn inherit_actions(&'static self, parent: &Record, shared: bool) {
+        if shared {
+            return self.actions.set(parent.actions.get());
+        }
+        self.own_actions.copy_from(parent.actions());
+        self.actions.set(&raw const self.own_actions);
+    }
+}
+
+#[cold]
+fn grow(chunk: usize) -> Option<usize> {
+    let _alone = GROWING.lock();
+    let known = CHUNK[chunk].load(SeqCst);
+    if known != 0 {
+        return Some(known);
+    }
+    let zone = Zone::reserve(slots(chunk) * SLOT_BYTES, SLOT_BYTES).ok()?;
+    let start = zone.start();
+    forget(zone);
+    CHUNK[chunk].store(start, SeqCst);
+    Some(start)
+}
+
+/// The keeper's place.
+pub(crate) struct Place<T>(UnsafeCell<Option<T>>);
+
+// SAFETY: it is set before the first other thread, and then only read.
+unsafe impl<T: Sync> Sync for Place<T> {}
+
+impl<T: Copy> Place<T> {
+    pub(crate) const fn new() -> Place<T> {
+        Place(UnsafeCell::new(None))
+    }
+
+    /// # Safety
+    /// - There is one thread.
+    pub(crate) unsafe fn set(&self, value: T) {
+        // SAFETY: the caller's promise.
+        unsafe { *self.0.get() = Some(value) }
+    }
+
+    pub(crate) fn get(&self) -> Option<T> {
+        // SAFETY: nobody writes any more.
+        unsafe { *self.0.get() }
+    }
+}
+
+/// Calls `with` while no thread makes room for slots, so that a copy of the process finds no lock
+/// of theirs held.
+pub fn with_growth_stopped<T>(with: impl FnOnce() -> T) -> T {
+    let _alone = GROWING.lock();
+    with()
+}

@@ -1,0 +1,117 @@
+//! `rt_sigaction`.
+use crate::actions::{PROTECTED, SIGNALS, UNBLOCKABLE, bit};
+use crate::entry::restorer;
+use crate::frame::Action;
+use crate::record::Record;
+use crate::touch::{read, write};
+use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use memfold_sys::Errno;
+use memfold_sys::raw::system_call;
+
+/// The gate's handler of all signals.
+pub static HANDLER: AtomicUsize = AtomicUsize::new(0);
+
+const SA_RESTORER: u64 = 0x0400_0000;
+/// Those that the kernel must know of.
+const KEPT: u64 = (libc::SA_NOCLDSTOP | libc::SA_NOCLDWAIT | libc::SA_RESTART) as u64;
+/// Those that the kernel knows at all (`UAPI_SA_FLAGS`).
+const KNOWN: u64 = KEPT
+    | SA_RESTORER
+    | 0x800
+    | (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER) as u64
+    | (libc::SA_RESETHAND as u32) as u64;
+
+/// Tells the kernel of an action; gives the one before.
+pub fn set_real(signal: i32, new: Option<&Action>) -> Result<Action, Errno> {
+    let mut old = Action::DEFAULT;
+    let new = new.map_or(0, |new| &raw const *new as usize);
+    let args = [signal as usize, new, &raw mut old as usize, 8, 0, 0];
+    // SAFETY: both are the kernel's structs; what handles a signal is the gate's handler.
+    unsafe { system_call(libc::SYS_rt_sigaction, args) }.map(|_| old)
+}
+
+/// What the kernel is told of a handler with these flags.
+fn ours(flags: u64) -> Action {
+    Action {
+        handler: HANDLER.load(SeqCst),
+        flags: flags & KEPT
+            | SA_RESTORER
+            | (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER) as u64,
+        restorer: restorer(),
+        mask: !PROTECTED,
+    }
+}
+
+/// Has the gate's handler take SIGSYS, SIGBUS and SIGSEGV.
+pub fn install_protected() -> Result<(), Errno> {
+    for signal in [libc::SIGBUS, libc::SIGSEGV] {
+        set_real(signal, Some(&ours(0)))?;
+    }
+    // What waits in a system call must be open to the program's signals.
+    set_real(libc::SIGSYS, Some(&Action { mask: 0, ..ours(0) })).map(drop)
+}
+
+/// Reads the actions as they are, and puts the gate's handler before all others.
+pub fn take_over(record: &Record) -> Result<(), Errno> {
+    for signal in 1..=SIGNALS as i32 {
+        let Ok(now) = set_real(signal, None) else { continue };
+        record.actions().with(|table| table[signal as usize] = now);
+        if now.is_handler() && bit(signal) & PROTECTED == 0 {
+            set_real(signal, Some(&ours(now.flags)))?;
+        }
+    }
+    install_protected()
+}
+
+/// Tells the kernel of what the program wants.
+pub fn tell_kernel(signal: i32, action: &Action) -> Result<(), Errno> {
+    if bit(signal) & PROTECTED != 0 {
+        return Ok(());
+    }
+    let real = if action.is_handler() { ours(action.flags) } else { *action };
+    set_real(signal, Some(&real)).map(drop)
+}
+
+/// `rt_sigaction`.
+pub fn set_action(
+    record: &Record,
+    [signal, new, old, bytes, ..]: &[usize; 6],
+) -> Result<(), Errno> {
+    let signal = *signal as i32;
+    if *bytes != 8 || !(1..=SIGNALS as i32).contains(&signal) {
+        return Err(Errno::INVAL);
+    }
+    let wanted = match *new {
+        0 => None,
+        at => Some(read::<Action>(at).map_err(|_| Errno::FAULT)?),
+    };
+    if wanted.is_some() && bit(signal) & UNBLOCKABLE != 0 {
+        return Err(Errno::INVAL);
+    }
+    let before = record.actions().with(|table| {
+        let before = table[signal as usize];
+        if let Some(mut wanted) = wanted {
+            wanted.flags &= KNOWN;
+            wanted.mask &= !UNBLOCKABLE;
+            tell_kernel(signal, &wanted)?;
+            table[signal as usize] = wanted;
+        }
+        Ok(before)
+    })?;
+    if wanted.is_some_and(|wanted| wanted.handler == libc::SIG_IGN) {
+        record.sent.set(record.sent.get() & !bit(signal));
+    }
+    if *old != 0 {
+        // SAFETY: the program wants it there.
+        unsafe { write(*old, &before) }.map_err(|_| Errno::FAULT)?;
+    }
+    Ok(())
+}
+
+/// Has the kernel ignore these, for the program that is executed next.
+pub fn ignore_really(set: u64) {
+    let ignore = Action { handler: libc::SIG_IGN, ..Action::DEFAULT };
+    for signal in (1..=SIGNALS as i32).filter(|signal| set & bit(*signal) != 0) {
+        let _ = set_real(signal, Some(&ignore));
+    }
+}

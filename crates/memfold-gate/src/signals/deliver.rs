@@ -1,0 +1,180 @@
+//! Puts signals off, and enters the program's handlers.
+use crate::actions::{PROTECTED, UNBLOCKABLE, bit};
+use crate::frame::{Action, Context, Frame, Info, clear_fp, fp_bytes_at};
+use crate::keeper::BadAddress;
+use crate::record::Record;
+use crate::signals::actions::{set_real, tell_kernel};
+use crate::signals::alternate;
+use crate::touch::{copy, write};
+use core::sync::atomic::Ordering::SeqCst;
+use memfold_sys::raw::system_call;
+
+const RED_ZONE: usize = 128;
+const FP_ALIGN: usize = 64;
+/// Direction, resume, trap.
+const CLEARED_FLAGS: u64 = 0x400 | 0x1_0000 | 0x100;
+
+/// A place for each that can come while another is put off.
+fn place_of(signal: i32) -> usize {
+    match signal {
+        libc::SIGSEGV => 1,
+        libc::SIGBUS => 2,
+        libc::SIGSYS => 3,
+        _ => 0,
+    }
+}
+
+/// Keeps a signal that has interrupted the gate, until the gate is left. `context` is what was
+/// interrupted: no other comes until then.
+pub fn defer(record: &Record, context: &mut Context, info: &Info) {
+    put(record, info);
+    context.mask = !PROTECTED;
+}
+
+fn put(record: &Record, info: &Info) {
+    let place = place_of(info.signal);
+    if record.pending.load(SeqCst) & (1 << place) == 0 {
+        record.deferred[place].set(*info);
+        record.pending.fetch_or(1 << place, SeqCst);
+    }
+}
+
+/// Of what was sent while the program believed it to be blocked, delivers what isn't now.
+pub fn promote_sent(record: &Record, mask: u64) {
+    let open = record.sent.get() & !mask;
+    for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGSYS] {
+        if open & bit(signal) != 0 {
+            record.sent.set(record.sent.get() & !bit(signal));
+            put(record, &record.sent_info[place_of(signal)].get());
+        }
+    }
+}
+
+/// Has `context` go on with the handlers of all that was put off.
+///
+/// # Safety
+/// - Both are the thread's own: see [`crate::entry::leave`].
+pub unsafe extern "C" fn deliver_pending(context: usize, record: usize) {
+    // SAFETY: the caller's promise.
+    let (record, context) =
+        unsafe { (&*(record as *const Record), &mut *(context as *mut Context)) };
+    loop {
+        let pending = record.pending.load(SeqCst);
+        if pending == 0 {
+            return;
+        }
+        let place = pending.trailing_zeros() as usize;
+        let info = record.deferred[place].get();
+        record.pending.fetch_and(!(1 << place), SeqCst);
+        deliver(record, context, &info);
+    }
+}
+
+/// Has `context`, in which the program is to go on, go on with its handler of a signal, or does
+/// what else the program's action says.
+pub fn deliver(record: &Record, context: &mut Context, info: &Info) {
+    let signal = info.signal;
+    let blocked = context.mask | record.blocked.get();
+    let now = record.waiting_mask.get().unwrap_or(blocked);
+    let is_blocked = now & PROTECTED & bit(signal) != 0;
+    if is_blocked && !info.is_fault() {
+        record.sent_info[place_of(signal)].set(*info);
+        record.sent.set(record.sent.get() | bit(signal));
+        return;
+    }
+    let action = record.actions().of(signal);
+    if !action.is_handler() || is_blocked {
+        if action.handler == libc::SIG_IGN && !info.is_fault() {
+            return;
+        }
+        return by_default(info);
+    }
+    if action.flags & (libc::SA_RESETHAND as u32) as u64 != 0 {
+        record.actions().with(|table| {
+            let reset = Action { handler: libc::SIG_DFL, ..action };
+            table[signal as usize] = reset;
+            let _ = tell_kernel(signal, &reset);
+        });
+    }
+    record.waiting_mask.set(None);
+    if enter(record, context, info, &action, blocked).is_err() {
+        return cannot_enter(record, context, signal);
+    }
+    let own = if action.flags & libc::SA_NODEFER as u64 != 0 { 0 } else { bit(signal) };
+    let mask = (now | action.mask | own) & !UNBLOCKABLE;
+    context.mask = mask & !PROTECTED;
+    record.blocked.set(mask & PROTECTED);
+}
+
+/// What the kernel does by itself, as soon as the gate is left.
+fn by_default(info: &Info) {
+    let _ = set_real(info.signal, Some(&Action::DEFAULT));
+    // SAFETY: have no conditions.
+    let own = |nr| unsafe { system_call(nr, [0; 6]) }.unwrap_or(0) as usize;
+    let args = [
+        own(libc::SYS_getpid),
+        own(libc::SYS_gettid),
+        info.signal as usize,
+        &raw const *info as usize,
+        0,
+        0,
+    ];
+    // SAFETY: a signal to the calling thread, with its own information.
+    let _ = unsafe { system_call(libc::SYS_rt_tgsigqueueinfo, args) };
+}
+
+/// There is no room for a frame: SIGSEGV instead, which ends the process if it is the same.
+fn cannot_enter(record: &Record, context: &mut Context, signal: i32) {
+    if signal == libc::SIGSEGV {
+        by_default(&Info::forced(signal));
+    } else {
+        deliver(record, context, &Info::forced(libc::SIGSEGV));
+    }
+}
+
+/// Writes the frame, and has `context` go on in the handler.
+fn enter(
+    record: &Record,
+    context: &mut Context,
+    info: &Info,
+    action: &Action,
+    blocked: u64,
+) -> Result<(), BadAddress> {
+    let (stack, sp) = (record.alternate.get(), context.regs.rsp as usize);
+    let on = alternate::is_on(record, sp);
+    let enters = action.flags & libc::SA_ONSTACK as u64 != 0 && stack.size != 0 && !on;
+    let top = if enters { stack.sp + stack.size } else { sp.wrapping_sub(RED_ZONE) };
+    let from = context.regs.fp as usize;
+    // SAFETY: the context is the kernel's.
+    let bytes = if from == 0 { 0 } else { unsafe { fp_bytes_at(from) } };
+    let fp = top.wrapping_sub(bytes) & !(FP_ALIGN - 1);
+    let at = (fp.wrapping_sub(size_of::<Frame>()) & !15).wrapping_sub(8);
+    if (enters || on) && !stack.holds(at) {
+        return Err(BadAddress);
+    }
+    let mut frame = Frame { returns_to: action.restorer, context: *context, info: *info };
+    frame.context.stack = stack;
+    frame.context.mask = blocked;
+    frame.context.regs.fp = if from == 0 { 0 } else { fp as u64 };
+    // SAFETY: this is where the kernel would have written them.
+    unsafe {
+        copy(fp, from, bytes)?;
+        write(at, &frame)?;
+    }
+    if enters {
+        alternate::entered(record);
+    }
+    let regs = &mut context.regs;
+    regs.rdi = info.signal as u64;
+    regs.rsi = (at + core::mem::offset_of!(Frame, info)) as u64;
+    regs.rdx = (at + core::mem::offset_of!(Frame, context)) as u64;
+    regs.rax = 0;
+    regs.rip = action.handler as u64;
+    regs.rsp = at as u64;
+    regs.flags &= !CLEARED_FLAGS;
+    if from != 0 {
+        // SAFETY: the kernel's, which is on the gate's stack.
+        unsafe { clear_fp(from) };
+    }
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! What is blocked: the kernel's mask has none of the gate's own signals, the record has them.
+use crate::actions::{PROTECTED, UNBLOCKABLE};
+use crate::frame::Context;
+use crate::record::Record;
+use crate::signals::deliver::promote_sent;
+use crate::touch::{read, write};
+use memfold_sys::Errno;
+use memfold_sys::raw::{set_signals_blocked, system_call};
+
+/// What the program believes to be blocked.
+pub fn mask_of(record: &Record, context: &Context) -> u64 {
+    context.mask | record.blocked.get()
+}
+
+/// Blocks from when the context is gone on with.
+pub fn replace_mask(record: &Record, context: &mut Context, mask: u64) {
+    context.mask = mask & !(PROTECTED | UNBLOCKABLE);
+    record.blocked.set(mask & PROTECTED);
+    promote_sent(record, mask);
+}
+
+/// Blocks all signals but the gate's own until the gate is left.
+pub fn block_all() {
+    set_signals_blocked(!PROTECTED);
+}
+
+/// `rt_sigprocmask`.
+pub fn set_mask(
+    record: &Record,
+    context: &mut Context,
+    [how, new, old, bytes, ..]: &[usize; 6],
+) -> Result<(), Errno> {
+    if *bytes != 8 {
+        return Err(Errno::INVAL);
+    }
+    let before = mask_of(record, context);
+    if *new != 0 {
+        let set = read::<u64>(*new).map_err(|_| Errno::FAULT)?;
+        let mask = match *how as i32 {
+            libc::SIG_BLOCK => before | set,
+            libc::SIG_UNBLOCK => before & !set,
+            libc::SIG_SETMASK => set,
+            _ => return Err(Errno::INVAL),
+        };
+        replace_mask(record, context, mask);
+    }
+    if *old != 0 {
+        // SAFETY: the program wants it there.
+        unsafe { write(*old, &before) }.map_err(|_| Errno::FAULT)?;
+    }
+    Ok(())
+}
+
+/// `rt_sigpending`.
+pub fn pending(record: &Record, [set, bytes, ..]: &[usize; 6]) -> Result<(), Errno> {
+    if *bytes > 8 {
+        return Err(Errno::INVAL);
+    }
+    let mut real = 0u64;
+    // SAFETY: it has room for them.
+    unsafe { system_call(libc::SYS_rt_sigpending, [&raw mut real as usize, 8, 0, 0, 0, 0]) }?;
+    let seen = (real | record.sent.get()).to_ne_bytes();
+    // SAFETY: the program wants it there.
+    unsafe { crate::touch::write_bytes(*set, &seen[..*bytes]) }.map_err(|_| Errno::FAULT)
+}

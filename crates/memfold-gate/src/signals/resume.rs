@@ -1,0 +1,43 @@
+//! `rt_sigreturn`: the program's handler is over.
+use crate::frame::{Context, Info, fp_bytes, fp_bytes_at};
+use crate::keeper::BadAddress;
+use crate::record::Record;
+use crate::signals::alternate::{checked, is_on};
+use crate::signals::deliver::deliver;
+use crate::signals::masks::replace_mask;
+use crate::touch::{copy, read, read_bytes};
+
+/// Has `context`, in which the program has called `rt_sigreturn`, go on as the frame on the
+/// program's stack says.
+pub fn resume(record: &Record, context: &mut Context) {
+    if take(record, context).is_err() {
+        deliver(record, context, &Info::forced(libc::SIGSEGV));
+    }
+}
+
+fn take(record: &Record, context: &mut Context) -> Result<(), BadAddress> {
+    let sp = context.regs.rsp as usize;
+    let theirs = read::<Context>(sp)?;
+    let (from, to) = (theirs.regs.fp as usize, context.regs.fp as usize);
+    if from != 0 {
+        let mut legacy = [0; 512];
+        read_bytes(from, &mut legacy)?;
+        let bytes = fp_bytes(&legacy);
+        // SAFETY: the context is the kernel's.
+        if to == 0 || bytes > unsafe { fp_bytes_at(to) } {
+            return Err(BadAddress);
+        }
+        // SAFETY: it is as long, and the kernel checks what is in it.
+        unsafe { copy(to, from, bytes)? };
+    }
+    context.flags = theirs.flags;
+    context.regs = theirs.regs;
+    context.regs.fp = if from == 0 { 0 } else { to as u64 };
+    if !is_on(record, sp) {
+        if let Ok(stack) = checked(theirs.stack) {
+            record.alternate.set(stack);
+        }
+    }
+    replace_mask(record, context, theirs.mask);
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! Which call is what, and how it is made.
+use crate::actions::{PROTECTED, UNBLOCKABLE};
+use crate::dispatch::PR_SET_SYSCALL_USER_DISPATCH;
+use crate::entry;
+use crate::frame::Context;
+use crate::keeper::{Ending, Keeper, Span, Spans};
+use crate::record::Record;
+use crate::signals;
+use crate::threads;
+use crate::touch::{read, touch};
+use memfold_sys::Errno;
+use memfold_sys::raw::system_call;
+
+const SYS_IO_PGETEVENTS: i64 = 333;
+
+/// The result of a call that has none: the context says all.
+pub struct Gone;
+
+/// A system call of the program's that has come as SIGSYS.
+pub struct Call<'a> {
+    /// The owner of the memory.
+    pub keeper: &'static dyn Keeper,
+    /// The thread.
+    pub record: &'static Record,
+    /// Where the program goes on.
+    pub context: &'a mut Context,
+    /// Its number.
+    pub nr: usize,
+    /// Its arguments.
+    pub args: [usize; 6],
+}
+
+fn value(done: Result<(), Errno>) -> isize {
+    done.map_or_else(|e| -(e.raw_os_error() as isize), |()| 0)
+}
+
+fn raw(nr: usize, args: &[usize; 6]) -> isize {
+    // SAFETY: the program's own call.
+    match unsafe { system_call(nr as i64, *args) } {
+        Ok(value) => value as isize,
+        Err(e) => -(e.raw_os_error() as isize),
+    }
+}
+
+impl Call<'_> {
+    /// Makes it.
+    pub fn make(&mut self) -> Result<isize, Gone> {
+        let (nr, args) = (self.nr, self.args);
+        Ok(match nr as i64 {
+            libc::SYS_rt_sigreturn => {
+                signals::resume(self.record, self.context);
+                return Err(Gone);
+            }
+            libc::SYS_rt_sigaction => value(signals::set_action(self.record, &args)),
+            libc::SYS_rt_sigprocmask => value(signals::set_mask(self.record, self.context, &args)),
+            libc::SYS_rt_sigpending => value(signals::pending(self.record, &args)),
+            libc::SYS_sigaltstack => self.set_alternate(),
+            libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork => {
+                threads::clone(self.keeper, self.record, self.context, nr, &args)
+            }
+            libc::SYS_execve | libc::SYS_execveat => self.execute(),
+            libc::SYS_exit => threads::exit(self.keeper, self.record, args[0]),
+            libc::SYS_exit_group => {
+                self.keeper.ends(Ending::Process);
+                raw(nr, &args)
+            }
+            libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => -(libc::EINVAL as isize),
+            libc::SYS_set_tid_address => self.never_fold(args[0], 4),
+            libc::SYS_set_robust_list => self.never_fold(args[0], args[1]),
+            libc::SYS_rseq => self.never_fold(args[0], args[1]),
+            libc::SYS_close | libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_close_range => {
+                self.descriptors()
+            }
+            number if changes(number, &args) => {
+                signals::block_all();
+                self.keeper.change(nr, &args, &mut |args| raw(nr, args))
+            }
+            _ => self.wait(),
+        })
+    }
+
+    fn set_alternate(&mut self) -> isize {
+        match signals::set_alternate(self.record, self.context, &self.args) {
+            Ok(Some(stack)) if stack.size > 0 => {
+                self.keeper.never_fold(stack.sp, stack.size);
+                0
+            }
+            done => value(done.map(drop)),
+        }
+    }
+
+    fn never_fold(&self, start: usize, len: usize) -> isize {
+        let done = raw(self.nr, &self.args);
+        if done >= 0 && start != 0 {
+            self.keeper.never_fold(start, len);
+        }
+        done
+    }
+
+    fn execute(&mut self) -> isize {
+        let (keeper, record, nr, args) = (self.keeper, self.record, self.nr, self.args);
+        self.held(&args, |call| threads::execute(keeper, record, call.context, nr, &args))
+    }
+
+    /// `make`s the call while what it names is held.
+    fn held(&mut self, args: &[usize; 6], make: impl FnOnce(&mut Self) -> isize) -> isize {
+        let mut spans = Spans::new();
+        names(self.nr, args, &mut spans);
+        let concerns = |span: &Span| self.keeper.concerns(span.start, span.len);
+        if !spans.as_slice().iter().any(concerns) {
+            return make(self);
+        }
+        let hold = self.keeper.hold(&spans, self.context.regs.rsp as usize, touch);
+        let made = make(self);
+        if let Some(hold) = hold {
+            self.keeper.release(hold);
+        }
+        made
+    }
+
+    /// A call on which the thread may wait, and on which it may wait with another mask.
+    fn wait(&mut self) -> isize {
+        let (mut set, mut with_set) = (0, [0, 0]);
+        let (args, waits) = match self.with_mask(&mut set, &mut with_set) {
+            Ok(replaced) => replaced,
+            Err(e) => return -(e.raw_os_error() as isize),
+        };
+        self.record.waiting_mask.set(waits);
+        let (nr, pending) = (self.nr, self.record.pending.as_ptr());
+        // SAFETY: the program's own call.
+        let made = self.held(&args, |_| unsafe { entry::call(nr, &args, pending) });
+        if made == entry::RESTART
+            || self.record.pending.load(core::sync::atomic::Ordering::SeqCst) == 0
+        {
+            self.record.waiting_mask.set(None);
+        }
+        made
+    }
+
+    /// The arguments with a copy of the set of signals that they name, which has none of the
+    /// gate's; the mask that is in force meanwhile.
+    fn with_mask(
+        &self,
+        set: &mut u64,
+        with_set: &mut [usize; 2],
+    ) -> Result<([usize; 6], Option<u64>), Errno> {
+        let mut args = self.args;
+        let (at, waits) = match self.nr as i64 {
+            libc::SYS_rt_sigsuspend => (0, true),
+            libc::SYS_ppoll => (3, true),
+            libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => (4, true),
+            libc::SYS_pselect6 | SYS_IO_PGETEVENTS => (5, true),
+            libc::SYS_signalfd | libc::SYS_signalfd4 => (1, false),
+            libc::SYS_rt_sigtimedwait => (0, false),
+            _ => return Ok((args, None)),
+        };
+        if args[at] == 0 {
+            return Ok((args, None));
+        }
+        if matches!(self.nr as i64, libc::SYS_pselect6 | SYS_IO_PGETEVENTS) {
+            *with_set = read::<[usize; 2]>(args[at]).map_err(|_| Errno::FAULT)?;
+            args[at] = with_set.as_ptr() as usize;
+            if with_set[0] == 0 {
+                return Ok((args, None));
+            }
+            *set = read::<u64>(with_set[0]).map_err(|_| Errno::FAULT)?;
+            with_set[0] = &raw const *set as usize;
+        } else {
+            *set = read::<u64>(args[at]).map_err(|_| Errno::FAULT)?;
+            args[at] = &raw const *set as usize;
+        }
+        let mask = *set & !UNBLOCKABLE;
+        *set &= !PROTECTED;
+        Ok((args, waits.then_some(mask)))
+    }
+
+    /// Calls that close descriptors pass over the engine's.
+    fn descriptors(&mut self) -> isize {
+        let own = |fd: usize| self.keeper.owns_descriptor(fd as i32);
+        let args = self.args;
+        match self.nr as i64 {
+            libc::SYS_close if own(args[0]) => -(libc::EBADF as isize),
+            libc::SYS_dup2 | libc::SYS_dup3 if own(args[0]) || own(args[1]) => {
+                -(libc::EBADF as isize)
+            }
+            libc::SYS_close_range => self.close_range(),
+            _ => self.wait(),
+        }
+    }
+
+    fn close_range(&self) -> isize {
+        /// The engine has none above.
+        const OWN_MAX: usize = 1 << 16;
+        let [first, last, flags, ..] = self.args.map(|arg| arg as u32 as usize);
+        let mut from = first;
+        for fd in (first..=last.min(OWN_MAX)).filter(|fd| self.keeper.owns_descriptor(*fd as i32)) {
+            if fd > from {
+                let done = raw(self.nr, &[from, fd - 1, flags, 0, 0, 0]);
+                if done < 0 {
+                    return done;
+                }
+            }
+            from = fd + 1;
+        }
+        if from > last && from > first { 0 } else { raw(self.nr, &[from, last, flags, 0, 0, 0]) }
+    }
+}
+
+/// Whether a call changes mappings, or gives memory up.
+fn changes(nr: i64, args: &[usize; 6]) -> bool {
+    match nr {
+        libc::SYS_prctl => {
+            matches!(args[0] as i32, libc::PR_SET_MM | libc::PR_SET_THP_DISABLE | libc::PR_SET_VMA)
+        }
+        _ => [
+            libc::SYS_mmap,
+            libc::SYS_mprotect,
+            libc::SYS_munmap,
+            libc::SYS_brk,
+            libc::SYS_mremap,
+            libc::SYS_madvise,
+            libc::SYS_shmat,
+            libc::SYS_shmdt,
+            libc::SYS_mlock,
+            libc::SYS_munlock,
+            libc::SYS_mlockall,
+            libc::SYS_munlockall,
+            libc::SYS_remap_file_pages,
+            libc::SYS_mbind,
+            libc::SYS_move_pages,
+            libc::SYS_migrate_pages,
+            libc::SYS_userfaultfd,
+            libc::SYS_mlock2,
+            libc::SYS_pkey_mprotect,
+            libc::SYS_io_uring_setup,
+            libc::SYS_io_uring_register,
+            libc::SYS_process_madvise,
+        ]
+        .contains(&nr),
+    }
+}
+
+/// What a call names: the least that is needed, until [`crate::calls`] says all.
+fn names(nr: usize, args: &[usize; 6], spans: &mut Spans) {
+    let (at, len, write) = match nr as i64 {
+        libc::SYS_read | libc::SYS_pread64 | libc::SYS_getrandom => (1, args[2], true),
+        libc::SYS_write | libc::SYS_pwrite64 => (1, args[2], false),
+        _ => return,
+    };
+    spans.push(Span { start: args[at], len, write });
+}

@@ -1,0 +1,44 @@
+//! `execve`: the new program finds mask and ignored signals as the old one believed them to be.
+use crate::actions::{PROTECTED, bit};
+use crate::entry;
+use crate::frame::{Action, Context};
+use crate::keeper::{Ending, Keeper};
+use crate::record::Record;
+use crate::signals::{ignore_really, install_protected};
+use memfold_sys::raw::set_signals_blocked;
+
+/// `execve` or `execveat`; it returns if it has failed.
+pub fn execute(
+    keeper: &dyn Keeper,
+    record: &Record,
+    context: &Context,
+    nr: usize,
+    args: &[usize; 6],
+) -> isize {
+    let ignored = record.actions().with(|table| {
+        let is = |signal: &i32| {
+            bit(*signal) & PROTECTED != 0
+                && table[*signal as usize]
+                    == Action { handler: libc::SIG_IGN, ..table[*signal as usize] }
+        };
+        (1..=31).filter(is).fold(0, |set, signal| set | bit(signal))
+    });
+    ignore_really(ignored);
+    keeper.ends(Ending::Exec);
+    let blocked = record.blocked.get();
+    if blocked != 0 {
+        set_signals_blocked(context.mask | blocked);
+    }
+    // SAFETY: the program's own call.
+    let failed = unsafe { entry::call(nr, args, record.pending.as_ptr()) };
+    if blocked != 0 {
+        // What was put off must stay alone until it is delivered.
+        let waits = record.pending.load(core::sync::atomic::Ordering::SeqCst) != 0;
+        set_signals_blocked(if waits { !PROTECTED } else { context.mask });
+    }
+    if ignored != 0 {
+        let _ = install_protected();
+    }
+    keeper.ends(Ending::ExecFailed);
+    failed
+}

@@ -1,0 +1,14 @@
+//! What makes threads and processes, and ends them.
+//!
+//! A new task's dispatch is off, so its first instructions are the gate's. One that shares the
+//! memory begins on a slot of its own with a copy of the frame of its parent's call, and leaves the
+//! gate as its parent does: a parent that waits for a child of `vfork` keeps its slot untouched. A
+//! copy of the process goes on where its parent's call is.
+mod copy;
+mod end;
+mod exec;
+mod spawn;
+
+pub use end::exit;
+pub use exec::execute;
+pub use spawn::clone;

@@ -1,0 +1,197 @@
+//! `clone`, `clone3`, `vfork`: threads, and processes that share the memory for a while.
+use crate::entry;
+use crate::frame::{Context, Stack, fp_bytes_at};
+use crate::keeper::{Keeper, Span, Spans};
+use crate::record::Record;
+use crate::signals::{block_all, deliver_pending};
+use crate::threads::copy::{CLEAR_SIGHAND, begin, copy};
+use crate::touch::{read_bytes, touch};
+use memfold_sys::Errno;
+use memfold_sys::raw::system_call;
+
+const VM: usize = libc::CLONE_VM as usize;
+const VFORK: usize = libc::CLONE_VFORK as usize;
+
+/// Words of `struct clone_args` that are understood; later ones are passed on.
+const WORDS: usize = 32;
+const FLAGS: usize = 0;
+const PIDFD: usize = 1;
+const CHILD_TID: usize = 2;
+const PARENT_TID: usize = 3;
+const STACK: usize = 5;
+const STACK_BYTES: usize = 6;
+const SET_TID: usize = 8;
+const SET_TID_COUNT: usize = 9;
+const BYTES_MIN: usize = 64;
+
+/// One of these calls.
+struct Wanted {
+    nr: usize,
+    flags: usize,
+    /// Where the child's stack pointer begins; 0: where its parent's is.
+    top: usize,
+    args: [usize; 6],
+    /// For `clone3`.
+    words: [usize; WORDS],
+    /// What the kernel reads and writes.
+    spans: Spans,
+}
+
+impl Wanted {
+    fn new(nr: usize, args: &[usize; 6]) -> Result<Wanted, Errno> {
+        let mut new =
+            Wanted { nr, flags: 0, top: 0, args: *args, words: [0; WORDS], spans: Spans::new() };
+        match nr as i64 {
+            libc::SYS_fork => {}
+            libc::SYS_vfork => {
+                new.nr = libc::SYS_clone as usize;
+                new.flags = VM | VFORK;
+                new.args = [VM | VFORK | libc::SIGCHLD as usize, 0, 0, 0, 0, 0];
+            }
+            libc::SYS_clone => {
+                (new.flags, new.top) = (args[0] & !0xff, args[1]);
+                // With CLONE_PIDFD that goes to where the thread's number would.
+                let parent = libc::CLONE_PARENT_SETTID as usize | libc::CLONE_PIDFD as usize;
+                new.kernel_writes(args[2], parent);
+                new.kernel_writes(args[3], libc::CLONE_CHILD_SETTID as usize);
+            }
+            _ => new.read_words(args[0], args[1])?,
+        }
+        Ok(new)
+    }
+
+    fn read_words(&mut self, at: usize, bytes: usize) -> Result<(), Errno> {
+        if bytes < BYTES_MIN {
+            return Err(Errno::INVAL);
+        }
+        if bytes > size_of_val(&self.words) {
+            return Err(Errno::TOOBIG);
+        }
+        let mut read = [0u8; WORDS * 8];
+        read_bytes(at, &mut read[..bytes]).map_err(|_| Errno::FAULT)?;
+        for (word, bytes) in self.words.iter_mut().zip(read.chunks_exact(8)) {
+            *word = usize::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|i: usize| bytes[i]));
+        }
+        let words = self.words;
+        self.flags = words[FLAGS];
+        self.top = if words[STACK] == 0 { 0 } else { words[STACK] + words[STACK_BYTES] };
+        self.kernel_writes(words[PIDFD], libc::CLONE_PIDFD as usize);
+        self.kernel_writes(words[PARENT_TID], libc::CLONE_PARENT_SETTID as usize);
+        self.kernel_writes(words[CHILD_TID], libc::CLONE_CHILD_SETTID as usize);
+        let len = words[SET_TID_COUNT].min(WORDS) * 4;
+        self.spans.push(Span { start: words[SET_TID], len, write: false });
+        Ok(())
+    }
+
+    fn kernel_writes(&mut self, start: usize, if_any: usize) {
+        if self.flags & if_any != 0 {
+            self.spans.push(Span { start, len: 4, write: true });
+        }
+    }
+
+    /// Where the kernel writes 0 when the task ends.
+    fn cleared_at_end(&self) -> Option<usize> {
+        let set = libc::CLONE_CHILD_CLEARTID as usize | libc::CLONE_CHILD_SETTID as usize;
+        let at =
+            if self.nr == libc::SYS_clone as usize { self.args[3] } else { self.words[CHILD_TID] };
+        (self.flags & set != 0).then_some(at)
+    }
+
+    /// The child begins on this stack; with 0 bytes, on its parent's.
+    fn set_stack(&mut self, start: usize, bytes: usize) {
+        if self.nr == libc::SYS_clone as usize {
+            self.args[1] = start + bytes;
+        } else if self.nr == libc::SYS_clone3 as usize {
+            (self.words[STACK], self.words[STACK_BYTES]) = (start, bytes);
+            self.args[0] = self.words.as_ptr() as usize;
+        }
+    }
+}
+
+/// Any of these calls, whose caller goes on as `context` says.
+pub fn clone(
+    keeper: &dyn Keeper,
+    record: &'static Record,
+    context: &mut Context,
+    nr: usize,
+    args: &[usize; 6],
+) -> isize {
+    let mut wanted = match Wanted::new(nr, args) {
+        Ok(wanted) => wanted,
+        Err(e) => return -(e.raw_os_error() as isize),
+    };
+    if let Some(at) = wanted.cleared_at_end() {
+        keeper.never_fold(at, 4);
+    }
+    let hold = keeper.hold(&wanted.spans, context.regs.rsp as usize, touch);
+    let made = if wanted.flags & VM != 0 {
+        spawn(record, context, &mut wanted)
+    } else {
+        wanted.set_stack(0, 0);
+        let made = copy(keeper, record, wanted.nr, &wanted.args, wanted.flags);
+        if made == 0 && wanted.top != 0 {
+            context.regs.rsp = wanted.top as u64;
+        }
+        made
+    };
+    if let Some(hold) = hold {
+        keeper.release(hold);
+    }
+    made
+}
+
+fn spawn(record: &'static Record, context: &Context, wanted: &mut Wanted) -> isize {
+    block_all();
+    let Some(child) = Record::take() else { return -(libc::EAGAIN as isize) };
+    child.blocked.set(record.blocked.get());
+    child.inherit_actions(record, wanted.flags & libc::CLONE_SIGHAND as usize != 0);
+    if wanted.flags & VFORK != 0 {
+        child.alternate.set(record.alternate.get());
+    }
+    child.flags.set(wanted.flags & CLEAR_SIGHAND);
+    let frame = copy_frame(child, context, wanted.top);
+    child.frame.set(frame);
+    let Stack { sp: start, .. } = child.stack();
+    wanted.set_stack(start, ((frame - 256) & !15) - start);
+    // SAFETY: the stack is the child's, and the arguments are the program's but for it.
+    let made = unsafe { entry::clone(wanted.nr, &wanted.args, first, &raw const *child as usize) };
+    if made < 0 || wanted.flags & VFORK != 0 {
+        child.give_back();
+    }
+    made
+}
+
+/// Copies the frame of `context` onto the child's stack, where it returns 0; gives the place.
+fn copy_frame(child: &Record, context: &Context, top: usize) -> usize {
+    let from = &raw const *context as usize;
+    let fp = context.regs.fp as usize;
+    // SAFETY: the context is the kernel's, with its floating point state above it.
+    let bytes = fp + unsafe { fp_bytes_at(fp) } - from;
+    let stack = child.stack();
+    let to = ((stack.sp + stack.size - bytes - 64) & !63) + from % 64;
+    // SAFETY: the frame lies on this thread's stack, and nobody uses the other yet.
+    let theirs = unsafe {
+        core::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes);
+        &mut *(to as *mut Context)
+    };
+    theirs.stack = stack;
+    theirs.regs.fp = (fp - from + to) as u64;
+    theirs.regs.rax = 0;
+    if top != 0 {
+        theirs.regs.rsp = top as u64;
+    }
+    to
+}
+
+/// The child, on its slot's stack.
+unsafe extern "C" fn first(record: usize) -> ! {
+    // SAFETY: its parent has made it for this thread.
+    let record = unsafe { &*(record as *const Record) };
+    let stack = record.stack();
+    // SAFETY: the stack is this thread's for good.
+    let _ =
+        unsafe { system_call(libc::SYS_sigaltstack, [&raw const stack as usize, 0, 0, 0, 0, 0]) };
+    begin(record, record.flags.get());
+    // SAFETY: the frame lies on this stack, above all that lives.
+    unsafe { entry::leave(record.frame.get(), &raw const *record as usize, deliver_pending) }
+}

@@ -1,0 +1,100 @@
+//! The gate's handler of all signals, on the thread's slot.
+use crate::dispatch::SYS_USER_DISPATCH;
+use crate::entry;
+use crate::frame::{Context, Info};
+use crate::keeper::Keeper;
+use crate::record::{Place, Record};
+use crate::signals::{defer, deliver, deliver_pending};
+use crate::special::Call;
+use crate::touch::fix_up;
+use memfold_sys::raw::system_call;
+
+/// The owner of the memory.
+pub static KEEPER: Place<&'static dyn Keeper> = Place::new();
+
+const SYSCALL_BYTES: u64 = 2;
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+
+/// The handler.
+///
+/// # Safety
+/// - Called by the kernel.
+pub unsafe extern "C" fn on_signal(signal: i32, info: *const Info, context: *mut Context) {
+    // SAFETY: the kernel's, on this stack.
+    let (info, context) = unsafe { (&*info, &mut *context) };
+    let here = &raw const *context as usize;
+    let (Some(keeper), Some(record)) = (KEEPER.get(), Record::of_stack(here)) else {
+        // An engine thread has met what nobody serves.
+        return die(signal);
+    };
+    if record.holds(context.regs.rsp as usize) {
+        return in_gate(keeper, record, context, info);
+    }
+    match signal {
+        libc::SIGSYS if info.code == SYS_USER_DISPATCH => trapped(keeper, record, context, info),
+        libc::SIGBUS if served(keeper, info) => {}
+        _ => deliver(record, context, info),
+    }
+    // SAFETY: the kernel's context lies on this stack, above all that lives, as the stack was empty.
+    unsafe { entry::leave(here, &raw const *record as usize, deliver_pending) }
+}
+
+/// A fault that the keeper has served.
+fn served(keeper: &dyn Keeper, info: &Info) -> bool {
+    info.code == libc::BUS_ADRERR && keeper.fault(info.address as usize)
+}
+
+/// The gate's own code was interrupted.
+fn in_gate(keeper: &'static dyn Keeper, record: &Record, context: &mut Context, info: &Info) {
+    let at = context.regs.rip as usize;
+    match info.signal {
+        // A call of somebody's that isn't meant to be made here: it goes through.
+        libc::SIGSYS if info.code == SYS_USER_DISPATCH => {
+            let (nr, args) = context.regs.call();
+            // SAFETY: whoever makes it keeps its conditions.
+            context.regs.rax = match unsafe { system_call(nr as i64, args) } {
+                Ok(value) => value as u64,
+                Err(e) => -i64::from(e.raw_os_error()) as u64,
+            };
+        }
+        libc::SIGBUS if served(keeper, info) => {}
+        _ if info.is_fault() => match fix_up(at) {
+            Some(to) => context.regs.rip = to as u64,
+            None => die(info.signal),
+        },
+        _ => {
+            defer(record, context, info);
+            let (to, result) = entry::rewind(at, context.regs.rax);
+            (context.regs.rip, context.regs.rax) = (to as u64, result);
+        }
+    }
+}
+
+/// A system call of the program's.
+fn trapped(
+    keeper: &'static dyn Keeper,
+    record: &'static Record,
+    context: &mut Context,
+    info: &Info,
+) {
+    let (nr, args) = context.regs.call();
+    if (info.call >> 32) as u32 != AUDIT_ARCH_X86_64 {
+        // By `int 0x80`: other numbers, and addresses below 4 GiB.
+        context.regs.rax = -i64::from(libc::ENOSYS) as u64;
+        return;
+    }
+    let made = Call { keeper, record, context: &mut *context, nr, args }.make();
+    match made {
+        Ok(entry::RESTART) => context.regs.rip -= SYSCALL_BYTES,
+        Ok(result) => context.regs.rax = result as u64,
+        Err(_) => {}
+    }
+}
+
+/// Ends the process by this signal as soon as the handler returns, and the fault happens again.
+fn die(signal: i32) {
+    let default = crate::frame::Action::DEFAULT;
+    let args = [signal as usize, &raw const default as usize, 0, 8, 0, 0];
+    // SAFETY: nothing goes on from here.
+    let _ = unsafe { system_call(libc::SYS_rt_sigaction, args) };
+}
