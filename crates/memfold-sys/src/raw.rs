@@ -174,6 +174,14 @@ pub fn replace(old: &OwnedFd, new: OwnedFd) -> Result<(), Errno> {
     unsafe { system_call(libc::SYS_dup3, args) }.map(drop)
 }
 
+/// The same file under a number from `least` on, not inherited by what is executed.
+///
+/// # Errors
+/// EMFILE: there is none free.
+pub fn renumber(old: OwnedFd, least: i32) -> Result<OwnedFd, Errno> {
+    rustix::io::fcntl_dupfd_cloexec(&old, least)
+}
+
 /// Writes to the program's standard error, also from a thread whose table of descriptors is not the
 /// program's. If the program has closed it, nothing is written.
 pub fn write_stderr(text: &[u8]) {

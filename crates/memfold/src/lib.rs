@@ -24,6 +24,7 @@ mod area;
 pub mod policy;
 pub mod swap;
 mod quiesce;
+pub mod holds;
 pub mod pager;
 mod reclaim;
 mod check;

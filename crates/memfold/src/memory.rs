@@ -148,6 +148,11 @@ impl Memory {
     }
 
     fn start(config: Config) -> Result<Memory, Error> {
+        if config.delivery == Delivery::Gate {
+            return Err(Error::Config(String::from(
+                "delivery: gate is for memfold run; a library has thread and signal",
+            )));
+        }
         let is_signal = config.delivery == Delivery::Signal;
         let supported = Uffd::probe().map_err(Error::Userfaultfd)?;
         // Where there is no /proc, pages are copied.

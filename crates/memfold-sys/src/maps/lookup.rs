@@ -2,13 +2,16 @@
 //! `include/uapi/linux/fs.h`).
 use crate::Errno;
 use crate::maps::each_area;
-use crate::raw::ioctl;
+use crate::raw::{self, ioctl};
 use core::ops::ControlFlow;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
 const PROCMAP_QUERY: u64 = 0xc068_6611;
 const COVERING_OR_NEXT: u64 = 0x10;
+const READABLE: u64 = 0x01;
+const WRITABLE: u64 = 0x02;
+const EXECUTABLE: u64 = 0x04;
 const SHARED: u64 = 0x08;
 
 #[repr(C)]
@@ -28,6 +31,84 @@ struct Query {
     build_id_size: u32,
     name_addr: u64,
     build_id_addr: u64,
+}
+
+/// `/proc/self/maps`, open for questions about single addresses (Linux 6.11).
+pub struct Maps {
+    file: OwnedFd,
+}
+
+/// An area, as far as [`Maps`] tells.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// First byte.
+    pub start: usize,
+    /// First byte past it.
+    pub end: usize,
+    /// Private, and without a file.
+    pub anonymous: bool,
+    /// It may be read and written, and not executed.
+    pub plain: bool,
+}
+
+impl Maps {
+    /// Opens the calling process's.
+    ///
+    /// # Errors
+    /// What `open` says; ENOTTY before Linux 6.11.
+    pub fn open() -> Result<Maps, Errno> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let maps = Maps { file: rustix::fs::open(c"/proc/self/maps", flags, Mode::empty())? };
+        match next(&maps.file, 0) {
+            Ok(_) => Ok(maps),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The same under a number from `least` on.
+    ///
+    /// # Errors
+    /// EMFILE: there is none free.
+    pub fn at_least(self, least: i32) -> Result<Maps, Errno> {
+        Ok(Maps { file: raw::renumber(self.file, least)? })
+    }
+
+    /// The descriptor.
+    pub fn fd(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    /// In a child of fork: opens its own in place of its parent's, under the same number.
+    ///
+    /// # Errors
+    /// As [`Maps::open`].
+    pub fn reopen(&self) -> Result<(), Errno> {
+        raw::replace(&self.file, Maps::open()?.file)
+    }
+
+    /// Calls `each` with every area of which something is in `[start, end)`, in ascending order.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn each(&self, start: usize, end: usize, mut each: impl FnMut(Found)) -> Result<(), Errno> {
+        let mut at = start;
+        while at < end {
+            let area = match next(&self.file, at) {
+                Ok(area) if (area.area_start as usize) < end => area,
+                Ok(_) | Err(Errno::NOENT) => return Ok(()),
+                Err(e) => return Err(e),
+            };
+            at = area.area_end as usize;
+            let access = area.area_flags & (READABLE | WRITABLE | EXECUTABLE);
+            each(Found {
+                start: area.area_start as usize,
+                end: at,
+                anonymous: area.area_flags & SHARED == 0 && area.inode == 0,
+                plain: access == READABLE | WRITABLE,
+            });
+        }
+        Ok(())
+    }
 }
 
 /// Calls `each(start, end)` for every area of private memory without a file of which something is

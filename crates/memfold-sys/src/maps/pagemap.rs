@@ -52,6 +52,19 @@ impl Pagemap {
         Ok(Pagemap { fd: rustix::fs::open(c"/proc/self/pagemap", flags, Mode::empty())? })
     }
 
+    /// The same under a number from `least` on.
+    ///
+    /// # Errors
+    /// EMFILE: there is none free.
+    pub fn at_least(self, least: i32) -> Result<Pagemap, Errno> {
+        Ok(Pagemap { fd: raw::renumber(self.fd, least)? })
+    }
+
+    /// The descriptor.
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
     /// In a child of fork: opens its own in place of its parent's, under the same number.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use crate::thread::sleep_ns;
 use crate::units::PAGE_SIZE;
 use core::ffi::CStr;
 use core::mem::{forget, size_of};
-use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use rustix::mm::{MprotectFlags, mprotect};
 
 /// Bare threads at most.
@@ -54,6 +54,17 @@ static RECORDS: StaticMutex<[usize; THREADS_MAX]> = StaticMutex::new([0; THREADS
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 const _: () = assert!(size_of::<Record>() <= PAGE_SIZE);
+
+/// The program's descriptors that bare threads keep, under the same numbers: first, and first past
+/// them.
+static KEPT: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+
+/// Has the first bare thread keep the program's descriptors with these numbers. Called before it is
+/// started.
+pub fn keep_descriptors(first: u32, end: u32) {
+    KEPT[0].store(first, SeqCst);
+    KEPT[1].store(end, SeqCst);
+}
 
 /// Threads that run, in this process.
 pub fn count() -> usize {
@@ -332,11 +343,20 @@ extern "C" fn entry(record: usize) -> ! {
     }
 }
 
-/// Leaves the calling thread, whose table of descriptors is its own, with /dev/null as 0, 1 and 2.
+/// Leaves the calling thread, whose table of descriptors is its own, with /dev/null as 0, 1 and 2,
+/// and what is to be kept.
 fn close_everything() {
     use rustix::fs::{Mode, OFlags, open};
-    // SAFETY: the table is a copy that nobody else uses, and this thread has opened nothing yet.
-    let _ = unsafe { system_call(libc::SYS_close_range, [0, u32::MAX as usize, 0, 0, 0, 0]) };
+    let [first, end] = [0, 1].map(|at: usize| KEPT[at].load(SeqCst) as usize);
+    let close = |from: usize, to: usize| {
+        // SAFETY: the table is a copy that nobody else uses, and this thread has opened nothing
+        // yet.
+        let _ = unsafe { system_call(libc::SYS_close_range, [from, to, 0, 0, 0, 0]) };
+    };
+    if first > 0 {
+        close(0, first - 1);
+    }
+    close(end, u32::MAX as usize);
     for _ in 0..3 {
         if let Ok(null) = open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
             forget(null);
@@ -347,8 +367,6 @@ fn close_everything() {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
-    use core::sync::atomic::AtomicU32;
-
     static DONE: AtomicU32 = AtomicU32::new(0);
 
     fn first(arg: usize) {

@@ -193,6 +193,7 @@ pub enum Event {
 pub struct Uffd {
     fd: OwnedFd,
     features: u64,
+    user_only: bool,
 }
 
 impl Uffd {
@@ -209,7 +210,17 @@ impl Uffd {
         let mut uffd = Uffd::open_raw(user_only)?;
         uffd.handshake(features)?;
         uffd.features = features;
+        uffd.user_only = user_only;
         Ok(uffd)
+    }
+
+    /// The same under a number from `least` on.
+    ///
+    /// # Errors
+    /// EMFILE: there is none free.
+    pub fn at_least(mut self, least: i32) -> Result<Uffd, Errno> {
+        self.fd = raw::renumber(self.fd, least)?;
+        Ok(self)
     }
 
     /// In a child of fork, which has no use for its parent's: opens a userfaultfd of its own, with
@@ -218,7 +229,7 @@ impl Uffd {
     /// # Errors
     /// See [`OpenError`].
     pub fn reopen(&self) -> Result<(), OpenError> {
-        let new = Uffd::open(self.features, false)?;
+        let new = Uffd::open(self.features, self.user_only)?;
         raw::replace(&self.fd, new.fd).map_err(OpenError::Other)
     }
 
@@ -237,14 +248,14 @@ impl Uffd {
         // SAFETY: opening a descriptor touches no memory; what it may do later is each call's own
         // proof.
         match unsafe { rustix::mm::userfaultfd(with_mode) } {
-            Ok(fd) => Ok(Uffd { fd, features: 0 }),
-            Err(Errno::PERM | Errno::ACCESS) => Uffd::open_device(with_mode),
+            Ok(fd) => Ok(Uffd { fd, features: 0, user_only }),
+            Err(Errno::PERM | Errno::ACCESS) => Uffd::open_device(with_mode, user_only),
             Err(Errno::NOSYS) => Err(OpenError::Missing),
             Err(e) => Err(OpenError::Other(e)),
         }
     }
 
-    fn open_device(flags: UserfaultfdFlags) -> Result<Uffd, OpenError> {
+    fn open_device(flags: UserfaultfdFlags, user_only: bool) -> Result<Uffd, OpenError> {
         use rustix::fs::{Mode, OFlags, open};
         let device = open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         let device = device.map_err(|_| OpenError::Forbidden)?;
@@ -252,7 +263,7 @@ impl Uffd {
         let fd = unsafe { ioctl(device.as_raw_fd(), DEVICE_NEW, flags.bits() as usize as *mut _) };
         let fd = fd.map_err(|_| OpenError::Forbidden)?;
         // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
-        Ok(Uffd { fd: unsafe { OwnedFd::from_raw_fd(fd as i32) }, features: 0 })
+        Ok(Uffd { fd: unsafe { OwnedFd::from_raw_fd(fd as i32) }, features: 0, user_only })
     }
 
     fn handshake(&self, features: u64) -> Result<u64, OpenError> {

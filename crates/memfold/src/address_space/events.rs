@@ -62,7 +62,7 @@ impl Pager {
     }
 
     /// No folio reaches across either end of `[start, end)` (page numbers).
-    fn cut(&self, areas: &Areas, start: u64, end: u64) {
+    pub(crate) fn cut(&self, areas: &Areas, start: u64, end: u64) {
         for page in [start, end] {
             if let Some(area) = areas.iter().find(|a| a.start < page && page < a.end) {
                 self.unfold_across(page - area.start + area.key);
@@ -115,7 +115,7 @@ impl Pager {
         Ok(())
     }
 
-    fn note_resident(&self, mut key: u64, end: u64) {
+    pub(crate) fn note_resident(&self, mut key: u64, end: u64) {
         while key < end {
             let order = largest_aligned(key, end, self.config.folio_order);
             let guard = self.shards.lock(key);

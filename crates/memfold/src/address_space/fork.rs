@@ -37,6 +37,48 @@ impl Pager {
         })
     }
 
+    /// In gate delivery: waits until nobody works, and keeps all as it is until
+    /// [`Pager::end_copy`]: no fault is served, and nothing is asked of background threads. Called
+    /// by the thread that makes the copy, which meets no fault until then; no mapping is being
+    /// changed.
+    pub fn begin_copy(&self) {
+        self.gates.close();
+        self.areas.close();
+        // After that: who serves a fault asks.
+        self.queue.freeze();
+    }
+
+    /// In a child, after [`Pager::begin_copy`] in its parent, and before [`Pager::end_copy`]: no
+    /// hold of other threads came along, and requests may be made. `register` is called for the
+    /// frames and for each managed part: nothing of it is registered.
+    ///
+    /// # Safety
+    /// - The caller is the only thread.
+    pub unsafe fn begin_in_child(&self, mut register: impl FnMut(usize, usize)) {
+        // SAFETY: by the caller's promise.
+        unsafe { self.holds.reset_in_child() };
+        let (start, len) = self.frames_zone();
+        register(start, start + len);
+        // SAFETY: nobody changes areas.
+        for area in unsafe { self.areas.peek() }.iter() {
+            register((area.start as usize) << PAGE_SHIFT, (area.end as usize) << PAGE_SHIFT);
+        }
+    }
+
+    /// Ends [`Pager::begin_copy`], in each of the two processes, after [`Pager::allow_requests`].
+    ///
+    /// # Safety
+    /// - `begin_copy` has returned, in this process or in the parent that it is a copy of, and this
+    ///   is called once for it.
+    pub unsafe fn end_copy(&self) {
+        self.to_unshare.note_fork();
+        // SAFETY: by the caller's promise.
+        unsafe {
+            self.areas.open();
+            self.gates.open();
+        }
+    }
+
     /// After a rest in which no copy was made.
     pub fn forget_rest(&self) {
         self.journal.forget();

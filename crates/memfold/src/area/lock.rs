@@ -68,6 +68,24 @@ impl AreaLock {
         Alone { areas: self.areas.write(), _work: work }
     }
 
+    /// Waits as [`AreaLock::write`], and keeps them until [`AreaLock::open`].
+    pub fn close(&self) {
+        core::mem::forget(self.write());
+    }
+
+    /// Ends [`AreaLock::close`].
+    ///
+    /// # Safety
+    /// - `close` has returned, in this process or in the parent that it is a copy of, and this is
+    ///   called once for it.
+    pub unsafe fn open(&self) {
+        // SAFETY: both guards were forgotten.
+        unsafe {
+            self.areas.unlock_write();
+            self.work.unlock_write();
+        }
+    }
+
     /// For whoever only adds an area. Background threads may go on saving folios of the others.
     /// `None`: they were held for longer than [`PATIENCE_NS`].
     pub fn grow(&self) -> Option<WriteGuard<'_, Areas>> {

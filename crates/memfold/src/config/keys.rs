@@ -102,7 +102,7 @@ keys! {
 
     /// How faults arrive.
     delivery: Delivery = Delivery::Thread, kind::DELIVERY;
-    Users "delivery" "thread|signal" "thread" "who serves a fault: pinned handler threads, or the faulting thread itself";
+    Users "delivery" "thread|signal|gate" "thread" "who serves a fault: pinned handler threads, or the faulting thread itself; run: thread, or gate, which needs no privilege";
 
     /// What happens at the limit.
     on_full: OnFull = OnFull::Grow, kind::ON_FULL;

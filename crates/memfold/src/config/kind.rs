@@ -90,7 +90,7 @@ pub(super) const PATH: Kind<Option<String>> =
     Kind { parse: |text, _| path(text).map(Some), show: Clone::clone };
 
 const DELIVERIES: &[(&str, Delivery)] =
-    &[("thread", Delivery::Thread), ("signal", Delivery::Signal)];
+    &[("thread", Delivery::Thread), ("signal", Delivery::Signal), ("gate", Delivery::Gate)];
 const ON_FULLS: &[(&str, OnFull)] = &[("grow", OnFull::Grow), ("stop", OnFull::Stop)];
 const DONT_DUMPS: &[(&str, bool)] = &[("leave", false), ("fold", true)];
 

@@ -20,6 +20,7 @@ use crate::folio::fingerprint::Fingerprints;
 use crate::folio::frames::Frames;
 use crate::folio::index::{Index, Shards};
 use crate::folio::lru::Lru;
+use crate::holds::Holds;
 use crate::pager::background_requests::Queue;
 use crate::pager::codec_context::Contexts;
 use crate::pager::device_faults::Reads;
@@ -114,6 +115,7 @@ pub struct Pager {
     pub(crate) journal: Journal,
     pub(crate) scratch: Zone,
     pub(crate) to_unshare: ToUnshare,
+    pub(crate) holds: Holds,
     pub(crate) stats: StatsPlace,
     cpus: usize,
 }
@@ -176,7 +178,12 @@ impl Pager {
 
     /// Whether a fault is answered by the thread that took it.
     pub(crate) fn is_signal(&self) -> bool {
-        self.config.delivery == Delivery::Signal
+        self.config.delivery != Delivery::Thread
+    }
+
+    /// What system calls of the program hold.
+    pub fn holds(&self) -> &Holds {
+        &self.holds
     }
 
     /// Ends the background threads.

@@ -1,12 +1,13 @@
 //! Construction of a pager from settings and parts.
 use crate::area::event_order::Changes;
 use crate::area::lock::AreaLock;
-use crate::config::{Canned, Config};
+use crate::config::{Canned, Config, Delivery};
 use crate::folio::Folios;
 use crate::folio::fingerprint::Fingerprints;
 use crate::folio::frames::Frames;
 use crate::folio::index::{Index, Shards};
 use crate::folio::lru::Lru;
+use crate::holds::Holds;
 use crate::pager::background_requests::Queue;
 use crate::pager::codec_context::Contexts;
 use crate::pager::device_faults::{READERS, Reads};
@@ -149,6 +150,7 @@ impl Pager {
             gates: Gates::default(),
             journal: Journal::default(),
             to_unshare: ToUnshare::new(),
+            holds: Holds::new(config.delivery == Delivery::Gate),
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(StartError::AddressSpace)?,
             stats: parts.stats,
             cpus: parts.cpus,

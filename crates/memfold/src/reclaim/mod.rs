@@ -15,6 +15,7 @@ use crate::folio::lru::List;
 use crate::pager::map::Stop;
 use crate::pager::{Pager, bytes};
 use crate::stats;
+use core::iter::once;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
@@ -253,8 +254,19 @@ impl Pager {
         };
         self.lru.detach(id);
         let home = area.addr_of(key);
-        let pages = self.folios.get(&guard, id).order().pages();
+        let (order, pages) = {
+            let folio = self.folios.get(&guard, id);
+            (folio.order(), folio.order().pages())
+        };
+        let leaving = self.holds.leave(once(home..home + bytes(pages)));
+        if leaving.is_held(home..home + bytes(pages)) {
+            self.frames.give(frame, order, kind);
+            self.folios.get(&guard, id).active.set(true);
+            self.list_by_state(&guard, id);
+            return Progress::Nothing;
+        }
         let done = self.map_out(&mut guard, home, id, frame);
+        drop(leaving);
         match done.stop {
             None => Progress::Freed,
             Some(Stop::Again) => Progress::Again,

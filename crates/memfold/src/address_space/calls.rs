@@ -1,0 +1,204 @@
+//! In gate delivery the program's own calls change the address space here, with the areas locked:
+//! nobody serves a fault, evicts or adopts between the call and what follows of it for the areas,
+//! so there is no order to be argued, and nothing to be told later.
+//!
+//! The caller (the preload library) lets one thread at a time in, so what it has asked about areas
+//! stays true.
+use crate::area::{Areas, page_of};
+use crate::pager::Pager;
+use crate::stats;
+use alloc::vec::Vec;
+use core::iter::once;
+use core::ops::Range;
+use memfold_sys::Errno;
+use memfold_sys::maps::pagemap::Pagemap;
+use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
+
+/// Whether a system call's result is one of its errors.
+pub fn failed(result: isize) -> bool {
+    (-4095..0).contains(&result)
+}
+
+fn pages(range: &Range<usize>) -> Range<u64> {
+    page_of(range.start)..range.end.div_ceil(PAGE_SIZE) as u64
+}
+
+/// An mremap of the program's, addresses and lengths in whole pages.
+#[derive(Clone, Debug)]
+pub struct Remap {
+    /// What is to be moved, or to become longer or shorter.
+    pub from: Range<usize>,
+    /// Its new length.
+    pub len: usize,
+    /// Where it must go (MREMAP_FIXED).
+    pub to: Option<usize>,
+    /// The source stays mapped, and empty (MREMAP_DONTUNMAP).
+    pub keeps_source: bool,
+}
+
+impl Pager {
+    /// Whether any of a range of addresses is managed.
+    pub fn touches(&self, range: &Range<usize>) -> bool {
+        let pages = pages(range);
+        self.areas.read().touch(pages.start, pages.end)
+    }
+
+    /// The managed parts of a range of addresses.
+    pub fn managed_parts(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+        let (areas, pages) = (self.areas.read(), pages(range));
+        parts(&areas, &pages)
+    }
+
+    /// Takes a range that touches no area under management, and has `register` register it. A call
+    /// that names a part of it waits, or has been found: what it holds is brought in by `bring`,
+    /// as nobody serves the kernel from then on. Faults of the program in it wait meanwhile.
+    ///
+    /// # Errors
+    /// What `register` or the page-map scan says; then it is registered or not, and not managed.
+    pub fn take(
+        &self,
+        range: Range<usize>,
+        pagemap: &Pagemap,
+        mut bring: impl FnMut(Range<usize>),
+        register: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let leaving = self.holds.leave(once(range.clone()));
+        leaving.each_held(range.clone(), &mut bring);
+        let mut areas = self.areas.write();
+        register()?;
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        let block = self.config.block_order.bytes();
+        pagemap.for_each_populated(range.start, range.end, |s, e| {
+            let (s, e) = ((s & !(block - 1)).max(range.start), e.next_multiple_of(block));
+            let e = e.min(range.end);
+            match runs.last_mut() {
+                Some(last) if last.end >= s => last.end = e,
+                _ => runs.push(s..e),
+            }
+        })?;
+        areas.add(page_of(range.start), page_of(range.end));
+        for run in runs {
+            let area = areas.find(run.start).expect("just added");
+            self.note_resident(area.key_of(run.start), area.key_of(run.start) + page_of(run.len()));
+        }
+        stats::add(&self.stats.adopted_bytes, range.len() as u64);
+        Ok(())
+    }
+
+    /// Takes what has just been mapped, and holds no page, under management.
+    ///
+    /// # Errors
+    /// What `register` says; then it is not managed.
+    pub fn take_empty(
+        &self,
+        range: Range<usize>,
+        register: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        register()?;
+        self.manage_empty(range.start, range.end);
+        Ok(())
+    }
+
+    /// Makes a call that ends all mappings in a range, or puts others there. If it succeeds, what
+    /// was managed there has ended.
+    pub fn end_with(&self, range: Range<usize>, make: impl FnOnce() -> isize) -> isize {
+        if !self.touches(&range) {
+            return make();
+        }
+        let mut areas = self.areas.write();
+        let result = make();
+        if !failed(result) {
+            self.forget(&mut areas, range.start, range.end.next_multiple_of(PAGE_SIZE), false);
+        }
+        result
+    }
+
+    /// Makes a call that gives up the contents of `ranges`, none of which is held. If `is_done` of
+    /// its result, they read as zeros.
+    pub fn discard_with(
+        &self,
+        ranges: &[Range<usize>],
+        make: impl FnOnce() -> isize,
+        is_done: fn(isize) -> bool,
+    ) -> isize {
+        if !ranges.iter().any(|range| self.touches(range)) {
+            return make();
+        }
+        let areas = self.areas.write();
+        let result = make();
+        if is_done(result) {
+            for range in ranges {
+                let pages = pages(range);
+                let touched: Vec<_> = areas
+                    .iter()
+                    .filter(|a| a.start < pages.end && pages.start < a.end)
+                    .copied()
+                    .collect();
+                for area in touched {
+                    let (s, e) = (pages.start.max(area.start), pages.end.min(area.end));
+                    let key = |page: u64| page - area.start + area.key;
+                    self.discard_keys(&area, key(s)..key(e), false);
+                }
+            }
+        }
+        result
+    }
+
+    /// Makes an mremap, and lets the areas follow if it succeeds. `register` is called for what is
+    /// managed at its new place, also of a part that has come to be there, and must not fail.
+    pub fn remap_with(
+        &self,
+        remap: &Remap,
+        make: impl FnOnce() -> isize,
+        mut register: impl FnMut(Range<usize>),
+    ) -> isize {
+        let Remap { from, len, to, keeps_source } = remap.clone();
+        let target = to.map_or(0..0, |to| to..to + len);
+        if !self.touches(&from) && (target.is_empty() || !self.touches(&target)) {
+            return make();
+        }
+        let mut areas = self.areas.write();
+        let (old, new) = (pages(&from), (len >> PAGE_SHIFT) as u64);
+        let kept = (old.end - old.start).min(new);
+        for edge in [old.start, old.start + kept, old.end] {
+            self.cut(&areas, edge, edge);
+        }
+        let result = make();
+        if failed(result) {
+            return result;
+        }
+        if !target.is_empty() {
+            self.forget(&mut areas, target.start, target.end, false);
+        }
+        let at = page_of(result as usize);
+        let source = parts(&areas, &(old.start..old.start + kept));
+        if old.start + kept < old.end {
+            let cut_off = ((old.start + kept) as usize) << PAGE_SHIFT;
+            self.forget(&mut areas, cut_off, from.end, false);
+        }
+        if at != old.start {
+            areas.relocate(old.start, at, kept);
+        }
+        if keeps_source {
+            for part in source {
+                areas.add(page_of(part.start), page_of(part.end));
+                register(part);
+            }
+        }
+        let is_managed = kept > 0 && areas.touch(at + kept - 1, at + kept);
+        if is_managed && kept < new && !areas.touch(at + kept, at + new) {
+            areas.add(at + kept, at + new);
+        }
+        parts(&areas, &(at..at + new)).into_iter().for_each(register);
+        result
+    }
+}
+
+/// The managed parts of a range of pages, as addresses.
+fn parts(areas: &Areas, pages: &Range<u64>) -> Vec<Range<usize>> {
+    let part = |a: &crate::area::Area| {
+        let (s, e) = (pages.start.max(a.start), pages.end.min(a.end));
+        (s < e).then(|| (s as usize) << PAGE_SHIFT..(e as usize) << PAGE_SHIFT)
+    };
+    areas.iter().filter_map(part).collect()
+}

@@ -1,0 +1,327 @@
+//! Holds: memory that a system call of the program names stays in the page table until the call is
+//! over, though no lock is held meanwhile.
+//!
+//! In inline delivery the kernel serves itself nothing: a system call that meets a page which isn't
+//! there fails. So whoever makes a call holds what it names:
+//!
+//! | the holder | the evictor |
+//! |---|---|
+//! | writes its ranges into a slot ([`Holds::publish`]) | marks the pages as leaving ([`Holds::leave`]) |
+//! | looks whether any of them is leaving, and waits for that to end ([`Holds::wait`]) | looks at all slots ([`Leaving::is_held`]), and passes over what is held |
+//! | touches every page, and makes the call | takes the rest out of the page table, and ends the mark |
+//!
+//! Writes before looks on both sides, all sequentially consistent: one of the two sees the other. If
+//! it is the evictor, the page stays. If it is the holder, the page is gone by the time of the
+//! touch, which brings it back, and no later evictor takes it. `tests/holds.rs` explores it, also
+//! with a step left out.
+//!
+//! "Leaving" is not only eviction: also write-protecting a page, as a write of the kernel to such a
+//! page fails too; a discard by the program; and adoption, at which missing pages begin to need
+//! somebody who serves them.
+//!
+//! Marks are counters, one for each of 256 classes of 2 MiB chunks, so a holder may wait for
+//! somebody else's chunk; that is short. Slots are few, and dense, so that evictors have few to look
+//! at. Who finds none holds everything.
+use alloc::boxed::Box;
+use core::ops::Range;
+use memfold_sys::sync::atomic::{
+    AtomicU32, AtomicUsize,
+    Ordering::{Relaxed, SeqCst},
+};
+use memfold_sys::sync::{Condvar, Mutex};
+use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
+
+/// Ranges of one call.
+pub const RANGES_MAX: usize = 32;
+/// Calls at the same time that hold what they name, and not everything.
+const SLOTS: usize = 256;
+/// Classes of chunks.
+const CELLS: usize = 256;
+/// Slots that a thread looks at first.
+const NEAR: usize = 16;
+
+const FREE: u32 = 0;
+/// The slot is somebody's, and has this less many ranges.
+const TAKEN: u32 = 1;
+
+/// Ranges held by one call.
+struct Slot {
+    /// [`FREE`], or [`TAKEN`] and the number of ranges that count.
+    state: AtomicU32,
+    ranges: [(AtomicUsize, AtomicUsize); RANGES_MAX],
+}
+
+#[derive(Default)]
+struct Cell {
+    /// Evictors at work on chunks of this class.
+    leaving: AtomicU32,
+    /// Holders that wait for the end of that.
+    waiting: AtomicU32,
+    lock: Mutex<()>,
+    ended: Condvar,
+}
+
+/// All holds of a process.
+pub struct Holds {
+    /// Empty where nobody ever holds.
+    slots: Box<[Slot]>,
+    cells: Box<[Cell]>,
+    /// Slots from here on were never used.
+    used: AtomicUsize,
+    /// Holds of everything.
+    everything: AtomicU32,
+}
+
+/// A hold, until [`Holds::release`].
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Hold(pub u32);
+
+impl Hold {
+    const EVERYTHING: Hold = Hold(u32::MAX);
+}
+
+/// Pages that are marked as leaving, until it is dropped.
+pub struct Leaving<'a> {
+    holds: &'a Holds,
+    cells: [u64; CELLS / 64],
+}
+
+/// Calls `each` with the classes of the chunks that `[start, end)` touches.
+fn each_class(range: &Range<usize>, mut each: impl FnMut(usize)) {
+    if range.is_empty() {
+        return;
+    }
+    let (first, last) = (range.start / MAX_BYTES, (range.end - 1) / MAX_BYTES);
+    (first..=last.min(first + CELLS - 1)).for_each(|chunk| each(chunk % CELLS));
+}
+
+impl Holds {
+    /// None. With `used`, there will be some.
+    pub fn new(used: bool) -> Holds {
+        let count = |n: usize| if used { n } else { 0 };
+        let slot = |_| Slot {
+            state: AtomicU32::new(FREE),
+            ranges: core::array::from_fn(|_| (AtomicUsize::new(0), AtomicUsize::new(0))),
+        };
+        Holds {
+            slots: (0..count(SLOTS)).map(slot).collect(),
+            cells: (0..count(CELLS)).map(|_| Cell::default()).collect(),
+            used: AtomicUsize::new(0),
+            everything: AtomicU32::new(0),
+        }
+    }
+
+    /// Holds and waits: [`Holds::publish`], [`Holds::wait`]. The caller then touches every page.
+    pub fn hold(&self, near: usize, ranges: impl Iterator<Item = Range<usize>> + Clone) -> Hold {
+        let hold = self.publish(near, ranges.clone());
+        self.wait(ranges);
+        hold
+    }
+
+    /// The first step: whoever looks from now on sees these ranges (of bytes; at most
+    /// [`RANGES_MAX`], or everything is held). `near` should differ between threads.
+    pub fn publish(&self, near: usize, ranges: impl Iterator<Item = Range<usize>>) -> Hold {
+        let Some(at) = self.take(near) else { return self.hold_everything() };
+        let slot = &self.slots[at];
+        let mut count = 0;
+        for range in ranges {
+            if count == RANGES_MAX {
+                slot.state.store(FREE, SeqCst);
+                return self.hold_everything();
+            }
+            let end = range.end.checked_next_multiple_of(PAGE_SIZE).unwrap_or(usize::MAX);
+            slot.ranges[count].0.store(range.start & !(PAGE_SIZE - 1), Relaxed);
+            slot.ranges[count].1.store(end, Relaxed);
+            count += 1;
+        }
+        slot.state.store(TAKEN + count as u32, SeqCst);
+        Hold(at as u32)
+    }
+
+    fn hold_everything(&self) -> Hold {
+        self.everything.fetch_add(1, SeqCst);
+        Hold::EVERYTHING
+    }
+
+    fn take(&self, near: usize) -> Option<usize> {
+        let order = (0..NEAR).map(|n| (near + n) % NEAR).chain(NEAR..SLOTS);
+        for at in order {
+            let state = &self.slots[at].state;
+            if state.load(Relaxed) == FREE
+                && state.compare_exchange(FREE, TAKEN, SeqCst, Relaxed).is_ok()
+            {
+                // Before the ranges count.
+                self.used.fetch_max(at + 1, SeqCst);
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// The second step, after [`Holds::publish`] of the same ranges: waits until no page of them is
+    /// leaving that an evictor has found free.
+    pub fn wait(&self, ranges: impl Iterator<Item = Range<usize>>) {
+        for range in ranges {
+            each_class(&range, |class| self.cells[class].wait());
+        }
+    }
+
+    /// Ends a hold.
+    pub fn release(&self, hold: Hold) {
+        if hold == Hold::EVERYTHING {
+            // In a child of fork, a hold of its parent's is ended that isn't there.
+            let less = |count: u32| count.checked_sub(1);
+            let _ = self.everything.fetch_update(SeqCst, SeqCst, less);
+        } else {
+            self.slots[hold.0 as usize].state.store(FREE, SeqCst);
+        }
+    }
+
+    /// Marks the pages of some ranges as leaving.
+    pub fn leave(&self, ranges: impl Iterator<Item = Range<usize>>) -> Leaving<'_> {
+        let mut leaving = Leaving { holds: self, cells: [0; CELLS / 64] };
+        if self.slots.is_empty() {
+            return leaving;
+        }
+        for range in ranges {
+            each_class(&range, |class| {
+                let (word, bit) = (&mut leaving.cells[class / 64], 1 << (class % 64));
+                if *word & bit == 0 {
+                    *word |= bit;
+                    self.cells[class].leaving.fetch_add(1, SeqCst);
+                }
+            });
+        }
+        leaving
+    }
+
+    /// In a child of fork: the caller's thread is the only one, and it holds nothing.
+    ///
+    /// # Safety
+    /// - That is so.
+    pub unsafe fn reset_in_child(&self) {
+        for slot in &self.slots[..self.used.load(SeqCst).min(self.slots.len())] {
+            slot.state.store(FREE, SeqCst);
+        }
+        self.everything.store(0, SeqCst);
+        for cell in &self.cells {
+            cell.leaving.store(0, SeqCst);
+            cell.waiting.store(0, SeqCst);
+            // SAFETY: by the caller's promise nobody holds it.
+            #[cfg(not(shuttle))]
+            unsafe {
+                cell.lock.reset();
+            }
+        }
+    }
+}
+
+impl Cell {
+    fn wait(&self) {
+        if self.leaving.load(SeqCst) == 0 {
+            return;
+        }
+        self.waiting.fetch_add(1, SeqCst);
+        let mut guard = self.lock.lock();
+        while self.leaving.load(SeqCst) != 0 {
+            guard = self.ended.wait(guard);
+        }
+        drop(guard);
+        self.waiting.fetch_sub(1, SeqCst);
+    }
+
+    fn end(&self) {
+        // Who waits has said so before it looked for the last time.
+        if self.leaving.fetch_sub(1, SeqCst) == 1 && self.waiting.load(SeqCst) != 0 {
+            let _guard = self.lock.lock();
+            self.ended.notify_all();
+        }
+    }
+}
+
+impl Leaving<'_> {
+    /// Whether any page of a range, which was marked, is held.
+    pub fn is_held(&self, range: Range<usize>) -> bool {
+        let mut held = false;
+        self.each_held(range, |_| held = true);
+        held
+    }
+
+    /// Calls `each` with the parts of a range, which was marked, that are held: whole pages, maybe
+    /// some more than once.
+    pub fn each_held(&self, range: Range<usize>, mut each: impl FnMut(Range<usize>)) {
+        let holds = self.holds;
+        if holds.slots.is_empty() || range.is_empty() {
+            return;
+        }
+        if holds.everything.load(SeqCst) != 0 {
+            return each(range);
+        }
+        for slot in &holds.slots[..holds.used.load(SeqCst)] {
+            let count = slot.state.load(SeqCst).saturating_sub(TAKEN) as usize;
+            for (start, end) in &slot.ranges[..count] {
+                let (start, end) = (start.load(Relaxed), end.load(Relaxed));
+                let part = start.max(range.start)..end.min(range.end);
+                if !part.is_empty() {
+                    each(part);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        for class in (0..CELLS).filter(|class| self.cells[class / 64] >> (class % 64) & 1 != 0) {
+            self.holds.cells[class].end();
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use core::iter::once;
+
+    #[test]
+    fn what_is_held_is_seen_page_by_page_and_no_longer_than_that() {
+        let holds = Holds::new(true);
+        let hold = holds.hold(3, once(0x5001..0x6001));
+        let leaving = holds.leave(once(0..0x100000));
+        let mut held = alloc::vec::Vec::new();
+        leaving.each_held(0..0x100000, |part| held.push(part));
+        assert_eq!(held, [0x5000..0x7000]);
+        assert!(leaving.is_held(0x6000..0x7000) && !leaving.is_held(0x7000..0x8000));
+        holds.release(hold);
+        assert!(!leaving.is_held(0..0x100000));
+    }
+
+    #[test]
+    fn without_a_slot_or_with_too_many_ranges_everything_is_held() {
+        let holds = Holds::new(true);
+        let all: alloc::vec::Vec<_> = (0..SLOTS).map(|_| holds.hold(0, once(0..1))).collect();
+        let leaving = holds.leave(once(1 << 30..2 << 30));
+        assert!(!leaving.is_held(1 << 30..2 << 30));
+        drop(leaving);
+        let more = holds.hold(7, once(0..1));
+        let leaving = holds.leave(once(1 << 30..2 << 30));
+        assert!(leaving.is_held(1 << 30..2 << 30));
+        holds.release(more);
+        all.into_iter().for_each(|hold| holds.release(hold));
+        assert!(!leaving.is_held(0..2 << 30));
+        drop(leaving);
+        let many = holds.hold(1, (0..=RANGES_MAX).map(|n| n << 20..(n << 20) + 1));
+        assert!(holds.leave(once(7 << 40..(7 << 40) + 1)).is_held(7 << 40..(7 << 40) + 1));
+        holds.release(many);
+    }
+
+    #[test]
+    fn a_range_of_the_whole_address_space_has_every_class_once() {
+        let mut classes = alloc::vec![0; CELLS];
+        each_class(&(0..usize::MAX), |class| classes[class] += 1);
+        assert!(classes.iter().all(|count| *count == 1));
+        classes.fill(0);
+        each_class(&(MAX_BYTES - 1..MAX_BYTES + 1), |class| classes[class] += 1);
+        assert_eq!((classes[0], classes[1], classes.iter().sum::<i32>()), (1, 1, 2));
+    }
+}
