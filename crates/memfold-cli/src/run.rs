@@ -159,7 +159,9 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     }
     let path = program::find(name, env::var_os("PATH").as_deref())?;
     program::check(&path)?;
-    check_permission()?;
+    if config.delivery == Delivery::Thread {
+        check_permission()?;
+    }
     let library = library()?;
     let stats_file =
         matches.get_one::<PathBuf>(STATS_FILE).map(|name| StatsFile::open(name)).transpose()?;
@@ -287,9 +289,14 @@ fn config(matches: &ArgMatches) -> Result<Config, Failure> {
             "--batch: run needs 1: its threads are not there in children of fork",
         ));
     }
+    if config.delivery == Delivery::Gate && config.swap.is_some() {
+        return Err(Failure::own(
+            "--delivery: gate can't be had with --swap yet: leave it at thread",
+        ));
+    }
     if config.delivery == Delivery::Signal {
         return Err(Failure::own(
-            "--delivery: run needs thread: with signal, system calls given folded memory fail",
+            "--delivery: run needs thread or gate: with signal, system calls given folded memory fail",
         ));
     }
     Ok(config)

@@ -1,12 +1,14 @@
 //! The first engine thread: makes the engine, then looks at the program's size, and does what needs
 //! the engine's own descriptors for threads of the program.
 use crate::order::Order;
-use crate::program::{self, Program};
 use crate::say::unserved::unserved;
 use crate::{say, slots};
+use alloc::string::String;
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::SeqCst;
-use core::sync::atomic::{AtomicU32, AtomicUsize};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
+use memfold::config::Config;
+use memfold::stats::Stats;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::bare;
 use rustix::thread::{Timespec, futex};
@@ -20,14 +22,30 @@ static BELL: AtomicU32 = AtomicU32::new(0);
 /// Raised by it: when it is ready, and at the end of each errand.
 static DONE: AtomicU32 = AtomicU32::new(0);
 
+/// What the first engine thread does, as faults are delivered.
+pub struct Life {
+    /// Makes the engine.
+    pub create: fn(Config, &'static Stats) -> Result<(), String>,
+    /// Whether that has been done, in this process or in the parent that it is a copy of.
+    pub exists: fn() -> bool,
+    /// Puts the engine of a child of fork to use.
+    pub begin_as_child: fn(&'static Stats),
+    /// Before the first look.
+    pub prepare: fn(),
+    /// Looks at the program's size; gives the time until the next look, nanoseconds.
+    pub look: fn() -> i64,
+}
+
 struct Given(UnsafeCell<Option<Order>>);
 // SAFETY: written by the constructor before the engine's first thread starts, taken by that thread.
 unsafe impl Sync for Given {}
 static ORDER: Given = Given(UnsafeCell::new(None));
+static LIFE: AtomicPtr<Life> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Starts the engine, and waits until this process is under management, or is found not to be
 /// served. Called by the constructor.
-pub fn start(order: Order) {
+pub fn start(order: Order, life: &'static Life) {
+    LIFE.store((&raw const *life).cast_mut(), SeqCst);
     // SAFETY: no engine thread runs yet.
     unsafe { *ORDER.0.get() = Some(order) };
     let seen = DONE.load(SeqCst);
@@ -83,25 +101,20 @@ fn tell() {
 
 /// The thread's life. In a child of fork it begins again, with the program that it finds.
 fn run(_: usize) {
-    let program: &'static Program = match program::get() {
-        Some(program) => {
-            program.begin_as_child(slots::claim());
-            program
+    // SAFETY: `start` stored a `&'static`.
+    let life = unsafe { &*LIFE.load(SeqCst) };
+    if (life.exists)() {
+        (life.begin_as_child)(slots::claim());
+    } else {
+        // SAFETY: the constructor has left it to this thread.
+        let order = unsafe { (*ORDER.0.get()).take() }.expect("the constructor gave an order");
+        if let Err(why) = (life.create)(order.config, slots::claim()) {
+            unserved(format_args!("{why}"));
+            return tell();
         }
-        None => {
-            // SAFETY: the constructor has left it to this thread.
-            let order = unsafe { (*ORDER.0.get()).take() }.expect("the constructor gave an order");
-            match program::create(order.config, slots::claim()) {
-                Ok(program) => program,
-                Err(why) => {
-                    unserved(format_args!("{why}"));
-                    return tell();
-                }
-            }
-        }
-    };
+    }
     tell();
-    program::raise();
+    (life.prepare)();
     // Making an engine takes more of it than all that comes.
     bare::trim_stack();
     loop {
@@ -113,7 +126,7 @@ fn run(_: usize) {
             unsafe { (*(errand as *mut &mut dyn FnMut()))() };
             tell();
         }
-        let time = Timespec { tv_sec: 0, tv_nsec: program.look() };
+        let time = Timespec { tv_sec: 0, tv_nsec: (life.look)() };
         let _ = futex::wait(&BELL, futex::Flags::PRIVATE, bell, Some(&time));
     }
 }

@@ -5,14 +5,22 @@
 #![no_std]
 extern crate alloc;
 
+use memfold::config::Delivery;
+
 // Bottom first: a module imports only from modules listed above it.
 mod slots;
 mod say;
 mod heap;
 mod order;
 mod proc;
-mod program;
+mod share;
 mod engine;
+mod program;
+#[cfg(target_arch = "x86_64")]
+mod gate;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "no_gate.rs"]
+mod gate;
 mod go;
 mod fork;
 mod calls;
@@ -27,14 +35,20 @@ extern "C" fn construct() {
         Ok(None) => {}
         Ok(Some(mut order)) => {
             order.config.keep_cpu &= !go::is_there();
-            // First, so that it runs after the program's own handlers of fork.
-            fork::install();
             calls::marks::find();
             calls::ahead::find();
             calls::moved::find();
             calls::userfault::find();
             calls::release::find();
-            engine::start(order);
+            if order.config.delivery == Delivery::Gate {
+                match gate::start(order) {
+                    Ok(()) => return,
+                    Err(by_thread) => order = by_thread,
+                }
+            }
+            // First, so that it runs after the program's own handlers of fork.
+            fork::install();
+            engine::start(order, &program::LIFE);
         }
         Err(why) => say::die(format_args!("MEMFOLD_RUN: {why}")),
     }
@@ -46,9 +60,10 @@ static DESTRUCTOR: extern "C" fn() = finish;
 
 /// Brings the figures up to date once more before the program ends.
 extern "C" fn finish() {
-    if let Some(program) = program::get() {
-        program.pager.publish();
-        program.pager.stats().need_bytes.store(0, core::sync::atomic::Ordering::Relaxed);
+    let gated = gate::get().map(|gated| &gated.pager);
+    if let Some(pager) = program::get().map(|program| &program.pager).or(gated) {
+        pager.publish();
+        pager.stats().need_bytes.store(0, core::sync::atomic::Ordering::Relaxed);
         slots::set_need(0);
     }
 }

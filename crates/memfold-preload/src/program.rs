@@ -10,7 +10,6 @@ use memfold::config::Config;
 use memfold::delivery::background::{self, Start};
 use memfold::delivery::program::{NotCopied, Watcher};
 use memfold::pager::{Pager, Parts, StartError, StatsPlace};
-use memfold::policy::fair_share::share;
 use memfold::stats::Stats;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::maps::{Area, each_area, each_detailed, flag, private_anonymous_at};
@@ -20,17 +19,19 @@ use memfold_sys::memory::zone::{
 use memfold_sys::raw::{program_break, set_signals_blocked};
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::bare;
-use memfold_sys::thread::{cpu_ns, cpus, now_ns, thread_id};
+use memfold_sys::thread::{cpus, thread_id};
 use memfold_sys::uffd::bin::Bin;
 use memfold_sys::uffd::space::UffdSpace;
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::PAGE_SIZE;
 
+use crate::engine::Life;
 use crate::heap::arena;
-use crate::proc::{self, Statm};
+use crate::proc;
+use crate::say;
 use crate::say::addresses::Remedy;
 use crate::say::unserved::unserved_later;
-use crate::{say, slots};
+use crate::share::{Level, Scale, Seen};
 
 /// Unmanaged memory must have grown by this before the map is read again.
 const GROWTH_BYTES: u64 = 4 << 20;
@@ -39,21 +40,18 @@ const GROWTH_PAST_BYTES: u64 = 1 << 20;
 /// The engine's threads start at one part in this many of what the program may have before anything
 /// is taken: on busy CPUs that takes a while, in which a program that grows fast would go past its
 /// limit.
-const START_SHARE: u64 = 2;
+pub const START_SHARE: u64 = 2;
 /// Time between looks at the program's size, nanoseconds.
-const LOOK_NS: i64 = 5_000_000;
+pub const LOOK_NS: i64 = 5_000_000;
 /// The same while the program grows and isn't far from its bounds.
-const LOOK_SOON_NS: i64 = 1_000_000;
+pub const LOOK_SOON_NS: i64 = 1_000_000;
 /// The same while it is past them.
-const LOOK_PAST_NS: i64 = 250_000;
+pub const LOOK_PAST_NS: i64 = 250_000;
 /// Engine threads beside the workers and a handler for each CPU: those of the swap file, and single
 /// ones.
 const MORE_THREADS: usize = 10;
-/// Of many processes that share a limit each looks less often, but for one that grows: with each so
-/// many others by so much.
-const LOOK_OTHERS: i64 = 16;
 /// Areas smaller than this are left alone unless they continue a managed one.
-const SMALL_BYTES: usize = 64 << 10;
+pub const SMALL_BYTES: usize = 64 << 10;
 /// Properties that keep an area out of management for good.
 const NEVER: u32 = flag::LOCKED
     | flag::DONT_FORK
@@ -77,7 +75,7 @@ pub struct Program {
     bin: Arc<Bin>,
     pagemap: Arc<Pagemap>,
     watcher: &'static Watcher,
-    statm: Statm,
+    scale: Scale,
     config: Config,
     /// Of the first engine thread before it raised itself: of all the others.
     nice: i32,
@@ -102,21 +100,7 @@ struct State {
     /// Everything there was has been taken once.
     adopted: bool,
     unmanaged_at_last_read: u64,
-    /// Resident at the last look, bytes.
-    anonymous: u64,
-    looks: u32,
-    /// Other processes that need a part of the limit.
-    company: i64,
-    /// Of the whole run (limit, resident), bytes; `None` if nobody tells them.
-    bounds: Option<(u64, u64)>,
-    /// A fork has made this process or a child of it, and they may still share memory.
-    sharing: bool,
-    /// Of what is resident here, the part that counts in the processes that it is shared with,
-    /// bytes; and when to measure again.
-    others: u64,
-    measure_at_ns: u64,
-    /// What was folded when a fork made this process, bytes.
-    inherited_away: u64,
+    level: Level,
 }
 
 impl State {
@@ -125,16 +109,6 @@ impl State {
         self.pending.as_ref().is_some_and(Vec::is_empty)
     }
 }
-
-/// If others have less than this of the memory of a process, it shares none.
-const SHARED_LEAST_BYTES: u64 = 1 << 20;
-/// Time between two measurements of it: at least this, and so many times what the first takes of a
-/// CPU.
-const MEASURE_NS: u64 = 10_000_000;
-const MEASURE_SHARE: u64 = 10;
-
-/// The share of the limit is computed anew each time as many looks have passed.
-const LOOKS_A_SHARE: u32 = 8;
 
 static PROGRAM: AtomicPtr<Program> = AtomicPtr::new(core::ptr::null_mut());
 
@@ -180,15 +154,15 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
     bare::reserve(config.worker_count(pager.cpus()) + pager.cpus() + MORE_THREADS)
         .map_err(|e| format!("no address space: {e}"))?;
     let opened = Watcher::new(&pager, &uffd, &pagemap, area_of, config.keep_cpu)
-        .and_then(|watcher| Statm::open().map(|statm| (watcher, statm)));
-    let (watcher, statm) = opened.map_err(|e| format!("starting the engine: {e}"))?;
+        .and_then(|watcher| Scale::open(config.clone()).map(|scale| (watcher, scale)));
+    let (watcher, scale) = opened.map_err(|e| format!("starting the engine: {e}"))?;
     let program: &'static Program = Box::leak(Box::new(Program {
         pager,
         uffd,
         bin,
         pagemap,
         watcher,
-        statm,
+        scale,
         config,
         nice: own_nice(),
         excluded: Mutex::new(Vec::new()),
@@ -204,15 +178,28 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
 
 /// What the first engine thread raises itself to where it may: a program grows while it waits for a
 /// processor.
-const NICE: i32 = -20;
+pub const NICE: i32 = -20;
 
-fn own_nice() -> i32 {
+pub fn own_nice() -> i32 {
     rustix::process::getpriority_process(Some(rustix::thread::gettid())).unwrap_or(0)
 }
 
-fn set_own_nice(nice: i32) {
+pub fn set_own_nice(nice: i32) {
     // Not fatal: less than before needs a privilege.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), nice);
+}
+
+/// Of the first engine thread.
+pub const LIFE: Life = Life {
+    create: |config, stats| create(config, stats).map(drop),
+    exists: || get().is_some(),
+    begin_as_child: |stats| existing().begin_as_child(stats),
+    prepare: raise,
+    look: || existing().look(),
+};
+
+fn existing() -> &'static Program {
+    get().expect("it has been created")
 }
 
 /// Lets the calling thread, the first of the engine, run before all others.
@@ -252,9 +239,7 @@ impl Program {
         // SAFETY: the thread that forked holds the lock, and waits for this one.
         let state = unsafe { self.adopting.peek_mut() };
         // Read before the parent's figures are left to it.
-        (state.sharing, state.measure_at_ns) = (true, 0);
-        state.others = state.anonymous.min(self.pager.bound_bytes());
-        state.inherited_away = self.pager.away_bytes();
+        let measured = self.scale.begin_as_child(&self.pager, &mut state.level);
         self.pager.begin_as_child(stats);
         if let Err(why) = register_frames(&self.pager, &self.uffd) {
             say::die(format_args!("in a child of fork: {why}"));
@@ -262,11 +247,8 @@ impl Program {
         let stop = |why: core::fmt::Arguments| -> ! {
             say::die(format_args!("a child of fork was stopped: {why}"))
         };
-        let begun = self
-            .statm
-            .reopen()
-            .map_err(NotCopied::Refused)
-            .and_then(|()| self.watcher.begin_as_child());
+        let begun =
+            measured.map_err(NotCopied::Refused).and_then(|()| self.watcher.begin_as_child());
         match begun.and_then(|()| Ok(self.watcher.find_stray()?)) {
             Ok(None) => {}
             Ok(Some(at)) => stop(format_args!(
@@ -325,7 +307,7 @@ impl Program {
         // this one.
         unsafe {
             self.watcher.end_quiescence();
-            self.adopting.peek_mut().sharing = true;
+            self.adopting.peek_mut().level.sharing = true;
         }
     }
 
@@ -464,26 +446,9 @@ impl Program {
     /// is paused. Returns the time until the next look, nanoseconds.
     pub fn look(&self) -> i64 {
         let Some(mut state) = self.adopting.try_lock() else { return LOOK_NS };
-        let Some(anonymous) = self.statm.anonymous_bytes() else { return LOOK_NS };
-        let managed = self.pager.own_bytes() + self.pager.mapped_bytes();
-        let mut unmanaged = anonymous.saturating_sub(managed);
-        self.pager.set_unmanaged_bytes(unmanaged);
-        self.pager.publish();
-        state.looks = state.looks.wrapping_add(1);
-        let before = core::mem::replace(&mut state.anonymous, anonymous);
-        let measured = self.measure_shared(&mut state);
-        let need = anonymous.saturating_sub(state.others)
-            + self.pager.away_bytes().saturating_sub(state.inherited_away);
-        self.pager.stats().need_bytes.store(need, Relaxed);
-        slots::set_need(need);
-        let bounds = slots::bounds();
-        let slower = 1 + state.company / LOOK_OTHERS;
-        let due =
-            state.looks.is_multiple_of((LOOKS_A_SHARE / slower as u32).max(1)) || state.looks == 1;
-        if measured || due || state.bounds != bounds {
-            state.bounds = bounds;
-            self.take_share(&mut state, need);
-        }
+        let Some(seen) = self.scale.look(&self.pager, &mut state.level) else { return LOOK_NS };
+        let Seen { before, mut unmanaged, slower } = seen;
+        let anonymous = state.level.anonymous;
         let max = self.pager.bound_bytes();
         let past = self.pager.excess_bytes() > 0;
         let (step, next) = match anonymous > max / 2 && anonymous > before {
@@ -506,7 +471,7 @@ impl Program {
             if self.adopt(!state.adopted) {
                 state.adopted = true;
                 let managed = self.pager.own_bytes() + self.pager.mapped_bytes();
-                let anonymous = self.statm.anonymous_bytes().unwrap_or(anonymous);
+                let anonymous = self.scale.anonymous_bytes().unwrap_or(anonymous);
                 unmanaged = anonymous.saturating_sub(managed);
                 state.unmanaged_at_last_read = unmanaged;
                 self.pager.set_unmanaged_bytes(unmanaged);
@@ -548,40 +513,6 @@ impl Program {
             state.told = true;
             unserved_later(format_args!("starting engine threads: {e}; it is tried again"));
         }
-    }
-
-    /// What processes of a run share counts in each with its part, so that the sum is right:
-    /// measured from time to time, as long as there is any, because whoever writes to it gets a
-    /// page of its own that the engine knows nothing of. Returns whether it was.
-    fn measure_shared(&self, state: &mut State) -> bool {
-        let now = now_ns();
-        if !state.sharing || now < state.measure_at_ns {
-            return false;
-        }
-        let begin = cpu_ns();
-        let shared = proc::shared_memory();
-        state.sharing = shared.others_bytes >= SHARED_LEAST_BYTES;
-        state.others = if state.sharing { shared.others_bytes } else { 0 };
-        state.measure_at_ns = now + MEASURE_NS.max((cpu_ns() - begin) * MEASURE_SHARE);
-        if state.sharing {
-            self.pager.note_shared(shared.bytes, shared.bytes - shared.others_bytes);
-        }
-        true
-    }
-
-    /// Takes this process's share of what the whole run may use.
-    fn take_share(&self, state: &mut State, need: u64) {
-        let mut others = slots::needs_of_others();
-        state.company = others.len() as i64;
-        let mut of = |bound: u64| match bound {
-            u64::MAX => u64::MAX,
-            bound => share(bound, need, &mut others).saturating_add(state.others),
-        };
-        let or_none = |bound: Option<u64>| bound.unwrap_or(u64::MAX);
-        let given = (or_none(self.config.limit_bytes), or_none(self.config.resident_bytes));
-        let (limit, resident) = state.bounds.unwrap_or(given);
-        let (limit, resident) = (of(limit), of(resident));
-        self.pager.set_bounds(limit, resident);
     }
 
     /// Takes every suitable area that isn't managed yet. Returns whether that was possible.

@@ -3,6 +3,7 @@
 //! to other data. So the first copies, and the second is refused when a socket is set up for it;
 //! programs must be ready for that on any kernel.
 use crate::calls::real::Real;
+use crate::gate;
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::transmute;
 use memfold_sys::Errno;
@@ -34,7 +35,7 @@ pub unsafe extern "C" fn vmsplice(
     if size < 0
         || mode & libc::O_ACCMODE == libc::O_RDONLY
         || flags & !known != 0
-        || crate::program::get().is_none()
+        || crate::program::get().is_none() && !gate::is_on()
     {
         // SAFETY: libc's `vmsplice` is of this type; the caller's promise.
         return unsafe {
@@ -45,8 +46,19 @@ pub unsafe extern "C" fn vmsplice(
     let args =
         [fd as usize, parts as usize, count, usize::MAX, usize::MAX, libc::RWF_NOWAIT as usize];
     loop {
-        // SAFETY: the caller's promise.
-        match unsafe { system_call(libc::SYS_pwritev2, args) } {
+        let done = match gate::is_on() {
+            // By libc, so that the gate sees it. SAFETY: the caller's promise.
+            true => {
+                match unsafe { libc::pwritev2(fd, parts, count as c_int, -1, libc::RWF_NOWAIT) } {
+                    // SAFETY: the caller is a thread of the program's, which has an `errno`.
+                    -1 => Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() })),
+                    done => Ok(done as i64),
+                }
+            }
+            // SAFETY: the caller's promise.
+            false => unsafe { system_call(libc::SYS_pwritev2, args) },
+        };
+        match done {
             Ok(done) => return done as isize,
             // Like vmsplice, it waits only while nothing fits.
             Err(Errno::AGAIN) if flags & libc::SPLICE_F_NONBLOCK == 0 => {}
@@ -76,8 +88,9 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: libc::socklen_t,
 ) -> c_int {
-    let refused =
-        level == libc::SOL_SOCKET && name == libc::SO_ZEROCOPY && crate::program::get().is_some();
+    let refused = level == libc::SOL_SOCKET
+        && name == libc::SO_ZEROCOPY
+        && (crate::program::get().is_some() || gate::is_on());
     // SAFETY: libc's `setsockopt` is of this type; the caller's promise. No option is no bytes
     // long: EINVAL.
     unsafe {

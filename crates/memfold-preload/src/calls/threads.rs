@@ -1,6 +1,7 @@
 //! Thread stacks: they hold TLS and what the kernel writes at a thread's end, so they are never
 //! folded.
 use crate::calls::real::next;
+use crate::gate;
 use crate::program::{self, Program};
 use alloc::boxed::Box;
 use core::ffi::{c_int, c_void};
@@ -34,6 +35,10 @@ pub unsafe extern "C" fn pthread_create(
 ) -> c_int {
     // SAFETY: the next definition after this library's is libc's, whose type this is.
     let real = unsafe { transmute::<*mut c_void, Create>(next(c"pthread_create")) };
+    if gate::is_on() {
+        // SAFETY: the caller's arguments are passed on.
+        return unsafe { real(thread, attr, main, arg) };
+    }
     // No adoption from before the stack is mapped until the new thread has excluded it.
     let program = program::get();
     if let Some(program) = program {

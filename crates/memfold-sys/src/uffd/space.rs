@@ -112,6 +112,8 @@ pub struct UffdSpace {
     uffd: Arc<Uffd>,
     pagemap: Option<Arc<Pagemap>>,
     bin: Option<Arc<Bin>>,
+    /// The program may give up memory with MADV_FREE.
+    frees: bool,
 }
 
 impl UffdSpace {
@@ -119,14 +121,19 @@ impl UffdSpace {
     /// one, pages may be copied, but not moved: nobody could tell what a move that failed has done.
     /// Nobody gives up memory in it with MADV_FREE.
     pub fn new(uffd: Arc<Uffd>, pagemap: Option<Arc<Pagemap>>) -> UffdSpace {
-        UffdSpace { uffd, pagemap, bin: None }
+        UffdSpace { uffd, pagemap, bin: None, frees: false }
     }
 
     /// The same with memory of a program's, which may do that, and where discards are reported:
     /// they go through `bin`, unreported, where that is possible. In a child of fork, `pagemap` is
     /// reopened first.
     pub fn with_bin(uffd: Arc<Uffd>, pagemap: Arc<Pagemap>, bin: Arc<Bin>) -> UffdSpace {
-        UffdSpace { uffd, pagemap: Some(pagemap), bin: Some(bin) }
+        UffdSpace { uffd, pagemap: Some(pagemap), bin: Some(bin), frees: true }
+    }
+
+    /// The same with memory of a program's, where discards are not reported.
+    pub fn with_free(uffd: Arc<Uffd>, pagemap: Arc<Pagemap>) -> UffdSpace {
+        UffdSpace { uffd, pagemap: Some(pagemap), bin: None, frees: true }
     }
 
     /// Makes a page of zeros where there is none, also while an event waits to be read, when the
@@ -234,7 +241,7 @@ impl Space for UffdSpace {
     }
 
     unsafe fn keep(&self, start: usize, len: usize) {
-        if self.bin.is_none() {
+        if !self.frees {
             return;
         }
         for page in (start..start + len).step_by(PAGE_SIZE) {

@@ -4,5 +4,5 @@ pub(crate) mod ranges;
 pub(crate) mod advice;
 pub mod events;
 pub(crate) mod release;
-pub(crate) mod calls;
+pub mod calls;
 pub(crate) mod fork;

@@ -141,7 +141,7 @@ pub struct Parts {
 
 impl Pager {
     /// Makes what the engine needs once it manages something.
-    pub(crate) fn prepare(&self) {
+    pub fn prepare(&self) {
         self.contexts.prepare(&self.store);
     }
 

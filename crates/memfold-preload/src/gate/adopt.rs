@@ -1,0 +1,191 @@
+//! What comes under management, and when.
+use super::gated::{FLAGS, Gated, Mark, State};
+use super::known::TOP;
+use crate::proc;
+use crate::program::{
+    LOOK_NS, LOOK_PAST_NS, LOOK_SOON_NS, NICE, SMALL_BYTES, START_SHARE, set_own_nice,
+};
+use crate::say::unserved::unserved_later;
+use crate::share::Seen;
+use crate::slots;
+use alloc::vec::Vec;
+use core::ops::ControlFlow::Continue;
+use core::ops::Range;
+use core::sync::atomic::Ordering::SeqCst;
+use memfold::delivery::background;
+use memfold::stats::Stats;
+use memfold_sys::maps::each_detailed;
+use memfold_sys::memory::zone::{locked_bytes, overlaps_own};
+use memfold_sys::raw::system_call;
+use memfold_sys::thread::bare;
+use memfold_sys::units::PAGE_SIZE;
+
+impl Gated {
+    /// Looks at the program's size; near the limit, takes what it has. Returns the time until the
+    /// next look, nanoseconds.
+    pub fn look(&self) -> i64 {
+        let Some(mut state) = self.state.try_lock() else { return LOOK_SOON_NS };
+        let state = &mut *state;
+        let Some(seen) = self.scale.look(&self.pager, &mut state.level) else { return LOOK_NS };
+        let Seen { before, unmanaged, slower } = seen;
+        let anonymous = state.level.anonymous;
+        let max = self.pager.bound_bytes();
+        let next = match anonymous > max / 2 && anonymous > before {
+            _ if self.pager.excess_bytes() > 0 => LOOK_PAST_NS * slower,
+            true => LOOK_SOON_NS,
+            false => LOOK_NS * slower,
+        };
+        let begin = max / 100 * self.config.adopt_percent as u64;
+        if !state.has_threads() && anonymous >= begin / START_SHARE {
+            self.start_threads(state, anonymous > max);
+        }
+        if !self.is_managing() && anonymous >= begin && state.has_threads() {
+            self.adopt_all(state);
+        } else if self.is_managing() && unmanaged > max {
+            self.tell_unmanaged();
+        }
+        next
+    }
+
+    fn tell_unmanaged(&self) {
+        if proc::merges() || proc::locked_bytes() > locked_bytes() as u64 {
+            memfold::stats::add(&self.pager.stats().over_limit, 1);
+        } else {
+            self.pager.unmanaged_past_the_limit();
+        }
+    }
+
+    /// Starts all engine threads but the first, which calls this. Those that can't be had now are
+    /// tried again at the next look.
+    fn start_threads(&self, state: &mut State, is_past: bool) {
+        let pending = state.pending.get_or_insert_with(|| {
+            self.pager.prepare();
+            let workers = self.config.worker_count(self.pager.cpus());
+            let mut all = background::threads(&self.pager, workers);
+            all.reverse();
+            all
+        });
+        set_own_nice(self.nice);
+        let mut result = Ok(());
+        while let (Ok(()), Some(next)) = (result, pending.last()) {
+            result = bare::start(next.name, next.cpu, next.main, next.arg);
+            if result.is_ok() {
+                pending.pop();
+            }
+        }
+        set_own_nice(NICE);
+        if let (Err(e), true, false) = (result, is_past, state.told) {
+            state.told = true;
+            unserved_later(format_args!("starting engine threads: {e}; it is tried again"));
+        }
+    }
+
+    /// Takes everything that suits, in one step: meanwhile no mapping changes.
+    fn adopt_all(&self, state: &mut State) {
+        let mut all: Vec<Range<usize>> = Vec::new();
+        let dump = if self.config.fold_dont_dump { Some(Mark::DontDump) } else { None };
+        let done = each_detailed(|area, about| {
+            let range = area.start..area.end;
+            if !area.is_private_anonymous() || area.end > TOP || overlaps_own(area.start, area.end)
+            {
+                return Continue(());
+            }
+            self.known.set(&range);
+            for (flags, mark) in FLAGS {
+                if about.has(flags) && Some(mark) != dump {
+                    state.marked(mark).add(range.clone());
+                }
+            }
+            let suits = area.readable && area.writable && !area.executable && !area.is_stack();
+            match all.last_mut() {
+                _ if !suits => {}
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => all.push(range),
+            }
+            Continue(())
+        });
+        if done.is_err() {
+            return;
+        }
+        // Before the first is registered: who makes a call from now on touches what it names, and
+        // who made one before is found by what it holds.
+        self.managing.store(true, SeqCst);
+        self.take_parts(state, all);
+    }
+
+    /// Takes what suits of the mappings in a range, as far as they reach, and isn't managed.
+    pub fn adopt(&self, state: &State, range: &Range<usize>) {
+        if !self.is_managing() || state.locks_future {
+            return;
+        }
+        let mut all: Vec<Range<usize>> = Vec::new();
+        let done = self.maps.each(range.start, range.end.min(TOP), |found| {
+            let part = found.start..found.end;
+            let suits = found.anonymous && found.plain && found.end <= TOP;
+            match all.last_mut() {
+                _ if !suits || found.end == self.stack_end => {}
+                _ if overlaps_own(found.start, found.end) => {}
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => all.push(part),
+            }
+        });
+        if done.is_ok() {
+            self.take_parts(state, all);
+        }
+    }
+
+    fn take_parts(&self, state: &State, all: Vec<Range<usize>>) {
+        let unmanaged = |range: &Range<usize>| self.pager.unmanaged_parts(range.start, range.end);
+        let parts = state.unmarked(all);
+        for (start, end) in parts.iter().flat_map(unmanaged) {
+            let range = start..end;
+            if self.is_worth(&range) {
+                self.known.set(&range);
+                // Where the kernel refuses it stays the kernel's.
+                let register = || self.register(&range);
+                let _ = self.pager.take(range.clone(), &self.pagemap, bring, register);
+            }
+        }
+    }
+
+    /// Whether a range is large enough, or continues what is managed.
+    pub fn is_worth(&self, range: &Range<usize>) -> bool {
+        range.len() >= SMALL_BYTES
+            || self.pager.manages(range.start - 1)
+            || self.pager.manages(range.end)
+    }
+
+    /// Takes what the program has just mapped, readable and writable.
+    pub fn take_new(&self, state: &State, range: &Range<usize>) {
+        let is_wanted = self.is_managing() && !state.locks_future && range.end <= TOP;
+        if is_wanted && self.is_worth(range) {
+            let _ = self.pager.take_empty(range.clone(), || self.register(range));
+        }
+    }
+
+    /// In a child of fork: the part of the first engine thread.
+    pub fn begin_as_child(&self, stats: &'static Stats) {
+        // SAFETY: the thread that forked holds the lock, and waits for this one.
+        let state = unsafe { self.state.peek_mut() };
+        let _ = self.scale.begin_as_child(&self.pager, &mut state.level);
+        self.pager.begin_as_child(stats);
+        slots::set_need(state.level.anonymous);
+        // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls
+        // this.
+        if let Err(e) = unsafe { bare::restart_others() } {
+            crate::say::die(format_args!("starting engine threads in a child of fork: {e}"));
+        }
+    }
+}
+
+/// Makes the pages of a range present that a call under way is about to use.
+fn bring(range: Range<usize>) {
+    const POPULATE: [i32; 2] = [libc::MADV_POPULATE_WRITE, libc::MADV_POPULATE_READ];
+    for page in range.step_by(PAGE_SIZE) {
+        // SAFETY: changes no byte. What isn't mapped, or not writable, stays as it is.
+        let _ = POPULATE.iter().any(|advice| {
+            let args = [page, PAGE_SIZE, *advice as usize, 0, 0, 0];
+            unsafe { system_call(libc::SYS_madvise, args) }.is_ok()
+        });
+    }
+}

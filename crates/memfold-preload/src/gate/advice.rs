@@ -1,0 +1,180 @@
+//! `madvise`: discards and marks.
+//!
+//! **Discards of what another call holds.** The kernel's own accesses must find pages there, so
+//! nothing is dropped: zeros are written in their place, which is what a call that goes on would
+//! read or overwrite had the kernel dropped them. MADV_FREE may leave pages as they are, so it
+//! does. A guard ends the call, as the kernel would have it.
+use super::gated::{Gated, Mark, State};
+use super::known::TOP;
+use super::ranges::{Ranges, without};
+use alloc::vec::Vec;
+use core::iter::once;
+use core::ops::Range;
+use memfold::address_space::calls::failed;
+use memfold_gate::{touch, write_bytes};
+use memfold_sys::raw::system_call;
+use memfold_sys::units::PAGE_SIZE;
+
+/// Linux 6.13, `include/uapi/asm-generic/mman-common.h`.
+const MADV_GUARD_INSTALL: i32 = 102;
+const MADV_DONTNEED_LOCKED: i32 = 24;
+
+/// A call, made with its own arguments.
+pub type Make<'a> = &'a mut dyn FnMut() -> isize;
+
+/// `madvise` by the engine.
+fn raw(range: &Range<usize>, advice: i32) -> isize {
+    // SAFETY: what the program has asked for.
+    let done = unsafe {
+        system_call(libc::SYS_madvise, [range.start, range.len(), advice as usize, 0, 0, 0])
+    };
+    done.map_or_else(|e| -(e.raw_os_error() as isize), |_| 0)
+}
+
+/// Whether the contents of what was mapped of a range are gone: ENOMEM says that something wasn't.
+fn is_gone(result: isize) -> bool {
+    result == 0 || result == -(libc::ENOMEM as isize)
+}
+
+/// Whole pages of a range of bytes; `None` if the kernel takes it for nothing or refuses it.
+pub fn whole(start: usize, len: usize) -> Option<Range<usize>> {
+    let end = start.checked_add(len.checked_next_multiple_of(PAGE_SIZE)?)?;
+    (start.is_multiple_of(PAGE_SIZE) && len > 0 && end <= TOP).then_some(start..end)
+}
+
+impl Gated {
+    /// `madvise(start, len, advice)`, which `make` makes.
+    pub fn advise(
+        &self,
+        state: &mut State,
+        start: usize,
+        len: usize,
+        advice: i32,
+        make: Make,
+    ) -> isize {
+        let Some(range) = whole(start, len) else { return make() };
+        let mark = match advice {
+            libc::MADV_DONTFORK | libc::MADV_DOFORK => Some(Mark::DontFork),
+            libc::MADV_WIPEONFORK | libc::MADV_KEEPONFORK => Some(Mark::Wiped),
+            libc::MADV_DONTDUMP | libc::MADV_DODUMP => Some(Mark::DontDump),
+            libc::MADV_MERGEABLE | libc::MADV_UNMERGEABLE => Some(Mark::Mergeable),
+            _ => None,
+        };
+        match advice {
+            libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED | libc::MADV_REMOVE => {
+                self.discard(&range, advice, make)
+            }
+            libc::MADV_FREE => self.discard(&range, advice, make),
+            MADV_GUARD_INSTALL => {
+                let _leaving = self.pager.holds().leave(once(range.clone()));
+                self.pager.discard_with(&[range], make, is_gone)
+            }
+            libc::MADV_DONTDUMP if self.config.fold_dont_dump => make(),
+            libc::MADV_DONTFORK
+            | libc::MADV_WIPEONFORK
+            | libc::MADV_DONTDUMP
+            | libc::MADV_MERGEABLE => {
+                let result = make();
+                if let Some(mark) = mark.filter(|_| is_gone(result)) {
+                    state.marked(mark).add(range.clone());
+                    self.leave(&range);
+                }
+                result
+            }
+            libc::MADV_DOFORK
+            | libc::MADV_KEEPONFORK
+            | libc::MADV_DODUMP
+            | libc::MADV_UNMERGEABLE => {
+                let result = make();
+                if let Some(mark) = mark {
+                    state.marked(mark).remove(&range);
+                }
+                self.adopt(state, &range);
+                result
+            }
+            libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
+                self.populate(&range, advice, make)
+            }
+            _ => make(),
+        }
+    }
+
+    /// Drops what is in a range.
+    fn discard(&self, range: &Range<usize>, advice: i32, make: Make) -> isize {
+        let managed = self.pager.managed_parts(range);
+        if managed.is_empty() {
+            return make();
+        }
+        let leaving = self.pager.holds().leave(once(range.clone()));
+        let mut held = Ranges::default();
+        for part in &managed {
+            leaving.each_held(part.clone(), |part| held.add(part));
+        }
+        let held = held.within(range);
+        let frees = advice == libc::MADV_FREE;
+        // Pages that MADV_FREE leaves where they are would not be the engine's any more.
+        let drop_all = |parts: &[Range<usize>]| {
+            for part in parts.iter().flat_map(|part| self.managed_within(&managed, part)) {
+                raw(&part, libc::MADV_DONTNEED);
+            }
+        };
+        if held.is_empty() {
+            let make_all = || {
+                let result = make();
+                if frees && is_gone(result) {
+                    drop_all(core::slice::from_ref(range));
+                }
+                result
+            };
+            return self.pager.discard_with(core::slice::from_ref(range), make_all, is_gone);
+        }
+        let mut result = 0;
+        for part in without(range, &held) {
+            let make_part = || {
+                let result = raw(&part, advice);
+                if frees && is_gone(result) {
+                    drop_all(core::slice::from_ref(&part));
+                }
+                result
+            };
+            let done = self.pager.discard_with(core::slice::from_ref(&part), make_part, is_gone);
+            if failed(done) {
+                result = done;
+            }
+        }
+        if !frees {
+            held.iter().for_each(write_zeros);
+        }
+        result
+    }
+
+    fn managed_within(&self, managed: &[Range<usize>], part: &Range<usize>) -> Vec<Range<usize>> {
+        let both = |m: &Range<usize>| m.start.max(part.start)..m.end.min(part.end);
+        managed.iter().map(both).filter(|range| !range.is_empty()).collect()
+    }
+
+    /// Brings what is managed of a range in; the kernel does the rest.
+    fn populate(&self, range: &Range<usize>, advice: i32, make: Make) -> isize {
+        let managed = self.pager.managed_parts(range);
+        if managed.is_empty() {
+            return make();
+        }
+        let writes = advice == libc::MADV_POPULATE_WRITE;
+        for page in managed.iter().flat_map(|part| part.clone().step_by(PAGE_SIZE)) {
+            if touch(page, writes).is_err() {
+                return -(libc::EFAULT as isize);
+            }
+        }
+        let rest = without(range, &managed);
+        rest.iter().map(|part| raw(part, advice)).find(|result| failed(*result)).unwrap_or(0)
+    }
+}
+
+/// Writes zeros over what is managed, and readable and writable or the kernel's own business.
+fn write_zeros(range: &Range<usize>) {
+    static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+    for page in range.clone().step_by(PAGE_SIZE) {
+        // SAFETY: the program has given up the bytes there, and wants zeros.
+        let _ = unsafe { write_bytes(page, &ZEROS) };
+    }
+}

@@ -1,0 +1,275 @@
+//! The calls that change mappings, or give memory up.
+use super::advice::whole;
+use super::gated::{Gated, Mark, State};
+use super::known::TOP;
+use core::ops::Range;
+use memfold::address_space::calls::{Remap, failed};
+use memfold_gate::read_bytes;
+use memfold_sys::memory::zone::{lock_again, overlaps_own, unlock_all};
+use memfold_sys::raw::{program_break, system_call};
+use memfold_sys::units::PAGE_SIZE;
+
+/// The raw call, with these arguments.
+type Make<'a> = &'a mut dyn FnMut(&[usize; 6]) -> isize;
+
+const TYPE: i32 = 0x0f;
+const SHM_REMAP: usize = 0o40000;
+const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+fn end_of(start: usize, len: usize) -> usize {
+    start.saturating_add(len).min(TOP).next_multiple_of(PAGE_SIZE)
+}
+
+impl Gated {
+    /// Makes a call that changes mappings.
+    pub fn change(&self, nr: usize, args: &[usize; 6], make: Make) -> isize {
+        let state = &mut *self.state.lock();
+        let [start, len, third, ..] = *args;
+        match nr as i64 {
+            libc::SYS_mmap => self.map(state, args, make),
+            libc::SYS_munmap => self.unmap(state, args, make),
+            libc::SYS_mremap => self.remap(state, args, make),
+            libc::SYS_brk => self.set_break(state, args, make),
+            libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+                let result = make(args);
+                if result == 0 && third as i32 & (PLAIN | libc::PROT_EXEC) == PLAIN {
+                    self.adopt(state, &(start..end_of(start, len)));
+                }
+                result
+            }
+            libc::SYS_madvise => self.advise(state, start, len, third as i32, &mut || make(args)),
+            libc::SYS_process_madvise => self.advise_process(state, args, make),
+            libc::SYS_mlock | libc::SYS_mlock2 => self.lock(state, args, make),
+            libc::SYS_munlock => {
+                let result = make(args);
+                let range = start & !(PAGE_SIZE - 1)..end_of(start, len);
+                state.marked(Mark::Locked).remove(&range);
+                self.adopt(state, &range);
+                result
+            }
+            libc::SYS_mlockall => self.lock_all(state, args, make),
+            libc::SYS_munlockall => {
+                let result = make(args);
+                lock_again();
+                state.locks_future = false;
+                state.marked(Mark::Locked).clear();
+                self.adopt(state, &(0..TOP));
+                result
+            }
+            libc::SYS_shmat => {
+                let result = make(args);
+                if third & SHM_REMAP != 0 && !failed(result) {
+                    let at = result as usize;
+                    let mut end = at;
+                    let _ = self.maps.each(at, at + 1, |found| end = found.end);
+                    state.forget(&(at..end));
+                    self.pager.end_with(at..end, || 0);
+                }
+                result
+            }
+            // Its rings are filled and read at any time. Programs have another way, as containers
+            // often forbid it.
+            libc::SYS_io_uring_setup => -(libc::ENOSYS as isize),
+            _ => make(args),
+        }
+    }
+
+    fn map(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+        let (at, len) = (args[0], args[1]);
+        let (access, flags) = (args[2] as i32, args[3] as i32);
+        let is_private = flags & TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0;
+        let others = libc::MAP_HUGETLB | libc::MAP_LOCKED | libc::MAP_STACK | libc::MAP_GROWSDOWN;
+        let suits = is_private
+            && access & (PLAIN | libc::PROT_EXEC) == PLAIN
+            && flags & others == 0
+            && self.is_managing()
+            && !state.locks_future;
+        let mut args = *args;
+        if suits {
+            // It would fill what is about to be folded, and promises nothing.
+            args[3] &= !(libc::MAP_POPULATE as usize);
+        }
+        let result = match flags & libc::MAP_FIXED != 0 {
+            true => self.pager.end_with(at..end_of(at, len), || make(&args)),
+            false => make(&args),
+        };
+        if failed(result) {
+            return result;
+        }
+        let range = result as usize..end_of(result as usize, len);
+        state.forget(&range);
+        if self.pager.touches(&range) {
+            // What was there has gone past the gate.
+            self.pager.end_with(range.clone(), || 0);
+        }
+        if is_private {
+            self.known.set(&range);
+        }
+        if is_private && flags & others != 0 {
+            let mark = if flags & libc::MAP_LOCKED != 0 { Mark::Locked } else { Mark::Own };
+            state.marked(mark).add(range.clone());
+        }
+        if suits {
+            self.take_new(state, &range);
+        }
+        result
+    }
+
+    fn unmap(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+        let Some(range) = whole(args[0], args[1]) else { return make(args) };
+        let result = self.pager.end_with(range.clone(), || make(args));
+        if result == 0 {
+            state.forget(&range);
+        }
+        result
+    }
+
+    fn remap(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+        let [start, old, new, flags, to, _] = *args;
+        let (Some(from), Some(after)) = (whole(start, old), whole(start, new)) else {
+            return make(args);
+        };
+        let has = |flag: i32| flags as i32 & flag != 0;
+        let remap = Remap {
+            from: from.clone(),
+            len: after.len(),
+            to: has(libc::MREMAP_FIXED).then_some(to),
+            keeps_source: has(libc::MREMAP_DONTUNMAP),
+        };
+        let register = |range: Range<usize>| {
+            if let Err(e) = self.register(&range) {
+                crate::say::die(format_args!("memory that mremap has moved can't be served: {e}"));
+            }
+        };
+        let result = self.pager.remap_with(&remap, || make(args), register);
+        if failed(result) {
+            return result;
+        }
+        let at = result as usize;
+        let here = at..at + after.len();
+        if at != start {
+            state.forget(&here);
+            state.relocate(&(start..start + old.min(new)), at);
+        }
+        if after.len() < from.len() || at != start && !remap.keeps_source {
+            state.forget(&(if at == start { after.end..from.end } else { from.clone() }));
+        }
+        self.known.set(&here);
+        self.adopt(state, &here);
+        result
+    }
+
+    fn set_break(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+        let before = program_break();
+        let wanted = args[0];
+        let page = |at: usize| at.next_multiple_of(PAGE_SIZE);
+        if wanted != 0 && wanted < before && page(wanted) < page(before) {
+            let mut result = 0;
+            self.pager.end_with(page(wanted)..page(before), || {
+                result = make(args);
+                if result as usize == wanted { 0 } else { -1 }
+            });
+            if result as usize == wanted {
+                state.forget(&(page(wanted)..page(before)));
+            }
+            return result;
+        }
+        let result = make(args);
+        let range = page(before)..page(result as usize);
+        if !failed(result) && !range.is_empty() {
+            state.forget(&range);
+            self.known.set(&range);
+            self.take_new(state, &range);
+        }
+        result
+    }
+
+    /// `mlock`: it would meet folded pages, and fail.
+    fn lock(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+        let range = args[0] & !(PAGE_SIZE - 1)..end_of(args[0], args[1]);
+        if range.is_empty() {
+            return make(args);
+        }
+        state.marked(Mark::Locked).add(range.clone());
+        self.leave(&range);
+        let result = make(args);
+        if failed(result) {
+            state.marked(Mark::Locked).remove(&range);
+            self.adopt(state, &range);
+        }
+        result
+    }
+
+    /// `mlockall`. What there is is only marked at first, as the kernel would fill the engine's own
+    /// memory too.
+    fn lock_all(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+        let flags = args[0] as i32;
+        if flags & libc::MCL_CURRENT == 0 {
+            let result = make(args);
+            state.locks_future |= result == 0;
+            return result;
+        }
+        let mut marked = *args;
+        marked[0] |= libc::MCL_ONFAULT as usize;
+        let result = make(&marked);
+        if failed(result) {
+            return result;
+        }
+        unlock_all();
+        state.marked(Mark::Locked).add(0..TOP);
+        self.leave(&(0..TOP));
+        state.locks_future = flags & libc::MCL_FUTURE != 0;
+        if flags & libc::MCL_ONFAULT == 0 {
+            let _ = self.maps.each(0, TOP, |found| {
+                if !overlaps_own(found.start, found.end) {
+                    let args = [found.start, found.end - found.start, 0, 0, 0, 0];
+                    // SAFETY: changes no byte. What can't be locked is passed over, as by mlockall.
+                    let _ = unsafe { system_call(libc::SYS_mlock, args) };
+                }
+            });
+            if state.locks_future {
+                let args = [libc::MCL_FUTURE as usize, 0, 0, 0, 0, 0];
+                // SAFETY: changes no byte. What comes later is to be brought in at once after all.
+                let _ = unsafe { system_call(libc::SYS_mlockall, args) };
+            }
+        }
+        result
+    }
+
+    /// `process_madvise` on this process (Linux 6.13) is as `madvise`, range by range.
+    fn advise_process(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+        let [process, ranges, count, advice, flags, _] = *args;
+        let advice = advice as i32;
+        let for_others =
+            [libc::MADV_COLD, libc::MADV_PAGEOUT, libc::MADV_WILLNEED, libc::MADV_COLLAPSE];
+        let none = [process, ranges, 0, advice as usize, flags, 0];
+        // What the kernel refuses to do to another process it says without any range, too.
+        // SAFETY: no range.
+        let refused = || unsafe { system_call(libc::SYS_process_madvise, none) }.is_err();
+        if for_others.contains(&advice) || count > libc::UIO_MAXIOV as usize || refused() {
+            return make(args);
+        }
+        let mut done = 0;
+        for n in 0..count {
+            let mut range = [0u8; 16];
+            if read_bytes(ranges + n * 16, &mut range).is_err() {
+                return if done > 0 { done } else { -(libc::EFAULT as isize) };
+            }
+            let word =
+                |at: usize| usize::from_ne_bytes(core::array::from_fn(|byte| range[at * 8 + byte]));
+            let (start, len) = (word(0), word(1));
+            let mut one = || {
+                let args = [start, len, advice as usize, 0, 0, 0];
+                // SAFETY: what the program has asked for.
+                unsafe { system_call(libc::SYS_madvise, args) }
+                    .map_or_else(|e| -(e.raw_os_error() as isize), |_| 0)
+            };
+            let result = self.advise(state, start, len, advice, &mut one);
+            if failed(result) {
+                return if done > 0 { done } else { result };
+            }
+            done += len as isize;
+        }
+        done
+    }
+}

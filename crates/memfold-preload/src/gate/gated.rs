@@ -1,0 +1,304 @@
+//! The program under management by the gate: its engine, and how it begins.
+use super::known::Known;
+use super::ranges::Ranges;
+use crate::heap::arena;
+use crate::say;
+use crate::say::addresses::Remedy;
+use crate::share::{Level, Scale};
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::ControlFlow::Continue;
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::SeqCst};
+use memfold::config::Config;
+use memfold::delivery::background::Start;
+use memfold::pager::{Pager, Parts, StartError, StatsPlace};
+use memfold::stats::Stats;
+use memfold_sys::Errno;
+use memfold_sys::maps::lookup::Maps;
+use memfold_sys::maps::pagemap::Pagemap;
+use memfold_sys::maps::{each_area, flag};
+use memfold_sys::memory::zone::{freeze_list, overlaps_own, unfreeze_list};
+use memfold_sys::sync::Mutex;
+use memfold_sys::thread::{bare, cpus};
+use memfold_sys::uffd::space::UffdSpace;
+use memfold_sys::uffd::{Uffd, feature};
+use rustix::fd::AsRawFd;
+use rustix::process::{Resource, getrlimit};
+
+/// Engine threads beside the workers.
+const MORE_THREADS: usize = 10;
+/// The numbers of the engine's descriptors: from here on, or from this much below the limit.
+const NUMBERS_FROM: u64 = 992;
+const NUMBERS: u64 = 32;
+
+/// What keeps memory from being managed.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// It was there at the start; a stack; what the gate reports.
+    Own,
+    /// Locked in memory.
+    Locked,
+    /// Not for children.
+    DontFork,
+    /// Zeros for children.
+    Wiped,
+    /// Not for dumps.
+    DontDump,
+    /// Open to merging.
+    Mergeable,
+    /// Anything else that smaps tells.
+    Other,
+}
+
+/// Every mark.
+pub const MARKS: [Mark; 7] = [
+    Mark::Own,
+    Mark::Locked,
+    Mark::DontFork,
+    Mark::Wiped,
+    Mark::DontDump,
+    Mark::Mergeable,
+    Mark::Other,
+];
+
+/// Marks by what smaps says.
+pub const FLAGS: [(u32, Mark); 6] = [
+    (flag::LOCKED, Mark::Locked),
+    (flag::DONT_FORK, Mark::DontFork),
+    (flag::WIPE_ON_FORK, Mark::Wiped),
+    (flag::DONT_DUMP, Mark::DontDump),
+    (flag::MERGEABLE, Mark::Mergeable),
+    (
+        flag::IO
+            | flag::PFN
+            | flag::MIXED
+            | flag::HUGETLB
+            | flag::GROWS_DOWN
+            | flag::DROPPABLE
+            | flag::SHADOW_STACK
+            | flag::SEALED
+            | flag::UFFD_MISSING
+            | flag::UFFD_PROTECT,
+        Mark::Other,
+    ),
+];
+
+/// What changes with the program's mappings.
+#[derive(Default)]
+pub struct State {
+    /// By [`Mark`].
+    never: [Ranges; MARKS.len()],
+    /// What is mapped from now on is locked.
+    pub locks_future: bool,
+    /// Engine threads that are still to be started, the next one last; `None` before the first try.
+    pub pending: Option<Vec<Start>>,
+    /// It was told that they can't be started.
+    pub told: bool,
+    /// The process's size.
+    pub level: Level,
+}
+
+impl State {
+    /// The memory with a mark.
+    pub fn marked(&mut self, mark: Mark) -> &mut Ranges {
+        &mut self.never[mark as usize]
+    }
+
+    /// What of `parts` has no mark.
+    pub fn unmarked(&self, parts: Vec<Range<usize>>) -> Vec<Range<usize>> {
+        self.never.iter().fold(parts, |parts, never| never.cut_out_of(parts))
+    }
+
+    /// A range is something else from now on.
+    pub fn forget(&mut self, range: &Range<usize>) {
+        self.never.iter_mut().for_each(|never| never.remove(range));
+    }
+
+    /// Marks go where mremap takes the memory.
+    pub fn relocate(&mut self, from: &Range<usize>, to: usize) {
+        for never in &mut self.never {
+            for part in never.within(from) {
+                never.remove(&part);
+                never.add(part.start - from.start + to..part.end - from.start + to);
+            }
+        }
+    }
+
+    /// Whether all engine threads run.
+    pub fn has_threads(&self) -> bool {
+        self.pending.as_ref().is_some_and(Vec::is_empty)
+    }
+}
+
+/// See the module.
+pub struct Gated {
+    /// The engine.
+    pub pager: Arc<Pager>,
+    pub uffd: Arc<Uffd>,
+    pub pagemap: Arc<Pagemap>,
+    pub maps: Maps,
+    pub scale: Scale,
+    pub config: Config,
+    /// Of the first engine thread before it raised itself: of all the others.
+    pub nice: i32,
+    pub known: Known,
+    /// Held by who changes mappings, adopts, or copies the process.
+    pub state: Mutex<State>,
+    /// The program's memory is managed, or about to be.
+    pub managing: AtomicBool,
+    /// The first address past the main thread's stack.
+    pub stack_end: usize,
+}
+
+/// What is opened in the program's own table of descriptors.
+struct Opened {
+    uffd: Uffd,
+    pagemap: Pagemap,
+    maps: Maps,
+}
+
+static OPENED: Mutex<Option<Opened>> = Mutex::new(None);
+static GATED: AtomicPtr<Gated> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The program, once it has an engine.
+pub fn get() -> Option<&'static Gated> {
+    // SAFETY: the pointer is null or a leaked box.
+    unsafe { GATED.load(SeqCst).as_ref() }
+}
+
+/// The same where there is one.
+pub fn existing() -> &'static Gated {
+    get().expect("it has been created")
+}
+
+/// Opens what the program's threads use, in their table, and has the engine's threads keep it.
+/// Called by the constructor.
+///
+/// # Errors
+/// One line: what is lacking.
+pub fn open() -> Result<(), String> {
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let least = NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32;
+    let features = feature::MOVE | feature::SIGBUS;
+    let number = |e: Errno| format!("a number for a descriptor: {e}");
+    let uffd = Uffd::open(features, true).map_err(|e| format!("{e}"))?;
+    let uffd = uffd.at_least(least).map_err(number)?;
+    let pagemap = Pagemap::open().map_err(|e| format!("/proc/self/pagemap: {e}"))?;
+    let pagemap = pagemap.at_least(least).map_err(number)?;
+    let maps = Maps::open().map_err(|e| format!("/proc/self/maps: PROCMAP_QUERY: {e}"))?;
+    let maps = maps.at_least(least).map_err(number)?;
+    let own = [uffd.fd(), pagemap.fd(), maps.fd()].map(|fd| fd.as_raw_fd() as u32);
+    bare::keep_descriptors(own[0].min(own[1]).min(own[2]), own[0].max(own[1]).max(own[2]) + 1);
+    *OPENED.lock() = Some(Opened { uffd, pagemap, maps });
+    Ok(())
+}
+
+/// Makes the engine: called by the first of its threads.
+///
+/// # Errors
+/// One line: what this process lacks.
+pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
+    let Opened { uffd, pagemap, maps } = OPENED.lock().take().expect("opened by the constructor");
+    let (uffd, pagemap) = (Arc::new(uffd), Arc::new(pagemap));
+    let parts = Parts {
+        space: Box::new(UffdSpace::with_free(uffd.clone(), pagemap.clone())),
+        has_move: true,
+        has_events: false,
+        stats: StatsPlace::shared(stats),
+        cpus: cpus(),
+        disk: None,
+        remote: None,
+    };
+    let pager = match Pager::new(config.clone(), parts) {
+        Ok(pager) => Arc::new(pager),
+        Err(why @ StartError::AddressSpace(_)) => return Err(format!("{why}{Remedy}")),
+        Err(why) => return Err(format!("{why}")),
+    };
+    let (start, len) = pager.frames_zone();
+    // SAFETY: the engine never touches a frame that is empty.
+    unsafe { uffd.register(start, len, false) }.map_err(|e| format!("registering frames: {e}"))?;
+    let no_room = |e: Errno| format!("no address space: {e}");
+    bare::reserve(config.worker_count(pager.cpus()) + MORE_THREADS).map_err(no_room)?;
+    let known = Known::new().map_err(no_room)?;
+    let scale = Scale::open(config.clone()).map_err(|e| format!("starting the engine: {e}"))?;
+    let (mut state, mut stack_end) = (State::default(), 0);
+    let present = each_area(|area| {
+        if area.is_stack() {
+            stack_end = area.end;
+        }
+        if area.is_private_anonymous() && !overlaps_own(area.start, area.end) {
+            state.marked(Mark::Own).add(area.start..area.end);
+        }
+        Continue(())
+    });
+    present.map_err(|e| format!("/proc/self/maps: {e}"))?;
+    let gated = Box::leak(Box::new(Gated {
+        pager,
+        uffd,
+        pagemap,
+        maps,
+        scale,
+        config,
+        nice: crate::program::own_nice(),
+        known,
+        state: Mutex::new(state),
+        managing: AtomicBool::new(false),
+        stack_end,
+    }));
+    GATED.store(gated, SeqCst);
+    Ok(())
+}
+
+impl Gated {
+    /// Whether anything is managed, or about to be.
+    pub fn is_managing(&self) -> bool {
+        self.managing.load(SeqCst)
+    }
+
+    /// Whether a descriptor is the engine's.
+    pub fn owns(&self, fd: i32) -> bool {
+        [self.uffd.fd(), self.pagemap.fd(), self.maps.fd()].iter().any(|own| own.as_raw_fd() == fd)
+    }
+
+    /// Registers a range of the program's.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn register(&self, range: &Range<usize>) -> Result<(), Errno> {
+        // SAFETY: faults of the program are served from now on, what the kernel touches is held,
+        // and no engine thread touches the range.
+        unsafe { self.uffd.register(range.start, range.len(), false) }
+    }
+
+    /// Brings a range home, and gives it back to the kernel.
+    pub fn leave(&self, range: &Range<usize>) {
+        self.pager.leave(range.clone(), |start, end| {
+            if let Err(e) = self.uffd.unregister(start, end - start) {
+                say::die(format_args!("memory can't leave management: {e}"));
+            }
+        });
+    }
+
+    /// Nobody allocates, and no zone comes or goes, until [`Gated::allow_allocation`].
+    pub fn forbid_allocation(&self) {
+        freeze_list();
+        arena().freeze();
+    }
+
+    /// Ends it.
+    ///
+    /// # Safety
+    /// - [`Gated::forbid_allocation`] was called, in this process or in the parent that it is a
+    ///   copy of, and this is called once for it.
+    pub unsafe fn allow_allocation(&self) {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            arena().unfreeze();
+            unfreeze_list();
+        }
+    }
+}

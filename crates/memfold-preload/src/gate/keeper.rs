@@ -1,0 +1,171 @@
+//! What the gate asks.
+use super::gated::{Gated, Mark, get};
+use super::known::TOP;
+use core::ops::Range;
+use memfold::fault::{Fault, Served};
+use memfold::holds::RANGES_MAX;
+use memfold_gate::{BadAddress, Ending, Hold, Keeper, SPANS_MAX, Span, Spans};
+use memfold_sys::Errno;
+use memfold_sys::thread::yield_now;
+use memfold_sys::units::PAGE_SIZE;
+
+const _: () = assert!(SPANS_MAX <= RANGES_MAX);
+
+/// One part in this many of the limit may be held by a piece of a call; and the least and the most.
+const PIECE_SHARE: u64 = 64;
+const PIECE_LEAST: u64 = 128 << 10;
+const PIECE_MOST: u64 = 4 << 20;
+/// Stacks of threads lie apart by more than this.
+const STACK_SHIFT: u32 = 18;
+/// So many pages that can't be touched end the touching of a range: the kernel gets no further.
+const BAD_MAX: usize = 8;
+
+/// The keeper.
+pub struct Owner;
+
+/// There is one.
+pub static KEEPER: Owner = Owner;
+
+fn range_of(span: &Span) -> Range<usize> {
+    span.start..span.start.saturating_add(span.len)
+}
+
+impl Gated {
+    /// Whether a call that names a range must hold it.
+    fn concerns(&self, range: &Range<usize>) -> bool {
+        // Before the adoption anything may be what is adopted.
+        range.start < TOP && (!self.is_managing() || self.known.is_set(range))
+    }
+
+    fn hold(
+        &self,
+        spans: &Spans,
+        depth: usize,
+        touch: fn(usize, bool) -> Result<(), BadAddress>,
+    ) -> Hold {
+        let concerned = || spans.as_slice().iter().filter(|s| self.concerns(&range_of(s)));
+        let near = depth >> STACK_SHIFT;
+        let hold = self.pager.holds().hold(near, concerned().map(range_of));
+        if self.is_managing() {
+            for span in concerned() {
+                self.touch_all(span, touch);
+            }
+        }
+        Hold(hold.0)
+    }
+
+    fn touch_all(&self, span: &Span, touch: fn(usize, bool) -> Result<(), BadAddress>) {
+        let range = range_of(span);
+        let (mut at, mut bad) = (range.start, 0);
+        while at < range.end && bad < BAD_MAX {
+            if self.known.is_set(&(at..at + 1)) {
+                bad += touch(at, span.write).is_err() as usize;
+            }
+            let Some(next) = (at & !(PAGE_SIZE - 1)).checked_add(PAGE_SIZE) else { return };
+            at = next;
+        }
+    }
+
+    fn fault(&self, addr: usize) -> bool {
+        loop {
+            match self.pager.fault(Fault { addr, ..Fault::default() }) {
+                Served::Yes | Served::Mapped { .. } => return true,
+                Served::Again => yield_now(),
+                Served::NotManaged => return self.fault_elsewhere(addr),
+            }
+        }
+    }
+
+    /// A fault where nothing is managed: it has left management since, and the access is to be made
+    /// again; or the fault is the program's own.
+    fn fault_elsewhere(&self, addr: usize) -> bool {
+        let page = addr & !(PAGE_SIZE - 1);
+        if !self.known.is_set(&(page..page + PAGE_SIZE)) {
+            return false;
+        }
+        // SAFETY: where something is registered and not managed, a missing page is a new one.
+        match unsafe { self.uffd.zero(page, PAGE_SIZE) } {
+            Ok(()) => return true,
+            Err(partial) if partial.errno == Errno::EXIST => {}
+            Err(_) => {}
+        }
+        let mut is_plain = false;
+        let _ = self.maps.each(page, page + 1, |found| is_plain |= found.anonymous);
+        is_plain
+    }
+
+    fn never_fold(&self, start: usize, len: usize) {
+        let range = start & !(PAGE_SIZE - 1)..start.saturating_add(len).min(TOP);
+        let range = range.start..range.end.next_multiple_of(PAGE_SIZE);
+        let mut state = self.state.lock();
+        state.marked(Mark::Own).add(range.clone());
+        if self.is_managing() && self.pager.touches(&range) {
+            self.leave(&range);
+        }
+    }
+}
+
+impl Keeper for Owner {
+    fn concerns(&self, start: usize, len: usize) -> bool {
+        get().is_some_and(|gated| len > 0 && gated.concerns(&(start..start.saturating_add(len))))
+    }
+
+    fn hold(
+        &self,
+        spans: &Spans,
+        depth: usize,
+        touch: fn(usize, bool) -> Result<(), BadAddress>,
+    ) -> Option<Hold> {
+        get().map(|gated| gated.hold(spans, depth, touch))
+    }
+
+    fn release(&self, hold: Hold) {
+        if let Some(gated) = get() {
+            gated.pager.holds().release(memfold::holds::Hold(hold.0));
+        }
+    }
+
+    fn piece_bytes(&self) -> usize {
+        let most = get().map_or(PIECE_MOST, |gated| gated.pager.bound_bytes() / PIECE_SHARE);
+        most.clamp(PIECE_LEAST, PIECE_MOST) as usize
+    }
+
+    fn change(
+        &self,
+        nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize {
+        match get() {
+            Some(gated) => gated.change(nr, args, make),
+            None => make(args),
+        }
+    }
+
+    fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize {
+        match get() {
+            Some(gated) => gated.copy(make),
+            None => make(),
+        }
+    }
+
+    fn fault(&self, addr: usize) -> bool {
+        get().is_some_and(|gated| gated.fault(addr))
+    }
+
+    fn never_fold(&self, start: usize, len: usize) {
+        if let Some(gated) = get().filter(|_| len > 0) {
+            gated.never_fold(start, len);
+        }
+    }
+
+    fn owns_descriptor(&self, fd: i32) -> bool {
+        get().is_some_and(|gated| gated.owns(fd))
+    }
+
+    fn ends(&self, how: Ending) {
+        if let (Some(gated), Ending::Process) = (get(), how) {
+            gated.pager.publish();
+        }
+    }
+}

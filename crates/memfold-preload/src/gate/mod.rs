@@ -1,0 +1,99 @@
+//! `--delivery gate`: faults are served by the thread that faults, and each system call of the
+//! program passes the gate, whose keeper this is.
+//!
+//! # What holds
+//! - **Nothing that a call names leaves the page table, or becomes write-protected, until the call
+//!   is over** (`memfold/holds.rs`). That begins before anything is managed: calls that are under
+//!   way at the adoption have published what they name, and what of it is missing is brought in
+//!   before it is registered, as the kernel's own faults find nobody from then on.
+//! - **Areas change with the call** (`change.rs`, `memfold/address_space/calls.rs`): all calls that
+//!   change mappings take `Gated::state`, so one at a time, and make the call with the engine's
+//!   areas locked. So what the engine believes is never older or newer than the kernel's map.
+//! - **Where something may be managed, now or later, is known** (`known.rs`): for the rest a call
+//!   passes after a load.
+//! - Who holds `state` may meet faults: serving one takes no lock that is above the areas. Who holds
+//!   the areas must not, and touches none of the program's memory.
+//! - A program below `--adopt-at` has its calls pass, and nothing registered.
+//!
+//! # Descriptors
+//! The thread that faults uses the userfaultfd, so it is in the program's table, with high numbers
+//! that the program can't close; and in that of the engine's threads, which is another, under the
+//! same numbers: it is opened before the first of them.
+//!
+//! # What isn't managed
+//! What was there when the library was loaded; stacks (MAP_STACK, and what the gate reports); what
+//! is locked, kept from children or dumps, open to merging; what is smaller than 64 KiB and
+//! continues nothing. With `--swap` the gate isn't used (`memfold run` refuses it).
+mod ranges;
+mod known;
+mod gated;
+mod adopt;
+mod advice;
+mod change;
+mod copy;
+mod keeper;
+
+use crate::engine::{self, Life};
+use crate::order::Order;
+use crate::say;
+use crate::say::unserved::unserved;
+use alloc::format;
+use alloc::string::String;
+use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use memfold::config::Delivery;
+use memfold_sys::thread::dispatch;
+
+pub use gated::get;
+
+static ON: AtomicBool = AtomicBool::new(false);
+
+/// Whether the program's calls pass the gate.
+pub fn is_on() -> bool {
+    ON.load(SeqCst)
+}
+
+const LIFE: Life = Life {
+    create: gated::create,
+    exists: || get().is_some(),
+    begin_as_child: |stats| gated::existing().begin_as_child(stats),
+    prepare: crate::program::raise,
+    look: || gated::existing().look(),
+};
+
+/// Starts the engine with the gate; where that can't be, gives the order back, for thread delivery.
+/// Called by the constructor.
+pub fn start(mut order: Order) -> Result<(), Order> {
+    let why: String = match prepare() {
+        Ok(()) => {
+            engine::start(order, &LIFE);
+            if get().is_none() {
+                // It was told why.
+                return Ok(());
+            }
+            ON.store(true, SeqCst);
+            // SAFETY: the constructor is called once, before the program has threads; the engine's
+            // threads are bare ones. The keeper's calls are instructions of this library, which is
+            // one executable segment, or libc's from inside the gate, which lets them through.
+            match unsafe { memfold_gate::start(&keeper::KEEPER) } {
+                Ok(()) => {}
+                Err(why) => {
+                    ON.store(false, SeqCst);
+                    unserved(format_args!("--delivery gate: {why:?}"));
+                }
+            }
+            return Ok(());
+        }
+        Err(why) => why,
+    };
+    say::warn(format_args!("warning: --delivery gate can't be had, so it is thread: {why}"));
+    order.config.delivery = Delivery::Thread;
+    Err(order)
+}
+
+/// Opens what needs the program's own table of descriptors.
+fn prepare() -> Result<(), String> {
+    if !dispatch::probe() {
+        return Err(format!("the kernel has no Syscall User Dispatch (Linux 5.11)"));
+    }
+    gated::open()
+}

@@ -1,0 +1,71 @@
+//! Sets of addresses.
+use alloc::vec::Vec;
+use core::ops::Range;
+
+/// Ranges in ascending order; none touch.
+#[derive(Default)]
+pub struct Ranges(Vec<Range<usize>>);
+
+impl Ranges {
+    /// Adds a range.
+    pub fn add(&mut self, range: Range<usize>) {
+        if range.is_empty() {
+            return;
+        }
+        let first = self.0.partition_point(|r| r.end < range.start);
+        let last = self.0.partition_point(|r| r.start <= range.end);
+        let joined = match self.0[first..last] {
+            [] => range,
+            [ref one] => one.start.min(range.start)..one.end.max(range.end),
+            [ref a, .., ref b] => a.start.min(range.start)..b.end.max(range.end),
+        };
+        self.0.splice(first..last, [joined]);
+    }
+
+    /// Takes a range out.
+    pub fn remove(&mut self, range: &Range<usize>) {
+        if range.is_empty() {
+            return;
+        }
+        let first = self.0.partition_point(|r| r.end <= range.start);
+        let last = self.0.partition_point(|r| r.start < range.end);
+        if first >= last {
+            return;
+        }
+        let (head, tail) = (self.0[first].start..range.start, range.end..self.0[last - 1].end);
+        let rest = [head, tail].into_iter().filter(|r| !r.is_empty());
+        self.0.splice(first..last, rest);
+    }
+
+    /// The parts of `range` in the set.
+    pub fn within(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+        let first = self.0.partition_point(|r| r.end <= range.start);
+        let some = self.0[first..].iter().take_while(|r| r.start < range.end);
+        some.map(|r| r.start.max(range.start)..r.end.min(range.end)).collect()
+    }
+
+    /// The parts of `parts` that are not in the set.
+    pub fn cut_out_of(&self, parts: Vec<Range<usize>>) -> Vec<Range<usize>> {
+        parts.iter().flat_map(|part| without(part, &self.within(part))).collect()
+    }
+
+    /// Nothing.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// The parts of `range` in none of `out`, which are in ascending order.
+pub fn without(range: &Range<usize>, out: &[Range<usize>]) -> Vec<Range<usize>> {
+    let (mut parts, mut at) = (Vec::new(), range.start);
+    for part in out {
+        if at < part.start {
+            parts.push(at..part.start.min(range.end));
+        }
+        at = at.max(part.end);
+    }
+    if at < range.end {
+        parts.push(at..range.end);
+    }
+    parts
+}

@@ -1,0 +1,141 @@
+//! How large this process is, and its share of what the whole run may use.
+use crate::proc::{self, Statm};
+use crate::slots;
+use core::sync::atomic::Ordering::Relaxed;
+use memfold::config::Config;
+use memfold::pager::Pager;
+use memfold::policy::fair_share::share;
+use memfold_sys::Errno;
+use memfold_sys::thread::{cpu_ns, now_ns};
+
+/// Of many processes that share a limit each looks less often, but for one that grows: with each so
+/// many others by so much.
+const LOOK_OTHERS: i64 = 16;
+/// If others have less than this of the memory of a process, it shares none.
+const SHARED_LEAST_BYTES: u64 = 1 << 20;
+/// Time between two measurements of it: at least this, and so many times what the first takes of a
+/// CPU.
+const MEASURE_NS: u64 = 10_000_000;
+const MEASURE_SHARE: u64 = 10;
+/// The share of the limit is computed anew each time as many looks have passed.
+const LOOKS_A_SHARE: u32 = 8;
+
+/// What was seen last.
+#[derive(Default)]
+pub struct Level {
+    /// Resident at the last look, bytes.
+    pub anonymous: u64,
+    /// A fork has made this process or a child of it, and they may still share memory.
+    pub sharing: bool,
+    looks: u32,
+    /// Other processes that need a part of the limit.
+    company: i64,
+    /// Of the whole run (limit, resident), bytes; `None` if nobody tells them.
+    bounds: Option<(u64, u64)>,
+    /// Of what is resident here, the part that counts in the processes that it is shared with,
+    /// bytes; and when to measure again.
+    others: u64,
+    measure_at_ns: u64,
+    /// What was folded when a fork made this process, bytes.
+    inherited_away: u64,
+}
+
+/// One look.
+pub struct Seen {
+    /// Resident at the look before, bytes.
+    pub before: u64,
+    /// Resident and not under management, bytes.
+    pub unmanaged: u64,
+    /// What makes looks rarer where there are many processes.
+    pub slower: i64,
+}
+
+/// Looks at the process's size.
+pub struct Scale {
+    statm: Statm,
+    config: Config,
+}
+
+impl Scale {
+    /// For the calling process.
+    ///
+    /// # Errors
+    /// ENOENT without /proc.
+    pub fn open(config: Config) -> Result<Scale, Errno> {
+        Ok(Scale { statm: Statm::open()?, config })
+    }
+
+    /// Resident anonymous memory, bytes.
+    pub fn anonymous_bytes(&self) -> Option<u64> {
+        self.statm.anonymous_bytes()
+    }
+
+    /// In a child of fork, before it has an engine of its own.
+    ///
+    /// # Errors
+    /// As [`Scale::open`].
+    pub fn begin_as_child(&self, pager: &Pager, level: &mut Level) -> Result<(), Errno> {
+        (level.sharing, level.measure_at_ns) = (true, 0);
+        level.others = level.anonymous.min(pager.bound_bytes());
+        level.inherited_away = pager.away_bytes();
+        self.statm.reopen()
+    }
+
+    /// Measures, tells the others, and takes this process's share. `None` if nothing can be known.
+    pub fn look(&self, pager: &Pager, level: &mut Level) -> Option<Seen> {
+        let anonymous = self.statm.anonymous_bytes()?;
+        let managed = pager.own_bytes() + pager.mapped_bytes();
+        let unmanaged = anonymous.saturating_sub(managed);
+        pager.set_unmanaged_bytes(unmanaged);
+        pager.publish();
+        level.looks = level.looks.wrapping_add(1);
+        let before = core::mem::replace(&mut level.anonymous, anonymous);
+        let measured = measure_shared(pager, level);
+        let need = anonymous.saturating_sub(level.others)
+            + pager.away_bytes().saturating_sub(level.inherited_away);
+        pager.stats().need_bytes.store(need, Relaxed);
+        slots::set_need(need);
+        let bounds = slots::bounds();
+        let slower = 1 + level.company / LOOK_OTHERS;
+        let due = level.looks.is_multiple_of((LOOKS_A_SHARE / slower as u32).max(1));
+        if measured || due || level.looks == 1 || level.bounds != bounds {
+            level.bounds = bounds;
+            self.take_share(pager, level, need);
+        }
+        Some(Seen { before, unmanaged, slower })
+    }
+
+    /// Takes this process's share of what the whole run may use.
+    fn take_share(&self, pager: &Pager, level: &mut Level, need: u64) {
+        let mut others = slots::needs_of_others();
+        level.company = others.len() as i64;
+        let mut of = |bound: u64| match bound {
+            u64::MAX => u64::MAX,
+            bound => share(bound, need, &mut others).saturating_add(level.others),
+        };
+        let or_none = |bound: Option<u64>| bound.unwrap_or(u64::MAX);
+        let given = (or_none(self.config.limit_bytes), or_none(self.config.resident_bytes));
+        let (limit, resident) = level.bounds.unwrap_or(given);
+        let (limit, resident) = (of(limit), of(resident));
+        pager.set_bounds(limit, resident);
+    }
+}
+
+/// What processes of a run share counts in each with its part, so that the sum is right: measured
+/// from time to time, as long as there is any, because whoever writes to it gets a page of its own
+/// that the engine knows nothing of. Returns whether it was.
+fn measure_shared(pager: &Pager, level: &mut Level) -> bool {
+    let now = now_ns();
+    if !level.sharing || now < level.measure_at_ns {
+        return false;
+    }
+    let begin = cpu_ns();
+    let shared = proc::shared_memory();
+    level.sharing = shared.others_bytes >= SHARED_LEAST_BYTES;
+    level.others = if level.sharing { shared.others_bytes } else { 0 };
+    level.measure_at_ns = now + MEASURE_NS.max((cpu_ns() - begin) * MEASURE_SHARE);
+    if level.sharing {
+        pager.note_shared(shared.bytes, shared.bytes - shared.others_bytes);
+    }
+    true
+}
