@@ -134,6 +134,7 @@ impl Gated {
             from: from.clone(),
             len: after.len(),
             to: has(libc::MREMAP_FIXED).then_some(to),
+            may_move: has(libc::MREMAP_MAYMOVE),
             keeps_source: has(libc::MREMAP_DONTUNMAP),
         };
         let register = |range: Range<usize>| {
@@ -141,7 +142,10 @@ impl Gated {
                 crate::say::die(format_args!("memory that mremap has moved can't be served: {e}"));
             }
         };
-        let result = self.pager.remap_with(&remap, || make(args), register);
+        let unregister = |range: Range<usize>| {
+            let _ = self.uffd.unregister(range.start, range.len());
+        };
+        let result = self.pager.remap_with(&remap, || make(args), register, unregister);
         if failed(result) {
             return result;
         }

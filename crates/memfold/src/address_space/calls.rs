@@ -32,6 +32,8 @@ pub struct Remap {
     pub len: usize,
     /// Where it must go (MREMAP_FIXED).
     pub to: Option<usize>,
+    /// It may go elsewhere (MREMAP_MAYMOVE).
+    pub may_move: bool,
     /// The source stays mapped, and empty (MREMAP_DONTUNMAP).
     pub keeps_source: bool,
 }
@@ -145,14 +147,22 @@ impl Pager {
     }
 
     /// Makes an mremap, and lets the areas follow if it succeeds. `register` is called for what is
-    /// managed at its new place, also of a part that has come to be there, and must not fail.
+    /// managed at its new place, also of a part that has come to be there, `unregister` before the
+    /// call for what may move; neither may fail.
+    ///
+    /// The kernel ends the registration of what it moves, and with it that of a neighbour at the new
+    /// place with which it has joined it by then (Linux 6.18, `mremap_userfaultfd_prep`): another
+    /// thread would read zeros there. What isn't registered any more joins with nothing that is.
+    /// Nobody else may touch the source while it moves, as the program itself couldn't tell where
+    /// it is.
     pub fn remap_with(
         &self,
         remap: &Remap,
         make: impl FnOnce() -> isize,
         mut register: impl FnMut(Range<usize>),
+        unregister: impl FnMut(Range<usize>),
     ) -> isize {
-        let Remap { from, len, to, keeps_source } = remap.clone();
+        let Remap { from, len, to, may_move, keeps_source } = remap.clone();
         let target = to.map_or(0..0, |to| to..to + len);
         if !self.touches(&from) && (target.is_empty() || !self.touches(&target)) {
             return make();
@@ -163,8 +173,14 @@ impl Pager {
         for edge in [old.start, old.start + kept, old.end] {
             self.cut(&areas, edge, edge);
         }
+        if may_move {
+            parts(&areas, &old).into_iter().for_each(unregister);
+        }
         let result = make();
         if failed(result) {
+            if may_move {
+                parts(&areas, &old).into_iter().for_each(register);
+            }
             return result;
         }
         if !target.is_empty() {
