@@ -111,6 +111,11 @@ impl Holds {
         }
     }
 
+    /// Whether anybody ever holds.
+    pub fn are_used(&self) -> bool {
+        !self.slots.is_empty()
+    }
+
     /// Holds and waits: [`Holds::publish`], [`Holds::wait`]. The caller then touches every page.
     pub fn hold(&self, near: usize, ranges: impl Iterator<Item = Range<usize>> + Clone) -> Hold {
         let hold = self.publish(near, ranges.clone());

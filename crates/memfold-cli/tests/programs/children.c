@@ -203,8 +203,11 @@ static long without_libc(long number, long a) {
     return result;
 }
 
-/* Copies made past pthread_atfork. By way of libc they find every byte; a system call of one's own may only end loudly. */
+/* Copies made past pthread_atfork. By way of libc they find every byte; a system call of one's own may only end loudly, but
+   where it passes the gate. */
 static void copies(void) {
+    const char *order = getenv("MEMFOLD_RUN");
+    int gated = order && strstr(order, "delivery=gate");
     folded();
     fflush(stdout);
     for (int way = 0; way < 5; way++) {
@@ -220,7 +223,7 @@ static void copies(void) {
         int status = wait_for(pid);
         check(memory, LEN, 1);
         if (way < 4) NEED(WIFEXITED(status) && WEXITSTATUS(status) == 7);
-        else NEED(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+        else NEED(gated ? WIFEXITED(status) && WEXITSTATUS(status) == 7 : WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
     }
 }
 

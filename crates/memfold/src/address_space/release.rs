@@ -1,5 +1,6 @@
 //! Memory that leaves management for good: brought home, and then the kernel's alone.
 use crate::pager::Pager;
+use core::iter::once;
 use core::ops::Range;
 use memfold_sys::thread::yield_now;
 use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT, PAGE_SIZE};
@@ -13,12 +14,17 @@ impl Pager {
     /// an engine thread while no area may be added.
     pub fn leave(&self, addrs: Range<usize>, mut unregister: impl FnMut(usize, usize)) {
         while let Some(part) = self.first_part(&addrs) {
+            // Or others may evict it as fast as it comes.
+            let held = self.holds.are_used().then(|| self.holds.hold(0, once(part.clone())));
             self.need_at(part.clone());
             // While it is held no event is applied, so the pages that were found to be there are
             // still this area's.
             let reading = self.changes.reading();
             let left = self.leave_at_home(part, &mut unregister);
             drop(reading);
+            if let Some(hold) = held {
+                self.holds.release(hold);
+            }
             if !left {
                 yield_now();
             }
