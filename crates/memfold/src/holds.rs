@@ -33,12 +33,15 @@ use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
 /// Ranges of one call.
 pub const RANGES_MAX: usize = 32;
-/// Calls at the same time that hold what they name, and not everything.
-const SLOTS: usize = 256;
-/// Classes of chunks.
-const CELLS: usize = 256;
-/// Slots that a thread looks at first.
-const NEAR: usize = 16;
+/// Calls at the same time that hold what they name, and not everything; classes of chunks; and
+/// slots that a thread looks at first. A model has few, as each is made anew for each run.
+#[cfg(not(shuttle))]
+const SIZES: [usize; 3] = [256, 256, 16];
+#[cfg(shuttle)]
+const SIZES: [usize; 3] = [4, 64, 2];
+const SLOTS: usize = SIZES[0];
+const CELLS: usize = SIZES[1];
+const NEAR: usize = SIZES[2];
 
 const FREE: u32 = 0;
 /// The slot is somebody's, and has this less many ranges.
