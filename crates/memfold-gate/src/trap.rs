@@ -1,4 +1,5 @@
 //! The gate's handler of all signals, on the thread's slot.
+use crate::calls::look_up;
 use crate::dispatch::SYS_USER_DISPATCH;
 use crate::entry;
 use crate::frame::{Context, Info};
@@ -83,7 +84,7 @@ fn trapped(
         context.regs.rax = -i64::from(libc::ENOSYS) as u64;
         return;
     }
-    let made = Call { keeper, record, context: &mut *context, nr, args }.make();
+    let made = Call { keeper, record, context: &mut *context, nr, args, entry: look_up(nr) }.make();
     match made {
         Ok(entry::RESTART) => context.regs.rip -= SYSCALL_BYTES,
         Ok(result) => context.regs.rax = result as u64,
