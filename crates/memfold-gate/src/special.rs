@@ -68,6 +68,11 @@ impl Call<'_> {
                 raw(nr, &args)
             }
             libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => -(libc::EINVAL as isize),
+            libc::SYS_arch_prctl => {
+                // It may set `fs`.
+                self.record.fs.set(0);
+                self.wait()
+            }
             libc::SYS_set_tid_address => self.never_fold(args[0], 4),
             libc::SYS_set_robust_list => self.never_fold(args[0], args[1]),
             libc::SYS_rseq => self.never_fold(args[0], args[1]),
@@ -107,22 +112,8 @@ impl Call<'_> {
 
     /// `make`s the call while what it names is held.
     fn held(&mut self, args: &[usize; 6], make: impl FnOnce(&mut Self) -> isize) -> isize {
-        if !self.entry.names {
-            return make(self);
-        }
-        let mut spans = Spans::new();
-        // What can't be read names nothing: the kernel will find the same.
-        let _ = calls::name(self.entry, args, &read_bytes, &mut spans);
-        let concerns = |span: &Span| self.keeper.concerns(span.start, span.len);
-        if !spans.as_slice().iter().any(concerns) {
-            return make(self);
-        }
-        let hold = self.keeper.hold(&spans, self.context.regs.rsp as usize, touch);
-        let made = make(self);
-        if let Some(hold) = hold {
-            self.keeper.release(hold);
-        }
-        made
+        let (keeper, entry, depth) = (self.keeper, self.entry, self.context.regs.rsp as usize);
+        held(keeper, entry, args, depth, || make(self))
     }
 
     /// A call on which the thread may wait, and on which it may wait with another mask.
@@ -206,4 +197,60 @@ impl Call<'_> {
         }
         if from > last && from > first { 0 } else { raw(self.nr, &[from, last, flags, 0, 0, 0]) }
     }
+}
+
+/// `make`s a call while what it names is held.
+fn held(
+    keeper: &dyn Keeper,
+    entry: &Entry,
+    args: &[usize; 6],
+    depth: usize,
+    make: impl FnOnce() -> isize,
+) -> isize {
+    if !entry.names {
+        return make();
+    }
+    let mut spans = Spans::new();
+    // What can't be read names nothing: the kernel will find the same.
+    let _ = calls::name(entry, args, &read_bytes, &mut spans);
+    if !spans.as_slice().iter().any(|span: &Span| keeper.concerns(span.start, span.len)) {
+        return make();
+    }
+    let hold = keeper.hold(&spans, depth, touch);
+    let made = make();
+    if let Some(hold) = hold {
+        keeper.release(hold);
+    }
+    made
+}
+
+/// Whether a call can be made without a context, from a patched site.
+pub fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
+    calls::class(entry, args) == Class::Plain
+        && !matches!(
+            i64::from(entry.number),
+            libc::SYS_exit_group
+                | libc::SYS_set_tid_address
+                | libc::SYS_set_robust_list
+                | libc::SYS_rseq
+                | libc::SYS_arch_prctl
+                | libc::SYS_prctl
+        )
+}
+
+/// Makes a call of a patched site; `None`: it must come as SIGSYS.
+pub fn make_plain(
+    keeper: &dyn Keeper,
+    record: &Record,
+    nr: usize,
+    args: &[usize; 6],
+    depth: usize,
+) -> Option<isize> {
+    let entry = calls::look_up(nr);
+    is_plain(entry, args).then(|| {
+        held(keeper, entry, args, depth, || {
+            // SAFETY: the program's own call.
+            unsafe { entry::call(nr, args, record.pending.as_ptr()) }
+        })
+    })
 }
