@@ -14,6 +14,7 @@ mod touch;
 mod actions;
 mod record;
 mod dispatch;
+mod patch;
 mod signals;
 mod threads;
 mod special;
@@ -68,6 +69,9 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
         .map_err(WhyNot::NoHandlers)
         .and_then(|_| signals::take_over(record).map_err(WhyNot::NoHandlers))
         .and_then(|()| dispatch::arm().map_err(WhyNot::NoDispatch));
+    if armed.is_ok() {
+        patch::allow(trap::on_patched);
+    }
     set_signals_blocked(if armed.is_ok() { before & !actions::PROTECTED } else { before });
     armed
 }

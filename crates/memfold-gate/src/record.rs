@@ -39,8 +39,14 @@ pub struct Record {
     pub pending: AtomicU32,
     /// 0: the slot is free.
     state: AtomicU32,
+    /// The thread's `fs`, by which patched sites find it; 0: they don't. The second word.
+    pub fs: Cell<usize>,
+    /// Another thread has the same.
+    pub shares_fs: Cell<bool>,
     /// Signals to be handled when the gate is left.
     pub deferred: [Cell<Info>; DEFERRED],
+    /// What the kernel had blocked when the first of them came.
+    pub mask_before: Cell<u64>,
     /// Those of [`crate::actions::PROTECTED`] that the program believes to have blocked.
     pub blocked: Cell<u64>,
     /// Those of them that were sent meanwhile.
@@ -88,8 +94,8 @@ impl Record {
 
     /// Takes a free slot; `None`: there is no memory or address space for one.
     pub fn take() -> Option<&'static Record> {
-        for chunk in 0..CHUNKS {
-            let mut start = CHUNK[chunk].load(SeqCst);
+        for (chunk, start) in CHUNK.iter().enumerate() {
+            let mut start = start.load(SeqCst);
             if start == 0 {
                 start = grow(chunk)?;
             }
@@ -111,6 +117,8 @@ impl Record {
             system_call(libc::SYS_mprotect, [guard, PAGE_SIZE, libc::PROT_NONE as usize, 0, 0, 0])
         };
         self.pending.store(0, SeqCst);
+        self.fs.set(0);
+        self.shares_fs.set(false);
         self.blocked.set(0);
         self.sent.set(0);
         self.alternate.set(Stack::NONE);
@@ -120,6 +128,7 @@ impl Record {
 
     /// Gives the slot back.
     pub fn give_back(&self) {
+        self.fs.set(0);
         self.state.store(0, SeqCst);
     }
 

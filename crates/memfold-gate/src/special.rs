@@ -1,5 +1,6 @@
 //! Which call is what, and how it is made.
 use crate::actions::{PROTECTED, UNBLOCKABLE};
+use crate::calls::{self, Class, Entry};
 use crate::dispatch::PR_SET_SYSCALL_USER_DISPATCH;
 use crate::entry;
 use crate::frame::Context;
@@ -7,7 +8,7 @@ use crate::keeper::{Ending, Keeper, Span, Spans};
 use crate::record::Record;
 use crate::signals;
 use crate::threads;
-use crate::touch::{read, touch};
+use crate::touch::{read, read_bytes, touch};
 use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
 
@@ -28,6 +29,8 @@ pub struct Call<'a> {
     pub nr: usize,
     /// Its arguments.
     pub args: [usize; 6],
+    /// What the table says of it.
+    pub entry: &'static Entry,
 }
 
 fn value(done: Result<(), Errno>) -> isize {
@@ -65,16 +68,21 @@ impl Call<'_> {
                 raw(nr, &args)
             }
             libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => -(libc::EINVAL as isize),
+            libc::SYS_arch_prctl => {
+                // It may set `fs`.
+                self.record.fs.set(0);
+                self.wait()
+            }
             libc::SYS_set_tid_address => self.never_fold(args[0], 4),
             libc::SYS_set_robust_list => self.never_fold(args[0], args[1]),
             libc::SYS_rseq => self.never_fold(args[0], args[1]),
             libc::SYS_close | libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_close_range => {
                 self.descriptors()
             }
-            number if changes(number, &args) => {
+            _ if calls::class(self.entry, &args) == Class::Mapping => self.held(&args, |call| {
                 signals::block_all();
-                self.keeper.change(nr, &args, &mut |args| raw(nr, args))
-            }
+                call.keeper.change(nr, &args, &mut |args| raw(nr, args))
+            }),
             _ => self.wait(),
         })
     }
@@ -104,18 +112,8 @@ impl Call<'_> {
 
     /// `make`s the call while what it names is held.
     fn held(&mut self, args: &[usize; 6], make: impl FnOnce(&mut Self) -> isize) -> isize {
-        let mut spans = Spans::new();
-        names(self.nr, args, &mut spans);
-        let concerns = |span: &Span| self.keeper.concerns(span.start, span.len);
-        if !spans.as_slice().iter().any(concerns) {
-            return make(self);
-        }
-        let hold = self.keeper.hold(&spans, self.context.regs.rsp as usize, touch);
-        let made = make(self);
-        if let Some(hold) = hold {
-            self.keeper.release(hold);
-        }
-        made
+        let (keeper, entry, depth) = (self.keeper, self.entry, self.context.regs.rsp as usize);
+        held(keeper, entry, args, depth, || make(self))
     }
 
     /// A call on which the thread may wait, and on which it may wait with another mask.
@@ -145,15 +143,10 @@ impl Call<'_> {
         with_set: &mut [usize; 2],
     ) -> Result<([usize; 6], Option<u64>), Errno> {
         let mut args = self.args;
-        let (at, waits) = match self.nr as i64 {
-            libc::SYS_rt_sigsuspend => (0, true),
-            libc::SYS_ppoll => (3, true),
-            libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => (4, true),
-            libc::SYS_pselect6 | SYS_IO_PGETEVENTS => (5, true),
-            libc::SYS_signalfd | libc::SYS_signalfd4 => (1, false),
-            libc::SYS_rt_sigtimedwait => (0, false),
-            _ => return Ok((args, None)),
-        };
+        let Some(at) = self.entry.mask() else { return Ok((args, None)) };
+        // Others take it for good, or name what they wait for.
+        let suspends = self.nr as i64 == libc::SYS_rt_sigsuspend;
+        let waits = suspends || self.entry.class != Class::Signal;
         if args[at] == 0 {
             return Ok((args, None));
         }
@@ -206,46 +199,58 @@ impl Call<'_> {
     }
 }
 
-/// Whether a call changes mappings, or gives memory up.
-fn changes(nr: i64, args: &[usize; 6]) -> bool {
-    match nr {
-        libc::SYS_prctl => {
-            matches!(args[0] as i32, libc::PR_SET_MM | libc::PR_SET_THP_DISABLE | libc::PR_SET_VMA)
-        }
-        _ => [
-            libc::SYS_mmap,
-            libc::SYS_mprotect,
-            libc::SYS_munmap,
-            libc::SYS_brk,
-            libc::SYS_mremap,
-            libc::SYS_madvise,
-            libc::SYS_shmat,
-            libc::SYS_shmdt,
-            libc::SYS_mlock,
-            libc::SYS_munlock,
-            libc::SYS_mlockall,
-            libc::SYS_munlockall,
-            libc::SYS_remap_file_pages,
-            libc::SYS_mbind,
-            libc::SYS_move_pages,
-            libc::SYS_migrate_pages,
-            libc::SYS_userfaultfd,
-            libc::SYS_mlock2,
-            libc::SYS_pkey_mprotect,
-            libc::SYS_io_uring_setup,
-            libc::SYS_io_uring_register,
-            libc::SYS_process_madvise,
-        ]
-        .contains(&nr),
+/// `make`s a call while what it names is held.
+fn held(
+    keeper: &dyn Keeper,
+    entry: &Entry,
+    args: &[usize; 6],
+    depth: usize,
+    make: impl FnOnce() -> isize,
+) -> isize {
+    if !entry.names {
+        return make();
     }
+    let mut spans = Spans::new();
+    // What can't be read names nothing: the kernel will find the same.
+    let _ = calls::name(entry, args, &read_bytes, &mut spans);
+    if !spans.as_slice().iter().any(|span: &Span| keeper.concerns(span.start, span.len)) {
+        return make();
+    }
+    let hold = keeper.hold(&spans, depth, touch);
+    let made = make();
+    if let Some(hold) = hold {
+        keeper.release(hold);
+    }
+    made
 }
 
-/// What a call names: the least that is needed, until [`crate::calls`] says all.
-fn names(nr: usize, args: &[usize; 6], spans: &mut Spans) {
-    let (at, len, write) = match nr as i64 {
-        libc::SYS_read | libc::SYS_pread64 | libc::SYS_getrandom => (1, args[2], true),
-        libc::SYS_write | libc::SYS_pwrite64 => (1, args[2], false),
-        _ => return,
-    };
-    spans.push(Span { start: args[at], len, write });
+/// Whether a call can be made without a context, from a patched site.
+pub fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
+    calls::class(entry, args) == Class::Plain
+        && !matches!(
+            i64::from(entry.number),
+            libc::SYS_exit_group
+                | libc::SYS_set_tid_address
+                | libc::SYS_set_robust_list
+                | libc::SYS_rseq
+                | libc::SYS_arch_prctl
+                | libc::SYS_prctl
+        )
+}
+
+/// Makes a call of a patched site; `None`: it must come as SIGSYS.
+pub fn make_plain(
+    keeper: &dyn Keeper,
+    record: &Record,
+    nr: usize,
+    args: &[usize; 6],
+    depth: usize,
+) -> Option<isize> {
+    let entry = calls::look_up(nr);
+    is_plain(entry, args).then(|| {
+        held(keeper, entry, args, depth, || {
+            // SAFETY: the program's own call.
+            unsafe { entry::call(nr, args, record.pending.as_ptr()) }
+        })
+    })
 }

@@ -1,12 +1,16 @@
 //! The gate's handler of all signals, on the thread's slot.
+use crate::calls::look_up;
 use crate::dispatch::SYS_USER_DISPATCH;
 use crate::entry;
 use crate::frame::{Context, Info};
 use crate::keeper::Keeper;
+use crate::patch;
+use crate::patch::entry::{AGAIN, BELOW, Entered};
 use crate::record::{Place, Record};
 use crate::signals::{defer, deliver, deliver_pending};
-use crate::special::Call;
-use crate::touch::fix_up;
+use crate::special::{Call, is_plain, make_plain};
+use crate::touch::{fix_up, read};
+use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::raw::system_call;
 
 /// The owner of the memory.
@@ -30,8 +34,17 @@ pub unsafe extern "C" fn on_signal(signal: i32, info: *const Info, context: *mut
     if record.holds(context.regs.rsp as usize) {
         return in_gate(keeper, record, context, info);
     }
+    let at = context.regs.rip as usize;
+    if patch::contains(at) && !info.is_fault() {
+        if !patch::entry::is_out(at) {
+            return defer(record, context, info);
+        }
+        context.regs.rip = context.regs.rcx;
+    }
     match signal {
-        libc::SIGSYS if info.code == SYS_USER_DISPATCH => trapped(keeper, record, context, info),
+        libc::SIGSYS if info.code == SYS_USER_DISPATCH => {
+            from_program(keeper, record, context, info)
+        }
         libc::SIGBUS if served(keeper, info) => {}
         _ => deliver(record, context, info),
     }
@@ -64,10 +77,63 @@ fn in_gate(keeper: &'static dyn Keeper, record: &Record, context: &mut Context, 
         },
         _ => {
             defer(record, context, info);
+            context.regs.rip = patch::entry::rewind(at) as u64;
+            if context.regs.rip as usize != at {
+                return;
+            }
             let (to, result) = entry::rewind(at, context.regs.rax);
             (context.regs.rip, context.regs.rax) = (to as u64, result);
         }
     }
+}
+
+/// A system call of the program's, at a site or on the way from one that is patched.
+fn from_program(
+    keeper: &'static dyn Keeper,
+    record: &'static Record,
+    context: &mut Context,
+    info: &Info,
+) {
+    let after = context.regs.rip as usize;
+    let (call, done) = patch::entry::traps();
+    let is_at = |trap: usize| trap != 0 && after == trap + SYSCALL_BYTES as usize;
+    if !is_at(call) && !is_at(done) {
+        let (nr, args) = context.regs.call();
+        if is_plain(look_up(nr), &args) {
+            patch::note_trap(after, nr);
+        }
+        return trapped(keeper, record, context, info);
+    }
+    // The entry has put both there.
+    let sp = context.regs.rsp as usize;
+    let (Ok(nr), Ok(resume)) = (read::<usize>(sp - 8), read::<usize>(sp)) else {
+        return deliver(record, context, &Info::forced(libc::SIGSEGV));
+    };
+    if record.pending.load(SeqCst) != 0 {
+        context.mask = record.mask_before.get();
+    }
+    context.regs.rip = resume as u64;
+    context.regs.rsp += BELOW as u64;
+    patch::entry::learn(record);
+    if is_at(call) {
+        trapped(keeper, record, context, info);
+    } else if context.regs.rax as isize == entry::RESTART {
+        context.regs.rip -= SYSCALL_BYTES;
+        context.regs.rax = nr as u64;
+    }
+}
+
+/// A call of a patched site.
+///
+/// # Safety
+/// - Called by the entry.
+pub unsafe extern "C" fn on_patched(record: *const Record, entered: *const Entered) -> isize {
+    // SAFETY: the entry's.
+    let (record, entered) = unsafe { (&*record, &*entered) };
+    let made = KEEPER
+        .get()
+        .and_then(|keeper| make_plain(keeper, record, entered.nr, &entered.args(), entered.sp));
+    made.unwrap_or(AGAIN)
 }
 
 /// A system call of the program's.
@@ -83,7 +149,7 @@ fn trapped(
         context.regs.rax = -i64::from(libc::ENOSYS) as u64;
         return;
     }
-    let made = Call { keeper, record, context: &mut *context, nr, args }.make();
+    let made = Call { keeper, record, context: &mut *context, nr, args, entry: look_up(nr) }.make();
     match made {
         Ok(entry::RESTART) => context.regs.rip -= SYSCALL_BYTES,
         Ok(result) => context.regs.rax = result as u64,

@@ -27,6 +27,9 @@ fn place_of(signal: i32) -> usize {
 /// Keeps a signal that has interrupted the gate, until the gate is left. `context` is what was
 /// interrupted: no other comes until then.
 pub fn defer(record: &Record, context: &mut Context, info: &Info) {
+    if record.pending.load(SeqCst) == 0 {
+        record.mask_before.set(context.mask);
+    }
     put(record, info);
     context.mask = !PROTECTED;
 }

@@ -33,10 +33,10 @@ fn take(record: &Record, context: &mut Context) -> Result<(), BadAddress> {
     context.flags = theirs.flags;
     context.regs = theirs.regs;
     context.regs.fp = if from == 0 { 0 } else { to as u64 };
-    if !is_on(record, sp) {
-        if let Ok(stack) = checked(theirs.stack) {
-            record.alternate.set(stack);
-        }
+    if !is_on(record, sp)
+        && let Ok(stack) = checked(theirs.stack)
+    {
+        record.alternate.set(stack);
     }
     replace_mask(record, context, theirs.mask);
     Ok(())

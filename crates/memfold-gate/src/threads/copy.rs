@@ -3,6 +3,7 @@ use crate::actions::PROTECTED;
 use crate::dispatch::arm;
 use crate::frame::Action;
 use crate::keeper::Keeper;
+use crate::patch::with_patching_stopped;
 use crate::record::{Record, with_growth_stopped};
 use crate::signals::{block_all, install_protected};
 use core::sync::atomic::Ordering::SeqCst;
@@ -21,20 +22,22 @@ pub fn copy(
 ) -> isize {
     block_all();
     with_growth_stopped(|| {
-        keeper.copy(&mut || {
-            // SAFETY: the child goes on here, on its copy of this stack.
-            let made = record.actions().with(|_| unsafe { system_call(nr as i64, *args) });
-            match made {
-                Ok(0) => {
-                    record.pending.store(0, SeqCst);
-                    record.sent.set(0);
-                    record.give_back_others();
-                    begin(record, flags);
-                    0
+        with_patching_stopped(|| {
+            keeper.copy(&mut || {
+                // SAFETY: the child goes on here, on its copy of this stack.
+                let made = record.actions().with(|_| unsafe { system_call(nr as i64, *args) });
+                match made {
+                    Ok(0) => {
+                        record.pending.store(0, SeqCst);
+                        record.sent.set(0);
+                        record.give_back_others();
+                        begin(record, flags);
+                        0
+                    }
+                    Ok(pid) => pid as isize,
+                    Err(e) => -(e.raw_os_error() as isize),
                 }
-                Ok(pid) => pid as isize,
-                Err(e) => -(e.raw_os_error() as isize),
-            }
+            })
         })
     })
 }

@@ -13,6 +13,7 @@ pub fn exit(keeper: &dyn Keeper, record: &Record, code: usize) -> ! {
     touch_robust_list();
     keeper.ends(Ending::Thread);
     set_signals_blocked(u64::MAX);
+    record.fs.set(0);
     // SAFETY: all signals are blocked.
     unsafe { entry::exit(record.state(), code) }
 }

@@ -10,6 +10,7 @@ use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
 
 const VM: usize = libc::CLONE_VM as usize;
+const SETTLS: usize = libc::CLONE_SETTLS as usize;
 const VFORK: usize = libc::CLONE_VFORK as usize;
 
 /// Words of `struct clone_args` that are understood; later ones are passed on.
@@ -145,6 +146,12 @@ fn spawn(record: &'static Record, context: &Context, wanted: &mut Wanted) -> isi
     let Some(child) = Record::take() else { return -(libc::EAGAIN as isize) };
     child.blocked.set(record.blocked.get());
     child.inherit_actions(record, wanted.flags & libc::CLONE_SIGHAND as usize != 0);
+    if wanted.flags & (VFORK | SETTLS) == 0 {
+        record.shares_fs.set(true);
+        child.shares_fs.set(true);
+    }
+    // Patched sites find it again at its next trap; meanwhile the child may have the same `fs`.
+    record.fs.set(0);
     if wanted.flags & VFORK != 0 {
         child.alternate.set(record.alternate.get());
     }

@@ -1,0 +1,32 @@
+//! System V IPC, POSIX queues, futexes.
+use super::plain;
+use crate::calls::entry::Arg::{In, Out, Own, Text};
+use crate::calls::entry::Entry;
+use crate::calls::entry::Size::{Bytes, Len, UintItems};
+use crate::calls::own::{events, ipc};
+use crate::calls::sizes::*;
+
+pub(super) const CALLS: &[Entry] = &[
+    plain(29, "shmget", &[]),
+    plain(31, "shmctl", &[Own(ipc::shmctl)]),
+    plain(64, "semget", &[]),
+    plain(65, "semop", &[In(1, UintItems(2, SEMBUF))]).waits(),
+    plain(66, "semctl", &[Own(ipc::semctl)]),
+    plain(68, "msgget", &[]),
+    plain(69, "msgsnd", &[Own(ipc::msgsnd)]).waits(),
+    plain(70, "msgrcv", &[Own(ipc::msgrcv)]).waits(),
+    plain(71, "msgctl", &[Own(ipc::msgctl)]),
+    plain(202, "futex", &[Own(events::futex)]).waits(),
+    plain(220, "semtimedop", &[In(1, UintItems(2, SEMBUF)), In(3, Bytes(TIMESPEC))]).waits(),
+    plain(240, "mq_open", &[Text(0), In(3, Bytes(MQ_ATTR))]),
+    plain(241, "mq_unlink", &[Text(0)]),
+    plain(242, "mq_timedsend", &[In(1, Len(2)), In(4, Bytes(TIMESPEC))]).output(),
+    plain(243, "mq_timedreceive", &[Out(1, Len(2)), Out(3, Bytes(4)), In(4, Bytes(TIMESPEC))])
+        .input(),
+    plain(244, "mq_notify", &[Own(ipc::mq_notify)]),
+    plain(245, "mq_getsetattr", &[In(1, Bytes(MQ_ATTR)), Out(2, Bytes(MQ_ATTR))]),
+    plain(449, "futex_waitv", &[Own(events::futex_waitv), In(3, Bytes(TIMESPEC))]).waits(),
+    plain(454, "futex_wake", &[Own(events::futex_wake)]),
+    plain(455, "futex_wait", &[Own(events::futex_wait), In(4, Bytes(TIMESPEC))]).waits(),
+    plain(456, "futex_requeue", &[Own(events::futex_requeue)]),
+];

@@ -1,0 +1,29 @@
+//! Sockets.
+use super::plain;
+use crate::calls::entry::Arg::{In, Out, Own};
+use crate::calls::entry::Entry;
+use crate::calls::entry::Size::{Address, AddressAt, Bytes, Len};
+use crate::calls::own::{control, vectors};
+
+const LENGTH: usize = 4;
+
+pub(super) const CALLS: &[Entry] = &[
+    plain(41, "socket", &[]),
+    plain(42, "connect", &[In(1, Address(2))]).waits(),
+    plain(43, "accept", &[Out(1, AddressAt(2)), Out(2, Bytes(LENGTH))]).input(),
+    plain(44, "sendto", &[In(1, Len(2)), In(4, Address(5))]).output(),
+    plain(45, "recvfrom", &[Out(1, Len(2)), Out(4, AddressAt(5)), Out(5, Bytes(LENGTH))]).input(),
+    plain(46, "sendmsg", &[Own(vectors::sendmsg)]).output(),
+    plain(47, "recvmsg", &[Own(vectors::recvmsg)]).input(),
+    plain(48, "shutdown", &[]),
+    plain(49, "bind", &[In(1, Address(2))]),
+    plain(50, "listen", &[]),
+    plain(51, "getsockname", &[Out(1, AddressAt(2)), Out(2, Bytes(LENGTH))]),
+    plain(52, "getpeername", &[Out(1, AddressAt(2)), Out(2, Bytes(LENGTH))]),
+    plain(53, "socketpair", &[Out(3, Bytes(8))]),
+    plain(54, "setsockopt", &[Own(control::setsockopt)]),
+    plain(55, "getsockopt", &[Own(control::getsockopt)]),
+    plain(288, "accept4", &[Out(1, AddressAt(2)), Out(2, Bytes(LENGTH))]).input(),
+    plain(299, "recvmmsg", &[Own(vectors::recvmmsg)]).input(),
+    plain(307, "sendmmsg", &[Own(vectors::sendmmsg)]).output(),
+];

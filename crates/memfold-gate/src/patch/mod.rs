@@ -1,0 +1,218 @@
+//! Sites of system calls in libc and the loader that are called often go to the gate by a jump,
+//! which costs a thirtieth of a trap.
+//!
+//! A site is patched when it has trapped [`HOT`] times, so that short programs copy no page of
+//! libc. Of `mov $nr,%eax; syscall` only the first instruction gives way to a jump: it has its
+//! length. What lands on the second one, or stands between both, traps as ever, so other threads
+//! may run through the site meanwhile, and nobody needs to know what jumps there.
+//!
+//! The first instruction is written as HotSpot writes over entries: a jump to itself, the last
+//! byte, the rest, each in one store that crosses no line.
+pub mod entry;
+
+use crate::patch::entry::{Handler, set_up};
+use core::mem::forget;
+use core::ops::ControlFlow;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use memfold_sys::maps::{Area, each_area};
+use memfold_sys::memory::zone::Zone;
+use memfold_sys::raw::{LINE_BYTES, system_call};
+use memfold_sys::sync::StaticMutex;
+use memfold_sys::units::PAGE_SIZE;
+
+/// Traps after which a site is patched: by then they have cost more than the page that is copied.
+const HOT: u32 = 8;
+const COUNTERS: usize = 1024;
+static HITS: [AtomicU32; COUNTERS] = [const { AtomicU32::new(0) }; COUNTERS];
+static ON: AtomicBool = AtomicBool::new(false);
+static HANDLER: AtomicUsize = AtomicUsize::new(0);
+static START: AtomicUsize = AtomicUsize::new(0);
+
+const SITES_BYTES: usize = 64 << 10;
+const STRIDE: usize = 32;
+/// Into the first of them: the entry's address, and the two instructions that trap.
+const TRAP_CALL: usize = 8;
+const TRAP_DONE: usize = 16;
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+const UD2: [u8; 2] = [0x0f, 0x0b];
+const MOV_BYTES: usize = 5;
+const SITE_BYTES: usize = MOV_BYTES + SYSCALL.len();
+const TEXTS: usize = 4;
+
+struct Sites {
+    /// Those of libc and the loader.
+    texts: [(usize, usize); TEXTS],
+    used: usize,
+}
+
+static SITES: StaticMutex<Sites> = StaticMutex::new(Sites { texts: [(0, 0); TEXTS], used: 0 });
+
+/// Sites may be patched from now on; `handler` makes their calls.
+pub fn allow(handler: Handler) {
+    /// `AT_HWCAP2`: programs may read `fs`.
+    const FSGSBASE: u64 = 2;
+    // SAFETY: has no conditions.
+    if unsafe { libc::getauxval(libc::AT_HWCAP2) } & FSGSBASE != 0 {
+        HANDLER.store(handler as *const () as usize, SeqCst);
+        ON.store(true, SeqCst);
+    }
+}
+
+/// Whether an instruction lies between a site and the gate's stack.
+pub fn contains(at: usize) -> bool {
+    let start = START.load(Relaxed);
+    entry::contains(at) || start != 0 && at.wrapping_sub(start) < SITES_BYTES
+}
+
+/// A call `nr` has trapped at the instruction that ends at `after`.
+pub fn note_trap(after: usize, nr: usize) {
+    if !ON.load(Relaxed) {
+        return;
+    }
+    let hits = &HITS[(after ^ after >> 10) % COUNTERS];
+    if hits.fetch_add(1, Relaxed) + 1 == HOT && after > SITE_BYTES {
+        SITES.lock().patch(after - SITE_BYTES, nr);
+    }
+}
+
+/// Calls `with` while no thread patches.
+pub fn with_patching_stopped<T>(with: impl FnOnce() -> T) -> T {
+    let _alone = SITES.lock();
+    with()
+}
+
+impl Sites {
+    fn patch(&mut self, site: usize, nr: usize) {
+        if self.used == 0 && !self.prepare() {
+            return ON.store(false, SeqCst);
+        }
+        if !self.is_site(site, nr) || (self.used + 1) * STRIDE > SITES_BYTES {
+            return;
+        }
+        let at = START.load(SeqCst) + self.used * STRIDE;
+        let Ok(distance) = i32::try_from(at.wrapping_sub(site + MOV_BYTES) as isize) else {
+            return;
+        };
+        let (page, end) = (site & !(PAGE_SIZE - 1), (site + MOV_BYTES).next_multiple_of(PAGE_SIZE));
+        if !protect(START.load(SeqCst), SITES_BYTES, true) {
+            return;
+        }
+        self.write_step(at, site, nr);
+        self.used += 1;
+        protect(START.load(SeqCst), SITES_BYTES, false);
+        if protect(page, end - page, true) {
+            // SAFETY: the site is a whole instruction, and other threads find the old one, the jump
+            // to itself, or the new one.
+            unsafe { replace(site, distance) };
+            protect(page, end - page, false);
+        }
+    }
+
+    /// Whether the instruction before a system call's is one that sets the number, alone in the
+    /// text of libc or the loader.
+    fn is_site(&self, site: usize, nr: usize) -> bool {
+        let inside = |text: &(usize, usize)| text.0 < site && site + SITE_BYTES <= text.1;
+        if !self.texts.iter().any(inside) || site % LINE_BYTES > LINE_BYTES - 4 {
+            return false;
+        }
+        // SAFETY: it lies in a text, with a byte before.
+        let bytes = unsafe { &*((site - 1) as *const [u8; 1 + SITE_BYTES]) };
+        let number = (nr as u32).to_le_bytes();
+        bytes[1] == 0xb8
+            && bytes[2..6] == number
+            && bytes[6..] == SYSCALL
+            && !is_prefix_or_opcode(bytes[0])
+    }
+
+    fn prepare(&mut self) -> bool {
+        let mut found = 0;
+        let read = each_area(|area| {
+            if area.executable && is_libc(area) && found < TEXTS {
+                self.texts[found] = (area.start, area.end);
+                found += 1;
+            }
+            ControlFlow::Continue(())
+        });
+        let Some(zone) = Zone::reserve(SITES_BYTES, PAGE_SIZE).ok().filter(|_| read.is_ok()) else {
+            return false;
+        };
+        let start = zone.start();
+        let mut head = [0u8; STRIDE];
+        head[..8].copy_from_slice(&entry::entry().to_le_bytes());
+        for at in [TRAP_CALL, TRAP_DONE] {
+            head[at..at + 2].copy_from_slice(&SYSCALL);
+            head[at + 2..at + 4].copy_from_slice(&UD2);
+        }
+        // SAFETY: the zone is new.
+        unsafe { core::ptr::copy_nonoverlapping(head.as_ptr(), zone.as_ptr(), STRIDE) };
+        forget(zone);
+        // SAFETY: `allow` stored a function of this type.
+        let handler = unsafe { core::mem::transmute::<usize, Handler>(HANDLER.load(SeqCst)) };
+        set_up(handler, start + TRAP_CALL, start + TRAP_DONE);
+        START.store(start, SeqCst);
+        self.used = 1;
+        protect(start, SITES_BYTES, false)
+    }
+
+    /// Writes the step from a site to the entry: the number, and where to go on.
+    fn write_step(&self, at: usize, site: usize, nr: usize) {
+        let mut step = [0xccu8; STRIDE];
+        step[0] = 0xb8;
+        step[1..5].copy_from_slice(&(nr as u32).to_le_bytes());
+        // movabs $resume,%rcx
+        step[5..7].copy_from_slice(&[0x48, 0xb9]);
+        step[7..15].copy_from_slice(&(site + SITE_BYTES).to_le_bytes());
+        // jmp *entry(%rip)
+        step[15..17].copy_from_slice(&[0xff, 0x25]);
+        let back = -((self.used * STRIDE + 21) as i32);
+        step[17..21].copy_from_slice(&back.to_le_bytes());
+        // SAFETY: it lies in the zone, is writable now, and nobody goes there yet.
+        unsafe { core::ptr::copy_nonoverlapping(step.as_ptr(), at as *mut u8, STRIDE) };
+    }
+}
+
+fn is_libc(area: &Area) -> bool {
+    let file = area.name().rsplit(|byte| *byte == b'/').next().unwrap_or(&[]);
+    area.name().contains(&b'/')
+        && (file == b"libc.so.6" || file == b"libpthread.so.0" || file.starts_with(b"ld-linux"))
+}
+
+/// Whether what looks like `mov $nr,%eax` may be the end of a longer instruction: after a byte that
+/// begins one whose second is 0xb8.
+fn is_prefix_or_opcode(byte: u8) -> bool {
+    matches!(byte, 0x40..=0x4f | 0x80..=0x8f | 0xc0..=0xc7 | 0xf6 | 0xf7 | 0xfe | 0xff | 0x63 | 0x69 | 0x6b | 0x0f | 0xd0..=0xdf)
+        || (byte < 0x40 && byte & 7 < 4 && byte != 0)
+}
+
+/// Makes pages executable, and writable or not.
+fn protect(start: usize, bytes: usize, write: bool) -> bool {
+    let access = libc::PROT_READ | libc::PROT_EXEC | if write { libc::PROT_WRITE } else { 0 };
+    // SAFETY: only access to code changes, which stays executable.
+    unsafe { system_call(libc::SYS_mprotect, [start, bytes, access as usize, 0, 0, 0]) }.is_ok()
+}
+
+/// Writes a jump over the five bytes at `site`.
+///
+/// # Safety
+/// - They are one instruction, writable, and the first four lie in one line.
+unsafe fn replace(site: usize, distance: i32) {
+    const TO_ITSELF: u32 = 0xfeeb_feeb;
+    let [a, b, c, last] = distance.to_le_bytes();
+    let first = u32::from_le_bytes([0xe9, a, b, c]);
+    // SAFETY: the caller's promise.
+    unsafe {
+        core::arch::asm!(
+            "mov dword ptr [{site}], {itself:e}",
+            "mfence",
+            "mov byte ptr [{site} + 4], {last}",
+            "mfence",
+            "mov dword ptr [{site}], {first:e}",
+            "mfence",
+            site = in(reg) site,
+            itself = in(reg) TO_ITSELF,
+            last = in(reg_byte) last,
+            first = in(reg) first,
+            options(nostack)
+        );
+    }
+}

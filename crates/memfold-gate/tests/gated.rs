@@ -1,0 +1,126 @@
+//! Programs behave behind the gate as they do without it: same output, same end.
+//!
+//! Each runs plainly and with the library of `examples/counting.rs`, whose keeper has no memory.
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+/// The library to load.
+fn library() -> &'static PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "-p", "memfold-gate", "--example", "counting"]);
+        assert!(build.status().expect("cargo").success());
+        let tests = std::env::current_exe().expect("a path");
+        let debug = tests.ancestors().nth(2).expect("target/debug/deps");
+        debug.with_file_name("debug").join("examples/libcounting.so")
+    })
+}
+
+/// Compiles a program of `tests/programs`.
+fn compile(name: &str, options: &[&str]) -> PathBuf {
+    let to = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let from = format!("{}/tests/programs/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-g", "-w", "-pthread", "-o"]).arg(&to).arg(from).args(options);
+    assert!(cc.status().expect("a C compiler").success());
+    to
+}
+
+fn run(command: &mut Command) -> (Option<i32>, String, Output) {
+    let output = command.output().expect("the program runs");
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    (output.status.code(), text.into_owned(), output)
+}
+
+/// Runs a command twice and compares.
+fn same(program: &str, args: &[&str]) -> String {
+    let command = || {
+        let mut command = Command::new(program);
+        command.args(args).current_dir(env!("CARGO_TARGET_TMPDIR"));
+        command
+    };
+    let plain = run(&mut command());
+    let gated = run(command().env("LD_PRELOAD", library()));
+    assert_eq!((&plain.0, &plain.1), (&gated.0, &gated.1), "{program} {args:?}");
+    plain.1
+}
+
+fn same_program(name: &str) -> String {
+    same(compile(name, &[]).to_str().expect("a path"), &[])
+}
+
+fn has(program: &str) -> bool {
+    let look = format!("command -v {program} >/dev/null");
+    let found = Command::new("sh").args(["-c", &look]).status().expect("a shell").success();
+    if !found {
+        eprintln!("skipped: there is no {program}");
+    }
+    found
+}
+
+#[test]
+fn the_gate_is_passed() {
+    // Three lines: a shell makes two processes, one of which becomes another program.
+    let script = "cat /proc/self/status | grep -c Seccomp: >/dev/null; exec true";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).env("LD_PRELOAD", library()).env("MEMFOLD_GATE_COUNT", "2");
+    let (code, text, _) = run(&mut command);
+    assert_eq!(code, Some(0));
+    let counts = |line: &str| line.split_whitespace().map(str::to_string).collect::<Vec<_>>();
+    assert!(text.lines().filter(|line| counts(line).len() == 3).count() >= 3, "{text}");
+}
+
+#[test]
+fn coroutines_on_small_stacks_are_interrupted_by_timers() {
+    assert!(same_program("coroutines").contains("ticked 1"));
+}
+
+#[test]
+fn masks_actions_information_and_contexts_are_as_the_kernel_has_them() {
+    assert!(same_program("signals").contains("ends by 11 7 31 11 1003 11"));
+}
+
+#[test]
+fn threads_are_cancelled_signalled_copied_and_end() {
+    assert!(same_program("threads").contains("ended"));
+}
+
+#[test]
+fn shells_and_interpreters_run() {
+    same(
+        "bash",
+        &["-c", "trap 'echo got' USR1; kill -USR1 $$; x=$(ls / | wc -l); (exit 3); echo $?"],
+    );
+    if has("perl") {
+        same(
+            "perl",
+            &[
+                "-e",
+                "$SIG{ALRM}=sub{die 'rang'}; alarm 1; eval{sleep 9}; print $@; fork or exit 3; wait; print $?",
+            ],
+        );
+    }
+    if has("python3") {
+        same("python3", &["-c", include_str!("programs/many.py")]);
+    }
+    if has("gcc") {
+        same("sh", &["-c", "echo 'int main(){return 4;}' | gcc -x c -o four - && ./four; echo $?"]);
+    }
+    if has("sqlite3") {
+        same(
+            "sqlite3",
+            &[":memory:", "create table a(x); insert into a values(1),(2); select sum(x) from a"],
+        );
+    }
+    if has("node") {
+        same(
+            "node",
+            &["-e", "console.log(require('child_process').execSync('echo n').toString())"],
+        );
+    }
+    if has("tar") {
+        same("sh", &["-c", "tar cf - -C /usr/include . | md5sum"]);
+    }
+}
