@@ -155,6 +155,8 @@ impl Memory {
         let has_move = config.use_move && supported & feature::MOVE != 0 && pagemap.is_some();
         let mut features = if has_move { feature::MOVE } else { feature::WP };
         features |= if is_signal { feature::SIGBUS } else { feature::THREAD_ID };
+        // To drop what is clean; without it, that is moved out.
+        features |= if is_signal { supported & feature::WP } else { 0 };
         let uffd = Arc::new(Uffd::open(features, is_signal).map_err(Error::Userfaultfd)?);
         let parts = Parts {
             space: Box::new(UffdSpace::new(uffd.clone(), pagemap)),
@@ -215,8 +217,9 @@ impl Memory {
         zone.show_in_dumps();
         let engine = self.engine.clone();
         let mut areas = engine.pager.areas.write();
+        let protects = !engine.pager.has_move || engine.pager.drops_clean;
         // SAFETY: the engine serves the area from now on, and its threads never touch it.
-        unsafe { engine.uffd.register(zone.start(), len, !engine.pager.has_move) }
+        unsafe { engine.uffd.register(zone.start(), len, protects) }
             .map_err(|e| Error::System("registering a region", e))?;
         areas.add((zone.start() >> PAGE_SHIFT) as u64, ((zone.start() + len) >> PAGE_SHIFT) as u64);
         drop(areas);

@@ -1,7 +1,7 @@
 //! Construction of a pager from settings and parts.
 use crate::area::event_order::Changes;
 use crate::area::lock::AreaLock;
-use crate::config::{Canned, Config};
+use crate::config::{Canned, Config, Delivery};
 use crate::folio::Folios;
 use crate::folio::fingerprint::Fingerprints;
 use crate::folio::frames::Frames;
@@ -122,6 +122,9 @@ impl Pager {
             swap: None,
             has_move: parts.has_move && config.use_move,
             has_events: parts.has_events,
+            drops_clean: config.delivery == Delivery::Signal
+                && !parts.has_events
+                && parts.space.can_drop(),
             space: parts.space,
             areas: AreaLock::new(),
             shards: Shards::new(config.shard_bytes),
