@@ -280,8 +280,10 @@ impl Drop for Engine {
 /// nothing there, and dropping it changes nothing, in the child or in the parent.
 ///
 /// Any thread may read and write it through [`Region::as_ptr`], by the same rules as other memory.
-/// In signal delivery, a system call that is given a folded part fails with EFAULT: [`Region::pin`]
-/// it around the call.
+/// In signal delivery, a system call that is given a folded part, or is to write to one that was only
+/// read since it was folded, fails with EFAULT: [`Region::pin`] it around the call.
+///
+/// Contents are discarded by [`Region::discard`] only, not by `madvise`.
 pub struct Region {
     /// Dropped by `drop`, but not in a child, which may have something else at its addresses.
     zone: ManuallyDrop<Zone>,
@@ -349,8 +351,8 @@ impl Region {
         }
     }
 
-    /// Loads a byte range (rounded outwards) and keeps it in memory as long as the pin lives.
-    /// Untouched pages are made.
+    /// Loads a byte range (rounded outwards) and keeps it in memory, readable and writable for the
+    /// kernel too, as long as the pin lives. Untouched pages are made.
     ///
     /// # Panics
     /// If the range reaches past the region.

@@ -70,6 +70,8 @@ use memfold_sys::units::{MAX_ORDER, Order};
 ///   Stored <---------------------------------------------- Cached -----------+
 ///     |  saved, or clean         Saving <------------------- |
 ///     +------ Loading               +-- wanted: back to Resident
+///
+///   Resident and clean -- dropped, with others: Leaving --> Stored
 /// ```
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u8)]

@@ -43,7 +43,9 @@ use memfold_sys::Errno;
 use memfold_sys::uffd::drop::{SPANS_MAX, Span};
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
-/// Pages that leave together, at most, unless one folio is larger.
+/// Pages that leave together, at most, unless one folio is larger. The fault that drops them waits:
+/// with 16, 64 and 256 the 99th percentile of random reads is 45, 67 and 165 us, and a walk takes
+/// 2.24, 2.15 and 2.16 s of CPU time (two busy CPUs, blocks of 16 KiB).
 const BATCH_PAGES: u64 = 64;
 /// That is at most one part in this many of the memory there is.
 const BATCH_SHARE: u64 = 64;
