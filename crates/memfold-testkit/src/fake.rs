@@ -10,6 +10,7 @@ use memfold_sys::Errno;
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::uffd::Partial;
+use memfold_sys::uffd::drop::Span;
 use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
 use std::collections::HashMap;
@@ -149,6 +150,11 @@ impl FakeSpace {
     /// Whether a page is there, in the area or in a frame.
     pub fn is_present(&self, page: usize) -> bool {
         self.inner.table.lock().is_present(page)
+    }
+
+    /// Whether a page is there and write-protected.
+    pub fn is_protected(&self, page: usize) -> bool {
+        self.inner.table.lock().pages.get(&page) == Some(&Page::Protected)
     }
 
     /// Pages of the area that are there.
@@ -303,6 +309,19 @@ impl Space for FakeSpace {
         })
     }
 
+    unsafe fn copy_protected(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
+        let mut table = self.inner.table.lock();
+        if table.is_across(dst, len) {
+            return Err(Partial { done: 0, errno: Errno::NOENT });
+        }
+        self.each(&mut table, dst, len, false, |table, at| {
+            // SAFETY: the caller vouches for both ranges.
+            unsafe { table.install(dst + at, src.add(at))? };
+            table.pages.insert(dst + at, Page::Protected);
+            Ok(())
+        })
+    }
+
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
         let mut table = self.inner.table.lock();
         for page in (start..start + len).step_by(PAGE_SIZE) {
@@ -319,6 +338,21 @@ impl Space for FakeSpace {
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {
         let mut table = self.inner.table.lock();
         for page in (start..start + len).step_by(PAGE_SIZE) {
+            if table.is_present(page) {
+                // SAFETY: the page is there, and the caller gives up its bytes.
+                unsafe { table.remove(page) };
+            }
+        }
+        Ok(())
+    }
+
+    fn can_drop(&self) -> bool {
+        true
+    }
+
+    unsafe fn drop_spans(&self, spans: &[Span]) -> Result<(), Partial> {
+        let mut table = self.inner.table.lock();
+        for page in spans.iter().flat_map(|s| (s.start..s.start + s.len).step_by(PAGE_SIZE)) {
             if table.is_present(page) {
                 // SAFETY: the page is there, and the caller gives up its bytes.
                 unsafe { table.remove(page) };

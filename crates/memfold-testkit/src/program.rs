@@ -40,14 +40,16 @@ impl Program {
     pub fn read<R>(&self, number: usize, read: impl FnOnce(&[u8]) -> R) -> R {
         let mut read = Some(read);
         let page = self.page(number);
-        self.touch(page, || self.space.read(page, |bytes| read.take().expect("read once")(bytes)))
+        self.touch(page, false, || {
+            self.space.read(page, |bytes| read.take().expect("read once")(bytes))
+        })
     }
 
     /// Writes a page.
     pub fn write<R>(&self, number: usize, write: impl FnOnce(&mut [u8]) -> R) -> R {
         let mut write = Some(write);
         let page = self.page(number);
-        self.touch(page, || {
+        self.touch(page, true, || {
             self.space.write(page, |bytes| write.take().expect("written once")(bytes))
         })
     }
@@ -55,6 +57,7 @@ impl Program {
     fn touch<R>(
         &self,
         page: usize,
+        write: bool,
         mut access: impl FnMut() -> Result<R, crate::fake::Ticket>,
     ) -> R {
         loop {
@@ -64,7 +67,9 @@ impl Program {
             };
             self.serve(Fault {
                 addr: page,
-                protected: ticket.protected && !self.is_signal,
+                protected: ticket.protected,
+                // A handler isn't told.
+                write: write && self.is_signal,
                 // Every other page, so that both ways are tried.
                 late: !self.is_signal && page / PAGE_SIZE % 2 == 1,
             });

@@ -15,7 +15,9 @@
 //! - [`Trouble::Exists`]: EEXIST on what goes into the area: somebody else has put the same page
 //!   there just before;
 //! - [`Trouble::Gone`]: ENOENT on what goes into the area, once: its mapping is being changed;
-//! - [`Trouble::Refused`]: a discard fails, nothing done.
+//! - [`Trouble::Refused`]: a discard fails, nothing done;
+//! - any of `Again`, `Partial` (whole ranges) and `Refused` when many ranges are dropped, and
+//!   [`Trouble::Torn`]: of the first range that isn't dropped whole, the first page is gone.
 //!
 //! What it need not survive, because the kernel never does it: any other lie about what was done,
 //! EEXIST in a frame that is empty, ENOENT for a page that is there.
@@ -24,6 +26,7 @@ use crate::random::Random;
 use memfold_sys::Errno;
 use memfold_sys::sync::Mutex;
 use memfold_sys::uffd::Partial;
+use memfold_sys::uffd::drop::Span;
 use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
 use std::sync::Arc;
@@ -49,6 +52,8 @@ pub enum Trouble {
     Gone,
     /// ENOMEM from a discard.
     Refused,
+    /// EINVAL, and the first page is gone.
+    Torn,
 }
 
 /// A kind of call, by what it does to a page.
@@ -70,6 +75,8 @@ pub enum Call {
     DiscardHome,
     /// A discard of a frame.
     DiscardFrame,
+    /// A drop of many ranges in the area; a part of it is ranges.
+    DropHome,
 }
 
 impl Call {
@@ -90,6 +97,7 @@ impl Call {
             Call::Protect => &[Again],
             Call::DiscardFrame => &[Refused],
             Call::DiscardHome => &[],
+            Call::DropHome => &[Again, Partial(0), Partial(0), Refused, Torn],
         }
     }
 }
@@ -189,7 +197,7 @@ impl Troubled {
     ) -> Result<(), Partial> {
         let errno = match trouble {
             Trouble::Again => Errno::AGAIN,
-            Trouble::NoMemory | Trouble::Refused => Errno::NOMEM,
+            Trouble::NoMemory | Trouble::Refused | Trouble::Torn => Errno::NOMEM,
             Trouble::Busy => Errno::BUSY,
             Trouble::Gone => Errno::NOENT,
             Trouble::Exists => {
@@ -258,6 +266,15 @@ impl Space for Troubled {
         })
     }
 
+    unsafe fn copy_protected(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
+        // SAFETY: a part of what the caller vouches for.
+        let copy_part = |first| unsafe { self.space.copy_protected(dst, src, first) };
+        let Some(trouble) = self.due(Call::CopyIn, len / PAGE_SIZE) else { return copy_part(len) };
+        Self::play(trouble, len, copy_part, || {
+            let _ = copy_part(PAGE_SIZE);
+        })
+    }
+
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
         match self.due(Call::Protect, len / PAGE_SIZE) {
             None => self.space.protect(start, len, on),
@@ -272,6 +289,38 @@ impl Space for Troubled {
             None => unsafe { self.space.discard(start, len) },
             Some(_) => Err(Errno::NOMEM),
         }
+    }
+
+    fn can_drop(&self) -> bool {
+        self.space.can_drop()
+    }
+
+    unsafe fn drop_spans(&self, spans: &[Span]) -> Result<(), Partial> {
+        let pages = |span: &Span| (span.start..span.start + span.len).step_by(PAGE_SIZE);
+        for page in spans.iter().filter(|span| self.is_home(span.start)).flat_map(pages) {
+            let is_safe = !self.space.is_present(page) || self.space.is_protected(page);
+            assert!(is_safe, "page {page:#x} is dropped while it may be written to");
+        }
+        // SAFETY: a part of what the caller gives up.
+        let drop_first = |count: usize| unsafe { self.space.drop_spans(&spans[..count]) };
+        let Some(trouble) = self.due(Call::DropHome, spans.len()) else {
+            return drop_first(spans.len());
+        };
+        let errno = match trouble {
+            Trouble::Partial(count) => {
+                drop_first(count)?;
+                let done = spans[..count].iter().map(|span| span.len).sum();
+                return Err(Partial { done, errno: Errno::AGAIN });
+            }
+            Trouble::Torn => {
+                // SAFETY: as above.
+                unsafe { self.space.drop_spans(&[Span { len: PAGE_SIZE, ..spans[0] }])? };
+                Errno::INVAL
+            }
+            Trouble::Refused => Errno::NOMEM,
+            _ => Errno::AGAIN,
+        };
+        Err(Partial { done: 0, errno })
     }
 
     fn unshare(&self, start: usize, len: usize) -> Result<(), Errno> {

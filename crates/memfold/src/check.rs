@@ -7,7 +7,7 @@ use crate::pager::Pager;
 use crate::swap::Swap;
 use alloc::format;
 use alloc::string::{String, ToString};
-use memfold_sys::units::MAX_PAGES;
+use memfold_sys::units::{MAX_PAGES, PAGE_SIZE};
 
 /// What the folios of all areas come to.
 #[derive(Default)]
@@ -56,6 +56,7 @@ impl Pager {
                 ));
             }
             self.check_folio(id, folio, found)?;
+            self.check_clean(area, id, folio)?;
             key = at + folio.pages();
         }
         Ok(())
@@ -68,7 +69,7 @@ impl Pager {
             State::Resident => found.mapped += pages,
             State::Cached => found.cached += pages,
             State::Stored => found.folded += pages,
-            state @ (State::Loading | State::Saving) => {
+            state @ (State::Loading | State::Saving | State::Leaving) => {
                 return Err(format!("folio {id} is {state:?} at rest"));
             }
         }
@@ -94,6 +95,36 @@ impl Pager {
             return Err(format!("folio {id} is in the pool, and writeback doesn't know it"));
         }
         Ok(())
+    }
+
+    /// What is clean is in memory, and equals its stored copy.
+    fn check_clean(&self, area: &Area, id: FolioId, folio: &Folio) -> Result<(), String> {
+        if !folio.clean.get() {
+            return Ok(());
+        }
+        let (order, slots) = (folio.order(), self.folios.slots(folio));
+        if folio.state.get() != State::Resident || !folio.has_copy.get() || slots.len() != 1 {
+            return Err(format!("folio {id} is clean, and not one block in memory with a copy"));
+        }
+        let home = area.addr_of(folio.key());
+        if !(home..home + order.bytes()).step_by(PAGE_SIZE).all(|p| self.space.is_populated(p)) {
+            return Err(format!("folio {id} is clean, and lacks a page"));
+        }
+        let mut context = self.contexts.borrow(&self.store);
+        let buffer = context.buffer.pages_mut();
+        // SAFETY: the buffer holds a block, and is this context's, which is lent to this thread;
+        // nobody works, so nobody frees the copy.
+        unsafe { self.fetch_one(&mut context, slots[0].get(), order, buffer) };
+        let bytes = |from: *const u8| {
+            // SAFETY: both are of the folio's size; the pages at home are all there, so that
+            // nothing is faulted in. They may be written to, hence no reference.
+            move |n| unsafe { from.add(n).read_volatile() }
+        };
+        let (own, stored) = (bytes(home as *const u8), bytes(buffer.cast()));
+        match (0..order.bytes()).all(|n| own(n) == stored(n)) {
+            true => Ok(()),
+            false => Err(format!("folio {id} is clean, and differs from its copy")),
+        }
     }
 
     fn check_sums(&self, found: &Found) -> Result<(), String> {

@@ -160,6 +160,8 @@ impl Memory {
         let has_move = config.use_move && supported & feature::MOVE != 0 && pagemap.is_some();
         let mut features = if has_move { feature::MOVE } else { feature::WP };
         features |= if is_signal { feature::SIGBUS } else { feature::THREAD_ID };
+        // To drop what is clean; without it, that is moved out.
+        features |= if is_signal { supported & feature::WP } else { 0 };
         let uffd = Arc::new(Uffd::open(features, is_signal).map_err(Error::Userfaultfd)?);
         let parts = Parts {
             space: Box::new(UffdSpace::new(uffd.clone(), pagemap)),
@@ -220,8 +222,9 @@ impl Memory {
         zone.show_in_dumps();
         let engine = self.engine.clone();
         let mut areas = engine.pager.areas.write();
+        let protects = !engine.pager.has_move || engine.pager.drops_clean;
         // SAFETY: the engine serves the area from now on, and its threads never touch it.
-        unsafe { engine.uffd.register(zone.start(), len, !engine.pager.has_move) }
+        unsafe { engine.uffd.register(zone.start(), len, protects) }
             .map_err(|e| Error::System("registering a region", e))?;
         areas.add((zone.start() >> PAGE_SHIFT) as u64, ((zone.start() + len) >> PAGE_SHIFT) as u64);
         drop(areas);
@@ -282,8 +285,10 @@ impl Drop for Engine {
 /// nothing there, and dropping it changes nothing, in the child or in the parent.
 ///
 /// Any thread may read and write it through [`Region::as_ptr`], by the same rules as other memory.
-/// In signal delivery, a system call that is given a folded part fails with EFAULT: [`Region::pin`]
-/// it around the call.
+/// In signal delivery, a system call that is given a folded part, or is to write to one that was only
+/// read since it was folded, fails with EFAULT: [`Region::pin`] it around the call.
+///
+/// Contents are discarded by [`Region::discard`] only, not by `madvise`.
 pub struct Region {
     /// Dropped by `drop`, but not in a child, which may have something else at its addresses.
     zone: ManuallyDrop<Zone>,
@@ -351,8 +356,8 @@ impl Region {
         }
     }
 
-    /// Loads a byte range (rounded outwards) and keeps it in memory as long as the pin lives.
-    /// Untouched pages are made.
+    /// Loads a byte range (rounded outwards) and keeps it in memory, readable and writable for the
+    /// kernel too, as long as the pin lives. Untouched pages are made.
     ///
     /// # Panics
     /// If the range reaches past the region.

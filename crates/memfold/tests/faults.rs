@@ -74,9 +74,13 @@ fn steps(setup: &Setup, mut random: Random, shadow: &mut Shadow, count: usize) {
                 shadow.page(number).fill(0);
             }
             // Without moves the engine reads a page at its home, where the fake has poison for a
-            // hole.
+            // hole; in regions with signal delivery pages are discarded by the engine only.
             _ => {
-                if setup.pager.config().use_move && setup.space.punch(program.page(number)) {
+                let config = setup.pager.config();
+                if config.use_move
+                    && config.delivery == Delivery::Thread
+                    && setup.space.punch(program.page(number))
+                {
                     shadow.page(number).fill(0);
                 }
             }

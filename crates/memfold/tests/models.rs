@@ -40,9 +40,13 @@ fn setup(delivery: Delivery) -> Arc<Setup> {
 }
 
 fn setup_of(delivery: Delivery, pages: usize) -> Arc<Setup> {
+    setup_with(delivery, pages, 4)
+}
+
+fn setup_with(delivery: Delivery, pages: usize, folio_order: u8) -> Arc<Setup> {
     let mut config = Config::new(1 << 30);
     config.delivery = delivery;
-    config.folio_order = Order::new(4).unwrap();
+    config.folio_order = Order::new(folio_order).unwrap();
     config.readahead = true;
     config.workers = 1;
     config.pools = 1;
@@ -316,6 +320,95 @@ fn c1_a_slow_evictor_never_takes_another_folio_for_its_own() {
         assert_holds(&setup, 0, 2);
         (1..20).for_each(|n| assert_holds(&setup, n, 1));
         (5..16).for_each(|n| assert_holds(&setup, n * 4, 3));
+    });
+}
+
+/// Clean folios leave together while one of them is written to, one is read, one is pinned and one
+/// discarded: no write is lost, and what is pinned may be written to by the kernel.
+fn clean_folios_leave(delivery: Delivery, troubles: &[Trouble]) -> (u64, u64) {
+    let setup = setup_with(delivery, 64, 2);
+    folded(&setup, 48);
+    // Far enough from each other, and from what was written last, to be no stream.
+    [0, 8, 16, 24].into_iter().for_each(|n| assert_holds(&setup, n, 1));
+    for (n, trouble) in troubles.iter().enumerate() {
+        setup.troubles.strike(Call::DropHome, n as u64 + 1, *trouble);
+    }
+    let before = get(&setup.pager.stats().faults_waited);
+    let (evictor, writer, reader) = (setup.clone(), setup.clone(), setup.clone());
+    let (owner, discarder) = (setup.clone(), setup.clone());
+    join(vec![
+        thread::spawn(move || drop(evictor.pager.page_out_at(evictor.addrs(0..32)))),
+        thread::spawn(move || {
+            write(&writer, 1, 2);
+            assert_holds(&writer, 0, 1);
+        }),
+        thread::spawn(move || assert_holds(&reader, 9, 1)),
+        thread::spawn(move || {
+            let page = owner.addrs(17..18);
+            owner.pager.pin_at(page.clone());
+            assert_holds(&owner, 17, 1);
+            let kernel = owner.space.write(page.start, |b| b.copy_from_slice(&content(17, 2)));
+            kernel.expect("a pinned page is there and writable");
+            owner.pager.unpin_at(page);
+        }),
+        thread::spawn(move || {
+            // SAFETY: only this thread uses the pages.
+            unsafe { discarder.pager.discard_at(discarder.addrs(24..26)) };
+            discarder.program.read(24, |page| assert!(page.iter().all(|b| *b == 0)));
+        }),
+    ]);
+    setup.assert_sound();
+    (0..24).for_each(|n| assert_holds(&setup, n, if n == 1 || n == 17 { 2 } else { 1 }));
+    setup.program.read(25, |page| assert!(page.iter().all(|b| *b == 0)));
+    (26..32).for_each(|n| assert_holds(&setup, n, 1));
+    setup.assert_sound();
+    (get(&setup.pager.stats().drops), get(&setup.pager.stats().faults_waited) - before)
+}
+
+#[test]
+fn c1_clean_folios_that_leave_lose_no_write() {
+    static DROPS: AtomicU64 = AtomicU64::new(0);
+    static WAITED: AtomicU64 = AtomicU64::new(0);
+    explore(|delivery| {
+        let (drops, waited) = clean_folios_leave(delivery, &[]);
+        assert!(delivery == Delivery::Signal || drops == 0);
+        DROPS.fetch_add(drops, Relaxed);
+        if delivery == Delivery::Signal {
+            WAITED.fetch_add(waited, Relaxed);
+        }
+    });
+    assert!(get(&DROPS) > 0 && get(&WAITED) > 0, "schedules in which nothing meets");
+}
+
+#[test]
+fn c1_clean_folios_that_leave_in_parts_lose_no_write() {
+    explore(|delivery| {
+        clean_folios_leave(delivery, &[Trouble::Partial(1), Trouble::Again, Trouble::Torn]);
+    });
+    explore(|delivery| {
+        clean_folios_leave(delivery, &[Trouble::Refused, Trouble::Partial(1), Trouble::Refused]);
+    });
+}
+
+/// Two threads whose loads make room for each other's, by dropping clean pages.
+#[test]
+fn c1_loads_that_drop_each_others_pages_lose_nothing() {
+    explore(|delivery| {
+        let setup = setup_with(delivery, 64, 2);
+        folded(&setup, 48);
+        let threads = [0, 8].map(|first| {
+            let setup = setup.clone();
+            thread::spawn(move || {
+                (0..3).for_each(|n| {
+                    assert_holds(&setup, first + n * 16, 1);
+                    setup.pager.page_out_at(setup.addrs(0..64));
+                });
+                write(&setup, first + 1, 2);
+            })
+        });
+        join(Vec::from(threads));
+        setup.assert_sound();
+        (0..48).for_each(|n| assert_holds(&setup, n, if n == 1 || n == 9 { 2 } else { 1 }));
     });
 }
 

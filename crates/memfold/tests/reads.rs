@@ -57,7 +57,7 @@ fn handler(setup: &Arc<Setup>, pages: Vec<usize>) -> Receiver<(usize, Served)> {
     let setup = setup.clone();
     std::thread::spawn(move || {
         for page in pages {
-            let fault = Fault { addr: setup.program.page(page), protected: false, late: false };
+            let fault = Fault { addr: setup.program.page(page), ..Fault::default() };
             let _ = tell.send((page, setup.pager.fault(fault)));
         }
     });

@@ -278,6 +278,26 @@ impl SigbusInfo {
         // the address.
         unsafe { (*self.info).si_addr() as usize }
     }
+
+    /// Whether it was a write, and whether that met a page that is there, but write-protected. Where
+    /// it isn't known which it was, it is taken for a write.
+    #[cfg(target_arch = "x86_64")]
+    pub fn access(&self) -> (bool, bool) {
+        // SAFETY: the kernel passes a valid context to an SA_SIGINFO handler, with the processor's
+        // error code of a page fault: bit 0, the page was there; bit 1, it was written to.
+        let error = unsafe {
+            let context = self.context.cast::<libc::ucontext_t>();
+            (*context).uc_mcontext.gregs[libc::REG_ERR as usize]
+        };
+        let write = error & 2 != 0;
+        (write, write && error & 1 != 0)
+    }
+
+    /// See above.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn access(&self) -> (bool, bool) {
+        (true, false)
+    }
 }
 
 /// The SIGBUS action that was in force before.

@@ -32,6 +32,7 @@ pub mod feature {
 }
 
 pub mod bin;
+pub mod drop;
 pub mod space;
 
 const fn request(dir: u64, nr: u64, size: usize) -> u64 {
@@ -339,7 +340,38 @@ impl Uffd {
         wake: bool,
     ) -> Result<(), Partial> {
         // UFFDIO_COPY_MODE_DONTWAKE is 1.
-        let mode = !wake as u64;
+        // SAFETY: by the caller's promise.
+        unsafe { self.copy_mode(dst, src, len, !wake as u64) }
+    }
+
+    /// As [`Uffd::copy`], but the fresh pages are write-protected from the first moment on. The
+    /// range is registered for protection. Wakes nobody.
+    ///
+    /// # Errors
+    /// As [`Uffd::copy`].
+    ///
+    /// # Safety
+    /// - As [`Uffd::copy`].
+    pub unsafe fn copy_protected(
+        &self,
+        dst: usize,
+        src: *const u8,
+        len: usize,
+    ) -> Result<(), Partial> {
+        // UFFDIO_COPY_MODE_WP is 2.
+        // SAFETY: by the caller's promise.
+        unsafe { self.copy_mode(dst, src, len, 1 | 2) }
+    }
+
+    /// # Safety
+    /// - As [`Uffd::copy`].
+    unsafe fn copy_mode(
+        &self,
+        dst: usize,
+        src: *const u8,
+        len: usize,
+        mode: u64,
+    ) -> Result<(), Partial> {
         let mut arg = CopyArg { dst: dst as u64, src: src as u64, len: len as u64, mode, done: 0 };
         // SAFETY: `arg` is the struct of this request; the caller vouches for `src` and `dst`.
         let ret = unsafe { ioctl(self.fd.as_raw_fd(), COPY, (&raw mut arg).cast()) };

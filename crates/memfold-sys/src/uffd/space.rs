@@ -3,7 +3,8 @@ use crate::Errno;
 use crate::maps::pagemap::Pagemap;
 use crate::raw::{is_resident, write_if_there};
 use crate::uffd::bin::Bin;
-use crate::uffd::{Partial, Uffd};
+use crate::uffd::drop::{SPANS_MAX, Span, drop_spans, is_offered};
+use crate::uffd::{Partial, Uffd, feature};
 use crate::units::PAGE_SIZE;
 use alloc::sync::Arc;
 use core::ops::Range;
@@ -48,6 +49,16 @@ pub trait Space: Send + Sync {
         wake: bool,
     ) -> Result<(), Partial>;
 
+    /// Makes fresh pages at the empty range `dst` with the bytes at `src`, write-protected from the
+    /// first moment on. Wakes nobody.
+    ///
+    /// # Errors
+    /// As [`Uffd::copy_protected`].
+    ///
+    /// # Safety
+    /// - As [`Space::copy`].
+    unsafe fn copy_protected(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial>;
+
     /// Write-protects a range (`on`), or ends the protection and wakes the writers.
     ///
     /// # Errors
@@ -72,6 +83,18 @@ pub trait Space: Send + Sync {
         // SAFETY: by the caller's promise.
         unsafe { discard_each(self, ranges) }
     }
+
+    /// Whether [`Space::copy_protected`] and [`Space::drop_spans`] can be had.
+    fn can_drop(&self) -> bool;
+
+    /// Drops the pages of at most [`SPANS_MAX`] ranges, all at one go.
+    ///
+    /// # Errors
+    /// As [`drop_spans`].
+    ///
+    /// # Safety
+    /// - As [`Space::discard`].
+    unsafe fn drop_spans(&self, spans: &[Span]) -> Result<(), Partial>;
 
     /// Makes every page of a range private to this process again, after a fork had shared it.
     ///
@@ -107,6 +130,24 @@ unsafe fn discard_each<S: Space + ?Sized>(space: &S, ranges: &[Range<usize>]) ->
     ranges.iter().take_while(is_gone).map(Range::len).sum()
 }
 
+/// The same with few calls.
+///
+/// # Safety
+/// - As there.
+unsafe fn discard_at_once(ranges: &[Range<usize>]) -> usize {
+    let mut gone = 0;
+    for part in ranges.chunks(SPANS_MAX) {
+        let mut spans = [Span::default(); SPANS_MAX];
+        spans.iter_mut().zip(part).for_each(|(span, range)| *span = range.into());
+        // SAFETY: by the caller's promise.
+        match unsafe { drop_spans(&spans[..part.len()]) } {
+            Ok(()) => gone += part.iter().map(Range::len).sum::<usize>(),
+            Err(partial) => return gone + partial.done,
+        }
+    }
+    gone
+}
+
 /// The real address space of this process, through a userfaultfd.
 pub struct UffdSpace {
     uffd: Arc<Uffd>,
@@ -114,6 +155,7 @@ pub struct UffdSpace {
     bin: Option<Arc<Bin>>,
     /// The program may give up memory with MADV_FREE.
     frees: bool,
+    can_drop: bool,
 }
 
 impl UffdSpace {
@@ -121,19 +163,20 @@ impl UffdSpace {
     /// one, pages may be copied, but not moved: nobody could tell what a move that failed has done.
     /// Nobody gives up memory in it with MADV_FREE.
     pub fn new(uffd: Arc<Uffd>, pagemap: Option<Arc<Pagemap>>) -> UffdSpace {
-        UffdSpace { uffd, pagemap, bin: None, frees: false }
+        let can_drop = uffd.features() & feature::WP != 0 && is_offered();
+        UffdSpace { uffd, pagemap, bin: None, frees: false, can_drop }
     }
 
     /// The same with memory of a program's, which may do that, and where discards are reported:
     /// they go through `bin`, unreported, where that is possible. In a child of fork, `pagemap` is
     /// reopened first.
     pub fn with_bin(uffd: Arc<Uffd>, pagemap: Arc<Pagemap>, bin: Arc<Bin>) -> UffdSpace {
-        UffdSpace { uffd, pagemap: Some(pagemap), bin: Some(bin), frees: true }
+        UffdSpace { uffd, pagemap: Some(pagemap), bin: Some(bin), frees: true, can_drop: false }
     }
 
     /// The same with memory of a program's, where discards are not reported.
     pub fn with_free(uffd: Arc<Uffd>, pagemap: Arc<Pagemap>) -> UffdSpace {
-        UffdSpace { uffd, pagemap: Some(pagemap), bin: None, frees: true }
+        UffdSpace { uffd, pagemap: Some(pagemap), bin: None, frees: true, can_drop: false }
     }
 
     /// Makes a page of zeros where there is none, also while an event waits to be read, when the
@@ -180,6 +223,11 @@ impl Space for UffdSpace {
         unsafe { self.uffd.copy(dst, src, len, wake) }
     }
 
+    unsafe fn copy_protected(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
+        // SAFETY: the caller's promise is the callee's condition.
+        unsafe { self.uffd.copy_protected(dst, src, len) }
+    }
+
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
         self.uffd.protect(start, len, on)
     }
@@ -202,7 +250,9 @@ impl Space for UffdSpace {
         let Some(bin) = &self.bin else {
             // Nobody is told of it, so there is nobody to wait for.
             // SAFETY: by the caller's promise.
-            return unsafe { discard_each(self, ranges) };
+            return unsafe {
+                if self.can_drop { discard_at_once(ranges) } else { discard_each(self, ranges) }
+            };
         };
         // SAFETY: by the caller's promise.
         let mut gone = unsafe { bin.discard(ranges) };
@@ -225,6 +275,15 @@ impl Space for UffdSpace {
             }
         }
         gone
+    }
+
+    fn can_drop(&self) -> bool {
+        self.can_drop
+    }
+
+    unsafe fn drop_spans(&self, spans: &[Span]) -> Result<(), Partial> {
+        // SAFETY: the caller's promise is the callee's condition.
+        unsafe { drop_spans(spans) }
     }
 
     fn unshare(&self, start: usize, len: usize) -> Result<(), Errno> {

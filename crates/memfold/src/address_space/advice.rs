@@ -83,12 +83,13 @@ impl Pager {
     }
 
     /// Keeps the pages that a range of addresses touches mapped from their next touch until
-    /// [`Pager::unpin_at`] with the same range. Pins nest.
+    /// [`Pager::unpin_at`] with the same range, and writable, also for the kernel. Pins nest.
     pub fn pin_at(&self, addrs: Range<usize>) {
         let mut areas = self.areas.write();
-        parts(&areas, pages(&addrs, true))
-            .into_iter()
-            .for_each(|(_, keys)| areas.pin(keys.start, keys.end));
+        for (area, keys) in parts(&areas, pages(&addrs, true)) {
+            areas.pin(keys.start, keys.end);
+            self.unprotect(&area, keys);
+        }
     }
 
     /// Ends one pin.

@@ -347,7 +347,9 @@ impl Pager {
                 stats::add(&self.stats.partial_loads, 1);
                 to
             }
-            State::Loading | State::Saving => unreachable!("somebody works at rest"),
+            State::Loading | State::Saving | State::Leaving => {
+                unreachable!("somebody works at rest")
+            }
         }
     }
 }

@@ -10,9 +10,11 @@ use crate::folio::lru::List;
 use crate::folio::{Slot, State};
 use crate::pager::{Pager, bytes};
 use crate::reclaim::Progress;
+use crate::reclaim::drop::Batch;
 use crate::stats;
 use core::ops::Range;
 use memfold_store::{BlockSet, Handle};
+use memfold_sys::Errno;
 use memfold_sys::page::Page;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SIZE};
 
@@ -60,6 +62,7 @@ impl Pager {
     pub(crate) fn page_out(&self, areas: &Areas, keys: Range<u64>) -> u64 {
         self.cut_edges(&keys);
         let before = self.tally.folded();
+        let mut batch = Batch::new();
         let mut key = keys.start;
         while key < keys.end {
             let guard = self.shards.lock(key);
@@ -73,10 +76,15 @@ impl Pager {
             let evictable = folio.state.get() == State::Resident && self.lru.isolate_this(id);
             let start = folio.key();
             drop(guard);
-            if evictable && self.evict_isolated(areas, id, start) == Progress::Again {
+            if evictable && self.evict_isolated(areas, id, start, &mut batch) == Progress::Again {
                 break;
             }
+            // Whoever touches what is in it waits.
+            if self.is_full(&batch) || key.is_multiple_of(MAX_PAGES as u64) {
+                self.drop_batch(&mut batch);
+            }
         }
+        self.drop_batch(&mut batch);
         // What rests in the swap cache is saved oldest first, this range among it.
         for list in [List::Ahead, List::Cooling, List::Dirty] {
             while self.save_next(Hold::Read(areas), list, true) {}
@@ -96,6 +104,19 @@ impl Pager {
                 self.lru.push_tail(id, folio.key(), folio.order().get(), List::Inactive);
             }
         });
+    }
+
+    /// Makes the pages of a range that is pinned writable: who has pinned them may give them to the
+    /// kernel to write to. The caller holds `areas` for writing.
+    pub(crate) fn unprotect(&self, area: &Area, keys: Range<u64>) {
+        if !self.drops_clean {
+            return;
+        }
+        self.each_folio(keys.clone(), |guard, id| self.folios.get(guard, id).clean.set(false));
+        let len = bytes((keys.end - keys.start) as usize);
+        while self.space.protect(area.addr_of(keys.start), len, false) == Err(Errno::AGAIN) {
+            memfold_sys::thread::yield_now();
+        }
     }
 
     /// Drops the contents of a range: it reads as zeros afterwards. `zap` says whether the pages
@@ -131,7 +152,7 @@ impl Pager {
                 }
                 State::Cached => self.frames.give(folio.frame.get(), order, Kind::Full),
                 State::Stored => {}
-                State::Loading | State::Saving => {
+                State::Loading | State::Saving | State::Leaving => {
                     unreachable!("somebody works while areas are written")
                 }
             }

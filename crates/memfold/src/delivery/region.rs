@@ -90,7 +90,7 @@ fn run(start: usize) {
             continue;
         }
         let late = shared.duty.note(&mut shift, thread);
-        let fault = Fault { addr: address, protected, late };
+        let fault = Fault { addr: address, protected, late, ..Fault::default() };
         loop {
             match shared.pager.fault(fault) {
                 Served::Yes => break,

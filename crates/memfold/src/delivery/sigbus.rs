@@ -140,11 +140,10 @@ pub(crate) fn delist(pager: &Pager) {
 
 fn on_sigbus(info: &SigbusInfo) {
     let addr = info.addr();
+    let (write, protected) = info.access();
     let serve = |pager: &Pager| {
         loop {
-            // A fault on a protected page is told from a missing one by what happens: protection is
-            // lifted either way.
-            match pager.fault(Fault { addr, ..Fault::default() }) {
+            match pager.fault(Fault { addr, protected, write, ..Fault::default() }) {
                 Served::Yes | Served::Mapped { .. } => return true,
                 Served::Again => yield_now(),
                 Served::NotManaged => return false,

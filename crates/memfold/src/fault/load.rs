@@ -1,5 +1,6 @@
 //! Load: from the store (or from nothing) into a frame.
 use crate::area::{Area, Areas};
+use crate::fault::load_by_copy::Access;
 use crate::folio::frames::Frame;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::{Slot, State, Touch};
@@ -16,7 +17,7 @@ use memfold_sys::units::Order;
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// A fault: what is loaded is mapped, and how it was asked for is noted.
-    Fault(Wake, Touch),
+    Fault(Access),
     /// To be there when it is needed: it goes to the swap cache, unless somebody wants it by then.
     Ahead,
 }
@@ -63,14 +64,15 @@ impl Pager {
             from,
         );
         let folio = self.folios.get(&guard, id);
-        let small = small || folio.order() == Order::PAGE && purpose != Purpose::Ahead;
+        let small = small
+            || matches!(purpose, Purpose::Fault(access) if self.is_by_copy(folio.order(), access));
         let first = self.folios.slots(folio)[0].get().handle;
         drop(guard);
         // While a frame is made free.
         self.store.prefetch(first);
-        if let Purpose::Fault(wake, touch) = purpose
+        if let Purpose::Fault(access) = purpose
             && small
-            && let Some(keys) = self.load_small(areas, area, id, key, wake, touch)
+            && let Some(keys) = self.load_small(areas, area, id, key, access)
         {
             return (Loaded::Done, keys.start, keys.end);
         }
@@ -95,7 +97,7 @@ impl Pager {
         let pages = order.pages() as u64;
         match purpose {
             Purpose::Ahead => stats::add(&self.stats.swap_ra, if from_file { pages } else { 0 }),
-            Purpose::Fault(_, touch) => self.note_refault(&guard, id, touch, from_file),
+            Purpose::Fault(access) => self.note_refault(&guard, id, access.touch, from_file),
         }
         self.tally.load(pages);
         let awaited = purpose == Purpose::Ahead && self.folios.is_wanted(id);
@@ -148,7 +150,8 @@ impl Pager {
         // SAFETY: the frame is full, of this order, and this thread's alone.
         unsafe { core::ptr::write_bytes(self.frames.addr(frame) as *mut u8, 0, order.bytes()) };
         let mut guard = self.shards.lock(key);
-        let done = self.finish(&mut guard, area, id, frame, Purpose::Fault(wake, Touch::UNKNOWN));
+        let access = Access { wake, touch: Touch::UNKNOWN, write: true };
+        let done = self.finish(&mut guard, area, id, frame, Purpose::Fault(access));
         let reached = if done > (key - start) as usize { Loaded::Done } else { Loaded::Again };
         (reached, start, start + order.pages() as u64)
     }
@@ -171,7 +174,7 @@ impl Pager {
             self.shards.notify(guard);
             return folio.order().pages();
         }
-        let wake = if let Purpose::Fault(wake, _) = purpose { wake } else { Wake::Now };
+        let wake = if let Purpose::Fault(access) = purpose { access.wake } else { Wake::Now };
         self.map_in(guard, area.addr_of(folio.key()), id, wake).pages
     }
 

@@ -6,6 +6,7 @@ pub(crate) mod load;
 
 use crate::area::{Area, Areas};
 use crate::fault::load::{Loaded, Purpose, Source, align};
+use crate::fault::load_by_copy::Access;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::{State, Touch};
 use crate::pager::map::Wake;
@@ -49,6 +50,8 @@ pub struct Fault {
     pub addr: usize,
     /// The page is there but write-protected.
     pub protected: bool,
+    /// It was a write, for certain; a page that is missing is then loaded to be written to.
+    pub write: bool,
     /// The caller wakes whoever waits for what is mapped, as [`Served::Mapped`] says. Otherwise
     /// that happens with the mapping, before anything else is done.
     pub late: bool,
@@ -79,7 +82,7 @@ impl Pager {
     /// was called.
     pub fn read(&self) -> bool {
         let Some((addr, protected)) = self.reads.next() else { return false };
-        let fault = Fault { addr, protected, late: false };
+        let fault = Fault { addr, protected, ..Fault::default() };
         loop {
             let _open = self.gates.background();
             let areas = self.areas.read();
@@ -105,7 +108,7 @@ impl Pager {
             };
             let folio = self.folios.get(&guard, id);
             match folio.state.get() {
-                State::Resident => return self.fill_hole(&guard, fault),
+                State::Resident => return self.touch_resident(&guard, area, id, fault),
                 State::Cached => return self.rescue(&mut guard, area, id, key, fault),
                 State::Stored => return self.major(areas, area, guard, key, fault, from),
                 State::Loading | State::Saving => {
@@ -116,27 +119,45 @@ impl Pager {
                     }
                     guard = self.shards.wait(guard);
                 }
+                State::Leaving => {
+                    stats::add(&self.stats.faults_waited, 1);
+                    guard = self.shards.wait(guard);
+                }
             }
         }
     }
 
     /// The page is there, or the program has discarded it. A `Resident` folio's missing page is
     /// zeros.
-    fn fill_hole(&self, _: &ShardGuard<'_>, fault: Fault) -> Served {
+    fn touch_resident(
+        &self,
+        guard: &ShardGuard<'_>,
+        area: &Area,
+        id: FolioId,
+        fault: Fault,
+    ) -> Served {
         let page = fault.addr & !(PAGE_SIZE - 1);
+        let folio = self.folios.get(guard, id);
         let Some(_quiet) = self.changes.quiet() else { return Served::Again };
-        if fault.protected {
-            // The eviction that protected it was given up, or has ended and the page has come back.
+        if fault.protected || fault.write && folio.clean.get() {
+            // The first write since it was loaded: from here on it isn't known to equal its copy.
+            // Or the eviction that protected it was given up, or has ended and the page has come
+            // back.
+            stats::add(&self.stats.faults_write, 1);
+            let (start, len) = match folio.clean.replace(false) {
+                true => (area.addr_of(folio.key()), bytes(folio.pages() as usize)),
+                false => (page, PAGE_SIZE),
+            };
             // If that fails, nobody has been woken.
-            return self
-                .space
-                .protect(page, PAGE_SIZE, false)
-                .map_or(Served::Again, |()| Served::Yes);
+            return self.space.protect(start, len, false).map_or(Served::Again, |()| Served::Yes);
         }
         // SAFETY: the shard is locked and the folio `Resident`: if a page is missing, zeros are
         // what it reads.
         match unsafe { self.space.copy(page, self.frames.zeros(), PAGE_SIZE, true) } {
-            Ok(()) => stats::add(&self.stats.faults_zero, 1),
+            Ok(()) => {
+                folio.clean.set(false);
+                stats::add(&self.stats.faults_zero, 1);
+            }
             Err(partial) if partial.errno == Errno::AGAIN => return Served::Again,
             Err(_) => {
                 stats::add(&self.stats.faults_stale, 1);
@@ -223,7 +244,7 @@ impl Pager {
             guard,
             key,
             advice.order,
-            Purpose::Fault(fault.wake(), advice.touch),
+            Purpose::Fault(fault.access(advice.touch)),
             from,
         );
         let (_, start, end) = done;
@@ -268,7 +289,7 @@ impl Pager {
                 guard,
                 at,
                 advice.order,
-                Purpose::Fault(Wake::Now, advice.touch),
+                Purpose::Fault(Access { wake: Wake::Now, touch: advice.touch, write: false }),
                 from,
             );
             if loaded != Loaded::Done {
@@ -283,6 +304,10 @@ impl Pager {
 impl Fault {
     fn wake(&self) -> Wake {
         if self.late { Wake::ByCaller } else { Wake::Now }
+    }
+
+    fn access(&self, touch: Touch) -> Access {
+        Access { wake: self.wake(), touch, write: self.write }
     }
 
     /// The answer, after a load that mapped the pages with keys `[start, end)`.

@@ -5,7 +5,8 @@
 //!
 //! | state | the authoritative bytes | may there be a stored copy? |
 //! |---|---|---|
-//! | `Resident` | the program's page table; a missing page is zeros | yes, believed only after its fingerprint matched |
+//! | `Resident` | the program's page table; a missing page is zeros | yes, believed only after its fingerprint matched, or while it is `clean` |
+//! | `Leaving` | both: the page table's pages are protected, and equal the stored copy | always |
 //! | `Cached` | the frame | yes, likewise; certainly true if `untouched` |
 //! | `Saving` | the frame, which may not move | yes, until replaced |
 //! | `Loading` | the store; zeros if there is no copy | yes, unless it is a first touch |
@@ -25,6 +26,9 @@
 //! | `Loading` -> `Cached` | `fault/load.rs` `finish`, ahead of use and not wanted; `map_in` for what the kernel didn't take | |
 //! | `Loading` -> `Stored` or none | `fault/load.rs` `undo_locked`: no frame because an event waits, or only a smaller frame | |
 //! | `Resident` -> `Cached` | `pager/map.rs` `map_out` | the frame was empty: EEXIST is a panic (`carry_out`) |
+//! | `Resident` -> `Leaving` | `reclaim/drop.rs` `may_leave` | it is `clean`, and not pinned |
+//! | `Leaving` -> `Stored` | `reclaim/drop.rs` `settle`: its pages were dropped | there is a copy |
+//! | `Leaving` -> `Resident` | `reclaim/drop.rs` `settle`: the kernel has refused | all its pages are there |
 //! | `Resident` -> none | `address_space/release.rs` `leave_at_home` (locked, or marked) | every folio of the part is `Resident` (`is_home`) |
 //! | `Cached` -> `Resident` | `fault/mod.rs` `rescue` -> `map_in` | |
 //! | `Cached` -> `Saving` | `reclaim/save.rs` `save_next` | the index still names the isolated folio |
@@ -66,6 +70,8 @@ use memfold_sys::units::{MAX_ORDER, Order};
 ///   Stored <---------------------------------------------- Cached -----------+
 ///     |  saved, or clean         Saving <------------------- |
 ///     +------ Loading               +-- wanted: back to Resident
+///
+///   Resident and clean -- dropped, with others: Leaving --> Stored
 /// ```
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -73,6 +79,9 @@ pub enum State {
     /// In the program's page table. A page that is missing there was discarded by the program and
     /// is zeros. A stored copy may be kept; it is only believed after its fingerprint matched.
     Resident,
+    /// In the program's page table, write-protected and equal to the stored copy, and on its way out
+    /// of there: it becomes `Stored`. Whoever touches it waits for that.
+    Leaving,
     /// In the swap cache: the bytes are in the folio's frame, the program can't reach them.
     Cached,
     /// In the swap cache, being compared, compressed and stored. The frame stays authoritative
@@ -169,6 +178,10 @@ pub struct Folio {
     pub has_copy: Cell<bool>,
     /// The frame is known to equal the stored copy: loaded ahead, and never mapped since.
     pub untouched: Cell<bool>,
+    /// `Resident` or `Leaving`: it equals its stored copy, and all its pages are write-protected, so
+    /// that this stays so until a fault says otherwise. Cleared under the shard lock before the
+    /// protection goes.
+    pub clean: Cell<bool>,
     /// Touched again soon after it was evicted: protect it.
     pub active: Cell<bool>,
     /// How it was last asked for.
@@ -247,6 +260,7 @@ impl Folios {
         folio.state.set(state);
         folio.has_copy.set(false);
         folio.untouched.set(false);
+        folio.clean.set(false);
         folio.active.set(false);
         folio.touch.set(Touch::UNKNOWN);
         folio.refused.set(false);

@@ -36,6 +36,7 @@ impl Pager {
             return;
         }
         folio.untouched.set(false);
+        folio.clean.set(false);
         let is_folded = matches!(folio.state.get(), State::Stored | State::Loading);
         self.tally.drop_copy(folio.pages(), is_folded);
         for slot in self.folios.slots(folio) {
@@ -51,6 +52,7 @@ impl Pager {
     /// stored copy, so a `Stored` folio may only be split between blocks.
     pub(crate) fn split_folio(&self, guard: &mut ShardGuard<'_>, id: FolioId) -> FolioId {
         let left = self.folios.get(guard, id);
+        left.clean.set(false);
         let half = left.order().smaller().expect("a page can't be split");
         let cuts_block = half < self.config.block_order;
         let is_folded = matches!(left.state.get(), State::Stored | State::Loading);
@@ -97,7 +99,7 @@ impl Pager {
             State::Cached if folio.has_copy.get() => List::Cooling,
             State::Cached => List::Dirty,
             State::Stored if self.swap.is_some() => List::Folded,
-            State::Saving | State::Loading | State::Stored => return,
+            State::Saving | State::Loading | State::Leaving | State::Stored => return,
         };
         self.lru.push(id, folio.key(), folio.order().get(), list);
     }

@@ -289,6 +289,7 @@ impl Pager {
     ) -> Done {
         let folio = self.folios.get(guard, id);
         let order = folio.order();
+        folio.clean.set(false);
         let done = if self.has_move {
             self.carry_out(home, frame, order)
         } else {

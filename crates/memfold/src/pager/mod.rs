@@ -88,6 +88,9 @@ pub struct Pager {
     pub(crate) space: Box<dyn Space>,
     pub(crate) has_move: bool,
     pub(crate) has_events: bool,
+    /// What is loaded for a read is protected, and dropped while it is clean (`reclaim/drop.rs`):
+    /// where the thread that faults is served by itself, and all discards are known.
+    pub(crate) drops_clean: bool,
     pub(crate) areas: AreaLock,
     pub(crate) shards: Shards,
     pub(crate) index: Index,

@@ -123,6 +123,9 @@ impl Pager {
             swap: None,
             has_move: parts.has_move && config.use_move,
             has_events: parts.has_events,
+            drops_clean: config.delivery == Delivery::Signal
+                && !parts.has_events
+                && parts.space.can_drop(),
             space: parts.space,
             areas: AreaLock::new(),
             shards: Shards::new(config.shard_bytes),

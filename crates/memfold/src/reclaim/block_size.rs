@@ -69,6 +69,40 @@ impl Pager {
         self.list_by_state(guard, id);
     }
 
+    /// Whether [`Pager::join_block`] would join the block that a `Resident` folio is a part of.
+    pub(crate) fn is_to_be_joined(
+        &self,
+        areas: &Areas,
+        guard: &ShardGuard<'_>,
+        id: FolioId,
+    ) -> bool {
+        self.joined(areas, guard, id).is_some()
+    }
+
+    /// The keys of the block that a `Resident` folio is a part of, if it is to be joined, and how
+    /// it was asked for.
+    fn joined(
+        &self,
+        areas: &Areas,
+        guard: &ShardGuard<'_>,
+        id: FolioId,
+    ) -> Option<(Range<u64>, Touch)> {
+        let block = self.config.block_order;
+        let folio = self.folios.get(guard, id);
+        if folio.order() >= block {
+            return None;
+        }
+        let key = folio.key();
+        let start = key & !(block.pages() as u64 - 1);
+        let end = start + block.pages() as u64;
+        let touch = self.touch_of_block(guard, start..end)?;
+        let area = areas.find_key(key)?;
+        if start < area.key || end > area.key_end() || areas.is_pinned(start, end) {
+            return None;
+        }
+        Some((start..end, touch))
+    }
+
     /// Where a `Resident` folio is a part of a cut block that was loaded as one, joins its parts:
     /// returns the folio of the block, on no list, and its key. `None`: it isn't.
     pub(crate) fn join_block(
@@ -77,25 +111,15 @@ impl Pager {
         guard: &mut ShardGuard<'_>,
         id: FolioId,
     ) -> Option<(FolioId, u64)> {
-        let block = self.config.block_order;
-        let folio = self.folios.get(guard, id);
-        if folio.order() >= block {
-            return None;
-        }
-        let (key, active) = (folio.key(), folio.active.get());
-        let start = key & !(block.pages() as u64 - 1);
-        let end = start + block.pages() as u64;
-        let area = areas.find_key(key)?;
-        if start < area.key || end > area.key_end() || areas.is_pinned(start, end) {
-            return None;
-        }
-        let touch = self.touch_of_block(guard, start..end)?;
-        let mut at = start;
-        while at < end {
+        let active = self.folios.get(guard, id).active.get();
+        let (keys, touch) = self.joined(areas, guard, id)?;
+        let mut at = keys.start;
+        while at < keys.end {
             let id = self.index.find(guard, at).expect("as before");
             at += self.folios.get(guard, id).pages();
             self.remove_folio(guard, id);
         }
+        let (start, block) = (keys.start, self.config.block_order);
         let whole = self.folios.create(guard, start, block, State::Resident);
         let folio = self.folios.get(guard, whole);
         folio.touch.set(touch);

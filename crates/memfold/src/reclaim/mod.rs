@@ -1,6 +1,7 @@
 //! The reclaim path: target -> isolate -> map out into the swap cache -> save -> frame free again.
 pub(crate) mod throttle;
 pub(crate) mod block_size;
+pub(crate) mod drop;
 pub(crate) mod writeback;
 pub(crate) mod save;
 pub(crate) mod recompress;
@@ -14,10 +15,12 @@ use crate::folio::index::FolioId;
 use crate::folio::lru::List;
 use crate::pager::map::Stop;
 use crate::pager::{Pager, bytes};
+use crate::reclaim::drop::Batch;
 use crate::stats;
 use core::iter::once;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::uffd::drop::SPANS_MAX;
 use memfold_sys::units::Order;
 
 /// Why there is no frame at all.
@@ -45,6 +48,8 @@ const TRIES: usize = 256;
 const ATTEMPTS: usize = 64;
 /// Folios that can't leave before an eviction is given up: a fault waits meanwhile.
 const EVICT_TRIES: usize = 64;
+/// Folios that are moved out beside those that are dropped together.
+const MOVES_MAX: usize = 16;
 /// How long a fault waits for pages that a fork shares, at most [`ATTEMPTS`] times.
 const SHARED_WAIT_NS: u64 = 250_000;
 /// Frames that dirty folios may hold while background threads compress them: one part in this many
@@ -148,8 +153,11 @@ impl Pager {
 
     /// Makes `pages` full frames free, or brings memory `slack` pages under the target.
     pub(crate) fn reclaim(&self, hold: Hold<'_>, pages: u64, slack: u64) -> Progress {
+        // What is dropped leaves no frame, but room for a fresh one.
         let enough = |p: &Pager| {
-            p.frames.full_free() >= pages && (slack == 0 || p.physical() + slack <= p.target())
+            let has_room = |pages| p.physical() + pages <= p.target();
+            p.frames.full_free() >= pages && (slack == 0 || has_room(slack))
+                || p.drops_clean && has_room(pages + slack)
         };
         for tried in 0..TRIES + pages as usize {
             if enough(self) {
@@ -159,7 +167,11 @@ impl Pager {
             // free frame.
             let urgent = tried >= TRIES / 2;
             if slack > 0 && self.frames.full_free() > pages {
-                self.frames.trim(&*self.space, slack);
+                if self.drops_clean {
+                    self.frames.trim_now(&*self.space, slack);
+                } else {
+                    self.frames.trim(&*self.space, slack);
+                }
                 continue;
             }
             // What was read ahead is about to be used: it goes last, but for what nobody came for.
@@ -200,23 +212,37 @@ impl Pager {
             .any(|list| self.lru.pages(*list) > 0)
     }
 
-    /// Maps the oldest evictable folio out into the swap cache.
+    /// Maps the oldest evictable folio out into the swap cache. Of the clean ones, many are dropped
+    /// at once, and what is met between them is mapped out.
     pub(crate) fn evict(&self, areas: &Areas) -> Progress {
         if self.frozen.load(Relaxed) {
             return Progress::Nothing;
         }
-        for _ in 0..EVICT_TRIES {
-            let Some((id, key)) = self.isolate_mapped() else { return Progress::Nothing };
-            match self.evict_isolated(areas, id, key) {
-                Progress::Nothing => {}
-                other => return other,
+        let (mut batch, mut moved, mut last) = (Batch::new(), 0, Progress::Nothing);
+        for _ in 0..EVICT_TRIES + SPANS_MAX {
+            let Some((id, key)) = self.isolate_mapped() else { break };
+            let before = batch.count();
+            last = self.evict_isolated(areas, id, key, &mut batch);
+            moved += (last == Progress::Freed && batch.count() == before) as usize;
+            if last == Progress::Again
+                || moved > 0 && (batch.count() == 0 || moved == MOVES_MAX)
+                || batch.count() > 0 && self.is_full(&batch)
+            {
+                break;
             }
         }
-        Progress::Nothing
+        if self.drop_batch(&mut batch) > 0 || moved > 0 { Progress::Freed } else { last }
     }
 
-    /// Maps one isolated folio out. `Nothing`: it can't leave now, or died.
-    pub(crate) fn evict_isolated(&self, areas: &Areas, id: FolioId, key: u64) -> Progress {
+    /// Maps one isolated folio out, or takes it into a batch, which isn't full, to be dropped.
+    /// `Nothing`: it can't leave now, or died.
+    pub(crate) fn evict_isolated(
+        &self,
+        areas: &Areas,
+        id: FolioId,
+        key: u64,
+        batch: &mut Batch,
+    ) -> Progress {
         let mut guard = self.shards.lock(key);
         if !self.is_still(&guard, id, key) {
             return Progress::Nothing;
@@ -228,6 +254,9 @@ impl Pager {
             self.lru.detach(id);
             self.list_by_state(&guard, id);
             return Progress::Nothing;
+        }
+        if self.may_leave(areas, &guard, id, batch) {
+            return Progress::Freed;
         }
         let kind = if self.has_move { Kind::Empty } else { Kind::Full };
         let (mut id, key) = self.join_block(areas, &mut guard, id).unwrap_or((id, key));
@@ -288,7 +317,11 @@ impl Pager {
         let saved = self.save_next(Hold::Work(&self.areas.work()), List::Dirty, true);
         let over = self.physical().saturating_sub(self.target());
         if over > 0 && self.trim(over) == 0 {
-            let progress = self.reclaim(Hold::Work(&self.areas.work()), over.min(512), 0);
+            let (frames, slack) = if self.drops_clean { (0, 1) } else { (over.min(512), 0) };
+            let progress = self.reclaim(Hold::Work(&self.areas.work()), frames, slack);
+            if self.drops_clean {
+                return progress == Progress::Freed || saved;
+            }
             return (progress == Progress::Freed && self.trim(over) > 0) || saved;
         }
         if over == 0 && self.is_retry_due() {

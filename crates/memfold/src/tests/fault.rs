@@ -66,13 +66,17 @@ impl Engine {
     /// Writes pages; `share` of 4 of each is zeros.
     pub fn fill(&self, pages: Range<usize>, share: usize) {
         for number in pages {
-            let page = self.page(number);
-            let write =
-                |bytes: &mut [u8]| bytes.copy_from_slice(&partly_random(number as u64, share));
-            while let Err(ticket) = self.space.write(page, write) {
-                assert_eq!(self.pager.fault(Fault { addr: page, ..Fault::default() }), Served::Yes);
-                self.space.leave(ticket);
-            }
+            self.write(number, |bytes| bytes.copy_from_slice(&partly_random(number as u64, share)));
+        }
+    }
+
+    /// Writes a page, whose faults it serves.
+    pub fn write(&self, number: usize, write: impl Fn(&mut [u8])) {
+        let addr = self.page(number);
+        while let Err(ticket) = self.space.write(addr, &write) {
+            let fault = Fault { addr, write: true, protected: ticket.protected, late: false };
+            assert_eq!(self.pager.fault(fault), Served::Yes);
+            self.space.leave(ticket);
         }
     }
 

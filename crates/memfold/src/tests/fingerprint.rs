@@ -10,11 +10,7 @@ const PAGES: usize = 64;
 /// Writes to every page what has the same XXH3-128 for any `x` and `y` of equal sum.
 fn write(engine: &Engine, x: u32, y: u32) {
     for number in 0..PAGES {
-        let write = |page: &mut [u8]| equal_xxh3(page, x, y);
-        while let Err(ticket) = engine.space.write(engine.page(number), write) {
-            engine.touch(number);
-            engine.space.leave(ticket);
-        }
+        engine.write(number, |page| equal_xxh3(page, x, y));
     }
 }
 

@@ -10,7 +10,7 @@ const PAGES: usize = 4096;
 /// An engine with half of its pages in memory, in which each fault loads one page.
 fn of_pages() -> Engine {
     let mut config = Config::new(1 << 30);
-    (config.resident_bytes, config.delivery) = (Some(8 << 20), Delivery::Signal);
+    (config.resident_bytes, config.delivery) = (Some(8 << 20), Delivery::Thread);
     (config.block_order, config.folio_order, config.readahead) = (Order::PAGE, Order::PAGE, false);
     let engine = Engine::with(config, PAGES);
     engine.fill(0..PAGES, 2);

@@ -172,7 +172,7 @@ impl Watcher {
         let mut shift = Shift::new(usize::MAX, 0);
         // A page may be moved meanwhile; it is followed (`Journal::tell`).
         while let Some(addr) = self.pager.journal.noted_page() {
-            if self.serve(Fault { addr, protected: false, late: false }, &mut shift) {
+            if self.serve(Fault { addr, ..Fault::default() }, &mut shift) {
                 self.pager.journal.end_page(addr);
             } else {
                 yield_now();

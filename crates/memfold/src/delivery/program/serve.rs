@@ -146,7 +146,7 @@ impl Watcher {
                 }
                 Some(Event::Fault { address, protected, thread, .. }) => {
                     pending.thread = thread;
-                    pending.note(Fault { addr: address, protected, late: false });
+                    pending.note(Fault { addr: address, protected, ..Fault::default() });
                     if !drain {
                         return;
                     }

@@ -1,0 +1,102 @@
+//! Dropping many scattered pages by one system call: `process_madvise` of this process itself.
+//!
+//! Each `madvise` that drops a page interrupts all other CPUs that the program runs on, to flush
+//! their TLBs. One `process_madvise` of many ranges does so once, since Linux 6.16. Before 6.13 it
+//! was refused (MADV_DONTNEED could be asked of nobody). The process is named by `PIDFD_SELF`, which
+//! is newer than that: there is no descriptor that a program could close or a child of fork inherit.
+use crate::Errno;
+use crate::memory::zone::Zone;
+use crate::raw::system_call;
+use crate::uffd::Partial;
+use crate::units::PAGE_SIZE;
+use core::ops::Range;
+
+/// Ranges that one call drops, at most.
+pub const SPANS_MAX: usize = 64;
+
+/// `PIDFD_SELF_THREAD_GROUP`.
+const SELF: isize = -10001;
+
+/// A range of addresses, as the kernel's `iovec` has it. Whole pages.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct Span {
+    /// First address.
+    pub start: usize,
+    /// Bytes.
+    pub len: usize,
+}
+
+impl From<&Range<usize>> for Span {
+    fn from(range: &Range<usize>) -> Span {
+        Span { start: range.start, len: range.len() }
+    }
+}
+
+/// Whether this kernel can.
+pub fn is_offered() -> bool {
+    let Ok(zone) = Zone::reserve(PAGE_SIZE, PAGE_SIZE) else { return false };
+    let page = zone.as_ptr();
+    // SAFETY: the page is the zone's, which is this function's alone.
+    unsafe {
+        page.write_volatile(1);
+        drop_spans(&[Span { start: page as usize, len: PAGE_SIZE }]).is_ok()
+            && page.read_volatile() == 0
+    }
+}
+
+/// Drops the pages of at most [`SPANS_MAX`] ranges.
+///
+/// # Errors
+/// `done` bytes are gone: whole ranges, counted from the first on. Of the next, pages may be gone
+/// too where it lies in several of the kernel's areas. EINVAL (pages are locked), ENOMEM (nothing is
+/// mapped there; or no memory for the call itself), EAGAIN, EINTR, ENOSYS, EBADF.
+///
+/// # Safety
+/// - The bytes there are needed no longer.
+pub unsafe fn drop_spans(spans: &[Span]) -> Result<(), Partial> {
+    debug_assert!(spans.len() <= SPANS_MAX);
+    let len: usize = spans.iter().map(|span| span.len).sum();
+    let advice = libc::MADV_DONTNEED as usize;
+    let args = [SELF as usize, spans.as_ptr() as usize, spans.len(), advice, 0, 0];
+    // SAFETY: a `Span` is laid out as an `iovec`, and there are so many; the caller gives up the
+    // bytes.
+    match unsafe { system_call(libc::SYS_process_madvise, args) } {
+        Ok(done) if done as usize == len => Ok(()),
+        // Why it stopped is learnt by asking for the rest.
+        Ok(done) => Err(Partial { done: done as usize, errno: Errno::AGAIN }),
+        Err(errno) => Err(Partial { done: 0, errno }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_meets_a_locked_page_says_how_far_it_came() {
+        if !is_offered() {
+            return;
+        }
+        let zone = Zone::reserve(16 * PAGE_SIZE, PAGE_SIZE).unwrap();
+        let at = |page: usize| zone.start() + page * PAGE_SIZE;
+        let spans = [0, 2, 4, 6].map(|page| Span { start: at(page), len: PAGE_SIZE });
+        let first = |page: usize| {
+            // SAFETY: inside the zone.
+            unsafe { (at(page) as *const u8).read_volatile() }
+        };
+        // SAFETY: inside the zone, which is this test's alone.
+        unsafe {
+            zone.as_ptr().write_bytes(7, zone.len());
+            let locked = [at(4), PAGE_SIZE, 0, 0, 0, 0];
+            system_call(libc::SYS_mlock, locked).expect("a page may be locked");
+            let stopped = drop_spans(&spans).unwrap_err();
+            assert_eq!(stopped, Partial { done: 2 * PAGE_SIZE, errno: Errno::AGAIN });
+            let reason = drop_spans(&spans[2..]).unwrap_err();
+            assert_eq!(reason, Partial { done: 0, errno: Errno::INVAL });
+            assert_eq!([0, 1, 2, 3, 4, 6].map(first), [0, 7, 0, 7, 7, 7]);
+            drop_spans(&spans[3..]).unwrap();
+            assert_eq!((first(5), first(6)), (7, 0));
+        }
+    }
+}
