@@ -190,32 +190,32 @@ mod sse2 {
         }
     }
 
-    /// 16 words from their bytes.
+    /// 16 words of `W` bytes from their planes, two, four, and eight bytes at a time.
     #[target_feature(enable = "sse2")]
     #[inline]
     fn unpack<const W: usize>(planes: [__m128i; W]) -> [__m128i; W] {
-        let mut now = planes;
-        // Halves of words that are there: each step doubles them. `now[i * runs + j]` has bytes
-        // `i * size ..` of the words of run `j`.
-        let (mut size, mut runs) = (1, 1);
-        while size < W {
-            let mut next = now;
-            for pair in 0..W / size / 2 {
-                for run in 0..runs {
-                    let (low, high) =
-                        (now[2 * pair * runs + run], now[(2 * pair + 1) * runs + run]);
-                    let to = pair * 2 * runs + 2 * run;
-                    (next[to], next[to + 1]) = match size {
-                        1 => (_mm_unpacklo_epi8(low, high), _mm_unpackhi_epi8(low, high)),
-                        2 => (_mm_unpacklo_epi16(low, high), _mm_unpackhi_epi16(low, high)),
-                        _ => (_mm_unpacklo_epi32(low, high), _mm_unpackhi_epi32(low, high)),
-                    };
-                }
-            }
-            now = next;
-            (size, runs) = (2 * size, 2 * runs);
+        let mut words = planes;
+        let bytes = |low, high| (_mm_unpacklo_epi8(low, high), _mm_unpackhi_epi8(low, high));
+        let pairs = |low, high| (_mm_unpacklo_epi16(low, high), _mm_unpackhi_epi16(low, high));
+        let fours = |low, high| (_mm_unpacklo_epi32(low, high), _mm_unpackhi_epi32(low, high));
+        let (a, b) = bytes(planes[0], planes[1]);
+        if W == 2 {
+            (words[0], words[1]) = (a, b);
+            return words;
         }
-        now
+        let (c, d) = bytes(planes[2], planes[3]);
+        let ((a, b), (c, d)) = (pairs(a, c), pairs(b, d));
+        if W == 4 {
+            (words[0], words[1], words[2], words[3]) = (a, b, c, d);
+            return words;
+        }
+        let ((e, f), (g, h)) = (bytes(planes[4], planes[5]), bytes(planes[6], planes[7]));
+        let ((e, f), (g, h)) = (pairs(e, g), pairs(f, h));
+        (words[0], words[1]) = fours(a, e);
+        (words[2], words[3]) = fours(b, f);
+        (words[4], words[5]) = fours(c, g);
+        (words[6], words[7]) = fours(d, h);
+        words
     }
 
     /// Words from their folded differences; `carry` has the word before in each lane.
