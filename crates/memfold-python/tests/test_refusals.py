@@ -20,6 +20,7 @@ import pytest
         ({"limit": True}, TypeError, "number of bytes or text"),
         ({"limit": "32M", "codec": "zip"}, ValueError, "unknown codec.*zstd"),
         ({"limit": "32M", "codec": "zstd:99"}, ValueError, "zstd"),
+        ({"limit": "32M", "codec": "zstd+shuffel"}, ValueError, r"\+shuffle"),
         ({"limit": "32M", "color": "red"}, ValueError, "no setting called"),
         ({"limit": "32M", "delivery": "pigeon"}, ValueError, "delivery"),
         ({"limit": "32M", "fork": "maybe"}, ValueError, "refuse"),

@@ -18,16 +18,26 @@ pub const DECODERS: usize = 4;
 pub const CANNED: u8 = 8;
 /// Dictionaries that can be in use at once.
 pub const CANNED_SLOTS: usize = 8;
+/// The first of [`DECODERS`] formats of shuffled blocks (`block/shuffle/`), one for each format that
+/// their planes are compressed to.
+pub const SHUFFLED: u8 = 16;
 /// A block that is one 8-byte pattern.
 pub const SAME: u8 = 30;
 /// An object that is still being written.
 pub const BUILDING: u8 = 31;
 
 const _: () = assert!(DECODERS <= CANNED as usize);
-const _: () = assert!(CANNED as usize + CANNED_SLOTS <= SAME as usize);
+const _: () = assert!(CANNED as usize + CANNED_SLOTS <= SHUFFLED as usize);
+const _: () = assert!(SHUFFLED as usize + DECODERS <= SAME as usize);
 
 /// The slot of the dictionary of a format, if it has one.
 pub fn dictionary_slot(format: u8) -> Option<usize> {
     let slot = format.checked_sub(CANNED)? as usize;
     (slot < CANNED_SLOTS).then_some(slot)
+}
+
+/// The format of a shuffled block's planes.
+pub fn shuffled(format: u8) -> Option<u8> {
+    let planes = format.checked_sub(SHUFFLED)?;
+    ((planes as usize) < DECODERS).then_some(planes)
 }

@@ -42,7 +42,8 @@ pub fn decode(data: &[u8]) {
 
 /// Whole pages through every part of the save path and back: the same bytes.
 ///
-/// The first byte is the codec, the second its level, the third the block's order; the rest is
+/// The first byte is the codec, the second its level, the third the block's order and whether it is
+/// shuffled; the rest is
 /// repeated to fill the block, but for pages whose bit in the fourth byte is set, which are filled
 /// with one word.
 pub fn round_trip(data: &[u8]) {
@@ -50,12 +51,14 @@ pub fn round_trip(data: &[u8]) {
     let codec = &CODECS[*codec as usize % CODECS.len()];
     let levels = (codec.levels.end() - codec.levels.start()).min(26) + 1;
     let level = codec.levels.start() + *level as i32 % levels;
+    let shuffle = if shape & 0x80 != 0 { "+shuffle" } else { "" };
     let spec = if levels == 1 {
-        CodecSpec::parse(codec.name).expect("a name of the table")
+        alloc::format!("{}{shuffle}", codec.name)
     } else {
-        CodecSpec::parse(&alloc::format!("{}:{level}", codec.name)).expect("a level of the table")
+        alloc::format!("{}:{level}{shuffle}", codec.name)
     };
-    let order = order(shape % (ORDER_MAX + 1));
+    let spec = CodecSpec::parse(&spec).expect("a name and a level of the table");
+    let order = order(shape % 128 % (ORDER_MAX + 1));
     let mut block = PageBuffer::new(order);
     // SAFETY: the buffer is ours.
     let bytes = unsafe { core::slice::from_raw_parts_mut(block.as_mut_ptr(), order.bytes()) };
@@ -70,7 +73,12 @@ pub fn round_trip(data: &[u8]) {
     let encoded = unsafe {
         block::encode(
             &mut scratch,
-            Packer { encoder: &mut *encoder, format: spec.format(), canned: None },
+            Packer {
+                encoder: &mut *encoder,
+                format: spec.format(),
+                canned: None,
+                shuffle: spec.shuffles(),
+            },
             bytes.as_ptr(),
             order,
         )
@@ -116,6 +124,7 @@ pub fn dictionary(data: &[u8]) {
             encoder: &mut *encoder,
             format: spec.format(),
             canned: Some((format::CANNED, &canned)),
+            shuffle: false,
         };
         // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
         let encoded = unsafe {
@@ -136,7 +145,7 @@ fn decoders() -> Decoders {
         let spec = CodecSpec::parse(name).expect("a name of the table");
         cans.install(spec, spec.canned(&dictionary, PAGE_SIZE).expect("takes raw dictionaries"));
     }
-    Decoders::new(alloc::sync::Arc::new(cans))
+    Decoders::new(alloc::sync::Arc::new(cans), order(ORDER_MAX).bytes())
 }
 
 fn order(n: u8) -> Order {
@@ -179,12 +188,19 @@ fn decode_guarded(
 /// shape.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
-    for codec in CODECS {
-        let spec = CodecSpec::parse(codec.name).expect("a name of the table");
+    let specs = CODECS
+        .iter()
+        .flat_map(|codec| [codec.name.to_string(), alloc::format!("{}+shuffle", codec.name)]);
+    for spec in specs {
+        let spec = CodecSpec::parse(&spec).expect("a name of the table");
         for (shape, pages) in [(0, 1), (2, 4), (0x82, 4), (0x83, 8)] {
             let order = Order::covering(pages * PAGE_SIZE).expect("small");
             let mut block = vec![0u64; order.bytes() / 8];
-            block.iter_mut().enumerate().for_each(|(i, word)| *word = (i as u64 % 97) << (i % 40));
+            let shift = if spec.shuffles() { 1 } else { 40 };
+            block
+                .iter_mut()
+                .enumerate()
+                .for_each(|(i, word)| *word = (i as u64 % 97) << (i % shift));
             let mut buffer = PageBuffer::new(order);
             // SAFETY: the buffer is ours and as long as the block.
             unsafe {
@@ -203,7 +219,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
             let encoded = unsafe {
                 block::encode(
                     &mut scratch,
-                    Packer { encoder: &mut *encoder, format: spec.format(), canned: None },
+                    Packer {
+                        encoder: &mut *encoder,
+                        format: spec.format(),
+                        canned: None,
+                        shuffle: spec.shuffles(),
+                    },
                     buffer.as_ptr(),
                     order,
                 )

@@ -66,7 +66,8 @@ class Memory:
     Args:
         limit: bytes of physical memory for everything: what is uncompressed, compressed, and the index. A number, text such
             as "2GiB", or a share of the machine's memory such as "25%". Default: half of the memory there is.
-        codec: "zstd" (the default), or with a level as "zstd:3"; "lz4" is three times as fast, but numbers hardly shrink by it.
+        codec: "zstd+shuffle" (the default): numbers are taken apart into planes of their bytes, which blosc calls a shuffle, and
+            the rest is left to zstd, or with a level to "zstd:3". "lz4+shuffle" is faster where there are no numbers.
         swap: a directory for what doesn't fit or doesn't shrink: a nameless, encrypted file, gone with the process.
         resident: bytes of uncompressed memory, in place of `limit` or beside it.
         delivery: who serves a touch of folded memory. "thread" is right for every access. "signal" is faster and needs no permission,
@@ -79,7 +80,7 @@ class Memory:
         ValueError: a setting is wrong; the text says which and what it takes.
         PermissionError: the system gives this user no userfaultfd; the text says what to do.
 
-    >>> mem = Memory(limit="64MiB", codec="zstd")
+    >>> mem = Memory(limit="64MiB", codec="zstd+shuffle")
     >>> a = mem.zeros((4096, 4096), dtype="float32")        # 64 MiB, of which nothing is in memory yet
     >>> a[:] = 1
     >>> float(a.sum())
@@ -92,7 +93,7 @@ class Memory:
     def __init__(
         self,
         limit: Size | None = None,
-        codec: str = "zstd",
+        codec: str = "zstd+shuffle",
         swap: str | os.PathLike[str] | None = None,
         *,
         resident: Size | None = None,

@@ -5,11 +5,13 @@
 //! costs no shared write. A dictionary is freed when saves take another one (or none), no object
 //! uses it, and no worker lists it: a worker can't store an object with it then, and none can be
 //! loaded. The registry holds the last reference, so workers never free memory.
-use crate::codec::{Canned, CodecSpec, Decoder, decoders};
+use crate::block::{DecodeError, shuffle};
+use crate::codec::{Canned, CodecSpec, Decoder, Input, Output, decoders};
 use crate::format;
 use crate::pool::budget::Budget;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::*, fence};
 
@@ -116,6 +118,8 @@ impl Cans {
 /// What one thread needs to read objects of every format, and to know the dictionary for its own.
 pub(crate) struct Decoders {
     plain: [Box<dyn Decoder>; format::DECODERS],
+    /// Planes of a shuffled block.
+    planes: Box<[u8]>,
     cans: Arc<Cans>,
     /// The epoch of the list below.
     epoch: u64,
@@ -124,8 +128,16 @@ pub(crate) struct Decoders {
 }
 
 impl Decoders {
-    pub fn new(cans: Arc<Cans>) -> Decoders {
-        Decoders { plain: decoders(), cans, epoch: 0, slots: Slots::default(), current: None }
+    /// For blocks of at most `block_bytes_max`.
+    pub fn new(cans: Arc<Cans>, block_bytes_max: usize) -> Decoders {
+        Decoders {
+            plain: decoders(),
+            planes: vec![0; block_bytes_max].into_boxed_slice(),
+            cans,
+            epoch: 0,
+            slots: Slots::default(),
+            current: None,
+        }
     }
 
     /// Renews the list if it is old. One load if not.
@@ -149,8 +161,33 @@ impl Decoders {
         }
     }
 
+    /// Writes the pages that `src` was made of in a format to `dst`. On an error `dst` holds any
+    /// bytes.
+    ///
+    /// # Safety
+    /// - `src` is readable, and nobody writes there meanwhile.
+    /// - `dst` is writable, whole pages, does not overlap `src`, and nobody else touches it
+    ///   meanwhile.
+    pub unsafe fn decode(
+        &mut self,
+        format: u8,
+        src: Input,
+        dst: Output,
+    ) -> Result<(), DecodeError> {
+        if let Some(format) = format::shuffled(format) {
+            // SAFETY: as the caller says; the buffer is our own.
+            return unsafe {
+                let payload = core::slice::from_raw_parts(src.at, src.len);
+                shuffle::decode(&mut *self.plain[format as usize], payload, &mut self.planes, dst)
+            };
+        }
+        let (decoder, canned) = self.get(format).ok_or(DecodeError::Format)?;
+        // SAFETY: as the caller says.
+        unsafe { decoder.decode(src, dst, canned) }.map_err(DecodeError::Codec)
+    }
+
     /// The decoder of a format and its dictionary.
-    pub fn get(&mut self, format: u8) -> Option<(&mut dyn Decoder, Option<&Canned>)> {
+    fn get(&mut self, format: u8) -> Option<(&mut dyn Decoder, Option<&Canned>)> {
         let Some(slot) = format::dictionary_slot(format) else {
             return Some((&mut **self.plain.get_mut(format as usize)?, None));
         };

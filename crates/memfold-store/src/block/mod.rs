@@ -13,11 +13,13 @@
 pub(crate) mod set;
 pub(crate) mod same_filled;
 pub(crate) mod entropy;
+pub(crate) mod shuffle;
 pub(crate) mod dictionaries;
 
 use crate::block::dictionaries::Decoders;
 use crate::block::same_filled::{fill, pattern_of};
 use crate::block::set::BlockSet;
+use crate::block::shuffle::Plan;
 use crate::codec::{Canned, CodecError, Encoder, Input, Output};
 use crate::format;
 use crate::pool::entry::Header;
@@ -47,6 +49,11 @@ pub(crate) struct Scratch {
     /// What a block becomes without the dictionary, to compare.
     plain: Box<[u8]>,
     luck: Luck,
+    /// The planes of a block, taken apart.
+    planes: Box<[u8]>,
+    /// Whether taking apart has made the latest blocks smaller, and whether the codec would have
+    /// made those smaller that were taken apart.
+    shuffling: [Luck; 2],
     patterns: Box<[u64; MAX_PAGES]>,
     /// Blocks that were not given to the codec because they looked too dense. Whoever counts them
     /// sets it back.
@@ -59,11 +66,13 @@ const BODY: usize = HEAD_MAX.next_multiple_of(64);
 /// A dictionary must make a block smaller by this part of its size, or the block is stored without:
 /// that loads faster.
 const CANNED_GAIN: usize = 64;
-/// Blocks in a row that the dictionary may fail to make smaller before it is tried on some only.
+/// Blocks in a row that something may fail to make smaller before it is tried on some only.
 const LOSSES_MAX: u8 = 4;
 /// Room that codecs want beyond what they write, at most: lz4 some bytes for its last literals,
 /// zstd a block header.
 const CODEC_ROOM: usize = 64;
+/// What the codec alone makes of a block must be smaller than its planes by this part.
+const SHUFFLED_WORTH: usize = 8;
 /// How many are then stored without a try.
 const UNTRIED: u8 = 7;
 
@@ -74,9 +83,11 @@ pub(crate) struct Packer<'a> {
     pub format: u8,
     /// A dictionary to try, and the format of what is made with it.
     pub canned: Option<(u8, &'a Canned)>,
+    /// Whether blocks of numbers are taken apart.
+    pub shuffle: bool,
 }
 
-/// Whether the dictionary has made the latest blocks smaller: neighbours are mostly of one kind.
+/// Whether something has made the latest blocks smaller: neighbours are mostly of one kind.
 #[derive(Default)]
 struct Luck {
     losses: u8,
@@ -84,7 +95,7 @@ struct Luck {
 }
 
 impl Luck {
-    /// Whether the dictionary should be tried on this block.
+    /// Whether it should be tried on this block.
     fn tries(&mut self) -> bool {
         let tries = self.untried == 0;
         self.untried = self.untried.saturating_sub(1);
@@ -135,6 +146,8 @@ impl Scratch {
             gathered: PageBuffer::new(block_order),
             plain: vec![0; body].into_boxed_slice(),
             luck: Luck::default(),
+            planes: vec![0; block_bytes_max].into_boxed_slice(),
+            shuffling: Default::default(),
             patterns: vec![0; MAX_PAGES]
                 .into_boxed_slice()
                 .try_into()
@@ -243,6 +256,10 @@ unsafe fn compress(
     packer: &mut Packer<'_>,
     src: Input,
 ) -> Result<Option<(u8, usize)>, CodecError> {
+    // SAFETY: as the caller says.
+    if let Some(packed) = unsafe { compress_shuffled(scratch, packer, src)? } {
+        return Ok(Some(packed));
+    }
     // SAFETY: as the caller says; whole pages.
     let is_dense = || unsafe { entropy::is_dense(src.at, src.len) };
     if packer.format != format::NONE && !packer.encoder.gives_up_fast() && is_dense() {
@@ -265,6 +282,55 @@ unsafe fn compress(
     // SAFETY: as the caller says; `body` is writable for its length.
     let size = unsafe { packer.encoder.encode(src, Output::of(body), None)? };
     Ok(size.filter(|size| *size <= huge_threshold(src.len)).map(|size| (packer.format, size)))
+}
+
+/// Takes a block of numbers apart to the scratch body, unless the codec alone makes less of it:
+/// format and size. `None`: it is no such block.
+///
+/// # Safety
+/// - As for [`compress`].
+unsafe fn compress_shuffled(
+    scratch: &mut Scratch,
+    packer: &mut Packer<'_>,
+    src: Input,
+) -> Result<Option<(u8, usize)>, CodecError> {
+    if !packer.shuffle || !scratch.shuffling[0].tries() {
+        return Ok(None);
+    }
+    // SAFETY: as the caller says.
+    let Some(plan) = (unsafe { shuffle::plan(src) }) else { return Ok(None) };
+    // SAFETY: as the caller says.
+    let size = unsafe { shuffled_size(scratch, packer, plan, src)? };
+    scratch.shuffling[0].note(size.is_some());
+    Ok(size.map(|size| (format::SHUFFLED + packer.format, size)))
+}
+
+/// # Safety
+/// - As for [`compress`].
+unsafe fn shuffled_size(
+    scratch: &mut Scratch,
+    packer: &mut Packer<'_>,
+    plan: Plan,
+    src: Input,
+) -> Result<Option<usize>, CodecError> {
+    let Scratch { packed, planes, plain, shuffling: [_, others], .. } = scratch;
+    let codes = packer.format != format::NONE;
+    // SAFETY: as the caller says; `planes` has room for a block.
+    let size = unsafe {
+        shuffle::encode(&mut *packer.encoder, codes, plan, src, planes, &mut packed[BODY..])?
+    };
+    let Some(size) = size.filter(|size| *size <= huge_threshold(src.len)) else { return Ok(None) };
+    if !codes || !others.tries() {
+        return Ok(Some(size));
+    }
+    // Planes load faster, so the codec alone must gain something.
+    let most = size - size / SHUFFLED_WORTH;
+    let room = (most + CODEC_ROOM).min(plain.len());
+    // SAFETY: as the caller says; `plain` is writable for `room` bytes.
+    let alone = unsafe { packer.encoder.encode(src, Output::of(&mut plain[..room]), None)? };
+    let is_less = alone.is_some_and(|alone| alone <= most);
+    others.note(is_less);
+    Ok((!is_less).then_some(size))
 }
 
 /// What a try with a dictionary left in the scratch body, and its size.
@@ -324,17 +390,10 @@ pub(crate) unsafe fn decode(
         unsafe { fill(dst, order.bytes(), payload.cast::<u64>().read_unaligned()) };
         return Ok(());
     }
-    let (decoder, canned) = decoders.get(header.format).ok_or(DecodeError::Format)?;
     if !header.mixed {
+        let (from, to) = (Input { at: payload, len }, Output { at: dst, len: order.bytes() });
         // SAFETY: as the caller says.
-        let decoded = unsafe {
-            decoder.decode(
-                Input { at: payload, len },
-                Output { at: dst, len: order.bytes() },
-                canned,
-            )
-        };
-        return decoded.map_err(DecodeError::Codec);
+        return unsafe { decoders.decode(header.format, from, to) };
     }
     // SAFETY: the payload is `len` readable bytes that nobody writes.
     let bytes = unsafe { core::slice::from_raw_parts(payload, len) };
@@ -347,7 +406,7 @@ pub(crate) unsafe fn decode(
             Output { at: dst, len: others * PAGE_SIZE },
         );
         // SAFETY: `body` is a part of the payload; `others` pages fit the block at `dst`.
-        unsafe { decoder.decode(body, pages, canned) }.map_err(DecodeError::Codec)?;
+        unsafe { decoders.decode(header.format, body, pages)? };
     } else if !body.is_empty() {
         return Err(DecodeError::Layout);
     }

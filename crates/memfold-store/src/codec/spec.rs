@@ -1,4 +1,4 @@
-//! Codec specifications: `lz4`, `lz4:8`, `zstd:-1`.
+//! Codec specifications: `lz4`, `lz4:8`, `zstd:-1`, `zstd+shuffle`.
 use super::canned::Canned;
 use super::coder::Encoder;
 use super::{CODECS, Codec};
@@ -13,7 +13,11 @@ use core::str::FromStr;
 pub struct CodecSpec {
     codec: usize,
     level: i32,
+    shuffles: bool,
 }
+
+/// What follows a codec that is to take blocks of numbers apart first.
+const SHUFFLE: &str = "+shuffle";
 
 /// A specification names no codec, or no level of that codec. Its text lists what is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,14 +27,15 @@ pub struct SpecError {
 }
 
 impl CodecSpec {
-    /// Reads `name` or `name:level`.
+    /// Reads `name` or `name:level`, either with `+shuffle` behind it.
     ///
     /// # Errors
     /// An unknown name, or a level that the codec does not have; the error lists the valid ones.
     pub fn parse(text: &str) -> Result<CodecSpec, SpecError> {
-        let (name, level) = match text.split_once(':') {
+        let plain = text.strip_suffix(SHUFFLE);
+        let (name, level) = match plain.unwrap_or(text).split_once(':') {
             Some((name, level)) => (name, Some(level)),
-            None => (text, None),
+            None => (plain.unwrap_or(text), None),
         };
         let unknown = |codec| SpecError { given: text.to_string(), codec };
         let index = CODECS.iter().position(|c| c.name == name).ok_or(unknown(None))?;
@@ -42,7 +47,7 @@ impl CodecSpec {
         if !codec.levels.contains(&level) {
             return Err(unknown(Some(index)));
         }
-        Ok(CodecSpec { codec: index, level })
+        Ok(CodecSpec { codec: index, level, shuffles: plain.is_some() })
     }
 
     /// The codec's name.
@@ -53,6 +58,12 @@ impl CodecSpec {
     /// The level.
     pub fn level(&self) -> i32 {
         self.level
+    }
+
+    /// Whether blocks of numbers are taken apart into planes of bytes before they are compressed
+    /// (`block/shuffle/`).
+    pub fn shuffles(&self) -> bool {
+        self.shuffles
     }
 
     /// Whether it can compress against a dictionary: lz4 and zstd can.
@@ -97,11 +108,11 @@ impl FromStr for CodecSpec {
 
 impl fmt::Display for CodecSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.level == self.codec().level_default {
-            write!(f, "{}", self.name())
-        } else {
-            write!(f, "{}:{}", self.name(), self.level)
+        f.write_str(self.name())?;
+        if self.level != self.codec().level_default {
+            write!(f, ":{}", self.level)?;
         }
+        f.write_str(if self.shuffles { SHUFFLE } else { "" })
     }
 }
 
@@ -128,7 +139,7 @@ impl fmt::Display for SpecError {
                 write!(f, "[:{}..{}]", codec.levels.start(), codec.levels.end())?;
             }
         }
-        Ok(())
+        write!(f, ", each with {SHUFFLE} behind it for numbers")
     }
 }
 
@@ -151,6 +162,9 @@ mod tests {
             "deflate",
             "deflate:12",
             "none",
+            "none+shuffle",
+            "lz4+shuffle",
+            "zstd:3+shuffle",
         ] {
             assert_eq!(CodecSpec::parse(text).unwrap().to_string(), text);
         }
@@ -162,7 +176,7 @@ mod tests {
         let text = CodecSpec::parse("lzma").unwrap_err().to_string();
         assert_eq!(
             text,
-            "unknown codec `lzma`; valid are none, lz4[:1..65537], lz4hc[:2..9], zstd[:-7..19], deflate[:1..12]"
+            "unknown codec `lzma`; valid are none, lz4[:1..65537], lz4hc[:2..9], zstd[:-7..19], deflate[:1..12], each with +shuffle behind it for numbers"
         );
         let text = CodecSpec::parse("zstd:20").unwrap_err().to_string();
         assert_eq!(text, "codec `zstd:20`: zstd takes a level from -7 to 19");
@@ -180,6 +194,10 @@ mod tests {
             "lz4hc:10",
             "deflate:0",
             "deflate:13",
+            "+shuffle",
+            "zstd+",
+            "zstd+shuffle:3",
+            "zstd+shuffle+shuffle",
         ] {
             assert!(CodecSpec::parse(bad).is_err(), "{bad}");
         }

@@ -43,8 +43,12 @@ impl Store {
         let pool = &self.pools[name.pool as usize];
         let old_mark = pool.marks.get(name.index);
         old_mark.inspect(|mark| mark.set(TRIED));
-        let packer =
-            block::Packer { encoder: &mut *w.encoder, format: w.spec.format(), canned: None };
+        let packer = block::Packer {
+            encoder: &mut *w.encoder,
+            format: w.spec.format(),
+            canned: None,
+            shuffle: w.spec.shuffles(),
+        };
         // SAFETY: the spare holds the block, and the scratch is another buffer.
         let encoded = unsafe { block::encode(&mut w.scratch, packer, block, order) };
         let Ok(block::Encoded::Object { format, mixed, head, head_len, body, len, .. }) = encoded

@@ -122,7 +122,8 @@ impl Store {
         }
         w.decoders.sync();
         let canned = w.decoders.current(w.spec);
-        let packer = Packer { encoder: &mut *w.encoder, format: w.spec.format(), canned };
+        let (format, shuffle) = (w.spec.format(), w.spec.shuffles());
+        let packer = Packer { encoder: &mut *w.encoder, format, canned, shuffle };
         // SAFETY: the caller vouches for the block; the worker's buffers have the size of this
         // store's blocks.
         let encoded = unsafe {

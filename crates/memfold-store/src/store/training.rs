@@ -111,7 +111,12 @@ impl Trial {
         let encoded = unsafe {
             core::ptr::copy_nonoverlapping(block.as_ptr(), self.buffer.as_mut_ptr(), block.len());
             let canned = canned.map(|canned| (format::CANNED, canned));
-            let packer = Packer { encoder: &mut *self.encoder, format: self.spec.format(), canned };
+            let packer = Packer {
+                encoder: &mut *self.encoder,
+                format: self.spec.format(),
+                canned,
+                shuffle: self.spec.shuffles(),
+            };
             encode(&mut self.scratch, packer, self.buffer.as_ptr(), self.order)
         };
         match encoded {

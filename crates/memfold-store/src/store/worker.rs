@@ -37,7 +37,7 @@ impl Worker {
         Worker {
             spec,
             encoder: spec.encoder(bytes),
-            decoders: Decoders::new(cans),
+            decoders: Decoders::new(cans, bytes),
             scratch: Scratch::new(block_order),
             spare: PageBuffer::new(block_order),
             saved: vec![Handle::NONE; MAX_PAGES].into_boxed_slice(),

@@ -86,7 +86,7 @@ keys! {
 
     /// Codec spec, such as `lz4` or `zstd:3`; the store checks it.
     codec: String = "lz4".to_string(), kind::TEXT;
-    Users "codec" "NAME[:LEVEL]" "lz4" "compression: lz4, lz4hc, zstd, deflate or none, with a level if wanted";
+    Users "codec" "NAME[:LEVEL]" "lz4" "compression: lz4, lz4hc, zstd, deflate or none, with a level if wanted; with +shuffle for numbers";
 
     /// Dictionaries (Z8).
     canned: Canned = Canned::Off, kind::CANNED;

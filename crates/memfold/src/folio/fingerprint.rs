@@ -9,6 +9,8 @@
 //! long as he knows nothing of the secret. He can't learn of it: neither secret nor fingerprints
 //! leave the process. XXH3 and its like have no such bound: pairs of blocks with equal hashes can
 //! be written down.
+#[cfg(target_arch = "x86_64")]
+use crate::folio::polyval::{Powers, STEP};
 use memfold_sys::Errno;
 use memfold_sys::disk::swapfile::random;
 use polyval::universal_hash::UniversalHash;
@@ -25,7 +27,11 @@ impl Fingerprint {
 }
 
 /// Takes fingerprints under one secret, which children of fork have too.
-pub struct Fingerprints(Polyval);
+pub struct Fingerprints {
+    hash: Polyval,
+    #[cfg(target_arch = "x86_64")]
+    powers: Option<Powers>,
+}
 
 impl Fingerprints {
     /// With a new secret.
@@ -35,12 +41,28 @@ impl Fingerprints {
     pub fn new() -> Result<Fingerprints, Errno> {
         let mut key = [0; 16];
         random(&mut key)?;
-        Ok(Fingerprints(Polyval::new(&Key::from(key))))
+        Ok(Fingerprints::with(key))
     }
 
-    /// The fingerprint of `block`. About 6 GB/s with VPCLMULQDQ, 2 with PCLMULQDQ alone.
+    fn with(key: [u8; 16]) -> Fingerprints {
+        Fingerprints {
+            hash: Polyval::new(&Key::from(key)),
+            #[cfg(target_arch = "x86_64")]
+            powers: Powers::of(&key),
+        }
+    }
+
+    /// The fingerprint of `block`. About 20 GB/s with VPCLMULQDQ, 2 with PCLMULQDQ alone.
     pub fn of(&self, block: &[u8]) -> Fingerprint {
-        let mut hash = self.0.clone();
+        #[cfg(target_arch = "x86_64")]
+        if let Some(powers) = self.powers.as_ref().filter(|_| block.len().is_multiple_of(STEP)) {
+            return Fingerprint(powers.hash(block));
+        }
+        self.plain(block)
+    }
+
+    fn plain(&self, block: &[u8]) -> Fingerprint {
+        let mut hash = self.hash.clone();
         hash.update_padded(block);
         let tag: [u8; 16] = hash.finalize().into();
         let word = |at: usize| u64::from_ne_bytes(tag[at..at + 8].try_into().expect("8 bytes"));
@@ -65,9 +87,37 @@ mod tests {
         };
         let key: [u8; 16] = hex("25629347589242761d31f826ba4b757b").try_into().unwrap();
         let block = hex("4f4f95668c83dfb6401762bb2d01a262d1a24ddd2721d006bbe45f20d3c9f362");
-        let tag = Fingerprints(Polyval::new(&Key::from(key))).of(&block);
+        let tag = Fingerprints::with(key).of(&block);
         let expected = hex("f7a3b47b846119fae5b7866cf5e5b77e");
         assert_eq!(tag.0.map(u64::to_ne_bytes).concat(), expected);
+    }
+
+    #[test]
+    fn sixteen_words_at_a_time_are_the_same() {
+        let mut random = memfold_testkit::random::Random::new(8);
+        for len in [0, 16, 256, 512, 4096, 4112, 16 << 10, 12 << 10] {
+            let fingerprints = Fingerprints::new().unwrap();
+            let block: Vec<u8> = (0..len).map(|_| random.word() as u8).collect();
+            assert!(fingerprints.of(&block) == fingerprints.plain(&block), "{len} bytes");
+        }
+    }
+
+    /// Prints how fast blocks of 16 KiB are hashed, here and by the crate.
+    #[test]
+    #[ignore = "measures"]
+    fn measure() {
+        let (fingerprints, block) = (Fingerprints::new().unwrap(), [7; 16 << 10]);
+        for _ in 0..3 {
+            let hashes: [fn(&Fingerprints, &[u8]) -> Fingerprint; 2] =
+                [Fingerprints::of, Fingerprints::plain];
+            for hash in hashes {
+                let start = std::time::Instant::now();
+                (0..20_000).for_each(|_| {
+                    std::hint::black_box(hash(&fingerprints, std::hint::black_box(&block)));
+                });
+                std::println!("{:?} a block", start.elapsed() / 20_000);
+            }
+        }
     }
 
     #[test]

@@ -44,6 +44,8 @@
 //! the rest the old one (`settle_pieces`). `Pager::check` verifies every folio, list and sum while
 //! nobody works; tests call it after each round.
 pub mod slab;
+#[cfg(target_arch = "x86_64")]
+mod polyval;
 pub mod fingerprint;
 pub mod index;
 pub mod lru;

@@ -1,0 +1,318 @@
+//! Shuffle: blocks of numbers as planes of bytes, before they go to a codec.
+//!
+//! Numbers of one width have bytes that hardly change, such as the upper ones of row numbers, and
+//! others that do. A codec that works on strings of bytes sees them mixed. So the block is taken
+//! apart into planes, one for each byte of a word; a plane that is the same byte all over is noted,
+//! one that looks dense is kept as it is, and only the others go to the codec. That is smaller,
+//! and read several times faster, as most bytes never meet the codec. The words themselves
+//! (`Words::Plain`), their differences (sorted or slowly changing numbers), or, where there are at
+//! most 256 different ones, their places in a table: what a sample of the block promises most of
+//! (`look.rs`). Array formats do the same (blosc's and HDF5's shuffle, Parquet's byte stream split
+//! and dictionaries), but are told the width; here nobody knows what lies in a block.
+//!
+//! ```text
+//! plan 1 byte | first word, or table: its length less one, its words | kinds, 2 bits a plane
+//! | constants, 1 byte each | dense planes | the others, as one, by the codec
+//! ```
+mod kernel;
+mod look;
+#[cfg(test)]
+mod tests;
+
+use crate::block::DecodeError;
+use crate::codec::{CodecError, Decoder, Encoder, Input, Output};
+use kernel::Plane;
+
+/// The widest words, in bytes, and so the most planes.
+const WIDTH_MAX: usize = 8;
+/// The longest table.
+const TABLE_MAX: usize = 256;
+const CONSTANT: u16 = 0;
+const DENSE: u16 = 1;
+const CODED: u16 = 2;
+/// Bytes of a plane that are looked at.
+const SAMPLE: usize = 256;
+/// A plane in whose sample this many pairs are equal has some 5.5 bits of entropy a byte, and a
+/// codec makes at most three quarters of it.
+const PAIRS_CODED: u32 = (SAMPLE * SAMPLE / 2) as u32 / 45;
+
+/// How a block is taken apart.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// Bytes of a word: 2, 4 or 8.
+    width: usize,
+    words: Words,
+}
+
+/// What the planes are of.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Words {
+    Plain,
+    Deltas,
+    /// Of the places of words of 4 or 8 bytes in a table: one plane.
+    Table,
+}
+
+impl Plan {
+    fn pack(self) -> u8 {
+        self.width as u8 | (self.words as u8) << 4
+    }
+
+    fn unpack(byte: u8) -> Option<Plan> {
+        let words = match byte >> 4 {
+            0 => Words::Plain,
+            1 => Words::Deltas,
+            2 => Words::Table,
+            _ => return None,
+        };
+        let width = (byte & 0xf) as usize;
+        let is_width = matches!((width, words), (4 | 8, _) | (2, Words::Plain | Words::Deltas));
+        is_width.then_some(Plan { width, words })
+    }
+
+    fn planes(self) -> usize {
+        if self.words == Words::Table { 1 } else { self.width }
+    }
+}
+
+/// How to take a block apart, if it looks as if that made it smaller.
+///
+/// # Safety
+/// - `src` is readable, at least a page, and nobody writes there meanwhile.
+pub(super) unsafe fn plan(src: Input) -> Option<Plan> {
+    // SAFETY: as the caller says.
+    look::look(unsafe { core::slice::from_raw_parts(src.at, src.len) })
+}
+
+/// Writes a block's planes to the front of `dst`. `None`: they don't fit, or the plan was wrong.
+/// Only if it `codes` is the encoder used.
+///
+/// # Safety
+/// - `src` is readable, whole pages, and nobody writes there meanwhile.
+/// - `planes` and the encoder were made for blocks of that size.
+pub(super) unsafe fn encode(
+    encoder: &mut dyn Encoder,
+    codes: bool,
+    plan: Plan,
+    src: Input,
+    planes: &mut [u8],
+    dst: &mut [u8],
+) -> Result<Option<usize>, CodecError> {
+    // SAFETY: as the caller says.
+    let block = unsafe { core::slice::from_raw_parts(src.at, src.len) };
+    let count = src.len / plan.width;
+    let planes = &mut planes[..plan.planes() * count];
+    let mut out = Out { dst, at: 0 };
+    if out.put(&[plan.pack()]).is_none() || take_apart(plan, block, planes, &mut out).is_none() {
+        return Ok(None);
+    }
+    let mut kinds = 0u16;
+    let mut constants = ([0; WIDTH_MAX], 0);
+    for (i, plane) in planes.chunks_exact(count).enumerate() {
+        let kind = kind_of(plane, codes);
+        kinds |= kind << (2 * i);
+        if kind == CONSTANT {
+            constants.0[constants.1] = plane[0];
+            constants.1 += 1;
+        }
+    }
+    let kind = |i: usize| kinds >> (2 * i) & 3;
+    let put = out.put(&kinds.to_le_bytes()).and_then(|()| out.put(&constants.0[..constants.1]));
+    let put = put.and_then(|()| {
+        let mut dense = planes.chunks_exact(count).enumerate().filter(|(i, _)| kind(*i) == DENSE);
+        dense.try_for_each(|(_, plane)| out.put(plane))
+    });
+    if put.is_none() {
+        return Ok(None);
+    }
+    let mut coded = 0;
+    for i in (0..plan.planes()).filter(|i| kind(*i) == CODED) {
+        planes.copy_within(i * count..(i + 1) * count, coded);
+        coded += count;
+    }
+    if coded == 0 {
+        return Ok(Some(out.at));
+    }
+    let (from, to) =
+        (Input { at: planes.as_ptr(), len: coded }, Output::of(&mut out.dst[out.at..]));
+    // SAFETY: both are borrowed, and no more than a block.
+    let size = unsafe { encoder.encode(from, to, None)? };
+    Ok(size.map(|size| out.at + size))
+}
+
+/// Where a payload is written.
+struct Out<'a> {
+    dst: &'a mut [u8],
+    at: usize,
+}
+
+impl Out<'_> {
+    fn put(&mut self, bytes: &[u8]) -> Option<()> {
+        self.dst.get_mut(self.at..self.at + bytes.len())?.copy_from_slice(bytes);
+        self.at += bytes.len();
+        Some(())
+    }
+}
+
+/// Fills `planes`, and writes what they are put together by.
+fn take_apart(plan: Plan, block: &[u8], planes: &mut [u8], out: &mut Out<'_>) -> Option<()> {
+    match (plan.words, plan.width) {
+        (Words::Plain, width) => {
+            kernel::split(block, width, false, planes);
+            Some(())
+        }
+        (Words::Deltas, width) => {
+            kernel::split(block, width, true, planes);
+            out.put(&block[..width])
+        }
+        (Words::Table, 4) => tabulate::<4>(block, planes, out),
+        (Words::Table, _) => tabulate::<8>(block, planes, out),
+    }
+}
+
+/// Slots of the hash table by which words are found: half of it is free at least.
+const SLOTS: usize = 2 * TABLE_MAX;
+
+/// Writes a table of the block's words and fills `places`. `None`: there are too many.
+fn tabulate<const W: usize>(block: &[u8], places: &mut [u8], out: &mut Out<'_>) -> Option<()> {
+    let mut words = [0u64; TABLE_MAX];
+    // 0: free; else the place of a word, plus one.
+    let mut slots = [0u16; SLOTS];
+    let mut len = 0;
+    for (nth, place) in places.iter_mut().enumerate() {
+        let word = kernel::word::<W>(block, nth);
+        let mut slot = (word.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 55) as usize;
+        *place = loop {
+            match slots[slot] {
+                0 if len == TABLE_MAX => return None,
+                0 => {
+                    (words[len], slots[slot]) = (word, len as u16 + 1);
+                    len += 1;
+                    break (len - 1) as u8;
+                }
+                found if words[found as usize - 1] == word => break (found - 1) as u8,
+                _ => slot = (slot + 1) % SLOTS,
+            }
+        };
+    }
+    out.put(&[(len - 1) as u8])?;
+    words[..len].iter().try_for_each(|word| out.put(&word.to_le_bytes()[..W]))
+}
+
+const _: () = assert!(SLOTS == 1 << (64 - 55));
+
+fn kind_of(plane: &[u8], may_code: bool) -> u16 {
+    if plane[1..] == plane[..plane.len() - 1] {
+        CONSTANT
+    } else if may_code && pairs(plane) >= PAIRS_CODED {
+        CODED
+    } else {
+        DENSE
+    }
+}
+
+/// Pairs of equal bytes in a sample of runs of 8.
+fn pairs(plane: &[u8]) -> u32 {
+    let mut counts = [0u8; 256];
+    let mut pairs = 0;
+    for run in plane.chunks_exact(plane.len() / (SAMPLE / 8)) {
+        for byte in &run[..8] {
+            let count = &mut counts[*byte as usize];
+            pairs += *count as u32;
+            *count = count.saturating_add(1);
+        }
+    }
+    pairs
+}
+
+/// Puts a block together from its payload. On an error `dst` holds any bytes.
+///
+/// # Safety
+/// - `dst` is writable, whole pages, does not overlap `payload` or `buffer`, and nobody else
+///   touches it meanwhile.
+pub(super) unsafe fn decode(
+    decoder: &mut dyn Decoder,
+    payload: &[u8],
+    buffer: &mut [u8],
+    dst: Output,
+) -> Result<(), DecodeError> {
+    let mut rest = payload;
+    let mut take = |len: usize| -> Result<&[u8], DecodeError> {
+        let (taken, others) = rest.split_at_checked(len).ok_or(DecodeError::Layout)?;
+        rest = others;
+        Ok(taken)
+    };
+    let plan = Plan::unpack(take(1)?[0]).ok_or(DecodeError::Layout)?;
+    let count = dst.len / plan.width;
+    let own = match plan.words {
+        Words::Plain => &[],
+        Words::Deltas => take(plan.width)?,
+        Words::Table => {
+            let len = take(1)?[0] as usize + 1;
+            take(len * plan.width)?
+        }
+    };
+    let kinds = u16::from_le_bytes(take(2)?.try_into().expect("2 bytes"));
+    let kinds: [u16; WIDTH_MAX] = core::array::from_fn(|i| kinds >> (2 * i) & 3);
+    let kinds = &kinds[..plan.planes()];
+    if kinds.iter().any(|kind| *kind > CODED) {
+        return Err(DecodeError::Layout);
+    }
+    let mut planes = [Plane::Constant(0); WIDTH_MAX];
+    for (plane, _) in planes.iter_mut().zip(kinds).filter(|(_, kind)| **kind == CONSTANT) {
+        *plane = Plane::Constant(take(1)?[0]);
+    }
+    for (plane, _) in planes.iter_mut().zip(kinds).filter(|(_, kind)| **kind == DENSE) {
+        *plane = Plane::Bytes(take(count)?.as_ptr());
+    }
+    let coded = kinds.iter().filter(|kind| **kind == CODED).count() * count;
+    let buffer = buffer.get_mut(..coded).ok_or(DecodeError::Layout)?;
+    if coded > 0 {
+        let from = Input { at: rest.as_ptr(), len: rest.len() };
+        // SAFETY: both are borrowed.
+        unsafe { decoder.decode(from, Output::of(buffer), None) }.map_err(DecodeError::Codec)?;
+    } else if !rest.is_empty() {
+        return Err(DecodeError::Layout);
+    }
+    let others = planes.iter_mut().zip(kinds).filter(|(_, kind)| **kind == CODED);
+    for ((plane, _), bytes) in others.zip(buffer.chunks_exact(count)) {
+        *plane = Plane::Bytes(bytes.as_ptr());
+    }
+    // SAFETY: the planes have `count` bytes each, of the payload or the buffer; the caller vouches
+    // for `dst`, which has room for as many words.
+    unsafe {
+        match plan.words {
+            Words::Plain => kernel::join(&planes, plan.width, count, None, dst.at),
+            Words::Deltas => kernel::join(&planes, plan.width, count, Some(number(own)), dst.at),
+            Words::Table if plan.width == 4 => look_up::<4>(planes[0], own, count, dst.at),
+            Words::Table => look_up::<8>(planes[0], own, count, dst.at),
+        }
+    }
+    Ok(())
+}
+
+fn number(word: &[u8]) -> u64 {
+    let mut bytes = [0; WIDTH_MAX];
+    bytes[..word.len()].copy_from_slice(word);
+    u64::from_le_bytes(bytes)
+}
+
+/// Words by their places in a table. A place past its end is a word of zeros.
+///
+/// # Safety
+/// - As for [`kernel::join`], of one plane.
+unsafe fn look_up<const W: usize>(places: Plane, table: &[u8], count: usize, to: *mut u8) {
+    let mut words = [[0; W]; TABLE_MAX];
+    for (to, from) in words.iter_mut().zip(table.chunks_exact(W)) {
+        to.copy_from_slice(from);
+    }
+    for nth in 0..count {
+        let place = match places {
+            // SAFETY: the plane has a byte for each word.
+            Plane::Bytes(at) => unsafe { *at.add(nth) },
+            Plane::Constant(place) => place,
+        };
+        // SAFETY: word `nth` lies in what the caller vouches for.
+        unsafe { to.add(nth * W).cast::<[u8; W]>().write(words[place as usize]) };
+    }
+}
