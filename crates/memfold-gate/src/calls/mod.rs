@@ -59,3 +59,6 @@ pub fn name(
 pub fn class(entry: &Entry, args: &[usize; 6]) -> Class {
     own::class(entry.number as usize, args).unwrap_or(entry.class)
 }
+
+#[cfg(test)]
+mod tests;
