@@ -80,7 +80,21 @@ fn event(how: i32) -> Vec<u8> {
     [words(&[0]), halves(&[SIGUSR1 as u32, how as u32]), vec![0; 48]].concat()
 }
 
+extern "C" fn nothing(_: i32) {}
+
+/// A signal that waits to be handled.
+fn handled() {
+    // SAFETY: the handler does nothing.
+    unsafe { signal(SIGUSR1, nothing as *const () as sighandler_t) };
+    raise();
+}
+
 pub const CASES: &[Case] = &[
+    case("rt_sigsuspend", |w| {
+        handled();
+        vec![w.put(&words(&[0])), 8]
+    })
+    .refused(),
     case("rt_sigaction", |w| vec![10, w.put(&words(&[1, 0, 0, 0])), w.room(32), 8]),
     case("rt_sigprocmask", |w| vec![0, w.put(&words(&[MASK])), w.room(8), 8]),
     case("rt_sigpending", |w| {
