@@ -24,11 +24,13 @@ mod entry;
 mod sizes;
 mod own;
 mod table;
+mod pieces;
 
 use crate::keeper::{BadAddress, Spans};
 use naming::Naming;
 
 pub use entry::{Class, Entry, Waits};
+pub use pieces::{Make, Pieces, in_pieces};
 
 /// The entry of a call; one of [`Class::Unknown`] for numbers that x86-64 has no call for.
 pub fn look_up(nr: usize) -> &'static Entry {
@@ -59,3 +61,6 @@ pub fn name(
 pub fn class(entry: &Entry, args: &[usize; 6]) -> Class {
     own::class(entry.number as usize, args).unwrap_or(entry.class)
 }
+
+#[cfg(test)]
+mod tests;

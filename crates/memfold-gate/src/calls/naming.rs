@@ -103,8 +103,10 @@ impl<'a> Naming<'a> {
         self.get(addr)
     }
 
-    /// A struct that the kernel reads and writes to: named, and given.
+    /// A struct that the kernel reads, and writes to by what it says: named, and given. It may be
+    /// read-only where it doesn't.
     pub fn change<const N: usize>(&mut self, addr: usize) -> Option<Fields<N>> {
+        self.reads(addr, N);
         self.writes(addr, N);
         self.get(addr)
     }

@@ -62,7 +62,7 @@ sizes! {
     CACHESTAT_RANGE = 16, "struct { __u64 off, len; }";
     CACHESTAT = 40, "struct { __u64 nr[5]; }";
     DQBLK = 72, "struct if_dqblk";
-    NEXT_DQBLK = 80, "struct if_nextdqblk";
+    NEXT_DQBLK = 72, "struct if_nextdqblk";
     DQINFO = 24, "struct if_dqinfo";
     FS_DISK_QUOTA = 112, "struct fs_disk_quota";
     FS_QUOTA_STAT = 80, "struct fs_quota_stat";

@@ -15,6 +15,7 @@ pub fn bpf(n: &mut Naming) {
     if size > PAGE_SIZE {
         return;
     }
+    n.reads(at, size);
     n.writes(at, size);
     let mut fields = Fields([0; LOOKED_AT]);
     // Bytes past the end of a shorter struct count as zeros.

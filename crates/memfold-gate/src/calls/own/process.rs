@@ -61,17 +61,28 @@ fn capabilities(version: u32) -> usize {
     if version == VERSION_1 { CAP_DATA } else { 2 * CAP_DATA }
 }
 
-/// The kernel writes its own version over one that it doesn't know.
+/// The header, over whose version the kernel writes its own if it doesn't know it.
+fn header(n: &mut Naming) -> Option<usize> {
+    const KNOWN: [u32; 3] = [VERSION_1, 0x2007_1026, 0x2008_0522];
+    n.reads(n.arg(0), CAP_HEADER);
+    let version = n.half(n.arg(0))?;
+    if !KNOWN.contains(&version) {
+        n.writes(n.arg(0), 4);
+    }
+    Some(capabilities(version))
+}
+
+/// Sets out.
 pub fn capget(n: &mut Naming) {
-    if let Some(header) = n.change::<CAP_HEADER>(n.arg(0)) {
-        n.writes(n.arg(1), capabilities(header.half(0)));
+    if let Some(bytes) = header(n) {
+        n.writes(n.arg(1), bytes);
     }
 }
 
-/// The same, in.
+/// Sets in.
 pub fn capset(n: &mut Naming) {
-    if let Some(header) = n.change::<CAP_HEADER>(n.arg(0)) {
-        n.reads(n.arg(1), capabilities(header.half(0)));
+    if let Some(bytes) = header(n) {
+        n.reads(n.arg(1), bytes);
     }
 }
 
