@@ -28,7 +28,7 @@ impl Spans {
     }
 
     /// Adds a range; an empty one, or one past the end of the address space, is passed over. When
-    /// there is no place left, the last one grows to reach over both.
+    /// there is no place left, the range that grows least by it reaches over both.
     pub fn push(&mut self, span: Span) {
         let Some(end) = span.start.checked_add(span.len).filter(|_| span.len > 0) else { return };
         if self.count < SPANS_MAX {
@@ -36,9 +36,11 @@ impl Spans {
             self.count += 1;
             return;
         }
-        let last = &mut self.spans[SPANS_MAX - 1];
-        let (start, end) = (last.start.min(span.start), end.max(last.start + last.len));
-        *last = Span { start, len: end - start, write: last.write | span.write };
+        let over = |s: &Span| (s.start.min(span.start), end.max(s.start + s.len));
+        let grows = |s: &&mut Span| over(s).1 - over(s).0 - s.len;
+        let Some(nearest) = self.spans.iter_mut().min_by_key(grows) else { return };
+        let (start, end) = over(nearest);
+        *nearest = Span { start, len: end - start, write: nearest.write | span.write };
     }
 
     /// The ranges.
@@ -128,4 +130,29 @@ pub trait Keeper: Sync {
 
     /// Something is about to end.
     fn ends(&self, how: Ending);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message of a thousand parts on heap and stack must not name all between them.
+    #[test]
+    fn ranges_for_which_there_is_no_place_join_their_neighbours() {
+        let mut spans = Spans::new();
+        let (heap, stack) = (1 << 30, 1 << 46);
+        for i in 0..1000 {
+            let start = if i % 2 == 0 { heap } else { stack } + i * 4096;
+            spans.push(Span { start, len: 100, write: i == 999 });
+        }
+        let named: usize = spans.as_slice().iter().map(|s| s.len).sum();
+        assert_eq!(spans.as_slice().len(), SPANS_MAX);
+        assert!(named < 2 * 1000 * 4096, "{named}");
+        for i in 0..1000 {
+            let start = if i % 2 == 0 { heap } else { stack } + i * 4096;
+            let has = |s: &&Span| s.start <= start && start + 100 <= s.start + s.len;
+            let holder = spans.as_slice().iter().find(has).expect("every range is in one");
+            assert!(i != 999 || holder.write);
+        }
+    }
 }

@@ -137,6 +137,11 @@ impl Entry {
     }
 }
 
+/// An entry of the most frequent class.
+pub(super) const fn plain(number: u16, name: &'static str, args: &'static [Arg]) -> Entry {
+    Entry::new(Class::Plain, number, name, args)
+}
+
 impl Size {
     /// The bytes; `None` if the kernel will refuse the call for it.
     fn bytes(self, n: &mut Naming) -> Option<usize> {

@@ -29,7 +29,7 @@ pub fn vector(w: &mut World, parts: &[&[u8]], fill: bool) -> usize {
 }
 
 fn many() -> Vec<u8> {
-    (0..100_000u32).map(|i| (i * 7 >> 3) as u8).collect()
+    (0..100_000u32).map(|i| ((i * 7) >> 3) as u8).collect()
 }
 
 fn epoll(ready: usize) -> usize {
@@ -135,6 +135,13 @@ pub const CASES: &[Case] = &[
         w.watch(f);
         vec![f, vector(w, &[b"aaa", &[9; 5000], b"b"], false), 3]
     }),
+    case("writev:forty", |w| {
+        let f = file(b"");
+        w.watch(f);
+        let part: &[u8] = b"abc";
+        vec![f, vector(w, &[part; 40], false), 40]
+    })
+    .loose(),
     case("writev:pipe", |w| {
         let [r, p] = pipe_with(b"");
         w.watch(r);

@@ -1,4 +1,4 @@
-//! Runs cases: each on ordinary and on folded memory, at three places, whole and with each object
+//! Runs cases: each on ordinary and on folded memory, at four places, whole and with each object
 //! bad in three ways; every run in a process and a folder of its own.
 use crate::world::{Bad, Outcome, Place, World};
 use memfold_gate::calls::look_up;
@@ -130,7 +130,7 @@ pub fn all(field: &str, cases: &[Case]) {
             continue;
         }
         let before = wrong.len();
-        for place in [Place::Start, Place::Cross, Place::End] {
+        for place in [Place::Start, Place::Cross, Place::Last, Place::End] {
             let mut bads = vec![None];
             let mut i = 0;
             while i < bads.len() && wrong.len() == before {

@@ -19,6 +19,8 @@ const ARENA: usize = 64 << 20;
 pub enum Place {
     Start,
     Cross,
+    /// All but its last byte on the page before.
+    Last,
     End,
 }
 
@@ -91,6 +93,9 @@ impl World {
             (Some(Bad::Kernel), _) => 0xffff_8880_0000_0000,
             (None, Place::Start) => first,
             (None, Place::Cross) => aligned(first + PAGE - (len / 2).min(PAGE / 2)),
+            (None, Place::Last) => {
+                aligned(first + (PAGE - len.saturating_sub(align.min(len)) % PAGE) % PAGE)
+            }
             (None, Place::End) => aligned(end - len),
         };
         let there = end.saturating_sub(start).min(len);

@@ -1,5 +1,5 @@
 //! `bpf`: one struct for all commands, whose fields lie where each command has them.
-use super::ask;
+use super::ask::ask;
 use super::process::cpus_possible;
 use crate::calls::naming::{Fields, Naming, TEXT_MAX};
 use memfold_sys::units::PAGE_SIZE;

@@ -59,21 +59,6 @@ fn nested(n: &mut Naming, request: u32, at: usize) -> bool {
             let count = n.get::<24>(at).map_or(0, |f| f.short(16));
             n.writes(at, 24 + count * 32);
         }
-        // PERF_EVENT_IOC_SET_FILTER, QUERY_BPF
-        0x4008_2406 => n.text(at, TEXT_MAX),
-        0xc008_240a => counted(n, at, 8, 0, 4),
-        // RNDADDENTROPY
-        0x4008_5203 => {
-            let bytes = n.get::<8>(at).map_or(0, |f| f.len(4));
-            n.reads(at, 8 + bytes);
-        }
-        // TUNATTACHFILTER, TUNDETACHFILTER; PPPIOCSPASS, PPPIOCSACTIVE
-        0x4010_54d5 | 0x4010_54d6 | 0x4010_7447 | 0x4010_7446 => vectors::filter(n, at),
-        // TUNSETTXFILTER
-        0x4004_54d1 => {
-            let count = n.get::<4>(at).map_or(0, |f| f.short(2));
-            n.reads(at, 4 + count * 6);
-        }
         0x1269 => partition(n, at),
         0x2285 => scsi(n, at),
         // HDIO_DRIVE_CMD
@@ -93,7 +78,32 @@ fn nested(n: &mut Naming, request: u32, at: usize) -> bool {
                 n.writes(query.word(96), query.len(84));
             }
         }
-        _ => return kvm(n, request, at) || devices(n, request, at),
+        _ => {
+            return programs(n, request, at) || kvm(n, request, at) || devices(n, request, at);
+        }
+    }
+    true
+}
+
+/// Filters, texts and lists for tracing, tunnels and the pool of random numbers.
+fn programs(n: &mut Naming, request: u32, at: usize) -> bool {
+    match request {
+        // PERF_EVENT_IOC_SET_FILTER, QUERY_BPF
+        0x4008_2406 => n.text(at, TEXT_MAX),
+        0xc008_240a => counted(n, at, 8, 0, 4),
+        // RNDADDENTROPY
+        0x4008_5203 => {
+            let bytes = n.get::<8>(at).map_or(0, |f| f.len(4));
+            n.reads(at, 8 + bytes);
+        }
+        // TUNATTACHFILTER, TUNDETACHFILTER; PPPIOCSPASS, PPPIOCSACTIVE
+        0x4010_54d5 | 0x4010_54d6 | 0x4010_7447 | 0x4010_7446 => vectors::filter(n, at),
+        // TUNSETTXFILTER
+        0x4004_54d1 => {
+            let count = n.get::<4>(at).map_or(0, |f| f.short(2));
+            n.reads(at, 4 + count * 6);
+        }
+        _ => return false,
     }
     true
 }

@@ -1,5 +1,5 @@
 //! System V IPC by command, and POSIX queues.
-use super::ask;
+use super::ask::ask;
 use crate::calls::naming::Naming;
 use crate::calls::sizes::*;
 

@@ -1,5 +1,6 @@
 //! What the language of the entries can't say: functions that name a call's memory themselves.
 
+mod ask;
 pub mod vectors;
 pub mod events;
 mod requests;
@@ -12,7 +13,6 @@ pub mod keys;
 pub mod bpf;
 
 use crate::calls::entry::Class;
-use memfold_sys::raw;
 
 /// Who makes a call whose command decides; `None`: as its entry says.
 pub fn class(number: usize, args: &[usize; 6]) -> Option<Class> {
@@ -23,13 +23,4 @@ pub fn class(number: usize, args: &[usize; 6]) -> Option<Class> {
         libc::SYS_seccomp => Some(Class::Thread),
         _ => None,
     }
-}
-
-/// Asks the kernel something on the way; what it points to is the gate's own.
-///
-/// # Safety
-/// - As the call's own conditions say.
-unsafe fn ask(number: i64, args: [usize; 6]) -> Option<usize> {
-    // SAFETY: the caller's promise.
-    unsafe { raw::system_call(number, args) }.ok().map(|v| v as usize)
 }

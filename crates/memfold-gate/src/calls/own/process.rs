@@ -1,5 +1,5 @@
 //! Threads and processes.
-use super::ask;
+use super::ask::ask;
 use crate::calls::naming::Naming;
 use crate::calls::sizes::*;
 use memfold_sys::units::PAGE_SIZE;

@@ -1,5 +1,5 @@
 //! Arrays of pointers: iovec, msghdr, mmsghdr, arguments of programs.
-use super::ask;
+use super::ask::ask;
 use crate::calls::naming::{Naming, PARTS_MAX};
 use crate::calls::sizes::*;
 use core::mem::size_of;

@@ -1,7 +1,7 @@
 //! Open files: reading, writing, descriptors, waiting for them, asynchronous I/O.
-use super::plain;
 use crate::calls::entry::Arg::{In, Out, Own, Text};
 use crate::calls::entry::Size::{Bytes, Fds, IntItems, Items, Len, Uint, UintItems};
+use crate::calls::entry::plain;
 use crate::calls::entry::{Class, Entry};
 use crate::calls::own::{control, events, vectors};
 use crate::calls::sizes::*;

@@ -1,8 +1,8 @@
 //! System V IPC, POSIX queues, futexes.
-use super::plain;
 use crate::calls::entry::Arg::{In, Out, Own, Text};
 use crate::calls::entry::Entry;
 use crate::calls::entry::Size::{Bytes, Len, UintItems};
+use crate::calls::entry::plain;
 use crate::calls::own::{events, ipc};
 use crate::calls::sizes::*;
 

@@ -2,9 +2,9 @@
 //!
 //! Those that move or mark areas are of [`Class::Mapping`], as the owner of the memory must change
 //! its areas with them. What looks at memory only (`mincore`, `msync`, `move_pages`) is plain.
-use super::plain;
 use crate::calls::entry::Arg::{In, Out, Own};
 use crate::calls::entry::Size::{Bytes, Items, Nodes};
+use crate::calls::entry::plain;
 use crate::calls::entry::{Arg, Class, Entry};
 use crate::calls::own::{process, vectors};
 use crate::calls::sizes::*;

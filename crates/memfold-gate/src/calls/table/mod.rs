@@ -47,7 +47,3 @@ const fn by_number(fields: &[&[Entry]]) -> [Entry; COUNT] {
     }
     all
 }
-
-const fn plain(number: u16, name: &'static str, args: &'static [super::entry::Arg]) -> Entry {
-    Entry::new(Class::Plain, number, name, args)
-}

@@ -1,8 +1,8 @@
 //! Files by their path, and mounts.
-use super::plain;
 use crate::calls::entry::Arg::{In, Out, Own, Text};
 use crate::calls::entry::Entry;
 use crate::calls::entry::Size::{Bytes, Int, Items, Len};
+use crate::calls::entry::plain;
 use crate::calls::own::system;
 use crate::calls::sizes::*;
 

@@ -1,7 +1,7 @@
 //! Threads and processes: their making and end, scheduling, limits, identity, tracing.
-use super::plain;
 use crate::calls::entry::Arg::{In, Out, Own, Text};
 use crate::calls::entry::Size::{Bytes, IntItems, Len, Uint};
+use crate::calls::entry::plain;
 use crate::calls::entry::{Arg, Class, Entry};
 use crate::calls::own::{control, process, vectors};
 use crate::calls::sizes::*;

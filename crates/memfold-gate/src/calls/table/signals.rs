@@ -1,7 +1,7 @@
 //! Signals.
-use super::plain;
 use crate::calls::entry::Arg::{In, Out};
 use crate::calls::entry::Size::{Bytes, Len};
+use crate::calls::entry::plain;
 use crate::calls::entry::{Arg, Class, Entry};
 use crate::calls::sizes::*;
 

@@ -1,8 +1,8 @@
 //! Sockets.
-use super::plain;
 use crate::calls::entry::Arg::{In, Out, Own};
 use crate::calls::entry::Entry;
 use crate::calls::entry::Size::{Address, AddressAt, Bytes, Len};
+use crate::calls::entry::plain;
 use crate::calls::own::{control, vectors};
 
 const LENGTH: usize = 4;

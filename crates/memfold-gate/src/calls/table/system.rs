@@ -1,8 +1,8 @@
 //! The whole machine: names, modules, keys, quotas, tracing, and calls that are no more.
-use super::plain;
 use crate::calls::entry::Arg::{In, Out, Own, Text};
 use crate::calls::entry::Entry;
 use crate::calls::entry::Size::{At, Bytes, Int, Len, Uint};
+use crate::calls::entry::plain;
 use crate::calls::own::{bpf, keys, system};
 use crate::calls::sizes::*;
 

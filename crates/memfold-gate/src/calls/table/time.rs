@@ -1,8 +1,8 @@
 //! Clocks and timers.
-use super::plain;
 use crate::calls::entry::Arg::{In, Out};
 use crate::calls::entry::Entry;
 use crate::calls::entry::Size::Bytes;
+use crate::calls::entry::plain;
 use crate::calls::sizes::*;
 
 pub(super) const CALLS: &[Entry] = &[
