@@ -50,7 +50,7 @@ const CHECKS: &[Check] = &[
     Check {
         name: "sandbox",
         probe: sandbox,
-        why: "a seccomp filter, or a kernel that has them not, refuses these calls",
+        why: "a seccomp filter refuses these calls, or the kernel lacks them",
         fix: "only what is marked NO below stops a run; docs/containers.md says which profile allows what",
     },
     Check {
