@@ -101,7 +101,7 @@ pub fn command() -> Command {
             Arg::new(CHECK)
                 .long(CHECK)
                 .action(ArgAction::SetTrue)
-                .help("say whether this would work here, and what doesn't and why; `memfold check` is the same"),
+                .help("say what of this works here, and why the rest doesn't"),
         )
         .arg(Arg::new(LIST).long(LIST).action(ArgAction::SetTrue).exclusive(true).help("list the runs of this user"))
         .arg(

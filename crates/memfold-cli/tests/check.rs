@@ -9,13 +9,11 @@ use std::process::{Command, Output};
 /// The line of a screen for one thing: its mark, and the rest with what stands below it.
 #[track_caller]
 fn line(screen: &str, name: &str) -> (String, String) {
-    let mut lines = screen.lines().skip_while(|line| {
-        !line
-            .strip_prefix(name)
-            .is_some_and(|rest| rest.starts_with("  ") || rest.starts_with(" ok"))
-    });
+    // A column of names, as wide as the widest, then the mark.
+    let named = |line: &&str| line.get(..17).is_some_and(|column| column.trim_end() == name);
+    let mut lines = screen.lines().skip_while(|line| !named(line));
     let first = lines.next().unwrap_or_else(|| panic!("no {name} in\n{screen}"));
-    let (mark, rest) = first[name.len()..].trim().split_at(2);
+    let (mark, rest) = first[17..].split_at(2);
     let below = lines.take_while(|line| line.starts_with("         "));
     (mark.to_string(), [rest.trim()].into_iter().chain(below).collect::<Vec<_>>().join("\n"))
 }
