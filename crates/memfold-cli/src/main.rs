@@ -14,6 +14,8 @@ mod control;
 mod runs;
 mod dict;
 mod run;
+mod check;
+mod jupyter;
 mod blk;
 mod bench;
 
@@ -26,6 +28,7 @@ const EXAMPLES: &str = "\
 Examples:
   memfold run --limit 1G -- python3 train.py
   memfold run --limit 25% --summary -- ./app --its-own-flag
+  memfold check
   memfold run --list
   memfold stat 1234
   memfold set 1234 --limit 512M
@@ -48,7 +51,10 @@ fn main() -> ExitCode {
 fn dispatch() -> Result<u8, Failure> {
     match command().try_get_matches() {
         Ok(matches) => match matches.subcommand() {
+            Some(("run", matches)) if matches.get_flag(run::CHECK) => check::main(matches),
             Some(("run", matches)) => run::main(matches),
+            Some(("check", matches)) => check::main(matches),
+            Some(("jupyter", matches)) => jupyter::main(matches),
             Some(("stat", matches)) => runs::stat(matches),
             Some(("set", matches)) => runs::set(matches),
             Some(("blk", matches)) => blk::main(matches),
@@ -67,11 +73,13 @@ fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(run::command())
+        .subcommand(check::command())
         .subcommand(runs::stat_command())
         .subcommand(runs::set_command())
         .subcommand(blk::command())
         .subcommand(bench::command())
         .subcommand(dict::command())
+        .subcommand(jupyter::command())
         .after_help(EXAMPLES)
 }
 

@@ -30,8 +30,11 @@ const LIBRARY: &str = "libmemfold_preload.so";
 const SUMMARY: &str = "summary";
 const STATS_FILE: &str = "stats-file";
 const LOG: &str = "log";
-const COMMAND: &str = "command";
+/// Where the program and its arguments are.
+pub const COMMAND: &str = "command";
 const LIST: &str = "list";
+/// The flag by which `run` only says whether it would work.
+pub const CHECK: &str = "check";
 /// How often the gauges are looked at for a report; a run without a report never wakes up for them.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
@@ -93,6 +96,12 @@ pub fn command() -> Command {
                 .value_name("FILE")
                 .value_parser(value_parser!(PathBuf))
                 .help(wrapped("append what memfold says while CMD runs, and the summary, to FILE in place of stderr")),
+        )
+        .arg(
+            Arg::new(CHECK)
+                .long(CHECK)
+                .action(ArgAction::SetTrue)
+                .help("say what of this works here, and why the rest doesn't"),
         )
         .arg(Arg::new(LIST).long(LIST).action(ArgAction::SetTrue).exclusive(true).help("list the runs of this user"))
         .arg(
@@ -245,7 +254,12 @@ fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
     start("memfold-door", Box::new(move || for_door.slots.serve()))
 }
 
-fn config(matches: &ArgMatches) -> Result<Config, Failure> {
+/// The settings that the command line asks for; they can be kept here as far as that is known
+/// without starting anything.
+///
+/// # Errors
+/// One is no setting, or can't be kept: status 125.
+pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     let mut config = Config::new(machine::memory_bytes()?);
     for key in KEYS {
         if let Some(value) = matches.get_one::<String>(key.name) {
@@ -302,14 +316,22 @@ fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     Ok(config)
 }
 
+/// What a run needs of userfaultfd.
+pub const FEATURES: u64 = feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
+
 /// Checks that this user may have faults served that happen inside system calls.
-fn check_permission() -> Result<(), Failure> {
-    let features = feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
-    Uffd::open(features, false).map(drop).map_err(Failure::own)
+///
+/// # Errors
+/// Not so: status 125.
+pub fn check_permission() -> Result<(), Failure> {
+    Uffd::open(FEATURES, false).map(drop).map_err(Failure::own)
 }
 
 /// The preload library: beside this executable, or installed as `../lib/memfold`.
-fn library() -> Result<PathBuf, Failure> {
+///
+/// # Errors
+/// It isn't there, or where LD_PRELOAD can't name it: status 125.
+pub fn library() -> Result<PathBuf, Failure> {
     let own = env::current_exe()
         .map_err(|e| Failure::own(format!("finding {LIBRARY}: {}", program::plain(&e))))?;
     let beside = own.with_file_name(LIBRARY);

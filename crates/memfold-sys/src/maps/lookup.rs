@@ -142,6 +142,16 @@ pub fn each_private_area(
     Ok(())
 }
 
+/// Whether the kernel answers such questions.
+///
+/// # Errors
+/// What opening /proc/self/maps says; ENOTTY before Linux 6.11.
+pub fn probe() -> Result<(), Errno> {
+    let file =
+        rustix::fs::open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    next(&file, 0).map(drop)
+}
+
 /// The area at an address, or the next after it.
 fn next(file: &OwnedFd, at: usize) -> Result<Query, Errno> {
     let mut query = Query {

@@ -121,7 +121,7 @@ pub struct Partial {
 /// Why no userfaultfd could be had.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum OpenError {
-    /// The kernel was built without userfaultfd.
+    /// The kernel was built without userfaultfd, or a sandbox says so.
     Missing,
     /// No permission: neither the system call nor /dev/userfaultfd is open to this user.
     Forbidden,
@@ -134,11 +134,13 @@ pub enum OpenError {
 impl core::fmt::Display for OpenError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            OpenError::Missing => f.write_str("this kernel has no userfaultfd (CONFIG_USERFAULTFD)"),
+            OpenError::Missing => f.write_str(
+                "this kernel has no userfaultfd (CONFIG_USERFAULTFD), or a sandbox hides it (gVisor has none)",
+            ),
             OpenError::Forbidden => f.write_str(
                 "no permission to use userfaultfd: run `sysctl vm.unprivileged_userfaultfd=1` as root, or give this user \
-                 read and write access to /dev/userfaultfd, or grant CAP_SYS_PTRACE; in a container, allow the \
-                 userfaultfd system call in the seccomp profile (Docker's default profile blocks it)",
+                 read and write access to /dev/userfaultfd, or grant CAP_SYS_PTRACE; in a container, give it \
+                 the device or allow the system call in the seccomp profile (Docker's default blocks it): `memfold check`",
             ),
             OpenError::Lacks(mask) => write!(f, "this kernel's userfaultfd lacks features {mask:#x}"),
             OpenError::Other(e) => write!(f, "userfaultfd: {e}"),
@@ -188,6 +190,15 @@ pub enum Event {
         /// First byte past it.
         end: usize,
     },
+}
+
+/// How a userfaultfd is asked for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By the system call, which needs CAP_SYS_PTRACE or the sysctl for faults inside system calls.
+    Call,
+    /// By /dev/userfaultfd, which needs its permissions alone.
+    Device,
 }
 
 /// An open userfaultfd.
@@ -242,29 +253,47 @@ impl Uffd {
         Uffd::open_raw(true)?.handshake(0)
     }
 
+    /// By the system call, else by the device: that one's own permissions count in place of the
+    /// sysctl, and a sandbox that refuses the call (EPERM in Docker's profile, ENOSYS in others)
+    /// may let the device through.
     fn open_raw(user_only: bool) -> Result<Uffd, OpenError> {
-        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-        let with_mode =
-            if user_only { flags | UserfaultfdFlags::from_bits_retain(1) } else { flags };
-        // SAFETY: opening a descriptor touches no memory; what it may do later is each call's own
-        // proof.
-        match unsafe { rustix::mm::userfaultfd(with_mode) } {
-            Ok(fd) => Ok(Uffd { fd, features: 0, user_only }),
-            Err(Errno::PERM | Errno::ACCESS) => Uffd::open_device(with_mode, user_only),
-            Err(Errno::NOSYS) => Err(OpenError::Missing),
-            Err(e) => Err(OpenError::Other(e)),
-        }
+        let refused = match Uffd::open_by(Way::Call, user_only) {
+            Ok(uffd) => return Ok(uffd),
+            Err(e @ (Errno::PERM | Errno::ACCESS | Errno::NOSYS)) => e,
+            Err(e) => return Err(OpenError::Other(e)),
+        };
+        Uffd::open_by(Way::Device, user_only).map_err(|e| match (refused, e) {
+            (Errno::NOSYS, Errno::NOENT | Errno::NODEV | Errno::NXIO) => OpenError::Missing,
+            _ => OpenError::Forbidden,
+        })
     }
 
-    fn open_device(flags: UserfaultfdFlags, user_only: bool) -> Result<Uffd, OpenError> {
+    fn open_by(way: Way, user_only: bool) -> Result<Uffd, Errno> {
         use rustix::fs::{Mode, OFlags, open};
-        let device = open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-        let device = device.map_err(|_| OpenError::Forbidden)?;
+        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+        let flags = if user_only { flags | UserfaultfdFlags::from_bits_retain(1) } else { flags };
+        if way == Way::Call {
+            // SAFETY: opening a descriptor touches no memory; what it may do later is each call's
+            // own proof.
+            return Ok(Uffd {
+                fd: unsafe { rustix::mm::userfaultfd(flags)? },
+                features: 0,
+                user_only,
+            });
+        }
+        let device = open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         // SAFETY: this request takes flags in place of a pointer and touches no memory.
-        let fd = unsafe { ioctl(device.as_raw_fd(), DEVICE_NEW, flags.bits() as usize as *mut _) };
-        let fd = fd.map_err(|_| OpenError::Forbidden)?;
+        let fd = unsafe { ioctl(device.as_raw_fd(), DEVICE_NEW, flags.bits() as usize as *mut _)? };
         // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
         Ok(Uffd { fd: unsafe { OwnedFd::from_raw_fd(fd as i32) }, features: 0, user_only })
+    }
+
+    /// Whether a userfaultfd can be had in one way alone.
+    ///
+    /// # Errors
+    /// What the kernel says: EPERM (sysctl, or a sandbox), ENOSYS, ENOENT and EACCES of the device.
+    pub fn can_open(way: Way, user_only: bool) -> Result<(), Errno> {
+        Uffd::open_by(way, user_only).map(drop)
     }
 
     fn handshake(&self, features: u64) -> Result<u64, OpenError> {
@@ -499,6 +528,67 @@ mod tests {
         assert_eq!(ZEROPAGE, 0xc020_aa04);
         assert_eq!(MOVE, 0xc028_aa05);
         assert_eq!(WRITEPROTECT, 0xc018_aa06);
+    }
+
+    /// Has the kernel answer `number` with an error in the calling thread, for good.
+    fn refuse(number: i64, errno: Errno) {
+        let code = |code: u32| code as u16;
+        let mut filter = [
+            // The number is the first word of what a filter sees.
+            libc::sock_filter {
+                code: code(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS),
+                jt: 0,
+                jf: 0,
+                k: 0,
+            },
+            libc::sock_filter {
+                code: code(libc::BPF_JMP | libc::BPF_JEQ),
+                jt: 0,
+                jf: 1,
+                k: number as u32,
+            },
+            libc::sock_filter {
+                code: code(libc::BPF_RET),
+                jt: 0,
+                jf: 0,
+                k: libc::SECCOMP_RET_ERRNO | errno.raw_os_error() as u32,
+            },
+            libc::sock_filter {
+                code: code(libc::BPF_RET),
+                jt: 0,
+                jf: 0,
+                k: libc::SECCOMP_RET_ALLOW,
+            },
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        let at = &raw const program as usize;
+        // SAFETY: the filter is alive during the call, which copies it; both are about this thread.
+        unsafe {
+            raw::system_call(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1, 0, 0, 0, 0])
+                .unwrap();
+            let args = [libc::SECCOMP_SET_MODE_FILTER as usize, 0, at, 0, 0, 0];
+            raw::system_call(libc::SYS_seccomp, args).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_device_is_tried_when_a_sandbox_refuses_the_call_in_either_way() {
+        let by_device = Uffd::can_open(Way::Device, true);
+        for errno in [Errno::PERM, Errno::NOSYS] {
+            let in_sandbox = move || {
+                refuse(libc::SYS_userfaultfd, errno);
+                (Uffd::can_open(Way::Call, true), Uffd::probe())
+            };
+            let (call, probed) = std::thread::spawn(in_sandbox).join().unwrap();
+            assert_eq!(call, Err(errno));
+            match (by_device, probed) {
+                (Ok(()), found) => assert!(found.is_ok_and(|features| features & feature::WP != 0)),
+                (Err(Errno::NOENT), found) if errno == Errno::NOSYS => {
+                    assert_eq!(found, Err(OpenError::Missing));
+                }
+                (Err(_), found) => assert_eq!(found, Err(OpenError::Forbidden)),
+            }
+        }
     }
 
     #[test]

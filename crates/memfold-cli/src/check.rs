@@ -1,0 +1,488 @@
+//! `memfold check`, and `memfold run --check`: what works here, and what doesn't, why, and what
+//! to do.
+//!
+//! Each line is something tried (`memfold_sys::probe`) or read, and the last one is a program that
+//! is run as `memfold run` would run it: so a reason that no line knows of is found too.
+use crate::failure::Failure;
+use crate::{machine, program, run};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Command};
+use memfold::config::Size;
+use memfold::config::keys::KEYS;
+use memfold_sys::disk::swapfile::{FileDisk, Options};
+use memfold_sys::probe::{self, CALLS};
+use memfold_sys::uffd::{Uffd, Way, feature};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs;
+use std::process::Stdio;
+
+/// What is said of a thing.
+enum Answer {
+    /// It works, or is a plain fact.
+    Good(String),
+    /// It doesn't, and `run` does without.
+    Less(String),
+    /// It doesn't, and `run` can't do without.
+    Bad(String),
+}
+use Answer::{Bad, Good, Less};
+
+struct Check {
+    name: &'static str,
+    probe: fn(&ArgMatches) -> Answer,
+    /// What lacks where it doesn't work, and the fix.
+    why: &'static str,
+    fix: &'static str,
+}
+
+/// What is looked at, in the order of the screen.
+const CHECKS: &[Check] = &[
+    Check {
+        name: "kernel",
+        probe: kernel,
+        why: "run needs Linux 6.8, which has UFFDIO_MOVE",
+        fix: "a newer kernel",
+    },
+    Check { name: "user", probe: user, why: "", fix: "" },
+    Check {
+        name: "sandbox",
+        probe: sandbox,
+        why: "a seccomp filter refuses these calls, or the kernel lacks them",
+        fix: "only what is marked NO below stops a run; docs/containers.md says which profile allows what",
+    },
+    Check {
+        name: "userfaultfd",
+        probe: userfaultfd,
+        why: "without it nothing can be folded",
+        fix: "as root `sysctl vm.unprivileged_userfaultfd=1`, or contrib/90-memfold-userfaultfd.rules for the device, \
+              or CAP_SYS_PTRACE; in a container `--device /dev/userfaultfd`",
+    },
+    Check {
+        name: "  by system call",
+        probe: by_call,
+        why: "",
+        fix: "not needed where the device is open",
+    },
+    Check {
+        name: "  by device",
+        probe: by_device,
+        why: "",
+        fix: "not needed where the system call is open",
+    },
+    Check {
+        name: "  features",
+        probe: features,
+        why: "run needs the events",
+        fix: "a newer kernel",
+    },
+    Check {
+        name: "UFFDIO_MOVE",
+        probe: moves,
+        why: "pages are carried by it",
+        fix: "Linux 6.8 or newer, with userfaultfd open",
+    },
+    Check {
+        name: "PAGEMAP_SCAN",
+        probe: scans,
+        why: "what is there is found by it",
+        fix: "Linux 6.7 or newer, with /proc",
+    },
+    Check {
+        name: "PROCMAP_QUERY",
+        probe: queries,
+        why: "without it the whole map is read, which takes longer",
+        fix: "Linux 6.11 or newer",
+    },
+    Check {
+        name: "process_madvise",
+        probe: drops,
+        why: "without it pages can't be given up many at a time; they are moved out one run at a time",
+        fix: "Linux 6.13 or newer; in a container --cap-add SYS_PTRACE or a profile that allows it",
+    },
+    Check {
+        name: "dispatch",
+        probe: dispatches,
+        why: "without Syscall User Dispatch `--delivery gate` isn't to be had, and a fork first brings home all that is folded",
+        fix: "Linux 5.11 or newer on x86-64; a sandbox like gVisor has none",
+    },
+    Check {
+        name: "io_uring",
+        probe: rings,
+        why: "without it each transfer of the swap file is a system call",
+        fix: "kernel.io_uring_disabled=0; in a container a profile that allows io_uring_setup, _enter and _register",
+    },
+    Check {
+        name: "swap file",
+        probe: swap,
+        why: "its pages pass through the page cache, which no limit of memfold's counts",
+        fix: "a directory on a disk with ext4, xfs or btrfs, not tmpfs or overlayfs",
+    },
+    Check {
+        name: "addresses",
+        probe: addresses,
+        why: "the engine reserves addresses that it never uses",
+        fix: "`ulimit -v unlimited -d unlimited`",
+    },
+    Check {
+        name: "descriptors",
+        probe: descriptors,
+        why: "a process of a run has about ten of memfold's",
+        fix: "`ulimit -n 1024`",
+    },
+    Check { name: "memory", probe: memory, why: "", fix: "" },
+    Check {
+        name: "overcommit",
+        probe: overcommit,
+        why: "the system counts what may be written: pools and tables may be refused memory",
+        fix: "`sysctl vm.overcommit_memory=0`, or more swap",
+    },
+    Check {
+        name: "mappings",
+        probe: mappings,
+        why: "folding splits no mapping, but a program with many may run out",
+        fix: "`sysctl vm.max_map_count=65530` or more",
+    },
+    Check {
+        name: "preload library",
+        probe: library,
+        why: "it is what works inside the program",
+        fix: "keep libmemfold_preload.so beside memfold, or in ../lib/memfold",
+    },
+    Check {
+        name: "settings",
+        probe: settings,
+        why: "run refuses them",
+        fix: "`memfold run --help`",
+    },
+    Check {
+        name: "command",
+        probe: command_given,
+        why: "run refuses it",
+        fix: "a dynamically linked program of this machine and C library",
+    },
+    Check {
+        name: "a program",
+        probe: trial,
+        why: "run as `memfold run` would run it",
+        fix: "what is marked NO above, or as it says",
+    },
+];
+
+/// The command line of `check`: that of `run`.
+pub fn command() -> Command {
+    run::command()
+        .name("check")
+        .about("Says whether `memfold run` works here, what doesn't and why, and what to do")
+        .override_usage("memfold check [OPTIONS of run] [--] [CMD]")
+        .after_help("Exit status: 0 if `memfold run` with these settings would work here, 1 if not; 125 for no answer.")
+}
+
+/// Prints the screen; 0 if a run would work, else 1.
+///
+/// # Errors
+/// The screen can't be written.
+pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
+    use std::io::Write;
+    let (mut text, mut bad) = (String::new(), Vec::new());
+    for check in CHECKS {
+        let (mark, answer) = match (check.probe)(matches) {
+            Good(answer) => ("ok", answer),
+            Less(answer) => ("--", answer),
+            Bad(answer) => {
+                bad.push(check.name.trim());
+                ("NO", answer)
+            }
+        };
+        let _ = writeln!(text, "{:<17}{mark}  {answer}", check.name);
+        for (word, said) in [("why", check.why), ("fix", check.fix)] {
+            if mark != "ok" && !said.is_empty() {
+                let _ = writeln!(text, "{:<21}{word}: {said}", "");
+            }
+        }
+    }
+    let _ = match bad.is_empty() {
+        true => writeln!(text, "memfold run works here"),
+        false => writeln!(text, "memfold run does not work here: {}", bad.join(", ")),
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(|e| Failure::own(format!("stdout: {}", program::plain(&e))))?;
+    Ok(!bad.is_empty() as u8)
+}
+
+/// What a probe of the kernel's says, where `run` can do without or not.
+fn of<E: std::fmt::Display>(
+    result: Result<(), E>,
+    good: &str,
+    otherwise: fn(String) -> Answer,
+) -> Answer {
+    match result {
+        Ok(()) => Good(good.to_string()),
+        Err(e) => otherwise(e.to_string()),
+    }
+}
+
+/// An error as it is named in manuals, where a sandbox is known by it.
+fn named(e: Errno) -> String {
+    match e {
+        Errno::PERM => "EPERM".to_string(),
+        Errno::ACCESS => "EACCES".to_string(),
+        Errno::NOSYS => "ENOSYS".to_string(),
+        Errno::NOENT => "ENOENT".to_string(),
+        e => e.to_string(),
+    }
+}
+
+/// The number in a file of /proc/sys.
+fn system_number(name: &str) -> Option<u64> {
+    fs::read_to_string(format!("/proc/sys/{name}")).ok()?.trim().parse().ok()
+}
+
+fn kernel(_: &ArgMatches) -> Answer {
+    let names = rustix::system::uname();
+    let release = names.release().to_string_lossy().into_owned();
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let text = format!("Linux {release}, {}", names.machine().to_string_lossy());
+    if version >= (6, 8) { Good(text) } else { Bad(text) }
+}
+
+/// A line of /proc/self/status.
+fn status(name: &str) -> Option<String> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.trim().to_string())
+}
+
+fn user(_: &ArgMatches) -> Answer {
+    const CAP_SYS_PTRACE: u64 = 1 << 19;
+    let uid = rustix::process::geteuid().as_raw();
+    let who = if uid == 0 { "root".to_string() } else { format!("user {uid}") };
+    let held = status("CapEff").and_then(|text| u64::from_str_radix(&text, 16).ok()).unwrap_or(0);
+    let with = if held & CAP_SYS_PTRACE != 0 { "with" } else { "without" };
+    Good(format!("{who}, {with} CAP_SYS_PTRACE"))
+}
+
+fn sandbox(_: &ArgMatches) -> Answer {
+    let mode = match status("Seccomp").as_deref() {
+        Some("0") => "no seccomp filter",
+        Some("2") => "a seccomp filter",
+        _ => "seccomp unknown",
+    };
+    let refused: Vec<String> = CALLS
+        .iter()
+        .filter_map(|call| Some(format!("{} {}", call.name, named(call.refusal()?))))
+        .collect();
+    match refused.is_empty() {
+        true => Good(format!("{mode}; refuses none of memfold's calls")),
+        false => Less(format!("{mode}; refused: {}", refused.join(", "))),
+    }
+}
+
+fn userfaultfd(_: &ArgMatches) -> Answer {
+    let sysctl = system_number("vm/unprivileged_userfaultfd")
+        .map_or("unknown".to_string(), |number| number.to_string());
+    let sysctl = format!("vm.unprivileged_userfaultfd={sysctl}");
+    match run::check_permission() {
+        Ok(()) => Good(format!("for faults inside system calls too ({sysctl})")),
+        Err(_) if Uffd::probe().is_ok() => {
+            Bad(format!("only for faults outside system calls ({sysctl})"))
+        }
+        Err(_) => Bad(format!("refused ({sysctl})")),
+    }
+}
+
+fn by_way(way: Way) -> Answer {
+    match (Uffd::can_open(way, false), Uffd::can_open(way, true)) {
+        (Ok(()), _) => Good("yes, all faults".to_string()),
+        (Err(e), Ok(())) => Less(format!("user-mode faults only ({})", named(e))),
+        (Err(e), Err(_)) => Less(format!("no ({})", named(e))),
+    }
+}
+
+fn by_call(_: &ArgMatches) -> Answer {
+    by_way(Way::Call)
+}
+
+fn by_device(_: &ArgMatches) -> Answer {
+    by_way(Way::Device)
+}
+
+fn features(_: &ArgMatches) -> Answer {
+    const NAMES: &[(u64, &str)] = &[
+        (feature::MOVE, "MOVE"),
+        (feature::WP, "WP"),
+        (feature::WP_UNPOPULATED, "WP_UNPOPULATED"),
+        (feature::SIGBUS, "SIGBUS"),
+        (feature::THREAD_ID, "THREAD_ID"),
+        (feature::EVENT_FORK, "EVENT_FORK"),
+        (feature::EVENT_REMAP, "EVENT_REMAP"),
+        (feature::EVENT_REMOVE, "EVENT_REMOVE"),
+        (feature::EVENT_UNMAP, "EVENT_UNMAP"),
+    ];
+    let Ok(found) = Uffd::probe() else { return Bad("unknown: no userfaultfd".to_string()) };
+    let of = |there: bool| -> Vec<&str> {
+        NAMES.iter().filter(|(bit, _)| (found & bit != 0) == there).map(|(_, name)| *name).collect()
+    };
+    let (has, lacks) = (of(true).join(" "), of(false).join(" "));
+    if found & run::FEATURES != run::FEATURES || found & feature::MOVE == 0 {
+        Bad(format!("lacks {lacks}"))
+    } else if lacks.is_empty() {
+        Good(has)
+    } else {
+        Less(format!("{has}; lacks {lacks}"))
+    }
+}
+
+fn moves(_: &ArgMatches) -> Answer {
+    match probe::moves() {
+        Ok(()) => Good("a page was moved".to_string()),
+        Err(memfold::OpenError::Forbidden) => Bad("can't be tried without userfaultfd".to_string()),
+        Err(e) => Bad(e.to_string()),
+    }
+}
+
+fn scans(_: &ArgMatches) -> Answer {
+    of(probe::scans().map_err(named), "a page was found", Bad)
+}
+
+fn queries(_: &ArgMatches) -> Answer {
+    of(probe::queries_maps().map_err(named), "yes", Less)
+}
+
+fn drops(_: &ArgMatches) -> Answer {
+    of(probe::drops_batches().map_err(named), "pages of two ranges were given up at once", Less)
+}
+
+fn dispatches(_: &ArgMatches) -> Answer {
+    if probe::dispatches() { Good("yes".to_string()) } else { Less("no".to_string()) }
+}
+
+fn rings(_: &ArgMatches) -> Answer {
+    of(probe::rings().map_err(named), "yes", Less)
+}
+
+fn swap(matches: &ArgMatches) -> Answer {
+    let Some(path) = matches.get_one::<String>("swap") else {
+        return Good("not asked for (--swap DIR)".to_string());
+    };
+    match FileDisk::open(path, Options::default()) {
+        Ok(disk) if disk.is_direct() => Good(format!("{path}: O_DIRECT")),
+        Ok(_) => Less(format!("{path}: no O_DIRECT")),
+        Err(e) => Bad(e),
+    }
+}
+
+fn shown(limit: Option<u64>) -> String {
+    limit.map_or("unlimited".to_string(), |bytes| Size(bytes).to_string())
+}
+
+fn addresses(_: &ArgMatches) -> Answer {
+    let (space, data) = (getrlimit(Resource::As).current, getrlimit(Resource::Data).current);
+    let text = format!("ulimit -v {}, -d {}", shown(space), shown(data));
+    // Whether they do is what the program that is tried shows.
+    if space.or(data).is_none() { Good(text) } else { Less(text) }
+}
+
+fn descriptors(_: &ArgMatches) -> Answer {
+    let most = getrlimit(Resource::Nofile).current;
+    let text = format!("ulimit -n {}", most.map_or("unlimited".to_string(), |n| n.to_string()));
+    if most.is_none_or(|n| n >= 64) { Good(text) } else { Less(text) }
+}
+
+fn memory(_: &ArgMatches) -> Answer {
+    let cgroup =
+        machine::cgroup_bytes().map_or("no limit".to_string(), |bytes| Size(bytes).to_string());
+    match machine::memory_bytes() {
+        Ok(bytes) => Good(format!("{}; cgroup: {cgroup}", Size(bytes))),
+        Err(e) => Bad(e.text),
+    }
+}
+
+fn overcommit(_: &ArgMatches) -> Answer {
+    match system_number("vm/overcommit_memory") {
+        Some(2) => Less("vm.overcommit_memory=2".to_string()),
+        Some(mode) => Good(format!("vm.overcommit_memory={mode}")),
+        None => Good("unknown".to_string()),
+    }
+}
+
+fn mappings(_: &ArgMatches) -> Answer {
+    match system_number("vm/max_map_count") {
+        Some(most) if most < 65530 => Less(format!("vm.max_map_count={most}")),
+        Some(most) => Good(format!("vm.max_map_count={most}")),
+        None => Good("unknown".to_string()),
+    }
+}
+
+fn library(_: &ArgMatches) -> Answer {
+    match run::library() {
+        Ok(path) => Good(path.display().to_string()),
+        Err(e) => Bad(e.text),
+    }
+}
+
+/// The settings as they were given, for another `memfold run`; with a limit if none is.
+fn given(matches: &ArgMatches) -> Vec<OsString> {
+    let is_given = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
+    let mut flags: Vec<OsString> = Vec::new();
+    for key in KEYS.iter().filter(|key| is_given(key.name)) {
+        let value = matches.get_one::<String>(key.name).cloned().unwrap_or_default();
+        flags.push(format!("--{}={value}", key.name).into());
+    }
+    if !is_given("limit") && !is_given("resident") && machine::cgroup_bytes().is_none() {
+        flags.push("--limit=50%".into());
+    }
+    flags
+}
+
+fn settings(matches: &ArgMatches) -> Answer {
+    let flags = given(matches);
+    let line = [OsString::from("run")].into_iter().chain(flags.iter().cloned());
+    let read = run::command().try_get_matches_from(line).map_err(|e| e.to_string());
+    match read.and_then(|matches| run::config(&matches).map_err(|e| e.text)) {
+        Ok(_) => {
+            Good(flags.iter().map(|flag| flag.to_string_lossy()).collect::<Vec<_>>().join(" "))
+        }
+        Err(why) => Bad(why),
+    }
+}
+
+fn command_given(matches: &ArgMatches) -> Answer {
+    let Some(name) = matches.get_one::<OsString>(run::COMMAND) else {
+        return Good("none given".to_string());
+    };
+    let found = program::find(name, std::env::var_os("PATH").as_deref());
+    match found.and_then(|path| program::check(&path).map(|()| path)) {
+        Ok(path) => Good(path.display().to_string()),
+        Err(e) => Bad(e.text),
+    }
+}
+
+/// A program that does nothing is run; what it, or memfold, says is the answer.
+fn trial(matches: &ArgMatches) -> Answer {
+    let own = match std::env::current_exe() {
+        Ok(own) => own,
+        Err(e) => return Bad(program::plain(&e)),
+    };
+    let mut command = std::process::Command::new(own);
+    command.arg("run").args(given(matches)).args(["--", "true"]).stdin(Stdio::null());
+    match command.output() {
+        Ok(output) if output.status.success() && output.stderr.is_empty() => {
+            Good("`true` ran, managed".to_string())
+        }
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said =
+                said.lines().next().unwrap_or("it said nothing").trim_start_matches("memfold: ");
+            let answer = format!("{said} ({})", output.status);
+            // A warning, of a run that went well.
+            if output.status.success() { Less(answer) } else { Bad(answer) }
+        }
+        Err(e) => Bad(program::plain(&e)),
+    }
+}

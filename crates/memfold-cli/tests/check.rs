@@ -1,0 +1,270 @@
+//! `memfold check` says what is so, in sandboxes too, and `memfold run` then does as it said;
+//! `memfold jupyter`.
+mod common;
+use common::{Program, Scratch, assert_refused, binaries, can_make_worlds, compile, json, memfold};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// The line of a screen for one thing: its mark, and the rest with what stands below it.
+#[track_caller]
+fn line(screen: &str, name: &str) -> (String, String) {
+    // A column of names, as wide as the widest, then the mark.
+    let named = |line: &&str| line.get(..17).is_some_and(|column| column.trim_end() == name);
+    let mut lines = screen.lines().skip_while(|line| !named(line));
+    let first = lines.next().unwrap_or_else(|| panic!("no {name} in\n{screen}"));
+    let (mark, rest) = first[17..].split_at(2);
+    let below = lines.take_while(|line| line.starts_with("         "));
+    (mark.to_string(), [rest.trim()].into_iter().chain(below).collect::<Vec<_>>().join("\n"))
+}
+
+/// The screen, of one that ended so.
+#[track_caller]
+fn screen(output: &Output, status: i32) -> String {
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.is_empty(), "{said}");
+    assert_eq!(output.status.code(), Some(status), "{text}");
+    text
+}
+
+#[test]
+fn where_run_works_it_says_so_and_each_thing_has_its_line() {
+    let Some(bin) = binaries() else { return };
+    let works = common::run(&bin, &[], &["true"]).status.success();
+    for arguments in [&["check"][..], &["run", "--check"]] {
+        let output = memfold(&bin, arguments).output().unwrap();
+        let text = screen(&output, !works as i32);
+        for name in [
+            "kernel",
+            "userfaultfd",
+            "UFFDIO_MOVE",
+            "dispatch",
+            "io_uring",
+            "addresses",
+            "a program",
+        ] {
+            line(&text, name);
+        }
+        assert_eq!(text.ends_with("memfold run works here\n"), works, "{text}");
+        assert_eq!(text.contains("NO  "), !works, "{text}");
+    }
+}
+
+#[test]
+fn settings_commands_and_limits_that_run_refuses_are_told() {
+    let Some(bin) = binaries() else { return };
+    let cases: &[(&[&str], &str, &str)] = &[
+        (&["--limit", "1M"], "settings", "too small"),
+        (&["--limit", "64M", "--swap", "/no/such/directory/file"], "swap file", "/no/such"),
+        (&["--limit", "64M", "--", "no-such-command"], "command", "not found"),
+    ];
+    for (arguments, name, word) in cases {
+        let output = memfold(&bin, &[&["check"], *arguments].concat()).output().unwrap();
+        let (mark, text) = line(&screen(&output, 1), name);
+        assert!(mark == "NO" && text.contains(word), "{arguments:?}: {mark} {text}");
+    }
+    let own = bin.join("memfold");
+    let script = "ulimit -v 2000000 && exec \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh", own.to_str().unwrap(), "check", "--limit", "64M"]);
+    let output = command.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE").output().unwrap();
+    let text = screen(&output, 1);
+    assert!(line(&text, "addresses").1.contains("ulimit -v"), "{text}");
+    let (mark, said) = line(&text, "a program");
+    assert!(mark == "NO" && said.contains("address space"), "{text}");
+}
+
+#[test]
+fn a_swap_directory_is_tried_for_o_direct() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let swap = scratch.path("");
+    let output = memfold(&bin, &["check", "--limit", "64M", "--swap", &swap]).output().unwrap();
+    let (mark, text) = line(&String::from_utf8(output.stdout).unwrap(), "swap file");
+    assert!(matches!(&*mark, "ok" | "--") && text.contains("O_DIRECT"), "{mark} {text}");
+}
+
+/// A place that others can enter, with memfold and the filter in it.
+struct Sandbox {
+    bin: Scratch,
+    filter: Program,
+}
+
+fn sandbox() -> Option<Sandbox> {
+    let (from, bin) = (binaries()?, Scratch::new());
+    if !can_make_worlds() {
+        return None;
+    }
+    std::fs::set_permissions(&bin.0, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for name in ["memfold", "libmemfold_preload.so"] {
+        bin.file(name, std::fs::read(from.join(name)).unwrap(), 0o755);
+    }
+    let filter = compile("container");
+    std::fs::set_permissions(&filter.scratch.0, std::fs::Permissions::from_mode(0o755)).unwrap();
+    Some(Sandbox { bin, filter })
+}
+
+/// What stands in front of the filter: the device's mode in a world of its own, and who it is that
+/// runs there, without capabilities as in a container that was given none.
+struct World {
+    device: &'static str,
+    user: &'static str,
+    errno: &'static str,
+}
+
+impl Sandbox {
+    fn run(&self, world: &World, arguments: &[&str]) -> Output {
+        let device = match world.device {
+            "" => "mount --bind /dev/null /dev/userfaultfd".to_string(),
+            mode => format!(
+                "node=$(mktemp -u) && mknod -m {mode} $node c $(tr : ' ' </sys/class/misc/userfaultfd/dev) && \
+                 mount --bind $node /dev/userfaultfd && rm $node"
+            ),
+        };
+        let script = format!(
+            "mount -t proc proc /proc && {device} && cd / && exec setpriv --reuid {0} --regid {0} --clear-groups \
+             --inh-caps=-all --bounding-set=-all -- \"$@\"",
+            world.user
+        );
+        let own = self.bin.0.join("memfold");
+        Command::new("unshare")
+            .args(["-m", "-p", "-f", "sh", "-c", &script, "sh", &self.filter.path, world.errno])
+            .arg(&own as &Path)
+            .args(arguments)
+            .env_remove("MEMFOLD_RUN")
+            .env_remove("MEMFOLD_DISABLE")
+            .output()
+            .unwrap()
+    }
+}
+
+const HELD: &[&str] = &["run", "--limit", "16M", "--summary", "--", "python3", "-c"];
+/// Four times the limit, each page told from the others, twice over.
+const FOLDS: &str = "
+b = bytearray(64 << 20)
+for turn in (1, 2):
+    for at in range(0, len(b), 4096): b[at] = (b[at] + at // 4096) % 251
+print(sum(b))";
+
+fn folds_right() -> String {
+    (0..16384u32).map(|page| (page % 251 + page) % 251).sum::<u32>().to_string()
+}
+
+#[test]
+fn in_a_container_that_is_given_the_device_run_works_and_check_says_what_is_refused() {
+    let Some(sandbox) = sandbox() else { return };
+    for (device, user) in [("600", "0"), ("666", "65534")] {
+        for (errno, name) in [("1", "EPERM"), ("38", "ENOSYS")] {
+            let world = World { device, user, errno };
+            let text = screen(&sandbox.run(&world, &["check", "--limit", "64M"]), 0);
+            let refused = line(&text, "sandbox").1;
+            for word in [
+                "a seccomp filter",
+                &format!("userfaultfd {name}"),
+                "process_madvise EPERM",
+                "pidfd_getfd EPERM",
+                "docs/containers.md",
+            ] {
+                assert!(refused.contains(word), "{word}: {text}");
+            }
+            assert!(!refused.contains("prctl") && !refused.contains("membarrier"), "{text}");
+            assert_eq!(line(&text, "  by system call").0, "--", "{text}");
+            assert_eq!(line(&text, "  by device").0, "ok", "{text}");
+            let (mark, said) = line(&text, "process_madvise");
+            assert!(mark == "--" && said.contains("--cap-add SYS_PTRACE"), "{text}");
+            let output = sandbox.run(&world, &[HELD, &[FOLDS]].concat());
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(0), "{said}");
+            assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), folds_right());
+            assert!(said.contains("major"), "it was folded, and the summary isn't lost: {said}");
+        }
+    }
+}
+
+#[test]
+fn in_a_container_without_the_device_run_refuses_and_check_names_the_fix() {
+    let Some(sandbox) = sandbox() else { return };
+    for (device, user) in [("", "0"), ("600", "65534")] {
+        for errno in ["1", "38"] {
+            let world = World { device, user, errno };
+            let text = screen(&sandbox.run(&world, &["check", "--limit", "64M"]), 1);
+            let (mark, said) = line(&text, "userfaultfd");
+            assert!(mark == "NO" && said.contains("--device /dev/userfaultfd"), "{text}");
+            assert!(
+                text.trim_end().lines().last().unwrap().contains("does not work here: userfaultfd"),
+                "{text}"
+            );
+            let output = sandbox.run(&world, &["run", "--limit", "64M", "--", "true"]);
+            assert_refused(&output, 125, &["userfaultfd", "seccomp", "device"]);
+        }
+    }
+}
+
+#[test]
+fn a_kernelspec_is_written_once_and_its_command_is_what_runs() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let write = |more: &[&str]| {
+        let mut command = memfold(&bin, &[&["jupyter", "--limit", "64M"], more].concat());
+        command.env("JUPYTER_DATA_DIR", scratch.path("data")).output().unwrap()
+    };
+    let output = write(&[]);
+    let path = scratch.path("data/kernels/memfold-python3/kernel.json");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{path}\n"));
+    let spec = json(&path);
+    let words: Vec<&str> =
+        spec["argv"].as_array().unwrap().iter().map(|w| w.as_str().unwrap()).collect();
+    assert_eq!(words[0], bin.join("memfold").to_str().unwrap());
+    assert_eq!(words[1..4], ["run", "--limit=64M", "--"]);
+    assert!(words[4].starts_with('/') && words[4].ends_with("python3"), "{words:?}");
+    assert_eq!(words[5..], ["-m", "ipykernel_launcher", "-f", "{connection_file}"]);
+    assert_eq!(spec["display_name"], "Python 3 in 64M (memfold)");
+    assert_refused(&write(&[]), 125, &[&path, "--force"]);
+    assert!(write(&["--force"]).status.success());
+    // Another's, with what else it says, and a directory of its own.
+    let other =
+        r#"{"argv":["/bin/echo","{connection_file}"],"display_name":"Echo","env":{"A":"b"}}"#;
+    let (other, own) = (scratch.file("kernel.json", other, 0o644), scratch.path("own"));
+    let output = write(&["--from", &other, "--dir", &own, "--", "--codec", "zstd:1"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let spec = json(&format!("{own}/kernel.json"));
+    assert_eq!(
+        (&spec["env"]["A"], &spec["display_name"]),
+        (&"b".into(), &"Echo in 64M (memfold)".into())
+    );
+    let words: Vec<&str> =
+        spec["argv"].as_array().unwrap().iter().map(|w| w.as_str().unwrap()).collect();
+    assert_eq!(
+        words[1..],
+        ["run", "--limit=64M", "--codec", "zstd:1", "--", "/bin/echo", "{connection_file}"]
+    );
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE");
+    let output = command.output().unwrap();
+    assert_eq!(
+        output.stdout,
+        b"{connection_file}\n",
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn a_kernelspec_that_could_not_start_is_refused() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let (dir, bad) = (scratch.path("spec"), scratch.file("bad.json", "{}", 0o644));
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["--limit", "1M"], &["too small"]),
+        (&["--limit", "64M", "--", "--bogus"], &["--bogus"]),
+        (&["--limit", "64M", "--from", &bad], &["--from", "argv"]),
+        (&["--limit", "64M", "--from", "/no/such/file"], &["--from", "No such file"]),
+    ];
+    for (arguments, words) in cases {
+        let output =
+            memfold(&bin, &[&["jupyter", "--dir", &dir], *arguments].concat()).output().unwrap();
+        assert_refused(&output, 125, words);
+        assert!(!Path::new(&dir).exists(), "{arguments:?}");
+    }
+}

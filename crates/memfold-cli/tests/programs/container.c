@@ -1,0 +1,50 @@
+/* container ERRNO COMMAND...: becomes COMMAND under a seccomp filter that says of the calls that
+   matter here what Docker's default profile (moby, profiles/seccomp/default.json) says of them to
+   who has no capability. `userfaultfd` gets ERRNO: 1 (EPERM) there, 38 (ENOSYS) in sandboxes that
+   say so of all that they don't know. */
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static const struct { int call, error; } refused[] = {
+    { SYS_userfaultfd, 0 },
+    /* These three are for CAP_SYS_PTRACE. */
+    { SYS_process_madvise, EPERM }, { SYS_pidfd_getfd, EPERM }, { SYS_kcmp, EPERM },
+    /* These are for CAP_SYS_ADMIN; of clone3 it can't be told what it would do. */
+    { SYS_clone3, ENOSYS }, { SYS_unshare, EPERM }, { SYS_setns, EPERM }, { SYS_mount, EPERM },
+    { SYS_umount2, EPERM }, { SYS_bpf, EPERM }, { SYS_perf_event_open, EPERM },
+    /* For CAP_SYS_NICE. */
+    { SYS_mbind, EPERM }, { SYS_set_mempolicy, EPERM }, { SYS_get_mempolicy, EPERM },
+    /* Allowed to nobody, since Docker 25 the last three too. */
+    { SYS_keyctl, EPERM }, { SYS_add_key, EPERM }, { SYS_move_pages, EPERM },
+    { SYS_io_uring_setup, EPERM }, { SYS_io_uring_enter, EPERM }, { SYS_io_uring_register, EPERM },
+};
+enum { COUNT = sizeof refused / sizeof *refused };
+
+int main(int argc, char **argv) {
+    struct sock_filter filter[2 * COUNT + 2];
+    int len = 0, error = argc > 2 ? atoi(argv[1]) : 0;
+    if (!error)
+        return 99;
+    filter[len++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+    for (int i = 0; i < COUNT; i++) {
+        int said = refused[i].error ? refused[i].error : error;
+        filter[len++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, refused[i].call, 0, 1);
+        filter[len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | said);
+    }
+    filter[len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog program = { len, filter };
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program)) {
+        perror("seccomp");
+        return 99;
+    }
+    execv(argv[2], argv + 2);
+    perror(argv[2]);
+    return 99;
+}

@@ -1,0 +1,163 @@
+//! What works here: each thing is tried, on memory and descriptors made for it, and the kernel's
+//! answer is given as it is.
+use crate::Errno;
+use crate::disk::has_uring;
+use crate::maps::lookup;
+use crate::maps::pagemap::Pagemap;
+use crate::memory::zone::Zone;
+use crate::raw::{is_resident, system_call};
+use crate::thread::dispatch;
+use crate::uffd::{OpenError, Uffd, feature};
+use crate::units::PAGE_SIZE;
+use rustix::fd::AsRawFd;
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+/// A zone of one page, written to.
+fn page(byte: u8) -> Result<Zone, Errno> {
+    let zone = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
+    // SAFETY: inside the zone, which nobody else knows of.
+    unsafe { zone.as_ptr().write(byte) };
+    Ok(zone)
+}
+
+/// Whether UFFDIO_MOVE takes a page from one address to another.
+///
+/// # Errors
+/// No userfaultfd, or what the kernel says: EINVAL before Linux 6.8.
+pub fn moves() -> Result<(), OpenError> {
+    let uffd = Uffd::open(feature::MOVE, true)?;
+    let (from, to) = (
+        page(77).map_err(OpenError::Other)?,
+        Zone::reserve(PAGE_SIZE, PAGE_SIZE).map_err(OpenError::Other)?,
+    );
+    // SAFETY: both are ours; `to` is touched only when the page is there.
+    unsafe {
+        uffd.register(to.start(), PAGE_SIZE, false).map_err(OpenError::Other)?;
+        let moved = uffd.move_pages(to.start(), from.start(), PAGE_SIZE, true);
+        moved.map_err(|partial| OpenError::Other(partial.errno))?;
+        assert!(to.as_ptr().read() == 77, "memfold: UFFDIO_MOVE has lost a byte");
+    }
+    Ok(())
+}
+
+/// Whether PAGEMAP_SCAN finds a page that is there.
+///
+/// # Errors
+/// What the kernel says: ENOTTY before Linux 6.7, ENOENT without /proc.
+pub fn scans() -> Result<(), Errno> {
+    let zone = page(1)?;
+    let mut found = false;
+    let (start, end) = (zone.start(), zone.start() + PAGE_SIZE);
+    Pagemap::open()?.for_each_populated(start, end, |_, _| found = true)?;
+    if found { Ok(()) } else { Err(Errno::OPNOTSUPP) }
+}
+
+/// Whether PROCMAP_QUERY is there; without, the whole map is read.
+///
+/// # Errors
+/// What the kernel says: ENOTTY before Linux 6.11.
+pub fn queries_maps() -> Result<(), Errno> {
+    lookup::probe()
+}
+
+/// Whether `process_madvise(MADV_DONTNEED)` drops pages of the process itself, many ranges at once.
+///
+/// # Errors
+/// What the kernel says: EINVAL before Linux 6.13, EPERM or ENOSYS in a sandbox.
+pub fn drops_batches() -> Result<(), Errno> {
+    let own = pidfd_open(getpid(), PidfdFlags::empty())?;
+    let zones = [page(1)?, page(2)?];
+    let ranges = zones.each_ref().map(|zone| [zone.start(), PAGE_SIZE]);
+    let args = [
+        own.as_raw_fd() as usize,
+        ranges.as_ptr() as usize,
+        ranges.len(),
+        libc::MADV_DONTNEED as usize,
+        0,
+        0,
+    ];
+    // SAFETY: the ranges are two zones of ours, which hold nothing that is wanted.
+    unsafe { system_call(libc::SYS_process_madvise, args)? };
+    if zones.iter().any(|zone| is_resident(zone.start())) { Err(Errno::OPNOTSUPP) } else { Ok(()) }
+}
+
+/// Whether the process may ask for Syscall User Dispatch.
+pub fn dispatches() -> bool {
+    dispatch::probe()
+}
+
+/// Whether an io_uring can be had.
+///
+/// # Errors
+/// ENOSYS or EPERM: the kernel has none, or not for us.
+pub fn rings() -> Result<(), Errno> {
+    has_uring()
+}
+
+/// A system call that is asked for nothing.
+pub struct Call {
+    /// Its name.
+    pub name: &'static str,
+    number: i64,
+    args: [usize; 6],
+}
+
+/// No descriptor has it.
+const NONE: usize = usize::MAX;
+
+/// The calls that sandboxes refuse and that memfold makes, with arguments by which each fails, or
+/// does nothing, if it gets as far as the kernel.
+pub const CALLS: &[Call] = &[
+    // Flags that don't exist, beside those for which nobody asks for a privilege.
+    Call { name: "userfaultfd", number: libc::SYS_userfaultfd, args: [0x4000_0001, 0, 0, 0, 0, 0] },
+    Call {
+        name: "process_madvise",
+        number: libc::SYS_process_madvise,
+        args: [NONE, 0, 0, 0, 0, 0],
+    },
+    Call { name: "pidfd_open", number: libc::SYS_pidfd_open, args: [0, 0x4000_0000, 0, 0, 0, 0] },
+    Call { name: "pidfd_getfd", number: libc::SYS_pidfd_getfd, args: [NONE, 0, 0, 0, 0, 0] },
+    Call { name: "membarrier", number: libc::SYS_membarrier, args: [0; 6] },
+    Call {
+        name: "prctl",
+        number: libc::SYS_prctl,
+        args: [libc::PR_GET_DUMPABLE as usize, 0, 0, 0, 0, 0],
+    },
+    Call { name: "ioctl", number: libc::SYS_ioctl, args: [NONE, 0, 0, 0, 0, 0] },
+    Call { name: "memfd_create", number: libc::SYS_memfd_create, args: [0; 6] },
+    Call { name: "io_uring_setup", number: libc::SYS_io_uring_setup, args: [0; 6] },
+];
+
+impl Call {
+    /// The error with which a sandbox, or a kernel that lacks it, keeps the call from us.
+    pub fn refusal(&self) -> Option<Errno> {
+        // SAFETY: no argument is the address of anything.
+        let result = unsafe { system_call(self.number, self.args) };
+        result.err().filter(|e| matches!(*e, Errno::PERM | Errno::ACCESS | Errno::NOSYS))
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_tried_is_answered_and_nothing_is_left_behind() {
+        let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let _alone = crate::FORKS.lock();
+        assert!(moves().is_ok() && scans().is_ok(), "the engine needs both");
+        for probe in [queries_maps, drops_batches, rings] {
+            let answer = probe();
+            let known = [Errno::PERM, Errno::NOSYS, Errno::INVAL, Errno::NOTTY];
+            assert!(answer.is_ok() || answer.is_err_and(|e| known.contains(&e)), "{answer:?}");
+        }
+        // Other tests open descriptors meanwhile, but none leaves hundreds.
+        let before = descriptors();
+        for _ in 0..500 {
+            CALLS.iter().for_each(|call| {
+                call.refusal();
+            });
+        }
+        assert!(descriptors() < before + 200);
+    }
+}
