@@ -140,6 +140,19 @@ fn c2_what_can_not_be_dropped_stays() {
     memory.check().unwrap();
 }
 
+/// A child of fork that does nothing, and is ended with this.
+struct Child(libc::pid_t);
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // SAFETY: a child of this test's, waited for at once.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
 /// A child of fork shares pages with its parent for a while, which goes on to read and write.
 #[test]
 fn c1_pages_that_a_child_shares_are_dropped_and_written_to_like_others() {
@@ -165,6 +178,7 @@ fn c1_pages_that_a_child_shares_are_dropped_and_written_to_like_others() {
                 unsafe { libc::pause() };
             }
         }
+        let _child = Child(child);
         for _ in 0..6000 {
             let page = random.below(pages);
             assert_eq!(word(&region, page, 0).load(Relaxed), counts[page], "page {page}");
@@ -172,11 +186,6 @@ fn c1_pages_that_a_child_shares_are_dropped_and_written_to_like_others() {
                 counts[page] += 1;
                 word(&region, page, 0).store(counts[page], Relaxed);
             }
-        }
-        // SAFETY: a child of this test's, waited for at once.
-        unsafe {
-            libc::kill(child, libc::SIGKILL);
-            libc::waitpid(child, std::ptr::null_mut(), 0);
         }
     }
     memory.check().unwrap();
