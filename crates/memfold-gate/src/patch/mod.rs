@@ -2,13 +2,18 @@
 //! which costs a thirtieth of a trap.
 //!
 //! A site is patched when it has trapped [`HOT`] times, so that short programs copy no page of
-//! libc. Of `mov $nr,%eax; syscall` only the first instruction gives way to a jump: it has its
-//! length. What lands on the second one, or stands between both, traps as ever, so other threads
-//! may run through the site meanwhile, and nobody needs to know what jumps there.
+//! libc. Other threads may run through it meanwhile, and nobody needs to know what jumps where:
+//! - Of `mov $nr,%eax; syscall` only the first instruction gives way to a jump, which has its
+//!   length. What lands on the second one, or stands between both, traps as ever. It is written as
+//!   HotSpot writes over entries: a jump to itself, the last byte, the rest, each in one store that
+//!   crosses no line.
+//! - Elsewhere the system call's own two bytes become a short jump, in one store, to a jump in the
+//!   padding behind a return nearby ([`padding`]).
 //!
-//! The first instruction is written as HotSpot writes over entries: a jump to itself, the last
-//! byte, the rest, each in one store that crosses no line.
+//! Either way the instruction that ends the site ends where it did: what a handler sees, and where a
+//! call is made again, is as if it had trapped.
 pub mod entry;
+mod padding;
 
 use crate::patch::entry::{Handler, set_up};
 use core::mem::forget;
@@ -38,14 +43,20 @@ const UD2: [u8; 2] = [0x0f, 0x0b];
 const MOV_BYTES: usize = 5;
 const SITE_BYTES: usize = MOV_BYTES + SYSCALL.len();
 const TEXTS: usize = 4;
+const HALVES: usize = 32;
+/// How far a short jump reaches, and a jump of its own lies within.
+const REACH: usize = 112;
 
 struct Sites {
     /// Those of libc and the loader.
     texts: [(usize, usize); TEXTS],
+    /// Second halves of padding that is used; 0: none.
+    halves: [usize; HALVES],
     used: usize,
 }
 
-static SITES: StaticMutex<Sites> = StaticMutex::new(Sites { texts: [(0, 0); TEXTS], used: 0 });
+static SITES: StaticMutex<Sites> =
+    StaticMutex::new(Sites { texts: [(0, 0); TEXTS], halves: [0; HALVES], used: 0 });
 
 /// Sites may be patched from now on; `handler` makes their calls.
 pub fn allow(handler: Handler) {
@@ -71,7 +82,7 @@ pub fn note_trap(after: usize, nr: usize) {
     }
     let hits = &HITS[(after ^ after >> 10) % COUNTERS];
     if hits.fetch_add(1, Relaxed) + 1 == HOT && after > SITE_BYTES {
-        SITES.lock().patch(after - SITE_BYTES, nr);
+        SITES.lock().patch(after, nr);
     }
 }
 
@@ -82,46 +93,79 @@ pub fn with_patching_stopped<T>(with: impl FnOnce() -> T) -> T {
 }
 
 impl Sites {
-    fn patch(&mut self, site: usize, nr: usize) {
+    fn patch(&mut self, after: usize, nr: usize) {
         if self.used == 0 && !self.prepare() {
             return ON.store(false, SeqCst);
         }
-        if !self.is_site(site, nr) || (self.used + 1) * STRIDE > SITES_BYTES {
+        if !self.texts.iter().any(|text| text.0 < after - SITE_BYTES && after < text.1)
+            || (self.used + 1) * STRIDE > SITES_BYTES
+        {
             return;
         }
-        let at = START.load(SeqCst) + self.used * STRIDE;
-        let Ok(distance) = i32::try_from(at.wrapping_sub(site + MOV_BYTES) as isize) else {
-            return;
-        };
-        let (page, end) = (site & !(PAGE_SIZE - 1), (site + MOV_BYTES).next_multiple_of(PAGE_SIZE));
-        if !protect(START.load(SeqCst), SITES_BYTES, true) {
-            return;
-        }
-        self.write_step(at, site, nr);
-        self.used += 1;
-        protect(START.load(SeqCst), SITES_BYTES, false);
-        if protect(page, end - page, true) {
-            // SAFETY: the site is a whole instruction, and other threads find the old one, the jump
-            // to itself, or the new one.
-            unsafe { replace(site, distance) };
-            protect(page, end - page, false);
+        let step = START.load(SeqCst) + self.used * STRIDE;
+        let site = after - SITE_BYTES;
+        if sets_number(site, nr) {
+            self.go_by(step, Some(nr), after, (site, MOV_BYTES), |distance| {
+                // SAFETY: the site is a whole instruction, and other threads find the old one, the
+                // jump to itself, or the new one.
+                unsafe { replace(site, distance) };
+            });
+        } else if (after - 2) % LINE_BYTES < LINE_BYTES - 1
+            && let Some(room) = self.room_near(after)
+        {
+            self.go_by(step, None, after, (room, MOV_BYTES), |distance| {
+                // SAFETY: nobody runs through the padding, and then other threads find one
+                // instruction or the other.
+                unsafe { detour(after - SYSCALL.len(), room, distance) };
+            });
         }
     }
 
-    /// Whether the instruction before a system call's is one that sets the number, alone in the
-    /// text of libc or the loader.
-    fn is_site(&self, site: usize, nr: usize) -> bool {
-        let inside = |text: &(usize, usize)| text.0 < site && site + SITE_BYTES <= text.1;
-        if !self.texts.iter().any(inside) || site % LINE_BYTES > LINE_BYTES - 4 {
-            return false;
+    /// Makes the step of a site, and has `write` write the jump of five bytes at `jump` that goes
+    /// there, given its distance.
+    fn go_by(
+        &mut self,
+        step: usize,
+        nr: Option<usize>,
+        after: usize,
+        jump: (usize, usize),
+        write: impl FnOnce(i32),
+    ) {
+        let Ok(distance) = i32::try_from(step.wrapping_sub(jump.0 + jump.1) as isize) else {
+            return;
+        };
+        let page = jump.0.min(after - SITE_BYTES) & !(PAGE_SIZE - 1);
+        let bytes = (jump.0 + jump.1).max(after).next_multiple_of(PAGE_SIZE) - page;
+        if !protect(START.load(SeqCst), SITES_BYTES, true) {
+            return;
         }
-        // SAFETY: it lies in a text, with a byte before.
-        let bytes = unsafe { &*((site - 1) as *const [u8; 1 + SITE_BYTES]) };
-        let number = (nr as u32).to_le_bytes();
-        bytes[1] == 0xb8
-            && bytes[2..6] == number
-            && bytes[6..] == SYSCALL
-            && !is_prefix_or_opcode(bytes[0])
+        self.write_step(step, nr, after);
+        self.used += 1;
+        protect(START.load(SeqCst), SITES_BYTES, false);
+        if protect(page, bytes, true) {
+            write(distance);
+            protect(page, bytes, false);
+        }
+    }
+
+    /// Room for a jump that a short one at the system call before `after` reaches.
+    fn room_near(&mut self, after: usize) -> Option<usize> {
+        let reach = after - REACH..after + REACH;
+        if let Some(half) = self.halves.iter_mut().find(|half| reach.contains(half)) {
+            return Some(core::mem::take(half));
+        }
+        let text = self.texts.iter().find(|text| text.0 < reach.start && reach.end < text.1)?;
+        let from = reach.start.max(text.0 + padding::BEFORE);
+        // SAFETY: all of it lies in a text.
+        let found =
+            (from..reach.end).find_map(|at| unsafe { padding::at(at) }.map(|len| (at, len)));
+        let (at, len) = found?;
+        if len >= 2 * MOV_BYTES
+            && let Some(free) = self.halves.iter_mut().find(|half| **half == 0)
+        {
+            *free = at + MOV_BYTES;
+        }
+        Some(at)
     }
 
     fn prepare(&mut self) -> bool {
@@ -155,20 +199,37 @@ impl Sites {
     }
 
     /// Writes the step from a site to the entry: the number, and where to go on.
-    fn write_step(&self, at: usize, site: usize, nr: usize) {
-        let mut step = [0xccu8; STRIDE];
-        step[0] = 0xb8;
-        step[1..5].copy_from_slice(&(nr as u32).to_le_bytes());
-        // movabs $resume,%rcx
-        step[5..7].copy_from_slice(&[0x48, 0xb9]);
-        step[7..15].copy_from_slice(&(site + SITE_BYTES).to_le_bytes());
+    fn write_step(&self, at: usize, nr: Option<usize>, after: usize) {
+        let (mut step, mut used) = ([0xccu8; STRIDE], 0);
+        let mut add = |bytes: &[u8]| {
+            step[used..used + bytes.len()].copy_from_slice(bytes);
+            used += bytes.len();
+            used
+        };
+        if let Some(nr) = nr {
+            add(&[0xb8]);
+            add(&(nr as u32).to_le_bytes());
+        }
+        // movabs $after,%rcx
+        add(&[0x48, 0xb9]);
+        add(&after.to_le_bytes());
         // jmp *entry(%rip)
-        step[15..17].copy_from_slice(&[0xff, 0x25]);
-        let back = -((self.used * STRIDE + 21) as i32);
-        step[17..21].copy_from_slice(&back.to_le_bytes());
+        let end = add(&[0xff, 0x25]) + 4;
+        add(&(-((self.used * STRIDE + end) as i32)).to_le_bytes());
         // SAFETY: it lies in the zone, is writable now, and nobody goes there yet.
         unsafe { core::ptr::copy_nonoverlapping(step.as_ptr(), at as *mut u8, STRIDE) };
     }
+}
+
+/// Whether the instruction before a system call's is one that sets the number, alone.
+fn sets_number(site: usize, nr: usize) -> bool {
+    // SAFETY: it lies in a text, with a byte before.
+    let bytes = unsafe { &*((site - 1) as *const [u8; 1 + SITE_BYTES]) };
+    site % LINE_BYTES <= LINE_BYTES - 4
+        && bytes[1] == 0xb8
+        && bytes[2..6] == (nr as u32).to_le_bytes()
+        && bytes[6..] == SYSCALL
+        && !is_prefix_or_opcode(bytes[0])
 }
 
 fn is_libc(area: &Area) -> bool {
@@ -212,6 +273,28 @@ unsafe fn replace(site: usize, distance: i32) {
             itself = in(reg) TO_ITSELF,
             last = in(reg_byte) last,
             first = in(reg) first,
+            options(nostack)
+        );
+    }
+}
+
+/// Has the system call at `site` jump to a jump at `room`.
+///
+/// # Safety
+/// - Both are writable; nobody runs through `room`'s five bytes; the site's two lie in one line.
+unsafe fn detour(site: usize, room: usize, distance: i32) {
+    let [a, b, c, d] = distance.to_le_bytes();
+    let short = (room as isize - (site + SYSCALL.len()) as isize) as i8;
+    let jump = u16::from_le_bytes([0xeb, short as u8]);
+    // SAFETY: the caller's promise.
+    unsafe {
+        core::ptr::copy_nonoverlapping([0xe9, a, b, c, d].as_ptr(), room as *mut u8, MOV_BYTES);
+        core::arch::asm!(
+            "mfence",
+            "mov word ptr [{site}], {jump:x}",
+            "mfence",
+            site = in(reg) site,
+            jump = in(reg) jump,
             options(nostack)
         );
     }
