@@ -29,6 +29,7 @@ mod known;
 mod gated;
 mod adopt;
 mod advice;
+mod given;
 mod change;
 mod copy;
 mod keeper;
