@@ -2,7 +2,7 @@
 //!
 //! What loads wait for is in SSE2, which every x86-64 has: 16 words at a time, unpacked in as many
 //! steps as a word has bits in its length. Other processors do the same a word at a time.
-use super::WIDTH_MAX;
+use crate::block::shuffle::plan::WIDTH_MAX;
 
 /// Words that are done at a time: a page has a multiple of this, whatever their width.
 pub(super) const STEP: usize = 16;
@@ -145,7 +145,8 @@ use sse2::join_words;
 
 #[cfg(target_arch = "x86_64")]
 mod sse2 {
-    use super::{Plane, STEP, WIDTH_MAX};
+    use super::{Plane, STEP};
+    use crate::block::shuffle::plan::WIDTH_MAX;
     use core::arch::x86_64::*;
 
     /// # Safety
