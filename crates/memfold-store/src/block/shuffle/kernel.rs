@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(folded::<2>(5u64.wrapping_sub(7)), 3);
         assert_eq!(folded::<4>(0x8000_0000), 0xffff_ffff);
         // Rows 7 apart, of a table of numbers: all but the lowest plane are zeros.
-        let words: Vec<u8> = (0..512u64).flat_map(|i| (1 << 40 | i * 7).to_le_bytes()).collect();
+        let words: Vec<u8> = (0..512u64).flat_map(|i| ((1 << 40) + i * 7).to_le_bytes()).collect();
         let mut planes = vec![1; 4096];
         split(&words, 8, true, &mut planes);
         assert!(planes[512..].iter().all(|byte| *byte == 0) && planes[1] == 14);
