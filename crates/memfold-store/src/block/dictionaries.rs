@@ -5,7 +5,8 @@
 //! costs no shared write. A dictionary is freed when saves take another one (or none), no object
 //! uses it, and no worker lists it: a worker can't store an object with it then, and none can be
 //! loaded. The registry holds the last reference, so workers never free memory.
-use crate::block::{DecodeError, shuffle};
+use crate::block::error::DecodeError;
+use crate::block::shuffle;
 use crate::codec::{Canned, CodecSpec, Decoder, Input, Output, decoders};
 use crate::format;
 use crate::pool::budget::Budget;

@@ -10,6 +10,7 @@
 //!
 //! (mode 0: all patterns are zero, none is kept; 1: one pattern for all; 2: one for each page), and
 //! goes on with the other pages, gathered in order and compressed as one.
+pub(crate) mod error;
 pub(crate) mod set;
 pub(crate) mod same_filled;
 pub(crate) mod entropy;
@@ -17,9 +18,10 @@ pub(crate) mod shuffle;
 pub(crate) mod dictionaries;
 
 use crate::block::dictionaries::Decoders;
+pub(crate) use crate::block::error::DecodeError;
 use crate::block::same_filled::{fill, pattern_of};
 use crate::block::set::BlockSet;
-use crate::block::shuffle::Plan;
+use crate::block::shuffle::plan::Plan;
 use crate::codec::{Canned, CodecError, Encoder, Input, Output};
 use crate::format;
 use crate::pool::entry::Header;
@@ -123,16 +125,6 @@ pub(crate) enum Encoded {
         len: usize,
         same_pages: usize,
     },
-}
-
-/// An object's payload does not fit its header although its checksum does.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) enum DecodeError {
-    /// The list of same-filled pages or a length makes no sense.
-    Layout,
-    /// No codec has this id.
-    Format,
-    Codec(CodecError),
 }
 
 impl Scratch {

@@ -2,7 +2,7 @@
 //!
 //! What loads wait for is in SSE2, which every x86-64 has: 16 words at a time, unpacked in as many
 //! steps as a word has bits in its length. Other processors do the same a word at a time.
-use super::WIDTH_MAX;
+use crate::block::shuffle::plan::WIDTH_MAX;
 
 /// Words that are done at a time: a page has a multiple of this, whatever their width.
 pub(super) const STEP: usize = 16;
@@ -145,7 +145,8 @@ use sse2::join_words;
 
 #[cfg(target_arch = "x86_64")]
 mod sse2 {
-    use super::{Plane, STEP, WIDTH_MAX};
+    use super::{Plane, STEP};
+    use crate::block::shuffle::plan::WIDTH_MAX;
     use core::arch::x86_64::*;
 
     /// # Safety
@@ -313,7 +314,7 @@ mod tests {
         assert_eq!(folded::<2>(5u64.wrapping_sub(7)), 3);
         assert_eq!(folded::<4>(0x8000_0000), 0xffff_ffff);
         // Rows 7 apart, of a table of numbers: all but the lowest plane are zeros.
-        let words: Vec<u8> = (0..512u64).flat_map(|i| (1 << 40 | i * 7).to_le_bytes()).collect();
+        let words: Vec<u8> = (0..512u64).flat_map(|i| ((1 << 40) + i * 7).to_le_bytes()).collect();
         let mut planes = vec![1; 4096];
         split(&words, 8, true, &mut planes);
         assert!(planes[512..].iter().all(|byte| *byte == 0) && planes[1] == 14);

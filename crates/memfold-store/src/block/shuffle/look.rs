@@ -1,6 +1,6 @@
 //! What a block's words look like, from a sample: which planes they have that don't change.
-use super::kernel;
-use super::{Plan, TABLE_MAX, Words};
+use crate::block::shuffle::kernel;
+use crate::block::shuffle::plan::{Plan, TABLE_MAX, Words};
 
 /// Places that are looked at, and bytes at each: a cache line.
 const PLACES: usize = 16;

@@ -14,19 +14,17 @@
 //! plan 1 byte | first word, or table: its length less one, its words | kinds, 2 bits a plane
 //! | constants, 1 byte each | dense planes | the others, as one, by the codec
 //! ```
+pub(super) mod plan;
 mod kernel;
 mod look;
 #[cfg(test)]
 mod tests;
 
-use crate::block::DecodeError;
+use crate::block::error::DecodeError;
 use crate::codec::{CodecError, Decoder, Encoder, Input, Output};
 use kernel::Plane;
+use plan::{Plan, TABLE_MAX, WIDTH_MAX, Words};
 
-/// The widest words, in bytes, and so the most planes.
-const WIDTH_MAX: usize = 8;
-/// The longest table.
-const TABLE_MAX: usize = 256;
 const CONSTANT: u16 = 0;
 const DENSE: u16 = 1;
 const CODED: u16 = 2;
@@ -35,45 +33,6 @@ const SAMPLE: usize = 256;
 /// A plane in whose sample this many pairs are equal has some 5.5 bits of entropy a byte, and a
 /// codec makes at most three quarters of it.
 const PAIRS_CODED: u32 = (SAMPLE * SAMPLE / 2) as u32 / 45;
-
-/// How a block is taken apart.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
-    /// Bytes of a word: 2, 4 or 8.
-    width: usize,
-    words: Words,
-}
-
-/// What the planes are of.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-enum Words {
-    Plain,
-    Deltas,
-    /// Of the places of words of 4 or 8 bytes in a table: one plane.
-    Table,
-}
-
-impl Plan {
-    fn pack(self) -> u8 {
-        self.width as u8 | (self.words as u8) << 4
-    }
-
-    fn unpack(byte: u8) -> Option<Plan> {
-        let words = match byte >> 4 {
-            0 => Words::Plain,
-            1 => Words::Deltas,
-            2 => Words::Table,
-            _ => return None,
-        };
-        let width = (byte & 0xf) as usize;
-        let is_width = matches!((width, words), (4 | 8, _) | (2, Words::Plain | Words::Deltas));
-        is_width.then_some(Plan { width, words })
-    }
-
-    fn planes(self) -> usize {
-        if self.words == Words::Table { 1 } else { self.width }
-    }
-}
 
 /// How to take a block apart, if it looks as if that made it smaller.
 ///
