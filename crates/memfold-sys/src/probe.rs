@@ -1,7 +1,7 @@
 //! What works here: each thing is tried, on memory and descriptors made for it, and the kernel's
 //! answer is given as it is.
 use crate::Errno;
-use crate::disk::has_uring;
+use crate::disk::swapfile::has_uring;
 use crate::maps::lookup;
 use crate::maps::pagemap::Pagemap;
 use crate::memory::zone::Zone;

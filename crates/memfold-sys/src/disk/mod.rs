@@ -5,14 +5,6 @@ pub mod swapfile;
 use crate::Errno;
 use crate::page::Page;
 
-/// Whether an io_uring can be had; without, each transfer is a system call.
-///
-/// # Errors
-/// ENOSYS or EPERM: the kernel has none, or not for us; EOPNOTSUPP: too old a kernel.
-pub fn has_uring() -> Result<(), Errno> {
-    uring::Ring::new().map(drop)
-}
-
 /// Which way bytes go.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Way {

@@ -168,6 +168,14 @@ impl FileDisk {
     }
 }
 
+/// Whether an io_uring can be had; without, each transfer is a system call.
+///
+/// # Errors
+/// ENOSYS or EPERM: the kernel has none, or not for us; EOPNOTSUPP: too old a kernel.
+pub fn has_uring() -> Result<(), Errno> {
+    Ring::new().map(drop)
+}
+
 /// The directory in which `path` names something.
 fn directory_of(path: &str) -> &str {
     match path.rsplit_once('/') {
