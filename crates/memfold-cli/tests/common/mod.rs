@@ -63,9 +63,18 @@ pub fn json(path: &str) -> serde_json::Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
+/// The flags for the delivery that MEMFOLD_TEST_DELIVERY asks for: by hand, whole suites can be run
+/// with `gate`.
+fn delivery() -> Vec<&'static str> {
+    static DELIVERY: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
+    let asked = DELIVERY.get_or_init(|| std::env::var("MEMFOLD_TEST_DELIVERY").ok());
+    asked.iter().flat_map(|asked| ["--delivery", asked.as_str()]).collect()
+}
+
 /// `memfold run --limit 64M FLAGS -- COMMAND` to its end.
 pub fn run(directory: &Path, flags: &[&str], command: &[&str]) -> Output {
-    let arguments = [&["run", "--limit", "64M"], flags, &["--"], command].concat();
+    let delivery = delivery();
+    let arguments = [&["run", "--limit", "64M"], &delivery[..], flags, &["--"], command].concat();
     memfold(directory, &arguments).output().unwrap()
 }
 
@@ -128,7 +137,8 @@ pub fn managed(resident: &str, command: &[&str]) -> Option<Output> {
 /// `"$@"`, in a mount namespace of its own (as root).
 pub fn managed_in(world: &str, flags: &[&str], command: &[&str]) -> Option<Output> {
     let bin = binaries()?;
-    let arguments = [&["run", "--summary"], flags, &["--"], command].concat();
+    let delivery = delivery();
+    let arguments = [&["run", "--summary"], &delivery[..], flags, &["--"], command].concat();
     let mut started = memfold(&bin, &arguments);
     if !world.is_empty() {
         let inner = started;
@@ -183,7 +193,7 @@ pub fn assert_right_in(world: &str, name: &str, promises: &[&str]) {
 }
 
 #[track_caller]
-fn assert_all_right(world: &str, flags: &[&str], name: &str, promises: &[&str]) {
+pub fn assert_all_right(world: &str, flags: &[&str], name: &str, promises: &[&str]) {
     let program = compile(name);
     for promise in promises {
         let Some(output) = managed_in(world, flags, &[&program.path, promise]) else { return };
@@ -212,7 +222,9 @@ impl Holder {
         program: &str,
         mib: &str,
     ) -> Holder {
-        let mut command = memfold(bin, &[&["run"], flags, &["--", program, mib]].concat());
+        let delivery = delivery();
+        let arguments = [&["run"], &delivery[..], flags, &["--", program, mib]].concat();
+        let mut command = memfold(bin, &arguments);
         command.env("XDG_RUNTIME_DIR", &scratch.0).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut runner = command.spawn().unwrap();
         let (input, output) = (runner.stdin.take(), BufReader::new(runner.stdout.take().unwrap()));
@@ -279,6 +291,13 @@ pub const NOBODY: &str = r#"
     node=$(mktemp -u) && mknod $node c $(tr : ' ' </sys/class/misc/userfaultfd/dev) && chmod 666 $node &&
     mount --bind $node /dev/userfaultfd && rm $node &&
     exec setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all -- "$@""#;
+
+/// A world in which nobody has any privilege, and none to use a userfaultfd for the kernel's own
+/// faults: the command and its library are copied to where all can read them.
+pub const UNPRIVILEGED: &str = r#"
+    test "$(cat /proc/sys/vm/unprivileged_userfaultfd)" = 0 || { echo "vm.unprivileged_userfaultfd is not 0" >&2; exit 99; }
+    mount -t tmpfs none /mnt && chmod 755 /mnt && cp "$1" "$(dirname "$1")/libmemfold_preload.so" /mnt && shift &&
+    exec setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs /mnt/memfold "$@""#;
 
 /// Whether worlds can be made here; says so if not, which fails under CI=true.
 pub fn can_make_worlds() -> bool {

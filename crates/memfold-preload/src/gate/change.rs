@@ -1,6 +1,7 @@
 //! The calls that change mappings, or give memory up.
 use super::advice::whole;
 use super::gated::{Gated, Mark, State};
+use super::given::gives;
 use super::known::TOP;
 use core::ops::Range;
 use memfold::address_space::calls::{Remap, failed};
@@ -23,8 +24,22 @@ fn end_of(start: usize, len: usize) -> usize {
 impl Gated {
     /// Makes a call that changes mappings.
     pub fn change(&self, nr: usize, args: &[usize; 6], make: Make) -> isize {
-        let state = &mut *self.state.lock();
         let [start, len, third, ..] = *args;
+        if nr as i64 == libc::SYS_ioctl && !gives(len) {
+            return make(args);
+        }
+        let mut state = self.state.lock();
+        let may_wait = [libc::SYS_madvise, libc::SYS_munmap, libc::SYS_mremap];
+        if state.has_userfault
+            && may_wait.contains(&(nr as i64))
+            && !self.pager.touches(&(start..end_of(start, len)))
+        {
+            // The kernel may wait until another thread of the program has read of it, and that one
+            // may have a mapping to change first.
+            drop(state);
+            return make(args);
+        }
+        let state = &mut *state;
         match nr as i64 {
             libc::SYS_mmap => self.map(state, args, make),
             libc::SYS_munmap => self.unmap(state, args, make),

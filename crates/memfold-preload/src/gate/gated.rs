@@ -94,6 +94,8 @@ pub struct State {
     never: [Ranges; MARKS.len()],
     /// What is mapped from now on is locked.
     pub locks_future: bool,
+    /// The program serves some of its memory by a userfaultfd of its own.
+    pub has_userfault: bool,
     /// Engine threads that are still to be started, the next one last; `None` before the first try.
     pub pending: Option<Vec<Start>>,
     /// It was told that they can't be started.

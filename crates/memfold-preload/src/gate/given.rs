@@ -40,10 +40,23 @@ fn each_given(request: usize, arg: usize, mut each: impl FnMut(usize, usize)) ->
     }
 }
 
+/// Whether an `ioctl` is one of these.
+pub fn gives(request: usize) -> bool {
+    let all = [
+        UFFDIO_REGISTER,
+        KVM_SET_USER_MEMORY_REGION,
+        KVM_SET_USER_MEMORY_REGION2,
+        VFIO_IOMMU_MAP_DMA,
+        VHOST_SET_MEM_TABLE,
+    ];
+    all.contains(&(request & u32::MAX as usize))
+}
+
 impl Gated {
     /// An `ioctl` is about to be made.
     pub fn give(&self, state: &mut State, request: usize, arg: usize) {
         let request = request & u32::MAX as usize;
+        state.has_userfault |= request == UFFDIO_REGISTER;
         each_given(request, arg, |start, len| {
             let end = start.saturating_add(len).min(TOP);
             let range: Range<usize> = start & !(PAGE_SIZE - 1)..end.next_multiple_of(PAGE_SIZE);
