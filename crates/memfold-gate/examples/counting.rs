@@ -66,8 +66,8 @@ impl Keeper for Counting {
 
     fn never_fold(&self, _start: usize, _len: usize) {}
 
-    fn owns_descriptor(&self, fd: i32) -> bool {
-        fd == TO.load(Relaxed)
+    fn owns_descriptor(&self, _fd: i32) -> bool {
+        false
     }
 
     fn ends(&self, how: Ending) {
