@@ -66,10 +66,8 @@ pub fn start(mut order: Order) -> Option<Order> {
     let why: String = match prepare() {
         Ok(()) => {
             engine::start(order, &LIFE);
-            if get().is_none() {
-                // It was told why.
-                return None;
-            }
+            // If there is none, it was told why.
+            get()?;
             ON.store(true, SeqCst);
             // SAFETY: the constructor is called once, before the program has threads; the engine's
             // threads are bare ones. The keeper's calls are instructions of this library, which is
