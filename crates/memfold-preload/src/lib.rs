@@ -42,8 +42,8 @@ extern "C" fn construct() {
             calls::release::find();
             if order.config.delivery == Delivery::Gate {
                 match gate::start(order) {
-                    Ok(()) => return,
-                    Err(by_thread) => order = by_thread,
+                    None => return,
+                    Some(by_thread) => order = by_thread,
                 }
             }
             // First, so that it runs after the program's own handlers of fork.

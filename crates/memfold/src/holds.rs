@@ -298,7 +298,8 @@ mod tests {
         let leaving = holds.leave(once(0..0x100000));
         let mut held = alloc::vec::Vec::new();
         leaving.each_held(0..0x100000, |part| held.push(part));
-        assert_eq!(held, [0x5000..0x7000]);
+        let held: alloc::vec::Vec<_> = held.iter().map(|part| (part.start, part.end)).collect();
+        assert_eq!(held, [(0x5000, 0x7000)]);
         assert!(leaving.is_held(0x6000..0x7000) && !leaving.is_held(0x7000..0x8000));
         holds.release(hold);
         assert!(!leaving.is_held(0..0x100000));

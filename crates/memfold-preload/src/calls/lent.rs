@@ -46,17 +46,16 @@ pub unsafe extern "C" fn vmsplice(
     let args =
         [fd as usize, parts as usize, count, usize::MAX, usize::MAX, libc::RWF_NOWAIT as usize];
     loop {
-        let done = match gate::is_on() {
-            // By libc, so that the gate sees it. SAFETY: the caller's promise.
-            true => {
-                match unsafe { libc::pwritev2(fd, parts, count as c_int, -1, libc::RWF_NOWAIT) } {
-                    // SAFETY: the caller is a thread of the program's, which has an `errno`.
-                    -1 => Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() })),
-                    done => Ok(done as i64),
-                }
+        let done = if gate::is_on() {
+            // SAFETY: the caller's promise. By libc, so that the gate sees it.
+            match unsafe { libc::pwritev2(fd, parts, count as c_int, -1, libc::RWF_NOWAIT) } {
+                // SAFETY: the caller is a thread of the program's, which has an `errno`.
+                -1 => Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() })),
+                done => Ok(done as i64),
             }
+        } else {
             // SAFETY: the caller's promise.
-            false => unsafe { system_call(libc::SYS_pwritev2, args) },
+            unsafe { system_call(libc::SYS_pwritev2, args) }
         };
         match done {
             Ok(done) => return done as isize,

@@ -182,9 +182,9 @@ impl Gated {
 fn bring(range: Range<usize>) {
     const POPULATE: [i32; 2] = [libc::MADV_POPULATE_WRITE, libc::MADV_POPULATE_READ];
     for page in range.step_by(PAGE_SIZE) {
-        // SAFETY: changes no byte. What isn't mapped, or not writable, stays as it is.
         let _ = POPULATE.iter().any(|advice| {
             let args = [page, PAGE_SIZE, *advice as usize, 0, 0, 0];
+            // SAFETY: changes no byte. What isn't mapped, or not writable, stays as it is.
             unsafe { system_call(libc::SYS_madvise, args) }.is_ok()
         });
     }

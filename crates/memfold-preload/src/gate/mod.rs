@@ -38,7 +38,6 @@ use crate::engine::{self, Life};
 use crate::order::Order;
 use crate::say;
 use crate::say::unserved::unserved;
-use alloc::format;
 use alloc::string::String;
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use memfold::config::Delivery;
@@ -63,14 +62,12 @@ const LIFE: Life = Life {
 
 /// Starts the engine with the gate; where that can't be, gives the order back, for thread delivery.
 /// Called by the constructor.
-pub fn start(mut order: Order) -> Result<(), Order> {
+pub fn start(mut order: Order) -> Option<Order> {
     let why: String = match prepare() {
         Ok(()) => {
             engine::start(order, &LIFE);
-            if get().is_none() {
-                // It was told why.
-                return Ok(());
-            }
+            // If there is none, it was told why.
+            get()?;
             ON.store(true, SeqCst);
             // SAFETY: the constructor is called once, before the program has threads; the engine's
             // threads are bare ones. The keeper's calls are instructions of this library, which is
@@ -82,19 +79,19 @@ pub fn start(mut order: Order) -> Result<(), Order> {
                     unserved(format_args!("--delivery gate: {why:?}"));
                 }
             }
-            return Ok(());
+            return None;
         }
         Err(why) => why,
     };
     say::warn(format_args!("warning: --delivery gate can't be had, so it is thread: {why}"));
     order.config.delivery = Delivery::Thread;
-    Err(order)
+    Some(order)
 }
 
 /// Opens what needs the program's own table of descriptors.
 fn prepare() -> Result<(), String> {
     if !dispatch::probe() {
-        return Err(format!("the kernel has no Syscall User Dispatch (Linux 5.11)"));
+        return Err("the kernel has no Syscall User Dispatch (Linux 5.11)".into());
     }
     gated::open()
 }

@@ -214,7 +214,7 @@ impl Pager {
 fn parts(areas: &Areas, pages: &Range<u64>) -> Vec<Range<usize>> {
     let part = |a: &crate::area::Area| {
         let (s, e) = (pages.start.max(a.start), pages.end.min(a.end));
-        (s < e).then(|| (s as usize) << PAGE_SHIFT..(e as usize) << PAGE_SHIFT)
+        (s < e).then_some((s as usize) << PAGE_SHIFT..(e as usize) << PAGE_SHIFT)
     };
     areas.iter().filter_map(part).collect()
 }
