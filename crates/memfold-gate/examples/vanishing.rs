@@ -296,7 +296,7 @@ extern "C" fn construct(_count: c_int, _args: *const *const c_char, _env: *const
     }
     open();
     // SAFETY: the loader calls this before there are threads, and the keeper makes its calls here.
-    if let Err(why) = unsafe { memfold_gate::start(&KEEPER) } {
+    if let Err(why) = unsafe { memfold_gate::start(&KEEPER, true) } {
         panic!("{why:?}");
     }
 }

@@ -86,9 +86,9 @@ impl Gated {
                 self.give(state, len, third);
                 make(args)
             }
-            // Its rings are filled and read at any time. Programs have another way, as containers
-            // often forbid it.
-            libc::SYS_io_uring_setup => -(libc::ENOSYS as isize),
+            // What is submitted is read and written at any time. Programs have another way, as
+            // containers often forbid these.
+            libc::SYS_io_uring_setup | libc::SYS_io_setup => -(libc::ENOSYS as isize),
             _ => make(args),
         }
     }

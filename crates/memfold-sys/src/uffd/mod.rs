@@ -275,11 +275,8 @@ impl Uffd {
         if way == Way::Call {
             // SAFETY: opening a descriptor touches no memory; what it may do later is each call's
             // own proof.
-            return Ok(Uffd {
-                fd: unsafe { rustix::mm::userfaultfd(flags)? },
-                features: 0,
-                user_only,
-            });
+            let fd = unsafe { rustix::mm::userfaultfd(flags)? };
+            return Ok(Uffd { fd, features: 0, user_only });
         }
         let device = open(c"/dev/userfaultfd", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         // SAFETY: this request takes flags in place of a pointer and touches no memory.

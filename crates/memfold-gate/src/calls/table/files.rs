@@ -40,7 +40,8 @@ pub(super) const CALLS: &[Entry] = &[
     plain(193, "fgetxattr", &[Text(1), Out(2, Len(3))]),
     plain(196, "flistxattr", &[Out(1, Len(2))]),
     plain(199, "fremovexattr", &[Text(1)]),
-    Entry::new(Class::Asynchronous, 206, "io_setup", &[Out(1, Bytes(8))]),
+    // Maps a ring, and what is submitted to it is used at any time.
+    Entry::new(Class::Mapping, 206, "io_setup", &[Out(1, Bytes(8))]),
     Entry::new(Class::Asynchronous, 207, "io_destroy", &[]),
     Entry::new(
         Class::Asynchronous,
