@@ -130,9 +130,10 @@ fn cost(path: &str) -> (u64, u64, u64) {
     (kib, threads, count)
 }
 
-/// It was 0.5 MiB and 6 threads beside what they share, which is the library's code.
+/// It was 0.5 MiB and 6 threads beside what they share, which is the library's code. 24 KiB of it are
+/// pointers in the gate's table of system calls, which the loader writes to.
 #[test]
-fn a_process_that_does_nothing_costs_at_most_300_kib_and_one_thread() {
+fn a_process_that_does_nothing_costs_at_most_330_kib_and_one_thread() {
     const COUNT: u64 = 20;
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
@@ -179,5 +180,5 @@ fn a_process_that_does_nothing_costs_at_most_300_kib_and_one_thread() {
     let each = (kib - plain_kib) / (COUNT + 1);
     println!("each of {} costs {each} KiB ({kib} KiB in all, {plain_kib} plainly)", COUNT + 1);
     assert_eq!(threads, plain_threads + COUNT + 1);
-    assert!(each <= 300, "{each} KiB");
+    assert!(each <= 330, "{each} KiB");
 }

@@ -111,7 +111,7 @@ extern "C" fn construct(_count: c_int, _args: *const *const c_char, env: *const 
             }
             at = at.add(1);
         }
-        if let Err(why) = memfold_gate::start(&KEEPER, true) {
+        if let Err(why) = memfold_gate::start(&KEEPER) {
             panic!("{why:?}");
         }
     }

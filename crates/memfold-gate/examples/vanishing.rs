@@ -63,6 +63,11 @@ fn uffd(request: usize, words: &mut [u64]) -> bool {
     call(libc::SYS_ioctl, [fd, request, words.as_mut_ptr() as usize, 0, 0, 0]) >= 0
 }
 
+fn is_mapped(page: usize) -> bool {
+    let mut resident = 0u8;
+    call(libc::SYS_mincore, [page, PAGE, &raw mut resident as usize, 0, 0, 0]) == 0
+}
+
 fn move_page(to: usize, from: usize) -> bool {
     uffd(UFFDIO_MOVE, &mut [to as u64, from as u64, PAGE as u64, 0, 0])
 }
@@ -143,8 +148,9 @@ impl State {
     fn bring(&mut self, page: usize) -> bool {
         let inside = |area: &&Area| page.wrapping_sub(area.start) < area.len;
         let Some(area) = self.areas.iter().find(inside) else {
-            // All of it was brought back before this fault's turn came.
-            return memfold_sys::raw::is_resident(page);
+            // All of it was brought back before this fault's turn came, and a page that was never
+            // there is the kernel's to make.
+            return is_mapped(page);
         };
         if move_page(page, area.shadow + page - area.start) {
             BROUGHT.fetch_add(1, Relaxed);
@@ -296,7 +302,7 @@ extern "C" fn construct(_count: c_int, _args: *const *const c_char, _env: *const
     }
     open();
     // SAFETY: the loader calls this before there are threads, and the keeper makes its calls here.
-    if let Err(why) = unsafe { memfold_gate::start(&KEEPER, true) } {
+    if let Err(why) = unsafe { memfold_gate::start(&KEEPER) } {
         panic!("{why:?}");
     }
 }

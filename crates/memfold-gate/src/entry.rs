@@ -7,8 +7,10 @@
 use core::arch::global_asm;
 
 /// What [`call`] gives for a call that was not made, or that is to be made again, because a signal
-/// is to be handled first. The kernel's own name for it is ERESTARTSYS.
-pub const RESTART: isize = -512;
+/// is to be handled first. No call has this result. Nor is it the kernel's own ERESTARTSYS: the way
+/// out of a patched site is a trap with the result in the register of number and result, and the
+/// kernel would take that for a call to be restarted, and make it EINTR.
+pub const RESTART: isize = -8192;
 const RESTART_SYSCALL: u64 = 219;
 
 global_asm!(
@@ -55,7 +57,7 @@ global_asm!(
     ".globl memfold_gate_call_off",
     ".hidden memfold_gate_call_off",
     "memfold_gate_call_off:",
-    " mov $-512,%rax",
+    " mov $-8192,%rax",
     " ret",
     " .cfi_endproc",
     ".size memfold_gate_call,.-memfold_gate_call",

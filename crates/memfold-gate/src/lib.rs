@@ -41,8 +41,8 @@ pub enum WhyNot {
 }
 
 /// Arms the process: from now on each system call of the calling thread, and of all threads and
-/// processes that come of it, passes the gate. With `patches`, hot sites of libc come by a jump in
-/// place of a trap, about 3 us faster a call.
+/// processes that come of it, passes the gate. Hot sites of libc come by a jump, which costs a
+/// thirtieth of a trap.
 ///
 /// # Errors
 /// Why not; then nothing passes it.
@@ -51,7 +51,7 @@ pub enum WhyNot {
 /// - Called once, in a process that has one thread but for threads of the engine's, which have all
 ///   signals blocked and touch no memory that `keeper` serves.
 /// - The keeper makes no system call but by instructions in the same executable segment.
-pub unsafe fn start(keeper: &'static dyn Keeper, patches: bool) -> Result<(), WhyNot> {
+pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     if !dispatch::find_range() {
         return Err(WhyNot::NoRange);
     }
@@ -70,7 +70,7 @@ pub unsafe fn start(keeper: &'static dyn Keeper, patches: bool) -> Result<(), Wh
         .map_err(WhyNot::NoHandlers)
         .and_then(|_| signals::take_over(record).map_err(WhyNot::NoHandlers))
         .and_then(|()| dispatch::arm().map_err(WhyNot::NoDispatch));
-    if armed.is_ok() && patches {
+    if armed.is_ok() {
         patch::allow(trap::on_patched);
     }
     set_signals_blocked(if armed.is_ok() { before & !actions::PROTECTED } else { before });

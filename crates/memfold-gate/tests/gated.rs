@@ -1,6 +1,7 @@
 //! Programs behave behind the gate as they do without it: same output, same end.
 //!
-//! Each runs plainly and with the library of `examples/counting.rs`, whose keeper has no memory.
+//! Each runs plainly and with the library of `examples/counting.rs`, whose keeper has no memory; one
+//! with that of `examples/vanishing.rs`, whose keeper takes memory away.
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -90,6 +91,24 @@ fn masks_actions_information_and_contexts_are_as_the_kernel_has_them() {
 #[test]
 fn threads_are_cancelled_signalled_copied_and_end() {
     assert!(same_program("threads").contains("ended"));
+}
+
+/// Pages of its buffers are taken away all the time, and only the program's own touches bring them
+/// back. A timer interrupts its calls a thousand times a second, which it must not hear of either.
+#[test]
+fn no_system_call_meets_a_page_that_was_taken_away() {
+    let script = format!("exec 9>&2; exec {}", compile("buffers", &[]).display());
+    for _ in 0..5 {
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).env("LD_PRELOAD", examples().join("libvanishing.so"));
+        let (code, text, output) = run(command.env("MEMFOLD_GATE_COUNT", "9"));
+        assert_eq!(code, Some(0), "{text}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "all there\n");
+        let taken = |line: &str| -> Option<u32> {
+            line.strip_prefix("taken")?.split_whitespace().next()?.parse().ok()
+        };
+        assert!(text.lines().filter_map(taken).max() > Some(1000), "{text}");
+    }
 }
 
 #[test]

@@ -27,7 +27,10 @@ fn place_of(signal: i32) -> usize {
 /// Keeps a signal that has interrupted the gate, until the gate is left. `context` is what was
 /// interrupted: no other comes until then.
 pub fn defer(record: &Record, context: &mut Context, info: &Info) {
-    if record.pending.load(SeqCst) == 0 {
+    // Of two signals that come at one return of the kernel's, the handler of the second interrupts
+    // that of the first, which has all blocked, and is here before it: the first one's tells.
+    let blocks_all = |mask: u64| mask | PROTECTED | UNBLOCKABLE == u64::MAX;
+    if record.pending.load(SeqCst) == 0 || blocks_all(record.mask_before.get()) {
         record.mask_before.set(context.mask);
     }
     put(record, info);

@@ -45,10 +45,6 @@ use memfold_sys::thread::dispatch;
 
 pub use gated::get;
 
-/// Not yet: with patched sites a program that sends itself SIGSYS all the time, beside forks and a
-/// timer, misses a few of 30,000 (`signals forks` in the command's tests). By traps it misses none.
-const PATCHES: bool = false;
-
 static ON: AtomicBool = AtomicBool::new(false);
 
 /// Whether the program's calls pass the gate.
@@ -76,7 +72,7 @@ pub fn start(mut order: Order) -> Option<Order> {
             // SAFETY: the constructor is called once, before the program has threads; the engine's
             // threads are bare ones. The keeper's calls are instructions of this library, which is
             // one executable segment, or libc's from inside the gate, which lets them through.
-            match unsafe { memfold_gate::start(&keeper::KEEPER, PATCHES) } {
+            match unsafe { memfold_gate::start(&keeper::KEEPER) } {
                 Ok(()) => {}
                 Err(why) => {
                     ON.store(false, SeqCst);
