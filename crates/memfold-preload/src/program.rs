@@ -178,13 +178,13 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
 
 /// What the first engine thread raises itself to where it may: a program grows while it waits for a
 /// processor.
-pub const NICE: i32 = -20;
+const NICE: i32 = -20;
 
 pub fn own_nice() -> i32 {
     rustix::process::getpriority_process(Some(rustix::thread::gettid())).unwrap_or(0)
 }
 
-pub fn set_own_nice(nice: i32) {
+fn set_own_nice(nice: i32) {
     // Not fatal: less than before needs a privilege.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), nice);
 }
@@ -200,6 +200,25 @@ pub const LIFE: Life = Life {
 
 fn existing() -> &'static Program {
     get().expect("it has been created")
+}
+
+/// Starts engine threads, the last one first, at the program's `nice`; the caller is the first of
+/// them. Those that can't be had stay in `pending`, which is told once, if the program is past its
+/// limit by then.
+pub fn start_pending(pending: &mut Vec<Start>, nice: i32, is_past: bool, told: &mut bool) {
+    set_own_nice(nice);
+    let mut result = Ok(());
+    while let (Ok(()), Some(next)) = (result, pending.last()) {
+        result = bare::start(next.name, next.cpu, next.main, next.arg);
+        if result.is_ok() {
+            pending.pop();
+        }
+    }
+    set_own_nice(NICE);
+    if let (Err(e), true, false) = (result, is_past, *told) {
+        *told = true;
+        unserved_later(format_args!("starting engine threads: {e}; it is tried again"));
+    }
 }
 
 /// Lets the calling thread, the first of the engine, run before all others.
@@ -500,19 +519,7 @@ impl Program {
             all.reverse();
             all
         });
-        set_own_nice(self.nice);
-        let mut result = Ok(());
-        while let (Ok(()), Some(next)) = (result, pending.last()) {
-            result = bare::start(next.name, next.cpu, next.main, next.arg);
-            if result.is_ok() {
-                pending.pop();
-            }
-        }
-        set_own_nice(NICE);
-        if let (Err(e), true, false) = (result, is_past, state.told) {
-            state.told = true;
-            unserved_later(format_args!("starting engine threads: {e}; it is tried again"));
-        }
+        start_pending(pending, self.nice, is_past, &mut state.told);
     }
 
     /// Takes every suitable area that isn't managed yet. Returns whether that was possible.

@@ -3,9 +3,8 @@ use super::gated::{FLAGS, Gated, Mark, State};
 use super::known::TOP;
 use crate::proc;
 use crate::program::{
-    LOOK_NS, LOOK_PAST_NS, LOOK_SOON_NS, NICE, SMALL_BYTES, START_SHARE, set_own_nice,
+    LOOK_NS, LOOK_PAST_NS, LOOK_SOON_NS, SMALL_BYTES, START_SHARE, start_pending,
 };
-use crate::say::unserved::unserved_later;
 use crate::share::Seen;
 use crate::slots;
 use alloc::vec::Vec;
@@ -65,19 +64,7 @@ impl Gated {
             all.reverse();
             all
         });
-        set_own_nice(self.nice);
-        let mut result = Ok(());
-        while let (Ok(()), Some(next)) = (result, pending.last()) {
-            result = bare::start(next.name, next.cpu, next.main, next.arg);
-            if result.is_ok() {
-                pending.pop();
-            }
-        }
-        set_own_nice(NICE);
-        if let (Err(e), true, false) = (result, is_past, state.told) {
-            state.told = true;
-            unserved_later(format_args!("starting engine threads: {e}; it is tried again"));
-        }
+        start_pending(pending, self.nice, is_past, &mut state.told);
     }
 
     /// Takes everything that suits, in one step: meanwhile no mapping changes.
