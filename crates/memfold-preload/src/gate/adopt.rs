@@ -5,6 +5,7 @@ use crate::proc;
 use crate::program::{
     LOOK_NS, LOOK_PAST_NS, LOOK_SOON_NS, SMALL_BYTES, START_SHARE, start_pending,
 };
+use crate::say;
 use crate::share::Seen;
 use crate::slots;
 use alloc::vec::Vec;
@@ -18,6 +19,9 @@ use memfold_sys::memory::zone::{locked_bytes, overlaps_own};
 use memfold_sys::raw::system_call;
 use memfold_sys::thread::bare;
 use memfold_sys::units::PAGE_SIZE;
+
+/// So much may wait to be taken.
+const LATE_BYTES: usize = 1 << 20;
 
 impl Gated {
     /// Looks at the program's size; near the limit, takes what it has. Returns the time until the
@@ -43,10 +47,14 @@ impl Gated {
         } else if self.is_managing() && unmanaged > max {
             self.tell_unmanaged();
         }
+        self.adopt_late(state);
         next
     }
 
     fn tell_unmanaged(&self) {
+        if proc::merges() {
+            say::warn(format_args!("{}", proc::MERGES));
+        }
         if proc::merges() || proc::locked_bytes() > locked_bytes() as u64 {
             memfold::stats::add(&self.pager.stats().over_limit, 1);
         } else {
@@ -100,9 +108,27 @@ impl Gated {
         self.take_parts(state, all);
     }
 
+    /// As [`Gated::adopt`], but a small range waits until there are some, or until the next look. The
+    /// heap and the arenas of libc grow by such: taken one by one, each would be filled by faults of
+    /// its own, and end the folios before and after it.
+    pub fn adopt_later(&self, state: &mut State, range: &Range<usize>) {
+        if self.is_managing() {
+            state.late.add(range.clone());
+            if state.late.bytes() >= LATE_BYTES {
+                self.adopt_late(state);
+            }
+        }
+    }
+
+    fn adopt_late(&self, state: &mut State) {
+        for range in state.late.take() {
+            self.adopt(state, &range);
+        }
+    }
+
     /// Takes what suits of the mappings in a range, as far as they reach, and isn't managed.
     pub fn adopt(&self, state: &State, range: &Range<usize>) {
-        if !self.is_managing() || state.locks_future {
+        if !self.is_managing() || !state.takes() {
             return;
         }
         let mut all: Vec<Range<usize>> = Vec::new();
@@ -144,7 +170,7 @@ impl Gated {
 
     /// Takes what the program has just mapped, readable and writable.
     pub fn take_new(&self, state: &State, range: &Range<usize>) {
-        let is_wanted = self.is_managing() && !state.locks_future && range.end <= TOP;
+        let is_wanted = self.is_managing() && state.takes() && range.end <= TOP;
         if is_wanted && self.is_worth(range) {
             let _ = self.pager.take_empty(range.clone(), || self.register(range));
         }
@@ -160,7 +186,7 @@ impl Gated {
         // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls
         // this.
         if let Err(e) = unsafe { bare::restart_others() } {
-            crate::say::die(format_args!("starting engine threads in a child of fork: {e}"));
+            say::die(format_args!("starting engine threads in a child of fork: {e}"));
         }
     }
 }
