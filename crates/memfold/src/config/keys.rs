@@ -226,5 +226,5 @@ keys! {
 
     /// `run` keeps a thread that faults much on one CPU.
     keep_cpu: bool = true, kind::SWITCH;
-    Users "keep-cpu" "on|off" "on" "run: threads that fault all the time are kept on the CPU where their faults are served, for 50 ms at a time";
+    Users "keep-cpu" "on|off" "on" "run with handler threads: threads that fault all the time are kept on the CPU where their faults are served, for 50 ms at a time";
 }
