@@ -8,15 +8,27 @@
 //! The kernel registers nothing of the child's, so what is missing would read as zeros until the
 //! child has registered it; it has one thread, which is here. What is shared with the parent can't
 //! be moved until it is private again (`quiesce/unshare.rs`).
+//!
+//! With a swap file the child goes on to read its parent's, and writes to one of its own
+//! (`memfold/swap/copied.rs`); with a remote store, what is in file and store comes home first.
 use super::gated::Gated;
-use crate::{engine, say, slots};
+use crate::{engine, proc, say, slots};
 use core::mem::forget;
+use memfold::config::Size;
 use memfold_sys::Errno;
 
 impl Gated {
     /// Copies the process by `make`.
     pub fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize {
         forget(self.state.lock());
+        let (needed, available) = (self.pager.bytes_to_bring_home(), proc::available_bytes);
+        if needed > 0 && needed > available() {
+            say::die(format_args!(
+                "fork() needs what is in swap file and remote store back in place: {}, the machine has {} left; stopping before data is lost",
+                Size(needed),
+                Size(available())
+            ));
+        }
         self.pager.begin_copy();
         self.forbid_allocation();
         let result = make();
@@ -34,7 +46,7 @@ impl Gated {
             if result >= 0 {
                 self.state.peek_mut().level.sharing = true;
             }
-            self.pager.end_copy();
+            self.pager.end_copy(result == 0);
             self.state.unlock();
         }
         result
@@ -51,6 +63,7 @@ impl Gated {
         if let Err(e) = self.uffd.reopen() {
             say::die(format_args!("in a child of fork: {e}"));
         }
+        self.begin_file();
         let mut done: Result<(), Errno> = Ok(());
         // SAFETY: this is the only thread.
         unsafe {
@@ -63,5 +76,28 @@ impl Gated {
         }
         // SAFETY: the process has just been copied, and this is its only thread.
         unsafe { engine::start_in_child() };
+    }
+
+    /// The swap file's part, and the remote store's.
+    fn begin_file(&self) {
+        let Some(file) = &self.file else { return };
+        let open = |base| {
+            // SAFETY: this is the only thread, and what lies before `base` is left alone by the
+            // parent.
+            if let Err(why) = unsafe { file.begin_in_child(base) } {
+                say::warn(format_args!(
+                    "warning: in a child of fork: --swap: {why}; what doesn't shrink stays in memory"
+                ));
+            }
+        };
+        // SAFETY: likewise, for each.
+        let begun = unsafe {
+            let remote = self.remote.as_ref().map_or(Ok(()), |remote| remote.begin_in_child());
+            remote.and_then(|()| self.pager.begin_file_in_child(open))
+        };
+        if let Err(e) = begun {
+            say::die(format_args!("in a child of fork: a key for the swap file: {e}"));
+        }
+        self.keep_descriptors();
     }
 }

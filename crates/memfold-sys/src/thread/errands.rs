@@ -111,13 +111,13 @@ impl Errands {
 /// What is used by way of [`Errands`]: see `disk::Disk` and `remote::Remote`, which it is where
 /// `T` is.
 pub struct Handed<T: ?Sized> {
-    to: alloc::boxed::Box<T>,
+    to: Arc<T>,
     errands: Arc<Errands>,
 }
 
 impl<T: ?Sized> Handed<T> {
     /// `to`, used by errands.
-    pub fn new(to: alloc::boxed::Box<T>, errands: Arc<Errands>) -> Handed<T> {
+    pub fn new(to: Arc<T>, errands: Arc<Errands>) -> Handed<T> {
         Handed { to, errands }
     }
 
@@ -129,7 +129,7 @@ impl<T: ?Sized> Handed<T> {
     /// Does something with it.
     pub fn with<R: Send>(&self, work: impl FnOnce(&T) -> R + Send) -> R
     where
-        T: Sync,
+        T: Send + Sync,
     {
         self.errands.run(|| work(&self.to))
     }
