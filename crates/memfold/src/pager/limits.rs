@@ -204,6 +204,11 @@ impl Pager {
         }
     }
 
+    /// What [`Pager::set_unmanaged_bytes`] was told last.
+    pub fn unmanaged_bytes(&self) -> u64 {
+        self.quota.outside_bytes()
+    }
+
     /// Uncompressed memory past what may be held now, bytes.
     pub fn excess_bytes(&self) -> u64 {
         self.physical().saturating_sub(self.target()) << PAGE_SHIFT
