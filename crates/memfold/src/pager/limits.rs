@@ -184,6 +184,18 @@ impl Pager {
         }
     }
 
+    /// A call of the program's holds what it names: if all that is held is past the bounds, so is
+    /// what is in memory.
+    pub fn note_held(&self) {
+        let held = self.holds.bytes();
+        if held > 0 {
+            stats::raise(&self.stats.peak_held_bytes, held);
+        }
+        if held > self.bound_bytes() {
+            self.past_the_limit();
+        }
+    }
+
     /// Memory that must not be folded is past the bounds by itself: told once.
     pub fn unmanaged_past_the_limit(&self) {
         if self.stats.over_limit.fetch_add(1, Relaxed) == 0 {
