@@ -124,7 +124,7 @@ impl Holds {
     }
 
     /// Bytes that are held by holds of 64 KiB and more.
-    pub fn bytes(&self) -> u64 {
+    pub fn held_bytes(&self) -> u64 {
         self.bytes.load(Relaxed) as u64
     }
 

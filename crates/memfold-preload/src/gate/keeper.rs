@@ -156,7 +156,7 @@ impl Keeper for Owner {
             return usize::MAX;
         };
         let bound = pager.bound_bytes();
-        if pager.holds().bytes() > bound / HELD_SHARE {
+        if pager.holds().held_bytes() > bound / HELD_SHARE {
             return PIECE_SMALL;
         }
         (bound / PIECE_SHARE).clamp(PIECE_LEAST, PIECE_MOST) as usize

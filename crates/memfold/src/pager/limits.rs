@@ -187,7 +187,7 @@ impl Pager {
     /// A call of the program's holds what it names: if all that is held is past the bounds, so is
     /// what is in memory.
     pub fn note_held(&self) {
-        let held = self.holds.bytes();
+        let held = self.holds.held_bytes();
         if held > 0 {
             stats::raise(&self.stats.peak_held_bytes, held);
         }
