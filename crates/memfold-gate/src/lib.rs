@@ -20,7 +20,7 @@ mod threads;
 mod special;
 mod trap;
 
-pub use keeper::{BadAddress, Ending, Hold, Keeper, SPANS_MAX, Span, Spans};
+pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, SPANS_MAX, Span, Spans};
 pub use touch::{read_bytes, touch, write_bytes};
 
 use core::sync::atomic::Ordering::SeqCst;
