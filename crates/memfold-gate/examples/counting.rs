@@ -4,7 +4,7 @@
 //! descriptor when it ends.
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
-use memfold_gate::{BadAddress, Ending, Hold, Keeper, Spans};
+use memfold_gate::{BadAddress, Ending, Fault, Hold, Keeper, Spans};
 
 struct Counting;
 
@@ -60,7 +60,7 @@ impl Keeper for Counting {
         make()
     }
 
-    fn fault(&self, _addr: usize) -> bool {
+    fn fault(&self, _fault: Fault) -> bool {
         false
     }
 

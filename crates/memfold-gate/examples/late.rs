@@ -1,6 +1,6 @@
 //! A library that is loaded into a program that runs: `memfold_late_arm` arms it. `madvise` with the
 //! advice 4242 is answered 4242 by the gate, so a thread can tell whether its calls pass there.
-use memfold_gate::{BadAddress, Ending, Hold, Keeper, Spans};
+use memfold_gate::{BadAddress, Ending, Fault, Hold, Keeper, Spans};
 
 struct Answers;
 
@@ -40,7 +40,7 @@ impl Keeper for Answers {
         make()
     }
 
-    fn fault(&self, _addr: usize) -> bool {
+    fn fault(&self, _fault: Fault) -> bool {
         false
     }
 

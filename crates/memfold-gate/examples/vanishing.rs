@@ -6,7 +6,7 @@
 //! without it nothing is taken away, and the process says so when it ends.
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
-use memfold_gate::{BadAddress, Ending, Hold, Keeper, Spans};
+use memfold_gate::{BadAddress, Ending, Fault, Hold, Keeper, Spans};
 use memfold_sys::raw::system_call;
 use memfold_sys::sync::StaticMutex;
 
@@ -255,7 +255,8 @@ impl Keeper for Vanishing {
         made
     }
 
-    fn fault(&self, addr: usize) -> bool {
+    fn fault(&self, fault: Fault) -> bool {
+        let addr = fault.address;
         let mut state = STATE.lock();
         state.take();
         state.bring(addr & !(PAGE - 1))

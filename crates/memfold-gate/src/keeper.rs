@@ -64,6 +64,17 @@ impl Default for Spans {
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct BadAddress;
 
+/// A fault of the program's, or of a touch of the gate's.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What was touched.
+    pub address: usize,
+    /// It was a write.
+    pub write: bool,
+    /// The page is there, and write-protected.
+    pub protected: bool,
+}
+
 /// A hold of [`Keeper::hold`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Hold(pub u32);
@@ -117,9 +128,9 @@ pub trait Keeper: Sync {
     /// by then.
     fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize;
 
-    /// A fault of the program's, or of a touch of the gate's (SIGBUS, BUS_ADRERR). `true`: the page
-    /// is there.
-    fn fault(&self, addr: usize) -> bool;
+    /// A fault (SIGBUS, BUS_ADRERR). `true`: the page is there, and may be written to if it was a
+    /// write.
+    fn fault(&self, fault: Fault) -> bool;
 
     /// Memory that must never be folded: stacks of threads, their TLS, robust lists, alternate
     /// stacks, as they become known.

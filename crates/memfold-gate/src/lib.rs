@@ -21,7 +21,7 @@ mod special;
 mod trap;
 mod late;
 
-pub use keeper::{BadAddress, Ending, Hold, Keeper, SPANS_MAX, Span, Spans};
+pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, SPANS_MAX, Span, Spans};
 pub use late::start_late;
 pub use touch::{read_bytes, touch, write_bytes};
 

@@ -3,7 +3,7 @@ use crate::calls::look_up;
 use crate::dispatch::SYS_USER_DISPATCH;
 use crate::entry;
 use crate::frame::{Context, Info};
-use crate::keeper::Keeper;
+use crate::keeper::{Fault, Keeper};
 use crate::patch;
 use crate::patch::entry::{AGAIN, BELOW, Entered};
 use crate::record::{Place, Record};
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn on_signal(signal: i32, info: *const Info, context: *mut
         libc::SIGSYS if info.code == SYS_USER_DISPATCH => {
             from_program(keeper, record, context, info)
         }
-        libc::SIGBUS if served(keeper, info) => {}
+        libc::SIGBUS if served(keeper, context, info) => {}
         _ => deliver(record, context, info),
     }
     // SAFETY: the kernel's context lies on this stack, above all that lives, as the stack was empty.
@@ -53,8 +53,11 @@ pub unsafe extern "C" fn on_signal(signal: i32, info: *const Info, context: *mut
 }
 
 /// A fault that the keeper has served.
-fn served(keeper: &dyn Keeper, info: &Info) -> bool {
-    info.code == libc::BUS_ADRERR && keeper.fault(info.address as usize)
+fn served(keeper: &dyn Keeper, context: &Context, info: &Info) -> bool {
+    // The processor's error code of a page fault: bit 0, the page was there; bit 1, it was a write.
+    let (there, write) = (context.regs.error & 1 != 0, context.regs.error & 2 != 0);
+    let fault = Fault { address: info.address as usize, write, protected: there && write };
+    info.code == libc::BUS_ADRERR && keeper.fault(fault)
 }
 
 /// The gate's own code was interrupted.
@@ -70,7 +73,7 @@ fn in_gate(keeper: &'static dyn Keeper, record: &Record, context: &mut Context, 
                 Err(e) => -i64::from(e.raw_os_error()) as u64,
             };
         }
-        libc::SIGBUS if served(keeper, info) => {}
+        libc::SIGBUS if served(keeper, context, info) => {}
         _ if info.is_fault() => match fix_up(at) {
             Some(to) => context.regs.rip = to as u64,
             None => die(info.signal),

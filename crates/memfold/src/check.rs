@@ -99,7 +99,7 @@ impl Pager {
 
     /// What is clean is in memory, and equals its stored copy.
     fn check_clean(&self, area: &Area, id: FolioId, folio: &Folio) -> Result<(), String> {
-        if !folio.clean.get() {
+        if !self.is_clean(folio) {
             return Ok(());
         }
         let (order, slots) = (folio.order(), self.folios.slots(folio));

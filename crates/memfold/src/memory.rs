@@ -222,7 +222,7 @@ impl Memory {
         zone.show_in_dumps();
         let engine = self.engine.clone();
         let mut areas = engine.pager.areas.write();
-        let protects = !engine.pager.has_move || engine.pager.drops_clean;
+        let protects = engine.pager.protects();
         // SAFETY: the engine serves the area from now on, and its threads never touch it.
         unsafe { engine.uffd.register(zone.start(), len, protects) }
             .map_err(|e| Error::System("registering a region", e))?;

@@ -185,7 +185,7 @@ pub fn existing() -> &'static Gated {
 pub fn open() -> Result<(), String> {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let least = NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32;
-    let features = feature::MOVE | feature::SIGBUS;
+    let features = feature::MOVE | feature::SIGBUS | feature::WP;
     let number = |e: Errno| format!("a number for a descriptor: {e}");
     let uffd = Uffd::open(features, true).map_err(|e| format!("{e}"))?;
     let uffd = uffd.at_least(least).map_err(number)?;
@@ -273,7 +273,7 @@ impl Gated {
     pub fn register(&self, range: &Range<usize>) -> Result<(), Errno> {
         // SAFETY: faults of the program are served from now on, what the kernel touches is held,
         // and no engine thread touches the range.
-        unsafe { self.uffd.register(range.start, range.len(), false) }
+        unsafe { self.uffd.register(range.start, range.len(), self.pager.protects()) }
     }
 
     /// Brings a range home, and gives it back to the kernel.

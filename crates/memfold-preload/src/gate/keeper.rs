@@ -66,9 +66,10 @@ impl Gated {
         }
     }
 
-    fn fault(&self, addr: usize) -> bool {
+    fn fault(&self, fault: memfold_gate::Fault) -> bool {
+        let memfold_gate::Fault { address: addr, write, protected } = fault;
         loop {
-            match self.pager.fault(Fault { addr, ..Fault::default() }) {
+            match self.pager.fault(Fault { addr, write, protected, late: false }) {
                 Served::Yes | Served::Mapped { .. } => return true,
                 Served::Again => yield_now(),
                 Served::NotManaged => return self.fault_elsewhere(addr),
@@ -149,8 +150,8 @@ impl Keeper for Owner {
         }
     }
 
-    fn fault(&self, addr: usize) -> bool {
-        get().is_some_and(|gated| gated.fault(addr))
+    fn fault(&self, fault: memfold_gate::Fault) -> bool {
+        get().is_some_and(|gated| gated.fault(fault))
     }
 
     fn never_fold(&self, start: usize, len: usize) {

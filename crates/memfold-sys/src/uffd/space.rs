@@ -176,7 +176,7 @@ impl UffdSpace {
 
     /// The same with memory of a program's, where discards are not reported.
     pub fn with_free(uffd: Arc<Uffd>, pagemap: Arc<Pagemap>) -> UffdSpace {
-        UffdSpace { uffd, pagemap: Some(pagemap), bin: None, frees: true, can_drop: false }
+        UffdSpace { frees: true, ..UffdSpace::new(uffd, Some(pagemap)) }
     }
 
     /// Makes a page of zeros where there is none, also while an event waits to be read, when the

@@ -174,6 +174,8 @@ impl Pager {
             self.cut(&areas, edge, edge);
         }
         if may_move {
+            // With the registration goes the protection.
+            self.end_clean(&areas, &old);
             parts(&areas, &old).into_iter().for_each(unregister);
         }
         let result = make();
@@ -207,6 +209,21 @@ impl Pager {
         }
         parts(&areas, &(at..at + new)).into_iter().for_each(register);
         result
+    }
+}
+
+impl Pager {
+    /// No folio in a range of pages is clean from now on. The caller holds the areas for writing.
+    fn end_clean(&self, areas: &Areas, pages: &Range<u64>) {
+        for area in areas.iter() {
+            let (s, e) = (pages.start.max(area.start), pages.end.min(area.end));
+            if s < e {
+                let key = |page: u64| page - area.start + area.key;
+                self.each_folio(key(s)..key(e), |guard, id| {
+                    self.folios.get(guard, id).clean_in.set(0);
+                });
+            }
+        }
     }
 }
 

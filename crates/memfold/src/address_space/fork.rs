@@ -57,6 +57,7 @@ impl Pager {
     pub unsafe fn begin_in_child(&self, mut register: impl FnMut(usize, usize)) {
         // SAFETY: by the caller's promise.
         unsafe { self.holds.reset_in_child() };
+        self.begin_generation();
         let (start, len) = self.frames_zone();
         register(start, start + len);
         // SAFETY: nobody changes areas.

@@ -112,7 +112,7 @@ impl Pager {
         if !self.drops_clean {
             return;
         }
-        self.each_folio(keys.clone(), |guard, id| self.folios.get(guard, id).clean.set(false));
+        self.each_folio(keys.clone(), |guard, id| self.folios.get(guard, id).clean_in.set(0));
         let len = bytes((keys.end - keys.start) as usize);
         while self.space.protect(area.addr_of(keys.start), len, false) == Err(Errno::AGAIN) {
             memfold_sys::thread::yield_now();

@@ -99,7 +99,7 @@ impl Pager {
         let folio = self.folios.get(&guard, id);
         folio.wanted.store(false, Relaxed);
         folio.state.set(State::Resident);
-        folio.clean.set(clean);
+        folio.clean_in.set(if clean { self.generation() } else { 0 });
         self.tally.map(pages);
         self.tally.load(pages);
         self.list_by_state(&guard, id);

@@ -139,12 +139,14 @@ impl Pager {
         let page = fault.addr & !(PAGE_SIZE - 1);
         let folio = self.folios.get(guard, id);
         let Some(_quiet) = self.changes.quiet() else { return Served::Again };
-        if fault.protected || fault.write && folio.clean.get() {
+        if fault.protected || fault.write && self.is_clean(folio) {
             // The first write since it was loaded: from here on it isn't known to equal its copy.
             // Or the eviction that protected it was given up, or has ended and the page has come
             // back.
             stats::add(&self.stats.faults_write, 1);
-            let (start, len) = match folio.clean.replace(false) {
+            let was_clean = self.is_clean(folio);
+            folio.clean_in.set(0);
+            let (start, len) = match was_clean {
                 true => (area.addr_of(folio.key()), bytes(folio.pages() as usize)),
                 false => (page, PAGE_SIZE),
             };
@@ -155,7 +157,7 @@ impl Pager {
         // what it reads.
         match unsafe { self.space.copy(page, self.frames.zeros(), PAGE_SIZE, true) } {
             Ok(()) => {
-                folio.clean.set(false);
+                folio.clean_in.set(0);
                 stats::add(&self.stats.faults_zero, 1);
             }
             Err(partial) if partial.errno == Errno::AGAIN => return Served::Again,

@@ -171,6 +171,10 @@ pub struct Folio {
     /// The raw write that is under way of a `Cached` folio, which is on no list meanwhile; 0 for
     /// none.
     pub writing: Cell<u32>,
+    /// `Resident` or `Leaving`: the generation ([`Pager::is_clean`](crate::pager::Pager)) in which it
+    /// equals its stored copy and all its pages are write-protected, so that this stays so until a
+    /// fault says otherwise; 0 for none. Cleared under the shard lock before the protection goes.
+    pub clean_in: Cell<u32>,
     /// Pages: `2^order`. `array` has the slots of a folio of this order, so nobody else may change
     /// it.
     order: Cell<Order>,
@@ -180,10 +184,6 @@ pub struct Folio {
     pub has_copy: Cell<bool>,
     /// The frame is known to equal the stored copy: loaded ahead, and never mapped since.
     pub untouched: Cell<bool>,
-    /// `Resident` or `Leaving`: it equals its stored copy, and all its pages are write-protected, so
-    /// that this stays so until a fault says otherwise. Cleared under the shard lock before the
-    /// protection goes.
-    pub clean: Cell<bool>,
     /// Touched again soon after it was evicted: protect it.
     pub active: Cell<bool>,
     /// How it was last asked for.
@@ -262,7 +262,7 @@ impl Folios {
         folio.state.set(state);
         folio.has_copy.set(false);
         folio.untouched.set(false);
-        folio.clean.set(false);
+        folio.clean_in.set(0);
         folio.active.set(false);
         folio.touch.set(Touch::UNKNOWN);
         folio.refused.set(false);

@@ -4,11 +4,12 @@ use crate::area::Area;
 use crate::folio::frames::Kind;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::List;
-use crate::folio::{Slot, State, Touch};
+use crate::folio::{Folio, Slot, State, Touch};
 use crate::pager::{Pager, bytes};
 use crate::policy::workingset;
 use crate::stats;
 use memfold_store::Handle;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SHIFT};
 
 impl Pager {
@@ -16,6 +17,24 @@ impl Pager {
     /// listed, merged and its record used again before its shard was locked.
     pub(crate) fn is_still(&self, guard: &ShardGuard<'_>, id: FolioId, key: u64) -> bool {
         self.index.find(guard, key) == Some(id) && self.folios.get(guard, id).key() == key
+    }
+
+    /// The generation of this process: one more than its parent's, in a child of fork.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation.load(Relaxed)
+    }
+
+    /// In a child of fork, before its memory is registered.
+    pub(crate) fn begin_generation(&self) {
+        let before = self.generation.fetch_add(1, Relaxed);
+        assert!(before < u32::MAX, "a generation is never used twice");
+    }
+
+    /// Whether a `Resident` or `Leaving` folio is known to equal its stored copy: all its pages are
+    /// write-protected. The kernel protects nothing in the copy that a child of fork gets, so what
+    /// was clean in the parent's generation isn't in the child's.
+    pub(crate) fn is_clean(&self, folio: &Folio) -> bool {
+        folio.clean_in.get() == self.generation()
     }
 
     /// Ends a folio: no index entry, no stored copy, no list. Its frame must have been given back.
@@ -36,7 +55,7 @@ impl Pager {
             return;
         }
         folio.untouched.set(false);
-        folio.clean.set(false);
+        folio.clean_in.set(0);
         let is_folded = matches!(folio.state.get(), State::Stored | State::Loading);
         self.tally.drop_copy(folio.pages(), is_folded);
         for slot in self.folios.slots(folio) {
@@ -52,7 +71,7 @@ impl Pager {
     /// stored copy, so a `Stored` folio may only be split between blocks.
     pub(crate) fn split_folio(&self, guard: &mut ShardGuard<'_>, id: FolioId) -> FolioId {
         let left = self.folios.get(guard, id);
-        left.clean.set(false);
+        left.clean_in.set(0);
         let half = left.order().smaller().expect("a page can't be split");
         let cuts_block = half < self.config.block_order;
         let is_folded = matches!(left.state.get(), State::Stored | State::Loading);

@@ -289,7 +289,7 @@ impl Pager {
     ) -> Done {
         let folio = self.folios.get(guard, id);
         let order = folio.order();
-        folio.clean.set(false);
+        folio.clean_in.set(0);
         let done = if self.has_move {
             self.carry_out(home, frame, order)
         } else {

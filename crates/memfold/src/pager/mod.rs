@@ -40,7 +40,7 @@ use memfold_store::{CodecSpec, Store};
 use memfold_sys::disk::Disk;
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::remote::Remote;
-use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
 
@@ -109,6 +109,8 @@ pub struct Pager {
     pub(crate) quota: Quota,
     /// When a folio was last refused, nanoseconds.
     refused_at: AtomicU64,
+    /// See [`Pager::generation`].
+    generation: AtomicU32,
     pub(crate) frozen: AtomicBool,
     /// Children of fork get what is under management.
     pub(crate) inherited: AtomicBool,
@@ -156,6 +158,11 @@ impl Pager {
     /// Whether there is a swap device.
     pub fn has_swap(&self) -> bool {
         self.swap.is_some()
+    }
+
+    /// Whether areas are to be registered for write protection too.
+    pub fn protects(&self) -> bool {
+        !self.has_move || self.drops_clean
     }
 
     /// First address and length of the frames, to be registered with the same userfaultfd as the

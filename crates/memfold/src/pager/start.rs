@@ -34,7 +34,7 @@ use memfold_sys::disk::swapfile::{FileDisk, Options};
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::remote::Remote;
 use memfold_sys::remote::socket::SocketRemote;
-use memfold_sys::sync::atomic::{AtomicBool, AtomicU64};
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
 /// Blocks that stay decompressed while single pages are asked for: see `address_space/fork.rs`.
@@ -123,7 +123,7 @@ impl Pager {
             swap: None,
             has_move: parts.has_move && config.use_move,
             has_events: parts.has_events,
-            drops_clean: config.delivery == Delivery::Signal
+            drops_clean: matches!(config.delivery, Delivery::Signal | Delivery::Gate)
                 && !parts.has_events
                 && parts.space.can_drop(),
             space: parts.space,
@@ -147,6 +147,7 @@ impl Pager {
             tally: Tally::new(),
             quota: Quota::new(&config),
             refused_at: AtomicU64::new(0),
+            generation: AtomicU32::new(1),
             frozen: AtomicBool::new(false),
             inherited: AtomicBool::new(false),
             changes: Changes::new(),

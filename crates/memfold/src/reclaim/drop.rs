@@ -15,18 +15,21 @@
 //!   writes to the page that is loaded again.
 //! - **By the kernel in a system call**: it takes the same fault, which fails there (EFAULT). Memory
 //!   that is given to system calls is pinned before ([`crate::Region::pin`]): what is pinned is
-//!   neither protected nor dropped.
+//!   neither protected nor dropped. In gate delivery it is held (`holds.rs`): what the kernel is to
+//!   write has been written to before, and what is held isn't dropped.
 //! - **By a device**, or by a thread of the kernel, through pages that it holds for writing: to get
 //!   hold of a page so is a write fault, which fails as above. While the page wasn't protected
 //!   nobody can have got hold of it: it wasn't there. Who holds it for reading keeps the page and
 //!   its bytes as they were, which are those that he asked for.
 //! - **Through another process.** A fork shares the page; who writes to it first has a copy made for
 //!   himself, and the other's bytes stay. Here it stays protected, and dropping it takes away this
-//!   process's part only. `ptrace` and `/proc/PID/mem` write as system calls do.
+//!   process's part only; in the child nothing is protected, nor clean (`Pager::generation`).
+//!   `ptrace` and `/proc/PID/mem` write as system calls do.
 //! - **Discards** by the owner hold the areas for writing, so nothing is `Leaving` then. A hole that
 //!   the program makes by itself with `madvise` is not noticed: in regions of the library that is
 //!   not allowed, and where it is reported or otherwise known, it ends the folio. So the engine
-//!   drops nothing where discards come as events.
+//!   drops nothing where discards come as events. In gate delivery they are the program's calls, and
+//!   end the folio, as mremap ends the protection of what it moves.
 //!
 //! # What the kernel refuses
 //! A call may do a part, and says so in whole ranges. What it refuses for good (locked pages) goes
@@ -36,6 +39,7 @@
 use crate::area::Areas;
 use crate::folio::State;
 use crate::folio::index::{FolioId, ShardGuard};
+use crate::holds::Leaving;
 use crate::pager::{Pager, bytes};
 use crate::policy::workingset;
 use crate::stats;
@@ -100,7 +104,7 @@ impl Pager {
         batch: &mut Batch,
     ) -> bool {
         let folio = self.folios.get(guard, id);
-        if !folio.clean.get()
+        if !self.is_clean(folio)
             || self.is_to_be_cut(folio.order(), folio.touch.get(), false)
             || self.is_to_be_joined(areas, guard, id)
         {
@@ -118,9 +122,14 @@ impl Pager {
 
     /// Drops the folios of a batch, which is empty then. Returns the pages that are gone.
     pub(crate) fn drop_batch(&self, batch: &mut Batch) -> u64 {
+        let ranges =
+            batch.spans[..batch.count].iter().map(|span| span.start..span.start + span.len);
+        // Until the pages are gone: who makes a call on one of them then waits.
+        let leaving = self.holds.leave(ranges);
+        self.keep_held(batch, &leaving);
         let (mut first, mut tries, mut gone) = (0, 0, 0);
         while first < batch.count {
-            // SAFETY: the folios are `Leaving`: their bytes are in the store.
+            // SAFETY: the folios are `Leaving`: their bytes are in the store. They aren't held.
             let result = unsafe { self.space.drop_spans(&batch.spans[first..batch.count]) };
             stats::add(&self.stats.drops, 1);
             let mut done = result.map_or_else(|partial| partial.done, |()| usize::MAX);
@@ -143,6 +152,26 @@ impl Pager {
         gone
     }
 
+    /// Takes what a system call holds out of a batch: it stays as it is.
+    fn keep_held(&self, batch: &mut Batch, leaving: &Leaving<'_>) {
+        let mut kept = 0;
+        for n in 0..batch.count {
+            let ((id, key), span) = (batch.folios[n], batch.spans[n]);
+            if !leaving.is_held(span.start..span.start + span.len) {
+                (batch.folios[kept], batch.spans[kept]) = ((id, key), span);
+                kept += 1;
+                continue;
+            }
+            let guard = self.shards.lock(key);
+            let folio = self.folios.get(&guard, id);
+            folio.state.set(State::Resident);
+            folio.active.set(true);
+            self.list_by_state(&guard, id);
+            self.shards.notify(&guard);
+        }
+        batch.count = kept;
+    }
+
     /// Ends the leaving of folio `n` of a batch, whose pages are gone if the kernel says so. Returns
     /// how many pages have left.
     fn settle(&self, batch: &Batch, n: usize, is_gone: bool) -> u64 {
@@ -152,7 +181,7 @@ impl Pager {
         let guard = self.shards.lock(key);
         let folio = self.folios.get(&guard, id);
         let pages = folio.pages();
-        folio.clean.set(false);
+        folio.clean_in.set(0);
         if stays {
             stats::add(&self.stats.move_busy, 1);
             folio.state.set(State::Resident);
