@@ -5,6 +5,7 @@
 //! every call does nothing, and what is dropped is left as it is.
 use crate::config::{Config, ConfigError, Delivery};
 use crate::delivery::background::{self, Start};
+use crate::delivery::gate;
 use crate::delivery::region::Handlers;
 use crate::delivery::sigbus;
 use crate::pager::{Pager, Parts, StartError, StatsPlace};
@@ -139,6 +140,8 @@ struct Engine {
     uffd: Arc<Uffd>,
     handlers: Option<Handlers>,
     workers: Vec<Thread>,
+    /// Dropped last, when there are no threads.
+    _counted: gate::Engines,
 }
 
 impl Memory {
@@ -148,12 +151,19 @@ impl Memory {
     }
 
     fn start(config: Config) -> Result<Memory, Error> {
-        if config.delivery == Delivery::Gate {
+        if config.delivery == Delivery::Gate && !gate::is_armed() {
             return Err(Error::Config(String::from(
-                "delivery: gate is for memfold run; a library has thread and signal",
+                "delivery: gate is for memfold run and for libraries that have armed the process: take thread or signal",
             )));
         }
-        let is_signal = config.delivery == Delivery::Signal;
+        let counted = gate::Engines::one_more();
+        // Before the first thread is started.
+        gate::apart(|| Memory::start_apart(config, counted))
+    }
+
+    fn start_apart(config: Config, counted: gate::Engines) -> Result<Memory, Error> {
+        let is_gate = config.delivery == Delivery::Gate;
+        let is_signal = is_gate || config.delivery == Delivery::Signal;
         let supported = Uffd::probe().map_err(Error::Userfaultfd)?;
         // Where there is no /proc, pages are copied.
         let pagemap = Pagemap::open().ok().map(Arc::new);
@@ -181,12 +191,19 @@ impl Memory {
         let birthplace =
             Birthplace::new().map_err(|e| Error::System("a page that children don't get", e))?;
         let threads = |e| Error::System("starting engine threads", e);
-        let mut engine = Engine { birthplace, pager, uffd, handlers: None, workers: Vec::new() };
+        let mut engine = Engine {
+            birthplace,
+            pager,
+            uffd,
+            handlers: None,
+            workers: Vec::new(),
+            _counted: counted,
+        };
         let starts = background::threads(&engine.pager, workers);
         engine.workers =
             starts.iter().map(Start::by_libc).collect::<Result<_, _>>().map_err(threads)?;
         if is_signal {
-            if !sigbus::enlist(&engine.pager)
+            if !sigbus::enlist(&engine.pager, !is_gate)
                 .map_err(|e| Error::System("a page for the list of engines", e))?
             {
                 return Err(Error::Config(alloc::format!(
@@ -223,6 +240,9 @@ impl Memory {
         let engine = self.engine.clone();
         let mut areas = engine.pager.areas.write();
         let protects = engine.pager.protects();
+        if engine.pager.config().delivery == Delivery::Gate {
+            gate::begins(&(zone.start()..zone.start() + len));
+        }
         // SAFETY: the engine serves the area from now on, and its threads never touch it.
         unsafe { engine.uffd.register(zone.start(), len, protects) }
             .map_err(|e| Error::System("registering a region", e))?;
@@ -242,6 +262,11 @@ impl Memory {
     /// Figures of the compressed store by itself, such as the waits for its locks.
     pub fn store_stats(&self) -> memfold_store::StoreStats {
         self.engine.pager.store.stats()
+    }
+
+    /// How faults are delivered.
+    pub fn delivery(&self) -> Delivery {
+        self.engine.pager.config().delivery
     }
 
     /// Verifies the engine's structures. Slow; for tests. No other thread may use the memory
@@ -285,7 +310,7 @@ impl Drop for Engine {
 /// nothing there, and dropping it changes nothing, in the child or in the parent.
 ///
 /// Any thread may read and write it through [`Region::as_ptr`], by the same rules as other memory.
-/// In signal delivery, a system call that is given a folded part, or is to write to one that was only
+/// In gate delivery that holds for system calls too. In signal delivery, a system call that is given a folded part, or is to write to one that was only
 /// read since it was folded, fails with EFAULT: [`Region::pin`] it around the call.
 ///
 /// Contents are discarded by [`Region::discard`] only, not by `madvise`.
@@ -426,6 +451,9 @@ impl Drop for Region {
         let _ = self.engine.uffd.unregister(self.zone.start(), self.zone.len());
         pager.forget(&mut areas, self.zone.start(), self.zone.start() + self.zone.len(), false);
         drop(areas);
+        if pager.config().delivery == Delivery::Gate {
+            gate::ends(&(self.zone.start()..self.zone.start() + self.zone.len()));
+        }
         // SAFETY: the region is being dropped, so nobody uses the zone again.
         unsafe { ManuallyDrop::drop(&mut self.zone) };
     }

@@ -1,9 +1,9 @@
 //! What the gate asks.
 use super::gated::{Gated, Mark, get};
-use super::known::TOP;
 use core::ops::Range;
 use memfold::fault::{Fault, Served};
 use memfold::holds::RANGES_MAX;
+use memfold::known::TOP;
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, SPANS_MAX, Span, Spans};
 use memfold_sys::Errno;
 use memfold_sys::thread::yield_now;

@@ -1,5 +1,6 @@
-//! Where memory may be that is folded, now or later: a byte for each 2 MiB of the address space, set
-//! when something private without a file is mapped there, and never taken back.
+//! Where memory may be that is folded, now or later: a byte for each 2 MiB of the address space. Under
+//! `memfold run` it is set when something private without a file is mapped there, and never taken
+//! back; for regions of the library while there is one.
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use memfold_sys::Errno;
@@ -36,6 +37,14 @@ impl Known {
         (range.start >> CHUNK_SHIFT)..end.div_ceil(1 << CHUNK_SHIFT)
     }
 
+    /// Children of fork know nothing.
+    ///
+    /// # Errors
+    /// What madvise says.
+    pub fn forget_in_children(&self) -> Result<(), Errno> {
+        self.0.wipe_in_children()
+    }
+
     /// Something is there.
     pub fn set(&self, range: &Range<usize>) {
         for chunk in Known::chunks(range) {
@@ -43,6 +52,11 @@ impl Known {
                 self.chunk(chunk).store(1, Relaxed);
             }
         }
+    }
+
+    /// Nothing is there any more.
+    pub fn unset(&self, range: &Range<usize>) {
+        Known::chunks(range).for_each(|chunk| self.chunk(chunk).store(0, Relaxed));
     }
 
     /// Whether something may be there.
