@@ -64,9 +64,11 @@ impl Engine {
     #[new]
     fn new(py: Python<'_>, settings: Vec<(String, String)>) -> PyResult<Engine> {
         let mut builder = Memory::builder();
+        // What is in files or elsewhere is fetched by the engine's threads.
+        let stores_elsewhere = settings.iter().any(|(name, _)| name == "swap" || name == "remote");
         let delivery = settings.iter().find(|(name, _)| name == "delivery");
         match delivery.map(|(_, value)| value.as_str()) {
-            None if arm().is_ok() => builder = builder.delivery(Delivery::Gate),
+            None if !stores_elsewhere && arm().is_ok() => builder = builder.delivery(Delivery::Gate),
             Some("gate") => arm().map_err(|why| {
                 PyOSError::new_err(format!(
                     "delivery=\"gate\" can't be had here: {why}: leave delivery out, or give \"thread\" or \"signal\""

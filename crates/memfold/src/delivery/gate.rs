@@ -11,6 +11,10 @@
 //! - **Regions are the library's.** Calls of the program's that would take their memory away, put
 //!   something in its place, or lend it to children are refused (EINVAL), as the engine would go on
 //!   believing in what was there. Access may be changed, and advice that changes no byte be given.
+//! - **A child of `vfork`** shares the memory, and serves its own faults with its own copies of the
+//!   descriptors. Python's closes all there are, so the engine's are spared, and have high numbers,
+//!   which programs seldom choose themselves. Those of a swap file aren't: it doesn't go with this
+//!   delivery.
 //! - A child of fork is armed and has no regions: what tells of them is wiped there.
 //!
 //! # What isn't covered
@@ -25,10 +29,13 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst,
+};
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, SPANS_MAX, Span, Spans, WhyNot};
 use memfold_sys::thread::{process_id, yield_now};
 use memfold_sys::units::PAGE_SIZE;
+use rustix::process::{Resource, getrlimit};
 
 const _: () = assert!(SPANS_MAX <= RANGES_MAX);
 
@@ -43,6 +50,9 @@ const PAGE_MASK: usize = PAGE_SIZE - 1;
 static ARMED: AtomicBool = AtomicBool::new(false);
 static KNOWN: AtomicPtr<Known> = AtomicPtr::new(core::ptr::null_mut());
 static ENGINES: AtomicUsize = AtomicUsize::new(0);
+/// Descriptors of engines; 0: none.
+static DESCRIPTORS: [AtomicI32; 2 * sigbus::ENGINES_MAX] =
+    [const { AtomicI32::new(0) }; 2 * sigbus::ENGINES_MAX];
 /// The process that is being armed. Who builds an engine counts it and then looks here; who arms
 /// says so here and then looks whether there is one: one of the two sees the other.
 static ARMING: AtomicU32 = AtomicU32::new(0);
@@ -136,6 +146,27 @@ pub(crate) fn apart<T>(with: impl FnOnce() -> T) -> T {
     unsafe { memfold_gate::apart(with) }
 }
 
+/// The least number of an engine's descriptors.
+pub(crate) fn least_descriptor() -> i32 {
+    /// From here on, or from this much below the limit.
+    const FROM: u64 = 896;
+    const COUNT: u64 = 2 * sigbus::ENGINES_MAX as u64;
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    if is_armed() { FROM.min(most.saturating_sub(COUNT)) as i32 } else { 0 }
+}
+
+/// The program can't close a descriptor until [`disown`].
+pub(crate) fn own(fd: i32) {
+    let free = |place: &&AtomicI32| place.compare_exchange(0, fd, SeqCst, SeqCst).is_ok();
+    let found = DESCRIPTORS.iter().find(free);
+    debug_assert!(found.is_some(), "two for each engine");
+}
+
+/// It is about to be closed.
+pub(crate) fn disown(fd: i32) {
+    DESCRIPTORS.iter().find(|place| place.compare_exchange(fd, 0, SeqCst, SeqCst).is_ok());
+}
+
 fn known() -> Option<&'static Known> {
     // SAFETY: null, or a leaked box.
     unsafe { KNOWN.load(SeqCst).as_ref() }
@@ -226,8 +257,8 @@ impl Keeper for Owner {
 
     fn never_fold(&self, _start: usize, _len: usize) {}
 
-    fn owns_descriptor(&self, _fd: i32) -> bool {
-        false
+    fn owns_descriptor(&self, fd: i32) -> bool {
+        fd > 0 && DESCRIPTORS.iter().any(|place| place.load(SeqCst) == fd)
     }
 
     fn ends(&self, _how: Ending) {}
