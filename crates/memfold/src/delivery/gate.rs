@@ -34,7 +34,7 @@ use core::sync::atomic::{
 };
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, SPANS_MAX, Span, Spans, WhyNot};
 use memfold_sys::thread::{process_id, yield_now};
-use memfold_sys::units::PAGE_SIZE;
+use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 use rustix::process::{Resource, getrlimit};
 
 const _: () = assert!(SPANS_MAX <= RANGES_MAX);
@@ -268,10 +268,14 @@ fn touch_all(span: &Span, touch: fn(usize, bool) -> Result<(), BadAddress>) {
     let range = range_of(span);
     let (mut at, mut bad) = (range.start, 0);
     while at < range.end && bad < BAD_MAX {
-        if concerns(&(at..at + 1)) {
+        // Of what has nothing of a region, whole chunks are passed over.
+        let step = if concerns(&(at..at + 1)) {
             bad += touch(at, span.write).is_err() as usize;
-        }
-        let Some(next) = (at & !PAGE_MASK).checked_add(PAGE_SIZE) else { return };
+            PAGE_SIZE
+        } else {
+            MAX_BYTES
+        };
+        let Some(next) = (at & !(step - 1)).checked_add(step) else { return };
         at = next;
     }
 }
