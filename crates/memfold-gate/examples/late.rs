@@ -27,6 +27,8 @@ impl Keeper for Answers {
         usize::MAX
     }
 
+    fn refused(&self, _nr: usize, _name: &str, _words: &[usize]) {}
+
     fn change(
         &self,
         _nr: usize,

@@ -25,6 +25,7 @@ use crate::delivery::sigbus;
 use crate::fault::Fault;
 use crate::holds::{Holds, RANGES_MAX};
 use crate::known::{Known, TOP};
+use crate::pager::Pager;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -39,8 +40,8 @@ use rustix::process::{Resource, getrlimit};
 
 const _: () = assert!(SPANS_MAX <= RANGES_MAX);
 
-/// Bytes that a piece of a call should name.
-const PIECE_BYTES: usize = 1 << 20;
+/// Bytes that a piece of a call should name: the least limit is some MiB.
+const PIECE_BYTES: usize = 512 << 10;
 /// Stacks of threads lie apart by more than this.
 const STACK_SHIFT: u32 = 18;
 /// So many pages that can't be touched end the touching of a range: the kernel gets no further.
@@ -230,6 +231,22 @@ impl Keeper for Owner {
 
     fn piece_bytes(&self) -> usize {
         PIECE_BYTES
+    }
+
+    fn refused(&self, _nr: usize, name: &str, words: &[usize]) {
+        let lacks = |page: usize, pager: &Pager| {
+            pager.touches(&(page..page + PAGE_SIZE)) && !pager.space.is_populated(page)
+        };
+        for page in words.iter().map(|word| word & !PAGE_MASK) {
+            // Those of signal delivery aren't known here, and are refused rightly.
+            if concerns(&(page..page + PAGE_SIZE)) && sigbus::any(|pager| lacks(page, pager)) {
+                return memfold_sys::raw::warn(&[
+                    "memfold: warning: the call ",
+                    name,
+                    " met folded memory and failed, which is a bug of memfold\n",
+                ]);
+            }
+        }
     }
 
     fn change(
