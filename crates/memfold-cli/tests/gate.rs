@@ -76,6 +76,12 @@ fn parent_and_child_of_fork_both_find_every_byte() {
 }
 
 #[test]
+fn a_write_to_what_was_only_read_is_not_lost_by_a_fork_or_a_move() {
+    assert_right("children", &["reread"]);
+    assert_right("mappings", &["mremap_reread"]);
+}
+
+#[test]
 fn a_daemon_that_closes_every_descriptor_stays_managed() {
     assert_right("children", &["daemon", "close", "libc", "spawn", "exec"]);
 }

@@ -12,6 +12,7 @@ use crate::special::{Call, is_plain, make_plain};
 use crate::touch::{fix_up, read};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::raw::system_call;
+use memfold_sys::thread::access_of;
 
 /// The owner of the memory.
 pub static KEEPER: Place<&'static dyn Keeper> = Place::new();
@@ -54,9 +55,8 @@ pub unsafe extern "C" fn on_signal(signal: i32, info: *const Info, context: *mut
 
 /// A fault that the keeper has served.
 fn served(keeper: &dyn Keeper, context: &Context, info: &Info) -> bool {
-    // The processor's error code of a page fault: bit 0, the page was there; bit 1, it was a write.
-    let (there, write) = (context.regs.error & 1 != 0, context.regs.error & 2 != 0);
-    let fault = Fault { address: info.address as usize, write, protected: there && write };
+    let (write, protected) = access_of(context.regs.error);
+    let fault = Fault { address: info.address as usize, write, protected };
     info.code == libc::BUS_ADRERR && keeper.fault(fault)
 }
 

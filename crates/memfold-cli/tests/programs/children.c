@@ -57,6 +57,25 @@ static void fork_right(void) {
     check(memory, LEN, 4);
 }
 
+/* What was only read since it was folded is known to be unchanged; in the child nothing tells of a write to it. */
+static void reread(void) {
+    folded();
+    for (int i = 0; i < 3; i++) {
+        read_apart(memory, LEN, 1);
+        pid_t pid = fork();
+        NEED(pid >= 0);
+        if (pid == 0) {
+            fill_apart(memory, LEN, 2);
+            push_out(memory, LEN);
+            check_apart(memory, LEN, 1, 2);
+            _exit(5);
+        }
+        NEED(WEXITSTATUS(wait_for(pid)) == 5);
+        push_out(memory, LEN);
+        check(memory, LEN, 1);
+    }
+}
+
 /* The parent stays over its limit while a child shares its pages: it must neither spin nor go wrong. */
 static void long_lived_child(void) {
     folded();
@@ -362,6 +381,7 @@ int main(int argc, char **argv) {
     else if (is(argv[1], "generations")) generations();
     else if (is(argv[1], "loop")) loop();
     else if (is(argv[1], "grown")) grown();
+    else if (is(argv[1], "reread")) reread();
     else return 2;
     puts("right");
     return 0;

@@ -101,6 +101,19 @@ static void check_from(const void *at, size_t len, uint64_t seed, uint64_t first
 static void fill(void *at, size_t len, uint64_t seed) { fill_from(at, len, seed, 0); }
 static void check(const void *at, size_t len, uint64_t seed) { check_from(at, len, seed, 0); }
 
+/* Pages too far apart to be taken for a stream, each of another block, and no more than stay in memory. */
+#define APART (41 * PAGE)
+static inline void read_apart(const char *at, size_t len, uint64_t seed) {
+    for (size_t p = 0; p < len; p += APART) check_from(at + p, PAGE, seed, p / PAGE);
+}
+static inline void fill_apart(char *at, size_t len, uint64_t seed) {
+    for (size_t p = 0; p < len; p += APART) fill_from(at + p, PAGE, seed, p / PAGE);
+}
+/* Verifies pages of the pattern `seed`, in which those apart are of another. */
+static inline void check_apart(const char *at, size_t len, uint64_t seed, uint64_t apart) {
+    for (size_t p = 0; p < len; p += PAGE) check_from(at + p, PAGE, p % APART ? seed : apart, p / PAGE);
+}
+
 static void check_zero(const void *at, size_t len) {
     const uint64_t *from = at;
     for (size_t w = 0; w < len / 8; w++)

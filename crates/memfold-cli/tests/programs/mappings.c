@@ -59,6 +59,16 @@ static void mremap_move(void) {
     check_from(fresh + 5 * PAGE + 3 * MIB, MIB, 6, 5 + 3 * MIB / PAGE);
 }
 
+/* What was only read since it was folded is known to be unchanged, until it moves. */
+static void mremap_reread(void) {
+    char *p = map_folded(LEN, 5), *to = map(LEN);
+    read_apart(p, LEN, 5);
+    NEED(mremap(p, LEN, LEN, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+    fill_apart(to, LEN, 6);
+    push_out(to, LEN);
+    check_apart(to, LEN, 5, 6);
+}
+
 static void mremap_grow(void) {
     char *hole = map(3 * LEN);
     NEED(munmap(hole, 3 * LEN) == 0);
@@ -207,6 +217,7 @@ static void sparse(void) {
 int main(int argc, char **argv) {
     static const struct test all[] = {
         {"munmap_middle", munmap_middle}, {"map_fixed_over", map_fixed_over}, {"mremap_move", mremap_move},
+        {"mremap_reread", mremap_reread},
         {"mremap_grow", mremap_grow},     {"mremap_shrink", mremap_shrink},   {"dontneed", dontneed},
         {"free", madv_free},              {"advice", other_advice},           {"read_only", read_only},
         {"guards", guards},

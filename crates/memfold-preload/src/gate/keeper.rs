@@ -69,7 +69,7 @@ impl Gated {
     fn fault(&self, fault: memfold_gate::Fault) -> bool {
         let memfold_gate::Fault { address: addr, write, protected } = fault;
         loop {
-            match self.pager.fault(Fault { addr, write, protected, late: false }) {
+            match self.pager.fault(Fault { addr, write, protected, ..Fault::default() }) {
                 Served::Yes | Served::Mapped { .. } => return true,
                 Served::Again => yield_now(),
                 Served::NotManaged => return self.fault_elsewhere(addr),

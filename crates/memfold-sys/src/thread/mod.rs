@@ -264,6 +264,15 @@ pub fn memory_bytes() -> u64 {
     info.totalram as u64 * info.mem_unit as u64
 }
 
+/// Whether a page fault with this error code of the processor's was a write, and whether that met a
+/// page that is there, but write-protected: bit 0, the page was there; bit 1, it was written to
+/// (`arch/x86/include/asm/trap_pf.h`).
+#[cfg(target_arch = "x86_64")]
+pub const fn access_of(error: u64) -> (bool, bool) {
+    let write = error & 2 != 0;
+    (write, write && error & 1 != 0)
+}
+
 /// What the kernel says with a SIGBUS.
 pub struct SigbusInfo {
     signal: i32,
@@ -284,13 +293,12 @@ impl SigbusInfo {
     #[cfg(target_arch = "x86_64")]
     pub fn access(&self) -> (bool, bool) {
         // SAFETY: the kernel passes a valid context to an SA_SIGINFO handler, with the processor's
-        // error code of a page fault: bit 0, the page was there; bit 1, it was written to.
+        // error code of a page fault.
         let error = unsafe {
             let context = self.context.cast::<libc::ucontext_t>();
             (*context).uc_mcontext.gregs[libc::REG_ERR as usize]
         };
-        let write = error & 2 != 0;
-        (write, write && error & 1 != 0)
+        access_of(error as u64)
     }
 
     /// See above.

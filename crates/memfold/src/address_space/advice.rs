@@ -1,8 +1,6 @@
 //! What the owner of managed memory may ask of the pager, by address. Locks `areas` and turns
 //! addresses into keys.
-use crate::area::{Area, Areas};
 use crate::pager::Pager;
-use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
 
@@ -15,15 +13,6 @@ fn pages(addrs: &Range<usize>, outwards: bool) -> Range<u64> {
         (addrs.start.div_ceil(PAGE_SIZE), addrs.end >> PAGE_SHIFT)
     };
     start as u64..end.max(start) as u64
-}
-
-/// The parts of areas that lie in a range of pages, with the keys of each.
-fn parts(areas: &Areas, pages: Range<u64>) -> Vec<(Area, Range<u64>)> {
-    let part = |a: &Area| {
-        let (s, e) = (pages.start.max(a.start), pages.end.min(a.end));
-        (s < e).then(|| (*a, s - a.start + a.key..e - a.start + a.key))
-    };
-    areas.iter().filter_map(part).collect()
 }
 
 impl Pager {
@@ -44,7 +33,8 @@ impl Pager {
     /// Folds the pages wholly inside a range of addresses now. Returns pages that left memory.
     pub fn page_out_at(&self, addrs: Range<usize>) -> u64 {
         let areas = self.areas.read();
-        parts(&areas, pages(&addrs, false))
+        areas
+            .parts(&pages(&addrs, false))
             .into_iter()
             .map(|(_, keys)| self.page_out(&areas, keys))
             .sum()
@@ -54,14 +44,15 @@ impl Pager {
     /// needed.
     pub fn cool_at(&self, addrs: Range<usize>) {
         let areas = self.areas.read();
-        parts(&areas, pages(&addrs, false)).into_iter().for_each(|(_, keys)| self.cool(keys));
+        areas.parts(&pages(&addrs, false)).into_iter().for_each(|(_, keys)| self.cool(keys));
     }
 
     /// Loads and maps the folded pages that a range of addresses touches.
     pub fn need_at(&self, mut addrs: Range<usize>) {
         let need = |addrs: &Range<usize>| {
             let areas = self.areas.read();
-            parts(&areas, pages(addrs, true))
+            areas
+                .parts(&pages(addrs, true))
                 .into_iter()
                 .try_for_each(|(area, keys)| self.need(&areas, &area, keys))
         };
@@ -77,7 +68,8 @@ impl Pager {
     /// - The bytes there are needed no longer, and nobody is using them.
     pub unsafe fn discard_at(&self, addrs: Range<usize>) {
         let areas = self.areas.write();
-        parts(&areas, pages(&addrs, false))
+        areas
+            .parts(&pages(&addrs, false))
             .into_iter()
             .for_each(|(area, keys)| self.discard_keys(&area, keys, true));
     }
@@ -86,7 +78,7 @@ impl Pager {
     /// [`Pager::unpin_at`] with the same range, and writable, also for the kernel. Pins nest.
     pub fn pin_at(&self, addrs: Range<usize>) {
         let mut areas = self.areas.write();
-        for (area, keys) in parts(&areas, pages(&addrs, true)) {
+        for (area, keys) in areas.parts(&pages(&addrs, true)) {
             areas.pin(keys.start, keys.end);
             self.unprotect(&area, keys);
         }
@@ -95,7 +87,8 @@ impl Pager {
     /// Ends one pin.
     pub fn unpin_at(&self, addrs: Range<usize>) {
         let mut areas = self.areas.write();
-        parts(&areas, pages(&addrs, true))
+        areas
+            .parts(&pages(&addrs, true))
             .into_iter()
             .for_each(|(_, keys)| areas.unpin(keys.start, keys.end));
     }

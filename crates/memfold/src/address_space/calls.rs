@@ -4,7 +4,7 @@
 //!
 //! The caller (the preload library) lets one thread at a time in, so what it has asked about areas
 //! stays true.
-use crate::area::{Areas, page_of};
+use crate::area::{Area, Areas, page_of};
 use crate::pager::Pager;
 use crate::stats;
 use alloc::vec::Vec;
@@ -129,18 +129,8 @@ impl Pager {
         let areas = self.areas.write();
         let result = make();
         if is_done(result) {
-            for range in ranges {
-                let pages = pages(range);
-                let touched: Vec<_> = areas
-                    .iter()
-                    .filter(|a| a.start < pages.end && pages.start < a.end)
-                    .copied()
-                    .collect();
-                for area in touched {
-                    let (s, e) = (pages.start.max(area.start), pages.end.min(area.end));
-                    let key = |page: u64| page - area.start + area.key;
-                    self.discard_keys(&area, key(s)..key(e), false);
-                }
+            for (area, keys) in ranges.iter().flat_map(|range| areas.parts(&pages(range))) {
+                self.discard_keys(&area, keys, false);
             }
         }
         result
@@ -175,7 +165,9 @@ impl Pager {
         }
         if may_move {
             // With the registration goes the protection.
-            self.end_clean(&areas, &old);
+            for (_, keys) in areas.parts(&old) {
+                self.each_folio(keys, |guard, id| self.folios.get(guard, id).clean_in.set(0));
+            }
             parts(&areas, &old).into_iter().for_each(unregister);
         }
         let result = make();
@@ -212,26 +204,8 @@ impl Pager {
     }
 }
 
-impl Pager {
-    /// No folio in a range of pages is clean from now on. The caller holds the areas for writing.
-    fn end_clean(&self, areas: &Areas, pages: &Range<u64>) {
-        for area in areas.iter() {
-            let (s, e) = (pages.start.max(area.start), pages.end.min(area.end));
-            if s < e {
-                let key = |page: u64| page - area.start + area.key;
-                self.each_folio(key(s)..key(e), |guard, id| {
-                    self.folios.get(guard, id).clean_in.set(0);
-                });
-            }
-        }
-    }
-}
-
 /// The managed parts of a range of pages, as addresses.
 fn parts(areas: &Areas, pages: &Range<u64>) -> Vec<Range<usize>> {
-    let part = |a: &crate::area::Area| {
-        let (s, e) = (pages.start.max(a.start), pages.end.min(a.end));
-        (s < e).then_some((s as usize) << PAGE_SHIFT..(e as usize) << PAGE_SHIFT)
-    };
-    areas.iter().filter_map(part).collect()
+    let addrs = |(area, keys): (Area, Range<u64>)| area.addr_of(keys.start)..area.addr_of(keys.end);
+    areas.parts(pages).into_iter().map(addrs).collect()
 }

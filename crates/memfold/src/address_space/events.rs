@@ -24,18 +24,9 @@ impl Pager {
         let mut areas = self.areas.write();
         match event {
             Event::Remove { start, end } => {
-                let touched: Vec<_> =
-                    areas.iter().filter(|a| a.start << PAGE_SHIFT < end as u64).copied().collect();
-                for area in touched {
-                    let (from, to) = ((start >> PAGE_SHIFT) as u64, end.div_ceil(PAGE_SIZE) as u64);
-                    let (from, to) = (from.max(area.start), to.min(area.end));
-                    if from < to {
-                        self.discard_keys(
-                            &area,
-                            from - area.start + area.key..to - area.start + area.key,
-                            false,
-                        );
-                    }
+                let pages = (start >> PAGE_SHIFT) as u64..end.div_ceil(PAGE_SIZE) as u64;
+                for (area, keys) in areas.parts(&pages) {
+                    self.discard_keys(&area, keys, false);
                 }
             }
             Event::Unmap { start, end } => self.unmap(&mut areas, start, end),

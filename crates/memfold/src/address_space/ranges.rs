@@ -322,12 +322,8 @@ impl Pager {
     pub(crate) fn forget(&self, areas: &mut Areas, start: usize, end: usize, zap: bool) {
         let first = (start / PAGE_SIZE) as u64;
         let last = (end / PAGE_SIZE) as u64;
-        let whole: alloc::vec::Vec<Area> =
-            areas.iter().filter(|a| a.start < last && first < a.end).copied().collect();
-        for area in whole {
-            let from = first.max(area.start) - area.start + area.key;
-            let to = last.min(area.end) - area.start + area.key;
-            self.discard_keys(&area, from..to, zap);
+        for (area, keys) in areas.parts(&(first..last)) {
+            self.discard_keys(&area, keys, zap);
         }
         areas.remove(first, last);
     }

@@ -18,6 +18,7 @@ use crate::area::early_events::{About, Parked, without};
 use crate::folio::index::KEYS;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::ops::Range;
 use memfold_sys::uffd::Event;
 use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT};
 
@@ -119,6 +120,15 @@ impl Areas {
     /// All areas in ascending order of address.
     pub fn iter(&self) -> impl Iterator<Item = &Area> {
         self.by_addr.values()
+    }
+
+    /// The parts of areas that lie in a range of pages, in ascending order, with the keys of each.
+    pub fn parts(&self, pages: &Range<u64>) -> Vec<(Area, Range<u64>)> {
+        let part = |a: &Area| {
+            let (s, e) = (pages.start.max(a.start), pages.end.min(a.end));
+            (s < e).then(|| (*a, s - a.start + a.key..e - a.start + a.key))
+        };
+        self.iter().filter_map(part).collect()
     }
 
     /// Adds `[start, end)` (page numbers), which touches no area, and joins it with neighbours

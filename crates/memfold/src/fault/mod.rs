@@ -139,12 +139,12 @@ impl Pager {
         let page = fault.addr & !(PAGE_SIZE - 1);
         let folio = self.folios.get(guard, id);
         let Some(_quiet) = self.changes.quiet() else { return Served::Again };
-        if fault.protected || fault.write && self.is_clean(folio) {
+        let was_clean = self.is_clean(folio);
+        if fault.protected || fault.write && was_clean {
             // The first write since it was loaded: from here on it isn't known to equal its copy.
             // Or the eviction that protected it was given up, or has ended and the page has come
             // back.
             stats::add(&self.stats.faults_write, 1);
-            let was_clean = self.is_clean(folio);
             folio.clean_in.set(0);
             let (start, len) = match was_clean {
                 true => (area.addr_of(folio.key()), bytes(folio.pages() as usize)),

@@ -171,9 +171,9 @@ pub struct Folio {
     /// The raw write that is under way of a `Cached` folio, which is on no list meanwhile; 0 for
     /// none.
     pub writing: Cell<u32>,
-    /// `Resident` or `Leaving`: the generation ([`Pager::is_clean`](crate::pager::Pager)) in which it
-    /// equals its stored copy and all its pages are write-protected, so that this stays so until a
-    /// fault says otherwise; 0 for none. Cleared under the shard lock before the protection goes.
+    /// `Resident` or `Leaving`: the generation of the process (`pager/folios.rs`) in which it equals
+    /// its stored copy and all its pages are write-protected, so that this stays so until a fault
+    /// says otherwise; 0 for none. Cleared under the shard lock before the protection goes.
     pub clean_in: Cell<u32>,
     /// Pages: `2^order`. `array` has the slots of a folio of this order, so nobody else may change
     /// it.

@@ -122,6 +122,9 @@ impl Pager {
 
     /// Drops the folios of a batch, which is empty then. Returns the pages that are gone.
     pub(crate) fn drop_batch(&self, batch: &mut Batch) -> u64 {
+        if batch.count == 0 {
+            return 0;
+        }
         let ranges =
             batch.spans[..batch.count].iter().map(|span| span.start..span.start + span.len);
         // Until the pages are gone: who makes a call on one of them then waits.
@@ -164,10 +167,8 @@ impl Pager {
             }
             let guard = self.shards.lock(key);
             let folio = self.folios.get(&guard, id);
-            folio.state.set(State::Resident);
             folio.active.set(true);
-            self.list_by_state(&guard, id);
-            self.shards.notify(&guard);
+            self.end_leaving(&guard, id, State::Resident);
         }
         batch.count = kept;
     }
@@ -182,21 +183,26 @@ impl Pager {
         let folio = self.folios.get(&guard, id);
         let pages = folio.pages();
         folio.clean_in.set(0);
-        if stays {
+        let state = if stays {
             stats::add(&self.stats.move_busy, 1);
-            folio.state.set(State::Resident);
+            State::Resident
         } else {
             folio.age.set(workingset::shadow(self.tally.evict(pages), folio.active.replace(false)));
             folio.refused.set(false);
-            folio.state.set(State::Stored);
             self.tally.unmap(pages);
             let folded = self.tally.fold(pages);
             stats::raise(&self.stats.peak_folded_bytes, folded << PAGE_SHIFT);
             stats::add(&self.stats.blocks_clean, 1);
             stats::add(&self.stats.clean_evictions, 1);
-        }
-        self.list_by_state(&guard, id);
-        self.shards.notify(&guard);
+            State::Stored
+        };
+        self.end_leaving(&guard, id, state);
         if stays { 0 } else { pages }
+    }
+
+    fn end_leaving(&self, guard: &ShardGuard<'_>, id: FolioId, state: State) {
+        self.folios.get(guard, id).state.set(state);
+        self.list_by_state(guard, id);
+        self.shards.notify(guard);
     }
 }
