@@ -3,7 +3,8 @@
 #![cfg(target_arch = "x86_64")]
 mod common;
 use common::{
-    Scratch, UNPRIVILEGED, assert_all_right, binaries, can_make_worlds, managed_in, memfold,
+    Scratch, UNPRIVILEGED, assert_all_right, binaries, can_make_worlds, compile, managed_in,
+    memfold,
 };
 use std::process::Command;
 
@@ -151,6 +152,93 @@ fn real_programs_print_what_they_print_without() {
     let lines: String = (0..600_000u64).map(|n| format!("{}\n", n * 7_919 % 600_011)).collect();
     let file = scratch.file("lines", &lines, 0o644);
     assert_same("16M", &["sort", "-n", "-S", "200M", &file]);
+}
+
+/// A child of fork needs no /proc, no privilege and no free descriptor; without a userfaultfd it has
+/// everything back.
+#[test]
+fn processes_that_have_shut_themselves_in_fork_with_every_byte_right() {
+    if !can_make_worlds() {
+        return;
+    }
+    assert_right("shut", &["setuid", "root", "proc", "small", "descriptors"]);
+    assert_right("shut", &["filter", "filter_root", "filter_small"]);
+    assert_all_right(UNPRIVILEGED, GATE, "shut", &["dumpable", "descriptors"]);
+}
+
+/// It is folded like any other memory, and gone in a child of fork.
+#[test]
+fn memory_that_is_not_for_children_is_folded_and_gone_in_them() {
+    assert_right("apart", &["marked", "parts", "moved", "racing"]);
+}
+
+/// V8 marks its heap so: most of what is folded of such a program is that.
+#[test]
+fn the_heap_of_node_is_folded() {
+    let script = "const all = [];
+        for (let i = 0; i < 500000; i++) all.push({ id: i, name: 'n' + i, list: [i, i + 1] });
+        let sum = 0;
+        for (const each of all) sum += each.id + each.list[1] + each.name.length;
+        console.log(sum);";
+    if Command::new("node").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: node is not installed");
+        return;
+    }
+    let scratch = Scratch::new();
+    let file = scratch.path("stats");
+    let flags = ["--delivery", "gate", "--resident", "48M", "--stats-file", &file];
+    let command = ["node", "-e", script];
+    let Some(output) = managed_in("", &flags, &command) else { return };
+    let plain = Command::new(command[0]).args(&command[1..]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(plain.status.success() && output.status.success(), "{text}");
+    assert_eq!(output.stdout, plain.stdout, "{text}");
+    let folded = common::json(&file)["peak_folded_bytes"].as_u64().expect("a figure");
+    println!("{folded} bytes folded at most: {}", text.trim());
+    assert!(folded > 32 << 20, "{folded} bytes folded: {text}");
+}
+
+#[test]
+fn what_is_hard_to_get_right_below_a_program_is_right() {
+    assert_right("hard", &["five", "robust", "crowd", "constructor"]);
+    assert_right("hard", &["handler", "filter", "coroutines", "crash"]);
+}
+
+/// Runs a program of calls on buffers of 256 MiB in 16 MiB; gives the run's figures.
+fn large(promise: &str) -> Option<serde_json::Value> {
+    let (program, scratch) = (compile("large"), Scratch::new());
+    let file = scratch.path("stats");
+    let flags = [GATE, &["--stats-file", &file]].concat();
+    let output = managed_in("", &flags, &[&program.path, promise])?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{promise}: {text}");
+    assert_eq!(output.stdout, b"right\n", "{promise}: {text}");
+    assert!(!text.contains("met folded memory"), "{promise}: {text}");
+    Some(common::json(&file))
+}
+
+/// Calls that may be made in pieces give what one call gives, and little is in memory meanwhile.
+#[test]
+fn calls_on_buffers_far_larger_than_the_limit_are_as_one_call_within_it() {
+    for promise in ["files", "offset", "pipes", "sockets", "signals", "readers"] {
+        let Some(stats) = large(promise) else { return };
+        let [held, resident] = ["peak_held_bytes", "peak_resident_bytes"]
+            .map(|name| stats[name].as_u64().expect("a figure"));
+        println!("{promise}: {held} bytes held at most, {resident} in memory");
+        // All that waits for input at once is a piece for each of a hundred threads; one call that
+        // must be whole names a buffer of it all (MSG_WAITALL).
+        let whole = if promise == "sockets" { 256 << 20 } else { 0 };
+        assert!(held > 0 && held < (10 << 20) + whole, "{promise}: {held} bytes held");
+        assert!(resident < (40 << 20) + whole, "{promise}: {resident} bytes in memory");
+    }
+}
+
+/// What must be one call is held whole, past the limit, which is said.
+#[test]
+fn messages_and_appended_writes_are_made_by_one_call() {
+    let Some(stats) = large("messages") else { return };
+    assert!(stats["peak_held_bytes"].as_u64() >= Some(24 << 20), "{stats}");
+    assert!(stats["over_limit"].as_u64() > Some(0), "{stats}");
 }
 
 #[test]

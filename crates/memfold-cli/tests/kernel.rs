@@ -63,6 +63,7 @@ fn memory_without_its_mark_is_folded_again_on_busy_cpus_too() {
 #[test]
 fn memory_kept_from_children_is_theirs_as_the_kernel_says() {
     assert_right("marks", &["forks", "wipe"]);
+    assert_right_with(&["--delivery", "thread", "--resident", "16M"], "marks", &["stays"]);
 }
 
 #[test]

@@ -200,6 +200,7 @@ pub fn assert_all_right(world: &str, flags: &[&str], name: &str, promises: &[&st
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{name} {promise}: {text}");
         assert_eq!(output.stdout, b"right\n", "{name} {promise}: {text}");
+        assert!(!text.contains("met folded memory"), "{name} {promise}: {text}");
         assert!(text.contains("major"), "{name} {promise} was never folded: {text}");
         println!("{name} {promise}: {}", text.trim());
     }

@@ -21,6 +21,16 @@ fn end_of(start: usize, len: usize) -> usize {
     start.saturating_add(len).min(TOP).next_multiple_of(PAGE_SIZE)
 }
 
+/// The length of a segment of shared memory that has just been attached.
+fn segment_bytes(id: usize) -> usize {
+    // SAFETY: zeros are a value of the type.
+    let mut about: libc::shmid_ds = unsafe { core::mem::zeroed() };
+    let args = [id, libc::IPC_STAT as usize, &raw mut about as usize, 0, 0, 0];
+    // SAFETY: `about` has room for what is written.
+    let asked = unsafe { system_call(libc::SYS_shmctl, args) };
+    asked.map_or(0, |_| about.shm_segsz)
+}
+
 impl Gated {
     /// Makes a call that changes mappings.
     pub fn change(&self, nr: usize, args: &[usize; 6], make: Make) -> isize {
@@ -74,11 +84,9 @@ impl Gated {
             libc::SYS_shmat => {
                 let result = make(args);
                 if third & SHM_REMAP != 0 && !failed(result) {
-                    let at = result as usize;
-                    let mut end = at;
-                    let _ = self.maps.each(at, at + 1, |found| end = found.end);
-                    state.forget(&(at..end));
-                    self.pager.end_with(at..end, || 0);
+                    let range = result as usize..end_of(result as usize, segment_bytes(start));
+                    state.forget(&range);
+                    self.pager.end_with(range, || 0);
                 }
                 result
             }
@@ -172,7 +180,10 @@ impl Gated {
         let here = at..at + after.len();
         if at != start {
             state.forget(&here);
-            state.relocate(&(start..start + old.min(new)), at);
+            state.relocate(&(start..start + old.min(new)), at, remap.keeps_source);
+        }
+        if from.len() < after.len() {
+            state.extend(&(at..at + from.len()), at + from.len()..here.end);
         }
         if after.len() < from.len() || at != start && !remap.keeps_source {
             state.forget(&(if at == start { after.end..from.end } else { from.clone() }));
