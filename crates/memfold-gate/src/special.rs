@@ -76,9 +76,12 @@ impl Call<'_> {
             libc::SYS_set_tid_address => self.never_fold(args[0], 4),
             libc::SYS_set_robust_list => self.never_fold(args[0], args[1]),
             libc::SYS_rseq => self.never_fold(args[0], args[1]),
-            libc::SYS_close | libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_close_range => {
-                self.descriptors()
-            }
+            libc::SYS_close
+            | libc::SYS_dup
+            | libc::SYS_dup2
+            | libc::SYS_dup3
+            | libc::SYS_fcntl
+            | libc::SYS_close_range => self.descriptors(),
             _ if calls::class(self.entry, &args) == Class::Mapping => self.held(&args, |call| {
                 signals::block_all();
                 call.keeper.change(nr, &args, &mut |args| raw(nr, args))
@@ -166,12 +169,14 @@ impl Call<'_> {
         Ok((args, waits.then_some(mask)))
     }
 
-    /// Calls that close descriptors pass over the engine's.
+    /// Calls that close descriptors, or ask whether there are any, pass over the engine's.
     fn descriptors(&mut self) -> isize {
         let own = |fd: usize| self.keeper.owns_descriptor(fd as i32);
         let args = self.args;
         match self.nr as i64 {
-            libc::SYS_close if own(args[0]) => -(libc::EBADF as isize),
+            libc::SYS_close | libc::SYS_dup | libc::SYS_fcntl if own(args[0]) => {
+                -(libc::EBADF as isize)
+            }
             libc::SYS_dup2 | libc::SYS_dup3 if own(args[0]) || own(args[1]) => {
                 -(libc::EBADF as isize)
             }

@@ -66,6 +66,10 @@ pub fn locked_bytes() -> u64 {
     field(c"/proc/self/status", "VmLck:")
 }
 
+/// What is to be said where [`merges`].
+pub const MERGES: &str = "warning: the program has the kernel merge equal pages of its memory \
+    (PR_SET_MEMORY_MERGE), and such memory can't be folded";
+
 /// Whether the kernel may merge equal pages of all memory of this process.
 pub fn merges() -> bool {
     // SAFETY: only asks; a kernel that doesn't know of it says EINVAL.

@@ -527,10 +527,7 @@ impl Program {
         let candidates = self.candidates(first);
         if candidates.is_empty() {
             if proc::merges() {
-                say::warn(format_args!(
-                    "warning: the program has the kernel merge equal pages of its memory (PR_SET_MEMORY_MERGE), and such memory \
-                     can't be folded"
-                ));
+                say::warn(format_args!("{}", proc::MERGES));
             }
             return true;
         }

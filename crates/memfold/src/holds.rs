@@ -90,6 +90,25 @@ impl Hold {
     const EVERYTHING: Hold = Hold(u32::MAX);
 }
 
+/// Slots that nobody has.
+#[cfg(not(shuttle))]
+fn free_slots(count: usize) -> Box<[Slot]> {
+    const { assert!(FREE == 0) };
+    // SAFETY: zeros are a free slot. They come as zeros, so what is never used has no page.
+    unsafe { Box::new_zeroed_slice(count).assume_init() }
+}
+
+/// Likewise; a model's atomics are no plain numbers.
+#[cfg(shuttle)]
+fn free_slots(count: usize) -> Box<[Slot]> {
+    let slot = |_| Slot {
+        state: AtomicU32::new(FREE),
+        ranges: core::array::from_fn(|_| (AtomicUsize::new(0), AtomicUsize::new(0))),
+        bytes: AtomicUsize::new(0),
+    };
+    (0..count).map(slot).collect()
+}
+
 /// Pages that are marked as leaving, until it is dropped.
 pub struct Leaving<'a> {
     holds: &'a Holds,
@@ -109,13 +128,8 @@ impl Holds {
     /// None. With `used`, there will be some.
     pub fn new(used: bool) -> Holds {
         let count = |n: usize| if used { n } else { 0 };
-        let slot = |_| Slot {
-            state: AtomicU32::new(FREE),
-            ranges: core::array::from_fn(|_| (AtomicUsize::new(0), AtomicUsize::new(0))),
-            bytes: AtomicUsize::new(0),
-        };
         Holds {
-            slots: (0..count(SLOTS)).map(slot).collect(),
+            slots: free_slots(count(SLOTS)),
             cells: (0..count(CELLS)).map(|_| Cell::default()).collect(),
             used: AtomicUsize::new(0),
             everything: AtomicU32::new(0),

@@ -18,6 +18,9 @@ use memfold_sys::raw::system_call;
 use memfold_sys::thread::bare;
 use memfold_sys::units::PAGE_SIZE;
 
+/// So much may wait to be taken.
+const LATE_BYTES: usize = 1 << 20;
+
 impl Gated {
     /// Looks at the program's size; near the limit, takes what it has. Returns the time until the
     /// next look, nanoseconds.
@@ -42,10 +45,14 @@ impl Gated {
         } else if self.is_managing() && unmanaged > max {
             self.tell_unmanaged();
         }
+        self.adopt_late(state);
         next
     }
 
     fn tell_unmanaged(&self) {
+        if proc::merges() {
+            say::warn(format_args!("{}", proc::MERGES));
+        }
         if self.scale.is_blind() || proc::merges() || proc::locked_bytes() > locked_bytes() as u64 {
             memfold::stats::add(&self.pager.stats().over_limit, 1);
         } else {
@@ -104,9 +111,27 @@ impl Gated {
         self.take_parts(state, all);
     }
 
+    /// As [`Gated::adopt`], but a small range waits until there are some, or until the next look. The
+    /// heap and the arenas of libc grow by such: taken one by one, each would be filled by faults of
+    /// its own, and end the folios before and after it.
+    pub fn adopt_later(&self, state: &mut State, range: &Range<usize>) {
+        if self.is_managing() {
+            state.late.add(range.clone());
+            if state.late.bytes() >= LATE_BYTES {
+                self.adopt_late(state);
+            }
+        }
+    }
+
+    fn adopt_late(&self, state: &mut State) {
+        for range in state.late.take() {
+            self.adopt(state, &range);
+        }
+    }
+
     /// Takes what suits of the mappings in a range, as far as they reach, and isn't managed.
     pub fn adopt(&self, state: &State, range: &Range<usize>) {
-        if !self.is_managing() || state.locks_future {
+        if !self.is_managing() || !state.takes() {
             return;
         }
         let mut all: Vec<Range<usize>> = Vec::new();
@@ -148,7 +173,7 @@ impl Gated {
 
     /// Takes what the program has just mapped, readable and writable.
     pub fn take_new(&self, state: &State, range: &Range<usize>) {
-        let is_wanted = self.is_managing() && !state.locks_future && range.end <= TOP;
+        let is_wanted = self.is_managing() && state.takes() && range.end <= TOP;
         if is_wanted && self.is_worth(range) {
             let _ = self.pager.take_empty(range.clone(), || self.register(range));
         }

@@ -58,7 +58,7 @@ impl Gated {
             libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
                 let result = make(args);
                 if result == 0 && third as i32 & (PLAIN | libc::PROT_EXEC) == PLAIN {
-                    self.adopt(state, &(start..end_of(start, len)));
+                    self.adopt_later(state, &(start..end_of(start, len)));
                 }
                 result
             }
@@ -79,6 +79,13 @@ impl Gated {
                 state.locks_future = false;
                 state.marked(Mark::Locked).clear();
                 self.adopt(state, &(0..TOP));
+                result
+            }
+            libc::SYS_prctl if start as i32 == libc::PR_SET_MEMORY_MERGE => {
+                let result = make(args);
+                if result == 0 {
+                    self.set_merging(state, len != 0);
+                }
                 result
             }
             libc::SYS_shmat => {
@@ -110,7 +117,7 @@ impl Gated {
             && access & (PLAIN | libc::PROT_EXEC) == PLAIN
             && flags & others == 0
             && self.is_managing()
-            && !state.locks_future;
+            && state.takes();
         let mut args = *args;
         if suits {
             // It would fill what is about to be folded, and promises nothing.
@@ -213,7 +220,7 @@ impl Gated {
         if !failed(result) && !range.is_empty() {
             state.forget(&range);
             self.known.set(&range);
-            self.take_new(state, &range);
+            self.adopt_later(state, &range);
         }
         result
     }
@@ -268,6 +275,19 @@ impl Gated {
             }
         }
         result
+    }
+
+    /// The kernel may merge equal pages of all memory from now on, or of none any more: what it has
+    /// merged can't be moved.
+    fn set_merging(&self, state: &mut State, merges: bool) {
+        state.merges = merges;
+        if merges {
+            state.marked(Mark::Mergeable).add(0..TOP);
+            self.leave(&(0..TOP));
+        } else {
+            state.marked(Mark::Mergeable).clear();
+            self.adopt(state, &(0..TOP));
+        }
     }
 
     /// `process_madvise` on this process (Linux 6.13) is as `madvise`, range by range.

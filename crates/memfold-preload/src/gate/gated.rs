@@ -2,6 +2,7 @@
 use super::known::Known;
 use super::ranges::Ranges;
 use crate::heap::arena;
+use crate::proc;
 use crate::say;
 use crate::say::addresses::Remedy;
 use crate::share::{Level, Scale};
@@ -92,8 +93,12 @@ pub const FLAGS: [(u32, Mark); 6] = [
 pub struct State {
     /// By [`Mark`].
     never: [Ranges; MARKS.len()],
+    /// To be taken with what the program maps next: see [`Gated::adopt_later`].
+    pub late: Ranges,
     /// What is mapped from now on is locked.
     pub locks_future: bool,
+    /// The kernel may merge equal pages of all memory.
+    pub merges: bool,
     /// The program serves some of its memory by a userfaultfd of its own.
     pub has_userfault: bool,
     /// Engine threads that are still to be started, the next one last; `None` before the first try.
@@ -143,6 +148,11 @@ impl State {
                 marked.add(added.clone());
             }
         }
+    }
+
+    /// Whether anything more is taken under management.
+    pub fn takes(&self) -> bool {
+        !self.locks_future && !self.merges
     }
 
     /// Whether all engine threads run.
@@ -247,10 +257,10 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     unsafe { uffd.register(start, len, false) }.map_err(|e| format!("registering frames: {e}"))?;
     let no_room = |e: Errno| format!("no address space: {e}");
     bare::reserve(config.worker_count(pager.cpus()) + MORE_THREADS).map_err(no_room)?;
-    let known = Known::new().map_err(no_room)?;
     let scale = Scale::open(config.clone()).map_err(|e| format!("starting the engine: {e}"))?;
     let smaps = Smaps::open().map_err(|e| format!("/proc/self/smaps: {e}"))?;
-    let (mut state, mut stack_end) = (State::default(), 0);
+    // A process inherits it, also over exec.
+    let (mut state, mut stack_end) = (State { merges: proc::merges(), ..State::default() }, 0);
     let present = each_area(|area| {
         if area.is_stack() {
             stack_end = area.end;
@@ -270,7 +280,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         scale,
         config,
         nice: crate::program::own_nice(),
-        known,
+        known: Known::new(),
         state: Mutex::new(state),
         managing: AtomicBool::new(false),
         stack_end,

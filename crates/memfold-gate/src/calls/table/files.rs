@@ -22,7 +22,7 @@ pub(super) const CALLS: &[Entry] = &[
     plain(20, "writev", &[Own(vectors::taken)]),
     plain(22, "pipe", &[Out(0, Bytes(8))]),
     plain(23, "select", &[Out(1, Fds(0)), Out(2, Fds(0)), Out(3, Fds(0)), Out(4, Bytes(TIMEVAL))]),
-    plain(32, "dup", &[]),
+    Entry::new(Class::Descriptor, 32, "dup", &[]),
     Entry::new(Class::Descriptor, 33, "dup2", &[]),
     plain(40, "sendfile", &[Out(2, Bytes(OFFSET))]),
     plain(72, "fcntl", &[Own(control::fcntl)]),
