@@ -81,7 +81,8 @@ fn two_runs_are_listed_and_told_apart() {
     let line = |runner: u32| {
         list.lines().find(|line| line.trim_start().starts_with(&format!("{runner} "))).unwrap()
     };
-    assert_eq!(list.lines().count(), 3, "{list}");
+    // Others may have runs of their own on this machine.
+    assert_eq!(list.lines().filter(|line| line.contains(&program.path)).count(), 2, "{list}");
     assert!(
         line(one.runner.id()).contains("64.0 MiB") && line(one.runner.id()).contains(" none "),
         "{list}"

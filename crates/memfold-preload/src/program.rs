@@ -153,7 +153,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
     register_frames(&pager, &uffd)?;
     bare::reserve(config.worker_count(pager.cpus()) + pager.cpus() + MORE_THREADS)
         .map_err(|e| format!("no address space: {e}"))?;
-    let opened = Watcher::new(&pager, &uffd, &pagemap, area_of, config.keep_cpu)
+    let opened = Watcher::new(&pager, &uffd, &pagemap, area_of)
         .and_then(|watcher| Scale::open(config.clone()).map(|scale| (watcher, scale)));
     let (watcher, scale) = opened.map_err(|e| format!("starting the engine: {e}"))?;
     let program: &'static Program = Box::leak(Box::new(Program {
@@ -409,11 +409,6 @@ impl Program {
     /// As [`Watcher::keep_from_children`].
     pub fn keep_from_children(&self) {
         self.watcher.keep_from_children();
-    }
-
-    /// As [`Watcher::release_cpu`].
-    pub fn release_cpu(&self) {
-        self.watcher.release_cpu();
     }
 
     /// From now on the properties of every area are read before it is adopted: the program marks

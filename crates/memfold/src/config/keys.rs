@@ -223,8 +223,4 @@ keys! {
     /// `run` folds what the program keeps out of core dumps.
     fold_dont_dump: bool = false, kind::DONT_DUMP;
     Users "dont-dump" "leave|fold" "leave" "run: memory that the program keeps out of core dumps (secrets, or a database's buffer pool): left alone, or folded";
-
-    /// `run` keeps a thread that faults much on one CPU.
-    keep_cpu: bool = true, kind::SWITCH;
-    Users "keep-cpu" "on|off" "on" "run with handler threads: threads that fault all the time are kept on the CPU where their faults are served, for 50 ms at a time";
 }
