@@ -4,11 +4,11 @@
 //! Each line is something tried (`memfold_sys::probe`) or read, and the last one is a program that
 //! is run as `memfold run` would run it: so a reason that no line knows of is found too.
 use crate::failure::Failure;
-use crate::{machine, program, run};
+use crate::{delivery, machine, program, run};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
-use memfold::config::Size;
 use memfold::config::keys::KEYS;
+use memfold::config::{Config, Delivery, Size};
 use memfold_sys::disk::swapfile::{FileDisk, Options};
 use memfold_sys::probe::{self, CALLS};
 use memfold_sys::uffd::{Uffd, Way, feature};
@@ -57,8 +57,8 @@ const CHECKS: &[Check] = &[
         name: "userfaultfd",
         probe: userfaultfd,
         why: "without it nothing can be folded",
-        fix: "as root `sysctl vm.unprivileged_userfaultfd=1`, or contrib/90-memfold-userfaultfd.rules for the device, \
-              or CAP_SYS_PTRACE; in a container `--device /dev/userfaultfd`",
+        fix: "in a container `--device /dev/userfaultfd`; else as root `sysctl vm.unprivileged_userfaultfd=1`, or \
+              contrib/90-memfold-userfaultfd.rules for the device, or CAP_SYS_PTRACE",
     },
     Check {
         name: "  by system call",
@@ -75,7 +75,7 @@ const CHECKS: &[Check] = &[
     Check {
         name: "  features",
         probe: features,
-        why: "run needs the events",
+        why: "run needs MOVE, and handler threads the events",
         fix: "a newer kernel",
     },
     Check {
@@ -93,7 +93,7 @@ const CHECKS: &[Check] = &[
     Check {
         name: "PROCMAP_QUERY",
         probe: queries,
-        why: "without it the whole map is read, which takes longer",
+        why: "without it the gate isn't to be had",
         fix: "Linux 6.11 or newer",
     },
     Check {
@@ -105,8 +105,15 @@ const CHECKS: &[Check] = &[
     Check {
         name: "dispatch",
         probe: dispatches,
-        why: "without Syscall User Dispatch `--delivery gate` isn't to be had, and a fork first brings home all that is folded",
+        why: "without Syscall User Dispatch the gate isn't to be had, and a fork first brings home all that is folded",
         fix: "Linux 5.11 or newer on x86-64; a sandbox like gVisor has none",
+    },
+    Check {
+        name: "faults",
+        probe: served,
+        why: "the gate serves them in the thread that has them, and needs no permission; handler threads are slower, and \
+              need a userfaultfd for faults inside system calls",
+        fix: "what is marked above",
     },
     Check {
         name: "io_uring",
@@ -287,12 +294,13 @@ fn userfaultfd(_: &ArgMatches) -> Answer {
     let sysctl = system_number("vm/unprivileged_userfaultfd")
         .map_or("unknown".to_string(), |number| number.to_string());
     let sysctl = format!("vm.unprivileged_userfaultfd={sysctl}");
-    match run::check_permission() {
-        Ok(()) => Good(format!("for faults inside system calls too ({sysctl})")),
-        Err(_) if Uffd::probe().is_ok() => {
-            Bad(format!("only for faults outside system calls ({sysctl})"))
+    match (delivery::can_have_threads(), Uffd::probe()) {
+        (Ok(()), _) => Good(format!("for faults inside system calls too ({sysctl})")),
+        (Err(_), Ok(_)) if delivery::can_have_gate().is_ok() => {
+            Good(format!("for faults outside system calls: the gate needs no more ({sysctl})"))
         }
-        Err(_) => Bad(format!("refused ({sysctl})")),
+        (Err(_), Ok(_)) => Bad(format!("only for faults outside system calls ({sysctl})")),
+        (Err(_), Err(_)) => Bad(format!("refused ({sysctl})")),
     }
 }
 
@@ -329,7 +337,8 @@ fn features(_: &ArgMatches) -> Answer {
         NAMES.iter().filter(|(bit, _)| (found & bit != 0) == there).map(|(_, name)| *name).collect()
     };
     let (has, lacks) = (of(true).join(" "), of(false).join(" "));
-    if found & run::FEATURES != run::FEATURES || found & feature::MOVE == 0 {
+    let has_events = found & delivery::THREAD_FEATURES == delivery::THREAD_FEATURES;
+    if found & feature::MOVE == 0 || !has_events && delivery::can_have_gate().is_err() {
         Bad(format!("lacks {lacks}"))
     } else if lacks.is_empty() {
         Good(has)
@@ -360,6 +369,19 @@ fn drops(_: &ArgMatches) -> Answer {
 
 fn dispatches(_: &ArgMatches) -> Answer {
     if probe::dispatches() { Good("yes".to_string()) } else { Less("no".to_string()) }
+}
+
+/// Who serves the faults of a run with these settings.
+fn served(matches: &ArgMatches) -> Answer {
+    let Ok(mut config) = config(&given(matches)) else {
+        return Less("unknown: see settings".to_string());
+    };
+    match (delivery::settle(&mut config), config.delivery) {
+        (Ok(None), Delivery::Gate) => Good("by the thread that has them (gate)".to_string()),
+        (Ok(None), _) => Good("by handler threads, as it was asked for".to_string()),
+        (Ok(Some(line)), _) => Less(line),
+        (Err(e), _) => Bad(e.text),
+    }
 }
 
 fn rings(_: &ArgMatches) -> Answer {
@@ -440,11 +462,16 @@ fn given(matches: &ArgMatches) -> Vec<OsString> {
     flags
 }
 
-fn settings(matches: &ArgMatches) -> Answer {
-    let flags = given(matches);
+/// What `memfold run` would make of these flags.
+fn config(flags: &[OsString]) -> Result<Config, String> {
     let line = [OsString::from("run")].into_iter().chain(flags.iter().cloned());
     let read = run::command().try_get_matches_from(line).map_err(|e| e.to_string());
-    match read.and_then(|matches| run::config(&matches).map_err(|e| e.text)) {
+    read.and_then(|matches| run::config(&matches).map_err(|e| e.text))
+}
+
+fn settings(matches: &ArgMatches) -> Answer {
+    let flags = given(matches);
+    match config(&flags) {
         Ok(_) => {
             Good(flags.iter().map(|flag| flag.to_string_lossy()).collect::<Vec<_>>().join(" "))
         }

@@ -13,6 +13,7 @@ mod child;
 mod control;
 mod runs;
 mod dict;
+mod delivery;
 mod run;
 mod check;
 mod jupyter;

@@ -8,13 +8,12 @@ use crate::report::json;
 use crate::report::stats_file::StatsFile;
 use crate::report::summary::summary;
 use crate::table::slots::Slots;
-use crate::{dict, machine, program, runs};
+use crate::{delivery, dict, machine, program, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::keys::{Audience, KEYS};
 use memfold::config::{Config, Delivery, Size};
 use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_sys::disk::swapfile::{FileDisk, Options};
-use memfold_sys::uffd::{Uffd, feature};
 use std::env;
 use std::ffi::{CStr, CString, NulError, OsString, c_char};
 use std::os::unix::ffi::OsStringExt;
@@ -30,6 +29,7 @@ const LIBRARY: &str = "libmemfold_preload.so";
 const SUMMARY: &str = "summary";
 const STATS_FILE: &str = "stats-file";
 const LOG: &str = "log";
+const DELIVERY: &str = "delivery";
 /// Where the program and its arguments are.
 pub const COMMAND: &str = "command";
 const LIST: &str = "list";
@@ -64,7 +64,8 @@ const HELP_COLUMNS: usize = 60;
 pub fn command() -> Command {
     let keys = KEYS.iter().map(|key| {
         let help = match key.default {
-            "none" => key.help.to_string(),
+            // Its default depends.
+            "none" | "thread" => key.help.to_string(),
             default => format!("{} [default: {default}]", key.help),
         };
         let arg = Arg::new(key.name).long(key.name).value_name(key.value).help(wrapped(&help));
@@ -168,13 +169,14 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     }
     let path = program::find(name, env::var_os("PATH").as_deref())?;
     program::check(&path)?;
-    if config.delivery == Delivery::Thread {
-        check_permission()?;
-    }
+    let otherwise = delivery::settle(&mut config)?;
     let library = library()?;
     let stats_file =
         matches.get_one::<PathBuf>(STATS_FILE).map(|name| StatsFile::open(name)).transpose()?;
     let log = Arc::new(Log::open(matches.get_one::<PathBuf>(LOG).map(PathBuf::as_path))?);
+    if let Some(line) = otherwise {
+        log.say(&format!("memfold: {line}\n"));
+    }
     let slots = Slots::new()?;
     slots.set_bounds(&config);
     // SAFETY: no thread of memfold uses a robust mutex. Without, processes of the run may leave
@@ -286,6 +288,9 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
         FileDisk::open(&whole, Options::default())
             .map_err(|e| Failure::own(format!("--swap: {e}")))?;
     }
+    if matches.get_one::<String>(DELIVERY).is_none() {
+        config.delivery = delivery::by_default(&config);
+    }
     config.check().map_err(Failure::own)?;
     let codec =
         CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
@@ -314,17 +319,6 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
         ));
     }
     Ok(config)
-}
-
-/// What a run needs of userfaultfd.
-pub const FEATURES: u64 = feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
-
-/// Checks that this user may have faults served that happen inside system calls.
-///
-/// # Errors
-/// Not so: status 125.
-pub fn check_permission() -> Result<(), Failure> {
-    Uffd::open(FEATURES, false).map(drop).map_err(Failure::own)
 }
 
 /// The preload library: beside this executable, or installed as `../lib/memfold`.

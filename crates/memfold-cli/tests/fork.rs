@@ -31,6 +31,11 @@ fn a_mapping_that_has_grown_is_one_in_parent_and_child() {
 }
 
 #[test]
+fn a_write_to_what_was_only_read_before_a_fork_is_not_lost() {
+    assert_right("children", &["reread"]);
+}
+
+#[test]
 fn a_daemon_that_closes_every_descriptor_stays_managed() {
     assert_right("children", &["daemon", "close"]);
 }

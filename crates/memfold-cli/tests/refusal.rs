@@ -175,7 +175,8 @@ fn a_stats_file_that_cant_be_written_stops_it_before_the_start() {
 fn without_permission_the_remedies_are_named() {
     let Some(bin) = binaries() else { return };
     let Some(scratch) = for_anybody(&bin) else { return };
-    let mut command = memfold(&scratch.0, &["run", "--limit", "64M", "--", "/bin/true"]);
+    let flags = ["run", "--limit", "64M", "--delivery", "thread", "--", "/bin/true"];
+    let mut command = memfold(&scratch.0, &flags);
     let output = command.uid(65534).gid(65534).current_dir("/").output().unwrap();
     assert_refused(&output, 125, &["vm.unprivileged_userfaultfd", "/dev/userfaultfd", "seccomp"]);
 }
@@ -272,7 +273,12 @@ fn a_child_that_may_not_use_userfaultfd_runs_unmanaged_with_one_line() {
     let Some(bin) = binaries() else { return };
     let Some(scratch) = for_anybody(&bin) else { return };
     let script = "cd /; setpriv --reuid 65534 --regid 65534 --clear-groups /bin/echo ran; exit $?";
-    assert_ran_unmanaged(&scratch.0, &[], script, &[], &["userfaultfd"]);
+    let flags = ["--delivery", "thread"];
+    assert_ran_unmanaged(&scratch.0, &flags, script, &[], &["userfaultfd"]);
+    // The gate needs no permission.
+    let output = run(&scratch.0, &[], &["sh", "-c", script]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && output.stdout == b"ran\n" && text.is_empty(), "{text}");
 }
 
 /// memfold where another user can run it. `None` if nobody here is refused userfaultfd.

@@ -45,6 +45,8 @@ impl Keeper for Counting {
         usize::MAX
     }
 
+    fn refused(&self, _nr: usize, _name: &str, _words: &[usize]) {}
+
     fn change(
         &self,
         _nr: usize,

@@ -203,6 +203,8 @@ impl Keeper for Vanishing {
         usize::MAX
     }
 
+    fn refused(&self, _nr: usize, _name: &str, _words: &[usize]) {}
+
     fn change(
         &self,
         nr: usize,

@@ -115,6 +115,11 @@ pub trait Keeper: Sync {
     /// Most bytes that one piece of a call in pieces should name.
     fn piece_bytes(&self) -> usize;
 
+    /// A call (its number, its name) has said EFAULT, though what it is known to name was held.
+    /// `words` are those of its arguments and of what it names: one that leads to managed memory
+    /// which isn't there says that the table of calls lacks something.
+    fn refused(&self, nr: usize, name: &str, words: &[usize]);
+
     /// A call that changes mappings or gives memory up. The keeper makes it by `make`, at most
     /// once, with these arguments or others, and returns its result.
     fn change(

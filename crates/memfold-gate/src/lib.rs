@@ -7,9 +7,9 @@
 
 // Bottom first: a module imports only from modules listed above it.
 mod keeper;
+mod entry;
 pub mod calls;
 mod frame;
-mod entry;
 mod touch;
 mod actions;
 mod record;

@@ -1,6 +1,6 @@
 //! Which call is what, and how it is made.
 use crate::actions::{PROTECTED, UNBLOCKABLE};
-use crate::calls::{self, Class, Entry};
+use crate::calls::{self, Class, Entry, Piece};
 use crate::dispatch::PR_SET_SYSCALL_USER_DISPATCH;
 use crate::entry;
 use crate::frame::Context;
@@ -76,9 +76,12 @@ impl Call<'_> {
             libc::SYS_set_tid_address => self.never_fold(args[0], 4),
             libc::SYS_set_robust_list => self.never_fold(args[0], args[1]),
             libc::SYS_rseq => self.never_fold(args[0], args[1]),
-            libc::SYS_close | libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_close_range => {
-                self.descriptors()
-            }
+            libc::SYS_close
+            | libc::SYS_dup
+            | libc::SYS_dup2
+            | libc::SYS_dup3
+            | libc::SYS_fcntl
+            | libc::SYS_close_range => self.descriptors(),
             _ if calls::class(self.entry, &args) == Class::Mapping => self.held(&args, |call| {
                 signals::block_all();
                 call.keeper.change(nr, &args, &mut |args| raw(nr, args))
@@ -124,9 +127,8 @@ impl Call<'_> {
             Err(e) => return -(e.raw_os_error() as isize),
         };
         self.record.waiting_mask.set(waits);
-        let (nr, pending) = (self.nr, self.record.pending.as_ptr());
-        // SAFETY: the program's own call.
-        let made = self.held(&args, |_| unsafe { entry::call(nr, &args, pending) });
+        let depth = self.context.regs.rsp as usize;
+        let made = plain(self.keeper, self.record, self.entry, self.nr, &args, depth);
         if made == entry::RESTART
             || self.record.pending.load(core::sync::atomic::Ordering::SeqCst) == 0
         {
@@ -167,12 +169,14 @@ impl Call<'_> {
         Ok((args, waits.then_some(mask)))
     }
 
-    /// Calls that close descriptors pass over the engine's.
+    /// Calls that close descriptors, or ask whether there are any, pass over the engine's.
     fn descriptors(&mut self) -> isize {
         let own = |fd: usize| self.keeper.owns_descriptor(fd as i32);
         let args = self.args;
         match self.nr as i64 {
-            libc::SYS_close if own(args[0]) => -(libc::EBADF as isize),
+            libc::SYS_close | libc::SYS_dup | libc::SYS_fcntl if own(args[0]) => {
+                -(libc::EBADF as isize)
+            }
             libc::SYS_dup2 | libc::SYS_dup3 if own(args[0]) || own(args[1]) => {
                 -(libc::EBADF as isize)
             }
@@ -199,7 +203,34 @@ impl Call<'_> {
     }
 }
 
+/// What of the owner's a call names; `None`: nothing.
+fn named(keeper: &dyn Keeper, entry: &Entry, args: &[usize; 6]) -> Option<Spans> {
+    if !entry.names {
+        return None;
+    }
+    let mut spans = Spans::new();
+    // What can't be read names nothing: the kernel will find the same.
+    let _ = calls::name(entry, args, &read_bytes, &mut spans);
+    let concerns = |span: &Span| keeper.concerns(span.start, span.len);
+    spans.as_slice().iter().any(concerns).then_some(spans)
+}
+
 /// `make`s a call while what it names is held.
+fn under_hold(
+    keeper: &dyn Keeper,
+    spans: &Spans,
+    depth: usize,
+    make: impl FnOnce() -> isize,
+) -> isize {
+    let hold = keeper.hold(spans, depth, touch);
+    let made = make();
+    if let Some(hold) = hold {
+        keeper.release(hold);
+    }
+    made
+}
+
+/// The same where it is not known yet what it names.
 fn held(
     keeper: &dyn Keeper,
     entry: &Entry,
@@ -207,19 +238,78 @@ fn held(
     depth: usize,
     make: impl FnOnce() -> isize,
 ) -> isize {
-    if !entry.names {
-        return make();
+    match named(keeper, entry, args) {
+        Some(spans) => under_hold(keeper, &spans, depth, make),
+        None => make(),
     }
-    let mut spans = Spans::new();
-    // What can't be read names nothing: the kernel will find the same.
-    let _ = calls::name(entry, args, &read_bytes, &mut spans);
-    if !spans.as_slice().iter().any(|span: &Span| keeper.concerns(span.start, span.len)) {
-        return make();
-    }
-    let hold = keeper.hold(&spans, depth, touch);
-    let made = make();
-    if let Some(hold) = hold {
-        keeper.release(hold);
+}
+
+/// Makes a call of which nothing else must be known: while all that it names is held, or in pieces.
+fn plain(
+    keeper: &dyn Keeper,
+    record: &Record,
+    entry: &Entry,
+    nr: usize,
+    args: &[usize; 6],
+    depth: usize,
+) -> isize {
+    let pending = record.pending.as_ptr();
+    // SAFETY: the program's own call.
+    let call = |nr: usize, args: &[usize; 6]| unsafe { entry::call(nr, args, pending) };
+    let Some(spans) = named(keeper, entry, args) else {
+        return checked(keeper, entry, nr, args, &Spans::new(), call(nr, args));
+    };
+    let pieces = calls::in_pieces(nr, args, keeper.piece_bytes(), &read_bytes, &mut raw);
+    let mut make = |piece: &Piece| {
+        under_hold(keeper, piece.spans, depth, || match piece.must {
+            true => raw(piece.nr, &piece.args),
+            false => call(piece.nr, &piece.args),
+        })
+    };
+    pieces.and_then(|pieces| pieces.run(&read_bytes, &mut raw, &mut make)).unwrap_or_else(|| {
+        under_hold(keeper, &spans, depth, || {
+            checked(keeper, entry, nr, args, &spans, call(nr, args))
+        })
+    })
+}
+
+/// Words of a call that may be pointers to memory which it doesn't name.
+const WORDS_MAX: usize = 128;
+const STRUCT_MAX: usize = 512;
+
+/// Calls that take addresses of another process: what is at those here says nothing.
+const FOR_OTHERS: [i64; 5] = [
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_ptrace,
+    libc::SYS_move_pages,
+];
+
+/// The result of a call. The net: if it says EFAULT, the keeper is asked whether the table is to
+/// blame. It isn't made again: what a first try has done nobody knows.
+fn checked(
+    keeper: &dyn Keeper,
+    entry: &Entry,
+    nr: usize,
+    args: &[usize; 6],
+    spans: &Spans,
+    made: isize,
+) -> isize {
+    if made == -(libc::EFAULT as isize) && !FOR_OTHERS.contains(&(nr as i64)) {
+        let (mut words, mut count) = ([0; WORDS_MAX], args.len());
+        words[..count].copy_from_slice(args);
+        for span in spans.as_slice().iter().filter(|span| span.len <= STRUCT_MAX) {
+            for at in (span.start..span.start + span.len / 8 * 8).step_by(8) {
+                if let Ok(word) = read::<usize>(at)
+                    && count < WORDS_MAX
+                {
+                    words[count] = word;
+                    count += 1;
+                }
+            }
+        }
+        keeper.refused(nr, entry.name, &words[..count]);
     }
     made
 }
@@ -247,10 +337,5 @@ pub fn make_plain(
     depth: usize,
 ) -> Option<isize> {
     let entry = calls::look_up(nr);
-    is_plain(entry, args).then(|| {
-        held(keeper, entry, args, depth, || {
-            // SAFETY: the program's own call.
-            unsafe { entry::call(nr, args, record.pending.as_ptr()) }
-        })
-    })
+    is_plain(entry, args).then(|| plain(keeper, record, entry, nr, args, depth))
 }

@@ -84,7 +84,6 @@ fn prepare(by_libc: bool) {
     let Some(program) = program::get() else { return };
     // A handler of a signal could touch folded memory while nobody serves it.
     let blocked = set_signals_blocked(u64::MAX);
-    program.release_cpu();
     program.pause();
     BLOCKED.store(blocked, SeqCst);
     FORKING.store(thread_id(), SeqCst);

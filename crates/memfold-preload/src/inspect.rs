@@ -1,22 +1,29 @@
 //! What a debugger may call in the program: it stops every thread, the engine's too, and then can't
 //! read what is folded.
-use crate::{engine, program};
+use crate::{engine, gate, program};
 use core::ffi::c_int;
+use memfold::pager::Pager;
+
+/// The engine of this process, by whomever faults are delivered.
+fn pager() -> Option<&'static Pager> {
+    let gated = || gate::get().map(|gated| &*gated.pager);
+    program::get().map(|program| &*program.pager).or_else(gated)
+}
 
 /// Brings everything folded back, past the limit if need be, and keeps it in memory until
 /// [`memfold_fold`] or the next fork of a program of several threads. Returns 0, or -1 if this
 /// process is not managed.
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_unfold() -> c_int {
-    let Some(program) = program::get() else { return -1 };
-    engine::have_done(|| program.pager.freeze());
+    let Some(pager) = pager() else { return -1 };
+    engine::have_done(|| pager.freeze());
     0
 }
 
 /// Ends [`memfold_unfold`]: memory is folded as before. Returns likewise.
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_fold() -> c_int {
-    let Some(program) = program::get() else { return -1 };
-    program.pager.thaw();
+    let Some(pager) = pager() else { return -1 };
+    pager.thaw();
     0
 }

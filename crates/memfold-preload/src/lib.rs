@@ -21,7 +21,6 @@ mod gate;
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "no_gate.rs"]
 mod gate;
-mod go;
 mod fork;
 mod calls;
 mod inspect;
@@ -34,12 +33,10 @@ extern "C" fn construct() {
     match order::read() {
         Ok(None) => {}
         Ok(Some(mut order)) => {
-            order.config.keep_cpu &= !go::is_there();
             calls::marks::find();
             calls::ahead::find();
             calls::moved::find();
             calls::userfault::find();
-            calls::release::find();
             if order.config.delivery == Delivery::Gate {
                 match gate::start(order) {
                     None => return,

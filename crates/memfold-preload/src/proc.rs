@@ -1,14 +1,12 @@
 //! What /proc says of this process's size, read without allocation.
 use memfold_sys::Errno;
+use memfold_sys::maps::own::OwnFile;
 use memfold_sys::raw::system_call;
 use memfold_sys::units::PAGE_SIZE;
-use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, open};
 
 /// `/proc/self/statm`, open.
-pub struct Statm {
-    fd: OwnedFd,
-}
+pub struct Statm(OwnFile);
 
 impl Statm {
     /// Opens it.
@@ -16,23 +14,26 @@ impl Statm {
     /// # Errors
     /// What `open` says: ENOENT without /proc.
     pub fn open() -> Result<Statm, Errno> {
-        Ok(Statm {
-            fd: open(c"/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?,
-        })
+        OwnFile::open(c"/proc/self/statm").map(Statm)
     }
 
     /// In a child of fork: opens its own in place of its parent's, under the same number.
     ///
     /// # Errors
-    /// As [`Statm::open`].
+    /// As [`Statm::open`]. From then on it says nothing.
     pub fn reopen(&self) -> Result<(), Errno> {
-        memfold_sys::raw::replace(&self.fd, Statm::open()?.fd)
+        self.0.reopen()
+    }
+
+    /// Whether it could not be reopened.
+    pub fn is_lost(&self) -> bool {
+        self.0.get().is_none()
     }
 
     /// Resident anonymous memory, bytes.
     pub fn anonymous_bytes(&self) -> Option<u64> {
         let mut text = [0u8; 128];
-        let n = rustix::io::pread(&self.fd, &mut text, 0).ok()?;
+        let n = rustix::io::pread(self.0.get()?, &mut text, 0).ok()?;
         let mut fields = core::str::from_utf8(&text[..n]).ok()?.split_ascii_whitespace();
         let resident: u64 = fields.nth(1)?.parse().ok()?;
         let shared: u64 = fields.next()?.parse().ok()?;
@@ -45,6 +46,16 @@ pub fn available_bytes() -> u64 {
     field(c"/proc/meminfo", "MemAvailable:")
 }
 
+/// The most that this process has had in memory, bytes, also where there is no /proc.
+pub fn peak_bytes() -> u64 {
+    // SAFETY: zeros are a value of the type.
+    let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
+    let args = [libc::RUSAGE_SELF as usize, &raw mut usage as usize, 0, 0, 0, 0];
+    // SAFETY: `usage` has room for what is written.
+    let asked = unsafe { system_call(libc::SYS_getrusage, args) };
+    asked.map_or(0, |_| (usage.ru_maxrss as u64) << 10)
+}
+
 /// Threads of this process, the engine's among them; 0 if unknown.
 pub fn threads() -> u64 {
     field(c"/proc/self/status", "Threads:") >> 10
@@ -54,6 +65,10 @@ pub fn threads() -> u64 {
 pub fn locked_bytes() -> u64 {
     field(c"/proc/self/status", "VmLck:")
 }
+
+/// What is to be said where [`merges`].
+pub const MERGES: &str = "warning: the program has the kernel merge equal pages of its memory \
+    (PR_SET_MEMORY_MERGE), and such memory can't be folded";
 
 /// Whether the kernel may merge equal pages of all memory of this process.
 pub fn merges() -> bool {

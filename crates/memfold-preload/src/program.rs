@@ -153,7 +153,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
     register_frames(&pager, &uffd)?;
     bare::reserve(config.worker_count(pager.cpus()) + pager.cpus() + MORE_THREADS)
         .map_err(|e| format!("no address space: {e}"))?;
-    let opened = Watcher::new(&pager, &uffd, &pagemap, area_of, config.keep_cpu)
+    let opened = Watcher::new(&pager, &uffd, &pagemap, area_of)
         .and_then(|watcher| Scale::open(config.clone()).map(|scale| (watcher, scale)));
     let (watcher, scale) = opened.map_err(|e| format!("starting the engine: {e}"))?;
     let program: &'static Program = Box::leak(Box::new(Program {
@@ -411,11 +411,6 @@ impl Program {
         self.watcher.keep_from_children();
     }
 
-    /// As [`Watcher::release_cpu`].
-    pub fn release_cpu(&self) {
-        self.watcher.release_cpu();
-    }
-
     /// From now on the properties of every area are read before it is adopted: the program marks
     /// some.
     pub fn note_marks(&self) {
@@ -527,10 +522,7 @@ impl Program {
         let candidates = self.candidates(first);
         if candidates.is_empty() {
             if proc::merges() {
-                say::warn(format_args!(
-                    "warning: the program has the kernel merge equal pages of its memory (PR_SET_MEMORY_MERGE), and such memory \
-                     can't be folded"
-                ));
+                say::warn(format_args!("{}", proc::MERGES));
             }
             return true;
         }

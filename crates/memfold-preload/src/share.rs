@@ -65,6 +65,11 @@ impl Scale {
         Ok(Scale { statm: Statm::open()?, config })
     }
 
+    /// Whether this is a child of fork that can't see its own size.
+    pub fn is_blind(&self) -> bool {
+        self.statm.is_lost()
+    }
+
     /// Resident anonymous memory, bytes.
     pub fn anonymous_bytes(&self) -> Option<u64> {
         self.statm.anonymous_bytes()
@@ -83,8 +88,15 @@ impl Scale {
 
     /// Measures, tells the others, and takes this process's share. `None` if nothing can be known.
     pub fn look(&self, pager: &Pager, level: &mut Level) -> Option<Seen> {
-        let anonymous = self.statm.anonymous_bytes()?;
         let managed = pager.own_bytes() + pager.mapped_bytes();
+        let anonymous = match self.statm.is_lost() {
+            // What isn't managed is as it was at the fork then, as far as anybody knows.
+            true if pager.mapped_bytes() + pager.away_bytes() > 0 => {
+                managed + pager.unmanaged_bytes()
+            }
+            true => proc::peak_bytes(),
+            false => self.statm.anonymous_bytes()?,
+        };
         let unmanaged = anonymous.saturating_sub(managed);
         pager.set_unmanaged_bytes(unmanaged);
         pager.publish();

@@ -102,6 +102,14 @@ pub fn is_resident(addr: usize) -> bool {
     done.is_ok() && state & 1 != 0
 }
 
+/// Has the kernel make the page at `addr` present for reading, and returns whether it did. It never
+/// waits for who serves the page's userfaultfd, if that is for the program's own accesses alone.
+pub fn populates(addr: usize) -> bool {
+    let args = [addr & !(PAGE_SIZE - 1), PAGE_SIZE, libc::MADV_POPULATE_READ as usize, 0, 0, 0];
+    // SAFETY: changes no byte.
+    unsafe { system_call(libc::SYS_madvise, args) }.is_ok()
+}
+
 /// Writes to the word at `addr`, a multiple of 4, if its page is there and may be written to, and
 /// changes no byte; returns whether it was. It never waits for who serves the page's userfaultfd.
 ///
@@ -172,6 +180,25 @@ pub fn replace(old: &OwnedFd, new: OwnedFd) -> Result<(), Errno> {
     // SAFETY: both are open or, as for `old` in a child of fork, just numbers; `old` goes on to own
     // what is at its number.
     unsafe { system_call(libc::SYS_dup3, args) }.map(drop)
+}
+
+/// In a child of fork: what `open` opens takes the place of `old`, which is its parent's, also
+/// where no other number is free. If it can't be opened, `old` keeps its number.
+///
+/// # Errors
+/// What `open` says, or dup3.
+pub fn reopen<E: From<Errno> + PartialEq>(
+    old: &OwnedFd,
+    mut open: impl FnMut() -> Result<OwnedFd, E>,
+) -> Result<(), E> {
+    let mut opened = open();
+    if opened.as_ref().is_err_and(|e| *e == E::from(Errno::MFILE)) {
+        // SAFETY: `replace` puts another there, and by then nobody uses it.
+        let closed =
+            unsafe { system_call(libc::SYS_close, [old.as_raw_fd() as usize, 0, 0, 0, 0, 0]) };
+        opened = closed.map_err(E::from).and_then(|_| open());
+    }
+    Ok(replace(old, opened?)?)
 }
 
 /// The same file under a number from `least` on, not inherited by what is executed.

@@ -43,6 +43,9 @@ const SLOTS: usize = SIZES[0];
 const CELLS: usize = SIZES[1];
 const NEAR: usize = SIZES[2];
 
+/// From here on a hold counts.
+const LARGE: usize = 64 << 10;
+
 const FREE: u32 = 0;
 /// The slot is somebody's, and has this less many ranges.
 const TAKEN: u32 = 1;
@@ -52,6 +55,8 @@ struct Slot {
     /// [`FREE`], or [`TAKEN`] and the number of ranges that count.
     state: AtomicU32,
     ranges: [(AtomicUsize, AtomicUsize); RANGES_MAX],
+    /// What it adds to `Holds::bytes`.
+    bytes: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -73,6 +78,8 @@ pub struct Holds {
     used: AtomicUsize,
     /// Holds of everything.
     everything: AtomicU32,
+    /// Of holds of [`LARGE`] and more: of smaller ones all threads would have to tell.
+    bytes: AtomicUsize,
 }
 
 /// A hold, until [`Holds::release`].
@@ -81,6 +88,25 @@ pub struct Hold(pub u32);
 
 impl Hold {
     const EVERYTHING: Hold = Hold(u32::MAX);
+}
+
+/// Slots that nobody has.
+#[cfg(not(shuttle))]
+fn free_slots(count: usize) -> Box<[Slot]> {
+    const { assert!(FREE == 0) };
+    // SAFETY: zeros are a free slot. They come as zeros, so what is never used has no page.
+    unsafe { Box::new_zeroed_slice(count).assume_init() }
+}
+
+/// Likewise; a model's atomics are no plain numbers.
+#[cfg(shuttle)]
+fn free_slots(count: usize) -> Box<[Slot]> {
+    let slot = |_| Slot {
+        state: AtomicU32::new(FREE),
+        ranges: core::array::from_fn(|_| (AtomicUsize::new(0), AtomicUsize::new(0))),
+        bytes: AtomicUsize::new(0),
+    };
+    (0..count).map(slot).collect()
 }
 
 /// Pages that are marked as leaving, until it is dropped.
@@ -102,16 +128,18 @@ impl Holds {
     /// None. With `used`, there will be some.
     pub fn new(used: bool) -> Holds {
         let count = |n: usize| if used { n } else { 0 };
-        let slot = |_| Slot {
-            state: AtomicU32::new(FREE),
-            ranges: core::array::from_fn(|_| (AtomicUsize::new(0), AtomicUsize::new(0))),
-        };
         Holds {
-            slots: (0..count(SLOTS)).map(slot).collect(),
+            slots: free_slots(count(SLOTS)),
             cells: (0..count(CELLS)).map(|_| Cell::default()).collect(),
             used: AtomicUsize::new(0),
             everything: AtomicU32::new(0),
+            bytes: AtomicUsize::new(0),
         }
+    }
+
+    /// Bytes that are held by holds of 64 KiB and more.
+    pub fn held_bytes(&self) -> u64 {
+        self.bytes.load(Relaxed) as u64
     }
 
     /// Whether anybody ever holds.
@@ -131,7 +159,7 @@ impl Holds {
     pub fn publish(&self, near: usize, ranges: impl Iterator<Item = Range<usize>>) -> Hold {
         let Some(at) = self.take(near) else { return self.hold_everything() };
         let slot = &self.slots[at];
-        let mut count = 0;
+        let (mut count, mut bytes) = (0, 0);
         for range in ranges {
             if count == RANGES_MAX {
                 slot.state.store(FREE, SeqCst);
@@ -140,7 +168,12 @@ impl Holds {
             let end = range.end.checked_next_multiple_of(PAGE_SIZE).unwrap_or(usize::MAX);
             slot.ranges[count].0.store(range.start & !(PAGE_SIZE - 1), Relaxed);
             slot.ranges[count].1.store(end, Relaxed);
+            bytes += range.len();
             count += 1;
+        }
+        if bytes >= LARGE {
+            slot.bytes.store(bytes, Relaxed);
+            self.bytes.fetch_add(bytes, Relaxed);
         }
         slot.state.store(TAKEN + count as u32, SeqCst);
         Hold(at as u32)
@@ -181,7 +214,11 @@ impl Holds {
             let less = |count: u32| count.checked_sub(1);
             let _ = self.everything.fetch_update(SeqCst, SeqCst, less);
         } else {
-            self.slots[hold.0 as usize].state.store(FREE, SeqCst);
+            let slot = &self.slots[hold.0 as usize];
+            if slot.bytes.load(Relaxed) > 0 {
+                self.bytes.fetch_sub(slot.bytes.swap(0, Relaxed), Relaxed);
+            }
+            slot.state.store(FREE, SeqCst);
         }
     }
 
@@ -209,8 +246,10 @@ impl Holds {
     /// - That is so.
     pub unsafe fn reset_in_child(&self) {
         for slot in &self.slots[..self.used.load(SeqCst).min(self.slots.len())] {
+            slot.bytes.store(0, Relaxed);
             slot.state.store(FREE, SeqCst);
         }
+        self.bytes.store(0, Relaxed);
         self.everything.store(0, SeqCst);
         for cell in &self.cells {
             cell.leaving.store(0, SeqCst);

@@ -53,8 +53,7 @@ fn engine() -> Arc<Pager> {
     let (start, len) = pager.frames_zone();
     // SAFETY: the engine never touches a frame that is empty.
     unsafe { uffd.register(start, len, false) }.expect("registering frames");
-    let watcher =
-        Watcher::new(&pager, &uffd, &pagemap, private_anonymous_at, false).expect("a watcher");
+    let watcher = Watcher::new(&pager, &uffd, &pagemap, private_anonymous_at).expect("a watcher");
     for start in background::threads(&pager, 2).into_iter().chain(watcher.threads()) {
         start.by_libc().expect("an engine thread");
     }

@@ -37,11 +37,24 @@ fn with(directory: PathBuf, file: &str, package: &str) -> Option<PathBuf> {
     None
 }
 
+/// The delivery that MEMFOLD_TEST_DELIVERY asks for: by hand, whole suites can be run with another
+/// than that which `memfold run` takes. Runs that say theirs, or have a swap file, keep what they have.
+fn asked_delivery(arguments: &[&str]) -> Option<String> {
+    let own = ["--delivery", "--swap"];
+    let is_run = arguments.first() == Some(&"run") && arguments.contains(&"--");
+    let asked = std::env::var("MEMFOLD_TEST_DELIVERY").ok();
+    asked.filter(|_| is_run && !arguments.iter().any(|argument| own.contains(argument)))
+}
+
 /// `memfold` with `arguments`, in an environment without memfold's variables.
 pub fn memfold(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(directory.join("memfold"));
+    let asked = asked_delivery(arguments);
+    let (first, rest) = arguments.split_at(asked.is_some() as usize);
     command
-        .args(arguments)
+        .args(first)
+        .args(asked.iter().flat_map(|asked| ["--delivery", asked.as_str()]))
+        .args(rest)
         .env_remove("MEMFOLD_RUN")
         .env_remove("MEMFOLD_DISABLE")
         .stdin(Stdio::null());
@@ -63,18 +76,9 @@ pub fn json(path: &str) -> serde_json::Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// The flags for the delivery that MEMFOLD_TEST_DELIVERY asks for: by hand, whole suites can be run
-/// with `gate`.
-fn delivery() -> Vec<&'static str> {
-    static DELIVERY: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
-    let asked = DELIVERY.get_or_init(|| std::env::var("MEMFOLD_TEST_DELIVERY").ok());
-    asked.iter().flat_map(|asked| ["--delivery", asked.as_str()]).collect()
-}
-
 /// `memfold run --limit 64M FLAGS -- COMMAND` to its end.
 pub fn run(directory: &Path, flags: &[&str], command: &[&str]) -> Output {
-    let delivery = delivery();
-    let arguments = [&["run", "--limit", "64M"], &delivery[..], flags, &["--"], command].concat();
+    let arguments = [&["run", "--limit", "64M"], flags, &["--"], command].concat();
     memfold(directory, &arguments).output().unwrap()
 }
 
@@ -137,9 +141,13 @@ pub fn managed(resident: &str, command: &[&str]) -> Option<Output> {
 /// `"$@"`, in a mount namespace of its own (as root).
 pub fn managed_in(world: &str, flags: &[&str], command: &[&str]) -> Option<Output> {
     let bin = binaries()?;
-    let delivery = delivery();
-    let arguments = [&["run", "--summary"], &delivery[..], flags, &["--"], command].concat();
+    let arguments = [&["run", "--summary"], flags, &["--"], command].concat();
     let mut started = memfold(&bin, &arguments);
+    // By hand, whole suites can be run without any privilege.
+    let world = match std::env::var("MEMFOLD_TEST_WORLD").as_deref() {
+        Ok("unprivileged") if world.is_empty() => UNPRIVILEGED,
+        _ => world,
+    };
     if !world.is_empty() {
         let inner = started;
         started = Command::new("unshare");
@@ -200,6 +208,7 @@ pub fn assert_all_right(world: &str, flags: &[&str], name: &str, promises: &[&st
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{name} {promise}: {text}");
         assert_eq!(output.stdout, b"right\n", "{name} {promise}: {text}");
+        assert!(!text.contains("met folded memory"), "{name} {promise}: {text}");
         assert!(text.contains("major"), "{name} {promise} was never folded: {text}");
         println!("{name} {promise}: {}", text.trim());
     }
@@ -222,8 +231,7 @@ impl Holder {
         program: &str,
         mib: &str,
     ) -> Holder {
-        let delivery = delivery();
-        let arguments = [&["run"], &delivery[..], flags, &["--", program, mib]].concat();
+        let arguments = [&["run"], flags, &["--", program, mib]].concat();
         let mut command = memfold(bin, &arguments);
         command.env("XDG_RUNTIME_DIR", &scratch.0).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut runner = command.spawn().unwrap();

@@ -36,6 +36,49 @@ static void other_process(void) {
     check(p, LEN, 2);
 }
 
+/* Where the kernel's own faults find nobody: what is folded is refused (EFAULT, or a short count), never a wrong byte, and what
+ * is written is there. */
+static void other_process_refused(void) {
+    char *p = map(LEN);
+    fill(p, LEN, 1);
+    push_out(p, LEN);
+    int go[2];
+    NEED(pipe(go) == 0);
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        pid_t parent = getppid();
+        char byte, *mine = malloc(PAGE);
+        NEED(read(go[0], &byte, 1) == 1);
+        size_t there = 0, refused = 0;
+        for (size_t at = 0; at < LEN; at += PAGE) {
+            struct iovec to = {mine, PAGE}, from = {p + at, PAGE};
+            ssize_t got = process_vm_readv(parent, &to, 1, &from, 1, 0);
+            if (got < 0) {
+                NEED(errno == EFAULT);
+                refused++;
+                continue;
+            }
+            NEED(got == (ssize_t)PAGE);
+            check_from(mine, PAGE, 1, at / PAGE);
+            fill_from(mine, PAGE, 1, at / PAGE);
+            got = process_vm_writev(parent, &to, 1, &from, 1, 0);
+            NEED(got == (ssize_t)PAGE || errno == EFAULT);
+            there++;
+        }
+        fprintf(stderr, "process_vm_readv: %zu pages there, %zu refused\n", there, refused);
+        NEED(there > 0 && refused > 0);
+        check(p, LEN, 1);
+        _exit(0);
+    }
+    push_out(p, LEN);
+    check(p, MIB, 1);
+    NEED(write(go[1], "g", 1) == 1);
+    int status;
+    NEED(waitpid(pid, &status, 0) == pid && status == 0);
+    check(p, LEN, 1);
+}
+
 /* How a debugger reads: with every thread of the program stopped, nobody is there to bring a page back. What is in memory is
  * read; what is folded is an error, never a wrong byte, and is right once the program runs on. */
 static void debugger(void) {
@@ -166,7 +209,7 @@ static void stopped(void) {
 
 int main(int argc, char **argv) {
     static const struct test all[] = {
-        {"other_process", other_process}, {"debugger", debugger}, {"futexes", futexes}, {"stopped", stopped},
+        {"other_process", other_process}, {"other_process_refused", other_process_refused}, {"debugger", debugger}, {"futexes", futexes}, {"stopped", stopped},
     };
     return RUN_NAMED(argc, argv, all);
 }

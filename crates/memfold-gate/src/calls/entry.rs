@@ -23,19 +23,6 @@ pub enum Class {
     Unknown,
 }
 
-/// Whether a call may take long.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Waits {
-    /// It doesn't, or not for others.
-    No,
-    /// For input on its first argument: POLLIN there says that it will not wait.
-    Input,
-    /// For room on its first argument: POLLOUT there says that it will go on.
-    Output,
-    /// For something else. What it names is small.
-    Other,
-}
-
 /// How long the memory is that an argument points to. Numbers name arguments.
 #[derive(Copy, Clone, Debug)]
 pub(super) enum Size {
@@ -88,8 +75,6 @@ pub struct Entry {
     pub names: bool,
     /// Who makes it.
     pub class: Class,
-    /// Whether it may take long.
-    pub waits: Waits,
     mask: u8,
     /// Its number.
     pub number: u16,
@@ -106,22 +91,7 @@ impl Entry {
         args: &'static [Arg],
     ) -> Entry {
         let names = !args.is_empty();
-        Entry { names, class, waits: Waits::No, mask: NO_MASK, number, name, args }
-    }
-
-    pub(super) const fn input(mut self) -> Entry {
-        self.waits = Waits::Input;
-        self
-    }
-
-    pub(super) const fn output(mut self) -> Entry {
-        self.waits = Waits::Output;
-        self
-    }
-
-    pub(super) const fn waits(mut self) -> Entry {
-        self.waits = Waits::Other;
-        self
+        Entry { names, class, mask: NO_MASK, number, name, args }
     }
 
     pub(super) const fn masked_by(mut self, argument: u8) -> Entry {

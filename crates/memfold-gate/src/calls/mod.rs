@@ -29,8 +29,8 @@ mod pieces;
 use crate::keeper::{BadAddress, Spans};
 use naming::Naming;
 
-pub use entry::{Class, Entry, Waits};
-pub use pieces::{Make, Pieces, in_pieces};
+pub use entry::{Class, Entry};
+pub use pieces::{Piece, Pieces, in_pieces};
 
 /// The entry of a call; one of [`Class::Unknown`] for numbers that x86-64 has no call for.
 pub fn look_up(nr: usize) -> &'static Entry {

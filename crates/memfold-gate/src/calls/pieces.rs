@@ -1,99 +1,222 @@
 //! Calls on large buffers, made in pieces, so that only a piece of the buffer need be present.
 //!
-//! `read`, `write`, `pread64` and `pwrite64` on regular files, block devices, pipes and stream
-//! sockets: there the kernel's own semantics allow a short count, or a loop gives the same result.
-//! The rest is made whole: datagrams, terminals and other devices (a call is a message), files
-//! whose size is 0 (those of /proc and the like may give a message a call too), appended writes
-//! (another's could come between), writes under a limit of file sizes (a piece past it would raise
-//! SIGXFSZ after all that was wanted is written), and vectors.
+//! | what | how |
+//! |---|---|
+//! | reading and writing regular files and block devices | a loop at offsets of its own, until a piece is short. Where the call goes by the file's offset, that is moved on by all of it at once first, and back by what was not done: so threads and processes that share the offset have parts of their own, as with one call |
+//! | writing to pipes | a loop: a write of more than PIPE_BUF is none to be whole |
+//! | sending to stream sockets | a loop, whose later pieces raise no SIGPIPE: one call that has sent something doesn't |
+//! | reading from pipes and stream sockets | the first piece as the call is; more as long as it is there without waiting |
 //!
-//! What differs from one call: two threads that read or write large parts of one file at its shared
-//! offset at once may interleave by pieces; a send timeout counts for each piece; a socket's error
-//! in a later piece is taken by this call, which says only how much it has sent.
+//! The rest is made whole: datagrams, terminals and other devices (a call is a message), messages
+//! with a header, files whose size is 0 (those of /proc and the like may give a message a call too),
+//! appended writes (another's could come between), writes under a limit of file sizes (a piece past
+//! it would raise SIGXFSZ after all that was wanted is written), and calls with flags that ask for
+//! more (MSG_WAITALL, MSG_PEEK, RWF_*).
+//!
+//! A piece of a file is made even if a signal has come, as the kernel goes on with a file, too; other
+//! calls end with what they have done. What differs from one call: a file system's promise that a
+//! read sees all of a write or nothing of it holds for each piece; a send timeout counts for each
+//! piece; an error of a socket that comes while a later piece waits is taken by this call, which
+//! says only how much it has sent.
+//!
+//! Who waits for input holds a piece of its buffer at most, so nobody waits for readiness first:
+//! that would be seen (by another file under the number by then, by `poll` that no signal restarts).
 use crate::calls::naming::BYTES_MAX;
+use crate::entry::RESTART;
+use crate::keeper::{BadAddress, Span, Spans};
 
-/// A piece's bytes are a multiple of this: direct I/O wants aligned ones, and packets of a pipe end
-/// at such places.
+/// A piece's bytes are a multiple of this, and parts are cut at such places: direct I/O wants
+/// aligned ones, and packets of a pipe end there.
 const UNIT: usize = 64 << 10;
+/// Parts of a vector in one piece, and in all.
+const PARTS: usize = 16;
+const VECTOR_MAX: usize = 1024;
 
 const ERRORS_MAX: isize = 4095;
+/// The program's addresses end there.
+const TOP_SHIFT: u32 = 47;
 
-/// A system call: number, arguments, result.
-pub type Make<'a> = &'a mut dyn FnMut(usize, &[usize; 6]) -> isize;
+/// One piece.
+pub struct Piece<'a> {
+    /// Number.
+    pub nr: usize,
+    /// Arguments.
+    pub args: [usize; 6],
+    /// What it names of the program's.
+    pub spans: &'a Spans,
+    /// It is made though a signal is pending.
+    pub must: bool,
+}
+
+/// Makes a system call: number, arguments, result. What it names is on the caller's stack.
+pub type Ask<'a> = &'a mut dyn FnMut(usize, &[usize; 6]) -> isize;
+/// How nested memory is read.
+pub type Read<'a> = &'a dyn Fn(usize, &mut [u8]) -> Result<(), BadAddress>;
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A loop to the end, or until a piece is short.
-    Loop,
-    /// A loop, whose later pieces must raise no SIGPIPE: one call that has sent something doesn't.
-    Socket,
-    /// One piece is enough: who reads a stream must expect less than was asked for.
-    Once,
+    /// At offsets from here on.
+    At(usize),
+    /// At the file's own offset.
+    File,
+    /// To a pipe.
+    Pour,
+    /// To a socket.
+    Send,
+    /// From a pipe.
+    Drain,
+    /// From a socket.
+    Receive,
 }
 
-/// How a call is made in pieces.
+/// What the program gives or wants.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Buffers {
+    One(usize),
+    /// An array of iovec, and their count.
+    Vector(usize, usize),
+}
+
+/// A call that is made in pieces.
 #[derive(Copy, Clone, Debug)]
 pub struct Pieces {
     nr: usize,
     args: [usize; 6],
+    buffers: Buffers,
+    writes: bool,
     total: usize,
     piece: usize,
     kind: Kind,
+    /// For sockets.
+    flags: usize,
 }
 
-/// Whether a call should be made in pieces of about `most` bytes. `ask` makes calls on memory of
-/// the caller's stack, to learn what the descriptor is. For most calls: two comparisons.
-pub fn in_pieces(nr: usize, args: &[usize; 6], most: usize, ask: Make) -> Option<Pieces> {
-    let writes = match nr as i64 {
-        libc::SYS_read | libc::SYS_pread64 => false,
-        libc::SYS_write | libc::SYS_pwrite64 => true,
+/// What the next piece is made of.
+struct Parts {
+    parts: [[usize; 2]; PARTS],
+    count: usize,
+    bytes: usize,
+}
+
+/// `struct msghdr`.
+#[repr(C)]
+struct Header {
+    name: usize,
+    name_bytes: usize,
+    parts: usize,
+    count: usize,
+    control: usize,
+    control_bytes: usize,
+    flags: usize,
+}
+
+/// Whether a call should be made in pieces of about `most` bytes. `ask` learns what the descriptor
+/// is. For most calls: two comparisons.
+pub fn in_pieces(
+    nr: usize,
+    args: &[usize; 6],
+    most: usize,
+    read: Read,
+    ask: Ask,
+) -> Option<Pieces> {
+    let (buffers, writes) = match nr as i64 {
+        libc::SYS_read | libc::SYS_pread64 | libc::SYS_recvfrom => (Buffers::One(args[1]), false),
+        libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_sendto => (Buffers::One(args[1]), true),
+        libc::SYS_readv | libc::SYS_preadv => (Buffers::Vector(args[1], args[2]), false),
+        libc::SYS_writev | libc::SYS_pwritev => (Buffers::Vector(args[1], args[2]), true),
         _ => return None,
     };
-    // A negative count is an error, and so is one that reaches past the program's addresses: the
-    // kernel looks at all of it first.
-    let total = args[2].min(BYTES_MAX);
     let piece = (most & !(UNIT - 1)).max(UNIT);
-    if total <= piece || args[1].checked_add(args[2]).is_none_or(|end| end >> 47 != 0) {
+    let total = match buffers {
+        Buffers::One(start) => checked(start, args[2])?,
+        Buffers::Vector(at, count) => total_of(at, count, read)?,
+    };
+    if total <= piece {
         return None;
     }
-    let kind = kind(nr, args[0], writes, ask)?;
-    Some(Pieces { nr, args: *args, total, piece, kind })
+    let (kind, flags) = kind(nr, args, writes, ask)?;
+    Some(Pieces { nr, args: *args, buffers, writes, total, piece, kind, flags })
 }
 
-fn kind(nr: usize, fd: usize, writes: bool, ask: Make) -> Option<Kind> {
+/// A negative count is an error, and so is one that reaches past the program's addresses: the
+/// kernel looks at all of it first.
+fn checked(start: usize, bytes: usize) -> Option<usize> {
+    start.checked_add(bytes).filter(|end| end >> TOP_SHIFT == 0).map(|_| bytes.min(BYTES_MAX))
+}
+
+fn total_of(at: usize, count: usize, read: Read) -> Option<usize> {
+    let mut total = 0;
+    for n in 0..count.min(VECTOR_MAX + 1) {
+        let [start, bytes] = part_at(at, n, read)?;
+        total += checked(start, bytes)?;
+    }
+    (count <= VECTOR_MAX).then_some(total.min(BYTES_MAX))
+}
+
+fn part_at(at: usize, n: usize, read: Read) -> Option<[usize; 2]> {
+    let mut bytes = [0; 16];
+    read(at.wrapping_add(n * 16), &mut bytes).ok()?;
+    let [start, len] =
+        [0, 8].map(|at: usize| usize::from_ne_bytes(core::array::from_fn(|byte| bytes[at + byte])));
+    Some([start, len])
+}
+
+/// What it is, and the flags for a socket.
+fn kind(nr: usize, args: &[usize; 6], writes: bool, ask: Ask) -> Option<(Kind, usize)> {
+    let fd = args[0];
     // st_mode is at byte 24, st_size at byte 48.
     let mut about = [0u64; 18];
     if ask(libc::SYS_fstat as usize, &[fd, &raw mut about as usize, 0, 0, 0, 0]) < 0 {
         return None;
     }
     let (mode, size) = (about[3] as u32, about[6]);
-    let positioned = matches!(nr as i64, libc::SYS_pread64 | libc::SYS_pwrite64);
-    let stream = |output| Some(if writes { output } else { Kind::Once });
-    match mode & libc::S_IFMT {
-        libc::S_IFREG | libc::S_IFBLK if writes => {
-            (!appends(fd, ask) && !is_limited(ask)).then_some(Kind::Loop)
+    let is_message = matches!(nr as i64, libc::SYS_recvfrom | libc::SYS_sendto);
+    let is_positioned = matches!(
+        nr as i64,
+        libc::SYS_pread64 | libc::SYS_pwrite64 | libc::SYS_preadv | libc::SYS_pwritev
+    );
+    let on_file = if is_positioned { Kind::At(args[3]) } else { Kind::File };
+    let kind = match mode & libc::S_IFMT {
+        libc::S_IFSOCK if !is_positioned && is_stream(fd, ask) => {
+            if writes {
+                Kind::Send
+            } else {
+                Kind::Receive
+            }
         }
-        libc::S_IFREG => (size > 0).then_some(Kind::Loop),
-        libc::S_IFBLK => Some(Kind::Loop),
-        _ if positioned => None,
-        libc::S_IFIFO => stream(Kind::Loop),
-        libc::S_IFSOCK if is_stream(fd, ask) => stream(Kind::Socket),
-        _ => None,
-    }
+        _ if is_message => return None,
+        libc::S_IFREG | libc::S_IFBLK if writes => {
+            (!appends(fd, ask) && !is_limited(ask)).then_some(on_file)?
+        }
+        libc::S_IFREG => (size > 0).then_some(on_file)?,
+        libc::S_IFBLK => on_file,
+        libc::S_IFIFO if !is_positioned => {
+            if writes {
+                Kind::Pour
+            } else {
+                Kind::Drain
+            }
+        }
+        _ => return None,
+    };
+    let flags = if is_message { args[3] } else { 0 };
+    let simple = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
+    let is_simple = flags & !(simple as usize) == 0 && (!is_message || args[4] == 0);
+    is_simple.then_some((kind, flags))
 }
 
-fn appends(fd: usize, ask: Make) -> bool {
+fn appends(fd: usize, ask: Ask) -> bool {
     let flags = ask(libc::SYS_fcntl as usize, &[fd, libc::F_GETFL as usize, 0, 0, 0, 0]);
     flags < 0 || flags as i32 & libc::O_APPEND != 0
 }
 
-fn is_limited(ask: Make) -> bool {
+fn is_limited(ask: Ask) -> bool {
     let mut limit = [0u64; 2];
     let args = [0, libc::RLIMIT_FSIZE as usize, 0, &raw mut limit as usize, 0, 0];
     ask(libc::SYS_prlimit64 as usize, &args) < 0 || limit[0] != u64::MAX
 }
 
-fn is_stream(fd: usize, ask: Make) -> bool {
+fn is_stream(fd: usize, ask: Ask) -> bool {
     let mut option = |name: i32| {
         let (mut value, mut len) = (0i32, 4u32);
         let (value_at, len_at) = (&raw mut value as usize, &raw mut len as usize);
@@ -105,192 +228,162 @@ fn is_stream(fd: usize, ask: Make) -> bool {
         && matches!(option(libc::SO_PROTOCOL), Some(0 | libc::IPPROTO_TCP | libc::IPPROTO_MPTCP))
 }
 
+/// Whether a socket has data, and nothing else to tell: an error would be taken by who reads, and
+/// urgent data ends a read.
+fn has_data(fd: usize, ask: Ask) -> bool {
+    let wanted = libc::POLLIN | libc::POLLPRI;
+    let mut polled = libc::pollfd { fd: fd as i32, events: wanted, revents: 0 };
+    let at = &raw mut polled as usize;
+    ask(libc::SYS_poll as usize, &[at, 1, 0, 0, 0, 0]) == 1
+        && polled.revents & (libc::POLLIN | libc::POLLPRI | libc::POLLERR) == libc::POLLIN
+}
+
+impl Parts {
+    /// What of `buffers` begins `done` bytes after their start: at most `most` bytes.
+    fn of(buffers: Buffers, done: usize, most: usize, read: Read) -> Option<Parts> {
+        let mut parts = Parts { parts: [[0; 2]; PARTS], count: 0, bytes: 0 };
+        let (at, count) = match buffers {
+            Buffers::One(start) => {
+                (parts.parts[0], parts.count, parts.bytes) = ([start + done, most], 1, most);
+                return Some(parts);
+            }
+            Buffers::Vector(at, count) => (at, count),
+        };
+        let (mut before, mut n) = (0, 0);
+        while n < count && parts.count < PARTS && parts.bytes < most {
+            let [start, len] = part_at(at, n, read)?;
+            let skip = done.saturating_sub(before).min(len);
+            let left = most - parts.bytes;
+            let is_cut = len - skip > left;
+            let take = if is_cut { (left / UNIT * UNIT).max(UNIT).min(left) } else { len - skip };
+            if is_cut && left < UNIT && parts.count > 0 {
+                break;
+            }
+            if take > 0 {
+                parts.parts[parts.count] = [start + skip, take];
+                parts.count += 1;
+                parts.bytes += take;
+            }
+            if is_cut {
+                break;
+            }
+            (before, n) = (before + len, n + 1);
+        }
+        Some(parts).filter(|parts| parts.count > 0)
+    }
+}
+
 impl Pieces {
-    /// Makes the call by `make`, which holds what each piece names, and returns what one call
-    /// would.
-    pub fn run(&self, make: Make) -> isize {
+    /// Makes the call by `make`, which holds what each piece names, and returns what one call would;
+    /// or [`RESTART`] if nothing was done. `None`: it must be made whole.
+    pub fn run(
+        &self,
+        read: Read,
+        ask: Ask,
+        make: &mut dyn FnMut(&Piece) -> isize,
+    ) -> Option<isize> {
+        let Kind::File = self.kind else { return Some(self.pieces(self.kind, read, ask, make)) };
+        let fd = self.args[0];
+        let mut seek = |by: isize| {
+            let args = [fd, by as usize, libc::SEEK_CUR as usize, 0, 0, 0];
+            ask(libc::SYS_lseek as usize, &args)
+        };
+        let end = seek(self.total as isize);
+        if end < self.total as isize {
+            return None;
+        }
+        let made = self.pieces(Kind::At(end as usize - self.total), read, &mut |_, _| 0, make);
+        let left = self.total - made.max(0) as usize;
+        if left > 0 {
+            seek(-(left as isize));
+        }
+        Some(made)
+    }
+
+    fn pieces(
+        &self,
+        kind: Kind,
+        read: Read,
+        ask: Ask,
+        make: &mut dyn FnMut(&Piece) -> isize,
+    ) -> isize {
         let mut done = 0;
         while done < self.total {
-            let bytes = (self.total - done).min(self.piece);
-            let (nr, args) = self.part(done, bytes);
-            let ret = make(nr, &args);
-            if (-ERRORS_MAX..0).contains(&ret) {
-                // What has been done counts more than why it went no further.
-                return if done > 0 { done as isize } else { ret };
+            let waits = !matches!(kind, Kind::Receive) || done == 0;
+            if !waits && !has_data(self.args[0], ask) {
+                break;
             }
-            done += ret as usize;
-            if (ret as usize) < bytes || self.kind == Kind::Once {
+            let most = (self.total - done).min(self.piece);
+            let Some(parts) = Parts::of(self.buffers, done, most, read) else {
+                return if done > 0 { done as isize } else { -(libc::EFAULT as isize) };
+            };
+            let made = self.one(kind, done, &parts, make);
+            if made == RESTART || (-ERRORS_MAX..0).contains(&made) {
+                // What has been done counts more than why it went no further.
+                return if done > 0 { done as isize } else { made };
+            }
+            done += made as usize;
+            if (made as usize) < parts.bytes {
                 break;
             }
         }
         done as isize
     }
 
-    fn part(&self, done: usize, bytes: usize) -> (usize, [usize; 6]) {
-        let [fd, start, _, offset, ..] = self.args;
-        if self.kind == Kind::Socket && done > 0 {
-            let quiet = libc::MSG_NOSIGNAL as usize;
-            return (libc::SYS_sendto as usize, [fd, start + done, bytes, quiet, 0, 0]);
-        }
-        // Only calls with an offset look at the fourth argument.
-        (self.nr, [fd, start + done, bytes, offset.wrapping_add(done), 0, 0])
+    /// Makes the piece that begins at `done`.
+    fn one(
+        &self,
+        kind: Kind,
+        done: usize,
+        parts: &Parts,
+        make: &mut dyn FnMut(&Piece) -> isize,
+    ) -> isize {
+        let fd = self.args[0];
+        let mut spans = Spans::new();
+        let named = &parts.parts[..parts.count];
+        named.iter().for_each(|[start, len]| {
+            spans.push(Span { start: *start, len: *len, write: !self.writes });
+        });
+        let vector = parts.parts.as_ptr() as usize;
+        let header = Header {
+            name: 0,
+            name_bytes: 0,
+            parts: vector,
+            count: parts.count,
+            control: 0,
+            control_bytes: 0,
+            flags: 0,
+        };
+        let message = &raw const header as usize;
+        let (nr, args) = match kind {
+            Kind::At(from) => {
+                let nr = if self.writes { libc::SYS_pwritev } else { libc::SYS_preadv };
+                (nr, [fd, vector, parts.count, from.wrapping_add(done), 0, 0])
+            }
+            Kind::Send if done > 0 => {
+                let flags = self.flags | libc::MSG_NOSIGNAL as usize;
+                (libc::SYS_sendmsg, [fd, message, flags, 0, 0, 0])
+            }
+            Kind::Receive if done > 0 => {
+                let flags = self.flags | libc::MSG_DONTWAIT as usize;
+                (libc::SYS_recvmsg, [fd, message, flags, 0, 0, 0])
+            }
+            Kind::Drain if done > 0 => {
+                let flags = libc::RWF_NOWAIT as usize;
+                (libc::SYS_preadv2, [fd, vector, parts.count, usize::MAX, 0, flags])
+            }
+            _ => match self.buffers {
+                Buffers::One(_) => {
+                    let [[start, len], ..] = parts.parts;
+                    (self.nr as i64, [fd, start, len, self.flags, 0, 0])
+                }
+                Buffers::Vector(..) => (self.nr as i64, [fd, vector, parts.count, 0, 0, 0]),
+            },
+        };
+        let must = matches!(kind, Kind::At(_)) && done > 0;
+        make(&Piece { nr: nr as usize, args, spans: &spans, must })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::cell::RefCell;
-
-    const EIO: isize = -5;
-
-    /// A file or stream that gives or takes `room` bytes, and then ends or fails.
-    #[derive(Clone)]
-    struct Model {
-        at: usize,
-        room: usize,
-        /// What it says where there is no room left.
-        then: isize,
-        /// So much is moved at most in one call that is interrupted, once.
-        interrupted: Option<usize>,
-        log: Vec<(usize, usize)>,
-    }
-
-    impl Model {
-        fn call(&mut self, buffer: usize, len: usize, offset: Option<usize>) -> isize {
-            let at = offset.unwrap_or(self.at);
-            let mut n = len.min(self.room.saturating_sub(at));
-            if let Some(most) = self.interrupted
-                && at + n > most
-            {
-                n = most.saturating_sub(at);
-                self.interrupted = None;
-                if n == 0 {
-                    return -4;
-                }
-            }
-            if n == 0 {
-                return self.then;
-            }
-            self.log.extend((0..n).map(|i| (buffer + i, at + i)));
-            if offset.is_none() {
-                self.at += n;
-            }
-            n as isize
-        }
-    }
-
-    /// All totals, pieces, ends, failures and interruptions of a small file: the same result, the
-    /// same bytes at the same places, the same offset afterwards.
-    #[test]
-    fn a_loop_of_pieces_gives_what_one_call_gives() {
-        for (nr, positioned) in [(libc::SYS_read, false), (libc::SYS_pread64, true)] {
-            for total in 1..9 {
-                for piece in 1..9 {
-                    for room in 0..12 {
-                        for then in [0, EIO] {
-                            for interrupted in [None, Some(0), Some(2), Some(5)] {
-                                let one = Model { at: 0, room, then, interrupted, log: Vec::new() };
-                                compare(nr as usize, positioned, total, piece, one);
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    fn compare(nr: usize, positioned: bool, total: usize, piece: usize, mut one: Model) {
-        let mut many = one.clone();
-        let offset = |at: usize| positioned.then_some(at);
-        let whole = one.call(1000, total, offset(1));
-        let args = [3, 1000, total, 1, 0, 0];
-        let pieces = Pieces { nr, args, total, piece, kind: Kind::Loop };
-        let ret = pieces.run(&mut |made, a| {
-            assert_eq!((made, a[0]), (nr, 3));
-            assert!(a[2] <= piece);
-            many.call(a[1], a[2], offset(a[3]))
-        });
-        assert_eq!(ret, whole, "total {total}, piece {piece}");
-        assert_eq!((many.at, &many.log), (one.at, &one.log));
-    }
-
-    #[test]
-    fn a_stream_is_read_once_and_later_pieces_sent_raise_no_signal() {
-        let args = [3, 1000, 10, 0, 0, 0];
-        let made = RefCell::new(Vec::new());
-        let mut make = |nr: usize, a: &[usize; 6]| {
-            made.borrow_mut().push((nr as i64, a[1], a[2], a[3]));
-            a[2] as isize
-        };
-        let pieces = Pieces { nr: 0, args, total: 10, piece: 4, kind: Kind::Once };
-        assert_eq!(pieces.run(&mut make), 4);
-        let pieces = Pieces { nr: 1, kind: Kind::Socket, ..pieces };
-        assert_eq!(pieces.run(&mut make), 10);
-        let quiet = libc::MSG_NOSIGNAL as usize;
-        let send = libc::SYS_sendto;
-        assert_eq!(
-            made.into_inner(),
-            [(0, 1000, 4, 0), (1, 1000, 4, 0), (send, 1004, 4, quiet), (send, 1008, 2, quiet)]
-        );
-    }
-
-    fn real(nr: usize, args: &[usize; 6]) -> isize {
-        // SAFETY: only asks what descriptors are, into the caller's memory.
-        unsafe { memfold_sys::raw::system_call(nr as i64, *args) }
-            .map_or_else(|e| -(e.raw_os_error() as isize), |v| v as isize)
-    }
-
-    fn kind_of(nr: i64, fd: i32) -> Option<Kind> {
-        let args = [fd as usize, 1 << 20, 1 << 20, 0, 0, 0];
-        in_pieces(nr as usize, &args, UNIT, &mut real).map(|p| p.kind)
-    }
-
-    #[test]
-    fn what_a_descriptor_is_decides() {
-        use std::os::fd::AsRawFd;
-        use std::os::unix::net::{UnixDatagram, UnixStream};
-        let path = std::env::temp_dir().join(format!("memfold-gate-pieces-{}", std::process::id()));
-        std::fs::write(&path, b"some").unwrap();
-        let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
-        let log = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        let (stream, _other) = UnixStream::pair().unwrap();
-        let (datagram, _end) = UnixDatagram::pair().unwrap();
-        let (reader, writer) = std::io::pipe().unwrap();
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let tcp = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let proc = std::fs::File::open("/proc/self/maps").unwrap();
-        let device = std::fs::File::open("/dev/zero").unwrap();
-        let (read, write) = (libc::SYS_read, libc::SYS_write);
-        for (nr, fd, expected) in [
-            (read, file.as_raw_fd(), Some(Kind::Loop)),
-            (libc::SYS_pread64, file.as_raw_fd(), Some(Kind::Loop)),
-            (write, file.as_raw_fd(), Some(Kind::Loop)),
-            (write, log.as_raw_fd(), None),
-            (read, stream.as_raw_fd(), Some(Kind::Once)),
-            (write, stream.as_raw_fd(), Some(Kind::Socket)),
-            (read, tcp.as_raw_fd(), Some(Kind::Once)),
-            (write, tcp.as_raw_fd(), Some(Kind::Socket)),
-            (libc::SYS_pread64, stream.as_raw_fd(), None),
-            (read, datagram.as_raw_fd(), None),
-            (write, datagram.as_raw_fd(), None),
-            (read, reader.as_raw_fd(), Some(Kind::Once)),
-            (write, writer.as_raw_fd(), Some(Kind::Loop)),
-            (read, proc.as_raw_fd(), None),
-            (read, device.as_raw_fd(), None),
-            (read, -1, None),
-            (libc::SYS_readv, file.as_raw_fd(), None),
-        ] {
-            assert_eq!(kind_of(nr, fd), expected, "call {nr}, descriptor {fd}");
-        }
-    }
-
-    #[test]
-    fn small_and_senseless_counts_are_left_as_they_are() {
-        for (start, count) in [(1 << 20, UNIT), (1 << 20, usize::MAX), (1 << 46, 1 << 47)] {
-            let args = [0, start, count, 0, 0, 0];
-            assert!(in_pieces(0, &args, UNIT, &mut |_, _| panic!("nothing is asked")).is_none());
-        }
-    }
-}
+mod tests;

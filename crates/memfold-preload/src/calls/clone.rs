@@ -2,7 +2,6 @@
 //! `syscall`, which take the same steps here. What makes the system call itself gets no managed
 //! memory in its child: see [`memfold_sys::memory::zone::set_inherited`].
 use crate::calls::real::next;
-use crate::calls::release::release;
 use crate::fork::Copying;
 use core::ffi::{c_int, c_void};
 
@@ -57,7 +56,6 @@ pub unsafe extern "C" fn clone(
     // same class.
     let real = unsafe { core::mem::transmute::<*mut c_void, Clone>(next(c"clone")) };
     if flags & libc::CLONE_VM != 0 {
-        release();
         // SAFETY: the caller's promise.
         return unsafe { real(main, stack, flags, arg, parent_tid, tls, child_tid) };
     }

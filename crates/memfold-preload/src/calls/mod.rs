@@ -1,6 +1,5 @@
 //! Calls of libc that the library stands in front of.
 pub mod real;
-pub mod release;
 mod clone;
 pub mod ahead;
 pub mod marks;

@@ -2,15 +2,11 @@
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// The next definition of a symbol after this library's: libc's. Null if there is none.
-fn find(name: &CStr) -> *mut c_void {
-    // SAFETY: the name is a C string.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
-}
-
-/// As [`find`], but ends the process if there is none.
+/// The next definition of a symbol after this library's: libc's. Ends the process if there is
+/// none.
 pub fn next(name: &CStr) -> *mut c_void {
-    let symbol = find(name);
+    // SAFETY: the name is a C string.
+    let symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if symbol.is_null() {
         crate::say::die(format_args!("the C library has no {}", name.to_str().unwrap_or("?")));
     }
@@ -27,11 +23,6 @@ impl Real {
     /// That of `name`, not looked up yet.
     pub const fn new(name: &'static CStr) -> Real {
         Real { name, at: AtomicUsize::new(0) }
-    }
-
-    /// Looks it up now, if there is one.
-    pub fn look_up(&self) {
-        self.at.store(find(self.name) as usize, Relaxed);
     }
 
     /// Its address.

@@ -1,7 +1,6 @@
 //! The program's `syscall`: the calls that this library defines under their own names are the same
 //! by number.
 use crate::calls::real::next;
-use crate::calls::release::release;
 use crate::calls::{ahead, lent, marks, moved, userfault};
 use crate::fork::Copying;
 use core::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
@@ -77,15 +76,6 @@ unsafe extern "C" fn slowly(
                     e as u32,
                 ) as c_long;
             }
-            libc::SYS_clone
-            | libc::SYS_clone3
-            | libc::SYS_execve
-            | libc::SYS_execveat
-            | libc::SYS_sched_getaffinity
-            | libc::SYS_sched_setaffinity
-            | libc::SYS_setuid
-            | libc::SYS_setreuid
-            | libc::SYS_setresuid => release(),
             _ => {}
         }
     }
@@ -130,7 +120,7 @@ macro_rules! define_syscall {
 #[cfg(target_arch = "x86_64")]
 define_syscall! {
     SYS_mmap SYS_madvise SYS_process_madvise SYS_mremap SYS_mlock SYS_mlock2 SYS_mlockall SYS_vmsplice SYS_setsockopt SYS_fork SYS_clone SYS_clone3
-    SYS_execve SYS_execveat SYS_sched_getaffinity SYS_sched_setaffinity SYS_setuid SYS_setreuid SYS_setresuid SYS_ioctl
+    SYS_ioctl
 }
 
 /// The program's `syscall`: as libc's.

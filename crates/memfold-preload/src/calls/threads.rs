@@ -42,7 +42,6 @@ pub unsafe extern "C" fn pthread_create(
     // No adoption from before the stack is mapped until the new thread has excluded it.
     let program = program::get();
     if let Some(program) = program {
-        program.release_cpu();
         program.pause();
     }
     let start = Box::into_raw(Box::new(Start { main, arg, program }));

@@ -1,23 +1,25 @@
 //! What comes under management, and when.
 use super::gated::{FLAGS, Gated, Mark, State};
 use super::known::TOP;
-use crate::proc;
 use crate::program::{
     LOOK_NS, LOOK_PAST_NS, LOOK_SOON_NS, SMALL_BYTES, START_SHARE, start_pending,
 };
 use crate::share::Seen;
 use crate::slots;
+use crate::{proc, say};
 use alloc::vec::Vec;
 use core::ops::ControlFlow::Continue;
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
 use memfold::delivery::background;
 use memfold::stats::Stats;
-use memfold_sys::maps::each_detailed;
 use memfold_sys::memory::zone::{locked_bytes, overlaps_own};
 use memfold_sys::raw::system_call;
 use memfold_sys::thread::bare;
 use memfold_sys::units::PAGE_SIZE;
+
+/// So much may wait to be taken.
+const LATE_BYTES: usize = 1 << 20;
 
 impl Gated {
     /// Looks at the program's size; near the limit, takes what it has. Returns the time until the
@@ -43,11 +45,15 @@ impl Gated {
         } else if self.is_managing() && unmanaged > max {
             self.tell_unmanaged();
         }
+        self.adopt_late(state);
         next
     }
 
     fn tell_unmanaged(&self) {
-        if proc::merges() || proc::locked_bytes() > locked_bytes() as u64 {
+        if proc::merges() {
+            say::warn(format_args!("{}", proc::MERGES));
+        }
+        if self.scale.is_blind() || proc::merges() || proc::locked_bytes() > locked_bytes() as u64 {
             memfold::stats::add(&self.pager.stats().over_limit, 1);
         } else {
             self.pager.unmanaged_past_the_limit();
@@ -71,7 +77,7 @@ impl Gated {
     fn adopt_all(&self, state: &mut State) {
         let mut all: Vec<Range<usize>> = Vec::new();
         let dump = if self.config.fold_dont_dump { Some(Mark::DontDump) } else { None };
-        let done = each_detailed(|area, about| {
+        let done = self.smaps.each(|area, about| {
             let range = area.start..area.end;
             if !area.is_private_anonymous() || area.end > TOP || overlaps_own(area.start, area.end)
             {
@@ -91,8 +97,13 @@ impl Gated {
             }
             Continue(())
         });
-        if done.is_err() {
+        if done.is_err() && !self.scale.is_blind() {
             return;
+        }
+        if done.is_err() {
+            say::warn(format_args!(
+                "warning: what a child of fork that has no /proc had from its parent isn't folded"
+            ));
         }
         // Before the first is registered: who makes a call from now on touches what it names, and
         // who made one before is found by what it holds.
@@ -100,9 +111,27 @@ impl Gated {
         self.take_parts(state, all);
     }
 
+    /// As [`Gated::adopt`], but a small range waits until there are some, or until the next look. The
+    /// heap and the arenas of libc grow by such: taken one by one, each would be filled by faults of
+    /// its own, and end the folios before and after it.
+    pub fn adopt_later(&self, state: &mut State, range: &Range<usize>) {
+        if self.is_managing() {
+            state.late.add(range.clone());
+            if state.late.bytes() >= LATE_BYTES {
+                self.adopt_late(state);
+            }
+        }
+    }
+
+    fn adopt_late(&self, state: &mut State) {
+        for range in state.late.take() {
+            self.adopt(state, &range);
+        }
+    }
+
     /// Takes what suits of the mappings in a range, as far as they reach, and isn't managed.
     pub fn adopt(&self, state: &State, range: &Range<usize>) {
-        if !self.is_managing() || state.locks_future {
+        if !self.is_managing() || !state.takes() {
             return;
         }
         let mut all: Vec<Range<usize>> = Vec::new();
@@ -144,7 +173,7 @@ impl Gated {
 
     /// Takes what the program has just mapped, readable and writable.
     pub fn take_new(&self, state: &State, range: &Range<usize>) {
-        let is_wanted = self.is_managing() && !state.locks_future && range.end <= TOP;
+        let is_wanted = self.is_managing() && state.takes() && range.end <= TOP;
         if is_wanted && self.is_worth(range) {
             let _ = self.pager.take_empty(range.clone(), || self.register(range));
         }
@@ -155,12 +184,18 @@ impl Gated {
         // SAFETY: the thread that forked holds the lock, and waits for this one.
         let state = unsafe { self.state.peek_mut() };
         let _ = self.scale.begin_as_child(&self.pager, &mut state.level);
+        let _ = self.smaps.reopen();
         self.pager.begin_as_child(stats);
         slots::set_need(state.level.anonymous);
         // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls
         // this.
         if let Err(e) = unsafe { bare::restart_others() } {
-            crate::say::die(format_args!("starting engine threads in a child of fork: {e}"));
+            say::die(format_args!("starting engine threads in a child of fork: {e}"));
+        }
+        // Nobody could tell later what has been mapped by then.
+        if self.scale.is_blind() && !self.is_managing() {
+            self.start_threads(state, false);
+            self.adopt_all(state);
         }
     }
 }

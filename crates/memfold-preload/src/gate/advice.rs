@@ -70,10 +70,14 @@ impl Gated {
                 self.pager.discard_with(&[range], make, is_gone)
             }
             libc::MADV_DONTDUMP if self.config.fold_dont_dump => make(),
-            libc::MADV_DONTFORK
-            | libc::MADV_WIPEONFORK
-            | libc::MADV_DONTDUMP
-            | libc::MADV_MERGEABLE => {
+            libc::MADV_DONTFORK => {
+                let result = make();
+                if is_gone(result) {
+                    state.marked(Mark::DontFork).add(range);
+                }
+                result
+            }
+            libc::MADV_WIPEONFORK | libc::MADV_DONTDUMP | libc::MADV_MERGEABLE => {
                 let result = make();
                 if let Some(mark) = mark.filter(|_| is_gone(result)) {
                     state.marked(mark).add(range.clone());

@@ -21,6 +21,16 @@ fn end_of(start: usize, len: usize) -> usize {
     start.saturating_add(len).min(TOP).next_multiple_of(PAGE_SIZE)
 }
 
+/// The length of a segment of shared memory that has just been attached.
+fn segment_bytes(id: usize) -> usize {
+    // SAFETY: zeros are a value of the type.
+    let mut about: libc::shmid_ds = unsafe { core::mem::zeroed() };
+    let args = [id, libc::IPC_STAT as usize, &raw mut about as usize, 0, 0, 0];
+    // SAFETY: `about` has room for what is written.
+    let asked = unsafe { system_call(libc::SYS_shmctl, args) };
+    asked.map_or(0, |_| about.shm_segsz)
+}
+
 impl Gated {
     /// Makes a call that changes mappings.
     pub fn change(&self, nr: usize, args: &[usize; 6], make: Make) -> isize {
@@ -48,7 +58,7 @@ impl Gated {
             libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
                 let result = make(args);
                 if result == 0 && third as i32 & (PLAIN | libc::PROT_EXEC) == PLAIN {
-                    self.adopt(state, &(start..end_of(start, len)));
+                    self.adopt_later(state, &(start..end_of(start, len)));
                 }
                 result
             }
@@ -71,14 +81,19 @@ impl Gated {
                 self.adopt(state, &(0..TOP));
                 result
             }
+            libc::SYS_prctl if start as i32 == libc::PR_SET_MEMORY_MERGE => {
+                let result = make(args);
+                if result == 0 {
+                    self.set_merging(state, len != 0);
+                }
+                result
+            }
             libc::SYS_shmat => {
                 let result = make(args);
                 if third & SHM_REMAP != 0 && !failed(result) {
-                    let at = result as usize;
-                    let mut end = at;
-                    let _ = self.maps.each(at, at + 1, |found| end = found.end);
-                    state.forget(&(at..end));
-                    self.pager.end_with(at..end, || 0);
+                    let range = result as usize..end_of(result as usize, segment_bytes(start));
+                    state.forget(&range);
+                    self.pager.end_with(range, || 0);
                 }
                 result
             }
@@ -102,7 +117,7 @@ impl Gated {
             && access & (PLAIN | libc::PROT_EXEC) == PLAIN
             && flags & others == 0
             && self.is_managing()
-            && !state.locks_future;
+            && state.takes();
         let mut args = *args;
         if suits {
             // It would fill what is about to be folded, and promises nothing.
@@ -172,7 +187,10 @@ impl Gated {
         let here = at..at + after.len();
         if at != start {
             state.forget(&here);
-            state.relocate(&(start..start + old.min(new)), at);
+            state.relocate(&(start..start + old.min(new)), at, remap.keeps_source);
+        }
+        if from.len() < after.len() {
+            state.extend(&(at..at + from.len()), at + from.len()..here.end);
         }
         if after.len() < from.len() || at != start && !remap.keeps_source {
             state.forget(&(if at == start { after.end..from.end } else { from.clone() }));
@@ -202,7 +220,7 @@ impl Gated {
         if !failed(result) && !range.is_empty() {
             state.forget(&range);
             self.known.set(&range);
-            self.take_new(state, &range);
+            self.adopt_later(state, &range);
         }
         result
     }
@@ -257,6 +275,19 @@ impl Gated {
             }
         }
         result
+    }
+
+    /// The kernel may merge equal pages of all memory from now on, or of none any more: what it has
+    /// merged can't be moved.
+    fn set_merging(&self, state: &mut State, merges: bool) {
+        state.merges = merges;
+        if merges {
+            state.marked(Mark::Mergeable).add(0..TOP);
+            self.leave(&(0..TOP));
+        } else {
+            state.marked(Mark::Mergeable).clear();
+            self.adopt(state, &(0..TOP));
+        }
     }
 
     /// `process_madvise` on this process (Linux 6.13) is as `madvise`, range by range.

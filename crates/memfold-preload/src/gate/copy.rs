@@ -8,10 +8,29 @@
 //! The kernel registers nothing of the child's, so what is missing would read as zeros until the
 //! child has registered it; it has one thread, which is here. What is shared with the parent can't
 //! be moved until it is private again (`quiesce/unshare.rs`).
-use super::gated::Gated;
-use crate::{engine, say, slots};
+//!
+//! A child may see no /proc of its own (not dumpable, in an empty root): it goes on without
+//! (`Pagemap`, `Maps`, `Scale`). One that gets no userfaultfd (a sandbox forbids it by now) has
+//! everything brought home, and no engine.
+use super::gated::{Gated, Mark, abandon};
+use super::known::TOP;
+use crate::say::unserved::unserved_later;
+use crate::{engine, proc, say, slots};
 use core::mem::forget;
+use memfold::config::Size;
+use memfold_gate::{touch, write_bytes};
 use memfold_sys::Errno;
+use memfold_sys::raw::{is_resident, system_call};
+use memfold_sys::units::PAGE_SIZE;
+
+/// Whether the kernel may have swapped something out.
+fn may_be_swapped() -> bool {
+    // SAFETY: zeros are a value of the type.
+    let mut about: libc::sysinfo = unsafe { core::mem::zeroed() };
+    // SAFETY: `about` has room for what is written.
+    let asked = unsafe { system_call(libc::SYS_sysinfo, [&raw mut about as usize, 0, 0, 0, 0, 0]) };
+    asked.is_err() || about.totalswap > 0
+}
 
 impl Gated {
     /// Copies the process by `make`.
@@ -43,13 +62,18 @@ impl Gated {
     /// In the child.
     fn begin_child(&self) {
         slots::begin_as_child();
-        let opened =
-            self.pagemap.reopen().and_then(|()| self.maps.reopen()).map_err(|e| (e, "/proc/self"));
-        if let Err((e, what)) = opened {
-            say::die(format_args!("in a child of fork: {what}: {e}"));
-        }
+        // SAFETY: this is the only thread, and it holds the lock.
+        let state = unsafe { self.state.peek_mut() };
+        let ended = state.marked(Mark::DontFork).within(&(0..TOP));
+        ended.iter().for_each(|range| state.forget(range));
+        // SAFETY: as above.
+        unsafe { self.pager.end_in_child(&ended) };
+        let knows_pages = self.pagemap.reopen().is_ok();
+        let _ = self.maps.reopen();
         if let Err(e) = self.uffd.reopen() {
-            say::die(format_args!("in a child of fork: {e}"));
+            self.bring_home(knows_pages);
+            abandon();
+            return unserved_later(format_args!("in a child of fork: {e}"));
         }
         let mut done: Result<(), Errno> = Ok(());
         // SAFETY: this is the only thread.
@@ -63,5 +87,53 @@ impl Gated {
         }
         // SAFETY: the process has just been copied, and this is its only thread.
         unsafe { engine::start_in_child() };
+    }
+
+    /// In the child, where nothing is registered: puts what the engine keeps where the program looks
+    /// for it.
+    fn bring_home(&self, knows_pages: bool) {
+        let (away, available) = (self.pager.away_bytes(), proc::available_bytes());
+        if away > available && available > 0 {
+            say::die(format_args!(
+                "a child of fork needs all memory back in place: {} are folded, the machine has {} left; stopping before data is lost",
+                Size(away),
+                Size(available)
+            ));
+        }
+        if away > 0 && !knows_pages && may_be_swapped() {
+            say::die(format_args!(
+                "a child of fork that gets neither a userfaultfd nor its page map can't tell what the kernel has swapped out; stopping before data is lost"
+            ));
+        }
+        // SAFETY: this is the only thread, and the caller abandons the engine.
+        unsafe {
+            self.pager.each_away(|page, bytes| {
+                // What is there is newer. Nobody can tell that of what the kernel has swapped out.
+                let is_there =
+                    if knows_pages { self.pagemap.is_populated(page) } else { is_resident(page) };
+                if !is_there {
+                    self.put(page, core::slice::from_raw_parts(bytes, PAGE_SIZE));
+                }
+            });
+        }
+    }
+
+    fn put(&self, page: usize, bytes: &[u8]) {
+        // SAFETY: they are what the program expects there.
+        if unsafe { write_bytes(page, bytes) }.is_ok() {
+            return;
+        }
+        let mut access = if touch(page, false).is_ok() { libc::PROT_READ } else { libc::PROT_NONE };
+        let _ = self.maps.each(page, page + 1, |found| access = found.access);
+        let protect = |access: i32| {
+            // SAFETY: nobody runs meanwhile.
+            unsafe { system_call(libc::SYS_mprotect, [page, PAGE_SIZE, access as usize, 0, 0, 0]) }
+        };
+        let opened = protect(libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: as above.
+        let put = opened.is_ok() && unsafe { write_bytes(page, bytes) }.is_ok();
+        if !put || protect(access).is_err() {
+            say::die(format_args!("in a child of fork: memory can't be brought back"));
+        }
     }
 }

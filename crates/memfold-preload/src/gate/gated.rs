@@ -2,6 +2,7 @@
 use super::known::Known;
 use super::ranges::Ranges;
 use crate::heap::arena;
+use crate::proc;
 use crate::say;
 use crate::say::addresses::Remedy;
 use crate::share::{Level, Scale};
@@ -20,7 +21,7 @@ use memfold::stats::Stats;
 use memfold_sys::Errno;
 use memfold_sys::maps::lookup::Maps;
 use memfold_sys::maps::pagemap::Pagemap;
-use memfold_sys::maps::{each_area, flag};
+use memfold_sys::maps::{Smaps, each_area, flag};
 use memfold_sys::memory::zone::{freeze_list, overlaps_own, unfreeze_list};
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::{bare, cpus};
@@ -35,14 +36,14 @@ const MORE_THREADS: usize = 10;
 const NUMBERS_FROM: u64 = 992;
 const NUMBERS: u64 = 32;
 
-/// What keeps memory from being managed.
+/// What keeps memory from being managed; or, one of them, from children.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Mark {
     /// It was there at the start; a stack; what the gate reports.
     Own,
     /// Locked in memory.
     Locked,
-    /// Not for children.
+    /// Not for children: managed, and gone in them.
     DontFork,
     /// Zeros for children.
     Wiped,
@@ -92,8 +93,12 @@ pub const FLAGS: [(u32, Mark); 6] = [
 pub struct State {
     /// By [`Mark`].
     never: [Ranges; MARKS.len()],
+    /// To be taken with what the program maps next: see [`Gated::adopt_later`].
+    pub late: Ranges,
     /// What is mapped from now on is locked.
     pub locks_future: bool,
+    /// The kernel may merge equal pages of all memory.
+    pub merges: bool,
     /// The program serves some of its memory by a userfaultfd of its own.
     pub has_userfault: bool,
     /// Engine threads that are still to be started, the next one last; `None` before the first try.
@@ -110,9 +115,10 @@ impl State {
         &mut self.never[mark as usize]
     }
 
-    /// What of `parts` has no mark.
+    /// What of `parts` may be managed.
     pub fn unmarked(&self, parts: Vec<Range<usize>>) -> Vec<Range<usize>> {
-        self.never.iter().fold(parts, |parts, never| never.cut_out_of(parts))
+        let never = MARKS.iter().filter(|mark| **mark != Mark::DontFork);
+        never.fold(parts, |parts, mark| self.never[*mark as usize].cut_out_of(parts))
     }
 
     /// A range is something else from now on.
@@ -120,14 +126,33 @@ impl State {
         self.never.iter_mut().for_each(|never| never.remove(range));
     }
 
-    /// Marks go where mremap takes the memory.
-    pub fn relocate(&mut self, from: &Range<usize>, to: usize) {
-        for never in &mut self.never {
-            for part in never.within(from) {
-                never.remove(&part);
-                never.add(part.start - from.start + to..part.end - from.start + to);
+    /// Marks go where mremap takes the memory. What it leaves behind, if it does, is locked no more.
+    pub fn relocate(&mut self, from: &Range<usize>, to: usize, leaves_source: bool) {
+        for mark in MARKS {
+            let marked = self.marked(mark);
+            for part in marked.within(from) {
+                if !leaves_source || mark == Mark::Locked {
+                    marked.remove(&part);
+                }
+                marked.add(part.start - from.start + to..part.end - from.start + to);
             }
         }
+    }
+
+    /// What mremap adds to memory is marked as that is.
+    pub fn extend(&mut self, before: &Range<usize>, added: Range<usize>) {
+        let last = before.end.saturating_sub(1).max(before.start)..before.end;
+        for mark in MARKS.into_iter().filter(|mark| *mark != Mark::Own) {
+            let marked = self.marked(mark);
+            if !marked.within(&last).is_empty() {
+                marked.add(added.clone());
+            }
+        }
+    }
+
+    /// Whether anything more is taken under management.
+    pub fn takes(&self) -> bool {
+        !self.locks_future && !self.merges
     }
 
     /// Whether all engine threads run.
@@ -143,6 +168,8 @@ pub struct Gated {
     pub uffd: Arc<Uffd>,
     pub pagemap: Arc<Pagemap>,
     pub maps: Maps,
+    /// Of the engine's table of descriptors.
+    pub smaps: Smaps,
     pub scale: Scale,
     pub config: Config,
     /// Of the first engine thread before it raised itself: of all the others.
@@ -170,6 +197,11 @@ static GATED: AtomicPtr<Gated> = AtomicPtr::new(core::ptr::null_mut());
 pub fn get() -> Option<&'static Gated> {
     // SAFETY: the pointer is null or a leaked box.
     unsafe { GATED.load(SeqCst).as_ref() }
+}
+
+/// There is none any more.
+pub fn abandon() {
+    GATED.store(core::ptr::null_mut(), SeqCst);
 }
 
 /// The same where there is one.
@@ -225,9 +257,10 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     unsafe { uffd.register(start, len, false) }.map_err(|e| format!("registering frames: {e}"))?;
     let no_room = |e: Errno| format!("no address space: {e}");
     bare::reserve(config.worker_count(pager.cpus()) + MORE_THREADS).map_err(no_room)?;
-    let known = Known::new().map_err(no_room)?;
     let scale = Scale::open(config.clone()).map_err(|e| format!("starting the engine: {e}"))?;
-    let (mut state, mut stack_end) = (State::default(), 0);
+    let smaps = Smaps::open().map_err(|e| format!("/proc/self/smaps: {e}"))?;
+    // A process inherits it, also over exec.
+    let (mut state, mut stack_end) = (State { merges: proc::merges(), ..State::default() }, 0);
     let present = each_area(|area| {
         if area.is_stack() {
             stack_end = area.end;
@@ -243,10 +276,11 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         uffd,
         pagemap,
         maps,
+        smaps,
         scale,
         config,
         nice: crate::program::own_nice(),
-        known,
+        known: Known::new(),
         state: Mutex::new(state),
         managing: AtomicBool::new(false),
         stack_end,

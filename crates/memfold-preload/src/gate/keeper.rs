@@ -1,11 +1,13 @@
 //! What the gate asks.
 use super::gated::{Gated, Mark, get};
 use super::known::TOP;
+use crate::say;
 use core::ops::Range;
 use memfold::fault::{Fault, Served};
 use memfold::holds::RANGES_MAX;
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, SPANS_MAX, Span, Spans};
 use memfold_sys::Errno;
+use memfold_sys::raw::populates;
 use memfold_sys::thread::yield_now;
 use memfold_sys::units::PAGE_SIZE;
 
@@ -15,6 +17,9 @@ const _: () = assert!(SPANS_MAX <= RANGES_MAX);
 const PIECE_SHARE: u64 = 64;
 const PIECE_LEAST: u64 = 128 << 10;
 const PIECE_MOST: u64 = 4 << 20;
+/// When so large a part of it is held, pieces are as small as they may be.
+const HELD_SHARE: u64 = 8;
+const PIECE_SMALL: usize = 64 << 10;
 /// Stacks of threads lie apart by more than this.
 const STACK_SHIFT: u32 = 18;
 /// So many pages that can't be touched end the touching of a range: the kernel gets no further.
@@ -47,6 +52,7 @@ impl Gated {
         let near = depth >> STACK_SHIFT;
         let hold = self.pager.holds().hold(near, concerned().map(range_of));
         if self.is_managing() {
+            self.pager.note_held();
             for span in concerned() {
                 self.touch_all(span, touch);
             }
@@ -91,8 +97,27 @@ impl Gated {
             Err(_) => {}
         }
         let mut is_plain = false;
-        let _ = self.maps.each(page, page + 1, |found| is_plain |= found.anonymous);
-        is_plain
+        match self.maps.each(page, page + 1, |found| is_plain |= found.anonymous) {
+            Ok(()) => is_plain,
+            // Without a map: what the kernel serves by now isn't the program's mistake.
+            Err(_) => populates(page) || self.pager.touches(&(page..page + PAGE_SIZE)),
+        }
+    }
+
+    fn refused(&self, nr: usize, name: &str, words: &[usize]) {
+        let is_missing = |word: &&usize| {
+            let page = **word & !(PAGE_SIZE - 1);
+            page < TOP
+                && self.known.is_set(&(page..page + PAGE_SIZE))
+                && self.pager.touches(&(page..page + PAGE_SIZE))
+                && !self.pagemap.is_populated(page)
+        };
+        if let Some(word) = words.iter().find(is_missing) {
+            memfold::stats::add(&self.pager.stats().calls_refused, 1);
+            say::warn(format_args!(
+                "warning: call {nr} ({name}) met folded memory at {word:#x} and failed, which is a bug of memfold"
+            ));
+        }
     }
 
     fn never_fold(&self, start: usize, len: usize) {
@@ -127,8 +152,21 @@ impl Keeper for Owner {
     }
 
     fn piece_bytes(&self) -> usize {
-        let most = get().map_or(PIECE_MOST, |gated| gated.pager.bound_bytes() / PIECE_SHARE);
-        most.clamp(PIECE_LEAST, PIECE_MOST) as usize
+        let Some(pager) = get().filter(|gated| gated.is_managing()).map(|gated| &gated.pager)
+        else {
+            return usize::MAX;
+        };
+        let bound = pager.bound_bytes();
+        if pager.holds().held_bytes() > bound / HELD_SHARE {
+            return PIECE_SMALL;
+        }
+        (bound / PIECE_SHARE).clamp(PIECE_LEAST, PIECE_MOST) as usize
+    }
+
+    fn refused(&self, nr: usize, name: &str, words: &[usize]) {
+        if let Some(gated) = get().filter(|gated| gated.is_managing()) {
+            gated.refused(nr, name, words);
+        }
     }
 
     fn change(

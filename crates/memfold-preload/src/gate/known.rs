@@ -1,54 +1,94 @@
-//! Where memory may be that is folded, now or later: a byte for each 2 MiB of the address space, set
-//! when something private without a file is mapped there, and never taken back.
+//! Where memory may be that is folded, now or later: a bit for each 2 MiB of the address space, set
+//! when something private without a file is mapped there, and never taken back. In tables for 256
+//! GiB each, which are made as they are needed: programs use few.
+use alloc::boxed::Box;
+use core::array::from_fn;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
-use memfold_sys::Errno;
-use memfold_sys::memory::zone::Zone;
-use memfold_sys::units::PAGE_SIZE;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 const CHUNK_SHIFT: u32 = 21;
 /// Nothing above is ever managed.
 pub const TOP: usize = 1 << 47;
 /// Of a larger range nobody asks for each chunk.
 const CHUNKS_MAX: usize = 4096;
+const TABLE_SHIFT: u32 = 38;
+const TABLES: usize = TOP >> TABLE_SHIFT;
+const WORD_BITS: usize = u64::BITS as usize;
+const WORDS: usize = (1 << (TABLE_SHIFT - CHUNK_SHIFT)) / WORD_BITS;
+
+type Table = [AtomicU64; WORDS];
 
 /// See the module.
-pub struct Known(Zone);
+pub struct Known([AtomicPtr<Table>; TABLES]);
+
+/// Words in all tables, counted through, that hold the bits of a range.
+fn words(range: &Range<usize>) -> Range<usize> {
+    let chunks = chunks(range);
+    chunks.start / WORD_BITS..chunks.end.div_ceil(WORD_BITS)
+}
+
+fn chunks(range: &Range<usize>) -> Range<usize> {
+    let end = range.end.min(TOP);
+    (range.start >> CHUNK_SHIFT)..end.div_ceil(1 << CHUNK_SHIFT)
+}
+
+/// The bits of a word that are in a range of chunks.
+fn mask(word: usize, chunks: &Range<usize>) -> u64 {
+    let first = word * WORD_BITS;
+    let from = chunks.start.saturating_sub(first);
+    let to = (chunks.end - first).min(WORD_BITS);
+    u64::MAX << from & u64::MAX >> (WORD_BITS - to)
+}
 
 impl Known {
     /// Nothing is known.
-    ///
-    /// # Errors
-    /// What reserving a zone says.
-    pub fn new() -> Result<Known, Errno> {
-        Zone::reserve(TOP >> CHUNK_SHIFT, PAGE_SIZE).map(Known)
+    pub fn new() -> Known {
+        Known(from_fn(|_| AtomicPtr::new(null_mut())))
     }
 
-    fn chunk(&self, chunk: usize) -> &AtomicU8 {
-        debug_assert!(chunk < TOP >> CHUNK_SHIFT);
-        // SAFETY: the zone has a byte for each chunk below the top, all zeros at first, and nobody
-        // uses them in another way.
-        unsafe { AtomicU8::from_ptr(self.0.as_ptr().add(chunk)) }
+    fn table(&self, word: usize) -> Option<&Table> {
+        // SAFETY: null, or a box that was leaked.
+        unsafe { self.0[word / WORDS].load(SeqCst).as_ref() }
     }
 
-    fn chunks(range: &Range<usize>) -> Range<usize> {
-        let end = range.end.min(TOP);
-        (range.start >> CHUNK_SHIFT)..end.div_ceil(1 << CHUNK_SHIFT)
+    #[cold]
+    fn make_table(&self, word: usize) -> &Table {
+        // SAFETY: zeros are a table. It comes as zeros, so what isn't used of it stays without a page.
+        let new = Box::into_raw(unsafe { Box::<Table>::new_zeroed().assume_init() });
+        let place = &self.0[word / WORDS];
+        match place.compare_exchange(null_mut(), new, SeqCst, SeqCst) {
+            // SAFETY: leaked.
+            Ok(_) => unsafe { &*new },
+            Err(other) => {
+                // SAFETY: made above and given to nobody; the other is a leaked box.
+                unsafe {
+                    drop(Box::from_raw(new));
+                    &*other
+                }
+            }
+        }
     }
 
     /// Something is there.
     pub fn set(&self, range: &Range<usize>) {
-        for chunk in Known::chunks(range) {
-            if self.chunk(chunk).load(Relaxed) == 0 {
-                self.chunk(chunk).store(1, Relaxed);
+        let chunks = chunks(range);
+        for word in words(range) {
+            let table = self.table(word).unwrap_or_else(|| self.make_table(word));
+            let (place, mask) = (&table[word % WORDS], mask(word, &chunks));
+            if place.load(Relaxed) & mask != mask {
+                place.fetch_or(mask, Relaxed);
             }
         }
     }
 
     /// Whether something may be there.
     pub fn is_set(&self, range: &Range<usize>) -> bool {
-        let chunks = Known::chunks(range);
-        chunks.len() > CHUNKS_MAX
-            || chunks.into_iter().any(|chunk| self.chunk(chunk).load(Relaxed) != 0)
+        let chunks = chunks(range);
+        let is_any = |word: usize| {
+            let table = self.table(word);
+            table.is_some_and(|table| table[word % WORDS].load(Relaxed) & mask(word, &chunks) != 0)
+        };
+        chunks.len() > CHUNKS_MAX || words(range).any(is_any)
     }
 }

@@ -22,7 +22,7 @@
 //!
 //! # What isn't managed
 //! What was there when the library was loaded; stacks (MAP_STACK, and what the gate reports); what
-//! is locked, kept from children or dumps, open to merging; what is smaller than 64 KiB and
+//! is locked, kept from dumps, zeros for children, open to merging; what is smaller than 64 KiB and
 //! continues nothing. With `--swap` the gate isn't used (`memfold run` refuses it).
 mod ranges;
 mod known;

@@ -49,6 +49,16 @@ impl Ranges {
         parts.iter().flat_map(|part| without(part, &self.within(part))).collect()
     }
 
+    /// How many bytes there are.
+    pub fn bytes(&self) -> usize {
+        self.0.iter().map(|range| range.len()).sum()
+    }
+
+    /// The ranges, of which none is left.
+    pub fn take(&mut self) -> Vec<Range<usize>> {
+        core::mem::take(&mut self.0)
+    }
+
     /// Nothing.
     pub fn clear(&mut self) {
         self.0.clear();

@@ -2,7 +2,8 @@
 //! `include/uapi/linux/fs.h`).
 use crate::Errno;
 use crate::maps::each_area;
-use crate::raw::{self, ioctl};
+use crate::maps::own::OwnFile;
+use crate::raw::ioctl;
 use core::ops::ControlFlow;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -12,6 +13,9 @@ const COVERING_OR_NEXT: u64 = 0x10;
 const READABLE: u64 = 0x01;
 const WRITABLE: u64 = 0x02;
 const EXECUTABLE: u64 = 0x04;
+/// Bits as mprotect's.
+const _: () = assert!(libc::PROT_READ as u64 == READABLE && libc::PROT_WRITE as u64 == WRITABLE);
+const _: () = assert!(libc::PROT_EXEC as u64 == EXECUTABLE);
 const SHARED: u64 = 0x08;
 
 #[repr(C)]
@@ -35,7 +39,7 @@ struct Query {
 
 /// `/proc/self/maps`, open for questions about single addresses (Linux 6.11).
 pub struct Maps {
-    file: OwnedFd,
+    file: OwnFile,
 }
 
 /// An area, as far as [`Maps`] tells.
@@ -49,6 +53,8 @@ pub struct Found {
     pub anonymous: bool,
     /// It may be read and written, and not executed.
     pub plain: bool,
+    /// What may be done there, as mprotect is told.
+    pub access: i32,
 }
 
 impl Maps {
@@ -57,12 +63,9 @@ impl Maps {
     /// # Errors
     /// What `open` says; ENOTTY before Linux 6.11.
     pub fn open() -> Result<Maps, Errno> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let maps = Maps { file: rustix::fs::open(c"/proc/self/maps", flags, Mode::empty())? };
-        match next(&maps.file, 0) {
-            Ok(_) => Ok(maps),
-            Err(e) => Err(e),
-        }
+        let file = OwnFile::open(c"/proc/self/maps")?;
+        next(file.fd(), 0)?;
+        Ok(Maps { file })
     }
 
     /// The same under a number from `least` on.
@@ -70,30 +73,31 @@ impl Maps {
     /// # Errors
     /// EMFILE: there is none free.
     pub fn at_least(self, least: i32) -> Result<Maps, Errno> {
-        Ok(Maps { file: raw::renumber(self.file, least)? })
+        Ok(Maps { file: self.file.at_least(least)? })
     }
 
     /// The descriptor.
     pub fn fd(&self) -> &OwnedFd {
-        &self.file
+        self.file.fd()
     }
 
     /// In a child of fork: opens its own in place of its parent's, under the same number.
     ///
     /// # Errors
-    /// As [`Maps::open`].
+    /// As [`Maps::open`]. From then on it answers nothing.
     pub fn reopen(&self) -> Result<(), Errno> {
-        raw::replace(&self.file, Maps::open()?.file)
+        self.file.reopen()
     }
 
     /// Calls `each` with every area of which something is in `[start, end)`, in ascending order.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// What the kernel says; NOENT in a child of fork that could not open its own.
     pub fn each(&self, start: usize, end: usize, mut each: impl FnMut(Found)) -> Result<(), Errno> {
+        let file = self.file.get().ok_or(Errno::NOENT)?;
         let mut at = start;
         while at < end {
-            let area = match next(&self.file, at) {
+            let area = match next(file, at) {
                 Ok(area) if (area.area_start as usize) < end => area,
                 Ok(_) | Err(Errno::NOENT) => return Ok(()),
                 Err(e) => return Err(e),
@@ -105,6 +109,8 @@ impl Maps {
                 end: at,
                 anonymous: area.area_flags & SHARED == 0 && area.inode == 0,
                 plain: access == READABLE | WRITABLE,
+                // The bits are the same.
+                access: access as i32,
             });
         }
         Ok(())

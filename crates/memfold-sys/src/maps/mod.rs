@@ -2,13 +2,16 @@
 //!
 //! The kernel's text is not one snapshot: an area that exists the whole time is reported exactly
 //! once, one that comes or goes or changes meanwhile may be missed or reported in part.
+pub mod own;
 pub mod lookup;
 pub mod pagemap;
 
 use crate::Errno;
 use core::ffi::CStr;
 use core::ops::ControlFlow;
-use rustix::fs::{Mode, OFlags};
+use own::OwnFile;
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags, SeekFrom};
 
 /// The text read at a time. A line is longer only if a path is longer than half of PATH_MAX; such a
 /// path is cut off.
@@ -189,7 +192,7 @@ impl Details {
 /// # Errors
 /// What opening or reading says: ENOENT without /proc.
 pub fn each_area(mut each: impl FnMut(&Area) -> ControlFlow<()>) -> Result<(), Errno> {
-    each_line(c"/proc/self/maps", |line| match Area::parse(line) {
+    each_line(&open(c"/proc/self/maps")?, |line| match Area::parse(line) {
         Some(area) => each(&area),
         None => ControlFlow::Continue(()),
     })
@@ -213,11 +216,47 @@ pub fn private_anonymous_at(addr: usize) -> Option<(usize, usize)> {
 ///
 /// # Errors
 /// As [`each_area`].
-pub fn each_detailed(
+pub fn each_detailed(each: impl FnMut(&Area, &Details) -> ControlFlow<()>) -> Result<(), Errno> {
+    each_detailed_of(&open(c"/proc/self/smaps")?, each)
+}
+
+/// `/proc/self/smaps`, open.
+pub struct Smaps(OwnFile);
+
+impl Smaps {
+    /// Opens the calling process's.
+    ///
+    /// # Errors
+    /// What `open` says: ENOENT without /proc.
+    pub fn open() -> Result<Smaps, Errno> {
+        OwnFile::open(c"/proc/self/smaps").map(Smaps)
+    }
+
+    /// In a child of fork: opens its own in place of its parent's, under the same number.
+    ///
+    /// # Errors
+    /// As [`Smaps::open`]. Then there is none.
+    pub fn reopen(&self) -> Result<(), Errno> {
+        self.0.reopen()
+    }
+
+    /// As [`each_detailed`].
+    ///
+    /// # Errors
+    /// What reading says; ENOENT where there is none.
+    pub fn each(&self, each: impl FnMut(&Area, &Details) -> ControlFlow<()>) -> Result<(), Errno> {
+        let file = self.0.get().ok_or(Errno::NOENT)?;
+        rustix::fs::seek(file, SeekFrom::Start(0))?;
+        each_detailed_of(file, each)
+    }
+}
+
+fn each_detailed_of(
+    file: &OwnedFd,
     mut each: impl FnMut(&Area, &Details) -> ControlFlow<()>,
 ) -> Result<(), Errno> {
     let mut current: Option<(Area, Details)> = None;
-    each_line(c"/proc/self/smaps", |line| {
+    each_line(file, |line| {
         let Some(area) = Area::parse(line) else {
             if let Some((_, details)) = &mut current {
                 details.add(line);
@@ -243,12 +282,11 @@ pub fn each_detailed(
 
 /// Calls `each` with every line of a file, without its end; a line longer than the buffer is cut
 /// off.
-fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), Errno> {
-    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+fn each_line(file: &OwnedFd, mut each: impl FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), Errno> {
     let mut buffer = [0u8; BUFFER_BYTES];
     let (mut len, mut cut_off) = (0, false);
     loop {
-        let read = match rustix::io::read(&file, &mut buffer[len..]) {
+        let read = match rustix::io::read(file, &mut buffer[len..]) {
             Err(Errno::INTR) => continue,
             result => result?,
         };
@@ -273,6 +311,10 @@ fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> ControlFlow<()>) -> Res
             len = 0;
         }
     }
+}
+
+fn open(path: &CStr) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Words separated by spaces.

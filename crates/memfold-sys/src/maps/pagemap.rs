@@ -2,11 +2,16 @@
 //!
 //! A page is there if it is in memory or in the kernel's swap. What only asks for memory
 //! (`mincore`) takes a page that the kernel has swapped out for one that was never there.
+//!
+//! A child of fork may be unable to open its own: it isn't dumpable any more, or sees no /proc. It
+//! asks the kernel to populate page by page for reading then. Where missing pages are a
+//! userfaultfd's, which serves the program's own accesses alone, that fails for a page that isn't
+//! there, and brings one in that was swapped out.
 use crate::Errno;
-use crate::raw::{self, ioctl};
+use crate::maps::own::OwnFile;
+use crate::raw::{ioctl, populates};
 use crate::units::PAGE_SIZE;
 use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{Mode, OFlags};
 
 const PAGEMAP_SCAN: u64 = 0xc060_6610;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
@@ -39,7 +44,7 @@ struct ScanArg {
 
 /// `/proc/self/pagemap`, open.
 pub struct Pagemap {
-    fd: OwnedFd,
+    file: OwnFile,
 }
 
 impl Pagemap {
@@ -48,8 +53,7 @@ impl Pagemap {
     /// # Errors
     /// What `open` says: ENOENT without /proc.
     pub fn open() -> Result<Pagemap, Errno> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        Ok(Pagemap { fd: rustix::fs::open(c"/proc/self/pagemap", flags, Mode::empty())? })
+        Ok(Pagemap { file: OwnFile::open(c"/proc/self/pagemap")? })
     }
 
     /// The same under a number from `least` on.
@@ -57,20 +61,21 @@ impl Pagemap {
     /// # Errors
     /// EMFILE: there is none free.
     pub fn at_least(self, least: i32) -> Result<Pagemap, Errno> {
-        Ok(Pagemap { fd: raw::renumber(self.fd, least)? })
+        Ok(Pagemap { file: self.file.at_least(least)? })
     }
 
     /// The descriptor.
     pub fn fd(&self) -> &OwnedFd {
-        &self.fd
+        self.file.fd()
     }
 
     /// In a child of fork: opens its own in place of its parent's, under the same number.
     ///
     /// # Errors
-    /// As [`Pagemap::open`].
+    /// As [`Pagemap::open`]. From then on what it says is right for pages that may be read, and are
+    /// served by a userfaultfd for the program's own accesses alone.
     pub fn reopen(&self) -> Result<(), Errno> {
-        raw::replace(&self.fd, Pagemap::open()?.fd)
+        self.file.reopen()
     }
 
     /// Calls `each(start, end)` for every run of pages in `[start, end)` that holds data (present
@@ -86,6 +91,13 @@ impl Pagemap {
         mut each: impl FnMut(usize, usize),
     ) -> Result<(), Errno> {
         debug_assert!(start.is_multiple_of(PAGE_SIZE) && end.is_multiple_of(PAGE_SIZE));
+        if self.file.get().is_none() {
+            (start..end)
+                .step_by(PAGE_SIZE)
+                .filter(|page| populates(*page))
+                .for_each(|page| each(page, page + PAGE_SIZE));
+            return Ok(());
+        }
         let mut found = [PageRegion::default(); 64];
         let mut at = start as u64;
         while at < end as u64 {
@@ -109,6 +121,9 @@ impl Pagemap {
     /// know: whoever asks would take data for lost, or lost data for there.
     pub fn is_populated(&self, addr: usize) -> bool {
         let start = (addr & !(PAGE_SIZE - 1)) as u64;
+        if self.file.get().is_none() {
+            return populates(start as usize);
+        }
         match self.scan(start, start + PAGE_SIZE as u64, &mut [PageRegion::default()]) {
             Ok((count, _)) => count > 0,
             Err(e) => {
@@ -134,7 +149,7 @@ impl Pagemap {
         };
         // SAFETY: `arg` is the struct of this request, local, and names a vector that is borrowed
         // for the call with its length.
-        let count = unsafe { ioctl(self.fd.as_raw_fd(), PAGEMAP_SCAN, (&raw mut arg).cast())? };
+        let count = unsafe { ioctl(self.fd().as_raw_fd(), PAGEMAP_SCAN, (&raw mut arg).cast())? };
         Ok((count as usize, arg.walk_end))
     }
 }

@@ -88,42 +88,11 @@ pub fn stand_back() {
     let _ = rustix::process::setpriority_process(None, NICE);
 }
 
-/// Pins a thread of this process to a CPU, if that is allowed; 0 is the caller.
+/// Pins a thread of this process to a CPU, if the system allows that; 0 is the caller.
 pub fn pin_other(thread: u32, cpu: usize) {
-    Affinity::to(cpu).give(thread);
-}
-
-/// The CPUs that a thread may run on.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Default)]
-pub struct Affinity(rustix::thread::CpuSet);
-
-impl Affinity {
-    /// One CPU.
-    pub fn to(cpu: usize) -> Affinity {
-        let mut set = rustix::thread::CpuSet::new();
-        set.set(cpu);
-        Affinity(set)
-    }
-
-    /// What a thread has; 0 is the caller. `None` if it has ended, or the machine has more CPUs
-    /// than the set has places (1024).
-    pub fn of(thread: u32) -> Option<Affinity> {
-        rustix::thread::sched_getaffinity(rustix::thread::Pid::from_raw(thread as i32))
-            .ok()
-            .map(Affinity)
-    }
-
-    /// CPUs.
-    pub fn count(&self) -> usize {
-        self.0.count() as usize
-    }
-
-    /// Gives it to a thread; 0 is the caller. `false`: the thread has ended, or the system doesn't
-    /// allow it.
-    pub fn give(&self, thread: u32) -> bool {
-        rustix::thread::sched_setaffinity(rustix::thread::Pid::from_raw(thread as i32), &self.0)
-            .is_ok()
-    }
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    let _ = rustix::thread::sched_setaffinity(rustix::thread::Pid::from_raw(thread as i32), &set);
 }
 
 /// The calling thread's number.

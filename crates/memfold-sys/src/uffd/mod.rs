@@ -131,6 +131,12 @@ pub enum OpenError {
     Other(Errno),
 }
 
+impl From<Errno> for OpenError {
+    fn from(e: Errno) -> OpenError {
+        OpenError::Other(e)
+    }
+}
+
 impl core::fmt::Display for OpenError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
@@ -241,8 +247,7 @@ impl Uffd {
     /// # Errors
     /// See [`OpenError`].
     pub fn reopen(&self) -> Result<(), OpenError> {
-        let new = Uffd::open(self.features, self.user_only)?;
-        raw::replace(&self.fd, new.fd).map_err(OpenError::Other)
+        raw::reopen(&self.fd, || Ok(Uffd::open(self.features, self.user_only)?.fd))
     }
 
     /// The features that this kernel offers ([`feature`]).

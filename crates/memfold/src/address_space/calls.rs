@@ -98,6 +98,7 @@ impl Pager {
     ) -> Result<(), Errno> {
         register()?;
         self.manage_empty(range.start, range.end);
+        stats::add(&self.stats.adopted_bytes, range.len() as u64);
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use crate::quiesce::copy_moment::{Moment, Pages};
 use crate::quiesce::journal::{CATCH_UP_NS, Later, Note};
 use crate::stats::{self, Stats};
 use alloc::vec::Vec;
+use core::ops::Range;
 use memfold_sys::Errno;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -63,6 +64,44 @@ impl Pager {
         // SAFETY: nobody changes areas.
         for area in unsafe { self.areas.peek() }.iter() {
             register((area.start as usize) << PAGE_SHIFT, (area.end as usize) << PAGE_SHIFT);
+        }
+    }
+
+    /// In a child, after [`Pager::begin_copy`] in its parent, before anything else: these ranges of
+    /// addresses are not for children, so nothing is mapped there.
+    ///
+    /// # Safety
+    /// - The caller is the only thread.
+    pub unsafe fn end_in_child(&self, ranges: &[Range<usize>]) {
+        // SAFETY: closed by the parent, and nobody waits for it.
+        unsafe { self.areas.open() };
+        for range in ranges {
+            self.end_with(range.clone(), || 0);
+        }
+        self.areas.close();
+    }
+
+    /// In a child that can have no engine, after [`Pager::begin_copy`] in its parent: calls `put`
+    /// with the address and the bytes of every page that the program has and the engine keeps.
+    ///
+    /// # Safety
+    /// - The caller is the only thread, and nothing of the engine is used afterwards.
+    pub unsafe fn each_away(&self, mut put: impl FnMut(usize, *const u8)) {
+        // SAFETY: nobody changes areas.
+        for area in unsafe { self.areas.peek() }.iter() {
+            let keys = area.key..area.key + (area.end - area.start);
+            let mut away: Vec<u64> = Vec::new();
+            self.each_folio(keys.clone(), |guard, id| {
+                let folio = self.folios.get(guard, id);
+                if folio.state.get() != State::Resident {
+                    away.extend(folio.key().max(keys.start)..folio.end().min(keys.end));
+                }
+            });
+            for key in away {
+                let addr = area.addr_of(key);
+                // SAFETY: the engine is at rest, and the caller is alone.
+                put(addr, unsafe { self.page_at_rest(Some(addr)) });
+            }
         }
     }
 

@@ -102,7 +102,7 @@ keys! {
 
     /// How faults arrive.
     delivery: Delivery = Delivery::Thread, kind::DELIVERY;
-    Users "delivery" "thread|signal|gate" "thread" "who serves a fault: pinned handler threads, or the faulting thread itself; run: thread, or gate, which needs no privilege";
+    Users "delivery" "thread|signal|gate" "thread" "who serves a fault: handler threads, or the thread that has it; run: gate where nothing is asked for (x86-64, without --swap), which needs no permission, or thread";
 
     /// What happens at the limit.
     on_full: OnFull = OnFull::Grow, kind::ON_FULL;
@@ -223,8 +223,4 @@ keys! {
     /// `run` folds what the program keeps out of core dumps.
     fold_dont_dump: bool = false, kind::DONT_DUMP;
     Users "dont-dump" "leave|fold" "leave" "run: memory that the program keeps out of core dumps (secrets, or a database's buffer pool): left alone, or folded";
-
-    /// `run` keeps a thread that faults much on one CPU.
-    keep_cpu: bool = true, kind::SWITCH;
-    Users "keep-cpu" "on|off" "on" "run: threads that fault all the time are kept on the CPU where their faults are served, for 50 ms at a time";
 }

@@ -203,7 +203,6 @@ mod tests {
             ("shard", "64M"),
             ("adopt-at", "60"),
             ("dont-dump", "fold"),
-            ("keep-cpu", "off"),
         ];
         assert_eq!(values.len(), KEYS.len());
         for key in KEYS {

@@ -39,7 +39,7 @@ impl Handlers {
     /// # Errors
     /// EAGAIN: no more threads; what registering the bells says.
     pub fn start(pager: &Arc<Pager>, uffd: &Arc<Uffd>) -> Result<Handlers, Errno> {
-        let duty = Duty::new(uffd, false);
+        let duty = Duty::new(uffd);
         let waker =
             duty.waker_thread().map(|(main, arg)| Thread::start(c"memfold-wake", None, main, arg));
         let cpus = duty.cpus().to_vec();

@@ -184,6 +184,18 @@ impl Pager {
         }
     }
 
+    /// A call of the program's holds what it names: if all that is held is past the bounds, so is
+    /// what is in memory.
+    pub fn note_held(&self) {
+        let held = self.holds.held_bytes();
+        if held > 0 {
+            stats::raise(&self.stats.peak_held_bytes, held);
+        }
+        if held > self.bound_bytes() {
+            self.past_the_limit();
+        }
+    }
+
     /// Memory that must not be folded is past the bounds by itself: told once.
     pub fn unmanaged_past_the_limit(&self) {
         if self.stats.over_limit.fetch_add(1, Relaxed) == 0 {
@@ -202,6 +214,11 @@ impl Pager {
         if self.physical() > self.target() {
             self.queue.reclaim();
         }
+    }
+
+    /// What [`Pager::set_unmanaged_bytes`] was told last.
+    pub fn unmanaged_bytes(&self) -> u64 {
+        self.quota.outside_bytes()
     }
 
     /// Uncompressed memory past what may be held now, bytes.

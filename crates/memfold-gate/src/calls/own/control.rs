@@ -24,6 +24,16 @@ pub fn fcntl(n: &mut Naming) {
     }
 }
 
+/// Who makes an `fcntl`: programs ask by it whether there is such a descriptor.
+pub fn fcntl_class(args: &[usize; 6]) -> Option<Class> {
+    match args[1] as i32 {
+        libc::F_GETFD | libc::F_SETFD | libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+            Some(Class::Descriptor)
+        }
+        _ => None,
+    }
+}
+
 const SOL_SOCKET: u32 = 1;
 const SOL_TCP: u32 = 6;
 

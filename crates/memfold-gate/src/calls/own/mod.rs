@@ -18,6 +18,7 @@ use crate::calls::entry::Class;
 pub fn class(number: usize, args: &[usize; 6]) -> Option<Class> {
     match number as i64 {
         libc::SYS_ioctl => ioctl::class(args),
+        libc::SYS_fcntl => control::fcntl_class(args),
         libc::SYS_prctl => control::prctl_class(args),
         // A filter is inherited by what the gate does, so the core must know.
         libc::SYS_seccomp => Some(Class::Thread),

@@ -9,25 +9,24 @@ use crate::calls::sizes::*;
 const OFFSET: usize = 8;
 
 pub(super) const CALLS: &[Entry] = &[
-    plain(0, "read", &[Out(1, Len(2))]).input(),
-    plain(1, "write", &[In(1, Len(2))]).output(),
+    plain(0, "read", &[Out(1, Len(2))]),
+    plain(1, "write", &[In(1, Len(2))]),
     Entry::new(Class::Descriptor, 3, "close", &[]),
     plain(5, "fstat", &[Out(1, Bytes(STAT))]),
-    plain(7, "poll", &[Out(0, UintItems(1, POLLFD))]).waits(),
+    plain(7, "poll", &[Out(0, UintItems(1, POLLFD))]),
     plain(8, "lseek", &[]),
     plain(16, "ioctl", &[Own(control::ioctl)]),
     plain(17, "pread64", &[Out(1, Len(2))]),
     plain(18, "pwrite64", &[In(1, Len(2))]),
-    plain(19, "readv", &[Own(vectors::filled)]).input(),
-    plain(20, "writev", &[Own(vectors::taken)]).output(),
+    plain(19, "readv", &[Own(vectors::filled)]),
+    plain(20, "writev", &[Own(vectors::taken)]),
     plain(22, "pipe", &[Out(0, Bytes(8))]),
-    plain(23, "select", &[Out(1, Fds(0)), Out(2, Fds(0)), Out(3, Fds(0)), Out(4, Bytes(TIMEVAL))])
-        .waits(),
-    plain(32, "dup", &[]),
+    plain(23, "select", &[Out(1, Fds(0)), Out(2, Fds(0)), Out(3, Fds(0)), Out(4, Bytes(TIMEVAL))]),
+    Entry::new(Class::Descriptor, 32, "dup", &[]),
     Entry::new(Class::Descriptor, 33, "dup2", &[]),
-    plain(40, "sendfile", &[Out(2, Bytes(OFFSET))]).waits(),
-    plain(72, "fcntl", &[Own(control::fcntl)]).waits(),
-    plain(73, "flock", &[]).waits(),
+    plain(40, "sendfile", &[Out(2, Bytes(OFFSET))]),
+    plain(72, "fcntl", &[Own(control::fcntl)]),
+    plain(73, "flock", &[]),
     plain(74, "fsync", &[]),
     plain(75, "fdatasync", &[]),
     plain(77, "ftruncate", &[]),
@@ -48,8 +47,7 @@ pub(super) const CALLS: &[Entry] = &[
         208,
         "io_getevents",
         &[Out(3, Items(2, IO_EVENT)), In(4, Bytes(TIMESPEC))],
-    )
-    .waits(),
+    ),
     Entry::new(Class::Asynchronous, 209, "io_submit", &[Own(events::io_submit)]),
     Entry::new(
         Class::Asynchronous,
@@ -60,7 +58,7 @@ pub(super) const CALLS: &[Entry] = &[
     plain(213, "epoll_create", &[]),
     plain(217, "getdents64", &[Out(1, Uint(2))]),
     plain(221, "fadvise64", &[]),
-    plain(232, "epoll_wait", &[Out(1, IntItems(2, EPOLL_EVENT))]).waits(),
+    plain(232, "epoll_wait", &[Out(1, IntItems(2, EPOLL_EVENT))]),
     plain(233, "epoll_ctl", &[In(3, Bytes(EPOLL_EVENT))]),
     plain(253, "inotify_init", &[]),
     plain(254, "inotify_add_watch", &[Text(1)]),
@@ -77,28 +75,25 @@ pub(super) const CALLS: &[Entry] = &[
             Own(events::mask_and_size),
         ],
     )
-    .masked_by(5)
-    .waits(),
+    .masked_by(5),
     Entry::new(
         Class::Masked,
         271,
         "ppoll",
         &[Out(0, UintItems(1, POLLFD)), Out(2, Bytes(TIMESPEC)), In(3, Bytes(8))],
     )
-    .masked_by(3)
-    .waits(),
-    plain(275, "splice", &[Out(1, Bytes(OFFSET)), Out(3, Bytes(OFFSET))]).waits(),
-    plain(276, "tee", &[]).waits(),
+    .masked_by(3),
+    plain(275, "splice", &[Out(1, Bytes(OFFSET)), Out(3, Bytes(OFFSET))]),
+    plain(276, "tee", &[]),
     plain(277, "sync_file_range", &[]),
-    plain(278, "vmsplice", &[Own(vectors::vmsplice)]).waits(),
+    plain(278, "vmsplice", &[Own(vectors::vmsplice)]),
     Entry::new(
         Class::Masked,
         281,
         "epoll_pwait",
         &[Out(1, IntItems(2, EPOLL_EVENT)), In(4, Bytes(8))],
     )
-    .masked_by(4)
-    .waits(),
+    .masked_by(4),
     plain(284, "eventfd", &[]),
     plain(285, "fallocate", &[]),
     plain(290, "eventfd2", &[]),
@@ -113,17 +108,16 @@ pub(super) const CALLS: &[Entry] = &[
     plain(306, "syncfs", &[]),
     plain(319, "memfd_create", &[Text(0)]),
     plain(326, "copy_file_range", &[Out(1, Bytes(OFFSET)), Out(3, Bytes(OFFSET))]),
-    plain(327, "preadv2", &[Own(vectors::filled)]).input(),
-    plain(328, "pwritev2", &[Own(vectors::taken)]).output(),
+    plain(327, "preadv2", &[Own(vectors::filled)]),
+    plain(328, "pwritev2", &[Own(vectors::taken)]),
     Entry::new(
         Class::Asynchronous,
         333,
         "io_pgetevents",
         &[Out(3, Items(2, IO_EVENT)), In(4, Bytes(TIMESPEC)), Own(events::mask_and_size)],
     )
-    .masked_by(5)
-    .waits(),
-    Entry::new(Class::Asynchronous, 426, "io_uring_enter", &[Own(events::io_uring_enter)]).waits(),
+    .masked_by(5),
+    Entry::new(Class::Asynchronous, 426, "io_uring_enter", &[Own(events::io_uring_enter)]),
     Entry::new(Class::Asynchronous, 427, "io_uring_register", &[Own(events::io_uring_register)]),
     Entry::new(Class::Descriptor, 436, "close_range", &[]),
     Entry::new(
@@ -132,7 +126,6 @@ pub(super) const CALLS: &[Entry] = &[
         "epoll_pwait2",
         &[Out(1, IntItems(2, EPOLL_EVENT)), In(3, Bytes(TIMESPEC)), In(4, Bytes(8))],
     )
-    .masked_by(4)
-    .waits(),
+    .masked_by(4),
     plain(451, "cachestat", &[In(1, Bytes(CACHESTAT_RANGE)), Out(2, Bytes(CACHESTAT))]),
 ];

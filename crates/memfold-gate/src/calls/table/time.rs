@@ -6,7 +6,7 @@ use crate::calls::entry::plain;
 use crate::calls::sizes::*;
 
 pub(super) const CALLS: &[Entry] = &[
-    plain(35, "nanosleep", &[In(0, Bytes(TIMESPEC)), Out(1, Bytes(TIMESPEC))]).waits(),
+    plain(35, "nanosleep", &[In(0, Bytes(TIMESPEC)), Out(1, Bytes(TIMESPEC))]),
     plain(36, "getitimer", &[Out(1, Bytes(ITIMERVAL))]),
     plain(37, "alarm", &[]),
     plain(38, "setitimer", &[In(1, Bytes(ITIMERVAL)), Out(2, Bytes(ITIMERVAL))]),
@@ -23,7 +23,7 @@ pub(super) const CALLS: &[Entry] = &[
     plain(227, "clock_settime", &[In(1, Bytes(TIMESPEC))]),
     plain(228, "clock_gettime", &[Out(1, Bytes(TIMESPEC))]),
     plain(229, "clock_getres", &[Out(1, Bytes(TIMESPEC))]),
-    plain(230, "clock_nanosleep", &[In(2, Bytes(TIMESPEC)), Out(3, Bytes(TIMESPEC))]).waits(),
+    plain(230, "clock_nanosleep", &[In(2, Bytes(TIMESPEC)), Out(3, Bytes(TIMESPEC))]),
     plain(283, "timerfd_create", &[]),
     plain(286, "timerfd_settime", &[In(2, Bytes(ITIMERSPEC)), Out(3, Bytes(ITIMERSPEC))]),
     plain(287, "timerfd_gettime", &[Out(1, Bytes(ITIMERSPEC))]),

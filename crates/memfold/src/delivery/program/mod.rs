@@ -5,8 +5,6 @@
 //! was applied. A fault that can't be resolved while an event waits stays with its handler, which
 //! reads and applies events until it can.
 mod waker;
-mod keep;
-mod contest;
 pub(crate) mod duty;
 mod adopt;
 mod serve;
@@ -48,13 +46,6 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// To be called by a thread of the program that is about to make a thread or a process, to
-    /// execute a program, or to ask for or set the CPUs of a thread: a thread that is kept on one
-    /// CPU is let go, and for a second none is kept.
-    pub fn release_cpu(&self) {
-        self.duty.release();
-    }
-
     /// Whether something of the program has been registered.
     pub fn has_begun(&self) -> bool {
         self.begun.load(Relaxed)

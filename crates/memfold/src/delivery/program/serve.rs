@@ -33,9 +33,7 @@ struct Start {
 }
 
 impl Watcher {
-    /// For the events and faults of `uffd` (non-blocking, with the events enabled). With `keeps`, a
-    /// thread that faults all the time is kept on one CPU for short times: see
-    /// [`Watcher::release_cpu`].
+    /// For the events and faults of `uffd` (non-blocking, with the events enabled).
     ///
     /// # Errors
     /// Registering failed.
@@ -44,7 +42,6 @@ impl Watcher {
         uffd: &Arc<Uffd>,
         pagemap: &Arc<Pagemap>,
         area_of: AreaOf,
-        keeps: bool,
     ) -> Result<&'static Watcher, Errno> {
         let probe = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
         // SAFETY: the zone is the engine's own; its one page is made before anybody touches it.
@@ -56,7 +53,7 @@ impl Watcher {
             pager: pager.clone(),
             uffd: uffd.clone(),
             pagemap: pagemap.clone(),
-            duty: Duty::new(uffd, keeps),
+            duty: Duty::new(uffd),
             probe,
             area_of,
             begun: AtomicBool::new(false),

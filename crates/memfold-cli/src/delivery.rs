@@ -1,0 +1,74 @@
+//! Who serves the faults of a run: the gate wherever it can be had, else handler threads.
+use crate::failure::Failure;
+use memfold::config::{Config, Delivery};
+use memfold_sys::probe;
+use memfold_sys::uffd::{OpenError, Uffd, feature};
+
+/// What handler threads need of userfaultfd.
+pub const THREAD_FEATURES: u64 =
+    feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
+
+/// What it is for a run where nothing is asked for.
+pub fn by_default(config: &Config) -> Delivery {
+    // The gate can't be had with a swap file yet.
+    match config.swap {
+        None if cfg!(target_arch = "x86_64") => Delivery::Gate,
+        _ => Delivery::Thread,
+    }
+}
+
+/// Where the gate is wanted and can't be had, makes it handler threads, and returns the line that
+/// says so and why.
+///
+/// # Errors
+/// Nor can those be had: status 125, with both reasons.
+pub fn settle(config: &mut Config) -> Result<Option<String>, Failure> {
+    let Delivery::Gate = config.delivery else {
+        return can_have_threads().map(|()| None).map_err(|e| {
+            let gate = match can_have_gate() {
+                Ok(()) => "; without --delivery thread and --swap no permission is needed here",
+                Err(_) => "",
+            };
+            Failure::own(format!("{e}{gate}"))
+        });
+    };
+    let Err(why) = can_have_gate() else { return Ok(None) };
+    match can_have_threads() {
+        Ok(()) => {
+            config.delivery = Delivery::Thread;
+            Ok(Some(format!(
+                "warning: faults are served by handler threads (--delivery thread), which is slower, as the gate can't \
+                 be had here: {why}"
+            )))
+        }
+        Err(e) if e.to_string() == why => Err(Failure::own(why)),
+        Err(e) => Err(Failure::own(format!("the gate can't be had here: {why}; and {e}"))),
+    }
+}
+
+/// Whether a program can be served by the gate: tried in this process, which the program will be
+/// alike.
+///
+/// # Errors
+/// What is lacking.
+pub fn can_have_gate() -> Result<(), String> {
+    if !cfg!(target_arch = "x86_64") {
+        return Err("it is for x86-64".to_string());
+    }
+    if !probe::dispatches() {
+        return Err(
+            "no Syscall User Dispatch (Linux 5.11), or a sandbox hides it (gVisor has none)".into(),
+        );
+    }
+    Uffd::open(feature::MOVE | feature::SIGBUS, true).map_err(|e| e.to_string())?;
+    probe::queries_maps().map_err(|e| format!("PROCMAP_QUERY (Linux 6.11, with /proc): {e}"))
+}
+
+/// Whether this user may have faults served that happen inside system calls, as handler threads
+/// need.
+///
+/// # Errors
+/// Not so.
+pub fn can_have_threads() -> Result<(), OpenError> {
+    Uffd::open(THREAD_FEATURES, false).map(drop)
+}

@@ -1,0 +1,343 @@
+/* What programs do that is hard to get right below them. */
+#include "common.h"
+#include <dlfcn.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <ucontext.h>
+
+static const size_t LEN = 48 * MIB;
+static char *memory;
+
+static void folded(void) {
+    memory = map(LEN);
+    fill(memory, LEN, 1);
+    push_out(memory, LEN);
+}
+
+/* Five processes share what was folded, each writes to a part of its own, and all fold it again. */
+static void five(void) {
+    folded();
+    enum { CHILDREN = 4 };
+    int go[2], ready[2];
+    pid_t pids[CHILDREN];
+    NEED(pipe(go) == 0 && pipe(ready) == 0);
+    for (int i = 0; i < CHILDREN; i++) {
+        NEED((pids[i] = fork()) >= 0);
+        if (pids[i]) continue;
+        char c;
+        close(go[1]);
+        check(memory, LEN, 1);
+        NEED(write(ready[1], "r", 1) == 1 && read(go[0], &c, 1) == 0);
+        for (int round = 0; round < 3; round++) {
+            char *part = memory + i * 8 * MIB;
+            fill_from(part, 8 * MIB, 10 + round, i * 8 * MIB / PAGE);
+            char *more = map(16 * MIB);
+            fill(more, 16 * MIB, 5);
+            check_from(memory, i * 8 * MIB, 1, 0);
+            check_from(part, 8 * MIB, 10 + round, i * 8 * MIB / PAGE);
+            check_from(part + 8 * MIB, LEN - (i + 1) * 8 * MIB, 1, (i + 1) * 8 * MIB / PAGE);
+            check(more, 16 * MIB, 5);
+            NEED(munmap(more, 16 * MIB) == 0);
+        }
+        _exit(10 + i);
+    }
+    for (int i = 0; i < CHILDREN; i++) {
+        char c;
+        NEED(read(ready[0], &c, 1) == 1);
+    }
+    close(go[1]);
+    fill(memory + 40 * MIB, 8 * MIB, 3);
+    check(memory, 40 * MIB, 1);
+    for (int i = 0; i < CHILDREN; i++) NEED(WEXITSTATUS(wait_for(pids[i])) == 10 + i);
+    push_out(memory, LEN);
+    check(memory, 40 * MIB, 1);
+    check(memory + 40 * MIB, 8 * MIB, 3);
+}
+
+enum { LOCKS = 200 };
+struct lock {
+    pthread_mutex_t mutex;
+    char rest[2 * PAGE - sizeof(pthread_mutex_t)];
+};
+static struct lock *locks;
+static pthread_barrier_t both;
+
+static void *own_and_end(void *how) {
+    for (int i = 0; i < LOCKS; i++) {
+        int owned = pthread_mutex_lock(&locks[i].mutex);
+        NEED(owned == 0 || (owned == EOWNERDEAD && !pthread_mutex_consistent(&locks[i].mutex)));
+    }
+    pthread_barrier_wait(&both);
+    pthread_barrier_wait(&both);
+    if (how) pthread_exit(NULL);
+    return NULL;
+}
+
+/* The kernel walks the list of locks of a thread that ends, and marks each: all of them are folded. */
+static void robust(void) {
+    folded();
+    locks = (struct lock *)map(LOCKS * sizeof *locks);
+    pthread_mutexattr_t about;
+    NEED(!pthread_mutexattr_init(&about) && !pthread_mutexattr_setrobust(&about, PTHREAD_MUTEX_ROBUST));
+    for (int i = 0; i < LOCKS; i++) NEED(!pthread_mutex_init(&locks[i].mutex, &about));
+    NEED(!pthread_barrier_init(&both, NULL, 2));
+    for (long round = 0; round < 4; round++) {
+        pthread_t thread;
+        NEED(!pthread_create(&thread, NULL, own_and_end, (void *)(round & 1)));
+        pthread_barrier_wait(&both);
+        for (int i = 0; i < 3; i++) fill(filler, 48 * MIB, i);
+        pthread_barrier_wait(&both);
+        NEED(!pthread_join(thread, NULL));
+        for (int i = 0; i < LOCKS; i++) {
+            NEED(pthread_mutex_lock(&locks[i].mutex) == EOWNERDEAD && !pthread_mutex_consistent(&locks[i].mutex));
+            NEED(!pthread_mutex_unlock(&locks[i].mutex));
+        }
+    }
+    check(memory, LEN, 1);
+}
+
+static volatile int stop;
+static char *discarded;
+static const size_t DISCARDED = 8 * MIB;
+
+static void *discard(void *arg) {
+    for (uint64_t i = 0; !stop; i++) {
+        NEED(madvise(discarded + i % 8 * MIB, MIB, MADV_DONTNEED) == 0);
+        *(uint64_t *)(discarded + mix(i) % (DISCARDED / PAGE) * PAGE) = 7;
+    }
+    return NULL;
+}
+
+static void *visit(void *arg) {
+    for (uint64_t i = 0, at = (uintptr_t)arg; i < 60; i++, at = mix(at)) {
+        size_t page = at % (LEN / PAGE);
+        check_from(memory + page * PAGE, PAGE, 1, page);
+        uint64_t seen = *(volatile uint64_t *)(discarded + at % (DISCARDED / PAGE) * PAGE);
+        NEED(seen == 0 || seen == 7);
+    }
+    return NULL;
+}
+
+/* Three hundred threads on folded pages beside one that discards, on one CPU. */
+static void crowd(void) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    NEED(sched_setaffinity(0, sizeof one, &one) == 0);
+    folded();
+    discarded = map(DISCARDED);
+    enum { THREADS = 300 };
+    pthread_t thread[THREADS], other;
+    NEED(!pthread_create(&other, NULL, discard, NULL));
+    for (uintptr_t i = 0; i < THREADS; i++) NEED(!pthread_create(&thread[i], NULL, visit, (void *)(i + 1)));
+    for (int i = 0; i < THREADS; i++) NEED(!pthread_join(thread[i], NULL));
+    stop = 1;
+    NEED(!pthread_join(other, NULL));
+    check(memory, LEN, 1);
+}
+
+static const char LIBRARY[] =
+    "#include <pthread.h>\n#include <string.h>\n#include <stdlib.h>\n"
+    "static char *blocks[64];\nint ran;\n"
+    "static void *work(void *arg) { long n = (long)arg; blocks[n] = malloc(300000); memset(blocks[n], n, 300000);"
+    " __atomic_fetch_add(&ran, 1, __ATOMIC_SEQ_CST); return 0; }\n"
+    "static pthread_t thread[64];\n"
+    "__attribute__((constructor)) static void begin(void) { for (long i = 0; i < 64; i++) if (pthread_create(&thread[i], 0, work, (void *)i)) abort(); }\n"
+    "int check(void) { for (long i = 0; i < 64; i++) { pthread_join(thread[i], 0);"
+    " for (int k = 0; k < 300000; k++) if (blocks[i][k] != i) return -1; } return ran; }\n";
+
+/* A library whose constructor starts threads, loaded while all is folded. */
+static void constructor(void) {
+    char name[64] = "/tmp/memfold-library-XXXXXX", text[256];
+    NEED(mkdtemp(name));
+    size_t end = strlen(name);
+    strcpy(name + end, "/l.c");
+    FILE *f = fopen(name, "w");
+    NEED(f && fputs(LIBRARY, f) >= 0 && fclose(f) == 0);
+    name[end] = 0;
+    snprintf(text, sizeof text, "cc -shared -fPIC -pthread -o %s/l.so %s/l.c", name, name);
+    NEED(system(text) == 0);
+    folded();
+    strcpy(name + end, "/l.so");
+    void *library = dlopen(name, RTLD_NOW);
+    NEED(library);
+    int (*its_check)(void) = dlsym(library, "check");
+    push_out(memory, LEN);
+    NEED(its_check && its_check() == 64);
+    check(memory, LEN, 1);
+    unlink(name);
+    strcpy(name + end, "/l.c");
+    unlink(name);
+    name[end] = 0;
+    rmdir(name);
+}
+
+static volatile long forked, failed_children;
+
+static void fork_here(int signal) {
+    int saved = errno, status;
+    pid_t pid = _Fork();
+    if (pid == 0) {
+        size_t page = mix(forked) % (LEN / PAGE);
+        check_from(memory + page * PAGE, PAGE, 1, page);
+        _exit(0);
+    }
+    if (pid > 0) forked++;
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) failed_children += status != 0;
+    errno = saved;
+}
+
+/* A handler that forks, a thousand times a second if it gets so far. */
+static void fork_in_handler(void) {
+    folded();
+    struct sigaction action = {.sa_handler = fork_here, .sa_flags = SA_RESTART};
+    NEED(sigaction(SIGALRM, &action, NULL) == 0);
+    struct itimerval often = {{0, 1000}, {0, 1000}}, never = {{0, 0}, {0, 0}};
+    NEED(setitimer(ITIMER_REAL, &often, NULL) == 0);
+    char *other = map(8 * MIB);
+    for (int round = 0; forked < 300; round++) {
+        fill(other, 8 * MIB, round);
+        free(malloc(200000));
+        check_from(memory + round % 6 * 8 * MIB, 8 * MIB, 1, round % 6 * 8 * MIB / PAGE);
+        check(other, 8 * MIB, round);
+    }
+    NEED(setitimer(ITIMER_REAL, &never, NULL) == 0);
+    int status;
+    while (wait(&status) > 0 || errno == EINTR) failed_children += status != 0;
+    NEED(failed_children == 0);
+    check(memory, LEN, 1);
+}
+
+static void *fill_and_check(void *arg) {
+    char *own = map(4 * MIB);
+    for (int i = 0; i < 20; i++) {
+        fill(own, 4 * MIB, (uintptr_t)arg + i);
+        check(own, 4 * MIB, (uintptr_t)arg + i);
+        check_from(memory + i % 6 * 8 * MIB, 8 * MIB, 1, i % 6 * 8 * MIB / PAGE);
+    }
+    return NULL;
+}
+
+/* A filter for all threads, memfold's too: what it allows goes on, and what it refuses is refused. */
+static void filter_for_all(void) {
+    folded();
+    pthread_t thread[8];
+    for (uintptr_t i = 0; i < 4; i++) NEED(!pthread_create(&thread[i], NULL, fill_and_check, (void *)(i * 100)));
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getppid, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EXDEV),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mount, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof code / sizeof *code, code};
+    NEED(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    NEED(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter) == 0);
+    NEED(syscall(SYS_getppid) == -1 && errno == EXDEV);
+    for (uintptr_t i = 4; i < 8; i++) NEED(!pthread_create(&thread[i], NULL, fill_and_check, (void *)(i * 100)));
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        NEED(syscall(SYS_getppid) == -1 && errno == EXDEV);
+        check(memory, LEN, 1);
+        fill(memory, LEN, 2);
+        check(memory, LEN, 2);
+        syscall(SYS_mount, 0, 0, 0, 0, 0);
+        _exit(1);
+    }
+    int status = wait_for(pid);
+    NEED(WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS);
+    for (int i = 0; i < 8; i++) NEED(!pthread_join(thread[i], NULL));
+    check(memory, LEN, 1);
+}
+
+enum { COROUTINES = 200, ROUNDS = 15, STACK = 64 << 10 };
+static ucontext_t home, each[COROUTINES];
+static volatile long ticks;
+static long ended;
+
+static void tick(int signal, siginfo_t *info, void *context) {
+    char local[600];
+    memset(local, signal, sizeof local);
+    ticks += local[(unsigned)ticks % sizeof local] == SIGALRM;
+}
+
+static void coroutine(int self) {
+    char local[20000];
+    double sum = 0;
+    memset(local, self, sizeof local);
+    for (int i = 0; i < ROUNDS; i++) {
+        sum += self * 0.5;
+        if (i % 4 == 0) getppid();
+        swapcontext(&each[self], &home);
+        for (unsigned j = 0; j < sizeof local; j++) NEED(local[j] == (char)self);
+        NEED(sum == (i + 1) * (self * 0.5));
+    }
+    ended++;
+}
+
+/* Stacks of coroutines in the heap are folded, and signals arrive on them. */
+static void coroutines(void) {
+    folded();
+    char *stacks = malloc(COROUTINES * (size_t)STACK);
+    NEED(stacks);
+    for (int i = 0; i < COROUTINES; i++) {
+        getcontext(&each[i]);
+        each[i].uc_stack.ss_sp = stacks + i * (size_t)STACK;
+        each[i].uc_stack.ss_size = STACK;
+        each[i].uc_link = &home;
+        makecontext(&each[i], (void (*)(void))coroutine, 1, i);
+    }
+    struct sigaction action = {.sa_sigaction = tick, .sa_flags = SA_SIGINFO | SA_RESTART};
+    NEED(sigaction(SIGALRM, &action, NULL) == 0);
+    struct itimerval often = {{0, 1000}, {0, 1000}}, never = {{0, 0}, {0, 0}};
+    NEED(setitimer(ITIMER_REAL, &often, NULL) == 0);
+    for (int round = 0; round <= ROUNDS; round++) {
+        for (int i = 0; i < COROUTINES; i++) swapcontext(&home, &each[i]);
+        check_from(memory + round % 3 * 16 * MIB, 16 * MIB, 1, round % 3 * 16 * MIB / PAGE);
+    }
+    NEED(setitimer(ITIMER_REAL, &never, NULL) == 0);
+    NEED(ended == COROUTINES && ticks > 10);
+    check(memory, LEN, 1);
+}
+
+/* A crash is a crash, with a core dump or without. */
+static void crash(void) {
+    folded();
+    char directory[] = "/tmp/memfold-crash-XXXXXX";
+    NEED(mkdtemp(directory) && chdir(directory) == 0);
+    for (int way = 0; way < 4; way++) {
+        pid_t pid = fork();
+        NEED(pid >= 0);
+        if (pid == 0) {
+            struct rlimit core = {way & 1 ? RLIM_INFINITY : 0, way & 1 ? RLIM_INFINITY : 0};
+            (void)setrlimit(RLIMIT_CORE, &core);
+            check(memory, LEN / 4, 1);
+            if (way < 2) *(volatile int *)8 = 1;
+            abort();
+        }
+        int status = wait_for(pid);
+        NEED(WIFSIGNALED(status) && WTERMSIG(status) == (way < 2 ? SIGSEGV : SIGABRT));
+    }
+    NEED(system("rm -f core*") == 0 && chdir("/") == 0 && rmdir(directory) == 0);
+    check(memory, LEN, 1);
+}
+
+int main(int argc, char **argv) {
+    static const struct test all[] = {
+        {"five", five},
+        {"robust", robust},
+        {"crowd", crowd},
+        {"constructor", constructor},
+        {"handler", fork_in_handler},
+        {"filter", filter_for_all},
+        {"coroutines", coroutines},
+        {"crash", crash},
+    };
+    return RUN_NAMED(argc, argv, all);
+}

@@ -1,0 +1,293 @@
+/* Calls on buffers that are far larger than what may be in memory. */
+#include "common.h"
+#include <poll.h>
+#include <sys/resource.h>
+
+static const size_t LEN = 256 * MIB;
+static char *from, *to;
+
+/* The bytes of a pattern, a little at a time, in memory that is not folded. */
+static __thread char window[64 << 10];
+
+static void *pour(void *arg) {
+    int fd = *(int *)arg;
+    for (size_t at = 0; at < LEN; at += sizeof window) {
+        fill_from(window, sizeof window, 1, at / PAGE);
+        for (size_t done = 0; done < sizeof window;) {
+            ssize_t n = write(fd, window + done, sizeof window - done);
+            NEED(n > 0);
+            done += n;
+        }
+    }
+    return NULL;
+}
+
+static void *drain(void *arg) {
+    int fd = *(int *)arg;
+    for (size_t at = 0; at < LEN; at += sizeof window) {
+        for (size_t done = 0; done < sizeof window;) {
+            ssize_t n = read(fd, window + done, sizeof window - done);
+            NEED(n > 0);
+            done += n;
+        }
+        check_from(window, sizeof window, 1, at / PAGE);
+    }
+    return NULL;
+}
+
+static int file(void) {
+    char name[] = "/tmp/memfold-large-XXXXXX";
+    int fd = mkstemp(name);
+    NEED(fd >= 0 && unlink(name) == 0);
+    return fd;
+}
+
+static void fresh(void) {
+    NEED(madvise(to, LEN, MADV_DONTNEED) == 0);
+}
+
+static void begin(void) {
+    from = map(LEN);
+    to = map(LEN);
+    fill(from, LEN, 1);
+}
+
+static void files(void) {
+    begin();
+    int fd = file();
+    NEED(write(fd, from, LEN) == (ssize_t)LEN);
+    NEED(lseek(fd, 0, SEEK_CUR) == (off_t)LEN);
+    NEED(read(fd, to, LEN) == 0 && lseek(fd, 0, SEEK_CUR) == (off_t)LEN);
+    NEED(lseek(fd, 3 * PAGE, SEEK_SET) == 3 * PAGE);
+    NEED(read(fd, to, LEN) == (ssize_t)(LEN - 3 * PAGE) && lseek(fd, 0, SEEK_CUR) == (off_t)LEN);
+    check_from(to, LEN - 3 * PAGE, 1, 3);
+    fresh();
+    NEED(pread(fd, to, LEN, 0) == (ssize_t)LEN && lseek(fd, 0, SEEK_CUR) == (off_t)LEN);
+    check(to, LEN, 1);
+    fresh();
+    /* Parts of many sizes, some of them nothing. */
+    struct iovec parts[100];
+    size_t at = 0;
+    for (int i = 0; i < 100; i++) {
+        size_t len = i % 7 == 3 ? 0 : i % 5 == 1 ? 8 : i == 99 ? LEN - at : (2 * MIB + i * 8 * PAGE + 16);
+        parts[i] = (struct iovec){to + at, len};
+        at += len;
+    }
+    NEED(at == LEN);
+    NEED(lseek(fd, 0, SEEK_SET) == 0 && readv(fd, parts, 100) == (ssize_t)LEN);
+    check(to, LEN, 1);
+    NEED(ftruncate(fd, 0) == 0 && pwritev(fd, parts, 100, 5 * PAGE) == (ssize_t)LEN);
+    fresh();
+    NEED(preadv(fd, parts, 100, 5 * PAGE) == (ssize_t)LEN);
+    check(to, LEN, 1);
+    /* The end of the buffer can't be read, or not written: as much as comes before it. */
+    NEED(mprotect(to + LEN / 2, PAGE, PROT_NONE) == 0);
+    NEED(pread(fd, to, LEN, 5 * PAGE) == (ssize_t)(LEN / 2));
+    NEED(lseek(fd, 5 * PAGE, SEEK_SET) > 0 && read(fd, to, LEN) == (ssize_t)(LEN / 2));
+    NEED(lseek(fd, 0, SEEK_CUR) == (off_t)(5 * PAGE + LEN / 2));
+    NEED(read(fd, to + LEN / 2, LEN / 2) == -1 && errno == EFAULT);
+    NEED(pread(fd, to, LEN, -1) == -1 && errno == EINVAL && preadv(fd, parts, 100, -1) == -1 && errno == EINVAL);
+    close(fd);
+    /* Direct, where the file system does it. */
+    char name[] = "/tmp/memfold-direct-XXXXXX";
+    fd = mkostemp(name, O_DIRECT);
+    if (fd >= 0) {
+        NEED(unlink(name) == 0 && write(fd, from, LEN) == (ssize_t)LEN);
+        NEED(mprotect(to + LEN / 2, PAGE, PROT_READ | PROT_WRITE) == 0);
+        fresh();
+        NEED(pread(fd, to, LEN, 0) == (ssize_t)LEN);
+        check(to, LEN, 1);
+    }
+}
+
+static int shared_fd;
+static size_t records[4];
+
+/* Each read of the shared offset gives one record, whole. */
+static void *records_of(void *arg) {
+    size_t own = (uintptr_t)arg;
+    char *at = to + own * 64 * MIB;
+    for (ssize_t n; (n = read(shared_fd, at, 4 * MIB)) != 0; at += n) {
+        NEED(n == 4 * MIB);
+        records[own]++;
+    }
+    return NULL;
+}
+
+static void shared_offset(void) {
+    begin();
+    shared_fd = file();
+    NEED(write(shared_fd, from, 64 * MIB) == 64 * MIB && lseek(shared_fd, 0, SEEK_SET) == 0);
+    pthread_t thread[4];
+    for (long i = 0; i < 4; i++) NEED(!pthread_create(&thread[i], NULL, records_of, (void *)i));
+    for (int i = 0; i < 4; i++) NEED(!pthread_join(thread[i], NULL));
+    size_t all = 0;
+    for (int i = 0; i < 4; i++) {
+        all += records[i];
+        for (size_t r = 0; r < records[i]; r++) {
+            char *at = to + i * 64 * MIB + r * 4 * MIB;
+            size_t n = 0;
+            while (n < 16 && memcmp(at, from + n * 4 * MIB, 64)) n++;
+            NEED(n < 16);
+            check_from(at, 4 * MIB, 1, n * 4 * MIB / PAGE);
+        }
+    }
+    NEED(all == 16 && lseek(shared_fd, 0, SEEK_CUR) == 64 * MIB);
+}
+
+static void pipes(void) {
+    begin();
+    int ends[2];
+    pthread_t thread;
+    NEED(pipe(ends) == 0 && !pthread_create(&thread, NULL, drain, &ends[0]));
+    NEED(write(ends[1], from, LEN) == (ssize_t)LEN);
+    NEED(!pthread_join(thread, NULL));
+    NEED(!pthread_create(&thread, NULL, pour, &ends[1]));
+    for (size_t done = 0; done < LEN;) {
+        ssize_t n = read(ends[0], to + done, LEN - done);
+        NEED(n > 0);
+        done += n;
+    }
+    NEED(!pthread_join(thread, NULL));
+    check(to, LEN, 1);
+    /* One read takes all that is there, as large as the pipe is. */
+    long size = fcntl(ends[1], F_SETPIPE_SZ, MIB);
+    NEED(size >= (long)MIB && write(ends[1], from, MIB) == MIB);
+    fresh();
+    NEED(read(ends[0], to, LEN) == MIB);
+    check(to, MIB, 1);
+    NEED(fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0 && fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0);
+    NEED(read(ends[0], to, LEN) == -1 && errno == EAGAIN);
+    ssize_t n = write(ends[1], from, LEN);
+    NEED(n > 0 && n <= (ssize_t)size && write(ends[1], from, LEN) == -1 && errno == EAGAIN);
+    NEED(read(ends[0], to, LEN) == n);
+    check(to, n, 1);
+    signal(SIGPIPE, SIG_IGN);
+    close(ends[0]);
+    NEED(write(ends[1], from, LEN) == -1 && errno == EPIPE);
+}
+
+static void sockets(void) {
+    begin();
+    int pair[2];
+    pthread_t thread;
+    NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0 && !pthread_create(&thread, NULL, drain, &pair[0]));
+    NEED(send(pair[1], from, LEN, 0) == (ssize_t)LEN);
+    NEED(!pthread_join(thread, NULL));
+    NEED(!pthread_create(&thread, NULL, drain, &pair[0]));
+    struct iovec parts[2] = {{from, LEN / 2 + 24}, {from + LEN / 2 + 24, LEN / 2 - 24}};
+    NEED(writev(pair[1], parts, 2) == (ssize_t)LEN);
+    NEED(!pthread_join(thread, NULL));
+    NEED(!pthread_create(&thread, NULL, pour, &pair[0]));
+    for (size_t done = 0; done < LEN;) {
+        ssize_t n = recv(pair[1], to + done, LEN - done, 0);
+        NEED(n > 0);
+        done += n;
+    }
+    NEED(!pthread_join(thread, NULL));
+    check(to, LEN, 1);
+    fresh();
+    NEED(!pthread_create(&thread, NULL, pour, &pair[0]));
+    NEED(recv(pair[1], to, LEN, MSG_WAITALL) == (ssize_t)LEN);
+    NEED(!pthread_join(thread, NULL));
+    check(to, LEN, 1);
+    NEED(recv(pair[1], to, LEN, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+    /* A signal ends a send with what it has sent, and raises no error. */
+    ssize_t n = send(pair[1], from, LEN, MSG_DONTWAIT);
+    NEED(n > 0 && send(pair[1], from, LEN, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+    close(pair[0]);
+    signal(SIGPIPE, SIG_IGN);
+    NEED(send(pair[1], from, LEN, 0) == -1 && errno == EPIPE);
+}
+
+static volatile int alarms;
+static void on_alarm(int signal) { alarms++; }
+
+/* Signals end no call on a file, and others with what they have done. */
+static void interrupted(void) {
+    begin();
+    for (int flags = 0; flags <= SA_RESTART; flags += SA_RESTART) {
+        struct sigaction action = {.sa_handler = on_alarm, .sa_flags = flags};
+        NEED(sigaction(SIGALRM, &action, NULL) == 0);
+        struct itimerval often = {{0, 700}, {0, 700}}, never = {{0, 0}, {0, 0}};
+        NEED(setitimer(ITIMER_REAL, &often, NULL) == 0);
+        int fd = file();
+        for (size_t done = 0; done < LEN;) {
+            ssize_t n = write(fd, from + done, LEN - done);
+            NEED(n == (ssize_t)(LEN - done));
+            done += n;
+        }
+        NEED(pread(fd, to, LEN, 0) == (ssize_t)LEN);
+        int ends[2];
+        pthread_t thread;
+        sigset_t block, before;
+        sigfillset(&block);
+        NEED(pipe(ends) == 0 && pthread_sigmask(SIG_SETMASK, &block, &before) == 0);
+        NEED(!pthread_create(&thread, NULL, drain, &ends[0]));
+        NEED(pthread_sigmask(SIG_SETMASK, &before, NULL) == 0);
+        for (size_t done = 0; done < LEN;) {
+            ssize_t n = write(ends[1], from + done, LEN - done);
+            NEED(n > 0 || (n == -1 && errno == EINTR && !flags));
+            if (n > 0) done += n;
+        }
+        NEED(setitimer(ITIMER_REAL, &never, NULL) == 0);
+        NEED(!pthread_join(thread, NULL));
+        check(to, LEN, 1);
+        fresh();
+        close(fd), close(ends[0]), close(ends[1]);
+    }
+    NEED(alarms > 10);
+}
+
+enum { READERS = 100 };
+static int quiet[2];
+static pthread_barrier_t waiting;
+
+static void *reader(void *arg) {
+    char *buffer = to + (uintptr_t)arg * MIB;
+    pthread_barrier_wait(&waiting);
+    ssize_t n = read(quiet[0], buffer, MIB);
+    NEED(n == 0 || n == 1);
+    return NULL;
+}
+
+/* A hundred threads wait for input with a large buffer each, and all else is folded beside them. */
+static void readers(void) {
+    begin();
+    fill(to, LEN, 2);
+    pthread_t thread[READERS];
+    NEED(pipe(quiet) == 0 && !pthread_barrier_init(&waiting, NULL, READERS + 1));
+    for (long i = 0; i < READERS; i++) NEED(!pthread_create(&thread[i], NULL, reader, (void *)i));
+    pthread_barrier_wait(&waiting);
+    for (int i = 0; i < 3; i++) check(from, LEN, 1);
+    check_from(to + PAGE, LEN - PAGE, 2, 1);
+    NEED(write(quiet[1], "x", 1) == 1);
+    close(quiet[1]);
+    for (int i = 0; i < READERS; i++) NEED(!pthread_join(thread[i], NULL));
+}
+
+/* One message is one call: past the limit, but whole. */
+static void messages(void) {
+    begin();
+    int pair[2], size = 64 * MIB;
+    NEED(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
+    NEED(setsockopt(pair[0], SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof size) == 0);
+    NEED(send(pair[0], from, 2 * MIB, 0) == 2 * MIB);
+    NEED(recv(pair[1], to, LEN, 0) == 2 * MIB);
+    check(to, 2 * MIB, 1);
+    /* Appended by one call. */
+    char name[] = "/tmp/memfold-large-XXXXXX";
+    int fd = mkostemp(name, O_APPEND);
+    NEED(fd >= 0 && unlink(name) == 0 && write(fd, from, 24 * MIB) == 24 * MIB);
+    fresh();
+    NEED(pread(fd, to, LEN, 0) == 24 * MIB);
+    check(to, 24 * MIB, 1);
+}
+
+int main(int argc, char **argv) {
+    static const struct test all[] = {
+        {"files", files},     {"offset", shared_offset}, {"pipes", pipes},       {"sockets", sockets},
+        {"signals", interrupted}, {"readers", readers},  {"messages", messages},
+    };
+    return RUN_NAMED(argc, argv, all);
+}

@@ -1,0 +1,205 @@
+/* Processes that shut themselves in, and fork then: without privileges, files, descriptors or calls that memfold could use. */
+#include "common.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <stddef.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/sysinfo.h>
+
+static const size_t LEN = 64 * MIB;
+static char *memory, *closed, *constant;
+
+/* Pages in memory, where there is no /proc to ask: nothing is swapped out here. */
+static size_t resident(char *at, size_t len) {
+    static unsigned char there[64 * MIB / PAGE];
+    size_t n = 0;
+    NEED(len <= 64 * MIB && mincore(at, len, there) == 0);
+    for (size_t i = 0; i < len / PAGE; i++) n += there[i] & 1;
+    return n * PAGE;
+}
+
+static void folded(void) {
+    memory = map(LEN);
+    closed = map(2 * MIB);
+    constant = map(2 * MIB);
+    fill(closed, 2 * MIB, 2);
+    fill(constant, 2 * MIB, 3);
+    fill(memory, LEN, 1);
+    push_out(memory, LEN);
+    NEED(mprotect(closed, 2 * MIB, PROT_NONE) == 0);
+    NEED(mprotect(constant, 2 * MIB, PROT_READ) == 0);
+}
+
+/* What a child does to its memory, and whether it is folded still. */
+static void live(int is_managed) {
+    check(memory, LEN, 1);
+    check(constant, 2 * MIB, 3);
+    NEED(mprotect(closed, 2 * MIB, PROT_READ | PROT_WRITE) == 0);
+    check(closed, 2 * MIB, 2);
+    char *more = map(LEN);
+    fill(more, LEN, 4);
+    NEED(madvise(more + MIB, MIB, MADV_DONTNEED) == 0);
+    char *moved = mremap(more, LEN, LEN + MIB, MREMAP_MAYMOVE);
+    NEED(moved != MAP_FAILED);
+    fill_from(moved + MIB, MIB, 4, MIB / PAGE);
+    fill_from(moved + LEN, MIB, 4, LEN / PAGE);
+    fill(memory, LEN, 5);
+    check(moved, LEN + MIB, 4);
+    char *heap = malloc(9 * MIB);
+    NEED(heap);
+    memset(heap, 7, 9 * MIB);
+    check(memory, LEN, 5);
+    for (size_t i = 0; i < 9 * MIB; i++) NEED(heap[i] == 7);
+    /* 16 MiB may stay of it all. */
+    if (is_managed) NEED(resident(memory, LEN) + resident(moved, LEN) < 40 * MIB);
+}
+
+static void both(int is_managed) {
+    for (int round = 0; round < 2; round++) {
+        pid_t pid = fork();
+        NEED(pid >= 0);
+        if (pid == 0) {
+            pid_t grandchild = fork();
+            NEED(grandchild >= 0);
+            live(is_managed);
+            if (grandchild == 0) _exit(6);
+            NEED(WEXITSTATUS(wait_for(grandchild)) == 6);
+            _exit(5);
+        }
+        check(memory, LEN, 1);
+        int status = wait_for(pid);
+        NEED(WIFEXITED(status) && WEXITSTATUS(status) == 5);
+    }
+    check(memory, LEN, 1);
+    check(constant, 2 * MIB, 3);
+    NEED(mprotect(closed, 2 * MIB, PROT_READ) == 0);
+    check(closed, 2 * MIB, 2);
+}
+
+static void become_nobody(void) { NEED(setgid(65534) == 0 && setuid(65534) == 0); }
+
+static void after_setuid(void) {
+    folded();
+    become_nobody();
+    both(1);
+}
+
+static void not_dumpable(void) {
+    folded();
+    NEED(prctl(PR_SET_DUMPABLE, 0) == 0);
+    both(1);
+}
+
+static void shut_in(void) {
+    char directory[] = "/tmp/memfold-shut-XXXXXX";
+    NEED(mkdtemp(directory) && chdir(directory) == 0 && rmdir(directory) == 0 && chroot(".") == 0);
+}
+
+static void in_an_empty_root(void) {
+    folded();
+    shut_in();
+    both(1);
+    become_nobody();
+    both(1);
+}
+
+static void without_proc(void) {
+    folded();
+    NEED(unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
+    NEED(umount2("/proc", MNT_DETACH) == 0 && access("/proc/self", F_OK) < 0);
+    both(1);
+}
+
+/* Memory that is folded. */
+static void grow(void) {
+    memory = map(LEN);
+    fill(memory, LEN, 1);
+    for (int i = 0; i < 1000 && resident(memory, LEN) > 40 * MIB; i++) {
+        fill_from(memory, 16 * MIB, 1, 0);
+        usleep(5000);
+    }
+    NEED(resident(memory, LEN) <= 40 * MIB);
+    check(memory, LEN, 1);
+}
+
+/* Nothing was folded yet. */
+static void small(void) {
+    shut_in();
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        grow();
+        _exit(5);
+    }
+    NEED(WEXITSTATUS(wait_for(pid)) == 5);
+    grow();
+}
+
+/* Every number that may be used is used. */
+static void no_descriptor_left(void) {
+    folded();
+    while (dup(0) >= 0);
+    NEED(errno == EMFILE);
+    both(1);
+}
+
+static void forbid_userfaultfd(void) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof code / sizeof *code, code};
+    NEED(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    NEED(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
+}
+
+/* The child can't be managed: it has everything back. */
+static void filtered(void) {
+    folded();
+    become_nobody();
+    NEED(prctl(PR_SET_DUMPABLE, 1) == 0);
+    forbid_userfaultfd();
+    both(0);
+}
+
+static void filtered_in_an_empty_root(void) {
+    struct sysinfo about;
+    folded();
+    shut_in();
+    become_nobody();
+    forbid_userfaultfd();
+    NEED(sysinfo(&about) == 0);
+    /* Nobody can tell there what the kernel has swapped out: such a child is ended. */
+    if (!about.totalswap) both(0);
+}
+
+static void filtered_small(void) {
+    shut_in();
+    become_nobody();
+    forbid_userfaultfd();
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        memory = map(LEN);
+        fill(memory, LEN, 1);
+        check(memory, LEN, 1);
+        _exit(5);
+    }
+    NEED(WEXITSTATUS(wait_for(pid)) == 5);
+    grow();
+}
+
+int main(int argc, char **argv) {
+    static const struct test all[] = {
+        {"setuid", after_setuid},       {"dumpable", not_dumpable},    {"root", in_an_empty_root},
+        {"proc", without_proc},         {"small", small},              {"descriptors", no_descriptor_left},
+        {"filter", filtered},           {"filter_root", filtered_in_an_empty_root},
+        {"filter_small", filtered_small},
+    };
+    return RUN_NAMED(argc, argv, all);
+}
