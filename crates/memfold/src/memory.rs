@@ -219,6 +219,7 @@ impl Memory {
         let zone =
             Zone::reserve(len, MAX_BYTES).map_err(|e| Error::System("reserving a region", e))?;
         zone.keep_from_children();
+        zone.keep_from_merging();
         zone.show_in_dumps();
         let engine = self.engine.clone();
         let mut areas = engine.pager.areas.write();
@@ -288,7 +289,9 @@ impl Drop for Engine {
 /// In signal delivery, a system call that is given a folded part, or is to write to one that was only
 /// read since it was folded, fails with EFAULT: [`Region::pin`] it around the call.
 ///
-/// Contents are discarded by [`Region::discard`] only, not by `madvise`.
+/// Contents are discarded by [`Region::discard`] only, not by `madvise`. The kernel merges none of its
+/// pages with equal ones; in signal delivery the program must not ask for that later, by
+/// MADV_MERGEABLE or PR_SET_MEMORY_MERGE: writes would be lost.
 pub struct Region {
     /// Dropped by `drop`, but not in a child, which may have something else at its addresses.
     zone: ManuallyDrop<Zone>,
