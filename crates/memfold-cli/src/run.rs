@@ -308,11 +308,6 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
             "--batch: run needs 1: its threads are not there in children of fork",
         ));
     }
-    if config.delivery == Delivery::Gate && config.swap.is_some() {
-        return Err(Failure::own(
-            "--delivery: gate can't be had with --swap yet: leave it at thread",
-        ));
-    }
     if config.delivery == Delivery::Signal {
         return Err(Failure::own(
             "--delivery: run needs thread or gate: with signal, system calls given folded memory fail",

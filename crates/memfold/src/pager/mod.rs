@@ -34,6 +34,7 @@ use crate::quiesce::unshare::ToUnshare;
 use crate::stats::Stats;
 use crate::swap::Swap;
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::ops::Deref;
 use core::sync::atomic::AtomicPtr;
 use memfold_store::{CodecSpec, Store};
@@ -41,6 +42,7 @@ use memfold_sys::disk::Disk;
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::remote::Remote;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use memfold_sys::thread::errands::Errands;
 use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
 
@@ -105,6 +107,8 @@ pub struct Pager {
     pub(crate) queue: Queue,
     /// Faults that need the swap file or the remote store.
     pub(crate) reads: Reads,
+    /// In gate delivery: what threads of the program have the engine's do with file and store.
+    pub(crate) errands: Arc<Errands>,
     pub(crate) tally: Tally,
     pub(crate) quota: Quota,
     /// When a folio was last refused, nanoseconds.

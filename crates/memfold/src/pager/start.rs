@@ -23,6 +23,7 @@ use crate::swap::{Bounds, Swap};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::{String, ToString};
+use alloc::sync::Arc;
 use core::fmt::{Display, Formatter};
 use core::time::Duration;
 use memfold_store::{
@@ -35,6 +36,8 @@ use memfold_sys::memory::zone::Zone;
 use memfold_sys::remote::Remote;
 use memfold_sys::remote::socket::SocketRemote;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use memfold_sys::thread::bare;
+use memfold_sys::thread::errands::{Errands, Handed};
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
 /// Blocks that stay decompressed while single pages are asked for: see `address_space/fork.rs`.
@@ -144,6 +147,7 @@ impl Pager {
             recompress,
             queue: Queue::new(),
             reads: Reads::default(),
+            errands: Arc::new(Errands::new(bare::is_current)),
             tally: Tally::new(),
             quota: Quota::new(&config),
             refused_at: AtomicU64::new(0),
@@ -161,11 +165,17 @@ impl Pager {
             config,
         };
         if let Some(path) = &pager.config.swap {
-            let disk = parts.disk.map_or_else(|| open_disk(path), Ok)?;
-            let remote = match parts.remote {
+            let mut disk = parts.disk.map_or_else(|| open_disk(path), Ok)?;
+            let mut remote = match parts.remote {
                 Some(remote) => Some(remote),
                 None => open_remote(&pager.config)?,
             };
+            if pager.config.delivery == Delivery::Gate {
+                let errands = &pager.errands;
+                disk = Box::new(Handed::new(disk, errands.clone()));
+                let hand = |remote| Box::new(Handed::new(remote, errands.clone())) as Box<_>;
+                remote = remote.map(hand);
+            }
             pager.swap = Some(pager.make_swap(disk, remote)?);
         }
         Ok(pager)
