@@ -289,7 +289,7 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
             .map_err(|e| Failure::own(format!("--swap: {e}")))?;
     }
     if matches.get_one::<String>(DELIVERY).is_none() {
-        config.delivery = delivery::by_default(&config);
+        config.delivery = delivery::BY_DEFAULT;
     }
     config.check().map_err(Failure::own)?;
     let codec =

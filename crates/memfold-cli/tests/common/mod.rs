@@ -38,12 +38,11 @@ fn with(directory: PathBuf, file: &str, package: &str) -> Option<PathBuf> {
 }
 
 /// The delivery that MEMFOLD_TEST_DELIVERY asks for: by hand, whole suites can be run with another
-/// than that which `memfold run` takes. Runs that say theirs, or have a swap file, keep what they have.
+/// than that which `memfold run` takes. Runs that say theirs keep what they have.
 fn asked_delivery(arguments: &[&str]) -> Option<String> {
-    let own = ["--delivery", "--swap"];
     let is_run = arguments.first() == Some(&"run") && arguments.contains(&"--");
     let asked = std::env::var("MEMFOLD_TEST_DELIVERY").ok();
-    asked.filter(|_| is_run && !arguments.iter().any(|argument| own.contains(argument)))
+    asked.filter(|_| is_run && !arguments.contains(&"--delivery"))
 }
 
 /// `memfold` with `arguments`, in an environment without memfold's variables.

@@ -58,15 +58,21 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 const _: () = assert!(size_of::<Record>() <= PAGE_SIZE);
 
-/// The program's descriptors that bare threads keep, under the same numbers: first, and first past
-/// them.
-static KEPT: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+/// The program's descriptors that bare threads keep, under the same numbers: ascending, then zeros.
+static KEPT: [AtomicU32; KEPT_MAX] = [const { AtomicU32::new(0) }; KEPT_MAX];
+/// So many at most.
+pub const KEPT_MAX: usize = 16;
 
-/// Has the first bare thread keep the program's descriptors with these numbers. Called before it is
-/// started.
-pub fn keep_descriptors(first: u32, end: u32) {
-    KEPT[0].store(first, SeqCst);
-    KEPT[1].store(end, SeqCst);
+/// Has the first bare thread keep the program's descriptors with these numbers, none of them 0.
+/// Called before it is started.
+///
+/// # Panics
+/// If they are more than [`KEPT_MAX`].
+pub fn keep_descriptors(numbers: &mut [u32]) {
+    assert!(numbers.len() <= KEPT_MAX);
+    numbers.sort_unstable();
+    let all = numbers.iter().copied().chain(core::iter::repeat(0));
+    KEPT.iter().zip(all).for_each(|(kept, number)| kept.store(number, SeqCst));
 }
 
 /// Threads that run, in this process.
@@ -362,16 +368,18 @@ extern "C" fn entry(record: usize) -> ! {
 /// and what is to be kept.
 fn close_everything() {
     use rustix::fs::{Mode, OFlags, open};
-    let [first, end] = [0, 1].map(|at: usize| KEPT[at].load(SeqCst) as usize);
-    let close = |from: usize, to: usize| {
+    let close = |from: u32, to: u32| {
+        let range = [from as usize, to as usize, 0, 0, 0, 0];
         // SAFETY: the table is a copy that nobody else uses, and this thread has opened nothing
         // yet.
-        let _ = unsafe { system_call(libc::SYS_close_range, [from, to, 0, 0, 0, 0]) };
+        let _ = (from <= to).then(|| unsafe { system_call(libc::SYS_close_range, range) });
     };
-    if first > 0 {
-        close(0, first - 1);
+    let mut from = 0;
+    for kept in KEPT.iter().map(|kept| kept.load(SeqCst)).filter(|kept| *kept != 0) {
+        close(from, kept - 1);
+        from = kept + 1;
     }
-    close(end, u32::MAX as usize);
+    close(from, u32::MAX);
     for _ in 0..3 {
         if let Ok(null) = open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
             forget(null);

@@ -5,6 +5,7 @@
 //! SIGXFSZ to the program. So where faults are served by the thread that has them, what needs such
 //! a descriptor is handed to a thread that does nothing else. It takes no lock but the queue's, so
 //! whoever waits may hold any other.
+use crate::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::sync::{Condvar, Mutex};
 use alloc::sync::Arc;
 
@@ -32,18 +33,21 @@ pub struct Errands {
     done: Condvar,
     /// Whether the calling thread has what errands need.
     is_own: fn() -> bool,
+    /// Nobody serves, nor will.
+    is_alone: AtomicBool,
 }
 
 impl Errands {
     /// No errands. `is_own`: whether the calling thread does its own, as an engine thread does.
     pub fn new(is_own: fn() -> bool) -> Errands {
         let line = Line { first: core::ptr::null_mut(), last: core::ptr::null_mut() };
-        Errands { line: Mutex::new(line), asked: Condvar::new(), done: Condvar::new(), is_own }
+        let (asked, done) = (Condvar::new(), Condvar::new());
+        Errands { line: Mutex::new(line), asked, done, is_own, is_alone: AtomicBool::new(false) }
     }
 
     /// Does `work`: here, or by a thread that calls [`Errands::serve`], and waits until it is done.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        if (self.is_own)() {
+        if (self.is_own)() || self.is_alone.load(Relaxed) {
             return work();
         }
         let (mut work, mut result) = (Some(work), None);
@@ -92,6 +96,11 @@ impl Errands {
         self.done.notify_all();
     }
 
+    /// In a child of fork that has no engine: its only thread does all by itself from now on.
+    pub fn leave_alone(&self) {
+        self.is_alone.store(true, Relaxed);
+    }
+
     /// Nobody hands anything over until [`Errands::unfreeze`]: for a fork. Nothing is under way.
     pub fn freeze(&self) {
         core::mem::forget(self.line.lock());
@@ -111,13 +120,13 @@ impl Errands {
 /// What is used by way of [`Errands`]: see `disk::Disk` and `remote::Remote`, which it is where
 /// `T` is.
 pub struct Handed<T: ?Sized> {
-    to: alloc::boxed::Box<T>,
+    to: Arc<T>,
     errands: Arc<Errands>,
 }
 
 impl<T: ?Sized> Handed<T> {
     /// `to`, used by errands.
-    pub fn new(to: alloc::boxed::Box<T>, errands: Arc<Errands>) -> Handed<T> {
+    pub fn new(to: Arc<T>, errands: Arc<Errands>) -> Handed<T> {
         Handed { to, errands }
     }
 
@@ -129,7 +138,7 @@ impl<T: ?Sized> Handed<T> {
     /// Does something with it.
     pub fn with<R: Send>(&self, work: impl FnOnce(&T) -> R + Send) -> R
     where
-        T: Sync,
+        T: Send + Sync,
     {
         self.errands.run(|| work(&self.to))
     }
@@ -182,8 +191,10 @@ mod tests {
 
     #[test]
     fn who_has_what_is_needed_does_it_itself() {
-        let errands = Errands::new(|| true);
         let here = current().id();
+        assert_eq!(Errands::new(|| true).run(|| current().id()), here);
+        let errands = Errands::new(|| false);
+        errands.leave_alone();
         assert_eq!(errands.run(|| current().id()), here);
     }
 }

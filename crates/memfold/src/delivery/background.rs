@@ -123,8 +123,9 @@ fn read(arg: usize) {
 fn run_errands(arg: usize) {
     // SAFETY: a `main` of `threads`.
     let pager = unsafe { pager_of(arg) };
+    let errands = pager.errands.as_ref().expect("in gate delivery there are");
     loop {
-        pager.errands.serve();
+        errands.serve();
     }
 }
 

@@ -10,7 +10,7 @@ pub(crate) mod fetch;
 mod folios;
 pub(crate) mod map;
 
-pub use start::StartError;
+pub use start::{StartError, open_remote};
 
 use crate::area::event_order::Changes;
 use crate::area::lock::AreaLock;
@@ -108,7 +108,7 @@ pub struct Pager {
     /// Faults that need the swap file or the remote store.
     pub(crate) reads: Reads,
     /// In gate delivery: what threads of the program have the engine's do with file and store.
-    pub(crate) errands: Arc<Errands>,
+    pub(crate) errands: Option<Arc<Errands>>,
     pub(crate) tally: Tally,
     pub(crate) quota: Quota,
     /// When a folio was last refused, nanoseconds.
@@ -146,6 +146,9 @@ pub struct Parts {
     /// The remote store behind it where the settings ask for one; by default the service whose
     /// socket they name.
     pub remote: Option<Box<dyn Remote>>,
+    /// By whom disk and store are used, where threads of the program can't use them: the given ones
+    /// do so themselves ([`memfold_sys::thread::errands::Handed`]).
+    pub errands: Option<Arc<Errands>>,
 }
 
 impl Pager {
