@@ -41,7 +41,7 @@ impl Gated {
         forget(self.state.lock());
         self.pager.begin_copy(|bytes| {
             let available = proc::available_bytes();
-            if bytes > available {
+            if bytes > available && available > 0 {
                 say::die(format_args!(
                     "fork() needs what is in swap file and remote store back in place: {}, the machine has {} left; stopping before data is lost",
                     Size(bytes),
@@ -77,6 +77,7 @@ impl Gated {
         if let Some(file) = &self.file {
             // SAFETY: this is the only thread, and nothing was transferred yet.
             unsafe { file.leave_rings() };
+            self.pager.set_alone(true);
         }
         // SAFETY: this is the only thread, and it holds the lock.
         let state = unsafe { self.state.peek_mut() };
@@ -102,6 +103,7 @@ impl Gated {
         if let Err(e) = done {
             say::die(format_args!("putting a child of fork under management failed: {e}"));
         }
+        self.pager.set_alone(false);
         // SAFETY: the process has just been copied, and this is its only thread.
         unsafe { engine::start_in_child() };
     }

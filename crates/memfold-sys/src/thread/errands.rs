@@ -33,7 +33,7 @@ pub struct Errands {
     done: Condvar,
     /// Whether the calling thread has what errands need.
     is_own: fn() -> bool,
-    /// Nobody serves, nor will.
+    /// Nobody serves yet.
     is_alone: AtomicBool,
 }
 
@@ -96,9 +96,10 @@ impl Errands {
         self.done.notify_all();
     }
 
-    /// In a child of fork that has no engine: its only thread does all by itself from now on.
-    pub fn leave_alone(&self) {
-        self.is_alone.store(true, Relaxed);
+    /// In a child of fork, while it has one thread: that does all by itself, until this is said not
+    /// to be so any more.
+    pub fn set_alone(&self, alone: bool) {
+        self.is_alone.store(alone, Relaxed);
     }
 
     /// Nobody hands anything over until [`Errands::unfreeze`]: for a fork. Nothing is under way.
@@ -194,7 +195,7 @@ mod tests {
         let here = current().id();
         assert_eq!(Errands::new(|| true).run(|| current().id()), here);
         let errands = Errands::new(|| false);
-        errands.leave_alone();
+        errands.set_alone(true);
         assert_eq!(errands.run(|| current().id()), here);
     }
 }

@@ -9,7 +9,7 @@ use crate::pager::{Pager, StatsPlace};
 use crate::quiesce::copy_moment::{Moment, Pages};
 use crate::quiesce::journal::{CATCH_UP_NS, Later, Note};
 use crate::stats::{self, Stats};
-use crate::swap::Swap;
+use crate::swap::{Place, Swap};
 use alloc::vec::Vec;
 use core::cell::Cell;
 use core::ops::Range;
@@ -51,7 +51,7 @@ impl Pager {
     /// anything must, and returns if there is room for it.
     pub fn begin_copy(&self, may_bring: impl Fn(u64)) {
         let bring = |swap: &Swap| {
-            may_bring(swap.used_bytes() + swap.remote_bytes());
+            may_bring(self.bytes_in_file());
             self.empty_file(swap);
         };
         if let Some(swap) = self.swap.as_ref().filter(|swap| !swap.can_lend()) {
@@ -80,6 +80,20 @@ impl Pager {
         if let Some(errands) = &self.errands {
             errands.freeze();
         }
+    }
+
+    /// What lies in swap file and remote store alone, bytes.
+    fn bytes_in_file(&self) -> u64 {
+        let mut sum = 0;
+        for area in self.areas.read().iter() {
+            self.each_folio(area.key..area.key_end(), |guard, id| {
+                let folio = self.folios.get(guard, id);
+                let slots = self.folios.slots(folio).iter();
+                let lens = slots.filter_map(|slot| Some(Place::of(slot.get().handle)?.len as u64));
+                sum += if folio.state.get() == State::Stored { lens.sum() } else { 0 };
+            });
+        }
+        sum
     }
 
     /// Brings home what is in the swap file, where nothing more goes until the copy was made.
@@ -157,15 +171,11 @@ impl Pager {
     }
 
     /// In a child that can have no engine, after [`Pager::begin_copy`] in its parent: calls `put`
-    /// with the address and the bytes of every page that the program has and the engine keeps. What
-    /// is in the swap file is read by the caller.
+    /// with the address and the bytes of every page that the program has and the engine keeps.
     ///
     /// # Safety
     /// - The caller is the only thread, and nothing of the engine is used afterwards.
     pub unsafe fn each_away(&self, mut put: impl FnMut(usize, *const u8)) {
-        if let Some(errands) = &self.errands {
-            errands.leave_alone();
-        }
         // SAFETY: nobody changes areas.
         for area in unsafe { self.areas.peek() }.iter() {
             let keys = area.key..area.key + (area.end - area.start);
@@ -199,6 +209,12 @@ impl Pager {
                 }
             }
         }
+    }
+
+    /// In a child: whether its only thread does by itself what engine threads do for it later. It
+    /// has the descriptors of the swap file.
+    pub fn set_alone(&self, alone: bool) {
+        self.errands.iter().for_each(|errands| errands.set_alone(alone));
     }
 
     /// In a child, after [`Pager::begin_copy`] in its parent: the swap file's part of
