@@ -319,3 +319,27 @@ pub fn can_make_worlds() -> bool {
     }
     can
 }
+
+/// A mounted file system.
+pub struct Mounted(String);
+
+impl Mounted {
+    /// A new file system of so many bytes in a new directory.
+    pub fn tmpfs(dir: &str, size: &str) -> Option<Mounted> {
+        std::fs::create_dir(dir).unwrap();
+        let options = format!("size={size}");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs", dir]).stderr(Stdio::null());
+        if !mount.status().is_ok_and(|status| status.success()) {
+            eprintln!("SKIPPED, NOTHING WAS TESTED: mounting a small tmpfs needs root");
+            return None;
+        }
+        Some(Mounted(dir.to_string()))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}

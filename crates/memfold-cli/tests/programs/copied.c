@@ -1,6 +1,10 @@
 /* Forks of a program whose data doesn't shrink, so that most of it is in the swap file: each process finds every byte of its own,
    whatever the others write, let go, and copy. */
 #include "common.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
 
 static const size_t LEN = 64 * MIB;
 static char *data;
@@ -203,10 +207,101 @@ static void barred(void) {
     check_all(1);
 }
 
+/* A child whose parent has ended reads what that had written, and goes on. */
+static void orphan(void) {
+    int told[2];
+    char byte = 0;
+    begin();
+    NEED(pipe(told) == 0);
+    pid_t parent = fork();
+    if (parent == 0) {
+        write_all(2);
+        pid_t middle = getpid();
+        if (fork() == 0) {
+            while (getppid() == middle) usleep(1000);
+            check_all(2);
+            write_all(3);
+            check_all(3);
+            NEED(write(told[1], "x", 1) == 1);
+            end_child();
+        }
+        write_all(4);
+        end_child();
+    }
+    close(told[1]);
+    expect_end(parent);
+    write_all(5);
+    NEED(read(told[0], &byte, 1) == 1 && byte == 'x');
+    check_all(5);
+}
+
+/* What a child would read is free again when it executes another program, long before that ends. */
+static void execs(void) {
+    enum { CHILDREN = 12 };
+    pid_t child[CHILDREN];
+    begin();
+    for (uint64_t i = 0; i < CHILDREN; i++) {
+        int told[2];
+        char byte;
+        NEED(pipe2(told, O_CLOEXEC) == 0);
+        if ((child[i] = fork()) == 0) {
+            execl("/bin/sleep", "sleep", "600", NULL);
+            _exit(9);
+        }
+        close(told[1]);
+        NEED(read(told[0], &byte, 1) == 0);
+        write_all(2 + i);
+        check_all(2 + i);
+    }
+    for (int i = 0; i < CHILDREN; i++) {
+        kill(child[i], SIGKILL);
+        wait_for(child[i]);
+    }
+}
+
+/* A child that gets no userfaultfd has everything back, also what was read from its parent's parent's file. */
+static void filter(void) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    begin();
+    pid_t child = fork();
+    if (child == 0) {
+        for (size_t page = 0; page < LEN / PAGE; page += 2) write_page(page, 2);
+        for (size_t page = 0; page < LEN / PAGE; page++) check_page(page, page % 2 ? 1 : 2);
+        NEED(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+        NEED(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+        pid_t inner = fork();
+        if (inner == 0) {
+            for (size_t page = 0; page < LEN / PAGE; page++) check_page(page, page % 2 ? 1 : 2);
+            write_all(3);
+            pid_t last = fork();
+            if (last == 0) {
+                check_all(3);
+                end_child();
+            }
+            expect_end(last);
+            check_all(3);
+            end_child();
+        }
+        for (size_t page = 0; page < LEN / PAGE; page++) write_page(page, 7);
+        expect_end(inner);
+        check_all(7);
+        end_child();
+    }
+    write_all(8);
+    expect_end(child);
+    check_all(8);
+}
+
 int main(int argc, char **argv) {
     static const struct test all[] = {
         {"both", both}, {"generations", generations}, {"many", many}, {"again", again}, {"busy", busy}, {"closed", closed},
-        {"barred", barred},
+        {"barred", barred}, {"orphan", orphan}, {"execs", execs}, {"filter", filter},
     };
     return RUN_NAMED(argc, argv, all);
 }
