@@ -19,13 +19,11 @@
 //! [`OLDER_MAX`] deep, what is in the file is brought home before the copy
 //! (`address_space/fork.rs`); the child then begins with nothing in its file.
 use crate::swap::Swap;
+use crate::swap::lent::OLDER_MAX;
 use crate::swap::remote::Tier;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold_sys::units::PAGE_SIZE;
-
-/// Files of ancestors that a process reads, at most.
-pub(crate) const OLDER_MAX: u64 = 4;
 
 impl Swap {
     /// Whether a child could read what is in the file.
@@ -73,12 +71,6 @@ impl Swap {
             self.lent.end_copy();
         }
         self.shut(false);
-    }
-
-    /// Takes slots back that no child reads any more. Returns whether there were any.
-    pub(crate) fn take_back(&self) -> bool {
-        let collect = || self.lent.collect(&self.clusters);
-        self.lent.is_any() && self.errands.as_ref().is_some_and(|errands| errands.run(collect))
     }
 
     /// In a child: from which byte on its own file begins; 0 if it needs nothing of its parent's.

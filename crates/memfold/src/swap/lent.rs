@@ -8,6 +8,8 @@ use memfold_sys::Errno;
 use memfold_sys::memory::witness::Witness;
 use memfold_sys::sync::Mutex;
 
+/// Files of ancestors that a process reads, at most.
+pub(crate) const OLDER_MAX: u64 = 4;
 /// So many sets are told apart; with more children at the same time, they share the last one. A
 /// slot has one holder for each, besides at most 86 objects: it can count them.
 const SETS_MAX: usize = 16;

@@ -54,8 +54,7 @@ mod tests;
 pub use crate::swap::location::{Place, UNIT_BYTES};
 
 use crate::swap::cluster::{CLUSTER_SLOTS, Clusters, Reach};
-use crate::swap::copied::OLDER_MAX;
-use crate::swap::lent::Lent;
+use crate::swap::lent::{Lent, OLDER_MAX};
 use crate::swap::location::SLOTS_MAX;
 use crate::swap::remote::{Tier, TierBounds, Why};
 use crate::swap::seal::{Bound, Seal, TAG_BYTES};
@@ -354,6 +353,12 @@ impl Swap {
         }
         self.clusters.put(slot, order.pages());
         None
+    }
+
+    /// Takes slots back that no child reads any more. Returns whether there were any.
+    fn take_back(&self) -> bool {
+        let collect = || self.lent.collect(&self.clusters);
+        self.lent.is_any() && self.errands.as_ref().is_some_and(|errands| errands.run(collect))
     }
 
     /// Makes the file larger than `slots`, unless somebody else has. `false`: it may not grow.
