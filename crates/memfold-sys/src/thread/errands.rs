@@ -64,7 +64,8 @@ impl Errands {
         line.last = own;
         self.asked.notify_one();
         // SAFETY: its own errand; the lock is held at each look.
-        while !unsafe { (*own).done } {
+        let is_done = || unsafe { (*own).done };
+        while !is_done() {
             line = self.done.wait(line);
         }
         drop(line);
