@@ -171,6 +171,7 @@ impl Memory {
             cpus: cpus(),
             disk: None,
             remote: None,
+            errands: None,
         };
         let workers = config.worker_count(parts.cpus);
         let pager = Arc::new(Pager::new(config, parts)?);
