@@ -13,11 +13,11 @@
 //! (`Pagemap`, `Maps`, `Scale`). One that gets no userfaultfd (a sandbox forbids it by now) has
 //! everything brought home, and no engine.
 use super::gated::{Gated, Mark, abandon};
-use super::known::TOP;
 use crate::say::unserved::unserved_later;
 use crate::{engine, proc, say, slots};
 use core::mem::forget;
 use memfold::config::Size;
+use memfold::known::TOP;
 use memfold_gate::{touch, write_bytes};
 use memfold_sys::Errno;
 use memfold_sys::raw::{is_resident, system_call};

@@ -1,6 +1,7 @@
-//! Where memory may be that is folded, now or later: a bit for each 2 MiB of the address space, set
-//! when something private without a file is mapped there, and never taken back. In tables for 256
-//! GiB each, which are made as they are needed: programs use few.
+//! Where memory may be that is folded, now or later: a bit for each 2 MiB of the address space. Under
+//! `memfold run` it is set when something private without a file is mapped there, and never taken
+//! back; for regions of the library while there is one. In tables for 256 GiB each, which are made as
+//! they are needed: programs use few.
 use alloc::boxed::Box;
 use core::array::from_fn;
 use core::ops::Range;
@@ -78,6 +79,26 @@ impl Known {
             let (place, mask) = (&table[word % WORDS], mask(word, &chunks));
             if place.load(Relaxed) & mask != mask {
                 place.fetch_or(mask, Relaxed);
+            }
+        }
+    }
+
+    /// Nothing is there any more.
+    pub fn unset(&self, range: &Range<usize>) {
+        let chunks = chunks(range);
+        for word in words(range) {
+            if let Some(table) = self.table(word) {
+                table[word % WORDS].fetch_and(!mask(word, &chunks), Relaxed);
+            }
+        }
+    }
+
+    /// Nothing is anywhere any more.
+    pub fn clear(&self) {
+        for table in &self.0 {
+            // SAFETY: null, or a box that was leaked.
+            if let Some(table) = unsafe { table.load(SeqCst).as_ref() } {
+                table.iter().for_each(|word| word.store(0, Relaxed));
             }
         }
     }
