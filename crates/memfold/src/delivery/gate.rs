@@ -34,6 +34,7 @@ use core::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst,
 };
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, SPANS_MAX, Span, Spans, WhyNot};
+use memfold_sys::memory::zone::{freeze_list, unfreeze_list};
 use memfold_sys::thread::{process_id, yield_now};
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 use rustix::process::{Resource, getrlimit};
@@ -97,9 +98,13 @@ pub unsafe fn arm() -> Result<(), String> {
     if is_armed() {
         return Ok(());
     }
-    ARMING.store(process_id(), SeqCst);
+    let (here, found) = (process_id(), ARMING.load(SeqCst));
+    // What a child of fork finds there is its parent's.
+    if found == here || ARMING.compare_exchange(found, here, SeqCst, SeqCst).is_err() {
+        return Err(reason(WhyNot::Busy));
+    }
     // SAFETY: the caller's promise.
-    let armed = unsafe { arm_alone() };
+    let armed = if is_armed() { Ok(()) } else { unsafe { arm_alone() } };
     ARMING.store(0, SeqCst);
     armed
 }
@@ -257,7 +262,11 @@ impl Keeper for Owner {
     }
 
     fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize {
+        // The child maps stacks of threads.
+        freeze_list();
         let made = make();
+        // SAFETY: frozen above, here or in the parent.
+        unsafe { unfreeze_list() };
         if made == 0 {
             if let Some(known) = known() {
                 known.clear();
