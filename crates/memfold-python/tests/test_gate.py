@@ -116,6 +116,34 @@ assert (array == np.arange(1_000_000)).all()
 """)
 
 
+@pytest.mark.parametrize("delivery", ["gate", "signal"])
+def test_the_kernel_merges_no_equal_pages_of_folded_arrays(run_script, delivery):
+    # That would end the protection by which writes are noticed. A program may inherit it.
+    run_script(
+        """
+import ctypes, errno, re, sys
+libc = ctypes.CDLL(None, use_errno=True)
+MERGE = 67
+if libc.prctl(MERGE, 1, 0, 0, 0):
+    raise SystemExit
+import memfold
+mem = memfold.Memory(limit="16MiB", delivery=sys.argv[1])
+array = mem.ones(1_000_000)
+for area in re.split("^(?=[0-9a-f]+-[0-9a-f]+ )", open("/proc/self/smaps").read(), flags=re.M)[1:]:
+    start, end = (int(at, 16) for at in area.split(" ")[0].split("-"))
+    if start <= array.ctypes.data < end:
+        assert " mg" not in re.search("VmFlags:.*", area).group()
+        break
+else:
+    raise SystemExit("no area")
+if sys.argv[1] == "gate":
+    assert libc.prctl(MERGE, 1, 0, 0, 0) == -1 and ctypes.get_errno() == errno.EINVAL
+    assert libc.prctl(MERGE, 0, 0, 0, 0) == 0
+""",
+        delivery,
+    )
+
+
 def test_children_that_close_all_descriptors_start_from_folded_memory(run_script):
     # What execve is given lies in it, and is read after everything above 2 was closed.
     run_script("""

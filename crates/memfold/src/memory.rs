@@ -147,6 +147,8 @@ struct Engine {
     _counted: gate::Engines,
 }
 
+type Opened = (Arc<Uffd>, Option<Arc<Pagemap>>, bool);
+
 impl Memory {
     /// Settings, all at their defaults; give at least a limit.
     pub fn builder() -> Builder {
@@ -171,20 +173,8 @@ impl Memory {
 
     fn start_apart(config: Config, counted: gate::Engines) -> Result<Memory, Error> {
         let is_signal = config.delivery != Delivery::Thread;
-        let supported = Uffd::probe().map_err(Error::Userfaultfd)?;
-        // Where there is no /proc, pages are copied.
-        let number = |e| Error::System("a number for a descriptor", e);
-        let least = gate::least_descriptor();
-        let pagemap = Pagemap::open().ok().map(|pagemap| pagemap.at_least(least));
-        let pagemap = pagemap.transpose().map_err(number)?.map(Arc::new);
+        let (uffd, pagemap, has_move) = Memory::open(is_signal, config.use_move)?;
         let pagemap_number = pagemap.as_ref().map_or(0, |pagemap| pagemap.fd().as_raw_fd());
-        let has_move = config.use_move && supported & feature::MOVE != 0 && pagemap.is_some();
-        let mut features = if has_move { feature::MOVE } else { feature::WP };
-        features |= if is_signal { feature::SIGBUS } else { feature::THREAD_ID };
-        // To drop what is clean; without it, that is moved out.
-        features |= if is_signal { supported & feature::WP } else { 0 };
-        let uffd = Uffd::open(features, is_signal).map_err(Error::Userfaultfd)?;
-        let uffd = Arc::new(uffd.at_least(least).map_err(number)?);
         let parts = Parts {
             space: Box::new(UffdSpace::new(uffd.clone(), pagemap)),
             has_move,
@@ -236,6 +226,24 @@ impl Memory {
         Ok(Memory { engine: Arc::new(engine) })
     }
 
+    /// The descriptors of an engine, and whether it can move pages.
+    fn open(is_signal: bool, use_move: bool) -> Result<Opened, Error> {
+        let supported = Uffd::probe().map_err(Error::Userfaultfd)?;
+        // Where there is no /proc, pages are copied.
+        let number = |e| Error::System("a number for a descriptor", e);
+        let least = gate::least_descriptor();
+        let pagemap = Pagemap::open().ok().map(|pagemap| pagemap.at_least(least));
+        let pagemap = pagemap.transpose().map_err(number)?.map(Arc::new);
+        let has_move = use_move && supported & feature::MOVE != 0 && pagemap.is_some();
+        let mut features = if has_move { feature::MOVE } else { feature::WP };
+        features |= if is_signal { feature::SIGBUS } else { feature::THREAD_ID };
+        // To drop what is clean; without it, that is moved out.
+        features |= if is_signal { supported & feature::WP } else { 0 };
+        let uffd = Uffd::open(features, is_signal).map_err(Error::Userfaultfd)?;
+        let uffd = uffd.at_least(least).map_err(number)?;
+        Ok((Arc::new(uffd), pagemap, has_move))
+    }
+
     /// A new region of `len` bytes (rounded up to pages), all zeros, taking no memory until
     /// touched.
     ///
@@ -255,6 +263,7 @@ impl Memory {
         let zone =
             Zone::reserve(len, MAX_BYTES).map_err(|e| Error::System("reserving a region", e))?;
         zone.keep_from_children();
+        zone.keep_from_merging();
         zone.show_in_dumps();
         let engine = self.engine.clone();
         let mut areas = engine.pager.areas.write();
@@ -330,10 +339,13 @@ impl Drop for Engine {
 /// nothing there, and dropping it changes nothing, in the child or in the parent.
 ///
 /// Any thread may read and write it through [`Region::as_ptr`], by the same rules as other memory.
-/// In gate delivery that holds for system calls too. In signal delivery, a system call that is given a folded part, or is to write to one that was only
-/// read since it was folded, fails with EFAULT: [`Region::pin`] it around the call.
+/// In gate delivery that holds for system calls too. In signal delivery, a system call that is given
+/// a folded part, or is to write to one that was only read since it was folded, fails with EFAULT:
+/// [`Region::pin`] it around the call.
 ///
-/// Contents are discarded by [`Region::discard`] only, not by `madvise`.
+/// Contents are discarded by [`Region::discard`] only, not by `madvise`. The kernel merges none of its
+/// pages with equal ones; in signal delivery the program must not ask for that later, by
+/// MADV_MERGEABLE or PR_SET_MEMORY_MERGE: writes would be lost.
 pub struct Region {
     /// Dropped by `drop`, but not in a child, which may have something else at its addresses.
     zone: ManuallyDrop<Zone>,

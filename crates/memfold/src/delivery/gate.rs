@@ -323,6 +323,7 @@ fn harms_region(nr: i64, args: &[usize; 6]) -> bool {
         }
         libc::SYS_madvise => !is_harmless(third as i32) && meets_region(start, len),
         libc::SYS_process_madvise => !is_harmless(fourth as i32) && names_region(len, third),
+        libc::SYS_prctl => start as i32 == libc::PR_SET_MEMORY_MERGE && len != 0,
         libc::SYS_shmat => third & libc::SHM_REMAP as usize != 0 && meets_region(len, PAGE_SIZE),
         _ => false,
     }
