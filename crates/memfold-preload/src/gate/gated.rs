@@ -280,7 +280,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         scale,
         config,
         nice: crate::program::own_nice(),
-        known: Known::new(),
+        known: Known::default(),
         state: Mutex::new(state),
         managing: AtomicBool::new(false),
         stack_end,

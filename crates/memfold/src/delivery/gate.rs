@@ -114,7 +114,7 @@ unsafe fn arm_alone() -> Result<(), String> {
         return Err(String::from("there are engines with other deliveries already"));
     }
     if KNOWN.load(SeqCst).is_null() {
-        KNOWN.store(Box::into_raw(Box::new(Known::new())), SeqCst);
+        KNOWN.store(Box::into_raw(Box::new(Known::default())), SeqCst);
     }
     Holds::of_process(true);
     // SAFETY: the caller's promise; there is no engine, and so no region.
