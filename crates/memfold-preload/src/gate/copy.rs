@@ -16,11 +16,11 @@
 //! With a swap file the child goes on to read its parent's, and writes to one of its own
 //! (`memfold/swap/copied.rs`); with a remote store, what is in file and store comes home first.
 use super::gated::{Gated, Mark, abandon};
-use super::known::TOP;
 use crate::say::unserved::unserved_later;
 use crate::{engine, proc, say, slots};
 use core::mem::forget;
 use memfold::config::Size;
+use memfold::known::TOP;
 use memfold_gate::{touch, write_bytes};
 use memfold_sys::Errno;
 use memfold_sys::raw::{is_resident, system_call};

@@ -1,5 +1,4 @@
 //! The program under management by the gate: its engine, and how it begins.
-use super::known::Known;
 use super::ranges::Ranges;
 use crate::heap::arena;
 use crate::proc;
@@ -16,6 +15,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::SeqCst};
 use memfold::config::Config;
 use memfold::delivery::background::Start;
+use memfold::known::Known;
 use memfold::pager::{Pager, Parts, StartError, StatsPlace, open_remote};
 use memfold::stats::Stats;
 use memfold_sys::Errno;
@@ -325,7 +325,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         scale,
         config,
         nice: crate::program::own_nice(),
-        known: Known::new(),
+        known: Known::default(),
         state: Mutex::new(state),
         managing: AtomicBool::new(false),
         stack_end,

@@ -9,7 +9,7 @@
 //! - **Areas change with the call** (`change.rs`, `memfold/address_space/calls.rs`): all calls that
 //!   change mappings take `Gated::state`, so one at a time, and make the call with the engine's
 //!   areas locked. So what the engine believes is never older or newer than the kernel's map.
-//! - **Where something may be managed, now or later, is known** (`known.rs`): for the rest a call
+//! - **Where something may be managed, now or later, is known** (`memfold/known.rs`): for the rest a call
 //!   passes after a load.
 //! - Who holds `state` may meet faults: serving one takes no lock that is above the areas. Who holds
 //!   the areas must not, and touches none of the program's memory.
@@ -25,7 +25,6 @@
 //! is locked, kept from dumps, zeros for children, open to merging; what is smaller than 64 KiB and
 //! continues nothing.
 mod ranges;
-mod known;
 mod gated;
 mod adopt;
 mod advice;

@@ -200,6 +200,14 @@ impl Zone {
         set_inherited(self.start(), self.start() + self.len, false);
     }
 
+    /// The kernel merges no pages of the zone with equal ones, also where it does so for the whole
+    /// process (PR_SET_MEMORY_MERGE, which is inherited): merging ends a page's write protection
+    /// without a word, and with it all that is known of whether it was written to.
+    pub fn keep_from_merging(&self) {
+        // SAFETY: changes no byte. It fails only where the kernel can't merge.
+        let _ = unsafe { madvise(self.base.cast(), self.len, Advice::LinuxUnmergeable) };
+    }
+
     /// A child of fork finds zeros in place of the zone's bytes.
     ///
     /// # Errors

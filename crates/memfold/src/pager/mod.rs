@@ -124,7 +124,7 @@ pub struct Pager {
     pub(crate) journal: Journal,
     pub(crate) scratch: Zone,
     pub(crate) to_unshare: ToUnshare,
-    pub(crate) holds: Holds,
+    pub(crate) holds: &'static Holds,
     pub(crate) stats: StatsPlace,
     cpus: usize,
 }
@@ -199,8 +199,8 @@ impl Pager {
     }
 
     /// What system calls of the program hold.
-    pub fn holds(&self) -> &Holds {
-        &self.holds
+    pub fn holds(&self) -> &'static Holds {
+        self.holds
     }
 
     /// Ends the background threads.

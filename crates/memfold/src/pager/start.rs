@@ -155,7 +155,7 @@ impl Pager {
             gates: Gates::default(),
             journal: Journal::default(),
             to_unshare: ToUnshare::new(),
-            holds: Holds::new(config.delivery == Delivery::Gate),
+            holds: Holds::of_process(config.delivery == Delivery::Gate),
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(StartError::AddressSpace)?,
             stats: parts.stats,
             cpus: parts.cpus,
