@@ -93,9 +93,8 @@ impl Pager {
             let mut away: Vec<u64> = Vec::new();
             self.each_folio(keys.clone(), |guard, id| {
                 let folio = self.folios.get(guard, id);
-                if folio.state.get() != State::Resident {
-                    away.extend(folio.key().max(keys.start)..folio.end().min(keys.end));
-                }
+                let own = folio.key().max(keys.start)..folio.end().min(keys.end);
+                away.extend(own.filter(|key| !folio.is_here(*key)));
             });
             for key in away {
                 let addr = area.addr_of(key);
@@ -290,12 +289,10 @@ impl Pager {
                     let first = area.key_of(s);
                     self.each_folio(first..first + page_of(e - s), |guard, id| {
                         let folio = self.folios.get(guard, id);
-                        if folio.state.get() != State::Resident {
-                            let (from, to) = (folio.key().max(first), folio.end());
-                            strays.extend(
-                                (from..to.min(first + page_of(e - s))).map(|key| area.addr_of(key)),
-                            );
-                        }
+                        let (from, to) = (folio.key().max(first), folio.end());
+                        let own = from..to.min(first + page_of(e - s));
+                        let away = own.filter(|key| !folio.is_here(*key));
+                        strays.extend(away.map(|key| area.addr_of(key)));
                     });
                 },
             )?;
@@ -364,8 +361,9 @@ impl Pager {
         let page = (key - folio.key()) as usize;
         match folio.state.get() {
             State::Resident => self.zeros(),
+            State::Partial if folio.is_here(key) => self.zeros(),
             State::Cached => (self.frames.addr(folio.frame.get()) + page * PAGE_SIZE) as *const u8,
-            State::Stored => {
+            State::Stored | State::Partial => {
                 let block = self.folios.block_order(folio.order());
                 let (handle, page) = (
                     self.folios.slots(folio)[page / block.pages()].get().handle,
