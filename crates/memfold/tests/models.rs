@@ -160,7 +160,7 @@ fn c1_a_rescue_during_compression_keeps_the_folio() {
 fn c1_background_saving_a_touch_and_changes_of_areas_keep_every_folio() {
     static SAVED: AtomicU64 = AtomicU64::new(0);
     static WAITED: AtomicU64 = AtomicU64::new(0);
-    explore(|delivery| {
+    let model = |delivery| {
         const FLOOR_PAGES: usize = WORKABLE_MIN_BYTES as usize / 2 / PAGE_SIZE;
         let setup = setup_of(delivery, FLOOR_PAGES + 64);
         (0..16).for_each(|n| write(&setup, n, 1));
@@ -186,8 +186,10 @@ fn c1_background_saving_a_touch_and_changes_of_areas_keep_every_folio() {
         setup.assert_sound();
         (0..12).for_each(|n| assert_holds(&setup, n, if n == 5 { 2 } else { 1 }));
         (12..16).for_each(|n| setup.program.read(n, |page| assert!(page.iter().all(|b| *b == 0))));
-    });
-    assert!(get(&SAVED) > 0 && get(&WAITED) > 0, "schedules in which nothing meets");
+    };
+    // Schedules are drawn anew each time, and in few of them the touch meets the saving.
+    let meets = || get(&SAVED) > 0 && get(&WAITED) > 0;
+    assert!((0..10).any(|_| (explore(model), meets()).1), "schedules in which nothing meets");
 }
 
 #[test]
