@@ -55,7 +55,7 @@ pub fn can_have_gate() -> Result<(), String> {
             "no Syscall User Dispatch (Linux 5.11), or a sandbox hides it (gVisor has none)".into(),
         );
     }
-    Uffd::open(feature::MOVE | feature::SIGBUS, true).map_err(|e| e.to_string())?;
+    Uffd::open(feature::GATE, true).map_err(|e| e.to_string())?;
     probe::queries_maps().map_err(|e| format!("PROCMAP_QUERY (Linux 6.11, with /proc): {e}"))
 }
 

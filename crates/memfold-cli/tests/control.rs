@@ -82,7 +82,6 @@ fn two_runs_are_listed_and_told_apart() {
         list.lines().find(|line| line.trim_start().starts_with(&format!("{runner} "))).unwrap()
     };
     // Others may have runs of their own on this machine.
-    // Others may have runs of their own on this machine.
     let own = |list: &str| list.lines().filter(|line| line.contains(&program.path)).count();
     assert_eq!(own(&list), 2, "{list}");
     assert!(

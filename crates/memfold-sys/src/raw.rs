@@ -102,10 +102,12 @@ pub fn is_resident(addr: usize) -> bool {
     done.is_ok() && state & 1 != 0
 }
 
-/// Has the kernel make the page at `addr` present for reading, and returns whether it did. It never
-/// waits for who serves the page's userfaultfd, if that is for the program's own accesses alone.
-pub fn populates(addr: usize) -> bool {
-    let args = [addr & !(PAGE_SIZE - 1), PAGE_SIZE, libc::MADV_POPULATE_READ as usize, 0, 0, 0];
+/// Has the kernel make the page at `addr` present, for reading or for writing, and returns whether
+/// it did. It never waits for who serves the page's userfaultfd, if that is for the program's own
+/// accesses alone.
+pub fn populates(addr: usize, write: bool) -> bool {
+    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    let args = [addr & !(PAGE_SIZE - 1), PAGE_SIZE, advice as usize, 0, 0, 0];
     // SAFETY: changes no byte.
     unsafe { system_call(libc::SYS_madvise, args) }.is_ok()
 }

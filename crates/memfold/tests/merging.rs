@@ -1,21 +1,19 @@
 //! A process whose equal pages the kernel merges: a test binary of its own, as that is for all of the
 //! process.
 use memfold::{Delivery, Memory};
-use std::ops::Range;
+use memfold_sys::maps::{each_detailed, flag};
+use std::ops::{ControlFlow, Range};
 
-/// The flags (`VmFlags` of proc_pid_smaps(5)) of each mapping in a range.
-fn flags_in(range: Range<usize>) -> Vec<String> {
-    let mut inside = false;
+/// Of each mapping in a range, whether the kernel may merge its pages.
+fn merged_in(range: Range<usize>) -> Vec<bool> {
     let mut found = Vec::new();
-    for line in std::fs::read_to_string("/proc/self/smaps").unwrap().lines() {
-        let bounds = line.split(' ').next().and_then(|word| word.split_once('-'));
-        let number = |text: &str| usize::from_str_radix(text, 16);
-        if let Some((Ok(start), Ok(end))) = bounds.map(|(a, b)| (number(a), number(b))) {
-            inside = start < range.end && end > range.start;
-        } else if let Some(flags) = line.strip_prefix("VmFlags:").filter(|_| inside) {
-            found.push(flags.to_string());
+    let done = each_detailed(|area, about| {
+        if area.start < range.end && area.end > range.start {
+            found.push(about.has(flag::MERGEABLE));
         }
-    }
+        ControlFlow::Continue(())
+    });
+    done.expect("/proc/self/smaps");
     found
 }
 
@@ -27,14 +25,13 @@ fn the_kernel_merges_no_pages_of_a_region_in_a_process_whose_pages_it_merges() {
         eprintln!("SKIPPED: this kernel merges no pages, or not for a whole process (Linux 6.4)");
         return;
     }
-    let is_merged = |flags: &String| flags.split(' ').any(|flag| flag == "mg");
     for delivery in [Delivery::Signal, Delivery::Thread] {
         let memory = Memory::builder().resident_bytes(16 << 20).delivery(delivery).build().unwrap();
         let region = memory.region(32 << 20).unwrap();
         let other = vec![1u8; 32 << 20];
         let [own, others] = [region.as_ptr() as usize, other.as_ptr() as usize]
-            .map(|start| flags_in(start..start + (32 << 20)));
-        assert!(others.iter().any(is_merged), "not for the process: {others:?}");
-        assert!(!own.is_empty() && !own.iter().any(is_merged), "{own:?}");
+            .map(|start| merged_in(start..start + (32 << 20)));
+        assert!(others.contains(&true), "not for the process: {others:?}");
+        assert!(!own.is_empty() && !own.contains(&true), "{own:?}");
     }
 }

@@ -2,15 +2,8 @@
    matter here what Docker's default profile (moby, profiles/seccomp/default.json) says of them to
    who has no capability. `userfaultfd` gets ERRNO: 1 (EPERM) there, 38 (ENOSYS) in sandboxes that
    say so of all that they don't know. */
-#include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
-#include <stdio.h>
+#include "filtered.h"
 #include <stdlib.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 static const struct { int call, error; } refused[] = {
     { SYS_userfaultfd, 0 },
@@ -39,12 +32,5 @@ int main(int argc, char **argv) {
         filter[len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | said);
     }
     filter[len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-    struct sock_fprog program = { len, filter };
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program)) {
-        perror("seccomp");
-        return 99;
-    }
-    execv(argv[2], argv + 2);
-    perror(argv[2]);
-    return 99;
+    return become_filtered(filter, len, argv + 2);
 }

@@ -1,14 +1,7 @@
 /* lacking WHAT COMMAND...: becomes COMMAND where the kernel seems to lack Syscall User Dispatch
    (`dispatch`) or PROCMAP_QUERY (`queries`): a seccomp filter says what older ones say. */
-#include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
-#include <stdio.h>
+#include "filtered.h"
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define DISPATCH 59 /* PR_SET_SYSCALL_USER_DISPATCH */
 #define QUERY 0xc0686611 /* PROCMAP_QUERY */
@@ -27,12 +20,5 @@ int main(int argc, char **argv) {
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
-    struct sock_fprog program = { sizeof filter / sizeof *filter, filter };
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program)) {
-        perror("seccomp");
-        return 99;
-    }
-    execv(argv[2], argv + 2);
-    perror(argv[2]);
-    return 99;
+    return become_filtered(filter, sizeof filter / sizeof *filter, argv + 2);
 }

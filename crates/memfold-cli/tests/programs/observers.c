@@ -5,9 +5,8 @@
 
 static const size_t LEN = 40 * MIB;
 
-/* A child reads and writes its parent's memory; the parent waits in a pipe meanwhile. */
-static void other_process(void) {
-    char *p = map(LEN);
+/* Has a child visit the folded memory at `p` in its parent, which waits in a pipe until `there` bytes of it are in memory. */
+static void beside_child(char *p, size_t there, void (*visit)(pid_t parent, char *p)) {
     fill(p, LEN, 1);
     push_out(p, LEN);
     int go[2];
@@ -18,64 +17,62 @@ static void other_process(void) {
         pid_t parent = getppid();
         char byte;
         NEED(read(go[0], &byte, 1) == 1);
-        char *mine = malloc(MIB);
-        for (size_t at = 0; at < LEN; at += MIB) {
-            struct iovec to = {mine, MIB}, from = {p + at, MIB};
-            NEED(process_vm_readv(parent, &to, 1, &from, 1, 0) == (ssize_t)MIB);
-            check_from(mine, MIB, 1, at / PAGE);
-            fill_from(mine, MIB, 2, at / PAGE);
-            NEED(process_vm_writev(parent, &to, 1, &from, 1, 0) == (ssize_t)MIB);
-        }
+        visit(parent, p);
         check(p, LEN, 1);
         _exit(0);
     }
     push_out(p, LEN);
+    check(p, there, 1);
     NEED(write(go[1], "g", 1) == 1);
     int status;
     NEED(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
+static void visit_all(pid_t parent, char *p) {
+    char *mine = malloc(MIB);
+    for (size_t at = 0; at < LEN; at += MIB) {
+        struct iovec to = {mine, MIB}, from = {p + at, MIB};
+        NEED(process_vm_readv(parent, &to, 1, &from, 1, 0) == (ssize_t)MIB);
+        check_from(mine, MIB, 1, at / PAGE);
+        fill_from(mine, MIB, 2, at / PAGE);
+        NEED(process_vm_writev(parent, &to, 1, &from, 1, 0) == (ssize_t)MIB);
+    }
+}
+
+/* A child reads and writes its parent's memory; the parent waits in a pipe meanwhile. */
+static void other_process(void) {
+    char *p = map(LEN);
+    beside_child(p, 0, visit_all);
     check(p, LEN, 2);
+}
+
+static void visit_pages(pid_t parent, char *p) {
+    char *mine = malloc(PAGE);
+    size_t there = 0, refused = 0;
+    for (size_t at = 0; at < LEN; at += PAGE) {
+        struct iovec to = {mine, PAGE}, from = {p + at, PAGE};
+        ssize_t got = process_vm_readv(parent, &to, 1, &from, 1, 0);
+        if (got < 0) {
+            NEED(errno == EFAULT);
+            refused++;
+            continue;
+        }
+        NEED(got == (ssize_t)PAGE);
+        check_from(mine, PAGE, 1, at / PAGE);
+        fill_from(mine, PAGE, 1, at / PAGE);
+        got = process_vm_writev(parent, &to, 1, &from, 1, 0);
+        NEED(got == (ssize_t)PAGE || errno == EFAULT);
+        there++;
+    }
+    fprintf(stderr, "process_vm_readv: %zu pages there, %zu refused\n", there, refused);
+    NEED(there > 0 && refused > 0);
 }
 
 /* Where the kernel's own faults find nobody: what is folded is refused (EFAULT, or a short count), never a wrong byte, and what
  * is written is there. */
 static void other_process_refused(void) {
     char *p = map(LEN);
-    fill(p, LEN, 1);
-    push_out(p, LEN);
-    int go[2];
-    NEED(pipe(go) == 0);
-    pid_t pid = fork();
-    NEED(pid >= 0);
-    if (pid == 0) {
-        pid_t parent = getppid();
-        char byte, *mine = malloc(PAGE);
-        NEED(read(go[0], &byte, 1) == 1);
-        size_t there = 0, refused = 0;
-        for (size_t at = 0; at < LEN; at += PAGE) {
-            struct iovec to = {mine, PAGE}, from = {p + at, PAGE};
-            ssize_t got = process_vm_readv(parent, &to, 1, &from, 1, 0);
-            if (got < 0) {
-                NEED(errno == EFAULT);
-                refused++;
-                continue;
-            }
-            NEED(got == (ssize_t)PAGE);
-            check_from(mine, PAGE, 1, at / PAGE);
-            fill_from(mine, PAGE, 1, at / PAGE);
-            got = process_vm_writev(parent, &to, 1, &from, 1, 0);
-            NEED(got == (ssize_t)PAGE || errno == EFAULT);
-            there++;
-        }
-        fprintf(stderr, "process_vm_readv: %zu pages there, %zu refused\n", there, refused);
-        NEED(there > 0 && refused > 0);
-        check(p, LEN, 1);
-        _exit(0);
-    }
-    push_out(p, LEN);
-    check(p, MIB, 1);
-    NEED(write(go[1], "g", 1) == 1);
-    int status;
-    NEED(waitpid(pid, &status, 0) == pid && status == 0);
+    beside_child(p, MIB, visit_pages);
     check(p, LEN, 1);
 }
 

@@ -14,7 +14,7 @@ use memfold::delivery::background;
 use memfold::known::TOP;
 use memfold::stats::Stats;
 use memfold_sys::memory::zone::{locked_bytes, overlaps_own};
-use memfold_sys::raw::system_call;
+use memfold_sys::raw::populates;
 use memfold_sys::thread::bare;
 use memfold_sys::units::PAGE_SIZE;
 
@@ -43,17 +43,17 @@ impl Gated {
         if !self.is_managing() && anonymous >= begin && state.has_threads() {
             self.adopt_all(state);
         } else if self.is_managing() && unmanaged > max {
-            self.tell_unmanaged();
+            self.tell_unmanaged(state.merges);
         }
         self.adopt_late(state);
         next
     }
 
-    fn tell_unmanaged(&self) {
-        if proc::merges() {
+    fn tell_unmanaged(&self, merges: bool) {
+        if merges {
             say::warn(format_args!("{}", proc::MERGES));
         }
-        if self.scale.is_blind() || proc::merges() || proc::locked_bytes() > locked_bytes() as u64 {
+        if self.scale.is_blind() || merges || proc::locked_bytes() > locked_bytes() as u64 {
             memfold::stats::add(&self.pager.stats().over_limit, 1);
         } else {
             self.pager.unmanaged_past_the_limit();
@@ -200,14 +200,10 @@ impl Gated {
     }
 }
 
-/// Makes the pages of a range present that a call under way is about to use.
+/// Makes the pages of a range present that a call under way is about to use. What isn't mapped stays
+/// as it is; what isn't writable is made present for reading.
 fn bring(range: Range<usize>) {
-    const POPULATE: [i32; 2] = [libc::MADV_POPULATE_WRITE, libc::MADV_POPULATE_READ];
     for page in range.step_by(PAGE_SIZE) {
-        let _ = POPULATE.iter().any(|advice| {
-            let args = [page, PAGE_SIZE, *advice as usize, 0, 0, 0];
-            // SAFETY: changes no byte. What isn't mapped, or not writable, stays as it is.
-            unsafe { system_call(libc::SYS_madvise, args) }.is_ok()
-        });
+        let _ = populates(page, true) || populates(page, false);
     }
 }

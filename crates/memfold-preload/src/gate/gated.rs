@@ -224,9 +224,8 @@ pub fn existing() -> &'static Gated {
 pub fn open(config: &Config) -> Result<(), Lacking> {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let least = NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32;
-    let features = feature::MOVE | feature::SIGBUS | feature::WP;
     let number = |e: Errno| format!("a number for a descriptor: {e}");
-    let uffd = Uffd::open(features, true).map_err(|e| format!("{e}"))?;
+    let uffd = Uffd::open(feature::GATE, true).map_err(|e| format!("{e}"))?;
     let uffd = uffd.at_least(least).map_err(number)?;
     let pagemap = Pagemap::open().map_err(|e| format!("/proc/self/pagemap: {e}"))?;
     let pagemap = pagemap.at_least(least).map_err(number)?;

@@ -100,7 +100,7 @@ impl Gated {
         match self.maps.each(page, page + 1, |found| is_plain |= found.anonymous) {
             Ok(()) => is_plain,
             // Without a map: what the kernel serves by now isn't the program's mistake.
-            Err(_) => populates(page) || self.pager.touches(&(page..page + PAGE_SIZE)),
+            Err(_) => populates(page, false) || self.pager.touches(&(page..page + PAGE_SIZE)),
         }
     }
 

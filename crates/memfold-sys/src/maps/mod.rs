@@ -7,11 +7,10 @@ pub mod lookup;
 pub mod pagemap;
 
 use crate::Errno;
-use core::ffi::CStr;
 use core::ops::ControlFlow;
-use own::OwnFile;
+use own::{OwnFile, open};
 use rustix::fd::OwnedFd;
-use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::fs::SeekFrom;
 
 /// The text read at a time. A line is longer only if a path is longer than half of PATH_MAX; such a
 /// path is cut off.
@@ -311,10 +310,6 @@ fn each_line(file: &OwnedFd, mut each: impl FnMut(&[u8]) -> ControlFlow<()>) -> 
             len = 0;
         }
     }
-}
-
-fn open(path: &CStr) -> Result<OwnedFd, Errno> {
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Words separated by spaces.

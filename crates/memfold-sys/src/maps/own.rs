@@ -15,7 +15,8 @@ pub struct OwnFile {
     is_lost: AtomicBool,
 }
 
-fn open(path: &CStr) -> Result<OwnedFd, Errno> {
+/// Opens a file for reading.
+pub(super) fn open(path: &CStr) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 

@@ -94,7 +94,7 @@ impl Pagemap {
         if self.file.get().is_none() {
             (start..end)
                 .step_by(PAGE_SIZE)
-                .filter(|page| populates(*page))
+                .filter(|page| populates(*page, false))
                 .for_each(|page| each(page, page + PAGE_SIZE));
             return Ok(());
         }
@@ -122,7 +122,7 @@ impl Pagemap {
     pub fn is_populated(&self, addr: usize) -> bool {
         let start = (addr & !(PAGE_SIZE - 1)) as u64;
         if self.file.get().is_none() {
-            return populates(start as usize);
+            return populates(start as usize, false);
         }
         match self.scan(start, start + PAGE_SIZE as u64, &mut [PageRegion::default()]) {
             Ok((count, _)) => count > 0,

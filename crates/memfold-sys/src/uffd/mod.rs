@@ -29,6 +29,8 @@ pub mod feature {
     pub const WP_UNPOPULATED: u64 = 1 << 13;
     /// UFFDIO_MOVE exists (Linux 6.8).
     pub const MOVE: u64 = 1 << 16;
+    /// What gate delivery needs.
+    pub const GATE: u64 = MOVE | SIGBUS | WP;
 }
 
 pub mod bin;
