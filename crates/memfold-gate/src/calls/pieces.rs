@@ -275,7 +275,7 @@ impl Parts {
 
 impl Pieces {
     /// Makes the call by `make`, which holds what each piece names, and returns what one call would;
-    /// or [`RESTART`] if nothing was done. `None`: it must be made whole.
+    /// or `RESTART` if nothing was done. `None`: it must be made whole.
     pub fn run(
         &self,
         read: Read,
