@@ -12,7 +12,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
 
 /// See the module.
 pub struct Witness {
@@ -39,13 +39,14 @@ impl Witness {
     /// # Errors
     /// What mmap says; EPERM also where [`Witness::is_over`] was true.
     pub fn begin_copy(&self) -> Result<(), Errno> {
-        // Nobody may touch it: a mapping that could be made writable counts.
+        // One that isn't writable is allowed of a sealed file too, and isn't counted there.
+        let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
-        let at = unsafe {
-            mmap(null_mut(), PAGE_SIZE, ProtFlags::empty(), MapFlags::SHARED, &self.file, 0)?
-        };
+        let at = unsafe { mmap(null_mut(), PAGE_SIZE, access, MapFlags::SHARED, &self.file, 0)? };
         self.at.store(at as usize, SeqCst);
-        Ok(())
+        // Nobody may touch it; it counts as long as it could be made writable again.
+        // SAFETY: the mapping just made.
+        unsafe { mprotect(at, PAGE_SIZE, MprotectFlags::empty()) }
     }
 
     /// After the copy was made, or was not. Any thread may call it. A copy doesn't: it keeps what
