@@ -9,13 +9,8 @@ pub const THREAD_FEATURES: u64 =
     feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
 
 /// What it is for a run where nothing is asked for.
-pub fn by_default(config: &Config) -> Delivery {
-    // The gate can't be had with a swap file yet.
-    match config.swap {
-        None if cfg!(target_arch = "x86_64") => Delivery::Gate,
-        _ => Delivery::Thread,
-    }
-}
+pub const BY_DEFAULT: Delivery =
+    if cfg!(target_arch = "x86_64") { Delivery::Gate } else { Delivery::Thread };
 
 /// Where the gate is wanted and can't be had, makes it handler threads, and returns the line that
 /// says so and why.
@@ -26,7 +21,7 @@ pub fn settle(config: &mut Config) -> Result<Option<String>, Failure> {
     let Delivery::Gate = config.delivery else {
         return can_have_threads().map(|()| None).map_err(|e| {
             let gate = match can_have_gate() {
-                Ok(()) => "; without --delivery thread and --swap no permission is needed here",
+                Ok(()) => "; without --delivery thread no permission is needed here",
                 Err(_) => "",
             };
             Failure::own(format!("{e}{gate}"))

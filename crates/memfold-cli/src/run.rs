@@ -289,7 +289,7 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
             .map_err(|e| Failure::own(format!("--swap: {e}")))?;
     }
     if matches.get_one::<String>(DELIVERY).is_none() {
-        config.delivery = delivery::by_default(&config);
+        config.delivery = delivery::BY_DEFAULT;
     }
     config.check().map_err(Failure::own)?;
     let codec =
@@ -306,11 +306,6 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     if config.batch > 1 {
         return Err(Failure::own(
             "--batch: run needs 1: its threads are not there in children of fork",
-        ));
-    }
-    if config.delivery == Delivery::Gate && config.swap.is_some() {
-        return Err(Failure::own(
-            "--delivery: gate can't be had with --swap yet: leave it at thread",
         ));
     }
     if config.delivery == Delivery::Signal {

@@ -63,9 +63,9 @@ fn what_libc_touches_in_a_child_before_any_handler_is_there() {
 }
 
 #[test]
-fn with_a_swap_file_a_fork_brings_all_home() {
+fn by_handler_threads_a_fork_with_a_swap_file_brings_all_home() {
     let swap = Scratch::new();
-    let flags = ["--resident", "16M", "--swap", swap.0.to_str().unwrap()];
+    let flags = ["--delivery", "thread", "--resident", "16M", "--swap", swap.0.to_str().unwrap()];
     assert_right_with(&flags, "children", &["fork", "threads", "libc", "grown"]);
 }
 
@@ -77,7 +77,8 @@ fn a_fork_that_lacks_the_memory_is_refused() {
     let (program, scratch) = (compile("children"), Scratch::new());
     let meminfo = scratch.file("meminfo", "MemTotal: 8388608 kB\nMemAvailable: 1024 kB\n", 0o644);
     let world = format!("mount --bind {meminfo} /proc/meminfo && exec \"$@\"");
-    let flags = ["--resident", "16M", "--swap", scratch.0.to_str().unwrap()];
+    let swap = scratch.0.to_str().unwrap();
+    let flags = ["--delivery", "thread", "--resident", "16M", "--swap", swap];
     let Some(output) = managed_in(&world, &flags, &[&program.path, "threads"]) else { return };
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{text}");

@@ -3,8 +3,8 @@
 #![cfg(target_arch = "x86_64")]
 mod common;
 use common::{
-    Program, Scratch, UNPRIVILEGED, assert_all_right, assert_refused, binaries, can_make_worlds,
-    compile, managed_in, memfold,
+    Program, Scratch, UNPRIVILEGED, assert_all_right, assert_refused, can_make_worlds, compile,
+    managed_in,
 };
 use std::process::Command;
 
@@ -228,13 +228,4 @@ fn messages_and_appended_writes_are_made_by_one_call() {
     let Some(stats) = large("messages") else { return };
     assert!(stats["peak_held_bytes"].as_u64() >= Some(24 << 20), "{stats}");
     assert!(stats["over_limit"].as_u64() > Some(0), "{stats}");
-}
-
-#[test]
-fn the_gate_refuses_a_swap_file_with_one_line() {
-    let Some(bin) = binaries() else { return };
-    let scratch = Scratch::new();
-    let swap = scratch.0.to_str().unwrap();
-    let flags = ["run", "--limit", "64M", "--delivery", "gate", "--swap", swap, "--", "true"];
-    assert_refused(&memfold(&bin, &flags).output().unwrap(), 125, &["--swap", "gate"]);
 }

@@ -1,6 +1,6 @@
 //! `memfold run --swap`: data that doesn't shrink in a limit that can't hold it. Rows B3, Z4.
 mod common;
-use common::{Scratch, assert_refused, binaries, managed_in, memfold, run};
+use common::{Mounted, Scratch, assert_refused, binaries, managed_in, memfold, run};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -48,30 +48,6 @@ fn b3_data_that_does_not_shrink_goes_to_the_file_and_every_byte_comes_back() {
         assert!(figure(&json, "pswpin") > 100 << 8, "{json}");
         assert_eq!(figure(&json, "swap_write_failed"), 0);
         assert_eq!(names_in(Path::new(&dir)), 0);
-    }
-}
-
-/// A mounted file system.
-struct Mounted(String);
-
-impl Mounted {
-    /// A new file system of so many bytes in a new directory.
-    fn tmpfs(dir: &str, size: &str) -> Option<Mounted> {
-        std::fs::create_dir(dir).unwrap();
-        let options = format!("size={size}");
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs", dir]).stderr(Stdio::null());
-        if !mount.status().is_ok_and(|status| status.success()) {
-            eprintln!("SKIPPED, NOTHING WAS TESTED: mounting a small tmpfs needs root");
-            return None;
-        }
-        Some(Mounted(dir.to_string()))
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).status();
     }
 }
 

@@ -8,6 +8,7 @@ use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
 
 pub(crate) const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
+const OFF: usize = 0;
 const ON: usize = 1;
 /// `si_code` of such a SIGSYS.
 pub const SYS_USER_DISPATCH: i32 = 2;
@@ -86,4 +87,18 @@ pub fn arm() -> Result<(), Errno> {
     let args = [PR_SET_SYSCALL_USER_DISPATCH, ON, start, end - start, selector, 0];
     // SAFETY: the selector is static.
     unsafe { system_call(libc::SYS_prctl, args) }.map(drop)
+}
+
+/// Lets the calling thread's system calls pass.
+pub fn disarm() {
+    // SAFETY: nothing is named.
+    let _ =
+        unsafe { system_call(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, OFF, 0, 0, 0, 0]) };
+}
+
+/// Whether this code is part of the program itself, whose own system calls would be let through.
+pub fn is_in_program() -> bool {
+    let base = &raw const __ehdr_start as usize;
+    // SAFETY: as in `find_range`; asking has no conditions.
+    unsafe { base + (*(base as *const Header)).programs == libc::getauxval(libc::AT_PHDR) as usize }
 }

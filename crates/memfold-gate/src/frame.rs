@@ -106,6 +106,16 @@ impl Info {
         Info { signal, code: SI_KERNEL, ..Info::NONE }
     }
 
+    /// One of `rt_tgsigqueueinfo`, with a number.
+    pub fn queued(signal: i32, code: i32, process: u32, number: u64) -> Info {
+        Info { signal, code, address: u64::from(process), call: number, ..Info::NONE }
+    }
+
+    /// The process that has sent it.
+    pub fn sender(&self) -> u32 {
+        self.address as u32
+    }
+
     /// It was caused by the instruction at which it arrived.
     pub fn is_fault(&self) -> bool {
         let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];

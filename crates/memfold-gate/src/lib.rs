@@ -19,8 +19,10 @@ mod signals;
 mod threads;
 mod special;
 mod trap;
+mod late;
 
 pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, SPANS_MAX, Span, Spans};
+pub use late::start_late;
 pub use touch::{read_bytes, touch, write_bytes};
 
 use core::sync::atomic::Ordering::SeqCst;
@@ -38,6 +40,12 @@ pub enum WhyNot {
     NoDispatch(Errno),
     /// Handlers can't be installed.
     NoHandlers(Errno),
+    /// A thread can't be had: it stands on its alternate stack, or the kernel holds it.
+    Unreachable,
+    /// A runtime has stacks that a signal's frame doesn't fit.
+    SmallStacks,
+    /// Somebody else is about it.
+    Busy,
 }
 
 /// Arms the process: from now on each system call of the calling thread, and of all threads and
@@ -61,18 +69,38 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     unsafe { trap::KEEPER.set(keeper) };
     signals::HANDLER.store(trap::on_signal as *const () as usize, SeqCst);
     record.blocked.set(before & actions::PROTECTED);
-    let (stack, mut theirs) = (record.stack(), frame::Stack::NONE);
-    let args = [&raw const stack as usize, &raw mut theirs as usize, 0, 0, 0, 0];
-    // SAFETY: the stack is this thread's for good.
-    let moved = unsafe { system_call(libc::SYS_sigaltstack, args) };
-    record.alternate.set(theirs);
-    let armed = moved
+    let armed = set_alternate(&record.stack())
+        .map(|theirs| record.alternate.set(theirs))
+        .and_then(|()| signals::take_over(record))
         .map_err(WhyNot::NoHandlers)
-        .and_then(|_| signals::take_over(record).map_err(WhyNot::NoHandlers))
         .and_then(|()| dispatch::arm().map_err(WhyNot::NoDispatch));
     if armed.is_ok() {
         patch::allow(trap::on_patched);
     }
     set_signals_blocked(if armed.is_ok() { before & !actions::PROTECTED } else { before });
     armed
+}
+
+/// Gives the calling thread an alternate stack; returns the one before. EPERM: it stands on that.
+fn set_alternate(stack: &frame::Stack) -> Result<frame::Stack, Errno> {
+    let mut before = frame::Stack::NONE;
+    let args = [&raw const *stack as usize, &raw mut before as usize, 0, 0, 0, 0];
+    // SAFETY: a slot's, which is the thread's for good, or the program's own.
+    unsafe { system_call(libc::SYS_sigaltstack, args) }.map(|_| before)
+}
+
+/// Calls `with` while the calling thread's system calls don't pass the gate: the threads that it
+/// starts never will, which is how those of the engine's are started. Signals wait until it is over.
+///
+/// # Safety
+/// - `with` hands the kernel no memory that the keeper serves.
+/// - The process is armed.
+pub unsafe fn apart<T>(with: impl FnOnce() -> T) -> T {
+    let before = set_signals_blocked(!actions::PROTECTED);
+    dispatch::disarm();
+    let made = with();
+    let armed = dispatch::arm();
+    assert!(armed.is_ok(), "what was armed can be armed again");
+    set_signals_blocked(before);
+    made
 }

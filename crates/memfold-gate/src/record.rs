@@ -13,7 +13,8 @@ use memfold_sys::raw::system_call;
 use memfold_sys::sync::StaticMutex;
 use memfold_sys::units::PAGE_SIZE;
 
-const SLOT_BYTES: usize = 256 << 10;
+/// Stack and record.
+pub const SLOT_BYTES: usize = 256 << 10;
 const RECORD_BYTES: usize = 2 * PAGE_SIZE;
 /// Where the stack begins: after a page that nobody may touch.
 const STACK_AT: usize = PAGE_SIZE;

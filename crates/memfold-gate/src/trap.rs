@@ -7,7 +7,7 @@ use crate::keeper::{Fault, Keeper};
 use crate::patch;
 use crate::patch::entry::{AGAIN, BELOW, Entered};
 use crate::record::{Place, Record};
-use crate::signals::{defer, deliver, deliver_pending};
+use crate::signals::{defer, deliver, deliver_pending, set_mask};
 use crate::special::{Call, is_plain, make_plain};
 use crate::touch::{fix_up, read};
 use core::sync::atomic::Ordering::SeqCst;
@@ -67,8 +67,14 @@ fn in_gate(keeper: &'static dyn Keeper, record: &Record, context: &mut Context, 
         // A call of somebody's that isn't meant to be made here: it goes through.
         libc::SIGSYS if info.code == SYS_USER_DISPATCH => {
             let (nr, args) = context.regs.call();
-            // SAFETY: whoever makes it keeps its conditions.
-            context.regs.rax = match unsafe { system_call(nr as i64, args) } {
+            let made = if nr as i64 == libc::SYS_rt_sigprocmask {
+                // The end of this handler would undo it. `abort` unblocks its signal so.
+                set_mask(record, context, &args).map(|()| 0)
+            } else {
+                // SAFETY: whoever makes it keeps its conditions.
+                unsafe { system_call(nr as i64, args) }
+            };
+            context.regs.rax = match made {
                 Ok(value) => value as u64,
                 Err(e) => -i64::from(e.raw_os_error()) as u64,
             };

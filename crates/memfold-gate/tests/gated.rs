@@ -111,6 +111,18 @@ fn no_system_call_meets_a_page_that_was_taken_away() {
     }
 }
 
+/// Threads wait in every kind of call, make others, end, fork, fault, and stand on alternate stacks.
+#[test]
+fn a_process_is_armed_while_its_threads_are_in_everything() {
+    let program = compile("late", &["-ldl"]);
+    for busy in [false, true].repeat(10) {
+        let mut command = Command::new(&program);
+        command.arg(examples().join("liblate.so")).args(busy.then_some("ticks"));
+        let (code, text, _) = run(&mut command);
+        assert_eq!((code, text.as_str()), (Some(0), "all passed\n"));
+    }
+}
+
 #[test]
 fn shells_and_interpreters_run() {
     same(

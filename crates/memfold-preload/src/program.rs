@@ -144,6 +144,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program,
         cpus: cpus(),
         disk: None,
         remote: None,
+        errands: None,
     };
     let pager = match Pager::new(config.clone(), parts) {
         Ok(pager) => Arc::new(pager),

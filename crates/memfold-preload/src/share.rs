@@ -80,7 +80,9 @@ impl Scale {
     /// # Errors
     /// As [`Scale::open`].
     pub fn begin_as_child(&self, pager: &Pager, level: &mut Level) -> Result<(), Errno> {
-        (level.sharing, level.measure_at_ns) = (true, 0);
+        // Until the first measurement all counts as shared. Most children end sooner, or execute
+        // something.
+        (level.sharing, level.measure_at_ns) = (true, now_ns() + MEASURE_NS);
         level.others = level.anonymous.min(pager.bound_bytes());
         level.inherited_away = pager.away_bytes();
         self.statm.reopen()

@@ -40,7 +40,7 @@ def made(peer: str, data: np.ndarray, limit: int) -> Any:
     if peer == MEMFOLD:
         import memfold
 
-        memory = memfold.Memory(limit=limit)
+        memory = memfold.Memory(limit=limit, delivery=os.environ.get("MEMFOLD_BENCH_DELIVERY"))
         array = memory.array(data)
         memory.fold(array)
         return array

@@ -1,8 +1,9 @@
 //! An engine and its heap, as the package's `Memory` uses them.
 use crate::error::exception;
+use memfold::delivery::gate;
 use memfold::stats::FIGURES;
-use memfold::{Heap, Hint, Memory};
-use pyo3::exceptions::PyValueError;
+use memfold::{Delivery, Heap, Hint, Memory};
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::ops::Range;
@@ -35,6 +36,21 @@ pub fn heaps() -> Vec<Arc<Shared>> {
     heaps.iter().filter_map(Weak::upgrade).collect()
 }
 
+/// Arms the process. Called by a thread that is attached to Python, so no other one copies the
+/// process by Python's means meanwhile.
+fn arm() -> Result<(), String> {
+    let is = |name: &str, value: &str| std::env::var(name).is_ok_and(|is| is == value);
+    if !gate::is_armed() && std::env::var("MEMFOLD_RUN").is_ok_and(|order| !order.is_empty()) {
+        // There is an engine of another kind, whose threads and signals are its own.
+        if !is("MEMFOLD_DISABLE", "1") {
+            return Err("this process is under memfold run".into());
+        }
+    }
+    // SAFETY: this is a shared library of its own, in which only the engine makes system calls by
+    // its own instructions: what else is linked in, calls libc's.
+    unsafe { gate::arm() }
+}
+
 /// Folded memory: an engine with its threads. numpy's arrays keep it alive.
 #[pyclass(frozen, module = "memfold._memfold")]
 pub struct Engine {
@@ -43,10 +59,23 @@ pub struct Engine {
 
 #[pymethods]
 impl Engine {
-    /// Starts an engine with settings by name, as text.
+    /// Starts an engine with settings by name, as text. Without the setting `delivery` that is the
+    /// gate where it can be had, else by threads.
     #[new]
     fn new(py: Python<'_>, settings: Vec<(String, String)>) -> PyResult<Engine> {
         let mut builder = Memory::builder();
+        // What is in files or elsewhere is fetched by the engine's threads.
+        let stores_elsewhere = settings.iter().any(|(name, _)| name == "swap" || name == "remote");
+        let delivery = settings.iter().find(|(name, _)| name == "delivery");
+        match delivery.map(|(_, value)| value.as_str()) {
+            None if !stores_elsewhere && arm().is_ok() => builder = builder.delivery(Delivery::Gate),
+            Some("gate") => arm().map_err(|why| {
+                PyOSError::new_err(format!(
+                    "delivery=\"gate\" can't be had here: {why}: leave delivery out, or give \"thread\" or \"signal\""
+                ))
+            })?,
+            _ => {}
+        }
         for (name, value) in settings {
             builder = builder.set(&name, &value);
         }
@@ -54,6 +83,15 @@ impl Engine {
         let shared = Arc::new(Shared { heap: Heap::new(&memory), lent: Mutex::default() });
         HEAPS.lock().unwrap_or_else(|e| e.into_inner()).push(Arc::downgrade(&shared));
         Ok(Engine { shared })
+    }
+
+    /// How faults are delivered: "gate", "thread" or "signal".
+    fn delivery(&self) -> &'static str {
+        match self.shared.heap.memory().delivery() {
+            Delivery::Gate => "gate",
+            Delivery::Thread => "thread",
+            Delivery::Signal => "signal",
+        }
     }
 
     /// Whether this is the process that started it.

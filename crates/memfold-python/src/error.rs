@@ -14,8 +14,8 @@ pub fn exception(error: Error) -> PyErr {
         // Settings are keyword arguments here: `swap_size`, not `--swap-size`.
         Error::Config(_) => PyValueError::new_err(as_keywords(&text)),
         Error::Userfaultfd(memfold::OpenError::Forbidden) => PyPermissionError::new_err(format!(
-            "{text}; or give delivery=\"signal\", which needs no permission, but then hand an array to files, sockets and \
-             other system calls only inside `with mem.pinned(array):`"
+            "{text}; or leave delivery out, or give delivery=\"signal\", which needs no permission, but then hand an array to \
+             files, sockets and other system calls only inside `with mem.pinned(array):`"
         )),
         Error::Userfaultfd(_) => PyOSError::new_err(text),
         Error::System(_, errno) => match errno.raw_os_error() {

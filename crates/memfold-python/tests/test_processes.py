@@ -157,7 +157,7 @@ assert array.sum() == 300_000
 """)
 
 
-@pytest.mark.parametrize("delivery", ["thread", "signal"])
+@pytest.mark.parametrize("delivery", ["gate", "thread", "signal"])
 def test_the_interpreter_ends_with_arrays_alive(run_script, delivery):
     done = run_script(
         """

@@ -125,7 +125,7 @@ if os.geteuid() == 0:
 if open("/proc/sys/vm/unprivileged_userfaultfd").read().strip() == "1" or os.access("/dev/userfaultfd", os.R_OK | os.W_OK):
     sys.exit()
 try:
-    memfold.Memory(limit="32MiB")
+    memfold.Memory(limit="32MiB", delivery="thread")
     raise SystemExit("it was to be refused")
 except PermissionError as error:
     assert "sysctl vm.unprivileged_userfaultfd=1" in str(error) and 'delivery="signal"' in str(error), error

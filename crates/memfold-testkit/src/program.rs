@@ -164,6 +164,7 @@ impl Setup {
             stats: memfold::pager::StatsPlace::Own(Box::new(memfold::Stats::new())),
             cpus: 1,
             disk: disk.map(|disk| Box::new(disk.clone()) as Box<dyn memfold_sys::disk::Disk>),
+            errands: None,
             remote: remote
                 .map(|remote| Box::new(remote.clone()) as Box<dyn memfold_sys::remote::Remote>),
         };

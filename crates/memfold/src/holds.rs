@@ -25,7 +25,7 @@
 use alloc::boxed::Box;
 use core::ops::Range;
 use memfold_sys::sync::atomic::{
-    AtomicU32, AtomicUsize,
+    AtomicPtr, AtomicU32, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
 };
 use memfold_sys::sync::{Condvar, Mutex};
@@ -82,6 +82,10 @@ pub struct Holds {
     bytes: AtomicUsize,
 }
 
+/// Those of the process, once there are any, and none.
+static USED: AtomicPtr<Holds> = AtomicPtr::new(core::ptr::null_mut());
+static UNUSED: AtomicPtr<Holds> = AtomicPtr::new(core::ptr::null_mut());
+
 /// A hold, until [`Holds::release`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Hold(pub u32);
@@ -135,6 +139,28 @@ impl Holds {
             everything: AtomicU32::new(0),
             bytes: AtomicUsize::new(0),
         }
+    }
+
+    /// Those of all engines of the process, as a call may name memory of several; or, without `used`,
+    /// none.
+    #[cfg(not(shuttle))]
+    pub fn of_process(used: bool) -> &'static Holds {
+        let place = if used { &USED } else { &UNUSED };
+        if place.load(SeqCst).is_null() {
+            let new = Box::into_raw(Box::new(Holds::new(used)));
+            if place.compare_exchange(core::ptr::null_mut(), new, SeqCst, SeqCst).is_err() {
+                // SAFETY: made above, and nobody else has it.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
+        // SAFETY: a leaked box.
+        unsafe { &*place.load(SeqCst) }
+    }
+
+    /// Of a model each run has its own.
+    #[cfg(shuttle)]
+    pub fn of_process(used: bool) -> &'static Holds {
+        Box::leak(Box::new(Holds::new(used)))
     }
 
     /// Bytes that are held by holds of 64 KiB and more.

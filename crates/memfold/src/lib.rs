@@ -25,6 +25,7 @@ pub mod policy;
 pub mod swap;
 mod quiesce;
 pub mod holds;
+pub mod known;
 pub mod pager;
 mod reclaim;
 mod check;

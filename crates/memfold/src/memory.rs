@@ -5,6 +5,7 @@
 //! every call does nothing, and what is dropped is left as it is.
 use crate::config::{Config, ConfigError, Delivery};
 use crate::delivery::background::{self, Start};
+use crate::delivery::gate;
 use crate::delivery::region::Handlers;
 use crate::delivery::sigbus;
 use crate::pager::{Pager, Parts, StartError, StatsPlace};
@@ -23,6 +24,7 @@ use memfold_sys::thread::{Thread, cpus, memory_bytes};
 use memfold_sys::uffd::space::UffdSpace;
 use memfold_sys::uffd::{OpenError, Uffd, feature};
 use memfold_sys::units::{MAX_BYTES, PAGE_SHIFT, PAGE_SIZE};
+use rustix::fd::AsRawFd;
 
 /// Why folded memory could not be had. Displays as one line that says what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,7 +141,13 @@ struct Engine {
     uffd: Arc<Uffd>,
     handlers: Option<Handlers>,
     workers: Vec<Thread>,
+    /// Those that a child of `vfork` needs.
+    descriptors: [i32; 2],
+    /// Dropped last, when there are no threads.
+    _counted: gate::Engines,
 }
+
+type Opened = (Arc<Uffd>, Option<Arc<Pagemap>>, bool);
 
 impl Memory {
     /// Settings, all at their defaults; give at least a limit.
@@ -148,21 +156,25 @@ impl Memory {
     }
 
     fn start(config: Config) -> Result<Memory, Error> {
-        if config.delivery == Delivery::Gate {
+        if config.delivery == Delivery::Gate && !gate::is_armed() {
             return Err(Error::Config(String::from(
-                "delivery: gate is for memfold run; a library has thread and signal",
+                "delivery: gate is for memfold run and for libraries that have armed the process: take thread or signal",
             )));
         }
-        let is_signal = config.delivery == Delivery::Signal;
-        let supported = Uffd::probe().map_err(Error::Userfaultfd)?;
-        // Where there is no /proc, pages are copied.
-        let pagemap = Pagemap::open().ok().map(Arc::new);
-        let has_move = config.use_move && supported & feature::MOVE != 0 && pagemap.is_some();
-        let mut features = if has_move { feature::MOVE } else { feature::WP };
-        features |= if is_signal { feature::SIGBUS } else { feature::THREAD_ID };
-        // To drop what is clean; without it, that is moved out.
-        features |= if is_signal { supported & feature::WP } else { 0 };
-        let uffd = Arc::new(Uffd::open(features, is_signal).map_err(Error::Userfaultfd)?);
+        if config.delivery == Delivery::Gate && (config.swap.is_some() || config.remote.is_some()) {
+            return Err(Error::Config(String::from(
+                "delivery: gate can't be had with --swap or --remote yet: take thread or signal",
+            )));
+        }
+        let counted = gate::Engines::one_more();
+        // Before the first thread is started.
+        gate::apart(|| Memory::start_apart(config, counted))
+    }
+
+    fn start_apart(config: Config, counted: gate::Engines) -> Result<Memory, Error> {
+        let is_signal = config.delivery != Delivery::Thread;
+        let (uffd, pagemap, has_move) = Memory::open(is_signal, config.use_move)?;
+        let pagemap_number = pagemap.as_ref().map_or(0, |pagemap| pagemap.fd().as_raw_fd());
         let parts = Parts {
             space: Box::new(UffdSpace::new(uffd.clone(), pagemap)),
             has_move,
@@ -171,6 +183,7 @@ impl Memory {
             cpus: cpus(),
             disk: None,
             remote: None,
+            errands: None,
         };
         let workers = config.worker_count(parts.cpus);
         let pager = Arc::new(Pager::new(config, parts)?);
@@ -181,12 +194,26 @@ impl Memory {
         let birthplace =
             Birthplace::new().map_err(|e| Error::System("a page that children don't get", e))?;
         let threads = |e| Error::System("starting engine threads", e);
-        let mut engine = Engine { birthplace, pager, uffd, handlers: None, workers: Vec::new() };
+        let descriptors = match gate::is_armed() {
+            true => [uffd.fd().as_raw_fd(), pagemap_number],
+            false => [0; 2],
+        };
+        descriptors.into_iter().filter(|fd| *fd != 0).for_each(gate::own);
+        let mut engine = Engine {
+            birthplace,
+            pager,
+            uffd,
+            handlers: None,
+            workers: Vec::new(),
+            descriptors,
+            _counted: counted,
+        };
         let starts = background::threads(&engine.pager, workers);
         engine.workers =
             starts.iter().map(Start::by_libc).collect::<Result<_, _>>().map_err(threads)?;
         if is_signal {
-            if !sigbus::enlist(&engine.pager)
+            // The gate's handler asks the same list.
+            if !sigbus::enlist(&engine.pager, !gate::is_armed())
                 .map_err(|e| Error::System("a page for the list of engines", e))?
             {
                 return Err(Error::Config(alloc::format!(
@@ -198,6 +225,24 @@ impl Memory {
             engine.handlers = Some(Handlers::start(&engine.pager, &engine.uffd).map_err(threads)?);
         }
         Ok(Memory { engine: Arc::new(engine) })
+    }
+
+    /// The descriptors of an engine, and whether it can move pages.
+    fn open(is_signal: bool, use_move: bool) -> Result<Opened, Error> {
+        let supported = Uffd::probe().map_err(Error::Userfaultfd)?;
+        // Where there is no /proc, pages are copied.
+        let number = |e| Error::System("a number for a descriptor", e);
+        let least = gate::least_descriptor();
+        let pagemap = Pagemap::open().ok().map(|pagemap| pagemap.at_least(least));
+        let pagemap = pagemap.transpose().map_err(number)?.map(Arc::new);
+        let has_move = use_move && supported & feature::MOVE != 0 && pagemap.is_some();
+        let mut features = if has_move { feature::MOVE } else { feature::WP };
+        features |= if is_signal { feature::SIGBUS } else { feature::THREAD_ID };
+        // To drop what is clean; without it, that is moved out.
+        features |= if is_signal { supported & feature::WP } else { 0 };
+        let uffd = Uffd::open(features, is_signal).map_err(Error::Userfaultfd)?;
+        let uffd = uffd.at_least(least).map_err(number)?;
+        Ok((Arc::new(uffd), pagemap, has_move))
     }
 
     /// A new region of `len` bytes (rounded up to pages), all zeros, taking no memory until
@@ -224,6 +269,9 @@ impl Memory {
         let engine = self.engine.clone();
         let mut areas = engine.pager.areas.write();
         let protects = engine.pager.protects();
+        if engine.pager.config().delivery == Delivery::Gate {
+            gate::begins(&(zone.start()..zone.start() + len));
+        }
         // SAFETY: the engine serves the area from now on, and its threads never touch it.
         unsafe { engine.uffd.register(zone.start(), len, protects) }
             .map_err(|e| Error::System("registering a region", e))?;
@@ -243,6 +291,11 @@ impl Memory {
     /// Figures of the compressed store by itself, such as the waits for its locks.
     pub fn store_stats(&self) -> memfold_store::StoreStats {
         self.engine.pager.store.stats()
+    }
+
+    /// How faults are delivered.
+    pub fn delivery(&self) -> Delivery {
+        self.engine.pager.config().delivery
     }
 
     /// Verifies the engine's structures. Slow; for tests. No other thread may use the memory
@@ -277,6 +330,7 @@ impl Drop for Engine {
         self.pager.stop();
         self.workers.drain(..).for_each(Thread::join);
         sigbus::delist(&self.pager);
+        self.descriptors.into_iter().filter(|fd| *fd != 0).for_each(gate::disown);
     }
 }
 
@@ -286,8 +340,9 @@ impl Drop for Engine {
 /// nothing there, and dropping it changes nothing, in the child or in the parent.
 ///
 /// Any thread may read and write it through [`Region::as_ptr`], by the same rules as other memory.
-/// In signal delivery, a system call that is given a folded part, or is to write to one that was only
-/// read since it was folded, fails with EFAULT: [`Region::pin`] it around the call.
+/// In gate delivery that holds for system calls too. In signal delivery, a system call that is given
+/// a folded part, or is to write to one that was only read since it was folded, fails with EFAULT:
+/// [`Region::pin`] it around the call.
 ///
 /// Contents are discarded by [`Region::discard`] only, not by `madvise`. The kernel merges none of its
 /// pages with equal ones; in signal delivery the program must not ask for that later, by
@@ -429,6 +484,9 @@ impl Drop for Region {
         let _ = self.engine.uffd.unregister(self.zone.start(), self.zone.len());
         pager.forget(&mut areas, self.zone.start(), self.zone.start() + self.zone.len(), false);
         drop(areas);
+        if pager.config().delivery == Delivery::Gate {
+            gate::ends(&(self.zone.start()..self.zone.start() + self.zone.len()));
+        }
         // SAFETY: the region is being dropped, so nobody uses the zone again.
         unsafe { ManuallyDrop::drop(&mut self.zone) };
     }

@@ -48,6 +48,7 @@ fn engine() -> Arc<Pager> {
         cpus: cpus(),
         disk: None,
         remote: None,
+        errands: None,
     };
     let pager = Arc::new(Pager::new(config, parts).expect("an engine"));
     let (start, len) = pager.frames_zone();

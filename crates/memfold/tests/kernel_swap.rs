@@ -75,6 +75,7 @@ impl Setup {
             cpus: 1,
             disk: None,
             remote: None,
+            errands: None,
         };
         let mut config = Config::new(1 << 30);
         config.resident_bytes = Some(WORKABLE_MIN_BYTES);

@@ -38,12 +38,11 @@ fn with(directory: PathBuf, file: &str, package: &str) -> Option<PathBuf> {
 }
 
 /// The delivery that MEMFOLD_TEST_DELIVERY asks for: by hand, whole suites can be run with another
-/// than that which `memfold run` takes. Runs that say theirs, or have a swap file, keep what they have.
+/// than that which `memfold run` takes. Runs that say theirs keep what they have.
 fn asked_delivery(arguments: &[&str]) -> Option<String> {
-    let own = ["--delivery", "--swap"];
     let is_run = arguments.first() == Some(&"run") && arguments.contains(&"--");
     let asked = std::env::var("MEMFOLD_TEST_DELIVERY").ok();
-    asked.filter(|_| is_run && !arguments.iter().any(|argument| own.contains(argument)))
+    asked.filter(|_| is_run && !arguments.contains(&"--delivery"))
 }
 
 /// `memfold` with `arguments`, in an environment without memfold's variables.
@@ -319,4 +318,28 @@ pub fn can_make_worlds() -> bool {
         eprintln!("SKIPPED, NOTHING WAS TESTED: {text}");
     }
     can
+}
+
+/// A mounted file system.
+pub struct Mounted(String);
+
+impl Mounted {
+    /// A new file system of so many bytes in a new directory.
+    pub fn tmpfs(dir: &str, size: &str) -> Option<Mounted> {
+        std::fs::create_dir(dir).unwrap();
+        let options = format!("size={size}");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs", dir]).stderr(Stdio::null());
+        if !mount.status().is_ok_and(|status| status.success()) {
+            eprintln!("SKIPPED, NOTHING WAS TESTED: mounting a small tmpfs needs root");
+            return None;
+        }
+        Some(Mounted(dir.to_string()))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
 }

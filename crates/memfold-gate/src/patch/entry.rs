@@ -3,7 +3,7 @@
 //! Until the stack pointer is on the slot, and after it has left it, a signal is put off as in the
 //! gate; it is seen before the site is gone back to. A thread whose record isn't found, and a call
 //! that needs a full context, go on as a trapped call of the same site.
-use crate::record::Record;
+use crate::record::{Record, SLOT_BYTES};
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
@@ -54,7 +54,7 @@ static TRAP_CALL: AtomicUsize = AtomicUsize::new(0);
 #[unsafe(export_name = "memfold_gate_trap_done")]
 static TRAP_DONE: AtomicUsize = AtomicUsize::new(0);
 
-const _: () = assert!(core::mem::offset_of!(Record, fs) == 8);
+const _: () = assert!(core::mem::offset_of!(Record, fs) == 8 && SLOT_BYTES == 262144);
 
 global_asm!(
     ".hidden memfold_gate_known",
@@ -109,6 +109,11 @@ global_asm!(
     " jz 3f",
     " cmp %r11,8(%rdx)",
     " jne 3f",
+    // A call of somebody's on whom the gate relies, who is on the slot already.
+    " mov %rdx,%rcx",
+    " sub %rsp,%rcx",
+    " cmp $262144,%rcx",
+    " jb 3f",
     " mov %rsp,%r11",
     " lea -352(%rdx),%rsp",
     " mov %rdi,8(%rsp)",

@@ -15,7 +15,7 @@
 pub mod entry;
 mod padding;
 
-use crate::patch::entry::{Handler, set_up};
+use crate::patch::entry::{BELOW, Handler, set_up};
 use core::mem::forget;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -35,11 +35,16 @@ static START: AtomicUsize = AtomicUsize::new(0);
 
 const SITES_BYTES: usize = 64 << 10;
 const STRIDE: usize = 32;
-/// Into the first of them: the entry's address, and the two instructions that trap.
-const TRAP_CALL: usize = 8;
-const TRAP_DONE: usize = 16;
+/// Of these, so many are the head: the entry's address, and the two instructions that trap.
+const HEAD_STRIDES: usize = 2;
+const TRAP_DONE: usize = 8;
+const TRAP_CALL: usize = 16;
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const UD2: [u8; 2] = [0x0f, 0x0b];
+/// mov (%rsp),%rcx; lea 136(%rsp),%rsp; jmp *%rcx: from a thread that isn't armed, whose call the
+/// kernel has just made, back to the site.
+const BACK: [u8; 14] = [0x48, 0x8b, 0x0c, 0x24, 0x48, 0x8d, 0xa4, 0x24, 136, 0, 0, 0, 0xff, 0xe1];
+const _: () = assert!(BELOW == 136);
 const MOV_BYTES: usize = 5;
 const SITE_BYTES: usize = MOV_BYTES + SYSCALL.len();
 const TEXTS: usize = 4;
@@ -181,20 +186,21 @@ impl Sites {
             return false;
         };
         let start = zone.start();
-        let mut head = [0u8; STRIDE];
-        head[..8].copy_from_slice(&entry::entry().to_le_bytes());
-        for at in [TRAP_CALL, TRAP_DONE] {
-            head[at..at + 2].copy_from_slice(&SYSCALL);
-            head[at + 2..at + 4].copy_from_slice(&UD2);
-        }
+        let mut head = [0u8; HEAD_STRIDES * STRIDE];
+        let mut put = |at: usize, bytes: &[u8]| head[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &entry::entry().to_le_bytes());
+        put(TRAP_DONE, &SYSCALL);
+        put(TRAP_DONE + SYSCALL.len(), &UD2);
+        put(TRAP_CALL, &SYSCALL);
+        put(TRAP_CALL + SYSCALL.len(), &BACK);
         // SAFETY: the zone is new.
-        unsafe { core::ptr::copy_nonoverlapping(head.as_ptr(), zone.as_ptr(), STRIDE) };
+        unsafe { core::ptr::copy_nonoverlapping(head.as_ptr(), zone.as_ptr(), head.len()) };
         forget(zone);
         // SAFETY: `allow` stored a function of this type.
         let handler = unsafe { core::mem::transmute::<usize, Handler>(HANDLER.load(SeqCst)) };
         set_up(handler, start + TRAP_CALL, start + TRAP_DONE);
         START.store(start, SeqCst);
-        self.used = 1;
+        self.used = HEAD_STRIDES;
         protect(start, SITES_BYTES, false)
     }
 

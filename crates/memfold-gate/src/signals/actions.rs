@@ -42,6 +42,12 @@ fn ours(flags: u64) -> Action {
     }
 }
 
+/// A handler of the gate's for one signal, on the thread's own stack, with all signals blocked.
+pub fn calling(handler: usize) -> Action {
+    let flags = SA_RESTORER | (libc::SA_SIGINFO | libc::SA_RESTART) as u64;
+    Action { handler, flags, restorer: restorer(), mask: u64::MAX }
+}
+
 /// Has the gate's handler take SIGSYS, SIGBUS and SIGSEGV.
 pub fn install_protected() -> Result<(), Errno> {
     for signal in [libc::SIGBUS, libc::SIGSEGV] {
@@ -61,6 +67,13 @@ pub fn take_over(record: &Record) -> Result<(), Errno> {
         }
     }
     install_protected()
+}
+
+/// Undoes [`take_over`].
+pub fn give_back(record: &Record) {
+    for signal in 1..=SIGNALS as i32 {
+        let _ = set_real(signal, Some(&record.actions().of(signal)));
+    }
 }
 
 /// Tells the kernel of what the program wants.

@@ -12,7 +12,9 @@ mod deliver;
 mod masks;
 mod resume;
 
-pub use actions::{HANDLER, ignore_really, install_protected, set_action, take_over};
+pub use actions::{
+    HANDLER, calling, give_back, ignore_really, install_protected, set_action, set_real, take_over,
+};
 pub use alternate::set_alternate;
 pub use deliver::{defer, deliver, deliver_pending};
 pub use masks::{block_all, pending, set_mask};

@@ -1,6 +1,5 @@
 //! What comes under management, and when.
 use super::gated::{FLAGS, Gated, Mark, State};
-use super::known::TOP;
 use crate::program::{
     LOOK_NS, LOOK_PAST_NS, LOOK_SOON_NS, SMALL_BYTES, START_SHARE, start_pending,
 };
@@ -12,6 +11,7 @@ use core::ops::ControlFlow::Continue;
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
 use memfold::delivery::background;
+use memfold::known::TOP;
 use memfold::stats::Stats;
 use memfold_sys::memory::zone::{locked_bytes, overlaps_own};
 use memfold_sys::raw::populates;

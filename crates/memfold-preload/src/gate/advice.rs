@@ -5,12 +5,12 @@
 //! read or overwrite had the kernel dropped them. MADV_FREE may leave pages as they are, so it
 //! does. A guard ends the call, as the kernel would have it.
 use super::gated::{Gated, Mark, State};
-use super::known::TOP;
 use super::ranges::{Ranges, without};
 use alloc::vec::Vec;
 use core::iter::once;
 use core::ops::Range;
 use memfold::address_space::calls::failed;
+use memfold::known::TOP;
 use memfold_gate::{touch, write_bytes};
 use memfold_sys::raw::system_call;
 use memfold_sys::units::PAGE_SIZE;

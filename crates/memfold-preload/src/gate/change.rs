@@ -2,9 +2,9 @@
 use super::advice::whole;
 use super::gated::{Gated, Mark, State};
 use super::given::gives;
-use super::known::TOP;
 use core::ops::Range;
 use memfold::address_space::calls::{Remap, failed};
+use memfold::known::TOP;
 use memfold_gate::read_bytes;
 use memfold_sys::memory::zone::{lock_again, overlaps_own, unlock_all};
 use memfold_sys::raw::{program_break, system_call};

@@ -12,12 +12,15 @@
 //! A child may see no /proc of its own (not dumpable, in an empty root): it goes on without
 //! (`Pagemap`, `Maps`, `Scale`). One that gets no userfaultfd (a sandbox forbids it by now) has
 //! everything brought home, and no engine.
+//!
+//! With a swap file the child goes on to read its parent's, and writes to one of its own
+//! (`memfold/swap/copied.rs`); with a remote store, what is in file and store comes home first.
 use super::gated::{Gated, Mark, abandon};
-use super::known::TOP;
 use crate::say::unserved::unserved_later;
 use crate::{engine, proc, say, slots};
 use core::mem::forget;
 use memfold::config::Size;
+use memfold::known::TOP;
 use memfold_gate::{touch, write_bytes};
 use memfold_sys::Errno;
 use memfold_sys::raw::{is_resident, system_call};
@@ -36,7 +39,16 @@ impl Gated {
     /// Copies the process by `make`.
     pub fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize {
         forget(self.state.lock());
-        self.pager.begin_copy();
+        self.pager.begin_copy(|bytes| {
+            let available = proc::available_bytes();
+            if bytes > available && available > 0 {
+                say::die(format_args!(
+                    "fork() needs what is in swap file and remote store back in place: {}, the machine has {} left; stopping before data is lost",
+                    Size(bytes),
+                    Size(available)
+                ));
+            }
+        });
         self.forbid_allocation();
         let result = make();
         // SAFETY: forbidden above; the copy is the child's own.
@@ -53,7 +65,7 @@ impl Gated {
             if result >= 0 {
                 self.state.peek_mut().level.sharing = true;
             }
-            self.pager.end_copy();
+            self.pager.end_copy(result == 0);
             self.state.unlock();
         }
         result
@@ -62,6 +74,11 @@ impl Gated {
     /// In the child.
     fn begin_child(&self) {
         slots::begin_as_child();
+        if let Some(file) = &self.file {
+            // SAFETY: this is the only thread, and nothing was transferred yet.
+            unsafe { file.leave_rings() };
+            self.pager.set_alone(true);
+        }
         // SAFETY: this is the only thread, and it holds the lock.
         let state = unsafe { self.state.peek_mut() };
         let ended = state.marked(Mark::DontFork).within(&(0..TOP));
@@ -75,6 +92,7 @@ impl Gated {
             abandon();
             return unserved_later(format_args!("in a child of fork: {e}"));
         }
+        self.begin_file();
         let mut done: Result<(), Errno> = Ok(());
         // SAFETY: this is the only thread.
         unsafe {
@@ -85,6 +103,7 @@ impl Gated {
         if let Err(e) = done {
             say::die(format_args!("putting a child of fork under management failed: {e}"));
         }
+        self.pager.set_alone(false);
         // SAFETY: the process has just been copied, and this is its only thread.
         unsafe { engine::start_in_child() };
     }
@@ -135,5 +154,28 @@ impl Gated {
         if !put || protect(access).is_err() {
             say::die(format_args!("in a child of fork: memory can't be brought back"));
         }
+    }
+
+    /// The swap file's part, and the remote store's.
+    fn begin_file(&self) {
+        let Some(file) = &self.file else { return };
+        let open = |base| {
+            // SAFETY: this is the only thread, the rings were left, and what lies before `base` is
+            // left alone by the parent.
+            if let Err(why) = unsafe { file.begin_in_child(base) } {
+                say::warn(format_args!(
+                    "warning: in a child of fork: --swap: {why}; what doesn't shrink stays in memory"
+                ));
+            }
+        };
+        // SAFETY: likewise, for each.
+        let begun = unsafe {
+            let remote = self.remote.as_ref().map_or(Ok(()), |remote| remote.begin_in_child());
+            remote.and_then(|()| self.pager.begin_file_in_child(open))
+        };
+        if let Err(e) = begun {
+            say::die(format_args!("in a child of fork: a key for the swap file: {e}"));
+        }
+        self.keep_descriptors();
     }
 }

@@ -1,5 +1,4 @@
 //! The program under management by the gate: its engine, and how it begins.
-use super::known::Known;
 use super::ranges::Ranges;
 use crate::heap::arena;
 use crate::proc;
@@ -16,18 +15,22 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::SeqCst};
 use memfold::config::Config;
 use memfold::delivery::background::Start;
-use memfold::pager::{Pager, Parts, StartError, StatsPlace};
+use memfold::known::Known;
+use memfold::pager::{Pager, Parts, StartError, StatsPlace, open_remote};
 use memfold::stats::Stats;
 use memfold_sys::Errno;
+use memfold_sys::disk::swapfile::{FileDisk, Options};
 use memfold_sys::maps::lookup::Maps;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::maps::{Smaps, each_area, flag};
 use memfold_sys::memory::zone::{freeze_list, overlaps_own, unfreeze_list};
+use memfold_sys::remote::socket::SocketRemote;
 use memfold_sys::sync::Mutex;
+use memfold_sys::thread::errands::{Errands, Handed};
 use memfold_sys::thread::{bare, cpus};
 use memfold_sys::uffd::space::UffdSpace;
 use memfold_sys::uffd::{Uffd, feature};
-use rustix::fd::AsRawFd;
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
 
 /// Engine threads beside the workers.
@@ -181,6 +184,9 @@ pub struct Gated {
     pub managing: AtomicBool,
     /// The first address past the main thread's stack.
     pub stack_end: usize,
+    /// With a swap file: it, and the service of the remote store.
+    pub file: Option<Arc<FileDisk>>,
+    pub remote: Option<Arc<SocketRemote>>,
 }
 
 /// What is opened in the program's own table of descriptors.
@@ -188,6 +194,7 @@ struct Opened {
     uffd: Uffd,
     pagemap: Pagemap,
     maps: Maps,
+    file: Option<Arc<FileDisk>>,
 }
 
 static OPENED: Mutex<Option<Opened>> = Mutex::new(None);
@@ -209,12 +216,12 @@ pub fn existing() -> &'static Gated {
     get().expect("it has been created")
 }
 
-/// Opens what the program's threads use, in their table, and has the engine's threads keep it.
-/// Called by the constructor.
+/// Opens what the program's threads use, or hand on to a child of fork, in their table, and has the
+/// engine's threads keep it. Called by the constructor.
 ///
 /// # Errors
-/// One line: what is lacking.
-pub fn open() -> Result<(), String> {
+/// What is lacking.
+pub fn open(config: &Config) -> Result<(), Lacking> {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let least = NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32;
     let number = |e: Errno| format!("a number for a descriptor: {e}");
@@ -224,10 +231,39 @@ pub fn open() -> Result<(), String> {
     let pagemap = pagemap.at_least(least).map_err(number)?;
     let maps = Maps::open().map_err(|e| format!("/proc/self/maps: PROCMAP_QUERY: {e}"))?;
     let maps = maps.at_least(least).map_err(number)?;
-    let own = [uffd.fd(), pagemap.fd(), maps.fd()].map(|fd| fd.as_raw_fd() as u32);
-    bare::keep_descriptors(own[0].min(own[1]).min(own[2]), own[0].max(own[1]).max(own[2]) + 1);
-    *OPENED.lock() = Some(Opened { uffd, pagemap, maps });
+    // The rings are the engine's threads' alone.
+    let options = Options { uring: false, number: least, ..Options::default() };
+    let open = |path: &String| FileDisk::open(path, options);
+    let file = config.swap.as_ref().map(open).transpose();
+    let file = file.map_err(|e| Lacking::Setting(format!("--swap: {e}")))?.map(Arc::new);
+    let opened = Opened { uffd, pagemap, maps, file };
+    let mut own = numbers([opened.uffd.fd(), opened.pagemap.fd(), opened.maps.fd()], &opened.file);
+    bare::keep_descriptors(&mut own);
+    *OPENED.lock() = Some(opened);
     Ok(())
+}
+
+/// Why there is no gate.
+pub enum Lacking {
+    /// The kernel lacks it, or a right to it: thread delivery may do.
+    Gate(String),
+    /// A setting can't be had in any delivery.
+    Setting(String),
+}
+
+impl From<String> for Lacking {
+    fn from(why: String) -> Lacking {
+        Lacking::Gate(why)
+    }
+}
+
+/// The numbers of the engine's descriptors in the program's table.
+fn numbers(own: [&OwnedFd; 3], file: &Option<Arc<FileDisk>>) -> Vec<u32> {
+    let mut all: Vec<u32> = own.iter().map(|fd| fd.as_raw_fd() as u32).collect();
+    if let Some(file) = file {
+        file.each_number(|number| all.push(number as u32));
+    }
+    all
 }
 
 /// Makes the engine: called by the first of its threads.
@@ -235,16 +271,25 @@ pub fn open() -> Result<(), String> {
 /// # Errors
 /// One line: what this process lacks.
 pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
-    let Opened { uffd, pagemap, maps } = OPENED.lock().take().expect("opened by the constructor");
+    let opened = OPENED.lock().take().expect("opened by the constructor");
+    let Opened { uffd, pagemap, maps, file } = opened;
     let (uffd, pagemap) = (Arc::new(uffd), Arc::new(pagemap));
+    let remote = open_remote(&config)?.map(Arc::new);
+    let errands = Arc::new(Errands::new(bare::is_current));
+    if let Some(file) = &file {
+        file.make_rings();
+    }
+    let disk = file.clone().map(|file| Box::new(Handed::new(file, errands.clone())) as Box<_>);
+    let store = remote.clone().map(|store| Box::new(Handed::new(store, errands.clone())) as Box<_>);
     let parts = Parts {
         space: Box::new(UffdSpace::with_free(uffd.clone(), pagemap.clone())),
         has_move: true,
         has_events: false,
         stats: StatsPlace::shared(stats),
         cpus: cpus(),
-        disk: None,
-        remote: None,
+        disk,
+        remote: store,
+        errands: Some(errands),
     };
     let pager = match Pager::new(config.clone(), parts) {
         Ok(pager) => Arc::new(pager),
@@ -279,10 +324,12 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         scale,
         config,
         nice: crate::program::own_nice(),
-        known: Known::new(),
+        known: Known::default(),
         state: Mutex::new(state),
         managing: AtomicBool::new(false),
         stack_end,
+        file,
+        remote,
     }));
     GATED.store(gated, SeqCst);
     Ok(())
@@ -296,7 +343,20 @@ impl Gated {
 
     /// Whether a descriptor is the engine's.
     pub fn owns(&self, fd: i32) -> bool {
-        [self.uffd.fd(), self.pagemap.fd(), self.maps.fd()].iter().any(|own| own.as_raw_fd() == fd)
+        let mut owns = [self.uffd.fd(), self.pagemap.fd(), self.maps.fd()]
+            .iter()
+            .any(|own| own.as_raw_fd() == fd);
+        if let Some(file) = &self.file {
+            file.each_number(|number| owns |= number == fd);
+        }
+        owns
+    }
+
+    /// Has the engine's threads keep what they need of the program's descriptors, before they are
+    /// started.
+    pub fn keep_descriptors(&self) {
+        let own = [self.uffd.fd(), self.pagemap.fd(), self.maps.fd()];
+        bare::keep_descriptors(&mut numbers(own, &self.file));
     }
 
     /// Registers a range of the program's.

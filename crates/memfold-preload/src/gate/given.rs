@@ -2,8 +2,8 @@
 //! and at any time: a userfaultfd of the program's, a virtual machine, a device. They leave
 //! management first.
 use super::gated::{Gated, Mark, State};
-use super::known::TOP;
 use core::ops::Range;
+use memfold::known::TOP;
 use memfold_gate::read_bytes;
 use memfold_sys::units::PAGE_SIZE;
 

@@ -1,10 +1,10 @@
 //! What the gate asks.
 use super::gated::{Gated, Mark, get};
-use super::known::TOP;
 use crate::say;
 use core::ops::Range;
 use memfold::fault::{Fault, Served};
 use memfold::holds::RANGES_MAX;
+use memfold::known::TOP;
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, SPANS_MAX, Span, Spans};
 use memfold_sys::Errno;
 use memfold_sys::raw::populates;

@@ -9,7 +9,7 @@
 //! - **Areas change with the call** (`change.rs`, `memfold/address_space/calls.rs`): all calls that
 //!   change mappings take `Gated::state`, so one at a time, and make the call with the engine's
 //!   areas locked. So what the engine believes is never older or newer than the kernel's map.
-//! - **Where something may be managed, now or later, is known** (`known.rs`): for the rest a call
+//! - **Where something may be managed, now or later, is known** (`memfold/known.rs`): for the rest a call
 //!   passes after a load.
 //! - Who holds `state` may meet faults: serving one takes no lock that is above the areas. Who holds
 //!   the areas must not, and touches none of the program's memory.
@@ -23,9 +23,8 @@
 //! # What isn't managed
 //! What was there when the library was loaded; stacks (MAP_STACK, and what the gate reports); what
 //! is locked, kept from dumps, zeros for children, open to merging; what is smaller than 64 KiB and
-//! continues nothing. With `--swap` the gate isn't used (`memfold run` refuses it).
+//! continues nothing.
 mod ranges;
-mod known;
 mod gated;
 mod adopt;
 mod advice;
@@ -43,6 +42,7 @@ use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use memfold::config::Delivery;
 use memfold_sys::thread::dispatch;
 
+use gated::Lacking;
 pub use gated::get;
 
 static ON: AtomicBool = AtomicBool::new(false);
@@ -63,7 +63,7 @@ const LIFE: Life = Life {
 /// Starts the engine with the gate; where that can't be, gives the order back, for thread delivery.
 /// Called by the constructor.
 pub fn start(mut order: Order) -> Option<Order> {
-    let why: String = match prepare() {
+    let why: String = match prepare(&order) {
         Ok(()) => {
             engine::start(order, &LIFE);
             // If there is none, it was told why.
@@ -81,7 +81,11 @@ pub fn start(mut order: Order) -> Option<Order> {
             }
             return None;
         }
-        Err(why) => why,
+        Err(Lacking::Gate(why)) => why,
+        Err(Lacking::Setting(why)) => {
+            unserved(format_args!("{why}"));
+            return None;
+        }
     };
     say::warn(format_args!("warning: --delivery gate can't be had, so it is thread: {why}"));
     order.config.delivery = Delivery::Thread;
@@ -89,9 +93,10 @@ pub fn start(mut order: Order) -> Option<Order> {
 }
 
 /// Opens what needs the program's own table of descriptors.
-fn prepare() -> Result<(), String> {
+fn prepare(order: &Order) -> Result<(), Lacking> {
     if !dispatch::probe() {
-        return Err("the kernel has no Syscall User Dispatch (Linux 5.11)".into());
+        let why = "the kernel has no Syscall User Dispatch (Linux 5.11)";
+        return Err(Lacking::Gate(why.into()));
     }
-    gated::open()
+    gated::open(&order.config)
 }

@@ -70,8 +70,10 @@ class Memory:
             the rest is left to zstd, or with a level to "zstd:3". "lz4+shuffle" is faster where there are no numbers.
         swap: a directory for what doesn't fit or doesn't shrink: a nameless, encrypted file, gone with the process.
         resident: bytes of uncompressed memory, in place of `limit` or beside it.
-        delivery: who serves a touch of folded memory. "thread" is right for every access. "signal" is faster and needs no permission,
-            but hand an array to files, sockets and other system calls only inside `with mem.pinned(array):`.
+        delivery: who serves a touch of folded memory. "gate", the default where it can be had: the thread that touches it; every
+            system call of the process passes memfold from the first Memory on, so that it meets nothing that is folded. "thread",
+            the default elsewhere: a thread beside it; slower, and needs a permission. "signal": as "gate", but hand an array to
+            files, sockets and other system calls only inside `with mem.pinned(array):`.
         fork: what a forked child gets of the arrays: "refuse" (nothing: a touch there ends it with a sentence) or "copy" (all of
             them, as ordinary memory: each fork brings everything back to memory first, past the limit if need be).
         settings: any other flag of `memfold run`, with underscores: swap_size="64GiB", block="64K".
@@ -97,7 +99,7 @@ class Memory:
         swap: str | os.PathLike[str] | None = None,
         *,
         resident: Size | None = None,
-        delivery: str = "thread",
+        delivery: str | None = None,
         fork: str = "refuse",
         **settings: Any,
     ) -> None:
@@ -282,6 +284,11 @@ class Memory:
     def watch(self, interval_s: float = 0.5) -> _show.Watch:
         """A bar that shows, inside a `with` block, what is in memory and what is folded: in a notebook, or on stderr."""
         return _show.Watch(self, interval_s)
+
+    @property
+    def delivery(self) -> str:
+        """Who serves a touch of folded memory: "gate", "thread" or "signal"."""
+        return self._opened().delivery()
 
     @property
     def limit(self) -> int:

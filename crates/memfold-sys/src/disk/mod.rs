@@ -4,6 +4,7 @@ pub mod swapfile;
 
 use crate::Errno;
 use crate::page::Page;
+use crate::thread::errands::Handed;
 
 /// Which way bytes go.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -88,4 +89,47 @@ pub trait Disk: Send + Sync {
 
     /// What to call it in messages.
     fn name(&self) -> &str;
+}
+
+/// Transfers on their way to another thread.
+struct Sent<'a>(&'a mut [Transfer]);
+// SAFETY: who may touch the memory is told by the contract of `Disk::transfer`: the implementation,
+// until the return.
+unsafe impl Send for Sent<'_> {}
+
+impl<D: Disk + ?Sized> Disk for Handed<D> {
+    unsafe fn transfer(&self, transfers: &mut [Transfer]) {
+        let sent = Sent(transfers);
+        self.with(|disk| {
+            let Sent(transfers) = { sent };
+            // SAFETY: as the caller says, who waits until this has ended.
+            unsafe { disk.transfer(transfers) }
+        });
+    }
+
+    fn grow(&self, len: u64) -> Result<(), Errno> {
+        self.with(|disk| disk.grow(len))
+    }
+
+    fn stretch(&self, len: u64) -> Result<(), Errno> {
+        self.with(|disk| disk.stretch(len))
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.with(|disk| disk.punch(offset, len))
+    }
+
+    fn free_bytes(&self) -> Result<u64, Errno> {
+        self.with(|disk| disk.free_bytes())
+    }
+
+    unsafe fn register(&self, start: *mut u8, len: usize) {
+        let start = start as usize;
+        // SAFETY: as the caller says.
+        self.with(|disk| unsafe { disk.register(start as *mut u8, len) });
+    }
+
+    fn name(&self) -> &str {
+        self.itself().name()
+    }
 }

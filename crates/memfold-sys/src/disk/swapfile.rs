@@ -3,10 +3,11 @@ use crate::Errno;
 use crate::disk::uring::{BATCH, Ring};
 use crate::disk::{Disk, Transfer, Way};
 use crate::page::Page;
-use crate::sync::Mutex;
+use crate::raw::renumber;
+use crate::sync::{Mutex, Steady};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{self, FallocateFlags, Mode, OFlags};
 
 /// How transfers may be done.
@@ -16,11 +17,13 @@ pub struct Options {
     pub uring: bool,
     /// Past the page cache if the file system lets us.
     pub direct: bool,
+    /// The file's descriptor has this number at least.
+    pub number: i32,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { uring: true, direct: true }
+        Options { uring: true, direct: true, number: 0 }
     }
 }
 
@@ -32,26 +35,44 @@ const NAME_TRIES: usize = 16;
 
 /// A file without a name, readable by this user only. It is gone when the process ends, however it
 /// ends.
+///
+/// A child of fork may go on to read what its parent had written, and the parent's own: files of
+/// which it changes nothing. What lies behind that is in a file of its own.
 pub struct FileDisk {
+    files: Steady<Files>,
+    name: String,
+    rings: [Mutex<Option<Ring>>; RINGS],
+    options: Options,
+}
+
+/// Where bytes lie: each file has those from its first on, up to those of the next.
+struct Files {
+    /// Of ancestors, in this order.
+    older: Vec<File>,
+    /// `None`: it could not be made, so nothing can be written.
+    own: Option<File>,
+    /// The first byte of the own one.
+    base: u64,
+}
+
+struct File {
     file: OwnedFd,
+    first: u64,
     /// Device and inode: a program that closes descriptors it doesn't know must not make us write
     /// to another file.
     identity: (u64, u64),
-    name: String,
-    rings: Vec<Mutex<Ring>>,
     is_direct: bool,
 }
 
-impl FileDisk {
-    /// A file in directory `path`, or beside where `path` would be if nothing is there. It never
-    /// has that name, so any number of processes may be given the same one at the same time.
-    ///
-    /// # Errors
-    /// One line that says what is wrong and what to do.
-    pub fn open(path: &str, options: Options) -> Result<FileDisk, String> {
+impl File {
+    /// A new one: see [`FileDisk::open`]. `known`: whether the directory's file system takes
+    /// O_DIRECT, if that was tried.
+    fn open(path: &str, options: Options, first: u64, known: Option<bool>) -> Result<File, String> {
         let fail = |what: &str, e: Errno| alloc::format!("{path}: {what}: {e}");
         let file = match fs::stat(path) {
-            Ok(stat) if fs::FileType::from_raw_mode(stat.st_mode) == fs::FileType::Directory => nameless(path),
+            Ok(stat) if fs::FileType::from_raw_mode(stat.st_mode) == fs::FileType::Directory => {
+                nameless(path)
+            }
             Ok(_) => {
                 return Err(alloc::format!(
                     "{path}: exists and is not a directory; give a directory, or the name of a file to be made"
@@ -61,39 +82,27 @@ impl FileDisk {
             Err(e) => Err(e),
         }
         .map_err(|e| fail("no swap file can be made there", e))?;
+        let file = match options.number {
+            0 => file,
+            number => renumber(file, number).map_err(|e| fail("a number for a descriptor", e))?,
+        };
         let stat = fs::fstat(&file).map_err(|e| fail("fstat", e))?;
         let identity = (stat.st_dev, stat.st_ino);
-        let mut disk = FileDisk {
-            file,
-            identity,
-            name: path.to_string(),
-            rings: Vec::new(),
-            is_direct: false,
-        };
-        disk.is_direct = options.direct && disk.set_direct(true).is_ok();
-        if let Err(e) = disk.probe() {
-            if !disk.is_direct {
+        let mut file = File { file, first, identity, is_direct: false };
+        let may = options.direct && known != Some(false);
+        file.is_direct = may && file.set_direct(true).is_ok();
+        if known == Some(file.is_direct) {
+            return Ok(file);
+        }
+        if let Err(e) = file.probe() {
+            if !file.is_direct {
                 return Err(fail("can't be written to", e));
             }
-            disk.is_direct = false;
-            disk.set_direct(false).map_err(|e| fail("fcntl", e))?;
-            disk.probe().map_err(|e| fail("can't be written to", e))?;
+            file.is_direct = false;
+            file.set_direct(false).map_err(|e| fail("fcntl", e))?;
+            file.probe().map_err(|e| fail("can't be written to", e))?;
         }
-        while options.uring && disk.rings.len() < RINGS {
-            let Ok(ring) = Ring::new() else { break };
-            disk.rings.push(Mutex::new(ring));
-        }
-        Ok(disk)
-    }
-
-    /// Whether transfers go past the page cache.
-    pub fn is_direct(&self) -> bool {
-        self.is_direct
-    }
-
-    /// Whether io_uring is used.
-    pub fn has_uring(&self) -> bool {
-        !self.rings.is_empty()
+        Ok(file)
     }
 
     fn set_direct(&self, on: bool) -> Result<(), Errno> {
@@ -107,13 +116,13 @@ impl FileDisk {
     /// Writes and reads a page: some file systems accept O_DIRECT and fail with it.
     fn probe(&self) -> Result<(), Errno> {
         let zone = crate::memory::zone::Zone::reserve(PROBE_BYTES, crate::units::PAGE_SIZE)?;
-        let at = zone.as_ptr();
+        let (at, first) = (zone.as_ptr(), self.first);
         // SAFETY: the zone is ours and a page long.
         unsafe {
             at.write_bytes(0xA5, PROBE_BYTES);
-            self.plain(&mut Transfer::new(Way::Write, 0, Page::at(at), PROBE_BYTES))?;
+            self.plain(&mut Transfer::new(Way::Write, first, Page::at(at), PROBE_BYTES))?;
             at.write_bytes(0, PROBE_BYTES);
-            self.plain(&mut Transfer::new(Way::Read, 0, Page::at(at), PROBE_BYTES))?;
+            self.plain(&mut Transfer::new(Way::Read, first, Page::at(at), PROBE_BYTES))?;
             if core::slice::from_raw_parts(at, PROBE_BYTES).iter().any(|b| *b != 0xA5) {
                 return Err(Errno::IO);
             }
@@ -121,13 +130,8 @@ impl FileDisk {
         fs::ftruncate(&self.file, 0)
     }
 
-    fn assert_own(&self) {
-        let own = fs::fstat(&self.file).is_ok_and(|s| (s.st_dev, s.st_ino) == self.identity);
-        assert!(
-            own,
-            "memfold: {}: the program has closed the descriptor of the swap file",
-            self.name
-        );
+    fn is_itself(&self) -> bool {
+        fs::fstat(&self.file).is_ok_and(|s| (s.st_dev, s.st_ino) == self.identity)
     }
 
     /// Does what is left of a transfer by plain system calls.
@@ -137,7 +141,7 @@ impl FileDisk {
     unsafe fn plain(&self, transfer: &mut Transfer) -> Result<(), Errno> {
         while transfer.done < transfer.len {
             let (offset, left) =
-                (transfer.offset + transfer.done as u64, transfer.len - transfer.done);
+                (transfer.offset + transfer.done as u64 - self.first, transfer.len - transfer.done);
             // SAFETY: `done` is less than the length of the memory that the caller vouches for.
             // What is read into is nobody else's during the call; what is written from may be read
             // by others, and is not changed.
@@ -165,6 +169,164 @@ impl FileDisk {
             }
         }
         Ok(())
+    }
+}
+
+impl FileDisk {
+    /// A file in directory `path`, or beside where `path` would be if nothing is there. It never
+    /// has that name, so any number of processes may be given the same one at the same time.
+    ///
+    /// # Errors
+    /// One line that says what is wrong and what to do.
+    pub fn open(path: &str, options: Options) -> Result<FileDisk, String> {
+        let own = File::open(path, options, 0, None)?;
+        let disk = FileDisk {
+            files: Steady::new(Files { older: Vec::new(), own: Some(own), base: 0 }),
+            name: path.to_string(),
+            rings: [const { Mutex::new(None) }; RINGS],
+            options,
+        };
+        if options.uring {
+            disk.make_rings();
+        }
+        Ok(disk)
+    }
+
+    /// Has io_uring used, if the kernel lets us. Its descriptors are in the table of the caller,
+    /// and of who transfers from now on.
+    pub fn make_rings(&self) {
+        for place in &self.rings {
+            let Ok(ring) = Ring::new() else { break };
+            *place.lock() = Some(ring);
+        }
+    }
+
+    /// In a child of fork: goes on with a file of its own, where what lies from `base` on is
+    /// written; what lies before is read where it was, or, if `base` is 0, needed no longer. Where
+    /// no file can be made, which is told, nothing can be written.
+    ///
+    /// # Errors
+    /// As [`FileDisk::open`].
+    ///
+    /// # Safety
+    /// - [`FileDisk::leave_rings`] was called, the caller is the only thread of the process, and no
+    ///   transfer is under way here or, below `base`, ever a write in the parent.
+    pub unsafe fn begin_in_child(&self, base: u64) -> Result<(), String> {
+        // SAFETY: by the caller's promise.
+        let files = unsafe { self.files.change() };
+        let known = files.own.as_ref().map(|own| own.is_direct);
+        files.older.extend(files.own.take());
+        if base == 0 {
+            files.older.clear();
+        }
+        files.base = base;
+        files.own = Some(File::open(&self.name, self.options, base, known)?);
+        Ok(())
+    }
+
+    /// In a child of fork, before its first transfer: each is a system call from now on, as the
+    /// rings are the parent's.
+    ///
+    /// # Safety
+    /// - The caller is the only thread of the process.
+    pub unsafe fn leave_rings(&self) {
+        for place in &self.rings {
+            // SAFETY: nobody else is there. Its descriptor isn't either, and its memory is the
+            // parent's too: it is left alone.
+            unsafe {
+                place.reset();
+                core::mem::forget(place.peek_mut().take());
+            }
+        }
+    }
+
+    /// Files of ancestors that are read.
+    pub fn older(&self) -> usize {
+        self.files.older.len()
+    }
+
+    /// Calls `each` with the numbers of the files' descriptors.
+    pub fn each_number(&self, each: impl FnMut(i32)) {
+        self.files.older.iter().chain(&self.files.own).map(|f| f.file.as_raw_fd()).for_each(each);
+    }
+
+    /// Whether transfers go past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.files.own.as_ref().is_some_and(|own| own.is_direct)
+    }
+
+    /// Whether io_uring is used.
+    pub fn has_uring(&self) -> bool {
+        self.rings[0].lock().is_some()
+    }
+
+    /// The own file.
+    ///
+    /// # Errors
+    /// EBADF: there is none.
+    fn own(&self) -> Result<&File, Errno> {
+        let own = self.files.own.as_ref().ok_or(Errno::BADF)?;
+        self.assert_itself(own);
+        Ok(own)
+    }
+
+    fn assert_itself(&self, file: &File) {
+        assert!(
+            file.is_itself(),
+            "memfold: {}: the program has closed the descriptor of the swap file",
+            self.name
+        );
+    }
+
+    /// The file that has the byte at `offset`, and its end.
+    fn file_at(&self, offset: u64) -> Result<(&File, u64), Errno> {
+        let Files { older, base, .. } = &*self.files;
+        if offset >= *base {
+            return Ok((self.own()?, u64::MAX));
+        }
+        let after = older.partition_point(|file| file.first <= offset);
+        let end = older.get(after).map_or(*base, |file| file.first);
+        self.assert_itself(&older[after - 1]);
+        Ok((&older[after - 1], end))
+    }
+
+    /// Does a transfer of which the bytes before `end` lie in one file, the others in later ones.
+    ///
+    /// # Safety
+    /// - As for [`Disk::transfer`].
+    unsafe fn transfer_parts(&self, whole: &mut Transfer, end: u64) {
+        let len = (end - whole.offset) as usize;
+        let second = whole.at.wrapping_add(len / PROBE_BYTES);
+        let mut parts = [
+            Transfer::new(whole.way, whole.offset, whole.at, len),
+            Transfer::new(whole.way, whole.offset + len as u64, second, whole.len - len),
+        ];
+        // SAFETY: as the caller says: they are parts of it.
+        unsafe { self.transfer(&mut parts) };
+        whole.done = parts[0].done + parts[1].done;
+        whole.result = parts[0].result.and(parts[1].result);
+    }
+
+    /// Does transfers that go to one file.
+    ///
+    /// # Safety
+    /// - As for [`Disk::transfer`].
+    unsafe fn transfer_by(&self, file: &File, transfers: &mut [Transfer]) {
+        for batch in transfers.chunks_mut(BATCH) {
+            let mut free = self.rings.iter().filter_map(|ring| ring.try_lock());
+            if let Some(ring) = free.find(|ring| ring.is_some()).as_deref_mut()
+                && let Some(ring) = ring
+            {
+                debug_assert!(file.first == 0, "a child of fork has no rings");
+                // SAFETY: as the caller says. If the ring fails, nothing was done, and the plain
+                // way does it all.
+                let _ = unsafe { ring.run(file.file.as_fd(), batch) };
+            }
+            for transfer in batch.iter_mut().filter(|t| t.result.is_ok() && t.done < t.len) {
+                // SAFETY: as the caller says.
+                transfer.result = unsafe { file.plain(transfer) };
+            }
+        }
     }
 }
 
@@ -236,56 +398,68 @@ pub fn random(bytes: &mut [u8]) -> Result<(), Errno> {
 }
 
 impl Disk for FileDisk {
-    unsafe fn transfer(&self, transfers: &mut [Transfer]) {
-        self.assert_own();
-        for batch in transfers.chunks_mut(BATCH) {
-            if let Some(mut ring) = self.rings.iter().find_map(|ring| ring.try_lock()) {
-                // SAFETY: as the caller says. If the ring fails, nothing was done, and the plain
-                // way does it all.
-                let _ = unsafe { ring.run(self.file.as_fd(), batch) };
+    unsafe fn transfer(&self, mut transfers: &mut [Transfer]) {
+        while let Some(first) = transfers.first_mut() {
+            let (file, end) = match self.file_at(first.offset) {
+                Ok(found) => found,
+                Err(e) => {
+                    first.result = Err(e);
+                    transfers = &mut transfers[1..];
+                    continue;
+                }
+            };
+            let is_here = |t: &Transfer| {
+                t.offset >= file.first && t.len as u64 <= end.saturating_sub(t.offset)
+            };
+            let count = transfers.iter().take_while(|t| is_here(t)).count();
+            let (here, rest) = transfers.split_at_mut(count.max(1));
+            // SAFETY: as the caller says.
+            unsafe {
+                match count {
+                    0 => self.transfer_parts(&mut here[0], end),
+                    _ => self.transfer_by(file, here),
+                }
             }
-            for transfer in batch.iter_mut().filter(|t| t.result.is_ok() && t.done < t.len) {
-                // SAFETY: as the caller says.
-                transfer.result = unsafe { self.plain(transfer) };
-            }
+            transfers = rest;
         }
     }
 
     fn grow(&self, len: u64) -> Result<(), Errno> {
-        self.assert_own();
+        let own = self.own()?;
+        let len = len - own.first;
         loop {
-            match fs::fallocate(&self.file, FallocateFlags::empty(), 0, len) {
+            match fs::fallocate(&own.file, FallocateFlags::empty(), 0, len) {
                 Err(Errno::INTR) => {}
-                Err(Errno::OPNOTSUPP | Errno::NOSYS) => return fs::ftruncate(&self.file, len),
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => return fs::ftruncate(&own.file, len),
                 other => return other,
             }
         }
     }
 
     fn stretch(&self, len: u64) -> Result<(), Errno> {
-        self.assert_own();
-        fs::ftruncate(&self.file, len)
+        let own = self.own()?;
+        fs::ftruncate(&own.file, len - own.first)
     }
 
     fn punch(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.assert_own();
+        let own = self.own()?;
         fs::fallocate(
-            &self.file,
+            &own.file,
             FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-            offset,
+            offset - own.first,
             len,
         )
     }
 
     fn free_bytes(&self) -> Result<u64, Errno> {
-        let stat = fs::fstatvfs(&self.file)?;
+        let stat = fs::fstatvfs(&self.own()?.file)?;
         Ok(stat.f_bavail * stat.f_frsize)
     }
 
     unsafe fn register(&self, start: *mut u8, len: usize) {
         for ring in &self.rings {
             // SAFETY: as the caller says. Without it (RLIMIT_MEMLOCK) the ring works all the same.
-            let _ = unsafe { ring.lock().register(start, len) };
+            let _ = ring.lock().as_mut().map(|ring| unsafe { ring.register(start, len) });
         }
     }
 
@@ -309,7 +483,7 @@ mod tests {
     fn every_way(mut each: impl FnMut(FileDisk)) {
         for dir in dirs() {
             for (uring, direct) in [(false, false), (false, true), (true, false), (true, true)] {
-                each(FileDisk::open(&dir, Options { uring, direct }).unwrap());
+                each(FileDisk::open(&dir, Options { uring, direct, number: 0 }).unwrap());
             }
         }
     }
@@ -436,6 +610,77 @@ mod tests {
         std::thread::spawn(denied).join().unwrap();
     }
 
+    /// A page of `byte`s, written to a byte of the disk, or read from there.
+    fn moved(disk: &FileDisk, way: Way, offset: u64, byte: u8) -> Result<u8, Errno> {
+        let zone = Zone::reserve(PAGE_SIZE, PAGE_SIZE).unwrap();
+        let mut all = [Transfer::new(way, offset, Page::at(zone.as_ptr()), PAGE_SIZE)];
+        // SAFETY: the zone has a page.
+        unsafe {
+            zone.as_ptr().write_bytes(byte, PAGE_SIZE);
+            disk.transfer(&mut all);
+            all[0].result.map(|()| zone.as_ptr().read())
+        }
+    }
+
+    fn begin_in_child(disk: &FileDisk, base: u64) -> Result<(), String> {
+        // SAFETY: nobody else uses it, as in a child.
+        unsafe {
+            disk.leave_rings();
+            disk.begin_in_child(base)
+        }
+    }
+
+    #[test]
+    fn a_child_reads_what_was_and_writes_behind_it_generation_by_generation() {
+        const BASE: u64 = 4 * PAGE_SIZE as u64;
+        every_way(|disk| {
+            for n in 0..4u64 {
+                disk.grow((n + 1) * BASE).unwrap();
+                assert_eq!(moved(&disk, Way::Write, n * BASE + 8192, n as u8 + 1), Ok(n as u8 + 1));
+                for n in 0..=n {
+                    assert_eq!(moved(&disk, Way::Read, n * BASE + 8192, 0), Ok(n as u8 + 1));
+                }
+                assert_eq!(disk.older() as u64, n);
+                let own = &disk.own().unwrap().file;
+                assert_eq!(fs::fstat(own).unwrap().st_size as u64, BASE, "no more than its own");
+                begin_in_child(&disk, (n + 1) * BASE).unwrap();
+            }
+            assert_eq!(moved(&disk, Way::Write, 4 * BASE, 5), Ok(5));
+            let zone = Zone::reserve(2 * PAGE_SIZE, PAGE_SIZE).unwrap();
+            let at = Page::at(zone.as_ptr());
+            let mut across = Transfer::new(Way::Read, 4 * BASE - 4096, at, 8192);
+            // SAFETY: the zone has two pages.
+            let read = unsafe {
+                disk.transfer(core::slice::from_mut(&mut across));
+                (zone.as_ptr().read(), zone.as_ptr().add(4096).read())
+            };
+            assert_eq!((across.result, across.done, read), (Ok(()), 8192, (0, 5)));
+            let mut numbers = 0;
+            disk.each_number(|_| numbers += 1);
+            assert_eq!(numbers, 5);
+            begin_in_child(&disk, 0).unwrap();
+            assert_eq!(disk.older(), 0);
+            disk.grow(BASE).unwrap();
+            assert_eq!(moved(&disk, Way::Write, 0, 9), Ok(9));
+        });
+    }
+
+    #[test]
+    fn a_child_that_can_make_no_file_reads_on() {
+        let dir = std::env::temp_dir().join(std::format!("memfold-gone-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let disk = FileDisk::open(dir.to_str().unwrap(), Options::default()).unwrap();
+        disk.grow(8192).unwrap();
+        assert_eq!(moved(&disk, Way::Write, 4096, 7), Ok(7));
+        std::fs::remove_dir(&dir).unwrap();
+        std::fs::write(&dir, "in the way").unwrap();
+        assert!(begin_in_child(&disk, 8192).is_err());
+        std::fs::remove_file(&dir).unwrap();
+        assert_eq!(moved(&disk, Way::Read, 4096, 0), Ok(7));
+        assert!(disk.grow(16384).is_err() && disk.free_bytes().is_err());
+        assert!(moved(&disk, Way::Write, 8192, 1).is_err());
+    }
+
     #[test]
     fn a_read_past_the_end_is_an_error_not_zeros() {
         every_way(|disk| {
@@ -452,7 +697,7 @@ mod tests {
     fn a_punched_range_takes_no_space() {
         let disk = FileDisk::open("/dev/shm", Options::default()).unwrap();
         disk.grow(8 << 20).unwrap();
-        let blocks = || fs::fstat(&disk.file).unwrap().st_blocks as u64 * 512;
+        let blocks = || fs::fstat(&disk.own().unwrap().file).unwrap().st_blocks as u64 * 512;
         let before = blocks();
         assert!(before >= 8 << 20);
         disk.punch(2 << 20, 4 << 20).unwrap();
@@ -467,7 +712,7 @@ mod tests {
             prepare();
             let each = (0..100).map(|_| {
                 together.wait();
-                FileDisk::open(path, Options { uring: false, direct: false }).err()
+                FileDisk::open(path, Options { uring: false, direct: false, number: 0 }).err()
             });
             each.collect::<Vec<_>>().into_iter().flatten()
         };
@@ -505,7 +750,7 @@ mod tests {
             [dir.to_str().unwrap().to_string(), dir.join("file").to_str().unwrap().to_string()]
         {
             let disk = FileDisk::open(&path, Options::default()).unwrap();
-            assert_eq!(fs::fstat(&disk.file).unwrap().st_mode & 0o777, 0o600);
+            assert_eq!(fs::fstat(&disk.own().unwrap().file).unwrap().st_mode & 0o777, 0o600);
             assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
         }
         std::fs::write(dir.join("precious"), "x").unwrap();

@@ -5,3 +5,4 @@ pub mod birthplace;
 pub mod secret;
 pub mod arena;
 pub mod shared;
+pub mod witness;

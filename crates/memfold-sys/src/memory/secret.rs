@@ -1,7 +1,7 @@
 //! A key's place: a page that is locked in memory, is left out of core dumps, is nobody's but this
 //! process's, and is wiped at the end.
 use crate::Errno;
-use crate::memory::zone::Zone;
+use crate::memory::zone::{Zone, set_inherited};
 use crate::raw;
 use crate::units::PAGE_SIZE;
 use core::marker::PhantomData;
@@ -44,6 +44,23 @@ impl<T> Secret<T> {
         let made = fill(secret.zone.as_ptr().cast(), make);
         wipe_stack();
         made.map(|()| secret)
+    }
+}
+
+impl<T> Secret<T> {
+    /// Has children of fork get it, until [`Secret::end_copy`].
+    pub fn begin_copy(&self) {
+        set_inherited(self.zone.start(), self.zone.start() + self.zone.len(), true);
+    }
+
+    /// In the parent, and in a child that has it.
+    pub fn end_copy(&self) {
+        self.zone.keep_from_children();
+    }
+
+    /// In a child of fork that has it: locks it in memory, as far as may be.
+    pub fn lock_again(&self) {
+        let _ = self.zone.lock();
     }
 }
 

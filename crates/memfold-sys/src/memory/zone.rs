@@ -5,7 +5,7 @@
 use crate::Errno;
 use crate::sync::StaticMutex;
 use crate::units::PAGE_SIZE;
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mlock, mmap_anonymous, mprotect, munlock,
     munmap,
@@ -284,14 +284,30 @@ impl core::fmt::Display for NoPromise {
     }
 }
 
-/// Whether the system counts memory that may be written as used (`vm.overcommit_memory=2`).
+/// Whether the system counts memory that may be written as used (`vm.overcommit_memory=2`): as it
+/// was when this process or one that it is a copy of first asked, as each look costs as much as
+/// reserving a zone.
 pub fn counts_reservations() -> bool {
+    const UNKNOWN: u8 = 0;
+    const NO: u8 = 1;
+    const YES: u8 = 2;
+    static SEEN: AtomicU8 = AtomicU8::new(UNKNOWN);
+    match SEEN.load(Relaxed) {
+        UNKNOWN => {
+            let counts = read_overcommit() == Some(b'2');
+            SEEN.store(if counts { YES } else { NO }, Relaxed);
+            counts
+        }
+        seen => seen == YES,
+    }
+}
+
+fn read_overcommit() -> Option<u8> {
     use rustix::fs::{Mode, OFlags, open};
     let mut mode = [0u8];
     let path = c"/proc/sys/vm/overcommit_memory";
-    let read = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        .and_then(|fd| rustix::io::read(fd, &mut mode));
-    read.is_ok() && &mode == b"2"
+    let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    (rustix::io::read(file, &mut mode).ok()? == 1).then_some(mode[0])
 }
 
 impl Drop for Zone {

@@ -13,6 +13,7 @@
 //! byte order.
 pub mod socket;
 
+use crate::thread::errands::Handed;
 use alloc::string::String;
 use core::time::Duration;
 
@@ -212,6 +213,28 @@ pub trait Remote: Send + Sync {
 
     /// What to call the store in messages.
     fn name(&self) -> &str;
+}
+
+impl<R: Remote + ?Sized> Remote for Handed<R> {
+    fn put(&self, objects: &[Object<'_>]) -> Result<(), Failure> {
+        self.with(|remote| remote.put(objects))
+    }
+
+    fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), Failure> {
+        self.with(|remote| remote.get(fetches))
+    }
+
+    fn delete(&self, numbers: &[u64]) -> Result<(), Failure> {
+        self.with(|remote| remote.delete(numbers))
+    }
+
+    fn keep(&self, patience: Duration) -> Result<(), Failure> {
+        self.with(|remote| remote.keep(patience))
+    }
+
+    fn name(&self) -> &str {
+        self.itself().name()
+    }
 }
 
 #[cfg(test)]

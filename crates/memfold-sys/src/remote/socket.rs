@@ -8,7 +8,7 @@ use crate::remote::{
     Answer, DELETE, DONE, ENTRIES_MAX, Entry, Failure, Fetch, GET, HELLO, KEEP, LOST, Object, PUT,
     Remote, Request,
 };
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, Steady};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
@@ -28,7 +28,7 @@ const WHY_BYTES_MAX: u32 = 1 << 16;
 pub struct SocketRemote {
     path: String,
     name: String,
-    engine: u64,
+    engine: Steady<u64>,
     patience: Duration,
     line: Mutex<Option<Arc<Line>>>,
 }
@@ -40,15 +40,31 @@ impl SocketRemote {
     /// # Errors
     /// The kernel gives no random bytes.
     pub fn new(path: &str, name: &str, timeout: Duration) -> Result<SocketRemote, Errno> {
-        let mut engine = [0; 8];
-        crate::disk::swapfile::random(&mut engine)?;
         Ok(SocketRemote {
             path: path.to_string(),
             name: name.to_string(),
-            engine: u64::from_ne_bytes(engine),
+            engine: Steady::new(random_number()?),
             patience: timeout + GRACE,
             line: Mutex::new(None),
         })
+    }
+
+    /// In a child of fork: another engine to the service, by a connection of its own.
+    ///
+    /// # Errors
+    /// The kernel gives no random bytes.
+    ///
+    /// # Safety
+    /// - The caller is the only thread of the process.
+    pub unsafe fn begin_in_child(&self) -> Result<(), Errno> {
+        // SAFETY: by the caller's promise. The parent's connection goes on in the parent, and its
+        // descriptor isn't here.
+        unsafe {
+            self.line.reset();
+            core::mem::forget(self.line.peek_mut().take());
+            *self.engine.change() = random_number()?;
+        }
+        Ok(())
     }
 
     /// A new connection, on which nothing is waited for longer than `patience`.
@@ -64,7 +80,7 @@ impl SocketRemote {
             turn: Mutex::new(Turn::default()),
             changed: Condvar::new(),
         };
-        line.send(HELLO, 0, &[Entry { number: self.engine, offset: 0, len: 0 }], &[])?;
+        line.send(HELLO, 0, &[Entry { number: *self.engine, offset: 0, len: 0 }], &[])?;
         Ok(line)
     }
 
@@ -111,6 +127,12 @@ impl SocketRemote {
             }
         }
     }
+}
+
+fn random_number() -> Result<u64, Errno> {
+    let mut bytes = [0; 8];
+    crate::disk::swapfile::random(&mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 /// The connection was closed at the other end.

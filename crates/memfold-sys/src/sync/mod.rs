@@ -10,12 +10,14 @@
 mod futex;
 #[cfg(shuttle)]
 mod model;
+mod steady;
 
 /// Also not modelled: no model runs the threads that use it.
 pub use futex::Gate;
 /// The lock for statics: a futex lock also under the model checker, whose own locks live for one
 /// run only. No other lock is taken, and nothing waits, while it is held.
 pub use futex::Mutex as StaticMutex;
+pub use steady::Steady;
 
 #[cfg(not(shuttle))]
 pub use futex::{Condvar, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard};

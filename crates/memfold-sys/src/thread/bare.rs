@@ -16,6 +16,7 @@ use crate::thread::sleep_ns;
 use crate::units::PAGE_SIZE;
 use core::ffi::CStr;
 use core::mem::{forget, size_of};
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use rustix::mm::{MprotectFlags, mprotect};
 
@@ -50,20 +51,28 @@ struct Record {
     thread_pointer: usize,
 }
 
-static RECORDS: StaticMutex<[usize; THREADS_MAX]> = StaticMutex::new([0; THREADS_MAX]);
+/// Addresses of records, 0 where there is none. Never taken away but where a thread could not be
+/// started.
+static RECORDS: [AtomicUsize; THREADS_MAX] = [const { AtomicUsize::new(0) }; THREADS_MAX];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 const _: () = assert!(size_of::<Record>() <= PAGE_SIZE);
 
-/// The program's descriptors that bare threads keep, under the same numbers: first, and first past
-/// them.
-static KEPT: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+/// The program's descriptors that bare threads keep, under the same numbers: ascending, then zeros.
+static KEPT: [AtomicU32; KEPT_MAX] = [const { AtomicU32::new(0) }; KEPT_MAX];
+/// So many at most.
+pub const KEPT_MAX: usize = 16;
 
-/// Has the first bare thread keep the program's descriptors with these numbers. Called before it is
-/// started.
-pub fn keep_descriptors(first: u32, end: u32) {
-    KEPT[0].store(first, SeqCst);
-    KEPT[1].store(end, SeqCst);
+/// Has the first bare thread keep the program's descriptors with these numbers, none of them 0.
+/// Called before it is started.
+///
+/// # Panics
+/// If they are more than [`KEPT_MAX`].
+pub fn keep_descriptors(numbers: &mut [u32]) {
+    assert!(numbers.len() <= KEPT_MAX);
+    numbers.sort_unstable();
+    let all = numbers.iter().copied().chain(core::iter::repeat(0));
+    KEPT.iter().zip(all).for_each(|(kept, number)| kept.store(number, SeqCst));
 }
 
 /// Threads that run, in this process.
@@ -138,7 +147,7 @@ fn start_as(
     };
     let record_at = start + THREAD_BYTES - PAGE_SIZE;
     let thread_pointer = record_at - PAGE_SIZE;
-    let stack_top = start + PAGE_SIZE + STACK_BYTES;
+    let stack_top = stack_below(record_at).end;
     // SAFETY: the lowest page of a zone that nobody uses yet: the end of the stack.
     unsafe { mprotect(start as *mut _, PAGE_SIZE, MprotectFlags::empty())? };
     let record = Record { name, cpu, main, arg, own_files, stack_top, thread_pointer };
@@ -152,7 +161,7 @@ fn start_as(
     }
     let index = COUNT.fetch_add(1, SeqCst);
     let result = if index < THREADS_MAX {
-        RECORDS.lock()[index] = record_at;
+        RECORDS[index].store(record_at, SeqCst);
         // SAFETY: the record was just written, and its thread does not run.
         unsafe { run(record_at) }
     } else {
@@ -162,7 +171,7 @@ fn start_as(
         Ok(()) => forget(zone),
         Err(_) => {
             if index < THREADS_MAX {
-                RECORDS.lock()[index] = 0;
+                RECORDS[index].store(0, SeqCst);
             }
             COUNT.fetch_sub(1, SeqCst);
             spare.inspect(|&start| give_back_spare(start));
@@ -171,23 +180,35 @@ fn start_as(
     result
 }
 
+/// The stack of the thread that has its record at `record`: see [`THREAD_BYTES`].
+fn stack_below(record: usize) -> Range<usize> {
+    let start = record + PAGE_SIZE - THREAD_BYTES + PAGE_SIZE;
+    start..start + STACK_BYTES
+}
+
+/// The stack that holds an address, if it is a bare thread's.
+fn stack_of(at: usize) -> Option<Range<usize>> {
+    let records = RECORDS.iter().map(|record| record.load(SeqCst)).filter(|record| *record != 0);
+    records.map(stack_below).find(|stack| stack.contains(&at))
+}
+
+/// Whether the calling thread is a bare one, and stands on its own stack.
+pub fn is_current() -> bool {
+    let here = 0u8;
+    stack_of(&raw const here as usize).is_some()
+}
+
 /// Gives back the memory below what the calling thread uses of its stack: it is a bare thread.
 pub fn trim_stack() {
     let here = 0u8;
     // Some pages for what is called from now on, and for this call.
     let end = ((&raw const here as usize) & !(PAGE_SIZE - 1)).saturating_sub(2 * PAGE_SIZE);
-    let records = *RECORDS.lock();
-    for record in records.iter().take_while(|record| **record != 0) {
-        // SAFETY: records are never taken away.
-        let top = unsafe { (*(*record as *const Record)).stack_top };
-        let start = top - STACK_BYTES;
-        if (start..top).contains(&end) {
-            // SAFETY: below the stack pointer of its thread, which this is, nothing is kept but 128
-            // bytes.
-            let _ = unsafe {
-                rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxDontNeed)
-            };
-        }
+    if let Some(Range { start, .. }) = stack_of(end) {
+        // SAFETY: below the stack pointer of its thread, which this is, nothing is kept but 128
+        // bytes.
+        let _ = unsafe {
+            rustix::mm::madvise(start as *mut _, end - start, rustix::mm::Advice::LinuxDontNeed)
+        };
     }
 }
 
@@ -200,7 +221,7 @@ pub fn trim_stack() {
 /// - The process has just been copied by a fork and has one thread, the caller.
 pub unsafe fn restart_first() -> Result<(), Errno> {
     // SAFETY: the copy of a record; its thread was not copied.
-    unsafe { run_again(RECORDS.lock()[0]) }
+    unsafe { run_again(RECORDS[0].load(SeqCst)) }
 }
 
 /// In a child of fork: starts all the other bare threads again, each from the beginning of its
@@ -212,9 +233,9 @@ pub unsafe fn restart_first() -> Result<(), Errno> {
 /// # Safety
 /// - The caller is the first bare thread, which [`restart_first`] started, and calls this once.
 pub unsafe fn restart_others() -> Result<(), Errno> {
-    let records = *RECORDS.lock();
+    let others = RECORDS[1..count()].iter();
     // SAFETY: copies of records; their threads were not copied.
-    records[1..count()].iter().try_for_each(|&record| unsafe { run_again(record) })
+    others.map(|record| record.load(SeqCst)).try_for_each(|record| unsafe { run_again(record) })
 }
 
 /// As [`run`]. While the machine or the user has as many threads as it may have, it waits for
@@ -347,16 +368,18 @@ extern "C" fn entry(record: usize) -> ! {
 /// and what is to be kept.
 fn close_everything() {
     use rustix::fs::{Mode, OFlags, open};
-    let [first, end] = [0, 1].map(|at: usize| KEPT[at].load(SeqCst) as usize);
-    let close = |from: usize, to: usize| {
+    let close = |from: u32, to: u32| {
+        let range = [from as usize, to as usize, 0, 0, 0, 0];
         // SAFETY: the table is a copy that nobody else uses, and this thread has opened nothing
         // yet.
-        let _ = unsafe { system_call(libc::SYS_close_range, [from, to, 0, 0, 0, 0]) };
+        let _ = (from <= to).then(|| unsafe { system_call(libc::SYS_close_range, range) });
     };
-    if first > 0 {
-        close(0, first - 1);
+    let mut from = 0;
+    for kept in KEPT.iter().map(|kept| kept.load(SeqCst)).filter(|kept| *kept != 0) {
+        close(from, kept - 1);
+        from = kept + 1;
     }
-    close(end, u32::MAX as usize);
+    close(from, u32::MAX);
     for _ in 0..3 {
         if let Ok(null) = open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
             forget(null);
@@ -371,6 +394,7 @@ mod tests {
 
     fn first(arg: usize) {
         assert_eq!(arg, 17);
+        assert!(is_current());
         // The descriptors of the test are not here, nor are those made here there.
         assert!(rustix::io::fcntl_getfd(unsafe_fd(3)).is_err());
         start(c"bare-second", Some(0), second, 18).unwrap();
@@ -389,7 +413,9 @@ mod tests {
 
     #[test]
     fn bare_threads_start_one_another_and_end() {
+        assert!(!is_current());
         start_first(c"bare-first", first, 17).unwrap();
+        assert!(!is_current());
         let begin = std::time::Instant::now();
         while DONE.load(SeqCst) == 0 || count() > 0 {
             assert!(begin.elapsed().as_secs() < 20, "a bare thread did not end");

@@ -1,6 +1,7 @@
 //! Engine threads: signals blocked, pinned on demand, never unwinding.
 pub mod dispatch;
 pub mod bare;
+pub mod errands;
 pub mod owner;
 
 use crate::Errno;
@@ -159,10 +160,13 @@ fn open_stat(thread: u32) -> Option<rustix::fd::OwnedFd> {
 /// or for a fault of its own to be served, say. In the middle of a system call such as `fork` it
 /// doesn't. `false` also if nobody can tell.
 pub fn is_asleep(thread: u32) -> bool {
-    let Some(file) = open_stat(thread) else { return false };
     let mut stat = [0u8; 512];
-    let len = rustix::io::pread(&file, &mut stat, 0).unwrap_or(0);
-    stat_field(&stat[..len], 3) == Some("S")
+    read_stat(thread, &mut stat).is_some_and(|len| stat_field(&stat[..len], 3) == Some("S"))
+}
+
+/// Reads proc_pid_stat(5) of a thread of this process; the bytes read.
+pub fn read_stat(thread: u32, stat: &mut [u8]) -> Option<usize> {
+    rustix::io::pread(&open_stat(thread)?, stat, 0).ok()
 }
 
 /// Field `number` of proc_pid_stat(5), from 3 on; `None` if there is no such field. The name, field

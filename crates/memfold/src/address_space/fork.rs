@@ -1,19 +1,25 @@
 //! The engine across a fork: brought to rest in the parent, and put to use again in the child,
 //! which has a copy-on-write copy of all that it keeps: pool, index and frames.
 use crate::area::early_events::PARKED_FROM;
-use crate::area::{Areas, page_of};
-use crate::folio::State;
+use crate::area::{Area, Areas, page_of};
+use crate::fault::Fault;
+use crate::fault::load::Source;
+use crate::folio::{Slot, State};
 use crate::pager::{Pager, StatsPlace};
 use crate::quiesce::copy_moment::{Moment, Pages};
 use crate::quiesce::journal::{CATCH_UP_NS, Later, Note};
 use crate::stats::{self, Stats};
+use crate::swap::{Place, Swap};
 use alloc::vec::Vec;
+use core::cell::Cell;
 use core::ops::Range;
+use memfold_store::Handle;
 use memfold_sys::Errno;
 use memfold_sys::maps::pagemap::Pagemap;
+use memfold_sys::page::Page;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::thread::{now_ns, sleep_ns};
-use memfold_sys::units::{PAGE_SHIFT, PAGE_SIZE};
+use memfold_sys::thread::{now_ns, sleep_ns, yield_now};
+use memfold_sys::units::{MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
 
 /// How often a child looks whether the parent has noted more.
 const CATCH_UP_PACE_NS: u64 = 100_000;
@@ -39,14 +45,97 @@ impl Pager {
     }
 
     /// In gate delivery: waits until nobody works, and keeps all as it is until
-    /// [`Pager::end_copy`]: no fault is served, and nothing is asked of background threads. Called
-    /// by the thread that makes the copy, which meets no fault until then; no mapping is being
-    /// changed.
-    pub fn begin_copy(&self) {
-        self.gates.close();
-        self.areas.close();
+    /// [`Pager::end_copy`]: no fault is served, nothing is asked of background threads, and nothing
+    /// is written. Called by the thread that makes the copy, which meets no fault until then; no
+    /// mapping is being changed. `may_bring` is told what must be brought home first, bytes, if
+    /// anything must, and returns if there is room for it.
+    pub fn begin_copy(&self, may_bring: impl Fn(u64)) {
+        let bring = |swap: &Swap| {
+            may_bring(self.bytes_in_file());
+            self.empty_file(swap);
+        };
+        if let Some(swap) = self.swap.as_ref().filter(|swap| !swap.can_lend()) {
+            bring(swap);
+        }
+        loop {
+            self.gates.close();
+            self.areas.close();
+            let Some(swap) = &self.swap else { break };
+            // Nobody waits for the thread that writes any more, and it gets nothing new.
+            self.drain_writes();
+            self.gates.close_writing();
+            if swap.begin_copy() {
+                break;
+            }
+            // SAFETY: closed above.
+            unsafe {
+                self.gates.open_writing();
+                self.areas.open();
+                self.gates.open();
+            }
+            bring(swap);
+        }
         // After that: who serves a fault asks.
         self.queue.freeze();
+        if let Some(errands) = &self.errands {
+            errands.freeze();
+        }
+    }
+
+    /// What lies in swap file and remote store alone, bytes.
+    fn bytes_in_file(&self) -> u64 {
+        let mut sum = 0;
+        for area in self.areas.read().iter() {
+            self.each_folio(area.key..area.key_end(), |guard, id| {
+                let folio = self.folios.get(guard, id);
+                let slots = self.folios.slots(folio).iter();
+                let lens = slots.filter_map(|slot| Some(Place::of(slot.get().handle)?.len as u64));
+                sum += if folio.state.get() == State::Stored { lens.sum() } else { 0 };
+            });
+        }
+        sum
+    }
+
+    /// Brings home what is in the swap file, where nothing more goes until the copy was made.
+    fn empty_file(&self, swap: &Swap) {
+        swap.shut(true);
+        while swap.objects() > 0 {
+            self.drain_writes();
+            let areas = self.areas.read();
+            areas.iter().for_each(|area| self.bring_from_file(&areas, area));
+            drop(areas);
+            yield_now();
+        }
+    }
+
+    fn bring_from_file(&self, areas: &Areas, area: &Area) {
+        let mut key = area.key;
+        while key < area.key_end() {
+            let end = ((key / MAX_PAGES as u64 + 1) * MAX_PAGES as u64).min(area.key_end());
+            let guard = self.shards.lock(key);
+            let Some((at, id)) = self.index.first(&guard, key, end) else {
+                key = end;
+                continue;
+            };
+            let folio = self.folios.get(&guard, id);
+            let slots = self.folios.slots(folio);
+            let in_file = |slot: &Cell<Slot>| slot.get().handle.as_foreign().is_some();
+            let Some(first) = slots.iter().position(in_file) else {
+                key = folio.end().max(at + 1);
+                continue;
+            };
+            if matches!(folio.state.get(), State::Resident | State::Cached) {
+                self.drop_copy(&guard, id);
+                self.list_by_state(&guard, id);
+                continue;
+            }
+            let block = self.folios.block_order(folio.order());
+            let at = folio.key() + (first * block.pages()) as u64;
+            drop(guard);
+            // It is there then, or somebody else works on it: it is looked at again.
+            let fault = Fault { addr: area.addr_of(at.max(area.key)), ..Fault::default() };
+            self.serve(areas, area, fault, Source::Any);
+        }
     }
 
     /// In a child, after [`Pager::begin_copy`] in its parent, and before [`Pager::end_copy`]: no
@@ -90,19 +179,58 @@ impl Pager {
         // SAFETY: nobody changes areas.
         for area in unsafe { self.areas.peek() }.iter() {
             let keys = area.key..area.key + (area.end - area.start);
-            let mut away: Vec<u64> = Vec::new();
+            let mut away: Vec<(u64, Slot, Order)> = Vec::new();
             self.each_folio(keys.clone(), |guard, id| {
                 let folio = self.folios.get(guard, id);
                 if folio.state.get() != State::Resident {
-                    away.extend(folio.key().max(keys.start)..folio.end().min(keys.end));
+                    let (block, slots) =
+                        (self.folios.block_order(folio.order()), self.folios.slots(folio));
+                    let slot = |key| slots[(key - folio.key()) as usize / block.pages()].get();
+                    let pages = folio.key().max(keys.start)..folio.end().min(keys.end);
+                    away.extend(pages.map(|key| (key, slot(key), block)));
                 }
             });
-            for key in away {
-                let addr = area.addr_of(key);
-                // SAFETY: the engine is at rest, and the caller is alone.
-                put(addr, unsafe { self.page_at_rest(Some(addr)) });
+            let mut read = Handle::NONE;
+            for (key, slot, block) in away {
+                let (addr, page) = (area.addr_of(key), key as usize % block.pages());
+                // SAFETY: the engine is at rest, and the caller is alone. The scratch holds a block.
+                unsafe {
+                    if slot.handle.as_foreign().is_none() {
+                        read = Handle::NONE;
+                        put(addr, self.page_at_rest(Some(addr)));
+                        continue;
+                    }
+                    if read != slot.handle {
+                        let context = self.contexts.at_rest();
+                        self.fetch_one(context, slot, block, Page::at(self.scratch.as_ptr()));
+                        read = slot.handle;
+                    }
+                    put(addr, self.scratch.as_ptr().add(page * PAGE_SIZE));
+                }
             }
         }
+    }
+
+    /// In a child: whether its only thread does by itself what engine threads do for it later. It
+    /// has the descriptors of the swap file.
+    pub fn set_alone(&self, alone: bool) {
+        self.errands.iter().for_each(|errands| errands.set_alone(alone));
+    }
+
+    /// In a child, after [`Pager::begin_copy`] in its parent: the swap file's part of
+    /// [`Pager::begin_in_child`]. `open` opens an own file, for what lies from this byte on: see
+    /// `FileDisk::begin_in_child`.
+    ///
+    /// # Errors
+    /// No key for it.
+    ///
+    /// # Safety
+    /// - The caller is the only thread.
+    pub unsafe fn begin_file_in_child(&self, open: impl FnOnce(u64)) -> Result<(), Errno> {
+        let Some(swap) = &self.swap else { return Ok(()) };
+        open(swap.base());
+        // SAFETY: by the caller's promise.
+        unsafe { swap.begin_in_child() }
     }
 
     /// Ends [`Pager::begin_copy`], in each of the two processes, after [`Pager::allow_requests`].
@@ -110,10 +238,14 @@ impl Pager {
     /// # Safety
     /// - `begin_copy` has returned, in this process or in the parent that it is a copy of, and this
     ///   is called once for it.
-    pub unsafe fn end_copy(&self) {
+    pub unsafe fn end_copy(&self, in_child: bool) {
         self.to_unshare.note_fork();
         // SAFETY: by the caller's promise.
         unsafe {
+            if let Some(swap) = &self.swap {
+                swap.end_copy(in_child);
+                self.gates.open_writing();
+            }
             self.areas.open();
             self.gates.open();
         }
@@ -157,7 +289,14 @@ impl Pager {
     ///   called once for it.
     pub unsafe fn allow_requests(&self) {
         // SAFETY: by the caller's promise.
-        unsafe { self.queue.unfreeze() };
+        unsafe {
+            // In gate delivery only, where `begin_copy` was called.
+            if let Some(errands) = &self.errands {
+                errands.unfreeze();
+                self.swap.iter().for_each(|swap| swap.outbox.unfreeze());
+            }
+            self.queue.unfreeze();
+        }
     }
 
     /// In a child of fork, at rest, before its userfaultfd has anything registered: what is the

@@ -11,8 +11,9 @@ pub enum Delivery {
     /// given a folded buffer fails with EFAULT: for memory that only user code touches, or that is
     /// pinned around calls.
     Signal,
-    /// `memfold run` only: as `Signal`, and each system call of the program passes the gate, which
-    /// keeps what it names in memory until it is over. Needs no privilege.
+    /// As `Signal`, and each system call of the program passes the gate, which keeps what it names in
+    /// memory until it is over. Needs no privilege. For `memfold run`, and for shared libraries that
+    /// have armed the process ([`crate::delivery::gate::arm`]).
     Gate,
 }
 

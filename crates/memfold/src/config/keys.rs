@@ -102,7 +102,7 @@ keys! {
 
     /// How faults arrive.
     delivery: Delivery = Delivery::Thread, kind::DELIVERY;
-    Users "delivery" "thread|signal|gate" "thread" "who serves a fault: handler threads, or the thread that has it; run: gate where nothing is asked for (x86-64, without --swap), which needs no permission, or thread";
+    Users "delivery" "thread|signal|gate" "thread" "who serves a fault: handler threads, or the thread that has it; run: gate where nothing is asked for (x86-64), which needs no permission, or thread";
 
     /// What happens at the limit.
     on_full: OnFull = OnFull::Grow, kind::ON_FULL;

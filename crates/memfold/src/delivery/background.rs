@@ -1,6 +1,6 @@
 //! Background threads: load windows ahead of streams, save dirty folios, give memory back; compress
 //! cold blocks again; write and read the swap file, and move its cold end on.
-use crate::config::Canned;
+use crate::config::{Canned, Delivery};
 use crate::pager::Pager;
 use crate::pager::background_requests::Request;
 use crate::pager::device_faults::READERS;
@@ -56,9 +56,10 @@ impl Start {
 }
 
 /// The background threads of a pager, `count` of them for reclaim and read-ahead; those of the swap
-/// file if there is one, which write it and, in thread delivery, read it for faults; and one that
-/// moves its cold end to the remote store if there is one. They run until [`Pager::stop`]. Each
-/// holds a reference of the pager, also while it isn't started.
+/// file if there is one, which write it and, but in signal delivery, read it for faults; and one
+/// that moves its cold end to the remote store if there is one. They run until [`Pager::stop`], in
+/// gate delivery as long as the process. Each holds a reference of the pager, also while it isn't
+/// started.
 pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<Start> {
     let start =
         |name, main| Start { name, cpu: None, main, arg: Arc::into_raw(pager.clone()) as usize };
@@ -69,9 +70,14 @@ pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<Start> {
     if let Some(swap) = &pager.swap {
         swap.outbox.set_writer();
         threads.push(start(c"memfold-swap", write));
-        if !pager.is_signal() {
-            pager.expect_readers();
-            threads.extend((0..READERS).map(|_| start(c"memfold-read", read)));
+        let mut readers = |main| threads.extend((0..READERS).map(|_| start(c"memfold-read", main)));
+        match pager.config.delivery {
+            Delivery::Thread => {
+                pager.expect_readers();
+                readers(read);
+            }
+            Delivery::Gate => readers(run_errands),
+            Delivery::Signal => {}
         }
         if let Some(tier) = swap.tier() {
             tier.set_mover();
@@ -112,6 +118,15 @@ fn read(arg: usize) {
     // SAFETY: a `main` of `threads`.
     let pager = unsafe { pager_of(arg) };
     while pager.read() {}
+}
+
+fn run_errands(arg: usize) {
+    // SAFETY: a `main` of `threads`.
+    let pager = unsafe { pager_of(arg) };
+    let errands = pager.errands.as_ref().expect("in gate delivery there are");
+    loop {
+        errands.serve();
+    }
 }
 
 fn move_out(arg: usize) {

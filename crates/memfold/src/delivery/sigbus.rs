@@ -115,14 +115,15 @@ impl<T> Engines<T> {
     }
 }
 
-/// Lists an engine, and installs the handler with the first. `false` if there are too many.
+/// Lists an engine, and with `handles`, if none has before, installs the handler. `false` if there are
+/// too many.
 ///
 /// # Errors
 /// No page for the list.
-pub(crate) fn enlist(pager: &Pager) -> Result<bool, Errno> {
+pub(crate) fn enlist(pager: &Pager, handles: bool) -> Result<bool, Errno> {
     let list = List::get_or_make()?;
     let installing = list.installing.lock();
-    if !INSTALLED.load(SeqCst) {
+    if handles && !INSTALLED.load(SeqCst) {
         set_sigbus(on_sigbus, |previous| PREVIOUS.store(Box::into_raw(Box::new(previous)), SeqCst));
         INSTALLED.store(true, SeqCst);
     }
@@ -138,19 +139,28 @@ pub(crate) fn delist(pager: &Pager) {
     }
 }
 
-fn on_sigbus(info: &SigbusInfo) {
-    let addr = info.addr();
-    let (write, protected) = info.access();
+/// Serves a fault, if it lies in a region of any engine on the list.
+pub(crate) fn serve(fault: Fault) -> bool {
     let serve = |pager: &Pager| {
         loop {
-            match pager.fault(Fault { addr, protected, write, ..Fault::default() }) {
+            match pager.fault(fault) {
                 Served::Yes | Served::Mapped { .. } => return true,
                 Served::Again => yield_now(),
                 Served::NotManaged => return false,
             }
         }
     };
-    if List::get().is_some_and(|list| list.engines.any(serve)) {
+    any(serve)
+}
+
+/// Shows the engines on the list to `visit` until that says `true`. Whether it did.
+pub(crate) fn any(visit: impl FnMut(&Pager) -> bool) -> bool {
+    List::get().is_some_and(|list| list.engines.any(visit))
+}
+
+fn on_sigbus(info: &SigbusInfo) {
+    let (write, protected) = info.access();
+    if serve(Fault { addr: info.addr(), protected, write, ..Fault::default() }) {
         return;
     }
     // Not ours: do what the program had asked for.

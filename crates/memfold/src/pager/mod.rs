@@ -10,7 +10,7 @@ pub(crate) mod fetch;
 mod folios;
 pub(crate) mod map;
 
-pub use start::StartError;
+pub use start::{StartError, open_remote};
 
 use crate::area::event_order::Changes;
 use crate::area::lock::AreaLock;
@@ -34,6 +34,7 @@ use crate::quiesce::unshare::ToUnshare;
 use crate::stats::Stats;
 use crate::swap::Swap;
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::ops::Deref;
 use core::sync::atomic::AtomicPtr;
 use memfold_store::{CodecSpec, Store};
@@ -41,6 +42,7 @@ use memfold_sys::disk::Disk;
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::remote::Remote;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use memfold_sys::thread::errands::Errands;
 use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
 
@@ -105,6 +107,8 @@ pub struct Pager {
     pub(crate) queue: Queue,
     /// Faults that need the swap file or the remote store.
     pub(crate) reads: Reads,
+    /// In gate delivery: what threads of the program have the engine's do with file and store.
+    pub(crate) errands: Option<Arc<Errands>>,
     pub(crate) tally: Tally,
     pub(crate) quota: Quota,
     /// When a folio was last refused, nanoseconds.
@@ -120,7 +124,7 @@ pub struct Pager {
     pub(crate) journal: Journal,
     pub(crate) scratch: Zone,
     pub(crate) to_unshare: ToUnshare,
-    pub(crate) holds: Holds,
+    pub(crate) holds: &'static Holds,
     pub(crate) stats: StatsPlace,
     cpus: usize,
 }
@@ -142,6 +146,9 @@ pub struct Parts {
     /// The remote store behind it where the settings ask for one; by default the service whose
     /// socket they name.
     pub remote: Option<Box<dyn Remote>>,
+    /// By whom disk and store are used, where threads of the program can't use them: the given ones
+    /// do so themselves ([`memfold_sys::thread::errands::Handed`]).
+    pub errands: Option<Arc<Errands>>,
 }
 
 impl Pager {
@@ -192,8 +199,8 @@ impl Pager {
     }
 
     /// What system calls of the program hold.
-    pub fn holds(&self) -> &Holds {
-        &self.holds
+    pub fn holds(&self) -> &'static Holds {
+        self.holds
     }
 
     /// Ends the background threads.

@@ -144,6 +144,7 @@ impl Pager {
             recompress,
             queue: Queue::new(),
             reads: Reads::default(),
+            errands: parts.errands,
             tally: Tally::new(),
             quota: Quota::new(&config),
             refused_at: AtomicU64::new(0),
@@ -154,7 +155,7 @@ impl Pager {
             gates: Gates::default(),
             journal: Journal::default(),
             to_unshare: ToUnshare::new(),
-            holds: Holds::new(config.delivery == Delivery::Gate),
+            holds: Holds::of_process(config.delivery == Delivery::Gate),
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(StartError::AddressSpace)?,
             stats: parts.stats,
             cpus: parts.cpus,
@@ -164,7 +165,7 @@ impl Pager {
             let disk = parts.disk.map_or_else(|| open_disk(path), Ok)?;
             let remote = match parts.remote {
                 Some(remote) => Some(remote),
-                None => open_remote(&pager.config)?,
+                None => open_remote(&pager.config)?.map(|remote| Box::new(remote) as Box<_>),
             };
             pager.swap = Some(pager.make_swap(disk, remote)?);
         }
@@ -186,6 +187,7 @@ impl Pager {
             folio: self.config.folio_order,
         };
         Swap::new(disk, remote, self.config.swap_encrypt, bounds)
+            .map(|swap| swap.with_errands(self.errands.clone()))
             .map_err(|e| format!("no swap file: {e}"))
     }
 }
@@ -195,14 +197,18 @@ fn open_disk(path: &str) -> Result<Box<dyn Disk>, String> {
     Ok(Box::new(disk))
 }
 
-fn open_remote(config: &Config) -> Result<Option<Box<dyn Remote>>, String> {
+/// A client of the service that the settings name, where they ask for a remote store.
+///
+/// # Errors
+/// One line that says what is wrong.
+pub fn open_remote(config: &Config) -> Result<Option<SocketRemote>, String> {
     let Some(url) = &config.remote else { return Ok(None) };
     let no_service =
         || "--remote: no service: a library starts one (memfold_remote::Service)".to_string();
     let socket = config.remote_socket.as_deref().ok_or_else(no_service)?;
     let timeout = Duration::from_secs(config.remote_timeout_s as u64);
     let remote = SocketRemote::new(socket, url, timeout).map_err(|e| format!("--remote: {e}"))?;
-    Ok(Some(Box::new(remote)))
+    Ok(Some(remote))
 }
 
 /// Lets the store make dictionaries, or gives it the one of a file.

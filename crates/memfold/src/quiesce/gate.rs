@@ -6,11 +6,12 @@ use memfold_sys::sync::{ReadGuard, RwLock};
 pub struct Gates {
     background: RwLock<()>,
     serving: RwLock<()>,
+    writing: RwLock<()>,
 }
 
 impl Default for Gates {
     fn default() -> Gates {
-        Gates { background: RwLock::new(()), serving: RwLock::new(()) }
+        Gates { background: RwLock::new(()), serving: RwLock::new(()), writing: RwLock::new(()) }
     }
 }
 
@@ -23,6 +24,28 @@ impl Gates {
     /// Permission to serve faults and events; `None` while the gate is closed, or being closed.
     pub fn serving(&self) -> Option<ReadGuard<'_, ()>> {
         self.serving.try_read()
+    }
+
+    /// Permission to write to the swap file, for the thread that does; waits while the gate is
+    /// closed.
+    pub fn writing(&self) -> ReadGuard<'_, ()> {
+        self.writing.read()
+    }
+
+    /// Waits until nobody writes, and keeps it so until [`Gates::open_writing`]. After
+    /// [`Gates::close`], and when no fault is served either: nobody waits for a write any more.
+    pub fn close_writing(&self) {
+        core::mem::forget(self.writing.write());
+    }
+
+    /// Ends [`Gates::close_writing`].
+    ///
+    /// # Safety
+    /// - `close_writing` has returned, in this process or in the parent that it is a copy of, and
+    ///   this is called once for it.
+    pub unsafe fn open_writing(&self) {
+        // SAFETY: the guard was forgotten.
+        unsafe { self.writing.unlock_write() };
     }
 
     /// Waits until nobody works, and keeps it so until [`Gates::open`]. The caller is no engine

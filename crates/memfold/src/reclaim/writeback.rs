@@ -447,7 +447,12 @@ impl Pager {
     /// called.
     pub fn write_pending(&self, wait: bool) -> bool {
         let Some(swap) = &self.swap else { return false };
-        let work = swap.outbox.next(wait);
+        if wait {
+            swap.outbox.wait_for_work();
+        }
+        // Before anything is taken: a fork copies no work that is half done.
+        let _open = self.gates.writing();
+        let work = swap.outbox.next();
         let raw: Vec<RawWrite> = work.raw.iter().flatten().copied().collect();
         if !raw.is_empty() {
             let mut writes: Vec<Transfer> =

@@ -14,9 +14,14 @@
 //! A slot has a count of holders, as several small objects may lie in it. It is free when the last
 //! one lets go.
 //!
-//! Equations: `used` = slots with holders = sum of `used` of all clusters. A cluster is on the list
-//! that its use asks for: none used: `Free`, `Emptied`, or being discarded; all: `Full`; else
-//! `NonFull`, `Fragment` (no run of its own order is left), or reserved by a CPU.
+//! In a child of fork the clusters of its parent are **inherited**: they are read and let go, and
+//! no slot of them is ever taken. In the parent, what was used then has one holder more until the
+//! child has ended ([`Clusters::hold_all`]).
+//!
+//! Equations: `used` = slots with holders = sum of `used` of all clusters that aren't inherited. An
+//! inherited cluster is on no list, another one on that which its use asks for: none used: `Free`,
+//! `Emptied`, or being discarded; all: `Full`; else `NonFull`, `Fragment` (no run of its own order
+//! is left), or reserved by a CPU.
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -91,7 +96,12 @@ pub struct Clusters {
     inner: Mutex<Inner>,
     used: AtomicU64,
     slots: AtomicU64,
+    inherited: AtomicU64,
 }
+
+/// A bit for each slot, by cluster.
+#[derive(Default)]
+pub struct Held(Vec<[u64; CLUSTER_SLOTS / 64]>);
 
 struct Inner {
     clusters: Vec<Cluster>,
@@ -100,6 +110,8 @@ struct Inner {
     next: [[(u32, u16); ORDERS]; CPUS],
     /// No run of this order or above is free anywhere: known until a slot becomes free.
     hopeless: u8,
+    /// Clusters that are inherited: the first ones.
+    inherited: usize,
 }
 
 impl Default for Clusters {
@@ -116,8 +128,81 @@ impl Clusters {
             ends: [(NIL, NIL); LISTS],
             next: [[(NIL, 0); ORDERS]; CPUS],
             hopeless: ORDERS as u8,
+            inherited: 0,
         };
-        Clusters { inner: Mutex::new(inner), used: AtomicU64::new(0), slots: AtomicU64::new(0) }
+        Clusters {
+            inner: Mutex::new(inner),
+            used: AtomicU64::new(0),
+            slots: AtomicU64::new(0),
+            inherited: AtomicU64::new(0),
+        }
+    }
+
+    /// Adds a holder to every used slot that isn't in `held` yet nor inherited, and enters it
+    /// there: it stays as it is until [`Clusters::put_all`].
+    pub fn hold_all(&self, held: &mut Held) {
+        let mut inner = self.inner.lock();
+        let inherited = inner.inherited;
+        let clusters = &mut inner.clusters[inherited..];
+        held.0.resize(clusters.len(), [0; CLUSTER_SLOTS / 64]);
+        for (cluster, held) in clusters.iter_mut().zip(&mut held.0) {
+            for (word, held) in held.iter_mut().enumerate() {
+                let mut new = cluster.bits[word] & !*held;
+                *held |= new;
+                while new != 0 {
+                    let holders = &mut cluster.holders[word * 64 + new.trailing_zeros() as usize];
+                    assert!(*holders < u8::MAX, "a slot has too many holders");
+                    *holders += 1;
+                    new &= new - 1;
+                }
+            }
+        }
+    }
+
+    /// Takes those holders off again.
+    pub fn put_all(&self, held: &Held) {
+        let first = self.inherited.load(Relaxed);
+        for (cluster, bits) in held.0.iter().enumerate() {
+            for slot in (0..CLUSTER_SLOTS).filter(|slot| bits[slot / 64] >> (slot % 64) & 1 != 0) {
+                self.put(first + (cluster * CLUSTER_SLOTS + slot) as u64, 1);
+            }
+        }
+    }
+
+    /// In a child of fork: all clusters are inherited from now on.
+    ///
+    /// # Safety
+    /// - The caller is the only thread of the process.
+    pub unsafe fn inherit(&self) {
+        // SAFETY: by the caller's promise.
+        let inner = unsafe {
+            self.inner.reset();
+            self.inner.peek_mut()
+        };
+        for cluster in &mut inner.clusters {
+            (cluster.list, cluster.owner) = (List::Off, None);
+            (cluster.prev, cluster.next) = (NIL, NIL);
+        }
+        (inner.ends, inner.next) = ([(NIL, NIL); LISTS], [[(NIL, 0); ORDERS]; CPUS]);
+        (inner.inherited, inner.hopeless) = (inner.clusters.len(), ORDERS as u8);
+        self.inherited.store(self.slots(), Relaxed);
+        self.used.store(0, Relaxed);
+    }
+
+    /// In a child of fork, where nothing is used: there are no slots.
+    ///
+    /// # Safety
+    /// - The caller is the only thread of the process.
+    pub unsafe fn clear(&self) {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            self.inherit();
+            let inner = self.inner.peek_mut();
+            inner.clusters.clear();
+            inner.inherited = 0;
+        }
+        self.slots.store(0, Relaxed);
+        self.inherited.store(0, Relaxed);
     }
 
     /// Adds `count` clusters of free slots at the end.
@@ -146,7 +231,12 @@ impl Clusters {
         self.slots.load(Relaxed)
     }
 
-    /// Slots with holders.
+    /// Those of them that are inherited: the first ones.
+    pub fn inherited(&self) -> u64 {
+        self.inherited.load(Relaxed)
+    }
+
+    /// Slots with holders, but for inherited ones.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
@@ -198,7 +288,7 @@ impl Clusters {
     }
 
     /// Takes a holder off each of `count` slots from `first`, as one operation (S4). Returns how
-    /// many became free.
+    /// many became free to be taken.
     ///
     /// # Panics
     /// If one of them has no holder.
@@ -263,9 +353,13 @@ impl Clusters {
         let mut used = 0;
         for (id, cluster) in inner.clusters.iter().enumerate() {
             cluster
-                .check(&inner.next, id as u32)
+                .check(&inner.next, id as u32, id < inner.inherited)
                 .map_err(|e| alloc::format!("cluster {id}: {e}"))?;
-            used += cluster.used as u64;
+            let is_inherited = id < inner.inherited;
+            if is_inherited && cluster.list != List::Off {
+                return Err(alloc::format!("cluster {id} is inherited, and listed"));
+            }
+            used += if is_inherited { 0 } else { cluster.used as u64 };
         }
         self.check_lists(&inner)?;
         if used != self.used() {
@@ -354,6 +448,9 @@ impl Inner {
     /// Puts a cluster on the list that its use asks for; one that a CPU fills stays with it while
     /// it has room.
     fn relist(&mut self, id: u32, has_run: bool) {
+        if (id as usize) < self.inherited {
+            return;
+        }
         let cluster = &self.clusters[id as usize];
         let list = match cluster.used as usize {
             0 => List::Emptied,
@@ -420,8 +517,9 @@ impl Inner {
     /// From whatever cluster has such a run: the fullest one, to leave the others whole.
     fn take_any(&mut self, order: Order) -> Option<u64> {
         let room = |c: &Cluster| c.used > 0 && c.used as usize + order.pages() <= CLUSTER_SLOTS;
-        let with_run =
-            (0..self.clusters.len()).filter(|id| room(&self.clusters[*id])).filter_map(|id| {
+        let with_run = (self.inherited..self.clusters.len())
+            .filter(|id| room(&self.clusters[*id]))
+            .filter_map(|id| {
                 let offset = self.clusters[id].find(order, 0)?;
                 Some((self.clusters[id].used, id, offset))
             });
@@ -447,6 +545,9 @@ impl Inner {
             }
         }
         cluster.used -= freed as u16;
+        if (id as usize) < self.inherited {
+            return 0;
+        }
         if freed > 0 {
             self.hopeless = ORDERS as u8;
             self.relist(id, true);
@@ -482,7 +583,12 @@ impl Cluster {
         self.used += pages as u16;
     }
 
-    fn check(&self, next: &[[(u32, u16); ORDERS]; CPUS], id: u32) -> Result<(), &'static str> {
+    fn check(
+        &self,
+        next: &[[(u32, u16); ORDERS]; CPUS],
+        id: u32,
+        is_inherited: bool,
+    ) -> Result<(), &'static str> {
         let set: u32 = self.bits.iter().map(|w| w.count_ones()).sum();
         let held = self.holders.iter().filter(|h| **h > 0).count();
         if set != self.used as u32 || held != self.used as usize {
@@ -498,7 +604,7 @@ impl Cluster {
                 self.used > 0 && order == self.order && self.find(order_of, 0).is_none()
             }
             List::Full(order) => self.used as usize == CLUSTER_SLOTS && order == self.order,
-            List::Off => self.owner.is_some() || self.used == 0,
+            List::Off => is_inherited || self.owner.is_some() || self.used == 0,
         };
         if !fits {
             return Err("it is on a list that its use doesn't ask for");

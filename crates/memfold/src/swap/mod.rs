@@ -46,18 +46,22 @@ pub(crate) mod seal;
 pub(crate) mod location;
 pub(crate) mod write_queue;
 pub(crate) mod remote;
+pub(crate) mod lent;
+mod copied;
 #[cfg(test)]
 mod tests;
 
 pub use crate::swap::location::{Place, UNIT_BYTES};
 
 use crate::swap::cluster::{CLUSTER_SLOTS, Clusters, Reach};
+use crate::swap::lent::{Lent, OLDER_MAX};
 use crate::swap::location::SLOTS_MAX;
 use crate::swap::remote::{Tier, TierBounds, Why};
 use crate::swap::seal::{Bound, Seal, TAG_BYTES};
 use crate::swap::write_queue::{Outbox, WRITES_MAX};
 use alloc::boxed::Box;
 use alloc::string::String;
+use alloc::sync::Arc;
 use core::ops::Range;
 use core::time::Duration;
 use memfold_store::Handle;
@@ -66,8 +70,12 @@ use memfold_sys::disk::{Disk, Transfer, Way};
 use memfold_sys::memory::zone::{Edge, NoPromise, Zone};
 use memfold_sys::page::Page;
 use memfold_sys::remote::Remote;
-use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use memfold_sys::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 use memfold_sys::sync::{Condvar, Mutex};
+use memfold_sys::thread::errands::Errands;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// Bytes before the payload of a packed object.
@@ -167,6 +175,14 @@ pub struct Swap {
     objects: AtomicU64,
     freed: AtomicU64,
     warned: AtomicBool,
+    /// Nothing more goes to the file.
+    is_shut: AtomicBool,
+    /// What children of fork read.
+    lent: Lent,
+    /// Files of ancestors that are read here.
+    copies: AtomicU64,
+    /// In gate delivery: who has the engine's descriptors.
+    errands: Option<Arc<Errands>>,
     /// What the writer is to do.
     pub outbox: Outbox,
 }
@@ -205,7 +221,9 @@ impl Swap {
             clusters: Clusters::new(),
             tier,
             marks: Zone::reserve_growing(
-                (slots.max(1) * size_of::<Mark>()).next_multiple_of(PAGE_SIZE),
+                // In a child of fork, slots of its ancestors too.
+                ((OLDER_MAX as usize + 1) * slots.max(1) * size_of::<Mark>())
+                    .next_multiple_of(PAGE_SIZE),
                 PAGE_SIZE,
             )?,
             edge: Edge::new(),
@@ -220,12 +238,24 @@ impl Swap {
             objects: AtomicU64::new(0),
             freed: AtomicU64::new(0),
             warned: AtomicBool::new(false),
+            is_shut: AtomicBool::new(false),
+            lent: Lent::default(),
+            copies: AtomicU64::new(0),
+            errands: None,
             outbox: Outbox::default(),
         })
     }
 
+    /// Has what needs a descriptor of the engine's done by errands.
+    pub fn with_errands(self, errands: Option<Arc<Errands>>) -> Swap {
+        Swap { errands, ..self }
+    }
+
     /// Whether a write may be tried now: none has failed lately.
     pub fn accepts(&self) -> bool {
+        if self.is_shut.load(SeqCst) {
+            return false;
+        }
         let retry_at = self.retry_at.load(Relaxed);
         retry_at == 0 || memfold_sys::thread::now_ns() >= retry_at
     }
@@ -257,7 +287,7 @@ impl Swap {
 
     /// Whether any slot is free.
     pub fn has_room(&self) -> bool {
-        self.clusters.used() < self.clusters.slots()
+        self.clusters.used() < self.clusters.slots() - self.clusters.inherited()
     }
 
     /// Whether more than half of what file and remote store may hold is in use.
@@ -325,10 +355,16 @@ impl Swap {
         None
     }
 
+    /// Takes slots back that no child reads any more. Returns whether there were any.
+    fn take_back(&self) -> bool {
+        let collect = || self.lent.collect(&self.clusters);
+        self.lent.is_any() && self.errands.as_ref().is_some_and(|errands| errands.run(collect))
+    }
+
     /// Makes the file larger than `slots`, unless somebody else has. `false`: it may not grow.
     fn grow(&self, slots: u64) -> bool {
         let _growing = self.growth.lock();
-        if self.clusters.slots() != slots {
+        if self.clusters.slots() != slots || self.take_back() {
             return true;
         }
         let cluster = (CLUSTER_SLOTS * PAGE_SIZE) as u64;
@@ -343,7 +379,9 @@ impl Swap {
             }
             return done;
         }
-        let room = self.bounds.size_bytes.saturating_sub(now) / cluster;
+        let own = now - self.clusters.inherited() * PAGE_SIZE as u64;
+        let room = (self.bounds.size_bytes.saturating_sub(own) / cluster)
+            .min((SLOTS_MAX - slots) / CLUSTER_SLOTS as u64);
         let free = self.disk.free_bytes().unwrap_or(0).saturating_sub(self.bounds.keep_free_bytes)
             / cluster;
         let mut count = room.min(free).min(GROWTH_CLUSTERS as u64) as usize;

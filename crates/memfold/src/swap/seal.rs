@@ -3,9 +3,10 @@
 //! AES-256-GCM under a random key that is made for this run and kept in memory only: in a page that
 //! is locked there, left out of core dumps and of children, and wiped at the end. **No nonce is
 //! used twice with the key**: the nonce is a number from one counter of this [`Seal`], each number
-//! is given out once by one atomic addition, 2^64 of them are never used up, no other `Seal` has
-//! the key, and a child of fork never writes with its parent's engine. A write that is tried again
-//! takes a new number.
+//! is given out once by one atomic addition, 2^64 of them are never used up, and no other `Seal`
+//! has the key. A write that is tried again takes a new number. A child of fork that goes on with
+//! its parent's engine gets the parent's key, to read what was written, and seals with another one,
+//! for numbers from there on; which key it was is told by the number.
 //!
 //! The number and the place of an object are authenticated with it, so bytes from another place, of
 //! another time or under another key are refused. An older state of the very same place under its
@@ -14,10 +15,12 @@
 //!
 //! Without encryption the tag is an XXH3-128 of the same: it finds damage before it is decoded.
 //! That nobody's bytes are taken for others is left to the fingerprint.
+use alloc::vec::Vec;
 use memfold_store::xxh3_128;
 use memfold_sys::Errno;
 use memfold_sys::disk::swapfile::random;
 use memfold_sys::memory::secret::{Secret, wipe_bytes};
+use memfold_sys::sync::Steady;
 use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 
@@ -39,8 +42,20 @@ type MakeKey = fn(&mut [u8]) -> Result<(), Errno>;
 
 /// Seals and opens objects.
 pub struct Seal {
-    cipher: Option<Secret<LessSafeKey>>,
+    /// Each for numbers from its first on, up to the next one's; none: checksums only.
+    ciphers: Steady<Vec<(u64, Secret<LessSafeKey>)>>,
     next: AtomicU64,
+}
+
+fn cipher_of(make: MakeKey) -> Result<Secret<LessSafeKey>, Errno> {
+    Secret::new(|| {
+        let mut key = [0; 32];
+        make(&mut key)?;
+        // "Less safe" is that the caller chooses the nonces; see above.
+        let cipher = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("32 bytes"));
+        wipe_bytes(&mut key);
+        Ok(cipher)
+    })
 }
 
 impl Seal {
@@ -53,18 +68,48 @@ impl Seal {
     }
 
     fn with_key(make: Option<MakeKey>) -> Result<Seal, Errno> {
-        let cipher = make.map(|make| {
-            Secret::new(|| {
-                let mut key = [0; 32];
-                make(&mut key)?;
-                // "Less safe" is that the caller chooses the nonces; see above.
-                let cipher =
-                    LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("32 bytes"));
-                wipe_bytes(&mut key);
-                Ok(cipher)
-            })
-        });
-        Ok(Seal { cipher: cipher.transpose()?, next: AtomicU64::new(1) })
+        let cipher = make.map(cipher_of).transpose()?;
+        let ciphers = cipher.map(|cipher| (1, cipher)).into_iter().collect();
+        Ok(Seal { ciphers: Steady::new(ciphers), next: AtomicU64::new(1) })
+    }
+
+    /// Has a child of fork get the keys, until [`Seal::end_copy`].
+    pub fn begin_copy(&self) {
+        self.ciphers.iter().for_each(|(_, cipher)| cipher.begin_copy());
+    }
+
+    /// In the parent, and in a child that got them.
+    pub fn end_copy(&self) {
+        self.ciphers.iter().for_each(|(_, cipher)| cipher.end_copy());
+    }
+
+    /// In a child of fork, which has got the keys of its parent: seals with a key of its own from
+    /// now on. With `reads`, it reads what they have sealed; else they are wiped.
+    ///
+    /// # Errors
+    /// As [`Seal::new`].
+    ///
+    /// # Safety
+    /// - The caller is the only thread of the process.
+    pub unsafe fn begin_in_child(&self, reads: bool) -> Result<(), Errno> {
+        // SAFETY: by the caller's promise.
+        let ciphers = unsafe { self.ciphers.change() };
+        if ciphers.is_empty() {
+            return Ok(());
+        }
+        let own = (self.next.load(Relaxed), cipher_of(random)?);
+        match reads {
+            true => ciphers.iter().for_each(|(_, cipher)| cipher.lock_again()),
+            false => ciphers.clear(),
+        }
+        ciphers.push(own);
+        Ok(())
+    }
+
+    /// The key for a number.
+    fn cipher(&self, number: u64) -> Option<&LessSafeKey> {
+        let after = self.ciphers.partition_point(|(first, _)| *first <= number);
+        Some(&self.ciphers[after.checked_sub(1)?].1)
     }
 
     /// A number that no other object has, for [`Bound::number`].
@@ -74,7 +119,7 @@ impl Seal {
 
     /// Seals `bytes` in place; returns the tag that opens them.
     pub fn close(&self, bound: Bound, bytes: &mut [u8]) -> [u8; TAG_BYTES] {
-        match &self.cipher {
+        match self.cipher(bound.number) {
             Some(cipher) => {
                 let tag = cipher.seal_in_place_separate_tag(
                     nonce(bound),
@@ -91,7 +136,8 @@ impl Seal {
     /// number with this key; they are not to be used then.
     #[must_use]
     pub fn open(&self, bound: Bound, bytes: &mut [u8], tag: &[u8; TAG_BYTES]) -> bool {
-        match &self.cipher {
+        match self.cipher(bound.number) {
+            None if !self.ciphers.is_empty() => false,
             Some(cipher) => {
                 let context = Aad::from(context(bound));
                 cipher
@@ -133,7 +179,6 @@ fn checksum(bound: Bound, bytes: &[u8]) -> [u8; TAG_BYTES] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::vec::Vec;
 
     fn plain() -> Vec<u8> {
         (0..5000u32).map(|i| ((i * 7) >> 3) as u8).collect()
@@ -224,7 +269,7 @@ mod tests {
         let mut sealed = plain();
         let tag = seal.close(bound, &mut sealed);
         assert!(seal.open(bound, &mut sealed, &tag));
-        let cipher: &LessSafeKey = seal.cipher.as_ref().unwrap();
+        let cipher: &LessSafeKey = seal.cipher(1).unwrap();
         let page = &raw const *cipher as usize;
         let places = places_of_key();
         assert!(!places.is_empty(), "the test looks for what isn't there");
@@ -247,6 +292,41 @@ mod tests {
         let mut again = plain();
         a.close(Bound { number: 2, ..bound }, &mut again);
         assert_ne!(sealed, again);
+    }
+
+    #[test]
+    fn a_child_reads_what_its_parent_has_sealed_and_seals_with_a_key_of_its_own() {
+        for encrypt in [true, false] {
+            let seal = Seal::new(encrypt).unwrap();
+            let sealed = |seal: &Seal| {
+                let bound = Bound { place: 8192, number: seal.number(), header: 77 };
+                let mut bytes = plain();
+                let tag = seal.close(bound, &mut bytes);
+                (bound, bytes, tag)
+            };
+            let opens = |seal: &Seal, (bound, bytes, tag): &(Bound, Vec<u8>, [u8; TAG_BYTES])| {
+                let mut bytes = bytes.clone();
+                seal.open(*bound, &mut bytes, tag) && bytes == plain()
+            };
+            let mut all = std::vec![sealed(&seal), sealed(&seal)];
+            for _ in 0..3 {
+                let parent: Vec<usize> =
+                    seal.ciphers.iter().map(|(_, key)| &raw const **key as usize).collect();
+                // SAFETY: nobody else uses it, as in a child.
+                unsafe { seal.begin_in_child(true) }.unwrap();
+                all.push(sealed(&seal));
+                assert!(all.iter().all(|sealed| opens(&seal, sealed)));
+                if encrypt {
+                    let number = all.last().unwrap().0.number;
+                    let own = &raw const *seal.cipher(number).unwrap() as usize;
+                    assert!(!parent.contains(&own));
+                }
+            }
+            // SAFETY: as above.
+            unsafe { seal.begin_in_child(false) }.unwrap();
+            assert!(opens(&seal, &sealed(&seal)));
+            assert_eq!(all.iter().any(|sealed| opens(&seal, sealed)), !encrypt);
+        }
     }
 
     #[test]

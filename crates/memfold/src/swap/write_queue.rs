@@ -113,22 +113,40 @@ impl Outbox {
         self.changed.notify_all();
     }
 
-    /// Takes what there is to do; with `wait`, sleeps until there is something.
-    pub fn next(&self, wait: bool) -> Work {
+    /// Sleeps until there is something to do.
+    pub fn wait_for_work(&self) {
         let mut outbox = self.inner.lock();
-        loop {
-            let is_idle = outbox.raw.iter().all(|w| w.is_none())
-                && !outbox.pressed
-                && !outbox.discard
-                && !outbox.stop;
-            if !is_idle || !wait {
-                let raw = core::mem::take(&mut outbox.raw);
-                let (pressed, discard) = (outbox.pressed, outbox.discard);
-                (outbox.pressed, outbox.discard) = (false, false);
-                return Work { raw, pressed, discard, stop: outbox.stop };
-            }
+        while outbox.raw.iter().all(|w| w.is_none())
+            && !outbox.pressed
+            && !outbox.discard
+            && !outbox.stop
+        {
             outbox = self.changed.wait(outbox);
         }
+    }
+
+    /// Takes what there is to do.
+    pub fn next(&self) -> Work {
+        let mut outbox = self.inner.lock();
+        let raw = core::mem::take(&mut outbox.raw);
+        let (pressed, discard) = (outbox.pressed, outbox.discard);
+        (outbox.pressed, outbox.discard) = (false, false);
+        Work { raw, pressed, discard, stop: outbox.stop }
+    }
+
+    /// Nobody asks or takes anything until [`Outbox::unfreeze`]: for a fork.
+    pub fn freeze(&self) {
+        core::mem::forget(self.inner.lock());
+    }
+
+    /// Ends [`Outbox::freeze`].
+    ///
+    /// # Safety
+    /// - `freeze` has returned, in this process or in the parent that it is a copy of, and this is
+    ///   called once for it.
+    pub unsafe fn unfreeze(&self) {
+        // SAFETY: the guard was forgotten.
+        unsafe { self.inner.unlock() };
     }
 
     /// Ends a round of [`Outbox::next`]'s work: `raw` writes have ended.

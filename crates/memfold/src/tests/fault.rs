@@ -52,6 +52,7 @@ impl Engine {
             cpus: 1,
             disk: Some(Box::new(disk.clone())),
             remote: None,
+            errands: None,
         };
         let pager = Pager::new(config, parts).unwrap();
         pager.prepare();

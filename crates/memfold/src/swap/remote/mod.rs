@@ -119,6 +119,22 @@ pub(crate) struct Inner {
     pub rounds: u64,
 }
 
+impl Inner {
+    /// Nothing lies in `slots` slots.
+    fn new(slots: u64) -> Result<Inner, Errno> {
+        Ok(Inner {
+            groups: Groups::new(slots)?,
+            hand: 0,
+            woken: false,
+            trim: false,
+            stop: false,
+            has_mover: false,
+            stalled: false,
+            rounds: 0,
+        })
+    }
+}
+
 /// What has been done since it was last asked.
 #[derive(Default)]
 pub struct TierCounts {
@@ -168,26 +184,48 @@ impl Tier {
         let slots = (bounds.file_bytes + bounds.remote_bytes) / PAGE_SIZE as u64;
         let batch = (bounds.limit_bytes / BUFFER_SHARE / GROUP_BYTES as u64)
             .clamp(1, BATCH_GROUPS as u64) as usize;
-        let inner = Inner {
-            groups: Groups::new(slots)?,
-            hand: 0,
-            woken: false,
-            trim: false,
-            stop: false,
-            has_mover: false,
-            stalled: false,
-            rounds: 0,
-        };
         Ok(Tier {
             remote,
             bounds,
-            inner: Mutex::new(inner),
+            inner: Mutex::new(Inner::new(slots)?),
             changed: Condvar::default(),
             buffer: Zone::reserve(batch * GROUP_BYTES, PAGE_SIZE)?,
             pause_ns: AtomicU64::new(0),
             watched: Watched::new(bounds.expiry),
             counts: TierCounts::default(),
         })
+    }
+
+    /// Nothing of what its lock guards changes until [`Tier::unfreeze`]: for a fork.
+    pub fn freeze(&self) {
+        core::mem::forget(self.inner.lock());
+    }
+
+    /// Ends [`Tier::freeze`].
+    ///
+    /// # Safety
+    /// - `freeze` has returned, in this process or in the parent that it is a copy of, and this is
+    ///   called once for it.
+    pub unsafe fn unfreeze(&self) {
+        // SAFETY: the guard was forgotten.
+        unsafe { self.inner.unlock() };
+    }
+
+    /// In a child of fork, where nothing lies in file or store, frozen: what the parent's mover was
+    /// doing, and what is still to be deleted, is the parent's.
+    ///
+    /// # Errors
+    /// No address space.
+    ///
+    /// # Safety
+    /// - The caller is the only thread of the process.
+    pub unsafe fn begin_in_child(&self) -> Result<(), Errno> {
+        // SAFETY: by the caller's promise.
+        let inner = unsafe { self.inner.peek_mut() };
+        let has_mover = inner.has_mover;
+        *inner = Inner { has_mover, ..Inner::new(self.slots_max())? };
+        self.pause_ns.store(0, Relaxed);
+        Ok(())
     }
 
     /// What to call the store in messages.

@@ -1,5 +1,5 @@
 //! Tests of the slot allocator: against a naive bitmap, and aged.
-use crate::swap::cluster::{CLUSTER_SLOTS, Clusters, Reach};
+use crate::swap::cluster::{CLUSTER_SLOTS, Clusters, Held, Reach};
 use memfold_sys::units::Order;
 use memfold_testkit::random::{Random, seed};
 use proptest::prelude::*;
@@ -166,4 +166,56 @@ fn s_ageing_has_no_fallback_while_there_is_space() {
     }
     assert!(asked > 10_000, "{asked} runs were asked for");
     assert_eq!(fallback, 0, "of {asked}");
+}
+
+/// A parent and its child, which begin with equal clusters: what was used at the copy is taken by
+/// neither, until it isn't lent any more, and then by the parent only.
+#[test]
+fn what_is_lent_or_inherited_is_never_given_out() {
+    let mut random = Random::new(seed(1));
+    for _ in 0..50 {
+        let (parent, child) = (Clusters::new(), Clusters::new());
+        let mut held: Vec<(u64, Order)> = Vec::new();
+        [&parent, &child].iter().for_each(|each| each.grow(4));
+        for _ in 0..200 {
+            let order = order(random.below(7) as u8);
+            if random.below(3) > 0 {
+                let taken = [&parent, &child].map(|each| each.take(order, 0, Reach::All));
+                assert_eq!(taken[0], taken[1]);
+                held.extend(taken[0].map(|first| (first, order)));
+            } else if !held.is_empty() {
+                let (first, order) = held.swap_remove(random.below(held.len()));
+                let freed = [&parent, &child].map(|each| each.put(first, order.pages()));
+                assert_eq!(freed[0], freed[1]);
+            }
+        }
+        let mut used = [false; 4 * CLUSTER_SLOTS];
+        held.iter().for_each(|(first, order)| used[*first as usize..][..order.pages()].fill(true));
+        let mut lent = [Held::default(), Held::default()];
+        parent.hold_all(&mut lent[0]);
+        child.hold_all(&mut lent[1]);
+        child.put_all(&lent[1]);
+        // SAFETY: nobody else uses it, as in a child.
+        unsafe { child.inherit() };
+        assert_eq!(child.take(Order::PAGE, 0, Reach::All), None);
+        child.grow(1);
+        for (first, order) in &held {
+            assert_eq!([&parent, &child].map(|each| each.put(*first, order.pages())), [0, 0]);
+            assert_eq!(parent.check().and_then(|()| child.check()), Ok(()));
+        }
+        while let Some(slot) = parent.take(Order::PAGE, 0, Reach::All) {
+            assert!(!used[slot as usize], "slot {slot} is read by the child");
+        }
+        for slot in 0..CLUSTER_SLOTS {
+            let taken = child.take(Order::PAGE, 0, Reach::All);
+            assert!(taken >= Some(4 * CLUSTER_SLOTS as u64), "{slot}: {taken:?}");
+        }
+        assert_eq!(child.take(Order::PAGE, 0, Reach::All), None);
+        parent.put_all(&lent[0]);
+        while let Some(slot) = parent.take(Order::PAGE, 0, Reach::All) {
+            assert!(std::mem::take(&mut used[slot as usize]));
+        }
+        assert_eq!(used, [false; 4 * CLUSTER_SLOTS]);
+        assert_eq!(parent.check().and_then(|()| child.check()), Ok(()));
+    }
 }

@@ -1,10 +1,13 @@
 //! Tests of the swap file's objects, below folios.
+use crate::swap::lent::OLDER_MAX;
 use crate::swap::location::{Place, SLOTS_MAX};
 use crate::swap::{Bounds, ReadError, Swap};
 use memfold_store::Handle;
 use memfold_sys::page::PageBuffer;
+use memfold_sys::thread::errands::Errands;
 use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::disk::MemoryDisk;
+use std::sync::Arc;
 
 fn bounds() -> Bounds {
     Bounds {
@@ -110,4 +113,42 @@ fn the_size_is_kept() {
     }
     assert_eq!(runs.len(), 32);
     assert_eq!(disk.bytes().len(), 64 << 20);
+}
+
+/// The same object stands for parent and child, one after the other.
+#[test]
+fn a_child_reads_its_parents_objects_and_writes_behind_them() {
+    for encrypt in [true, false] {
+        let disk = MemoryDisk::default();
+        let errands = Errands::new(|| true);
+        let swap = swap(&disk, encrypt).with_errands(Some(Arc::new(errands)));
+        let mut all = Vec::new();
+        for generation in 0..=OLDER_MAX {
+            assert_eq!(swap.can_lend(), generation < OLDER_MAX);
+            let base = swap.base();
+            let fill = generation as u8 + 1;
+            all.push((write_raw(&swap, fill), fill));
+            let own = swap.used_bytes();
+            assert!(all.last().unwrap().0.start() >= base && own == 4 * PAGE_SIZE as u64);
+            for (place, fill) in &all {
+                assert_eq!(read_raw(&swap, *place), Ok(vec![*fill; 4 * PAGE_SIZE]));
+            }
+            if !swap.can_lend() {
+                assert!(!swap.begin_copy(), "it is to be emptied first");
+                break;
+            }
+            assert!(swap.begin_copy());
+            // SAFETY: nobody else uses it, as in a child.
+            unsafe {
+                swap.outbox.unfreeze();
+                swap.begin_in_child().unwrap();
+                swap.end_copy(true);
+            }
+            swap.check().unwrap();
+            assert_eq!(swap.used_bytes(), 0);
+        }
+        all.iter().for_each(|(place, _)| swap.free(place.handle()));
+        assert_eq!((swap.objects(), swap.used_bytes()), (0, 0));
+        swap.check().unwrap();
+    }
 }

@@ -1,6 +1,7 @@
-//! Where memory may be that is folded, now or later: a bit for each 2 MiB of the address space, set
-//! when something private without a file is mapped there, and never taken back. In tables for 256
-//! GiB each, which are made as they are needed: programs use few.
+//! Where memory may be that is folded, now or later: a bit for each 2 MiB of the address space. Under
+//! `memfold run` it is set when something private without a file is mapped there, and never taken
+//! back; for regions of the library while there is one. In tables for 256 GiB each, which are made as
+//! they are needed: programs use few.
 use alloc::boxed::Box;
 use core::array::from_fn;
 use core::ops::Range;
@@ -41,12 +42,14 @@ fn mask(word: usize, chunks: &Range<usize>) -> u64 {
     u64::MAX << from & u64::MAX >> (WORD_BITS - to)
 }
 
-impl Known {
+impl Default for Known {
     /// Nothing is known.
-    pub fn new() -> Known {
+    fn default() -> Known {
         Known(from_fn(|_| AtomicPtr::new(null_mut())))
     }
+}
 
+impl Known {
     fn table(&self, word: usize) -> Option<&Table> {
         // SAFETY: null, or a box that was leaked.
         unsafe { self.0[word / WORDS].load(SeqCst).as_ref() }
@@ -82,6 +85,26 @@ impl Known {
         }
     }
 
+    /// Nothing is there any more.
+    pub fn unset(&self, range: &Range<usize>) {
+        let chunks = chunks(range);
+        for word in words(range) {
+            if let Some(table) = self.table(word) {
+                table[word % WORDS].fetch_and(!mask(word, &chunks), Relaxed);
+            }
+        }
+    }
+
+    /// Nothing is anywhere any more.
+    pub fn clear(&self) {
+        for table in &self.0 {
+            // SAFETY: null, or a box that was leaked.
+            if let Some(table) = unsafe { table.load(SeqCst).as_ref() } {
+                table.iter().for_each(|word| word.store(0, Relaxed));
+            }
+        }
+    }
+
     /// Whether something may be there.
     pub fn is_set(&self, range: &Range<usize>) -> bool {
         let chunks = chunks(range);
@@ -90,5 +113,32 @@ impl Known {
             table.is_some_and(|table| table[word % WORDS].load(Relaxed) & mask(word, &chunks) != 0)
         };
         chunks.len() > CHUNKS_MAX || words(range).any(is_any)
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_ended_is_known_no_more_and_what_is_beside_it_is() {
+        const CHUNK: usize = 1 << CHUNK_SHIFT;
+        let known = Known::default();
+        let at = (1 << TABLE_SHIFT) - 3 * CHUNK;
+        known.set(&(at - CHUNK..at));
+        // Across two tables, its last chunk in part.
+        let region = at..at + 100 * CHUNK + 5;
+        known.set(&region);
+        known.set(&(at + 101 * CHUNK..at + 102 * CHUNK));
+        for inside in [at, at + 3 * CHUNK, at + 100 * CHUNK + 4] {
+            assert!(known.is_set(&(inside..inside + 1)));
+        }
+        known.unset(&region);
+        assert!(!known.is_set(&(at..at + 101 * CHUNK)));
+        assert!(
+            known.is_set(&(at - 1..at)) && known.is_set(&(at + 101 * CHUNK..at + 101 * CHUNK + 1))
+        );
+        known.clear();
+        assert!(!known.is_set(&(at - CHUNK..at + 102 * CHUNK)));
     }
 }

@@ -1,0 +1,119 @@
+//! Forks with a swap file: a child reads its parent's file and writes to one of its own, and both
+//! find every byte. Rows B3, Z4.
+#![cfg(target_arch = "x86_64")]
+mod common;
+use common::{
+    Mounted, Scratch, assert_all_right, binaries, can_make_worlds, compile, json, managed_in,
+};
+use memfold_testkit::redis::{self, Server};
+
+/// Data that doesn't shrink, of which a fifth may be in memory.
+const SMALL: [&str; 4] = ["--resident", "16M", "--swap-keep-free", "64M"];
+
+#[track_caller]
+fn assert_right(more: &[&str], promises: &[&str]) {
+    let swap = Scratch::new();
+    let flags = [&SMALL[..], &["--swap", swap.0.to_str().unwrap()], more].concat();
+    assert_all_right("", &flags, "copied", promises);
+}
+
+#[test]
+fn parent_and_children_each_find_what_they_wrote_and_what_was_before() {
+    assert_right(&[], &["both", "many", "busy"]);
+    assert_right(&["--swap-encrypt", "off"], &["both", "busy"]);
+}
+
+#[test]
+fn generations_deeper_than_files_are_stacked_find_every_byte() {
+    assert_right(&[], &["generations"]);
+    assert_right(&["--swap-encrypt", "off"], &["generations"]);
+}
+
+#[test]
+fn a_child_outlives_its_parent() {
+    assert_right(&[], &["orphan"]);
+}
+
+#[test]
+fn whoever_closes_all_descriptors_keeps_the_file_and_a_child_without_a_directory_reads_on() {
+    assert_right(&[], &["closed"]);
+    if can_make_worlds() {
+        assert_right(&[], &["barred"]);
+    }
+}
+
+#[test]
+fn a_child_without_userfaultfd_has_all_of_the_files_back() {
+    assert_right(&[], &["filter"]);
+}
+
+/// The file may hold 160 MiB, so what is written in all says that slots were used again.
+#[test]
+fn what_an_ended_child_has_read_is_written_to_again() {
+    let scratch = Scratch::new();
+    let (swap, file) = (scratch.0.to_str().unwrap(), scratch.path("json"));
+    let more = ["--swap", swap, "--swap-size", "160M", "--stats-file", &file];
+    for promise in ["again", "execs"] {
+        assert_all_right("", &[&SMALL[..], &more].concat(), "copied", &[promise]);
+        if binaries().is_none() {
+            return;
+        }
+        let figures = json(&file);
+        assert!(figures["pswpout"].as_u64() > Some(400 << 8), "{promise}: {figures}");
+    }
+}
+
+/// The blocks that the pool can't hold are packed into the file.
+#[test]
+fn packed_blocks_are_read_across_forks() {
+    let swap = Scratch::new();
+    let flags = ["--limit", "24M", "--swap-keep-free", "64M", "--swap", swap.0.to_str().unwrap()];
+    assert_all_right("", &flags, "children", &["generations", "threads", "daemon"]);
+    assert_all_right("", &flags, "forks", &["libc", "raw"]);
+    assert_all_right("", &flags, "apart", &["marked", "parts"]);
+    if can_make_worlds() {
+        assert_all_right("", &flags, "shut", &["proc", "filter", "filter_small"]);
+    }
+}
+
+#[test]
+fn a_full_file_system_costs_memory_and_no_data_in_a_child_either() {
+    let scratch = Scratch::new();
+    let dir = scratch.path("small");
+    let Some(_mounted) = Mounted::tmpfs(&dir, "80M") else { return };
+    let flags = ["--resident", "16M", "--swap-keep-free", "1M", "--swap", &dir];
+    assert_all_right("", &flags, "copied", &["both", "generations", "execs"]);
+}
+
+#[test]
+fn with_a_remote_store_a_fork_brings_home_what_is_in_file_and_store() {
+    if !redis::is_there() {
+        return;
+    }
+    let server = Server::start(&[]);
+    let url = server.url();
+    let flags = ["--swap-size", "32M", "--remote-at", "50", "--remote", &url];
+    assert_right(&flags, &["both", "closed", "orphan", "filter"]);
+    assert_eq!(server.keys(), [""; 0], "no key is left");
+}
+
+#[test]
+fn a_fork_that_lacks_the_memory_to_bring_all_home_is_refused() {
+    if !can_make_worlds() || !redis::is_there() {
+        return;
+    }
+    let (server, program, scratch) = (Server::start(&[]), compile("copied"), Scratch::new());
+    let meminfo = scratch.file("meminfo", "MemTotal: 8388608 kB\nMemAvailable: 1024 kB\n", 0o644);
+    let world = format!("mount --bind {meminfo} /proc/meminfo && exec \"$@\"");
+    let (swap, url) = (scratch.0.to_str().unwrap(), server.url());
+    let flags = [&SMALL[..], &["--swap", swap, "--remote", &url]].concat();
+    let Some(output) = managed_in(&world, &flags, &[&program.path, "both"]) else { return };
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{text}");
+    assert!(
+        output.stdout.is_empty()
+            && text.contains("fork() needs what is in swap file and remote store"),
+        "{text}"
+    );
+    assert!(text.contains("the machine has 1.0 MiB left"), "{text}");
+}

@@ -1,0 +1,360 @@
+//! Gate delivery of regions: the thread that faults serves itself, as in signal delivery, and every
+//! system call of the process passes the gate, which keeps what it names of regions present until
+//! it is over. Nobody needs a permission for that.
+//!
+//! # What holds
+//! - **Nothing of a region that a call names leaves the page table, or becomes write-protected, until
+//!   the call is over** (`holds.rs`), of whichever engine the region is.
+//! - **Threads of engines never pass the gate**: they are started while their starter's calls don't,
+//!   and no engine may be there when the process is armed. They meet no region's memory but by
+//!   moving it.
+//! - **Regions are the library's.** Calls of the program's that would take their memory away, put
+//!   something in its place, or lend it to children are refused (EINVAL), as the engine would go on
+//!   believing in what was there. Access may be changed, and advice that changes no byte be given.
+//! - **A child of `vfork`** shares the memory, and serves its own faults with its own copies of the
+//!   descriptors. Python's closes all there are, so the engine's are spared, and have high numbers,
+//!   which programs seldom choose themselves. Those of a swap file aren't: it doesn't go with this
+//!   delivery.
+//! - A child of fork is armed and has no regions: what tells of them is cleared there.
+//!
+//! # What isn't covered
+//! Requests of io_uring and AIO that name folded memory fail with EFAULT, and those that name what
+//! is there work while it is: [`crate::Region::pin`] it for them. Another process reads nothing that
+//! is folded.
+use crate::delivery::sigbus;
+use crate::fault::Fault;
+use crate::holds::{Holds, RANGES_MAX};
+use crate::known::{Known, TOP};
+use crate::pager::Pager;
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use core::ops::Range;
+use core::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst,
+};
+use memfold_gate::{BadAddress, Ending, Hold, Keeper, SPANS_MAX, Span, Spans, WhyNot};
+use memfold_sys::memory::zone::{freeze_list, unfreeze_list};
+use memfold_sys::thread::{process_id, yield_now};
+use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
+use rustix::process::{Resource, getrlimit};
+
+const _: () = assert!(SPANS_MAX <= RANGES_MAX);
+
+/// Bytes that a piece of a call should name: the least limit is some MiB.
+const PIECE_BYTES: usize = 512 << 10;
+/// Stacks of threads lie apart by more than this.
+const STACK_SHIFT: u32 = 18;
+/// So many pages that can't be touched end the touching of a range: the kernel gets no further.
+const BAD_MAX: usize = 8;
+const PAGE_MASK: usize = PAGE_SIZE - 1;
+
+static ARMED: AtomicBool = AtomicBool::new(false);
+static KNOWN: AtomicPtr<Known> = AtomicPtr::new(core::ptr::null_mut());
+static ENGINES: AtomicUsize = AtomicUsize::new(0);
+/// Descriptors of engines; 0: none.
+static DESCRIPTORS: [AtomicI32; 2 * sigbus::ENGINES_MAX] =
+    [const { AtomicI32::new(0) }; 2 * sigbus::ENGINES_MAX];
+/// The process that is being armed. Who builds an engine counts it and then looks here; who arms
+/// says so here and then looks whether there is one: one of the two sees the other.
+static ARMING: AtomicU32 = AtomicU32::new(0);
+
+/// Counts an engine, from before its first thread is started until after its last one has ended.
+pub(crate) struct Engines(());
+
+impl Engines {
+    pub fn one_more() -> Engines {
+        ENGINES.fetch_add(1, SeqCst);
+        // A copy of the process made meanwhile isn't armed by anybody.
+        while ARMING.load(SeqCst) == process_id() {
+            yield_now();
+        }
+        Engines(())
+    }
+}
+
+impl Drop for Engines {
+    fn drop(&mut self) {
+        ENGINES.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Whether the process is armed: [`crate::Delivery::Gate`] can be had.
+pub fn is_armed() -> bool {
+    ARMED.load(SeqCst)
+}
+
+/// Arms the process, for good: from now on all system calls of all its threads pass the gate. A
+/// thread that waits in one meanwhile goes on waiting, as after a signal handler with SA_RESTART:
+/// `nanosleep`, `poll`, `epoll_wait`, `select` and the like may return EINTR, once.
+///
+/// # Errors
+/// One line: why not. Then nothing has changed.
+///
+/// # Safety
+/// - This code lies in a shared library of its own, none of whose code but the engine's makes system
+///   calls by its own instructions: those pass no gate.
+pub unsafe fn arm() -> Result<(), String> {
+    if is_armed() {
+        return Ok(());
+    }
+    let (here, found) = (process_id(), ARMING.load(SeqCst));
+    // What a child of fork finds there is its parent's.
+    if found == here || ARMING.compare_exchange(found, here, SeqCst, SeqCst).is_err() {
+        return Err(reason(WhyNot::Busy));
+    }
+    // SAFETY: the caller's promise.
+    let armed = if is_armed() { Ok(()) } else { unsafe { arm_alone() } };
+    ARMING.store(0, SeqCst);
+    armed
+}
+
+unsafe fn arm_alone() -> Result<(), String> {
+    if ENGINES.load(SeqCst) > 0 {
+        return Err(String::from("there are engines with other deliveries already"));
+    }
+    if KNOWN.load(SeqCst).is_null() {
+        KNOWN.store(Box::into_raw(Box::new(Known::default())), SeqCst);
+    }
+    Holds::of_process(true);
+    // SAFETY: the caller's promise; there is no engine, and so no region.
+    match unsafe { memfold_gate::start_late(&Owner) } {
+        Ok(()) => {
+            ARMED.store(true, SeqCst);
+            Ok(())
+        }
+        Err(why) => Err(reason(why)),
+    }
+}
+
+fn reason(why: WhyNot) -> String {
+    match why {
+        WhyNot::NoMemory => String::from("no memory for a stack"),
+        WhyNot::NoRange => String::from("the engine is part of the program, not of a library"),
+        WhyNot::NoDispatch(e) => format!("no Syscall User Dispatch (Linux 5.11): {e}"),
+        WhyNot::NoHandlers(e) => format!("signal handlers: {e}"),
+        WhyNot::Unreachable => {
+            String::from("a thread can't be interrupted, or stands on its alternate stack")
+        }
+        WhyNot::SmallStacks => String::from("the process has the runtime of Go"),
+        WhyNot::Busy => String::from("another thread is arming the process"),
+    }
+}
+
+/// Calls `with`, which starts an engine's threads, while the caller's system calls don't pass.
+pub(crate) fn apart<T>(with: impl FnOnce() -> T) -> T {
+    if !is_armed() {
+        return with();
+    }
+    // SAFETY: who builds an engine hands the kernel no memory of another.
+    unsafe { memfold_gate::apart(with) }
+}
+
+/// The least number of an engine's descriptors.
+pub(crate) fn least_descriptor() -> i32 {
+    /// From here on, or from this much below the limit.
+    const FROM: u64 = 896;
+    const COUNT: u64 = 2 * sigbus::ENGINES_MAX as u64;
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    if is_armed() { FROM.min(most.saturating_sub(COUNT)) as i32 } else { 0 }
+}
+
+/// The program can't close a descriptor until [`disown`].
+pub(crate) fn own(fd: i32) {
+    let free = |place: &&AtomicI32| place.compare_exchange(0, fd, SeqCst, SeqCst).is_ok();
+    let found = DESCRIPTORS.iter().find(free);
+    debug_assert!(found.is_some(), "two for each engine");
+}
+
+/// It is about to be closed.
+pub(crate) fn disown(fd: i32) {
+    DESCRIPTORS.iter().find(|place| place.compare_exchange(fd, 0, SeqCst, SeqCst).is_ok());
+}
+
+fn known() -> Option<&'static Known> {
+    // SAFETY: null, or a leaked box.
+    unsafe { KNOWN.load(SeqCst).as_ref() }
+}
+
+/// A region begins: calls that name it are held, before anything of it can be folded.
+pub(crate) fn begins(region: &Range<usize>) {
+    if let Some(known) = known() {
+        known.set(region);
+    }
+}
+
+/// A region has ended.
+pub(crate) fn ends(region: &Range<usize>) {
+    if let Some(known) = known() {
+        known.unset(region);
+    }
+}
+
+/// Whether a range may have something of a region.
+fn concerns(range: &Range<usize>) -> bool {
+    range.start < TOP && known().is_some_and(|known| known.is_set(range))
+}
+
+fn range_of(span: &Span) -> Range<usize> {
+    span.start..span.start.saturating_add(span.len)
+}
+
+/// Whether a range of whole pages has something of a region.
+fn meets_region(start: usize, len: usize) -> bool {
+    let end = start.saturating_add(len).min(TOP).next_multiple_of(PAGE_SIZE);
+    let range = start & !PAGE_MASK..end;
+    range.start < range.end && concerns(&range) && sigbus::any(|pager| pager.touches(&range))
+}
+
+/// What the gate asks.
+struct Owner;
+
+impl Keeper for Owner {
+    fn concerns(&self, start: usize, len: usize) -> bool {
+        len > 0 && concerns(&(start..start.saturating_add(len)))
+    }
+
+    fn hold(
+        &self,
+        spans: &Spans,
+        depth: usize,
+        touch: fn(usize, bool) -> Result<(), BadAddress>,
+    ) -> Option<Hold> {
+        let concerned = || spans.as_slice().iter().filter(|span| concerns(&range_of(span)));
+        concerned().next()?;
+        let near = depth >> STACK_SHIFT;
+        let hold = Holds::of_process(true).hold(near, concerned().map(range_of));
+        concerned().for_each(|span| touch_all(span, touch));
+        Some(Hold(hold.0))
+    }
+
+    fn release(&self, hold: Hold) {
+        Holds::of_process(true).release(crate::holds::Hold(hold.0));
+    }
+
+    fn piece_bytes(&self) -> usize {
+        PIECE_BYTES
+    }
+
+    fn refused(&self, _nr: usize, name: &str, words: &[usize]) {
+        let lacks = |page: usize, pager: &Pager| {
+            pager.touches(&(page..page + PAGE_SIZE)) && !pager.space.is_populated(page)
+        };
+        for page in words.iter().map(|word| word & !PAGE_MASK) {
+            // Those of signal delivery aren't known here, and are refused rightly.
+            if concerns(&(page..page + PAGE_SIZE)) && sigbus::any(|pager| lacks(page, pager)) {
+                return memfold_sys::raw::warn(&[
+                    "memfold: warning: the call ",
+                    name,
+                    " met folded memory and failed, which is a bug of memfold\n",
+                ]);
+            }
+        }
+    }
+
+    fn change(
+        &self,
+        nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize {
+        if harms_region(nr as i64, args) { -(libc::EINVAL as isize) } else { make(args) }
+    }
+
+    fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize {
+        // The child maps stacks of threads.
+        freeze_list();
+        let made = make();
+        // SAFETY: frozen above, here or in the parent.
+        unsafe { unfreeze_list() };
+        if made == 0 {
+            if let Some(known) = known() {
+                known.clear();
+            }
+            // SAFETY: the child has one thread, which holds nothing but by this call.
+            unsafe { Holds::of_process(true).reset_in_child() };
+        }
+        made
+    }
+
+    fn fault(&self, fault: memfold_gate::Fault) -> bool {
+        let memfold_gate::Fault { address: addr, write, protected } = fault;
+        sigbus::serve(Fault { addr, write, protected, late: false })
+    }
+
+    fn never_fold(&self, _start: usize, _len: usize) {}
+
+    fn owns_descriptor(&self, fd: i32) -> bool {
+        fd > 0 && DESCRIPTORS.iter().any(|place| place.load(SeqCst) == fd)
+    }
+
+    fn ends(&self, _how: Ending) {}
+}
+
+fn touch_all(span: &Span, touch: fn(usize, bool) -> Result<(), BadAddress>) {
+    let range = range_of(span);
+    let (mut at, mut bad) = (range.start, 0);
+    while at < range.end && bad < BAD_MAX {
+        // Of what has nothing of a region, whole chunks are passed over.
+        let step = if concerns(&(at..at + 1)) {
+            bad += touch(at, span.write).is_err() as usize;
+            PAGE_SIZE
+        } else {
+            MAX_BYTES
+        };
+        let Some(next) = (at & !(step - 1)).checked_add(step) else { return };
+        at = next;
+    }
+}
+
+/// Whether a call would change what the engine believes of a region.
+fn harms_region(nr: i64, args: &[usize; 6]) -> bool {
+    let [start, len, third, fourth, fifth, _] = *args;
+    match nr {
+        libc::SYS_munmap => meets_region(start, len),
+        libc::SYS_mmap => {
+            fourth as i32 & libc::MAP_FIXED != 0
+                && fourth as i32 & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE
+                && meets_region(start, len)
+        }
+        libc::SYS_mremap => {
+            let moves_onto = fourth as i32 & libc::MREMAP_FIXED != 0;
+            meets_region(start, len.max(1)) || moves_onto && meets_region(fifth, third)
+        }
+        libc::SYS_madvise => !is_harmless(third as i32) && meets_region(start, len),
+        libc::SYS_process_madvise => !is_harmless(fourth as i32) && names_region(len, third),
+        libc::SYS_prctl => start as i32 == libc::PR_SET_MEMORY_MERGE && len != 0,
+        libc::SYS_shmat => third & libc::SHM_REMAP as usize != 0 && meets_region(len, PAGE_SIZE),
+        _ => false,
+    }
+}
+
+/// Advice that changes no byte, and nothing that children get.
+fn is_harmless(advice: i32) -> bool {
+    matches!(
+        advice,
+        libc::MADV_NORMAL
+            | libc::MADV_RANDOM
+            | libc::MADV_SEQUENTIAL
+            | libc::MADV_WILLNEED
+            | libc::MADV_HUGEPAGE
+            | libc::MADV_NOHUGEPAGE
+            | libc::MADV_DONTDUMP
+            | libc::MADV_DODUMP
+            | libc::MADV_COLD
+            | libc::MADV_PAGEOUT
+            | libc::MADV_COLLAPSE
+            | libc::MADV_POPULATE_READ
+            | libc::MADV_POPULATE_WRITE
+    )
+}
+
+/// Whether one of `count` ranges at `at` has something of a region.
+fn names_region(at: usize, count: usize) -> bool {
+    (0..count.min(libc::UIO_MAXIOV as usize)).any(|n| {
+        let mut range = [0u8; 16];
+        let read = memfold_gate::read_bytes(at + n * 16, &mut range);
+        let word = |at: usize| usize::from_ne_bytes(core::array::from_fn(|n| range[at * 8 + n]));
+        read.is_ok() && meets_region(word(0), word(1))
+    })
+}

@@ -1,0 +1,105 @@
+//! The swap file across a fork, in gate delivery.
+//!
+//! A child goes on to **read its parent's file**, whose descriptor it inherits, and writes to a
+//! file of its own: slots of the parent are the first ones to it, and its own come behind them. So
+//! a fork costs no I/O, and no memory but for a bit for each slot.
+//!
+//! - The parent goes on to write to its file. What was used at the copy has one holder more
+//!   (`lent.rs`), so it is neither taken for other data nor punched until the child has ended. What
+//!   the child lets go meanwhile stays used in the parent: disk space, for as long as the child
+//!   runs.
+//! - The child takes no slot of its parent's ([`Clusters::inherit`]), and seals with a key of its
+//!   own (`seal.rs`).
+//! - Whose file can't be made (no such directory any more, or no right to write there) can write
+//!   nothing: what doesn't fit stays in memory.
+//! - The thread that writes is at rest (`Gates::close_writing`), and no raw write is under way: a
+//!   child has nothing half done.
+//!
+//! With a remote store, whose objects are one process's, and where files are already stacked
+//! [`OLDER_MAX`] deep, what is in the file is brought home before the copy
+//! (`address_space/fork.rs`); the child then begins with nothing in its file.
+use crate::swap::Swap;
+use crate::swap::lent::OLDER_MAX;
+use crate::swap::remote::Tier;
+use memfold_sys::Errno;
+use memfold_sys::sync::atomic::Ordering::{Relaxed, SeqCst};
+use memfold_sys::units::PAGE_SIZE;
+
+impl Swap {
+    /// Whether a child could read what is in the file.
+    pub fn can_lend(&self) -> bool {
+        self.tier.is_none() && self.copies.load(Relaxed) < OLDER_MAX
+    }
+
+    /// Nothing more goes to the file, or it may again.
+    pub fn shut(&self, shut: bool) {
+        self.is_shut.store(shut, SeqCst);
+    }
+
+    /// For a fork, when the engine is at rest, the thread that writes too. `false`: what is in the
+    /// file must be brought home first; nothing was done then.
+    pub fn begin_copy(&self) -> bool {
+        if self.objects() > 0 {
+            let lend = || self.lent.begin_copy(&self.clusters);
+            let errands = self.errands.as_ref();
+            if !self.can_lend() || errands.is_none_or(|errands| errands.run(lend).is_err()) {
+                return false;
+            }
+        }
+        self.seal.begin_copy();
+        self.outbox.freeze();
+        if let Some(tier) = &self.tier {
+            tier.freeze();
+        }
+        true
+    }
+
+    /// In the parent and in a child, after [`Swap::begin_in_child`]. The outbox was opened before.
+    ///
+    /// # Safety
+    /// - `begin_copy` has returned true, in this process or in the parent that it is a copy of, and
+    ///   this is called once for it.
+    pub unsafe fn end_copy(&self, in_child: bool) {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            if let Some(tier) = &self.tier {
+                tier.unfreeze();
+            }
+        }
+        self.seal.end_copy();
+        if !in_child {
+            self.lent.end_copy();
+        }
+        self.shut(false);
+    }
+
+    /// In a child: from which byte on its own file begins; 0 if it needs nothing of its parent's.
+    pub fn base(&self) -> u64 {
+        if self.objects() == 0 { 0 } else { self.clusters.slots() * PAGE_SIZE as u64 }
+    }
+
+    /// In a child, after [`Swap::base`] was asked.
+    ///
+    /// # Errors
+    /// No random bytes for the key, or no page for it.
+    ///
+    /// # Safety
+    /// - The caller is the only thread of the process, and `begin_copy` has returned true in its
+    ///   parent.
+    pub unsafe fn begin_in_child(&self) -> Result<(), Errno> {
+        let reads = self.objects() > 0;
+        // SAFETY: by the caller's promise.
+        unsafe {
+            self.lent.begin_in_child(&self.clusters);
+            self.seal.begin_in_child(reads)?;
+            if reads {
+                self.clusters.inherit();
+                self.copies.fetch_add(1, Relaxed);
+            } else {
+                self.clusters.clear();
+                self.copies.store(0, Relaxed);
+            }
+            self.tier.as_ref().map_or(Ok(()), |tier| Tier::begin_in_child(tier))
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Slots that children of fork read: what was used when a copy was made stays as it is until the
+//! child has ended, and all that were copied from it. The kernel tells when
+//! (`memfold_sys::memory::witness`).
+use crate::swap::cluster::{Clusters, Held};
+use alloc::vec::Vec;
+use core::mem::forget;
+use memfold_sys::Errno;
+use memfold_sys::memory::witness::Witness;
+use memfold_sys::sync::Mutex;
+
+/// Files of ancestors that a process reads, at most.
+pub(crate) const OLDER_MAX: u64 = 4;
+/// So many sets are told apart; with more children at the same time, they share the last one. A
+/// slot has one holder for each, besides at most 86 objects: it can count them.
+const SETS_MAX: usize = 16;
+
+struct Set {
+    witness: Witness,
+    held: Held,
+}
+
+/// Sets of slots, one for each copy that may still run.
+#[derive(Default)]
+pub struct Lent(Mutex<Vec<Set>>);
+
+impl Lent {
+    /// Holds what is used, for a copy that is about to be made. Called by a thread that has the
+    /// engine's descriptors.
+    ///
+    /// # Errors
+    /// What the kernel says; then nothing is held.
+    pub fn begin_copy(&self, clusters: &Clusters) -> Result<(), Errno> {
+        self.collect(clusters);
+        let mut sets = self.0.lock();
+        if sets.len() < SETS_MAX {
+            sets.push(Set { witness: Witness::new()?, held: Held::default() });
+        }
+        let last = sets.last_mut().expect("just looked");
+        let begun = last.witness.begin_copy();
+        match begun {
+            Ok(()) => clusters.hold_all(&mut last.held),
+            // A set that holds nothing is over at the next look.
+            Err(_) => last.witness.end_copy(),
+        }
+        begun
+    }
+
+    /// In the parent, after the copy was made, or was not.
+    pub fn end_copy(&self) {
+        self.0.lock().iter().for_each(|set| set.witness.end_copy());
+    }
+
+    /// In a child of fork: what the parent has lent isn't this process's matter.
+    ///
+    /// # Safety
+    /// - The caller is the only thread of the process.
+    pub unsafe fn begin_in_child(&self, clusters: &Clusters) {
+        // SAFETY: by the caller's promise.
+        let sets = unsafe {
+            self.0.reset();
+            core::mem::take(self.0.peek_mut())
+        };
+        for Set { witness, held } in sets {
+            clusters.put_all(&held);
+            // Its descriptor isn't here; its mapping, if there is one, tells of this process.
+            forget(witness);
+        }
+    }
+
+    /// Gives back what nobody reads any more. Called by a thread that has the engine's descriptors.
+    /// Returns whether there was anything.
+    pub fn collect(&self, clusters: &Clusters) -> bool {
+        let mut sets = self.0.lock();
+        let before = sets.len();
+        sets.retain(|set| {
+            let over = set.witness.is_over();
+            if over {
+                clusters.put_all(&set.held);
+            }
+            !over
+        });
+        sets.len() < before
+    }
+
+    /// Whether anything is lent.
+    pub fn is_any(&self) -> bool {
+        !self.0.lock().is_empty()
+    }
+}
