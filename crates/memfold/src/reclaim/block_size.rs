@@ -24,7 +24,7 @@
 //! thread to wake for each costs more than compressing it.
 use crate::area::Areas;
 use crate::folio::index::{FolioId, ShardGuard};
-use crate::folio::{State, Touch};
+use crate::folio::{PARTIAL_MAX, State, Touch};
 use crate::pager::Pager;
 use crate::policy::workingset;
 use crate::stats;
@@ -46,8 +46,15 @@ impl Pager {
     pub(crate) fn is_to_be_cut(&self, order: Order, touch: Touch, changed: bool) -> bool {
         order == self.config.block_order
             && order > Order::PAGE
+            && (changed || !self.loads_parts(order))
             && touch.random_count() >= if changed && !touch.is_joined() { 1 } else { CLEAN_LOADS }
             && self.has_room_for_pages()
+    }
+
+    /// Whether of a block of this order pages that are asked for by themselves are loaded alone
+    /// (`fault/load_by_copy.rs`): then one that never changes is best as it is.
+    fn loads_parts(&self, order: Order) -> bool {
+        self.drops_clean && order <= PARTIAL_MAX
     }
 
     /// Pages take more of the pool than blocks do, and more metadata: not where these leave little
