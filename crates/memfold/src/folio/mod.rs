@@ -232,12 +232,13 @@ impl Folio {
         self.key() + self.pages()
     }
 
-    /// Whether the page with a key is in the program's page table, or is zeros.
+    /// Whether the page with a key is in the program's page table, or is zeros, and isn't leaving.
     pub fn is_here(&self, key: u64) -> bool {
         debug_assert!((self.key()..self.end()).contains(&key));
         match self.state.get() {
             State::Resident => true,
-            _ => self.here.get() & self.bits(key..key + 1) != 0,
+            State::Partial | State::Loading => self.here.get() & self.bits(key..key + 1) != 0,
+            _ => false,
         }
     }
 
