@@ -245,7 +245,11 @@ fn c6_reading_ahead_and_faults_share_one_load() {
     explore(|delivery| {
         let setup = setup(delivery);
         folded(&setup, 48);
-        let before = get(&setup.pager.stats().blocks_loaded);
+        let counts = |setup: &Setup| {
+            let stats = setup.pager.stats();
+            (get(&stats.blocks_loaded), get(&stats.zswpin))
+        };
+        let before = counts(&setup);
         let (stream, late, background) = (setup.clone(), setup.clone(), setup.clone());
         join(vec![
             thread::spawn(move || while background.pager.work() {}),
@@ -255,11 +259,11 @@ fn c6_reading_ahead_and_faults_share_one_load() {
             }),
             thread::spawn(move || (30..34).for_each(|n| assert_holds(&late, n, 1))),
         ]);
-        assert_eq!(
-            get(&setup.pager.stats().blocks_loaded) - before,
-            12,
-            "each block is loaded once"
-        );
+        let after = counts(&setup);
+        assert_eq!(after.1 - before.1, 48, "each page is loaded once");
+        // In signal delivery the late reader may have found pages of a block by themselves.
+        let most = if delivery == Delivery::Thread { 12 } else { 16 };
+        assert!((12..=most).contains(&(after.0 - before.0)), "{} blocks", after.0 - before.0);
         setup.assert_sound();
     });
 }
