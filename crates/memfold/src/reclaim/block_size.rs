@@ -14,10 +14,10 @@
 //! for nothing, and push out pages that are in use. `policy/stream_readahead.rs` says of each load
 //! how it was asked for, and the folio keeps that (`Touch`): a block that was asked for by itself
 //! and must be compressed anyway is **cut** into folios of one page, each stored as a block of its
-//! own; one that never changes, after eight such loads. When a page of a cut block is evicted and
-//! all of the block is in memory, it is **joined** if a stream has loaded every page, or if the
-//! pages had left at about the same time; then it takes eight loads by itself until it is cut
-//! again. Blocks from the swap file are left as they are, and so are all while the pool and the
+//! own; one that never changes, after eight such loads, unless its pages can be loaded alone. When a
+//! page of a cut block is evicted and all of the block is in memory, it is **joined** if a stream
+//! has loaded every page, or if the pages had left at about the same time; then it takes eight loads
+//! by itself until it is cut again. Blocks from the swap file are left as they are, and so are all while the pool and the
 //! metadata take more than half of `--limit`: pages take more of both.
 //!
 //! Dirty single pages wait in the swap cache until there are 64 (`ask_to_save`): a background
