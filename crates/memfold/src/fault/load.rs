@@ -1,12 +1,12 @@
 //! Load: from the store (or from nothing) into a frame.
 use crate::area::{Area, Areas};
-use crate::fault::load_by_copy::Access;
 use crate::folio::frames::Frame;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::{Slot, State, Touch};
 use crate::pager::Pager;
 use crate::pager::background_requests::Window;
 use crate::pager::codec_context::Context;
+use crate::pager::copy_in::Access;
 use crate::pager::map::Wake;
 use crate::reclaim::NoFrame;
 use crate::stats;
@@ -69,8 +69,9 @@ impl Pager {
         // While a frame is made free.
         self.store.prefetch(first);
         if let (Purpose::Fault(access), Some(keys)) = (purpose, copied)
-            && let Some(loaded) = self.load_small(areas, area, id, keys.clone(), access)
+            && let Some(all) = self.load_small(areas, area, id, keys.clone(), access)
         {
+            let loaded = if all { Loaded::Done } else { Loaded::Again };
             return (loaded, keys.start, keys.end);
         }
         let (frame, id) = match self.frame_for_loading(areas, area, id, key) {
@@ -210,12 +211,6 @@ impl Pager {
         };
         self.begin_loading(guard, id);
         id
-    }
-
-    /// A `Stored` or `Partial` folio is the caller's, to load.
-    pub(crate) fn begin_loading(&self, guard: &ShardGuard<'_>, id: FolioId) {
-        self.lru.detach(id);
-        self.folios.get(guard, id).state.set(State::Loading);
     }
 
     /// Whether the swap file, or the remote store behind it, has a block of the `Stored` folios in

@@ -6,9 +6,9 @@ pub(crate) mod load;
 
 use crate::area::{Area, Areas};
 use crate::fault::load::{Loaded, Purpose, Source, align};
-use crate::fault::load_by_copy::Access;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::{State, Touch};
+use crate::pager::copy_in::Access;
 use crate::pager::map::Wake;
 use crate::pager::{Pager, bytes};
 use crate::policy::stream_readahead::Advice;

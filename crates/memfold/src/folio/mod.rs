@@ -24,8 +24,8 @@
 //! | `Stored` -> `Loading` -> `Stored` | `reclaim/recompress.rs` `recompress_block` | the handle is still the block's |
 //! | `Stored` -> `Cached` | `address_space/ranges.rs` `unfold_block` | |
 //! | `Partial` -> pages, `Resident` and `Stored` or `Cached` | `address_space/ranges.rs` `store_by_page`, `unfold_block` | every page that isn't `here` was saved, or lies in the frame |
-//! | `Partial` -> `Loading` -> `Partial`, `Resident` | `fault/load_by_copy.rs` `copy_in` | nothing that is `here` is copied |
-//! | `Loading` -> `Partial` | `fault/load_by_copy.rs` `copy_in`: some of its pages were asked for | |
+//! | `Partial` -> `Loading` -> `Partial`, `Resident` | `pager/copy_in.rs` `copy_in` | nothing that is `here` is copied |
+//! | `Loading` -> `Partial` | `pager/copy_in.rs` `copy_in`: some of its pages were asked for | |
 //! | `Loading` -> `Resident` | `pager/map.rs` `map_in` | |
 //! | `Loading` -> `Cached` | `fault/load.rs` `finish`, ahead of use and not wanted; `map_in` for what the kernel didn't take | |
 //! | `Loading` -> `Stored` or none | `fault/load.rs` `undo_locked`: no frame because an event waits, or only a smaller frame | |
