@@ -49,7 +49,9 @@ impl Pager {
         forced: bool,
     ) -> Option<Range<u64>> {
         let (whole, order) = (folio.key()..folio.end(), folio.order());
-        let by_itself = self.drops_clean && access.touch == Touch::RANDOM;
+        let by_itself = self.drops_clean
+            && access.touch == Touch::RANDOM
+            && !self.is_used_together(folio.touch.get());
         if folio.here.get() != 0 {
             return Some(if by_itself { key..key + 1 } else { whole });
         }

@@ -16,7 +16,7 @@
 //! and must be compressed anyway is **cut** into folios of one page, each stored as a block of its
 //! own; one that never changes, after eight such loads, unless its pages can be loaded alone. When a
 //! page of a cut block is evicted and all of the block is in memory, it is **joined** if a stream
-//! has loaded every page, or if the pages had left at about the same time; then it takes eight loads
+//! has loaded every page, or if the pages had left at about the same time; then a touch loads all of it, and it takes eight loads
 //! by itself until it is cut again. Blocks from the swap file are left as they are, and so are all while the pool and the
 //! metadata take more than half of `--limit`: pages take more of both.
 //!
@@ -55,6 +55,12 @@ impl Pager {
     /// (`fault/load_by_copy.rs`): then one that never changes is best as it is.
     fn loads_parts(&self, order: Order) -> bool {
         self.drops_clean && order <= PARTIAL_MAX
+    }
+
+    /// Whether a block was joined because its pages are asked for at about the same time, and nothing
+    /// has said otherwise since.
+    pub(crate) fn is_used_together(&self, touch: Touch) -> bool {
+        touch.is_joined() && touch.random_count() < CLEAN_LOADS
     }
 
     /// Pages take more of the pool than blocks do, and more metadata: not where these leave little
