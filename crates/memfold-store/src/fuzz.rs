@@ -173,7 +173,7 @@ fn decode_guarded(
     // the buffer.
     let done = unsafe {
         let dst = bytes.as_mut_ptr().add(PAGE_SIZE);
-        block::decode(decoders, header, payload.as_ptr(), dst, order)
+        block::decode(decoders, header, payload.as_ptr(), dst, order, order.pages())
     };
     let (before, rest) = bytes.split_at(PAGE_SIZE);
     let (block, after) = rest.split_at(order.bytes());

@@ -7,12 +7,15 @@ use crate::pager::Pager;
 use crate::swap::Swap;
 use alloc::format;
 use alloc::string::{String, ToString};
+use alloc::vec::Vec;
 use memfold_sys::units::{MAX_PAGES, PAGE_SIZE};
 
 /// What the folios of all areas come to.
 #[derive(Default)]
 struct Found {
     mapped: u64,
+    /// Pages of the folios that mapped ones belong to.
+    listed: u64,
     cached: u64,
     clean: u64,
     folded: u64,
@@ -66,21 +69,40 @@ impl Pager {
         let (pages, stored) = (folio.pages(), folio.state.get() == State::Stored);
         found.folios += 1;
         match folio.state.get() {
-            State::Resident => found.mapped += pages,
+            State::Resident => {
+                found.mapped += pages;
+                found.listed += pages;
+            }
+            State::Partial => {
+                let here = folio.pages_here();
+                if here == 0 || here == pages || self.folios.slots(folio).len() != 1 {
+                    return Err(format!("folio {id} is partial with {here} pages of {pages}"));
+                }
+                found.mapped += here;
+                found.listed += pages;
+                found.folded += pages - here;
+            }
             State::Cached => found.cached += pages,
             State::Stored => found.folded += pages,
             state @ (State::Loading | State::Saving | State::Leaving) => {
                 return Err(format!("folio {id} is {state:?} at rest"));
             }
         }
+        if folio.state.get() != State::Partial && folio.here.get() != 0 {
+            return Err(format!("folio {id} is not partial, and some of its pages are here"));
+        }
         if !folio.has_copy.get() {
-            return if stored {
+            return if stored || folio.state.get() == State::Partial {
                 Err(format!("folio {id} is stored without a copy"))
             } else {
                 Ok(())
             };
         }
-        found.clean += if stored { 0 } else { pages };
+        found.clean += match folio.state.get() {
+            State::Stored => 0,
+            State::Partial => folio.pages_here(),
+            _ => pages,
+        };
         let handles = || self.folios.handles(folio);
         if handles().any(|h| h.is_none()) {
             return Err(format!("folio {id} lacks a block of its copy"));
@@ -103,25 +125,31 @@ impl Pager {
             return Ok(());
         }
         let (order, slots) = (folio.order(), self.folios.slots(folio));
-        if folio.state.get() != State::Resident || !folio.has_copy.get() || slots.len() != 1 {
+        let in_memory = matches!(folio.state.get(), State::Resident | State::Partial);
+        if !in_memory || !folio.has_copy.get() || slots.len() != 1 {
             return Err(format!("folio {id} is clean, and not one block in memory with a copy"));
         }
         let home = area.addr_of(folio.key());
-        if !(home..home + order.bytes()).step_by(PAGE_SIZE).all(|p| self.space.is_populated(p)) {
+        let here: Vec<u64> = (folio.key()..folio.end()).filter(|key| folio.is_here(*key)).collect();
+        if !here.iter().all(|key| self.space.is_populated(area.addr_of(*key))) {
             return Err(format!("folio {id} is clean, and lacks a page"));
         }
         let mut context = self.contexts.borrow(&self.store);
         let buffer = context.buffer.pages_mut();
         // SAFETY: the buffer holds a block, and is this context's, which is lent to this thread;
         // nobody works, so nobody frees the copy.
-        unsafe { self.fetch_one(&mut context, slots[0].get(), order, buffer) };
+        unsafe { self.fetch_one(&mut context, slots[0].get(), order, order.pages(), buffer) };
         let bytes = |from: *const u8| {
-            // SAFETY: both are of the folio's size; the pages at home are all there, so that
-            // nothing is faulted in. They may be written to, hence no reference.
+            // SAFETY: both are of the folio's size; the pages at home that are asked for are there,
+            // so that nothing is faulted in. They may be written to, hence no reference.
             move |n| unsafe { from.add(n).read_volatile() }
         };
         let (own, stored) = (bytes(home as *const u8), bytes(buffer.cast()));
-        match (0..order.bytes()).all(|n| own(n) == stored(n)) {
+        let mut within = here.iter().flat_map(|key| {
+            let at = (key - folio.key()) as usize * PAGE_SIZE;
+            at..at + PAGE_SIZE
+        });
+        match within.all(|n| own(n) == stored(n)) {
             true => Ok(()),
             false => Err(format!("folio {id} is clean, and differs from its copy")),
         }
@@ -134,7 +162,7 @@ impl Pager {
         let in_file = self.swap.as_ref().map_or(0, Swap::objects);
         let sums = [
             ("mapped pages", found.mapped, self.tally.mapped()),
-            ("mapped pages on lists", found.mapped, mapped),
+            ("pages of mapped folios on lists", found.listed, mapped),
             ("cached pages on lists", found.cached, cached),
             ("full frames", found.cached + self.frames.full_free(), self.frames.populated()),
             ("clean pages", found.clean, self.tally.clean()),

@@ -113,6 +113,7 @@ stats! {
     Counter save_refused: "saves that the store refused (pool full, verify mismatch); the folio stayed",
     Counter verify_mismatch: "blocks whose verification failed; the folio stayed",
     Counter load_fallback: "loads that took the small-page path",
+    Counter part_loads: "loads of some pages of a stored block, the others being there already or not asked for",
     Counter frame_alloc: "large frames asked for",
     Counter frame_alloc_failed: "large frames that could not be had at the size asked for",
     Counter readahead_windows: "windows loaded ahead of a stream",

@@ -103,7 +103,7 @@ fn random_writes_cut_blocks_and_scans_join_them() {
 /// To cut a block is to compress it: that must not happen to one that is only read now and then.
 #[test]
 fn what_is_only_read_is_cut_when_it_was_asked_for_often() {
-    let mut setup = Setup::new(Delivery::Signal, "on");
+    let mut setup = Setup::new(Delivery::Thread, "on");
     setup.touch_at_random(PAGES / 2, false);
     let few = setup.figure(|s| &s.blocks_cut);
     assert!(few < PAGES as u64 / 4 / 50, "{few} blocks were cut after two reads each");
@@ -111,6 +111,30 @@ fn what_is_only_read_is_cut_when_it_was_asked_for_often() {
     let many = setup.figure(|s| &s.blocks_cut);
     assert!(many > PAGES as u64 / 4 / 2, "{many} blocks were cut after 34 reads each");
     setup.scan();
+    setup.memory.check().unwrap();
+}
+
+/// Where pages of a block can be loaded alone, what is read at random is: nothing is compressed for
+/// it, and streams find the blocks as they were.
+#[test]
+fn what_is_only_read_is_loaded_page_by_page_out_of_its_blocks() {
+    let mut setup = Setup::new(Delivery::Signal, "on");
+    // What was written leaves memory.
+    setup.region.pageout(0..PAGES * PAGE);
+    setup.touch_at_random(PAGES, false);
+    let saved = setup.figure(|s| &s.blocks_saved);
+    let before = (setup.figure(|s| &s.zswpin), setup.figure(|s| &s.pgmajfault));
+    setup.touch_at_random(8 * PAGES, false);
+    let (pages, faults) =
+        (setup.figure(|s| &s.zswpin) - before.0, setup.figure(|s| &s.pgmajfault) - before.1);
+    assert!(faults > 4 * PAGES as u64 && pages < faults + faults / 10, "{pages} in {faults}");
+    let (cut, after) = (setup.figure(|s| &s.blocks_cut), setup.figure(|s| &s.blocks_saved));
+    assert!(cut < PAGES as u64 / 4 / 50, "{cut} blocks were cut");
+    assert!(after - saved < PAGES as u64 / 4 / 50, "{} blocks were compressed", after - saved);
+    setup.memory.check().unwrap();
+    setup.scan();
+    let (pages, faults) = setup.loads(Setup::scan);
+    assert!(faults < pages / 8, "{faults} faults loaded {pages} pages in order");
     setup.memory.check().unwrap();
 }
 

@@ -115,8 +115,14 @@ fn c2_two_faults_load_a_block_once() {
         });
         join(threads.collect());
         let stats = setup.pager.stats();
-        assert_eq!(get(&stats.blocks_loaded) - before, 1, "one reader loads, the others wait");
-        assert_eq!(get(&stats.zswpin), 4);
+        let (loaded, pages) = (get(&stats.blocks_loaded) - before, get(&stats.zswpin));
+        match delivery {
+            Delivery::Thread => assert_eq!((loaded, pages), (1, 4), "one loads, the others wait"),
+            // Page by page.
+            _ => {
+                assert!(loaded <= 3 && (3..=4).contains(&pages), "{pages} pages in {loaded} loads")
+            }
+        }
         setup.assert_sound();
     });
 }
@@ -239,7 +245,11 @@ fn c6_reading_ahead_and_faults_share_one_load() {
     explore(|delivery| {
         let setup = setup(delivery);
         folded(&setup, 48);
-        let before = get(&setup.pager.stats().blocks_loaded);
+        let counts = |setup: &Setup| {
+            let stats = setup.pager.stats();
+            (get(&stats.blocks_loaded), get(&stats.zswpin))
+        };
+        let before = counts(&setup);
         let (stream, late, background) = (setup.clone(), setup.clone(), setup.clone());
         join(vec![
             thread::spawn(move || while background.pager.work() {}),
@@ -249,11 +259,11 @@ fn c6_reading_ahead_and_faults_share_one_load() {
             }),
             thread::spawn(move || (30..34).for_each(|n| assert_holds(&late, n, 1))),
         ]);
-        assert_eq!(
-            get(&setup.pager.stats().blocks_loaded) - before,
-            12,
-            "each block is loaded once"
-        );
+        let after = counts(&setup);
+        assert_eq!(after.1 - before.1, 48, "each page is loaded once");
+        // In signal delivery the late reader may have found pages of a block by themselves.
+        let most = if delivery == Delivery::Thread { 12 } else { 16 };
+        assert!((12..=most).contains(&(after.0 - before.0)), "{} blocks", after.0 - before.0);
         setup.assert_sound();
     });
 }
@@ -390,6 +400,50 @@ fn c1_clean_folios_that_leave_in_parts_lose_no_write() {
     explore(|delivery| {
         clean_folios_leave(delivery, &[Trouble::Refused, Trouble::Partial(1), Trouble::Refused]);
     });
+}
+
+/// Pages of one block are read and written, each by itself, while the block leaves and one of its
+/// pages is discarded: what is here of it, and what is in the store alone, are never taken for each
+/// other.
+#[test]
+fn c1_pages_of_a_block_that_is_here_in_part_keep_every_byte() {
+    static PARTS: AtomicU64 = AtomicU64::new(0);
+    explore(|delivery| {
+        let setup = setup_with(delivery, 64, 2);
+        folded(&setup, 48);
+        assert_holds(&setup, 9, 1);
+        let threads: [fn(&Setup); 4] = [
+            |setup| (0..2).for_each(|_| drop(setup.pager.page_out_at(setup.addrs(8..12)))),
+            |setup| {
+                write(setup, 8, 2);
+                assert_holds(setup, 8, 2);
+                assert_holds(setup, 9, 1);
+            },
+            |setup| {
+                assert_holds(setup, 10, 1);
+                write(setup, 10, 3);
+            },
+            |setup| {
+                // SAFETY: only this thread uses the page.
+                unsafe { setup.pager.discard_at(setup.addrs(11..12)) };
+                setup.program.read(11, |page| assert!(page.iter().all(|b| *b == 0)));
+            },
+        ];
+        let start = |work: fn(&Setup)| {
+            let setup = setup.clone();
+            thread::spawn(move || work(&setup))
+        };
+        join(threads.map(start).into());
+        setup.assert_sound();
+        let versions = [(8, 2), (9, 1), (10, 3)];
+        versions.into_iter().for_each(|(n, version)| assert_holds(&setup, n, version));
+        setup.program.read(11, |page| assert!(page.iter().all(|b| *b == 0)));
+        setup.pager.page_out_at(setup.addrs(0..64));
+        versions.into_iter().for_each(|(n, version)| assert_holds(&setup, n, version));
+        setup.assert_sound();
+        PARTS.fetch_add(get(&setup.pager.stats().part_loads), Relaxed);
+    });
+    assert!(get(&PARTS) > 0, "nothing was loaded in part");
 }
 
 /// Two threads whose loads make room for each other's, by dropping clean pages.

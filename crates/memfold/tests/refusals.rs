@@ -179,6 +179,7 @@ fn what_a_load_that_was_given_up_has_mapped_is_discarded_too() {
     (PAGES..3 * PAGES).for_each(|n| filled.setup.program.write(n, |page| page[0] = 1));
     let others = filled.mapped();
     filled.setup.troubles.strike(Call::CopyIn, 1, Trouble::Partial(2));
+    filled.setup.troubles.strike(Call::CopyIn, 2, Trouble::Again);
     filled.setup.troubles.strike(Call::Populate, 1, Trouble::Again);
     let fault = Fault { addr: filled.setup.program.page(0), ..Fault::default() };
     assert_eq!(filled.setup.pager.fault(fault), Served::Again);

@@ -162,8 +162,8 @@ impl Decoders {
         }
     }
 
-    /// Writes the pages that `src` was made of in a format to `dst`. On an error `dst` holds any
-    /// bytes.
+    /// Writes the pages that `src` was made of in a format to `dst`, at least the first `len` bytes
+    /// of them, which are not none. On an error `dst` holds any bytes.
     ///
     /// # Safety
     /// - `src` is readable, and nobody writes there meanwhile.
@@ -174,6 +174,7 @@ impl Decoders {
         format: u8,
         src: Input,
         dst: Output,
+        len: usize,
     ) -> Result<(), DecodeError> {
         if let Some(format) = format::shuffled(format) {
             // SAFETY: as the caller says; the buffer is our own.
@@ -184,7 +185,14 @@ impl Decoders {
         }
         let (decoder, canned) = self.get(format).ok_or(DecodeError::Format)?;
         // SAFETY: as the caller says.
-        unsafe { decoder.decode(src, dst, canned) }.map_err(DecodeError::Codec)
+        let decoded = unsafe {
+            if len < dst.len {
+                decoder.decode_start(src, dst, len, canned)
+            } else {
+                decoder.decode(src, dst, canned)
+            }
+        };
+        decoded.map_err(DecodeError::Codec)
     }
 
     /// The decoder of a format and its dictionary.

@@ -361,7 +361,8 @@ unsafe fn compress_canned(
     Ok(Canning::Without(without))
 }
 
-/// Writes the block that `header` describes to `dst`. On an error `dst` holds any bytes.
+/// Writes the block that `header` describes to `dst`, at least the first `pages` pages of it, which
+/// are not none. On an error `dst` holds any bytes.
 ///
 /// # Safety
 /// - `payload` is readable for `header.len` bytes, and nobody writes there meanwhile.
@@ -372,38 +373,42 @@ pub(crate) unsafe fn decode(
     payload: *const u8,
     dst: *mut u8,
     order: Order,
+    pages: usize,
 ) -> Result<(), DecodeError> {
+    debug_assert!(pages > 0 && pages <= order.pages());
     let len = header.len as usize;
     if header.format == format::SAME {
         if len != 8 || header.mixed {
             return Err(DecodeError::Layout);
         }
         // SAFETY: 8 readable bytes; the caller vouches for `dst`.
-        unsafe { fill(dst, order.bytes(), payload.cast::<u64>().read_unaligned()) };
+        unsafe { fill(dst, pages * PAGE_SIZE, payload.cast::<u64>().read_unaligned()) };
         return Ok(());
     }
     if !header.mixed {
         let (from, to) = (Input { at: payload, len }, Output { at: dst, len: order.bytes() });
         // SAFETY: as the caller says.
-        return unsafe { decoders.decode(header.format, from, to) };
+        return unsafe { decoders.decode(header.format, from, to, pages * PAGE_SIZE) };
     }
     // SAFETY: the payload is `len` readable bytes that nobody writes.
     let bytes = unsafe { core::slice::from_raw_parts(payload, len) };
     let head = Head::read(bytes, order.pages()).ok_or(DecodeError::Layout)?;
     let others = order.pages() - head.same.count();
     let body = &bytes[head.len..];
-    if others > 0 {
-        let (body, pages) = (
+    if others == 0 && !body.is_empty() {
+        return Err(DecodeError::Layout);
+    }
+    let wanted = (0..pages).filter(|page| !head.same.contains(*page)).count();
+    if wanted > 0 {
+        let (from, to) = (
             Input { at: body.as_ptr(), len: body.len() },
             Output { at: dst, len: others * PAGE_SIZE },
         );
         // SAFETY: `body` is a part of the payload; `others` pages fit the block at `dst`.
-        unsafe { decoders.decode(header.format, body, pages)? };
-    } else if !body.is_empty() {
-        return Err(DecodeError::Layout);
+        unsafe { decoders.decode(header.format, from, to, wanted * PAGE_SIZE)? };
     }
-    // SAFETY: the first `others` pages at `dst` are the gathered ones.
-    unsafe { spread(&head, dst, order.pages()) };
+    // SAFETY: the first `wanted` pages at `dst` are the gathered ones of those `pages`.
+    unsafe { spread(&head, dst, pages, wanted) };
     Ok(())
 }
 
@@ -477,16 +482,16 @@ unsafe fn gather(
     scratch.gathered.as_ptr()
 }
 
-/// Moves the gathered pages at the start of `dst` to where they belong and fills the same-filled
-/// ones between.
+/// Moves the gathered pages at the start of `dst`, `others` of them, to where they belong among the
+/// first `pages`, and fills the same-filled ones between.
 ///
 /// Goes from the last page to the first: the gathered place of a page is never behind the page
 /// itself, so no page is overwritten before it moved.
 ///
 /// # Safety
 /// - `dst` is writable for `pages` pages, aligned to 8.
-unsafe fn spread(head: &Head, dst: *mut u8, pages: usize) {
-    let (mut same_left, mut others_left) = (head.same.count(), pages - head.same.count());
+unsafe fn spread(head: &Head, dst: *mut u8, pages: usize, others: usize) {
+    let (mut same_left, mut others_left) = (pages - others, others);
     for page in (0..pages).rev() {
         // SAFETY: `page` and `others_left` are below `pages`; different pages do not overlap.
         unsafe {

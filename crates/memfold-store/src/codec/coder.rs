@@ -61,4 +61,22 @@ pub(crate) trait Decoder: Send {
     /// - `src` is readable, and nobody writes there during the call.
     /// - `dst` is writable, does not overlap `src`, and nobody else touches it during the call.
     unsafe fn decode(&mut self, src: Input, dst: Output, canned: Option<&Canned>) -> DecodeResult;
+
+    /// As [`Decoder::decode`], but only the first `len` bytes of `dst` are wanted, at least one and
+    /// not all: what comes after them may be anything, and what of `src` they don't need is not
+    /// looked at. Codecs that can't stop there do all of it.
+    ///
+    /// # Safety
+    /// - As for [`Decoder::decode`].
+    unsafe fn decode_start(
+        &mut self,
+        src: Input,
+        dst: Output,
+        len: usize,
+        canned: Option<&Canned>,
+    ) -> DecodeResult {
+        debug_assert!(len > 0 && len < dst.len);
+        // SAFETY: as the caller says.
+        unsafe { self.decode(src, dst, canned) }
+    }
 }

@@ -35,6 +35,22 @@ unsafe extern "C" {
         dictionary: *const c_char,
         dictionary_len: c_int,
     ) -> c_int;
+    fn LZ4_decompress_safe_partial(
+        src: *const c_char,
+        dst: *mut c_char,
+        src_size: c_int,
+        target_size: c_int,
+        dst_capacity: c_int,
+    ) -> c_int;
+    fn LZ4_decompress_safe_partial_usingDict(
+        src: *const c_char,
+        dst: *mut c_char,
+        src_size: c_int,
+        target_size: c_int,
+        dst_capacity: c_int,
+        dictionary: *const c_char,
+        dictionary_len: c_int,
+    ) -> c_int;
 }
 
 struct Lz4Encoder {
@@ -135,5 +151,32 @@ impl Decoder for Lz4Decoder {
             }
         };
         if size >= 0 && size as usize == dst.len { Ok(()) } else { Err(CodecError(size.into())) }
+    }
+
+    unsafe fn decode_start(
+        &mut self,
+        src: Input,
+        dst: Output,
+        len: usize,
+        canned: Option<&Canned>,
+    ) -> DecodeResult {
+        let (from, to, src_len) = (src.at.cast(), dst.at.cast(), src.len as c_int);
+        let (target, room) = (len as c_int, dst.len as c_int);
+        // SAFETY: as in `decode`; they write no further than `target` and `room` allow.
+        let size = unsafe {
+            match canned.map(|c| &c.digest) {
+                Some(Digest::Lz4(dictionary)) => LZ4_decompress_safe_partial_usingDict(
+                    from,
+                    to,
+                    src_len,
+                    target,
+                    room,
+                    dictionary.content.as_ptr().cast(),
+                    dictionary.content.len() as c_int,
+                ),
+                _ => LZ4_decompress_safe_partial(from, to, src_len, target, room),
+            }
+        };
+        if size == target { Ok(()) } else { Err(CodecError(size.into())) }
     }
 }

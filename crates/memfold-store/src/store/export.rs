@@ -73,8 +73,9 @@ impl Store {
             return Err(LoadProblem::Layout);
         }
         // SAFETY: the payload is readable for `header.len` bytes; the caller vouches for `dst`.
-        let decoded =
-            unsafe { block::decode(&mut w.decoders, header, payload.as_ptr(), dst, order) };
+        let decoded = unsafe {
+            block::decode(&mut w.decoders, header, payload.as_ptr(), dst, order, order.pages())
+        };
         decoded.map_err(|error| match error {
             DecodeError::Layout => LoadProblem::Layout,
             DecodeError::Format => LoadProblem::Format(header.format),

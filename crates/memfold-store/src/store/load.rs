@@ -33,9 +33,32 @@ impl Store {
         order: Order,
         dst: *mut u8,
     ) -> Result<(), LoadError> {
-        assert!(Page::begins_at(dst));
         // SAFETY: as the caller says.
-        let loaded = unsafe { self.load_object(&mut w.decoders, handle, order, dst) };
+        unsafe { self.load_start(w, handle, order, order.pages(), dst) }
+    }
+
+    /// As [`Store::load`], but only the first `pages` pages of the block are wanted: what is behind
+    /// them at `dst` may be anything afterwards. Codecs that can stop there do.
+    ///
+    /// # Errors
+    /// As for [`Store::load`].
+    ///
+    /// # Panics
+    /// Also if these pages are none, or not within a block of `order`.
+    ///
+    /// # Safety
+    /// - As for [`Store::load`].
+    pub unsafe fn load_start(
+        &self,
+        w: &mut Worker,
+        handle: Handle,
+        order: Order,
+        pages: usize,
+        dst: *mut u8,
+    ) -> Result<(), LoadError> {
+        assert!(Page::begins_at(dst) && pages > 0 && pages <= order.pages());
+        // SAFETY: as the caller says.
+        let loaded = unsafe { self.load_object(&mut w.decoders, handle, order, pages, dst) };
         let counters = &self.counters[w.counters];
         match loaded {
             Ok(()) => {
@@ -117,13 +140,16 @@ impl Store {
             return unsafe { self.load(w, handle, order, dst) }.map(|()| false);
         }
         // SAFETY: `to` is a buffer for a block of the store's order, not shared during the call.
-        let decode = |to: *mut u8| unsafe { self.load_object(&mut w.decoders, handle, order, to) };
+        let decode = |to: *mut u8| unsafe {
+            self.load_object(&mut w.decoders, handle, order, order.pages(), to)
+        };
         let loaded = match self.recent.insert_with(handle, order, decode, copy_out) {
             Some(loaded) => loaded,
             None => {
                 let to = w.spare.as_mut_ptr();
                 // SAFETY: the spare buffer has room for a block of the store's order.
-                let loaded = unsafe { self.load_object(&mut w.decoders, handle, order, to) };
+                let loaded =
+                    unsafe { self.load_object(&mut w.decoders, handle, order, order.pages(), to) };
                 loaded.inspect(|()| copy_out(to))
             }
         };
@@ -134,17 +160,18 @@ impl Store {
     }
 
     /// # Safety
-    /// - As for [`Store::load`].
+    /// - As for [`Store::load_start`].
     pub(crate) unsafe fn load_object(
         &self,
         decoders: &mut Decoders,
         handle: Handle,
         order: Order,
+        pages: usize,
         dst: *mut u8,
     ) -> Result<(), LoadError> {
         if handle.is_zero() {
             // SAFETY: `dst` has room for the block.
-            unsafe { fill(dst, order.bytes(), 0) };
+            unsafe { fill(dst, pages * PAGE_SIZE, 0) };
             return Ok(());
         }
         let fail = |problem| LoadError { handle, problem };
@@ -157,7 +184,7 @@ impl Store {
         }
         // SAFETY: the pinned payload is readable and nobody writes it; the caller vouches for
         // `dst`.
-        let decoded = unsafe { block::decode(decoders, header, pinned.payload, dst, order) };
+        let decoded = unsafe { block::decode(decoders, header, pinned.payload, dst, order, pages) };
         // Decoders stay within bounds whatever they read, so the checksum can come after them, when
         // the payload is in the cache: before, it would wait for memory, which the decoder does
         // beside its work.

@@ -36,9 +36,10 @@ impl Store {
         let block = w.spare.as_mut_ptr();
         // SAFETY: the spare buffer has room for a block of the store's order; the caller keeps the
         // handle alive.
-        unsafe { self.load_object(&mut w.decoders, handle, order, block) }.inspect_err(|_| {
-            counters.failed_loads.fetch_add(1, Relaxed);
-        })?;
+        unsafe { self.load_object(&mut w.decoders, handle, order, order.pages(), block) }
+            .inspect_err(|_| {
+                counters.failed_loads.fetch_add(1, Relaxed);
+            })?;
         counters.recompress_tried.fetch_add(1, Relaxed);
         let pool = &self.pools[name.pool as usize];
         let old_mark = pool.marks.get(name.index);
@@ -84,7 +85,7 @@ impl Store {
         let back = w.scratch.gathered.as_mut_ptr();
         // SAFETY: the buffer has room for a block of the store's order, page-aligned, and is this
         // worker's; the new object is known to nobody else.
-        let loaded = unsafe { self.load_object(&mut w.decoders, new, order, back) };
+        let loaded = unsafe { self.load_object(&mut w.decoders, new, order, order.pages(), back) };
         loaded.is_ok()
             && w.scratch.gathered.bytes()[..order.bytes()] == w.spare.bytes()[..order.bytes()]
     }

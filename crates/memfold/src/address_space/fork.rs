@@ -186,8 +186,9 @@ impl Pager {
                     let (block, slots) =
                         (self.folios.block_order(folio.order()), self.folios.slots(folio));
                     let slot = |key| slots[(key - folio.key()) as usize / block.pages()].get();
-                    let pages = folio.key().max(keys.start)..folio.end().min(keys.end);
-                    away.extend(pages.map(|key| (key, slot(key), block)));
+                    let own = folio.key().max(keys.start)..folio.end().min(keys.end);
+                    let gone = own.filter(|key| !folio.is_here(*key));
+                    away.extend(gone.map(|key| (key, slot(key), block)));
                 }
             });
             let mut read = Handle::NONE;
@@ -202,7 +203,8 @@ impl Pager {
                     }
                     if read != slot.handle {
                         let context = self.contexts.at_rest();
-                        self.fetch_one(context, slot, block, Page::at(self.scratch.as_ptr()));
+                        let to = Page::at(self.scratch.as_ptr());
+                        self.fetch_one(context, slot, block, block.pages(), to);
                         read = slot.handle;
                     }
                     put(addr, self.scratch.as_ptr().add(page * PAGE_SIZE));
@@ -429,12 +431,10 @@ impl Pager {
                     let first = area.key_of(s);
                     self.each_folio(first..first + page_of(e - s), |guard, id| {
                         let folio = self.folios.get(guard, id);
-                        if folio.state.get() != State::Resident {
-                            let (from, to) = (folio.key().max(first), folio.end());
-                            strays.extend(
-                                (from..to.min(first + page_of(e - s))).map(|key| area.addr_of(key)),
-                            );
-                        }
+                        let (from, to) = (folio.key().max(first), folio.end());
+                        let own = from..to.min(first + page_of(e - s));
+                        let away = own.filter(|key| !folio.is_here(*key));
+                        strays.extend(away.map(|key| area.addr_of(key)));
                     });
                 },
             )?;
@@ -503,8 +503,9 @@ impl Pager {
         let page = (key - folio.key()) as usize;
         match folio.state.get() {
             State::Resident => self.zeros(),
+            State::Partial if folio.is_here(key) => self.zeros(),
             State::Cached => (self.frames.addr(folio.frame.get()) + page * PAGE_SIZE) as *const u8,
-            State::Stored => {
+            State::Stored | State::Partial => {
                 let block = self.folios.block_order(folio.order());
                 let (handle, page) = (
                     self.folios.slots(folio)[page / block.pages()].get().handle,

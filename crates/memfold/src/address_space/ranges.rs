@@ -12,6 +12,7 @@ use crate::pager::{Pager, bytes};
 use crate::reclaim::Progress;
 use crate::reclaim::drop::Batch;
 use crate::stats;
+use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_store::{BlockSet, Handle};
 use memfold_sys::Errno;
@@ -73,7 +74,8 @@ impl Pager {
             };
             let folio = self.folios.get(&guard, id);
             key = at.max(folio.end() - 1) + 1;
-            let evictable = folio.state.get() == State::Resident && self.lru.isolate_this(id);
+            let in_memory = matches!(folio.state.get(), State::Resident | State::Partial);
+            let evictable = in_memory && self.lru.isolate_this(id);
             let start = folio.key();
             drop(guard);
             if evictable && self.evict_isolated(areas, id, start, &mut batch) == Progress::Again {
@@ -98,7 +100,7 @@ impl Pager {
         self.cut_edges(&keys);
         self.each_folio(keys, |guard, id| {
             let folio = self.folios.get(guard, id);
-            if folio.state.get() == State::Resident {
+            if matches!(folio.state.get(), State::Resident | State::Partial) {
                 folio.active.set(false);
                 folio.refused.set(false);
                 self.lru.push_tail(id, folio.key(), folio.order().get(), List::Inactive);
@@ -147,9 +149,7 @@ impl Pager {
             let (start, order) = (folio.key(), folio.order());
             debug_assert!(start >= keys.start && start + order.pages() as u64 <= keys.end);
             match folio.state.get() {
-                State::Resident => {
-                    self.tally.unmap(order.pages() as u64);
-                }
+                State::Resident | State::Partial => self.tally.unmap(folio.pages_here()),
                 State::Cached => self.frames.give(folio.frame.get(), order, Kind::Full),
                 State::Stored => {}
                 State::Loading | State::Saving | State::Leaving => {
@@ -178,7 +178,7 @@ impl Pager {
         if folio.key() == edge {
             return;
         }
-        if folio.state.get() != State::Stored {
+        if !matches!(folio.state.get(), State::Stored | State::Partial) {
             let at = (edge - folio.key()) as usize;
             self.split_at(&mut guard, id, at);
             return;
@@ -190,13 +190,12 @@ impl Pager {
             return;
         }
         if !self.store_by_page(&mut guard, id) {
-            self.unfold_block(&guard, id);
-            self.split_at(&mut guard, id, (edge - start) as usize);
+            self.unfold_block(&mut guard, id, edge);
         }
     }
 
-    /// Puts single pages into the store in place of a one-block `Stored` folio. `false`: the store
-    /// refused, nothing changed.
+    /// Puts single pages into the store in place of a one-block `Stored` or `Partial` folio, but for
+    /// those that are here. `false`: the store refused, nothing changed.
     ///
     /// The caller holds `areas` for writing, so the scratch is its own.
     fn store_by_page(&self, guard: &mut ShardGuard<'_>, id: FolioId) -> bool {
@@ -206,7 +205,10 @@ impl Pager {
         let context = &mut *context;
         // SAFETY: the scratch holds the largest block, and is this thread's alone while it holds
         // `areas` for writing; who frees a `Stored` folio's copy holds its shard, as we do.
-        unsafe { self.fetch_one(context, slot, order, Page::at(self.scratch.as_ptr())) };
+        unsafe {
+            let to = Page::at(self.scratch.as_ptr());
+            self.fetch_one(context, slot, order, order.pages(), to)
+        };
         let one = BlockSet::first(1);
         // A full pool, or that they don't shrink, is no reason to refuse: these pages take the
         // place of the block. And `unfold_block` may wait for ever where an event waits to be read,
@@ -214,7 +216,10 @@ impl Pager {
         // does while `areas` is written.
         let _past = self.store.past_limit();
         self.store.set_refuse_incompressible(false);
-        for page in 0..order.pages() {
+        context.handles[..order.pages()].fill(Handle::NONE);
+        let away: Vec<usize> =
+            (0..order.pages()).filter(|page| !folio.is_here(key + *page as u64)).collect();
+        for &page in &away {
             // SAFETY: as above, so nobody writes there; page `page` of the block lies in the
             // scratch.
             let saved = unsafe {
@@ -222,7 +227,6 @@ impl Pager {
                 context.fingerprints[page] =
                     self.fingerprints.of(core::slice::from_raw_parts(from, PAGE_SIZE));
                 let out = &mut context.handles[page..page + 1];
-                out[0] = Handle::NONE;
                 self.store.save(
                     &mut context.worker,
                     from,
@@ -241,25 +245,28 @@ impl Pager {
         self.remove_folio(guard, id);
         for page in 0..order.pages() {
             let at = key + page as u64;
-            let id = self.folios.create(guard, at, Order::PAGE, State::Stored);
+            let id = self.folios.create(guard, at, Order::PAGE, State::Resident);
             let folio = self.folios.get(guard, id);
-            let slot =
-                Slot { handle: context.handles[page], fingerprint: context.fingerprints[page] };
-            self.folios.slots(folio)[0].set(slot);
-            folio.has_copy.set(true);
+            if away.contains(&page) {
+                let slot =
+                    Slot { handle: context.handles[page], fingerprint: context.fingerprints[page] };
+                self.folios.slots(folio)[0].set(slot);
+                folio.has_copy.set(true);
+                folio.state.set(State::Stored);
+            }
             self.index.insert(guard, at, Order::PAGE, id);
             self.list_by_state(guard, id);
         }
-        self.tally.store(order.pages() as u64);
+        self.tally.store(away.len() as u64);
         stats::add(&self.stats.partial_writes, 1);
         true
     }
 
-    /// A one-block `Stored` folio becomes `Cached`. Takes memory past the target if it must: data
-    /// comes first.
-    fn unfold_block(&self, guard: &ShardGuard<'_>, id: FolioId) {
+    /// A one-block `Stored` or `Partial` folio becomes `Cached`, but for pages that are here, and is
+    /// split at `edge`. Takes memory past the target if it must: data comes first.
+    fn unfold_block(&self, guard: &mut ShardGuard<'_>, id: FolioId, edge: u64) {
         let folio = self.folios.get(guard, id);
-        let (order, pages) = (folio.order(), folio.pages());
+        let (key, order) = (folio.key(), folio.order());
         let slot = self.folios.slots(folio)[0].get();
         let frame = self.frames.take(order, Kind::Full).or_else(|| self.gather(order).ok()?);
         let frame = frame.unwrap_or_else(|| {
@@ -278,12 +285,32 @@ impl Pager {
         let mut context = self.contexts.borrow(&self.store);
         // SAFETY: the frame is full, of the block's order, and ours; who frees the folio's copy
         // holds its shard, as we do.
-        unsafe { self.fetch_one(&mut context, slot, order, self.frames.page(frame)) };
+        unsafe {
+            let to = self.frames.page(frame);
+            self.fetch_one(&mut context, slot, order, order.pages(), to)
+        };
         drop(context);
+        self.tally.load(folio.pages() - folio.pages_here());
         folio.frame.set(frame);
+        let here: Vec<u64> = (key..folio.end()).filter(|key| folio.is_here(*key)).collect();
+        folio.here.set(0);
         folio.state.set(State::Cached);
-        self.tally.load(pages);
+        self.lru.detach(id);
         self.list_by_state(guard, id);
+        for page in here {
+            let id = self.index.find(guard, page).expect("a split folio covers what it covered");
+            let id = self.carve(guard, id, page, Order::PAGE);
+            let folio = self.folios.get(guard, id);
+            // What is here is newer than what came into the frame.
+            self.frames.give(folio.frame.get(), Order::PAGE, Kind::Full);
+            folio.state.set(State::Resident);
+            self.lru.detach(id);
+            self.list_by_state(guard, id);
+        }
+        if let Some(id) = self.index.find(guard, edge) {
+            let at = (edge - self.folios.get(guard, id).key()) as usize;
+            self.split_at(guard, id, at);
+        }
     }
 
     /// Loads and maps every folded page of a range.
@@ -301,13 +328,13 @@ impl Pager {
                 continue;
             };
             let folio = self.folios.get(&guard, id);
-            if folio.state.get() == State::Resident {
-                key = folio.end();
+            let away = (at..folio.end().min(last)).find(|key| !folio.is_here(*key));
+            key = away.unwrap_or(folio.end());
+            if away.is_none() {
                 continue;
             }
             drop(guard);
-            key = at;
-            let fault = Fault { addr: area.addr_of(at), ..Fault::default() };
+            let fault = Fault { addr: area.addr_of(key), ..Fault::default() };
             if self.serve(areas, area, fault, Source::Any) == Served::Again {
                 return Err(fault.addr);
             }

@@ -1,12 +1,12 @@
 //! Load: from the store (or from nothing) into a frame.
 use crate::area::{Area, Areas};
-use crate::fault::load_by_copy::Access;
 use crate::folio::frames::Frame;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::{Slot, State, Touch};
 use crate::pager::Pager;
 use crate::pager::background_requests::Window;
 use crate::pager::codec_context::Context;
+use crate::pager::copy_in::Access;
 use crate::pager::map::Wake;
 use crate::reclaim::NoFrame;
 use crate::stats;
@@ -43,7 +43,8 @@ pub(crate) enum Loaded {
 
 impl Pager {
     /// Loads the `Stored` folio that covers `key`, or as much of its neighbourhood as `want`
-    /// allows, and maps it unless it is loaded ahead of use. Takes the guard of the key's shard.
+    /// allows, and maps it unless it is loaded ahead of use; or some pages of its block, or of the
+    /// `Partial` folio that it is already. Takes the guard of the key's shard.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn load(
         &self,
@@ -55,26 +56,23 @@ impl Pager {
         purpose: Purpose,
         from: Source,
     ) -> (Loaded, u64, u64) {
-        let small = purpose != Purpose::Ahead && self.is_forced_small();
-        let id = self.form_window(
-            &mut guard,
-            area,
-            key,
-            if small { self.config.block_order } else { want },
-            from,
-        );
+        let forced = purpose != Purpose::Ahead && self.is_forced_small();
+        let want = if forced { self.config.block_order } else { want };
+        let id = self.form_window(&mut guard, area, key, want, from);
         let folio = self.folios.get(&guard, id);
-        let small = small
-            || matches!(purpose, Purpose::Fault(access) if self.is_by_copy(folio.order(), access));
+        let copied = match purpose {
+            Purpose::Fault(access) => self.copied(folio, key, access, forced),
+            Purpose::Ahead => None,
+        };
         let first = self.folios.slots(folio)[0].get().handle;
         drop(guard);
         // While a frame is made free.
         self.store.prefetch(first);
-        if let Purpose::Fault(access) = purpose
-            && small
-            && let Some(keys) = self.load_small(areas, area, id, key, access)
+        if let (Purpose::Fault(access), Some(keys)) = (purpose, copied)
+            && let Some(all) = self.load_small(areas, area, id, keys.clone(), access)
         {
-            return (Loaded::Done, keys.start, keys.end);
+            let loaded = if all { Loaded::Done } else { Loaded::Again };
+            return (loaded, keys.start, keys.end);
         }
         let (frame, id) = match self.frame_for_loading(areas, area, id, key) {
             Ok(found) => found,
@@ -180,7 +178,7 @@ impl Pager {
 
     /// Makes one `Loading` folio of the largest aligned window around `key`, at most `want`, in
     /// which everything is `Stored` where `from` says: by splitting the folio that covers it, or by
-    /// merging those that lie in it.
+    /// merging those that lie in it. A `Partial` folio is a window by itself.
     fn form_window(
         &self,
         guard: &mut ShardGuard<'_>,
@@ -190,6 +188,10 @@ impl Pager {
         from: Source,
     ) -> FolioId {
         let id = self.index.find(guard, key).expect("the caller found a folio here");
+        if self.folios.get(guard, id).state.get() == State::Partial {
+            self.begin_loading(guard, id);
+            return id;
+        }
         let own = self.folios.get(guard, id).order();
         let least = own.min(self.config.block_order);
         let mut order = want.max(least);
@@ -207,8 +209,7 @@ impl Pager {
         } else {
             self.merge(guard, key, order)
         };
-        self.lru.detach(id);
-        self.folios.get(guard, id).state.set(State::Loading);
+        self.begin_loading(guard, id);
         id
     }
 
@@ -351,6 +352,7 @@ impl Pager {
 
     fn undo_locked(&self, guard: &mut ShardGuard<'_>, id: FolioId) {
         let folio = self.folios.get(guard, id);
+        debug_assert!(folio.here.get() == 0, "its pages that are here would be forgotten");
         if folio.has_copy.get() {
             folio.state.set(State::Stored);
             self.list_by_state(guard, id);

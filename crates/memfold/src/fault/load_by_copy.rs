@@ -1,22 +1,25 @@
-//! Loads by copy: a block is decompressed into a buffer and mapped by one UFFDIO_COPY, which
-//! allocates its pages. A folio of one page is always loaded so, as a move would interrupt the
-//! program's other CPUs; a larger block as the small-page fallback (M6), where memory for a whole
-//! folio can't be had. `--fallback` forces that.
+//! Loads by copy: a block is decompressed into a buffer and mapped by UFFDIO_COPY, which allocates
+//! its pages. A folio of one page is always loaded so, as a move would interrupt the program's other
+//! CPUs; a larger block as the small-page fallback (M6), where memory for a whole folio can't be
+//! had. `--fallback` forces that.
 //!
-//! Where clean folios are dropped (`reclaim/drop.rs`), a small block that is asked for by itself is
-//! loaded so too, and write-protected if it is to be read.
+//! Where clean folios are dropped (`reclaim/drop.rs`), of a block that is touched at random **only
+//! the page that was touched** is loaded, write-protected if it is to be read. The folio is
+//! `Partial` then: it keeps its stored block, from which other touches take further pages, and
+//! when it is evicted clean nothing is compressed. Of codecs that can, only the start of the block
+//! is decoded, up to the page. Where a page was written to, the others are brought home when it is
+//! evicted ([`Pager::complete`]).
 use crate::area::lock::Hold;
 use crate::area::{Area, Areas};
+use crate::folio::frames::Kind;
 use crate::folio::index::FolioId;
-use crate::folio::{State, Touch};
-use crate::pager::map::Wake;
-use crate::pager::{Pager, bytes};
+use crate::folio::{Folio, PARTIAL_MAX, Touch};
+use crate::pager::Pager;
+use crate::pager::copy_in::Access;
 use crate::reclaim::Progress;
-use crate::stats;
 use core::ops::Range;
-use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_sys::units::Order;
 
 /// Pages that are given back to the kernel at once to make room for small pages.
 const BATCH_PAGES: u64 = 64;
@@ -35,26 +38,35 @@ const COPIED_MAX: Order = match Order::new(2) {
     None => unreachable!(),
 };
 
-/// What a load knows of the fault that it is for.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Access {
-    /// Who wakes the threads that wait for it.
-    pub wake: Wake,
-    /// How it was asked for.
-    pub touch: Touch,
-    /// It was a write.
-    pub write: bool,
-}
-
 impl Pager {
-    /// Whether a folio of this order is loaded by copy.
-    pub(crate) fn is_by_copy(&self, order: Order, access: Access) -> bool {
-        order == Order::PAGE
-            || self.drops_clean
-                && order <= COPIED_MAX
-                && order <= self.config.block_order
-                && access.touch == Touch::RANDOM
-                && !access.write
+    /// The keys of the pages of a one-block `Loading` folio that a fault loads by copy; those of
+    /// them that are there already stay as they are. `None`: it is loaded into a frame, and moved.
+    pub(crate) fn copied(
+        &self,
+        folio: &Folio,
+        key: u64,
+        access: Access,
+        forced: bool,
+    ) -> Option<Range<u64>> {
+        let (whole, order) = (folio.key()..folio.end(), folio.order());
+        let by_itself = self.drops_clean
+            && access.touch == Touch::RANDOM
+            && !self.is_used_together(folio.touch.get());
+        if folio.here.get() != 0 {
+            return Some(if by_itself { key..key + 1 } else { whole });
+        }
+        if order == Order::PAGE || forced && order <= self.config.block_order {
+            return Some(whole);
+        }
+        if !by_itself || order > self.config.block_order {
+            return None;
+        }
+        // What comes from the file is read there as a whole.
+        let is_foreign = self.folios.slots(folio)[0].get().handle.as_foreign().is_some();
+        if order <= PARTIAL_MAX && !is_foreign {
+            return Some(key..key + 1);
+        }
+        (order <= COPIED_MAX && !access.write).then_some(whole)
     }
 
     /// Whether this load is one of those that `--fallback` forces onto the small-page path.
@@ -63,93 +75,36 @@ impl Pager {
         percent > 0 && self.stats.pgmajfault.load(Relaxed) % 100 < percent
     }
 
-    /// Loads a one-block `Loading` folio by the small-page path; returns its keys. `None`: it can't
-    /// be done now, and nothing has changed.
+    /// As [`Pager::copy_in`], which it makes room for.
     pub(crate) fn load_small(
         &self,
         areas: &Areas,
         area: &Area,
         id: FolioId,
-        key: u64,
+        keys: Range<u64>,
         access: Access,
-    ) -> Option<Range<u64>> {
-        let (start, order, slot) = {
-            let guard = self.shards.lock(key);
+    ) -> Option<bool> {
+        let (order, is_partial) = {
+            let guard = self.shards.lock(keys.start);
             let folio = self.folios.get(&guard, id);
-            (folio.key(), folio.order(), self.folios.slots(folio)[0].get())
+            (folio.order(), folio.here.get() != 0)
         };
-        let pages = order.pages() as u64;
+        if order > self.config.block_order {
+            return None;
+        }
         let has_room = if order == Order::PAGE && !self.drops_clean {
             self.make_room_for_page(areas)
         } else {
-            self.make_room(areas, pages)
+            self.make_room(areas, keys.end - keys.start)
         };
-        if order > self.config.block_order || !has_room {
+        if !has_room && !is_partial {
             return None;
         }
-        let mut context = self.contexts.borrow(&self.store);
-        let buffer = context.buffer.pages_mut();
-        // SAFETY: the buffer holds a block of the largest order that blocks have here, and is this
-        // context's, which is lent to this thread; the folio is `Loading` by it, so that nobody
-        // else frees its copy.
-        let from_file = unsafe { self.fetch_one(&mut context, slot, order, buffer) };
-        let guard = self.shards.lock(key);
-        let clean = self.copy_home(areas, area, start..start + pages, buffer.cast(), access)?;
-        self.note_refault(&guard, id, access.touch, from_file);
-        let folio = self.folios.get(&guard, id);
-        folio.wanted.store(false, Relaxed);
-        folio.state.set(State::Resident);
-        folio.clean_in.set(if clean { self.generation() } else { 0 });
-        self.tally.map(pages);
-        self.tally.load(pages);
-        self.list_by_state(&guard, id);
-        self.keep_clean_budget(&guard, id);
-        self.shards.notify(&guard);
-        stats::add(&self.stats.load_fallback, (order > Order::PAGE && !clean) as u64);
-        self.count_load(order, from_file);
-        Some(start..start + pages)
-    }
-
-    /// Copies the pages with these keys home, under their shard's lock. Returns whether they are
-    /// known to equal their stored copy from now on. `None`: not all could be had.
-    fn copy_home(
-        &self,
-        areas: &Areas,
-        area: &Area,
-        keys: Range<u64>,
-        from: *const u8,
-        access: Access,
-    ) -> Option<bool> {
-        let (home, len) = (area.addr_of(keys.start), bytes((keys.end - keys.start) as usize));
-        let protect = self.drops_clean
-            && !access.write
-            && access.touch != Touch::STREAM
-            && !areas.is_pinned(keys.start, keys.end);
-        let _quiet = self.changes.quiet()?;
-        // SAFETY: the shard is locked, the buffer holds the folio's bytes, and `home` is its own
-        // range.
-        let result = unsafe {
-            if protect {
-                self.space.copy_protected(home, from, len)
-            } else {
-                self.space.copy(home, from, len, access.wake == Wake::Now)
-            }
-        };
-        match result {
-            Ok(()) => Some(protect),
-            Err(partial) if partial.errno == Errno::EXIST && len == PAGE_SIZE => {
-                // A page that is there is newer than ours, as in `carry_in`, and the folio must not
-                // be `Loading` any more when the lock is gone: the program may drop that page.
-                stats::add(&self.stats.move_exists, 1);
-                self.space.wake(home, len);
-                Some(false)
-            }
-            Err(_) => {
-                // What was mapped is right, and the other path finds it there.
-                self.space.wake(home, len);
-                None
-            }
+        if !has_room && let Ok(Some(frame)) = self.frame_for(areas, Order::PAGE) {
+            // It has done what is done where there is no room, and is itself given back later.
+            self.frames.give(frame, Order::PAGE, Kind::Full);
         }
+        self.copy_in(areas, area, id, keys, access)
     }
 
     /// Makes room for one page that the kernel will allocate. What is evicted for it leaves a full

@@ -6,9 +6,9 @@ pub(crate) mod load;
 
 use crate::area::{Area, Areas};
 use crate::fault::load::{Loaded, Purpose, Source, align};
-use crate::fault::load_by_copy::Access;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::{State, Touch};
+use crate::pager::copy_in::Access;
 use crate::pager::map::Wake;
 use crate::pager::{Pager, bytes};
 use crate::policy::stream_readahead::Advice;
@@ -109,8 +109,13 @@ impl Pager {
             let folio = self.folios.get(&guard, id);
             match folio.state.get() {
                 State::Resident => return self.touch_resident(&guard, area, id, fault),
+                State::Partial if folio.is_here(key) => {
+                    return self.touch_resident(&guard, area, id, fault);
+                }
                 State::Cached => return self.rescue(&mut guard, area, id, key, fault),
-                State::Stored => return self.major(areas, area, guard, key, fault, from),
+                State::Stored | State::Partial => {
+                    return self.major(areas, area, guard, key, fault, from);
+                }
                 State::Loading | State::Saving => {
                     folio.wanted.store(true, Relaxed);
                     stats::add(&self.stats.faults_waited, 1);
@@ -128,7 +133,7 @@ impl Pager {
     }
 
     /// The page is there, or the program has discarded it. A `Resident` folio's missing page is
-    /// zeros.
+    /// zeros, and so is one that is `here`.
     fn touch_resident(
         &self,
         guard: &ShardGuard<'_>,
@@ -153,8 +158,8 @@ impl Pager {
             // If that fails, nobody has been woken.
             return self.space.protect(start, len, false).map_or(Served::Again, |()| Served::Yes);
         }
-        // SAFETY: the shard is locked and the folio `Resident`: if a page is missing, zeros are
-        // what it reads.
+        // SAFETY: the shard is locked and the page's folio `Resident`, or the page `here`: if it is
+        // missing, zeros are what it reads.
         match unsafe { self.space.copy(page, self.frames.zeros(), PAGE_SIZE, true) } {
             Ok(()) => {
                 folio.clean_in.set(0);

@@ -6,10 +6,11 @@
 //! | state | the authoritative bytes | may there be a stored copy? |
 //! |---|---|---|
 //! | `Resident` | the program's page table; a missing page is zeros | yes, believed only after its fingerprint matched, or while it is `clean` |
+//! | `Partial` | of the pages that are `here` as of a `Resident` one; of the others the store | always |
 //! | `Leaving` | both: the page table's pages are protected, and equal the stored copy | always |
 //! | `Cached` | the frame | yes, likewise; certainly true if `untouched` |
 //! | `Saving` | the frame, which may not move | yes, until replaced |
-//! | `Loading` | the store; zeros if there is no copy | yes, unless it is a first touch |
+//! | `Loading` | the store; zeros if there is no copy; of pages that are `here` as of a `Partial` one | yes, unless it is a first touch |
 //! | `Stored` | the store | always |
 //!
 //! | from -> to | by | what is asserted |
@@ -22,13 +23,16 @@
 //! | `Resident`, pages -> `Resident`, one block | `reclaim/block_size.rs` `join_block` | every page is `Resident` and none is pinned; their copies end |
 //! | `Stored` -> `Loading` -> `Stored` | `reclaim/recompress.rs` `recompress_block` | the handle is still the block's |
 //! | `Stored` -> `Cached` | `address_space/ranges.rs` `unfold_block` | |
+//! | `Partial` -> pages, `Resident` and `Stored` or `Cached` | `address_space/ranges.rs` `store_by_page`, `unfold_block` | every page that isn't `here` was saved, or lies in the frame |
+//! | `Partial` -> `Loading` -> `Partial`, `Resident` | `pager/copy_in.rs` `copy_in` | nothing that is `here` is copied |
+//! | `Loading` -> `Partial` | `pager/copy_in.rs` `copy_in`: some of its pages were asked for | |
 //! | `Loading` -> `Resident` | `pager/map.rs` `map_in` | |
 //! | `Loading` -> `Cached` | `fault/load.rs` `finish`, ahead of use and not wanted; `map_in` for what the kernel didn't take | |
 //! | `Loading` -> `Stored` or none | `fault/load.rs` `undo_locked`: no frame because an event waits, or only a smaller frame | |
 //! | `Resident` -> `Cached` | `pager/map.rs` `map_out` | the frame was empty: EEXIST is a panic (`carry_out`) |
-//! | `Resident` -> `Leaving` | `reclaim/drop.rs` `may_leave` | it is `clean`, and not pinned |
+//! | `Resident`, `Partial` -> `Leaving` | `reclaim/drop.rs` `may_leave` | it is `clean`, and not pinned |
 //! | `Leaving` -> `Stored` | `reclaim/drop.rs` `settle`: its pages were dropped | there is a copy |
-//! | `Leaving` -> `Resident` | `reclaim/drop.rs` `settle`: the kernel has refused | all its pages are there |
+//! | `Leaving` -> `Resident`, `Partial` | `reclaim/drop.rs` `settle`: the kernel has refused, for some pages at least | |
 //! | `Resident` -> none | `address_space/release.rs` `leave_at_home` (locked, or marked) | every folio of the part is `Resident` (`is_home`) |
 //! | `Cached` -> `Resident` | `fault/mod.rs` `rescue` -> `map_in` | |
 //! | `Cached` -> `Saving` | `reclaim/save.rs` `save_next` | the index still names the isolated folio |
@@ -57,6 +61,7 @@ use crate::folio::fingerprint::Fingerprint;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::slab::Slab;
 use core::cell::Cell;
+use core::ops::Range;
 use memfold_store::Handle;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -74,6 +79,8 @@ use memfold_sys::units::{MAX_ORDER, Order};
 ///     +------ Loading               +-- wanted: back to Resident
 ///
 ///   Resident and clean -- dropped, with others: Leaving --> Stored
+///
+///   Stored --- some pages of a block: Loading --> Partial --- the others --> Resident
 /// ```
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -81,6 +88,9 @@ pub enum State {
     /// In the program's page table. A page that is missing there was discarded by the program and
     /// is zeros. A stored copy may be kept; it is only believed after its fingerprint matched.
     Resident,
+    /// One block of which some pages are in the program's page table (`here`): what is true of those
+    /// of a `Resident` folio is true of them, and what is true of a `Stored` one of the others.
+    Partial,
     /// In the program's page table, write-protected and equal to the stored copy, and on its way out
     /// of there: it becomes `Stored`. Whoever touches it waits for that.
     Leaving,
@@ -171,10 +181,13 @@ pub struct Folio {
     /// The raw write that is under way of a `Cached` folio, which is on no list meanwhile; 0 for
     /// none.
     pub writing: Cell<u32>,
-    /// `Resident` or `Leaving`: the generation of the process (`pager/folios.rs`) in which it equals
-    /// its stored copy and all its pages are write-protected, so that this stays so until a fault
-    /// says otherwise; 0 for none. Cleared under the shard lock before the protection goes.
+    /// `Resident`, `Partial` or `Leaving`: the generation of the process (`pager/folios.rs`) in which
+    /// its pages equal their stored copy and all are write-protected, so that this stays so until a
+    /// fault says otherwise; 0 for none. Cleared under the shard lock before the protection goes.
     pub clean_in: Cell<u32>,
+    /// `Partial`, or `Loading` or `Leaving` from there: which of its pages are in the program's page
+    /// table, a bit for each; not all. 0 for every other folio.
+    pub here: Cell<u16>,
     /// Pages: `2^order`. `array` has the slots of a folio of this order, so nobody else may change
     /// it.
     order: Cell<Order>,
@@ -218,7 +231,42 @@ impl Folio {
     pub fn end(&self) -> u64 {
         self.key() + self.pages()
     }
+
+    /// Whether the page with a key is in the program's page table, or is zeros, and isn't leaving.
+    pub fn is_here(&self, key: u64) -> bool {
+        debug_assert!((self.key()..self.end()).contains(&key));
+        match self.state.get() {
+            State::Resident => true,
+            State::Partial | State::Loading => self.here.get() & self.bits(key..key + 1) != 0,
+            _ => false,
+        }
+    }
+
+    /// How many of its pages are in the program's page table, as it is counted.
+    pub fn pages_here(&self) -> u64 {
+        match (self.state.get(), self.here.get()) {
+            (State::Resident, _) | (State::Leaving, 0) => self.pages(),
+            (_, here) => here.count_ones() as u64,
+        }
+    }
+
+    /// The bits in `here` of the pages with some of its keys; 0 if it is too large for that.
+    pub fn bits(&self, keys: Range<u64>) -> u16 {
+        if self.order() > PARTIAL_MAX {
+            return 0;
+        }
+        let below = |key: u64| (1u32 << (key - self.key())) - 1;
+        (below(keys.end) & !below(keys.start)) as u16
+    }
 }
+
+/// The largest block of which some pages may be loaded alone.
+pub const PARTIAL_MAX: Order = match Order::new(4) {
+    Some(order) => order,
+    None => unreachable!(),
+};
+const _: () =
+    assert!(PARTIAL_MAX.pages() == u16::BITS as usize, "`Folio::here` has a bit for each");
 
 /// All folios and their block slots.
 pub struct Folios {
@@ -263,6 +311,7 @@ impl Folios {
         folio.has_copy.set(false);
         folio.untouched.set(false);
         folio.clean_in.set(0);
+        folio.here.set(0);
         folio.active.set(false);
         folio.touch.set(Touch::UNKNOWN);
         folio.refused.set(false);

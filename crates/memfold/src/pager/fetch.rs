@@ -24,8 +24,8 @@ impl Pager {
         }
     }
 
-    /// Writes one stored block to `to`. Ends the program if it is damaged. Returns whether it came
-    /// from the swap file.
+    /// Writes one stored block to `to`, at least the first `pages` pages of it, which are not none.
+    /// Ends the program if it is damaged. Returns whether it came from the swap file.
     ///
     /// # Safety
     /// - `to` has room for a block of `order` that nobody else touches; the block is not freed
@@ -35,8 +35,15 @@ impl Pager {
         context: &mut Context,
         slot: Slot,
         order: Order,
+        pages: usize,
         to: *mut Page,
     ) -> bool {
+        if slot.handle.as_foreign().is_none() {
+            // SAFETY: as the caller says.
+            unsafe { self.fetch_start(context, slot.handle, order, pages, to) };
+            stats::add(&self.stats.blocks_loaded, 1);
+            return false;
+        }
         (context.handles[0], context.fingerprints[0]) = (slot.handle, slot.fingerprint);
         // SAFETY: as the caller says.
         unsafe { self.fetch(context, order, 1, to) }
@@ -72,11 +79,7 @@ impl Pager {
                 }
                 _ => {
                     // SAFETY: as the caller says.
-                    let loaded =
-                        unsafe { self.store.load(&mut context.worker, handle, block, at.cast()) };
-                    loaded.unwrap_or_else(|e| panic!(
-                        "memfold: stored data is damaged, stopping before a wrong byte is read: {e}"
-                    ));
+                    unsafe { self.fetch_start(context, handle, block, block.pages(), at) };
                     1
                 }
             };
@@ -86,6 +89,27 @@ impl Pager {
             self.note_remote();
         }
         from_file
+    }
+
+    /// Writes a block of the pool to `to`, at least the first `pages` pages of it. Ends the program
+    /// if it is damaged.
+    ///
+    /// # Safety
+    /// - As for [`Pager::fetch`].
+    unsafe fn fetch_start(
+        &self,
+        context: &mut Context,
+        handle: Handle,
+        order: Order,
+        pages: usize,
+        to: *mut Page,
+    ) {
+        // SAFETY: as the caller says.
+        let loaded =
+            unsafe { self.store.load_start(&mut context.worker, handle, order, pages, to.cast()) };
+        loaded.unwrap_or_else(|e| {
+            panic!("memfold: stored data is damaged, stopping before a wrong byte is read: {e}")
+        });
     }
 
     /// Counts what has gone to the remote store and come back.

@@ -30,8 +30,8 @@ impl Pager {
         assert!(before < u32::MAX, "a generation is never used twice");
     }
 
-    /// Whether a `Resident` or `Leaving` folio is known to equal its stored copy: all its pages are
-    /// write-protected. The kernel protects nothing in the copy that a child of fork gets, so what
+    /// Whether the pages of a folio that are in the program's page table are known to equal their
+    /// stored copy: all of them are write-protected. The kernel protects nothing in the copy that a child of fork gets, so what
     /// was clean in the parent's generation isn't in the child's.
     pub(crate) fn is_clean(&self, folio: &Folio) -> bool {
         folio.clean_in.get() == self.generation()
@@ -47,8 +47,8 @@ impl Pager {
         self.folios.destroy(guard, id);
     }
 
-    /// Lets go of the stored copy of a folio. The bytes must be authoritative elsewhere, or needed
-    /// no longer.
+    /// Lets go of the stored copy of a folio. The bytes must be authoritative elsewhere (so it isn't
+    /// `Partial`), or needed no longer.
     pub(crate) fn drop_copy(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let folio = self.folios.get(guard, id);
         if !folio.has_copy.replace(false) {
@@ -56,8 +56,12 @@ impl Pager {
         }
         folio.untouched.set(false);
         folio.clean_in.set(0);
-        let is_folded = matches!(folio.state.get(), State::Stored | State::Loading);
-        self.tally.drop_copy(folio.pages(), is_folded);
+        let folded = match folio.state.get() {
+            State::Stored | State::Loading | State::Partial => folio.pages() - folio.pages_here(),
+            _ => 0,
+        };
+        self.tally.drop_copy(folded, true);
+        self.tally.drop_copy(folio.pages() - folded, false);
         for slot in self.folios.slots(folio) {
             let Slot { handle, fingerprint } = slot.get();
             if !handle.is_none() {
@@ -72,6 +76,7 @@ impl Pager {
     pub(crate) fn split_folio(&self, guard: &mut ShardGuard<'_>, id: FolioId) -> FolioId {
         let left = self.folios.get(guard, id);
         left.clean_in.set(0);
+        assert!(left.state.get() != State::Partial && left.here.get() == 0, "a block is in parts");
         let half = left.order().smaller().expect("a page can't be split");
         let cuts_block = half < self.config.block_order;
         let is_folded = matches!(left.state.get(), State::Stored | State::Loading);
@@ -111,9 +116,9 @@ impl Pager {
     pub(crate) fn list_by_state(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let folio = self.folios.get(guard, id);
         let list = match folio.state.get() {
-            State::Resident if folio.refused.get() => List::Refused,
-            State::Resident if folio.active.get() => List::Active,
-            State::Resident => List::Inactive,
+            State::Resident | State::Partial if folio.refused.get() => List::Refused,
+            State::Resident | State::Partial if folio.active.get() => List::Active,
+            State::Resident | State::Partial => List::Inactive,
             State::Cached if folio.untouched.get() => List::Ahead,
             State::Cached if folio.has_copy.get() => List::Cooling,
             State::Cached => List::Dirty,

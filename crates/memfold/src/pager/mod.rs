@@ -9,6 +9,7 @@ mod limits;
 pub(crate) mod fetch;
 mod folios;
 pub(crate) mod map;
+pub(crate) mod copy_in;
 
 pub use start::{StartError, open_remote};
 

@@ -14,17 +14,17 @@
 //! for nothing, and push out pages that are in use. `policy/stream_readahead.rs` says of each load
 //! how it was asked for, and the folio keeps that (`Touch`): a block that was asked for by itself
 //! and must be compressed anyway is **cut** into folios of one page, each stored as a block of its
-//! own; one that never changes, after eight such loads. When a page of a cut block is evicted and
-//! all of the block is in memory, it is **joined** if a stream has loaded every page, or if the
-//! pages had left at about the same time; then it takes eight loads by itself until it is cut
-//! again. Blocks from the swap file are left as they are, and so are all while the pool and the
+//! own; one that never changes, after eight such loads, unless its pages can be loaded alone. When a
+//! page of a cut block is evicted and all of the block is in memory, it is **joined** if a stream
+//! has loaded every page, or if the pages had left at about the same time; then a touch loads all of it, and it takes eight loads
+//! by itself until it is cut again. Blocks from the swap file are left as they are, and so are all while the pool and the
 //! metadata take more than half of `--limit`: pages take more of both.
 //!
 //! Dirty single pages wait in the swap cache until there are 64 (`ask_to_save`): a background
 //! thread to wake for each costs more than compressing it.
 use crate::area::Areas;
 use crate::folio::index::{FolioId, ShardGuard};
-use crate::folio::{State, Touch};
+use crate::folio::{PARTIAL_MAX, State, Touch};
 use crate::pager::Pager;
 use crate::policy::workingset;
 use crate::stats;
@@ -46,8 +46,21 @@ impl Pager {
     pub(crate) fn is_to_be_cut(&self, order: Order, touch: Touch, changed: bool) -> bool {
         order == self.config.block_order
             && order > Order::PAGE
+            && (changed || !self.loads_parts(order))
             && touch.random_count() >= if changed && !touch.is_joined() { 1 } else { CLEAN_LOADS }
             && self.has_room_for_pages()
+    }
+
+    /// Whether of a block of this order pages that are asked for by themselves are loaded alone
+    /// (`fault/load_by_copy.rs`): then one that never changes is best as it is.
+    fn loads_parts(&self, order: Order) -> bool {
+        self.drops_clean && order <= PARTIAL_MAX
+    }
+
+    /// Whether a block was joined because its pages are asked for at about the same time, and nothing
+    /// has said otherwise since.
+    pub(crate) fn is_used_together(&self, touch: Touch) -> bool {
+        touch.is_joined() && touch.random_count() < CLEAN_LOADS
     }
 
     /// Pages take more of the pool than blocks do, and more metadata: not where these leave little

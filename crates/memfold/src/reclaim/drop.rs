@@ -34,8 +34,8 @@
 //! # What the kernel refuses
 //! A call may do a part, and says so in whole ranges. What it refuses for good (locked pages) goes
 //! back to the program's memory and is moved out next time, which is refused in its turn and noted.
-//! If a page of a larger folio has gone by then, the folio is `Stored` all the same, as its copy is
-//! true: the pages that are left equal it, still protected, and the next load finds them there.
+//! If a page of a larger folio has gone by then, the folio is `Partial`: the pages that are left are
+//! here, and the others in the store.
 use crate::area::Areas;
 use crate::folio::State;
 use crate::folio::index::{FolioId, ShardGuard};
@@ -75,11 +75,11 @@ impl Batch {
         self.count
     }
 
-    fn push(&mut self, id: FolioId, key: u64, span: Span) {
+    fn push(&mut self, id: FolioId, key: u64, span: Span, pages: u64) {
         self.folios[self.count] = (id, key);
         self.spans[self.count] = span;
         self.count += 1;
-        self.pages += (span.len >> PAGE_SHIFT) as u64;
+        self.pages += pages;
     }
 }
 
@@ -94,7 +94,7 @@ impl Pager {
         BATCH_PAGES.min(self.target() / BATCH_SHARE)
     }
 
-    /// Takes an isolated folio, `Resident` and not pinned, into a batch that isn't full, if it is
+    /// Takes an isolated folio, in memory and not pinned, into a batch that isn't full, if it is
     /// clean and best stays as it is: one that is to be cut or joined is moved out for that.
     pub(crate) fn may_leave(
         &self,
@@ -110,13 +110,13 @@ impl Pager {
         {
             return false;
         }
-        debug_assert!(folio.has_copy.get() && folio.state.get() == State::Resident);
+        debug_assert!(folio.has_copy.get());
         let key = folio.key();
         let area = areas.find_key(key).expect("a folio lies in an area");
         self.lru.detach(id);
         folio.state.set(State::Leaving);
         let len = bytes(folio.pages() as usize);
-        batch.push(id, key, Span { start: area.addr_of(key), len });
+        batch.push(id, key, Span { start: area.addr_of(key), len }, folio.pages_here());
         true
     }
 
@@ -168,7 +168,11 @@ impl Pager {
             let guard = self.shards.lock(key);
             let folio = self.folios.get(&guard, id);
             folio.active.set(true);
-            self.end_leaving(&guard, id, State::Resident);
+            let here = match folio.here.get() {
+                0 => folio.bits(key..folio.end()),
+                here => here,
+            };
+            self.end_leaving(&guard, id, here);
         }
         batch.count = kept;
     }
@@ -177,31 +181,41 @@ impl Pager {
     /// how many pages have left.
     fn settle(&self, batch: &Batch, n: usize, is_gone: bool) -> u64 {
         let ((id, key), Span { start, len }) = (batch.folios[n], batch.spans[n]);
-        let stays = !is_gone
-            && (start..start + len).step_by(PAGE_SIZE).all(|page| self.space.is_populated(page));
+        let pages = (start..start + len).step_by(PAGE_SIZE).enumerate();
+        let left = pages
+            .filter(|(_, page)| !is_gone && self.space.is_populated(*page))
+            .fold(0, |left, (n, _)| left | 1u16 << n);
         let guard = self.shards.lock(key);
         let folio = self.folios.get(&guard, id);
-        let pages = folio.pages();
+        let all = folio.bits(key..folio.end());
+        let left = left & if folio.here.get() == 0 { all } else { folio.here.get() };
+        let gone = folio.pages_here() - left.count_ones() as u64;
         folio.clean_in.set(0);
-        let state = if stays {
-            stats::add(&self.stats.move_busy, 1);
-            State::Resident
-        } else {
-            folio.age.set(workingset::shadow(self.tally.evict(pages), folio.active.replace(false)));
+        self.tally.unmap(gone);
+        let folded = self.tally.fold(gone);
+        if left == 0 {
+            folio.age.set(workingset::shadow(self.tally.evict(gone), folio.active.replace(false)));
             folio.refused.set(false);
-            self.tally.unmap(pages);
-            let folded = self.tally.fold(pages);
             stats::raise(&self.stats.peak_folded_bytes, folded << PAGE_SHIFT);
             stats::add(&self.stats.blocks_clean, 1);
             stats::add(&self.stats.clean_evictions, 1);
-            State::Stored
-        };
-        self.end_leaving(&guard, id, state);
-        if stays { 0 } else { pages }
+        } else {
+            stats::add(&self.stats.move_busy, 1);
+        }
+        self.end_leaving(&guard, id, left);
+        gone
     }
 
-    fn end_leaving(&self, guard: &ShardGuard<'_>, id: FolioId, state: State) {
-        self.folios.get(guard, id).state.set(state);
+    /// What was `Leaving` has left, but for the pages that are `here`.
+    fn end_leaving(&self, guard: &ShardGuard<'_>, id: FolioId, here: u16) {
+        let folio = self.folios.get(guard, id);
+        let all = folio.bits(folio.key()..folio.end());
+        folio.here.set(if here == all { 0 } else { here });
+        folio.state.set(match here {
+            0 => State::Stored,
+            here if here == all => State::Resident,
+            _ => State::Partial,
+        });
         self.list_by_state(guard, id);
         self.shards.notify(guard);
     }

@@ -249,14 +249,23 @@ impl Pager {
         }
         let folio = self.folios.get(&guard, id);
         let area = areas.find_key(key).expect("a folio lies in an area");
-        if folio.state.get() != State::Resident || areas.is_pinned(key, key + folio.pages()) {
-            folio.active.set(folio.active.get() | (folio.state.get() == State::Resident));
+        let in_memory = matches!(folio.state.get(), State::Resident | State::Partial);
+        if !in_memory || areas.is_pinned(key, key + folio.pages()) {
+            folio.active.set(folio.active.get() | in_memory);
             self.lru.detach(id);
             self.list_by_state(&guard, id);
             return Progress::Nothing;
         }
         if self.may_leave(areas, &guard, id, batch) {
             return Progress::Freed;
+        }
+        if folio.state.get() == State::Partial {
+            guard = self.complete(areas, area, guard, id);
+            if !self.is_still(&guard, id, key)
+                || self.folios.get(&guard, id).state.get() != State::Resident
+            {
+                return Progress::Nothing;
+            }
         }
         let kind = if self.has_move { Kind::Empty } else { Kind::Full };
         let (mut id, key) = self.join_block(areas, &mut guard, id).unwrap_or((id, key));

@@ -220,6 +220,11 @@ impl Model {
         // SAFETY: the buffer has room for the pages, and is ours.
         unsafe { self.store.load_pages(&mut self.worker, handle, o, first, pages, dst).unwrap() };
         assert!(to.bytes() == &bytes[first * PAGE_SIZE..(first + pages) * PAGE_SIZE]);
+        let (mut start, wanted) = (Pages::new(o.pages()), first + pages);
+        let dst = start.bytes_mut().as_mut_ptr();
+        // SAFETY: the buffer has room for the block, and is ours.
+        unsafe { self.store.load_start(&mut self.worker, handle, o, wanted, dst).unwrap() };
+        assert!(start.bytes()[..wanted * PAGE_SIZE] == bytes[..wanted * PAGE_SIZE]);
     }
 
     fn pick(&self, nth: usize) -> Option<(Handle, Order, Vec<u8>)> {
