@@ -1,0 +1,181 @@
+//! Pages of a block brought home by copy: decompressed into a buffer, and mapped by UFFDIO_COPY.
+use crate::area::{Area, Areas};
+use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::{Folio, State, Touch};
+use crate::pager::map::Wake;
+use crate::pager::{Pager, bytes};
+use crate::stats;
+use core::ops::Range;
+use memfold_sys::Errno;
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::{Order, PAGE_SIZE};
+
+/// What a load knows of the fault that it is for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Access {
+    /// Who wakes the threads that wait for it.
+    pub wake: Wake,
+    /// How it was asked for.
+    pub touch: Touch,
+    /// It was a write.
+    pub write: bool,
+}
+
+/// How far a copy got.
+struct Copied {
+    /// Pages that are there now and were not before.
+    pages: u64,
+    /// Which (`Folio::here`).
+    bits: u16,
+    /// They are known to equal their stored copy from now on.
+    clean: bool,
+    /// All that was to be copied is there.
+    all: bool,
+}
+
+impl Pager {
+    /// A `Stored` or `Partial` folio is the caller's, to load.
+    pub(crate) fn begin_loading(&self, guard: &ShardGuard<'_>, id: FolioId) {
+        self.lru.detach(id);
+        self.folios.get(guard, id).state.set(State::Loading);
+    }
+
+    /// Brings home what is missing of a `Partial` folio, past the target if need be, so that it can
+    /// be moved out; it has changed, or may have. Returns with its shard locked, which was not
+    /// meanwhile.
+    pub(crate) fn complete<'g>(
+        &'g self,
+        areas: &Areas,
+        area: &Area,
+        guard: ShardGuard<'g>,
+        id: FolioId,
+    ) -> ShardGuard<'g> {
+        let folio = self.folios.get(&guard, id);
+        let keys = folio.key()..folio.end();
+        self.begin_loading(&guard, id);
+        drop(guard);
+        let access = Access { wake: Wake::Now, touch: Touch::UNKNOWN, write: true };
+        self.copy_in(areas, area, id, keys.clone(), access);
+        self.shards.lock(keys.start)
+    }
+
+    /// Loads the pages with `keys` of a one-block `Loading` folio by copy, for which there is room, and
+    /// ends the loading. Says whether all of them are there; `None`: it can't be done now, and the
+    /// folio still is `Loading`.
+    pub(crate) fn copy_in(
+        &self,
+        areas: &Areas,
+        area: &Area,
+        id: FolioId,
+        keys: Range<u64>,
+        access: Access,
+    ) -> Option<bool> {
+        let (start, order, slot) = {
+            let guard = self.shards.lock(keys.start);
+            let folio = self.folios.get(&guard, id);
+            (folio.key(), folio.order(), self.folios.slots(folio)[0].get())
+        };
+        let mut context = self.contexts.borrow(&self.store);
+        let buffer = context.buffer.pages_mut();
+        let wanted = (keys.end - start) as usize;
+        // SAFETY: the buffer holds a block of the largest order that blocks have here, and is this
+        // context's, which is lent to this thread; the folio is `Loading` by it, so that nobody
+        // else frees its copy.
+        let from_file = unsafe { self.fetch_one(&mut context, slot, order, wanted, buffer) };
+        let guard = self.shards.lock(start);
+        let folio = self.folios.get(&guard, id);
+        let before = folio.here.get();
+        let copied = self.copy_home(areas, area, folio, keys, buffer.cast(), access);
+        let here = before | copied.bits;
+        if !copied.all && !(self.drops_clean && here != 0) {
+            // What was mapped is right, and the other path finds it there.
+            return None;
+        }
+        if before == 0 {
+            self.note_refault(&guard, id, access.touch, from_file);
+        } else {
+            folio.touch.set(folio.touch.get().then(access.touch));
+        }
+        let clean = copied.clean && (before == 0 || self.is_clean(folio));
+        folio.clean_in.set(if clean { self.generation() } else { 0 });
+        self.tally.map(copied.pages);
+        self.tally.load(copied.pages);
+        let is_whole = here == folio.bits(start..folio.end());
+        folio.here.set(if is_whole { 0 } else { here });
+        folio.state.set(if is_whole { State::Resident } else { State::Partial });
+        folio.wanted.store(false, Relaxed);
+        self.list_by_state(&guard, id);
+        if is_whole {
+            self.keep_clean_budget(&guard, id);
+        }
+        self.shards.notify(&guard);
+        let in_part = before != 0 || !is_whole;
+        stats::add(&self.stats.part_loads, in_part as u64);
+        let is_fallback = order > Order::PAGE && !clean && !in_part;
+        stats::add(&self.stats.load_fallback, is_fallback as u64);
+        if in_part {
+            (0..copied.pages).for_each(|_| self.count_load(Order::PAGE, from_file));
+        } else {
+            self.count_load(order, from_file);
+        }
+        Some(copied.all)
+    }
+
+    /// Copies those pages with these keys home that are not there, under their shard's lock; `from`
+    /// is where the folio's first page is.
+    fn copy_home(
+        &self,
+        areas: &Areas,
+        area: &Area,
+        folio: &Folio,
+        keys: Range<u64>,
+        from: *const u8,
+        access: Access,
+    ) -> Copied {
+        let protect = self.drops_clean
+            && !access.write
+            && access.touch != Touch::STREAM
+            && !areas.is_pinned(keys.start, keys.end);
+        let mut copied = Copied { pages: 0, bits: 0, clean: protect, all: false };
+        let Some(_quiet) = self.changes.quiet() else { return copied };
+        let mut at = keys.start;
+        while at < keys.end {
+            let away = |key: &u64| folio.here.get() & folio.bits(*key..key + 1) == 0;
+            let Some(first) = (at..keys.end).find(away) else { break };
+            let end = (first..keys.end).find(|key| !away(key)).unwrap_or(keys.end);
+            let (home, len) = (area.addr_of(first), bytes((end - first) as usize));
+            // SAFETY: the shard is locked, the buffer holds the folio's bytes as far as they are
+            // asked for, and `home` is of its own range, and not `here`.
+            let result = unsafe {
+                let from = from.add(bytes((first - folio.key()) as usize));
+                if protect {
+                    self.space.copy_protected(home, from, len)
+                } else {
+                    self.space.copy(home, from, len, access.wake == Wake::Now)
+                }
+            };
+            let mut done = result.map_or_else(|partial| partial.done, |()| len) / PAGE_SIZE;
+            match result {
+                Err(partial) if partial.errno == Errno::EXIST => {
+                    // A page that is there is newer than ours, as in `carry_in`, and the folio must
+                    // not be `Loading` any more when the lock is gone: the program may drop it.
+                    stats::add(&self.stats.move_exists, 1);
+                    self.space.wake(home, len);
+                    (done, copied.clean) = (done + 1, false);
+                }
+                Err(partial) if partial.errno != Errno::AGAIN || done == 0 => {
+                    self.space.wake(home, len);
+                    copied.bits |= folio.bits(first..first + done as u64);
+                    copied.pages += done as u64;
+                    return copied;
+                }
+                _ => {}
+            }
+            at = first + done as u64;
+            copied.bits |= folio.bits(first..at);
+            copied.pages += done as u64;
+        }
+        copied.all = true;
+        copied
+    }
+}
