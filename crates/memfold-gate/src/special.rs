@@ -326,8 +326,6 @@ fn gives_up_rights(nr: usize, args: &[usize; 6]) -> bool {
         | libc::SYS_pivot_root
         | libc::SYS_mount
         | libc::SYS_umount2
-        | libc::SYS_setns
-        | libc::SYS_unshare
         | libc::SYS_setuid
         | libc::SYS_setgid
         | libc::SYS_setreuid

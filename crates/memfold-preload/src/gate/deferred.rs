@@ -18,9 +18,11 @@ use crate::order::Order;
 use crate::say::unserved::unserved_later;
 use crate::slots;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use memfold_sys::memory::zone::counts_reservations;
 use memfold_sys::raw::program_break;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::process_id;
+use rustix::process::{Resource, getrlimit};
 
 /// It gets an engine when it has mapped so much, bytes; or one part in [`SHARE`] of its limit.
 const SMALL_BYTES: usize = 4 << 20;
@@ -32,6 +34,16 @@ static WAITING: Mutex<Option<(Order, u32)>> = Mutex::new(None);
 static ROOM: AtomicUsize = AtomicUsize::new(0);
 /// The end of its heap.
 static BREAK: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether this process may do without an engine for now. Not where making one may fail, or where
+/// it has files to make: that is told before the program begins.
+pub fn may_wait(order: &Order) -> bool {
+    let is_free = |what| getrlimit(what).current.is_none();
+    order.config.swap.is_none()
+        && is_free(Resource::As)
+        && is_free(Resource::Data)
+        && !counts_reservations()
+}
 
 /// From now on this process waits. Called by the constructor.
 pub fn wait(order: Order) {
@@ -60,23 +72,24 @@ pub fn begin_as_child() {
 /// A process that waits is about to make a call that changes mappings: makes the engine first if
 /// it grows too much by it, or if only an engine can do the call.
 pub fn see(nr: usize, args: &[usize; 6]) {
-    let grows = match nr as i64 {
-        libc::SYS_mmap => match args[3] as i32 {
-            flags if flags & libc::MAP_ANONYMOUS == 0 || flags & libc::MAP_PRIVATE == 0 => 0,
-            flags if flags & SPECIAL != 0 => usize::MAX,
-            _ => args[1],
-        },
-        libc::SYS_mremap => args[2].saturating_sub(args[1]),
-        libc::SYS_brk if args[0] == 0 => 0,
-        libc::SYS_brk => args[0].saturating_sub(BREAK.swap(args[0], Relaxed)),
-        libc::SYS_munmap
-        | libc::SYS_mprotect
-        | libc::SYS_pkey_mprotect
-        | libc::SYS_madvise
-        | libc::SYS_shmat => 0,
-        libc::SYS_ioctl if !gives(args[1]) => 0,
-        _ => usize::MAX,
-    };
+    let grows =
+        match nr as i64 {
+            libc::SYS_mmap => match (args[3] as i32, args[2] as i32 & libc::PROT_WRITE != 0) {
+                (flags, _) if flags & libc::MAP_PRIVATE == 0 => 0,
+                (flags, false) if flags & libc::MAP_ANONYMOUS == 0 => 0,
+                (flags, _) if flags & SPECIAL != 0 => usize::MAX,
+                _ => args[1],
+            },
+            libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+                if args[2] as i32 & libc::PROT_WRITE != 0 { args[1] } else { 0 }
+            }
+            libc::SYS_mremap => args[2].saturating_sub(args[1]),
+            libc::SYS_brk if args[0] == 0 => 0,
+            libc::SYS_brk => args[0].saturating_sub(BREAK.swap(args[0], Relaxed)),
+            libc::SYS_munmap | libc::SYS_madvise | libc::SYS_shmat => 0,
+            libc::SYS_ioctl if !gives(args[1]) => 0,
+            _ => usize::MAX,
+        };
     let room = ROOM.load(Relaxed);
     match room > grows {
         true => ROOM.store(room - grows, Relaxed),

@@ -13,7 +13,8 @@
 //!   passes after a load.
 //! - Who holds `state` may meet faults: serving one takes no lock that is above the areas. Who holds
 //!   the areas must not, and touches none of the program's memory.
-//! - A program below `--adopt-at` has its calls pass, and nothing registered.
+//! - A program below `--adopt-at` has its calls pass, and nothing registered; a small one has no
+//!   engine yet (`deferred.rs`).
 //!
 //! # Descriptors
 //! The thread that faults uses the userfaultfd, so it is in the program's table, with high numbers
@@ -67,13 +68,12 @@ const LIFE: Life = Life {
 pub fn start(mut order: Order) -> Option<Order> {
     let why: String = match prepare(&order) {
         Ok(()) => {
-            // Two would have to be told who makes a file when.
-            if order.config.swap.is_some() {
+            if deferred::may_wait(&order) {
+                deferred::wait(order);
+            } else {
                 engine::start(order, &LIFE);
                 // If there is none, it was told why.
                 get()?;
-            } else {
-                deferred::wait(order);
             }
             ON.store(true, SeqCst);
             // SAFETY: the constructor is called once, before the program has threads; the engine's
@@ -106,7 +106,7 @@ fn prepare(order: &Order) -> Result<(), Lacking> {
         let why = "the kernel has no Syscall User Dispatch (Linux 5.11)";
         return Err(Lacking::Gate(why.into()));
     }
-    if order.config.swap.is_some() {
+    if !deferred::may_wait(order) {
         return gated::open(&order.config);
     }
     if !slots::has_gate() {

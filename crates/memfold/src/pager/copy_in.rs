@@ -87,7 +87,7 @@ impl Pager {
         let before = folio.here.get();
         let copied = self.copy_home(areas, area, folio, keys, buffer.cast(), access);
         let here = before | copied.bits;
-        if !copied.all && !(self.drops_clean && here != 0) {
+        if !(copied.all || self.drops_clean && here != 0) {
             // What was mapped is right, and the other path finds it there.
             return None;
         }
