@@ -318,6 +318,15 @@ fn checked(
     made
 }
 
+/// Limits of a process's memory, descriptors and threads.
+const LIMITS: [u32; 5] = [
+    libc::RLIMIT_AS,
+    libc::RLIMIT_DATA,
+    libc::RLIMIT_MEMLOCK,
+    libc::RLIMIT_NOFILE,
+    libc::RLIMIT_NPROC,
+];
+
 /// Whether a process may have fewer rights after a call: to open descriptors, files of /proc, or
 /// address space.
 fn gives_up_rights(nr: usize, args: &[usize; 6]) -> bool {
@@ -337,9 +346,9 @@ fn gives_up_rights(nr: usize, args: &[usize; 6]) -> bool {
         | libc::SYS_setgroups
         | libc::SYS_capset
         | libc::SYS_seccomp
-        | libc::SYS_landlock_restrict_self
-        | libc::SYS_setrlimit => true,
-        libc::SYS_prlimit64 => args[2] != 0,
+        | libc::SYS_landlock_restrict_self => true,
+        libc::SYS_setrlimit => LIMITS.contains(&(args[0] as u32)),
+        libc::SYS_prlimit64 => args[2] != 0 && LIMITS.contains(&(args[1] as u32)),
         libc::SYS_prctl => matches!(
             args[0] as i32,
             libc::PR_SET_DUMPABLE | libc::PR_SET_SECCOMP | libc::PR_SET_NO_NEW_PRIVS
