@@ -77,7 +77,6 @@ pub fn see(nr: usize, args: &[usize; 6]) {
             libc::SYS_mmap => match (args[3] as i32, args[2] as i32 & libc::PROT_WRITE != 0) {
                 (flags, _) if flags & libc::MAP_PRIVATE == 0 => 0,
                 (flags, false) if flags & libc::MAP_ANONYMOUS == 0 => 0,
-                (flags, _) if flags & SPECIAL != 0 => usize::MAX,
                 _ => args[1],
             },
             libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
@@ -96,8 +95,6 @@ pub fn see(nr: usize, args: &[usize; 6]) {
         false => begin(),
     }
 }
-
-const SPECIAL: i32 = libc::MAP_HUGETLB | libc::MAP_LOCKED | libc::MAP_STACK | libc::MAP_GROWSDOWN;
 
 /// Makes the engine, if this process waits for one.
 pub fn begin() {
