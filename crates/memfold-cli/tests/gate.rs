@@ -3,8 +3,8 @@
 #![cfg(target_arch = "x86_64")]
 mod common;
 use common::{
-    Program, Scratch, UNPRIVILEGED, assert_all_right, assert_refused, can_make_worlds, compile,
-    managed_in,
+    Program, Scratch, UNPRIVILEGED, assert_all_right, assert_refused, binaries, can_make_worlds,
+    compile, json, managed_in, run,
 };
 use std::process::Command;
 
@@ -31,6 +31,29 @@ fn without_any_privilege_everything_is_as_right() {
     ] {
         assert_all_right(UNPRIVILEGED, FLAGS, name, promises);
     }
+}
+
+#[test]
+fn what_begins_small_is_folded_when_it_grows() {
+    let ways = ["break", "steps", "mremap", "reservation", "thread", "fork", "shared"];
+    assert_right("small", &ways);
+    if can_make_worlds() {
+        assert_right("small", &["rights"]);
+    }
+}
+
+#[test]
+fn processes_that_stay_small_have_no_engine() {
+    let Some(bin) = binaries() else { return };
+    let small = compile("small");
+    let path = small.scratch.path("s.json");
+    let script = format!("/bin/true; (exit 3); ls / | cat >/dev/null; {} fork", small.path);
+    let output = run(&bin, &["--resident", "16M", "--stats-file", &path], &["sh", "-c", &script]);
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), &b"right\n"[..]));
+    let stats = json(&path);
+    let processes = stats["processes"].as_array().unwrap();
+    assert_eq!(processes.len(), 2);
+    assert!(processes.iter().all(|one| one["pgmajfault"].as_u64() > Some(0)));
 }
 
 /// Asserts that a command prints what it prints without memfold and with all privileges, and was

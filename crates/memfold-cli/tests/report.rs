@@ -1,6 +1,6 @@
 //! `--summary`, `--stats-file`, and what the program sees of memfold.
 mod common;
-use common::{Scratch, binaries, json, memfold, run};
+use common::{Scratch, binaries, compile, json, memfold, run};
 use memfold::stats::{FIGURES, ORDER_FIGURES, size_suffix};
 use serde_json::Value;
 
@@ -35,11 +35,10 @@ fn every_process_has_its_own_figures_also_after_a_crash() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let path = scratch.path("s.json");
-    // Each `sh` is executed anew and so claims a slot: the outer one and two inner ones, of which
-    // one crashes.
-    let script =
-        "echo $$; sh -c 'echo $$; true'; sh -c 'echo $$; ulimit -c 0; kill -SEGV $$'; true";
-    let output = run(&bin, &["--stats-file", &path], &["sh", "-c", script]);
+    // The shell stays small, and has none.
+    let small = compile("small");
+    let script = format!("ulimit -c 0; {0} ends; {0} crashes; {0} ends", small.path);
+    let output = run(&bin, &["--stats-file", &path], &["sh", "-c", &script]);
     let mut started: Vec<u64> =
         String::from_utf8(output.stdout).unwrap().lines().map(|l| l.parse().unwrap()).collect();
     let stats = json(&path);
@@ -56,8 +55,12 @@ fn more_processes_than_slots_are_no_trouble() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let path = scratch.path("s.json");
-    let script = "i=0; while [ $i -lt 100 ]; do /bin/true || exit 1; i=$((i+1)); done; exit 4";
-    let output = run(&bin, &["--summary", "--stats-file", &path], &["sh", "-c", script]);
+    let small = compile("small");
+    let script = format!(
+        "i=0; while [ $i -lt 100 ]; do {} ends || exit 1; i=$((i+1)); done; exit 4",
+        small.path
+    );
+    let output = run(&bin, &["--summary", "--stats-file", &path], &["sh", "-c", &script]);
     assert_eq!(output.status.code(), Some(4));
     assert_eq!(json(&path)["processes"].as_array().unwrap().len(), 64);
     assert!(String::from_utf8_lossy(&output.stderr).contains("64 or more processes"));
@@ -73,7 +76,7 @@ fn the_summary_is_on_stderr_and_only_when_asked_for() {
         text.lines().count() >= 1 && text.lines().all(|line| line.starts_with("memfold: ")),
         "{text}"
     );
-    assert!(text.contains("1 process"), "{text}");
+    assert!(text.contains("all processes were small"), "{text}");
     assert!(run(&bin, &[], &["echo", "hello"]).stderr.is_empty());
 }
 

@@ -151,6 +151,11 @@ pub trait Keeper: Sync {
     /// write.
     fn fault(&self, fault: Fault) -> bool;
 
+    /// A call comes after which the keeper may not be able to begin any more: the process is about to
+    /// share its memory with another task (but for a child of vfork), or to give up a right. One
+    /// that has begun, or never will, has nothing to do.
+    fn last_chance(&self) {}
+
     /// Memory that must never be folded: stacks of threads, their TLS, robust lists, alternate
     /// stacks, as they become known.
     fn never_fold(&self, start: usize, len: usize);

@@ -76,6 +76,10 @@ impl Call<'_> {
             libc::SYS_set_tid_address => self.never_fold(args[0], 4),
             libc::SYS_set_robust_list => self.never_fold(args[0], args[1]),
             libc::SYS_rseq => self.never_fold(args[0], args[1]),
+            _ if gives_up_rights(nr, &args) => {
+                self.keeper.last_chance();
+                self.wait()
+            }
             libc::SYS_close
             | libc::SYS_dup
             | libc::SYS_dup2
@@ -314,9 +318,49 @@ fn checked(
     made
 }
 
+/// Limits of a process's memory, descriptors and threads.
+const LIMITS: [u32; 5] = [
+    libc::RLIMIT_AS,
+    libc::RLIMIT_DATA,
+    libc::RLIMIT_MEMLOCK,
+    libc::RLIMIT_NOFILE,
+    libc::RLIMIT_NPROC,
+];
+
+/// Whether a process may have fewer rights after a call: to open descriptors, files of /proc, or
+/// address space.
+fn gives_up_rights(nr: usize, args: &[usize; 6]) -> bool {
+    match nr as i64 {
+        libc::SYS_chroot
+        | libc::SYS_pivot_root
+        | libc::SYS_mount
+        | libc::SYS_umount2
+        | libc::SYS_setuid
+        | libc::SYS_setgid
+        | libc::SYS_setreuid
+        | libc::SYS_setregid
+        | libc::SYS_setresuid
+        | libc::SYS_setresgid
+        | libc::SYS_setfsuid
+        | libc::SYS_setfsgid
+        | libc::SYS_setgroups
+        | libc::SYS_capset
+        | libc::SYS_seccomp
+        | libc::SYS_landlock_restrict_self => true,
+        libc::SYS_setrlimit => LIMITS.contains(&(args[0] as u32)),
+        libc::SYS_prlimit64 => args[2] != 0 && LIMITS.contains(&(args[1] as u32)),
+        libc::SYS_prctl => matches!(
+            args[0] as i32,
+            libc::PR_SET_DUMPABLE | libc::PR_SET_SECCOMP | libc::PR_SET_NO_NEW_PRIVS
+        ),
+        _ => false,
+    }
+}
+
 /// Whether a call can be made without a context, from a patched site.
 pub fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
     calls::class(entry, args) == Class::Plain
+        && !gives_up_rights(entry.number as usize, args)
         && !matches!(
             i64::from(entry.number),
             libc::SYS_exit_group

@@ -37,13 +37,13 @@ pub struct Life {
 }
 
 struct Given(UnsafeCell<Option<Order>>);
-// SAFETY: written by the constructor before the engine's first thread starts, taken by that thread.
+// SAFETY: written before the engine's first thread starts, taken by that thread.
 unsafe impl Sync for Given {}
 static ORDER: Given = Given(UnsafeCell::new(None));
 static LIFE: AtomicPtr<Life> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Starts the engine, and waits until this process is under management, or is found not to be
-/// served. Called by the constructor.
+/// served. Called once, by the only thread.
 pub fn start(order: Order, life: &'static Life) {
     LIFE.store((&raw const *life).cast_mut(), SeqCst);
     // SAFETY: no engine thread runs yet.
@@ -106,8 +106,8 @@ fn run(_: usize) {
     if (life.exists)() {
         (life.begin_as_child)(slots::claim());
     } else {
-        // SAFETY: the constructor has left it to this thread.
-        let order = unsafe { (*ORDER.0.get()).take() }.expect("the constructor gave an order");
+        // SAFETY: `start` has left it to this thread.
+        let order = unsafe { (*ORDER.0.get()).take() }.expect("`start` was given an order");
         if let Err(why) = (life.create)(order.config, slots::claim()) {
             unserved(format_args!("{why}"));
             return tell();

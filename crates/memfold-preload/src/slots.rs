@@ -32,9 +32,8 @@ static WAY: Mutex<Option<Way>> = Mutex::new(None);
 static OWN: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
 /// This process, as `memfold run` sees it; 0 while that isn't known.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
-/// What it was when the table was mapped: whether nobody had a seat, and whether it was got at the
-/// door.
-static FRESH: AtomicU32 = AtomicU32::new(0);
+/// Whether this is the run's first process, and whether the table was got at the door.
+static FIRST: AtomicU32 = AtomicU32::new(0);
 static BY_DOOR: AtomicU32 = AtomicU32::new(0);
 
 fn table() -> Option<&'static Table> {
@@ -76,18 +75,34 @@ pub fn open(way: Way) {
         Ok::<Table, Errno>(table)
     });
     let Ok(found) = found else { return };
-    FRESH.store(found.is_fresh() as u32, Relaxed);
+    FIRST.store(found.begin() as u32, Relaxed);
     // SAFETY: the constructor is alone, and nothing has been lent out of it yet; from now on it
     // stays as it is.
     let place = unsafe { TABLE.peek_mut() }.insert(found);
     FOUND.store(place, SeqCst);
 }
 
-/// Whether this is the program that `memfold run` was given, and has begun nothing yet. Only then
-/// has no process of the run a seat: each claims one before its `main`. `false` without a table,
-/// which that program always has.
+/// Whether this is the program that `memfold run` was given, and has begun nothing yet. `false`
+/// without a table, which that program always has.
 pub fn is_first() -> bool {
-    FRESH.load(Relaxed) != 0
+    FIRST.load(Relaxed) != 0
+}
+
+/// Processes of the run can have an engine for the gate.
+pub fn note_gate() {
+    if let Some(table) = table() {
+        table.note_gate();
+    }
+}
+
+/// Whether one has said so.
+pub fn has_gate() -> bool {
+    table().is_some_and(Table::has_gate)
+}
+
+/// The program runs.
+pub fn has_begun() {
+    FIRST.store(0, Relaxed);
 }
 
 /// A seat for this process, called by its first engine thread; its figures. Without a table, or a

@@ -21,7 +21,7 @@ use memfold_sys::{Errno, units::PAGE_SIZE};
 use rustix::fd::{AsFd, OwnedFd};
 
 /// Version of the layout; another is refused.
-pub const LAYOUT_VERSION: u64 = 7;
+pub const LAYOUT_VERSION: u64 = 8;
 /// Seats that are not given again.
 pub const APART: usize = 64;
 /// Seats that lie together.
@@ -37,6 +37,9 @@ struct Head {
     resident_bytes: AtomicU64,
     /// Seats from the first to the last that was ever used.
     used: AtomicU64,
+    /// 1 once a process of the run has begun, which may do without a seat; 2 once one has seen that
+    /// an engine can be had for the gate.
+    begun: AtomicU64,
     /// Tells this table from that of any other run.
     key: [AtomicU64; 2],
     /// `memfold run`.
@@ -174,9 +177,24 @@ impl Table {
         self.head.runner.state() == Ownership::Ended
     }
 
-    /// Whether no process has had a seat yet.
-    pub fn is_fresh(&self) -> bool {
-        self.head.used.load(Relaxed) == 0
+    /// A process of the run begins. `true`: no other has yet.
+    pub fn begin(&self) -> bool {
+        self.head.begun.fetch_max(1, Relaxed) == 0
+    }
+
+    /// Whether any has.
+    pub fn has_begun(&self) -> bool {
+        self.head.begun.load(Relaxed) > 0
+    }
+
+    /// Processes of the run can have an engine for the gate.
+    pub fn note_gate(&self) {
+        self.head.begun.fetch_max(2, Relaxed);
+    }
+
+    /// Whether one has said so.
+    pub fn has_gate(&self) -> bool {
+        self.head.begun.load(Relaxed) > 1
     }
 
     /// A seat for the calling thread's process, `pid` as `memfold run` sees it: until the thread
@@ -336,11 +354,14 @@ mod tests {
         let (table, file) = Table::create(1000, u64::MAX, &KEY).unwrap();
         table.set_bounds(5, 6);
         let other = Table::open(&file, &KEY).unwrap();
-        assert_eq!((other.bounds(), other.is_fresh()), ((5, 6), true));
+        assert_eq!((other.bounds(), other.begin()), ((5, 6), true));
         claim(&table, 77).unwrap().stats().faults.store(3, Relaxed);
         let seen: Vec<_> =
             other.processes().map(|p| (p.pid(), p.stats().faults.load(Relaxed))).collect();
-        assert_eq!((seen, other.is_fresh()), (std::vec![(77, 3)], false));
+        assert_eq!((seen, table.begin()), (std::vec![(77, 3)], false));
+        assert!(table.has_begun() && !table.has_gate());
+        table.note_gate();
+        assert!(!other.begin() && other.has_gate());
         assert!(Table::open(&file, &Key { answer: [3; HALF], ..KEY }).is_err());
         let other =
             rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 pub fn summary(config: &Config, slots: &Slots, height: &Height) -> String {
     let mut out = String::new();
     let processes = slots.table().processes().count();
-    if processes == 0 {
+    if processes == 0 && !slots.table().has_begun() {
         return "memfold: the engine started in no process\n".to_string();
     }
     let sum = |of: fn(&Stats) -> u64| slots.table().processes().map(|p| of(p.stats())).sum::<u64>();
@@ -26,6 +26,10 @@ pub fn summary(config: &Config, slots: &Slots, height: &Height) -> String {
     let count =
         if processes >= APART { format!("{processes} or more") } else { processes.to_string() };
     let noun = if processes == 1 { "process" } else { "processes" };
+    if processes == 0 {
+        let _ = writeln!(out, "memfold: {bound} never came near, all processes were small");
+        return out;
+    }
     if sum(|s| s.adopted_bytes.load(Relaxed)) == 0 {
         let _ =
             writeln!(out, "memfold: {bound} never came near, nothing was folded ({count} {noun})");
@@ -64,6 +68,7 @@ mod tests {
         let slots = Slots::new().unwrap();
         let text = || summary(&config, &slots, &Height::default());
         assert!(text().contains("started in no process"));
+        assert!(slots.table().begin() && text().contains("all processes were small"));
         let slot = claim(&slots, 5).stats();
         assert!(text().contains("limit 64.0 MiB never came near"), "{}", text());
         slot.adopted_bytes.store(1 << 28, Relaxed);

@@ -12,6 +12,7 @@ use memfold_sys::raw::system_call;
 const VM: usize = libc::CLONE_VM as usize;
 const SETTLS: usize = libc::CLONE_SETTLS as usize;
 const VFORK: usize = libc::CLONE_VFORK as usize;
+const NAMESPACES: usize = (libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID) as usize;
 
 /// Words of `struct clone_args` that are understood; later ones are passed on.
 const WORDS: usize = 32;
@@ -121,6 +122,9 @@ pub fn clone(
         Ok(wanted) => wanted,
         Err(e) => return -(e.raw_os_error() as isize),
     };
+    if wanted.flags & (VM | VFORK) == VM || wanted.flags & NAMESPACES != 0 {
+        keeper.last_chance();
+    }
     if let Some(at) = wanted.cleared_at_end() {
         keeper.never_fold(at, 4);
     }

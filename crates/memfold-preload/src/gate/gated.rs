@@ -222,6 +222,22 @@ pub fn existing() -> &'static Gated {
 /// # Errors
 /// What is lacking.
 pub fn open(config: &Config) -> Result<(), Lacking> {
+    let opened = opened(config)?;
+    let mut own = numbers([opened.uffd.fd(), opened.pagemap.fd(), opened.maps.fd()], &opened.file);
+    bare::keep_descriptors(&mut own);
+    *OPENED.lock() = Some(opened);
+    Ok(())
+}
+
+/// The same, to see whether it can be done.
+///
+/// # Errors
+/// As [`open`].
+pub fn try_open(config: &Config) -> Result<(), Lacking> {
+    opened(config).map(drop)
+}
+
+fn opened(config: &Config) -> Result<Opened, Lacking> {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let least = NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32;
     let number = |e: Errno| format!("a number for a descriptor: {e}");
@@ -236,11 +252,7 @@ pub fn open(config: &Config) -> Result<(), Lacking> {
     let open = |path: &String| FileDisk::open(path, options);
     let file = config.swap.as_ref().map(open).transpose();
     let file = file.map_err(|e| Lacking::Setting(format!("--swap: {e}")))?.map(Arc::new);
-    let opened = Opened { uffd, pagemap, maps, file };
-    let mut own = numbers([opened.uffd.fd(), opened.pagemap.fd(), opened.maps.fd()], &opened.file);
-    bare::keep_descriptors(&mut own);
-    *OPENED.lock() = Some(opened);
-    Ok(())
+    Ok(Opened { uffd, pagemap, maps, file })
 }
 
 /// Why there is no gate.

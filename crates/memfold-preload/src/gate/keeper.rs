@@ -1,4 +1,5 @@
 //! What the gate asks.
+use super::deferred;
 use super::gated::{Gated, Mark, get};
 use crate::say;
 use core::ops::Range;
@@ -175,6 +176,9 @@ impl Keeper for Owner {
         args: &[usize; 6],
         make: &mut dyn FnMut(&[usize; 6]) -> isize,
     ) -> isize {
+        if deferred::is_waiting() {
+            deferred::see(nr, args);
+        }
         match get() {
             Some(gated) => gated.change(nr, args, make),
             None => make(args),
@@ -184,7 +188,19 @@ impl Keeper for Owner {
     fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize {
         match get() {
             Some(gated) => gated.copy(make),
-            None => make(),
+            None => {
+                let result = make();
+                if result == 0 && deferred::is_waiting() {
+                    deferred::begin_as_child();
+                }
+                result
+            }
+        }
+    }
+
+    fn last_chance(&self) {
+        if deferred::is_waiting() {
+            deferred::begin();
         }
     }
 

@@ -13,7 +13,8 @@
 //!   passes after a load.
 //! - Who holds `state` may meet faults: serving one takes no lock that is above the areas. Who holds
 //!   the areas must not, and touches none of the program's memory.
-//! - A program below `--adopt-at` has its calls pass, and nothing registered.
+//! - A program below `--adopt-at` has its calls pass, and nothing registered; a small one has no
+//!   engine yet (`deferred.rs`).
 //!
 //! # Descriptors
 //! The thread that faults uses the userfaultfd, so it is in the program's table, with high numbers
@@ -31,12 +32,14 @@ mod advice;
 mod given;
 mod change;
 mod copy;
+mod deferred;
 mod keeper;
 
 use crate::engine::{self, Life};
 use crate::order::Order;
 use crate::say;
 use crate::say::unserved::unserved;
+use crate::slots;
 use alloc::string::String;
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use memfold::config::Delivery;
@@ -60,14 +63,18 @@ const LIFE: Life = Life {
     look: || gated::existing().look(),
 };
 
-/// Starts the engine with the gate; where that can't be, gives the order back, for thread delivery.
-/// Called by the constructor.
+/// Starts the gate, and the engine, unless that can wait; where it can't be had, gives the order
+/// back, for thread delivery. Called by the constructor.
 pub fn start(mut order: Order) -> Option<Order> {
     let why: String = match prepare(&order) {
         Ok(()) => {
-            engine::start(order, &LIFE);
-            // If there is none, it was told why.
-            get()?;
+            if deferred::may_wait(&order) {
+                deferred::wait(order);
+            } else {
+                engine::start(order, &LIFE);
+                // If there is none, it was told why.
+                get()?;
+            }
             ON.store(true, SeqCst);
             // SAFETY: the constructor is called once, before the program has threads; the engine's
             // threads are bare ones. The keeper's calls are instructions of this library, which is
@@ -92,11 +99,19 @@ pub fn start(mut order: Order) -> Option<Order> {
     Some(order)
 }
 
-/// Opens what needs the program's own table of descriptors.
+/// Opens what needs the program's own table of descriptors; where the engine can wait, that is
+/// tried, until it has been once in the run.
 fn prepare(order: &Order) -> Result<(), Lacking> {
     if !dispatch::probe() {
         let why = "the kernel has no Syscall User Dispatch (Linux 5.11)";
         return Err(Lacking::Gate(why.into()));
     }
-    gated::open(&order.config)
+    if !deferred::may_wait(order) {
+        return gated::open(&order.config);
+    }
+    if !slots::has_gate() {
+        gated::try_open(&order.config)?;
+        slots::note_gate();
+    }
+    Ok(())
 }

@@ -1,0 +1,115 @@
+//! A process begins without an engine: most of a script's or a build's stay small and end soon, and
+//! making one takes more than all that they do. Their calls pass the gate all the same, which is how
+//! it is seen that one grows, and the engine is made before it has grown past [`SMALL_BYTES`].
+//!
+//! - **Nothing is missed**: what was there by then is never folded, which is little, as all growth
+//!   is counted here. No call is under way that has not said what it names, because the process has
+//!   one thread: it gets its engine before it gets a second one. A child of `vfork` makes none: it
+//!   is another process in the same memory.
+//! - **It can still be made** then: before a call that gives up rights (`chroot`, `setuid`, a filter)
+//!   it is made at once.
+//! - **What isn't counted**: such a process has no seat in the run's table, so that what it has, less
+//!   than [`SMALL_BYTES`] beside its stack and its libraries' own, is not part of the run's sum.
+use super::LIFE;
+use super::gated::{Lacking, open};
+use super::given::gives;
+use crate::engine;
+use crate::order::Order;
+use crate::say::unserved::unserved_later;
+use crate::slots;
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use memfold_sys::memory::zone::counts_reservations;
+use memfold_sys::raw::program_break;
+use memfold_sys::sync::Mutex;
+use memfold_sys::thread::process_id;
+use rustix::process::{Resource, getrlimit};
+
+/// It gets an engine when it has mapped so much, bytes; or one part in [`SHARE`] of its limit.
+const SMALL_BYTES: usize = 4 << 20;
+const SHARE: u64 = 16;
+
+/// What it is to be run with, and the process that waits.
+static WAITING: Mutex<Option<(Order, u32)>> = Mutex::new(None);
+/// How much more it may map, bytes. 0: nothing is asked any more.
+static ROOM: AtomicUsize = AtomicUsize::new(0);
+/// The end of its heap.
+static BREAK: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether this process may do without an engine for now. Not where making one may fail, or where
+/// it has files to make: that is told before the program begins.
+pub fn may_wait(order: &Order) -> bool {
+    let is_free = |what| getrlimit(what).current.is_none();
+    order.config.swap.is_none()
+        && is_free(Resource::As)
+        && is_free(Resource::Data)
+        && !counts_reservations()
+}
+
+/// From now on this process waits. Called by the constructor.
+pub fn wait(order: Order) {
+    let config = &order.config;
+    let bounds = [config.limit_bytes, config.resident_bytes];
+    let bound = bounds.into_iter().flatten().min().unwrap_or(u64::MAX);
+    BREAK.store(program_break(), Relaxed);
+    ROOM.store(SMALL_BYTES.min((bound / SHARE) as usize).max(1), Relaxed);
+    *WAITING.lock() = Some((order, process_id()));
+}
+
+/// Whether this process has no engine, and may get one.
+pub fn is_waiting() -> bool {
+    ROOM.load(Relaxed) > 0
+}
+
+/// A process that waits has been copied, and this is the child.
+pub fn begin_as_child() {
+    slots::begin_as_child();
+    // SAFETY: this is the only thread, and its parent had no other.
+    if let Some((_, process)) = unsafe { WAITING.peek_mut() } {
+        *process = process_id();
+    }
+}
+
+/// A process that waits is about to make a call that changes mappings: makes the engine first if
+/// it grows too much by it, or if only an engine can do the call.
+pub fn see(nr: usize, args: &[usize; 6]) {
+    let grows =
+        match nr as i64 {
+            libc::SYS_mmap => match (args[3] as i32, args[2] as i32 & libc::PROT_WRITE != 0) {
+                (flags, _) if flags & libc::MAP_PRIVATE == 0 => 0,
+                (flags, false) if flags & libc::MAP_ANONYMOUS == 0 => 0,
+                _ => args[1],
+            },
+            libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+                if args[2] as i32 & libc::PROT_WRITE != 0 { args[1] } else { 0 }
+            }
+            libc::SYS_mremap => args[2].saturating_sub(args[1]),
+            libc::SYS_brk if args[0] == 0 => 0,
+            libc::SYS_brk => args[0].saturating_sub(BREAK.swap(args[0], Relaxed)),
+            libc::SYS_munmap | libc::SYS_madvise | libc::SYS_shmat => 0,
+            libc::SYS_ioctl if !gives(args[1]) => 0,
+            _ => usize::MAX,
+        };
+    let room = ROOM.load(Relaxed);
+    match room > grows {
+        true => ROOM.store(room - grows, Relaxed),
+        false => begin(),
+    }
+}
+
+/// Makes the engine, if this process waits for one.
+pub fn begin() {
+    let order = {
+        let mut waiting = WAITING.lock();
+        if waiting.as_ref().is_none_or(|(_, process)| *process != process_id()) {
+            return;
+        }
+        ROOM.store(0, Relaxed);
+        waiting.take()
+    };
+    let Some((order, _)) = order else { return };
+    slots::has_begun();
+    match open(&order.config) {
+        Ok(()) => engine::start(order, &LIFE),
+        Err(Lacking::Gate(why) | Lacking::Setting(why)) => unserved_later(format_args!("{why}")),
+    }
+}
