@@ -152,10 +152,13 @@ pub fn set(matches: &ArgMatches) -> Result<u8, Failure> {
 /// The run that has a process with the number that was given, and what it says of itself.
 fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), Failure> {
     let pid = *matches.get_one::<u32>("pid").expect("clap requires it");
+    let its = run_of(pid);
     for (run, path) in sockets::all(sockets::RUN) {
         match ask(&path, &json!({"do": "stat"})) {
             Ok(Some(about))
-                if run == pid || processes(&about).iter().any(|one| one["pid"] == pid) =>
+                if run == pid
+                    || its == Some(run)
+                    || processes(&about).iter().any(|one| one["pid"] == pid) =>
             {
                 return Ok((path, about));
             }
@@ -171,6 +174,16 @@ fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), Failure> {
         Ok(_) => "it is of no run of yours; memfold run --list shows them".to_string(),
     };
     Err(Failure::own(format!("process {pid}: {why}")))
+}
+
+/// The run of a process, by the order that it was given: small ones have no seat in its table.
+fn run_of(pid: u32) -> Option<u32> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let words = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    let order =
+        words.filter_map(|word| Some(word.strip_prefix("MEMFOLD_RUN=")?.to_string())).next()?;
+    let table = order.split(';').find_map(|line| line.strip_prefix("stats=/proc/"))?;
+    table.split('/').next()?.parse().ok()
 }
 
 /// Asks a run; `None` if it has ended.

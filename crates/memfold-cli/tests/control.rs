@@ -49,6 +49,22 @@ fn a_live_limit_is_shrunk_and_grown_and_memory_follows() {
     holder.end();
 }
 
+/// It has no seat in the run's table.
+#[test]
+fn a_small_process_is_found_by_its_number_too() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let script = scratch.path("small");
+    scratch.file("small", "#!/bin/sh\necho ready $$\nread line || true\n", 0o755);
+    let holder = Holder::start(&bin, &scratch, &["--limit", "256M"], &script, "");
+    let pid = holder.pid.to_string();
+    let said = text(&ask(&bin, &scratch, &["stat", &pid]));
+    assert!(said.contains("limit 256.0 MiB"), "{said}");
+    let said = text(&ask(&bin, &scratch, &["set", &pid, "--limit", "128M"]));
+    assert!(said.contains("limit 128.0 MiB, resident limit none"), "{said}");
+    holder.end();
+}
+
 #[test]
 fn the_limit_grows_far_past_what_it_began_with() {
     let Some(bin) = binaries() else { return };

@@ -75,7 +75,7 @@ pub fn open(way: Way) {
         Ok::<Table, Errno>(table)
     });
     let Ok(found) = found else { return };
-    FIRST.store(found.begin() as u32, Relaxed);
+    FIRST.store(found.note_process() as u32, Relaxed);
     // SAFETY: the constructor is alone, and nothing has been lent out of it yet; from now on it
     // stays as it is.
     let place = unsafe { TABLE.peek_mut() }.insert(found);

@@ -178,7 +178,7 @@ impl Table {
     }
 
     /// A process of the run begins. `true`: no other has yet.
-    pub fn begin(&self) -> bool {
+    pub fn note_process(&self) -> bool {
         self.head.begun.fetch_max(1, Relaxed) == 0
     }
 
@@ -354,14 +354,14 @@ mod tests {
         let (table, file) = Table::create(1000, u64::MAX, &KEY).unwrap();
         table.set_bounds(5, 6);
         let other = Table::open(&file, &KEY).unwrap();
-        assert_eq!((other.bounds(), other.begin()), ((5, 6), true));
+        assert_eq!((other.bounds(), other.note_process()), ((5, 6), true));
         claim(&table, 77).unwrap().stats().faults.store(3, Relaxed);
         let seen: Vec<_> =
             other.processes().map(|p| (p.pid(), p.stats().faults.load(Relaxed))).collect();
-        assert_eq!((seen, table.begin()), (std::vec![(77, 3)], false));
+        assert_eq!((seen, table.note_process()), (std::vec![(77, 3)], false));
         assert!(table.has_begun() && !table.has_gate());
         table.note_gate();
-        assert!(!other.begin() && other.has_gate());
+        assert!(!other.note_process() && other.has_gate());
         assert!(Table::open(&file, &Key { answer: [3; HALF], ..KEY }).is_err());
         let other =
             rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())

@@ -68,7 +68,7 @@ mod tests {
         let slots = Slots::new().unwrap();
         let text = || summary(&config, &slots, &Height::default());
         assert!(text().contains("started in no process"));
-        assert!(slots.table().begin() && text().contains("all processes were small"));
+        assert!(slots.table().note_process() && text().contains("all processes were small"));
         let slot = claim(&slots, 5).stats();
         assert!(text().contains("limit 64.0 MiB never came near"), "{}", text());
         slot.adopted_bytes.store(1 << 28, Relaxed);

@@ -10,10 +10,9 @@
 //!   it is made at once.
 //! - **What isn't counted**: such a process has no seat in the run's table, so that what it has, less
 //!   than [`SMALL_BYTES`] beside its stack and its libraries' own, is not part of the run's sum.
-use super::LIFE;
-use super::gated::{Lacking, open};
+use super::gated::{self, Lacking, get, open};
 use super::given::gives;
-use crate::engine;
+use crate::engine::{self, Life};
 use crate::order::Order;
 use crate::say::unserved::unserved_later;
 use crate::slots;
@@ -27,6 +26,15 @@ use rustix::process::{Resource, getrlimit};
 /// It gets an engine when it has mapped so much, bytes; or one part in [`SHARE`] of its limit.
 const SMALL_BYTES: usize = 4 << 20;
 const SHARE: u64 = 16;
+
+/// What its first thread does.
+pub const LIFE: Life = Life {
+    create: gated::create,
+    exists: || get().is_some(),
+    begin_as_child: |stats| gated::existing().begin_as_child(stats),
+    prepare: crate::program::raise,
+    look: || gated::existing().look(),
+};
 
 /// What it is to be run with, and the process that waits.
 static WAITING: Mutex<Option<(Order, u32)>> = Mutex::new(None);

@@ -35,7 +35,7 @@ mod copy;
 mod deferred;
 mod keeper;
 
-use crate::engine::{self, Life};
+use crate::engine;
 use crate::order::Order;
 use crate::say;
 use crate::say::unserved::unserved;
@@ -55,14 +55,6 @@ pub fn is_on() -> bool {
     ON.load(SeqCst)
 }
 
-const LIFE: Life = Life {
-    create: gated::create,
-    exists: || get().is_some(),
-    begin_as_child: |stats| gated::existing().begin_as_child(stats),
-    prepare: crate::program::raise,
-    look: || gated::existing().look(),
-};
-
 /// Starts the gate, and the engine, unless that can wait; where it can't be had, gives the order
 /// back, for thread delivery. Called by the constructor.
 pub fn start(mut order: Order) -> Option<Order> {
@@ -71,7 +63,7 @@ pub fn start(mut order: Order) -> Option<Order> {
             if deferred::may_wait(&order) {
                 deferred::wait(order);
             } else {
-                engine::start(order, &LIFE);
+                engine::start(order, &deferred::LIFE);
                 // If there is none, it was told why.
                 get()?;
             }
