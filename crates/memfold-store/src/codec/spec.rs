@@ -3,6 +3,7 @@ use super::canned::Canned;
 use super::coder::Encoder;
 use super::{CODECS, Codec};
 use crate::dictionary::Dictionary;
+use crate::format;
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use core::fmt;
@@ -69,6 +70,12 @@ impl CodecSpec {
     /// Whether it can compress against a dictionary: lz4 and zstd can.
     pub fn takes_dictionaries(&self) -> bool {
         matches!(self.name(), "lz4" | "zstd")
+    }
+
+    /// Whether the start of a block can be had without decompressing all of it
+    /// ([`crate::Store::load_start`]).
+    pub fn stops_early(&self) -> bool {
+        self.format() == format::LZ4 && !self.shuffles
     }
 
     pub(crate) fn format(&self) -> u8 {

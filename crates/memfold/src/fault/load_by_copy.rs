@@ -13,7 +13,7 @@ use crate::area::lock::Hold;
 use crate::area::{Area, Areas};
 use crate::folio::frames::Kind;
 use crate::folio::index::FolioId;
-use crate::folio::{Folio, PARTIAL_MAX, Touch};
+use crate::folio::{Folio, Touch};
 use crate::pager::Pager;
 use crate::pager::copy_in::Access;
 use crate::reclaim::Progress;
@@ -63,7 +63,7 @@ impl Pager {
         }
         // What comes from the file is read there as a whole.
         let is_foreign = self.folios.slots(folio)[0].get().handle.as_foreign().is_some();
-        if order <= PARTIAL_MAX && !is_foreign {
+        if self.loads_parts(order) && !is_foreign {
             return Some(key..key + 1);
         }
         (order <= COPIED_MAX && !access.write).then_some(whole)

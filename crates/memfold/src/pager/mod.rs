@@ -94,6 +94,8 @@ pub struct Pager {
     /// What is loaded for a read is protected, and dropped while it is clean (`reclaim/drop.rs`):
     /// where the thread that faults is served by itself, and all discards are known.
     pub(crate) drops_clean: bool,
+    /// The start of a block can be had without decompressing all of it.
+    pub(crate) stops_early: bool,
     pub(crate) areas: AreaLock,
     pub(crate) shards: Shards,
     pub(crate) index: Index,

@@ -126,6 +126,7 @@ impl Pager {
             drops_clean: matches!(config.delivery, Delivery::Signal | Delivery::Gate)
                 && !parts.has_events
                 && parts.space.can_drop(),
+            stops_early: codec.stops_early(),
             space: parts.space,
             areas: AreaLock::new(),
             shards: Shards::new(config.shard_bytes),

@@ -52,9 +52,10 @@ impl Pager {
     }
 
     /// Whether of a block of this order pages that are asked for by themselves are loaded alone
-    /// (`fault/load_by_copy.rs`): then one that never changes is best as it is.
-    fn loads_parts(&self, order: Order) -> bool {
-        self.drops_clean && order <= PARTIAL_MAX
+    /// (`fault/load_by_copy.rs`): then one that never changes is best as it is. To decompress all of
+    /// a block for each of its pages costs more than to cut it.
+    pub(crate) fn loads_parts(&self, order: Order) -> bool {
+        self.drops_clean && order <= PARTIAL_MAX && self.stops_early
     }
 
     /// Whether a block was joined because its pages are asked for at about the same time, and nothing
