@@ -19,8 +19,13 @@ struct Setup {
 impl Setup {
     /// Pages of text that compresses as real text does, each with a number in front.
     fn new(delivery: Delivery, moves: &str) -> Setup {
+        Setup::with_codec(delivery, moves, "lz4")
+    }
+
+    fn with_codec(delivery: Delivery, moves: &str, codec: &str) -> Setup {
         let memory = Memory::builder()
             .resident_bytes(RESIDENT)
+            .codec(codec)
             .delivery(delivery)
             .set("move", moves)
             .build()
@@ -103,7 +108,17 @@ fn random_writes_cut_blocks_and_scans_join_them() {
 /// To cut a block is to compress it: that must not happen to one that is only read now and then.
 #[test]
 fn what_is_only_read_is_cut_when_it_was_asked_for_often() {
-    let mut setup = Setup::new(Delivery::Thread, "on");
+    cuts_what_is_only_read(Delivery::Thread, "lz4");
+}
+
+/// It can't stop early: a page would cost as much as its block, each time.
+#[test]
+fn what_is_only_read_is_cut_where_the_codec_has_no_parts() {
+    cuts_what_is_only_read(Delivery::Signal, "zstd:1");
+}
+
+fn cuts_what_is_only_read(delivery: Delivery, codec: &str) {
+    let mut setup = Setup::with_codec(delivery, "on", codec);
     setup.touch_at_random(PAGES / 2, false);
     let few = setup.figure(|s| &s.blocks_cut);
     assert!(few < PAGES as u64 / 4 / 50, "{few} blocks were cut after two reads each");
