@@ -56,6 +56,18 @@ fn processes_that_stay_small_have_no_engine() {
     assert!(processes.iter().all(|one| one["pgmajfault"].as_u64() > Some(0)));
 }
 
+/// Static data isn't folded, and counts.
+#[test]
+fn a_program_with_much_static_data_has_an_engine_from_its_start() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let source = "static char data[64 << 20]; int main(void) { data[5] = 1; return data[6]; }";
+    let (program, path) = (scratch.compile("static", source, &[]), scratch.path("s.json"));
+    let output = run(&bin, &["--stats-file", &path], &[&program]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(json(&path)["processes"].as_array().unwrap().len(), 1);
+}
+
 /// Asserts that a command prints what it prints without memfold and with all privileges, and was
 /// folded.
 #[track_caller]

@@ -9,13 +9,14 @@
 //! - **It can still be made** then: before a call that gives up rights (`chroot`, `setuid`, a filter)
 //!   it is made at once.
 //! - **What isn't counted**: such a process has no seat in the run's table, so that what it has, less
-//!   than [`SMALL_BYTES`] beside its stack and its libraries' own, is not part of the run's sum.
+//!   than [`SMALL_BYTES`] beside its stack, is not part of the run's sum.
 use super::gated::{self, Lacking, get, open};
 use super::given::gives;
 use crate::engine::{self, Life};
 use crate::order::Order;
 use crate::say::unserved::unserved_later;
 use crate::slots;
+use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold_sys::memory::zone::counts_reservations;
 use memfold_sys::raw::program_break;
@@ -48,18 +49,47 @@ static BREAK: AtomicUsize = AtomicUsize::new(0);
 pub fn may_wait(order: &Order) -> bool {
     let is_free = |what| getrlimit(what).current.is_none();
     order.config.swap.is_none()
+        && static_bytes() < room(order)
         && is_free(Resource::As)
         && is_free(Resource::Data)
         && !counts_reservations()
 }
 
-/// From now on this process waits. Called by the constructor.
-pub fn wait(order: Order) {
-    let config = &order.config;
-    let bounds = [config.limit_bytes, config.resident_bytes];
+/// What it may map in all, bytes.
+fn room(order: &Order) -> usize {
+    let bounds = [order.config.limit_bytes, order.config.resident_bytes];
     let bound = bounds.into_iter().flatten().min().unwrap_or(u64::MAX);
+    SMALL_BYTES.min((bound / SHARE) as usize)
+}
+
+/// Data of the program and of its libraries that can be written, bytes.
+fn static_bytes() -> usize {
+    unsafe extern "C" fn add(
+        about: *mut libc::dl_phdr_info,
+        _: libc::size_t,
+        sum: *mut c_void,
+    ) -> c_int {
+        // SAFETY: libc's, of an object that is loaded; the sum is the caller's.
+        let (about, sum) = unsafe { (&*about, &mut *sum.cast::<usize>()) };
+        // SAFETY: so many headers are there.
+        let headers =
+            unsafe { core::slice::from_raw_parts(about.dlpi_phdr, about.dlpi_phnum.into()) };
+        let is_data = |each: &&libc::Elf64_Phdr| {
+            each.p_type == libc::PT_LOAD && each.p_flags & libc::PF_W != 0
+        };
+        *sum += headers.iter().filter(is_data).map(|each| each.p_memsz as usize).sum::<usize>();
+        0
+    }
+    let mut sum = 0usize;
+    // SAFETY: the function is of this type, and keeps nothing.
+    unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut sum).cast()) };
+    sum
+}
+
+/// From now on this process, which may, waits. Called by the constructor.
+pub fn wait(order: Order) {
     BREAK.store(program_break(), Relaxed);
-    ROOM.store(SMALL_BYTES.min((bound / SHARE) as usize).max(1), Relaxed);
+    ROOM.store(room(&order).saturating_sub(static_bytes()).max(1), Relaxed);
     *WAITING.lock() = Some((order, process_id()));
 }
 
