@@ -101,7 +101,7 @@ pub fn has_gate() -> bool {
 }
 
 /// The program runs.
-pub fn has_begun() {
+pub fn note_begun() {
     FIRST.store(0, Relaxed);
 }
 

@@ -1,9 +1,7 @@
 /* Forks of a program whose data doesn't shrink, so that most of it is in the swap file: each process finds every byte of its own,
    whatever the others write, let go, and copy. */
 #include "common.h"
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
+#include "filtered.h"
 #include <sys/prctl.h>
 
 static const size_t LEN = 64 * MIB;
@@ -261,20 +259,12 @@ static void execs(void) {
 
 /* A child that gets no userfaultfd has everything back, also what was read from its parent's parent's file. */
 static void filter(void) {
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = {sizeof code / sizeof *code, code};
     begin();
     pid_t child = fork();
     if (child == 0) {
         for (size_t page = 0; page < LEN / PAGE; page += 2) write_page(page, 2);
         for (size_t page = 0; page < LEN / PAGE; page++) check_page(page, page % 2 ? 1 : 2);
-        NEED(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-        NEED(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+        NEED(forbid_userfaultfd() == 0);
         pid_t inner = fork();
         if (inner == 0) {
             for (size_t page = 0; page < LEN / PAGE; page++) check_page(page, page % 2 ? 1 : 2);

@@ -1,4 +1,4 @@
-/* Becoming another program under a seccomp filter. */
+/* Seccomp filters: becoming another program under one, and going on without userfaultfd. */
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -18,4 +18,16 @@ static int become_filtered(struct sock_filter *filter, int len, char **command) 
     execv(command[0], command);
     perror(command[0]);
     return 99;
+}
+
+/* From now on this process and what it starts get no userfaultfd; 0 if that could be had. */
+static int forbid_userfaultfd(void) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = { sizeof code / sizeof *code, code };
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter);
 }

@@ -1,9 +1,7 @@
 /* Processes that shut themselves in, and fork then: without privileges, files, descriptors or calls that memfold could use. */
 #include "common.h"
-#include <linux/filter.h>
-#include <linux/seccomp.h>
+#include "filtered.h"
 #include <sched.h>
-#include <stddef.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -146,24 +144,12 @@ static void no_descriptor_left(void) {
     both(1);
 }
 
-static void forbid_userfaultfd(void) {
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog filter = {sizeof code / sizeof *code, code};
-    NEED(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    NEED(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
-}
-
 /* The child can't be managed: it has everything back. */
 static void filtered(void) {
     folded();
     become_nobody();
     NEED(prctl(PR_SET_DUMPABLE, 1) == 0);
-    forbid_userfaultfd();
+    NEED(forbid_userfaultfd() == 0);
     both(0);
 }
 
@@ -172,7 +158,7 @@ static void filtered_in_an_empty_root(void) {
     folded();
     shut_in();
     become_nobody();
-    forbid_userfaultfd();
+    NEED(forbid_userfaultfd() == 0);
     NEED(sysinfo(&about) == 0);
     /* Nobody can tell there what the kernel has swapped out: such a child is ended. */
     if (!about.totalswap) both(0);
@@ -181,7 +167,7 @@ static void filtered_in_an_empty_root(void) {
 static void filtered_small(void) {
     shut_in();
     become_nobody();
-    forbid_userfaultfd();
+    NEED(forbid_userfaultfd() == 0);
     pid_t pid = fork();
     NEED(pid >= 0);
     if (pid == 0) {

@@ -44,22 +44,20 @@ static ROOM: AtomicUsize = AtomicUsize::new(0);
 /// The end of its heap.
 static BREAK: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether this process may do without an engine for now. Not where making one may fail, or where
-/// it has files to make: that is told before the program begins.
-pub fn may_wait(order: &Order) -> bool {
+/// How much this process may map without an engine, bytes; 0: it is to have one from its start. So
+/// where making one may fail, or where it has files to make: that is told before the program begins.
+pub fn room(order: &Order) -> usize {
     let is_free = |what| getrlimit(what).current.is_none();
-    order.config.swap.is_none()
-        && static_bytes() < room(order)
+    let may_wait = order.config.swap.is_none()
         && is_free(Resource::As)
         && is_free(Resource::Data)
-        && !counts_reservations()
-}
-
-/// What it may map in all, bytes.
-fn room(order: &Order) -> usize {
+        && !counts_reservations();
+    if !may_wait {
+        return 0;
+    }
     let bounds = [order.config.limit_bytes, order.config.resident_bytes];
     let bound = bounds.into_iter().flatten().min().unwrap_or(u64::MAX);
-    SMALL_BYTES.min((bound / SHARE) as usize)
+    SMALL_BYTES.min((bound / SHARE) as usize).saturating_sub(static_bytes())
 }
 
 /// Data of the program and of its libraries that can be written, bytes.
@@ -86,10 +84,10 @@ fn static_bytes() -> usize {
     sum
 }
 
-/// From now on this process, which may, waits. Called by the constructor.
-pub fn wait(order: Order) {
+/// From now on this process waits, until it has mapped so much. Called by the constructor.
+pub fn wait(order: Order, room: usize) {
     BREAK.store(program_break(), Relaxed);
-    ROOM.store(room(&order).saturating_sub(static_bytes()).max(1), Relaxed);
+    ROOM.store(room, Relaxed);
     *WAITING.lock() = Some((order, process_id()));
 }
 
@@ -145,7 +143,7 @@ pub fn begin() {
         waiting.take()
     };
     let Some((order, _)) = order else { return };
-    slots::has_begun();
+    slots::note_begun();
     match open(&order.config) {
         Ok(()) => engine::start(order, &LIFE),
         Err(Lacking::Gate(why) | Lacking::Setting(why)) => unserved_later(format_args!("{why}")),

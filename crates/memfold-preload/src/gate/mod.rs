@@ -58,10 +58,11 @@ pub fn is_on() -> bool {
 /// Starts the gate, and the engine, unless that can wait; where it can't be had, gives the order
 /// back, for thread delivery. Called by the constructor.
 pub fn start(mut order: Order) -> Option<Order> {
-    let why: String = match prepare(&order) {
+    let room = deferred::room(&order);
+    let why: String = match prepare(&order, room > 0) {
         Ok(()) => {
-            if deferred::may_wait(&order) {
-                deferred::wait(order);
+            if room > 0 {
+                deferred::wait(order, room);
             } else {
                 engine::start(order, &deferred::LIFE);
                 // If there is none, it was told why.
@@ -93,12 +94,12 @@ pub fn start(mut order: Order) -> Option<Order> {
 
 /// Opens what needs the program's own table of descriptors; where the engine can wait, that is
 /// tried, until it has been once in the run.
-fn prepare(order: &Order) -> Result<(), Lacking> {
+fn prepare(order: &Order, may_wait: bool) -> Result<(), Lacking> {
     if !dispatch::probe() {
         let why = "the kernel has no Syscall User Dispatch (Linux 5.11)";
         return Err(Lacking::Gate(why.into()));
     }
-    if !deferred::may_wait(order) {
+    if !may_wait {
         return gated::open(&order.config);
     }
     if !slots::has_gate() {

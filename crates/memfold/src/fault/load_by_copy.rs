@@ -3,11 +3,11 @@
 //! CPUs; a larger block as the small-page fallback (M6), where memory for a whole folio can't be
 //! had. `--fallback` forces that.
 //!
-//! Where clean folios are dropped (`reclaim/drop.rs`), of a block that is touched at random **only
-//! the page that was touched** is loaded, write-protected if it is to be read. The folio is
-//! `Partial` then: it keeps its stored block, from which other touches take further pages, and
-//! when it is evicted clean nothing is compressed. Of codecs that can, only the start of the block
-//! is decoded, up to the page. Where a page was written to, the others are brought home when it is
+//! Where clean folios are dropped (`reclaim/drop.rs`), and the codec can stop early, of a block that
+//! is touched at random **only the page that was touched** is loaded, write-protected if it is to be
+//! read. The folio is `Partial` then: it keeps its stored block, from which other touches take
+//! further pages, and when it is evicted clean nothing is compressed. Only the start of the block is
+//! decoded, up to the page. Where a page was written to, the others are brought home when it is
 //! evicted ([`Pager::complete`]).
 use crate::area::lock::Hold;
 use crate::area::{Area, Areas};
