@@ -90,7 +90,8 @@ impl Pager {
                 let folio = self.folios.get(guard, id);
                 let slots = self.folios.slots(folio).iter();
                 let lens = slots.filter_map(|slot| Some(Place::of(slot.get().handle)?.len as u64));
-                sum += if folio.state.get() == State::Stored { lens.sum() } else { 0 };
+                let is_away = matches!(folio.state.get(), State::Stored | State::Partial);
+                sum += if is_away { lens.sum() } else { 0 };
             });
         }
         sum
@@ -130,10 +131,12 @@ impl Pager {
                 continue;
             }
             let block = self.folios.block_order(folio.order());
-            let at = folio.key() + (first * block.pages()) as u64;
+            let at = (folio.key() + (first * block.pages()) as u64).max(area.key);
+            // A touch of a page that is here would load nothing.
+            let at = (at..folio.end()).find(|key| !folio.is_here(*key)).unwrap_or(at);
             drop(guard);
             // It is there then, or somebody else works on it: it is looked at again.
-            let fault = Fault { addr: area.addr_of(at.max(area.key)), ..Fault::default() };
+            let fault = Fault { addr: area.addr_of(at), ..Fault::default() };
             self.serve(areas, area, fault, Source::Any);
         }
     }
