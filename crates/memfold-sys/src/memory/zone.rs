@@ -59,6 +59,10 @@ impl List {
         self.zones[..self.used].iter().filter(|zone| zone.1 != 0)
     }
 
+    fn overlaps(&self, start: usize, end: usize) -> bool {
+        self.live().any(|zone| start < zone.1 && zone.0 < end)
+    }
+
     fn live_where(&self, locked: bool) -> impl Iterator<Item = &(usize, usize)> {
         let all = self.zones[..self.used].iter().zip(&self.locked);
         all.filter(move |(zone, is)| zone.1 != 0 && **is == locked).map(|(zone, _)| zone)
@@ -102,6 +106,10 @@ impl Zone {
         let whole = len + align - PAGE_SIZE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let access = if is_counted { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
+        // Held from before the mapping is there until it is listed: who finds it in the kernel's
+        // map meanwhile, and asks whose it is, waits.
+        let mut list = LIST.lock();
+        let free = list.zones.iter().position(|slot| slot.1 == 0).ok_or(Errno::NFILE)?;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
         let at = unsafe { mmap_anonymous(core::ptr::null_mut(), whole, access, flags)? };
         let start = at as usize;
@@ -122,8 +130,6 @@ impl Zone {
             let _ = madvise(base as *mut _, len, Advice::LinuxDontDump);
         }
         let zone = Zone { base: base as *mut u8, len, is_counted };
-        let mut list = LIST.lock();
-        let free = list.zones.iter().position(|slot| slot.1 == 0).ok_or(Errno::NFILE)?;
         list.zones[free] = (base, base + len);
         list.locked[free] = false;
         list.used = list.used.max(free + 1);
@@ -313,7 +319,8 @@ fn read_overcommit() -> Option<u8> {
 impl Drop for Zone {
     fn drop(&mut self) {
         let start = self.base as usize;
-        if let Some(slot) = LIST.lock().zones.iter_mut().find(|slot| slot.0 == start) {
+        let mut list = LIST.lock();
+        if let Some(slot) = list.zones.iter_mut().find(|slot| slot.0 == start) {
             *slot = (0, 0);
         }
         // SAFETY: the zone owns this mapping, and dropping it gives up every byte.
@@ -417,12 +424,29 @@ pub fn unlock_all() {
 
 /// Whether `[start, end)` touches any live zone of the engine.
 pub fn overlaps_own(start: usize, end: usize) -> bool {
-    LIST.lock().live().any(|zone| start < zone.1 && zone.0 < end)
+    LIST.lock().overlaps(start, end)
+}
+
+/// Calls `take` if `[start, end)` touches no live zone of the engine; meanwhile none comes or goes,
+/// so that what is mapped there is not the engine's.
+///
+/// # Errors
+/// What `take` says; EBUSY: a zone is there.
+pub fn unless_own(
+    start: usize,
+    end: usize,
+    take: impl FnOnce() -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let list = LIST.lock();
+    if list.overlaps(start, end) { Err(Errno::BUSY) } else { take() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::maps::{each_area, private_anonymous_at};
+    use core::ops::ControlFlow::{Break, Continue};
+    use core::sync::atomic::AtomicBool;
 
     #[test]
     fn where_reservations_count_only_what_was_asked_for_may_be_written_and_all_can_be_read() {
@@ -454,5 +478,40 @@ mod tests {
         let start = zone.start();
         drop(zone);
         assert!(!overlaps_own(start, start + 4096));
+    }
+
+    /// One that was mapped, and not listed yet, was taken for the program's.
+    #[test]
+    fn no_zone_is_ever_taken_for_somebody_elses() {
+        const LEN: usize = 12_347 * PAGE_SIZE;
+        const ALIGN: usize = 2 << 20;
+        let is_over = AtomicBool::new(false);
+        let is_like_a_zone = |len: usize| len == LEN || len == LEN + ALIGN - PAGE_SIZE;
+        let (mut seen, mut mistaken) = (0, None);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    drop(Zone::reserve(LEN, ALIGN).unwrap());
+                }
+            });
+            for _ in 0..5000 {
+                let mut found = None;
+                let _ = each_area(|area| {
+                    found = is_like_a_zone(area.len()).then_some((area.start, area.end));
+                    if found.is_some() { Break(()) } else { Continue(()) }
+                });
+                let Some((start, end)) = found else { continue };
+                seen += 1;
+                let _ = unless_own(start, end, || {
+                    let there = private_anonymous_at(start);
+                    mistaken =
+                        mistaken.or(there.filter(|(start, end)| is_like_a_zone(end - start)));
+                    Ok(())
+                });
+            }
+            is_over.store(true, Relaxed);
+        });
+        assert_eq!(mistaken, None);
+        assert!(seen > 0, "none was met");
     }
 }

@@ -57,7 +57,7 @@ use super::{Watcher, each_mapping, each_private};
 use alloc::vec::Vec;
 use memfold_sys::Errno;
 use memfold_sys::maps::flag;
-use memfold_sys::memory::zone::set_inherited;
+use memfold_sys::memory::zone::{set_inherited, unless_own};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::PAGE_SIZE;
 
@@ -112,7 +112,8 @@ impl Watcher {
         let mut register = |start: usize, end: usize| {
             // SAFETY: the handlers serve the range from now on. It is the program's, so no engine
             // thread touches it.
-            let done = unsafe { self.uffd.register(start, end - start, false) }.is_ok();
+            let take = || unsafe { self.uffd.register(start, end - start, false) };
+            let done = unless_own(start, end, take).is_ok();
             if done {
                 parts.push((start, end));
             }
