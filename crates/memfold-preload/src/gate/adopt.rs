@@ -5,7 +5,7 @@ use crate::program::{
 };
 use crate::share::Seen;
 use crate::slots;
-use crate::{proc, say};
+use crate::{engine, proc, say};
 use alloc::vec::Vec;
 use core::ops::ControlFlow::Continue;
 use core::ops::Range;
@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering::SeqCst;
 use memfold::delivery::background;
 use memfold::known::TOP;
 use memfold::stats::Stats;
-use memfold_sys::memory::zone::{locked_bytes, overlaps_own};
+use memfold_sys::memory::zone::{locked_bytes, overlaps_own, unless_own};
 use memfold_sys::raw::populates;
 use memfold_sys::thread::bare;
 use memfold_sys::units::PAGE_SIZE;
@@ -28,6 +28,7 @@ impl Gated {
         let Some(mut state) = self.state.try_lock() else { return LOOK_SOON_NS };
         let state = &mut *state;
         let Some(seen) = self.scale.look(&self.pager, &mut state.level) else { return LOOK_NS };
+        state.mapped_since = 0;
         let Seen { before, unmanaged, slower } = seen;
         let anonymous = state.level.anonymous;
         let max = self.pager.bound_bytes();
@@ -47,6 +48,23 @@ impl Gated {
         }
         self.adopt_late(state);
         next
+    }
+
+    /// The program is about to map `bytes` more. If that could bring it past the limit before anybody
+    /// looks at its size, what it has is taken now: the rest will be with the call.
+    pub fn expect(&self, state: &mut State, bytes: usize) {
+        state.mapped_since = state.mapped_since.saturating_add(bytes);
+        let most = state.level.anonymous.saturating_add(state.mapped_since as u64);
+        if self.is_managing() || most <= self.pager.bound_bytes() {
+            return;
+        }
+        state.mapped_since = 0;
+        engine::have_done(|| {
+            self.start_threads(state, true);
+            if state.has_threads() {
+                self.adopt_all(state);
+            }
+        });
     }
 
     fn tell_unmanaged(&self, merges: bool) {
@@ -158,7 +176,7 @@ impl Gated {
             if self.is_worth(&range) {
                 self.known.set(&range);
                 // Where the kernel refuses it stays the kernel's.
-                let register = || self.register(&range);
+                let register = || unless_own(start, end, || self.register(&range));
                 let _ = self.pager.take(range.clone(), &self.pagemap, bring, register);
             }
         }

@@ -56,8 +56,9 @@ impl Gated {
             libc::SYS_mremap => self.remap(state, args, make),
             libc::SYS_brk => self.set_break(state, args, make),
             libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+                let is_plain = third as i32 & (PLAIN | libc::PROT_EXEC) == PLAIN;
                 let result = make(args);
-                if result == 0 && third as i32 & (PLAIN | libc::PROT_EXEC) == PLAIN {
+                if result == 0 && is_plain {
                     self.adopt_later(state, &(start..end_of(start, len)));
                 }
                 result
@@ -113,11 +114,15 @@ impl Gated {
         let (access, flags) = (args[2] as i32, args[3] as i32);
         let is_private = flags & TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0;
         let others = libc::MAP_HUGETLB | libc::MAP_LOCKED | libc::MAP_STACK | libc::MAP_GROWSDOWN;
-        let suits = is_private
+        let could = is_private
             && access & (PLAIN | libc::PROT_EXEC) == PLAIN
             && flags & others == 0
-            && self.is_managing()
             && state.takes();
+        // What promises nothing to be used is mapped to be used in small part.
+        if could && flags & libc::MAP_NORESERVE == 0 {
+            self.expect(state, len);
+        }
+        let suits = could && self.is_managing();
         let mut args = *args;
         if suits {
             // It would fill what is about to be folded, and promises nothing.
@@ -154,6 +159,7 @@ impl Gated {
         let result = self.pager.end_with(range.clone(), || make(args));
         if result == 0 {
             state.forget(&range);
+            state.mapped_since = state.mapped_since.saturating_sub(range.len());
         }
         result
     }
@@ -179,6 +185,7 @@ impl Gated {
         let unregister = |range: Range<usize>| {
             let _ = self.uffd.unregister(range.start, range.len());
         };
+        self.expect(state, after.len().saturating_sub(from.len()));
         let result = self.pager.remap_with(&remap, || make(args), register, unregister);
         if failed(result) {
             return result;
@@ -215,6 +222,7 @@ impl Gated {
             }
             return result;
         }
+        self.expect(state, wanted.saturating_sub(before));
         let result = make(args);
         let range = page(before)..page(result as usize);
         if !failed(result) && !range.is_empty() {

@@ -23,7 +23,7 @@ use memfold_sys::disk::swapfile::{FileDisk, Options};
 use memfold_sys::maps::lookup::Maps;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::maps::{Smaps, each_area, flag};
-use memfold_sys::memory::zone::{freeze_list, overlaps_own, unfreeze_list, unless_own};
+use memfold_sys::memory::zone::{freeze_list, overlaps_own, unfreeze_list};
 use memfold_sys::remote::socket::SocketRemote;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::errands::{Errands, Handed};
@@ -110,6 +110,8 @@ pub struct State {
     pub told: bool,
     /// The process's size.
     pub level: Level,
+    /// So much more has been mapped since it was looked at, bytes.
+    pub mapped_since: usize,
 }
 
 impl State {
@@ -377,10 +379,8 @@ impl Gated {
     /// What the kernel says.
     pub fn register(&self, range: &Range<usize>) -> Result<(), Errno> {
         // SAFETY: faults of the program are served from now on, what the kernel touches is held,
-        // and no engine thread touches the range, as it is not the engine's.
-        let take =
-            || unsafe { self.uffd.register(range.start, range.len(), self.pager.protects()) };
-        unless_own(range.start, range.end, take)
+        // and no engine thread touches the range.
+        unsafe { self.uffd.register(range.start, range.len(), self.pager.protects()) }
     }
 
     /// Brings a range home, and gives it back to the kernel.
