@@ -19,7 +19,7 @@ fn assert_right(more: &[&str], promises: &[&str]) {
 
 #[test]
 fn parent_and_children_each_find_what_they_wrote_and_what_was_before() {
-    assert_right(&[], &["both", "many", "busy"]);
+    assert_right(&[], &["both", "parts", "many", "busy"]);
     assert_right(&["--swap-encrypt", "off"], &["both", "busy"]);
 }
 
@@ -93,7 +93,7 @@ fn with_a_remote_store_a_fork_brings_home_what_is_in_file_and_store() {
     let server = Server::start(&[]);
     let url = server.url();
     let flags = ["--swap-size", "32M", "--remote-at", "50", "--remote", &url];
-    assert_right(&flags, &["both", "closed", "orphan", "filter"]);
+    assert_right(&flags, &["both", "parts", "closed", "orphan", "filter"]);
     assert_eq!(server.keys(), [""; 0], "no key is left");
 }
 

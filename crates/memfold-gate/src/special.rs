@@ -358,7 +358,14 @@ fn gives_up_rights(nr: usize, args: &[usize; 6]) -> bool {
 }
 
 /// Whether a call can be made without a context, from a patched site.
-pub fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
+pub fn needs_no_context(entry: &Entry, args: &[usize; 6]) -> bool {
+    ACTIONS_AND_MASKS.contains(&i64::from(entry.number)) || is_plain(entry, args)
+}
+
+const ACTIONS_AND_MASKS: [i64; 2] = [libc::SYS_rt_sigaction, libc::SYS_rt_sigprocmask];
+
+/// Whether nothing else must be known of a call than what it names.
+fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
     calls::class(entry, args) == Class::Plain
         && !gives_up_rights(entry.number as usize, args)
         && !matches!(
@@ -373,7 +380,7 @@ pub fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
 }
 
 /// Makes a call of a patched site; `None`: it must come as SIGSYS.
-pub fn make_plain(
+pub fn make_patched(
     keeper: &dyn Keeper,
     record: &Record,
     nr: usize,
@@ -381,5 +388,9 @@ pub fn make_plain(
     depth: usize,
 ) -> Option<isize> {
     let entry = calls::look_up(nr);
-    is_plain(entry, args).then(|| plain(keeper, record, entry, nr, args, depth))
+    match nr as i64 {
+        libc::SYS_rt_sigaction => Some(value(signals::set_action(record, args))),
+        libc::SYS_rt_sigprocmask => signals::set_mask_now(record, args).map(value),
+        _ => is_plain(entry, args).then(|| plain(keeper, record, entry, nr, args, depth)),
+    }
 }

@@ -63,6 +63,17 @@ static void both(void) {
     check_all(3);
 }
 
+/* A fork while of many blocks a page that isn't the first has been read, and the rest not. */
+static void parts(void) {
+    enum { READS = 2000, BLOCK = 4 };
+    begin();
+    for (uint64_t i = 0; i < READS; i++) check_page(mix(i) % (LEN / PAGE / BLOCK) * BLOCK + 1 + i % (BLOCK - 1), 1);
+    pid_t child = fork();
+    check_all(1);
+    if (child == 0) end_child();
+    expect_end(child);
+}
+
 /* Each generation changes a part, and reads what all before it have left; deeper than files are stacked. */
 static void generations(void) {
     enum { DEPTH = 7 };
@@ -290,7 +301,7 @@ static void filter(void) {
 
 int main(int argc, char **argv) {
     static const struct test all[] = {
-        {"both", both}, {"generations", generations}, {"many", many}, {"again", again}, {"busy", busy}, {"closed", closed},
+        {"both", both}, {"parts", parts}, {"generations", generations}, {"many", many}, {"again", again}, {"busy", busy}, {"closed", closed},
         {"barred", barred}, {"orphan", orphan}, {"execs", execs}, {"filter", filter},
     };
     return RUN_NAMED(argc, argv, all);

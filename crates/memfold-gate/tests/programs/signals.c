@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/select.h>
+#include <sys/time.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -111,6 +112,45 @@ static void masks(void) {
     sigprocmask(SIG_UNBLOCK, &one, 0);
 }
 
+// At sites that are patched soon, while signals come that the gate puts off.
+static volatile int ticks;
+static void tick(int s) {
+    sigset_t m = only(SIGUSR2);
+    sigprocmask(SIG_BLOCK, &m, 0);
+    ticks++, (void)s;
+}
+static void other(int s) { (void)s; }
+static void hot(void) {
+    sigset_t both = only(SIGUSR1), now, old;
+    sigaddset(&both, SIGBUS);
+    signal(SIGALRM, tick);
+    struct itimerval often = {{0, 200}, {0, 200}}, never = {{0, 0}, {0, 0}};
+    setitimer(ITIMER_REAL, &often, 0);
+    for (int i = 0; i < 3000 || ticks < 100; i++) {
+        int s = i % 2 ? SIGUSR1 : SIGBUS;
+        struct sigaction a;
+        signal(s, other);
+        set(s, note, 0);
+        assert(!sigaction(s, 0, &a) && a.sa_sigaction == note);
+        assert(!sigprocmask(SIG_BLOCK, &both, &old));
+        assert(!sigismember(&old, SIGUSR1) && !sigismember(&old, SIGBUS) && !sigismember(&old, SIGUSR2));
+        kill(getpid(), s);
+        assert(!got && !sigprocmask(SIG_BLOCK, 0, &now));
+        assert(sigismember(&now, SIGUSR1) && sigismember(&now, SIGBUS) && !sigismember(&now, SIGUSR2));
+        if (i % 3 == 0) assert(!sigprocmask(SIG_SETMASK, &old, 0));
+        else assert(!sigprocmask(SIG_UNBLOCK, &both, &now) && sigismember(&now, s));
+        assert(got == s && blocked_inside);
+        assert(syscall(SYS_rt_sigprocmask, 7, &both, 0, 8) == -1 && errno == EINVAL);
+        assert(syscall(SYS_rt_sigprocmask, SIG_BLOCK, (void *)16, 0, 8) == -1 && errno == EFAULT);
+        assert(syscall(SYS_rt_sigprocmask, SIG_BLOCK, 0, (void *)16, 8) == -1 && errno == EFAULT);
+        got = blocked_inside = 0;
+    }
+    setitimer(ITIMER_REAL, &never, 0);
+    signal(SIGALRM, SIG_IGN), signal(SIGUSR1, SIG_DFL), signal(SIGBUS, SIG_DFL);
+    assert(!sigprocmask(SIG_BLOCK, 0, &now));
+    for (int s = 1; s < 32; s++) assert(!sigismember(&now, s));
+}
+
 int main(void) {
     set(SIGSEGV, jump, 0);
     if (!sigsetjmp(back, 1)) *(volatile char *)16 = 1;
@@ -155,6 +195,7 @@ int main(void) {
     say("the last of all");
     for (int s = 1; s < 32; s++) signal(s, SIG_DFL);
     masks();
+    hot();
     printf("ends by %d %d %d %d %d %d\n", ends_by(segv), ends_by(bus), ends_by(sys), ends_by(blocked_segv),
            ends_by(ignored_bus), ends_by(no_room));
     set(SIGSEGV, note, 0);

@@ -13,8 +13,8 @@
 //!   passes after a load.
 //! - Who holds `state` may meet faults: serving one takes no lock that is above the areas. Who holds
 //!   the areas must not, and touches none of the program's memory.
-//! - A program below `--adopt-at` has its calls pass, and nothing registered; a small one has no
-//!   engine yet (`deferred.rs`).
+//! - A program below `--adopt-at` has its calls pass, and nothing registered, until it maps more than
+//!   the limit allows (`Gated::expect`); a small one has no engine yet (`deferred.rs`).
 //!
 //! # Descriptors
 //! The thread that faults uses the userfaultfd, so it is in the program's table, with high numbers
