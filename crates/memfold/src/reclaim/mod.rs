@@ -166,12 +166,10 @@ impl Pager {
             // Small dirty folios are not left to the background for ever: the round must end with a
             // free frame.
             let urgent = tried >= TRIES / 2;
-            if slack > 0 && self.frames.full_free() > pages {
-                if self.drops_clean {
-                    self.frames.trim_now(&*self.space, slack);
-                } else {
-                    self.frames.trim(&*self.space, slack);
-                }
+            // Together, as each call interrupts the program's other CPUs.
+            let lacking = (self.physical() + slack).saturating_sub(self.target());
+            if slack > 0 && self.frames.full_free() >= pages + lacking.max(1) {
+                self.shrink_frames(slack);
                 continue;
             }
             // What was read ahead is about to be used: it goes last, but for what nobody came for.
@@ -192,6 +190,9 @@ impl Pager {
             }
             match hold.with(|areas| self.evict(areas)) {
                 Progress::Freed => {}
+                Progress::Nothing if slack > 0 && self.frames.full_free() > pages => {
+                    self.shrink_frames(slack);
+                }
                 Progress::Nothing if dirty > 0 => {
                     self.save_next(hold, List::Dirty, true);
                 }
@@ -203,6 +204,15 @@ impl Pager {
             }
         }
         if enough(self) { Progress::Freed } else { Progress::Nothing }
+    }
+
+    /// Gives free full frames back to the kernel.
+    fn shrink_frames(&self, pages: u64) {
+        if self.drops_clean {
+            self.frames.trim_now(&*self.space, pages);
+        } else {
+            self.frames.trim(&*self.space, pages);
+        }
     }
 
     /// Whether folios are left that were not refused.
