@@ -1,4 +1,5 @@
 //! Who owns the program's memory, as the gate sees it.
+use memfold_sys::units::PAGE_SIZE;
 
 /// Most ranges of one call that are told apart.
 pub const SPANS_MAX: usize = 32;
@@ -28,7 +29,8 @@ impl Spans {
     }
 
     /// Adds a range; an empty one, or one past the end of the address space, is passed over. When
-    /// there is no place left, one reaches over two of them: those by which it grows least.
+    /// there is no place left, one reaches over two of them: the new one and one that is near, or
+    /// those by which it grows least.
     pub fn push(&mut self, span: Span) {
         if span.len == 0 || span.start.checked_add(span.len).is_none() {
             return;
@@ -43,6 +45,16 @@ impl Spans {
             let end = (a.start + a.len).max(b.start + b.len);
             Span { start, len: end - start, write: a.write | b.write }
         };
+        // The strings of a program's environment, mostly: no page lies between the two.
+        let near = |other: &&mut Span| {
+            let joined = over(other, &span);
+            let both = other.len.saturating_add(span.len).saturating_add(PAGE_SIZE);
+            joined.len < both && other.write == span.write
+        };
+        if let Some(other) = self.spans.iter_mut().find(near) {
+            *other = over(other, &span);
+            return;
+        }
         let at = |n: usize| if n < SPANS_MAX { &self.spans[n] } else { &span };
         let grows = |a: usize, b: usize| {
             over(at(a), at(b)).len.saturating_sub(at(a).len.saturating_add(at(b).len))
