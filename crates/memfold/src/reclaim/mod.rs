@@ -166,9 +166,13 @@ impl Pager {
             // Small dirty folios are not left to the background for ever: the round must end with a
             // free frame.
             let urgent = tried >= TRIES / 2;
-            // Together, as each call interrupts the program's other CPUs.
-            let lacking = (self.physical() + slack).saturating_sub(self.target());
-            if slack > 0 && self.frames.full_free() >= pages + lacking.max(1) {
+            // Together, as each call interrupts the program's other CPUs. What is copied out takes
+            // more memory until its frames are given back, so they are at once.
+            let lacking = match self.has_move {
+                true => (self.physical() + slack).saturating_sub(self.target()).max(1),
+                false => 1,
+            };
+            if slack > 0 && self.frames.full_free() >= pages + lacking {
                 self.shrink_frames(slack);
                 continue;
             }
