@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -92,21 +93,28 @@ pub struct Control {
 }
 
 impl Control {
-    /// Serves a run from a thread of its own, which gets no signal that the caller has blocked.
+    /// Makes the socket: who asks from now on waits until it is served.
     ///
     /// # Errors
     /// No socket can be made, and where: a program runs without.
-    pub fn start(run: Arc<Run>) -> io::Result<Control> {
+    pub fn listen() -> io::Result<(Control, UnixListener)> {
         let (listener, path) = sockets::listen(sockets::RUN)?;
+        Ok((Control { path }, listener))
+    }
+
+    /// Serves a run from a thread of its own, which gets no signal that the caller has blocked.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn serve(self, listener: UnixListener, run: Arc<Run>) -> io::Result<Control> {
         let serve = move || {
             // One that breaks off harms only itself.
             memfold_remote::each_connection(&listener, |stream| {
                 let _ = sockets::answer(stream, |request| run.answer(request).to_string());
             });
         };
-        let control = Control { path };
         thread::Builder::new().name("memfold-control".to_string()).spawn(serve)?;
-        Ok(control)
+        Ok(self)
     }
 }
 

@@ -186,11 +186,13 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let reported = stats_file.is_some() || matches.get_flag(SUMMARY);
 
     let environment = environment(&config, &slots, library)?;
+    // Whoever knows of the program finds its run.
+    let control = Control::listen();
     let child = Child::start(&path, &arguments, environment)?;
     let run = Arc::new(Run { slots, config: Mutex::new(config), arguments, start: Instant::now() });
     // Threads come after the child: signals are blocked by now.
     tend(&run, &log, child.number())?;
-    let control = Control::start(run.clone());
+    let control = control.and_then(|(control, listener)| control.serve(listener, run.clone()));
     if let Err(e) = &control {
         let why = "memfold run --list, stat and set don't find this run";
         log.say(&format!("memfold: warning: {why}: {}\n", program::plain(e)));
