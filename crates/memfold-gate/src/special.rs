@@ -358,14 +358,7 @@ fn gives_up_rights(nr: usize, args: &[usize; 6]) -> bool {
 }
 
 /// Whether a call can be made without a context, from a patched site.
-pub fn needs_no_context(entry: &Entry, args: &[usize; 6]) -> bool {
-    ACTIONS_AND_MASKS.contains(&i64::from(entry.number)) || is_plain(entry, args)
-}
-
-const ACTIONS_AND_MASKS: [i64; 2] = [libc::SYS_rt_sigaction, libc::SYS_rt_sigprocmask];
-
-/// Whether nothing else must be known of a call than what it names.
-fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
+pub fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
     calls::class(entry, args) == Class::Plain
         && !gives_up_rights(entry.number as usize, args)
         && !matches!(
@@ -380,7 +373,7 @@ fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
 }
 
 /// Makes a call of a patched site; `None`: it must come as SIGSYS.
-pub fn make_patched(
+pub fn make_plain(
     keeper: &dyn Keeper,
     record: &Record,
     nr: usize,
@@ -388,9 +381,5 @@ pub fn make_patched(
     depth: usize,
 ) -> Option<isize> {
     let entry = calls::look_up(nr);
-    match nr as i64 {
-        libc::SYS_rt_sigaction => Some(value(signals::set_action(record, args))),
-        libc::SYS_rt_sigprocmask => signals::set_mask_now(record, args).map(value),
-        _ => is_plain(entry, args).then(|| plain(keeper, record, entry, nr, args, depth)),
-    }
+    is_plain(entry, args).then(|| plain(keeper, record, entry, nr, args, depth))
 }

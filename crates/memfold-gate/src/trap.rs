@@ -8,7 +8,7 @@ use crate::patch;
 use crate::patch::entry::{AGAIN, BELOW, Entered};
 use crate::record::{Place, Record};
 use crate::signals::{defer, deliver, deliver_pending, set_mask};
-use crate::special::{Call, make_patched, needs_no_context};
+use crate::special::{Call, is_plain, make_plain};
 use crate::touch::{fix_up, read};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::raw::system_call;
@@ -108,7 +108,7 @@ fn from_program(
     let is_at = |trap: usize| trap != 0 && after == trap + SYSCALL_BYTES as usize;
     if !is_at(call) && !is_at(done) {
         let (nr, args) = context.regs.call();
-        if needs_no_context(look_up(nr), &args) {
+        if is_plain(look_up(nr), &args) {
             patch::note_trap(after, nr);
         }
         return trapped(keeper, record, context, info);
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn on_patched(record: *const Record, entered: *const Enter
     let (record, entered) = unsafe { (&*record, &*entered) };
     let made = KEEPER
         .get()
-        .and_then(|keeper| make_patched(keeper, record, entered.nr, &entered.args(), entered.sp));
+        .and_then(|keeper| make_plain(keeper, record, entered.nr, &entered.args(), entered.sp));
     made.unwrap_or(AGAIN)
 }
 

@@ -17,5 +17,5 @@ pub use actions::{
 };
 pub use alternate::set_alternate;
 pub use deliver::{defer, deliver, deliver_pending};
-pub use masks::{block_all, pending, set_mask, set_mask_now};
+pub use masks::{block_all, pending, set_mask};
 pub use resume::resume;
