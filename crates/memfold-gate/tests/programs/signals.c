@@ -13,9 +13,9 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/select.h>
-#include <sys/time.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <ucontext.h>
@@ -112,7 +112,7 @@ static void masks(void) {
     sigprocmask(SIG_UNBLOCK, &one, 0);
 }
 
-// At sites that are patched soon, while signals come that the gate puts off.
+// Masks and actions, thousands of times, while signals come that the gate puts off.
 static volatile int ticks;
 static void tick(int s) {
     sigset_t m = only(SIGUSR2);
@@ -120,7 +120,7 @@ static void tick(int s) {
     ticks++, (void)s;
 }
 static void other(int s) { (void)s; }
-static void hot(void) {
+static void often_changed(void) {
     sigset_t both = only(SIGUSR1), now, old;
     sigaddset(&both, SIGBUS);
     signal(SIGALRM, tick);
@@ -195,7 +195,7 @@ int main(void) {
     say("the last of all");
     for (int s = 1; s < 32; s++) signal(s, SIG_DFL);
     masks();
-    hot();
+    often_changed();
     printf("ends by %d %d %d %d %d %d\n", ends_by(segv), ends_by(bus), ends_by(sys), ends_by(blocked_segv),
            ends_by(ignored_bus), ends_by(no_room));
     set(SIGSEGV, note, 0);

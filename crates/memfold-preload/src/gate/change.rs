@@ -56,9 +56,8 @@ impl Gated {
             libc::SYS_mremap => self.remap(state, args, make),
             libc::SYS_brk => self.set_break(state, args, make),
             libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
-                let is_plain = third as i32 & (PLAIN | libc::PROT_EXEC) == PLAIN;
                 let result = make(args);
-                if result == 0 && is_plain {
+                if result == 0 && third as i32 & (PLAIN | libc::PROT_EXEC) == PLAIN {
                     self.adopt_later(state, &(start..end_of(start, len)));
                 }
                 result
