@@ -245,10 +245,14 @@ fn is_libc(area: &Area) -> bool {
 }
 
 /// Whether what looks like `mov $nr,%eax` may be the end of a longer instruction: after a byte that
-/// begins one whose second is 0xb8.
+/// begins one whose second is 0xb8. Those of them that end with an immediate would take it from the
+/// system call, which the thread has come to, so they aren't any: 0xc0 is the end of
+/// `xor %r8d,%r8d`.
 fn is_prefix_or_opcode(byte: u8) -> bool {
-    matches!(byte, 0x40..=0x4f | 0x80..=0x8f | 0xc0..=0xc7 | 0xf6 | 0xf7 | 0xfe | 0xff | 0x63 | 0x69 | 0x6b | 0x0f | 0xd0..=0xdf)
-        || (byte < 0x40 && byte & 7 < 4 && byte != 0)
+    let takes_more = matches!(byte, 0x69 | 0x6b | 0x80..=0x83 | 0xc0 | 0xc1 | 0xc6 | 0xc7);
+    let begins = matches!(byte, 0x40..=0x4f | 0x80..=0x8f | 0xc0..=0xc7 | 0xf6 | 0xf7 | 0xfe | 0xff | 0x63 | 0x69 | 0x6b | 0x0f | 0xd0..=0xdf)
+        || (byte < 0x40 && byte & 7 < 4 && byte != 0);
+    begins && !takes_more
 }
 
 /// Makes pages executable, and writable or not.
@@ -303,5 +307,32 @@ unsafe fn detour(site: usize, room: usize, distance: i32) {
             jump = in(reg) jump,
             options(nostack)
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[repr(align(64))]
+    struct Code([u8; 16]);
+
+    fn is_site(before: &[u8], nr: u32) -> bool {
+        let (mut code, start) = (Code([0x90; 16]), before.len());
+        code.0[..start].copy_from_slice(before);
+        code.0[start] = 0xb8;
+        code.0[start + 1..start + MOV_BYTES].copy_from_slice(&nr.to_le_bytes());
+        code.0[start + MOV_BYTES..start + SITE_BYTES].copy_from_slice(&SYSCALL);
+        sets_number(code.0.as_ptr() as usize + start, nr as usize)
+    }
+
+    #[test]
+    fn a_number_that_is_set_is_told_from_the_end_of_another_instruction() {
+        // xor %r9d,%r9d; xor %r8d,%r8d; mov %eax,%r10d: recv and send
+        assert!(is_site(&[0x45, 0x31, 0xc9], 45) && is_site(&[0x45, 0x31, 0xc0], 45));
+        assert!(is_site(&[0x41, 0x89, 0xca], 44));
+        // mov $45,%r8d; add %edi,45(%rax); popcnt 45(%rax),%edi
+        assert!(!is_site(&[0x41], 45) && !is_site(&[0x01], 45));
+        assert!(!is_site(&[0xf3, 0x0f], 45));
     }
 }
