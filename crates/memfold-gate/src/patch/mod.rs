@@ -49,6 +49,8 @@ const MOV_BYTES: usize = 5;
 const SITE_BYTES: usize = MOV_BYTES + SYSCALL.len();
 const TEXTS: usize = 4;
 const HALVES: usize = 32;
+/// Below this address nothing is mapped (`vm.mmap_min_addr`), and numbers of calls are half of it.
+const LOWEST: usize = 1024;
 /// How far a short jump reaches, and a jump of its own lies within.
 const REACH: usize = 112;
 
@@ -102,7 +104,7 @@ impl Sites {
         if self.used == 0 && !self.prepare() {
             return ON.store(false, SeqCst);
         }
-        if !self.texts.iter().any(|text| text.0 < after - SITE_BYTES && after < text.1)
+        if !self.texts.iter().any(|text| text.0 + BEFORE < after - SITE_BYTES && after < text.1)
             || (self.used + 1) * STRIDE > SITES_BYTES
         {
             return;
@@ -159,7 +161,10 @@ impl Sites {
         if let Some(half) = self.halves.iter_mut().find(|half| reach.contains(half)) {
             return Some(core::mem::take(half));
         }
-        let text = self.texts.iter().find(|text| text.0 < reach.start && reach.end < text.1)?;
+        let text = self
+            .texts
+            .iter()
+            .find(|text| text.0 < reach.start && reach.end + padding::LONGEST < text.1)?;
         let from = reach.start.max(text.0 + padding::BEFORE);
         // SAFETY: all of it lies in a text.
         let found =
@@ -227,15 +232,20 @@ impl Sites {
     }
 }
 
+/// Bytes before a site that are looked at.
+const BEFORE: usize = 5;
+
 /// Whether the instruction before a system call's is one that sets the number, alone.
 fn sets_number(site: usize, nr: usize) -> bool {
-    // SAFETY: it lies in a text, with a byte before.
-    let bytes = unsafe { &*((site - 1) as *const [u8; 1 + SITE_BYTES]) };
-    site % LINE_BYTES <= LINE_BYTES - 4
-        && bytes[1] == 0xb8
-        && bytes[2..6] == (nr as u32).to_le_bytes()
-        && bytes[6..] == SYSCALL
-        && !is_prefix_or_opcode(bytes[0])
+    // SAFETY: it lies in a text, with so many bytes before.
+    let bytes = unsafe { &*((site - BEFORE) as *const [u8; BEFORE + SITE_BYTES]) };
+    let (before, site_bytes) = bytes.split_at(BEFORE);
+    nr < LOWEST / 2
+        && site % LINE_BYTES <= LINE_BYTES - 4
+        && site_bytes[0] == 0xb8
+        && site_bytes[1..MOV_BYTES] == (nr as u32).to_le_bytes()
+        && site_bytes[MOV_BYTES..] == SYSCALL
+        && !may_go_on(before)
 }
 
 fn is_libc(area: &Area) -> bool {
@@ -244,15 +254,19 @@ fn is_libc(area: &Area) -> bool {
         && (file == b"libc.so.6" || file == b"libpthread.so.0" || file.starts_with(b"ld-linux"))
 }
 
-/// Whether what looks like `mov $nr,%eax` may be the end of a longer instruction: after a byte that
-/// begins one whose second is 0xb8. Those of them that end with an immediate would take it from the
-/// system call, which the thread has come to, so they aren't any: 0xc0 is the end of
-/// `xor %r8d,%r8d`.
-fn is_prefix_or_opcode(byte: u8) -> bool {
-    let takes_more = matches!(byte, 0x69 | 0x6b | 0x80..=0x83 | 0xc0 | 0xc1 | 0xc6 | 0xc7);
-    let begins = matches!(byte, 0x40..=0x4f | 0x80..=0x8f | 0xc0..=0xc7 | 0xf6 | 0xf7 | 0xfe | 0xff | 0x63 | 0x69 | 0x6b | 0x0f | 0xd0..=0xdf)
-        || (byte < 0x40 && byte & 7 < 4 && byte != 0);
-    begins && !takes_more
+/// Whether what looks like `mov $nr,%eax` may be the end of a longer instruction that begins in these
+/// bytes: a thread has come to the system call behind it with this number in `%rax`.
+///
+/// In such an instruction 0xb8 says that its operand is memory at `%rax` and the number. One that
+/// takes an immediate behind that would take it from the system call. One that leaves `%rax` as it
+/// is would have met an address below [`LOWEST`], where nothing is mapped. So it is one that doesn't
+/// touch memory (`lea`, `nop`, a prefetch), that sets `%rax` (`idiv`, `cmpxchg`), or that counts
+/// from a segment; or 0xb8 is an operation behind a prefix.
+fn may_go_on(before: &[u8]) -> bool {
+    let [.., escape, last] = *before else { return true };
+    let is_alone = matches!(last, 0x0f | 0x40..=0x4f | 0x8d | 0x8f | 0xc4 | 0xc5 | 0xf6 | 0xf7);
+    let is_second = escape == 0x0f && matches!(last, 0x0d | 0x18..=0x1f | 0xb0 | 0xb1);
+    is_alone || is_second || before.iter().any(|byte| matches!(byte, 0x64 | 0x65))
 }
 
 /// Makes pages executable, and writable or not.
@@ -318,8 +332,8 @@ mod tests {
     struct Code([u8; 16]);
 
     fn is_site(before: &[u8], nr: u32) -> bool {
-        let (mut code, start) = (Code([0x90; 16]), before.len());
-        code.0[..start].copy_from_slice(before);
+        let (mut code, start) = (Code([0x90; 16]), BEFORE);
+        code.0[start - before.len()..start].copy_from_slice(before);
         code.0[start] = 0xb8;
         code.0[start + 1..start + MOV_BYTES].copy_from_slice(&nr.to_le_bytes());
         code.0[start + MOV_BYTES..start + SITE_BYTES].copy_from_slice(&SYSCALL);
@@ -328,11 +342,16 @@ mod tests {
 
     #[test]
     fn a_number_that_is_set_is_told_from_the_end_of_another_instruction() {
-        // xor %r9d,%r9d; xor %r8d,%r8d; mov %eax,%r10d: recv and send
+        // xor %r9d,%r9d; xor %r8d,%r8d; mov %eax,%r10d; mov 8(%rsp),%edi; sub $8,%rsp; mov %edx,%esi
         assert!(is_site(&[0x45, 0x31, 0xc9], 45) && is_site(&[0x45, 0x31, 0xc0], 45));
-        assert!(is_site(&[0x41, 0x89, 0xca], 44));
-        // mov $45,%r8d; add %edi,45(%rax); popcnt 45(%rax),%edi
-        assert!(!is_site(&[0x41], 45) && !is_site(&[0x01], 45));
-        assert!(!is_site(&[0xf3, 0x0f], 45));
+        assert!(is_site(&[0x41, 0x89, 0xca], 44) && is_site(&[0x8b, 0x7c, 0x24, 0x08], 7));
+        assert!(is_site(&[0x48, 0x83, 0xec, 0x08], 202) && is_site(&[0x89, 0xd6], 202));
+        // mov $45,%r8d; lea 45(%rax),%edi; idivl 45(%rax); cmpxchg %edi,45(%rax); nopl 45(%rax)
+        assert!(!is_site(&[0x41], 45) && !is_site(&[0x8d], 45) && !is_site(&[0xf7], 45));
+        assert!(!is_site(&[0x0f, 0xb1], 45) && !is_site(&[0x0f, 0x1f], 45));
+        // popcnt; mov %fs:45(%rax),%rdi
+        assert!(!is_site(&[0xf3, 0x0f], 45) && !is_site(&[0x64, 0x48, 0x8b], 45));
+        // Whoever maps memory at 0 may call 1000.
+        assert!(!is_site(&[0x90], 1000));
     }
 }

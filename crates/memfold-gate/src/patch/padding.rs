@@ -1,43 +1,72 @@
-//! Padding that nobody runs through: behind `cmp $-4096,%rax; ja error; ret` or
-//! `add $x,%rsp; ret`, up to where the next code is aligned.
+//! Padding that nobody runs through: behind the end of a function that ends as those of libc do that
+//! make system calls, up to where the next code is aligned.
 //!
-//! That a byte is a return can't be told from itself: `c3` ends many instructions. Behind these it
-//! can.
+//! That a byte is a return can't be told from itself: `c3` ends many instructions. Behind what
+//! [`ends`] knows it can.
 
 /// So many bytes before padding are looked at.
-pub const BEFORE: usize = 9;
+pub const BEFORE: usize = 24;
+/// And so many of it.
+pub const LONGEST: usize = 16;
 
-const NOPS: [&[u8]; 7] = [
-    &[0x0f, 0x1f, 0x44, 0, 0],
-    &[0x66, 0x0f, 0x1f, 0x44, 0, 0],
-    &[0x0f, 0x1f, 0x80, 0, 0, 0, 0],
-    &[0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
-    &[0x66, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
-    &[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
+const NOPS: [&[u8]; 11] = [
     &[0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
+    &[0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
+    &[0x66, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
+    &[0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
+    &[0x0f, 0x1f, 0x80, 0, 0, 0, 0],
+    &[0x66, 0x0f, 0x1f, 0x44, 0, 0],
+    &[0x0f, 0x1f, 0x44, 0, 0],
+    &[0x0f, 0x1f, 0x40, 0],
+    &[0x0f, 0x1f, 0],
+    &[0x66, 0x90],
+    &[0x90],
 ];
-const LONGEST: usize = 11;
-const ALIGN: usize = 16;
+/// What code is aligned to, at least.
+const ALIGN: usize = 8;
+const RET: u8 = 0xc3;
+/// `mov $-1,%rax`.
+const FAILS: [u8; 7] = [0x48, 0xc7, 0xc0, 0xff, 0xff, 0xff, 0xff];
+/// `jmp` by a byte, behind which that byte stands.
+const JUMP: u8 = 0xeb;
 
 /// The length of the padding that begins at `at`; `None`: there is none.
 ///
 /// # Safety
-/// - [`BEFORE`] bytes before, and 11 from there on, can be read.
+/// - [`BEFORE`] bytes before, and [`LONGEST`] from there on, can be read.
 pub unsafe fn at(at: usize) -> Option<usize> {
     // SAFETY: the caller's promise.
     let bytes = unsafe { &*((at - BEFORE) as *const [u8; BEFORE + LONGEST]) };
     let (before, padding) = bytes.split_at(BEFORE);
-    let nop = NOPS.iter().find(|nop| padding.starts_with(nop))?;
-    let ends = (at + nop.len()).is_multiple_of(ALIGN) && returns(before);
-    ends.then_some(nop.len())
+    if !ends(before) {
+        return None;
+    }
+    let mut len = 0;
+    while let Some(nop) = NOPS.iter().find(|nop| padding[len..].starts_with(nop)) {
+        len += nop.len();
+    }
+    (len > 0 && (at + len).is_multiple_of(ALIGN)).then_some(len)
 }
 
-fn returns(before: &[u8]) -> bool {
-    let [.., b, c, d, e, f, g, h, i, ret] = *before else { return false };
-    let compares = b == 0x48 && c == 0x3d && d <= 1 && (e, f, g) == (0xf0, 0xff, 0xff);
-    let (jumps, adds) = (h == 0x77, (f, g, h) == (0x48, 0x83, 0xc4));
-    let _ = i;
-    ret == 0xc3 && (compares && jumps || adds)
+/// Whether code doesn't go on behind these bytes: `cmp $-4096,%rax; ja error; ret`, or a return or a
+/// jump that follows `mov $-1,%rax`, or a return behind `add $x,%rsp` and any number of `pop`.
+fn ends(before: &[u8]) -> bool {
+    if let [rest @ .., JUMP, _] = before
+        && rest.ends_with(&FAILS)
+    {
+        return true;
+    }
+    let Some((&RET, mut rest)) = before.split_last() else { return false };
+    if rest.ends_with(&FAILS) {
+        return true;
+    }
+    if let [.., 0x48, 0x3d, 0 | 1, 0xf0, 0xff, 0xff, 0x77 | 0x73, _] = rest {
+        return true;
+    }
+    while let [before @ .., 0x58..=0x5f] = rest {
+        rest = before.strip_suffix(&[0x41]).unwrap_or(before);
+    }
+    matches!(rest, [.., 0x48, 0x83, 0xc4, _])
 }
 
 #[cfg(test)]
@@ -45,13 +74,15 @@ mod tests {
     use super::*;
 
     #[repr(align(16))]
-    struct Code([u8; 32]);
+    struct Code([u8; 64]);
 
+    /// `start` is that of the padding in `bytes`, which are aligned.
     fn padding_in(bytes: &[u8], start: usize) -> Option<usize> {
-        let mut code = Code([0xcc; 32]);
-        code.0[..bytes.len()].copy_from_slice(bytes);
+        const AT: usize = 32;
+        let mut code = Code([0xcc; 64]);
+        code.0[AT..AT + bytes.len()].copy_from_slice(bytes);
         // SAFETY: it lies inside.
-        unsafe { at(code.0.as_ptr() as usize + start) }
+        unsafe { at(code.0.as_ptr() as usize + AT + start) }
     }
 
     #[test]
@@ -68,6 +99,20 @@ mod tests {
         let mut adds = behind_ret;
         adds[..9].copy_from_slice(&[0x90, 0x90, 0x90, 0x90, 0x48, 0x83, 0xc4, 0x08, 0xc3]);
         assert_eq!(padding_in(&adds, 9), Some(7));
+        // add $32,%rsp; pop %r12; pop %rbp; ret; and without the first, which may be the end of
+        // mov -61(%rbp),%ebx
+        let pops =
+            [0x48, 0x83, 0xc4, 0x20, 0x41, 0x5c, 0x5d, 0xc3, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0];
+        assert_eq!(padding_in(&pops, 8), Some(8));
+        let mut loads = pops;
+        loads[..6].copy_from_slice(&[0x90, 0x90, 0x90, 0x90, 0x90, 0x8b]);
+        assert_eq!(padding_in(&loads, 8), None);
+        // mov $-1,%rax; jmp; nopw; nop
+        let mut jumps = [0x90; 24];
+        jumps[5..12].copy_from_slice(&FAILS);
+        jumps[12..14].copy_from_slice(&[JUMP, 0xb7]);
+        jumps[14..23].copy_from_slice(NOPS[2]);
+        assert_eq!(padding_in(&jumps, 14), Some(10));
         // What doesn't end where code is aligned isn't padding.
         let mut moved = [0x90; 17];
         moved[1..].copy_from_slice(&behind_ret);
