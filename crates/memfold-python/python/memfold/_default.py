@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from ._memory import Array, Shape
 
 _default: Memory | None = None
+# What was in force before each `numpy_allocator` that this context is inside of, the outermost first. As numpy's handler itself it
+# is the context's: a thread that is started inside has none, or begins with a copy of both (`sys.flags.thread_inherit_context`).
+_outer: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar("memfold_outer", default=())
 
 
 def default() -> Memory:
@@ -79,8 +83,9 @@ def is_folded(array: ArrayLike) -> bool:
 class numpy_allocator:
     """Inside a `with` block, numpy's arrays of at least `threshold` bytes are folded: those of pandas and other libraries too.
 
-    It counts for the thread (the context) that enters it, not for threads started inside; `install` is for all. A block may be
-    entered several times, one inside the other.
+    It counts for the thread (the context) that enters it, and not for threads that are started inside, unless Python hands its
+    context on to them (`sys.flags.thread_inherit_context`, from 3.14 on); `install` is for all. It may be entered several times, one
+    inside the other, and by several threads and tasks at once.
 
     >>> import numpy
     >>> mem = Memory(limit="64MiB")
@@ -93,13 +98,16 @@ class numpy_allocator:
     def __init__(self, memory: Memory | None = None, threshold: Size = THRESHOLD) -> None:
         engine = (memory or default())._opened()
         self._handler = _memfold.make_handler(engine, max(1, size(threshold)))
-        self._previous: list[object] = []
 
     def __enter__(self) -> None:
-        self._previous.append(_memfold.set_handler(self._handler))
+        _outer.set((*_outer.get(), _memfold.set_handler(self._handler)))
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        _memfold.set_handler(self._previous.pop())
+        if not _outer.get():
+            raise RuntimeError("this block of numpy_allocator was entered in another thread or context: end it there")
+        *outer, previous = _outer.get()
+        _outer.set(tuple(outer))
+        _memfold.set_handler(previous)
 
 
 def install(
