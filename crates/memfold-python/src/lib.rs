@@ -13,7 +13,9 @@ mod fork;
 
 use pyo3::prelude::*;
 
-#[pymodule]
+// What is done once for the process (`install.rs`, the list of heaps) counts on the lock that only one thread at a time is attached
+// under: without this word a free-threaded Python would take it that nothing does.
+#[pymodule(gil_used = true)]
 fn _memfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("LAYOUT_VERSION", memfold::table::LAYOUT_VERSION)?;
