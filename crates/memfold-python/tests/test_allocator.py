@@ -79,20 +79,30 @@ def test_a_block_entered_by_two_threads_at_once_ends_in_each_as_it_was(mem):
 
 
 def test_a_block_entered_by_two_tasks_at_once_ends_in_each_as_it_was(mem):
-    shared = memfold.numpy_allocator(mem)
-
-    async def task(mine, other):
-        with shared:
-            mine.set()
-            await other.wait()
-            inside = mem.owns(np.zeros(LARGE))
-        return inside and not memfold.is_folded(np.zeros(LARGE))
+    outer, shared = memfold.Memory(limit="16MiB"), memfold.numpy_allocator(mem)
 
     async def both():
-        events = asyncio.Event(), asyncio.Event()
-        return await asyncio.gather(task(*events), task(*events[::-1]))
+        entered, left = asyncio.Event(), asyncio.Event()
 
-    assert asyncio.run(both()) == [True, True]
+        async def first():
+            with memfold.numpy_allocator(outer):
+                with shared:
+                    await entered.wait()
+                    inside = mem.owns(np.zeros(LARGE))
+                after = outer.owns(np.zeros(LARGE))
+                left.set()
+            return inside, after
+
+        async def second():
+            with shared:
+                entered.set()
+                await left.wait()
+                inside = mem.owns(np.zeros(LARGE))
+            return inside, not memfold.is_folded(np.zeros(LARGE))
+
+        return await asyncio.gather(first(), second())
+
+    assert asyncio.run(both()) == [(True, True), (True, True)]
     assert not memfold.is_folded(np.zeros(LARGE))
 
 
