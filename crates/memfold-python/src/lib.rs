@@ -13,8 +13,8 @@ mod fork;
 
 use pyo3::prelude::*;
 
-// What is done once for the process (`install.rs`, the list of heaps) counts on the lock that only one thread at a time is attached
-// under: without this word a free-threaded Python would take it that nothing does.
+// `install.rs` and the list of heaps count on Python's global lock. Without `gil_used` a
+// free-threaded Python, built for from source, would run without it.
 #[pymodule(gil_used = true)]
 fn _memfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
