@@ -24,7 +24,7 @@ import pytest
         ({"limit": "32M", "color": "red"}, ValueError, "no setting called"),
         ({"limit": "32M", "delivery": "pigeon"}, ValueError, "delivery"),
         ({"limit": "32M", "fork": "maybe"}, ValueError, "refuse"),
-        ({"limit": "32M", "swap": "/no/such/directory"}, ValueError, "/no/such/directory: there is no such directory"),
+        ({"limit": "32M", "swap": "/no/such/directory"}, ValueError, "/no/such/directory: .* there is no such directory"),
         ({"limit": "32M", "swap": "/proc"}, ValueError, "/proc"),
         ({"limit": "32M", "block": "4M"}, ValueError, "block"),
     ],

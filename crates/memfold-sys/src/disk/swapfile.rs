@@ -92,7 +92,9 @@ impl File {
                 ));
             }
             Err(Errno::NOENT) if fs::stat(directory_of(path)).is_err() => {
-                return Err(alloc::format!("{path}: there is no such directory"));
+                return Err(alloc::format!(
+                    "{path}: no swap file can be made there: there is no such directory"
+                ));
             }
             Err(Errno::NOENT) => nameless(directory_of(path)),
             Err(e) => Err(e),
@@ -778,6 +780,6 @@ mod tests {
         std::fs::remove_dir_all(&dir).unwrap();
         let gone =
             FileDisk::open(dir.join("file").to_str().unwrap(), Options::default()).err().unwrap();
-        assert!(gone.contains("no swap file can be made"), "{gone}");
+        assert!(gone.contains("no swap file can be made there: there is no such"), "{gone}");
     }
 }
