@@ -31,10 +31,11 @@ build: setup-build
 wheel: setup-build
 	@scripts/wheel
 
-install: setup-build
+# It builds what is missing, but installs no packages: it may be run by a packager, without a network.
+install:
 	cargo build --release -p memfold-cli -p memfold-preload
 	@scripts/split-symbols $(TARGET)/release/memfold $(TARGET)/release/libmemfold_preload.so
-	@scripts/c-library install "$(PREFIX)" "$(DESTDIR)$(PREFIX)"
+	@scripts/c-library install "$(PREFIX)" "$(DESTDIR)"
 	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/lib/memfold"
 	install -m 755 $(TARGET)/release/memfold "$(DESTDIR)$(PREFIX)/bin"
 	install -m 755 $(TARGET)/release/libmemfold_preload.so "$(DESTDIR)$(PREFIX)/lib/memfold"

@@ -3,6 +3,7 @@
 python run.py images                       one job (or several, or all of them without a name)
 python run.py images --size 2048           with about so many MiB of data
 python run.py images --plot images.svg     and a plot of memory over time (needs matplotlib)
+python run.py images --json images.json    and all that was measured
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ JOBS = ("images", "search", "join", "strings", "simulation")
 PLAIN, FOLDED = "plain numpy", "memfold"
 SAMPLE_S = 0.02
 MIB = 1 << 20
+PAGE_BYTES = 4096
 
 
 def memory_bytes() -> int:
@@ -48,7 +50,14 @@ def measured(job: str, how: str, size_mib: int) -> dict:
     seconds = time.monotonic() - start
     ended.set()
     sampler.join()
-    return {"result": result, "seconds": seconds, "samples": samples, "mib": max((mib for _, mib in samples), default=0)}
+    return {
+        "result": result,
+        "seconds": seconds,
+        "samples": samples,
+        "mib": max((mib for _, mib in samples), default=0),
+        # All that left memory for the compressed pool, from the beginning to the end.
+        "folded_bytes": memory.all_stats()["zswpout"] * PAGE_BYTES if memory else 0,
+    }
 
 
 def in_child(job: str, how: str, size_mib: int) -> dict:
@@ -76,6 +85,7 @@ def main() -> None:
     parser.add_argument("jobs", nargs="*", choices=[*JOBS, []], help="which jobs")
     parser.add_argument("--size", type=int, default=256, help="MiB of data, about")
     parser.add_argument("--plot", metavar="FILE", help="SVG of memory over time; of several jobs {} stands for the name")
+    parser.add_argument("--json", metavar="FILE", help="both runs of each job, with samples of memory over time")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.size < 16:
@@ -83,18 +93,23 @@ def main() -> None:
     if options.child:
         json.dump(measured(options.jobs[0], options.child, options.size), sys.stdout)
         return
-    failed = False
+    failed, every = False, {}
     for job in options.jobs or JOBS:
         runs = {how: in_child(job, how, options.size) for how in (PLAIN, FOLDED)}
+        every[job] = runs
         plain, folded = runs[PLAIN], runs[FOLDED]
         same = plain["result"] == folded["result"]
         failed |= not same
         print(
             f"{job:11} {plain['mib']:6.0f} MiB in {plain['seconds']:5.2f} s plain, "
-            f"{folded['mib']:6.0f} MiB in {folded['seconds']:5.2f} s folded: {'same result' if same else 'OTHER RESULT'}"
+            f"{folded['mib']:6.0f} MiB in {folded['seconds']:5.2f} s folded ({folded['folded_bytes'] / MIB:.0f} MiB went out): "
+            f"{'same result' if same else 'OTHER RESULT'}"
         )
         if options.plot:
             plot(options.plot.replace("{}", job), job, runs)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(every, file)
     sys.exit(failed)
 
 

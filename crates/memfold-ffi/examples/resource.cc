@@ -1,6 +1,6 @@
 // A std::pmr::memory_resource of folded memory, under a pool for small pieces.
 //
-//   c++ -std=c++17 resource.cc $(pkg-config --cflags --libs memfold) -o resource && ./resource
+//   c++ -std=c++20 resource.cc $(pkg-config --cflags --libs memfold) -o resource && ./resource
 #include <memfold.h>
 
 #include <cstdio>

@@ -102,7 +102,8 @@ extern "C" {
  Creates a memory with its threads. `settings` are flags of `memfold run` with their values,
  separated by spaces or line ends: "limit=2G codec=zstd swap=/var/tmp". Give at least a limit, or
  resident. With delivery=signal no permission is needed, but memory may be given to system calls
- only while it is pinned.
+ only while it is pinned. delivery=gate can't be had from here: it serves programs under
+ `memfold run` and Python.
  */
 enum memfold_status memfold_create(const char *settings, memfold_t *memory);
 
@@ -161,7 +162,7 @@ enum memfold_status memfold_discard(memfold_t memory, void *address, size_t len)
 
 /*
  What a memory holds and has done. `size` is sizeof *stats: a later version of the struct has
- more fields at its end.
+ more fields at its end, which an older library sets to 0.
  */
 enum memfold_status memfold_stats(memfold_t memory, struct memfold_stats_t *stats, size_t size);
 

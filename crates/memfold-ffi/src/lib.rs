@@ -44,7 +44,8 @@ pub struct Stats {
 /// Creates a memory with its threads. `settings` are flags of `memfold run` with their values,
 /// separated by spaces or line ends: "limit=2G codec=zstd swap=/var/tmp". Give at least a limit, or
 /// resident. With delivery=signal no permission is needed, but memory may be given to system calls
-/// only while it is pinned.
+/// only while it is pinned. delivery=gate can't be had from here: it serves programs under
+/// `memfold run` and Python.
 ///
 /// # Safety
 /// - `settings` is a string; `memory` points to where the result may be written. Either may be
@@ -176,7 +177,7 @@ pub unsafe extern "C" fn memfold_discard(memory: u64, address: *mut c_void, len:
 }
 
 /// What a memory holds and has done. `size` is sizeof *stats: a later version of the struct has
-/// more fields at its end.
+/// more fields at its end, which an older library sets to 0.
 ///
 /// # Safety
 /// - `stats` points to `size` bytes that may be written, or is null, which is refused.
@@ -188,8 +189,12 @@ pub unsafe extern "C" fn memfold_stats(memory: u64, stats: *mut Stats, size: usi
         }
         let now = with(memory, |heap| heap.at_home().map(|()| figures(heap)))?;
         let len = size.min(size_of::<Stats>());
-        // SAFETY: the caller's place for so many bytes; a struct of numbers has no padding.
-        unsafe { stats.cast::<u8>().copy_from_nonoverlapping((&raw const now).cast(), len) };
+        // SAFETY: the caller's place for `size` bytes, of which `len` are the first; a struct of
+        // numbers has no padding.
+        unsafe {
+            stats.cast::<u8>().copy_from_nonoverlapping((&raw const now).cast(), len);
+            stats.cast::<u8>().add(len).write_bytes(0, size - len);
+        }
         Ok(())
     })
 }

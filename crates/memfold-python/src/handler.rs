@@ -42,9 +42,21 @@ pub struct Api(*const *const c_void);
 impl Api {
     /// That of the numpy that is installed, which is imported if need be.
     pub fn get(py: Python<'_>) -> PyResult<Api> {
+        let numpy = py.import("numpy")?;
+        let too_old = |cause: Option<PyErr>| {
+            let version = numpy.getattr("__version__").map(|is| is.to_string()).unwrap_or_default();
+            let error = PyRuntimeError::new_err(format!(
+                "memfold needs numpy 1.22 or newer, not {version}: pip install --upgrade numpy"
+            ));
+            error.set_cause(py, cause);
+            error
+        };
         let module = "numpy._core._multiarray_umath";
-        let module = py.import(module).or_else(|_| py.import("numpy.core._multiarray_umath"))?;
-        let capsule = module.getattr("_ARRAY_API")?;
+        let capsule = py
+            .import(module)
+            .or_else(|_| py.import("numpy.core._multiarray_umath"))
+            .and_then(|module| module.getattr("_ARRAY_API"))
+            .map_err(|cause| too_old(Some(cause)))?;
         // SAFETY: a capsule; for anything else an exception is set and the result is null.
         let table = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), null()) };
         if table.is_null() {
@@ -56,9 +68,7 @@ impl Api {
             std::mem::transmute::<*const c_void, extern "C" fn() -> u32>(*api.0.add(GET_VERSION))()
         };
         if version < VERSION_MIN {
-            return Err(PyRuntimeError::new_err(
-                "memfold needs numpy 1.22 or newer: pip install --upgrade numpy",
-            ));
+            return Err(too_old(None));
         }
         Ok(api)
     }

@@ -13,7 +13,9 @@ mod fork;
 
 use pyo3::prelude::*;
 
-#[pymodule]
+// `install.rs` and the list of heaps count on Python's global lock. Without `gil_used` a
+// free-threaded Python, built for from source, would run without it.
+#[pymodule(gil_used = true)]
 fn _memfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("LAYOUT_VERSION", memfold::table::LAYOUT_VERSION)?;

@@ -5,7 +5,9 @@ import io
 import os
 import pickle
 import socket
+import sys
 import threading
+import types
 
 import memfold
 import numpy as np
@@ -161,7 +163,9 @@ def test_pickling_copies(mem):
 
 def test_dlpack_and_the_buffer_protocol_share_the_memory(mem):
     folded = mem.arange(1000)
-    other = np.from_dlpack(folded)
+    # In numpy 1.22 it was a trial yet.
+    from_dlpack = getattr(np, "from_dlpack", None) or np._from_dlpack
+    other = from_dlpack(folded)
     assert memfold.is_folded(other) and (other == folded).all()
     view = memoryview(folded)
     assert view.nbytes == folded.nbytes and view.format == "l" and np.shares_memory(np.asarray(view), folded)
@@ -249,6 +253,32 @@ def test_the_bar_lives_as_long_as_its_block(mem, capsys):
         before = threading.active_count()
     assert threading.active_count() == before - 1
     assert "\r[" in capsys.readouterr().err
+
+
+def test_in_a_notebook_the_bar_is_one_display_that_changes(mem, capsys, monkeypatch):
+    shown, changed = [], threading.Event()
+
+    class Display:
+        def update(self, page):
+            shown.append(page)
+            changed.set()
+
+    def display(page, *, display_id):
+        assert display_id is True
+        shown.append(page)
+        return Display()
+
+    pages = types.ModuleType("IPython.display")
+    pages.HTML, pages.display = str, display
+    for name, module in (("ipykernel", types.ModuleType("ipykernel")), ("IPython", types.ModuleType("IPython")), (pages.__name__, pages)):
+        monkeypatch.setitem(sys.modules, name, module)
+    with mem.watch(0.001):
+        array = mem.ones(MIB)
+        assert changed.wait(60)
+    assert len(shown) > 2 and "0 bytes of data" in shown[0] and "8.0 MiB of data" in shown[-1]
+    assert all(page.count("<div") == page.count("</div>") == 5 for page in shown)
+    out, err = capsys.readouterr()
+    assert array[5] == 1 and out == err == ""
 
 
 def test_stats_have_the_types_they_declare(mem):

@@ -20,6 +20,18 @@ mem.fold(array)
 assert array[-1] == 39_999 and array.sum() == sum(n * 100 for n in range(40_000))
 """
 
+CHANGED = """
+import os, subprocess, sys, time
+from memfold import run_limit
+print(run_limit())
+for limit in ("--limit=150M", "--limit=none --resident=100M"):
+    before = run_limit()
+    subprocess.check_call([*sys.argv[1:], "set", str(os.getpid()), *limit.split()], stdout=subprocess.DEVNULL)
+    while run_limit() == before:
+        time.sleep(0.001)
+    print(run_limit())
+"""
+
 
 def run(*arguments, **options):
     return subprocess.run(arguments, capture_output=True, text=True, **options)
@@ -46,6 +58,11 @@ def test_a_script_runs_under_a_limit_and_can_use_the_module_there(command, tmp_p
     assert done.stdout == f"{200 << 20}\n" and done.stderr == ""
     done = run(*command, "run", "--resident", "200M", "--", sys.executable, "-c", "import memfold; print(memfold.run_limit())")
     assert done.stdout == "None\n", done.stderr
+
+
+def test_another_limit_is_seen_in_the_script(command):
+    done = run(*command, "run", "--limit", "200M", "--", sys.executable, "-c", CHANGED, *command, timeout=120)
+    assert done.returncode == 0 and done.stdout == f"{200 << 20}\n{150 << 20}\nNone\n", done.stderr
 
 
 def test_memory_is_folded_under_it(command):

@@ -1,5 +1,6 @@
-"""The jobs of the gallery give the same folded as plain."""
+"""The jobs of the gallery give the same folded as plain, and are folded."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,11 +11,26 @@ GALLERY = os.environ.get("MEMFOLD_GALLERY", os.path.join(os.path.dirname(__file_
 NEEDS = {"join": ["pandas"], "strings": ["pandas", "pyarrow"]}
 
 
+def run(*arguments):
+    script = os.path.join(GALLERY, "run.py")
+    return subprocess.run([sys.executable, script, *arguments, "--size", "64"], capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("job", ["images", "search", "join", "strings", "simulation"])
-def test_job(job):
+def test_job(job, tmp_path):
     for module in NEEDS.get(job, []):
         pytest.importorskip(module)
-    script = os.path.join(GALLERY, "run.py")
-    done = subprocess.run([sys.executable, script, job, "--size", "64"], capture_output=True, text=True)
+    done = run(job, "--json", tmp_path / "runs.json")
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert "same result" in done.stdout
+    runs = json.loads((tmp_path / "runs.json").read_text())[job]
+    # Of 64 MiB there is room for 16, so much of it was folded.
+    assert runs["memfold"]["folded_bytes"] > 16 << 20 and runs["plain numpy"]["folded_bytes"] == 0
+
+
+def test_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    done = run("simulation", "--plot", tmp_path / "{}.svg")
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    svg = (tmp_path / "simulation.svg").read_text()
+    assert svg.rstrip().endswith("</svg>") and "<!-- plain numpy -->" in svg and "<!-- memfold -->" in svg

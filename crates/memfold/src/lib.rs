@@ -1,12 +1,14 @@
 //! The engine of memfold and its public Rust API: compressed memory in user space.
 //!
-//! ```no_run
+//! ```
 //! use memfold::{Delivery, Memory};
+//!
 //! let memory = Memory::builder().resident_bytes(256 << 20).codec("lz4").delivery(Delivery::Signal).build()?;
-//! let mut region = memory.region(1 << 30)?;
+//! let mut region = memory.region(1 << 30)?;           // 1 GiB of zeros, no memory yet
 //! region.as_mut_slice()[12345] = 7;
-//! region.pageout(0..region.len());
-//! assert_eq!(region.as_slice()[12345], 7);
+//! region.pageout(0..region.len());                    // fold it now
+//! assert_eq!(region.as_slice()[12345], 7);            // and it is back
+//! println!("{} bytes in the pool", memory.stats().pool_bytes.load(std::sync::atomic::Ordering::Relaxed));
 //! # Ok::<(), memfold::Error>(())
 //! ```
 //!

@@ -67,6 +67,22 @@ fn usage_lists_every_codec_with_its_levels() {
     );
 }
 
+/// What is not a hidden line of it: rustdoc compiles and runs it.
+#[test]
+fn usage_shows_the_example_that_the_crate_runs() {
+    let usage = read("docs/usage.md");
+    let shown = usage.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next());
+    let source = read("crates/memfold/src/lib.rs");
+    let run = source.split("//! ```\n").nth(1).expect("an example").lines();
+    let run: Vec<&str> = run
+        .map(|line| line.strip_prefix("//!").expect("a line of documentation"))
+        .map(|line| line.strip_prefix(' ').unwrap_or(line))
+        .filter(|line| !line.starts_with("# "))
+        .collect();
+    assert_eq!(shown.expect("docs/usage.md has no block of Rust").trim_end(), run.join("\n"));
+    assert_eq!(usage.matches("```rust").count(), 1, "others would not be run");
+}
+
 #[test]
 fn counters_lists_every_counter_with_its_help() {
     let one =

@@ -14,6 +14,7 @@ int main(void) {
     REFUSED(memfold_create("limit=900T", &memory), INVALID, "more than the memory there is");
     REFUSED(memfold_create("limit=-1", &memory), INVALID, "not a size");
     REFUSED(memfold_create("limit=64M colour=red", &memory), INVALID, "no setting called");
+    REFUSED(memfold_create("limit=64M delivery=gate", &memory), INVALID, "take thread or signal");
     REFUSED(memfold_create("limit=64M codec=zip", &memory), INVALID, "zip");
     REFUSED(memfold_create("limit=64M swap=/no/such/directory", &memory), INVALID, "/no/such/directory");
     REFUSED(memfold_create("\xff", &memory), INVALID, "UTF-8");
@@ -54,6 +55,15 @@ int main(void) {
     memset(&stats, 0xff, sizeof stats);
     OK(memfold_stats(memory, &stats, sizeof stats.physical_bytes));
     CHECK(stats.physical_bytes != UINT64_MAX && stats.resident_bytes == UINT64_MAX);
+    /* A program of a later version, whose struct is longer: what this one doesn't know is 0. */
+    struct {
+        memfold_stats_t known;
+        uint64_t later[3], beyond;
+    } longer;
+    memset(&longer, 0xff, sizeof longer);
+    OK(memfold_stats(memory, &longer.known, sizeof longer - sizeof longer.beyond));
+    CHECK(longer.known.mapped_bytes == 131072 && longer.beyond == UINT64_MAX);
+    for (int i = 0; i < 3; i++) CHECK(longer.later[i] == 0);
     OK(memfold_resize(memory, at, 10 << 20, &same));
     CHECK(((char *)same)[99999] == 7 && ((char *)same)[(10 << 20) - 1] == 0);
     OK(memfold_discard(memory, same, 4096));

@@ -1,8 +1,24 @@
 from collections.abc import Sequence
+from typing import final
+
+__all__ = [
+    "__version__",
+    "LAYOUT_VERSION",
+    "Engine",
+    "is_folded",
+    "figures",
+    "parse_size",
+    "make_handler",
+    "set_handler",
+    "install",
+    "uninstall",
+    "after_fork_in_child",
+]
 
 __version__: str
 LAYOUT_VERSION: int
 
+@final
 class Engine:
     def __new__(cls, settings: Sequence[tuple[str, str]]) -> Engine: ...
     def delivery(self) -> str: ...

@@ -119,7 +119,22 @@ class Memory:
     # Arrays
 
     def empty(self, shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
-        """A new array, as `numpy.empty`. Here its elements are zeros."""
+        """A new array, as `numpy.empty`. Here its elements are zeros.
+
+        Args:
+            shape: the length of its axis, or a tuple of the lengths of all; 0 is a length too.
+            dtype: the type of its elements, of a fixed size; None: float64.
+            order: "C" (rows lie together) or "F" (columns do).
+
+        Returns:
+            A `numpy.ndarray` of that shape. It takes shape times itemsize bytes of address space, and memory as it is touched.
+
+        Raises:
+            TypeError: the dtype holds Python objects, or is none; the shape isn't made of integers.
+            ValueError: a length is negative, the bytes can't be counted in 64 bits, or the Memory is closed.
+            MemoryError: so many bytes of address space are not to be had.
+            RuntimeError: this is a forked child, and the Memory its parent's.
+        """
         import numpy as np
 
         self._check(dtype)
@@ -127,7 +142,22 @@ class Memory:
             return np.empty(shape, dtype, order)
 
     def zeros(self, shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
-        """A new array of zeros, as `numpy.zeros`. It takes no memory until it is touched."""
+        """A new array of zeros, as `numpy.zeros`. It takes no memory until it is touched.
+
+        Args:
+            shape: the length of its axis, or a tuple of the lengths of all; 0 is a length too.
+            dtype: the type of its elements, of a fixed size; None: float64.
+            order: "C" (rows lie together) or "F" (columns do).
+
+        Returns:
+            A `numpy.ndarray` of that shape.
+
+        Raises:
+            TypeError: the dtype holds Python objects, or is none; the shape isn't made of integers.
+            ValueError: a length is negative, the bytes can't be counted in 64 bits, or the Memory is closed.
+            MemoryError: so many bytes of address space are not to be had.
+            RuntimeError: this is a forked child, and the Memory its parent's.
+        """
         import numpy as np
 
         self._check(dtype)
@@ -135,7 +165,22 @@ class Memory:
             return np.zeros(shape, dtype if dtype is not None else float, order)
 
     def ones(self, shape: Shape, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
-        """A new array of ones, as `numpy.ones`."""
+        """A new array of ones, as `numpy.ones`.
+
+        Args:
+            shape: the length of its axis, or a tuple of the lengths of all; 0 is a length too.
+            dtype: the type of its elements, of a fixed size; None: float64.
+            order: "C" (rows lie together) or "F" (columns do).
+
+        Returns:
+            A `numpy.ndarray` of that shape.
+
+        Raises:
+            TypeError: the dtype holds Python objects, or is none; the shape isn't made of integers.
+            ValueError: a length is negative, the bytes can't be counted in 64 bits, or the Memory is closed.
+            MemoryError: so many bytes of address space are not to be had.
+            RuntimeError: this is a forked child, and the Memory its parent's.
+        """
         import numpy as np
 
         self._check(dtype)
@@ -144,6 +189,21 @@ class Memory:
 
     def full(self, shape: Shape, fill_value: Any, dtype: DTypeLike | None = None, order: Any = "C") -> Array:
         """A new array of one value, as `numpy.full`.
+
+        Args:
+            shape: the length of its axis, or a tuple of the lengths of all; 0 is a length too.
+            fill_value: what all elements are; an array of values is broadcast to the shape.
+            dtype: the type of its elements, of a fixed size; None: that of `fill_value`.
+            order: "C" (rows lie together) or "F" (columns do).
+
+        Returns:
+            A `numpy.ndarray` of that shape.
+
+        Raises:
+            TypeError: the dtype holds Python objects, or is none; the shape isn't made of integers.
+            ValueError: a length is negative, the bytes can't be counted in 64 bits, or the Memory is closed.
+            MemoryError: so many bytes of address space are not to be had.
+            RuntimeError: this is a forked child, and the Memory its parent's.
 
         >>> mem = Memory(limit="64MiB")
         >>> mem.full((2, 3), 7)
@@ -158,6 +218,20 @@ class Memory:
 
     def array(self, values: ArrayLike, dtype: DTypeLike | None = None, order: Any = "K") -> Array:
         """A copy of `values`, as `numpy.array`.
+
+        Args:
+            values: an array, or numbers or text in lists in lists.
+            dtype: the type of its elements, of a fixed size; None: that of `values`.
+            order: "C" (rows lie together), "F" (columns do), or "K", as in `values`.
+
+        Returns:
+            A `numpy.ndarray` of the shape of `values`.
+
+        Raises:
+            TypeError: the dtype holds Python objects, or is none; the shape isn't made of integers.
+            ValueError: a length is negative, the bytes can't be counted in 64 bits, or the Memory is closed.
+            MemoryError: so many bytes of address space are not to be had.
+            RuntimeError: this is a forked child, and the Memory its parent's.
 
         >>> mem = Memory(limit="64MiB")
         >>> mem.array([[1, 2], [3, 4]], dtype="int16").T
@@ -175,6 +249,20 @@ class Memory:
     def arange(self, *bounds: Any, dtype: DTypeLike | None = None) -> Array:
         """Evenly spaced values, as `numpy.arange(stop)` or `numpy.arange(start, stop[, step])`.
 
+        Args:
+            bounds: stop; or start and stop; or start, stop and step. The stop is no value of the array.
+            dtype: the type of its elements; None: that of the bounds.
+
+        Returns:
+            A `numpy.ndarray` of shape `(ceil((stop - start) / step),)`.
+
+        Raises:
+            TypeError: there are no bounds, or more than three; the dtype holds Python objects, or is none.
+            ValueError: there are too many values to count, or the Memory is closed.
+            ZeroDivisionError: the step is 0.
+            MemoryError: so many bytes of address space are not to be had.
+            RuntimeError: this is a forked child, and the Memory its parent's.
+
         >>> Memory(limit="64MiB").arange(2, 10, 3)
         array([2, 5, 8])
         """
@@ -186,6 +274,15 @@ class Memory:
 
     def buffer(self, nbytes: int) -> memoryview:
         """`nbytes` zero bytes, for anything that takes a writable buffer: `readinto`, `recv_into`, `struct.pack_into`.
+
+        Args:
+            nbytes: how many bytes; 0 is allowed.
+
+        Returns:
+            A memoryview of format "B" and shape `(nbytes,)`, which keeps its memory.
+
+        Raises:
+            As `zeros`.
 
         >>> view = Memory(limit="64MiB").buffer(8)
         >>> view[2:4] = b"ab"
@@ -199,6 +296,17 @@ class Memory:
 
         pyarrow lets nobody give it an allocator from Python, but its IPC format can be read where it lies: the table is
         written to a folded buffer, and the result refers to that.
+
+        Args:
+            table: a pyarrow.Table or pyarrow.RecordBatch, of any number of rows.
+
+        Returns:
+            A pyarrow.Table of the same schema, rows and values. It keeps its memory.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is not installed.
+            AttributeError: `table` is neither.
+            ValueError, MemoryError, RuntimeError: as `zeros`.
         """
         pa: Any = importlib.import_module("pyarrow")
         if isinstance(table, pa.RecordBatch):
@@ -213,20 +321,42 @@ class Memory:
     # Hints
 
     def fold(self, array: ArrayLike) -> int:
-        """Folds an array (or a slice of one) now. Returns bytes that left memory. What is left at its ends, of less than a page, stays.
+        """Folds an array (or a slice of one) now.
 
-        Of a slice with gaps, everything between its first and its last byte is folded.
+        Args:
+            array: an array in this memory, or a view of one: of a slice with gaps, all from its first byte to its last counts.
 
-        Raises ValueError if the array isn't in this memory.
+        Returns:
+            Bytes that left memory. What is left at its ends, of less than a page of 4096 bytes, stays, and so does what is pinned.
+
+        Raises:
+            ValueError: the array isn't in this memory, or the Memory is closed.
+            RuntimeError: this is a forked child, and the Memory its parent's.
         """
         return self._opened().fold(*self._bounds(array)) * PAGE_BYTES
 
     def cold(self, array: ArrayLike) -> None:
-        """Makes an array (or a slice of one) the first to be folded when memory is needed."""
+        """Makes an array (or a slice of one) the first to be folded when memory is needed. It stays until then.
+
+        Args:
+            array: an array in this memory, or a view of one: of a slice with gaps, all from its first byte to its last counts.
+
+        Raises:
+            ValueError: the array isn't in this memory, or the Memory is closed.
+            RuntimeError: this is a forked child, and the Memory its parent's.
+        """
         self._opened().cold(*self._bounds(array))
 
     def prefetch(self, array: ArrayLike) -> None:
-        """Loads what is folded of an array (or a slice of one), in larger steps than touching it would."""
+        """Loads what is folded of an array (or a slice of one), in larger steps than touching it would.
+
+        Args:
+            array: an array in this memory, or a view of one: of a slice with gaps, all from its first byte to its last counts.
+
+        Raises:
+            ValueError: the array isn't in this memory, or the Memory is closed.
+            RuntimeError: this is a forked child, and the Memory its parent's.
+        """
         self._opened().prefetch(*self._bounds(array))
 
     @contextlib.contextmanager
@@ -234,7 +364,12 @@ class Memory:
         """Keeps arrays (or slices) in memory, uncompressed, inside a `with` block. In huge pages, as far as they can be had: work on
         them is as fast as on numpy's own.
 
-        Raises ValueError if they aren't in this memory, or are larger than its limit together.
+        Args:
+            arrays: arrays in this memory, or views of them. Together they may take as many bytes as the limit.
+
+        Raises:
+            ValueError: they aren't in this memory, or are larger than its limit together, or the Memory is closed.
+            RuntimeError: this is a forked child, and the Memory its parent's.
 
         >>> mem = Memory(limit="64MiB")
         >>> a = mem.ones(1000)
@@ -257,13 +392,24 @@ class Memory:
             yield
 
     def owns(self, array: ArrayLike) -> bool:
-        """Whether an array lies in this memory."""
+        """Whether an array lies in this memory.
+
+        Args:
+            array: any array; what is none becomes one, and so isn't.
+
+        Raises:
+            Nothing of its own. No array is in a Memory that is closed.
+        """
         return self._engine is not None and self._engine.owns(_address(array)[0])
 
     # Figures
 
     def stats(self) -> Stats:
-        """What it holds and has done.
+        """What it holds and has done: bytes, and counts since it was made. `Stats` says what each figure means.
+
+        Raises:
+            ValueError: the Memory is closed.
+            RuntimeError: this is a forked child, and the Memory its parent's.
 
         >>> mem = Memory(limit="64MiB")
         >>> a = mem.ones(1_000_000)
@@ -278,16 +424,31 @@ class Memory:
         return cast(Stats, {name: figures[name] for name in Stats.__annotations__})
 
     def all_stats(self) -> dict[str, int]:
-        """Every figure of the engine by name; `memfold._memfold.figures()` says what each means."""
+        """Every figure of the engine by name; `memfold._memfold.figures()` says what each means.
+
+        Raises:
+            ValueError, RuntimeError: as `stats`.
+        """
         return self._opened().stats()
 
     def watch(self, interval_s: float = 0.5) -> _show.Watch:
-        """A bar that shows, inside a `with` block, what is in memory and what is folded: in a notebook, or on stderr."""
+        """A bar that shows, inside a `with` block, what is in memory and what is folded: in a notebook, or on stderr.
+
+        Args:
+            interval_s: seconds from one look to the next.
+
+        Raises:
+            ValueError: the interval isn't above 0.
+        """
         return _show.Watch(self, interval_s)
 
     @property
     def delivery(self) -> str:
-        """Who serves a touch of folded memory: "gate", "thread" or "signal"."""
+        """Who serves a touch of folded memory: "gate", "thread" or "signal".
+
+        Raises:
+            ValueError, RuntimeError: as `stats`.
+        """
         return self._opened().delivery()
 
     @property
@@ -310,7 +471,7 @@ class Memory:
     # Its end
 
     def close(self) -> None:
-        """Makes no more arrays. Those that exist stay good; the engine ends with the last of them."""
+        """Makes no more arrays. Those that exist stay good; the engine ends with the last of them. It may be closed twice."""
         self._engine = None
         self._handler = None
 
@@ -338,6 +499,9 @@ class Memory:
         previous = _memfold.set_handler(self._handler)
         try:
             yield
+        except MemoryError as error:
+            fix = "take a smaller shape, free some arrays, or raise the limit of ulimit -v, if there is one"
+            raise MemoryError(f"{error}: {fix}") from error
         finally:
             _memfold.set_handler(previous)
 

@@ -15,6 +15,9 @@ def run_limit() -> int | None:
 
     It is the one in force now, also after `memfold set`. A run with --resident only has no limit: None.
 
+    Raises:
+        Nothing.
+
     >>> run_limit() is None
     True
     """

@@ -64,11 +64,24 @@ struct File {
     is_direct: bool,
 }
 
+/// What an error of a directory means to who chose it.
+fn reason(e: Errno) -> Option<&'static str> {
+    match e {
+        Errno::ACCESS | Errno::PERM => Some("this user may not write there"),
+        Errno::ROFS => Some("its file system is read-only"),
+        Errno::NOSPC | Errno::DQUOT => Some("there is no space left"),
+        _ => None,
+    }
+}
+
 impl File {
     /// A new one: see [`FileDisk::open`]. `known`: whether the directory's file system takes
     /// O_DIRECT, if that was tried.
     fn open(path: &str, options: Options, first: u64, known: Option<bool>) -> Result<File, String> {
-        let fail = |what: &str, e: Errno| alloc::format!("{path}: {what}: {e}");
+        let fail = |what: &str, e: Errno| match reason(e) {
+            Some(why) => alloc::format!("{path}: {what}: {why}"),
+            None => alloc::format!("{path}: {what}: {e}"),
+        };
         let file = match fs::stat(path) {
             Ok(stat) if fs::FileType::from_raw_mode(stat.st_mode) == fs::FileType::Directory => {
                 nameless(path)
@@ -76,6 +89,11 @@ impl File {
             Ok(_) => {
                 return Err(alloc::format!(
                     "{path}: exists and is not a directory; give a directory, or the name of a file to be made"
+                ));
+            }
+            Err(Errno::NOENT) if fs::stat(directory_of(path)).is_err() => {
+                return Err(alloc::format!(
+                    "{path}: no swap file can be made there: there is no such directory"
                 ));
             }
             Err(Errno::NOENT) => nameless(directory_of(path)),
@@ -762,6 +780,6 @@ mod tests {
         std::fs::remove_dir_all(&dir).unwrap();
         let gone =
             FileDisk::open(dir.join("file").to_str().unwrap(), Options::default()).err().unwrap();
-        assert!(gone.contains("no swap file can be made"), "{gone}");
+        assert!(gone.contains("no swap file can be made there: there is no such"), "{gone}");
     }
 }

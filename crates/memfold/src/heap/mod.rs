@@ -30,6 +30,25 @@ const SPANS_MAX: usize = 256;
 ///
 /// A piece is known by its address. In a child of fork there are no pieces: all that is asked of
 /// them there is refused.
+///
+/// ```
+/// # use memfold::{Heap, Hint, Memory};
+/// # fn main() -> Result<(), memfold::Error> {
+/// let heap = Heap::new(&Memory::builder().resident_bytes(64 << 20).build()?);
+/// let len = 1 << 20;
+/// let piece = heap.alloc(len)?; // zeros, which take no memory yet
+/// let addr = piece.as_ptr() as usize;
+/// // SAFETY: the piece has so many bytes, and nobody else knows of it.
+/// unsafe { piece.as_ptr().write_bytes(7, len) };
+/// heap.hint(addr..addr + len, Hint::Fold)?;
+/// // SAFETY: as above.
+/// assert_eq!(unsafe { piece.as_ptr().add(1000).read() }, 7); // and it is back
+/// // SAFETY: nobody uses it any more.
+/// unsafe { heap.free(addr)? };
+/// assert!(heap.hint(addr..addr + len, Hint::Fold).is_err());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Heap {
     inner: Arc<Inner>,
