@@ -270,7 +270,8 @@ fn plain(
                 true => raw(piece.nr, &piece.args),
                 false => call(piece.nr, &piece.args),
             };
-            checked(keeper, entry, nr, args, piece.spans, made)
+            // What the call names beside this piece isn't held, and says nothing.
+            checked(keeper, entry, nr, &piece.args, piece.spans, made)
         })
     };
     pieces.and_then(|pieces| pieces.run(&read_bytes, &mut raw, &mut make)).unwrap_or_else(|| {
@@ -307,7 +308,7 @@ fn checked(
     if made == -(libc::EFAULT as isize) && !FOR_OTHERS.contains(&(nr as i64)) {
         let (mut words, mut count) = ([0; WORDS_MAX], args.len());
         words[..count].copy_from_slice(args);
-        // The parts of a piece, which no argument of the program's leads to.
+        // The parts of a piece: no argument leads to them.
         for span in spans.as_slice() {
             words[count] = span.start;
             count += 1;
@@ -443,7 +444,6 @@ mod tests {
         fn ends(&self, _: Ending) {}
     }
 
-    /// The program's arguments lead to none of a piece's parts; the net is to know of them.
     #[test]
     fn a_piece_that_fails_is_told_of_as_a_whole_call_is() {
         const BYTES: usize = 1 << 20;
@@ -467,6 +467,36 @@ mod tests {
             let asked = asked.0.into_inner().unwrap();
             assert!(asked.len() == 1 && asked[0].contains(&bad), "{asked:x?}");
         }
+        record.give_back();
+    }
+
+    /// Its start may be folded by then.
+    #[test]
+    fn of_a_later_piece_that_fails_the_start_of_the_buffer_is_not_told() {
+        const PIECE: usize = 64 << 10;
+        let (access, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let args = [0, 2 * PIECE, access as usize, flags as usize, usize::MAX, 0];
+        // SAFETY: a new mapping, whose second half nobody uses.
+        let start = unsafe {
+            let start = system_call(libc::SYS_mmap, args).unwrap() as usize;
+            let half = [start + PIECE, PIECE, libc::PROT_NONE as usize, 0, 0, 0];
+            system_call(libc::SYS_mprotect, half).unwrap();
+            start
+        };
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&writer) as usize;
+        // It has room for all.
+        let room = [fd, libc::F_SETPIPE_SZ as usize, 4 * PIECE, 0, 0, 0];
+        // SAFETY: the call touches no memory.
+        unsafe { system_call(libc::SYS_fcntl, room) }.unwrap();
+        let (record, asked) = (Record::take().unwrap(), Asked(Mutex::new(Vec::new())));
+        let (nr, args) = (libc::SYS_write as usize, [fd, start, 2 * PIECE, 0, 0, 0]);
+        let made = plain(&asked, record, calls::look_up(nr), nr, &args, 0);
+        assert_eq!(made, PIECE as isize);
+        let asked = asked.0.into_inner().unwrap();
+        assert!(asked.len() == 1 && asked[0].contains(&(start + PIECE)), "{asked:x?}");
+        assert!(!asked[0].contains(&start), "{asked:x?}");
         record.give_back();
     }
 }
