@@ -49,12 +49,12 @@ fn without_privileges_copies_are_as_right() {
 
 #[test]
 fn a_fork_while_other_threads_change_mappings_gives_the_child_right_bytes() {
-    assert_right("forks", 96, &["libc", "raw", "elsewhere", "spawn", "daemon"]);
+    assert_right("forks", 48, &["libc", "raw", "elsewhere", "spawn", "daemon"]);
 }
 
 #[test]
 fn a_fork_of_several_threads_brings_nothing_home_and_its_child_is_managed() {
-    assert_right("forks", 96, &["kept"]);
+    assert_right("forks", 48, &["kept"]);
 }
 
 #[test]

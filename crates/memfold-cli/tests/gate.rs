@@ -26,7 +26,7 @@ fn without_any_privilege_everything_is_as_right() {
         ("threads", 16, &["slots"]),
         ("calls", 64, &["all"]),
         ("children", 48, &["fork", "spawn"]),
-        ("forks", 96, &["libc"]),
+        ("forks", 48, &["libc"]),
         ("signals", 48, &["alarms"]),
     ] {
         assert_all_right(UNPRIVILEGED, FLAGS, name, least_mib, promises);

@@ -81,7 +81,7 @@ fn a_daemon_that_closes_every_descriptor_stays_managed() {
 
 #[test]
 fn a_fork_while_other_threads_change_mappings_gives_the_child_right_bytes() {
-    assert_right("forks", 96, &["libc", "raw", "elsewhere", "kept"]);
+    assert_right("forks", 48, &["libc", "raw", "elsewhere", "kept"]);
 }
 
 #[test]
