@@ -6,7 +6,7 @@
 //! memfold.
 mod common;
 use common::real::{copied, plainly, python};
-use common::{Scratch, assert_right, assert_right_with, compile, managed, printed_in};
+use common::{Scratch, assert_right, assert_right_with, compile, folded_in, printed_in};
 
 /// Asserts that a Python program prints under memfold what it prints without.
 #[track_caller]
@@ -109,13 +109,10 @@ fn the_end_of_a_folded_program_is_passed_on() {
     let program = compile("signals");
     for (arguments, status) in [(&["exit", "42"][..], 42), (&["crash"], 139), (&["abort"], 134)] {
         let command = [&[program.path.as_str()], arguments].concat();
-        let Some(output) = managed("16M", &command) else { return };
-        assert_eq!(
-            output.status.code(),
-            Some(status),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        let flags = ["--resident", "16M"];
+        let Some((output, _)) = folded_in("", &flags, 48, &command) else { return };
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{said}");
     }
     drop(program.scratch);
 }
