@@ -24,7 +24,7 @@ fn pandas_groups_and_joins() {
 #[test]
 fn python_runs_tasks_and_pools() {
     let (Some(python), scratch) = (python("asyncio"), Scratch::new()) else { return };
-    assert_same("96M", 16, &[&python, &copied(&scratch, "pools.py")]);
+    assert_same("128M", 24, &[&python, &copied(&scratch, "pools.py")]);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn perl_sorts_hash_keys() {
         for my $key (sort keys %h) { $sum = ($sum * 31 + ord(substr $h{$key}, -1) + length $key) % 1000007; $turn++ }
         delete $h{"key $_"} for 1..200000;
         print "$turn $sum ", scalar(%h), "\n";"#;
-    assert_same("20M", 8, &[&perl, "-e", script]);
+    assert_same("24M", 5, &[&perl, "-e", script]);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn bash_keeps_large_arrays() {
 #[test]
 fn ruby_keeps_objects_and_fibers() {
     let (Some(ruby), scratch) = (installed("ruby"), Scratch::new()) else { return };
-    assert_same("40M", 8, &[&ruby, "--disable-gems", &copied(&scratch, "objects.rb")]);
+    assert_same("36M", 6, &[&ruby, "--disable-gems", &copied(&scratch, "objects.rb")]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 rows = {}
 fibers = (0...8).map do |part|
   Fiber.new do
-    (part...100_000).step(8) do |n|
+    (part...60_000).step(8) do |n|
       rows["key #{n * 7919 % 200_003}"] = ["value #{n}", n, { at: n }]
       Fiber.yield if n % 1000 == part
     end
