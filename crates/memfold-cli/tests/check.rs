@@ -1,7 +1,10 @@
 //! `memfold check` says what is so, in sandboxes too, and `memfold run` then does as it said;
 //! `memfold jupyter`.
 mod common;
-use common::{Program, Scratch, assert_refused, binaries, can_make_worlds, compile, json, memfold};
+use common::{
+    Program, Scratch, assert_refused, binaries, can_make_worlds, compile, json, memfold,
+    open_scratch,
+};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -173,11 +176,15 @@ fn in_a_container_that_is_given_the_device_run_works_and_check_says_what_is_refu
             assert_eq!(line(&text, "  by device").0, "ok", "{text}");
             let (mark, said) = line(&text, "process_madvise");
             assert!(mark == "--" && said.contains("--cap-add SYS_PTRACE"), "{text}");
-            let output = sandbox.run(&world, &[HELD, &[FOLDS]].concat());
+            let figures = open_scratch();
+            let file = figures.path("stats");
+            let held = [&["run", "--stats-file", &file], &HELD[1..], &[FOLDS]].concat();
+            let output = sandbox.run(&world, &held);
             let said = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(0), "{said}");
             assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), folds_right());
-            assert!(said.contains("major"), "it was folded, and the summary isn't lost: {said}");
+            assert!(said.contains(" of them major"), "the summary isn't lost: {said}");
+            common::assert_figures(&json(&file), &said, 24);
         }
     }
 }

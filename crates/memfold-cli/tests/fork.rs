@@ -7,66 +7,66 @@ use common::{
 
 #[test]
 fn parent_and_child_of_fork_both_find_every_byte() {
-    assert_right("children", &["fork", "threads"]);
+    assert_right("children", 48, &["fork", "threads"]);
 }
 
 #[test]
 fn a_copy_made_past_the_fork_handlers_never_reads_zeros() {
-    assert_right("children", &["copies"]);
+    assert_right("children", 48, &["copies"]);
 }
 
 #[test]
 fn a_parent_that_shares_its_pages_with_a_child_neither_spins_nor_goes_wrong() {
-    assert_right("children", &["long"]);
+    assert_right("children", 48, &["long"]);
 }
 
 #[test]
 fn generations_of_children_are_folded_and_find_every_byte() {
-    assert_right("children", &["generations", "loop"]);
+    assert_right("children", 48, &["generations", "loop"]);
 }
 
 #[test]
 fn a_mapping_that_has_grown_is_one_in_parent_and_child() {
-    assert_right("children", &["grown"]);
+    assert_right("children", 48, &["grown"]);
 }
 
 #[test]
 fn a_write_to_what_was_only_read_before_a_fork_is_not_lost() {
-    assert_right("children", &["reread"]);
+    assert_right("children", 48, &["reread"]);
 }
 
 #[test]
 fn a_daemon_that_closes_every_descriptor_stays_managed() {
-    assert_right("children", &["daemon", "close"]);
+    assert_right("children", 48, &["daemon", "close"]);
 }
 
 #[test]
 fn without_privileges_copies_are_as_right() {
     if can_make_worlds() {
-        assert_right_in(NOBODY, "children", &["copies", "fork"]);
+        assert_right_in(NOBODY, "children", 48, &["copies", "fork"]);
     }
 }
 
 #[test]
 fn a_fork_while_other_threads_change_mappings_gives_the_child_right_bytes() {
-    assert_right("forks", &["libc", "raw", "elsewhere", "spawn", "daemon"]);
+    assert_right("forks", 48, &["libc", "raw", "elsewhere", "spawn", "daemon"]);
 }
 
 #[test]
 fn a_fork_of_several_threads_brings_nothing_home_and_its_child_is_managed() {
-    assert_right("forks", &["kept"]);
+    assert_right("forks", 48, &["kept"]);
 }
 
 #[test]
 fn what_libc_touches_in_a_child_before_any_handler_is_there() {
-    assert_right("children", &["libc"]);
+    assert_right("children", 48, &["libc"]);
 }
 
 #[test]
 fn by_handler_threads_a_fork_with_a_swap_file_brings_all_home() {
     let swap = Scratch::new();
     let flags = ["--delivery", "thread", "--resident", "16M", "--swap", swap.0.to_str().unwrap()];
-    assert_right_with(&flags, "children", &["fork", "threads", "libc", "grown"]);
+    assert_right_with(&flags, "children", 48, &["fork", "threads", "libc", "grown"]);
 }
 
 #[test]

@@ -8,58 +8,58 @@ use std::process::Command;
 /// Asynchronous I/O is for handler threads: see `thread.rs`.
 #[test]
 fn direct_io_finds_and_leaves_the_right_bytes() {
-    assert_right("devices", &["direct"]);
+    assert_right("devices", 32, &["direct"]);
 }
 
 #[test]
 fn pages_lent_to_a_pipe_or_a_socket_never_change() {
-    assert_right("devices", &["splice", "zerocopy"]);
+    assert_right("devices", 32, &["splice", "zerocopy"]);
 }
 
 #[test]
 fn another_process_reads_no_wrong_byte_of_folded_memory() {
-    assert_right("observers", &["other_process_refused"]);
+    assert_right("observers", 32, &["other_process_refused"]);
 }
 
 #[test]
 fn a_debugger_never_reads_a_wrong_byte() {
-    assert_right("observers", &["debugger"]);
+    assert_right("observers", 32, &["debugger"]);
 }
 
 #[test]
 fn locks_and_futexes_work_in_folded_memory() {
-    assert_right("observers", &["futexes"]);
+    assert_right("observers", 32, &["futexes"]);
 }
 
 #[test]
 fn a_program_that_is_stopped_and_continued_stays_right() {
-    assert_right("observers", &["stopped"]);
+    assert_right("observers", 32, &["stopped"]);
 }
 
 #[test]
 fn locked_memory_comes_home_and_stays() {
-    assert_right("marks", &["locks", "lock_all"]);
+    assert_right("marks", 32, &["locks", "lock_all"]);
 }
 
 #[test]
 fn memory_kept_from_core_dumps_is_never_folded_again() {
-    assert_right("marks", &["dump"]);
+    assert_right("marks", 32, &["dump"]);
 }
 
 #[test]
 fn memory_without_its_mark_is_folded_again_on_busy_cpus_too() {
-    assert_right("marks", &["unmarked"]);
+    assert_right("marks", 32, &["unmarked"]);
 }
 
 #[test]
 fn memory_kept_from_children_is_theirs_as_the_kernel_says() {
-    assert_right("marks", &["forks", "wipe"]);
-    assert_right_with(&["--delivery", "thread", "--resident", "16M"], "marks", &["stays"]);
+    assert_right("marks", 32, &["forks", "wipe"]);
+    assert_right_with(&["--delivery", "thread", "--resident", "16M"], "marks", 32, &["stays"]);
 }
 
 #[test]
 fn memory_kept_from_core_dumps_is_folded_when_asked_for_and_told_of_when_not() {
-    assert_right_with(&["--resident", "16M", "--dont-dump", "fold"], "marks", &["dump_folded"]);
+    assert_right_with(&["--resident", "16M", "--dont-dump", "fold"], "marks", 32, &["dump_folded"]);
     let program = compile("marks");
     let Some(output) = managed("16M", &[&program.path, "dump_large"]) else { return };
     let text = String::from_utf8_lossy(&output.stderr);
@@ -70,7 +70,7 @@ fn memory_kept_from_core_dumps_is_folded_when_asked_for_and_told_of_when_not() {
 
 #[test]
 fn marks_come_and_go_while_threads_use_the_memory() {
-    assert_right("marks", &["threads"]);
+    assert_right("marks", 32, &["threads"]);
 }
 
 /// Word 0 of a page of the pattern 1 that `holder` fills its memory with: see `common.h`.
@@ -100,8 +100,7 @@ fn gdb_calls_functions() -> bool {
 #[test]
 fn gdb_says_what_it_cant_read_and_reads_it_after_asking() {
     let Some(bin) = binaries() else { return };
-    if !Command::new("gdb").arg("--version").output().is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: gdb is not installed");
+    if common::real::installed("gdb").is_none() {
         return;
     }
     let (program, scratch) = (compile("holder"), Scratch::new());

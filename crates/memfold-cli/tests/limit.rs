@@ -1,6 +1,6 @@
 //! What `--limit` bounds under `memfold run`.
 mod common;
-use common::{Scratch, assert_right_with, compile, managed_in};
+use common::{Scratch, assert_right_with, compile, folded_in, managed_in};
 use std::process::Command;
 use std::time::Instant;
 
@@ -9,15 +9,10 @@ use std::time::Instant;
 /// to 700 now.
 #[test]
 fn untouched_pages_do_not_cut_what_is_adopted_in_pieces() {
-    let (program, scratch) = (compile("overshoot"), Scratch::new());
-    let file = scratch.path("stats");
-    let Some(output) =
-        managed_in("", &["--limit", "256M", "--stats-file", &file], &[&program.path, "malloc"])
-    else {
-        return;
-    };
+    let program = compile("overshoot");
+    let command = [program.path.as_str(), "malloc"];
+    let Some((output, stats)) = folded_in("", &["--limit", "256M"], 128, &command) else { return };
     assert_eq!(output.stdout, b"right\n");
-    let stats: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
     let loads = stats["pgmajfault"].as_u64();
     assert!(loads.expect("a figure") < 6000, "{loads:?}");
 }
@@ -25,7 +20,7 @@ fn untouched_pages_do_not_cut_what_is_adopted_in_pieces() {
 #[test]
 fn processes_of_a_run_share_its_limit() {
     // The program adds up what its processes hold.
-    assert_right_with(&["--limit", "128M"], "family", &["exec", "fork", "rewrite"]);
+    assert_right_with(&["--limit", "128M"], "family", 64, &["exec", "fork", "rewrite"]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Runs of many processes, in other PID namespaces and as other users: all of them count, and what
 //! one costs that does nothing.
 mod common;
-use common::{Scratch, binaries, can_make_worlds, compile, managed_in, memfold};
+use common::{Scratch, binaries, can_make_worlds, compile, folded_in, memfold};
 use std::fs;
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -20,6 +20,7 @@ const SLACK_MIB: u64 = 32;
 fn run_many(
     world: &str,
     limit_mib: u64,
+    least_mib: u64,
     before: &[&str],
     arguments: &[&str],
 ) -> Option<serde_json::Value> {
@@ -27,18 +28,16 @@ fn run_many(
     let _alone = MACHINE.lock();
     let (program, scratch) = (compile("many"), Scratch::new());
     let bound = (limit_mib + SLACK_MIB).to_string();
-    let (stats, limit) = (scratch.path("stats"), format!("{limit_mib}M"));
+    let limit = format!("{limit_mib}M");
     let command = [before, &[&program.path], &arguments[..2], &[&bound], &arguments[2..]].concat();
     // Each of them is somebody else: what they execute must be open to all.
     for path in [&program.scratch.0, &scratch.0] {
         fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     }
-    let output = managed_in(world, &["--limit", &limit, "--stats-file", &stats], &command)?;
+    let (output, stats) = folded_in(world, &["--limit", &limit], least_mib, &command)?;
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{text}");
-    assert!(text.contains("major"), "nothing was folded: {text}");
-    println!("{text}");
-    Some(serde_json::from_slice(&fs::read(stats).unwrap()).unwrap())
+    Some(stats)
 }
 
 /// The processes that the figures tell of.
@@ -57,14 +56,14 @@ fn pids(stats: &serde_json::Value) -> Vec<u64> {
 /// Of 200, 136 were not counted by the others, and held what they liked.
 #[test]
 fn a_limit_that_200_processes_share_is_kept() {
-    let Some(stats) = run_many("", 1024, &[], &["200", "8"]) else { return };
+    let Some(stats) = run_many("", 1024, 256, &[], &["200", "8"]) else { return };
     assert!(pids(&stats).len() >= 200, "each has a seat of its own");
 }
 
 /// An equal share is less than one process alone would be content with. They held 650 MiB.
 #[test]
 fn a_limit_of_which_each_process_gets_5_mib_is_kept() {
-    run_many("", 512, &[], &["100", "20"]);
+    run_many("", 512, 512, &[], &["100", "20"]);
 }
 
 /// They see neither `memfold run` in their /proc nor one another from outside.
@@ -73,7 +72,8 @@ fn processes_in_a_pid_namespace_share_the_limit_and_are_told_of_by_their_numbers
     if !can_make_worlds() {
         return;
     }
-    let Some(stats) = run_many("", 128, &["unshare", "-pf", "--mount-proc"], &["4", "96"]) else {
+    let Some(stats) = run_many("", 128, 128, &["unshare", "-pf", "--mount-proc"], &["4", "96"])
+    else {
         return;
     };
     let pids = pids(&stats);
@@ -89,7 +89,7 @@ fn processes_that_become_other_users_share_the_limit() {
     if !can_make_worlds() {
         return;
     }
-    run_many(OPEN, 128, &[], &["4", "96", "60000"]);
+    run_many(OPEN, 128, 128, &[], &["4", "96", "60000"]);
 }
 
 /// A program that does nothing until its input ends, plainly or under memfold.

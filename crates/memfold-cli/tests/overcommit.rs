@@ -2,7 +2,7 @@
 //! (`vm.overcommit_memory=2`). A setting of the whole machine: the test lets the system promise
 //! more than anybody asks for, and is in a file of its own, as files run one after another.
 mod common;
-use common::{binaries, run};
+use common::{Scratch, assert_figures, binaries, json, run};
 use std::process::{Child, Command, Stdio};
 
 /// The settings are as they were when this is gone, or the test is, however it ends: a shell waits
@@ -69,7 +69,9 @@ fn where_reservations_count_memfold_asks_for_what_it_fills() {
         eprintln!("SKIPPED, NOTHING WAS TESTED: vm.overcommit_memory can't be changed here");
         return;
     };
-    let output = run(&bin, &["--summary"], &["python3", "-c", PROGRAM]);
+    let scratch = Scratch::new();
+    let figures = scratch.path("figures");
+    let output = run(&bin, &["--stats-file", &figures], &["python3", "-c", PROGRAM]);
     drop(counted);
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
     let numbers = |bytes: &[u8]| -> Vec<u64> {
@@ -79,7 +81,7 @@ fn where_reservations_count_memfold_asks_for_what_it_fills() {
     };
     let (plain, managed) = (numbers(&plain.stdout), numbers(&output.stdout));
     println!("plainly {plain:?} MiB, under memfold {managed:?}");
-    assert!(words.contains("major"), "nothing was folded: {words}");
+    assert_figures(&json(&figures), &words, 32);
     // It was terabytes. What folds has frames for twice the limit and 64 MiB, pools for as much as
     // the limit, and tables.
     assert!(managed[0] < plain[0] + 16, "an idle process: {managed:?}, {plain:?} plainly");

@@ -5,112 +5,103 @@
 //! folded, exercise it and verify it all. The Python programs must print what they print without
 //! memfold.
 mod common;
-use common::{assert_right, assert_right_with, compile, managed};
-use std::process::Command;
+use common::real::{copied, plainly, python};
+use common::{Scratch, assert_right, assert_right_with, compile, folded_in, printed_in};
 
 /// Asserts that a Python program prints under memfold what it prints without.
 #[track_caller]
-fn assert_same(name: &str, resident: &str) {
-    let script = format!("{}/tests/programs/{name}.py", env!("CARGO_MANIFEST_DIR"));
-    let question =
-        Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
-    let python = String::from_utf8(question.stdout).unwrap().trim().to_string();
-    let Some(output) = managed(resident, &[&python, &script]) else { return };
-    let plain = Command::new(&python).arg(&script).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(plain.status.success() && output.status.success(), "{text}");
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&plain.stdout),
-        "{text}"
-    );
-    assert!(text.contains("major"), "{name} was never folded: {text}");
-    println!("{name}: {}", text.trim());
+fn assert_same(name: &str, resident: &str, least_mib: u64) {
+    let (Some(python), scratch) = (python("sqlite3"), Scratch::new()) else { return };
+    let script = copied(&scratch, &format!("{name}.py"));
+    let flags = ["--resident", resident];
+    let Some(printed) = printed_in("", &flags, least_mib, &[&python, &script]) else { return };
+    let plain = plainly(&[&python, &script]);
+    assert_eq!(String::from_utf8_lossy(&printed), String::from_utf8_lossy(&plain));
 }
 
 #[test]
 fn a_heap_that_grows_and_shrinks_stays_right() {
-    assert_right("heap", &["brk", "realloc", "fast"]);
+    assert_right("heap", 32, &["brk", "realloc", "fast"]);
 }
 
 /// Whoever chooses the bytes of a page can give it the public hash that it had.
 #[test]
 fn a_write_that_keeps_a_pages_public_hash_is_not_lost() {
     for block in ["4K", "16K", "64K"] {
-        assert_right_with(&["--resident", "16M", "--block", block], "pair", &["pair"]);
+        assert_right_with(&["--resident", "16M", "--block", block], "pair", 48, &["pair"]);
     }
 }
 
 #[test]
 fn unmapped_and_replaced_parts_of_folded_memory_end_and_the_rest_stays() {
-    assert_right("mappings", &["munmap_middle", "map_fixed_over"]);
+    assert_right("mappings", 40, &["munmap_middle", "map_fixed_over"]);
 }
 
 #[test]
 fn mremap_moves_grows_and_shrinks_folded_memory() {
-    assert_right("mappings", &["mremap_move", "mremap_grow", "mremap_shrink", "mremap_reread"]);
+    assert_right("mappings", 40, &["mremap_move", "mremap_grow", "mremap_shrink", "mremap_reread"]);
 }
 
 #[test]
 fn advice_on_folded_memory_does_what_the_kernel_says() {
-    assert_right("mappings", &["dontneed", "free", "advice", "guards"]);
+    assert_right("mappings", 40, &["dontneed", "free", "advice", "guards"]);
 }
 
 /// Also what the kernel has dropped of it, and what was given up before it was managed, or by a
 /// call that nobody sees.
 #[test]
 fn memory_given_up_with_madv_free_is_as_it_was_or_zeros_and_stays_written() {
-    assert_right("freed", &["before", "past_libc", "by_libc", "by_number", "by_process"]);
+    assert_right("freed", 24, &["before", "past_libc", "by_libc", "by_number", "by_process"]);
 }
 
 #[test]
 fn what_madv_free_refuses_is_kept() {
-    assert_right("freed", &["refused"]);
+    assert_right("freed", 24, &["refused"]);
 }
 
 #[test]
 fn memory_that_becomes_read_only_or_inaccessible_comes_back() {
-    assert_right("mappings", &["read_only"]);
+    assert_right("mappings", 40, &["read_only"]);
 }
 
 #[test]
 fn what_a_program_serves_by_a_userfaultfd_of_its_own_stays_its_own() {
-    assert_right("userfault", &["before", "after", "by_number"]);
+    assert_right("userfault", 16, &["before", "after", "by_number"]);
 }
 
 #[test]
 fn sparse_memory_stays_right() {
-    assert_right("mappings", &["sparse"]);
+    assert_right("mappings", 40, &["sparse"]);
 }
 
 #[test]
 fn threads_that_discard_unmap_and_remap_at_once_find_their_own_bytes() {
-    assert_right("threads", &["slots"]);
+    assert_right("threads", 16, &["slots"]);
 }
 
 #[test]
 fn threads_that_share_folded_memory_find_what_others_wrote() {
-    assert_right("threads", &["shared"]);
+    assert_right("threads", 16, &["shared"]);
 }
 
 #[test]
 fn threads_that_come_and_go_keep_their_stacks() {
-    assert_right("threads", &["churn"]);
+    assert_right("threads", 16, &["churn"]);
 }
 
 #[test]
 fn system_calls_work_on_folded_buffers() {
-    assert_right("calls", &["all"]);
+    assert_right("calls", 64, &["all"]);
 }
 
 #[test]
 fn a_folded_program_starts_other_programs() {
-    assert_right("children", &["spawn", "exec"]);
+    assert_right("children", 48, &["spawn", "exec"]);
 }
 
 #[test]
 fn signal_handlers_touch_folded_memory_and_jump_out_of_it() {
-    assert_right("signals", &["alarms", "jumps", "forks"]);
+    assert_right("signals", 48, &["alarms", "jumps", "forks"]);
 }
 
 #[test]
@@ -118,28 +109,25 @@ fn the_end_of_a_folded_program_is_passed_on() {
     let program = compile("signals");
     for (arguments, status) in [(&["exit", "42"][..], 42), (&["crash"], 139), (&["abort"], 134)] {
         let command = [&[program.path.as_str()], arguments].concat();
-        let Some(output) = managed("16M", &command) else { return };
-        assert_eq!(
-            output.status.code(),
-            Some(status),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        let flags = ["--resident", "16M"];
+        let Some((output, _)) = folded_in("", &flags, 48, &command) else { return };
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{said}");
     }
     drop(program.scratch);
 }
 
 #[test]
 fn python_objects_stay_right() {
-    assert_same("objects", "40M");
+    assert_same("objects", "40M", 40);
 }
 
 #[test]
 fn a_python_database_in_memory_stays_right() {
-    assert_same("database", "16M");
+    assert_same("database", "16M", 12);
 }
 
 #[test]
 fn python_processes_stay_right() {
-    assert_same("processes", "20M");
+    assert_same("processes", "20M", 64);
 }

@@ -4,7 +4,7 @@ use crate::calls::{self, Class, Entry, Piece};
 use crate::dispatch::PR_SET_SYSCALL_USER_DISPATCH;
 use crate::entry;
 use crate::frame::Context;
-use crate::keeper::{Ending, Keeper, Span, Spans};
+use crate::keeper::{Ending, Keeper, SPANS_MAX, Span, Spans};
 use crate::record::Record;
 use crate::signals;
 use crate::threads;
@@ -265,9 +265,13 @@ fn plain(
     };
     let pieces = calls::in_pieces(nr, args, keeper.piece_bytes(), &read_bytes, &mut raw);
     let mut make = |piece: &Piece| {
-        under_hold(keeper, piece.spans, depth, || match piece.must {
-            true => raw(piece.nr, &piece.args),
-            false => call(piece.nr, &piece.args),
+        under_hold(keeper, piece.spans, depth, || {
+            let made = match piece.must {
+                true => raw(piece.nr, &piece.args),
+                false => call(piece.nr, &piece.args),
+            };
+            // What the call names beside this piece isn't held, and says nothing.
+            checked(keeper, entry, nr, &piece.args, piece.spans, made)
         })
     };
     pieces.and_then(|pieces| pieces.run(&read_bytes, &mut raw, &mut make)).unwrap_or_else(|| {
@@ -278,8 +282,9 @@ fn plain(
 }
 
 /// Words of a call that may be pointers to memory which it doesn't name.
-const WORDS_MAX: usize = 128;
+const WORDS_MAX: usize = 160;
 const STRUCT_MAX: usize = 512;
+const _: () = assert!(WORDS_MAX > 6 + SPANS_MAX);
 
 /// Calls that take addresses of another process: what is at those here says nothing.
 const FOR_OTHERS: [i64; 5] = [
@@ -303,6 +308,11 @@ fn checked(
     if made == -(libc::EFAULT as isize) && !FOR_OTHERS.contains(&(nr as i64)) {
         let (mut words, mut count) = ([0; WORDS_MAX], args.len());
         words[..count].copy_from_slice(args);
+        // The parts of a piece: no argument leads to them.
+        for span in spans.as_slice() {
+            words[count] = span.start;
+            count += 1;
+        }
         for span in spans.as_slice().iter().filter(|span| span.len <= STRUCT_MAX) {
             for at in (span.start..span.start + span.len / 8 * 8).step_by(8) {
                 if let Ok(word) = read::<usize>(at)
@@ -382,4 +392,111 @@ pub fn make_plain(
 ) -> Option<isize> {
     let entry = calls::look_up(nr);
     is_plain(entry, args).then(|| plain(keeper, record, entry, nr, args, depth))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keeper::{BadAddress, Fault, Hold};
+    use memfold_sys::raw::system_call;
+    use std::sync::Mutex;
+
+    /// Owns all memory, holds nothing, and notes what it is asked about failed calls.
+    struct Asked(Mutex<Vec<Vec<usize>>>);
+
+    impl Keeper for Asked {
+        fn concerns(&self, _: usize, _: usize) -> bool {
+            true
+        }
+        fn hold(
+            &self,
+            _: &Spans,
+            _: usize,
+            _: fn(usize, bool) -> Result<(), BadAddress>,
+        ) -> Option<Hold> {
+            None
+        }
+        fn release(&self, _: Hold) {}
+        fn piece_bytes(&self) -> usize {
+            64 << 10
+        }
+        fn refused(&self, _: usize, _: &str, words: &[usize]) {
+            self.0.lock().unwrap().push(words.to_vec());
+        }
+        fn change(
+            &self,
+            _: usize,
+            _: &[usize; 6],
+            _: &mut dyn FnMut(&[usize; 6]) -> isize,
+        ) -> isize {
+            unreachable!()
+        }
+        fn copy(&self, _: &mut dyn FnMut() -> isize) -> isize {
+            unreachable!()
+        }
+        fn fault(&self, _: Fault) -> bool {
+            false
+        }
+        fn never_fold(&self, _: usize, _: usize) {}
+        fn owns_descriptor(&self, _: i32) -> bool {
+            false
+        }
+        fn ends(&self, _: Ending) {}
+    }
+
+    #[test]
+    fn a_piece_that_fails_is_told_of_as_a_whole_call_is() {
+        const BYTES: usize = 1 << 20;
+        let (protection, flags) = (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let args = [0, BYTES, protection as usize, flags as usize, usize::MAX, 0];
+        // SAFETY: a new mapping.
+        let bad = unsafe { system_call(libc::SYS_mmap, args) }.unwrap() as usize;
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&writer) as usize;
+        let parts = [[bad, BYTES / 2], [bad + BYTES / 2, BYTES / 2]];
+        let calls = [
+            (libc::SYS_write, [fd, bad, BYTES, 0, 0, 0]),
+            (libc::SYS_writev, [fd, parts.as_ptr() as usize, 2, 0, 0, 0]),
+        ];
+        let record = Record::take().unwrap();
+        for (nr, args) in calls {
+            let asked = Asked(Mutex::new(Vec::new()));
+            let entry = calls::look_up(nr as usize);
+            let made = plain(&asked, record, entry, nr as usize, &args, 0);
+            assert_eq!(made, -(libc::EFAULT as isize));
+            let asked = asked.0.into_inner().unwrap();
+            assert!(asked.len() == 1 && asked[0].contains(&bad), "{asked:x?}");
+        }
+        record.give_back();
+    }
+
+    /// Its start may be folded by then.
+    #[test]
+    fn of_a_later_piece_that_fails_the_start_of_the_buffer_is_not_told() {
+        const PIECE: usize = 64 << 10;
+        let (access, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let args = [0, 2 * PIECE, access as usize, flags as usize, usize::MAX, 0];
+        // SAFETY: a new mapping, whose second half nobody uses.
+        let start = unsafe {
+            let start = system_call(libc::SYS_mmap, args).unwrap() as usize;
+            let half = [start + PIECE, PIECE, libc::PROT_NONE as usize, 0, 0, 0];
+            system_call(libc::SYS_mprotect, half).unwrap();
+            start
+        };
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&writer) as usize;
+        // It has room for all.
+        let room = [fd, libc::F_SETPIPE_SZ as usize, 4 * PIECE, 0, 0, 0];
+        // SAFETY: the call touches no memory.
+        unsafe { system_call(libc::SYS_fcntl, room) }.unwrap();
+        let (record, asked) = (Record::take().unwrap(), Asked(Mutex::new(Vec::new())));
+        let (nr, args) = (libc::SYS_write as usize, [fd, start, 2 * PIECE, 0, 0, 0]);
+        let made = plain(&asked, record, calls::look_up(nr), nr, &args, 0);
+        assert_eq!(made, PIECE as isize);
+        let asked = asked.0.into_inner().unwrap();
+        assert!(asked.len() == 1 && asked[0].contains(&(start + PIECE)), "{asked:x?}");
+        assert!(!asked[0].contains(&start), "{asked:x?}");
+        record.give_back();
+    }
 }

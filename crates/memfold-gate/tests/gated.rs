@@ -2,7 +2,7 @@
 //!
 //! Each runs plainly and with the library of `examples/counting.rs`, whose keeper has no memory; one
 //! with that of `examples/vanishing.rs`, whose keeper takes memory away.
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
@@ -42,15 +42,30 @@ fn run(command: &mut Command) -> (Option<i32>, String, Output) {
 
 /// Runs a command twice and compares.
 fn same(program: &str, args: &[&str]) -> String {
-    let command = || {
-        let mut command = Command::new(program);
-        command.args(args).current_dir(env!("CARGO_TARGET_TMPDIR"));
-        command
-    };
-    let plain = run(&mut command());
-    let gated = run(command().env("LD_PRELOAD", library()));
+    same_under(&library(), program, args).0
+}
+
+/// The same under a library; also what its keeper has said of each process at its end.
+fn same_under(library: &Path, program: &str, args: &[&str]) -> (String, String) {
+    let plain = run(Command::new(program).args(args).current_dir(env!("CARGO_TARGET_TMPDIR")));
+    let to = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("said-{:?}", std::thread::current().id()));
+    let script = format!("exec 9>'{}'; exec \"$@\"", to.display());
+    let mut gated = Command::new("sh");
+    gated.args(["-c", &script, "sh", program]).args(args);
+    gated.current_dir(env!("CARGO_TARGET_TMPDIR"));
+    gated.env("LD_PRELOAD", library).env("MEMFOLD_GATE_COUNT", "9");
+    let gated = run(&mut gated);
     assert_eq!((&plain.0, &plain.1), (&gated.0, &gated.1), "{program} {args:?}");
-    plain.1
+    (plain.1, std::fs::read_to_string(to).expect("a file"))
+}
+
+/// Pages that a keeper has taken away, of what it has said.
+fn taken(said: &str) -> impl Iterator<Item = u32> {
+    let of_line = |line: &str| -> Option<u32> {
+        line.strip_prefix("taken")?.split_whitespace().next()?.parse().ok()
+    };
+    said.lines().filter_map(of_line)
 }
 
 fn same_program(name: &str) -> String {
@@ -104,10 +119,7 @@ fn no_system_call_meets_a_page_that_was_taken_away() {
         let (code, text, output) = run(command.env("MEMFOLD_GATE_COUNT", "9"));
         assert_eq!(code, Some(0), "{text}");
         assert_eq!(String::from_utf8_lossy(&output.stdout), "all there\n");
-        let taken = |line: &str| -> Option<u32> {
-            line.strip_prefix("taken")?.split_whitespace().next()?.parse().ok()
-        };
-        assert!(text.lines().filter_map(taken).max() > Some(1000), "{text}");
+        assert!(taken(&text).max() > Some(1000), "{text}");
     }
 }
 
@@ -123,40 +135,58 @@ fn a_process_is_armed_while_its_threads_are_in_everything() {
     }
 }
 
+/// Shells and interpreters, each with what it does; each has some large blocks.
+const PROGRAMS: &[(&str, &[&str])] = &[
+    (
+        "bash",
+        &[
+            "-c",
+            "trap 'echo got' USR1; kill -USR1 $$; x=$(ls / | wc -l); (exit 3); echo $?
+            y=$(printf '%300000s' x); z=${y// /ab}; while read -r l; do n=$((n + ${#l})); done <<<$z
+            (echo $n $(echo $z | md5sum))",
+        ],
+    ),
+    (
+        "perl",
+        &[
+            "-e",
+            "$SIG{ALRM}=sub{die 'rang'}; alarm 1; eval{sleep 9}; print $@; fork or exit 3; wait; print $?;
+            my @all = split / /, 'some words ' x 100000; open(my $to, '|-', 'md5sum'); print $to sort @all",
+        ],
+    ),
+    ("python3", &["-c", include_str!("programs/many.py")]),
+    (
+        "gcc",
+        &["-O1", "-S", "-o", "-", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/threads.c")],
+    ),
+    (
+        "sqlite3",
+        &[
+            ":memory:",
+            "create table a(x); with recursive n(i) as (select 1 union all select i + 1 from n where i < 99999)
+            insert into a select i from n; select sum(x), length(group_concat(x)) from a; select x from a order by -x",
+        ],
+    ),
+    ("node", &["-e", "console.log(require('child_process').execSync('echo n').toString())"]),
+    ("sh", &["-c", "tar -b 1024 -cf - -C /usr/include . | md5sum"]),
+];
+
 #[test]
 fn shells_and_interpreters_run() {
-    same(
-        "bash",
-        &["-c", "trap 'echo got' USR1; kill -USR1 $$; x=$(ls / | wc -l); (exit 3); echo $?"],
-    );
-    if has("perl") {
-        same(
-            "perl",
-            &[
-                "-e",
-                "$SIG{ALRM}=sub{die 'rang'}; alarm 1; eval{sleep 9}; print $@; fork or exit 3; wait; print $?",
-            ],
-        );
-    }
-    if has("python3") {
-        same("python3", &["-c", include_str!("programs/many.py")]);
+    for (program, args) in PROGRAMS.iter().filter(|(program, _)| has(program)) {
+        same(program, args);
     }
     if has("gcc") {
         same("sh", &["-c", "echo 'int main(){return 4;}' | gcc -x c -o four - && ./four; echo $?"]);
     }
-    if has("sqlite3") {
-        same(
-            "sqlite3",
-            &[":memory:", "create table a(x); insert into a values(1),(2); select sum(x) from a"],
-        );
-    }
-    if has("node") {
-        same(
-            "node",
-            &["-e", "console.log(require('child_process').execSync('echo n').toString())"],
-        );
-    }
-    if has("tar") {
-        same("sh", &["-c", "tar cf - -C /usr/include . | md5sum"]);
+}
+
+#[test]
+fn shells_and_interpreters_run_while_their_pages_are_taken_away() {
+    let library = examples().join("libvanishing.so");
+    for (program, args) in PROGRAMS.iter().filter(|(program, _)| has(program)) {
+        let (_, said) = same_under(&library, program, args);
+        println!("{program}: {} pages were taken away", taken(&said).sum::<u32>());
+        assert!(taken(&said).sum::<u32>() > 0, "{program}: {said}");
     }
 }

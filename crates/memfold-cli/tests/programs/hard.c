@@ -2,6 +2,7 @@
 #include "common.h"
 #include <dlfcn.h>
 #include <linux/filter.h>
+#include <linux/kcmp.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <stddef.h>
@@ -328,6 +329,20 @@ static void crash(void) {
     check(memory, LEN, 1);
 }
 
+/* A process without threads of its own has no list of semaphores to undo, nor has its child. */
+static void undo(void) {
+    folded();
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        check(memory, LEN, 1);
+        for (;;) pause();
+    }
+    NEED(syscall(SYS_kcmp, getpid(), pid, KCMP_SYSVSEM, 0, 0) == 0);
+    NEED(kill(pid, SIGKILL) == 0 && WIFSIGNALED(wait_for(pid)));
+    check(memory, LEN, 1);
+}
+
 int main(int argc, char **argv) {
     static const struct test all[] = {
         {"five", five},
@@ -338,6 +353,7 @@ int main(int argc, char **argv) {
         {"filter", filter_for_all},
         {"coroutines", coroutines},
         {"crash", crash},
+        {"undo", undo},
     };
     return RUN_NAMED(argc, argv, all);
 }

@@ -260,11 +260,11 @@ unsafe fn run_again(record: usize) -> Result<(), Errno> {
 unsafe fn run(record: usize) -> Result<(), Errno> {
     // SAFETY: by the caller's promise.
     let about = unsafe { &*(record as *const Record) };
+    // Not CLONE_SYSVSEM: it would give the process a list of semaphores to undo (SEM_UNDO).
     let flags = libc::CLONE_VM
         | libc::CLONE_FS
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
-        | libc::CLONE_SYSVSEM
         | libc::CLONE_SETTLS
         | if about.own_files { 0 } else { libc::CLONE_FILES };
     // SAFETY: the stack and the thread block lie in the thread's own zone, which nobody uses now.

@@ -1,0 +1,98 @@
+//! What every program must show that was run under memfold: that much of it was folded, and that no
+//! system call met what was.
+use super::{Scratch, compile, json, managed_in};
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Output;
+
+/// Asserts by a run's figures that at least `least_mib` were folded at once, and that no call failed
+/// as it met folded memory; `said` is what memfold wrote.
+#[track_caller]
+pub fn assert_figures(stats: &Value, said: &str, least_mib: u64) {
+    let figure = |name: &str| stats[name].as_u64().unwrap_or_else(|| panic!("no {name}: {stats}"));
+    let folded = figure("peak_folded_bytes") >> 20;
+    assert!(folded >= least_mib, "{folded} MiB folded at most, not {least_mib}: {said}");
+    assert_eq!(figure("calls_refused"), 0, "{said}");
+    assert!(!said.contains("met folded memory"), "{said}");
+    println!("{folded} MiB folded at most");
+}
+
+/// Runs a command to its end in a `world` of [`managed_in`], and asserts what
+/// [`assert_figures`] does; gives what it has printed, and the figures.
+#[track_caller]
+pub fn folded_in(
+    world: &str,
+    flags: &[&str],
+    least_mib: u64,
+    command: &[&str],
+) -> Option<(Output, Value)> {
+    let scratch = open_scratch();
+    let file = scratch.path("stats");
+    let output = managed_in(world, &[flags, &["--stats-file", &file]].concat(), command)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let written = std::path::Path::new(&file).exists();
+    assert!(written, "{command:?} has no figures: {}: {said}", output.status);
+    let stats = json(&file);
+    println!("{command:?}: {}", said.trim());
+    assert_figures(&stats, &said, least_mib);
+    Some((output, stats))
+}
+
+/// The same with a command that must succeed; gives what it has printed.
+#[track_caller]
+pub fn printed_in(
+    world: &str,
+    flags: &[&str],
+    least_mib: u64,
+    command: &[&str],
+) -> Option<Vec<u8>> {
+    let (output, _) = folded_in(world, flags, least_mib, command)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}: {said}", output.status);
+    Some(output.stdout)
+}
+
+/// A scratch directory that any user may use.
+pub fn open_scratch() -> Scratch {
+    let scratch = Scratch::new();
+    std::fs::set_permissions(&scratch.0, std::fs::Permissions::from_mode(0o777)).unwrap();
+    scratch
+}
+
+/// Asserts that a C program finds every byte right, for each of `promises` with so many MiB folded
+/// at least.
+#[track_caller]
+pub fn assert_right(name: &str, least_mib: u64, promises: &[&str]) {
+    assert_right_in("", name, least_mib, promises);
+}
+
+/// The same with these flags; a program may have bounds of its own, and keeps them.
+#[track_caller]
+pub fn assert_right_with(flags: &[&str], name: &str, least_mib: u64, promises: &[&str]) {
+    assert_all_right("", flags, name, least_mib, promises);
+}
+
+/// The same in a `world` of [`managed_in`].
+#[track_caller]
+pub fn assert_right_in(world: &str, name: &str, least_mib: u64, promises: &[&str]) {
+    assert_all_right(world, &["--resident", "16M"], name, least_mib, promises);
+}
+
+#[track_caller]
+pub fn assert_all_right(
+    world: &str,
+    flags: &[&str],
+    name: &str,
+    least_mib: u64,
+    promises: &[&str],
+) {
+    let program = compile(name);
+    for promise in promises {
+        let command = [program.path.as_str(), promise];
+        let Some((output, _)) = folded_in(world, flags, least_mib, &command) else { return };
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{name} {promise}: {said}");
+        assert_eq!(output.stdout, b"right\n", "{name} {promise}: {said}");
+    }
+    drop(program.scratch);
+}

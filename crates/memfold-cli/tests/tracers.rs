@@ -1,0 +1,76 @@
+//! strace and perf on a folded program, below them and above them: it prints what it prints alone,
+//! and they see it. (gdb: `kernel.rs`.)
+mod common;
+use common::real::{installed, plainly, python};
+use common::{Scratch, assert_figures, binaries, json, memfold, printed_in};
+use std::process::Command;
+
+/// Four times the limit, each page told from the others, and files that are read.
+const SCRIPT: &str = "import glob, hashlib
+block, sum = bytearray(64 << 20), hashlib.sha256()
+for at in range(0, len(block), 4096): block[at] = at // 4096 % 251
+for name in sorted(glob.glob('/etc/*.conf')): sum.update(open(name, 'rb').read())
+for at in range(0, len(block), 1 << 20): sum.update(block[at:at + 4096])
+print(sum.hexdigest())";
+const FLAGS: [&str; 2] = ["--limit", "24M"];
+
+/// What a tracer has left of a program that it has started under memfold, and of one that it was
+/// started with by memfold; `None` if it can't trace anything here.
+#[track_caller]
+fn traced(tracer: &str, arguments: &[&str]) -> Option<[Vec<u8>; 2]> {
+    let (tracer, python, bin) = (installed(tracer)?, python("hashlib")?, binaries()?);
+    let scratch = Scratch::new();
+    let (file, figures) = (scratch.path("trace"), scratch.path("figures"));
+    let tracing = [&[tracer.as_str()], arguments, &["-o", &file]].concat();
+    let tried = Command::new(tracing[0]).args(&tracing[1..]).arg("true").output().unwrap();
+    if !tried.status.success() {
+        let said = String::from_utf8_lossy(&tried.stderr);
+        eprintln!("SKIPPED, NOTHING WAS TESTED: {tracer} can't trace `true` here: {said}");
+        return None;
+    }
+    let command = [python.as_str(), "-c", SCRIPT];
+    let expected = plainly(&command);
+
+    let printed = printed_in("", &FLAGS, 32, &[&tracing[..], &command].concat())?;
+    assert!(printed == expected, "{tracer} under memfold");
+    let below = std::fs::read(&file).unwrap();
+
+    let run = ["run", "--stats-file", &figures];
+    let run = memfold(&bin, &[&run[..], &FLAGS, &["--"], &command].concat());
+    let mut outer = Command::new(tracing[0]);
+    outer.args(&tracing[1..]).arg(run.get_program()).args(run.get_args());
+    let output = outer.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && output.stdout == expected, "memfold under {tracer}: {said}");
+    assert_figures(&json(&figures), &said, 32);
+    Some([below, std::fs::read(&file).unwrap()])
+}
+
+/// The gate's signals are left out as docs/limits.md says.
+#[test]
+fn strace_sees_a_folded_program_end_with_what_it_prints_alone() {
+    let Some(traces) = traced("strace", &["-f", "-e", "signal=!SIGSYS,SIGBUS"]) else { return };
+    for trace in traces {
+        let trace = String::from_utf8(trace).unwrap();
+        assert!(trace.contains("/etc/") && trace.contains("exited with 0"), "calls are seen");
+        assert!(!trace.contains("--- SIGSYS") && !trace.contains("--- SIGBUS"), "left out");
+    }
+}
+
+#[test]
+fn strace_shows_the_gates_signals_if_asked_to() {
+    let Some(traces) = traced("strace", &["-f"]) else { return };
+    for trace in traces {
+        let trace = String::from_utf8(trace).unwrap();
+        assert!(trace.contains("--- SIGSYS {si_signo=SIGSYS, si_code=SYS_USER_DISPATCH"));
+    }
+}
+
+/// By a clock: a virtual machine may have no counters.
+#[test]
+fn perf_records_a_folded_program_that_prints_what_it_prints_alone() {
+    let Some(traces) = traced("perf", &["record", "-q", "-e", "cpu-clock"]) else { return };
+    for trace in traces {
+        assert!(trace.starts_with(b"PERFILE2"), "something was recorded");
+    }
+}
