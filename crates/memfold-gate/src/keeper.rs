@@ -175,6 +175,10 @@ pub trait Keeper: Sync {
     /// Whether a descriptor is the engine's own.
     fn owns_descriptor(&self, fd: i32) -> bool;
 
+    /// Nothing leaves memory any more, of what is there and what is touched from now on: the process
+    /// is about to end. `false`: it goes on after all.
+    fn keep_all(&self, _keep: bool) {}
+
     /// Something is about to end.
     fn ends(&self, how: Ending);
 }

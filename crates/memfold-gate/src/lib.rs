@@ -69,6 +69,7 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     unsafe { trap::KEEPER.set(keeper) };
     signals::HANDLER.store(trap::on_signal as *const () as usize, SeqCst);
     record.blocked.set(before & actions::PROTECTED);
+    record.robust.store(threads::robust_list(), SeqCst);
     let armed = set_alternate(&record.stack())
         .map(|theirs| record.alternate.set(theirs))
         .and_then(|()| signals::take_over(record))

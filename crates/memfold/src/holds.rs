@@ -205,6 +205,17 @@ impl Holds {
         Hold(at as u32)
     }
 
+    /// Holds everything, until [`Holds::release_all`]. What was leaving has left by then.
+    pub fn hold_all(&self) {
+        self.hold_everything();
+        self.wait(core::iter::once(0..usize::MAX));
+    }
+
+    /// Ends a hold of everything.
+    pub fn release_all(&self) {
+        self.release(Hold::EVERYTHING);
+    }
+
     fn hold_everything(&self) -> Hold {
         self.everything.fetch_add(1, SeqCst);
         Hold::EVERYTHING

@@ -30,6 +30,7 @@ pub fn copy(
                     Ok(0) => {
                         record.pending.store(0, SeqCst);
                         record.sent.set(0);
+                        record.robust.store(0, SeqCst);
                         record.give_back_others();
                         begin(record, flags);
                         0

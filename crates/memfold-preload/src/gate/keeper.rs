@@ -218,6 +218,12 @@ impl Keeper for Owner {
         get().is_some_and(|gated| gated.owns(fd))
     }
 
+    fn keep_all(&self, keep: bool) {
+        if let Some(holds) = get().map(|gated| gated.pager.holds()) {
+            if keep { holds.hold_all() } else { holds.release_all() }
+        }
+    }
+
     fn ends(&self, how: Ending) {
         if let (Some(gated), Ending::Process) = (get(), how) {
             gated.pager.publish();
