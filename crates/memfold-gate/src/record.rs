@@ -5,7 +5,7 @@
 //! own handlers included, the slot's stack is empty.
 use crate::actions::Actions;
 use crate::frame::{Info, Stack};
-use crate::keeper::Hold;
+use crate::keeper::{Hold, Keeper};
 use core::cell::{Cell, UnsafeCell};
 use core::mem::forget;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
@@ -268,6 +268,9 @@ impl<T: Copy> Place<T> {
         unsafe { *self.0.get() }
     }
 }
+
+/// The owner of the memory.
+pub(crate) static KEEPER: Place<&'static dyn Keeper> = Place::new();
 
 /// Calls `with` while no thread makes room for slots, so that a copy of the process finds no lock
 /// of theirs held.

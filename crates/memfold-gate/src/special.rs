@@ -4,7 +4,7 @@ use crate::calls::{self, Class, Entry, Piece};
 use crate::dispatch::PR_SET_SYSCALL_USER_DISPATCH;
 use crate::entry;
 use crate::frame::Context;
-use crate::keeper::{Ending, Keeper, Span, Spans};
+use crate::keeper::{Ending, Keeper, Refused, Span, Spans};
 use crate::record::Record;
 use crate::signals;
 use crate::threads;
@@ -69,7 +69,10 @@ impl Call<'_> {
                 self.keeper.ends(Ending::Process);
                 raw(nr, &args)
             }
-            libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => -(libc::EINVAL as isize),
+            libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => {
+                self.keeper.tells(Refused::Dispatch);
+                -(libc::EINVAL as isize)
+            }
             libc::SYS_arch_prctl => {
                 // It may set `fs`.
                 self.record.fs.set(0);

@@ -3,19 +3,16 @@ use crate::calls::look_up;
 use crate::dispatch::SYS_USER_DISPATCH;
 use crate::entry;
 use crate::frame::{Context, Info};
-use crate::keeper::{Fault, Keeper};
+use crate::keeper::{Fault, Keeper, Refused};
 use crate::patch;
 use crate::patch::entry::{AGAIN, BELOW, Entered};
-use crate::record::{Place, REFUSED, Record};
+use crate::record::{KEEPER, REFUSED, Record};
 use crate::signals::{block_all, defer, deliver, deliver_pending, set_mask};
 use crate::special::{Call, is_plain, make_plain};
 use crate::touch::{fix_up, read};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::raw::system_call;
 use memfold_sys::thread::access_of;
-
-/// The owner of the memory.
-pub static KEEPER: Place<&'static dyn Keeper> = Place::new();
 
 const SYSCALL_BYTES: u64 = 2;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
@@ -163,6 +160,7 @@ fn trapped(
     let (nr, args) = context.regs.call();
     if (info.call >> 32) as u32 != AUDIT_ARCH_X86_64 {
         // By `int 0x80`: other numbers, and addresses below 4 GiB.
+        keeper.tells(Refused::Int80);
         context.regs.rax = -i64::from(libc::ENOSYS) as u64;
         return;
     }

@@ -25,6 +25,7 @@ pub fn execute(
         (1..=31).filter(is).fold(0, |set, signal| set | bit(signal))
     });
     ignore_really(ignored);
+    keeper.executes(nr, args);
     let kept = keep_locks(keeper, record);
     keeper.ends(Ending::Exec);
     let blocked = record.blocked.get();
