@@ -101,20 +101,17 @@ fn unserved(from: RawFd, name: &mut [u8; PATH_BYTES]) -> Option<&'static str> {
 
 /// The file, if somebody can execute it.
 fn open(from: RawFd, name: &CStr) -> Option<OwnedFd> {
-    // SAFETY: borrowed for this call, as the program names it in its own.
-    let from = if from == libc::AT_FDCWD { CWD } else { unsafe { borrow(from)? } };
+    let from = match from {
+        libc::AT_FDCWD => CWD,
+        // SAFETY: borrowed for this call, as the program names it in its own.
+        0.. => unsafe { BorrowedFd::borrow_raw(from) },
+        _ => return None,
+    };
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = openat(from, name, flags, Mode::empty()).ok()?;
     let mode = fstat(&file).ok()?.st_mode;
     let is_file = FileType::from_raw_mode(mode) == FileType::RegularFile;
     (is_file && mode & (libc::S_IXUSR | libc::S_IXGRP | libc::S_IXOTH) != 0).then_some(file)
-}
-
-/// # Safety
-/// - It isn't used for longer than the program's call.
-unsafe fn borrow(fd: RawFd) -> Option<BorrowedFd<'static>> {
-    // SAFETY: the caller's promise; a number that leads nowhere is an error where it is used.
-    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 /// The linker ignores the library then.
