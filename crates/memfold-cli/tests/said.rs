@@ -241,7 +241,7 @@ fn a_program_that_runs_unmanaged_is_said_by_name_once() {
     let scratch = Scratch::new();
     let source = "#include <stdio.h>\nint main(void) { puts(\"ran\"); return 0; }";
     let file = scratch.compile("static", source, &["-static"]);
-    let script = scratch.file("script", &format!("#!{file}\n"), 0o755);
+    let script = scratch.file("script", format!("#!{file}\n"), 0o755);
     for command in [&file, &script] {
         let twice = format!("{command}; {command}; /no/such/program; exit 0");
         let output = run(&bin, &[], &["sh", "-c", &format!("{{ {twice}; }} 2>/dev/null")]);
