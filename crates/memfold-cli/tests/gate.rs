@@ -254,6 +254,11 @@ fn what_is_hard_to_get_right_below_a_program_is_right() {
     assert_right("hard", &["handler", "filter", "coroutines", "crash"]);
 }
 
+#[test]
+fn signals_of_every_kind_arrive_on_folded_memory_and_leave_nothing_held() {
+    assert_right("kinds", &["coroutines", "stacks", "blocked", "leave", "cancel", "faults"]);
+}
+
 /// Runs a program of calls on buffers of 256 MiB in 16 MiB; gives the run's figures.
 fn large(promise: &str) -> Option<serde_json::Value> {
     let (program, scratch) = (compile("large"), Scratch::new());
