@@ -93,7 +93,7 @@ const CHECKS: &[Check] = &[
     Check {
         name: "PROCMAP_QUERY",
         probe: queries,
-        why: "without it the gate isn't to be had",
+        why: "without it the whole map is read for each question",
         fix: "Linux 6.11 or newer",
     },
     Check {

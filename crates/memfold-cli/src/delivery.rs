@@ -1,6 +1,7 @@
 //! Who serves the faults of a run: the gate wherever it can be had, else handler threads.
 use crate::failure::Failure;
 use memfold::config::{Config, Delivery};
+use memfold_sys::maps::lookup::Maps;
 use memfold_sys::probe;
 use memfold_sys::uffd::{OpenError, Uffd, feature};
 
@@ -56,7 +57,7 @@ pub fn can_have_gate() -> Result<(), String> {
         );
     }
     Uffd::open(feature::GATE, true).map_err(|e| e.to_string())?;
-    probe::queries_maps().map_err(|e| format!("PROCMAP_QUERY (Linux 6.11, with /proc): {e}"))
+    Maps::open().map(drop).map_err(|e| format!("/proc/self/maps: {e}"))
 }
 
 /// Whether this user may have faults served that happen inside system calls, as handler threads

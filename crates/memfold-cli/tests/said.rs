@@ -2,7 +2,8 @@
 //! stream of the program's.
 mod common;
 use common::{
-    NOBODY, Scratch, assert_refused, binaries, can_make_worlds, folded_in, managed_in, memfold, run,
+    NOBODY, Scratch, assert_refused, binaries, can_make_worlds, compile, folded_in, managed_in,
+    memfold, run,
 };
 use std::collections::HashSet;
 use std::fs;
@@ -192,4 +193,97 @@ print(all(one == random.Random(n).randbytes(1 << 20) for n, one in enumerate(dat
     assert_eq!(text(&output.stdout), "True\n", "{output:?}");
     let stats: serde_json::Value = serde_json::from_slice(&fs::read(stats).unwrap()).unwrap();
     assert!(stats["pswpin"].as_u64() > Some(0), "it never read its swap file");
+}
+
+/// Asserts that a run says one line, which has all the words.
+#[track_caller]
+fn assert_says(output: &Output, words: &[&str]) {
+    let lines = said(output);
+    assert!(
+        matches!(&lines[..], [line] if line.contains("warning") && words.iter().all(|word| line.contains(word))),
+        "{words:?}: {lines:?}"
+    );
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn what_is_refused_or_never_folded_is_said_once() {
+    let Some(bin) = binaries() else { return };
+    let program = compile("unserved");
+    for (what, word) in [
+        ("io_uring", "io_uring is answered ENOSYS"),
+        ("aio", "io_setup"),
+        ("dispatch", "Syscall User Dispatch"),
+        ("kvm", "KVM"),
+        ("vfio", "VFIO"),
+        ("vhost", "vhost"),
+        ("userfaultfd", "userfaultfd"),
+        ("int80", "int 0x80"),
+    ] {
+        let output = run(&bin, &[], &[&program.path, what]);
+        if what == "int80" && output.stdout == b"none\n" {
+            eprintln!("SKIPPED: this kernel has no int 0x80");
+            continue;
+        }
+        assert_eq!(output.stdout, b"right\n", "{what}: {output:?}");
+        assert_says(&output, &[word]);
+    }
+    // Both the child and the thread, which ends the process.
+    let output = run(&bin, &[], &[&program.path, "filter"]);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(255), &b"right\n"[..]));
+    assert_says(&output, &["status 255", "prctl"]);
+}
+
+/// What CMD executes, and memfold can't be in.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_program_that_runs_unmanaged_is_said_by_name_once() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let source = "#include <stdio.h>\nint main(void) { puts(\"ran\"); return 0; }";
+    let file = scratch.compile("static", source, &["-static"]);
+    let script = scratch.file("script", format!("#!{file}\n"), 0o755);
+    for command in [&file, &script] {
+        let twice = format!("{command}; {command}; /no/such/program; exit 0");
+        let output = run(&bin, &[], &["sh", "-c", &format!("{{ {twice}; }} 2>/dev/null")]);
+        assert_eq!(output.stdout, b"ran\nran\n", "{output:?}");
+        assert_says(&output, &[&file, "statically linked"]);
+    }
+    // By descriptor and by posix_spawn, and a file that can't be executed, of which nothing is said.
+    let script = r#"
+import os, subprocess, sys
+pid = os.fork()
+if pid == 0: os.execve(os.open(sys.argv[1], os.O_RDONLY), ["static"], os.environ)
+os.waitpid(pid, 0)
+subprocess.run([sys.argv[1]])
+try: os.execv(sys.argv[2], ["no"])
+except PermissionError: pass
+"#;
+    let no = scratch.file("no", "no program", 0o644);
+    let output = run(&bin, &[], &["python3", "-c", script, &file, &no]);
+    assert_eq!(output.stdout, b"ran\nran\n", "{output:?}");
+    let lines = said(&output);
+    let names = [&file[..], "/proc/self/fd/"];
+    assert!(lines.len() == 2, "{lines:?}");
+    assert!(
+        names.iter().all(|name| lines.iter().any(|line| line.contains(name))),
+        "{names:?}: {lines:?}"
+    );
+    let output = run(&bin, &[], &["env", "-i", "/bin/echo", "ran"]);
+    assert_eq!(output.stdout, b"ran\n", "{output:?}");
+    assert_says(&output, &["/bin/echo", "environment"]);
+    let output = run(&bin, &[], &["env", "MEMFOLD_DISABLE=1", "/bin/echo", "ran"]);
+    assert!(said(&output).is_empty(), "{output:?}");
+    if !can_make_worlds() {
+        return;
+    }
+    // Root is no other user to its own programs.
+    let su = scratch.compile("su", source, &[]);
+    fs::set_permissions(&su, fs::Permissions::from_mode(0o4755)).unwrap();
+    fs::set_permissions(&scratch.0, fs::Permissions::from_mode(0o755)).unwrap();
+    assert!(said(&run(&bin, &[], &["sh", "-c", &format!("{su}; true")])).is_empty());
+    let other = format!("setpriv --reuid 65534 --regid 65534 --clear-groups {su}; true");
+    let output = run(&bin, &[], &["sh", "-c", &other]);
+    let lines = said(&output).concat();
+    assert!(lines.contains(&su) && lines.contains("set-user-ID"), "{lines}");
 }

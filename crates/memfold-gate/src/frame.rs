@@ -111,6 +111,19 @@ impl Info {
         Info { signal, code, address: u64::from(process), call: number, ..Info::NONE }
     }
 
+    /// The number of the call that a filter has refused (SECCOMP_RET_TRAP); `None`: it says
+    /// something else.
+    pub fn refused(&self) -> Option<usize> {
+        const SYS_SECCOMP: i32 = 1;
+        let is = self.signal == libc::SIGSYS && self.code == SYS_SECCOMP;
+        is.then_some(self.call as u32 as usize)
+    }
+
+    /// The same of the instruction that ends at `address`.
+    pub fn made_at(&self, address: u64) -> Info {
+        Info { address, ..*self }
+    }
+
     /// The process that has sent it.
     pub fn sender(&self) -> u32 {
         self.address as u32

@@ -1,4 +1,5 @@
 //! Who owns the program's memory, as the gate sees it.
+use memfold_sys::Errno;
 use memfold_sys::units::PAGE_SIZE;
 
 /// Most ranges of one call that are told apart.
@@ -118,6 +119,17 @@ pub enum Ending {
     Process,
 }
 
+/// What isn't done as the program wants it.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// A system call by `int 0x80`: ENOSYS.
+    Int80,
+    /// Syscall User Dispatch of its own: EINVAL.
+    Dispatch,
+    /// A thread or a process whose dispatch the kernel, or a filter, refuses: it ends.
+    Task(Errno),
+}
+
 /// The owner of the program's memory.
 pub trait Keeper: Sync {
     /// Whether `[start, start + len)` may hold managed memory. Lock-free, a few loads: it is asked
@@ -174,6 +186,16 @@ pub trait Keeper: Sync {
 
     /// Whether a descriptor is the engine's own.
     fn owns_descriptor(&self, fd: i32) -> bool;
+
+    /// Something was refused, and the program may not know why.
+    fn tells(&self, _what: Refused) {}
+
+    /// `execve` or `execveat`, with these arguments, is about to be made.
+    fn executes(&self, _nr: usize, _args: &[usize; 6]) {}
+
+    /// Nothing leaves memory any more, of what is there and what is touched from now on: the process
+    /// is about to end. `false`: it goes on after all.
+    fn keep_all(&self, _keep: bool) {}
 
     /// Something is about to end.
     fn ends(&self, how: Ending);

@@ -35,9 +35,10 @@ use crate::dispatch;
 use crate::frame::{Action, Context, Info, Stack};
 use crate::keeper::Keeper;
 use crate::patch;
-use crate::record::Record;
+use crate::record::{KEEPER, Record};
 use crate::signals::{HANDLER, calling, give_back, set_real, take_over};
-use crate::trap::{KEEPER, on_patched, on_signal};
+use crate::threads::robust_list;
+use crate::trap::{on_patched, on_signal};
 use crate::{WhyNot, set_alternate};
 use core::mem::forget;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
@@ -147,6 +148,7 @@ pub unsafe fn start_late(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
         forget(zone);
     }
     let record = Record::take().ok_or(WhyNot::NoMemory)?;
+    record.robust.store(robust_list(), SeqCst);
     let before = set_signals_blocked(u64::MAX);
     // SAFETY: the caller's promise.
     let done = unsafe { arm_all(keeper, record, before) };
@@ -382,6 +384,7 @@ unsafe extern "C" fn on_call(signal: i32, info: *const Info, context: *mut Conte
 /// Switches the calling thread's dispatch on, with a slot for its handlers.
 fn prepare() -> Result<(&'static Record, Stack), u32> {
     let record = Record::take().ok_or(NO_MEMORY)?;
+    record.robust.store(robust_list(), SeqCst);
     let theirs = set_alternate(&record.stack()).map_err(|_| {
         record.give_back();
         STANDS

@@ -21,7 +21,7 @@ mod special;
 mod trap;
 mod late;
 
-pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, SPANS_MAX, Span, Spans};
+pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, Refused, SPANS_MAX, Span, Spans};
 pub use late::start_late;
 pub use touch::{read_bytes, touch, write_bytes};
 
@@ -66,9 +66,10 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     let record = record::Record::take().ok_or(WhyNot::NoMemory)?;
     let before = set_signals_blocked(u64::MAX);
     // SAFETY: the caller's promise.
-    unsafe { trap::KEEPER.set(keeper) };
+    unsafe { record::KEEPER.set(keeper) };
     signals::HANDLER.store(trap::on_signal as *const () as usize, SeqCst);
     record.blocked.set(before & actions::PROTECTED);
+    record.robust.store(threads::robust_list(), SeqCst);
     let armed = set_alternate(&record.stack())
         .map(|theirs| record.alternate.set(theirs))
         .and_then(|()| signals::take_over(record))

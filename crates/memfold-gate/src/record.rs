@@ -5,6 +5,7 @@
 //! own handlers included, the slot's stack is empty.
 use crate::actions::Actions;
 use crate::frame::{Info, Stack};
+use crate::keeper::{Hold, Keeper};
 use core::cell::{Cell, UnsafeCell};
 use core::mem::forget;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
@@ -33,6 +34,9 @@ const fn slots(chunk: usize) -> usize {
 /// Kinds of signals that can be put off at the same time: those that aren't blocked by then.
 pub const DEFERRED: usize = 4;
 
+/// What the gate's code gets of a call that a filter has refused by a signal.
+pub const REFUSED: isize = -(libc::ENOSYS as isize);
+
 /// A thread.
 #[repr(C)]
 pub struct Record {
@@ -56,6 +60,14 @@ pub struct Record {
     pub sent_info: [Cell<Info>; DEFERRED],
     /// The alternate stack that the program believes to have.
     pub alternate: Cell<Stack>,
+    /// What a filter of the program's has said of the last call that it has refused.
+    pub refused: Cell<Option<Info>>,
+    /// What its call holds.
+    pub hold: Cell<Option<Hold>>,
+    /// The head of its list of locks, which the kernel walks at its end; 0: it has none.
+    pub robust: AtomicUsize,
+    /// Its process, 0 for the first: threads have that of who has made them.
+    process: AtomicU32,
     /// The mask of a call that waits with another one.
     pub waiting_mask: Cell<Option<u64>>,
     /// The actions of its process; 0: those of [`crate::start`]'s.
@@ -123,6 +135,10 @@ impl Record {
         self.blocked.set(0);
         self.sent.set(0);
         self.alternate.set(Stack::NONE);
+        self.refused.set(None);
+        self.hold.set(None);
+        self.robust.store(0, SeqCst);
+        self.process.store(0, SeqCst);
         self.waiting_mask.set(None);
         self.actions.set(core::ptr::null());
     }
@@ -133,6 +149,26 @@ impl Record {
         self.state.store(0, SeqCst);
     }
 
+    /// It is a thread of `other`'s process, or the first of another.
+    pub fn join(&self, other: Option<&Record>) {
+        static LAST: AtomicU32 = AtomicU32::new(0);
+        let process = match other {
+            Some(other) => other.process.load(SeqCst),
+            None => LAST.fetch_add(1, SeqCst) + 1,
+        };
+        self.process.store(process, SeqCst);
+    }
+
+    /// Calls `each` with the records of all threads of its process.
+    pub fn each_of_process(&self, mut each: impl FnMut(&Record)) {
+        let process = self.process.load(SeqCst);
+        each_used(|record| {
+            if record.process.load(SeqCst) == process {
+                each(record);
+            }
+        });
+    }
+
     /// The word that [`Record::give_back`] stores 0 in.
     pub fn state(&self) -> *const u32 {
         self.state.as_ptr()
@@ -140,21 +176,19 @@ impl Record {
 
     /// Gives back the slots of all others: their threads are not in this process.
     pub fn give_back_others(&self) {
-        for (chunk, start) in CHUNK.iter().enumerate() {
-            let start = start.load(SeqCst);
-            if start == 0 {
-                return;
+        each_used(|record| {
+            if !core::ptr::eq(record, self) {
+                record.give_back();
             }
-            for slot in 0..slots(chunk) {
-                let record = Record::at(start + slot * SLOT_BYTES);
-                if !core::ptr::eq(record, self) {
-                    // A slot that was never used stays without a page.
-                    if record.state.load(SeqCst) != 0 {
-                        record.give_back();
-                    }
-                }
-            }
+        });
+    }
+
+    /// What the program's filter has said of its call `nr`, which has given `made`; once.
+    pub fn take_refused(&self, nr: usize, made: isize) -> Option<Info> {
+        if made != REFUSED {
+            return None;
         }
+        self.refused.take().filter(|info| info.refused() == Some(nr))
     }
 
     /// Whether a stack pointer lies on the slot's stack.
@@ -181,6 +215,19 @@ impl Record {
         }
         self.own_actions.copy_from(parent.actions());
         self.actions.set(&raw const self.own_actions);
+    }
+}
+
+/// Calls `each` with all that aren't free. A slot that was never used stays without a page of its
+/// own.
+fn each_used(mut each: impl FnMut(&'static Record)) {
+    for (chunk, start) in CHUNK.iter().enumerate() {
+        let start = start.load(SeqCst);
+        if start == 0 {
+            return;
+        }
+        let all = (0..slots(chunk)).map(|slot| Record::at(start + slot * SLOT_BYTES));
+        all.filter(|record| record.state.load(SeqCst) != 0).for_each(&mut each);
     }
 }
 
@@ -221,6 +268,9 @@ impl<T: Copy> Place<T> {
         unsafe { *self.0.get() }
     }
 }
+
+/// The owner of the memory.
+pub(crate) static KEEPER: Place<&'static dyn Keeper> = Place::new();
 
 /// Calls `with` while no thread makes room for slots, so that a copy of the process finds no lock
 /// of theirs held.

@@ -4,11 +4,12 @@ use crate::calls::{self, Class, Entry, Piece};
 use crate::dispatch::PR_SET_SYSCALL_USER_DISPATCH;
 use crate::entry;
 use crate::frame::Context;
-use crate::keeper::{Ending, Keeper, SPANS_MAX, Span, Spans};
+use crate::keeper::{Ending, Keeper, Refused, SPANS_MAX, Span, Spans};
 use crate::record::Record;
 use crate::signals;
 use crate::threads;
 use crate::touch::{read, read_bytes, touch};
+use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
 
@@ -64,17 +65,27 @@ impl Call<'_> {
             libc::SYS_execve | libc::SYS_execveat => self.execute(),
             libc::SYS_exit => threads::exit(self.keeper, self.record, args[0]),
             libc::SYS_exit_group => {
+                threads::keep_locks(self.keeper, self.record);
                 self.keeper.ends(Ending::Process);
                 raw(nr, &args)
             }
-            libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => -(libc::EINVAL as isize),
+            libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => {
+                self.keeper.tells(Refused::Dispatch);
+                -(libc::EINVAL as isize)
+            }
             libc::SYS_arch_prctl => {
                 // It may set `fs`.
                 self.record.fs.set(0);
                 self.wait()
             }
             libc::SYS_set_tid_address => self.never_fold(args[0], 4),
-            libc::SYS_set_robust_list => self.never_fold(args[0], args[1]),
+            libc::SYS_set_robust_list => {
+                let done = self.never_fold(args[0], args[1]);
+                if done >= 0 {
+                    self.record.robust.store(args[0], SeqCst);
+                }
+                done
+            }
             libc::SYS_rseq => self.never_fold(args[0], args[1]),
             _ if gives_up_rights(nr, &args) => {
                 self.keeper.last_chance();
@@ -119,8 +130,11 @@ impl Call<'_> {
 
     /// `make`s the call while what it names is held.
     fn held(&mut self, args: &[usize; 6], make: impl FnOnce(&mut Self) -> isize) -> isize {
-        let (keeper, entry, depth) = (self.keeper, self.entry, self.context.regs.rsp as usize);
-        held(keeper, entry, args, depth, || make(self))
+        let (keeper, record, depth) = (self.keeper, self.record, self.context.regs.rsp as usize);
+        match named(keeper, self.entry, args) {
+            Some(spans) => under_hold(keeper, record, &spans, depth, || make(self)),
+            None => make(self),
+        }
     }
 
     /// A call on which the thread may wait, and on which it may wait with another mask.
@@ -133,9 +147,7 @@ impl Call<'_> {
         self.record.waiting_mask.set(waits);
         let depth = self.context.regs.rsp as usize;
         let made = plain(self.keeper, self.record, self.entry, self.nr, &args, depth);
-        if made == entry::RESTART
-            || self.record.pending.load(core::sync::atomic::Ordering::SeqCst) == 0
-        {
+        if made == entry::RESTART || self.record.pending.load(SeqCst) == 0 {
             self.record.waiting_mask.set(None);
         }
         made
@@ -222,30 +234,19 @@ fn named(keeper: &dyn Keeper, entry: &Entry, args: &[usize; 6]) -> Option<Spans>
 /// `make`s a call while what it names is held.
 fn under_hold(
     keeper: &dyn Keeper,
+    record: &Record,
     spans: &Spans,
     depth: usize,
     make: impl FnOnce() -> isize,
 ) -> isize {
     let hold = keeper.hold(spans, depth, touch);
+    record.hold.set(hold);
     let made = make();
+    record.hold.set(None);
     if let Some(hold) = hold {
         keeper.release(hold);
     }
     made
-}
-
-/// The same where it is not known yet what it names.
-fn held(
-    keeper: &dyn Keeper,
-    entry: &Entry,
-    args: &[usize; 6],
-    depth: usize,
-    make: impl FnOnce() -> isize,
-) -> isize {
-    match named(keeper, entry, args) {
-        Some(spans) => under_hold(keeper, &spans, depth, make),
-        None => make(),
-    }
 }
 
 /// Makes a call of which nothing else must be known: while all that it names is held, or in pieces.
@@ -265,7 +266,7 @@ fn plain(
     };
     let pieces = calls::in_pieces(nr, args, keeper.piece_bytes(), &read_bytes, &mut raw);
     let mut make = |piece: &Piece| {
-        under_hold(keeper, piece.spans, depth, || {
+        under_hold(keeper, record, piece.spans, depth, || {
             let made = match piece.must {
                 true => raw(piece.nr, &piece.args),
                 false => call(piece.nr, &piece.args),
@@ -275,7 +276,7 @@ fn plain(
         })
     };
     pieces.and_then(|pieces| pieces.run(&read_bytes, &mut raw, &mut make)).unwrap_or_else(|| {
-        under_hold(keeper, &spans, depth, || {
+        under_hold(keeper, record, &spans, depth, || {
             checked(keeper, entry, nr, args, &spans, call(nr, args))
         })
     })

@@ -3,19 +3,16 @@ use crate::calls::look_up;
 use crate::dispatch::SYS_USER_DISPATCH;
 use crate::entry;
 use crate::frame::{Context, Info};
-use crate::keeper::{Fault, Keeper};
+use crate::keeper::{Fault, Keeper, Refused};
 use crate::patch;
 use crate::patch::entry::{AGAIN, BELOW, Entered};
-use crate::record::{Place, Record};
-use crate::signals::{defer, deliver, deliver_pending, set_mask};
+use crate::record::{KEEPER, REFUSED, Record};
+use crate::signals::{block_all, defer, deliver, deliver_pending, set_mask};
 use crate::special::{Call, is_plain, make_plain};
 use crate::touch::{fix_up, read};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::raw::system_call;
 use memfold_sys::thread::access_of;
-
-/// The owner of the memory.
-pub static KEEPER: Place<&'static dyn Keeper> = Place::new();
 
 const SYSCALL_BYTES: u64 = 2;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
@@ -80,6 +77,11 @@ fn in_gate(keeper: &'static dyn Keeper, record: &Record, context: &mut Context, 
             };
         }
         libc::SIGBUS if served(keeper, context, info) => {}
+        // A filter of the program's refuses a call: whose it is is seen when that is over.
+        libc::SIGSYS if info.refused().is_some() => {
+            record.refused.set(Some(*info));
+            context.regs.rax = REFUSED as u64;
+        }
         _ if info.is_fault() => match fix_up(at) {
             Some(to) => context.regs.rip = to as u64,
             None => die(info.signal),
@@ -139,10 +141,13 @@ fn from_program(
 pub unsafe extern "C" fn on_patched(record: *const Record, entered: *const Entered) -> isize {
     // SAFETY: the entry's.
     let (record, entered) = unsafe { (&*record, &*entered) };
+    record.refused.set(None);
     let made = KEEPER
         .get()
         .and_then(|keeper| make_plain(keeper, record, entered.nr, &entered.args(), entered.sp));
-    made.unwrap_or(AGAIN)
+    // A handler needs the context.
+    let refused = made.is_some_and(|made| record.take_refused(entered.nr, made).is_some());
+    made.filter(|_| !refused).unwrap_or(AGAIN)
 }
 
 /// A system call of the program's.
@@ -155,14 +160,31 @@ fn trapped(
     let (nr, args) = context.regs.call();
     if (info.call >> 32) as u32 != AUDIT_ARCH_X86_64 {
         // By `int 0x80`: other numbers, and addresses below 4 GiB.
+        keeper.tells(Refused::Int80);
         context.regs.rax = -i64::from(libc::ENOSYS) as u64;
         return;
     }
+    record.refused.set(None);
     let made = Call { keeper, record, context: &mut *context, nr, args, entry: look_up(nr) }.make();
     match made {
         Ok(entry::RESTART) => context.regs.rip -= SYSCALL_BYTES,
-        Ok(result) => context.regs.rax = result as u64,
+        Ok(result) => match record.take_refused(nr, result) {
+            Some(info) => refused(record, context, &info),
+            None => context.regs.rax = result as u64,
+        },
         Err(_) => {}
+    }
+}
+
+/// A filter has refused the program's call, whose number is still in place of its result: the
+/// program's handler makes that.
+fn refused(record: &Record, context: &mut Context, info: &Info) {
+    block_all();
+    if record.pending.load(SeqCst) != 0 {
+        // First what has come before. A call that was refused has done nothing.
+        context.regs.rip -= SYSCALL_BYTES;
+    } else {
+        deliver(record, context, &info.made_at(context.regs.rip));
     }
 }
 

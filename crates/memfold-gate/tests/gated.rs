@@ -104,6 +104,14 @@ fn masks_actions_information_and_contexts_are_as_the_kernel_has_them() {
 }
 
 #[test]
+fn calls_that_a_filter_of_the_programs_refuses_come_to_its_handler() {
+    let said = same_program("refused");
+    for who in ["process", "thread", "child"] {
+        assert!(said.contains(&format!("{who}: 93 seen, 0 wrong, 0 bad")), "{said}");
+    }
+}
+
+#[test]
 fn threads_are_cancelled_signalled_copied_and_end() {
     assert!(same_program("threads").contains("ended"));
 }

@@ -205,6 +205,17 @@ impl Holds {
         Hold(at as u32)
     }
 
+    /// Holds everything, until [`Holds::release_all`]. What was leaving has left by then.
+    pub fn hold_all(&self) {
+        self.hold_everything();
+        self.wait(core::iter::once(0..usize::MAX));
+    }
+
+    /// Ends a hold of everything.
+    pub fn release_all(&self) {
+        self.release(Hold::EVERYTHING);
+    }
+
     fn hold_everything(&self) -> Hold {
         self.everything.fetch_add(1, SeqCst);
         Hold::EVERYTHING
@@ -264,6 +275,28 @@ impl Holds {
             });
         }
         leaving
+    }
+
+    /// What a copy of the process has in a model; locks apart, which the child makes free.
+    #[cfg(shuttle)]
+    pub fn copied(&self) -> Holds {
+        let copy = Holds::new(self.are_used());
+        for (from, to) in self.slots.iter().zip(&copy.slots) {
+            to.state.store(from.state.load(SeqCst), SeqCst);
+            to.bytes.store(from.bytes.load(SeqCst), SeqCst);
+            for (from, to) in from.ranges.iter().zip(&to.ranges) {
+                to.0.store(from.0.load(SeqCst), SeqCst);
+                to.1.store(from.1.load(SeqCst), SeqCst);
+            }
+        }
+        for (from, to) in self.cells.iter().zip(&copy.cells) {
+            to.leaving.store(from.leaving.load(SeqCst), SeqCst);
+            to.waiting.store(from.waiting.load(SeqCst), SeqCst);
+        }
+        copy.used.store(self.used.load(SeqCst), SeqCst);
+        copy.everything.store(self.everything.load(SeqCst), SeqCst);
+        copy.bytes.store(self.bytes.load(SeqCst), SeqCst);
+        copy
     }
 
     /// In a child of fork: the caller's thread is the only one, and it holds nothing.

@@ -40,6 +40,8 @@ enum Without {
     Zeros,
     /// The adoption brings nothing in.
     Bring,
+    /// A child of fork goes on with its parent's holds and marks.
+    Reset,
 }
 
 fn explore(model: fn(Without), without: Without) {
@@ -171,6 +173,24 @@ impl World {
         let _shard = self.shard.lock().unwrap();
         self.registered.store(true, SeqCst);
     }
+
+    /// The process is copied: this is the child's world, in which the copier is the only thread.
+    fn copied(&self, without: Without) -> World {
+        let holds = self.holds.copied();
+        if without != Without::Reset {
+            // SAFETY: nobody else has it.
+            unsafe { holds.reset_in_child() };
+        }
+        let there = |number: usize| AtomicBool::new(self.there[number].load(SeqCst));
+        World {
+            holds,
+            there: std::array::from_fn(there),
+            bytes: std::array::from_fn(|_| AtomicU8::new(DATA)),
+            registered: AtomicBool::new(true),
+            managing: AtomicBool::new(true),
+            shard: Mutex::new(()),
+        }
+    }
 }
 
 fn spawn(world: &Arc<World>, act: impl FnOnce(&World) + Send + 'static) -> thread::JoinHandle<()> {
@@ -242,4 +262,59 @@ fn an_adoption_breaks_no_call_under_way() {
         ]);
     }
     assert_needs_all(model, &[Without::Look, Without::Publish, Without::Bring]);
+}
+
+/// Of a call that is under way, and of an evictor at work, the child of a third thread has nothing:
+/// all that its parent held can leave, and a call of its own waits for nobody.
+#[test]
+fn a_child_of_fork_has_neither_holds_nor_marks_of_its_parents() {
+    fn model(without: Without) {
+        let world = World::new(true);
+        join(vec![
+            spawn(&world, move |w| w.call(without)),
+            spawn(&world, move |w| w.evict(0..2, without)),
+            spawn(&world, move |w| {
+                let child = w.copied(without);
+                child.evict(0..2, Without::Nothing);
+                assert!(child.there.iter().all(|there| !there.load(SeqCst)), "still held");
+                child.call(Without::Nothing);
+                child.evict(0..2, Without::Nothing);
+                assert!(child.there.iter().all(|there| !there.load(SeqCst)), "held for good");
+            }),
+        ]);
+    }
+    assert_needs_all(model, &[Without::Reset]);
+}
+
+/// The same of the marks alone.
+#[test]
+fn a_call_of_a_child_of_fork_waits_for_no_evictor_of_its_parents() {
+    fn model(without: Without) {
+        let world = World::new(true);
+        join(vec![
+            spawn(&world, move |w| w.evict(0..2, without)),
+            spawn(&world, move |w| w.copied(without).call(Without::Nothing)),
+        ]);
+    }
+    assert_needs_all(model, &[Without::Reset]);
+}
+
+/// The process is about to end: nothing leaves from then on, whoever is at work.
+#[test]
+fn what_is_touched_under_a_hold_of_everything_stays() {
+    fn model(without: Without) {
+        let world = World::new(true);
+        join(vec![
+            spawn(&world, move |w| {
+                if without != Without::Publish {
+                    w.holds.hold_all();
+                }
+                (0..PAGES).for_each(|number| w.touch(number));
+                (0..PAGES).for_each(|number| w.kernel_access(number));
+            }),
+            spawn(&world, move |w| w.evict(0..2, without)),
+            spawn(&world, move |w| w.evict(1..2, without)),
+        ]);
+    }
+    assert_needs_all(model, &[Without::Publish, Without::Mark]);
 }

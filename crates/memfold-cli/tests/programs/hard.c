@@ -101,6 +101,114 @@ static void robust(void) {
     check(memory, LEN, 1);
 }
 
+enum { BEFORE = 50 };
+static struct lock *behind;
+
+static void take_all(void) {
+    NEED(!pthread_mutex_lock(&behind->mutex));
+    for (int i = 0; i < BEFORE; i++) NEED(!pthread_mutex_lock(&locks[i].mutex));
+}
+
+static void *take_all_and_stay(void *none) {
+    take_all();
+    pthread_barrier_wait(&both);
+    for (;;) pause();
+    return NULL;
+}
+
+/* The kernel's walk reaches a lock that processes share behind those that are folded, of all threads, where the process
+   ends and where it becomes another program. */
+static void ends(void) {
+    folded();
+    behind = mmap(NULL, sizeof *behind, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pthread_mutexattr_t about;
+    NEED(!pthread_mutexattr_init(&about) && !pthread_mutexattr_setrobust(&about, PTHREAD_MUTEX_ROBUST));
+    NEED(!pthread_mutexattr_setpshared(&about, PTHREAD_PROCESS_SHARED) && !pthread_mutex_init(&behind->mutex, &about));
+    NEED(!pthread_mutexattr_setpshared(&about, PTHREAD_PROCESS_PRIVATE));
+    for (int way = 0; way < 4; way++) {
+        pid_t pid = fork();
+        NEED(pid >= 0);
+        if (pid == 0) {
+            pthread_t thread;
+            locks = (struct lock *)map(BEFORE * sizeof *locks);
+            for (int i = 0; i < BEFORE; i++) NEED(!pthread_mutex_init(&locks[i].mutex, &about));
+            NEED(!pthread_barrier_init(&both, NULL, 2));
+            if (way & 1) {
+                NEED(!pthread_create(&thread, NULL, take_all_and_stay, NULL));
+                pthread_barrier_wait(&both);
+            } else
+                take_all();
+            push_out(memory, LEN);
+            char *more = map(LEN);
+            for (int i = 0; i < 3; i++) fill(more, LEN, i);
+            NEED(present(locks, BEFORE * sizeof *locks) < BEFORE);
+            if (way < 2) _exit(7);
+            NEED(execl("/no/such/program", "sh", NULL) == -1);
+            execl("/bin/sh", "sh", "-c", "exit 7", NULL);
+        }
+        NEED(WEXITSTATUS(wait_for(pid)) == 7);
+        NEED(pthread_mutex_trylock(&behind->mutex) == EOWNERDEAD && !pthread_mutex_consistent(&behind->mutex));
+        NEED(!pthread_mutex_unlock(&behind->mutex));
+    }
+    check(memory, LEN, 1);
+}
+
+/* What the calls name by which children of vfork become other programs is held no longer than they take. */
+static void spawns(void) {
+    folded();
+    char **args = (char **)map(MIB), *name = strcpy((char *)(args + 8), "/bin/true");
+    args[0] = name;
+    for (int i = 0; i < 300; i++) {
+        pid_t pid = vfork();
+        if (pid == 0) {
+            execv(name, args);
+            _exit(9);
+        }
+        NEED(wait_for(pid) == 0);
+    }
+    check(memory, LEN, 1);
+    push_out(memory, LEN);
+    check(memory, LEN, 1);
+}
+
+static void *affinity_of_thread(void *set) {
+    NEED(pthread_getaffinity_np(pthread_self(), sizeof(cpu_set_t), set) == 0);
+    return NULL;
+}
+
+static void same_affinity(const cpu_set_t *as) {
+    cpu_set_t now, its;
+    pthread_t thread;
+    NEED(sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&now, as));
+    NEED(!pthread_create(&thread, NULL, affinity_of_thread, &its) && !pthread_join(thread, NULL) && CPU_EQUAL(&its, as));
+}
+
+/* The processors that it may use are what they were. */
+static void affinity(void) {
+    cpu_set_t before, one;
+    NEED(sched_getaffinity(0, sizeof before, &before) == 0);
+    folded();
+    same_affinity(&before);
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    NEED(sched_setaffinity(0, sizeof one, &one) == 0);
+    check(memory, LEN, 1);
+    push_out(memory, LEN);
+    same_affinity(&one);
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        check(memory, LEN, 1);
+        push_out(memory, LEN);
+        same_affinity(&one);
+        _exit(7);
+    }
+    NEED(WEXITSTATUS(wait_for(pid)) == 7);
+    NEED(sched_setaffinity(0, sizeof before, &before) == 0);
+    check(memory, LEN, 1);
+    same_affinity(&before);
+}
+
 static volatile int stop;
 static char *discarded;
 static const size_t DISCARDED = 8 * MIB;
@@ -347,6 +455,9 @@ int main(int argc, char **argv) {
     static const struct test all[] = {
         {"five", five},
         {"robust", robust},
+        {"ends", ends},
+        {"spawns", spawns},
+        {"affinity", affinity},
         {"crowd", crowd},
         {"constructor", constructor},
         {"handler", fork_in_handler},

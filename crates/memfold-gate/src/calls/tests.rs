@@ -39,21 +39,24 @@ fn header() -> Vec<(String, usize)> {
     text.lines().filter_map(of).collect()
 }
 
+/// Linux 6.18 has no call from this number on; newer headers do.
+const END: usize = 470;
+
 #[test]
 fn every_call_of_the_headers_has_its_entry() {
     let header = header();
     assert!(header.len() > 350);
     let newest = NEWEST.iter().map(|&(name, number)| (name.to_owned(), number));
     let mut all: Vec<_> = header.into_iter().chain(newest).collect();
-    for (name, number) in &all {
+    for (name, number) in all.iter().filter(|(_, number)| *number < END) {
         let entry = look_up(*number);
         assert_eq!((entry.name, entry.number as usize), (name.as_str(), *number));
     }
     all.sort();
     all.dedup();
     let in_table = (0..1000).filter(|&nr| look_up(nr).class != Class::Unknown).count();
-    // Newer headers may have more than the table; the table has no more than these lists.
-    assert_eq!(in_table, all.iter().filter(|(_, number)| *number < 470).count());
+    // The table has no more than these lists.
+    assert_eq!(in_table, all.iter().filter(|(_, number)| *number < END).count());
 }
 
 #[test]

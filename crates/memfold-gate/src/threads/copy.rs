@@ -2,9 +2,9 @@
 use crate::actions::PROTECTED;
 use crate::dispatch::arm;
 use crate::frame::Action;
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, Refused};
 use crate::patch::with_patching_stopped;
-use crate::record::{Record, with_growth_stopped};
+use crate::record::{KEEPER, Record, with_growth_stopped};
 use crate::signals::{block_all, install_protected};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::raw::{set_signals_blocked, system_call};
@@ -30,6 +30,7 @@ pub fn copy(
                     Ok(0) => {
                         record.pending.store(0, SeqCst);
                         record.sent.set(0);
+                        record.robust.store(0, SeqCst);
                         record.give_back_others();
                         begin(record, flags);
                         0
@@ -52,9 +53,12 @@ pub fn begin(record: &Record, flags: usize) {
         });
     }
     let begun = if flags & CLEAR_SIGHAND != 0 { install_protected() } else { Ok(()) };
-    if begun.and_then(|()| arm()).is_err() {
+    if let Err(e) = begun.and_then(|()| arm()) {
         // Its calls would meet what is folded. A filter that lets it make no such call can't be
         // told from here.
+        if let Some(keeper) = KEEPER.get() {
+            keeper.tells(Refused::Task(e));
+        }
         set_signals_blocked(PROTECTED);
         // SAFETY: it has done nothing yet.
         let _ = unsafe { system_call(libc::SYS_exit_group, [255, 0, 0, 0, 0, 0]) };

@@ -5,6 +5,7 @@ use crate::frame::{Action, Context};
 use crate::keeper::{Ending, Keeper};
 use crate::record::Record;
 use crate::signals::{ignore_really, install_protected};
+use crate::threads::end::keep_locks;
 use memfold_sys::raw::set_signals_blocked;
 
 /// `execve` or `execveat`; it returns if it has failed.
@@ -24,6 +25,8 @@ pub fn execute(
         (1..=31).filter(is).fold(0, |set, signal| set | bit(signal))
     });
     ignore_really(ignored);
+    keeper.executes(nr, args);
+    let kept = keep_locks(keeper, record);
     keeper.ends(Ending::Exec);
     let blocked = record.blocked.get();
     if blocked != 0 {
@@ -40,5 +43,8 @@ pub fn execute(
         let _ = install_protected();
     }
     keeper.ends(Ending::ExecFailed);
+    if kept {
+        keeper.keep_all(false);
+    }
     failed
 }

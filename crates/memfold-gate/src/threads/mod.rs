@@ -9,6 +9,6 @@ mod end;
 mod exec;
 mod spawn;
 
-pub use end::exit;
+pub use end::{exit, keep_locks, robust_list};
 pub use exec::execute;
 pub use spawn::clone;

@@ -130,7 +130,7 @@ pub fn clone(
     }
     let hold = keeper.hold(&wanted.spans, context.regs.rsp as usize, touch);
     let made = if wanted.flags & VM != 0 {
-        spawn(record, context, &mut wanted)
+        spawn(keeper, record, context, &mut wanted)
     } else {
         wanted.set_stack(0, 0);
         let made = copy(keeper, record, wanted.nr, &wanted.args, wanted.flags);
@@ -145,10 +145,16 @@ pub fn clone(
     made
 }
 
-fn spawn(record: &'static Record, context: &Context, wanted: &mut Wanted) -> isize {
+fn spawn(
+    keeper: &dyn Keeper,
+    record: &'static Record,
+    context: &Context,
+    wanted: &mut Wanted,
+) -> isize {
     block_all();
     let Some(child) = Record::take() else { return -(libc::EAGAIN as isize) };
     child.blocked.set(record.blocked.get());
+    child.join((wanted.flags & libc::CLONE_THREAD as usize != 0).then_some(record));
     child.inherit_actions(record, wanted.flags & libc::CLONE_SIGHAND as usize != 0);
     if wanted.flags & (VFORK | SETTLS) == 0 {
         record.shares_fs.set(true);
@@ -167,6 +173,10 @@ fn spawn(record: &'static Record, context: &Context, wanted: &mut Wanted) -> isi
     // SAFETY: the stack is the child's, and the arguments are the program's but for it.
     let made = unsafe { entry::clone(wanted.nr, &wanted.args, first, &raw const *child as usize) };
     if made < 0 || wanted.flags & VFORK != 0 {
+        // The call by which a child of vfork goes on as another program never returned.
+        if let Some(hold) = child.hold.take() {
+            keeper.release(hold);
+        }
         child.give_back();
     }
     made

@@ -2,6 +2,7 @@
 use super::advice::whole;
 use super::gated::{Gated, Mark, State};
 use super::given::gives;
+use crate::say::say_once;
 use core::ops::Range;
 use memfold::address_space::calls::{Remap, failed};
 use memfold::known::TOP;
@@ -103,7 +104,14 @@ impl Gated {
             }
             // What is submitted is read and written at any time. Programs have another way, as
             // containers often forbid these.
-            libc::SYS_io_uring_setup | libc::SYS_io_setup => -(libc::ENOSYS as isize),
+            libc::SYS_io_uring_setup => {
+                say_once!("warning: io_uring is answered ENOSYS (--delivery thread has it)");
+                -(libc::ENOSYS as isize)
+            }
+            libc::SYS_io_setup => {
+                say_once!("warning: AIO (io_setup) is answered ENOSYS (--delivery thread has it)");
+                -(libc::ENOSYS as isize)
+            }
             _ => make(args),
         }
     }

@@ -86,7 +86,8 @@ impl Gated {
         // SAFETY: as above.
         unsafe { self.pager.end_in_child(&ended) };
         let knows_pages = self.pagemap.reopen().is_ok();
-        let _ = self.maps.reopen();
+        // SAFETY: this is the only thread.
+        let _ = unsafe { self.maps.reopen() };
         if let Err(e) = self.uffd.reopen() {
             self.bring_home(knows_pages);
             abandon();

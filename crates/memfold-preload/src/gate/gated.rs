@@ -247,7 +247,7 @@ fn opened(config: &Config) -> Result<Opened, Lacking> {
     let uffd = uffd.at_least(least).map_err(number)?;
     let pagemap = Pagemap::open().map_err(|e| format!("/proc/self/pagemap: {e}"))?;
     let pagemap = pagemap.at_least(least).map_err(number)?;
-    let maps = Maps::open().map_err(|e| format!("/proc/self/maps: PROCMAP_QUERY: {e}"))?;
+    let maps = Maps::open().map_err(|e| format!("/proc/self/maps: {e}"))?;
     let maps = maps.at_least(least).map_err(number)?;
     // The rings are the engine's threads' alone.
     let options = Options { uring: false, number: least, ..Options::default() };

@@ -2,6 +2,7 @@
 //! and at any time: a userfaultfd of the program's, a virtual machine, a device. They leave
 //! management first.
 use super::gated::{Gated, Mark, State};
+use crate::say::say_once;
 use core::ops::Range;
 use memfold::known::TOP;
 use memfold_gate::read_bytes;
@@ -57,6 +58,18 @@ impl Gated {
     pub fn give(&self, state: &mut State, request: usize, arg: usize) {
         let request = request & u32::MAX as usize;
         state.has_userfault |= request == UFFDIO_REGISTER;
+        match request {
+            UFFDIO_REGISTER => say_once!(
+                "warning: memory that the program registers with a userfaultfd of its own isn't folded"
+            ),
+            VFIO_IOMMU_MAP_DMA => {
+                say_once!("warning: memory that the program gives to a device (VFIO) isn't folded")
+            }
+            VHOST_SET_MEM_TABLE => {
+                say_once!("warning: memory that the program gives to vhost isn't folded")
+            }
+            _ => say_once!("warning: memory that the program gives to KVM isn't folded"),
+        }
         each_given(request, arg, |start, len| {
             let end = start.saturating_add(len).min(TOP);
             let range: Range<usize> = start & !(PAGE_SIZE - 1)..end.next_multiple_of(PAGE_SIZE);

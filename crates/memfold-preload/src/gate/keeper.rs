@@ -1,12 +1,13 @@
 //! What the gate asks.
-use super::deferred;
 use super::gated::{Gated, Mark, get};
+use super::{deferred, executes};
 use crate::say;
+use crate::say::say_once;
 use core::ops::Range;
 use memfold::fault::{Fault, Served};
 use memfold::holds::RANGES_MAX;
 use memfold::known::TOP;
-use memfold_gate::{BadAddress, Ending, Hold, Keeper, SPANS_MAX, Span, Spans};
+use memfold_gate::{BadAddress, Ending, Hold, Keeper, Refused, SPANS_MAX, Span, Spans};
 use memfold_sys::Errno;
 use memfold_sys::raw::populates;
 use memfold_sys::thread::yield_now;
@@ -216,6 +217,31 @@ impl Keeper for Owner {
 
     fn owns_descriptor(&self, fd: i32) -> bool {
         get().is_some_and(|gated| gated.owns(fd))
+    }
+
+    fn tells(&self, what: Refused) {
+        match what {
+            Refused::Int80 => say_once!(
+                "warning: system calls by `int 0x80` are answered ENOSYS (--delivery thread has them)"
+            ),
+            Refused::Dispatch => say_once!(
+                "warning: Syscall User Dispatch of the program's own is answered EINVAL (--delivery thread has it)"
+            ),
+            Refused::Task(e) => say::warn(format_args!(
+                "warning: a thread or process that the program has started ends with status 255: its filter of system calls \
+                 refuses it prctl(PR_SET_SYSCALL_USER_DISPATCH): {e} (--delivery thread needs none)"
+            )),
+        }
+    }
+
+    fn executes(&self, nr: usize, args: &[usize; 6]) {
+        executes::see(nr, args);
+    }
+
+    fn keep_all(&self, keep: bool) {
+        if let Some(holds) = get().map(|gated| gated.pager.holds()) {
+            if keep { holds.hold_all() } else { holds.release_all() }
+        }
     }
 
     fn ends(&self, how: Ending) {

@@ -33,6 +33,7 @@ mod given;
 mod change;
 mod copy;
 mod deferred;
+mod executes;
 mod keeper;
 
 use crate::engine;

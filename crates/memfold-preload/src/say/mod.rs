@@ -29,6 +29,17 @@ pub fn warn(text: fmt::Arguments<'_>) {
     leave(false, line.text());
 }
 
+/// [`warn`], once in a process: so that what happens often fills no mailbox.
+macro_rules! say_once {
+    ($text:literal) => {{
+        static SAID: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
+        if !SAID.swap(true, core::sync::atomic::Ordering::Relaxed) {
+            $crate::say::warn(format_args!($text));
+        }
+    }};
+}
+pub(crate) use say_once;
+
 /// Says why this process is about to end.
 pub fn last_words(text: fmt::Arguments<'_>) {
     let mut line = Line::new(PREFIX);

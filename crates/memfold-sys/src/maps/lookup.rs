@@ -1,12 +1,13 @@
 //! `PROCMAP_QUERY`: the areas at some addresses, without reading the whole map (Linux 6.11,
-//! `include/uapi/linux/fs.h`).
+//! `include/uapi/linux/fs.h`); before that, by reading the whole map.
 use crate::Errno;
-use crate::maps::each_area;
 use crate::maps::own::OwnFile;
+use crate::maps::{Area, each_area, each_area_in};
 use crate::raw::ioctl;
+use crate::sync::Mutex;
 use core::ops::ControlFlow;
 use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, SeekFrom};
 
 const PROCMAP_QUERY: u64 = 0xc068_6611;
 const COVERING_OR_NEXT: u64 = 0x10;
@@ -37,9 +38,11 @@ struct Query {
     build_id_addr: u64,
 }
 
-/// `/proc/self/maps`, open for questions about single addresses (Linux 6.11).
+/// `/proc/self/maps`, open for questions about single addresses.
 pub struct Maps {
     file: OwnFile,
+    /// Held while the map is read as text, as the file has one position.
+    reading: Mutex<()>,
 }
 
 /// An area, as far as [`Maps`] tells.
@@ -61,11 +64,9 @@ impl Maps {
     /// Opens the calling process's.
     ///
     /// # Errors
-    /// What `open` says; ENOTTY before Linux 6.11.
+    /// What `open` says: ENOENT without /proc.
     pub fn open() -> Result<Maps, Errno> {
-        let file = OwnFile::open(c"/proc/self/maps")?;
-        next(file.fd(), 0)?;
-        Ok(Maps { file })
+        Ok(Maps { file: OwnFile::open(c"/proc/self/maps")?, reading: Mutex::new(()) })
     }
 
     /// The same under a number from `least` on.
@@ -73,7 +74,7 @@ impl Maps {
     /// # Errors
     /// EMFILE: there is none free.
     pub fn at_least(self, least: i32) -> Result<Maps, Errno> {
-        Ok(Maps { file: self.file.at_least(least)? })
+        Ok(Maps { file: self.file.at_least(least)?, ..self })
     }
 
     /// The descriptor.
@@ -85,11 +86,17 @@ impl Maps {
     ///
     /// # Errors
     /// As [`Maps::open`]. From then on it answers nothing.
-    pub fn reopen(&self) -> Result<(), Errno> {
+    ///
+    /// # Safety
+    /// - This is the only thread.
+    pub unsafe fn reopen(&self) -> Result<(), Errno> {
+        // SAFETY: whoever held it is not in this process.
+        unsafe { self.reading.reset() };
         self.file.reopen()
     }
 
-    /// Calls `each` with every area of which something is in `[start, end)`, in ascending order.
+    /// Calls `each` with every area of which something is in `[start, end)`, in ascending order. It
+    /// must ask nothing here.
     ///
     /// # Errors
     /// What the kernel says; NOENT in a child of fork that could not open its own.
@@ -100,6 +107,7 @@ impl Maps {
             let area = match next(file, at) {
                 Ok(area) if (area.area_start as usize) < end => area,
                 Ok(_) | Err(Errno::NOENT) => return Ok(()),
+                Err(Errno::NOTTY) => return self.each_as_text(file, at, end, each),
                 Err(e) => return Err(e),
             };
             at = area.area_end as usize;
@@ -114,6 +122,41 @@ impl Maps {
             });
         }
         Ok(())
+    }
+
+    /// The same by reading the whole map.
+    fn each_as_text(
+        &self,
+        file: &OwnedFd,
+        start: usize,
+        end: usize,
+        mut each: impl FnMut(Found),
+    ) -> Result<(), Errno> {
+        let _alone = self.reading.lock();
+        rustix::fs::seek(file, SeekFrom::Start(0))?;
+        each_area_in(file, |area| {
+            if area.start >= end {
+                return ControlFlow::Break(());
+            }
+            if area.end > start {
+                each(found(area));
+            }
+            ControlFlow::Continue(())
+        })
+    }
+}
+
+fn found(area: &Area) -> Found {
+    let bit = |is: bool, bit: i32| if is { bit } else { 0 };
+    let access = bit(area.readable, libc::PROT_READ)
+        | bit(area.writable, libc::PROT_WRITE)
+        | bit(area.executable, libc::PROT_EXEC);
+    Found {
+        start: area.start,
+        end: area.end,
+        anonymous: area.private && area.inode == 0,
+        plain: access == libc::PROT_READ | libc::PROT_WRITE,
+        access,
     }
 }
 
@@ -186,6 +229,23 @@ mod tests {
     use super::*;
     use crate::memory::zone::{SharedZone, Zone};
     use crate::units::PAGE_SIZE;
+
+    #[test]
+    fn a_map_that_is_read_as_text_tells_the_same() {
+        let zones = [PAGE_SIZE, 3 * PAGE_SIZE].map(|len| Zone::reserve(len, PAGE_SIZE).unwrap());
+        let maps = Maps::open().unwrap();
+        let code = both_ways_find_the_private_areas_of_ranges as *const () as usize;
+        for at in [code, zones[0].start(), zones[1].start() + PAGE_SIZE, &raw const maps as usize] {
+            let (mut asked, mut read) = (Vec::new(), Vec::new());
+            maps.each(at, at + 1, |found| asked.push(found)).unwrap();
+            let file = maps.file.get().unwrap();
+            for _ in 0..2 {
+                read.clear();
+                maps.each_as_text(file, at, at + 1, |found| read.push(found)).unwrap();
+                assert!(asked == read && asked.len() == 1, "{asked:?} {read:?}");
+            }
+        }
+    }
 
     #[test]
     fn both_ways_find_the_private_areas_of_ranges() {

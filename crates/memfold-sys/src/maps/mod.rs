@@ -190,8 +190,16 @@ impl Details {
 ///
 /// # Errors
 /// What opening or reading says: ENOENT without /proc.
-pub fn each_area(mut each: impl FnMut(&Area) -> ControlFlow<()>) -> Result<(), Errno> {
-    each_line(&open(c"/proc/self/maps")?, |line| match Area::parse(line) {
+pub fn each_area(each: impl FnMut(&Area) -> ControlFlow<()>) -> Result<(), Errno> {
+    each_area_in(&open(c"/proc/self/maps")?, each)
+}
+
+/// The same of an open map, from where it stands on.
+fn each_area_in(
+    file: &OwnedFd,
+    mut each: impl FnMut(&Area) -> ControlFlow<()>,
+) -> Result<(), Errno> {
+    each_line(file, |line| match Area::parse(line) {
         Some(area) => each(&area),
         None => ControlFlow::Continue(()),
     })

@@ -288,6 +288,11 @@ impl Keeper for Owner {
         fd > 0 && DESCRIPTORS.iter().any(|place| place.load(SeqCst) == fd)
     }
 
+    fn keep_all(&self, keep: bool) {
+        let holds = Holds::of_process(true);
+        if keep { holds.hold_all() } else { holds.release_all() }
+    }
+
     fn ends(&self, _how: Ending) {}
 }
 

@@ -1,0 +1,79 @@
+/* What isn't done as the program wants it; twice each, as it is to be said once. */
+#include "common.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+
+static void io_uring(void) {
+    char params[120] = {0};
+    for (int i = 0; i < 2; i++) NEED(syscall(SYS_io_uring_setup, 8, params) == -1 && errno == ENOSYS);
+}
+
+static void aio(void) {
+    unsigned long context = 0;
+    for (int i = 0; i < 2; i++) NEED(syscall(SYS_io_setup, 8, &context) == -1 && errno == ENOSYS);
+}
+
+static sigjmp_buf out;
+static void has_none(int signal) { siglongjmp(out, 1); }
+
+static void int80(void) {
+    signal(SIGSEGV, has_none);
+    if (sigsetjmp(out, 1)) {
+        puts("none");
+        exit(0);
+    }
+    for (int i = 0; i < 2; i++) {
+        long result;
+        __asm__ volatile("int $0x80" : "=a"(result) : "a"(20) : "memory", "r8", "r9", "r10", "r11");
+        NEED(result == -ENOSYS);
+    }
+}
+
+static void own_dispatch(void) {
+    static char selector;
+    for (int i = 0; i < 2; i++) NEED(prctl(59, 1, 0, 0, &selector) == -1 && errno == EINVAL);
+}
+
+/* By the number of the request alone: there needn't be such a device. */
+static void given(unsigned long request) {
+    uint64_t about[8] = {0};
+    for (int i = 0; i < 2; i++) NEED(ioctl(0, request, about) == -1);
+}
+static void kvm(void) { given(0x4020ae46); }
+static void vfio(void) { given(0x3b71); }
+static void vhost(void) { given(0x4008af03); }
+static void userfaultfd(void) { given(0xc020aa00); }
+
+static void *nothing(void *none) { return NULL; }
+
+/* A filter that refuses prctl: what is started after it can't be served. */
+static void filter(void) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_prctl, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    NEED(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    pid_t pid = fork();
+    if (pid == 0) _exit(3);
+    NEED(WEXITSTATUS(wait_for(pid)) == 255);
+    puts("right");
+    fflush(stdout);
+    pthread_t thread;
+    pthread_create(&thread, NULL, nothing, NULL);
+    pthread_join(thread, NULL);
+}
+
+int main(int argc, char **argv) {
+    static const struct test all[] = {
+        {"io_uring", io_uring}, {"aio", aio},     {"int80", int80}, {"dispatch", own_dispatch},      {"kvm", kvm},
+        {"vfio", vfio},         {"vhost", vhost}, {"filter", filter}, {"userfaultfd", userfaultfd},
+    };
+    return RUN_NAMED(argc, argv, all);
+}
