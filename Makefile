@@ -44,7 +44,7 @@ test:
 	@scripts/check $(STEP)
 
 torture: build
-	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release cargo test -p memfold -p memfold-cli --no-fail-fast --tests -- --ignored --nocapture
+	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release cargo test -p memfold -p memfold-gate -p memfold-cli --no-fail-fast --tests -- --ignored --nocapture
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=unprivileged cargo test -p memfold-cli --no-fail-fast --test programs --test fork
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=own cargo test -p memfold-cli --no-fail-fast --test real --test servers
 
