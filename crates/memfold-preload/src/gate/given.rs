@@ -60,7 +60,7 @@ impl Gated {
         state.has_userfault |= request == UFFDIO_REGISTER;
         match request {
             UFFDIO_REGISTER => say_once!(
-                "warning: memory that the program registers with a userfaultfd of its own isn't folded"
+                "warning: memory that the program registers with a userfaultfd, as libmemfold does, is left to it"
             ),
             VFIO_IOMMU_MAP_DMA => {
                 say_once!("warning: memory that the program gives to a device (VFIO) isn't folded")
