@@ -145,9 +145,11 @@ pub unsafe extern "C" fn on_patched(record: *const Record, entered: *const Enter
     let made = KEEPER
         .get()
         .and_then(|keeper| make_plain(keeper, record, entered.nr, &entered.args(), entered.sp));
-    // A handler needs the context.
-    let refused = made.is_some_and(|made| record.take_refused(entered.nr, made).is_some());
-    made.filter(|_| !refused).unwrap_or(AGAIN)
+    match made {
+        Some(made) if record.take_refused(entered.nr, made).is_none() => made,
+        // A handler needs the context.
+        _ => AGAIN,
+    }
 }
 
 /// A system call of the program's.

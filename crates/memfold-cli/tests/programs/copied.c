@@ -275,7 +275,7 @@ static void filter(void) {
     if (child == 0) {
         for (size_t page = 0; page < LEN / PAGE; page += 2) write_page(page, 2);
         for (size_t page = 0; page < LEN / PAGE; page++) check_page(page, page % 2 ? 1 : 2);
-        NEED(forbid_userfaultfd() == 0);
+        NEED(forbid(SYS_userfaultfd) == 0);
         pid_t inner = fork();
         if (inner == 0) {
             for (size_t page = 0; page < LEN / PAGE; page++) check_page(page, page % 2 ? 1 : 2);

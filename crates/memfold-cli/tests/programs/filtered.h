@@ -1,4 +1,4 @@
-/* Seccomp filters: becoming another program under one, and going on without userfaultfd. */
+/* Seccomp filters: becoming another program under one, and going on without a system call. */
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -20,11 +20,11 @@ static int become_filtered(struct sock_filter *filter, int len, char **command) 
     return 99;
 }
 
-/* From now on this process and what it starts get no userfaultfd; 0 if that could be had. */
-static int forbid_userfaultfd(void) {
+/* From now on this process and what it starts are refused this call: EPERM; 0 if that could be had. */
+static int forbid(unsigned nr) {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, nr, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };

@@ -149,7 +149,7 @@ static void filtered(void) {
     folded();
     become_nobody();
     NEED(prctl(PR_SET_DUMPABLE, 1) == 0);
-    NEED(forbid_userfaultfd() == 0);
+    NEED(forbid(SYS_userfaultfd) == 0);
     both(0);
 }
 
@@ -158,7 +158,7 @@ static void filtered_in_an_empty_root(void) {
     folded();
     shut_in();
     become_nobody();
-    NEED(forbid_userfaultfd() == 0);
+    NEED(forbid(SYS_userfaultfd) == 0);
     NEED(sysinfo(&about) == 0);
     /* Nobody can tell there what the kernel has swapped out: such a child is ended. */
     if (!about.totalswap) both(0);
@@ -167,7 +167,7 @@ static void filtered_in_an_empty_root(void) {
 static void filtered_small(void) {
     shut_in();
     become_nobody();
-    NEED(forbid_userfaultfd() == 0);
+    NEED(forbid(SYS_userfaultfd) == 0);
     pid_t pid = fork();
     NEED(pid >= 0);
     if (pid == 0) {

@@ -1,11 +1,8 @@
 /* What isn't done as the program wants it; twice each, as it is to be said once. */
 #include "common.h"
-#include <linux/filter.h>
-#include <linux/seccomp.h>
+#include "filtered.h"
 #include <setjmp.h>
-#include <stddef.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 
 static void io_uring(void) {
     char params[120] = {0};
@@ -52,14 +49,7 @@ static void *nothing(void *none) { return NULL; }
 
 /* A filter that refuses prctl: what is started after it can't be served. */
 static void filter(void) {
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_prctl, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = {sizeof code / sizeof *code, code};
-    NEED(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    NEED(forbid(SYS_prctl) == 0);
     pid_t pid = fork();
     if (pid == 0) _exit(3);
     NEED(WEXITSTATUS(wait_for(pid)) == 255);
