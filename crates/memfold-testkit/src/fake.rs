@@ -16,6 +16,7 @@ use memfold_sys::units::PAGE_SIZE;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 const POISON: u8 = 0xDB;
 
@@ -29,6 +30,7 @@ struct Inner {
     zone: Zone,
     table: Mutex<Table>,
     changed: Condvar,
+    is_leaving: AtomicBool,
 }
 
 #[derive(Default)]
@@ -69,8 +71,14 @@ impl FakeSpace {
     pub fn new(pages: usize) -> FakeSpace {
         let zone =
             Zone::reserve(pages * PAGE_SIZE, memfold_sys::units::MAX_BYTES).expect("address space");
-        let inner = Inner { zone, table: Mutex::new(Table::default()), changed: Condvar::new() };
+        let (table, changed) = (Mutex::new(Table::default()), Condvar::new());
+        let inner = Inner { zone, table, changed, is_leaving: AtomicBool::new(false) };
         FakeSpace { inner: Arc::new(inner) }
+    }
+
+    /// From now on, whatever isn't there seems to be: it has left right after it was asked for.
+    pub fn seem_populated(&self) {
+        self.inner.is_leaving.store(true, SeqCst);
     }
 
     /// The program's area: first address and first past it.
@@ -361,12 +369,15 @@ impl Space for FakeSpace {
         Ok(())
     }
 
-    fn unshare(&self, _: usize, _: usize) -> Result<(), Errno> {
+    fn unshare(&self, start: usize, len: usize) -> Result<(), Errno> {
+        for page in (start..start + len).step_by(PAGE_SIZE) {
+            assert!(self.is_present(page), "zeros may come to {page:#x}, which isn't there");
+        }
         Ok(())
     }
 
     fn is_populated(&self, addr: usize) -> bool {
-        self.is_present(addr)
+        self.is_present(addr) || self.inner.is_leaving.load(SeqCst)
     }
 
     unsafe fn keep(&self, start: usize, len: usize) {

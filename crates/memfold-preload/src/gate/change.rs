@@ -193,7 +193,8 @@ impl Gated {
             let _ = self.uffd.unregister(range.start, range.len());
         };
         self.expect(state, after.len().saturating_sub(from.len()));
-        let result = self.pager.remap_with(&remap, || make(args), register, unregister);
+        let result =
+            self.pager.remap_with(&remap, &self.pagemap, || make(args), register, unregister);
         if failed(result) {
             return result;
         }

@@ -97,7 +97,7 @@ impl Gated {
         let mut done: Result<(), Errno> = Ok(());
         // SAFETY: this is the only thread.
         unsafe {
-            self.pager.begin_in_child(|start, end| {
+            self.pager.begin_in_child(&self.pagemap, |start, end| {
                 done = done.and_then(|()| self.register(&(start..end)));
             });
         }

@@ -5,6 +5,7 @@
 //! The caller (the preload library) lets one thread at a time in, so what it has asked about areas
 //! stays true.
 use crate::area::{Area, Areas, page_of};
+use crate::folio::State;
 use crate::pager::Pager;
 use crate::stats;
 use alloc::vec::Vec;
@@ -145,10 +146,11 @@ impl Pager {
     /// place with which it has joined it by then (Linux 6.18, `mremap_userfaultfd_prep`): another
     /// thread would read zeros there. What isn't registered any more joins with nothing that is.
     /// Nobody else may touch the source while it moves, as the program itself couldn't tell where
-    /// it is.
+    /// it is; but the kernel itself may put pages there: see [`Pager::drop_strays`].
     pub fn remap_with(
         &self,
         remap: &Remap,
+        pagemap: &Pagemap,
         make: impl FnOnce() -> isize,
         mut register: impl FnMut(Range<usize>),
         unregister: impl FnMut(Range<usize>),
@@ -175,6 +177,7 @@ impl Pager {
         if failed(result) {
             if may_move {
                 parts(&areas, &old).into_iter().for_each(register);
+                self.drop_strays(&areas, &old, pagemap);
             }
             return result;
         }
@@ -201,7 +204,59 @@ impl Pager {
             areas.add(at + kept, at + new);
         }
         parts(&areas, &(at..at + new)).into_iter().for_each(register);
+        self.drop_strays(&areas, &(at..at + new), pagemap);
         result
+    }
+
+    /// Drops pages of a range that are in the program's page table though the engine has them: none
+    /// of its threads can have put them there. For a moment the range was not registered, and the
+    /// kernel may have put zeros there by itself, as khugepaged does where a part of a huge page is
+    /// missing. The caller has registered the range again, and nobody works on the areas.
+    ///
+    /// # Panics
+    /// If the kernel doesn't tell what is there.
+    pub(crate) fn drop_strays(&self, areas: &Areas, range: &Range<u64>, pagemap: &Pagemap) {
+        if !self.drops_clean && self.config.fallback_percent > 0 {
+            // A load that is given up half-way leaves pages, which may have been written to.
+            return;
+        }
+        for (area, keys) in areas.parts(range) {
+            let mut there: Vec<Range<u64>> = Vec::new();
+            let key_of = |addr: usize| area.key + (page_of(addr) - area.start);
+            let told = pagemap.for_each_populated(
+                area.addr_of(keys.start),
+                area.addr_of(keys.end),
+                |start, end| there.push(key_of(start)..key_of(end)),
+            );
+            told.expect("memfold: asking /proc/self/pagemap failed");
+            there.into_iter().for_each(|keys| self.drop_strays_among(&area, keys));
+        }
+    }
+
+    /// The same among keys of pages that are there. Those of no folio are zeros that came by
+    /// themselves where zeros belong: they have one from now on.
+    fn drop_strays_among(&self, area: &Area, there: Range<u64>) {
+        let (mut at, mut new) = (there.start, Vec::new());
+        self.each_folio(there.clone(), |guard, id| {
+            let folio = self.folios.get(guard, id);
+            if at < folio.key() {
+                new.push(at..folio.key());
+            }
+            at = folio.end();
+            if folio.state.get() == State::Resident {
+                return;
+            }
+            let keys = folio.key().max(there.start)..folio.end().min(there.end);
+            for key in keys.filter(|key| !folio.is_here(*key)) {
+                // SAFETY: the engine has the bytes, and nobody has written to what came by itself.
+                let dropped = unsafe { self.space.discard(area.addr_of(key), PAGE_SIZE) };
+                dropped.expect("memfold: dropping a page that came by itself failed");
+            }
+        });
+        if at < there.end {
+            new.push(at..there.end);
+        }
+        new.into_iter().for_each(|keys| self.note_resident(keys.start, keys.end));
     }
 }
 

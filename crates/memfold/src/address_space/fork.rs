@@ -5,6 +5,7 @@ use crate::area::{Area, Areas, page_of};
 use crate::fault::Fault;
 use crate::fault::load::Source;
 use crate::folio::{Slot, State};
+use crate::known::TOP;
 use crate::pager::{Pager, StatsPlace};
 use crate::quiesce::copy_moment::{Moment, Pages};
 use crate::quiesce::journal::{CATCH_UP_NS, Later, Note};
@@ -143,20 +144,23 @@ impl Pager {
 
     /// In a child, after [`Pager::begin_copy`] in its parent, and before [`Pager::end_copy`]: no
     /// hold of other threads came along, and requests may be made. `register` is called for the
-    /// frames and for each managed part: nothing of it is registered.
+    /// frames and for each managed part: nothing of it is registered. Nothing may have come there
+    /// by itself meanwhile ([`Pager::drop_strays`]).
     ///
     /// # Safety
     /// - The caller is the only thread.
-    pub unsafe fn begin_in_child(&self, mut register: impl FnMut(usize, usize)) {
+    pub unsafe fn begin_in_child(&self, pagemap: &Pagemap, mut register: impl FnMut(usize, usize)) {
         // SAFETY: by the caller's promise.
         unsafe { self.holds.reset_in_child() };
         self.begin_generation();
         let (start, len) = self.frames_zone();
         register(start, start + len);
         // SAFETY: nobody changes areas.
-        for area in unsafe { self.areas.peek() }.iter() {
+        let areas = unsafe { self.areas.peek() };
+        for area in areas.iter() {
             register((area.start as usize) << PAGE_SHIFT, (area.end as usize) << PAGE_SHIFT);
         }
+        self.drop_strays(areas, &(0..page_of(TOP)), pagemap);
     }
 
     /// In a child, after [`Pager::begin_copy`] in its parent, before anything else: these ranges of

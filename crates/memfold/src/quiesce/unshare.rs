@@ -1,10 +1,9 @@
 //! Folios that could not be moved out because a fork still shares their pages: a background thread
-//! makes them private again, with no lock held, since that may fault.
+//! makes them private again (`Pager::unshare`).
 use core::ops::Range;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use memfold_sys::thread::now_ns;
-use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
 
 const NOTED: usize = 64;
@@ -83,23 +82,12 @@ impl ToUnshare {
         }
     }
 
-    /// Makes the noted ranges private. A page that goes missing meanwhile is faulted in, so the
-    /// caller holds no lock and is no fault handler. A range that has gone, or that a device has
-    /// pinned, stays as it is. Returns whether there was any.
-    pub fn unshare(&self, space: &dyn Space) -> bool {
-        let (list, count) = {
-            let mut ranges = self.ranges.lock();
-            (ranges.0, core::mem::take(&mut ranges.1))
-        };
-        for page in
-            list[..count].iter().flat_map(|&(start, len)| (start..start + len).step_by(PAGE_SIZE))
-        {
-            // What is missing is folded, or was never there: it must not be brought here for this.
-            if space.is_populated(page) {
-                let _ = space.unshare(page, PAGE_SIZE);
-            }
-        }
-        count > 0
+    /// The pages (addresses) of the noted ranges, which are noted no more.
+    pub fn take(&self) -> impl Iterator<Item = usize> {
+        let mut ranges = self.ranges.lock();
+        let (list, count) = (ranges.0, core::mem::take(&mut ranges.1));
+        let noted = list.into_iter().take(count);
+        noted.flat_map(|(start, len)| (start..start + len).step_by(PAGE_SIZE))
     }
 }
 

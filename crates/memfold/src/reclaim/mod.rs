@@ -21,7 +21,7 @@ use core::iter::once;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::uffd::drop::SPANS_MAX;
-use memfold_sys::units::Order;
+use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// Why there is no frame at all.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -336,7 +336,7 @@ impl Pager {
     /// One background round: saves a dirty folio, or gives back memory past the target. Returns
     /// whether more may be due.
     pub fn reclaim_in_background(&self) -> bool {
-        self.to_unshare.unshare(&*self.space);
+        self.unshare();
         let saved = self.save_next(Hold::Work(&self.areas.work()), List::Dirty, true);
         let over = self.physical().saturating_sub(self.target());
         if over > 0 && self.trim(over) == 0 {
@@ -356,6 +356,35 @@ impl Pager {
         stats::add(&self.stats.compacted_bytes, tidied);
         self.publish();
         over > 0 || saved || tidied > 0
+    }
+
+    /// Makes private what could not leave because a fork shares it. What is missing by now is folded,
+    /// or was never there: it must not be brought here for this. A range that has gone, or that a
+    /// device has pinned, stays as it is.
+    fn unshare(&self) {
+        for page in self.to_unshare.take() {
+            if self.is_signal() {
+                self.unshare_managed(page);
+            } else if self.space.is_populated(page) {
+                // With no lock held: if the page goes missing now, this waits for a handler.
+                let _ = self.space.unshare(page, PAGE_SIZE);
+            }
+        }
+    }
+
+    /// Nobody waits for a fault here. The shard is locked lest the page be folded meanwhile: while
+    /// mremap moves it, it isn't registered, and zeros would come in its place.
+    fn unshare_managed(&self, page: usize) {
+        let areas = self.areas.read();
+        let Some(area) = areas.find(page) else { return };
+        let key = area.key_of(page);
+        let guard = self.shards.lock(key);
+        let found = self.index.find(&guard, key);
+        if found.is_some_and(|id| self.folios.get(&guard, id).is_here(key))
+            && self.space.is_populated(page)
+        {
+            let _ = self.space.unshare(page, PAGE_SIZE);
+        }
     }
 
     /// Gives free frames back to the kernel. `areas` must not be locked: where discards are

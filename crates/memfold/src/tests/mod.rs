@@ -4,3 +4,4 @@ mod fingerprint;
 mod ranges;
 mod load_by_copy;
 mod writeback;
+mod unshare;

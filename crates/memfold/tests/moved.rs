@@ -1,0 +1,161 @@
+//! Memory that mremap moves, as gate delivery does it, over real page tables. While it moves it isn't
+//! registered, and the kernel may put zeros where something is folded, as khugepaged does. Rows Z1,
+//! P5.
+use memfold::address_space::calls::{Remap, failed};
+use memfold::config::{Config, WORKABLE_MIN_BYTES};
+use memfold::fault::Fault;
+use memfold::pager::{Pager, Parts, StatsPlace};
+use memfold::{Delivery, Stats};
+use memfold_sys::maps::pagemap::Pagemap;
+use memfold_sys::uffd::space::UffdSpace;
+use memfold_sys::uffd::{Uffd, feature};
+use memfold_sys::units::PAGE_SIZE;
+use memfold_testkit::fill::partly_random;
+use std::ops::Range;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+const PAGES: usize = 512;
+const LEN: usize = PAGES * PAGE_SIZE;
+/// From here on nothing is ever written.
+const UNUSED_FROM: usize = 400;
+
+/// An engine without threads. Each touch is preceded by its fault.
+struct Setup {
+    pager: Pager,
+    uffd: Arc<Uffd>,
+    pagemap: Arc<Pagemap>,
+}
+
+/// Fresh private memory.
+fn map() -> usize {
+    let (access, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: at an address that the kernel chooses.
+    let at = unsafe { libc::mmap(null_mut(), LEN, access, flags, -1, 0) };
+    assert_ne!(at, libc::MAP_FAILED);
+    at as usize
+}
+
+impl Setup {
+    fn new() -> Setup {
+        let uffd = Arc::new(Uffd::open(feature::GATE, true).expect("userfaultfd with MOVE"));
+        let pagemap = Arc::new(Pagemap::open().expect("/proc"));
+        let parts = Parts {
+            space: Box::new(UffdSpace::with_free(uffd.clone(), pagemap.clone())),
+            has_move: true,
+            has_events: false,
+            stats: StatsPlace::Own(Box::new(Stats::new())),
+            cpus: 1,
+            disk: None,
+            remote: None,
+            errands: None,
+        };
+        let mut config = Config::new(1 << 30);
+        config.resident_bytes = Some(WORKABLE_MIN_BYTES);
+        config.delivery = Delivery::Signal;
+        let pager = Pager::new(config, parts).expect("an engine");
+        let (start, len) = pager.frames_zone();
+        // SAFETY: the engine touches no frame that is empty.
+        unsafe { uffd.register(start, len, false).unwrap() };
+        Setup { pager, uffd, pagemap }
+    }
+
+    fn register(&self, range: Range<usize>) {
+        // SAFETY: a touch of a missing page is preceded by its fault.
+        unsafe { self.uffd.register(range.start, range.len(), self.pager.protects()).unwrap() };
+    }
+
+    /// Folds memory that it has written, in part.
+    fn folded(&self) -> usize {
+        let at = map();
+        self.pager
+            .take_empty(at..at + LEN, || {
+                self.register(at..at + LEN);
+                Ok(())
+            })
+            .unwrap();
+        for number in 0..UNUSED_FROM {
+            // SAFETY: the page is there, and the test's own.
+            unsafe {
+                let page = self.page(at, number, true);
+                page.copy_from_nonoverlapping(partly_random(number as u64, 2).as_ptr(), PAGE_SIZE);
+            }
+        }
+        self.pager.page_out_at(at..at + UNUSED_FROM * PAGE_SIZE);
+        at
+    }
+
+    fn page(&self, at: usize, number: usize, write: bool) -> *mut u8 {
+        let addr = at + number * PAGE_SIZE;
+        while !self.pagemap.is_populated(addr) {
+            let _ = self.pager.fault(Fault { addr, write, ..Fault::default() });
+        }
+        addr as *mut u8
+    }
+
+    #[track_caller]
+    fn assert_kept(&self, at: usize) {
+        for number in 0..PAGES {
+            // SAFETY: as above.
+            let bytes =
+                unsafe { std::slice::from_raw_parts(self.page(at, number, false), PAGE_SIZE) };
+            let is_right = match number < UNUSED_FROM {
+                true => *bytes == *partly_random(number as u64, 2),
+                false => bytes.iter().all(|byte| *byte == 0),
+            };
+            assert!(is_right, "page {number} begins with {:?}", &bytes[..8]);
+        }
+        self.pager.check().unwrap();
+    }
+
+    /// mremap of all to `to`. Meanwhile zeros come to every fifth page.
+    fn remap(&self, from: usize, to: usize) -> isize {
+        let all = from..from + LEN;
+        let remap = Remap {
+            from: all.clone(),
+            len: LEN,
+            to: Some(to),
+            may_move: true,
+            keeps_source: false,
+        };
+        let make = || {
+            for page in all.clone().step_by(5 * PAGE_SIZE) {
+                // SAFETY: changes no byte of what is there.
+                let done =
+                    unsafe { libc::madvise(page as *mut _, PAGE_SIZE, libc::MADV_POPULATE_WRITE) };
+                assert_eq!(done, 0, "the kernel may put a page there");
+            }
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            // SAFETY: both ranges are the test's own.
+            match unsafe { libc::mremap(from as *mut _, LEN, LEN, flags, to as *mut u8) } {
+                libc::MAP_FAILED => -(libc::EINVAL as isize),
+                at => at as isize,
+            }
+        };
+        let register = |range: Range<usize>| self.register(range);
+        let unregister = |range: Range<usize>| {
+            self.uffd.unregister(range.start, range.len()).unwrap();
+        };
+        self.pager.remap_with(&remap, &self.pagemap, make, register, unregister)
+    }
+}
+
+#[test]
+fn z1_zeros_that_come_by_themselves_while_memory_moves_replace_nothing() {
+    let setup = Setup::new();
+    let (from, to) = (setup.folded(), map());
+    assert_eq!(setup.remap(from, to), to as isize);
+    setup.assert_kept(to);
+    // What came to where nothing had been is folded like anything else.
+    setup.pager.page_out_at(to..to + LEN);
+    setup.assert_kept(to);
+}
+
+#[test]
+fn z1_nor_where_it_could_not_be_moved() {
+    let setup = Setup::new();
+    let from = setup.folded();
+    assert!(failed(setup.remap(from, from + PAGE_SIZE)), "they overlap");
+    setup.assert_kept(from);
+}
