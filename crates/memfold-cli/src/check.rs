@@ -326,7 +326,6 @@ fn features(_: &ArgMatches) -> Answer {
         (feature::WP, "WP"),
         (feature::WP_UNPOPULATED, "WP_UNPOPULATED"),
         (feature::SIGBUS, "SIGBUS"),
-        (feature::THREAD_ID, "THREAD_ID"),
         (feature::EVENT_FORK, "EVENT_FORK"),
         (feature::EVENT_REMAP, "EVENT_REMAP"),
         (feature::EVENT_REMOVE, "EVENT_REMOVE"),

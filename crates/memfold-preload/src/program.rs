@@ -128,11 +128,8 @@ pub fn abandon() {
 /// # Errors
 /// One line: what this process lacks.
 pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program, String> {
-    let features = feature::MOVE
-        | feature::THREAD_ID
-        | feature::EVENT_REMAP
-        | feature::EVENT_REMOVE
-        | feature::EVENT_UNMAP;
+    let features =
+        feature::MOVE | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
     let uffd = Arc::new(Uffd::open(features, false).map_err(|e| format!("{e}"))?);
     let pagemap = Arc::new(Pagemap::open().map_err(|e| format!("/proc/self/pagemap: {e}"))?);
     let bin = Arc::new(Bin::new(pagemap.clone()).map_err(|e| format!("{e}"))?);
@@ -210,7 +207,7 @@ pub fn start_pending(pending: &mut Vec<Start>, nice: i32, is_past: bool, told: &
     set_own_nice(nice);
     let mut result = Ok(());
     while let (Ok(()), Some(next)) = (result, pending.last()) {
-        result = bare::start(next.name, next.cpu, next.main, next.arg);
+        result = bare::start(next.name, next.main, next.arg);
         if result.is_ok() {
             pending.pop();
         }

@@ -4,7 +4,6 @@ use crate::fake::FakeSpace;
 use memfold::fault::{Fault, Served};
 use memfold::pager::Pager;
 use memfold_sys::thread::yield_now;
-use memfold_sys::uffd::space::Space;
 use memfold_sys::units::PAGE_SIZE;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -70,8 +69,6 @@ impl Program {
                 protected: ticket.protected,
                 // A handler isn't told.
                 write: write && self.is_signal,
-                // Every other page, so that both ways are tried.
-                late: !self.is_signal && page / PAGE_SIZE % 2 == 1,
             });
             if self.is_signal {
                 self.space.leave(ticket);
@@ -85,7 +82,6 @@ impl Program {
         for _ in 0..AGAIN_MAX {
             match self.pager.fault(fault) {
                 Served::Yes => return,
-                Served::Mapped { start, len } => return self.space.wake(start, len),
                 Served::Again => yield_now(),
                 Served::NotManaged => panic!("{:#x} is not managed", fault.addr),
             }

@@ -237,9 +237,8 @@ impl Memory {
         let pagemap = pagemap.transpose().map_err(number)?.map(Arc::new);
         let has_move = use_move && supported & feature::MOVE != 0 && pagemap.is_some();
         let mut features = if has_move { feature::MOVE } else { feature::WP };
-        features |= if is_signal { feature::SIGBUS } else { feature::THREAD_ID };
-        // To drop what is clean; without it, that is moved out.
-        features |= if is_signal { supported & feature::WP } else { 0 };
+        // WP is there to drop what is clean; without it, that is moved out.
+        features |= if is_signal { feature::SIGBUS | supported & feature::WP } else { 0 };
         let uffd = Uffd::open(features, is_signal).map_err(Error::Userfaultfd)?;
         let uffd = uffd.at_least(least).map_err(number)?;
         Ok((Arc::new(uffd), pagemap, has_move))

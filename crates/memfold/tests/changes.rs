@@ -30,11 +30,8 @@ static ENGINE: OnceLock<Arc<Pager>> = OnceLock::new();
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn engine() -> Arc<Pager> {
-    let features = feature::MOVE
-        | feature::THREAD_ID
-        | feature::EVENT_REMAP
-        | feature::EVENT_REMOVE
-        | feature::EVENT_UNMAP;
+    let features =
+        feature::MOVE | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
     let uffd = Arc::new(Uffd::open(features, false).expect("userfaultfd"));
     let pagemap = Arc::new(Pagemap::open().expect("/proc"));
     let bin = Arc::new(Bin::new(pagemap.clone()).expect("userfaultfd"));

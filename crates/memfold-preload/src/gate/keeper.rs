@@ -78,7 +78,7 @@ impl Gated {
         let memfold_gate::Fault { address: addr, write, protected } = fault;
         loop {
             match self.pager.fault(Fault { addr, write, protected, ..Fault::default() }) {
-                Served::Yes | Served::Mapped { .. } => return true,
+                Served::Yes => return true,
                 Served::Again => yield_now(),
                 Served::NotManaged => return self.fault_elsewhere(addr),
             }

@@ -80,7 +80,7 @@ impl SoftwarePool {
         for _ in 0..threads {
             let own = Box::new((pool.shared.clone(), BareCodec::new(spec, block_bytes_max)));
             let arg = Box::into_raw(own);
-            match Thread::start(c"memfold-codec", None, run, arg as usize) {
+            match Thread::start(c"memfold-codec", run, arg as usize) {
                 Ok(thread) => pool.threads.push(thread),
                 Err(error) => {
                     // SAFETY: no thread was started, so the box is still ours.

@@ -22,56 +22,6 @@ fn wake(word: &AtomicU32, count: u32) {
     let _ = futex::wake(word, futex::Flags::PRIVATE, count);
 }
 
-/// A word that one thread waits for while others set it. A change costs a system call only if the
-/// thread sleeps.
-pub struct Gate {
-    word: AtomicU32,
-    asleep: AtomicU32,
-}
-
-impl Gate {
-    /// A gate with this value.
-    pub const fn new(value: u32) -> Gate {
-        Gate { word: AtomicU32::new(value), asleep: AtomicU32::new(0) }
-    }
-
-    /// The value.
-    pub fn get(&self) -> u32 {
-        self.word.load(SeqCst)
-    }
-
-    /// Sets the value and wakes the waiting thread.
-    pub fn set(&self, value: u32) {
-        self.word.store(value, SeqCst);
-        self.wake();
-    }
-
-    /// Sets the value to `to` if it is `from`, and wakes the waiting thread. Returns whether it
-    /// was.
-    pub fn replace(&self, from: u32, to: u32) -> bool {
-        let done = self.word.compare_exchange(from, to, SeqCst, SeqCst).is_ok();
-        if done {
-            self.wake();
-        }
-        done
-    }
-
-    // `asleep` is set before the word is looked at for the last time, and read after the word was
-    // set: whoever comes second sees what the first has done.
-    fn wake(&self) {
-        if self.asleep.load(SeqCst) != 0 {
-            wake(&self.word, 1);
-        }
-    }
-
-    /// Sleeps while the value is `value`; may return early. One thread at a time.
-    pub fn wait_while(&self, value: u32) {
-        self.asleep.store(1, SeqCst);
-        wait_while(&self.word, value);
-        self.asleep.store(0, SeqCst);
-    }
-}
-
 /// Turns of polling before a thread goes to sleep: bounded, as short sections end within it.
 const TURNS: u32 = 60;
 

@@ -12,8 +12,6 @@ mod futex;
 mod model;
 mod steady;
 
-/// Also not modelled: no model runs the threads that use it.
-pub use futex::Gate;
 /// The lock for statics: a futex lock also under the model checker, whose own locks live for one
 /// run only. No other lock is taken, and nothing waits, while it is held.
 pub use futex::Mutex as StaticMutex;

@@ -42,7 +42,6 @@ static SPARE: StaticMutex<(usize, usize)> = StaticMutex::new((0, 0));
 /// What a thread is and where it lives; in its own zone, so that a child of fork finds it.
 struct Record {
     name: &'static CStr,
-    cpu: Option<usize>,
     main: fn(usize),
     arg: usize,
     /// It has a table of descriptors to itself, and shares it with the threads that it starts.
@@ -116,26 +115,20 @@ fn give_back_spare(start: usize) {
 /// # Errors
 /// EAGAIN: no more threads; what reserving its zone says.
 pub fn start_first(name: &'static CStr, main: fn(usize), arg: usize) -> Result<(), Errno> {
-    start_as(name, None, main, arg, true)
+    start_as(name, main, arg, true)
 }
 
-/// Starts `main(arg)` on a further bare thread, pinned to `cpu` if given. Called by a bare thread,
+/// Starts `main(arg)` on a further bare thread. Called by a bare thread,
 /// whose descriptors it shares.
 ///
 /// # Errors
 /// As [`start_first`].
-pub fn start(
-    name: &'static CStr,
-    cpu: Option<usize>,
-    main: fn(usize),
-    arg: usize,
-) -> Result<(), Errno> {
-    start_as(name, cpu, main, arg, false)
+pub fn start(name: &'static CStr, main: fn(usize), arg: usize) -> Result<(), Errno> {
+    start_as(name, main, arg, false)
 }
 
 fn start_as(
     name: &'static CStr,
-    cpu: Option<usize>,
     main: fn(usize),
     arg: usize,
     own_files: bool,
@@ -150,7 +143,7 @@ fn start_as(
     let stack_top = stack_below(record_at).end;
     // SAFETY: the lowest page of a zone that nobody uses yet: the end of the stack.
     unsafe { mprotect(start as *mut _, PAGE_SIZE, MprotectFlags::empty())? };
-    let record = Record { name, cpu, main, arg, own_files, stack_top, thread_pointer };
+    let record = Record { name, main, arg, own_files, stack_top, thread_pointer };
     // SAFETY: the zone's last page, which nobody uses yet, is large enough; the page before it is
     // the thread block, whose first word leads to itself (x86-64's ABI) and whose third does so in
     // glibc's.
@@ -350,12 +343,6 @@ extern "C" fn entry(record: usize) -> ! {
         close_everything();
     }
     let _ = rustix::thread::set_name(about.name);
-    if let Some(cpu) = about.cpu {
-        let mut set = rustix::thread::CpuSet::new();
-        set.set(cpu);
-        // Not fatal: a CPU may be outside this container's set; the thread then floats.
-        let _ = rustix::thread::sched_setaffinity(None, &set);
-    }
     (about.main)(about.arg);
     COUNT.fetch_sub(1, SeqCst);
     loop {
@@ -397,7 +384,7 @@ mod tests {
         assert!(is_current());
         // The descriptors of the test are not here, nor are those made here there.
         assert!(rustix::io::fcntl_getfd(unsafe_fd(3)).is_err());
-        start(c"bare-second", Some(0), second, 18).unwrap();
+        start(c"bare-second", second, 18).unwrap();
     }
 
     fn second(arg: usize) {

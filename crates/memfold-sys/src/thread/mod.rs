@@ -16,25 +16,19 @@ pub struct Thread {
 struct Start {
     main: fn(usize),
     arg: usize,
-    cpu: Option<usize>,
 }
 
 impl Thread {
     /// Starts `main(arg)` on a thread of its own, named `name` (15 bytes), with every signal
-    /// blocked, and pinned to `cpu` if given. A panic in `main` ends the process.
+    /// blocked. A panic in `main` ends the process.
     ///
     /// glibc allocates the thread's stack and TLS: start threads before any memory of the program
     /// is managed.
     ///
     /// # Errors
     /// EAGAIN: no more threads.
-    pub fn start(
-        name: &CStr,
-        cpu: Option<usize>,
-        main: fn(usize),
-        arg: usize,
-    ) -> Result<Thread, Errno> {
-        let start = alloc::boxed::Box::into_raw(alloc::boxed::Box::new(Start { main, arg, cpu }));
+    pub fn start(name: &CStr, main: fn(usize), arg: usize) -> Result<Thread, Errno> {
+        let start = alloc::boxed::Box::into_raw(alloc::boxed::Box::new(Start { main, arg }));
         let mut id: libc::pthread_t = 0;
         // SAFETY: the signal sets are local; the new thread takes over `start`, which nobody else
         // touches, unless creation fails, and then it is taken back. All signals are blocked around
@@ -67,10 +61,7 @@ impl Thread {
 // `extern "C"`: a panic can't leave this function; it ends the process with a message.
 extern "C" fn entry(start: *mut libc::c_void) -> *mut libc::c_void {
     // SAFETY: `start` is the box that `Thread::start` gave to this thread alone.
-    let Start { main, arg, cpu } = *unsafe { alloc::boxed::Box::from_raw(start.cast::<Start>()) };
-    if let Some(cpu) = cpu {
-        pin(cpu);
-    }
+    let Start { main, arg } = *unsafe { alloc::boxed::Box::from_raw(start.cast::<Start>()) };
     main(arg);
     core::ptr::null_mut()
 }
@@ -78,7 +69,9 @@ extern "C" fn entry(start: *mut libc::c_void) -> *mut libc::c_void {
 /// Pins the calling thread to a CPU. Where the system doesn't allow that CPU, the thread stays as
 /// it is.
 pub fn pin(cpu: usize) {
-    pin_other(0, cpu);
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
 /// Lets the calling thread stand back where it and others want a CPU: nice 10, a tenth of the
@@ -89,13 +82,6 @@ pub fn stand_back() {
     let _ = rustix::process::setpriority_process(None, NICE);
 }
 
-/// Pins a thread of this process to a CPU, if the system allows that; 0 is the caller.
-pub fn pin_other(thread: u32, cpu: usize) {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
-    let _ = rustix::thread::sched_setaffinity(rustix::thread::Pid::from_raw(thread as i32), &set);
-}
-
 /// The calling thread's number.
 pub fn thread_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
@@ -104,43 +90,6 @@ pub fn thread_id() -> u32 {
 /// The calling process's number.
 pub fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
-}
-
-/// Lets the calling thread run only where no other thread wants to (SCHED_IDLE). `false` if the
-/// system forbids it.
-pub fn set_idle() -> bool {
-    let zeros = [0u32; 16];
-    let args = [0, libc::SCHED_IDLE as usize, zeros.as_ptr() as usize, 0, 0, 0];
-    // SAFETY: a sched_param of zeros is what this policy takes; the call reads it and changes this
-    // thread only.
-    unsafe { crate::raw::system_call(libc::SYS_sched_setscheduler, args) }.is_ok()
-}
-
-/// Tells where a thread of this process runs. Keeps its file in /proc open, as opening takes longer
-/// than reading.
-#[derive(Default)]
-pub struct Whereabouts {
-    thread: u32,
-    file: Option<rustix::fd::OwnedFd>,
-}
-
-impl Whereabouts {
-    /// The CPU that a thread of this process ran on last; `None` if it has ended or there is no
-    /// /proc.
-    pub fn cpu_of(&mut self, thread: u32) -> Option<usize> {
-        if self.file.is_none() || self.thread != thread {
-            self.file = open_stat(thread);
-            self.thread = thread;
-        }
-        let mut stat = [0u8; 512];
-        let len = rustix::io::pread(self.file.as_ref()?, &mut stat, 0).ok();
-        let cpu = len.and_then(|len| processor(&stat[..len]));
-        if cpu.is_none() {
-            // The thread has ended, and its number may be another's by now.
-            self.file = None;
-        }
-        cpu
-    }
 }
 
 fn open_stat(thread: u32) -> Option<rustix::fd::OwnedFd> {
@@ -174,10 +123,6 @@ pub fn read_stat(thread: u32, stat: &mut [u8]) -> Option<usize> {
 pub fn stat_field(stat: &[u8], number: usize) -> Option<&str> {
     let end = stat.windows(2).rposition(|pair| pair == b") ")?;
     core::str::from_utf8(&stat[end + 2..]).ok()?.split(' ').nth(number - 3)
-}
-
-fn processor(stat: &[u8]) -> Option<usize> {
-    stat_field(stat, 39)?.parse().ok()
 }
 
 /// A line of text that ends with a NUL, as it begins with NULs only.
@@ -354,28 +299,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cpu_of_a_pinned_thread_is_known() {
-        let mut cpu = None;
-        each_cpu(|each| cpu = Some(each));
-        let cpu = cpu.expect("a CPU to run on");
-        std::thread::spawn(move || {
-            pin(cpu);
-            assert_eq!(current_cpu(), cpu);
-            let mut whereabouts = Whereabouts::default();
-            assert_eq!(whereabouts.cpu_of(thread_id()), Some(cpu));
-            assert_eq!(whereabouts.cpu_of(thread_id()), Some(cpu), "from the open file");
-            let ended = std::thread::spawn(thread_id).join().unwrap();
-            assert_eq!(whereabouts.cpu_of(ended), None);
-        })
-        .join()
-        .unwrap();
-        assert_eq!(Whereabouts::default().cpu_of(u32::MAX), None);
-    }
-
-    #[test]
     fn a_name_with_brackets_and_blanks_is_not_mistaken_for_fields() {
         let stat = format!("7 (a) b ) R {} 5 {}", "1 ".repeat(35).trim_end(), "2 2 2");
-        assert_eq!(processor(stat.as_bytes()), Some(5));
+        assert_eq!(stat_field(stat.as_bytes(), 39), Some("5"));
         assert_eq!(stat_field(b"7 (\xff) a) S 1", 3), Some("S"));
     }
 }

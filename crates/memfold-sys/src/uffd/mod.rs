@@ -23,8 +23,6 @@ pub mod feature {
     pub const EVENT_UNMAP: u64 = 1 << 6;
     /// A fault raises SIGBUS in the faulting thread; no message.
     pub const SIGBUS: u64 = 1 << 7;
-    /// A message names the faulting thread.
-    pub const THREAD_ID: u64 = 1 << 8;
     /// Pages that are not there can be write-protected too.
     pub const WP_UNPOPULATED: u64 = 1 << 13;
     /// UFFDIO_MOVE exists (Linux 6.8).
@@ -167,8 +165,6 @@ pub enum Event {
         write: bool,
         /// The page is there, but write-protected.
         protected: bool,
-        /// The thread that waits; 0 without [`feature::THREAD_ID`].
-        thread: u32,
     },
     /// The process forked; the child's userfaultfd is this descriptor, which the reader now owns.
     Fork {
@@ -502,12 +498,7 @@ impl Message {
     fn decode(&self) -> Option<Event> {
         let [a, b, c] = self.arg;
         Some(match self.event {
-            0x12 => Event::Fault {
-                address: b as usize,
-                write: a & 1 != 0,
-                protected: a & 2 != 0,
-                thread: c as u32,
-            },
+            0x12 => Event::Fault { address: b as usize, write: a & 1 != 0, protected: a & 2 != 0 },
             0x13 => Event::Fork { fd: a as u32 as i32 },
             0x14 => Event::Remap { from: a as usize, to: b as usize, len: c as usize },
             0x15 => Event::Remove { start: a as usize, end: b as usize },

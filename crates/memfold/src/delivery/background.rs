@@ -36,8 +36,6 @@ impl Pager {
 pub struct Start {
     /// Its name.
     pub name: &'static CStr,
-    /// The CPU to pin it to.
-    pub cpu: Option<usize>,
     /// What it runs, and with what: to be called once, or once more in a child of fork, whose copy
     /// of the thread is no more.
     pub main: fn(usize),
@@ -51,7 +49,7 @@ impl Start {
     /// # Errors
     /// EAGAIN: no more threads.
     pub fn by_libc(&self) -> Result<Thread, Errno> {
-        Thread::start(self.name, self.cpu, self.main, self.arg)
+        Thread::start(self.name, self.main, self.arg)
     }
 }
 
@@ -61,8 +59,7 @@ impl Start {
 /// gate delivery as long as the process. Each holds a reference of the pager, also while it isn't
 /// started.
 pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<Start> {
-    let start =
-        |name, main| Start { name, cpu: None, main, arg: Arc::into_raw(pager.clone()) as usize };
+    let start = |name, main| Start { name, main, arg: Arc::into_raw(pager.clone()) as usize };
     let mut threads: Vec<Start> = (0..count).map(|_| start(c"memfold-worker", work)).collect();
     if pager.recompress.is_some() {
         threads.push(start(c"memfold-again", recompress));

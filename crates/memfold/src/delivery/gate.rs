@@ -279,7 +279,7 @@ impl Keeper for Owner {
 
     fn fault(&self, fault: memfold_gate::Fault) -> bool {
         let memfold_gate::Fault { address: addr, write, protected } = fault;
-        sigbus::serve(Fault { addr, write, protected, late: false })
+        sigbus::serve(Fault { addr, write, protected })
     }
 
     fn never_fold(&self, _start: usize, _len: usize) {}

@@ -6,5 +6,5 @@ pub mod gate;
 #[cfg(not(all(target_arch = "x86_64", not(shuttle))))]
 #[path = "no_gate.rs"]
 pub mod gate;
-pub mod program;
 pub(crate) mod region;
+pub mod program;

@@ -144,7 +144,7 @@ pub(crate) fn serve(fault: Fault) -> bool {
     let serve = |pager: &Pager| {
         loop {
             match pager.fault(fault) {
-                Served::Yes | Served::Mapped { .. } => return true,
+                Served::Yes => return true,
                 Served::Again => yield_now(),
                 Served::NotManaged => return false,
             }

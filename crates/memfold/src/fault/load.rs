@@ -7,7 +7,6 @@ use crate::pager::Pager;
 use crate::pager::background_requests::Window;
 use crate::pager::codec_context::Context;
 use crate::pager::copy_in::Access;
-use crate::pager::map::Wake;
 use crate::reclaim::NoFrame;
 use crate::stats;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -122,7 +121,6 @@ impl Pager {
         guard: ShardGuard<'_>,
         key: u64,
         want: Order,
-        wake: Wake,
     ) -> (Loaded, u64, u64) {
         let mut order = want;
         let mut start = align(key, order);
@@ -148,7 +146,7 @@ impl Pager {
         // SAFETY: the frame is full, of this order, and this thread's alone.
         unsafe { core::ptr::write_bytes(self.frames.addr(frame) as *mut u8, 0, order.bytes()) };
         let mut guard = self.shards.lock(key);
-        let access = Access { wake, touch: Touch::UNKNOWN, write: true };
+        let access = Access { touch: Touch::UNKNOWN, write: true };
         let done = self.finish(&mut guard, area, id, frame, Purpose::Fault(access));
         let reached = if done > (key - start) as usize { Loaded::Done } else { Loaded::Again };
         (reached, start, start + order.pages() as u64)
@@ -172,8 +170,7 @@ impl Pager {
             self.shards.notify(guard);
             return folio.order().pages();
         }
-        let wake = if let Purpose::Fault(access) = purpose { access.wake } else { Wake::Now };
-        self.map_in(guard, area.addr_of(folio.key()), id, wake).pages
+        self.map_in(guard, area.addr_of(folio.key()), id).pages
     }
 
     /// Makes one `Loading` folio of the largest aligned window around `key`, at most `want`, in

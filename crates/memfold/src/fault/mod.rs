@@ -9,7 +9,6 @@ use crate::fault::load::{Loaded, Purpose, Source, align};
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::{State, Touch};
 use crate::pager::copy_in::Access;
-use crate::pager::map::Wake;
 use crate::pager::{Pager, bytes};
 use crate::policy::stream_readahead::Advice;
 use crate::stats;
@@ -29,13 +28,6 @@ pub enum Served {
     /// The page is there, or will be when another thread's work on its folio ends, which wakes
     /// whoever waits for it.
     Yes,
-    /// These pages are there, and the caller must wake whoever waits for them ([`Fault::late`]).
-    Mapped {
-        /// First address.
-        start: usize,
-        /// Bytes.
-        len: usize,
-    },
     /// An event must be read and applied first; the faulting thread still waits. Serve it again, or
     /// wake it.
     Again,
@@ -52,9 +44,6 @@ pub struct Fault {
     pub protected: bool,
     /// It was a write, for certain; a page that is missing is then loaded to be written to.
     pub write: bool,
-    /// The caller wakes whoever waits for what is mapped, as [`Served::Mapped`] says. Otherwise
-    /// that happens with the mapping, before anything else is done.
-    pub late: bool,
 }
 
 impl Pager {
@@ -104,7 +93,7 @@ impl Pager {
         let mut guard = self.shards.lock(key);
         loop {
             let Some(id) = self.index.find(&guard, key) else {
-                return self.first_touch(areas, area, guard, key, fault);
+                return self.first_touch(areas, area, guard, key);
             };
             let folio = self.folios.get(&guard, id);
             match folio.state.get() {
@@ -112,7 +101,7 @@ impl Pager {
                 State::Partial if folio.is_here(key) => {
                     return self.touch_resident(&guard, area, id, fault);
                 }
-                State::Cached => return self.rescue(&mut guard, area, id, key, fault),
+                State::Cached => return self.rescue(&mut guard, area, id, key),
                 State::Stored | State::Partial => {
                     return self.major(areas, area, guard, key, fault, from);
                 }
@@ -175,14 +164,7 @@ impl Pager {
     }
 
     /// Takes a folio back from the swap cache: a second chance.
-    fn rescue(
-        &self,
-        guard: &mut ShardGuard<'_>,
-        area: &Area,
-        id: FolioId,
-        key: u64,
-        fault: Fault,
-    ) -> Served {
+    fn rescue(&self, guard: &mut ShardGuard<'_>, area: &Area, id: FolioId, key: u64) -> Served {
         let folio = self.folios.get(guard, id);
         let (start, order, ahead) = (folio.key(), folio.order(), folio.untouched.get());
         folio.active.set(!ahead);
@@ -191,28 +173,20 @@ impl Pager {
         if !ahead {
             stats::add(&self.stats.rescues, 1);
         }
-        let done = self.map_in(guard, area.addr_of(start), id, fault.wake());
+        let done = self.map_in(guard, area.addr_of(start), id);
         if ahead {
             self.went_on(area, key, start, start + order.pages() as u64, in_file);
         }
         let loaded = if done.pages > (key - start) as usize { Loaded::Done } else { Loaded::Again };
-        fault.served(area, (loaded, start, start + order.pages() as u64))
+        served(loaded)
     }
 
-    fn first_touch(
-        &self,
-        areas: &Areas,
-        area: &Area,
-        guard: ShardGuard<'_>,
-        key: u64,
-        fault: Fault,
-    ) -> Served {
+    fn first_touch(&self, areas: &Areas, area: &Area, guard: ShardGuard<'_>, key: u64) -> Served {
         stats::add(&self.stats.faults_zero, 1);
         let advice = self.advise(key);
-        let (loaded, start, end) =
-            self.zero_fill(areas, area, guard, key, advice.order, fault.wake());
+        let (loaded, start, end) = self.zero_fill(areas, area, guard, key, advice.order);
         self.streams.loaded(key, start, end);
-        fault.served(area, (loaded, start, end))
+        served(loaded)
     }
 
     fn major(
@@ -245,23 +219,16 @@ impl Pager {
         }
         let start = align(key, advice.order);
         self.ask_ahead(area, start, start + advice.order.pages() as u64, advice, in_file);
-        let done = self.load(
-            areas,
-            area,
-            guard,
-            key,
-            advice.order,
-            Purpose::Fault(fault.access(advice.touch)),
-            from,
-        );
-        let (_, start, end) = done;
-        let end = if done.0 == Loaded::Done {
+        let access = Access { touch: advice.touch, write: fault.write };
+        let (loaded, start, end) =
+            self.load(areas, area, guard, key, advice.order, Purpose::Fault(access), from);
+        let end = if loaded == Loaded::Done {
             self.load_pages_after(areas, area, end, advice, from)
         } else {
             end
         };
         self.streams.loaded(key, start, end);
-        fault.served(area, done)
+        served(loaded)
     }
 
     /// Where blocks were cut into pages, a window is not one folio: for a stream, maps those that
@@ -296,7 +263,7 @@ impl Pager {
                 guard,
                 at,
                 advice.order,
-                Purpose::Fault(Access { wake: Wake::Now, touch: advice.touch, write: false }),
+                Purpose::Fault(Access { touch: advice.touch, write: false }),
                 from,
             );
             if loaded != Loaded::Done {
@@ -308,23 +275,10 @@ impl Pager {
     }
 }
 
-impl Fault {
-    fn wake(&self) -> Wake {
-        if self.late { Wake::ByCaller } else { Wake::Now }
-    }
-
-    fn access(&self, touch: Touch) -> Access {
-        Access { wake: self.wake(), touch, write: self.write }
-    }
-
-    /// The answer, after a load that mapped the pages with keys `[start, end)`.
-    fn served(&self, area: &Area, (loaded, start, end): (Loaded, u64, u64)) -> Served {
-        match loaded {
-            Loaded::Again => Served::Again,
-            Loaded::Done if self.late => {
-                Served::Mapped { start: area.addr_of(start), len: bytes((end - start) as usize) }
-            }
-            Loaded::Done => Served::Yes,
-        }
+/// The answer, after a load.
+fn served(loaded: Loaded) -> Served {
+    match loaded {
+        Loaded::Again => Served::Again,
+        Loaded::Done => Served::Yes,
     }
 }

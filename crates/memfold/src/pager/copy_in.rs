@@ -2,7 +2,6 @@
 use crate::area::{Area, Areas};
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::{Folio, State, Touch};
-use crate::pager::map::Wake;
 use crate::pager::{Pager, bytes};
 use crate::stats;
 use core::ops::Range;
@@ -13,8 +12,6 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 /// What a load knows of the fault that it is for.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Access {
-    /// Who wakes the threads that wait for it.
-    pub wake: Wake,
     /// How it was asked for.
     pub touch: Touch,
     /// It was a write.
@@ -54,7 +51,7 @@ impl Pager {
         let keys = folio.key()..folio.end();
         self.begin_loading(&guard, id);
         drop(guard);
-        let access = Access { wake: Wake::Now, touch: Touch::UNKNOWN, write: true };
+        let access = Access { touch: Touch::UNKNOWN, write: true };
         self.copy_in(areas, area, id, keys.clone(), access);
         self.shards.lock(keys.start)
     }
@@ -151,7 +148,7 @@ impl Pager {
                 if protect {
                     self.space.copy_protected(home, from, len)
                 } else {
-                    self.space.copy(home, from, len, access.wake == Wake::Now)
+                    self.space.copy(home, from, len, true)
                 }
             };
             let mut done = result.map_or_else(|partial| partial.done, |()| len) / PAGE_SIZE;

@@ -28,16 +28,6 @@ pub(crate) enum Stop {
     Gone,
 }
 
-/// Who wakes the threads that wait in the kernel for what is being mapped.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Wake {
-    /// The mapping does.
-    Now,
-    /// Its caller does, afterwards, if all was mapped. A mapping that stops early wakes them
-    /// anyway.
-    ByCaller,
-}
-
 /// What a mapping did.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Done {
@@ -82,8 +72,8 @@ impl Span {
 
 impl Pager {
     /// Maps a frame's pages at `home` and gives the frame back, as far as it got. Wakes whoever
-    /// waits for them, unless all goes well and the caller will.
-    fn carry_in(&self, home: usize, frame: Frame, order: Order, wake: Wake) -> Done {
+    /// waits for them.
+    fn carry_in(&self, home: usize, frame: Frame, order: Order) -> Done {
         let Some(_quiet) = self.changes.quiet() else {
             return Done { pages: 0, stop: Some(Stop::Again) };
         };
@@ -91,20 +81,14 @@ impl Pager {
         if self.has_move {
             // SAFETY: the folio's shard is locked and its frame holds its bytes; `home` is its own
             // range.
-            match unsafe { self.space.move_pages(home, from, len, wake == Wake::Now) } {
+            match unsafe { self.space.move_pages(home, from, len, true) } {
                 Ok(()) => {
                     self.tally.map(order.pages() as u64);
                     self.frames.count_moved(-(order.pages() as i64));
                     self.frames.give(frame, order, Kind::Empty);
                     return Done { pages: order.pages(), stop: None };
                 }
-                Err(partial) => {
-                    let done = self.carry_in_slowly(home, frame, order, partial.done);
-                    if wake == Wake::ByCaller {
-                        self.space.wake(home, len);
-                    }
-                    return done;
-                }
+                Err(partial) => return self.carry_in_slowly(home, frame, order, partial.done),
             }
         }
         self.carry_in_slowly(home, frame, order, 0)
@@ -202,19 +186,13 @@ impl Pager {
     /// Maps a folio that is in the swap cache (`Cached`, or its caller's `Loading` or `Saving`): it
     /// becomes `Resident`. If the kernel stops half-way, the folio is split: what is mapped is
     /// `Resident`, the rest `Cached`.
-    pub(crate) fn map_in(
-        &self,
-        guard: &mut ShardGuard<'_>,
-        home: usize,
-        id: FolioId,
-        wake: Wake,
-    ) -> Done {
+    pub(crate) fn map_in(&self, guard: &mut ShardGuard<'_>, home: usize, id: FolioId) -> Done {
         let folio = self.folios.get(guard, id);
         let (frame, order) = (folio.frame.get(), folio.order());
         folio.wanted.store(false, Relaxed);
         folio.state.set(State::Cached);
         folio.writing.set(0);
-        let done = self.carry_in(home, frame, order, wake);
+        let done = self.carry_in(home, frame, order);
         if done.stop.is_none() {
             folio.state.set(State::Resident);
             folio.untouched.set(false);

@@ -7,7 +7,6 @@ use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::List;
 use crate::folio::{Slot, State, Touch};
 use crate::pager::codec_context::Context;
-use crate::pager::map::Wake;
 use crate::pager::{Pager, bytes};
 use crate::reclaim::writeback::{Fate, Refused};
 use crate::stats;
@@ -252,7 +251,7 @@ impl Pager {
         if self.is_still(&guard, id, key)
             && self.folios.get(&guard, id).state.get() == State::Cached
         {
-            mapped = self.map_in(&mut guard, area.addr_of(key), id, Wake::Now).pages;
+            mapped = self.map_in(&mut guard, area.addr_of(key), id).pages;
         }
         if mapped < order.pages() {
             // Whoever waits for what could not be mapped faults again and asks for it.

@@ -75,7 +75,7 @@ impl Engine {
     pub fn write(&self, number: usize, write: impl Fn(&mut [u8])) {
         let addr = self.page(number);
         while let Err(ticket) = self.space.write(addr, &write) {
-            let fault = Fault { addr, write: true, protected: ticket.protected, late: false };
+            let fault = Fault { addr, write: true, protected: ticket.protected };
             assert_eq!(self.pager.fault(fault), Served::Yes);
             self.space.leave(ticket);
         }

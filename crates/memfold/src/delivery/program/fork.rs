@@ -1,7 +1,6 @@
 //! What a fork asks of the handlers: who gets what is registered, and how a child begins.
 use super::{Watcher, each_private, pages_of};
 use crate::area::{Areas, page_of};
-use crate::delivery::program::duty::Shift;
 use crate::fault::Fault;
 use alloc::vec::Vec;
 use memfold_sys::Errno;
@@ -41,7 +40,7 @@ impl Watcher {
     /// tell.
     pub fn begin_as_child(&self) -> Result<(), NotCopied> {
         // SAFETY: no handler runs yet.
-        unsafe { self.duty.reset_in_child() };
+        unsafe { self.turn.reset() };
         // SAFETY: the engine's own page, which is there.
         unsafe { self.uffd.register(self.probe.start(), PAGE_SIZE, false)? };
         let mut lent = Vec::new();
@@ -169,10 +168,9 @@ impl Watcher {
         // SAFETY: by the caller's promise.
         unsafe { self.pager.start_again() };
         drop(reading);
-        let mut shift = Shift::new(usize::MAX, 0);
         // A page may be moved meanwhile; it is followed (`Journal::tell`).
         while let Some(addr) = self.pager.journal.noted_page() {
-            if self.serve(Fault { addr, ..Fault::default() }, &mut shift) {
+            if self.serve(Fault { addr, ..Fault::default() }) {
                 self.pager.journal.end_page(addr);
             } else {
                 yield_now();

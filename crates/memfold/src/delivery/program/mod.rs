@@ -1,17 +1,14 @@
 //! Thread delivery for a whole program: faults and address-space events from one descriptor.
 //!
-//! Handlers, each pinned to a CPU; those on duty sleep in `poll`. Reading is serialised by
+//! Handlers, of which one waits for what comes. Reading is serialised by
 //! `area/event_order.rs`, so that no fault that follows an event is ever served before the event
 //! was applied. A fault that can't be resolved while an event waits stays with its handler, which
 //! reads and applies events until it can.
-mod waker;
-pub(crate) mod duty;
 mod adopt;
 mod serve;
 mod fork;
 
 use crate::area::page_of;
-use crate::delivery::program::duty::Duty;
 use crate::pager::Pager;
 use crate::quiesce::copy_moment::Pages;
 use alloc::sync::Arc;
@@ -21,6 +18,7 @@ use memfold_sys::maps::lookup::each_private_area;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::maps::{Area, Details, each_detailed};
 use memfold_sys::memory::zone::{Zone, overlaps_own};
+use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use memfold_sys::uffd::Uffd;
 use memfold_sys::units::PAGE_SIZE;
@@ -35,7 +33,8 @@ pub struct Watcher {
     pager: Arc<Pager>,
     uffd: Arc<Uffd>,
     pagemap: Arc<Pagemap>,
-    duty: Duty,
+    /// Held by the handler that waits: a fault wakes every thread that waits for the descriptor.
+    turn: Mutex<()>,
     /// A registered page that is always there: copying onto it tells whether the address space is
     /// changing.
     probe: Zone,

@@ -1,7 +1,7 @@
 //! Handlers: threads that read faults and events, and serve them.
 use super::{AreaOf, Watcher};
 use crate::delivery::background;
-use crate::delivery::program::duty::{Duty, Shift};
+use crate::delivery::region::handler_count;
 use crate::fault::{Fault, Served};
 use crate::pager::Pager;
 use crate::quiesce::journal::Notes;
@@ -12,8 +12,8 @@ use alloc::vec::Vec;
 use memfold_sys::Errno;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::memory::zone::Zone;
-use memfold_sys::sync::MutexGuard;
 use memfold_sys::sync::atomic::AtomicBool;
+use memfold_sys::sync::{Mutex, MutexGuard};
 use memfold_sys::thread::{is_asleep, now_ns, sleep_ns, wait_readable, yield_now};
 use memfold_sys::uffd::{Event, Uffd};
 use memfold_sys::units::PAGE_SIZE;
@@ -25,12 +25,6 @@ const PENDING: usize = 256;
 const REST_PACE_NS: u64 = 50_000;
 /// Time between looks whether memory is within its bounds again, while faults are held back.
 const HELD_NS: u64 = 100_000;
-
-struct Start {
-    watcher: &'static Watcher,
-    handler: usize,
-    cpu: usize,
-}
 
 impl Watcher {
     /// For the events and faults of `uffd` (non-blocking, with the events enabled).
@@ -53,7 +47,7 @@ impl Watcher {
             pager: pager.clone(),
             uffd: uffd.clone(),
             pagemap: pagemap.clone(),
-            duty: Duty::new(uffd),
+            turn: Mutex::new(()),
             probe,
             area_of,
             begun: AtomicBool::new(false),
@@ -64,19 +58,9 @@ impl Watcher {
     /// adopted. To be called once.
     pub fn threads(&'static self) -> Vec<background::Start> {
         self.pager.prepare();
-        let handler = |(handler, &cpu): (usize, &usize)| {
-            let about: &'static Start = Box::leak(Box::new(Start { watcher: self, handler, cpu }));
-            let arg = about as *const Start as usize;
-            background::Start { name: c"memfold-fault", cpu: Some(cpu), main: run, arg }
-        };
-        let waker = self.duty.waker_thread();
-        let waker = waker.map(|(main, arg)| background::Start {
-            name: c"memfold-wake",
-            cpu: None,
-            main,
-            arg,
-        });
-        self.duty.cpus().iter().enumerate().map(handler).chain(waker).collect()
+        let arg = self as *const Watcher as usize;
+        let handler = |_| background::Start { name: c"memfold-fault", main: run, arg };
+        (0..handler_count()).map(handler).collect()
     }
 
     /// Serves what comes while the engine is at rest: see [`crate::quiesce::journal`].
@@ -141,8 +125,7 @@ impl Watcher {
                     }
                     return;
                 }
-                Some(Event::Fault { address, protected, thread, .. }) => {
-                    pending.thread = thread;
+                Some(Event::Fault { address, protected, .. }) => {
                     pending.note(Fault { addr: address, protected, ..Fault::default() });
                     if !drain {
                         return;
@@ -158,13 +141,9 @@ impl Watcher {
     }
 
     /// Serves a fault; `false` if it must be tried again.
-    pub(super) fn serve(&self, fault: Fault, shift: &mut Shift) -> bool {
+    pub(super) fn serve(&self, fault: Fault) -> bool {
         match self.pager.fault(fault) {
             Served::Yes => true,
-            Served::Mapped { start, len } => {
-                self.duty.wake(shift, start, len);
-                true
-            }
             Served::Again => false,
             Served::NotManaged => self.serve_unmanaged(fault.addr & !(PAGE_SIZE - 1)),
         }
@@ -203,25 +182,23 @@ impl Watcher {
     }
 }
 
-fn run(start: usize) {
-    // SAFETY: `start` leaked it.
-    let Start { watcher, handler, cpu } = *unsafe { &*(start as *const Start) };
-    let mut shift = Shift::new(handler, cpu);
+fn run(watcher: usize) {
+    // SAFETY: `new` leaked it.
+    let watcher = unsafe { &*(watcher as *const Watcher) };
     let (mut throttle, mut held) = (Throttle::default(), false);
-    let mut pending = Pending { faults: [Fault::default(); PENDING], count: 0, thread: 0 };
-    let mut has_served = false;
+    let mut pending = Pending { faults: [Fault::default(); PENDING], count: 0 };
     loop {
-        let may_look = core::mem::take(&mut has_served) && shift.may_look();
-        if pending.count == 0 {
-            if !may_look {
-                watcher.duty.wait(&mut shift);
-            }
+        // Who has faults pending goes on reading, whoever waits.
+        let turn = (pending.count == 0).then(|| watcher.turn.lock());
+        if turn.is_some() {
+            wait_readable(watcher.uffd.fd(), None);
         } else if held {
             wait_readable(watcher.uffd.fd(), Some(HELD_NS));
         } else {
             yield_now();
         }
         let Some(_open) = watcher.pager.gates.serving() else {
+            drop(turn);
             // Whoever waits for one of these faults again, and is served at rest if need be.
             pending.retain(|fault| {
                 watcher.uffd.wake(fault.addr & !(PAGE_SIZE - 1), PAGE_SIZE);
@@ -231,13 +208,12 @@ fn run(start: usize) {
             continue;
         };
         watcher.receive(&mut pending);
+        drop(turn);
         held = pending.count > 0 && throttle.holds(&watcher.pager, now_ns);
         if held {
             continue;
         }
-        has_served = pending.count > 0;
-        let late = has_served && watcher.duty.note(&mut shift, pending.thread);
-        pending.retain(|fault| !watcher.serve(Fault { late, ..fault }, &mut shift));
+        pending.retain(|fault| !watcher.serve(fault));
     }
 }
 
@@ -245,8 +221,6 @@ fn run(start: usize) {
 struct Pending {
     faults: [Fault; PENDING],
     count: usize,
-    /// The thread of the newest.
-    thread: u32,
 }
 
 impl Pending {
