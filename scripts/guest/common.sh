@@ -5,6 +5,7 @@ GUEST=${CARGO_TARGET_DIR:-target}/guest
 MEMFOLD=${MEMFOLD:-${CARGO_TARGET_DIR:-target}/release/memfold}
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/memfold-guest.XXXXXX")
 SERVER=
+DISK=()
 trap 'stop_server; rm -rf "$WORK"' EXIT
 
 complain() {
@@ -73,6 +74,7 @@ make_initramfs() {
 start_server() {
     "$MEMFOLD" blk --vhost "$WORK/disk.sock" "$@" &
     SERVER=$!
+    DISK=(-chardev "socket,id=disk,path=$WORK/disk.sock" -device vhost-user-blk-pci,chardev=disk,num-queues=2)
     until [ -S "$WORK/disk.sock" ]; do
         kill -0 $SERVER 2>/dev/null || complain "the server has ended"
         sleep 0.05
@@ -85,7 +87,7 @@ stop_server() {
     SERVER=
 }
 
-# Starts a guest with the disk as its first, and prints what it says, until it halts.
+# Starts a guest, with the disk as its first if one is served, and prints what it says, until it halts.
 #
 #   boot MEMORY "KERNEL ARGUMENTS" QEMU-OPTION...
 boot() {
@@ -96,7 +98,6 @@ boot() {
         -machine "q35,memory-backend=ram,accel=$accel" -cpu $cpu -smp 2 \
         -m "$memory" -object "memory-backend-memfd,id=ram,size=$memory,share=on" \
         -kernel "$KERNEL" -initrd "$WORK/initramfs" -append "console=ttyS0 quiet no_timer_check panic=-1 $arguments" \
-        -serial stdio -chardev "socket,id=disk,path=$WORK/disk.sock" \
-        -device vhost-user-blk-pci,chardev=disk,num-queues=2 "$@" </dev/null 2>"$WORK/qemu.log" |
+        -serial stdio "${DISK[@]}" "$@" </dev/null 2>"$WORK/qemu.log" |
         sed -u 's,\r$,,' || { cat "$WORK/qemu.log" >&2; complain "the guest was given up"; }
 }

@@ -7,7 +7,7 @@ use memfold_sys::uffd::{OpenError, Uffd, feature};
 
 /// What handler threads need of userfaultfd.
 pub const THREAD_FEATURES: u64 =
-    feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
+    feature::MOVE | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
 
 /// What it is for a run where nothing is asked for.
 pub const BY_DEFAULT: Delivery =
@@ -28,7 +28,11 @@ pub fn settle(config: &mut Config) -> Result<Option<String>, Failure> {
             Failure::own(format!("{e}{gate}"))
         });
     };
-    let Err(why) = can_have_gate() else { return Ok(None) };
+    let Err(why) = can_have_gate() else {
+        // Before Linux 6.8 pages are copied.
+        config.use_move &= probe::moves().is_ok();
+        return Ok(None);
+    };
     match can_have_threads() {
         Ok(()) => {
             config.delivery = Delivery::Thread;
@@ -57,6 +61,16 @@ pub fn can_have_gate() -> Result<(), String> {
         );
     }
     Uffd::open(feature::GATE, true).map_err(|e| e.to_string())?;
+    if !probe::populates() {
+        return Err("no MADV_POPULATE_WRITE (Linux 5.14)".to_string());
+    }
+    if probe::moves().is_err() {
+        probe::reads_itself().map_err(|e| {
+            format!(
+                "no UFFDIO_MOVE (Linux 6.8), and what is in its place needs process_vm_readv: {e}"
+            )
+        })?;
+    }
     Maps::open().map(drop).map_err(|e| format!("/proc/self/maps: {e}"))
 }
 

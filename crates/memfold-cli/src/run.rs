@@ -300,9 +300,9 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     if let Some(spec) = &config.recompress {
         CodecSpec::parse(spec).map_err(|e| Failure::own(format!("--recompress: {e}")))?;
     }
-    if !config.use_move {
+    if !config.use_move && config.delivery == Delivery::Thread {
         return Err(Failure::own(
-            "--move: run needs on: only library regions can do without UFFDIO_MOVE",
+            "--move: handler threads (--delivery thread) need on: only the gate and library regions can do without UFFDIO_MOVE",
         ));
     }
     if config.batch > 1 {

@@ -159,24 +159,26 @@ fn a_run_that_cant_have_the_gate_says_so_in_one_line_and_goes_on_with_handler_th
     }
 }
 
-/// Linux 6.8 to 6.10: the map is read as text.
+/// Linux 5.14 to 6.7: pages are copied, and the map and the page map are read.
 #[test]
-fn without_procmap_query_everything_is_as_right_and_unprivileged_too() {
+fn on_what_seems_an_older_kernel_everything_is_as_right_and_unprivileged_too() {
     if !can_make_worlds() {
         return;
     }
     let lacks = compile("lacking");
     fs::set_permissions(&lacks.scratch.0, fs::Permissions::from_mode(0o755)).unwrap();
     let unprivileged =
-        UNPRIVILEGED.replace("/mnt/memfold", &format!("{} queries /mnt/memfold", lacks.path));
+        UNPRIVILEGED.replace("/mnt/memfold", &format!("{} moves /mnt/memfold", lacks.path));
     assert_ne!(unprivileged, UNPRIVILEGED);
-    for world in [lacking("queries", &lacks), unprivileged] {
+    for world in [lacking("moves", &lacks), unprivileged] {
         for (name, least_mib, promises) in [
             ("heap", 32, &["fast", "brk"][..]),
             ("mappings", 40, &["mremap_move", "dontneed"]),
             ("calls", 48, &["all"]),
             ("forks", 48, &["libc"]),
             ("small", 32, &["reservation"]),
+            ("copied", 32, &["both"]),
+            ("hard", 48, &["five"]),
         ] {
             assert_all_right(&world, FLAGS, name, least_mib, promises);
         }

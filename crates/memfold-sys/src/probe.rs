@@ -5,8 +5,8 @@ use crate::disk::swapfile::has_uring;
 use crate::maps::lookup;
 use crate::maps::pagemap::Pagemap;
 use crate::memory::zone::Zone;
-use crate::raw::{is_resident, system_call};
-use crate::thread::dispatch;
+use crate::raw::{self, is_resident, system_call};
+use crate::thread::{dispatch, process_id};
 use crate::uffd::{OpenError, Uffd, feature};
 use crate::units::PAGE_SIZE;
 use rustix::fd::AsRawFd;
@@ -40,6 +40,25 @@ pub fn moves() -> Result<(), OpenError> {
     Ok(())
 }
 
+/// Whether pages can be made present.
+pub fn populates() -> bool {
+    page(1).is_ok_and(|zone| raw::populates(zone.start(), true))
+}
+
+/// Whether memory of the process can be read without touching it.
+///
+/// # Errors
+/// What the kernel says: EPERM or ENOSYS in a sandbox.
+pub fn reads_itself() -> Result<(), Errno> {
+    let (zone, mut byte) = (page(77)?, 0u8);
+    let (local, remote) = ([&raw mut byte as usize, 1], [zone.start(), 1]);
+    let own = process_id() as usize;
+    let args = [own, local.as_ptr() as usize, 1, remote.as_ptr() as usize, 1, 0];
+    // SAFETY: both ranges are ours, laid out as an `iovec` each.
+    unsafe { system_call(libc::SYS_process_vm_readv, args)? };
+    if byte == 77 { Ok(()) } else { Err(Errno::OPNOTSUPP) }
+}
+
 /// Whether PAGEMAP_SCAN finds a page that is there.
 ///
 /// # Errors
@@ -48,7 +67,7 @@ pub fn scans() -> Result<(), Errno> {
     let zone = page(1)?;
     let mut found = false;
     let (start, end) = (zone.start(), zone.start() + PAGE_SIZE);
-    Pagemap::open()?.for_each_populated(start, end, |_, _| found = true)?;
+    Pagemap::open()?.scan_populated(start, end, |_, _| found = true)?;
     if found { Ok(()) } else { Err(Errno::OPNOTSUPP) }
 }
 
@@ -145,8 +164,8 @@ mod tests {
     fn what_is_tried_is_answered_and_nothing_is_left_behind() {
         let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         let _alone = crate::FORKS.lock();
-        assert!(moves().is_ok() && scans().is_ok(), "the engine needs both");
-        for probe in [queries_maps, drops_batches, rings] {
+        assert!(moves().is_ok() && scans().is_ok() && populates(), "the engine needs them");
+        for probe in [queries_maps, drops_batches, reads_itself, rings] {
             let answer = probe();
             let known = [Errno::PERM, Errno::NOSYS, Errno::INVAL, Errno::NOTTY];
             assert!(answer.is_ok() || answer.is_err_and(|e| known.contains(&e)), "{answer:?}");

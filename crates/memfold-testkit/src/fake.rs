@@ -343,6 +343,22 @@ impl Space for FakeSpace {
         Ok(())
     }
 
+    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
+        let mut table = self.inner.table.lock();
+        for at in (0..len).step_by(PAGE_SIZE) {
+            // SAFETY: the caller promises room at `to`; the page is there, and is taken away.
+            unsafe {
+                if table.is_present(home + at) {
+                    to.add(at).copy_from_nonoverlapping((home + at) as *const u8, PAGE_SIZE);
+                    table.remove(home + at);
+                } else {
+                    to.add(at).write_bytes(0, PAGE_SIZE);
+                }
+            }
+        }
+        len
+    }
+
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {
         let mut table = self.inner.table.lock();
         for page in (start..start + len).step_by(PAGE_SIZE) {

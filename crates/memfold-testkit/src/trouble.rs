@@ -69,6 +69,8 @@ pub enum Call {
     CopyIn,
     /// A copy into a frame.
     Populate,
+    /// A move from the area into a frame by copy.
+    CopyOut,
     /// A change of protection.
     Protect,
     /// A discard in the area.
@@ -94,6 +96,7 @@ impl Call {
             Call::MoveOut | Call::MoveFrames => &[Again, NoMemory, Busy, Partial(0), Partial(0)],
             Call::CopyIn => &[Again, NoMemory, Partial(0), Exists, Gone],
             Call::Populate => &[Again, NoMemory, Partial(0)],
+            Call::CopyOut => &[Partial(0), Partial(0)],
             Call::Protect => &[Again],
             Call::DiscardFrame => &[Refused],
             Call::DiscardHome => &[],
@@ -280,6 +283,16 @@ impl Space for Troubled {
             None => self.space.protect(start, len, on),
             Some(_) => Err(Errno::AGAIN),
         }
+    }
+
+    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
+        let len = match self.due(Call::CopyOut, len / PAGE_SIZE) {
+            None => len,
+            Some(Trouble::Partial(pages)) => pages * PAGE_SIZE,
+            Some(_) => 0,
+        };
+        // SAFETY: a part of what the caller vouches for.
+        unsafe { self.space.take_by_copy(home, to, len) }
     }
 
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {

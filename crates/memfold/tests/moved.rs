@@ -39,7 +39,9 @@ fn map() -> usize {
 
 impl Setup {
     fn new() -> Setup {
-        let uffd = Arc::new(Uffd::open(feature::GATE, true).expect("userfaultfd with MOVE"));
+        let uffd = Arc::new(
+            Uffd::open(feature::GATE | feature::MOVE, true).expect("userfaultfd with MOVE"),
+        );
         let pagemap = Arc::new(Pagemap::open().expect("/proc"));
         let parts = Parts {
             space: Box::new(UffdSpace::with_free(uffd.clone(), pagemap.clone())),

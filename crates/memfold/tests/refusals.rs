@@ -342,11 +342,10 @@ fn z7_a_verify_mismatch_is_counted_and_the_folio_is_kept() {
 }
 
 #[test]
-fn copying_survives_refused_protection_and_discards() {
-    for (call, trouble) in [(Call::Protect, Trouble::Again), (Call::DiscardHome, Trouble::Refused)]
-    {
+fn copying_survives_pages_that_stay() {
+    for trouble in [Trouble::Refused, Trouble::Partial(1)] {
         let filled = Filled::new(|c| c.use_move = false);
-        filled.setup.troubles.strike(call, 1, trouble);
+        filled.setup.troubles.strike(Call::CopyOut, 1, trouble);
         filled.page_out();
         assert_eq!(filled.setup.troubles.struck(|_| true), 1);
         assert!(filled.mapped() > 0);

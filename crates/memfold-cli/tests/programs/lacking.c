@@ -1,24 +1,38 @@
-/* lacking WHAT COMMAND...: becomes COMMAND where the kernel seems to lack Syscall User Dispatch
-   (`dispatch`) or PROCMAP_QUERY (`queries`): a seccomp filter says what older ones say. */
+/* lacking WHAT COMMAND...: becomes COMMAND where the kernel seems to lack Syscall User Dispatch (`dispatch`), or to be
+   Linux 6.6 (`moves`: no UFFDIO_MOVE, PAGEMAP_SCAN or PROCMAP_QUERY, and no process_madvise that drops pages): a seccomp
+   filter says what older ones say. */
 #include "filtered.h"
 #include <string.h>
 
-#define DISPATCH 59 /* PR_SET_SYSCALL_USER_DISPATCH */
-#define QUERY 0xc0686611 /* PROCMAP_QUERY */
+static const struct {
+    const char *what;
+    unsigned call, argument, value, error;
+} lacks[] = {
+    {"dispatch", SYS_prctl, 0, 59 /* PR_SET_SYSCALL_USER_DISPATCH */, EINVAL},
+    {"moves", SYS_ioctl, 1, 0xc028aa05 /* UFFDIO_MOVE */, EINVAL},
+    {"moves", SYS_ioctl, 1, 0xc0606610 /* PAGEMAP_SCAN */, ENOTTY},
+    {"moves", SYS_ioctl, 1, 0xc0686611 /* PROCMAP_QUERY */, ENOTTY},
+    {"moves", SYS_process_madvise, 3, 4 /* MADV_DONTNEED */, EINVAL},
+};
 
 int main(int argc, char **argv) {
-    int queries = argc > 2 && !strcmp(argv[1], "queries");
-    if (argc < 3 || (!queries && strcmp(argv[1], "dispatch")))
+    struct sock_filter filter[64];
+    unsigned len = 0;
+    for (unsigned n = 0; argc > 2 && n < sizeof lacks / sizeof *lacks; n++) {
+        if (strcmp(argv[1], lacks[n].what))
+            continue;
+        struct sock_filter one[] = {
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, lacks[n].call, 0, 3),
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0]) + 8 * lacks[n].argument),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, lacks[n].value, 0, 1),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | lacks[n].error),
+        };
+        memcpy(filter + len, one, sizeof one);
+        len += sizeof one / sizeof *one;
+    }
+    if (!len)
         return 99;
-    int call = queries ? SYS_ioctl : SYS_prctl, error = queries ? ENOTTY : EINVAL;
-    size_t word = offsetof(struct seccomp_data, args[queries ? 1 : 0]);
-    struct sock_filter filter[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 3),
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, word),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, queries ? QUERY : DISPATCH, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    return become_filtered(filter, sizeof filter / sizeof *filter, argv + 2);
+    filter[len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    return become_filtered(filter, len, argv + 2);
 }

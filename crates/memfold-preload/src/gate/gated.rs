@@ -243,7 +243,8 @@ fn opened(config: &Config) -> Result<Opened, Lacking> {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let least = NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32;
     let number = |e: Errno| format!("a number for a descriptor: {e}");
-    let uffd = Uffd::open(feature::GATE, true).map_err(|e| format!("{e}"))?;
+    let moves = if config.use_move { feature::MOVE } else { 0 };
+    let uffd = Uffd::open(feature::GATE | moves, true).map_err(|e| format!("{e}"))?;
     let uffd = uffd.at_least(least).map_err(number)?;
     let pagemap = Pagemap::open().map_err(|e| format!("/proc/self/pagemap: {e}"))?;
     let pagemap = pagemap.at_least(least).map_err(number)?;
@@ -297,7 +298,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     let store = remote.clone().map(|store| Box::new(Handed::new(store, errands.clone())) as Box<_>);
     let parts = Parts {
         space: Box::new(UffdSpace::with_free(uffd.clone(), pagemap.clone())),
-        has_move: true,
+        has_move: config.use_move,
         has_events: false,
         stats: StatsPlace::shared(stats),
         cpus: cpus(),

@@ -77,7 +77,7 @@ impl Gated {
     fn fault(&self, fault: memfold_gate::Fault) -> bool {
         let memfold_gate::Fault { address: addr, write, protected } = fault;
         loop {
-            match self.pager.fault(Fault { addr, write, protected, ..Fault::default() }) {
+            match self.pager.fault(Fault { addr, write, protected }) {
                 Served::Yes => return true,
                 Served::Again => yield_now(),
                 Served::NotManaged => return self.fault_elsewhere(addr),

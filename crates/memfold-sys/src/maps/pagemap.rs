@@ -1,4 +1,5 @@
-//! `PAGEMAP_SCAN`: which pages of a range are there (Linux 6.7, `include/uapi/linux/fs.h`).
+//! `PAGEMAP_SCAN`: which pages of a range are there (Linux 6.7, `include/uapi/linux/fs.h`); before
+//! that, by reading the page map (`Documentation/admin-guide/mm/pagemap.rst`).
 //!
 //! A page is there if it is in memory or in the kernel's swap. What only asks for memory
 //! (`mincore`) takes a page that the kernel has swapped out for one that was never there.
@@ -11,11 +12,18 @@ use crate::Errno;
 use crate::maps::own::OwnFile;
 use crate::raw::{ioctl, populates};
 use crate::units::PAGE_SIZE;
+use core::ops::Range;
 use rustix::fd::{AsRawFd, OwnedFd};
 
 const PAGEMAP_SCAN: u64 = 0xc060_6610;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
+/// Of a word of the map: the page is this mapping's alone; it is in the kernel's swap; in memory.
+const WORD_EXCLUSIVE: u64 = 1 << 56;
+const WORD_SWAPPED: u64 = 1 << 62;
+const WORD_PRESENT: u64 = 1 << 63;
+/// Words that are read at once.
+const WORDS: usize = 256;
 
 #[repr(C)]
 #[derive(Copy, Clone, Default)]
@@ -82,8 +90,7 @@ impl Pagemap {
     /// or in the kernel's swap), in ascending order. Addresses are page-aligned.
     ///
     /// # Errors
-    /// What the kernel says: ENOTTY before Linux 6.7; EFAULT when the range leaves the address
-    /// space.
+    /// What the kernel says: EFAULT when the range leaves the address space.
     pub fn for_each_populated(
         &self,
         start: usize,
@@ -98,6 +105,22 @@ impl Pagemap {
                 .for_each(|page| each(page, page + PAGE_SIZE));
             return Ok(());
         }
+        match self.scan_populated(start, end, &mut each) {
+            Err(Errno::NOTTY) => self.read_populated(start..end, each),
+            scanned => scanned,
+        }
+    }
+
+    /// The same by PAGEMAP_SCAN.
+    ///
+    /// # Errors
+    /// ENOTTY before Linux 6.7, of the first page.
+    pub fn scan_populated(
+        &self,
+        start: usize,
+        end: usize,
+        mut each: impl FnMut(usize, usize),
+    ) -> Result<(), Errno> {
         let mut found = [PageRegion::default(); 64];
         let mut at = start as u64;
         while at < end as u64 {
@@ -124,14 +147,80 @@ impl Pagemap {
         if self.file.get().is_none() {
             return populates(start as usize, false);
         }
-        match self.scan(start, start + PAGE_SIZE as u64, &mut [PageRegion::default()]) {
-            Ok((count, _)) => count > 0,
+        let scanned = self.scan(start, start + PAGE_SIZE as u64, &mut [PageRegion::default()]);
+        let is_there = match scanned {
+            Err(Errno::NOTTY) => self.word(start as usize).map(is_there),
+            scanned => scanned.map(|(count, _)| count > 0),
+        };
+        match is_there {
+            Ok(is_there) => is_there,
             Err(e) => {
                 panic!(
                     "memfold: asking /proc/self/pagemap failed (has the program closed all descriptors?): {e}"
                 )
             }
         }
+    }
+
+    /// [`Pagemap::for_each_populated`] before Linux 6.7.
+    fn read_populated(
+        &self,
+        range: Range<usize>,
+        mut each: impl FnMut(usize, usize),
+    ) -> Result<(), Errno> {
+        let (mut run, mut words) = (range.start..range.start, [0; WORDS]);
+        let mut at = range.start;
+        while at < range.end {
+            let count = self.words(at, range.end, &mut words)?;
+            for (n, _) in words[..count].iter().enumerate().filter(|(_, word)| is_there(**word)) {
+                let page = at + n * PAGE_SIZE;
+                if page != run.end && !run.is_empty() {
+                    each(run.start, run.end);
+                }
+                run = if page == run.end && !run.is_empty() { run.start } else { page }
+                    ..page + PAGE_SIZE;
+            }
+            at += count * PAGE_SIZE;
+        }
+        if !run.is_empty() {
+            each(run.start, run.end);
+        }
+        Ok(())
+    }
+
+    /// How many bytes from `start` on, a page's address, up to `len`, hold no page that is in memory
+    /// and shared with another process, as by a fork. Without /proc, none.
+    pub fn unshared_bytes(&self, start: usize, len: usize) -> usize {
+        let (mut at, end, mut words) = (start, start + len, [0; WORDS]);
+        let is_shared = |word: &u64| word & WORD_PRESENT != 0 && word & WORD_EXCLUSIVE == 0;
+        while at < end {
+            let Ok(count) = self.words(at, end, &mut words) else { break };
+            if let Some(shared) = words[..count].iter().position(is_shared) {
+                return at - start + shared * PAGE_SIZE;
+            }
+            at += count * PAGE_SIZE;
+        }
+        at - start
+    }
+
+    /// Reads words of the map for pages from `start` on, before `end`; how many, at least one.
+    fn words(&self, start: usize, end: usize, words: &mut [u64; WORDS]) -> Result<usize, Errno> {
+        let file = self.file.get().ok_or(Errno::NOENT)?;
+        let count = ((end - start) / PAGE_SIZE).min(WORDS);
+        let mut bytes = [0u8; WORDS * size_of::<u64>()];
+        let wanted = &mut bytes[..count * size_of::<u64>()];
+        let read = rustix::io::pread(file, wanted, (start / PAGE_SIZE * size_of::<u64>()) as u64)?;
+        let whole = bytes[..read].chunks_exact(size_of::<u64>());
+        let count = whole.len();
+        for (word, bytes) in words.iter_mut().zip(whole) {
+            *word = u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
+        }
+        if count == 0 { Err(Errno::FAULT) } else { Ok(count) }
+    }
+
+    fn word(&self, page: usize) -> Result<u64, Errno> {
+        let mut words = [0; WORDS];
+        self.words(page, page + PAGE_SIZE, &mut words).map(|_| words[0])
     }
 
     /// Notes runs of pages in `[start, end)` that are there in `found`. Returns how many, and up to
@@ -154,10 +243,34 @@ impl Pagemap {
     }
 }
 
+fn is_there(word: u64) -> bool {
+    word & (WORD_PRESENT | WORD_SWAPPED) != 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::memory::zone::Zone;
+
+    #[test]
+    fn reading_the_map_tells_the_same_as_a_scan() {
+        let pages = 3 * WORDS;
+        let zone = Zone::reserve(pages * PAGE_SIZE, PAGE_SIZE).unwrap();
+        for page in [0, 1, 5, WORDS - 1, WORDS, WORDS + 1, 2 * WORDS - 1, pages - 2] {
+            // SAFETY: inside the zone.
+            unsafe { *zone.as_ptr().add(page * PAGE_SIZE) = 1 };
+        }
+        let map = Pagemap::open().unwrap();
+        let range = zone.start()..zone.start() + zone.len();
+        let (mut scanned, mut read) = (Vec::new(), Vec::new());
+        map.for_each_populated(range.start, range.end, |s, e| scanned.push(s..e)).unwrap();
+        map.read_populated(range.clone(), |s, e| read.push(s..e)).unwrap();
+        assert!(scanned == read && read.len() == 5, "{scanned:?} {read:?}");
+        for page in range.clone().step_by(PAGE_SIZE) {
+            assert_eq!(map.word(page).map(is_there), Ok(map.is_populated(page)));
+        }
+        assert_eq!(map.unshared_bytes(range.start, range.len()), range.len());
+    }
 
     #[test]
     fn scan_finds_the_pages_that_were_touched() {

@@ -28,10 +28,11 @@ pub mod feature {
     /// UFFDIO_MOVE exists (Linux 6.8).
     pub const MOVE: u64 = 1 << 16;
     /// What gate delivery needs.
-    pub const GATE: u64 = MOVE | SIGBUS | WP;
+    pub const GATE: u64 = SIGBUS | WP;
 }
 
 pub mod bin;
+mod copy_out;
 pub mod drop;
 pub mod space;
 

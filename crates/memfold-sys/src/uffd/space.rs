@@ -3,6 +3,7 @@ use crate::Errno;
 use crate::maps::pagemap::Pagemap;
 use crate::raw::{is_resident, write_if_there};
 use crate::uffd::bin::Bin;
+use crate::uffd::copy_out::take;
 use crate::uffd::drop::{SPANS_MAX, Span, drop_spans, is_offered};
 use crate::uffd::{Partial, Uffd, feature};
 use crate::units::PAGE_SIZE;
@@ -64,6 +65,16 @@ pub trait Space: Send + Sync {
     /// # Errors
     /// As [`Uffd::protect`].
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno>;
+
+    /// Copies the pages of a range to `to` and takes them away. Returns how many bytes went, from
+    /// the first on; what was missing of them is zeros. The rest is as it was, as far as one who
+    /// writes there can tell: no write is lost, whoever makes it.
+    ///
+    /// # Safety
+    /// - The range is registered for write protection. `to` is writable for `len` bytes, and the
+    ///   caller's alone.
+    /// - Nobody else changes what is mapped there, or serves faults of its pages.
+    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize;
 
     /// Drops the pages of a range.
     ///
@@ -230,6 +241,11 @@ impl Space for UffdSpace {
 
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
         self.uffd.protect(start, len, on)
+    }
+
+    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
+        // SAFETY: by the caller's promise.
+        unsafe { take(&self.uffd, self.pagemap.as_deref(), home, to, len) }
     }
 
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {

@@ -160,7 +160,7 @@ pub(crate) fn any(visit: impl FnMut(&Pager) -> bool) -> bool {
 
 fn on_sigbus(info: &SigbusInfo) {
     let (write, protected) = info.access();
-    if serve(Fault { addr: info.addr(), protected, write, ..Fault::default() }) {
+    if serve(Fault { addr: info.addr(), protected, write }) {
         return;
     }
     // Not ours: do what the program had asked for.

@@ -404,30 +404,17 @@ impl Pager {
         Done { pages: done >> PAGE_SHIFT, stop }
     }
 
-    /// Without UFFDIO_MOVE: write-protect, copy, drop. The frame is full.
+    /// Without UFFDIO_MOVE. The frame is full.
     fn copy_out(&self, home: usize, frame: Frame, order: Order) -> Done {
-        let len = order.bytes();
-        if self.space.protect(home, len, true).is_err() {
-            return Done { pages: 0, stop: Some(Stop::Again) };
-        }
-        // SAFETY: the folio is `Resident` and its shard locked; in this mode only the engine
-        // removes pages (areas are changed under the write lock of `areas`), so every page is
-        // there, and protection keeps the bytes still. The frame is full and ours. After the copy
-        // the frame is authoritative and the pages are needed no longer.
-        unsafe {
-            core::ptr::copy_nonoverlapping(
-                home as *const u8,
-                self.frames.addr(frame) as *mut u8,
-                len,
-            );
-            if self.space.discard(home, len).is_err() {
-                let _ = self.space.protect(home, len, false);
-                return Done { pages: 0, stop: Some(Stop::Busy) };
-            }
-        }
-        self.space.wake(home, len);
-        self.tally.unmap(order.pages() as u64);
-        Done { pages: order.pages(), stop: None }
+        let (to, len) = (self.frames.addr(frame) as *mut u8, order.bytes());
+        // SAFETY: the folio is `Resident` and its shard locked, so nobody else maps its pages or
+        // serves their faults, and areas don't change; its area is registered for protection
+        // (`Pager::protects`). The frame is full and ours.
+        let gone = unsafe { self.space.take_by_copy(home, to, len) };
+        self.space.wake(home, gone);
+        let pages = gone >> PAGE_SHIFT;
+        self.tally.unmap(pages as u64);
+        Done { pages, stop: (gone < len).then_some(Stop::Busy) }
     }
 
     /// What is evicted next: the oldest of the mapped folios; from time to time, one that could not

@@ -1,0 +1,244 @@
+//! Pages leave the program's page table by copy, where UFFDIO_MOVE can't be had (before Linux 6.8).
+//!
+//! They are write-protected, copied, and then freed **by the kernel's own reclaim**: MADV_FREE says
+//! that they are needed no longer unless somebody writes to them again, and MADV_PAGEOUT has them
+//! reclaimed now. The kernel frees such a page only if nobody has written to it since and nobody
+//! else holds it (`mm/rmap.c` `try_to_unmap_one`, `mm/vmscan.c` `shrink_page_list`, Linux 6.1). So a
+//! write that is on its way past the page table, by a device or by another process
+//! (`process_vm_writev`), is not lost, as it would be with MADV_DONTNEED: its page stays, and is put
+//! back as it was.
+use crate::Errno;
+use crate::maps::pagemap::Pagemap;
+use crate::raw::{system_call, write_if_there};
+use crate::thread::{process_id, yield_now};
+use crate::uffd::Uffd;
+use crate::units::PAGE_SIZE;
+
+/// [`crate::uffd::space::Space::take_by_copy`].
+///
+/// # Safety
+/// - As there.
+pub unsafe fn take(
+    uffd: &Uffd,
+    pagemap: Option<&Pagemap>,
+    home: usize,
+    to: *mut u8,
+    len: usize,
+) -> usize {
+    // What a fork shares would not be freed.
+    let len = pagemap.map_or(len, |pagemap| pagemap.unshared_bytes(home, len));
+    let protected = protect(uffd, home, len);
+    let is_there = |page: usize| pagemap.is_none_or(|pagemap| pagemap.is_populated(page));
+    let mut read = 0;
+    while read < protected {
+        // SAFETY: `to` has room for so much more.
+        read += unsafe { read_out(home + read, to.add(read), protected - read) };
+        if read == protected || is_there(home + read) {
+            break;
+        }
+        // SAFETY: as above.
+        unsafe { to.add(read).write_bytes(0, PAGE_SIZE) };
+        read += PAGE_SIZE;
+    }
+    let gone = match pagemap {
+        // SAFETY: the bytes are at `to`.
+        Some(pagemap) => unsafe { drop_unused(pagemap, home, read) },
+        // Nobody could tell what is left.
+        // SAFETY: as above.
+        None => unsafe { advise(home, read, libc::MADV_DONTNEED) }.map_or(0, |()| read),
+    };
+    for at in (gone..protected).step_by(PAGE_SIZE) {
+        // SAFETY: its bytes are at `to`, if it may have been freed.
+        unsafe { put_back(uffd, home + at, (at < read).then_some(to.add(at))) };
+    }
+    gone
+}
+
+/// Protects as much of a range as can be; a range may lie in several of the kernel's areas, which
+/// older kernels refuse.
+fn protect(uffd: &Uffd, home: usize, len: usize) -> usize {
+    if len == 0 || uffd.protect(home, len, true).is_ok() {
+        return len;
+    }
+    let mut pages = (0..len).step_by(PAGE_SIZE);
+    pages.find(|at| uffd.protect(home + at, PAGE_SIZE, true).is_err()).unwrap_or(len)
+}
+
+/// Copies pages as far as they are there and may be read, and touches none: a fault would have to
+/// be served by the caller itself. Returns how many bytes.
+///
+/// # Safety
+/// - `to` is writable for `len` bytes.
+unsafe fn read_out(from: usize, to: *mut u8, len: usize) -> usize {
+    let (local, remote) = ([to as usize, len], [from, len]);
+    let args = [process_id() as usize, local.as_ptr() as usize, 1, remote.as_ptr() as usize, 1, 0];
+    // SAFETY: both are laid out as an `iovec`; the caller promises room.
+    let read = unsafe { system_call(libc::SYS_process_vm_readv, args) };
+    read.map_or(0, |read| read as usize & !(PAGE_SIZE - 1))
+}
+
+/// # Safety
+/// - The bytes of the range are needed no longer, unless they are written to.
+unsafe fn advise(start: usize, len: usize, advice: i32) -> Result<(), Errno> {
+    // SAFETY: by the caller's promise.
+    unsafe { system_call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Drops pages that are protected and that nobody else uses. Returns how many bytes are gone, from
+/// the first on; of the rest, pages may be gone too.
+///
+/// # Safety
+/// - As [`advise`].
+unsafe fn drop_unused(pagemap: &Pagemap, start: usize, len: usize) -> usize {
+    // SAFETY: by the caller's promise.
+    let done = unsafe {
+        advise(start, len, libc::MADV_FREE).and_then(|()| advise(start, len, libc::MADV_PAGEOUT))
+    };
+    if done.is_err() {
+        return 0;
+    }
+    let mut gone = len;
+    let told =
+        pagemap.for_each_populated(start, start + len, |page, _| gone = gone.min(page - start));
+    told.map_or(0, |()| gone)
+}
+
+/// Ends the protection of a page that stays. `bytes`: what it held, if it may have been given up.
+///
+/// # Safety
+/// - They are readable, and what the program expects there.
+unsafe fn put_back(uffd: &Uffd, page: usize, bytes: Option<*mut u8>) {
+    while uffd.protect(page, PAGE_SIZE, false) == Err(Errno::AGAIN) {
+        yield_now();
+    }
+    let Some(bytes) = bytes else { return };
+    // A page that was written to isn't given up any more.
+    if write_if_there(page) {
+        return;
+    }
+    // It is gone, or may not be written to, and might go later.
+    // SAFETY: `bytes` are its own, as nobody can have written to it.
+    let _ = unsafe { advise(page, PAGE_SIZE, libc::MADV_DONTNEED) };
+    loop {
+        // SAFETY: by the caller's promise.
+        match unsafe { uffd.copy(page, bytes, PAGE_SIZE, true) } {
+            Err(partial) if matches!(partial.errno, Errno::AGAIN | Errno::NOMEM) => yield_now(),
+            // Or nothing is mapped there any more.
+            _ => return,
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::memory::zone::Zone;
+    use crate::uffd::feature;
+
+    const PAGES: usize = 16;
+
+    struct Setup {
+        uffd: Uffd,
+        pagemap: Pagemap,
+        home: Zone,
+        frame: Zone,
+    }
+
+    impl Setup {
+        /// Pages that hold their number, but for one that isn't there.
+        fn new() -> Setup {
+            let uffd = Uffd::open(feature::GATE, true).expect("userfaultfd");
+            let len = PAGES * PAGE_SIZE;
+            let [home, frame] = [(); 2].map(|()| Zone::reserve(len, PAGE_SIZE).unwrap());
+            for page in (0..PAGES).filter(|page| *page != 3) {
+                // SAFETY: inside the zone.
+                unsafe { home.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
+            }
+            // SAFETY: what is missing is not touched.
+            unsafe { uffd.register(home.start(), len, true).unwrap() };
+            Setup { uffd, pagemap: Pagemap::open().unwrap(), home, frame }
+        }
+
+        fn take(&self, map: bool) -> usize {
+            let map = map.then_some(&self.pagemap);
+            // SAFETY: the zones are the test's own.
+            unsafe {
+                let (home, to) = (self.home.start(), self.frame.as_ptr());
+                take(&self.uffd, map, home, to, self.home.len())
+            }
+        }
+
+        fn is_there(&self, page: usize) -> bool {
+            self.pagemap.is_populated(self.home.start() + page * PAGE_SIZE)
+        }
+
+        /// The first byte of a page that is there or was taken.
+        fn byte(&self, zone: &Zone, page: usize) -> u8 {
+            // SAFETY: inside the zone.
+            unsafe { zone.as_ptr().add(page * PAGE_SIZE).read_volatile() }
+        }
+    }
+
+    #[test]
+    fn pages_go_with_their_bytes_and_what_is_missing_is_zeros() {
+        for map in [true, false] {
+            let setup = Setup::new();
+            if !map {
+                // Without the page map all of it is there.
+                // SAFETY: nothing is there.
+                unsafe { setup.uffd.zero(setup.home.start() + 3 * PAGE_SIZE, PAGE_SIZE).unwrap() };
+            }
+            // SAFETY: inside the zone.
+            unsafe { setup.frame.as_ptr().write_bytes(0xAA, setup.frame.len()) };
+            assert_eq!(setup.take(map), PAGES * PAGE_SIZE);
+            for page in 0..PAGES {
+                let byte = if page == 3 { 0 } else { page as u8 };
+                assert!(!setup.is_there(page) && setup.byte(&setup.frame, page) == byte, "{page}");
+            }
+        }
+    }
+
+    /// A pipe holds a page for whoever has lent it, as a device would that writes to it.
+    #[test]
+    fn a_page_that_somebody_holds_stays_with_those_behind_it() {
+        let setup = Setup::new();
+        let (mut out, into) = std::io::pipe().unwrap();
+        let held = [setup.home.start() + 7 * PAGE_SIZE, PAGE_SIZE];
+        let number = std::os::fd::AsRawFd::as_raw_fd(&into) as usize;
+        // SAFETY: the page is there; nobody writes to it while the pipe has it.
+        let lent = unsafe {
+            system_call(libc::SYS_vmsplice, [number, held.as_ptr() as usize, 1, 0, 0, 0])
+        };
+        assert_eq!(lent.unwrap(), PAGE_SIZE as i64);
+        assert_eq!(setup.take(true), 7 * PAGE_SIZE);
+        for page in 7..PAGES {
+            assert!(setup.is_there(page) && setup.byte(&setup.home, page) == page as u8, "{page}");
+            // SAFETY: inside the zone: it may be written to.
+            unsafe { setup.home.as_ptr().add(page * PAGE_SIZE).write_volatile(99) };
+        }
+        assert_eq!((setup.is_there(6), setup.byte(&setup.frame, 6)), (false, 6));
+        let mut bytes = [0; PAGE_SIZE];
+        std::io::Read::read_exact(&mut out, &mut bytes).unwrap();
+        drop((out, into));
+        // And goes when nobody does any more.
+        assert_eq!(setup.take(true), PAGES * PAGE_SIZE);
+        assert_eq!(setup.byte(&setup.frame, 9), 99);
+    }
+
+    #[test]
+    fn what_may_not_be_written_to_goes_and_what_may_not_be_read_stays() {
+        let setup = Setup::new();
+        let protect = |page: usize, access: i32| {
+            let args = [setup.home.start() + page * PAGE_SIZE, PAGE_SIZE, access as usize, 0, 0, 0];
+            // SAFETY: a page of the zone, which is touched as it may be.
+            unsafe { system_call(libc::SYS_mprotect, args) }.unwrap()
+        };
+        protect(2, libc::PROT_READ);
+        protect(9, libc::PROT_NONE);
+        assert_eq!(setup.take(true), 9 * PAGE_SIZE);
+        assert_eq!(setup.byte(&setup.frame, 2), 2);
+        assert!(!setup.is_there(2) && (9..PAGES).all(|page| setup.is_there(page)));
+        protect(9, libc::PROT_READ | libc::PROT_WRITE);
+        assert!((9..PAGES).all(|page| setup.byte(&setup.home, page) == page as u8));
+    }
+}
