@@ -146,7 +146,7 @@ impl Pager {
     /// place with which it has joined it by then (Linux 6.18, `mremap_userfaultfd_prep`): another
     /// thread would read zeros there. What isn't registered any more joins with nothing that is.
     /// Nobody else may touch the source while it moves, as the program itself couldn't tell where
-    /// it is; but the kernel itself may put pages there: see [`Pager::drop_strays`].
+    /// it is; but the kernel itself may put pages there: see `Pager::drop_strays`.
     pub fn remap_with(
         &self,
         remap: &Remap,

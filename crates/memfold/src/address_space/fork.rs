@@ -145,7 +145,7 @@ impl Pager {
     /// In a child, after [`Pager::begin_copy`] in its parent, and before [`Pager::end_copy`]: no
     /// hold of other threads came along, and requests may be made. `register` is called for the
     /// frames and for each managed part: nothing of it is registered. Nothing may have come there
-    /// by itself meanwhile ([`Pager::drop_strays`]).
+    /// by itself meanwhile (`Pager::drop_strays`).
     ///
     /// # Safety
     /// - The caller is the only thread.
