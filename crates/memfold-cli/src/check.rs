@@ -336,7 +336,7 @@ fn features(_: &ArgMatches) -> Answer {
         NAMES.iter().filter(|(bit, _)| (found & bit != 0) == there).map(|(_, name)| *name).collect()
     };
     let (has, lacks) = (of(true).join(" "), of(false).join(" "));
-    let has_events = found & delivery::THREAD_FEATURES == delivery::THREAD_FEATURES;
+    let has_events = found & feature::HANDLERS == feature::HANDLERS;
     if !has_events && delivery::can_have_gate().is_err() {
         Bad(format!("lacks {lacks}"))
     } else if lacks.is_empty() {

@@ -5,10 +5,6 @@ use memfold_sys::maps::lookup::Maps;
 use memfold_sys::probe;
 use memfold_sys::uffd::{OpenError, Uffd, feature};
 
-/// What handler threads need of userfaultfd.
-pub const THREAD_FEATURES: u64 =
-    feature::MOVE | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
-
 /// What it is for a run where nothing is asked for.
 pub const BY_DEFAULT: Delivery =
     if cfg!(target_arch = "x86_64") { Delivery::Gate } else { Delivery::Thread };
@@ -22,16 +18,19 @@ pub fn settle(config: &mut Config) -> Result<Option<String>, Failure> {
     let Delivery::Gate = config.delivery else {
         return can_have_threads().map(|()| None).map_err(|e| {
             let gate = match can_have_gate() {
-                Ok(()) => "; without --delivery thread no permission is needed here",
+                Ok(_) => "; without --delivery thread no permission is needed here",
                 Err(_) => "",
             };
             Failure::own(format!("{e}{gate}"))
         });
     };
-    let Err(why) = can_have_gate() else {
-        // Before Linux 6.8 pages are copied.
-        config.use_move &= probe::moves().is_ok();
-        return Ok(None);
+    let why = match can_have_gate() {
+        Ok(moves) => {
+            // Before Linux 6.8 pages are copied.
+            config.use_move &= moves;
+            return Ok(None);
+        }
+        Err(why) => why,
     };
     match can_have_threads() {
         Ok(()) => {
@@ -47,11 +46,11 @@ pub fn settle(config: &mut Config) -> Result<Option<String>, Failure> {
 }
 
 /// Whether a program can be served by the gate: tried in this process, which the program will be
-/// alike.
+/// alike. Returns whether pages can be moved there.
 ///
 /// # Errors
 /// What is lacking.
-pub fn can_have_gate() -> Result<(), String> {
+pub fn can_have_gate() -> Result<bool, String> {
     if !cfg!(target_arch = "x86_64") {
         return Err("it is for x86-64".to_string());
     }
@@ -64,14 +63,15 @@ pub fn can_have_gate() -> Result<(), String> {
     if !probe::populates() {
         return Err("no MADV_POPULATE_WRITE (Linux 5.14)".to_string());
     }
-    if probe::moves().is_err() {
+    let moves = probe::moves().is_ok();
+    if !moves {
         probe::reads_itself().map_err(|e| {
             format!(
                 "no UFFDIO_MOVE (Linux 6.8), and what is in its place needs process_vm_readv: {e}"
             )
         })?;
     }
-    Maps::open().map(drop).map_err(|e| format!("/proc/self/maps: {e}"))
+    Maps::open().map(|_| moves).map_err(|e| format!("/proc/self/maps: {e}"))
 }
 
 /// Whether this user may have faults served that happen inside system calls, as handler threads
@@ -80,5 +80,5 @@ pub fn can_have_gate() -> Result<(), String> {
 /// # Errors
 /// Not so.
 pub fn can_have_threads() -> Result<(), OpenError> {
-    Uffd::open(THREAD_FEATURES, false).map(drop)
+    Uffd::open(feature::HANDLERS, false).map(drop)
 }

@@ -128,9 +128,7 @@ pub fn abandon() {
 /// # Errors
 /// One line: what this process lacks.
 pub fn create(config: Config, stats: &'static Stats) -> Result<&'static Program, String> {
-    let features =
-        feature::MOVE | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
-    let uffd = Arc::new(Uffd::open(features, false).map_err(|e| format!("{e}"))?);
+    let uffd = Arc::new(Uffd::open(feature::HANDLERS, false).map_err(|e| format!("{e}"))?);
     let pagemap = Arc::new(Pagemap::open().map_err(|e| format!("/proc/self/pagemap: {e}"))?);
     let bin = Arc::new(Bin::new(pagemap.clone()).map_err(|e| format!("{e}"))?);
     let parts = Parts {

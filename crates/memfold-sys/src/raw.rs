@@ -112,6 +112,23 @@ pub fn populates(addr: usize, write: bool) -> bool {
     unsafe { system_call(libc::SYS_madvise, args) }.is_ok()
 }
 
+/// Copies bytes of this process as far as their pages are there and may be read, and touches none:
+/// it never waits for who serves their userfaultfd. Returns how many.
+///
+/// # Errors
+/// What `process_vm_readv` says: EFAULT if the first page can't be read, EPERM or ENOSYS in a
+/// sandbox.
+///
+/// # Safety
+/// - `to` is writable for `len` bytes.
+pub unsafe fn read_if_there(from: usize, to: *mut u8, len: usize) -> Result<usize, Errno> {
+    let own = rustix::process::getpid().as_raw_nonzero().get() as usize;
+    let (local, remote) = ([to as usize, len], [from, len]);
+    let args = [own, local.as_ptr() as usize, 1, remote.as_ptr() as usize, 1, 0];
+    // SAFETY: both are laid out as an `iovec`; the caller promises room.
+    unsafe { system_call(libc::SYS_process_vm_readv, args) }.map(|read| read as usize)
+}
+
 /// Writes to the word at `addr`, a multiple of 4, if its page is there and may be written to, and
 /// changes no byte; returns whether it was. It never waits for who serves the page's userfaultfd.
 ///

@@ -4,7 +4,8 @@
 //! Bottom up: [`random`] -> [`fill`] -> [`fake`] (pages, presence, waiters) -> [`trouble`],
 //! [`disk`], [`remote`] (what may go wrong) -> [`program`] (touch, fault, wait). For any test:
 //! [`scratch`], [`counting`] (allocations), [`mutations`] (of a fuzzer). No fakes are [`redis`],
-//! servers to be killed, and [`kernel_swap`], swap to be swapped to.
+//! servers to be killed, [`kernel_swap`], swap to be swapped to, and
+//! [`unthreaded`], an engine over real page tables.
 
 pub mod random;
 pub mod scratch;
@@ -18,3 +19,4 @@ pub mod remote;
 pub mod program;
 pub mod redis;
 pub mod kernel_swap;
+pub mod unthreaded;

@@ -96,7 +96,7 @@ impl Call {
             Call::MoveOut | Call::MoveFrames => &[Again, NoMemory, Busy, Partial(0), Partial(0)],
             Call::CopyIn => &[Again, NoMemory, Partial(0), Exists, Gone],
             Call::Populate => &[Again, NoMemory, Partial(0)],
-            Call::CopyOut => &[Partial(0), Partial(0)],
+            Call::CopyOut => &[Partial(0)],
             Call::Protect => &[Again],
             Call::DiscardFrame => &[Refused],
             Call::DiscardHome => &[],

@@ -30,9 +30,7 @@ static ENGINE: OnceLock<Arc<Pager>> = OnceLock::new();
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn engine() -> Arc<Pager> {
-    let features =
-        feature::MOVE | feature::EVENT_REMAP | feature::EVENT_REMOVE | feature::EVENT_UNMAP;
-    let uffd = Arc::new(Uffd::open(features, false).expect("userfaultfd"));
+    let uffd = Arc::new(Uffd::open(feature::HANDLERS, false).expect("userfaultfd"));
     let pagemap = Arc::new(Pagemap::open().expect("/proc"));
     let bin = Arc::new(Bin::new(pagemap.clone()).expect("userfaultfd"));
     let mut config = Config::new(memory_bytes());

@@ -1,8 +1,7 @@
 //! The kernel swaps out what the engine has: frames, and the program's own pages. A page in the
 //! kernel's swap is there. Needs root (see `memfold_testkit::kernel_swap`). Rows Z1, B1, B2.
-use memfold::config::{Config, WORKABLE_MIN_BYTES};
 use memfold::fault::Fault;
-use memfold::pager::{Pager, Parts, StatsPlace};
+use memfold::pager::Pager;
 use memfold::{Delivery, Memory};
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::memory::zone::Zone;
@@ -10,6 +9,7 @@ use memfold_sys::uffd::space::{Space, UffdSpace};
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 use memfold_testkit::kernel_swap::{KernelSwap, swap_all_out, swap_out, swapped_bytes};
+use memfold_testkit::unthreaded::engine;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,28 +67,10 @@ impl Setup {
             Uffd::open(feature::MOVE | feature::SIGBUS, true).expect("userfaultfd with MOVE"),
         );
         let pagemap = Arc::new(Pagemap::open().expect("/proc"));
-        let parts = Parts {
-            space: Box::new(UffdSpace::new(uffd.clone(), Some(pagemap.clone()))),
-            has_move: true,
-            has_events: false,
-            stats: StatsPlace::Own(Box::new(memfold::Stats::new())),
-            cpus: 1,
-            disk: None,
-            remote: None,
-            errands: None,
-        };
-        let mut config = Config::new(1 << 30);
-        config.resident_bytes = Some(WORKABLE_MIN_BYTES);
-        config.delivery = Delivery::Signal;
-        let pager = Pager::new(config, parts).expect("an engine");
+        let pager = engine(&uffd, UffdSpace::new(uffd.clone(), Some(pagemap.clone())));
         let area = Zone::reserve(AREA_PAGES * PAGE_SIZE, MAX_BYTES).expect("address space");
-        let (start, len) = pager.frames_zone();
-        // SAFETY: a touch of a missing page is preceded by its fault, and the engine touches no
-        // frame that is empty.
-        unsafe {
-            uffd.register(start, len, false).unwrap();
-            uffd.register(area.start(), area.len(), false).unwrap();
-        }
+        // SAFETY: a touch of a missing page is preceded by its fault.
+        unsafe { uffd.register(area.start(), area.len(), false).unwrap() };
         pager.manage_empty(area.start(), area.start() + area.len());
         Setup { pager, pagemap, area, rounds: vec![0; AREA_PAGES] }
     }

@@ -2,15 +2,14 @@
 //! registered, and the kernel may put zeros where something is folded, as khugepaged does. Rows Z1,
 //! P5.
 use memfold::address_space::calls::{Remap, failed};
-use memfold::config::{Config, WORKABLE_MIN_BYTES};
 use memfold::fault::Fault;
-use memfold::pager::{Pager, Parts, StatsPlace};
-use memfold::{Delivery, Stats};
+use memfold::pager::Pager;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::uffd::space::UffdSpace;
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::PAGE_SIZE;
 use memfold_testkit::fill::partly_random;
+use memfold_testkit::unthreaded::engine;
 use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -43,23 +42,7 @@ impl Setup {
             Uffd::open(feature::GATE | feature::MOVE, true).expect("userfaultfd with MOVE"),
         );
         let pagemap = Arc::new(Pagemap::open().expect("/proc"));
-        let parts = Parts {
-            space: Box::new(UffdSpace::with_free(uffd.clone(), pagemap.clone())),
-            has_move: true,
-            has_events: false,
-            stats: StatsPlace::Own(Box::new(Stats::new())),
-            cpus: 1,
-            disk: None,
-            remote: None,
-            errands: None,
-        };
-        let mut config = Config::new(1 << 30);
-        config.resident_bytes = Some(WORKABLE_MIN_BYTES);
-        config.delivery = Delivery::Signal;
-        let pager = Pager::new(config, parts).expect("an engine");
-        let (start, len) = pager.frames_zone();
-        // SAFETY: the engine touches no frame that is empty.
-        unsafe { uffd.register(start, len, false).unwrap() };
+        let pager = engine(&uffd, UffdSpace::with_free(uffd.clone(), pagemap.clone()));
         Setup { pager, uffd, pagemap }
     }
 

@@ -174,11 +174,13 @@ impl Pagemap {
             let count = self.words(at, range.end, &mut words)?;
             for (n, _) in words[..count].iter().enumerate().filter(|(_, word)| is_there(**word)) {
                 let page = at + n * PAGE_SIZE;
-                if page != run.end && !run.is_empty() {
-                    each(run.start, run.end);
+                if page != run.end {
+                    if !run.is_empty() {
+                        each(run.start, run.end);
+                    }
+                    run.start = page;
                 }
-                run = if page == run.end && !run.is_empty() { run.start } else { page }
-                    ..page + PAGE_SIZE;
+                run.end = page + PAGE_SIZE;
             }
             at += count * PAGE_SIZE;
         }

@@ -9,8 +9,8 @@
 //! back as it was.
 use crate::Errno;
 use crate::maps::pagemap::Pagemap;
-use crate::raw::{system_call, write_if_there};
-use crate::thread::{process_id, yield_now};
+use crate::raw::{read_if_there, system_call, write_if_there};
+use crate::thread::yield_now;
 use crate::uffd::Uffd;
 use crate::units::PAGE_SIZE;
 
@@ -32,7 +32,8 @@ pub unsafe fn take(
     let mut read = 0;
     while read < protected {
         // SAFETY: `to` has room for so much more.
-        read += unsafe { read_out(home + read, to.add(read), protected - read) };
+        let more = unsafe { read_if_there(home + read, to.add(read), protected - read) };
+        read += more.unwrap_or(0) & !(PAGE_SIZE - 1);
         if read == protected || is_there(home + read) {
             break;
         }
@@ -62,19 +63,6 @@ fn protect(uffd: &Uffd, home: usize, len: usize) -> usize {
     }
     let mut pages = (0..len).step_by(PAGE_SIZE);
     pages.find(|at| uffd.protect(home + at, PAGE_SIZE, true).is_err()).unwrap_or(len)
-}
-
-/// Copies pages as far as they are there and may be read, and touches none: a fault would have to
-/// be served by the caller itself. Returns how many bytes.
-///
-/// # Safety
-/// - `to` is writable for `len` bytes.
-unsafe fn read_out(from: usize, to: *mut u8, len: usize) -> usize {
-    let (local, remote) = ([to as usize, len], [from, len]);
-    let args = [process_id() as usize, local.as_ptr() as usize, 1, remote.as_ptr() as usize, 1, 0];
-    // SAFETY: both are laid out as an `iovec`; the caller promises room.
-    let read = unsafe { system_call(libc::SYS_process_vm_readv, args) };
-    read.map_or(0, |read| read as usize & !(PAGE_SIZE - 1))
 }
 
 /// # Safety

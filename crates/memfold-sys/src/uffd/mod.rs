@@ -27,6 +27,8 @@ pub mod feature {
     pub const WP_UNPOPULATED: u64 = 1 << 13;
     /// UFFDIO_MOVE exists (Linux 6.8).
     pub const MOVE: u64 = 1 << 16;
+    /// What handler threads of a whole program need.
+    pub const HANDLERS: u64 = MOVE | EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP;
     /// What gate delivery needs.
     pub const GATE: u64 = SIGBUS | WP;
 }

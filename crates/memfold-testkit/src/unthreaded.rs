@@ -1,0 +1,33 @@
+//! An engine without threads over the process's real memory: the test precedes each touch by its
+//! fault, and makes what the threads would.
+use memfold::config::{Config, WORKABLE_MIN_BYTES};
+use memfold::pager::{Pager, Parts, StatsPlace};
+use memfold::{Delivery, Stats};
+use memfold_sys::uffd::Uffd;
+use memfold_sys::uffd::space::UffdSpace;
+
+/// An engine in signal delivery, of the smallest residence, whose frames are registered with `uffd`;
+/// it manages nothing yet. `space` is the process's, through the same descriptor.
+///
+/// # Panics
+/// If it can't be had.
+pub fn engine(uffd: &Uffd, space: UffdSpace) -> Pager {
+    let parts = Parts {
+        space: Box::new(space),
+        has_move: true,
+        has_events: false,
+        stats: StatsPlace::Own(Box::new(Stats::new())),
+        cpus: 1,
+        disk: None,
+        remote: None,
+        errands: None,
+    };
+    let mut config = Config::new(1 << 30);
+    config.resident_bytes = Some(WORKABLE_MIN_BYTES);
+    config.delivery = Delivery::Signal;
+    let pager = Pager::new(config, parts).expect("an engine");
+    let (start, len) = pager.frames_zone();
+    // SAFETY: the engine touches no frame that is empty.
+    unsafe { uffd.register(start, len, false).expect("frames can be registered") };
+    pager
+}
