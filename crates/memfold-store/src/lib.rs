@@ -26,6 +26,7 @@ pub mod fuzz;
 
 pub use batch::software::{SoftwarePool, SoftwareQueue};
 pub use batch::{BATCH_MAX, Compressor, Done, Job};
+pub use block::entropy::looks_dense;
 pub use block::huge_threshold;
 pub use block::set::BlockSet;
 pub use codec::bare::BareCodec;

@@ -151,6 +151,11 @@ impl Store {
         self.refuse_incompressible.store(on, Relaxed);
     }
 
+    /// What [`Store::set_refuse_incompressible`] was told last.
+    pub fn refuses_incompressible(&self) -> bool {
+        self.refuse_incompressible.load(Relaxed)
+    }
+
     /// Changes the limit for the memory of all pools, in bytes; 0 for none. What is held above it
     /// stays.
     pub fn set_pool_bytes_max(&self, bytes: u64) {

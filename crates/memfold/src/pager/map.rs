@@ -234,8 +234,9 @@ impl Pager {
     }
 
     /// Drops the stored copy of a folio that was just mapped if clean copies take more than their
-    /// budget: a share of resident memory, and under `--limit` an eighth of it; or if it takes room
-    /// in a swap file that is half full.
+    /// budget: a share of resident memory, and under `--limit` an eighth of it, unless many share
+    /// the copies too, which would go on holding them; or if it takes room in a swap file that is
+    /// half full.
     pub(crate) fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let (clean, folded) = (self.tally.clean(), self.tally.folded());
         let budget = self.target() * self.config.clean_percent as u64 / 100;
@@ -245,9 +246,10 @@ impl Pager {
         let folio = self.folios.get(guard, id);
         let is_crowded = folio.has_copy.get() && self.swap.as_ref().is_some_and(Swap::is_half_full);
         let crowded = is_crowded && self.folios.handles(folio).any(|h| h.as_foreign().is_some());
+        let limit = self.limit_bytes().filter(|_| !self.to_unshare.is_shared_by_many());
         if crowded
             || clean > budget
-            || self.limit_bytes().is_some_and(|limit| held > limit as u128 / CLEAN_SHARE)
+            || limit.is_some_and(|limit| held > limit as u128 / CLEAN_SHARE)
         {
             stats::add(&self.stats.clean_dropped, 1);
             self.drop_copy(guard, id);

@@ -78,7 +78,8 @@
 //! fold a shared page, a process must first make it private: that brings its part of the page, and
 //! takes a compressed copy. Where the copy is more (three or more share), the page is refused
 //! (`quiesce/unshare.rs` `is_shared_by_many`, `pager/map.rs` `refuse`), block by block, and what
-//! was written to since the fork leaves first.
+//! was written to since the fork leaves first. So is what no store would take, by a look at it
+//! before it is made private (`reclaim/mod.rs` `is_private_in_vain`).
 //!
 //! **The table of a run** (`memfold/table.rs`). A sealed memfd with the bounds, a seat for each
 //! process that the system can have, and lines to be said; sparse, and mapped as far as seats were

@@ -34,9 +34,9 @@ impl ToUnshare {
         }
     }
 
-    /// The process has just forked, or been made by a fork.
+    /// The process has just forked, or been made by a fork. What was shared by many still is.
     pub fn note_fork(&self) {
-        self.note_shared(false);
+        self.forked_ns.store(now_ns(), SeqCst);
     }
 
     /// The process forks now and then from now on, unseen: a page that can't be moved is likely to

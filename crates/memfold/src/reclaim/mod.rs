@@ -17,8 +17,11 @@ use crate::pager::map::Stop;
 use crate::pager::{Pager, bytes};
 use crate::reclaim::drop::Batch;
 use crate::stats;
+use crate::swap::Swap;
 use core::iter::once;
+use memfold_store::looks_dense;
 use memfold_sys::Errno;
+use memfold_sys::raw::read_if_there;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::uffd::drop::SPANS_MAX;
 use memfold_sys::units::{Order, PAGE_SIZE};
@@ -373,18 +376,39 @@ impl Pager {
     }
 
     /// Nobody waits for a fault here. The shard is locked lest the page be folded meanwhile: while
-    /// mremap moves it, it isn't registered, and zeros would come in its place.
+    /// mremap moves it, it isn't registered, and zeros would come in its place. What no store would
+    /// take stays shared.
     fn unshare_managed(&self, page: usize) {
         let areas = self.areas.read();
         let Some(area) = areas.find(page) else { return };
         let key = area.key_of(page);
-        let guard = self.shards.lock(key);
+        let mut guard = self.shards.lock(key);
         let found = self.index.find(&guard, key);
-        if found.is_some_and(|id| self.folios.get(&guard, id).is_here(key))
-            && self.space.is_populated(page)
-        {
+        let Some(id) = found.filter(|id| self.folios.get(&guard, *id).is_here(key)) else { return };
+        if !self.space.is_populated(page) {
+            return;
+        }
+        if self.is_private_in_vain(page) {
+            let order = self.folios.get(&guard, id).order().min(self.config.block_order);
+            let id = self.carve(&mut guard, id, key, order);
+            self.folios.get(&guard, id).refused.set(true);
+            self.list_by_state(&guard, id);
+            self.note_refusal();
+        } else {
             let _ = self.space.unshare(page, PAGE_SIZE);
         }
+    }
+
+    /// Whether a page that is there, shared by a fork, would be refused once it was private: a copy
+    /// of it would have been made for nothing, in each of the processes that share it.
+    fn is_private_in_vain(&self, page: usize) -> bool {
+        if !self.store.refuses_incompressible() || self.swap.as_ref().is_some_and(Swap::accepts) {
+            return false;
+        }
+        let mut bytes = [0; PAGE_SIZE];
+        // SAFETY: `bytes` is as long, and this function's own.
+        let read = unsafe { read_if_there(page, bytes.as_mut_ptr(), PAGE_SIZE) };
+        read == Ok(PAGE_SIZE) && looks_dense(&bytes)
     }
 
     /// Gives free frames back to the kernel. `areas` must not be locked: where discards are

@@ -1,6 +1,15 @@
 //! What a fork shares is made private, and nothing else is touched for that.
 use super::fault::Engine;
-use memfold_sys::units::Order;
+use crate::config::{Config, Delivery, WORKABLE_MIN_BYTES};
+use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::units::{Order, PAGE_SIZE};
+
+/// An engine under a limit, over so many pages.
+fn limited(pages: usize) -> Engine {
+    let mut config = Config::new(1 << 30);
+    (config.limit_bytes, config.delivery) = (Some(WORKABLE_MIN_BYTES), Delivery::Signal);
+    Engine::with(config, pages)
+}
 
 /// While mremap moves memory it isn't registered. A page of it that had been folded since it was
 /// noted, and was touched to be made private, came as one of zeros.
@@ -15,4 +24,39 @@ fn what_is_folded_by_the_time_it_is_made_private_is_left_alone() {
     engine.pager.reclaim_in_background();
     assert!(engine.pager.to_unshare.take().next().is_none(), "it was looked at");
     (0..32).for_each(|number| engine.assert_holds(number, 2));
+}
+
+/// Made private it would have been refused, and each of the processes would have had a copy.
+#[test]
+fn what_no_store_would_take_stays_shared() {
+    let engine = limited(64);
+    (engine.fill(0..32, 0), engine.fill(32..64, 2));
+    engine.pager.to_unshare.note(engine.page(8)..engine.page(64), engine.space.area());
+    engine.pager.publish();
+    engine.pager.reclaim_in_background();
+    engine.pager.publish();
+    let noted_and_dense = 32 * PAGE_SIZE as u64;
+    assert_eq!(engine.pager.stats().refused_bytes.load(Relaxed), noted_and_dense);
+    engine.page_out(32..64);
+    assert_eq!(engine.pager.away_bytes(), noted_and_dense, "the rest leaves");
+    (0..32).for_each(|number| engine.assert_holds(number, 0));
+    (32..64).for_each(|number| engine.assert_holds(number, 2));
+    engine.pager.check().unwrap();
+}
+
+/// Those who share them hold them anyway; and what came back would have to be stored once more.
+#[test]
+fn copies_that_many_share_are_kept_of_what_comes_back_also_after_the_next_fork() {
+    const PAGES: usize = 1024;
+    for own in [0, 1 << 20] {
+        let engine = limited(PAGES);
+        engine.fill(0..PAGES, 2);
+        engine.page_out(0..PAGES);
+        engine.pager.note_shared(1 << 20, own);
+        engine.pager.to_unshare.note_fork();
+        (0..PAGES).for_each(|number| engine.assert_holds(number, 2));
+        let dropped = engine.pager.stats().clean_dropped.load(Relaxed);
+        assert_eq!(dropped == 0, own == 0, "{dropped} copies were dropped");
+        engine.pager.check().unwrap();
+    }
 }
