@@ -30,7 +30,8 @@ fn what_is_folded_by_the_time_it_is_made_private_is_left_alone() {
 #[test]
 fn what_no_store_would_take_stays_shared() {
     let engine = limited(64);
-    (engine.fill(0..32, 0), engine.fill(32..64, 2));
+    engine.fill(0..32, 0);
+    engine.fill(32..64, 2);
     engine.pager.to_unshare.note(engine.page(8)..engine.page(64), engine.space.area());
     engine.pager.publish();
     engine.pager.reclaim_in_background();
