@@ -52,7 +52,8 @@ impl Fingerprints {
         }
     }
 
-    /// The fingerprint of `block`. About 5 GB/s with VPCLMULQDQ, 2 with PCLMULQDQ alone.
+    /// The fingerprint of `block`. About 40 GB/s with AVX-512 and VPCLMULQDQ, 20 with AVX2 and that,
+    /// 6 with PCLMULQDQ alone (Zen 5, in the cache).
     pub fn of(&self, block: &[u8]) -> Fingerprint {
         #[cfg(target_arch = "x86_64")]
         if let Some(powers) = self.powers.as_ref().filter(|_| block.len().is_multiple_of(STEP)) {
@@ -93,12 +94,18 @@ mod tests {
     }
 
     #[test]
-    fn sixteen_words_at_a_time_are_the_same() {
+    fn many_words_at_a_time_are_the_same() {
         let mut random = memfold_testkit::random::Random::new(8);
-        for len in [0, 16, 256, 512, 4096, 4112, 16 << 10, 12 << 10] {
+        for len in [0usize, 16, 256, 512, 4096, 4112, 16 << 10, 12 << 10] {
             let fingerprints = Fingerprints::new().unwrap();
             let block: Vec<u8> = (0..len).map(|_| random.word() as u8).collect();
             assert!(fingerprints.of(&block) == fingerprints.plain(&block), "{len} bytes");
+            #[cfg(target_arch = "x86_64")]
+            if let Some(powers) = fingerprints.powers.as_ref().map(Powers::without_four)
+                && len.is_multiple_of(STEP)
+            {
+                assert_eq!(powers.hash(&block), fingerprints.plain(&block).0, "{len} bytes by two");
+            }
         }
     }
 
