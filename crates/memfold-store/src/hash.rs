@@ -2,12 +2,14 @@
 //!
 //! The same functions as twox-hash's, which without std knows no AVX2 and is half as fast then. The
 //! long-input loop for AVX2 is here; everything else is left to twox-hash.
+#[cfg(target_arch = "x86_64")]
+use memfold_sys::vectors::have_avx2;
 
 /// XXH3-64 with seed 0. About 45 GB/s for long inputs in the cache with AVX2, 25 without.
 #[inline]
 pub(crate) fn xxh3(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
-    if bytes.len() > avx2::SHORT_MAX && avx2::is_available() {
+    if bytes.len() > avx2::SHORT_MAX && have_avx2() {
         // SAFETY: the processor and the system have AVX2, and the input is long.
         return unsafe { avx2::long(bytes) };
     }
@@ -19,7 +21,7 @@ pub(crate) fn xxh3(bytes: &[u8]) -> u64 {
 #[inline]
 pub fn xxh3_128(bytes: &[u8]) -> [u64; 2] {
     #[cfg(target_arch = "x86_64")]
-    if bytes.len() > avx2::SHORT_MAX && avx2::is_available() {
+    if bytes.len() > avx2::SHORT_MAX && have_avx2() {
         // SAFETY: the processor and the system have AVX2, and the input is long.
         return unsafe { avx2::long_128(bytes) };
     }
@@ -30,8 +32,6 @@ pub fn xxh3_128(bytes: &[u8]) -> [u64; 2] {
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use core::arch::x86_64::*;
-    // `core`'s, never a model checker's: models run side by side and share what is static.
-    use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
     /// Up to here XXH3 has other loops.
     pub const SHORT_MAX: usize = 240;
@@ -69,37 +69,6 @@ mod avx2 {
     0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce,
     0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
     ];
-
-    /// Whether AVX2 may be used. Asks the processor once.
-    #[inline]
-    pub fn is_available() -> bool {
-        static KNOWN: AtomicU8 = AtomicU8::new(0);
-        match KNOWN.load(Relaxed) {
-            0 => {
-                let available = detect();
-                KNOWN.store(1 + available as u8, Relaxed);
-                available
-            }
-            known => known == 2,
-        }
-    }
-
-    #[cold]
-    fn detect() -> bool {
-        const XSAVE_AND_AVX: u32 = 1 << 27 | 1 << 28;
-        if __cpuid(0).eax < 7 || __cpuid(1).ecx & XSAVE_AND_AVX != XSAVE_AND_AVX {
-            return false;
-        }
-        // SAFETY: the OSXSAVE bit says that the instruction exists and is allowed.
-        let saved_by_system = unsafe { xcr0() };
-        saved_by_system & 6 == 6 && __cpuid_count(7, 0).ebx & 1 << 5 != 0
-    }
-
-    #[target_feature(enable = "xsave")]
-    fn xcr0() -> u64 {
-        // SAFETY: register 0 always exists where XGETBV does.
-        unsafe { _xgetbv(0) }
-    }
 
     /// XXH3-64 of an input longer than [`SHORT_MAX`].
     #[target_feature(enable = "avx2")]

@@ -11,6 +11,7 @@ extern crate alloc;
 pub mod units;
 pub mod page;
 mod clock;
+pub mod vectors;
 pub mod sync;
 pub mod raw;
 pub mod file;

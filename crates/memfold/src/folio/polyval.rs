@@ -7,6 +7,7 @@
 //! Gueron's and Lindell's (the paper of AES-GCM-SIV).
 #![cfg(target_arch = "x86_64")]
 use core::arch::x86_64::*;
+use memfold_sys::vectors::{have_avx512, have_vpclmulqdq};
 
 /// Words that are done at a time, and powers of the secret that it takes.
 const WORDS: usize = 32;
@@ -26,9 +27,8 @@ pub struct Powers {
 impl Powers {
     /// Those of a secret; `None` where the processor or the system lacks what is needed.
     pub fn of(secret: &[u8; 16]) -> Option<Powers> {
-        let Available { by_two, by_four } = available();
         // SAFETY: the processor and the system have all that is asked for.
-        by_two.then(|| unsafe { powers(secret, by_four) })
+        have_vpclmulqdq().then(|| unsafe { powers(secret, have_avx512()) })
     }
 
     /// POLYVAL of bytes.
@@ -46,35 +46,6 @@ impl Powers {
     pub fn without_four(&self) -> Powers {
         Powers { by_four: false, ..self.clone() }
     }
-}
-
-struct Available {
-    by_two: bool,
-    by_four: bool,
-}
-
-fn available() -> Available {
-    const PCLMUL_XSAVE_AVX: u32 = 1 << 1 | 1 << 27 | 1 << 28;
-    const AVX2: u32 = 1 << 5;
-    const AVX512F: u32 = 1 << 16;
-    const VPCLMUL: u32 = 1 << 10;
-    // Registers that the system saves: of 16 and 32 bytes, and of 64 with their masks.
-    const YMM: u64 = 0x06;
-    const ZMM: u64 = 0xe6;
-    if __cpuid(0).eax < 7 || __cpuid(1).ecx & PCLMUL_XSAVE_AVX != PCLMUL_XSAVE_AVX {
-        return Available { by_two: false, by_four: false };
-    }
-    let more = __cpuid_count(7, 0);
-    // SAFETY: the OSXSAVE bit says that the instruction exists and is allowed.
-    let saved = unsafe { xcr0() };
-    let by_two = saved & YMM == YMM && more.ebx & AVX2 != 0 && more.ecx & VPCLMUL != 0;
-    Available { by_two, by_four: by_two && saved & ZMM == ZMM && more.ebx & AVX512F != 0 }
-}
-
-#[target_feature(enable = "xsave")]
-fn xcr0() -> u64 {
-    // SAFETY: register 0 always exists where XGETBV does.
-    unsafe { _xgetbv(0) }
 }
 
 #[target_feature(enable = "avx2,pclmulqdq,vpclmulqdq")]

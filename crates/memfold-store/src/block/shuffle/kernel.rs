@@ -1,7 +1,8 @@
 //! Words to byte planes and back: plane `i` is byte `i` of every word, from the lowest on.
 //!
 //! What loads wait for is in SSE2, which every x86-64 has: 16 words at a time, unpacked in as many
-//! steps as a word has bits in its length. Other processors do the same a word at a time.
+//! steps as a word has bits in its length; small differences of words of 8 bytes in AVX2 where that
+//! is (`steps.rs`). Other processors do the same a word at a time.
 use crate::block::shuffle::plan::WIDTH_MAX;
 
 /// Words that are done at a time: a page has a multiple of this, whatever their width.

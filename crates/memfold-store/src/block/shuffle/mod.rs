@@ -16,6 +16,8 @@
 //! ```
 pub(super) mod plan;
 mod kernel;
+#[cfg(target_arch = "x86_64")]
+mod steps;
 mod look;
 #[cfg(test)]
 mod tests;
@@ -242,12 +244,33 @@ pub(super) unsafe fn decode(
     unsafe {
         match plan.words {
             Words::Plain => kernel::join(&planes, plan.width, count, None, dst.at),
-            Words::Deltas => kernel::join(&planes, plan.width, count, Some(number(own)), dst.at),
+            Words::Deltas => join_deltas(&planes, plan.width, count, number(own), dst.at),
             Words::Table if plan.width == 4 => look_up::<4>(planes[0], own, count, dst.at),
             Words::Table => look_up::<8>(planes[0], own, count, dst.at),
         }
     }
     Ok(())
+}
+
+/// Words from their differences.
+///
+/// # Safety
+/// - As for [`kernel::join`].
+unsafe fn join_deltas(
+    planes: &[Plane; WIDTH_MAX],
+    width: usize,
+    count: usize,
+    first: u64,
+    to: *mut u8,
+) {
+    // SAFETY: as the caller says; `only_plane` has found that the processor has AVX2.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if let (8, Some(plane)) = (width, steps::only_plane(planes)) {
+            return steps::join(plane, count, first, to);
+        }
+        kernel::join(planes, width, count, Some(first), to);
+    }
 }
 
 fn number(word: &[u8]) -> u64 {

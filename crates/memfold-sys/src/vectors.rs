@@ -1,0 +1,82 @@
+//! What the processor can do with vectors, and whether the system saves their registers.
+#![cfg(target_arch = "x86_64")]
+use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+// `core`'s, never a model checker's: models run side by side and share what is static.
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+const KNOWN: u8 = 1;
+const AVX2: u8 = 2;
+const VPCLMULQDQ: u8 = 4;
+const AVX512F: u8 = 8;
+
+/// Whether AVX2 may be used. Asks the processor once, as the others do.
+#[inline]
+pub fn have_avx2() -> bool {
+    have(AVX2)
+}
+
+/// Whether VPCLMULQDQ may be used, with AVX2 and PCLMULQDQ.
+#[inline]
+pub fn have_vpclmulqdq() -> bool {
+    have(VPCLMULQDQ)
+}
+
+/// Whether AVX-512F may be used.
+#[inline]
+pub fn have_avx512() -> bool {
+    have(AVX512F)
+}
+
+#[inline]
+fn have(what: u8) -> bool {
+    static FOUND: AtomicU8 = AtomicU8::new(0);
+    let mut found = FOUND.load(Relaxed);
+    if found == 0 {
+        found = detect();
+        FOUND.store(found, Relaxed);
+    }
+    found & what != 0
+}
+
+#[cold]
+fn detect() -> u8 {
+    const PCLMULQDQ: u32 = 1 << 1;
+    const XSAVE_AND_AVX: u32 = 1 << 27 | 1 << 28;
+    // Registers that the system saves: those of 16 and 32 bytes; of 64 too, with their masks.
+    const TO_32: u64 = 0x06;
+    const TO_64: u64 = 0xe6;
+    let base = __cpuid(1).ecx;
+    if __cpuid(0).eax < 7 || base & XSAVE_AND_AVX != XSAVE_AND_AVX {
+        return KNOWN;
+    }
+    // SAFETY: the OSXSAVE bit says that the instruction exists and is allowed.
+    let saved = unsafe { saved_by_system() };
+    let more = __cpuid_count(7, 0);
+    let mut found = KNOWN;
+    if saved & TO_32 == TO_32 && more.ebx & 1 << 5 != 0 {
+        found |= AVX2;
+        if base & PCLMULQDQ != 0 && more.ecx & 1 << 10 != 0 {
+            found |= VPCLMULQDQ;
+        }
+        if saved & TO_64 == TO_64 && more.ebx & 1 << 16 != 0 {
+            found |= AVX512F;
+        }
+    }
+    found
+}
+
+#[target_feature(enable = "xsave")]
+fn saved_by_system() -> u64 {
+    // SAFETY: register 0 always exists where XGETBV does.
+    unsafe { _xgetbv(0) }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn it_is_what_the_standard_library_finds() {
+        assert_eq!(super::have_avx2(), std::is_x86_feature_detected!("avx2"));
+        assert_eq!(super::have_vpclmulqdq(), std::is_x86_feature_detected!("vpclmulqdq"));
+        assert_eq!(super::have_avx512(), std::is_x86_feature_detected!("avx512f"));
+    }
+}
