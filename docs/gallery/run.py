@@ -41,15 +41,18 @@ def measured(job: str, how: str, size_mib: int) -> dict:
 
     sampler = threading.Thread(target=sample)
     sampler.start()
-    memory = None
-    if how == FOLDED:
-        import memfold
+    try:
+        memory = None
+        if how == FOLDED:
+            import memfold
 
-        memory = memfold.Memory(limit=f"{max(16, size_mib // 4)}MiB")
-    result = module.job(memory, size_mib * MIB)
-    seconds = time.monotonic() - start
-    ended.set()
-    sampler.join()
+            memory = memfold.Memory(limit=f"{max(16, size_mib // 4)}MiB")
+        result = module.job(memory, size_mib * MIB)
+        seconds = time.monotonic() - start
+    finally:
+        # Else the process would wait for the sampler when the job has failed.
+        ended.set()
+        sampler.join()
     return {
         "result": result,
         "seconds": seconds,
@@ -62,7 +65,10 @@ def measured(job: str, how: str, size_mib: int) -> dict:
 
 def in_child(job: str, how: str, size_mib: int) -> dict:
     command = [sys.executable, __file__, job, "--size", str(size_mib), "--child", how]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    done = subprocess.run(command, stdout=subprocess.PIPE)
+    if done.returncode != 0:
+        sys.exit(f"{job}, {how}: failed, as said above")
+    return json.loads(done.stdout)
 
 
 def plot(path: str, job: str, runs: dict[str, dict]) -> None:

@@ -11,9 +11,9 @@ GALLERY = os.environ.get("MEMFOLD_GALLERY", os.path.join(os.path.dirname(__file_
 NEEDS = {"join": ["pandas"], "strings": ["pandas", "pyarrow"]}
 
 
-def run(*arguments):
-    script = os.path.join(GALLERY, "run.py")
-    return subprocess.run([sys.executable, script, *arguments, "--size", "64"], capture_output=True, text=True)
+def run(*arguments, **environment):
+    command = [sys.executable, os.path.join(GALLERY, "run.py"), *arguments, "--size", "64"]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
 
 
 @pytest.mark.parametrize("job", ["images", "search", "join", "strings", "simulation"])
@@ -34,3 +34,10 @@ def test_plot(tmp_path):
     assert done.returncode == 0, (done.stdout, done.stderr)
     svg = (tmp_path / "simulation.svg").read_text()
     assert svg.rstrip().endswith("</svg>") and "<!-- plain numpy -->" in svg and "<!-- memfold -->" in svg
+
+
+def test_a_job_that_fails_ends_and_says_why(tmp_path):
+    (tmp_path / "pandas.py").write_text("raise ImportError('no such luck')")
+    done = run("join", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "no such luck" in done.stderr and "join, plain numpy: failed, as said above" in done.stderr

@@ -25,6 +25,8 @@ pub enum Phase {
     Dirty,
     /// Reads whole pages at random
     Random,
+    /// The same, and changes one of eight
+    Mixed,
     /// Of all accesses 90% go to 10% of the memory (scattered runs of 64 KiB), one in ten is a
     /// write
     Skewed,
@@ -36,8 +38,15 @@ pub enum Phase {
 
 impl Phase {
     /// The phases that always run, in their order; a soak, if asked for, comes after them.
-    pub const ALL: [Phase; 6] =
-        [Phase::Fill, Phase::Read1, Phase::Read2, Phase::Dirty, Phase::Random, Phase::Skewed];
+    pub const ALL: [Phase; 7] = [
+        Phase::Fill,
+        Phase::Read1,
+        Phase::Read2,
+        Phase::Dirty,
+        Phase::Random,
+        Phase::Mixed,
+        Phase::Skewed,
+    ];
 
     /// The name on the command line and in reports.
     pub fn name(self) -> &'static str {
@@ -47,6 +56,7 @@ impl Phase {
             Phase::Read2 => "read2",
             Phase::Dirty => "dirty",
             Phase::Random => "random",
+            Phase::Mixed => "mixed",
             Phase::Skewed => "skewed",
             Phase::Soak => "soak",
         }
@@ -54,7 +64,7 @@ impl Phase {
 
     /// Whether the phase is measured by the latency of its accesses, else by bytes per second.
     pub fn is_latency(self) -> bool {
-        matches!(self, Phase::Random | Phase::Skewed | Phase::Soak)
+        matches!(self, Phase::Random | Phase::Mixed | Phase::Skewed | Phase::Soak)
     }
 }
 
@@ -197,6 +207,9 @@ fn work(phase: Phase, slice: &mut Pages<'_>, bounds: Bounds, random: Random) -> 
         }
         Phase::Random => {
             return accesses(slice, bounds.accesses, bounds.random, random, uniform, 0);
+        }
+        Phase::Mixed => {
+            return accesses(slice, bounds.accesses, bounds.random, random, uniform, 8);
         }
         Phase::Skewed => {
             return accesses(slice, bounds.accesses, bounds.random, random, skewed, 10);
