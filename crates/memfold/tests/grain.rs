@@ -153,6 +153,41 @@ fn what_is_only_read_is_loaded_page_by_page_out_of_its_blocks() {
     setup.memory.check().unwrap();
 }
 
+/// So is what was stored as planes of bytes, whatever the codec.
+#[test]
+fn numbers_that_are_read_at_random_are_loaded_page_by_page() {
+    let number = |n: usize| (3 * n + n % 2) as u64;
+    for block in ["16K", "64K", "128K"] {
+        let memory = Memory::builder()
+            .resident_bytes(RESIDENT)
+            .codec("zstd+shuffle")
+            .delivery(Delivery::Signal)
+            .set("block", block)
+            .build()
+            .unwrap();
+        let mut region = memory.region(PAGES * PAGE).unwrap();
+        for (n, word) in region.as_mut_slice().chunks_exact_mut(8).enumerate() {
+            word.copy_from_slice(&number(n).to_le_bytes());
+        }
+        region.pageout(0..PAGES * PAGE);
+        let now = || {
+            let s = memory.stats();
+            (s.zswpin.load(Relaxed), s.pgmajfault.load(Relaxed))
+        };
+        let (mut random, before) = (Random::new(seed(2)), now());
+        for _ in 0..2 * PAGES {
+            let n = random.below(PAGES * PAGE / 8);
+            let word = region.as_slice()[8 * n..][..8].try_into().unwrap();
+            assert_eq!(u64::from_le_bytes(word), number(n), "word {n}, --block {block}");
+        }
+        let (pages, faults) = (now().0 - before.0, now().1 - before.1);
+        // Some are completed to be cut.
+        let alone = pages < 2 * faults;
+        assert_eq!(alone, block != "128K", "{pages} pages in {faults} faults, --block {block}");
+        memory.check().unwrap();
+    }
+}
+
 /// What is used page by page, but all together, is loaded in blocks: here 16 blocks that are
 /// written in another order in each round, while a scan pushes them out of memory in between.
 #[test]

@@ -169,10 +169,11 @@ mod tests {
         use Verdict::*;
         // 3.5x of the best: 4x is not reached, and as a latency it is far too much.
         let throughput = [Pass, Pass, NotRun, Short, Pass, NotRun, Pass, Pass, NotRun];
-        assert_eq!(verdicts(350.0, &[50.0, 100.0]), [&throughput[..], &[Short, Short]].concat());
+        let latency = [Short, Short, NotRun, NotRun, NotRun];
+        assert_eq!(verdicts(350.0, &[50.0, 100.0]), [&throughput[..], &latency].concat());
         // As latency the kernel's best is 50: 45 is 0.9x.
-        assert_eq!(verdicts(45.0, &[50.0, 100.0])[9..], [Pass, Pass]);
-        assert_eq!(verdicts(46.0, &[50.0, 100.0])[9..], [Short, Pass]);
+        assert_eq!(verdicts(45.0, &[50.0, 100.0])[9..11], [Pass, Pass]);
+        assert_eq!(verdicts(46.0, &[50.0, 100.0])[9..11], [Short, Pass]);
     }
 
     #[test]

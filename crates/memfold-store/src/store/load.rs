@@ -2,6 +2,7 @@
 use crate::block::dictionaries::Decoders;
 use crate::block::same_filled::fill;
 use crate::block::{self, DecodeError};
+use crate::format;
 use crate::handle::Handle;
 use crate::pool::{Damage, Pinned};
 use crate::store::Store;
@@ -78,6 +79,12 @@ impl Store {
         {
             pool.prefetch(name);
         }
+    }
+
+    /// Whether a block is stored as planes of bytes, from which it is put together as fast as it
+    /// could be copied, or nearly.
+    pub fn is_in_planes(&self, handle: Handle) -> bool {
+        self.pin(handle).is_ok_and(|pinned| format::shuffled(pinned.header.format).is_some())
     }
 
     /// Writes `pages` pages of the block of `handle`, from page `first_page` of the block, to

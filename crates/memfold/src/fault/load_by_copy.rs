@@ -3,8 +3,8 @@
 //! CPUs; a larger block as the small-page fallback (M6), where memory for a whole folio can't be
 //! had. `--fallback` forces that.
 //!
-//! Where clean folios are dropped (`reclaim/drop.rs`), and the codec can stop early, of a block that
-//! is touched at random **only the page that was touched** is loaded, write-protected if it is to be
+//! Where clean folios are dropped (`reclaim/drop.rs`), and the codec can stop early or the block is
+//! stored as planes, of a block that is touched at random **only the page that was touched** is loaded, write-protected if it is to be
 //! read. The folio is `Partial` then: it keeps its stored block, from which other touches take
 //! further pages, and when it is evicted clean nothing is compressed. Only the start of the block is
 //! decoded, up to the page. Where a page was written to, the others are brought home when it is
@@ -62,8 +62,8 @@ impl Pager {
             return None;
         }
         // What comes from the file is read there as a whole.
-        let is_foreign = self.folios.slots(folio)[0].get().handle.as_foreign().is_some();
-        if self.loads_parts(order) && !is_foreign {
+        let handle = self.folios.slots(folio)[0].get().handle;
+        if handle.as_foreign().is_none() && self.loads_parts_of(order, handle) {
             return Some(key..key + 1);
         }
         (order <= COPIED_MAX && !access.write).then_some(whole)

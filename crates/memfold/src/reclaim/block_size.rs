@@ -29,6 +29,7 @@ use crate::pager::Pager;
 use crate::policy::workingset;
 use crate::stats;
 use core::ops::Range;
+use memfold_store::Handle;
 use memfold_sys::units::Order;
 
 /// Pages that left memory within the time in which one part in this many of it leaves, and are all
@@ -56,6 +57,12 @@ impl Pager {
     /// a block for each of its pages costs more than to cut it.
     pub(crate) fn loads_parts(&self, order: Order) -> bool {
         self.drops_clean && order <= PARTIAL_MAX && self.stops_early
+    }
+
+    /// The same of a stored block, which may be put together faster than what the codec makes.
+    pub(crate) fn loads_parts_of(&self, order: Order, handle: Handle) -> bool {
+        self.loads_parts(order)
+            || self.drops_clean && order <= PARTIAL_MAX && self.store.is_in_planes(handle)
     }
 
     /// Whether a block was joined because its pages are asked for at about the same time, and nothing
