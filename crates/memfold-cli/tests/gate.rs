@@ -253,7 +253,7 @@ fn what_is_hard_to_get_right_below_a_program_is_right() {
     assert_right("hard", 48, &["five", "robust", "affinity"]);
     assert_right("hard", 48, &["ends", "spawns"]);
     assert_right("hard", 48, &["crowd", "constructor"]);
-    assert_right("hard", 48, &["handler", "filter", "coroutines", "crash", "undo"]);
+    assert_right("hard", 48, &["handler", "filter", "coroutines", "crash", "undo", "registers"]);
 }
 
 #[test]

@@ -5,7 +5,8 @@
 //! that needs a full context, go on as a trapped call of the same site.
 use crate::record::{Record, SLOT_BYTES};
 use core::arch::global_asm;
-use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use memfold_sys::vectors::have_avx2;
 
 /// What [`Handler`] gives for a call that must come as SIGSYS.
 pub const AGAIN: isize = -513;
@@ -48,6 +49,10 @@ static KNOWN: [AtomicUsize; PLACES] = [const { AtomicUsize::new(0) }; PLACES];
 /// The [`Handler`].
 #[unsafe(export_name = "memfold_gate_handler")]
 static HANDLER: AtomicUsize = AtomicUsize::new(0);
+/// Whether vector registers have 32 bytes, in which a libc that was built for such processors may
+/// keep something across a call. None is built to use more.
+#[unsafe(export_name = "memfold_gate_wide")]
+static WIDE: AtomicBool = AtomicBool::new(false);
 /// Instructions that trap: one makes the call, the other says that it has been made.
 #[unsafe(export_name = "memfold_gate_trap_call")]
 static TRAP_CALL: AtomicUsize = AtomicUsize::new(0);
@@ -59,9 +64,30 @@ const _: () = assert!(core::mem::offset_of!(Record, fs) == 8 && SLOT_BYTES == 26
 global_asm!(
     ".hidden memfold_gate_known",
     ".hidden memfold_gate_handler",
+    ".hidden memfold_gate_wide",
     ".hidden memfold_gate_trap_call",
     ".hidden memfold_gate_trap_done",
     ".macro MEMFOLD_GATE_RESTORE",
+    " testb $1,memfold_gate_wide(%rip)",
+    " jz 8f",
+    " vmovups 96(%rsp),%ymm0",
+    " vmovups 128(%rsp),%ymm1",
+    " vmovups 160(%rsp),%ymm2",
+    " vmovups 192(%rsp),%ymm3",
+    " vmovups 224(%rsp),%ymm4",
+    " vmovups 256(%rsp),%ymm5",
+    " vmovups 288(%rsp),%ymm6",
+    " vmovups 320(%rsp),%ymm7",
+    " vmovups 352(%rsp),%ymm8",
+    " vmovups 384(%rsp),%ymm9",
+    " vmovups 416(%rsp),%ymm10",
+    " vmovups 448(%rsp),%ymm11",
+    " vmovups 480(%rsp),%ymm12",
+    " vmovups 512(%rsp),%ymm13",
+    " vmovups 544(%rsp),%ymm14",
+    " vmovups 576(%rsp),%ymm15",
+    " jmp 9f",
+    "8:",
     " movups 96(%rsp),%xmm0",
     " movups 112(%rsp),%xmm1",
     " movups 128(%rsp),%xmm2",
@@ -78,6 +104,7 @@ global_asm!(
     " movups 304(%rsp),%xmm13",
     " movups 320(%rsp),%xmm14",
     " movups 336(%rsp),%xmm15",
+    "9:",
     " mov 8(%rsp),%rdi",
     " mov 16(%rsp),%rsi",
     " mov 24(%rsp),%rdx",
@@ -115,7 +142,7 @@ global_asm!(
     " cmp $262144,%rcx",
     " jb 3f",
     " mov %rsp,%r11",
-    " lea -352(%rdx),%rsp",
+    " lea -608(%rdx),%rsp",
     " mov %rdi,8(%rsp)",
     " mov %rsi,16(%rsp)",
     " mov %r10,32(%rsp)",
@@ -130,6 +157,26 @@ global_asm!(
     " lea 152(%r11),%rcx",
     " mov %rcx,64(%rsp)",
     " mov %rdx,72(%rsp)",
+    " testb $1,memfold_gate_wide(%rip)",
+    " jz 4f",
+    " vmovups %ymm0,96(%rsp)",
+    " vmovups %ymm1,128(%rsp)",
+    " vmovups %ymm2,160(%rsp)",
+    " vmovups %ymm3,192(%rsp)",
+    " vmovups %ymm4,224(%rsp)",
+    " vmovups %ymm5,256(%rsp)",
+    " vmovups %ymm6,288(%rsp)",
+    " vmovups %ymm7,320(%rsp)",
+    " vmovups %ymm8,352(%rsp)",
+    " vmovups %ymm9,384(%rsp)",
+    " vmovups %ymm10,416(%rsp)",
+    " vmovups %ymm11,448(%rsp)",
+    " vmovups %ymm12,480(%rsp)",
+    " vmovups %ymm13,512(%rsp)",
+    " vmovups %ymm14,544(%rsp)",
+    " vmovups %ymm15,576(%rsp)",
+    " jmp 5f",
+    "4:",
     " movups %xmm0,96(%rsp)",
     " movups %xmm1,112(%rsp)",
     " movups %xmm2,128(%rsp)",
@@ -146,6 +193,7 @@ global_asm!(
     " movups %xmm13,304(%rsp)",
     " movups %xmm14,320(%rsp)",
     " movups %xmm15,336(%rsp)",
+    "5:",
     " mov %rdx,%rdi",
     " mov %rsp,%rsi",
     " call *memfold_gate_handler(%rip)",
@@ -227,6 +275,7 @@ pub fn is_out(at: usize) -> bool {
 
 /// Has calls made by `handler`, and trapped by instructions at these addresses.
 pub fn set_up(handler: Handler, trap_call: usize, trap_done: usize) {
+    WIDE.store(have_avx2(), SeqCst);
     HANDLER.store(handler as *const () as usize, SeqCst);
     TRAP_CALL.store(trap_call, SeqCst);
     TRAP_DONE.store(trap_done, SeqCst);
