@@ -4,11 +4,12 @@
 //! had. `--fallback` forces that.
 //!
 //! Where clean folios are dropped (`reclaim/drop.rs`), and the codec can stop early or the block is
-//! stored as planes, of a block that is touched at random **only the page that was touched** is loaded, write-protected if it is to be
-//! read. The folio is `Partial` then: it keeps its stored block, from which other touches take
-//! further pages, and when it is evicted clean nothing is compressed. Only the start of the block is
-//! decoded, up to the page. Where a page was written to, the others are brought home when it is
-//! evicted ([`Pager::complete`]).
+//! stored as planes, of a block that is touched at random **only the page that was touched** is
+//! loaded, write-protected if it is to be read. The folio is `Partial` then: it keeps its stored
+//! block, from which other touches take further pages, and when it is evicted clean nothing is
+//! compressed. Of a codec that can stop, only the start of the block is decoded, up to the page.
+//! Where a page was written to, the others are brought home when it is evicted
+//! ([`Pager::complete`]).
 use crate::area::lock::Hold;
 use crate::area::{Area, Areas};
 use crate::folio::frames::Kind;
