@@ -1,6 +1,6 @@
 //! Runs cases: each on ordinary and on folded memory, at four places, whole and with each object
 //! bad in three ways; every run in a process and a folder of its own.
-use crate::world::{Bad, Outcome, Place, World};
+use crate::world::{self, Bad, Outcome, Place, World};
 use memfold_gate::calls::look_up;
 use std::io::{Read, Write};
 use std::os::fd::FromRawFd;
@@ -66,6 +66,7 @@ fn run(case: &Case, place: Place, bad: Option<(usize, Bad)>, folded: bool, dir: 
     // SAFETY: the ends are ours.
     let (mut from, to) =
         unsafe { (std::fs::File::from_raw_fd(ends[0]), std::fs::File::from_raw_fd(ends[1])) };
+    world::base();
     // SAFETY: the child uses its own memory, and leaves by _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -90,7 +91,6 @@ fn run(case: &Case, place: Place, bad: Option<(usize, Bad)>, folded: bool, dir: 
             out.extend(((start - world.base) as u64).to_le_bytes());
             out.extend((len as u64).to_le_bytes());
         }
-        // Where an arena is differs from run to run: not in children of one process.
         out.extend(bytes);
         let done = to.write_all(&out).is_ok();
         // SAFETY: ends the child.

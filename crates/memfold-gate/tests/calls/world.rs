@@ -10,6 +10,7 @@ use memfold_sys::raw::system_call;
 use memfold_sys::uffd::{Uffd, feature};
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::sync::OnceLock;
 
 pub const PAGE: usize = 4096;
 const ARENA: usize = 64 << 20;
@@ -64,16 +65,28 @@ fn ok(ret: libc::c_long) -> usize {
     ret as usize
 }
 
+/// Where the arenas of all children are. Asked for before a fork: where the kernel puts a mapping
+/// depends on what other threads have mapped by then, and addresses are among the bytes that are
+/// compared.
+pub fn base() -> usize {
+    static BASE: OnceLock<usize> = OnceLock::new();
+    *BASE.get_or_init(|| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping where nothing is.
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), ARENA, libc::PROT_NONE, flags, -1, 0) };
+        assert!(base != libc::MAP_FAILED);
+        base as usize
+    })
+}
+
 impl World {
     pub fn new(place: Place, bad: Option<(usize, Bad)>) -> World {
-        let (access, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping where nothing is.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), ARENA, access, flags | libc::MAP_NORESERVE, -1, 0)
-        };
-        assert!(base != libc::MAP_FAILED);
-        let base = base as usize;
+        let base = base();
+        // SAFETY: what is there is the child's copy of the reservation, which nobody uses.
+        let done =
+            unsafe { libc::mprotect(base as *mut _, ARENA, libc::PROT_READ | libc::PROT_WRITE) };
+        assert_eq!(done, 0);
         World { next: base, objects: Vec::new(), place, bad, watched: Vec::new(), base }
     }
 
