@@ -53,7 +53,8 @@ pub struct WalkArgs {
     /// A short look: 256M in 64M, one run, 50000 random reads
     #[arg(long)]
     pub quick: bool,
-    /// Only these phases (fill always runs first)
+    /// Only these phases (fill always runs first); without it all but mixed, whose writes at random
+    /// make blocks into pages and metadata larger
     #[arg(long, value_enum, value_delimiter = ',')]
     pub phases: Vec<Phase>,
     /// Threads, each with its own part of the area
@@ -174,9 +175,10 @@ impl Plan {
             memfold: args.memfold.clone().map_or_else(memfold, Ok),
             this,
         };
-        if !args.phases.is_empty() {
-            plan.phases.retain(|phase| *phase == Phase::Fill || args.phases.contains(phase));
-        }
+        plan.phases.retain(|phase| match args.phases.is_empty() {
+            true => *phase != Phase::Mixed,
+            false => *phase == Phase::Fill || args.phases.contains(phase),
+        });
         plan.check_numbers()?;
         plan.choose_peers(args)?;
         plan.corpus = args.corpus.find()?;
