@@ -37,7 +37,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The phases that always run, in their order; a soak, if asked for, comes after them.
+    /// All phases in their order; a soak, if asked for, comes after them.
     pub const ALL: [Phase; 7] = [
         Phase::Fill,
         Phase::Read1,
