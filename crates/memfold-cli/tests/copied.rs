@@ -83,15 +83,36 @@ fn a_full_file_system_costs_memory_and_no_data_in_a_child_either() {
 }
 
 #[test]
-fn with_a_remote_store_a_fork_brings_home_what_is_in_file_and_store() {
+fn with_a_remote_store_children_read_there_what_was_there_before() {
     if !redis::is_there() {
         return;
     }
     let server = Server::start(&[]);
     let url = server.url();
     let flags = ["--swap-size", "32M", "--remote-at", "50", "--remote", &url];
-    assert_right(&flags, &["both", "parts", "closed", "orphan", "filter"]);
+    assert_right(&flags, &["both", "parts", "busy", "generations"]);
+    assert_right(&flags, &["closed", "orphan", "execs", "filter"]);
+    if can_make_worlds() {
+        assert_right(&flags, &["barred"]);
+    }
     assert_eq!(server.keys(), [""; 0], "no key is left");
+}
+
+#[test]
+fn a_fork_reads_nothing_of_a_remote_store() {
+    if !redis::is_there() {
+        return;
+    }
+    let (server, swap, program) = (Server::start(&[]), Scratch::new(), compile("copied"));
+    let (swap, url) = (swap.0.to_str().unwrap(), server.url());
+    let more = ["--swap", swap, "--swap-size", "32M", "--remote-at", "50", "--remote", &url];
+    let flags = [&SMALL[..], &more].concat();
+    let command = [&*program.path, "idle"];
+    let Some((output, figures)) = folded_in("", &flags, 24, &command) else { return };
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]));
+    // All was written and read once, before 12 forks.
+    let (out, back) = (figures["remote_out"].as_u64(), figures["remote_in"].as_u64());
+    assert!(out > Some(24 << 8) && back < Some(128 << 8), "{figures}");
 }
 
 #[test]
@@ -104,9 +125,10 @@ fn a_fork_that_lacks_the_memory_to_bring_all_home_is_refused() {
     let world = format!("mount --bind {meminfo} /proc/meminfo && exec \"$@\"");
     let (swap, url) = (scratch.0.to_str().unwrap(), server.url());
     let flags = [&SMALL[..], &["--swap", swap, "--remote", &url]].concat();
-    let Some(output) = managed_in(&world, &flags, &[&program.path, "both"]) else { return };
+    // Deeper than files are stacked.
+    let Some(output) = managed_in(&world, &flags, &[&program.path, "generations"]) else { return };
     let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(125), "{text}");
+    assert!(!output.status.success(), "{text}");
     assert!(
         output.stdout.is_empty()
             && text.contains("fork() needs what is in swap file and remote store"),

@@ -1,5 +1,6 @@
 //! Which keys the run has in the store: what is to be refreshed, and deleted at its end.
 use crate::process::Process;
+use memfold_sys::memory::witness::Witness;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 
@@ -10,6 +11,8 @@ struct Engine {
     process: Option<Process>,
     /// Connections that it has open.
     lines: usize,
+    /// Of copies of its process, which read its objects.
+    copies: Vec<Witness>,
     numbers: BTreeSet<u64>,
 }
 
@@ -54,6 +57,14 @@ impl Keys {
         }
     }
 
+    /// An engine's objects are kept as long as this witness isn't over, too.
+    pub fn lend(&self, engine: u64, copies: Witness) {
+        let mut engines = self.engines();
+        let engine = engines.entry(engine).or_default();
+        engine.copies.retain(|copies| !copies.is_over());
+        engine.copies.push(copies);
+    }
+
     /// Objects that may be in the store from now on.
     pub fn add(&self, engine: u64, numbers: impl Iterator<Item = u64>) {
         self.engines().entry(engine).or_default().numbers.extend(numbers);
@@ -81,12 +92,15 @@ impl Keys {
         ids.into_iter().flat_map(of).take(count).collect()
     }
 
-    /// Up to `count` objects of engines whose process has ended; `has_ended` tells of a process.
-    /// Engines without objects are forgotten.
+    /// Up to `count` objects of engines whose process has ended, and all copies of it that read
+    /// them; `has_ended` tells of a process. Engines without objects are forgotten.
     pub fn orphans(&self, count: usize, has_ended: impl Fn(&Process) -> bool) -> Vec<(u64, u64)> {
         let mut engines = self.engines();
-        let is_over =
-            |engine: &Engine| engine.lines == 0 && engine.process.as_ref().is_some_and(&has_ended);
+        let is_over = |engine: &Engine| {
+            engine.lines == 0
+                && engine.process.as_ref().is_some_and(&has_ended)
+                && engine.copies.iter().all(Witness::is_over)
+        };
         engines.retain(|_, engine| !(engine.numbers.is_empty() && is_over(engine)));
         let over = engines.iter().filter(|(_, engine)| is_over(engine));
         over.flat_map(|(id, engine)| engine.numbers.iter().map(|n| (*id, *n))).take(count).collect()

@@ -1,8 +1,10 @@
 //! One connection of an engine: requests in, answers out, several at a time.
 use crate::process::Process;
 use crate::store::{Store, Trouble};
+use memfold_sys::memory::witness::Witness;
+use memfold_sys::remote::socket::receive_with_witness;
 use memfold_sys::remote::{
-    Answer, BYTES_MAX, DELETE, DONE, ENTRIES_MAX, Entry, FAILED, GET, HELLO, KEEP, LOST, PUT,
+    Answer, BYTES_MAX, DELETE, DONE, ENTRIES_MAX, Entry, FAILED, GET, HELLO, KEEP, LEND, LOST, PUT,
     Request,
 };
 use std::io::{self, ErrorKind, Read, Write};
@@ -35,11 +37,12 @@ pub struct Line {
     used: AtomicU64,
 }
 
-/// A request, and the bytes that came with it.
+/// A request, and what came with it.
 struct Job {
     request: Request,
     entries: Vec<Entry>,
     bytes: Vec<u8>,
+    copies: Option<Witness>,
 }
 
 /// Starts a thread with a name.
@@ -55,19 +58,19 @@ impl Line {
     ///
     /// # Errors
     /// It isn't, or the connection has broken off.
-    pub fn open(store: Arc<Store>, mut stream: UnixStream) -> io::Result<Arc<Line>> {
+    pub fn open(store: Arc<Store>, stream: UnixStream) -> io::Result<Arc<Line>> {
         let peer = peer(&stream)?;
         // SAFETY: only asks.
         if peer.uid != unsafe { libc::geteuid() } {
             return Err(ErrorKind::PermissionDenied.into());
         }
-        let job = receive(&mut stream)?.ok_or(ErrorKind::UnexpectedEof)?;
+        let job = receive(&stream)?.ok_or(ErrorKind::UnexpectedEof)?;
         let engine = job
             .entries
             .first()
             .filter(|_| job.request.what == HELLO)
             .ok_or(ErrorKind::InvalidData)?
-            .number;
+            .engine;
         store.keys.enter(engine, Process::of(peer.pid));
         Ok(Arc::new(Line {
             store,
@@ -88,7 +91,7 @@ impl Line {
             if self.idle.fetch_sub(1, SeqCst) == 1 {
                 self.add_thread();
             }
-            let answered = self.answer(&job);
+            let answered = self.answer(job);
             self.idle.fetch_add(1, SeqCst);
             if answered.is_err() {
                 break;
@@ -126,17 +129,24 @@ impl Line {
         if *is_over {
             return None;
         }
-        let job = receive(&mut &self.stream).ok().flatten();
+        let job = receive(&self.stream).ok().flatten();
         *is_over = job.is_none();
         self.used.store(self.store.tick(), SeqCst);
         job
     }
 
-    fn answer(&self, Job { request, entries, bytes }: &Job) -> io::Result<()> {
+    fn answer(&self, Job { request, entries, bytes, copies }: Job) -> io::Result<()> {
         let (store, engine) = (&self.store, self.engine);
+        if request.what != GET && entries.iter().any(|e| e.engine != engine) {
+            return Err(ErrorKind::InvalidData.into());
+        }
         let result = match request.what {
-            PUT => store.put(engine, entries, bytes).map(|()| Vec::new()),
-            GET => store.get(engine, entries),
+            PUT => store.put(engine, &entries, &bytes).map(|()| Vec::new()),
+            GET => store.get(&entries),
+            LEND => {
+                store.keys.lend(engine, copies.ok_or(ErrorKind::InvalidData)?);
+                Ok(Vec::new())
+            }
             DELETE => {
                 let which: Vec<(u64, u64)> = entries.iter().map(|e| (engine, e.number)).collect();
                 store.delete(&which, Instant::now()).map(|()| Vec::new())
@@ -176,11 +186,13 @@ fn peer(stream: &UnixStream) -> io::Result<libc::ucred> {
 }
 
 /// One message; `None` at the end of the connection.
-fn receive(stream: &mut impl Read) -> io::Result<Option<Job>> {
+fn receive(mut stream: &UnixStream) -> io::Result<Option<Job>> {
     let mut head = [0; Request::BYTES];
-    match stream.read_exact(&mut head) {
-        Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(None),
-        other => other?,
+    // SAFETY: the stream is borrowed, so its descriptor stays open.
+    let received = unsafe { receive_with_witness(stream.as_raw_fd(), &mut head) };
+    let (goes_on, copies) = received.map_err(|e| io::Error::from_raw_os_error(e.raw_os_error()))?;
+    if !goes_on {
+        return Ok(None);
     }
     let request = Request::of_bytes(head);
     if request.entries as usize > ENTRIES_MAX {
@@ -189,7 +201,7 @@ fn receive(stream: &mut impl Read) -> io::Result<Option<Job>> {
     let mut bytes = vec![0; request.entries as usize * Entry::BYTES];
     stream.read_exact(&mut bytes)?;
     let entries =
-        bytes.chunks_exact(Entry::BYTES).map(|b| Entry::of_bytes(b.try_into().expect("16 bytes")));
+        bytes.chunks_exact(Entry::BYTES).map(|b| Entry::of_bytes(b.try_into().expect("24 bytes")));
     let entries: Vec<Entry> = entries.collect();
     let total: usize = entries.iter().map(|e| e.len as usize).sum();
     if total > BYTES_MAX || (request.what == GET && entries.iter().any(|e| e.len == 0)) {
@@ -197,5 +209,5 @@ fn receive(stream: &mut impl Read) -> io::Result<Option<Job>> {
     }
     let mut bytes = vec![0; if request.what == PUT { total } else { 0 }];
     stream.read_exact(&mut bytes)?;
-    Ok(Some(Job { request, entries, bytes }))
+    Ok(Some(Job { request, entries, bytes, copies }))
 }

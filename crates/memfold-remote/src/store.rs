@@ -204,20 +204,22 @@ impl Store {
         }
     }
 
-    /// The parts of an engine's objects that entries name, each as long as was asked for.
+    /// The parts of objects that entries name, each as long as was asked for. The store isn't asked
+    /// for none.
     ///
     /// # Errors
     /// One is not there, or the time is up.
-    pub fn get(&self, engine: u64, entries: &[Entry]) -> Result<Vec<Vec<u8>>, Trouble> {
-        let commands: Vec<Cmd> = entries
-            .iter()
-            .map(|e| get(&self.keys.name(engine, e.number), e.offset, e.len))
-            .collect();
+    pub fn get(&self, entries: &[Entry]) -> Result<Vec<Vec<u8>>, Trouble> {
+        if entries.is_empty() {
+            return Ok(Vec::new());
+        }
+        let name = |e: &Entry| self.keys.name(e.engine, e.number);
+        let commands: Vec<Cmd> = entries.iter().map(|e| get(&name(e), e.offset, e.len)).collect();
         let (values, mut lent) =
             self.insist(Work::Read, &commands, Instant::now() + self.settings.timeout)?;
         let mut parts = Vec::with_capacity(entries.len());
         for (entry, value) in entries.iter().zip(values) {
-            let key = || self.keys.name(engine, entry.number);
+            let key = || name(entry);
             let Value::BulkString(bytes) = value else {
                 lent.link = None;
                 return Err(Trouble::Failed(format!("key {}: {value:?}", key())));

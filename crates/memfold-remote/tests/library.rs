@@ -4,10 +4,15 @@ mod common;
 use common::Scratch;
 use memfold::{Memory, Region};
 use memfold_remote::{Service, Settings};
-use memfold_sys::remote::{Object, Remote};
+use memfold_sys::memory::witness::Witness;
+use memfold_sys::remote::socket::SocketRemote;
+use memfold_sys::remote::{Fetch, Object, Remote};
 use memfold_testkit::fill::partly_random;
 use memfold_testkit::redis::{Server, is_there};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -135,6 +140,87 @@ fn a_service_dropped_in_a_child_of_fork_leaves_the_parents_data_alone() {
     drop((region, memory));
     drop(service);
     assert_eq!(server.cli(&["dbsize"]), "0");
+}
+
+fn say(mut to: &UnixStream) {
+    to.write_all(b"x").unwrap();
+}
+
+fn hear(mut from: &UnixStream) {
+    from.read_exact(&mut [0]).unwrap();
+}
+
+/// A child of fork, which does `work` and ends.
+fn child(work: impl FnOnce()) -> i32 {
+    // SAFETY: the child needs no lock but malloc's, which fork leaves free; and ends.
+    match unsafe { libc::fork() } {
+        0 => {
+            let failed = catch_unwind(AssertUnwindSafe(work)).is_err();
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(failed as i32) }
+        }
+        pid => pid,
+    }
+}
+
+fn wait(pid: i32) {
+    let mut status = 0;
+    // SAFETY: waits for a child of this test.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0);
+}
+
+/// An engine that puts an object, in a process that ends at once.
+fn put_and_end(socket: &Path, then: impl FnOnce(&SocketRemote)) {
+    wait(child(|| {
+        let remote = common::remote(socket);
+        remote.put(&[Object { number: 1, bytes: &[7; PAGE] }]).unwrap();
+        then(&remote);
+    }));
+}
+
+#[test]
+fn what_is_lent_to_a_copy_of_a_process_is_kept_until_that_has_ended_too() {
+    if !is_there() {
+        return;
+    }
+    let (server, dir) = (Server::start(&[]), Scratch::new());
+    let socket = dir.0.join("socket");
+    let settings = Settings::parse(&server.url(), Duration::from_secs(20)).unwrap();
+    let _service = Service::start(settings, &socket).unwrap();
+    let pair = || UnixStream::pair().unwrap();
+    let ((go, stop), (told, tell)) = (pair(), pair());
+    put_and_end(&socket, |remote| {
+        let copies = Witness::new().unwrap();
+        copies.begin_copy().unwrap();
+        child(|| {
+            // An engine's child has no copy of its connections.
+            remote.close();
+            // SAFETY: nobody else uses this copy of it.
+            unsafe { remote.begin_in_child().unwrap() };
+            remote.get(&mut []).unwrap();
+            hear(&go);
+            let mut page = [0; PAGE];
+            remote.get(&mut [Fetch { forks: 1, number: 1, offset: 0, to: &mut page }]).unwrap();
+            assert_eq!(page, [7; PAGE]);
+            say(&tell);
+            hear(&go);
+        });
+        remote.lend(&copies).unwrap();
+    });
+    // Whoever ends says so.
+    drop(tell);
+    let lent = server.keys();
+    assert_eq!(lent.len(), 1);
+    // What isn't lent goes; so whoever looks for what may go has looked.
+    for _ in 0..2 {
+        put_and_end(&socket, |_| ());
+        wait_for("what another process has left to go", || server.keys() == lent);
+    }
+    say(&stop);
+    hear(&told);
+    say(&stop);
+    wait_for("what was lent to go", || server.keys().is_empty());
 }
 
 /// A run that is killed ends its service while its engines still store.

@@ -116,7 +116,7 @@ fn puts(remote: &SocketRemote, engine: u64) {
 fn gets(remote: &SocketRemote, engine: u64) -> bool {
     let get = |number: u64| {
         let mut to = vec![0; 4096];
-        remote.get(&mut [Fetch { number, offset: 0, to: &mut to }]).unwrap();
+        remote.get(&mut [Fetch { forks: 0, number, offset: 0, to: &mut to }]).unwrap();
         to == object(engine, number)
     };
     std::thread::scope(|scope| {

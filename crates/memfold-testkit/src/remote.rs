@@ -7,6 +7,7 @@
 //! - being away for any time ([`MemoryRemote::set_away`]);
 //! - [`MemoryRemote::lose`], [`MemoryRemote::damage`], [`MemoryRemote::exchange`]: objects that are
 //!   gone or not what was put: found, never believed.
+use memfold_sys::memory::witness::Witness;
 use memfold_sys::remote::{BYTES_MAX, ENTRIES_MAX, Failure, Fetch, Object, Remote};
 use memfold_sys::sync::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +23,8 @@ pub enum Ask {
     Get,
     /// To delete.
     Delete,
+    /// To keep for a copy of the process.
+    Lend,
 }
 
 /// What can go wrong with it.
@@ -43,8 +46,11 @@ pub struct MemoryRemote {
 
 #[derive(Default)]
 struct Inner {
-    objects: BTreeMap<u64, Vec<u8>>,
-    used: BTreeSet<u64>,
+    /// By the process that has put them, the first is 0, and number.
+    objects: BTreeMap<(usize, u64), Vec<u8>>,
+    used: BTreeSet<(usize, u64)>,
+    /// The process that asks.
+    process: usize,
     script: Vec<(Ask, u64, RemoteTrouble)>,
     away: bool,
     silent: bool,
@@ -60,6 +66,11 @@ impl MemoryRemote {
     /// Lets everything fail from now on, or nothing.
     pub fn set_away(&self, away: bool) {
         self.inner.lock().away = away;
+    }
+
+    /// From now on it is a child of the process before who asks.
+    pub fn begin_in_child(&self) {
+        self.inner.lock().process += 1;
     }
 
     /// Has nobody answer who is asked whether objects are kept.
@@ -82,7 +93,7 @@ impl MemoryRemote {
     /// Gives each object the bytes of another of the same length, where there is one.
     pub fn exchange(&self) {
         let mut inner = self.inner.lock();
-        let numbers: Vec<u64> = inner.objects.keys().copied().collect();
+        let numbers: Vec<_> = inner.objects.keys().copied().collect();
         for pair in numbers.chunks_exact(2) {
             let (a, b) = (inner.objects[&pair[0]].clone(), inner.objects[&pair[1]].clone());
             if a.len() == b.len() {
@@ -138,11 +149,16 @@ impl Remote for MemoryRemote {
         let mut inner = self.inner.lock();
         let (count, result) = inner.due(Ask::Put, objects.len());
         assert!(objects.iter().map(|o| o.bytes.len()).sum::<usize>() <= BYTES_MAX);
+        let process = inner.process;
         for object in objects {
-            assert!(inner.used.insert(object.number), "number {} is used again", object.number);
+            assert!(
+                inner.used.insert((process, object.number)),
+                "number {} is used again",
+                object.number
+            );
         }
         for object in &objects[..count] {
-            inner.objects.insert(object.number, object.bytes.to_vec());
+            inner.objects.insert((process, object.number), object.bytes.to_vec());
         }
         result
     }
@@ -153,7 +169,7 @@ impl Remote for MemoryRemote {
         for fetch in &mut fetches[..count] {
             let part = inner
                 .objects
-                .get(&fetch.number)
+                .get(&(inner.process - fetch.forks, fetch.number))
                 .and_then(|o| o.get(fetch.offset..fetch.offset + fetch.to.len()));
             let lost = || Failure {
                 is_lost: true,
@@ -170,7 +186,8 @@ impl Remote for MemoryRemote {
         let mut inner = self.inner.lock();
         let (count, result) = inner.due(Ask::Delete, numbers.len());
         for number in &numbers[..count] {
-            inner.objects.remove(number);
+            let of = (inner.process, *number);
+            inner.objects.remove(&of);
         }
         result
     }
@@ -182,6 +199,11 @@ impl Remote for MemoryRemote {
             }
             false => Ok(()),
         }
+    }
+
+    fn lend(&self, _copies: &Witness) -> Result<(), Failure> {
+        let mut inner = self.inner.lock();
+        inner.due(Ask::Lend, 1).1
     }
 
     fn name(&self) -> &str {

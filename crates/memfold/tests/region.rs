@@ -2,6 +2,8 @@
 //! Z1, M1, C1.
 use memfold::{Delivery, Memory, Region};
 use memfold_testkit::random::Random;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 const MIB: usize = 1 << 20;
 
@@ -17,6 +19,11 @@ fn assert_page(source: &[u8], region: &Region, n: usize) {
     let mut want = [0u8; 4096];
     page(source, n, &mut want);
     assert!(region.as_slice()[n * 4096..][..4096] == want, "page {n}");
+}
+
+fn held_bytes(memory: &Memory) -> u64 {
+    let stats = memory.stats();
+    stats.resident_bytes.load(Relaxed) + stats.frame_bytes.load(Relaxed)
 }
 
 fn fill_and_read(delivery: Delivery, use_move: &str, resident: u64, size: usize) {
@@ -42,11 +49,17 @@ fn fill_and_read(delivery: Delivery, use_move: &str, resident: u64, size: usize)
         let n = random.below(pages);
         assert_page(&source, &region, n);
     }
-    let stats = memory.stats();
-    let held = stats.resident_bytes.load(std::sync::atomic::Ordering::Relaxed)
-        + stats.frame_bytes.load(std::sync::atomic::Ordering::Relaxed);
-    assert!(held <= resident, "{held} held, {resident} allowed");
-    assert_eq!(stats.check_sums(), Ok(()));
+    // A handler may still be reading ahead: by copy, it holds a block twice for a moment.
+    let begin = Instant::now();
+    while held_bytes(&memory) > resident {
+        assert!(
+            begin.elapsed().as_secs() < 600,
+            "{} held, {resident} allowed",
+            held_bytes(&memory)
+        );
+        std::thread::yield_now();
+    }
+    assert_eq!(memory.stats().check_sums(), Ok(()));
     memory.check().unwrap();
 }
 
@@ -149,12 +162,12 @@ fn z8_canned_mode_makes_the_pool_smaller_and_keeps_every_byte() {
 }
 
 fn pool_bytes(memory: &Memory) -> u64 {
-    memory.stats().pool_bytes.load(std::sync::atomic::Ordering::Relaxed)
+    memory.stats().pool_bytes.load(Relaxed)
 }
 
 /// Waits until `holds`, for a time that no working engine needs.
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     while !holds() {
         assert!(start.elapsed() < std::time::Duration::from_secs(600), "{what}");
         std::thread::sleep(std::time::Duration::from_millis(5));
@@ -171,8 +184,7 @@ fn m2_a_sparse_pool_is_packed_without_any_limit_being_hit() {
     (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
     region.pageout(0..region.len());
     eventually("all is folded", || {
-        memory.stats().folded_bytes.load(std::sync::atomic::Ordering::Relaxed)
-            == region.len() as u64
+        memory.stats().folded_bytes.load(Relaxed) == region.len() as u64
     });
     let full = pool_bytes(&memory);
     // Three of four blocks go, one by one, which leaves nearly every span a quarter full.
@@ -182,7 +194,7 @@ fn m2_a_sparse_pool_is_packed_without_any_limit_being_hit() {
     }
     eventually("the pool is packed", || pool_bytes(&memory) < full * 2 / 5);
     let stats = memory.stats();
-    assert!(stats.compacted_bytes.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    assert!(stats.compacted_bytes.load(Relaxed) > 0);
     for n in (0..pages).filter(|n| n / 4 % 4 == 0) {
         assert_page(&source, &region, n);
     }
@@ -205,9 +217,7 @@ fn m9_cold_blocks_are_compressed_again_while_the_program_reads() {
         let pages = region.len() / 4096;
         (0..pages).for_each(|n| page(&source, n, &mut region.as_mut_slice()[n * 4096..][..4096]));
         let mut random = Random::new(1);
-        let again = |memory: &Memory| {
-            memory.stats().blocks_recompressed.load(std::sync::atomic::Ordering::Relaxed)
-        };
+        let again = |memory: &Memory| memory.stats().blocks_recompressed.load(Relaxed);
         let mut reads = 0;
         eventually("blocks are compressed again", || {
             for _ in 0..500 {
@@ -220,9 +230,7 @@ fn m9_cold_blocks_are_compressed_again_while_the_program_reads() {
         for n in 0..pages {
             assert_page(&source, &region, n);
         }
-        assert!(
-            memory.stats().recompress_gained_bytes.load(std::sync::atomic::Ordering::Relaxed) > 0
-        );
+        assert!(memory.stats().recompress_gained_bytes.load(Relaxed) > 0);
     }
 }
 
@@ -257,7 +265,7 @@ fn z10_a_full_pool_refuses_and_the_bytes_stay() {
         assert_page(&source, &region, n);
     }
     assert!(pool_bytes(&memory) <= (4 << 20) + (1 << 20), "{}", pool_bytes(&memory));
-    assert!(memory.stats().save_refused.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    assert!(memory.stats().save_refused.load(Relaxed) > 0);
     memory.check().unwrap();
 }
 

@@ -137,6 +137,16 @@ static void again(void) {
     }
 }
 
+/* Children that touch nothing of it. */
+static void idle(void) {
+    begin();
+    for (int i = 0; i < 12; i++) {
+        pid_t child = fork();
+        if (child == 0) end_child();
+        expect_end(child);
+    }
+}
+
 static volatile int stop;
 
 static void *turn_over(void *arg) {
@@ -302,7 +312,7 @@ static void filter(void) {
 int main(int argc, char **argv) {
     static const struct test all[] = {
         {"both", both}, {"parts", parts}, {"generations", generations}, {"many", many}, {"again", again}, {"busy", busy}, {"closed", closed},
-        {"barred", barred}, {"orphan", orphan}, {"execs", execs}, {"filter", filter},
+        {"barred", barred}, {"orphan", orphan}, {"execs", execs}, {"filter", filter}, {"idle", idle},
     };
     return RUN_NAMED(argc, argv, all);
 }

@@ -204,6 +204,8 @@ impl Gated {
         let _ = self.scale.begin_as_child(&self.pager, &mut state.level);
         let _ = self.smaps.reopen();
         self.pager.begin_as_child(stats);
+        // SAFETY: the thread that forked waits for this one, and ends the copy then.
+        unsafe { self.pager.connect_remote() };
         slots::set_need(state.level.anonymous);
         // SAFETY: the caller is the first engine thread of a child of fork, and nobody else calls
         // this.

@@ -13,18 +13,24 @@
 //! (`Pagemap`, `Maps`, `Scale`). One that gets no userfaultfd (a sandbox forbids it by now) has
 //! everything brought home, and no engine.
 //!
-//! With a swap file the child goes on to read its parent's, and writes to one of its own
-//! (`memfold/swap/copied.rs`); with a remote store, what is in file and store comes home first.
+//! With a swap file the child goes on to read its parent's, and what that has in a remote store,
+//! and writes to a file of its own (`memfold/swap/copied.rs`).
 use super::gated::{Gated, Mark, abandon};
 use crate::say::unserved::unserved_later;
 use crate::{engine, proc, say, slots};
 use core::mem::forget;
+use core::time::Duration;
 use memfold::config::Size;
 use memfold::known::TOP;
 use memfold_gate::{touch, write_bytes};
 use memfold_sys::Errno;
 use memfold_sys::raw::{is_resident, system_call};
+use memfold_sys::remote::Remote;
+use memfold_sys::thread::bare;
 use memfold_sys::units::PAGE_SIZE;
+
+/// The remote store's service may be stopped: so long it is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Whether the kernel may have swapped something out.
 fn may_be_swapped() -> bool {
@@ -39,7 +45,7 @@ impl Gated {
     /// Copies the process by `make`.
     pub fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize {
         forget(self.state.lock());
-        self.pager.begin_copy(|bytes| {
+        let may_bring = |bytes| {
             let available = proc::available_bytes();
             if bytes > available && available > 0 {
                 say::die(format_args!(
@@ -48,7 +54,8 @@ impl Gated {
                     Size(available)
                 ));
             }
-        });
+        };
+        self.pager.begin_copy(|| self.child_reaches_store(), may_bring);
         self.forbid_allocation();
         let result = make();
         // SAFETY: forbidden above; the copy is the child's own.
@@ -71,6 +78,18 @@ impl Gated {
         result
     }
 
+    /// Whether a child of the calling thread would reach the remote store's service: tried by a
+    /// thread that may do what the child may.
+    fn child_reaches_store(&self) -> bool {
+        let tried = self.remote.as_ref().map(|remote| {
+            bare::once(
+                c"memfold-try",
+                || !matches!(remote.keep(PATIENCE), Err(failure) if failure.is_cut),
+            )
+        });
+        tried.is_some_and(|tried| tried == Ok(true))
+    }
+
     /// In the child.
     fn begin_child(&self) {
         slots::begin_as_child();
@@ -85,15 +104,18 @@ impl Gated {
         ended.iter().for_each(|range| state.forget(range));
         // SAFETY: as above.
         unsafe { self.pager.end_in_child(&ended) };
+        // Before anything is read there.
+        self.begin_file();
         let knows_pages = self.pagemap.reopen().is_ok();
         // SAFETY: this is the only thread.
         let _ = unsafe { self.maps.reopen() };
         if let Err(e) = self.uffd.reopen() {
             self.bring_home(knows_pages);
+            self.remote.iter().for_each(|remote| remote.close());
             abandon();
             return unserved_later(format_args!("in a child of fork: {e}"));
         }
-        self.begin_file();
+        self.keep_descriptors();
         let mut done: Result<(), Errno> = Ok(());
         // SAFETY: this is the only thread.
         unsafe {
@@ -177,6 +199,5 @@ impl Gated {
         if let Err(e) = begun {
             say::die(format_args!("in a child of fork: a key for the swap file: {e}"));
         }
-        self.keep_descriptors();
     }
 }

@@ -10,7 +10,7 @@ use crate::Errno;
 use crate::units::PAGE_SIZE;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
 
@@ -31,6 +31,16 @@ impl Witness {
             memfd_create(c"memfold-witness", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, PAGE_SIZE as u64)?;
         Ok(Witness { file, at: AtomicUsize::new(0) })
+    }
+
+    /// One that another process has made, by the descriptor that it has sent.
+    pub fn of(file: OwnedFd) -> Witness {
+        Witness { file, at: AtomicUsize::new(0) }
+    }
+
+    /// The descriptor, to be sent.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// Whoever is copied from now on, until [`Witness::end_copy`], is seen. Called by a thread that

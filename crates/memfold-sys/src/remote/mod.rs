@@ -11,22 +11,30 @@
 //! is wrong. A connection may have several requests under way, whose answers come in any order and
 //! bear their numbers. It begins with [`HELLO`], which has no answer. Numbers are in the machine's
 //! byte order.
+//!
+//! Objects are an engine's, and go when its process has ended. A child of fork is another engine,
+//! which reads its ancestors' objects all the same; before the copy is made, its parent has them
+//! lent ([`LEND`]).
 pub mod socket;
 
+use crate::memory::witness::Witness;
 use crate::thread::errands::Handed;
 use alloc::string::String;
 use core::time::Duration;
 
-/// The first message of a connection: one entry with the number of the engine. It has no answer.
+/// The first message of a connection: one entry with the engine that it is of. It has no answer.
 pub const HELLO: u32 = 1;
-/// Stores objects, whose numbers were never used before.
+/// Stores objects of the connection's engine, whose numbers were never used before.
 pub const PUT: u32 = 2;
-/// Reads parts of objects.
+/// Reads parts of objects, of whatever engine of the run.
 pub const GET: u32 = 3;
-/// Deletes objects.
+/// Deletes objects of the connection's engine.
 pub const DELETE: u32 = 4;
 /// Asks whether the objects are kept from expiring.
 pub const KEEP: u32 = 5;
+/// Keeps the objects of the connection's engine as long as a [`Witness`] isn't over, whose
+/// descriptor comes with its first byte.
+pub const LEND: u32 = 6;
 /// Entries of a message, at most.
 pub const ENTRIES_MAX: usize = 1024;
 /// Bytes of all objects or parts of a message, at most.
@@ -42,7 +50,7 @@ pub const FAILED: u32 = 2;
 /// The head of a message to the service.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// [`HELLO`], [`PUT`], [`GET`], [`DELETE`] or [`KEEP`].
+    /// [`HELLO`], [`PUT`], [`GET`], [`DELETE`], [`KEEP`] or [`LEND`].
     pub what: u32,
     /// What its answer is known by.
     pub id: u32,
@@ -53,6 +61,8 @@ pub struct Request {
 /// One object of a message, or a part of it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
+    /// The engine whose object it is.
+    pub engine: u64,
     /// The object's number.
     pub number: u64,
     /// Where the part starts, bytes.
@@ -106,21 +116,23 @@ impl Answer {
 
 impl Entry {
     /// Bytes of an entry.
-    pub const BYTES: usize = 16;
+    pub const BYTES: usize = 24;
 
     /// As it is sent.
     pub fn to_bytes(self) -> [u8; Entry::BYTES] {
         let mut bytes = [0; Entry::BYTES];
-        bytes[..8].copy_from_slice(&self.number.to_ne_bytes());
-        bytes[8..12].copy_from_slice(&self.offset.to_ne_bytes());
-        bytes[12..].copy_from_slice(&self.len.to_ne_bytes());
+        bytes[..8].copy_from_slice(&self.engine.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&self.number.to_ne_bytes());
+        bytes[16..20].copy_from_slice(&self.offset.to_ne_bytes());
+        bytes[20..].copy_from_slice(&self.len.to_ne_bytes());
         bytes
     }
 
     /// What was sent.
     pub fn of_bytes(bytes: [u8; Entry::BYTES]) -> Entry {
-        let number = u64::from_ne_bytes(bytes[..8].try_into().expect("8 bytes"));
-        Entry { number, offset: word(&bytes[8..12]), len: word(&bytes[12..]) }
+        let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        let (offset, len) = (word(&bytes[16..20]), word(&bytes[20..]));
+        Entry { engine: long(0), number: long(8), offset, len }
     }
 }
 
@@ -172,6 +184,8 @@ pub struct Object<'a> {
 /// A part of an object to be read.
 #[derive(Debug)]
 pub struct Fetch<'a> {
+    /// Whose object it is: this process's at 0, its parent's at 1, and so on.
+    pub forks: usize,
     /// The object's number.
     pub number: u64,
     /// Where the part starts in it, bytes.
@@ -211,6 +225,13 @@ pub trait Remote: Send + Sync {
     /// They are not, and who answers has said so to the user; or, where `is_cut`, nobody answers.
     fn keep(&self, patience: Duration) -> Result<(), Failure>;
 
+    /// Has this process's objects kept for copies of it that the witness sees, also after its end.
+    /// Called while the witness isn't over, by a thread that has its descriptor.
+    ///
+    /// # Errors
+    /// They may be gone when the process has ended.
+    fn lend(&self, copies: &Witness) -> Result<(), Failure>;
+
     /// What to call the store in messages.
     fn name(&self) -> &str;
 }
@@ -232,6 +253,10 @@ impl<R: Remote + ?Sized> Remote for Handed<R> {
         self.with(|remote| remote.keep(patience))
     }
 
+    fn lend(&self, copies: &Witness) -> Result<(), Failure> {
+        self.with(|remote| remote.lend(copies))
+    }
+
     fn name(&self) -> &str {
         self.itself().name()
     }
@@ -245,7 +270,7 @@ mod tests {
     fn messages_come_back_as_they_were() {
         let request = Request { what: GET, id: u32::MAX - 1, entries: 7 };
         assert_eq!(Request::of_bytes(request.to_bytes()), request);
-        let entry = Entry { number: u64::MAX - 5, offset: 4096, len: 65536 };
+        let entry = Entry { engine: 9 << 40, number: u64::MAX - 5, offset: 4096, len: 65536 };
         assert_eq!(Entry::of_bytes(entry.to_bytes()), entry);
         let answer = Answer { status: LOST, id: 77, len: 20 };
         assert_eq!(Answer::of_bytes(answer.to_bytes()), answer);

@@ -4,31 +4,38 @@
 //! the service. There is no thread that receives: of those that wait for answers one reads the next
 //! answer's head, and leaves what follows to the thread that has asked for it.
 use crate::Errno;
+use crate::memory::witness::Witness;
 use crate::remote::{
-    Answer, DELETE, DONE, ENTRIES_MAX, Entry, Failure, Fetch, GET, HELLO, KEEP, LOST, Object, PUT,
-    Remote, Request,
+    Answer, DELETE, DONE, ENTRIES_MAX, Entry, Failure, Fetch, GET, HELLO, KEEP, LEND, LOST, Object,
+    PUT, Remote, Request,
 };
 use crate::sync::{Condvar, Mutex, Steady};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::mem::MaybeUninit;
 use core::time::Duration;
-use rustix::fd::OwnedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::io::{IoSlice, IoSliceMut};
 use rustix::net::{
-    self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
 /// The service answers in time; this much later it is given up.
 const GRACE: Duration = Duration::from_secs(10);
 /// Of a line that says what is wrong, no more is read.
 const WHY_BYTES_MAX: u32 = 1 << 16;
+/// Ancestors whose objects are read, at most.
+const OLDER_MAX: usize = 15;
 
 /// A client of the service.
 pub struct SocketRemote {
     path: String,
     name: String,
-    engine: Steady<u64>,
+    /// Of ancestors, and the own one last.
+    engines: Steady<Vec<u64>>,
     patience: Duration,
     line: Mutex<Option<Arc<Line>>>,
 }
@@ -43,13 +50,14 @@ impl SocketRemote {
         Ok(SocketRemote {
             path: path.to_string(),
             name: name.to_string(),
-            engine: Steady::new(random_number()?),
+            engines: Steady::new(alloc::vec![random_number()?]),
             patience: timeout + GRACE,
             line: Mutex::new(None),
         })
     }
 
-    /// In a child of fork: another engine to the service, by a connection of its own.
+    /// In a child of fork: another engine to the service, by a connection of its own. It may read
+    /// the objects of its last [`OLDER_MAX`] ancestors.
     ///
     /// # Errors
     /// The kernel gives no random bytes.
@@ -62,9 +70,26 @@ impl SocketRemote {
         unsafe {
             self.line.reset();
             core::mem::forget(self.line.peek_mut().take());
-            *self.engine.change() = random_number()?;
+            let engines = self.engines.change();
+            engines.push(random_number()?);
+            engines.drain(..engines.len().saturating_sub(OLDER_MAX + 1));
         }
         Ok(())
+    }
+
+    /// Ends the connection. The next request makes another one.
+    pub fn close(&self) {
+        self.line.lock().take();
+    }
+
+    /// The engine of the process that this one is a copy of by so many forks.
+    fn engine(&self, forks: usize) -> u64 {
+        self.engines[self.engines.len() - 1 - forks]
+    }
+
+    /// An entry of this process's own engine.
+    fn own(&self, number: u64, len: usize) -> Entry {
+        Entry { engine: self.engine(0), number, offset: 0, len: len as u32 }
     }
 
     /// A new connection, on which nothing is waited for longer than `patience`.
@@ -80,7 +105,7 @@ impl SocketRemote {
             turn: Mutex::new(Turn::default()),
             changed: Condvar::new(),
         };
-        line.send(HELLO, 0, &[Entry { number: *self.engine, offset: 0, len: 0 }], &[])?;
+        line.send(0, &Message { entries: &[self.own(0, 0)], ..message(HELLO) })?;
         Ok(line)
     }
 
@@ -102,13 +127,11 @@ impl SocketRemote {
     /// harm.
     fn ask(
         &self,
-        what: u32,
-        entries: &[Entry],
-        bytes: &[&[u8]],
+        message: &Message<'_>,
         again: fn(Errno) -> bool,
         receive: &mut dyn FnMut(&OwnedFd) -> Result<(), Errno>,
     ) -> Result<(), Failure> {
-        let mut once = || self.line()?.exchange(what, entries, bytes, receive);
+        let mut once = || self.line()?.exchange(message, receive);
         let result = match once() {
             Err(e) if again(e) => once(),
             other => other,
@@ -142,15 +165,16 @@ fn is_closed(e: Errno) -> bool {
 
 impl Remote for SocketRemote {
     fn put(&self, objects: &[Object<'_>]) -> Result<(), Failure> {
-        let entry =
-            |o: &Object<'_>| Entry { number: o.number, offset: 0, len: o.bytes.len() as u32 };
-        let entries: Vec<Entry> = objects.iter().map(entry).collect();
+        let entries: Vec<Entry> =
+            objects.iter().map(|o| self.own(o.number, o.bytes.len())).collect();
         let bytes: Vec<&[u8]> = objects.iter().map(|o| o.bytes).collect();
-        self.ask(PUT, &entries, &bytes, is_closed, &mut |_| Ok(()))
+        let put = Message { entries: &entries, bytes: &bytes, ..message(PUT) };
+        self.ask(&put, is_closed, &mut |_| Ok(()))
     }
 
     fn get(&self, fetches: &mut [Fetch<'_>]) -> Result<(), Failure> {
         let entry = |f: &Fetch<'_>| Entry {
+            engine: self.engine(f.forks),
             number: f.number,
             offset: f.offset as u32,
             len: f.to.len() as u32,
@@ -158,25 +182,43 @@ impl Remote for SocketRemote {
         let entries: Vec<Entry> = fetches.iter().map(entry).collect();
         let mut receive =
             |socket: &OwnedFd| fetches.iter_mut().try_for_each(|f| read(socket, f.to));
-        self.ask(GET, &entries, &[], |_| true, &mut receive)
+        self.ask(&Message { entries: &entries, ..message(GET) }, |_| true, &mut receive)
     }
 
     fn delete(&self, numbers: &[u64]) -> Result<(), Failure> {
-        let entries: Vec<Entry> =
-            numbers.iter().map(|&number| Entry { number, offset: 0, len: 0 }).collect();
-        self.ask(DELETE, &entries, &[], is_closed, &mut |_| Ok(()))
+        let entries: Vec<Entry> = numbers.iter().map(|&number| self.own(number, 0)).collect();
+        let delete = Message { entries: &entries, ..message(DELETE) };
+        self.ask(&delete, is_closed, &mut |_| Ok(()))
     }
 
     fn keep(&self, patience: Duration) -> Result<(), Failure> {
         // A connection of its own: on the other one a silent service is waited for longer.
         let asked =
-            self.connect(patience).and_then(|line| line.exchange(KEEP, &[], &[], &mut |_| Ok(())));
+            self.connect(patience).and_then(|line| line.exchange(&message(KEEP), &mut |_| Ok(())));
         self.failure(asked)
+    }
+
+    fn lend(&self, copies: &Witness) -> Result<(), Failure> {
+        let lend = Message { file: Some(copies.file()), ..message(LEND) };
+        self.ask(&lend, |_| true, &mut |_| Ok(()))
     }
 
     fn name(&self) -> &str {
         &self.name
     }
+}
+
+/// A request, and what goes with it.
+struct Message<'a> {
+    what: u32,
+    entries: &'a [Entry],
+    bytes: &'a [&'a [u8]],
+    file: Option<BorrowedFd<'a>>,
+}
+
+/// One with nothing.
+fn message<'a>(what: u32) -> Message<'a> {
+    Message { what, entries: &[], bytes: &[], file: None }
 }
 
 /// What an answer says.
@@ -213,9 +255,7 @@ impl Line {
     /// The connection has broken off, for all.
     fn exchange(
         &self,
-        what: u32,
-        entries: &[Entry],
-        bytes: &[&[u8]],
+        message: &Message<'_>,
         receive: &mut dyn FnMut(&OwnedFd) -> Result<(), Errno>,
     ) -> Result<Said, Errno> {
         let id = {
@@ -225,10 +265,10 @@ impl Line {
             turn.asked.push(id);
             id
         };
-        let wanted: usize =
-            if what == GET { entries.iter().map(|e| e.len as usize).sum() } else { 0 };
+        let lens = message.entries.iter().map(|e| e.len as usize);
+        let wanted = if message.what == GET { lens.sum() } else { 0 };
         let result = self
-            .send(what, id, entries, bytes)
+            .send(id, message)
             .and_then(|()| self.await_head(id))
             .and_then(|head| self.receive(head, wanted, receive));
         if result.is_err() {
@@ -237,13 +277,15 @@ impl Line {
         result
     }
 
-    fn send(&self, what: u32, id: u32, entries: &[Entry], bytes: &[&[u8]]) -> Result<(), Errno> {
+    fn send(&self, id: u32, message: &Message<'_>) -> Result<(), Errno> {
+        let Message { what, entries, bytes, file } = *message;
         debug_assert!(entries.len() <= ENTRIES_MAX);
         let mut head = Vec::with_capacity(Request::BYTES + entries.len() * Entry::BYTES);
         head.extend_from_slice(&Request { what, id, entries: entries.len() as u32 }.to_bytes());
         entries.iter().for_each(|e| head.extend_from_slice(&e.to_bytes()));
         let _sending = self.sending.lock();
-        write(&self.socket, &head)?;
+        let sent = file.map_or(Ok(0), |file| send_with_file(&self.socket, &head, file))?;
+        write(&self.socket, &head[sent..])?;
         bytes.iter().try_for_each(|b| write(&self.socket, b))
     }
 
@@ -310,6 +352,55 @@ impl Line {
     }
 }
 
+/// Sends bytes, as many as go at once, and a descriptor with the first; returns how many.
+fn send_with_file(socket: &OwnedFd, bytes: &[u8], file: BorrowedFd<'_>) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files = [file];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&files)), "there is space for one");
+    loop {
+        match net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// Receives all of `bytes` from a stream's socket, and the witness whose descriptor was sent with
+/// them, if one was. `false`: the stream has ended before the first.
+///
+/// # Errors
+/// What recvmsg says; ECONNRESET: it has ended.
+///
+/// # Safety
+/// - The descriptor stays open during the call.
+pub unsafe fn receive_with_witness(
+    socket: i32,
+    bytes: &mut [u8],
+) -> Result<(bool, Option<Witness>), Errno> {
+    // SAFETY: by the caller's promise.
+    let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+    let (mut done, mut file) = (0, None);
+    while done < bytes.len() {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut rest = [IoSliceMut::new(&mut bytes[done..])];
+        match net::recvmsg(socket, &mut rest, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(got) if got.bytes == 0 && done == 0 => return Ok((false, None)),
+            Ok(got) if got.bytes == 0 => return Err(Errno::CONNRESET),
+            Ok(got) => done += got.bytes,
+            Err(Errno::INTR) => continue,
+            Err(e) => return Err(e),
+        }
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                file = files.last().or(file);
+            }
+        }
+    }
+    Ok((true, file.map(Witness::of)))
+}
+
 fn write(socket: &OwnedFd, mut bytes: &[u8]) -> Result<(), Errno> {
     while !bytes.is_empty() {
         match net::send(socket, bytes, SendFlags::NOSIGNAL) {
@@ -343,8 +434,9 @@ mod tests {
     fn without_a_service_the_message_names_the_socket() {
         let remote =
             SocketRemote::new("/nowhere/at.all", "redis://x", Duration::from_secs(1)).unwrap();
-        let failure =
-            remote.get(&mut [Fetch { number: 1, offset: 0, to: &mut [0; 16] }]).unwrap_err();
+        let failure = remote
+            .get(&mut [Fetch { forks: 0, number: 1, offset: 0, to: &mut [0; 16] }])
+            .unwrap_err();
         assert!(
             !failure.is_lost && failure.is_cut && failure.why.contains("/nowhere/at.all"),
             "{failure}"
@@ -396,7 +488,7 @@ mod tests {
 
     fn gets(remote: &SocketRemote, number: u64) -> Result<bool, Failure> {
         let mut to = [0; 8];
-        remote.get(&mut [Fetch { number, offset: 0, to: &mut to }])?;
+        remote.get(&mut [Fetch { forks: 0, number, offset: 0, to: &mut to }])?;
         Ok(to == content(number))
     }
 

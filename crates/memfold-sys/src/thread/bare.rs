@@ -19,6 +19,7 @@ use core::mem::{forget, size_of};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use rustix::mm::{MprotectFlags, mprotect};
+use rustix::thread::futex;
 
 /// Bare threads at most.
 pub const THREADS_MAX: usize = 160;
@@ -48,6 +49,14 @@ struct Record {
     own_files: bool,
     stack_top: usize,
     thread_pointer: usize,
+    /// Of a brief thread ([`once`]): 1 until the kernel, at its end, makes it 0.
+    runs: AtomicU32,
+}
+
+impl Record {
+    fn is_brief(&self) -> bool {
+        self.runs.load(SeqCst) != 0
+    }
 }
 
 /// Addresses of records, 0 where there is none. Never taken away but where a thread could not be
@@ -127,6 +136,37 @@ pub fn start(name: &'static CStr, main: fn(usize), arg: usize) -> Result<(), Err
     start_as(name, main, arg, false)
 }
 
+/// Does `work` on a brief thread, and waits until it has ended. To the kernel it is as the caller
+/// (its user, its root directory, its seccomp filters) but has no descriptors, and what it opens is
+/// nobody else's.
+///
+/// # Errors
+/// EAGAIN: no more threads; what reserving its zone says. Nothing was done then.
+pub fn once<R: Send>(name: &'static CStr, work: impl FnOnce() -> R + Send) -> Result<R, Errno> {
+    let (mut work, mut result) = (Some(work), None);
+    let mut main = || result = work.take().map(|work| work());
+    let mut main: &mut dyn FnMut() = &mut main;
+    let zone = Zone::reserve(THREAD_BYTES, PAGE_SIZE)?;
+    let record = place(zone.start(), name, call, &raw mut main as usize, true)?;
+    // SAFETY: the record was just written, and its thread does not run. It lives in the zone, which
+    // is dropped when the thread has ended.
+    let runs = unsafe { &(*(record as *const Record)).runs };
+    runs.store(1, SeqCst);
+    // SAFETY: as above.
+    unsafe { run(record)? };
+    while runs.load(SeqCst) != 0 {
+        // The kernel's wake at the end of a thread is not a private one.
+        let _ = futex::wait(runs, futex::Flags::empty(), 1, None);
+    }
+    Ok(result.expect("it was done"))
+}
+
+/// Calls what a `&mut dyn FnMut()` at an address leads to.
+fn call(at: usize) {
+    // SAFETY: `once` waits until this has returned.
+    unsafe { (*(at as *mut &mut dyn FnMut()))() }
+}
+
 fn start_as(
     name: &'static CStr,
     main: fn(usize),
@@ -138,20 +178,7 @@ fn start_as(
         Some(start) => start,
         None => zone.insert(Zone::reserve(THREAD_BYTES, PAGE_SIZE)?).start(),
     };
-    let record_at = start + THREAD_BYTES - PAGE_SIZE;
-    let thread_pointer = record_at - PAGE_SIZE;
-    let stack_top = stack_below(record_at).end;
-    // SAFETY: the lowest page of a zone that nobody uses yet: the end of the stack.
-    unsafe { mprotect(start as *mut _, PAGE_SIZE, MprotectFlags::empty())? };
-    let record = Record { name, main, arg, own_files, stack_top, thread_pointer };
-    // SAFETY: the zone's last page, which nobody uses yet, is large enough; the page before it is
-    // the thread block, whose first word leads to itself (x86-64's ABI) and whose third does so in
-    // glibc's.
-    unsafe {
-        (record_at as *mut Record).write(record);
-        (thread_pointer as *mut usize).write(thread_pointer);
-        (thread_pointer as *mut usize).add(2).write(thread_pointer);
-    }
+    let record_at = place(start, name, main, arg, own_files)?;
     let index = COUNT.fetch_add(1, SeqCst);
     let result = if index < THREADS_MAX {
         RECORDS[index].store(record_at, SeqCst);
@@ -171,6 +198,35 @@ fn start_as(
         }
     }
     result
+}
+
+/// Makes the record of a thread whose zone begins at `start`, and gives its address.
+///
+/// # Errors
+/// What mprotect says.
+fn place(
+    start: usize,
+    name: &'static CStr,
+    main: fn(usize),
+    arg: usize,
+    own_files: bool,
+) -> Result<usize, Errno> {
+    let record_at = start + THREAD_BYTES - PAGE_SIZE;
+    let thread_pointer = record_at - PAGE_SIZE;
+    let stack_top = stack_below(record_at).end;
+    // SAFETY: the lowest page of a zone that nobody uses yet: the end of the stack.
+    unsafe { mprotect(start as *mut _, PAGE_SIZE, MprotectFlags::empty())? };
+    let runs = AtomicU32::new(0);
+    let record = Record { name, main, arg, own_files, stack_top, thread_pointer, runs };
+    // SAFETY: the zone's last page, which nobody uses yet, is large enough; the page before it is
+    // the thread block, whose first word leads to itself (x86-64's ABI) and whose third does so in
+    // glibc's.
+    unsafe {
+        (record_at as *mut Record).write(record);
+        (thread_pointer as *mut usize).write(thread_pointer);
+        (thread_pointer as *mut usize).add(2).write(thread_pointer);
+    }
+    Ok(record_at)
 }
 
 /// The stack of the thread that has its record at `record`: see [`THREAD_BYTES`].
@@ -259,7 +315,8 @@ unsafe fn run(record: usize) -> Result<(), Errno> {
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
         | libc::CLONE_SETTLS
-        | if about.own_files { 0 } else { libc::CLONE_FILES };
+        | if about.own_files { 0 } else { libc::CLONE_FILES }
+        | if about.is_brief() { libc::CLONE_CHILD_CLEARTID } else { 0 };
     // SAFETY: the stack and the thread block lie in the thread's own zone, which nobody uses now.
     // All signals are blocked around the call, so the new thread begins with all of them blocked.
     unsafe {
@@ -280,6 +337,8 @@ unsafe fn clone_onto(
     record: usize,
 ) -> Result<i64, Errno> {
     let ret: i64;
+    // SAFETY: by the caller's promise; where the kernel is not told to, it leaves it alone.
+    let runs = unsafe { &raw const (*(record as *const Record)).runs };
     // SAFETY: the new thread touches its own stack only and never returns from `entry`; in the
     // caller the system call clobbers rcx and r11.
     unsafe {
@@ -297,7 +356,7 @@ unsafe fn clone_onto(
             "2:",
             entry = sym entry,
             inlateout("rax") libc::SYS_clone => ret,
-            in("rdi") flags, in("rsi") top, in("rdx") 0, in("r10") 0, in("r8") tls,
+            in("rdi") flags, in("rsi") top, in("rdx") 0, in("r10") runs, in("r8") tls,
             lateout("rcx") _, lateout("r11") _,
         );
     }
@@ -314,6 +373,8 @@ unsafe fn clone_onto(
     record: usize,
 ) -> Result<i64, Errno> {
     let ret: i64;
+    // SAFETY: by the caller's promise; where the kernel is not told to, it leaves it alone.
+    let runs = unsafe { &raw const (*(record as *const Record)).runs };
     // SAFETY: the new thread touches its own stack only and never returns from `entry`.
     unsafe {
         let top = (stack_top as *mut usize).sub(2);
@@ -329,7 +390,7 @@ unsafe fn clone_onto(
             entry = sym entry,
             in("x8") libc::SYS_clone,
             inlateout("x0") flags as i64 => ret,
-            in("x1") top, in("x2") 0, in("x3") tls, in("x4") 0,
+            in("x1") top, in("x2") 0, in("x3") tls, in("x4") runs,
         );
     }
     raw::errno_of(ret)
@@ -344,7 +405,9 @@ extern "C" fn entry(record: usize) -> ! {
     }
     let _ = rustix::thread::set_name(about.name);
     (about.main)(about.arg);
-    COUNT.fetch_sub(1, SeqCst);
+    if !about.is_brief() {
+        COUNT.fetch_sub(1, SeqCst);
+    }
     loop {
         // SAFETY: ends the calling thread only; its stack stays.
         let _ = unsafe { system_call(libc::SYS_exit, [0; 6]) };
@@ -396,6 +459,24 @@ mod tests {
     fn unsafe_fd(number: i32) -> rustix::fd::BorrowedFd<'static> {
         // SAFETY: only asked about.
         unsafe { rustix::fd::BorrowedFd::borrow_raw(number) }
+    }
+
+    #[test]
+    fn a_brief_thread_has_a_table_of_its_own_and_its_result_comes_back() {
+        let before = std::fs::File::open("/proc/self/maps").unwrap();
+        for n in 0..100 {
+            let work = || {
+                use std::os::fd::AsRawFd;
+                let has_it = rustix::io::fcntl_getfd(unsafe_fd(before.as_raw_fd())).is_ok();
+                forget(rustix::fs::open(c"/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()));
+                (n + 1, has_it)
+            };
+            assert_eq!(once(c"bare-brief", work).unwrap(), (n + 1, false));
+        }
+        let opened = std::fs::read_dir("/proc/self/fd").unwrap();
+        let leads_to = |of: std::fs::DirEntry| std::fs::read_link(of.path()).ok();
+        let root = std::path::Path::new("/");
+        assert!(!opened.filter_map(|of| leads_to(of.ok()?)).any(|path| path == root));
     }
 
     #[test]

@@ -48,9 +48,10 @@ impl Pager {
     /// In gate delivery: waits until nobody works, and keeps all as it is until
     /// [`Pager::end_copy`]: no fault is served, nothing is asked of background threads, and nothing
     /// is written. Called by the thread that makes the copy, which meets no fault until then; no
-    /// mapping is being changed. `may_bring` is told what must be brought home first, bytes, if
-    /// anything must, and returns if there is room for it.
-    pub fn begin_copy(&self, may_bring: impl Fn(u64)) {
+    /// mapping is being changed. `reaches`: whether a child would reach the remote store; asked if
+    /// it needs it. `may_bring` is told what must be brought home first, bytes, if anything must,
+    /// and returns if there is room for it.
+    pub fn begin_copy(&self, reaches: impl Fn() -> bool, may_bring: impl Fn(u64)) {
         let bring = |swap: &Swap| {
             may_bring(self.bytes_in_file());
             self.empty_file(swap);
@@ -65,7 +66,7 @@ impl Pager {
             // Nobody waits for the thread that writes any more, and it gets nothing new.
             self.drain_writes();
             self.gates.close_writing();
-            if swap.begin_copy() {
+            if swap.begin_copy(&reaches) {
                 break;
             }
             // SAFETY: closed above.
@@ -240,6 +241,17 @@ impl Pager {
         open(swap.base());
         // SAFETY: by the caller's promise.
         unsafe { swap.begin_in_child() }
+    }
+
+    /// In a child, between [`Pager::begin_file_in_child`] and [`Pager::end_copy`], by an engine
+    /// thread: connects to the remote store, if it reads there. It may be in a root directory later
+    /// where it couldn't.
+    ///
+    /// # Safety
+    /// - `end_copy` is not called meanwhile.
+    pub unsafe fn connect_remote(&self) {
+        // SAFETY: by the caller's promise the tier is frozen.
+        self.swap.iter().filter_map(Swap::tier).for_each(|tier| unsafe { tier.connect() });
     }
 
     /// Ends [`Pager::begin_copy`], in each of the two processes, after [`Pager::allow_requests`].

@@ -103,6 +103,16 @@ pub struct Clusters {
 #[derive(Default)]
 pub struct Held(Vec<[u64; CLUSTER_SLOTS / 64]>);
 
+impl Held {
+    /// Those of 16 slots, `16 * group` and the next, which are counted from the first that isn't
+    /// inherited.
+    pub fn bits_of(&self, group: u64) -> u16 {
+        let at = group as usize * 16;
+        let word = self.0.get(at / CLUSTER_SLOTS).map_or(0, |bits| bits[at % CLUSTER_SLOTS / 64]);
+        (word >> (at % 64)) as u16
+    }
+}
+
 struct Inner {
     clusters: Vec<Cluster>,
     ends: [(u32, u32); LISTS],

@@ -15,20 +15,27 @@
 //! - The thread that writes is at rest (`Gates::close_writing`), and no raw write is under way: a
 //!   child has nothing half done.
 //!
-//! With a remote store, whose objects are one process's, and where files are already stacked
-//! [`OLDER_MAX`] deep, what is in the file is brought home before the copy
-//! (`address_space/fork.rs`); the child then begins with nothing in its file.
+//! What lies in the **remote store** is read there by the child too. Its service keeps a process's
+//! objects as long as a copy of it runs: the parent sends it the witness that tells (`lend`). What
+//! was used at the copy stays where it is, in file or store, until the child has ended: nothing of
+//! its groups moves.
+//!
+//! Where files are already stacked [`OLDER_MAX`] deep, or a child couldn't reach the service (the
+//! parent is in another root directory by now, or another user), what is in file and store is
+//! brought home before the copy (`address_space/fork.rs`); the child then begins with nothing in
+//! its file.
 use crate::swap::Swap;
 use crate::swap::lent::OLDER_MAX;
 use crate::swap::remote::Tier;
 use memfold_sys::Errno;
+use memfold_sys::memory::witness::Witness;
 use memfold_sys::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold_sys::units::PAGE_SIZE;
 
 impl Swap {
-    /// Whether a child could read what is in the file.
+    /// Whether a child could read what is in the file: not too many are read already.
     pub fn can_lend(&self) -> bool {
-        self.tier.is_none() && self.copies.load(Relaxed) < OLDER_MAX
+        self.copies.load(Relaxed) < OLDER_MAX
     }
 
     /// Nothing more goes to the file, or it may again.
@@ -36,22 +43,35 @@ impl Swap {
         self.is_shut.store(shut, SeqCst);
     }
 
-    /// For a fork, when the engine is at rest, the thread that writes too. `false`: what is in the
-    /// file must be brought home first; nothing was done then.
-    pub fn begin_copy(&self) -> bool {
-        if self.objects() > 0 {
-            let lend = || self.lent.begin_copy(&self.clusters);
-            let errands = self.errands.as_ref();
-            if !self.can_lend() || errands.is_none_or(|errands| errands.run(lend).is_err()) {
-                return false;
-            }
+    /// For a fork, when the engine is at rest, the thread that writes too. `false`: what is in file
+    /// and store must be brought home first; nothing was done then. `reaches`: whether a child
+    /// would reach the remote store; asked if it needs it.
+    pub fn begin_copy(&self, reaches: impl Fn() -> bool) -> bool {
+        self.tier.iter().for_each(Tier::freeze);
+        if self.objects() > 0 && !self.lend(reaches) {
+            // SAFETY: frozen above, by this thread.
+            self.tier.iter().for_each(|tier| unsafe { tier.unfreeze() });
+            return false;
         }
         self.seal.begin_copy();
         self.outbox.freeze();
-        if let Some(tier) = &self.tier {
-            tier.freeze();
-        }
         true
+    }
+
+    /// Has all that is used kept as it is for a child, where the tier is frozen. `false`: it can't
+    /// be.
+    fn lend(&self, reaches: impl Fn() -> bool) -> bool {
+        // SAFETY: frozen by the caller.
+        let is_far = |tier: &&Tier| unsafe { tier.is_used_at_rest() };
+        let tier = self.tier.as_ref().filter(is_far);
+        if !self.can_lend() || tier.is_some() && !reaches() {
+            return false;
+        }
+        let tell = |copies: &Witness| {
+            tier.map_or(Ok(()), |tier| tier.lend(copies)).map_err(|_| Errno::REMOTEIO)
+        };
+        let lend = || self.lent.begin_copy(&self.clusters, tell);
+        self.errands.as_ref().is_some_and(|errands| errands.run(lend).is_ok())
     }
 
     /// In the parent and in a child, after [`Swap::begin_in_child`]. The outbox was opened before.
@@ -99,7 +119,8 @@ impl Swap {
                 self.clusters.clear();
                 self.copies.store(0, Relaxed);
             }
-            self.tier.as_ref().map_or(Ok(()), |tier| Tier::begin_in_child(tier))
+            let inherited = self.clusters.inherited();
+            self.tier.as_ref().map_or(Ok(()), |tier| tier.begin_in_child(inherited))
         }
     }
 }

@@ -25,18 +25,22 @@ pub struct Lent(Mutex<Vec<Set>>);
 
 impl Lent {
     /// Holds what is used, for a copy that is about to be made. Called by a thread that has the
-    /// engine's descriptors.
+    /// engine's descriptors. `tell` tells others of the witness.
     ///
     /// # Errors
-    /// What the kernel says; then nothing is held.
-    pub fn begin_copy(&self, clusters: &Clusters) -> Result<(), Errno> {
+    /// What the kernel says, or `tell`; then nothing is held.
+    pub fn begin_copy(
+        &self,
+        clusters: &Clusters,
+        tell: impl FnOnce(&Witness) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
         self.collect(clusters);
         let mut sets = self.0.lock();
         if sets.len() < SETS_MAX {
             sets.push(Set { witness: Witness::new()?, held: Held::default() });
         }
         let last = sets.last_mut().expect("just looked");
-        let begun = last.witness.begin_copy();
+        let begun = last.witness.begin_copy().and_then(|()| tell(&last.witness));
         match begun {
             Ok(()) => clusters.hold_all(&mut last.held),
             // A set that holds nothing is over at the next look.
@@ -80,6 +84,11 @@ impl Lent {
             !over
         });
         sets.len() < before
+    }
+
+    /// Whether any slot of a group is lent: 16 of them, from a multiple of 16 on.
+    pub fn has(&self, group: u64) -> bool {
+        self.0.lock().iter().any(|set| set.held.bits_of(group) != 0)
     }
 
     /// Whether anything is lent.

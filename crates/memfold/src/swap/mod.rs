@@ -45,8 +45,8 @@ pub mod cluster;
 pub(crate) mod seal;
 pub(crate) mod location;
 pub(crate) mod write_queue;
-pub(crate) mod remote;
 pub(crate) mod lent;
+pub(crate) mod remote;
 mod copied;
 #[cfg(test)]
 mod tests;
@@ -371,7 +371,8 @@ impl Swap {
         let now = slots * PAGE_SIZE as u64;
         if let Some(tier) = &self.tier {
             // Slots only: the file's space is taken and given back one by one, as slots move.
-            let room = (tier.slots_max() - slots) / CLUSTER_SLOTS as u64;
+            let own = slots - self.clusters.inherited();
+            let room = (tier.slots_max() - own) / CLUSTER_SLOTS as u64;
             let count = room.min(GROWTH_CLUSTERS as u64);
             let done = count > 0 && self.disk.stretch(now + count * cluster).is_ok();
             if done {
@@ -438,7 +439,12 @@ impl Swap {
 
     /// One round of the mover: see `Tier::step`. `false` without a tier.
     pub fn move_out(&self, wait: bool) -> bool {
-        self.tier.as_ref().is_some_and(|tier| tier.step(&*self.disk, &self.clusters, wait))
+        self.tier.as_ref().is_some_and(|tier| {
+            if wait {
+                tier.await_work();
+            }
+            tier.step(&*self.disk, &self.clusters, &self.lent, wait)
+        })
     }
 
     // Buffers.

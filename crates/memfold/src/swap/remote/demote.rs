@@ -1,6 +1,7 @@
 //! The mover: takes the coldest groups of the swap file to the remote store, and deletes there what
 //! nobody needs any more. What holds meanwhile is told in [`crate::swap::remote`].
 use crate::swap::cluster::Clusters;
+use crate::swap::lent::Lent;
 use crate::swap::remote::slot_group::{GROUP_SLOTS, Leaving, ones, rank, runs};
 use crate::swap::remote::{GROUP_BYTES, Tier};
 use alloc::vec::Vec;
@@ -24,19 +25,26 @@ const PAUSE_MAX_NS: u64 = 5_000_000_000;
 const STEP_NS: u64 = 50_000_000;
 
 impl Tier {
-    /// One round of the mover: deletes what nobody needs, and moves groups until the file is below
-    /// its mark. With `wait`, sleeps until there may be something to do, and after failures.
-    /// `false`: [`Tier::stop`] was called, or, without `wait`, nothing was done.
-    pub fn step(&self, disk: &dyn Disk, clusters: &Clusters, wait: bool) -> bool {
+    /// Sleeps until there may be something for [`Tier::step`] to do.
+    pub fn await_work(&self) {
         let mut inner = self.inner.lock();
-        while wait && !inner.woken && !inner.stop {
+        while !inner.woken && !inner.stop {
             let left = self.watched.left_ns();
             if left == 0 {
                 break;
             }
             inner = self.changed.wait_within(inner, left);
         }
+    }
+
+    /// One round of the mover: deletes what nobody needs, and moves groups until the file is below
+    /// its mark, but for what is lent. With `wait`, sleeps after failures. `false`: [`Tier::stop`]
+    /// was called, or, without `wait`, nothing was done.
+    pub fn step(&self, disk: &dyn Disk, clusters: &Clusters, lent: &Lent, wait: bool) -> bool {
+        let mut inner = self.inner.lock();
         inner.woken = false;
+        // With the lock held: no copy of the process is made meanwhile.
+        lent.collect(clusters);
         let (trim, stop) = (core::mem::take(&mut inner.trim), inner.stop);
         drop(inner);
         if stop {
@@ -51,7 +59,7 @@ impl Tier {
         let low = low.saturating_sub(self.bounds.file_bytes / HYSTERESIS);
         let (mut moved, mut failed) = (0, None);
         while self.is_above(&self.inner.lock(), clusters, low) {
-            match self.move_batch(disk, clusters) {
+            match self.move_batch(disk, clusters, lent) {
                 Ok(0) => break,
                 Ok(pages) => {
                     moved += pages;
@@ -78,7 +86,7 @@ impl Tier {
         if self.watched.left_ns() > 0 {
             return;
         }
-        if let Some(why) = self.watched.ask(&*self.remote, self.far() > 0) {
+        if let Some(why) = self.watched.ask(&*self.remote, self.is_used()) {
             memfold_sys::raw::warn(&[
                 "memfold: warning: remote store ",
                 self.name(),
@@ -129,7 +137,8 @@ impl Tier {
     /// free slots back.
     fn collect(&self, disk: &dyn Disk, clusters: &Clusters, trim: bool) {
         let groups = clusters.slots() / GROUP_SLOTS as u64;
-        for first in (0..groups).step_by(LOOK_GROUPS as usize) {
+        let first_own = self.inner.lock().first_own();
+        for first in (first_own..groups).step_by(LOOK_GROUPS as usize) {
             let mut to_punch = Vec::new();
             let mut inner = self.inner.lock();
             for group in first..groups.min(first + LOOK_GROUPS) {
@@ -177,8 +186,13 @@ impl Tier {
     }
 
     /// Moves some cold groups. Returns pages that moved.
-    fn move_batch(&self, disk: &dyn Disk, clusters: &Clusters) -> Result<u64, Failure> {
-        let mut batch = self.pick(clusters);
+    fn move_batch(
+        &self,
+        disk: &dyn Disk,
+        clusters: &Clusters,
+        lent: &Lent,
+    ) -> Result<u64, Failure> {
+        let mut batch = self.pick(clusters, lent);
         if batch.is_empty() {
             return Ok(0);
         }
@@ -247,7 +261,8 @@ impl Tier {
                     owners.push(i);
                 } else {
                     let (number, stored) = leaving.old;
-                    fetches.push(Fetch { number, offset: rank(stored, at) * PAGE_SIZE, to });
+                    let offset = rank(stored, at) * PAGE_SIZE;
+                    fetches.push(Fetch { forks: 0, number, offset, to });
                 }
             }
         }
@@ -283,8 +298,9 @@ impl Tier {
     }
 
     /// The coldest groups that can move, as many as the buffer holds; they are marked as leaving.
-    fn pick(&self, clusters: &Clusters) -> Vec<Leaving> {
-        let groups = clusters.slots() / GROUP_SLOTS as u64;
+    fn pick(&self, clusters: &Clusters, lent: &Lent) -> Vec<Leaving> {
+        let first_own = self.inner.lock().first_own();
+        let groups = clusters.slots() / GROUP_SLOTS as u64 - first_own;
         let room = self.buffer.len() / GROUP_BYTES;
         let mut batch = Vec::new();
         let mut looked = 0;
@@ -293,8 +309,12 @@ impl Tier {
             let mut inner = self.inner.lock();
             for _ in 0..LOOK_GROUPS.min(2 * groups - looked) {
                 looked += 1;
-                let group = inner.hand % groups;
-                inner.hand = group + 1;
+                let group = first_own + inner.hand % groups;
+                inner.hand = group - first_own + 1;
+                // A copy of the process reads it where it is.
+                if lent.has(group - first_own) {
+                    continue;
+                }
                 if let Some(leaving) =
                     inner.groups.leave(group, clusters.used_bits(group * GROUP_SLOTS as u64))
                 {

@@ -39,6 +39,9 @@
 //! - **Cold** is what the clock's hand finds unread since its last pass. Slots that became free are
 //!   found by the mover's walk over the groups, which then deletes objects of which nothing counts
 //!   any more.
+//! - **A fork**: groups of which a copy of the process reads a slot don't move, and a move under way
+//!   when the copy is made comes to nothing. The copy names its ancestors' objects by how many
+//!   forks ago they were stored.
 //! - **Failures** of a put or delete change nothing; the mover pauses, 100 ms to 5 s. Reads are
 //!   tried again by the service for `--remote-timeout`; a failure then is as one of the file. The
 //!   store is believed nothing: seals and fingerprints tell.
@@ -54,7 +57,8 @@
 //!   closed; its engine connects again.
 //! - It gives a connection to the store up after any error, since answers may be under way on it,
 //!   and tells the engine `Ok` only of what was acknowledged. It knows the key names of the run,
-//!   and deletes them when their process or the run has ended. It refreshes their expiry four times
+//!   and deletes them when the run has ended, or their process and the copies of it that read them
+//!   (`swap/copied.rs`). It refreshes their expiry four times
 //!   in it, by a clock that counts the machine's sleep, and warns if it could not for half of it
 //!   (`kept.rs`). If it is silent itself, the engine's mover warns, which asks eight times in that
 //!   time (`expiry.rs`).
@@ -63,6 +67,7 @@ pub mod expiry;
 pub mod demote;
 
 use crate::swap::cluster::Clusters;
+use crate::swap::lent::OLDER_MAX;
 use crate::swap::remote::expiry::Watched;
 use crate::swap::remote::slot_group::{GROUP_SLOTS, Group, Groups, each_group, ones, rank};
 use alloc::string::String;
@@ -71,6 +76,7 @@ use core::ops::Range;
 use core::time::Duration;
 use memfold_sys::Errno;
 use memfold_sys::disk::{Disk, Transfer, Way};
+use memfold_sys::memory::witness::Witness;
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::page::Page;
 use memfold_sys::remote::{ENTRIES_MAX, Failure, Fetch, Remote};
@@ -84,6 +90,8 @@ pub(crate) const GROUP_BYTES: usize = GROUP_SLOTS * PAGE_SIZE;
 const BATCH_GROUPS: usize = 16;
 /// The buffer takes at most one part in this many of the limit.
 const BUFFER_SHARE: u64 = 64;
+/// Whose slots are read, at most: a child's own, and its ancestors'.
+const GENERATIONS: u64 = OLDER_MAX + 1;
 /// Rounds of the mover that a write waits for.
 const CLAIM_TURNS: u32 = 16;
 
@@ -117,13 +125,16 @@ pub(crate) struct Inner {
     pub stalled: bool,
     /// Rounds that it has ended.
     pub rounds: u64,
+    /// In a child of fork: where the slots of each generation end that is read here, oldest first.
+    /// They are read and let go, and nothing of them moves.
+    inherited: Vec<u64>,
 }
 
 impl Inner {
-    /// Nothing lies in `slots` slots.
+    /// Nothing lies in `slots` slots, nor in those of as many generations as may be read.
     fn new(slots: u64) -> Result<Inner, Errno> {
         Ok(Inner {
-            groups: Groups::new(slots)?,
+            groups: Groups::new(GENERATIONS * slots)?,
             hand: 0,
             woken: false,
             trim: false,
@@ -131,7 +142,23 @@ impl Inner {
             has_mover: false,
             stalled: false,
             rounds: 0,
+            inherited: Vec::new(),
         })
+    }
+
+    /// Whether anything lies in the store that this process reads.
+    fn is_used(&self) -> bool {
+        self.groups.far > 0 || !self.inherited.is_empty()
+    }
+
+    /// By how many forks a slot is an ancestor's.
+    fn forks(&self, slot: u64) -> usize {
+        self.inherited.iter().filter(|end| slot < **end).count()
+    }
+
+    /// The first group that isn't inherited.
+    pub fn first_own(&self) -> u64 {
+        self.inherited.last().map_or(0, |end| end / GROUP_SLOTS as u64)
     }
 }
 
@@ -159,12 +186,20 @@ pub struct Tier {
     pub counts: TierCounts,
 }
 
-/// Where a run of slots lies: in the file, or in an object from an offset on.
+/// Where a run of slots lies: in the file, or in an object.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 struct Part {
     slot: u64,
     count: usize,
-    object: Option<(u64, usize)>,
+    object: Option<PartOf>,
+}
+
+/// A part of an object, from an offset on.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+struct PartOf {
+    forks: usize,
+    number: u64,
+    offset: usize,
 }
 
 /// Why slots could not be read.
@@ -196,9 +231,12 @@ impl Tier {
         })
     }
 
-    /// Nothing of what its lock guards changes until [`Tier::unfreeze`]: for a fork.
+    /// Nothing of what its lock guards changes until [`Tier::unfreeze`]: for a fork. What is on its
+    /// way stays where it is.
     pub fn freeze(&self) {
-        core::mem::forget(self.inner.lock());
+        let mut inner = self.inner.lock();
+        inner.groups.begin_copy();
+        core::mem::forget(inner);
     }
 
     /// Ends [`Tier::freeze`].
@@ -211,21 +249,58 @@ impl Tier {
         unsafe { self.inner.unlock() };
     }
 
-    /// In a child of fork, where nothing lies in file or store, frozen: what the parent's mover was
-    /// doing, and what is still to be deleted, is the parent's.
+    /// In a child of fork, frozen: what its parent's mover was doing, and what is still to be
+    /// deleted, is the parent's. The slots before `inherited` are its ancestors'; 0: nothing of
+    /// them is read.
     ///
     /// # Errors
     /// No address space.
     ///
     /// # Safety
     /// - The caller is the only thread of the process.
-    pub unsafe fn begin_in_child(&self) -> Result<(), Errno> {
+    pub unsafe fn begin_in_child(&self, inherited: u64) -> Result<(), Errno> {
         // SAFETY: by the caller's promise.
         let inner = unsafe { self.inner.peek_mut() };
-        let has_mover = inner.has_mover;
-        *inner = Inner { has_mover, ..Inner::new(self.slots_max())? };
+        if inherited == 0 {
+            inner.groups = Groups::new(GENERATIONS * self.slots_max())?;
+            inner.inherited.clear();
+        } else {
+            inner.groups.begin_in_child();
+            inner.inherited.push(inherited);
+        }
+        (inner.hand, inner.trim, inner.stalled) = (0, false, false);
         self.pause_ns.store(0, Relaxed);
         Ok(())
+    }
+
+    /// Whether a child would read anything of the store.
+    ///
+    /// # Safety
+    /// - [`Tier::freeze`] has returned, and [`Tier::unfreeze`] is not called meanwhile.
+    pub unsafe fn is_used_at_rest(&self) -> bool {
+        // SAFETY: frozen: nobody changes it.
+        unsafe { self.inner.peek() }.is_used()
+    }
+
+    /// Has what lies in the store kept as long as `copies` isn't over. Called by a thread that has
+    /// the witness's descriptor.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn lend(&self, copies: &Witness) -> Result<(), Failure> {
+        self.remote.lend(copies)
+    }
+
+    /// In a child of fork: connects to the store's service, if it is of use. Who can't do it later
+    /// goes on with that.
+    ///
+    /// # Safety
+    /// - As [`Tier::is_used_at_rest`].
+    pub unsafe fn connect(&self) {
+        // SAFETY: by the caller's promise.
+        if unsafe { self.is_used_at_rest() } {
+            let _ = self.remote.get(&mut []);
+        }
     }
 
     /// What to call the store in messages.
@@ -238,7 +313,12 @@ impl Tier {
         (self.bounds.file_bytes + self.bounds.remote_bytes) / PAGE_SIZE as u64
     }
 
-    /// Slots whose bytes lie in the remote store.
+    /// Whether anything lies in the remote store that this process reads.
+    pub(crate) fn is_used(&self) -> bool {
+        self.inner.lock().is_used()
+    }
+
+    /// Own slots whose bytes lie in the remote store.
     pub fn far(&self) -> u64 {
         self.inner.lock().groups.far
     }
@@ -389,14 +469,12 @@ impl Tier {
             let at = slot % GROUP_SLOTS as u64;
             let (is_far, is_near) = (group.remote >> at & 1 != 0, group.backed >> at & 1 != 0);
             assert!(is_far != is_near, "slot {slot} is in {} places", is_far as u8 + is_near as u8);
-            let object = is_far.then(|| (group.number, rank(group.stored, at) * PAGE_SIZE));
-            let follows = |p: &Part| match (p.object, object) {
-                (None, None) => true,
-                (Some((a, start)), Some((b, offset))) => {
-                    a == b && start + p.count * PAGE_SIZE == offset
-                }
-                _ => false,
+            let (number, offset) = (group.number, rank(group.stored, at) * PAGE_SIZE);
+            let object = is_far.then(|| PartOf { forks: inner.forks(slot), number, offset });
+            let end = |p: &Part| {
+                p.object.map(|of| PartOf { offset: of.offset + p.count * PAGE_SIZE, ..of })
             };
+            let follows = |p: &Part| end(p) == object;
             match parts.last_mut().filter(|p| follows(p)) {
                 Some(part) => part.count += 1,
                 None => parts.push(Part { slot, count: 1, object }),
@@ -427,12 +505,12 @@ impl Tier {
         reads.iter().try_for_each(|read| read.result.map_err(Why::File))?;
         let far = parts.iter().filter_map(|p| Some((p, p.object?)));
         let mut fetches: Vec<Fetch<'_>> = far
-            .map(|(p, (number, offset))| {
+            .map(|(p, PartOf { forks, number, offset })| {
                 // SAFETY: as above; parts don't overlap, and the memory is the caller's alone.
                 let to = unsafe {
                     core::slice::from_raw_parts_mut(place(p).cast(), p.count * PAGE_SIZE)
                 };
-                Fetch { number, offset, to }
+                Fetch { forks, number, offset, to }
             })
             .collect();
         for some in fetches.chunks_mut(ENTRIES_MAX) {
@@ -456,7 +534,7 @@ impl Tier {
     /// What is wrong.
     pub fn check(&self, clusters: &Clusters) -> Result<(), String> {
         let mut inner = self.inner.lock();
-        let (mut far, mut backed) = (0, 0);
+        let (mut far, mut backed, first_own) = (0, 0, inner.first_own());
         for id in 0..clusters.slots() / GROUP_SLOTS as u64 {
             let live = clusters.used_bits(id * GROUP_SLOTS as u64);
             let group = inner.groups.group(id);
@@ -479,8 +557,10 @@ impl Tier {
             if !wrong.is_empty() {
                 return Err(alloc::format!("group {id}: {wrong}"));
             }
-            far += ones(group.remote);
-            backed += ones(group.backed);
+            if id >= first_own {
+                far += ones(group.remote);
+                backed += ones(group.backed);
+            }
         }
         let (counted_far, counted_backed) = (inner.groups.far, inner.groups.backed);
         if (far, backed) != (counted_far, counted_backed) {

@@ -47,6 +47,8 @@ pub struct Leaving {
     pub local: u16,
     /// Slots that come from its present object.
     pub keep: u16,
+    /// Copies of the process that were made before.
+    copies: u64,
 }
 
 /// All groups. Whoever has it may change it: callers keep it under a lock.
@@ -60,6 +62,8 @@ pub struct Groups {
     pub dead: Vec<u64>,
     /// The last number that was given to an object.
     number: u64,
+    /// Copies of the process that were made.
+    copies: u64,
 }
 
 impl Groups {
@@ -70,7 +74,19 @@ impl Groups {
     pub fn new(slots: u64) -> Result<Groups, Errno> {
         let bytes = (slots as usize / GROUP_SLOTS + 1) * size_of::<Group>();
         let table = Zone::reserve(bytes.next_multiple_of(PAGE_SIZE), PAGE_SIZE)?;
-        Ok(Groups { table, far: 0, backed: 0, dead: Vec::new(), number: 0 })
+        Ok(Groups { table, far: 0, backed: 0, dead: Vec::new(), number: 0, copies: 0 })
+    }
+
+    /// The process is about to be copied: moves that have begun come to nothing, as the copy may
+    /// read what they would take away.
+    pub fn begin_copy(&mut self) {
+        self.copies += 1;
+    }
+
+    /// In the copy: all groups there are, are the parent's.
+    pub fn begin_in_child(&mut self) {
+        (self.far, self.backed) = (0, 0);
+        self.dead.clear();
     }
 
     /// A group.
@@ -113,7 +129,8 @@ impl Groups {
         group.leaving = local;
         let (old, keep) = ((group.number, group.stored), group.remote & live);
         self.number += 1;
-        Some(Leaving { group: index, number: self.number, old, local, keep })
+        let (number, copies) = (self.number, self.copies);
+        Some(Leaving { group: index, number, old, local, keep, copies })
     }
 
     /// Ends a move that has failed: everything stays where it is.
@@ -126,8 +143,12 @@ impl Groups {
     }
 
     /// Ends a move: from now on the new object counts, as far as slots were not taken for other
-    /// data meanwhile. Returns the slots that have moved.
+    /// data meanwhile. Returns the slots that have moved; none, if the process was copied.
     pub fn publish(&mut self, leaving: &Leaving, live: u16) -> u64 {
+        if leaving.copies != self.copies {
+            self.end_without(core::slice::from_ref(leaving));
+            return 0;
+        }
         let group = self.group(leaving.group);
         let moved = core::mem::take(&mut group.leaving) & leaving.local & live;
         let remote = moved | group.remote & leaving.keep;

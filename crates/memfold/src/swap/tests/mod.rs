@@ -1,4 +1,5 @@
 //! Tests of parts of this folder that have no public door.
 mod cluster;
 mod expiry;
+mod lent;
 mod swap;

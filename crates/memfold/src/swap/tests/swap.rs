@@ -9,7 +9,7 @@ use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::disk::MemoryDisk;
 use std::sync::Arc;
 
-fn bounds() -> Bounds {
+pub(super) fn bounds() -> Bounds {
     Bounds {
         size_bytes: 64 << 20,
         keep_free_bytes: 0,
@@ -40,7 +40,7 @@ fn every_place_comes_back_from_its_handle() {
 }
 
 /// Writes a raw block and reads it back.
-fn write_raw(swap: &Swap, fill: u8) -> Place {
+pub(super) fn write_raw(swap: &Swap, fill: u8) -> Place {
     let block = Order::new(2).unwrap();
     let slot = swap.take(block).unwrap();
     let buffer = swap.write_buffer(true).unwrap();
@@ -60,7 +60,7 @@ fn write_raw(swap: &Swap, fill: u8) -> Place {
     place
 }
 
-fn read_raw(swap: &Swap, place: Place) -> Result<Vec<u8>, ReadError> {
+pub(super) fn read_raw(swap: &Swap, place: Place) -> Result<Vec<u8>, ReadError> {
     let order = Order::new(2).unwrap();
     let mut pages = PageBuffer::new(order);
     // SAFETY: four pages, ours.
@@ -134,10 +134,10 @@ fn a_child_reads_its_parents_objects_and_writes_behind_them() {
                 assert_eq!(read_raw(&swap, *place), Ok(vec![*fill; 4 * PAGE_SIZE]));
             }
             if !swap.can_lend() {
-                assert!(!swap.begin_copy(), "it is to be emptied first");
+                assert!(!swap.begin_copy(|| true), "it is to be emptied first");
                 break;
             }
-            assert!(swap.begin_copy());
+            assert!(swap.begin_copy(|| true));
             // SAFETY: nobody else uses it, as in a child.
             unsafe {
                 swap.outbox.unfreeze();

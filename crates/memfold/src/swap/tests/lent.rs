@@ -1,0 +1,152 @@
+//! Tests of what a child of fork reads in the remote store. Row B3.
+use super::swap::{bounds, read_raw, write_raw};
+use crate::swap::lent::OLDER_MAX;
+use crate::swap::location::Place;
+use crate::swap::remote::slot_group::Groups;
+use crate::swap::{Bounds, Swap};
+use memfold_sys::thread::errands::Errands;
+use memfold_sys::units::PAGE_SIZE;
+use memfold_testkit::disk::MemoryDisk;
+use memfold_testkit::remote::{Ask, MemoryRemote, RemoteTrouble};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A file of 4 MiB whose cold end moves when it is half full.
+fn tiers() -> (Swap, MemoryDisk, MemoryRemote) {
+    let (disk, remote) = (MemoryDisk::default(), MemoryRemote::default());
+    let of = Bounds {
+        size_bytes: 4 << 20,
+        remote_bytes: 64 << 20,
+        mark_percent: 50,
+        remote_expiry: Duration::from_secs(86400),
+        ..bounds()
+    };
+    let swap = Swap::new(Box::new(disk.clone()), Some(Box::new(remote.clone())), true, of).unwrap();
+    (swap.with_errands(Some(Arc::new(Errands::new(|| true)))), disk, remote)
+}
+
+/// Objects of 16 KiB, which move on as they fill the file.
+fn fill(swap: &Swap, fills: impl Iterator<Item = u8>) -> Vec<(Place, u8)> {
+    let write = |fill| {
+        let place = write_raw(swap, fill);
+        while swap.move_out(false) {}
+        (place, fill)
+    };
+    fills.map(write).collect()
+}
+
+#[track_caller]
+fn assert_holds(swap: &Swap, all: &[(Place, u8)]) {
+    for (place, fill) in all {
+        assert_eq!(read_raw(swap, *place), Ok(vec![*fill; 4 * PAGE_SIZE]));
+    }
+    swap.check().unwrap();
+}
+
+/// The same object stands for parent and child, one after the other.
+#[test]
+fn a_child_reads_what_each_ancestor_has_moved_and_moves_its_own() {
+    let (swap, _disk, remote) = tiers();
+    let mut all = Vec::new();
+    for generation in 0..=OLDER_MAX as u8 {
+        let before = swap.remote_bytes();
+        assert_eq!(before, 0, "of what is inherited nothing counts");
+        all.extend(fill(&swap, generation..generation + 250));
+        assert!(swap.remote_bytes() > 1 << 20 && swap.used_bytes() <= 4 << 20);
+        assert_holds(&swap, &all);
+        if generation == OLDER_MAX as u8 {
+            break;
+        }
+        assert!(swap.begin_copy(|| true));
+        // SAFETY: nobody else uses it, as in a child.
+        unsafe {
+            swap.outbox.unfreeze();
+            remote.begin_in_child();
+            swap.begin_in_child().unwrap();
+            swap.end_copy(true);
+        }
+        assert_holds(&swap, &all);
+    }
+    assert!(!swap.begin_copy(|| true), "files are stacked deep enough");
+    all.iter().for_each(|(place, _)| swap.free(place.handle()));
+    while swap.move_out(false) {}
+    assert_eq!((swap.objects(), swap.used_bytes(), swap.remote_bytes()), (0, 0, 0));
+    swap.check().unwrap();
+}
+
+#[test]
+fn what_a_child_reads_stays_where_it_is_until_the_child_has_ended() {
+    let (swap, disk, remote) = tiers();
+    let all = fill(&swap, 0..200);
+    assert!(swap.begin_copy(|| true));
+    // SAFETY: the child only waits to be ended.
+    let child = match unsafe { libc::fork() } {
+        0 => loop {
+            // SAFETY: as above.
+            unsafe {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                libc::pause();
+            }
+        },
+        pid => pid,
+    };
+    // SAFETY: begun above.
+    unsafe {
+        swap.outbox.unfreeze();
+        swap.end_copy(false);
+    }
+    let (file, stored) = (disk.bytes(), remote.bytes());
+    // All of it is free in the parent, which goes on.
+    all.iter().for_each(|(place, _)| swap.free(place.handle()));
+    let later = fill(&swap, 0..60);
+    let now = disk.bytes();
+    let pages = file.chunks(PAGE_SIZE).zip(now.chunks(PAGE_SIZE));
+    let was_there: Vec<_> = pages.filter(|(page, _)| page.iter().any(|b| *b != 0)).collect();
+    assert!(was_there.len() > 256 && was_there.iter().all(|(page, now)| page == now));
+    assert!(stored > 1 << 20 && remote.bytes() >= stored, "what the child reads is there");
+    assert_holds(&swap, &later);
+    // SAFETY: ends a child of this test, and waits for it.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    while swap.used_bytes() + swap.remote_bytes() > 60 * 4 * PAGE_SIZE as u64 {
+        swap.move_out(false);
+        std::thread::yield_now();
+    }
+    assert!(remote.bytes() < 60 * 4 * PAGE_SIZE, "{} bytes are left", remote.bytes());
+    assert_holds(&swap, &later);
+}
+
+#[test]
+fn where_a_child_couldnt_read_nothing_is_lent() {
+    let (swap, _disk, remote) = tiers();
+    let all = fill(&swap, 0..10);
+    assert!(swap.begin_copy(|| panic!("nothing is there")));
+    // SAFETY: begun above.
+    unsafe {
+        swap.outbox.unfreeze();
+        swap.end_copy(false);
+    }
+    let more = fill(&swap, 10..250);
+    assert!(!swap.begin_copy(|| false), "the child couldn't reach it");
+    remote.strike(Ask::Lend, 1, RemoteTrouble::Away);
+    assert!(!swap.begin_copy(|| true), "the service wouldn't keep it");
+    assert_holds(&swap, &all);
+    assert_holds(&swap, &more);
+}
+
+#[test]
+fn a_move_under_way_when_the_process_is_copied_comes_to_nothing() {
+    let mut groups = Groups::new(64).unwrap();
+    let group = groups.group(1);
+    (group.backed, group.written) = (0xff, 0xff);
+    let first = groups.leave(1, 0xff).unwrap();
+    groups.begin_copy();
+    assert_eq!(groups.publish(&first, 0xff), 0);
+    let group = groups.group(1);
+    assert_eq!((group.remote, group.leaving, group.backed), (0, 0, 0xff));
+    assert_eq!(groups.dead, [first.number], "it has been stored for nothing");
+    let second = groups.leave(1, 0xff).unwrap();
+    assert_eq!(groups.publish(&second, 0xff), 8);
+}
