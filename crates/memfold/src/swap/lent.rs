@@ -17,6 +17,8 @@ const SETS_MAX: usize = 16;
 struct Set {
     witness: Witness,
     held: Held,
+    /// Others know the witness.
+    is_told: bool,
 }
 
 /// Sets of slots, one for each copy that may still run.
@@ -25,22 +27,26 @@ pub struct Lent(Mutex<Vec<Set>>);
 
 impl Lent {
     /// Holds what is used, for a copy that is about to be made. Called by a thread that has the
-    /// engine's descriptors. `tell` tells others of the witness.
+    /// engine's descriptors. `tell`, if there is one, tells others of a witness that they don't know
+    /// yet.
     ///
     /// # Errors
     /// What the kernel says, or `tell`; then nothing is held.
     pub fn begin_copy(
         &self,
         clusters: &Clusters,
-        tell: impl FnOnce(&Witness) -> Result<(), Errno>,
+        tell: Option<impl FnOnce(&Witness) -> Result<(), Errno>>,
     ) -> Result<(), Errno> {
         self.collect(clusters);
         let mut sets = self.0.lock();
         if sets.len() < SETS_MAX {
-            sets.push(Set { witness: Witness::new()?, held: Held::default() });
+            sets.push(Set { witness: Witness::new()?, held: Held::default(), is_told: false });
         }
         let last = sets.last_mut().expect("just looked");
-        let begun = last.witness.begin_copy().and_then(|()| tell(&last.witness));
+        let begun = last.witness.begin_copy().and_then(|()| match tell {
+            Some(tell) if !last.is_told => tell(&last.witness).inspect(|()| last.is_told = true),
+            _ => Ok(()),
+        });
         match begun {
             Ok(()) => clusters.hold_all(&mut last.held),
             // A set that holds nothing is over at the next look.
@@ -64,7 +70,7 @@ impl Lent {
             self.0.reset();
             core::mem::take(self.0.peek_mut())
         };
-        for Set { witness, held } in sets {
+        for Set { witness, held, .. } in sets {
             clusters.put_all(&held);
             // Its descriptor isn't here; its mapping, if there is one, tells of this process.
             forget(witness);

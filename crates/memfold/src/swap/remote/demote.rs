@@ -18,7 +18,8 @@ const LOOK_GROUPS: u64 = 1024;
 /// The file is emptied until it holds this much less than the mark: one part in so many of its
 /// size.
 const HYSTERESIS: u64 = 32;
-/// After a failure nothing is moved for so long, twice as long each time.
+/// After a failure, or where nothing can move, nothing is moved for so long, twice as long each
+/// time.
 const PAUSE_MIN_NS: u64 = 100_000_000;
 const PAUSE_MAX_NS: u64 = 5_000_000_000;
 /// Steps of that pause, after which is looked whether there is something else to do.
@@ -73,10 +74,19 @@ impl Tier {
         }
         let is_stuck = moved == 0 && self.is_above(&self.inner.lock(), clusters, low);
         self.end_round(failed.is_some() || is_stuck);
-        let failed = failed.or(self.bury().err());
-        match failed {
-            Some(failure) => self.note_failure(&failure, wait),
-            None => self.pause_ns.store(0, Relaxed),
+        match failed.or(self.bury().err()) {
+            Some(failure) => {
+                self.note_failure(&failure);
+                self.pause(wait);
+            }
+            None => {
+                self.has_failed.store(false, Relaxed);
+                // Each write would have it look again.
+                match is_stuck {
+                    true => self.pause(wait),
+                    false => self.pause_ns.store(0, Relaxed),
+                }
+            }
         }
         wait || moved > 0
     }
@@ -105,10 +115,9 @@ impl Tier {
         self.changed.notify_all();
     }
 
-    fn note_failure(&self, failure: &Failure, wait: bool) {
+    fn note_failure(&self, failure: &Failure) {
         self.counts.failed.fetch_add(1, Relaxed);
-        let before = self.pause_ns.load(Relaxed);
-        if before == 0 {
+        if !self.has_failed.swap(true, Relaxed) {
             let why = alloc::format!("{failure}");
             let name = self.name();
             memfold_sys::raw::warn(&[
@@ -119,7 +128,11 @@ impl Tier {
                 "; data stays local\n",
             ]);
         }
-        let pause = (before * 2).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS);
+    }
+
+    /// With `wait`, does nothing for a while, twice as long as the last time.
+    fn pause(&self, wait: bool) {
+        let pause = (self.pause_ns.load(Relaxed) * 2).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS);
         self.pause_ns.store(pause, Relaxed);
         let mut left = if wait { pause } else { 0 };
         while left > 0 {

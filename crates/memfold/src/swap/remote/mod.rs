@@ -58,10 +58,9 @@
 //! - It gives a connection to the store up after any error, since answers may be under way on it,
 //!   and tells the engine `Ok` only of what was acknowledged. It knows the key names of the run,
 //!   and deletes them when the run has ended, or their process and the copies of it that read them
-//!   (`swap/copied.rs`). It refreshes their expiry four times
-//!   in it, by a clock that counts the machine's sleep, and warns if it could not for half of it
-//!   (`kept.rs`). If it is silent itself, the engine's mover warns, which asks eight times in that
-//!   time (`expiry.rs`).
+//!   (`swap/copied.rs`). It refreshes their expiry four times in it, by a clock that counts the
+//!   machine's sleep, and warns if it could not for half of it (`kept.rs`). If it is silent itself,
+//!   the engine's mover warns, which asks eight times in that time (`expiry.rs`).
 pub mod slot_group;
 pub mod expiry;
 pub mod demote;
@@ -80,7 +79,7 @@ use memfold_sys::memory::witness::Witness;
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::page::Page;
 use memfold_sys::remote::{ENTRIES_MAX, Failure, Fetch, Remote};
-use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use memfold_sys::sync::{Condvar, Mutex, MutexGuard};
 use memfold_sys::units::PAGE_SIZE;
 
@@ -181,6 +180,8 @@ pub struct Tier {
     pub(crate) changed: Condvar,
     pub(crate) buffer: Zone,
     pub(crate) pause_ns: AtomicU64,
+    /// The last request of the mover has failed, which was told.
+    pub(crate) has_failed: AtomicBool,
     pub(crate) watched: Watched,
     /// What was done.
     pub counts: TierCounts,
@@ -226,6 +227,7 @@ impl Tier {
             changed: Condvar::default(),
             buffer: Zone::reserve(batch * GROUP_BYTES, PAGE_SIZE)?,
             pause_ns: AtomicU64::new(0),
+            has_failed: AtomicBool::new(false),
             watched: Watched::new(bounds.expiry),
             counts: TierCounts::default(),
         })
@@ -270,6 +272,7 @@ impl Tier {
         }
         (inner.hand, inner.trim, inner.stalled) = (0, false, false);
         self.pause_ns.store(0, Relaxed);
+        self.has_failed.store(false, Relaxed);
         Ok(())
     }
 

@@ -74,27 +74,62 @@ fn a_child_reads_what_each_ancestor_has_moved_and_moves_its_own() {
     swap.check().unwrap();
 }
 
+/// A child of fork, until it is dropped.
+struct Child(i32);
+
+impl Child {
+    fn new() -> Child {
+        // SAFETY: the child only waits to be ended.
+        match unsafe { libc::fork() } {
+            0 => loop {
+                // SAFETY: as above.
+                unsafe {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                    libc::pause();
+                }
+            },
+            pid => Child(pid),
+        }
+    }
+
+    /// One that reads what is in `swap`.
+    fn of(swap: &Swap) -> Child {
+        assert!(swap.begin_copy(|| true));
+        let child = Child::new();
+        // SAFETY: begun above.
+        unsafe {
+            swap.outbox.unfreeze();
+            swap.end_copy(false);
+        }
+        child
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // SAFETY: ends a child of this test, and waits for it.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+#[test]
+fn however_many_children_run_the_service_keeps_a_bounded_number_of_witnesses() {
+    let (swap, _disk, remote) = tiers();
+    let all = fill(&swap, 0..200);
+    let before = remote.asked();
+    let _children: Vec<_> = (0..24).map(|_| Child::of(&swap)).collect();
+    assert_eq!(remote.asked() - before, 16);
+    assert_holds(&swap, &all);
+}
+
 #[test]
 fn what_a_child_reads_stays_where_it_is_until_the_child_has_ended() {
     let (swap, disk, remote) = tiers();
     let all = fill(&swap, 0..200);
-    assert!(swap.begin_copy(|| true));
-    // SAFETY: the child only waits to be ended.
-    let child = match unsafe { libc::fork() } {
-        0 => loop {
-            // SAFETY: as above.
-            unsafe {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                libc::pause();
-            }
-        },
-        pid => pid,
-    };
-    // SAFETY: begun above.
-    unsafe {
-        swap.outbox.unfreeze();
-        swap.end_copy(false);
-    }
+    let child = Child::of(&swap);
     let (file, stored) = (disk.bytes(), remote.bytes());
     // All of it is free in the parent, which goes on.
     all.iter().for_each(|(place, _)| swap.free(place.handle()));
@@ -105,11 +140,7 @@ fn what_a_child_reads_stays_where_it_is_until_the_child_has_ended() {
     assert!(was_there.len() > 256 && was_there.iter().all(|(page, now)| page == now));
     assert!(stored > 1 << 20 && remote.bytes() >= stored, "what the child reads is there");
     assert_holds(&swap, &later);
-    // SAFETY: ends a child of this test, and waits for it.
-    unsafe {
-        libc::kill(child, libc::SIGKILL);
-        libc::waitpid(child, std::ptr::null_mut(), 0);
-    }
+    drop(child);
     while swap.used_bytes() + swap.remote_bytes() > 60 * 4 * PAGE_SIZE as u64 {
         swap.move_out(false);
         std::thread::yield_now();
