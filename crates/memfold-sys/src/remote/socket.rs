@@ -57,7 +57,7 @@ impl SocketRemote {
     }
 
     /// In a child of fork: another engine to the service, by a connection of its own. It may read
-    /// the objects of its last [`OLDER_MAX`] ancestors.
+    /// the objects of its last 15 ancestors.
     ///
     /// # Errors
     /// The kernel gives no random bytes.
