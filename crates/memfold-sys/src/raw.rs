@@ -2,8 +2,11 @@
 //! it then).
 use crate::Errno;
 use crate::units::PAGE_SIZE;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::io::IoSliceMut;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 /// `ioctl(fd, request, arg)` as one instruction: no `errno`, no libc.
 ///
@@ -35,6 +38,28 @@ pub unsafe fn ioctl(fd: i32, request: u64, arg: *mut core::ffi::c_void) -> Resul
         core::arch::asm!("svc 0", in("x8") 29u64, inlateout("x0") fd as i64 => ret, in("x1") request, in("x2") arg, options(nostack));
     }
     errno_of(ret)
+}
+
+/// One `recvmsg`: how many bytes came, 0 at a stream's end, and the descriptor that came with them,
+/// if one did.
+///
+/// # Errors
+/// What recvmsg says.
+pub fn receive_with_file(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+) -> Result<(usize, Option<OwnedFd>), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got =
+        recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut sent = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(files) = message {
+            sent = files.last();
+        }
+    }
+    Ok((got.bytes, sent))
 }
 
 /// Bytes that the processor fetches at once.

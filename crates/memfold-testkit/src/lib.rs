@@ -3,7 +3,8 @@
 //!
 //! Bottom up: [`random`] -> [`fill`] -> [`fake`] (pages, presence, waiters) -> [`trouble`],
 //! [`disk`], [`remote`] (what may go wrong) -> [`program`] (touch, fault, wait). For any test:
-//! [`scratch`], [`counting`] (allocations), [`mutations`] (of a fuzzer). No fakes are [`redis`],
+//! [`scratch`], [`counting`] (allocations), [`mutations`] (of a fuzzer),
+//! [`sharer`] (a child of fork). No fakes are [`redis`],
 //! servers to be killed, [`kernel_swap`], swap to be swapped to, and
 //! [`unthreaded`], an engine over real page tables.
 
@@ -11,6 +12,7 @@ pub mod random;
 pub mod scratch;
 pub mod counting;
 pub mod mutations;
+pub mod sharer;
 pub mod fill;
 pub mod fake;
 pub mod trouble;

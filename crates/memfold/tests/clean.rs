@@ -3,6 +3,7 @@
 use memfold::{Delivery, Memory, Region};
 use memfold_sys::units::PAGE_SIZE;
 use memfold_testkit::random::{Random, seed};
+use memfold_testkit::sharer::Sharer;
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -140,19 +141,6 @@ fn c2_what_can_not_be_dropped_stays() {
     memory.check().unwrap();
 }
 
-/// A child of fork that does nothing, and is ended with this.
-struct Child(libc::pid_t);
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        // SAFETY: a child of this test's, waited for at once.
-        unsafe {
-            libc::kill(self.0, libc::SIGKILL);
-            libc::waitpid(self.0, std::ptr::null_mut(), 0);
-        }
-    }
-}
-
 /// A child of fork shares pages with its parent for a while, which goes on to read and write.
 #[test]
 fn c1_pages_that_a_child_shares_are_dropped_and_written_to_like_others() {
@@ -170,15 +158,7 @@ fn c1_pages_that_a_child_shares_are_dropped_and_written_to_like_others() {
             let page = random.below(pages);
             assert_eq!(word(&region, page, 0).load(Relaxed), counts[page], "page {page}");
         }
-        // SAFETY: the child only sleeps until it is ended.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            loop {
-                // SAFETY: no memory is touched.
-                unsafe { libc::pause() };
-            }
-        }
-        let _child = Child(child);
+        let _child = Sharer::fork();
         for _ in 0..6000 {
             let page = random.below(pages);
             assert_eq!(word(&region, page, 0).load(Relaxed), counts[page], "page {page}");

@@ -9,6 +9,7 @@ use memfold_sys::uffd::space::{Space, UffdSpace};
 use memfold_sys::uffd::{Uffd, feature};
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 use memfold_testkit::kernel_swap::{KernelSwap, swap_all_out, swap_out, swapped_bytes};
+use memfold_testkit::sharer::Sharer;
 use memfold_testkit::unthreaded::engine;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -26,31 +27,6 @@ fn alone() -> MutexGuard<'static, ()> {
 /// What each byte of a page is in a round.
 fn byte(number: usize, round: u8) -> u8 {
     number as u8 ^ round.wrapping_mul(16)
-}
-
-/// A child of fork that shares all pages of this process until it is dropped.
-struct Sharer(libc::pid_t);
-
-impl Sharer {
-    fn new() -> Sharer {
-        // SAFETY: the child makes system calls only.
-        match unsafe { libc::fork() } {
-            0 => loop {
-                // SAFETY: it ends with its parent, and waits for the signal.
-                unsafe { (libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL), libc::pause()) };
-            },
-            child => Sharer(child),
-        }
-    }
-}
-
-impl Drop for Sharer {
-    fn drop(&mut self) {
-        // SAFETY: the child of `new`, which nobody else waits for.
-        unsafe {
-            (libc::kill(self.0, libc::SIGKILL), libc::waitpid(self.0, std::ptr::null_mut(), 0))
-        };
-    }
 }
 
 /// An engine without threads over the process's real memory. Each touch is preceded by its fault.
@@ -132,7 +108,7 @@ fn frames_that_the_kernel_has_swapped_out_are_not_taken_for_empty() {
         let swapped = setup.swap_out(&setup.frames());
         assert!(swapped >= MIB / 4, "round {round}: {swapped} bytes of frames are swapped out");
         // What it has in swap can't be moved from now on.
-        let _sharer = Sharer::new();
+        let _sharer = Sharer::fork();
         setup.assert_kept();
         // Free frames as well: they are put together and given back.
         setup.swap_out(&setup.frames());
@@ -151,7 +127,7 @@ fn pages_that_the_kernel_has_swapped_out_are_folded_all_the_same() {
         (0..AREA_PAGES).for_each(|page| setup.write(page));
         let swapped = setup.swap_out(&setup.home());
         assert!(swapped >= 4 * MIB, "{swapped} bytes of the program's are swapped out");
-        let _sharer = shared.then(Sharer::new);
+        let _sharer = shared.then(Sharer::fork);
         let home = setup.home();
         // What is shared is noted first, and then made private by a background thread, of which
         // this is the work.
@@ -204,7 +180,7 @@ fn regions_keep_every_byte_while_the_kernel_swaps_and_the_process_forks() {
                 while !done.load(Relaxed) {
                     swap_all_out();
                     swapped.fetch_or(swapped_bytes(0, usize::MAX) > 0, Relaxed);
-                    drop(Sharer::new());
+                    drop(Sharer::fork());
                 }
             });
             let mut round = 0u8;

@@ -5,6 +5,7 @@
 //! answer's head, and leaves what follows to the thread that has asked for it.
 use crate::Errno;
 use crate::memory::witness::Witness;
+use crate::raw::receive_with_file;
 use crate::remote::{
     Answer, DELETE, DONE, ENTRIES_MAX, Entry, Failure, Fetch, GET, HELLO, KEEP, LEND, LOST, Object,
     PUT, Remote, Request,
@@ -17,10 +18,10 @@ use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 use core::time::Duration;
 use rustix::fd::{BorrowedFd, OwnedFd};
-use rustix::io::{IoSlice, IoSliceMut};
+use rustix::io::IoSlice;
 use rustix::net::{
-    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+    self, AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
 /// The service answers in time; this much later it is given up.
@@ -382,20 +383,12 @@ pub unsafe fn receive_with_witness(
     let socket = unsafe { BorrowedFd::borrow_raw(socket) };
     let (mut done, mut file) = (0, None);
     while done < bytes.len() {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut rest = [IoSliceMut::new(&mut bytes[done..])];
-        match net::recvmsg(socket, &mut rest, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Ok(got) if got.bytes == 0 && done == 0 => return Ok((false, None)),
-            Ok(got) if got.bytes == 0 => return Err(Errno::CONNRESET),
-            Ok(got) => done += got.bytes,
-            Err(Errno::INTR) => continue,
+        match receive_with_file(socket, &mut bytes[done..]) {
+            Ok((0, _)) if done == 0 => return Ok((false, None)),
+            Ok((0, _)) => return Err(Errno::CONNRESET),
+            Ok((len, sent)) => (done, file) = (done + len, sent.or(file)),
+            Err(Errno::INTR) => {}
             Err(e) => return Err(e),
-        }
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(files) = message {
-                file = files.last().or(file);
-            }
         }
     }
     Ok((true, file.map(Witness::of)))

@@ -6,14 +6,12 @@
 //! process's number as it is outside, and the descriptor. One message each, so nobody can keep the
 //! other end busy.
 use crate::Errno;
-use core::mem::MaybeUninit;
+use crate::raw::receive_with_file;
 use core::time::Duration;
 use rustix::fd::OwnedFd;
-use rustix::io::IoSliceMut;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, bind, recvmsg, sendto, socket_with,
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, sendto, socket_with,
 };
 
 /// Half of a key, bytes.
@@ -62,22 +60,9 @@ pub fn ask(name: &[u8], key: &Key) -> Result<(OwnedFd, u32), Errno> {
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
     sendto(&socket, &key.ask, SendFlags::NOSIGNAL, &SocketAddrUnix::new_abstract_name(name)?)?;
     let mut answer = [0; ANSWER_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(
-        &socket,
-        &mut [IoSliceMut::new(&mut answer)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
-    let mut sent = None;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(files) = message {
-            sent = files.last();
-        }
-    }
+    let (len, sent) = receive_with_file(&socket, &mut answer)?;
     match sent {
-        Some(file) if got.bytes == ANSWER_BYTES && answer[..HALF] == key.answer => {
+        Some(file) if len == ANSWER_BYTES && answer[..HALF] == key.answer => {
             let number = [answer[HALF], answer[HALF + 1], answer[HALF + 2], answer[HALF + 3]];
             Ok((file, u32::from_ne_bytes(number)))
         }

@@ -67,8 +67,9 @@ impl Swap {
         if !self.can_lend() || tier.is_some() && !reaches() {
             return false;
         }
-        let tell =
-            tier.map(|tier| move |copies: &Witness| tier.lend(copies).map_err(|_| Errno::REMOTEIO));
+        let tell = tier.map(|tier| {
+            move |copies: &Witness| tier.remote.lend(copies).map_err(|_| Errno::REMOTEIO)
+        });
         let lend = || self.lent.begin_copy(&self.clusters, tell);
         self.errands.as_ref().is_some_and(|errands| errands.run(lend).is_ok())
     }

@@ -3,7 +3,7 @@
 use crate::swap::cluster::Clusters;
 use crate::swap::lent::Lent;
 use crate::swap::remote::slot_group::{GROUP_SLOTS, Leaving, ones, rank, runs};
-use crate::swap::remote::{GROUP_BYTES, Tier};
+use crate::swap::remote::{GROUP_BYTES, Tier, first_own};
 use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_sys::disk::{Disk, Transfer, Way};
@@ -150,7 +150,7 @@ impl Tier {
     /// free slots back.
     fn collect(&self, disk: &dyn Disk, clusters: &Clusters, trim: bool) {
         let groups = clusters.slots() / GROUP_SLOTS as u64;
-        let first_own = self.inner.lock().first_own();
+        let first_own = first_own(clusters);
         for first in (first_own..groups).step_by(LOOK_GROUPS as usize) {
             let mut to_punch = Vec::new();
             let mut inner = self.inner.lock();
@@ -312,7 +312,7 @@ impl Tier {
 
     /// The coldest groups that can move, as many as the buffer holds; they are marked as leaving.
     fn pick(&self, clusters: &Clusters, lent: &Lent) -> Vec<Leaving> {
-        let first_own = self.inner.lock().first_own();
+        let first_own = first_own(clusters);
         let groups = clusters.slots() / GROUP_SLOTS as u64 - first_own;
         let room = self.buffer.len() / GROUP_BYTES;
         let mut batch = Vec::new();

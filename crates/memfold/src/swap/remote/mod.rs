@@ -75,7 +75,6 @@ use core::ops::Range;
 use core::time::Duration;
 use memfold_sys::Errno;
 use memfold_sys::disk::{Disk, Transfer, Way};
-use memfold_sys::memory::witness::Witness;
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::page::Page;
 use memfold_sys::remote::{ENTRIES_MAX, Failure, Fetch, Remote};
@@ -154,11 +153,11 @@ impl Inner {
     fn forks(&self, slot: u64) -> usize {
         self.inherited.iter().filter(|end| slot < **end).count()
     }
+}
 
-    /// The first group that isn't inherited.
-    pub fn first_own(&self) -> u64 {
-        self.inherited.last().map_or(0, |end| end / GROUP_SLOTS as u64)
-    }
+/// The first group that isn't inherited.
+pub(crate) fn first_own(clusters: &Clusters) -> u64 {
+    clusters.inherited() / GROUP_SLOTS as u64
 }
 
 /// What has been done since it was last asked.
@@ -283,15 +282,6 @@ impl Tier {
     pub unsafe fn is_used_at_rest(&self) -> bool {
         // SAFETY: frozen: nobody changes it.
         unsafe { self.inner.peek() }.is_used()
-    }
-
-    /// Has what lies in the store kept as long as `copies` isn't over. Called by a thread that has
-    /// the witness's descriptor.
-    ///
-    /// # Errors
-    /// What the store says.
-    pub fn lend(&self, copies: &Witness) -> Result<(), Failure> {
-        self.remote.lend(copies)
     }
 
     /// In a child of fork: connects to the store's service, if it is of use. Who can't do it later
@@ -537,7 +527,7 @@ impl Tier {
     /// What is wrong.
     pub fn check(&self, clusters: &Clusters) -> Result<(), String> {
         let mut inner = self.inner.lock();
-        let (mut far, mut backed, first_own) = (0, 0, inner.first_own());
+        let (mut far, mut backed, first_own) = (0, 0, first_own(clusters));
         for id in 0..clusters.slots() / GROUP_SLOTS as u64 {
             let live = clusters.used_bits(id * GROUP_SLOTS as u64);
             let group = inner.groups.group(id);

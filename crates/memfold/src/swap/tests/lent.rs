@@ -8,6 +8,7 @@ use memfold_sys::thread::errands::Errands;
 use memfold_sys::units::PAGE_SIZE;
 use memfold_testkit::disk::MemoryDisk;
 use memfold_testkit::remote::{Ask, MemoryRemote, RemoteTrouble};
+use memfold_testkit::sharer::Sharer;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,45 +75,16 @@ fn a_child_reads_what_each_ancestor_has_moved_and_moves_its_own() {
     swap.check().unwrap();
 }
 
-/// A child of fork, until it is dropped.
-struct Child(i32);
-
-impl Child {
-    fn new() -> Child {
-        // SAFETY: the child only waits to be ended.
-        match unsafe { libc::fork() } {
-            0 => loop {
-                // SAFETY: as above.
-                unsafe {
-                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                    libc::pause();
-                }
-            },
-            pid => Child(pid),
-        }
+/// A child of fork that reads what is in `swap`.
+fn child_of(swap: &Swap) -> Sharer {
+    assert!(swap.begin_copy(|| true));
+    let child = Sharer::fork();
+    // SAFETY: begun above.
+    unsafe {
+        swap.outbox.unfreeze();
+        swap.end_copy(false);
     }
-
-    /// One that reads what is in `swap`.
-    fn of(swap: &Swap) -> Child {
-        assert!(swap.begin_copy(|| true));
-        let child = Child::new();
-        // SAFETY: begun above.
-        unsafe {
-            swap.outbox.unfreeze();
-            swap.end_copy(false);
-        }
-        child
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        // SAFETY: ends a child of this test, and waits for it.
-        unsafe {
-            libc::kill(self.0, libc::SIGKILL);
-            libc::waitpid(self.0, std::ptr::null_mut(), 0);
-        }
-    }
+    child
 }
 
 #[test]
@@ -120,7 +92,7 @@ fn however_many_children_run_the_service_keeps_a_bounded_number_of_witnesses() {
     let (swap, _disk, remote) = tiers();
     let all = fill(&swap, 0..200);
     let before = remote.asked();
-    let _children: Vec<_> = (0..24).map(|_| Child::of(&swap)).collect();
+    let _children: Vec<_> = (0..24).map(|_| child_of(&swap)).collect();
     assert_eq!(remote.asked() - before, 16);
     assert_holds(&swap, &all);
 }
@@ -129,7 +101,7 @@ fn however_many_children_run_the_service_keeps_a_bounded_number_of_witnesses() {
 fn what_a_child_reads_stays_where_it_is_until_the_child_has_ended() {
     let (swap, disk, remote) = tiers();
     let all = fill(&swap, 0..200);
-    let child = Child::of(&swap);
+    let child = child_of(&swap);
     let (file, stored) = (disk.bytes(), remote.bytes());
     // All of it is free in the parent, which goes on.
     all.iter().for_each(|(place, _)| swap.free(place.handle()));
