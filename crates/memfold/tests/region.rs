@@ -49,7 +49,8 @@ fn fill_and_read(delivery: Delivery, use_move: &str, resident: u64, size: usize)
         let n = random.below(pages);
         assert_page(&source, &region, n);
     }
-    // A handler may still be reading ahead: by copy, it holds a block twice for a moment.
+    // Two loads at once may each find the last room; the background gives it back without another
+    // fault.
     eventually("the bound is kept", || held_bytes(&memory) <= resident);
     assert_eq!(memory.stats().check_sums(), Ok(()));
     memory.check().unwrap();

@@ -380,6 +380,7 @@ impl Pager {
         }
         stats::add(&self.stats.readahead_windows, 1);
         self.load(&areas, &area, guard, window.key, window.order, Purpose::Ahead, Source::Any);
+        self.ask_past_target();
     }
 }
 

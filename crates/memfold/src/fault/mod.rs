@@ -185,6 +185,7 @@ impl Pager {
         stats::add(&self.stats.faults_zero, 1);
         let advice = self.advise(key);
         let (loaded, start, end) = self.zero_fill(areas, area, guard, key, advice.order);
+        self.ask_past_target();
         self.streams.loaded(key, start, end);
         served(loaded)
     }
@@ -228,6 +229,7 @@ impl Pager {
             end
         };
         self.streams.loaded(key, start, end);
+        self.ask_past_target();
         served(loaded)
     }
 

@@ -100,6 +100,12 @@ impl Queue {
         self.inner.lock().stop
     }
 
+    /// Whether reclaim waits to be done.
+    #[cfg(test)]
+    pub fn is_reclaim_due(&self) -> bool {
+        self.inner.lock().save
+    }
+
     fn pop(inner: &mut Inner) -> Option<Window> {
         if inner.count == 0 {
             return None;

@@ -41,6 +41,14 @@ impl Pager {
         self.bound().max(least)
     }
 
+    /// Asks the background for what is past the target. After each load too: two at once may each
+    /// have found the last room, and no later fault might come.
+    pub(crate) fn ask_past_target(&self) {
+        if self.physical() > self.target() {
+            self.queue.reclaim();
+        }
+    }
+
     /// As [`Pager::bound`], but never less than there always is.
     pub(crate) fn bound_or_floor(&self) -> u64 {
         self.bound().max(self.floor_bytes() >> PAGE_SHIFT)
@@ -113,9 +121,7 @@ impl Pager {
     /// for none.
     pub fn set_bounds(&self, limit_bytes: u64, resident_bytes: u64) {
         self.quota.set(limit_bytes, resident_bytes);
-        if self.physical() > self.target() {
-            self.queue.reclaim();
-        }
+        self.ask_past_target();
     }
 
     /// Bytes of the pools that count against the limit.
@@ -211,9 +217,7 @@ impl Pager {
     /// the limit.
     pub fn set_unmanaged_bytes(&self, bytes: u64) {
         self.quota.set_outside(bytes);
-        if self.physical() > self.target() {
-            self.queue.reclaim();
-        }
+        self.ask_past_target();
     }
 
     /// What [`Pager::set_unmanaged_bytes`] was told last.

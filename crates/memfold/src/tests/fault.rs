@@ -1,6 +1,7 @@
 //! Where a fault looks, and where a page comes from while the engine is at rest.
 use crate::config::{Config, Delivery, WORKABLE_MIN_BYTES};
 use crate::fault::{Fault, Served};
+use crate::folio::frames::Kind;
 use crate::pager::{Pager, Parts, StatsPlace};
 use core::ops::Range;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
@@ -189,4 +190,25 @@ fn m3_m7_pages_at_rest_come_from_one_decompression_of_their_block() {
     assert_eq!(engine.pager.stats.recent_hits.load(Relaxed), 6);
     assert_eq!(engine.space.present_pages(), 0, "nothing changes at rest");
     engine.pager.check().unwrap();
+}
+
+#[test]
+fn c1_what_a_load_takes_past_the_bound_is_asked_back_without_another_fault() {
+    let engine = Engine::of_blocks();
+    let (pager, block) = (&engine.pager, Order::new(2).unwrap());
+    // Other loads have taken all there is.
+    let mut taken = Vec::new();
+    while pager.physical() + block.pages() as u64 <= pager.target() {
+        let frame = pager.frames.take(block, Kind::Empty).unwrap();
+        pager.frames.populate(&engine.space, frame, block).unwrap();
+        taken.push(frame);
+    }
+    engine.touch(0);
+    assert!(pager.physical() > pager.target() && pager.queue.is_reclaim_due());
+    for frame in taken {
+        pager.frames.give(frame, block, Kind::Full);
+    }
+    assert!(pager.work());
+    assert!(pager.physical() <= pager.target());
+    pager.check().unwrap();
 }
