@@ -110,7 +110,7 @@ fn help_is_that_of_the_benchmarks_under_the_name_that_was_called() {
 fn without_the_benchmarks_one_line_says_how_to_build_them() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
-    std::fs::copy(bin.join("memfold"), scratch.path("memfold")).unwrap();
+    scratch.file("memfold", std::fs::read(bin.join("memfold")).unwrap(), 0o755);
     for arguments in [&["bench", "walk", "--quick"][..], &["bench", "--help"], &["help", "bench"]] {
         let output = memfold(&scratch.0, arguments).env("PATH", &scratch.0).output().unwrap();
         assert_refused(&output, 125, &["memfold-bench", "cargo build --release -p memfold-bench"]);

@@ -1,8 +1,9 @@
 //! A directory for a test.
 use std::fs::{self, Permissions};
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// A directory of its own in the system's temporary one, removed when dropped.
@@ -28,10 +29,15 @@ impl Scratch {
             .expect("temporary directories are in UTF-8")
     }
 
-    /// A file with these bytes and permissions; its path.
+    /// A file with these bytes and permissions; its path. One that can be executed can be so at
+    /// once, whatever other threads start meanwhile.
     pub fn file(&self, name: &str, bytes: impl AsRef<[u8]>, mode: u32) -> String {
         let path = self.path(name);
-        fs::write(&path, bytes).expect("a file in it");
+        if mode & 0o111 == 0 {
+            fs::write(&path, bytes).expect("a file in it");
+        } else {
+            write_in_a_child(&path, bytes.as_ref());
+        }
         fs::set_permissions(&path, Permissions::from_mode(mode)).expect("a file of ours");
         path
     }
@@ -49,8 +55,47 @@ impl Scratch {
     }
 }
 
+/// A child of fork has this process's descriptors until it executes something: one that is open for
+/// writing would make the file "busy" to whoever executes it.
+fn write_in_a_child(path: &str, bytes: &[u8]) {
+    let mut tee = Command::new("tee")
+        .arg(path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("tee");
+    tee.stdin.take().expect("a pipe").write_all(bytes).expect("it is read");
+    assert!(tee.wait().expect("a child").success(), "{path} can't be written");
+}
+
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn what_was_just_written_is_executed_while_others_start_programs() {
+        let (scratch, done) = (Scratch::new(), AtomicBool::new(false));
+        let start = |program: &str| Command::new(program).status().map(|status| status.success());
+        std::thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    while !done.load(Relaxed) {
+                        assert!(start("true").expect("true"));
+                    }
+                });
+            }
+            let all = (0..200)
+                .map(|n| scratch.file(&format!("program{n}"), "#!/bin/sh\n", 0o755))
+                .try_for_each(|path| start(&path).map(|right| assert!(right)));
+            done.store(true, Relaxed);
+            all.expect("it isn't busy");
+        });
     }
 }
