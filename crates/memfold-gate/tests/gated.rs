@@ -112,6 +112,11 @@ fn calls_that_a_filter_of_the_programs_refuses_come_to_its_handler() {
 }
 
 #[test]
+fn calls_that_fail_set_errno_at_rewritten_sites() {
+    assert!(same_program("errors").contains("failed as ever"));
+}
+
+#[test]
 fn threads_are_cancelled_signalled_copied_and_end() {
     assert!(same_program("threads").contains("ended"));
 }

@@ -8,6 +8,8 @@
 pub const BEFORE: usize = 24;
 /// And so many of it.
 pub const LONGEST: usize = 16;
+/// A jump takes so many: behind shorter padding it would write over code.
+const SHORTEST: usize = 5;
 
 const NOPS: [&[u8]; 11] = [
     &[0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
@@ -30,7 +32,7 @@ const FAILS: [u8; 7] = [0x48, 0xc7, 0xc0, 0xff, 0xff, 0xff, 0xff];
 /// `jmp` by a byte, behind which that byte stands.
 const JUMP: u8 = 0xeb;
 
-/// The length of the padding that begins at `at`; `None`: there is none.
+/// The length of the padding that begins at `at`; `None`: there is none that holds a jump.
 ///
 /// # Safety
 /// - [`BEFORE`] bytes before, and [`LONGEST`] from there on, can be read.
@@ -45,7 +47,7 @@ pub unsafe fn at(at: usize) -> Option<usize> {
     while let Some(nop) = NOPS.iter().find(|nop| padding[len..].starts_with(nop)) {
         len += nop.len();
     }
-    (len > 0 && (at + len).is_multiple_of(ALIGN)).then_some(len)
+    (len >= SHORTEST && (at + len).is_multiple_of(ALIGN)).then_some(len)
 }
 
 /// Whether code doesn't go on behind these bytes: `cmp $-4096,%rax; ja error; ret`, or a return or a
@@ -113,6 +115,10 @@ mod tests {
         jumps[12..14].copy_from_slice(&[JUMP, 0xb7]);
         jumps[14..23].copy_from_slice(NOPS[2]);
         assert_eq!(padding_in(&jumps, 14), Some(10));
+        // add $8,%rsp; ret; and a nop of four bytes, which holds no jump: `sched_getaffinity`
+        let mut short = [0x90; 16];
+        short[7..].copy_from_slice(&[0x48, 0x83, 0xc4, 0x08, 0xc3, 0x0f, 0x1f, 0x40, 0]);
+        assert_eq!(padding_in(&short, 12), None);
         // What doesn't end where code is aligned isn't padding.
         let mut moved = [0x90; 17];
         moved[1..].copy_from_slice(&behind_ret);
