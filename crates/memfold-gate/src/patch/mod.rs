@@ -16,6 +16,7 @@ pub mod entry;
 mod padding;
 
 use crate::patch::entry::{BELOW, Handler, set_up};
+use crate::patch::padding::JUMP_BYTES;
 use core::mem::forget;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -47,6 +48,7 @@ const BACK: [u8; 14] = [0x48, 0x8b, 0x0c, 0x24, 0x48, 0x8d, 0xa4, 0x24, 136, 0, 
 const _: () = assert!(BELOW == 136);
 const MOV_BYTES: usize = 5;
 const SITE_BYTES: usize = MOV_BYTES + SYSCALL.len();
+const _: () = assert!(MOV_BYTES == JUMP_BYTES);
 const TEXTS: usize = 4;
 const HALVES: usize = 32;
 /// Below this address nothing is mapped (`vm.mmap_min_addr`), and numbers of calls are half of it.
@@ -120,7 +122,7 @@ impl Sites {
         } else if (after - 2) % LINE_BYTES < LINE_BYTES - 1
             && let Some(room) = self.room_near(after)
         {
-            self.go_by(step, None, after, (room, MOV_BYTES), |distance| {
+            self.go_by(step, None, after, (room, JUMP_BYTES), |distance| {
                 // SAFETY: nobody runs through the padding, and then other threads find one
                 // instruction or the other.
                 unsafe { detour(after - SYSCALL.len(), room, distance) };
@@ -170,10 +172,10 @@ impl Sites {
         let found =
             (from..reach.end).find_map(|at| unsafe { padding::at(at) }.map(|len| (at, len)));
         let (at, len) = found?;
-        if len >= 2 * MOV_BYTES
+        if len >= 2 * JUMP_BYTES
             && let Some(free) = self.halves.iter_mut().find(|half| **half == 0)
         {
-            *free = at + MOV_BYTES;
+            *free = at + JUMP_BYTES;
         }
         Some(at)
     }
@@ -312,7 +314,7 @@ unsafe fn detour(site: usize, room: usize, distance: i32) {
     let jump = u16::from_le_bytes([0xeb, short as u8]);
     // SAFETY: the caller's promise.
     unsafe {
-        core::ptr::copy_nonoverlapping([0xe9, a, b, c, d].as_ptr(), room as *mut u8, MOV_BYTES);
+        core::ptr::copy_nonoverlapping([0xe9, a, b, c, d].as_ptr(), room as *mut u8, JUMP_BYTES);
         core::arch::asm!(
             "mfence",
             "mov word ptr [{site}], {jump:x}",

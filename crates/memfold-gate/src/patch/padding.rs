@@ -8,8 +8,8 @@
 pub const BEFORE: usize = 24;
 /// And so many of it.
 pub const LONGEST: usize = 16;
-/// A jump takes so many: behind shorter padding it would write over code.
-const SHORTEST: usize = 5;
+/// What a jump takes: in shorter padding it would write over code.
+pub const JUMP_BYTES: usize = 5;
 
 const NOPS: [&[u8]; 11] = [
     &[0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
@@ -47,7 +47,7 @@ pub unsafe fn at(at: usize) -> Option<usize> {
     while let Some(nop) = NOPS.iter().find(|nop| padding[len..].starts_with(nop)) {
         len += nop.len();
     }
-    (len >= SHORTEST && (at + len).is_multiple_of(ALIGN)).then_some(len)
+    (len >= JUMP_BYTES && (at + len).is_multiple_of(ALIGN)).then_some(len)
 }
 
 /// Whether code doesn't go on behind these bytes: `cmp $-4096,%rax; ja error; ret`, or a return or a
