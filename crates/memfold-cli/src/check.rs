@@ -56,7 +56,7 @@ const CHECKS: &[Check] = &[
     Check {
         name: "userfaultfd",
         probe: userfaultfd,
-        why: "without it nothing can be folded",
+        why: "without it memory is paged by its protection, which is slower",
         fix: "in a container `--device /dev/userfaultfd`; else as root `sysctl vm.unprivileged_userfaultfd=1`, or \
               contrib/90-memfold-userfaultfd.rules for the device, or CAP_SYS_PTRACE",
     },
@@ -83,6 +83,12 @@ const CHECKS: &[Check] = &[
         probe: moves,
         why: "without it pages are copied, which is slower",
         fix: "Linux 6.8 or newer, with userfaultfd open",
+    },
+    Check {
+        name: "protection",
+        probe: hides,
+        why: "memory can't be paged by its protection where there is no userfaultfd",
+        fix: "/proc, and proc_mem.force_override=always on the kernel's command line",
     },
     Check {
         name: "PAGEMAP_SCAN",
@@ -299,9 +305,18 @@ fn userfaultfd(_: &ArgMatches) -> Answer {
         (Err(_), Ok(_)) if delivery::can_have_gate().is_ok() => {
             Good(format!("for faults outside system calls: the gate needs no more ({sysctl})"))
         }
-        (Err(_), Ok(_)) => Bad(format!("only for faults outside system calls ({sysctl})")),
-        (Err(_), Err(_)) => Bad(format!("refused ({sysctl})")),
+        (Err(_), Ok(_)) => lacks(format!("only for faults outside system calls ({sysctl})")),
+        (Err(_), Err(_)) => lacks(format!("refused ({sysctl})")),
     }
+}
+
+/// What lacks of userfaultfd matters only where memory can't be paged without.
+fn lacks(text: String) -> Answer {
+    if delivery::can_hide().is_ok() { Less(text) } else { Bad(text) }
+}
+
+fn hides(_: &ArgMatches) -> Answer {
+    of(probe::hides().map_err(named), "a hidden page was filled and shown", Less)
 }
 
 fn by_way(way: Way) -> Answer {
@@ -331,14 +346,14 @@ fn features(_: &ArgMatches) -> Answer {
         (feature::EVENT_REMOVE, "EVENT_REMOVE"),
         (feature::EVENT_UNMAP, "EVENT_UNMAP"),
     ];
-    let Ok(found) = Uffd::probe() else { return Bad("unknown: no userfaultfd".to_string()) };
+    let Ok(found) = Uffd::probe() else { return lacks("unknown: no userfaultfd".to_string()) };
     let of = |there: bool| -> Vec<&str> {
         NAMES.iter().filter(|(bit, _)| (found & bit != 0) == there).map(|(_, name)| *name).collect()
     };
     let (has, lacks) = (of(true).join(" "), of(false).join(" "));
     let has_events = found & feature::HANDLERS == feature::HANDLERS;
     if !has_events && delivery::can_have_gate().is_err() {
-        Bad(format!("lacks {lacks}"))
+        self::lacks(format!("lacks {lacks}"))
     } else if lacks.is_empty() {
         Good(has)
     } else {
@@ -349,7 +364,9 @@ fn features(_: &ArgMatches) -> Answer {
 fn moves(_: &ArgMatches) -> Answer {
     match probe::moves() {
         Ok(()) => Good("a page was moved".to_string()),
-        Err(memfold::OpenError::Forbidden) => Bad("can't be tried without userfaultfd".to_string()),
+        Err(memfold::OpenError::Forbidden) => {
+            lacks("can't be tried without userfaultfd".to_string())
+        }
         Err(e) => Less(e.to_string()),
     }
 }

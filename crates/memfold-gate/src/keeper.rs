@@ -171,8 +171,14 @@ pub trait Keeper: Sync {
     /// by then.
     fn copy(&self, make: &mut dyn FnMut() -> isize) -> isize;
 
-    /// A fault (SIGBUS, BUS_ADRERR). `true`: the page is there, and may be written to if it was a
-    /// write.
+    /// Whether memory that is away may be mapped without access, so that a touch is a SIGSEGV
+    /// (SEGV_ACCERR).
+    fn hides(&self) -> bool {
+        false
+    }
+
+    /// A fault (SIGBUS, BUS_ADRERR, or as [`Keeper::hides`] says). `true`: the page is there, and may
+    /// be written to if it was a write.
     fn fault(&self, fault: Fault) -> bool;
 
     /// A call comes after which the keeper may not be able to begin any more: the process is about to

@@ -43,18 +43,34 @@ pub unsafe extern "C" fn on_signal(signal: i32, info: *const Info, context: *mut
         libc::SIGSYS if info.code == SYS_USER_DISPATCH => {
             from_program(keeper, record, context, info)
         }
-        libc::SIGBUS if served(keeper, context, info) => {}
+        libc::SIGBUS | libc::SIGSEGV if served(keeper, context, info) => {}
         _ => deliver(record, context, info),
     }
     // SAFETY: the kernel's context lies on this stack, above all that lives, as the stack was empty.
     unsafe { entry::leave(here, &raw const *record as usize, deliver_pending) }
 }
 
+/// An access of SIGSEGV where something is mapped (`include/uapi/asm-generic/siginfo.h`).
+const SEGV_ACCERR: i32 = 2;
+/// The processor's word for an instruction that was to be fetched
+/// (`arch/x86/include/asm/trap_pf.h`).
+const FETCHED: u64 = 1 << 4;
+
 /// A fault that the keeper has served.
 fn served(keeper: &dyn Keeper, context: &Context, info: &Info) -> bool {
     let (write, protected) = access_of(context.regs.error);
-    let fault = Fault { address: info.address as usize, write, protected };
-    info.code == libc::BUS_ADRERR && keeper.fault(fault)
+    let address = info.address as usize;
+    match info.signal {
+        libc::SIGBUS => {
+            info.code == libc::BUS_ADRERR && keeper.fault(Fault { address, write, protected })
+        }
+        _ => {
+            info.code == SEGV_ACCERR
+                && keeper.hides()
+                && context.regs.error & FETCHED == 0
+                && keeper.fault(Fault { address, write, protected: false })
+        }
+    }
 }
 
 /// The gate's own code was interrupted.
@@ -76,7 +92,7 @@ fn in_gate(keeper: &'static dyn Keeper, record: &Record, context: &mut Context, 
                 Err(e) => -i64::from(e.raw_os_error()) as u64,
             };
         }
-        libc::SIGBUS if served(keeper, context, info) => {}
+        libc::SIGBUS | libc::SIGSEGV if served(keeper, context, info) => {}
         // A filter of the program's refuses a call: whose it is is seen when that is over.
         libc::SIGSYS if info.refused().is_some() => {
             record.refused.set(Some(*info));

@@ -19,6 +19,7 @@ pub mod memory;
 pub mod maps;
 pub mod thread;
 pub mod uffd;
+pub mod protection;
 pub mod disk;
 pub mod probe;
 pub mod remote;

@@ -5,10 +5,13 @@ use crate::disk::swapfile::has_uring;
 use crate::maps::lookup;
 use crate::maps::pagemap::Pagemap;
 use crate::memory::zone::Zone;
+use crate::protection::{Protection, ProtectionSpace};
 use crate::raw::{self, is_resident, system_call};
 use crate::thread::dispatch;
+use crate::uffd::space::Space;
 use crate::uffd::{OpenError, Uffd, feature};
 use crate::units::PAGE_SIZE;
+use alloc::sync::Arc;
 use rustix::fd::AsRawFd;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
@@ -54,6 +57,26 @@ pub fn reads_itself() -> Result<(), Errno> {
     // SAFETY: there is room for the one byte.
     unsafe { raw::read_if_there(zone.start(), &raw mut byte, 1)? };
     if byte == 77 { Ok(()) } else { Err(Errno::OPNOTSUPP) }
+}
+
+/// Whether memory can be paged by its protection: bytes put where there is no access, and shown.
+///
+/// # Errors
+/// What the kernel says: ENOENT without /proc, EIO where it forces no access (`proc_mem.force_override`).
+pub fn hides() -> Result<(), Errno> {
+    let (zone, shown) = (page(77)?, page(78)?);
+    let (protection, pagemap) = (Protection::open()?, Pagemap::open()?);
+    let space = ProtectionSpace::new(Arc::new(protection), Arc::new(pagemap));
+    let [home, to] = [zone.start(), shown.start()];
+    // SAFETY: both are ours, and nobody touches what is hidden.
+    unsafe {
+        if space.take_by_copy(home, to as *mut u8, PAGE_SIZE) < PAGE_SIZE {
+            return Err(Errno::OPNOTSUPP);
+        }
+        space.copy(home, to as *const u8, PAGE_SIZE, false).map_err(|_| Errno::IO)?;
+        assert!(zone.as_ptr().read() == 77, "memfold: paging by protection has lost a byte");
+    }
+    Ok(())
 }
 
 /// Whether PAGEMAP_SCAN finds a page that is there.
@@ -162,6 +185,7 @@ mod tests {
         let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         let _alone = crate::FORKS.lock();
         assert!(moves().is_ok() && scans().is_ok() && populates(), "the engine needs them");
+        assert!(hides().is_ok(), "this kernel forces access");
         for probe in [queries_maps, drops_batches, reads_itself, rings] {
             let answer = probe();
             let known = [Errno::PERM, Errno::NOSYS, Errno::INVAL, Errno::NOTTY];

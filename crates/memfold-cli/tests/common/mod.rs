@@ -40,22 +40,26 @@ fn with(directory: PathBuf, file: &str, package: &str) -> Option<PathBuf> {
     None
 }
 
-/// The delivery that MEMFOLD_TEST_DELIVERY asks for: by hand, whole suites can be run with another
-/// than that which `memfold run` takes. Runs that say theirs keep what they have.
-fn asked_delivery(arguments: &[&str]) -> Option<String> {
+/// The flags that MEMFOLD_TEST_DELIVERY and MEMFOLD_TEST_PAGING ask for: by hand, whole suites can be
+/// run with others than those which `memfold run` takes. Runs that say theirs keep what they have.
+fn asked_flags(arguments: &[&str]) -> Vec<String> {
     let is_run = arguments.first() == Some(&"run") && arguments.contains(&"--");
-    let asked = std::env::var("MEMFOLD_TEST_DELIVERY").ok();
-    asked.filter(|_| is_run && !arguments.contains(&"--delivery"))
+    let all = [("MEMFOLD_TEST_DELIVERY", "--delivery"), ("MEMFOLD_TEST_PAGING", "--paging")];
+    let asked = all.iter().filter(|(_, flag)| is_run && !arguments.contains(flag));
+    asked
+        .filter_map(|(name, flag)| Some([flag.to_string(), std::env::var(name).ok()?]))
+        .flatten()
+        .collect()
 }
 
 /// `memfold` with `arguments`, in an environment without memfold's variables.
 pub fn memfold(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(directory.join("memfold"));
-    let asked = asked_delivery(arguments);
-    let (first, rest) = arguments.split_at(asked.is_some() as usize);
+    let asked = asked_flags(arguments);
+    let (first, rest) = arguments.split_at(!asked.is_empty() as usize);
     command
         .args(first)
-        .args(asked.iter().flat_map(|asked| ["--delivery", asked.as_str()]))
+        .args(asked)
         .args(rest)
         .env_remove("MEMFOLD_RUN")
         .env_remove("MEMFOLD_DISABLE")

@@ -193,7 +193,7 @@ impl Gated {
     pub fn take_new(&self, state: &State, range: &Range<usize>) {
         let is_wanted = self.is_managing() && state.takes() && range.end <= TOP;
         if is_wanted && self.is_worth(range) {
-            let _ = self.pager.take_empty(range.clone(), || self.register(range));
+            let _ = self.pager.take_empty(range.clone(), || self.register_new(range));
         }
     }
 

@@ -65,6 +65,10 @@ impl Gated {
                 self.discard(&range, advice, make)
             }
             libc::MADV_FREE => self.discard(&range, advice, make),
+            MADV_GUARD_INSTALL if self.paging.hides() => {
+                self.leave(&range);
+                make()
+            }
             MADV_GUARD_INSTALL => {
                 let _leaving = self.pager.holds().leave(once(range.clone()));
                 self.pager.discard_with(&[range], make, is_gone)
@@ -125,8 +129,11 @@ impl Gated {
         if held.is_empty() {
             let make_all = || {
                 let result = make();
-                if frees && is_gone(result) {
-                    drop_all(core::slice::from_ref(range));
+                if is_gone(result) {
+                    if frees {
+                        drop_all(core::slice::from_ref(range));
+                    }
+                    self.hide_discarded(&managed, range);
                 }
                 result
             };
@@ -136,8 +143,11 @@ impl Gated {
         for part in without(range, &held) {
             let make_part = || {
                 let result = raw(&part, advice);
-                if frees && is_gone(result) {
-                    drop_all(core::slice::from_ref(&part));
+                if is_gone(result) {
+                    if frees {
+                        drop_all(core::slice::from_ref(&part));
+                    }
+                    self.hide_discarded(&managed, &part);
                 }
                 result
             };
@@ -150,6 +160,14 @@ impl Gated {
             held.iter().for_each(write_zeros);
         }
         result
+    }
+
+    /// What is touched next there is new.
+    fn hide_discarded(&self, managed: &[Range<usize>], range: &Range<usize>) {
+        for part in self.managed_within(managed, range) {
+            // Where that fails, what comes there isn't counted.
+            let _ = self.paging.hide(&part);
+        }
     }
 
     fn managed_within(&self, managed: &[Range<usize>], part: &Range<usize>) -> Vec<Range<usize>> {

@@ -2,6 +2,7 @@
 use super::advice::whole;
 use super::gated::{Gated, Mark, State};
 use super::given::gives;
+use super::ranges::without;
 use crate::say::say_once;
 use core::ops::Range;
 use memfold::address_space::calls::{Remap, failed};
@@ -57,6 +58,10 @@ impl Gated {
             libc::SYS_mremap => self.remap(state, args, make),
             libc::SYS_brk => self.set_break(state, args, make),
             libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+                if self.paging.hides() {
+                    // Access is the program's again.
+                    self.leave(&(start & !(PAGE_SIZE - 1)..end_of(start, len)));
+                }
                 let result = make(args);
                 if result == 0 && third as i32 & (PLAIN | libc::PROT_EXEC) == PLAIN {
                     self.adopt_later(state, &(start..end_of(start, len)));
@@ -185,16 +190,28 @@ impl Gated {
             keeps_source: has(libc::MREMAP_DONTUNMAP),
         };
         let register = |range: Range<usize>| {
-            if let Err(e) = self.register(&range) {
+            if let Err(e) = self.register_again(&range) {
                 crate::say::die(format_args!("memory that mremap has moved can't be served: {e}"));
             }
         };
         let unregister = |range: Range<usize>| {
-            let _ = self.uffd.unregister(range.start, range.len());
+            if !self.paging.hides() {
+                let _ = self.paging.unregister(&range);
+            }
         };
         self.expect(state, after.len().saturating_sub(from.len()));
-        let result =
-            self.pager.remap_with(&remap, &self.pagemap, || make(args), register, unregister);
+        let is_hidden = self.paging.hides() && self.pager.touches(&from);
+        let remake =
+            || if is_hidden { self.remap_hidden(&from, || make(args)) } else { make(args) };
+        let result = self.pager.remap_with(&remap, &self.pagemap, remake, register, unregister);
+        if is_hidden {
+            if failed(result) || remap.keeps_source {
+                self.show_unmanaged(&from);
+            }
+            if !failed(result) {
+                self.show_unmanaged(&(result as usize..result as usize + after.len()));
+            }
+        }
         if failed(result) {
             return result;
         }
@@ -213,6 +230,24 @@ impl Gated {
         self.known.set(&here);
         self.adopt(state, &here);
         result
+    }
+
+    /// Makes an mremap where memory is hidden: of one mapping, as the program believes it to be.
+    fn remap_hidden(&self, from: &Range<usize>, make: impl FnOnce() -> isize) -> isize {
+        // A program without memory for mappings is told that of its own.
+        const NO_MEMORY: isize = -(libc::ENOMEM as isize);
+        if self.paging.hide(from).is_err() {
+            return NO_MEMORY;
+        }
+        // In a child of fork its parts may be several for good.
+        Some(make()).filter(|result| *result != -(libc::EFAULT as isize)).unwrap_or(NO_MEMORY)
+    }
+
+    /// Lets the program have what isn't managed of a range that was hidden.
+    fn show_unmanaged(&self, range: &Range<usize>) {
+        for part in without(range, &self.pager.managed_parts(range)) {
+            let _ = self.paging.unregister(&part);
+        }
     }
 
     fn set_break(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {

@@ -109,7 +109,7 @@ impl Gated {
         let knows_pages = self.pagemap.reopen().is_ok();
         // SAFETY: this is the only thread.
         let _ = unsafe { self.maps.reopen() };
-        if let Err(e) = self.uffd.reopen() {
+        if let Err(e) = self.paging.reopen() {
             self.bring_home(knows_pages);
             self.remote.iter().for_each(|remote| remote.close());
             abandon();
@@ -120,7 +120,9 @@ impl Gated {
         // SAFETY: this is the only thread.
         unsafe {
             self.pager.begin_in_child(&self.pagemap, |start, end| {
-                done = done.and_then(|()| self.register(&(start..end)));
+                done = done.and_then(|()| {
+                    self.paging.register_in_child(&(start..end), self.pager.protects())
+                });
             });
         }
         if let Err(e) = done {
@@ -149,6 +151,9 @@ impl Gated {
         }
         // SAFETY: this is the only thread, and the caller abandons the engine.
         unsafe {
+            self.pager.each_area_in_child(|start, end| {
+                let _ = self.paging.unregister(&(start..end));
+            });
             self.pager.each_away(|page, bytes| {
                 // What is there is newer. Nobody can tell that of what the kernel has swapped out.
                 let is_there =

@@ -1,4 +1,5 @@
 //! The program under management by the gate: its engine, and how it begins.
+use super::paging::Paging;
 use super::ranges::Ranges;
 use crate::heap::arena;
 use crate::proc;
@@ -28,8 +29,6 @@ use memfold_sys::remote::socket::SocketRemote;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::errands::{Errands, Handed};
 use memfold_sys::thread::{bare, cpus};
-use memfold_sys::uffd::space::UffdSpace;
-use memfold_sys::uffd::{Uffd, feature};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::process::{Resource, getrlimit};
 
@@ -170,7 +169,7 @@ impl State {
 pub struct Gated {
     /// The engine.
     pub pager: Arc<Pager>,
-    pub uffd: Arc<Uffd>,
+    pub paging: Paging,
     pub pagemap: Arc<Pagemap>,
     pub maps: Maps,
     /// Of the engine's table of descriptors.
@@ -193,7 +192,7 @@ pub struct Gated {
 
 /// What is opened in the program's own table of descriptors.
 struct Opened {
-    uffd: Uffd,
+    paging: Paging,
     pagemap: Pagemap,
     maps: Maps,
     file: Option<Arc<FileDisk>>,
@@ -225,7 +224,8 @@ pub fn existing() -> &'static Gated {
 /// What is lacking.
 pub fn open(config: &Config) -> Result<(), Lacking> {
     let opened = opened(config)?;
-    let mut own = numbers([opened.uffd.fd(), opened.pagemap.fd(), opened.maps.fd()], &opened.file);
+    let mut own =
+        numbers([opened.paging.fd(), opened.pagemap.fd(), opened.maps.fd()], &opened.file);
     bare::keep_descriptors(&mut own);
     *OPENED.lock() = Some(opened);
     Ok(())
@@ -243,9 +243,7 @@ fn opened(config: &Config) -> Result<Opened, Lacking> {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let least = NUMBERS_FROM.min(most.saturating_sub(NUMBERS)) as i32;
     let number = |e: Errno| format!("a number for a descriptor: {e}");
-    let moves = if config.use_move { feature::MOVE } else { 0 };
-    let uffd = Uffd::open(feature::GATE | moves, true).map_err(|e| format!("{e}"))?;
-    let uffd = uffd.at_least(least).map_err(number)?;
+    let paging = Paging::open(config, least)?;
     let pagemap = Pagemap::open().map_err(|e| format!("/proc/self/pagemap: {e}"))?;
     let pagemap = pagemap.at_least(least).map_err(number)?;
     let maps = Maps::open().map_err(|e| format!("/proc/self/maps: {e}"))?;
@@ -255,7 +253,7 @@ fn opened(config: &Config) -> Result<Opened, Lacking> {
     let open = |path: &String| FileDisk::open(path, options);
     let file = config.swap.as_ref().map(open).transpose();
     let file = file.map_err(|e| Lacking::Setting(format!("--swap: {e}")))?.map(Arc::new);
-    Ok(Opened { uffd, pagemap, maps, file })
+    Ok(Opened { paging, pagemap, maps, file })
 }
 
 /// Why there is no gate.
@@ -287,8 +285,8 @@ fn numbers(own: [&OwnedFd; 3], file: &Option<Arc<FileDisk>>) -> Vec<u32> {
 /// One line: what this process lacks.
 pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     let opened = OPENED.lock().take().expect("opened by the constructor");
-    let Opened { uffd, pagemap, maps, file } = opened;
-    let (uffd, pagemap) = (Arc::new(uffd), Arc::new(pagemap));
+    let Opened { paging, pagemap, maps, file } = opened;
+    let pagemap = Arc::new(pagemap);
     let remote = open_remote(&config)?.map(Arc::new);
     let errands = Arc::new(Errands::new(bare::is_current));
     if let Some(file) = &file {
@@ -297,8 +295,8 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     let disk = file.clone().map(|file| Box::new(Handed::new(file, errands.clone())) as Box<_>);
     let store = remote.clone().map(|store| Box::new(Handed::new(store, errands.clone())) as Box<_>);
     let parts = Parts {
-        space: Box::new(UffdSpace::with_free(uffd.clone(), pagemap.clone())),
-        has_move: config.use_move,
+        space: paging.space(&pagemap),
+        has_move: config.use_move && !paging.hides(),
         has_events: false,
         stats: StatsPlace::shared(stats),
         cpus: cpus(),
@@ -312,8 +310,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         Err(why) => return Err(format!("{why}")),
     };
     let (start, len) = pager.frames_zone();
-    // SAFETY: the engine never touches a frame that is empty.
-    unsafe { uffd.register(start, len, false) }.map_err(|e| format!("registering frames: {e}"))?;
+    paging.register_frames(start, len).map_err(|e| format!("registering frames: {e}"))?;
     let no_room = |e: Errno| format!("no address space: {e}");
     bare::reserve(config.worker_count(pager.cpus()) + MORE_THREADS).map_err(no_room)?;
     let scale = Scale::open(config.clone()).map_err(|e| format!("starting the engine: {e}"))?;
@@ -332,7 +329,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     present.map_err(|e| format!("/proc/self/maps: {e}"))?;
     let gated = Box::leak(Box::new(Gated {
         pager,
-        uffd,
+        paging,
         pagemap,
         maps,
         smaps,
@@ -358,7 +355,7 @@ impl Gated {
 
     /// Whether a descriptor is the engine's.
     pub fn owns(&self, fd: i32) -> bool {
-        let mut owns = [self.uffd.fd(), self.pagemap.fd(), self.maps.fd()]
+        let mut owns = [self.paging.fd(), self.pagemap.fd(), self.maps.fd()]
             .iter()
             .any(|own| own.as_raw_fd() == fd);
         if let Some(file) = &self.file {
@@ -370,24 +367,51 @@ impl Gated {
     /// Has the engine's threads keep what they need of the program's descriptors, before they are
     /// started.
     pub fn keep_descriptors(&self) {
-        let own = [self.uffd.fd(), self.pagemap.fd(), self.maps.fd()];
+        let own = [self.paging.fd(), self.pagemap.fd(), self.maps.fd()];
         bare::keep_descriptors(&mut numbers(own, &self.file));
     }
 
-    /// Registers a range of the program's.
+    /// Registers a range of the program's, which holds what it holds.
     ///
     /// # Errors
     /// What the kernel says.
     pub fn register(&self, range: &Range<usize>) -> Result<(), Errno> {
-        // SAFETY: faults of the program are served from now on, what the kernel touches is held,
-        // and no engine thread touches the range.
-        unsafe { self.uffd.register(range.start, range.len(), self.pager.protects()) }
+        match &self.paging {
+            // SAFETY: faults of the program are served from now on, what the kernel touches is
+            // held, and no engine thread touches the range.
+            Paging::Userfault(uffd) => unsafe {
+                uffd.register(range.start, range.len(), self.pager.protects())
+            },
+            Paging::Protection(protection) => {
+                protection.cover(range, self.config.block_order.bytes(), &self.pagemap)
+            }
+        }
+    }
+
+    /// Registers a range that the program has just mapped.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn register_new(&self, range: &Range<usize>) -> Result<(), Errno> {
+        match &self.paging {
+            Paging::Userfault(_) => self.register(range),
+            Paging::Protection(protection) => protection.cover_new(range),
+        }
+    }
+
+    /// Registers a managed range of the program's that mremap has brought, or left, there. Where
+    /// memory is hidden, all of it is, and the engine shows what is there.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn register_again(&self, range: &Range<usize>) -> Result<(), Errno> {
+        if self.paging.hides() { self.paging.hide(range) } else { self.register(range) }
     }
 
     /// Brings a range home, and gives it back to the kernel.
     pub fn leave(&self, range: &Range<usize>) {
         self.pager.leave(range.clone(), |start, end| {
-            if let Err(e) = self.uffd.unregister(start, end - start) {
+            if let Err(e) = self.paging.unregister(&(start..end)) {
                 say::die(format_args!("memory can't leave management: {e}"));
             }
         });

@@ -8,7 +8,6 @@ use memfold::fault::{Fault, Served};
 use memfold::holds::RANGES_MAX;
 use memfold::known::TOP;
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, Refused, SPANS_MAX, Span, Spans};
-use memfold_sys::Errno;
 use memfold_sys::raw::populates;
 use memfold_sys::thread::yield_now;
 use memfold_sys::units::PAGE_SIZE;
@@ -92,15 +91,16 @@ impl Gated {
         if !self.known.is_set(&(page..page + PAGE_SIZE)) {
             return false;
         }
-        // SAFETY: where something is registered and not managed, a missing page is a new one.
-        match unsafe { self.uffd.zero(page, PAGE_SIZE) } {
-            Ok(()) => return true,
-            Err(partial) if partial.errno == Errno::EXIST => {}
-            Err(_) => {}
+        if self.paging.fills(page) {
+            return true;
         }
-        let mut is_plain = false;
-        match self.maps.each(page, page + 1, |found| is_plain |= found.anonymous) {
-            Ok(()) => is_plain,
+        let mut may_be = false;
+        // Where memory is hidden, the program's own mistakes raise the same signal.
+        let hides = self.paging.hides();
+        match self.maps.each(page, page + 1, |found| {
+            may_be |= found.anonymous && (!hides || found.plain);
+        }) {
+            Ok(()) => may_be,
             // Without a map: what the kernel serves by now isn't the program's mistake.
             Err(_) => populates(page, false) || self.pager.touches(&(page..page + PAGE_SIZE)),
         }
@@ -203,6 +203,10 @@ impl Keeper for Owner {
         if deferred::is_waiting() {
             deferred::begin();
         }
+    }
+
+    fn hides(&self) -> bool {
+        get().is_some_and(|gated| gated.paging.hides())
     }
 
     fn fault(&self, fault: memfold_gate::Fault) -> bool {

@@ -26,6 +26,7 @@
 //! is locked, kept from dumps, zeros for children, open to merging; what is smaller than 64 KiB and
 //! continues nothing.
 mod ranges;
+mod paging;
 mod gated;
 mod adopt;
 mod advice;

@@ -10,6 +10,7 @@ use rustix::fs::{Mode, OFlags};
 /// A file of /proc/self, open.
 pub struct OwnFile {
     path: &'static CStr,
+    access: OFlags,
     fd: OwnedFd,
     /// It is another process's: a child of fork could not open its own.
     is_lost: AtomicBool,
@@ -17,7 +18,11 @@ pub struct OwnFile {
 
 /// Opens a file for reading.
 pub(super) fn open(path: &CStr) -> Result<OwnedFd, Errno> {
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    open_for(path, OFlags::RDONLY)
+}
+
+fn open_for(path: &CStr, access: OFlags) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())
 }
 
 impl OwnFile {
@@ -26,7 +31,20 @@ impl OwnFile {
     /// # Errors
     /// What `open` says: ENOENT without /proc.
     pub fn open(path: &'static CStr) -> Result<OwnFile, Errno> {
-        Ok(OwnFile { path, fd: open(path)?, is_lost: AtomicBool::new(false) })
+        OwnFile::open_for(path, OFlags::RDONLY)
+    }
+
+    /// The same for writing too.
+    ///
+    /// # Errors
+    /// As [`OwnFile::open`].
+    pub fn open_to_write(path: &'static CStr) -> Result<OwnFile, Errno> {
+        OwnFile::open_for(path, OFlags::RDWR)
+    }
+
+    fn open_for(path: &'static CStr, access: OFlags) -> Result<OwnFile, Errno> {
+        let fd = open_for(path, access)?;
+        Ok(OwnFile { path, access, fd, is_lost: AtomicBool::new(false) })
     }
 
     /// The same under a number from `least` on.
@@ -42,7 +60,7 @@ impl OwnFile {
     /// # Errors
     /// As [`OwnFile::open`]. Then there is none from now on.
     pub fn reopen(&self) -> Result<(), Errno> {
-        let reopened = raw::reopen(&self.fd, || open(self.path));
+        let reopened = raw::reopen(&self.fd, || open_for(self.path, self.access));
         self.is_lost.store(reopened.is_err(), SeqCst);
         reopened
     }

@@ -77,7 +77,7 @@ unsafe fn advise(start: usize, len: usize, advice: i32) -> Result<(), Errno> {
 ///
 /// # Safety
 /// - As [`advise`].
-unsafe fn drop_unused(pagemap: &Pagemap, start: usize, len: usize) -> usize {
+pub(crate) unsafe fn drop_unused(pagemap: &Pagemap, start: usize, len: usize) -> usize {
     // SAFETY: by the caller's promise.
     let done = unsafe {
         advise(start, len, libc::MADV_FREE).and_then(|()| advise(start, len, libc::MADV_PAGEOUT))

@@ -34,7 +34,7 @@ pub mod feature {
 }
 
 pub mod bin;
-mod copy_out;
+pub(crate) mod copy_out;
 pub mod drop;
 pub mod space;
 

@@ -60,7 +60,8 @@ pub trait Space: Send + Sync {
     /// - As [`Space::copy`].
     unsafe fn copy_protected(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial>;
 
-    /// Write-protects a range (`on`), or ends the protection and wakes the writers.
+    /// Write-protects a range (`on`), or ends the protection and wakes the writers. Where memory is
+    /// hidden ([`Space::hides`]): keeps all of it from the program, or lets it have it.
     ///
     /// # Errors
     /// As [`Uffd::protect`].
@@ -97,6 +98,13 @@ pub trait Space: Send + Sync {
 
     /// Whether [`Space::copy_protected`] and [`Space::drop_spans`] can be had.
     fn can_drop(&self) -> bool;
+
+    /// Whether what is away is kept from the program by its access: then whole folios come and go, as
+    /// a page that is missing where there is access is made by the kernel, and each border between the
+    /// two costs a mapping.
+    fn hides(&self) -> bool {
+        false
+    }
 
     /// Drops the pages of at most [`SPANS_MAX`] ranges, all at one go.
     ///

@@ -178,6 +178,7 @@ impl Pager {
             if may_move {
                 parts(&areas, &old).into_iter().for_each(register);
                 self.drop_strays(&areas, &old, pagemap);
+                self.show_resident(&areas, &old);
             }
             return result;
         }
@@ -205,7 +206,26 @@ impl Pager {
         }
         parts(&areas, &(at..at + new)).into_iter().for_each(register);
         self.drop_strays(&areas, &(at..at + new), pagemap);
+        self.show_resident(&areas, &(at..at + new));
         result
+    }
+
+    /// Where memory is hidden, and all of a range has just been: lets the program have what is there.
+    fn show_resident(&self, areas: &Areas, range: &Range<u64>) {
+        if !self.space.hides() {
+            return;
+        }
+        for (area, keys) in areas.parts(range) {
+            self.each_folio(keys.clone(), |guard, id| {
+                let folio = self.folios.get(guard, id);
+                if folio.state.get() == State::Resident {
+                    let own = folio.key().max(keys.start)..folio.end().min(keys.end);
+                    let len = ((own.end - own.start) as usize) << PAGE_SHIFT;
+                    let shown = self.space.protect(area.addr_of(own.start), len, false);
+                    shown.expect("memfold: showing what is there failed");
+                }
+            });
+        }
     }
 
     /// Drops pages of a range that are in the program's page table though the engine has them: none

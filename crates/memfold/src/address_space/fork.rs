@@ -156,12 +156,22 @@ impl Pager {
         self.begin_generation();
         let (start, len) = self.frames_zone();
         register(start, start + len);
+        // SAFETY: by the caller's promise.
+        unsafe { self.each_area_in_child(register) };
         // SAFETY: nobody changes areas.
-        let areas = unsafe { self.areas.peek() };
-        for area in areas.iter() {
-            register((area.start as usize) << PAGE_SHIFT, (area.end as usize) << PAGE_SHIFT);
+        self.drop_strays(unsafe { self.areas.peek() }, &(0..page_of(TOP)), pagemap);
+    }
+
+    /// In a child, between [`Pager::begin_copy`] in its parent and [`Pager::end_copy`]: calls `each`
+    /// with the first address and the end of all that is managed.
+    ///
+    /// # Safety
+    /// - The caller is the only thread.
+    pub unsafe fn each_area_in_child(&self, mut each: impl FnMut(usize, usize)) {
+        // SAFETY: nobody changes areas.
+        for area in unsafe { self.areas.peek() }.iter() {
+            each((area.start as usize) << PAGE_SHIFT, (area.end as usize) << PAGE_SHIFT);
         }
-        self.drop_strays(areas, &(0..page_of(TOP)), pagemap);
     }
 
     /// In a child, after [`Pager::begin_copy`] in its parent, before anything else: these ranges of

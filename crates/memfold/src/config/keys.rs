@@ -212,6 +212,10 @@ keys! {
     use_move: bool = true, kind::SWITCH;
     Measuring "move" "on|off" "on" "carry pages with UFFDIO_MOVE where the kernel has it; off forces copying, for measuring";
 
+    /// What is away is told of by its protection, and not by a userfaultfd.
+    by_protection: bool = false, kind::PAGING;
+    Users "paging" "userfaultfd|protection" "userfaultfd" "run: what tells of a touch of folded memory; protection needs no userfaultfd, and is taken where there is none: slower, and folds at least 64K at once";
+
     /// Address span of one index lock, bytes (C7).
     shard_bytes: u64 = 2 << 20, kind::SHARD;
     Measuring "shard" "SIZE" "2M" "address span that one lock of the index covers, 2M to 1G";

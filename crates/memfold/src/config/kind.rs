@@ -92,6 +92,7 @@ pub(super) const PATH: Kind<Option<String>> =
 const DELIVERIES: &[(&str, Delivery)] =
     &[("thread", Delivery::Thread), ("signal", Delivery::Signal), ("gate", Delivery::Gate)];
 const ON_FULLS: &[(&str, OnFull)] = &[("grow", OnFull::Grow), ("stop", OnFull::Stop)];
+const PAGINGS: &[(&str, bool)] = &[("userfaultfd", false), ("protection", true)];
 const DONT_DUMPS: &[(&str, bool)] = &[("leave", false), ("fold", true)];
 
 /// How faults arrive.
@@ -103,6 +104,12 @@ pub(super) const DELIVERY: Kind<Delivery> = Kind {
 /// What happens at the limit.
 pub(super) const ON_FULL: Kind<OnFull> =
     Kind { parse: |text, _| choice(text, ON_FULLS), show: |on_full| word(*on_full, ON_FULLS) };
+
+/// What tells of a touch of folded memory.
+pub(super) const PAGING: Kind<bool> = Kind {
+    parse: |text, _| choice(text, PAGINGS),
+    show: |by_protection| word(*by_protection, PAGINGS),
+};
 
 /// What becomes of memory that is kept out of core dumps.
 pub(super) const DONT_DUMP: Kind<bool> =

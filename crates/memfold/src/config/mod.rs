@@ -200,6 +200,7 @@ mod tests {
             ("workingset", "off"),
             ("fallback", "100"),
             ("move", "off"),
+            ("paging", "protection"),
             ("shard", "64M"),
             ("adopt-at", "60"),
             ("dont-dump", "fold"),

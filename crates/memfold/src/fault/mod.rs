@@ -133,14 +133,14 @@ impl Pager {
         let page = fault.addr & !(PAGE_SIZE - 1);
         let folio = self.folios.get(guard, id);
         let Some(_quiet) = self.changes.quiet() else { return Served::Again };
-        let was_clean = self.is_clean(folio);
-        if fault.protected || fault.write && was_clean {
+        let (was_clean, hides) = (self.is_clean(folio), self.space.hides());
+        if fault.protected || fault.write && was_clean || hides {
             // The first write since it was loaded: from here on it isn't known to equal its copy.
-            // Or the eviction that protected it was given up, or has ended and the page has come
-            // back.
-            stats::add(&self.stats.faults_write, 1);
+            // Or the eviction that protected or hid it was given up, or has ended and the page has
+            // come back.
+            stats::add(if hides { &self.stats.faults_stale } else { &self.stats.faults_write }, 1);
             folio.clean_in.set(0);
-            let (start, len) = match was_clean {
+            let (start, len) = match was_clean || hides {
                 true => (area.addr_of(folio.key()), bytes(folio.pages() as usize)),
                 false => (page, PAGE_SIZE),
             };

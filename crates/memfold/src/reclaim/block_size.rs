@@ -72,8 +72,11 @@ impl Pager {
     }
 
     /// Pages take more of the pool than blocks do, and more metadata: not where these leave little
-    /// of the limit already.
+    /// of the limit already, or where each would take mappings.
     fn has_room_for_pages(&self) -> bool {
+        if self.space.hides() {
+            return false;
+        }
         let held = self.counted_pool_bytes() + self.metadata_bytes();
         self.limit_bytes().is_none_or(|limit| held <= limit / 2)
     }

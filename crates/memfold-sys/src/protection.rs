@@ -1,0 +1,398 @@
+//! Paging by access, where no userfaultfd can be had: what is away lies under PROT_NONE, so that a
+//! touch is a SIGSEGV in the thread that makes it (A. Appel and K. Li, "Virtual memory primitives
+//! for user programs", ASPLOS 1991).
+//!
+//! Bytes are put under PROT_NONE through `/proc/self/mem`, whose accesses are forced
+//! (`mm/gup.c` FOLL_FORCE), and then shown by one mprotect: no thread sees a part of them. They are
+//! taken away in reverse, and the pages freed by the kernel's own reclaim, as in
+//! [`crate::uffd::copy_out`]: one that somebody else holds stays.
+//!
+//! Each border between what is shown and what is hidden is a border between two of the kernel's
+//! areas, of which a process has at most `vm.max_map_count`. So ranges should be large, and nothing
+//! more is hidden when few are left ([`Protection::may_hide`]).
+use crate::Errno;
+use crate::maps::each_area;
+use crate::maps::own::OwnFile;
+use crate::maps::pagemap::Pagemap;
+use crate::raw::{populates, system_call};
+use crate::uffd::Partial;
+use crate::uffd::copy_out::drop_unused;
+use crate::uffd::drop::Span;
+use crate::uffd::space::Space;
+use crate::units::PAGE_SIZE;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::ControlFlow::Continue;
+use core::ops::Range;
+use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use rustix::fd::OwnedFd;
+use rustix::mm::{Advice, madvise};
+
+/// Mappings that are left to the program, and to what must be shown.
+const MAPPINGS_KEPT: i64 = 8192;
+/// So often it isn't asked again how many there are, once there are too many.
+const PATIENCE: i64 = 256;
+
+/// Access to memory of this process, whatever its protection.
+pub struct Protection {
+    file: OwnFile,
+    /// `vm.max_map_count`.
+    mappings_max: i64,
+    /// So many ranges may be hidden until mappings are counted again; below 0, so many are refused.
+    may_hide: AtomicI64,
+}
+
+impl Protection {
+    /// Opens `/proc/self/mem`.
+    ///
+    /// # Errors
+    /// What `open` says: ENOENT without /proc, EACCES in a process that may not be dumped.
+    pub fn open() -> Result<Protection, Errno> {
+        let text = crate::file::read("/proc/sys/vm/max_map_count", 32).unwrap_or_default();
+        let number = core::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
+        Ok(Protection {
+            file: OwnFile::open_to_write(c"/proc/self/mem")?,
+            mappings_max: number.unwrap_or(65_530),
+            may_hide: AtomicI64::new(0),
+        })
+    }
+
+    /// The same under a number from `least` on.
+    ///
+    /// # Errors
+    /// EMFILE: there is none free.
+    pub fn at_least(self, least: i32) -> Result<Protection, Errno> {
+        Ok(Protection { file: self.file.at_least(least)?, ..self })
+    }
+
+    /// The descriptor.
+    pub fn fd(&self) -> &OwnedFd {
+        self.file.fd()
+    }
+
+    /// In a child of fork: opens its own in place of its parent's, under the same number.
+    ///
+    /// # Errors
+    /// As [`Protection::open`].
+    pub fn reopen(&self) -> Result<(), Errno> {
+        self.file.reopen()
+    }
+
+    /// Keeps a range from the program. What is there stays.
+    ///
+    /// # Errors
+    /// What `mprotect` says, ENOMEM where there are too many mappings; a part may be hidden.
+    pub fn hide(&self, range: &Range<usize>) -> Result<(), Errno> {
+        set_access(range, libc::PROT_NONE)
+    }
+
+    /// Lets the program have a range, for reading and writing.
+    ///
+    /// # Panics
+    /// If the kernel refuses it: there is no way on from there.
+    pub fn show(&self, range: &Range<usize>) {
+        if let Err(e) = set_access(range, libc::PROT_READ | libc::PROT_WRITE) {
+            panic!(
+                "memfold: memory can't be given back to the program ({e}): the process has too many mappings \
+                 (vm.max_map_count is {})",
+                self.mappings_max
+            );
+        }
+    }
+
+    /// Hides what holds no page of a range that the program uses, `block` (a power of two) bytes
+    /// around each page apart. Nobody may give up pages of it meanwhile.
+    ///
+    /// # Errors
+    /// What `mprotect` or the page map says. Then nothing is hidden.
+    pub fn cover(&self, range: &Range<usize>, block: usize, map: &Pagemap) -> Result<(), Errno> {
+        // Parts of an area that has had no page when it was parted never join again.
+        populates(range.start, true);
+        let done = self.cover_gaps(range, block, map);
+        if done.is_err() {
+            self.show(range);
+        }
+        done
+    }
+
+    fn cover_gaps(&self, range: &Range<usize>, block: usize, map: &Pagemap) -> Result<(), Errno> {
+        let mut at = range.start;
+        for there in blocks(range, block, map)?.into_iter().chain([range.end..range.end]) {
+            let gap = at..there.start;
+            at = there.end;
+            if gap.is_empty() {
+                continue;
+            }
+            self.hide(&gap)?;
+            // What has come meanwhile; nothing comes any more.
+            blocks(&gap, block, map)?.iter().for_each(|there| self.show(there));
+        }
+        Ok(())
+    }
+
+    /// Hides a range of the program's that has just been mapped, readable and writable, of which
+    /// nobody knows yet.
+    ///
+    /// # Errors
+    /// What `mprotect` says. Then nothing is hidden.
+    pub fn cover_new(&self, range: &Range<usize>) -> Result<(), Errno> {
+        let joins = populates(range.start, true);
+        let done = self.hide(range);
+        if done.is_err() {
+            self.show(range);
+        }
+        if joins {
+            // SAFETY: nobody has written there.
+            let _ = unsafe { madvise(range.start as *mut _, PAGE_SIZE, Advice::LinuxDontNeed) };
+        }
+        done
+    }
+
+    /// Whether one more range may be hidden without running out of mappings.
+    fn may_hide(&self) -> bool {
+        let left = self.may_hide.load(Relaxed);
+        if left != 0 {
+            // Several threads may be here: it is an estimate.
+            self.may_hide.fetch_sub(left.signum(), Relaxed);
+            return left > 0;
+        }
+        let mut count = 0;
+        let counted = each_area(|_| {
+            count += 1;
+            Continue(())
+        });
+        let kept = MAPPINGS_KEPT.min(self.mappings_max / 4);
+        // Hiding one makes two more at most, and so does showing it again.
+        let room = if counted.is_ok() { (self.mappings_max - kept - count) / 4 } else { PATIENCE };
+        self.may_hide.store(if room > 0 { room } else { -PATIENCE }, Relaxed);
+        room > 0
+    }
+
+    /// Copies bytes to a range, whatever its protection; returns how many.
+    ///
+    /// # Safety
+    /// - `from` is readable for `len` bytes, and the caller may define the bytes at `to`.
+    unsafe fn write(&self, to: usize, from: *const u8, len: usize) -> usize {
+        // SAFETY: by the caller's promise.
+        let bytes = unsafe { core::slice::from_raw_parts(from, len) };
+        self.transfer(len, |fd, done| rustix::io::pwrite(fd, &bytes[done..], (to + done) as u64))
+    }
+
+    /// Copies bytes of a range, whatever its protection; returns how many.
+    ///
+    /// # Safety
+    /// - `to` is writable for `len` bytes, and the caller's alone.
+    unsafe fn read(&self, from: usize, to: *mut u8, len: usize) -> usize {
+        // SAFETY: by the caller's promise.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(to, len) };
+        self.transfer(len, |fd, done| {
+            rustix::io::pread(fd, &mut bytes[done..], (from + done) as u64)
+        })
+    }
+
+    fn transfer(
+        &self,
+        len: usize,
+        mut some: impl FnMut(&OwnedFd, usize) -> Result<usize, Errno>,
+    ) -> usize {
+        let Some(fd) = self.file.get() else { return 0 };
+        let mut done = 0;
+        while done < len {
+            match some(fd, done) {
+                Ok(0) => break,
+                Ok(more) => done += more,
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(_) => break,
+            }
+        }
+        done
+    }
+}
+
+fn set_access(range: &Range<usize>, access: i32) -> Result<(), Errno> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    let args = [range.start, range.len(), access as usize, 0, 0, 0];
+    // SAFETY: changes no byte; who touches what is hidden is served.
+    unsafe { system_call(libc::SYS_mprotect, args) }.map(drop)
+}
+
+/// The blocks of a range that have a page, in order; neighbours as one.
+fn blocks(range: &Range<usize>, block: usize, map: &Pagemap) -> Result<Vec<Range<usize>>, Errno> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    map.for_each_populated(range.start, range.end, |start, end| {
+        let start = (start & !(block - 1)).max(range.start);
+        let end = end.next_multiple_of(block).min(range.end);
+        match runs.last_mut() {
+            Some(last) if last.end >= start => last.end = last.end.max(end),
+            _ => runs.push(start..end),
+        }
+    })?;
+    Ok(runs)
+}
+
+/// The address space of this process, paged by access. Nothing moves: pages are copied.
+pub struct ProtectionSpace {
+    protection: Arc<Protection>,
+    pagemap: Arc<Pagemap>,
+}
+
+impl ProtectionSpace {
+    /// The process's address space; both are this process's.
+    pub fn new(protection: Arc<Protection>, pagemap: Arc<Pagemap>) -> ProtectionSpace {
+        ProtectionSpace { protection, pagemap }
+    }
+
+    /// Copies the pages of a hidden range that are there, and puts zeros for the others. Returns how
+    /// many bytes, from the first on.
+    ///
+    /// # Safety
+    /// - As [`Protection::read`].
+    unsafe fn read(&self, home: usize, to: *mut u8, len: usize) -> usize {
+        let mut at = 0;
+        let mut stopped = false;
+        let told = self.pagemap.for_each_populated(home, home + len, |start, end| {
+            if stopped {
+                return;
+            }
+            let (start, end) = (start - home, end - home);
+            // SAFETY: inside `to`, by the caller's promise.
+            unsafe { to.add(at).write_bytes(0, start - at) };
+            // SAFETY: as above.
+            let read = unsafe { self.protection.read(home + start, to.add(start), end - start) };
+            at = start + read;
+            stopped = at < end;
+        });
+        if told.is_err() || stopped {
+            return if told.is_err() { 0 } else { at & !(PAGE_SIZE - 1) };
+        }
+        // SAFETY: as above.
+        unsafe { to.add(at).write_bytes(0, len - at) };
+        len
+    }
+
+    /// Ends what [`drop_unused`] has begun with a hidden range, whose bytes are at `bytes`: pages
+    /// that are there stay, with whatever somebody has written to them; the others are put back.
+    ///
+    /// # Safety
+    /// - They are readable, and what the program expects there.
+    unsafe fn keep_rest(&self, start: usize, bytes: *const u8, len: usize) {
+        // A page that is there may have been given up, and would go later. From here on the kernel
+        // takes none, unless the process may lock no memory at all.
+        let lock = [start, len, libc::MLOCK_ONFAULT as usize, 0, 0, 0];
+        // SAFETY: changes no byte.
+        let locked = unsafe { system_call(libc::SYS_mlock2, lock) }.is_ok();
+        for at in (0..len).step_by(PAGE_SIZE) {
+            if !self.pagemap.is_populated(start + at) {
+                // SAFETY: nobody can have written there, so the bytes are its own.
+                let put = unsafe { self.protection.write(start + at, bytes.add(at), PAGE_SIZE) };
+                assert_eq!(put, PAGE_SIZE, "memfold: a page can't be put back");
+            }
+        }
+        self.protection.show(&(start..start + len));
+        // With a write they aren't given up any more.
+        (start..start + len).step_by(PAGE_SIZE).for_each(|page| {
+            populates(page, true);
+        });
+        if locked {
+            // SAFETY: changes no byte. What the program locks isn't the engine's.
+            let _ = unsafe { system_call(libc::SYS_munlock, [start, len, 0, 0, 0, 0]) };
+        }
+    }
+}
+
+impl Space for ProtectionSpace {
+    unsafe fn move_pages(
+        &self,
+        _dst: usize,
+        _src: usize,
+        _len: usize,
+        _wake: bool,
+    ) -> Result<(), Partial> {
+        Err(Partial { done: 0, errno: Errno::OPNOTSUPP })
+    }
+
+    unsafe fn copy(
+        &self,
+        dst: usize,
+        src: *const u8,
+        len: usize,
+        _wake: bool,
+    ) -> Result<(), Partial> {
+        // SAFETY: by the caller's promise.
+        let done = unsafe { self.protection.write(dst, src, len) };
+        if done < len {
+            // SAFETY: this call has brought them.
+            let _ = unsafe { madvise(dst as *mut _, len, Advice::LinuxDontNeed) };
+            return Err(Partial { done: 0, errno: Errno::FAULT });
+        }
+        self.protection.show(&(dst..dst + len));
+        Ok(())
+    }
+
+    unsafe fn copy_protected(&self, _: usize, _: *const u8, _: usize) -> Result<(), Partial> {
+        Err(Partial { done: 0, errno: Errno::OPNOTSUPP })
+    }
+
+    fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
+        let range = start..start + len;
+        if on {
+            return self.protection.hide(&range);
+        }
+        self.protection.show(&range);
+        Ok(())
+    }
+
+    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
+        // What a fork shares would not be freed.
+        let len = self.pagemap.unshared_bytes(home, len);
+        if len == 0 || !self.protection.may_hide() {
+            return 0;
+        }
+        if self.protection.hide(&(home..home + len)).is_err() {
+            self.protection.show(&(home..home + len));
+            return 0;
+        }
+        // SAFETY: `to` has room, by the caller's promise.
+        let read = unsafe { self.read(home, to, len) };
+        // SAFETY: the bytes are at `to`.
+        let gone = unsafe { drop_unused(&self.pagemap, home, read) };
+        if gone < read {
+            // SAFETY: as above.
+            unsafe { self.keep_rest(home + gone, to.add(gone), read - gone) };
+        }
+        self.protection.show(&(home + read..home + len));
+        gone
+    }
+
+    unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {
+        // SAFETY: the caller gives up the bytes.
+        unsafe { madvise(start as *mut _, len, Advice::LinuxDontNeed) }
+    }
+
+    fn can_drop(&self) -> bool {
+        false
+    }
+
+    fn hides(&self) -> bool {
+        true
+    }
+
+    unsafe fn drop_spans(&self, _spans: &[Span]) -> Result<(), Partial> {
+        Err(Partial { done: 0, errno: Errno::OPNOTSUPP })
+    }
+
+    fn unshare(&self, start: usize, len: usize) -> Result<(), Errno> {
+        // SAFETY: MADV_POPULATE_WRITE changes no byte.
+        unsafe { madvise(start as *mut _, len, Advice::LinuxPopulateWrite) }
+    }
+
+    fn is_populated(&self, addr: usize) -> bool {
+        self.pagemap.is_populated(addr)
+    }
+
+    unsafe fn keep(&self, _start: usize, _len: usize) {}
+
+    fn wake(&self, _start: usize, _len: usize) {}
+}
