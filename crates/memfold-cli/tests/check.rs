@@ -190,20 +190,32 @@ fn in_a_container_that_is_given_the_device_run_works_and_check_says_what_is_refu
 }
 
 #[test]
-fn in_a_container_without_the_device_run_refuses_and_check_names_the_fix() {
+fn in_a_container_without_the_device_memory_is_paged_by_its_protection_and_check_names_the_fix() {
     let Some(sandbox) = sandbox() else { return };
     for (device, user) in [("", "0"), ("600", "65534")] {
         for errno in ["1", "38"] {
             let world = World { device, user, errno };
-            let text = screen(&sandbox.run(&world, &["check", "--limit", "64M"]), 1);
+            let text = screen(&sandbox.run(&world, &["check", "--limit", "64M"]), 0);
             let (mark, said) = line(&text, "userfaultfd");
-            assert!(mark == "NO" && said.contains("--device /dev/userfaultfd"), "{text}");
+            assert!(mark == "--" && said.contains("--device /dev/userfaultfd"), "{text}");
+            assert_eq!(line(&text, "protection").0, "ok", "{text}");
+            let (mark, said) = line(&text, "faults");
+            assert!(mark == "--" && said.contains("--paging protection"), "{text}");
+            let figures = open_scratch();
+            let file = figures.path("stats");
+            let held = [&["run", "--stats-file", &file], &HELD[1..], &[FOLDS]].concat();
+            let output = sandbox.run(&world, &held);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(0), "{said}");
+            assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), folds_right());
+            let warnings: Vec<&str> =
+                said.lines().filter(|line| line.contains("warning")).collect();
+            let words = ["--paging protection", "userfaultfd", "seccomp", "device"];
             assert!(
-                text.trim_end().lines().last().unwrap().contains("does not work here: userfaultfd"),
-                "{text}"
+                matches!(warnings[..], [line] if words.iter().all(|word| line.contains(word))),
+                "{said}"
             );
-            let output = sandbox.run(&world, &["run", "--limit", "64M", "--", "true"]);
-            assert_refused(&output, 125, &["userfaultfd", "seccomp", "device"]);
+            common::assert_figures(&json(&file), &said, 24);
         }
     }
 }

@@ -186,6 +186,43 @@ fn on_what_seems_an_older_kernel_everything_is_as_right_and_unprivileged_too() {
     assert!(!text.contains("warning"), "{text}");
 }
 
+/// No userfaultfd at all, as in Docker's default profile without the device: what is away is told of
+/// by its protection.
+#[test]
+fn without_a_userfaultfd_everything_is_as_right_and_unprivileged_too() {
+    if !can_make_worlds() {
+        return;
+    }
+    let filter = compile("container");
+    fs::set_permissions(&filter.scratch.0, fs::Permissions::from_mode(0o755)).unwrap();
+    let world = UNPRIVILEGED.replace("/mnt/memfold", &format!("{} 1 /mnt/memfold", filter.path));
+    assert_ne!(world, UNPRIVILEGED);
+    let flags = [FLAGS, &["--paging", "protection"]].concat();
+    for (name, least_mib, promises) in [
+        ("heap", 32, &["fast", "brk"][..]),
+        ("mappings", 40, &["mremap_move", "dontneed", "sparse"]),
+        ("threads", 16, &["slots"]),
+        ("calls", 48, &["all"]),
+        ("children", 48, &["fork"]),
+        ("forks", 48, &["libc", "raw"]),
+        ("small", 16, &["break", "mremap", "reservation", "fork"]),
+        ("hard", 48, &["five", "handler", "coroutines", "crash"]),
+        ("kinds", 32, &["stacks", "faults"]),
+        ("apart", 300, &["marked"]),
+        // A child that may not open /proc/self/mem has everything back.
+        ("shut", 32, &["filter", "dumpable_memory"]),
+    ] {
+        assert_all_right(&world, &flags, name, least_mib, promises);
+    }
+}
+
+#[test]
+fn paging_by_protection_is_for_the_gate_and_says_so() {
+    let Some(bin) = binaries() else { return };
+    let flags = ["--delivery", "thread", "--paging", "protection"];
+    assert_refused(&run(&bin, &flags, &["/bin/true"]), 125, &["--paging", "--delivery gate"]);
+}
+
 #[test]
 fn a_run_that_can_have_neither_is_refused_with_both_reasons() {
     if !can_make_worlds() {

@@ -396,3 +396,130 @@ impl Space for ProtectionSpace {
 
     fn wake(&self, _start: usize, _len: usize) {}
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::memory::zone::Zone;
+    use crate::raw::read_if_there;
+
+    const PAGES: usize = 16;
+    const LEN: usize = PAGES * PAGE_SIZE;
+
+    struct Setup {
+        space: ProtectionSpace,
+        home: Zone,
+        frame: Zone,
+    }
+
+    impl Setup {
+        /// Pages that hold their number, but for one that isn't there.
+        fn new() -> Setup {
+            let (protection, pagemap) = (Protection::open().unwrap(), Pagemap::open().unwrap());
+            let [home, frame] = [(); 2].map(|()| Zone::reserve(LEN, LEN).unwrap());
+            for page in (0..PAGES).filter(|page| *page != 3) {
+                // SAFETY: inside the zone.
+                unsafe { home.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
+            }
+            Setup {
+                space: ProtectionSpace::new(Arc::new(protection), Arc::new(pagemap)),
+                home,
+                frame,
+            }
+        }
+
+        fn take(&self) -> usize {
+            // SAFETY: the zones are the test's own.
+            unsafe { self.space.take_by_copy(self.home.start(), self.frame.as_ptr(), LEN) }
+        }
+
+        /// The first byte of a page at home, or why it can't be read.
+        fn byte(&self, page: usize) -> Result<u8, Errno> {
+            let mut byte = 0;
+            let from = self.home.start() + page * PAGE_SIZE;
+            // SAFETY: `byte` has room for one.
+            unsafe { read_if_there(from, &raw mut byte, 1) }.map(|_| byte)
+        }
+
+        fn taken(&self, page: usize) -> u8 {
+            // SAFETY: inside the zone.
+            unsafe { self.frame.as_ptr().add(page * PAGE_SIZE).read_volatile() }
+        }
+
+        fn is_there(&self, page: usize) -> bool {
+            self.space.is_populated(self.home.start() + page * PAGE_SIZE)
+        }
+    }
+
+    fn number(page: usize) -> u8 {
+        if page == 3 { 0 } else { page as u8 }
+    }
+
+    #[test]
+    fn pages_go_with_their_bytes_are_hidden_and_come_back() {
+        let setup = Setup::new();
+        // SAFETY: inside the zone.
+        unsafe { setup.frame.as_ptr().write_bytes(0xAA, LEN) };
+        for turn in 0..3 {
+            assert_eq!(setup.take(), LEN);
+            for page in 0..PAGES {
+                assert!(
+                    !setup.is_there(page) && setup.taken(page) == number(page),
+                    "{turn} {page}"
+                );
+                assert_eq!(setup.byte(page), Err(Errno::FAULT), "hidden");
+            }
+            let (home, from) = (setup.home.start(), setup.frame.as_ptr());
+            // SAFETY: the zones are the test's own.
+            unsafe { setup.space.copy(home, from, LEN, false) }.unwrap();
+            (0..PAGES).for_each(|page| assert_eq!(setup.byte(page), Ok(number(page))));
+        }
+    }
+
+    /// A pipe holds a page for whoever has lent it, as a device would that writes to it.
+    #[test]
+    fn a_page_that_somebody_holds_stays_with_those_behind_it() {
+        let setup = Setup::new();
+        let (out, into) = std::io::pipe().unwrap();
+        let held = [setup.home.start() + 7 * PAGE_SIZE, PAGE_SIZE];
+        let pipe = std::os::fd::AsRawFd::as_raw_fd(&into) as usize;
+        // SAFETY: the page is there; nobody writes to it while the pipe has it.
+        let lent =
+            unsafe { system_call(libc::SYS_vmsplice, [pipe, held.as_ptr() as usize, 1, 0, 0, 0]) };
+        assert_eq!(lent.unwrap(), PAGE_SIZE as i64);
+        assert_eq!(setup.take(), 7 * PAGE_SIZE);
+        for page in 7..PAGES {
+            assert!(setup.is_there(page) && setup.byte(page) == Ok(page as u8), "{page}");
+            // SAFETY: inside the zone: it may be written to.
+            unsafe { setup.home.as_ptr().add(page * PAGE_SIZE).write_volatile(99) };
+        }
+        assert_eq!((setup.byte(6), setup.taken(6)), (Err(Errno::FAULT), 6));
+        drop((out, into));
+        // And goes when nobody does any more.
+        assert_eq!(setup.take(), LEN);
+        assert_eq!(setup.taken(9), 99);
+    }
+
+    #[test]
+    fn only_blocks_without_a_page_are_hidden_when_a_range_is_covered() {
+        let setup = Setup::new();
+        let range = setup.home.start()..setup.home.start() + LEN;
+        let page = |page: usize| range.start + page * PAGE_SIZE;
+        // SAFETY: the zone is the test's own.
+        unsafe { setup.space.discard(page(4), 8 * PAGE_SIZE) }.unwrap();
+        // SAFETY: inside the zone.
+        unsafe { setup.home.as_ptr().add(9 * PAGE_SIZE).write_volatile(77) };
+        let block = 4 * PAGE_SIZE;
+        let is_hidden = |page: usize| setup.byte(page) == Err(Errno::FAULT);
+        setup.space.protection.cover(&range, block, &setup.space.pagemap).unwrap();
+        for each in 0..PAGES {
+            let near: Vec<usize> = (0..PAGES).filter(|p| p / 4 == each / 4).collect();
+            let has_page = |p: &usize| *p != 3 && (!(4..12).contains(p) || *p == 9);
+            assert_eq!(is_hidden(each), !near.iter().any(has_page), "{each}");
+        }
+        assert_eq!((setup.byte(9), setup.byte(15)), (Ok(77), Ok(15)));
+        setup.space.protection.show(&range);
+        setup.space.protection.cover_new(&range).unwrap();
+        assert!((0..PAGES).all(is_hidden));
+    }
+}

@@ -85,11 +85,16 @@ static void after_setuid(void) {
     both(1);
 }
 
-static void not_dumpable(void) {
+static void undumped(int is_managed) {
     folded();
     NEED(prctl(PR_SET_DUMPABLE, 0) == 0);
-    both(1);
+    both(is_managed);
 }
+
+static void not_dumpable(void) { undumped(1); }
+
+/* Who has no userfaultfd needs /proc/self/mem. */
+static void not_dumpable_in_memory(void) { undumped(0); }
 
 static void shut_in(void) {
     char directory[] = "/tmp/memfold-shut-XXXXXX";
@@ -185,7 +190,7 @@ int main(int argc, char **argv) {
         {"setuid", after_setuid},       {"dumpable", not_dumpable},    {"root", in_an_empty_root},
         {"proc", without_proc},         {"small", small},              {"descriptors", no_descriptor_left},
         {"filter", filtered},           {"filter_root", filtered_in_an_empty_root},
-        {"filter_small", filtered_small},
+        {"filter_small", filtered_small}, {"dumpable_memory", not_dumpable_in_memory},
     };
     return RUN_NAMED(argc, argv, all);
 }

@@ -58,9 +58,16 @@ impl Gated {
             libc::SYS_mremap => self.remap(state, args, make),
             libc::SYS_brk => self.set_break(state, args, make),
             libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
-                if self.paging.hides() {
+                if self.paging.hides()
+                    && let Some(range) = whole(start, len)
+                {
+                    let is_plain = third as i32 == PLAIN && nr as i64 == libc::SYS_mprotect;
+                    if is_plain && self.pager.managed_parts(&range) == [range.clone()] {
+                        // As it is already.
+                        return 0;
+                    }
                     // Access is the program's again.
-                    self.leave(&(start & !(PAGE_SIZE - 1)..end_of(start, len)));
+                    self.leave(&range);
                 }
                 let result = make(args);
                 if result == 0 && third as i32 & (PLAIN | libc::PROT_EXEC) == PLAIN {
