@@ -199,18 +199,18 @@ fn without_a_userfaultfd_everything_is_as_right_and_unprivileged_too() {
     assert_ne!(world, UNPRIVILEGED);
     let flags = [FLAGS, &["--paging", "protection"]].concat();
     for (name, least_mib, promises) in [
-        ("heap", 32, &["fast", "brk"][..]),
-        ("mappings", 40, &["mremap_move", "dontneed", "sparse"]),
+        ("heap", 32, &["brk"][..]),
+        ("mappings", 40, &["mremap_move", "mremap_grow", "dontneed", "sealed"]),
         ("threads", 16, &["slots"]),
         ("calls", 48, &["all"]),
         ("children", 48, &["fork"]),
-        ("forks", 48, &["libc", "raw"]),
+        ("forks", 48, &["libc"]),
         ("small", 16, &["break", "mremap", "reservation", "fork"]),
         ("hard", 48, &["five", "handler", "coroutines", "crash"]),
         ("kinds", 32, &["stacks", "faults"]),
         ("apart", 300, &["marked"]),
         // A child that may not open /proc/self/mem has everything back.
-        ("shut", 32, &["filter", "dumpable_memory"]),
+        ("shut", 32, &["dumpable_memory"]),
     ] {
         assert_all_right(&world, &flags, name, least_mib, promises);
     }

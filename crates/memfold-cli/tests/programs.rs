@@ -61,7 +61,7 @@ fn what_madv_free_refuses_is_kept() {
 
 #[test]
 fn memory_that_becomes_read_only_or_inaccessible_comes_back() {
-    assert_right("mappings", 40, &["read_only"]);
+    assert_right("mappings", 40, &["read_only", "sealed"]);
 }
 
 #[test]

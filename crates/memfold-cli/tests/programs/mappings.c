@@ -214,6 +214,20 @@ static void sparse(void) {
     NEED(munmap(p, all) == 0);
 }
 
+/* Nothing of the mapping may change from then on (mseal, Linux 6.10); its bytes may. */
+static void sealed(void) {
+    char *p = map_folded(LEN, 15);
+    if (syscall(462, p, LEN / 2, 0)) {
+        NEED(errno == ENOSYS);
+        return;
+    }
+    NEED(mprotect(p, PAGE, PROT_READ) && errno == EPERM);
+    check(p, LEN, 15);
+    fill(p, LEN, 16);
+    push_out(p + LEN / 2, LEN / 2);
+    check(p, LEN, 16);
+}
+
 int main(int argc, char **argv) {
     static const struct test all[] = {
         {"munmap_middle", munmap_middle}, {"map_fixed_over", map_fixed_over}, {"mremap_move", mremap_move},
@@ -221,7 +235,7 @@ int main(int argc, char **argv) {
         {"mremap_grow", mremap_grow},     {"mremap_shrink", mremap_shrink},   {"dontneed", dontneed},
         {"free", madv_free},              {"advice", other_advice},           {"read_only", read_only},
         {"guards", guards},
-        {"sparse", sparse},
+        {"sparse", sparse},               {"sealed", sealed},
     };
     return RUN_NAMED(argc, argv, all);
 }

@@ -15,6 +15,8 @@ use memfold_sys::units::PAGE_SIZE;
 /// The raw call, with these arguments.
 type Make<'a> = &'a mut dyn FnMut(&[usize; 6]) -> isize;
 
+/// Linux 6.10.
+const SYS_MSEAL: i64 = 462;
 const TYPE: i32 = 0x0f;
 const SHM_REMAP: usize = 0o40000;
 const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
@@ -75,6 +77,7 @@ impl Gated {
                 }
                 result
             }
+            SYS_MSEAL if self.paging.hides() && third == 0 => self.seal(state, args, make),
             libc::SYS_madvise => self.advise(state, start, len, third as i32, &mut || make(args)),
             libc::SYS_process_madvise => self.advise_process(state, args, make),
             libc::SYS_mlock | libc::SYS_mlock2 => self.lock(state, args, make),
@@ -279,6 +282,19 @@ impl Gated {
             state.forget(&range);
             self.known.set(&range);
             self.adopt_later(state, &range);
+        }
+        result
+    }
+
+    /// `mseal`: what can't change any more can't be hidden.
+    fn seal(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+        let Some(range) = whole(args[0], args[1]) else { return make(args) };
+        state.marked(Mark::Other).add(range.clone());
+        self.leave(&range);
+        let result = make(args);
+        if failed(result) {
+            state.marked(Mark::Other).remove(&range);
+            self.adopt(state, &range);
         }
         result
     }

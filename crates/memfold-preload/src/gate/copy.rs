@@ -151,9 +151,11 @@ impl Gated {
         }
         // SAFETY: this is the only thread, and the caller abandons the engine.
         unsafe {
-            self.pager.each_area_in_child(|start, end| {
-                let _ = self.paging.unregister(&(start..end));
-            });
+            if self.paging.hides() {
+                self.pager.each_area_in_child(|start, end| {
+                    let _ = self.paging.unregister(&(start..end));
+                });
+            }
             self.pager.each_away(|page, bytes| {
                 // What is there is newer. Nobody can tell that of what the kernel has swapped out.
                 let is_there =
