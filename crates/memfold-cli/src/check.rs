@@ -393,6 +393,9 @@ fn served(matches: &ArgMatches) -> Answer {
         return Less("unknown: see settings".to_string());
     };
     match (delivery::settle(&mut config), config.delivery) {
+        (Ok(None), Delivery::Gate) if config.by_protection => {
+            Good("by the thread that has them (gate), told of by protection".to_string())
+        }
         (Ok(None), Delivery::Gate) => Good("by the thread that has them (gate)".to_string()),
         (Ok(None), _) => Good("by handler threads, as it was asked for".to_string()),
         (Ok(Some(line)), _) => Less(line),

@@ -66,7 +66,7 @@ fn packed_blocks_are_read_across_forks() {
     let swap = Scratch::new();
     let flags = ["--limit", "24M", "--swap-keep-free", "64M", "--swap", swap.0.to_str().unwrap()];
     assert_all_right("", &flags, "children", 48, &["generations", "threads", "daemon"]);
-    assert_all_right("", &flags, "forks", 48, &["libc", "raw"]);
+    assert_all_right("", &flags, "forks", 48, &["libc"]);
     assert_all_right("", &flags, "apart", 300, &["marked", "parts"]);
     if can_make_worlds() {
         assert_all_right("", &flags, "shut", 32, &["proc", "filter", "filter_small"]);

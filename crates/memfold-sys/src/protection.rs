@@ -22,6 +22,7 @@ use crate::uffd::space::Space;
 use crate::units::PAGE_SIZE;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::iter::once;
 use core::ops::ControlFlow::Continue;
 use core::ops::Range;
 use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
@@ -117,7 +118,7 @@ impl Protection {
 
     fn cover_gaps(&self, range: &Range<usize>, block: usize, map: &Pagemap) -> Result<(), Errno> {
         let mut at = range.start;
-        for there in blocks(range, block, map)?.into_iter().chain([range.end..range.end]) {
+        for there in blocks(range, block, map)?.into_iter().chain(once(range.end..range.end)) {
             let gap = at..there.start;
             at = there.end;
             if gap.is_empty() {
@@ -278,26 +279,26 @@ impl ProtectionSpace {
     /// # Safety
     /// - They are readable, and what the program expects there.
     unsafe fn keep_rest(&self, start: usize, bytes: *const u8, len: usize) {
-        // A page that is there may have been given up, and would go later. From here on the kernel
-        // takes none, unless the process may lock no memory at all.
-        let lock = [start, len, libc::MLOCK_ONFAULT as usize, 0, 0, 0];
-        // SAFETY: changes no byte.
-        let locked = unsafe { system_call(libc::SYS_mlock2, lock) }.is_ok();
         for at in (0..len).step_by(PAGE_SIZE) {
-            if !self.pagemap.is_populated(start + at) {
+            let page = start + at;
+            // If it is there it may have been given up, and would go later. While it is locked the
+            // kernel doesn't take it. Where the process may lock no page, the kernel would have to
+            // take it just now, of all pages.
+            let lock = [page, PAGE_SIZE, libc::MLOCK_ONFAULT as usize, 0, 0, 0];
+            // SAFETY: changes no byte.
+            let locked = unsafe { system_call(libc::SYS_mlock2, lock) }.is_ok();
+            if !self.pagemap.is_populated(page) {
                 // SAFETY: nobody can have written there, so the bytes are its own.
-                let put = unsafe { self.protection.write(start + at, bytes.add(at), PAGE_SIZE) };
+                let put = unsafe { self.protection.write(page, bytes.add(at), PAGE_SIZE) };
                 assert_eq!(put, PAGE_SIZE, "memfold: a page can't be put back");
             }
-        }
-        self.protection.show(&(start..start + len));
-        // With a write they aren't given up any more.
-        (start..start + len).step_by(PAGE_SIZE).for_each(|page| {
+            self.protection.show(&(page..page + PAGE_SIZE));
+            // With a write it isn't given up any more.
             populates(page, true);
-        });
-        if locked {
-            // SAFETY: changes no byte. What the program locks isn't the engine's.
-            let _ = unsafe { system_call(libc::SYS_munlock, [start, len, 0, 0, 0, 0]) };
+            if locked {
+                // SAFETY: changes no byte. What the program locks isn't the engine's.
+                let _ = unsafe { system_call(libc::SYS_munlock, [page, PAGE_SIZE, 0, 0, 0, 0]) };
+            }
         }
     }
 }

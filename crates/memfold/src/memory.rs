@@ -166,6 +166,11 @@ impl Memory {
                 "delivery: gate can't be had with --swap or --remote yet: take thread or signal",
             )));
         }
+        if config.by_protection {
+            return Err(Error::Config(String::from(
+                "paging: protection is for memfold run: regions of a library need a userfaultfd",
+            )));
+        }
         let counted = gate::Engines::one_more();
         // Before the first thread is started.
         gate::apart(|| Memory::start_apart(config, counted))

@@ -57,6 +57,13 @@ fn fill_and_read(delivery: Delivery, use_move: &str, resident: u64, size: usize)
 }
 
 #[test]
+fn what_is_for_memfold_run_alone_is_refused() {
+    let built = Memory::builder().limit_bytes(64 << 20).set("paging", "protection").build();
+    let why = built.err().expect("refused").to_string();
+    assert!(why.contains("memfold run"), "{why}");
+}
+
+#[test]
 fn signal_delivery_keeps_every_byte() {
     fill_and_read(Delivery::Signal, "on", 16 << 20, 64 * MIB);
 }

@@ -4,6 +4,7 @@ use super::gated::{Gated, Mark, State};
 use super::given::gives;
 use super::ranges::without;
 use crate::say::say_once;
+use core::iter::once;
 use core::ops::Range;
 use memfold::address_space::calls::{Remap, failed};
 use memfold::known::TOP;
@@ -15,6 +16,8 @@ use memfold_sys::units::PAGE_SIZE;
 /// The raw call, with these arguments.
 type Make<'a> = &'a mut dyn FnMut(&[usize; 6]) -> isize;
 
+/// What a program is told that has too many mappings.
+const NO_MEMORY: isize = -(libc::ENOMEM as isize);
 /// Linux 6.10.
 const SYS_MSEAL: i64 = 462;
 const TYPE: i32 = 0x0f;
@@ -211,6 +214,11 @@ impl Gated {
         };
         self.expect(state, after.len().saturating_sub(from.len()));
         let is_hidden = self.paging.hides() && self.pager.touches(&from);
+        // Hidden for a moment, it would be missing for the kernel in another call.
+        let leaving = is_hidden.then(|| self.pager.holds().leave(once(from.clone())));
+        if leaving.as_ref().is_some_and(|leaving| leaving.is_held(from.clone())) {
+            return NO_MEMORY;
+        }
         let remake =
             || if is_hidden { self.remap_hidden(&from, || make(args)) } else { make(args) };
         let result = self.pager.remap_with(&remap, &self.pagemap, remake, register, unregister);
@@ -244,8 +252,6 @@ impl Gated {
 
     /// Makes an mremap where memory is hidden: of one mapping, as the program believes it to be.
     fn remap_hidden(&self, from: &Range<usize>, make: impl FnOnce() -> isize) -> isize {
-        // A program without memory for mappings is told that of its own.
-        const NO_MEMORY: isize = -(libc::ENOMEM as isize);
         if self.paging.hide(from).is_err() {
             return NO_MEMORY;
         }
