@@ -12,7 +12,7 @@ help:
 	@echo "make wheel             the Python package in one wheel, with the command in it, in $(TARGET)/wheel"
 	@echo "make install           the command, the C library, its header and memfold.pc, to PREFIX=/usr/local (and DESTDIR=)"
 	@echo "make test              everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
-	@echo "make torture           what depends on luck or hours: new random cases (MEMFOLD_SECONDS=600 each), bounds that a busy machine breaks, all of stress-ng, run on Linux 6.1 in a virtual machine, and suites with and without privilege that CI runs in one way"
+	@echo "make torture           what depends on luck or hours: new random cases (MEMFOLD_SECONDS=600 each), bounds that a busy machine breaks, all of stress-ng, run on Linux 6.1 in a virtual machine, and suites with and without privilege or a userfaultfd that CI runs in one way"
 	@echo "make bench-quick       the short form of each benchmark; fails if one breaks off or finds a wrong byte, not for a figure"
 	@echo "make demo              a 1 GiB SQLite job, plain and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
 	@echo "make setup             install what is missing for all of these, and the programs that tests and bench apps run"
@@ -48,6 +48,7 @@ torture: build
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release cargo test -p memfold -p memfold-gate -p memfold-cli --no-fail-fast --tests -- --ignored --nocapture
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=unprivileged cargo test -p memfold-cli --no-fail-fast --test programs --test fork
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=own cargo test -p memfold-cli --no-fail-fast --test real --test servers
+	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_PAGING=protection cargo test -p memfold-cli --no-fail-fast --test real --test servers --test status
 
 bench-quick: build
 	@scripts/bench-quick $(TARGET)/release/memfold-bench $(BENCH)

@@ -41,11 +41,12 @@ fn with(directory: PathBuf, file: &str, package: &str) -> Option<PathBuf> {
 }
 
 /// The flags that MEMFOLD_TEST_DELIVERY and MEMFOLD_TEST_PAGING ask for: by hand, whole suites can be
-/// run with others than those which `memfold run` takes. Runs that say theirs keep what they have.
+/// run with others than those which `memfold run` takes. Runs that say their delivery keep what they have.
 fn asked_flags(arguments: &[&str]) -> Vec<String> {
     let is_run = arguments.first() == Some(&"run") && arguments.contains(&"--");
     let all = [("MEMFOLD_TEST_DELIVERY", "--delivery"), ("MEMFOLD_TEST_PAGING", "--paging")];
-    let asked = all.iter().filter(|(_, flag)| is_run && !arguments.contains(flag));
+    let says = ["--delivery", "--paging"].iter().any(|flag| arguments.contains(flag));
+    let asked = all.iter().filter(|_| is_run && !says);
     asked
         .filter_map(|(name, flag)| Some([flag.to_string(), std::env::var(name).ok()?]))
         .flatten()
