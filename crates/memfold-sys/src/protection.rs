@@ -273,6 +273,33 @@ impl ProtectionSpace {
         len
     }
 
+    /// Reads the pages of a hidden range that are there, once more: see [`crate::uffd::copy_out`].
+    ///
+    /// # Safety
+    /// - As [`Protection::read`], and `to` has what was read before.
+    unsafe fn read_again(&self, home: usize, to: *mut u8, len: usize) {
+        let mut bytes = [0; PAGE_SIZE];
+        let mut read_page = |page: usize| {
+            // SAFETY: inside `to`, by the caller's promise.
+            let before = unsafe { core::slice::from_raw_parts_mut(to.add(page - home), PAGE_SIZE) };
+            // SAFETY: there is room for a page.
+            let read = unsafe { self.protection.read(page, bytes.as_mut_ptr(), PAGE_SIZE) };
+            if read < PAGE_SIZE || bytes == *before {
+                return;
+            }
+            if self.pagemap.is_private(page) {
+                before.copy_from_slice(&bytes);
+            } else {
+                // The kernel has reclaimed it meanwhile, and the reading has put zeros there.
+                // SAFETY: nobody can have written to them.
+                let _ = unsafe { self.discard(page, PAGE_SIZE) };
+            }
+        };
+        let _ = self.pagemap.for_each_populated(home, home + len, |start, end| {
+            (start..end).step_by(PAGE_SIZE).for_each(&mut read_page);
+        });
+    }
+
     /// Ends what [`drop_unused`] has begun with a hidden range, whose bytes are at `bytes`: pages
     /// that are there stay, with whatever somebody has written to them; the others are put back.
     ///
@@ -358,7 +385,8 @@ impl Space for ProtectionSpace {
         // SAFETY: `to` has room, by the caller's promise.
         let read = unsafe { self.read(home, to, len) };
         // SAFETY: the bytes are at `to`.
-        let gone = unsafe { drop_unused(&self.pagemap, home, read) };
+        let gone =
+            unsafe { drop_unused(&self.pagemap, home, read, || self.read_again(home, to, read)) };
         if gone < read {
             // SAFETY: as above.
             unsafe { self.keep_rest(home + gone, to.add(gone), read - gone) };
@@ -403,11 +431,15 @@ mod tests {
     use super::*;
     use crate::memory::zone::Zone;
     use crate::raw::read_if_there;
+    use crate::sync::MutexGuard;
+    use crate::thread::pin;
 
     const PAGES: usize = 16;
     const LEN: usize = PAGES * PAGE_SIZE;
 
+    /// With nobody forking meanwhile: what a fork shares doesn't go.
     struct Setup {
+        _alone: MutexGuard<'static, ()>,
         space: ProtectionSpace,
         home: Zone,
         frame: Zone,
@@ -416,6 +448,9 @@ mod tests {
     impl Setup {
         /// Pages that hold their number, but for one that isn't there.
         fn new() -> Setup {
+            let _alone = crate::FORKS.lock();
+            // A page that another CPU has just been given is in a batch of that one's own, and stays.
+            pin(rustix::thread::sched_getcpu());
             let (protection, pagemap) = (Protection::open().unwrap(), Pagemap::open().unwrap());
             let [home, frame] = [(); 2].map(|()| Zone::reserve(LEN, LEN).unwrap());
             for page in (0..PAGES).filter(|page| *page != 3) {
@@ -423,6 +458,7 @@ mod tests {
                 unsafe { home.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
             }
             Setup {
+                _alone,
                 space: ProtectionSpace::new(Arc::new(protection), Arc::new(pagemap)),
                 home,
                 frame,

@@ -205,6 +205,15 @@ impl Pagemap {
         at - start
     }
 
+    /// Whether the page at an address is in memory and this process's alone, or in the kernel's swap:
+    /// not the page of zeros that reading puts where there was none. Without /proc, none is.
+    pub fn is_private(&self, page: usize) -> bool {
+        self.word(page).is_ok_and(|word| {
+            word & WORD_SWAPPED != 0
+                || word & (WORD_PRESENT | WORD_EXCLUSIVE) == WORD_PRESENT | WORD_EXCLUSIVE
+        })
+    }
+
     /// Reads words of the map for pages from `start` on, before `end`; how many, at least one.
     fn words(&self, start: usize, end: usize, words: &mut [u64; WORDS]) -> Result<usize, Errno> {
         let file = self.file.get().ok_or(Errno::NOENT)?;

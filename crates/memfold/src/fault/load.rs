@@ -135,10 +135,6 @@ impl Pager {
         let id = self.folios.create(&guard, start, order, State::Loading);
         self.index.insert(&guard, start, order, id);
         drop(guard);
-        if self.space.hides() && self.make_room(areas, order.pages() as u64) {
-            self.show_zeros(area, id, key);
-            return (Loaded::Done, start, start + order.pages() as u64);
-        }
         let (frame, id) = match self.frame_for_loading(areas, area, id, key) {
             Ok(found) => found,
             Err(NoFrame::Again) => return (Loaded::Again, key, key + 1),
@@ -154,19 +150,6 @@ impl Pager {
         let done = self.finish(&mut guard, area, id, frame, Purpose::Fault(access));
         let reached = if done > (key - start) as usize { Loaded::Done } else { Loaded::Again };
         (reached, start, start + order.pages() as u64)
-    }
-
-    /// Ends the load of a new folio where memory is hidden: where it is shown, the kernel puts zeros.
-    fn show_zeros(&self, area: &Area, id: FolioId, key: u64) {
-        let guard = self.shards.lock(key);
-        let folio = self.folios.get(&guard, id);
-        let shown = self.space.protect(area.addr_of(folio.key()), folio.order().bytes(), false);
-        shown.expect("memfold: showing what is new failed");
-        self.tally.map(folio.pages());
-        folio.wanted.store(false, Relaxed);
-        folio.state.set(State::Resident);
-        self.list_by_state(&guard, id);
-        self.shards.notify(&guard);
     }
 
     /// Ends a load: the frame holds the bytes. Returns how many pages are where they should be.

@@ -124,7 +124,7 @@ impl Pager {
 
     /// Makes room for pages that the kernel will allocate. Where discards are reported, a fault
     /// handler can't wait for one, so there is room or there isn't.
-    pub(crate) fn make_room(&self, areas: &Areas, pages: u64) -> bool {
+    fn make_room(&self, areas: &Areas, pages: u64) -> bool {
         if self.physical() + pages <= self.target() {
             return true;
         }
