@@ -5,11 +5,11 @@
 //! Bytes are put under PROT_NONE through `/proc/self/mem`, whose accesses are forced
 //! (`mm/gup.c` FOLL_FORCE), and then shown by one mprotect: no thread sees a part of them. They are
 //! taken away in reverse, and the pages freed by the kernel's own reclaim, as in
-//! [`crate::uffd::copy_out`]: one that somebody else holds stays.
+//! `uffd/copy_out.rs`: one that somebody else holds stays.
 //!
 //! Each border between what is shown and what is hidden is a border between two of the kernel's
 //! areas, of which a process has at most `vm.max_map_count`. So ranges should be large, and nothing
-//! more is hidden when few are left ([`Protection::may_hide`]).
+//! more is hidden when few are left (`Protection::may_hide`).
 use crate::Errno;
 use crate::maps::each_area;
 use crate::maps::own::OwnFile;
