@@ -83,30 +83,6 @@ pub fn settle(config: &mut Config) -> Result<Option<String>, Failure> {
 /// # Errors
 /// What is lacking.
 pub fn can_have_gate() -> Result<bool, String> {
-    can_have_gate_with(|| Uffd::open(feature::GATE, true).map(drop).map_err(|e| e.to_string()))?;
-    let moves = probe::moves().is_ok();
-    if !moves {
-        probe::reads_itself().map_err(|e| {
-            format!(
-                "no UFFDIO_MOVE (Linux 6.8), and what is in its place needs process_vm_readv: {e}"
-            )
-        })?;
-    }
-    Ok(moves)
-}
-
-/// Whether a program can be served by the gate without a userfaultfd.
-///
-/// # Errors
-/// What is lacking.
-pub fn can_hide() -> Result<(), String> {
-    can_have_gate_with(|| {
-        probe::hides().map_err(|e| format!("/proc/self/mem gives no access to hidden memory: {e}"))
-    })
-}
-
-/// What the gate needs, however what is away is told of: `told` says whether that can be had.
-fn can_have_gate_with(told: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     if !cfg!(target_arch = "x86_64") {
         return Err("it is for x86-64".to_string());
     }
@@ -115,10 +91,36 @@ fn can_have_gate_with(told: impl FnOnce() -> Result<(), String>) -> Result<(), S
             "no Syscall User Dispatch (Linux 5.11), or a sandbox hides it (gVisor has none)".into(),
         );
     }
-    told()?;
+    Uffd::open(feature::GATE, true).map_err(|e| e.to_string())?;
     if !probe::populates() {
         return Err("no MADV_POPULATE_WRITE (Linux 5.14)".to_string());
     }
+    let moves = probe::moves().is_ok();
+    if !moves {
+        probe::reads_itself().map_err(|e| {
+            format!(
+                "no UFFDIO_MOVE (Linux 6.8), and what is in its place needs process_vm_readv: {e}"
+            )
+        })?;
+    }
+    Maps::open().map(|_| moves).map_err(|e| format!("/proc/self/maps: {e}"))
+}
+
+/// Whether a program can be served by the gate without a userfaultfd.
+///
+/// # Errors
+/// What is lacking.
+pub fn can_hide() -> Result<(), String> {
+    if !cfg!(target_arch = "x86_64") {
+        return Err("it is for x86-64".to_string());
+    }
+    if !probe::dispatches() {
+        return Err("no Syscall User Dispatch (Linux 5.11), or a sandbox hides it".to_string());
+    }
+    if !probe::populates() {
+        return Err("no MADV_POPULATE_WRITE (Linux 5.14)".to_string());
+    }
+    probe::hides().map_err(|e| format!("/proc/self/mem gives no access to hidden memory: {e}"))?;
     Maps::open().map(drop).map_err(|e| format!("/proc/self/maps: {e}"))
 }
 

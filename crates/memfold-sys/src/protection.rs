@@ -21,6 +21,7 @@ use crate::uffd::drop::Span;
 use crate::uffd::space::Space;
 use crate::units::PAGE_SIZE;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::iter::once;
 use core::ops::ControlFlow::Continue;
 use core::ops::Range;
@@ -117,9 +118,7 @@ impl Protection {
 
     fn cover_gaps(&self, range: &Range<usize>, block: usize, map: &Pagemap) -> Result<(), Errno> {
         let mut at = range.start;
-        for there in
-            map.populated_blocks(range, block)?.into_iter().chain(once(range.end..range.end))
-        {
+        for there in blocks(range, block, map)?.into_iter().chain(once(range.end..range.end)) {
             let gap = at..there.start;
             at = there.end;
             if gap.is_empty() {
@@ -127,7 +126,7 @@ impl Protection {
             }
             self.hide(&gap)?;
             // What has come meanwhile; nothing comes any more.
-            map.populated_blocks(&gap, block)?.iter().for_each(|there| self.show(there));
+            blocks(&gap, block, map)?.iter().for_each(|there| self.show(there));
         }
         Ok(())
     }
@@ -218,6 +217,20 @@ fn set_access(range: &Range<usize>, access: i32) -> Result<(), Errno> {
     let args = [range.start, range.len(), access as usize, 0, 0, 0];
     // SAFETY: changes no byte; who touches what is hidden is served.
     unsafe { system_call(libc::SYS_mprotect, args) }.map(drop)
+}
+
+/// The blocks of a range that have a page, in order; neighbours as one.
+fn blocks(range: &Range<usize>, block: usize, map: &Pagemap) -> Result<Vec<Range<usize>>, Errno> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    map.for_each_populated(range.start, range.end, |start, end| {
+        let start = (start & !(block - 1)).max(range.start);
+        let end = end.next_multiple_of(block).min(range.end);
+        match runs.last_mut() {
+            Some(last) if last.end >= start => last.end = last.end.max(end),
+            _ => runs.push(start..end),
+        }
+    })?;
+    Ok(runs)
 }
 
 /// The address space of this process, paged by access. Nothing moves: pages are copied.
@@ -419,10 +432,12 @@ mod tests {
     use crate::memory::zone::Zone;
     use crate::raw::read_if_there;
     use crate::sync::MutexGuard;
-    use crate::uffd::copy_out::tests::{PAGES, numbered_pages};
+    use crate::thread::pin;
 
+    const PAGES: usize = 16;
     const LEN: usize = PAGES * PAGE_SIZE;
 
+    /// With nobody forking meanwhile: what a fork shares doesn't go.
     struct Setup {
         _alone: MutexGuard<'static, ()>,
         space: ProtectionSpace,
@@ -431,9 +446,17 @@ mod tests {
     }
 
     impl Setup {
+        /// Pages that hold their number, but for one that isn't there.
         fn new() -> Setup {
-            let (_alone, [home, frame]) = numbered_pages();
+            let _alone = crate::FORKS.lock();
+            // A page that another CPU has just been given is in a batch of that one's own, and stays.
+            pin(rustix::thread::sched_getcpu());
             let (protection, pagemap) = (Protection::open().unwrap(), Pagemap::open().unwrap());
+            let [home, frame] = [(); 2].map(|()| Zone::reserve(LEN, LEN).unwrap());
+            for page in (0..PAGES).filter(|page| *page != 3) {
+                // SAFETY: inside the zone.
+                unsafe { home.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
+            }
             Setup {
                 _alone,
                 space: ProtectionSpace::new(Arc::new(protection), Arc::new(pagemap)),

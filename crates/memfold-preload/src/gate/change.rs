@@ -294,10 +294,15 @@ impl Gated {
 
     /// `mseal`: what can't change any more can't be hidden.
     fn seal(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
-        match whole(args[0], args[1]) {
-            Some(range) => self.mark(state, Mark::Other, range, || make(args)),
-            None => make(args),
+        let Some(range) = whole(args[0], args[1]) else { return make(args) };
+        state.marked(Mark::Other).add(range.clone());
+        self.leave(&range);
+        let result = make(args);
+        if failed(result) {
+            state.marked(Mark::Other).remove(&range);
+            self.adopt(state, &range);
         }
+        result
     }
 
     /// `mlock`: it would meet folded pages, and fail.
@@ -306,22 +311,11 @@ impl Gated {
         if range.is_empty() {
             return make(args);
         }
-        self.mark(state, Mark::Locked, range, || make(args))
-    }
-
-    /// Makes a call by which a range leaves management for a mark, if it succeeds.
-    fn mark(
-        &self,
-        state: &mut State,
-        mark: Mark,
-        range: Range<usize>,
-        make: impl FnOnce() -> isize,
-    ) -> isize {
-        state.marked(mark).add(range.clone());
+        state.marked(Mark::Locked).add(range.clone());
         self.leave(&range);
-        let result = make();
+        let result = make(args);
         if failed(result) {
-            state.marked(mark).remove(&range);
+            state.marked(Mark::Locked).remove(&range);
             self.adopt(state, &range);
         }
         result

@@ -12,7 +12,6 @@ use crate::Errno;
 use crate::maps::own::OwnFile;
 use crate::raw::{ioctl, populates};
 use crate::units::PAGE_SIZE;
-use alloc::vec::Vec;
 use core::ops::Range;
 use rustix::fd::{AsRawFd, OwnedFd};
 
@@ -112,29 +111,7 @@ impl Pagemap {
         }
     }
 
-    /// The blocks of `block` bytes (a power of two) of a range that hold a page, as far as they lie in
-    /// it, in ascending order; neighbours as one.
-    ///
-    /// # Errors
-    /// As [`Pagemap::for_each_populated`].
-    pub fn populated_blocks(
-        &self,
-        range: &Range<usize>,
-        block: usize,
-    ) -> Result<Vec<Range<usize>>, Errno> {
-        let mut runs: Vec<Range<usize>> = Vec::new();
-        self.for_each_populated(range.start, range.end, |start, end| {
-            let start = (start & !(block - 1)).max(range.start);
-            let end = end.next_multiple_of(block).min(range.end);
-            match runs.last_mut() {
-                Some(last) if last.end >= start => last.end = end,
-                _ => runs.push(start..end),
-            }
-        })?;
-        Ok(runs)
-    }
-
-    /// [`Pagemap::for_each_populated`] by PAGEMAP_SCAN.
+    /// The same by PAGEMAP_SCAN.
     ///
     /// # Errors
     /// ENOTTY before Linux 6.7, of the first page.

@@ -145,7 +145,7 @@ unsafe fn put_back(uffd: &Uffd, page: usize, bytes: Option<*mut u8>) {
 }
 
 #[cfg(all(test, not(shuttle)))]
-pub(crate) mod tests {
+mod tests {
     use super::*;
     use crate::memory::zone::{SharedZone, Zone};
     use crate::sync::MutexGuard;
@@ -153,23 +153,9 @@ pub(crate) mod tests {
     use crate::uffd::feature;
     use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-    pub(crate) const PAGES: usize = 16;
+    const PAGES: usize = 16;
 
-    /// Pages at home that hold their number, but for the fourth, which isn't there, and room for
-    /// them; as long as the guard lives nobody forks, as what a fork shares doesn't go.
-    pub(crate) fn numbered_pages() -> (MutexGuard<'static, ()>, [Zone; 2]) {
-        let alone = crate::FORKS.lock();
-        // A page that another CPU has just been given is in a batch of that one's own, and stays.
-        pin(rustix::thread::sched_getcpu());
-        let len = PAGES * PAGE_SIZE;
-        let [home, frame] = [(); 2].map(|()| Zone::reserve(len, len).unwrap());
-        for page in (0..PAGES).filter(|page| *page != 3) {
-            // SAFETY: inside the zone.
-            unsafe { home.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
-        }
-        (alone, [home, frame])
-    }
-
+    /// With nobody forking meanwhile: what a fork shares doesn't go.
     struct Setup {
         _alone: MutexGuard<'static, ()>,
         uffd: Uffd,
@@ -179,11 +165,20 @@ pub(crate) mod tests {
     }
 
     impl Setup {
+        /// Pages that hold their number, but for one that isn't there.
         fn new() -> Setup {
-            let (_alone, [home, frame]) = numbered_pages();
+            let _alone = crate::FORKS.lock();
+            // A page that another CPU has just been given is in a batch of that one's own, and stays.
+            pin(rustix::thread::sched_getcpu());
             let uffd = Uffd::open(feature::GATE, true).expect("userfaultfd");
+            let len = PAGES * PAGE_SIZE;
+            let [home, frame] = [(); 2].map(|()| Zone::reserve(len, PAGE_SIZE).unwrap());
+            for page in (0..PAGES).filter(|page| *page != 3) {
+                // SAFETY: inside the zone.
+                unsafe { home.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
+            }
             // SAFETY: what is missing is not touched.
-            unsafe { uffd.register(home.start(), home.len(), true).unwrap() };
+            unsafe { uffd.register(home.start(), len, true).unwrap() };
             Setup { _alone, uffd, pagemap: Pagemap::open().unwrap(), home, frame }
         }
 

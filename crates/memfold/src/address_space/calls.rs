@@ -69,7 +69,16 @@ impl Pager {
         leaving.each_held(range.clone(), &mut bring);
         let mut areas = self.areas.write();
         register()?;
-        let runs = pagemap.populated_blocks(&range, self.config.block_order.bytes())?;
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        let block = self.config.block_order.bytes();
+        pagemap.for_each_populated(range.start, range.end, |s, e| {
+            let (s, e) = ((s & !(block - 1)).max(range.start), e.next_multiple_of(block));
+            let e = e.min(range.end);
+            match runs.last_mut() {
+                Some(last) if last.end >= s => last.end = e,
+                _ => runs.push(s..e),
+            }
+        })?;
         areas.add(page_of(range.start), page_of(range.end));
         for run in runs {
             let area = areas.find(run.start).expect("just added");
