@@ -277,6 +277,26 @@ pub fn set_warner(warner: fn(&[u8])) {
     WARNER.store(warner as *mut (), Relaxed);
 }
 
+/// Who ends the process; null for a panic.
+static ENDER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Has [`end`] end the process by `ender`, which is given the reason.
+pub fn set_ender(ender: fn(&str) -> !) {
+    ENDER.store(ender as *mut (), Relaxed);
+}
+
+/// Ends the process for a reason that is its user's choice, and no mistake of the engine's.
+///
+/// # Panics
+/// Where nobody has called [`set_ender`].
+pub fn end(why: &str) -> ! {
+    match ENDER.load(Relaxed) {
+        ender if ender.is_null() => panic!("memfold: {why}"),
+        // SAFETY: `set_ender` alone stores it, from a function of this type.
+        ender => unsafe { core::mem::transmute::<*mut (), fn(&str) -> !>(ender)(why) },
+    }
+}
+
 /// Warns of something: tells it to who wants to know, or writes it to standard error, as one piece
 /// if it fits 512 bytes. For warnings from inside the engine.
 pub fn warn(parts: &[&str]) {

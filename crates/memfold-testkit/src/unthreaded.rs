@@ -16,6 +16,7 @@ pub fn engine(uffd: &Uffd, space: UffdSpace) -> Pager {
         space: Box::new(space),
         has_move: true,
         has_events: false,
+        reports_limit: false,
         stats: StatsPlace::Own(Box::new(Stats::new())),
         cpus: 1,
         disk: None,

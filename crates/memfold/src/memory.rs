@@ -184,6 +184,7 @@ impl Memory {
             space: Box::new(UffdSpace::new(uffd.clone(), pagemap)),
             has_move,
             has_events: false,
+            reports_limit: false,
             stats: StatsPlace::Own(Box::default()),
             cpus: cpus(),
             disk: None,

@@ -39,6 +39,7 @@ fn engine() -> Arc<Pager> {
         space: Box::new(UffdSpace::with_bin(uffd.clone(), pagemap.clone(), bin)),
         has_move: true,
         has_events: true,
+        reports_limit: false,
         stats: StatsPlace::Own(Box::new(memfold::Stats::new())),
         cpus: cpus(),
         disk: None,

@@ -3,6 +3,7 @@ use super::gated::{FLAGS, Gated, Mark, State};
 use crate::program::{
     LOOK_NS, LOOK_PAST_NS, LOOK_SOON_NS, SMALL_BYTES, START_SHARE, start_pending,
 };
+use crate::say::limit;
 use crate::share::Seen;
 use crate::slots;
 use crate::{engine, proc, say};
@@ -10,10 +11,11 @@ use alloc::vec::Vec;
 use core::ops::ControlFlow::Continue;
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
+use memfold::config::OnFull;
 use memfold::delivery::background;
 use memfold::known::TOP;
 use memfold::stats::Stats;
-use memfold_sys::memory::zone::{locked_bytes, overlaps_own, unless_own};
+use memfold_sys::memory::zone::{overlaps_own, unless_own};
 use memfold_sys::raw::populates;
 use memfold_sys::thread::bare;
 use memfold_sys::units::PAGE_SIZE;
@@ -43,8 +45,12 @@ impl Gated {
         }
         if !self.is_managing() && anonymous >= begin && state.has_threads() {
             self.adopt_all(state);
-        } else if self.is_managing() && unmanaged > max {
-            self.tell_unmanaged(state.merges);
+        } else if self.is_managing() {
+            self.pager.judge_cost();
+            if unmanaged > max {
+                self.pager.unmanaged_past_the_limit();
+            }
+            self.report_limit(state);
         }
         self.adopt_late(state);
         next
@@ -67,15 +73,16 @@ impl Gated {
         });
     }
 
-    fn tell_unmanaged(&self, merges: bool) {
-        if merges {
+    /// Reports once that the limit can't be kept, with the causes.
+    fn report_limit(&self, state: &mut State) {
+        if state.told_limit || !self.pager.is_past_limit() || self.config.on_full == OnFull::Stop {
+            return;
+        }
+        state.told_limit = true;
+        if state.merges {
             say::warn(format_args!("{}", proc::MERGES));
         }
-        if self.scale.is_blind() || merges || proc::locked_bytes() > locked_bytes() as u64 {
-            memfold::stats::add(&self.pager.stats().over_limit, 1);
-        } else {
-            self.pager.unmanaged_past_the_limit();
-        }
+        say::warn(format_args!("{}", limit::report(&self.pager, &self.smaps)));
     }
 
     /// Starts all engine threads but the first, which calls this. Those that can't be had now are
@@ -107,7 +114,7 @@ impl Gated {
                     state.marked(mark).add(range.clone());
                 }
             }
-            let suits = area.readable && area.writable && !area.executable && !area.is_stack();
+            let suits = self.suits(area.access()) && !area.is_stack();
             match all.last_mut() {
                 _ if !suits => {}
                 Some(last) if last.end == range.start => last.end = range.end,
@@ -155,7 +162,7 @@ impl Gated {
         let mut all: Vec<Range<usize>> = Vec::new();
         let done = self.maps.each(range.start, range.end.min(TOP), |found| {
             let part = found.start..found.end;
-            let suits = found.anonymous && found.plain && found.end <= TOP;
+            let suits = found.anonymous && self.suits(found.access) && found.end <= TOP;
             match all.last_mut() {
                 _ if !suits || found.end == self.stack_end => {}
                 _ if overlaps_own(found.start, found.end) => {}
@@ -166,6 +173,14 @@ impl Gated {
         if done.is_ok() {
             self.take_parts(state, all);
         }
+    }
+
+    /// Whether memory with this access is taken: what may be read and written. What may be executed,
+    /// too, unless memory is hidden: there it is shown with the access that most has.
+    pub fn suits(&self, access: i32) -> bool {
+        const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
+        let asked = if self.paging.hides() { PLAIN | libc::PROT_EXEC } else { PLAIN };
+        access & asked == PLAIN
     }
 
     fn take_parts(&self, state: &State, all: Vec<Range<usize>>) {

@@ -75,7 +75,7 @@ impl Gated {
                     self.leave(&range);
                 }
                 let result = make(args);
-                if result == 0 && third as i32 & (PLAIN | libc::PROT_EXEC) == PLAIN {
+                if result == 0 && self.suits(third as i32) {
                     self.adopt_later(state, &(start..end_of(start, len)));
                 }
                 result
@@ -139,10 +139,7 @@ impl Gated {
         let (access, flags) = (args[2] as i32, args[3] as i32);
         let is_private = flags & TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0;
         let others = libc::MAP_HUGETLB | libc::MAP_LOCKED | libc::MAP_STACK | libc::MAP_GROWSDOWN;
-        let could = is_private
-            && access & (PLAIN | libc::PROT_EXEC) == PLAIN
-            && flags & others == 0
-            && state.takes();
+        let could = is_private && self.suits(access) && flags & others == 0 && state.takes();
         // What promises nothing to be used is mapped to be used in small part.
         if could && flags & libc::MAP_NORESERVE == 0 {
             self.expect(state, len);

@@ -107,6 +107,8 @@ pub struct State {
     pub pending: Option<Vec<Start>>,
     /// It was told that they can't be started.
     pub told: bool,
+    /// It was reported that the limit can't be kept.
+    pub told_limit: bool,
     /// The process's size.
     pub level: Level,
     /// So much more has been mapped since it was looked at, bytes.
@@ -298,6 +300,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         space: paging.space(&pagemap),
         has_move: config.use_move && !paging.hides(),
         has_events: false,
+        reports_limit: true,
         stats: StatsPlace::shared(stats),
         cpus: cpus(),
         disk,

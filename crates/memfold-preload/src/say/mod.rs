@@ -4,18 +4,20 @@
 //! If `memfold run` is gone, or there never was a way to it, warnings aren't said; why a process
 //! ends is said on its own standard error, as nobody else would.
 pub mod addresses;
+pub mod limit;
 mod panic;
 pub mod unserved;
 
 use crate::slots;
 use core::fmt::{self, Write};
-use memfold_sys::raw::{set_warner, system_call, write_stderr};
+use memfold_sys::raw::{set_ender, set_warner, system_call, write_stderr};
 use memfold_sys::run::mailbox::LINE_BYTES_MAX;
 
 const PREFIX: &str = "memfold: ";
 
 /// From now on what the engine warns of goes the same way.
 pub fn listen() {
+    set_ender(|why| die(format_args!("{why}")));
     set_warner(|text| {
         let text = text.strip_prefix(PREFIX.as_bytes()).unwrap_or(text);
         leave(false, text.strip_suffix(b"\n").unwrap_or(text));

@@ -147,10 +147,7 @@ impl Maps {
 }
 
 fn found(area: &Area) -> Found {
-    let bit = |is: bool, bit: i32| if is { bit } else { 0 };
-    let access = bit(area.readable, libc::PROT_READ)
-        | bit(area.writable, libc::PROT_WRITE)
-        | bit(area.executable, libc::PROT_EXEC);
+    let access = area.access();
     Found {
         start: area.start,
         end: area.end,

@@ -120,6 +120,14 @@ impl Area {
         self.private && self.inode == 0 && plain
     }
 
+    /// What may be done there, as mprotect is told.
+    pub fn access(&self) -> i32 {
+        let bit = |is: bool, bit: i32| if is { bit } else { 0 };
+        bit(self.readable, libc::PROT_READ)
+            | bit(self.writable, libc::PROT_WRITE)
+            | bit(self.executable, libc::PROT_EXEC)
+    }
+
     /// The main thread's stack.
     pub fn is_stack(&self) -> bool {
         self.name() == b"[stack]"
@@ -156,6 +164,8 @@ impl Area {
 pub struct Details {
     /// Memory that is mapped, bytes.
     pub resident_bytes: usize,
+    /// Of it, pages that belong to no file: also written ones of private file mappings, bytes.
+    pub anonymous_bytes: usize,
     /// Memory in the kernel's swap, bytes.
     pub swapped_bytes: usize,
     /// Properties, from [`flag`].
@@ -173,6 +183,7 @@ impl Details {
         let kib = |value: Option<&[u8]>| value.and_then(decimal).map_or(0, |n| n as usize * 1024);
         match fields.next() {
             Some(b"Rss:") => self.resident_bytes = kib(fields.next()),
+            Some(b"Anonymous:") => self.anonymous_bytes = kib(fields.next()),
             Some(b"Swap:") => self.swapped_bytes = kib(fields.next()),
             Some(b"VmFlags:") => {
                 for name in fields {

@@ -5,7 +5,7 @@ pub mod errands;
 pub mod owner;
 
 use crate::Errno;
-pub use crate::clock::{cpu_ns, now_ns};
+pub use crate::clock::{cpu_ns, now_ns, process_cpu_ns};
 use core::ffi::CStr;
 
 /// A running engine thread. Dropping it lets it run on.

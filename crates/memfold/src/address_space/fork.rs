@@ -337,6 +337,7 @@ impl Pager {
             place.store(stats as *const Stats as *mut Stats, Relaxed);
         }
         self.inherited.store(false, Relaxed);
+        self.forget_cost();
         // SAFETY: this is the only engine thread, and the parent was at rest.
         unsafe { self.store.reset_in_child() };
         // The parent's pages; written to, each would be copied.

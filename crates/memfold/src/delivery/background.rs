@@ -4,11 +4,12 @@ use crate::config::{Canned, Delivery};
 use crate::pager::Pager;
 use crate::pager::background_requests::Request;
 use crate::pager::device_faults::READERS;
+use crate::stats;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ffi::CStr;
 use memfold_sys::Errno;
-use memfold_sys::thread::Thread;
+use memfold_sys::thread::{Thread, cpu_ns};
 
 impl Pager {
     /// Waits for one request to the background threads and serves it. `false`: [`Pager::stop`] was
@@ -16,6 +17,7 @@ impl Pager {
     pub fn work(&self) -> bool {
         let request = self.queue.next();
         let _open = self.gates.background();
+        let begin = cpu_ns();
         match request {
             Request::Load(window) => self.load_ahead(window),
             Request::Reclaim => {
@@ -28,6 +30,7 @@ impl Pager {
             }
             Request::Stop => return false,
         }
+        stats::add(&self.stats.background_ns, cpu_ns() - begin);
         true
     }
 }

@@ -50,7 +50,9 @@ impl Pager {
         forced: bool,
     ) -> Option<Range<u64>> {
         let (whole, order) = (folio.key()..folio.end(), folio.order());
+        // A block of which a part is in memory takes room twice.
         let by_itself = self.drops_clean
+            && !self.stored_takes_more()
             && access.touch == Touch::RANDOM
             && !self.is_used_together(folio.touch.get());
         if folio.here.get() != 0 {

@@ -1,19 +1,29 @@
 //! Bounds and targets: how much memory may be held, how much is, and what is told where it is too
 //! much.
-use crate::config::{OnFull, WORKABLE_MIN_BYTES};
+use crate::config::{OnFull, Size, WORKABLE_MIN_BYTES};
 use crate::folio::lru::List;
 use crate::pager::Pager;
+use crate::policy::thrash::{Cost, Gain, Thrash};
 use crate::stats;
 use crate::swap::Swap;
+use alloc::format;
+use core::fmt;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::thread::now_ns;
-use memfold_sys::units::PAGE_SHIFT;
+use memfold_sys::thread::{cpu_ns, now_ns, process_cpu_ns};
+use memfold_sys::units::{Order, PAGE_SHIFT};
 
-/// There is always this much room for what faults bring, bytes; of a smaller share of the limit of
-/// many processes half, but no less than the least.
+/// Resident memory has a floor, bytes: half of the limit, but no more than [`FLOOR_BYTES`] or one
+/// part in [`FLOOR_SHARE`] of what can't be lowered, whichever is more, and no less than the least.
+/// Without room to work in, the program would fault for each access.
 const FLOOR_BYTES: u64 = WORKABLE_MIN_BYTES / 2;
 const FLOOR_LEAST_BYTES: u64 = 512 << 10;
-/// One part in this many of the bounds is kept for that where there is less to be had.
+const FLOOR_SHARE: u64 = 32;
+/// A cause of less is not reported.
+const TOLD_BYTES: u64 = 64 << 10;
+/// A folio that leaves memory is at most one part in this many of the bounds.
+const LEAVING_SHARE: u64 = 64;
+/// With a swap file the pool leaves one part in this many of the limit to resident memory: what it
+/// refuses goes to the file.
 const RESERVE_SHARE: u64 = 8;
 /// Folios that could not leave are tried again when none was refused for this long, nanoseconds.
 const REST_NS: u64 = 50_000_000;
@@ -24,27 +34,87 @@ impl Pager {
         self.tally.mapped() + self.frames.populated()
     }
 
-    /// Uncompressed memory that the pager may hold now, in pages. Where nothing takes so much data
-    /// that the bounds can't be kept, the rest still gets some room: fighting over less would cost
-    /// more time than it brings memory.
+    /// Uncompressed memory that the pager may hold now, in pages: what the bounds leave, but never
+    /// less than what can't be folded and the floor. So a smaller limit never folds less.
     pub(crate) fn target(&self) -> u64 {
         if self.frozen.load(Relaxed) {
             return u64::MAX >> PAGE_SHIFT;
         }
-        let refused = self.lru.pages(List::Refused);
-        let least = match refused {
-            1.. if self.config.on_full == OnFull::Grow => {
-                refused + (self.reserve_bytes() >> PAGE_SHIFT)
-            }
-            _ => self.floor_bytes() >> PAGE_SHIFT,
-        };
-        self.bound().max(least)
+        self.bound().max(self.least())
     }
 
-    /// Asks the background for what is past the target. After each load too: two at once may each
-    /// have found the last room, and no later fault might come.
+    /// Uncompressed memory that stays whatever the bounds are, in pages. With `--on-full stop` the
+    /// program ends before what can't be folded counts in.
+    fn least(&self) -> u64 {
+        let refused = match self.config.on_full {
+            OnFull::Grow => self.lru.pages(List::Refused),
+            OnFull::Stop => 0,
+        };
+        let floor = self.floor_bytes() >> PAGE_SHIFT;
+        let kept = self.kept_pages.load(Relaxed);
+        // It may grow only while the store takes less than what is folded: the total stays below
+        // that of the program without folding.
+        let kept = if self.stored_takes_more() { kept.min(self.physical()) } else { kept };
+        refused + floor.max(kept)
+    }
+
+    /// Whether the bounds can't be kept, because all that could be folded is.
+    fn is_out_of_reach(&self) -> bool {
+        self.is_at_least() && self.physical() <= self.target() && self.has_pages()
+    }
+
+    /// Whether the bounds leave less than what stays whatever they are.
+    pub(crate) fn is_at_least(&self) -> bool {
+        self.bound() < self.least()
+    }
+
+    fn has_pages(&self) -> bool {
+        self.tally.mapped() + self.tally.folded() > 0
+    }
+
+    /// Judges whether folding costs more than it saves ([`crate::policy::thrash`]). Called from time
+    /// to time by the first engine thread. Not where a swap file makes room.
+    pub fn judge_cost(&self) {
+        if self.swap.is_some() || !self.config.pool_counts || self.limit_bytes().is_none() {
+            return;
+        }
+        let s = &self.stats;
+        let fault_ns = s.fault_ns.load(Relaxed);
+        let others_ns = fault_ns + s.background_ns.load(Relaxed) + cpu_ns();
+        let own_ns = process_cpu_ns().saturating_sub(others_ns);
+        let folded = self.tally.folded() << PAGE_SHIFT;
+        let resident = self.physical() << PAGE_SHIFT;
+        let gain = Gain {
+            plain: folded + resident + self.quota.outside_bytes(),
+            folded,
+            stored: folded + (self.tally.clean() << PAGE_SHIFT),
+            takes: self.store.pool_bytes() + self.metadata_bytes(),
+            resident,
+        };
+        let kept = self.thrash.lock().judge(Cost { fault_ns, own_ns }, &gain);
+        self.kept_pages.store(kept >> PAGE_SHIFT, Relaxed);
+        s.kept_bytes.store(kept, Relaxed);
+    }
+
+    /// In a child of fork: its costs are its own.
+    pub(crate) fn forget_cost(&self) {
+        *self.thrash.lock() = Thrash::default();
+        self.kept_pages.store(0, Relaxed);
+    }
+
+    /// The largest folio that leaves memory at once. Until it is stored it counts twice, so it is a
+    /// small part of the bounds; never less than a block.
+    pub(crate) fn leaving_order(&self) -> Order {
+        let pages = (self.quota.least_bytes() / LEAVING_SHARE) >> PAGE_SHIFT;
+        let order = Order::new(pages.max(1).ilog2() as u8).unwrap_or(Order::MAX);
+        order.max(self.config.block_order)
+    }
+
+    /// Asks the background for what is past the target, or for a denser pool where it takes more than
+    /// is saved. After each load too: two at once may each have found the last room, and no later
+    /// fault might come.
     pub(crate) fn ask_past_target(&self) {
-        if self.physical() > self.target() {
+        if self.physical() > self.target() || self.stored_takes_more() {
             self.queue.reclaim();
         }
     }
@@ -70,29 +140,25 @@ impl Pager {
     }
 
     fn floor_bytes(&self) -> u64 {
-        (self.quota.least_bytes() / 2).clamp(FLOOR_LEAST_BYTES, FLOOR_BYTES)
+        let kept = self.counted_pool_bytes() + self.metadata_bytes() + self.quota.outside_bytes();
+        let most = FLOOR_BYTES.max(kept / FLOOR_SHARE);
+        (self.quota.least_bytes() / 2).clamp(FLOOR_LEAST_BYTES, most)
     }
 
-    /// What a pool that counts leaves of the limit, and what data that can leave gets beside data
-    /// that can't, bytes.
-    fn reserve_bytes(&self) -> u64 {
-        let most = self.quota.least_bytes();
-        self.floor_bytes().max(most / RESERVE_SHARE)
-    }
-
-    /// Tells the store what it may hold now. Where the pool counts against the limit, it leaves
-    /// room to work in, and takes nothing that doesn't shrink: that would be no smaller there.
+    /// Tells the store what it may hold now. A page that shrinks saves memory whatever the limit is,
+    /// so the limit doesn't bound the pool, unless a swap file takes what the pool refuses. Where
+    /// the pool counts against the limit, it takes nothing that doesn't shrink.
     pub(crate) fn bound_pool(&self) {
-        let counts = self.config.pool_counts;
+        let limit = self.limit_bytes().filter(|_| self.config.pool_counts);
+        let has_swap = self.swap.as_ref().is_some_and(Swap::accepts);
         let mut most = self.config.max_pool_bytes.unwrap_or(u64::MAX);
-        if let Some(limit) = self.limit_bytes().filter(|_| counts) {
-            let others = self.metadata_bytes() + self.quota.outside_bytes() + self.reserve_bytes();
+        if let Some(limit) = limit.filter(|_| has_swap) {
+            let reserve = self.floor_bytes().max(self.quota.least_bytes() / RESERVE_SHARE);
+            let others = self.metadata_bytes() + self.quota.outside_bytes() + reserve;
             most = most.min(limit.saturating_sub(others));
         }
         self.store.set_pool_bytes_max(if most == u64::MAX { 0 } else { most.max(1) });
-        let has_better =
-            self.swap.as_ref().is_some_and(Swap::accepts) || counts && self.limit_bytes().is_some();
-        self.store.set_refuse_incompressible(has_better);
+        self.store.set_refuse_incompressible(has_swap || limit.is_some());
     }
 
     /// Notes that a folio could not leave.
@@ -124,6 +190,11 @@ impl Pager {
         self.ask_past_target();
     }
 
+    /// Whether store and index take more than the memory that folding has freed.
+    pub(crate) fn stored_takes_more(&self) -> bool {
+        self.store.pool_bytes() + self.metadata_bytes() > self.tally.folded() << PAGE_SHIFT
+    }
+
     /// Bytes of the pools that count against the limit.
     pub(crate) fn counted_pool_bytes(&self) -> u64 {
         if self.config.pool_counts { self.store.pool_bytes() } else { 0 }
@@ -149,10 +220,7 @@ impl Pager {
         let refused = self.lru.pages(List::Refused) << PAGE_SHIFT;
         s.refused_bytes.store(refused, Relaxed);
         self.bound_pool();
-        let is_crowded = self
-            .limit_bytes()
-            .is_some_and(|limit| self.counted_pool_bytes() + index + self.floor_bytes() > limit);
-        if is_crowded || refused > 0 && refused + self.floor_bytes() > self.bound() << PAGE_SHIFT {
+        if self.is_out_of_reach() {
             self.past_the_limit();
         }
         if self.is_retry_due() {
@@ -172,22 +240,59 @@ impl Pager {
         stats::raise(&s.peak_folded_bytes, folded);
     }
 
+    /// Counts that the bounds could not be kept; reports it the first time, or ends the program, as
+    /// `--on-full` says.
     pub(crate) fn past_the_limit(&self) {
         let before = self.stats.over_limit.fetch_add(1, Relaxed);
-        let what = if self.config.limit_bytes.is_some() { "limit" } else { "resident limit" };
         if self.config.on_full == OnFull::Stop {
-            panic!(
-                "memfold: the {what} is reached and nothing more can be folded; stopping (--on-full stop)"
-            );
+            memfold_sys::raw::end(&format!(
+                "{self}. The program is ended, as --on-full stop asks for; give a larger limit{}",
+                self.swap_hint()
+            ));
         }
-        if before == 0 {
+        if before == 0 && !self.reports_limit {
             self.publish();
             memfold_sys::raw::warn(&[
-                "memfold: warning: nothing more can be folded within the ",
-                what,
-                "; going past it so that no data is lost (--on-full stop ends the program instead)\n",
+                "memfold: warning: ",
+                &format!("{self}. It is exceeded, so that no data is lost{}\n", self.swap_hint()),
             ]);
         }
+    }
+
+    fn swap_hint(&self) -> &'static str {
+        match self.swap {
+            None => "; with --swap DIR what doesn't fit goes to a file",
+            Some(_) => "",
+        }
+    }
+
+    /// Whether all memory is bounded, not only what is uncompressed.
+    pub fn is_limited(&self) -> bool {
+        self.limit_bytes().is_some()
+    }
+
+    /// Whether the bounds could not be kept, once at least.
+    pub fn is_past_limit(&self) -> bool {
+        self.stats.over_limit.load(Relaxed) > 0
+    }
+
+    /// Mapped data that nothing takes, as it doesn't shrink, is pinned, or is shared by a fork,
+    /// bytes.
+    pub fn refused_bytes(&self) -> u64 {
+        self.lru.pages(List::Refused) << PAGE_SHIFT
+    }
+
+    /// Uncompressed memory that stays although the bounds can't be kept, bytes: [`Pager::judge_cost`].
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept_pages.load(Relaxed) << PAGE_SHIFT
+    }
+
+    /// The least limit that could be kept now, bytes.
+    pub fn least_limit_bytes(&self) -> u64 {
+        let stored = self.counted_pool_bytes() + self.metadata_bytes();
+        let stored = if self.limit_bytes().is_some() { stored } else { 0 };
+        let floor = self.floor_bytes().max(self.kept_bytes());
+        stored + self.quota.outside_bytes() + self.refused_bytes() + floor
     }
 
     /// A call of the program's holds what it names: if all that is held is past the bounds, so is
@@ -202,22 +307,16 @@ impl Pager {
         }
     }
 
-    /// Memory that must not be folded is past the bounds by itself: told once.
-    pub fn unmanaged_past_the_limit(&self) {
-        if self.stats.over_limit.fetch_add(1, Relaxed) == 0 {
-            self.publish();
-            memfold_sys::raw::warn(&[
-                "memfold: warning: what the program has locked or keeps from core dumps or children is past the limit, and is \
-                 not folded (--dont-dump fold folds what is kept from core dumps)\n",
-            ]);
-        }
-    }
-
     /// Tells how much memory of the program is not under management, in bytes: it counts against
     /// the limit.
     pub fn set_unmanaged_bytes(&self, bytes: u64) {
         self.quota.set_outside(bytes);
         self.ask_past_target();
+    }
+
+    /// Memory that is not under management is past the bounds by itself.
+    pub fn unmanaged_past_the_limit(&self) {
+        self.past_the_limit();
     }
 
     /// What [`Pager::set_unmanaged_bytes`] was told last.
@@ -258,5 +357,23 @@ impl Pager {
     /// Bytes that [`Pager::freeze`] would have to bring back.
     pub fn away_bytes(&self) -> u64 {
         self.tally.folded() << PAGE_SHIFT
+    }
+}
+
+/// Which bound can't be kept, and what takes the memory.
+impl fmt::Display for Pager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = if self.limit_bytes().is_some() { "limit" } else { "resident limit" };
+        write!(f, "The {what} of {} can't be kept: ", Size(self.bound_bytes()))?;
+        let takes = [
+            (self.quota.outside_bytes(), "is not managed"),
+            (self.refused_bytes(), "doesn't shrink, or is pinned or shared by a fork"),
+            (self.kept_bytes(), "would take far more time to fold than it saves memory"),
+            (self.counted_pool_bytes() + self.metadata_bytes(), "is what is folded, compressed"),
+        ];
+        for (bytes, why) in takes.iter().filter(|(bytes, _)| *bytes >= TOLD_BYTES) {
+            write!(f, "{} {why}, ", Size(*bytes))?;
+        }
+        write!(f, "and the least that would do now is {}", Size(self.least_limit_bytes()))
     }
 }

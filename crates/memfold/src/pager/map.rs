@@ -39,6 +39,8 @@ pub(crate) struct Done {
 
 /// Clean copies may hold one part in this many of `--limit`.
 const CLEAN_SHARE: u128 = 8;
+/// Where the limit can't be kept, they may hold one part in this many of what is folded.
+const LEAST_CLEAN_SHARE: u128 = 64;
 
 /// Dirty single pages for which a background thread is woken, and that as one part in so many of
 /// the memory there is.
@@ -235,7 +237,8 @@ impl Pager {
 
     /// Drops the stored copy of a folio that was just mapped if clean copies take more than their
     /// budget: a share of resident memory, and under `--limit` an eighth of it, unless many share
-    /// the copies too, which would go on holding them; or if it takes room in a swap file that is
+    /// the copies too, which would go on holding them; or if all that is stored takes more than what
+    /// is folded would; or if it takes room in a swap file that is
     /// half full.
     pub(crate) fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let (clean, folded) = (self.tally.clean(), self.tally.folded());
@@ -247,9 +250,15 @@ impl Pager {
         let is_crowded = folio.has_copy.get() && self.swap.as_ref().is_some_and(Swap::is_half_full);
         let crowded = is_crowded && self.folios.handles(folio).any(|h| h.as_foreign().is_some());
         let limit = self.limit_bytes().filter(|_| !self.to_unshare.is_shared_by_many());
+        // Copies beside what is in memory must not take more than folding saves.
+        let folded_bytes = folded << PAGE_SHIFT;
         if crowded
             || clean > budget
+            || self.stored_takes_more()
             || limit.is_some_and(|limit| held > limit as u128 / CLEAN_SHARE)
+            || limit.is_some()
+                && self.is_at_least()
+                && held > folded_bytes as u128 / LEAST_CLEAN_SHARE
         {
             stats::add(&self.stats.clean_dropped, 1);
             self.drop_copy(guard, id);
@@ -390,6 +399,13 @@ impl Pager {
                     stats::add(&self.stats.move_again, 1);
                     stop = Some(Stop::Again);
                 }
+                // Memory that may be executed, or not be written, is never moved to a frame.
+                Errno::INVAL if self.protects() => {
+                    let gone = self.copy_out_rest(home + done, to + done, len - done);
+                    holes += gone >> PAGE_SHIFT;
+                    done += gone;
+                    stop = (done < len).then_some(Stop::Busy);
+                }
                 Errno::EXIST => panic!(
                     "memfold: page {} of frame {frame} should be empty and isn't (order {}, {moved} moved, {holes} holes)",
                     done >> PAGE_SHIFT,
@@ -404,6 +420,27 @@ impl Pager {
         self.tally.unmap((moved + holes) as u64);
         self.frames.count_moved((moved + holes) as i64);
         Done { pages: done >> PAGE_SHIFT, stop }
+    }
+
+    /// Copies the last `len` bytes of a folio out to those of its frame, which are empty. Returns how
+    /// many have left; the frame is empty behind them. Only where areas are registered for protection.
+    fn copy_out_rest(&self, home: usize, to: usize, len: usize) -> usize {
+        // SAFETY: the frame is this thread's, and empty there; `zeros` is readable.
+        let filled = unsafe { self.space.copy(to, self.frames.zeros(), len, false) };
+        let filled = filled.map_or_else(|partial| partial.done, |()| len);
+        if filled == 0 {
+            return 0;
+        }
+        // SAFETY: as in `copy_out`; the frame is full so far.
+        let gone = unsafe { self.space.take_by_copy(home, to as *mut u8, filled) };
+        self.space.wake(home, gone);
+        if gone < filled {
+            let left = to + gone..to + filled;
+            // SAFETY: the frame's pages hold nothing.
+            let emptied = unsafe { self.space.discard_now(core::slice::from_ref(&left)) };
+            assert!(emptied == left.len(), "a frame's pages can be given back");
+        }
+        gone
     }
 
     /// Without UFFDIO_MOVE. The frame is full.

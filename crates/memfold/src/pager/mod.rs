@@ -29,6 +29,7 @@ use crate::pager::quota::Quota;
 use crate::pager::tally::Tally;
 use crate::policy::stream_readahead::Streams;
 use crate::policy::swap_readahead::SwapReadahead;
+use crate::policy::thrash::Thrash;
 use crate::quiesce::gate::Gates;
 use crate::quiesce::journal::Journal;
 use crate::quiesce::unshare::ToUnshare;
@@ -42,6 +43,7 @@ use memfold_store::{CodecSpec, Store};
 use memfold_sys::disk::Disk;
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::remote::Remote;
+use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use memfold_sys::thread::errands::Errands;
 use memfold_sys::uffd::space::Space;
@@ -114,6 +116,9 @@ pub struct Pager {
     pub(crate) errands: Option<Arc<Errands>>,
     pub(crate) tally: Tally,
     pub(crate) quota: Quota,
+    thrash: Mutex<Thrash>,
+    /// What that says must stay uncompressed, pages.
+    kept_pages: AtomicU64,
     /// When a folio was last refused, nanoseconds.
     refused_at: AtomicU64,
     /// See [`Pager::generation`].
@@ -129,6 +134,7 @@ pub struct Pager {
     pub(crate) to_unshare: ToUnshare,
     pub(crate) holds: &'static Holds,
     pub(crate) stats: StatsPlace,
+    reports_limit: bool,
     cpus: usize,
 }
 
@@ -140,6 +146,8 @@ pub struct Parts {
     pub has_move: bool,
     /// Its own discards are reported as events, so only background threads may make them.
     pub has_events: bool,
+    /// The owner reports that the bounds can't be kept ([`Pager::is_past_limit`]).
+    pub reports_limit: bool,
     /// Where to count.
     pub stats: StatsPlace,
     /// CPUs that the process may use.

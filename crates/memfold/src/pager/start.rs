@@ -16,6 +16,7 @@ use crate::pager::tally::Tally;
 use crate::pager::{Pager, Parts};
 use crate::policy::stream_readahead::Streams;
 use crate::policy::swap_readahead::SwapReadahead;
+use crate::policy::thrash::Thrash;
 use crate::quiesce::gate::Gates;
 use crate::quiesce::journal::Journal;
 use crate::quiesce::unshare::ToUnshare;
@@ -34,6 +35,7 @@ use memfold_sys::disk::swapfile::{FileDisk, Options};
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::remote::Remote;
 use memfold_sys::remote::socket::SocketRemote;
+use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
@@ -148,6 +150,8 @@ impl Pager {
             errands: parts.errands,
             tally: Tally::new(),
             quota: Quota::new(&config),
+            thrash: Mutex::new(Thrash::default()),
+            kept_pages: AtomicU64::new(0),
             refused_at: AtomicU64::new(0),
             generation: AtomicU32::new(1),
             frozen: AtomicBool::new(false),
@@ -159,6 +163,7 @@ impl Pager {
             holds: Holds::of_process(config.delivery == Delivery::Gate),
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(StartError::AddressSpace)?,
             stats: parts.stats,
+            reports_limit: parts.reports_limit,
             cpus: parts.cpus,
             config,
         };

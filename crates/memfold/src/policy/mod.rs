@@ -2,5 +2,6 @@
 //! `Pager`.
 pub mod fair_share;
 pub mod workingset;
+pub mod thrash;
 pub mod stream_readahead;
 pub mod swap_readahead;

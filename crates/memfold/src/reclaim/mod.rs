@@ -11,7 +11,7 @@ use crate::area::lock::Hold;
 use crate::config::{OnFull, Size};
 use crate::folio::State;
 use crate::folio::frames::{Frame, Kind};
-use crate::folio::index::FolioId;
+use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::List;
 use crate::pager::map::Stop;
 use crate::pager::{Pager, bytes};
@@ -24,7 +24,7 @@ use memfold_sys::Errno;
 use memfold_sys::raw::read_if_there;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::uffd::drop::SPANS_MAX;
-use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_sys::units::{MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
 
 /// Why there is no frame at all.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -58,6 +58,11 @@ const SHARED_WAIT_NS: u64 = 250_000;
 /// Frames that dirty folios may hold while background threads compress them: one part in this many
 /// of the target.
 const DIRTY_SHARE: u64 = 8;
+/// Faults work off what is past the target by more than one part in this many of it. Each gains so
+/// many times what it takes, but folds no more than [`WORK_OFF_MOST`] times as much for that.
+const EXCESS_SHARE: u64 = 128;
+const WORK_OFF_TIMES: u64 = 2;
+const WORK_OFF_MOST: u64 = 32;
 /// What was read ahead and not used yet may hold one part in this many of the target: four of the
 /// largest windows.
 const AHEAD_SHARE: u64 = 8;
@@ -74,6 +79,7 @@ impl Pager {
         if self.physical() > self.target() || self.is_retry_due() {
             self.queue.reclaim();
         }
+        self.work_off_excess(areas, pages);
         let met = self.to_unshare.met();
         for _ in 0..ATTEMPTS {
             // A move takes as much memory away from the frames as it maps; only copies need room of
@@ -141,6 +147,22 @@ impl Pager {
         }
     }
 
+    /// Brings memory down where it is far past the target: by more than the `pages` that the caller
+    /// is about to take, as what is stored for them lowers the target. A program that faults faster
+    /// than background threads reclaim would grow past the limit otherwise.
+    fn work_off_excess(&self, areas: &Areas, pages: u64) {
+        let excess = |p: &Pager| p.physical().saturating_sub(p.target());
+        if self.has_events || excess(self) <= self.target() / EXCESS_SHARE {
+            return;
+        }
+        // To gain one page, so many must be folded: each takes its part of the pool.
+        let stored = (self.tally.folded() + self.tally.clean()) << PAGE_SHIFT;
+        let saved = stored.saturating_sub(self.counted_pool_bytes()).max(1);
+        let times = (WORK_OFF_TIMES * stored / saved).clamp(WORK_OFF_TIMES, WORK_OFF_MOST);
+        let goal = self.physical().saturating_sub(times * pages);
+        self.reclaim_until(Hold::Read(areas), 0, 1, |p| excess(p) == 0 || p.physical() <= goal);
+    }
+
     /// As [`crate::frames::Frames::gather`]; without UFFDIO_MOVE there is nothing to gather with.
     pub(crate) fn gather(&self, order: Order) -> Result<Option<Frame>, Errno> {
         if self.has_move { self.frames.gather(&*self.space, order) } else { Ok(None) }
@@ -162,6 +184,17 @@ impl Pager {
             p.frames.full_free() >= pages && (slack == 0 || has_room(slack))
                 || p.drops_clean && has_room(pages + slack)
         };
+        self.reclaim_until(hold, pages, slack, enough)
+    }
+
+    /// [`Pager::reclaim`] until the caller has enough.
+    fn reclaim_until(
+        &self,
+        hold: Hold<'_>,
+        pages: u64,
+        slack: u64,
+        enough: impl Fn(&Pager) -> bool,
+    ) -> Progress {
         for tried in 0..TRIES + pages as usize {
             if enough(self) {
                 return Progress::Freed;
@@ -171,12 +204,10 @@ impl Pager {
             let urgent = tried >= TRIES / 2;
             // Together, as each call interrupts the program's other CPUs. What is copied out takes
             // more memory until its frames are given back, so they are at once.
-            let lacking = match self.has_move {
-                true => (self.physical() + slack).saturating_sub(self.target()).max(1),
-                false => 1,
-            };
-            if slack > 0 && self.frames.full_free() >= pages + lacking {
-                self.shrink_frames(slack);
+            let lacking = (self.physical() + slack).saturating_sub(self.target());
+            let batch = lacking.clamp(1, if self.has_move { MAX_PAGES as u64 } else { 1 });
+            if slack > 0 && self.frames.full_free() >= pages + batch {
+                self.shrink_frames(slack.max(batch));
                 continue;
             }
             // What was read ahead is about to be used: it goes last, but for what nobody came for.
@@ -285,7 +316,8 @@ impl Pager {
             }
         }
         let kind = if self.has_move { Kind::Empty } else { Kind::Full };
-        let (mut id, key) = self.join_block(areas, &mut guard, id).unwrap_or((id, key));
+        let (id, key) = self.join_block(areas, &mut guard, id).unwrap_or((id, key));
+        let mut id = self.split_leaving(&mut guard, id, key);
         let frame = loop {
             let order = self.folios.get(&guard, id).order();
             if let Some(frame) = self.frames.take(order, kind) {
@@ -336,12 +368,40 @@ impl Pager {
         }
     }
 
+    /// Splits an isolated folio that is too large to leave at once; returns its first part. The
+    /// others leave next.
+    fn split_leaving(&self, guard: &mut ShardGuard<'_>, id: FolioId, key: u64) -> FolioId {
+        let (most, end) = (self.leaving_order(), self.folios.get(guard, id).end());
+        if self.folios.get(guard, id).order() <= most {
+            return id;
+        }
+        self.lru.detach(id);
+        let id = self.carve(guard, id, key, most);
+        let mut at = end;
+        while at > key + most.pages() as u64 {
+            let part =
+                self.index.find(guard, at - 1).expect("a split folio covers what it covered");
+            let folio = self.folios.get(guard, part);
+            at = folio.key();
+            if self.lru.is_on(part, List::Inactive) {
+                self.lru.push_tail(part, at, folio.order().get(), List::Inactive);
+            }
+        }
+        id
+    }
+
     /// One background round: saves a dirty folio, or gives back memory past the target. Returns
     /// whether more may be due.
     pub fn reclaim_in_background(&self) -> bool {
         self.unshare();
         let saved = self.save_next(Hold::Work(&self.areas.work()), List::Dirty, true);
         let over = self.physical().saturating_sub(self.target());
+        // Where the bounds can't be kept, or folding saves nothing, a denser pool is worth the time.
+        let dense = if self.is_at_least() || self.stored_takes_more() {
+            self.store.tidy() + self.store.trim()
+        } else {
+            0
+        };
         if over > 0 && self.trim(over) == 0 {
             let (frames, slack) = if self.drops_clean { (0, 1) } else { (over.min(512), 0) };
             let progress = self.reclaim(Hold::Work(&self.areas.work()), frames, slack);
@@ -355,7 +415,7 @@ impl Pager {
         }
         // With nothing else to do, one step of compaction at a time: whoever needs a window gets it
         // in between.
-        let tidied = if over == 0 && !saved { self.store.tidy() } else { 0 };
+        let tidied = if over == 0 && !saved { self.store.tidy() } else { dense };
         stats::add(&self.stats.compacted_bytes, tidied);
         self.publish();
         over > 0 || saved || tidied > 0

@@ -49,6 +49,7 @@ impl Engine {
             space: Box::new(space.clone()),
             has_move: true,
             has_events: false,
+            reports_limit: false,
             stats: StatsPlace::Own(Box::default()),
             cpus: 1,
             disk: Some(Box::new(disk.clone())),

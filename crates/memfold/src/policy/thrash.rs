@@ -1,0 +1,129 @@
+//! Whether folding costs more than it saves: a part of the limit that a program pays for with most
+//! of its time, for little memory, is not kept.
+//!
+//! Data that hardly shrinks is the one case: the pool fills with it, the program's working set finds
+//! no room beside the pool, and each access faults. A tenth of the memory is then paid for with a
+//! hundred times the time. Data that shrinks well never counts as such: there the limit is kept,
+//! whatever it costs.
+
+/// Folding may cost so many times the program's own time, at least.
+const SLOWDOWN_LEAST: f64 = 10.0;
+/// For each part of the memory that it saves it may cost so many times more: for a fifth of the
+/// memory 20 times the program's own time.
+const SLOWDOWN_FOR_ALL: f64 = 100.0;
+/// Data that is stored in less than this part of its size is always folded.
+const SHRINKS_WELL: f64 = 0.6;
+/// How well data shrinks isn't known before one part in this many of all memory is stored.
+const STORED_SHARE: u64 = 8;
+/// Before so much time has gone into faults nothing is judged, nanoseconds: a start costs more than
+/// what follows.
+const LEAST_NS: u64 = 100_000_000;
+/// Time between two judgements, of faults and program together, nanoseconds.
+const APART_NS: u64 = 20_000_000;
+/// What stays resident grows by one part in this many with each judgement.
+const STEP: u64 = 4;
+
+/// What the engine has seen of a process since it began.
+#[derive(Copy, Clone, Debug, Default)]
+pub struct Cost {
+    /// CPU time in faults, nanoseconds.
+    pub fault_ns: u64,
+    /// CPU time of the program itself, without faults and engine threads, nanoseconds.
+    pub own_ns: u64,
+}
+
+/// What folding has brought by now, bytes.
+#[derive(Copy, Clone, Debug)]
+pub struct Gain {
+    /// All memory of the process as it would be without folding.
+    pub plain: u64,
+    /// What of it is only in the store.
+    pub folded: u64,
+    /// What has a stored copy, before compression.
+    pub stored: u64,
+    /// What store and index take.
+    pub takes: u64,
+    /// What is uncompressed now.
+    pub resident: u64,
+}
+
+impl Gain {
+    /// The part of all memory that folding saves.
+    fn share(&self) -> f64 {
+        self.folded.saturating_sub(self.takes) as f64 / self.plain.max(1) as f64
+    }
+
+    fn shrinks_well(&self) -> bool {
+        self.stored < self.plain / STORED_SHARE
+            || (self.takes as f64) < self.stored as f64 * SHRINKS_WELL
+    }
+}
+
+/// The judgement of one process.
+#[derive(Debug, Default)]
+pub struct Thrash {
+    last: Cost,
+    floor: u64,
+}
+
+impl Thrash {
+    /// Judges anew; returns how much uncompressed memory stays, bytes: 0 if the bounds alone decide.
+    pub fn judge(&mut self, now: Cost, gain: &Gain) -> u64 {
+        if now.fault_ns + now.own_ns < self.last.fault_ns + self.last.own_ns + APART_NS {
+            return self.floor;
+        }
+        let before = core::mem::replace(&mut self.last, now);
+        let lately = Cost {
+            fault_ns: now.fault_ns.saturating_sub(before.fault_ns),
+            own_ns: now.own_ns.saturating_sub(before.own_ns),
+        };
+        let most = SLOWDOWN_LEAST.max(SLOWDOWN_FOR_ALL * gain.share());
+        let is_past = |cost: Cost| cost.fault_ns as f64 > cost.own_ns as f64 * most;
+        if now.fault_ns > LEAST_NS && is_past(now) && is_past(lately) && !gain.shrinks_well() {
+            self.floor = self.floor.max(gain.resident + gain.resident / STEP);
+        }
+        self.floor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const POOR: Gain = Gain { plain: 81, folded: 60, stored: 70, takes: 48, resident: 20 };
+
+    fn cost(fault_ms: u64, own_ms: u64) -> Cost {
+        Cost { fault_ns: fault_ms * MS, own_ns: own_ms * MS }
+    }
+
+    #[test]
+    fn data_that_hardly_shrinks_stays_where_faults_cost_more_than_they_save() {
+        let mut thrash = Thrash::default();
+        assert_eq!(thrash.judge(cost(50, 1), &POOR), 0, "too early to tell");
+        assert_eq!(thrash.judge(cost(200, 30), &POOR), 0, "7 times the own time");
+        assert_eq!(thrash.judge(cost(900, 35), &POOR), 25);
+        assert_eq!(
+            thrash.judge(cost(901, 60), &Gain { resident: 25, ..POOR }),
+            25,
+            "it has helped"
+        );
+        assert_eq!(thrash.judge(cost(1500, 61), &Gain { resident: 25, ..POOR }), 31);
+    }
+
+    #[test]
+    fn data_that_shrinks_well_is_folded_at_any_cost() {
+        let mut thrash = Thrash::default();
+        let well = Gain { takes: 41, ..POOR };
+        assert_eq!(thrash.judge(cost(100_000, 1), &well), 0);
+    }
+
+    #[test]
+    fn the_more_is_saved_the_more_it_may_cost() {
+        let judge = |folded, fault_ms| {
+            Thrash::default().judge(cost(fault_ms, 10), &Gain { folded, ..POOR })
+        };
+        assert_eq!((judge(64, 190), judge(64, 210)), (0, 25));
+        assert_eq!((judge(68, 240), judge(68, 260)), (0, 25));
+    }
+}
