@@ -1,5 +1,5 @@
 /* Input and output that goes past the page tables: O_DIRECT, Linux AIO, io_uring, pages given to a pipe. */
-#include "common.h"
+#include "bare.h"
 #include <linux/aio_abi.h>
 #include <linux/io_uring.h>
 #include <netinet/in.h>
@@ -241,14 +241,16 @@ static void splice_from(char *p, ssize_t (*give)(int, const struct iovec *, size
     check(p, LEN, 9);
 }
 
+/* By an instruction in a test that is named so. */
+static ssize_t by_call(int fd, const struct iovec *parts, size_t n, unsigned flags) { return vmsplice(fd, parts, n, flags); }
 static ssize_t by_syscall(int fd, const struct iovec *parts, size_t n, unsigned flags) {
     return syscall(SYS_vmsplice, fd, parts, n, flags);
 }
 
 static void splice_pages(void) {
     char *p = map_folded(LEN, 9);
-    splice_from(p, vmsplice);
-    splice_from(p, by_syscall);
+    splice_from(p, by_call);
+    if (!by_instruction) splice_from(p, by_syscall);
     /* What vmsplice says without memfold. */
     int ends[2], file = open_file();
     char full[PAGE];
@@ -265,7 +267,90 @@ static void splice_pages(void) {
     check_from(p + 5 * MIB, PAGE, 9, 1);
 }
 
-/* Data given to a socket and not yet sent stays what it was. MSG_ZEROCOPY is refused or right. */
+/* A pipe that is full makes a writer wait, whose signals are handled meanwhile. */
+static char *whole;
+static int full[2];
+static void *drain(void *unused) {
+    char *got = malloc(LEN);
+    size_t done = 0;
+    usleep(100000);
+    for (ssize_t n; done < LEN && (n = read(full[0], got + done, LEN - done)) > 0;) done += n;
+    NEED(done == LEN);
+    check(got, LEN, 9);
+    return unused;
+}
+static volatile int alarms;
+static void count(int signal) { alarms += signal == SIGALRM; }
+static void splice_waits(void) {
+    whole = map_folded(LEN, 9);
+    struct sigaction action = {.sa_handler = count, .sa_flags = SA_RESTART};
+    struct itimerval often = {{0, 1000}, {0, 1000}}, never = {{0, 0}, {0, 0}};
+    NEED(sigaction(SIGALRM, &action, NULL) == 0);
+    for (int nonblocking = 0; nonblocking < 2; nonblocking++) {
+        pthread_t reader;
+        NEED(pipe(full) == 0 && fcntl(full[1], F_SETFL, nonblocking ? O_NONBLOCK : 0) == 0);
+        NEED(!pthread_create(&reader, NULL, drain, NULL));
+        if (!nonblocking) NEED(setitimer(ITIMER_REAL, &often, NULL) == 0);
+        for (size_t done = 0; done < LEN;) {
+            struct iovec parts[] = {{whole + done, (LEN - done) / 3}, {NULL, 0}, {whole + done + (LEN - done) / 3, LEN - done - (LEN - done) / 3}};
+            ssize_t n = vmsplice(full[1], parts, 3, 0);
+            NEED(n > 0);
+            done += n;
+        }
+        NEED(setitimer(ITIMER_REAL, &never, NULL) == 0 && !pthread_join(reader, NULL));
+        close(full[0]), close(full[1]);
+    }
+    NEED(alarms > 10);
+    /* A signal whose handler restarts no call ends the wait. */
+    struct itimerval once = {{0, 0}, {0, 200000}};
+    struct iovec part = {whole, LEN};
+    action.sa_flags = 0;
+    NEED(sigaction(SIGALRM, &action, NULL) == 0 && pipe(full) == 0);
+    while (vmsplice(full[1], &part, 1, SPLICE_F_NONBLOCK) > 0) {}
+    NEED(errno == EAGAIN && setitimer(ITIMER_REAL, &once, NULL) == 0);
+    NEED(vmsplice(full[1], &part, 1, 0) == -1 && errno == EINTR);
+    /* Nobody reads. */
+    NEED(signal(SIGPIPE, SIG_IGN) != SIG_ERR && close(full[0]) == 0);
+    NEED(vmsplice(full[1], &part, 1, 0) == -1 && errno == EPIPE);
+    check(whole, LEN, 9);
+}
+
+/* A socket that got SO_ZEROCOPY outside of memfold's reach: ENOBUFS, as where no more may be lent. */
+static void zerocopy_inherited(void) {
+    const char *fd = getenv("ZEROCOPY_SOCKET");
+    int out = fd ? atoi(fd) : socket(AF_INET, SOCK_STREAM, 0), one = 1;
+    char self[] = "/proc/self/exe", name[64], *again[] = {self, "zerocopy_inherited", NULL}, *bare[] = {self, "zerocopy_inherited:bare", NULL};
+    if (!fd) {
+        /* Without memfold, then with it. */
+        snprintf(name, sizeof name, "%d", out);
+        NEED(out >= 0 && !setenv("ZEROCOPY_SOCKET", name, 1) && !setenv("MEMFOLD_DISABLE", "1", 1));
+        execv(self, by_instruction ? bare : again);
+        fail("execv", __FILE__, __LINE__);
+    }
+    if (getenv("MEMFOLD_DISABLE")) {
+        NEED((setsockopt)(out, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one) == 0 && !unsetenv("MEMFOLD_DISABLE"));
+        execv(self, by_instruction ? bare : again);
+        fail("execv", __FILE__, __LINE__);
+    }
+    int server = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof at;
+    NEED(bind(server, (struct sockaddr *)&at, len) == 0 && listen(server, 1) == 0);
+    NEED(getsockname(server, (struct sockaddr *)&at, &len) == 0 && connect(out, (struct sockaddr *)&at, len) == 0);
+    int in = accept(server, NULL, NULL);
+    char *p = map_folded(LEN, 10), *got = malloc(PAGE);
+    struct iovec part = {p, PAGE};
+    struct mmsghdr message = {.msg_hdr = {.msg_iov = &part, .msg_iovlen = 1}};
+    NEED(send(out, p, PAGE, MSG_ZEROCOPY) == -1 && errno == ENOBUFS);
+    NEED(sendmsg(out, &message.msg_hdr, MSG_ZEROCOPY) == -1 && errno == ENOBUFS);
+    NEED(sendmmsg(out, &message, 1, MSG_ZEROCOPY) == -1 && errno == ENOBUFS);
+    NEED(instruct(SYS_sendto, out, (long)p, PAGE, MSG_ZEROCOPY, 0, 0) == -1 && errno == ENOBUFS);
+    NEED(send(out, p, PAGE, 0) == PAGE && recv(in, got, PAGE, MSG_WAITALL) == PAGE);
+    check(got, PAGE, 10);
+    check(p, LEN, 10);
+}
+
+/* Data given to a socket and not yet sent stays what it was, as SO_ZEROCOPY is refused. */
 static void zerocopy(void) {
     char *p = map_folded(LEN, 10);
     int server = socket(AF_INET, SOCK_STREAM, 0), out = socket(AF_INET, SOCK_STREAM, 0), one = 1, small = 4096, large = 8 << 20;
@@ -278,11 +363,9 @@ static void zerocopy(void) {
     int in = accept(server, NULL, NULL);
     NEED(in >= 0);
     NEED(setsockopt(out, SOL_SOCKET, SO_SNDBUF, &large, sizeof large) == 0);
-    for (int by_number = 0; by_number < 2; by_number++) {
-        int done = by_number ? syscall(SYS_setsockopt, out, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one)
-                             : setsockopt(out, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one);
-        fprintf(stderr, "SO_ZEROCOPY: %d %s\n", done, done ? strerror(errno) : "");
-    }
+    NEED(setsockopt(out, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one) == -1 && errno == EINVAL);
+    NEED(syscall(SYS_setsockopt, out, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one) == -1 && errno == EINVAL);
+    NEED(setsockopt(-1, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one) == -1 && errno == EBADF);
     ssize_t sent = send(out, p, 2 * MIB, MSG_ZEROCOPY | MSG_DONTWAIT);
     NEED(sent > (ssize_t)(16 * PAGE));
     push_out(p, LEN);
@@ -297,7 +380,7 @@ static void zerocopy(void) {
 int main(int argc, char **argv) {
     static const struct test all[] = {
         {"direct", direct}, {"aio", aio}, {"uring", uring}, {"pinned", pinned}, {"splice", splice_pages},
-        {"zerocopy", zerocopy},
+        {"zerocopy", zerocopy}, {"splice_waits", splice_waits}, {"zerocopy_inherited", zerocopy_inherited},
     };
     return RUN_NAMED(argc, argv, all);
 }

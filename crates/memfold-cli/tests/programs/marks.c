@@ -1,5 +1,5 @@
 /* Memory that is folded and then marked as never to be: locked, or kept from children or core dumps. */
-#include "common.h"
+#include "bare.h"
 
 static const size_t LEN = 40 * MIB;
 static char *p;

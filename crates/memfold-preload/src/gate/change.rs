@@ -143,8 +143,9 @@ impl Gated {
             && access & (PLAIN | libc::PROT_EXEC) == PLAIN
             && flags & others == 0
             && state.takes();
-        // What promises nothing to be used is mapped to be used in small part.
-        if could && flags & libc::MAP_NORESERVE == 0 {
+        // What promises nothing to be used is mapped to be used in small part, unless the kernel is
+        // to fill it at once.
+        if could && flags & (libc::MAP_NORESERVE | libc::MAP_POPULATE) != libc::MAP_NORESERVE {
             self.expect(state, len);
         }
         let suits = could && self.is_managing();
