@@ -73,13 +73,54 @@ fn poll(fd: usize, wait: bool, make: Make) -> isize {
     make(libc::SYS_poll, [&raw mut room as usize, 1, time as usize, 0, 0, 0])
 }
 
+/// So many parts of a call are taken. The kernel takes one for each page that a pipe has room for, 16
+/// where nothing else was asked for.
+const PARTS_MAX: usize = 128;
+type Part = [usize; 2];
+
+/// What of the parts (first addresses and lengths) a pipe of `room` bytes could take.
+struct Parts {
+    parts: [Part; PARTS_MAX],
+    count: usize,
+}
+
+impl Parts {
+    fn read(at: usize, count: usize, room: usize) -> Result<Parts, isize> {
+        let (mut all, mut room) = (Parts { parts: [[0; 2]; PARTS_MAX], count: 0 }, room);
+        if count > libc::UIO_MAXIOV as usize {
+            return Err(-(libc::EINVAL as isize));
+        }
+        while all.count < count.min(PARTS_MAX) && room > 0 {
+            let [start, len] = match read::<Part>(at + all.count * size_of::<Part>()) {
+                Ok(part) => part,
+                Err(_) if all.count > 0 => break,
+                Err(_) => return Err(-(libc::EFAULT as isize)),
+            };
+            if (len as isize) < 0 {
+                return Err(-(libc::EINVAL as isize));
+            }
+            all.parts[all.count] = [start, len.min(room)];
+            room -= len.min(room);
+            all.count += 1;
+        }
+        Ok(all)
+    }
+}
+
 /// Writes what the parts hold, as far as there is room for it, and at least something.
 fn copy(args: &[usize; 6], make: Make) -> isize {
     let [fd, parts, count, flags, ..] = *args;
     let waits = flags as u32 & libc::SPLICE_F_NONBLOCK == 0;
+    // No more is held than can be taken.
+    let room = raw(libc::SYS_fcntl, [fd, libc::F_GETPIPE_SZ as usize, 0, 0, 0, 0]);
+    let parts = match Parts::read(parts, count, room.max(1) as usize) {
+        Ok(parts) => parts,
+        Err(e) => return e,
+    };
     loop {
         // At no offset (-1) a pipe takes what fits.
-        let now = [fd, parts, count, usize::MAX, usize::MAX, libc::RWF_NOWAIT as usize];
+        let (at, flags) = (parts.parts.as_ptr() as usize, libc::RWF_NOWAIT as usize);
+        let now = [fd, at, parts.count, usize::MAX, usize::MAX, flags];
         match make(libc::SYS_pwritev2, now) {
             AGAIN if !waits => return AGAIN,
             AGAIN => {}
@@ -87,7 +128,7 @@ fn copy(args: &[usize; 6], make: Make) -> isize {
             made if made == -(libc::EOPNOTSUPP as isize) => {}
             made => return made,
         }
-        match copy_by_pages(fd, parts, count, waits, make) {
+        match copy_by_pages(fd, &parts, waits, make) {
             // The program has set O_NONBLOCK, which `vmsplice` doesn't look at.
             AGAIN if waits => {
                 let waited = poll(fd, true, make);
@@ -101,13 +142,10 @@ fn copy(args: &[usize; 6], make: Make) -> isize {
 }
 
 /// Writes page by page. Only the first write may wait for room.
-fn copy_by_pages(fd: usize, parts: usize, count: usize, waits: bool, make: Make) -> isize {
+fn copy_by_pages(fd: usize, parts: &Parts, waits: bool, make: Make) -> isize {
     let mut done = 0;
-    for part in 0..count {
-        let Ok([start, len]) = read::<[usize; 2]>(parts + part * size_of::<[usize; 2]>()) else {
-            return if done > 0 { done } else { -(libc::EFAULT as isize) };
-        };
-        for offset in (0..len).step_by(PAGE_SIZE) {
+    for [start, len] in &parts.parts[..parts.count] {
+        for offset in (0..*len).step_by(PAGE_SIZE) {
             if (done > 0 || !waits) && poll(fd, false, make) <= 0 {
                 return if done > 0 { done } else { AGAIN };
             }
