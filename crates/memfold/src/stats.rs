@@ -131,7 +131,6 @@ stats! {
     Counter discarded_pages: "pages dropped by discard, unmap or madvise",
     Counter over_limit: "times the limit could not be kept",
     Counter calls_refused: "run: calls that failed as they met folded memory, which is a bug",
-    Counter events: "address-space events applied (unmap, remap, discard)",
     Counter adopted_bytes: "run: bytes of address space taken under management",
     Gauge resident_bytes: "mapped pages under management, bytes",
     Gauge frame_bytes: "frames that hold memory, used or free, bytes",

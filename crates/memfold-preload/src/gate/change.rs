@@ -123,11 +123,11 @@ impl Gated {
             // What is submitted is read and written at any time. Programs have another way, as
             // containers often forbid these.
             libc::SYS_io_uring_setup => {
-                say_once!("warning: io_uring is answered ENOSYS (--delivery thread has it)");
+                say_once!("warning: io_uring is answered ENOSYS");
                 -(libc::ENOSYS as isize)
             }
             libc::SYS_io_setup => {
-                say_once!("warning: AIO (io_setup) is answered ENOSYS (--delivery thread has it)");
+                say_once!("warning: AIO (io_setup) is answered ENOSYS");
                 -(libc::ENOSYS as isize)
             }
             _ => make(args),

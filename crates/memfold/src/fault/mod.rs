@@ -132,7 +132,6 @@ impl Pager {
     ) -> Served {
         let page = fault.addr & !(PAGE_SIZE - 1);
         let folio = self.folios.get(guard, id);
-        let Some(_quiet) = self.changes.quiet() else { return Served::Again };
         let (was_clean, hides) = (self.is_clean(folio), self.space.hides());
         if fault.protected || fault.write && was_clean || hides {
             // The first write since it was loaded: from here on it isn't known to equal its copy.

@@ -74,9 +74,6 @@ impl Pager {
     /// Maps a frame's pages at `home` and gives the frame back, as far as it got. Wakes whoever
     /// waits for them.
     fn carry_in(&self, home: usize, frame: Frame, order: Order) -> Done {
-        let Some(_quiet) = self.changes.quiet() else {
-            return Done { pages: 0, stop: Some(Stop::Again) };
-        };
         let (from, len) = (self.frames.addr(frame), order.bytes());
         if self.has_move {
             // SAFETY: the folio's shard is locked and its frame holds its bytes; `home` is its own
@@ -337,9 +334,6 @@ impl Pager {
     }
 
     fn carry_out(&self, home: usize, frame: Frame, order: Order) -> Done {
-        let Some(_quiet) = self.changes.quiet() else {
-            return Done { pages: 0, stop: Some(Stop::Again) };
-        };
         let (to, len) = (self.frames.addr(frame), order.bytes());
         let (mut done, mut moved, mut stop) = (0usize, 0usize, None);
         let mut holes = 0usize;

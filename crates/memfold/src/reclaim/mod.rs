@@ -1,5 +1,4 @@
 //! The reclaim path: target -> isolate -> map out into the swap cache -> save -> frame free again.
-pub(crate) mod throttle;
 pub(crate) mod block_size;
 pub(crate) mod drop;
 pub(crate) mod writeback;
