@@ -100,6 +100,11 @@ fn threads_that_share_folded_memory_find_what_others_wrote() {
 }
 
 #[test]
+fn process_ends_with_the_last_thread_of_the_program() {
+    assert_right("threads", 16, &["ends"]);
+}
+
+#[test]
 fn threads_that_come_and_go_keep_their_stacks() {
     assert_right("threads", 16, &["churn"]);
 }

@@ -1,5 +1,5 @@
-//! Changes of the address space that are not the engine's: adopted memory, and what the program
-//! does to it.
+//! What is managed: folios of memory that is adopted, parts that aren't managed, and all of it brought
+//! home.
 use crate::address_space::ranges::largest_aligned;
 use crate::area::Areas;
 use crate::folio::State;

@@ -28,8 +28,7 @@ pub enum Served {
     /// The page is there, or will be when another thread's work on its folio ends, which wakes
     /// whoever waits for it.
     Yes,
-    /// An event must be read and applied first; the faulting thread still waits. Serve it again, or
-    /// wake it.
+    /// The kernel refuses for the moment; the faulting thread still waits. Serve it again, or wake it.
     Again,
     /// The address is not under management.
     NotManaged,

@@ -20,11 +20,11 @@ use memfold_sys::units::{Order, PAGE_SHIFT, PAGE_SIZE};
 /// Why a mapping stopped before the end of the folio.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// An event waits to be read and applied first; nothing can be mapped until then.
+    /// The kernel refuses for the moment.
     Again,
     /// A page can't leave: shared by fork, pinned, or its area isn't writable any more.
     Busy,
-    /// Nothing is mapped at the home any more: an event will tell.
+    /// Nothing is mapped at the home any more.
     Gone,
 }
 
