@@ -3,6 +3,10 @@
 //!
 //! The fault path runs while the program's own memory is out: a thread-local block or a heap page
 //! that is folded would make the engine wait for itself.
+//!
+//! Nor does it define a symbol that the program may look up, but for those a debugger calls. The
+//! gate sees the program's system calls; a function that stood before libc's would miss most of
+//! them, and meet itself in programs that have one of their own.
 
 use std::path::Path;
 use std::process::Command;
@@ -26,6 +30,9 @@ const UNWANTED: &[(&str, bool, &str)] = &[
     ),
 ];
 
+/// What the names of symbols that the library defines for others begin with.
+const OWN: &str = "memfold_";
+
 /// Checks a built library with `nm` and `readelf`.
 pub fn check(library: &Path) -> Result<Vec<Finding>> {
     if !library.is_file() {
@@ -33,6 +40,7 @@ pub fn check(library: &Path) -> Result<Vec<Finding>> {
     }
     let path = library.to_string_lossy();
     let mut findings = undefined(&path, &output("nm", &["-D", "--undefined-only", &path])?);
+    findings.extend(defined(&path, &output("nm", &["-D", "--defined-only", &path])?));
     findings.extend(tls_segment(&path, &output("readelf", &["-lW", &path])?));
     Ok(findings)
 }
@@ -52,13 +60,28 @@ fn output(program: &str, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
-/// The unwanted names in what `nm` prints, with or without their version.
-fn undefined(path: &str, listing: &str) -> Vec<Finding> {
-    let names = listing
+/// The names in what `nm` prints, without their versions.
+fn names(listing: &str) -> impl Iterator<Item = &str> {
+    listing
         .lines()
         .filter_map(|line| line.split_whitespace().last())
-        .map(|name| name.split('@').next().unwrap_or(name));
-    names
+        .map(|name| name.split('@').next().unwrap_or(name))
+}
+
+/// Names that stand before those of others.
+fn defined(path: &str, listing: &str) -> Vec<Finding> {
+    let others = names(listing).filter(|name| !name.starts_with(OWN));
+    others
+        .map(|name| {
+            let why = "hide it: the program would find it in place of libc's or its own";
+            Finding::error(path, 0, format!("defines {name}: {why}"))
+        })
+        .collect()
+}
+
+/// The unwanted names of what the library needs.
+fn undefined(path: &str, listing: &str) -> Vec<Finding> {
+    names(listing)
         .filter_map(|name| UNWANTED.iter().find(|(unwanted, ..)| *unwanted == name))
         .map(|(name, error, why)| {
             let message = format!("needs {name}: {why}");
@@ -105,6 +128,16 @@ mod tests {
         assert!(
             tls_segment("x.so", "Program Headers:\n  TLS            0x001d30 0x2d30\n").is_some()
         );
+    }
+
+    #[test]
+    fn symbols_for_interposition_are_errors() {
+        let own = "00000000000d23b0 T memfold_fold\n";
+        assert!(defined("x.so", own).is_empty());
+        let found = defined("x.so", &format!("{own}00000000000d23e0 T mmap\n0000 W ioctl@@V1\n"));
+        assert_eq!(found.len(), 2);
+        assert!(found.iter().all(|finding| !finding.warning));
+        assert!(found[1].message.contains("defines ioctl:"), "{}", found[1].message);
     }
 
     #[test]

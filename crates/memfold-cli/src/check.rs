@@ -8,7 +8,7 @@ use crate::{delivery, machine, program, run};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use memfold::config::keys::KEYS;
-use memfold::config::{Config, Delivery, Size};
+use memfold::config::{Config, Size};
 use memfold_sys::disk::swapfile::{FileDisk, Options};
 use memfold_sys::probe::{self, CALLS};
 use memfold_sys::uffd::{Uffd, Way, feature};
@@ -72,12 +72,7 @@ const CHECKS: &[Check] = &[
         why: "",
         fix: "not needed where the system call is open",
     },
-    Check {
-        name: "  features",
-        probe: features,
-        why: "handler threads need MOVE and the events",
-        fix: "a newer kernel",
-    },
+    Check { name: "  features", probe: features, why: "", fix: "a newer kernel" },
     Check {
         name: "UFFDIO_MOVE",
         probe: moves,
@@ -111,14 +106,13 @@ const CHECKS: &[Check] = &[
     Check {
         name: "dispatch",
         probe: dispatches,
-        why: "without Syscall User Dispatch the gate isn't to be had, and a fork first brings home all that is folded",
+        why: "without Syscall User Dispatch there is no gate, and so no run",
         fix: "Linux 5.11 or newer on x86-64; a sandbox like gVisor has none",
     },
     Check {
         name: "faults",
         probe: served,
-        why: "the gate serves them in the thread that has them, and needs no permission; handler threads are slower, and \
-              need a userfaultfd for faults inside system calls",
+        why: "nothing can be run: the thread that has a fault serves it, by the gate",
         fix: "what is marked above",
     },
     Check {
@@ -300,12 +294,11 @@ fn userfaultfd(_: &ArgMatches) -> Answer {
     let sysctl = system_number("vm/unprivileged_userfaultfd")
         .map_or("unknown".to_string(), |number| number.to_string());
     let sysctl = format!("vm.unprivileged_userfaultfd={sysctl}");
-    match (delivery::can_have_threads(), Uffd::probe()) {
-        (Ok(()), _) => Good(format!("for faults inside system calls too ({sysctl})")),
-        (Err(_), Ok(_)) if delivery::can_have_gate().is_ok() => {
+    match (Uffd::open(0, false), Uffd::probe()) {
+        (Ok(_), _) => Good(format!("for faults inside system calls too ({sysctl})")),
+        (Err(_), Ok(_)) => {
             Good(format!("for faults outside system calls: the gate needs no more ({sysctl})"))
         }
-        (Err(_), Ok(_)) => lacks(format!("only for faults outside system calls ({sysctl})")),
         (Err(_), Err(_)) => lacks(format!("refused ({sysctl})")),
     }
 }
@@ -341,18 +334,13 @@ fn features(_: &ArgMatches) -> Answer {
         (feature::WP, "WP"),
         (feature::WP_UNPOPULATED, "WP_UNPOPULATED"),
         (feature::SIGBUS, "SIGBUS"),
-        (feature::EVENT_FORK, "EVENT_FORK"),
-        (feature::EVENT_REMAP, "EVENT_REMAP"),
-        (feature::EVENT_REMOVE, "EVENT_REMOVE"),
-        (feature::EVENT_UNMAP, "EVENT_UNMAP"),
     ];
     let Ok(found) = Uffd::probe() else { return lacks("unknown: no userfaultfd".to_string()) };
     let of = |there: bool| -> Vec<&str> {
         NAMES.iter().filter(|(bit, _)| (found & bit != 0) == there).map(|(_, name)| *name).collect()
     };
     let (has, lacks) = (of(true).join(" "), of(false).join(" "));
-    let has_events = found & feature::HANDLERS == feature::HANDLERS;
-    if !has_events && delivery::can_have_gate().is_err() {
+    if found & feature::GATE != feature::GATE {
         self::lacks(format!("lacks {lacks}"))
     } else if lacks.is_empty() {
         Good(has)
@@ -384,7 +372,7 @@ fn drops(_: &ArgMatches) -> Answer {
 }
 
 fn dispatches(_: &ArgMatches) -> Answer {
-    if probe::dispatches() { Good("yes".to_string()) } else { Less("no".to_string()) }
+    if probe::dispatches() { Good("yes".to_string()) } else { Bad("no".to_string()) }
 }
 
 /// Who serves the faults of a run with these settings.
@@ -392,14 +380,13 @@ fn served(matches: &ArgMatches) -> Answer {
     let Ok(mut config) = config(&given(matches)) else {
         return Less("unknown: see settings".to_string());
     };
-    match (delivery::settle(&mut config), config.delivery) {
-        (Ok(None), Delivery::Gate) if config.by_protection => {
+    match delivery::settle(&mut config) {
+        Ok(None) if config.by_protection => {
             Good("by the thread that has them (gate), told of by protection".to_string())
         }
-        (Ok(None), Delivery::Gate) => Good("by the thread that has them (gate)".to_string()),
-        (Ok(None), _) => Good("by handler threads, as it was asked for".to_string()),
-        (Ok(Some(line)), _) => Less(line),
-        (Err(e), _) => Bad(e.text),
+        Ok(None) => Good("by the thread that has them (gate)".to_string()),
+        Ok(Some(line)) => Less(line),
+        Err(e) => Bad(e.text),
     }
 }
 

@@ -10,8 +10,8 @@ use crate::report::summary::summary;
 use crate::table::slots::Slots;
 use crate::{delivery, dict, machine, program, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use memfold::config::keys::{Audience, KEYS};
-use memfold::config::{Config, Delivery, Size};
+use memfold::config::keys::{Audience, KEYS, Key};
+use memfold::config::{Config, Size};
 use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_sys::disk::swapfile::{FileDisk, Options};
 use std::env;
@@ -29,6 +29,7 @@ const LIBRARY: &str = "libmemfold_preload.so";
 const SUMMARY: &str = "summary";
 const STATS_FILE: &str = "stats-file";
 const LOG: &str = "log";
+/// A flag that `run` had.
 const DELIVERY: &str = "delivery";
 /// Where the program and its arguments are.
 pub const COMMAND: &str = "command";
@@ -60,12 +61,17 @@ failed, 126 if CMD can't be executed, 127 if CMD was not found.";
 /// Columns of a flag's help; clap indents it by the width of the flags.
 const HELP_COLUMNS: usize = 60;
 
-/// The command line of `run`: a flag for every key of [`KEYS`], and those for reports.
+/// The keys of [`KEYS`] that are flags of `run`.
+fn flags() -> impl Iterator<Item = &'static Key> {
+    KEYS.iter().filter(|key| key.audience != Audience::Libraries)
+}
+
+/// The command line of `run`: a flag for every key that is one, and those for reports.
 pub fn command() -> Command {
-    let keys = KEYS.iter().map(|key| {
+    let keys = flags().map(|key| {
         let help = match key.default {
             // Its default depends.
-            "none" | "thread" => key.help.to_string(),
+            "none" => key.help.to_string(),
             default => format!("{} [default: {default}]", key.help),
         };
         let arg = Arg::new(key.name).long(key.name).value_name(key.value).help(wrapped(&help));
@@ -75,6 +81,7 @@ pub fn command() -> Command {
         .about("Runs a program with its memory folded: compressed where it is cold, within a limit")
         .override_usage("memfold run --limit SIZE [OPTIONS] [--] CMD [ARGS]...")
         .args(keys)
+        .arg(Arg::new(DELIVERY).long(DELIVERY).num_args(0..=1).hide(true))
         .disable_help_flag(true)
         .arg(Arg::new("help").short('h').long("help").action(ArgAction::HelpShort).help("print help"))
         .arg(
@@ -265,7 +272,12 @@ fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
 /// One is no setting, or can't be kept: status 125.
 pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     let mut config = Config::new(machine::memory_bytes()?);
-    for key in KEYS {
+    if matches.contains_id(DELIVERY) {
+        return Err(Failure::own(
+            "--delivery: run has no such flag any more, as the gate serves every program; leave it out",
+        ));
+    }
+    for key in flags() {
         if let Some(value) = matches.get_one::<String>(key.name) {
             config.set(key.name, value).map_err(Failure::own)?;
         }
@@ -290,9 +302,6 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
         FileDisk::open(&whole, Options::default())
             .map_err(|e| Failure::own(format!("--swap: {e}")))?;
     }
-    if matches.get_one::<String>(DELIVERY).is_none() {
-        config.delivery = delivery::BY_DEFAULT;
-    }
     config.check().map_err(Failure::own)?;
     let codec =
         CodecSpec::parse(&config.codec).map_err(|e| Failure::own(format!("--codec: {e}")))?;
@@ -300,19 +309,9 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     if let Some(spec) = &config.recompress {
         CodecSpec::parse(spec).map_err(|e| Failure::own(format!("--recompress: {e}")))?;
     }
-    if !config.use_move && config.delivery == Delivery::Thread {
-        return Err(Failure::own(
-            "--move: handler threads (--delivery thread) need on: only the gate and library regions can do without UFFDIO_MOVE",
-        ));
-    }
     if config.batch > 1 {
         return Err(Failure::own(
             "--batch: run needs 1: its threads are not there in children of fork",
-        ));
-    }
-    if config.delivery == Delivery::Signal {
-        return Err(Failure::own(
-            "--delivery: run needs thread or gate: with signal, system calls given folded memory fail",
         ));
     }
     Ok(config)

@@ -1,9 +1,6 @@
 //! Processes that copy themselves under `memfold run`: what parent and child find in folded memory.
 mod common;
-use common::{
-    NOBODY, Scratch, assert_right, assert_right_in, assert_right_with, can_make_worlds, compile,
-    managed_in,
-};
+use common::{NOBODY, assert_right, assert_right_in, can_make_worlds};
 
 #[test]
 fn parent_and_child_of_fork_both_find_every_byte() {
@@ -60,31 +57,4 @@ fn a_fork_of_several_threads_brings_nothing_home_and_its_child_is_managed() {
 #[test]
 fn what_libc_touches_in_a_child_before_any_handler_is_there() {
     assert_right("children", 48, &["libc"]);
-}
-
-#[test]
-fn by_handler_threads_a_fork_with_a_swap_file_brings_all_home() {
-    let swap = Scratch::new();
-    let flags = ["--delivery", "thread", "--resident", "16M", "--swap", swap.0.to_str().unwrap()];
-    assert_right_with(&flags, "children", 48, &["fork", "threads", "libc", "grown"]);
-}
-
-#[test]
-fn a_fork_that_lacks_the_memory_is_refused() {
-    if !can_make_worlds() {
-        return;
-    }
-    let (program, scratch) = (compile("children"), Scratch::new());
-    let meminfo = scratch.file("meminfo", "MemTotal: 8388608 kB\nMemAvailable: 1024 kB\n", 0o644);
-    let world = format!("mount --bind {meminfo} /proc/meminfo && exec \"$@\"");
-    let swap = scratch.0.to_str().unwrap();
-    let flags = ["--delivery", "thread", "--resident", "16M", "--swap", swap];
-    let Some(output) = managed_in(&world, &flags, &[&program.path, "threads"]) else { return };
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(125), "{text}");
-    assert!(
-        output.stdout.is_empty() && text.contains("fork() needs all memory back in place"),
-        "{text}"
-    );
-    assert!(text.contains("the machine has 1.0 MiB left"), "{text}");
 }

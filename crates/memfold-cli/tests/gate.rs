@@ -114,49 +114,9 @@ fn without_any_privilege_real_programs_print_what_they_print_without() {
     assert_same("16M", 12, &["/usr/bin/sort", "-n", "-S", "200M", &file]);
 }
 
-/// Handler threads can't be had there, so the world is one without privileges; and it is said that
-/// none are needed.
-#[test]
-fn without_any_privilege_handler_threads_are_refused_with_the_remedies() {
-    if !can_make_worlds() {
-        return;
-    }
-    let flags = ["--delivery", "thread", "--resident", "16M"];
-    let Some(output) = managed_in(UNPRIVILEGED, &flags, &["/bin/true"]) else { return };
-    let words =
-        ["vm.unprivileged_userfaultfd", "/dev/userfaultfd", "seccomp", "without --delivery"];
-    assert_refused(&output, 125, &words);
-}
-
 /// In front of `memfold`: what lacks there.
 fn lacking(what: &str, program: &Program) -> String {
     format!("exec {} {what} \"$@\"", program.path)
-}
-
-#[test]
-fn a_run_that_cant_have_the_gate_says_so_in_one_line_and_goes_on_with_handler_threads() {
-    if !can_make_worlds() {
-        return;
-    }
-    let (lacks, heap) = (compile("lacking"), compile("heap"));
-    for asked in [&[][..], &["--delivery", "gate"]] {
-        let flags = [FLAGS, asked].concat();
-        let world = lacking("dispatch", &lacks);
-        let command = [heap.path.as_str(), "fast"];
-        let Some((output, _)) = folded_in(&world, &flags, 96, &command) else { return };
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(
-            (output.status.code(), &output.stdout[..]),
-            (Some(0), &b"right\n"[..]),
-            "{text}"
-        );
-        let warnings: Vec<&str> = text.lines().filter(|line| line.contains("warning")).collect();
-        let words = ["Syscall User Dispatch", "handler threads"];
-        assert!(
-            matches!(warnings[..], [line] if words.iter().all(|word| line.contains(word))),
-            "{text}"
-        );
-    }
 }
 
 /// Linux 5.14 to 6.7: pages are copied, and the map and the page map are read.
@@ -217,38 +177,32 @@ fn without_a_userfaultfd_everything_is_as_right_and_unprivileged_too() {
 }
 
 #[test]
-fn paging_by_protection_is_for_the_gate_and_says_so() {
-    let Some(bin) = binaries() else { return };
-    let flags = ["--delivery", "thread", "--paging", "protection"];
-    assert_refused(&run(&bin, &flags, &["/bin/true"]), 125, &["--paging", "--delivery gate"]);
-}
-
-#[test]
-fn a_run_that_can_have_neither_is_refused_with_both_reasons() {
+fn a_run_without_the_gate_is_refused_with_reason_and_remedy() {
     if !can_make_worlds() {
         return;
     }
-    let program = compile("lacking");
-    let world =
-        UNPRIVILEGED.replace("/mnt/memfold", &format!("{} dispatch /mnt/memfold", program.path));
-    assert_ne!(world, UNPRIVILEGED);
-    let Some(output) = managed_in(&world, FLAGS, &["/bin/true"]) else { return };
-    assert_refused(&output, 125, &["Syscall User Dispatch", "vm.unprivileged_userfaultfd"]);
+    let lacks = compile("lacking");
+    fs::set_permissions(&lacks.scratch.0, fs::Permissions::from_mode(0o755)).unwrap();
+    let unprivileged =
+        UNPRIVILEGED.replace("/mnt/memfold", &format!("{} dispatch /mnt/memfold", lacks.path));
+    assert_ne!(unprivileged, UNPRIVILEGED);
+    for world in [lacking("dispatch", &lacks), unprivileged] {
+        for flags in [FLAGS, &[FLAGS, &["--paging", "protection"]].concat()] {
+            let Some(output) = managed_in(&world, flags, &["/bin/true"]) else { return };
+            assert_refused(&output, 125, &["Syscall User Dispatch", "sandbox", "Linux 5.11"]);
+        }
+    }
 }
 
 #[test]
-fn a_process_of_a_run_that_cant_have_the_gate_says_so_and_is_served_by_handler_threads() {
-    // SAFETY: the call has no preconditions.
-    if unsafe { libc::geteuid() } != 0 {
-        eprintln!("SKIPPED: needs root, which may have handler threads");
-        return;
-    }
+fn a_child_without_the_gate_runs_unmanaged_with_one_line() {
+    let Some(bin) = binaries() else { return };
     let (lacks, heap) = (compile("lacking"), compile("heap"));
-    let command = [&lacks.path, "dispatch", &heap.path, "fast"];
-    let Some((output, _)) = folded_in("", FLAGS, 96, &command) else { return };
+    let output = run(&bin, FLAGS, &[&lacks.path, "dispatch", &heap.path, "fast"]);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{text}");
-    assert_eq!(text.lines().filter(|line| line.contains("so it is thread")).count(), 1, "{text}");
+    let said = |line: &&str| line.contains("unmanaged") && line.contains("Syscall User Dispatch");
+    assert_eq!(text.lines().filter(said).count(), 1, "{text}");
 }
 
 /// A child of fork needs no /proc, no privilege and no free descriptor; without a userfaultfd it has

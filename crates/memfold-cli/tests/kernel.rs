@@ -5,7 +5,6 @@ use common::{Holder, Scratch, assert_right, assert_right_with, binaries, compile
 use memfold_testkit::random::mix;
 use std::process::Command;
 
-/// Asynchronous I/O is for handler threads: see `thread.rs`.
 #[test]
 fn direct_io_finds_and_leaves_the_right_bytes() {
     assert_right("devices", 32, &["direct"]);
@@ -13,7 +12,19 @@ fn direct_io_finds_and_leaves_the_right_bytes() {
 
 #[test]
 fn pages_lent_to_a_pipe_or_a_socket_never_change() {
-    assert_right("devices", 32, &["splice", "zerocopy"]);
+    assert_right("devices", 32, &["splice", "splice_waits", "zerocopy", "zerocopy_inherited"]);
+}
+
+#[test]
+fn pages_lent_by_a_bare_instruction_never_change() {
+    assert_right("devices", 32, &["splice:bare", "splice_waits:bare"]);
+    assert_right("devices", 32, &["zerocopy:bare", "zerocopy_inherited:bare"]);
+}
+
+#[test]
+fn marks_by_a_bare_instruction_are_kept() {
+    assert_right("marks", 32, &["locks:bare", "lock_all:bare", "dump:bare"]);
+    assert_right("marks", 32, &["forks:bare", "wipe:bare", "threads:bare"]);
 }
 
 #[test]
@@ -54,7 +65,6 @@ fn memory_without_its_mark_is_folded_again_on_busy_cpus_too() {
 #[test]
 fn memory_kept_from_children_is_theirs_as_the_kernel_says() {
     assert_right("marks", 32, &["forks", "wipe"]);
-    assert_right_with(&["--delivery", "thread", "--resident", "16M"], "marks", 32, &["stays"]);
 }
 
 #[test]

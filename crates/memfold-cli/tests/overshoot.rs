@@ -27,6 +27,17 @@ fn peak_kib(path: &str, way: &str) -> Option<u64> {
 }
 
 const WAYS: [&str; 7] = ["large", "malloc", "mmap", "brk", "populate", "populate_small", "advise"];
+/// Ways by which the kernel is asked to fill memory at once, larger than the limit.
+const FILLED: [&str; 8] = [
+    "populate",
+    "populate:bare",
+    "populate_reserve",
+    "populate_reserve:bare",
+    "advise",
+    "advise:bare",
+    "advise_reserve",
+    "advise_reserve:bare",
+];
 
 #[test]
 fn a_program_that_allocates_fast_keeps_every_byte() {
@@ -38,6 +49,17 @@ fn a_program_that_allocates_fast_keeps_every_byte() {
         // kernel had filled all of it.
         let is_known_before = way == "populate" || way == "large";
         assert!(!is_known_before || kib < 512 << 10, "{way}: {kib} KiB");
+    }
+    drop(program.scratch);
+}
+
+#[test]
+fn memory_asked_for_ahead_is_filled_within_the_limit() {
+    let program = compile("overshoot");
+    for way in FILLED {
+        let Some(kib) = peak_kib(&program.path, way) else { return };
+        println!("{way}: {kib} KiB");
+        assert!(kib < 512 << 10, "{way}: {kib} KiB");
     }
     drop(program.scratch);
 }

@@ -7,6 +7,7 @@
 mod common;
 use common::real::{copied, plainly, python};
 use common::{Scratch, assert_right, assert_right_with, compile, folded_in, printed_in};
+use common::{binaries, memfold};
 
 /// Asserts that a Python program prints under memfold what it prints without.
 #[track_caller]
@@ -40,6 +41,7 @@ fn unmapped_and_replaced_parts_of_folded_memory_end_and_the_rest_stays() {
 #[test]
 fn mremap_moves_grows_and_shrinks_folded_memory() {
     assert_right("mappings", 40, &["mremap_move", "mremap_grow", "mremap_shrink", "mremap_reread"]);
+    assert_right("mappings", 40, &["mremap_leaves", "mremap_leaves:bare", "mremap_grow:bare"]);
 }
 
 #[test]
@@ -66,12 +68,25 @@ fn memory_that_becomes_read_only_or_inaccessible_comes_back() {
 
 #[test]
 fn what_a_program_serves_by_a_userfaultfd_of_its_own_stays_its_own() {
-    assert_right("userfault", 16, &["before", "after", "by_number"]);
+    assert_right("userfault", 16, &["before", "after", "by_number", "before:bare", "after:bare"]);
 }
 
 #[test]
 fn sparse_memory_stays_right() {
     assert_right("mappings", 40, &["sparse"]);
+}
+
+/// Nothing of libc's is interposed: the gate sees the calls, and disabled means that it doesn't.
+#[test]
+fn program_with_functions_of_libc_of_its_own_runs_managed_and_disabled() {
+    assert_right("own_calls", 32, &["folded"]);
+    let Some(bin) = binaries() else { return };
+    let program = compile("own_calls");
+    let mut disabled = memfold(&bin, &["run", "--limit", "100M", "--", &program.path, "plain"]);
+    let output = disabled.env("MEMFOLD_DISABLE", "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && output.stdout == b"right\n", "{text}");
+    assert!(text.is_empty(), "{text}");
 }
 
 #[test]
@@ -82,6 +97,11 @@ fn threads_that_discard_unmap_and_remap_at_once_find_their_own_bytes() {
 #[test]
 fn threads_that_share_folded_memory_find_what_others_wrote() {
     assert_right("threads", 16, &["shared"]);
+}
+
+#[test]
+fn process_ends_with_the_last_thread_of_the_program() {
+    assert_right("threads", 16, &["ends"]);
 }
 
 #[test]

@@ -3,8 +3,6 @@ mod common;
 use common::{Scratch, assert_refused, binaries, memfold, run};
 use memfold::config::keys::{Audience, KEYS};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::Command;
 
 #[test]
@@ -42,7 +40,8 @@ fn bad_flags_and_settings_are_one_line_each() {
         ),
         (&["--limit", "64M", "--folio", "3K"], &["--folio", "4K"]),
         (&["--limit", "64M", "--folio", "4K", "--block", "16K"], &["--block"]),
-        (&["--limit", "64M", "--delivery", "signal"], &["--delivery", "thread"]),
+        (&["--limit", "64M", "--delivery", "thread"], &["--delivery", "leave it out"]),
+        (&["--limit", "64M", "--delivery=gate"], &["--delivery", "leave it out"]),
         (&["--limit", "64M", "--pools", "65"], &["--pools", "64"]),
         (&[], &["--limit"]),
     ];
@@ -74,7 +73,8 @@ fn help_and_version_are_no_failure() {
         String::from_utf8(memfold(&bin, &["run", "--help"]).output().unwrap().stdout).unwrap();
     let all =
         String::from_utf8(memfold(&bin, &["run", "--help-all"]).output().unwrap().stdout).unwrap();
-    for key in KEYS {
+    assert!(!all.contains("--delivery"), "{all}");
+    for key in KEYS.iter().filter(|key| key.audience != Audience::Libraries) {
         let line = format!("--{} <{}>", key.name, key.value);
         assert!(all.contains(&line), "{}", key.name);
         assert_eq!(help.contains(&line), key.audience == Audience::Users, "{}", key.name);
@@ -171,16 +171,6 @@ fn a_stats_file_that_cant_be_written_stops_it_before_the_start() {
     assert!(!std::path::Path::new(&mark).exists());
 }
 
-#[test]
-fn without_permission_the_remedies_are_named() {
-    let Some(bin) = binaries() else { return };
-    let Some(scratch) = for_anybody(&bin) else { return };
-    let flags = ["run", "--limit", "64M", "--delivery", "thread", "--", "/bin/true"];
-    let mut command = memfold(&scratch.0, &flags);
-    let output = command.uid(65534).gid(65534).current_dir("/").output().unwrap();
-    assert_refused(&output, 125, &["vm.unprivileged_userfaultfd", "/dev/userfaultfd", "seccomp"]);
-}
-
 /// The shell's own limits: the engine reserves addresses that it never uses.
 #[test]
 fn too_few_addresses_are_refused_by_the_name_of_their_limit_and_fewer_than_usual_will_do() {
@@ -266,40 +256,4 @@ fn what_a_program_starts_and_can_not_be_served_runs_unmanaged_with_one_line() {
         &[&parent],
         &["--swap", "no swap file can be made"],
     );
-}
-
-#[test]
-fn a_child_that_may_not_use_userfaultfd_runs_unmanaged_with_one_line() {
-    let Some(bin) = binaries() else { return };
-    let Some(scratch) = for_anybody(&bin) else { return };
-    let script = "cd /; setpriv --reuid 65534 --regid 65534 --clear-groups /bin/echo ran; exit $?";
-    let flags = ["--delivery", "thread"];
-    assert_ran_unmanaged(&scratch.0, &flags, script, &[], &["userfaultfd"]);
-    // The gate needs no permission.
-    let output = run(&scratch.0, &[], &["sh", "-c", script]);
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && output.stdout == b"ran\n" && text.is_empty(), "{text}");
-}
-
-/// memfold where another user can run it. `None` if nobody here is refused userfaultfd.
-fn for_anybody(bin: &Path) -> Option<Scratch> {
-    // SAFETY: the call has no preconditions.
-    if unsafe { libc::geteuid() } != 0 || !needs_privilege() {
-        eprintln!("SKIPPED: needs root to become somebody who may not use userfaultfd");
-        return None;
-    }
-    let scratch = Scratch::new();
-    std::fs::set_permissions(&scratch.0, std::fs::Permissions::from_mode(0o755)).unwrap();
-    for name in ["memfold", "libmemfold_preload.so"] {
-        scratch.file(name, std::fs::read(bin.join(name)).unwrap(), 0o755);
-    }
-    Some(scratch)
-}
-
-fn needs_privilege() -> bool {
-    let closed = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd")
-        .is_ok_and(|text| text.trim() == "0");
-    let device = std::fs::metadata("/dev/userfaultfd")
-        .is_ok_and(|found| found.permissions().mode() & 0o006 == 0o006);
-    closed && !device
 }

@@ -8,7 +8,7 @@ use crate::frame::{Info, Stack};
 use crate::keeper::{Hold, Keeper};
 use core::cell::{Cell, UnsafeCell};
 use core::mem::forget;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::raw::system_call;
 use memfold_sys::sync::StaticMutex;
@@ -68,6 +68,8 @@ pub struct Record {
     pub robust: AtomicUsize,
     /// Its process, 0 for the first: threads have that of who has made them.
     process: AtomicU32,
+    /// The thread is about to end.
+    ends: AtomicBool,
     /// The mask of a call that waits with another one.
     pub waiting_mask: Cell<Option<u64>>,
     /// The actions of its process; 0: those of [`crate::start`]'s.
@@ -139,6 +141,7 @@ impl Record {
         self.hold.set(None);
         self.robust.store(0, SeqCst);
         self.process.store(0, SeqCst);
+        self.ends.store(false, SeqCst);
         self.waiting_mask.set(None);
         self.actions.set(core::ptr::null());
     }
@@ -167,6 +170,20 @@ impl Record {
                 each(record);
             }
         });
+    }
+
+    /// The process is a copy of the one that it was in: it is the first of its own memory.
+    pub fn begin_as_copy(&self) {
+        self.process.store(0, SeqCst);
+    }
+
+    /// The thread is about to end. Returns whether no other thread of the first process of this memory
+    /// goes on. Of several that end at once, at least one is the last.
+    pub fn ends_last(&self) -> bool {
+        self.ends.store(true, SeqCst);
+        let mut is_last = self.process.load(SeqCst) == 0;
+        self.each_of_process(|each| is_last &= each.ends.load(SeqCst));
+        is_last
     }
 
     /// The word that [`Record::give_back`] stores 0 in.

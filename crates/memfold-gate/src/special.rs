@@ -5,6 +5,7 @@ use crate::dispatch::PR_SET_SYSCALL_USER_DISPATCH;
 use crate::entry;
 use crate::frame::Context;
 use crate::keeper::{Ending, Keeper, Refused, SPANS_MAX, Span, Spans};
+use crate::lent;
 use crate::record::Record;
 use crate::signals;
 use crate::threads;
@@ -261,6 +262,16 @@ fn plain(
     let pending = record.pending.as_ptr();
     // SAFETY: the program's own call.
     let call = |nr: usize, args: &[usize; 6]| unsafe { entry::call(nr, args, pending) };
+    if entry.lends {
+        let names = || named(keeper, entry, args).is_some();
+        let mut make = |nr: i64, args: [usize; 6]| {
+            let nr = nr as usize;
+            plain(keeper, record, calls::look_up(nr), nr, &args, depth)
+        };
+        if let Some(made) = lent::make(nr, args, names, &mut make) {
+            return made;
+        }
+    }
     let Some(spans) = named(keeper, entry, args) else {
         return checked(keeper, entry, nr, args, &Spans::new(), call(nr, args));
     };

@@ -1,13 +1,11 @@
 //! What a debugger may call in the program: it stops every thread, the engine's too, and then can't
 //! read what is folded.
-use crate::{engine, gate, program};
+use crate::{engine, gate};
 use core::ffi::c_int;
 use memfold::pager::Pager;
 
-/// The engine of this process, by whomever faults are delivered.
 fn pager() -> Option<&'static Pager> {
-    let gated = || gate::get().map(|gated| &*gated.pager);
-    program::get().map(|program| &*program.pager).or_else(gated)
+    gate::get().map(|gated| &*gated.pager)
 }
 
 /// Brings everything folded back, past the limit if need be, and keeps it in memory until

@@ -1,11 +1,13 @@
 //! The library that `memfold run` loads into a program.
 //!
-//! Its constructor runs after libc's and before the program's `main`. Nothing here uses the
+//! It defines no function of libc's: the gate sees the program's system calls themselves. Its
+//! constructor runs after libc's and before the program's `main`. Nothing here uses the
 //! program's `malloc`, stdio or thread-local storage: all of them will be under management.
 #![no_std]
 extern crate alloc;
 
-use memfold::config::Delivery;
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!("memfold run needs the gate, which is for x86-64");
 
 // Bottom first: a module imports only from modules listed above it.
 mod slots;
@@ -15,14 +17,7 @@ mod order;
 mod proc;
 mod share;
 mod engine;
-mod program;
-#[cfg(target_arch = "x86_64")]
 mod gate;
-#[cfg(not(target_arch = "x86_64"))]
-#[path = "no_gate.rs"]
-mod gate;
-mod fork;
-mod calls;
 mod inspect;
 
 #[used]
@@ -32,21 +27,7 @@ static CONSTRUCTOR: extern "C" fn() = construct;
 extern "C" fn construct() {
     match order::read() {
         Ok(None) => {}
-        Ok(Some(mut order)) => {
-            calls::marks::find();
-            calls::ahead::find();
-            calls::moved::find();
-            calls::userfault::find();
-            if order.config.delivery == Delivery::Gate {
-                match gate::start(order) {
-                    None => return,
-                    Some(by_thread) => order = by_thread,
-                }
-            }
-            // First, so that it runs after the program's own handlers of fork.
-            fork::install();
-            engine::start(order, &program::LIFE);
-        }
+        Ok(Some(order)) => gate::start(order),
         Err(why) => say::die(format_args!("MEMFOLD_RUN: {why}")),
     }
 }
@@ -57,8 +38,7 @@ static DESTRUCTOR: extern "C" fn() = finish;
 
 /// Brings the figures up to date once more before the program ends.
 extern "C" fn finish() {
-    let gated = gate::get().map(|gated| &gated.pager);
-    if let Some(pager) = program::get().map(|program| &program.pager).or(gated) {
+    if let Some(pager) = gate::get().map(|gated| &gated.pager) {
         pager.publish();
         pager.stats().need_bytes.store(0, core::sync::atomic::Ordering::Relaxed);
         slots::set_need(0);

@@ -56,16 +56,6 @@ pub fn peak_bytes() -> u64 {
     asked.map_or(0, |_| (usage.ru_maxrss as u64) << 10)
 }
 
-/// Threads of this process, the engine's among them; 0 if unknown.
-pub fn threads() -> u64 {
-    field(c"/proc/self/status", "Threads:") >> 10
-}
-
-/// Memory that this process has locked, bytes.
-pub fn locked_bytes() -> u64 {
-    field(c"/proc/self/status", "VmLck:")
-}
-
 /// What is to be said where [`merges`].
 pub const MERGES: &str = "warning: the program has the kernel merge equal pages of its memory \
     (PR_SET_MEMORY_MERGE), and such memory can't be folded";

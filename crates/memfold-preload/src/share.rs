@@ -70,11 +70,6 @@ impl Scale {
         self.statm.is_lost()
     }
 
-    /// Resident anonymous memory, bytes.
-    pub fn anonymous_bytes(&self) -> Option<u64> {
-        self.statm.anonymous_bytes()
-    }
-
     /// In a child of fork, before it has an engine of its own.
     ///
     /// # Errors

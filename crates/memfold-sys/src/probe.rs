@@ -7,7 +7,6 @@ use crate::maps::pagemap::Pagemap;
 use crate::memory::zone::Zone;
 use crate::protection::{Protection, ProtectionSpace};
 use crate::raw::{self, is_resident, system_call};
-use crate::thread::dispatch;
 use crate::uffd::space::Space;
 use crate::uffd::{OpenError, Uffd, feature};
 use crate::units::PAGE_SIZE;
@@ -122,7 +121,9 @@ pub fn drops_batches() -> Result<(), Errno> {
 
 /// Whether the process may ask for Syscall User Dispatch.
 pub fn dispatches() -> bool {
-    dispatch::probe()
+    const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
+    // SAFETY: what is off is switched off.
+    unsafe { system_call(libc::SYS_prctl, [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0]) }.is_ok()
 }
 
 /// Whether an io_uring can be had.

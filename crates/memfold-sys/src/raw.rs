@@ -172,26 +172,6 @@ pub fn write_if_there(addr: usize) -> bool {
     .is_ok()
 }
 
-/// Whether a system call makes a process with a copy of this one's memory, on a copy of the
-/// caller's stack.
-///
-/// # Safety
-/// - For `clone3`, the first argument is the address of its arguments or of nothing.
-pub unsafe fn copies(number: i64, [a, b, ..]: [usize; 6]) -> bool {
-    let shares = |flags: u64| flags & libc::CLONE_VM as u64 != 0;
-    match number {
-        #[cfg(target_arch = "x86_64")]
-        libc::SYS_fork => true,
-        libc::SYS_clone => !shares(a as u64) && b == 0,
-        // The arguments begin with the flags; the stack is the sixth of them.
-        // SAFETY: the caller's promise; what the kernel would refuse to read is refused here too.
-        libc::SYS_clone3 => unsafe {
-            a != 0 && !shares(*(a as *const u64)) && *(a as *const u64).add(5) == 0
-        },
-        _ => false,
-    }
-}
-
 pub(crate) fn errno_of(ret: i64) -> Result<i64, Errno> {
     if ret < 0 { Err(Errno::from_raw_os_error(-ret as i32)) } else { Ok(ret) }
 }

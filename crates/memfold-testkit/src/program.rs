@@ -156,7 +156,6 @@ impl Setup {
         let parts = memfold::pager::Parts {
             space: Box::new(troubles.clone()),
             has_move: true,
-            has_events: false,
             reports_limit: false,
             stats: memfold::pager::StatsPlace::Own(Box::new(memfold::Stats::new())),
             cpus: 1,

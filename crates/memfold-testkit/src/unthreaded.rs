@@ -15,7 +15,6 @@ pub fn engine(uffd: &Uffd, space: UffdSpace) -> Pager {
     let parts = Parts {
         space: Box::new(space),
         has_move: true,
-        has_events: false,
         reports_limit: false,
         stats: StatsPlace::Own(Box::new(Stats::new())),
         cpus: 1,

@@ -183,7 +183,6 @@ impl Memory {
         let parts = Parts {
             space: Box::new(UffdSpace::new(uffd.clone(), pagemap)),
             has_move,
-            has_events: false,
             reports_limit: false,
             stats: StatsPlace::Own(Box::default()),
             cpus: cpus(),

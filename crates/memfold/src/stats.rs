@@ -133,7 +133,6 @@ stats! {
     Counter fault_ns: "CPU time that threads have spent in faults, by one fault in 16, nanoseconds",
     Counter background_ns: "CPU time of background threads that reclaim and read ahead, nanoseconds",
     Counter calls_refused: "run: calls that failed as they met folded memory, which is a bug",
-    Counter events: "address-space events applied (unmap, remap, discard)",
     Counter adopted_bytes: "run: bytes of address space taken under management",
     Gauge resident_bytes: "mapped pages under management, bytes",
     Gauge frame_bytes: "frames that hold memory, used or free, bytes",

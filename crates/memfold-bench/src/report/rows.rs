@@ -541,8 +541,8 @@ pub const REQUIREMENTS: &[Requirement] = &[
         what: "unmodified programs under memfold run",
         shown: &[
             Test(
-                "crates/memfold/tests/changes.rs",
-                "b1_changes_of_the_address_space_keep_every_byte",
+                "crates/memfold-cli/tests/programs.rs",
+                "threads_that_discard_unmap_and_remap_at_once_find_their_own_bytes",
             ),
             Test(
                 "crates/memfold-cli/tests/fork.rs",

@@ -40,17 +40,17 @@ fn with(directory: PathBuf, file: &str, package: &str) -> Option<PathBuf> {
     None
 }
 
-/// The flags that MEMFOLD_TEST_DELIVERY and MEMFOLD_TEST_PAGING ask for: by hand, whole suites can be
-/// run with others than those which `memfold run` takes. Runs that say their delivery keep what they have.
+/// The flag that MEMFOLD_TEST_PAGING asks for: by hand, whole suites can be run with another paging
+/// than `memfold run` takes. Runs that say theirs keep it.
 fn asked_flags(arguments: &[&str]) -> Vec<String> {
     let is_run = arguments.first() == Some(&"run") && arguments.contains(&"--");
-    let all = [("MEMFOLD_TEST_DELIVERY", "--delivery"), ("MEMFOLD_TEST_PAGING", "--paging")];
-    let says = ["--delivery", "--paging"].iter().any(|flag| arguments.contains(flag));
-    let asked = all.iter().filter(|_| is_run && !says);
-    asked
-        .filter_map(|(name, flag)| Some([flag.to_string(), std::env::var(name).ok()?]))
-        .flatten()
-        .collect()
+    let asked = std::env::var("MEMFOLD_TEST_PAGING");
+    match asked {
+        Ok(paging) if is_run && !arguments.contains(&"--paging") => {
+            vec!["--paging".to_string(), paging]
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// `memfold` with `arguments`, in an environment without memfold's variables.
@@ -163,11 +163,6 @@ pub fn managed(resident: &str, command: &[&str]) -> Option<Output> {
 /// `"$@"`, in a mount namespace of its own (as root).
 pub fn managed_in(world: &str, flags: &[&str], command: &[&str]) -> Option<Output> {
     let bin = binaries()?;
-    if asked_world(world) != world && flags.windows(2).any(|pair| pair == ["--delivery", "thread"])
-    {
-        eprintln!("SKIPPED: without any privilege there are no handler threads");
-        return None;
-    }
     let arguments = [&["run", "--summary"], flags, &["--"], command].concat();
     let mut started = memfold_in(world, &bin, &arguments);
     let scratch = Scratch::new();
@@ -288,13 +283,12 @@ pub const UNPRIVILEGED: &str = r#"
     exec setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bounding-set=-all --no-new-privs /mnt/memfold "$@""#;
 
 /// The world of suites that run without any privilege where that can be had. By hand they are run as
-/// whoever asks for it (MEMFOLD_TEST_WORLD=own), as they are with handler threads. What needs a
-/// privilege stands in other suites, but for memcached's `-u`, which has a run of its own.
+/// whoever asks for it (MEMFOLD_TEST_WORLD=own). What needs a privilege
+/// stands in other suites, but for memcached's `-u`, which has a run of its own.
 pub fn unprivileged() -> &'static str {
     // SAFETY: the call has no preconditions.
     let is_root = unsafe { libc::geteuid() } == 0;
-    let asks = |name: &str, value: &str| std::env::var(name).as_deref() == Ok(value);
-    let is_own = asks("MEMFOLD_TEST_WORLD", "own") || asks("MEMFOLD_TEST_DELIVERY", "thread");
+    let is_own = std::env::var("MEMFOLD_TEST_WORLD").as_deref() == Ok("own");
     if is_root && !is_own && can_make_worlds() { UNPRIVILEGED } else { "" }
 }
 

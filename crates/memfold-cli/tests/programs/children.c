@@ -222,11 +222,8 @@ static long without_libc(long number, long a) {
     return result;
 }
 
-/* Copies made past pthread_atfork. By way of libc they find every byte; a system call of one's own may only end loudly, but
-   where it passes the gate. */
+/* Copies made past pthread_atfork find every byte. */
 static void copies(void) {
-    const char *order = getenv("MEMFOLD_RUN");
-    int gated = order && strstr(order, "delivery=gate");
     folded();
     fflush(stdout);
     for (int way = 0; way < 5; way++) {
@@ -241,8 +238,7 @@ static void copies(void) {
         if (pid == 0) _exit(run_copy(NULL));
         int status = wait_for(pid);
         check(memory, LEN, 1);
-        if (way < 4) NEED(WIFEXITED(status) && WEXITSTATUS(status) == 7);
-        else NEED(gated ? WIFEXITED(status) && WEXITSTATUS(status) == 7 : WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+        NEED(WIFEXITED(status) && WEXITSTATUS(status) == 7);
     }
 }
 

@@ -35,8 +35,13 @@ struct test {
     void (*run)(void);
 };
 
-/* Runs the test that the first argument names; what `main` returns. */
+/* See bare.h. */
+static int by_instruction;
+
+/* Runs the test that the first argument names, up to a colon; what `main` returns. */
 static inline int run_named(int argc, char **argv, const struct test *all, size_t count) {
+    char *way = argc > 1 ? strchr(argv[1], ':') : NULL;
+    if (way) by_instruction = !strcmp(way, ":bare"), *way = 0;
     for (size_t i = 0; i < count; i++)
         if (argc > 1 && !strcmp(argv[1], all[i].name)) {
             all[i].run();

@@ -1,7 +1,5 @@
-/* Input and output that goes past the page tables: O_DIRECT, Linux AIO, io_uring, pages given to a pipe. */
-#include "common.h"
-#include <linux/aio_abi.h>
-#include <linux/io_uring.h>
+/* Input and output that goes past the page tables: O_DIRECT, pages given to a pipe or a socket. */
+#include "bare.h"
 #include <netinet/in.h>
 
 static const size_t LEN = 40 * MIB;
@@ -46,177 +44,6 @@ static void direct(void) {
     check(p, LEN, 1);
 }
 
-/* Reads and writes that are under way while folding goes on. */
-static void aio(void) {
-    enum { MANY = 32 };
-    int fd = open_file();
-    aio_context_t context = 0;
-    NEED(syscall(SYS_io_setup, MANY, &context) == 0);
-    char *p = map_folded(LEN, 3), *q = map_folded(LEN, 4);
-    for (int reading = 0; reading < 2; reading++)
-        for (size_t at = 0; at < LEN; at += MANY * PART) {
-            struct iocb orders[MANY], *list[MANY];
-            int n = 0;
-            for (size_t part = at; part < LEN && n < MANY; part += PART, n++) {
-                orders[n] = (struct iocb){.aio_fildes = fd, .aio_lio_opcode = reading ? IOCB_CMD_PREAD : IOCB_CMD_PWRITE,
-                                          .aio_buf = (uintptr_t)((reading ? q : p) + part), .aio_nbytes = PART, .aio_offset = part};
-                list[n] = &orders[n];
-            }
-            NEED(syscall(SYS_io_submit, context, n, list) == n);
-            fill(filler, 24 * MIB, 5);
-            struct io_event done[MANY];
-            NEED(syscall(SYS_io_getevents, context, n, n, done, NULL) == n);
-            for (int i = 0; i < n; i++) NEED(done[i].res == (int64_t)PART);
-        }
-    check_file(fd, 3);
-    check(q, LEN, 3);
-    check(p, LEN, 3);
-}
-
-struct ring {
-    int fd;
-    unsigned *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail, *cq_mask;
-    struct io_uring_sqe *sqes;
-    struct io_uring_cqe *cqes;
-};
-
-static int ring_open(struct ring *r) {
-    struct io_uring_params params = {0};
-    r->fd = syscall(SYS_io_uring_setup, 64, &params);
-    if (r->fd < 0) return 0;
-    NEED(params.features & IORING_FEAT_SINGLE_MMAP);
-    size_t sq = params.sq_off.array + params.sq_entries * 4, cq = params.cq_off.cqes + params.cq_entries * sizeof(struct io_uring_cqe);
-    char *at = mmap(NULL, sq > cq ? sq : cq, PROT_READ | PROT_WRITE, MAP_SHARED, r->fd, IORING_OFF_SQ_RING);
-    r->sqes = mmap(NULL, params.sq_entries * sizeof(struct io_uring_sqe), PROT_READ | PROT_WRITE, MAP_SHARED, r->fd, IORING_OFF_SQES);
-    NEED(at != MAP_FAILED && r->sqes != MAP_FAILED);
-    r->sq_tail = (unsigned *)(at + params.sq_off.tail), r->sq_mask = (unsigned *)(at + params.sq_off.ring_mask);
-    r->sq_array = (unsigned *)(at + params.sq_off.array), r->cq_head = (unsigned *)(at + params.cq_off.head);
-    r->cq_tail = (unsigned *)(at + params.cq_off.tail), r->cq_mask = (unsigned *)(at + params.cq_off.ring_mask);
-    r->cqes = (struct io_uring_cqe *)(at + params.cq_off.cqes);
-    return 1;
-}
-
-static void ring_put(struct ring *r, struct io_uring_sqe order) {
-    unsigned tail = *r->sq_tail, i = tail & *r->sq_mask;
-    r->sqes[i] = order;
-    r->sq_array[i] = i;
-    __atomic_store_n(r->sq_tail, tail + 1, __ATOMIC_RELEASE);
-}
-
-/* Submits `n` and waits for `want`, each of which must have done `bytes`. */
-static void ring_go(struct ring *r, int n, int want, int bytes) {
-    NEED(syscall(SYS_io_uring_enter, r->fd, n, want, IORING_ENTER_GETEVENTS, NULL, 0) == n);
-    for (int i = 0; i < want; i++) {
-        unsigned head = *r->cq_head;
-        NEED(head != __atomic_load_n(r->cq_tail, __ATOMIC_ACQUIRE));
-        struct io_uring_cqe *done = &r->cqes[head & *r->cq_mask];
-        if (done->res != bytes) errno = -done->res;
-        NEED(done->res == bytes);
-        __atomic_store_n(r->cq_head, head + 1, __ATOMIC_RELEASE);
-    }
-}
-
-static struct io_uring_sqe order(int op, int fd, void *buffer, size_t len, size_t offset) {
-    return (struct io_uring_sqe){.opcode = op, .fd = fd, .addr = (uintptr_t)buffer, .len = len, .off = offset};
-}
-
-static void uring(void) {
-    struct ring ring;
-    if (!ring_open(&ring)) {
-        fprintf(stderr, "no io_uring here\n");
-        map_folded(LEN, 1);
-        return;
-    }
-    int fd = open_file(), n;
-    char *p = map_folded(LEN, 5), *q = map_folded(LEN, 6);
-    for (int reading = 0; reading < 2; reading++)
-        for (size_t at = 0; at < LEN; at += n * PART) {
-            for (n = 0; n < 32 && at + n * PART < LEN; n++)
-                ring_put(&ring, order(reading ? IORING_OP_READ : IORING_OP_WRITE, fd, (reading ? q : p) + at + n * PART, PART, at + n * PART));
-            ring_go(&ring, n, 0, 0);
-            fill(filler, 24 * MIB, 5);
-            ring_go(&ring, 0, n, PART);
-        }
-    check_file(fd, 5);
-    check(q, LEN, 5);
-    /* The kernel's own thread in place of the program's. */
-    fill(q, LEN, 7);
-    push_out(q, LEN);
-    for (size_t at = 0; at < LEN; at += PART) {
-        struct io_uring_sqe one = order(IORING_OP_READ, fd, q + at, PART, at);
-        one.flags = IOSQE_ASYNC;
-        ring_put(&ring, one);
-        ring_go(&ring, 1, 1, PART);
-    }
-    check(q, LEN, 5);
-    check(p, LEN, 5);
-}
-
-/* Registered buffers are pinned for as long as they are registered: a device may write to them at any time. */
-static void pinned(void) {
-    struct ring ring;
-    char *p = map_folded(LEN, 8);
-    if (!ring_open(&ring)) {
-        fprintf(stderr, "no io_uring here\n");
-        return;
-    }
-    const size_t some = 4 * MIB;
-    char *fixed = p + 11 * MIB + 3 * PAGE;
-    size_t before = (fixed - p) / PAGE;
-    struct iovec buffer = {fixed, some};
-    NEED(syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS, &buffer, 1) == 0);
-    check_from(fixed, some, 8, before);
-    int fd = open_file(), ends[2];
-    NEED(pipe(ends) == 0);
-    NEED(fcntl(ends[1], F_SETPIPE_SZ, 64 << 10) > 0);
-    for (int round = 1; round <= 3; round++) {
-        /* Everything around it is folded. */
-        push_out(p, LEN);
-        /* What the program writes now is what the device reads. */
-        fill(fixed, some, 100 + round);
-        push_out(p, LEN);
-        for (size_t at = 0; at < some; at += PART) {
-            struct io_uring_sqe one = order(IORING_OP_WRITE_FIXED, fd, fixed + at, PART, at);
-            ring_put(&ring, one);
-        }
-        ring_go(&ring, some / PART, some / PART, PART);
-        char *shared = mmap(NULL, some, PROT_READ, MAP_SHARED, fd, 0);
-        NEED(shared != MAP_FAILED);
-        check(shared, some, 100 + round);
-        munmap(shared, some);
-        /* A read is begun, folding goes on, and then the data comes. */
-        ring_put(&ring, order(IORING_OP_READ_FIXED, ends[0], fixed + 64 * PAGE, 8 * PAGE, 0));
-        ring_go(&ring, 1, 0, 0);
-        push_out(p, LEN);
-        char *page = malloc(8 * PAGE);
-        fill_from(page, 8 * PAGE, 200 + round, 64);
-        NEED(write(ends[1], page, 8 * PAGE) == (ssize_t)(8 * PAGE));
-        ring_go(&ring, 0, 1, 8 * PAGE);
-        push_out(p, LEN);
-        check_from(fixed, 64 * PAGE, 100 + round, 0);
-        check_from(fixed + 64 * PAGE, 8 * PAGE, 200 + round, 64);
-        check_from(fixed + 72 * PAGE, some - 72 * PAGE, 100 + round, 72);
-        free(page);
-        /* A fork must not part the program from its pinned pages. */
-        if (round == 2) {
-            pid_t pid = fork();
-            NEED(pid >= 0);
-            if (pid == 0) {
-                check_from(fixed + 72 * PAGE, some - 72 * PAGE, 100 + round, 72);
-                check(p, 11 * MIB, 8);
-                _exit(0);
-            }
-            int status;
-            NEED(waitpid(pid, &status, 0) == pid && status == 0);
-        }
-    }
-    NEED(syscall(SYS_io_uring_register, ring.fd, IORING_UNREGISTER_BUFFERS, NULL, 0) == 0);
-    push_out(p, LEN);
-    check(p, before * PAGE, 8);
-    check_from(fixed + 72 * PAGE, some - 72 * PAGE, 103, 72);
-    check_from(fixed + some, LEN - some - before * PAGE, 8, before + some / PAGE);
-}
-
 /* Pages given to a pipe stay what they were, whatever is folded before they are read. */
 static void splice_from(char *p, ssize_t (*give)(int, const struct iovec *, size_t, unsigned)) {
     int ends[2], copies[2];
@@ -241,14 +68,16 @@ static void splice_from(char *p, ssize_t (*give)(int, const struct iovec *, size
     check(p, LEN, 9);
 }
 
+/* By an instruction in a test that is named so. */
+static ssize_t by_call(int fd, const struct iovec *parts, size_t n, unsigned flags) { return vmsplice(fd, parts, n, flags); }
 static ssize_t by_syscall(int fd, const struct iovec *parts, size_t n, unsigned flags) {
     return syscall(SYS_vmsplice, fd, parts, n, flags);
 }
 
 static void splice_pages(void) {
     char *p = map_folded(LEN, 9);
-    splice_from(p, vmsplice);
-    splice_from(p, by_syscall);
+    splice_from(p, by_call);
+    if (!by_instruction) splice_from(p, by_syscall);
     /* What vmsplice says without memfold. */
     int ends[2], file = open_file();
     char full[PAGE];
@@ -265,7 +94,90 @@ static void splice_pages(void) {
     check_from(p + 5 * MIB, PAGE, 9, 1);
 }
 
-/* Data given to a socket and not yet sent stays what it was. MSG_ZEROCOPY is refused or right. */
+/* A pipe that is full makes a writer wait, whose signals are handled meanwhile. */
+static char *whole;
+static int full[2];
+static void *drain(void *unused) {
+    char *got = malloc(LEN);
+    size_t done = 0;
+    usleep(100000);
+    for (ssize_t n; done < LEN && (n = read(full[0], got + done, LEN - done)) > 0;) done += n;
+    NEED(done == LEN);
+    check(got, LEN, 9);
+    return unused;
+}
+static volatile int alarms;
+static void count(int signal) { alarms += signal == SIGALRM; }
+static void splice_waits(void) {
+    whole = map_folded(LEN, 9);
+    struct sigaction action = {.sa_handler = count, .sa_flags = SA_RESTART};
+    struct itimerval often = {{0, 1000}, {0, 1000}}, never = {{0, 0}, {0, 0}};
+    NEED(sigaction(SIGALRM, &action, NULL) == 0);
+    for (int nonblocking = 0; nonblocking < 2; nonblocking++) {
+        pthread_t reader;
+        NEED(pipe(full) == 0 && fcntl(full[1], F_SETFL, nonblocking ? O_NONBLOCK : 0) == 0);
+        NEED(!pthread_create(&reader, NULL, drain, NULL));
+        if (!nonblocking) NEED(setitimer(ITIMER_REAL, &often, NULL) == 0);
+        for (size_t done = 0; done < LEN;) {
+            struct iovec parts[] = {{whole + done, (LEN - done) / 3}, {NULL, 0}, {whole + done + (LEN - done) / 3, LEN - done - (LEN - done) / 3}};
+            ssize_t n = vmsplice(full[1], parts, 3, 0);
+            NEED(n > 0);
+            done += n;
+        }
+        NEED(setitimer(ITIMER_REAL, &never, NULL) == 0 && !pthread_join(reader, NULL));
+        close(full[0]), close(full[1]);
+    }
+    NEED(alarms > 10);
+    /* A signal whose handler restarts no call ends the wait. */
+    struct itimerval once = {{0, 0}, {0, 200000}};
+    struct iovec part = {whole, LEN};
+    action.sa_flags = 0;
+    NEED(sigaction(SIGALRM, &action, NULL) == 0 && pipe(full) == 0);
+    while (vmsplice(full[1], &part, 1, SPLICE_F_NONBLOCK) > 0) {}
+    NEED(errno == EAGAIN && setitimer(ITIMER_REAL, &once, NULL) == 0);
+    NEED(vmsplice(full[1], &part, 1, 0) == -1 && errno == EINTR);
+    /* Nobody reads. */
+    NEED(signal(SIGPIPE, SIG_IGN) != SIG_ERR && close(full[0]) == 0);
+    NEED(vmsplice(full[1], &part, 1, 0) == -1 && errno == EPIPE);
+    check(whole, LEN, 9);
+}
+
+/* A socket that got SO_ZEROCOPY outside of memfold's reach: ENOBUFS, as where no more may be lent. */
+static void zerocopy_inherited(void) {
+    const char *fd = getenv("ZEROCOPY_SOCKET");
+    int out = fd ? atoi(fd) : socket(AF_INET, SOCK_STREAM, 0), one = 1;
+    char self[] = "/proc/self/exe", name[64], *again[] = {self, "zerocopy_inherited", NULL}, *bare[] = {self, "zerocopy_inherited:bare", NULL};
+    if (!fd) {
+        /* Without memfold, then with it. */
+        snprintf(name, sizeof name, "%d", out);
+        NEED(out >= 0 && !setenv("ZEROCOPY_SOCKET", name, 1) && !setenv("MEMFOLD_DISABLE", "1", 1));
+        execv(self, by_instruction ? bare : again);
+        fail("execv", __FILE__, __LINE__);
+    }
+    if (getenv("MEMFOLD_DISABLE")) {
+        NEED((setsockopt)(out, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one) == 0 && !unsetenv("MEMFOLD_DISABLE"));
+        execv(self, by_instruction ? bare : again);
+        fail("execv", __FILE__, __LINE__);
+    }
+    int server = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof at;
+    NEED(bind(server, (struct sockaddr *)&at, len) == 0 && listen(server, 1) == 0);
+    NEED(getsockname(server, (struct sockaddr *)&at, &len) == 0 && connect(out, (struct sockaddr *)&at, len) == 0);
+    int in = accept(server, NULL, NULL);
+    char *p = map_folded(LEN, 10), *got = malloc(PAGE);
+    struct iovec part = {p, PAGE};
+    struct mmsghdr message = {.msg_hdr = {.msg_iov = &part, .msg_iovlen = 1}};
+    NEED(send(out, p, PAGE, MSG_ZEROCOPY) == -1 && errno == ENOBUFS);
+    NEED(sendmsg(out, &message.msg_hdr, MSG_ZEROCOPY) == -1 && errno == ENOBUFS);
+    NEED(sendmmsg(out, &message, 1, MSG_ZEROCOPY) == -1 && errno == ENOBUFS);
+    NEED(instruct(SYS_sendto, out, (long)p, PAGE, MSG_ZEROCOPY, 0, 0) == -1 && errno == ENOBUFS);
+    NEED(send(out, p, PAGE, 0) == PAGE && recv(in, got, PAGE, MSG_WAITALL) == PAGE);
+    check(got, PAGE, 10);
+    check(p, LEN, 10);
+}
+
+/* Data given to a socket and not yet sent stays what it was, as SO_ZEROCOPY is refused. */
 static void zerocopy(void) {
     char *p = map_folded(LEN, 10);
     int server = socket(AF_INET, SOCK_STREAM, 0), out = socket(AF_INET, SOCK_STREAM, 0), one = 1, small = 4096, large = 8 << 20;
@@ -278,11 +190,9 @@ static void zerocopy(void) {
     int in = accept(server, NULL, NULL);
     NEED(in >= 0);
     NEED(setsockopt(out, SOL_SOCKET, SO_SNDBUF, &large, sizeof large) == 0);
-    for (int by_number = 0; by_number < 2; by_number++) {
-        int done = by_number ? syscall(SYS_setsockopt, out, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one)
-                             : setsockopt(out, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one);
-        fprintf(stderr, "SO_ZEROCOPY: %d %s\n", done, done ? strerror(errno) : "");
-    }
+    NEED(setsockopt(out, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one) == -1 && errno == EINVAL);
+    NEED(syscall(SYS_setsockopt, out, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one) == -1 && errno == EINVAL);
+    NEED(setsockopt(-1, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one) == -1 && errno == EBADF);
     ssize_t sent = send(out, p, 2 * MIB, MSG_ZEROCOPY | MSG_DONTWAIT);
     NEED(sent > (ssize_t)(16 * PAGE));
     push_out(p, LEN);
@@ -296,8 +206,8 @@ static void zerocopy(void) {
 
 int main(int argc, char **argv) {
     static const struct test all[] = {
-        {"direct", direct}, {"aio", aio}, {"uring", uring}, {"pinned", pinned}, {"splice", splice_pages},
-        {"zerocopy", zerocopy},
+        {"direct", direct}, {"splice", splice_pages},
+        {"zerocopy", zerocopy}, {"splice_waits", splice_waits}, {"zerocopy_inherited", zerocopy_inherited},
     };
     return RUN_NAMED(argc, argv, all);
 }

@@ -1,5 +1,5 @@
 /* Changes of the address space under folded memory. */
-#include "common.h"
+#include "bare.h"
 
 static const size_t LEN = 48 * MIB;
 
@@ -60,6 +60,23 @@ static void mremap_move(void) {
 }
 
 /* What was only read since it was folded is known to be unchanged, until it moves. */
+/* What was mapped is empty where the pages leave an empty mapping behind (MREMAP_DONTUNMAP), and all right where they go. */
+static void mremap_leaves(void) {
+    char *p = map_folded(LEN, 4);
+    for (int round = 0; round < 3; round++) {
+        char *q = mremap(p, LEN, LEN, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, 0);
+        NEED(q != MAP_FAILED && q != p);
+        check_zero(p, LEN);
+        check(q, LEN, 4);
+        fill(p, LEN, 5 + round);
+        push_out(q, LEN);
+        check(p, LEN, 5 + round);
+        check(q, LEN, 4);
+        NEED(munmap(p, LEN) == 0);
+        p = q;
+    }
+}
+
 static void mremap_reread(void) {
     char *p = map_folded(LEN, 5), *to = map(LEN);
     read_apart(p, LEN, 5);
@@ -231,7 +248,7 @@ static void sealed(void) {
 int main(int argc, char **argv) {
     static const struct test all[] = {
         {"munmap_middle", munmap_middle}, {"map_fixed_over", map_fixed_over}, {"mremap_move", mremap_move},
-        {"mremap_reread", mremap_reread},
+        {"mremap_reread", mremap_reread}, {"mremap_leaves", mremap_leaves},
         {"mremap_grow", mremap_grow},     {"mremap_shrink", mremap_shrink},   {"dontneed", dontneed},
         {"free", madv_free},              {"advice", other_advice},           {"read_only", read_only},
         {"guards", guards},

@@ -1,5 +1,5 @@
 /* Memory that is folded and then marked as never to be: locked, or kept from children or core dumps. */
-#include "common.h"
+#include "bare.h"
 
 static const size_t LEN = 40 * MIB;
 static char *p;
@@ -211,13 +211,6 @@ static void forks(void) {
     check_all(8);
 }
 
-/* In thread delivery it isn't folded. */
-static void stays(void) {
-    prepare(8);
-    NEED(madvise(marked, MARKED, MADV_DONTFORK) == 0);
-    check_stays(8);
-}
-
 static void wipe(void) {
     prepare(11);
     NEED(madvise(marked, MARKED, MADV_WIPEONFORK) == 0);
@@ -281,7 +274,7 @@ static void threads(void) {
 int main(int argc, char **argv) {
     static const struct test all[] = {
         {"locks", locks}, {"lock_all", lock_all}, {"dump", dump}, {"dump_folded", dump_folded},
-        {"unmarked", unmarked}, {"dump_large", dump_large}, {"forks", forks}, {"stays", stays}, {"wipe", wipe}, {"threads", threads},
+        {"unmarked", unmarked}, {"dump_large", dump_large}, {"forks", forks}, {"wipe", wipe}, {"threads", threads},
     };
     return RUN_NAMED(argc, argv, all);
 }

@@ -28,24 +28,6 @@ static void beside_child(char *p, size_t there, void (*visit)(pid_t parent, char
     NEED(waitpid(pid, &status, 0) == pid && status == 0);
 }
 
-static void visit_all(pid_t parent, char *p) {
-    char *mine = malloc(MIB);
-    for (size_t at = 0; at < LEN; at += MIB) {
-        struct iovec to = {mine, MIB}, from = {p + at, MIB};
-        NEED(process_vm_readv(parent, &to, 1, &from, 1, 0) == (ssize_t)MIB);
-        check_from(mine, MIB, 1, at / PAGE);
-        fill_from(mine, MIB, 2, at / PAGE);
-        NEED(process_vm_writev(parent, &to, 1, &from, 1, 0) == (ssize_t)MIB);
-    }
-}
-
-/* A child reads and writes its parent's memory; the parent waits in a pipe meanwhile. */
-static void other_process(void) {
-    char *p = map(LEN);
-    beside_child(p, 0, visit_all);
-    check(p, LEN, 2);
-}
-
 static void visit_pages(pid_t parent, char *p) {
     char *mine = malloc(PAGE);
     size_t there = 0, refused = 0;
@@ -206,7 +188,7 @@ static void stopped(void) {
 
 int main(int argc, char **argv) {
     static const struct test all[] = {
-        {"other_process", other_process}, {"other_process_refused", other_process_refused}, {"debugger", debugger}, {"futexes", futexes}, {"stopped", stopped},
+        {"other_process_refused", other_process_refused}, {"debugger", debugger}, {"futexes", futexes}, {"stopped", stopped},
     };
     return RUN_NAMED(argc, argv, all);
 }

@@ -1,5 +1,5 @@
 /* Programs that allocate a gibibyte as fast as they can. */
-#include "common.h"
+#include "bare.h"
 
 static const size_t LEN = 1024 * MIB;
 
@@ -17,8 +17,9 @@ static void *allocate(const char *way, size_t len) {
     if (is(way, "malloc") || is(way, "large")) return calloc(1, len);
     if (is(way, "brk")) return sbrk(len);
     if (is(way, "populate") || is(way, "populate_small")) return map_at(NULL, len, MAP_POPULATE);
-    if (is(way, "advise")) {
-        void *at = map(len);
+    if (is(way, "populate_reserve")) return map_at(NULL, len, MAP_POPULATE | MAP_NORESERVE);
+    if (is(way, "advise") || is(way, "advise_reserve")) {
+        void *at = map_at(NULL, len, is(way, "advise") ? 0 : MAP_NORESERVE);
         NEED(madvise(at, len, MADV_POPULATE_WRITE) == 0);
         return at;
     }
@@ -28,7 +29,10 @@ static void *allocate(const char *way, size_t len) {
 
 int main(int argc, char **argv) {
     NEED(argc == 2);
-    size_t step = is(argv[1], "large") || is(argv[1], "populate") || is(argv[1], "advise") ? LEN : is(argv[1], "malloc") ? 64 << 10 : 4 * MIB, count = LEN / step;
+    char *bare = strchr(argv[1], ':');
+    if (bare) by_instruction = is(bare, ":bare"), *bare = 0;
+    int at_once = is(argv[1], "large") || is(argv[1], "populate") || is(argv[1], "populate_reserve") || !strncmp(argv[1], "advise", 6);
+    size_t step = at_once ? LEN : is(argv[1], "malloc") ? 64 << 10 : 4 * MIB, count = LEN / step;
     char **part = calloc(count, sizeof *part);
     for (size_t i = 0; i < count; i++) {
         NEED(part[i] = allocate(argv[1], step));

@@ -137,12 +137,37 @@ static void shared(void) {
     for (int i = 0; i < 64; i++) check(base + i * MIB, MIB, i * 10000 + seen[i]);
 }
 
+static void *end_last(void *at) {
+    usleep(50000);
+    check(at, 32 * MIB, 3);
+    syscall(SYS_exit, 9);
+    return NULL;
+}
+/* A process ends with its last thread, whoever that is, and with the status that its first one gave. */
+static void ends(void) {
+    char *at = map(32 * MIB);
+    fill(at, 32 * MIB, 3);
+    push_out(at, 32 * MIB);
+    for (int first = 0; first < 2; first++) {
+        pid_t pid = fork();
+        if (!pid) {
+            pthread_t thread[THREADS];
+            for (int i = 0; i < (first ? THREADS : 0); i++) NEED(!pthread_create(&thread[i], NULL, end_last, at));
+            syscall(SYS_exit, 5);
+        }
+        int status;
+        NEED(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 5);
+    }
+    check(at, 32 * MIB, 3);
+}
+
 int main(int argc, char **argv) {
     NEED(argc >= 2);
     if (argc > 2) ops = atoi(argv[2]);
     if (is(argv[1], "slots")) slots();
     else if (is(argv[1], "churn")) churn();
     else if (is(argv[1], "shared")) shared();
+    else if (is(argv[1], "ends")) ends();
     else return 2;
     puts("right");
 }

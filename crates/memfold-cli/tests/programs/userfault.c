@@ -1,8 +1,7 @@
 /* A program with a userfaultfd of its own: what it serves stays its own, whether it registers it before memfold has taken it or
    after, and every byte is right in that and around it. */
-#include "common.h"
+#include "bare.h"
 #include <linux/userfaultfd.h>
-#include <sys/ioctl.h>
 
 #define LEN (48 * MIB)
 #define OWN (20 * MIB)
@@ -68,6 +67,8 @@ int main(int argc, char **argv) {
     if (is(argv[1], "before")) before();
     else if (is(argv[1], "after")) after(0);
     else if (is(argv[1], "by_number")) after(1);
+    else if (is(argv[1], "before:bare")) by_instruction = 1, before();
+    else if (is(argv[1], "after:bare")) by_instruction = 1, after(0);
     else return 2;
     puts("right");
 }

@@ -73,6 +73,8 @@ const NO_MASK: u8 = u8::MAX;
 pub struct Entry {
     /// Whether it names memory at all.
     pub names: bool,
+    /// Whether it can lend the pages that it names, or have others do so: see `lent.rs`.
+    pub lends: bool,
     /// Who makes it.
     pub class: Class,
     mask: u8,
@@ -91,11 +93,16 @@ impl Entry {
         args: &'static [Arg],
     ) -> Entry {
         let names = !args.is_empty();
-        Entry { names, class, mask: NO_MASK, number, name, args }
+        Entry { names, lends: false, class, mask: NO_MASK, number, name, args }
     }
 
     pub(super) const fn masked_by(mut self, argument: u8) -> Entry {
         self.mask = argument;
+        self
+    }
+
+    pub(super) const fn lending(mut self) -> Entry {
+        self.lends = true;
         self
     }
 

@@ -32,6 +32,7 @@ pub fn copy(
                         record.sent.set(0);
                         record.robust.store(0, SeqCst);
                         record.give_back_others();
+                        record.begin_as_copy();
                         begin(record, flags);
                         0
                     }

@@ -3,17 +3,32 @@ use crate::entry;
 use crate::keeper::{Ending, Keeper};
 use crate::record::Record;
 use crate::touch::{read, touch};
-use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use memfold_sys::raw::{set_signals_blocked, system_call};
+use memfold_sys::thread::{process_id, thread_id};
 
 /// The kernel follows a list no further (`ROBUST_LIST_LIMIT`).
 const ENTRIES_MAX: usize = 2048;
 
-/// `exit`.
+/// What the process's first thread has given to its `exit`: the process ends with that.
+static CODE: AtomicUsize = AtomicUsize::new(0);
+
+/// `exit`. The owner's threads would go on after the last of the program's, and the process with
+/// them: the last one ends it.
 pub fn exit(keeper: &dyn Keeper, record: &Record, code: usize) -> ! {
     touch_locks(record.robust.load(SeqCst));
     keeper.ends(Ending::Thread);
     set_signals_blocked(u64::MAX);
+    if thread_id() == process_id() {
+        CODE.store(code, SeqCst);
+    }
+    if record.ends_last() {
+        keep_locks(keeper, record);
+        keeper.ends(Ending::Process);
+        let args = [CODE.load(SeqCst), 0, 0, 0, 0, 0];
+        // SAFETY: no thread of the program's is left.
+        let _ = unsafe { system_call(libc::SYS_exit_group, args) };
+    }
     record.fs.set(0);
     // SAFETY: all signals are blocked.
     unsafe { entry::exit(record.state(), code) }

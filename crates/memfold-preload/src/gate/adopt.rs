@@ -1,8 +1,6 @@
 //! What comes under management, and when.
 use super::gated::{FLAGS, Gated, Mark, State};
-use crate::program::{
-    LOOK_NS, LOOK_PAST_NS, LOOK_SOON_NS, SMALL_BYTES, START_SHARE, start_pending,
-};
+use super::threads::{START_SHARE, start_pending};
 use crate::say::limit;
 use crate::share::Seen;
 use crate::slots;
@@ -20,6 +18,14 @@ use memfold_sys::raw::populates;
 use memfold_sys::thread::bare;
 use memfold_sys::units::PAGE_SIZE;
 
+/// Time between looks at the program's size, nanoseconds.
+const LOOK_NS: i64 = 5_000_000;
+/// The same while the program grows and isn't far from its bounds.
+const LOOK_SOON_NS: i64 = 1_000_000;
+/// The same while it is past them.
+const LOOK_PAST_NS: i64 = 250_000;
+/// Areas smaller than this are left alone unless they continue a managed one.
+const SMALL_BYTES: usize = 64 << 10;
 /// So much may wait to be taken.
 const LATE_BYTES: usize = 1 << 20;
 

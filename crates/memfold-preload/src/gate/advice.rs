@@ -101,7 +101,7 @@ impl Gated {
                 result
             }
             libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
-                self.populate(&range, advice, make)
+                self.populate(state, &range, advice, make)
             }
             _ => make(),
         }
@@ -175,8 +175,10 @@ impl Gated {
         managed.iter().map(both).filter(|range| !range.is_empty()).collect()
     }
 
-    /// Brings what is managed of a range in; the kernel does the rest.
-    fn populate(&self, range: &Range<usize>, advice: i32, make: Make) -> isize {
+    /// Brings in what is managed of a range, page by page within the limit. The kernel does the rest.
+    fn populate(&self, state: &mut State, range: &Range<usize>, advice: i32, make: Make) -> isize {
+        // Unmanaged, all of it would be filled at once.
+        self.expect(state, range.len());
         let managed = self.pager.managed_parts(range);
         if managed.is_empty() {
             return make();

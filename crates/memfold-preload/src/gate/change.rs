@@ -123,11 +123,11 @@ impl Gated {
             // What is submitted is read and written at any time. Programs have another way, as
             // containers often forbid these.
             libc::SYS_io_uring_setup => {
-                say_once!("warning: io_uring is answered ENOSYS (--delivery thread has it)");
+                say_once!("warning: io_uring is answered ENOSYS");
                 -(libc::ENOSYS as isize)
             }
             libc::SYS_io_setup => {
-                say_once!("warning: AIO (io_setup) is answered ENOSYS (--delivery thread has it)");
+                say_once!("warning: AIO (io_setup) is answered ENOSYS");
                 -(libc::ENOSYS as isize)
             }
             _ => make(args),
@@ -140,8 +140,9 @@ impl Gated {
         let is_private = flags & TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0;
         let others = libc::MAP_HUGETLB | libc::MAP_LOCKED | libc::MAP_STACK | libc::MAP_GROWSDOWN;
         let could = is_private && self.suits(access) && flags & others == 0 && state.takes();
-        // What promises nothing to be used is mapped to be used in small part.
-        if could && flags & libc::MAP_NORESERVE == 0 {
+        // What promises nothing to be used is mapped to be used in small part, unless the kernel is
+        // to fill it at once.
+        if could && flags & (libc::MAP_NORESERVE | libc::MAP_POPULATE) != libc::MAP_NORESERVE {
             self.expect(state, len);
         }
         let suits = could && self.is_managing();

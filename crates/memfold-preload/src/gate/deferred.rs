@@ -33,7 +33,7 @@ pub const LIFE: Life = Life {
     create: gated::create,
     exists: || get().is_some(),
     begin_as_child: |stats| gated::existing().begin_as_child(stats),
-    prepare: crate::program::raise,
+    prepare: super::threads::raise,
     look: || gated::existing().look(),
 };
 
@@ -146,6 +146,6 @@ pub fn begin() {
     slots::note_begun();
     match open(&order.config) {
         Ok(()) => engine::start(order, &LIFE),
-        Err(Lacking::Gate(why) | Lacking::Setting(why)) => unserved_later(format_args!("{why}")),
+        Err(Lacking(why)) => unserved_later(format_args!("{why}")),
     }
 }

@@ -254,21 +254,16 @@ fn opened(config: &Config) -> Result<Opened, Lacking> {
     let options = Options { uring: false, number: least, ..Options::default() };
     let open = |path: &String| FileDisk::open(path, options);
     let file = config.swap.as_ref().map(open).transpose();
-    let file = file.map_err(|e| Lacking::Setting(format!("--swap: {e}")))?.map(Arc::new);
+    let file = file.map_err(|e| Lacking(format!("--swap: {e}")))?.map(Arc::new);
     Ok(Opened { paging, pagemap, maps, file })
 }
 
-/// Why there is no gate.
-pub enum Lacking {
-    /// The kernel lacks it, or a right to it: thread delivery may do.
-    Gate(String),
-    /// A setting can't be had in any delivery.
-    Setting(String),
-}
+/// Why there is no engine.
+pub struct Lacking(pub String);
 
 impl From<String> for Lacking {
     fn from(why: String) -> Lacking {
-        Lacking::Gate(why)
+        Lacking(why)
     }
 }
 
@@ -299,7 +294,6 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
     let parts = Parts {
         space: paging.space(&pagemap),
         has_move: config.use_move && !paging.hides(),
-        has_events: false,
         reports_limit: true,
         stats: StatsPlace::shared(stats),
         cpus: cpus(),
@@ -338,7 +332,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         smaps,
         scale,
         config,
-        nice: crate::program::own_nice(),
+        nice: super::threads::own_nice(),
         known: Known::default(),
         state: Mutex::new(state),
         managing: AtomicBool::new(false),

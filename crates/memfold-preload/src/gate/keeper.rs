@@ -225,15 +225,13 @@ impl Keeper for Owner {
 
     fn tells(&self, what: Refused) {
         match what {
-            Refused::Int80 => say_once!(
-                "warning: system calls by `int 0x80` are answered ENOSYS (--delivery thread has them)"
-            ),
-            Refused::Dispatch => say_once!(
-                "warning: Syscall User Dispatch of the program's own is answered EINVAL (--delivery thread has it)"
-            ),
+            Refused::Int80 => say_once!("warning: system calls by `int 0x80` are answered ENOSYS"),
+            Refused::Dispatch => {
+                say_once!("warning: Syscall User Dispatch of the program's own is answered EINVAL")
+            }
             Refused::Task(e) => say::warn(format_args!(
                 "warning: a thread or process that the program has started ends with status 255: its filter of system calls \
-                 refuses it prctl(PR_SET_SYSCALL_USER_DISPATCH): {e} (--delivery thread needs none)"
+                 refuses it prctl(PR_SET_SYSCALL_USER_DISPATCH): {e}"
             )),
         }
     }

@@ -1,4 +1,4 @@
-//! `--delivery gate`: faults are served by the thread that faults, and each system call of the
+//! Faults are served by the thread that faults, and each system call of the
 //! program passes the gate, whose keeper this is.
 //!
 //! # What holds
@@ -27,6 +27,7 @@
 //! continues nothing.
 mod ranges;
 mod paging;
+mod threads;
 mod gated;
 mod adopt;
 mod advice;
@@ -39,67 +40,43 @@ mod keeper;
 
 use crate::engine;
 use crate::order::Order;
-use crate::say;
 use crate::say::unserved::unserved;
 use crate::slots;
-use alloc::string::String;
-use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use memfold::config::Delivery;
-use memfold_sys::thread::dispatch;
+use memfold_sys::probe::dispatches;
 
 use gated::Lacking;
 pub use gated::get;
 
-static ON: AtomicBool = AtomicBool::new(false);
-
-/// Whether the program's calls pass the gate.
-pub fn is_on() -> bool {
-    ON.load(SeqCst)
-}
-
-/// Starts the gate, and the engine, unless that can wait; where it can't be had, gives the order
-/// back, for thread delivery. Called by the constructor.
-pub fn start(mut order: Order) -> Option<Order> {
+/// Starts the gate, and the engine, unless that can wait. Where it can't be had, the program does not
+/// begin, or runs unmanaged: see `unserved`. Called by the constructor.
+pub fn start(order: Order) {
     let room = deferred::room(&order);
-    let why: String = match prepare(&order, room > 0) {
-        Ok(()) => {
-            if room > 0 {
-                deferred::wait(order, room);
-            } else {
-                engine::start(order, &deferred::LIFE);
-                // If there is none, it was told why.
-                get()?;
-            }
-            ON.store(true, SeqCst);
-            // SAFETY: the constructor is called once, before the program has threads; the engine's
-            // threads are bare ones. The keeper's calls are instructions of this library, which is
-            // one executable segment, or libc's from inside the gate, which lets them through.
-            match unsafe { memfold_gate::start(&keeper::KEEPER) } {
-                Ok(()) => {}
-                Err(why) => {
-                    ON.store(false, SeqCst);
-                    unserved(format_args!("--delivery gate: {why:?}"));
-                }
-            }
-            return None;
+    if let Err(Lacking(why)) = prepare(&order, room > 0) {
+        return unserved(format_args!("{why}"));
+    }
+    if room > 0 {
+        deferred::wait(order, room);
+    } else {
+        engine::start(order, &deferred::LIFE);
+        // If there is none, it was told why.
+        if get().is_none() {
+            return;
         }
-        Err(Lacking::Gate(why)) => why,
-        Err(Lacking::Setting(why)) => {
-            unserved(format_args!("{why}"));
-            return None;
-        }
-    };
-    say::warn(format_args!("warning: --delivery gate can't be had, so it is thread: {why}"));
-    order.config.delivery = Delivery::Thread;
-    Some(order)
+    }
+    // SAFETY: the constructor is called once, before the program has threads; the engine's threads
+    // are bare ones. The keeper's calls are instructions of this library, which is one executable
+    // segment, or libc's from inside the gate, which lets them through.
+    if let Err(why) = unsafe { memfold_gate::start(&keeper::KEEPER) } {
+        unserved(format_args!("the gate can't be had: {why:?}"));
+    }
 }
 
 /// Opens what needs the program's own table of descriptors; where the engine can wait, that is
 /// tried, until it has been once in the run.
 fn prepare(order: &Order, may_wait: bool) -> Result<(), Lacking> {
-    if !dispatch::probe() {
-        let why = "the kernel has no Syscall User Dispatch (Linux 5.11)";
-        return Err(Lacking::Gate(why.into()));
+    if !dispatches() {
+        let why = "the kernel has no Syscall User Dispatch (Linux 5.11), or a sandbox hides it";
+        return Err(Lacking(why.into()));
     }
     if !may_wait {
         return gated::open(&order.config);

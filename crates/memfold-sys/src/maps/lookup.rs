@@ -2,7 +2,7 @@
 //! `include/uapi/linux/fs.h`); before that, by reading the whole map.
 use crate::Errno;
 use crate::maps::own::OwnFile;
-use crate::maps::{Area, each_area, each_area_in};
+use crate::maps::{Area, each_area_in};
 use crate::raw::ioctl;
 use crate::sync::Mutex;
 use core::ops::ControlFlow;
@@ -157,37 +157,6 @@ fn found(area: &Area) -> Found {
     }
 }
 
-/// Calls `each(start, end)` for every area of private memory without a file of which something is
-/// in `ranges`, in ascending order; `ranges` (addresses) are in ascending order too, and none
-/// overlap. Costs less than a microsecond each; before Linux 6.11 the whole map is read.
-///
-/// # Errors
-/// What opening or reading /proc/self/maps says.
-pub fn each_private_area(
-    ranges: &[(usize, usize)],
-    mut each: impl FnMut(usize, usize),
-) -> Result<(), Errno> {
-    let file =
-        rustix::fs::open(c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let mut done = 0;
-    for &(start, end) in ranges {
-        let mut at = start.max(done);
-        while at < end {
-            let area = match next(&file, at) {
-                Ok(area) if (area.area_start as usize) < end => area,
-                Ok(_) | Err(Errno::NOENT) => break,
-                Err(Errno::NOTTY) => return each_by_map(ranges, each),
-                Err(e) => return Err(e),
-            };
-            (at, done) = (area.area_end as usize, area.area_end as usize);
-            if area.area_flags & SHARED == 0 && area.inode == 0 {
-                each(area.area_start as usize, area.area_end as usize);
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Whether the kernel answers such questions.
 ///
 /// # Errors
@@ -211,20 +180,10 @@ fn next(file: &OwnedFd, at: usize) -> Result<Query, Errno> {
     Ok(query)
 }
 
-fn each_by_map(ranges: &[(usize, usize)], mut each: impl FnMut(usize, usize)) -> Result<(), Errno> {
-    each_area(|area| {
-        let after = ranges.get(ranges.partition_point(|range| range.1 <= area.start));
-        if after.is_some_and(|range| range.0 < area.end) && area.private && area.inode == 0 {
-            each(area.start, area.end);
-        }
-        ControlFlow::Continue(())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::zone::{SharedZone, Zone};
+    use crate::memory::zone::Zone;
     use crate::raw::system_call;
     use crate::units::PAGE_SIZE;
 
@@ -237,7 +196,7 @@ mod tests {
         // SAFETY: in the zone, which nobody touches.
         unsafe { system_call(libc::SYS_mprotect, access) }.unwrap();
         let maps = Maps::open().unwrap();
-        let code = both_ways_find_the_private_areas_of_ranges as *const () as usize;
+        let code = a_map_that_is_read_as_text_tells_the_same as *const () as usize;
         for at in [code, inside, inside + PAGE_SIZE] {
             let (mut asked, mut read) = (Vec::new(), Vec::new());
             maps.each(at, at + 1, |found| asked.push(found)).unwrap();
@@ -248,35 +207,5 @@ mod tests {
                 assert!(asked == read && asked.len() == 1, "{asked:?} {read:?}");
             }
         }
-    }
-
-    #[test]
-    fn both_ways_find_the_private_areas_of_ranges() {
-        let zones: Vec<Zone> =
-            (0..3).map(|_| Zone::reserve(4 * PAGE_SIZE, 1 << 20).unwrap()).collect();
-        let shared = SharedZone::reserve(PAGE_SIZE).unwrap();
-        let mut ranges: Vec<(usize, usize)> =
-            zones.iter().map(|z| (z.start() + PAGE_SIZE, z.start() + z.len())).collect();
-        ranges.push((shared.as_ptr() as usize, shared.as_ptr() as usize + PAGE_SIZE));
-        let first = ranges[0].0;
-        ranges.push((first - PAGE_SIZE, first));
-        ranges.sort_unstable();
-        let (mut asked, mut read) = (Vec::new(), Vec::new());
-        each_private_area(&ranges, |start, end| asked.push((start, end))).unwrap();
-        each_by_map(&ranges, |start, end| read.push((start, end))).unwrap();
-        assert_eq!(asked, read);
-        for zone in &zones {
-            let holds =
-                |&&(start, end): &&(usize, usize)| start <= zone.start() && zone.start() < end;
-            assert_eq!(asked.iter().filter(holds).count(), 1, "once, though two ranges are in it");
-        }
-        assert!(
-            !asked.iter().any(|&(start, end)| (start..end).contains(&(shared.as_ptr() as usize)))
-        );
-        each_private_area(&[], |_, _| panic!("nothing was asked for")).unwrap();
-        each_private_area(&[(usize::MAX - (1 << 20), usize::MAX)], |_, _| {
-            panic!("nothing is there")
-        })
-        .unwrap();
     }
 }

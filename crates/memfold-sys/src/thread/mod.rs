@@ -1,5 +1,4 @@
 //! Engine threads: signals blocked, pinned on demand, never unwinding.
-pub mod dispatch;
 pub mod bare;
 pub mod errands;
 pub mod owner;

@@ -4,7 +4,6 @@
 //! range and then fail. [`Partial`] carries both, and no error is ever taken for progress.
 use crate::Errno;
 use crate::raw::{self, ioctl};
-use crate::units::PAGE_SIZE;
 use core::mem::size_of;
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use rustix::mm::UserfaultfdFlags;
@@ -13,27 +12,16 @@ use rustix::mm::UserfaultfdFlags;
 pub mod feature {
     /// Faults on write-protected pages are reported.
     pub const WP: u64 = 1 << 0;
-    /// A child of fork is born registered (needs CAP_SYS_PTRACE).
-    pub const EVENT_FORK: u64 = 1 << 1;
-    /// mremap is reported.
-    pub const EVENT_REMAP: u64 = 1 << 2;
-    /// MADV_DONTNEED, MADV_FREE and MADV_REMOVE are reported.
-    pub const EVENT_REMOVE: u64 = 1 << 3;
-    /// munmap is reported.
-    pub const EVENT_UNMAP: u64 = 1 << 6;
     /// A fault raises SIGBUS in the faulting thread; no message.
     pub const SIGBUS: u64 = 1 << 7;
     /// Pages that are not there can be write-protected too.
     pub const WP_UNPOPULATED: u64 = 1 << 13;
     /// UFFDIO_MOVE exists (Linux 6.8).
     pub const MOVE: u64 = 1 << 16;
-    /// What handler threads of a whole program need.
-    pub const HANDLERS: u64 = MOVE | EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP;
     /// What gate delivery needs.
     pub const GATE: u64 = SIGBUS | WP;
 }
 
-pub mod bin;
 pub(crate) mod copy_out;
 pub mod drop;
 pub mod space;
@@ -92,22 +80,6 @@ struct ProtectArg {
     mode: u64,
 }
 
-/// What an `ioctl` asks a userfaultfd to register: its first address and the first past it, whole
-/// pages. `None` if it is another request.
-///
-/// # Safety
-/// - `arg` is the argument of `request`: null, or as the kernel wants it.
-pub unsafe fn registration(request: u64, arg: *const core::ffi::c_void) -> Option<(usize, usize)> {
-    if request != REGISTER || arg.is_null() {
-        return None;
-    }
-    // SAFETY: by the caller's promise, the argument of this request begins with a range.
-    let RangeArg { start, len } = unsafe { arg.cast::<RangeArg>().read_unaligned() };
-    let start = start as usize & !(PAGE_SIZE - 1);
-    Some((start, start.checked_add(len as usize)?.checked_next_multiple_of(PAGE_SIZE)?))
-        .filter(|(start, end)| start < end)
-}
-
 /// A request that stopped early: `done` bytes from the start of the range succeeded, then the
 /// kernel said `errno`.
 ///
@@ -157,46 +129,13 @@ impl core::fmt::Display for OpenError {
     }
 }
 
-/// What a userfaultfd reports.
+/// A fault that a userfaultfd reports: a thread waits for a page.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A thread waits for a page.
-    Fault {
-        /// The address that was touched.
-        address: usize,
-        /// It wrote.
-        write: bool,
-        /// The page is there, but write-protected.
-        protected: bool,
-    },
-    /// The process forked; the child's userfaultfd is this descriptor, which the reader now owns.
-    Fork {
-        /// Descriptor number.
-        fd: i32,
-    },
-    /// A registered area moved.
-    Remap {
-        /// Old address.
-        from: usize,
-        /// New address.
-        to: usize,
-        /// Length in bytes (of the old area).
-        len: usize,
-    },
-    /// The contents of a range are about to be discarded (madvise).
-    Remove {
-        /// First byte.
-        start: usize,
-        /// First byte past it.
-        end: usize,
-    },
-    /// A range was unmapped.
-    Unmap {
-        /// First byte.
-        start: usize,
-        /// First byte past it.
-        end: usize,
-    },
+pub struct Report {
+    /// The address that was touched.
+    pub address: usize,
+    /// The page is there, but write-protected.
+    pub protected: bool,
 }
 
 /// How a userfaultfd is asked for.
@@ -465,11 +404,11 @@ impl Uffd {
         unsafe { ioctl(self.fd.as_raw_fd(), WRITEPROTECT, (&raw mut arg).cast()) }.map(drop)
     }
 
-    /// Reads one event; never sleeps for it.
+    /// Reads one report; never sleeps for it.
     ///
     /// # Errors
     /// EAGAIN when there is none, EINTR.
-    pub fn read(&self) -> Result<Event, Errno> {
+    pub fn read(&self) -> Result<Report, Errno> {
         let mut message = Message::default();
         // SAFETY: `Message` is plain integers without padding, so its bytes may be overwritten with
         // any values.
@@ -498,16 +437,12 @@ struct Message {
 const _: () = assert!(size_of::<Message>() == 32);
 
 impl Message {
-    fn decode(&self) -> Option<Event> {
-        let [a, b, c] = self.arg;
-        Some(match self.event {
-            0x12 => Event::Fault { address: b as usize, write: a & 1 != 0, protected: a & 2 != 0 },
-            0x13 => Event::Fork { fd: a as u32 as i32 },
-            0x14 => Event::Remap { from: a as usize, to: b as usize, len: c as usize },
-            0x15 => Event::Remove { start: a as usize, end: b as usize },
-            0x16 => Event::Unmap { start: a as usize, end: b as usize },
-            _ => return None,
-        })
+    fn decode(&self) -> Option<Report> {
+        const FAULT: u8 = 0x12;
+        const PROTECTED: u64 = 2;
+        let [flags, address, _] = self.arg;
+        (self.event == FAULT)
+            .then_some(Report { address: address as usize, protected: flags & PROTECTED != 0 })
     }
 }
 

@@ -2,7 +2,6 @@
 use crate::Errno;
 use crate::maps::pagemap::Pagemap;
 use crate::raw::{is_resident, write_if_there};
-use crate::uffd::bin::Bin;
 use crate::uffd::copy_out::take;
 use crate::uffd::drop::{SPANS_MAX, Span, drop_spans, is_offered};
 use crate::uffd::{Partial, Uffd, feature};
@@ -171,7 +170,6 @@ unsafe fn discard_at_once(ranges: &[Range<usize>]) -> usize {
 pub struct UffdSpace {
     uffd: Arc<Uffd>,
     pagemap: Option<Arc<Pagemap>>,
-    bin: Option<Arc<Bin>>,
     /// The program may give up memory with MADV_FREE.
     frees: bool,
     can_drop: bool,
@@ -183,17 +181,10 @@ impl UffdSpace {
     /// Nobody gives up memory in it with MADV_FREE.
     pub fn new(uffd: Arc<Uffd>, pagemap: Option<Arc<Pagemap>>) -> UffdSpace {
         let can_drop = uffd.features() & feature::WP != 0 && is_offered();
-        UffdSpace { uffd, pagemap, bin: None, frees: false, can_drop }
+        UffdSpace { uffd, pagemap, frees: false, can_drop }
     }
 
-    /// The same with memory of a program's, which may do that, and where discards are reported:
-    /// they go through `bin`, unreported, where that is possible. In a child of fork, `pagemap` is
-    /// reopened first.
-    pub fn with_bin(uffd: Arc<Uffd>, pagemap: Arc<Pagemap>, bin: Arc<Bin>) -> UffdSpace {
-        UffdSpace { uffd, pagemap: Some(pagemap), bin: Some(bin), frees: true, can_drop: false }
-    }
-
-    /// The same with memory of a program's, where discards are not reported.
+    /// The same with memory of a program's, which may do that.
     pub fn with_free(uffd: Arc<Uffd>, pagemap: Arc<Pagemap>) -> UffdSpace {
         UffdSpace { frees: true, ..UffdSpace::new(uffd, Some(pagemap)) }
     }
@@ -257,48 +248,13 @@ impl Space for UffdSpace {
     }
 
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {
-        let range = start..start + len;
         // SAFETY: the caller gives up the bytes.
-        let gone = self
-            .bin
-            .as_ref()
-            .map_or(0, |bin| unsafe { bin.discard(core::slice::from_ref(&range)) });
-        if gone == len {
-            return Ok(());
-        }
-        // SAFETY: as above.
-        unsafe { madvise((start + gone) as *mut _, len - gone, Advice::LinuxDontNeed) }
+        unsafe { madvise(start as *mut _, len, Advice::LinuxDontNeed) }
     }
 
     unsafe fn discard_now(&self, ranges: &[Range<usize>]) -> usize {
-        let Some(bin) = &self.bin else {
-            // Nobody is told of it, so there is nobody to wait for.
-            // SAFETY: by the caller's promise.
-            return unsafe {
-                if self.can_drop { discard_at_once(ranges) } else { discard_each(self, ranges) }
-            };
-        };
         // SAFETY: by the caller's promise.
-        let mut gone = unsafe { bin.discard(ranges) };
-        let mut before = 0;
-        for range in ranges {
-            let left = range.start + gone.saturating_sub(before).min(range.len())..range.end;
-            before += range.len();
-            if left.is_empty() {
-                continue;
-            }
-            // What a fork shares must be private to be moved.
-            if self.unshare(left.start, left.len()).is_err() {
-                break;
-            }
-            // SAFETY: as above.
-            let more = unsafe { bin.discard(core::slice::from_ref(&left)) };
-            gone += more;
-            if more < left.len() {
-                break;
-            }
-        }
-        gone
+        unsafe { if self.can_drop { discard_at_once(ranges) } else { discard_each(self, ranges) } }
     }
 
     fn can_drop(&self) -> bool {

@@ -1,14 +1,11 @@
 //! The engine across a fork: brought to rest in the parent, and put to use again in the child,
 //! which has a copy-on-write copy of all that it keeps: pool, index and frames.
-use crate::area::early_events::PARKED_FROM;
 use crate::area::{Area, Areas, page_of};
 use crate::fault::Fault;
 use crate::fault::load::Source;
 use crate::folio::{Slot, State};
 use crate::known::TOP;
 use crate::pager::{Pager, StatsPlace};
-use crate::quiesce::copy_moment::{Moment, Pages};
-use crate::quiesce::journal::{CATCH_UP_NS, Later, Note};
 use crate::stats::{self, Stats};
 use crate::swap::{Place, Swap};
 use alloc::vec::Vec;
@@ -19,32 +16,10 @@ use memfold_sys::Errno;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::page::Page;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
-use memfold_sys::thread::{now_ns, sleep_ns, yield_now};
+use memfold_sys::thread::yield_now;
 use memfold_sys::units::{MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
 
-/// How often a child looks whether the parent has noted more.
-const CATCH_UP_PACE_NS: u64 = 100_000;
-
 impl Pager {
-    /// Waits until no engine thread works, and keeps all as it is until
-    /// [`crate::delivery::program::Watcher::end_quiescence`]. Called by a thread of the program.
-    /// `forker`: the caller's number, if there are other threads of the program; else 0.
-    ///
-    /// # Errors
-    /// No memory for what is noted at rest. The engine is not at rest then.
-    pub fn quiesce(&self, forker: u32) -> Result<(), Errno> {
-        self.journal.wait_for_child();
-        self.gates.close();
-        self.queue.freeze();
-        self.journal.begin(forker).inspect_err(|_| {
-            // SAFETY: closed above.
-            unsafe {
-                self.queue.unfreeze();
-                self.gates.open();
-            }
-        })
-    }
-
     /// In gate delivery: waits until nobody works, and keeps all as it is until
     /// [`Pager::end_copy`]: no fault is served, nothing is asked of background threads, and nothing
     /// is written. Called by the thread that makes the copy, which meets no fault until then; no
@@ -282,11 +257,6 @@ impl Pager {
         }
     }
 
-    /// After a rest in which no copy was made.
-    pub fn forget_rest(&self) {
-        self.journal.forget();
-    }
-
     /// This process shares `bytes` of memory with others by a fork, of which `own` count here. A
     /// page that is folded is made private first. That brings its part, and takes a compressed
     /// copy: if that is more, and at least three share, it is left where it is.
@@ -296,32 +266,15 @@ impl Pager {
         self.to_unshare.note_shared((own as u128) * (data as u128) < bytes as u128 * pool as u128);
     }
 
-    /// At rest: the caller is about to be copied.
-    pub fn begin_copying(&self) {
-        self.journal.begin_copying();
-    }
-
-    /// Ends [`Pager::quiesce`].
+    /// The first part of the end of [`Pager::begin_copy`]: there may be requests to background threads
+    /// again, which wait for the gates.
     ///
     /// # Safety
-    /// - `quiesce` has returned, in this process or in the parent that it is a copy of, and this is
-    ///   called once for it.
-    pub(crate) unsafe fn start_again(&self) {
-        self.to_unshare.note_fork();
-        // SAFETY: by the caller's promise.
-        unsafe { self.gates.open() };
-    }
-
-    /// The first part of its end: there may be requests to background threads again, which wait for
-    /// the gates.
-    ///
-    /// # Safety
-    /// - `quiesce` has returned, in this process or in the parent that it is a copy of, and this is
+    /// - `begin_copy` has returned, in this process or in the parent that it is a copy of, and this is
     ///   called once for it.
     pub unsafe fn allow_requests(&self) {
         // SAFETY: by the caller's promise.
         unsafe {
-            // In gate delivery only, where `begin_copy` was called.
             if let Some(errands) = &self.errands {
                 errands.unfreeze();
                 self.swap.iter().for_each(|swap| swap.outbox.unfreeze());
@@ -336,7 +289,6 @@ impl Pager {
         if let StatsPlace::Shared(place) = &self.stats {
             place.store(stats as *const Stats as *mut Stats, Relaxed);
         }
-        self.inherited.store(false, Relaxed);
         self.forget_cost();
         // SAFETY: this is the only engine thread, and the parent was at rest.
         unsafe { self.store.reset_in_child() };
@@ -344,177 +296,9 @@ impl Pager {
         self.frames.trim(&*self.space, u64::MAX);
     }
 
-    /// At rest: see [`crate::quiesce::journal::Journal::managed`]. `wait` waits for a moment.
-    pub(crate) fn managed_at_rest(
-        &self,
-        is_quiet: impl Fn() -> bool,
-        wait: fn(),
-    ) -> (Areas, usize) {
-        loop {
-            let areas = self.areas.read().clone();
-            if let Some(managed) = self.journal.managed(areas, &is_quiet) {
-                return managed;
-            }
-            wait();
-        }
-    }
-
-    /// At rest: see [`crate::quiesce::journal::Journal::settle_changed`].
-    pub(crate) fn catch_up_at_rest(
-        &self,
-        is_quiet: impl Fn() -> bool,
-        settle: impl FnOnce(&Areas, &[(usize, usize)]),
-    ) -> bool {
-        let areas = self.areas.read().clone();
-        self.journal.settle_changed(areas, is_quiet, settle)
-    }
-
-    /// In a child of fork, whose map shows a mark on `marked`: brings the index to the moment of
-    /// the copy, as far as other threads of the parent had changed mappings of which it did not
-    /// know yet. See `quiesce/copy_moment.rs`.
-    ///
-    /// # Errors
-    /// Says what can't be told.
-    pub(crate) fn catch_up(&self, marked: Vec<Pages>) -> Result<(), &'static str> {
-        // SAFETY: this is the only engine thread.
-        let known = unsafe { self.journal.reset_in_child() };
-        if self.journal.is_unsure() {
-            return Err("mappings were changed without a pause");
-        }
-        let mut at = 0;
-        let begin = now_ns();
-        let mut moment = Moment::new(marked);
-        loop {
-            let (managed, ghosts) = self.managed_and_parked();
-            if at >= known {
-                match self.journal.is_doubtful(known) {
-                    Some(true) => return Err("memory was being discarded"),
-                    Some(false) if moment.is_reached(&managed, &ghosts) => break,
-                    _ => {}
-                }
-            }
-            match self.journal.note(at) {
-                Later::Note(note) => {
-                    let follow = |note| self.journal.follow(note, |note| self.apply_note(note));
-                    match note {
-                        Note::Change(change) if at >= known => {
-                            let changes = moment.judge(change, &managed, &ghosts);
-                            changes.into_iter().for_each(|change| follow(Note::Change(change)));
-                        }
-                        Note::Quiet if at >= known => {}
-                        note => follow(note),
-                    }
-                    at += 1;
-                }
-                Later::Nothing if now_ns() - begin < CATCH_UP_NS => sleep_ns(CATCH_UP_PACE_NS),
-                Later::Nothing => return Err("mappings were being changed"),
-                Later::End => {
-                    return Err("mappings were being changed, without the parent waiting,");
-                }
-            }
-        }
-        // Pages that were copied home before the copy was made, and counted after it.
-        while let Later::Note(note) = self.journal.note(at) {
-            if matches!(note, Note::Page(_)) {
-                self.journal.follow(note, |_| ());
-            }
-            at += 1;
-        }
-        self.journal.be_content();
-        // What still waits for an event has ended: it had happened, and left nothing.
-        self.end_parked();
-        Ok(())
-    }
-
-    /// Applies what was noted at rest.
-    pub(crate) fn apply_note(&self, note: Note) {
-        match note {
-            Note::Change(change) => self.apply(change),
-            Note::Quiet => self.end_parked(),
-            Note::Page(_) => {}
-        }
-    }
-
-    /// Managed pages, and those of them that wait for an event which says where they are.
-    fn managed_and_parked(&self) -> (Vec<Pages>, Vec<Pages>) {
-        let areas = self.areas.read();
-        let managed = areas.iter().map(|a| (a.start, a.end)).filter(|pages| pages.0 < PARKED_FROM);
-        (managed.collect(), areas.waiting())
-    }
-
-    /// The pages of `within` (page numbers) that are there though the index says that they are
-    /// folded.
-    ///
-    /// # Errors
-    /// What the page-map scan says.
-    fn strays(&self, areas: &Areas, pagemap: &Pagemap, within: Pages) -> Result<Vec<usize>, Errno> {
-        let mut strays = Vec::new();
-        for area in areas.iter() {
-            let (first, last) = (area.start.max(within.0), area.end.min(within.1));
-            if first >= last || first >= PARKED_FROM {
-                continue;
-            }
-            pagemap.for_each_populated(
-                (first << PAGE_SHIFT) as usize,
-                (last << PAGE_SHIFT) as usize,
-                |s, e| {
-                    let first = area.key_of(s);
-                    self.each_folio(first..first + page_of(e - s), |guard, id| {
-                        let folio = self.folios.get(guard, id);
-                        let (from, to) = (folio.key().max(first), folio.end());
-                        let own = from..to.min(first + page_of(e - s));
-                        let away = own.filter(|key| !folio.is_here(*key));
-                        strays.extend(away.map(|key| area.addr_of(key)));
-                    });
-                },
-            )?;
-        }
-        Ok(strays)
-    }
-
-    /// At rest, before the copy: notes the pages that are there though the index says that they are
-    /// folded. A load that was given up because of a change leaves such pages, until the next touch
-    /// of their block. `wait` waits for a moment.
-    ///
-    /// # Errors
-    /// What the page-map scan says.
-    pub(crate) fn note_strays(
-        &self,
-        pagemap: &Pagemap,
-        is_quiet: impl Fn() -> bool,
-        wait: fn(),
-    ) -> Result<(), Errno> {
-        let mut within = alloc::vec![(0, PARKED_FROM)];
-        while !within.is_empty() {
-            let (areas, count) = self.managed_at_rest(&is_quiet, wait);
-            for part in within {
-                self.journal.note_pages(&self.strays(&areas, pagemap, part)?);
-            }
-            // What was moved meanwhile may have been looked for where it wasn't, until no change is
-            // under way again.
-            while !is_quiet() {
-                wait();
-            }
-            within = self.journal.moved_since(count);
-        }
-        Ok(())
-    }
-
-    /// In a child of fork: the address of a page that somebody has touched before the child was
-    /// under management, though its contents are folded. What they read was zeros.
-    ///
-    /// # Errors
-    /// What the page-map scan says.
-    pub fn find_stray(&self, pagemap: &Pagemap) -> Result<Option<usize>, Errno> {
-        let strays = self.strays(&self.areas.read(), pagemap, (0, PARKED_FROM))?;
-        Ok(self.journal.first_unknown(&strays))
-    }
-
     /// The bytes of the page at `addr`, as the index says; they stay until the next call.
     ///
-    /// Nothing of the engine is changed, and no lock is taken: with other threads, a child of fork
-    /// may be copied in the middle of this, and must find all as it was. (What the store notes
-    /// about loads is reset in the child, see [`memfold_store::Store::reset_in_child`].)
+    /// Nothing of the engine is changed, and no lock is taken.
     ///
     /// # Safety
     /// - The engine is at rest, and one thread at a time calls this.

@@ -1,5 +1,4 @@
-//! What changes ranges of the address space: hints of its owner, events of the kernel, adoption, a
-//! fork.
+//! What changes ranges of the address space: hints of its owner, adoption, a fork.
 pub(crate) mod ranges;
 pub(crate) mod advice;
 pub mod events;

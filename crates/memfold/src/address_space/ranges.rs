@@ -211,9 +211,8 @@ impl Pager {
         };
         let one = BlockSet::first(1);
         // A full pool, or that they don't shrink, is no reason to refuse: these pages take the
-        // place of the block. And `unfold_block` may wait for ever where an event waits to be read,
-        // as its reader may be this thread. Whoever saves a folio sets the switch anew, and nobody
-        // does while `areas` is written.
+        // place of the block. Whoever saves a folio sets the switch anew, and nobody does while
+        // `areas` is written.
         let _past = self.store.past_limit();
         self.store.set_refuse_incompressible(false);
         context.handles[..order.pages()].fill(Handle::NONE);
@@ -316,8 +315,8 @@ impl Pager {
     /// Loads and maps every folded page of a range.
     ///
     /// # Errors
-    /// The address of the first that is left: an event must be applied first; give up `areas` and
-    /// go on there.
+    /// The address of the first that is left, as the kernel refuses it for the moment: give up
+    /// `areas` and go on there.
     pub(crate) fn need(&self, areas: &Areas, area: &Area, keys: Range<u64>) -> Result<(), usize> {
         let (mut key, last) = (keys.start.max(area.key), keys.end.min(area.key_end()));
         while key < last {

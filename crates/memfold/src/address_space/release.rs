@@ -17,11 +17,7 @@ impl Pager {
             // Or others may evict it as fast as it comes.
             let held = self.holds.are_used().then(|| self.holds.hold(0, once(part.clone())));
             self.need_at(part.clone());
-            // While it is held no event is applied, so the pages that were found to be there are
-            // still this area's.
-            let reading = self.changes.reading();
             let left = self.leave_at_home(part, &mut unregister);
-            drop(reading);
             if let Some(hold) = held {
                 self.holds.release(hold);
             }

@@ -10,16 +10,12 @@
 //! the page's number unless that number is still owned by an area that has moved away; then it
 //! comes from beyond the 47-bit address space, congruent modulo 2 MiB where alignment matters for
 //! folios. The store gets a key only to choose a pool.
-pub mod early_events;
 pub mod lock;
-pub mod event_order;
 
-use crate::area::early_events::{About, Parked, without};
 use crate::folio::index::KEYS;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::Range;
-use memfold_sys::uffd::Event;
 use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT};
 
 /// The number of the page at an address.
@@ -55,25 +51,6 @@ impl Area {
     }
 }
 
-/// A move of pages that mremap has made, in terms of what is managed: where each part is, and its
-/// first page and its end at the source.
-pub struct Move {
-    from: u64,
-    to: u64,
-    pages: u64,
-    here: Vec<(u64, u64)>,
-    parked: Vec<(u64, u64, u64)>,
-}
-
-impl Move {
-    /// Where the parts are before it, as page numbers; and its target. No folio may reach across an
-    /// end of one.
-    pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
-        let parked = self.parked.iter().map(|&(at, s, e)| (at, at + (e - s)));
-        self.here.iter().copied().chain(parked).chain([(self.to, self.to + self.pages)])
-    }
-}
-
 /// All areas, and the ranges in them that are pinned.
 #[derive(Clone, Default)]
 pub struct Areas {
@@ -82,8 +59,6 @@ pub struct Areas {
     /// From the key of an area's first page to that page.
     by_key: BTreeMap<u64, u64>,
     pins: Vec<(u64, u64)>,
-    /// What waits for an event.
-    pub parked: Parked,
 }
 
 /// Keys at or above this are given to areas whose own page numbers are taken: beyond the 47-bit
@@ -219,86 +194,6 @@ impl Areas {
             let start = part.start - from + to;
             self.put(Area { start, end: start + (part.end - part.start), key: part.key });
         }
-    }
-
-    /// What it means that mremap has moved `pages` pages from `from` to `to` (page numbers). See
-    /// [`crate::area::early_events`].
-    pub fn begin_move(&mut self, from: u64, to: u64, pages: u64) -> Move {
-        let ghosts = self.parked.take(from, from + pages, About::Remap);
-        let taken: Vec<_> = ghosts.iter().map(|g| (g.start, g.end)).collect();
-        let here = without(from, from + pages, &taken);
-        let parked = ghosts.iter().filter_map(|g| g.at.map(|at| (at, g.start, g.end))).collect();
-        Move { from, to, pages, here, parked }
-    }
-
-    /// Makes it.
-    pub fn end_move(&mut self, moved: Move) {
-        let Move { from, to, pages, here, parked } = moved;
-        if self.touch(to, to + pages) {
-            let at = self.parked.park(to, to + pages);
-            self.relocate(to, at, pages);
-        } else {
-            self.parked.arrive(to, to + pages);
-        }
-        let here = here.into_iter().map(|(s, e)| (s, s, e));
-        for (at, s, e) in here.clone().chain(parked) {
-            self.relocate(at, to + (s - from), e - s);
-        }
-        here.for_each(|(s, _, e)| self.parked.leave(s, e));
-    }
-
-    /// What has ended by an unmap of `[start, end)` (page numbers), maybe somewhere else.
-    pub fn ended(&mut self, start: u64, end: u64) -> Vec<(u64, u64)> {
-        let ghosts = self.parked.take(start, end, About::Unmap);
-        let taken: Vec<_> = ghosts.iter().map(|g| (g.start, g.end)).collect();
-        let parked = ghosts.iter().filter_map(|g| g.at.map(|at| (at, at + (g.end - g.start))));
-        parked.chain(without(start, end, &taken)).collect()
-    }
-
-    /// Makes a change, as far as addresses go.
-    pub fn follow(&mut self, change: Event) {
-        match change {
-            Event::Unmap { start, end } => {
-                for (start, end) in self.ended(page_of(start), page_of(end)) {
-                    self.remove(start, end);
-                }
-            }
-            Event::Remap { from, to, len } => {
-                let moved = self.begin_move(page_of(from), page_of(to), page_of(len));
-                self.end_move(moved);
-            }
-            _ => {}
-        }
-    }
-
-    /// Where what waits for an event was, which that event will name (page numbers).
-    pub fn waiting(&self) -> Vec<(u64, u64)> {
-        let mut waiting = Vec::new();
-        for (start, end, at) in self.parked.contents() {
-            let held = self.iter().map(|a| (a.start.max(at), a.end.min(at + (end - start))));
-            waiting.extend(
-                held.filter(|part| part.0 < part.1)
-                    .map(|part| (part.0 - at + start, part.1 - at + start)),
-            );
-        }
-        waiting
-    }
-
-    /// Every change is known: what still waits for one has ended.
-    pub fn end_parked(&mut self) {
-        for (start, end) in self.take_parked() {
-            self.remove(start, end);
-        }
-    }
-
-    /// Where what waits for an event is parked (page numbers). Nothing waits any more: the caller
-    /// ends these parts.
-    pub fn take_parked(&mut self) -> Vec<(u64, u64)> {
-        let ghosts = self.parked.clear();
-        ghosts
-            .iter()
-            .filter_map(|ghost| ghost.at.map(|at| (at, at + (ghost.end - ghost.start))))
-            .collect()
     }
 
     /// Pins keys `[start, end)`: they are not evicted. Pins nest.

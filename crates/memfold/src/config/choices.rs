@@ -12,8 +12,8 @@ pub enum Delivery {
     /// pinned around calls.
     Signal,
     /// As `Signal`, and each system call of the program passes the gate, which keeps what it names in
-    /// memory until it is over. Needs no privilege. For `memfold run`, and for shared libraries that
-    /// have armed the process ([`crate::delivery::gate::arm`]).
+    /// memory until it is over. Needs no privilege. All of `memfold run`; and regions of shared
+    /// libraries that have armed the process ([`crate::delivery::gate::arm`]).
     Gate,
 }
 

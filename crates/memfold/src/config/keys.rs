@@ -30,6 +30,8 @@ pub enum Audience {
     Users,
     /// Who measures it: kept out of the short help.
     Measuring,
+    /// Programs that make regions: `run` has no such flag.
+    Libraries,
 }
 
 macro_rules! keys {
@@ -102,7 +104,7 @@ keys! {
 
     /// How faults arrive.
     delivery: Delivery = Delivery::Thread, kind::DELIVERY;
-    Users "delivery" "thread|signal|gate" "thread" "who serves a fault: handler threads, or the thread that has it; run: gate where nothing is asked for (x86-64), which needs no permission, or thread";
+    Libraries "delivery" "thread|signal|gate" "thread" "who serves a fault of a region: handler threads, or the thread that has it";
 
     /// What happens at the limit.
     on_full: OnFull = OnFull::Grow, kind::ON_FULL;

@@ -7,4 +7,3 @@ pub mod gate;
 #[path = "no_gate.rs"]
 pub mod gate;
 pub(crate) mod region;
-pub mod program;

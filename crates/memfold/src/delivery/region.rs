@@ -8,7 +8,7 @@ use memfold_sys::memory::zone::Zone;
 use memfold_sys::sync::Mutex;
 use memfold_sys::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use memfold_sys::thread::{Thread, cpus, wait_readable, yield_now};
-use memfold_sys::uffd::{Event, Uffd};
+use memfold_sys::uffd::{Report, Uffd};
 use memfold_sys::units::PAGE_SIZE;
 
 /// Handlers at most.
@@ -70,7 +70,7 @@ impl Drop for Handlers {
     }
 }
 
-fn next(shared: &Shared) -> Result<Event, Errno> {
+fn next(shared: &Shared) -> Result<Report, Errno> {
     let _turn = shared.turn.lock();
     wait_readable(shared.uffd.fd(), None);
     shared.uffd.read()
@@ -80,7 +80,7 @@ fn run(shared: usize) {
     // SAFETY: `start` gave this thread one reference of the Arc.
     let shared = unsafe { Arc::from_raw(shared as *const Shared) };
     loop {
-        let Ok(Event::Fault { address, protected, .. }) = next(&shared) else { continue };
+        let Ok(Report { address, protected }) = next(&shared) else { continue };
         if shared.bells.contains(address) {
             let page = address & !(PAGE_SIZE - 1);
             // SAFETY: the bell is the engine's own page; zeros are as good as anything.

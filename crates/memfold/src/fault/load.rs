@@ -36,7 +36,7 @@ pub(crate) enum Source {
 pub(crate) enum Loaded {
     /// The page that was asked for is mapped (or, ahead of use, in the swap cache).
     Done,
-    /// The kernel wants an event read first; the folio is as it was, or waits in the swap cache.
+    /// The kernel refuses for the moment; the folio is as it was, or waits in the swap cache.
     Again,
 }
 

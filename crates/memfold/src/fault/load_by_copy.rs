@@ -124,13 +124,12 @@ impl Pager {
         self.physical() < target || self.frames.trim_now(&*self.space, batch) > 0
     }
 
-    /// Makes room for pages that the kernel will allocate. Where discards are reported, a fault
-    /// handler can't wait for one, so there is room or there isn't.
+    /// Makes room for pages that the kernel will allocate.
     fn make_room(&self, areas: &Areas, pages: u64) -> bool {
         if self.physical() + pages <= self.target() {
             return true;
         }
         let slack = if self.drops_clean { self.batch_pages() } else { BATCH_PAGES };
-        !self.has_events && self.reclaim(Hold::Read(areas), 0, pages.max(slack)) == Progress::Freed
+        self.reclaim(Hold::Read(areas), 0, pages.max(slack)) == Progress::Freed
     }
 }

@@ -32,8 +32,7 @@ pub enum Served {
     /// The page is there, or will be when another thread's work on its folio ends, which wakes
     /// whoever waits for it.
     Yes,
-    /// An event must be read and applied first; the faulting thread still waits. Serve it again, or
-    /// wake it.
+    /// The kernel refuses for the moment; the faulting thread still waits. Serve it again, or wake it.
     Again,
     /// The address is not under management.
     NotManaged,
@@ -146,7 +145,6 @@ impl Pager {
     ) -> Served {
         let page = fault.addr & !(PAGE_SIZE - 1);
         let folio = self.folios.get(guard, id);
-        let Some(_quiet) = self.changes.quiet() else { return Served::Again };
         let (was_clean, hides) = (self.is_clean(folio), self.space.hides());
         if fault.protected || fault.write && was_clean || hides {
             // The first write since it was loaded: from here on it isn't known to equal its copy.

@@ -15,8 +15,7 @@
 //! nothing, but for single pages (`fault/load_by_copy.rs`). Two buddy allocators share one zone,
 //! one for each kind; runs join with free neighbours of their own kind only. `gather` makes a large
 //! full run out of small ones by moving their pages together. `trim` gives full frames back to the
-//! kernel; where discards are reported as events a fault uses `trim_now`, which never waits for a
-//! handler (`memfold-sys/bin.rs`). After a fork free full frames may be shared too, and such a page
+//! kernel, and so does `trim_now`, for who waits for memory. After a fork free full frames may be shared too, and such a page
 //! doesn't move: `gather` and `trim_now` make it private first. Single pages are evicted side by
 //! side, each CPU's in a 2 MiB run of its own (`STRIPS`), so that they become free as long runs,
 //! and what is given back at once goes in few moves and one `madvise`: each call interrupts every
@@ -255,7 +254,7 @@ impl Frames {
     /// Makes an empty frame full of zeros.
     ///
     /// # Errors
-    /// What the copy says: EAGAIN while an event waits, ENOMEM. The frame has been given back then.
+    /// What the copy says: EAGAIN for the moment, ENOMEM. The frame has been given back then.
     pub fn populate(&self, space: &dyn Space, frame: Frame, order: Order) -> Result<(), Errno> {
         let (at, len) = (self.addr(frame), order.bytes());
         let mut done = 0;
@@ -287,7 +286,7 @@ impl Frames {
     /// `None` if free full pages or an empty run are lacking; nothing is lost then.
     ///
     /// # Errors
-    /// What a move that failed says: EAGAIN while an event waits. Nothing is lost.
+    /// What a move that failed says: EAGAIN for the moment. Nothing is lost.
     pub fn gather(&self, space: &dyn Space, order: Order) -> Result<Option<Frame>, Errno> {
         let Some(run) = self.take(order, Kind::Empty) else { return Ok(None) };
         let (mut done, mut result) = (0u32, Ok(()));

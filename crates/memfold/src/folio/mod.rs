@@ -28,7 +28,7 @@
 //! | `Loading` -> `Partial` | `pager/copy_in.rs` `copy_in`: some of its pages were asked for | |
 //! | `Loading` -> `Resident` | `pager/map.rs` `map_in` | |
 //! | `Loading` -> `Cached` | `fault/load.rs` `finish`, ahead of use and not wanted; `map_in` for what the kernel didn't take | |
-//! | `Loading` -> `Stored` or none | `fault/load.rs` `undo_locked`: no frame because an event waits, or only a smaller frame | |
+//! | `Loading` -> `Stored` or none | `fault/load.rs` `undo_locked`: no frame, as the kernel refuses for the moment, or only a smaller frame | |
 //! | `Resident` -> `Cached` | `pager/map.rs` `map_out` | the frame was empty: EEXIST is a panic (`carry_out`) |
 //! | `Resident`, `Partial` -> `Leaving` | `reclaim/drop.rs` `may_leave` | it is `clean`, and not pinned |
 //! | `Leaving` -> `Stored` | `reclaim/drop.rs` `settle`: its pages were dropped | there is a copy |

@@ -134,7 +134,6 @@ impl Pager {
             && access.touch != Touch::STREAM
             && !areas.is_pinned(keys.start, keys.end);
         let mut copied = Copied { pages: 0, bits: 0, clean: protect, all: false };
-        let Some(_quiet) = self.changes.quiet() else { return copied };
         let mut at = keys.start;
         while at < keys.end {
             let away = |key: &u64| folio.here.get() & folio.bits(*key..key + 1) == 0;

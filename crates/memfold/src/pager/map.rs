@@ -20,11 +20,11 @@ use memfold_sys::units::{Order, PAGE_SHIFT, PAGE_SIZE};
 /// Why a mapping stopped before the end of the folio.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// An event waits to be read and applied first; nothing can be mapped until then.
+    /// The kernel refuses for the moment.
     Again,
     /// A page can't leave: shared by fork, pinned, or its area isn't writable any more.
     Busy,
-    /// Nothing is mapped at the home any more: an event will tell.
+    /// Nothing is mapped at the home any more.
     Gone,
 }
 
@@ -76,9 +76,6 @@ impl Pager {
     /// Maps a frame's pages at `home` and gives the frame back, as far as it got. Wakes whoever
     /// waits for them.
     fn carry_in(&self, home: usize, frame: Frame, order: Order) -> Done {
-        let Some(_quiet) = self.changes.quiet() else {
-            return Done { pages: 0, stop: Some(Stop::Again) };
-        };
         let (from, len) = (self.frames.addr(frame), order.bytes());
         if self.has_move {
             // SAFETY: the folio's shard is locked and its frame holds its bytes; `home` is its own
@@ -346,9 +343,6 @@ impl Pager {
     }
 
     fn carry_out(&self, home: usize, frame: Frame, order: Order) -> Done {
-        let Some(_quiet) = self.changes.quiet() else {
-            return Done { pages: 0, stop: Some(Stop::Again) };
-        };
         let (to, len) = (self.frames.addr(frame), order.bytes());
         let (mut done, mut moved, mut stop) = (0usize, 0usize, None);
         let mut holes = 0usize;

@@ -13,7 +13,6 @@ pub(crate) mod copy_in;
 
 pub use start::{StartError, open_remote};
 
-use crate::area::event_order::Changes;
 use crate::area::lock::AreaLock;
 use crate::config::{Config, Delivery};
 use crate::folio::Folios;
@@ -31,7 +30,6 @@ use crate::policy::stream_readahead::Streams;
 use crate::policy::swap_readahead::SwapReadahead;
 use crate::policy::thrash::Thrash;
 use crate::quiesce::gate::Gates;
-use crate::quiesce::journal::Journal;
 use crate::quiesce::unshare::ToUnshare;
 use crate::stats::Stats;
 use crate::swap::Swap;
@@ -92,7 +90,6 @@ pub struct Pager {
     pub(crate) swap: Option<Swap>,
     pub(crate) space: Box<dyn Space>,
     pub(crate) has_move: bool,
-    pub(crate) has_events: bool,
     /// What is loaded for a read is protected, and dropped while it is clean (`reclaim/drop.rs`):
     /// where the thread that faults is served by itself, and all discards are known.
     pub(crate) drops_clean: bool,
@@ -124,12 +121,8 @@ pub struct Pager {
     /// See [`Pager::generation`].
     generation: AtomicU32,
     pub(crate) frozen: AtomicBool,
-    /// Children of fork get what is under management.
-    pub(crate) inherited: AtomicBool,
-    pub(crate) changes: Changes,
     /// Where a fork stops the engine's threads.
     pub(crate) gates: Gates,
-    pub(crate) journal: Journal,
     pub(crate) scratch: Zone,
     pub(crate) to_unshare: ToUnshare,
     pub(crate) holds: &'static Holds,
@@ -144,8 +137,6 @@ pub struct Parts {
     pub space: Box<dyn Space>,
     /// It can move pages.
     pub has_move: bool,
-    /// Its own discards are reported as events, so only background threads may make them.
-    pub has_events: bool,
     /// The owner reports that the bounds can't be kept ([`Pager::is_past_limit`]).
     pub reports_limit: bool,
     /// Where to count.

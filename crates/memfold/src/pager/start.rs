@@ -1,5 +1,4 @@
 //! Construction of a pager from settings and parts.
-use crate::area::event_order::Changes;
 use crate::area::lock::AreaLock;
 use crate::config::{Canned, Config, Delivery};
 use crate::folio::Folios;
@@ -18,7 +17,6 @@ use crate::policy::stream_readahead::Streams;
 use crate::policy::swap_readahead::SwapReadahead;
 use crate::policy::thrash::Thrash;
 use crate::quiesce::gate::Gates;
-use crate::quiesce::journal::Journal;
 use crate::quiesce::unshare::ToUnshare;
 use crate::swap::{Bounds, Swap};
 use alloc::boxed::Box;
@@ -124,9 +122,7 @@ impl Pager {
             store,
             swap: None,
             has_move: parts.has_move && config.use_move,
-            has_events: parts.has_events,
             drops_clean: matches!(config.delivery, Delivery::Signal | Delivery::Gate)
-                && !parts.has_events
                 && parts.space.can_drop(),
             stops_early: codec.stops_early(),
             space: parts.space,
@@ -155,10 +151,7 @@ impl Pager {
             refused_at: AtomicU64::new(0),
             generation: AtomicU32::new(1),
             frozen: AtomicBool::new(false),
-            inherited: AtomicBool::new(false),
-            changes: Changes::new(),
             gates: Gates::default(),
-            journal: Journal::default(),
             to_unshare: ToUnshare::new(),
             holds: Holds::of_process(config.delivery == Delivery::Gate),
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(StartError::AddressSpace)?,

@@ -2,16 +2,15 @@
 //! rest.
 use memfold_sys::sync::{ReadGuard, RwLock};
 
-/// Closed in this order, because background work may wait for faults to be served.
+/// See the module.
 pub struct Gates {
     background: RwLock<()>,
-    serving: RwLock<()>,
     writing: RwLock<()>,
 }
 
 impl Default for Gates {
     fn default() -> Gates {
-        Gates { background: RwLock::new(()), serving: RwLock::new(()), writing: RwLock::new(()) }
+        Gates { background: RwLock::new(()), writing: RwLock::new(()) }
     }
 }
 
@@ -19,11 +18,6 @@ impl Gates {
     /// Permission to do background work; waits while the gate is closed.
     pub fn background(&self) -> ReadGuard<'_, ()> {
         self.background.read()
-    }
-
-    /// Permission to serve faults and events; `None` while the gate is closed, or being closed.
-    pub fn serving(&self) -> Option<ReadGuard<'_, ()>> {
-        self.serving.try_read()
     }
 
     /// Permission to write to the swap file, for the thread that does; waits while the gate is
@@ -48,11 +42,10 @@ impl Gates {
         unsafe { self.writing.unlock_write() };
     }
 
-    /// Waits until nobody works, and keeps it so until [`Gates::open`]. The caller is no engine
+    /// Waits until nobody works in the background, and keeps it so until [`Gates::open`]. The caller is no engine
     /// thread, and must not touch anything that is folded.
     pub fn close(&self) {
         core::mem::forget(self.background.write());
-        core::mem::forget(self.serving.write());
     }
 
     /// Ends [`Gates::close`].
@@ -61,10 +54,7 @@ impl Gates {
     /// - `close` has returned, in this process or in the parent that it is a copy of, and this is
     ///   called once for it.
     pub unsafe fn open(&self) {
-        // SAFETY: both guards were forgotten.
-        unsafe {
-            self.serving.unlock_write();
-            self.background.unlock_write();
-        }
+        // SAFETY: the guard was forgotten.
+        unsafe { self.background.unlock_write() };
     }
 }

@@ -1,5 +1,4 @@
 //! The reclaim path: target -> isolate -> map out into the swap cache -> save -> frame free again.
-pub(crate) mod throttle;
 pub(crate) mod block_size;
 pub(crate) mod drop;
 pub(crate) mod writeback;
@@ -152,7 +151,7 @@ impl Pager {
     /// than background threads reclaim would grow past the limit otherwise.
     fn work_off_excess(&self, areas: &Areas, pages: u64) {
         let excess = |p: &Pager| p.physical().saturating_sub(p.target());
-        if self.has_events || excess(self) <= self.target() / EXCESS_SHARE {
+        if excess(self) <= self.target() / EXCESS_SHARE {
             return;
         }
         // To gain one page, so many must be folded: each takes its part of the pool.

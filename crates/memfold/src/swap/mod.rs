@@ -33,7 +33,7 @@
 //!   `memfold-read`); with 64 faults waiting for them it does. So a fault on memory that is in the
 //!   pool waits for no device; its window ends where the file begins (`form_window`). Handing a
 //!   fault over costs two wakes from idle, about 60 us of a read of 200. A thread that reads holds
-//!   `areas` for reading, so an event or a new region still waits for a read that is under way.
+//!   `areas` for reading, so a change of mappings or a new region still waits for a read that is under way.
 //! - **Failing writes** change nothing: the copy before stays, the slots are let go, no write is
 //!   tried for 100 ms, and what doesn't shrink goes to the pool meanwhile.
 //! - **Nonces**: one counter, one number for each object sealed, a key for each engine

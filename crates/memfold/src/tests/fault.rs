@@ -48,7 +48,6 @@ impl Engine {
         let parts = Parts {
             space: Box::new(space.clone()),
             has_move: true,
-            has_events: false,
             reports_limit: false,
             stats: StatsPlace::Own(Box::default()),
             cpus: 1,

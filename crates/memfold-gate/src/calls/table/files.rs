@@ -86,7 +86,7 @@ pub(super) const CALLS: &[Entry] = &[
     plain(275, "splice", &[Out(1, Bytes(OFFSET)), Out(3, Bytes(OFFSET))]),
     plain(276, "tee", &[]),
     plain(277, "sync_file_range", &[]),
-    plain(278, "vmsplice", &[Own(vectors::vmsplice)]),
+    plain(278, "vmsplice", &[Own(vectors::vmsplice)]).lending(),
     Entry::new(
         Class::Masked,
         281,
