@@ -177,6 +177,15 @@ fn without_a_userfaultfd_everything_is_as_right_and_unprivileged_too() {
 }
 
 #[test]
+fn lent_pages_are_copied_where_a_pipe_knows_no_nowait() {
+    if can_make_worlds() {
+        let (lacks, flags) = (compile("lacking"), FLAGS);
+        let promises = ["splice", "splice:bare", "splice_waits", "splice_waits:bare"];
+        assert_all_right(&lacking("nowait", &lacks), flags, "devices", 32, &promises);
+    }
+}
+
+#[test]
 fn a_run_without_the_gate_is_refused_with_reason_and_remedy() {
     if !can_make_worlds() {
         return;

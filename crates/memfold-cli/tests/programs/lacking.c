@@ -1,6 +1,6 @@
 /* lacking WHAT COMMAND...: becomes COMMAND where the kernel seems to lack Syscall User Dispatch (`dispatch`), or to be
-   Linux 6.6 (`moves`: no UFFDIO_MOVE, PAGEMAP_SCAN or PROCMAP_QUERY, and no process_madvise that drops pages): a seccomp
-   filter says what older ones say. */
+   Linux 6.6 (`moves`: no UFFDIO_MOVE, PAGEMAP_SCAN or PROCMAP_QUERY, and no process_madvise that drops pages), or to know no
+   write to a pipe that doesn't wait (`nowait`: RWF_NOWAIT): a seccomp filter says what older ones say. */
 #include "filtered.h"
 #include <string.h>
 
@@ -13,6 +13,7 @@ static const struct {
     {"moves", SYS_ioctl, 1, 0xc0606610 /* PAGEMAP_SCAN */, ENOTTY},
     {"moves", SYS_ioctl, 1, 0xc0686611 /* PROCMAP_QUERY */, ENOTTY},
     {"moves", SYS_process_madvise, 3, 4 /* MADV_DONTNEED */, EINVAL},
+    {"nowait", SYS_pwritev2, 5, 8 /* RWF_NOWAIT */, EOPNOTSUPP},
 };
 
 int main(int argc, char **argv) {
