@@ -196,8 +196,16 @@ pub trait Keeper: Sync {
     /// Something was refused, and the program may not know why.
     fn tells(&self, _what: Refused) {}
 
-    /// `execve` or `execveat`, with these arguments, is about to be made.
-    fn executes(&self, _nr: usize, _args: &[usize; 6]) {}
+    /// `execve` or `execveat`. The keeper makes it by `make`, with these arguments or others, and
+    /// returns the result of the last try: it has failed.
+    fn execute(
+        &self,
+        _nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize {
+        make(args)
+    }
 
     /// Nothing leaves memory any more, of what is there and what is touched from now on: the process
     /// is about to end. `false`: it goes on after all.

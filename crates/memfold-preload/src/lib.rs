@@ -5,6 +5,7 @@
 #![no_std]
 extern crate alloc;
 
+use core::ffi::{c_char, c_int};
 use memfold::config::Delivery;
 
 // Bottom first: a module imports only from modules listed above it.
@@ -27,9 +28,10 @@ mod inspect;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static CONSTRUCTOR: extern "C" fn() = construct;
+static CONSTRUCTOR: extern "C" fn(c_int, *mut *mut c_char) = construct;
 
-extern "C" fn construct() {
+/// glibc calls constructors with the arguments of `main`.
+extern "C" fn construct(count: c_int, arguments: *mut *mut c_char) {
     match order::read() {
         Ok(None) => {}
         Ok(Some(mut order)) => {
@@ -38,7 +40,8 @@ extern "C" fn construct() {
             calls::moved::find();
             calls::userfault::find();
             if order.config.delivery == Delivery::Gate {
-                match gate::start(order) {
+                // SAFETY: glibc's own, of the constructor, which runs before there are threads.
+                match unsafe { gate::start(order, count as usize, arguments) } {
                     None => return,
                     Some(by_thread) => order = by_thread,
                 }

@@ -1,6 +1,7 @@
 //! Where there is no gate: only x86-64 has one.
 use crate::order::Order;
 use crate::say;
+use core::ffi::c_char;
 use memfold::config::Delivery;
 use memfold::pager::Pager;
 
@@ -21,7 +22,10 @@ pub fn is_on() -> bool {
 }
 
 /// Gives the order back, for thread delivery.
-pub fn start(mut order: Order) -> Option<Order> {
+///
+/// # Safety
+/// - None: it is unsafe where there is a gate.
+pub unsafe fn start(mut order: Order, _: usize, _: *mut *mut c_char) -> Option<Order> {
     say::warn(format_args!("warning: --delivery gate is for x86-64, so it is thread"));
     order.config.delivery = Delivery::Thread;
     Some(order)

@@ -100,6 +100,19 @@ pub fn has_gate() -> bool {
     table().is_some_and(Table::has_gate)
 }
 
+/// A program that can't be managed is about to be executed. Returns whether it is the first of the
+/// run, whose name is kept.
+pub fn note_unmanaged(about: &[u8]) -> bool {
+    table().is_some_and(|table| table.note_unmanaged(about))
+}
+
+/// It could not be executed.
+pub fn forget_unmanaged(first: bool) {
+    if let Some(table) = table() {
+        table.forget_unmanaged(first);
+    }
+}
+
 /// The program runs.
 pub fn note_begun() {
     FIRST.store(0, Relaxed);

@@ -238,8 +238,13 @@ impl Keeper for Owner {
         }
     }
 
-    fn executes(&self, nr: usize, args: &[usize; 6]) {
-        executes::see(nr, args);
+    fn execute(
+        &self,
+        nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize {
+        executes::execute(nr, args, make)
     }
 
     fn keep_all(&self, keep: bool) {

@@ -34,6 +34,7 @@ mod given;
 mod change;
 mod copy;
 mod deferred;
+mod environment;
 mod executes;
 mod keeper;
 
@@ -43,6 +44,7 @@ use crate::say;
 use crate::say::unserved::unserved;
 use crate::slots;
 use alloc::string::String;
+use core::ffi::c_char;
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use memfold::config::Delivery;
 use memfold_sys::thread::dispatch;
@@ -58,8 +60,11 @@ pub fn is_on() -> bool {
 }
 
 /// Starts the gate, and the engine, unless that can wait; where it can't be had, gives the order
-/// back, for thread delivery. Called by the constructor.
-pub fn start(mut order: Order) -> Option<Order> {
+/// back, for thread delivery. Called by the constructor, with the arguments of `main`.
+///
+/// # Safety
+/// - `arguments` is the array that the kernel left, with `count` of them, and there is one thread.
+pub unsafe fn start(mut order: Order, count: usize, arguments: *mut *mut c_char) -> Option<Order> {
     let room = deferred::room(&order);
     let why: String = match prepare(&order, room > 0) {
         Ok(()) => {
@@ -75,7 +80,11 @@ pub fn start(mut order: Order) -> Option<Order> {
             // threads are bare ones. The keeper's calls are instructions of this library, which is
             // one executable segment, or libc's from inside the gate, which lets them through.
             match unsafe { memfold_gate::start(&keeper::KEEPER) } {
-                Ok(()) => {}
+                Ok(()) => {
+                    executes::note_linker();
+                    // SAFETY: the caller's promise.
+                    unsafe { environment::take(count, arguments) };
+                }
                 Err(why) => {
                     ON.store(false, SeqCst);
                     unserved(format_args!("--delivery gate: {why:?}"));
