@@ -126,6 +126,8 @@ pub enum Refused {
     Int80,
     /// Syscall User Dispatch of its own: EINVAL.
     Dispatch,
+    /// A task asks to be traced by its parent: it isn't managed from now on.
+    Traced,
     /// A thread or a process whose dispatch the kernel, or a filter, refuses: it ends.
     Task(Errno),
 }
@@ -210,6 +212,13 @@ pub trait Keeper: Sync {
     /// Nothing leaves memory any more, of what is there and what is touched from now on: the process
     /// is about to end. `false`: it goes on after all.
     fn keep_all(&self, _keep: bool) {}
+
+    /// Nothing may be away any more, so that no access raises a signal: the caller is about to be
+    /// traced. `false`: that isn't possible, and nothing has changed. With `keep` false it may be
+    /// again.
+    fn keep_home(&self, _keep: bool) -> bool {
+        true
+    }
 
     /// Something is about to end.
     fn ends(&self, how: Ending);

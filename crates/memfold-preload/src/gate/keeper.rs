@@ -3,6 +3,7 @@ use super::gated::{Gated, Mark, get};
 use super::{deferred, executes};
 use crate::say;
 use crate::say::say_once;
+use crate::slots;
 use core::ops::Range;
 use memfold::fault::{Fault, Served};
 use memfold::holds::RANGES_MAX;
@@ -231,6 +232,9 @@ impl Keeper for Owner {
             Refused::Dispatch => say_once!(
                 "warning: Syscall User Dispatch of the program's own is answered EINVAL (--delivery thread has it)"
             ),
+            Refused::Traced => {
+                slots::note_unmanaged(b"traced by its parent (PTRACE_TRACEME)");
+            }
             Refused::Task(e) => say::warn(format_args!(
                 "warning: a thread or process that the program has started ends with status 255: its filter of system calls \
                  refuses it prctl(PR_SET_SYSCALL_USER_DISPATCH): {e} (--delivery thread needs none)"
@@ -251,6 +255,10 @@ impl Keeper for Owner {
         if let Some(holds) = get().map(|gated| gated.pager.holds()) {
             if keep { holds.hold_all() } else { holds.release_all() }
         }
+    }
+
+    fn keep_home(&self, keep: bool) -> bool {
+        get().is_none_or(|gated| gated.keep_home(keep))
     }
 
     fn ends(&self, how: Ending) {
