@@ -73,6 +73,32 @@ fn processes_that_stay_small_have_no_engine() {
     assert!(processes.iter().all(|one| one["pgmajfault"].as_u64() > Some(0)));
 }
 
+#[test]
+fn program_that_counts_its_threads_sees_its_own() {
+    let Some(bin) = binaries() else { return };
+    let program = compile("zygote");
+    let path = program.scratch.path("s.json");
+    for limit in ["500M", "1G"] {
+        let flags = ["--stats-file", &path, "--limit", limit];
+        let output = run(&bin, &flags, &[&program.path, "small"]);
+        assert_eq!(output.stdout, b"right\n", "{limit}: {output:?}");
+    }
+    assert_right("zygote", 32, &["folds"]);
+}
+
+#[test]
+fn program_in_a_user_namespace_is_right() {
+    if !can_make_worlds() {
+        return;
+    }
+    let heap = compile("heap");
+    for launcher in [&["unshare", "-Ur"][..], &["unshare", "-rmpf"]] {
+        let command = [launcher, &[heap.path.as_str(), "fast"]].concat();
+        let Some(printed) = printed_in("", FLAGS, 96, &command) else { return };
+        assert_eq!(printed, b"right\n", "{launcher:?}");
+    }
+}
+
 /// Static data isn't folded, and counts.
 #[test]
 fn a_program_with_much_static_data_has_an_engine_from_its_start() {

@@ -195,6 +195,11 @@ pub trait Keeper: Sync {
     /// Whether a descriptor is the engine's own.
     fn owns_descriptor(&self, fd: i32) -> bool;
 
+    /// The keeper's own threads in this process.
+    fn threads(&self) -> usize {
+        0
+    }
+
     /// Something was refused, and the program may not know why.
     fn tells(&self, _what: Refused) {}
 

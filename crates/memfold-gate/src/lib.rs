@@ -17,6 +17,7 @@ mod dispatch;
 mod patch;
 mod signals;
 mod threads;
+mod seen;
 mod special;
 mod trap;
 mod late;

@@ -6,6 +6,7 @@ use crate::entry;
 use crate::frame::Context;
 use crate::keeper::{Ending, Keeper, Refused, SPANS_MAX, Span, Spans};
 use crate::record::Record;
+use crate::seen;
 use crate::signals;
 use crate::threads;
 use crate::touch::{read, read_bytes, touch};
@@ -280,8 +281,24 @@ fn under_hold(
     made
 }
 
-/// Makes a call of which nothing else must be known: while all that it names is held, or in pieces.
+/// Makes a call of which nothing else must be known.
 fn plain(
+    keeper: &dyn Keeper,
+    record: &Record,
+    entry: &Entry,
+    nr: usize,
+    args: &[usize; 6],
+    depth: usize,
+) -> isize {
+    let made = made(keeper, record, entry, nr, args, depth);
+    if made == 0 && seen::may_show(nr) {
+        seen::hide_threads(keeper, nr, args);
+    }
+    made
+}
+
+/// Makes it while all that it names is held, or in pieces.
+fn made(
     keeper: &dyn Keeper,
     record: &Record,
     entry: &Entry,

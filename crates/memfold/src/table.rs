@@ -61,6 +61,8 @@ struct Head {
     runner: Owner,
     will: Will,
     unmanaged: Unmanaged,
+    /// What processes without an engine have mapped past what each may have, bytes.
+    waiting_bytes: AtomicU64,
     mailbox: Mailbox,
 }
 
@@ -211,6 +213,24 @@ impl Table {
     /// Whether one has said so.
     pub fn has_gate(&self) -> bool {
         self.head.begun.load(Relaxed) > 1
+    }
+
+    /// A process without an engine is about to map `bytes` more. `false`: all of them together would
+    /// have more than `most`. What a process has that is killed counts for good: then others have an
+    /// engine sooner.
+    pub fn take_waiting(&self, bytes: u64, most: u64) -> bool {
+        let more = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= most);
+        self.head.waiting_bytes.fetch_update(AcqRel, Relaxed, more).is_ok()
+    }
+
+    /// It has them no more, or has an engine.
+    pub fn give_back_waiting(&self, bytes: u64) {
+        self.head.waiting_bytes.fetch_sub(bytes, AcqRel);
+    }
+
+    /// What all of them have mapped so, bytes.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.head.waiting_bytes.load(Relaxed)
     }
 
     /// A process is about to execute a program that can't be managed; `about`: its name, and why.
@@ -415,6 +435,15 @@ mod tests {
                 .unwrap();
         assert!(Table::open(other, &KEY).is_err());
         assert!(rustix::fs::ftruncate(&file, 0).is_err());
+    }
+
+    #[test]
+    fn processes_without_an_engine_have_a_bound_in_common() {
+        let table = table(64);
+        assert!(table.take_waiting(60, 100) && !table.take_waiting(41, 100));
+        assert!(table.take_waiting(40, 100) && !table.take_waiting(u64::MAX, u64::MAX));
+        table.give_back_waiting(60);
+        assert!(table.take_waiting(60, 100) && !table.take_waiting(1, 100));
     }
 
     #[test]

@@ -225,8 +225,8 @@ static long without_libc(long number, long a) {
 /* Copies made past pthread_atfork. By way of libc they find every byte; a system call of one's own may only end loudly, but
    where it passes the gate. */
 static void copies(void) {
-    const char *order = getenv("MEMFOLD_RUN");
-    int gated = order && strstr(order, "delivery=gate");
+    /* The gate hides it. */
+    int gated = !getenv("MEMFOLD_RUN");
     folded();
     fflush(stdout);
     for (int way = 0; way < 5; way++) {

@@ -10,7 +10,7 @@ use memfold::holds::RANGES_MAX;
 use memfold::known::TOP;
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, Refused, SPANS_MAX, Span, Spans};
 use memfold_sys::raw::populates;
-use memfold_sys::thread::yield_now;
+use memfold_sys::thread::{bare, yield_now};
 use memfold_sys::units::PAGE_SIZE;
 
 const _: () = assert!(SPANS_MAX <= RANGES_MAX);
@@ -224,6 +224,10 @@ impl Keeper for Owner {
         get().is_some_and(|gated| gated.owns(fd))
     }
 
+    fn threads(&self) -> usize {
+        bare::count()
+    }
+
     fn tells(&self, what: Refused) {
         match what {
             Refused::Int80 => say_once!(
@@ -262,6 +266,11 @@ impl Keeper for Owner {
     }
 
     fn ends(&self, how: Ending) {
+        match how {
+            Ending::Process | Ending::Exec => deferred::note_end(true),
+            Ending::ExecFailed => deferred::note_end(false),
+            Ending::Thread => {}
+        }
         if let (Some(gated), Ending::Process) = (get(), how) {
             gated.pager.publish();
         }
