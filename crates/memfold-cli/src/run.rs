@@ -14,7 +14,6 @@ use memfold::config::keys::{Audience, KEYS, Key};
 use memfold::config::{Config, Size};
 use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_sys::disk::swapfile::{FileDisk, Options};
-use std::env;
 use std::ffi::{CStr, CString, NulError, OsString, c_char};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -22,6 +21,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{env, fs};
 
 /// The environment variable that tells the preload library what to do.
 pub const VARIABLE: &str = "MEMFOLD_RUN";
@@ -169,7 +169,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
         return Err(Failure::own("no command given: memfold run --limit SIZE -- CMD [ARGS]..."));
     };
     let mut config = config(matches)?;
-    if env::var_os(VARIABLE).is_some_and(|value| !value.is_empty()) {
+    if is_inside_a_run() {
         return Err(Failure::own(
             "this is already running under memfold run, which can't be nested",
         ));
@@ -317,6 +317,17 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     Ok(config)
 }
 
+/// Whether this process was given an order. The library hides that from the program, and the file
+/// shows it still.
+fn is_inside_a_run() -> bool {
+    let all = fs::read("/proc/self/environ").unwrap_or_default();
+    let value = all.split(|byte| *byte == 0).find_map(|entry| {
+        entry.strip_prefix(VARIABLE.as_bytes()).and_then(|rest| rest.strip_prefix(b"="))
+    });
+    env::var_os(VARIABLE).is_some_and(|own| !own.is_empty())
+        || value.is_some_and(|value| !value.is_empty())
+}
+
 /// The preload library: beside this executable, or installed as `../lib/memfold`.
 ///
 /// # Errors
@@ -352,31 +363,23 @@ fn environment(config: &Config, slots: &Slots, library: PathBuf) -> Result<Vec<C
         .map_err(|_| Failure::own("a setting has a zero byte in it"))
 }
 
-/// `entries`, with the library at the front of LD_PRELOAD, which comes last if it wasn't there, and
-/// the order at the end.
+/// `entries`, and behind them a LD_PRELOAD with the library in front of what the last of them loads,
+/// and the order: the dynamic linker goes by the last, and the library hides these two.
 fn environment_with(
     entries: Vec<CString>,
     order: Vec<u8>,
     library: &[u8],
 ) -> Result<Vec<CString>, NulError> {
-    let mut all = Vec::with_capacity(entries.len() + 2);
-    let mut loads = false;
-    for entry in entries {
-        let bytes = entry.as_bytes();
-        if let Some(others) = bytes.strip_prefix(b"LD_PRELOAD=") {
-            loads = true;
-            let between: &[u8] = if others.is_empty() { b"" } else { b":" };
-            all.push(CString::new([b"LD_PRELOAD=", library, between, others].concat())?);
-        } else if !bytes
-            .strip_prefix(VARIABLE.as_bytes())
-            .is_some_and(|rest| rest.starts_with(b"="))
-        {
-            all.push(entry);
-        }
-    }
-    if !loads {
-        all.push(CString::new([b"LD_PRELOAD=", library].concat())?);
-    }
+    let is_order = |bytes: &[u8]| {
+        bytes.strip_prefix(VARIABLE.as_bytes()).is_some_and(|rest| rest.starts_with(b"="))
+    };
+    let mut all: Vec<CString> =
+        entries.into_iter().filter(|entry| !is_order(entry.as_bytes())).collect();
+    let others = all.iter().rev().find_map(|entry| entry.as_bytes().strip_prefix(b"LD_PRELOAD="));
+    let others = others.unwrap_or_default();
+    let between: &[u8] = if others.is_empty() { b"" } else { b":" };
+    let loads = [b"LD_PRELOAD=", library, between, others].concat();
+    all.push(CString::new(loads)?);
     all.push(CString::new(order)?);
     Ok(all)
 }

@@ -4,7 +4,7 @@
 mod common;
 use common::{
     Program, Scratch, UNPRIVILEGED, assert_all_right, assert_refused, binaries, can_make_worlds,
-    compile, folded_in, json, managed_in, open_scratch, printed_in, run,
+    compile, folded_in, json, managed_in, memfold, open_scratch, printed_in, run,
 };
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -71,6 +71,29 @@ fn processes_that_stay_small_have_no_engine() {
     let processes = stats["processes"].as_array().unwrap();
     assert_eq!(processes.len(), 2);
     assert!(processes.iter().all(|one| one["pgmajfault"].as_u64() > Some(0)));
+}
+
+#[test]
+fn program_that_counts_its_threads_sees_its_own() {
+    let Some(bin) = binaries() else { return };
+    let program = compile("zygote");
+    let words = ["run", "--limit", "500M", "--", &program.path, "small"];
+    let output = memfold(&bin, &words).output().unwrap();
+    assert_eq!(output.stdout, b"right\n", "{output:?}");
+    assert_right("zygote", 32, &["folds"]);
+}
+
+#[test]
+fn program_in_a_user_namespace_is_right() {
+    if !can_make_worlds() {
+        return;
+    }
+    let heap = compile("heap");
+    for launcher in [&["unshare", "-Ur"][..], &["unshare", "-rmpf"]] {
+        let command = [launcher, &[heap.path.as_str(), "fast"]].concat();
+        let Some(printed) = printed_in("", FLAGS, 96, &command) else { return };
+        assert_eq!(printed, b"right\n", "{launcher:?}");
+    }
 }
 
 /// Static data isn't folded, and counts.

@@ -99,8 +99,7 @@ fn an_earlier_preload_is_kept_and_ours_comes_first() {
     );
     let text =
         String::from_utf8(command.env("LD_PRELOAD", &other).output().unwrap().stdout).unwrap();
-    let ours = bin.canonicalize().unwrap().join("libmemfold_preload.so");
-    assert_eq!(text.lines().next().unwrap(), format!("{}:{other}", ours.display()));
+    assert_eq!(text.lines().next().unwrap(), other, "the program sees its own alone");
     assert!(text.lines().skip(1).any(|l| l.ends_with("libmemfold_preload.so")));
     assert!(text.lines().skip(1).any(|l| l.ends_with("other.so")));
 }

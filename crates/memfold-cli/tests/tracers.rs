@@ -2,7 +2,7 @@
 //! and they see it. (gdb: `kernel.rs`.)
 mod common;
 use common::real::{installed, plainly, python};
-use common::{Scratch, assert_figures, binaries, json, memfold, printed_in};
+use common::{Scratch, assert_figures, binaries, compile, json, managed_in, memfold, printed_in};
 use std::process::Command;
 
 /// Four times the limit, each page told from the others, and files that are read.
@@ -73,4 +73,56 @@ fn perf_records_a_folded_program_that_prints_what_it_prints_alone() {
     for trace in traces {
         assert!(trace.starts_with(b"PERFILE2"), "something was recorded");
     }
+}
+
+/// A debugger's child asks to be traced: by vfork, its parent waits for it and can't go on.
+#[test]
+fn child_that_asks_to_be_traced_stops_only_at_its_exec() {
+    let program = compile("traced");
+    for how in ["fork", "vfork"] {
+        for paging in ["userfaultfd", "protection"] {
+            let flags = ["--limit", "24M", "--paging", paging];
+            let command = [program.path.as_str(), how];
+            let Some(printed) = printed_in("", &flags, 32, &command) else { return };
+            assert_eq!(printed, b"right\n", "{how} {paging}");
+        }
+    }
+}
+
+/// Asserts that a tracer, as the program of a run, ends as it does without, and prints `ends`.
+#[track_caller]
+fn started_by(tracer: &[&str], ends: &str) {
+    let Some(path) = installed(tracer[0]) else { return };
+    let command = [&[path.as_str()], &tracer[1..]].concat();
+    let tried = Command::new(command[0]).args(&command[1..]).output().unwrap();
+    if !String::from_utf8_lossy(&tried.stdout).contains(ends) {
+        return eprintln!("SKIPPED, NOTHING WAS TESTED: {command:?} fails here: {tried:?}");
+    }
+    let Some(output) = managed_in("", &["--limit", "100M"], &command) else { return };
+    let (printed, said) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), tried.status.code(), "{command:?}: {printed} {said}");
+    assert!(printed.contains(ends) && !printed.contains("SIGSYS"), "{command:?}: {printed} {said}");
+}
+
+#[test]
+fn debugger_as_the_program_runs_another_program_to_its_end() {
+    started_by(&["gdb", "-nx", "-batch", "-ex", "run", "--args", "/bin/true"], "exited normally");
+}
+
+#[test]
+fn gdb_stops_its_program_at_a_breakpoint_and_goes_on() {
+    let program = compile("passed");
+    let run = ["gdb", "-nx", "-batch", "-ex", "break main", "-ex", "run", "-ex", "continue"];
+    started_by(&[&run[..], &["--args", &program.path, "show"]].concat(), "exited normally");
+}
+
+#[test]
+fn valgrind_as_the_program_runs_another_program_to_its_end() {
+    started_by(&["valgrind", "-q", "/bin/echo", "right"], "right");
+}
+
+#[test]
+fn proot_as_the_program_runs_another_program_to_its_end() {
+    started_by(&["proot", "-r", "/", "/bin/sh", "-c", "echo $((1+1)) right"], "2 right");
 }

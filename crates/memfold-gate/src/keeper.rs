@@ -126,6 +126,8 @@ pub enum Refused {
     Int80,
     /// Syscall User Dispatch of its own: EINVAL.
     Dispatch,
+    /// A task asks to be traced by its parent: it isn't managed from now on.
+    Traced,
     /// A thread or a process whose dispatch the kernel, or a filter, refuses: it ends.
     Task(Errno),
 }
@@ -193,15 +195,35 @@ pub trait Keeper: Sync {
     /// Whether a descriptor is the engine's own.
     fn owns_descriptor(&self, fd: i32) -> bool;
 
+    /// The keeper's own threads in this process.
+    fn threads(&self) -> usize {
+        0
+    }
+
     /// Something was refused, and the program may not know why.
     fn tells(&self, _what: Refused) {}
 
-    /// `execve` or `execveat`, with these arguments, is about to be made.
-    fn executes(&self, _nr: usize, _args: &[usize; 6]) {}
+    /// `execve` or `execveat`. The keeper makes it by `make`, with these arguments or others, and
+    /// returns the result of the last try: it has failed.
+    fn execute(
+        &self,
+        _nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize {
+        make(args)
+    }
 
     /// Nothing leaves memory any more, of what is there and what is touched from now on: the process
     /// is about to end. `false`: it goes on after all.
     fn keep_all(&self, _keep: bool) {}
+
+    /// Nothing may be away any more, so that no access raises a signal: the caller is about to be
+    /// traced. `false`: that isn't possible, and nothing has changed. With `keep` false it may be
+    /// again.
+    fn keep_home(&self, _keep: bool) -> bool {
+        true
+    }
 
     /// Something is about to end.
     fn ends(&self, how: Ending);

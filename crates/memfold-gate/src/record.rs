@@ -62,6 +62,8 @@ pub struct Record {
     pub alternate: Cell<Stack>,
     /// What a filter of the program's has said of the last call that it has refused.
     pub refused: Cell<Option<Info>>,
+    /// It is traced by its own wish, and its calls don't pass the gate.
+    pub traced: Cell<bool>,
     /// What its call holds.
     pub hold: Cell<Option<Hold>>,
     /// The head of its list of locks, which the kernel walks at its end; 0: it has none.
@@ -138,6 +140,7 @@ impl Record {
         self.sent.set(0);
         self.alternate.set(Stack::NONE);
         self.refused.set(None);
+        self.traced.set(false);
         self.hold.set(None);
         self.robust.store(0, SeqCst);
         self.process.store(0, SeqCst);

@@ -1,12 +1,13 @@
 //! Which call is what, and how it is made.
 use crate::actions::{PROTECTED, UNBLOCKABLE};
 use crate::calls::{self, Class, Entry, Piece};
-use crate::dispatch::PR_SET_SYSCALL_USER_DISPATCH;
+use crate::dispatch::{self, PR_SET_SYSCALL_USER_DISPATCH};
 use crate::entry;
 use crate::frame::Context;
 use crate::keeper::{Ending, Keeper, Refused, SPANS_MAX, Span, Spans};
 use crate::lent;
 use crate::record::Record;
+use crate::seen;
 use crate::signals;
 use crate::threads;
 use crate::touch::{read, read_bytes, touch};
@@ -64,6 +65,7 @@ impl Call<'_> {
                 threads::clone(self.keeper, self.record, self.context, nr, &args)
             }
             libc::SYS_execve | libc::SYS_execveat => self.execute(),
+            libc::SYS_ptrace if is_wish_to_be_traced(nr, &args) => self.be_traced(),
             libc::SYS_exit => threads::exit(self.keeper, self.record, args[0]),
             libc::SYS_exit_group => {
                 threads::keep_locks(self.keeper, self.record);
@@ -104,6 +106,36 @@ impl Call<'_> {
             }),
             _ => self.wait(),
         })
+    }
+
+    /// PTRACE_TRACEME. Each signal stops the caller from now on, for a parent that waits in vfork, or
+    /// that knows nothing of the gate's. So the gate raises none until the caller executes another
+    /// program: all memory is home, and the calls of the only thread pass it by. What it executes
+    /// isn't managed, as the environment that it passes has nothing of memfold's.
+    fn be_traced(&mut self) -> isize {
+        let (keeper, record) = (self.keeper, self.record);
+        let mut is_alone = true;
+        record.each_of_process(|each| is_alone &= core::ptr::eq(each, record));
+        if !is_alone {
+            return self.wait();
+        }
+        signals::block_all();
+        if !keeper.keep_home(true) {
+            return -(libc::ENOMEM as isize);
+        }
+        let made = raw(self.nr, &self.args);
+        if made < 0 {
+            keeper.keep_home(false);
+            return made;
+        }
+        keeper.tells(Refused::Traced);
+        record.traced.set(true);
+        // Patched sites go to the kernel from here on.
+        record.fs.set(0);
+        dispatch::disarm();
+        signals::give_back(record);
+        self.context.mask |= record.blocked.get();
+        made
     }
 
     fn set_alternate(&mut self) -> isize {
@@ -250,8 +282,24 @@ fn under_hold(
     made
 }
 
-/// Makes a call of which nothing else must be known: while all that it names is held, or in pieces.
+/// Makes a call of which nothing else must be known.
 fn plain(
+    keeper: &dyn Keeper,
+    record: &Record,
+    entry: &Entry,
+    nr: usize,
+    args: &[usize; 6],
+    depth: usize,
+) -> isize {
+    let made = made(keeper, record, entry, nr, args, depth);
+    if made == 0 && seen::may_show(nr) {
+        seen::hide_threads(keeper, nr, args);
+    }
+    made
+}
+
+/// Makes it while all that it names is held, or in pieces.
+fn made(
     keeper: &dyn Keeper,
     record: &Record,
     entry: &Entry,
@@ -379,9 +427,14 @@ fn gives_up_rights(nr: usize, args: &[usize; 6]) -> bool {
     }
 }
 
+fn is_wish_to_be_traced(nr: usize, args: &[usize; 6]) -> bool {
+    nr as i64 == libc::SYS_ptrace && args[0] == libc::PTRACE_TRACEME as usize
+}
+
 /// Whether a call can be made without a context, from a patched site.
 pub fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
     calls::class(entry, args) == Class::Plain
+        && !is_wish_to_be_traced(entry.number as usize, args)
         && !gives_up_rights(entry.number as usize, args)
         && !matches!(
             i64::from(entry.number),

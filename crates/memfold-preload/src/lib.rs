@@ -9,6 +9,8 @@ extern crate alloc;
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("memfold run needs the gate, which is for x86-64");
 
+use core::ffi::{c_char, c_int};
+
 // Bottom first: a module imports only from modules listed above it.
 mod slots;
 mod say;
@@ -22,12 +24,14 @@ mod inspect;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static CONSTRUCTOR: extern "C" fn() = construct;
+static CONSTRUCTOR: extern "C" fn(c_int, *mut *mut c_char) = construct;
 
-extern "C" fn construct() {
+/// glibc calls constructors with the arguments of `main`.
+extern "C" fn construct(count: c_int, arguments: *mut *mut c_char) {
     match order::read() {
         Ok(None) => {}
-        Ok(Some(order)) => gate::start(order),
+        // SAFETY: glibc's own, of the constructor, which runs before there are threads.
+        Ok(Some(order)) => unsafe { gate::start(order, count as usize, arguments) },
         Err(why) => say::die(format_args!("MEMFOLD_RUN: {why}")),
     }
 }

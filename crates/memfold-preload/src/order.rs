@@ -32,7 +32,7 @@ pub struct Order {
 /// The order makes no sense, as when another version of memfold wrote it.
 pub fn read() -> Result<Option<Order>, String> {
     let Some(text) = variable(VARIABLE).filter(|text| !text.is_empty()) else { return Ok(None) };
-    if variable(DISABLE) == Some(b"1") {
+    if variable(DISABLE) == Some(b"1") || is_under_valgrind() {
         return Ok(None);
     }
     let lines = || core::str::from_utf8(text).unwrap_or("").split(';');
@@ -56,6 +56,13 @@ pub fn read() -> Result<Option<Order>, String> {
     let config = Config::decode(&settings).map_err(|e| e.0)?;
     config.check().map_err(|e| e.0)?;
     Ok(Some(Order { config }))
+}
+
+/// Valgrind runs the program's instructions on a processor of its own, whose system calls are made
+/// by valgrind's: the gate would catch those. Its launcher puts a library of its own beside this one.
+fn is_under_valgrind() -> bool {
+    const CORE: &[u8] = b"/vgpreload_core-";
+    variable(c"LD_PRELOAD").is_some_and(|all| all.windows(CORE.len()).any(|part| part == CORE))
 }
 
 fn variable(name: &CStr) -> Option<&'static [u8]> {

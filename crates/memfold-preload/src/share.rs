@@ -116,11 +116,15 @@ impl Scale {
 
     /// Takes this process's share of what the whole run may use.
     fn take_share(&self, pager: &Pager, level: &mut Level, need: u64) {
-        let mut others = slots::needs_of_others();
+        let (mut others, waiting) = (slots::needs_of_others(), slots::waiting_bytes());
         level.company = others.len() as i64;
         let mut of = |bound: u64| match bound {
             u64::MAX => u64::MAX,
-            bound => share(bound, need, &mut others).saturating_add(level.others),
+            bound => {
+                // Processes without an engine can't fold what they have.
+                let left = bound.saturating_sub(waiting.min(bound / 2));
+                share(left, need, &mut others).saturating_add(level.others)
+            }
         };
         let or_none = |bound: Option<u64>| bound.unwrap_or(u64::MAX);
         let given = (or_none(self.config.limit_bytes), or_none(self.config.resident_bytes));

@@ -100,6 +100,36 @@ pub fn has_gate() -> bool {
     table().is_some_and(Table::has_gate)
 }
 
+/// A program that can't be managed is about to be executed. Returns whether it is the first of the
+/// run, whose name is kept.
+pub fn note_unmanaged(about: &[u8]) -> bool {
+    table().is_some_and(|table| table.note_unmanaged(about))
+}
+
+/// It could not be executed.
+pub fn forget_unmanaged(first: bool) {
+    if let Some(table) = table() {
+        table.forget_unmanaged(first);
+    }
+}
+
+/// As [`Table::take_waiting`]; `false` without a table.
+pub fn take_waiting(bytes: u64, most: u64) -> bool {
+    table().is_some_and(|table| table.take_waiting(bytes, most))
+}
+
+/// As [`Table::give_back_waiting`].
+pub fn give_back_waiting(bytes: u64) {
+    if let Some(table) = table() {
+        table.give_back_waiting(bytes);
+    }
+}
+
+/// As [`Table::waiting_bytes`].
+pub fn waiting_bytes() -> u64 {
+    table().map_or(0, Table::waiting_bytes)
+}
+
 /// The program runs.
 pub fn note_begun() {
     FIRST.store(0, Relaxed);

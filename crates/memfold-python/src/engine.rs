@@ -40,7 +40,12 @@ pub fn heaps() -> Vec<Arc<Shared>> {
 /// process by Python's means meanwhile.
 fn arm() -> Result<(), String> {
     let is = |name: &str, value: &str| std::env::var(name).is_ok_and(|is| is == value);
-    if !gate::is_armed() && std::env::var("MEMFOLD_RUN").is_ok_and(|order| !order.is_empty()) {
+    // The library of `memfold run` hides its order from the program, and the file shows it still.
+    let given = std::fs::read("/proc/self/environ").unwrap_or_default();
+    let mut given = given.split(|byte| *byte == 0);
+    let is_run = std::env::var("MEMFOLD_RUN").is_ok_and(|order| !order.is_empty())
+        || given.any(|entry| entry.strip_prefix(b"MEMFOLD_RUN=").is_some_and(|v| !v.is_empty()));
+    if !gate::is_armed() && is_run {
         // There is an engine of another kind, whose threads and signals are its own.
         if !is("MEMFOLD_DISABLE", "1") {
             return Err("this process is under memfold run".into());

@@ -11,7 +11,10 @@ use crate::stats::Stats;
 use alloc::vec::Vec;
 use core::ffi::c_void;
 use core::mem::size_of;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use core::sync::atomic::{
+    Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use memfold_sys::memory::shared;
 use memfold_sys::run::door::{HALF, Key};
 use memfold_sys::run::mailbox::Mailbox;
@@ -21,11 +24,23 @@ use memfold_sys::{Errno, units::PAGE_SIZE};
 use rustix::fd::{AsFd, OwnedFd};
 
 /// Version of the layout; another is refused.
-pub const LAYOUT_VERSION: u64 = 8;
+pub const LAYOUT_VERSION: u64 = 9;
 /// Seats that are not given again.
 pub const APART: usize = 64;
 /// Seats that lie together.
 const GROUP: usize = 64;
+
+/// Bytes of what is told of a program that isn't managed; the rest is cut off.
+pub const UNMANAGED_BYTES_MAX: usize = 240;
+
+/// Programs that can't be managed. All zeros are none.
+#[repr(C)]
+struct Unmanaged {
+    count: AtomicU64,
+    /// Of the text about the first: 1 while it is written, 2 once it is whole.
+    state: AtomicU64,
+    first: [AtomicU8; UNMANAGED_BYTES_MAX],
+}
 
 /// What stands in front.
 #[repr(C, align(4096))]
@@ -45,6 +60,9 @@ struct Head {
     /// `memfold run`.
     runner: Owner,
     will: Will,
+    unmanaged: Unmanaged,
+    /// What processes without an engine have mapped past what each may have, bytes.
+    waiting_bytes: AtomicU64,
     mailbox: Mailbox,
 }
 
@@ -195,6 +213,55 @@ impl Table {
     /// Whether one has said so.
     pub fn has_gate(&self) -> bool {
         self.head.begun.load(Relaxed) > 1
+    }
+
+    /// A process without an engine is about to map `bytes` more. `false`: all of them together would
+    /// have more than `most`. What a process has that is killed counts for good: then others have an
+    /// engine sooner.
+    pub fn take_waiting(&self, bytes: u64, most: u64) -> bool {
+        let more = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= most);
+        self.head.waiting_bytes.fetch_update(AcqRel, Relaxed, more).is_ok()
+    }
+
+    /// It has them no more, or has an engine.
+    pub fn give_back_waiting(&self, bytes: u64) {
+        self.head.waiting_bytes.fetch_sub(bytes, AcqRel);
+    }
+
+    /// What all of them have mapped so, bytes.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.head.waiting_bytes.load(Relaxed)
+    }
+
+    /// A process is about to execute a program that can't be managed; `about`: its name, and why.
+    /// Returns whether it is the first, about which the text is kept.
+    pub fn note_unmanaged(&self, about: &[u8]) -> bool {
+        let unmanaged = &self.head.unmanaged;
+        unmanaged.count.fetch_add(1, Relaxed);
+        let is_first = unmanaged.state.compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
+        if is_first {
+            let all = about.iter().copied().chain(core::iter::repeat(0));
+            unmanaged.first.iter().zip(all).for_each(|(to, from)| to.store(from, Relaxed));
+            unmanaged.state.store(2, Release);
+        }
+        is_first
+    }
+
+    /// It could not be executed.
+    pub fn forget_unmanaged(&self, is_first: bool) {
+        self.head.unmanaged.count.fetch_sub(1, Relaxed);
+        if is_first {
+            self.head.unmanaged.state.store(0, Release);
+        }
+    }
+
+    /// How often programs were executed that can't be managed, and what is known about the first.
+    pub fn unmanaged(&self) -> (u64, Vec<u8>) {
+        let unmanaged = &self.head.unmanaged;
+        let is_known = unmanaged.state.load(Acquire) == 2;
+        let text = unmanaged.first.iter().map(|byte| byte.load(Relaxed));
+        let text = text.take_while(|byte| is_known && *byte != 0).collect();
+        (unmanaged.count.load(Relaxed), text)
     }
 
     /// A seat for the calling thread's process, `pid` as `memfold run` sees it: until the thread
@@ -368,6 +435,29 @@ mod tests {
                 .unwrap();
         assert!(Table::open(other, &KEY).is_err());
         assert!(rustix::fs::ftruncate(&file, 0).is_err());
+    }
+
+    #[test]
+    fn processes_without_an_engine_have_a_bound_in_common() {
+        let table = table(64);
+        assert!(table.take_waiting(60, 100) && !table.take_waiting(41, 100));
+        assert!(table.take_waiting(40, 100) && !table.take_waiting(u64::MAX, u64::MAX));
+        table.give_back_waiting(60);
+        assert!(table.take_waiting(60, 100) && !table.take_waiting(1, 100));
+    }
+
+    #[test]
+    fn a_program_that_is_not_executed_after_all_is_not_counted_as_unmanaged() {
+        let table = table(64);
+        assert_eq!(table.unmanaged(), (0, std::vec![]));
+        let first = table.note_unmanaged(b"/no: static");
+        table.forget_unmanaged(first);
+        assert_eq!(table.unmanaged(), (0, std::vec![]));
+        assert!(table.note_unmanaged(b"/a: static"));
+        let second = table.note_unmanaged(b"/b: static");
+        assert!(!second && table.unmanaged() == (2, b"/a: static".to_vec()));
+        table.forget_unmanaged(second);
+        assert_eq!(table.unmanaged(), (1, b"/a: static".to_vec()));
     }
 
     /// More than were ever mapped at first, all at the same time.

@@ -9,6 +9,21 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// What the run came to, a few lines of text, each with `memfold: ` in front.
 pub fn summary(config: &Config, slots: &Slots, height: &Height) -> String {
+    managed(config, slots, height) + &unmanaged(slots)
+}
+
+/// Programs that memfold could not be in.
+fn unmanaged(slots: &Slots) -> String {
+    match slots.table().unmanaged() {
+        (0, _) => String::new(),
+        (count, first) => format!(
+            "memfold: programs that can't be managed were executed {count} times, the first {}\n",
+            first.escape_ascii()
+        ),
+    }
+}
+
+fn managed(config: &Config, slots: &Slots, height: &Height) -> String {
     let mut out = String::new();
     let processes = slots.table().processes().count();
     if processes == 0 && !slots.table().has_begun() {
@@ -79,6 +94,8 @@ mod tests {
             lines.contains("peak 60.0 MiB (limit 64.0 MiB)") && lines.contains("9 faults"),
             "{lines}"
         );
-        assert!(lines.lines().all(|l| l.starts_with("memfold: ")));
+        assert!(lines.lines().all(|l| l.starts_with("memfold: ")) && !lines.contains("can't be"));
+        slots.table().note_unmanaged(b"/bin/busybox: it is statically linked");
+        assert!(text().ends_with("1 times, the first /bin/busybox: it is statically linked\n"));
     }
 }

@@ -4,7 +4,7 @@
 use super::{Scratch, UNPRIVILEGED, printed_in, unprivileged};
 use std::process::Command;
 
-fn missing(what: &str) {
+pub fn missing(what: &str) {
     assert!(std::env::var("CI").as_deref() != Ok("true"), "{what}: scripts/setup installs it");
     eprintln!("SKIPPED: {what} (scripts/setup programs installs it)");
 }

@@ -1,4 +1,4 @@
-// Writes all that a program is given by whoever starts it to the file it is told, but for what memfold must add.
+// Writes all that a program is given by whoever starts it to the file it is told.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sched.h>
@@ -38,9 +38,7 @@ int main(int argc, char **argv) {
     for (int fd = 0; fd < 1024; fd++)
         if (flags[fd] >= 0) fprintf(out, "fd %d: %s, %d\n", fd, links[fd], flags[fd]);
     for (int i = 0; i < argc; i++) fprintf(out, "argv %d: %s\n", i, argv[i]);
-    for (char **e = environ; *e; e++) {
-        if (strncmp(*e, "LD_PRELOAD=", 11) && strncmp(*e, "MEMFOLD_RUN=", 12)) fprintf(out, "env: %s\n", *e);
-    }
+    for (char **e = environ; *e; e++) fprintf(out, "env: %s\n", *e);
     for (int s = 1; s < 65; s++) {
         struct sigaction now;
         if (!sigaction(s, NULL, &now))

@@ -25,15 +25,16 @@ pub fn execute(
         (1..=31).filter(is).fold(0, |set, signal| set | bit(signal))
     });
     ignore_really(ignored);
-    keeper.executes(nr, args);
     let kept = keep_locks(keeper, record);
     keeper.ends(Ending::Exec);
     let blocked = record.blocked.get();
     if blocked != 0 {
         set_signals_blocked(context.mask | blocked);
     }
-    // SAFETY: the program's own call.
-    let failed = unsafe { entry::call(nr, args, record.pending.as_ptr()) };
+    let failed = keeper.execute(nr, args, &mut |args| {
+        // SAFETY: the program's own call.
+        unsafe { entry::call(nr, args, record.pending.as_ptr()) }
+    });
     if blocked != 0 {
         // What was put off must stay alone until it is delivered.
         let waits = record.pending.load(core::sync::atomic::Ordering::SeqCst) != 0;

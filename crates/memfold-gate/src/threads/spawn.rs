@@ -177,6 +177,9 @@ fn spawn(
         if let Some(hold) = child.hold.take() {
             keeper.release(hold);
         }
+        if child.traced.get() {
+            keeper.keep_home(false);
+        }
         child.give_back();
     }
     made

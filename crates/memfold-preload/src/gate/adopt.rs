@@ -37,6 +37,9 @@ impl Gated {
         let state = &mut *state;
         let Some(seen) = self.scale.look(&self.pager, &mut state.level) else { return LOOK_NS };
         state.mapped_since = 0;
+        if state.traced > 0 {
+            return LOOK_NS;
+        }
         let Seen { before, unmanaged, slower } = seen;
         let anonymous = state.level.anonymous;
         let max = self.pager.bound_bytes();
@@ -189,7 +192,28 @@ impl Gated {
         access & asked == PLAIN
     }
 
+    /// Brings everything home, where it stays, for a task that is about to be traced; or ends that.
+    /// `false`: the machine has no room for it.
+    pub fn keep_home(&self, keep: bool) -> bool {
+        let mut state = self.state.lock();
+        if keep {
+            let available = proc::available_bytes();
+            if available > 0 && self.pager.away_bytes() > available {
+                return false;
+            }
+            state.traced += 1;
+            self.leave(&(0..TOP));
+        } else {
+            state.traced -= 1;
+            self.adopt(&state, &(0..TOP));
+        }
+        true
+    }
+
     fn take_parts(&self, state: &State, all: Vec<Range<usize>>) {
+        if state.traced > 0 {
+            return;
+        }
         let unmanaged = |range: &Range<usize>| self.pager.unmanaged_parts(range.start, range.end);
         let parts = state.unmarked(all);
         for (start, end) in parts.iter().flat_map(unmanaged) {

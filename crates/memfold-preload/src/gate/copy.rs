@@ -102,6 +102,11 @@ impl Gated {
         let state = unsafe { self.state.peek_mut() };
         let ended = state.marked(Mark::DontFork).within(&(0..TOP));
         ended.iter().for_each(|range| state.forget(range));
+        if state.traced > 0 {
+            // It was another task that is traced.
+            state.traced = 0;
+            state.late.add(0..TOP);
+        }
         // SAFETY: as above.
         unsafe { self.pager.end_in_child(&ended) };
         // Before anything is read there.

@@ -1,6 +1,8 @@
 //! A process begins without an engine: most of a script's or a build's stay small and end soon, and
 //! making one takes more than all that they do. Their calls pass the gate all the same, which is how
-//! it is seen that one grows, and the engine is made before it has grown past [`SMALL_BYTES`].
+//! it is seen that one grows, and the engine is made before it has grown past [`SMALL_BYTES`], and
+//! before all processes without one have [`RUN_SHARE`] of the limit beyond that: programs that go on
+//! only while they have one thread (a browser's zygote) mostly have less.
 //!
 //! - **Nothing is missed**: what was there by then is never folded, which is little, as all growth
 //!   is counted here. No call is under way that has not said what it names, because the process has
@@ -9,7 +11,10 @@
 //! - **It can still be made** then: before a call that gives up rights (`chroot`, `setuid`, a filter)
 //!   it is made at once.
 //! - **What isn't counted**: such a process has no seat in the run's table, so that what it has, less
-//!   than [`SMALL_BYTES`] beside its stack, is not part of the run's sum.
+//!   than [`SMALL_BYTES`] beside its stack, is not part of the run's sum. What it has taken of
+//!   [`RUN_SHARE`] is: the others share what is left of the limit. It is given back at the end of the
+//!   process, but not if a signal ends it: then others have an engine sooner, and the limit is lower
+//!   by as much, at most by [`RUN_SHARE`].
 use super::gated::{self, Lacking, get, open};
 use super::given::gives;
 use crate::engine::{self, Life};
@@ -27,6 +32,10 @@ use rustix::process::{Resource, getrlimit};
 /// It gets an engine when it has mapped so much, bytes; or one part in [`SHARE`] of its limit.
 const SMALL_BYTES: usize = 4 << 20;
 const SHARE: u64 = 16;
+/// All processes without an engine may have mapped one part in this many of the limit beyond that;
+/// each takes it in steps.
+const RUN_SHARE: u64 = 16;
+const STEP_BYTES: usize = 1 << 20;
 
 /// What its first thread does.
 pub const LIFE: Life = Life {
@@ -41,6 +50,8 @@ pub const LIFE: Life = Life {
 static WAITING: Mutex<Option<(Order, u32)>> = Mutex::new(None);
 /// How much more it may map, bytes. 0: nothing is asked any more.
 static ROOM: AtomicUsize = AtomicUsize::new(0);
+/// What this process has taken of [`RUN_SHARE`], bytes.
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
 /// The end of its heap.
 static BREAK: AtomicUsize = AtomicUsize::new(0);
 
@@ -55,9 +66,14 @@ pub fn room(order: &Order) -> usize {
     if !may_wait {
         return 0;
     }
-    let bounds = [order.config.limit_bytes, order.config.resident_bytes];
-    let bound = bounds.into_iter().flatten().min().unwrap_or(u64::MAX);
+    let bound = bound(order);
     SMALL_BYTES.min((bound / SHARE) as usize).saturating_sub(static_bytes())
+}
+
+/// What the run may have, bytes.
+fn bound(order: &Order) -> u64 {
+    let bounds = [order.config.limit_bytes, order.config.resident_bytes];
+    bounds.into_iter().flatten().min().unwrap_or(u64::MAX)
 }
 
 /// Data of the program and of its libraries that can be written, bytes.
@@ -103,6 +119,42 @@ pub fn begin_as_child() {
     if let Some((_, process)) = unsafe { WAITING.peek_mut() } {
         *process = process_id();
     }
+    // What its parent has taken is its parent's.
+    if !slots::take_waiting(TAKEN.load(Relaxed) as u64, run_bytes()) {
+        TAKEN.store(0, Relaxed);
+        ROOM.store(1, Relaxed);
+    }
+}
+
+/// A process that waits is about to end, or to execute another program, or it isn't after all.
+pub fn note_end(ends: bool) {
+    let taken = TAKEN.load(Relaxed) as u64;
+    if taken == 0 || WAITING.lock().as_ref().is_none_or(|(_, process)| *process != process_id()) {
+        return;
+    }
+    match ends {
+        true => slots::give_back_waiting(taken),
+        false => _ = slots::take_waiting(taken, u64::MAX),
+    }
+}
+
+/// [`RUN_SHARE`] of what the run may have now, bytes; 0 where there is no bound.
+fn run_bytes() -> u64 {
+    match slots::bounds().map_or(u64::MAX, |(limit, resident)| limit.min(resident)) {
+        u64::MAX => 0,
+        bound => bound / RUN_SHARE,
+    }
+}
+
+/// Whether this process may map so much more, past its room, without an engine.
+fn takes(grows: usize) -> bool {
+    let Some(wanted) = grows.checked_next_multiple_of(STEP_BYTES) else { return false };
+    let has = slots::take_waiting(wanted as u64, run_bytes());
+    if has {
+        TAKEN.fetch_add(wanted, Relaxed);
+        ROOM.fetch_add(wanted, Relaxed);
+    }
+    has
 }
 
 /// A process that waits is about to make a call that changes mappings: makes the engine first if
@@ -125,10 +177,10 @@ pub fn see(nr: usize, args: &[usize; 6]) {
             libc::SYS_ioctl if !gives(args[1]) => 0,
             _ => usize::MAX,
         };
-    let room = ROOM.load(Relaxed);
-    match room > grows {
-        true => ROOM.store(room - grows, Relaxed),
-        false => begin(),
+    if ROOM.load(Relaxed) > grows || takes(grows) {
+        ROOM.fetch_sub(grows, Relaxed);
+    } else {
+        begin();
     }
 }
 
@@ -140,6 +192,7 @@ pub fn begin() {
             return;
         }
         ROOM.store(0, Relaxed);
+        slots::give_back_waiting(TAKEN.swap(0, Relaxed) as u64);
         waiting.take()
     };
     let Some((order, _)) = order else { return };

@@ -101,6 +101,8 @@ pub struct State {
     pub locks_future: bool,
     /// The kernel may merge equal pages of all memory.
     pub merges: bool,
+    /// Tasks in this memory that are traced by their own wish: see [`Gated::keep_home`].
+    pub traced: u32,
     /// The program serves some of its memory by a userfaultfd of its own.
     pub has_userfault: bool,
     /// Engine threads that are still to be started, the next one last; `None` before the first try.
@@ -158,7 +160,7 @@ impl State {
 
     /// Whether anything more is taken under management.
     pub fn takes(&self) -> bool {
-        !self.locks_future && !self.merges
+        !self.locks_future && !self.merges && self.traced == 0
     }
 
     /// Whether all engine threads run.

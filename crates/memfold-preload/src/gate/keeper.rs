@@ -3,13 +3,14 @@ use super::gated::{Gated, Mark, get};
 use super::{deferred, executes};
 use crate::say;
 use crate::say::say_once;
+use crate::slots;
 use core::ops::Range;
 use memfold::fault::{Fault, Served};
 use memfold::holds::RANGES_MAX;
 use memfold::known::TOP;
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, Refused, SPANS_MAX, Span, Spans};
 use memfold_sys::raw::populates;
-use memfold_sys::thread::yield_now;
+use memfold_sys::thread::{bare, yield_now};
 use memfold_sys::units::PAGE_SIZE;
 
 const _: () = assert!(SPANS_MAX <= RANGES_MAX);
@@ -223,11 +224,18 @@ impl Keeper for Owner {
         get().is_some_and(|gated| gated.owns(fd))
     }
 
+    fn threads(&self) -> usize {
+        bare::count()
+    }
+
     fn tells(&self, what: Refused) {
         match what {
             Refused::Int80 => say_once!("warning: system calls by `int 0x80` are answered ENOSYS"),
             Refused::Dispatch => {
                 say_once!("warning: Syscall User Dispatch of the program's own is answered EINVAL")
+            }
+            Refused::Traced => {
+                slots::note_unmanaged(b"traced by its parent (PTRACE_TRACEME)");
             }
             Refused::Task(e) => say::warn(format_args!(
                 "warning: a thread or process that the program has started ends with status 255: its filter of system calls \
@@ -236,8 +244,13 @@ impl Keeper for Owner {
         }
     }
 
-    fn executes(&self, nr: usize, args: &[usize; 6]) {
-        executes::see(nr, args);
+    fn execute(
+        &self,
+        nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize {
+        executes::execute(nr, args, make)
     }
 
     fn keep_all(&self, keep: bool) {
@@ -246,7 +259,16 @@ impl Keeper for Owner {
         }
     }
 
+    fn keep_home(&self, keep: bool) -> bool {
+        get().is_none_or(|gated| gated.keep_home(keep))
+    }
+
     fn ends(&self, how: Ending) {
+        match how {
+            Ending::Process | Ending::Exec => deferred::note_end(true),
+            Ending::ExecFailed => deferred::note_end(false),
+            Ending::Thread => {}
+        }
         if let (Some(gated), Ending::Process) = (get(), how) {
             gated.pager.publish();
         }

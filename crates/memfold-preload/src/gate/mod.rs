@@ -35,6 +35,7 @@ mod given;
 mod change;
 mod copy;
 mod deferred;
+mod environment;
 mod executes;
 mod keeper;
 
@@ -42,14 +43,18 @@ use crate::engine;
 use crate::order::Order;
 use crate::say::unserved::unserved;
 use crate::slots;
+use core::ffi::c_char;
 use memfold_sys::probe::dispatches;
 
 use gated::Lacking;
 pub use gated::get;
 
 /// Starts the gate, and the engine, unless that can wait. Where it can't be had, the program does not
-/// begin, or runs unmanaged: see `unserved`. Called by the constructor.
-pub fn start(order: Order) {
+/// begin, or runs unmanaged: see `unserved`. Called by the constructor, with the arguments of `main`.
+///
+/// # Safety
+/// - `arguments` is the array that the kernel left, with `count` of them, and there is one thread.
+pub unsafe fn start(order: Order, count: usize, arguments: *mut *mut c_char) {
     let room = deferred::room(&order);
     if let Err(Lacking(why)) = prepare(&order, room > 0) {
         return unserved(format_args!("{why}"));
@@ -66,8 +71,13 @@ pub fn start(order: Order) {
     // SAFETY: the constructor is called once, before the program has threads; the engine's threads
     // are bare ones. The keeper's calls are instructions of this library, which is one executable
     // segment, or libc's from inside the gate, which lets them through.
-    if let Err(why) = unsafe { memfold_gate::start(&keeper::KEEPER) } {
-        unserved(format_args!("the gate can't be had: {why:?}"));
+    match unsafe { memfold_gate::start(&keeper::KEEPER) } {
+        Ok(()) => {
+            executes::note_linker();
+            // SAFETY: the caller's promise.
+            unsafe { environment::take(count, arguments) };
+        }
+        Err(why) => unserved(format_args!("the gate can't be had: {why:?}")),
     }
 }
 
