@@ -60,6 +60,7 @@ extern "C" fn finish() {
     let gated = gate::get().map(|gated| &gated.pager);
     if let Some(pager) = program::get().map(|program| &program.pager).or(gated) {
         pager.publish();
+        slots::note_totals();
         pager.stats().need_bytes.store(0, core::sync::atomic::Ordering::Relaxed);
         slots::set_need(0);
     }

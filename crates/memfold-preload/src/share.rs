@@ -108,7 +108,9 @@ impl Scale {
         let need = anonymous.saturating_sub(level.others)
             + pager.away_bytes().saturating_sub(level.inherited_away);
         pager.stats().need_bytes.store(need, Relaxed);
+        pager.stats().shared_bytes.store(level.others, Relaxed);
         slots::set_need(need);
+        slots::note_totals();
         let bounds = slots::bounds();
         let slower = 1 + level.company / LOOK_OTHERS;
         let due = level.looks.is_multiple_of((LOOKS_A_SHARE / slower as u32).max(1));

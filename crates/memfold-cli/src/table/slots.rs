@@ -64,6 +64,16 @@ impl Slots {
     }
 }
 
+/// The run of a process, by the order that it was given: small ones have no seat in the table.
+pub fn run_of(pid: u32) -> Option<u32> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let words = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    let order =
+        words.filter_map(|word| Some(word.strip_prefix("MEMFOLD_RUN=")?.to_string())).next()?;
+    let table = order.split(';').find_map(|line| line.strip_prefix("stats=/proc/"))?;
+    table.split('/').next()?.parse().ok()
+}
+
 /// Processes that there may be at a time.
 fn processes_max() -> usize {
     let text = fs::read_to_string("/proc/sys/kernel/pid_max").unwrap_or_default();
