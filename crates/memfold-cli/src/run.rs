@@ -171,7 +171,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
         ));
     }
     let path = program::find(name, env::var_os("PATH").as_deref())?;
-    program::check(&path)?;
+    program::check(&path, &arguments)?;
     let otherwise = delivery::settle(&mut config)?;
     let library = library()?;
     let stats_file =

@@ -54,6 +54,19 @@ fn where_run_works_it_says_so_and_each_thing_has_its_line() {
     }
 }
 
+/// `true` is static in some systems, and may be anything.
+#[test]
+fn a_static_true_is_no_reason_for_a_no() {
+    let Some(bin) = binaries() else { return };
+    let works = common::run(&bin, &[], &["true"]).status.success();
+    let scratch = Scratch::new();
+    scratch.compile("true", "int main(void) { return 0; }", &["-static"]);
+    let mut command = memfold(&bin, &["check"]);
+    let output =
+        command.env("PATH", format!("{}:/usr/bin:/bin", scratch.path(""))).output().unwrap();
+    assert_eq!(line(&screen(&output, !works as i32), "a program").0 == "ok", works);
+}
+
 #[test]
 fn settings_commands_and_limits_that_run_refuses_are_told() {
     let Some(bin) = binaries() else { return };
