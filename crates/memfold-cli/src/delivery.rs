@@ -160,6 +160,35 @@ fn or_else(holds: bool, why: &str) -> Result<(), String> {
     if holds { Ok(()) } else { Err(why.to_string()) }
 }
 
+/// The system calls that a seccomp filter kills this process for, by name. Nothing that makes one of
+/// them may be tried then.
+pub fn killing_calls() -> Vec<&'static str> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if !status.lines().any(|line| line.split_ascii_whitespace().eq(["Seccomp:", "2"])) {
+        return Vec::new();
+    }
+    // SAFETY: no thread is started before the program is.
+    unsafe { probe::killing_calls() }
+}
+
+/// Refuses what a seccomp filter would kill without a word; `swaps`: the run has a swap file.
+///
+/// # Errors
+/// It kills for a call that this run makes: status 125.
+pub fn survives(swaps: bool) -> Result<(), Failure> {
+    let mut killing = killing_calls();
+    killing.retain(|call| *call != probe::RING || swaps);
+    match killing.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::own(format!("{KILLS} {}; {ALLOW}", killing.join(", ")))),
+    }
+}
+
+/// What is said of such a filter, in front of the calls, and what to do.
+pub const KILLS: &str = "a seccomp filter kills the process that calls";
+/// See [`KILLS`].
+pub const ALLOW: &str = "have the filter allow it, or fail with EPERM";
+
 /// Whether a program can be served by the gate. Returns whether pages can be moved there.
 ///
 /// # Errors

@@ -164,6 +164,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let Some(name) = arguments.first() else {
         return Err(Failure::own("no command given: memfold run --limit SIZE -- CMD [ARGS]..."));
     };
+    // First: to see whether the swap file can be had is one of the calls.
+    delivery::survives(matches.get_one::<String>("swap").is_some())?;
     let mut config = config(matches)?;
     if env::var_os(VARIABLE).is_some_and(|value| !value.is_empty()) {
         return Err(Failure::own(
@@ -273,7 +275,7 @@ fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
 /// # Errors
 /// One is no setting, or can't be kept: status 125.
 pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
-    let mut config = Config::new(machine::memory_bytes()?);
+    let mut config = Config::new(machine::memory_bytes());
     for key in KEYS {
         if let Some(value) = matches.get_one::<String>(key.name) {
             config.set(key.name, value).map_err(Failure::own)?;

@@ -33,6 +33,10 @@ extern "C" fn construct() {
     match order::read() {
         Ok(None) => {}
         Ok(Some(mut order)) => {
+            if let Some(call) = killing_call(&order) {
+                let why = "a seccomp filter kills the process that calls";
+                return say::unserved::unserved(format_args!("{why} {call}"));
+            }
             calls::marks::find();
             calls::ahead::find();
             calls::moved::find();
@@ -49,6 +53,16 @@ extern "C" fn construct() {
         }
         Err(why) => say::die(format_args!("MEMFOLD_RUN: {why}")),
     }
+}
+
+/// The first call that a seccomp filter would kill this process for, and that the engine makes.
+fn killing_call(order: &order::Order) -> Option<&'static str> {
+    if !proc::is_filtered() {
+        return None;
+    }
+    // SAFETY: the constructor is called before the program has threads.
+    let mut calls = unsafe { memfold_sys::probe::killing_calls() }.into_iter();
+    calls.find(|call| *call != memfold_sys::probe::RING || order.config.swap.is_some())
 }
 
 #[used]

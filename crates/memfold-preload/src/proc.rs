@@ -61,6 +61,11 @@ pub fn threads() -> u64 {
     field(c"/proc/self/status", "Threads:") >> 10
 }
 
+/// Whether a seccomp filter sees this process's system calls.
+pub fn is_filtered() -> bool {
+    field(c"/proc/self/status", "Seccomp:") >> 10 == libc::SECCOMP_MODE_FILTER as u64
+}
+
 /// Memory that this process has locked, bytes.
 pub fn locked_bytes() -> u64 {
     field(c"/proc/self/status", "VmLck:")
