@@ -52,7 +52,15 @@ impl Run {
     fn stat(&self) -> Value {
         let config = self.config();
         let command: Vec<_> = self.arguments.iter().map(|a| a.to_string_lossy()).collect();
-        let processes = self.slots.table().processes().filter(Process::is_alive).map(of_process);
+        let table = self.slots.table();
+        let processes = table.processes().filter(Process::is_alive).map(|process| {
+            let mut one = of_process(process);
+            for (name, bytes) in uncounted(process.pid()) {
+                one[name] = bytes.into();
+            }
+            one
+        });
+        let (unmanaged, unmanaged_bytes) = table.totals().seatless();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "run": std::process::id(),
@@ -60,6 +68,8 @@ impl Run {
             "seconds": self.start.elapsed().as_secs_f64(),
             "limit_bytes": config.limit_bytes,
             "resident_limit_bytes": config.resident_bytes,
+            "unmanaged_processes": unmanaged,
+            "unmanaged_processes_bytes": unmanaged_bytes,
             "processes": processes.collect::<Vec<_>>(),
         })
     }
@@ -85,6 +95,19 @@ impl Run {
             "resident_limit_bytes": config.resident_bytes,
         }))
     }
+}
+
+/// Resident memory of a process that the limit doesn't count, by name, bytes: pages of files, and
+/// shared memory.
+fn uncounted(pid: u32) -> impl Iterator<Item = (&'static str, u64)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    [("file_bytes", "RssFile:"), ("shmem_bytes", "RssShmem:")].into_iter().map(
+        move |(name, field)| {
+            let line = text.lines().find_map(|line| line.strip_prefix(field));
+            let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+            (name, kib.unwrap_or(0) << 10)
+        },
+    )
 }
 
 /// A socket that is served; it goes away when this is dropped.

@@ -56,39 +56,125 @@ pub fn settle(config: &mut Config) -> Result<Option<String>, Failure> {
     }
 }
 
-/// What a program needs in both ways.
-fn can_be_gated() -> Result<(), String> {
-    if !cfg!(target_arch = "x86_64") {
-        return Err("the gate is for x86-64".to_string());
-    }
-    if !probe::dispatches() {
-        let why = "no Syscall User Dispatch, or a sandbox hides it (gVisor has none); it needs Linux 5.11 or newer, \
-                   outside of such a sandbox";
-        return Err(why.to_string());
-    }
-    Ok(())
+/// One thing that the gate needs of the kernel, tried in this process: the program will be alike.
+/// Refusals, `memfold check` and `docs/limits.md` all come from [`NEEDS`].
+pub struct Need {
+    /// What it is.
+    pub what: &'static str,
+    /// The first Linux that has it; 0.0: all that memfold can run on.
+    pub linux: (u32, u32),
+    /// Whether it is needed with a userfaultfd, and where memory is paged by its protection.
+    with_uffd: bool,
+    with_protection: bool,
+    /// # Errors
+    /// It lacks, and why.
+    probe: fn() -> Result<(), String>,
 }
 
-/// Whether a program can be served by the gate: tried in this process, which the program will be
-/// alike. Returns whether pages can be moved there.
+/// All that the gate needs, in the order in which it is tried.
+pub const NEEDS: &[Need] = &[
+    Need {
+        what: "x86-64",
+        linux: (0, 0),
+        with_uffd: true,
+        with_protection: true,
+        probe: || or_else(cfg!(target_arch = "x86_64"), "it is for x86-64"),
+    },
+    Need {
+        what: "Syscall User Dispatch",
+        linux: (5, 11),
+        with_uffd: true,
+        with_protection: true,
+        probe: || {
+            let why =
+                "no Syscall User Dispatch (Linux 5.11), or a sandbox hides it (gVisor has none)";
+            or_else(probe::dispatches(), why)
+        },
+    },
+    Need {
+        what: "a userfaultfd for faults of user code",
+        linux: (5, 11),
+        with_uffd: true,
+        with_protection: false,
+        probe: || Uffd::open(feature::GATE, true).map(drop).map_err(|e| e.to_string()),
+    },
+    Need {
+        what: "MADV_POPULATE_WRITE",
+        linux: (5, 14),
+        with_uffd: true,
+        with_protection: true,
+        probe: || or_else(probe::populates(), "no MADV_POPULATE_WRITE (Linux 5.14)"),
+    },
+    Need {
+        what: "UFFDIO_MOVE (Linux 6.8), or process_vm_readv of its own memory",
+        linux: (0, 0),
+        with_uffd: true,
+        with_protection: false,
+        probe: || {
+            let lacks =
+                "no UFFDIO_MOVE (Linux 6.8), and what is in its place needs process_vm_readv";
+            probe::moves().or_else(|_| probe::reads_itself()).map_err(|e| format!("{lacks}: {e}"))
+        },
+    },
+    Need {
+        what: "access to its own protected memory by /proc/self/mem",
+        linux: (0, 0),
+        with_uffd: false,
+        with_protection: true,
+        probe: || {
+            let lacks = "/proc/self/mem gives no access to hidden memory";
+            probe::hides().map_err(|e| format!("{lacks}: {e}"))
+        },
+    },
+    Need {
+        what: "/proc/self/maps",
+        linux: (0, 0),
+        with_uffd: true,
+        with_protection: true,
+        probe: || Maps::open().map(drop).map_err(|e| format!("/proc/self/maps: {e}")),
+    },
+];
+
+fn or_else(holds: bool, why: &str) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(why.to_string()) }
+}
+
+/// The system calls that a seccomp filter kills this process for, by name. Nothing that makes one of
+/// them may be tried then.
+pub fn killing_calls() -> Vec<&'static str> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if !status.lines().any(|line| line.split_ascii_whitespace().eq(["Seccomp:", "2"])) {
+        return Vec::new();
+    }
+    // SAFETY: no thread is started before the program is.
+    unsafe { probe::killing_calls() }
+}
+
+/// Refuses what a seccomp filter would kill without a word; `swaps`: the run has a swap file.
+///
+/// # Errors
+/// It kills for a call that this run makes: status 125.
+pub fn survives(swaps: bool) -> Result<(), Failure> {
+    let mut killing = killing_calls();
+    killing.retain(|call| *call != probe::RING || swaps);
+    match killing.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::own(format!("{KILLS} {}; {ALLOW}", killing.join(", ")))),
+    }
+}
+
+/// What is said of such a filter, in front of the calls, and what to do.
+pub const KILLS: &str = "a seccomp filter kills the process that calls";
+/// See [`KILLS`].
+pub const ALLOW: &str = "have the filter allow it, or fail with EPERM";
+
+/// Whether a program can be served by the gate. Returns whether pages can be moved there.
 ///
 /// # Errors
 /// What is lacking.
 pub fn can_have_gate() -> Result<bool, String> {
-    can_be_gated()?;
-    Uffd::open(feature::GATE, true).map_err(|e| e.to_string())?;
-    if !probe::populates() {
-        return Err("no MADV_POPULATE_WRITE (Linux 5.14)".to_string());
-    }
-    let moves = probe::moves().is_ok();
-    if !moves {
-        probe::reads_itself().map_err(|e| {
-            format!(
-                "no UFFDIO_MOVE (Linux 6.8), and what is in its place needs process_vm_readv: {e}"
-            )
-        })?;
-    }
-    Maps::open().map(|_| moves).map_err(|e| format!("/proc/self/maps: {e}"))
+    NEEDS.iter().filter(|need| need.with_uffd).try_for_each(|need| (need.probe)())?;
+    Ok(probe::moves().is_ok())
 }
 
 /// Whether a program can be served by the gate without a userfaultfd.
@@ -96,10 +182,30 @@ pub fn can_have_gate() -> Result<bool, String> {
 /// # Errors
 /// What is lacking.
 pub fn can_hide() -> Result<(), String> {
-    can_be_gated()?;
-    if !probe::populates() {
-        return Err("no MADV_POPULATE_WRITE (Linux 5.14)".to_string());
+    NEEDS.iter().filter(|need| need.with_protection).try_for_each(|need| (need.probe)())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documents_list_what_is_needed() {
+        let text = include_str!("../../../docs/limits.md");
+        let rows = NEEDS.iter().map(|need| {
+            let yes = |needed: bool| if needed { "yes" } else { "no" };
+            let linux = match need.linux {
+                (0, 0) => "any".to_string(),
+                (major, minor) => format!("{major}.{minor}"),
+            };
+            let (uffd, hidden) = (yes(need.with_uffd), yes(need.with_protection));
+            format!("| {} | {linux} | {uffd} | {hidden} |\n", need.what)
+        });
+        let table = "| what the gate needs | from Linux | with a userfaultfd | by protection |\n|---|---|---|---|\n";
+        let wanted = table.to_string() + &rows.collect::<String>();
+        assert!(text.contains(&wanted), "docs/limits.md lacks\n{wanted}");
+        let (major, minor) = NEEDS.iter().map(|need| need.linux).max().unwrap();
+        let readme = include_str!("../../../README.md");
+        assert!(readme.contains(&format!("Linux {major}.{minor} or newer")));
     }
-    probe::hides().map_err(|e| format!("/proc/self/mem gives no access to hidden memory: {e}"))?;
-    Maps::open().map(drop).map_err(|e| format!("/proc/self/maps: {e}"))
 }

@@ -90,7 +90,7 @@ fn read(path: &Path) -> Result<Value, Failure> {
 fn ipykernel(python: Option<&Path>) -> Result<Value, Failure> {
     let python = python.map_or(OsStr::new("python3"), Path::as_os_str);
     let found = program::find(python, env::var_os("PATH").as_deref())?;
-    program::check(&found)?;
+    program::check(&found, &[])?;
     // Whole, but not followed: the link in a virtual environment is what makes it one.
     let found = std::path::absolute(found).map_err(|e| Failure::own(program::plain(&e)))?;
     Ok(json!({

@@ -1,20 +1,15 @@
 //! How much memory there is: the machine's, or less if a cgroup says so.
-use crate::failure::Failure;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes of memory that this process may use: MemTotal, lowered to the memory limit of its cgroup
-/// (v1 or v2) and of that cgroup's ancestors. Percentages of a size refer to it.
-///
-/// # Errors
-/// /proc/meminfo can't be read.
-pub fn memory_bytes() -> Result<u64, Failure> {
-    let text = fs::read_to_string("/proc/meminfo")
-        .map_err(|e| Failure::own(format!("/proc/meminfo: {e}")))?;
-    let total =
-        mem_total(&text).ok_or_else(|| Failure::own("/proc/meminfo has no MemTotal line"))?;
+/// Bytes of memory that this process may use: MemTotal, or what the kernel says where that can't be
+/// read, lowered to the memory limit of its cgroup (v1 or v2) and of that cgroup's ancestors.
+/// Percentages of a size refer to it.
+pub fn memory_bytes() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = mem_total(&text).unwrap_or_else(memfold::memory_bytes);
     // Without /proc/self/cgroup there is no limit to find: the machine's memory it is.
-    Ok(cgroup_bytes().unwrap_or(u64::MAX).min(total))
+    cgroup_bytes().unwrap_or(u64::MAX).min(total)
 }
 
 /// The memory limit of this process's cgroup (v1 or v2), or of an ancestor if that is lower; `None`
@@ -129,6 +124,6 @@ mod tests {
 
     #[test]
     fn this_machine_has_memory() {
-        assert!(memory_bytes().unwrap() > 1 << 20);
+        assert!(memory_bytes() > 1 << 20);
     }
 }

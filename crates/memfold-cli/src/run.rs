@@ -3,14 +3,15 @@ use crate::child::Child;
 use crate::control::{Control, Run};
 use crate::failure::Failure;
 use crate::log::Log;
-use crate::report::figures::{Figures, Height};
+use crate::report::figures::Figures;
 use crate::report::json;
 use crate::report::stats_file::StatsFile;
-use crate::report::summary::summary;
+use crate::report::summary::{Ended, summary};
+use crate::table::seatless;
 use crate::table::slots::Slots;
 use crate::{delivery, dict, machine, program, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use memfold::config::keys::{Audience, KEYS, Key};
+use memfold::config::keys::{Audience, COUNTED, KEYS, Key};
 use memfold::config::{Config, Size};
 use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_sys::disk::swapfile::{FileDisk, Options};
@@ -20,7 +21,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use std::{env, fs};
 
 /// The environment variable that tells the preload library what to do.
@@ -36,13 +37,11 @@ pub const COMMAND: &str = "command";
 const LIST: &str = "list";
 /// The flag by which `run` only says whether it would work.
 pub const CHECK: &str = "check";
-/// How often the gauges are looked at for a report; a run without a report never wakes up for them.
-const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
 Examples:
   memfold run --limit 1G -- python3 train.py
-      everything in 1 GiB of physical memory
+      all its processes in 1 GiB of physical memory
   memfold run --limit 25% --codec zstd:1 -- ./app
       a quarter of the memory there is, stronger compression
   memfold run --resident 512M --summary -- ./app
@@ -120,7 +119,7 @@ pub fn command() -> Command {
                 .value_parser(value_parser!(OsString))
                 .help("the program and its arguments"),
         )
-        .after_help(format!("{}\n{EXAMPLES}", codecs()))
+        .after_help(format!("{}\n{}\n\n{EXAMPLES}", codecs(), wrapped_at(COUNTED, 78)))
 }
 
 /// The codecs that `--codec` takes, from the registry.
@@ -141,10 +140,14 @@ fn codecs() -> String {
 }
 
 fn wrapped(text: &str) -> String {
+    wrapped_at(text, HELP_COLUMNS)
+}
+
+fn wrapped_at(text: &str, columns: usize) -> String {
     let (mut out, mut column) = (String::new(), 0);
     for word in text.split(' ') {
         if column > 0 {
-            let fits = column + 1 + word.len() <= HELP_COLUMNS;
+            let fits = column + 1 + word.len() <= columns;
             out.push(if fits { ' ' } else { '\n' });
             column = if fits { column + 1 } else { 0 };
         }
@@ -168,6 +171,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     let Some(name) = arguments.first() else {
         return Err(Failure::own("no command given: memfold run --limit SIZE -- CMD [ARGS]..."));
     };
+    // First: to see whether the swap file can be had is one of the calls.
+    delivery::survives(matches.get_one::<String>("swap").is_some())?;
     let mut config = config(matches)?;
     if is_inside_a_run() {
         return Err(Failure::own(
@@ -175,7 +180,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
         ));
     }
     let path = program::find(name, env::var_os("PATH").as_deref())?;
-    program::check(&path)?;
+    program::check(&path, &arguments)?;
     let otherwise = delivery::settle(&mut config)?;
     let library = library()?;
     let stats_file =
@@ -190,7 +195,6 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     // lines that nobody reads.
     let _ = unsafe { slots.table().run_here() };
     let mut remote = crate::remote::start(&mut config, &log)?;
-    let reported = stats_file.is_some() || matches.get_flag(SUMMARY);
 
     let environment = environment(&config, &slots, library)?;
     // Whoever knows of the program finds its run.
@@ -204,10 +208,9 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
         let why = "memfold run --list, stat and set don't find this run";
         log.say(&format!("memfold: warning: {why}: {}\n", program::plain(e)));
     }
-    let mut height = Height::default();
-    let end = child.wait(reported.then_some(LOOK_PERIOD), || height.sample(&run.slots))?;
+    let end = child.wait()?;
     let seconds = run.start.elapsed().as_secs_f64();
-    height.sample(&run.slots);
+    let largest_bytes = largest_bytes();
     drop(control);
     log.say_left(&run.slots, end.pid as u32);
     if let Some(Err(why)) = remote.as_mut().map(|remote| remote.end()) {
@@ -218,23 +221,29 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     }
 
     if matches.get_flag(SUMMARY) {
-        log.say(&summary(&run.config(), &run.slots, &height));
+        let ended = Ended { status: end.status, largest_bytes };
+        log.say(&summary(&run.config(), &run.slots, &ended));
     }
     if let Some(file) = stats_file {
-        write_stats(file, &run, end.status, seconds, height.ratio())?;
+        write_stats(file, &run, end.status, seconds)?;
     }
     Ok(end.status)
 }
 
-fn write_stats(
-    file: StatsFile,
-    run: &Run,
-    status: u8,
-    seconds: f64,
-    ratio: Option<f64>,
-) -> Result<(), Failure> {
+/// The largest resident size of a process that was waited for, bytes.
+fn largest_bytes() -> u64 {
+    // SAFETY: zeros are a value of the type, which the kernel fills.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
+        usage
+    };
+    (usage.ru_maxrss as u64) << 10
+}
+
+fn write_stats(file: StatsFile, run: &Run, status: u8, seconds: f64) -> Result<(), Failure> {
     let (config, arguments) = (&run.config(), &run.arguments);
-    let about = json::Run { config, arguments, status, seconds, ratio };
+    let about = json::Run { config, arguments, status, seconds };
     file.write(&json::json(&about, &Figures::sum(&run.slots), &run.slots))
 }
 
@@ -251,10 +260,11 @@ fn warn_of_dump(slots: &Slots, log: &Log, pid: u32) {
     }
 }
 
-/// Starts the threads that say what the run's processes leave to be said, and that give them their
-/// table.
+/// Starts the threads that say what the run's processes leave to be said, that give them their
+/// table, and that look at those without a seat in it.
 fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
-    let (for_log, for_door, log) = (run.clone(), run.clone(), log.clone());
+    let [for_log, for_door, for_looks] = [run.clone(), run.clone(), run.clone()];
+    let log = log.clone();
     let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
         let started = thread::Builder::new().name(name.to_string()).spawn(work);
         started
@@ -262,7 +272,8 @@ fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
             .map_err(|e| Failure::own(format!("starting a thread: {}", program::plain(&e))))
     };
     start("memfold-log", Box::new(move || log.follow(&for_log.slots, command)))?;
-    start("memfold-door", Box::new(move || for_door.slots.serve()))
+    start("memfold-door", Box::new(move || for_door.slots.serve()))?;
+    start("memfold-look", Box::new(move || seatless::watch(&for_looks.slots)))
 }
 
 /// The settings that the command line asks for; they can be kept here as far as that is known
@@ -271,7 +282,7 @@ fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
 /// # Errors
 /// One is no setting, or can't be kept: status 125.
 pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
-    let mut config = Config::new(machine::memory_bytes()?);
+    let mut config = Config::new(machine::memory_bytes());
     if matches.contains_id(DELIVERY) {
         return Err(Failure::own(
             "--delivery: run has no such flag any more, as the gate serves every program; leave it out",

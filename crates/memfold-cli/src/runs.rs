@@ -1,6 +1,7 @@
 //! The runs of this user: `memfold run --list`, `memfold stat PID` and `memfold set PID`.
 use crate::failure::Failure;
 use crate::sockets;
+use crate::table::slots::run_of;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::Size;
 use serde_json::{Value, json};
@@ -35,7 +36,7 @@ pub fn set_command() -> Command {
         .about("Changes the limit of a program under memfold run while it runs")
         .override_usage("memfold set PID [--limit SIZE] [--resident SIZE]")
         .arg(pid())
-        .arg(bound("limit", "physical memory for everything, as in memfold run; none lifts it"))
+        .arg(bound("limit", "physical memory of the whole run, as in memfold run; none lifts it"))
         .arg(bound("resident", "uncompressed memory, as in memfold run; none lifts it"))
         .after_help(
             "The limit is that of the whole run, whichever of its processes PID names. One of the two must remain.\n\
@@ -101,13 +102,23 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, Failure> {
     );
     println!("{}", bounds(&about));
     println!(
-        "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
-        "PID", "MAPPED", "FRAMES", "UNMANAGED", "POOL", "INDEX", "FOLDED", "FAULTS", "MAJOR"
+        "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
+        "PID",
+        "MAPPED",
+        "FRAMES",
+        "UNMANAGED",
+        "POOL",
+        "INDEX",
+        "FOLDED",
+        "FILES",
+        "SHARED",
+        "FAULTS",
+        "MAJOR"
     );
     for one in processes(&about) {
         let size = |name: &str| Size(one[name].as_u64().unwrap_or(0)).to_string();
         println!(
-            "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
+            "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
             one["pid"],
             size("resident_bytes"),
             size("frame_bytes"),
@@ -115,10 +126,17 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, Failure> {
             size("pool_bytes"),
             size("index_bytes"),
             size("folded_bytes"),
+            size("file_bytes"),
+            size("shmem_bytes"),
             one["faults"],
             one["pgmajfault"]
         );
     }
+    println!(
+        "processes without an engine: {}, {} (counted against the limit)\nFILES and SHARED are not counted against the limit",
+        about["unmanaged_processes"],
+        Size(about["unmanaged_processes_bytes"].as_u64().unwrap_or(0))
+    );
     Ok(0)
 }
 
@@ -174,16 +192,6 @@ fn find(matches: &ArgMatches) -> Result<(std::path::PathBuf, Value), Failure> {
         Ok(_) => "it is of no run of yours; memfold run --list shows them".to_string(),
     };
     Err(Failure::own(format!("process {pid}: {why}")))
-}
-
-/// The run of a process, by the order that it was given: small ones have no seat in its table.
-fn run_of(pid: u32) -> Option<u32> {
-    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let words = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
-    let order =
-        words.filter_map(|word| Some(word.strip_prefix("MEMFOLD_RUN=")?.to_string())).next()?;
-    let table = order.split(';').find_map(|line| line.strip_prefix("stats=/proc/"))?;
-    table.split('/').next()?.parse().ok()
 }
 
 /// Asks a run; `None` if it has ended.

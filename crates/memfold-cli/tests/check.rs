@@ -54,6 +54,87 @@ fn where_run_works_it_says_so_and_each_thing_has_its_line() {
     }
 }
 
+/// It ended memfold without a word.
+#[test]
+fn a_filter_that_kills_is_named_and_a_child_under_it_runs_unmanaged() {
+    let Some(bin) = binaries() else { return };
+    let (killing, own) = (compile("killing"), bin.join("memfold"));
+    let own = own.to_str().unwrap();
+    let filtered = |call: i64, arguments: &[&str]| {
+        let mut command = Command::new(&killing.path);
+        command.arg(call.to_string()).arg(own).args(arguments);
+        command.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE").output().unwrap()
+    };
+    for (call, name) in [
+        (libc::SYS_userfaultfd, "userfaultfd"),
+        (libc::SYS_prctl, "prctl(PR_SET_SYSCALL_USER_DISPATCH)"),
+        (libc::SYS_process_vm_readv, "process_vm_readv"),
+    ] {
+        let refused = filtered(call, &["run", "--limit", "64M", "--", "true"]);
+        assert_refused(&refused, 125, &["a seccomp filter kills", name]);
+        let text = screen(&filtered(call, &["check", "--limit", "64M"]), 1);
+        let (mark, said) = line(&text, "sandbox");
+        assert!(mark == "NO" && said.contains(name), "{text}");
+        let number = call.to_string();
+        let child = [killing.path.as_str(), &number, "/bin/echo", "ran"];
+        let output = common::run(&bin, &[], &child);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"ran\n"[..]), "{said}");
+        assert!(said.contains("runs unmanaged") && said.contains(name), "{said}");
+    }
+    // Only a swap file needs it.
+    let ring = libc::SYS_io_uring_setup;
+    let output = filtered(ring, &["run", "--limit", "64M", "--", "echo", "ran"]);
+    assert_eq!(output.stdout, b"ran\n", "{output:?}");
+    let swapped = filtered(ring, &["run", "--limit", "64M", "--swap", "/tmp", "--", "true"]);
+    assert_refused(&swapped, 125, &["a seccomp filter kills", "io_uring_setup"]);
+}
+
+#[test]
+fn an_absolute_limit_works_without_meminfo() {
+    let Some(bin) = binaries().filter(|_| can_make_worlds()) else { return };
+    let world = "mount --bind /dev/null /proc/meminfo && exec \"$@\"";
+    for limit in ["64M", "50%"] {
+        let arguments = ["run", "--limit", limit, "--", "echo", "ran"];
+        let output = common::memfold_in(world, &bin, &arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((&output.stdout[..], &*said), (&b"ran\n"[..], ""), "{limit}");
+    }
+}
+
+#[test]
+fn an_absolute_limit_works_where_files_may_have_no_length() {
+    let Some(bin) = binaries() else { return };
+    let own = bin.join("memfold");
+    let run = |limit: &str| {
+        let script = format!("ulimit {limit} && exec \"$@\"");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, "sh", own.to_str().unwrap(), "run", "--limit", "64M", "--"]);
+        command.args(["sh", "-c", "ulimit -f"]).env_remove("MEMFOLD_RUN").output().unwrap()
+    };
+    // The program has the limit that it was given.
+    let output = run("-S -f 0");
+    assert_eq!(output.stdout, b"0\n", "{output:?}");
+    let output = run("-f 0");
+    match output.status.success() {
+        true => assert_eq!(output.stdout, b"0\n", "root may lift it: {output:?}"),
+        false => assert_refused(&output, 125, &["ulimit -f"]),
+    }
+}
+
+/// `true` is static in some systems, and may be anything.
+#[test]
+fn a_static_true_is_no_reason_for_a_no() {
+    let Some(bin) = binaries() else { return };
+    let works = common::run(&bin, &[], &["true"]).status.success();
+    let scratch = Scratch::new();
+    scratch.compile("true", "int main(void) { return 0; }", &["-static"]);
+    let mut command = memfold(&bin, &["check"]);
+    let output =
+        command.env("PATH", format!("{}:/usr/bin:/bin", scratch.path(""))).output().unwrap();
+    assert_eq!(line(&screen(&output, !works as i32), "a program").0 == "ok", works);
+}
+
 #[test]
 fn settings_commands_and_limits_that_run_refuses_are_told() {
     let Some(bin) = binaries() else { return };

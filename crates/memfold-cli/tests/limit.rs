@@ -1,6 +1,8 @@
 //! What `--limit` bounds under `memfold run`.
 mod common;
-use common::{Scratch, assert_right_with, compile, folded_in, managed_in};
+use common::{
+    Holder, Scratch, assert_right_with, binaries, compile, folded_in, json, managed_in, memfold,
+};
 use std::process::Command;
 use std::time::Instant;
 
@@ -137,4 +139,79 @@ fn on_full_stop_ends_the_program_with_one_line() {
     assert_eq!((output.status.code(), stops.len()), (Some(1), 1), "{text}");
     assert!(output.stdout.starts_with(b"WRONG"), "its process has ended: {output:?}");
     assert!(!text.contains("panic") && stops[0].contains("doesn't shrink"), "{text}");
+}
+
+/// What is written of a private file mapping is the process's own memory, and isn't folded: so its
+/// heap has the rest.
+#[test]
+fn written_pages_of_private_file_mappings_count() {
+    let source = r#"
+        #define _GNU_SOURCE
+        #include <fcntl.h>
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <string.h>
+        #include <sys/mman.h>
+        #include <unistd.h>
+        int main(int count, char **words) {
+            size_t len = 40u << 20;
+            int file = open(words[1], O_RDWR | O_CREAT, 0600);
+            if (ftruncate(file, len)) return 2;
+            char *mapped = mmap(0, len, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+            memset(mapped, 7, len);
+            char *heap = malloc(4 * len);
+            for (size_t at = 0; at < 4 * len; at++) heap[at] = at / 4096 % 100;
+            for (size_t at = 0; at < len; at += 4096) if (mapped[at] != 7) return 3;
+            char line[256];
+            FILE *status = fopen("/proc/self/status", "r");
+            while (fgets(line, sizeof line, status)) if (strstr(line, "RssAnon:")) fputs(line + 8, stdout);
+        }"#;
+    let scratch = Scratch::new();
+    let program = scratch.compile("mapped", source, &["-O1"]);
+    let (file, flags) = (scratch.path("file"), ["--limit", "80M"]);
+    let Some((output, stats)) = folded_in("", &flags, 100, &[&program, &file]) else { return };
+    let text = String::from_utf8(output.stdout).unwrap();
+    let kib: u64 = text.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!((40 << 10..90 << 10).contains(&kib), "{kib} KiB");
+    let peak = stats["peak_bytes"].as_u64().unwrap();
+    assert!((70 << 20..110 << 20).contains(&peak), "{peak}");
+}
+
+/// It is static, and has 48 MiB of the 96.
+#[test]
+fn memory_of_a_process_that_cant_be_managed_is_taken_off_the_limit_of_the_others() {
+    let Some(bin) = binaries() else { return };
+    let (program, scratch) = (compile("holder"), Scratch::new());
+    let source = r#"
+        #include <string.h>
+        #include <unistd.h>
+        static char memory[48 << 20];
+        int main(void) {
+            memset(memory, 1, sizeof memory);
+            char end;
+            return read(0, &end, 1);
+        }"#;
+    let large = scratch.compile("large", source, &["-static"]);
+    let (pipe, stats) = (scratch.path("pipe"), scratch.path("json"));
+    let script =
+        format!("mkfifo {pipe}; {large} <{pipe} & exec 9>{pipe}; exec {} 80\n", program.path);
+    let script = scratch.file("script", format!("#!/bin/sh\n{script}"), 0o755);
+    let flags = ["--limit", "96M", "--stats-file", &stats];
+    let mut holder = Holder::start(&bin, &scratch, &flags, &script, "");
+    holder.wait_for("48 MiB of 96 are left", |mib| mib <= 52);
+    let pid = holder.pid.to_string();
+    let ask = |arguments: &[&str]| {
+        let output = memfold(&bin, arguments).env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let about: serde_json::Value = serde_json::from_str(&ask(&["stat", &pid, "--json"])).unwrap();
+    assert_eq!(about["unmanaged_processes"], 1, "{about}");
+    let bytes = about["unmanaged_processes_bytes"].as_u64().unwrap();
+    assert!((48 << 20..50 << 20).contains(&bytes), "{bytes}");
+    assert!(about["processes"][0]["file_bytes"].as_u64() > Some(4096), "{about}");
+    let text = ask(&["stat", &pid]);
+    assert!(text.contains("processes without an engine: 1, 48"), "{text}");
+    holder.check();
+    holder.end();
+    assert!(json(&stats)["peak_unmanaged_processes_bytes"].as_u64() >= Some(48 << 20));
 }

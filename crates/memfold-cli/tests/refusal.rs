@@ -115,6 +115,43 @@ fn static_programs_are_refused() {
     assert_eq!(run(&bin, &[], &[&dynamic]).status.code(), Some(0));
 }
 
+/// As AppImages and other bundles do.
+#[test]
+fn a_program_given_to_the_dynamic_linker_is_managed() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let source = r#"
+        #include <stdio.h>
+        #include <stdlib.h>
+        int main(int count, char **words) {
+            size_t len = 200u << 20, sum = 0;
+            char *at = malloc(len);
+            for (size_t i = 0; i < len; i += 64) at[i] = i / 4096 % 100;
+            for (size_t i = 0; i < len; i += 4096) sum += at[i];
+            printf("%s %zu\n", words[1], sum);
+        }"#;
+    let program = scratch.compile("program", source, &[]);
+    let linker = "/lib64/ld-linux-x86-64.so.2";
+    let real = std::fs::canonicalize(linker).unwrap();
+    let stats = scratch.path("s.json");
+    for linker in [linker, real.to_str().unwrap()] {
+        let command = [linker, "--argv0", "other", "--inhibit-cache", &program, "word"];
+        let output = run(&bin, &["--stats-file", &stats], &command);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*said), (Some(0), ""));
+        assert_eq!(output.stdout, Command::new(&program).arg("word").output().unwrap().stdout);
+        let stats = common::json(&stats);
+        assert!(
+            stats["zswpout"].as_u64() > Some(30_000)
+                && stats["peak_bytes"].as_u64() < Some(80 << 20)
+        );
+    }
+    let fixed = scratch.compile("fixed", source, &["-static"]);
+    assert_refused(&run(&bin, &[], &[linker, &fixed]), 125, &[&fixed, "statically linked"]);
+    assert_eq!(run(&bin, &[], &[linker, "--version"]).status.code(), Some(0));
+    assert_eq!(run(&bin, &[], &[linker, "/no/such/program"]).status.code(), Some(127));
+}
+
 #[test]
 fn programs_that_gain_privileges_are_refused() {
     let Some(bin) = binaries() else { return };

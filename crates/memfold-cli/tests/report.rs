@@ -88,6 +88,76 @@ fn the_summary_of_a_failed_program_is_still_there() {
     assert!(String::from_utf8(output.stderr).unwrap().starts_with("memfold: "));
 }
 
+/// 200 MiB, filled with what the first argument says and read twice over.
+const FILLED: &str = r#"
+#include <stdlib.h>
+#include <string.h>
+int main(int count, char **words) {
+    size_t len = 200u << 20;
+    char *at = malloc(len);
+    const char *what = count > 2 ? words[2] : "";
+    for (size_t i = 0; i < len; i++) at[i] = *what ? what[i % strlen(what)] : 0;
+    unsigned char sum = 0;
+    for (int turn = 0; turn < 2; turn++)
+        for (size_t i = 0; i < len; i += 4096) sum += at[i];
+    return count > 1 ? atoi(words[1]) : sum == 77;
+}"#;
+
+/// Of one moment it was anything from 1.6 to 52.
+#[test]
+fn equal_runs_have_equal_ratios() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let (filled, path) = (scratch.compile("filled", FILLED, &["-O1"]), scratch.path("s.json"));
+    for (what, least) in [("", 500.0), ("abc", 100.0)] {
+        let ratio = || {
+            let output = run(&bin, &["--stats-file", &path], &[&filled, "0", what]);
+            assert!(output.status.success(), "{output:?}");
+            json(&path)["ratio"].as_f64().unwrap()
+        };
+        let (first, second) = (ratio(), ratio());
+        assert!(first > least && (first - second).abs() < first / 20.0, "{first} {second}");
+    }
+}
+
+/// Their sum was what the summary said.
+#[test]
+fn processes_that_follow_one_another_have_the_peak_of_one() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let (filled, path) = (scratch.compile("filled", FILLED, &["-O1"]), scratch.path("s.json"));
+    let script = format!("for i in 1 2 3 4; do {filled} 0 abc; done");
+    let output = run(&bin, &["--summary", "--stats-file", &path], &["sh", "-c", &script]);
+    let stats = json(&path);
+    let peak = stats["peak_bytes"].as_u64().unwrap();
+    let own = stats["processes"].as_array().unwrap().iter();
+    let own: Vec<u64> = own.map(|one| one["peak_bytes"].as_u64().unwrap()).collect();
+    assert_eq!(own.len(), 4);
+    let largest = *own.iter().max().unwrap();
+    assert!((largest..largest * 3 / 2).contains(&peak), "{peak} of {own:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!said.contains("at most") && said.contains("4 processes"), "{said}");
+}
+
+#[test]
+fn the_limit_was_never_near_is_not_said_of_what_died_or_was_unmanaged() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    let filled = scratch.compile("filled", FILLED, &["-O1"]);
+    let cases: &[(&[&str], &str)] = &[
+        (&["sh", "-c", "kill -SEGV $$"], "ended with status 139"),
+        (&["sh", "-c", "exit 7"], "ended with status 7"),
+        (&["env", "-i", &filled], "the largest process had 20"),
+    ];
+    for (command, words) in cases {
+        let output = run(&bin, &["--summary"], command);
+        let text = String::from_utf8_lossy(&output.stderr);
+        let said = text.lines().last().unwrap();
+        assert!(said.contains("nothing was folded") && said.contains(words), "{command:?}: {text}");
+        assert!(!text.contains("never"), "{text}");
+    }
+}
+
 #[test]
 fn an_earlier_preload_is_kept_and_ours_comes_first() {
     let Some(bin) = binaries() else { return };

@@ -30,10 +30,26 @@ static CONSTRUCTOR: extern "C" fn(c_int, *mut *mut c_char) = construct;
 extern "C" fn construct(count: c_int, arguments: *mut *mut c_char) {
     match order::read() {
         Ok(None) => {}
-        // SAFETY: glibc's own, of the constructor, which runs before there are threads.
-        Ok(Some(order)) => unsafe { gate::start(order, count as usize, arguments) },
+        Ok(Some(order)) => {
+            if let Some(call) = killing_call(&order) {
+                let why = "a seccomp filter kills the process that calls";
+                return say::unserved::unserved(format_args!("{why} {call}"));
+            }
+            // SAFETY: glibc's own, of the constructor, which runs before there are threads.
+            unsafe { gate::start(order, count as usize, arguments) }
+        }
         Err(why) => say::die(format_args!("MEMFOLD_RUN: {why}")),
     }
+}
+
+/// The first call that a seccomp filter would kill this process for, and that the engine makes.
+fn killing_call(order: &order::Order) -> Option<&'static str> {
+    if !proc::is_filtered() {
+        return None;
+    }
+    // SAFETY: the constructor is called before the program has threads.
+    let mut calls = unsafe { memfold_sys::probe::killing_calls() }.into_iter();
+    calls.find(|call| *call != memfold_sys::probe::RING || order.config.swap.is_some())
 }
 
 #[used]
@@ -44,6 +60,7 @@ static DESTRUCTOR: extern "C" fn() = finish;
 extern "C" fn finish() {
     if let Some(pager) = gate::get().map(|gated| &gated.pager) {
         pager.publish();
+        slots::note_totals();
         pager.stats().need_bytes.store(0, core::sync::atomic::Ordering::Relaxed);
         slots::set_need(0);
     }

@@ -56,6 +56,11 @@ pub fn peak_bytes() -> u64 {
     asked.map_or(0, |_| (usage.ru_maxrss as u64) << 10)
 }
 
+/// Whether a seccomp filter sees this process's system calls.
+pub fn is_filtered() -> bool {
+    field(c"/proc/self/status", "Seccomp:") >> 10 == libc::SECCOMP_MODE_FILTER as u64
+}
+
 /// What is to be said where [`merges`].
 pub const MERGES: &str = "warning: the program has the kernel merge equal pages of its memory \
     (PR_SET_MEMORY_MERGE), and such memory can't be folded";

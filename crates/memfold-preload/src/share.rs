@@ -103,7 +103,9 @@ impl Scale {
         let need = anonymous.saturating_sub(level.others)
             + pager.away_bytes().saturating_sub(level.inherited_away);
         pager.stats().need_bytes.store(need, Relaxed);
+        pager.stats().shared_bytes.store(level.others, Relaxed);
         slots::set_need(need);
+        slots::note_totals();
         let bounds = slots::bounds();
         let slower = 1 + level.company / LOOK_OTHERS;
         let due = level.looks.is_multiple_of((LOOKS_A_SHARE / slower as u32).max(1));
@@ -116,15 +118,11 @@ impl Scale {
 
     /// Takes this process's share of what the whole run may use.
     fn take_share(&self, pager: &Pager, level: &mut Level, need: u64) {
-        let (mut others, waiting) = (slots::needs_of_others(), slots::waiting_bytes());
+        let mut others = slots::needs_of_others();
         level.company = others.len() as i64;
         let mut of = |bound: u64| match bound {
             u64::MAX => u64::MAX,
-            bound => {
-                // Processes without an engine can't fold what they have.
-                let left = bound.saturating_sub(waiting.min(bound / 2));
-                share(left, need, &mut others).saturating_add(level.others)
-            }
+            bound => share(bound, need, &mut others).saturating_add(level.others),
         };
         let or_none = |bound: Option<u64>| bound.unwrap_or(u64::MAX);
         let given = (or_none(self.config.limit_bytes), or_none(self.config.resident_bytes));

@@ -41,9 +41,10 @@ fn table() -> Option<&'static Table> {
     unsafe { FOUND.load(SeqCst).as_ref() }
 }
 
-/// What the whole run may use now, bytes (limit, resident); `None` without a table.
+/// What the processes with a seat may use now, all together, bytes (limit, resident); `None` without
+/// a table.
 pub fn bounds() -> Option<(u64, u64)> {
-    table().map(Table::bounds)
+    table().map(Table::bounds_left)
 }
 
 /// Where `memfold run` reads lines; `None` without a table, or if it is gone.
@@ -125,11 +126,6 @@ pub fn give_back_waiting(bytes: u64) {
     }
 }
 
-/// As [`Table::waiting_bytes`].
-pub fn waiting_bytes() -> u64 {
-    table().map_or(0, Table::waiting_bytes)
-}
-
 /// The program runs.
 pub fn note_begun() {
     FIRST.store(0, Relaxed);
@@ -165,6 +161,13 @@ fn own() -> Option<&'static Process> {
 pub fn set_need(bytes: u64) {
     if let Some(own) = own() {
         own.set_need(bytes);
+    }
+}
+
+/// Has the run's peaks raised to what its processes hold now.
+pub fn note_totals() {
+    if let Some(table) = table() {
+        table.note_totals();
     }
 }
 

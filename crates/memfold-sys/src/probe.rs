@@ -11,6 +11,8 @@ use crate::uffd::space::Space;
 use crate::uffd::{OpenError, Uffd, feature};
 use crate::units::PAGE_SIZE;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use rustix::fd::AsRawFd;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
@@ -175,6 +177,87 @@ impl Call {
         let result = unsafe { system_call(self.number, self.args) };
         result.err().filter(|e| matches!(*e, Errno::PERM | Errno::ACCESS | Errno::NOSYS))
     }
+}
+
+/// The call that asks for an io_uring.
+pub const RING: &str = "io_uring_setup";
+
+/// Calls that a sandbox may answer by killing: those of [`CALLS`], and two that are told apart by
+/// their arguments or made only by some runs.
+fn deadly() -> impl Iterator<Item = (&'static str, i64, [usize; 6])> {
+    const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
+    let own = getpid().as_raw_nonzero().get() as usize;
+    let more = [
+        // What is off is switched off.
+        (
+            "prctl(PR_SET_SYSCALL_USER_DISPATCH)",
+            libc::SYS_prctl,
+            [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0],
+        ),
+        ("process_vm_readv", libc::SYS_process_vm_readv, [own, 0, 0, 0, 0, 0]),
+    ];
+    CALLS.iter().map(|call| (call.name, call.number, call.args)).chain(more)
+}
+
+/// The calls, by name, that end the process which makes them. A seccomp filter (`Seccomp: 2` in
+/// /proc/self/status) can do that; without one there is nothing to ask. A child makes them, and
+/// another goes on behind each that has killed one.
+///
+/// # Safety
+/// - The calling process has one thread.
+pub unsafe fn killing_calls() -> Vec<&'static str> {
+    let mut killing = Vec::new();
+    let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize;
+    let page = [0, PAGE_SIZE, (libc::PROT_READ | libc::PROT_WRITE) as usize, flags, NONE, 0];
+    // SAFETY: a new page, which both sides only see as an atomic.
+    let Ok(at) = (unsafe { system_call(libc::SYS_mmap, page) }) else { return killing };
+    // SAFETY: it is there until the end of this function.
+    let made = unsafe { &*(at as *const AtomicU32) };
+    let calls: Vec<_> = deadly().collect();
+    while (made.load(SeqCst) as usize) < calls.len() {
+        // SAFETY: the child shares nothing but the page with us, and makes only system calls.
+        match unsafe { system_call(libc::SYS_clone, [0; 6]) } {
+            // SAFETY: this is the child, which ends there.
+            Ok(0) => unsafe { make(&calls, made) },
+            Ok(child) if is_killed(child) => {
+                // It may end before the first.
+                let Some(last) = (made.load(SeqCst) as usize).checked_sub(1) else { break };
+                killing.push(calls[last].0);
+            }
+            _ => break,
+        }
+    }
+    // SAFETY: nobody has the page any more.
+    let _ = unsafe { system_call(libc::SYS_munmap, [at as usize, PAGE_SIZE, 0, 0, 0, 0]) };
+    killing
+}
+
+/// Makes those calls that are not made yet, and ends the process without a core dump.
+///
+/// # Safety
+/// - The process is a child for nothing else.
+unsafe fn make(calls: &[(&str, i64, [usize; 6])], made: &AtomicU32) -> ! {
+    let limit = [0u64; 2];
+    let limit = [0, libc::RLIMIT_CORE as usize, limit.as_ptr() as usize, 0, 0, 0];
+    // SAFETY: it is a limit; of what is called next no argument is the address of anything.
+    unsafe {
+        let _ = system_call(libc::SYS_prlimit64, limit);
+        while let Some((_, number, args)) = calls.get(made.fetch_add(1, SeqCst) as usize) {
+            let _ = system_call(*number, *args);
+        }
+        loop {
+            let _ = system_call(libc::SYS_exit_group, [0; 6]);
+        }
+    }
+}
+
+/// Waits for the end of a child; whether a signal ended it.
+fn is_killed(child: i64) -> bool {
+    let mut status = 0i32;
+    let wait = [child as usize, &raw mut status as usize, libc::__WALL as usize, 0, 0, 0];
+    // SAFETY: there is room for the status.
+    while unsafe { system_call(libc::SYS_wait4, wait) } == Err(Errno::INTR) {}
+    libc::WIFSIGNALED(status)
 }
 
 #[cfg(all(test, not(shuttle)))]

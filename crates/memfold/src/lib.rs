@@ -20,6 +20,7 @@ extern crate alloc;
 
 pub mod config;
 pub mod stats;
+pub mod totals;
 pub mod table;
 mod folio;
 mod area;

@@ -8,6 +8,7 @@
 //! first [`APART`] processes have seats of their own for good, so that each is told of; later ones
 //! go on with the seats of ended ones.
 use crate::stats::Stats;
+use crate::totals::{Sum, Totals};
 use alloc::vec::Vec;
 use core::ffi::c_void;
 use core::mem::size_of;
@@ -19,6 +20,7 @@ use memfold_sys::memory::shared;
 use memfold_sys::run::door::{HALF, Key};
 use memfold_sys::run::mailbox::Mailbox;
 use memfold_sys::sync::Mutex;
+use memfold_sys::thread::now_ns;
 use memfold_sys::thread::owner::{Owner, Ownership, Will};
 use memfold_sys::{Errno, units::PAGE_SIZE};
 use rustix::fd::{AsFd, OwnedFd};
@@ -63,6 +65,7 @@ struct Head {
     unmanaged: Unmanaged,
     /// What processes without an engine have mapped past what each may have, bytes.
     waiting_bytes: AtomicU64,
+    totals: Totals,
     mailbox: Mailbox,
 }
 
@@ -173,6 +176,33 @@ impl Table {
         (self.head.limit_bytes.load(Relaxed), self.head.resident_bytes.load(Relaxed))
     }
 
+    /// What processes with a seat may use of it: what those without use, or have taken and may use
+    /// before anybody looks, is taken off.
+    pub fn bounds_left(&self) -> (u64, u64) {
+        let (_, seen) = self.head.totals.seatless();
+        let used = seen.max(self.waiting_bytes());
+        let left =
+            |bound: u64| if bound == u64::MAX { bound } else { bound.saturating_sub(used).max(1) };
+        let (limit, resident) = self.bounds();
+        (left(limit), left(resident))
+    }
+
+    /// Raises the peaks of the run to what its processes hold now, if that is due.
+    pub fn note_totals(&self) {
+        let used = (self.head.used.load(Relaxed) as usize).min(self.seats);
+        if !self.head.totals.is_due(used, now_ns()) {
+            return;
+        }
+        let mut sum = Sum::default();
+        self.processes().filter(Process::is_alive).for_each(|process| sum.add(process.stats()));
+        self.head.totals.note(sum);
+    }
+
+    /// What the run as a whole holds, and held at most.
+    pub fn totals(&self) -> &'static Totals {
+        &self.head.totals
+    }
+
     /// Where lines are left.
     pub fn mailbox(&self) -> &'static Mailbox {
         &self.head.mailbox
@@ -229,7 +259,7 @@ impl Table {
     }
 
     /// What all of them have mapped so, bytes.
-    pub fn waiting_bytes(&self) -> u64 {
+    fn waiting_bytes(&self) -> u64 {
         self.head.waiting_bytes.load(Relaxed)
     }
 
@@ -503,6 +533,40 @@ mod tests {
             (9, 0)
         );
         assert_eq!(table.processes().count(), 2);
+    }
+
+    /// Two that live one after the other never held their sum; two at once did.
+    #[test]
+    fn peaks_of_a_run_are_those_of_processes_that_lived_at_once() {
+        let table = table(100);
+        let hold = |pid, bytes| {
+            let stats = claim(table, pid).unwrap().stats();
+            stats.resident_bytes.store(bytes, Relaxed);
+            stats.folded_bytes.store(2 * bytes, Relaxed);
+        };
+        let live = |pid| {
+            std::thread::spawn(move || (hold(pid, 100), table.note_totals())).join().unwrap();
+            while table.processes().any(|p| p.is_alive()) {
+                std::thread::yield_now();
+            }
+        };
+        (1..4).for_each(live);
+        assert_eq!(table.totals().peaks(), [100, 100, 0, 0, 200]);
+        for pid in 4..6 {
+            hold(pid, 70);
+        }
+        table.totals().set_seatless(3, 5);
+        while table.totals().peaks()[0] == 100 {
+            table.note_totals();
+        }
+        assert_eq!(table.totals().peaks(), [145, 145, 0, 0, 280]);
+        assert_eq!(table.totals().seatless(), (3, 5));
+        for ((limit, resident), left) in
+            [((50, u64::MAX), (45, u64::MAX)), ((u64::MAX, 7), (u64::MAX, 2)), ((3, 5), (1, 1))]
+        {
+            table.set_bounds(limit, resident);
+            assert_eq!(table.bounds_left(), left);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The documents say what the code says: its tables, the files that there are; and they are short
 //! enough to be read.
-use memfold::config::keys::{Audience, KEYS};
+use memfold::config::keys::{Audience, COUNTED, KEYS};
 use memfold::stats::{FIGURES, Figure, Kind, ORDER_FIGURES};
 use std::path::{Path, PathBuf};
 
@@ -43,6 +43,15 @@ fn assert_same(document: &str, name: &str, wanted: &str) {
         found == wanted,
         "{document}, between the marks of `{name}`: replace\n{found}\nby\n{wanted}"
     );
+}
+
+#[test]
+fn what_the_limit_counts_is_said_in_the_same_words_everywhere() {
+    let plain = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ").replace('`', "");
+    for document in ["README.md", "docs/limits.md"] {
+        let text = plain(&read(document));
+        assert!(text.contains(&plain(COUNTED)), "{document} lacks\n{COUNTED}");
+    }
 }
 
 #[test]

@@ -395,7 +395,7 @@ fn backing(given: &Given) -> Result<memfold_block::Settings, Failure> {
         ..Default::default()
     };
     if let Some(text) = given.text("limit")?.filter(|text| *text != "none") {
-        let memory = machine::memory_bytes()?;
+        let memory = machine::memory_bytes();
         let limit = parse_size(text, memory).map_err(|why| Given::fail("limit", why))?;
         if limit < LIMIT_BYTES_MIN {
             return Err(Given::fail(

@@ -11,7 +11,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 /// A started program.
 pub struct Child {
@@ -91,20 +90,18 @@ impl Child {
         self.pid as u32
     }
 
-    /// Waits for the end of the program and passes signals on to it; calls `look` every `period`,
-    /// if there is one.
+    /// Waits for the end of the program and passes signals on to it.
     ///
     /// # Errors
     /// 125: the program can't be waited for.
-    pub fn wait(self, period: Option<Duration>, mut look: impl FnMut()) -> Result<End, Failure> {
+    pub fn wait(self) -> Result<End, Failure> {
         loop {
             if let Some(end) = self.collect()? {
                 self.signals.restore();
                 return Ok(end);
             }
-            match self.signals.next(period) {
-                Some(caught) => self.pass_on(caught),
-                None => look(),
+            if let Some(caught) = self.signals.next(None) {
+                self.pass_on(caught);
             }
         }
     }

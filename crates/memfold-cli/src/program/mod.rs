@@ -54,12 +54,14 @@ pub fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure> {
 }
 
 /// Checks that the dynamic linker will load the preload library into the program at `path`, looking
-/// through scripts to their interpreters, and to the shell where the kernel knows of none.
+/// through scripts to their interpreters, and to the shell where the kernel knows of none. If it is
+/// the dynamic linker itself, the program is the one that `arguments` name; the first of them is its
+/// own name.
 ///
 /// # Errors
 /// 125: static, set-user-ID and the like, for another machine or another C library. 126: an ELF
 /// file that is no program. 127: a script's interpreter is missing.
-pub fn check(path: &Path) -> Result<(), Failure> {
+pub fn check(path: &Path, arguments: &[OsString]) -> Result<(), Failure> {
     let mut at = path.to_path_buf();
     for _ in 0..=SCRIPTS_MAX {
         let shown = at.display();
@@ -79,12 +81,61 @@ pub fn check(path: &Path) -> Result<(), Failure> {
                 .map_err(|e| Failure::not_executable(format!("{}: {}", at.display(), plain(&e))))?;
             return check_image(&shell, &at);
         }
-        return check_image(&file, &at);
+        return match at == path && is_own_linker(path) {
+            true => check_linked(arguments),
+            false => check_image(&file, &at),
+        };
     }
     Err(Failure::not_executable(format!("{}: too many scripts that name scripts", path.display())))
 }
 
+/// Options of the dynamic linker that are followed by a value.
+const LINKER_OPTIONS: [&str; 7] = [
+    "--library-path",
+    "--glibc-hwcaps-prepend",
+    "--glibc-hwcaps-mask",
+    "--inhibit-rpath",
+    "--audit",
+    "--preload",
+    "--argv0",
+];
+
+/// Checks the program that the dynamic linker is given. What it can't open, or that none is given,
+/// the linker says itself.
+fn check_linked(arguments: &[OsString]) -> Result<(), Failure> {
+    let mut words = arguments.iter().skip(1);
+    while let Some(word) = words.next() {
+        if LINKER_OPTIONS.iter().any(|option| word == option) {
+            words.next();
+        } else if !word.as_bytes().starts_with(b"-") {
+            let path = Path::new(word);
+            // The linker gives nobody privileges.
+            return File::open(path).map_or(Ok(()), |file| check_elf(&file, path));
+        }
+    }
+    Ok(())
+}
+
+/// Whether this file is the dynamic linker of memfold's own C library.
+fn is_own_linker(path: &Path) -> bool {
+    let real = |path: &Path| fs::canonicalize(path).ok();
+    own_interpreter().is_some_and(|own| {
+        path.file_name() == own.file_name() || real(path).is_some_and(|it| Some(it) == real(&own))
+    })
+}
+
 fn check_image(file: &File, path: &Path) -> Result<(), Failure> {
+    check_elf(file, path)?;
+    match privilege(file)? {
+        None => Ok(()),
+        Some(what) => Err(Failure::own(format!(
+            "{}: {what}; the dynamic linker ignores memfold in programs that gain privileges",
+            path.display()
+        ))),
+    }
+}
+
+fn check_elf(file: &File, path: &Path) -> Result<(), Failure> {
     let shown = path.display();
     let elf = elf::read(file)
         .map_err(|e| Failure::not_executable(format!("{shown}: exec format error: {e}")))?;
@@ -106,12 +157,8 @@ fn check_image(file: &File, path: &Path) -> Result<(), Failure> {
         }
         Some(Elf::Native { interpreter: Some(name) }) => name,
     };
-    if let Some(what) = privilege(file)? {
-        return Err(Failure::own(format!(
-            "{shown}: {what}; the dynamic linker ignores memfold in programs that gain privileges"
-        )));
-    }
-    match (Path::new(&interpreter).file_name(), own_linker()) {
+    let ours = own_interpreter().and_then(|own| own.file_name().map(OsString::from));
+    match (Path::new(&interpreter).file_name(), ours) {
         (theirs, Some(ours)) if theirs != Some(&ours) => Err(Failure::own(format!(
             "{shown}: uses another C library ({interpreter}); this memfold was built for {}",
             ours.display()
@@ -120,13 +167,11 @@ fn check_image(file: &File, path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// The file name of the dynamic linker that this memfold, and so its preload library, uses; `None`
-/// for a static build.
-fn own_linker() -> Option<OsString> {
+/// The dynamic linker that this memfold, and so its preload library, uses; `None` for a static
+/// build.
+fn own_interpreter() -> Option<PathBuf> {
     match elf::read(&File::open("/proc/self/exe").ok()?) {
-        Ok(Some(Elf::Native { interpreter: Some(name) })) => {
-            Path::new(&name).file_name().map(OsString::from)
-        }
+        Ok(Some(Elf::Native { interpreter: Some(name) })) => Some(PathBuf::from(name)),
         _ => None,
     }
 }

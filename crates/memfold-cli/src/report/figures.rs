@@ -1,7 +1,7 @@
-//! The figures of a run: sums over its processes, and what they came to at the height of the pool.
+//! The figures of a run: sums over its processes, its own peaks, and how well its data compressed.
 use crate::table::slots::Slots;
 use memfold::stats::{FIGURES, ORDER_FIGURES, ORDERS, Stats, size_suffix};
-use std::sync::atomic::Ordering::Relaxed;
+use memfold::totals::PEAKS;
 
 /// Figures of one process, or sums over several.
 #[derive(Clone)]
@@ -16,14 +16,17 @@ impl Figures {
         Figures { values: stats.values(), orders: stats.order_values() }
     }
 
-    /// The sums over every process of the run. Peaks are summed too: with several processes, whose
-    /// peaks need not coincide, the sum is an upper bound.
+    /// The sums over every process of the run. A peak is that of all processes at one moment, and at
+    /// least the largest of one process; `peak_held_bytes` is the latter.
     pub fn sum(slots: &Slots) -> Figures {
         let mut sum =
             Figures { values: [0; FIGURES.len()], orders: [[0; ORDERS]; ORDER_FIGURES.len()] };
         for one in slots.table().processes().map(|process| Figures::of(process.stats())) {
-            for (to, from) in sum.values.iter_mut().zip(one.values) {
-                *to = to.wrapping_add(from);
+            for ((to, from), figure) in sum.values.iter_mut().zip(one.values).zip(FIGURES) {
+                *to = match figure.name.starts_with("peak_") {
+                    true => from.max(*to),
+                    false => to.wrapping_add(from),
+                };
             }
             for (to, from) in
                 sum.orders.as_flattened_mut().iter_mut().zip(one.orders.as_flattened())
@@ -31,7 +34,25 @@ impl Figures {
                 *to = to.wrapping_add(*from);
             }
         }
+        for (name, peak) in PEAKS.iter().zip(slots.table().totals().peaks()) {
+            let at = FIGURES.iter().position(|figure| figure.name == *name);
+            let own = &mut sum.values[at.expect("each of these peaks is a figure too")];
+            *own = peak.max(*own);
+        }
         sum
+    }
+
+    /// One figure of [`FIGURES`].
+    pub fn get(&self, name: &str) -> u64 {
+        let at = FIGURES.iter().position(|figure| figure.name == name);
+        self.values[at.unwrap_or_else(|| panic!("{name} is no figure"))]
+    }
+
+    /// Bytes before compression for each compressed byte, of all that was stored over the run;
+    /// `None` if nothing was.
+    pub fn ratio(&self) -> Option<f64> {
+        let payload = self.get("payload_bytes").saturating_sub(self.get("recompress_gained_bytes"));
+        (payload > 0).then(|| self.get("saved_bytes") as f64 / payload as f64)
     }
 
     /// Every figure with its name, those counted per order with the size of the folio
@@ -50,36 +71,11 @@ impl Figures {
     }
 }
 
-/// How well the pool compressed, taken when it held the most: at its end a program has often freed
-/// everything.
-#[derive(Default)]
-pub struct Height {
-    stored_bytes: u64,
-    pool_bytes: u64,
-}
-
-impl Height {
-    /// Looks at the gauges now and keeps them if the pool is larger than ever before.
-    pub fn sample(&mut self, slots: &Slots) {
-        let sum =
-            |of: fn(&Stats) -> u64| slots.table().processes().map(|p| of(p.stats())).sum::<u64>();
-        let pool_bytes = sum(|s| s.pool_bytes.load(Relaxed));
-        if pool_bytes > self.pool_bytes {
-            *self = Height { stored_bytes: sum(|s| s.stored_bytes.load(Relaxed)), pool_bytes };
-        }
-    }
-
-    /// Bytes before compression for each byte that the pool held; `None` if nothing was ever
-    /// stored.
-    pub fn ratio(&self) -> Option<f64> {
-        (self.pool_bytes > 0).then(|| self.stored_bytes as f64 / self.pool_bytes as f64)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::table::slots::tests::claim;
+    use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn sums_run_over_all_processes_and_orders_are_named_by_size() {
@@ -97,16 +93,32 @@ mod tests {
     }
 
     #[test]
-    fn the_ratio_is_that_of_the_fullest_moment() {
+    fn a_peak_is_that_of_all_at_once_and_at_least_that_of_one() {
         let slots = Slots::new().unwrap();
-        let mut height = Height::default();
-        assert_eq!(height.ratio(), None);
-        let slot = claim(&slots, 1).stats();
-        for (stored, pool) in [(300, 100), (500, 200), (0, 10)] {
-            slot.stored_bytes.store(stored, Relaxed);
-            slot.pool_bytes.store(pool, Relaxed);
-            height.sample(&slots);
+        for (pid, now) in [(1, 40), (2, 50)] {
+            let stats = claim(&slots, pid).stats();
+            stats.resident_bytes.store(now, Relaxed);
+            for peak in [&stats.peak_bytes, &stats.peak_held_bytes] {
+                peak.store(70 + now, Relaxed);
+            }
         }
-        assert_eq!(height.ratio(), Some(2.5));
+        let peaks = |sum: &Figures| (sum.get("peak_bytes"), sum.get("peak_held_bytes"));
+        assert_eq!(peaks(&Figures::sum(&slots)), (120, 120));
+        slots.table().totals().set_seatless(1, 100);
+        slots.table().note_totals();
+        assert_eq!(peaks(&Figures::sum(&slots)), (190, 120));
+    }
+
+    #[test]
+    fn the_ratio_is_that_of_all_that_was_stored() {
+        let slots = Slots::new().unwrap();
+        assert_eq!(Figures::sum(&slots).ratio(), None);
+        for (pid, payload) in [(1, 30), (2, 90)] {
+            let stats = claim(&slots, pid).stats();
+            stats.saved_bytes.store(100, Relaxed);
+            stats.payload_bytes.store(payload, Relaxed);
+        }
+        claim(&slots, 3).stats().recompress_gained_bytes.store(20, Relaxed);
+        assert_eq!(Figures::sum(&slots).ratio(), Some(2.0));
     }
 }

@@ -16,8 +16,6 @@ pub struct Run<'a> {
     pub status: u8,
     /// Wall time from the start of the program to its end.
     pub seconds: f64,
-    /// Bytes before compression for each byte of the pool.
-    pub ratio: Option<f64>,
 }
 
 /// One object: the run, the sum of every figure over all processes, and `processes` with the
@@ -34,7 +32,8 @@ pub fn json(run: &Run, sum: &Figures, slots: &Slots) -> String {
         "limit_bytes": run.config.limit_bytes,
         "resident_limit_bytes": run.config.resident_bytes,
         "codec": run.config.codec,
-        "ratio": run.ratio,
+        "ratio": sum.ratio(),
+        "peak_unmanaged_processes_bytes": slots.table().totals().peak_seatless_bytes(),
         "frame_success": frame_success(sum),
     });
     let Value::Object(about) = about else { unreachable!("written as an object") };
@@ -52,10 +51,8 @@ pub fn of_process(process: Process) -> Value {
 
 /// The share of large frames that were there at the size asked for; none if none was asked for.
 fn frame_success(sum: &Figures) -> Option<f64> {
-    let figure =
-        |name: &str| sum.each().find(|(n, _)| n == name).map_or(0.0, |(_, value)| value as f64);
-    let asked = figure("frame_alloc");
-    (asked > 0.0).then(|| 1.0 - figure("frame_alloc_failed") / asked)
+    let asked = sum.get("frame_alloc") as f64;
+    (asked > 0.0).then(|| 1.0 - sum.get("frame_alloc_failed") as f64 / asked)
 }
 
 /// Every figure by name.
@@ -77,12 +74,11 @@ mod tests {
         stats.frame_alloc.store(8, Relaxed);
         stats.frame_alloc_failed.store(2, Relaxed);
         let (config, sum) = (Config::new(1 << 30), Figures::sum(&slots));
-        let run =
-            Run { config: &config, arguments: &["a".into()], status: 3, seconds: 0.5, ratio: None };
+        let run = Run { config: &config, arguments: &["a".into()], status: 3, seconds: 0.5 };
         let value: Value = serde_json::from_str(&json(&run, &sum, &slots)).unwrap();
         let map = value.as_object().unwrap();
         assert!(sum.each().all(|(name, number)| map[&name] == number));
-        assert_eq!(map.len(), sum.each().count() + 11);
+        assert_eq!(map.len(), sum.each().count() + 12);
         assert_eq!((&value["exit_status"], &value["processes"][0]["pid"]), (&json!(3), &json!(9)));
         assert_eq!(
             (&value["processes"][0]["faults"], &value["frame_success"]),

@@ -1,15 +1,29 @@
 //! The few lines that `--summary` prints.
-use crate::report::figures::Height;
+use crate::report::figures::Figures;
 use crate::table::slots::Slots;
 use memfold::config::{Config, Size};
-use memfold::stats::Stats;
 use memfold::table::APART;
-use std::fmt::Write;
-use std::sync::atomic::Ordering::Relaxed;
+
+/// Memory of processes without an engine that is worth a word, bytes: all are small below.
+const SMALL_BYTES: u64 = 8 << 20;
+
+/// How the run ended.
+pub struct Ended {
+    /// The status that memfold exits with.
+    pub status: u8,
+    /// The largest resident size of a process, with its pages of files, bytes.
+    pub largest_bytes: u64,
+}
 
 /// What the run came to, a few lines of text, each with `memfold: ` in front.
-pub fn summary(config: &Config, slots: &Slots, height: &Height) -> String {
-    managed(config, slots, height) + &unmanaged(slots)
+pub fn summary(config: &Config, slots: &Slots, ended: &Ended) -> String {
+    let sum = Figures::sum(slots);
+    let lines = match sum.get("adopted_bytes") {
+        0 => vec![unfolded(config, slots, &sum, ended)],
+        _ => folded(config, slots, &sum),
+    };
+    let lines = lines.iter().map(|line| format!("memfold: {line}\n"));
+    lines.collect::<String>() + &unmanaged(slots)
 }
 
 /// Programs that memfold could not be in.
@@ -23,65 +37,111 @@ fn unmanaged(slots: &Slots) -> String {
     }
 }
 
-fn managed(config: &Config, slots: &Slots, height: &Height) -> String {
-    let mut out = String::new();
-    let processes = slots.table().processes().count();
-    if processes == 0 && !slots.table().has_begun() {
-        return "memfold: the engine started in no process\n".to_string();
-    }
-    let sum = |of: fn(&Stats) -> u64| slots.table().processes().map(|p| of(p.stats())).sum::<u64>();
-    let most = if processes > 1 { "at most " } else { "" };
-    let bound = match (config.limit_bytes, config.resident_bytes) {
+/// The bound of the run as it was given.
+fn bound(config: &Config) -> String {
+    match (config.limit_bytes, config.resident_bytes) {
         (Some(limit), _) if config.pool_counts => format!("limit {}", Size(limit)),
         (Some(limit), _) => format!("limit {} without the pools", Size(limit)),
         (None, Some(resident)) => format!("resident limit {}", Size(resident)),
         (None, None) => "no limit".to_string(),
+    }
+}
+
+/// Later processes go on with the seats of ended ones.
+fn processes(slots: &Slots) -> String {
+    match slots.table().processes().count() {
+        1 => "1 process".to_string(),
+        count if count >= APART => format!("{count} or more processes"),
+        count => format!("{count} processes"),
+    }
+}
+
+/// The line of a run in which nothing was folded. That the limit was never near is said only where
+/// that is known: of a run that ended well, in which no process was large.
+fn unfolded(config: &Config, slots: &Slots, sum: &Figures, ended: &Ended) -> String {
+    let table = slots.table();
+    let least =
+        config.limit_bytes.unwrap_or(u64::MAX).min(config.resident_bytes.unwrap_or(u64::MAX));
+    let (peak, unmanaged) = (sum.get("peak_bytes"), table.totals().peak_seatless_bytes());
+    let is_far = peak.max(ended.largest_bytes) < least / 2;
+    let bound = bound(config);
+    let has_engines = table.processes().next().is_some();
+    if table.has_begun() && ended.status == 0 && is_far && unmanaged <= SMALL_BYTES {
+        return match has_engines {
+            true => format!("{bound} never came near, nothing was folded ({})", processes(slots)),
+            false => format!("{bound} never came near, all processes were small"),
+        };
+    }
+    let what = match (table.has_begun(), has_engines) {
+        (false, _) => "the engine started in no process".to_string(),
+        (true, false) => "nothing was folded, no process had an engine".to_string(),
+        (true, true) => format!("nothing was folded ({})", processes(slots)),
     };
-    // Later ones go on with the seats of ended ones.
-    let count =
-        if processes >= APART { format!("{processes} or more") } else { processes.to_string() };
-    let noun = if processes == 1 { "process" } else { "processes" };
-    if processes == 0 {
-        let _ = writeln!(out, "memfold: {bound} never came near, all processes were small");
-        return out;
+    let of_it = match unmanaged {
+        0..=SMALL_BYTES => String::new(),
+        _ => format!(", of it at most {} in processes without an engine", Size(unmanaged)),
+    };
+    let largest = match ended.largest_bytes {
+        bytes if bytes > peak => {
+            format!("; the largest process had {} with its files", Size(bytes))
+        }
+        _ => String::new(),
+    };
+    let status = match ended.status {
+        0 => String::new(),
+        status => format!("; the program ended with status {status}"),
+    };
+    format!("{what}; peak {} ({bound}){of_it}{largest}{status}", Size(peak))
+}
+
+/// The lines of a run in which something was under management.
+fn folded(config: &Config, slots: &Slots, sum: &Figures) -> Vec<String> {
+    let size = |name: &str| Size(sum.get(name));
+    let mut lines = vec![
+        format!(
+            "peak {} ({}), folded {}, ratio {}",
+            size("peak_bytes"),
+            bound(config),
+            size("peak_folded_bytes"),
+            sum.ratio().map_or("-".to_string(), |r| format!("{r:.2}")),
+        ),
+        format!(
+            "{} faults, {} of them major; {} rescues; {}",
+            sum.get("faults"),
+            sum.get("pgmajfault"),
+            sum.get("rescues"),
+            processes(slots),
+        ),
+    ];
+    let unmanaged = slots.table().totals().peak_seatless_bytes();
+    if unmanaged > SMALL_BYTES {
+        lines.push(format!("processes without an engine took at most {}", Size(unmanaged)));
     }
-    if sum(|s| s.adopted_bytes.load(Relaxed)) == 0 {
-        let _ =
-            writeln!(out, "memfold: {bound} never came near, nothing was folded ({count} {noun})");
-        return out;
+    match sum.get("over_limit") {
+        0 => {}
+        over => lines.push(format!("the limit could not be kept {over} times")),
     }
-    let _ = writeln!(
-        out,
-        "memfold: peak {most}{} ({bound}), folded {most}{}, ratio {}",
-        Size(sum(|s| s.peak_bytes.load(Relaxed))),
-        Size(sum(|s| s.peak_folded_bytes.load(Relaxed))),
-        height.ratio().map_or("-".to_string(), |r| format!("{r:.2}")),
-    );
-    let _ = writeln!(
-        out,
-        "memfold: {} faults, {} of them major; {} rescues; {count} {noun}",
-        sum(|s| s.faults.load(Relaxed)),
-        sum(|s| s.pgmajfault.load(Relaxed)),
-        sum(|s| s.rescues.load(Relaxed)),
-    );
-    let over = sum(|s| s.over_limit.load(Relaxed));
-    if over > 0 {
-        let _ = writeln!(out, "memfold: the limit could not be kept {over} times");
-    }
-    out
+    lines
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::table::slots::tests::claim;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    const WELL: Ended = Ended { status: 0, largest_bytes: 0 };
+
+    fn limited(size: &str) -> Config {
+        let mut config = Config::new(1 << 30);
+        config.set("limit", size).unwrap();
+        config
+    }
 
     #[test]
     fn each_state_of_a_run_has_its_lines() {
-        let mut config = Config::new(1 << 30);
-        config.set("limit", "64M").unwrap();
-        let slots = Slots::new().unwrap();
-        let text = || summary(&config, &slots, &Height::default());
+        let (config, slots) = (limited("64M"), Slots::new().unwrap());
+        let text = || summary(&config, &slots, &WELL);
         assert!(text().contains("started in no process"));
         assert!(slots.table().note_process() && text().contains("all processes were small"));
         let slot = claim(&slots, 5).stats();
@@ -97,5 +157,26 @@ mod tests {
         assert!(lines.lines().all(|l| l.starts_with("memfold: ")) && !lines.contains("can't be"));
         slots.table().note_unmanaged(b"/bin/busybox: it is statically linked");
         assert!(text().ends_with("1 times, the first /bin/busybox: it is statically linked\n"));
+    }
+
+    #[test]
+    fn the_limit_was_never_near_only_where_that_is_known() {
+        let config = limited("64M");
+        let cases: &[(u8, u64, u64, u64, &str)] = &[
+            (0, 0, 0, 0, "never came near"),
+            (139, 0, 0, 0, "ended with status 139"),
+            (0, 40 << 20, 0, 0, "nothing was folded"),
+            (0, 0, 60 << 20, 0, "peak 60.0 MiB"),
+            (0, 0, 0, 30 << 20, "at most 30.0 MiB in processes without an engine"),
+        ];
+        for (status, largest_bytes, peak, unmanaged, words) in cases.iter().copied() {
+            let slots = Slots::new().unwrap();
+            slots.table().note_process();
+            claim(&slots, 5).stats().peak_bytes.store(peak, Relaxed);
+            slots.table().totals().set_seatless(1, unmanaged);
+            let text = summary(&config, &slots, &Ended { status, largest_bytes });
+            assert!(text.contains(words), "{words}: {text}");
+            assert_eq!(text.contains("never"), words.contains("never"), "{text}");
+        }
     }
 }

@@ -30,8 +30,15 @@ impl Slots {
     pub fn new() -> Result<Slots, Failure> {
         let fail = |e: io::Error| Failure::own(format!("the table of the run: {}", plain(&e)));
         let door = Door::open().map_err(fail)?;
-        let (table, file) = Table::create(processes_max(), file_bytes_max(), door.key())
-            .map_err(|e| fail(io::Error::from_raw_os_error(e.raw_os_error())))?;
+        let lifted = Lifted::begin();
+        let made = Table::create(processes_max(), file_bytes_max(), door.key());
+        drop(lifted);
+        let (table, file) = made.map_err(|e| match e {
+            memfold_sys::Errno::FBIG => Failure::own(
+                "the table of the run: `ulimit -f` allows no file for it; raise the hard limit (ulimit -H -f)",
+            ),
+            e => fail(io::Error::from_raw_os_error(e.raw_os_error())),
+        })?;
         // SAFETY: the descriptor is this function's alone, and given up by the one that made it.
         let file = unsafe { OwnedFd::from_raw_fd(file.into_raw_fd()) };
         Ok(Slots { file, table, door })
@@ -64,10 +71,49 @@ impl Slots {
     }
 }
 
+/// The run of a process, by the order that it was given: small ones have no seat in the table.
+pub fn run_of(pid: u32) -> Option<u32> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let words = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    let order =
+        words.filter_map(|word| Some(word.strip_prefix("MEMFOLD_RUN=")?.to_string())).next()?;
+    let table = order.split(';').find_map(|line| line.strip_prefix("stats=/proc/"))?;
+    table.split('/').next()?.parse().ok()
+}
+
 /// Processes that there may be at a time.
 fn processes_max() -> usize {
     let text = fs::read_to_string("/proc/sys/kernel/pid_max").unwrap_or_default();
     text.trim().parse().unwrap_or(PROCESSES)
+}
+
+/// RLIMIT_FSIZE as it was, which is set again when this is gone. Meanwhile it is as large as this
+/// process may have it: the table is a file in memory only.
+struct Lifted(libc::rlimit);
+
+impl Lifted {
+    /// `None` if nothing was changed.
+    fn begin() -> Option<Lifted> {
+        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the struct is local.
+        if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut before) } != 0 {
+            return None;
+        }
+        let set = |most| {
+            let wanted = libc::rlimit { rlim_cur: most, rlim_max: most };
+            // SAFETY: likewise.
+            unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const wanted) == 0 }
+        };
+        // The hard limit can be raised with CAP_SYS_RESOURCE only.
+        (set(libc::RLIM_INFINITY) || set(before.rlim_max)).then_some(Lifted(before))
+    }
+}
+
+impl Drop for Lifted {
+    fn drop(&mut self) {
+        // SAFETY: the struct is one that the kernel has filled.
+        unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const self.0) };
+    }
 }
 
 /// How long a file of this process may be (RLIMIT_FSIZE): a longer one would end it.

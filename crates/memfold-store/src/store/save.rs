@@ -25,12 +25,21 @@ pub struct SaveReport {
     pub bytes: u64,
     /// Payload bytes that they became. Metadata and unused ends of slots are not counted.
     pub stored_bytes: u64,
+    /// The same bytes for a ratio: no page counts less than its 8-byte pattern, however many share
+    /// one and also if it is zeros.
+    pub counted_bytes: u64,
     /// Blocks that were all zeros and hold no memory.
     pub zero_blocks: u64,
     /// Same-filled pages, those of zero blocks included.
     pub same_pages: u64,
     /// Blocks that did not shrink enough and were stored raw.
     pub huge_blocks: u64,
+}
+
+/// What a payload of `len` bytes counts for a ratio. So the ratio of same-filled pages is the same
+/// in blocks of any size.
+fn counted_bytes(len: usize, order: Order) -> u64 {
+    (len as u64).max((order.pages() * size_of::<u64>()) as u64)
 }
 
 impl Store {
@@ -135,6 +144,7 @@ impl Store {
         let (format, payload) = match encoded.map_err(SaveError::Codec)? {
             Encoded::Zero => {
                 report.zero_blocks += 1;
+                report.counted_bytes += counted_bytes(0, order);
                 report.same_pages += order.pages() as u64;
                 return Ok(Handle::ZERO);
             }
@@ -186,6 +196,7 @@ impl Store {
         // SAFETY: as the caller says.
         let handle = unsafe { self.store_payload(pool, payload)? };
         report.stored_bytes += payload.len as u64;
+        report.counted_bytes += counted_bytes(payload.len, order);
         if self.verify.load(Relaxed) {
             // SAFETY: as for the block.
             unsafe { self.verify_block(w, handle, src, order)? };

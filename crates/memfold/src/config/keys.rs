@@ -77,10 +77,16 @@ macro_rules! keys {
     };
 }
 
+/// What the limit counts: help and documents say it in these words.
+pub const COUNTED: &str = "The limit counts the private memory of all processes of the run: anonymous pages, written pages of private file \
+    mappings, the compressed pool, and memfold's own tables. A process without an engine, because it is small or can't be managed, counts \
+    too. Other pages of files (the page cache), shared memory, and what the kernel holds for the program are not counted; memfold stat \
+    shows the mapped ones of files and shared memory for each process.";
+
 keys! {
     /// Bound of resident + frames + pool + index, bytes.
     limit_bytes: Option<u64> = None, kind::SIZE_OR_NONE;
-    Users "limit" "SIZE" "none" "physical memory for everything: mapped pages, frames, compressed pool and index";
+    Users "limit" "SIZE" "none" "physical memory of the whole run: its private memory, the compressed pool and memfold's tables";
 
     /// Bound of resident + frames, bytes.
     resident_bytes: Option<u64> = None, kind::SIZE_OR_NONE;

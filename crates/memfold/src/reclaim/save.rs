@@ -10,7 +10,7 @@ use crate::pager::codec_context::Context;
 use crate::pager::{Pager, bytes};
 use crate::reclaim::writeback::{Fate, Refused};
 use crate::stats;
-use memfold_store::{BlockSet, SaveError};
+use memfold_store::{BlockSet, SaveError, SaveReport};
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::Order;
 
@@ -107,7 +107,7 @@ impl Pager {
         let wanted = || self.folios.is_wanted(id);
         let cut = had_copy && self.is_to_be_cut(order, work.touch, !changed.is_empty());
         let result = if changed.is_empty() && !cut {
-            Ok(())
+            Ok(SaveReport::default())
         } else if !compress || cut {
             Err(SaveError::Cancelled)
         } else {
@@ -119,11 +119,10 @@ impl Pager {
                 let out = &mut context.handles[..count];
                 let w = &mut context.worker;
                 match &mut context.offload {
-                    Some(queue) if changed.count() > 1 => self
-                        .store
-                        .save_through(w, queue, frame, order, key, &changed, wanted, out)
-                        .map(drop),
-                    _ => self.store.save(w, frame, order, key, &changed, wanted, out).map(drop),
+                    Some(queue) if changed.count() > 1 => {
+                        self.store.save_through(w, queue, frame, order, key, &changed, wanted, out)
+                    }
+                    _ => self.store.save(w, frame, order, key, &changed, wanted, out),
                 }
             }
         };
@@ -137,7 +136,9 @@ impl Pager {
         let folio = self.folios.get(&guard, id);
         let goes_home = folio.wanted.load(Relaxed);
         match result {
-            Ok(()) => {
+            Ok(report) => {
+                stats::add(&self.stats.saved_bytes, report.bytes);
+                stats::add(&self.stats.payload_bytes, report.counted_bytes);
                 self.accept(context, &guard, id, &changed, had_copy);
                 if !goes_home {
                     self.let_go(&guard, id);

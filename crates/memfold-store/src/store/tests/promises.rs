@@ -73,6 +73,9 @@ fn z2_same_filled_pages_are_told_apart_inside_a_block() {
         assert_eq!(out[0].is_zero(), fills == &[zero; 8]);
         if *same_pages == 8 {
             assert!(report.stored_bytes <= 80, "{fills:?} takes {}", report.stored_bytes);
+            assert!((64..=80).contains(&report.counted_bytes), "{}", report.counted_bytes);
+        } else {
+            assert_eq!(report.counted_bytes, report.stored_bytes.max(64), "{fills:?}");
         }
         store.check().unwrap();
         store.free(out[0]);
