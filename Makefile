@@ -1,6 +1,6 @@
 # Build, test and show memfold. `make help` lists the targets.
 
-.PHONY: help build wheel install test torture bench-quick demo clean setup setup-build
+.PHONY: help build portable wheel install test torture bench-quick demo clean setup setup-build
 
 SIZE ?= 1024
 PREFIX ?= /usr/local
@@ -9,6 +9,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 help:
 	@echo "make build             the memfold command, its preload library and the benchmarks, in $(TARGET)/release (debug information in *.debug)"
+	@echo "make portable          the command for glibc 2.28 and the library for 2.17, in $(TARGET)/portable/bin (needs cargo-zigbuild and zig: pip install ziglang cargo-zigbuild)"
 	@echo "make wheel             the Python package in one wheel, with the command in it, in $(TARGET)/wheel"
 	@echo "make install           the command, the C library, its header and memfold.pc, to PREFIX=/usr/local (and DESTDIR=)"
 	@echo "make test              everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
@@ -27,6 +28,17 @@ setup-build:
 build: setup-build
 	cargo build --release -p memfold-cli -p memfold-preload -p memfold-bench
 	@scripts/split-symbols $(TARGET)/release/memfold $(TARGET)/release/libmemfold_preload.so
+
+# Each is checked to need no newer symbol. The command has std, which wants more of glibc than the library does.
+PORTABLE := $(TARGET)/portable
+portable:
+	cargo zigbuild --release --target-dir $(PORTABLE) --target x86_64-unknown-linux-gnu.2.17 -p memfold-preload
+	install -D -t $(PORTABLE)/bin $(PORTABLE)/x86_64-unknown-linux-gnu/release/libmemfold_preload.so
+	cargo zigbuild --release --target-dir $(PORTABLE) --target x86_64-unknown-linux-gnu.2.28 -p memfold-cli
+	install -D -t $(PORTABLE)/bin $(PORTABLE)/x86_64-unknown-linux-gnu/release/memfold
+	cargo xtask glibc $(PORTABLE)/bin/libmemfold_preload.so 2.17
+	cargo xtask symbols $(PORTABLE)/bin/libmemfold_preload.so
+	cargo xtask glibc $(PORTABLE)/bin/memfold 2.28
 
 wheel: setup-build
 	@scripts/wheel

@@ -23,7 +23,8 @@ use finding::Finding;
 const USAGE: &str = "\
 usage: cargo xtask tidy                 check floors, module order, circles, folders, lengths, no_std and leftovers
        cargo xtask tidy --arrows CRATE  list which file of a crate uses what of which other, what leads up, and the circles
-       cargo xtask symbols LIBRARY.so   check that the preload library needs no thread-local storage and no host malloc";
+       cargo xtask symbols LIBRARY.so   check that the preload library needs no thread-local storage and no host malloc
+       cargo xtask glibc FILE VERSION   check that a built file needs no glibc newer than that, such as 2.17";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         ["tidy"] => tidy(),
         ["tidy", "--arrows", name] => return list_arrows(name),
         ["symbols", library] => symbols::check(Path::new(library)),
+        ["glibc", file, version] => symbols::check_glibc(Path::new(file), version),
         ["help" | "-h" | "--help"] => {
             println!("{USAGE}");
             return ExitCode::SUCCESS;

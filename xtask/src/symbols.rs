@@ -45,6 +45,34 @@ pub fn check(library: &Path) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
+/// Checks that a built file needs no symbol of a glibc newer than `most`, as in `2.17`.
+pub fn check_glibc(file: &Path, most: &str) -> Result<Vec<Finding>> {
+    let most = version(most).with_context(|| format!("{most}: not a version such as 2.17"))?;
+    if !file.is_file() {
+        bail!("{}: no such file: build it first (make portable)", file.display());
+    }
+    let path = file.to_string_lossy();
+    Ok(newer(&path, &output("nm", &["-D", "--undefined-only", &path])?, most))
+}
+
+fn version(text: &str) -> Option<(u32, u32)> {
+    let (major, rest) = text.split_once('.')?;
+    let minor = rest.split('.').next()?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// What `nm` lists of a newer glibc. A weak symbol may be missing.
+fn newer(path: &str, listing: &str, most: (u32, u32)) -> Vec<Finding> {
+    let wanted = listing.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let (kind, name) = (words.next()?, words.next()?);
+        let (_, its) = name.split_once("@GLIBC_")?;
+        (kind == "U" && version(its).is_none_or(|its| its > most)).then_some(name)
+    });
+    let message = |name| format!("needs {name}, which a glibc {}.{} lacks", most.0, most.1);
+    wanted.map(|name| Finding::error(path, 0, message(name))).collect()
+}
+
 fn output(program: &str, arguments: &[&str]) -> Result<String> {
     let done = Command::new(program)
         .args(arguments)
@@ -138,6 +166,18 @@ mod tests {
         assert_eq!(found.len(), 2);
         assert!(found.iter().all(|finding| !finding.warning));
         assert!(found[1].message.contains("defines ioctl:"), "{}", found[1].message);
+    }
+
+    #[test]
+    fn symbols_of_a_newer_glibc_are_errors() {
+        let listing = format!(
+            "{CLEAN}   U pidfd_open@GLIBC_2.36\n   w gettid@GLIBC_2.30\n   U dlsym@GLIBC_2.34\n"
+        );
+        let count = |most| newer("x.so", &listing, version(most).unwrap()).len();
+        assert_eq!(["2.2", "2.17", "2.34", "2.36"].map(count), [2, 2, 1, 0]);
+        assert!(version("2").is_none() && version("2.2.5") == Some((2, 2)));
+        let own = std::env::current_exe().expect("a test has a path");
+        assert!(!check_glibc(&own, "2.1").expect("nm runs").is_empty());
     }
 
     #[test]
