@@ -80,7 +80,7 @@ fn program_that_counts_its_threads_sees_its_own() {
     let words = ["run", "--limit", "500M", "--", &program.path, "small"];
     let output = memfold(&bin, &words).output().unwrap();
     assert_eq!(output.stdout, b"right\n", "{output:?}");
-    assert_right("zygote", 32, &["folds"]);
+    assert_right("zygote", 32, &["folds", "namespaces"]);
 }
 
 #[test]
@@ -89,6 +89,13 @@ fn program_in_a_user_namespace_is_right() {
         return;
     }
     let heap = compile("heap");
+    if let Some(bwrap) = common::real::installed("bwrap") {
+        // Two namespaces, one of them by `unshare` after rights were given up.
+        let words = ["--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid"];
+        let command = [&[bwrap.as_str()], &words[..], &[&heap.path, "fast"]].concat();
+        let Some(printed) = printed_in(UNPRIVILEGED, FLAGS, 96, &command) else { return };
+        assert_eq!(printed, b"right\n");
+    }
     for launcher in [&["unshare", "-Ur"][..], &["unshare", "-rmpf"]] {
         let command = [launcher, &[heap.path.as_str(), "fast"]].concat();
         let Some(printed) = printed_in("", FLAGS, 96, &command) else { return };

@@ -195,6 +195,12 @@ pub trait Keeper: Sync {
     /// Whether a descriptor is the engine's own.
     fn owns_descriptor(&self, fd: i32) -> bool;
 
+    /// A call that the kernel makes for a process of one thread. The keeper makes it by `make`, as
+    /// often as it is refused (EINVAL) for the keeper's own threads.
+    fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
+        make()
+    }
+
     /// The keeper's own threads in this process.
     fn threads(&self) -> usize {
         0

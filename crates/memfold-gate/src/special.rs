@@ -65,6 +65,10 @@ impl Call<'_> {
                 threads::clone(self.keeper, self.record, self.context, nr, &args)
             }
             libc::SYS_execve | libc::SYS_execveat => self.execute(),
+            libc::SYS_unshare if args[0] & ALONE != 0 => {
+                signals::block_all();
+                self.keeper.alone(&mut || raw(nr, &args))
+            }
             libc::SYS_ptrace if is_wish_to_be_traced(nr, &args) => self.be_traced(),
             libc::SYS_exit => threads::exit(self.keeper, self.record, args[0]),
             libc::SYS_exit_group => {
@@ -388,6 +392,10 @@ fn checked(
     made
 }
 
+/// What `unshare` does for a process of one thread alone.
+const ALONE: usize =
+    (libc::CLONE_NEWUSER | libc::CLONE_THREAD | libc::CLONE_SIGHAND | libc::CLONE_VM) as usize;
+
 /// Limits of a process's memory, descriptors and threads.
 const LIMITS: [u32; 5] = [
     libc::RLIMIT_AS,
@@ -444,6 +452,7 @@ pub fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
                 | libc::SYS_rseq
                 | libc::SYS_arch_prctl
                 | libc::SYS_prctl
+                | libc::SYS_unshare
         )
 }
 

@@ -6,11 +6,13 @@ use crate::{say, slots};
 use alloc::string::String;
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::SeqCst;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 use memfold::config::Config;
 use memfold::stats::Stats;
+use memfold_sys::Errno;
+use memfold_sys::raw::system_call;
 use memfold_sys::sync::Mutex;
-use memfold_sys::thread::bare;
+use memfold_sys::thread::{bare, process_id, thread_id, yield_now};
 use rustix::thread::{Timespec, futex};
 
 /// One errand at a time.
@@ -21,6 +23,10 @@ static ERRAND: AtomicUsize = AtomicUsize::new(0);
 static BELL: AtomicU32 = AtomicU32::new(0);
 /// Raised by it: when it is ready, and at the end of each errand.
 static DONE: AtomicU32 = AtomicU32::new(0);
+
+/// The number of the first engine thread; and whether it is to end.
+static THREAD: AtomicU32 = AtomicU32::new(0);
+static ENDS: AtomicBool = AtomicBool::new(false);
 
 /// What the first engine thread does, as faults are delivered.
 pub struct Life {
@@ -72,6 +78,32 @@ pub unsafe fn start_in_child() {
     wait_past(&DONE, seen);
 }
 
+/// Ends the first engine thread, which is the only one, and waits until it is gone.
+pub fn stop_first() {
+    ENDS.store(true, SeqCst);
+    look_now();
+    let args = [process_id() as usize, THREAD.load(SeqCst) as usize, 0, 0, 0, 0];
+    // SAFETY: no signal is sent: it asks whether there is such a thread.
+    while unsafe { system_call(libc::SYS_tgkill, args) }.is_ok() {
+        yield_now();
+    }
+}
+
+/// Starts it again, and waits until it is ready.
+///
+/// # Errors
+/// EAGAIN: no more threads.
+///
+/// # Safety
+/// - [`stop_first`] has returned.
+pub unsafe fn start_first_again() -> Result<(), Errno> {
+    let seen = DONE.load(SeqCst);
+    // SAFETY: the caller's promise.
+    unsafe { bare::start_first_again() }?;
+    wait_past(&DONE, seen);
+    Ok(())
+}
+
 /// Has the first engine thread do something, and waits until it is done.
 pub fn have_done(mut errand: impl FnMut() + Send) {
     let _line = LINE.lock();
@@ -101,6 +133,7 @@ fn tell() {
 
 /// The thread's life. In a child of fork it begins again, with the program that it finds.
 fn run(_: usize) {
+    THREAD.store(thread_id(), SeqCst);
     // SAFETY: `start` stored a `&'static`.
     let life = unsafe { &*LIFE.load(SeqCst) };
     if (life.exists)() {
@@ -119,6 +152,9 @@ fn run(_: usize) {
     bare::trim_stack();
     loop {
         let bell = BELL.load(SeqCst);
+        if ENDS.swap(false, SeqCst) {
+            return;
+        }
         let errand = ERRAND.swap(0, SeqCst);
         if errand != 0 {
             // SAFETY: `have_done` waits until it has been told, so what it points to lives until

@@ -1,6 +1,7 @@
 // A program that goes on only while it has one thread, as it is seen in /proc; with "folds", when its memory is folded.
 #include "common.h"
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
@@ -24,7 +25,29 @@ static void *wait_there(void *memory) {
     return NULL;
 }
 
+/* A sandbox makes namespaces after it has given up rights, and is folded later. */
+static void namespaces(void) {
+    NEED(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    for (int i = 0; i < 20; i++) {
+        count(1);
+        int made = unshare(CLONE_NEWUSER);
+        NEED(!made || errno == EPERM || errno == ENOSPC || errno == EUSERS);
+        if (made) break;
+    }
+    char *memory = mmap(NULL, 64 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (size_t at = 0; at < 64 * MIB; at += PAGE) memory[at] = at / PAGE % 251;
+    for (int i = 0; i < 2; i++) {
+        pid_t pid = i ? 0 : fork();
+        for (size_t at = 0; at < 64 * MIB; at += PAGE) NEED(memory[at] == (char)(at / PAGE % 251));
+        if (!i && !pid) _exit(0);
+        int status;
+        if (!i) NEED(waitpid(pid, &status, 0) == pid && !status);
+    }
+    puts("right");
+}
+
 int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "namespaces")) return namespaces(), 0;
     int folds = argc > 1 && !strcmp(argv[1], "folds");
     size_t len = folds ? 64 * MIB : 16 * MIB;
     char *memory = malloc(len);

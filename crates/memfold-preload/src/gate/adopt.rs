@@ -1,11 +1,13 @@
 //! What comes under management, and when.
-use super::gated::{FLAGS, Gated, Mark, State};
+use super::gated::{FLAGS, Gated, Mark, State, abandon};
 use super::threads::{START_SHARE, start_pending};
 use crate::say::limit;
+use crate::say::unserved::unserved_later;
 use crate::share::Seen;
 use crate::slots;
 use crate::{engine, proc, say};
 use alloc::vec::Vec;
+use core::mem::forget;
 use core::ops::ControlFlow::Continue;
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
@@ -190,6 +192,30 @@ impl Gated {
         const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
         let asked = if self.paging.hides() { PLAIN | libc::PROT_EXEC } else { PLAIN };
         access & asked == PLAIN
+    }
+
+    /// Makes a call that the kernel refuses (EINVAL) to a process of several threads. Before anything
+    /// is managed there is one engine thread, which ends meanwhile.
+    pub fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
+        let refused = make();
+        if refused != -(libc::EINVAL as isize) || self.file.is_some() || self.remote.is_some() {
+            return refused;
+        }
+        // Locked by hand: the thread that begins again takes it that its starter holds the lock.
+        forget(self.state.lock());
+        let mut made = refused;
+        if !self.is_managing() && bare::count() == 1 {
+            engine::stop_first();
+            made = make();
+            // SAFETY: it was stopped.
+            if let Err(e) = unsafe { engine::start_first_again() } {
+                unserved_later(format_args!("starting the engine again: {e}"));
+                abandon();
+            }
+        }
+        // SAFETY: locked above.
+        unsafe { self.state.unlock() };
+        made
     }
 
     /// Brings everything home, where it stays, for a task that is about to be traced; or ends that.

@@ -224,6 +224,13 @@ impl Keeper for Owner {
         get().is_some_and(|gated| gated.owns(fd))
     }
 
+    fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
+        match get() {
+            Some(gated) => gated.alone(make),
+            None => make(),
+        }
+    }
+
     fn threads(&self) -> usize {
         bare::count()
     }

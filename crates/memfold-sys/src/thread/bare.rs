@@ -273,6 +273,20 @@ pub unsafe fn restart_first() -> Result<(), Errno> {
     unsafe { run_again(RECORDS[0].load(SeqCst)) }
 }
 
+/// Starts the first bare thread again, from the beginning of its `main`, in the process in which it
+/// has ended.
+///
+/// # Errors
+/// EAGAIN: no more threads.
+///
+/// # Safety
+/// - It was the only one, and the kernel knows of it no more.
+pub unsafe fn start_first_again() -> Result<(), Errno> {
+    COUNT.store(1, SeqCst);
+    // SAFETY: its thread has ended, by the caller's promise.
+    unsafe { run_again(RECORDS[0].load(SeqCst)) }.inspect_err(|_| COUNT.store(0, SeqCst))
+}
+
 /// In a child of fork: starts all the other bare threads again, each from the beginning of its
 /// `main`.
 ///
