@@ -120,15 +120,30 @@ impl Scale {
     fn take_share(&self, pager: &Pager, level: &mut Level, need: u64) {
         let mut others = slots::needs_of_others();
         level.company = others.len() as i64;
+        let (limit, resident) = self.shares(level, need, &mut others);
+        pager.set_bounds(limit, resident);
+    }
+
+    /// This process's shares of the run's bounds (limit, resident), bytes.
+    fn shares(&self, level: &Level, need: u64, others: &mut [u64]) -> (u64, u64) {
         let mut of = |bound: u64| match bound {
             u64::MAX => u64::MAX,
-            bound => share(bound, need, &mut others).saturating_add(level.others),
+            bound => share(bound, need, others).saturating_add(level.others),
         };
         let or_none = |bound: Option<u64>| bound.unwrap_or(u64::MAX);
         let given = (or_none(self.config.limit_bytes), or_none(self.config.resident_bytes));
         let (limit, resident) = level.bounds.unwrap_or(given);
-        let (limit, resident) = (of(limit), of(resident));
-        pager.set_bounds(limit, resident);
+        (of(limit), of(resident))
+    }
+
+    /// Whether this process may come to have `most` bytes before its next look. The others are told
+    /// at once that it needs them: processes that begin to grow at the same time would each find room
+    /// for all of it otherwise.
+    pub fn has_room(&self, level: &Level, most: u64) -> bool {
+        let need = most.saturating_sub(level.others);
+        slots::set_need(need);
+        let (limit, resident) = self.shares(level, need, &mut slots::needs_of_others());
+        most <= limit.min(resident)
     }
 }
 

@@ -47,6 +47,17 @@ pub fn bounds() -> Option<(u64, u64)> {
     table().map(Table::bounds_left)
 }
 
+/// What the run was given, bytes (limit, resident), what it holds, and what of that is in processes
+/// without an engine; `None` without a table.
+pub fn whole() -> Option<((u64, u64), u64, u64)> {
+    table().map(|table| (table.bounds(), table.held_bytes(), table.totals().seatless().1))
+}
+
+/// As [`Table::report_limit`].
+pub fn report_limit() -> bool {
+    table().is_none_or(Table::report_limit)
+}
+
 /// Where `memfold run` reads lines; `None` without a table, or if it is gone.
 pub fn mailbox() -> Option<&'static Mailbox> {
     table().filter(|table| !table.is_left_alone()).map(Table::mailbox)

@@ -26,7 +26,7 @@ use memfold_sys::{Errno, units::PAGE_SIZE};
 use rustix::fd::{AsFd, OwnedFd};
 
 /// Version of the layout; another is refused.
-pub const LAYOUT_VERSION: u64 = 9;
+pub const LAYOUT_VERSION: u64 = 10;
 /// Seats that are not given again.
 pub const APART: usize = 64;
 /// Seats that lie together.
@@ -66,6 +66,8 @@ struct Head {
     /// What processes without an engine have mapped past what each may have, bytes.
     waiting_bytes: AtomicU64,
     totals: Totals,
+    /// 1 once a process has reported that the limit can't be kept.
+    reported: AtomicU64,
     mailbox: Mailbox,
 }
 
@@ -196,6 +198,19 @@ impl Table {
         let mut sum = Sum::default();
         self.processes().filter(Process::is_alive).for_each(|process| sum.add(process.stats()));
         self.head.totals.note(sum);
+    }
+
+    /// What all processes of the run hold now, bytes.
+    pub fn held_bytes(&self) -> u64 {
+        let mut sum = Sum::default();
+        self.processes().filter(Process::is_alive).for_each(|process| sum.add(process.stats()));
+        sum.add_unmanaged(self.head.totals.seatless().1);
+        sum.held_bytes()
+    }
+
+    /// The limit can't be kept. `true`: no process of the run has reported it yet.
+    pub fn report_limit(&self) -> bool {
+        self.head.reported.swap(1, Relaxed) == 0
     }
 
     /// What the run as a whole holds, and held at most.

@@ -35,8 +35,13 @@ impl Sum {
         }
     }
 
+    /// All that they hold, bytes.
+    pub fn held_bytes(&self) -> u64 {
+        self.0[0]
+    }
+
     /// Adds memory that no engine manages.
-    fn add_unmanaged(&mut self, bytes: u64) {
+    pub fn add_unmanaged(&mut self, bytes: u64) {
         for to in &mut self.0[..2] {
             *to = to.saturating_add(bytes);
         }

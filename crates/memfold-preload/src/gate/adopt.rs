@@ -28,6 +28,8 @@ const LOOK_SOON_NS: i64 = 1_000_000;
 const LOOK_PAST_NS: i64 = 250_000;
 /// Areas smaller than this are left alone unless they continue a managed one.
 const SMALL_BYTES: usize = 64 << 10;
+/// Of a mapping of this size the other processes of the run are told at once.
+const LARGE_BYTES: usize = 1 << 20;
 /// So much may wait to be taken.
 const LATE_BYTES: usize = 1 << 20;
 
@@ -72,7 +74,12 @@ impl Gated {
     pub fn expect(&self, state: &mut State, bytes: usize) {
         state.mapped_since = state.mapped_since.saturating_add(bytes);
         let most = state.level.anonymous.saturating_add(state.mapped_since as u64);
-        if self.is_managing() || most <= self.pager.bound_bytes() {
+        if self.is_managing() {
+            return;
+        }
+        let is_large = bytes >= LARGE_BYTES;
+        let has_room = most <= self.pager.bound_bytes();
+        if has_room && (!is_large || self.scale.has_room(&state.level, most)) {
             return;
         }
         state.mapped_since = 0;
@@ -84,16 +91,19 @@ impl Gated {
         });
     }
 
-    /// Reports once that the limit can't be kept, with the causes.
+    /// Reports that the limit can't be kept, with the causes: once in a run.
     fn report_limit(&self, state: &mut State) {
         if state.told_limit || !self.pager.is_past_limit() || self.config.on_full == OnFull::Stop {
             return;
         }
+        let Some(text) = limit::report(&self.pager, &self.smaps) else { return };
         state.told_limit = true;
         if state.merges {
             say::warn(format_args!("{}", proc::MERGES));
         }
-        say::warn(format_args!("{}", limit::report(&self.pager, &self.smaps)));
+        if slots::report_limit() {
+            say::warn(format_args!("{text}"));
+        }
     }
 
     /// Starts all engine threads but the first, which calls this. Those that can't be had now are

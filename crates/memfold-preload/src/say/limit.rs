@@ -1,7 +1,8 @@
 //! Why the limit can't be kept: what takes the memory, by causes.
+use crate::slots;
 use alloc::format;
 use alloc::string::String;
-use core::fmt::Write;
+use core::fmt::{self, Write};
 use core::ops::ControlFlow::Continue;
 use memfold::config::Size;
 use memfold::pager::Pager;
@@ -30,9 +31,43 @@ const NAMES: [&str; 3] = [
     "was there before the engine, is a stack, or came lately",
 ];
 
-/// The warning that the limit can't be kept: each cause with its own bytes, the least limit that
-/// can be kept now, and what to do.
-pub fn report(pager: &Pager, smaps: &Smaps) -> String {
+/// The warning that the run's limit can't be kept: each cause in this process with its own bytes,
+/// the least limit that can be kept now, and what to do. `None`: the run keeps it by now, as others
+/// hold less.
+pub fn report(pager: &Pager, smaps: &Smaps) -> Option<String> {
+    let own = (pager.bound_bytes(), pager.least_limit_bytes());
+    let (bound, least, seatless) = match slots::whole() {
+        Some(((limit, resident), held, seatless)) => {
+            let bound = if pager.is_limited() { limit } else { resident };
+            (bound, held.max(own.1), seatless)
+        }
+        None => (own.0, own.1, 0),
+    };
+    if pager.is_limited() && least <= bound {
+        return None;
+    }
+    let what = if pager.is_limited() { "limit" } else { "resident limit" };
+    let mut text = format!(
+        "warning: The {what} of {} can't be kept, and is exceeded so that no data is lost \
+         (--on-full stop ends the program instead).",
+        Size(bound)
+    );
+    let _ = causes(pager, smaps, seatless, &mut text);
+    let stored = pager.own_bytes().saturating_sub(pager.frame_bytes());
+    let _ = write!(
+        text,
+        " What is folded takes {}. The least limit that can be kept now is {}.",
+        Size(stored),
+        Size(least),
+    );
+    if !pager.has_swap() {
+        text.push_str(" With --swap DIR, what doesn't shrink or fit goes to a file.");
+    }
+    Some(text)
+}
+
+/// What of this process stays in memory, and why.
+fn causes(pager: &Pager, smaps: &Smaps, seatless: u64, text: &mut String) -> fmt::Result {
     let mut sums = [0u64; CAUSES.len() + NAMES.len()];
     let _ = smaps.each(|area, about| {
         if about.anonymous_bytes > 0
@@ -43,42 +78,18 @@ pub fn report(pager: &Pager, smaps: &Smaps) -> String {
         }
         Continue(())
     });
-    let mut text = format!("warning: {}", bound(pager));
-    let (refused, kept) = (pager.refused_bytes(), pager.kept_bytes());
     let engine = [
-        (refused, "doesn't shrink, or is pinned or shared by a fork"),
-        (kept, "would take far more time to fold than it saves memory"),
+        (seatless, "is in processes without an engine"),
+        (pager.refused_bytes(), "doesn't shrink, or is pinned or shared by a fork"),
+        (pager.kept_bytes(), "would take far more time to fold than it saves memory"),
     ];
     let flagged = CAUSES.iter().map(|(_, name)| *name).chain(NAMES).zip(sums);
-    let causes = engine.into_iter().chain(flagged.map(|(name, bytes)| (bytes, name)));
-    let mut lead = " Of what is resident, ";
-    for (bytes, name) in causes.filter(|(bytes, _)| *bytes >= TOLD_BYTES) {
-        let _ = write!(text, "{lead}{} {name}", Size(bytes));
-        lead = ", ";
-    }
-    if lead == ", " {
-        text.push('.');
-    }
-    let stored = pager.own_bytes().saturating_sub(pager.frame_bytes());
-    let _ = write!(
-        text,
-        " What is folded takes {}. The least limit that can be kept now is {}.",
-        Size(stored),
-        Size(pager.least_limit_bytes()),
-    );
-    if !pager.has_swap() {
-        text.push_str(" With --swap DIR, what doesn't shrink or fit goes to a file.");
-    }
-    text
-}
-
-fn bound(pager: &Pager) -> String {
-    let what = if pager.is_limited() { "limit" } else { "resident limit" };
-    format!(
-        "The {what} of {} can't be kept, and is exceeded so that no data is lost \
-         (--on-full stop ends the program instead).",
-        Size(pager.bound_bytes())
-    )
+    let all = engine.into_iter().chain(flagged.map(|(name, bytes)| (bytes, name)));
+    let mut all = all.filter(|(bytes, _)| *bytes >= TOLD_BYTES);
+    let Some((bytes, name)) = all.next() else { return Ok(()) };
+    write!(text, " In process {}, {} {name}", slots::number(), Size(bytes))?;
+    all.try_for_each(|(bytes, name)| write!(text, ", {} {name}", Size(bytes)))?;
+    text.write_str(".")
 }
 
 fn cause(area: &Area, about: &Details) -> usize {
