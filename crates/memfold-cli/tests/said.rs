@@ -40,7 +40,7 @@ fn a_warning_is_said_once_by_a_run_and_never_into_a_stream_of_its_programs() {
     let output = memfold(&bin, &arguments).output().unwrap();
     assert_eq!(text(&output.stdout), "0 b'right\\n' b''\n".repeat(3), "{output:?}");
     let lines = said(&output);
-    assert!(lines.len() == 1 && lines[0].contains("going past it"), "{lines:?}");
+    assert!(lines.len() == 1 && lines[0].contains("can't be kept"), "{lines:?}");
     // Nor where the program that can't be served is new.
     let script = r#"for n in 1 2 3; do (ulimit -v 60000; /bin/echo ran) 2>&1; done; exit $?"#;
     let output = run(&bin, &[], &["sh", "-c", script]);
@@ -82,7 +82,7 @@ fn with_log_a_run_says_everything_in_a_file_and_adds_to_what_is_there() {
     let found = fs::read_to_string(&log).unwrap();
     let lines: Vec<_> = found.lines().collect();
     assert!(
-        lines[0] == "before" && lines[1].contains("going past it") && lines.len() > 3,
+        lines[0] == "before" && lines[1].contains("can't be kept") && lines.len() > 3,
         "{found}"
     );
     for bad in ["/no/such/directory/log", "/tmp"] {

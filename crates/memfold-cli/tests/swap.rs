@@ -63,7 +63,7 @@ fn a_full_file_system_costs_memory_and_no_data() {
     drop(mounted);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{text}");
-    assert!(text.contains("going past it"), "it says so: {text}");
+    assert!(text.contains("can't be kept"), "it says so: {text}");
     let text = String::from_utf8_lossy(&stopped.stderr);
     assert_eq!(stopped.status.code(), Some(125), "{text}");
     assert!(text.contains("--on-full stop"), "{text}");

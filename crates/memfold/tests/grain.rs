@@ -61,6 +61,12 @@ impl Setup {
         (0..PAGES).for_each(|n| self.check(n));
     }
 
+    /// Has all saved that waits in the swap cache: a touch would rescue it from there, and it would
+    /// neither be stored nor loaded.
+    fn save_all(&mut self) {
+        self.region.pageout(0..PAGE);
+    }
+
     fn figure(&self, of: impl Fn(&memfold::Stats) -> &AtomicU64) -> u64 {
         of(self.memory.stats()).load(Relaxed)
     }
@@ -78,6 +84,7 @@ fn random_writes_cut_and_scans_join(delivery: Delivery, moves: &str) {
     let mut setup = Setup::new(delivery, moves);
     assert_eq!(setup.figure(|s| &s.blocks_cut), 0, "what is filled in order is stored in blocks");
     setup.touch_at_random(4 * PAGES, true);
+    setup.save_all();
     let cut = setup.figure(|s| &s.blocks_cut);
     assert!(cut > PAGES as u64 / 4 / 2, "{cut} blocks were cut");
     let (pages, faults) = {
@@ -208,6 +215,7 @@ fn pages_that_are_used_together_are_joined() {
         }
         faults += setup.figure(|s| &s.pgmajfault) - before;
         (PAGES / 4..PAGES).for_each(|n| setup.check(n));
+        setup.save_all();
     }
     let (cut, joined) = (setup.figure(|s| &s.blocks_cut), setup.figure(|s| &s.blocks_joined));
     assert!(cut > 0 && joined > 0, "{cut} blocks were cut, {joined} joined");

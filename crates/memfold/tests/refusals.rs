@@ -113,10 +113,11 @@ fn of_what_many_share_one_block_is_refused() {
     for own in [0, 1 << 20] {
         let filled = Filled::new(|c| c.clean_percent = 100);
         filled.page_out();
+        // Shared by many, their copies stay beside what comes back.
+        filled.setup.pager.note_shared(1 << 20, own);
         (0..PAGES)
             .for_each(|n| filled.setup.program.read(n, |page| assert!(*page == *filled.want[n])));
         assert_eq!(filled.mapped(), PAGES);
-        filled.setup.pager.note_shared(1 << 20, own);
         filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Busy);
         filled.page_out();
         filled.setup.pager.publish();

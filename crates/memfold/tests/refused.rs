@@ -94,6 +94,26 @@ fn z4_what_does_not_shrink_stays_under_a_limit_and_is_not_tried_again_at_each_fa
     setup.assert_sound();
 }
 
+/// Memory that isn't managed takes all of the limit: what can be folded is folded all the same.
+#[test]
+fn z10_memory_outside_of_management_never_stops_folding() {
+    let setup = setup(|c| c.limit_bytes = Some(16 << 20));
+    setup.pager.set_unmanaged_bytes(20 << 20);
+    write(&setup, SOFT);
+    while setup.pager.reclaim_in_background() {}
+    let s = stats(&setup);
+    let floor = setup.pager.room_bytes() + get(&s.resident_bytes) + get(&s.frame_bytes);
+    assert!(floor <= 5 << 20, "{floor} bytes stay uncompressed");
+    assert!(
+        get(&s.folded_bytes) + (5 << 20) >= (SOFT.len() as u64) << 12,
+        "{s:?}",
+        s = get(&s.folded_bytes)
+    );
+    assert!(get(&s.over_limit) > 0, "and that is counted");
+    assert_holds(&setup, SOFT);
+    setup.assert_sound();
+}
+
 #[test]
 fn z4_a_full_pool_is_not_asked_again_at_each_fault() {
     let setup = setup(|c| {

@@ -78,7 +78,9 @@ impl Pager {
             let evictable = in_memory && self.lru.isolate_this(id);
             let start = folio.key();
             drop(guard);
-            if evictable && self.evict_isolated(areas, id, start, &mut batch) == Progress::Again {
+            if evictable
+                && self.evict_isolated(areas, id, start, Order::MAX, &mut batch) == Progress::Again
+            {
                 break;
             }
             // Whoever touches what is in it waits.

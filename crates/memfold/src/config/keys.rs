@@ -114,7 +114,7 @@ keys! {
 
     /// What happens at the limit.
     on_full: OnFull = OnFull::Grow, kind::ON_FULL;
-    Users "on-full" "grow|stop" "grow" "when nothing more can be folded: go past the limit with a warning, or end the program";
+    Users "on-full" "grow|stop" "grow" "when nothing more can be folded: exceed the limit with a warning, or end the program with status 125";
 
     /// Where the swap file is made.
     swap: Option<String> = None, kind::PATH;

@@ -54,7 +54,7 @@ impl Pager {
         let kept = self.kept_pages.load(Relaxed);
         // It may grow only while the store takes less than what is folded: the total stays below
         // that of the program without folding.
-        let kept = if self.stored_takes_more() { kept.min(self.physical()) } else { kept };
+        let kept = if self.saves_nothing() { kept.min(self.physical()) } else { kept };
         refused + floor.max(kept)
     }
 
@@ -190,8 +190,18 @@ impl Pager {
         self.ask_past_target();
     }
 
-    /// Whether store and index take more than the memory that folding has freed.
+    /// Whether copies beside what is in memory are to go, as store and index take more than folding
+    /// has freed. Where a limit is kept, that bounds the sum; copies in a swap file take no memory, and
+    /// what many share goes nowhere.
     pub(crate) fn stored_takes_more(&self) -> bool {
+        let is_bounded = self.limit_bytes().is_some() && !self.is_at_least();
+        !is_bounded
+            && self.swap.is_none()
+            && self.saves_nothing()
+            && !self.to_unshare.is_shared_by_many()
+    }
+
+    fn saves_nothing(&self) -> bool {
         self.store.pool_bytes() + self.metadata_bytes() > self.tally.folded() << PAGE_SHIFT
     }
 

@@ -254,6 +254,7 @@ impl Pager {
             || self.stored_takes_more()
             || limit.is_some_and(|limit| held > limit as u128 / CLEAN_SHARE)
             || limit.is_some()
+                && self.swap.is_none()
                 && self.is_at_least()
                 && held > folded_bytes as u128 / LEAST_CLEAN_SHARE
         {

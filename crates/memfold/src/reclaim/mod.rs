@@ -266,10 +266,11 @@ impl Pager {
             return Progress::Nothing;
         }
         let (mut batch, mut moved, mut last) = (Batch::new(), 0, Progress::Nothing);
+        let most = self.leaving_order();
         for _ in 0..EVICT_TRIES + SPANS_MAX {
             let Some((id, key)) = self.isolate_mapped() else { break };
             let before = batch.count();
-            last = self.evict_isolated(areas, id, key, &mut batch);
+            last = self.evict_isolated(areas, id, key, most, &mut batch);
             moved += (last == Progress::Freed && batch.count() == before) as usize;
             if last == Progress::Again
                 || moved > 0 && (batch.count() == 0 || moved == MOVES_MAX)
@@ -281,13 +282,15 @@ impl Pager {
         if self.drop_batch(&mut batch) > 0 || moved > 0 { Progress::Freed } else { last }
     }
 
-    /// Maps one isolated folio out, or takes it into a batch, which isn't full, to be dropped.
+    /// Maps one isolated folio out, or its first part where it is of an order above `most`; or takes it
+    /// into a batch, which isn't full, to be dropped.
     /// `Nothing`: it can't leave now, or died.
     pub(crate) fn evict_isolated(
         &self,
         areas: &Areas,
         id: FolioId,
         key: u64,
+        most: Order,
         batch: &mut Batch,
     ) -> Progress {
         let mut guard = self.shards.lock(key);
@@ -316,7 +319,7 @@ impl Pager {
         }
         let kind = if self.has_move { Kind::Empty } else { Kind::Full };
         let (id, key) = self.join_block(areas, &mut guard, id).unwrap_or((id, key));
-        let mut id = self.split_leaving(&mut guard, id, key);
+        let mut id = self.split_leaving(&mut guard, id, key, most);
         let frame = loop {
             let order = self.folios.get(&guard, id).order();
             if let Some(frame) = self.frames.take(order, kind) {
@@ -369,8 +372,14 @@ impl Pager {
 
     /// Splits an isolated folio that is too large to leave at once; returns its first part. The
     /// others leave next.
-    fn split_leaving(&self, guard: &mut ShardGuard<'_>, id: FolioId, key: u64) -> FolioId {
-        let (most, end) = (self.leaving_order(), self.folios.get(guard, id).end());
+    fn split_leaving(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        id: FolioId,
+        key: u64,
+        most: Order,
+    ) -> FolioId {
+        let end = self.folios.get(guard, id).end();
         if self.folios.get(guard, id).order() <= most {
             return id;
         }
@@ -414,7 +423,7 @@ impl Pager {
         }
         // With nothing else to do, one step of compaction at a time: whoever needs a window gets it
         // in between.
-        let tidied = if over == 0 && !saved { self.store.tidy() } else { dense };
+        let tidied = if over == 0 && !saved && dense == 0 { self.store.tidy() } else { dense };
         stats::add(&self.stats.compacted_bytes, tidied);
         self.publish();
         over > 0 || saved || tidied > 0
