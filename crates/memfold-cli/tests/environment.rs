@@ -23,7 +23,7 @@ fn assert_folded(launcher: &[&str]) {
 }
 
 /// gperftools' recurses in libc functions that the library replaces, with or without this.
-const ALLOCATORS: [&str; 2] = ["libjemalloc.so.2", "libmimalloc.so.2"];
+const ALLOCATORS: [&str; 3] = ["libjemalloc.so.2", "libmimalloc.so.2", "libtcmalloc_minimal.so.4"];
 
 #[test]
 fn child_with_a_preloaded_allocator_is_folded() {

@@ -40,21 +40,30 @@ impl Pager {
         if self.frozen.load(Relaxed) {
             return u64::MAX >> PAGE_SHIFT;
         }
-        self.bound().max(self.least())
+        let stored = self.stored_bytes();
+        self.bound_beside(stored).max(self.least_beside(stored))
+    }
+
+    /// What pools that count and the index take, bytes.
+    fn stored_bytes(&self) -> u64 {
+        self.counted_pool_bytes() + self.metadata_bytes()
     }
 
     /// Uncompressed memory that stays whatever the bounds are, in pages. With `--on-full stop` the
     /// program ends before what can't be folded counts in.
-    fn least(&self) -> u64 {
+    fn least_beside(&self, stored: u64) -> u64 {
         let refused = match self.config.on_full {
             OnFull::Grow => self.lru.pages(List::Refused),
             OnFull::Stop => 0,
         };
-        let floor = self.floor_bytes() >> PAGE_SHIFT;
-        let kept = self.kept_pages.load(Relaxed);
-        // It may grow only while the store takes less than what is folded: the total stays below
-        // that of the program without folding.
-        let kept = if self.saves_nothing() { kept.min(self.physical()) } else { kept };
+        let floor = self.floor_beside(stored) >> PAGE_SHIFT;
+        let kept = match self.kept_pages.load(Relaxed) {
+            0 => 0,
+            // It may grow only while the store takes less than what is folded: the total stays below
+            // that of the program without folding.
+            kept if self.saves_nothing() => kept.min(self.physical()),
+            kept => kept,
+        };
         refused + floor.max(kept)
     }
 
@@ -65,7 +74,8 @@ impl Pager {
 
     /// Whether the bounds leave less than what stays whatever they are.
     pub(crate) fn is_at_least(&self) -> bool {
-        self.bound() < self.least()
+        let stored = self.stored_bytes();
+        self.bound_beside(stored) < self.least_beside(stored)
     }
 
     fn has_pages(&self) -> bool {
@@ -73,9 +83,11 @@ impl Pager {
     }
 
     /// Judges whether folding costs more than it saves ([`crate::policy::thrash`]). Called from time
-    /// to time by the first engine thread. Not where a swap file makes room.
+    /// to time by the first engine thread. Not where a swap file makes room, nor where the program is
+    /// to end instead.
     pub fn judge_cost(&self) {
-        if self.swap.is_some() || !self.config.pool_counts || self.limit_bytes().is_none() {
+        let may_exceed = self.swap.is_none() && self.config.on_full == OnFull::Grow;
+        if !may_exceed || !self.config.pool_counts || self.limit_bytes().is_none() {
             return;
         }
         let s = &self.stats;
@@ -119,19 +131,19 @@ impl Pager {
         }
     }
 
-    /// As [`Pager::bound`], but never less than there always is.
+    /// As [`Pager::bound_beside`], but never less than there always is.
     pub(crate) fn bound_or_floor(&self) -> u64 {
-        self.bound().max(self.floor_bytes() >> PAGE_SHIFT)
+        let stored = self.stored_bytes();
+        self.bound_beside(stored).max(self.floor_beside(stored) >> PAGE_SHIFT)
     }
 
     /// Uncompressed memory with which the bounds are kept, in pages: the smaller of `resident`, and
     /// of `limit` less what pool, index and unmanaged memory take.
-    pub(crate) fn bound(&self) -> u64 {
+    fn bound_beside(&self, stored: u64) -> u64 {
         let outside = self.quota.outside_bytes();
         let mut bytes = u64::MAX;
         if let Some(limit) = self.limit_bytes() {
-            bytes =
-                limit.saturating_sub(self.counted_pool_bytes() + self.metadata_bytes() + outside);
+            bytes = limit.saturating_sub(stored + outside);
         }
         if let Some(resident) = self.quota.resident_bytes() {
             bytes = bytes.min(resident.saturating_sub(outside));
@@ -139,9 +151,8 @@ impl Pager {
         bytes >> PAGE_SHIFT
     }
 
-    fn floor_bytes(&self) -> u64 {
-        let kept = self.counted_pool_bytes() + self.metadata_bytes() + self.quota.outside_bytes();
-        let most = FLOOR_BYTES.max(kept / FLOOR_SHARE);
+    fn floor_beside(&self, stored: u64) -> u64 {
+        let most = FLOOR_BYTES.max((stored + self.quota.outside_bytes()) / FLOOR_SHARE);
         (self.quota.least_bytes() / 2).clamp(FLOOR_LEAST_BYTES, most)
     }
 
@@ -153,7 +164,8 @@ impl Pager {
         let has_swap = self.swap.as_ref().is_some_and(Swap::accepts);
         let mut most = self.config.max_pool_bytes.unwrap_or(u64::MAX);
         if let Some(limit) = limit.filter(|_| has_swap) {
-            let reserve = self.floor_bytes().max(self.quota.least_bytes() / RESERVE_SHARE);
+            let floor = self.floor_beside(self.stored_bytes());
+            let reserve = floor.max(self.quota.least_bytes() / RESERVE_SHARE);
             let others = self.metadata_bytes() + self.quota.outside_bytes() + reserve;
             most = most.min(limit.saturating_sub(others));
         }
@@ -299,9 +311,9 @@ impl Pager {
 
     /// The least limit that could be kept now, bytes.
     pub fn least_limit_bytes(&self) -> u64 {
-        let stored = self.counted_pool_bytes() + self.metadata_bytes();
+        let stored = self.stored_bytes();
+        let floor = self.floor_beside(stored).max(self.kept_bytes());
         let stored = if self.limit_bytes().is_some() { stored } else { 0 };
-        let floor = self.floor_bytes().max(self.kept_bytes());
         stored + self.quota.outside_bytes() + self.refused_bytes() + floor
     }
 
@@ -379,7 +391,7 @@ impl fmt::Display for Pager {
             (self.quota.outside_bytes(), "is not managed"),
             (self.refused_bytes(), "doesn't shrink, or is pinned or shared by a fork"),
             (self.kept_bytes(), "would take far more time to fold than it saves memory"),
-            (self.counted_pool_bytes() + self.metadata_bytes(), "is what is folded, compressed"),
+            (self.stored_bytes(), "is what is folded, compressed"),
         ];
         for (bytes, why) in takes.iter().filter(|(bytes, _)| *bytes >= TOLD_BYTES) {
             write!(f, "{} {why}, ", Size(*bytes))?;
