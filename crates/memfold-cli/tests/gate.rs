@@ -259,7 +259,7 @@ fn processes_that_have_shut_themselves_in_fork_with_every_byte_right() {
 /// It is folded like any other memory, and gone in a child of fork.
 #[test]
 fn memory_that_is_not_for_children_is_folded_and_gone_in_them() {
-    assert_right("apart", 300, &["marked", "parts", "moved", "racing"]);
+    assert_right("apart", 128, &["marked", "parts", "moved", "racing"]);
 }
 
 /// V8 marks its heap so: most of what is folded of such a program is that.

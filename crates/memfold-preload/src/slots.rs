@@ -53,6 +53,13 @@ pub fn whole() -> Option<((u64, u64), u64, u64)> {
     table().map(|table| (table.bounds(), table.held_bytes(), table.totals().seatless().1))
 }
 
+/// As [`Table::note_least`].
+pub fn note_least(bytes: u64) {
+    if let Some(table) = table() {
+        table.note_least(bytes);
+    }
+}
+
 /// As [`Table::report_limit`].
 pub fn report_limit() -> bool {
     table().is_none_or(Table::report_limit)

@@ -26,7 +26,7 @@ use memfold_sys::{Errno, units::PAGE_SIZE};
 use rustix::fd::{AsFd, OwnedFd};
 
 /// Version of the layout; another is refused.
-pub const LAYOUT_VERSION: u64 = 10;
+pub const LAYOUT_VERSION: u64 = 11;
 /// Seats that are not given again.
 pub const APART: usize = 64;
 /// Seats that lie together.
@@ -68,6 +68,8 @@ struct Head {
     totals: Totals,
     /// 1 once a process has reported that the limit can't be kept.
     reported: AtomicU64,
+    /// The largest of the least limits that could be kept at a moment, bytes; 0: the given one could.
+    least_bytes: AtomicU64,
     mailbox: Mailbox,
 }
 
@@ -206,6 +208,16 @@ impl Table {
         self.processes().filter(Process::is_alive).for_each(|process| sum.add(process.stats()));
         sum.add_unmanaged(self.head.totals.seatless().1);
         sum.held_bytes()
+    }
+
+    /// At this moment no limit below `bytes` could be kept.
+    pub fn note_least(&self, bytes: u64) {
+        self.head.least_bytes.fetch_max(bytes, Relaxed);
+    }
+
+    /// The least limit that could have been kept all the time, bytes; 0: the given one was.
+    pub fn least_bytes(&self) -> u64 {
+        self.head.least_bytes.load(Relaxed)
     }
 
     /// The limit can't be kept. `true`: no process of the run has reported it yet.

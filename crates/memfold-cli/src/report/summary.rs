@@ -119,7 +119,13 @@ fn folded(config: &Config, slots: &Slots, sum: &Figures) -> Vec<String> {
     }
     match sum.get("over_limit") {
         0 => {}
-        over => lines.push(format!("the limit could not be kept {over} times")),
+        over => {
+            let least = match slots.table().least_bytes() {
+                0 => String::new(),
+                least => format!("; {} would have been the least", Size(least)),
+            };
+            lines.push(format!("the limit could not be kept {over} times{least}"));
+        }
     }
     lines
 }

@@ -142,20 +142,35 @@ static void splice_waits(void) {
     check(whole, LEN, 9);
 }
 
+/* Sets a variable to what the kernel has for `name`: memfold hides its own from the environment. */
+static void keep_variable(const char *name, const char *as) {
+    static char text[1 << 16];
+    size_t len = strlen(name);
+    FILE *file = fopen("/proc/self/environ", "r");
+    NEED(file != NULL);
+    size_t count = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    for (char *at = text; at < text + count; at += strlen(at) + 1)
+        if (!strncmp(at, name, len) && at[len] == '=') NEED(!setenv(as, at + len + 1, 1));
+}
+
 /* A socket that got SO_ZEROCOPY outside of memfold's reach: ENOBUFS, as where no more may be lent. */
 static void zerocopy_inherited(void) {
     const char *fd = getenv("ZEROCOPY_SOCKET");
     int out = fd ? atoi(fd) : socket(AF_INET, SOCK_STREAM, 0), one = 1;
     char self[] = "/proc/self/exe", name[64], *again[] = {self, "zerocopy_inherited", NULL}, *bare[] = {self, "zerocopy_inherited:bare", NULL};
     if (!fd) {
-        /* Without memfold, then with it. */
+        /* Without memfold, which passes nothing on then, and then with it. */
         snprintf(name, sizeof name, "%d", out);
+        keep_variable("MEMFOLD_RUN", "KEPT_RUN");
+        keep_variable("LD_PRELOAD", "KEPT_PRELOAD");
         NEED(out >= 0 && !setenv("ZEROCOPY_SOCKET", name, 1) && !setenv("MEMFOLD_DISABLE", "1", 1));
         execv(self, by_instruction ? bare : again);
         fail("execv", __FILE__, __LINE__);
     }
     if (getenv("MEMFOLD_DISABLE")) {
         NEED((setsockopt)(out, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one) == 0 && !unsetenv("MEMFOLD_DISABLE"));
+        NEED(!setenv("MEMFOLD_RUN", getenv("KEPT_RUN"), 1) && !setenv("LD_PRELOAD", getenv("KEPT_PRELOAD"), 1));
         execv(self, by_instruction ? bare : again);
         fail("execv", __FILE__, __LINE__);
     }

@@ -30,6 +30,8 @@ const LOOK_PAST_NS: i64 = 250_000;
 const SMALL_BYTES: usize = 64 << 10;
 /// Of a mapping of this size the other processes of the run are told at once.
 const LARGE_BYTES: usize = 1 << 20;
+/// The least limit that could be kept is computed once in so many looks: it sums over the run.
+const LOOKS_A_REACH: u32 = 16;
 /// So much may wait to be taken.
 const LATE_BYTES: usize = 1 << 20;
 
@@ -91,18 +93,27 @@ impl Gated {
         });
     }
 
-    /// Reports that the limit can't be kept, with the causes: once in a run.
+    /// Reports that the limit can't be kept, with the causes: once in a run. Notes the least that
+    /// could be, as long as that rises.
     fn report_limit(&self, state: &mut State) {
-        if state.told_limit || !self.pager.is_past_limit() || self.config.on_full == OnFull::Stop {
+        if !self.pager.is_past_limit() || self.config.on_full == OnFull::Stop {
             return;
         }
-        let Some(text) = limit::report(&self.pager, &self.smaps) else { return };
+        state.past_looks = state.past_looks.wrapping_add(1);
+        if state.told_limit && !state.past_looks.is_multiple_of(LOOKS_A_REACH) {
+            return;
+        }
+        let Some(reach) = limit::reach(&self.pager) else { return };
+        reach.note();
+        if state.told_limit {
+            return;
+        }
         state.told_limit = true;
         if state.merges {
             say::warn(format_args!("{}", proc::MERGES));
         }
         if slots::report_limit() {
-            say::warn(format_args!("{text}"));
+            say::warn(format_args!("{}", limit::report(&self.pager, &self.smaps, &reach)));
         }
     }
 

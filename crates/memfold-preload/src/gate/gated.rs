@@ -109,6 +109,8 @@ pub struct State {
     pub pending: Option<Vec<Start>>,
     /// It was told that they can't be started.
     pub told: bool,
+    /// Looks at which the limit could not be kept.
+    pub past_looks: u32,
     /// It was reported that the limit can't be kept.
     pub told_limit: bool,
     /// The process's size.

@@ -31,21 +31,38 @@ const NAMES: [&str; 3] = [
     "was there before the engine, is a stack, or came lately",
 ];
 
-/// The warning that the run's limit can't be kept: each cause in this process with its own bytes,
-/// the least limit that can be kept now, and what to do. `None`: the run keeps it by now, as others
-/// hold less.
-pub fn report(pager: &Pager, smaps: &Smaps) -> Option<String> {
+/// What the run was given, the least that it can keep now, and what processes without an engine
+/// have of that, bytes.
+pub struct Reach {
+    bound: u64,
+    least: u64,
+    seatless: u64,
+}
+
+/// How far the run is past its limit. `None`: it keeps it by now, as others hold less.
+pub fn reach(pager: &Pager) -> Option<Reach> {
     let own = (pager.bound_bytes(), pager.least_limit_bytes());
     let (bound, least, seatless) = match slots::whole() {
         Some(((limit, resident), held, seatless)) => {
             let bound = if pager.is_limited() { limit } else { resident };
-            (bound, held.max(own.1), seatless)
+            (bound, if pager.is_limited() { held.max(own.1) } else { own.1 }, seatless)
         }
         None => (own.0, own.1, 0),
     };
-    if pager.is_limited() && least <= bound {
-        return None;
+    (least > bound).then_some(Reach { bound, least, seatless })
+}
+
+impl Reach {
+    /// For the summary: a program may go on to grow after the warning.
+    pub fn note(&self) {
+        slots::note_least(self.least);
     }
+}
+
+/// The warning that the run's limit can't be kept: each cause in this process with its own bytes,
+/// the least limit that can be kept now, and what to do.
+pub fn report(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
+    let &Reach { bound, least, seatless } = reach;
     let what = if pager.is_limited() { "limit" } else { "resident limit" };
     let mut text = format!(
         "warning: The {what} of {} can't be kept, and is exceeded so that no data is lost \
@@ -56,14 +73,15 @@ pub fn report(pager: &Pager, smaps: &Smaps) -> Option<String> {
     let stored = pager.own_bytes().saturating_sub(pager.frame_bytes());
     let _ = write!(
         text,
-        " What is folded takes {}. The least limit that can be kept now is {}.",
+        " What is folded takes {}. The least limit that can be kept now is {}; \
+         --summary gives the least of the whole run.",
         Size(stored),
         Size(least),
     );
     if !pager.has_swap() {
         text.push_str(" With --swap DIR, what doesn't shrink or fit goes to a file.");
     }
-    Some(text)
+    text
 }
 
 /// What of this process stays in memory, and why.
