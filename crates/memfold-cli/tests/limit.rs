@@ -85,7 +85,10 @@ fn assert_the_limit_is_the_promise(mib: u64, counts: &[u64]) {
                 };
                 println!("{kind} x{count}: {total:.0} MiB at {limit} of {plain:.0}");
                 assert!(total <= plain * 1.02 + own, "{kind} x{count}: more than without memfold");
-                if let Some(&before) = held.last() {
+                // To fold the last tenth of what hardly shrinks may cost more than it is worth: then
+                // that stays, whatever the limit is (`policy/thrash.rs`).
+                let may_stay = kind == "1.3";
+                if let Some(&before) = held.last().filter(|_| !may_stay) {
                     assert!(
                         total <= before * 1.05 + own,
                         "{kind} x{count}: more at a smaller limit"
@@ -96,6 +99,7 @@ fn assert_the_limit_is_the_promise(mib: u64, counts: &[u64]) {
             let least = held.iter().copied().fold(f64::MAX, f64::min);
             for (total, percent) in held.iter().zip([90, 70, 50, 30, 15]) {
                 let limit = (mib * percent / 100) as f64;
+                let least = if kind == "1.3" { least.max(plain) } else { least };
                 let bound = limit.max(least) * 1.05 + own;
                 assert!(*total <= bound, "{kind} x{count} at {limit}: {total:.0} MiB");
             }
