@@ -13,6 +13,7 @@ use crate::{delivery, dict, machine, program, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::keys::{Audience, COUNTED, KEYS, Key};
 use memfold::config::{Config, Size};
+use memfold::table::{ORDER, order_in};
 use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_sys::disk::swapfile::{FileDisk, Options};
 use std::ffi::{CStr, CString, NulError, OsString, c_char};
@@ -25,7 +26,7 @@ use std::time::Instant;
 use std::{env, fs};
 
 /// The environment variable that tells the preload library what to do.
-pub const VARIABLE: &str = "MEMFOLD_RUN";
+pub const VARIABLE: &str = ORDER;
 const LIBRARY: &str = "libmemfold_preload.so";
 const SUMMARY: &str = "summary";
 const STATS_FILE: &str = "stats-file";
@@ -328,15 +329,10 @@ pub fn config(matches: &ArgMatches) -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// Whether this process was given an order. The library hides that from the program, and the file
-/// shows it still.
+/// Whether this process was given an order.
 fn is_inside_a_run() -> bool {
     let all = fs::read("/proc/self/environ").unwrap_or_default();
-    let value = all.split(|byte| *byte == 0).find_map(|entry| {
-        entry.strip_prefix(VARIABLE.as_bytes()).and_then(|rest| rest.strip_prefix(b"="))
-    });
-    env::var_os(VARIABLE).is_some_and(|own| !own.is_empty())
-        || value.is_some_and(|value| !value.is_empty())
+    env::var_os(VARIABLE).is_some_and(|own| !own.is_empty()) || order_in(&all).is_some()
 }
 
 /// The preload library: beside this executable, or installed as `../lib/memfold`.

@@ -2,6 +2,7 @@
 use crate::error::exception;
 use memfold::delivery::gate;
 use memfold::stats::FIGURES;
+use memfold::table::{ORDER, order_in};
 use memfold::{Delivery, Heap, Hint, Memory};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -36,16 +37,19 @@ pub fn heaps() -> Vec<Arc<Shared>> {
     heaps.iter().filter_map(Weak::upgrade).collect()
 }
 
+/// The order that `memfold run` gave this process; None outside of a run.
+#[pyfunction]
+pub fn run_order() -> Option<String> {
+    let given = std::fs::read("/proc/self/environ").unwrap_or_default();
+    let own = std::env::var(ORDER).ok().filter(|order| !order.is_empty());
+    own.or_else(|| order_in(&given).map(str::to_string))
+}
+
 /// Arms the process. Called by a thread that is attached to Python, so no other one copies the
 /// process by Python's means meanwhile.
 fn arm() -> Result<(), String> {
     let is = |name: &str, value: &str| std::env::var(name).is_ok_and(|is| is == value);
-    // The library of `memfold run` hides its order from the program, and the file shows it still.
-    let given = std::fs::read("/proc/self/environ").unwrap_or_default();
-    let mut given = given.split(|byte| *byte == 0);
-    let is_run = std::env::var("MEMFOLD_RUN").is_ok_and(|order| !order.is_empty())
-        || given.any(|entry| entry.strip_prefix(b"MEMFOLD_RUN=").is_some_and(|v| !v.is_empty()));
-    if !gate::is_armed() && is_run {
+    if !gate::is_armed() && run_order().is_some() {
         // There is an engine of another kind, whose threads and signals are its own.
         if !is("MEMFOLD_DISABLE", "1") {
             return Err("this process is under memfold run".into());

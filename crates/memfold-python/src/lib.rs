@@ -22,6 +22,7 @@ fn _memfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::Engine>()?;
     module.add_function(wrap_pyfunction!(engine::is_folded, module)?)?;
     module.add_function(wrap_pyfunction!(engine::figures, module)?)?;
+    module.add_function(wrap_pyfunction!(engine::run_order, module)?)?;
     module.add_function(wrap_pyfunction!(engine::parse_size, module)?)?;
     module.add_function(wrap_pyfunction!(handler::make_handler, module)?)?;
     module.add_function(wrap_pyfunction!(handler::set_handler, module)?)?;

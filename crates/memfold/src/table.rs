@@ -73,6 +73,19 @@ struct Head {
     mailbox: Mailbox,
 }
 
+/// The environment variable by which `memfold run` gives each process of a run its order.
+pub const ORDER: &str = "MEMFOLD_RUN";
+
+/// The order in an environment as `/proc/PID/environ` has it: memfold's library hides it from the
+/// program's own. `None`: the process is of no run.
+pub fn order_in(environment: &[u8]) -> Option<&str> {
+    let value = environment.split(|byte| *byte == 0).find_map(|entry| {
+        let value = entry.strip_prefix(ORDER.as_bytes())?.strip_prefix(b"=")?;
+        Some(value).filter(|value| !value.is_empty())
+    })?;
+    core::str::from_utf8(value).ok()
+}
+
 /// What all processes look at all the time: four to a line of the processor's cache.
 #[repr(C)]
 struct Seat {
@@ -471,6 +484,14 @@ mod tests {
             std::thread::yield_now();
         }
         process
+    }
+
+    #[test]
+    fn order_is_found_in_an_environment() {
+        let order = |text: &'static str| order_in(text.as_bytes());
+        assert_eq!(order("A=1\0MEMFOLD_RUN=limit=5;x\0B=2\0"), Some("limit=5;x"));
+        let none = ["", "A=1\0MEMFOLD_RUN=\0", "XMEMFOLD_RUN=1\0MEMFOLD_RUNS=2\0"];
+        assert_eq!(none.map(order), [None; 3]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::program::plain;
 use crate::table::door::Door;
 use memfold::config::Config;
-use memfold::table::Table;
+use memfold::table::{Table, order_in};
 use rustix::fd::IntoRawFd;
 use std::fs;
 use std::io;
@@ -74,9 +74,7 @@ impl Slots {
 /// The run of a process, by the order that it was given: small ones have no seat in the table.
 pub fn run_of(pid: u32) -> Option<u32> {
     let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let words = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
-    let order =
-        words.filter_map(|word| Some(word.strip_prefix("MEMFOLD_RUN=")?.to_string())).next()?;
+    let order = order_in(&environment)?;
     let table = order.split(';').find_map(|line| line.strip_prefix("stats=/proc/"))?;
     table.split('/').next()?.parse().ok()
 }

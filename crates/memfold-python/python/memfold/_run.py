@@ -21,7 +21,7 @@ def run_limit() -> int | None:
     >>> run_limit() is None
     True
     """
-    order = os.environ.get("MEMFOLD_RUN", "")
+    order = _memfold.run_order()
     if not order or os.environ.get("MEMFOLD_DISABLE") == "1":
         return None
     settings = dict(part.partition("=")[::2] for part in order.split(";"))
