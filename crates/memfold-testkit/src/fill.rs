@@ -2,6 +2,7 @@
 //! and noise.
 use crate::random::Random;
 use memfold_sys::units::PAGE_SIZE;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 /// A page of random bytes by `seed`, of which `zeros` quarters of each 512 bytes are zeros instead.
@@ -46,26 +47,32 @@ pub fn fill(random: &mut Random, bytes: &mut [u8]) {
     }
 }
 
-/// Up to 4 MiB of this machine's shared libraries; of the test's own executable where there are
-/// none.
 fn corpus() -> &'static [u8] {
     static CORPUS: OnceLock<Vec<u8>> = OnceLock::new();
-    CORPUS.get_or_init(|| {
-        let dirs =
-            ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
-        let entries = dirs.iter().filter_map(|d| std::fs::read_dir(d).ok()).flatten().flatten();
-        let mut files: Vec<_> =
-            entries.map(|e| e.path()).filter(|p| p.to_string_lossy().contains(".so")).collect();
-        files.sort();
-        files.extend(std::env::current_exe());
-        let mut bytes = Vec::new();
-        for file in files {
-            if bytes.len() >= 4 << 20 {
-                break;
-            }
-            bytes.extend(std::fs::read(file).unwrap_or_default().into_iter().take(512 << 10));
+    CORPUS.get_or_init(|| libraries(512 << 10, 4 << 20))
+}
+
+/// This machine's shared libraries by name, up to `each` bytes of one, until there are `most`; and
+/// the test's own executable where that are fewer. Of one directory only: those beside it have what
+/// one package or another has put there, which changed what tests are given.
+pub fn libraries(each: usize, most: usize) -> Vec<u8> {
+    let dirs =
+        ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+    let of = |dir: &&str| -> Option<Vec<PathBuf>> {
+        let entries = std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path());
+        let found = entries.filter(|path| path.to_string_lossy().contains(".so"));
+        Some(found.collect::<Vec<_>>()).filter(|found| !found.is_empty())
+    };
+    let mut files = dirs.iter().find_map(of).unwrap_or_default();
+    files.sort();
+    files.extend(std::env::current_exe());
+    let mut bytes = Vec::new();
+    for file in files {
+        if bytes.len() >= most {
+            break;
         }
-        assert!(bytes.len() > PAGE_SIZE, "no file to take bytes from");
-        bytes
-    })
+        bytes.extend(std::fs::read(file).unwrap_or_default().into_iter().take(each));
+    }
+    assert!(bytes.len() > PAGE_SIZE, "no file to take bytes from");
+    bytes
 }

@@ -12,6 +12,7 @@ mod threads;
 
 use crate::*;
 use memfold_sys::units::{Order, PAGE_SIZE};
+use memfold_testkit::fill::libraries;
 pub(crate) use memfold_testkit::random::Random;
 use std::sync::OnceLock;
 
@@ -87,28 +88,9 @@ impl Fill {
     }
 }
 
-/// Up to 8 MiB of this machine's shared libraries; of this test itself where there are none.
 pub(crate) fn corpus() -> &'static [u8] {
     static CORPUS: OnceLock<Vec<u8>> = OnceLock::new();
-    CORPUS.get_or_init(|| {
-        let mut files: Vec<_> =
-            ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"]
-                .iter()
-                .filter_map(|d| std::fs::read_dir(d).ok())
-                .flat_map(|entries| entries.flatten().map(|e| e.path()))
-                .filter(|p| p.to_string_lossy().contains(".so"))
-                .collect();
-        files.sort();
-        files.push(std::env::current_exe().unwrap());
-        let mut bytes = Vec::new();
-        for file in files {
-            if bytes.len() > 8 << 20 {
-                break;
-            }
-            bytes.extend(std::fs::read(file).unwrap_or_default().into_iter().take(1 << 20));
-        }
-        bytes
-    })
+    CORPUS.get_or_init(|| libraries(1 << 20, 8 << 20))
 }
 
 pub(crate) fn order(n: u8) -> Order {
