@@ -99,6 +99,7 @@ fn random_writes_cut_and_scans_join(delivery: Delivery, moves: &str) {
         "{} of {cut}",
         setup.figure(|s| &s.blocks_joined)
     );
+    setup.save_all();
     let (pages, faults) = setup.loads(Setup::scan);
     assert!(faults < pages / 4, "{faults} faults loaded {pages} pages in order");
     assert_eq!(setup.memory.stats().check_sums(), Ok(()));
