@@ -1,5 +1,5 @@
 //! What tells the gate of a touch of folded memory: a userfaultfd, or the protection of memory. Where
-//! the gate can't be had, nothing is run.
+//! the gate is unavailable, `run` refuses.
 use crate::failure::Failure;
 use memfold::config::{Config, Delivery};
 use memfold_sys::maps::lookup::Maps;
@@ -25,7 +25,7 @@ fn hide(config: &mut Config) {
 /// the line that says so and why.
 ///
 /// # Errors
-/// The gate can't be had: status 125, with the reason and what to do.
+/// The gate is unavailable: status 125, with the reason and what to do.
 pub fn settle(config: &mut Config) -> Result<Option<String>, Failure> {
     config.delivery = Delivery::Gate;
     if config.by_protection {
@@ -163,7 +163,7 @@ pub fn survives(swaps: bool) -> Result<(), Failure> {
     }
 }
 
-/// What is said of such a filter, in front of the calls, and what to do.
+/// Message about a filter that kills, before the names of the calls; [`ALLOW`] follows them.
 pub const KILLS: &str = "a seccomp filter kills the process that calls";
 /// See [`KILLS`].
 pub const ALLOW: &str = "have the filter allow it, or fail with EPERM";

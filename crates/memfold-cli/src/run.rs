@@ -261,8 +261,8 @@ fn warn_of_dump(slots: &Slots, log: &Log, pid: u32) {
     }
 }
 
-/// Starts the threads that say what the run's processes leave to be said, that give them their
-/// table, and that look at those without a seat in it.
+/// Starts three threads: one prints the lines that processes of the run leave, one gives processes
+/// the table, and one measures the processes without a seat in it.
 fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
     let [for_log, for_door, for_looks] = [run.clone(), run.clone(), run.clone()];
     let log = log.clone();

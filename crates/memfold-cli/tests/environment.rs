@@ -116,7 +116,7 @@ fn exec_that_fails_is_not_reported() {
 }
 
 /// Asserts that what `sh` executes by `script` is counted as not managed once, for this reason, and
-/// that nothing else is said.
+/// that memfold prints no warning.
 #[track_caller]
 fn assert_counted(output: &Output, program: &str, why: &str) {
     let said = String::from_utf8_lossy(&output.stderr);

@@ -4,15 +4,17 @@ use crate::keeper::Keeper;
 use crate::touch::{read, write};
 use memfold_sys::raw::system_call;
 
-/// `struct stat` and `struct statx`: places of what is asked for.
-const NUMBER: usize = 8;
-const LINKS: usize = 16;
-const MODE: usize = 24;
-const BYTES: usize = 48;
-const X_LINKS: usize = 16;
-const X_MODE: usize = 28;
-const X_NUMBER: usize = 32;
-const X_BYTES: usize = 40;
+/// Where a structure has what is asked for.
+struct Places {
+    number: usize,
+    links: usize,
+    mode: usize,
+    bytes: usize,
+}
+/// `struct stat`.
+const STAT: Places = Places { number: 8, links: 16, mode: 24, bytes: 48 };
+/// `struct statx`.
+const STATX: Places = Places { number: 32, links: 16, mode: 28, bytes: 40 };
 /// A directory has one for itself and one for its name.
 const OWN_LINKS: usize = 2;
 
@@ -30,37 +32,25 @@ pub fn hide_threads(keeper: &dyn Keeper, nr: usize, args: &[usize; 6]) {
     if threads > 0 {
         // What can't be read or written has been changed by another thread meanwhile.
         let _ = match nr as i64 {
-            libc::SYS_statx => in_statx(args[4], threads),
-            libc::SYS_newfstatat => in_stat(args[2], threads),
-            _ => in_stat(args[1], threads),
+            libc::SYS_statx => hide(args[4], &STATX, threads),
+            libc::SYS_newfstatat => hide(args[2], &STAT, threads),
+            _ => hide(args[1], &STAT, threads),
         };
     }
 }
 
-fn in_stat(at: usize, threads: usize) -> Option<()> {
-    let links = read::<usize>(at.checked_add(LINKS)?).ok()?;
-    let mode = read::<u32>(at + MODE).ok()?;
-    if links > threads + OWN_LINKS
-        && mode & libc::S_IFMT == libc::S_IFDIR
-        && read::<usize>(at + BYTES).ok()? == 0
-        && read::<usize>(at + NUMBER).ok()? == own_number()?
-    {
-        // SAFETY: the program has asked for it there.
-        unsafe { write(at + LINKS, &(links - threads)) }.ok()?;
-    }
-    Some(())
-}
-
-fn in_statx(at: usize, threads: usize) -> Option<()> {
-    let links = read::<u32>(at.checked_add(X_LINKS)?).ok()?;
-    let mode = read::<u32>(at + X_MODE).ok()?;
+/// Takes `threads` from the links that are told at `at`, if they are those of `/proc/self/task`.
+fn hide(at: usize, places: &Places, threads: usize) -> Option<()> {
+    // Of a wider number the lower half comes first.
+    let links = read::<u32>(at.checked_add(places.links)?).ok()?;
+    let mode = read::<u32>(at + places.mode).ok()?;
     if links as usize > threads + OWN_LINKS
         && mode & libc::S_IFMT == libc::S_IFDIR
-        && read::<usize>(at + X_BYTES).ok()? == 0
-        && read::<usize>(at + X_NUMBER).ok()? == own_number()?
+        && read::<usize>(at + places.bytes).ok()? == 0
+        && read::<usize>(at + places.number).ok()? == own_number()?
     {
-        // SAFETY: as above.
-        unsafe { write(at + X_LINKS, &(links - threads as u32)) }.ok()?;
+        // SAFETY: the program has asked for it there.
+        unsafe { write(at + places.links, &(links - threads as u32)) }.ok()?;
     }
     Some(())
 }

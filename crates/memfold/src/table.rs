@@ -210,15 +210,19 @@ impl Table {
         if !self.head.totals.is_due(used, now_ns()) {
             return;
         }
+        self.head.totals.note(self.sum());
+    }
+
+    /// What processes with a seat hold now.
+    fn sum(&self) -> Sum {
         let mut sum = Sum::default();
         self.processes().filter(Process::is_alive).for_each(|process| sum.add(process.stats()));
-        self.head.totals.note(sum);
+        sum
     }
 
     /// What all processes of the run hold now, bytes.
     pub fn held_bytes(&self) -> u64 {
-        let mut sum = Sum::default();
-        self.processes().filter(Process::is_alive).for_each(|process| sum.add(process.stats()));
+        let mut sum = self.sum();
         sum.add_unmanaged(self.head.totals.seatless().1);
         sum.held_bytes()
     }

@@ -109,7 +109,7 @@ fn check_linked(arguments: &[OsString]) -> Result<(), Failure> {
             words.next();
         } else if !word.as_bytes().starts_with(b"-") {
             let path = Path::new(word);
-            // The linker gives nobody privileges.
+            // The linker ignores set-user-ID bits and capabilities of the file.
             return File::open(path).map_or(Ok(()), |file| check_elf(&file, path));
         }
     }

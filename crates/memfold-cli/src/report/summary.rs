@@ -56,8 +56,8 @@ fn processes(slots: &Slots) -> String {
     }
 }
 
-/// The line of a run in which nothing was folded. That the limit was never near is said only where
-/// that is known: of a run that ended well, in which no process was large.
+/// The line of a run in which nothing was folded. It says that the limit was never near only if the
+/// run ended with status 0 and no process was large.
 fn unfolded(config: &Config, slots: &Slots, sum: &Figures, ended: &Ended) -> String {
     let table = slots.table();
     let least =

@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn a_process_stays_of_the_run_when_its_parent_ends() {
         let mut seatless = Seatless::new(std::process::id());
-        // The first child tells of its own, and ends when it is told to.
+        // The first child prints the number of its own child, and ends when it has read a line.
         let script = "sh -c 'read y' <&3 & echo $!; read x";
         let mut command = Command::new("sh");
         command.args(["-c", &format!("exec 3<&0; {script}")]);

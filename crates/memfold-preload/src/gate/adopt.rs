@@ -20,6 +20,8 @@ use memfold_sys::raw::populates;
 use memfold_sys::thread::bare;
 use memfold_sys::units::PAGE_SIZE;
 
+/// How most memory may be accessed.
+pub const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// Time between looks at the program's size, nanoseconds.
 const LOOK_NS: i64 = 5_000_000;
 /// The same while the program grows and isn't far from its bounds.
@@ -63,7 +65,7 @@ impl Gated {
         } else if self.is_managing() {
             self.pager.judge_cost();
             if unmanaged > max {
-                self.pager.unmanaged_past_the_limit();
+                self.pager.past_the_limit();
             }
             self.report_limit(state);
         }
@@ -210,7 +212,6 @@ impl Gated {
     /// Whether memory with this access is taken: what may be read and written. What may be executed,
     /// too, unless memory is hidden: there it is shown with the access that most has.
     pub fn suits(&self, access: i32) -> bool {
-        const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
         let asked = if self.paging.hides() { PLAIN | libc::PROT_EXEC } else { PLAIN };
         access & asked == PLAIN
     }

@@ -1,4 +1,5 @@
 //! The calls that change mappings, or give memory up.
+use super::adopt::PLAIN;
 use super::advice::whole;
 use super::gated::{Gated, Mark, State};
 use super::given::gives;
@@ -22,7 +23,6 @@ const NO_MEMORY: isize = -(libc::ENOMEM as isize);
 const SYS_MSEAL: i64 = 462;
 const TYPE: i32 = 0x0f;
 const SHM_REMAP: usize = 0o40000;
-const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 fn end_of(start: usize, len: usize) -> usize {
     start.saturating_add(len).min(TOP).next_multiple_of(PAGE_SIZE)

@@ -99,7 +99,7 @@ impl Gated {
         // Where memory is hidden, the program's own mistakes raise the same signal.
         let hides = self.paging.hides();
         match self.maps.each(page, page + 1, |found| {
-            may_be |= found.anonymous && (!hides || found.plain);
+            may_be |= found.anonymous && (!hides || self.suits(found.access));
         }) {
             Ok(()) => may_be,
             // Without a map: what the kernel serves by now isn't the program's mistake.

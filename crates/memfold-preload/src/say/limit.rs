@@ -96,13 +96,9 @@ fn causes(pager: &Pager, smaps: &Smaps, seatless: u64, text: &mut String) -> fmt
         }
         Continue(())
     });
-    let engine = [
-        (seatless, "is in processes without an engine"),
-        (pager.refused_bytes(), "doesn't shrink, or is pinned or shared by a fork"),
-        (pager.kept_bytes(), "would take far more time to fold than it saves memory"),
-    ];
+    let engine = [(seatless, "is in processes without an engine")].into_iter().chain(pager.stays());
     let flagged = CAUSES.iter().map(|(_, name)| *name).chain(NAMES).zip(sums);
-    let all = engine.into_iter().chain(flagged.map(|(name, bytes)| (bytes, name)));
+    let all = engine.chain(flagged.map(|(name, bytes)| (bytes, name)));
     let mut all = all.filter(|(bytes, _)| *bytes >= TOLD_BYTES);
     let Some((bytes, name)) = all.next() else { return Ok(()) };
     write!(text, " In process {}, {} {name}", slots::number(), Size(bytes))?;

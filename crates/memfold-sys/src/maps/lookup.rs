@@ -54,8 +54,6 @@ pub struct Found {
     pub end: usize,
     /// Private, and without a file.
     pub anonymous: bool,
-    /// It may be read and written, and not executed.
-    pub plain: bool,
     /// What may be done there, as mprotect is told.
     pub access: i32,
 }
@@ -116,7 +114,6 @@ impl Maps {
                 start: area.area_start as usize,
                 end: at,
                 anonymous: area.area_flags & SHARED == 0 && area.inode == 0,
-                plain: access == READABLE | WRITABLE,
                 // The bits are the same.
                 access: access as i32,
             });
@@ -148,13 +145,7 @@ impl Maps {
 
 fn found(area: &Area) -> Found {
     let access = area.access();
-    Found {
-        start: area.start,
-        end: area.end,
-        anonymous: area.private && area.inode == 0,
-        plain: access == libc::PROT_READ | libc::PROT_WRITE,
-        access,
-    }
+    Found { start: area.start, end: area.end, anonymous: area.private && area.inode == 0, access }
 }
 
 /// Whether the kernel answers such questions.

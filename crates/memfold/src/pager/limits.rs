@@ -126,7 +126,7 @@ impl Pager {
     /// is saved. After each load too: two at once may each have found the last room, and no later
     /// fault might come.
     pub(crate) fn ask_past_target(&self) {
-        if self.physical() > self.target() || self.stored_takes_more() {
+        if self.excess() > 0 || self.stored_takes_more() {
             self.queue.reclaim();
         }
     }
@@ -264,7 +264,7 @@ impl Pager {
 
     /// Counts that the bounds could not be kept; reports it the first time, or ends the program, as
     /// `--on-full` says.
-    pub(crate) fn past_the_limit(&self) {
+    pub fn past_the_limit(&self) {
         let before = self.stats.over_limit.fetch_add(1, Relaxed);
         if self.config.on_full == OnFull::Stop {
             memfold_sys::raw::end(&format!(
@@ -309,6 +309,14 @@ impl Pager {
         self.kept_pages.load(Relaxed) << PAGE_SHIFT
     }
 
+    /// What stays uncompressed of managed memory, bytes, and why.
+    pub fn stays(&self) -> [(u64, &'static str); 2] {
+        [
+            (self.refused_bytes(), "doesn't shrink, or is pinned or shared by a fork"),
+            (self.kept_bytes(), "would take far more time to fold than it saves memory"),
+        ]
+    }
+
     /// The least limit that could be kept now, bytes.
     pub fn least_limit_bytes(&self) -> u64 {
         let stored = self.stored_bytes();
@@ -336,11 +344,6 @@ impl Pager {
         self.ask_past_target();
     }
 
-    /// Memory that is not under management is past the bounds by itself.
-    pub fn unmanaged_past_the_limit(&self) {
-        self.past_the_limit();
-    }
-
     /// What [`Pager::set_unmanaged_bytes`] was told last.
     pub fn unmanaged_bytes(&self) -> u64 {
         self.quota.outside_bytes()
@@ -348,7 +351,12 @@ impl Pager {
 
     /// Uncompressed memory past what may be held now, bytes.
     pub fn excess_bytes(&self) -> u64 {
-        self.physical().saturating_sub(self.target()) << PAGE_SHIFT
+        self.excess() << PAGE_SHIFT
+    }
+
+    /// As [`Pager::excess_bytes`], in pages.
+    pub(crate) fn excess(&self) -> u64 {
+        self.physical().saturating_sub(self.target())
     }
 
     /// Uncompressed memory that may still be taken before something must be folded, bytes.
@@ -387,14 +395,11 @@ impl fmt::Display for Pager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.limit_bytes().is_some() { "limit" } else { "resident limit" };
         write!(f, "The {what} of {} can't be kept: ", Size(self.bound_bytes()))?;
-        let takes = [
-            (self.quota.outside_bytes(), "is not managed"),
-            (self.refused_bytes(), "doesn't shrink, or is pinned or shared by a fork"),
-            (self.kept_bytes(), "would take far more time to fold than it saves memory"),
-            (self.stored_bytes(), "is what is folded, compressed"),
-        ];
-        for (bytes, why) in takes.iter().filter(|(bytes, _)| *bytes >= TOLD_BYTES) {
-            write!(f, "{} {why}, ", Size(*bytes))?;
+        let outside = [(self.quota.outside_bytes(), "is not managed")].into_iter();
+        let stored = [(self.stored_bytes(), "is what is folded, compressed")];
+        let takes = outside.chain(self.stays()).chain(stored);
+        for (bytes, why) in takes.filter(|(bytes, _)| *bytes >= TOLD_BYTES) {
+            write!(f, "{} {why}, ", Size(bytes))?;
         }
         write!(f, "and the least that would do now is {}", Size(self.least_limit_bytes()))
     }

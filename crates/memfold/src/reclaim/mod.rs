@@ -150,8 +150,7 @@ impl Pager {
     /// is about to take, as what is stored for them lowers the target. A program that faults faster
     /// than background threads reclaim would grow past the limit otherwise.
     fn work_off_excess(&self, areas: &Areas, pages: u64) {
-        let excess = |p: &Pager| p.physical().saturating_sub(p.target());
-        if excess(self) <= self.target() / EXCESS_SHARE {
+        if self.excess() <= self.target() / EXCESS_SHARE {
             return;
         }
         // To gain one page, so many must be folded: each takes its part of the pool.
@@ -159,7 +158,7 @@ impl Pager {
         let saved = stored.saturating_sub(self.counted_pool_bytes()).max(1);
         let times = (WORK_OFF_TIMES * stored / saved).clamp(WORK_OFF_TIMES, WORK_OFF_MOST);
         let goal = self.physical().saturating_sub(times * pages);
-        self.reclaim_until(Hold::Read(areas), 0, 1, |p| excess(p) == 0 || p.physical() <= goal);
+        self.reclaim_until(Hold::Read(areas), 0, 1, |p| p.excess() == 0 || p.physical() <= goal);
     }
 
     /// As [`crate::frames::Frames::gather`]; without UFFDIO_MOVE there is nothing to gather with.
@@ -403,7 +402,7 @@ impl Pager {
     pub fn reclaim_in_background(&self) -> bool {
         self.unshare();
         let saved = self.save_next(Hold::Work(&self.areas.work()), List::Dirty, true);
-        let over = self.physical().saturating_sub(self.target());
+        let over = self.excess();
         // Where the bounds can't be kept, or folding saves nothing, a denser pool is worth the time.
         let dense = if self.is_at_least() || self.stored_takes_more() {
             self.store.tidy() + self.store.trim()
