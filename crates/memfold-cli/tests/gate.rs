@@ -81,6 +81,10 @@ fn program_that_counts_its_threads_sees_its_own() {
     let output = memfold(&bin, &words).output().unwrap();
     assert_eq!(output.stdout, b"right\n", "{output:?}");
     assert_right("zygote", 32, &["folds", "namespaces"]);
+    let swap = program.scratch.path("");
+    let words = ["run", "--limit", "32M", "--swap", &swap, "--", &program.path, "folds"];
+    let output = memfold(&bin, &words).output().unwrap();
+    assert_eq!(output.stdout, b"right\n", "{output:?}");
 }
 
 #[test]

@@ -195,8 +195,9 @@ pub trait Keeper: Sync {
     /// Whether a descriptor is the engine's own.
     fn owns_descriptor(&self, fd: i32) -> bool;
 
-    /// A call that the kernel makes for a process of one thread. The keeper makes it by `make`, as
-    /// often as it is refused (EINVAL) for the keeper's own threads.
+    /// A call that the kernel may refuse (EINVAL, EUSERS) to a process of several threads, by the
+    /// only one of the program's. The keeper makes it by `make`, and once more without threads of its
+    /// own.
     fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
         make()
     }
@@ -204,6 +205,11 @@ pub trait Keeper: Sync {
     /// The keeper's own threads in this process.
     fn threads(&self) -> usize {
         0
+    }
+
+    /// Whether the thread with this number is one of them.
+    fn owns_thread(&self, _number: u32) -> bool {
+        false
     }
 
     /// Something was refused, and the program may not know why.

@@ -1,8 +1,13 @@
-//! The keeper's threads, where the program looks for its own: the links of `/proc/self/task`, which a
-//! program counts that goes on only while it has one thread.
+//! What the kernel tells the program of its threads has no word of the keeper's: the links and the
+//! entries of `/proc/self/task`, and the number of threads in `status` and `stat`. A program counts
+//! them there that goes on only while it has one, and lists them there to stop each.
 use crate::keeper::Keeper;
-use crate::touch::{read, write};
+use crate::record::Record;
+use crate::touch::{copy, read, read_bytes, write, write_bytes};
+use core::mem::zeroed;
+use core::ops::Range;
 use memfold_sys::raw::system_call;
+use memfold_sys::thread::process_id;
 
 /// Where a structure has what is asked for.
 struct Places {
@@ -18,49 +23,256 @@ const STATX: Places = Places { number: 32, links: 16, mode: 28, bytes: 40 };
 /// A directory has one for itself and one for its name.
 const OWN_LINKS: usize = 2;
 
-/// Whether a call says how many links a file has.
-pub fn may_show(nr: usize) -> bool {
-    matches!(
-        nr as i64,
-        libc::SYS_stat | libc::SYS_fstat | libc::SYS_lstat | libc::SYS_newfstatat | libc::SYS_statx
-    )
-}
+/// Where an entry of a directory has its length and, by the call, its name.
+const ENTRY_BYTES_AT: usize = 16;
+const NAME_AT: usize = 18;
+const NAME64_AT: usize = 19;
+/// The shortest entry there is.
+const ENTRY_LEAST: usize = 24;
+/// No number of a thread, with the zero at its end, has more.
+const NAME_BYTES: usize = 12;
 
-/// Such a call has succeeded: takes the keeper's threads from what it says of `/proc/self/task`.
-pub fn hide_threads(keeper: &dyn Keeper, nr: usize, args: &[usize; 6]) {
-    let threads = keeper.threads();
-    if threads > 0 {
-        // What can't be read or written has been changed by another thread meanwhile.
-        let _ = match nr as i64 {
-            libc::SYS_statx => hide(args[4], &STATX, threads),
-            libc::SYS_newfstatat => hide(args[2], &STAT, threads),
-            _ => hide(args[1], &STAT, threads),
-        };
+/// So much of a text is looked at: the number of threads is before.
+const TEXT_BYTES: usize = 2048;
+/// By so much of it is seen what it is.
+const BEGIN_BYTES: usize = 16;
+/// No shorter text has it.
+const TEXT_LEAST: usize = 64;
+/// In `stat`, behind the name in brackets.
+const COUNT_FIELD: usize = 17;
+
+/// A call of a thread has succeeded: takes the keeper's threads from what it says. Its result then;
+/// `None`: it told of no other threads, and is to be made again.
+pub fn without_threads(
+    keeper: &dyn Keeper,
+    record: &Record,
+    nr: usize,
+    args: &[usize; 6],
+    made: isize,
+) -> Option<isize> {
+    let told = made as usize;
+    // How many the program has, where the kernel knows of more.
+    let threads = || {
+        let mut own = 0;
+        (keeper.threads() > 0).then(|| record.each_of_process(|_| own += 1))?;
+        Some(own)
+    };
+    // What can't be read or written has been changed by another thread meanwhile.
+    match nr as i64 {
+        libc::SYS_read | libc::SYS_pread64 if told >= TEXT_LEAST => {
+            let less = threads().and_then(|threads| shorten(args[0], args[1], told, threads));
+            Some(made - less.unwrap_or(0) as isize)
+        }
+        libc::SYS_getdents | libc::SYS_getdents64 if told > 0 && threads().is_some() => {
+            let name_at = if nr as i64 == libc::SYS_getdents { NAME_AT } else { NAME64_AT };
+            let left = remove(keeper, args[0], args[1]..args[1] + told, name_at);
+            (left > 0).then_some(left as isize)
+        }
+        libc::SYS_stat | libc::SYS_lstat | libc::SYS_fstat => {
+            threads().and_then(|threads| unlink(args[1], &STAT, threads));
+            Some(made)
+        }
+        libc::SYS_newfstatat => {
+            threads().and_then(|threads| unlink(args[2], &STAT, threads));
+            Some(made)
+        }
+        libc::SYS_statx => {
+            threads().and_then(|threads| unlink(args[4], &STATX, threads));
+            Some(made)
+        }
+        _ => Some(made),
     }
 }
 
-/// Takes `threads` from the links that are told at `at`, if they are those of `/proc/self/task`.
-fn hide(at: usize, places: &Places, threads: usize) -> Option<()> {
+/// Of links that are told at `at`, leaves those of `threads`, if they are `/proc/self/task`'s.
+fn unlink(at: usize, places: &Places, threads: usize) -> Option<()> {
     // Of a wider number the lower half comes first.
     let links = read::<u32>(at.checked_add(places.links)?).ok()?;
     let mode = read::<u32>(at + places.mode).ok()?;
     if links as usize > threads + OWN_LINKS
         && mode & libc::S_IFMT == libc::S_IFDIR
         && read::<usize>(at + places.bytes).ok()? == 0
-        && read::<usize>(at + places.number).ok()? == own_number()?
+        && read::<usize>(at + places.number).ok()? == own_list()?.st_ino as usize
     {
         // SAFETY: the program has asked for it there.
-        unsafe { write(at + places.links, &(links - threads as u32)) }.ok()?;
+        unsafe { write(at + places.links, &((threads + OWN_LINKS) as u32)) }.ok()?;
     }
     Some(())
 }
 
-/// The number of `/proc/self/task`, which stays the same while anybody has looked at it lately.
-fn own_number() -> Option<usize> {
+/// `/proc/self/task`, whose number stays the same while anybody has looked at it lately.
+fn own_list() -> Option<libc::stat> {
     // SAFETY: zeros are a value of the type.
-    let mut about: libc::stat = unsafe { core::mem::zeroed() };
+    let mut about: libc::stat = unsafe { zeroed() };
     let args = [c"/proc/self/task".as_ptr() as usize, &raw mut about as usize, 0, 0, 0, 0];
     // SAFETY: both are there.
     unsafe { system_call(libc::SYS_stat, args) }.ok()?;
-    Some(about.st_ino as usize)
+    Some(about)
+}
+
+/// Removes the keeper's threads from entries of the directory `fd`, if it is `/proc/self/task`. Gives
+/// the bytes that are left.
+fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) -> usize {
+    let (mut at, mut end, mut is_own) = (told.start, told.end, false);
+    while at + ENTRY_LEAST <= end {
+        let mut entry = [0; ENTRY_LEAST];
+        if read_bytes(at, &mut entry).is_err() {
+            break;
+        }
+        let length = [entry[ENTRY_BYTES_AT], entry[ENTRY_BYTES_AT + 1]];
+        let bytes = usize::from(u16::from_le_bytes(length));
+        if bytes < ENTRY_LEAST || bytes > end - at {
+            break;
+        }
+        let mut name = [0; NAME_BYTES];
+        let has_name = read_bytes(at + name_at, &mut name[..(bytes - name_at).min(NAME_BYTES)]);
+        let number =
+            has_name.ok().and_then(|()| number_in(&name)).filter(|n| keeper.owns_thread(*n));
+        if number.is_none() {
+            at += bytes;
+            continue;
+        }
+        is_own = is_own || is_own_list(fd);
+        // SAFETY: the entries that follow move within what the program has asked for.
+        if !is_own || unsafe { copy(at, at + bytes, end - at - bytes) }.is_err() {
+            break;
+        }
+        end -= bytes;
+    }
+    end - told.start
+}
+
+/// The number that is all of a name that ends with a zero.
+fn number_in(name: &[u8]) -> Option<u32> {
+    let digits = name.split(|byte| *byte == 0).next()?;
+    core::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+fn is_own_list(fd: usize) -> bool {
+    // SAFETY: zeros are a value of the type.
+    let mut about: libc::stat = unsafe { zeroed() };
+    let args = [fd, &raw mut about as usize, 0, 0, 0, 0];
+    // SAFETY: it is there.
+    let known = unsafe { system_call(libc::SYS_fstat, args) }.is_ok();
+    known && own_list().is_some_and(|own| (own.st_dev, own.st_ino) == (about.st_dev, about.st_ino))
+}
+
+/// Has a text of `told` bytes at `at` say that there are so many threads, if it was read from this
+/// process's `status` or `stat` in /proc. Gives the bytes by which it becomes shorter.
+fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
+    let mut begin = [0; BEGIN_BYTES];
+    read_bytes(at, &mut begin).ok()?;
+    if !may_tell(&begin) || !is_in_proc(fd) {
+        return None;
+    }
+    let mut text = [0; TEXT_BYTES];
+    let text = &mut text[..told.min(TEXT_BYTES)];
+    read_bytes(at, text).ok()?;
+    let (count, own) = match begin.starts_with(NAME) {
+        true => (in_status(text, b"\nThreads:\t")?, in_status(text, b"\nTgid:\t")?),
+        false => (in_stat(text)?, 0..text.iter().position(|byte| *byte == b' ')?),
+    };
+    let value = |place: Range<usize>| core::str::from_utf8(&text[place]).ok()?.parse::<u32>().ok();
+    if value(own)? != process_id() {
+        return None;
+    }
+    if value(count.clone())? as usize <= threads {
+        return None;
+    }
+    let mut digits = [0; 10];
+    let digits = decimal(threads as u32, &mut digits);
+    let end = count.start + digits.len();
+    // SAFETY: the program has asked for the text there, and what follows the number moves within it.
+    unsafe {
+        write_bytes(at + count.start, digits).ok()?;
+        copy(at + end, at + count.end, told - count.end).ok()?;
+    }
+    Some(count.end - end)
+}
+
+const NAME: &[u8] = b"Name:\t";
+
+/// Whether a text begins as `status` does, or as `stat`: `17 (name`.
+fn may_tell(begin: &[u8]) -> bool {
+    let digits = begin.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    begin.starts_with(NAME) || digits > 0 && begin[digits..].starts_with(b" (")
+}
+
+fn is_in_proc(fd: usize) -> bool {
+    // SAFETY: zeros are a value of the type.
+    let mut about: libc::statfs = unsafe { zeroed() };
+    let args = [fd, &raw mut about as usize, 0, 0, 0, 0];
+    // SAFETY: it is there.
+    let known = unsafe { system_call(libc::SYS_fstatfs, args) }.is_ok();
+    known && about.f_type == libc::PROC_SUPER_MAGIC
+}
+
+/// The rest of the line that begins so.
+fn in_status(text: &[u8], begin: &[u8]) -> Option<Range<usize>> {
+    let start = text.windows(begin.len()).position(|part| part == begin)? + begin.len();
+    let end = start + text[start..].iter().position(|byte| *byte == b'\n')?;
+    Some(start..end)
+}
+
+/// The number of threads.
+fn in_stat(text: &[u8]) -> Option<Range<usize>> {
+    // A name may have brackets and spaces, too.
+    let mut start = text.iter().rposition(|byte| *byte == b')')? + 2;
+    let length = |start: usize| text.get(start..)?.iter().position(|byte| *byte == b' ');
+    for _ in 0..COUNT_FIELD {
+        start += length(start)? + 1;
+    }
+    Some(start..start + length(start)?)
+}
+
+fn decimal(mut value: u32, to: &mut [u8; 10]) -> &[u8] {
+    let mut at = to.len();
+    loop {
+        at -= 1;
+        to[at] = b'0' + (value % 10) as u8;
+        value /= 10;
+        if value == 0 {
+            return &to[at..];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(place: Option<Range<usize>>, text: &str) -> Option<&str> {
+        place.map(|place| &text[place])
+    }
+
+    #[test]
+    fn number_of_threads_is_found_in_each_text() {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let threads = status.lines().find_map(|line| line.strip_prefix("Threads:\t")).unwrap();
+        assert_eq!(told(in_status(status.as_bytes(), b"\nThreads:\t"), &status), Some(threads));
+        let own = process_id().to_string();
+        assert_eq!(told(in_status(status.as_bytes(), b"\nTgid:\t"), &status), Some(own.as_str()));
+        let stat = "17 (a) (b c) S 1 17 17 0 -1 4194560 94 0 0 0 0 0 0 0 20 0 321 0 5";
+        assert_eq!(told(in_stat(stat.as_bytes()), stat), Some("321"));
+        assert_eq!(in_stat(&stat.as_bytes()[..50]), None);
+        assert_eq!(in_status(b"Name:\tx\nThreads:\t1", b"\nThreads:\t"), None);
+    }
+
+    #[test]
+    fn only_such_texts_are_looked_at() {
+        assert!(may_tell(b"Name:\tsleep\nUmas") && may_tell(b"4194303 (sleep) "));
+        assert!(!may_tell(b" (sleep) S 1 2 3") && !may_tell(b"12345678901234567"));
+        assert!(!may_tell(b"17 sleep (1) 2 3"));
+    }
+
+    #[test]
+    fn numbers_are_written_and_read() {
+        for value in [0, 9, 10, 4_194_303, u32::MAX] {
+            let (mut digits, mut name) = ([0; 10], [0; NAME_BYTES]);
+            let digits = decimal(value, &mut digits);
+            name[..digits.len()].copy_from_slice(digits);
+            assert_eq!(number_in(&name), Some(value));
+        }
+        assert_eq!((number_in(b"12x\0"), number_in(b"..\0"), number_in(b"\0")), (None, None, None));
+    }
 }

@@ -65,10 +65,11 @@ impl Call<'_> {
                 threads::clone(self.keeper, self.record, self.context, nr, &args)
             }
             libc::SYS_execve | libc::SYS_execveat => self.execute(),
-            libc::SYS_unshare if args[0] & ALONE != 0 => {
+            libc::SYS_unshare | libc::SYS_setns if self.is_alone() => {
                 signals::block_all();
                 self.keeper.alone(&mut || raw(nr, &args))
             }
+            libc::SYS_seccomp => self.filter(),
             libc::SYS_ptrace if is_wish_to_be_traced(nr, &args) => self.be_traced(),
             libc::SYS_exit => threads::exit(self.keeper, self.record, args[0]),
             libc::SYS_exit_group => {
@@ -118,9 +119,7 @@ impl Call<'_> {
     /// isn't managed, as the environment that it passes has nothing of memfold's.
     fn be_traced(&mut self) -> isize {
         let (keeper, record) = (self.keeper, self.record);
-        let mut is_alone = true;
-        record.each_of_process(|each| is_alone &= core::ptr::eq(each, record));
-        if !is_alone {
+        if !self.is_alone() {
             return self.wait();
         }
         signals::block_all();
@@ -140,6 +139,27 @@ impl Call<'_> {
         signals::give_back(record);
         self.context.mask |= record.blocked.get();
         made
+    }
+
+    /// Whether the program has one thread, the caller.
+    fn is_alone(&self) -> bool {
+        let mut is_alone = true;
+        self.record.each_of_process(|each| is_alone &= core::ptr::eq(each, self.record));
+        is_alone
+    }
+
+    /// seccomp. A filter for all threads of a program that has one is the caller's alone: the
+    /// keeper's threads aren't the program's.
+    fn filter(&mut self) -> isize {
+        const ALL_THREADS: usize =
+            (libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_TSYNC_ESRCH) as usize;
+        let [operation, flags, ..] = self.args;
+        let is_filter = operation == libc::SECCOMP_SET_MODE_FILTER as usize;
+        if is_filter && flags & ALL_THREADS != 0 && self.is_alone() {
+            self.args[1] &= !ALL_THREADS;
+        }
+        self.keeper.last_chance();
+        self.wait()
     }
 
     fn set_alternate(&mut self) -> isize {
@@ -295,11 +315,15 @@ fn plain(
     args: &[usize; 6],
     depth: usize,
 ) -> isize {
-    let made = made(keeper, record, entry, nr, args, depth);
-    if made == 0 && seen::may_show(nr) {
-        seen::hide_threads(keeper, nr, args);
+    loop {
+        let made = made(keeper, record, entry, nr, args, depth);
+        if made < 0 {
+            return made;
+        }
+        if let Some(shown) = seen::without_threads(keeper, record, nr, args, made) {
+            return shown;
+        }
     }
-    made
 }
 
 /// Makes it while all that it names is held, or in pieces.
@@ -392,10 +416,6 @@ fn checked(
     made
 }
 
-/// What `unshare` does for a process of one thread alone.
-const ALONE: usize =
-    (libc::CLONE_NEWUSER | libc::CLONE_THREAD | libc::CLONE_SIGHAND | libc::CLONE_VM) as usize;
-
 /// Limits of a process's memory, descriptors and threads.
 const LIMITS: [u32; 5] = [
     libc::RLIMIT_AS,
@@ -453,6 +473,7 @@ pub fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
                 | libc::SYS_arch_prctl
                 | libc::SYS_prctl
                 | libc::SYS_unshare
+                | libc::SYS_setns
         )
 }
 

@@ -10,9 +10,8 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize};
 use memfold::config::Config;
 use memfold::stats::Stats;
 use memfold_sys::Errno;
-use memfold_sys::raw::system_call;
 use memfold_sys::sync::Mutex;
-use memfold_sys::thread::{bare, process_id, thread_id, yield_now};
+use memfold_sys::thread::{bare, process_id};
 use rustix::thread::{Timespec, futex};
 
 /// One errand at a time.
@@ -24,9 +23,11 @@ static BELL: AtomicU32 = AtomicU32::new(0);
 /// Raised by it: when it is ready, and at the end of each errand.
 static DONE: AtomicU32 = AtomicU32::new(0);
 
-/// The number of the first engine thread; and whether it is to end.
-static THREAD: AtomicU32 = AtomicU32::new(0);
+/// The process that the engine's threads are of; whether the first is to end, and whether it goes on
+/// where it had ended.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 static ENDS: AtomicBool = AtomicBool::new(false);
+static GOES_ON: AtomicBool = AtomicBool::new(false);
 
 /// What the first engine thread does, as faults are delivered.
 pub struct Life {
@@ -36,6 +37,8 @@ pub struct Life {
     pub exists: fn() -> bool,
     /// Puts the engine of a child of fork to use.
     pub begin_as_child: fn(&'static Stats),
+    /// Goes on with the engine after [`stop`].
+    pub go_on: fn(&'static Stats),
     /// Before the first look.
     pub prepare: fn(),
     /// Looks at the program's size; gives the time until the next look, nanoseconds.
@@ -78,25 +81,27 @@ pub unsafe fn start_in_child() {
     wait_past(&DONE, seen);
 }
 
-/// Ends the first engine thread, which is the only one, and waits until it is gone.
-pub fn stop_first() {
-    ENDS.store(true, SeqCst);
-    look_now();
-    let args = [process_id() as usize, THREAD.load(SeqCst) as usize, 0, 0, 0, 0];
-    // SAFETY: no signal is sent: it asks whether there is such a thread.
-    while unsafe { system_call(libc::SYS_tgkill, args) }.is_ok() {
-        yield_now();
-    }
+/// Whether the engine's threads are this process's: not in a child of vfork.
+pub fn is_here() -> bool {
+    PROCESS.load(SeqCst) == process_id()
 }
 
-/// Starts it again, and waits until it is ready.
+/// Ends the first engine thread, and waits until it is gone, with the others: they were told to end.
+pub fn stop() {
+    ENDS.store(true, SeqCst);
+    look_now();
+    bare::await_end();
+}
+
+/// Starts it again, which starts the others, and waits until it is ready.
 ///
 /// # Errors
 /// EAGAIN: no more threads.
 ///
 /// # Safety
-/// - [`stop_first`] has returned.
-pub unsafe fn start_first_again() -> Result<(), Errno> {
+/// - [`stop`] has returned.
+pub unsafe fn start_again() -> Result<(), Errno> {
+    GOES_ON.store(true, SeqCst);
     let seen = DONE.load(SeqCst);
     // SAFETY: the caller's promise.
     unsafe { bare::start_first_again() }?;
@@ -133,10 +138,12 @@ fn tell() {
 
 /// The thread's life. In a child of fork it begins again, with the program that it finds.
 fn run(_: usize) {
-    THREAD.store(thread_id(), SeqCst);
+    PROCESS.store(process_id(), SeqCst);
     // SAFETY: `start` stored a `&'static`.
     let life = unsafe { &*LIFE.load(SeqCst) };
-    if (life.exists)() {
+    if GOES_ON.swap(false, SeqCst) {
+        (life.go_on)(slots::claim());
+    } else if (life.exists)() {
         (life.begin_as_child)(slots::claim());
     } else {
         // SAFETY: `start` has left it to this thread.

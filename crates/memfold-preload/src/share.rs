@@ -70,6 +70,14 @@ impl Scale {
         self.statm.is_lost()
     }
 
+    /// By a thread with a new table of descriptors.
+    ///
+    /// # Errors
+    /// As [`Scale::open`].
+    pub fn reopen(&self) -> Result<(), Errno> {
+        self.statm.reopen()
+    }
+
     /// In a child of fork, before it has an engine of its own.
     ///
     /// # Errors
@@ -80,7 +88,7 @@ impl Scale {
         (level.sharing, level.measure_at_ns) = (true, now_ns() + MEASURE_NS);
         level.others = level.anonymous.min(pager.bound_bytes());
         level.inherited_away = pager.away_bytes();
-        self.statm.reopen()
+        self.reopen()
     }
 
     /// Measures, tells the others, and takes this process's share. `None` if nothing can be known.

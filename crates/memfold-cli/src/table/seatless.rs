@@ -29,6 +29,8 @@ struct Seatless {
     own: u32,
     members: HashMap<u32, u64>,
     strangers: HashSet<u32>,
+    /// Those with a seat at the last look.
+    seated: HashSet<u32>,
 }
 
 /// Looks for as long as this process lives.
@@ -48,10 +50,11 @@ pub fn watch(slots: &Slots) {
 impl Seatless {
     /// That of the run of the process `own`.
     fn new(own: u32) -> Seatless {
-        Seatless { own, members: HashMap::new(), strangers: HashSet::new() }
+        Seatless { own, members: HashMap::new(), strangers: HashSet::new(), seated: HashSet::new() }
     }
 
-    /// How many processes of the run have no seat, and their anonymous memory, bytes.
+    /// How many processes of the run have no seat, and their anonymous memory, bytes. One that had a
+    /// seat a moment ago is about to end, or to have it again (its engine starts anew).
     fn look(&mut self, slots: &Slots) -> (u64, u64) {
         self.find();
         let seated: HashSet<u32> = slots
@@ -60,9 +63,11 @@ impl Seatless {
             .filter(memfold::table::Process::is_alive)
             .map(|process| process.pid())
             .collect();
-        let sizes =
-            self.members.keys().filter(|pid| !seated.contains(pid)).map(|pid| size_of(*pid));
-        sizes.flatten().fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes))
+        let had_none = |pid: &&u32| !seated.contains(pid) && !self.seated.contains(pid);
+        let sizes = self.members.keys().filter(had_none).map(|pid| size_of(*pid));
+        let sum = sizes.flatten().fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
+        self.seated = seated;
+        sum
     }
 
     /// Brings the members up to date.

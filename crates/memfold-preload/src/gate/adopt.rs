@@ -1,8 +1,7 @@
 //! What comes under management, and when.
-use super::gated::{FLAGS, Gated, Mark, State, abandon};
+use super::gated::{FLAGS, Gated, Mark, State};
 use super::threads::{START_SHARE, start_pending};
 use crate::say::limit;
-use crate::say::unserved::unserved_later;
 use crate::share::Seen;
 use crate::slots;
 use crate::{engine, proc, say};
@@ -216,28 +215,46 @@ impl Gated {
         access & asked == PLAIN
     }
 
-    /// Makes a call that the kernel refuses (EINVAL) to a process of several threads. Before anything
-    /// is managed there is one engine thread, which ends meanwhile.
+    /// Makes a call that the kernel refuses (EINVAL, EUSERS) to a process of several threads. The
+    /// caller is the only one of the program's. The engine's end meanwhile, but not where a connection
+    /// to a remote store would end with them.
     pub fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
         let refused = make();
-        if refused != -(libc::EINVAL as isize) || self.file.is_some() || self.remote.is_some() {
+        let wants_one = [libc::EINVAL, libc::EUSERS].map(|e| -(e as isize)).contains(&refused);
+        if !wants_one || self.remote.is_some() || !engine::is_here() {
             return refused;
         }
         // Locked by hand: the thread that begins again takes it that its starter holds the lock.
         forget(self.state.lock());
-        let mut made = refused;
-        if !self.is_managing() && bare::count() == 1 {
-            engine::stop_first();
-            made = make();
-            // SAFETY: it was stopped.
-            if let Err(e) = unsafe { engine::start_first_again() } {
-                unserved_later(format_args!("starting the engine again: {e}"));
-                abandon();
-            }
+        self.pager.stop();
+        engine::stop();
+        if let Some(file) = &self.file {
+            // SAFETY: this is the only thread, and nothing is under way.
+            unsafe { file.leave_rings() };
+        }
+        self.pager.resume();
+        let made = make();
+        // SAFETY: all have ended.
+        if let Err(e) = unsafe { engine::start_again() } {
+            say::die(format_args!("starting the engine again: {e}"));
         }
         // SAFETY: locked above.
         unsafe { self.state.unlock() };
         made
+    }
+
+    /// The part of the first engine thread after [`Gated::alone`].
+    pub fn go_on(&self, stats: &'static Stats) {
+        let _ = self.scale.reopen();
+        let _ = self.smaps.reopen();
+        self.pager.count_in(stats);
+        if let Some(file) = &self.file {
+            file.make_rings();
+        }
+        // SAFETY: the caller is the first engine thread, which was started again.
+        if let Err(e) = unsafe { bare::restart_others() } {
+            say::die(format_args!("starting engine threads again: {e}"));
+        }
     }
 
     /// Brings everything home, where it stays, for a task that is about to be traced; or ends that.

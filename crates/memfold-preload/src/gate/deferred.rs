@@ -42,6 +42,7 @@ pub const LIFE: Life = Life {
     create: gated::create,
     exists: || get().is_some(),
     begin_as_child: |stats| gated::existing().begin_as_child(stats),
+    go_on: |stats| gated::existing().go_on(stats),
     prepare: super::threads::raise,
     look: || gated::existing().look(),
 };

@@ -235,6 +235,10 @@ impl Keeper for Owner {
         bare::count()
     }
 
+    fn owns_thread(&self, number: u32) -> bool {
+        bare::has(number)
+    }
+
     fn tells(&self, what: Refused) {
         match what {
             Refused::Int80 => say_once!("warning: system calls by `int 0x80` are answered ENOSYS"),

@@ -12,7 +12,7 @@ use crate::Errno;
 use crate::memory::zone::{Zone, counts_reservations};
 use crate::raw::{self, system_call};
 use crate::sync::StaticMutex;
-use crate::thread::sleep_ns;
+use crate::thread::{process_id, sleep_ns, yield_now};
 use crate::units::PAGE_SIZE;
 use core::ffi::CStr;
 use core::mem::{forget, size_of};
@@ -51,6 +51,8 @@ struct Record {
     thread_pointer: usize,
     /// Of a brief thread ([`once`]): 1 until the kernel, at its end, makes it 0.
     runs: AtomicU32,
+    /// Its number; 0: it has not been started.
+    number: AtomicU32,
 }
 
 impl Record {
@@ -86,6 +88,36 @@ pub fn keep_descriptors(numbers: &mut [u32]) {
 /// Threads that run, in this process.
 pub fn count() -> usize {
     COUNT.load(SeqCst)
+}
+
+/// All that were started and are to run again in a child of fork.
+fn records() -> impl Iterator<Item = usize> {
+    RECORDS.iter().map(|record| record.load(SeqCst)).filter(|record| *record != 0)
+}
+
+/// Whether a thread of this process with this number is a bare one.
+pub fn has(number: u32) -> bool {
+    // SAFETY: records stay.
+    let number_of = |record: usize| unsafe { (*(record as *const Record)).number.load(SeqCst) };
+    count() > 0 && records().any(|record| number_of(record) == number)
+}
+
+/// Waits until the kernel knows of no bare thread any more. Called by another thread, when all have
+/// been told to end.
+pub fn await_end() {
+    for record in records() {
+        // SAFETY: records stay.
+        let number = unsafe { &(*(record as *const Record)).number };
+        let args = [process_id() as usize, number.load(SeqCst) as usize, 0, 0, 0, 0];
+        // SAFETY: no signal is sent: it asks whether there is such a thread.
+        while args[1] != 0 && unsafe { system_call(libc::SYS_tgkill, args) }.is_ok() {
+            yield_now();
+        }
+        number.store(0, SeqCst);
+    }
+    // One is taken off the kernel's lists under a lock, which this call takes too: so the last one
+    // is off all of them.
+    let _ = rustix::process::getpriority_pgrp(None);
 }
 
 /// Reserves addresses for `count` threads that may be started later, so that they don't lie in
@@ -216,8 +248,8 @@ fn place(
     let stack_top = stack_below(record_at).end;
     // SAFETY: the lowest page of a zone that nobody uses yet: the end of the stack.
     unsafe { mprotect(start as *mut _, PAGE_SIZE, MprotectFlags::empty())? };
-    let runs = AtomicU32::new(0);
-    let record = Record { name, main, arg, own_files, stack_top, thread_pointer, runs };
+    let (runs, number) = (AtomicU32::new(0), AtomicU32::new(0));
+    let record = Record { name, main, arg, own_files, stack_top, thread_pointer, runs, number };
     // SAFETY: the zone's last page, which nobody uses yet, is large enough; the page before it is
     // the thread block, whose first word leads to itself (x86-64's ABI) and whose third does so in
     // glibc's.
@@ -237,8 +269,7 @@ fn stack_below(record: usize) -> Range<usize> {
 
 /// The stack that holds an address, if it is a bare thread's.
 fn stack_of(at: usize) -> Option<Range<usize>> {
-    let records = RECORDS.iter().map(|record| record.load(SeqCst)).filter(|record| *record != 0);
-    records.map(stack_below).find(|stack| stack.contains(&at))
+    records().map(stack_below).find(|stack| stack.contains(&at))
 }
 
 /// Whether the calling thread is a bare one, and stands on its own stack.
@@ -273,32 +304,32 @@ pub unsafe fn restart_first() -> Result<(), Errno> {
     unsafe { run_again(RECORDS[0].load(SeqCst)) }
 }
 
-/// Starts the first bare thread again, from the beginning of its `main`, in the process in which it
-/// has ended.
+/// Starts the first bare thread again, from the beginning of its `main`, in the process in which
+/// all have ended.
 ///
 /// # Errors
 /// EAGAIN: no more threads.
 ///
 /// # Safety
-/// - It was the only one, and the kernel knows of it no more.
+/// - [`await_end`] has returned.
 pub unsafe fn start_first_again() -> Result<(), Errno> {
-    COUNT.store(1, SeqCst);
+    COUNT.store(records().count(), SeqCst);
     // SAFETY: its thread has ended, by the caller's promise.
     unsafe { run_again(RECORDS[0].load(SeqCst)) }.inspect_err(|_| COUNT.store(0, SeqCst))
 }
 
-/// In a child of fork: starts all the other bare threads again, each from the beginning of its
-/// `main`.
+/// In a child of fork, or where all had ended: starts all the other bare threads again, each from the
+/// beginning of its `main`.
 ///
 /// # Errors
 /// EAGAIN: no more threads.
 ///
 /// # Safety
-/// - The caller is the first bare thread, which [`restart_first`] started, and calls this once.
+/// - The caller is the first bare thread, which [`restart_first`] or [`start_first_again`] started,
+///   and calls this once.
 pub unsafe fn restart_others() -> Result<(), Errno> {
-    let others = RECORDS[1..count()].iter();
-    // SAFETY: copies of records; their threads were not copied.
-    others.map(|record| record.load(SeqCst)).try_for_each(|record| unsafe { run_again(record) })
+    // SAFETY: their threads were not copied, or have ended.
+    records().skip(1).try_for_each(|record| unsafe { run_again(record) })
 }
 
 /// As [`run`]. While the machine or the user has as many threads as it may have, it waits for
@@ -329,6 +360,7 @@ unsafe fn run(record: usize) -> Result<(), Errno> {
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
         | libc::CLONE_SETTLS
+        | libc::CLONE_PARENT_SETTID
         | if about.own_files { 0 } else { libc::CLONE_FILES }
         | if about.is_brief() { libc::CLONE_CHILD_CLEARTID } else { 0 };
     // SAFETY: the stack and the thread block lie in the thread's own zone, which nobody uses now.
@@ -351,8 +383,11 @@ unsafe fn clone_onto(
     record: usize,
 ) -> Result<i64, Errno> {
     let ret: i64;
-    // SAFETY: by the caller's promise; where the kernel is not told to, it leaves it alone.
-    let runs = unsafe { &raw const (*(record as *const Record)).runs };
+    // SAFETY: by the caller's promise; where the kernel is not told to, it leaves `runs` alone.
+    let (runs, number) = unsafe {
+        let record = record as *const Record;
+        (&raw const (*record).runs, &raw const (*record).number)
+    };
     // SAFETY: the new thread touches its own stack only and never returns from `entry`; in the
     // caller the system call clobbers rcx and r11.
     unsafe {
@@ -370,7 +405,7 @@ unsafe fn clone_onto(
             "2:",
             entry = sym entry,
             inlateout("rax") libc::SYS_clone => ret,
-            in("rdi") flags, in("rsi") top, in("rdx") 0, in("r10") runs, in("r8") tls,
+            in("rdi") flags, in("rsi") top, in("rdx") number, in("r10") runs, in("r8") tls,
             lateout("rcx") _, lateout("r11") _,
         );
     }
@@ -387,8 +422,11 @@ unsafe fn clone_onto(
     record: usize,
 ) -> Result<i64, Errno> {
     let ret: i64;
-    // SAFETY: by the caller's promise; where the kernel is not told to, it leaves it alone.
-    let runs = unsafe { &raw const (*(record as *const Record)).runs };
+    // SAFETY: by the caller's promise; where the kernel is not told to, it leaves `runs` alone.
+    let (runs, number) = unsafe {
+        let record = record as *const Record;
+        (&raw const (*record).runs, &raw const (*record).number)
+    };
     // SAFETY: the new thread touches its own stack only and never returns from `entry`.
     unsafe {
         let top = (stack_top as *mut usize).sub(2);
@@ -404,7 +442,7 @@ unsafe fn clone_onto(
             entry = sym entry,
             in("x8") libc::SYS_clone,
             inlateout("x0") flags as i64 => ret,
-            in("x1") top, in("x2") 0, in("x3") tls, in("x4") runs,
+            in("x1") top, in("x2") number, in("x3") tls, in("x4") runs,
         );
     }
     raw::errno_of(ret)

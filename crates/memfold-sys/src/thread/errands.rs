@@ -20,6 +20,8 @@ struct Errand<'a> {
 struct Line {
     first: *mut Errand<'static>,
     last: *mut Errand<'static>,
+    /// Who serves is to end.
+    stop: bool,
 }
 
 // SAFETY: the pointers lead to errands of threads that wait until they are done, whose work may be
@@ -40,7 +42,7 @@ pub struct Errands {
 impl Errands {
     /// No errands. `is_own`: whether the calling thread does its own, as an engine thread does.
     pub fn new(is_own: fn() -> bool) -> Errands {
-        let line = Line { first: core::ptr::null_mut(), last: core::ptr::null_mut() };
+        let line = Line { first: core::ptr::null_mut(), last: core::ptr::null_mut(), stop: false };
         let (asked, done) = (Condvar::new(), Condvar::new());
         Errands { line: Mutex::new(line), asked, done, is_own, is_alone: AtomicBool::new(false) }
     }
@@ -72,10 +74,13 @@ impl Errands {
         result.expect("it was done")
     }
 
-    /// Waits for one errand and does it.
-    pub fn serve(&self) {
+    /// Waits for one errand and does it. `false`: there is none, and [`Errands::stop`] was called.
+    pub fn serve(&self) -> bool {
         let mut line = self.line.lock();
         while line.first.is_null() {
+            if line.stop {
+                return false;
+            }
             line = self.asked.wait(line);
         }
         let errand = line.first;
@@ -95,6 +100,18 @@ impl Errands {
         // SAFETY: the owner looks with the lock held only, so it still waits.
         unsafe { (*errand).done = true };
         self.done.notify_all();
+        true
+    }
+
+    /// Ends the threads that serve, when they have done what waits.
+    pub fn stop(&self) {
+        self.line.lock().stop = true;
+        self.asked.notify_all();
+    }
+
+    /// Takes back [`Errands::stop`]: they are about to be started again.
+    pub fn resume(&self) {
+        self.line.lock().stop = false;
     }
 
     /// In a child of fork, while it has one thread: that does all by itself, until this is said not

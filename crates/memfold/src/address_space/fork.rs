@@ -283,12 +283,17 @@ impl Pager {
         }
     }
 
-    /// In a child of fork, at rest, before its userfaultfd has anything registered: what is the
-    /// parent's and not the child's is let go. Counts in `stats` from now on.
-    pub fn begin_as_child(&self, stats: &'static Stats) {
+    /// Counts in `stats` from now on.
+    pub fn count_in(&self, stats: &'static Stats) {
         if let StatsPlace::Shared(place) = &self.stats {
             place.store(stats as *const Stats as *mut Stats, Relaxed);
         }
+    }
+
+    /// In a child of fork, at rest, before its userfaultfd has anything registered: what is the
+    /// parent's and not the child's is let go. Counts in `stats` from now on.
+    pub fn begin_as_child(&self, stats: &'static Stats) {
+        self.count_in(stats);
         self.forget_cost();
         // SAFETY: this is the only engine thread, and the parent was at rest.
         unsafe { self.store.reset_in_child() };

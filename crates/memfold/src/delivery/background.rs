@@ -39,8 +39,8 @@ impl Pager {
 pub struct Start {
     /// Its name.
     pub name: &'static CStr,
-    /// What it runs, and with what: to be called once, or once more in a child of fork, whose copy
-    /// of the thread is no more.
+    /// What it runs, and with what: to be called once; in gate delivery once more where the thread
+    /// is no more: after [`Pager::stop`], and in a child of fork.
     pub main: fn(usize),
     /// See `main`.
     pub arg: usize,
@@ -58,9 +58,9 @@ impl Start {
 
 /// The background threads of a pager, `count` of them for reclaim and read-ahead; those of the swap
 /// file if there is one, which write it and, but in signal delivery, read it for faults; and one
-/// that moves its cold end to the remote store if there is one. They run until [`Pager::stop`], in
-/// gate delivery as long as the process. Each holds a reference of the pager, also while it isn't
-/// started.
+/// that moves its cold end to the remote store if there is one. They run until [`Pager::stop`]. Each
+/// holds a reference of the pager, also while it isn't started; in gate delivery for ever, as it may
+/// be started again.
 pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<Start> {
     let start = |name, main| Start { name, main, arg: Arc::into_raw(pager.clone()) as usize };
     let mut threads: Vec<Start> = (0..count).map(|_| start(c"memfold-worker", work)).collect();
@@ -87,50 +87,53 @@ pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<Start> {
     threads
 }
 
+/// Does a thread's work with its reference of the pager.
+///
 /// # Safety
-/// - `arg` is that of a [`Start`] of [`threads`], whose `main` calls this, once in a process.
-unsafe fn pager_of(arg: usize) -> Arc<Pager> {
-    // SAFETY: `threads` made it by `into_raw` for this one thread. In a child of fork the thread of
-    // the parent is no more, and its reference, which was copied too, is that of the one that was
-    // started in its place.
-    unsafe { Arc::from_raw(arg as *const Pager) }
+/// - `arg` is that of a [`Start`] of [`threads`], whose `main` calls this, once while the thread
+///   lives.
+unsafe fn with_pager(arg: usize, work: impl FnOnce(&Pager)) {
+    // SAFETY: `threads` made it by `into_raw` for this one thread. One that is started in its place,
+    // in a child of fork or after `Pager::stop`, has the reference of the one that is no more: in
+    // gate delivery, the only one where that is done, it isn't dropped.
+    let pager = unsafe { Arc::from_raw(arg as *const Pager) };
+    work(&pager);
+    if pager.config.delivery == Delivery::Gate {
+        core::mem::forget(pager);
+    }
 }
 
 fn work(arg: usize) {
-    // SAFETY: a `main` of `threads`.
-    let pager = unsafe { pager_of(arg) };
     memfold_sys::thread::stand_back();
-    while pager.work() {}
+    // SAFETY: a `main` of `threads`.
+    unsafe { with_pager(arg, |pager| while pager.work() {}) }
 }
 
 fn recompress(arg: usize) {
     // SAFETY: a `main` of `threads`.
-    unsafe { pager_of(arg) }.recompress_until_stopped();
+    unsafe { with_pager(arg, Pager::recompress_until_stopped) }
 }
 
 fn write(arg: usize) {
     // SAFETY: a `main` of `threads`.
-    let pager = unsafe { pager_of(arg) };
-    while pager.write_pending(true) {}
+    unsafe { with_pager(arg, |pager| while pager.write_pending(true) {}) }
 }
 
 fn read(arg: usize) {
     // SAFETY: a `main` of `threads`.
-    let pager = unsafe { pager_of(arg) };
-    while pager.read() {}
+    unsafe { with_pager(arg, |pager| while pager.read() {}) }
 }
 
 fn run_errands(arg: usize) {
+    let serve = |pager: &Pager| {
+        let errands = pager.errands.as_ref().expect("in gate delivery there are");
+        while errands.serve() {}
+    };
     // SAFETY: a `main` of `threads`.
-    let pager = unsafe { pager_of(arg) };
-    let errands = pager.errands.as_ref().expect("in gate delivery there are");
-    loop {
-        errands.serve();
-    }
+    unsafe { with_pager(arg, serve) }
 }
 
 fn move_out(arg: usize) {
     // SAFETY: a `main` of `threads`.
-    let pager = unsafe { pager_of(arg) };
-    while pager.move_out(true) {}
+    unsafe { with_pager(arg, |pager| while pager.move_out(true) {}) }
 }

@@ -95,6 +95,11 @@ impl Queue {
         self.changed.notify_all();
     }
 
+    /// Takes back [`Queue::stop`]: they are about to be started again.
+    pub fn resume(&self) {
+        self.inner.lock().stop = false;
+    }
+
     /// Whether the threads are to end.
     pub fn is_stopped(&self) -> bool {
         self.inner.lock().stop

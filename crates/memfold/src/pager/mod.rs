@@ -209,12 +209,21 @@ impl Pager {
     pub fn stop(&self) {
         self.queue.stop();
         self.reads.stop();
+        self.errands.iter().for_each(|errands| errands.stop());
         if let Some(swap) = &self.swap {
             swap.outbox.stop();
             if let Some(tier) = swap.tier() {
                 tier.stop();
             }
         }
+    }
+
+    /// After [`Pager::stop`], in gate delivery without a remote store: the background threads have
+    /// ended, and are about to be started again.
+    pub fn resume(&self) {
+        self.queue.resume();
+        self.errands.iter().for_each(|errands| errands.resume());
+        self.swap.iter().for_each(|swap| swap.outbox.resume());
     }
 
     /// The compressed store, for its figures and, in tests, its faults on purpose.

@@ -113,6 +113,11 @@ impl Outbox {
         self.changed.notify_all();
     }
 
+    /// Takes back [`Outbox::stop`]: it is about to be started again.
+    pub fn resume(&self) {
+        self.inner.lock().stop = false;
+    }
+
     /// Sleeps until there is something to do.
     pub fn wait_for_work(&self) {
         let mut outbox = self.inner.lock();
