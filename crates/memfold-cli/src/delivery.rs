@@ -122,7 +122,7 @@ pub const NEEDS: &[Need] = &[
         with_uffd: false,
         with_protection: true,
         probe: || {
-            let lacks = "/proc/self/mem gives no access to hidden memory";
+            let lacks = "/proc/self/mem gives no access to hidden memory (proc_mem.force_override=always allows it, or a userfaultfd does without)";
             probe::hides().map_err(|e| format!("{lacks}: {e}"))
         },
     },

@@ -69,6 +69,8 @@ fn memory_that_becomes_read_only_or_inaccessible_comes_back() {
 #[test]
 fn what_a_program_serves_by_a_userfaultfd_of_its_own_stays_its_own() {
     assert_right("userfault", 16, &["before", "after", "by_number", "before:bare", "after:bare"]);
+    let others = ["signals", "protects", "sources", "misplaced", "signals:bare", "sources:bare"];
+    assert_right("userfault", 16, &others);
 }
 
 #[test]

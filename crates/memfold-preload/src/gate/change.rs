@@ -42,8 +42,13 @@ impl Gated {
     /// Makes a call that changes mappings.
     pub fn change(&self, nr: usize, args: &[usize; 6], make: Make) -> isize {
         let [start, len, third, ..] = *args;
-        if nr as i64 == libc::SYS_ioctl && !gives(len) {
-            return make(args);
+        if nr as i64 == libc::SYS_ioctl {
+            if let Some(refused) = self.refuse(len, third) {
+                return refused;
+            }
+            if !gives(len) {
+                return make(args);
+            }
         }
         let mut state = self.state.lock();
         let may_wait = [libc::SYS_madvise, libc::SYS_munmap, libc::SYS_mremap];
@@ -54,7 +59,12 @@ impl Gated {
             // The kernel may wait until another thread of the program has read of it, and that one
             // may have a mapping to change first.
             drop(state);
-            return make(args);
+            let result = make(args);
+            if !failed(result) && nr as i64 != libc::SYS_madvise {
+                let to = (nr as i64 == libc::SYS_mremap).then_some(result as usize);
+                self.relocate_faults(&(start..end_of(start, len)), to);
+            }
+            return result;
         }
         let state = &mut *state;
         match nr as i64 {
@@ -160,6 +170,7 @@ impl Gated {
         }
         let range = result as usize..end_of(result as usize, len);
         state.forget(&range);
+        self.relocate_faults(&range, None);
         if self.pager.touches(&range) {
             // What was there has gone past the gate.
             self.pager.end_with(range.clone(), || 0);

@@ -187,6 +187,9 @@ pub struct Gated {
     pub known: Known,
     /// Held by who changes mappings, adopts, or copies the process.
     pub state: Mutex<State>,
+    /// Where faults are the program's own to serve: registered with a userfaultfd of its own. Taken
+    /// last, and nothing else is done while it is held.
+    pub faults_of_program: Mutex<Ranges>,
     /// The program's memory is managed, or about to be.
     pub managing: AtomicBool,
     /// The first address past the main thread's stack.
@@ -339,6 +342,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         nice: super::threads::own_nice(),
         known: Known::default(),
         state: Mutex::new(state),
+        faults_of_program: Mutex::default(),
         managing: AtomicBool::new(false),
         stack_end,
         file,

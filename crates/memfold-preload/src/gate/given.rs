@@ -1,14 +1,26 @@
 //! `ioctl`s that give ranges of the program's memory to somebody who uses them by means of his own,
 //! and at any time: a userfaultfd of the program's, a virtual machine, a device. They leave
 //! management first.
+//!
+//! The kernel lets a userfaultfd of the program's change what is registered with the engine's. What
+//! would do so is answered as if it were registered with none.
 use super::gated::{Gated, Mark, State};
 use crate::say::say_once;
 use core::ops::Range;
 use memfold::known::TOP;
-use memfold_gate::read_bytes;
+use memfold_gate::{read_bytes, write_bytes};
 use memfold_sys::units::PAGE_SIZE;
 
 const UFFDIO_REGISTER: usize = 0xc020_aa00;
+const UFFDIO_UNREGISTER: usize = 0x8010_aa01;
+/// To, from, length.
+const UFFDIO_MOVE: usize = 0xc028_aa05;
+/// COPY, ZEROPAGE, WRITEPROTECT, CONTINUE, POISON: all that put something where it is registered. The
+/// length is the second word, but of COPY and MOVE.
+const UFFDIO_PUTS: [usize; 6] =
+    [UFFDIO_COPY, UFFDIO_MOVE, 0xc020_aa04, UFFDIO_WRITEPROTECT, 0xc020_aa07, 0xc020_aa08];
+const UFFDIO_COPY: usize = 0xc028_aa03;
+const UFFDIO_WRITEPROTECT: usize = 0xc018_aa06;
 const KVM_SET_USER_MEMORY_REGION: usize = 0x4020_ae46;
 const KVM_SET_USER_MEMORY_REGION2: usize = 0x40a0_ae49;
 const VFIO_IOMMU_MAP_DMA: usize = 0x3b71;
@@ -28,7 +40,8 @@ fn each_given(request: usize, arg: usize, mut each: impl FnMut(usize, usize)) ->
         Some(())
     };
     match request {
-        UFFDIO_REGISTER => pair(arg, arg + 8),
+        UFFDIO_REGISTER | UFFDIO_UNREGISTER => pair(arg, arg + 8),
+        UFFDIO_MOVE => pair(arg + 8, arg + 16),
         KVM_SET_USER_MEMORY_REGION | KVM_SET_USER_MEMORY_REGION2 => pair(arg + 24, arg + 16),
         VFIO_IOMMU_MAP_DMA => pair(arg + 8, arg + 24),
         VHOST_SET_MEM_TABLE => {
@@ -45,6 +58,8 @@ fn each_given(request: usize, arg: usize, mut each: impl FnMut(usize, usize)) ->
 pub fn gives(request: usize) -> bool {
     let all = [
         UFFDIO_REGISTER,
+        UFFDIO_UNREGISTER,
+        UFFDIO_MOVE,
         KVM_SET_USER_MEMORY_REGION,
         KVM_SET_USER_MEMORY_REGION2,
         VFIO_IOMMU_MAP_DMA,
@@ -54,6 +69,28 @@ pub fn gives(request: usize) -> bool {
 }
 
 impl Gated {
+    /// The answer to an `ioctl` of a userfaultfd of the program's that would change managed memory.
+    pub fn refuse(&self, request: usize, arg: usize) -> Option<isize> {
+        const REFUSED: isize = -(libc::ENOENT as isize);
+        let request = request & u32::MAX as usize;
+        if !UFFDIO_PUTS.contains(&request) {
+            return None;
+        }
+        let has_source = [UFFDIO_COPY, UFFDIO_MOVE].contains(&request);
+        let len_at = if has_source { arg + 16 } else { arg + 8 };
+        let range = pages_of(word(arg)?, word(len_at)?);
+        if range.is_empty() || !self.pager.touches(&range) {
+            return None;
+        }
+        // How far the kernel came, or its error, is the last word.
+        if request != UFFDIO_WRITEPROTECT {
+            let last = if has_source { arg + 32 } else { arg + 24 };
+            // SAFETY: the program expects it there.
+            let _ = unsafe { write_bytes(last, &REFUSED.to_ne_bytes()) };
+        }
+        Some(REFUSED)
+    }
+
     /// An `ioctl` is about to be made.
     pub fn give(&self, state: &mut State, request: usize, arg: usize) {
         let request = request & u32::MAX as usize;
@@ -62,6 +99,8 @@ impl Gated {
             UFFDIO_REGISTER => say_once!(
                 "warning: memory that the program registers with a userfaultfd, as libmemfold does, is left to it"
             ),
+            // What leaves the program's own is as any other from now on.
+            UFFDIO_UNREGISTER | UFFDIO_MOVE => {}
             VFIO_IOMMU_MAP_DMA => {
                 say_once!("warning: memory that the program gives to a device (VFIO) isn't folded")
             }
@@ -71,12 +110,36 @@ impl Gated {
             _ => say_once!("warning: memory that the program gives to KVM isn't folded"),
         }
         each_given(request, arg, |start, len| {
-            let end = start.saturating_add(len).min(TOP);
-            let range: Range<usize> = start & !(PAGE_SIZE - 1)..end.next_multiple_of(PAGE_SIZE);
-            if !range.is_empty() {
-                state.marked(Mark::Other).add(range.clone());
-                self.leave(&range);
+            let range = pages_of(start, len);
+            if range.is_empty() {
+                return;
             }
+            match request {
+                UFFDIO_REGISTER => self.faults_of_program.lock().add(range.clone()),
+                UFFDIO_UNREGISTER => self.faults_of_program.lock().remove(&range),
+                _ => {}
+            }
+            if request != UFFDIO_UNREGISTER {
+                state.marked(Mark::Other).add(range.clone());
+            }
+            self.leave(&range);
         });
     }
+
+    /// What was in a range is gone, or somewhere else from now on: so are faults that the program
+    /// serves there.
+    pub fn relocate_faults(&self, range: &Range<usize>, to: Option<usize>) {
+        let mut faults = self.faults_of_program.lock();
+        for part in faults.within(range) {
+            faults.remove(&part);
+            if let Some(to) = to {
+                faults.add(part.start - range.start + to..part.end - range.start + to);
+            }
+        }
+    }
+}
+
+fn pages_of(start: usize, len: usize) -> Range<usize> {
+    let end = start.saturating_add(len).min(TOP);
+    start & !(PAGE_SIZE - 1)..end.next_multiple_of(PAGE_SIZE)
 }

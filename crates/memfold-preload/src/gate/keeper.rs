@@ -92,6 +92,9 @@ impl Gated {
         if !self.known.is_set(&(page..page + PAGE_SIZE)) {
             return false;
         }
+        if !self.faults_of_program.lock().within(&(page..page + PAGE_SIZE)).is_empty() {
+            return false;
+        }
         if self.paging.fills(page) {
             return true;
         }
