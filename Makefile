@@ -1,6 +1,6 @@
 # Build, test and show memfold. `make help` lists the targets.
 
-.PHONY: help build portable wheel install test torture bench-quick demo clean setup setup-build
+.PHONY: help build portable portable-test wheel install test torture bench-quick demo clean setup setup-build
 
 SIZE ?= 1024
 PREFIX ?= /usr/local
@@ -10,6 +10,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 help:
 	@echo "make build             the memfold command, its preload library and the benchmarks, in $(TARGET)/release (debug information in *.debug)"
 	@echo "make portable          the command for glibc 2.28 and the library for 2.17, in $(TARGET)/portable/bin (needs cargo-zigbuild and zig: pip install ziglang cargo-zigbuild)"
+	@echo "make portable-test     the same, run in a root directory of Debian 11, which it fetches (needs root)"
 	@echo "make wheel             the Python package in one wheel, with the command in it, in $(TARGET)/wheel"
 	@echo "make install           the command, the C library, its header and memfold.pc, to PREFIX=/usr/local (and DESTDIR=)"
 	@echo "make test              everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
@@ -39,6 +40,9 @@ portable:
 	cargo xtask glibc $(PORTABLE)/bin/libmemfold_preload.so 2.17
 	cargo xtask symbols $(PORTABLE)/bin/libmemfold_preload.so
 	cargo xtask glibc $(PORTABLE)/bin/memfold 2.28
+
+portable-test: portable
+	scripts/old-root $(PORTABLE)/bin
 
 wheel: setup-build
 	@scripts/wheel
