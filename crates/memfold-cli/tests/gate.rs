@@ -30,6 +30,7 @@ fn without_any_privilege_everything_is_as_right() {
         ("children", 48, &["fork", "spawn"]),
         ("forks", 48, &["libc"]),
         ("signals", 48, &["alarms"]),
+        ("rlimits", 40, &["as", "data", "nofile"]),
     ] {
         assert_all_right(UNPRIVILEGED, FLAGS, name, least_mib, promises);
     }

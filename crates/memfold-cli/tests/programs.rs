@@ -74,6 +74,11 @@ fn what_a_program_serves_by_a_userfaultfd_of_its_own_stays_its_own() {
 }
 
 #[test]
+fn limits_that_a_program_sets_itself_are_its_own() {
+    assert_right("rlimits", 40, &["as", "data", "nofile"]);
+}
+
+#[test]
 fn sparse_memory_stays_right() {
     assert_right("mappings", 40, &["sparse"]);
 }

@@ -1,5 +1,6 @@
 //! Who owns the program's memory, as the gate sees it.
 use memfold_sys::Errno;
+use memfold_sys::raw::system_call;
 use memfold_sys::units::PAGE_SIZE;
 
 /// Most ranges of one call that are told apart.
@@ -200,6 +201,17 @@ pub trait Keeper: Sync {
     /// own.
     fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
         make()
+    }
+
+    /// Asks for a limit of this process (soft, hard), and sets it. Returns what it was.
+    ///
+    /// # Errors
+    /// As `prlimit`.
+    fn limit(&self, resource: u32, new: Option<[u64; 2]>) -> Result<[u64; 2], Errno> {
+        let (mut before, new) = ([0u64; 2], new.as_ref().map_or(0, |new| &raw const *new as usize));
+        let args = [0, resource as usize, new, &raw mut before as usize, 0, 0];
+        // SAFETY: both are there.
+        unsafe { system_call(libc::SYS_prlimit64, args) }.map(|_| before)
     }
 
     /// The keeper's own threads in this process.

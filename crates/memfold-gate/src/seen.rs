@@ -1,6 +1,7 @@
 //! What the kernel tells the program of its threads has no word of the keeper's: the links and the
 //! entries of `/proc/self/task`, and the number of threads in `status` and `stat`. A program counts
-//! them there that goes on only while it has one, and lists them there to stop each.
+//! them there that goes on only while it has one, and lists them there to stop each. And `limits` has
+//! those that the keeper answers for.
 use crate::keeper::Keeper;
 use crate::record::Record;
 use crate::touch::{copy, read, read_bytes, write, write_bytes};
@@ -60,6 +61,7 @@ pub fn without_threads(
     // What can't be read or written has been changed by another thread meanwhile.
     match nr as i64 {
         libc::SYS_read | libc::SYS_pread64 if told >= TEXT_LEAST => {
+            tell_limits(keeper, args[0], args[1], told);
             let less = threads().and_then(|threads| shorten(args[0], args[1], told, threads));
             Some(made - less.unwrap_or(0) as isize)
         }
@@ -179,8 +181,8 @@ fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
     if value(count.clone())? as usize <= threads {
         return None;
     }
-    let mut digits = [0; 10];
-    let digits = decimal(threads as u32, &mut digits);
+    let mut digits = [0; 20];
+    let digits = decimal(threads as u64, &mut digits);
     let end = count.start + digits.len();
     // SAFETY: the program has asked for the text there, and what follows the number moves within it.
     unsafe {
@@ -188,6 +190,57 @@ fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
         copy(at + end, at + count.end, told - count.end).ok()?;
     }
     Some(count.end - end)
+}
+
+/// Has a text of `told` bytes at `at` tell of the program's own limits, if it was read from this
+/// process's `limits` in /proc: a line for each, in columns.
+fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option<()> {
+    const BEGIN: &[u8] = b"Limit           ";
+    const LINES: [(u32, &[u8]); 3] = [
+        (libc::RLIMIT_AS, b"\nMax address space "),
+        (libc::RLIMIT_DATA, b"\nMax data size "),
+        (libc::RLIMIT_NOFILE, b"\nMax open files "),
+    ];
+    /// Where the soft limit and the hard one begin in a line, and how long each is.
+    const COLUMNS: [usize; 2] = [27, 48];
+    const WIDTH: usize = 20;
+    let mut begin = [0; BEGIN_BYTES];
+    read_bytes(at, &mut begin).ok()?;
+    if begin != *BEGIN || !is_in_proc(fd) || !is_of_this_process(fd) {
+        return None;
+    }
+    let mut text = [0; TEXT_BYTES];
+    let text = &mut text[..told.min(TEXT_BYTES)];
+    read_bytes(at, text).ok()?;
+    for (resource, begin) in LINES {
+        let Some(line) = text.windows(begin.len()).position(|part| part == begin) else { continue };
+        let limit = keeper.limit(resource, None).ok()?;
+        for (column, value) in COLUMNS.into_iter().zip(limit) {
+            let place = text.get_mut(line + column..line + column + WIDTH)?;
+            let mut digits = [0; 20];
+            let word = if value == u64::MAX { b"unlimited" } else { decimal(value, &mut digits) };
+            place.fill(b' ');
+            place[..word.len()].copy_from_slice(word);
+        }
+    }
+    // SAFETY: the program has asked for the text there.
+    unsafe { write_bytes(at, text) }.ok()
+}
+
+/// Whether a file of /proc is one of this process's.
+fn is_of_this_process(fd: usize) -> bool {
+    const PROC: &[u8] = b"/proc/";
+    let (mut path, mut to, mut digits) = ([0u8; 40], [0u8; 64], [0; 20]);
+    let of = |path: &mut [u8], parts: [&[u8]; 2]| {
+        let bytes = parts.iter().flat_map(|part| part.iter());
+        path.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+    };
+    of(&mut path, [b"/proc/self/fd/", decimal(fd as u64, &mut digits)]);
+    let args = [path.as_ptr() as usize, to.as_mut_ptr() as usize, to.len(), 0, 0, 0];
+    // SAFETY: both are there.
+    let Ok(len) = (unsafe { system_call(libc::SYS_readlink, args) }) else { return false };
+    let process = to[..len as usize].strip_prefix(PROC).unwrap_or_default();
+    process.split(|byte| *byte == b'/').next() == Some(decimal(process_id().into(), &mut digits))
 }
 
 const NAME: &[u8] = b"Name:\t";
@@ -225,7 +278,7 @@ fn in_stat(text: &[u8]) -> Option<Range<usize>> {
     Some(start..start + length(start)?)
 }
 
-fn decimal(mut value: u32, to: &mut [u8; 10]) -> &[u8] {
+fn decimal(mut value: u64, to: &mut [u8; 20]) -> &[u8] {
     let mut at = to.len();
     loop {
         at -= 1;
@@ -268,8 +321,8 @@ mod tests {
     #[test]
     fn numbers_are_written_and_read() {
         for value in [0, 9, 10, 4_194_303, u32::MAX] {
-            let (mut digits, mut name) = ([0; 10], [0; NAME_BYTES]);
-            let digits = decimal(value, &mut digits);
+            let (mut digits, mut name) = ([0; 20], [0; NAME_BYTES]);
+            let digits = decimal(value.into(), &mut digits);
             name[..digits.len()].copy_from_slice(digits);
             assert_eq!(number_in(&name), Some(value));
         }

@@ -10,10 +10,11 @@ use crate::record::Record;
 use crate::seen;
 use crate::signals;
 use crate::threads;
-use crate::touch::{read, read_bytes, touch};
+use crate::touch::{read, read_bytes, touch, write};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
+use memfold_sys::thread::process_id;
 
 const SYS_IO_PGETEVENTS: i64 = 333;
 
@@ -70,6 +71,7 @@ impl Call<'_> {
                 self.keeper.alone(&mut || raw(nr, &args))
             }
             libc::SYS_seccomp => self.filter(),
+            libc::SYS_getrlimit | libc::SYS_setrlimit | libc::SYS_prlimit64 => self.limit(),
             libc::SYS_ptrace if is_wish_to_be_traced(nr, &args) => self.be_traced(),
             libc::SYS_exit => threads::exit(self.keeper, self.record, args[0]),
             libc::SYS_exit_group => {
@@ -160,6 +162,31 @@ impl Call<'_> {
         }
         self.keeper.last_chance();
         self.wait()
+    }
+
+    /// A limit of this process's is the keeper's to answer.
+    fn limit(&mut self) -> isize {
+        let [first, second, third, fourth, ..] = self.args;
+        let (process, resource, new_at, old_at) = match self.nr as i64 {
+            libc::SYS_getrlimit => (0, first, 0, second),
+            libc::SYS_setrlimit => (0, first, second, 0),
+            _ => (first as u32, second, third, fourth),
+        };
+        if process != 0 && process != process_id() {
+            return self.wait();
+        }
+        if gives_up_rights(self.nr, &self.args) {
+            self.keeper.last_chance();
+        }
+        let new = (new_at != 0).then(|| read::<[usize; 2]>(new_at)).transpose();
+        let Ok(new) = new else { return -(libc::EFAULT as isize) };
+        let new = new.map(|new| new.map(|each| each as u64));
+        value(self.keeper.limit(resource as u32, new).and_then(|before| {
+            let before = before.map(|each| each as usize);
+            // SAFETY: the program has asked for it there.
+            let told = old_at == 0 || unsafe { write(old_at, &before) }.is_ok();
+            if told { Ok(()) } else { Err(Errno::FAULT) }
+        }))
     }
 
     fn set_alternate(&mut self) -> isize {
@@ -474,6 +501,8 @@ pub fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
                 | libc::SYS_prctl
                 | libc::SYS_unshare
                 | libc::SYS_setns
+                | libc::SYS_getrlimit
+                | libc::SYS_prlimit64
         )
 }
 

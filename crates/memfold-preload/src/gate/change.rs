@@ -3,6 +3,7 @@ use super::adopt::PLAIN;
 use super::advice::whole;
 use super::gated::{Gated, Mark, State};
 use super::given::gives;
+use super::limits;
 use super::ranges::without;
 use crate::say::say_once;
 use core::iter::once;
@@ -49,6 +50,9 @@ impl Gated {
             if !gives(len) {
                 return make(args);
             }
+        }
+        if [libc::SYS_mmap, libc::SYS_mremap, libc::SYS_brk].contains(&(nr as i64)) {
+            limits::renew();
         }
         let mut state = self.state.lock();
         let may_wait = [libc::SYS_madvise, libc::SYS_munmap, libc::SYS_mremap];

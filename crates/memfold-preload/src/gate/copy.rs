@@ -16,6 +16,7 @@
 //! With a swap file the child goes on to read its parent's, and what that has in a remote store,
 //! and writes to a file of its own (`memfold/swap/copied.rs`).
 use super::gated::{Gated, Mark, abandon};
+use super::limits;
 use crate::say::unserved::unserved_later;
 use crate::{engine, proc, say, slots};
 use core::mem::forget;
@@ -64,7 +65,7 @@ impl Gated {
             self.pager.allow_requests();
         }
         if result == 0 {
-            self.begin_child();
+            limits::with_descriptors(|| self.begin_child());
         }
         // SAFETY: begun above, and this is called once in each of the two. `state` was locked by
         // this thread.

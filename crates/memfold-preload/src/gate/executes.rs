@@ -8,7 +8,7 @@
 //! A filter of system calls may end whoever makes one that it doesn't know. So where it can't be
 //! without one (`no_new_privs`), nothing is called but what the dynamic linker of the new program will
 //! call anyway: open, look at, read, close.
-use super::environment;
+use super::{environment, limits};
 use crate::slots;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -49,6 +49,10 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
         name[..numbered.0.len()].copy_from_slice(&numbered.0);
     }
     let from = if len == 0 { libc::AT_FDCWD } else { from };
+    let is_limited = limits::are_set() && may_execute(from, &name);
+    if is_limited {
+        limits::hand_on();
+    }
     let why = unserved(from, &mut name);
     let noted = why.map(|why| slots::note_unmanaged(&about(&name, why)));
     let adds = why.is_none_or(|why| why == STATIC);
@@ -64,6 +68,9 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
     }
     if let Some(noted) = noted {
         slots::forget_unmanaged(noted);
+    }
+    if is_limited {
+        limits::take_back();
     }
     failed
 }
@@ -101,6 +108,10 @@ fn read_name(at: usize, to: &mut [u8; PATH_BYTES]) -> Option<usize> {
     // What can't be read stays zeros: the kernel will refuse the same.
     let _ = read_bytes(at, to);
     to.iter().position(|byte| *byte == 0)
+}
+
+fn may_execute(from: RawFd, name: &[u8; PATH_BYTES]) -> bool {
+    CStr::from_bytes_until_nul(name).is_ok_and(|name| open(from, name).is_some())
 }
 
 /// Why memfold can't be in what is executed by this name. A script's is replaced by that of its

@@ -1,6 +1,6 @@
 //! What the gate asks.
 use super::gated::{Gated, Mark, get};
-use super::{deferred, executes};
+use super::{deferred, executes, limits};
 use crate::say;
 use crate::say::say_once;
 use crate::slots;
@@ -9,6 +9,7 @@ use memfold::fault::{Fault, Served};
 use memfold::holds::RANGES_MAX;
 use memfold::known::TOP;
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, Refused, SPANS_MAX, Span, Spans};
+use memfold_sys::Errno;
 use memfold_sys::raw::populates;
 use memfold_sys::thread::{bare, yield_now};
 use memfold_sys::units::PAGE_SIZE;
@@ -232,6 +233,10 @@ impl Keeper for Owner {
             Some(gated) => gated.alone(make),
             None => make(),
         }
+    }
+
+    fn limit(&self, resource: u32, new: Option<[u64; 2]>) -> Result<[u64; 2], Errno> {
+        limits::limit(resource, new)
     }
 
     fn threads(&self) -> usize {

@@ -35,6 +35,7 @@ mod given;
 mod change;
 mod copy;
 mod deferred;
+mod limits;
 mod environment;
 mod executes;
 mod keeper;

@@ -422,6 +422,11 @@ pub fn unlock_all() {
     }
 }
 
+/// Addresses that all live zones reserve, bytes.
+pub fn reserved_bytes() -> usize {
+    LIST.lock().live().map(|zone| zone.1 - zone.0).sum()
+}
+
 /// Whether `[start, end)` touches any live zone of the engine.
 pub fn overlaps_own(start: usize, end: usize) -> bool {
     LIST.lock().overlaps(start, end)
