@@ -15,6 +15,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::finding::Finding;
 
+const OWN_BYTES: &str = "the program's may be a sanitizer's: use those of bytes.rs";
+
 /// Symbols that the library must not take from the host, and why. `true`: an error, `false`: a
 /// warning.
 const UNWANTED: &[(&str, bool, &str)] = &[
@@ -23,6 +25,12 @@ const UNWANTED: &[(&str, bool, &str)] = &[
     ("calloc", true, "the host's heap may be folded: use memfold_sys's allocator"),
     ("realloc", true, "the host's heap may be folded: use memfold_sys's allocator"),
     ("free", true, "the host's heap may be folded: use memfold_sys's allocator"),
+    ("memcpy", true, OWN_BYTES),
+    ("memmove", true, OWN_BYTES),
+    ("memset", true, OWN_BYTES),
+    ("memcmp", true, OWN_BYTES),
+    ("bcmp", true, OWN_BYTES),
+    ("strlen", true, OWN_BYTES),
     (
         "__errno_location",
         false,

@@ -7,7 +7,7 @@
 mod common;
 use common::real::{copied, plainly, python};
 use common::{Scratch, assert_right, assert_right_with, compile, folded_in, printed_in};
-use common::{binaries, memfold};
+use common::{binaries, json, memfold};
 
 /// Asserts that a Python program prints under memfold what it prints without.
 #[track_caller]
@@ -76,6 +76,25 @@ fn what_a_program_serves_by_a_userfaultfd_of_its_own_stays_its_own() {
 #[test]
 fn limits_that_a_program_sets_itself_are_its_own() {
     assert_right("rlimits", 40, &["as", "data", "nofile"]);
+}
+
+/// Their runtimes stand before many functions of libc, and look at variables of the thread.
+#[test]
+fn programs_with_a_sanitizer_run() {
+    let Some(bin) = binaries() else { return };
+    let source =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/sanitized.c"));
+    for sanitizer in ["thread", "address", "undefined"] {
+        let (scratch, flag) = (Scratch::new(), format!("-fsanitize={sanitizer}"));
+        let program = scratch.compile("sanitized", source.as_ref().unwrap(), &["-pthread", &flag]);
+        let path = scratch.path("s.json");
+        let words = ["run", "--limit", "48M", "--stats-file", &path, "--", &program];
+        // gcc's wants to be the first library.
+        let mut command = memfold(&bin, &words);
+        let output = command.env("ASAN_OPTIONS", "verify_asan_link_order=0").output().unwrap();
+        assert_eq!(output.stdout, b"right\n", "{sanitizer}: {output:?}");
+        assert!(json(&path)["processes"][0]["pgmajfault"].as_u64() > Some(0), "{sanitizer}");
+    }
 }
 
 #[test]

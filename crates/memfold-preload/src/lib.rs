@@ -12,6 +12,7 @@ compile_error!("memfold run needs the gate, which is for x86-64");
 use core::ffi::{c_char, c_int};
 
 // Bottom first: a module imports only from modules listed above it.
+mod bytes;
 mod slots;
 mod say;
 mod heap;
