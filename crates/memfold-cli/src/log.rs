@@ -77,15 +77,30 @@ fn line(said: &mut HashSet<String>, letter: &Letter, command: u32) -> Option<Str
     if !letter.last && (said.len() >= REMEMBERED || !said.insert(thing())) {
         return None;
     }
+    let text = printable(&letter.text);
     Some(match letter.last && letter.process != command {
-        true => format!("memfold: process {}: {}\n", letter.process, letter.text),
-        false => format!("memfold: {}\n", letter.text),
+        true => format!("memfold: process {}: {text}\n", letter.process),
+        false => format!("memfold: {text}\n"),
     })
+}
+
+/// A process may leave what it likes, and terminals do what they are told.
+fn printable(text: &str) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    text.chars().map(escaped).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped() {
+        let letter =
+            Letter { process: 1, last: true, text: "a\u{1b}[2J\r\nmemfold: b é".to_string() };
+        let expected = "memfold: process 1: a\\u{1b}[2J\\r\\nmemfold: b é\n";
+        assert_eq!(line(&mut HashSet::new(), &letter, 7).as_deref(), Some(expected));
+    }
 
     #[test]
     fn a_warning_is_said_once_whatever_its_numbers_and_the_end_of_each_process_is_said() {
