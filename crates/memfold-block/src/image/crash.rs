@@ -1,0 +1,378 @@
+//! Images on a disk that forgets, tears and fails: each opens, and holds all that was acknowledged.
+use super::{Entry, Image, ImageError, Journal, Place};
+use crate::device::{Backing, Device, Settings, Zeros};
+use memfold_store::CodecSpec;
+use memfold_sys::Errno;
+use memfold_sys::units::Order;
+use memfold_testkit::files::{Fate, Fault, Forgetful};
+use memfold_testkit::fill::fill;
+use memfold_testkit::random::{Random, seed};
+use std::path::Path;
+use std::sync::Arc;
+
+const SIZES: [u64; 2] = [(96 << 10) + 512, 16 << 10];
+const NAME: &[u8] = b"disk.img";
+/// Small enough that a few flushes need a new image.
+const SLACK_BYTES: u64 = 48 << 10;
+
+/// How much is tried.
+#[derive(Copy, Clone)]
+struct Effort {
+    seeds: u64,
+    /// Power cuts for each moment, beside those in which all or none is lost.
+    cuts: usize,
+    steps: usize,
+}
+
+/// What CI has time for.
+const SHORT: Effort = Effort { seeds: 3, cuts: 24, steps: 9 };
+const LONG: Effort = Effort { seeds: 60, cuts: 400, steps: 14 };
+
+fn backing() -> Arc<Backing> {
+    let settings = Settings {
+        codec: CodecSpec::parse("lz4").unwrap(),
+        block_order: Order::new(1).unwrap(),
+        pools: 1,
+        ..Settings::default()
+    };
+    Backing::new(&settings).unwrap()
+}
+
+fn entries() -> Vec<Entry> {
+    let entry = |(number, size): (usize, &u64)| Entry { name: format!("{number}"), size: *size };
+    SIZES.iter().enumerate().map(entry).collect()
+}
+
+fn place(folder: &Forgetful) -> Place {
+    Place::new(Path::new("disk.img"), Box::new(folder.clone()), NAME)
+}
+
+/// Devices that change, and their image.
+struct Served {
+    folder: Forgetful,
+    backing: Arc<Backing>,
+    devices: Vec<Arc<Device>>,
+    journal: Option<Journal>,
+    /// What the devices held at each flush that was tried.
+    states: Vec<Vec<u8>>,
+    /// The last of them that was acknowledged.
+    acknowledged: usize,
+    random: Random,
+}
+
+impl Served {
+    /// New devices of zeros, without an image yet.
+    fn new(folder: &Forgetful, backing: &Arc<Backing>, random: Random) -> Served {
+        let devices = SIZES.iter().map(|size| Device::new(backing, *size).unwrap()).collect();
+        let mut served = Served {
+            folder: folder.clone(),
+            backing: backing.clone(),
+            devices,
+            journal: None,
+            states: Vec::new(),
+            acknowledged: 0,
+            random,
+        };
+        served.states.push(content(&served.devices));
+        served
+    }
+
+    /// Those of the image that is there; `None` if none is. A power cut meanwhile may leave any of
+    /// the states before.
+    fn open(
+        folder: &Forgetful,
+        backing: &Arc<Backing>,
+        random: Random,
+        before: &[Vec<u8>],
+    ) -> Result<Option<Served>, ImageError> {
+        let mut served = Served::new(folder, backing, random);
+        folder.note(before.len());
+        let place = place(folder);
+        let Some(image) = Journal::look(&place)? else { return Ok(None) };
+        assert_eq!(image.entries(), entries());
+        image.restore(&served.devices)?;
+        served.states = [before, &[content(&served.devices)]].concat();
+        let journal = Journal::resume(place, image, &served.devices)?;
+        served.journal = Some(journal.with_slack(SLACK_BYTES));
+        served.acknowledged = before.len();
+        served.note();
+        Ok(Some(served))
+    }
+
+    /// The server is killed and started again, until it can be.
+    fn start_again(&mut self) {
+        let (folder, backing) = (self.folder.clone(), self.backing.clone());
+        if self.journal.take().is_none() {
+            return;
+        }
+        let states = std::mem::take(&mut self.states);
+        loop {
+            match Served::open(&folder, &backing, self.random.fork(), &states) {
+                Ok(Some(served)) => {
+                    let found = served.states.last().unwrap();
+                    assert!(states[self.acknowledged..].contains(found), "what was flushed");
+                    *self = served;
+                    return;
+                }
+                Err(ImageError::System(_)) => {}
+                other => panic!("{:?}", other.err()),
+            }
+        }
+    }
+
+    /// A few writes, discards and zeros.
+    fn change(&mut self) {
+        for _ in 0..1 + self.random.below(3) {
+            let device = &self.devices[self.random.below(8) / 7];
+            let size = device.size() as usize;
+            let at = self.random.below(size);
+            let most = self.random.pick(&[100, 3000, 20_000]);
+            let len = (1 + self.random.below(most)).min(size - at);
+            let mut io = device.io();
+            match self.random.below(5) {
+                0 => device.zero(&mut io, at as u64, len as u64, Zeros::Hole).unwrap(),
+                1 => device.zero(&mut io, at as u64, len as u64, Zeros::Written).unwrap(),
+                _ => {
+                    let mut bytes = vec![0; len];
+                    fill(&mut self.random, &mut bytes);
+                    device.write(&mut io, at as u64, &bytes).unwrap();
+                }
+            }
+        }
+    }
+
+    /// Flushes, or makes the image if there is none yet.
+    fn flush(&mut self) -> Result<(), ImageError> {
+        self.states.push(content(&self.devices));
+        self.note();
+        match &self.journal {
+            Some(journal) => journal.flush()?,
+            None => {
+                let made = Journal::create(place(&self.folder), &entries(), &self.devices)?;
+                self.journal = Some(made.with_slack(SLACK_BYTES));
+            }
+        }
+        self.acknowledged = self.states.len() - 1;
+        self.note();
+        Ok(())
+    }
+
+    /// With a moment: what was acknowledged, and what was tried.
+    fn note(&self) {
+        self.folder.note(self.acknowledged << 16 | (self.states.len() - 1));
+    }
+
+    /// Verifies that what is there holds what was acknowledged at a moment, or what was tried after
+    /// that.
+    fn check(&self, folder: &Forgetful, note: usize, what: &str) {
+        let (acknowledged, tried) = (note >> 16, note & 0xffff);
+        let found = match read(folder, &self.backing) {
+            Ok(Some(found)) => found,
+            // No image was made yet.
+            Ok(None) if acknowledged == 0 => return,
+            other => panic!("{what}: {:?}, and {acknowledged} was acknowledged", other.err()),
+        };
+        let is_one = self.states[acknowledged..=tried].contains(&found);
+        assert!(is_one, "{what}: not what was flushed as {acknowledged} to {tried}");
+    }
+}
+
+/// All bytes of devices, and which of them are holes.
+fn content(devices: &[Arc<Device>]) -> Vec<u8> {
+    let mut all = Vec::new();
+    for device in devices {
+        let mut bytes = vec![0; device.size() as usize];
+        device.read(&mut device.io(), 0, &mut bytes).unwrap();
+        all.extend(bytes);
+        let each = |len: u64, status| {
+            (0..len.div_ceil(512)).for_each(|_| all.push(status as u8));
+            true
+        };
+        device.status(0, device.size(), each).unwrap();
+    }
+    all
+}
+
+/// What the image in a directory holds.
+fn read(folder: &Forgetful, backing: &Arc<Backing>) -> Result<Option<Vec<u8>>, ImageError> {
+    let Some(image) = Image::open(&place(folder))? else { return Ok(None) };
+    let devices: Vec<Arc<Device>> =
+        SIZES.iter().map(|size| Device::new(backing, *size).unwrap()).collect();
+    image.restore(&devices)?;
+    Ok(Some(content(&devices)))
+}
+
+/// Cuts power at a moment in many ways.
+fn cut(served: &Served, note: usize, moment: &Forgetful, cuts: usize, random: &mut Random) {
+    let count = moment.unsynced();
+    let all = |fate| moment.after_power_cut(|_| fate);
+    served.check(&all(Fate::Lost), note, "all lost");
+    served.check(&all(Fate::Done), note, "nothing lost");
+    served.check(&moment.after_kill(), note, "killed");
+    // Every set, of few changes.
+    if count < 31 && 1 << count <= cuts {
+        for set in 0..1 << count {
+            let fate = |n| if set >> n & 1 == 1 { Fate::Done } else { Fate::Lost };
+            served.check(&moment.after_power_cut(fate), note, "some lost");
+        }
+    }
+    for turn in 0..cuts {
+        // Of many changes some only.
+        let one = if count <= cuts / 4 { turn / 4 } else { random.below(count) };
+        if one >= count {
+            break;
+        }
+        let (what, [before, at, after]) = [
+            ("a prefix", [Fate::Done, Fate::Torn, Fate::Lost]),
+            ("all but one", [Fate::Done, random.pick(&[Fate::Lost, Fate::Zeros]), Fate::Done]),
+            ("all, one torn", [Fate::Done, Fate::Torn, Fate::Done]),
+            ("one only", [Fate::Lost, Fate::Done, Fate::Lost]),
+        ][turn % 4];
+        let fate = |n: usize| match n.cmp(&one) {
+            std::cmp::Ordering::Less => before,
+            std::cmp::Ordering::Equal => at,
+            std::cmp::Ordering::Greater => after,
+        };
+        served.check(&moment.after_power_cut(fate), note, what);
+    }
+    for _ in 0..cuts / 4 {
+        served.check(&moment.after_any_power_cut(random), note, "any lost");
+    }
+}
+
+/// Goes on after a power cut or a kill, and has another power cut.
+fn go_on(
+    found: &Forgetful,
+    before: &[Vec<u8>],
+    backing: &Arc<Backing>,
+    mut random: Random,
+    cuts: usize,
+) {
+    found.record();
+    let opened = Served::open(found, backing, random.fork(), before).unwrap();
+    let Some(mut served) = opened else { return };
+    for _ in 0..2 {
+        served.change();
+        served.flush().unwrap();
+    }
+    for (note, moment) in found.moments() {
+        cut(&served, note, &moment, cuts, &mut random);
+    }
+}
+
+fn cut_power(effort: Effort, first_seed: u64) {
+    let backing = backing();
+    for number in 0..effort.seeds {
+        let mut random = Random::new(seed(first_seed + number));
+        let folder = Forgetful::new();
+        if number % 2 == 1 {
+            folder.refuse_nameless();
+        }
+        folder.record();
+        let mut served = Served::new(&folder, &backing, random.fork());
+        for _ in 0..effort.steps {
+            served.change();
+            served.flush().unwrap();
+        }
+        assert_eq!(folder.names(), 1);
+        for (note, moment) in folder.moments() {
+            cut(&served, note, &moment, effort.cuts, &mut random);
+            let found = moment.after_any_power_cut(&mut random);
+            let before = &served.states[note >> 16..=note & 0xffff];
+            go_on(&found, before, &backing, random.fork(), effort.cuts / 8);
+            go_on(&moment.after_kill(), before, &backing, random.fork(), effort.cuts / 8);
+        }
+    }
+}
+
+#[test]
+fn power_cut_at_any_moment_leaves_all_that_was_flushed() {
+    cut_power(SHORT, 70);
+}
+
+#[test]
+#[ignore = "for make torture: the same with many more power cuts"]
+fn power_cut_at_any_moment_leaves_all_that_was_flushed_long() {
+    cut_power(LONG, 1000);
+}
+
+/// What may go wrong with a call.
+const FAULTS: [Fault; 6] = [
+    Fault::Fails(Errno::IO),
+    Fault::Partly(Errno::IO),
+    Fault::Fails(Errno::NOSPC),
+    Fault::Partly(Errno::NOSPC),
+    Fault::Fails(Errno::MFILE),
+    Fault::Short,
+];
+
+/// Serves, starts again in the middle, and serves on, while the calls from `from` on go wrong.
+/// Returns how many calls there were.
+fn serve_with(
+    fault: Option<(usize, usize, Fault)>,
+    effort: Effort,
+    backing: &Arc<Backing>,
+    random: &mut Random,
+) -> usize {
+    let folder = Forgetful::new();
+    if let Some((from, count, fault)) = fault {
+        folder.fail(from, count, fault);
+    }
+    let what = format!("{fault:?}");
+    folder.record();
+    let mut served = Served::new(&folder, backing, Random::new(80));
+    for step in 0..effort.steps {
+        if step == effort.steps / 2 {
+            served.start_again();
+        }
+        served.change();
+        let done = served.flush();
+        let fine = matches!(fault, None | Some((_, _, Fault::Short)));
+        assert!(done.is_ok() || !fine, "{what}: {done:?}");
+    }
+    let calls = folder.calls();
+    // Nothing goes wrong any more, so nothing is wrong any more.
+    folder.fail(usize::MAX, 0, Fault::Short);
+    served.flush().unwrap_or_else(|error| panic!("{what}: {error:?}"));
+    let last = served.states.last().unwrap();
+    let moments = folder.moments();
+    for (note, moment) in &moments {
+        let all = |fate| moment.after_power_cut(|_| fate);
+        served.check(&all(Fate::Lost), *note, &what);
+        served.check(&all(Fate::Done), *note, &what);
+        for _ in 0..effort.cuts / 12 {
+            served.check(&moment.after_any_power_cut(random), *note, &what);
+        }
+    }
+    let (_, end) = moments.last().unwrap();
+    let lost = end.after_power_cut(|_| Fate::Lost);
+    assert!(read(&lost, backing).unwrap().as_ref() == Some(last), "{what}");
+    // What removes it may fail, too.
+    let is_clean = folder.names() == 1 || fault.is_some_and(|(_, count, _)| count > 1);
+    assert!(is_clean, "{what}: something is left behind");
+    calls
+}
+
+fn fail_each_call(effort: Effort) {
+    let (backing, mut random) = (backing(), Random::new(seed(81)));
+    let calls = serve_with(None, effort, &backing, &mut random);
+    assert!(calls > 30, "{calls}");
+    for from in 0..calls {
+        for fault in FAULTS {
+            for count in [1, 3] {
+                serve_with(Some((from, count, fault)), effort, &backing, &mut random);
+            }
+        }
+    }
+}
+
+#[test]
+fn call_that_fails_loses_nothing_that_was_flushed() {
+    fail_each_call(Effort { seeds: 1, cuts: 12, steps: 6 });
+}
+
+#[test]
+#[ignore = "for make torture: the same with more steps and power cuts"]
+fn call_that_fails_loses_nothing_that_was_flushed_long() {
+    fail_each_call(Effort { seeds: 1, cuts: 240, steps: 16 });
+}
