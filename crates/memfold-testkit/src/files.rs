@@ -54,6 +54,8 @@ struct State {
     /// From which call to which, and what.
     fault: Option<(usize, usize, Fault)>,
     has_no_nameless: bool,
+    /// Bytes that all files may have.
+    room: Option<usize>,
     moments: Option<Vec<(usize, State)>>,
     note: usize,
 }
@@ -134,6 +136,13 @@ impl State {
         }
     }
 
+    /// Bytes that can be written to a file from `at` on.
+    fn room_for(&self, inode: usize, at: usize) -> usize {
+        let Some(room) = self.room else { return usize::MAX };
+        let used: usize = self.inodes.iter().map(|inode| inode.bytes.len()).sum();
+        room.saturating_sub(used) + self.inodes[inode].bytes.len().saturating_sub(at)
+    }
+
     fn keep_moment(&mut self) {
         if let Some(mut moments) = self.moments.take() {
             moments.push((self.note, self.clone()));
@@ -167,6 +176,11 @@ impl Forgetful {
     /// Files must have names from the beginning.
     pub fn refuse_nameless(&self) {
         self.lock().has_no_nameless = true;
+    }
+
+    /// Lets all files together have so many bytes: writes beyond that are ENOSPC.
+    pub fn set_room(&self, bytes: usize) {
+        self.lock().room = Some(bytes);
     }
 
     /// Makes the calls from number `from` on go wrong, `count` of them.
@@ -341,8 +355,12 @@ struct Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
+        let mut state = self.folder.lock();
         if *self.locks.lock().expect("nobody panics with the lock") {
-            self.folder.lock().inodes[self.inode].is_locked = false;
+            state.inodes[self.inode].is_locked = false;
+        }
+        if !state.names.values().any(|inode| *inode == self.inode) {
+            state.inodes[self.inode].bytes.clear();
         }
     }
 }
@@ -363,8 +381,11 @@ impl File for Open {
         let count = match fault {
             Some(Fault::Fails(error)) => return Err(error),
             Some(Fault::Partly(_) | Fault::Short) => from.len().div_ceil(3),
-            None => from.len(),
+            None => from.len().min(state.room_for(self.inode, at)),
         };
+        if count == 0 && !from.is_empty() {
+            return Err(Errno::NOSPC);
+        }
         let inode = &mut state.inodes[self.inode];
         let (mut next, end) = (at, at + count);
         while next < end {

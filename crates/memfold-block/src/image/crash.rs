@@ -9,6 +9,7 @@ use memfold_testkit::fill::fill;
 use memfold_testkit::random::{Random, seed};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const SIZES: [u64; 2] = [(96 << 10) + 512, 16 << 10];
 const NAME: &[u8] = b"disk.img";
@@ -18,15 +19,10 @@ const SLACK_BYTES: u64 = 48 << 10;
 /// How much is tried.
 #[derive(Copy, Clone)]
 struct Effort {
-    seeds: u64,
     /// Power cuts for each moment, beside those in which all or none is lost.
     cuts: usize,
     steps: usize,
 }
-
-/// What CI has time for.
-const SHORT: Effort = Effort { seeds: 3, cuts: 24, steps: 9 };
-const LONG: Effort = Effort { seeds: 60, cuts: 400, steps: 14 };
 
 fn backing() -> Arc<Backing> {
     let settings = Settings {
@@ -84,9 +80,10 @@ impl Served {
         backing: &Arc<Backing>,
         random: Random,
         before: &[Vec<u8>],
+        acknowledged: usize,
     ) -> Result<Option<Served>, ImageError> {
         let mut served = Served::new(folder, backing, random);
-        folder.note(before.len());
+        folder.note(acknowledged << 16 | before.len());
         let place = place(folder);
         let Some(image) = Journal::look(&place)? else { return Ok(None) };
         assert_eq!(image.entries(), entries());
@@ -107,7 +104,7 @@ impl Served {
         }
         let states = std::mem::take(&mut self.states);
         loop {
-            match Served::open(&folder, &backing, self.random.fork(), &states) {
+            match Served::open(&folder, &backing, self.random.fork(), &states, self.acknowledged) {
                 Ok(Some(served)) => {
                     let found = served.states.last().unwrap();
                     assert!(states[self.acknowledged..].contains(found), "what was flushed");
@@ -249,7 +246,7 @@ fn go_on(
     cuts: usize,
 ) {
     found.record();
-    let opened = Served::open(found, backing, random.fork(), before).unwrap();
+    let opened = Served::open(found, backing, random.fork(), before, 0).unwrap();
     let Some(mut served) = opened else { return };
     for _ in 0..2 {
         served.change();
@@ -260,40 +257,47 @@ fn go_on(
     }
 }
 
-fn cut_power(effort: Effort, first_seed: u64) {
-    let backing = backing();
-    for number in 0..effort.seeds {
-        let mut random = Random::new(seed(first_seed + number));
-        let folder = Forgetful::new();
-        if number % 2 == 1 {
-            folder.refuse_nameless();
-        }
-        folder.record();
-        let mut served = Served::new(&folder, &backing, random.fork());
-        for _ in 0..effort.steps {
-            served.change();
-            served.flush().unwrap();
-        }
-        assert_eq!(folder.names(), 1);
-        for (note, moment) in folder.moments() {
-            cut(&served, note, &moment, effort.cuts, &mut random);
-            let found = moment.after_any_power_cut(&mut random);
-            let before = &served.states[note >> 16..=note & 0xffff];
-            go_on(&found, before, &backing, random.fork(), effort.cuts / 8);
-            go_on(&moment.after_kill(), before, &backing, random.fork(), effort.cuts / 8);
-        }
+fn cut_power(effort: Effort, seed: u64) {
+    let (backing, mut random) = (backing(), Random::new(seed));
+    let folder = Forgetful::new();
+    if seed % 2 == 1 {
+        folder.refuse_nameless();
+    }
+    folder.record();
+    let mut served = Served::new(&folder, &backing, random.fork());
+    for _ in 0..effort.steps {
+        served.change();
+        served.flush().unwrap();
+    }
+    assert_eq!(folder.names(), 1);
+    for (note, moment) in folder.moments() {
+        cut(&served, note, &moment, effort.cuts, &mut random);
+        let found = moment.after_any_power_cut(&mut random);
+        let before = &served.states[note >> 16..=note & 0xffff];
+        go_on(&found, before, &backing, random.fork(), effort.cuts / 8);
+        go_on(&moment.after_kill(), before, &backing, random.fork(), effort.cuts / 8);
     }
 }
 
 #[test]
 fn power_cut_at_any_moment_leaves_all_that_was_flushed() {
-    cut_power(SHORT, 70);
+    let first = seed(70);
+    (first..first + 3).for_each(|seed| cut_power(Effort { cuts: 24, steps: 9 }, seed));
 }
 
+/// New seeds for `MEMFOLD_SECONDS` (600).
 #[test]
-#[ignore = "for make torture: the same with many more power cuts"]
-fn power_cut_at_any_moment_leaves_all_that_was_flushed_long() {
-    cut_power(LONG, 1000);
+#[ignore = "for make torture: many more power cuts and failing calls"]
+fn hunt() {
+    let seconds = std::env::var("MEMFOLD_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(600);
+    let begin = Instant::now();
+    let mut next = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    while begin.elapsed() < Duration::from_secs(seconds) {
+        next += 1;
+        println!("seed {next}");
+        cut_power(Effort { cuts: 120, steps: 12 }, next);
+        fail_each_call(Effort { cuts: 48, steps: 10 }, next);
+    }
 }
 
 /// What may go wrong with a call.
@@ -312,15 +316,16 @@ fn serve_with(
     fault: Option<(usize, usize, Fault)>,
     effort: Effort,
     backing: &Arc<Backing>,
-    random: &mut Random,
+    seed: u64,
 ) -> usize {
+    let mut random = Random::new(seed);
     let folder = Forgetful::new();
     if let Some((from, count, fault)) = fault {
         folder.fail(from, count, fault);
     }
     let what = format!("{fault:?}");
     folder.record();
-    let mut served = Served::new(&folder, backing, Random::new(80));
+    let mut served = Served::new(&folder, backing, random.fork());
     for step in 0..effort.steps {
         if step == effort.steps / 2 {
             served.start_again();
@@ -341,7 +346,7 @@ fn serve_with(
         served.check(&all(Fate::Lost), *note, &what);
         served.check(&all(Fate::Done), *note, &what);
         for _ in 0..effort.cuts / 12 {
-            served.check(&moment.after_any_power_cut(random), *note, &what);
+            served.check(&moment.after_any_power_cut(&mut random), *note, &what);
         }
     }
     let (_, end) = moments.last().unwrap();
@@ -353,14 +358,14 @@ fn serve_with(
     calls
 }
 
-fn fail_each_call(effort: Effort) {
-    let (backing, mut random) = (backing(), Random::new(seed(81)));
-    let calls = serve_with(None, effort, &backing, &mut random);
-    assert!(calls > 30, "{calls}");
+fn fail_each_call(effort: Effort, seed: u64) {
+    let backing = backing();
+    let calls = serve_with(None, effort, &backing, seed);
+    assert!(calls > 20, "{calls}");
     for from in 0..calls {
         for fault in FAULTS {
             for count in [1, 3] {
-                serve_with(Some((from, count, fault)), effort, &backing, &mut random);
+                serve_with(Some((from, count, fault)), effort, &backing, seed);
             }
         }
     }
@@ -368,11 +373,72 @@ fn fail_each_call(effort: Effort) {
 
 #[test]
 fn call_that_fails_loses_nothing_that_was_flushed() {
-    fail_each_call(Effort { seeds: 1, cuts: 12, steps: 6 });
+    fail_each_call(Effort { cuts: 12, steps: 6 }, seed(81));
+}
+
+/// An image of noise, and bytes that one of its flushes takes at most.
+fn filled(folder: &Forgetful) -> (Served, usize) {
+    let mut served = Served::new(folder, &backing(), Random::new(90));
+    let noise = served.random.noise(SIZES[0] as usize);
+    served.devices[0].write(&mut served.devices[0].io(), 0, &noise).unwrap();
+    served.flush().unwrap();
+    (served, 3 * 4096)
+}
+
+fn write_a_page(served: &mut Served) {
+    let noise = served.random.noise(4096);
+    served.devices[0].write(&mut served.devices[0].io(), 8192, &noise).unwrap();
 }
 
 #[test]
-#[ignore = "for make torture: the same with more steps and power cuts"]
-fn call_that_fails_loses_nothing_that_was_flushed_long() {
-    fail_each_call(Effort { seeds: 1, cuts: 240, steps: 16 });
+fn new_image_without_room_costs_only_the_attempt() {
+    let folder = Forgetful::new();
+    let (mut served, most) = filled(&folder);
+    let bytes = || folder.bytes(NAME).unwrap();
+    let new = bytes();
+    let room = 3 * new;
+    folder.set_room(room);
+    // Far beyond what a new image is written at, and up to the last room.
+    while bytes() + most < room {
+        let before = bytes();
+        write_a_page(&mut served);
+        served.flush().unwrap();
+        assert!(bytes() > before && bytes() - before <= most, "{before}, then {}", bytes());
+    }
+    // No room for a group: that flush fails, and nothing else does.
+    let noise = served.random.noise(16 * 4096);
+    served.devices[0].write(&mut served.devices[0].io(), 0, &noise).unwrap();
+    let before = bytes();
+    assert!(served.flush().is_err());
+    assert!(served.journal.as_ref().unwrap().error().unwrap().contains("disk.img"));
+    assert!(bytes() <= before, "a group that failed gives its room back");
+    folder.set_room(before + 24 * 4096);
+    served.flush().unwrap();
+    assert!(bytes() - before <= 24 * 4096, "only what has changed is written");
+    assert_eq!(served.journal.as_ref().unwrap().error(), None);
+    // With room enough it is new again.
+    folder.set_room(100 * new);
+    let most_bytes = (0..40).map(|_| {
+        write_a_page(&mut served);
+        served.flush().unwrap();
+        bytes()
+    });
+    assert!(most_bytes.min().unwrap() < 2 * new);
+    let last = served.states.last();
+    assert_eq!(read(&folder, &served.backing).unwrap().as_ref(), last);
+}
+
+#[test]
+fn image_is_written_anew_across_restarts() {
+    let folder = Forgetful::new();
+    let (mut served, most) = filled(&folder);
+    let new = folder.bytes(NAME).unwrap();
+    let mut longest = 0;
+    for _ in 0..60 {
+        write_a_page(&mut served);
+        served.flush().unwrap();
+        longest = longest.max(folder.bytes(NAME).unwrap());
+        served.start_again();
+    }
+    assert!(longest <= 2 * new + SLACK_BYTES as usize + most, "{new}, then {longest}");
 }

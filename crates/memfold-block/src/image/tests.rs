@@ -218,6 +218,99 @@ fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
 }
 
 #[test]
+fn bytes_that_look_like_records_count_nowhere_else() {
+    let scratch = Scratch::new();
+    let own = |name: &str| {
+        let all = devices(2, 0);
+        let path = scratch.0.join(name);
+        let journal = create(&path, &all);
+        for turn in 0..6 {
+            all[0].write(&mut all[0].io(), 0, &[turn; 9000]).unwrap();
+            journal.flush().unwrap();
+        }
+        (fs::read(&path).unwrap(), journal.bytes(), all)
+    };
+    let (mut first, end, all) = own("first");
+    let (second, same_end, _) = own("second");
+    assert_eq!((first.len(), end), (second.len(), same_end));
+    first.truncate(end as usize);
+    let cut = first.len() - 3 * format::GROUP_UNIT as usize;
+    let copy = scratch.0.join("copy");
+    let opens = |bytes: &[u8]| {
+        fs::write(&copy, bytes).unwrap();
+        open(&copy, 2).map(|(back, _)| read(&back[0])[..9000].to_vec())
+    };
+    let last = opens(&first[..cut]).unwrap();
+    assert!(last[0] < 5);
+    // The rest of another image with the same history, where its records would stand.
+    assert_eq!(opens(&[&first[..cut], &second[cut..]].concat()), Ok(last.clone()));
+    // A client has written the image itself, all of it, into its device, and power is cut.
+    assert_eq!(opens(&[&first[..cut], &first, &first].concat()), Ok(last));
+    // In a payload that does not shrink.
+    let path = scratch.0.join("nested");
+    let journal = create(&path, &all);
+    let mut noise = Random::new(55).noise(200_000);
+    for at in (0..noise.len() - 8192).step_by(8192) {
+        noise[at..at + RECORD_BYTES].copy_from_slice(&first[end as usize - 4096..][..RECORD_BYTES]);
+        let mut ends = Vec::new();
+        let old = Record { payload_len: 0, ..Record::end(at as u64 / 8192) };
+        old.put(&Sums { random: None }, 0, &[], &mut ends);
+        noise[at + 4096..at + 4096 + RECORD_BYTES].copy_from_slice(&ends);
+    }
+    all[1].write(&mut all[1].io(), 0, &noise).unwrap();
+    let before = journal.bytes() as usize;
+    journal.flush().unwrap();
+    drop(journal);
+    let whole = fs::read(&path).unwrap();
+    for cut in (before..whole.len() - format::GROUP_UNIT as usize).step_by(3000) {
+        assert_eq!(opens(&whole[..cut]), Ok(vec![5; 9000]), "cut at {cut}");
+        // The first sector is lost, too.
+        let lost = [&whole[..before], &[0; 512], &whole[before + 512..]].concat();
+        assert_eq!(opens(&lost[..cut.max(before + 512)]), Ok(vec![5; 9000]), "cut at {cut}");
+    }
+}
+
+#[test]
+fn image_of_the_old_version_opens_and_is_new_after_a_change() {
+    let scratch = Scratch::new();
+    let path = scratch.0.join("old");
+    // Without its second group, which holds no bytes of any codec.
+    let old = &fuzz::seeds()[1];
+    let old = &old[..old.len() - 2 * RECORD_BYTES - format::UNIT];
+    fs::write(&path, old).unwrap();
+    let open = || {
+        let place = Place::open(&path).unwrap();
+        let image = Journal::look(&place).unwrap().expect("it is there");
+        let backing = Backing::new(&Settings { pools: 1, ..Settings::default() }).unwrap();
+        let new = |entry: &Entry| Device::new(&backing, entry.size).unwrap();
+        let devices: Vec<_> = image.entries().iter().map(new).collect();
+        image.restore(&devices).unwrap();
+        (Journal::resume(place, image, &devices).unwrap(), devices)
+    };
+    let (journal, devices) = open();
+    let mut held = read(&devices[0]);
+    assert_eq!(held[..9], [0, 0, 0, 0, 0, 0, 0, 1, 1]);
+    journal.flush().unwrap();
+    assert_eq!(fs::read(&path).unwrap(), old, "nothing has changed");
+    devices[0].write(&mut devices[0].io(), 50_000, b"new").unwrap();
+    held[50_000..50_003].copy_from_slice(b"new");
+    journal.flush().unwrap();
+    drop((journal, devices));
+    assert_eq!(fs::read(&path).unwrap()[16..20], [2, 0, 0, 0]);
+    assert!(read(&open().1[0]) == held);
+}
+
+#[test]
+fn file_that_was_left_over_is_no_obstacle() {
+    let (scratch, all) = (Scratch::new(), devices(2, 0));
+    let path = scratch.0.join("image");
+    fs::write(scratch.0.join(format!(".image.{}.new", std::process::id())), b"").unwrap();
+    let journal = create(&path, &all);
+    drop(journal);
+    assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 2);
+}
+
+#[test]
 fn threads_that_write_and_flush_at_once_find_all_they_flushed() {
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
