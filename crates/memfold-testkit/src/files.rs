@@ -198,6 +198,11 @@ impl Forgetful {
         self.lock().names.len()
     }
 
+    /// Files that there ever were.
+    pub fn files(&self) -> usize {
+        self.lock().inodes.len()
+    }
+
     /// Bytes of the file of a name.
     pub fn bytes(&self, name: &[u8]) -> Option<usize> {
         let state = self.lock();
