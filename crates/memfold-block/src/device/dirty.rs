@@ -2,11 +2,21 @@
 //! replayed.
 use super::error::IoError;
 use super::state::Device;
-use super::table::IN_BLOCK;
+use super::table::{Chunk, IN_BLOCK};
 use super::units::Zeros;
 use super::writeback;
 use memfold_store::Handle;
 use memfold_sys::units::{Order, PAGE_SIZE};
+use std::sync::atomic::Ordering::Acquire;
+
+/// Which blocks are meant.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// Those that have changed.
+    Changed,
+    /// All of which anything was ever written.
+    All,
+}
 
 /// A part of a device: replayed in order, the pieces of a block make it what it was.
 #[derive(Debug)]
@@ -25,44 +35,57 @@ impl Device {
         self.order.bytes() + 1 + 9 * self.order.pages()
     }
 
-    /// Calls `each` with every block that has changed since the last call, which are no longer
-    /// changed then; with `all`, with every block of which anything was ever written. Stops at an
-    /// error, after which the block counts as changed.
+    /// Calls `each` with every block that has changed, or with `Which::All` of which anything was
+    /// ever written; stops at an error. What has changed is under way then, until
+    /// [`Device::end_changed`] is called. One caller at a time.
     pub(crate) fn each_changed<E>(
         &self,
-        all: bool,
+        which: Which,
+        each: impl FnMut(u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let bits = |chunk: &Chunk, word| {
+            let changed = chunk.take_changed(word);
+            if which == Which::All { u64::MAX } else { changed }
+        };
+        self.each_of(bits, each)
+    }
+
+    /// Calls `each` with every block of which anything was ever written; stops at an error.
+    pub(crate) fn each_written<E>(&self, each: impl FnMut(u64) -> Result<(), E>) -> Result<(), E> {
+        self.each_of(|_, _| u64::MAX, each)
+    }
+
+    fn each_of<E>(
+        &self,
+        bits: impl Fn(&Chunk, usize) -> u64,
         mut each: impl FnMut(u64) -> Result<(), E>,
     ) -> Result<(), E> {
+        let blocks = self.size.div_ceil(self.order.bytes() as u64);
         for (first, chunk) in self.table.all_from() {
+            let end = self.table.next_chunk(first).min(blocks);
             for word in 0..chunk.changed.len() {
-                let mut bits = chunk.take_changed(word);
-                if all {
-                    bits = u64::MAX;
-                }
+                let mut bits = bits(chunk, word);
                 while bits != 0 {
-                    let bit = bits.trailing_zeros() as u64;
+                    let block = first + word as u64 * 64 + u64::from(bits.trailing_zeros());
                     bits &= bits - 1;
-                    let block = first + word as u64 * 64 + bit;
-                    if block >= self.table.next_chunk(first)
-                        || block * self.order.bytes() as u64 >= self.size
-                    {
+                    if block >= end {
                         break;
                     }
-                    if let Err(error) = each(block) {
-                        chunk.give_changed(word, bits | 1 << bit);
-                        return Err(error);
-                    }
+                    each(block)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Marks everything as changed.
-    pub(crate) fn set_all_changed(&self) {
-        for (_, chunk) in self.table.all_from() {
-            (0..chunk.changed.len()).for_each(|word| chunk.give_changed(word, u64::MAX));
-        }
+    /// Whether anything has changed.
+    pub(crate) fn has_changed(&self) -> bool {
+        self.table.all().any(|chunk| chunk.changed.iter().any(|word| word.load(Acquire) != 0))
+    }
+
+    /// Ends what [`Device::each_changed`] began: what was under way is done, or has changed still.
+    pub(crate) fn end_changed(&self, done: bool) {
+        self.table.all().for_each(|chunk| chunk.end_changed(done));
     }
 
     /// Calls `each` with the pieces of a block, as they are at one moment. `room` is as long as

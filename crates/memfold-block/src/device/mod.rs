@@ -45,7 +45,7 @@ pub(crate) mod tests;
 pub use backing::{Backing, BackingStats, Settings};
 pub use cold::{Object, Pick};
 pub use counters::DeviceStats;
-pub(crate) use dirty::Piece;
+pub(crate) use dirty::{Piece, Which};
 pub use error::{DeviceError, IoError};
 pub use holder::Recompressed;
 pub use io::Io;

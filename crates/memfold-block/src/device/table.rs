@@ -27,6 +27,8 @@ pub(crate) struct Chunk {
     /// A bit for each block: it was changed. Set after the change and before it is told of, with
     /// the block's lock held.
     pub changed: Box<[AtomicU64]>,
+    /// Those whose change is being written to an image: changed still, if that fails.
+    under_way: Box<[AtomicU64]>,
 }
 
 impl Table {
@@ -57,7 +59,10 @@ impl Table {
             }
             let slots = filled(self.chunk_slots(), || AtomicU64::new(Handle::NONE.to_bits()));
             let changed = filled(self.chunk_words(), AtomicU64::default);
-            let chunk = slots.zip(changed).map(|(slots, changed)| Chunk { slots, changed });
+            let under_way = filled(self.chunk_words(), AtomicU64::default);
+            let chunk = slots.zip(changed).zip(under_way);
+            let chunk =
+                chunk.map(|((slots, changed), under_way)| Chunk { slots, changed, under_way });
             // Without memory, or if another thread has made it meanwhile.
             if chunk.is_none_or(|chunk| cell.set(chunk).is_err()) {
                 backing.give(bytes);
@@ -97,7 +102,7 @@ impl Table {
 
     /// Bytes of a chunk.
     pub fn chunk_bytes(&self) -> u64 {
-        ((self.chunk_slots() + self.chunk_words()) * size_of::<AtomicU64>()) as u64
+        ((self.chunk_slots() + 2 * self.chunk_words()) * size_of::<AtomicU64>()) as u64
     }
 
     fn chunk_words(&self) -> usize {
@@ -114,14 +119,23 @@ impl Table {
 }
 
 impl Chunk {
-    /// Takes a word of what was changed.
+    /// Takes a word of what was changed, which is under way then.
     pub fn take_changed(&self, word: usize) -> u64 {
-        self.changed[word].swap(0, AcqRel)
+        let bits = self.changed[word].swap(0, AcqRel);
+        if bits != 0 {
+            self.under_way[word].fetch_or(bits, AcqRel);
+        }
+        bits
     }
 
-    /// Gives it back.
-    pub fn give_changed(&self, word: usize, bits: u64) {
-        self.changed[word].fetch_or(bits, AcqRel);
+    /// Nothing is under way any more: it is done, or has changed still.
+    pub fn end_changed(&self, done: bool) {
+        for (changed, under_way) in self.changed.iter().zip(&self.under_way) {
+            let bits = under_way.swap(0, AcqRel);
+            if !done && bits != 0 {
+                changed.fetch_or(bits, AcqRel);
+            }
+        }
     }
 
     /// What the slots of its pages hold.

@@ -1,25 +1,45 @@
 //! What an image is made of. All numbers are little-endian.
 //!
 //! ```text
-//! head:    magic 16 | version 4 | exports 4 | for each: size 8, length of the name 4, the name | padding to 16 | checksum 16
+//! head:    magic 16 | version 4 | exports 4 | random number 16 | for each export: size 8, length of the name 4, the name
+//!          | padding to 16 | checksum 16
+//! group:   its begin | records | its end; each group begins at a multiple of 4096
 //! record:  kind 4 | export 4 | offset 8 | covered bytes 8 | fields 4 | payload bytes 4 | checksum 16 | payload | padding to 16
 //! ```
-//! A record is bytes of a device as they are stored, or zeros, or the end of a group: with its
-//! number in the place of the offset. What comes before such an end counts; what comes after the
-//! last one was never acknowledged. The checksum is of all that stands before it and of the
-//! payload.
+//! A record is bytes of a device as they are stored, or zeros, or a group's begin or end: with its
+//! number in the place of the offset. The payload of an end is the hash of its group: of the
+//! checksums of all records before it.
+//!
+//! A checksum is of all that stands before it, of the payload, of the image's random number, and
+//! of where it stands. So bytes that look like a record count nowhere but where this image has
+//! written them: not within a payload, whatever a client writes, and not as a rest of another file.
+//!
+//! What comes before a group's end counts if the hash says so. What comes after the last such end
+//! was never acknowledged. The begin of the next group is written when a group is on disk: it says
+//! that the group was acknowledged, so that damage to it is told from a power cut.
+//!
+//! Version 1 had neither random number nor begins, its checksums were of the bytes only, its groups
+//! began anywhere, and an end had no payload. It is read, and never written.
 use crate::device::{IoError, Piece, Zeros};
 use crate::plain::plain;
 use memfold_store::xxh3_128;
+use memfold_sys::Errno;
 use memfold_sys::units::Order;
 use std::fmt;
+use std::io;
 
 const MAGIC: &[u8; 16] = b"memfold image\r\n\0";
-/// Other versions are refused.
-const VERSION: u32 = 1;
+/// What is written.
+const VERSION: u32 = 2;
+/// The version without a random number, which is read.
+const VERSION_OLD: u32 = 1;
+/// Groups begin at multiples of this, so that nothing that was acknowledged is written again, not
+/// even by a disk that writes whole pages.
+pub const GROUP_UNIT: u64 = 4096;
 /// Heads and records begin at multiples of this.
 pub const UNIT: usize = 16;
-const SUM_BYTES: usize = 16;
+/// Bytes of a checksum.
+pub const SUM_BYTES: usize = 16;
 /// Bytes of a record before its payload.
 pub const RECORD_BYTES: usize = 32 + SUM_BYTES;
 /// More exports, or longer heads, are no image of ours.
@@ -32,7 +52,7 @@ pub const HEAD_BYTES_MAX: usize = 8 << 20;
 pub enum ImageError {
     /// It has another magic.
     NoImage,
-    /// It was written by another version; holds it.
+    /// It was written by a newer version; holds it.
     Version(u32),
     /// A byte of it is not what was written; where it begins.
     Damaged(u64),
@@ -53,7 +73,11 @@ impl fmt::Display for ImageError {
         match self {
             ImageError::NoImage => write!(f, "is no image of memfold blk"),
             ImageError::Version(n) => {
-                write!(f, "is an image of version {n}, and only {VERSION} can be read")
+                write!(
+                    f,
+                    "is an image of version {n}, which a newer memfold wrote: use that one; \
+                     this one reads versions {VERSION_OLD} and {VERSION}"
+                )
             }
             ImageError::Damaged(at) => write!(f, "the image is damaged at byte {at}"),
             ImageError::Short => write!(f, "the image ends too early"),
@@ -67,9 +91,9 @@ impl fmt::Display for ImageError {
     }
 }
 
-impl From<std::io::Error> for ImageError {
-    fn from(error: std::io::Error) -> ImageError {
-        ImageError::System(plain(error))
+impl From<Errno> for ImageError {
+    fn from(error: Errno) -> ImageError {
+        ImageError::System(plain(io::Error::from_raw_os_error(error.raw_os_error())))
     }
 }
 
@@ -88,39 +112,108 @@ pub struct Entry {
     pub size: u64,
 }
 
+/// How the checksums of an image are made.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Sums {
+    /// The image's random number; `None` in version 1.
+    pub random: Option<[u8; SUM_BYTES]>,
+}
+
+impl Sums {
+    /// The checksum that stands at `at`, of two parts.
+    fn of(&self, at: u64, head: &[u8], payload: &[u8]) -> [u8; SUM_BYTES] {
+        // Of their own checksums, so that nothing has to be copied together.
+        let (head, payload) = (sum_of(head), sum_of(payload));
+        match &self.random {
+            Some(random) => sum_of(&[&head[..], &payload, random, &at.to_le_bytes()].concat()),
+            None => sum_of(&[head, payload].concat()),
+        }
+    }
+
+    /// The checksum of the head.
+    fn of_head(&self, head: &[u8]) -> [u8; SUM_BYTES] {
+        match &self.random {
+            Some(_) => self.of(0, head, &[]),
+            None => sum_of(&[sum_of(head), [0; SUM_BYTES]].concat()),
+        }
+    }
+}
+
+/// The hash of a group so far: of the checksums of its records.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct GroupHash(pub [u8; SUM_BYTES]);
+
+impl GroupHash {
+    /// Adds a record's checksum.
+    pub fn add(&mut self, sum: [u8; SUM_BYTES]) {
+        self.0 = sum_of(&[self.0, sum].concat());
+    }
+}
+
 /// The head of an image of these devices.
-pub fn head(entries: &[Entry]) -> Vec<u8> {
+pub fn head(entries: &[Entry], random: [u8; SUM_BYTES]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(VERSION.to_le_bytes());
     bytes.extend((entries.len() as u32).to_le_bytes());
+    bytes.extend(random);
     for entry in entries {
         bytes.extend(entry.size.to_le_bytes());
         bytes.extend((entry.name.len() as u32).to_le_bytes());
         bytes.extend(entry.name.as_bytes());
     }
     bytes.resize(bytes.len().next_multiple_of(UNIT), 0);
-    let sum = checksum(&[&bytes]);
+    let sum = Sums { random: Some(random) }.of_head(&bytes);
+    bytes.extend(sum);
+    bytes.resize(bytes.len().next_multiple_of(GROUP_UNIT as usize), 0);
+    bytes
+}
+
+/// The head of an image of version 1.
+#[cfg(any(test, fuzzing))]
+pub fn old_head(entries: &[Entry]) -> Vec<u8> {
+    let mut bytes = head(entries, [0; SUM_BYTES]);
+    bytes[16..20].copy_from_slice(&VERSION_OLD.to_le_bytes());
+    bytes.drain(24..24 + SUM_BYTES);
+    let named: usize = entries.iter().map(|entry| 12 + entry.name.len()).sum();
+    bytes.truncate((24 + named).next_multiple_of(UNIT));
+    let sum = Sums { random: None }.of_head(&bytes);
     bytes.extend(sum);
     bytes
 }
 
-/// The devices of an image, and the bytes of its head.
+/// What a head says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The devices of the image.
+    pub entries: Vec<Entry>,
+    /// How its checksums are made.
+    pub sums: Sums,
+    /// Where its first record begins.
+    pub start: u64,
+}
+
+/// Reads a head.
 ///
 /// # Errors
 /// It is none, or damaged.
-pub fn parse_head(bytes: &[u8]) -> Result<(Vec<Entry>, usize), ImageError> {
+pub fn parse_head(bytes: &[u8]) -> Result<Head, ImageError> {
     let mut parts = Parts(bytes);
     if parts.take(16) != Some(&MAGIC[..]) {
         return Err(ImageError::NoImage);
     }
     let version = parts.u32().ok_or(ImageError::Short)?;
-    if version != VERSION {
+    if !(VERSION_OLD..=VERSION).contains(&version) {
         return Err(ImageError::Version(version));
     }
     let count = parts.u32().ok_or(ImageError::Short)? as usize;
     if count > EXPORTS_MAX {
         return Err(ImageError::Damaged(20));
     }
+    let random = match version {
+        VERSION_OLD => None,
+        _ => Some(*parts.take(SUM_BYTES).and_then(<[u8]>::first_chunk).ok_or(ImageError::Short)?),
+    };
+    let sums = Sums { random };
     let mut entries = Vec::new();
     for _ in 0..count {
         let size = parts.u64().ok_or(ImageError::Short)?;
@@ -131,10 +224,12 @@ pub fn parse_head(bytes: &[u8]) -> Result<(Vec<Entry>, usize), ImageError> {
     }
     let used = (bytes.len() - parts.0.len()).next_multiple_of(UNIT);
     let sum = bytes.get(used..used + SUM_BYTES).ok_or(ImageError::Short)?;
-    if checksum(&[&bytes[..used]]) != *sum {
+    if sums.of_head(&bytes[..used]) != *sum {
         return Err(ImageError::Damaged(0));
     }
-    Ok((entries, used + SUM_BYTES))
+    let end = (used + SUM_BYTES) as u64;
+    let start = if random.is_some() { end.next_multiple_of(GROUP_UNIT) } else { end };
+    Ok(Head { entries, sums, start })
 }
 
 /// What a record says.
@@ -144,6 +239,8 @@ pub enum What {
     Object { order: Order, fields: u32 },
     /// Zeros.
     Zeros(Zeros),
+    /// The begin of a group.
+    Begin,
     /// The end of a group.
     End,
 }
@@ -155,7 +252,7 @@ pub struct Record {
     pub what: What,
     /// Of which export.
     pub export: u32,
-    /// From which byte on; the group's number for its end.
+    /// From which byte on; the group's number for its begin and its end.
     pub offset: u64,
     /// Bytes of the device.
     pub len: u64,
@@ -167,6 +264,7 @@ const OBJECT: u32 = 1;
 const HOLE: u32 = 2;
 const ZEROS: u32 = 3;
 const END: u32 = 4;
+const BEGIN: u32 = 5;
 
 impl Record {
     /// The record of a piece of an export.
@@ -185,9 +283,14 @@ impl Record {
         }
     }
 
-    /// The end of group `number`.
+    /// The begin of group `number`.
+    pub fn begin(number: u64) -> Record {
+        Record { what: What::Begin, export: 0, offset: number, len: 0, payload_len: 0 }
+    }
+
+    /// The end of group `number`, whose payload is its hash.
     pub fn end(number: u64) -> Record {
-        Record { what: What::End, export: 0, offset: number, len: 0, payload_len: 0 }
+        Record { what: What::End, export: 0, offset: number, len: 0, payload_len: SUM_BYTES }
     }
 
     /// Bytes of the record with its payload.
@@ -195,13 +298,14 @@ impl Record {
         RECORD_BYTES + self.payload_len.next_multiple_of(UNIT)
     }
 
-    /// Appends it to `out`.
-    pub fn put(&self, payload: &[u8], out: &mut Vec<u8>) {
+    /// Appends it to `out`, as it stands at `at` of the image. Returns its checksum.
+    pub fn put(&self, sums: &Sums, at: u64, payload: &[u8], out: &mut Vec<u8>) -> [u8; SUM_BYTES] {
         let start = out.len();
         let (kind, fields) = match self.what {
             What::Object { fields, .. } => (OBJECT, fields),
             What::Zeros(Zeros::Hole) => (HOLE, 0),
             What::Zeros(Zeros::Written) => (ZEROS, 0),
+            What::Begin => (BEGIN, 0),
             What::End => (END, 0),
         };
         out.extend(kind.to_le_bytes());
@@ -210,10 +314,11 @@ impl Record {
         out.extend(self.len.to_le_bytes());
         out.extend(fields.to_le_bytes());
         out.extend((self.payload_len as u32).to_le_bytes());
-        let sum = checksum(&[&out[start..], payload]);
+        let sum = sums.of(at, &out[start..], payload);
         out.extend(sum);
         out.extend(payload);
         out.resize(start + self.bytes(), 0);
+        sum
     }
 
     /// A record from its first [`RECORD_BYTES`], unchecked but for what it can be; its checksum is
@@ -231,37 +336,40 @@ impl Record {
             }
             HOLE => What::Zeros(Zeros::Hole),
             ZEROS => What::Zeros(Zeros::Written),
+            BEGIN => What::Begin,
             END => What::End,
             _ => return None,
         };
-        let most = if kind == OBJECT { 2 * len as usize + 64 } else { 0 };
+        let most = match kind {
+            OBJECT => 2 * len as usize + 64,
+            END => SUM_BYTES,
+            _ => 0,
+        };
         (payload_len <= most).then_some(Record { what, export, offset, len, payload_len })
     }
 
-    /// Makes the checksum of a record right.
+    /// Makes the checksum of a record that stands at `at` right.
     #[cfg(any(test, fuzzing))]
-    pub fn seal(bytes: &mut [u8], payload_len: usize) {
+    pub fn seal(sums: &Sums, at: u64, bytes: &mut [u8], payload_len: usize) -> [u8; SUM_BYTES] {
         let (before, payload) =
             (RECORD_BYTES - SUM_BYTES, RECORD_BYTES..RECORD_BYTES + payload_len);
-        let sum = checksum(&[&bytes[..before], &bytes[payload]]);
+        let sum = sums.of(at, &bytes[..before], &bytes[payload]);
         bytes[before..RECORD_BYTES].copy_from_slice(&sum);
+        sum
     }
 
-    /// Whether `bytes`, the record's own with its payload, are what was written.
-    pub fn is_intact(bytes: &[u8], payload_len: usize) -> bool {
+    /// The checksum of `bytes`, the record's own with its payload, if they are what was written to
+    /// `at`.
+    pub fn checksum(
+        sums: &Sums,
+        at: u64,
+        bytes: &[u8],
+        payload_len: usize,
+    ) -> Option<[u8; SUM_BYTES]> {
         let (before, rest) = bytes.split_at(RECORD_BYTES - SUM_BYTES);
-        let (sum, rest) = rest.split_at(SUM_BYTES);
-        checksum(&[before, &rest[..payload_len]]) == *sum
+        let (sum, rest) = rest.split_first_chunk()?;
+        (sums.of(at, before, &rest[..payload_len]) == *sum).then_some(*sum)
     }
-}
-
-/// Of one or two parts: of their own checksums, so that nothing has to be copied together.
-fn checksum(parts: &[&[u8]]) -> [u8; SUM_BYTES] {
-    let mut sums = [0; 2 * SUM_BYTES];
-    for (to, part) in sums.chunks_exact_mut(SUM_BYTES).zip(parts) {
-        to.copy_from_slice(&sum_of(part));
-    }
-    sum_of(&sums)
 }
 
 fn sum_of(bytes: &[u8]) -> [u8; SUM_BYTES] {

@@ -1,12 +1,11 @@
 //! What fuzzers call: takes any bytes and panics if a promise is broken. Built for tests and for
 //! fuzzers only.
-use super::format::{self, Record};
-use super::{Entry, read_head, restore, scan};
-use crate::device::{Backing, Device, Piece, Settings, Zeros};
+use super::format::{self, GroupHash, RECORD_BYTES, Record, SUM_BYTES, Sums, What};
+use super::{Entry, Image};
+use crate::device::{Backing, Device, IoError, Piece, Settings, Zeros};
+use memfold_sys::Errno;
+use memfold_sys::disk::files::{File, Identity};
 use memfold_sys::units::Order;
-use std::fs::File;
-use std::io::Write;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 const SIZE: u64 = 64 << 10;
@@ -17,41 +16,77 @@ pub fn image(data: &[u8]) {
     let mut bytes = data.to_vec();
     seal(&mut bytes);
     for bytes in [data, &bytes] {
-        let file = nameless(bytes);
-        let Ok((entries, start)) = read_head(&file) else { continue };
-        let Ok(extent) = scan(&file, start) else { continue };
-        assert!(extent.end <= bytes.len() as u64 && extent.start <= extent.end);
+        let Ok(image) = Image::read(Box::new(Bytes(bytes.to_vec()))) else { continue };
+        let extent = &image.extent;
+        assert!(extent.start <= extent.first_end && extent.first_end <= extent.end);
+        let end = bytes.len() as u64;
+        assert!(extent.end <= end.next_multiple_of(format::GROUP_UNIT));
         let backing =
             Backing::new(&Settings { pools: 1, ..Settings::default() }).expect("defaults");
-        let devices: Vec<Arc<Device>> =
-            entries.iter().map(|_| Device::new(&backing, SIZE).expect("small")).take(4).collect();
-        let _ = restore(&file, &extent, &devices);
+        let new = |_| Device::new(&backing, SIZE).expect("small");
+        let devices: Vec<Arc<Device>> = image.entries().iter().map(new).take(4).collect();
+        let _ = image.restore(&devices);
         for device in &devices {
             device.check().expect("intact");
         }
     }
 }
 
-/// Makes the checksums of records right that begin where one may.
+/// Makes the checksums of records right that begin where one may, and the hashes of groups.
 fn seal(bytes: &mut [u8]) {
-    let Ok((_, mut at)) = format::parse_head(bytes) else { return };
+    let Ok(head) = format::parse_head(bytes) else { return };
+    let (mut at, mut hash) = (head.start as usize, GroupHash::default());
     while let Some(record) = bytes.get(at..).and_then(Record::parse) {
         let Some(whole) = bytes.get_mut(at..at + record.bytes()) else { return };
-        Record::seal(whole, record.payload_len);
+        let is_end = record.what == What::End;
+        if is_end && record.payload_len == SUM_BYTES {
+            whole[RECORD_BYTES..].copy_from_slice(&hash.0);
+        }
+        hash.add(Record::seal(&head.sums, at as u64, whole, record.payload_len));
         at += record.bytes();
+        if is_end {
+            hash = GroupHash::default();
+            if head.sums.random.is_some() {
+                at = at.next_multiple_of(format::GROUP_UNIT as usize);
+            }
+        }
     }
 }
 
-fn nameless(bytes: &[u8]) -> File {
-    // SAFETY: the name is a C string; the descriptor is new and ours alone.
-    let fd = unsafe {
-        let fd = libc::memfd_create(c"image".as_ptr(), libc::MFD_CLOEXEC);
-        assert!(fd >= 0);
-        OwnedFd::from_raw_fd(fd)
-    };
-    let mut file = File::from(fd);
-    file.write_all(bytes).expect("memory");
-    file
+/// A file that is only read.
+struct Bytes(Vec<u8>);
+
+impl File for Bytes {
+    fn read(&self, at: u64, to: &mut [u8]) -> Result<usize, Errno> {
+        let left = self.0.get(at as usize..).unwrap_or_default();
+        let count = left.len().min(to.len());
+        to[..count].copy_from_slice(&left[..count]);
+        Ok(count)
+    }
+
+    fn write(&self, _at: u64, _from: &[u8]) -> Result<usize, Errno> {
+        Err(Errno::BADF)
+    }
+
+    fn set_len(&self, _len: u64) -> Result<(), Errno> {
+        Err(Errno::BADF)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        Err(Errno::BADF)
+    }
+
+    fn lock(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn link(&self, _name: &[u8]) -> Result<(), Errno> {
+        Err(Errno::BADF)
+    }
+
+    fn identity(&self) -> Result<Identity, Errno> {
+        Ok((0, 0))
+    }
 }
 
 /// An image that makes sense, for a fuzzer to start from.
@@ -63,19 +98,61 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let text: Vec<u8> = (0..40_000u32).map(|i| (i / 7 % 50) as u8).collect();
     device.write(&mut device.io(), 0, &text).expect("no limit");
     device.zero(&mut device.io(), 4096, 4096, Zeros::Hole).expect("no limit");
-    let mut bytes = format::head(&entries);
+    vec![of_version_2(&entries, &device), of_version_1(&entries, &device)]
+}
+
+fn of_version_2(entries: &[Entry], device: &Device) -> Vec<u8> {
+    let random = [7; SUM_BYTES];
+    let sums = Sums { random: Some(random) };
+    let mut bytes = format::head(entries, random);
+    for number in 0..2 {
+        let mut hash = GroupHash::default();
+        let mut put = |record: &Record, payload: &[u8]| {
+            let at = bytes.len() as u64;
+            hash.add(record.put(&sums, at, payload, &mut bytes));
+            hash.0
+        };
+        put(&Record::begin(number), &[]);
+        let hash = if number == 0 { put_blocks(device, &mut put) } else { put_raw(&mut put) };
+        put(&Record::end(number), &hash);
+        bytes.resize(bytes.len().next_multiple_of(format::GROUP_UNIT as usize), 0);
+    }
+    bytes
+}
+
+/// As version 1 wrote it.
+fn of_version_1(entries: &[Entry], device: &Device) -> Vec<u8> {
+    let sums = Sums { random: None };
+    let mut bytes = format::old_head(entries);
+    let mut put = |record: &Record, payload: &[u8]| {
+        let at = bytes.len() as u64;
+        record.put(&sums, at, payload, &mut bytes)
+    };
+    put_blocks(device, &mut put);
+    put(&Record { payload_len: 0, ..Record::end(0) }, &[]);
+    put_raw(&mut put);
+    put(&Record { payload_len: 0, ..Record::end(1) }, &[]);
+    bytes
+}
+
+type Put<'a> = dyn FnMut(&Record, &[u8]) -> [u8; SUM_BYTES] + 'a;
+
+/// Records of the first blocks of a device; what the last one returned.
+fn put_blocks(device: &Device, put: &mut Put) -> [u8; SUM_BYTES] {
     let mut room = vec![0; device.payload_max()];
+    let mut last = [0; SUM_BYTES];
     for block in 0..4 {
         let described = device.describe(block, &mut room, |piece| {
             let payload = if let Piece::Object { payload, .. } = piece { payload } else { &[] };
-            Record::of(0, &piece).put(payload, &mut bytes);
-            Ok::<(), crate::device::IoError>(())
+            last = put(&Record::of(0, &piece), payload);
+            Ok::<(), IoError>(())
         });
         described.expect("readable");
     }
-    Record::end(0).put(&[], &mut bytes);
+    last
+}
+
+fn put_raw(put: &mut Put) -> [u8; SUM_BYTES] {
     let raw = Piece::Object { offset: 0, order: Order::PAGE, fields: 77, payload: b"abc" };
-    Record::of(1, &raw).put(b"abc", &mut bytes);
-    Record::end(1).put(&[], &mut bytes);
-    vec![bytes]
+    put(&Record::of(1, &raw), b"abc")
 }

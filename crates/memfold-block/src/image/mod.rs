@@ -1,16 +1,22 @@
 //! Devices in a file: saved at the end, or followed as they change.
 //!
-//! `format.rs` says what an image is made of; `read.rs` verifies one and puts it into devices;
-//! `journal.rs` writes one, at once or group by group.
+//! `format.rs` says what an image is made of; `place.rs` where it lies, and how a new one takes its
+//! place; `read.rs` verifies one and puts it into devices; `writer.rs` writes one, group by group;
+//! `journal.rs` decides when.
 
 mod format;
+mod place;
 mod read;
+mod writer;
 mod journal;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+#[cfg(test)]
+mod crash;
 #[cfg(test)]
 mod tests;
 
 pub use format::{Entry, ImageError};
 pub use journal::{Journal, save};
-pub use read::{Extent, read_head, restore, scan};
+pub use place::Place;
+pub use read::Image;

@@ -1,148 +1,341 @@
 //! Reading an image: how far it counts, and putting its bytes into devices.
 use super::format::{
-    Entry, HEAD_BYTES_MAX, ImageError, RECORD_BYTES, Record, UNIT, What, parse_head,
+    Entry, GROUP_UNIT, GroupHash, HEAD_BYTES_MAX, Head, ImageError, RECORD_BYTES, Record,
+    SUM_BYTES, Sums, UNIT, What, parse_head,
 };
+use super::place::Place;
 use crate::device::{Device, Io, IoError};
+use memfold_sys::disk::files::{Access, File};
 use memfold_sys::page::PageBuffer;
 use memfold_sys::units::Order;
-use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::sync::Arc;
 
 const READ_BYTES: usize = 1 << 20;
 
 /// How far an image counts.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub(super) struct Extent {
     /// Where its first record begins.
     pub start: u64,
-    /// Where what counts ends.
+    /// Where its first group ends: what it took when it was written anew.
+    pub first_end: u64,
+    /// Where what counts ends, and the next group would begin.
     pub end: u64,
+    /// Where its last group begins.
+    pub last_start: u64,
     /// Groups in it.
     pub groups: u64,
+    /// The last group is known to be on disk.
+    pub is_acknowledged: bool,
 }
 
-/// The devices of an image, and where its first record begins.
-///
-/// # Errors
-/// [`ImageError`]
-pub fn read_head(file: &File) -> Result<(Vec<Entry>, u64), ImageError> {
+/// An image that was verified.
+pub struct Image {
+    pub(super) file: Box<dyn File>,
+    pub(super) head: Head,
+    pub(super) extent: Extent,
+}
+
+impl Image {
+    /// The image at a place, to be read; `None` if there is no file.
+    ///
+    /// # Errors
+    /// [`ImageError`]
+    pub fn open(place: &Place) -> Result<Option<Image>, ImageError> {
+        place.file(Access::Read)?.map(Image::read).transpose()
+    }
+
+    /// Says what is wrong with the head of the file at a place, if one is there.
+    ///
+    /// # Errors
+    /// [`ImageError`]
+    pub fn check_head(place: &Place) -> Result<(), ImageError> {
+        match place.file(Access::Read)? {
+            Some(file) => read_head(&*file).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn read(file: Box<dyn File>) -> Result<Image, ImageError> {
+        let head = read_head(&*file)?;
+        let extent = scan(&*file, &head)?;
+        // It took its name when its first group was on disk.
+        if extent.groups == 0 {
+            return Err(ImageError::Damaged(extent.start));
+        }
+        Ok(Image { file, head, extent })
+    }
+
+    /// Its devices.
+    pub fn entries(&self) -> &[Entry] {
+        &self.head.entries
+    }
+
+    /// Puts all that counts into devices, in the order of the image's exports.
+    ///
+    /// # Errors
+    /// [`ImageError`]; the devices hold a part of it then.
+    pub fn restore(&self, devices: &[Arc<Device>]) -> Result<(), ImageError> {
+        let Some(first) = devices.first() else { return Ok(()) };
+        let mut io = first.io();
+        let mut records = Records::new(&*self.file, &self.head.sums, self.extent.start);
+        let mut block = PageBuffer::new(Order::PAGE);
+        while records.at < self.extent.end {
+            let at = records.at;
+            let found = records.next()?.ok_or(ImageError::Damaged(at))?;
+            match found.record.what {
+                What::Begin => continue,
+                What::End => {
+                    records.end_group();
+                    continue;
+                }
+                What::Object { .. } | What::Zeros(_) => {}
+            }
+            let device =
+                devices.get(found.record.export as usize).ok_or(ImageError::Damaged(at))?;
+            let done = put(device, &mut io, &mut block, &found.record, found.payload);
+            done.map_err(|error| match error {
+                IoError::NoSpace => ImageError::NoSpace,
+                _ => ImageError::Damaged(at),
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn read_head(file: &dyn File) -> Result<Head, ImageError> {
     let mut bytes = Vec::new();
-    let mut from = file;
-    from.seek(SeekFrom::Start(0))?;
-    from.take(HEAD_BYTES_MAX as u64).read_to_end(&mut bytes)?;
-    parse_head(&bytes).map(|(entries, used)| (entries, used as u64))
+    // Most heads are short.
+    let mut most = GROUP_UNIT as usize;
+    loop {
+        let there = bytes.len();
+        bytes.resize(most, 0);
+        let count = file.read(there as u64, &mut bytes[there..])?;
+        bytes.truncate(there + count);
+        match parse_head(&bytes) {
+            Err(ImageError::Short) if count > 0 && bytes.len() < HEAD_BYTES_MAX => {
+                most = (4 * bytes.len()).min(HEAD_BYTES_MAX);
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Bytes of a file, one after the other.
+struct Source<'a> {
+    file: &'a dyn File,
+    /// Where the next bytes of the file come from.
+    next: u64,
+    bytes: Vec<u8>,
+    used: usize,
+    most: usize,
+}
+
+impl<'a> Source<'a> {
+    fn new(file: &'a dyn File, at: u64, most: usize) -> Source<'a> {
+        Source { file, next: at, bytes: Vec::new(), used: 0, most }
+    }
+
+    /// `false`: the file ends before.
+    fn read(&mut self, mut to: &mut [u8]) -> Result<bool, ImageError> {
+        while !to.is_empty() {
+            if self.used == self.bytes.len() && !self.fill()? {
+                return Ok(false);
+            }
+            let count = to.len().min(self.bytes.len() - self.used);
+            to[..count].copy_from_slice(&self.bytes[self.used..][..count]);
+            self.used += count;
+            to = &mut to[count..];
+        }
+        Ok(true)
+    }
+
+    /// Goes on at `at`, which lies further on.
+    fn skip_to(&mut self, at: u64) {
+        let left = (self.bytes.len() - self.used) as u64;
+        let here = self.next - left;
+        if at - here <= left {
+            self.used += (at - here) as usize;
+        } else {
+            (self.next, self.used) = (at, self.bytes.len());
+        }
+    }
+
+    /// `false`: the file ends here.
+    fn fill(&mut self) -> Result<bool, ImageError> {
+        self.bytes.resize(self.most, 0);
+        self.used = self.bytes.len();
+        let count = self.file.read(self.next, &mut self.bytes)?;
+        self.bytes.truncate(count);
+        self.next += count as u64;
+        self.used = 0;
+        Ok(count > 0)
+    }
 }
 
 /// Records one after the other, each verified.
 struct Records<'a> {
-    from: BufReader<&'a File>,
+    source: Source<'a>,
+    sums: &'a Sums,
     at: u64,
     bytes: Vec<u8>,
 }
 
+struct Found<'a> {
+    record: Record,
+    sum: [u8; SUM_BYTES],
+    payload: &'a [u8],
+}
+
 impl<'a> Records<'a> {
-    fn new(file: &'a File, at: u64) -> Result<Records<'a>, ImageError> {
-        let mut from = BufReader::with_capacity(READ_BYTES, file);
-        from.seek(SeekFrom::Start(at))?;
-        Ok(Records { from, at, bytes: Vec::new() })
+    fn new(file: &'a dyn File, sums: &'a Sums, at: u64) -> Records<'a> {
+        Records { source: Source::new(file, at, READ_BYTES), sums, at, bytes: Vec::new() }
     }
 
-    /// The next one, and its payload. `None`: here is none that is intact, or the file ends.
-    fn next(&mut self) -> Result<Option<(Record, &[u8])>, ImageError> {
+    /// The next one. `None`: here is none that is intact, or the file ends.
+    fn next(&mut self) -> Result<Option<Found<'_>>, ImageError> {
         self.bytes.resize(RECORD_BYTES, 0);
-        if !read_whole(&mut self.from, &mut self.bytes)? {
+        if !self.source.read(&mut self.bytes)? {
             return Ok(None);
         }
         let Some(record) = Record::parse(&self.bytes) else { return Ok(None) };
         self.bytes.resize(record.bytes(), 0);
-        if !read_whole(&mut self.from, &mut self.bytes[RECORD_BYTES..])?
-            || !Record::is_intact(&self.bytes, record.payload_len)
-        {
+        if !self.source.read(&mut self.bytes[RECORD_BYTES..])? {
             return Ok(None);
         }
+        let sum = Record::checksum(self.sums, self.at, &self.bytes, record.payload_len);
+        let Some(sum) = sum else { return Ok(None) };
         self.at += record.bytes() as u64;
-        Ok(Some((record, &self.bytes[RECORD_BYTES..][..record.payload_len])))
+        let payload = &self.bytes[RECORD_BYTES..][..record.payload_len];
+        Ok(Some(Found { record, sum, payload }))
     }
-}
 
-/// `false`: the file ends before.
-fn read_whole(from: &mut impl Read, to: &mut [u8]) -> Result<bool, ImageError> {
-    match from.read_exact(to) {
-        Ok(()) => Ok(true),
-        Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
-        Err(e) => Err(e.into()),
-    }
-}
-
-/// Verifies an image, and says how far it counts: up to the end of the last group whose end is
-/// there.
-///
-/// # Errors
-/// A byte before that is not what was written: a group that was acknowledged can't be read. What
-/// comes after the last end may be anything, as long as no end of a group is in it: a group's end
-/// is written when all before it is on disk.
-pub fn scan(file: &File, start: u64) -> Result<Extent, ImageError> {
-    let mut extent = Extent { start, end: start, groups: 0 };
-    let mut records = Records::new(file, start)?;
-    while let Some((record, _)) = records.next()? {
-        if record.what == What::End {
-            if record.offset != extent.groups {
-                return Err(ImageError::Damaged(records.at));
-            }
-            extent.groups += 1;
-            extent.end = records.at;
+    /// Goes on where the next group begins.
+    fn end_group(&mut self) {
+        if self.sums.random.is_some() {
+            self.skip_to(self.at.next_multiple_of(GROUP_UNIT));
         }
     }
-    if has_end_after(file, records.at, extent.groups)? {
+
+    fn skip_to(&mut self, at: u64) {
+        self.source.skip_to(at);
+        self.at = at;
+    }
+}
+
+/// Verifies an image, and says how far it counts: up to the end of the last group that is whole.
+///
+/// # Errors
+/// A byte before that is not what was written: a group that was acknowledged can't be read.
+fn scan(file: &dyn File, head: &Head) -> Result<Extent, ImageError> {
+    let (start, sums) = (head.start, &head.sums);
+    let mut extent = Extent {
+        start,
+        first_end: start,
+        end: start,
+        last_start: start,
+        groups: 0,
+        is_acknowledged: false,
+    };
+    let mut records = Records::new(file, sums, start);
+    let is_old = sums.random.is_none();
+    let read_group = if is_old { read_old_group } else { read_group };
+    while read_group(&mut records, extent.groups)? {
+        records.end_group();
+        extent.groups += 1;
+        (extent.last_start, extent.end) = (extent.end, records.at);
+        if extent.groups == 1 {
+            extent.first_end = records.at;
+        }
+    }
+    let is_followed = match is_old {
+        true => has_end_after(file, sums, records.at, extent.groups)?,
+        false => is_followed(file, sums, &extent)?,
+    };
+    if is_followed {
         return Err(ImageError::Damaged(records.at));
     }
+    let next = Records::new(file, sums, extent.end).next()?.map(|found| found.record);
+    extent.is_acknowledged = next == Some(Record::begin(extent.groups));
     Ok(extent)
 }
 
-/// Whether the end of a group that would come next, or later, lies anywhere after `at`.
-fn has_end_after(file: &File, at: u64, next: u64) -> Result<bool, ImageError> {
-    let mut from = BufReader::with_capacity(READ_BYTES, file);
-    from.seek(SeekFrom::Start(at))?;
-    let mut window = [0; RECORD_BYTES];
-    if !read_whole(&mut from, &mut window)? {
-        return Ok(false);
-    }
-    loop {
-        let is_end =
-            Record::parse(&window).is_some_and(|r| r.what == What::End && r.offset >= next);
-        if is_end && Record::is_intact(&window, 0) {
-            return Ok(true);
-        }
-        window.copy_within(UNIT.., 0);
-        if !read_whole(&mut from, &mut window[RECORD_BYTES - UNIT..])? {
+/// Whether the next group is whole: from its begin to its end, with the hash of all of it.
+fn read_group(records: &mut Records, number: u64) -> Result<bool, ImageError> {
+    let mut hash = GroupHash::default();
+    let mut is_first = true;
+    while let Some(found) = records.next()? {
+        let is_begin = found.record.what == What::Begin;
+        if is_begin != is_first {
             return Ok(false);
+        }
+        let is_own = found.record.offset == number;
+        if found.record.what == What::End {
+            return Ok(is_own && *found.payload == hash.0);
+        }
+        if is_begin && !is_own {
+            return Ok(false);
+        }
+        is_first = false;
+        hash.add(found.sum);
+    }
+    Ok(false)
+}
+
+/// Whether the begin of a later group than that which would come next lies behind the end: it is
+/// written when that one is on disk.
+fn is_followed(file: &dyn File, sums: &Sums, extent: &Extent) -> Result<bool, ImageError> {
+    let mut records = Records::new(file, sums, extent.end);
+    let mut at = extent.end;
+    let mut window = [0; RECORD_BYTES];
+    loop {
+        at += GROUP_UNIT;
+        records.skip_to(at);
+        if !records.source.read(&mut window)? {
+            return Ok(false);
+        }
+        let is_later = |r: Record| r.what == What::Begin && r.offset > extent.groups;
+        if Record::parse(&window).is_some_and(is_later)
+            && Record::checksum(sums, at, &window, 0).is_some()
+        {
+            return Ok(true);
         }
     }
 }
 
-/// Puts all that counts into devices, in the order of the image's exports.
-///
-/// # Errors
-/// [`ImageError`]; the devices hold a part of it then.
-pub fn restore(file: &File, extent: &Extent, devices: &[Arc<Device>]) -> Result<(), ImageError> {
-    let Some(first) = devices.first() else { return Ok(()) };
-    let mut io = first.io();
-    let mut records = Records::new(file, extent.start)?;
-    let mut block = PageBuffer::new(Order::PAGE);
-    while records.at < extent.end {
-        let at = records.at;
-        let (record, payload) = records.next()?.ok_or(ImageError::Damaged(at))?;
+/// Whether the next group of version 1 has an end.
+fn read_old_group(records: &mut Records, number: u64) -> Result<bool, ImageError> {
+    while let Some(Found { record, .. }) = records.next()? {
         if record.what == What::End {
-            continue;
+            return if record.offset == number {
+                Ok(true)
+            } else {
+                Err(ImageError::Damaged(records.at))
+            };
         }
-        let device = devices.get(record.export as usize).ok_or(ImageError::Damaged(at))?;
-        put(device, &mut io, &mut block, &record, payload).map_err(|error| match error {
-            IoError::NoSpace => ImageError::NoSpace,
-            _ => ImageError::Damaged(at),
-        })?;
     }
-    Ok(())
+    Ok(false)
+}
+
+/// Whether the end of a group of version 1 that would come next, or later, lies anywhere after
+/// `at`: it was written when all before it was on disk.
+fn has_end_after(file: &dyn File, sums: &Sums, at: u64, next: u64) -> Result<bool, ImageError> {
+    let mut source = Source::new(file, at, READ_BYTES);
+    let mut window = [0; RECORD_BYTES];
+    if !source.read(&mut window)? {
+        return Ok(false);
+    }
+    loop {
+        let is_end = Record::parse(&window)
+            .is_some_and(|r| r.what == What::End && r.offset >= next && r.payload_len == 0);
+        if is_end && Record::checksum(sums, at, &window, 0).is_some() {
+            return Ok(true);
+        }
+        window.copy_within(UNIT.., 0);
+        if !source.read(&mut window[RECORD_BYTES - UNIT..])? {
+            return Ok(false);
+        }
+    }
 }
 
 fn put(
@@ -164,6 +357,6 @@ fn put(
             let len = order.bytes().min(device.size().saturating_sub(record.offset) as usize);
             device.write(io, record.offset, &bytes[..len])
         }
-        What::End => Ok(()),
+        What::Begin | What::End => Ok(()),
     }
 }

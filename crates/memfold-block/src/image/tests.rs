@@ -1,6 +1,6 @@
 //! Images: what was acknowledged comes back, whatever was cut off or damaged, and nothing else is
 //! taken for it.
-use super::format::{self, RECORD_BYTES, Record, What};
+use super::format::{self, RECORD_BYTES, Record, Sums, What};
 use super::*;
 use crate::device::tests::{spill_settings, spilling};
 use crate::device::{Backing, Device, Settings, Status, Zeros};
@@ -9,7 +9,7 @@ use memfold_testkit::fill::fill;
 use memfold_testkit::mutations::feed;
 use memfold_testkit::random::{Random, seed};
 use memfold_testkit::scratch::Scratch;
-use std::fs::{self, File};
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -73,12 +73,21 @@ fn change(device: &Device, wanted: &mut [u8], random: &mut Random) {
 
 /// The image's devices, in new memory of blocks of `order`.
 fn open(path: &Path, order: u8) -> Result<(Vec<Arc<Device>>, Journal), ImageError> {
-    let (file, found, extent) = Journal::look(path)?.expect("it is there");
-    assert_eq!(found, entries());
+    let place = Place::open(path)?;
+    let image = Journal::look(&place)?.expect("it is there");
+    assert_eq!(image.entries(), entries());
     let devices = devices(order, 0);
-    restore(&file, &extent, &devices)?;
-    let journal = Journal::resume(path, file, &extent, &devices)?;
+    image.restore(&devices)?;
+    let journal = Journal::resume(place, image, &devices)?;
     Ok((devices, journal))
+}
+
+fn create(path: &Path, devices: &[Arc<Device>]) -> Journal {
+    Journal::create(Place::open(path).unwrap(), &entries(), devices).unwrap()
+}
+
+fn load(path: &Path) -> Image {
+    Image::open(&Place::open(path).unwrap()).unwrap().expect("it is there")
 }
 
 #[test]
@@ -96,17 +105,14 @@ fn an_image_brings_back_every_byte_and_every_hole_also_of_what_was_written_back(
             }
         }
         let path = scratch.0.join("image");
-        save(&path, &entries(), &all).unwrap();
+        save(&Place::open(&path).unwrap(), &entries(), &all).unwrap();
         assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 1, "nothing else stays behind");
         // In blocks of another size as well.
         for order in [order, 2] {
-            let file = File::open(&path).unwrap();
-            let (found, start) = read_head(&file).unwrap();
-            assert_eq!(found, entries());
-            let extent = scan(&file, start).unwrap();
-            assert_eq!((extent.end, extent.groups), (file.metadata().unwrap().len(), 1));
+            let image = load(&path);
+            assert_eq!((image.entries(), image.extent.groups), (&entries()[..], 1));
             let back = devices(order, 0);
-            restore(&file, &extent, &back).unwrap();
+            image.restore(&back).unwrap();
             for ((device, back), wanted) in all.iter().zip(&back).zip(&wanted) {
                 assert!(read(device) == *wanted && read(back) == *wanted, "order {order}");
                 assert_eq!(status(back), status(device));
@@ -120,7 +126,7 @@ fn whatever_is_cut_off_after_a_flush_all_that_was_flushed_comes_back() {
     let mut random = Random::new(seed(51));
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
-    let journal = Journal::create(&path, &entries(), &all).unwrap();
+    let journal = create(&path, &all);
     let mut now = vec![0; SIZE as usize];
     // What was there at each flush, and how long the image was then.
     let mut states = vec![(journal.bytes(), now.clone(), status(&all[0]))];
@@ -136,18 +142,24 @@ fn whatever_is_cut_off_after_a_flush_all_that_was_flushed_comes_back() {
     change(&all[0], &mut now, &mut random);
     drop(journal);
     let whole = fs::read(&path).unwrap();
-    assert_eq!(whole.len() as u64, end);
+    // Behind it lies the begin of the next group.
+    assert_eq!(whole.len() as u64, end + RECORD_BYTES as u64);
     let mut cuts: Vec<u64> = states.iter().flat_map(|(at, ..)| [*at, at + 47, at - 1]).collect();
     cuts.extend((0..10).map(|_| states[0].0 + random.below((end - states[0].0) as usize) as u64));
     for cut in cuts.into_iter().filter(|cut| *cut <= end && *cut >= states[0].0) {
-        let (_, wanted, holes) = states.iter().rev().find(|(at, ..)| *at <= cut).unwrap();
+        let next = states.iter().position(|(at, ..)| *at > cut).unwrap_or(states.len());
         let copy = scratch.0.join("cut");
         // As a power cut leaves it: the end of the file missing, or never written.
         for rest in [&[][..], &[0; 4096], &[0x5a; 333]] {
             fs::write(&copy, [&whole[..cut as usize], rest].concat()).unwrap();
             let (back, journal) = open(&copy, 2).unwrap();
-            assert!(read(&back[0]) == *wanted, "cut at {cut} of {end}");
-            assert_eq!(status(&back[0]), *holes);
+            // A group that lost only what fills it up is whole.
+            let found = (read(&back[0]), status(&back[0]));
+            let is_whole = |(at, ..): &&(u64, _, _)| *at - cut < format::GROUP_UNIT;
+            let mut fitting =
+                states[next - 1..next].iter().chain(states.get(next).filter(is_whole));
+            let is_fitting = fitting.any(|(_, now, holes)| found == (now.clone(), holes.clone()));
+            assert!(is_fitting, "cut at {cut} of {end}");
             // It goes on from there.
             back[0].write(&mut back[0].io(), 100, b"more").unwrap();
             journal.flush().unwrap();
@@ -163,7 +175,7 @@ fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
     let mut random = Random::new(seed(52));
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
-    let journal = Journal::create(&path, &entries(), &all).unwrap();
+    let journal = create(&path, &all);
     let mut now = vec![0; SIZE as usize];
     for _ in 0..3 {
         change(&all[0], &mut now, &mut random);
@@ -171,12 +183,12 @@ fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
     }
     drop(journal);
     let whole = fs::read(&path).unwrap();
+    // Without the begin of the next group the last one was not acknowledged.
     let last = whole.len() - RECORD_BYTES;
     let copy = scratch.0.join("damaged");
     for round in 0..120 {
         let mut bytes = whole.clone();
-        // Padding is no byte of anything, and without the last end the last group was not
-        // acknowledged.
+        // Padding is no byte of anything.
         let at = random.below(last);
         let before = bytes[at];
         bytes[at] ^= 1 << random.below(8);
@@ -196,7 +208,7 @@ fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
     for (bytes, wanted) in [
         (b"no image at all, but long enough to be one".to_vec(), ImageError::NoImage),
         (vec![], ImageError::NoImage),
-        ([&whole[..16], &[2, 0, 0, 0], &whole[20..]].concat(), ImageError::Version(2)),
+        ([&whole[..16], &[3, 0, 0, 0], &whole[20..]].concat(), ImageError::Version(3)),
         (whole[..30].to_vec(), ImageError::Short),
     ] {
         fs::write(&copy, &bytes).unwrap();
@@ -206,10 +218,103 @@ fn what_was_flushed_and_is_damaged_is_refused_and_never_taken_for_less() {
 }
 
 #[test]
+fn bytes_that_look_like_records_count_nowhere_else() {
+    let scratch = Scratch::new();
+    let own = |name: &str| {
+        let all = devices(2, 0);
+        let path = scratch.0.join(name);
+        let journal = create(&path, &all);
+        for turn in 0..6 {
+            all[0].write(&mut all[0].io(), 0, &[turn; 9000]).unwrap();
+            journal.flush().unwrap();
+        }
+        (fs::read(&path).unwrap(), journal.bytes(), all)
+    };
+    let (mut first, end, all) = own("first");
+    let (second, same_end, _) = own("second");
+    assert_eq!((first.len(), end), (second.len(), same_end));
+    first.truncate(end as usize);
+    let cut = first.len() - 3 * format::GROUP_UNIT as usize;
+    let copy = scratch.0.join("copy");
+    let opens = |bytes: &[u8]| {
+        fs::write(&copy, bytes).unwrap();
+        open(&copy, 2).map(|(back, _)| read(&back[0])[..9000].to_vec())
+    };
+    let last = opens(&first[..cut]).unwrap();
+    assert!(last[0] < 5);
+    // The rest of another image with the same history, where its records would stand.
+    assert_eq!(opens(&[&first[..cut], &second[cut..]].concat()), Ok(last.clone()));
+    // A client has written the image itself, all of it, into its device, and power is cut.
+    assert_eq!(opens(&[&first[..cut], &first, &first].concat()), Ok(last));
+    // In a payload that does not shrink.
+    let path = scratch.0.join("nested");
+    let journal = create(&path, &all);
+    let mut noise = Random::new(55).noise(200_000);
+    for at in (0..noise.len() - 8192).step_by(8192) {
+        noise[at..at + RECORD_BYTES].copy_from_slice(&first[end as usize - 4096..][..RECORD_BYTES]);
+        let mut ends = Vec::new();
+        let old = Record { payload_len: 0, ..Record::end(at as u64 / 8192) };
+        old.put(&Sums { random: None }, 0, &[], &mut ends);
+        noise[at + 4096..at + 4096 + RECORD_BYTES].copy_from_slice(&ends);
+    }
+    all[1].write(&mut all[1].io(), 0, &noise).unwrap();
+    let before = journal.bytes() as usize;
+    journal.flush().unwrap();
+    drop(journal);
+    let whole = fs::read(&path).unwrap();
+    for cut in (before..whole.len() - format::GROUP_UNIT as usize).step_by(3000) {
+        assert_eq!(opens(&whole[..cut]), Ok(vec![5; 9000]), "cut at {cut}");
+        // The first sector is lost, too.
+        let lost = [&whole[..before], &[0; 512], &whole[before + 512..]].concat();
+        assert_eq!(opens(&lost[..cut.max(before + 512)]), Ok(vec![5; 9000]), "cut at {cut}");
+    }
+}
+
+#[test]
+fn image_of_the_old_version_opens_and_is_new_after_a_change() {
+    let scratch = Scratch::new();
+    let path = scratch.0.join("old");
+    // Without its second group, which holds no bytes of any codec.
+    let old = &fuzz::seeds()[1];
+    let old = &old[..old.len() - 2 * RECORD_BYTES - format::UNIT];
+    fs::write(&path, old).unwrap();
+    let open = || {
+        let place = Place::open(&path).unwrap();
+        let image = Journal::look(&place).unwrap().expect("it is there");
+        let backing = Backing::new(&Settings { pools: 1, ..Settings::default() }).unwrap();
+        let new = |entry: &Entry| Device::new(&backing, entry.size).unwrap();
+        let devices: Vec<_> = image.entries().iter().map(new).collect();
+        image.restore(&devices).unwrap();
+        (Journal::resume(place, image, &devices).unwrap(), devices)
+    };
+    let (journal, devices) = open();
+    let mut held = read(&devices[0]);
+    assert_eq!(held[..9], [0, 0, 0, 0, 0, 0, 0, 1, 1]);
+    journal.flush().unwrap();
+    assert_eq!(fs::read(&path).unwrap(), old, "nothing has changed");
+    devices[0].write(&mut devices[0].io(), 50_000, b"new").unwrap();
+    held[50_000..50_003].copy_from_slice(b"new");
+    journal.flush().unwrap();
+    drop((journal, devices));
+    assert_eq!(fs::read(&path).unwrap()[16..20], [2, 0, 0, 0]);
+    assert!(read(&open().1[0]) == held);
+}
+
+#[test]
+fn file_that_was_left_over_is_no_obstacle() {
+    let (scratch, all) = (Scratch::new(), devices(2, 0));
+    let path = scratch.0.join("image");
+    fs::write(scratch.0.join(format!(".image.{}.new", std::process::id())), b"").unwrap();
+    let journal = create(&path, &all);
+    drop(journal);
+    assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 2);
+}
+
+#[test]
 fn threads_that_write_and_flush_at_once_find_all_they_flushed() {
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
-    let journal = Journal::create(&path, &entries(), &all).unwrap();
+    let journal = create(&path, &all);
     let own = 500_000;
     let state = |n: usize| {
         let (device, journal) = (&all[0], &journal);
@@ -239,7 +344,7 @@ fn threads_that_write_and_flush_at_once_find_all_they_flushed() {
 fn an_image_that_has_grown_far_is_written_anew_and_holds_the_same() {
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
-    let journal = Journal::create(&path, &entries(), &all).unwrap();
+    let journal = create(&path, &all);
     let mut random = Random::new(53);
     let (mut io, mut bytes) = (all[0].io(), Vec::new());
     let mut most = 0;
@@ -254,29 +359,13 @@ fn an_image_that_has_grown_far_is_written_anew_and_holds_the_same() {
         "{most}, then {}",
         journal.bytes()
     );
-    assert_eq!(fs::metadata(&path).unwrap().len(), journal.bytes());
+    assert_eq!(fs::metadata(&path).unwrap().len(), journal.bytes() + RECORD_BYTES as u64);
     // The one that took its place is in use, too.
-    assert_eq!(Journal::look(&path).err(), Some(ImageError::InUse));
+    let place = Place::open(&path).unwrap();
+    assert_eq!(Journal::look(&place).err(), Some(ImageError::InUse));
     drop(journal);
     let (back, _) = open(&path, 2).unwrap();
     assert!(read(&back[0])[..bytes.len()] == bytes);
-}
-
-#[test]
-fn an_image_that_can_not_be_written_says_so_and_the_next_flush_has_all() {
-    let (scratch, all) = (Scratch::new(), devices(2, 0));
-    let path = scratch.0.join("image");
-    let journal = Journal::create(&path, &entries(), &all).unwrap();
-    all[0].write(&mut all[0].io(), 0, &[7; 50_000]).unwrap();
-    journal.use_file(File::open(&path).unwrap());
-    assert!(matches!(journal.flush(), Err(ImageError::System(_))));
-    assert!(journal.error().unwrap().contains("image"));
-    // Nothing is known of the file any more, so that it is written anew.
-    journal.flush().unwrap();
-    assert_eq!(journal.error(), None);
-    drop(journal);
-    let (back, _) = open(&path, 2).unwrap();
-    assert_eq!(read(&back[0])[..50_000], [7; 50_000]);
 }
 
 #[test]
@@ -293,10 +382,8 @@ fn what_does_not_fit_the_limit_is_said() {
         large[0].write(&mut large[0].io(), at << 21, &noise).unwrap();
     }
     let entries = [Entry { name: String::new(), size: 32 << 20 }];
-    save(&path, &entries, &large).unwrap();
-    let file = File::open(&path).unwrap();
-    let extent = scan(&file, read_head(&file).unwrap().1).unwrap();
-    assert_eq!(restore(&file, &extent, &own), Err(ImageError::NoSpace));
+    save(&Place::open(&path).unwrap(), &entries, &large).unwrap();
+    assert_eq!(load(&path).restore(&own), Err(ImageError::NoSpace));
     drop(all);
 }
 
@@ -309,14 +396,18 @@ fn records_come_back_and_say_what_they_cover() {
         payload: b"abc",
     };
     let record = Record::of(3, &piece);
+    let sums = Sums { random: Some([9; 16]) };
     let mut bytes = Vec::new();
-    record.put(b"abc", &mut bytes);
+    let sum = record.put(&sums, 4096, b"abc", &mut bytes);
     assert_eq!(bytes.len(), RECORD_BYTES + format::UNIT);
     assert_eq!(Record::parse(&bytes), Some(record));
-    assert!(Record::is_intact(&bytes, 3));
+    assert_eq!(Record::checksum(&sums, 4096, &bytes, 3), Some(sum));
+    // Elsewhere, or in another image, it is none.
+    assert_eq!(Record::checksum(&sums, 8192, &bytes, 3), None);
+    assert_eq!(Record::checksum(&Sums { random: Some([8; 16]) }, 4096, &bytes, 3), None);
     assert_eq!(record.what, What::Object { order: Order::new(2).unwrap(), fields: 77 });
     bytes[RECORD_BYTES] ^= 1;
-    assert!(!Record::is_intact(&bytes, 3));
+    assert_eq!(Record::checksum(&sums, 4096, &bytes, 3), None);
 }
 
 #[test]

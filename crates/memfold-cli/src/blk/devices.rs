@@ -1,9 +1,8 @@
 //! The devices that are served: new ones, or those of an image.
 use super::flags::{Settings, Wanted};
 use crate::failure::Failure;
-use memfold_block::image::{self, Entry, Extent, ImageError, Journal};
+use memfold_block::image::{self, Entry, Image, ImageError, Journal, Place};
 use memfold_block::{Backing, Device, DeviceError, Export, NAME_BYTES_MAX};
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,10 +17,9 @@ pub struct Devices {
 
 /// An image to begin with.
 struct Found {
-    file: File,
-    extent: Extent,
-    /// It is the one that follows the devices.
-    is_own: bool,
+    image: Image,
+    /// Where it is, if it is the one that follows the devices.
+    own: Option<Place>,
     flag: &'static str,
 }
 
@@ -75,7 +73,8 @@ impl Devices {
             journal.flush().map_err(|e| at("persist", settings.persist.as_deref(), e))?;
         }
         if let Some(path) = &settings.save {
-            image::save(path, &self.entries, &self.devices)
+            Place::open(path)
+                .and_then(|place| image::save(&place, &self.entries, &self.devices))
                 .map_err(|e| at("save", Some(path), e))?;
         }
         Ok(())
@@ -97,24 +96,22 @@ fn check_place(path: &Path) -> Result<(), Failure> {
     if !directory.is_dir() {
         return Err(at("save", Some(path), "its directory does not exist"));
     }
-    match File::open(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(at("save", Some(path), ImageError::from(e))),
-        Ok(file) => match image::read_head(&file) {
-            Err(ImageError::NoImage | ImageError::System(_)) => Err(at(
-                "save",
-                Some(path),
-                "exists and is no image of memfold blk; it is left as it is",
-            )),
-            _ => Ok(()),
-        },
+    match Place::open(path).and_then(|place| Image::check_head(&place)) {
+        Ok(()) => Ok(()),
+        Err(error @ ImageError::System(_)) => Err(at("save", Some(path), error)),
+        Err(ImageError::NoImage) => Err(at(
+            "save",
+            Some(path),
+            "exists and is no image of memfold blk; it is left as it is",
+        )),
+        Err(_) => Ok(()),
     }
 }
 
 /// The image to begin with, if there is one, and the devices that are wanted then.
 fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failure> {
     let own = match &settings.persist {
-        Some(path) => Journal::look(path).map_err(|e| at("persist", Some(path), e))?,
+        Some(path) => look(path).map_err(|e| at("persist", Some(path), e))?,
         None => None,
     };
     let (flag, path) =
@@ -126,13 +123,15 @@ fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failu
             "the image of --persist is there already: leave --load out",
         ));
     }
-    let is_own = own.is_some();
     let found = match (own, &settings.load) {
-        (Some(found), _) => Some(found),
-        (None, Some(path)) => Some(look(path).map_err(|e| at("load", Some(path), e))?),
+        (Some((place, image)), _) => Some(Found { image, own: Some(place), flag }),
+        (None, Some(path)) => {
+            let image = load(path).map_err(|e| at("load", Some(path), e))?;
+            Some(Found { image, own: None, flag })
+        }
         (None, None) => None,
     };
-    let Some((file, entries, extent)) = found else {
+    let Some(found) = found else {
         if settings.exports.is_empty() {
             return Err(at(
                 "persist",
@@ -142,16 +141,21 @@ fn find_image(settings: &Settings) -> Result<(Option<Found>, Vec<Wanted>), Failu
         }
         return Ok((None, with_read_only(settings, settings.exports.clone())));
     };
-    let wanted = wanted(settings, &entries).map_err(|why| at(flag, path.as_deref(), why))?;
-    Ok((Some(Found { file, extent, is_own, flag }), with_read_only(settings, wanted)))
+    let wanted =
+        wanted(settings, found.image.entries()).map_err(|why| at(flag, path.as_deref(), why))?;
+    Ok((Some(found), with_read_only(settings, wanted)))
+}
+
+/// An image that is written to, with its place.
+fn look(path: &Path) -> Result<Option<(Place, Image)>, ImageError> {
+    let place = Place::open(path)?;
+    Ok(Journal::look(&place)?.map(|image| (place, image)))
 }
 
 /// An image that is only read.
-fn look(path: &Path) -> Result<(File, Vec<Entry>, Extent), ImageError> {
-    let file = File::open(path)?;
-    let (entries, start) = image::read_head(&file)?;
-    let extent = image::scan(&file, start)?;
-    if extent.groups == 0 { Err(ImageError::Short) } else { Ok((file, entries, extent)) }
+fn load(path: &Path) -> Result<Image, ImageError> {
+    let found = Image::open(&Place::open(path)?)?;
+    found.ok_or(ImageError::System("there is no such file".to_string()))
 }
 
 /// The devices of an image, which must be those that were asked for, if any were.
@@ -190,15 +194,15 @@ fn restore(
     devices: &[Arc<Device>],
 ) -> Result<Option<Arc<Journal>>, Failure> {
     let mut own = None;
-    if let Some(Found { file, extent, is_own, flag }) = found {
-        let path = if is_own { &settings.persist } else { &settings.load };
-        image::restore(&file, &extent, devices).map_err(|e| at(flag, path.as_deref(), e))?;
-        own = is_own.then_some((file, extent));
+    if let Some(Found { image, own: place, flag }) = found {
+        let path = if place.is_some() { &settings.persist } else { &settings.load };
+        image.restore(devices).map_err(|e| at(flag, path.as_deref(), e))?;
+        own = place.map(|place| (place, image));
     }
     let Some(path) = &settings.persist else { return Ok(None) };
     let journal = match own {
-        Some((file, extent)) => Journal::resume(path, file, &extent, devices),
-        None => Journal::create(path, entries, devices),
+        Some((place, image)) => Journal::resume(place, image, devices),
+        None => Place::open(path).and_then(|place| Journal::create(place, entries, devices)),
     };
     journal.map(|journal| Some(Arc::new(journal))).map_err(|e| at("persist", Some(path), e))
 }

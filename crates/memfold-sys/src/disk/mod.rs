@@ -1,5 +1,6 @@
 //! The swap device as the engine sees it: the seam where tests put a faulty one.
 mod uring;
+pub mod files;
 pub mod swapfile;
 
 use crate::Errno;

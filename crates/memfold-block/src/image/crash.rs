@@ -1,0 +1,470 @@
+//! Images on a disk that forgets, tears and fails: each opens, and holds all that was acknowledged.
+use super::{Entry, Image, ImageError, Journal, Place};
+use crate::device::{Backing, Device, Settings, Zeros};
+use memfold_store::CodecSpec;
+use memfold_sys::Errno;
+use memfold_sys::units::Order;
+use memfold_testkit::files::{Fate, Fault, Forgetful};
+use memfold_testkit::fill::fill;
+use memfold_testkit::random::{Random, seed};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+const SIZES: [u64; 2] = [(96 << 10) + 512, 16 << 10];
+const NAME: &[u8] = b"disk.img";
+/// Small enough that a few flushes need a new image.
+const SLACK_BYTES: u64 = 8 << 10;
+
+/// How much is tried.
+#[derive(Copy, Clone)]
+struct Effort {
+    /// Power cuts for each moment, beside those in which all or none is lost.
+    cuts: usize,
+    steps: usize,
+}
+
+fn backing() -> Arc<Backing> {
+    let settings = Settings {
+        codec: CodecSpec::parse("lz4").unwrap(),
+        block_order: Order::new(1).unwrap(),
+        pools: 1,
+        ..Settings::default()
+    };
+    Backing::new(&settings).unwrap()
+}
+
+fn entries() -> Vec<Entry> {
+    let entry = |(number, size): (usize, &u64)| Entry { name: format!("{number}"), size: *size };
+    SIZES.iter().enumerate().map(entry).collect()
+}
+
+fn place(folder: &Forgetful) -> Place {
+    Place::new(Path::new("disk.img"), Box::new(folder.clone()), NAME)
+}
+
+/// Devices that change, and their image.
+struct Served {
+    folder: Forgetful,
+    backing: Arc<Backing>,
+    devices: Vec<Arc<Device>>,
+    journal: Option<Journal>,
+    /// What the devices held at each flush that was tried.
+    states: Vec<Vec<u8>>,
+    /// The last of them that was acknowledged.
+    acknowledged: usize,
+    random: Random,
+}
+
+impl Served {
+    /// New devices of zeros, without an image yet.
+    fn new(folder: &Forgetful, backing: &Arc<Backing>, random: Random) -> Served {
+        let devices = SIZES.iter().map(|size| Device::new(backing, *size).unwrap()).collect();
+        let mut served = Served {
+            folder: folder.clone(),
+            backing: backing.clone(),
+            devices,
+            journal: None,
+            states: Vec::new(),
+            acknowledged: 0,
+            random,
+        };
+        served.states.push(content(&served.devices));
+        served
+    }
+
+    /// Those of the image that is there; `None` if none is. A power cut meanwhile may leave any of
+    /// the states before.
+    fn open(
+        folder: &Forgetful,
+        backing: &Arc<Backing>,
+        random: Random,
+        before: &[Vec<u8>],
+        acknowledged: usize,
+    ) -> Result<Option<Served>, ImageError> {
+        let mut served = Served::new(folder, backing, random);
+        folder.note(acknowledged << 16 | before.len());
+        let place = place(folder);
+        let Some(image) = Journal::look(&place)? else { return Ok(None) };
+        assert_eq!(image.entries(), entries());
+        image.restore(&served.devices)?;
+        served.states = [before, &[content(&served.devices)]].concat();
+        let journal = Journal::resume(place, image, &served.devices)?;
+        served.journal = Some(journal.with_slack(SLACK_BYTES));
+        served.acknowledged = before.len();
+        served.note();
+        Ok(Some(served))
+    }
+
+    /// The server is killed and started again, until it can be.
+    fn start_again(&mut self) {
+        let (folder, backing) = (self.folder.clone(), self.backing.clone());
+        if self.journal.take().is_none() {
+            return;
+        }
+        let states = std::mem::take(&mut self.states);
+        loop {
+            match Served::open(&folder, &backing, self.random.fork(), &states, self.acknowledged) {
+                Ok(Some(served)) => {
+                    let found = served.states.last().unwrap();
+                    assert!(states[self.acknowledged..].contains(found), "what was flushed");
+                    *self = served;
+                    return;
+                }
+                Err(ImageError::System(_)) => {}
+                other => panic!("{:?}", other.err()),
+            }
+        }
+    }
+
+    /// A few writes, discards and zeros.
+    fn change(&mut self) {
+        for _ in 0..1 + self.random.below(3) {
+            let device = &self.devices[self.random.below(8) / 7];
+            let size = device.size() as usize;
+            let at = self.random.below(size);
+            let most = self.random.pick(&[100, 3000, 20_000]);
+            let len = (1 + self.random.below(most)).min(size - at);
+            let mut io = device.io();
+            match self.random.below(5) {
+                0 => device.zero(&mut io, at as u64, len as u64, Zeros::Hole).unwrap(),
+                1 => device.zero(&mut io, at as u64, len as u64, Zeros::Written).unwrap(),
+                _ => {
+                    let mut bytes = vec![0; len];
+                    fill(&mut self.random, &mut bytes);
+                    device.write(&mut io, at as u64, &bytes).unwrap();
+                }
+            }
+        }
+    }
+
+    /// Flushes, or makes the image if there is none yet.
+    fn flush(&mut self) -> Result<(), ImageError> {
+        self.states.push(content(&self.devices));
+        self.note();
+        match &self.journal {
+            Some(journal) => journal.flush()?,
+            None => {
+                let made = Journal::create(place(&self.folder), &entries(), &self.devices)?;
+                self.journal = Some(made.with_slack(SLACK_BYTES));
+            }
+        }
+        self.acknowledged = self.states.len() - 1;
+        self.note();
+        Ok(())
+    }
+
+    /// With a moment: what was acknowledged, and what was tried.
+    fn note(&self) {
+        self.folder.note(self.acknowledged << 16 | (self.states.len() - 1));
+    }
+
+    /// Verifies that what is there holds what was acknowledged at a moment, or what was tried after
+    /// that.
+    fn check(&self, folder: &Forgetful, note: usize, what: &str) {
+        let (acknowledged, tried) = (note >> 16, note & 0xffff);
+        let found = match read(folder, &self.backing) {
+            Ok(Some(found)) => found,
+            // No image was made yet.
+            Ok(None) if acknowledged == 0 => return,
+            other => panic!("{what}: {:?}, and {acknowledged} was acknowledged", other.err()),
+        };
+        let is_one = self.states[acknowledged..=tried].contains(&found);
+        assert!(is_one, "{what}: not what was flushed as {acknowledged} to {tried}");
+    }
+}
+
+/// All bytes of devices, and which of them are holes.
+fn content(devices: &[Arc<Device>]) -> Vec<u8> {
+    let mut all = Vec::new();
+    for device in devices {
+        let mut bytes = vec![0; device.size() as usize];
+        device.read(&mut device.io(), 0, &mut bytes).unwrap();
+        all.extend(bytes);
+        let each = |len: u64, status| {
+            (0..len.div_ceil(512)).for_each(|_| all.push(status as u8));
+            true
+        };
+        device.status(0, device.size(), each).unwrap();
+    }
+    all
+}
+
+/// What the image in a directory holds.
+fn read(folder: &Forgetful, backing: &Arc<Backing>) -> Result<Option<Vec<u8>>, ImageError> {
+    let Some(image) = Image::open(&place(folder))? else { return Ok(None) };
+    let devices: Vec<Arc<Device>> =
+        SIZES.iter().map(|size| Device::new(backing, *size).unwrap()).collect();
+    image.restore(&devices)?;
+    Ok(Some(content(&devices)))
+}
+
+/// Cuts power at a moment in many ways.
+fn cut(served: &Served, note: usize, moment: &Forgetful, cuts: usize, random: &mut Random) {
+    let count = moment.unsynced();
+    let all = |fate| moment.after_power_cut(|_| fate);
+    served.check(&all(Fate::Lost), note, "all lost");
+    served.check(&all(Fate::Done), note, "nothing lost");
+    served.check(&moment.after_kill(), note, "killed");
+    // Every set, of few changes.
+    if count < 31 && 1 << count <= cuts {
+        for set in 0..1 << count {
+            let fate = |n| if set >> n & 1 == 1 { Fate::Done } else { Fate::Lost };
+            served.check(&moment.after_power_cut(fate), note, "some lost");
+        }
+    }
+    for turn in 0..cuts {
+        // Of many changes some only.
+        let one = if count <= cuts / 4 { turn / 4 } else { random.below(count) };
+        if one >= count {
+            break;
+        }
+        let (what, [before, at, after]) = [
+            ("a prefix", [Fate::Done, Fate::Torn, Fate::Lost]),
+            ("all but one", [Fate::Done, random.pick(&[Fate::Lost, Fate::Zeros]), Fate::Done]),
+            ("all, one torn", [Fate::Done, Fate::Torn, Fate::Done]),
+            ("one only", [Fate::Lost, Fate::Done, Fate::Lost]),
+        ][turn % 4];
+        let fate = |n: usize| match n.cmp(&one) {
+            std::cmp::Ordering::Less => before,
+            std::cmp::Ordering::Equal => at,
+            std::cmp::Ordering::Greater => after,
+        };
+        served.check(&moment.after_power_cut(fate), note, what);
+    }
+    for _ in 0..cuts / 4 {
+        served.check(&moment.after_any_power_cut(random), note, "any lost");
+    }
+}
+
+/// Goes on after a power cut or a kill, and has another power cut.
+fn go_on(
+    found: &Forgetful,
+    before: &[Vec<u8>],
+    backing: &Arc<Backing>,
+    mut random: Random,
+    cuts: usize,
+) {
+    found.record();
+    let opened = Served::open(found, backing, random.fork(), before, 0).unwrap();
+    let Some(mut served) = opened else { return };
+    for _ in 0..2 {
+        served.change();
+        served.flush().unwrap();
+    }
+    for (note, moment) in found.moments() {
+        cut(&served, note, &moment, cuts, &mut random);
+    }
+}
+
+fn cut_power(effort: Effort, seed: u64) {
+    let (backing, mut random) = (backing(), Random::new(seed));
+    let folder = Forgetful::new();
+    if seed % 2 == 1 {
+        folder.refuse_nameless();
+    }
+    folder.record();
+    let mut served = Served::new(&folder, &backing, random.fork());
+    for _ in 0..effort.steps {
+        served.change();
+        served.flush().unwrap();
+    }
+    assert_eq!(folder.names(), 1);
+    for (note, moment) in folder.moments() {
+        cut(&served, note, &moment, effort.cuts, &mut random);
+        let found = moment.after_any_power_cut(&mut random);
+        let before = &served.states[note >> 16..=note & 0xffff];
+        go_on(&found, before, &backing, random.fork(), effort.cuts / 8);
+        go_on(&moment.after_kill(), before, &backing, random.fork(), effort.cuts / 8);
+    }
+}
+
+#[test]
+fn power_cut_at_any_moment_leaves_all_that_was_flushed() {
+    let first = seed(70);
+    (first..first + 3).for_each(|seed| cut_power(Effort { cuts: 24, steps: 9 }, seed));
+}
+
+/// New seeds for `MEMFOLD_SECONDS` (600).
+#[test]
+#[ignore = "for make torture: many more power cuts and failing calls"]
+fn hunt() {
+    let seconds = std::env::var("MEMFOLD_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(600);
+    let begin = Instant::now();
+    let mut next = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    while begin.elapsed() < Duration::from_secs(seconds) {
+        next += 1;
+        println!("seed {next}");
+        cut_power(Effort { cuts: 120, steps: 12 }, next);
+        fail_each_call(Effort { cuts: 48, steps: 10 }, next);
+    }
+}
+
+/// What may go wrong with a call.
+const FAULTS: [Fault; 6] = [
+    Fault::Fails(Errno::IO),
+    Fault::Partly(Errno::IO),
+    Fault::Fails(Errno::NOSPC),
+    Fault::Partly(Errno::NOSPC),
+    Fault::Fails(Errno::MFILE),
+    Fault::Short,
+];
+
+/// Serves, starts again in the middle, and serves on, while the calls from `from` on go wrong.
+/// Returns how many calls there were.
+fn serve_with(
+    fault: Option<(usize, usize, Fault)>,
+    effort: Effort,
+    backing: &Arc<Backing>,
+    seed: u64,
+) -> usize {
+    let mut random = Random::new(seed);
+    let folder = Forgetful::new();
+    if let Some((from, count, fault)) = fault {
+        folder.fail(from, count, fault);
+    }
+    let what = format!("{fault:?}");
+    folder.record();
+    let mut served = Served::new(&folder, backing, random.fork());
+    for step in 0..effort.steps {
+        if step == effort.steps / 2 {
+            served.start_again();
+        }
+        served.change();
+        let done = served.flush();
+        let fine = matches!(fault, None | Some((_, _, Fault::Short)));
+        assert!(done.is_ok() || !fine, "{what}: {done:?}");
+    }
+    let calls = folder.calls();
+    assert!(fault.is_some() || folder.files() > 1, "it is written anew");
+    // Nothing goes wrong any more, so nothing is wrong any more.
+    folder.fail(usize::MAX, 0, Fault::Short);
+    served.flush().unwrap_or_else(|error| panic!("{what}: {error:?}"));
+    let last = served.states.last().unwrap();
+    let moments = folder.moments();
+    for (note, moment) in &moments {
+        let all = |fate| moment.after_power_cut(|_| fate);
+        served.check(&all(Fate::Lost), *note, &what);
+        served.check(&all(Fate::Done), *note, &what);
+        for _ in 0..effort.cuts / 12 {
+            served.check(&moment.after_any_power_cut(&mut random), *note, &what);
+        }
+    }
+    let (_, end) = moments.last().unwrap();
+    let lost = end.after_power_cut(|_| Fate::Lost);
+    assert!(read(&lost, backing).unwrap().as_ref() == Some(last), "{what}");
+    // What removes it may fail, too.
+    let is_clean = folder.names() == 1 || fault.is_some_and(|(_, count, _)| count > 1);
+    assert!(is_clean, "{what}: something is left behind");
+    calls
+}
+
+fn fail_each_call(effort: Effort, seed: u64) {
+    let backing = backing();
+    let calls = serve_with(None, effort, &backing, seed);
+    for from in 0..calls {
+        for fault in FAULTS {
+            for count in [1, 3] {
+                serve_with(Some((from, count, fault)), effort, &backing, seed);
+            }
+        }
+    }
+}
+
+#[test]
+fn call_that_fails_loses_nothing_that_was_flushed() {
+    fail_each_call(Effort { cuts: 12, steps: 8 }, seed(81));
+}
+
+#[test]
+fn group_mixed_of_two_attempts_does_not_count() {
+    let folder = Forgetful::new();
+    let (mut served, _) = filled(&folder);
+    let write = |served: &mut Served, block: u64| {
+        let noise = served.random.noise(8192);
+        served.devices[0].write(&mut served.devices[0].io(), block * 8192, &noise).unwrap();
+    };
+    (0..3).for_each(|block| write(&mut served, block));
+    // All of it is on disk, but not acknowledged, and can't be cut off.
+    folder.fail(folder.calls() + 1, 2, Fault::Partly(Errno::NOSPC));
+    assert!(served.flush().is_err());
+    folder.fail(usize::MAX, 0, Fault::Short);
+    // The one between is the same in both, so that sectors of both fit.
+    [0, 2].into_iter().for_each(|block| write(&mut served, block));
+    folder.record();
+    served.flush().unwrap();
+    let (note, moment) = folder.moments().swap_remove(0);
+    for end in 0..=moment.unsynced() {
+        let fate = |n| if n < end { Fate::Done } else { Fate::Lost };
+        served.check(&moment.after_power_cut(fate), note, "mixed");
+        let fate = |n| if n < end { Fate::Lost } else { Fate::Done };
+        served.check(&moment.after_power_cut(fate), note, "mixed");
+    }
+}
+
+/// An image of noise, and bytes that one of its flushes takes at most.
+fn filled(folder: &Forgetful) -> (Served, usize) {
+    let mut served = Served::new(folder, &backing(), Random::new(90));
+    let noise = served.random.noise(SIZES[0] as usize);
+    served.devices[0].write(&mut served.devices[0].io(), 0, &noise).unwrap();
+    served.flush().unwrap();
+    (served, 3 * 4096)
+}
+
+fn write_a_page(served: &mut Served) {
+    let noise = served.random.noise(4096);
+    served.devices[0].write(&mut served.devices[0].io(), 8192, &noise).unwrap();
+}
+
+#[test]
+fn new_image_without_room_costs_only_the_attempt() {
+    let folder = Forgetful::new();
+    let (mut served, most) = filled(&folder);
+    let bytes = || folder.bytes(NAME).unwrap();
+    let new = bytes();
+    let room = 3 * new;
+    folder.set_room(room);
+    // Far beyond what a new image is written at, and up to the last room.
+    while bytes() + most < room {
+        let before = bytes();
+        write_a_page(&mut served);
+        served.flush().unwrap();
+        assert!(bytes() > before && bytes() - before <= most, "{before}, then {}", bytes());
+    }
+    // No room for a group: that flush fails, and nothing else does.
+    let noise = served.random.noise(16 * 4096);
+    served.devices[0].write(&mut served.devices[0].io(), 0, &noise).unwrap();
+    let before = bytes();
+    assert!(served.flush().is_err());
+    assert!(served.journal.as_ref().unwrap().error().unwrap().contains("disk.img"));
+    assert!(bytes() <= before, "a group that failed gives its room back");
+    folder.set_room(before + 24 * 4096);
+    served.flush().unwrap();
+    assert!(bytes() - before <= 24 * 4096, "only what has changed is written");
+    assert_eq!(served.journal.as_ref().unwrap().error(), None);
+    // With room enough it is new again.
+    folder.set_room(100 * new);
+    let most_bytes = (0..40).map(|_| {
+        write_a_page(&mut served);
+        served.flush().unwrap();
+        bytes()
+    });
+    assert!(most_bytes.min().unwrap() < 2 * new);
+    let last = served.states.last();
+    assert_eq!(read(&folder, &served.backing).unwrap().as_ref(), last);
+}
+
+#[test]
+fn image_is_written_anew_across_restarts() {
+    let folder = Forgetful::new();
+    let (mut served, most) = filled(&folder);
+    let new = folder.bytes(NAME).unwrap();
+    let mut longest = 0;
+    for _ in 0..60 {
+        write_a_page(&mut served);
+        served.flush().unwrap();
+        longest = longest.max(folder.bytes(NAME).unwrap());
+        served.start_again();
+    }
+    assert!(longest <= 2 * new + SLACK_BYTES as usize + most, "{new}, then {longest}");
+}

@@ -1,0 +1,153 @@
+//! Where an image lies, and how a new one takes its place.
+use super::format::ImageError;
+use crate::plain::plain;
+use memfold_sys::Errno;
+use memfold_sys::disk::files::{Access, Directory, File, Folder};
+use memfold_sys::disk::swapfile::random;
+use std::fmt::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// The name of an image in its directory. The directory is open from the beginning: nothing that
+/// can fail for want of descriptors stands between a new image and its name.
+pub struct Place {
+    path: PathBuf,
+    folder: Box<dyn Folder>,
+    name: Vec<u8>,
+}
+
+/// The name that a new image has until it takes its place, if it has one.
+pub(super) struct Draft(Option<Vec<u8>>);
+
+impl Place {
+    /// The place that a path names.
+    ///
+    /// # Errors
+    /// It names no file, or its directory can't be opened.
+    pub fn open(path: &Path) -> Result<Place, ImageError> {
+        let name = path.file_name().ok_or(ImageError::System("is no name of a file".into()))?;
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let folder = Directory::open(parent.unwrap_or(Path::new(".")).as_os_str().as_bytes());
+        let folder = folder.map_err(|e| {
+            let why = plain(std::io::Error::from_raw_os_error(e.raw_os_error()));
+            ImageError::System(format!("its directory can't be opened: {why}"))
+        })?;
+        Ok(Place::new(path, Box::new(folder), name.as_bytes()))
+    }
+
+    /// The place of a name in a directory. The path is for people.
+    pub(super) fn new(path: &Path, folder: Box<dyn Folder>, name: &[u8]) -> Place {
+        Place { path: path.to_path_buf(), folder, name: name.to_vec() }
+    }
+
+    /// The file that is there, locked if it is to be written; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`ImageError::InUse`], or the system's.
+    pub(super) fn file(&self, access: Access) -> Result<Option<Box<dyn File>>, ImageError> {
+        loop {
+            let file = match self.folder.open(&self.name, access) {
+                Err(Errno::NOENT) => return Ok(None),
+                other => other?,
+            };
+            if access == Access::Read {
+                return Ok(Some(file));
+            }
+            lock(&*file)?;
+            // It may have lost its name to a newer image before it was locked.
+            match self.folder.identity(&self.name) {
+                Err(Errno::NOENT) => return Ok(None),
+                other if other? == file.identity()? => return Ok(Some(file)),
+                _ => {}
+            }
+        }
+    }
+
+    /// A new file, locked, that takes the place later.
+    ///
+    /// # Errors
+    /// The system's; nothing is left behind.
+    pub(super) fn draft(&self) -> Result<(Box<dyn File>, Draft), ImageError> {
+        let nameless = match self.folder.create_nameless() {
+            // Not on every file system.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => None,
+            other => Some(other?),
+        };
+        let (file, draft) = match nameless {
+            Some(file) => (file, Draft(None)),
+            None => {
+                let hidden = self.hidden_name()?;
+                (self.folder.create(&hidden)?, Draft(Some(hidden)))
+            }
+        };
+        if let Err(error) = lock(&*file) {
+            self.forget(draft);
+            return Err(error);
+        }
+        Ok((file, draft))
+    }
+
+    /// Puts a new file in the place, whose content is on disk. It counts from then on, and after a
+    /// power cut as soon as [`Place::settle`] has returned.
+    ///
+    /// # Errors
+    /// The system's: what was there is there still.
+    pub(super) fn put(&self, file: &dyn File, draft: Draft) -> Result<(), ImageError> {
+        let hidden = match draft.0 {
+            Some(hidden) => hidden,
+            None => {
+                let hidden = self.hidden_name()?;
+                file.link(&hidden)?;
+                hidden
+            }
+        };
+        if let Err(error) = self.folder.rename(&hidden, &self.name) {
+            let _ = self.folder.remove(&hidden);
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// Takes a draft away that comes to nothing.
+    pub(super) fn forget(&self, draft: Draft) {
+        if let Some(hidden) = draft.0 {
+            let _ = self.folder.remove(&hidden);
+        }
+    }
+
+    /// Returns when the name leads to the same file after a power cut.
+    ///
+    /// # Errors
+    /// It may lead to the one that was there before.
+    pub(super) fn settle(&self) -> Result<(), ImageError> {
+        Ok(self.folder.sync()?)
+    }
+
+    /// A name that is free, whatever earlier processes have left behind.
+    fn hidden_name(&self) -> Result<Vec<u8>, ImageError> {
+        let mut number = [0; 8];
+        random(&mut number)?;
+        let mut end = String::from(".");
+        for byte in number {
+            write!(end, "{byte:02x}").expect("into a string");
+        }
+        // A name has at most 255 bytes.
+        let kept = self.name.len().min(200);
+        Ok([b".", &self.name[..kept], end.as_bytes(), b".new"].concat())
+    }
+}
+
+/// Its path.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())
+    }
+}
+
+/// Keeps other processes from using an image.
+fn lock(file: &dyn File) -> Result<(), ImageError> {
+    file.lock().map_err(|error| match error {
+        Errno::WOULDBLOCK => ImageError::InUse,
+        other => other.into(),
+    })
+}

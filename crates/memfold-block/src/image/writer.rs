@@ -1,0 +1,236 @@
+//! Writing records at the end of an image, a group at a time.
+use super::format::{
+    self, Entry, GROUP_UNIT, GroupHash, ImageError, Record, SUM_BYTES, Sums, UNIT,
+};
+use crate::device::{Device, IoError, Piece, Which, Zeros};
+use memfold_sys::Errno;
+use memfold_sys::disk::files::File;
+use memfold_sys::disk::swapfile::random;
+use std::sync::Arc;
+
+/// Records are gathered up to so many bytes, and then written.
+const GATHER_BYTES: usize = 1 << 20;
+
+/// Which blocks of its devices a group holds.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// What has changed, which is under way then.
+    Changed,
+    /// Everything; what has changed is under way then.
+    All,
+    /// Everything, for a file that does not follow the devices.
+    Copy,
+}
+
+/// Why a group was not written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failed {
+    /// A device could not be read.
+    Device(IoError),
+    /// The file could not be written.
+    File(Errno),
+}
+
+impl From<IoError> for Failed {
+    fn from(error: IoError) -> Failed {
+        Failed::Device(error)
+    }
+}
+
+impl From<Errno> for Failed {
+    fn from(error: Errno) -> Failed {
+        Failed::File(error)
+    }
+}
+
+impl From<Failed> for ImageError {
+    fn from(failed: Failed) -> ImageError {
+        match failed {
+            Failed::Device(error) => error.into(),
+            Failed::File(error) => error.into(),
+        }
+    }
+}
+
+/// Gathers records and writes them at the end of a file.
+pub struct Writer {
+    /// The file; a new one is the image's as soon as it has its name.
+    pub file: Box<dyn File>,
+    /// Where the next group begins: what is before is on disk, and never written again.
+    pub end: u64,
+    sums: Sums,
+    /// Where the records that are gathered go.
+    at: u64,
+    gathered: Vec<u8>,
+    hash: GroupHash,
+    payload: Vec<u8>,
+    /// Zeros of an export that may still go on.
+    zeros: Option<(u32, u64, u64, Zeros)>,
+}
+
+impl Writer {
+    /// A writer that goes on at `end`.
+    pub fn new(file: Box<dyn File>, sums: Sums, end: u64, devices: &[Arc<Device>]) -> Writer {
+        let most = devices.iter().map(|device| device.payload_max()).max().unwrap_or(0);
+        Writer {
+            file,
+            end,
+            sums,
+            at: end,
+            gathered: Vec::with_capacity(GATHER_BYTES + most + 2 * GROUP_UNIT as usize),
+            hash: GroupHash::default(),
+            payload: vec![0; most],
+            zeros: None,
+        }
+    }
+
+    /// Writes a whole image of devices to an empty file, and returns when it is on disk.
+    ///
+    /// # Errors
+    /// [`Failed`]; the file holds a part of it then.
+    pub fn begin(
+        file: Box<dyn File>,
+        entries: &[Entry],
+        devices: &[Arc<Device>],
+        content: Content,
+    ) -> Result<Writer, Failed> {
+        let mut number = [0; SUM_BYTES];
+        random(&mut number)?;
+        let mut writer = Writer::new(file, Sums { random: Some(number) }, 0, devices);
+        writer.gathered.extend(format::head(entries, number));
+        writer.write()?;
+        writer.end = writer.at;
+        writer.put_group(0, devices, content)?;
+        Ok(writer)
+    }
+
+    /// Writes a group, and returns when it is on disk. `false`: it would be empty, and nothing was
+    /// written.
+    ///
+    /// # Errors
+    /// [`Failed`]: nothing of it counts, and the next group takes its place.
+    pub fn put_group(
+        &mut self,
+        number: u64,
+        devices: &[Arc<Device>],
+        content: Content,
+    ) -> Result<bool, Failed> {
+        let done = self.try_group(number, devices, content);
+        match done {
+            Ok(true) => {
+                self.end = self.at;
+                self.mark_acknowledged(number);
+            }
+            Ok(false) => {}
+            Err(_) if content == Content::Changed => {
+                // Only gives its room back: what is there does not count anyway.
+                let _ = self.file.set_len(self.end);
+            }
+            Err(_) => {}
+        }
+        done
+    }
+
+    fn try_group(
+        &mut self,
+        number: u64,
+        devices: &[Arc<Device>],
+        content: Content,
+    ) -> Result<bool, Failed> {
+        self.gathered.clear();
+        (self.at, self.hash, self.zeros) = (self.end, GroupHash::default(), None);
+        self.put_record(&Record::begin(number), &[]);
+        self.put_devices(devices, content)?;
+        let is_empty = self.at == self.end && self.gathered.len() == Record::begin(number).bytes();
+        if is_empty && content == Content::Changed {
+            return Ok(false);
+        }
+        let GroupHash(hash) = self.hash;
+        self.put_record(&Record::end(number), &hash);
+        let end = (self.at + self.gathered.len() as u64).next_multiple_of(GROUP_UNIT);
+        self.gathered.resize((end - self.at) as usize, 0);
+        self.write()?;
+        self.file.sync()?;
+        Ok(true)
+    }
+
+    /// Notes in the file that a group is on disk: by the begin of the next one, which is written
+    /// again with that. Where it fails, damage to this group may be taken for a power cut.
+    pub fn mark_acknowledged(&mut self, number: u64) {
+        self.gathered.clear();
+        Record::begin(number + 1).put(&self.sums, self.end, &[], &mut self.gathered);
+        let _ = self.file.write(self.end, &self.gathered);
+        self.gathered.clear();
+    }
+
+    fn put_devices(&mut self, devices: &[Arc<Device>], content: Content) -> Result<(), Failed> {
+        for (export, device) in (0..).zip(devices) {
+            let mut payload = std::mem::take(&mut self.payload);
+            let each =
+                |block| device.describe(block, &mut payload, |piece| self.put(export, &piece));
+            let done = match content {
+                Content::Changed => device.each_changed(Which::Changed, each),
+                Content::All => device.each_changed(Which::All, each),
+                Content::Copy => device.each_written(each),
+            };
+            self.payload = payload;
+            done?;
+        }
+        self.put_zeros()
+    }
+
+    fn put(&mut self, export: u32, piece: &Piece) -> Result<(), Failed> {
+        match *piece {
+            Piece::Zeros { offset, len, zeros } => match &mut self.zeros {
+                Some((of, start, so_far, kind))
+                    if *of == export && *kind == zeros && *start + *so_far == offset =>
+                {
+                    *so_far += len;
+                    Ok(())
+                }
+                _ => {
+                    self.put_zeros()?;
+                    self.zeros = Some((export, offset, len, zeros));
+                    Ok(())
+                }
+            },
+            Piece::Object { payload, .. } => {
+                self.put_zeros()?;
+                self.put_record(&Record::of(export, piece), payload);
+                self.write_some()
+            }
+        }
+    }
+
+    fn put_zeros(&mut self) -> Result<(), Failed> {
+        let Some((export, offset, len, zeros)) = self.zeros.take() else { return Ok(()) };
+        self.put_record(&Record::of(export, &Piece::Zeros { offset, len, zeros }), &[]);
+        self.write_some()
+    }
+
+    fn put_record(&mut self, record: &Record, payload: &[u8]) {
+        let at = self.at + self.gathered.len() as u64;
+        debug_assert!(at.is_multiple_of(UNIT as u64));
+        let sum = record.put(&self.sums, at, payload, &mut self.gathered);
+        self.hash.add(sum);
+    }
+
+    fn write_some(&mut self) -> Result<(), Failed> {
+        if self.gathered.len() < GATHER_BYTES { Ok(()) } else { self.write() }
+    }
+
+    fn write(&mut self) -> Result<(), Failed> {
+        let mut left = &self.gathered[..];
+        while !left.is_empty() {
+            match self.file.write(self.at, left)? {
+                0 => return Err(Errno::IO.into()),
+                count => {
+                    self.at += count as u64;
+                    left = &left[count..];
+                }
+            }
+        }
+        self.gathered.clear();
+        Ok(())
+    }
+}
