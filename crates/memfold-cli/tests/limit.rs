@@ -3,8 +3,9 @@ mod common;
 use common::{
     Holder, Scratch, assert_right_with, binaries, compile, folded_in, json, managed_in, memfold,
 };
-use std::process::Command;
-use std::time::Instant;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// The program leaves a page in 16 untouched. What is adopted is folded in large folios all the
 /// same, so reading all of it takes few faults: 28,000 when each untouched page ended a folio, 200
@@ -118,6 +119,76 @@ fn b1_total_never_rises_as_the_limit_falls_at_length() {
     assert_the_limit_is_the_promise(400, &[1, 10]);
 }
 
+/// What the processes of a run have in memory at most, MiB, and its output.
+fn peak_of(flags: &[&str], command: &[&str]) -> Option<(f64, std::process::Output)> {
+    let bin = binaries()?;
+    let arguments = [&["run"], flags, &["--"], command].concat();
+    let mut run = memfold(&bin, &arguments);
+    run.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut run = run.spawn().unwrap();
+    let mut peak = 0;
+    while run.try_wait().unwrap().is_none() {
+        peak = peak.max(resident_kib(command[0]));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Some((peak as f64 / 1024.0, run.wait_with_output().unwrap()))
+}
+
+/// What all processes of a program have in memory, KiB.
+fn resident_kib(program: &str) -> u64 {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let of = |entry: std::fs::DirEntry| {
+        let is_its = std::fs::read_link(entry.path().join("exe")).ok()? == Path::new(program);
+        let status =
+            is_its.then(|| std::fs::read_to_string(entry.path().join("status")).ok())??;
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+        line.trim().trim_end_matches(" kB").parse::<u64>().ok()
+    };
+    entries.filter_map(of).sum()
+}
+
+/// Each has room for itself when it asks, and only for itself.
+#[test]
+fn ten_processes_that_fill_at_once_stay_near_the_limit() {
+    let program = compile("shrinking");
+    for (kind, limit) in [("48", 40), ("3", 140)] {
+        let flag = format!("{limit}M");
+        let command = [program.path.as_str(), kind, "200", "10"];
+        let Some((peak, output)) = peak_of(&["--limit", &flag], &command) else { return };
+        assert!(output.stdout.starts_with(b"right "), "{output:?}");
+        println!("{kind} at {limit}: {peak:.1} MiB at most");
+        assert!(peak <= limit as f64 * 1.1, "{kind} at {limit}: {peak:.1} MiB");
+    }
+}
+
+/// The process whose data doesn't shrink has more than half of the limit, as the other folds more.
+#[test]
+fn process_that_cant_fold_has_what_others_can_fold() {
+    let program = compile("unlike");
+    let command = [program.path.as_str(), "64", "64"];
+    let flags = ["--limit", "100M", "--on-full", "stop"];
+    let Some(output) = managed_in("", &flags, &command) else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let total = text.trim().strip_prefix("right ").unwrap_or_else(|| panic!("{output:?}"));
+    let total = total.parse::<f64>().unwrap() / 1024.0;
+    assert!(total <= 105.0 + 2.0 * ENGINE_MIB, "{total:.1} MiB");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!text.contains("can't be kept"), "{text}");
+}
+
+/// The process with most of it ends; the other has room then.
+#[test]
+fn on_full_stop_ends_the_process_that_can_fold_least() {
+    let program = compile("unlike");
+    let command = [program.path.as_str(), "64", "64"];
+    let flags = ["--limit", "60M", "--on-full", "stop"];
+    let Some(output) = managed_in("", &flags, &command) else { return };
+    let text = String::from_utf8_lossy(&output.stderr);
+    let stops: Vec<&str> = text.lines().filter(|line| line.contains("--on-full stop")).collect();
+    assert!(stops.len() == 1 && stops[0].contains("doesn't shrink"), "{text}");
+    assert_eq!(output.status.code(), Some(3), "the parent hears of it: {output:?}");
+}
+
 #[test]
 fn warning_names_each_cause_and_the_least_limit() {
     let program = compile("shrinking");
@@ -128,6 +199,30 @@ fn warning_names_each_cause_and_the_least_limit() {
     assert_eq!(warnings.len(), 1, "{text}");
     for word in ["limit of 40.0 MiB", "core dumps (--dont-dump fold", "least limit", "--swap DIR"] {
         assert!(warnings[0].contains(word), "{word}: {text}");
+    }
+    for word in ["processes", "B doesn't shrink", "pinned", "shared by a fork"] {
+        assert!(!warnings[0].contains(word), "{word}: {text}");
+    }
+}
+
+/// The sums are those of all processes, by each bound; what is told of one is told of that with most.
+#[test]
+fn warning_of_several_processes_gives_the_sums_and_the_largest() {
+    let (unlike, shrinking) = (compile("unlike"), compile("shrinking"));
+    let cases: [(&str, &str, &[&str]); 2] = [
+        ("B doesn't shrink", "--limit", &[&unlike.path, "64", "48"]),
+        ("B is kept out of core dumps", "--resident", &[&shrinking.path, "half", "96", "2"]),
+    ];
+    for (words, flag, command) in cases {
+        let Some(output) = managed_in("", &[flag, "40M"], command) else { return };
+        let text = String::from_utf8_lossy(&output.stderr);
+        let warnings: Vec<&str> = text.lines().filter(|line| line.contains("warning")).collect();
+        assert!(output.stdout.starts_with(b"right "), "{output:?}");
+        assert_eq!(warnings.len(), 1, "{text}");
+        assert!(warnings[0].contains(words) && warnings[0].contains("In all "), "{text}");
+        let least = warnings[0].split("can be kept now is ").nth(1).unwrap();
+        let least: f64 = least.split(' ').next().unwrap().parse().unwrap();
+        assert!(least > 40.0, "{text}");
     }
 }
 

@@ -4,7 +4,7 @@ use crate::slots;
 use core::sync::atomic::Ordering::Relaxed;
 use memfold::config::Config;
 use memfold::pager::Pager;
-use memfold::policy::fair_share::share;
+use memfold::policy::fair_share::{Claim, share};
 use memfold_sys::Errno;
 use memfold_sys::thread::{cpu_ns, now_ns};
 
@@ -17,8 +17,6 @@ const SHARED_LEAST_BYTES: u64 = 1 << 20;
 /// CPU.
 const MEASURE_NS: u64 = 10_000_000;
 const MEASURE_SHARE: u64 = 10;
-/// The share of the limit is computed anew each time as many looks have passed.
-const LOOKS_A_SHARE: u32 = 8;
 
 /// What was seen last.
 #[derive(Default)]
@@ -27,11 +25,8 @@ pub struct Level {
     pub anonymous: u64,
     /// A fork has made this process or a child of it, and they may still share memory.
     pub sharing: bool,
-    looks: u32,
     /// Other processes that need a part of the limit.
     company: i64,
-    /// Of the whole run (limit, resident), bytes; `None` if nobody tells them.
-    bounds: Option<(u64, u64)>,
     /// Of what is resident here, the part that counts in the processes that it is shared with,
     /// bytes; and when to measure again.
     others: u64,
@@ -92,7 +87,8 @@ impl Scale {
     }
 
     /// Measures, tells the others, and takes this process's share. `None` if nothing can be known.
-    pub fn look(&self, pager: &Pager, level: &mut Level) -> Option<Seen> {
+    /// Before anything is managed nobody knows how much of it can be folded.
+    pub fn look(&self, pager: &Pager, level: &mut Level, is_managing: bool) -> Option<Seen> {
         let managed = pager.own_bytes() + pager.mapped_bytes();
         let anonymous = match self.statm.is_lost() {
             // What isn't managed is as it was at the fork then, as far as anybody knows.
@@ -105,63 +101,69 @@ impl Scale {
         let unmanaged = anonymous.saturating_sub(managed);
         pager.set_unmanaged_bytes(unmanaged);
         pager.publish();
-        level.looks = level.looks.wrapping_add(1);
         let before = core::mem::replace(&mut level.anonymous, anonymous);
-        let measured = measure_shared(pager, level);
+        measure_shared(pager, level);
         let need = anonymous.saturating_sub(level.others)
             + pager.away_bytes().saturating_sub(level.inherited_away);
         pager.stats().need_bytes.store(need, Relaxed);
         pager.stats().shared_bytes.store(level.others, Relaxed);
         slots::set_need(need);
+        let stays = if is_managing { pager.least_resident_bytes() } else { 0 };
+        let least = stays.saturating_sub(level.others);
+        slots::set_least(least, pager.stored_bytes());
         slots::note_totals();
-        let bounds = slots::bounds();
-        let slower = 1 + level.company / LOOK_OTHERS;
-        let due = level.looks.is_multiple_of((LOOKS_A_SHARE / slower as u32).max(1));
-        if measured || due || level.looks == 1 || level.bounds != bounds {
-            level.bounds = bounds;
-            self.take_share(pager, level, need);
-        }
-        Some(Seen { before, unmanaged, slower })
+        self.take_share(pager, level, need);
+        Some(Seen { before, unmanaged, slower: 1 + level.company / LOOK_OTHERS })
     }
 
     /// Takes this process's share of what the whole run may use.
     fn take_share(&self, pager: &Pager, level: &mut Level, need: u64) {
-        let mut others = slots::needs_of_others();
-        level.company = others.len() as i64;
-        let (limit, resident) = self.shares(level, need, &mut others);
-        pager.set_bounds(limit, resident);
+        let (limit, resident) = self.shares(level, need);
+        let (most, processes) = (self.bounds(), level.company as u64 + 1);
+        pager.set_bounds(limit, resident, most.0.min(most.1) / processes);
     }
 
-    /// This process's shares of the run's bounds (limit, resident), bytes.
-    fn shares(&self, level: &Level, need: u64, others: &mut [u64]) -> (u64, u64) {
-        let mut of = |bound: u64| match bound {
-            u64::MAX => u64::MAX,
-            bound => share(bound, need, others).saturating_add(level.others),
-        };
+    /// The run's bounds (limit, resident), bytes; `u64::MAX` for none.
+    fn bounds(&self) -> (u64, u64) {
         let or_none = |bound: Option<u64>| bound.unwrap_or(u64::MAX);
-        let given = (or_none(self.config.limit_bytes), or_none(self.config.resident_bytes));
-        let (limit, resident) = level.bounds.unwrap_or(given);
-        (of(limit), of(resident))
+        let given = || (or_none(self.config.limit_bytes), or_none(self.config.resident_bytes));
+        slots::bounds().unwrap_or_else(given)
+    }
+
+    /// This process's shares of them.
+    fn shares(&self, level: &mut Level, need: u64) -> (u64, u64) {
+        let mut of = |bound: u64, is_limit: bool| {
+            if bound == u64::MAX {
+                return bound;
+            }
+            let own =
+                Claim { need, ..slots::own().map(|own| own.claim(is_limit)).unwrap_or_default() };
+            let others = slots::claims_of_others(is_limit);
+            level.company = others.len() as i64;
+            share(bound, own, &others).saturating_add(level.others)
+        };
+        let (limit, resident) = self.bounds();
+        (of(limit, true), of(resident, false))
     }
 
     /// Whether this process may come to have `most` bytes before its next look. The others are told
     /// at once that it needs them: processes that begin to grow at the same time would each find room
     /// for all of it otherwise.
-    pub fn has_room(&self, level: &Level, most: u64) -> bool {
+    pub fn has_room(&self, level: &mut Level, most: u64) -> bool {
         let need = most.saturating_sub(level.others);
         slots::set_need(need);
-        let (limit, resident) = self.shares(level, need, &mut slots::needs_of_others());
+        let (limit, resident) = self.shares(level, need);
         most <= limit.min(resident)
     }
 }
 
 /// What processes of a run share counts in each with its part, so that the sum is right: measured
 /// from time to time, as long as there is any, because whoever writes to it gets a page of its own
-/// that the engine knows nothing of. Returns whether it was.
-fn measure_shared(pager: &Pager, level: &mut Level) -> bool {
+/// that the engine knows nothing of.
+fn measure_shared(pager: &Pager, level: &mut Level) {
     let now = now_ns();
     if !level.sharing || now < level.measure_at_ns {
-        return false;
+        return;
     }
     let begin = cpu_ns();
     let shared = proc::shared_memory();
@@ -171,5 +173,4 @@ fn measure_shared(pager: &Pager, level: &mut Level) -> bool {
     if level.sharing {
         pager.note_shared(shared.bytes, shared.bytes - shared.others_bytes);
     }
-    true
 }

@@ -4,8 +4,9 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
+use memfold::policy::fair_share::Claim;
 use memfold::stats::Stats;
-use memfold::table::{Process, Table};
+use memfold::table::{Least, Process, Table};
 use memfold_sys::Errno;
 use memfold_sys::run::door::{self, Key};
 use memfold_sys::run::mailbox::Mailbox;
@@ -47,10 +48,18 @@ pub fn bounds() -> Option<(u64, u64)> {
     table().map(Table::bounds_left)
 }
 
-/// What the run was given, bytes (limit, resident), what it holds, and what of that is in processes
-/// without an engine; `None` without a table.
-pub fn whole() -> Option<((u64, u64), u64, u64)> {
-    table().map(|table| (table.bounds(), table.held_bytes(), table.totals().seatless().1))
+/// What the run was given, bytes (limit, resident), and what it holds at least; `None` without a
+/// table.
+pub fn whole(limit: bool) -> Option<((u64, u64), Least)> {
+    table().map(|table| (table.bounds(), table.least(limit)))
+}
+
+/// As [`Table::sum_of`]; of this process alone without a table.
+pub fn sum_of(own: &Stats, of: impl Fn(&Stats) -> u64) -> (u64, usize) {
+    match table() {
+        Some(table) => table.sum_of(of),
+        None => (of(own), 1),
+    }
 }
 
 /// As [`Table::note_least`].
@@ -170,7 +179,8 @@ pub fn begin_as_child() {
     OWN.store(core::ptr::null_mut(), SeqCst);
 }
 
-fn own() -> Option<&'static Process> {
+/// This process's seat.
+pub fn own() -> Option<&'static Process> {
     // SAFETY: the pointer is null or a leaked box.
     unsafe { OWN.load(SeqCst).as_ref() }
 }
@@ -182,6 +192,13 @@ pub fn set_need(bytes: u64) {
     }
 }
 
+/// Tells the others what this process can't fold, uncompressed, and what it has folded takes, bytes.
+pub fn set_least(bytes: u64, stored: u64) {
+    if let Some(own) = own() {
+        own.set_least(bytes, stored);
+    }
+}
+
 /// Has the run's peaks raised to what its processes hold now.
 pub fn note_totals() {
     if let Some(table) = table() {
@@ -189,9 +206,10 @@ pub fn note_totals() {
     }
 }
 
-/// What the other processes of the run need of the limit, as far as they are alive.
-pub fn needs_of_others() -> Vec<u64> {
-    table().map_or(Vec::new(), |table| table.needs_of_others(own().copied()))
+/// What the other processes of the run ask of the limit, or of the bound of resident memory, as far
+/// as they are alive.
+pub fn claims_of_others(limit: bool) -> Vec<Claim> {
+    table().map_or(Vec::new(), |table| table.claims_of_others(own().copied(), limit))
 }
 
 /// The number of this process where `memfold run` is. /proc tells it where that is seen there;

@@ -157,7 +157,7 @@ impl Pager {
 
     fn check_sums(&self, found: &Found) -> Result<(), String> {
         let listed = |lists: &[List]| lists.iter().map(|list| self.lru.pages(*list)).sum::<u64>();
-        let mapped = listed(&[List::Active, List::Inactive, List::Refused]);
+        let mapped = listed(&[List::Active, List::Inactive]) + listed(&List::REFUSED);
         let cached = listed(&[List::Cooling, List::Ahead, List::Dirty]);
         let in_file = self.swap.as_ref().map_or(0, Swap::objects);
         let sums = [

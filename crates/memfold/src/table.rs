@@ -7,6 +7,7 @@
 //! ([`memfold_sys::thread::owner`]); the counters of those that have ended stay in the sums. The
 //! first [`APART`] processes have seats of their own for good, so that each is told of; later ones
 //! go on with the seats of ended ones.
+use crate::policy::fair_share::Claim;
 use crate::stats::Stats;
 use crate::totals::{Sum, Totals};
 use alloc::vec::Vec;
@@ -26,11 +27,13 @@ use memfold_sys::{Errno, units::PAGE_SIZE};
 use rustix::fd::{AsFd, OwnedFd};
 
 /// Version of the layout; another is refused.
-pub const LAYOUT_VERSION: u64 = 11;
+pub const LAYOUT_VERSION: u64 = 12;
 /// Seats that are not given again.
 pub const APART: usize = 64;
 /// Seats that lie together.
 const GROUP: usize = 64;
+/// A process is charged for what it takes in steps of so many bytes.
+const CHARGE_BYTES: u64 = 256 << 10;
 
 /// Bytes of what is told of a program that isn't managed; the rest is cut off.
 pub const UNMANAGED_BYTES_MAX: usize = 240;
@@ -65,6 +68,8 @@ struct Head {
     unmanaged: Unmanaged,
     /// What processes without an engine have mapped past what each may have, bytes.
     waiting_bytes: AtomicU64,
+    /// What all processes with a seat are charged with.
+    charged_bytes: AtomicU64,
     totals: Totals,
     /// 1 once a process has reported that the limit can't be kept.
     reported: AtomicU64,
@@ -86,13 +91,29 @@ pub fn order_in(environment: &[u8]) -> Option<&str> {
     core::str::from_utf8(value).ok()
 }
 
-/// What all processes look at all the time: four to a line of the processor's cache.
+/// What all processes look at all the time.
 #[repr(C)]
 struct Seat {
     owner: Owner,
     /// The process, by its number as `memfold run` sees it.
     pid: AtomicU32,
     need_bytes: AtomicU64,
+    /// What it can't fold, uncompressed, and what is folded.
+    least_bytes: AtomicU64,
+    stored_bytes: AtomicU64,
+    /// Its part of what all are charged with.
+    charged_bytes: AtomicU64,
+}
+
+impl Seat {
+    /// What it asks of a bound; `limit`: of one that counts what is folded.
+    fn claim(&self, limit: bool) -> Claim {
+        let stored = if limit { self.stored_bytes.load(Relaxed) } else { 0 };
+        Claim {
+            need: self.need_bytes.load(Relaxed),
+            least: self.least_bytes.load(Relaxed).saturating_add(stored),
+        }
+    }
 }
 
 #[repr(C, align(64))]
@@ -125,8 +146,19 @@ pub struct Table {
 pub struct Process {
     /// Of its seat, which is at several addresses where several mappings have it.
     number: usize,
+    head: &'static Head,
     seat: &'static Seat,
     place: &'static Place,
+}
+
+/// What a run holds at least, bytes.
+pub struct Least {
+    /// All of its processes.
+    pub bytes: u64,
+    /// Of that, those without a seat.
+    pub seatless: u64,
+    /// Who holds most of it.
+    pub largest: Option<Process>,
 }
 
 /// Length of the file of a table with `seats` seats, bytes.
@@ -137,6 +169,28 @@ fn len_of(seats: usize) -> usize {
 fn words(half: &[u8; HALF]) -> [u64; 2] {
     let half = u128::from_ne_bytes(*half);
     [half as u64, (half >> 64) as u64]
+}
+
+impl Head {
+    fn bounds_left(&self) -> (u64, u64) {
+        let used = self.seatless_bytes();
+        let left =
+            |bound: u64| if bound == u64::MAX { bound } else { bound.saturating_sub(used).max(1) };
+        (left(self.limit_bytes.load(Relaxed)), left(self.resident_bytes.load(Relaxed)))
+    }
+
+    /// What processes without a seat hold, or have taken and may use before anybody looks.
+    fn seatless_bytes(&self) -> u64 {
+        self.totals.seatless().1.max(self.waiting_bytes.load(Relaxed))
+    }
+
+    /// A process that has ended, or begins, holds nothing.
+    fn forget_charge(&self, seat: &Seat) {
+        if seat.charged_bytes.load(Relaxed) > 0 {
+            let charged = seat.charged_bytes.swap(0, AcqRel);
+            self.charged_bytes.fetch_sub(charged, AcqRel);
+        }
+    }
 }
 
 impl Table {
@@ -196,12 +250,7 @@ impl Table {
     /// What processes with a seat may use of it: what those without use, or have taken and may use
     /// before anybody looks, is taken off.
     pub fn bounds_left(&self) -> (u64, u64) {
-        let (_, seen) = self.head.totals.seatless();
-        let used = seen.max(self.waiting_bytes());
-        let left =
-            |bound: u64| if bound == u64::MAX { bound } else { bound.saturating_sub(used).max(1) };
-        let (limit, resident) = self.bounds();
-        (left(limit), left(resident))
+        self.head.bounds_left()
     }
 
     /// Raises the peaks of the run to what its processes hold now, if that is due.
@@ -220,11 +269,23 @@ impl Table {
         sum
     }
 
-    /// What all processes of the run hold now, bytes.
-    pub fn held_bytes(&self) -> u64 {
-        let mut sum = self.sum();
-        sum.add_unmanaged(self.head.totals.seatless().1);
-        sum.held_bytes()
+    /// What all processes of the run hold at least, bytes, however much is folded; of it, what
+    /// processes without a seat hold. And the process that holds most of it, if any does.
+    pub fn least(&self, limit: bool) -> Least {
+        let seatless = self.head.seatless_bytes();
+        let least = |process: &Process| process.claim(limit).least;
+        let alive = || self.processes().filter(Process::is_alive);
+        let bytes = alive().fold(seatless, |sum, process| sum.saturating_add(least(&process)));
+        let largest = alive().max_by_key(|process| (least(process), process.number));
+        Least { bytes, seatless, largest }
+    }
+
+    /// The sum of a figure over the processes that are alive, and how many there are.
+    pub fn sum_of(&self, of: impl Fn(&Stats) -> u64) -> (u64, usize) {
+        let alive = self.processes().filter(Process::is_alive);
+        alive.fold((0, 0), |(sum, count), process| {
+            (u64::saturating_add(sum, of(process.stats())), count + 1)
+        })
     }
 
     /// At this moment no limit below `bytes` could be kept.
@@ -302,11 +363,6 @@ impl Table {
         self.head.waiting_bytes.fetch_sub(bytes, AcqRel);
     }
 
-    /// What all of them have mapped so, bytes.
-    fn waiting_bytes(&self) -> u64 {
-        self.head.waiting_bytes.load(Relaxed)
-    }
-
     /// A process is about to execute a program that can't be managed; `about`: its name, and why.
     /// Returns whether it is the first, about which the text is kept.
     pub fn note_unmanaged(&self, about: &[u8]) -> bool {
@@ -379,7 +435,9 @@ impl Table {
             return None;
         }
         process.seat.pid.store(pid, Relaxed);
+        self.head.forget_charge(process.seat);
         process.set_need(0);
+        process.set_least(0, 0);
         process.place.stats.clear_gauges();
         Some(process)
     }
@@ -392,19 +450,21 @@ impl Table {
             .filter(|p| p.seat.owner.state() != Ownership::Free)
     }
 
-    /// What the other processes of the run need of its limit, bytes: of those that live and need
-    /// any.
-    pub fn needs_of_others(&self, own: Option<Process>) -> Vec<u64> {
+    /// What the other processes of the run ask of its limit, or of its bound of resident memory: of
+    /// those that live and need any. What ended ones held is free.
+    pub fn claims_of_others(&self, own: Option<Process>, limit: bool) -> Vec<Claim> {
         let used = (self.head.used.load(Relaxed) as usize).min(self.seats);
         let own = own.map(|own| own.number);
         let seats = self.mapped(used).iter().flat_map(|group| &group.seats).take(used).enumerate();
-        let of = |seat: &Seat| seat.need_bytes.load(Relaxed);
-        seats
-            .filter(|(n, seat)| {
-                Some(*n) != own && of(seat) > 0 && seat.owner.state() == Ownership::Held
-            })
-            .map(|(_, seat)| of(seat))
-            .collect()
+        let others = seats.filter(|(n, _)| Some(*n) != own);
+        let claim = |seat: &Seat| match seat.owner.state() {
+            Ownership::Held => Some(seat.claim(limit)).filter(|claim| claim.need > 0),
+            _ => {
+                self.head.forget_charge(seat);
+                None
+            }
+        };
+        others.filter_map(|(_, seat)| claim(seat)).collect()
     }
 
     fn seat(&self, n: usize) -> Option<&'static Seat> {
@@ -413,7 +473,8 @@ impl Table {
 
     fn process(&self, n: usize) -> Option<Process> {
         let group = self.mapped(n + 1).get(n / GROUP)?;
-        Some(Process { number: n, seat: &group.seats[n % GROUP], place: &group.places[n % GROUP] })
+        let (seat, place) = (&group.seats[n % GROUP], &group.places[n % GROUP]);
+        Some(Process { number: n, head: self.head, seat, place })
     }
 
     /// The groups of the first `seats` seats, or as many as can be mapped.
@@ -460,6 +521,61 @@ impl Process {
     /// What it needs of the limit, bytes.
     pub fn set_need(&self, bytes: u64) {
         self.seat.need_bytes.store(bytes, Relaxed);
+    }
+
+    /// What it can't fold, uncompressed, and what it has folded takes, bytes.
+    pub fn set_least(&self, bytes: u64, stored: u64) {
+        self.seat.least_bytes.store(bytes, Relaxed);
+        self.seat.stored_bytes.store(stored, Relaxed);
+    }
+
+    /// Whether both are the same process.
+    pub fn is(&self, other: &Process) -> bool {
+        self.number == other.number
+    }
+
+    /// What it asks of the limit, or of the bound of resident memory.
+    pub fn claim(&self, limit: bool) -> Claim {
+        self.seat.claim(limit)
+    }
+
+    /// Charges this process with `bytes` in all, unless it is charged with so much already: before
+    /// it takes memory. `false`: all processes together would be past the limit, or past the bound
+    /// of resident memory, and nothing was charged. Costs one load while there is room in the step.
+    ///
+    /// Processes that grow at once learn of each other so. The sum is never below what the seats are
+    /// charged with, also where a process is killed in between: the sum is raised first, and
+    /// lowered last.
+    pub fn charge(&self, bytes: u64, limit: bool) -> bool {
+        let own = self.seat.charged_bytes.load(Relaxed);
+        if bytes <= own {
+            return true;
+        }
+        let bounds = self.head.bounds_left();
+        let most = if limit { bounds.0 } else { bounds.1 };
+        let step = (bytes - own).next_multiple_of(CHARGE_BYTES);
+        [step, bytes - own].into_iter().any(|more| {
+            let fits = |sum: u64| sum.checked_add(more).filter(|sum| *sum <= most);
+            let is_charged = self.head.charged_bytes.fetch_update(AcqRel, Relaxed, fits).is_ok();
+            if is_charged {
+                self.seat.charged_bytes.fetch_add(more, AcqRel);
+            }
+            is_charged
+        })
+    }
+
+    /// Charges it with what it holds, bytes: no more and no less.
+    pub fn settle(&self, bytes: u64) {
+        let own = self.seat.charged_bytes.load(Relaxed);
+        if bytes > own {
+            self.head.charged_bytes.fetch_add(bytes - own, AcqRel);
+            self.seat.charged_bytes.fetch_add(bytes - own, AcqRel);
+        } else {
+            let less = |now: u64| now.checked_sub(own - bytes);
+            if self.seat.charged_bytes.fetch_update(AcqRel, Relaxed, less).is_ok() {
+                self.head.charged_bytes.fetch_sub(own - bytes, AcqRel);
+            }
+        }
     }
 }
 
@@ -529,6 +645,24 @@ mod tests {
     }
 
     #[test]
+    fn processes_are_charged_together_up_to_the_bound_and_an_ended_one_holds_nothing() {
+        const MIB: u64 = 1 << 20;
+        let table = table(64);
+        table.set_bounds(4 * MIB, 2 * MIB);
+        let first = claim(table, 1).unwrap();
+        let second = claim_and_end(table, 2);
+        assert!(first.charge(MIB, true) && second.charge(3 * MIB - 4096, true));
+        assert!(second.charge(3 * MIB, true), "it was charged with a whole step");
+        assert!(!first.charge(MIB + 1, true) && !first.charge(MIB + 1, false));
+        second.settle(2 * MIB);
+        assert!(first.charge(2 * MIB, true) && !first.charge(2 * MIB + 1, true));
+        table.claims_of_others(Some(first), true);
+        assert!(first.charge(4 * MIB, true), "the other has ended");
+        first.settle(MIB);
+        assert_eq!(table.head.charged_bytes.load(Relaxed), MIB);
+    }
+
+    #[test]
     fn a_program_that_is_not_executed_after_all_is_not_counted_as_unmanaged() {
         let table = table(64);
         assert_eq!(table.unmanaged(), (0, std::vec![]));
@@ -554,7 +688,8 @@ mod tests {
                     let own = claim(table, pid as u32).unwrap();
                     own.set_need(1 + pid as u64);
                     barrier.wait();
-                    let others = table.needs_of_others(Some(own)).iter().sum::<u64>();
+                    let others = table.claims_of_others(Some(own), true);
+                    let others = others.iter().map(|claim| claim.need).sum::<u64>();
                     barrier.wait();
                     assert_eq!(others, (COUNT * (COUNT + 1) / 2 - pid - 1) as u64);
                     own.number
@@ -568,7 +703,7 @@ mod tests {
         while table.processes().any(|p| p.is_alive()) {
             std::thread::yield_now();
         }
-        assert!(table.needs_of_others(None).is_empty());
+        assert!(table.claims_of_others(None, true).is_empty());
     }
 
     #[test]

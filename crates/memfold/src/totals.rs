@@ -35,11 +35,6 @@ impl Sum {
         }
     }
 
-    /// All that they hold, bytes.
-    pub fn held_bytes(&self) -> u64 {
-        self.0[0]
-    }
-
     /// Adds memory that no engine manages.
     pub fn add_unmanaged(&mut self, bytes: u64) {
         for to in &mut self.0[..2] {

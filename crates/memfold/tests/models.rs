@@ -172,7 +172,7 @@ fn c1_background_saving_a_touch_and_changes_of_areas_keep_every_folio() {
         (0..16).for_each(|n| write(&setup, n, 1));
         (16..FLOOR_PAGES + 16).for_each(|n| setup.program.write(n, |page| page[0] = 1));
         // Less room than there are pages.
-        setup.pager.set_bounds(u64::MAX, 1);
+        setup.pager.set_bounds(u64::MAX, 1, 1);
         let (saver, toucher, owner) = (setup.clone(), setup.clone(), setup.clone());
         join(vec![
             thread::spawn(move || (0..3).for_each(|_| _ = saver.pager.reclaim_in_background())),

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::mem::forget;
 use core::ops::ControlFlow::Continue;
 use core::ops::Range;
-use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use memfold::config::OnFull;
 use memfold::delivery::background;
 use memfold::known::TOP;
@@ -31,8 +31,8 @@ const LOOK_PAST_NS: i64 = 250_000;
 const SMALL_BYTES: usize = 64 << 10;
 /// Of a mapping of this size the other processes of the run are told at once.
 const LARGE_BYTES: usize = 1 << 20;
-/// The least limit that could be kept is computed once in so many looks: it sums over the run.
-const LOOKS_A_REACH: u32 = 16;
+/// Looks at which the limit could not be kept before a process reports it for a larger one.
+const LOOKS_OF_LARGEST: u32 = 64;
 /// So much may wait to be taken.
 const LATE_BYTES: usize = 1 << 20;
 
@@ -42,7 +42,9 @@ impl Gated {
     pub fn look(&self) -> i64 {
         let Some(mut state) = self.state.try_lock() else { return LOOK_SOON_NS };
         let state = &mut *state;
-        let Some(seen) = self.scale.look(&self.pager, &mut state.level) else { return LOOK_NS };
+        let Some(seen) = self.scale.look(&self.pager, &mut state.level, self.is_managing()) else {
+            return LOOK_NS;
+        };
         state.mapped_since = 0;
         if state.traced > 0 {
             return LOOK_NS;
@@ -66,7 +68,7 @@ impl Gated {
             if unmanaged > max {
                 self.pager.past_the_limit();
             }
-            self.report_limit(state);
+            self.judge_limit(state);
         }
         self.adopt_late(state);
         next
@@ -82,7 +84,7 @@ impl Gated {
         }
         let is_large = bytes >= LARGE_BYTES;
         let has_room = most <= self.pager.bound_bytes();
-        if has_room && (!is_large || self.scale.has_room(&state.level, most)) {
+        if has_room && (!is_large || self.scale.has_room(&mut state.level, most)) {
             return;
         }
         state.mapped_since = 0;
@@ -94,19 +96,25 @@ impl Gated {
         });
     }
 
-    /// Reports that the limit can't be kept, with the causes: once in a run. Notes the least that
-    /// could be, as long as that rises.
-    fn report_limit(&self, state: &mut State) {
-        if !self.pager.is_past_limit() || self.config.on_full == OnFull::Stop {
-            return;
-        }
-        state.past_looks = state.past_looks.wrapping_add(1);
-        if state.told_limit && !state.past_looks.is_multiple_of(LOOKS_A_REACH) {
+    /// Reports that the run's limit can't be kept, with the causes: once in a run, by the process
+    /// that can fold least. Or ends that process, as `--on-full` says. Notes the least limit that
+    /// could be kept, as long as that rises.
+    fn judge_limit(&self, state: &mut State) {
+        if !self.pager.take_past() {
             return;
         }
         let Some(reach) = limit::reach(&self.pager) else { return };
+        self.pager.stats().over_limit.fetch_add(1, Relaxed);
         reach.note();
-        if state.told_limit {
+        if self.config.on_full == OnFull::Stop {
+            if reach.is_largest {
+                say::die(format_args!("{}", limit::end(&self.pager, &self.smaps, &reach)));
+            }
+            return;
+        }
+        state.past_looks = state.past_looks.saturating_add(1);
+        // The largest may be unable to look.
+        if state.told_limit || !reach.is_largest && state.past_looks < LOOKS_OF_LARGEST {
             return;
         }
         state.told_limit = true;
@@ -313,6 +321,7 @@ impl Gated {
         let state = unsafe { self.state.peek_mut() };
         let _ = self.scale.begin_as_child(&self.pager, &mut state.level);
         let _ = self.smaps.reopen();
+        self.pager.set_process(slots::own());
         self.pager.begin_as_child(stats);
         // SAFETY: the thread that forked waits for this one, and ends the copy then.
         unsafe { self.pager.connect_remote() };

@@ -6,6 +6,7 @@ use crate::proc;
 use crate::say;
 use crate::say::addresses::Remedy;
 use crate::share::{Level, Scale};
+use crate::slots;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -313,6 +314,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         Err(why @ StartError::AddressSpace(_)) => return Err(format!("{why}{Remedy}")),
         Err(why) => return Err(format!("{why}")),
     };
+    pager.set_process(slots::own());
     let (start, len) = pager.frames_zone();
     paging.register_frames(start, len).map_err(|e| format!("registering frames: {e}"))?;
     let no_room = |e: Errno| format!("no address space: {e}");

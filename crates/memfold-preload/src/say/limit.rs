@@ -1,11 +1,14 @@
 //! Why the limit can't be kept: what takes the memory, by causes.
 use crate::slots;
-use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
 use core::fmt::{self, Write};
 use core::ops::ControlFlow::Continue;
+use core::sync::atomic::Ordering::Relaxed;
 use memfold::config::Size;
-use memfold::pager::Pager;
+use memfold::pager::{Pager, stays};
+use memfold::stats::Stats;
+use memfold::table::{Least, Process};
 use memfold_sys::maps::{Area, Details, Smaps, flag};
 use memfold_sys::memory::zone::overlaps_own;
 
@@ -37,19 +40,25 @@ pub struct Reach {
     bound: u64,
     least: u64,
     seatless: u64,
+    /// No other process can't fold more than this one.
+    pub is_largest: bool,
 }
 
-/// How far the run is past its limit. `None`: it keeps it by now, as others hold less.
+/// How far the run is past its limit. `None`: it can be kept, as others fold more.
 pub fn reach(pager: &Pager) -> Option<Reach> {
-    let own = (pager.bound_bytes(), pager.least_limit_bytes());
-    let (bound, least, seatless) = match slots::whole() {
-        Some(((limit, resident), held, seatless)) => {
+    let reach = match slots::whole(pager.is_limited()) {
+        Some(((limit, resident), Least { bytes, seatless, largest })) => {
             let bound = if pager.is_limited() { limit } else { resident };
-            (bound, if pager.is_limited() { held.max(own.1) } else { own.1 }, seatless)
+            let is_own = |largest: Process| slots::own().is_none_or(|own| own.is(&largest));
+            let is_largest = largest.is_none_or(is_own);
+            Reach { bound, least: bytes, seatless, is_largest }
         }
-        None => (own.0, own.1, 0),
+        None => {
+            let (bound, least) = (pager.bound_bytes(), pager.least_limit_bytes());
+            Reach { bound, least, seatless: 0, is_largest: true }
+        }
     };
-    (least > bound).then_some(Reach { bound, least, seatless })
+    (reach.least > reach.bound).then_some(reach)
 }
 
 impl Reach {
@@ -59,33 +68,68 @@ impl Reach {
     }
 }
 
-/// The warning that the run's limit can't be kept: each cause in this process with its own bytes,
-/// the least limit that can be kept now, and what to do.
+/// The warning that the run's limit can't be kept.
 pub fn report(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
-    let &Reach { bound, least, seatless } = reach;
-    let what = if pager.is_limited() { "limit" } else { "resident limit" };
-    let mut text = format!(
-        "warning: The {what} of {} can't be kept, and is exceeded so that no data is lost \
-         (--on-full stop ends the program instead).",
-        Size(bound)
-    );
-    let _ = causes(pager, smaps, seatless, &mut text);
-    let stored = pager.own_bytes().saturating_sub(pager.frame_bytes());
-    let _ = write!(
-        text,
-        " What is folded takes {}. The least limit that can be kept now is {}; \
-         --summary gives the least of the whole run.",
-        Size(stored),
-        Size(least),
-    );
-    if !pager.has_swap() {
-        text.push_str(" With --swap DIR, what doesn't shrink or fit goes to a file.");
-    }
+    let mut text = String::from("warning: ");
+    let _ = why(pager, smaps, reach, &mut text, "is exceeded, so that no data is lost");
+    text.push_str(" --on-full stop ends a process instead.");
     text
 }
 
-/// What of this process stays in memory, and why.
-fn causes(pager: &Pager, smaps: &Smaps, seatless: u64, text: &mut String) -> fmt::Result {
+/// Why this process is ended.
+pub fn end(pager: &Pager, smaps: &Smaps, reach: &Reach) -> String {
+    let mut text = String::new();
+    let _ = why(pager, smaps, reach, &mut text, "this process is ended (--on-full stop)");
+    text
+}
+
+/// Which limit can't be kept and what is done about it; each cause with its bytes, in all processes
+/// and in this one, which mostly is that with most of it; the least limit that can be kept now; and
+/// what else would do.
+fn why(pager: &Pager, smaps: &Smaps, reach: &Reach, text: &mut String, then: &str) -> fmt::Result {
+    let what = if pager.is_limited() { "limit" } else { "resident limit" };
+    write!(text, "The {what} of {} can't be kept, and {then}.", Size(reach.bound))?;
+    let (_, processes) = slots::sum_of(pager.stats(), |_| 0);
+    if processes > 1 {
+        let names = stays(pager.stats()).map(|(_, name)| name);
+        let sum = |n: usize| slots::sum_of(pager.stats(), |stats| stays(stats)[n].0).0;
+        let outside = slots::sum_of(pager.stats(), |stats| stats.unmanaged_bytes.load(Relaxed)).0;
+        let outside = [(outside, "can't be managed")].into_iter();
+        let all = outside.chain(names.into_iter().enumerate().map(|(n, name)| (sum(n), name)));
+        list(text, format_args!("In all {processes} processes"), all)?;
+    }
+    list(text, format_args!("In process {}", slots::number()), causes(pager, smaps).into_iter())?;
+    list(
+        text,
+        format_args!("Besides"),
+        [(reach.seatless, "is in processes without an engine")].into_iter(),
+    )?;
+    let of = |stats: &Stats| stats.pool_bytes.load(Relaxed) + stats.index_bytes.load(Relaxed);
+    let stored = slots::sum_of(pager.stats(), of).0;
+    write!(text, " What is folded takes {}.", Size(stored))?;
+    write!(text, " The least limit that can be kept now is {}", Size(reach.least))?;
+    text.write_str("; --summary gives the least of the whole run.")?;
+    match pager.has_swap() {
+        false => text.write_str(" With --swap DIR, what doesn't shrink or fit goes to a file."),
+        true => Ok(()),
+    }
+}
+
+/// A sentence with the causes that are worth it.
+fn list(
+    text: &mut String,
+    place: fmt::Arguments<'_>,
+    causes: impl Iterator<Item = (u64, &'static str)>,
+) -> fmt::Result {
+    let mut causes = causes.filter(|(bytes, _)| *bytes >= TOLD_BYTES);
+    let Some((bytes, name)) = causes.next() else { return Ok(()) };
+    write!(text, " {place}, {} {name}", Size(bytes))?;
+    causes.try_for_each(|(bytes, name)| write!(text, ", {} {name}", Size(bytes)))?;
+    text.write_str(".")
+}
+
+/// What of this process stays in memory, bytes, and why.
+fn causes(pager: &Pager, smaps: &Smaps) -> Vec<(u64, &'static str)> {
     let mut sums = [0u64; CAUSES.len() + NAMES.len()];
     let _ = smaps.each(|area, about| {
         if about.anonymous_bytes > 0
@@ -96,14 +140,8 @@ fn causes(pager: &Pager, smaps: &Smaps, seatless: u64, text: &mut String) -> fmt
         }
         Continue(())
     });
-    let engine = [(seatless, "is in processes without an engine")].into_iter().chain(pager.stays());
-    let flagged = CAUSES.iter().map(|(_, name)| *name).chain(NAMES).zip(sums);
-    let all = engine.chain(flagged.map(|(name, bytes)| (bytes, name)));
-    let mut all = all.filter(|(bytes, _)| *bytes >= TOLD_BYTES);
-    let Some((bytes, name)) = all.next() else { return Ok(()) };
-    write!(text, " In process {}, {} {name}", slots::number(), Size(bytes))?;
-    all.try_for_each(|(bytes, name)| write!(text, ", {} {name}", Size(bytes)))?;
-    text.write_str(".")
+    let flagged = CAUSES.iter().map(|(_, name)| *name).chain(NAMES);
+    stays(pager.stats()).into_iter().chain(sums.into_iter().zip(flagged)).collect()
 }
 
 fn cause(area: &Area, about: &Details) -> usize {

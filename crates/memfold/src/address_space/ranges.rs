@@ -104,7 +104,7 @@ impl Pager {
             let folio = self.folios.get(guard, id);
             if matches!(folio.state.get(), State::Resident | State::Partial) {
                 folio.active.set(false);
-                folio.refused.set(false);
+                folio.refused.set(List::None);
                 self.lru.push_tail(id, folio.key(), folio.order().get(), List::Inactive);
             }
         });

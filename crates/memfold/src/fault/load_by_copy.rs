@@ -126,7 +126,7 @@ impl Pager {
 
     /// Makes room for pages that the kernel will allocate.
     fn make_room(&self, areas: &Areas, pages: u64) -> bool {
-        if self.physical() + pages <= self.target() {
+        if self.may_hold(self.physical() + pages) {
             return true;
         }
         let slack = if self.drops_clean { self.batch_pages() } else { BATCH_PAGES };

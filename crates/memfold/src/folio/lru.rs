@@ -20,8 +20,15 @@ pub enum List {
     Inactive,
     /// Mapped, and touched again soon after it was once evicted: ages into `Inactive`.
     Active,
-    /// Mapped, and when it was last to leave, nothing took it: tried again later.
-    Refused,
+    /// Mapped, and when it was last to leave, nothing took it, as it doesn't shrink: tried again
+    /// later. The next three are kept likewise.
+    Dense,
+    /// As nothing had room for it.
+    Full,
+    /// As the kernel doesn't let go of it: a device has pinned it.
+    Pinned,
+    /// As a fork shares it.
+    Shared,
     /// In the swap cache; whether it changed since it was stored isn't known yet.
     Cooling,
     /// In the swap cache, loaded ahead of its use: equal to its stored copy.
@@ -34,6 +41,11 @@ pub enum List {
     Isolated,
 }
 const LISTS: usize = List::Isolated as usize;
+
+impl List {
+    /// Those of folios that could not leave.
+    pub const REFUSED: [List; 4] = [List::Dense, List::Full, List::Pinned, List::Shared];
+}
 
 #[repr(C)]
 #[derive(Copy, Clone)]

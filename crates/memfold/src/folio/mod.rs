@@ -59,6 +59,7 @@ mod tests;
 
 use crate::folio::fingerprint::Fingerprint;
 use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::lru::List;
 use crate::folio::slab::Slab;
 use core::cell::Cell;
 use core::ops::Range;
@@ -201,8 +202,9 @@ pub struct Folio {
     pub active: Cell<bool>,
     /// How it was last asked for.
     pub touch: Cell<Touch>,
-    /// `Resident`, or on its way there: when it was last to leave, nothing took it.
-    pub refused: Cell<bool>,
+    /// `Resident`, or on its way there: the list of [`List::REFUSED`] for it if nothing took it when it
+    /// was last to leave, else `None`.
+    pub refused: Cell<List>,
     /// Somebody waits for it: whoever loads or saves it maps it when done. Set under the shard
     /// lock, polled without.
     pub wanted: AtomicBool,
@@ -314,7 +316,7 @@ impl Folios {
         folio.here.set(0);
         folio.active.set(false);
         folio.touch.set(Touch::UNKNOWN);
-        folio.refused.set(false);
+        folio.refused.set(List::None);
         folio.wanted.store(false, Relaxed);
         // Last: until now it was no folio to whoever has kept the id of an ended one.
         folio.number.store(key + 1, Relaxed);

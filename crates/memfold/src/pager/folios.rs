@@ -116,9 +116,11 @@ impl Pager {
     pub(crate) fn list_by_state(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let folio = self.folios.get(guard, id);
         let list = match folio.state.get() {
-            State::Resident | State::Partial if folio.refused.get() => List::Refused,
-            State::Resident | State::Partial if folio.active.get() => List::Active,
-            State::Resident | State::Partial => List::Inactive,
+            State::Resident | State::Partial => match folio.refused.get() {
+                List::None if folio.active.get() => List::Active,
+                List::None => List::Inactive,
+                refused => refused,
+            },
             State::Cached if folio.untouched.get() => List::Ahead,
             State::Cached if folio.has_copy.get() => List::Cooling,
             State::Cached => List::Dirty,

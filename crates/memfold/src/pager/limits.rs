@@ -4,20 +4,24 @@ use crate::config::{OnFull, Size, WORKABLE_MIN_BYTES};
 use crate::folio::lru::List;
 use crate::pager::Pager;
 use crate::policy::thrash::{Cost, Gain, Thrash};
-use crate::stats;
+use crate::stats::{self, Stats};
 use crate::swap::Swap;
+use crate::table::Process;
 use alloc::format;
 use core::fmt;
+use core::sync::atomic::AtomicU64;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::thread::{cpu_ns, now_ns, process_cpu_ns};
 use memfold_sys::units::{Order, PAGE_SHIFT};
 
-/// Resident memory has a floor, bytes: half of the limit, but no more than [`FLOOR_BYTES`] or one
-/// part in [`FLOOR_SHARE`] of what can't be lowered, whichever is more, and no less than the least.
+/// Resident memory has a floor, bytes: half of an even part of the limit, or one part in
+/// [`FLOOR_DATA_SHARE`] of the data, whichever is less; but no more than [`FLOOR_BYTES`] or one part
+/// in [`FLOOR_SHARE`] of what can't be lowered, whichever is more, and no less than the least.
 /// Without room to work in, the program would fault for each access.
 const FLOOR_BYTES: u64 = WORKABLE_MIN_BYTES / 2;
 const FLOOR_LEAST_BYTES: u64 = 512 << 10;
 const FLOOR_SHARE: u64 = 32;
+const FLOOR_DATA_SHARE: u64 = 16;
 /// A cause of less is not reported.
 const TOLD_BYTES: u64 = 64 << 10;
 /// A folio that leaves memory is at most one part in this many of the bounds.
@@ -45,16 +49,16 @@ impl Pager {
     }
 
     /// What pools that count and the index take, bytes.
-    fn stored_bytes(&self) -> u64 {
+    pub fn stored_bytes(&self) -> u64 {
         self.counted_pool_bytes() + self.metadata_bytes()
     }
 
-    /// Uncompressed memory that stays whatever the bounds are, in pages. With `--on-full stop` the
-    /// program ends before what can't be folded counts in.
+    /// Uncompressed memory that stays whatever the bounds are, in pages. Where the program ends at
+    /// once by `--on-full stop`, it does before what can't be folded counts in.
     fn least_beside(&self, stored: u64) -> u64 {
         let refused = match self.config.on_full {
-            OnFull::Grow => self.lru.pages(List::Refused),
-            OnFull::Stop => 0,
+            OnFull::Stop if !self.reports_limit => 0,
+            _ => self.refused(),
         };
         let floor = self.floor_beside(stored) >> PAGE_SHIFT;
         let kept = match self.kept_pages.load(Relaxed) {
@@ -153,7 +157,9 @@ impl Pager {
 
     fn floor_beside(&self, stored: u64) -> u64 {
         let most = FLOOR_BYTES.max((stored + self.quota.outside_bytes()) / FLOOR_SHARE);
-        (self.quota.least_bytes() / 2).clamp(FLOOR_LEAST_BYTES, most)
+        let data = (self.tally.mapped() + self.tally.folded()) << PAGE_SHIFT;
+        let room = (self.quota.even_bytes() / 2).min(data / FLOOR_DATA_SHARE);
+        room.clamp(FLOOR_LEAST_BYTES, most)
     }
 
     /// Tells the store what it may hold now. A page that shrinks saves memory whatever the limit is,
@@ -186,8 +192,7 @@ impl Pager {
 
     /// Whether folios that could not leave may be tried again.
     pub(crate) fn may_retry(&self) -> bool {
-        self.lru.pages(List::Refused) > 0
-            && now_ns().saturating_sub(self.refused_at.load(Relaxed)) > REST_NS
+        self.refused() > 0 && now_ns().saturating_sub(self.refused_at.load(Relaxed)) > REST_NS
     }
 
     /// What may be used now of `--limit`; `None` without one.
@@ -196,10 +201,60 @@ impl Pager {
     }
 
     /// Sets the bounds that hold from now on in place of those of the settings, bytes; `u64::MAX`
-    /// for none.
-    pub fn set_bounds(&self, limit_bytes: u64, resident_bytes: u64) {
-        self.quota.set(limit_bytes, resident_bytes);
+    /// for none. `even_bytes`: what each process of the run would have if all had the same.
+    pub fn set_bounds(&self, limit_bytes: u64, resident_bytes: u64, even_bytes: u64) {
+        self.quota.set(limit_bytes, resident_bytes, even_bytes);
         self.ask_past_target();
+    }
+
+    /// From now on this engine is that of a process of a run: what it takes is charged there, before
+    /// it is taken.
+    pub fn set_process(&self, process: Option<&'static Process>) {
+        let place =
+            process.map_or(core::ptr::null_mut(), |process| (&raw const *process).cast_mut());
+        self.process.store(place, Relaxed);
+    }
+
+    fn process(&self) -> Option<&'static Process> {
+        // SAFETY: the pointer is null or comes from a `&'static`.
+        unsafe { self.process.load(Relaxed).as_ref() }
+    }
+
+    /// What counts of `pages` of uncompressed memory against the bound of the run, with what the
+    /// process holds besides, bytes.
+    fn charge_for(&self, pages: u64) -> u64 {
+        let stored = if self.is_limited() { self.stored_bytes() } else { 0 };
+        let held = (pages << PAGE_SHIFT) + stored + self.quota.outside_bytes();
+        held.saturating_sub(self.stats.shared_bytes.load(Relaxed))
+    }
+
+    /// Whether uncompressed memory may grow to `pages`: to the target, as long as the run has room.
+    /// Where other processes have taken that before this one's share was computed anew, its bound is
+    /// what it holds, until then: it folds as much as it takes.
+    pub(crate) fn may_hold(&self, pages: u64) -> bool {
+        let target = self.target();
+        if pages > target {
+            return false;
+        }
+        let Some(process) = self.process() else { return true };
+        if process.charge(self.charge_for(pages), self.is_limited()) || self.frozen.load(Relaxed) {
+            return true;
+        }
+        let stored = self.stored_bytes();
+        if pages <= self.least_beside(stored) {
+            return true;
+        }
+        let stored = if self.is_limited() { stored } else { 0 };
+        self.quota.lower((self.physical() << PAGE_SHIFT) + stored + self.quota.outside_bytes());
+        self.queue.reclaim();
+        false
+    }
+
+    /// Tells the run what this process holds, and what it can't fold.
+    fn settle_charge(&self) {
+        if let Some(process) = self.process() {
+            process.settle(self.charge_for(self.physical()));
+        }
     }
 
     /// Whether copies beside what is in memory are to go, as store and index take more than folding
@@ -239,9 +294,15 @@ impl Pager {
         s.frame_bytes.store(frames, Relaxed);
         s.pool_bytes.store(pool, Relaxed);
         s.index_bytes.store(index, Relaxed);
-        let refused = self.lru.pages(List::Refused) << PAGE_SHIFT;
-        s.refused_bytes.store(refused, Relaxed);
+        s.refused_bytes.store(self.refused_bytes(), Relaxed);
+        let [dense, full, pinned, shared] =
+            List::REFUSED.map(|list| self.lru.pages(list) << PAGE_SHIFT);
+        s.refused_dense_bytes.store(dense, Relaxed);
+        s.refused_full_bytes.store(full, Relaxed);
+        s.refused_pinned_bytes.store(pinned, Relaxed);
+        s.refused_shared_bytes.store(shared, Relaxed);
         self.bound_pool();
+        self.settle_charge();
         if self.is_out_of_reach() {
             self.past_the_limit();
         }
@@ -262,17 +323,21 @@ impl Pager {
         stats::raise(&s.peak_folded_bytes, folded);
     }
 
-    /// Counts that the bounds could not be kept; reports it the first time, or ends the program, as
-    /// `--on-full` says.
+    /// Notes that the bounds could not be kept. Reports it the first time, or ends the program, as
+    /// `--on-full` says; or leaves that to the owner, who knows whether other processes of the run
+    /// can fold more ([`Pager::take_past`]).
     pub fn past_the_limit(&self) {
-        let before = self.stats.over_limit.fetch_add(1, Relaxed);
+        if self.reports_limit {
+            self.is_past.store(true, Relaxed);
+            return;
+        }
         if self.config.on_full == OnFull::Stop {
             memfold_sys::raw::end(&format!(
                 "{self}. The program is ended, as --on-full stop asks for; give a larger limit{}",
                 self.swap_hint()
             ));
         }
-        if before == 0 && !self.reports_limit {
+        if self.stats.over_limit.fetch_add(1, Relaxed) == 0 {
             self.publish();
             memfold_sys::raw::warn(&[
                 "memfold: warning: ",
@@ -281,7 +346,13 @@ impl Pager {
         }
     }
 
-    fn swap_hint(&self) -> &'static str {
+    /// Whether this process's bounds could not be kept since this was asked last.
+    pub fn take_past(&self) -> bool {
+        self.is_past.swap(false, Relaxed)
+    }
+
+    /// What else would do, for the end of a message.
+    pub fn swap_hint(&self) -> &'static str {
         match self.swap {
             None => "; with --swap DIR what doesn't fit goes to a file",
             Some(_) => "",
@@ -293,15 +364,13 @@ impl Pager {
         self.limit_bytes().is_some()
     }
 
-    /// Whether the bounds could not be kept, once at least.
-    pub fn is_past_limit(&self) -> bool {
-        self.stats.over_limit.load(Relaxed) > 0
+    /// Mapped pages that nothing took when they were last to leave.
+    pub(crate) fn refused(&self) -> u64 {
+        List::REFUSED.iter().map(|list| self.lru.pages(*list)).sum()
     }
 
-    /// Mapped data that nothing takes, as it doesn't shrink, is pinned, or is shared by a fork,
-    /// bytes.
-    pub fn refused_bytes(&self) -> u64 {
-        self.lru.pages(List::Refused) << PAGE_SHIFT
+    fn refused_bytes(&self) -> u64 {
+        self.refused() << PAGE_SHIFT
     }
 
     /// Uncompressed memory that stays although the bounds can't be kept, bytes: [`Pager::judge_cost`].
@@ -309,20 +378,17 @@ impl Pager {
         self.kept_pages.load(Relaxed) << PAGE_SHIFT
     }
 
-    /// What stays uncompressed of managed memory, bytes, and why.
-    pub fn stays(&self) -> [(u64, &'static str); 2] {
-        [
-            (self.refused_bytes(), "doesn't shrink, or is pinned or shared by a fork"),
-            (self.kept_bytes(), "would take far more time to fold than it saves memory"),
-        ]
-    }
-
     /// The least limit that could be kept now, bytes.
     pub fn least_limit_bytes(&self) -> u64 {
-        let stored = self.stored_bytes();
-        let floor = self.floor_beside(stored).max(self.kept_bytes());
-        let stored = if self.limit_bytes().is_some() { stored } else { 0 };
-        stored + self.quota.outside_bytes() + self.refused_bytes() + floor
+        let stored = if self.is_limited() { self.stored_bytes() } else { 0 };
+        stored + self.least_resident_bytes()
+    }
+
+    /// Uncompressed memory that stays whatever is folded, managed or not, bytes.
+    pub fn least_resident_bytes(&self) -> u64 {
+        let kept = self.floor_beside(self.stored_bytes()).max(self.kept_bytes());
+        let held = self.holds.held_bytes();
+        self.quota.outside_bytes() + self.refused_bytes() + kept.max(held)
     }
 
     /// A call of the program's holds what it names: if all that is held is past the bounds, so is
@@ -390,6 +456,18 @@ impl Pager {
     }
 }
 
+/// What stays uncompressed of the managed memory of a process, bytes, and why.
+pub fn stays(stats: &Stats) -> [(u64, &'static str); 5] {
+    let of = |gauge: &AtomicU64| gauge.load(Relaxed);
+    [
+        (of(&stats.refused_dense_bytes), "doesn't shrink"),
+        (of(&stats.refused_full_bytes), "found no room in the pool (--max-pool)"),
+        (of(&stats.refused_pinned_bytes), "is pinned by a device"),
+        (of(&stats.refused_shared_bytes), "is shared by a fork"),
+        (of(&stats.kept_bytes), "would take far more time to fold than it saves memory"),
+    ]
+}
+
 /// Which bound can't be kept, and what takes the memory.
 impl fmt::Display for Pager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -397,7 +475,7 @@ impl fmt::Display for Pager {
         write!(f, "The {what} of {} can't be kept: ", Size(self.bound_bytes()))?;
         let outside = [(self.quota.outside_bytes(), "is not managed")].into_iter();
         let stored = [(self.stored_bytes(), "is what is folded, compressed")];
-        let takes = outside.chain(self.stays()).chain(stored);
+        let takes = outside.chain(stays(&self.stats)).chain(stored);
         for (bytes, why) in takes.filter(|(bytes, _)| *bytes >= TOLD_BYTES) {
             write!(f, "{} {why}, ", Size(bytes))?;
         }

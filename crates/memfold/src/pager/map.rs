@@ -226,7 +226,9 @@ impl Pager {
             let folio = self.folios.get(guard, piece);
             folio.state.set(if key < start + at as u64 { before } else { after });
             folio.untouched.set(folio.untouched.get() && folio.state.get() == State::Cached);
-            folio.refused.set(folio.refused.get() && folio.state.get() == State::Resident);
+            if folio.state.get() != State::Resident {
+                folio.refused.set(List::None);
+            }
             key += folio.pages();
             self.list_by_state(guard, piece);
         }
@@ -289,7 +291,7 @@ impl Pager {
         if done.stop.is_none() {
             folio.state.set(State::Cached);
             folio.active.set(false);
-            folio.refused.set(false);
+            folio.refused.set(List::None);
             let needs_saving = !folio.has_copy.get();
             self.list_by_state(guard, id);
             if needs_saving {
@@ -298,7 +300,7 @@ impl Pager {
             return done;
         }
         folio.active.set(true);
-        folio.refused.set(false);
+        folio.refused.set(List::None);
         let start = folio.key();
         self.lru.detach(id);
         self.split_at(guard, id, done.pages);
@@ -321,14 +323,16 @@ impl Pager {
     /// written to since.
     fn refuse(&self, guard: &mut ShardGuard<'_>, key: u64) {
         let mut id = self.index.find(guard, key).expect("a folio covers what it covered");
-        if self.to_unshare.is_shared_by_many() {
+        let is_shared = self.to_unshare.is_shared_by_many();
+        if is_shared {
             let order = self.folios.get(guard, id).order();
             id = self.carve(guard, id, key, order.min(self.config.block_order));
         } else if self.to_unshare.has_forked_lately() {
             // Soon to be had.
             return;
         }
-        self.folios.get(guard, id).refused.set(true);
+        let list = if is_shared { List::Shared } else { List::Pinned };
+        self.folios.get(guard, id).refused.set(list);
         self.note_refusal();
     }
 
@@ -454,10 +458,13 @@ impl Pager {
     /// What is evicted next: the oldest of the mapped folios; from time to time, one that could not
     /// leave before.
     pub(crate) fn isolate_mapped(&self) -> Option<(FolioId, u64)> {
-        if self.may_retry()
-            && let Some(found) = self.lru.isolate(List::Refused)
-        {
-            return Some(found);
+        if self.may_retry() {
+            // The lists take turns.
+            let first = self.retries.fetch_add(1, Relaxed) as usize;
+            let mut lists = (first..first + List::REFUSED.len()).map(|n| List::REFUSED[n % 4]);
+            if let Some(found) = lists.find_map(|list| self.lru.isolate(list)) {
+                return Some(found);
+            }
         }
         self.lru.rebalance();
         self.lru.isolate(List::Inactive).or_else(|| self.lru.isolate(List::Active))

@@ -11,6 +11,7 @@ mod folios;
 pub(crate) mod map;
 pub(crate) mod copy_in;
 
+pub use limits::stays;
 pub use start::{StartError, open_remote};
 
 use crate::area::lock::AreaLock;
@@ -33,6 +34,7 @@ use crate::quiesce::gate::Gates;
 use crate::quiesce::unshare::ToUnshare;
 use crate::stats::Stats;
 use crate::swap::Swap;
+use crate::table::Process;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::ops::Deref;
@@ -113,9 +115,13 @@ pub struct Pager {
     pub(crate) errands: Option<Arc<Errands>>,
     pub(crate) tally: Tally,
     pub(crate) quota: Quota,
+    /// The seat of the engine's process in the table of a run; null without.
+    process: AtomicPtr<Process>,
     thrash: Mutex<Thrash>,
     /// What that says must stay uncompressed, pages.
     kept_pages: AtomicU64,
+    /// Times that a folio which had been refused was tried again.
+    pub(crate) retries: AtomicU32,
     /// When a folio was last refused, nanoseconds.
     refused_at: AtomicU64,
     /// See [`Pager::generation`].
@@ -128,6 +134,8 @@ pub struct Pager {
     pub(crate) holds: &'static Holds,
     pub(crate) stats: StatsPlace,
     reports_limit: bool,
+    /// See [`Pager::take_past`].
+    is_past: AtomicBool,
     cpus: usize,
 }
 
@@ -137,7 +145,7 @@ pub struct Parts {
     pub space: Box<dyn Space>,
     /// It can move pages.
     pub has_move: bool,
-    /// The owner reports that the bounds can't be kept ([`Pager::is_past_limit`]).
+    /// The owner reports that the bounds can't be kept, or ends the program ([`Pager::take_past`]).
     pub reports_limit: bool,
     /// Where to count.
     pub stats: StatsPlace,

@@ -6,23 +6,43 @@ use memfold_sys::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(crate) struct Quota {
     limit_bytes: AtomicU64,
     resident_bytes: AtomicU64,
+    /// What each process would have of the bounds if all had the same.
+    even_bytes: AtomicU64,
     outside_bytes: AtomicU64,
 }
 
 impl Quota {
     /// As the settings say; nothing outside.
     pub fn new(config: &Config) -> Quota {
+        let limit = config.limit_bytes.unwrap_or(u64::MAX);
+        let resident = config.resident_bytes.unwrap_or(u64::MAX);
         Quota {
-            limit_bytes: AtomicU64::new(config.limit_bytes.unwrap_or(u64::MAX)),
-            resident_bytes: AtomicU64::new(config.resident_bytes.unwrap_or(u64::MAX)),
+            limit_bytes: AtomicU64::new(limit),
+            resident_bytes: AtomicU64::new(resident),
+            even_bytes: AtomicU64::new(limit.min(resident)),
             outside_bytes: AtomicU64::new(0),
         }
     }
 
-    /// Other bounds from now on.
-    pub fn set(&self, limit_bytes: u64, resident_bytes: u64) {
+    /// Other bounds from now on; `even_bytes`: what each process would have of them if all had the
+    /// same.
+    pub fn set(&self, limit_bytes: u64, resident_bytes: u64, even_bytes: u64) {
         self.limit_bytes.store(limit_bytes, Relaxed);
         self.resident_bytes.store(resident_bytes, Relaxed);
+        self.even_bytes.store(even_bytes, Relaxed);
+    }
+
+    /// Lowers the bound that counts to what is held, until it is set again.
+    pub fn lower(&self, held_bytes: u64) {
+        let bound =
+            if self.limit_bytes().is_some() { &self.limit_bytes } else { &self.resident_bytes };
+        bound.fetch_min(held_bytes, Relaxed);
+    }
+
+    /// What each process would have of the bounds if all had the same. Unlike its share this doesn't
+    /// depend on what it asks for.
+    pub fn even_bytes(&self) -> u64 {
+        self.even_bytes.load(Relaxed)
     }
 
     /// What bounds all memory; `None` without a bound.

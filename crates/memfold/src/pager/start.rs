@@ -23,6 +23,7 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::{String, ToString};
 use core::fmt::{Display, Formatter};
+use core::sync::atomic::AtomicPtr;
 use core::time::Duration;
 use memfold_store::{
     CodecSpec, DICTIONARY_FILE_BYTES_MAX, Dictionary, SoftwarePool, Store, StoreConfig, StoreError,
@@ -146,9 +147,11 @@ impl Pager {
             errands: parts.errands,
             tally: Tally::new(),
             quota: Quota::new(&config),
+            process: AtomicPtr::default(),
             thrash: Mutex::new(Thrash::default()),
             kept_pages: AtomicU64::new(0),
             refused_at: AtomicU64::new(0),
+            retries: AtomicU32::new(0),
             generation: AtomicU32::new(1),
             frozen: AtomicBool::new(false),
             gates: Gates::default(),
@@ -157,6 +160,7 @@ impl Pager {
             scratch: Zone::reserve(MAX_BYTES, PAGE_SIZE).map_err(StartError::AddressSpace)?,
             stats: parts.stats,
             reports_limit: parts.reports_limit,
+            is_past: AtomicBool::new(false),
             cpus: parts.cpus,
             config,
         };

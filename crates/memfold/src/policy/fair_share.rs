@@ -1,30 +1,54 @@
-//! What each process of a run may have of its limit.
+//! How the processes of a run share its limit.
+//!
+//! Every process has a level in common, up to which it may have what it needs. Whoever needs less
+//! leaves the rest to the others. Nobody is given less than it can reach by folding all that it has,
+//! as long as the limit suffices for that: so the others fold more, instead of one that can't.
 
-/// The share of `limit` of a process that needs `own` bytes beside others that need `others`: all
-/// that the others leave, if everybody can have what it needs; else the level up to which each can
-/// have it, so that whoever needs less leaves the rest to the others. Everybody who computes it
-/// from the same needs comes to the same level.
-pub fn share(limit: u64, own: u64, others: &mut [u64]) -> u64 {
-    let sum = others.iter().fold(0u64, |sum, need| sum.saturating_add(*need));
-    if sum.saturating_add(own) <= limit {
-        return limit - sum;
+/// What a process asks of the limit, bytes.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// All that it has, with what is folded as if it were not.
+    pub need: u64,
+    /// What it holds once all that can be folded is.
+    pub least: u64,
+}
+
+impl Claim {
+    fn need(&self) -> u64 {
+        self.need.max(self.least)
     }
-    others.sort_unstable();
-    let (mut left, mut count) = (limit, others.len() as u64 + 1);
-    let mut own = Some(own);
-    for &need in others.iter() {
-        if let Some(mine) = own.filter(|mine| *mine <= need) {
-            if mine > left / count {
-                return left / count;
-            }
-            (left, count, own) = (left - mine, count - 1, None);
-        }
-        if need > left / count {
-            return left / count;
-        }
-        (left, count) = (left - need, count - 1);
+
+    /// Its share at a level.
+    fn at(&self, level: u64) -> u64 {
+        level.clamp(self.least, self.need())
     }
-    left / count.max(1)
+}
+
+/// The share of `limit` of a process beside others. All that the others leave, if every process can
+/// have what it needs. Else what it gets at the highest level at which the shares are within the
+/// limit. Where not even the least of all fits, the smallest have theirs, and the largest have less.
+/// Each process that computes it from the same claims comes to the same level.
+pub fn share(limit: u64, own: Claim, others: &[Claim]) -> u64 {
+    let sum = |of: &dyn Fn(&Claim) -> u64| {
+        others.iter().fold(of(&own), |sum, claim| sum.saturating_add(of(claim)))
+    };
+    if sum(&Claim::need) <= limit {
+        return limit - (sum(&Claim::need) - own.need());
+    }
+    if sum(&|claim| claim.least) <= limit {
+        return own.at(highest(limit, |level| sum(&|claim| claim.at(level))));
+    }
+    own.least.min(highest(limit, |level| sum(&|claim| claim.least.min(level))))
+}
+
+/// The highest level up to `limit` at which the sum, which rises with it, is within `limit`.
+fn highest(limit: u64, sum: impl Fn(u64) -> u64) -> u64 {
+    let (mut low, mut high) = (0, limit);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if sum(middle) <= limit { low = middle } else { high = middle - 1 }
+    }
+    low
 }
 
 #[cfg(test)]
@@ -32,35 +56,99 @@ mod tests {
     use super::*;
     use memfold_testkit::random::Random;
 
+    fn needs<const N: usize>(all: [u64; N]) -> [Claim; N] {
+        all.map(|need| Claim { need, least: 0 })
+    }
+
+    fn of(limit: u64, own: u64, others: &[Claim]) -> u64 {
+        share(limit, Claim { need: own, least: 0 }, others)
+    }
+
     #[test]
     fn alone_or_with_room_for_all_a_process_has_what_the_others_leave() {
-        assert_eq!(share(100, 500, &mut []), 100);
-        assert_eq!(share(100, 20, &mut [30, 40]), 30);
+        assert_eq!(of(100, 500, &[]), 100);
+        assert_eq!(of(100, 20, &needs([30, 40])), 30);
     }
 
     #[test]
     fn who_needs_more_gets_what_the_modest_leave() {
-        assert_eq!(share(100, 500, &mut [500]), 50);
-        assert_eq!(share(100, 500, &mut [10, 500]), 45);
-        assert_eq!(share(100, 500, &mut [500, 10, 0]), 45);
-        assert_eq!(share(100, 10, &mut [500, 500]), 45);
+        assert_eq!(of(100, 500, &needs([500])), 50);
+        assert_eq!(of(100, 500, &needs([10, 500])), 45);
+        assert_eq!(of(100, 500, &needs([500, 10, 0])), 45);
+        assert_eq!(of(100, 45, &needs([500, 500])), 33);
+        assert_eq!(of(100, 10, &needs([500, 500])), 10);
     }
 
     #[test]
-    fn shares_of_all_never_exceed_the_limit() {
+    fn who_cant_fold_has_room_and_the_others_fold_more() {
+        let stiff = Claim { need: 90, least: 80 };
+        let soft = Claim { need: 90, least: 5 };
+        assert_eq!((share(100, stiff, &[soft]), share(100, soft, &[stiff])), (80, 20));
+        let more = Claim { need: 130, least: 110 };
+        assert_eq!((share(100, more, &[soft]), share(100, soft, &[more])), (95, 5));
+    }
+
+    /// Claims of a few processes, and a limit, such that each case is met.
+    fn each_case(mut check: impl FnMut(u64, &[Claim], &[u64])) {
         let mut random = Random::new(1);
-        for _ in 0..2000 {
-            let needs: Vec<u64> = (0..5).map(|_| random.below(1000) as u64).collect();
+        for _ in 0..4000 {
+            let count = 1 + random.below(6);
+            let limit = random.below(3000) as u64;
+            let claims: Vec<Claim> = (0..count)
+                .map(|_| {
+                    let need = random.below(1000) as u64;
+                    Claim { need, least: random.below(need as usize + 50) as u64 }
+                })
+                .collect();
             let got = |me: usize| {
-                let mut others = needs.clone();
+                let mut others = claims.clone();
                 let own = others.remove(me);
-                share(1000, own, &mut others).min(own)
+                share(limit, own, &others)
             };
-            assert!((0..5).map(got).sum::<u64>() <= 1000, "{needs:?}");
-            let level =
-                |me: usize| share(1000, needs[me], &mut [&needs[..me], &needs[me + 1..]].concat());
-            let starved = (0..5).find(|&me| got(me) < needs[me] && level(me) < 1000 / 5);
-            assert_eq!(starved, None, "{needs:?}");
+            let shares: Vec<u64> = (0..count).map(got).collect();
+            check(limit, &claims, &shares);
         }
+    }
+
+    #[test]
+    fn shares_never_exceed_the_limit_together_and_leave_next_to_nothing() {
+        each_case(|limit, claims, shares| {
+            let used = |(share, claim): (&u64, &Claim)| *share.min(&claim.need());
+            let sum = shares.iter().zip(claims).map(used).sum::<u64>();
+            let wanted = claims.iter().map(Claim::need).sum::<u64>().min(limit);
+            assert!(
+                sum <= limit && sum + claims.len() as u64 > wanted,
+                "{limit} {claims:?} {shares:?}"
+            );
+        });
+    }
+
+    #[test]
+    fn nobody_has_less_than_it_can_reach_where_all_can_be_had() {
+        each_case(|limit, claims, shares| {
+            if claims.iter().map(|claim| claim.least).sum::<u64>() <= limit {
+                let below = shares.iter().zip(claims).find(|(share, claim)| **share < claim.least);
+                assert_eq!(below, None, "{limit} {claims:?}");
+            } else {
+                let short = |n: &usize| shares[*n] < claims[*n].least;
+                let level = (0..claims.len()).filter(short).map(|n| claims[n].least).min();
+                let spared = (0..claims.len()).filter(|n| !short(n)).map(|n| claims[n].least).max();
+                assert!(level.is_some() && spared <= level, "{limit} {claims:?} {shares:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn who_is_short_of_its_need_has_no_less_than_anybody_beyond_its_least() {
+        each_case(|limit, claims, shares| {
+            for (share, claim) in shares.iter().zip(claims) {
+                let is_short = *share < claim.need();
+                let above = |(other, its): (&u64, &Claim)| {
+                    *other.min(&its.need()) > share + 1 && *other > its.least
+                };
+                let taken = is_short && shares.iter().zip(claims).any(above);
+                assert!(!taken, "{limit} {claims:?} {shares:?}");
+            }
+        });
     }
 }

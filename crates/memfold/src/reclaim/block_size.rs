@@ -24,6 +24,7 @@
 //! thread to wake for each costs more than compressing it.
 use crate::area::Areas;
 use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::lru::List;
 use crate::folio::{PARTIAL_MAX, State, Touch};
 use crate::pager::Pager;
 use crate::policy::workingset;
@@ -164,7 +165,7 @@ impl Pager {
             let id = self.index.find(guard, at)?;
             let folio = self.folios.get(guard, id);
             if folio.state.get() != State::Resident
-                || folio.refused.get()
+                || folio.refused.get() != List::None
                 || folio.touch.get() == Touch::UNKNOWN
             {
                 return None;

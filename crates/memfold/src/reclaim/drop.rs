@@ -39,6 +39,7 @@
 use crate::area::Areas;
 use crate::folio::State;
 use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::lru::List;
 use crate::holds::Leaving;
 use crate::pager::{Pager, bytes};
 use crate::policy::workingset;
@@ -195,7 +196,7 @@ impl Pager {
         let folded = self.tally.fold(gone);
         if left == 0 {
             folio.age.set(workingset::shadow(self.tally.evict(gone), folio.active.replace(false)));
-            folio.refused.set(false);
+            folio.refused.set(List::None);
             stats::raise(&self.stats.peak_folded_bytes, folded << PAGE_SHIFT);
             stats::add(&self.stats.blocks_clean, 1);
             stats::add(&self.stats.clean_evictions, 1);

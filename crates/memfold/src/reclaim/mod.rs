@@ -89,8 +89,8 @@ impl Pager {
             }
             // Read once: other threads take and give memory meanwhile.
             let held = self.physical() + pages + copies;
-            if held <= self.target() {
-                if held > self.bound_or_floor() && self.lru.pages(List::Refused) > 0 {
+            if self.may_hold(held) {
+                if held > self.bound_or_floor() && self.refused() > 0 {
                     self.past_the_limit();
                 }
                 if let Some(frame) = self.populated(order)? {
@@ -458,7 +458,7 @@ impl Pager {
         if self.is_private_in_vain(page) {
             let order = self.folios.get(&guard, id).order().min(self.config.block_order);
             let id = self.carve(&mut guard, id, key, order);
-            self.folios.get(&guard, id).refused.set(true);
+            self.folios.get(&guard, id).refused.set(List::Shared);
             self.list_by_state(&guard, id);
             self.note_refusal();
         } else {

@@ -171,7 +171,8 @@ impl Pager {
                 folio.state.set(State::Cached);
                 self.drop_copy(&guard, id);
                 folio.active.set(true);
-                folio.refused.set(true);
+                let list = if e == SaveError::PoolFull { List::Full } else { List::Dense };
+                folio.refused.set(list);
                 self.note_refusal();
             }
         }
