@@ -18,6 +18,7 @@ mod patch;
 mod signals;
 mod threads;
 mod lent;
+mod messages;
 mod seen;
 mod special;
 mod trap;

@@ -6,6 +6,7 @@ use crate::entry;
 use crate::frame::Context;
 use crate::keeper::{Ending, Keeper, Names, Refused, Span};
 use crate::lent;
+use crate::messages;
 use crate::record::Record;
 use crate::seen;
 use crate::signals;
@@ -327,6 +328,10 @@ fn made(
         if let Some(made) = lent::make(nr, args, concerns, &mut make) {
             return made;
         }
+    }
+    let mut some = |args: &[usize; 6]| plain(keeper, record, entry, nr, args);
+    if let Some(made) = messages::in_pieces(nr, args, &mut some) {
+        return made;
     }
     let most = || keeper.piece_bytes();
     let pieces = calls::in_pieces(nr, args, most, concerns, &read_bytes, &mut raw);
