@@ -4,7 +4,7 @@
 //! descriptor when it ends.
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
-use memfold_gate::{BadAddress, Ending, Fault, Hold, Keeper, Spans};
+use memfold_gate::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom};
 
 struct Counting;
 
@@ -16,17 +16,17 @@ static TO: AtomicI32 = AtomicI32::new(-1);
 
 impl Keeper for Counting {
     fn concerns(&self, _start: usize, _len: usize) -> bool {
-        CONCERNS.fetch_add(1, Relaxed);
         true
     }
 
     fn hold(
         &self,
-        spans: &Spans,
-        _depth: usize,
+        names: Names,
+        _thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Option<Hold> {
-        for span in spans.as_slice() {
+    ) -> Result<Option<Hold>, NoRoom> {
+        names(&mut |span| {
+            CONCERNS.fetch_add(1, Relaxed);
             // What is touched is the program's, and goes on as it was.
             let mut at = span.start;
             while at < span.start + span.len {
@@ -35,8 +35,8 @@ impl Keeper for Counting {
                 }
                 at = (at | 4095) + 1;
             }
-        }
-        Some(Hold(0))
+        });
+        Ok(Some(Hold(0)))
     }
 
     fn release(&self, _hold: Hold) {}

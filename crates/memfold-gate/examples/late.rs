@@ -1,6 +1,6 @@
 //! A library that is loaded into a program that runs: `memfold_late_arm` arms it. `madvise` with the
 //! advice 4242 is answered 4242 by the gate, so a thread can tell whether its calls pass there.
-use memfold_gate::{BadAddress, Ending, Fault, Hold, Keeper, Spans};
+use memfold_gate::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom};
 
 struct Answers;
 
@@ -14,11 +14,11 @@ impl Keeper for Answers {
 
     fn hold(
         &self,
-        _spans: &Spans,
-        _depth: usize,
+        _names: Names,
+        _thread: usize,
         _touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Option<Hold> {
-        None
+    ) -> Result<Option<Hold>, NoRoom> {
+        Ok(None)
     }
 
     fn release(&self, _hold: Hold) {}

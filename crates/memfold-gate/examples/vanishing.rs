@@ -6,13 +6,15 @@
 //! without it nothing is taken away, and the process says so when it ends.
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
-use memfold_gate::{BadAddress, Ending, Fault, Hold, Keeper, Spans};
+use memfold_gate::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom, Span};
 use memfold_sys::raw::system_call;
 use memfold_sys::sync::StaticMutex;
 
 const PAGE: usize = 4096;
 const AREAS: usize = 512;
 const HOLDS: usize = 256;
+/// Ranges of one hold.
+const SPANS: usize = 1200;
 const AREA_MIN: usize = 64 << 10;
 const AREA_MAX: usize = 256 << 20;
 /// Taken away at a time.
@@ -34,15 +36,39 @@ struct Area {
     shadow: usize,
 }
 
+/// What a call holds; with more ranges than there is room for, everything.
+#[derive(Copy, Clone)]
+struct Held {
+    spans: [Span; SPANS],
+    count: usize,
+}
+
+impl Held {
+    const NONE: Held = Held { spans: [Span { start: 0, len: 0, write: false }; SPANS], count: 0 };
+
+    fn push(&mut self, span: Span) {
+        if let Some(place) = self.spans.get_mut(self.count) {
+            *place = span;
+        }
+        self.count += 1;
+    }
+
+    fn as_slice(&self) -> &[Span] {
+        &self.spans[..self.count.min(SPANS)]
+    }
+}
+
 struct State {
     areas: [Area; AREAS],
-    holds: [Option<Spans>; HOLDS],
+    is_taken: [bool; HOLDS],
+    holds: [Held; HOLDS],
     random: u64,
 }
 
 static STATE: StaticMutex<State> = StaticMutex::new(State {
     areas: [Area { start: 0, len: 0, shadow: 0 }; AREAS],
-    holds: [const { None }; HOLDS],
+    is_taken: [false; HOLDS],
+    holds: [Held::NONE; HOLDS],
     random: 0x9e37_79b9_7f4a_7c15,
 });
 static UFFD: AtomicI32 = AtomicI32::new(-1);
@@ -117,12 +143,9 @@ impl State {
     }
 
     fn is_held(&self, page: usize) -> bool {
-        self.holds.iter().flatten().any(|spans| {
-            spans
-                .as_slice()
-                .iter()
-                .any(|span| span.start < page + PAGE && page < span.start + span.len)
-        })
+        let is_here = |span: &Span| span.start < page + PAGE && page < span.start + span.len;
+        let taken = self.holds.iter().zip(&self.is_taken).filter(|(_, is_taken)| **is_taken);
+        taken.into_iter().any(|(held, _)| held.count > SPANS || held.as_slice().iter().any(is_here))
     }
 
     /// Takes some pages away.
@@ -172,18 +195,24 @@ impl Keeper for Vanishing {
 
     fn hold(
         &self,
-        spans: &Spans,
-        _depth: usize,
+        names: Names,
+        _thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Option<Hold> {
+    ) -> Result<Option<Hold>, NoRoom> {
+        let mut held = Held::NONE;
+        // What it reads may be away.
+        names(&mut |span| held.push(span));
         let place = {
             let mut state = STATE.lock();
             state.take();
-            let place = state.holds.iter().position(|hold| hold.is_none()).expect("a place");
-            state.holds[place] = Some(spans.clone());
+            let place = state.is_taken.iter().position(|is_taken| !is_taken).expect("a place");
+            state.is_taken[place] = true;
+            state.holds[place].count = held.count;
+            let count = held.as_slice().len();
+            state.holds[place].spans[..count].copy_from_slice(held.as_slice());
             place
         };
-        for span in spans.as_slice() {
+        for span in held.as_slice() {
             let mut at = span.start;
             while at < span.start + span.len {
                 if touch(at, span.write).is_err() {
@@ -192,11 +221,11 @@ impl Keeper for Vanishing {
                 at = (at | (PAGE - 1)) + 1;
             }
         }
-        Some(Hold(place as u32))
+        Ok(Some(Hold(place as u32)))
     }
 
     fn release(&self, hold: Hold) {
-        STATE.lock().holds[hold.0 as usize] = None;
+        STATE.lock().is_taken[hold.0 as usize] = false;
     }
 
     fn piece_bytes(&self) -> usize {
@@ -247,7 +276,7 @@ impl Keeper for Vanishing {
         state.drop_overlapping(0, usize::MAX);
         let made = make();
         if made == 0 {
-            state.holds = [const { None }; HOLDS];
+            state.is_taken = [false; HOLDS];
             let fd = UFFD.swap(-1, Relaxed);
             if fd >= 0 {
                 call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]);

@@ -1,10 +1,6 @@
 //! Who owns the program's memory, as the gate sees it.
 use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
-use memfold_sys::units::PAGE_SIZE;
-
-/// Most ranges of one call that are told apart.
-pub const SPANS_MAX: usize = 32;
 
 /// A range of the program's memory that a call names.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -17,76 +13,19 @@ pub struct Span {
     pub write: bool,
 }
 
-/// The ranges that one call names.
-#[derive(Clone, Debug)]
-pub struct Spans {
-    spans: [Span; SPANS_MAX],
-    count: usize,
-}
-
-impl Spans {
-    /// None.
-    pub const fn new() -> Spans {
-        Spans { spans: [Span { start: 0, len: 0, write: false }; SPANS_MAX], count: 0 }
-    }
-
-    /// Adds a range; an empty one, or one past the end of the address space, is passed over. When
-    /// there is no place left, one reaches over two of them: the new one and one that is near, or
-    /// those by which it grows least.
-    pub fn push(&mut self, span: Span) {
-        if span.len == 0 || span.start.checked_add(span.len).is_none() {
-            return;
-        }
-        if self.count < SPANS_MAX {
-            self.spans[self.count] = span;
-            self.count += 1;
-            return;
-        }
-        let over = |a: &Span, b: &Span| {
-            let start = a.start.min(b.start);
-            let end = (a.start + a.len).max(b.start + b.len);
-            Span { start, len: end - start, write: a.write | b.write }
-        };
-        // The strings of a program's environment, mostly: no page lies between the two.
-        let near = |other: &&mut Span| {
-            let joined = over(other, &span);
-            let both = other.len.saturating_add(span.len).saturating_add(PAGE_SIZE);
-            joined.len < both && other.write == span.write
-        };
-        if let Some(other) = self.spans.iter_mut().find(near) {
-            *other = over(other, &span);
-            return;
-        }
-        let at = |n: usize| if n < SPANS_MAX { &self.spans[n] } else { &span };
-        let grows = |a: usize, b: usize| {
-            over(at(a), at(b)).len.saturating_sub(at(a).len.saturating_add(at(b).len))
-        };
-        let pairs = (1..=SPANS_MAX).flat_map(|b| (0..b).map(move |a| (a, b)));
-        let Some((a, b)) = pairs.min_by_key(|(a, b)| grows(*a, *b)) else { return };
-        let joined = over(at(a), at(b));
-        // The second one's place is free, or it is the new one.
-        self.spans[a] = joined;
-        if b < SPANS_MAX {
-            self.spans[b] = span;
-        }
-    }
-
-    /// The ranges.
-    pub fn as_slice(&self) -> &[Span] {
-        &self.spans[..self.count]
-    }
-
-    /// Forgets them.
-    pub fn clear(&mut self) {
-        self.count = 0;
+impl Span {
+    /// A range that isn't empty, and doesn't reach past the end of the address space.
+    pub fn new(start: usize, len: usize, write: bool) -> Option<Span> {
+        (len > 0 && start.checked_add(len).is_some()).then_some(Span { start, len, write })
     }
 }
 
-impl Default for Spans {
-    fn default() -> Spans {
-        Spans::new()
-    }
-}
+/// Calls what it is given with each range that a call names. A call may name a million.
+pub type Names<'a> = &'a dyn Fn(&mut dyn FnMut(Span));
+
+/// There is no memory to note what a call holds: it can't be made (ENOMEM).
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct NoRoom;
 
 /// Nothing is mapped at an address, or it may not be written to.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -139,16 +78,19 @@ pub trait Keeper: Sync {
     /// for each call that names memory. Never a false no.
     fn concerns(&self, start: usize, len: usize) -> bool;
 
-    /// Keeps what of `spans` is managed present until [`Keeper::release`]; `None` if nothing of it
-    /// is managed. Calls `touch` (address, to write) with no lock held for each page; an error of
-    /// it is passed over, as the kernel will say EFAULT itself. `depth` is the caller's stack
-    /// pointer: holds nest, and those of frames that a longjmp has left are ended.
+    /// Keeps present what of the ranges that `names` names (called once) is managed, until
+    /// [`Keeper::release`]; `None` if nothing of it is. Calls `touch` (address, to write) with no
+    /// lock held for each page; an error of it is passed over, as the kernel will say EFAULT
+    /// itself. `thread` is the number of the calling thread: those that live have different ones.
+    ///
+    /// # Errors
+    /// Nothing is held.
     fn hold(
         &self,
-        spans: &Spans,
-        depth: usize,
+        names: Names,
+        thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Option<Hold>;
+    ) -> Result<Option<Hold>, NoRoom>;
 
     /// Ends a hold.
     fn release(&self, hold: Hold);
@@ -238,8 +180,8 @@ pub trait Keeper: Sync {
         make(args)
     }
 
-    /// Nothing leaves memory any more, of what is there and what is touched from now on: the process
-    /// is about to end. `false`: it goes on after all.
+    /// Nothing is evicted any more, of what is there and what is touched from now on: the process is
+    /// about to end. `false`: it goes on after all.
     fn keep_all(&self, _keep: bool) {}
 
     /// Nothing may be away any more, so that no access raises a signal: the caller is about to be
@@ -251,42 +193,4 @@ pub trait Keeper: Sync {
 
     /// Something is about to end.
     fn ends(&self, how: Ending);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// An environment on the stack, and then strings of the heap, must not name all between them.
-    #[test]
-    fn a_range_far_from_all_others_gets_a_place_of_its_own() {
-        let mut spans = Spans::new();
-        let (heap, stack) = (1 << 30, 1 << 46);
-        (0..100).for_each(|i| spans.push(Span { start: stack + i * 50, len: 40, write: false }));
-        spans.push(Span { start: heap, len: 40, write: true });
-        (0..100).for_each(|i| spans.push(Span { start: stack + i * 50, len: 40, write: false }));
-        let named: usize = spans.as_slice().iter().map(|s| s.len).sum();
-        assert!(named <= 2 * (100 * 50 + 40), "{named}");
-        assert!(spans.as_slice().contains(&Span { start: heap, len: 40, write: true }));
-    }
-
-    /// A message of a thousand parts on heap and stack must not name all between them.
-    #[test]
-    fn ranges_for_which_there_is_no_place_join_their_neighbours() {
-        let mut spans = Spans::new();
-        let (heap, stack) = (1 << 30, 1 << 46);
-        for i in 0..1000 {
-            let start = if i % 2 == 0 { heap } else { stack } + i * 4096;
-            spans.push(Span { start, len: 100, write: i == 999 });
-        }
-        let named: usize = spans.as_slice().iter().map(|s| s.len).sum();
-        assert_eq!(spans.as_slice().len(), SPANS_MAX);
-        assert!(named < 2 * 1000 * 4096, "{named}");
-        for i in 0..1000 {
-            let start = if i % 2 == 0 { heap } else { stack } + i * 4096;
-            let has = |s: &&Span| s.start <= start && start + 100 <= s.start + s.len;
-            let holder = spans.as_slice().iter().find(has).expect("every range is in one");
-            assert!(i != 999 || holder.write);
-        }
-    }
 }

@@ -18,12 +18,13 @@ mod patch;
 mod signals;
 mod threads;
 mod lent;
+mod messages;
 mod seen;
 mod special;
 mod trap;
 mod late;
 
-pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, Refused, SPANS_MAX, Span, Spans};
+pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom, Refused, Span};
 pub use late::start_late;
 pub use touch::{read_bytes, touch, write_bytes};
 

@@ -68,6 +68,8 @@ pub struct Record {
     pub hold: Cell<Option<Hold>>,
     /// The head of its list of locks, which the kernel walks at its end; 0: it has none.
     pub robust: AtomicUsize,
+    /// Of threads that live at the same time no two have the same; they are dense.
+    pub number: Cell<usize>,
     /// Its process, 0 for the first: threads have that of who has made them.
     process: AtomicU32,
     /// The thread is about to end.
@@ -120,6 +122,7 @@ impl Record {
                 let record = Record::at(start + slot * SLOT_BYTES);
                 if record.state.compare_exchange(0, 1, SeqCst, SeqCst).is_ok() {
                     record.clear();
+                    record.number.set(slots(chunk) - FIRST_SLOTS + slot);
                     return Some(record);
                 }
             }

@@ -4,8 +4,9 @@ use crate::calls::{self, Class, Entry, Piece};
 use crate::dispatch::{self, PR_SET_SYSCALL_USER_DISPATCH};
 use crate::entry;
 use crate::frame::Context;
-use crate::keeper::{Ending, Keeper, Refused, SPANS_MAX, Span, Spans};
+use crate::keeper::{Ending, Keeper, Names, Refused, Span};
 use crate::lent;
+use crate::messages;
 use crate::record::Record;
 use crate::seen;
 use crate::signals;
@@ -214,11 +215,12 @@ impl Call<'_> {
 
     /// `make`s the call while what it names is held.
     fn held(&mut self, args: &[usize; 6], make: impl FnOnce(&mut Self) -> isize) -> isize {
-        let (keeper, record, depth) = (self.keeper, self.record, self.context.regs.rsp as usize);
-        match named(keeper, self.entry, args) {
-            Some(spans) => under_hold(keeper, record, &spans, depth, || make(self)),
-            None => make(self),
+        let (keeper, record, entry) = (self.keeper, self.record, self.entry);
+        if !entry.names {
+            return make(self);
         }
+        let names = |each: &mut dyn FnMut(Span)| name(entry, args, each);
+        under_hold(keeper, record, &names, || make(self))
     }
 
     /// A call on which the thread may wait, and on which it may wait with another mask.
@@ -229,8 +231,7 @@ impl Call<'_> {
             Err(e) => return -(e.raw_os_error() as isize),
         };
         self.record.waiting_mask.set(waits);
-        let depth = self.context.regs.rsp as usize;
-        let made = plain(self.keeper, self.record, self.entry, self.nr, &args, depth);
+        let made = plain(self.keeper, self.record, self.entry, self.nr, &args);
         if made == entry::RESTART || self.record.pending.load(SeqCst) == 0 {
             self.record.waiting_mask.set(None);
         }
@@ -303,27 +304,29 @@ impl Call<'_> {
     }
 }
 
-/// What of the owner's a call names; `None`: nothing.
-fn named(keeper: &dyn Keeper, entry: &Entry, args: &[usize; 6]) -> Option<Spans> {
-    if !entry.names {
-        return None;
-    }
-    let mut spans = Spans::new();
+/// Calls `each` with what a call names.
+fn name(entry: &Entry, args: &[usize; 6], each: &mut dyn FnMut(Span)) {
     // What can't be read names nothing: the kernel will find the same.
-    let _ = calls::name(entry, args, &read_bytes, &mut spans);
-    let concerns = |span: &Span| keeper.concerns(span.start, span.len);
-    spans.as_slice().iter().any(concerns).then_some(spans)
+    let _ = calls::name(entry, args, &read_bytes, each);
+}
+
+/// Whether any of the owner's memory is named.
+fn concerns(keeper: &dyn Keeper, names: Names) -> bool {
+    let mut any = false;
+    names(&mut |span| any |= keeper.concerns(span.start, span.len));
+    any
 }
 
 /// `make`s a call while what it names is held.
 fn under_hold(
     keeper: &dyn Keeper,
     record: &Record,
-    spans: &Spans,
-    depth: usize,
+    names: Names,
     make: impl FnOnce() -> isize,
 ) -> isize {
-    let hold = keeper.hold(spans, depth, touch);
+    let Ok(hold) = keeper.hold(names, record.number.get(), touch) else {
+        return -(libc::ENOMEM as isize);
+    };
     record.hold.set(hold);
     let made = make();
     record.hold.set(None);
@@ -340,10 +343,9 @@ fn plain(
     entry: &Entry,
     nr: usize,
     args: &[usize; 6],
-    depth: usize,
 ) -> isize {
     loop {
-        let made = made(keeper, record, entry, nr, args, depth);
+        let made = made(keeper, record, entry, nr, args);
         if made < 0 {
             return made;
         }
@@ -360,38 +362,44 @@ fn made(
     entry: &Entry,
     nr: usize,
     args: &[usize; 6],
-    depth: usize,
 ) -> isize {
     let pending = record.pending.as_ptr();
     // SAFETY: the program's own call.
     let call = |nr: usize, args: &[usize; 6]| unsafe { entry::call(nr, args, pending) };
+    if !entry.names {
+        return checked(keeper, entry, nr, args, &|_| {}, call(nr, args));
+    }
+    let names = |each: &mut dyn FnMut(Span)| name(entry, args, each);
+    let concerns = || concerns(keeper, &names);
     if entry.lends {
-        let names = || named(keeper, entry, args).is_some();
         let mut make = |nr: i64, args: [usize; 6]| {
             let nr = nr as usize;
-            plain(keeper, record, calls::look_up(nr), nr, &args, depth)
+            plain(keeper, record, calls::look_up(nr), nr, &args)
         };
-        if let Some(made) = lent::make(nr, args, names, &mut make) {
+        if let Some(made) = lent::make(nr, args, concerns, &mut make) {
             return made;
         }
     }
-    let Some(spans) = named(keeper, entry, args) else {
-        return checked(keeper, entry, nr, args, &Spans::new(), call(nr, args));
-    };
-    let pieces = calls::in_pieces(nr, args, keeper.piece_bytes(), &read_bytes, &mut raw);
+    let mut some = |args: &[usize; 6]| plain(keeper, record, entry, nr, args);
+    if let Some(made) = messages::in_pieces(nr, args, &mut some) {
+        return made;
+    }
+    let most = || keeper.piece_bytes();
+    let pieces = calls::in_pieces(nr, args, most, concerns, &read_bytes, &mut raw);
     let mut make = |piece: &Piece| {
-        under_hold(keeper, record, piece.spans, depth, || {
+        let names = |each: &mut dyn FnMut(Span)| piece.names(each);
+        under_hold(keeper, record, &names, || {
             let made = match piece.must {
                 true => raw(piece.nr, &piece.args),
                 false => call(piece.nr, &piece.args),
             };
             // What the call names beside this piece isn't held, and says nothing.
-            checked(keeper, entry, nr, &piece.args, piece.spans, made)
+            checked(keeper, entry, nr, &piece.args, &names, made)
         })
     };
     pieces.and_then(|pieces| pieces.run(&read_bytes, &mut raw, &mut make)).unwrap_or_else(|| {
-        under_hold(keeper, record, &spans, depth, || {
-            checked(keeper, entry, nr, args, &spans, call(nr, args))
+        under_hold(keeper, record, &names, || {
+            checked(keeper, entry, nr, args, &names, call(nr, args))
         })
     })
 }
@@ -399,6 +407,8 @@ fn made(
 /// Words of a call that may be pointers to memory which it doesn't name.
 const WORDS_MAX: usize = 160;
 const STRUCT_MAX: usize = 512;
+/// So many of them are the first words of what it names.
+const SPANS_MAX: usize = 32;
 const _: () = assert!(WORDS_MAX > 6 + SPANS_MAX);
 
 /// Calls that take addresses of another process: what is at those here says nothing.
@@ -417,27 +427,30 @@ fn checked(
     entry: &Entry,
     nr: usize,
     args: &[usize; 6],
-    spans: &Spans,
+    names: Names,
     made: isize,
 ) -> isize {
     if made == -(libc::EFAULT as isize) && !FOR_OTHERS.contains(&(nr as i64)) {
         let (mut words, mut count) = ([0; WORDS_MAX], args.len());
         words[..count].copy_from_slice(args);
         // The parts of a piece: no argument leads to them.
-        for span in spans.as_slice() {
-            words[count] = span.start;
-            count += 1;
-        }
-        for span in spans.as_slice().iter().filter(|span| span.len <= STRUCT_MAX) {
-            for at in (span.start..span.start + span.len / 8 * 8).step_by(8) {
-                if let Ok(word) = read::<usize>(at)
-                    && count < WORDS_MAX
+        names(&mut |span| {
+            if count < args.len() + SPANS_MAX {
+                words[count] = span.start;
+                count += 1;
+            }
+        });
+        names(&mut |span| {
+            let len = if span.len <= STRUCT_MAX { span.len / 8 * 8 } else { 0 };
+            for at in (span.start..span.start + len).step_by(8) {
+                if count < WORDS_MAX
+                    && let Ok(word) = read::<usize>(at)
                 {
                     words[count] = word;
                     count += 1;
                 }
             }
-        }
+        });
         keeper.refused(nr, entry.name, &words[..count]);
     }
     made
@@ -512,16 +525,15 @@ pub fn make_plain(
     record: &Record,
     nr: usize,
     args: &[usize; 6],
-    depth: usize,
 ) -> Option<isize> {
     let entry = calls::look_up(nr);
-    is_plain(entry, args).then(|| plain(keeper, record, entry, nr, args, depth))
+    is_plain(entry, args).then(|| plain(keeper, record, entry, nr, args))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keeper::{BadAddress, Fault, Hold};
+    use crate::keeper::{BadAddress, Fault, Hold, NoRoom};
     use memfold_sys::raw::system_call;
     use std::sync::Mutex;
 
@@ -534,11 +546,11 @@ mod tests {
         }
         fn hold(
             &self,
-            _: &Spans,
+            _: Names,
             _: usize,
             _: fn(usize, bool) -> Result<(), BadAddress>,
-        ) -> Option<Hold> {
-            None
+        ) -> Result<Option<Hold>, NoRoom> {
+            Ok(None)
         }
         fn release(&self, _: Hold) {}
         fn piece_bytes(&self) -> usize {
@@ -586,7 +598,7 @@ mod tests {
         for (nr, args) in calls {
             let asked = Asked(Mutex::new(Vec::new()));
             let entry = calls::look_up(nr as usize);
-            let made = plain(&asked, record, entry, nr as usize, &args, 0);
+            let made = plain(&asked, record, entry, nr as usize, &args);
             assert_eq!(made, -(libc::EFAULT as isize));
             let asked = asked.0.into_inner().unwrap();
             assert!(asked.len() == 1 && asked[0].contains(&bad), "{asked:x?}");
@@ -616,7 +628,7 @@ mod tests {
         unsafe { system_call(libc::SYS_fcntl, room) }.unwrap();
         let (record, asked) = (Record::take().unwrap(), Asked(Mutex::new(Vec::new())));
         let (nr, args) = (libc::SYS_write as usize, [fd, start, 2 * PIECE, 0, 0, 0]);
-        let made = plain(&asked, record, calls::look_up(nr), nr, &args, 0);
+        let made = plain(&asked, record, calls::look_up(nr), nr, &args);
         assert_eq!(made, PIECE as isize);
         let asked = asked.0.into_inner().unwrap();
         assert!(asked.len() == 1 && asked[0].contains(&(start + PIECE)), "{asked:x?}");

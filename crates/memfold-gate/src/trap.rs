@@ -158,9 +158,8 @@ pub unsafe extern "C" fn on_patched(record: *const Record, entered: *const Enter
     // SAFETY: the entry's.
     let (record, entered) = unsafe { (&*record, &*entered) };
     record.refused.set(None);
-    let made = KEEPER
-        .get()
-        .and_then(|keeper| make_plain(keeper, record, entered.nr, &entered.args(), entered.sp));
+    let made =
+        KEEPER.get().and_then(|keeper| make_plain(keeper, record, entered.nr, &entered.args()));
     match made {
         Some(made) if record.take_refused(entered.nr, made).is_none() => made,
         // A handler needs the context.

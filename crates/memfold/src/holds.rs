@@ -6,8 +6,8 @@
 //!
 //! | the holder | the evictor |
 //! |---|---|
-//! | writes its ranges into a slot ([`Holds::publish`]) | marks the pages as leaving ([`Holds::leave`]) |
-//! | looks whether any of them is leaving, and waits for that to end ([`Holds::wait`]) | looks at all slots ([`Leaving::is_held`]), and passes over what is held |
+//! | writes its ranges into a slot ([`Holding::publish`]) | marks the pages as leaving ([`Holds::leave`]) |
+//! | looks whether any of them is leaving, and waits for that to end ([`Holds::wait`]) | looks at all slots ([`Leaving::may_evict`]), and passes over what is held |
 //! | touches every page, and makes the call | takes the rest out of the page table, and ends the mark |
 //!
 //! Writes before looks on both sides, all sequentially consistent: one of the two sees the other. If
@@ -20,10 +20,18 @@
 //! somebody who serves them.
 //!
 //! Marks are counters, one for each of 256 classes of 2 MiB chunks, so a holder may wait for
-//! somebody else's chunk; that is short. Slots are few, and dense, so that evictors have few to look
-//! at. Who finds none holds everything.
+//! somebody else's chunk; that is short.
+//!
+//! **Slots grow with the threads.** Each thread has the slot of its number, so threads don't meet
+//! there. A call that names more ranges than a slot has takes further ones: a hold is a chain of
+//! slots, and says exactly what it holds. Evictors look at all slots up to the last that is in use.
+//! Where no memory is left for a slot, nothing is held, and the call fails with ENOMEM: no hold ever
+//! stands for more than its ranges.
 use alloc::boxed::Box;
 use core::ops::Range;
+use core::ptr::null_mut;
+#[cfg(not(shuttle))]
+use memfold_sys::memory::zone::Zone;
 use memfold_sys::sync::atomic::{
     AtomicPtr, AtomicU32, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
@@ -31,33 +39,47 @@ use memfold_sys::sync::atomic::{
 use memfold_sys::sync::{Condvar, Mutex};
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
-/// Ranges of one call.
-pub const RANGES_MAX: usize = 32;
-/// Calls at the same time that hold what they name, and not everything; classes of chunks; and
-/// slots that a thread looks at first. A model has few, as each is made anew for each run.
+/// Slots of the first chunk (each further one has twice as many as the one before), and classes. A
+/// model has few, as each is made anew for each run.
 #[cfg(not(shuttle))]
-const SIZES: [usize; 3] = [256, 256, 16];
+const SIZES: [usize; 2] = [256, 256];
 #[cfg(shuttle)]
-const SIZES: [usize; 3] = [4, 64, 2];
-const SLOTS: usize = SIZES[0];
+const SIZES: [usize; 2] = [4, 64];
+const FIRST: usize = SIZES[0];
 const CELLS: usize = SIZES[1];
-const NEAR: usize = SIZES[2];
+/// More slots than the system can have threads.
+const CHUNKS: usize = 20;
+
+/// Ranges of one slot.
+const RANGES: usize = 7;
+/// Below so many slots it isn't looked whether the last ones are still in use.
+const FEW: usize = 64;
 
 /// From here on a hold counts.
 const LARGE: usize = 64 << 10;
 
 const FREE: u32 = 0;
-/// The slot is somebody's, and has this less many ranges.
+/// The slot is in use, and has this less many ranges.
 const TAKEN: u32 = 1;
+/// In place of a slot that follows.
+const LAST: u32 = u32::MAX;
+/// A range that the kernel writes to, beside its first address.
+const WRITE: usize = 1;
 
-/// Ranges held by one call.
+/// Ranges held by one call, or some of them.
+#[repr(C, align(64))]
 struct Slot {
     /// [`FREE`], or [`TAKEN`] and the number of ranges that count.
     state: AtomicU32,
-    ranges: [(AtomicUsize, AtomicUsize); RANGES_MAX],
+    /// The slot with further ranges of the same hold; only its holder looks.
+    next: AtomicU32,
     /// What it adds to `Holds::bytes`.
     bytes: AtomicUsize,
+    ranges: [(AtomicUsize, AtomicUsize); RANGES],
 }
+
+#[cfg(not(shuttle))]
+const _: () = assert!(size_of::<Slot>() == 128);
 
 #[derive(Default)]
 struct Cell {
@@ -71,46 +93,69 @@ struct Cell {
 
 /// All holds of a process.
 pub struct Holds {
+    /// Null: not there yet. What is there stays.
+    chunks: [AtomicPtr<Slot>; CHUNKS],
     /// Empty where nobody ever holds.
-    slots: Box<[Slot]>,
     cells: Box<[Cell]>,
-    /// Slots from here on were never used.
+    /// Slots from here on are free.
     used: AtomicUsize,
-    /// Holds of everything.
-    everything: AtomicU32,
+    /// Who wants that nothing is evicted: see [`Holds::stop_eviction`].
+    stops: AtomicU32,
     /// Of holds of [`LARGE`] and more: of smaller ones all threads would have to tell.
     bytes: AtomicUsize,
 }
 
 /// Those of the process, once there are any, and none.
-static USED: AtomicPtr<Holds> = AtomicPtr::new(core::ptr::null_mut());
-static UNUSED: AtomicPtr<Holds> = AtomicPtr::new(core::ptr::null_mut());
+static USED: AtomicPtr<Holds> = AtomicPtr::new(null_mut());
+static UNUSED: AtomicPtr<Holds> = AtomicPtr::new(null_mut());
 
-/// A hold, until [`Holds::release`].
+/// A hold, until [`Holds::release`]: its first slot.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Hold(pub u32);
 
-impl Hold {
-    const EVERYTHING: Hold = Hold(u32::MAX);
+/// There is no memory, or no address space, for another slot.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct NoRoom;
+
+/// A hold in the making: dropped, it holds nothing.
+pub struct Holding<'a> {
+    holds: &'a Holds,
+    near: usize,
+    /// First and last slot.
+    ends: Option<(u32, u32)>,
+    /// Ranges in the last one.
+    count: usize,
+    bytes: usize,
+    lacks_room: bool,
 }
 
-/// Slots that nobody has.
+/// Puts `count` free slots at `place`, for good, if there are none yet; `false`: there is no memory.
 #[cfg(not(shuttle))]
-fn free_slots(count: usize) -> Box<[Slot]> {
-    const { assert!(FREE == 0) };
-    // SAFETY: zeros are a free slot. They come as zeros, so what is never used has no page.
-    unsafe { Box::new_zeroed_slice(count).assume_init() }
+fn put_slots(place: &AtomicPtr<Slot>, count: usize) -> bool {
+    const { assert!(FREE == 0 && (FIRST * size_of::<Slot>()).is_multiple_of(PAGE_SIZE)) };
+    // Zeros are a free slot, and a part that was never used has no page.
+    let Ok(zone) = Zone::reserve(count * size_of::<Slot>(), PAGE_SIZE) else { return false };
+    let slots = zone.as_ptr().cast();
+    if place.compare_exchange(null_mut(), slots, SeqCst, SeqCst).is_ok() {
+        core::mem::forget(zone);
+    }
+    true
 }
 
-/// Likewise; a model's atomics are no plain numbers.
+/// As above; a model's atomics are no plain numbers.
 #[cfg(shuttle)]
-fn free_slots(count: usize) -> Box<[Slot]> {
+fn put_slots(place: &AtomicPtr<Slot>, count: usize) -> bool {
     let slot = |_| Slot {
         state: AtomicU32::new(FREE),
-        ranges: core::array::from_fn(|_| (AtomicUsize::new(0), AtomicUsize::new(0))),
+        next: AtomicU32::new(LAST),
         bytes: AtomicUsize::new(0),
+        ranges: core::array::from_fn(|_| (AtomicUsize::new(0), AtomicUsize::new(0))),
     };
-    (0..count).map(slot).collect()
+    let slots: Box<[Slot]> = (0..count).map(slot).collect();
+    let slots = Box::leak(slots).as_mut_ptr();
+    // The loser's stay, too: a model is short.
+    let _ = place.compare_exchange(null_mut(), slots, SeqCst, SeqCst);
+    true
 }
 
 /// Pages that are marked as leaving, until it is dropped.
@@ -128,15 +173,20 @@ fn each_class(range: &Range<usize>, mut each: impl FnMut(usize)) {
     (first..=last.min(first + CELLS - 1)).for_each(|chunk| each(chunk % CELLS));
 }
 
+/// Chunk of a slot, and its place there.
+fn place_of(slot: usize) -> (usize, usize) {
+    let chunk = (slot / FIRST + 1).ilog2() as usize;
+    (chunk, slot + FIRST - (FIRST << chunk))
+}
+
 impl Holds {
     /// None. With `used`, there will be some.
     pub fn new(used: bool) -> Holds {
-        let count = |n: usize| if used { n } else { 0 };
         Holds {
-            slots: free_slots(count(SLOTS)),
-            cells: (0..count(CELLS)).map(|_| Cell::default()).collect(),
+            chunks: core::array::from_fn(|_| AtomicPtr::new(null_mut())),
+            cells: (0..if used { CELLS } else { 0 }).map(|_| Cell::default()).collect(),
             used: AtomicUsize::new(0),
-            everything: AtomicU32::new(0),
+            stops: AtomicU32::new(0),
             bytes: AtomicUsize::new(0),
         }
     }
@@ -148,7 +198,7 @@ impl Holds {
         let place = if used { &USED } else { &UNUSED };
         if place.load(SeqCst).is_null() {
             let new = Box::into_raw(Box::new(Holds::new(used)));
-            if place.compare_exchange(core::ptr::null_mut(), new, SeqCst, SeqCst).is_err() {
+            if place.compare_exchange(null_mut(), new, SeqCst, SeqCst).is_err() {
                 // SAFETY: made above, and nobody else has it.
                 drop(unsafe { Box::from_raw(new) });
             }
@@ -170,91 +220,153 @@ impl Holds {
 
     /// Whether anybody ever holds.
     pub fn are_used(&self) -> bool {
-        !self.slots.is_empty()
+        !self.cells.is_empty()
     }
 
-    /// Holds and waits: [`Holds::publish`], [`Holds::wait`]. The caller then touches every page.
-    pub fn hold(&self, near: usize, ranges: impl Iterator<Item = Range<usize>> + Clone) -> Hold {
-        let hold = self.publish(near, ranges.clone());
-        self.wait(ranges);
-        hold
+    /// Begins a hold. `near` is the number of the calling thread, which no other has.
+    pub fn begin(&self, near: usize) -> Holding<'_> {
+        Holding { holds: self, near, ends: None, count: 0, bytes: 0, lacks_room: false }
     }
 
-    /// The first step: whoever looks from now on sees these ranges (of bytes; at most
-    /// [`RANGES_MAX`], or everything is held). `near` should differ between threads.
-    pub fn publish(&self, near: usize, ranges: impl Iterator<Item = Range<usize>>) -> Hold {
-        let Some(at) = self.take(near) else { return self.hold_everything() };
-        let slot = &self.slots[at];
-        let (mut count, mut bytes) = (0, 0);
-        for range in ranges {
-            if count == RANGES_MAX {
-                slot.state.store(FREE, SeqCst);
-                return self.hold_everything();
+    /// Holds one range: publishes it, and waits. The caller then touches every page.
+    ///
+    /// # Errors
+    /// There is no memory for a slot.
+    pub fn hold(&self, near: usize, range: Range<usize>) -> Result<Hold, NoRoom> {
+        let mut holding = self.begin(near);
+        holding.push(range, false);
+        let hold = holding.publish()?.ok_or(NoRoom)?;
+        self.wait(hold);
+        Ok(hold)
+    }
+
+    fn slot(&self, at: usize) -> Option<&Slot> {
+        let (chunk, place) = place_of(at);
+        let slots = self.chunks.get(chunk)?.load(SeqCst);
+        // SAFETY: the chunk has `FIRST << chunk` slots, of which `place` is one, and stays.
+        (!slots.is_null()).then(|| unsafe { &*slots.add(place) })
+    }
+
+    /// A slot that somebody has, or has had.
+    fn known(&self, at: u32) -> &Slot {
+        self.slot(at as usize).expect("a chunk stays")
+    }
+
+    /// Calls `each` with all slots that may be in use.
+    fn each_slot(&self, mut each: impl FnMut(usize, &Slot)) {
+        let (used, mut first) = (self.used.load(SeqCst), 0);
+        for (chunk, slots) in self.chunks.iter().enumerate() {
+            if first >= used {
+                return;
             }
-            let end = range.end.checked_next_multiple_of(PAGE_SIZE).unwrap_or(usize::MAX);
-            slot.ranges[count].0.store(range.start & !(PAGE_SIZE - 1), Relaxed);
-            slot.ranges[count].1.store(end, Relaxed);
-            bytes += range.len();
-            count += 1;
+            let (slots, count) = (slots.load(SeqCst), FIRST << chunk);
+            for at in 0..if slots.is_null() { 0 } else { count.min(used - first) } {
+                // SAFETY: the chunk has `count` slots, and stays.
+                each(first + at, unsafe { &*slots.add(at) });
+            }
+            first += count;
         }
-        if bytes >= LARGE {
-            slot.bytes.store(bytes, Relaxed);
-            self.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Takes a free slot: `near`, or one that comes after it, or any.
+    fn take(&self, near: usize) -> Option<u32> {
+        self.grow(near);
+        let used = self.used.load(SeqCst);
+        let mut known = core::iter::once(near).chain(near + 1..used).chain(0..near.min(used));
+        let mut found = known.find(|at| self.try_take(*at));
+        let mut new = used.max(near + 1);
+        while found.is_none() {
+            if !self.grow(new) {
+                return None;
+            }
+            found = Some(new).filter(|at| self.try_take(*at));
+            new += 1;
         }
-        slot.state.store(TAKEN + count as u32, SeqCst);
-        Hold(at as u32)
+        let found = found?;
+        // Before its ranges count. Nobody lowers it below a slot that is taken.
+        if self.used.load(SeqCst) <= found {
+            self.used.fetch_max(found + 1, SeqCst);
+        }
+        Some(found as u32)
     }
 
-    /// Holds everything, until [`Holds::release_all`]. What was leaving has left by then.
-    pub fn hold_all(&self) {
-        self.hold_everything();
-        self.wait(core::iter::once(0..usize::MAX));
+    fn try_take(&self, at: usize) -> bool {
+        self.slot(at).is_some_and(|slot| {
+            slot.state.load(Relaxed) == FREE
+                && slot.state.compare_exchange(FREE, TAKEN, SeqCst, Relaxed).is_ok()
+        })
     }
 
-    /// Ends a hold of everything.
-    pub fn release_all(&self) {
-        self.release(Hold::EVERYTHING);
+    /// Makes the chunk of a slot; `false`: there is no memory for it.
+    fn grow(&self, at: usize) -> bool {
+        let (chunk, _) = place_of(at);
+        let place = self.chunks.get(chunk);
+        place.is_some_and(|place| !place.load(SeqCst).is_null() || put_slots(place, FIRST << chunk))
     }
 
-    fn hold_everything(&self) -> Hold {
-        self.everything.fetch_add(1, SeqCst);
-        Hold::EVERYTHING
-    }
-
-    fn take(&self, near: usize) -> Option<usize> {
-        let order = (0..NEAR).map(|n| (near + n) % NEAR).chain(NEAR..SLOTS);
-        for at in order {
-            let state = &self.slots[at].state;
-            if state.load(Relaxed) == FREE
-                && state.compare_exchange(FREE, TAKEN, SeqCst, Relaxed).is_ok()
-            {
-                // Before the ranges count.
-                self.used.fetch_max(at + 1, SeqCst);
-                return Some(at);
+    /// Lowers `used` past slots that are free. Who lowers it has the slot meanwhile, so nobody else
+    /// takes that one; who takes a later one raises it again.
+    #[cold]
+    fn trim(&self) {
+        loop {
+            let used = self.used.load(SeqCst);
+            if used <= FEW || !self.try_take(used - 1) {
+                return;
+            }
+            let lowered = self.used.compare_exchange(used, used - 1, SeqCst, SeqCst).is_ok();
+            self.known(used as u32 - 1).state.store(FREE, SeqCst);
+            if !lowered {
+                return;
             }
         }
-        None
     }
 
-    /// The second step, after [`Holds::publish`] of the same ranges: waits until no page of them is
-    /// leaving that an evictor has found free.
-    pub fn wait(&self, ranges: impl Iterator<Item = Range<usize>>) {
-        for range in ranges {
-            each_class(&range, |class| self.cells[class].wait());
+    /// Nothing is evicted any more until [`Holds::allow_eviction`]; what was about to be is by then.
+    /// For a process that is about to end, and has memory that the kernel reads then.
+    pub fn stop_eviction(&self) {
+        self.stops.fetch_add(1, SeqCst);
+        self.cells.iter().for_each(Cell::wait);
+    }
+
+    /// Ends [`Holds::stop_eviction`].
+    pub fn allow_eviction(&self) {
+        // In a child of fork, one of its parent's is ended that isn't there.
+        let less = |count: u32| count.checked_sub(1);
+        let _ = self.stops.fetch_update(SeqCst, SeqCst, less);
+    }
+
+    /// The second step, after [`Holding::publish`]: waits until no page of the hold is leaving that
+    /// an evictor has found free.
+    pub fn wait(&self, hold: Hold) {
+        self.each(hold, |range, _| each_class(&range, |class| self.cells[class].wait()));
+    }
+
+    /// Calls `each` with the ranges of a hold, in whole pages, and whether the kernel writes there.
+    pub fn each(&self, hold: Hold, mut each: impl FnMut(Range<usize>, bool)) {
+        let mut at = hold.0;
+        while at != LAST {
+            let slot = self.known(at);
+            for (start, end) in &slot.ranges[..slot.count()] {
+                let (start, end) = (start.load(Relaxed), end.load(Relaxed));
+                each(start & !WRITE..end, start & WRITE != 0);
+            }
+            at = slot.next.load(Relaxed);
         }
     }
 
     /// Ends a hold.
     pub fn release(&self, hold: Hold) {
-        if hold == Hold::EVERYTHING {
-            // In a child of fork, a hold of its parent's is ended that isn't there.
-            let less = |count: u32| count.checked_sub(1);
-            let _ = self.everything.fetch_update(SeqCst, SeqCst, less);
-        } else {
-            let slot = &self.slots[hold.0 as usize];
+        let mut at = hold.0;
+        while at != LAST {
+            let slot = self.known(at);
+            if slot.state.load(Relaxed) == FREE {
+                // In a child of fork, a hold of its parent's.
+                return;
+            }
             if slot.bytes.load(Relaxed) > 0 {
                 self.bytes.fetch_sub(slot.bytes.swap(0, Relaxed), Relaxed);
             }
+            at = slot.next.load(Relaxed);
             slot.state.store(FREE, SeqCst);
         }
     }
@@ -262,7 +374,7 @@ impl Holds {
     /// Marks the pages of some ranges as leaving.
     pub fn leave(&self, ranges: impl Iterator<Item = Range<usize>>) -> Leaving<'_> {
         let mut leaving = Leaving { holds: self, cells: [0; CELLS / 64] };
-        if self.slots.is_empty() {
+        if !self.are_used() {
             return leaving;
         }
         for range in ranges {
@@ -281,20 +393,23 @@ impl Holds {
     #[cfg(shuttle)]
     pub fn copied(&self) -> Holds {
         let copy = Holds::new(self.are_used());
-        for (from, to) in self.slots.iter().zip(&copy.slots) {
+        self.each_slot(|at, from| {
+            copy.grow(at);
+            let to = copy.known(at as u32);
             to.state.store(from.state.load(SeqCst), SeqCst);
+            to.next.store(from.next.load(SeqCst), SeqCst);
             to.bytes.store(from.bytes.load(SeqCst), SeqCst);
             for (from, to) in from.ranges.iter().zip(&to.ranges) {
                 to.0.store(from.0.load(SeqCst), SeqCst);
                 to.1.store(from.1.load(SeqCst), SeqCst);
             }
-        }
+        });
         for (from, to) in self.cells.iter().zip(&copy.cells) {
             to.leaving.store(from.leaving.load(SeqCst), SeqCst);
             to.waiting.store(from.waiting.load(SeqCst), SeqCst);
         }
         copy.used.store(self.used.load(SeqCst), SeqCst);
-        copy.everything.store(self.everything.load(SeqCst), SeqCst);
+        copy.stops.store(self.stops.load(SeqCst), SeqCst);
         copy.bytes.store(self.bytes.load(SeqCst), SeqCst);
         copy
     }
@@ -304,12 +419,12 @@ impl Holds {
     /// # Safety
     /// - That is so.
     pub unsafe fn reset_in_child(&self) {
-        for slot in &self.slots[..self.used.load(SeqCst).min(self.slots.len())] {
+        self.each_slot(|_, slot| {
             slot.bytes.store(0, Relaxed);
             slot.state.store(FREE, SeqCst);
-        }
+        });
         self.bytes.store(0, Relaxed);
-        self.everything.store(0, SeqCst);
+        self.stops.store(0, SeqCst);
         for cell in &self.cells {
             cell.leaving.store(0, SeqCst);
             cell.waiting.store(0, SeqCst);
@@ -318,6 +433,86 @@ impl Holds {
             unsafe {
                 cell.lock.reset();
             }
+        }
+    }
+}
+
+impl Slot {
+    /// Ranges that count.
+    fn count(&self) -> usize {
+        self.state.load(SeqCst).saturating_sub(TAKEN) as usize
+    }
+}
+
+impl Holding<'_> {
+    /// Adds a range of bytes, to which the kernel writes or not. One of the same pages as the last
+    /// one is passed over: mostly the strings of an environment.
+    pub fn push(&mut self, range: Range<usize>, write: bool) {
+        let end = range.end.checked_next_multiple_of(PAGE_SIZE).unwrap_or(usize::MAX);
+        let start = range.start & !(PAGE_SIZE - 1) | if write { WRITE } else { 0 };
+        self.bytes += range.len();
+        if let Some((_, last)) = self.ends
+            && self.count > 0
+        {
+            let (start_before, end_before) = &self.holds.known(last).ranges[self.count - 1];
+            if (start_before.load(Relaxed), end_before.load(Relaxed)) == (start, end) {
+                return;
+            }
+        }
+        let Some((last, at)) = self.place() else {
+            self.lacks_room = true;
+            return;
+        };
+        let (start_at, end_at) = &last.ranges[at];
+        start_at.store(start, Relaxed);
+        end_at.store(end, Relaxed);
+        self.count += 1;
+    }
+
+    /// The last slot, and a free place for a range there.
+    fn place(&mut self) -> Option<(&Slot, usize)> {
+        let holds = self.holds;
+        let (first, last) = match self.ends {
+            Some((first, last)) if self.count < RANGES => (first, last),
+            Some((first, last)) => {
+                let new = holds.take(last as usize + 1)?;
+                let full = holds.known(last);
+                full.next.store(new, Relaxed);
+                full.state.store(TAKEN + RANGES as u32, SeqCst);
+                (first, new)
+            }
+            None => holds.take(self.near).map(|new| (new, new))?,
+        };
+        if self.ends != Some((first, last)) {
+            self.ends = Some((first, last));
+            self.count = 0;
+            holds.known(last).next.store(LAST, Relaxed);
+        }
+        Some((holds.known(last), self.count))
+    }
+
+    /// The first step: whoever looks from now on sees these ranges. `None`: there are none.
+    ///
+    /// # Errors
+    /// There was no memory for a slot; nothing is held.
+    pub fn publish(mut self) -> Result<Option<Hold>, NoRoom> {
+        if self.lacks_room {
+            return Err(NoRoom);
+        }
+        let Some((first, last)) = self.ends.take() else { return Ok(None) };
+        if self.bytes >= LARGE {
+            self.holds.known(first).bytes.store(self.bytes, Relaxed);
+            self.holds.bytes.fetch_add(self.bytes, Relaxed);
+        }
+        self.holds.known(last).state.store(TAKEN + self.count as u32, SeqCst);
+        Ok(Some(Hold(first)))
+    }
+}
+
+impl Drop for Holding<'_> {
+    fn drop(&mut self) {
+        if let Some((first, _)) = self.ends {
+            self.holds.release(Hold(first));
         }
     }
 }
@@ -353,25 +548,35 @@ impl Leaving<'_> {
         held
     }
 
+    /// Whether a range, which was marked, may be evicted: it isn't held, and eviction isn't stopped.
+    pub fn may_evict(&self, range: Range<usize>) -> bool {
+        self.holds.stops.load(SeqCst) == 0 && !self.is_held(range)
+    }
+
     /// Calls `each` with the parts of a range, which was marked, that are held: whole pages, maybe
     /// some more than once.
     pub fn each_held(&self, range: Range<usize>, mut each: impl FnMut(Range<usize>)) {
         let holds = self.holds;
-        if holds.slots.is_empty() || range.is_empty() {
+        if range.is_empty() {
             return;
         }
-        if holds.everything.load(SeqCst) != 0 {
-            return each(range);
-        }
-        for slot in &holds.slots[..holds.used.load(SeqCst)] {
-            let count = slot.state.load(SeqCst).saturating_sub(TAKEN) as usize;
+        let (used, mut past) = (holds.used.load(SeqCst), 0);
+        holds.each_slot(|at, slot| {
+            let state = slot.state.load(SeqCst);
+            if state != FREE {
+                past = at + 1;
+            }
+            let count = state.saturating_sub(TAKEN) as usize;
             for (start, end) in &slot.ranges[..count] {
-                let (start, end) = (start.load(Relaxed), end.load(Relaxed));
+                let (start, end) = (start.load(Relaxed) & !WRITE, end.load(Relaxed));
                 let part = start.max(range.start)..end.min(range.end);
                 if !part.is_empty() {
                     each(part);
                 }
             }
+        });
+        if used > FEW && past < used / 2 {
+            holds.trim();
         }
     }
 }
@@ -387,39 +592,79 @@ impl Drop for Leaving<'_> {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
     use core::iter::once;
 
+    fn held_of(holds: &Holds, range: Range<usize>) -> Vec<(usize, usize)> {
+        let mut held = Vec::new();
+        holds.leave(once(range.clone())).each_held(range, |part| held.push((part.start, part.end)));
+        held
+    }
+
     #[test]
-    fn what_is_held_is_seen_page_by_page_and_no_longer_than_that() {
+    fn held_range_is_seen_page_by_page_until_it_is_released() {
         let holds = Holds::new(true);
-        let hold = holds.hold(3, once(0x5001..0x6001));
+        let hold = holds.hold(3, 0x5001..0x6001).unwrap();
+        assert_eq!(held_of(&holds, 0..0x100000), [(0x5000, 0x7000)]);
         let leaving = holds.leave(once(0..0x100000));
-        let mut held = alloc::vec::Vec::new();
-        leaving.each_held(0..0x100000, |part| held.push(part));
-        let held: alloc::vec::Vec<_> = held.iter().map(|part| (part.start, part.end)).collect();
-        assert_eq!(held, [(0x5000, 0x7000)]);
         assert!(leaving.is_held(0x6000..0x7000) && !leaving.is_held(0x7000..0x8000));
         holds.release(hold);
         assert!(!leaving.is_held(0..0x100000));
     }
 
     #[test]
-    fn without_a_slot_or_with_too_many_ranges_everything_is_held() {
+    fn any_number_of_holds_holds_exactly_its_ranges() {
         let holds = Holds::new(true);
-        let all: alloc::vec::Vec<_> = (0..SLOTS).map(|_| holds.hold(0, once(0..1))).collect();
-        let leaving = holds.leave(once(1 << 30..2 << 30));
-        assert!(!leaving.is_held(1 << 30..2 << 30));
-        drop(leaving);
-        let more = holds.hold(7, once(0..1));
-        let leaving = holds.leave(once(1 << 30..2 << 30));
-        assert!(leaving.is_held(1 << 30..2 << 30));
-        holds.release(more);
+        let at = |n: usize| (n + 1) << 20;
+        // Some threads have the same number: a thread's second hold.
+        let all: Vec<_> = (0..5000).map(|n| holds.hold(n / 2, at(n)..at(n) + 1).unwrap()).collect();
+        for n in [0, 1, 255, 256, 257, 4999] {
+            assert_eq!(held_of(&holds, at(n)..at(n) + 0x2000), [(at(n), at(n) + 0x1000)]);
+        }
+        assert_eq!(held_of(&holds, at(5000)..1 << 40), []);
         all.into_iter().for_each(|hold| holds.release(hold));
-        assert!(!leaving.is_held(0..2 << 30));
-        drop(leaving);
-        let many = holds.hold(1, (0..=RANGES_MAX).map(|n| n << 20..(n << 20) + 1));
-        assert!(holds.leave(once(7 << 40..(7 << 40) + 1)).is_held(7 << 40..(7 << 40) + 1));
-        holds.release(many);
+        assert_eq!(held_of(&holds, 0..1 << 40), []);
+    }
+
+    #[test]
+    fn any_number_of_ranges_is_held_exactly() {
+        let holds = Holds::new(true);
+        let mut holding = holds.begin(1);
+        let at = |n: usize| (n + 1) << 20;
+        (0..100_000).for_each(|n| holding.push(at(n)..at(n) + 1, n % 2 == 1));
+        let hold = holding.publish().unwrap().unwrap();
+        let (mut count, mut writes) = (0, 0);
+        holds.each(hold, |range, write| {
+            assert_eq!(range, at(count)..at(count) + 0x1000);
+            (count, writes) = (count + 1, writes + usize::from(write));
+        });
+        assert_eq!((count, writes), (100_000, 50_000));
+        let held = held_of(&holds, at(5000)..at(5002));
+        assert_eq!(held, [(at(5000), at(5000) + 0x1000), (at(5001), at(5001) + 0x1000)]);
+        holds.release(hold);
+        assert_eq!(held_of(&holds, 0..1 << 40), []);
+        // Evictors look at few slots again.
+        assert!(holds.used.load(SeqCst) <= FEW);
+    }
+
+    #[test]
+    fn hold_that_was_not_published_holds_nothing_and_gives_its_slots_back() {
+        let holds = Holds::new(true);
+        let mut holding = holds.begin(0);
+        (1..100).for_each(|n| holding.push(n << 20..(n << 20) + 1, false));
+        drop(holding);
+        assert_eq!(held_of(&holds, 0..1 << 40), []);
+        assert_eq!(holds.hold(0, 0x1000..0x2000), Ok(Hold(0)));
+    }
+
+    #[test]
+    fn stopped_eviction_holds_nothing_and_evicts_nothing() {
+        let holds = Holds::new(true);
+        holds.stop_eviction();
+        let leaving = holds.leave(once(0..0x100000));
+        assert!(!leaving.may_evict(0x1000..0x2000) && !leaving.is_held(0x1000..0x2000));
+        holds.allow_eviction();
+        assert!(leaving.may_evict(0x1000..0x2000));
     }
 
     #[test]

@@ -21,6 +21,8 @@ use std::sync::Arc;
 const RUNS: usize = 2000;
 const PAGES: usize = 2;
 const BASE: usize = 1 << 30;
+/// Ranges of a call beside those that count.
+const FILLING: usize = 7;
 /// What a page holds before it is discarded.
 const DATA: u8 = 7;
 
@@ -119,10 +121,15 @@ impl World {
         if without == Without::Order {
             touch();
         }
-        let ranges = || if without == Without::Publish { once(0..0) } else { once(all()) };
-        let hold = self.holds.publish(1, ranges());
+        // Its ranges don't fit into one slot.
+        let mut holding = self.holds.begin(1);
+        (0..FILLING).for_each(|n| holding.push(page(PAGES + n), false));
+        if without != Without::Publish {
+            holding.push(all(), true);
+        }
+        let hold = holding.publish().expect("there is room").expect("something is held");
         if without != Without::Look {
-            self.holds.wait(once(all()));
+            self.holds.wait(hold);
         }
         if self.managing.load(SeqCst) && without != Without::Order {
             touch();
@@ -138,7 +145,7 @@ impl World {
         let marked = if without == Without::Mark { 0..0 } else { range.clone() };
         let leaving = self.holds.leave(once(marked));
         for number in numbers {
-            if !leaving.is_held(page(number)) {
+            if leaving.may_evict(page(number)) {
                 self.there[number].store(false, SeqCst);
             }
         }
@@ -301,13 +308,13 @@ fn a_call_of_a_child_of_fork_waits_for_no_evictor_of_its_parents() {
 
 /// The process is about to end: nothing leaves from then on, whoever is at work.
 #[test]
-fn what_is_touched_under_a_hold_of_everything_stays() {
+fn pages_that_are_touched_while_eviction_is_stopped_stay() {
     fn model(without: Without) {
         let world = World::new(true);
         join(vec![
             spawn(&world, move |w| {
                 if without != Without::Publish {
-                    w.holds.hold_all();
+                    w.holds.stop_eviction();
                 }
                 (0..PAGES).for_each(|number| w.touch(number));
                 (0..PAGES).for_each(|number| w.kernel_access(number));

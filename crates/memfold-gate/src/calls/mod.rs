@@ -26,7 +26,7 @@ mod own;
 mod table;
 mod pieces;
 
-use crate::keeper::{BadAddress, Spans};
+use crate::keeper::{BadAddress, Span};
 use naming::Naming;
 
 pub use entry::{Class, Entry};
@@ -37,17 +37,17 @@ pub fn look_up(nr: usize) -> &'static Entry {
     table::TABLE.get(nr).unwrap_or(&table::UNKNOWN)
 }
 
-/// Puts the ranges that a call names into `out`. `read` reads the program's memory where structs
+/// Calls `out` with the ranges that a call names. `read` reads the program's memory where structs
 /// have pointers inside.
 ///
 /// # Errors
-/// A struct can't be read. `out` then has what is named besides: hold that, and make the call; the
+/// A struct can't be read. `out` then got what is named besides: hold that, and make the call; the
 /// kernel will find the same.
 pub fn name(
     entry: &Entry,
     args: &[usize; 6],
     read: naming::Read,
-    out: &mut Spans,
+    out: &mut dyn FnMut(Span),
 ) -> Result<(), BadAddress> {
     let mut naming = Naming::new(args, read, out);
     for arg in entry.args {

@@ -1,6 +1,6 @@
 //! What the functions of the table work with: a call's arguments, a guarded way to read what they
 //! point to, and the place where ranges are put.
-use crate::keeper::{BadAddress, Span, Spans};
+use crate::keeper::{BadAddress, Span};
 
 /// Most bytes that the kernel takes or gives in one call.
 pub const BYTES_MAX: usize = 0x7fff_f000;
@@ -19,13 +19,13 @@ pub struct Naming<'a> {
     /// The call's arguments.
     pub args: [usize; 6],
     read: Read<'a>,
-    out: &'a mut Spans,
+    out: &'a mut dyn FnMut(Span),
     bad: bool,
 }
 
 impl<'a> Naming<'a> {
     /// A call with nothing named yet.
-    pub fn new(args: &[usize; 6], read: Read<'a>, out: &'a mut Spans) -> Naming<'a> {
+    pub fn new(args: &[usize; 6], read: Read<'a>, out: &'a mut dyn FnMut(Span)) -> Naming<'a> {
         Naming { args: *args, read, out, bad: false }
     }
 
@@ -50,8 +50,8 @@ impl<'a> Naming<'a> {
     }
 
     fn put(&mut self, start: usize, len: usize, write: bool) {
-        if start != 0 {
-            self.out.push(Span { start, len: len.min(BYTES_MAX), write });
+        if let Some(span) = Span::new(start, len.min(BYTES_MAX), write).filter(|_| start != 0) {
+            (self.out)(span);
         }
     }
 

@@ -2,20 +2,24 @@
 //!
 //! | what | how |
 //! |---|---|
-//! | reading and writing regular files and block devices | a loop at offsets of its own, until a piece is short. Where the call goes by the file's offset, that is moved on by all of it at once first, and back by what was not done: so threads and processes that share the offset have parts of their own, as with one call |
+//! | reading and writing regular files and block devices at an offset that is passed | a loop, until a piece is short |
+//! | reading them at the file's own offset | that is moved on by all of it at once first, and back by what was not done: so threads and processes that share the offset get parts of their own, as with one call. The loop goes by offsets that are passed |
+//! | writing to them at the file's own offset | a loop, in which each piece moves the offset: a process that is killed meanwhile leaves the offset at the end of what it has written, as with one call |
 //! | writing to pipes | a loop: a write of more than PIPE_BUF is none to be whole |
 //! | sending to stream sockets | a loop, whose later pieces raise no SIGPIPE: one call that has sent something doesn't |
 //! | reading from pipes and stream sockets | the first piece as the call is; more as long as it is there without waiting |
 //!
 //! The rest is made whole: datagrams, terminals and other devices (a call is a message), messages
-//! with a header, files whose size is 0 (those of /proc and the like may give a message a call too),
+//! with a header, files of file systems without blocks, as sysfs, /proc and securityfs are (there, too,
+//! a call is a message), sockets with SO_RCVLOWAT (a call waits for so much),
 //! appended writes (another's could come between), writes under a limit of file sizes (a piece past
 //! it would raise SIGXFSZ after all that was wanted is written), and calls with flags that ask for
 //! more (MSG_WAITALL, MSG_PEEK, RWF_*).
 //!
 //! A piece of a file is made even if a signal has come, as the kernel goes on with a file, too; other
 //! calls end with what they have done. What differs from one call: a file system's promise that a
-//! read sees all of a write or nothing of it holds for each piece; a send timeout counts for each
+//! read sees all of a write or nothing of it holds for each piece; of two writes at once at a file's
+//! own offset that threads or processes share, pieces may alternate; a send timeout counts for each
 //! piece; an error of a socket that comes while a later piece waits is taken by this call, which
 //! says only how much it has sent.
 //!
@@ -23,7 +27,7 @@
 //! that would be seen (by another file under the number by then, by `poll` that no signal restarts).
 use crate::calls::naming::BYTES_MAX;
 use crate::entry::RESTART;
-use crate::keeper::{BadAddress, Span, Spans};
+use crate::keeper::{BadAddress, Span};
 
 /// A piece's bytes are a multiple of this, and parts are cut at such places: direct I/O wants
 /// aligned ones, and packets of a pipe end there.
@@ -42,10 +46,20 @@ pub struct Piece<'a> {
     pub nr: usize,
     /// Arguments.
     pub args: [usize; 6],
-    /// What it names of the program's.
-    pub spans: &'a Spans,
+    /// What it names of the program's: first addresses and lengths.
+    parts: &'a [[usize; 2]],
+    writes: bool,
     /// It is made though a signal is pending.
     pub must: bool,
+}
+
+impl Piece<'_> {
+    /// Calls `each` with what it names of the program's.
+    pub fn names(&self, each: &mut dyn FnMut(Span)) {
+        let spans =
+            self.parts.iter().filter_map(|[start, len]| Span::new(*start, *len, !self.writes));
+        spans.for_each(each);
+    }
 }
 
 /// Makes a system call: number, arguments, result. What it names is on the caller's stack.
@@ -57,8 +71,10 @@ pub type Read<'a> = &'a dyn Fn(usize, &mut [u8]) -> Result<(), BadAddress>;
 enum Kind {
     /// At offsets from here on.
     At(usize),
-    /// At the file's own offset.
+    /// Reads at the file's own offset.
     File,
+    /// Writes at the file's own offset, which each piece moves.
+    Append,
     /// To a pipe.
     Pour,
     /// To a socket.
@@ -110,12 +126,13 @@ struct Header {
     flags: usize,
 }
 
-/// Whether a call should be made in pieces of about `most` bytes. `ask` learns what the descriptor
-/// is. For most calls: two comparisons.
+/// Whether a call should be made in pieces of about `most` bytes, as it `concerns` the keeper's
+/// memory. `ask` learns what the descriptor is. For most calls: two comparisons.
 pub fn in_pieces(
     nr: usize,
     args: &[usize; 6],
-    most: usize,
+    most: impl FnOnce() -> usize,
+    concerns: impl FnOnce() -> bool,
     read: Read,
     ask: Ask,
 ) -> Option<Pieces> {
@@ -126,12 +143,16 @@ pub fn in_pieces(
         libc::SYS_writev | libc::SYS_pwritev => (Buffers::Vector(args[1], args[2]), true),
         _ => return None,
     };
-    let piece = (most & !(UNIT - 1)).max(UNIT);
     let total = match buffers {
         Buffers::One(start) => checked(start, args[2])?,
         Buffers::Vector(at, count) => total_of(at, count, read)?,
     };
-    if total <= piece {
+    // Smaller ones are never cut.
+    if total <= UNIT {
+        return None;
+    }
+    let piece = (most() & !(UNIT - 1)).max(UNIT);
+    if total <= piece || !concerns() {
         return None;
     }
     let (kind, flags) = kind(nr, args, writes, ask)?;
@@ -175,21 +196,27 @@ fn kind(nr: usize, args: &[usize; 6], writes: bool, ask: Ask) -> Option<(Kind, u
         nr as i64,
         libc::SYS_pread64 | libc::SYS_pwrite64 | libc::SYS_preadv | libc::SYS_pwritev
     );
-    let on_file = if is_positioned { Kind::At(args[3]) } else { Kind::File };
+    let on_file = match writes {
+        _ if is_positioned => Kind::At(args[3]),
+        true => Kind::Append,
+        false => Kind::File,
+    };
     let kind = match mode & libc::S_IFMT {
         libc::S_IFSOCK if !is_positioned && is_stream(fd, ask) => {
             if writes {
                 Kind::Send
             } else {
-                Kind::Receive
+                // A call waits for so many bytes, and takes what there is besides.
+                let waits_for = option(fd, libc::SO_RCVLOWAT, ask);
+                waits_for.is_some_and(|bytes| bytes <= 1).then_some(Kind::Receive)?
             }
         }
         _ if is_message => return None,
+        libc::S_IFREG if size == 0 && !writes || !has_blocks(fd, ask) => return None,
         libc::S_IFREG | libc::S_IFBLK if writes => {
             (!appends(fd, ask) && !is_limited(ask)).then_some(on_file)?
         }
-        libc::S_IFREG => (size > 0).then_some(on_file)?,
-        libc::S_IFBLK => on_file,
+        libc::S_IFREG | libc::S_IFBLK => on_file,
         libc::S_IFIFO if !is_positioned => {
             if writes {
                 Kind::Pour
@@ -216,13 +243,27 @@ fn is_limited(ask: Ask) -> bool {
     ask(libc::SYS_prlimit64 as usize, &args) < 0 || limit[0] != u64::MAX
 }
 
+/// Whether a file lies in a file system that keeps bytes. Those by which the kernel or a module is
+/// spoken to have no blocks.
+fn has_blocks(fd: usize, ask: Ask) -> bool {
+    // `struct statfs`: the kind is at byte 0, blocks at 16.
+    let mut about = [0u64; 15];
+    let asked = ask(libc::SYS_fstatfs as usize, &[fd, &raw mut about as usize, 0, 0, 0, 0]);
+    // Without a limit these tell none.
+    let in_memory = [libc::TMPFS_MAGIC as u64, 0x8584_58f6];
+    asked >= 0 && (about[2] > 0 || in_memory.contains(&about[0]))
+}
+
+/// An option of a socket.
+fn option(fd: usize, name: i32, ask: Ask) -> Option<i32> {
+    let (mut value, mut len) = (0i32, 4u32);
+    let (value_at, len_at) = (&raw mut value as usize, &raw mut len as usize);
+    let args = [fd, libc::SOL_SOCKET as usize, name as usize, value_at, len_at, 0];
+    (ask(libc::SYS_getsockopt as usize, &args) >= 0).then_some(value)
+}
+
 fn is_stream(fd: usize, ask: Ask) -> bool {
-    let mut option = |name: i32| {
-        let (mut value, mut len) = (0i32, 4u32);
-        let (value_at, len_at) = (&raw mut value as usize, &raw mut len as usize);
-        let args = [fd, libc::SOL_SOCKET as usize, name as usize, value_at, len_at, 0];
-        (ask(libc::SYS_getsockopt as usize, &args) >= 0).then_some(value)
-    };
+    let mut option = |name: i32| option(fd, name, ask);
     option(libc::SO_TYPE) == Some(libc::SOCK_STREAM)
         && matches!(option(libc::SO_DOMAIN), Some(libc::AF_UNIX | libc::AF_INET | libc::AF_INET6))
         && matches!(option(libc::SO_PROTOCOL), Some(0 | libc::IPPROTO_TCP | libc::IPPROTO_MPTCP))
@@ -339,11 +380,7 @@ impl Pieces {
         make: &mut dyn FnMut(&Piece) -> isize,
     ) -> isize {
         let fd = self.args[0];
-        let mut spans = Spans::new();
         let named = &parts.parts[..parts.count];
-        named.iter().for_each(|[start, len]| {
-            spans.push(Span { start: *start, len: *len, write: !self.writes });
-        });
         let vector = parts.parts.as_ptr() as usize;
         let header = Header {
             name: 0,
@@ -380,8 +417,8 @@ impl Pieces {
                 Buffers::Vector(..) => (self.nr as i64, [fd, vector, parts.count, 0, 0, 0]),
             },
         };
-        let must = matches!(kind, Kind::At(_)) && done > 0;
-        make(&Piece { nr: nr as usize, args, spans: &spans, must })
+        let must = matches!(kind, Kind::At(_) | Kind::Append) && done > 0;
+        make(&Piece { nr: nr as usize, args, parts: named, writes: self.writes, must })
     }
 }
 

@@ -1,7 +1,7 @@
 //! `clone`, `clone3`, `vfork`: threads, and processes that share the memory for a while.
 use crate::entry;
 use crate::frame::{Context, Stack, fp_bytes_at};
-use crate::keeper::{Keeper, Span, Spans};
+use crate::keeper::{Keeper, Span};
 use crate::record::Record;
 use crate::signals::{block_all, deliver_pending};
 use crate::threads::copy::{CLEAR_SIGHAND, begin, copy};
@@ -25,6 +25,9 @@ const STACK_BYTES: usize = 6;
 const SET_TID: usize = 8;
 const SET_TID_COUNT: usize = 9;
 const BYTES_MIN: usize = 64;
+/// Places that the kernel reads or writes, at most: three numbers that it gives, and those that it
+/// is to give.
+const SPANS_MAX: usize = 4;
 
 /// One of these calls.
 struct Wanted {
@@ -36,13 +39,13 @@ struct Wanted {
     /// For `clone3`.
     words: [usize; WORDS],
     /// What the kernel reads and writes.
-    spans: Spans,
+    spans: [Option<Span>; SPANS_MAX],
 }
 
 impl Wanted {
     fn new(nr: usize, args: &[usize; 6]) -> Result<Wanted, Errno> {
         let mut new =
-            Wanted { nr, flags: 0, top: 0, args: *args, words: [0; WORDS], spans: Spans::new() };
+            Wanted { nr, flags: 0, top: 0, args: *args, words: [0; WORDS], spans: [None; 4] };
         match nr as i64 {
             libc::SYS_fork => {}
             libc::SYS_vfork => {
@@ -81,14 +84,19 @@ impl Wanted {
         self.kernel_writes(words[PARENT_TID], libc::CLONE_PARENT_SETTID as usize);
         self.kernel_writes(words[CHILD_TID], libc::CLONE_CHILD_SETTID as usize);
         let len = words[SET_TID_COUNT].min(WORDS) * 4;
-        self.spans.push(Span { start: words[SET_TID], len, write: false });
+        self.name(words[SET_TID], len, false);
         Ok(())
     }
 
     fn kernel_writes(&mut self, start: usize, if_any: usize) {
         if self.flags & if_any != 0 {
-            self.spans.push(Span { start, len: 4, write: true });
+            self.name(start, 4, true);
         }
+    }
+
+    fn name(&mut self, start: usize, len: usize, write: bool) {
+        let free = self.spans.iter_mut().find(|place| place.is_none());
+        *free.expect("each of the four is named once") = Span::new(start, len, write);
     }
 
     /// Where the kernel writes 0 when the task ends.
@@ -128,7 +136,11 @@ pub fn clone(
     if let Some(at) = wanted.cleared_at_end() {
         keeper.never_fold(at, 4);
     }
-    let hold = keeper.hold(&wanted.spans, context.regs.rsp as usize, touch);
+    let spans = wanted.spans;
+    let names = |each: &mut dyn FnMut(Span)| spans.into_iter().flatten().for_each(each);
+    let Ok(hold) = keeper.hold(&names, record.number.get(), touch) else {
+        return -(libc::ENOMEM as isize);
+    };
     let made = if wanted.flags & VM != 0 {
         spawn(keeper, record, context, &mut wanted)
     } else {

@@ -5,7 +5,7 @@
 //! it comes to a page that the table has not named; named ones are copied in, write-protected unless
 //! they are to be written to. Objects of [`World::put`] may only be read, by anybody.
 use memfold_gate::calls::{look_up, name};
-use memfold_gate::{BadAddress, Spans};
+use memfold_gate::{BadAddress, Span};
 use memfold_sys::raw::system_call;
 use memfold_sys::uffd::{Uffd, feature};
 use std::cell::RefCell;
@@ -272,8 +272,9 @@ impl Folded<'_> {
 
     /// Brings what the table names, and nothing else.
     fn bring(&self, nr: usize, args: &[usize; 6]) -> Vec<(usize, usize)> {
-        let mut spans = Spans::new();
-        let _ = name(look_up(nr), args, &|at, into| self.read(at, into), &mut spans);
+        let mut spans: Vec<Span> = Vec::new();
+        let read = |at: usize, into: &mut [u8]| self.read(at, into);
+        let _ = name(look_up(nr), args, &read, &mut |span| spans.push(span));
         // Reading must not help: only spans are held.
         self.present.borrow_mut().clear();
         for object in &self.world.objects {
@@ -282,7 +283,7 @@ impl Folded<'_> {
             assert_eq!(unsafe { libc::madvise(at, len, libc::MADV_DONTNEED) }, 0);
         }
         let mut strays = Vec::new();
-        for span in spans.as_slice() {
+        for span in &spans {
             let end = span.start + span.len;
             for page in (span.start & !(PAGE - 1)..end).step_by(PAGE).take(1 << 16) {
                 let _ = self.touch(page, span.write);

@@ -4,7 +4,7 @@
 //! nothing is dropped: zeros are written in their place, which is what a call that goes on would
 //! read or overwrite had the kernel dropped them. MADV_FREE may leave pages as they are, so it
 //! does. A guard ends the call, as the kernel would have it.
-use super::gated::{Gated, Mark, State};
+use super::gated::{Gated, Mark};
 use super::ranges::{Ranges, without};
 use alloc::vec::Vec;
 use core::iter::once;
@@ -18,6 +18,23 @@ use memfold_sys::units::PAGE_SIZE;
 /// Linux 6.13, `include/uapi/asm-generic/mman-common.h`.
 const MADV_GUARD_INSTALL: i32 = 102;
 const MADV_DONTNEED_LOCKED: i32 = 24;
+
+/// Discards, and marks; other advice changes nothing that the engine must know of.
+const CONCERNING: [i32; 13] = [
+    libc::MADV_DONTNEED,
+    MADV_DONTNEED_LOCKED,
+    libc::MADV_REMOVE,
+    libc::MADV_FREE,
+    MADV_GUARD_INSTALL,
+    libc::MADV_DONTFORK,
+    libc::MADV_DOFORK,
+    libc::MADV_WIPEONFORK,
+    libc::MADV_KEEPONFORK,
+    libc::MADV_DONTDUMP,
+    libc::MADV_DODUMP,
+    libc::MADV_MERGEABLE,
+    libc::MADV_UNMERGEABLE,
+];
 
 /// A call, made with its own arguments.
 pub type Make<'a> = &'a mut dyn FnMut() -> isize;
@@ -44,15 +61,21 @@ pub fn whole(start: usize, len: usize) -> Option<Range<usize>> {
 
 impl Gated {
     /// `madvise(start, len, advice)`, which `make` makes.
-    pub fn advise(
-        &self,
-        state: &mut State,
-        start: usize,
-        len: usize,
-        advice: i32,
-        make: Make,
-    ) -> isize {
+    pub fn advise(&self, start: usize, len: usize, advice: i32, make: Make) -> isize {
         let Some(range) = whole(start, len) else { return make() };
+        if matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE) {
+            return self.populate(&range, advice, make);
+        }
+        // The kernel removes nothing of private memory, and may wait for a file system.
+        let only_files = advice == libc::MADV_REMOVE && !self.pager.touches(&range);
+        if !CONCERNING.contains(&advice) || only_files {
+            return make();
+        }
+        let mut state = self.state.lock();
+        if self.is_watched(&mut state, &range) {
+            return self.wait_apart(state, &range, make).1;
+        }
+        let state = &mut *state;
         let mark = match advice {
             libc::MADV_DONTFORK | libc::MADV_DOFORK => Some(Mark::DontFork),
             libc::MADV_WIPEONFORK | libc::MADV_KEEPONFORK => Some(Mark::Wiped),
@@ -99,9 +122,6 @@ impl Gated {
                 }
                 self.adopt(state, &range);
                 result
-            }
-            libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
-                self.populate(state, &range, advice, make)
             }
             _ => make(),
         }
@@ -176,9 +196,9 @@ impl Gated {
     }
 
     /// Brings in what is managed of a range, page by page within the limit. The kernel does the rest.
-    fn populate(&self, state: &mut State, range: &Range<usize>, advice: i32, make: Make) -> isize {
-        // Unmanaged, all of it would be filled at once.
-        self.expect(state, range.len());
+    fn populate(&self, range: &Range<usize>, advice: i32, make: Make) -> isize {
+        // Unmanaged, all of it would be filled at once. The rest may wait for another thread.
+        self.expect(&mut self.state.lock(), range.len());
         let managed = self.pager.managed_parts(range);
         if managed.is_empty() {
             return make();

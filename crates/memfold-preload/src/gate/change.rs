@@ -6,6 +6,7 @@ use super::given::gives;
 use super::limits;
 use super::ranges::without;
 use crate::say::say_once;
+use alloc::vec::Vec;
 use core::iter::once;
 use core::ops::Range;
 use memfold::address_space::calls::{Remap, failed};
@@ -13,6 +14,7 @@ use memfold::known::TOP;
 use memfold_gate::read_bytes;
 use memfold_sys::memory::zone::{lock_again, overlaps_own, unlock_all};
 use memfold_sys::raw::{program_break, system_call};
+use memfold_sys::sync::MutexGuard;
 use memfold_sys::units::PAGE_SIZE;
 
 /// The raw call, with these arguments.
@@ -39,40 +41,57 @@ fn segment_bytes(id: usize) -> usize {
     asked.map_or(0, |_| about.shm_segsz)
 }
 
+/// Has the kernel fill memory as it does when that is locked: private writable memory for writing.
+fn fill(range: &Range<usize>, access: i32) {
+    let args = |advice: i32| [range.start, range.len(), advice as usize, 0, 0, 0];
+    let advice = |advice: i32| {
+        // SAFETY: changes no byte.
+        unsafe { system_call(libc::SYS_madvise, args(advice)) }
+    };
+    if access & libc::PROT_WRITE == 0 || advice(libc::MADV_POPULATE_WRITE).is_err() {
+        let _ = advice(libc::MADV_POPULATE_READ);
+    }
+}
+
 impl Gated {
     /// Makes a call that changes mappings.
     pub fn change(&self, nr: usize, args: &[usize; 6], make: Make) -> isize {
         let [start, len, third, ..] = *args;
-        if nr as i64 == libc::SYS_ioctl {
-            if let Some(refused) = self.refuse(len, third) {
-                return refused;
-            }
-            if !gives(len) {
-                return make(args);
-            }
-        }
         if [libc::SYS_mmap, libc::SYS_mremap, libc::SYS_brk].contains(&(nr as i64)) {
             limits::renew();
         }
+        match nr as i64 {
+            libc::SYS_ioctl => {
+                if let Some(refused) = self.refuse(len, third) {
+                    return refused;
+                }
+                if gives(len) {
+                    self.give(&mut self.state.lock(), len, third);
+                }
+                return make(args);
+            }
+            libc::SYS_mmap => return self.map(args, make),
+            libc::SYS_madvise => {
+                return self.advise(start, len, third as i32, &mut || make(args));
+            }
+            libc::SYS_process_madvise => return self.advise_process(args, make),
+            libc::SYS_mlock | libc::SYS_mlock2 => return self.lock(args, make),
+            libc::SYS_mlockall => return self.lock_all(args, make),
+            _ => {}
+        }
         let mut state = self.state.lock();
-        let may_wait = [libc::SYS_madvise, libc::SYS_munmap, libc::SYS_mremap];
-        if state.has_userfault
-            && may_wait.contains(&(nr as i64))
-            && !self.pager.touches(&(start..end_of(start, len)))
-        {
-            // The kernel may wait until another thread of the program has read of it, and that one
-            // may have a mapping to change first.
-            drop(state);
-            let result = make(args);
-            if !failed(result) && nr as i64 != libc::SYS_madvise {
+        let range = start..end_of(start, len);
+        let reports = [libc::SYS_munmap, libc::SYS_mremap].contains(&(nr as i64));
+        if reports && self.is_watched(&mut state, &range) {
+            let result = self.wait_apart(state, &range, || make(args)).1;
+            if !failed(result) {
                 let to = (nr as i64 == libc::SYS_mremap).then_some(result as usize);
-                self.relocate_faults(&(start..end_of(start, len)), to);
+                self.relocate_faults(&range, to);
             }
             return result;
         }
         let state = &mut *state;
         match nr as i64 {
-            libc::SYS_mmap => self.map(state, args, make),
             libc::SYS_munmap => self.unmap(state, args, make),
             libc::SYS_mremap => self.remap(state, args, make),
             libc::SYS_brk => self.set_break(state, args, make),
@@ -95,9 +114,6 @@ impl Gated {
                 result
             }
             SYS_MSEAL if self.paging.hides() && third == 0 => self.seal(state, args, make),
-            libc::SYS_madvise => self.advise(state, start, len, third as i32, &mut || make(args)),
-            libc::SYS_process_madvise => self.advise_process(state, args, make),
-            libc::SYS_mlock | libc::SYS_mlock2 => self.lock(state, args, make),
             libc::SYS_munlock => {
                 let result = make(args);
                 let range = start & !(PAGE_SIZE - 1)..end_of(start, len);
@@ -105,7 +121,6 @@ impl Gated {
                 self.adopt(state, &range);
                 result
             }
-            libc::SYS_mlockall => self.lock_all(state, args, make),
             libc::SYS_munlockall => {
                 let result = make(args);
                 lock_again();
@@ -130,10 +145,6 @@ impl Gated {
                 }
                 result
             }
-            libc::SYS_ioctl => {
-                self.give(state, len, third);
-                make(args)
-            }
             // What is submitted is read and written at any time. Programs have another way, as
             // containers often forbid these.
             libc::SYS_io_uring_setup => {
@@ -148,7 +159,36 @@ impl Gated {
         }
     }
 
-    fn map(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+    /// Makes a call that may wait until another thread of the program has done something, which may
+    /// change mappings first: of what it faults in, and what it reports, a userfaultfd or a file
+    /// system of the program's may be in charge. Meanwhile nothing of `range`, of which nothing is
+    /// managed, is adopted.
+    pub fn wait_apart<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        range: &Range<usize>,
+        make: impl FnOnce() -> isize,
+    ) -> (MutexGuard<'a, State>, isize) {
+        let marked = state.marked(Mark::Other);
+        let added = without(range, &marked.within(range));
+        added.iter().for_each(|part| marked.add(part.clone()));
+        drop(state);
+        let result = make();
+        let mut state = self.state.lock();
+        added.iter().for_each(|part| state.marked(Mark::Other).remove(part));
+        (state, result)
+    }
+
+    /// Whether the program may have what happens to a part of a range reported by a userfaultfd of its
+    /// own, and nothing of it is managed.
+    pub fn is_watched(&self, state: &mut State, range: &Range<usize>) -> bool {
+        state.has_userfault
+            && !state.marked(Mark::Other).within(range).is_empty()
+            && !self.pager.touches(range)
+    }
+
+    fn map(&self, args: &[usize; 6], make: Make) -> isize {
+        let mut state = self.state.lock();
         let (at, len) = (args[0], args[1]);
         let (access, flags) = (args[2] as i32, args[3] as i32);
         let is_private = flags & TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0;
@@ -157,7 +197,7 @@ impl Gated {
         // What promises nothing to be used is mapped to be used in small part, unless the kernel is
         // to fill it at once.
         if could && flags & (libc::MAP_NORESERVE | libc::MAP_POPULATE) != libc::MAP_NORESERVE {
-            self.expect(state, len);
+            self.expect(&mut state, len);
         }
         let suits = could && self.is_managing();
         let mut args = *args;
@@ -165,11 +205,25 @@ impl Gated {
             // It would fill what is about to be folded, and promises nothing.
             args[3] &= !(libc::MAP_POPULATE as usize);
         }
-        let result = match flags & libc::MAP_FIXED != 0 {
-            true => self.pager.end_with(at..end_of(at, len), || make(&args)),
-            false => make(&args),
+        // What it replaces, if it succeeds.
+        let ends = if flags & libc::MAP_FIXED != 0 { at..end_of(at, len) } else { 0..0 };
+        let fills = flags & (libc::MAP_POPULATE | libc::MAP_LOCKED) != 0 || state.locks_future;
+        let result = match flags & libc::MAP_ANONYMOUS == 0 && fills {
+            true => {
+                self.leave(&ends);
+                let made;
+                (state, made) = self.wait_apart(state, &ends, || make(&args));
+                made
+            }
+            false if self.is_watched(&mut state, &ends) => {
+                let made;
+                (state, made) = self.wait_apart(state, &ends, || make(&args));
+                made
+            }
+            false => self.pager.end_with(ends.clone(), || make(&args)),
         };
         if failed(result) {
+            self.adopt(&state, &ends);
             return result;
         }
         let range = result as usize..end_of(result as usize, len);
@@ -187,7 +241,7 @@ impl Gated {
             state.marked(mark).add(range.clone());
         }
         if suits {
-            self.take_new(state, &range);
+            self.take_new(&state, &range);
         }
         result
     }
@@ -197,6 +251,7 @@ impl Gated {
         let result = self.pager.end_with(range.clone(), || make(args));
         if result == 0 {
             state.forget(&range);
+            self.relocate_faults(&range, None);
             state.mapped_since = state.mapped_since.saturating_sub(range.len());
         }
         result
@@ -251,6 +306,8 @@ impl Gated {
         if at != start {
             state.forget(&here);
             state.relocate(&(start..start + old.min(new)), at, remap.keeps_source);
+            self.relocate_faults(&here, None);
+            self.relocate_faults(&(start..start + old.min(new)), Some(at));
         }
         if from.len() < after.len() {
             state.extend(&(at..at + from.len()), at + from.len()..here.end);
@@ -319,25 +376,32 @@ impl Gated {
     }
 
     /// `mlock`: it would meet folded pages, and fail.
-    fn lock(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+    fn lock(&self, args: &[usize; 6], make: Make) -> isize {
         let range = args[0] & !(PAGE_SIZE - 1)..end_of(args[0], args[1]);
         if range.is_empty() {
             return make(args);
         }
-        state.marked(Mark::Locked).add(range.clone());
+        let mut state = self.state.lock();
+        let locked = state.marked(Mark::Locked);
+        let added = without(&range, &locked.within(&range));
+        locked.add(range.clone());
         self.leave(&range);
+        // The kernel fills it, and may wait for whoever is in charge of it.
+        drop(state);
         let result = make(args);
         if failed(result) {
-            state.marked(Mark::Locked).remove(&range);
-            self.adopt(state, &range);
+            let mut state = self.state.lock();
+            added.iter().for_each(|part| state.marked(Mark::Locked).remove(part));
+            self.adopt(&state, &range);
         }
         result
     }
 
-    /// `mlockall`. What there is is only marked at first, as the kernel would fill the engine's own
-    /// memory too.
-    fn lock_all(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+    /// `mlockall`. What there is is locked as it comes (MCL_ONFAULT), as the kernel would fill the
+    /// engine's own memory too, and is filled then.
+    fn lock_all(&self, args: &[usize; 6], make: Make) -> isize {
         let flags = args[0] as i32;
+        let mut state = self.state.lock();
         if flags & libc::MCL_CURRENT == 0 {
             let result = make(args);
             state.locks_future |= result == 0;
@@ -353,20 +417,24 @@ impl Gated {
         state.marked(Mark::Locked).add(0..TOP);
         self.leave(&(0..TOP));
         state.locks_future = flags & libc::MCL_FUTURE != 0;
-        if flags & libc::MCL_ONFAULT == 0 {
-            let _ = self.maps.each(0, TOP, |found| {
-                if !overlaps_own(found.start, found.end) {
-                    let args = [found.start, found.end - found.start, 0, 0, 0, 0];
-                    // SAFETY: changes no byte. What can't be locked is passed over, as by mlockall.
-                    let _ = unsafe { system_call(libc::SYS_mlock, args) };
-                }
-            });
-            if state.locks_future {
-                let args = [libc::MCL_FUTURE as usize, 0, 0, 0, 0, 0];
-                // SAFETY: changes no byte. What comes later is to be brought in at once after all.
-                let _ = unsafe { system_call(libc::SYS_mlockall, args) };
-            }
+        if flags & libc::MCL_ONFAULT != 0 {
+            return result;
         }
+        let mut all: Vec<(Range<usize>, i32)> = Vec::new();
+        let _ = self.maps.each(0, TOP, |found| {
+            if !overlaps_own(found.start, found.end) {
+                all.push((found.start..found.end, found.access));
+            }
+        });
+        if state.locks_future {
+            let args = [libc::MCL_FUTURE as usize, 0, 0, 0, 0, 0];
+            // SAFETY: changes no byte. What comes later is to be brought in at once after all.
+            let _ = unsafe { system_call(libc::SYS_mlockall, args) };
+        }
+        // The kernel may wait for whoever is in charge of it. What can't be filled is passed over,
+        // as by mlockall.
+        drop(state);
+        all.iter().for_each(|(range, access)| fill(range, *access));
         result
     }
 
@@ -384,7 +452,7 @@ impl Gated {
     }
 
     /// `process_madvise` on this process (Linux 6.13) is as `madvise`, range by range.
-    fn advise_process(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
+    fn advise_process(&self, args: &[usize; 6], make: Make) -> isize {
         let [process, ranges, count, advice, flags, _] = *args;
         let advice = advice as i32;
         let for_others =
@@ -411,7 +479,7 @@ impl Gated {
                 unsafe { system_call(libc::SYS_madvise, args) }
                     .map_or_else(|e| -(e.raw_os_error() as isize), |_| 0)
             };
-            let result = self.advise(state, start, len, advice, &mut one);
+            let result = self.advise(start, len, advice, &mut one);
             if failed(result) {
                 return if done > 0 { done } else { result };
             }

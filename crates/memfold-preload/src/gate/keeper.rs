@@ -6,15 +6,12 @@ use crate::say::say_once;
 use crate::slots;
 use core::ops::Range;
 use memfold::fault::{Fault, Served};
-use memfold::holds::RANGES_MAX;
 use memfold::known::TOP;
-use memfold_gate::{BadAddress, Ending, Hold, Keeper, Refused, SPANS_MAX, Span, Spans};
+use memfold_gate::{BadAddress, Ending, Hold, Keeper, Names, NoRoom, Refused};
 use memfold_sys::Errno;
 use memfold_sys::raw::populates;
 use memfold_sys::thread::{bare, yield_now};
 use memfold_sys::units::PAGE_SIZE;
-
-const _: () = assert!(SPANS_MAX <= RANGES_MAX);
 
 /// One part in this many of the limit may be held by a piece of a call; and the least and the most.
 const PIECE_SHARE: u64 = 64;
@@ -23,9 +20,7 @@ const PIECE_MOST: u64 = 4 << 20;
 /// When so large a part of it is held, pieces are as small as they may be.
 const HELD_SHARE: u64 = 8;
 const PIECE_SMALL: usize = 64 << 10;
-/// Stacks of threads lie apart by more than this.
-const STACK_SHIFT: u32 = 18;
-/// So many pages that can't be touched end the touching of a range: the kernel gets no further.
+/// So many pages of a range that can't be touched end its touching: the kernel gets no further in it.
 const BAD_MAX: usize = 8;
 
 /// The keeper.
@@ -33,10 +28,6 @@ pub struct Owner;
 
 /// There is one.
 pub static KEEPER: Owner = Owner;
-
-fn range_of(span: &Span) -> Range<usize> {
-    span.start..span.start.saturating_add(span.len)
-}
 
 impl Gated {
     /// Whether a call that names a range must hold it.
@@ -47,31 +38,41 @@ impl Gated {
 
     fn hold(
         &self,
-        spans: &Spans,
-        depth: usize,
+        names: Names,
+        thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Hold {
-        let concerned = || spans.as_slice().iter().filter(|s| self.concerns(&range_of(s)));
-        let near = depth >> STACK_SHIFT;
-        let hold = self.pager.holds().hold(near, concerned().map(range_of));
+    ) -> Result<Option<Hold>, NoRoom> {
+        let holds = self.pager.holds();
+        let mut holding = holds.begin(thread);
+        names(&mut |span| {
+            let range = span.start..span.start + span.len;
+            if self.concerns(&range) {
+                holding.push(range, span.write);
+            }
+        });
+        let Some(hold) = holding.publish().map_err(|_| NoRoom)? else { return Ok(None) };
+        holds.wait(hold);
         if self.is_managing() {
             self.pager.note_held();
-            for span in concerned() {
-                self.touch_all(span, touch);
-            }
+            holds.each(hold, |pages, write| self.touch_all(pages, write, touch));
         }
-        Hold(hold.0)
+        Ok(Some(Hold(hold.0)))
     }
 
-    fn touch_all(&self, span: &Span, touch: fn(usize, bool) -> Result<(), BadAddress>) {
-        let range = range_of(span);
-        let (mut at, mut bad) = (range.start, 0);
-        while at < range.end && bad < BAD_MAX {
-            if self.known.is_set(&(at..at + 1)) {
-                bad += touch(at, span.write).is_err() as usize;
+    fn touch_all(
+        &self,
+        pages: Range<usize>,
+        write: bool,
+        touch: fn(usize, bool) -> Result<(), BadAddress>,
+    ) {
+        let mut bad = 0;
+        for page in pages.step_by(PAGE_SIZE).take_while(|page| *page < TOP) {
+            if self.known.is_set(&(page..page + 1)) {
+                bad += touch(page, write).is_err() as usize;
             }
-            let Some(next) = (at & !(PAGE_SIZE - 1)).checked_add(PAGE_SIZE) else { return };
-            at = next;
+            if bad == BAD_MAX {
+                return;
+            }
         }
     }
 
@@ -145,11 +146,11 @@ impl Keeper for Owner {
 
     fn hold(
         &self,
-        spans: &Spans,
-        depth: usize,
+        names: Names,
+        thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Option<Hold> {
-        get().map(|gated| gated.hold(spans, depth, touch))
+    ) -> Result<Option<Hold>, NoRoom> {
+        get().map_or(Ok(None), |gated| gated.hold(names, thread, touch))
     }
 
     fn release(&self, hold: Hold) {
@@ -274,7 +275,7 @@ impl Keeper for Owner {
 
     fn keep_all(&self, keep: bool) {
         if let Some(holds) = get().map(|gated| gated.pager.holds()) {
-            if keep { holds.hold_all() } else { holds.release_all() }
+            if keep { holds.stop_eviction() } else { holds.allow_eviction() }
         }
     }
 

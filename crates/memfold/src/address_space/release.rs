@@ -1,6 +1,5 @@
 //! Memory that leaves management for good: brought home, and then the kernel's alone.
 use crate::pager::Pager;
-use core::iter::once;
 use core::ops::Range;
 use memfold_sys::thread::yield_now;
 use memfold_sys::units::{MAX_PAGES, PAGE_SHIFT, PAGE_SIZE};
@@ -15,7 +14,9 @@ impl Pager {
     pub fn leave(&self, addrs: Range<usize>, mut unregister: impl FnMut(usize, usize)) {
         while let Some(part) = self.first_part(&addrs) {
             // Or others may evict it as fast as it comes.
-            let held = self.holds.are_used().then(|| self.holds.hold(0, once(part.clone())));
+            let holds = self.holds.are_used();
+            // Without room for a hold it takes longer.
+            let held = holds.then(|| self.holds.hold(0, part.clone()).ok()).flatten();
             self.need_at(part.clone());
             let left = self.leave_at_home(part, &mut unregister);
             if let Some(hold) = held {

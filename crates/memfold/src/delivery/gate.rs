@@ -23,7 +23,7 @@
 //! is folded.
 use crate::delivery::sigbus;
 use crate::fault::Fault;
-use crate::holds::{Holds, RANGES_MAX};
+use crate::holds::Holds;
 use crate::known::{Known, TOP};
 use crate::pager::Pager;
 use alloc::boxed::Box;
@@ -33,18 +33,14 @@ use core::ops::Range;
 use core::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst,
 };
-use memfold_gate::{BadAddress, Ending, Hold, Keeper, SPANS_MAX, Span, Spans, WhyNot};
+use memfold_gate::{BadAddress, Ending, Hold, Keeper, Names, NoRoom, WhyNot};
 use memfold_sys::memory::zone::{freeze_list, unfreeze_list};
 use memfold_sys::thread::{process_id, yield_now};
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 use rustix::process::{Resource, getrlimit};
 
-const _: () = assert!(SPANS_MAX <= RANGES_MAX);
-
 /// Bytes that a piece of a call should name: the least limit is some MiB.
 const PIECE_BYTES: usize = 512 << 10;
-/// Stacks of threads lie apart by more than this.
-const STACK_SHIFT: u32 = 18;
 /// So many pages that can't be touched end the touching of a range: the kernel gets no further.
 const BAD_MAX: usize = 8;
 const PAGE_MASK: usize = PAGE_SIZE - 1;
@@ -195,10 +191,6 @@ fn concerns(range: &Range<usize>) -> bool {
     range.start < TOP && known().is_some_and(|known| known.is_set(range))
 }
 
-fn range_of(span: &Span) -> Range<usize> {
-    span.start..span.start.saturating_add(span.len)
-}
-
 /// Whether a range of whole pages has something of a region.
 fn meets_region(start: usize, len: usize) -> bool {
     let end = start.saturating_add(len).min(TOP).next_multiple_of(PAGE_SIZE);
@@ -216,16 +208,22 @@ impl Keeper for Owner {
 
     fn hold(
         &self,
-        spans: &Spans,
-        depth: usize,
+        names: Names,
+        thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Option<Hold> {
-        let concerned = || spans.as_slice().iter().filter(|span| concerns(&range_of(span)));
-        concerned().next()?;
-        let near = depth >> STACK_SHIFT;
-        let hold = Holds::of_process(true).hold(near, concerned().map(range_of));
-        concerned().for_each(|span| touch_all(span, touch));
-        Some(Hold(hold.0))
+    ) -> Result<Option<Hold>, NoRoom> {
+        let holds = Holds::of_process(true);
+        let mut holding = holds.begin(thread);
+        names(&mut |span| {
+            let range = span.start..span.start + span.len;
+            if concerns(&range) {
+                holding.push(range, span.write);
+            }
+        });
+        let Some(hold) = holding.publish().map_err(|_| NoRoom)? else { return Ok(None) };
+        holds.wait(hold);
+        holds.each(hold, |pages, write| touch_all(pages, write, touch));
+        Ok(Some(Hold(hold.0)))
     }
 
     fn release(&self, hold: Hold) {
@@ -290,19 +288,18 @@ impl Keeper for Owner {
 
     fn keep_all(&self, keep: bool) {
         let holds = Holds::of_process(true);
-        if keep { holds.hold_all() } else { holds.release_all() }
+        if keep { holds.stop_eviction() } else { holds.allow_eviction() }
     }
 
     fn ends(&self, _how: Ending) {}
 }
 
-fn touch_all(span: &Span, touch: fn(usize, bool) -> Result<(), BadAddress>) {
-    let range = range_of(span);
+fn touch_all(range: Range<usize>, write: bool, touch: fn(usize, bool) -> Result<(), BadAddress>) {
     let (mut at, mut bad) = (range.start, 0);
     while at < range.end && bad < BAD_MAX {
         // Of what has nothing of a region, whole chunks are passed over.
         let step = if concerns(&(at..at + 1)) {
-            bad += touch(at, span.write).is_err() as usize;
+            bad += touch(at, write).is_err() as usize;
             PAGE_SIZE
         } else {
             MAX_BYTES

@@ -161,7 +161,7 @@ impl Pager {
         let mut kept = 0;
         for n in 0..batch.count {
             let ((id, key), span) = (batch.folios[n], batch.spans[n]);
-            if !leaving.is_held(span.start..span.start + span.len) {
+            if leaving.may_evict(span.start..span.start + span.len) {
                 (batch.folios[kept], batch.spans[kept]) = ((id, key), span);
                 kept += 1;
                 continue;

@@ -347,7 +347,7 @@ impl Pager {
             (folio.order(), folio.order().pages())
         };
         let leaving = self.holds.leave(once(home..home + bytes(pages)));
-        if leaving.is_held(home..home + bytes(pages)) {
+        if !leaving.may_evict(home..home + bytes(pages)) {
             self.frames.give(frame, order, kind);
             self.folios.get(&guard, id).active.set(true);
             self.list_by_state(&guard, id);

@@ -53,6 +53,14 @@ impl Model {
         made
     }
 
+    /// The same, made regardless of a signal or not.
+    fn piece(&mut self, parts: &[[usize; 2]], must: bool) -> isize {
+        let signal = self.signal.take_if(|_| must);
+        let made = self.whole(parts);
+        self.signal = self.signal.or(signal);
+        made
+    }
+
     fn seek(&mut self, by: isize) -> isize {
         self.at = (self.at as isize + by) as usize;
         self.at as isize
@@ -75,7 +83,8 @@ fn a_file_in_pieces_is_as_by_one_call() {
                 for then in [0, EIO] {
                     for signal in [None, Some(0), Some(1), Some(4)] {
                         let one = Model { at: 2, room, then, signal, log: Vec::new() };
-                        compare(parts, piece, one);
+                        compare(parts, piece, Kind::File, one.clone());
+                        compare(parts, piece, Kind::Append, one);
                     }
                 }
             }
@@ -83,17 +92,18 @@ fn a_file_in_pieces_is_as_by_one_call() {
     }
 }
 
-fn compare(parts: &[[usize; 2]], piece: usize, mut one: Model) {
+fn compare(parts: &[[usize; 2]], piece: usize, kind: Kind, mut one: Model) {
     let many = RefCell::new(one.clone());
     let whole = one.whole(parts);
     let total = parts.iter().map(|part| part[1]).sum();
     let buffers = Buffers::Vector(parts.as_ptr() as usize, parts.len());
     let args = [3, parts.as_ptr() as usize, parts.len(), 0, 0, 0];
-    let nr = libc::SYS_readv as usize;
-    let pieces =
-        Pieces { nr, args, buffers, writes: false, total, piece, kind: Kind::File, flags: 0 };
+    let writes = kind == Kind::Append;
+    let nr = if writes { libc::SYS_writev } else { libc::SYS_readv } as usize;
+    let pieces = Pieces { nr, args, buffers, writes, total, piece, kind, flags: 0 };
     let mut done = 0;
     let ask = &mut |nr: usize, args: &[usize; 6]| {
+        assert!(!writes, "a write moves the offset itself");
         assert_eq!((nr as i64, args[2]), (libc::SYS_lseek, libc::SEEK_CUR as usize));
         many.borrow_mut().seek(args[1] as isize)
     };
@@ -104,10 +114,19 @@ fn compare(parts: &[[usize; 2]], piece: usize, mut one: Model) {
         }
         let [_, at, count, offset, ..] = piece.args;
         let parts = parts_of(at, count);
-        let named: usize = piece.spans.as_slice().iter().map(|span| span.len).sum();
-        assert!(piece.spans.as_slice().iter().all(|span| span.write));
+        let mut named = 0;
+        piece.names(&mut |span| {
+            named += span.len;
+            assert_eq!(span.write, !writes);
+        });
         assert_eq!(named, parts.iter().map(|part| part[1]).sum::<usize>());
-        let made = model.call(&parts, offset);
+        let made = match writes {
+            true => {
+                assert_eq!(piece.nr, nr);
+                model.piece(&parts, piece.must)
+            }
+            false => model.call(&parts, offset),
+        };
         done += made.max(0) as usize;
         made
     });
@@ -155,7 +174,9 @@ fn stream(kind: Kind, nr: i64, says: &[isize], data: &[bool]) -> (isize, Vec<(i6
             libc::SYS_sendmsg | libc::SYS_recvmsg => piece.args[2],
             _ => 0,
         };
-        made.borrow_mut().push((piece.nr as i64, piece.spans.as_slice()[0].start, flags));
+        let mut first = None;
+        piece.names(&mut |span| first = first.or(Some(span.start)));
+        made.borrow_mut().push((piece.nr as i64, first.unwrap(), flags));
         *says.next().unwrap()
     });
     (result.unwrap(), made.into_inner())
@@ -190,12 +211,12 @@ fn real(nr: usize, args: &[usize; 6]) -> isize {
 
 fn kind_of(nr: i64, fd: i32, flags: i32) -> Option<Kind> {
     let args = [fd as usize, 1 << 20, 1 << 20, flags as usize, 0, 0];
-    in_pieces(nr as usize, &args, UNIT, &no_memory, &mut real).map(|p| p.kind)
+    in_pieces(nr as usize, &args, || UNIT, || true, &no_memory, &mut real).map(|p| p.kind)
 }
 
 #[test]
 fn what_a_descriptor_is_decides() {
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsRawFd, FromRawFd};
     use std::os::unix::net::{UnixDatagram, UnixStream};
     let path = std::env::temp_dir().join(format!("memfold-gate-pieces-{}", std::process::id()));
     std::fs::write(&path, b"some").unwrap();
@@ -209,13 +230,28 @@ fn what_a_descriptor_is_decides() {
     let tcp = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let proc = std::fs::File::open("/proc/self/maps").unwrap();
     let device = std::fs::File::open("/dev/zero").unwrap();
+    let speaks = std::fs::OpenOptions::new().write(true).open("/proc/self/comm").unwrap();
+    // SAFETY: a new descriptor, of a file in memory.
+    let memory =
+        unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::memfd_create(c"pieces".as_ptr(), 0)) };
+    let (patient, _other) = UnixStream::pair().unwrap();
+    let (least, option) = (1000i32, libc::SO_RCVLOWAT as usize);
+    let at = &raw const least as usize;
+    let args = [patient.as_raw_fd() as usize, libc::SOL_SOCKET as usize, option, at, 4, 0];
+    assert_eq!(real(libc::SYS_setsockopt as usize, &args), 0);
     let (read, write) = (libc::SYS_read, libc::SYS_write);
     let (pread, receive, send) = (libc::SYS_pread64, libc::SYS_recvfrom, libc::SYS_sendto);
     for (nr, fd, flags, expected) in [
         (read, file.as_raw_fd(), 0, Some(Kind::File)),
         (pread, file.as_raw_fd(), 7, Some(Kind::At(7))),
         (pread, file.as_raw_fd(), -7, Some(Kind::At(-7isize as usize))),
-        (write, file.as_raw_fd(), 0, Some(Kind::File)),
+        (write, file.as_raw_fd(), 0, Some(Kind::Append)),
+        (libc::SYS_pwrite64, file.as_raw_fd(), 9, Some(Kind::At(9))),
+        (write, memory.as_raw_fd(), 0, Some(Kind::Append)),
+        (write, speaks.as_raw_fd(), 0, None),
+        (libc::SYS_pwrite64, speaks.as_raw_fd(), 0, None),
+        (receive, patient.as_raw_fd(), 0, None),
+        (send, patient.as_raw_fd(), 0, Some(Kind::Send)),
         (write, log.as_raw_fd(), 0, None),
         (read, stream.as_raw_fd(), 0, Some(Kind::Receive)),
         (write, stream.as_raw_fd(), 0, Some(Kind::Send)),
@@ -243,10 +279,11 @@ fn small_and_senseless_counts_are_left_as_they_are() {
     for (start, count) in [(1 << 20, UNIT), (1 << 20, usize::MAX), (1 << 46, 1 << 47)] {
         let args = [0, start, count, 0, 0, 0];
         let ask = &mut |_: usize, _: &[usize; 6]| panic!("nothing is asked");
-        assert!(in_pieces(0, &args, UNIT, &no_memory, ask).is_none());
+        assert!(in_pieces(0, &args, || UNIT, || true, &no_memory, ask).is_none());
         let vector = [[start, count]];
         let args = [0, vector.as_ptr() as usize, 1, 0, 0, 0];
         let ask = &mut |_: usize, _: &[usize; 6]| panic!("nothing is asked");
-        assert!(in_pieces(libc::SYS_readv as usize, &args, UNIT, &read_own, ask).is_none());
+        let nr = libc::SYS_readv as usize;
+        assert!(in_pieces(nr, &args, || UNIT, || true, &read_own, ask).is_none());
     }
 }
