@@ -39,6 +39,66 @@ pub struct Remap {
     pub keeps_source: bool,
 }
 
+/// A block of which less than one part in so many is there is taken page by page: else sparse memory
+/// would count as much more than it is.
+const SPARSE: usize = 2;
+
+/// What is there of a range, in runs that end where blocks do.
+struct Present<'a> {
+    range: &'a Range<usize>,
+    block: usize,
+    runs: Vec<Range<usize>>,
+}
+
+impl Present<'_> {
+    fn new(range: &Range<usize>, block: usize) -> Present<'_> {
+        Present { range, block, runs: Vec::new() }
+    }
+
+    fn block_of(&self, at: usize) -> Range<usize> {
+        let start = at & !(self.block - 1);
+        start.max(self.range.start)..(start + self.block).min(self.range.end)
+    }
+
+    /// Adds a run, which lies above all that were added.
+    fn add(&mut self, run: Range<usize>) {
+        let first = self.block_of(run.start);
+        let last = self.block_of(run.end - 1);
+        let middle = first.end..last.start;
+        match middle.start > middle.end {
+            true => self.runs.push(run),
+            false => {
+                self.runs.push(run.start..middle.start);
+                self.runs.push(middle.clone());
+                self.runs.push(middle.end..run.end);
+            }
+        }
+    }
+
+    /// Blocks of which one part in `least` is there, whole; of the others the runs. Neighbours are
+    /// joined.
+    fn into_blocks(self, least: usize) -> Vec<Range<usize>> {
+        let (mut all, mut at): (Vec<Range<usize>>, _) = (Vec::new(), 0);
+        let mut push = |run: Range<usize>| match all.last_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ if !run.is_empty() => all.push(run),
+            _ => {}
+        };
+        while let Some(first) = self.runs.get(at) {
+            let block = self.block_of(first.start);
+            let count = self.runs[at..].iter().take_while(|run| run.end <= block.end).count();
+            let inside = &self.runs[at..at + count.max(1)];
+            let there: usize = inside.iter().map(Range::len).sum();
+            match there > 0 && count > 0 && there.saturating_mul(least) >= block.len() {
+                true => push(block),
+                false => inside.iter().cloned().for_each(&mut push),
+            }
+            at += inside.len();
+        }
+        all
+    }
+}
+
 impl Pager {
     /// Whether any of a range of addresses is managed.
     pub fn touches(&self, range: &Range<usize>) -> bool {
@@ -69,16 +129,13 @@ impl Pager {
         leaving.each_held(range.clone(), &mut bring);
         let mut areas = self.areas.write();
         register()?;
-        let mut runs: Vec<Range<usize>> = Vec::new();
-        let block = self.config.block_order.bytes();
-        pagemap.for_each_populated(range.start, range.end, |s, e| {
-            let (s, e) = ((s & !(block - 1)).max(range.start), e.next_multiple_of(block));
-            let e = e.min(range.end);
-            match runs.last_mut() {
-                Some(last) if last.end >= s => last.end = e,
-                _ => runs.push(s..e),
-            }
-        })?;
+        let mut present = Present::new(&range, self.config.block_order.bytes());
+        pagemap.for_each_populated(range.start, range.end, |s, e| present.add(s..e))?;
+        let runs = match self.config.by_protection {
+            // Blocks are hidden whole.
+            true => present.into_blocks(usize::MAX),
+            false => present.into_blocks(SPARSE),
+        };
         areas.add(page_of(range.start), page_of(range.end));
         for run in runs {
             let area = areas.find(run.start).expect("just added");
@@ -284,4 +341,66 @@ impl Pager {
 fn parts(areas: &Areas, pages: &Range<u64>) -> Vec<Range<usize>> {
     let addrs = |(area, keys): (Area, Range<u64>)| area.addr_of(keys.start)..area.addr_of(keys.end);
     areas.parts(pages).into_iter().map(addrs).collect()
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use memfold_testkit::random::Random;
+
+    /// Page by page: a block whole if enough of it is there.
+    fn expected(range: &Range<usize>, there: &[bool], block: usize, least: usize) -> Vec<bool> {
+        let mut taken = there.to_vec();
+        let mut at = range.start;
+        while at < range.end {
+            let end = ((at & !(block - 1)) + block).min(range.end);
+            let part = (at - range.start) / PAGE_SIZE..(end - range.start) / PAGE_SIZE;
+            let count = there[part.clone()].iter().filter(|there| **there).count();
+            if count > 0 && count * least >= part.len() {
+                taken[part].fill(true);
+            }
+            at = end;
+        }
+        taken
+    }
+
+    #[test]
+    fn a_block_is_taken_whole_if_enough_of_it_is_there() {
+        let mut random = Random::new(5);
+        for round in 0..3000 {
+            let start = (64 + random.below(40)) * PAGE_SIZE;
+            let range = start..start + (1 + random.below(200)) * PAGE_SIZE;
+            let chance = random.below(1000) as u32;
+            let mut is_there = random.per_mille(chance);
+            let there: Vec<bool> = range
+                .clone()
+                .step_by(PAGE_SIZE)
+                .map(|_| {
+                    is_there ^= random.per_mille(300);
+                    is_there
+                })
+                .collect();
+            for least in [SPARSE, 1 << 20] {
+                let mut present = Present::new(&range, 16 * PAGE_SIZE);
+                let mut at = 0;
+                for run in there.chunk_by(|a, b| a == b) {
+                    let run_start = range.start + at * PAGE_SIZE;
+                    if run[0] {
+                        present.add(run_start..run_start + run.len() * PAGE_SIZE);
+                    }
+                    at += run.len();
+                }
+                let runs = present.into_blocks(least);
+                let mut taken = vec![false; there.len()];
+                for run in &runs {
+                    let part =
+                        (run.start - range.start) / PAGE_SIZE..(run.end - range.start) / PAGE_SIZE;
+                    assert!(!part.is_empty() && taken[part.clone()].iter().all(|taken| !taken));
+                    taken[part].fill(true);
+                }
+                assert_eq!(taken, expected(&range, &there, 16 * PAGE_SIZE, least), "{round}");
+                assert!(runs.windows(2).all(|two| two[0].end < two[1].start));
+            }
+        }
+    }
 }
