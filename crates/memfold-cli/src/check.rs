@@ -327,7 +327,10 @@ fn lacks(text: String) -> Answer {
 }
 
 fn hides(_: &ArgMatches) -> Answer {
-    of(probe::hides().map_err(named), "a hidden page was filled and shown", Less)
+    match probe::hides() {
+        Ok(false) => Less(delivery::FORCES_NONE.to_string()),
+        tried => of(tried.map(drop).map_err(named), "a hidden page was filled and shown", Less),
+    }
 }
 
 fn by_way(way: Way) -> Answer {

@@ -31,7 +31,7 @@ pub fn settle(config: &mut Config) -> Result<Option<String>, Failure> {
     if config.by_protection {
         can_hide().map_err(|e| Failure::own(format!("--paging protection: {e}")))?;
         hide(config);
-        return Ok(None);
+        return Ok(forces_none().then(|| format!("warning: {FORCES_NONE}")));
     }
     let why = match can_have_gate() {
         Ok(moves) => {
@@ -46,7 +46,8 @@ pub fn settle(config: &mut Config) -> Result<Option<String>, Failure> {
             hide(config);
             Ok(Some(format!(
                 "warning: memory is paged by its protection (--paging protection), which is slower and folds at least \
-                 64K at once, as no userfaultfd can be had here: {why}"
+                 64K at once, as no userfaultfd can be had here: {why}{}",
+                if forces_none() { format!("; {FORCES_NONE}") } else { String::new() }
             )))
         }
         Err(e) if e == why => Err(Failure::own(format!("no program can be managed here: {why}"))),
@@ -55,6 +56,13 @@ pub fn settle(config: &mut Config) -> Result<Option<String>, Failure> {
         ))),
     }
 }
+
+fn forces_none() -> bool {
+    probe::hides() == Ok(false)
+}
+
+/// Said where paging by protection is slower yet.
+pub const FORCES_NONE: &str = "the kernel forces no access to hidden memory (proc_mem.force_override=always would), which is slower";
 
 /// One thing that the gate needs of the kernel, tried in this process: the program will be alike.
 /// Refusals, `memfold check` and `docs/limits.md` all come from [`NEEDS`].
@@ -122,8 +130,8 @@ pub const NEEDS: &[Need] = &[
         with_uffd: false,
         with_protection: true,
         probe: || {
-            let lacks = "/proc/self/mem gives no access to hidden memory (proc_mem.force_override=always allows it, or a userfaultfd does without)";
-            probe::hides().map_err(|e| format!("{lacks}: {e}"))
+            let lacks = "/proc/self/mem gives no access to hidden memory";
+            probe::hides().map(drop).map_err(|e| format!("{lacks}: {e}"))
         },
     },
     Need {

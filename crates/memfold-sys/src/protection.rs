@@ -7,6 +7,11 @@
 //! taken away in reverse, and the pages freed by the kernel's own reclaim, as in
 //! `uffd/copy_out.rs`: one that somebody else holds stays.
 //!
+//! Where the kernel forces no access (CONFIG_PROC_MEM_NO_FORCE or _FORCE_PTRACE, Linux 6.12), bytes are
+//! put into pages elsewhere, which move there under PROT_NONE, and are read while the program may read
+//! them too. What has moved is an area of its own for good: a process may have fewer of them than
+//! blocks of a large memory.
+//!
 //! Each border between what is shown and what is hidden is a border between two of the kernel's
 //! areas, of which a process has at most `vm.max_map_count`. So ranges should be large, and nothing
 //! more is hidden when few are left (`Protection::may_hide`).
@@ -14,6 +19,7 @@ use crate::Errno;
 use crate::maps::each_area;
 use crate::maps::own::OwnFile;
 use crate::maps::pagemap::Pagemap;
+use crate::memory::zone::Zone;
 use crate::raw::{populates, system_call};
 use crate::uffd::Partial;
 use crate::uffd::copy_out::drop_unused;
@@ -37,6 +43,8 @@ const PATIENCE: i64 = 256;
 /// Access to memory of this process, whatever its protection.
 pub struct Protection {
     file: OwnFile,
+    /// What is read and written by the file needs no access.
+    forces: bool,
     /// `vm.max_map_count`.
     mappings_max: i64,
     /// So many ranges may be hidden until mappings are counted again; below 0, so many are refused.
@@ -51,8 +59,11 @@ impl Protection {
     pub fn open() -> Result<Protection, Errno> {
         let text = crate::file::read("/proc/sys/vm/max_map_count", 32).unwrap_or_default();
         let number = core::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
+        let file = OwnFile::open_to_write(c"/proc/self/mem")?;
+        let forces = forces(file.fd())?;
         Ok(Protection {
-            file: OwnFile::open_to_write(c"/proc/self/mem")?,
+            file,
+            forces,
             mappings_max: number.unwrap_or(65_530),
             may_hide: AtomicI64::new(0),
         })
@@ -64,6 +75,11 @@ impl Protection {
     /// EMFILE: there is none free.
     pub fn at_least(self, least: i32) -> Result<Protection, Errno> {
         Ok(Protection { file: self.file.at_least(least)?, ..self })
+    }
+
+    /// Whether the kernel forces access to what is hidden.
+    pub fn forces(&self) -> bool {
+        self.forces
     }
 
     /// The descriptor.
@@ -174,6 +190,10 @@ impl Protection {
     /// # Safety
     /// - `from` is readable for `len` bytes, and the caller may define the bytes at `to`.
     unsafe fn write(&self, to: usize, from: *const u8, len: usize) -> usize {
+        if !self.forces {
+            // SAFETY: by the caller's promise.
+            return unsafe { move_copy(to, from, len) }.map_or(0, |()| len);
+        }
         // SAFETY: by the caller's promise.
         let bytes = unsafe { core::slice::from_raw_parts(from, len) };
         self.transfer(len, |fd, done| rustix::io::pwrite(fd, &bytes[done..], (to + done) as u64))
@@ -184,6 +204,10 @@ impl Protection {
     /// # Safety
     /// - `to` is writable for `len` bytes, and the caller's alone.
     unsafe fn read(&self, from: usize, to: *mut u8, len: usize) -> usize {
+        if !self.forces {
+            // SAFETY: by the caller's promise.
+            return unsafe { read_shown(from, to, len) }.map_or(0, |()| len);
+        }
         // SAFETY: by the caller's promise.
         let bytes = unsafe { core::slice::from_raw_parts_mut(to, len) };
         self.transfer(len, |fd, done| {
@@ -208,6 +232,49 @@ impl Protection {
         }
         done
     }
+}
+
+/// Whether what is hidden can be written by `/proc/self/mem`.
+fn forces(file: &OwnedFd) -> Result<bool, Errno> {
+    let zone = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
+    let hidden = zone.start()..zone.start() + PAGE_SIZE;
+    set_access(&hidden, libc::PROT_NONE)?;
+    Ok(rustix::io::pwrite(file, &[1], hidden.start as u64) == Ok(1))
+}
+
+/// Copies bytes into pages of their own, and moves those, hidden, into a range.
+///
+/// # Errors
+/// What making or moving them says: ENOMEM where there are too many mappings.
+///
+/// # Safety
+/// - `from` is readable for `len` bytes, and the caller may define the bytes at `to`, whole pages.
+unsafe fn move_copy(to: usize, from: *const u8, len: usize) -> Result<(), Errno> {
+    const FLAGS: i32 = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    let pages = Zone::reserve(len, PAGE_SIZE)?;
+    // The program's are in dumps.
+    pages.show_in_dumps();
+    // SAFETY: the zone is as long, and nobody else's.
+    unsafe { core::ptr::copy_nonoverlapping(from, pages.as_ptr(), len) };
+    set_access(&(pages.start()..pages.start() + len), libc::PROT_NONE)?;
+    let args = [pages.start(), len, len, FLAGS as usize, to, 0];
+    // SAFETY: the pages leave the zone, which stays mapped; what was at `to` is the caller's to define.
+    unsafe { system_call(libc::SYS_mremap, args) }.map(drop)
+}
+
+/// Copies bytes of a hidden range, which can be read meanwhile.
+///
+/// # Errors
+/// What `mprotect` says.
+///
+/// # Safety
+/// - `to` is writable for `len` bytes, and the caller's alone.
+unsafe fn read_shown(from: usize, to: *mut u8, len: usize) -> Result<(), Errno> {
+    let range = from & !(PAGE_SIZE - 1)..(from + len).next_multiple_of(PAGE_SIZE);
+    set_access(&range, libc::PROT_READ)?;
+    // SAFETY: all of it can be read, and by the caller's promise written.
+    unsafe { core::ptr::copy(from as *const u8, to, len) };
+    set_access(&range, libc::PROT_NONE)
 }
 
 fn set_access(range: &Range<usize>, access: i32) -> Result<(), Errno> {
@@ -429,7 +496,6 @@ impl Space for ProtectionSpace {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
-    use crate::memory::zone::Zone;
     use crate::raw::read_if_there;
     use crate::sync::MutexGuard;
     use crate::thread::pin;
@@ -447,11 +513,12 @@ mod tests {
 
     impl Setup {
         /// Pages that hold their number, but for one that isn't there.
-        fn new() -> Setup {
+        fn new(forces: bool) -> Setup {
             let _alone = crate::FORKS.lock();
             // A page that another CPU has just been given is in a batch of that one's own, and stays.
             pin(rustix::thread::sched_getcpu());
             let (protection, pagemap) = (Protection::open().unwrap(), Pagemap::open().unwrap());
+            let protection = Protection { forces: forces && protection.forces, ..protection };
             let [home, frame] = [(); 2].map(|()| Zone::reserve(LEN, LEN).unwrap());
             for page in (0..PAGES).filter(|page| *page != 3) {
                 // SAFETY: inside the zone.
@@ -494,7 +561,10 @@ mod tests {
 
     #[test]
     fn pages_go_with_their_bytes_are_hidden_and_come_back() {
-        let setup = Setup::new();
+        [true, false].into_iter().map(Setup::new).for_each(go_and_come_back);
+    }
+
+    fn go_and_come_back(setup: Setup) {
         // SAFETY: inside the zone.
         unsafe { setup.frame.as_ptr().write_bytes(0xAA, LEN) };
         for turn in 0..3 {
@@ -516,7 +586,10 @@ mod tests {
     /// A pipe holds a page for whoever has lent it, as a device would that writes to it.
     #[test]
     fn a_page_that_somebody_holds_stays_with_those_behind_it() {
-        let setup = Setup::new();
+        [true, false].into_iter().map(Setup::new).for_each(stay_while_held);
+    }
+
+    fn stay_while_held(setup: Setup) {
         let (out, into) = std::io::pipe().unwrap();
         let held = [setup.home.start() + 7 * PAGE_SIZE, PAGE_SIZE];
         let pipe = std::os::fd::AsRawFd::as_raw_fd(&into) as usize;
@@ -539,7 +612,7 @@ mod tests {
 
     #[test]
     fn only_blocks_without_a_page_are_hidden_when_a_range_is_covered() {
-        let setup = Setup::new();
+        let setup = Setup::new(true);
         let range = setup.home.start()..setup.home.start() + LEN;
         let page = |page: usize| range.start + page * PAGE_SIZE;
         // SAFETY: the zone is the test's own.
