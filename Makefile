@@ -61,7 +61,7 @@ test:
 
 torture: build
 	scripts/guest-run
-	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release cargo test -p memfold -p memfold-gate -p memfold-cli --no-fail-fast --tests -- --ignored --nocapture
+	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release cargo test -p memfold -p memfold-gate -p memfold-block -p memfold-cli --no-fail-fast --tests -- --ignored --nocapture
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=unprivileged cargo test -p memfold-cli --no-fail-fast --test programs --test fork
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_WORLD=own cargo test -p memfold-cli --no-fail-fast --test real --test servers
 	MEMFOLD_BIN_DIR=$(abspath $(TARGET))/release MEMFOLD_TEST_PAGING=protection cargo test -p memfold-cli --no-fail-fast --test real --test servers --test status

@@ -84,7 +84,7 @@ fn another_servers_socket_and_image_are_left_alone() {
     with(&["--persist", &image, "--load", &image], &["--load", "leave --load out"]);
     let good = fs::read(&image).unwrap();
     for (name, at, words) in
-        [("version", 16, "of version"), ("damaged", 21, "damaged"), ("record", 80, "image")]
+        [("version", 16, "of version"), ("damaged", 21, "damaged"), ("record", 4100, "image")]
     {
         let mut bytes = good.clone();
         bytes[at] ^= 0x40;

@@ -2,7 +2,7 @@
 //! purpose, a program that touches its memory, and bytes to fill it with.
 //!
 //! Bottom up: [`random`] -> [`fill`] -> [`fake`] (pages, presence, waiters) -> [`trouble`],
-//! [`disk`], [`files`], [`remote`] (what may go wrong) -> [`program`] (touch, fault, wait). For any test:
+//! [`disk`], [`remote`] (what may go wrong) -> [`program`] (touch, fault, wait). For any test:
 //! [`scratch`], [`counting`] (allocations), [`mutations`] (of a fuzzer),
 //! [`sharer`] (a child of fork). No fakes are [`redis`],
 //! servers to be killed, [`kernel_swap`], swap to be swapped to, and
@@ -17,7 +17,6 @@ pub mod fill;
 pub mod fake;
 pub mod trouble;
 pub mod disk;
-pub mod files;
 pub mod remote;
 pub mod program;
 pub mod redis;

@@ -4,7 +4,7 @@ use crate::device::{Backing, Device, Settings, Zeros};
 use memfold_store::CodecSpec;
 use memfold_sys::Errno;
 use memfold_sys::units::Order;
-use memfold_testkit::files::{Fate, Fault, Forgetful};
+use memfold_testkit::disk::files::{Fate, Fault, Forgetful};
 use memfold_testkit::fill::fill;
 use memfold_testkit::random::{Random, seed};
 use std::path::Path;

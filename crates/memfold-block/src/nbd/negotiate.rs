@@ -4,14 +4,11 @@ use crate::device::SECTOR_BYTES;
 use crate::export::{Export, NAME_BYTES_MAX};
 use std::io::{self, Read, Write};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// Longer options are refused: a name, and some queries.
 const OPTION_BYTES_MAX: u32 = NAME_BYTES_MAX as u32 + 4096;
 /// An option that is longer than this ends the connection: nobody means it.
 const SKIPPED_BYTES_MAX: u32 = 1 << 20;
-/// A client that has not chosen an export by then is sent away, as it keeps others waiting.
-pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a connection may do about encryption.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -83,14 +80,10 @@ pub fn negotiate(
     security: Security,
     no_zeroes: bool,
 ) -> io::Result<Outcome> {
-    let begin = Instant::now();
     let mut options = Options { link, exports, security, no_zeroes, chosen: Chosen::default() };
     loop {
         if let Some(outcome) = options.next()? {
             return Ok(outcome);
-        }
-        if begin.elapsed() > PATIENCE {
-            return Err(io::ErrorKind::TimedOut.into());
         }
     }
 }

@@ -12,8 +12,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A client that says nothing for so long while it negotiates is sent away.
-const SILENCE: Duration = Duration::from_secs(10);
+/// A client that has not chosen an export by then, TLS included, is sent away, as it keeps others
+/// waiting.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// After a connection could not be taken, for want of descriptors for example, the next try comes
 /// so much later.
 const RETRY: Duration = Duration::from_millis(50);
@@ -31,6 +32,8 @@ struct Shared {
     exports: Vec<Arc<Export>>,
     tls: Option<Tls>,
     connections_max: usize,
+    /// [`PATIENCE`], but for tests.
+    patience: Duration,
     clients: Mutex<Clients>,
     changed: Condvar,
     ends: AtomicBool,
@@ -46,12 +49,23 @@ struct Clients {
 impl Server {
     /// A server of these exports for so many clients at a time.
     pub fn new(exports: &[Arc<Export>], tls: Option<Tls>, connections_max: usize) -> Server {
+        Server::with_patience(exports, tls, connections_max, PATIENCE)
+    }
+
+    /// The same, whose clients must choose an export within some time.
+    pub(super) fn with_patience(
+        exports: &[Arc<Export>],
+        tls: Option<Tls>,
+        connections_max: usize,
+        patience: Duration,
+    ) -> Server {
         let clients = Clients { places: (0..connections_max).map(|_| None).collect(), count: 0 };
         Server {
             shared: Arc::new(Shared {
                 exports: exports.to_vec(),
                 tls,
                 connections_max,
+                patience,
                 clients: Mutex::new(clients),
                 changed: Condvar::new(),
                 ends: AtomicBool::new(false),
@@ -161,12 +175,12 @@ impl Shared {
 
     fn serve(&self, mut socket: Socket, security: Security) -> io::Result<()> {
         socket.prepare();
-        socket.set_patience(Some(SILENCE))?;
+        socket.set_deadline(Some(Instant::now() + self.patience))?;
         let no_zeroes = negotiate::greet(&mut socket)?;
         match negotiate::negotiate(&mut socket, &self.exports, security, no_zeroes)? {
             Outcome::End => Ok(()),
             Outcome::Transmit(agreed) => {
-                socket.set_patience(None)?;
+                socket.set_deadline(None)?;
                 transmit(&mut socket, &agreed)
             }
             Outcome::StartTls => self.serve_tls(socket, no_zeroes),
@@ -179,7 +193,7 @@ impl Shared {
         let mut link = StreamOwned::new(connection, socket);
         let outcome = negotiate::negotiate(&mut link, &self.exports, Security::Spoken, no_zeroes)?;
         if let Outcome::Transmit(agreed) = outcome {
-            link.sock.set_patience(None)?;
+            link.sock.set_deadline(None)?;
             transmit(&mut link, &agreed)?;
         }
         link.conn.send_close_notify();

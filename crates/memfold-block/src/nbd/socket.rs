@@ -3,7 +3,7 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the kernel keeps of a reply while the client is busy, bytes; it may give less.
 const SEND_BYTES: libc::c_int = 1 << 20;
@@ -17,10 +17,13 @@ pub enum Listener {
 }
 
 /// A connection.
-pub enum Socket {
-    /// Over a Unix socket.
+pub struct Socket {
+    stream: Stream,
+    deadline: Option<Instant>,
+}
+
+enum Stream {
     Unix(UnixStream),
-    /// Over TCP.
     Tcp(TcpStream),
 }
 
@@ -30,10 +33,11 @@ impl Listener {
     /// # Errors
     /// The system's, also that the socket was closed by [`Listener::close`].
     pub fn accept(&self) -> io::Result<Socket> {
-        match self {
-            Listener::Unix(listener) => listener.accept().map(|(stream, _)| Socket::Unix(stream)),
-            Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Socket::Tcp(stream)),
-        }
+        let stream = match self {
+            Listener::Unix(listener) => listener.accept().map(|(it, _)| Stream::Unix(it))?,
+            Listener::Tcp(listener) => listener.accept().map(|(it, _)| Stream::Tcp(it))?,
+        };
+        Ok(Socket { stream, deadline: None })
     }
 
     /// Wakes [`Listener::accept`], which fails from now on.
@@ -66,12 +70,12 @@ impl AsFd for Listener {
 impl Socket {
     /// Sets it up for many short messages.
     pub fn prepare(&self) {
-        if let Socket::Tcp(stream) = self {
+        if let Stream::Tcp(stream) = &self.stream {
             // Not fatal: only slower; and a peer that has gone is noticed later.
             let _ = stream.set_nodelay(true);
             set(stream.as_fd(), libc::SO_KEEPALIVE, 1);
         }
-        if let Socket::Unix(stream) = self {
+        if let Stream::Unix(stream) = &self.stream {
             // Above the system's bound only for who may; TCP finds its own size.
             if !set(stream.as_fd(), libc::SO_SNDBUFFORCE, SEND_BYTES) {
                 set(stream.as_fd(), libc::SO_SNDBUF, SEND_BYTES);
@@ -79,38 +83,56 @@ impl Socket {
         }
     }
 
-    /// How long reads and writes may take; `None` for any time.
+    /// Sets when reads and writes end that have not by then; `None` for never. It bounds all of
+    /// them together, however little each one brings.
     ///
     /// # Errors
     /// The system's.
-    pub fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
-        match self {
-            Socket::Unix(s) => {
-                s.set_read_timeout(patience).and_then(|()| s.set_write_timeout(patience))
-            }
-            Socket::Tcp(s) => {
-                s.set_read_timeout(patience).and_then(|()| s.set_write_timeout(patience))
-            }
-        }
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        self.deadline = deadline;
+        if deadline.is_none() { self.set_timeouts(None) } else { Ok(()) }
     }
 
-    /// Another descriptor of the same connection.
+    /// Another descriptor of the same connection, to end it.
     ///
     /// # Errors
     /// The system's.
     pub fn again(&self) -> io::Result<Socket> {
-        match self {
-            Socket::Unix(stream) => stream.try_clone().map(Socket::Unix),
-            Socket::Tcp(stream) => stream.try_clone().map(Socket::Tcp),
-        }
+        let stream = match &self.stream {
+            Stream::Unix(stream) => stream.try_clone().map(Stream::Unix)?,
+            Stream::Tcp(stream) => stream.try_clone().map(Stream::Tcp)?,
+        };
+        Ok(Socket { stream, deadline: None })
     }
 
     /// Ends one way of the connection, or both.
     pub fn end(&self, how: Shutdown) {
-        let _ = match self {
-            Socket::Unix(stream) => stream.shutdown(how),
-            Socket::Tcp(stream) => stream.shutdown(how),
+        let _ = match &self.stream {
+            Stream::Unix(stream) => stream.shutdown(how),
+            Stream::Tcp(stream) => stream.shutdown(how),
         };
+    }
+
+    /// Gives the next read or write the time that is left.
+    fn keep_deadline(&self) -> io::Result<()> {
+        let Some(deadline) = self.deadline else { return Ok(()) };
+        let left = deadline.saturating_duration_since(Instant::now());
+        // A timeout of 0 is none.
+        if left.as_micros() == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.set_timeouts(Some(left))
+    }
+
+    fn set_timeouts(&self, timeout: Option<Duration>) -> io::Result<()> {
+        match &self.stream {
+            Stream::Unix(s) => {
+                s.set_read_timeout(timeout).and_then(|()| s.set_write_timeout(timeout))
+            }
+            Stream::Tcp(s) => {
+                s.set_read_timeout(timeout).and_then(|()| s.set_write_timeout(timeout))
+            }
+        }
     }
 }
 
@@ -131,9 +153,10 @@ fn set(socket: BorrowedFd, option: libc::c_int, value: libc::c_int) -> bool {
 
 impl Read for Socket {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Socket::Unix(stream) => stream.read(to),
-            Socket::Tcp(stream) => stream.read(to),
+        self.keep_deadline()?;
+        match &mut self.stream {
+            Stream::Unix(stream) => stream.read(to),
+            Stream::Tcp(stream) => stream.read(to),
         }
     }
 }
@@ -144,9 +167,10 @@ impl Write for Socket {
     }
 
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Socket::Unix(stream) => stream.write_vectored(from),
-            Socket::Tcp(stream) => stream.write_vectored(from),
+        self.keep_deadline()?;
+        match &mut self.stream {
+            Stream::Unix(stream) => stream.write_vectored(from),
+            Stream::Tcp(stream) => stream.write_vectored(from),
         }
     }
 

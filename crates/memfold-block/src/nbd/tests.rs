@@ -14,6 +14,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::thread;
+use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 const EINVAL: u32 = 22;
@@ -38,11 +39,15 @@ struct Served {
 
 impl Served {
     fn new(exports: &[Arc<Export>], connections: usize) -> Served {
+        Served::with(|| Server::new(exports, None, connections))
+    }
+
+    fn with(server: impl FnOnce() -> Server) -> Served {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name =
             format!("memfold-nbd-test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
         let address = SocketAddr::from_abstract_name(name).unwrap();
-        let mut server = Server::new(exports, None, connections);
+        let mut server = server();
         server.listen(Listener::Unix(UnixListener::bind_addr(&address).unwrap())).unwrap();
         Served { server: Some(server), address }
     }
@@ -67,6 +72,47 @@ impl Drop for Served {
 /// Whether the server has ended the connection.
 fn is_gone(client: &mut Client<UnixStream>) -> bool {
     matches!(client.link.read(&mut [0]), Ok(0) | Err(_))
+}
+
+#[test]
+fn client_that_never_ends_its_handshake_is_dropped() {
+    let patience = Duration::from_millis(10);
+    let exports = exports(2, 8 << 20);
+    let served = Served::with(|| Server::with_patience(&exports, None, 1, patience));
+    let connect = || UnixStream::connect_addr(&served.address).unwrap();
+    // Where the machine is busy, not even the greeting is in time.
+    let greeted = || loop {
+        if let Ok(client) = Client::greet(connect()) {
+            return client;
+        }
+    };
+    // It says nothing, before and after the greeting.
+    let _ = connect().read_to_end(&mut Vec::new());
+    assert!(is_gone(&mut greeted()));
+    // It drips an option byte by byte, which takes it far longer.
+    let (mut drip, len) = (greeted(), 1_u32 << 20);
+    let head = [&wire::OPTION_MAGIC.to_be_bytes()[..], &[0, 0, 0, 77], &len.to_be_bytes()].concat();
+    let mut sent = drip.link.write_all(&head).is_ok();
+    for _ in 0..len {
+        sent = sent && drip.link.write_all(&[0]).is_ok();
+    }
+    assert!(!sent && is_gone(&mut drip), "it was heard to its end");
+    // It asks for one thing after the other, and never chooses.
+    let mut asking = greeted();
+    let is_heard = (0..len).all(|_| asking.option(option::LIST, &[]).is_ok());
+    assert!(!is_heard, "it was heard for ever");
+    // One that has chosen is served for as long as it likes.
+    let mut client = loop {
+        let mut client = greeted();
+        if matches!(client.go(""), Ok(reply::ACK)) {
+            break client;
+        }
+    };
+    let begin = Instant::now();
+    while begin.elapsed() < 3 * patience {
+        let answer = client.request(command::READ, 0, 0, PAGE as u32, &[]);
+        assert_eq!(answer.unwrap().error, 0);
+    }
 }
 
 #[test]

@@ -43,6 +43,8 @@ use vhost_user_backend::{Error, ShutdownHandle, VhostUserDaemon};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+/// A thread looks at its other queues after it has served one for so long.
+const TURN: Duration = Duration::from_millis(10);
 /// Pause when connections can't be had.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -85,11 +87,25 @@ impl Server {
     /// # Errors
     /// No more files can be open.
     pub fn new(listener: UnixListener, export: Arc<Export>, threads: usize) -> io::Result<Server> {
+        Server::with_turn(listener, export, threads, TURN)
+    }
+
+    /// The same, and how long a thread serves a queue before it looks at its others. It serves at
+    /// least one request.
+    ///
+    /// # Errors
+    /// No more files can be open.
+    pub fn with_turn(
+        listener: UnixListener,
+        export: Arc<Export>,
+        threads: usize,
+        turn: Duration,
+    ) -> io::Result<Server> {
         let (waited, stop) = (Epoll::new()?, EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         for fd in [listener.as_raw_fd(), stop.as_raw_fd()] {
             waited.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0))?;
         }
-        let disk = Arc::new(Disk::new(export, threads));
+        let disk = Arc::new(Disk::new(export, threads, turn));
         let (stopping, connection) = (AtomicBool::new(false), Mutex::new(None));
         // It is asked only when a connection waits, but one that does not must not hold anybody up.
         listener.set_nonblocking(true)?;
@@ -166,7 +182,9 @@ impl Server {
         let session =
             Arc::new(Session::new(self.disk.clone(), memory.clone()).map_err(Error::StartDaemon)?);
         let daemon = VhostUserDaemon::new("memfold-vhost".to_string(), session.clone(), memory);
-        daemon.inspect_err(|_| session.end_threads())
+        let daemon = daemon.inspect_err(|_| session.end_threads())?;
+        session.attend(&daemon.get_epoll_handlers()).map_err(Error::StartDaemon)?;
+        Ok(daemon)
     }
 
     fn connection(&self) -> MutexGuard<'_, Option<ShutdownHandle>> {

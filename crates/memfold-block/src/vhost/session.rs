@@ -5,26 +5,35 @@ use super::worker::{Next, Worker};
 use crate::export::Export;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+use std::sync::atomic::{AtomicU64, Ordering::AcqRel};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
-use vhost_user_backend::{VhostUserBackend, VringT};
+use vhost_user_backend::{VhostUserBackend, VringEpollHandler, VringT};
 use virtio_queue::QueueT;
 use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::event::{EventConsumer, EventNotifier};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+/// The number of the event that tells of queues that were put off: after those of queues and of the
+/// thread's end.
+pub(super) const PUT_OFF: u16 = config::QUEUES_MAX as u16 + 1;
+
 /// A device and the threads' own memory, for one connection after the other.
 pub(super) struct Disk {
     export: Arc<Export>,
     /// One for each thread of a connection.
     workers: Vec<Mutex<Worker>>,
+    /// How long a thread serves a queue before it looks at its others.
+    turn: Duration,
 }
 
 impl Disk {
-    pub fn new(export: Arc<Export>, threads: usize) -> Disk {
+    pub fn new(export: Arc<Export>, threads: usize, turn: Duration) -> Disk {
         let threads = threads.clamp(1, config::QUEUES_MAX);
-        Disk { workers: (0..threads).map(|_| Mutex::new(Worker::new(&export))).collect(), export }
+        let workers = (0..threads).map(|_| Mutex::new(Worker::new(&export))).collect();
+        Disk { workers, export, turn }
     }
 
     fn worker(&self, thread: usize) -> MutexGuard<'_, Worker> {
@@ -49,11 +58,50 @@ impl Exit {
     }
 }
 
+/// Queues of a thread whose turn was over before they were empty.
+struct PutOff {
+    queues: AtomicU64,
+    event: EventFd,
+}
+
+impl PutOff {
+    fn new() -> io::Result<PutOff> {
+        let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        Ok(PutOff { queues: AtomicU64::new(0), event })
+    }
+
+    /// Has a queue served again after what else the thread has to do.
+    fn add(&self, queue: u16) {
+        self.queues.fetch_or(1 << queue, AcqRel);
+        // Full is as good: the thread wakes up.
+        let _ = self.event.write(1);
+    }
+
+    fn take(&self) -> impl Iterator<Item = u16> + use<> {
+        let _ = self.event.read();
+        let queues = self.queues.swap(0, AcqRel);
+        (0..u64::BITS as u16).filter(move |queue| queues >> queue & 1 == 1)
+    }
+}
+
+/// Why a queue is no longer served.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Pause {
+    /// It is empty.
+    Empty,
+    /// Its turn is over.
+    Over,
+    /// It says what can't be.
+    Nonsense,
+}
+
 /// A VMM's connection to a disk.
 pub(super) struct Session {
     disk: Arc<Disk>,
     memory: SharedMemory,
     exits: Vec<Exit>,
+    /// One for each thread.
+    put_off: Vec<PutOff>,
 }
 
 impl Session {
@@ -61,7 +109,19 @@ impl Session {
     /// No more files can be open.
     pub fn new(disk: Arc<Disk>, memory: SharedMemory) -> io::Result<Session> {
         let exits = disk.workers.iter().map(|_| Exit::new()).collect::<io::Result<_>>()?;
-        Ok(Session { disk, memory, exits })
+        let put_off = disk.workers.iter().map(|_| PutOff::new()).collect::<io::Result<_>>()?;
+        Ok(Session { disk, memory, exits, put_off })
+    }
+
+    /// Has the crate's threads wait for what was put off, too.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn attend(&self, handlers: &[Arc<VringEpollHandler<Arc<Session>>>]) -> io::Result<()> {
+        for (handler, put_off) in handlers.iter().zip(&self.put_off) {
+            handler.register_listener(put_off.event.as_raw_fd(), EventSet::IN, PUT_OFF.into())?;
+        }
+        Ok(())
     }
 
     /// Ends the crate's threads that were started before one could not be.
@@ -71,12 +131,18 @@ impl Session {
         }
     }
 
-    /// Serves what a queue holds, until that is nothing and the driver will tell of more.
-    fn serve(&self, ring: &Ring, thread: usize) {
-        while self.begin(ring) && self.serve_all(ring, thread) {
-            // Requests that came before the driver knew that it is to tell of them.
-            if !matches!(ring.enable_notification(), Ok(true)) {
-                return;
+    /// Serves what a queue holds, until that is nothing and the driver will tell of more, or until
+    /// its turn is over: a driver that always has more keeps no other queue waiting, and nobody who
+    /// ends the thread.
+    fn serve(&self, ring: &Ring, queue: u16, thread: usize) {
+        let end = Instant::now() + self.disk.turn;
+        while self.begin(ring) {
+            match self.serve_until(end, ring, thread) {
+                Pause::Over => return self.put_off[thread].add(queue),
+                Pause::Nonsense => return,
+                // Requests that came before the driver knew that it is to tell of them.
+                Pause::Empty if matches!(ring.enable_notification(), Ok(true)) => {}
+                Pause::Empty => return,
             }
         }
     }
@@ -87,13 +153,13 @@ impl Session {
             && ring.disable_notification().is_ok()
     }
 
-    /// `false`: the queue says what can't be.
-    fn serve_all(&self, ring: &Ring, thread: usize) -> bool {
+    fn serve_until(&self, end: Instant, ring: &Ring, thread: usize) -> Pause {
         loop {
             match self.serve_next(ring, thread) {
+                Next::Served if Instant::now() >= end => return Pause::Over,
                 Next::Served => {}
-                Next::Nothing => return true,
-                Next::Nonsense => return false,
+                Next::Nothing => return Pause::Empty,
+                Next::Nonsense => return Pause::Nonsense,
             }
         }
     }
@@ -185,7 +251,12 @@ impl VhostUserBackend for Session {
         thread: usize,
     ) -> io::Result<()> {
         if let Some(ring) = rings.get(usize::from(event)) {
-            self.serve(ring, thread);
+            self.serve(ring, event, thread);
+        } else if event == PUT_OFF {
+            for queue in self.put_off[thread].take() {
+                let ring = rings.get(usize::from(queue)).filter(|ring| ring.get_ref().is_enabled());
+                ring.iter().for_each(|ring| self.serve(ring, queue, thread));
+            }
         }
         // An error would end the thread.
         Ok(())

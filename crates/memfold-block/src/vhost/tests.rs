@@ -1,14 +1,20 @@
 //! Requests as a guest may write them, right and wrong, against a device.
 use super::config::QUEUE_SIZE_MAX;
 use super::request::{DESCRIPTORS_MAX, RANGES_MAX};
+use super::ring::{Ring, SharedMemory};
+use super::session::{Disk, PUT_OFF, Session};
 use super::spans::Memory;
 use super::worker::{Next, Worker};
 use crate::device::{Backing, Device, SECTOR_BYTES, Settings, Status};
 use crate::export::Export;
+use std::sync::Arc;
+use std::time::Duration;
+use vhost_user_backend::{VhostUserBackend, VringT};
 use virtio_bindings::virtio_blk as blk;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, Le16, Le32};
+use vmm_sys_util::epoll::EventSet;
 
 const SIZE: u64 = 1 << 20;
 /// The guest's memory: its queue, and then what requests say.
@@ -470,6 +476,36 @@ fn a_disk_says_its_name() {
     let answer = guest.ask(&[Says(&header(IDENTIFY, 0)), Takes(20), Takes(1)]);
     assert_eq!(answer, [&b"a disk with quite a "[..], &[OK]].concat());
     assert_eq!(guest.status(&[Says(&header(IDENTIFY, 0)), Takes(19), Takes(1)]), ERROR);
+}
+
+#[test]
+fn turn_of_a_queue_ends_although_it_has_more() {
+    let mut guest = Guest::new();
+    // The same request again and again: all there before any is served.
+    let answers = guest.lay_out(DESCRIPTORS, &[Says(&header(READ, 1)), Takes(512), Takes(1)]);
+    let count = 5_u16;
+    for n in 0..u64::from(count) {
+        guest.memory.write_obj(Le16::from(0), GuestAddress(AVAILABLE + 4 + 2 * n)).unwrap();
+    }
+    guest.memory.write_obj(Le16::from(count), GuestAddress(AVAILABLE + 2)).unwrap();
+    let memory = SharedMemory::new(guest.memory.clone());
+    let ring = Ring::new(memory.clone(), QUEUE_SIZE_MAX as u16).unwrap();
+    *ring.get_mut().get_queue_mut() = guest.queue;
+    ring.set_enabled(true);
+    let disk = Arc::new(Disk::new(Arc::new(guest.export), 1, Duration::ZERO));
+    let session = Session::new(disk, memory).unwrap();
+    let rings = [ring];
+    let serve = |event| session.handle_event(event, EventSet::IN, &rings, 0).unwrap();
+    let served = || guest.memory.read_obj::<Le16>(GuestAddress(USED + 2)).unwrap();
+    serve(0);
+    for n in 1..=count {
+        assert_eq!(served(), n, "one request for each turn");
+        serve(PUT_OFF);
+    }
+    assert_eq!(served(), count);
+    let mut status = [NONE];
+    guest.memory.read_slice(&mut status, GuestAddress(answers[1].0)).unwrap();
+    assert_eq!(status, [OK]);
 }
 
 #[test]

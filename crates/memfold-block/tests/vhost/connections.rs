@@ -133,3 +133,29 @@ fn a_queue_that_was_stopped_goes_on_where_it_was() {
     wait(&memory, 0, &call, 4);
     assert_eq!(served.bytes(3 * 512, 512), [0x63; 512]);
 }
+
+/// A queue that always has more requests is not served before others, and keeps no thread from its
+/// end.
+#[test]
+fn queues_of_one_thread_are_served_in_turns() {
+    let mut served = Served::in_turns();
+    let memory = Memory::new();
+    let mut vmm = Vmm::new(&served, &memory);
+    let kicks = [event(), event()];
+    let calls = [0, 1].map(|queue| vmm.start(&memory, queue, 0, &kicks[queue as usize]));
+    // All are there before the thread is told of any.
+    let count = 5;
+    for queue in 0..2 {
+        (0..count).for_each(|n| memory.lay_out_write(queue, n, u64::from(n), 0x70));
+        memory.offer(queue, 0, &[0, 3, 6, 9, 12]);
+    }
+    // What was put off is served without another event.
+    for queue in 0..2 {
+        kicks[queue as usize].write(1).unwrap();
+    }
+    for queue in 0..2 {
+        wait(&memory, queue, &calls[queue as usize], count);
+        assert!((0..count).all(|n| memory.status(queue, n) == 0));
+    }
+    served.stop();
+}

@@ -1,11 +1,13 @@
 //! A device that is served on a socket of its own, as long as the value lives.
 use memfold_block::vhost::Server;
 use memfold_block::{Backing, Device, Export, Settings};
+use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 pub const SIZE: u64 = 16 << 20;
 
@@ -24,14 +26,27 @@ impl Served {
     }
 
     pub fn with(read_only: bool, threads: usize) -> Served {
+        Served::started(read_only, |listener, export| Server::new(listener, export, threads))
+    }
+
+    /// By one thread, which serves one request of a queue, and then one of another.
+    pub fn in_turns() -> Served {
+        Served::started(false, |listener, export| {
+            Server::with_turn(listener, export, 1, Duration::ZERO)
+        })
+    }
+
+    fn started(
+        read_only: bool,
+        server: impl FnOnce(UnixListener, Arc<Export>) -> io::Result<Server>,
+    ) -> Served {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let name = format!("memfold-vhost-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
         let path = std::env::temp_dir().join(name);
         let backing = Backing::new(&Settings { pools: 2, ..Settings::default() }).unwrap();
         let device = Device::new(&backing, SIZE).unwrap();
         let export = Arc::new(Export::new("test", device.clone(), read_only, 512));
-        let server =
-            Arc::new(Server::new(UnixListener::bind(&path).unwrap(), export, threads).unwrap());
+        let server = Arc::new(server(UnixListener::bind(&path).unwrap(), export).unwrap());
         let reports = Arc::new(Mutex::new(Vec::new()));
         let thread = thread::spawn({
             let (server, reports) = (server.clone(), reports.clone());

@@ -7,6 +7,9 @@ use alloc::sync::Arc;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 
+/// Where this process finds its open files.
+const OWN_FILES: &str = "/proc/self/fd";
+
 /// Device and inode of a file.
 pub type Identity = (u64, u64);
 
@@ -37,7 +40,7 @@ pub trait Folder: Send + Sync {
     /// Makes an empty file without a name, which goes away with its last descriptor.
     ///
     /// # Errors
-    /// EOPNOTSUPP, EISDIR: the file system has none.
+    /// EOPNOTSUPP, EISDIR: the file system has none, or they can't be given a name here.
     fn create_nameless(&self) -> Result<Box<dyn File>, Errno>;
 
     /// Gives the file of one name another one, in one step. A file that has it loses it.
@@ -149,6 +152,8 @@ impl Folder for Directory {
     }
 
     fn create_nameless(&self) -> Result<Box<dyn File>, Errno> {
+        // Without it the file could not be given a name.
+        rustix::fs::access(OWN_FILES, rustix::fs::Access::EXISTS).map_err(|_| Errno::OPNOTSUPP)?;
         self.open_at(b".", OFlags::RDWR | OFlags::TMPFILE)
     }
 
@@ -192,7 +197,7 @@ impl File for RealFile {
 
     fn link(&self, name: &[u8]) -> Result<(), Errno> {
         // By its descriptor itself only root may.
-        let own = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        let own = format!("{OWN_FILES}/{}", self.fd.as_raw_fd());
         rustix::fs::linkat(CWD, &*own, &*self.folder, name, AtFlags::SYMLINK_FOLLOW)
     }
 

@@ -11,6 +11,8 @@
 //!
 //! What it need not survive: a device that says `Ok` of a write it has dropped would be found like
 //! damage.
+pub mod files;
+
 use crate::random::Random;
 use memfold_sys::Errno;
 use memfold_sys::disk::{Disk, Transfer, Way};
