@@ -49,7 +49,10 @@ impl Keeper {
             "--swap-keep-free",
             "64M",
         ];
-        let more = ["--stats-file", &json, "--remote-timeout", "5", "--remote-at", "70"];
+        // A cluster is tried for as long as the default says.
+        let is_cluster = remote.iter().any(|word| word.starts_with("redis-cluster"));
+        let timeout = if is_cluster { &[][..] } else { &["--remote-timeout", "5"] };
+        let more = [timeout, &["--stats-file", &json, "--remote-at", "70"]].concat();
         let mut command =
             memfold(bin, &[&flags[..], &more, remote, &["--", &program.path]].concat());
         command
@@ -470,6 +473,60 @@ fn a_cluster_of_three_shares_the_keys_and_one_of_them_is_restarted() {
         keeper.end();
         assert!(servers.iter().all(|s| s.keys().is_empty()), "no key is left");
     }
+}
+
+/// A master ends for good, the one whose address was given, and its replica takes its place: after 15
+/// s, and some to agree on it. All that it had acknowledged is there.
+#[test]
+fn b3_failover_of_a_cluster_at_default_settings_ends_no_program() {
+    let Some(bin) = tools() else { return };
+    let flags = [DURABLE, &["--cluster-enabled", "yes"]].concat();
+    let mut servers: Vec<Server> = (0..6).map(|_| Server::start(&flags)).collect();
+    let nodes: Vec<String> = servers.iter().map(|s| format!("127.0.0.1:{}", s.port)).collect();
+    let mut create = Command::new("redis-cli");
+    create.args(["--cluster", "create"]).args(&nodes);
+    let output = create.args(["--cluster-replicas", "1", "--cluster-yes"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let has = |server: &Server, word: &str| server.cli(&["info", "replication"]).contains(word);
+    wait_for("the cluster", || {
+        servers.iter().all(|s| s.cli(&["cluster", "info"]).contains("cluster_state:ok"))
+            && servers[3..].iter().all(|s| has(s, "master_link_status:up"))
+    });
+    let program = compile("keeper");
+    let url = format!("redis-cluster://{}", nodes[0]);
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &url]);
+    keeper.does("fill 96");
+    keeper.settled(&servers[0]);
+    servers[0].kill();
+    keeper.does("check");
+    assert_eq!(servers[3..].iter().filter(|s| has(s, "role:master")).count(), 1);
+    keeper.does("change");
+    keeper.does("check");
+    keeper.end();
+}
+
+/// A replica that stands still acknowledges nothing: what would be lost with its server stays local.
+#[test]
+fn what_no_replica_has_acknowledged_stays_local() {
+    let Some(bin) = tools() else { return };
+    let server = Server::start(&[]);
+    let replica = Server::start(&["--replicaof", &format!("127.0.0.1 {}", server.port)]);
+    wait_for("the replica", || {
+        replica.cli(&["info", "replication"]).contains("master_link_status:up")
+    });
+    let program = compile("keeper");
+    let mut keeper = Keeper::start(&bin, &program, &["--remote", &server.url()]);
+    keeper.does("fill 96");
+    let before = keeper.settled(&server).len();
+    replica.pause(true);
+    keeper.does("fill 12");
+    wait_for("a write that no replica acknowledges", || server.keys().len() > before);
+    keeper.does("check");
+    replica.pause(false);
+    keeper.does("change");
+    keeper.does("check");
+    let json = keeper.end();
+    assert!(figure(&json, "remote_failed") > 0, "{json}");
 }
 
 #[test]

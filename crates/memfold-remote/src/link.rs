@@ -1,6 +1,7 @@
 //! One connection to the store: a server, or the servers of a cluster.
 use crate::settings::Settings;
 use redis::cluster::{ClusterClient, ClusterConnection, cluster_pipe};
+use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo, SingleNodeRoutingInfo};
 use redis::{
     Client, Cmd, Connection, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo, RedisResult,
 };
@@ -9,6 +10,9 @@ use std::time::Duration;
 
 /// Times that the client follows a slot of a cluster to another server.
 const REDIRECTS: u32 = 4;
+
+/// Host and port of a server.
+pub type Node = (String, u16);
 
 /// A connection. After an error it may not be used again: answers may be under way on it.
 pub enum Link {
@@ -19,8 +23,9 @@ pub enum Link {
 }
 
 impl Link {
-    /// Connects and authenticates. Each answer may take `patience`.
-    pub fn open(settings: &Settings, patience: Duration) -> RedisResult<Link> {
+    /// Connects and authenticates. Each answer may take `patience`. To a cluster by any of the servers
+    /// that the settings name, or that are `known` by now.
+    pub fn open(settings: &Settings, known: &[Node], patience: Duration) -> RedisResult<Link> {
         let mut redis =
             RedisConnectionInfo::default().set_db(settings.database).set_skip_set_lib_name();
         if let Some(password) = &settings.password {
@@ -40,7 +45,8 @@ impl Link {
         let certificates =
             settings.ca.clone().map(|ca| TlsCertificates { client_tls: None, root_cert: Some(ca) });
         if settings.is_cluster {
-            let nodes = settings.nodes.iter().map(info).collect::<RedisResult<Vec<_>>>()?;
+            let nodes = known.iter().chain(&settings.nodes);
+            let nodes = nodes.map(info).collect::<RedisResult<Vec<_>>>()?;
             let mut builder = ClusterClient::builder(nodes)
                 .retries(REDIRECTS)
                 .max_retry_wait(patience.as_millis() as u64 / 8)
@@ -85,6 +91,57 @@ impl Link {
         }
     }
 
+    /// The servers of a cluster. None for a server alone.
+    pub fn nodes(&mut self) -> RedisResult<Vec<Node>> {
+        let Link::Many(connection) = self else { return Ok(Vec::new()) };
+        let text: String = redis::cmd("CLUSTER").arg("NODES").query(connection)?;
+        Ok(text.lines().filter_map(node_of).collect())
+    }
+
+    /// Whether what was stored by this connection has reached a replica of each server that has one.
+    /// Waits for that as long as `patience`. A server that may not be asked is taken to have none.
+    pub fn is_replicated(&mut self, patience: Duration) -> RedisResult<bool> {
+        let mut ask = redis::cmd("INFO");
+        ask.arg("replication");
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(1).arg(patience.as_millis() as u64);
+        let has_replica = |about: &Value| {
+            let mut text = String::new();
+            collect(about, &mut text);
+            let mut lines = text.lines().filter_map(|line| line.trim().split_once(':'));
+            lines.any(|(name, count)| name == "connected_slaves" && count != "0")
+        };
+        let about: Value = match self {
+            Link::One(connection) => ask.query(connection),
+            Link::Many(connection) => {
+                let masters = MultipleNodeRoutingInfo::AllMasters;
+                connection.route_command(&ask, RoutingInfo::MultiNode((masters, None)))
+            }
+        }
+        .or_else(|e| match e.to_string().to_lowercase().contains("permission") {
+            true => Ok(Value::Nil),
+            false => Err(e),
+        })?;
+        match (self, about) {
+            (Link::One(connection), about) => {
+                Ok(!has_replica(&about) || wait.query::<u64>(connection)? > 0)
+            }
+            (Link::Many(connection), Value::Map(all)) => {
+                for (name, _) in all.iter().filter(|(_, about)| has_replica(about)) {
+                    let name: String = redis::from_redis_value_ref(name)?;
+                    let Some((host, port)) = host_and_port(&name) else { continue };
+                    let one = SingleNodeRoutingInfo::ByAddress { host, port };
+                    let reached = connection.route_command(&wait, RoutingInfo::SingleNode(one))?;
+                    if reached == Value::Int(0) {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+            (Link::Many(_), _) => Ok(true),
+        }
+    }
+
     /// What the servers say about themselves, all in one text.
     pub fn info(&mut self, section: &str) -> RedisResult<String> {
         let mut command = redis::cmd("INFO");
@@ -99,6 +156,20 @@ impl Link {
     }
 }
 
+fn host_and_port(text: &str) -> Option<Node> {
+    let (host, port) = text.rsplit_once(':')?;
+    let port = port.parse().ok()?;
+    (!host.is_empty()).then(|| (host.trim_matches(['[', ']']).to_string(), port))
+}
+
+/// That of a line of CLUSTER NODES: `ID HOST:PORT@PORT[,NAME] FLAGS ...`.
+fn node_of(line: &str) -> Option<Node> {
+    let mut words = line.split(' ').skip(1);
+    let (address, flags) = (words.next()?, words.next()?);
+    let is_there = !flags.split(',').any(|flag| matches!(flag, "noaddr" | "handshake"));
+    host_and_port(address.split_once('@')?.0).filter(|_| is_there)
+}
+
 fn collect(value: &Value, to: &mut String) {
     match value {
         Value::BulkString(bytes) => to.push_str(&String::from_utf8_lossy(bytes)),
@@ -108,4 +179,22 @@ fn collect(value: &Value, to: &mut String) {
         _ => {}
     }
     to.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_of_a_cluster_are_found_in_its_table() {
+        let node = |host: &str, port| Some((host.to_string(), port));
+        let line = "07c3 127.0.0.1:30004@31004,name slave e7d1 0 1426238317239 4 connected";
+        assert_eq!(node_of(line), node("127.0.0.1", 30004));
+        assert_eq!(
+            node_of("a ::1:7000@17000 myself,master - 0 0 1 connected 0-5"),
+            node("::1", 7000)
+        );
+        assert_eq!(node_of("a :0@0 master,noaddr - 0 0 1 disconnected"), None);
+        assert_eq!((node_of(""), node_of("a b c")), (None, None));
+    }
 }

@@ -1,14 +1,14 @@
 //! The run's objects in the store.
 use crate::kept::Kept;
 use crate::keys::Keys;
-use crate::link::Link;
+use crate::link::{Link, Node};
 use crate::links::{Lent, Links, Work};
 use crate::process::Process;
 use crate::settings::Settings;
 use memfold_sys::remote::Entry;
 use redis::{Cmd, RedisError, Value};
-use std::sync::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Mutex, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ pub struct Store {
     /// What the run has there.
     pub keys: Keys,
     links: Links,
+    /// The servers of a cluster, as far as they are known.
+    nodes: Mutex<Vec<Node>>,
     kept: Kept,
     requests: AtomicU64,
     /// Nothing is to be kept any more. Read-locked while objects are being stored, so that none
@@ -65,6 +67,7 @@ impl Store {
             settings,
             keys,
             links,
+            nodes: Mutex::default(),
             kept,
             requests: AtomicU64::new(0),
             ended: RwLock::new(false),
@@ -90,6 +93,22 @@ impl Store {
         self.links.lend(work, deadline.max(Instant::now() + self.settings.timeout)).ok_or_else(busy)
     }
 
+    /// A new connection. What servers a cluster has is asked each time: those that the settings name
+    /// may be gone when one is needed next.
+    fn open(&self, patience: Duration) -> Result<Link, RedisError> {
+        let known = self.nodes.lock().expect("nobody panics with the lock").clone();
+        let mut link = Link::open(&self.settings, &known, patience)?;
+        match link.nodes() {
+            Ok(nodes) if !nodes.is_empty() => {
+                *self.nodes.lock().expect("nobody panics with the lock") = nodes;
+                Ok(link)
+            }
+            Ok(_) => Ok(link),
+            // Not allowed to ask: those of the settings must do. The connection may not be used again.
+            Err(_) => Link::open(&self.settings, &known, patience),
+        }
+    }
+
     /// One try at some commands. After an error the connection is given up.
     fn attempt(
         &self,
@@ -99,7 +118,7 @@ impl Store {
     ) -> Result<Vec<Value>, RedisError> {
         let link = match lent.link.take() {
             Some(link) => Ok(link),
-            None => Link::open(&self.settings, patience),
+            None => self.open(patience),
         };
         let mut link = link?;
         let values =
@@ -176,7 +195,8 @@ impl Store {
         }
     }
 
-    /// Stores objects of an engine.
+    /// Stores objects of an engine. They are local no more then: a server that has a replica has
+    /// handed them on, so that they survive its end.
     ///
     /// # Errors
     /// Any of them may be there or not.
@@ -200,7 +220,24 @@ impl Store {
                 lent.link = None;
                 Err(Trouble::Failed(format!("an object was not acknowledged: {other:?}")))
             }
-            None => Ok(()),
+            None => self.await_replica(lent),
+        }
+    }
+
+    fn await_replica(&self, mut lent: Lent<'_>) -> Result<(), Trouble> {
+        let mut link = lent.link.take().expect("it has just been used");
+        // The answer may take longer than the wait.
+        let patience = PATIENCE.min(self.settings.timeout) / 2;
+        match link.is_replicated(patience) {
+            Ok(true) => {
+                lent.link = Some(link);
+                Ok(())
+            }
+            Ok(false) => {
+                lent.link = Some(link);
+                Err(Trouble::Failed("no replica has acknowledged it".to_string()))
+            }
+            Err(e) => Err(Trouble::Failed(short(&e))),
         }
     }
 

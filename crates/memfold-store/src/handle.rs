@@ -20,7 +20,7 @@ const FOREIGN: u64 = 1 << 62;
 ///
 /// A handle stays valid while compaction moves the object behind it. After `free` it is dead;
 /// loading it then is an error and never another object's bytes, until the entry was reused 2^14
-/// times.
+/// times: who has kept a handle that may be dead asks [`crate::Store::is_still`].
 #[derive(Copy, Clone, PartialEq, Eq, Hash)]
 pub struct Handle(u64);
 

@@ -2,6 +2,7 @@
 //! it then).
 use crate::Errno;
 use crate::units::PAGE_SIZE;
+use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -186,6 +187,28 @@ pub fn set_signals_blocked(blocked: u64) -> u64 {
         system_call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, old, 8, 0, 0])
     };
     before
+}
+
+/// No signal reaches the calling thread until this is dropped, by the same thread: a handler of the
+/// program's could touch memory whose fault waits for a lock that the thread holds.
+pub struct Unsignalled {
+    before: u64,
+    /// It stays in its thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Unsignalled {
+    /// From now on.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Unsignalled {
+        Unsignalled { before: set_signals_blocked(u64::MAX), _thread: PhantomData }
+    }
+}
+
+impl Drop for Unsignalled {
+    fn drop(&mut self) {
+        set_signals_blocked(self.before);
+    }
 }
 
 /// Puts `new` in the place of `old`, under its number.

@@ -20,6 +20,7 @@ use memfold_sys::Errno;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::memory::birthplace::Birthplace;
 use memfold_sys::memory::zone::Zone;
+use memfold_sys::raw::Unsignalled;
 use memfold_sys::thread::{Thread, cpus, memory_bytes};
 use memfold_sys::uffd::space::UffdSpace;
 use memfold_sys::uffd::{OpenError, Uffd, feature};
@@ -271,6 +272,7 @@ impl Memory {
         zone.keep_from_merging();
         zone.show_in_dumps();
         let engine = self.engine.clone();
+        let _unsignalled = Unsignalled::new();
         let mut areas = engine.pager.areas.write();
         let protects = engine.pager.protects();
         if engine.pager.config().delivery == Delivery::Gate {
@@ -287,6 +289,7 @@ impl Memory {
     /// Figures, brought up to date; in a child of fork those that there were last.
     pub fn stats(&self) -> &Stats {
         if self.engine.is_here() {
+            let _unsignalled = Unsignalled::new();
             self.engine.pager.publish();
         }
         self.engine.pager.stats()
@@ -294,6 +297,7 @@ impl Memory {
 
     /// Figures of the compressed store by itself, such as the waits for its locks.
     pub fn store_stats(&self) -> memfold_store::StoreStats {
+        let _unsignalled = Unsignalled::new();
         self.engine.pager.store.stats()
     }
 
@@ -311,6 +315,7 @@ impl Memory {
         if !self.engine.is_here() {
             return Err(String::from(INHERITED));
         }
+        let _unsignalled = Unsignalled::new();
         self.engine.pager.check()
     }
 }
@@ -333,6 +338,7 @@ impl Drop for Engine {
         self.handlers = None;
         self.pager.stop();
         self.workers.drain(..).for_each(Thread::join);
+        let _unsignalled = Unsignalled::new();
         sigbus::delist(&self.pager);
         self.descriptors.into_iter().filter(|fd| *fd != 0).for_each(gate::disown);
     }
@@ -394,6 +400,7 @@ impl Region {
     /// # Panics
     /// If the range reaches past the region.
     pub fn pageout(&self, range: Range<usize>) -> u64 {
+        let _unsignalled = Unsignalled::new();
         self.addrs(&range).map_or(0, |addrs| self.engine.pager.page_out_at(addrs))
     }
 
@@ -404,6 +411,7 @@ impl Region {
     /// If the range reaches past the region.
     pub fn cold(&self, range: Range<usize>) {
         if let Some(addrs) = self.addrs(&range) {
+            let _unsignalled = Unsignalled::new();
             self.engine.pager.cool_at(addrs);
         }
     }
@@ -414,6 +422,7 @@ impl Region {
     /// If the range reaches past the region.
     pub fn willneed(&self, range: Range<usize>) {
         if let Some(addrs) = self.addrs(&range) {
+            let _unsignalled = Unsignalled::new();
             self.engine.pager.need_at(addrs);
         }
     }
@@ -425,7 +434,10 @@ impl Region {
     /// If the range reaches past the region.
     pub fn pin(&self, range: Range<usize>) -> Pinned<'_> {
         let Some(addrs) = self.addrs(&range) else { return Pinned { region: self, addrs: 0..0 } };
+        let unsignalled = Unsignalled::new();
         self.engine.pager.pin_at(addrs.clone());
+        // What follows faults.
+        drop(unsignalled);
         let at = range.start & !(PAGE_SIZE - 1);
         for page in (at..range.end).step_by(PAGE_SIZE) {
             // SAFETY: inside the region. A read makes the page present; pinned, it stays.
@@ -434,16 +446,17 @@ impl Region {
         Pinned { region: self, addrs }
     }
 
-    /// Loads what is folded of a range and keeps it in memory until [`Region::unpin`], for a fork.
-    /// Untouched pages stay untouched.
+    /// Keeps what is loaded of a range in memory until [`Region::unpin`], for a fork. Untouched pages
+    /// stay untouched.
     pub(crate) fn hold(&self, range: Range<usize>) {
         self.engine.pager.to_unshare.note_unseen_forks();
+        let _unsignalled = Unsignalled::new();
         self.engine.pager.pin_at(self.at(&range));
-        self.engine.pager.need_at(self.at(&range));
     }
 
     /// Ends a pin whose guard was forgotten. The range is that of the pin.
     pub(crate) fn unpin(&self, range: Range<usize>) {
+        let _unsignalled = Unsignalled::new();
         self.engine.pager.unpin_at(self.at(&range));
     }
 
@@ -461,6 +474,7 @@ impl Region {
     /// If the range reaches past the region.
     pub unsafe fn discard(&self, range: Range<usize>) {
         if let Some(addrs) = self.addrs(&range) {
+            let _unsignalled = Unsignalled::new();
             // SAFETY: as the caller says.
             unsafe { self.engine.pager.discard_at(addrs) };
         }
@@ -483,6 +497,7 @@ impl Drop for Region {
             return;
         }
         let pager = &self.engine.pager;
+        let _unsignalled = Unsignalled::new();
         let mut areas = pager.areas.write();
         // Unregistered first: from now on nobody is sent here for a fault.
         let _ = self.engine.uffd.unregister(self.zone.start(), self.zone.len());
@@ -499,6 +514,7 @@ impl Drop for Region {
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
         if self.region.engine.is_here() {
+            let _unsignalled = Unsignalled::new();
             self.region.engine.pager.unpin_at(self.addrs.clone());
         }
     }

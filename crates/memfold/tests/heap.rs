@@ -168,3 +168,56 @@ fn a_folded_vector_drops_its_elements_once() {
     drop(vec);
     assert_eq!(Arc::strong_count(&counted), 1);
 }
+
+/// Pages of a range that are there.
+fn there(addrs: std::ops::Range<usize>) -> usize {
+    let mut found = vec![0u8; addrs.len() / 4096];
+    // SAFETY: only asks; there is a byte for each page.
+    unsafe { libc::mincore(addrs.start as *mut _, addrs.len(), found.as_mut_ptr()) };
+    found.iter().filter(|byte| **byte & 1 != 0).count()
+}
+
+/// The addresses are given out again, and what is there then can be folded.
+#[test]
+fn piece_that_is_freed_while_it_is_lent_is_pinned_no_more() {
+    let (heap, len) = (heap(), 2 * MIB);
+    let make = || (0..8).map(|_| heap.alloc(len).unwrap().as_ptr() as usize).collect::<Vec<_>>();
+    let pieces = make();
+    pieces.iter().for_each(|&at| fill(at, len / 8, 3));
+    let lent = heap.lend().unwrap();
+    // SAFETY: nothing uses them any more.
+    let free = |at: &usize| unsafe { heap.free(*at).unwrap() };
+    pieces[3..5].iter().for_each(free);
+    let mut again = vec![heap.alloc(len).unwrap().as_ptr() as usize];
+    heap.pin(again[0]..again[0] + len).unwrap();
+    heap.take_back(lent);
+    again.push(heap.alloc(len).unwrap().as_ptr() as usize);
+    again.iter().for_each(|&at| fill(at, len / 8, 4));
+    let fold = |at: usize| {
+        (0..3).for_each(|_| _ = heap.hint(at..at + len, Hint::Fold).unwrap());
+        there(at..at + len)
+    };
+    assert_eq!(fold(again[0]), len / 4096, "its own pin holds");
+    heap.unpin(again[0]..again[0] + len).unwrap();
+    let stuck = again.iter().chain(&pieces[..3]).map(|&at| fold(at)).sum::<usize>();
+    assert_eq!(stuck, 0, "pages that can't leave");
+    assert!(again.iter().all(|&at| holds(at, len / 8, 4)));
+}
+
+/// Each is larger than a region has room for beside another.
+#[test]
+fn regions_in_which_nothing_is_left_go_back_to_the_system() {
+    let (heap, len) = (heap(), 12usize << 30);
+    for _ in 0..200 {
+        let pieces: Vec<usize> =
+            (0..3).map(|_| heap.alloc(len).unwrap().as_ptr() as usize).collect();
+        assert_eq!(heap.regions().count(), 3);
+        for at in pieces {
+            assert!(heap.owns(at));
+            // SAFETY: nothing uses it any more.
+            unsafe { heap.free(at).unwrap() };
+        }
+        assert_eq!(heap.regions().count(), 1);
+    }
+    heap.memory().check().unwrap();
+}

@@ -343,3 +343,61 @@ fn a_region_with_a_swap_file_keeps_every_byte_at_every_block_size() {
         memory.check().unwrap();
     }
 }
+
+/// A handler of the program's touches the region while its thread is inside a call: it waited for a
+/// lock that its own thread had.
+#[test]
+fn handler_that_touches_a_region_waits_for_no_call_of_its_own_thread() {
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+    const LEN: usize = 16 * MIB;
+    static AT: AtomicUsize = AtomicUsize::new(0);
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    extern "C" fn touch(_: i32) {
+        let n = COUNT.fetch_add(1, Relaxed);
+        let at = AT.load(Relaxed) + n.wrapping_mul(7919) * 4096 % LEN;
+        // SAFETY: inside the region, which lives as long as signals are sent.
+        unsafe { (at as *const u8).read_volatile() };
+    }
+    // SAFETY: zeros are an action; the handler does only what one may do.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = touch as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut());
+    }
+    for delivery in [Delivery::Signal, Delivery::Thread] {
+        let memory = Memory::builder().resident_bytes(8 << 20).delivery(delivery).build().unwrap();
+        let mut region = memory.region(LEN).unwrap();
+        for (n, word) in region.as_mut_slice().chunks_exact_mut(8).enumerate() {
+            word.copy_from_slice(&(n as u64 * 31).to_le_bytes());
+        }
+        AT.store(region.as_ptr() as usize, Relaxed);
+        let (over, before) = (AtomicBool::new(false), COUNT.load(Relaxed));
+        // SAFETY: asks who calls.
+        let own = unsafe { libc::pthread_self() };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Relaxed) {
+                    // SAFETY: the thread lives until this one has ended.
+                    unsafe { libc::pthread_kill(own, libc::SIGUSR1) };
+                    std::thread::yield_now();
+                }
+            });
+            while COUNT.load(Relaxed) < before + 800 {
+                region.willneed(0..4 * MIB);
+                region.pageout(0..LEN);
+                region.cold(0..LEN);
+                drop(region.pin(MIB..2 * MIB));
+                memory.stats();
+            }
+            over.store(true, Relaxed);
+        });
+        assert!(
+            region
+                .as_slice()
+                .chunks_exact(8)
+                .enumerate()
+                .all(|(n, word)| { word == (n as u64 * 31).to_le_bytes() })
+        );
+    }
+}

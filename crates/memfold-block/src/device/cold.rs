@@ -155,7 +155,7 @@ impl Holder for Device {
     fn export(&self, cold: &Cold, out: &mut [u8]) -> Option<Exported> {
         let (block, page) = self.spot(cold);
         let _lock = self.lock_of(block).read();
-        if !self.holds(block, page, cold.handle) {
+        if !self.holds(block, page, cold) {
             return None;
         }
         self.backing.store.export(cold.handle, out).ok()
@@ -164,7 +164,7 @@ impl Holder for Device {
     fn replace(&self, cold: &Cold, new: Handle) -> bool {
         let (block, page) = self.spot(cold);
         let _lock = self.lock_of(block).write();
-        if !self.holds(block, page, cold.handle) {
+        if !self.holds(block, page, cold) {
             return false;
         }
         let slots = self.table.slots(self.table.chunk(block).expect("just seen"), block);
@@ -181,7 +181,7 @@ impl Holder for Device {
         let store = &self.backing.store;
         let smaller = {
             let _lock = self.lock_of(block).read();
-            if !self.holds(block, page, cold.handle) {
+            if !self.holds(block, page, cold) {
                 return;
             }
             done.tried += 1;
@@ -209,11 +209,13 @@ impl Device {
         (block, (cold.order != self.order || self.order == Order::PAGE).then_some(page))
     }
 
-    /// Whether a spot still holds the object. The caller holds the block's lock.
-    fn holds(&self, block: u64, page: Option<usize>, handle: Handle) -> bool {
+    /// Whether a spot still holds the object, and that the same bytes. The caller holds the block's
+    /// lock.
+    fn holds(&self, block: u64, page: Option<usize>, cold: &Cold) -> bool {
         let Some(chunk) = self.table.chunk(block) else { return false };
         let slots = self.table.slots(chunk, block);
-        page.map_or_else(|| slots.block(), |page| slots.page(page)) == handle
+        let held = page.map_or_else(|| slots.block(), |page| slots.page(page));
+        held == cold.handle && self.backing.store.is_still(cold)
     }
 
     /// How many pages are zeros that were written.

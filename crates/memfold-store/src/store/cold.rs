@@ -18,8 +18,9 @@ pub struct Cold {
     pub key: u64,
     /// The block's order.
     pub order: Order,
-    /// Payload bytes.
+    /// Payload bytes, and their checksum.
     pub stored_bytes: u32,
+    pub(crate) checksum: u32,
     /// Ticks since it was last loaded or saved, at most 65535; see [`Store::tick`].
     pub idle_ticks: u16,
     /// It did not shrink and is stored raw.
@@ -47,6 +48,14 @@ impl Store {
         let name = handle.object()?;
         let (cold, ..) = self.object_at(self.pools.get(name.pool as usize)?, name.index)?;
         (cold.handle == handle).then_some(cold)
+    }
+
+    /// Whether the handle still names the same bytes. By itself it doesn't tell: it is another object's
+    /// again when its entry was reused 2^14 times.
+    pub fn is_still(&self, cold: &Cold) -> bool {
+        self.object(cold.handle).is_some_and(|now| {
+            (now.checksum, now.stored_bytes) == (cold.checksum, cold.stored_bytes)
+        })
     }
 
     /// Calls `each` with every object, until it says `false`: those that come or go meanwhile may
@@ -162,6 +171,7 @@ impl Store {
             key: mark.key(),
             order: Order::new(header.order)?,
             stored_bytes: header.len,
+            checksum: header.checksum,
             idle_ticks: mark.idle(self.clock.load(Relaxed)),
             is_huge: mark.has(HUGE),
             is_tried: mark.has(TRIED),
@@ -178,6 +188,7 @@ impl Cold {
         key: 0,
         order: Order::PAGE,
         stored_bytes: 0,
+        checksum: 0,
         idle_ticks: 0,
         is_huge: false,
         is_tried: false,

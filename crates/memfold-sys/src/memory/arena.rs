@@ -6,7 +6,7 @@
 //! are merged with their neighbours and their pages given back. Everything is under one lock, so
 //! this is not for hot paths.
 use crate::Errno;
-use crate::memory::zone::{Edge, Zone};
+use crate::memory::zone::{Edge, NoPromise, Zone};
 use crate::sync::Mutex;
 use crate::units::PAGE_SIZE;
 use core::alloc::{GlobalAlloc, Layout};
@@ -350,7 +350,7 @@ impl Inner {
             return null_mut();
         };
         if zone.need(&self.edge, 0, zone.len(), end - base).is_err() {
-            return null_mut();
+            NoPromise::end("the engine's own memory");
         }
         self.top = end - base;
         let gap = at - (base + old_top);

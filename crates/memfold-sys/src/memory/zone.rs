@@ -5,6 +5,7 @@
 use crate::Errno;
 use crate::sync::StaticMutex;
 use crate::units::PAGE_SIZE;
+use core::fmt::Write;
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mlock, mmap_anonymous, mprotect, munlock,
@@ -290,6 +291,32 @@ impl core::fmt::Display for NoPromise {
     }
 }
 
+impl NoPromise {
+    /// Ends the process, as one of the engine's tables can't grow: with one line, made without memory.
+    pub fn end(what: &str) -> ! {
+        let mut text = Text { bytes: [0; 256], len: 0 };
+        let _ =
+            write!(text, "{what} can't grow: {NoPromise}. Raise vm.overcommit_ratio, or add swap");
+        crate::raw::end(core::str::from_utf8(&text.bytes[..text.len]).unwrap_or(what))
+    }
+}
+
+/// As much of what is written as fits.
+struct Text {
+    bytes: [u8; 256],
+    len: usize,
+}
+
+impl Write for Text {
+    fn write_str(&mut self, part: &str) -> core::fmt::Result {
+        let to = &mut self.bytes[self.len..];
+        let len = part.len().min(to.len());
+        to[..len].copy_from_slice(&part.as_bytes()[..len]);
+        self.len += len;
+        Ok(())
+    }
+}
+
 /// Whether the system counts memory that may be written as used (`vm.overcommit_memory=2`): as it
 /// was when this process or one that it is a copy of first asked, as each look costs as much as
 /// reserving a zone.
@@ -452,6 +479,24 @@ mod tests {
     use crate::maps::{each_area, private_anonymous_at};
     use core::ops::ControlFlow::{Break, Continue};
     use core::sync::atomic::AtomicBool;
+
+    /// The part that the system promises nothing for isn't mapped here: the kernel's answer is the
+    /// same, ENOMEM.
+    #[test]
+    fn table_that_cant_grow_ends_the_process_with_one_line() {
+        let (zone, edge) = (Zone::reserve_as(8 << 20, 2 << 20, true).unwrap(), Edge::new());
+        // SAFETY: the zone's own mapping, of which nothing is used; at its end it is unmapped again.
+        unsafe { munmap(zone.as_ptr().add(4 << 20).cast(), 4 << 20).unwrap() };
+        assert_eq!(zone.need(&edge, 0, 8 << 20, 1 << 20), Ok(()));
+        assert_eq!(zone.need(&edge, 0, 8 << 20, 5 << 20), Err(Errno::NOMEM));
+        let ended = std::panic::catch_unwind(|| NoPromise::end("the index")).unwrap_err();
+        let text = ended.downcast_ref::<std::string::String>().unwrap();
+        assert!(
+            text.starts_with("memfold: the index can't grow: vm.overcommit_memory is 2"),
+            "{text}"
+        );
+        assert!(text.contains("CommitLimit") && text.ends_with("or add swap"), "{text}");
+    }
 
     #[test]
     fn where_reservations_count_only_what_was_asked_for_may_be_written_and_all_can_be_read() {

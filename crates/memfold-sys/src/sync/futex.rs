@@ -5,6 +5,7 @@
 //! system call.
 use crate::clock::now_ns;
 use core::cell::UnsafeCell;
+use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use rustix::thread::{Timespec, futex};
@@ -45,6 +46,15 @@ unsafe impl<T: Send> Send for Mutex<T> {}
 /// Holds a [`Mutex`] until dropped.
 pub struct MutexGuard<'a, T> {
     lock: &'a Mutex<T>,
+    /// It hands out `&T`: threads share it only where they may share a `T`.
+    value: PhantomData<T>,
+}
+
+impl<'a, T> MutexGuard<'a, T> {
+    /// The caller holds the lock.
+    fn of(lock: &'a Mutex<T>) -> Self {
+        MutexGuard { lock, value: PhantomData }
+    }
 }
 
 impl<T: Default> Default for Mutex<T> {
@@ -65,7 +75,7 @@ impl<T> Mutex<T> {
         if self.state.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
             self.lock_slow();
         }
-        MutexGuard { lock: self }
+        MutexGuard::of(self)
     }
 
     #[cold]
@@ -86,7 +96,7 @@ impl<T> Mutex<T> {
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        self.state.compare_exchange(0, 1, Acquire, Relaxed).ok().map(|_| MutexGuard { lock: self })
+        self.state.compare_exchange(0, 1, Acquire, Relaxed).ok().map(|_| MutexGuard::of(self))
     }
 
     /// Ends a lock whose guard was forgotten.
@@ -94,7 +104,7 @@ impl<T> Mutex<T> {
     /// # Safety
     /// - A guard of this mutex was given to `core::mem::forget`, and this is called once for it.
     pub unsafe fn unlock(&self) {
-        drop(MutexGuard { lock: self });
+        drop(MutexGuard::of(self));
     }
 
     /// The value, whoever holds the lock.
@@ -402,7 +412,22 @@ impl<T> DerefMut for WriteGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::cell::Cell;
     use std::sync::Arc;
+
+    /// A guard hands out `&T`: two threads could change a `Cell` at once. Which of the two is meant is
+    /// unclear, and this compiles no more, where a guard of a `Cell` is `Sync`.
+    #[test]
+    fn guard_of_what_threads_may_not_share_is_not_shared() {
+        trait Unclear<A> {
+            fn is_not_sync() {}
+        }
+        impl<T: ?Sized> Unclear<()> for T {}
+        impl<T: ?Sized + Sync> Unclear<u8> for T {}
+        <MutexGuard<'static, Cell<u8>> as Unclear<_>>::is_not_sync();
+        fn is_sync<T: Sync>() {}
+        is_sync::<MutexGuard<'static, u8>>();
+    }
 
     #[test]
     fn mutex_and_condvar_lose_no_wakeup() {

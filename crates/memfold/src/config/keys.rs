@@ -153,8 +153,8 @@ keys! {
     Users "remote-ca" "FILE" "none" "certificates (PEM) to trust with rediss://, in place of those of the system";
 
     /// Seconds for which a read is tried.
-    remote_timeout_s: u32 = 10, kind::number::<3600>();
-    Users "remote-timeout" "SECONDS" "10" "how long a read from the remote store is tried before the program is ended";
+    remote_timeout_s: u32 = 60, kind::number::<3600>();
+    Users "remote-timeout" "SECONDS" "60" "how long a read from the remote store is tried before the program is ended";
 
     /// Seconds that an object lives in the store when nobody refreshes it.
     remote_expiry_s: u32 = 24 * 60 * 60, kind::EXPIRY;

@@ -51,6 +51,8 @@ pub enum Kind {
 
 const ORDERS: usize = MAX_ORDER as usize + 1;
 const NONE: u32 = u32::MAX;
+/// As many as a [`Frame`] can name, nearly 16 TiB.
+const BYTES_MAX: usize = (u32::MAX as usize + 1 - MAX_PAGES) << PAGE_SHIFT;
 
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -102,7 +104,8 @@ impl Frames {
     /// # Errors
     /// What reserving address space says.
     pub fn new(bytes: usize, reserve: u32) -> Result<Frames, Errno> {
-        let zone = Zone::reserve_growing(bytes.next_multiple_of(MAX_BYTES), MAX_BYTES)?;
+        let bytes = bytes.min(BYTES_MAX).next_multiple_of(MAX_BYTES);
+        let zone = Zone::reserve_growing(bytes, MAX_BYTES)?;
         let pages = (zone.len() >> PAGE_SHIFT) as u32;
         let runs_len = (pages as usize * size_of::<Run>()).next_multiple_of(PAGE_SIZE);
         Ok(Frames {

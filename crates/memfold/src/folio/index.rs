@@ -129,7 +129,9 @@ impl Index {
     fn need_chunk(&self, key: u64) {
         let end = ((key >> MAX_ORDER) as usize + 1) * size_of::<u32>();
         let done = self.chunks.need(&self.edge, 0, self.chunks.len(), end);
-        assert!(done.is_ok(), "the index can't grow: {NoPromise}");
+        if done.is_err() {
+            NoPromise::end("the index");
+        }
     }
 
     /// The folio that covers `key`.

@@ -106,7 +106,9 @@ impl Lru {
         debug_assert!(id != 0 && id as usize <= LIMIT);
         let done =
             self.links.need(&self.edge, 0, self.links.len(), size_of::<Link>() * (id as usize + 1));
-        assert!(done.is_ok(), "the lists can't grow: {NoPromise}");
+        if done.is_err() {
+            NoPromise::end("the list of folios");
+        }
         // SAFETY: ids are at most LIMIT, and the zone has a link for each.
         unsafe { self.links.as_ptr().cast::<Link>().add(id as usize) }
     }

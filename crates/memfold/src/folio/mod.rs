@@ -65,7 +65,7 @@ use core::cell::Cell;
 use core::ops::Range;
 use memfold_store::Handle;
 use memfold_sys::Errno;
-use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use memfold_sys::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use memfold_sys::units::{MAX_ORDER, Order};
 
 /// Where the one authoritative copy of a folio's bytes is, and who may change that.
@@ -275,10 +275,14 @@ pub struct Folios {
     folios: Slab<Folio>,
     arrays: [Slab<Slot>; MAX_ORDER as usize + 1],
     block: Order,
+    /// From so many on the engine makes no more of them than it must.
+    crowded: AtomicUsize,
+    told_crowded: AtomicBool,
 }
 
 /// Most folios that can be described: 64 Mi (1 TiB of 16 KiB folios).
 const LIMIT: u32 = 1 << 26;
+const CROWDED: usize = (LIMIT / 8 * 7) as usize;
 
 impl Folios {
     /// Room for folios made of blocks of order `block`.
@@ -294,6 +298,8 @@ impl Folios {
             folios: Slab::new(LIMIT, 1)?,
             arrays: arrays.map(|a| a.expect("filled above")),
             block,
+            crowded: AtomicUsize::new(CROWDED),
+            told_crowded: AtomicBool::new(false),
         })
     }
 
@@ -455,6 +461,26 @@ impl Folios {
             // has a reference to the slots.
             unsafe { self.arrays[count.trailing_zeros() as usize].give(array) };
         }
+    }
+
+    /// Whether nearly all folios that can be described are there: blocks aren't cut into pages then,
+    /// as one of each page would need the last. Reports it the first time.
+    pub fn is_crowded(&self) -> bool {
+        let is_crowded = self.count() >= self.crowded.load(Relaxed);
+        if is_crowded && !self.told_crowded.swap(true, Relaxed) {
+            memfold_sys::raw::warn(&[
+                "memfold: warning: 7 of 8 of all pieces of folded memory that can be described are in \
+                 use. Blocks are no longer cut into pages, so random access is slower. A larger \
+                 --block needs fewer\n",
+            ]);
+        }
+        is_crowded
+    }
+
+    /// As if so few could be described.
+    #[cfg(test)]
+    pub fn crowd_at(&self, count: usize) {
+        self.crowded.store(count, Relaxed);
     }
 
     /// Folios there are.

@@ -69,7 +69,9 @@ impl<T> Slab<T> {
         let id = self.fresh.load(Relaxed);
         assert!(id <= self.limit, "the index is full: {} records", self.limit);
         let done = self.zone.need(&self.edge, 0, self.zone.len(), self.stride * (id as usize + 1));
-        assert!(done.is_ok(), "the index can't grow: {NoPromise}");
+        if done.is_err() {
+            NoPromise::end("the index");
+        }
         // After its memory is there; written under the lock.
         self.fresh.store(id + 1, Release);
         id

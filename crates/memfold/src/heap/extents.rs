@@ -6,7 +6,6 @@ use alloc::collections::{BTreeMap, BTreeSet};
 ///
 /// Free and used extents together cover the span exactly once, and no two free ones touch.
 pub struct Extents {
-    #[cfg(test)]
     len: usize,
     /// Start -> length.
     free: BTreeMap<usize, usize>,
@@ -19,13 +18,8 @@ pub struct Extents {
 impl Extents {
     /// All of `[0, len)` free.
     pub fn new(len: usize) -> Extents {
-        let mut extents = Extents {
-            #[cfg(test)]
-            len,
-            free: BTreeMap::new(),
-            by_len: BTreeSet::new(),
-            used: BTreeMap::new(),
-        };
+        let mut extents =
+            Extents { len, free: BTreeMap::new(), by_len: BTreeSet::new(), used: BTreeMap::new() };
         extents.insert_free(0, len);
         extents
     }
@@ -95,6 +89,11 @@ impl Extents {
     pub fn find(&self, at: usize) -> Option<(usize, usize)> {
         let (&start, &len) = self.used.range(..=at).next_back()?;
         (at - start < len).then_some((start, len))
+    }
+
+    /// Whether nothing is given out, nor ended and not yet given back.
+    pub fn is_free(&self) -> bool {
+        self.free.get(&0) == Some(&self.len)
     }
 
     /// What is given out: starts and lengths.

@@ -58,17 +58,26 @@ struct Inner {
     memory: Memory,
     process: u32,
     state: Mutex<State>,
-    /// First address and end of each region, from the first on; zeros for those that aren't there.
-    /// Read without the lock: a child of fork may have got a copy of it locked.
+    /// First address and end of each region; zeros where there is none. Read without the lock: a
+    /// child of fork may have got a copy of it locked.
     bounds: [[AtomicUsize; 2]; SPANS_MAX],
 }
 
 #[derive(Default)]
 struct State {
-    spans: Vec<Arc<Span>>,
-    extents: Vec<Extents>,
+    parts: Vec<Part>,
     /// Pinned ranges of addresses, which end with their piece.
     pins: Vec<Range<usize>>,
+    /// Pieces that are lent to a child of fork to be, which are pinned, and end likewise.
+    lent: Vec<Range<usize>>,
+}
+
+/// A region, and what of it is given out.
+struct Part {
+    span: Arc<Span>,
+    extents: Extents,
+    /// Its place in [`Inner::bounds`].
+    place: usize,
 }
 
 struct Span {
@@ -133,7 +142,7 @@ impl Heap {
         // Who sees the start sees the end, which was stored before it.
         bounds
             .map(|[start, end]| start.load(Acquire)..end.load(Acquire))
-            .take_while(|region| region.start != 0)
+            .filter(|region| region.start != 0)
     }
 
     /// Whether `addr` lies in one of its regions. Waits for no lock.
@@ -158,12 +167,11 @@ impl Heap {
         self.at_home()?;
         let len = rounded(len)?;
         let mut state = self.inner.state.lock();
-        let taken = state.take(len);
-        let at = match taken {
+        let at = match state.take(len) {
             Some(at) => at,
             None => {
-                let span = state.grow(&self.inner.memory, len)?;
-                let [start, end] = &self.inner.bounds[state.spans.len() - 1];
+                let (span, place) = state.grow(&self.inner.memory, len)?;
+                let [start, end] = &self.inner.bounds[place];
                 end.store(span.end, Release);
                 start.store(span.start, Release);
                 state.take(len).expect("a new span holds what it was made for")
@@ -172,7 +180,8 @@ impl Heap {
         Ok(NonNull::new(at as *mut u8).expect("no mapping begins at 0"))
     }
 
-    /// Frees the piece that begins at `addr`: its memory and what is folded of it is dropped.
+    /// Frees the piece that begins at `addr`: its memory and what is folded of it is dropped. A region
+    /// in which nothing is left goes back to the system, but for one.
     ///
     /// # Errors
     /// EINVAL: no piece begins there, as after a first free; ECHILD in a child of fork.
@@ -183,13 +192,23 @@ impl Heap {
         self.at_home()?;
         let mut state = self.inner.state.lock();
         let (i, start) = state.locate(addr).ok_or(NOT_OURS)?;
-        let len = state.extents[i].end(start).ok_or(NOT_OURS)?;
-        let span = state.spans[i].clone();
+        let len = state.parts[i].extents.end(start).ok_or(NOT_OURS)?;
+        let span = state.parts[i].span.clone();
         state.unpin_all(addr..addr + len);
         drop(state);
         // SAFETY: the piece has ended, and nobody else is given its addresses before `give`.
         unsafe { span.region.discard(start..start + len) };
-        self.inner.state.lock().extents[i].give(start, len);
+        let mut state = self.inner.state.lock();
+        // Others may have come and gone. This one stays until its extents are given back.
+        let (i, _) = state.locate(addr).expect("a region stays while an extent of it is taken");
+        state.parts[i].extents.give(start, len);
+        let gone = state.spare().map(|i| state.parts.swap_remove(i));
+        if let Some(part) = &gone {
+            self.inner.bounds[part.place][0].store(0, Release);
+        }
+        drop(state);
+        // The region is dropped with no lock held.
+        drop(gone);
         Ok(())
     }
 
@@ -207,14 +226,15 @@ impl Heap {
         let (old, in_place) = {
             let mut state = self.inner.state.lock();
             let (i, start) = state.locate(addr).ok_or(NOT_OURS)?;
-            let (_, old) = state.extents[i].find(start).filter(|e| e.0 == start).ok_or(NOT_OURS)?;
+            let found = state.parts[i].extents.find(start);
+            let (_, old) = found.filter(|e| e.0 == start).ok_or(NOT_OURS)?;
             if len < old {
                 // SAFETY: the tail is the caller's, who gives it up; it becomes free only after
                 // this.
-                unsafe { state.spans[i].region.discard(start + len..start + old) };
+                unsafe { state.parts[i].span.region.discard(start + len..start + old) };
                 state.unpin_all(addr + len..addr + old);
             }
-            (old, state.extents[i].resize(start, len))
+            (old, state.parts[i].extents.resize(start, len))
         };
         if !in_place {
             let new = self.alloc(len)?;
@@ -232,8 +252,8 @@ impl Heap {
     pub fn piece(&self, addr: usize) -> Option<Range<usize>> {
         let state = self.inner.state.lock();
         let (i, at) = state.locate(addr)?;
-        let (start, len) = state.extents[i].find(at)?;
-        let base = state.spans[i].start();
+        let (start, len) = state.parts[i].extents.find(at)?;
+        let base = state.parts[i].span.start();
         Some(base + start..base + start + len)
     }
 
@@ -244,7 +264,7 @@ impl Heap {
         piece.ok_or(NOT_OURS)?;
         let state = self.inner.state.lock();
         let (i, _) = state.locate(addrs.start).ok_or(NOT_OURS)?;
-        Ok(state.spans[i].clone())
+        Ok(state.parts[i].span.clone())
     }
 
     /// Asks for something to be done with a range of addresses inside one piece. Returns pages that
@@ -307,61 +327,65 @@ impl Heap {
 
     /// Before a fork: brings every piece back to memory, past the limit if need be, and keeps it
     /// there, so that the child gets copy-on-write copies, which are ordinary memory there. What it
-    /// returns goes to [`Heap::take_back`] after the fork. A piece that is made meanwhile isn't in
-    /// the child; none may be freed.
+    /// returns goes to [`Heap::take_back`] after the fork. A piece that is made or freed meanwhile isn't
+    /// in the child. One fork at a time.
     ///
     /// # Errors
     /// ECHILD in a child of fork.
     pub fn lend(&self) -> Result<Vec<Range<usize>>, Error> {
         self.at_home()?;
-        let state = self.inner.state.lock();
+        let mut state = self.inner.state.lock();
         let mut pieces = Vec::new();
-        for (span, extents) in state.spans.iter().zip(&state.extents) {
+        for Part { span, extents, .. } in &state.parts {
             pieces.extend(extents.used().map(|(start, len)| (span.clone(), start..start + len)));
         }
-        drop(state);
-        let lend = |(span, range): (Arc<Span>, Range<usize>)| {
-            span.region.hold(range.clone());
-            let addrs = span.start() + range.start..span.start() + range.end;
-            set_inherited(addrs.start, addrs.end, true);
-            addrs
+        let addrs = |(span, range): &(Arc<Span>, Range<usize>)| {
+            span.start() + range.start..span.start() + range.end
         };
-        Ok(pieces.into_iter().map(lend).collect())
+        // With the lock held: a piece that is freed from now on is no longer lent.
+        for piece in &pieces {
+            piece.0.region.hold(piece.1.clone());
+            set_inherited(addrs(piece).start, addrs(piece).end, true);
+            state.lent.push(addrs(piece));
+        }
+        drop(state);
+        pieces.iter().for_each(|(span, range)| span.region.willneed(range.clone()));
+        Ok(pieces.iter().map(addrs).collect())
     }
 
     /// After a fork, in the parent: ends what [`Heap::lend`] began. In the child it does nothing.
     pub fn take_back(&self, lent: Vec<Range<usize>>) {
+        if !self.is_at_home() {
+            return;
+        }
+        let mut state = self.inner.state.lock();
         for addrs in lent {
-            let Ok(span) = self.span_of(&addrs) else { continue };
-            set_inherited(addrs.start, addrs.end, false);
-            span.region.unpin(span.offsets(&addrs));
+            if let Some(i) = state.lent.iter().position(|piece| *piece == addrs) {
+                state.end_loan(i);
+            }
         }
     }
 
     /// Bytes of address space in use by pieces.
     pub fn allocated_bytes(&self) -> u64 {
-        self.inner.state.lock().extents.iter().map(|e| e.used_len() as u64).sum()
+        self.inner.state.lock().parts.iter().map(|part| part.extents.used_len() as u64).sum()
     }
 }
 
 impl State {
     fn take(&mut self, len: usize) -> Option<usize> {
         let align = if len >= LARGE_BYTES { MAX_BYTES } else { GRANULE_BYTES };
-        let State { spans, extents, .. } = self;
-        spans
-            .iter()
-            .zip(extents)
-            .find_map(|(span, extents)| Some(span.start() + extents.take(len, align)?))
+        let taken = |part: &mut Part| Some(part.span.start() + part.extents.take(len, align)?);
+        self.parts.iter_mut().find_map(taken)
     }
 
-    /// One more span, which holds `len` bytes. Its addresses.
-    fn grow(&mut self, memory: &Memory, len: usize) -> Result<Range<usize>, Error> {
-        if self.spans.len() == SPANS_MAX {
-            return Err(Error::System(
-                "no more regions: free some of what is allocated",
-                Errno::NOMEM,
-            ));
-        }
+    /// One more span, which holds `len` bytes: its addresses, and its place.
+    fn grow(&mut self, memory: &Memory, len: usize) -> Result<(Range<usize>, usize), Error> {
+        let is_free = |place: &usize| self.parts.iter().all(|part| part.place != *place);
+        let place = (0..SPANS_MAX).find(is_free).ok_or(Error::System(
+            "no more regions: free some of what is allocated",
+            Errno::NOMEM,
+        ))?;
         let wanted = len.max(SPAN_BYTES);
         // A small one, where addresses are scarce.
         let region = memory
@@ -370,27 +394,50 @@ impl State {
         let start = region.as_ptr() as usize;
         let addrs = start..start + region.len();
         huge::allow(addrs.clone());
-        self.extents.push(Extents::new(region.len()));
-        self.spans.push(Arc::new(Span { region }));
-        Ok(addrs)
+        let extents = Extents::new(region.len());
+        self.parts.push(Part { span: Arc::new(Span { region }), extents, place });
+        Ok((addrs, place))
+    }
+
+    /// A region that is free as a whole, beside another one: by number. The smaller ones go first.
+    fn spare(&self) -> Option<usize> {
+        let free = (0..self.parts.len()).filter(|i| self.parts[*i].extents.is_free());
+        let smallest = free.clone().min_by_key(|i| self.parts[*i].span.region.len());
+        smallest.filter(|_| free.count() > 1)
     }
 
     /// The span that holds `addr`, by number, and the offset there.
     fn locate(&self, addr: usize) -> Option<(usize, usize)> {
-        let inside = |span: &Arc<Span>| addr.wrapping_sub(span.start()) < span.region.len();
-        let i = self.spans.iter().position(inside)?;
-        Some((i, addr - self.spans[i].start()))
+        let inside = |part: &Part| addr.wrapping_sub(part.span.start()) < part.span.region.len();
+        let i = self.parts.iter().position(inside)?;
+        Some((i, addr - self.parts[i].span.start()))
     }
 
     fn unpin(&mut self, i: usize) {
         let addrs = self.pins.swap_remove(i);
+        self.unpin_region(&addrs);
+    }
+
+    fn unpin_region(&self, addrs: &Range<usize>) {
         if let Some((i, _)) = self.locate(addrs.start) {
-            self.spans[i].region.unpin(self.spans[i].offsets(&addrs));
+            let span = &self.parts[i].span;
+            span.region.unpin(span.offsets(addrs));
         }
     }
 
-    /// Ends every pin that touches a range.
+    fn end_loan(&mut self, i: usize) {
+        let addrs = self.lent.swap_remove(i);
+        set_inherited(addrs.start, addrs.end, false);
+        self.unpin_region(&addrs);
+    }
+
+    /// Ends every pin and every loan that touches a range.
     fn unpin_all(&mut self, addrs: Range<usize>) {
+        while let Some(i) =
+            self.lent.iter().position(|piece| piece.start < addrs.end && addrs.start < piece.end)
+        {
+            self.end_loan(i);
+        }
         while let Some(i) =
             self.pins.iter().position(|pin| pin.start < addrs.end && addrs.start < pin.end)
         {

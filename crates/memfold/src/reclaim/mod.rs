@@ -20,6 +20,7 @@ use crate::swap::Swap;
 use core::iter::once;
 use memfold_store::looks_dense;
 use memfold_sys::Errno;
+use memfold_sys::memory::zone::{NoPromise, counts_reservations};
 use memfold_sys::raw::read_if_there;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::uffd::drop::SPANS_MAX;
@@ -138,6 +139,7 @@ impl Pager {
                 self.past_the_limit();
                 Ok(Some(frame))
             }
+            None if counts_reservations() => NoPromise::end("memory for pages"),
             None => panic!(
                 "memfold: no frame of order {} in {} of frames",
                 order.get(),

@@ -92,6 +92,7 @@ impl Pager {
         if folio.state.get() != State::Stored
             || order != cold.order
             || self.folios.slots(folio)[at].get().handle != cold.handle
+            || !self.store.is_still(cold)
         {
             return None;
         }

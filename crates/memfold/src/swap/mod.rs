@@ -676,7 +676,9 @@ impl Swap {
         let end = (slot as usize + 1) * size_of::<Mark>();
         assert!(end <= self.marks.len());
         let done = self.marks.need(&self.edge, 0, self.marks.len(), end);
-        assert!(done.is_ok(), "the table of the swap file can't grow: {NoPromise}");
+        if done.is_err() {
+            NoPromise::end("the table of the swap file");
+        }
         // SAFETY: the mark lies in the zone.
         unsafe { self.marks.as_ptr().cast::<Mark>().add(slot as usize) }
     }

@@ -1,6 +1,7 @@
 //! Where a fault looks, and where a page comes from while the engine is at rest.
 use crate::config::{Config, Delivery, WORKABLE_MIN_BYTES};
 use crate::fault::{Fault, Served};
+use crate::folio::Touch;
 use crate::folio::frames::Kind;
 use crate::pager::{Pager, Parts, StatsPlace};
 use core::ops::Range;
@@ -211,4 +212,17 @@ fn c1_what_a_load_takes_past_the_bound_is_asked_back_without_another_fault() {
     assert!(pager.work());
     assert!(pager.physical() <= pager.target());
     pager.check().unwrap();
+}
+
+#[test]
+fn blocks_are_cut_only_while_there_are_folios_left() {
+    let engine = Engine::of_blocks();
+    engine.fill(0..16, 3);
+    let block = engine.pager.config.block_order;
+    let is_cut = || engine.pager.is_to_be_cut(block, Touch::RANDOM, true);
+    assert!(is_cut());
+    engine.pager.folios.crowd_at(engine.pager.folios.count() + 1);
+    assert!(is_cut());
+    engine.fill(16..17, 3);
+    assert!(!is_cut());
 }

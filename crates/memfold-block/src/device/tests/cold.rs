@@ -2,7 +2,8 @@
 //! said.
 use super::*;
 use super::{Pair, noise};
-use memfold_store::CodecSpec;
+use crate::device::holder::Holder;
+use memfold_store::{CodecSpec, Handle};
 use memfold_testkit::fill::fill;
 use memfold_testkit::random::{Random, seed};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -50,6 +51,30 @@ fn random_requests_read_as_a_vector_of_bytes_does_while_objects_leave_for_the_fi
             (0, 0, 0, 0)
         );
     }
+}
+
+/// A slow writer comes back with an object that has left long ago, and whose handle is another's.
+#[test]
+fn object_of_the_same_handle_with_other_bytes_is_not_replaced() {
+    let mut pair = Pair::new(&spilling(0, 0, spill_settings(1 << 30, None)), 1 << 20);
+    let backing = pair.device.backing.clone();
+    let held = || {
+        let mut held = None;
+        backing.store.each_object(|cold| {
+            held = Some(*cold);
+            false
+        });
+        held.expect("a page of noise is an object")
+    };
+    pair.write(0, &noise(0, PAGE_SIZE)).unwrap();
+    let cold = held();
+    let wraps = (1..1 << 16).any(|n| {
+        pair.write(0, &noise(n, PAGE_SIZE)).unwrap();
+        held().handle == cold.handle
+    });
+    assert!(wraps, "the generation wraps");
+    assert!(!pair.device.replace(&cold, Handle::ZERO));
+    pair.check();
 }
 
 #[test]

@@ -53,6 +53,17 @@ fn frames_that_nobody_has_taken_cost_no_memory() {
     frames.check(&FakeSpace::new(1)).unwrap();
 }
 
+/// A limit of 8 TiB asks for twice that.
+#[test]
+fn frames_are_as_many_as_can_be_named_where_more_are_asked_for() {
+    for bytes in [16usize << 40, 20 << 40] {
+        let frames = Frames::new(bytes, 4).unwrap();
+        assert_eq!(frames.zone().len(), (16 << 40) - MAX_BYTES);
+        let first = frames.take(Order::PAGE, Kind::Empty).unwrap();
+        frames.give(first, Order::PAGE, Kind::Empty);
+    }
+}
+
 #[test]
 fn free_pages_that_a_fork_shares_are_put_together_all_the_same() {
     let pair = Order::new(1).unwrap();
