@@ -67,6 +67,9 @@ pub enum Refused {
     Dispatch,
     /// A task asks to be traced by its parent: it isn't managed from now on.
     Traced,
+    /// A thread has asked for SECCOMP_MODE_STRICT: the process isn't managed from now on, and its last
+    /// thread doesn't end it.
+    Strict,
     /// A thread or a process whose dispatch the kernel, or a filter, refuses: it ends.
     Task(Errno),
 }

@@ -71,6 +71,7 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     // SAFETY: the caller's promise.
     unsafe { record::KEEPER.set(keeper) };
     signals::HANDLER.store(trap::on_signal as *const () as usize, SeqCst);
+    record.claim();
     record.blocked.set(before & actions::PROTECTED);
     record.robust.store(threads::robust_list(), SeqCst);
     let armed = set_alternate(&record.stack())

@@ -8,10 +8,11 @@ use crate::frame::{Info, Stack};
 use crate::keeper::{Hold, Keeper};
 use core::cell::{Cell, UnsafeCell};
 use core::mem::forget;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::raw::system_call;
 use memfold_sys::sync::StaticMutex;
+use memfold_sys::thread::thread_id;
 use memfold_sys::units::PAGE_SIZE;
 
 /// Stack and record.
@@ -53,8 +54,10 @@ pub struct Record {
     /// What the kernel had blocked when the first of them came.
     pub mask_before: Cell<u64>,
     /// Those of [`crate::actions::PROTECTED`] that the program believes to have blocked.
-    pub blocked: Cell<u64>,
-    /// Those of them that were sent meanwhile.
+    pub blocked: Set,
+    /// Those of them that it takes all the same while it waits in a call.
+    pub awaits: Set,
+    /// Those of them that were sent to the thread meanwhile.
     pub sent: Cell<u64>,
     /// Their information.
     pub sent_info: [Cell<Info>; DEFERRED],
@@ -68,6 +71,8 @@ pub struct Record {
     pub hold: Cell<Option<Hold>>,
     /// The head of its list of locks, which the kernel walks at its end; 0: it has none.
     pub robust: AtomicUsize,
+    /// Its number, for the kernel.
+    pub thread: AtomicU32,
     /// Of threads that live at the same time no two have the same; they are dense.
     pub number: Cell<usize>,
     /// Its process, 0 for the first: threads have that of who has made them.
@@ -86,6 +91,21 @@ pub struct Record {
 }
 
 const _: () = assert!(size_of::<Record>() <= RECORD_BYTES);
+
+/// A set of signals of a thread's, which others may read.
+pub struct Set(AtomicU64);
+
+impl Set {
+    /// What it is.
+    pub fn get(&self) -> u64 {
+        self.0.load(SeqCst)
+    }
+
+    /// Makes it another one.
+    pub fn set(&self, set: u64) {
+        self.0.store(set, SeqCst);
+    }
+}
 
 /// What the process does on each signal.
 pub static ACTIONS: Actions = Actions::new();
@@ -140,12 +160,14 @@ impl Record {
         self.fs.set(0);
         self.shares_fs.set(false);
         self.blocked.set(0);
+        self.awaits.set(0);
         self.sent.set(0);
         self.alternate.set(Stack::NONE);
         self.refused.set(None);
         self.traced.set(false);
         self.hold.set(None);
         self.robust.store(0, SeqCst);
+        self.thread.store(0, SeqCst);
         self.process.store(0, SeqCst);
         self.ends.store(false, SeqCst);
         self.waiting_mask.set(None);
@@ -156,6 +178,11 @@ impl Record {
     pub fn give_back(&self) {
         self.fs.set(0);
         self.state.store(0, SeqCst);
+    }
+
+    /// It is the calling thread's.
+    pub fn claim(&self) {
+        self.thread.store(thread_id(), SeqCst);
     }
 
     /// It is a thread of `other`'s process, or the first of another.

@@ -24,6 +24,8 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 pub unsafe extern "C" fn on_signal(signal: i32, info: *const Info, context: *mut Context) {
     // SAFETY: the kernel's, on this stack.
     let (info, context) = unsafe { (&*info, &mut *context) };
+    let before = info.before_forwarding();
+    let info = before.as_ref().unwrap_or(info);
     let here = &raw const *context as usize;
     let (Some(keeper), Some(record)) = (KEEPER.get(), Record::of_stack(here)) else {
         // An engine thread has met what nobody serves.

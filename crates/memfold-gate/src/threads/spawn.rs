@@ -227,6 +227,7 @@ unsafe extern "C" fn first(record: usize) -> ! {
     // SAFETY: the stack is this thread's for good.
     let _ =
         unsafe { system_call(libc::SYS_sigaltstack, [&raw const stack as usize, 0, 0, 0, 0, 0]) };
+    record.claim();
     begin(record, record.flags.get());
     // SAFETY: the frame lies on this stack, above all that lives.
     unsafe { entry::leave(record.frame.get(), &raw const *record as usize, deliver_pending) }

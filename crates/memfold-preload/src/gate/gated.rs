@@ -189,6 +189,8 @@ pub struct Gated {
     pub state: Mutex<State>,
     /// The program's memory is managed, or about to be.
     pub managing: AtomicBool,
+    /// No call of the program's last thread tells of its end: somebody has to look.
+    pub ends_by_itself: AtomicBool,
     /// The first address past the main thread's stack.
     pub stack_end: usize,
     /// With a swap file: it, and the service of the remote store.
@@ -340,6 +342,7 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         known: Known::default(),
         state: Mutex::new(state),
         managing: AtomicBool::new(false),
+        ends_by_itself: AtomicBool::new(false),
         stack_end,
         file,
         remote,

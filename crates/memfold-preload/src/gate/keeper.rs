@@ -5,6 +5,7 @@ use crate::say;
 use crate::say::say_once;
 use crate::slots;
 use core::ops::Range;
+use core::sync::atomic::Ordering::SeqCst;
 use memfold::fault::{Fault, Served};
 use memfold::known::TOP;
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, Names, NoRoom, Refused};
@@ -244,6 +245,12 @@ impl Keeper for Owner {
             }
             Refused::Traced => {
                 slots::note_unmanaged(b"traced by its parent (PTRACE_TRACEME)");
+            }
+            Refused::Strict => {
+                slots::note_unmanaged(b"a thread in SECCOMP_MODE_STRICT");
+                if let Some(gated) = get() {
+                    gated.ends_by_itself.store(true, SeqCst);
+                }
             }
             Refused::Task(e) => say::warn(format_args!(
                 "warning: a thread or process that the program has started ends with status 255: its filter of system calls \
