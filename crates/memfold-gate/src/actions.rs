@@ -87,6 +87,15 @@ impl Actions {
         self.sent.store(0, SeqCst);
     }
 
+    /// Makes the lock free.
+    ///
+    /// # Safety
+    /// - No task has it, but one that is gone.
+    pub unsafe fn reset(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.table.reset() };
+    }
+
     /// Makes them those of `other`.
     pub fn copy_from(&self, other: &Actions) {
         self.forget_sent();

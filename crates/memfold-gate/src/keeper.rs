@@ -133,6 +133,9 @@ pub trait Keeper: Sync {
     /// that has begun, or never will, has nothing to do.
     fn last_chance(&self) {}
 
+    /// The process is about to have a child that shares its memory: [`crate::is_child`] tells its calls.
+    fn has_child(&self) {}
+
     /// Memory that must never be folded: stacks of threads, their TLS, robust lists, alternate
     /// stacks, as they become known.
     fn never_fold(&self, start: usize, len: usize);

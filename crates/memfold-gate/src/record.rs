@@ -4,6 +4,7 @@
 //! thread whose stack pointer lies in its slot is in the gate. While code of the program runs, its
 //! own handlers included, the slot's stack is empty.
 use crate::actions::Actions;
+use crate::errand::Errand;
 use crate::frame::{Info, Stack};
 use crate::keeper::{Hold, Keeper};
 use core::cell::{Cell, UnsafeCell};
@@ -67,6 +68,8 @@ pub struct Record {
     pub refused: Cell<Option<Info>>,
     /// It is traced by its own wish, and its calls don't pass the gate.
     pub traced: Cell<bool>,
+    /// What it has done by another task.
+    pub errand: Errand,
     /// What its call holds.
     pub hold: Cell<Option<Hold>>,
     /// The head of its list of locks, which the kernel walks at its end; 0: it has none.
@@ -167,6 +170,7 @@ impl Record {
         self.traced.set(false);
         self.hold.set(None);
         self.robust.store(0, SeqCst);
+        self.errand.clear();
         self.thread.store(0, SeqCst);
         self.process.store(0, SeqCst);
         self.ends.store(false, SeqCst);
@@ -203,6 +207,11 @@ impl Record {
                 each(record);
             }
         });
+    }
+
+    /// It is a thread of the first process of this memory.
+    pub fn is_of_first_process(&self) -> bool {
+        self.process.load(SeqCst) == 0
     }
 
     /// The process is a copy of the one that it was in: it is the first of its own memory.
@@ -263,6 +272,8 @@ impl Record {
         if shared {
             return self.actions.set(parent.actions.get());
         }
+        // SAFETY: nobody else uses them, unless it was killed as it did.
+        unsafe { self.own_actions.reset() };
         self.own_actions.copy_from(parent.actions());
         self.actions.set(&raw const self.own_actions);
     }
@@ -270,7 +281,7 @@ impl Record {
 
 /// Calls `each` with all that aren't free. A slot that was never used stays without a page of its
 /// own.
-fn each_used(mut each: impl FnMut(&'static Record)) {
+pub fn each_used(mut each: impl FnMut(&'static Record)) {
     for (chunk, start) in CHUNK.iter().enumerate() {
         let start = start.load(SeqCst);
         if start == 0 {

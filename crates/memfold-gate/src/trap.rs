@@ -128,7 +128,8 @@ fn from_program(
     let is_at = |trap: usize| trap != 0 && after == trap + SYSCALL_BYTES as usize;
     if !is_at(call) && !is_at(done) {
         let (nr, args) = context.regs.call();
-        if is_plain(look_up(nr), &args) {
+        // A child of vfork may be killed meanwhile.
+        if record.is_of_first_process() && is_plain(look_up(nr), &args) {
             patch::note_trap(after, nr);
         }
         return trapped(keeper, record, context, info);
