@@ -335,3 +335,86 @@ fn messages_and_appended_writes_are_made_by_one_call() {
     assert!(stats["peak_held_bytes"].as_u64() >= Some(24 << 20), "{stats}");
     assert!(stats["over_limit"].as_u64() > Some(0), "{stats}");
 }
+
+/// However many calls wait, and whatever parts they name, just that is in memory.
+#[test]
+fn calls_hold_exactly_what_they_name() {
+    let ways = ["threads", "thousands", "discarded", "gaps", "spread", "environment"];
+    assert_right("held", 24, &ways);
+    assert_right("held", 24, &["gaps:bare", "spread:bare"]);
+}
+
+/// Two thousand threads of a runtime that wait; what is folded beside them is within the limit.
+#[track_caller]
+fn assert_threads_leave_room(command: &[&str]) {
+    let flags = ["--resident", "96M"];
+    let Some((output, stats)) = folded_in("", &flags, 32, command) else { return };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.stdout, b"right\n", "{command:?}: {said}");
+    let resident = stats["peak_resident_bytes"].as_u64().expect("a figure") >> 20;
+    assert!(resident < 160, "{command:?}: {resident} MiB in memory: {said}");
+}
+
+#[test]
+fn two_thousand_waiting_threads_of_python_leave_room_for_eviction() {
+    let Some(python) = common::real::python("threading") else { return };
+    let script = "
+import os, threading
+threading.stack_size(64 << 10)
+end, write = os.pipe()
+started = threading.Semaphore(0)
+def wait():
+    started.release()
+    assert os.read(end, 1) == b'x'
+threads = [threading.Thread(target=wait) for _ in range(2000)]
+for thread in threads: thread.start()
+for _ in threads: started.acquire()
+rows = [bytes([n % 251]) * 4096 for n in range(65536)]
+assert all(row == bytes([n % 251]) * 4096 for n, row in enumerate(rows))
+os.write(write, b'x' * len(threads))
+for thread in threads: thread.join()
+print('right')
+";
+    assert_threads_leave_room(&[&python, "-c", script]);
+}
+
+#[test]
+fn two_thousand_waiting_threads_of_java_leave_room_for_eviction() {
+    let Some(java) = common::real::installed("java") else { return };
+    let (scratch, source) = (open_scratch(), include_str!("programs/Waiting.java"));
+    let path = scratch.path("Waiting.java");
+    fs::write(&path, source).unwrap();
+    assert_threads_leave_room(&[&java, "-Xss256k", "-Xmx400m", "-XX:+UseSerialGC", &path]);
+}
+
+/// What a call waits for may need another thread to map memory first.
+#[test]
+fn thread_that_fills_memory_for_a_waiting_call_maps_its_own() {
+    assert_right("held", 24, &["filled", "filled:bare"]);
+}
+
+#[test]
+fn killed_writer_leaves_the_offset_where_it_has_written_to() {
+    assert_right("held", 24, &["killed", "killed:bare"]);
+}
+
+#[test]
+fn child_of_vfork_that_is_killed_while_it_is_served_holds_nobody_up() {
+    assert_right("held", 24, &["children"]);
+}
+
+#[test]
+fn socket_that_waits_for_much_gives_it_by_one_call() {
+    assert_right("held", 24, &["low_water", "low_water:bare"]);
+}
+
+/// SIGBUS, SIGSEGV and SIGSYS, by which the gate works.
+#[test]
+fn signals_of_the_gate_that_are_sent_arrive_as_any_other() {
+    assert_right("sent", 32, &["sigwaits", "sigsuspends", "signalfds", "threads", "stay"]);
+}
+
+#[test]
+fn process_in_strict_seccomp_goes_on_and_ends() {
+    assert_right("sent", 32, &["strict"]);
+}

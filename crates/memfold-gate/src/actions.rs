@@ -1,5 +1,6 @@
 //! What the program does on each signal, as it believes.
-use crate::frame::Action;
+use crate::frame::{Action, Info};
+use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use memfold_sys::sync::StaticMutex;
 
 /// Signals are numbered from 1 to this.
@@ -20,18 +21,35 @@ pub const UNBLOCKABLE: u64 = bit(libc::SIGKILL) | bit(libc::SIGSTOP);
 /// What a process does on each signal. A child that shares the memory, and not the actions, has its
 /// own.
 pub struct Actions {
-    table: StaticMutex<[Action; SIGNALS + 1]>,
+    table: StaticMutex<Table>,
+    /// Those of [`PROTECTED`] that were sent to the process while all threads had them blocked.
+    sent: AtomicU64,
 }
+
+struct Table {
+    actions: [Action; SIGNALS + 1],
+    /// What is known of those that are kept.
+    sent: [Info; SENT],
+}
+
+/// Signals below this are kept.
+const SENT: usize = libc::SIGSYS as usize + 1;
 
 impl Actions {
     /// All default.
     pub const fn new() -> Actions {
-        Actions { table: StaticMutex::new([Action::DEFAULT; SIGNALS + 1]) }
+        Actions {
+            table: StaticMutex::new(Table {
+                actions: [Action::DEFAULT; SIGNALS + 1],
+                sent: [Info::NONE; SENT],
+            }),
+            sent: AtomicU64::new(0),
+        }
     }
 
     /// Calls `with` under the lock. It must not touch the program's memory.
     pub fn with<T>(&self, with: impl FnOnce(&mut [Action; SIGNALS + 1]) -> T) -> T {
-        with(&mut self.table.lock())
+        with(&mut self.table.lock().actions)
     }
 
     /// The action of one signal.
@@ -39,8 +57,48 @@ impl Actions {
         self.with(|table| table[signal as usize])
     }
 
+    /// Signals that are kept for the process.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(SeqCst)
+    }
+
+    /// Keeps one, unless there is one of its kind.
+    pub fn keep_sent(&self, info: &Info) {
+        let mut table = self.table.lock();
+        if self.sent() & bit(info.signal) == 0 {
+            table.sent[info.signal as usize] = *info;
+            self.sent.fetch_or(bit(info.signal), SeqCst);
+        }
+    }
+
+    /// Takes one of `set`, if there is one.
+    pub fn take_sent(&self, set: u64) -> Option<Info> {
+        if self.sent() & set == 0 {
+            return None;
+        }
+        let table = self.table.lock();
+        let signal = (1..SENT as i32).find(|signal| self.sent() & set & bit(*signal) != 0)?;
+        self.sent.fetch_and(!bit(signal), SeqCst);
+        Some(table.sent[signal as usize])
+    }
+
+    /// The process is a new one, for which nothing is kept.
+    pub fn forget_sent(&self) {
+        self.sent.store(0, SeqCst);
+    }
+
+    /// Makes the lock free.
+    ///
+    /// # Safety
+    /// - No task has it, but one that is gone.
+    pub unsafe fn reset(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.table.reset() };
+    }
+
     /// Makes them those of `other`.
     pub fn copy_from(&self, other: &Actions) {
+        self.forget_sent();
         let theirs = other.with(|table| *table);
         self.with(|table| *table = theirs);
     }

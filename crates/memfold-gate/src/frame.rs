@@ -1,6 +1,8 @@
 //! What the kernel writes when a signal is handled, and reads when a handler returns
 //! (`arch/x86/include/uapi/asm/sigcontext.h`, `ucontext.h`).
 
+use memfold_sys::raw::system_call;
+
 /// `struct sigcontext`.
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -95,6 +97,17 @@ pub struct Info {
     rest: [u64; 12],
 }
 
+/// Codes of signals lie below this, by their amount; and what is taken from one that is sent on.
+const CODES: u32 = 1 << 12;
+const FORWARDED: i32 = 1 << 16;
+const NUDGE: i32 = 1 << 20;
+
+/// The code of what a nudge is about; `None`: it is the code of no nudge.
+pub fn code_of_nudge(code: i32) -> Option<i32> {
+    let code = code.saturating_add(NUDGE);
+    (code.unsigned_abs() < CODES).then_some(code)
+}
+
 impl Info {
     /// Zeros.
     pub const NONE: Info =
@@ -117,6 +130,41 @@ impl Info {
         const SYS_SECCOMP: i32 = 1;
         let is = self.signal == libc::SIGSYS && self.code == SYS_SECCOMP;
         is.then_some(self.call as u32 as usize)
+    }
+
+    /// One of `kill`.
+    pub fn of_user(signal: i32, process: u32) -> Info {
+        // SAFETY: has no conditions.
+        let user = unsafe { system_call(libc::SYS_getuid, [0; 6]) }.unwrap_or(0) as u64;
+        Info { signal, address: user << 32 | u64::from(process), ..Info::NONE }
+    }
+
+    /// In a form in which one thread may send it to another one. The kernel lets no code from 0 on, and
+    /// none of `tgkill`, be sent on.
+    pub fn to_forward(&self) -> Info {
+        Info { code: self.code - FORWARDED, ..*self }
+    }
+
+    /// As it was before it was sent on; `None`: it wasn't.
+    pub fn before_forwarding(&self) -> Option<Info> {
+        let code = self.code.saturating_add(FORWARDED);
+        (code.unsigned_abs() < CODES).then_some(Info { code, ..*self })
+    }
+
+    /// One that has a thread look again at what is kept, as this is.
+    pub fn nudge(&self) -> Info {
+        Info { code: self.code - NUDGE, ..*self }
+    }
+
+    /// It is one of these.
+    pub fn is_nudge(&self) -> bool {
+        code_of_nudge(self.code).is_some()
+    }
+
+    /// It was sent to a thread (`tgkill`), and not to a process.
+    pub fn is_for_thread(&self) -> bool {
+        const SI_TKILL: i32 = -6;
+        self.code == SI_TKILL
     }
 
     /// The same of the instruction that ends at `address`.

@@ -68,6 +68,9 @@ pub enum Refused {
     Dispatch,
     /// A task asks to be traced by its parent: it isn't managed from now on.
     Traced,
+    /// A thread has asked for SECCOMP_MODE_STRICT: the process isn't managed from now on, and its last
+    /// thread doesn't end it.
+    Strict,
     /// A thread or a process whose dispatch the kernel, or a filter, refuses: it ends.
     Task(Errno),
 }
@@ -130,6 +133,9 @@ pub trait Keeper: Sync {
     /// share its memory with another task (but for a child of vfork), or to give up a right. One
     /// that has begun, or never will, has nothing to do.
     fn last_chance(&self) {}
+
+    /// The process is about to have a child that shares its memory: [`crate::is_child`] tells its calls.
+    fn has_child(&self) {}
 
     /// Memory that must never be folded: stacks of threads, their TLS, robust lists, alternate
     /// stacks, as they become known.

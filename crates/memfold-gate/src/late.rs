@@ -173,6 +173,7 @@ unsafe fn arm_all(
     record: &'static Record,
     before: u64,
 ) -> Result<(), WhyNot> {
+    record.claim();
     record.blocked.set(before & PROTECTED);
     let theirs = set_alternate(&record.stack()).map_err(WhyNot::NoHandlers)?;
     record.alternate.set(theirs);
@@ -384,6 +385,7 @@ unsafe extern "C" fn on_call(signal: i32, info: *const Info, context: *mut Conte
 /// Switches the calling thread's dispatch on, with a slot for its handlers.
 fn prepare() -> Result<(&'static Record, Stack), u32> {
     let record = Record::take().ok_or(NO_MEMORY)?;
+    record.claim();
     record.robust.store(robust_list(), SeqCst);
     let theirs = set_alternate(&record.stack()).map_err(|_| {
         record.give_back();

@@ -12,6 +12,7 @@ pub mod calls;
 mod frame;
 mod touch;
 mod actions;
+mod errand;
 mod record;
 mod dispatch;
 mod patch;
@@ -26,6 +27,7 @@ mod late;
 
 pub use keeper::{BadAddress, Ending, Fault, Hold, Keeper, Names, NoRoom, Refused, Span};
 pub use late::start_late;
+pub use threads::{hand_over, is_child, serve_errands};
 pub use touch::{read_bytes, touch, write_bytes};
 
 use core::sync::atomic::Ordering::SeqCst;
@@ -71,6 +73,7 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<(), WhyNot> {
     // SAFETY: the caller's promise.
     unsafe { record::KEEPER.set(keeper) };
     signals::HANDLER.store(trap::on_signal as *const () as usize, SeqCst);
+    record.claim();
     record.blocked.set(before & actions::PROTECTED);
     record.robust.store(threads::robust_list(), SeqCst);
     let armed = set_alternate(&record.stack())

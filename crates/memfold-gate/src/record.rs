@@ -4,14 +4,16 @@
 //! thread whose stack pointer lies in its slot is in the gate. While code of the program runs, its
 //! own handlers included, the slot's stack is empty.
 use crate::actions::Actions;
+use crate::errand::Errand;
 use crate::frame::{Info, Stack};
 use crate::keeper::{Hold, Keeper};
 use core::cell::{Cell, UnsafeCell};
 use core::mem::forget;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use memfold_sys::memory::zone::Zone;
 use memfold_sys::raw::system_call;
 use memfold_sys::sync::StaticMutex;
+use memfold_sys::thread::thread_id;
 use memfold_sys::units::PAGE_SIZE;
 
 /// Stack and record.
@@ -53,8 +55,10 @@ pub struct Record {
     /// What the kernel had blocked when the first of them came.
     pub mask_before: Cell<u64>,
     /// Those of [`crate::actions::PROTECTED`] that the program believes to have blocked.
-    pub blocked: Cell<u64>,
-    /// Those of them that were sent meanwhile.
+    pub blocked: Set,
+    /// Those of them that it takes all the same while it waits in a call.
+    pub awaits: Set,
+    /// Those of them that were sent to the thread meanwhile.
     pub sent: Cell<u64>,
     /// Their information.
     pub sent_info: [Cell<Info>; DEFERRED],
@@ -64,10 +68,14 @@ pub struct Record {
     pub refused: Cell<Option<Info>>,
     /// It is traced by its own wish, and its calls don't pass the gate.
     pub traced: Cell<bool>,
+    /// What it has done by another task.
+    pub errand: Errand,
     /// What its call holds.
     pub hold: Cell<Option<Hold>>,
     /// The head of its list of locks, which the kernel walks at its end; 0: it has none.
     pub robust: AtomicUsize,
+    /// Its number, for the kernel.
+    pub thread: AtomicU32,
     /// Of threads that live at the same time no two have the same; they are dense.
     pub number: Cell<usize>,
     /// Its process, 0 for the first: threads have that of who has made them.
@@ -86,6 +94,21 @@ pub struct Record {
 }
 
 const _: () = assert!(size_of::<Record>() <= RECORD_BYTES);
+
+/// A set of signals of a thread's, which others may read.
+pub struct Set(AtomicU64);
+
+impl Set {
+    /// What it is.
+    pub fn get(&self) -> u64 {
+        self.0.load(SeqCst)
+    }
+
+    /// Makes it another one.
+    pub fn set(&self, set: u64) {
+        self.0.store(set, SeqCst);
+    }
+}
 
 /// What the process does on each signal.
 pub static ACTIONS: Actions = Actions::new();
@@ -140,12 +163,15 @@ impl Record {
         self.fs.set(0);
         self.shares_fs.set(false);
         self.blocked.set(0);
+        self.awaits.set(0);
         self.sent.set(0);
         self.alternate.set(Stack::NONE);
         self.refused.set(None);
         self.traced.set(false);
         self.hold.set(None);
         self.robust.store(0, SeqCst);
+        self.errand.clear();
+        self.thread.store(0, SeqCst);
         self.process.store(0, SeqCst);
         self.ends.store(false, SeqCst);
         self.waiting_mask.set(None);
@@ -156,6 +182,11 @@ impl Record {
     pub fn give_back(&self) {
         self.fs.set(0);
         self.state.store(0, SeqCst);
+    }
+
+    /// It is the calling thread's.
+    pub fn claim(&self) {
+        self.thread.store(thread_id(), SeqCst);
     }
 
     /// It is a thread of `other`'s process, or the first of another.
@@ -176,6 +207,11 @@ impl Record {
                 each(record);
             }
         });
+    }
+
+    /// It is a thread of the first process of this memory.
+    pub fn is_of_first_process(&self) -> bool {
+        self.process.load(SeqCst) == 0
     }
 
     /// The process is a copy of the one that it was in: it is the first of its own memory.
@@ -236,6 +272,8 @@ impl Record {
         if shared {
             return self.actions.set(parent.actions.get());
         }
+        // SAFETY: nobody else uses them, unless it was killed as it did.
+        unsafe { self.own_actions.reset() };
         self.own_actions.copy_from(parent.actions());
         self.actions.set(&raw const self.own_actions);
     }
@@ -243,7 +281,7 @@ impl Record {
 
 /// Calls `each` with all that aren't free. A slot that was never used stays without a page of its
 /// own.
-fn each_used(mut each: impl FnMut(&'static Record)) {
+pub fn each_used(mut each: impl FnMut(&'static Record)) {
     for (chunk, start) in CHUNK.iter().enumerate() {
         let start = start.load(SeqCst);
         if start == 0 {

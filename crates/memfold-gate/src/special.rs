@@ -2,7 +2,6 @@
 use crate::actions::{PROTECTED, UNBLOCKABLE};
 use crate::calls::{self, Class, Entry, Piece};
 use crate::dispatch::{self, PR_SET_SYSCALL_USER_DISPATCH};
-use crate::entry;
 use crate::frame::Context;
 use crate::keeper::{Ending, Keeper, Names, Refused, Span};
 use crate::lent;
@@ -67,10 +66,15 @@ impl Call<'_> {
                 threads::clone(self.keeper, self.record, self.context, nr, &args)
             }
             libc::SYS_execve | libc::SYS_execveat => self.execute(),
+            libc::SYS_kill => match signals::kill(self.record, &args) {
+                Some(made) => made,
+                None => self.wait(),
+            },
             libc::SYS_unshare | libc::SYS_setns if self.is_alone() => {
                 signals::block_all();
                 self.keeper.alone(&mut || raw(nr, &args))
             }
+            _ if wants_strict(nr, &args) => self.be_strict(),
             libc::SYS_seccomp => self.filter(),
             libc::SYS_getrlimit | libc::SYS_setrlimit | libc::SYS_prlimit64 => self.limit(),
             libc::SYS_ptrace if is_wish_to_be_traced(nr, &args) => self.be_traced(),
@@ -136,11 +140,7 @@ impl Call<'_> {
         }
         keeper.tells(Refused::Traced);
         record.traced.set(true);
-        // Patched sites go to the kernel from here on.
-        record.fs.set(0);
-        dispatch::disarm();
-        signals::give_back(record);
-        self.context.mask |= record.blocked.get();
+        self.pass_by(true);
         made
     }
 
@@ -190,6 +190,37 @@ impl Call<'_> {
         }))
     }
 
+    /// SECCOMP_MODE_STRICT: from now on the kernel lets the caller read, write, return from handlers
+    /// and end, and kills it for all else that the gate would do. So its calls pass the gate by, and all
+    /// memory is home.
+    fn be_strict(&mut self) -> isize {
+        let keeper = self.keeper;
+        // Who has a filter is refused this.
+        let has = [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0];
+        if raw(libc::SYS_prctl as usize, &has) != 0 {
+            return raw(self.nr, &self.args);
+        }
+        let is_alone = self.is_alone();
+        signals::block_all();
+        if !keeper.keep_home(true) {
+            return -(libc::ENOMEM as isize);
+        }
+        keeper.tells(Refused::Strict);
+        self.pass_by(is_alone);
+        raw(self.nr, &self.args)
+    }
+
+    /// From here on the caller's calls pass the gate by, patched sites too; if it is the only thread,
+    /// its signals, too.
+    fn pass_by(&mut self, is_alone: bool) {
+        self.record.fs.set(0);
+        dispatch::disarm();
+        if is_alone {
+            signals::give_back(self.record);
+            self.context.mask |= self.record.blocked.get();
+        }
+    }
+
     fn set_alternate(&mut self) -> isize {
         match signals::set_alternate(self.record, self.context, &self.args) {
             Ok(Some(stack)) if stack.size > 0 => {
@@ -230,16 +261,32 @@ impl Call<'_> {
             Ok(replaced) => replaced,
             Err(e) => return -(e.raw_os_error() as isize),
         };
+        if matches!(self.nr as i64, libc::SYS_signalfd | libc::SYS_signalfd4) {
+            signals::note_read(set);
+        }
+        let awaits = match self.nr as i64 {
+            libc::SYS_rt_sigtimedwait => set,
+            // The others are open to them anyway.
+            _ => waits.map_or(0, |mask| !mask & self.record.blocked.get()),
+        };
+        self.record.awaits.set(awaits & PROTECTED);
         self.record.waiting_mask.set(waits);
         let made = plain(self.keeper, self.record, self.entry, self.nr, &args);
-        if made == entry::RESTART || self.record.pending.load(SeqCst) == 0 {
+        self.record.awaits.set(0);
+        if self.nr as i64 == libc::SYS_rt_sigtimedwait && made > 0 && args[1] != 0 {
+            signals::tell_as_sent(args[1]);
+        }
+        // Of a call that wasn't interrupted, the mask is over.
+        let interrupted = made == -(libc::EINTR as isize);
+        if !interrupted || self.record.pending.load(SeqCst) == 0 {
             self.record.waiting_mask.set(None);
         }
         made
     }
 
-    /// The arguments with a copy of the set of signals that they name, which has none of the
-    /// gate's; the mask that is in force meanwhile.
+    /// The arguments with a copy of the set of signals that they name; the mask that is in force
+    /// meanwhile. The kernel may have the gate's own signals blocked while it waits: what interrupts
+    /// the call is put off, which raises none.
     fn with_mask(
         &self,
         set: &mut u64,
@@ -265,9 +312,7 @@ impl Call<'_> {
             *set = read::<u64>(args[at]).map_err(|_| Errno::FAULT)?;
             args[at] = &raw const *set as usize;
         }
-        let mask = *set & !UNBLOCKABLE;
-        *set &= !PROTECTED;
-        Ok((args, waits.then_some(mask)))
+        Ok((args, waits.then_some(*set & !UNBLOCKABLE)))
     }
 
     /// Calls that close descriptors, or ask whether there are any, pass over the engine's.
@@ -363,9 +408,8 @@ fn made(
     nr: usize,
     args: &[usize; 6],
 ) -> isize {
-    let pending = record.pending.as_ptr();
-    // SAFETY: the program's own call.
-    let call = |nr: usize, args: &[usize; 6]| unsafe { entry::call(nr, args, pending) };
+    // SAFETY: the program's own call; what it names is held.
+    let call = |nr: usize, args: &[usize; 6]| unsafe { signals::call(record, nr, args) };
     if !entry.names {
         return checked(keeper, entry, nr, args, &|_| {}, call(nr, args));
     }
@@ -495,6 +539,19 @@ fn gives_up_rights(nr: usize, args: &[usize; 6]) -> bool {
     }
 }
 
+/// Whether a call asks for SECCOMP_MODE_STRICT.
+fn wants_strict(nr: usize, args: &[usize; 6]) -> bool {
+    match nr as i64 {
+        libc::SYS_prctl => {
+            args[0] as i32 == libc::PR_SET_SECCOMP && args[1] == libc::SECCOMP_MODE_STRICT as usize
+        }
+        libc::SYS_seccomp => {
+            args[0] as u32 == libc::SECCOMP_SET_MODE_STRICT && args[1] as u32 == 0 && args[2] == 0
+        }
+        _ => false,
+    }
+}
+
 fn is_wish_to_be_traced(nr: usize, args: &[usize; 6]) -> bool {
     nr as i64 == libc::SYS_ptrace && args[0] == libc::PTRACE_TRACEME as usize
 }
@@ -507,6 +564,7 @@ pub fn is_plain(entry: &Entry, args: &[usize; 6]) -> bool {
         && !matches!(
             i64::from(entry.number),
             libc::SYS_exit_group
+                | libc::SYS_kill
                 | libc::SYS_set_tid_address
                 | libc::SYS_set_robust_list
                 | libc::SYS_rseq

@@ -126,6 +126,8 @@ unsafe impl Plain for crate::frame::Action {}
 // SAFETY: integers.
 unsafe impl Plain for crate::frame::Stack {}
 // SAFETY: integers.
+unsafe impl Plain for crate::frame::Info {}
+// SAFETY: integers.
 unsafe impl Plain for crate::frame::Frame {}
 // SAFETY: integers.
 unsafe impl Plain for crate::frame::Context {}

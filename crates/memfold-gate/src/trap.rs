@@ -24,6 +24,8 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 pub unsafe extern "C" fn on_signal(signal: i32, info: *const Info, context: *mut Context) {
     // SAFETY: the kernel's, on this stack.
     let (info, context) = unsafe { (&*info, &mut *context) };
+    let before = info.before_forwarding();
+    let info = before.as_ref().unwrap_or(info);
     let here = &raw const *context as usize;
     let (Some(keeper), Some(record)) = (KEEPER.get(), Record::of_stack(here)) else {
         // An engine thread has met what nobody serves.
@@ -126,7 +128,8 @@ fn from_program(
     let is_at = |trap: usize| trap != 0 && after == trap + SYSCALL_BYTES as usize;
     if !is_at(call) && !is_at(done) {
         let (nr, args) = context.regs.call();
-        if is_plain(look_up(nr), &args) {
+        // A child of vfork may be killed meanwhile.
+        if record.is_of_first_process() && is_plain(look_up(nr), &args) {
             patch::note_trap(after, nr);
         }
         return trapped(keeper, record, context, info);

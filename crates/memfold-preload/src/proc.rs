@@ -2,6 +2,7 @@
 use memfold_sys::Errno;
 use memfold_sys::maps::own::OwnFile;
 use memfold_sys::raw::system_call;
+use memfold_sys::thread::{bare, process_id, read_stat, stat_field};
 use memfold_sys::units::PAGE_SIZE;
 use rustix::fs::{Mode, OFlags, open};
 
@@ -108,4 +109,27 @@ fn fields<const N: usize>(path: &core::ffi::CStr, names: [&str; N]) -> [u64; N] 
             .unwrap_or(0);
         kib << 10
     })
+}
+
+/// Ends the process as its first thread has ended, if no thread of the program's is left: the engine's
+/// would go on.
+pub fn end_with_program() {
+    /// A directory has one link for itself, and one for its name.
+    const OWN_LINKS: usize = 2;
+    let links = rustix::fs::stat(c"/proc/self/task").map_or(0, |about| about.st_nlink as usize);
+    let mut stat = [0u8; 1024];
+    let len = read_stat(process_id(), &mut stat).unwrap_or(0);
+    let field = |number: usize| stat_field(&stat[..len], number).map(str::trim_end);
+    // The first one is there until the process is gone.
+    if links != OWN_LINKS + bare::count() + 1 || field(3) != Some("Z") {
+        return;
+    }
+    let status = field(52).and_then(|code| code.parse().ok()).unwrap_or(0usize);
+    let (signal, code) = (status & 0x7f, status >> 8 & 0xff);
+    let (nr, args) = match signal {
+        0 => (libc::SYS_exit_group, [code, 0, 0, 0, 0, 0]),
+        _ => (libc::SYS_kill, [process_id() as usize, signal, 0, 0, 0, 0]),
+    };
+    // SAFETY: no thread of the program's is left.
+    let _ = unsafe { system_call(nr, args) };
 }

@@ -37,6 +37,7 @@ use memfold_sys::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 use memfold_sys::sync::{Condvar, Mutex};
+use memfold_sys::thread::yield_now;
 use memfold_sys::units::{MAX_BYTES, PAGE_SIZE};
 
 /// Slots of the first chunk (each further one has twice as many as the one before), and classes. A
@@ -339,6 +340,25 @@ impl Holds {
     /// an evictor has found free.
     pub fn wait(&self, hold: Hold) {
         self.each(hold, |range, _| each_class(&range, |class| self.cells[class].wait()));
+    }
+
+    /// As [`Holds::wait`], by looking only: no lock is left taken if the caller is killed.
+    pub fn wait_by_looking(&self, hold: Hold) {
+        self.each(hold, |range, _| {
+            each_class(&range, |class| {
+                while self.cells[class].leaving.load(SeqCst) != 0 {
+                    yield_now();
+                }
+            });
+        });
+    }
+
+    /// Whether a hold of so many ranges finds slots without asking for memory; with `grow`, asks for
+    /// it.
+    pub fn has_room(&self, near: usize, ranges: usize, grow: bool) -> bool {
+        let last = self.used.load(SeqCst).max(near) + ranges / RANGES + 1;
+        let places = (place_of(near).0..=place_of(last).0).map(|chunk| FIRST * ((1 << chunk) - 1));
+        places.into_iter().all(|at| self.slot(at).is_some() || grow && self.grow(at))
     }
 
     /// Calls `each` with the ranges of a hold, in whole pages, and whether the kernel writes there.

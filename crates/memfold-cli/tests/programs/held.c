@@ -281,6 +281,51 @@ static void killed(void) {
     }
 }
 
+/* Children of vfork that are killed while they are served: their parent goes on. */
+static volatile pid_t victim;
+static void *kill_children(void *arg) {
+    for (uint64_t turn = 1; !*(volatile int *)arg; turn++) {
+        pid_t pid = victim;
+        if (!pid) continue;
+        for (volatile unsigned i = 0; i < mix(turn) % 100000; i++) {}
+        kill(pid, SIGKILL);
+        victim = 0;
+    }
+    return NULL;
+}
+static void children(void) {
+    char *p = map(LEN);
+    volatile int over = 0;
+    fill(p, LEN, 10);
+    push_out(p, LEN);
+    pthread_t killer;
+    NEED(!pthread_create(&killer, NULL, kill_children, (void *)&over));
+    volatile uint64_t at = 1;
+    for (volatile int i = 0; i < 600; i++) {
+        pid_t pid = vfork();
+        if (!pid) {
+            victim = syscall(SYS_getpid);
+            for (int k = 0; k < 3000; k++) {
+                at = mix(at);
+                char *page = p + at % (LEN / PAGE) * PAGE;
+                check_from(page, PAGE, 10, (page - p) / PAGE);
+                if (k % 100 == 0) munmap(map(MIB), MIB);
+            }
+            _exit(0);
+        }
+        int status = wait_for(pid);
+        NEED(WIFSIGNALED(status) ? WTERMSIG(status) == SIGKILL : WEXITSTATUS(status) == 0);
+        for (size_t k = 0; k < 50; k++) {
+            at = mix(at);
+            check_from(p + at % (LEN / PAGE) * PAGE, PAGE, 10, at % (LEN / PAGE));
+        }
+        victim = 0;
+    }
+    over = 1;
+    NEED(!pthread_join(killer, NULL));
+    check(p, LEN, 10);
+}
+
 static int sender;
 static void *send_all(void *arg) {
     (void)arg;
@@ -312,7 +357,7 @@ static void low_water(void) {
 int main(int argc, char **argv) {
     static const struct test all[] = {
         {"threads", threads}, {"thousands", thousands}, {"discarded", discarded}, {"gaps", gaps}, {"spread", spread},
-        {"environment", environment}, {"filled", filled}, {"killed", killed}, {"low_water", low_water},
+        {"environment", environment}, {"filled", filled}, {"killed", killed}, {"children", children}, {"low_water", low_water},
     };
     return RUN_NAMED(argc, argv, all);
 }

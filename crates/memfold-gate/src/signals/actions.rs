@@ -3,6 +3,7 @@ use crate::actions::{PROTECTED, SIGNALS, UNBLOCKABLE, bit};
 use crate::entry::restorer;
 use crate::frame::Action;
 use crate::record::Record;
+use crate::signals::sent::forget;
 use crate::touch::{read, write};
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use memfold_sys::Errno;
@@ -49,12 +50,10 @@ pub fn calling(handler: usize) -> Action {
 }
 
 /// Has the gate's handler take SIGSYS, SIGBUS and SIGSEGV.
-pub fn install_protected() -> Result<(), Errno> {
-    for signal in [libc::SIGBUS, libc::SIGSEGV] {
-        set_real(signal, Some(&ours(0)))?;
-    }
-    // What waits in a system call must be open to the program's signals.
-    set_real(libc::SIGSYS, Some(&Action { mask: 0, ..ours(0) })).map(drop)
+pub fn install_protected(record: &Record) -> Result<(), Errno> {
+    [libc::SIGBUS, libc::SIGSEGV, libc::SIGSYS]
+        .into_iter()
+        .try_for_each(|signal| tell_kernel(signal, &record.actions().of(signal)))
 }
 
 /// Reads the actions as they are, and puts the gate's handler before all others.
@@ -66,7 +65,7 @@ pub fn take_over(record: &Record) -> Result<(), Errno> {
             set_real(signal, Some(&ours(now.flags)))?;
         }
     }
-    install_protected()
+    install_protected(record)
 }
 
 /// Undoes [`take_over`].
@@ -79,7 +78,12 @@ pub fn give_back(record: &Record) {
 /// Tells the kernel of what the program wants.
 pub fn tell_kernel(signal: i32, action: &Action) -> Result<(), Errno> {
     if bit(signal) & PROTECTED != 0 {
-        return Ok(());
+        // One that is blocked or ignored ends no call.
+        let flags = if action.is_handler() { action.flags } else { libc::SA_RESTART as u64 };
+        let ours = ours(flags);
+        // What waits in a system call, which comes by SIGSYS, must be open to the program's signals.
+        let mask = if signal == libc::SIGSYS { 0 } else { ours.mask };
+        return set_real(signal, Some(&Action { mask, ..ours })).map(drop);
     }
     let real = if action.is_handler() { ours(action.flags) } else { *action };
     set_real(signal, Some(&real)).map(drop)
@@ -112,7 +116,7 @@ pub fn set_action(
         Ok(before)
     })?;
     if wanted.is_some_and(|wanted| wanted.handler == libc::SIG_IGN) {
-        record.sent.set(record.sent.get() & !bit(signal));
+        forget(record, signal);
     }
     if *old != 0 {
         // SAFETY: the program wants it there.

@@ -5,9 +5,10 @@ use crate::keeper::BadAddress;
 use crate::record::Record;
 use crate::signals::actions::{set_real, tell_kernel};
 use crate::signals::alternate;
+use crate::signals::sent::{keep, send};
 use crate::touch::{copy, write};
 use core::sync::atomic::Ordering::SeqCst;
-use memfold_sys::raw::system_call;
+use memfold_sys::thread::thread_id;
 
 const RED_ZONE: usize = 128;
 const FP_ALIGN: usize = 64;
@@ -15,7 +16,7 @@ const FP_ALIGN: usize = 64;
 const CLEARED_FLAGS: u64 = 0x400 | 0x1_0000 | 0x100;
 
 /// A place for each that can come while another is put off.
-fn place_of(signal: i32) -> usize {
+pub fn place_of(signal: i32) -> usize {
     match signal {
         libc::SIGSEGV => 1,
         libc::SIGBUS => 2,
@@ -37,22 +38,13 @@ pub fn defer(record: &Record, context: &mut Context, info: &Info) {
     context.mask = !PROTECTED;
 }
 
-fn put(record: &Record, info: &Info) {
+/// Puts a signal off, unless there is one of its kind.
+pub fn put(record: &Record, info: &Info) {
     let place = place_of(info.signal);
-    if record.pending.load(SeqCst) & (1 << place) == 0 {
+    let is_free = record.pending.load(SeqCst) & (1 << place) == 0;
+    if is_free || record.deferred[place].get().is_nudge() {
         record.deferred[place].set(*info);
         record.pending.fetch_or(1 << place, SeqCst);
-    }
-}
-
-/// Of what was sent while the program believed it to be blocked, delivers what isn't now.
-pub fn promote_sent(record: &Record, mask: u64) {
-    let open = record.sent.get() & !mask;
-    for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGSYS] {
-        if open & bit(signal) != 0 {
-            record.sent.set(record.sent.get() & !bit(signal));
-            put(record, &record.sent_info[place_of(signal)].get());
-        }
     }
 }
 
@@ -79,14 +71,15 @@ pub unsafe extern "C" fn deliver_pending(context: usize, record: usize) {
 /// Has `context`, in which the program is to go on, go on with its handler of a signal, or does
 /// what else the program's action says.
 pub fn deliver(record: &Record, context: &mut Context, info: &Info) {
+    if info.is_nudge() {
+        return;
+    }
     let signal = info.signal;
     let blocked = context.mask | record.blocked.get();
     let now = record.waiting_mask.get().unwrap_or(blocked);
     let is_blocked = now & PROTECTED & bit(signal) != 0;
     if is_blocked && !info.is_fault() {
-        record.sent_info[place_of(signal)].set(*info);
-        record.sent.set(record.sent.get() | bit(signal));
-        return;
+        return keep(record, info);
     }
     let action = record.actions().of(signal);
     if !action.is_handler() || is_blocked {
@@ -115,18 +108,7 @@ pub fn deliver(record: &Record, context: &mut Context, info: &Info) {
 /// What the kernel does by itself, as soon as the gate is left.
 fn by_default(info: &Info) {
     let _ = set_real(info.signal, Some(&Action::DEFAULT));
-    // SAFETY: have no conditions.
-    let own = |nr| unsafe { system_call(nr, [0; 6]) }.unwrap_or(0) as usize;
-    let args = [
-        own(libc::SYS_getpid),
-        own(libc::SYS_gettid),
-        info.signal as usize,
-        &raw const *info as usize,
-        0,
-        0,
-    ];
-    // SAFETY: a signal to the calling thread, with its own information.
-    let _ = unsafe { system_call(libc::SYS_rt_tgsigqueueinfo, args) };
+    let _ = send(thread_id(), info);
 }
 
 /// There is no room for a frame: SIGSEGV instead, which ends the process if it is the same.

@@ -2,7 +2,7 @@
 use crate::actions::{PROTECTED, UNBLOCKABLE};
 use crate::frame::Context;
 use crate::record::Record;
-use crate::signals::deliver::promote_sent;
+use crate::signals::sent::{kept, promote};
 use crate::touch::{read, write};
 use memfold_sys::Errno;
 use memfold_sys::raw::{set_signals_blocked, system_call};
@@ -16,7 +16,7 @@ pub fn mask_of(record: &Record, context: &Context) -> u64 {
 pub fn replace_mask(record: &Record, context: &mut Context, mask: u64) {
     context.mask = mask & !(PROTECTED | UNBLOCKABLE);
     record.blocked.set(mask & PROTECTED);
-    promote_sent(record, mask);
+    promote(record, mask);
 }
 
 /// Blocks all signals but the gate's own until the gate is left.
@@ -59,7 +59,7 @@ pub fn pending(record: &Record, [set, bytes, ..]: &[usize; 6]) -> Result<(), Err
     let mut real = 0u64;
     // SAFETY: it has room for them.
     unsafe { system_call(libc::SYS_rt_sigpending, [&raw mut real as usize, 8, 0, 0, 0, 0]) }?;
-    let seen = (real | record.sent.get()).to_ne_bytes();
+    let seen = (real | kept(record)).to_ne_bytes();
     // SAFETY: the program wants it there.
     unsafe { crate::touch::write_bytes(*set, &seen[..*bytes]) }.map_err(|_| Errno::FAULT)
 }

@@ -11,6 +11,7 @@ mod alternate;
 mod deliver;
 mod masks;
 mod resume;
+mod sent;
 
 pub use actions::{
     HANDLER, calling, give_back, ignore_really, install_protected, set_action, set_real, take_over,
@@ -19,3 +20,4 @@ pub use alternate::set_alternate;
 pub use deliver::{defer, deliver, deliver_pending};
 pub use masks::{block_all, pending, set_mask};
 pub use resume::resume;
+pub use sent::{call, hand_over, kill, note_read, tell_as_sent};

@@ -30,6 +30,8 @@ pub fn copy(
                     Ok(0) => {
                         record.pending.store(0, SeqCst);
                         record.sent.set(0);
+                        record.actions().forget_sent();
+                        record.claim();
                         record.robust.store(0, SeqCst);
                         record.give_back_others();
                         record.begin_as_copy();
@@ -53,7 +55,7 @@ pub fn begin(record: &Record, flags: usize) {
             });
         });
     }
-    let begun = if flags & CLEAR_SIGHAND != 0 { install_protected() } else { Ok(()) };
+    let begun = if flags & CLEAR_SIGHAND != 0 { install_protected(record) } else { Ok(()) };
     if let Err(e) = begun.and_then(|()| arm()) {
         // Its calls would meet what is folded. A filter that lets it make no such call can't be
         // told from here.

@@ -4,7 +4,7 @@ use crate::entry;
 use crate::frame::{Action, Context};
 use crate::keeper::{Ending, Keeper};
 use crate::record::Record;
-use crate::signals::{ignore_really, install_protected};
+use crate::signals::{hand_over, ignore_really, install_protected};
 use crate::threads::end::keep_locks;
 use memfold_sys::raw::set_signals_blocked;
 
@@ -30,6 +30,7 @@ pub fn execute(
     let blocked = record.blocked.get();
     if blocked != 0 {
         set_signals_blocked(context.mask | blocked);
+        hand_over(record, blocked);
     }
     let failed = keeper.execute(nr, args, &mut |args| {
         // SAFETY: the program's own call.
@@ -41,7 +42,7 @@ pub fn execute(
         set_signals_blocked(if waits { !PROTECTED } else { context.mask });
     }
     if ignored != 0 {
-        let _ = install_protected();
+        let _ = install_protected(record);
     }
     keeper.ends(Ending::ExecFailed);
     if kept {

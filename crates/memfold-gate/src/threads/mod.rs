@@ -4,11 +4,13 @@
 //! memory begins on a slot of its own with a copy of the frame of its parent's call, and leaves the
 //! gate as its parent does: a parent that waits for a child of `vfork` keeps its slot untouched. A
 //! copy of the process goes on where its parent's call is.
+mod behalf;
 mod copy;
 mod end;
 mod exec;
 mod spawn;
 
+pub use behalf::{hand_over, is_child, serve_errands};
 pub use end::{exit, keep_locks, robust_list};
 pub use exec::execute;
 pub use spawn::clone;

@@ -163,6 +163,9 @@ fn spawn(
     context: &Context,
     wanted: &mut Wanted,
 ) -> isize {
+    if wanted.flags & libc::CLONE_THREAD as usize == 0 {
+        keeper.has_child();
+    }
     block_all();
     let Some(child) = Record::take() else { return -(libc::EAGAIN as isize) };
     child.blocked.set(record.blocked.get());
@@ -185,6 +188,7 @@ fn spawn(
     // SAFETY: the stack is the child's, and the arguments are the program's but for it.
     let made = unsafe { entry::clone(wanted.nr, &wanted.args, first, &raw const *child as usize) };
     if made < 0 || wanted.flags & VFORK != 0 {
+        child.errand.finish();
         // The call by which a child of vfork goes on as another program never returned.
         if let Some(hold) = child.hold.take() {
             keeper.release(hold);
@@ -227,6 +231,7 @@ unsafe extern "C" fn first(record: usize) -> ! {
     // SAFETY: the stack is this thread's for good.
     let _ =
         unsafe { system_call(libc::SYS_sigaltstack, [&raw const stack as usize, 0, 0, 0, 0, 0]) };
+    record.claim();
     begin(record, record.flags.get());
     // SAFETY: the frame lies on this stack, above all that lives.
     unsafe { entry::leave(record.frame.get(), &raw const *record as usize, deliver_pending) }

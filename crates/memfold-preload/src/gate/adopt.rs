@@ -40,6 +40,9 @@ impl Gated {
     /// Looks at the program's size; near the limit, takes what it has. Returns the time until the
     /// next look, nanoseconds.
     pub fn look(&self) -> i64 {
+        if self.ends_by_itself.load(SeqCst) {
+            proc::end_with_program();
+        }
         let Some(mut state) = self.state.try_lock() else { return LOOK_SOON_NS };
         let state = &mut *state;
         let Some(seen) = self.scale.look(&self.pager, &mut state.level, self.is_managing()) else {

@@ -1,6 +1,7 @@
 //! The program under management by the gate: its engine, and how it begins.
 use super::paging::Paging;
 use super::ranges::Ranges;
+use crate::engine;
 use crate::heap::arena;
 use crate::proc;
 use crate::say;
@@ -193,6 +194,10 @@ pub struct Gated {
     pub faults_of_program: Mutex<Ranges>,
     /// The program's memory is managed, or about to be.
     pub managing: AtomicBool,
+    /// A thread does what children of vfork must not do.
+    pub serves_errands: AtomicBool,
+    /// No call of the program's last thread tells of its end: somebody has to look.
+    pub ends_by_itself: AtomicBool,
     /// The first address past the main thread's stack.
     pub stack_end: usize,
     /// With a swap file: it, and the service of the remote store.
@@ -346,6 +351,8 @@ pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
         state: Mutex::new(state),
         faults_of_program: Mutex::default(),
         managing: AtomicBool::new(false),
+        ends_by_itself: AtomicBool::new(false),
+        serves_errands: AtomicBool::new(false),
         stack_end,
         file,
         remote,
@@ -358,6 +365,18 @@ impl Gated {
     /// Whether anything is managed, or about to be.
     pub fn is_managing(&self) -> bool {
         self.managing.load(SeqCst)
+    }
+
+    /// Starts the thread that serves children of vfork. Without it they serve themselves.
+    pub fn start_serving(&self) {
+        if !self.serves_errands.load(SeqCst) {
+            engine::have_done(|| {
+                if !self.serves_errands.load(SeqCst) {
+                    let started = super::threads::start_serving();
+                    self.serves_errands.store(started.is_ok(), SeqCst);
+                }
+            });
+        }
     }
 
     /// Whether a descriptor is the engine's.

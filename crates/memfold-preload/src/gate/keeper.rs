@@ -1,13 +1,15 @@
 //! What the gate asks.
 use super::gated::{Gated, Mark, get};
-use super::{deferred, executes, limits};
+use super::{deferred, executes, limits, threads};
 use crate::say;
 use crate::say::say_once;
 use crate::slots;
 use core::ops::Range;
+use core::sync::atomic::Ordering::SeqCst;
 use memfold::fault::{Fault, Served};
 use memfold::known::TOP;
 use memfold_gate::{BadAddress, Ending, Hold, Keeper, Names, NoRoom, Refused};
+use memfold_gate::{hand_over, is_child};
 use memfold_sys::Errno;
 use memfold_sys::raw::populates;
 use memfold_sys::thread::{bare, yield_now};
@@ -26,6 +28,20 @@ const BAD_MAX: usize = 8;
 /// The keeper.
 pub struct Owner;
 
+/// A call that another task may make, as it is about the memory that both have.
+struct Shared<'a>(&'a mut dyn FnMut(&[usize; 6]) -> isize);
+// SAFETY: who lends it waits meanwhile, and what it makes touches nothing else.
+unsafe impl Send for Shared<'_> {}
+
+/// Whether a change is one of memory alone, and touches none of the program's.
+fn can_be_handed_over(nr: usize, args: &[usize; 6]) -> bool {
+    match nr as i64 {
+        libc::SYS_mmap => args[3] as i32 & libc::MAP_ANONYMOUS != 0,
+        libc::SYS_munmap | libc::SYS_mremap | libc::SYS_mprotect | libc::SYS_brk => true,
+        _ => false,
+    }
+}
+
 /// There is one.
 pub static KEEPER: Owner = Owner;
 
@@ -43,6 +59,16 @@ impl Gated {
         touch: fn(usize, bool) -> Result<(), BadAddress>,
     ) -> Result<Option<Hold>, NoRoom> {
         let holds = self.pager.holds();
+        let is_child = is_child();
+        if is_child {
+            let mut count = 0;
+            names(&mut |_| count += 1);
+            if !holds.has_room(thread, count, false) {
+                self.on_behalf(|| {
+                    holds.has_room(thread, count, true);
+                });
+            }
+        }
         let mut holding = holds.begin(thread);
         names(&mut |span| {
             let range = span.start..span.start + span.len;
@@ -51,12 +77,27 @@ impl Gated {
             }
         });
         let Some(hold) = holding.publish().map_err(|_| NoRoom)? else { return Ok(None) };
-        holds.wait(hold);
+        if is_child {
+            holds.wait_by_looking(hold);
+        } else {
+            holds.wait(hold);
+        }
         if self.is_managing() {
             self.pager.note_held();
             holds.each(hold, |pages, write| self.touch_all(pages, write, touch));
         }
         Ok(Some(Hold(hold.0)))
+    }
+
+    /// Does `what` by a thread of the engine's, if the caller is a child of vfork, which may be killed
+    /// while it has a lock. It touches no memory of the program's.
+    fn on_behalf<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
+        if !self.serves_errands.load(SeqCst) || !is_child() {
+            return what();
+        }
+        let (mut what, mut done) = (Some(what), None);
+        hand_over(&mut || done = what.take().map(|what| what()), threads::ring);
+        done.expect("it waits until it is done")
     }
 
     fn touch_all(
@@ -187,6 +228,13 @@ impl Keeper for Owner {
             deferred::see(nr, args);
         }
         match get() {
+            Some(gated) if is_child() && can_be_handed_over(nr, args) => {
+                let make = Shared(make);
+                gated.on_behalf(|| {
+                    let make = make;
+                    gated.change(nr, args, make.0)
+                })
+            }
             Some(gated) => gated.change(nr, args, make),
             None => make(args),
         }
@@ -211,17 +259,23 @@ impl Keeper for Owner {
         }
     }
 
+    fn has_child(&self) {
+        if let Some(gated) = get().filter(|gated| gated.is_managing()) {
+            gated.start_serving();
+        }
+    }
+
     fn hides(&self) -> bool {
         get().is_some_and(|gated| gated.paging.hides())
     }
 
     fn fault(&self, fault: memfold_gate::Fault) -> bool {
-        get().is_some_and(|gated| gated.fault(fault))
+        get().is_some_and(|gated| gated.on_behalf(|| gated.fault(fault)))
     }
 
     fn never_fold(&self, start: usize, len: usize) {
         if let Some(gated) = get().filter(|_| len > 0) {
-            gated.never_fold(start, len);
+            gated.on_behalf(|| gated.never_fold(start, len));
         }
     }
 
@@ -256,6 +310,12 @@ impl Keeper for Owner {
             }
             Refused::Traced => {
                 slots::note_unmanaged(b"traced by its parent (PTRACE_TRACEME)");
+            }
+            Refused::Strict => {
+                slots::note_unmanaged(b"a thread in SECCOMP_MODE_STRICT");
+                if let Some(gated) = get() {
+                    gated.ends_by_itself.store(true, SeqCst);
+                }
             }
             Refused::Task(e) => say::warn(format_args!(
                 "warning: a thread or process that the program has started ends with status 255: its filter of system calls \

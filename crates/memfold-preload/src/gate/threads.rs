@@ -1,10 +1,12 @@
 //! When the engine's threads start, and before whom they run.
 use crate::say::unserved::unserved_later;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use memfold::delivery::background::Start;
+use memfold_sys::Errno;
 use memfold_sys::thread::bare;
 use rustix::process::{getpriority_process, setpriority_process};
-use rustix::thread::gettid;
+use rustix::thread::{futex, gettid};
 
 /// The engine's threads start at one part in this many of what the program may have before anything
 /// is taken: on busy CPUs that takes a while, in which a program that grows fast would go past its
@@ -45,5 +47,30 @@ pub fn start_pending(pending: &mut Vec<Start>, nice: i32, is_past: bool, told: &
     if let (Err(e), true, false) = (result, is_past, *told) {
         *told = true;
         unserved_later(format_args!("starting engine threads: {e}; it is tried again"));
+    }
+}
+
+/// Raised for the thread that serves children of vfork.
+static BELL: AtomicU32 = AtomicU32::new(0);
+
+/// Tells that thread that there is something to do.
+pub fn ring() {
+    BELL.fetch_add(1, SeqCst);
+    let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
+}
+
+/// Starts it; the caller is the first engine thread.
+///
+/// # Errors
+/// EAGAIN: no more threads.
+pub fn start_serving() -> Result<(), Errno> {
+    bare::start(c"memfold-serve", serve, 0)
+}
+
+fn serve(_: usize) {
+    loop {
+        let bell = BELL.load(SeqCst);
+        memfold_gate::serve_errands();
+        let _ = futex::wait(&BELL, futex::Flags::PRIVATE, bell, None);
     }
 }

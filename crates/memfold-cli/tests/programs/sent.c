@@ -1,0 +1,230 @@
+/* SIGBUS, SIGSEGV and SIGSYS that somebody sends arrive as without memfold: these are the signals by which it works. */
+#include "common.h"
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+
+static const int SIGNALS[] = {SIGBUS, SIGSEGV, SIGSYS};
+static volatile sig_atomic_t got, code, from;
+static void note(int signal, siginfo_t *info, void *context) {
+    (void)context;
+    got = signal, code = info->si_code, from = info->si_pid;
+}
+
+static sigset_t only(int signal) {
+    sigset_t set;
+    sigemptyset(&set);
+    if (signal) sigaddset(&set, signal);
+    return set;
+}
+static void block(int signal) {
+    sigset_t set = only(signal);
+    NEED(!pthread_sigmask(SIG_SETMASK, &set, NULL));
+}
+static void handle(int signal, int flags) {
+    struct sigaction action = {.sa_sigaction = note, .sa_flags = SA_SIGINFO | flags};
+    NEED(!sigaction(signal, &action, NULL));
+    got = 0;
+}
+
+static void each(void (*test)(int)) {
+    char *p = map(64 * MIB);
+    fill(p, 64 * MIB, 1);
+    for (size_t i = 0; i < 3; i++) {
+        push_out(p, 64 * MIB);
+        block(0);
+        test(SIGNALS[i]);
+    }
+    check(p, 64 * MIB, 1);
+}
+
+/* Taken by one's own calls, whether it came before or comes meanwhile, to the process or to the thread. */
+static int waited;
+static void *send_later(void *arg) {
+    int signal = (int)(long)arg;
+    while (!__atomic_load_n(&waited, __ATOMIC_SEQ_CST)) sched_yield();
+    for (int i = 0; i < 100; i++) sched_yield();
+    NEED(!kill(getpid(), signal));
+    return NULL;
+}
+static void start_later(pthread_t *thread, int signal) {
+    waited = 0;
+    NEED(!pthread_create(thread, NULL, send_later, (void *)(long)signal));
+}
+
+static void waits(int signal) {
+    block(signal);
+    sigset_t set = only(signal), pending;
+    siginfo_t info;
+    struct timespec soon = {0, 1000}, long_enough = {60, 0};
+    int taken;
+    NEED(sigtimedwait(&set, &info, &soon) == -1 && errno == EAGAIN);
+    NEED(!kill(getpid(), signal) && !sigpending(&pending) && sigismember(&pending, signal));
+    NEED(!sigwait(&set, &taken) && taken == signal);
+    NEED(!sigpending(&pending) && !sigismember(&pending, signal));
+    NEED(!raise(signal) && sigtimedwait(&set, &info, &long_enough) == signal);
+    NEED(info.si_code == SI_USER && info.si_pid == getpid());
+    NEED(!sigqueue(getpid(), signal, (union sigval){.sival_int = 77}));
+    NEED(sigwaitinfo(&set, &info) == signal && info.si_code == SI_QUEUE && info.si_int == 77);
+    pthread_t thread;
+    start_later(&thread, signal);
+    waited = 1;
+    NEED(sigwaitinfo(&set, &info) == signal && info.si_code == SI_USER && info.si_pid == getpid());
+    NEED(!pthread_join(thread, NULL));
+    NEED(sigtimedwait(&set, &info, &soon) == -1 && errno == EAGAIN);
+}
+static void sigwaits(void) { each(waits); }
+
+static void suspends(int signal) {
+    handle(signal, 0);
+    block(signal);
+    sigset_t none = only(0);
+    NEED(!kill(getpid(), signal) && !got);
+    NEED(sigsuspend(&none) == -1 && errno == EINTR && got == signal && code == SI_USER && from == getpid());
+    got = 0;
+    NEED(!raise(signal) && !got);
+    NEED(ppoll(NULL, 0, NULL, &none) == -1 && errno == EINTR && got == signal);
+    got = 0;
+    pthread_t thread;
+    start_later(&thread, signal);
+    waited = 1;
+    NEED(sigsuspend(&none) == -1 && errno == EINTR && got == signal);
+    NEED(!pthread_join(thread, NULL));
+    /* What is ready comes first. */
+    int ends[2];
+    NEED(!pipe(ends) && write(ends[1], "x", 1) == 1);
+    struct pollfd ready = {.fd = ends[0], .events = POLLIN};
+    got = 0;
+    NEED(!raise(signal) && ppoll(&ready, 1, NULL, &none) == 1 && !got);
+    block(0);
+    NEED(got == signal);
+}
+static void sigsuspends(void) { each(suspends); }
+
+static void reads(int signal) {
+    block(signal);
+    sigset_t set = only(signal);
+    int fd = signalfd(-1, &set, SFD_NONBLOCK), epoll = epoll_create1(0);
+    struct signalfd_siginfo info;
+    struct epoll_event event = {.events = EPOLLIN};
+    struct pollfd ready = {.fd = fd, .events = POLLIN};
+    NEED(fd >= 0 && !epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event));
+    NEED(read(fd, &info, sizeof info) == -1 && errno == EAGAIN && poll(&ready, 1, 0) == 0);
+    NEED(!kill(getpid(), signal));
+    NEED(poll(&ready, 1, 60000) == 1 && epoll_wait(epoll, &event, 1, 60000) == 1);
+    NEED(read(fd, &info, sizeof info) == sizeof info && (int)info.ssi_signo == signal && (int)info.ssi_pid == getpid());
+    NEED(read(fd, &info, sizeof info) == -1 && errno == EAGAIN);
+    NEED(!fcntl(fd, F_SETFL, 0));
+    pthread_t thread;
+    start_later(&thread, signal);
+    waited = 1;
+    NEED(read(fd, &info, sizeof info) == sizeof info && (int)info.ssi_signo == signal);
+    NEED(!pthread_join(thread, NULL));
+    start_later(&thread, signal);
+    waited = 1;
+    NEED(poll(&ready, 1, -1) == 1 && read(fd, &info, sizeof info) == sizeof info);
+    NEED(!pthread_join(thread, NULL));
+    close(fd), close(epoll);
+}
+static void signalfds(void) { each(reads); }
+
+/* A thread that doesn't block it gets it, before the call returns if that is its own. */
+
+static void *open_to_all(void *arg) {
+    block(0);
+    __atomic_store_n(&waited, 1, __ATOMIC_SEQ_CST);
+    while (!got) (void)!poll(NULL, 0, 1);
+    if (arg) {
+        for (int i = 0; i < 100; i++) {
+            got = 0;
+            NEED(!kill(getpid(), (int)(long)arg) && got == (int)(long)arg);
+        }
+    }
+    return NULL;
+}
+static void others(int signal) {
+    handle(signal, 0);
+    block(signal);
+    waited = 0;
+    pthread_t thread;
+    NEED(!pthread_create(&thread, NULL, open_to_all, (void *)(long)signal));
+    while (!__atomic_load_n(&waited, __ATOMIC_SEQ_CST)) sched_yield();
+    NEED(!kill(getpid(), signal));
+    NEED(!pthread_join(thread, NULL));
+    NEED(code == SI_USER && from == getpid());
+    /* By another process, too. */
+    got = 0;
+    NEED(!pthread_create(&thread, NULL, open_to_all, NULL));
+    pid_t parent = getpid(), child = fork();
+    if (!child) _exit(kill(parent, signal));
+    NEED(WEXITSTATUS(wait_for(child)) == 0 && !pthread_join(thread, NULL));
+    NEED(got == signal && code == SI_USER && from == child);
+    block(0);
+    for (int i = 0; i < 1000; i++) {
+        got = 0;
+        NEED(!kill(getpid(), signal) && got == signal);
+    }
+}
+static void threads(void) { each(others); }
+
+/* A blocked one ends no call, waits over exec, and is gone when it is ignored. */
+static void stays(int signal) {
+    handle(signal, 0);
+    block(signal);
+    int ends[2];
+    char byte;
+    NEED(!pipe(ends));
+    pid_t main_thread = getpid(), child = fork();
+    if (!child) {
+        for (int i = 0; i < 20; i++) NEED(!kill(main_thread, signal)), usleep(1000);
+        _exit(write(ends[1], "x", 1) != 1);
+    }
+    NEED(read(ends[0], &byte, 1) == 1 && byte == 'x' && !got);
+    NEED(WEXITSTATUS(wait_for(child)) == 0);
+    struct sigaction ignore = {.sa_handler = SIG_IGN};
+    NEED(!sigaction(signal, &ignore, NULL));
+    handle(signal, 0);
+    block(0);
+    NEED(!got);
+    block(signal);
+    child = fork();
+    if (!child) {
+        NEED(!raise(signal));
+        char text[200];
+        snprintf(text, sizeof text, "import signal; exit(%d not in signal.sigpending())", signal);
+        execlp("python3", "python3", "-c", text, NULL);
+    }
+    NEED(wait_for(child) == 0);
+}
+static void stay(void) { each(stays); }
+
+/* SECCOMP_MODE_STRICT: the program goes on, and ends. */
+static void strict_with(int last) {
+    char *p = map_folded(64 * MIB, 3);
+    pid_t child = fork();
+    if (!child) {
+        int zero = open("/dev/zero", O_RDONLY);
+        NEED(!prctl(PR_SET_SECCOMP, 1));
+        for (int i = 0; i < 20; i++)
+            if (read(zero, p + i * MIB, PAGE) != PAGE) syscall(SYS_exit, 5);
+        for (size_t i = 0; i < 64 * MIB; i += PAGE) ((volatile char *)p)[i]++;
+        syscall(last, 7);
+    }
+    int status = wait_for(child);
+    NEED(last == SYS_exit ? WIFEXITED(status) && WEXITSTATUS(status) == 7 : WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    check(p, 64 * MIB, 3);
+}
+static void strict(void) {
+    strict_with(SYS_exit);
+    strict_with(SYS_exit_group);
+}
+
+int main(int argc, char **argv) {
+    alarm(200);
+    static const struct test all[] = {
+        {"sigwaits", sigwaits}, {"sigsuspends", sigsuspends}, {"signalfds", signalfds},
+        {"threads", threads},   {"stay", stay},               {"strict", strict},
+    };
+    return RUN_NAMED(argc, argv, all);
+}

@@ -1,0 +1,282 @@
+//! SIGBUS, SIGSEGV and SIGSYS that somebody has sent while the program has them blocked. The kernel
+//! never learns of that, so it hands them to the gate at once. They are kept here, for the thread or
+//! for the process, as the kernel keeps others.
+//!
+//! **The kernel has them while it may need them.** Around a system call that may find them, they are
+//! really blocked, and sent again to the calling thread: `sigtimedwait`, `sigsuspend`, `read` and `poll`
+//! of a `signalfd`, `execve`. What is left comes back when the call is over. No code that may fault runs
+//! meanwhile. A thread that waits for a `signalfd` by then is called off, and looks again.
+//!
+//! **One for the process goes to a thread that takes it**, if there is one: one that doesn't have it
+//! blocked, or waits for it ([`Record::awaits`]). Who keeps one puts it down and then looks for such a
+//! thread; who begins to wait says so and then looks what is kept: one of the two sees the other.
+use crate::actions::{PROTECTED, bit};
+use crate::entry;
+use crate::frame::{Info, code_of_nudge};
+use crate::record::Record;
+use crate::signals::deliver::{place_of, put};
+use crate::touch::{read, write};
+use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use memfold_sys::raw::{set_signals_blocked, system_call};
+use memfold_sys::thread::process_id;
+
+const SYS_IO_PGETEVENTS: i64 = 333;
+const SIGNALS: [i32; 3] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGSYS];
+
+/// Signals of which the program has ever asked for a `signalfd`.
+static READ: AtomicU64 = AtomicU64::new(0);
+
+/// The program asks for a `signalfd` of these.
+pub fn note_read(set: u64) {
+    READ.fetch_or(set & PROTECTED, SeqCst);
+}
+
+/// Keeps a signal that was sent.
+pub fn keep(record: &Record, info: &Info) {
+    if info.is_nudge() {
+        return;
+    }
+    if info.is_for_thread() {
+        record.sent_info[place_of(info.signal)].set(*info);
+        record.sent.set(record.sent.get() | bit(info.signal));
+        return;
+    }
+    record.actions().keep_sent(info);
+    let mut taker = None;
+    record.each_of_process(|each| {
+        if taker.is_none() && !core::ptr::eq(each, record) && takes(each, info.signal) {
+            taker = Some(each.thread.load(SeqCst));
+        }
+    });
+    if taker.is_none() && READ.load(SeqCst) & bit(info.signal) != 0 {
+        // One of them may wait for it by a descriptor.
+        record.each_of_process(|each| {
+            let thread = each.thread.load(SeqCst);
+            if !core::ptr::eq(each, record) && thread != 0 {
+                let _ = send(thread, &info.nudge());
+            }
+        });
+    }
+    if let Some(thread) = taker
+        && let Some(info) = record.actions().take_sent(bit(info.signal))
+        && !forward(record, thread, &info)
+    {
+        // It has ended.
+        record.actions().keep_sent(&info);
+    }
+}
+
+fn takes(record: &Record, signal: i32) -> bool {
+    // One that has just been made has no number yet.
+    let is_there = record.thread.load(SeqCst) != 0;
+    is_there && (record.blocked.get() & bit(signal) == 0 || record.awaits.get() & bit(signal) != 0)
+}
+
+/// Sends a signal to a thread of this process; `false`: there is none.
+pub fn send(thread: u32, info: &Info) -> bool {
+    let args = [
+        process_id() as usize,
+        thread as usize,
+        info.signal as usize,
+        &raw const *info as usize,
+        0,
+        0,
+    ];
+    // SAFETY: a signal with its own information.
+    unsafe { system_call(libc::SYS_rt_tgsigqueueinfo, args) }.is_ok()
+}
+
+/// Sends a signal on to another thread of this process; `false`: there is none.
+fn forward(record: &Record, thread: u32, info: &Info) -> bool {
+    let is_own = thread == record.thread.load(SeqCst);
+    send(thread, &if is_own { *info } else { info.to_forward() })
+}
+
+/// What `sigtimedwait` has said at `at` of a signal, which may have been sent on.
+pub fn tell_as_sent(at: usize) {
+    let Ok(info) = read::<Info>(at) else { return };
+    if let Some(before) = info.before_forwarding() {
+        // SAFETY: the program has asked for it there.
+        let _ = unsafe { write(at + core::mem::offset_of!(Info, code), &(before.code as u32)) };
+    }
+}
+
+/// Those that are kept for a thread.
+pub fn kept(record: &Record) -> u64 {
+    record.sent.get() | record.actions().sent()
+}
+
+fn take(record: &Record, set: u64) -> Option<Info> {
+    let own = SIGNALS.into_iter().find(|signal| record.sent.get() & set & bit(*signal) != 0);
+    if let Some(signal) = own {
+        record.sent.set(record.sent.get() & !bit(signal));
+        return Some(record.sent_info[place_of(signal)].get());
+    }
+    record.actions().take_sent(set)
+}
+
+/// Delivers those that aren't blocked any more.
+pub fn promote(record: &Record, mask: u64) {
+    if kept(record) == 0 {
+        return;
+    }
+    while let Some(info) = take(record, !mask) {
+        put(record, &info);
+    }
+}
+
+/// Forgets a signal that is ignored from now on.
+pub fn forget(record: &Record, signal: i32) {
+    record.sent.set(record.sent.get() & !bit(signal));
+    record.actions().take_sent(bit(signal));
+}
+
+fn change_mask(how: i32, set: u64) {
+    let args = [how as usize, &raw const set as usize, 0, 8, 0, 0];
+    // SAFETY: the set is there.
+    let _ = unsafe { system_call(libc::SYS_rt_sigprocmask, args) };
+}
+
+/// Has the kernel hold back those of `set`, and have what is kept of them.
+pub fn hand_over(record: &Record, set: u64) {
+    change_mask(libc::SIG_BLOCK, set & PROTECTED);
+    while let Some(info) = take(record, set) {
+        // To itself.
+        let _ = send(record.thread.load(SeqCst), &info);
+    }
+}
+
+/// Makes a system call that may wait, for which the kernel has all that is kept for the thread.
+///
+/// # Safety
+/// - As [`entry::call`]: what the call names is held.
+pub unsafe fn call(record: &Record, nr: usize, args: &[usize; 6]) -> isize {
+    // SAFETY: the caller's promise; the word is the record's.
+    let make = || unsafe { entry::call(nr, args, record.pending.as_ptr()) };
+    loop {
+        let kept = match may_read(nr) {
+            true => kept(record) & READ.load(SeqCst) & record.blocked.get(),
+            false => 0,
+        };
+        let set = kept | record.awaits.get();
+        let made = if set == 0 {
+            make()
+        } else {
+            hand_over(record, set & PROTECTED);
+            let made = make();
+            // What is left arrives here.
+            change_mask(libc::SIG_UNBLOCK, set & PROTECTED);
+            made
+        };
+        if made > 0 && nr as i64 == libc::SYS_read && READ.load(SeqCst) != 0 {
+            take_read(record, args[1], made as usize);
+        }
+        if made != -(libc::EINTR as isize)
+            || !goes_on(nr, args)
+            || record.waiting_mask.get().is_some()
+            || !put_back(record)
+        {
+            return made;
+        }
+    }
+}
+
+/// What a `signalfd` has given at `at` is no nudge, but what that was about, which is kept no longer.
+fn take_read(record: &Record, at: usize, bytes: usize) {
+    /// `struct signalfd_siginfo`: the signal is at byte 0, the code at byte 8.
+    const INFO_BYTES: usize = 128;
+    const CODE_AT: usize = 8;
+    for at in (at..at + bytes / INFO_BYTES * INFO_BYTES).step_by(INFO_BYTES) {
+        let (Ok(signal), Ok(code)) = (read::<u32>(at), read::<u32>(at + CODE_AT)) else { return };
+        if SIGNALS.contains(&(signal as i32))
+            && let Some(code) = code_of_nudge(code as i32)
+        {
+            record.actions().take_sent(bit(signal as i32));
+            // SAFETY: the program has asked for it there.
+            let _ = unsafe { write(at + CODE_AT, &(code as u32)) };
+        }
+    }
+}
+
+/// Whether a call may find a signal by a descriptor.
+fn may_read(nr: usize) -> bool {
+    matches!(
+        nr as i64,
+        libc::SYS_read
+            | libc::SYS_readv
+            | libc::SYS_poll
+            | libc::SYS_ppoll
+            | libc::SYS_select
+            | libc::SYS_pselect6
+            | libc::SYS_epoll_wait
+            | libc::SYS_epoll_pwait
+            | libc::SYS_epoll_pwait2
+    )
+}
+
+/// Calls that are made again where the kernel wouldn't have ended them: they wait without end or until
+/// a moment, or what is left of their time has been written back.
+fn goes_on(nr: usize, args: &[usize; 6]) -> bool {
+    match nr as i64 {
+        libc::SYS_poll => (args[2] as i32) < 0,
+        libc::SYS_epoll_wait | libc::SYS_epoll_pwait => (args[3] as i32) < 0,
+        libc::SYS_clock_nanosleep => args[1] as i32 & libc::TIMER_ABSTIME != 0,
+        libc::SYS_futex => {
+            let command = args[1] as i32 & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME);
+            args[3] == 0 || command != libc::FUTEX_WAIT
+        }
+        libc::SYS_semtimedop => args[3] == 0,
+        libc::SYS_rt_sigtimedwait => args[2] == 0,
+        libc::SYS_recvmmsg => args[4] == 0,
+        libc::SYS_nanosleep
+        | libc::SYS_epoll_pwait2
+        | libc::SYS_io_getevents
+        | SYS_IO_PGETEVENTS
+        | libc::SYS_close => false,
+        _ => true,
+    }
+}
+
+/// All that was put off is blocked: keeps it, and has signals arrive as before it came.
+fn put_back(record: &Record) -> bool {
+    let pending = record.pending.load(SeqCst);
+    let is_kept = |signal: &i32| {
+        let info = record.deferred[place_of(*signal)].get();
+        pending & 1 << place_of(*signal) == 0
+            || record.blocked.get() & bit(*signal) != 0 && !info.is_fault()
+    };
+    if pending == 0 || pending & 1 != 0 || !SIGNALS.iter().all(is_kept) {
+        return false;
+    }
+    for signal in SIGNALS.into_iter().filter(|signal| pending & 1 << place_of(*signal) != 0) {
+        let info = record.deferred[place_of(signal)].get();
+        record.pending.fetch_and(!(1 << place_of(signal)), SeqCst);
+        keep(record, &info);
+    }
+    set_signals_blocked(record.mask_before.get());
+    true
+}
+
+/// `kill` of the caller's process by one of these: the thread that takes it has it before the call
+/// returns, if that is the caller. `None`: it is another call.
+pub fn kill(record: &Record, [process, signal, ..]: &[usize; 6]) -> Option<isize> {
+    let signal = *signal as i32;
+    if *process as i32 != process_id() as i32 || !SIGNALS.contains(&signal) {
+        return None;
+    }
+    let (mut first, mut other) = (None, None);
+    record.each_of_process(|each| {
+        let thread = each.thread.load(SeqCst);
+        if thread == process_id() && takes(each, signal) {
+            first = Some(thread);
+        } else if takes(each, signal) {
+            other = Some(thread);
+        }
+    });
+    let own = takes(record, signal).then(|| record.thread.load(SeqCst));
+    let info = Info::of_user(signal, process_id());
+    if !first.or(own).or(other).is_some_and(|thread| forward(record, thread, &info)) {
+        keep(record, &info);
+    }
+    Some(0)
+}
