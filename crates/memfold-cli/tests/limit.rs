@@ -149,6 +149,7 @@ fn resident_kib(program: &str) -> u64 {
 
 /// Each has room for itself when it asks, and only for itself.
 #[test]
+#[ignore = "a busy machine fails it: make torture"]
 fn ten_processes_that_fill_at_once_stay_near_the_limit() {
     let program = compile("shrinking");
     for (kind, limit) in [("48", 40), ("3", 140)] {

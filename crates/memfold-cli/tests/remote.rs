@@ -478,6 +478,7 @@ fn a_cluster_of_three_shares_the_keys_and_one_of_them_is_restarted() {
 /// A master ends for good, the one whose address was given, and its replica takes its place: after 15
 /// s, and some to agree on it. All that it had acknowledged is there.
 #[test]
+#[ignore = "waits for the servers' default of 15 s: make torture"]
 fn b3_failover_of_a_cluster_at_default_settings_ends_no_program() {
     let Some(bin) = tools() else { return };
     let flags = [DURABLE, &["--cluster-enabled", "yes"]].concat();
