@@ -141,7 +141,7 @@ impl Info {
 
     /// In a form in which one thread may send it to another one. The kernel lets no code from 0 on, and
     /// none of `tgkill`, be sent on.
-    pub fn to_forward(&self) -> Info {
+    pub fn forwarded(&self) -> Info {
         Info { code: self.code - FORWARDED, ..*self }
     }
 

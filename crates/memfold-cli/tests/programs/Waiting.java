@@ -21,7 +21,7 @@ class Waiting {
         }
         started.await();
         List<byte[]> rows = new ArrayList<>();
-        for (int i = 0; i < 50000; i++) {
+        for (int i = 0; i < 110000; i++) {
             byte[] row = new byte[4096];
             Arrays.fill(row, (byte) i);
             rows.add(row);

@@ -5,7 +5,7 @@ use crate::keeper::BadAddress;
 use crate::record::Record;
 use crate::signals::actions::{set_real, tell_kernel};
 use crate::signals::alternate;
-use crate::signals::sent::{keep, send};
+use crate::signals::sent::{keep, put, send};
 use crate::touch::{copy, write};
 use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::thread::thread_id;
@@ -14,16 +14,6 @@ const RED_ZONE: usize = 128;
 const FP_ALIGN: usize = 64;
 /// Direction, resume, trap.
 const CLEARED_FLAGS: u64 = 0x400 | 0x1_0000 | 0x100;
-
-/// A place for each that can come while another is put off.
-pub fn place_of(signal: i32) -> usize {
-    match signal {
-        libc::SIGSEGV => 1,
-        libc::SIGBUS => 2,
-        libc::SIGSYS => 3,
-        _ => 0,
-    }
-}
 
 /// Keeps a signal that has interrupted the gate, until the gate is left. `context` is what was
 /// interrupted: no other comes until then.
@@ -36,16 +26,6 @@ pub fn defer(record: &Record, context: &mut Context, info: &Info) {
     }
     put(record, info);
     context.mask = !PROTECTED;
-}
-
-/// Puts a signal off, unless there is one of its kind.
-pub fn put(record: &Record, info: &Info) {
-    let place = place_of(info.signal);
-    let is_free = record.pending.load(SeqCst) & (1 << place) == 0;
-    if is_free || record.deferred[place].get().is_nudge() {
-        record.deferred[place].set(*info);
-        record.pending.fetch_or(1 << place, SeqCst);
-    }
 }
 
 /// Has `context` go on with the handlers of all that was put off.

@@ -6,12 +6,12 @@
 //! handler. What arrives in the gate is put off until it is left, and a call that waits is called
 //! off, so that no state of the gate lies below a handler of the program's: it may leave by
 //! `longjmp`, switch stacks, or never return.
+mod sent;
 mod actions;
 mod alternate;
 mod deliver;
 mod masks;
 mod resume;
-mod sent;
 
 pub use actions::{
     HANDLER, calling, give_back, ignore_really, install_protected, set_action, set_real, take_over,

@@ -14,7 +14,6 @@ use crate::actions::{PROTECTED, bit};
 use crate::entry;
 use crate::frame::{Info, code_of_nudge};
 use crate::record::Record;
-use crate::signals::deliver::{place_of, put};
 use crate::touch::{read, write};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use memfold_sys::raw::{set_signals_blocked, system_call};
@@ -22,6 +21,26 @@ use memfold_sys::thread::process_id;
 
 const SYS_IO_PGETEVENTS: i64 = 333;
 const SIGNALS: [i32; 3] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGSYS];
+
+/// A place for each that can come while another is put off.
+pub fn place_of(signal: i32) -> usize {
+    match signal {
+        libc::SIGSEGV => 1,
+        libc::SIGBUS => 2,
+        libc::SIGSYS => 3,
+        _ => 0,
+    }
+}
+
+/// Puts a signal off, unless there is one of its kind.
+pub fn put(record: &Record, info: &Info) {
+    let place = place_of(info.signal);
+    let is_free = record.pending.load(SeqCst) & (1 << place) == 0;
+    if is_free || record.deferred[place].get().is_nudge() {
+        record.deferred[place].set(*info);
+        record.pending.fetch_or(1 << place, SeqCst);
+    }
+}
 
 /// Signals of which the program has ever asked for a `signalfd`.
 static READ: AtomicU64 = AtomicU64::new(0);
@@ -89,7 +108,7 @@ pub fn send(thread: u32, info: &Info) -> bool {
 /// Sends a signal on to another thread of this process; `false`: there is none.
 fn forward(record: &Record, thread: u32, info: &Info) -> bool {
     let is_own = thread == record.thread.load(SeqCst);
-    send(thread, &if is_own { *info } else { info.to_forward() })
+    send(thread, &if is_own { *info } else { info.forwarded() })
 }
 
 /// What `sigtimedwait` has said at `at` of a signal, which may have been sent on.

@@ -14,7 +14,6 @@ use memfold::known::TOP;
 use memfold_gate::read_bytes;
 use memfold_sys::memory::zone::{lock_again, overlaps_own, unlock_all};
 use memfold_sys::raw::{program_break, system_call};
-use memfold_sys::sync::MutexGuard;
 use memfold_sys::units::PAGE_SIZE;
 
 /// The raw call, with these arguments.
@@ -157,34 +156,6 @@ impl Gated {
             }
             _ => make(args),
         }
-    }
-
-    /// Makes a call that may wait until another thread of the program has done something, which may
-    /// change mappings first: of what it faults in, and what it reports, a userfaultfd or a file
-    /// system of the program's may be in charge. Meanwhile nothing of `range`, of which nothing is
-    /// managed, is adopted.
-    pub fn wait_apart<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        range: &Range<usize>,
-        make: impl FnOnce() -> isize,
-    ) -> (MutexGuard<'a, State>, isize) {
-        let marked = state.marked(Mark::Other);
-        let added = without(range, &marked.within(range));
-        added.iter().for_each(|part| marked.add(part.clone()));
-        drop(state);
-        let result = make();
-        let mut state = self.state.lock();
-        added.iter().for_each(|part| state.marked(Mark::Other).remove(part));
-        (state, result)
-    }
-
-    /// Whether the program may have what happens to a part of a range reported by a userfaultfd of its
-    /// own, and nothing of it is managed.
-    pub fn is_watched(&self, state: &mut State, range: &Range<usize>) -> bool {
-        state.has_userfault
-            && !state.marked(Mark::Other).within(range).is_empty()
-            && !self.pager.touches(range)
     }
 
     fn map(&self, args: &[usize; 6], make: Make) -> isize {

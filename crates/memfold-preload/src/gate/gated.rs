@@ -1,6 +1,6 @@
 //! The program under management by the gate: its engine, and how it begins.
 use super::paging::Paging;
-use super::ranges::Ranges;
+use super::ranges::{Ranges, without};
 use crate::engine;
 use crate::heap::arena;
 use crate::proc;
@@ -28,7 +28,7 @@ use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::maps::{Smaps, each_area, flag};
 use memfold_sys::memory::zone::{freeze_list, overlaps_own, unfreeze_list};
 use memfold_sys::remote::socket::SocketRemote;
-use memfold_sys::sync::Mutex;
+use memfold_sys::sync::{Mutex, MutexGuard};
 use memfold_sys::thread::errands::{Errands, Handed};
 use memfold_sys::thread::{bare, cpus};
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -441,6 +441,34 @@ impl Gated {
                 say::die(format_args!("memory can't leave management: {e}"));
             }
         });
+    }
+
+    /// Makes a call that may wait until another thread of the program has done something, which may
+    /// change mappings first: of what it faults in, and what it reports, a userfaultfd or a file
+    /// system of the program's may be in charge. Meanwhile nothing of `range`, of which nothing is
+    /// managed, is adopted.
+    pub fn wait_apart<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        range: &Range<usize>,
+        make: impl FnOnce() -> isize,
+    ) -> (MutexGuard<'a, State>, isize) {
+        let marked = state.marked(Mark::Other);
+        let added = without(range, &marked.within(range));
+        added.iter().for_each(|part| marked.add(part.clone()));
+        drop(state);
+        let result = make();
+        let mut state = self.state.lock();
+        added.iter().for_each(|part| state.marked(Mark::Other).remove(part));
+        (state, result)
+    }
+
+    /// Whether the program may have what happens to a part of a range reported by a userfaultfd of its
+    /// own, and nothing of it is managed.
+    pub fn is_watched(&self, state: &mut State, range: &Range<usize>) -> bool {
+        state.has_userfault
+            && !state.marked(Mark::Other).within(range).is_empty()
+            && !self.pager.touches(range)
     }
 
     /// Nobody allocates, and no zone comes or goes, until [`Gated::allow_allocation`].
