@@ -94,7 +94,7 @@ fn unlink(at: usize, places: &Places, threads: usize) -> Option<()> {
     if links as usize > threads + OWN_LINKS
         && mode & libc::S_IFMT == libc::S_IFDIR
         && read::<usize>(at + places.bytes).ok()? == 0
-        && read::<usize>(at + places.number).ok()? == own_list()?.st_ino as usize
+        && read::<usize>(at + places.number).ok()? == own_list()?
     {
         // SAFETY: the program has asked for it there.
         unsafe { write(at + places.links, &((threads + OWN_LINKS) as u32)) }.ok()?;
@@ -103,17 +103,18 @@ fn unlink(at: usize, places: &Places, threads: usize) -> Option<()> {
 }
 
 /// `/proc/self/task`, whose number stays the same while anybody has looked at it lately.
-fn own_list() -> Option<libc::stat> {
+fn own_list() -> Option<usize> {
     // SAFETY: zeros are a value of the type.
     let mut about: libc::stat = unsafe { zeroed() };
     let args = [c"/proc/self/task".as_ptr() as usize, &raw mut about as usize, 0, 0, 0, 0];
     // SAFETY: both are there.
     unsafe { system_call(libc::SYS_stat, args) }.ok()?;
-    Some(about)
+    Some(about.st_ino as usize)
 }
 
-/// Removes the keeper's threads from entries of the directory `fd`, if it is `/proc/self/task`. Gives
-/// the bytes that are left.
+/// Removes the keeper's threads from entries of the directory `fd`, if it is one of /proc: no other
+/// process has such a thread. A child that shares the memory, and stops all threads of its parent
+/// (as a sanitizer's does), is served by one of them. Gives the bytes that are left.
 fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) -> usize {
     let (mut at, mut end, mut is_own) = (told.start, told.end, false);
     while at + ENTRY_LEAST <= end {
@@ -134,7 +135,7 @@ fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) ->
             at += bytes;
             continue;
         }
-        is_own = is_own || is_own_list(fd);
+        is_own = is_own || is_in_proc(fd);
         // SAFETY: the entries that follow move within what the program has asked for.
         if !is_own || unsafe { copy(at, at + bytes, end - at - bytes) }.is_err() {
             break;
@@ -148,15 +149,6 @@ fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) ->
 fn number_in(name: &[u8]) -> Option<u32> {
     let digits = name.split(|byte| *byte == 0).next()?;
     core::str::from_utf8(digits).ok()?.parse().ok()
-}
-
-fn is_own_list(fd: usize) -> bool {
-    // SAFETY: zeros are a value of the type.
-    let mut about: libc::stat = unsafe { zeroed() };
-    let args = [fd, &raw mut about as usize, 0, 0, 0, 0];
-    // SAFETY: it is there.
-    let known = unsafe { system_call(libc::SYS_fstat, args) }.is_ok();
-    known && own_list().is_some_and(|own| (own.st_dev, own.st_ino) == (about.st_dev, about.st_ino))
 }
 
 /// Has a text of `told` bytes at `at` say that there are so many threads, if it was read from this
