@@ -180,17 +180,25 @@ pub(crate) fn errno_of(ret: i64) -> Result<i64, Errno> {
 /// Blocks exactly these signals (bit n - 1 for signal n) in the calling thread, libc's own two
 /// included; returns what was blocked before.
 pub fn set_signals_blocked(blocked: u64) -> u64 {
+    change_mask(libc::SIG_SETMASK, blocked)
+}
+
+fn change_mask(how: i32, signals: u64) -> u64 {
     let mut before = 0u64;
-    let (new, old) = (&raw const blocked as usize, &raw mut before as usize);
+    let (new, old) = (&raw const signals as usize, &raw mut before as usize);
     // SAFETY: both masks are local and of the kernel's size.
-    let _ = unsafe {
-        system_call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, old, 8, 0, 0])
-    };
+    let _ = unsafe { system_call(libc::SYS_rt_sigprocmask, [how as usize, new, old, 8, 0, 0]) };
     before
 }
 
-/// No signal reaches the calling thread until this is dropped, by the same thread: a handler of the
-/// program's could touch memory whose fault waits for a lock that the thread holds.
+/// Signals that the thread's own instructions raise: where one is blocked, the kernel ends the
+/// process instead. With the gate, each system call of libc's is a SIGSYS.
+const SYNCHRONOUS: u64 =
+    1 << (libc::SIGSYS - 1) | 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGSEGV - 1);
+
+/// No signal but SIGSYS, SIGBUS and SIGSEGV reaches the calling thread until this is dropped, by the
+/// same thread: a handler of the program's could touch memory whose fault waits for a lock that the
+/// thread holds.
 pub struct Unsignalled {
     before: u64,
     /// It stays in its thread.
@@ -201,7 +209,7 @@ impl Unsignalled {
     /// From now on.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Unsignalled {
-        Unsignalled { before: set_signals_blocked(u64::MAX), _thread: PhantomData }
+        Unsignalled { before: change_mask(libc::SIG_BLOCK, !SYNCHRONOUS), _thread: PhantomData }
     }
 }
 
