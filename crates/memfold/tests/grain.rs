@@ -3,6 +3,7 @@
 use memfold::{Delivery, Memory, Region};
 use memfold_testkit::random::{Random, seed};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const PAGE: usize = 4096;
 const RESIDENT: u64 = 8 << 20;
@@ -14,7 +15,11 @@ struct Setup {
     /// What each page's first word must be.
     words: Vec<u64>,
     random: Random,
+    _alone: MutexGuard<'static, ()>,
 }
+
+/// One test at a time: how far a stream is read ahead depends on who else wants the processors.
+static ALONE: Mutex<()> = Mutex::new(());
 
 impl Setup {
     /// Pages of text that compresses as real text does, each with a number in front.
@@ -23,6 +28,7 @@ impl Setup {
     }
 
     fn with_codec(delivery: Delivery, moves: &str, codec: &str) -> Setup {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let memory = Memory::builder()
             .resident_bytes(RESIDENT)
             .codec(codec)
@@ -37,7 +43,7 @@ impl Setup {
             page.copy_from_slice(&source[n * PAGE % (source.len() - PAGE)..][..PAGE]);
             page[..8].copy_from_slice(&words[n].to_le_bytes());
         }
-        Setup { memory, region, words, random: Random::new(seed(1)) }
+        Setup { memory, region, words, random: Random::new(seed(1)), _alone }
     }
 
     fn check(&self, n: usize) {
