@@ -84,7 +84,8 @@ fn line(said: &mut HashSet<String>, letter: &Letter, command: u32) -> Option<Str
     })
 }
 
-/// A process may leave what it likes, and terminals do what they are told.
+/// A text with its control characters escaped: a process may leave any bytes, and a terminal would
+/// obey them.
 fn printable(text: &str) -> String {
     let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
     text.chars().map(escaped).collect()

@@ -399,7 +399,7 @@ fn killed_writer_leaves_the_offset_where_it_has_written_to() {
 }
 
 #[test]
-fn child_of_vfork_that_is_killed_while_it_is_served_holds_nobody_up() {
+fn killed_child_of_vfork_leaves_no_lock_taken() {
     assert_right("held", 24, &["children"]);
 }
 

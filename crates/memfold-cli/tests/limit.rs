@@ -206,7 +206,8 @@ fn warning_names_each_cause_and_the_least_limit() {
     }
 }
 
-/// The sums are those of all processes, by each bound; what is told of one is told of that with most.
+/// By `--limit` and by `--resident`: the sums cover all processes, and the causes are those of the
+/// process that can fold least.
 #[test]
 fn warning_of_several_processes_gives_the_sums_and_the_largest() {
     let (unlike, shrinking) = (compile("unlike"), compile("shrinking"));

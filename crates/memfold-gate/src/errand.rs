@@ -3,8 +3,8 @@
 //! by a thread of the keeper's, and a parent whose child is gone waits for what is under way
 //! (`threads/behalf.rs`).
 //!
-//! The errand lies on the child's slot, which its parent gives back when nobody uses it any more. A task
-//! that isn't waited for keeps its slot.
+//! The errand is stored in the child's slot. The parent gives the slot back when no thread uses the
+//! errand any more. A child whose parent doesn't wait for it keeps its slot.
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use memfold_sys::raw::system_call;
 

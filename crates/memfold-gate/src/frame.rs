@@ -97,7 +97,8 @@ pub struct Info {
     rest: [u64; 12],
 }
 
-/// Codes of signals lie below this, by their amount; and what is taken from one that is sent on.
+/// Absolute values of the kernel's signal codes are below `CODES`. The two others are subtracted from
+/// the code of a signal that is sent on, and of a nudge.
 const CODES: u32 = 1 << 12;
 const FORWARDED: i32 = 1 << 16;
 const NUDGE: i32 = 1 << 20;

@@ -272,7 +272,8 @@ impl Record {
         if shared {
             return self.actions.set(parent.actions.get());
         }
-        // SAFETY: nobody else uses them, unless it was killed as it did.
+        // SAFETY: the slot is this task's alone. A task that had it before may have been killed with
+        // the lock held, and uses it no more.
         unsafe { self.own_actions.reset() };
         self.own_actions.copy_from(parent.actions());
         self.actions.set(&raw const self.own_actions);

@@ -8,6 +8,7 @@ use crate::touch::{copy, read, read_bytes, write, write_bytes};
 use core::mem::zeroed;
 use core::ops::Range;
 use memfold_sys::raw::system_call;
+use memfold_sys::text::{Text, path_of};
 use memfold_sys::thread::process_id;
 
 /// Where a structure has what is asked for.
@@ -86,7 +87,8 @@ pub fn without_threads(
     }
 }
 
-/// Of links that are told at `at`, leaves those of `threads`, if they are `/proc/self/task`'s.
+/// Has the structure at `at` tell the links of a directory with `threads` entries, if it is that of
+/// `/proc/self/task`.
 fn unlink(at: usize, places: &Places, threads: usize) -> Option<()> {
     // Of a wider number the lower half comes first.
     let links = read::<u32>(at.checked_add(places.links)?).ok()?;
@@ -173,8 +175,8 @@ fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
     if value(count.clone())? as usize <= threads {
         return None;
     }
-    let mut digits = [0; 20];
-    let digits = decimal(threads as u64, &mut digits);
+    let digits: Text<16> = Text::of(format_args!("{threads}"));
+    let digits = digits.as_bytes();
     let end = count.start + digits.len();
     // SAFETY: the program has asked for the text there, and what follows the number moves within it.
     unsafe {
@@ -196,6 +198,7 @@ fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option
     /// Where the soft limit and the hard one begin in a line, and how long each is.
     const COLUMNS: [usize; 2] = [27, 48];
     const WIDTH: usize = 20;
+    const WIDTH_AND_END: usize = WIDTH + 1;
     let mut begin = [0; BEGIN_BYTES];
     read_bytes(at, &mut begin).ok()?;
     if begin != *BEGIN || !is_in_proc(fd) || !is_of_this_process(fd) {
@@ -209,10 +212,12 @@ fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option
         let limit = keeper.limit(resource, None).ok()?;
         for (column, value) in COLUMNS.into_iter().zip(limit) {
             let place = text.get_mut(line + column..line + column + WIDTH)?;
-            let mut digits = [0; 20];
-            let word = if value == u64::MAX { b"unlimited" } else { decimal(value, &mut digits) };
+            let word: Text<WIDTH_AND_END> = match value {
+                u64::MAX => Text::of(format_args!("unlimited")),
+                value => Text::of(format_args!("{value}")),
+            };
             place.fill(b' ');
-            place[..word.len()].copy_from_slice(word);
+            place[..word.as_bytes().len()].copy_from_slice(word.as_bytes());
         }
     }
     // SAFETY: the program has asked for the text there.
@@ -221,18 +226,14 @@ fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option
 
 /// Whether a file of /proc is one of this process's.
 fn is_of_this_process(fd: usize) -> bool {
-    const PROC: &[u8] = b"/proc/";
-    let (mut path, mut to, mut digits) = ([0u8; 40], [0u8; 64], [0; 20]);
-    let of = |path: &mut [u8], parts: [&[u8]; 2]| {
-        let bytes = parts.iter().flat_map(|part| part.iter());
-        path.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
-    };
-    of(&mut path, [b"/proc/self/fd/", decimal(fd as u64, &mut digits)]);
+    let mut to = [0u8; 64];
+    let path = path_of(fd as i32);
+    let Ok(path) = path.as_c_str() else { return false };
     let args = [path.as_ptr() as usize, to.as_mut_ptr() as usize, to.len(), 0, 0, 0];
     // SAFETY: both are there.
     let Ok(len) = (unsafe { system_call(libc::SYS_readlink, args) }) else { return false };
-    let process = to[..len as usize].strip_prefix(PROC).unwrap_or_default();
-    process.split(|byte| *byte == b'/').next() == Some(decimal(process_id().into(), &mut digits))
+    let own: Text<32> = Text::of(format_args!("/proc/{}/", process_id()));
+    to[..len as usize].starts_with(own.as_bytes())
 }
 
 const NAME: &[u8] = b"Name:\t";
@@ -270,18 +271,6 @@ fn in_stat(text: &[u8]) -> Option<Range<usize>> {
     Some(start..start + length(start)?)
 }
 
-fn decimal(mut value: u64, to: &mut [u8; 20]) -> &[u8] {
-    let mut at = to.len();
-    loop {
-        at -= 1;
-        to[at] = b'0' + (value % 10) as u8;
-        value /= 10;
-        if value == 0 {
-            return &to[at..];
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,11 +300,10 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_written_and_read() {
+    fn numbers_are_read() {
         for value in [0, 9, 10, 4_194_303, u32::MAX] {
-            let (mut digits, mut name) = ([0; 20], [0; NAME_BYTES]);
-            let digits = decimal(value.into(), &mut digits);
-            name[..digits.len()].copy_from_slice(digits);
+            let (digits, mut name) = (value.to_string(), [0; NAME_BYTES]);
+            name[..digits.len()].copy_from_slice(digits.as_bytes());
             assert_eq!(number_in(&name), Some(value));
         }
         assert_eq!((number_in(b"12x\0"), number_in(b"..\0"), number_in(b"\0")), (None, None, None));

@@ -16,8 +16,6 @@ use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
 use memfold_sys::thread::process_id;
 
-const SYS_IO_PGETEVENTS: i64 = 333;
-
 /// The result of a call that has none: the context says all.
 pub struct Gone;
 
@@ -300,7 +298,7 @@ impl Call<'_> {
         if args[at] == 0 {
             return Ok((args, None));
         }
-        if matches!(self.nr as i64, libc::SYS_pselect6 | SYS_IO_PGETEVENTS) {
+        if matches!(self.nr as i64, libc::SYS_pselect6 | signals::SYS_IO_PGETEVENTS) {
             *with_set = read::<[usize; 2]>(args[at]).map_err(|_| Errno::FAULT)?;
             args[at] = with_set.as_ptr() as usize;
             if with_set[0] == 0 {

@@ -11,7 +11,7 @@ use memfold::config::Config;
 use memfold::stats::Stats;
 use memfold_sys::Errno;
 use memfold_sys::sync::Mutex;
-use memfold_sys::thread::{bare, process_id};
+use memfold_sys::thread::bare;
 use rustix::thread::{Timespec, futex};
 
 /// One errand at a time.
@@ -23,9 +23,7 @@ static BELL: AtomicU32 = AtomicU32::new(0);
 /// Raised by it: when it is ready, and at the end of each errand.
 static DONE: AtomicU32 = AtomicU32::new(0);
 
-/// The process that the engine's threads are of; whether the first is to end, and whether it goes on
-/// where it had ended.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// Whether the first engine thread is to end, and whether it goes on where it had ended.
 static ENDS: AtomicBool = AtomicBool::new(false);
 static GOES_ON: AtomicBool = AtomicBool::new(false);
 
@@ -81,11 +79,6 @@ pub unsafe fn start_in_child() {
     wait_past(&DONE, seen);
 }
 
-/// Whether the engine's threads are this process's: not in a child of vfork.
-pub fn is_here() -> bool {
-    PROCESS.load(SeqCst) == process_id()
-}
-
 /// Ends the first engine thread, and waits until it is gone, with the others: they were told to end.
 pub fn stop() {
     ENDS.store(true, SeqCst);
@@ -138,7 +131,6 @@ fn tell() {
 
 /// The thread's life. In a child of fork it begins again, with the program that it finds.
 fn run(_: usize) {
-    PROCESS.store(process_id(), SeqCst);
     // SAFETY: `start` stored a `&'static`.
     let life = unsafe { &*LIFE.load(SeqCst) };
     if GOES_ON.swap(false, SeqCst) {

@@ -10,6 +10,7 @@ extern crate alloc;
 
 pub mod units;
 pub mod page;
+pub mod text;
 mod clock;
 pub mod vectors;
 pub mod sync;

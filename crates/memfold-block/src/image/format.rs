@@ -15,8 +15,9 @@
 //! written them: not within a payload, whatever a client writes, and not as a rest of another file.
 //!
 //! What comes before a group's end counts if the hash says so. What comes after the last such end
-//! was never acknowledged. The begin of the next group is written when a group is on disk: it says
-//! that the group was acknowledged, so that damage to it is told from a power cut.
+//! was never acknowledged. The begin of the next group is written once a group is on disk. A group
+//! with a begin behind it was acknowledged, so damage to it is an error; without one, a power cut may
+//! have cut it off.
 //!
 //! Version 1 had neither random number nor begins, its checksums were of the bytes only, its groups
 //! began anywhere, and an end had no payload. It is read, and never written.

@@ -131,9 +131,9 @@ impl Session {
         }
     }
 
-    /// Serves what a queue holds, until that is nothing and the driver will tell of more, or until
-    /// its turn is over: a driver that always has more keeps no other queue waiting, and nobody who
-    /// ends the thread.
+    /// Serves what a queue holds, until it is empty and the driver will announce more, or until the
+    /// queue's turn is over. So a driver with endless requests delays neither other queues nor the
+    /// end of the thread.
     fn serve(&self, ring: &Ring, queue: u16, thread: usize) {
         let end = Instant::now() + self.disk.turn;
         while self.begin(ring) {

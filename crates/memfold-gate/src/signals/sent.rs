@@ -1,15 +1,16 @@
-//! SIGBUS, SIGSEGV and SIGSYS that somebody has sent while the program has them blocked. The kernel
-//! never learns of that, so it hands them to the gate at once. They are kept here, for the thread or
-//! for the process, as the kernel keeps others.
+//! SIGBUS, SIGSEGV and SIGSYS that somebody sends while the program has them blocked. The gate needs
+//! these signals, so the kernel doesn't block them and delivers them at once. The gate keeps them for
+//! the thread or for the process, as the kernel keeps blocked signals.
 //!
-//! **The kernel has them while it may need them.** Around a system call that may find them, they are
-//! really blocked, and sent again to the calling thread: `sigtimedwait`, `sigsuspend`, `read` and `poll`
-//! of a `signalfd`, `execve`. What is left comes back when the call is over. No code that may fault runs
-//! meanwhile. A thread that waits for a `signalfd` by then is called off, and looks again.
+//! **During a call that may take them, the kernel has them**: `sigtimedwait`, `sigsuspend`, `read` and
+//! `poll` of a `signalfd`, `execve`. They are really blocked then, and sent again to the calling thread.
+//! Those that the call hasn't taken come back to the gate when it is over. No code that may fault runs
+//! in between. A thread that already waits for a `signalfd` is called off, and looks again.
 //!
-//! **One for the process goes to a thread that takes it**, if there is one: one that doesn't have it
-//! blocked, or waits for it ([`Record::awaits`]). Who keeps one puts it down and then looks for such a
-//! thread; who begins to wait says so and then looks what is kept: one of the two sees the other.
+//! **One for the process goes to a thread that takes it**, if there is one: a thread that doesn't have
+//! it blocked, or waits for it ([`Record::awaits`]). Who keeps a signal stores it and then looks for such
+//! a thread; a thread that begins to wait says so and then looks for kept signals: one of the two sees
+//! the other.
 use crate::actions::{PROTECTED, bit};
 use crate::entry;
 use crate::frame::{Info, code_of_nudge};
@@ -19,7 +20,8 @@ use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use memfold_sys::raw::{set_signals_blocked, system_call};
 use memfold_sys::thread::process_id;
 
-const SYS_IO_PGETEVENTS: i64 = 333;
+/// Not in libc.
+pub const SYS_IO_PGETEVENTS: i64 = 333;
 const SIGNALS: [i32; 3] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGSYS];
 
 /// A place for each that can come while another is put off.

@@ -44,8 +44,14 @@ struct Wanted {
 
 impl Wanted {
     fn new(nr: usize, args: &[usize; 6]) -> Result<Wanted, Errno> {
-        let mut new =
-            Wanted { nr, flags: 0, top: 0, args: *args, words: [0; WORDS], spans: [None; 4] };
+        let mut new = Wanted {
+            nr,
+            flags: 0,
+            top: 0,
+            args: *args,
+            words: [0; WORDS],
+            spans: [None; SPANS_MAX],
+        };
         match nr as i64 {
             libc::SYS_fork => {}
             libc::SYS_vfork => {

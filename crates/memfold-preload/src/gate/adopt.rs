@@ -14,6 +14,7 @@ use memfold::config::OnFull;
 use memfold::delivery::background;
 use memfold::known::TOP;
 use memfold::stats::Stats;
+use memfold_gate::is_child;
 use memfold_sys::memory::zone::{overlaps_own, unless_own};
 use memfold_sys::raw::populates;
 use memfold_sys::thread::bare;
@@ -232,7 +233,7 @@ impl Gated {
     pub fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
         let refused = make();
         let wants_one = [libc::EINVAL, libc::EUSERS].map(|e| -(e as isize)).contains(&refused);
-        if !wants_one || self.remote.is_some() || !engine::is_here() {
+        if !wants_one || self.remote.is_some() || is_child() {
             return refused;
         }
         // Locked by hand: the thread that begins again takes it that its starter holds the lock.

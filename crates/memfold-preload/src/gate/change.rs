@@ -179,20 +179,16 @@ impl Gated {
         // What it replaces, if it succeeds.
         let ends = if flags & libc::MAP_FIXED != 0 { at..end_of(at, len) } else { 0..0 };
         let fills = flags & (libc::MAP_POPULATE | libc::MAP_LOCKED) != 0 || state.locks_future;
-        let result = match flags & libc::MAP_ANONYMOUS == 0 && fills {
-            true => {
-                self.leave(&ends);
-                let made;
-                (state, made) = self.wait_apart(state, &ends, || make(&args));
-                made
-            }
-            false if self.is_watched(&mut state, &ends) => {
-                let made;
-                (state, made) = self.wait_apart(state, &ends, || make(&args));
-                made
-            }
-            false => self.pager.end_with(ends.clone(), || make(&args)),
-        };
+        let fills_file = flags & libc::MAP_ANONYMOUS == 0 && fills;
+        if fills_file {
+            self.leave(&ends);
+        }
+        let result;
+        if fills_file || self.is_watched(&mut state, &ends) {
+            (state, result) = self.wait_apart(state, &ends, || make(&args));
+        } else {
+            result = self.pager.end_with(ends.clone(), || make(&args));
+        }
         if failed(result) {
             self.adopt(&state, &ends);
             return result;

@@ -14,6 +14,7 @@ use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold::table::UNMANAGED_BYTES_MAX;
 use memfold_gate::read_bytes;
+use memfold_sys::text::path_of;
 use rustix::fd::{BorrowedFd, OwnedFd, RawFd};
 use rustix::fs::{CWD, FileType, Mode, OFlags, StatVfsMountFlags};
 use rustix::fs::{fgetxattr, fstat, fstatvfs, openat, stat};
@@ -45,8 +46,8 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
     let from = if by_fd { args[0] as RawFd } else { libc::AT_FDCWD };
     if len == 0 {
         // What it is executed by isn't a name.
-        let numbered = Numbered::new(from);
-        name[..numbered.0.len()].copy_from_slice(&numbered.0);
+        let path = path_of(from);
+        name[..path.as_bytes().len()].copy_from_slice(path.as_bytes());
     }
     let from = if len == 0 { libc::AT_FDCWD } else { from };
     let is_limited = limits::are_set() && may_execute(from, &name);
@@ -84,24 +85,6 @@ fn about(name: &[u8; PATH_BYTES], why: &str) -> [u8; UNMANAGED_BYTES_MAX] {
     let skipped = (name.len() + 2 + why.len()).saturating_sub(text.len());
     text.iter_mut().zip(parts.skip(skipped)).for_each(|(to, from)| *to = *from);
     text
-}
-
-/// The name of what a descriptor leads to.
-struct Numbered([u8; 32]);
-
-impl Numbered {
-    fn new(fd: RawFd) -> Numbered {
-        const START: &[u8] = b"/proc/self/fd/";
-        let mut path = [0u8; 32];
-        path[..START.len()].copy_from_slice(START);
-        let digits = fd.unsigned_abs().checked_ilog10().unwrap_or(0) as usize + 1;
-        let mut left = fd.unsigned_abs();
-        for at in (0..digits).rev() {
-            path[START.len() + at] = b'0' + (left % 10) as u8;
-            left /= 10;
-        }
-        Numbered(path)
-    }
 }
 
 fn read_name(at: usize, to: &mut [u8; PATH_BYTES]) -> Option<usize> {

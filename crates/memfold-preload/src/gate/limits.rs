@@ -4,8 +4,8 @@
 //! was, so that more can be reserved, and descriptors with high numbers be opened in a child; the
 //! program gets the answers of its own. What it executes has its own.
 use super::gated::get;
-use crate::engine;
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use memfold_gate::is_child;
 use memfold_sys::Errno;
 use memfold_sys::memory::zone::reserved_bytes;
 use memfold_sys::raw::system_call;
@@ -62,7 +62,7 @@ pub fn limit(resource: u32, new: Option<Limit>) -> Result<Limit, Errno> {
     let before = kernel(resource, None)?;
     let shown = all[at].filter(|set| set.kernel == before).map_or(before, |set| set.own);
     let Some(new) = new else { return Ok(shown) };
-    if !engine::is_here() {
+    if is_child() {
         // A child of vfork, which executes something.
         return kernel(resource, Some(&new)).map(|_| shown);
     }
@@ -101,7 +101,7 @@ pub fn with_descriptors(work: impl FnOnce()) {
 
 /// Mappings are about to be made: what the engine has reserved since isn't the program's.
 pub fn renew() {
-    if are_set() && engine::is_here() {
+    if are_set() && !is_child() {
         each_set(|resource, counts, set| {
             set.kernel[0] = raised(set.own[0], counts).min(set.kernel[1]);
             let _ = kernel(resource, Some(&set.kernel));
@@ -112,9 +112,9 @@ pub fn renew() {
 /// The program is about to execute another one, which has the program's limits.
 pub fn hand_on() {
     // In a child of vfork it is another process's, which goes on.
-    let is_here = engine::is_here();
+    let is_child = is_child();
     each_set(|resource, _, set| {
-        if kernel(resource, Some(&set.own)).is_ok() && is_here {
+        if kernel(resource, Some(&set.own)).is_ok() && !is_child {
             set.kernel = set.own;
         }
     });

@@ -9,11 +9,13 @@ mod panic;
 pub mod unserved;
 
 use crate::slots;
-use core::fmt::{self, Write};
+use core::fmt;
 use memfold_sys::raw::{set_ender, set_warner, system_call, write_stderr};
 use memfold_sys::run::mailbox::LINE_BYTES_MAX;
+use memfold_sys::text::Text;
 
 const PREFIX: &str = "memfold: ";
+type Line = Text<{ PREFIX.len() + LINE_BYTES_MAX + 1 }>;
 
 /// From now on what the engine warns of goes the same way.
 pub fn listen() {
@@ -26,9 +28,7 @@ pub fn listen() {
 
 /// Says something of the run, once for all of its processes.
 pub fn warn(text: fmt::Arguments<'_>) {
-    let mut line = Line::new("");
-    let _ = line.write_fmt(text);
-    leave(false, line.text());
+    leave(false, Line::of(text).as_bytes());
 }
 
 /// [`warn`], once in a process: so that what happens often fills no mailbox.
@@ -44,11 +44,9 @@ pub(crate) use say_once;
 
 /// Says why this process is about to end.
 pub fn last_words(text: fmt::Arguments<'_>) {
-    let mut line = Line::new(PREFIX);
-    let _ = line.write_fmt(text);
-    if !leave(true, &line.text()[PREFIX.len()..]) {
-        line.bytes[line.len] = b'\n';
-        write_stderr(&line.bytes[..=line.len]);
+    let mut line = Line::of(format_args!("{PREFIX}{text}"));
+    if !leave(true, &line.as_bytes()[PREFIX.len()..]) {
+        write_stderr(line.line());
     }
 }
 
@@ -65,32 +63,4 @@ pub fn die(text: fmt::Arguments<'_>) -> ! {
 
 fn leave(last: bool, text: &[u8]) -> bool {
     slots::mailbox().is_some_and(|mailbox| mailbox.leave(slots::number(), last, text))
-}
-
-struct Line {
-    bytes: [u8; PREFIX.len() + LINE_BYTES_MAX + 1],
-    /// Always less than the capacity: a line end has its place.
-    len: usize,
-}
-
-impl Line {
-    fn new(prefix: &str) -> Line {
-        let mut line = Line { bytes: [0; PREFIX.len() + LINE_BYTES_MAX + 1], len: 0 };
-        let _ = line.write_str(prefix);
-        line
-    }
-
-    fn text(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
-}
-
-impl Write for Line {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let room = self.bytes.len() - 1 - self.len;
-        let taken = &text.as_bytes()[..text.len().min(room)];
-        self.bytes[self.len..self.len + taken.len()].copy_from_slice(taken);
-        self.len += taken.len();
-        Ok(())
-    }
 }

@@ -4,8 +4,8 @@
 //! listed, so that `memfold run` can tell its own memory from the program's and never adopts it.
 use crate::Errno;
 use crate::sync::StaticMutex;
+use crate::text::Text;
 use crate::units::PAGE_SIZE;
-use core::fmt::Write;
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mlock, mmap_anonymous, mprotect, munlock,
@@ -294,26 +294,10 @@ impl core::fmt::Display for NoPromise {
 impl NoPromise {
     /// Ends the process, as one of the engine's tables can't grow: with one line, made without memory.
     pub fn end(what: &str) -> ! {
-        let mut text = Text { bytes: [0; 256], len: 0 };
-        let _ =
-            write!(text, "{what} can't grow: {NoPromise}. Raise vm.overcommit_ratio, or add swap");
-        crate::raw::end(core::str::from_utf8(&text.bytes[..text.len]).unwrap_or(what))
-    }
-}
-
-/// As much of what is written as fits.
-struct Text {
-    bytes: [u8; 256],
-    len: usize,
-}
-
-impl Write for Text {
-    fn write_str(&mut self, part: &str) -> core::fmt::Result {
-        let to = &mut self.bytes[self.len..];
-        let len = part.len().min(to.len());
-        to[..len].copy_from_slice(&part.as_bytes()[..len]);
-        self.len += len;
-        Ok(())
+        let text: Text<256> = Text::of(format_args!(
+            "{what} can't grow: {NoPromise}. Raise vm.overcommit_ratio, or add swap"
+        ));
+        crate::raw::end(core::str::from_utf8(text.as_bytes()).unwrap_or(what))
     }
 }
 

@@ -5,6 +5,7 @@ pub mod owner;
 
 use crate::Errno;
 pub use crate::clock::{cpu_ns, now_ns, process_cpu_ns};
+use crate::text::Text;
 use core::ffi::CStr;
 
 /// A running engine thread. Dropping it lets it run on.
@@ -92,12 +93,9 @@ pub fn process_id() -> u32 {
 }
 
 fn open_stat(thread: u32) -> Option<rustix::fd::OwnedFd> {
-    use core::fmt::Write;
-    let mut path = Line { bytes: [0; 48], len: 0 };
-    write!(path, "/proc/self/task/{thread}/stat").ok()?;
-    let path = core::ffi::CStr::from_bytes_until_nul(&path.bytes).ok()?;
+    let path: Text<48> = Text::of(format_args!("/proc/self/task/{thread}/stat"));
     rustix::fs::open(
-        path,
+        path.as_c_str().ok()?,
         rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
         rustix::fs::Mode::empty(),
     )
@@ -122,23 +120,6 @@ pub fn read_stat(thread: u32, stat: &mut [u8]) -> Option<usize> {
 pub fn stat_field(stat: &[u8], number: usize) -> Option<&str> {
     let end = stat.windows(2).rposition(|pair| pair == b") ")?;
     core::str::from_utf8(&stat[end + 2..]).ok()?.split(' ').nth(number - 3)
-}
-
-/// A line of text that ends with a NUL, as it begins with NULs only.
-struct Line {
-    bytes: [u8; 48],
-    len: usize,
-}
-
-impl core::fmt::Write for Line {
-    fn write_str(&mut self, s: &str) -> core::fmt::Result {
-        let room = self.bytes.len() - 1;
-        let to =
-            self.bytes[..room].get_mut(self.len..self.len + s.len()).ok_or(core::fmt::Error)?;
-        to.copy_from_slice(s.as_bytes());
-        self.len += s.len();
-        Ok(())
-    }
 }
 
 /// The CPUs that the calling thread may run on, counted (at least 1).

@@ -1,0 +1,79 @@
+//! Text of a bounded length, written without memory.
+use core::ffi::CStr;
+use core::fmt::{Arguments, Error, Result, Write};
+
+/// Up to `N - 1` bytes of text, with place for one byte behind it, which is zero. What doesn't fit is
+/// cut off.
+pub struct Text<const N: usize> {
+    bytes: [u8; N],
+    len: usize,
+    is_cut: bool,
+}
+
+impl<const N: usize> Text<N> {
+    /// What `text` says, as far as it fits.
+    pub fn of(text: Arguments<'_>) -> Text<N> {
+        let mut all = Text { bytes: [0; N], len: 0, is_cut: false };
+        let _ = all.write_fmt(text);
+        all
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// The bytes with a line end behind them.
+    pub fn line(&mut self) -> &[u8] {
+        self.bytes[self.len] = b'\n';
+        &self.bytes[..=self.len]
+    }
+
+    /// As a path or another name.
+    ///
+    /// # Errors
+    /// It was cut off.
+    pub fn as_c_str(&self) -> core::result::Result<&CStr, Error> {
+        if self.is_cut {
+            Err(Error)
+        } else {
+            CStr::from_bytes_until_nul(&self.bytes).map_err(|_| Error)
+        }
+    }
+}
+
+impl<const N: usize> Write for Text<N> {
+    fn write_str(&mut self, part: &str) -> Result {
+        let taken = &part.as_bytes()[..part.len().min(N - 1 - self.len)];
+        self.bytes[self.len..self.len + taken.len()].copy_from_slice(taken);
+        self.len += taken.len();
+        self.is_cut |= taken.len() < part.len();
+        Ok(())
+    }
+}
+
+/// The path of this process's open file.
+pub fn path_of(number: i32) -> Text<32> {
+    Text::of(format_args!("/proc/self/fd/{number}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_cut_off_and_is_no_name() {
+        for len in 0..12 {
+            let all = "0123456789ab";
+            let mut text = Text::<8>::of(format_args!("{}{}", &all[..len / 2], &all[len / 2..len]));
+            let kept = &all[..len.min(7)];
+            assert_eq!(text.as_bytes(), kept.as_bytes());
+            assert_eq!(
+                text.as_c_str().ok().and_then(|name| name.to_str().ok()),
+                (len < 8).then_some(kept)
+            );
+            assert_eq!(text.line(), std::format!("{kept}\n").as_bytes());
+        }
+        assert_eq!(path_of(i32::MAX).as_c_str(), Ok(c"/proc/self/fd/2147483647"));
+    }
+}
