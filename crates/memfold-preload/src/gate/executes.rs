@@ -47,6 +47,7 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
     if len == 0 {
         // What it is executed by isn't a name.
         let path = path_of(from);
+        name.fill(0);
         name[..path.as_bytes().len()].copy_from_slice(path.as_bytes());
     }
     let from = if len == 0 { libc::AT_FDCWD } else { from };
