@@ -102,6 +102,12 @@ fn sparse_memory_stays_right() {
     assert_right("mappings", 40, &["sparse"]);
 }
 
+/// Near the limit pages are loaded by copy, which no call of the kernel does across such a border.
+#[test]
+fn memory_with_borders_in_the_middle_of_blocks_is_loaded() {
+    assert_right_with(&["--limit", "16M"], "border", 8, &["32"]);
+}
+
 /// Nothing of libc's is interposed: the gate sees the calls, and disabled means that it doesn't.
 #[test]
 fn program_with_functions_of_libc_of_its_own_runs_managed_and_disabled() {

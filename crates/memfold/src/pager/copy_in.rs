@@ -2,11 +2,13 @@
 use crate::area::{Area, Areas};
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::{Folio, State, Touch};
+use crate::pager::map::Span;
 use crate::pager::{Pager, bytes};
 use crate::stats;
 use core::ops::Range;
 use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
+use memfold_sys::uffd::Partial;
 use memfold_sys::units::{Order, PAGE_SIZE};
 
 /// What a load knows of the fault that it is for.
@@ -135,11 +137,12 @@ impl Pager {
             && !areas.is_pinned(keys.start, keys.end);
         let mut copied = Copied { pages: 0, bits: 0, clean: protect, all: false };
         let mut at = keys.start;
+        let mut span = Span::new(bytes((keys.end - at) as usize));
         while at < keys.end {
             let away = |key: &u64| folio.here.get() & folio.bits(*key..key + 1) == 0;
             let Some(first) = (at..keys.end).find(away) else { break };
             let end = (first..keys.end).find(|key| !away(key)).unwrap_or(keys.end);
-            let (home, len) = (area.addr_of(first), bytes((end - first) as usize));
+            let (home, len) = (area.addr_of(first), span.limit(bytes((end - first) as usize)));
             // SAFETY: the shard is locked, the buffer holds the folio's bytes as far as they are
             // asked for, and `home` is of its own range, and not `here`.
             let result = unsafe {
@@ -159,13 +162,14 @@ impl Pager {
                     self.space.wake(home, len);
                     (done, copied.clean) = (done + 1, false);
                 }
+                Err(Partial { errno: Errno::NOENT | Errno::INVAL, .. }) if span.narrow(len) => {}
                 Err(partial) if partial.errno != Errno::AGAIN || done == 0 => {
                     self.space.wake(home, len);
                     copied.bits |= folio.bits(first..first + done as u64);
                     copied.pages += done as u64;
                     return copied;
                 }
-                _ => {}
+                _ => span.widen(),
             }
             at = first + done as u64;
             copied.bits |= folio.bits(first..at);

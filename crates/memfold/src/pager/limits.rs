@@ -31,6 +31,10 @@ const LEAVING_SHARE: u64 = 64;
 const RESERVE_SHARE: u64 = 8;
 /// Folios that could not leave are tried again when none was refused for this long, nanoseconds.
 const REST_NS: u64 = 50_000_000;
+/// CPU time that the kernel takes to deliver a fault and to go on after it, nanoseconds: the program's
+/// own by its clocks. Measured: 230,000 faults of a program that takes 0.15 s took 0.7 s beside what the
+/// engine counts.
+const DELIVERY_NS: u64 = 2_400;
 
 impl Pager {
     /// Uncompressed memory that the pager holds, in pages.
@@ -61,14 +65,7 @@ impl Pager {
             _ => self.refused(),
         };
         let floor = self.floor_beside(stored) >> PAGE_SHIFT;
-        let kept = match self.kept_pages.load(Relaxed) {
-            0 => 0,
-            // It may grow only while the store takes less than what is folded: the total stays below
-            // that of the program without folding.
-            kept if self.saves_nothing() => kept.min(self.physical()),
-            kept => kept,
-        };
-        refused + floor.max(kept)
+        refused + floor.max(self.kept_pages.load(Relaxed))
     }
 
     /// Whether the bounds can't be kept, because all that could be folded is.
@@ -95,7 +92,7 @@ impl Pager {
             return;
         }
         let s = &self.stats;
-        let fault_ns = s.fault_ns.load(Relaxed);
+        let fault_ns = s.fault_ns.load(Relaxed) + s.faults.load(Relaxed) * DELIVERY_NS;
         let others_ns = fault_ns + s.background_ns.load(Relaxed) + cpu_ns();
         let own_ns = process_cpu_ns().saturating_sub(others_ns);
         let folded = self.tally.folded() << PAGE_SHIFT;

@@ -48,26 +48,26 @@ const DIRTY_BATCH: u64 = 64;
 const WAIT_SHARE: u64 = 64;
 
 /// How much to ask for at once. ENOENT means that a page is missing, or, as EINVAL does, that the
-/// range reaches across the border of two of the kernel's areas, which it never moves in one call;
+/// range reaches across the border of two of the kernel's areas, which no call fills or moves at once;
 /// only for a single page does it mean more.
-struct Span(usize);
+pub(super) struct Span(usize);
 
 impl Span {
-    fn new(len: usize) -> Span {
+    pub(super) fn new(len: usize) -> Span {
         Span(len)
     }
 
-    fn limit(&self, left: usize) -> usize {
+    pub(super) fn limit(&self, left: usize) -> usize {
         self.0.min(left)
     }
 
     /// Asks for less; `false` if `asked` was a single page.
-    fn narrow(&mut self, asked: usize) -> bool {
+    pub(super) fn narrow(&mut self, asked: usize) -> bool {
         self.0 = (asked / 2).next_multiple_of(PAGE_SIZE).max(PAGE_SIZE);
         asked > PAGE_SIZE
     }
 
-    fn widen(&mut self) {
+    pub(super) fn widen(&mut self) {
         self.0 = self.0.saturating_mul(2);
     }
 }
@@ -237,8 +237,8 @@ impl Pager {
     /// Drops the stored copy of a folio that was just mapped if clean copies take more than their
     /// budget: a share of resident memory, and under `--limit` an eighth of it, unless many share
     /// the copies too, which would go on holding them; or if all that is stored takes more than what
-    /// is folded would; or if it takes room in a swap file that is
-    /// half full.
+    /// is folded would; or if memory stays as it costs too much to fold; or if it takes room in a swap
+    /// file that is half full.
     pub(crate) fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let (clean, folded) = (self.tally.clean(), self.tally.folded());
         let budget = self.target() * self.config.clean_percent as u64 / 100;
@@ -254,6 +254,7 @@ impl Pager {
         if crowded
             || clean > budget
             || self.stored_takes_more()
+            || self.kept_bytes() > 0
             || limit.is_some_and(|limit| held > limit as u128 / CLEAN_SHARE)
             || limit.is_some()
                 && self.swap.is_none()
