@@ -2,7 +2,10 @@
 //! and they see it. (gdb: `kernel.rs`.)
 mod common;
 use common::real::{installed, plainly, python};
-use common::{Scratch, assert_figures, binaries, compile, json, managed_in, memfold, printed_in};
+use common::{
+    Scratch, assert_figures, assert_right_with, binaries, compile, json, managed_in, memfold,
+    printed_in,
+};
 use std::process::Command;
 
 /// Four times the limit, each page told from the others, and files that are read.
@@ -108,6 +111,13 @@ fn started_by(tracer: &[&str], ends: &str) {
 #[test]
 fn debugger_as_the_program_runs_another_program_to_its_end() {
     started_by(&["gdb", "-nx", "-batch", "-ex", "run", "--args", "/bin/true"], "exited normally");
+}
+
+/// The program's child traces it, and sends each signal after one instruction more: between a patched
+/// call and the gate's stack, where a push of the call's own may fault, among others.
+#[test]
+fn signal_in_each_instruction_of_a_call_is_handled_and_leaves_none_blocked() {
+    assert_right_with(&FLAGS, "stepped", 16, &["64"]);
 }
 
 #[test]

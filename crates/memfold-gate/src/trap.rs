@@ -35,11 +35,18 @@ pub unsafe extern "C" fn on_signal(signal: i32, info: *const Info, context: *mut
         return in_gate(keeper, record, context, info);
     }
     let at = context.regs.rip as usize;
-    if patch::contains(at) && !info.is_fault() {
-        if !patch::entry::is_out(at) {
+    if patch::contains(at) {
+        if info.is_fault() {
+            // A trap, or a push that the program's stack has no page for. What was put off on the way
+            // here has blocked all signals, and is handled now: with the mask that was there before.
+            if record.pending.load(SeqCst) != 0 {
+                context.mask = record.mask_before.get();
+            }
+        } else if !patch::entry::is_out(at) {
             return defer(record, context, info);
+        } else {
+            context.regs.rip = context.regs.rcx;
         }
-        context.regs.rip = context.regs.rcx;
     }
     match signal {
         libc::SIGSYS if info.code == SYS_USER_DISPATCH => {
@@ -139,9 +146,6 @@ fn from_program(
     let (Ok(nr), Ok(resume)) = (read::<usize>(sp - 8), read::<usize>(sp)) else {
         return deliver(record, context, &Info::forced(libc::SIGSEGV));
     };
-    if record.pending.load(SeqCst) != 0 {
-        context.mask = record.mask_before.get();
-    }
     context.regs.rip = resume as u64;
     context.regs.rsp += BELOW as u64;
     patch::entry::learn(record);
