@@ -113,8 +113,8 @@ fn debugger_as_the_program_runs_another_program_to_its_end() {
     started_by(&["gdb", "-nx", "-batch", "-ex", "run", "--args", "/bin/true"], "exited normally");
 }
 
-/// The program's child traces it, and sends each signal after one instruction more: between a patched
-/// call and the gate's stack, where a push of the call's own may fault, among others.
+/// A child traces the program, and sends the signal of each round one instruction later in a patched
+/// call than that of the round before. One instruction is a push that faults.
 #[test]
 fn signal_in_each_instruction_of_a_call_is_handled_and_leaves_none_blocked() {
     assert_right_with(&FLAGS, "stepped", 16, &["64"]);

@@ -37,8 +37,9 @@ pub unsafe extern "C" fn on_signal(signal: i32, info: *const Info, context: *mut
     let at = context.regs.rip as usize;
     if patch::contains(at) {
         if info.is_fault() {
-            // A trap, or a push that the program's stack has no page for. What was put off on the way
-            // here has blocked all signals, and is handled now: with the mask that was there before.
+            // The entry's trap, or its push onto a page that is away. A signal that was put off
+            // earlier in the entry has blocked all others, and is delivered when this handler is
+            // left: the program's own mask is put back first.
             if record.pending.load(SeqCst) != 0 {
                 context.mask = record.mask_before.get();
             }

@@ -143,7 +143,7 @@ fn queues_of_one_thread_are_served_in_turns() {
     let mut vmm = Vmm::new(&served, &memory);
     let kicks = [event(), event()];
     let calls = [0, 1].map(|queue| vmm.start(&memory, queue, 0, &kicks[queue as usize]));
-    // All requests are in the queues before the thread is told of one.
+    // Both queues hold all of their requests before the first kick.
     let count = 5;
     for queue in 0..2 {
         (0..count).for_each(|n| memory.lay_out_write(queue, n, u64::from(n), 0x70));

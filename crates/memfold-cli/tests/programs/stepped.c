@@ -1,6 +1,6 @@
-/* A call from a stack whose next page isn't there, and a signal in each instruction of the way there and back: a child
-   traces this process, and sends the signal after so many steps. Each signal is handled once, and no signal is blocked
-   afterwards. Prints "right". */
+/* Calls getppid on a stack whose next page isn't there, in rounds. A child traces this process, and in round N sends a
+   signal after N instructions of the call. Each signal is handled once, and none is blocked afterwards. Prints
+   "right". */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-//! SIGBUS, SIGSEGV and SIGSYS that somebody sends while the program has them blocked. The gate needs
-//! these signals, so the kernel doesn't block them and delivers them at once. The gate keeps them for
-//! the thread or for the process, as the kernel keeps blocked signals.
+//! Sent signals that the program blocks, of the three kinds that the gate works by: SIGBUS, SIGSEGV,
+//! SIGSYS. The gate never has them blocked in the kernel, so the kernel delivers each at once. The gate
+//! keeps such a signal pending, for the thread or for the process, as the kernel does with others.
 //!
 //! **During a call that may take them, the kernel has them**: `sigtimedwait`, `sigsuspend`, `read` and
 //! `poll` of a `signalfd`, `execve`. They are really blocked then, and sent again to the calling thread.

@@ -46,9 +46,7 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
     let from = if by_fd { args[0] as RawFd } else { libc::AT_FDCWD };
     if len == 0 {
         // What it is executed by isn't a name.
-        let path = path_of(from);
-        name.fill(0);
-        name[..path.as_bytes().len()].copy_from_slice(path.as_bytes());
+        replace(&mut name, path_of(from).as_bytes());
     }
     let from = if len == 0 { libc::AT_FDCWD } else { from };
     let is_limited = limits::are_set() && may_execute(from, &name);
@@ -94,6 +92,12 @@ fn read_name(at: usize, to: &mut [u8; PATH_BYTES]) -> Option<usize> {
     to.iter().position(|byte| *byte == 0)
 }
 
+/// Makes `to` the name: nothing of the one before stays behind it.
+fn replace(name: &mut [u8; PATH_BYTES], to: &[u8]) {
+    name.fill(0);
+    name[..to.len()].copy_from_slice(to);
+}
+
 fn may_execute(from: RawFd, name: &[u8; PATH_BYTES]) -> bool {
     CStr::from_bytes_until_nul(name).is_ok_and(|name| open(from, name).is_some())
 }
@@ -113,8 +117,7 @@ fn unserved(from: RawFd, name: &mut [u8; PATH_BYTES]) -> Option<&'static str> {
         let line = line.split(|byte| *byte == b'\n').next()?;
         let mut words = line.split(|byte| matches!(byte, b' ' | b'\t' | 0));
         let word = words.find(|word| !word.is_empty())?;
-        name.fill(0);
-        name[..word.len()].copy_from_slice(word);
+        replace(name, word);
         from = libc::AT_FDCWD;
     }
     None

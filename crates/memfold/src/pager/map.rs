@@ -237,8 +237,8 @@ impl Pager {
     /// Drops the stored copy of a folio that was just mapped if clean copies take more than their
     /// budget: a share of resident memory, and under `--limit` an eighth of it, unless many share
     /// the copies too, which would go on holding them; or if all that is stored takes more than what
-    /// is folded would; or if memory stays as it costs too much to fold; or if it takes room in a swap
-    /// file that is half full.
+    /// is folded would; or if folding costs more than it saves ([`Pager::kept_bytes`]); or if it takes
+    /// room in a swap file that is half full.
     pub(crate) fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
         let (clean, folded) = (self.tally.clean(), self.tally.folded());
         let budget = self.target() * self.config.clean_percent as u64 / 100;
