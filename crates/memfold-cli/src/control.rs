@@ -52,15 +52,14 @@ impl Run {
     fn stat(&self) -> Value {
         let config = self.config();
         let command: Vec<_> = self.arguments.iter().map(|a| a.to_string_lossy()).collect();
-        let table = self.slots.table();
-        let processes = table.processes().filter(Process::is_alive).map(|process| {
+        let processes = self.slots.processes().filter(Process::is_alive).map(|process| {
             let mut one = of_process(process);
             for (name, bytes) in uncounted(process.pid()) {
                 one[name] = bytes.into();
             }
             one
         });
-        let (unmanaged, unmanaged_bytes) = table.totals().seatless();
+        let (unmanaged, unmanaged_bytes) = self.slots.bounds().seatless();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "run": std::process::id(),

@@ -4,6 +4,7 @@
 use crate::failure::Failure;
 use crate::program::plain;
 use crate::table::slots::Slots;
+use memfold::table::Table;
 use memfold_sys::run::mailbox::Letter;
 use std::collections::HashSet;
 use std::fs::File;
@@ -53,19 +54,20 @@ impl Log {
     /// Says what processes have left. `command` is the number of the program itself.
     pub fn say_left(&self, slots: &Slots, command: u32) {
         let mut inner = self.inner.lock().expect("nobody panics with the lock");
-        for letter in slots.table().mailbox().take() {
+        let letters = slots.tables().into_iter().flat_map(|table| table.mailbox().take());
+        for letter in letters {
             if let Some(line) = line(&mut inner.said, &letter, command) {
                 let _ = inner.out.write_all(line.as_bytes());
             }
         }
     }
 
-    /// Says it as it comes, for ever.
-    pub fn follow(&self, slots: &Slots, command: u32) {
+    /// Says what is left in one table as it comes, for ever.
+    pub fn follow(&self, slots: &Slots, table: &Table, command: u32) {
         loop {
-            let rung = slots.table().mailbox().rung();
+            let rung = table.mailbox().rung();
             self.say_left(slots, command);
-            slots.table().mailbox().wait(rung);
+            table.mailbox().wait(rung);
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::{delivery, dict, machine, program, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold::config::keys::{Audience, COUNTED, KEYS, Key};
 use memfold::config::{Config, Size};
-use memfold::table::{ORDER, order_in};
+use memfold::table::{ORDER, Table, order_in};
 use memfold_store::{CODECS, Codec, CodecSpec};
 use memfold_sys::disk::swapfile::{FileDisk, Options};
 use std::ffi::{CStr, CString, NulError, OsString, c_char};
@@ -194,7 +194,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, Failure> {
     slots.set_bounds(&config);
     // SAFETY: no thread of memfold uses a robust mutex. Without, processes of the run may leave
     // lines that nobody reads.
-    let _ = unsafe { slots.table().run_here() };
+    let _ = unsafe { slots.bounds().run_here() };
     let mut remote = crate::remote::start(&mut config, &log)?;
 
     let environment = environment(&config, &slots, library)?;
@@ -250,7 +250,7 @@ fn write_stats(file: StatsFile, run: &Run, status: u8, seconds: f64) -> Result<(
 
 /// The kernel asks nobody for what is folded when it writes a core dump.
 fn warn_of_dump(slots: &Slots, log: &Log, pid: u32) {
-    let process = slots.table().processes().find(|process| process.pid() == pid);
+    let process = slots.processes().find(|process| process.pid() == pid);
     let folded = process.map_or(0, |process| process.stats().folded_bytes.load(Relaxed));
     if folded > 0 {
         log.say(&format!(
@@ -264,17 +264,22 @@ fn warn_of_dump(slots: &Slots, log: &Log, pid: u32) {
 /// Starts three threads: one prints the lines that processes of the run leave, one gives processes
 /// the table, and one measures the processes without a seat in it.
 fn tend(run: &Arc<Run>, log: &Arc<Log>, command: u32) -> Result<(), Failure> {
-    let [for_log, for_door, for_looks] = [run.clone(), run.clone(), run.clone()];
-    let log = log.clone();
+    let [for_door, for_looks] = [run.clone(), run.clone()];
     let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
         let started = thread::Builder::new().name(name.to_string()).spawn(work);
-        started
-            .map(drop)
-            .map_err(|e| Failure::own(format!("starting a thread: {}", program::plain(&e))))
+        started.map(drop)
     };
-    start("memfold-log", Box::new(move || log.follow(&for_log.slots, command)))?;
-    start("memfold-door", Box::new(move || for_door.slots.serve()))?;
-    start("memfold-look", Box::new(move || seatless::watch(&for_looks.slots)))
+    let (follow_run, follow_log) = (run.clone(), log.clone());
+    let follow = move |table: &'static Table| {
+        let (run, log) = (follow_run.clone(), follow_log.clone());
+        start("memfold-log", Box::new(move || log.follow(&run.slots, table, command)))
+    };
+    let failed = |e| Failure::own(format!("starting a thread: {}", program::plain(&e)));
+    follow(run.slots.tables()[0]).map_err(failed)?;
+    // What the processes of a user leave that nobody follows is said with the next line, or at the end.
+    let serve = move || for_door.slots.serve(|table| drop(follow(table)));
+    start("memfold-door", Box::new(serve)).map_err(failed)?;
+    start("memfold-look", Box::new(move || seatless::watch(&for_looks.slots))).map_err(failed)
 }
 
 /// The settings that the command line asks for; they can be kept here as far as that is known

@@ -134,6 +134,9 @@ pub trait Keeper: Sync {
     /// that has begun, or never will, has nothing to do.
     fn last_chance(&self) {}
 
+    /// The calling thread may have given up users, groups or capabilities.
+    fn give_up_rights(&self) {}
+
     /// The process is about to have a child that shares its memory: [`crate::is_child`] tells its calls.
     fn has_child(&self) {}
 

@@ -102,7 +102,12 @@ impl Call<'_> {
             libc::SYS_rseq => self.never_fold(args[0], args[1]),
             _ if gives_up_rights(nr, &args) => {
                 self.keeper.last_chance();
-                self.wait()
+                let made = self.wait();
+                if made >= 0 && changes_identity(nr) {
+                    signals::block_all();
+                    self.keeper.give_up_rights();
+                }
+                made
             }
             libc::SYS_close
             | libc::SYS_dup
@@ -535,6 +540,20 @@ fn gives_up_rights(nr: usize, args: &[usize; 6]) -> bool {
         ),
         _ => false,
     }
+}
+
+/// Whether a thread may have other users, groups or capabilities after a call.
+fn changes_identity(nr: usize) -> bool {
+    matches!(
+        nr as i64,
+        libc::SYS_setuid
+            | libc::SYS_setgid
+            | libc::SYS_setreuid
+            | libc::SYS_setregid
+            | libc::SYS_setresuid
+            | libc::SYS_setresgid
+            | libc::SYS_capset
+    )
 }
 
 /// Whether a call asks for SECCOMP_MODE_STRICT.

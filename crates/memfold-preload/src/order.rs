@@ -8,14 +8,16 @@ use core::ffi::CStr;
 use memfold::config::Config;
 use memfold_sys::run::door::Key;
 
-/// The variable; its value is the lines of `Config::encode`, `stats=PATH` and `door=NAME,KEY`,
-/// joined by semicolons.
+/// The variable; its value is the lines of `Config::encode`, `stats=PATH`, `bounds=PATH` and
+/// `door=NAME,KEY`, joined by semicolons.
 const VARIABLE: &CStr = c"MEMFOLD_RUN";
 /// `1` switches memfold off.
 const DISABLE: &CStr = c"MEMFOLD_DISABLE";
 
-/// In front of the path of the table that the run's processes share.
+/// In front of the path of the table that processes of the user of `memfold run` share, and of that
+/// of the run's bounds.
 const STATS: &str = "stats=";
+const BOUNDS: &str = "bounds=";
 /// In front of where to ask for it, and the key.
 const DOOR: &str = "door=";
 
@@ -38,10 +40,9 @@ pub fn read() -> Result<Option<Order>, String> {
     let lines = || core::str::from_utf8(text).unwrap_or("").split(';');
     let of = |prefix: &str| lines().find_map(|line| line.strip_prefix(prefix));
     let door = of(DOOR).and_then(|text| text.split_once(','));
-    if let (Some(path), Some((door, key))) =
-        (of(STATS), door.and_then(|(door, key)| Some((door, Key::parse(key)?))))
-    {
-        slots::open(Way { path, door, key });
+    let door = door.and_then(|(door, key)| Some((door, Key::parse(key)?)));
+    if let (Some(table), Some(bounds), Some((door, key))) = (of(STATS), of(BOUNDS), door) {
+        slots::open(Way { paths: [table, bounds], door, key });
         say::listen();
     }
     if addresses::are_too_few() {
@@ -49,7 +50,8 @@ pub fn read() -> Result<Option<Order>, String> {
         return Ok(None);
     }
     let mut settings = String::new();
-    for line in lines().filter(|line| !line.starts_with(STATS) && !line.starts_with(DOOR)) {
+    let is_setting = |line: &&str| [STATS, BOUNDS, DOOR].iter().all(|what| !line.starts_with(what));
+    for line in lines().filter(is_setting) {
         settings.push_str(line);
         settings.push('\n');
     }

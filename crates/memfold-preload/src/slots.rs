@@ -1,32 +1,36 @@
-//! This process's seat in the table that `memfold run` keeps, the run's bounds there, and how the
-//! table is found.
+//! This process's seat in the table that `memfold run` keeps for its user, the run's bounds, and how
+//! the table is found. A process that can't become again what it was gives up the table that it had:
+//! it has that of another user then, or none.
+use crate::say;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
 use memfold::policy::fair_share::Claim;
 use memfold::stats::Stats;
+use memfold::table::bounds::Bounds;
 use memfold::table::{Least, Process, Table};
 use memfold_sys::Errno;
 use memfold_sys::run::door::{self, Key};
 use memfold_sys::run::mailbox::Mailbox;
 use memfold_sys::sync::Mutex;
+use memfold_sys::thread::identity::Identity;
 use rustix::fs::{CWD, Mode, OFlags};
 
 /// How to get at the table.
 #[derive(Copy, Clone)]
 pub struct Way {
-    /// Where it is for who sees `memfold run` in /proc, and may.
-    pub path: &'static str,
+    /// Where that of the user of `memfold run` is for who sees that in /proc, and may; and the bounds.
+    pub paths: [&'static str; 2],
     /// Where to ask for it otherwise.
     pub door: &'static str,
     /// What proves that one may, and that it is the run's.
     pub key: Key,
 }
 
-/// The table, once it is mapped; never unmapped. A child of fork inherits the mapping.
+/// The first table, once it is mapped; never unmapped. A child of fork inherits the mapping.
 static TABLE: Mutex<Option<Table>> = Mutex::new(None);
-/// The same, for those who only ask; null without a table.
+/// The table, for those who only ask; null without one.
 static FOUND: AtomicPtr<Table> = AtomicPtr::new(core::ptr::null_mut());
 static WAY: Mutex<Option<Way>> = Mutex::new(None);
 /// This process's seat: a leaked box, or null.
@@ -36,6 +40,10 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// Whether this is the run's first process, and whether the table was got at the door.
 static FIRST: AtomicU32 = AtomicU32::new(0);
 static BY_DOOR: AtomicU32 = AtomicU32::new(0);
+/// Whose the table is, and the engine's threads: of the thread that started them. A leaked box, or
+/// the first, which is [`FIRST_IDENTITY`]; null while it isn't known.
+static IDENTITY: AtomicPtr<Identity> = AtomicPtr::new(core::ptr::null_mut());
+static FIRST_IDENTITY: Mutex<Option<Identity>> = Mutex::new(None);
 
 fn table() -> Option<&'static Table> {
     // SAFETY: the pointer is null or leads into a static that is set once, before it.
@@ -51,7 +59,7 @@ pub fn bounds() -> Option<(u64, u64)> {
 /// What the run was given, bytes (limit, resident), and what it holds at least; `None` without a
 /// table.
 pub fn whole(limit: bool) -> Option<((u64, u64), Least)> {
-    table().map(|table| (table.bounds(), table.least(limit)))
+    table().map(|table| (table.portion().bounds().given(), table.least(limit)))
 }
 
 /// As [`Table::sum_of`]; of this process alone without a table.
@@ -91,23 +99,68 @@ pub fn number() -> u32 {
 /// once.
 pub fn open(way: Way) {
     *WAY.lock() = Some(way);
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    // Where `memfold run` is gone or invisible the path may lead anywhere.
-    let seen = rustix::fs::open(way.path, flags, Mode::empty())
-        .and_then(|file| Table::open(file, &way.key));
-    let found = seen.or_else(|_| {
-        let (file, number) = door::ask(way.door.as_bytes(), &way.key)?;
-        let table = Table::open(file, &way.key)?;
-        NUMBER.store(number, Relaxed);
-        BY_DOOR.store(1, Relaxed);
-        Ok::<Table, Errno>(table)
-    });
-    let Ok(found) = found else { return };
+    if let Ok(own) = Identity::own() {
+        // SAFETY: as below.
+        IDENTITY.store(unsafe { FIRST_IDENTITY.peek_mut() }.insert(own), SeqCst);
+    }
+    let Ok(found) = at_path(&way).or_else(|_| at_door(&way)) else { return };
     FIRST.store(found.note_process() as u32, Relaxed);
     // SAFETY: the constructor is alone, and nothing has been lent out of it yet; from now on it
     // stays as it is.
     let place = unsafe { TABLE.peek_mut() }.insert(found);
     FOUND.store(place, SeqCst);
+}
+
+/// The table of the user of `memfold run`, if that is the user of this process.
+fn at_path(way: &Way) -> Result<Table, Errno> {
+    // Where `memfold run` is gone or invisible the path may lead anywhere.
+    let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let open = |path, access| rustix::fs::open(path, flags | access, Mode::empty());
+    let (file, bounds) = (open(way.paths[0], OFlags::RDWR)?, open(way.paths[1], OFlags::RDONLY)?);
+    if rustix::fs::fstat(&file)?.st_uid != rustix::process::getuid().as_raw() {
+        return Err(Errno::ACCESS);
+    }
+    Table::open(file, Bounds::open(bounds, &way.key)?)
+}
+
+/// The table of the user of the calling thread.
+fn at_door(way: &Way) -> Result<Table, Errno> {
+    let answer = door::ask(way.door.as_bytes(), &way.key)?;
+    let table = Table::open(answer.table, Bounds::open(answer.bounds, &way.key)?)?;
+    NUMBER.store(answer.number, Relaxed);
+    BY_DOOR.store(1, Relaxed);
+    Ok(table)
+}
+
+fn identity() -> Option<&'static Identity> {
+    // SAFETY: the pointer is null, or leads into a static that is set once, before it, or is a
+    // leaked box.
+    unsafe { IDENTITY.load(SeqCst).as_ref() }
+}
+
+/// Whether the calling thread has given something up for good that this process has had since it
+/// found its table, or the engine's threads since they were started.
+pub fn has_given_up() -> bool {
+    let given_up = |before| Identity::own().is_ok_and(|own| !own.can_become(before));
+    identity().is_some_and(given_up)
+}
+
+/// The calling thread has, and no engine thread runs that has a seat: if it is another user's now,
+/// the table is given up, and that of its own user is found.
+pub fn change_user() {
+    let (Some(way), Ok(now)) = (*WAY.lock(), Identity::own()) else { return };
+    let before = identity().map(Identity::user);
+    IDENTITY.store(Box::into_raw(Box::new(now)), SeqCst);
+    if before == Some(now.user()) {
+        return;
+    }
+    OWN.store(core::ptr::null_mut(), SeqCst);
+    let old = table();
+    let new = at_door(&way).map_or(core::ptr::null_mut(), |new| Box::into_raw(Box::new(new)));
+    FOUND.store(new, SeqCst);
+    if let Some(Err(e)) = old.map(Table::give_up) {
+        say::die(format_args!("giving up the table of the run: {e}"));
+    }
 }
 
 /// Whether this is the program that `memfold run` was given, and has begun nothing yet. `false`
@@ -217,10 +270,8 @@ pub fn claims_of_others(limit: bool) -> Vec<Claim> {
 fn find_number() -> Option<u32> {
     if BY_DOOR.load(Relaxed) != 0 {
         let way = (*WAY.lock())?;
-        return door::ask(way.door.as_bytes(), &way.key)
-            .ok()
-            .map(|(_, number)| number)
-            .filter(|n| *n != 0);
+        let answer = door::ask(way.door.as_bytes(), &way.key).ok();
+        return answer.map(|answer| answer.number).filter(|n| *n != 0);
     }
     let mut text = [0u8; 16];
     let len = rustix::fs::readlinkat_raw(CWD, c"/proc/self", &mut text[..]).ok()?;

@@ -50,14 +50,26 @@ pub fn receive_with_file(
     socket: impl AsFd,
     bytes: &mut [u8],
 ) -> Result<(usize, Option<OwnedFd>), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let (count, [first, second]) = receive_with_files(socket, bytes)?;
+    Ok((count, second.or(first)))
+}
+
+/// The same with the first two descriptors.
+///
+/// # Errors
+/// What recvmsg says.
+pub fn receive_with_files(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+) -> Result<(usize, [Option<OwnedFd>; 2]), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got =
         recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let mut sent = None;
+    let mut sent = [None, None];
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(files) = message {
-            sent = files.last();
+            sent.iter_mut().zip(files).for_each(|(to, file)| *to = Some(file));
         }
     }
     Ok((got.bytes, sent))

@@ -20,7 +20,6 @@ extern crate alloc;
 
 pub mod config;
 pub mod stats;
-pub mod totals;
 mod folio;
 mod area;
 pub mod policy;

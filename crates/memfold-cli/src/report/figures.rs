@@ -1,7 +1,7 @@
 //! The figures of a run: sums over its processes, its own peaks, and how well its data compressed.
 use crate::table::slots::Slots;
 use memfold::stats::{FIGURES, ORDER_FIGURES, ORDERS, Stats, size_suffix};
-use memfold::totals::PEAKS;
+use memfold::table::totals::PEAKS;
 
 /// Figures of one process, or sums over several.
 #[derive(Clone)]
@@ -21,7 +21,7 @@ impl Figures {
     pub fn sum(slots: &Slots) -> Figures {
         let mut sum =
             Figures { values: [0; FIGURES.len()], orders: [[0; ORDERS]; ORDER_FIGURES.len()] };
-        for one in slots.table().processes().map(|process| Figures::of(process.stats())) {
+        for one in slots.processes().map(|process| Figures::of(process.stats())) {
             for ((to, from), figure) in sum.values.iter_mut().zip(one.values).zip(FIGURES) {
                 *to = match figure.name.starts_with("peak_") {
                     true => from.max(*to),
@@ -34,7 +34,7 @@ impl Figures {
                 *to = to.wrapping_add(*from);
             }
         }
-        for (name, peak) in PEAKS.iter().zip(slots.table().totals().peaks()) {
+        for (name, peak) in PEAKS.iter().zip(slots.peaks()) {
             let at = FIGURES.iter().position(|figure| figure.name == *name);
             let own = &mut sum.values[at.expect("each of these peaks is a figure too")];
             *own = peak.max(*own);
@@ -104,8 +104,8 @@ mod tests {
         }
         let peaks = |sum: &Figures| (sum.get("peak_bytes"), sum.get("peak_held_bytes"));
         assert_eq!(peaks(&Figures::sum(&slots)), (120, 120));
-        slots.table().totals().set_seatless(1, 100);
-        slots.table().note_totals();
+        slots.bounds().set_seatless(1, 100);
+        slots.note_totals();
         assert_eq!(peaks(&Figures::sum(&slots)), (190, 120));
     }
 

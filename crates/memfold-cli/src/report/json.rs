@@ -33,12 +33,12 @@ pub fn json(run: &Run, sum: &Figures, slots: &Slots) -> String {
         "resident_limit_bytes": run.config.resident_bytes,
         "codec": run.config.codec,
         "ratio": sum.ratio(),
-        "peak_unmanaged_processes_bytes": slots.table().totals().peak_seatless_bytes(),
+        "peak_unmanaged_processes_bytes": slots.bounds().peak_seatless_bytes(),
         "frame_success": frame_success(sum),
     });
     let Value::Object(about) = about else { unreachable!("written as an object") };
     all.extend(about);
-    all.insert("processes".to_string(), slots.table().processes().map(of_process).collect());
+    all.insert("processes".to_string(), slots.processes().map(of_process).collect());
     format!("{:#}\n", Value::Object(all))
 }
 

@@ -28,7 +28,7 @@ pub fn summary(config: &Config, slots: &Slots, ended: &Ended) -> String {
 
 /// Programs that memfold could not be in.
 fn unmanaged(slots: &Slots) -> String {
-    match slots.table().unmanaged() {
+    match slots.unmanaged() {
         (0, _) => String::new(),
         (count, first) => format!(
             "memfold: programs that can't be managed were executed {count} times, the first {}\n",
@@ -49,7 +49,7 @@ fn bound(config: &Config) -> String {
 
 /// Later processes go on with the seats of ended ones.
 fn processes(slots: &Slots) -> String {
-    match slots.table().processes().count() {
+    match slots.processes().count() {
         1 => "1 process".to_string(),
         count if count >= APART => format!("{count} or more processes"),
         count => format!("{count} processes"),
@@ -59,20 +59,19 @@ fn processes(slots: &Slots) -> String {
 /// The line of a run in which nothing was folded. It says that the limit was never near only if the
 /// run ended with status 0 and no process was large.
 fn unfolded(config: &Config, slots: &Slots, sum: &Figures, ended: &Ended) -> String {
-    let table = slots.table();
     let least =
         config.limit_bytes.unwrap_or(u64::MAX).min(config.resident_bytes.unwrap_or(u64::MAX));
-    let (peak, unmanaged) = (sum.get("peak_bytes"), table.totals().peak_seatless_bytes());
+    let (peak, unmanaged) = (sum.get("peak_bytes"), slots.bounds().peak_seatless_bytes());
     let is_far = peak.max(ended.largest_bytes) < least / 2;
     let bound = bound(config);
-    let has_engines = table.processes().next().is_some();
-    if table.has_begun() && ended.status == 0 && is_far && unmanaged <= SMALL_BYTES {
+    let has_engines = slots.processes().next().is_some();
+    if slots.has_begun() && ended.status == 0 && is_far && unmanaged <= SMALL_BYTES {
         return match has_engines {
             true => format!("{bound} never came near, nothing was folded ({})", processes(slots)),
             false => format!("{bound} never came near, all processes were small"),
         };
     }
-    let what = match (table.has_begun(), has_engines) {
+    let what = match (slots.has_begun(), has_engines) {
         (false, _) => "the engine started in no process".to_string(),
         (true, false) => "nothing was folded, no process had an engine".to_string(),
         (true, true) => format!("nothing was folded ({})", processes(slots)),
@@ -113,14 +112,14 @@ fn folded(config: &Config, slots: &Slots, sum: &Figures) -> Vec<String> {
             processes(slots),
         ),
     ];
-    let unmanaged = slots.table().totals().peak_seatless_bytes();
+    let unmanaged = slots.bounds().peak_seatless_bytes();
     if unmanaged > SMALL_BYTES {
         lines.push(format!("processes without an engine took at most {}", Size(unmanaged)));
     }
     match sum.get("over_limit") {
         0 => {}
         over => {
-            let least = match slots.table().least_bytes() {
+            let least = match slots.least_bytes() {
                 0 => String::new(),
                 least => format!("; {} would have been the least", Size(least)),
             };
@@ -149,7 +148,7 @@ mod tests {
         let (config, slots) = (limited("64M"), Slots::new().unwrap());
         let text = || summary(&config, &slots, &WELL);
         assert!(text().contains("started in no process"));
-        assert!(slots.table().note_process() && text().contains("all processes were small"));
+        assert!(slots.tables()[0].note_process() && text().contains("all processes were small"));
         let slot = claim(&slots, 5).stats();
         assert!(text().contains("limit 64.0 MiB never came near"), "{}", text());
         slot.adopted_bytes.store(1 << 28, Relaxed);
@@ -161,7 +160,7 @@ mod tests {
             "{lines}"
         );
         assert!(lines.lines().all(|l| l.starts_with("memfold: ")) && !lines.contains("can't be"));
-        slots.table().note_unmanaged(b"/bin/busybox: it is statically linked");
+        slots.tables()[0].note_unmanaged(b"/bin/busybox: it is statically linked");
         assert!(text().ends_with("1 times, the first /bin/busybox: it is statically linked\n"));
     }
 
@@ -177,9 +176,9 @@ mod tests {
         ];
         for (status, largest_bytes, peak, unmanaged, words) in cases.iter().copied() {
             let slots = Slots::new().unwrap();
-            slots.table().note_process();
+            slots.tables()[0].note_process();
             claim(&slots, 5).stats().peak_bytes.store(peak, Relaxed);
-            slots.table().totals().set_seatless(1, unmanaged);
+            slots.bounds().set_seatless(1, unmanaged);
             let text = summary(&config, &slots, &Ended { status, largest_bytes });
             assert!(text.contains(words), "{words}: {text}");
             assert_eq!(text.contains("never"), words.contains("never"), "{text}");

@@ -1,11 +1,11 @@
-//! The door of a run: a socket at which its processes get the table that they share
-//! ([`memfold_sys::run::door`]).
+//! The door of a run: a socket at which its processes get the table of their user and the bounds of
+//! the run ([`memfold_sys::run::door`]).
 use memfold_sys::run::door::{ANSWER_BYTES, HALF, Key};
 use std::io;
 use std::mem::{offset_of, zeroed};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-/// Room for one descriptor or the credentials of one process.
+/// Room for two descriptors or the credentials of one process.
 #[repr(C)]
 union Control {
     _head: libc::cmsghdr,
@@ -97,27 +97,33 @@ impl Door {
         format!("{},{}{}", self.name, hex(&self.key.ask), hex(&self.key.answer))
     }
 
-    /// Answers who asks with the right key, for ever, with `file`.
-    pub fn serve(&self, file: &OwnedFd) {
+    /// Answers who asks with the right key, for ever, with the files that there are for its user (the
+    /// real one, as the kernel tells it): table and bounds. Where there are none it is told so.
+    pub fn serve<F: AsFd>(&self, mut files: impl FnMut(u32) -> Option<[F; 2]>) {
         // A message is taken before it can fail, and the kernel waits for the next: an error costs
         // its sender its answer.
         loop {
-            if let Ok(Some((from, number))) = self.next() {
-                let _ = self.answer(&from, number, file);
+            if let Ok(Some((from, Some(who)))) = self.next() {
+                let _ = match files(who.uid) {
+                    Some(files) => {
+                        let fds = files.each_ref().map(|file| file.as_fd().as_raw_fd());
+                        self.answer(&from, who.pid as u32, &fds)
+                    }
+                    None => self.answer(&from, who.pid as u32, &[]),
+                };
             }
         }
     }
 
-    /// The next message: from where, and the number of the process that sent it; `None` if its key
-    /// is wrong.
-    fn next(&self) -> io::Result<Option<(Address, u32)>> {
+    /// The next message: from where, and who sent it; `None` if its key is wrong.
+    fn next(&self) -> io::Result<Option<(Address, Option<libc::ucred>)>> {
         // One more than is right.
         let (mut bytes, mut from) = ([0u8; HALF + 1], Address::none());
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let mut control = Control { _bytes: [0; 64] };
         // SAFETY: all zeros are a header of nothing; what it is given is local and of the lengths
         // that are given.
-        let (len, number) = unsafe {
+        let (len, who) = unsafe {
             let mut message: libc::msghdr = zeroed();
             (message.msg_name, message.msg_namelen) = ((&raw mut from.0).cast(), from.1);
             (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
@@ -129,29 +135,34 @@ impl Door {
                 libc::MSG_CMSG_CLOEXEC,
             ))?;
             from.1 = message.msg_namelen;
-            (len, number_in(&message))
+            (len, sender_of(&message))
         };
-        Ok((len == HALF && bytes[..HALF] == self.key.ask).then_some((from, number)))
+        Ok((len == HALF && bytes[..HALF] == self.key.ask).then_some((from, who)))
     }
 
-    fn answer(&self, to: &Address, number: u32, file: &OwnedFd) -> io::Result<()> {
+    fn answer(&self, to: &Address, number: u32, files: &[i32]) -> io::Result<()> {
         let mut bytes = [0u8; ANSWER_BYTES];
         bytes[..HALF].copy_from_slice(&self.key.answer);
         bytes[HALF..].copy_from_slice(&number.to_ne_bytes());
         let (mut to, mut control) = (*to, Control { _bytes: [0; 64] });
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         // SAFETY: all zeros are a header of nothing; what it is given is local and of the lengths
-        // that are given, and the control message has room for one descriptor.
+        // that are given, and the control message has room for the two descriptors at most.
         let sent = unsafe {
             let mut message: libc::msghdr = zeroed();
             (message.msg_name, message.msg_namelen) = ((&raw mut to.0).cast(), to.1);
             (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
-            message.msg_control = (&raw mut control).cast();
-            message.msg_controllen = libc::CMSG_SPACE(size_of::<i32>() as u32) as usize;
-            let head = libc::CMSG_FIRSTHDR(&raw const message);
-            ((*head).cmsg_level, (*head).cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
-            (*head).cmsg_len = libc::CMSG_LEN(size_of::<i32>() as u32) as usize;
-            libc::CMSG_DATA(head).cast::<i32>().write_unaligned(file.as_raw_fd());
+            if !files.is_empty() {
+                let len = size_of_val(files) as u32;
+                message.msg_control = (&raw mut control).cast();
+                message.msg_controllen = libc::CMSG_SPACE(len) as usize;
+                let head = libc::CMSG_FIRSTHDR(&raw const message);
+                ((*head).cmsg_level, (*head).cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+                (*head).cmsg_len = libc::CMSG_LEN(len) as usize;
+                for (n, fd) in files.iter().enumerate() {
+                    libc::CMSG_DATA(head).cast::<i32>().add(n).write_unaligned(*fd);
+                }
+            }
             libc::sendmsg(
                 self.socket.as_raw_fd(),
                 &raw const message,
@@ -162,20 +173,20 @@ impl Door {
     }
 }
 
-/// The number of the process that has sent a message; 0 if it has none here. Descriptors that came
+/// The process that has sent a message; its number is 0 if it has none here. Descriptors that came
 /// with it are closed.
 ///
 /// # Safety
 /// - `recvmsg` has just filled the message.
-unsafe fn number_in(message: &libc::msghdr) -> u32 {
-    let mut number = 0;
+unsafe fn sender_of(message: &libc::msghdr) -> Option<libc::ucred> {
+    let mut sender = None;
     // SAFETY: by the caller's promise the control messages are whole.
     unsafe {
         let mut head = libc::CMSG_FIRSTHDR(message);
         while !head.is_null() {
             let (data, kind) = (libc::CMSG_DATA(head), ((*head).cmsg_level, (*head).cmsg_type));
             if kind == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) {
-                number = data.cast::<libc::ucred>().read_unaligned().pid as u32;
+                sender = Some(data.cast::<libc::ucred>().read_unaligned());
             } else if kind == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
                 let count = ((*head).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<i32>();
                 for n in 0..count {
@@ -185,21 +196,27 @@ unsafe fn number_in(message: &libc::msghdr) -> u32 {
             head = libc::CMSG_NXTHDR(message, head);
         }
     }
-    number
+    sender
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
     use std::sync::Arc;
 
     #[test]
-    fn who_has_the_key_gets_the_file_and_its_own_number_and_nobody_else_does() {
+    fn who_has_the_key_gets_its_users_files_and_its_number_and_nobody_else_does() {
         let door = Arc::new(Door::open().unwrap());
-        let file = OwnedFd::from(std::fs::File::open("/etc/passwd").unwrap());
-        let server = door.clone();
-        std::thread::spawn(move || server.serve(&file));
+        let files = ["/etc/passwd", "/etc/group"].map(|path| std::fs::File::open(path).unwrap());
+        let (server, mut asked) = (door.clone(), 0);
+        // SAFETY: only asks.
+        let user = unsafe { libc::getuid() };
+        std::thread::spawn(move || {
+            server.serve(|who| {
+                asked += 1;
+                (who == user && asked == 1).then(|| files.each_ref().map(AsFd::as_fd))
+            });
+        });
         let order = door.order();
         let (name, key) = order.split_once(',').unwrap();
         let key = Key::parse(key).unwrap();
@@ -221,12 +238,18 @@ mod tests {
             )
         };
         assert_eq!((sent, stranger.0.sun_family as i32), (17, libc::AF_UNIX));
-        let (got, number) = memfold_sys::run::door::ask(name.as_bytes(), &key).unwrap();
-        assert_eq!(number, std::process::id());
-        // SAFETY: the descriptor is given up by the one that had it.
-        let got = unsafe { std::fs::File::from_raw_fd(rustix::fd::IntoRawFd::into_raw_fd(got)) };
-        let text = std::io::read_to_string(got).unwrap();
-        assert_eq!(text, std::fs::read_to_string("/etc/passwd").unwrap());
-        assert!(memfold_sys::run::door::ask(b"memfold-nobody", &key).is_err());
+        let ask = |name: &str| memfold_sys::run::door::ask(name.as_bytes(), &key);
+        let answer = ask(name).unwrap();
+        assert_eq!(answer.number, std::process::id());
+        for (fd, path) in [(answer.table, "/etc/passwd"), (answer.bounds, "/etc/group")] {
+            // SAFETY: the descriptor is given up by the one that had it.
+            let got = unsafe { std::fs::File::from_raw_fd(rustix::fd::IntoRawFd::into_raw_fd(fd)) };
+            assert_eq!(
+                std::io::read_to_string(got).unwrap(),
+                std::fs::read_to_string(path).unwrap()
+            );
+        }
+        // There is nothing more for this user; and nobody.
+        assert!(ask(name).is_err() && ask("memfold-nobody").is_err());
     }
 }

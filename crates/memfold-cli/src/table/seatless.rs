@@ -1,10 +1,11 @@
-//! Processes of a run that have no seat in its table: small ones without an engine yet, and those
+//! Processes of a run that have no seat in its tables: small ones without an engine yet, and those
 //! that no engine can manage. Their memory counts against the limit too, so memfold looks at them
-//! from outside.
+//! from outside. And at all processes, if they are of several users: what a user's table says is
+//! believed up to what the kernel says.
 //!
 //! A process is of the run if its parent was when it was first seen, or if it was given the run's
 //! order. It stays so when its parent ends.
-use crate::table::slots::{Slots, run_of};
+use crate::table::slots::{Measured, Slots, run_of};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::thread;
@@ -13,6 +14,8 @@ use std::time::{Duration, Instant};
 /// Time between two looks while a process without a seat has [`SMALL_BYTES`], and otherwise.
 const PERIOD: Duration = Duration::from_millis(100);
 const PERIOD_MAX: Duration = Duration::from_secs(1);
+/// Time between two looks if there are several users, who learn of one another by them.
+const PERIOD_USERS: Duration = Duration::from_millis(10);
 /// A look takes at most one part in so many of a CPU.
 const COST: u32 = 50;
 const SMALL_BYTES: u64 = 1 << 20;
@@ -40,9 +43,14 @@ pub fn watch(slots: &Slots) {
     loop {
         let begin = Instant::now();
         let (count, bytes) = seatless.look(slots);
-        slots.table().totals().set_seatless(count, bytes);
-        slots.table().note_totals();
-        period = if bytes >= SMALL_BYTES { PERIOD } else { (period * 2).min(PERIOD_MAX) };
+        slots.bounds().set_seatless(count, bytes);
+        slots.deal(Some(seatless.measure(slots)));
+        slots.note_totals();
+        period = match bytes >= SMALL_BYTES {
+            _ if slots.has_others() => PERIOD_USERS,
+            true => PERIOD,
+            false => (period * 2).min(PERIOD_MAX),
+        };
         thread::sleep(period.max(begin.elapsed() * COST));
     }
 }
@@ -57,17 +65,30 @@ impl Seatless {
     /// seat a moment ago is about to end, or to have it again (its engine starts anew).
     fn look(&mut self, slots: &Slots) -> (u64, u64) {
         self.find();
-        let seated: HashSet<u32> = slots
-            .table()
-            .processes()
-            .filter(memfold::table::Process::is_alive)
-            .map(|process| process.pid())
-            .collect();
+        let has_others = slots.has_others();
+        let mut seated = HashSet::new();
+        for (pid, uid) in slots.seated() {
+            // A table can name what process it likes.
+            if !has_others || sizes_of(pid).is_some_and(|(its, _)| its == uid) {
+                seated.insert(pid);
+            }
+        }
         let had_none = |pid: &&u32| !seated.contains(pid) && !self.seated.contains(pid);
         let sizes = self.members.keys().filter(had_none).map(|pid| size_of(*pid));
         let sum = sizes.flatten().fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
         self.seated = seated;
         sum
+    }
+
+    /// What each user's processes have, if there are several users.
+    fn measure(&self, slots: &Slots) -> Measured {
+        let mut measured = Measured::new();
+        if slots.has_others() {
+            for (uid, bytes) in self.members.keys().filter_map(|pid| sizes_of(*pid)) {
+                *measured.entry(uid).or_default() += bytes;
+            }
+        }
+        measured
     }
 
     /// Brings the members up to date.
@@ -138,6 +159,17 @@ fn size_of(pid: u32) -> Option<u64> {
     };
     let part = if bytes >= LARGE_BYTES { part() } else { None };
     Some(part.unwrap_or(bytes))
+}
+
+/// The real user of a process, and its anonymous memory, also in swap, bytes.
+fn sizes_of(pid: u32) -> Option<(u32, u64)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let number = |name: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_ascii_whitespace().next()?.parse().ok()
+    };
+    let kib = |name: &str| number(name).unwrap_or(0);
+    Some((number("Uid:")? as u32, (kib("RssAnon:") + kib("VmSwap:")) << 10))
 }
 
 /// Address space and anonymous memory of a process, bytes.

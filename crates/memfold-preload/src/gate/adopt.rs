@@ -1,6 +1,6 @@
 //! What comes under management, and when.
 use super::gated::{FLAGS, Gated, Mark, State};
-use super::threads::{START_SHARE, start_pending};
+use super::threads::{self, START_SHARE, start_pending};
 use crate::say::limit;
 use crate::share::Seen;
 use crate::slots;
@@ -236,23 +236,39 @@ impl Gated {
         if !wants_one || self.remote.is_some() || is_child() {
             return refused;
         }
+        self.without_threads(make)
+    }
+
+    /// The calling thread has given up rights for good. So do the engine's threads, which are started
+    /// again, by it; and the table of the run, which is another user's.
+    pub fn give_up_rights(&self) {
+        if self.remote.is_none() && !is_child() {
+            self.without_threads(slots::change_user);
+        }
+    }
+
+    /// Does something while no thread of the engine's runs. They go on with what the calling thread
+    /// may do by then.
+    fn without_threads<T>(&self, what: impl FnOnce() -> T) -> T {
         // Locked by hand: the thread that begins again takes it that its starter holds the lock.
         forget(self.state.lock());
         self.pager.stop();
+        threads::stop_serving();
         engine::stop();
         if let Some(file) = &self.file {
-            // SAFETY: this is the only thread, and nothing is under way.
+            // SAFETY: only threads of the engine's use it.
             unsafe { file.leave_rings() };
         }
         self.pager.resume();
-        let made = make();
+        threads::resume_serving();
+        let done = what();
         // SAFETY: all have ended.
         if let Err(e) = unsafe { engine::start_again() } {
             say::die(format_args!("starting the engine again: {e}"));
         }
         // SAFETY: locked above.
         unsafe { self.state.unlock() };
-        made
+        done
     }
 
     /// The part of the first engine thread after [`Gated::alone`].
@@ -260,6 +276,7 @@ impl Gated {
         let _ = self.scale.reopen();
         let _ = self.smaps.reopen();
         self.pager.count_in(stats);
+        self.pager.set_process(slots::own());
         if let Some(file) = &self.file {
             file.make_rings();
         }

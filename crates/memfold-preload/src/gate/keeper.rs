@@ -290,6 +290,16 @@ impl Keeper for Owner {
         }
     }
 
+    fn give_up_rights(&self) {
+        if is_child() || !slots::has_given_up() {
+            return;
+        }
+        match get() {
+            Some(gated) => gated.give_up_rights(),
+            None => slots::change_user(),
+        }
+    }
+
     fn limit(&self, resource: u32, new: Option<[u64; 2]>) -> Result<[u64; 2], Errno> {
         limits::limit(resource, new)
     }

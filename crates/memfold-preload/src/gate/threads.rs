@@ -1,7 +1,7 @@
 //! When the engine's threads start, and before whom they run.
 use crate::say::unserved::unserved_later;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use memfold::delivery::background::Start;
 use memfold_sys::Errno;
 use memfold_sys::thread::bare;
@@ -59,6 +59,20 @@ pub fn ring() {
     let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
 }
 
+/// Whether it is to end.
+static ENDS: AtomicBool = AtomicBool::new(false);
+
+/// Tells it to end, if it runs; it goes on when all are started again.
+pub fn stop_serving() {
+    ENDS.store(true, SeqCst);
+    ring();
+}
+
+/// They are about to be.
+pub fn resume_serving() {
+    ENDS.store(false, SeqCst);
+}
+
 /// Starts it; the caller is the first engine thread.
 ///
 /// # Errors
@@ -70,6 +84,9 @@ pub fn start_serving() -> Result<(), Errno> {
 fn serve(_: usize) {
     loop {
         let bell = BELL.load(SeqCst);
+        if ENDS.load(SeqCst) {
+            return;
+        }
         memfold_gate::serve_errands();
         let _ = futex::wait(&BELL, futex::Flags::PRIVATE, bell, None);
     }

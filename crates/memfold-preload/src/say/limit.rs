@@ -47,10 +47,10 @@ pub struct Reach {
 /// How far the run is past its limit. `None`: it can be kept, as others fold more.
 pub fn reach(pager: &Pager) -> Option<Reach> {
     let reach = match slots::whole(pager.is_limited()) {
-        Some(((limit, resident), Least { bytes, seatless, largest })) => {
+        Some(((limit, resident), Least { bytes, seatless, largest, has_largest })) => {
             let bound = if pager.is_limited() { limit } else { resident };
             let is_own = |largest: Process| slots::own().is_none_or(|own| own.is(&largest));
-            let is_largest = largest.is_none_or(is_own);
+            let is_largest = has_largest && largest.is_none_or(is_own);
             Reach { bound, least: bytes, seatless, is_largest }
         }
         None => {

@@ -242,11 +242,11 @@ impl FileDisk {
         Ok(())
     }
 
-    /// In a child of fork, before its first transfer: each is a system call from now on, as the
-    /// rings are the parent's.
+    /// In a child of fork, before its first transfer, or where the threads that made transfers have
+    /// ended: each is a system call from now on, as the rings are the parent's, or theirs.
     ///
     /// # Safety
-    /// - The caller is the only thread of the process.
+    /// - No other thread uses the file.
     pub unsafe fn leave_rings(&self) {
         for place in &self.rings {
             // SAFETY: nobody else is there. Its descriptor isn't either, and its memory is the

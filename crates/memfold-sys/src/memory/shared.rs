@@ -18,19 +18,44 @@ pub fn create(name: &CStr, len: u64) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
+/// As [`create`], mapped for the caller to write to; nobody else can ever write to it, whoever has
+/// the file. Returns the file and the address.
+///
+/// # Errors
+/// As [`create`], and what `mmap` says. EINVAL: the kernel is older than 5.1.
+pub fn create_to_show(name: &CStr, len: usize) -> Result<(OwnedFd, *mut c_void), Errno> {
+    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, len as u64)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+    let (at, _) = map(&file, len)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+    Ok((file, at))
+}
+
 /// Maps the first `len` bytes of a file that [`create`] has made. It is left out of core dumps.
 /// Returns the address, and the length of the file.
 ///
 /// # Errors
 /// EINVAL: it is another file, or a shorter one; what `mmap` says.
 pub fn map(file: impl AsFd, len: usize) -> Result<(*mut c_void, u64), Errno> {
+    map_for(file, len, ProtFlags::READ | ProtFlags::WRITE)
+}
+
+/// As [`map`], of a file that [`create_to_show`] has made, to read only.
+///
+/// # Errors
+/// As [`map`].
+pub fn map_to_read(file: impl AsFd, len: usize) -> Result<*mut c_void, Errno> {
+    map_for(file, len, ProtFlags::READ).map(|(at, _)| at)
+}
+
+fn map_for(file: impl AsFd, len: usize, access: ProtFlags) -> Result<(*mut c_void, u64), Errno> {
     // What isn't sealed could shrink under the mapping. Other files have no seals: EINVAL.
     let seals = rustix::fs::fcntl_get_seals(&file)?;
     let size = rustix::fs::fstat(&file)?.st_size as u64;
     if !seals.contains(SealFlags::SHRINK) || size < len as u64 {
         return Err(Errno::INVAL);
     }
-    let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
     let at = unsafe {
         rustix::mm::mmap(core::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0)?
@@ -52,6 +77,21 @@ pub unsafe fn map_again(at: *mut c_void, len: usize) -> Result<*mut c_void, Errn
     // SAFETY: an old length of 0 leaves the old mapping as it is; the new one is where the kernel
     // likes.
     unsafe { rustix::mm::mremap(at, 0, len, MremapFlags::MAYMOVE) }
+}
+
+/// Puts memory of zeros, which is nobody else's, in the place of a mapping: who still has a pointer
+/// into it reads and writes that.
+///
+/// # Errors
+/// ENOMEM: the kernel has no room to note it; the mapping is as it was.
+///
+/// # Safety
+/// - `at` and `len` are of a mapping of this module, in which anything may be read at any time.
+pub unsafe fn replace_by_zeros(at: *mut c_void, len: usize) -> Result<(), Errno> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: by the caller's promise the addresses are that mapping's, and zeros may be read there.
+    unsafe { rustix::mm::mmap_anonymous(at, len, access, MapFlags::PRIVATE | MapFlags::FIXED) }?;
+    Ok(())
 }
 
 /// Ends a mapping.
@@ -85,6 +125,38 @@ mod tests {
             last.write_volatile(1);
             unmap(first, 4096);
             unmap(second, LEN);
+        }
+    }
+
+    #[test]
+    fn what_is_shown_can_be_written_by_its_maker_alone() {
+        let (file, at) = create_to_show(c"memfold-test", 8192).unwrap();
+        // SAFETY: the mapping is that long, and this test's alone.
+        unsafe { at.cast::<u64>().write_volatile(7) };
+        assert_eq!(map(&file, 8192).err(), Some(Errno::PERM));
+        assert_eq!(rustix::io::pwrite(&file, &[1], 0), Err(Errno::PERM));
+        let shown = map_to_read(&file, 8192).unwrap();
+        // SAFETY: likewise; the mapping has that address and length.
+        let (seen, made) = unsafe {
+            let access = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
+            (shown.cast::<u64>().read_volatile(), rustix::mm::mprotect(shown, 8192, access))
+        };
+        assert_eq!((seen, made), (7, Err(Errno::ACCESS)));
+    }
+
+    #[test]
+    fn what_is_replaced_by_zeros_is_the_others_no_more() {
+        let file = create(c"memfold-test", 8192).unwrap();
+        let ((first, _), (second, _)) = (map(&file, 8192).unwrap(), map(&file, 8192).unwrap());
+        // SAFETY: both mappings are that long, and this test's alone.
+        unsafe {
+            first.cast::<u64>().write_volatile(7);
+            replace_by_zeros(second, 8192).unwrap();
+            assert_eq!(second.cast::<u64>().read_volatile(), 0);
+            second.cast::<u64>().write_volatile(9);
+            assert_eq!(first.cast::<u64>().read_volatile(), 7);
+            unmap(first, 8192);
+            unmap(second, 8192);
         }
     }
 

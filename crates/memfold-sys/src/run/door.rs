@@ -3,10 +3,10 @@
 //!
 //! Who made it has a socket with a name of its own (not a file: an abstract one). A process sends
 //! the first half of a key that only processes of the run have; the answer is the second half, the
-//! process's number as it is outside, and the descriptor. One message each, so nobody can keep the
-//! other end busy.
+//! process's number as it is outside, and the descriptors: of the table of the process's user, and
+//! of the bounds of the run. One message each, so nobody can keep the other end busy.
 use crate::Errno;
-use crate::raw::receive_with_file;
+use crate::raw::receive_with_files;
 use core::time::Duration;
 use rustix::fd::OwnedFd;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -47,12 +47,22 @@ impl Key {
     }
 }
 
-/// Asks at the door `name`: the descriptor, and the number of this process as the other end sees it
-/// (0 if it doesn't).
+/// What is had at a door.
+pub struct Answer {
+    /// The table of the caller's user.
+    pub table: OwnedFd,
+    /// The bounds of the run.
+    pub bounds: OwnedFd,
+    /// The number of this process as the other end sees it; 0 if it doesn't.
+    pub number: u32,
+}
+
+/// Asks at the door `name`.
 ///
 /// # Errors
-/// ECONNREFUSED: there is nobody; EAGAIN: no answer in time; EPROTO: it is somebody else.
-pub fn ask(name: &[u8], key: &Key) -> Result<(OwnedFd, u32), Errno> {
+/// ECONNREFUSED: there is nobody; EAGAIN: no answer in time; EPROTO: it is somebody else, or has
+/// nothing for this user.
+pub fn ask(name: &[u8], key: &Key) -> Result<Answer, Errno> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     // Without a name of its own it could not be answered: the kernel chooses one.
     bind(&socket, &SocketAddrUnix::new_unnamed())?;
@@ -60,11 +70,10 @@ pub fn ask(name: &[u8], key: &Key) -> Result<(OwnedFd, u32), Errno> {
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
     sendto(&socket, &key.ask, SendFlags::NOSIGNAL, &SocketAddrUnix::new_abstract_name(name)?)?;
     let mut answer = [0; ANSWER_BYTES];
-    let (len, sent) = receive_with_file(&socket, &mut answer)?;
-    match sent {
-        Some(file) if len == ANSWER_BYTES && answer[..HALF] == key.answer => {
+    match receive_with_files(&socket, &mut answer)? {
+        (ANSWER_BYTES, [Some(table), Some(bounds)]) if answer[..HALF] == key.answer => {
             let number = [answer[HALF], answer[HALF + 1], answer[HALF + 2], answer[HALF + 3]];
-            Ok((file, u32::from_ne_bytes(number)))
+            Ok(Answer { table, bounds, number: u32::from_ne_bytes(number) })
         }
         _ => Err(Errno::PROTO),
     }

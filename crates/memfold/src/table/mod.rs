@@ -1,39 +1,41 @@
-//! The table that the processes of a run share with `memfold run`: the bounds of the run, a seat
-//! for each process with what it needs and its figures, and the lines that processes leave to be
-//! said.
+//! The table that the processes of one user of a run share with `memfold run`: a seat for each
+//! process with what it needs and its figures, and the lines that processes leave to be said.
 //!
 //! It has a seat for each process that the system can have, takes memory for those that were used,
 //! and is mapped as far. A seat belongs to a process as long as that lives
 //! ([`memfold_sys::thread::owner`]); the counters of those that have ended stay in the sums. The
 //! first [`APART`] processes have seats of their own for good, so that each is told of; later ones
 //! go on with the seats of ended ones.
+pub mod bounds;
+mod seat;
+pub mod totals;
+
+use self::bounds::{Asked, Bounds, Portion};
+pub use self::seat::Process;
+use self::seat::{GROUP, Group, Seat};
+use self::totals::{Sum, Totals};
 use crate::policy::fair_share::Claim;
 use crate::stats::Stats;
-use crate::totals::{Sum, Totals};
 use alloc::vec::Vec;
 use core::ffi::c_void;
 use core::mem::size_of;
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicU8, AtomicU64};
 use core::sync::atomic::{
     Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 use memfold_sys::memory::shared;
-use memfold_sys::run::door::{HALF, Key};
+use memfold_sys::run::door::HALF;
 use memfold_sys::run::mailbox::Mailbox;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::now_ns;
-use memfold_sys::thread::owner::{Owner, Ownership, Will};
+use memfold_sys::thread::owner::Ownership;
 use memfold_sys::{Errno, units::PAGE_SIZE};
 use rustix::fd::{AsFd, OwnedFd};
 
 /// Version of the layout; another is refused.
-pub const LAYOUT_VERSION: u64 = 12;
+pub const LAYOUT_VERSION: u64 = 13;
 /// Seats that are not given again.
 pub const APART: usize = 64;
-/// Seats that lie together.
-const GROUP: usize = 64;
-/// A process is charged for what it takes in steps of so many bytes.
-const CHARGE_BYTES: u64 = 256 << 10;
 
 /// Bytes of what is told of a program that isn't managed; the rest is cut off.
 pub const UNMANAGED_BYTES_MAX: usize = 240;
@@ -51,10 +53,8 @@ struct Unmanaged {
 #[repr(C, align(4096))]
 struct Head {
     version: AtomicU64,
-    /// As `--limit`, bytes; `u64::MAX` for none.
-    limit_bytes: AtomicU64,
-    /// As `--resident`, bytes; `u64::MAX` for none.
-    resident_bytes: AtomicU64,
+    /// Which user of the run it belongs to.
+    user: AtomicU64,
     /// Seats from the first to the last that was ever used.
     used: AtomicU64,
     /// 1 once a process of the run has begun, which may do without a seat; 2 once one has seen that
@@ -62,9 +62,6 @@ struct Head {
     begun: AtomicU64,
     /// Tells this table from that of any other run.
     key: [AtomicU64; 2],
-    /// `memfold run`.
-    runner: Owner,
-    will: Will,
     unmanaged: Unmanaged,
     /// What processes without an engine have mapped past what each may have, bytes.
     waiting_bytes: AtomicU64,
@@ -91,64 +88,36 @@ pub fn order_in(environment: &[u8]) -> Option<&str> {
     core::str::from_utf8(value).ok()
 }
 
-/// What all processes look at all the time.
-#[repr(C)]
-struct Seat {
-    owner: Owner,
-    /// The process, by its number as `memfold run` sees it.
-    pid: AtomicU32,
-    need_bytes: AtomicU64,
-    /// What it can't fold, uncompressed, and what is folded.
-    least_bytes: AtomicU64,
-    stored_bytes: AtomicU64,
-    /// Its part of what all are charged with.
-    charged_bytes: AtomicU64,
-}
-
-impl Seat {
-    /// What it asks of a bound; `limit`: of one that counts what is folded.
-    fn claim(&self, limit: bool) -> Claim {
-        let stored = if limit { self.stored_bytes.load(Relaxed) } else { 0 };
-        Claim {
-            need: self.need_bytes.load(Relaxed),
-            least: self.least_bytes.load(Relaxed).saturating_add(stored),
-        }
-    }
-}
-
-#[repr(C, align(64))]
-struct Place {
-    will: Will,
-    stats: Stats,
-}
-
-#[repr(C)]
-struct Group {
-    seats: [Seat; GROUP],
-    places: [Place; GROUP],
-}
-
 const _: () =
     assert!(size_of::<Head>().is_multiple_of(PAGE_SIZE) && align_of::<Group>() <= PAGE_SIZE);
+
+/// A table is mapped so often at most: each time twice as far.
+const MAPPINGS: usize = usize::BITS as usize;
+
+/// Where a table is mapped. A longer mapping takes the place of a shorter one, which stays for those
+/// who use it.
+struct Mapped {
+    groups: &'static [Group],
+    /// Address and length of each mapping.
+    all: [(usize, usize); MAPPINGS],
+    count: usize,
+}
+
+impl Mapped {
+    fn add(&mut self, at: *mut c_void, len: usize, groups: &'static [Group]) {
+        self.all[self.count] = (at as usize, len);
+        self.count += 1;
+        self.groups = groups;
+    }
+}
 
 /// The table, mapped for as long as this process lives.
 pub struct Table {
     head: &'static Head,
+    portion: Portion,
     /// Seats at most.
     seats: usize,
-    /// The groups that are mapped. A longer mapping takes the place of a shorter one, which stays
-    /// for those who use it.
-    groups: Mutex<&'static [Group]>,
-}
-
-/// A process of the run.
-#[derive(Copy, Clone)]
-pub struct Process {
-    /// Of its seat, which is at several addresses where several mappings have it.
-    number: usize,
-    head: &'static Head,
-    seat: &'static Seat,
-    place: &'static Place,
+    mapped: Mutex<Mapped>,
 }
 
 /// What a run holds at least, bytes.
@@ -157,8 +126,10 @@ pub struct Least {
     pub bytes: u64,
     /// Of that, those without a seat.
     pub seatless: u64,
-    /// Who holds most of it.
+    /// Who holds most of it, if that is known to be a process of this user's.
     pub largest: Option<Process>,
+    /// No process of another user's holds more of it.
+    pub has_largest: bool,
 }
 
 /// Length of the file of a table with `seats` seats, bytes.
@@ -171,121 +142,148 @@ fn words(half: &[u8; HALF]) -> [u64; 2] {
     [half as u64, (half >> 64) as u64]
 }
 
-impl Head {
-    fn bounds_left(&self) -> (u64, u64) {
-        let used = self.seatless_bytes();
-        let left =
-            |bound: u64| if bound == u64::MAX { bound } else { bound.saturating_sub(used).max(1) };
-        (left(self.limit_bytes.load(Relaxed)), left(self.resident_bytes.load(Relaxed)))
-    }
-
-    /// What processes without a seat hold, or have taken and may use before anybody looks.
-    fn seatless_bytes(&self) -> u64 {
-        self.totals.seatless().1.max(self.waiting_bytes.load(Relaxed))
-    }
-
-    /// A process that has ended, or begins, holds nothing.
-    fn forget_charge(&self, seat: &Seat) {
-        if seat.charged_bytes.load(Relaxed) > 0 {
-            let charged = seat.charged_bytes.swap(0, AcqRel);
-            self.charged_bytes.fetch_sub(charged, AcqRel);
-        }
-    }
-}
-
 impl Table {
-    /// A new one with room for `seats` processes, in a file of at most `bytes_max`; and the file.
+    /// A new one of one user of a run, with room for `seats` processes, in a file of at most
+    /// `bytes_max`; and the file.
     ///
     /// # Errors
     /// What making or mapping the file says; EFBIG: it may not even be long enough for a few.
-    pub fn create(seats: usize, bytes_max: u64, key: &Key) -> Result<(Table, OwnedFd), Errno> {
+    ///
+    /// # Panics
+    /// If a run can't have so many users.
+    pub fn create(
+        seats: usize,
+        bytes_max: u64,
+        bounds: Bounds,
+        user: usize,
+    ) -> Result<(Table, OwnedFd), Errno> {
         let most = bytes_max.saturating_sub(size_of::<Head>() as u64) / size_of::<Group>() as u64;
         let seats = seats.min((most as usize).saturating_mul(GROUP));
         if seats == 0 {
             return Err(Errno::FBIG);
         }
         let file = shared::create(c"memfold-stats", len_of(seats) as u64)?;
-        let table = Table::map_any(&file)?;
-        for (to, from) in table.head.key.iter().zip(words(&key.answer)) {
+        let table = Table::map(&file, |_| Ok(bounds.portion(user)))?;
+        for (to, from) in table.head.key.iter().zip(bounds.key()) {
             to.store(from, Relaxed);
         }
+        table.head.user.store(user as u64, Relaxed);
         table.head.version.store(LAYOUT_VERSION, Relaxed);
         Ok((table, file))
     }
 
-    /// That of the run with this key, from its file.
+    /// That of a user of the run with these bounds, from its file.
     ///
     /// # Errors
     /// EINVAL: it is another file, another run's, or of another version; what mapping it says.
-    pub fn open(file: impl AsFd, key: &Key) -> Result<Table, Errno> {
-        let table = Table::map_any(file)?;
-        let its = [0, 1].map(|n| table.head.key[n].load(Relaxed));
-        if table.head.version.load(Relaxed) != LAYOUT_VERSION || its != words(&key.answer) {
-            return Err(Errno::INVAL);
-        }
-        Ok(table)
+    pub fn open(file: impl AsFd, bounds: Bounds) -> Result<Table, Errno> {
+        Table::map(file, |head| {
+            let its = [0, 1].map(|n| head.key[n].load(Relaxed));
+            let user = head.user.load(Relaxed) as usize;
+            let is_right = head.version.load(Relaxed) == LAYOUT_VERSION && its == bounds.key();
+            if is_right && user < bounds::USERS {
+                Ok(bounds.portion(user))
+            } else {
+                Err(Errno::INVAL)
+            }
+        })
     }
 
-    fn map_any(file: impl AsFd) -> Result<Table, Errno> {
-        let (at, len) = shared::map(file, len_of(1))?;
-        let seats = (len as usize - size_of::<Head>()) / size_of::<Group>() * GROUP;
+    fn map(
+        file: impl AsFd,
+        portion: impl FnOnce(&Head) -> Result<Portion, Errno>,
+    ) -> Result<Table, Errno> {
+        let len = len_of(1);
+        let (at, file_len) = shared::map(file, len)?;
+        let seats = (file_len as usize - size_of::<Head>()) / size_of::<Group>() * GROUP;
         // SAFETY: the mapping is page-aligned, long enough for both, and stays; what is in it is
         // atomics only, for which every bit pattern is valid and which other processes may change
         // at any time.
         let (head, groups) = unsafe { (&*at.cast::<Head>(), groups_at(at, 1)) };
-        Ok(Table { head, seats, groups: Mutex::new(groups) })
+        let mut mapped = Mapped { groups: &[], all: [(0, 0); MAPPINGS], count: 0 };
+        mapped.add(at, len, groups);
+        Ok(Table { head, portion: portion(head)?, seats, mapped: Mutex::new(mapped) })
     }
 
-    /// What the run may use from now on, bytes (limit, resident); `u64::MAX` for no bound.
-    pub fn set_bounds(&self, limit: u64, resident: u64) {
-        self.head.limit_bytes.store(limit, Relaxed);
-        self.head.resident_bytes.store(resident, Relaxed);
+    /// Gives the table up for good: from now on nothing that this process writes there, by whatever
+    /// pointer, comes to anybody else. It must have no seat.
+    ///
+    /// # Errors
+    /// ENOMEM, in part done: the kernel has no room to note it.
+    pub fn give_up(&self) -> Result<(), Errno> {
+        let mapped = self.mapped.lock();
+        // SAFETY: these are its mappings, in which are atomics only.
+        let replace =
+            |(at, len): (usize, usize)| unsafe { shared::replace_by_zeros(at as *mut c_void, len) };
+        mapped.all[..mapped.count].iter().copied().try_for_each(replace)
     }
 
-    /// What the run may use now, likewise.
-    pub fn bounds(&self) -> (u64, u64) {
-        (self.head.limit_bytes.load(Relaxed), self.head.resident_bytes.load(Relaxed))
+    /// What the run and this table's user may use.
+    pub fn portion(&self) -> &Portion {
+        &self.portion
     }
 
-    /// What processes with a seat may use of it: what those without use, or have taken and may use
-    /// before anybody looks, is taken off.
+    /// What the user's processes with a seat may use: what those without use, or have taken and may
+    /// use before anybody looks, is taken off.
     pub fn bounds_left(&self) -> (u64, u64) {
-        self.head.bounds_left()
+        self.portion.left(self.head.waiting_bytes.load(Relaxed))
     }
 
-    /// Raises the peaks of the run to what its processes hold now, if that is due.
+    /// What processes without a seat hold, or have taken and may use before anybody looks, bytes.
+    fn seatless_bytes(&self) -> u64 {
+        self.portion.bounds().seatless().1.max(self.head.waiting_bytes.load(Relaxed))
+    }
+
+    /// Raises the peaks to what processes hold now, if that is due.
     pub fn note_totals(&self) {
         let used = (self.head.used.load(Relaxed) as usize).min(self.seats);
         if !self.head.totals.is_due(used, now_ns()) {
             return;
         }
-        self.head.totals.note(self.sum());
+        let mut sum = Sum::default();
+        self.add_to(&mut sum);
+        self.head.totals.note(sum, self.portion.bounds().seatless().1);
     }
 
-    /// What processes with a seat hold now.
-    fn sum(&self) -> Sum {
-        let mut sum = Sum::default();
-        self.processes().filter(Process::is_alive).for_each(|process| sum.add(process.stats()));
-        sum
+    /// Adds what processes with a seat hold now.
+    pub fn add_to(&self, sum: &mut Sum) {
+        self.alive().for_each(|process| sum.add(process.stats()));
     }
 
     /// What all processes of the run hold at least, bytes, however much is folded; of it, what
-    /// processes without a seat hold. And the process that holds most of it, if any does.
+    /// processes without a seat hold. And the process that holds most of it, if it is one of this
+    /// user's.
     pub fn least(&self, limit: bool) -> Least {
-        let seatless = self.head.seatless_bytes();
+        let seatless = self.seatless_bytes();
+        let (others, has_largest) = self.portion.others(limit);
         let least = |process: &Process| process.claim(limit).least;
-        let alive = || self.processes().filter(Process::is_alive);
-        let bytes = alive().fold(seatless, |sum, process| sum.saturating_add(least(&process)));
-        let largest = alive().max_by_key(|process| (least(process), process.number));
-        Least { bytes, seatless, largest }
+        let own = self.asked(limit).claim.least;
+        let largest = self.alive().max_by_key(|process| (least(process), process.number));
+        let bytes = own.saturating_add(seatless).saturating_add(others);
+        Least { bytes, seatless, largest: largest.filter(|_| has_largest), has_largest }
+    }
+
+    /// What its processes ask of a bound together.
+    pub fn asked(&self, limit: bool) -> Asked {
+        self.alive().fold(Asked::default(), |all, process| {
+            let Claim { need, least } = process.claim(limit);
+            let claim = Claim {
+                need: all.claim.need.saturating_add(need),
+                least: all.claim.least.saturating_add(least),
+            };
+            Asked { claim, largest: all.largest.max(least) }
+        })
     }
 
     /// The sum of a figure over the processes that are alive, and how many there are.
     pub fn sum_of(&self, of: impl Fn(&Stats) -> u64) -> (u64, usize) {
-        let alive = self.processes().filter(Process::is_alive);
-        alive.fold((0, 0), |(sum, count), process| {
+        self.alive().fold((0, 0), |(sum, count), process| {
             (u64::saturating_add(sum, of(process.stats())), count + 1)
         })
+    }
+
+    fn alive(&self) -> impl Iterator<Item = Process> + '_ {
+        self.processes().filter(Process::is_alive)
     }
 
     /// At this moment no limit below `bytes` could be kept.
@@ -303,7 +301,7 @@ impl Table {
         self.head.reported.swap(1, Relaxed) == 0
     }
 
-    /// What the run as a whole holds, and held at most.
+    /// What its processes held at most.
     pub fn totals(&self) -> &'static Totals {
         &self.head.totals
     }
@@ -313,21 +311,9 @@ impl Table {
         &self.head.mailbox
     }
 
-    /// The calling thread is that of `memfold run`, which reads the lines while it lives.
-    ///
-    /// # Errors
-    /// As [`Owner::claim`].
-    ///
-    /// # Safety
-    /// - The calling thread uses no robust mutex.
-    pub unsafe fn run_here(&self) -> Result<(), Errno> {
-        // SAFETY: the caller's promise; the table is never unmapped.
-        unsafe { self.head.runner.claim(&self.head.will).map(drop) }
-    }
-
     /// Whether `memfold run` is gone, so that nobody reads a line.
     pub fn is_left_alone(&self) -> bool {
-        self.head.runner.state() == Ownership::Ended
+        self.portion.bounds().is_left_alone()
     }
 
     /// A process of the run begins. `true`: no other has yet.
@@ -474,24 +460,25 @@ impl Table {
     fn process(&self, n: usize) -> Option<Process> {
         let group = self.mapped(n + 1).get(n / GROUP)?;
         let (seat, place) = (&group.seats[n % GROUP], &group.places[n % GROUP]);
-        Some(Process { number: n, head: self.head, seat, place })
+        Some(Process { number: n, head: self.head, portion: self.portion, seat, place })
     }
 
     /// The groups of the first `seats` seats, or as many as can be mapped.
     fn mapped(&self, seats: usize) -> &'static [Group] {
-        let mut groups = self.groups.lock();
+        let mut mapped = self.mapped.lock();
         let count = seats.div_ceil(GROUP);
-        if count > groups.len() {
+        if count > mapped.groups.len() {
             // Twice as much each time: all of them together are less than four times the last.
             let wanted = count.next_power_of_two().min(self.seats / GROUP);
             let at = self.head as *const Head as *mut c_void;
             // SAFETY: the table is mapped from there, and its file has that many seats.
             if let Ok(at) = unsafe { shared::map_again(at, len_of(wanted * GROUP)) } {
                 // SAFETY: as in `map_any`.
-                *groups = unsafe { groups_at(at, wanted) };
+                let groups = unsafe { groups_at(at, wanted) };
+                mapped.add(at, len_of(wanted * GROUP), groups);
             }
         }
-        &groups[..count.min(groups.len())]
+        &mapped.groups[..count.min(mapped.groups.len())]
     }
 }
 
@@ -502,86 +489,10 @@ unsafe fn groups_at(at: *mut c_void, count: usize) -> &'static [Group] {
     unsafe { core::slice::from_raw_parts(at.cast::<Head>().add(1).cast::<Group>(), count) }
 }
 
-impl Process {
-    /// Its number, as `memfold run` sees it.
-    pub fn pid(&self) -> u32 {
-        self.seat.pid.load(Relaxed)
-    }
-
-    /// Whether it is still there, and its program is the one that has the seat.
-    pub fn is_alive(&self) -> bool {
-        self.seat.owner.state() == Ownership::Held
-    }
-
-    /// Its figures.
-    pub fn stats(&self) -> &'static Stats {
-        &self.place.stats
-    }
-
-    /// What it needs of the limit, bytes.
-    pub fn set_need(&self, bytes: u64) {
-        self.seat.need_bytes.store(bytes, Relaxed);
-    }
-
-    /// What it can't fold, uncompressed, and what it has folded takes, bytes.
-    pub fn set_least(&self, bytes: u64, stored: u64) {
-        self.seat.least_bytes.store(bytes, Relaxed);
-        self.seat.stored_bytes.store(stored, Relaxed);
-    }
-
-    /// Whether both are the same process.
-    pub fn is(&self, other: &Process) -> bool {
-        self.number == other.number
-    }
-
-    /// What it asks of the limit, or of the bound of resident memory.
-    pub fn claim(&self, limit: bool) -> Claim {
-        self.seat.claim(limit)
-    }
-
-    /// Charges this process with `bytes` in all, unless it is charged with so much already: before
-    /// it takes memory. `false`: all processes together would be past the limit, or past the bound
-    /// of resident memory, and nothing was charged. Costs one load while there is room in the step.
-    ///
-    /// Processes that grow at once learn of each other so. The sum is never below what the seats are
-    /// charged with, also where a process is killed in between: the sum is raised first, and
-    /// lowered last.
-    pub fn charge(&self, bytes: u64, limit: bool) -> bool {
-        let own = self.seat.charged_bytes.load(Relaxed);
-        if bytes <= own {
-            return true;
-        }
-        let bounds = self.head.bounds_left();
-        let most = if limit { bounds.0 } else { bounds.1 };
-        let step = (bytes - own).next_multiple_of(CHARGE_BYTES);
-        [step, bytes - own].into_iter().any(|more| {
-            let fits = |sum: u64| sum.checked_add(more).filter(|sum| *sum <= most);
-            let is_charged = self.head.charged_bytes.fetch_update(AcqRel, Relaxed, fits).is_ok();
-            if is_charged {
-                self.seat.charged_bytes.fetch_add(more, AcqRel);
-            }
-            is_charged
-        })
-    }
-
-    /// Charges it with what it holds, bytes: no more and no less.
-    pub fn settle(&self, bytes: u64) {
-        let own = self.seat.charged_bytes.load(Relaxed);
-        if bytes > own {
-            self.head.charged_bytes.fetch_add(bytes - own, AcqRel);
-            self.seat.charged_bytes.fetch_add(bytes - own, AcqRel);
-        } else {
-            let less = |now: u64| now.checked_sub(own - bytes);
-            if self.seat.charged_bytes.fetch_update(AcqRel, Relaxed, less).is_ok() {
-                self.head.charged_bytes.fetch_sub(own - bytes, AcqRel);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memfold_sys::run::door::Key;
     use std::boxed::Box;
     use std::collections::HashSet;
     use std::sync::Barrier;
@@ -589,7 +500,14 @@ mod tests {
     const KEY: Key = Key { ask: [1; HALF], answer: [2; HALF] };
 
     fn table(seats: usize) -> &'static Table {
-        Box::leak(Box::new(Table::create(seats, u64::MAX, &KEY).unwrap().0))
+        let (bounds, _) = Bounds::create(&KEY).unwrap();
+        Box::leak(Box::new(Table::create(seats, u64::MAX, bounds, 0).unwrap().0))
+    }
+
+    fn set_bounds(table: &Table, limit: u64, resident: u64) {
+        let bounds = table.portion().bounds();
+        bounds.set_given(limit, resident);
+        bounds.deal(&[[table.asked(true), table.asked(false)]]);
     }
 
     fn claim(table: &Table, pid: u32) -> Option<Process> {
@@ -616,10 +534,11 @@ mod tests {
 
     #[test]
     fn another_opener_has_the_same_table_and_only_with_its_key() {
-        let (table, file) = Table::create(1000, u64::MAX, &KEY).unwrap();
-        table.set_bounds(5, 6);
-        let other = Table::open(&file, &KEY).unwrap();
-        assert_eq!((other.bounds(), other.note_process()), ((5, 6), true));
+        let (bounds, shown) = Bounds::create(&KEY).unwrap();
+        let (table, file) = Table::create(1000, u64::MAX, bounds, 3).unwrap();
+        set_bounds(&table, 5, 6);
+        let other = Table::open(&file, Bounds::open(&shown, &KEY).unwrap()).unwrap();
+        assert_eq!((other.portion().bounds().given(), other.note_process()), ((5, 6), true));
         claim(&table, 77).unwrap().stats().faults.store(3, Relaxed);
         let seen: Vec<_> =
             other.processes().map(|p| (p.pid(), p.stats().faults.load(Relaxed))).collect();
@@ -627,11 +546,12 @@ mod tests {
         assert!(table.has_begun() && !table.has_gate());
         table.note_gate();
         assert!(!other.note_process() && other.has_gate());
-        assert!(Table::open(&file, &Key { answer: [3; HALF], ..KEY }).is_err());
+        let stranger = Bounds::create(&Key { answer: [3; HALF], ..KEY }).unwrap().0;
+        assert!(Table::open(&file, stranger).is_err());
         let other =
             rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
                 .unwrap();
-        assert!(Table::open(other, &KEY).is_err());
+        assert!(Table::open(other, bounds).is_err());
         assert!(rustix::fs::ftruncate(&file, 0).is_err());
     }
 
@@ -648,7 +568,7 @@ mod tests {
     fn processes_are_charged_together_up_to_the_bound_and_an_ended_one_holds_nothing() {
         const MIB: u64 = 1 << 20;
         let table = table(64);
-        table.set_bounds(4 * MIB, 2 * MIB);
+        set_bounds(table, 4 * MIB, 2 * MIB);
         let first = claim(table, 1).unwrap();
         let second = claim_and_end(table, 2);
         assert!(first.charge(MIB, true) && second.charge(3 * MIB - 4096, true));
@@ -742,16 +662,15 @@ mod tests {
         for pid in 4..6 {
             hold(pid, 70);
         }
-        table.totals().set_seatless(3, 5);
+        table.portion().bounds().set_seatless(3, 5);
         while table.totals().peaks()[0] == 100 {
             table.note_totals();
         }
         assert_eq!(table.totals().peaks(), [145, 145, 0, 0, 280]);
-        assert_eq!(table.totals().seatless(), (3, 5));
         for ((limit, resident), left) in
             [((50, u64::MAX), (45, u64::MAX)), ((u64::MAX, 7), (u64::MAX, 2)), ((3, 5), (1, 1))]
         {
-            table.set_bounds(limit, resident);
+            set_bounds(table, limit, resident);
             assert_eq!(table.bounds_left(), left);
         }
     }
@@ -768,11 +687,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_given_up_is_the_others_no_more_and_stays_readable() {
+        let (bounds, _) = Bounds::create(&KEY).unwrap();
+        let (theirs, file) = Table::create(1000, u64::MAX, bounds, 0).unwrap();
+        let ours = Table::open(&file, bounds).unwrap();
+        (0..100).for_each(|pid| {
+            drop(std::thread::scope(|s| s.spawn(|| claim(&theirs, pid).is_some()).join()))
+        });
+        let seen: Vec<Process> = ours.processes().collect();
+        ours.give_up().unwrap();
+        seen.iter().for_each(|process| process.stats().faults.store(7, Relaxed));
+        ours.note_unmanaged(b"/x: static");
+        assert_eq!((ours.processes().count(), theirs.processes().count() >= APART), (0, true));
+        assert_eq!(theirs.unmanaged().0, 0);
+        assert!(theirs.processes().all(|process| process.stats().faults.load(Relaxed) == 0));
+    }
+
+    #[test]
     fn a_table_with_no_seat_left_says_so() {
         let table = table(64);
         let held: Vec<_> = (0..64).map(|pid| claim(table, pid)).collect();
         assert!(held.iter().all(Option::is_some) && claim(table, 64).is_none());
         assert_eq!(table.processes().count(), 64);
-        assert!(Table::create(1, 4096, &KEY).is_err());
+        let bounds = *table.portion();
+        assert!(Table::create(1, 4096, bounds.bounds(), 0).is_err());
     }
 }

@@ -1,5 +1,5 @@
-//! What a run holds in all of its processes at one moment, and the most that this ever was. It lies
-//! in the table that they share.
+//! What processes hold at one moment, and the most that this ever was. It lies in the table that they
+//! share.
 use crate::stats::{Stats, raise};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -26,10 +26,12 @@ impl Sum {
     pub fn add(&mut self, stats: &Stats) {
         let of = |gauge: &AtomicU64| gauge.load(Relaxed);
         let (pool, index) = (of(&stats.pool_bytes), of(&stats.index_bytes));
-        let resident = (of(&stats.resident_bytes) + of(&stats.frame_bytes))
+        let resident = of(&stats.resident_bytes)
+            .saturating_add(of(&stats.frame_bytes))
             .saturating_add(of(&stats.unmanaged_bytes))
             .saturating_sub(of(&stats.shared_bytes));
-        let one = [resident + pool + index, resident, pool, index, of(&stats.folded_bytes)];
+        let all = resident.saturating_add(pool).saturating_add(index);
+        let one = [all, resident, pool, index, of(&stats.folded_bytes)];
         for (to, from) in self.0.iter_mut().zip(one) {
             *to = to.saturating_add(from);
         }
@@ -43,14 +45,12 @@ impl Sum {
     }
 }
 
-/// The peaks of a run, and its processes that have no seat.
+/// The peaks. All zeros are none.
 #[repr(C)]
+#[derive(Default)]
 pub struct Totals {
     summed_at_ns: AtomicU64,
     peaks: [AtomicU64; PEAKS.len()],
-    seatless: AtomicU64,
-    seatless_bytes: AtomicU64,
-    peak_seatless_bytes: AtomicU64,
 }
 
 impl Totals {
@@ -62,9 +62,9 @@ impl Totals {
         due && self.summed_at_ns.compare_exchange(last, now_ns, Relaxed, Relaxed).is_ok()
     }
 
-    /// Raises the peaks to what all processes with a seat hold now, and those without.
-    pub fn note(&self, mut sum: Sum) {
-        sum.add_unmanaged(self.seatless_bytes.load(Relaxed));
+    /// Raises the peaks to what processes with a seat hold now, and those without.
+    pub fn note(&self, mut sum: Sum, seatless_bytes: u64) {
+        sum.add_unmanaged(seatless_bytes);
         for (peak, now) in self.peaks.iter().zip(sum.0) {
             raise(peak, now);
         }
@@ -73,22 +73,5 @@ impl Totals {
     /// The most that the run ever held, in the order of [`PEAKS`].
     pub fn peaks(&self) -> [u64; PEAKS.len()] {
         self.peaks.each_ref().map(|peak| peak.load(Relaxed))
-    }
-
-    /// Notes how many processes of the run have no seat, and their anonymous memory, bytes.
-    pub fn set_seatless(&self, count: u64, bytes: u64) {
-        self.seatless.store(count, Relaxed);
-        self.seatless_bytes.store(bytes, Relaxed);
-        raise(&self.peak_seatless_bytes, bytes);
-    }
-
-    /// Processes of the run without a seat, and their anonymous memory, bytes.
-    pub fn seatless(&self) -> (u64, u64) {
-        (self.seatless.load(Relaxed), self.seatless_bytes.load(Relaxed))
-    }
-
-    /// The most memory that processes without a seat ever had at once, bytes.
-    pub fn peak_seatless_bytes(&self) -> u64 {
-        self.peak_seatless_bytes.load(Relaxed)
     }
 }

@@ -1,0 +1,180 @@
+/* Processes that give up what they may do: the run's others lose nothing by what they write, and the engine goes on with what they have left. */
+#include "common.h"
+#include <dirent.h>
+#include <grp.h>
+
+#define LEN (48 * MIB)
+#define NOBODY 65534
+
+static char *folded(void) {
+    char *memory = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    NEED(memory != MAP_FAILED);
+    fill(memory, LEN, 1);
+    return memory;
+}
+
+static void become_nobody(void) { NEED(setgroups(0, NULL) == 0 && setgid(NOBODY) == 0 && setuid(NOBODY) == 0); }
+
+/* Threads of a process, the engine's, too, and whether each is all one user's; by another process, as its own are not shown. */
+static int threads_of(pid_t pid, unsigned user, int *first) {
+    char path[300], line[300];
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    DIR *all = opendir(path);
+    NEED(all);
+    int count = 0;
+    *first = 0;
+    for (struct dirent *one; (one = readdir(all));) {
+        if (*one->d_name == '.') continue;
+        snprintf(path, sizeof path, "/proc/%d/task/%s/status", pid, one->d_name);
+        FILE *file = fopen(path, "r");
+        NEED(file);
+        while (fgets(line, sizeof line, file)) {
+            unsigned real, effective, saved, of_files;
+            if (sscanf(line, "Uid: %u %u %u %u", &real, &effective, &saved, &of_files) == 4)
+                NEED(real == user && effective == user && saved == user && of_files == user);
+            unsigned long long permitted;
+            if (user && sscanf(line, "CapPrm: %llx", &permitted) == 1) NEED(permitted == 0);
+        }
+        fclose(file);
+        *first += atoi(one->d_name) * ++count;
+    }
+    closedir(all);
+    return count;
+}
+
+/* A child looks at this process's threads. `same`: what it saw, if they must be the same ones. */
+static int seen(unsigned user, int least, int *same) {
+    int to[2];
+    NEED(pipe(to) == 0);
+    pid_t parent = getpid(), pid = fork();
+    NEED(pid >= 0);
+    if (!pid) {
+        int which;
+        NEED(threads_of(parent, user, &which) >= least);
+        NEED(write(to[1], &which, sizeof which) == sizeof which);
+        _exit(0);
+    }
+    int which, status = wait_for(pid);
+    NEED(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    NEED(read(to[0], &which, sizeof which) == sizeof which);
+    if (same) NEED(*same == which);
+    close(to[0]), close(to[1]);
+    return which;
+}
+
+/* Writes to all that memfold shares with other processes. */
+static void spoil(unsigned char with, int *tables) {
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    NEED(maps);
+    while (fgets(line, sizeof line, maps)) {
+        unsigned long start, end;
+        char access[8];
+        if (!strstr(line, "memfold-") || sscanf(line, "%lx-%lx %7s", &start, &end, access) != 3) continue;
+        NEED(strchr(access, 's'));
+        if (access[1] != 'w') {
+            NEED(mprotect((void *)start, end - start, PROT_READ | PROT_WRITE) == -1 && errno == EACCES);
+            continue;
+        }
+        ++*tables;
+        for (char *at = (char *)start; at < (char *)end; at += 64) memset(at, with, 64);
+    }
+    fclose(maps);
+}
+
+/* A child that has become nobody, by itself or by executing this program, writes what it likes. */
+static void spoils(void) {
+    char *memory = folded();
+    unsigned char all[] = {0xff, 0, 0x7f, 1};
+    for (size_t n = 0; n < 2 * sizeof all; n++) {
+        pid_t pid = fork();
+        NEED(pid >= 0);
+        if (!pid) {
+            check(memory, MIB, 1);
+            become_nobody();
+            char with[8];
+            snprintf(with, sizeof with, "%d", all[n / 2]);
+            if (n % 2) execl("/proc/self/exe", "users", "spoil", with, NULL);
+            check(memory, LEN, 1);
+            int tables = 0;
+            spoil(all[n / 2], &tables);
+            usleep(200000);
+            _exit(7);
+        }
+        int status;
+        while (waitpid(pid, &status, WNOHANG) == 0) check(memory, LEN, 1);
+        /* One that has spoiled the figures of its own engine may end by that. */
+        NEED(WIFSIGNALED(status) || WIFEXITED(status));
+    }
+    check(memory, LEN, 1);
+}
+
+static volatile int stop;
+static char *shared;
+
+static void *reads(void *seed) {
+    for (uint64_t n = (uint64_t)seed; !stop; n = mix(n)) check_from(shared + n % (LEN / PAGE) * PAGE, PAGE, 1, n % (LEN / PAGE));
+    return NULL;
+}
+
+/* All threads of libc's are told; the engine's go with the first. */
+static void while_others_read(void) {
+    pthread_t all[8];
+    shared = folded();
+    for (long n = 0; n < 8; n++) NEED(pthread_create(&all[n], NULL, reads, (void *)(n + 1)) == 0);
+    seen(0, 8 + 2, NULL);
+    become_nobody();
+    seen(NOBODY, 8 + 2, NULL);
+    usleep(100000);
+    stop = 1;
+    for (int n = 0; n < 8; n++) NEED(pthread_join(all[n], NULL) == 0);
+    char *more = folded();
+    check(shared, LEN, 1), check(more, LEN, 1);
+}
+
+/* What can be taken back changes nothing for the engine. */
+static void for_a_while(void) {
+    char *memory = folded();
+    int same = seen(0, 2, NULL);
+    for (int n = 0; n < 300; n++) {
+        NEED(setegid(NOBODY) == 0 && seteuid(NOBODY) == 0);
+        check_from(memory + n * APART, PAGE, 1, n * APART / PAGE);
+        NEED(seteuid(0) == 0 && setegid(0) == 0);
+    }
+    NEED(setresuid(NOBODY, NOBODY, 0) == 0 && setresuid(0, 0, 0) == 0);
+    seen(0, 2, &same);
+    check(memory, LEN, 1);
+}
+
+/* A child of vfork has its parent's memory, and rights of its own. */
+static void in_a_child_of_vfork(void) {
+    char *memory = folded();
+    pid_t pid = vfork();
+    if (!pid) {
+        if (syscall(SYS_setresuid, NOBODY, NOBODY, NOBODY)) _exit(1);
+        execl("/bin/sh", "sh", "-c", "exit 5", NULL);
+        _exit(2);
+    }
+    NEED(WEXITSTATUS(wait_for(pid)) == 5);
+    seen(0, 2, NULL);
+    become_nobody();
+    seen(NOBODY, 2, NULL);
+    spawn_and_system();
+    check(memory, LEN, 1);
+}
+
+int main(int argc, char **argv) {
+    static const struct test all[] = {
+        {"spoils", spoils}, {"threads", while_others_read}, {"while", for_a_while}, {"vfork", in_a_child_of_vfork},
+    };
+    if (argc == 3 && !strcmp(argv[1], "spoil")) {
+        /* It has an engine by then. */
+        char *memory = folded();
+        check(memory, LEN, 1);
+        int tables = 0;
+        spoil(atoi(argv[2]), &tables);
+        usleep(200000);
+        return 7;
+    }
+    return RUN_NAMED(argc, argv, all);
+}
