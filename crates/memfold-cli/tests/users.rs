@@ -1,18 +1,34 @@
 //! Processes of a run that become another user: they go on, and can do nothing to those that don't.
 mod common;
-use common::{assert_right, assert_right_with, can_make_worlds};
+use common::{Scratch, assert_right, assert_right_with, can_make_worlds, compile, managed_in};
 
 /// One that wrote a smaller limit ended its parent.
 #[test]
 fn process_that_has_given_up_its_rights_spoils_nothing_for_others() {
-    if can_make_worlds() {
-        assert_right_with(&["--limit", "64M", "--on-full", "stop"], "users", 8, &["spoils"]);
+    if !can_make_worlds() {
+        return;
     }
+    let program = compile("users");
+    // What it writes to the figures of its own user is told as it is.
+    let flags = ["--limit", "64M", "--on-full", "stop"];
+    let Some(output) = managed_in("", &flags, &[&program.path, "spoils"]) else { return };
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{said}");
 }
 
 #[test]
 fn engine_gives_up_what_the_program_gives_up_for_good() {
     if can_make_worlds() {
-        assert_right("users", 32, &["threads", "while", "vfork"]);
+        assert_right("users", 32, &["threads", "while", "vfork", "processes"]);
+    }
+}
+
+/// Its workers wait for buffers that others of its threads give back: they hung where all ended at once.
+#[test]
+fn engine_with_a_swap_file_gives_up_what_the_program_gives_up() {
+    if can_make_worlds() {
+        let scratch = Scratch::new();
+        let flags = ["--limit", "12M", "--swap", scratch.0.to_str().unwrap()];
+        assert_right_with(&flags, "users", 32, &["threads", "vfork"]);
     }
 }

@@ -1,7 +1,6 @@
 //! This process's seat in the table that `memfold run` keeps for its user, the run's bounds, and how
 //! the table is found. A process that can't become again what it was gives up the table that it had:
 //! it has that of another user then, or none.
-use crate::say;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -145,22 +144,26 @@ pub fn has_given_up() -> bool {
     identity().is_some_and(given_up)
 }
 
-/// The calling thread has, and no engine thread runs that has a seat: if it is another user's now,
-/// the table is given up, and that of its own user is found.
-pub fn change_user() {
-    let (Some(way), Ok(now)) = (*WAY.lock(), Identity::own()) else { return };
+/// The process has, and the calling thread, which has claimed its seat if it has one. If it is
+/// another user's now, the table is given up, and that of its own user is found: whether that is so.
+///
+/// # Errors
+/// The kernel has no room to note it: this process could go on to write to the other user's table.
+pub fn change_user() -> Result<bool, Errno> {
+    let Some(way) = *WAY.lock() else { return Ok(false) };
+    let now = Identity::own()?;
     let before = identity().map(Identity::user);
     IDENTITY.store(Box::into_raw(Box::new(now)), SeqCst);
     if before == Some(now.user()) {
-        return;
+        return Ok(false);
     }
+    own().map_or(Ok(()), Process::leave)?;
     OWN.store(core::ptr::null_mut(), SeqCst);
     let old = table();
     let new = at_door(&way).map_or(core::ptr::null_mut(), |new| Box::into_raw(Box::new(new)));
     FOUND.store(new, SeqCst);
-    if let Some(Err(e)) = old.map(Table::give_up) {
-        say::die(format_args!("giving up the table of the run: {e}"));
-    }
+    old.map_or(Ok(()), Table::give_up)?;
+    Ok(true)
 }
 
 /// Whether this is the program that `memfold run` was given, and has begun nothing yet. `false`

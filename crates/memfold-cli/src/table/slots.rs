@@ -330,7 +330,7 @@ pub mod tests {
         theirs.set_least(u64::MAX, 5);
         // SAFETY: only asks.
         let uid = unsafe { libc::getuid() };
-        let mut parts = |their: u64| {
+        let parts = |their: u64| {
             slots.deal(Some(HashMap::from([(uid, 70 << 20), (65534, their)])));
             let of = |table: &Table| table.bounds_left().0 >> 20;
             (of(slots.tables()[0]), of(other.table), slots.tables()[0].least(true).bytes >> 20)

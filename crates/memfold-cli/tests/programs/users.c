@@ -2,8 +2,10 @@
 #include "common.h"
 #include <dirent.h>
 #include <grp.h>
+#include <sys/resource.h>
 
 #define LEN (48 * MIB)
+#define SMALL (8 * MIB)
 #define NOBODY 65534
 
 static char *folded(void) {
@@ -70,7 +72,7 @@ static void spoil(unsigned char with, int *tables) {
     while (fgets(line, sizeof line, maps)) {
         unsigned long start, end;
         char access[8];
-        if (!strstr(line, "memfold-") || sscanf(line, "%lx-%lx %7s", &start, &end, access) != 3) continue;
+        if (!strstr(line, "memfd:memfold-") || sscanf(line, "%lx-%lx %7s", &start, &end, access) != 3) continue;
         NEED(strchr(access, 's'));
         if (access[1] != 'w') {
             NEED(mprotect((void *)start, end - start, PROT_READ | PROT_WRITE) == -1 && errno == EACCES);
@@ -95,16 +97,16 @@ static void spoils(void) {
             char with[8];
             snprintf(with, sizeof with, "%d", all[n / 2]);
             if (n % 2) execl("/proc/self/exe", "users", "spoil", with, NULL);
-            check(memory, LEN, 1);
             int tables = 0;
             spoil(all[n / 2], &tables);
+            NEED(tables > 0);
             usleep(200000);
             _exit(7);
         }
         int status;
         while (waitpid(pid, &status, WNOHANG) == 0) check(memory, LEN, 1);
         /* One that has spoiled the figures of its own engine may end by that. */
-        NEED(WIFSIGNALED(status) || WIFEXITED(status));
+        NEED(WIFSIGNALED(status) || WEXITSTATUS(status) < 98 || WEXITSTATUS(status) > 99);
     }
     check(memory, LEN, 1);
 }
@@ -163,16 +165,31 @@ static void in_a_child_of_vfork(void) {
     check(memory, LEN, 1);
 }
 
+/* The new user may have no process more. */
+static void without_a_process_to_spare(void) {
+    char *memory = folded();
+    struct rlimit none = {0, 0}, after;
+    NEED(setrlimit(RLIMIT_NPROC, &none) == 0 && setuid(NOBODY) == 0);
+    NEED(getrlimit(RLIMIT_NPROC, &after) == 0 && after.rlim_cur == 0 && after.rlim_max == 0);
+    NEED(fork() == -1 && errno == EAGAIN);
+    check(memory, LEN, 1);
+    char *more = folded();
+    check(more, LEN, 1), check(memory, LEN, 1);
+}
+
 int main(int argc, char **argv) {
     static const struct test all[] = {
         {"spoils", spoils}, {"threads", while_others_read}, {"while", for_a_while}, {"vfork", in_a_child_of_vfork},
+        {"processes", without_a_process_to_spare},
     };
     if (argc == 3 && !strcmp(argv[1], "spoil")) {
         /* It has an engine by then. */
-        char *memory = folded();
-        check(memory, LEN, 1);
+        char *memory = map(SMALL);
+        fill(memory, SMALL, 1);
+        check(memory, SMALL, 1);
         int tables = 0;
         spoil(atoi(argv[2]), &tables);
+        NEED(tables > 0);
         usleep(200000);
         return 7;
     }

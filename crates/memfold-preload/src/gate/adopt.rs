@@ -15,9 +15,11 @@ use memfold::delivery::background;
 use memfold::known::TOP;
 use memfold::stats::Stats;
 use memfold_gate::is_child;
+use memfold_sys::Errno;
 use memfold_sys::memory::zone::{overlaps_own, unless_own};
 use memfold_sys::raw::populates;
-use memfold_sys::thread::bare;
+use memfold_sys::thread::identity::Rights;
+use memfold_sys::thread::{bare, yield_now};
 use memfold_sys::units::PAGE_SIZE;
 
 /// How most memory may be accessed.
@@ -236,47 +238,79 @@ impl Gated {
         if !wants_one || self.remote.is_some() || is_child() {
             return refused;
         }
-        self.without_threads(make)
-    }
-
-    /// The calling thread has given up rights for good. So do the engine's threads, which are started
-    /// again, by it; and the table of the run, which is another user's.
-    pub fn give_up_rights(&self) {
-        if self.remote.is_none() && !is_child() {
-            self.without_threads(slots::change_user);
-        }
-    }
-
-    /// Does something while no thread of the engine's runs. They go on with what the calling thread
-    /// may do by then.
-    fn without_threads<T>(&self, what: impl FnOnce() -> T) -> T {
         // Locked by hand: the thread that begins again takes it that its starter holds the lock.
         forget(self.state.lock());
-        self.pager.stop();
-        threads::stop_serving();
+        self.stop_threads();
         engine::stop();
         if let Some(file) = &self.file {
             // SAFETY: only threads of the engine's use it.
             unsafe { file.leave_rings() };
         }
-        self.pager.resume();
-        threads::resume_serving();
-        let done = what();
+        self.resume_threads();
+        let made = make();
         // SAFETY: all have ended.
         if let Err(e) = unsafe { engine::start_again() } {
             say::die(format_args!("starting the engine again: {e}"));
         }
         // SAFETY: locked above.
         unsafe { self.state.unlock() };
+        made
+    }
+
+    /// Tells all to end, the workers first: one may wait for the others.
+    fn stop_threads(&self) {
+        self.pager.stop_workers();
+        bare::await_others_end(background::is_worker, yield_now);
+        self.pager.stop();
+        threads::stop_serving();
+    }
+
+    /// All that were told to stop are about to be started again.
+    fn resume_threads(&self) {
+        self.pager.resume();
+        threads::resume_serving();
+    }
+
+    /// The calling thread has given up rights for good. So do the engine's threads: all but the first
+    /// are started again. The table of the run is another user's, if the user has changed.
+    ///
+    /// # Errors
+    /// EAGAIN: no more threads; as [`slots::change_user`].
+    pub fn give_up_rights(&self, rights: &Rights) -> Result<(), Errno> {
+        let _state = self.state.lock();
+        self.stop_threads();
+        let mut done = Ok(());
+        engine::have_done(|| {
+            bare::await_others_end(
+                |_| true,
+                || {
+                    self.pager.serve_waiting();
+                    yield_now();
+                },
+            );
+            self.resume_threads();
+            // SAFETY: the caller is the first engine thread, and the others have ended.
+            done = unsafe { bare::restart_others_with(rights) }
+                .and_then(|()| slots::change_user())
+                .map(|changed| {
+                    if changed {
+                        self.count_in(slots::claim());
+                    }
+                });
+        });
         done
+    }
+
+    fn count_in(&self, stats: &'static Stats) {
+        self.pager.count_in(stats);
+        self.pager.set_process(slots::own());
     }
 
     /// The part of the first engine thread after [`Gated::alone`].
     pub fn go_on(&self, stats: &'static Stats) {
         let _ = self.scale.reopen();
         let _ = self.smaps.reopen();
-        self.pager.count_in(stats);
-        self.pager.set_process(slots::own());
+        self.count_in(stats);
         if let Some(file) = &self.file {
             file.make_rings();
         }

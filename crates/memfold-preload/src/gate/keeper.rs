@@ -12,6 +12,7 @@ use memfold_gate::{BadAddress, Ending, Hold, Keeper, Names, NoRoom, Refused};
 use memfold_gate::{hand_over, is_child};
 use memfold_sys::Errno;
 use memfold_sys::raw::populates;
+use memfold_sys::thread::identity::Rights;
 use memfold_sys::thread::{bare, yield_now};
 use memfold_sys::units::PAGE_SIZE;
 
@@ -294,9 +295,12 @@ impl Keeper for Owner {
         if is_child() || !slots::has_given_up() {
             return;
         }
-        match get() {
-            Some(gated) => gated.give_up_rights(),
-            None => slots::change_user(),
+        let done = match get() {
+            Some(gated) => Rights::own().and_then(|rights| gated.give_up_rights(&rights)),
+            None => slots::change_user().map(drop),
+        };
+        if let Err(e) = done {
+            say::die(format_args!("giving up what the program has given up: {e}"));
         }
     }
 

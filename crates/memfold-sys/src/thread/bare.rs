@@ -12,12 +12,13 @@ use crate::Errno;
 use crate::memory::zone::{Zone, counts_reservations};
 use crate::raw::{self, system_call};
 use crate::sync::StaticMutex;
+use crate::thread::identity::Rights;
 use crate::thread::{process_id, sleep_ns, yield_now};
 use crate::units::PAGE_SIZE;
 use core::ffi::CStr;
 use core::mem::{forget, size_of};
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use rustix::mm::{MprotectFlags, mprotect};
 use rustix::thread::futex;
 
@@ -105,13 +106,25 @@ pub fn has(number: u32) -> bool {
 /// Waits until the kernel knows of no bare thread any more. Called by another thread, when all have
 /// been told to end.
 pub fn await_end() {
-    for record in records() {
+    await_each(records(), yield_now);
+}
+
+/// The same of those with such names, without the first, which may call it. Does `meanwhile` again and
+/// again.
+pub fn await_others_end(which: impl Fn(&CStr) -> bool, meanwhile: impl FnMut()) {
+    // SAFETY: records stay.
+    let is_one = |record: &usize| unsafe { which((*(*record as *const Record)).name) };
+    await_each(records().skip(1).filter(is_one), meanwhile);
+}
+
+fn await_each(records: impl Iterator<Item = usize>, mut meanwhile: impl FnMut()) {
+    for record in records {
         // SAFETY: records stay.
         let number = unsafe { &(*(record as *const Record)).number };
         let args = [process_id() as usize, number.load(SeqCst) as usize, 0, 0, 0, 0];
         // SAFETY: no signal is sent: it asks whether there is such a thread.
         while args[1] != 0 && unsafe { system_call(libc::SYS_tgkill, args) }.is_ok() {
-            yield_now();
+            meanwhile();
         }
         number.store(0, SeqCst);
     }
@@ -325,11 +338,42 @@ pub unsafe fn start_first_again() -> Result<(), Errno> {
 /// EAGAIN: no more threads.
 ///
 /// # Safety
-/// - The caller is the first bare thread, which [`restart_first`] or [`start_first_again`] started,
-///   and calls this once.
+/// - The caller is the first bare thread, and the others have ended, or were not copied by a fork.
 pub unsafe fn restart_others() -> Result<(), Errno> {
     // SAFETY: their threads were not copied, or have ended.
     records().skip(1).try_for_each(|record| unsafe { run_again(record) })
+}
+
+/// What threads that are started take on first, if it isn't null, and how many have.
+static RIGHTS: AtomicPtr<Rights> = AtomicPtr::new(core::ptr::null_mut());
+static TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+/// As [`restart_others`], and all of them, also the caller, have no more than `rights` when this
+/// returns. They are started with the caller's: with fewer the kernel might refuse them.
+///
+/// # Errors
+/// EAGAIN: no more threads.
+///
+/// # Panics
+/// If the kernel refuses to take a right.
+///
+/// # Safety
+/// - The caller is the first bare thread, and [`await_others_end`] has returned.
+pub unsafe fn restart_others_with(rights: &Rights) -> Result<(), Errno> {
+    TAKEN.store(0, SeqCst);
+    RIGHTS.store((&raw const *rights).cast_mut(), SeqCst);
+    // SAFETY: the others have ended, by the caller's promise.
+    unsafe { restart_others() }?;
+    while TAKEN.load(SeqCst) < records().skip(1).count() {
+        yield_now();
+    }
+    RIGHTS.store(core::ptr::null_mut(), SeqCst);
+    take(rights);
+    Ok(())
+}
+
+fn take(rights: &Rights) {
+    rights.take().expect("the kernel takes a right that the program has given up");
 }
 
 /// As [`run`]. While the machine or the user has as many threads as it may have, it waits for
@@ -456,6 +500,13 @@ extern "C" fn entry(record: usize) -> ! {
         close_everything();
     }
     let _ = rustix::thread::set_name(about.name);
+    if !about.is_brief() {
+        // SAFETY: null, or what `restart_others_with` was given, which waits for this thread.
+        if let Some(rights) = unsafe { RIGHTS.load(SeqCst).as_ref() } {
+            take(rights);
+            TAKEN.fetch_add(1, SeqCst);
+        }
+    }
     (about.main)(about.arg);
     if !about.is_brief() {
         COUNT.fetch_sub(1, SeqCst);

@@ -2,6 +2,7 @@
 //! where libc has all threads of a program change theirs together.
 use crate::Errno;
 use crate::raw::system_call;
+use alloc::vec::Vec;
 
 /// `_LINUX_CAPABILITY_VERSION_3`: two words of each kind.
 const VERSION: u32 = 0x2008_0522;
@@ -51,6 +52,58 @@ impl Identity {
     }
 }
 
+/// What a thread may do, to be taken on by others.
+pub struct Rights {
+    identity: Identity,
+    /// Supplementary groups.
+    groups: Vec<u32>,
+}
+
+impl Rights {
+    /// The calling thread's.
+    ///
+    /// # Errors
+    /// As [`Identity::own`].
+    pub fn own() -> Result<Rights, Errno> {
+        let mut groups = Vec::new();
+        loop {
+            let (at, len) = (groups.as_mut_ptr() as usize, groups.len());
+            // SAFETY: as many as it says; 0 asks for their number.
+            let count =
+                unsafe { system_call(libc::SYS_getgroups, [len, at, 0, 0, 0, 0]) }? as usize;
+            if len > 0 || count == 0 {
+                groups.truncate(count);
+                return Ok(Rights { identity: Identity::own()?, groups });
+            }
+            groups.resize(count, 0);
+        }
+    }
+
+    /// The calling thread has no more than these from now on. It is as a thread that has come to have
+    /// them was.
+    ///
+    /// # Errors
+    /// EPERM: it was not.
+    pub fn take(&self) -> Result<(), Errno> {
+        let Identity { users, groups, permitted } = self.identity;
+        let call = |number, args: [usize; 3]| {
+            // SAFETY: changes what the kernel lets the calling thread do, by numbers and by lists that
+            // are as long as is said.
+            unsafe { system_call(number, [args[0], args[1], args[2], 0, 0, 0]) }.map(drop)
+        };
+        let three = |ids: [u32; 3]| ids.map(|id| id as usize);
+        // Who may not set them has those that it had.
+        let _ = call(libc::SYS_setgroups, [self.groups.len(), self.groups.as_ptr() as usize, 0]);
+        call(libc::SYS_setresgid, three(groups))?;
+        call(libc::SYS_setresuid, three(users))?;
+        // A change of user may have taken more of them.
+        let left = Identity::own()?.permitted & permitted;
+        let (low, high) = (left as u32, (left >> 32) as u32);
+        let (head, words) = ([VERSION, 0u32], [low, low, 0, high, high, 0]);
+        call(libc::SYS_capset, [&raw const head as usize, &raw const words as usize, 0])
+    }
+}
+
 /// Three numbers of a kind, by a call that stores them.
 fn three(call: i64, to: &mut [u32; 3]) -> Result<(), Errno> {
     let at = to.as_mut_ptr();
@@ -73,6 +126,35 @@ mod tests {
         let line = status.lines().find_map(|line| line.strip_prefix("CapPrm:")).unwrap();
         assert_eq!(own.permitted, u64::from_str_radix(line.trim(), 16).unwrap());
         assert!(own.can_become(&own));
+    }
+
+    /// In a thread of its own, whose rights are nobody else's.
+    #[test]
+    fn what_another_thread_may_do_is_taken_and_no_more() {
+        let nobody = || {
+            if Identity::own().unwrap().permitted & CAP_SETUID == 0 {
+                std::eprintln!("skipped: needs CAP_SETUID");
+                return None;
+            }
+            let args = [65534, 65534, 65534, 0, 0, 0];
+            // SAFETY: of this thread alone.
+            unsafe {
+                system_call(libc::SYS_setgroups, [0; 6]).unwrap();
+                system_call(libc::SYS_setresgid, args).unwrap();
+                system_call(libc::SYS_setresuid, args).unwrap();
+            }
+            Some(Rights::own().unwrap())
+        };
+        let Some(rights) = std::thread::spawn(nobody).join().unwrap() else { return };
+        let took = std::thread::spawn(move || {
+            rights.take().unwrap();
+            let now = Rights::own().unwrap();
+            (now.identity == rights.identity, now.groups.len(), rights.take())
+        });
+        assert_eq!(took.join().unwrap(), (true, 0, Ok(())));
+        let own = Rights::own().unwrap();
+        let same = std::thread::spawn(move || (own.take(), Identity::own() == Ok(own.identity)));
+        assert_eq!(same.join().unwrap(), (Ok(()), true));
     }
 
     #[test]

@@ -10,12 +10,15 @@ use crate::raw::system_call;
 use crate::thread::thread_id;
 use core::mem::size_of;
 use core::sync::atomic::{
-    AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
 /// The bits of the word that hold the number (`FUTEX_TID_MASK`); the kernel clears them and sets
 /// `FUTEX_OWNER_DIED`.
 const THREAD: u32 = 0x3fff_ffff;
+
+/// `FUTEX_OWNER_DIED`.
+const ENDED: u32 = 0x4000_0000;
 
 /// Whose a thing is.
 #[repr(transparent)]
@@ -89,6 +92,18 @@ impl Owner {
         }
         done.map(|_| true)
     }
+
+    /// Gives it up before the calling thread ends, which has claimed it.
+    ///
+    /// # Errors
+    /// As [`Owner::claim`].
+    pub fn leave(&self) -> Result<(), Errno> {
+        let args = [0, 3 * size_of::<u64>(), 0, 0, 0, 0];
+        // SAFETY: the thread has no list from now on.
+        unsafe { system_call(libc::SYS_set_robust_list, args) }?;
+        self.0.store(ENDED, Release);
+        Ok(())
+    }
 }
 
 #[cfg(all(test, not(shuttle)))]
@@ -100,12 +115,17 @@ mod tests {
     fn a_thing_is_held_until_its_owners_thread_ends_and_can_be_taken_again() {
         let (owner, will): (&Owner, &Will) = (Box::leak(Box::default()), Box::leak(Box::default()));
         assert_eq!(owner.state(), Ownership::Free);
-        for _ in 0..2 {
-            let take = || {
+        for leaves in [false, true, false] {
+            let take = move || {
                 // SAFETY: both are leaked, and the thread uses no robust mutex.
                 let taken = unsafe { owner.claim(will) };
                 // SAFETY: likewise.
-                (taken, owner.state(), unsafe { owner.claim(Box::leak(Box::default())) })
+                let state = (owner.state(), unsafe { owner.claim(Box::leak(Box::default())) });
+                if leaves {
+                    owner.leave().unwrap();
+                    assert_eq!(owner.state(), Ownership::Ended);
+                }
+                (taken, state.0, state.1)
             };
             let done = std::thread::spawn(take).join().unwrap();
             assert_eq!(done, (Ok(true), Ownership::Held, Ok(false)));

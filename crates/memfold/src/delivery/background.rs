@@ -56,6 +56,15 @@ impl Start {
     }
 }
 
+/// Names of those that may wait for what the others do.
+const WORKER: &CStr = c"memfold-worker";
+const RECOMPRESSES: &CStr = c"memfold-again";
+
+/// Whether a thread with this name ends at [`Pager::stop_workers`].
+pub fn is_worker(name: &CStr) -> bool {
+    name == WORKER || name == RECOMPRESSES
+}
+
 /// The background threads of a pager, `count` of them for reclaim and read-ahead; those of the swap
 /// file if there is one, which write it and, but in signal delivery, read it for faults; and one
 /// that moves its cold end to the remote store if there is one. They run until [`Pager::stop`]. Each
@@ -63,9 +72,9 @@ impl Start {
 /// be started again.
 pub fn threads(pager: &Arc<Pager>, count: usize) -> Vec<Start> {
     let start = |name, main| Start { name, main, arg: Arc::into_raw(pager.clone()) as usize };
-    let mut threads: Vec<Start> = (0..count).map(|_| start(c"memfold-worker", work)).collect();
+    let mut threads: Vec<Start> = (0..count).map(|_| start(WORKER, work)).collect();
     if pager.recompress.is_some() {
-        threads.push(start(c"memfold-again", recompress));
+        threads.push(start(RECOMPRESSES, recompress));
     }
     if let Some(swap) = &pager.swap {
         swap.outbox.set_writer();

@@ -34,6 +34,7 @@ use crate::quiesce::gate::Gates;
 use crate::quiesce::unshare::ToUnshare;
 use crate::stats::Stats;
 use crate::swap::Swap;
+use crate::swap::remote::Tier;
 use crate::table::Process;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -226,12 +227,27 @@ impl Pager {
         }
     }
 
-    /// After [`Pager::stop`], in gate delivery without a remote store: the background threads have
-    /// ended, and are about to be started again.
+    /// Ends those of them that may wait for the others: to be called first, and their end awaited,
+    /// where all are to be started again.
+    pub fn stop_workers(&self) {
+        self.queue.stop();
+    }
+
+    /// After [`Pager::stop`]: does the errands that wait, by a thread that may. Threads that are to end
+    /// may need what those who wait for them have, when the threads that served them are gone.
+    pub fn serve_waiting(&self) {
+        while self.errands.as_ref().is_some_and(|errands| errands.serve()) {}
+    }
+
+    /// After [`Pager::stop`], in gate delivery: the background threads have ended, and are about to be
+    /// started again.
     pub fn resume(&self) {
         self.queue.resume();
         self.errands.iter().for_each(|errands| errands.resume());
-        self.swap.iter().for_each(|swap| swap.outbox.resume());
+        if let Some(swap) = &self.swap {
+            swap.outbox.resume();
+            swap.tier().into_iter().for_each(Tier::resume);
+        }
     }
 
     /// The compressed store, for its figures and, in tests, its faults on purpose.

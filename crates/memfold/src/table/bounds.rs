@@ -5,17 +5,18 @@
 //! far as the kernel lets them trace one another. What the tables of other users say is not
 //! believed: `memfold run` adds up each of them, bounds what it says by what the kernel says, and
 //! shares the run's bounds between the users as they share their parts between their processes.
-use super::words;
 use crate::policy::fair_share::{Claim, share};
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use memfold_sys::Errno;
 use memfold_sys::memory::shared;
-use memfold_sys::run::door::Key;
+use memfold_sys::run::door::{HALF, Key};
 use memfold_sys::thread::owner::{Owner, Ownership, Will};
 use rustix::fd::{AsFd, OwnedFd};
 
+/// Version of the layout of bounds and tables; another is refused.
+pub const LAYOUT_VERSION: u64 = 13;
 /// Users of a run at most; processes of further ones have no table.
 pub const USERS: usize = 64;
 
@@ -62,6 +63,11 @@ pub struct Asked {
     pub largest: u64,
 }
 
+fn words(half: &[u8; HALF]) -> [u64; 2] {
+    let half = u128::from_ne_bytes(*half);
+    [half as u64, (half >> 64) as u64]
+}
+
 /// The place of a bound in a pair.
 fn place(limit: bool) -> usize {
     usize::from(!limit)
@@ -79,7 +85,7 @@ impl Bounds {
         for (to, from) in bounds.page.key.iter().zip(words(&key.answer)) {
             to.store(from, Relaxed);
         }
-        bounds.page.version.store(super::LAYOUT_VERSION, Relaxed);
+        bounds.page.version.store(LAYOUT_VERSION, Relaxed);
         bounds.set_given(u64::MAX, u64::MAX);
         bounds.deal(&[[Asked::default(); 2]]);
         Ok((bounds, file))
@@ -93,7 +99,7 @@ impl Bounds {
         let at = shared::map_to_read(file, size_of::<Page>())?;
         // SAFETY: just mapped, as long as that.
         let bounds = unsafe { Bounds::at(at) };
-        let is_right = bounds.page.version.load(Relaxed) == super::LAYOUT_VERSION
+        let is_right = bounds.page.version.load(Relaxed) == LAYOUT_VERSION
             && bounds.key() == words(&key.answer);
         if is_right { Ok(bounds) } else { Err(Errno::INVAL) }
     }
@@ -231,7 +237,6 @@ impl Portion {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memfold_sys::run::door::HALF;
 
     const KEY: Key = Key { ask: [1; HALF], answer: [2; HALF] };
 

@@ -10,9 +10,10 @@ pub mod bounds;
 mod seat;
 pub mod totals;
 
+pub use self::bounds::LAYOUT_VERSION;
 use self::bounds::{Asked, Bounds, Portion};
 pub use self::seat::Process;
-use self::seat::{GROUP, Group, Seat};
+use self::seat::{Charges, GROUP, Group, Seat};
 use self::totals::{Sum, Totals};
 use crate::policy::fair_share::Claim;
 use crate::stats::Stats;
@@ -24,7 +25,6 @@ use core::sync::atomic::{
     Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 use memfold_sys::memory::shared;
-use memfold_sys::run::door::HALF;
 use memfold_sys::run::mailbox::Mailbox;
 use memfold_sys::sync::Mutex;
 use memfold_sys::thread::now_ns;
@@ -32,8 +32,6 @@ use memfold_sys::thread::owner::Ownership;
 use memfold_sys::{Errno, units::PAGE_SIZE};
 use rustix::fd::{AsFd, OwnedFd};
 
-/// Version of the layout; another is refused.
-pub const LAYOUT_VERSION: u64 = 13;
 /// Seats that are not given again.
 pub const APART: usize = 64;
 
@@ -63,10 +61,7 @@ struct Head {
     /// Tells this table from that of any other run.
     key: [AtomicU64; 2],
     unmanaged: Unmanaged,
-    /// What processes without an engine have mapped past what each may have, bytes.
-    waiting_bytes: AtomicU64,
-    /// What all processes with a seat are charged with.
-    charged_bytes: AtomicU64,
+    charges: Charges,
     totals: Totals,
     /// 1 once a process has reported that the limit can't be kept.
     reported: AtomicU64,
@@ -135,11 +130,6 @@ pub struct Least {
 /// Length of the file of a table with `seats` seats, bytes.
 fn len_of(seats: usize) -> usize {
     size_of::<Head>() + seats.div_ceil(GROUP) * size_of::<Group>()
-}
-
-fn words(half: &[u8; HALF]) -> [u64; 2] {
-    let half = u128::from_ne_bytes(*half);
-    [half as u64, (half >> 64) as u64]
 }
 
 impl Table {
@@ -226,12 +216,12 @@ impl Table {
     /// What the user's processes with a seat may use: what those without use, or have taken and may
     /// use before anybody looks, is taken off.
     pub fn bounds_left(&self) -> (u64, u64) {
-        self.portion.left(self.head.waiting_bytes.load(Relaxed))
+        self.portion.left(self.head.charges.waiting_bytes.load(Relaxed))
     }
 
     /// What processes without a seat hold, or have taken and may use before anybody looks, bytes.
     fn seatless_bytes(&self) -> u64 {
-        self.portion.bounds().seatless().1.max(self.head.waiting_bytes.load(Relaxed))
+        self.portion.bounds().seatless().1.max(self.head.charges.waiting_bytes.load(Relaxed))
     }
 
     /// Raises the peaks to what processes hold now, if that is due.
@@ -341,12 +331,12 @@ impl Table {
     /// engine sooner.
     pub fn take_waiting(&self, bytes: u64, most: u64) -> bool {
         let more = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= most);
-        self.head.waiting_bytes.fetch_update(AcqRel, Relaxed, more).is_ok()
+        self.head.charges.waiting_bytes.fetch_update(AcqRel, Relaxed, more).is_ok()
     }
 
     /// It has them no more, or has an engine.
     pub fn give_back_waiting(&self, bytes: u64) {
-        self.head.waiting_bytes.fetch_sub(bytes, AcqRel);
+        self.head.charges.waiting_bytes.fetch_sub(bytes, AcqRel);
     }
 
     /// A process is about to execute a program that can't be managed; `about`: its name, and why.
@@ -421,7 +411,7 @@ impl Table {
             return None;
         }
         process.seat.pid.store(pid, Relaxed);
-        self.head.forget_charge(process.seat);
+        self.head.charges.forget(process.seat);
         process.set_need(0);
         process.set_least(0, 0);
         process.place.stats.clear_gauges();
@@ -446,7 +436,7 @@ impl Table {
         let claim = |seat: &Seat| match seat.owner.state() {
             Ownership::Held => Some(seat.claim(limit)).filter(|claim| claim.need > 0),
             _ => {
-                self.head.forget_charge(seat);
+                self.head.charges.forget(seat);
                 None
             }
         };
@@ -460,7 +450,7 @@ impl Table {
     fn process(&self, n: usize) -> Option<Process> {
         let group = self.mapped(n + 1).get(n / GROUP)?;
         let (seat, place) = (&group.seats[n % GROUP], &group.places[n % GROUP]);
-        Some(Process { number: n, head: self.head, portion: self.portion, seat, place })
+        Some(Process { number: n, charges: &self.head.charges, portion: self.portion, seat, place })
     }
 
     /// The groups of the first `seats` seats, or as many as can be mapped.
@@ -492,7 +482,7 @@ unsafe fn groups_at(at: *mut c_void, count: usize) -> &'static [Group] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memfold_sys::run::door::Key;
+    use memfold_sys::run::door::{HALF, Key};
     use std::boxed::Box;
     use std::collections::HashSet;
     use std::sync::Barrier;
@@ -579,7 +569,7 @@ mod tests {
         table.claims_of_others(Some(first), true);
         assert!(first.charge(4 * MIB, true), "the other has ended");
         first.settle(MIB);
-        assert_eq!(table.head.charged_bytes.load(Relaxed), MIB);
+        assert_eq!(table.head.charges.charged_bytes.load(Relaxed), MIB);
     }
 
     #[test]

@@ -1,15 +1,34 @@
 //! The seat of a process in the table of its user, and what it is charged with.
-use super::Head;
 use super::bounds::Portion;
 use crate::policy::fair_share::Claim;
 use crate::stats::Stats;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
+use memfold_sys::Errno;
 use memfold_sys::thread::owner::{Owner, Ownership, Will};
 
 /// Seats that lie together.
 pub(super) const GROUP: usize = 64;
 /// A process is charged for what it takes in steps of so many bytes.
 const CHARGE_BYTES: u64 = 256 << 10;
+
+/// What processes of a table have in common.
+#[repr(C)]
+pub(super) struct Charges {
+    /// What those without an engine have mapped past what each may have, bytes.
+    pub(super) waiting_bytes: AtomicU64,
+    /// What all with a seat are charged with, bytes.
+    pub(super) charged_bytes: AtomicU64,
+}
+
+impl Charges {
+    /// A process that has ended, or begins, holds nothing.
+    pub(super) fn forget(&self, seat: &Seat) {
+        if seat.charged_bytes.load(Relaxed) > 0 {
+            let charged = seat.charged_bytes.swap(0, AcqRel);
+            self.charged_bytes.fetch_sub(charged, AcqRel);
+        }
+    }
+}
 
 /// What all processes look at all the time.
 #[repr(C)]
@@ -53,20 +72,10 @@ pub(super) struct Group {
 pub struct Process {
     /// Of its seat, which is at several addresses where several mappings have it.
     pub(super) number: usize,
-    pub(super) head: &'static Head,
+    pub(super) charges: &'static Charges,
     pub(super) portion: Portion,
     pub(super) seat: &'static Seat,
     pub(super) place: &'static Place,
-}
-
-impl Head {
-    /// A process that has ended, or begins, holds nothing.
-    pub(super) fn forget_charge(&self, seat: &Seat) {
-        if seat.charged_bytes.load(Relaxed) > 0 {
-            let charged = seat.charged_bytes.swap(0, AcqRel);
-            self.charged_bytes.fetch_sub(charged, AcqRel);
-        }
-    }
 }
 
 impl Process {
@@ -78,6 +87,14 @@ impl Process {
     /// Whether it is still there, and its program is the one that has the seat.
     pub fn is_alive(&self) -> bool {
         self.seat.owner.state() == Ownership::Held
+    }
+
+    /// Gives the seat up: by the thread that has claimed it.
+    ///
+    /// # Errors
+    /// As [`Owner::leave`].
+    pub fn leave(&self) -> Result<(), Errno> {
+        self.seat.owner.leave()
     }
 
     /// Its figures.
@@ -118,12 +135,12 @@ impl Process {
         if bytes <= own {
             return true;
         }
-        let bounds = self.portion.left(self.head.waiting_bytes.load(Relaxed));
+        let bounds = self.portion.left(self.charges.waiting_bytes.load(Relaxed));
         let most = if limit { bounds.0 } else { bounds.1 };
         let step = (bytes - own).next_multiple_of(CHARGE_BYTES);
         [step, bytes - own].into_iter().any(|more| {
             let fits = |sum: u64| sum.checked_add(more).filter(|sum| *sum <= most);
-            let is_charged = self.head.charged_bytes.fetch_update(AcqRel, Relaxed, fits).is_ok();
+            let is_charged = self.charges.charged_bytes.fetch_update(AcqRel, Relaxed, fits).is_ok();
             if is_charged {
                 self.seat.charged_bytes.fetch_add(more, AcqRel);
             }
@@ -135,12 +152,12 @@ impl Process {
     pub fn settle(&self, bytes: u64) {
         let own = self.seat.charged_bytes.load(Relaxed);
         if bytes > own {
-            self.head.charged_bytes.fetch_add(bytes - own, AcqRel);
+            self.charges.charged_bytes.fetch_add(bytes - own, AcqRel);
             self.seat.charged_bytes.fetch_add(bytes - own, AcqRel);
         } else {
             let less = |now: u64| now.checked_sub(own - bytes);
             if self.seat.charged_bytes.fetch_update(AcqRel, Relaxed, less).is_ok() {
-                self.head.charged_bytes.fetch_sub(own - bytes, AcqRel);
+                self.charges.charged_bytes.fetch_sub(own - bytes, AcqRel);
             }
         }
     }

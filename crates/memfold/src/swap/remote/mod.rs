@@ -521,6 +521,11 @@ impl Tier {
         self.changed.notify_all();
     }
 
+    /// Takes back [`Tier::stop`]: it is about to be started again.
+    pub fn resume(&self) {
+        self.inner.lock().stop = false;
+    }
+
     /// Verifies every group.
     ///
     /// # Errors
