@@ -51,6 +51,14 @@ fn advice_on_folded_memory_does_what_the_kernel_says() {
 
 /// Also what the kernel has dropped of it, and what was given up before it was managed, or by a
 /// call that nobody sees.
+/// The kernel takes one mapping after the other, and stops at the first for which it refuses.
+#[test]
+fn calls_on_several_mappings_do_what_the_kernel_does_of_them() {
+    let all = ["mremap_several", "mremap_half", "advised", "locked"];
+    assert_right("mappings", 20, &all);
+    assert_right_with(&["--resident", "16M", "--paging", "protection"], "mappings", 0, &all);
+}
+
 #[test]
 fn memory_given_up_with_madv_free_is_as_it_was_or_zeros_and_stays_written() {
     assert_right("freed", 24, &["before", "past_libc", "by_libc", "by_number", "by_process"]);

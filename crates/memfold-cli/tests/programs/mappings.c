@@ -245,6 +245,100 @@ static void sealed(void) {
     check(p, LEN, 16);
 }
 
+#ifndef SYS_mseal
+#define SYS_mseal 462
+#endif
+
+/* Moves of several mappings, where the kernel does them (Linux 6.17): a gap leaves what is at the new place. */
+static void mremap_several(void) {
+    const size_t part = LEN / 4;
+    for (int keeps = 0; keeps < 2; keeps++)
+        for (int gap = 1; gap <= 3; gap++) {
+            int flags = MREMAP_MAYMOVE | MREMAP_FIXED | (keeps ? MREMAP_DONTUNMAP : 0);
+            char *from = map_folded(LEN, 31), *to = map_folded(LEN, 32);
+            NEED(munmap(from + gap * part, part) == 0);
+            NEED(mprotect(from, PAGE * 5, PROT_READ) == 0);
+            push_out(to, LEN);
+            if (mremap(from, LEN, LEN, flags, to) != to) {
+                NEED(errno == EFAULT);
+                check(from, part, 31), check(to, LEN, 32);
+                return;
+            }
+            for (int n = 0; n < 4; n++) check_from(to + n * part, part, n == gap ? 32 : 31, n * part / PAGE);
+            if (keeps) check_zero(from, part);
+            push_out(to, LEN);
+            for (int n = 0; n < 4; n++) check_from(to + n * part, part, n == gap ? 32 : 31, n * part / PAGE);
+            NEED(munmap(to, LEN) == 0 && munmap(from, LEN) == 0);
+        }
+}
+
+/* The same up to one that can't be moved: those before it have. */
+static void mremap_fails_half_way(void) {
+    const size_t part = LEN / 4;
+    for (int keeps = 0; keeps < 2; keeps++) {
+        int flags = MREMAP_MAYMOVE | MREMAP_FIXED | (keeps ? MREMAP_DONTUNMAP : 0);
+        char *from = map_folded(LEN, 33), *to = map_folded(LEN, 34);
+        NEED(mprotect(from, part, PROT_READ) == 0);
+        NEED(mprotect(from + 2 * part, part, PROT_READ) == 0);
+        if (syscall(SYS_mseal, from + 2 * part, part, 0)) return;
+        push_out(to, LEN);
+        NEED(mremap(from, LEN, LEN, flags, to) == MAP_FAILED && (errno == EPERM || errno == EFAULT));
+        /* Before Linux 6.17 nothing is moved by plain mremap; the gate moves one by one. */
+        check_from(to, 2 * part, 33, 0);
+        check_from(to + 2 * part, 2 * part, 34, 2 * part / PAGE);
+        check_from(from + 2 * part, 2 * part, 33, 2 * part / PAGE);
+        if (keeps) check_zero(from, 2 * part);
+        push_out(to, LEN);
+        check_from(to, 2 * part, 33, 0);
+        check_from(to + 2 * part, 2 * part, 34, 2 * part / PAGE);
+    }
+}
+
+/* Advice that the kernel follows up to a mapping for which it refuses. */
+static void advised_in_part(void) {
+    const size_t part = LEN / 4;
+    for (int way = 0; way < 3; way++) {
+        char *p = map_folded(LEN, 35);
+        if (way == 0) NEED(mlock(p + 2 * part, 4 * PAGE) == 0);
+        if (way > 0) {
+            NEED(mprotect(p + 2 * part, part, PROT_READ) == 0);
+            if (syscall(SYS_mseal, p + 2 * part, part, 0)) return;
+        }
+        if (way == 2) {
+            struct iovec all = {p, LEN};
+            int self = syscall(SYS_pidfd_open, getpid(), 0);
+            ssize_t done = syscall(SYS_process_madvise, self, &all, 1, MADV_DONTNEED, 0);
+            NEED(done == -1);
+            close(self);
+            if (errno == EINVAL) return;
+        } else {
+            NEED(madvise(p, LEN, MADV_DONTNEED) == -1 && (errno == EINVAL || errno == EPERM));
+        }
+        check_zero(p, 2 * part);
+        check_from(p + 2 * part, 2 * part, 35, 2 * part / PAGE);
+        fill(p, 2 * part, 36);
+        push_out(p, LEN);
+        check(p, 2 * part, 36);
+        check_from(p + 2 * part, 2 * part, 35, 2 * part / PAGE);
+    }
+}
+
+/* A lock that ends at a gap: what is before it is locked. */
+static void locked_in_part(void) {
+    const size_t part = MIB;
+    char *p = map_folded(LEN, 37);
+    NEED(munmap(p + part, PAGE) == 0);
+    NEED(mlock(p, 2 * part) == -1 && errno == ENOMEM);
+    push_out(p + 2 * part, LEN - 2 * part);
+    unsigned char is_there[1];
+    NEED(mincore(p, PAGE, is_there) == 0 && is_there[0] & 1);
+    check(p, part, 37);
+    check_from(p + part + PAGE, LEN - part - PAGE, 37, part / PAGE + 1);
+    NEED(munlock(p, part) == 0);
+    push_out(p, part);
+    check(p, part, 37);
+}
+
 int main(int argc, char **argv) {
     static const struct test all[] = {
         {"munmap_middle", munmap_middle}, {"map_fixed_over", map_fixed_over}, {"mremap_move", mremap_move},
@@ -252,6 +346,10 @@ int main(int argc, char **argv) {
         {"mremap_grow", mremap_grow},     {"mremap_shrink", mremap_shrink},   {"dontneed", dontneed},
         {"free", madv_free},              {"advice", other_advice},           {"read_only", read_only},
         {"guards", guards},
+        {"mremap_several", mremap_several},
+        {"mremap_half", mremap_fails_half_way},
+        {"advised", advised_in_part},
+        {"locked", locked_in_part},
         {"sparse", sparse},               {"sealed", sealed},
     };
     return RUN_NAMED(argc, argv, all);

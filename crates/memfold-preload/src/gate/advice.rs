@@ -94,23 +94,27 @@ impl Gated {
             }
             MADV_GUARD_INSTALL => {
                 let _leaving = self.pager.holds().leave(once(range.clone()));
-                self.pager.discard_with(&[range], make, is_gone)
+                let discard = |part: &Range<usize>, make: Make| {
+                    self.pager.discard_with(core::slice::from_ref(part), make, is_gone)
+                };
+                self.each_done(&range, advice, make, discard)
             }
             libc::MADV_DONTDUMP if self.config.fold_dont_dump => make(),
-            libc::MADV_DONTFORK => {
-                let result = make();
-                if is_gone(result) {
-                    state.marked(Mark::DontFork).add(range);
-                }
-                result
-            }
-            libc::MADV_WIPEONFORK | libc::MADV_DONTDUMP | libc::MADV_MERGEABLE => {
-                let result = make();
-                if let Some(mark) = mark.filter(|_| is_gone(result)) {
-                    state.marked(mark).add(range.clone());
-                    self.leave(&range);
-                }
-                result
+            libc::MADV_DONTFORK
+            | libc::MADV_WIPEONFORK
+            | libc::MADV_DONTDUMP
+            | libc::MADV_MERGEABLE => {
+                let mark = mark.expect("each of these marks");
+                self.each_done(&range, advice, make, |part, make| {
+                    let result = make();
+                    if is_gone(result) {
+                        state.marked(mark).add(part.clone());
+                        if mark != Mark::DontFork {
+                            self.leave(part);
+                        }
+                    }
+                    result
+                })
             }
             libc::MADV_DOFORK
             | libc::MADV_KEEPONFORK
@@ -125,6 +129,27 @@ impl Gated {
             }
             _ => make(),
         }
+    }
+
+    /// Gives advice on a range by `done`, which makes the call. The kernel takes one mapping after the
+    /// other, up to the one for which it refuses: then those before it are done once more, each by
+    /// itself, so that `done` learns of them.
+    fn each_done(
+        &self,
+        range: &Range<usize>,
+        advice: i32,
+        make: Make,
+        mut done: impl FnMut(&Range<usize>, Make) -> isize,
+    ) -> isize {
+        let result = done(range, make);
+        if !is_gone(result) {
+            let parts = self.mappings(range);
+            let _ = parts
+                .iter()
+                .take_while(|part| is_gone(done(part, &mut || raw(part, advice))))
+                .count();
+        }
+        result
     }
 
     /// Drops what is in a range.
@@ -146,38 +171,37 @@ impl Gated {
                 raw(&part, libc::MADV_DONTNEED);
             }
         };
-        if held.is_empty() {
-            let make_all = || {
+        let mut drop_part = |part: &Range<usize>, make: Make| {
+            let make_part = || {
                 let result = make();
                 if is_gone(result) {
                     if frees {
-                        drop_all(core::slice::from_ref(range));
+                        drop_all(core::slice::from_ref(part));
                     }
-                    self.hide_discarded(&managed, range);
+                    self.hide_discarded(&managed, part);
                 }
                 result
             };
-            return self.pager.discard_with(core::slice::from_ref(range), make_all, is_gone);
+            self.pager.discard_with(core::slice::from_ref(part), make_part, is_gone)
+        };
+        if held.is_empty() {
+            return self.each_done(range, advice, make, drop_part);
         }
         let mut result = 0;
-        for part in without(range, &held) {
-            let make_part = || {
-                let result = raw(&part, advice);
-                if is_gone(result) {
-                    if frees {
-                        drop_all(core::slice::from_ref(&part));
-                    }
-                    self.hide_discarded(&managed, &part);
+        for part in pieces(range, &held) {
+            if held.contains(&part) {
+                if !frees {
+                    write_zeros(&part);
                 }
-                result
-            };
-            let done = self.pager.discard_with(core::slice::from_ref(&part), make_part, is_gone);
+                continue;
+            }
+            let done = self.each_done(&part, advice, &mut || raw(&part, advice), &mut drop_part);
             if failed(done) {
                 result = done;
             }
-        }
-        if !frees {
-            held.iter().for_each(write_zeros);
+            if !is_gone(done) {
+                break;
+            }
         }
         result
     }
@@ -204,14 +228,29 @@ impl Gated {
             return make();
         }
         let writes = advice == libc::MADV_POPULATE_WRITE;
-        for page in managed.iter().flat_map(|part| part.clone().step_by(PAGE_SIZE)) {
-            if touch(page, writes).is_err() {
-                return -(libc::EFAULT as isize);
+        for part in pieces(range, &managed) {
+            let is_managed = managed.contains(&part);
+            // What can't be touched the kernel refuses, and says why.
+            let refused = |page: &usize| !is_managed || touch(*page, writes).is_err();
+            let step = if is_managed { PAGE_SIZE } else { part.len() };
+            for at in part.step_by(step).filter(refused) {
+                let result = raw(&(at..at + step), advice);
+                if failed(result) {
+                    return result;
+                }
             }
         }
-        let rest = without(range, &managed);
-        rest.iter().map(|part| raw(part, advice)).find(|result| failed(*result)).unwrap_or(0)
+        0
     }
+}
+
+/// All of `range` in ascending order: those of `parts`, which lie in it and ascend, and what is
+/// between them.
+fn pieces(range: &Range<usize>, parts: &[Range<usize>]) -> Vec<Range<usize>> {
+    let mut all = without(range, parts);
+    all.extend(parts.iter().cloned());
+    all.sort_unstable_by_key(|part| part.start);
+    all
 }
 
 /// Writes zeros over what is managed, and readable and writable or the kernel's own business.

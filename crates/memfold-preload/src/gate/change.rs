@@ -40,6 +40,12 @@ fn segment_bytes(id: usize) -> usize {
     asked.map_or(0, |_| about.shm_segsz)
 }
 
+/// Whether `mlock` that has said so may have locked something: it met what isn't mapped, or can't be
+/// filled.
+fn is_partial(result: isize) -> bool {
+    [libc::ENOMEM, libc::EAGAIN].map(|e| -(e as isize)).contains(&result)
+}
+
 /// Has the kernel fill memory as it does when that is locked: private writable memory for writing.
 fn fill(range: &Range<usize>, access: i32) {
     let args = |advice: i32| [range.start, range.len(), advice as usize, 0, 0, 0];
@@ -76,6 +82,11 @@ impl Gated {
             libc::SYS_process_madvise => return self.advise_process(args, make),
             libc::SYS_mlock | libc::SYS_mlock2 => return self.lock(args, make),
             libc::SYS_mlockall => return self.lock_all(args, make),
+            libc::SYS_mremap => {
+                if let Some(parts) = self.moved_apart(args) {
+                    return self.remap_each(args, &parts, make);
+                }
+            }
             _ => {}
         }
         let mut state = self.state.lock();
@@ -224,6 +235,57 @@ impl Gated {
         result
     }
 
+    /// The kernel's mappings in a range, as far as they reach. What is managed and lies together is one,
+    /// where it is hidden block by block.
+    pub fn mappings(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+        let hidden = match self.paging.hides() {
+            true => self.pager.managed_parts(range),
+            false => Vec::new(),
+        };
+        let is_one = |at: usize| hidden.iter().any(|part| part.start < at && at < part.end);
+        let mut all: Vec<Range<usize>> = Vec::new();
+        let _ = self.maps.each(range.start, range.end, |found| {
+            let (start, end) = (found.start.max(range.start), found.end.min(range.end));
+            match all.last_mut() {
+                Some(last) if last.end == start && is_one(start) => last.end = end,
+                _ => all.push(start..end),
+            }
+        });
+        all
+    }
+
+    /// The mappings that an mremap moves, if it names more than one, or a gap, and memfold is concerned.
+    fn moved_apart(&self, args: &[usize; 6]) -> Option<Vec<Range<usize>>> {
+        const FLAGS: i32 = libc::MREMAP_FIXED | libc::MREMAP_MAYMOVE;
+        let [start, old, new, flags, to, _] = *args;
+        let (from, to) = (whole(start, old)?, whole(to, new)?);
+        let overlaps = from.start < to.end && to.start < from.end;
+        if flags as i32 & FLAGS != FLAGS || from.len() != to.len() || overlaps {
+            return None;
+        }
+        if !self.pager.touches(&from) && !self.pager.touches(&to) {
+            return None;
+        }
+        let parts = self.mappings(&from);
+        let begins = parts.first().is_some_and(|first| first.start == from.start);
+        (begins && parts[0] != from).then_some(parts)
+    }
+
+    /// Moves several mappings to one place (Linux 6.17), one by one in their order, as the kernel does
+    /// it: gaps between them leave what is at the new place, and one that can't be moved leaves those
+    /// before it moved.
+    fn remap_each(&self, args: &[usize; 6], parts: &[Range<usize>], make: Make) -> isize {
+        let [start, _, _, flags, to, _] = *args;
+        for part in parts {
+            let its = [part.start, part.len(), part.len(), flags, to + (part.start - start), 0];
+            let result = self.change(libc::SYS_mremap as usize, &its, make);
+            if failed(result) {
+                return result;
+            }
+        }
+        to as isize
+    }
+
     fn remap(&self, state: &mut State, args: &[usize; 6], make: Make) -> isize {
         let [start, old, new, flags, to, _] = *args;
         let (Some(from), Some(after)) = (whole(start, old), whole(start, new)) else {
@@ -357,9 +419,21 @@ impl Gated {
         drop(state);
         let result = make(args);
         if failed(result) {
+            // The kernel may have locked the first of several mappings.
+            let lock = |part: &Range<usize>| {
+                // SAFETY: changes no byte.
+                unsafe { system_call(libc::SYS_mlock, [part.start, part.len(), 0, 0, 0, 0]) }
+                    .is_ok()
+            };
+            let parts = self.mappings(&range);
+            let count = parts.iter().take_while(|part| is_partial(result) && lock(part)).count();
+            let rest = parts.get(count).map_or(range.end, |part| part.start)..range.end;
             let mut state = self.state.lock();
-            added.iter().for_each(|part| state.marked(Mark::Locked).remove(part));
-            self.adopt(&state, &range);
+            for part in added {
+                let part = part.start.max(rest.start)..part.end;
+                state.marked(Mark::Locked).remove(&part);
+            }
+            self.adopt(&state, &rest);
         }
         result
     }
