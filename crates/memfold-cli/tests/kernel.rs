@@ -33,6 +33,17 @@ fn another_process_reads_no_wrong_byte_of_folded_memory() {
 }
 
 #[test]
+fn program_reads_and_writes_its_own_memory_by_its_file() {
+    assert_right("observers", 32, &["own_memory"]);
+    assert_right_with(
+        &["--resident", "16M", "--paging", "protection"],
+        "observers",
+        32,
+        &["own_memory"],
+    );
+}
+
+#[test]
 fn a_debugger_never_reads_a_wrong_byte() {
     assert_right("observers", 32, &["debugger"]);
 }

@@ -2,14 +2,19 @@
 //! entries of `/proc/self/task`, and the number of threads in `status` and `stat`. A program counts
 //! them there that goes on only while it has one, and lists them there to stop each. And `limits` has
 //! those that the keeper answers for.
-use crate::keeper::Keeper;
+//!
+//! And `/proc/self/mem` has the program's memory, also what is folded: some compilers write their code
+//! so, past its access.
+use crate::keeper::{Keeper, Span};
 use crate::record::Record;
 use crate::touch::{copy, read, read_bytes, write, write_bytes};
+use core::ffi::CStr;
 use core::mem::zeroed;
 use core::ops::Range;
 use memfold_sys::raw::system_call;
 use memfold_sys::text::{Text, path_of};
 use memfold_sys::thread::process_id;
+use memfold_sys::units::PAGE_SIZE;
 
 /// Where a structure has what is asked for.
 struct Places {
@@ -33,6 +38,9 @@ const NAME64_AT: usize = 19;
 const ENTRY_LEAST: usize = 24;
 /// No number of a thread, with the zero at its end, has more.
 const NAME_BYTES: usize = 12;
+
+/// So much of the program's memory is held at a time, bytes.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// So much of a text is looked at: the number of threads is before.
 const TEXT_BYTES: usize = 2048;
@@ -242,6 +250,80 @@ const NAME: &[u8] = b"Name:\t";
 fn may_tell(begin: &[u8]) -> bool {
     let digits = begin.iter().take_while(|byte| byte.is_ascii_digit()).count();
     begin.starts_with(NAME) || digits > 0 && begin[digits..].starts_with(b" (")
+}
+
+/// A call has read or written memory of the program's own by its file, and has met what isn't there, or
+/// ended before that: goes on with what is left, by `again`, which makes such a call while what it names
+/// is held. The result of all.
+pub fn with_own_memory(
+    nr: usize,
+    args: &[usize; 6],
+    made: isize,
+    mut again: impl FnMut(usize, &[usize; 6], Span) -> isize,
+) -> isize {
+    let (call, place) = match nr as i64 {
+        libc::SYS_pread64 | libc::SYS_pwrite64 => (nr, Some(args[3])),
+        libc::SYS_read => (libc::SYS_pread64 as usize, None),
+        libc::SYS_write => (libc::SYS_pwrite64 as usize, None),
+        _ => return made,
+    };
+    let [fd, buffer, wanted, ..] = *args;
+    let mut done = made.max(0) as usize;
+    let ends_early = done > 0
+        && done < wanted
+        && place.is_some_and(|at| at.wrapping_add(done).is_multiple_of(PAGE_SIZE));
+    if made != -(libc::EIO as isize) && !ends_early || !is_own_memory(fd) {
+        return made;
+    }
+    let seek = |to: usize, whence: i32| {
+        // SAFETY: touches no memory.
+        unsafe { system_call(libc::SYS_lseek, [fd, to, whence as usize, 0, 0, 0]) }
+    };
+    let Some(start) = place.or_else(|| seek(0, libc::SEEK_CUR).ok().map(|at| at as usize)) else {
+        return made;
+    };
+    while done < wanted {
+        let at = start + done;
+        let len = (wanted - done).min(PIECE_BYTES - at % PAGE_SIZE);
+        let write = call as i64 == libc::SYS_pwrite64;
+        let one = again(call, &[fd, buffer + done, len, at, 0, 0], Span { start: at, len, write });
+        if one <= 0 {
+            break;
+        }
+        done += one as usize;
+    }
+    if place.is_none() && done > 0 {
+        let _ = seek(start + done, libc::SEEK_SET);
+    }
+    if done > 0 { done as isize } else { made }
+}
+
+/// Whether a call reads or writes memory of the program's own by its file.
+pub fn names_own_memory(nr: usize, args: &[usize; 6]) -> bool {
+    const CALLS: [i64; 4] =
+        [libc::SYS_read, libc::SYS_write, libc::SYS_pread64, libc::SYS_pwrite64];
+    CALLS.contains(&(nr as i64)) && is_own_memory(args[0])
+}
+
+/// Whether a file is the memory of this process.
+fn is_own_memory(fd: usize) -> bool {
+    let link = |path: &CStr| {
+        let mut to = [0u8; 64];
+        let args = [path.as_ptr() as usize, to.as_mut_ptr() as usize, to.len(), 0, 0, 0];
+        // SAFETY: as much is there.
+        let len = unsafe { system_call(libc::SYS_readlink, args) }.ok()?;
+        Some((to, len as usize))
+    };
+    let path = path_of(fd as i32);
+    let (Some((own, own_len)), Some((file, file_len))) =
+        (link(c"/proc/self"), path.as_c_str().ok().and_then(link))
+    else {
+        return false;
+    };
+    let rest = file[..file_len]
+        .strip_prefix(b"/proc/")
+        .and_then(|rest| rest.strip_prefix(&own[..own_len]));
+    rest.is_some_and(|rest| rest.starts_with(b"/") && rest.ends_with(b"/mem"))
 }
 
 fn is_in_proc(fd: usize) -> bool {

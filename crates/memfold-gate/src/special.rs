@@ -3,7 +3,7 @@ use crate::actions::{PROTECTED, UNBLOCKABLE};
 use crate::calls::{self, Class, Entry, Piece};
 use crate::dispatch::{self, PR_SET_SYSCALL_USER_DISPATCH};
 use crate::frame::Context;
-use crate::keeper::{Ending, Keeper, Names, Refused, Span};
+use crate::keeper::{Ending, Fault, Keeper, Names, Refused, Span};
 use crate::lent;
 use crate::messages;
 use crate::record::Record;
@@ -15,6 +15,7 @@ use core::sync::atomic::Ordering::SeqCst;
 use memfold_sys::Errno;
 use memfold_sys::raw::system_call;
 use memfold_sys::thread::process_id;
+use memfold_sys::units::PAGE_SIZE;
 
 /// The result of a call that has none: the context says all.
 pub struct Gone;
@@ -393,13 +394,50 @@ fn plain(
     args: &[usize; 6],
 ) -> isize {
     loop {
-        let made = made(keeper, record, entry, nr, args);
+        // The kernel sees zeros where memory is hidden.
+        let made = match keeper.hides() && seen::names_own_memory(nr, args) {
+            true => -(libc::EIO as isize),
+            false => made(keeper, record, entry, nr, args),
+        };
+        let made = seen::with_own_memory(nr, args, made, |nr, args, seen| {
+            in_own_memory(keeper, record, nr, args, seen)
+        });
         if made < 0 {
             return made;
         }
         if let Some(shown) = seen::without_threads(keeper, record, nr, args, made) {
             return shown;
         }
+    }
+}
+
+/// Makes a call that copies between a buffer and what of the program's memory a file has: `seen`.
+fn in_own_memory(
+    keeper: &dyn Keeper,
+    record: &Record,
+    nr: usize,
+    args: &[usize; 6],
+    seen: Span,
+) -> isize {
+    let make = |write: bool| {
+        let names = |each: &mut dyn FnMut(Span)| {
+            each(Span { start: args[1], len: args[2], write: !seen.write });
+            each(Span { write, ..seen });
+        };
+        under_hold(keeper, record, &names, || {
+            if seen.write && !write {
+                let first = seen.start & !(PAGE_SIZE - 1);
+                for address in (first..seen.start + seen.len).step_by(PAGE_SIZE) {
+                    keeper.fault(Fault { address, write: true, protected: true });
+                }
+            }
+            raw(nr, args)
+        })
+    };
+    match make(seen.write) {
+        // What the program may not write to otherwise it can write to so.
+        failed if failed == -(libc::EIO as isize) && seen.write => make(false),
+        made => made,
     }
 }
 

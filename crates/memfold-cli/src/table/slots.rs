@@ -82,7 +82,7 @@ impl Slots {
     pub fn new() -> Result<Slots, Failure> {
         let door = Door::open().map_err(fail)?;
         let lifted = Lifted::begin();
-        let made = Bounds::create(door.key());
+        let made = Bounds::create(file_bytes_max(), door.key());
         drop(lifted);
         let (bounds, file) = made.map_err(system)?;
         // SAFETY: only asks.

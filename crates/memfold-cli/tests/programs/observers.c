@@ -186,8 +186,40 @@ static void stopped(void) {
     check(p, LEN, 5);
 }
 
+/* A program's own memory by its file: as some compilers write code, past its access. */
+static void own_memory(void) {
+    size_t len = 48 * MIB;
+    char *p = map_folded(len, 61), *copy = map(len);
+    int file = open("/proc/self/mem", O_RDWR);
+    NEED(file >= 0);
+    NEED(pread(file, copy, len, (off_t)p) == (ssize_t)len);
+    check(copy, len, 61);
+    push_out(p, len);
+    NEED(lseek(file, (off_t)p + 5, SEEK_SET) == (off_t)p + 5);
+    NEED(read(file, copy + 5, len - 5) == (ssize_t)len - 5);
+    NEED(lseek(file, 0, SEEK_CUR) == (off_t)(p + len));
+    check(copy, len, 61);
+    /* What may not be written to otherwise. */
+    NEED(mprotect(p + 8 * MIB, 8 * MIB, PROT_READ) == 0);
+    fill(copy, len, 62);
+    push_out(p, len);
+    NEED(pwrite(file, copy, len - PAGE, (off_t)p) == (ssize_t)(len - PAGE));
+    check(p, len - PAGE, 62);
+    check_from(p + len - PAGE, PAGE, 61, len / PAGE - 1);
+    push_out(p, len);
+    NEED(lseek(file, (off_t)p, SEEK_SET) == (off_t)p && write(file, copy, MIB) == MIB);
+    check(p, len - PAGE, 62);
+    /* Up to what isn't there. */
+    NEED(munmap(p + 24 * MIB, PAGE) == 0);
+    NEED(pread(file, copy, len, (off_t)p) == 24 * MIB);
+    NEED(pread(file, copy, PAGE, (off_t)p + 24 * MIB) == -1 && errno == EIO);
+    check(copy, 24 * MIB, 62);
+    close(file);
+}
+
 int main(int argc, char **argv) {
     static const struct test all[] = {
+        {"own_memory", own_memory},
         {"other_process_refused", other_process_refused}, {"debugger", debugger}, {"futexes", futexes}, {"stopped", stopped},
     };
     return RUN_NAMED(argc, argv, all);

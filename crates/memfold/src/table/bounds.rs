@@ -74,11 +74,14 @@ fn place(limit: bool) -> usize {
 }
 
 impl Bounds {
-    /// Those of a new run, without any; and the file.
+    /// Those of a new run, without any; and the file, of at most `bytes_max`.
     ///
     /// # Errors
-    /// As [`shared::create_to_show`].
-    pub fn create(key: &Key) -> Result<(Bounds, OwnedFd), Errno> {
+    /// As [`shared::create_to_show`]; EFBIG: it may not even be so long.
+    pub fn create(bytes_max: u64, key: &Key) -> Result<(Bounds, OwnedFd), Errno> {
+        if bytes_max < size_of::<Page>() as u64 {
+            return Err(Errno::FBIG);
+        }
         let (file, at) = shared::create_to_show(c"memfold-bounds", size_of::<Page>())?;
         // SAFETY: just mapped, as long as that.
         let bounds = unsafe { Bounds::at(at) };
@@ -246,7 +249,7 @@ mod tests {
 
     #[test]
     fn bounds_are_read_by_all_with_the_key_and_written_by_their_maker() {
-        let (bounds, file) = Bounds::create(&KEY).unwrap();
+        let (bounds, file) = Bounds::create(u64::MAX, &KEY).unwrap();
         let other = Bounds::open(&file, &KEY).unwrap();
         assert_eq!(
             (other.given(), other.portion(0).left(5)),
@@ -267,7 +270,7 @@ mod tests {
 
     #[test]
     fn users_share_as_processes_do_and_one_alone_has_all() {
-        let (bounds, _file) = Bounds::create(&KEY).unwrap();
+        let (bounds, _file) = Bounds::create(u64::MAX, &KEY).unwrap();
         bounds.set_given(100, 90);
         let dealt = |users: &[[Asked; 2]]| {
             bounds.deal(users);

@@ -490,7 +490,7 @@ mod tests {
     const KEY: Key = Key { ask: [1; HALF], answer: [2; HALF] };
 
     fn table(seats: usize) -> &'static Table {
-        let (bounds, _) = Bounds::create(&KEY).unwrap();
+        let (bounds, _) = Bounds::create(u64::MAX, &KEY).unwrap();
         Box::leak(Box::new(Table::create(seats, u64::MAX, bounds, 0).unwrap().0))
     }
 
@@ -524,7 +524,7 @@ mod tests {
 
     #[test]
     fn another_opener_has_the_same_table_and_only_with_its_key() {
-        let (bounds, shown) = Bounds::create(&KEY).unwrap();
+        let (bounds, shown) = Bounds::create(u64::MAX, &KEY).unwrap();
         let (table, file) = Table::create(1000, u64::MAX, bounds, 3).unwrap();
         set_bounds(&table, 5, 6);
         let other = Table::open(&file, Bounds::open(&shown, &KEY).unwrap()).unwrap();
@@ -536,7 +536,7 @@ mod tests {
         assert!(table.has_begun() && !table.has_gate());
         table.note_gate();
         assert!(!other.note_process() && other.has_gate());
-        let stranger = Bounds::create(&Key { answer: [3; HALF], ..KEY }).unwrap().0;
+        let stranger = Bounds::create(u64::MAX, &Key { answer: [3; HALF], ..KEY }).unwrap().0;
         assert!(Table::open(&file, stranger).is_err());
         let other =
             rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
@@ -678,7 +678,7 @@ mod tests {
 
     #[test]
     fn what_is_given_up_is_the_others_no_more_and_stays_readable() {
-        let (bounds, _) = Bounds::create(&KEY).unwrap();
+        let (bounds, _) = Bounds::create(u64::MAX, &KEY).unwrap();
         let (theirs, file) = Table::create(1000, u64::MAX, bounds, 0).unwrap();
         let ours = Table::open(&file, bounds).unwrap();
         (0..100).for_each(|pid| {
