@@ -83,7 +83,7 @@ static void lay_parts(void) {
     for (int i = 0; i < PARTS; i++) {
         NEED(!mprotect(base + i * STEP, USED, PROT_READ | PROT_WRITE));
         memset(base + i * STEP, 'a' + i % 26, USED);
-        part[i] = (struct iovec){base + i * STEP + 100, 10};
+        part[i] = (struct iovec){base + i * STEP + USED / 2 + 100, 10};
     }
 }
 
@@ -92,7 +92,7 @@ static void fold_parts(void) {
         if (!filler) filler = map(48 * MIB);
         fill(filler, 48 * MIB, 777 + round);
         size_t there = 0;
-        for (int i = 0; i < PARTS; i++) there += present(base + i * STEP, PAGE);
+        for (int i = 0; i < PARTS; i++) there += present(base + i * STEP + USED / 2, PAGE);
         if (there < PARTS) return;
         usleep(5000);
     }

@@ -235,25 +235,6 @@ impl Gated {
         result
     }
 
-    /// The kernel's mappings in a range, as far as they reach. What is managed and lies together is one,
-    /// where it is hidden block by block.
-    pub fn mappings(&self, range: &Range<usize>) -> Vec<Range<usize>> {
-        let hidden = match self.paging.hides() {
-            true => self.pager.managed_parts(range),
-            false => Vec::new(),
-        };
-        let is_one = |at: usize| hidden.iter().any(|part| part.start < at && at < part.end);
-        let mut all: Vec<Range<usize>> = Vec::new();
-        let _ = self.maps.each(range.start, range.end, |found| {
-            let (start, end) = (found.start.max(range.start), found.end.min(range.end));
-            match all.last_mut() {
-                Some(last) if last.end == start && is_one(start) => last.end = end,
-                _ => all.push(start..end),
-            }
-        });
-        all
-    }
-
     /// The mappings that an mremap moves, if it names more than one, or a gap, and memfold is concerned.
     fn moved_apart(&self, args: &[usize; 6]) -> Option<Vec<Range<usize>>> {
         const FLAGS: i32 = libc::MREMAP_FIXED | libc::MREMAP_MAYMOVE;

@@ -463,6 +463,25 @@ impl Gated {
         (state, result)
     }
 
+    /// The kernel's mappings in a range, as far as they reach. What is managed and lies together is one,
+    /// where it is hidden block by block.
+    pub fn mappings(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+        let hidden = match self.paging.hides() {
+            true => self.pager.managed_parts(range),
+            false => Vec::new(),
+        };
+        let is_one = |at: usize| hidden.iter().any(|part| part.start < at && at < part.end);
+        let mut all: Vec<Range<usize>> = Vec::new();
+        let _ = self.maps.each(range.start, range.end, |found| {
+            let (start, end) = (found.start.max(range.start), found.end.min(range.end));
+            match all.last_mut() {
+                Some(last) if last.end == start && is_one(start) => last.end = end,
+                _ => all.push(start..end),
+            }
+        });
+        all
+    }
+
     /// Whether the program may have what happens to a part of a range reported by a userfaultfd of its
     /// own, and nothing of it is managed.
     pub fn is_watched(&self, state: &mut State, range: &Range<usize>) -> bool {
