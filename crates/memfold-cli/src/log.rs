@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 /// Different lines that are remembered, so that a program that never ends can not fill the memory;
-/// more are not said.
+/// more are not said, which is said.
 const REMEMBERED: usize = 10_000;
 
 /// Where lines go, and what has been said.
@@ -54,11 +54,15 @@ impl Log {
     /// Says what processes have left. `command` is the number of the program itself.
     pub fn say_left(&self, slots: &Slots, command: u32) {
         let mut inner = self.inner.lock().expect("nobody panics with the lock");
-        let letters = slots.tables().into_iter().flat_map(|table| table.mailbox().take());
-        for letter in letters {
+        let tables = slots.tables();
+        for letter in tables.iter().flat_map(|table| table.mailbox().take()) {
             if let Some(line) = line(&mut inner.said, &letter, command) {
                 let _ = inner.out.write_all(line.as_bytes());
             }
+        }
+        let lost_lines = tables.iter().map(|table| table.mailbox().take_lost()).max().unwrap_or(0);
+        if let Some(line) = lost(&mut inner.said, lost_lines) {
+            let _ = inner.out.write_all(line.as_bytes());
         }
     }
 
@@ -70,6 +74,18 @@ impl Log {
             table.mailbox().wait(rung);
         }
     }
+}
+
+/// Tells of lines that are not said, once.
+fn lost(said: &mut HashSet<String>, count: u32) -> Option<String> {
+    let why = if count > 0 {
+        "more warnings came at once than could be kept: some were lost"
+    } else if said.len() >= REMEMBERED {
+        "so many different warnings have been printed that further ones are not"
+    } else {
+        return None;
+    };
+    said.insert(why.to_string()).then(|| format!("memfold: warning: {why}\n"))
 }
 
 /// How a line is said; `None` if it has been said. Why a process ends is said of each. Numbers make
@@ -96,6 +112,19 @@ fn printable(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_that_are_not_said_are_told_of_once() {
+        let mut said = HashSet::new();
+        assert_eq!(lost(&mut said, 0), None);
+        assert!(lost(&mut said, 3).is_some_and(|line| line.contains("some were lost")));
+        assert_eq!(lost(&mut said, 3), None);
+        said.extend((said.len()..REMEMBERED).map(|n| n.to_string()));
+        let letter = Letter { process: 1, last: false, text: "another one".to_string() };
+        assert_eq!(line(&mut said, &letter, 7), None);
+        assert!(lost(&mut said, 0).is_some_and(|line| line.contains("further ones are not")));
+        assert_eq!(lost(&mut said, 0), None);
+    }
 
     #[test]
     fn what_a_terminal_would_obey_is_escaped() {

@@ -5,20 +5,26 @@ mod common;
 use common::{Mounted, Scratch, assert_all_right, can_make_worlds, compile, folded_in, managed_in};
 use memfold_testkit::redis::{self, Server};
 
-/// Data that doesn't shrink, of which a fifth may be in memory.
+/// 40 MiB that don't shrink, of which two fifths may be in memory.
 const SMALL: [&str; 4] = ["--resident", "16M", "--swap-keep-free", "64M"];
 
 #[track_caller]
 fn assert_right(more: &[&str], promises: &[&str]) {
     let swap = Scratch::new();
     let flags = [&SMALL[..], &["--swap", swap.0.to_str().unwrap()], more].concat();
-    assert_all_right("", &flags, "copied", 32, promises);
+    assert_all_right("", &flags, "copied", 20, promises);
 }
 
 #[test]
 fn parent_and_children_each_find_what_they_wrote_and_what_was_before() {
     assert_right(&[], &["both", "parts", "many", "busy"]);
-    assert_right(&["--swap-encrypt", "off"], &["both", "busy"]);
+    assert_right(&["--swap-encrypt", "off"], &["both"]);
+}
+
+#[test]
+#[ignore = "more of the kind: make torture"]
+fn parent_and_busy_children_find_what_is_not_encrypted() {
+    assert_right(&["--swap-encrypt", "off"], &["busy"]);
 }
 
 #[test]
@@ -45,18 +51,18 @@ fn a_child_without_userfaultfd_has_all_of_the_files_back() {
     assert_right(&[], &["filter"]);
 }
 
-/// The file may hold 160 MiB, so what is written in all says that slots were used again.
+/// The file may hold 104 MiB, so what is written in all says that slots were used again.
 #[test]
 fn what_an_ended_child_has_read_is_written_to_again() {
     let (swap, program) = (Scratch::new(), compile("copied"));
-    let more = ["--swap", swap.0.to_str().unwrap(), "--swap-size", "160M"];
+    let more = ["--swap", swap.0.to_str().unwrap(), "--swap-size", "104M"];
     let flags = [&SMALL[..], &more].concat();
     for promise in ["again", "execs"] {
-        let Some((output, figures)) = folded_in("", &flags, 24, &[&program.path, promise]) else {
+        let Some((output, figures)) = folded_in("", &flags, 20, &[&program.path, promise]) else {
             return;
         };
         assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]));
-        assert!(figures["pswpout"].as_u64() > Some(400 << 8), "{promise}: {figures}");
+        assert!(figures["pswpout"].as_u64() > Some(260 << 8), "{promise}: {figures}");
     }
 }
 
@@ -89,9 +95,9 @@ fn packed_blocks_are_read_across_forks_of_all_kinds() {
 fn a_full_file_system_costs_memory_and_no_data_in_a_child_either() {
     let scratch = Scratch::new();
     let dir = scratch.path("small");
-    let Some(_mounted) = Mounted::tmpfs(&dir, "80M") else { return };
+    let Some(_mounted) = Mounted::tmpfs(&dir, "50M") else { return };
     let flags = ["--resident", "16M", "--swap-keep-free", "1M", "--swap", &dir];
-    assert_all_right("", &flags, "copied", 32, &["both", "generations", "execs"]);
+    assert_all_right("", &flags, "copied", 20, &["both", "generations", "execs"]);
 }
 
 /// Holds with a part of the data in a remote store.
@@ -102,7 +108,7 @@ fn assert_right_with_remote(promises: &[&str]) {
     }
     let server = Server::start(&[]);
     let url = server.url();
-    let flags = ["--swap-size", "32M", "--remote-at", "50", "--remote", &url];
+    let flags = ["--swap-size", "20M", "--remote-at", "50", "--remote", &url];
     assert_right(&flags, promises);
     assert_eq!(server.keys(), [""; 0], "no key is left");
 }
@@ -128,14 +134,14 @@ fn a_fork_reads_nothing_of_a_remote_store() {
     }
     let (server, swap, program) = (Server::start(&[]), Scratch::new(), compile("copied"));
     let (swap, url) = (swap.0.to_str().unwrap(), server.url());
-    let more = ["--swap", swap, "--swap-size", "32M", "--remote-at", "50", "--remote", &url];
+    let more = ["--swap", swap, "--swap-size", "20M", "--remote-at", "50", "--remote", &url];
     let flags = [&SMALL[..], &more].concat();
     let command = [&*program.path, "idle"];
-    let Some((output, figures)) = folded_in("", &flags, 24, &command) else { return };
+    let Some((output, figures)) = folded_in("", &flags, 20, &command) else { return };
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]));
     // All was written and read once, before 12 forks.
     let (out, back) = (figures["remote_out"].as_u64(), figures["remote_in"].as_u64());
-    assert!(out > Some(24 << 8) && back < Some(128 << 8), "{figures}");
+    assert!(out > Some(12 << 8) && back < Some(80 << 8), "{figures}");
 }
 
 #[test]

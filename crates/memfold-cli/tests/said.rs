@@ -286,3 +286,19 @@ except PermissionError: pass
     let other = format!("setpriv --reuid 65534 --regid 65534 --clear-groups {su}; true");
     counted(&run(&bin, &["--summary"], &["sh", "-c", &other]), 1, &[&su, "set-user-ID"]);
 }
+
+#[test]
+fn program_whose_environment_has_no_room_for_memfold_runs_unmanaged_with_a_line() {
+    let Some(bin) = binaries() else { return };
+    let script = r#"
+import os, subprocess
+for environment in ({f"V{n}": "" for n in range(16_010)}, {"LD_PRELOAD": ":" * 8_190}, {"LD_PRELOAD": ":" * 7_000}):
+    given = {"PATH": os.environ["PATH"]} | environment
+    print(subprocess.run(["sh", "-c", "echo $MEMFOLD_RUN | wc -c"], env=given, capture_output=True, text=True))
+"#;
+    let output = run(&bin, &[], &["python3", "-c", script]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(text(&output.stdout).matches("stdout='1\\n', stderr=''").count(), 3, "{output:?}");
+    let lines = said(&output);
+    assert!(lines.len() == 1 && lines[0].contains("16000 environment variables"), "{lines:?}");
+}

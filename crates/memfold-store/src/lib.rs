@@ -31,7 +31,6 @@ pub use block::huge_threshold;
 pub use block::set::BlockSet;
 pub use codec::bare::BareCodec;
 pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};
-#[cfg(feature = "trainer")]
 pub use dictionary::trainer::trained_dictionaries;
 pub use dictionary::{
     DICTIONARY_BYTES_MAX, DICTIONARY_BYTES_MIN, DICTIONARY_FILE_BYTES_MAX, Dictionary,

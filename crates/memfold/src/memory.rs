@@ -19,7 +19,7 @@ use core::ops::Range;
 use memfold_sys::Errno;
 use memfold_sys::maps::pagemap::Pagemap;
 use memfold_sys::memory::birthplace::Birthplace;
-use memfold_sys::memory::zone::Zone;
+use memfold_sys::memory::zone::{self, Zone};
 use memfold_sys::raw::Unsignalled;
 use memfold_sys::thread::{Thread, cpus, memory_bytes};
 use memfold_sys::uffd::space::UffdSpace;
@@ -172,6 +172,13 @@ impl Memory {
                 "paging: protection is for memfold run: regions of a library need a userfaultfd",
             )));
         }
+        if zone::are_crowded() {
+            return Err(Error::System(
+                "another engine: nearly all areas that engines and regions of a process can have are \
+                 in use, so end some of these",
+                Errno::NOMEM,
+            ));
+        }
         let counted = gate::Engines::one_more();
         // Before the first thread is started.
         gate::apart(|| Memory::start_apart(config, counted))
@@ -204,7 +211,6 @@ impl Memory {
             true => [uffd.fd().as_raw_fd(), pagemap_number],
             false => [0; 2],
         };
-        descriptors.into_iter().filter(|fd| *fd != 0).for_each(gate::own);
         let mut engine = Engine {
             birthplace,
             pager,
@@ -214,6 +220,12 @@ impl Memory {
             descriptors,
             _counted: counted,
         };
+        if !descriptors.into_iter().filter(|fd| *fd != 0).all(gate::own) {
+            return Err(Error::Config(alloc::format!(
+                "at most {} engines can be in a process that passes the gate",
+                sigbus::ENGINES_MAX
+            )));
+        }
         let starts = background::threads(&engine.pager, workers);
         engine.workers =
             starts.iter().map(Start::by_libc).collect::<Result<_, _>>().map_err(threads)?;
@@ -254,8 +266,8 @@ impl Memory {
     /// touched.
     ///
     /// # Errors
-    /// EINVAL for a length of zero; no address space; registration refused; [`Error::Inherited`] in
-    /// a child of fork.
+    /// EINVAL for a length of zero; no address space; ENOMEM for too many regions, or too much that is
+    /// folded; registration refused; [`Error::Inherited`] in a child of fork.
     pub fn region(&self, len: usize) -> Result<Region, Error> {
         if !self.engine.is_here() {
             return Err(Error::Inherited);
@@ -266,6 +278,20 @@ impl Memory {
         let len = len
             .checked_next_multiple_of(PAGE_SIZE)
             .ok_or(Error::System("a region too large", Errno::NOMEM))?;
+        if zone::are_crowded() {
+            return Err(Error::System(
+                "another region: nearly all areas that engines and regions of a process can have are \
+                 in use, so end some of these",
+                Errno::NOMEM,
+            ));
+        }
+        self.engine.pager.room_for_more().map_err(|e| {
+            Error::System(
+                "another region: nearly all that the engine can describe is in use, so end some \
+                 regions, or use larger blocks",
+                e,
+            )
+        })?;
         let zone =
             Zone::reserve(len, MAX_BYTES).map_err(|e| Error::System("reserving a region", e))?;
         zone.keep_from_children();

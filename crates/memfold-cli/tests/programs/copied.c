@@ -4,7 +4,7 @@
 #include "filtered.h"
 #include <sys/prctl.h>
 
-static const size_t LEN = 64 * MIB;
+static const size_t LEN = 40 * MIB;
 static char *data;
 
 /* Bytes of which none can be guessed from the others. */
@@ -77,7 +77,7 @@ static void parts(void) {
 /* Each generation changes a part, and reads what all before it have left; deeper than files are stacked. */
 static void generations(void) {
     enum { DEPTH = 7 };
-    static uint64_t seed[64 * MIB / PAGE];
+    static uint64_t seed[40 * MIB / PAGE];
     begin();
     for (size_t page = 0; page < LEN / PAGE; page++) seed[page] = 1;
     for (int depth = 0; depth < DEPTH; depth++) {
@@ -100,7 +100,7 @@ static void generations(void) {
 
 /* More children at a time than sets of slots are told apart, each copied after another change. */
 static void many(void) {
-    enum { CHILDREN = 20 };
+    enum { CHILDREN = 18 };
     pid_t child[CHILDREN];
     int go[2];
     begin();
@@ -161,10 +161,11 @@ static void *turn_over(void *arg) {
 
 /* Threads that write and read the file all the time while another one forks. */
 static void busy(void) {
+    enum { BUSY_ROUNDS = 5 };
     pthread_t thread[3];
     begin();
     for (size_t i = 0; i < 3; i++) NEED(pthread_create(&thread[i], NULL, turn_over, (void *)i) == 0);
-    for (int round = 0; round < 8; round++) {
+    for (int round = 0; round < BUSY_ROUNDS; round++) {
         pid_t child = fork();
         if (child == 0) {
             for (size_t page = 3; page < LEN / PAGE; page += 4) check_page(page, 1 + round);
@@ -177,7 +178,7 @@ static void busy(void) {
     }
     stop = 1;
     for (int i = 0; i < 3; i++) pthread_join(thread[i], NULL);
-    for (size_t page = 3; page < LEN / PAGE; page += 4) check_page(page, 9);
+    for (size_t page = 3; page < LEN / PAGE; page += 4) check_page(page, 1 + BUSY_ROUNDS);
 }
 
 /* Whoever closes all that it knows of, and forks, finds every byte. */

@@ -102,7 +102,30 @@ static void suspends(int signal) {
 }
 static void sigsuspends(void) { each(suspends); }
 
-static void reads(int signal) {
+/* Ways to read a descriptor: whole, into several buffers, and those by preadv2, which reads on for an offset of -1. */
+static ssize_t by_read(int fd, struct signalfd_siginfo *info) { return read(fd, info, sizeof *info); }
+static ssize_t by_vector(int fd, struct signalfd_siginfo *info, int by_preadv2) {
+    char *at = (char *)info;
+    struct iovec parts[] = {{at, 2}, {at + 2, 0}, {at + 2, 8}, {at + 10, sizeof *info - 10}}, whole = {info, sizeof *info};
+    ssize_t n = by_preadv2 ? preadv2(fd, parts, 4, -1, 0) : readv(fd, parts, 4);
+    /* Before Linux 6.10 each buffer must hold what is read. */
+    if (n == -1 && errno == EINVAL) n = by_preadv2 ? preadv2(fd, &whole, 1, -1, 0) : readv(fd, &whole, 1);
+    return n;
+}
+static ssize_t by_readv(int fd, struct signalfd_siginfo *info) { return by_vector(fd, info, 0); }
+static ssize_t by_preadv2(int fd, struct signalfd_siginfo *info) { return by_vector(fd, info, 1); }
+
+/* What only looks like what a signalfd gives stays as it is: a nudge of memfold's has such a code. */
+static void reads_what_looks_so(int signal) {
+    struct signalfd_siginfo written = {.ssi_signo = (uint32_t)signal, .ssi_code = -(1 << 20)}, info;
+    sigset_t set = only(signal);
+    int ends[2], fd = signalfd(-1, &set, 0);
+    NEED(fd >= 0 && !pipe(ends) && write(ends[1], &written, sizeof written) == sizeof written);
+    NEED(read(ends[0], &info, sizeof info) == sizeof info && !memcmp(&info, &written, sizeof info));
+    close(ends[0]), close(ends[1]), close(fd);
+}
+
+static void reads_by(int signal, ssize_t (*get)(int, struct signalfd_siginfo *)) {
     block(signal);
     sigset_t set = only(signal);
     int fd = signalfd(-1, &set, SFD_NONBLOCK), epoll = epoll_create1(0);
@@ -110,22 +133,29 @@ static void reads(int signal) {
     struct epoll_event event = {.events = EPOLLIN};
     struct pollfd ready = {.fd = fd, .events = POLLIN};
     NEED(fd >= 0 && !epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event));
-    NEED(read(fd, &info, sizeof info) == -1 && errno == EAGAIN && poll(&ready, 1, 0) == 0);
+    NEED(get(fd, &info) == -1 && errno == EAGAIN && poll(&ready, 1, 0) == 0);
     NEED(!kill(getpid(), signal));
     NEED(poll(&ready, 1, 60000) == 1 && epoll_wait(epoll, &event, 1, 60000) == 1);
-    NEED(read(fd, &info, sizeof info) == sizeof info && (int)info.ssi_signo == signal && (int)info.ssi_pid == getpid());
-    NEED(read(fd, &info, sizeof info) == -1 && errno == EAGAIN);
+    NEED(get(fd, &info) == sizeof info && (int)info.ssi_signo == signal && (int)info.ssi_pid == getpid());
+    NEED(info.ssi_code == SI_USER);
+    NEED(get(fd, &info) == -1 && errno == EAGAIN);
     NEED(!fcntl(fd, F_SETFL, 0));
     pthread_t thread;
     start_later(&thread, signal);
     waited = 1;
-    NEED(read(fd, &info, sizeof info) == sizeof info && (int)info.ssi_signo == signal);
-    NEED(!pthread_join(thread, NULL));
+    NEED(get(fd, &info) == sizeof info && (int)info.ssi_signo == signal && info.ssi_code == SI_USER);
+    NEED(!pthread_join(thread, NULL) && poll(&ready, 1, 0) == 0);
     start_later(&thread, signal);
     waited = 1;
-    NEED(poll(&ready, 1, -1) == 1 && read(fd, &info, sizeof info) == sizeof info);
-    NEED(!pthread_join(thread, NULL));
+    NEED(poll(&ready, 1, -1) == 1 && get(fd, &info) == sizeof info);
+    NEED(!pthread_join(thread, NULL) && poll(&ready, 1, 0) == 0);
     close(fd), close(epoll);
+}
+static void reads(int signal) {
+    reads_by(signal, by_read);
+    reads_by(signal, by_readv);
+    reads_by(signal, by_preadv2);
+    reads_what_looks_so(signal);
 }
 static void signalfds(void) { each(reads); }
 

@@ -2,8 +2,8 @@
 //! SIGSYS. The gate never has them blocked in the kernel, so the kernel delivers each at once. The gate
 //! keeps such a signal pending, for the thread or for the process, as the kernel does with others.
 //!
-//! **During a call that may take them, the kernel has them**: `sigtimedwait`, `sigsuspend`, `read` and
-//! `poll` of a `signalfd`, `execve`. They are really blocked then, and sent again to the calling thread.
+//! **During a call that may take them, the kernel has them**: `sigtimedwait`, `sigsuspend`, `read`,
+//! `readv` and `poll` of a `signalfd`, `execve`. They are really blocked then, and sent again to the calling thread.
 //! Those that the call hasn't taken come back to the gate when it is over. No code that may fault runs
 //! in between. A thread that already waits for a `signalfd` is called off, and looks again.
 //!
@@ -15,7 +15,7 @@ use crate::actions::{PROTECTED, bit};
 use crate::entry;
 use crate::frame::{Info, code_of_nudge};
 use crate::record::Record;
-use crate::touch::{read, write};
+use crate::touch::{read, read_bytes, write, write_bytes};
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use memfold_sys::raw::{set_signals_blocked, system_call};
 use memfold_sys::thread::process_id;
@@ -189,8 +189,8 @@ pub unsafe fn call(record: &Record, nr: usize, args: &[usize; 6]) -> isize {
             change_mask(libc::SIG_UNBLOCK, set & PROTECTED);
             made
         };
-        if made > 0 && nr as i64 == libc::SYS_read && READ.load(SeqCst) != 0 {
-            take_read(record, args[1], made as usize);
+        if made > 0 && gives_bytes(nr) && READ.load(SeqCst) != 0 {
+            take_read(record, nr, args, made as usize);
         }
         if made != -(libc::EINTR as isize)
             || !goes_on(nr, args)
@@ -202,37 +202,86 @@ pub unsafe fn call(record: &Record, nr: usize, args: &[usize; 6]) -> isize {
     }
 }
 
-/// What a `signalfd` has given at `at` is no nudge, but what that was about, which is kept no longer.
-fn take_read(record: &Record, at: usize, bytes: usize) {
+/// What a `signalfd` has given is no nudge, but what that was about, which is kept no longer.
+fn take_read(record: &Record, nr: usize, args: &[usize; 6], bytes: usize) {
     /// `struct signalfd_siginfo`: the signal is at byte 0, the code at byte 8.
     const INFO_BYTES: usize = 128;
     const CODE_AT: usize = 8;
-    for at in (at..at + bytes / INFO_BYTES * INFO_BYTES).step_by(INFO_BYTES) {
-        let (Ok(signal), Ok(code)) = (read::<u32>(at), read::<u32>(at + CODE_AT)) else { return };
-        if SIGNALS.contains(&(signal as i32))
-            && let Some(code) = code_of_nudge(code as i32)
+    if !bytes.is_multiple_of(INFO_BYTES) {
+        return;
+    }
+    for info in (0..bytes).step_by(INFO_BYTES) {
+        let word = |at: usize| given(nr, args, info + at);
+        let Some(signal) = word(0).map(|signal| signal as i32) else { return };
+        if SIGNALS.contains(&signal)
+            && let Some(code) = word(CODE_AT).and_then(|code| code_of_nudge(code as i32))
+            && may_be_signalfd(args[0])
         {
-            record.actions().take_sent(bit(signal as i32));
-            // SAFETY: the program has asked for it there.
-            let _ = unsafe { write(at + CODE_AT, &(code as u32)) };
+            record.actions().take_sent(bit(signal));
+            for (at, byte) in (info + CODE_AT..).zip(code.to_ne_bytes()) {
+                let place = place_in(nr, args, at);
+                // SAFETY: the program has asked for it there.
+                place.map(|place| unsafe { write_bytes(place, &[byte]) });
+            }
         }
     }
 }
 
+/// Four bytes of what a call has given. They may lie in several of its buffers.
+fn given(nr: usize, args: &[usize; 6], from: usize) -> Option<u32> {
+    let mut word = [0; 4];
+    for (at, byte) in (from..).zip(&mut word) {
+        read_bytes(place_in(nr, args, at)?, core::slice::from_mut(byte)).ok()?;
+    }
+    Some(u32::from_ne_bytes(word))
+}
+
+/// Where a call of [`gives_bytes`] has put one of its bytes.
+fn place_in(nr: usize, args: &[usize; 6], byte: usize) -> Option<usize> {
+    if nr as i64 == libc::SYS_read {
+        return args[1].checked_add(byte);
+    }
+    let mut left = byte;
+    for n in 0..args[2] {
+        let [start, len] =
+            read::<[usize; 2]>(args[1].checked_add(n * size_of::<[usize; 2]>())?).ok()?;
+        if left < len {
+            return start.checked_add(left);
+        }
+        left -= len;
+    }
+    None
+}
+
+/// Whether a descriptor is of a kind that has no file, as a `signalfd` is: other bytes may look as
+/// its own do.
+fn may_be_signalfd(fd: usize) -> bool {
+    const NO_FILE: libc::c_long = 0x0904_1934;
+    // SAFETY: zeros are a value of the type.
+    let mut about: libc::statfs = unsafe { core::mem::zeroed() };
+    let args = [fd, &raw mut about as usize, 0, 0, 0, 0];
+    // SAFETY: the struct is there.
+    unsafe { system_call(libc::SYS_fstatfs, args) }.is_err() || about.f_type == NO_FILE
+}
+
+/// Whether a call reads what a `signalfd` has.
+fn gives_bytes(nr: usize) -> bool {
+    matches!(nr as i64, libc::SYS_read | libc::SYS_readv | libc::SYS_preadv2)
+}
+
 /// Whether a call may find a signal by a descriptor.
 fn may_read(nr: usize) -> bool {
-    matches!(
+    let waits = matches!(
         nr as i64,
-        libc::SYS_read
-            | libc::SYS_readv
-            | libc::SYS_poll
+        libc::SYS_poll
             | libc::SYS_ppoll
             | libc::SYS_select
             | libc::SYS_pselect6
             | libc::SYS_epoll_wait
             | libc::SYS_epoll_pwait
             | libc::SYS_epoll_pwait2
-    )
+    );
+    waits || gives_bytes(nr)
 }
 
 /// Calls that are made again where the kernel wouldn't have ended them: they wait without end or until

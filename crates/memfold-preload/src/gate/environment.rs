@@ -14,6 +14,7 @@
 //! A child may be given any environment. The gate gives the kernel another array, on the gate's
 //! own stack: a child of vfork shares its memory with its parent, and no allocation of it may
 //! outlive the call, which doesn't return.
+use crate::say::say_once;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::{CStr, c_char};
@@ -28,9 +29,9 @@ const LIBRARY: &[u8] = b"libmemfold_preload.so";
 
 /// Most environments have fewer entries than this.
 const FEW: usize = 510;
-/// An environment of more entries is passed on as it is.
+/// An environment of more entries is passed on as it is, with a line.
 const MANY: usize = 16_000;
-/// Bytes for a `LD_PRELOAD` that is made: longer ones are left as they are.
+/// Bytes for a `LD_PRELOAD` that is made: longer ones are left as they are, with a line.
 const TEXT_BYTES: usize = 8 << 10;
 
 /// What is passed on. Never freed.
@@ -180,6 +181,7 @@ pub fn with(environment: usize, adds: bool, make: &mut dyn FnMut(usize) -> isize
             }
             count += 1;
             if count > MANY {
+                say_unmanaged();
                 return make(environment);
             }
         }
@@ -191,6 +193,13 @@ pub fn with(environment: usize, adds: bool, make: &mut dyn FnMut(usize) -> isize
         0..=FEW => replaced::<{ FEW + 3 }>(kept, environment, count, adds, make),
         _ => replaced::<{ MANY + 3 }>(kept, environment, count, adds, make),
     }
+}
+
+fn say_unmanaged() {
+    say_once!(
+        "warning: what was executed with more than 16000 environment variables, or with an LD_PRELOAD of nearly \
+         8 KiB, runs unmanaged: there is no room to pass memfold on"
+    );
 }
 
 /// A string that is made for a `LD_PRELOAD`.
@@ -241,10 +250,12 @@ fn replaced<const N: usize>(
     load.add(LOAD);
     load.add(&kept.library);
     if let Some(place) = last_load {
-        let Some(value) = value_at(words[place], &mut value) else { return make(environment) };
-        if value.len() + load.len + LOAD.len() + 2 > TEXT_BYTES {
+        let room = TEXT_BYTES.saturating_sub(load.len + LOAD.len() + 2);
+        let value = value_at(words[place], &mut value).filter(|value| value.len() <= room);
+        let Some(value) = value else {
+            say_unmanaged();
             return make(environment);
-        }
+        };
         visible.add(LOAD);
         for other in paths(value).filter(|path| **path != *kept.library) {
             load.add(b":");

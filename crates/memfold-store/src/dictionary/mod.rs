@@ -5,7 +5,6 @@
 //! ```
 //!
 //! Numbers are little-endian. The hash covers the file without the hash itself.
-#[cfg(feature = "trainer")]
 pub(crate) mod trainer;
 pub(crate) mod cover;
 pub(crate) mod sampler;

@@ -1,5 +1,5 @@
 //! Dictionaries made by zstd's own trainer. It allocates with malloc, so only programs that are not
-//! folded themselves may have it: the feature `trainer`, which the engine never turns on.
+//! folded themselves may call it; of the others `cargo xtask symbols` checks that they have no malloc.
 use crate::dictionary::{DICTIONARY_BYTES_MAX, Dictionary, DictionaryKind};
 use alloc::vec;
 use memfold_sys::units::Order;

@@ -42,20 +42,47 @@ unsafe impl Send for Zone {}
 // SAFETY: as above; the methods take raw addresses and change nothing in the struct.
 unsafe impl Sync for Zone {}
 
-const LISTED: usize = 4096;
-static LIST: StaticMutex<List> =
-    StaticMutex::new(List { zones: [(0, 0); LISTED], locked: [false; LISTED], used: 0 });
+/// Zones that a process can have.
+pub const ZONES_MAX: usize = 4096;
+static LIST: StaticMutex<List<ZONES_MAX>> = StaticMutex::new(List::new());
 
 /// All live zones: first byte and first past it.
-struct List {
-    zones: [(usize, usize); LISTED],
+struct List<const MAX: usize> {
+    zones: [(usize, usize); MAX],
     /// The engine has locked it in memory.
-    locked: [bool; LISTED],
+    locked: [bool; MAX],
     /// So many places have been used.
     used: usize,
+    count: usize,
 }
 
-impl List {
+impl<const MAX: usize> List<MAX> {
+    const fn new() -> Self {
+        List { zones: [(0, 0); MAX], locked: [false; MAX], used: 0, count: 0 }
+    }
+
+    fn free_place(&self) -> Option<usize> {
+        self.zones.iter().position(|zone| zone.1 == 0)
+    }
+
+    fn enter(&mut self, place: usize, start: usize, end: usize) {
+        self.zones[place] = (start, end);
+        self.locked[place] = false;
+        self.used = self.used.max(place + 1);
+        self.count += 1;
+    }
+
+    fn remove(&mut self, start: usize) {
+        if let Some(zone) = self.zones.iter_mut().find(|zone| zone.0 == start) {
+            *zone = (0, 0);
+            self.count -= 1;
+        }
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.count >= MAX / 8 * 7
+    }
+
     fn live(&self) -> impl Iterator<Item = &(usize, usize)> {
         self.zones[..self.used].iter().filter(|zone| zone.1 != 0)
     }
@@ -75,8 +102,8 @@ impl Zone {
     /// switched off.
     ///
     /// # Errors
-    /// What `mmap` says (ENOMEM: no address space, or a limit such as RLIMIT_AS); ENFILE when 4096
-    /// zones are alive.
+    /// What `mmap` says (ENOMEM: no address space, or a limit such as RLIMIT_AS); ENFILE when
+    /// [`ZONES_MAX`] are alive.
     ///
     /// # Panics
     /// If `len` or `align` is not a multiple of the page size, or `align` is not a power of two.
@@ -110,7 +137,7 @@ impl Zone {
         // Held from before the mapping is there until it is listed: who finds it in the kernel's
         // map meanwhile, and asks whose it is, waits.
         let mut list = LIST.lock();
-        let free = list.zones.iter().position(|slot| slot.1 == 0).ok_or(Errno::NFILE)?;
+        let free = list.free_place().ok_or(Errno::NFILE)?;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
         let at = unsafe { mmap_anonymous(core::ptr::null_mut(), whole, access, flags)? };
         let start = at as usize;
@@ -131,9 +158,7 @@ impl Zone {
             let _ = madvise(base as *mut _, len, Advice::LinuxDontDump);
         }
         let zone = Zone { base: base as *mut u8, len, is_counted };
-        list.zones[free] = (base, base + len);
-        list.locked[free] = false;
-        list.used = list.used.max(free + 1);
+        list.enter(free, base, base + len);
         Ok(zone)
     }
 
@@ -331,9 +356,7 @@ impl Drop for Zone {
     fn drop(&mut self) {
         let start = self.base as usize;
         let mut list = LIST.lock();
-        if let Some(slot) = list.zones.iter_mut().find(|slot| slot.0 == start) {
-            *slot = (0, 0);
-        }
+        list.remove(start);
         // SAFETY: the zone owns this mapping, and dropping it gives up every byte.
         let _ = unsafe { munmap(self.base.cast(), self.len) };
     }
@@ -438,6 +461,13 @@ pub fn reserved_bytes() -> usize {
     LIST.lock().live().map(|zone| zone.1 - zone.0).sum()
 }
 
+/// Whether 7 of 8 of all zones that there can be are alive: what a program can do without, such as a
+/// new region or engine, is refused then. The last ones are for what the engines there are need to go
+/// on.
+pub fn are_crowded() -> bool {
+    LIST.lock().is_crowded()
+}
+
 /// Whether `[start, end)` touches any live zone of the engine.
 pub fn overlaps_own(start: usize, end: usize) -> bool {
     LIST.lock().overlaps(start, end)
@@ -505,6 +535,22 @@ mod tests {
         let start = zone.start();
         drop(zone);
         assert!(!overlaps_own(start, start + 4096));
+    }
+
+    #[test]
+    fn list_is_crowded_from_seven_eighths_on_and_has_room_to_the_last_place() {
+        let mut list = List::<16>::new();
+        for n in 1..=16 {
+            assert_eq!(list.is_crowded(), n > 14, "{n}");
+            let place = list.free_place().unwrap();
+            list.enter(place, n << 12, (n + 1) << 12);
+        }
+        assert!(list.is_crowded() && list.free_place().is_none());
+        for n in [1, 2, 16] {
+            list.remove(n << 12);
+            list.remove(n << 12);
+        }
+        assert!(!list.is_crowded() && list.free_place() == Some(0));
     }
 
     /// One that was mapped, and not listed yet, was taken for the program's.

@@ -26,7 +26,8 @@ const WHOLE: u32 = 2;
 pub struct Mailbox {
     /// Raised for each line that is whole.
     bell: AtomicU32,
-    _free: u32,
+    /// Lines that had no room.
+    lost: AtomicU32,
     /// Numbers the lines.
     count: AtomicU64,
     places: [Place; PLACES],
@@ -54,11 +55,14 @@ pub struct Letter {
 }
 
 impl Mailbox {
-    /// Leaves a line. `false` if there is no room for it.
+    /// Leaves a line. `false` if there is no room for it, which [`Mailbox::take_lost`] tells.
     pub fn leave(&self, process: u32, last: bool, text: &[u8]) -> bool {
         let take =
             |place: &&Place| place.state.compare_exchange(FREE, TAKEN, AcqRel, Relaxed).is_ok();
-        let Some(place) = self.places.iter().find(take) else { return false };
+        let Some(place) = self.places.iter().find(take) else {
+            self.lost.fetch_add(1, Relaxed);
+            return false;
+        };
         let text = &text[..text.len().min(LINE_BYTES_MAX)];
         for (to, &from) in place.text.iter().zip(text) {
             to.store(from, Relaxed);
@@ -82,6 +86,11 @@ impl Mailbox {
         let _ = self.places.iter().take_while(|_| self.collect(&mut found, end)).count();
         found.sort_by_key(|(number, _)| *number);
         found.into_iter().map(|(_, letter)| letter).collect()
+    }
+
+    /// How many lines had no room since this was asked last.
+    pub fn take_lost(&self) -> u32 {
+        self.lost.swap(0, Relaxed)
     }
 
     /// Takes what has a number below `end`; whether there was any.
@@ -141,6 +150,8 @@ mod tests {
             assert!(mailbox.leave(n, n == 3, std::format!("line {n}").as_bytes()));
         }
         assert!(!mailbox.leave(1, false, b"no room"));
+        assert!(!mailbox.leave(1, false, b"nor here"));
+        assert_eq!([mailbox.take_lost(), mailbox.take_lost()], [2, 0]);
         let found = mailbox.take();
         assert_eq!(found.len(), PLACES);
         assert_eq!(found[3], Letter { process: 3, last: true, text: "line 3".into() });

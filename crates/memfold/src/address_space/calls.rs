@@ -117,7 +117,8 @@ impl Pager {
     /// as nobody serves the kernel from then on. Faults of the program in it wait meanwhile.
     ///
     /// # Errors
-    /// What `register` or the page-map scan says; then it is registered or not, and not managed.
+    /// What `register` or the page-map scan says; then it is registered or not, and not managed. ENOMEM:
+    /// no more can be described.
     pub fn take(
         &self,
         range: Range<usize>,
@@ -125,6 +126,7 @@ impl Pager {
         mut bring: impl FnMut(Range<usize>),
         register: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
+        self.room_for_more()?;
         let leaving = self.holds.leave(once(range.clone()));
         leaving.each_held(range.clone(), &mut bring);
         let mut areas = self.areas.write();
@@ -148,12 +150,13 @@ impl Pager {
     /// Takes what has just been mapped, and holds no page, under management.
     ///
     /// # Errors
-    /// What `register` says; then it is not managed.
+    /// What `register` says; ENOMEM: no more can be described. Then it is not managed.
     pub fn take_empty(
         &self,
         range: Range<usize>,
         register: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
+        self.room_for_more()?;
         register()?;
         self.manage_empty(range.start, range.end);
         stats::add(&self.stats.adopted_bytes, range.len() as u64);

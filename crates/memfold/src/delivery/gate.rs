@@ -155,11 +155,9 @@ pub(crate) fn least_descriptor() -> i32 {
     if is_armed() { FROM.min(most.saturating_sub(COUNT)) as i32 } else { 0 }
 }
 
-/// The program can't close a descriptor until [`disown`].
-pub(crate) fn own(fd: i32) {
-    let free = |place: &&AtomicI32| place.compare_exchange(0, fd, SeqCst, SeqCst).is_ok();
-    let found = DESCRIPTORS.iter().find(free);
-    debug_assert!(found.is_some(), "two for each engine");
+/// The program can't close a descriptor until [`disown`]. `false`: there are too many.
+pub(crate) fn own(fd: i32) -> bool {
+    DESCRIPTORS.iter().any(|place| place.compare_exchange(0, fd, SeqCst, SeqCst).is_ok())
 }
 
 /// It is about to be closed.
@@ -359,4 +357,21 @@ fn names_region(at: usize, count: usize) -> bool {
         let word = |at: usize| usize::from_ne_bytes(core::array::from_fn(|n| range[at * 8 + n]));
         read.is_ok() && meets_region(word(0), word(1))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_past_the_last_place_are_refused() {
+        let all = 1..=DESCRIPTORS.len() as i32;
+        assert!(all.clone().all(own));
+        assert!(!own(1000));
+        disown(1000);
+        disown(7);
+        assert!(own(1000));
+        all.chain([1000]).for_each(disown);
+        assert!(DESCRIPTORS.iter().all(|place| place.load(SeqCst) == 0));
+    }
 }

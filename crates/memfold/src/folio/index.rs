@@ -274,6 +274,11 @@ impl Index {
         None
     }
 
+    /// Whether nearly all of its records are in use.
+    pub fn is_crowded(&self) -> bool {
+        self.nodes.is_crowded() || self.leaves.is_crowded()
+    }
+
     /// Bytes that the index takes: nodes, leaves and the chunk table's words in use.
     pub fn used_bytes(&self) -> usize {
         self.nodes.used_bytes() + self.leaves.used_bytes() + self.chunks_used.load(Relaxed) * 4

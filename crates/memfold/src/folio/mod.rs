@@ -58,7 +58,7 @@ pub mod frames;
 mod tests;
 
 use crate::folio::fingerprint::Fingerprint;
-use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::index::{FolioId, Index, ShardGuard};
 use crate::folio::lru::List;
 use crate::folio::slab::Slab;
 use core::cell::Cell;
@@ -275,7 +275,7 @@ pub struct Folios {
     folios: Slab<Folio>,
     arrays: [Slab<Slot>; MAX_ORDER as usize + 1],
     block: Order,
-    /// From so many on the engine makes no more of them than it must.
+    /// From so many folios on the engine makes no more of them than it must.
     crowded: AtomicUsize,
     told_crowded: AtomicBool,
 }
@@ -463,14 +463,18 @@ impl Folios {
         }
     }
 
-    /// Whether nearly all folios that can be described are there: blocks aren't cut into pages then,
-    /// as one of each page would need the last. Reports it the first time.
-    pub fn is_crowded(&self) -> bool {
-        let is_crowded = self.count() >= self.crowded.load(Relaxed);
+    /// Whether nearly all folios that can be described are there, or blocks, or entries of the index
+    /// that finds them: what the engine can do without is refused then, as it would need the last
+    /// ones. Reports it the first time.
+    pub fn is_crowded(&self, index: &Index) -> bool {
+        let is_crowded = self.count() >= self.crowded.load(Relaxed)
+            || self.arrays.iter().any(Slab::is_crowded)
+            || index.is_crowded();
         if is_crowded && !self.told_crowded.swap(true, Relaxed) {
             memfold_sys::raw::warn(&[
                 "memfold: warning: 7 of 8 of all pieces of folded memory that can be described are in \
-                 use. Blocks are no longer cut into pages, so random access is slower. A larger \
+                 use. Blocks are no longer cut into pages, so random access is slower, and no more \
+                 memory is managed: what is new stays unfolded, and a new region is refused. A larger \
                  --block needs fewer\n",
             ]);
         }

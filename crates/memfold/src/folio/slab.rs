@@ -53,9 +53,8 @@ impl<T> Slab<T> {
 
     /// Takes a record; its bytes are whatever they were.
     ///
-    /// # Panics
-    /// If all ids are taken: more data is under management than the engine can describe. Or if the
-    /// system promises no more memory.
+    /// Ends the process if all ids are taken: more data is under management than the engine can
+    /// describe. Or if the system promises no more memory.
     pub fn take(&self) -> u32 {
         self.used.fetch_add(1, Relaxed);
         let mut free = self.free.lock();
@@ -67,7 +66,13 @@ impl<T> Slab<T> {
             return id;
         }
         let id = self.fresh.load(Relaxed);
-        assert!(id <= self.limit, "the index is full: {} records", self.limit);
+        if id > self.limit {
+            // Not reached by what is refused from `is_crowded` on.
+            memfold_sys::raw::end(
+                "the index is full: memory that was managed already has taken the last of its records \
+                 (docs/limits.md, Fixed tables). A larger --block needs fewer",
+            );
+        }
         let done = self.zone.need(&self.edge, 0, self.zone.len(), self.stride * (id as usize + 1));
         if done.is_err() {
             NoPromise::end("the index");
@@ -106,6 +111,11 @@ impl<T> Slab<T> {
         self.used.load(Relaxed)
     }
 
+    /// Whether 7 of 8 of its records are in use.
+    pub fn is_crowded(&self) -> bool {
+        self.used() >= self.limit as usize / 8 * 7
+    }
+
     /// Bytes that the records in use take.
     pub fn used_bytes(&self) -> usize {
         self.used() * self.stride
@@ -115,6 +125,7 @@ impl<T> Slab<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::panic::AssertUnwindSafe;
 
     #[test]
     fn ids_are_reused_and_counted() {
@@ -125,5 +136,21 @@ mod tests {
         // SAFETY: `a` is taken and not used again.
         unsafe { slab.give(a) };
         assert_eq!(slab.take(), a);
+    }
+
+    #[test]
+    fn slab_is_crowded_from_seven_eighths_on_and_its_end_is_said() {
+        let slab = Slab::<u64>::new(16, 1).unwrap();
+        let ids: Vec<u32> = (0..16)
+            .map(|n| {
+                assert_eq!(slab.is_crowded(), n >= 14, "{n}");
+                slab.take()
+            })
+            .collect();
+        let ended = std::panic::catch_unwind(AssertUnwindSafe(|| slab.take())).unwrap_err();
+        let text = ended.downcast_ref::<String>().unwrap();
+        assert!(text.contains("the index is full") && text.contains("--block"), "{text}");
+        // SAFETY: taken above, and used no more.
+        ids.into_iter().for_each(|id| unsafe { slab.give(id) });
     }
 }

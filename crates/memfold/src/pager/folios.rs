@@ -9,6 +9,7 @@ use crate::pager::{Pager, bytes};
 use crate::policy::workingset;
 use crate::stats;
 use memfold_store::Handle;
+use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SHIFT};
 
@@ -17,6 +18,14 @@ impl Pager {
     /// listed, merged and its record used again before its shard was locked.
     pub(crate) fn is_still(&self, guard: &ShardGuard<'_>, id: FolioId, key: u64) -> bool {
         self.index.find(guard, key) == Some(id) && self.folios.get(guard, id).key() == key
+    }
+
+    /// More memory may be managed.
+    ///
+    /// # Errors
+    /// ENOMEM: nearly all that can be described is.
+    pub(crate) fn room_for_more(&self) -> Result<(), Errno> {
+        if self.folios.is_crowded(&self.index) { Err(Errno::NOMEM) } else { Ok(()) }
     }
 
     /// The generation of this process: one more than its parent's, in a child of fork.

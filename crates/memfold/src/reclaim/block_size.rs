@@ -75,7 +75,7 @@ impl Pager {
     /// Pages take more of the pool than blocks do, and more metadata: not where these leave little
     /// of the limit already, or where each would take mappings.
     fn has_room_for_pages(&self) -> bool {
-        if self.space.hides() || self.folios.is_crowded() {
+        if self.space.hides() || self.folios.is_crowded(&self.index) {
             return false;
         }
         let held = self.counted_pool_bytes() + self.metadata_bytes();

@@ -5,6 +5,7 @@ use crate::folio::Touch;
 use crate::folio::frames::Kind;
 use crate::pager::{Pager, Parts, StatsPlace};
 use core::ops::Range;
+use memfold_sys::Errno;
 use memfold_sys::sync::atomic::Ordering::Relaxed;
 use memfold_sys::units::{Order, PAGE_SIZE};
 use memfold_testkit::disk::MemoryDisk;
@@ -225,4 +226,28 @@ fn blocks_are_cut_only_while_there_are_folios_left() {
     assert!(is_cut());
     engine.fill(16..17, 3);
     assert!(!is_cut());
+}
+
+#[test]
+fn no_more_is_managed_where_nearly_all_folios_are_taken() {
+    let engine = Engine::of_blocks();
+    engine.fill(0..16, 3);
+    let pager = &engine.pager;
+    let take = |page: usize| {
+        let mut is_asked = false;
+        let start = page * PAGE_SIZE;
+        let taken = pager.take_empty(start..start + PAGE_SIZE, || {
+            is_asked = true;
+            Ok(())
+        });
+        assert_eq!(taken.is_ok(), is_asked, "what isn't taken isn't registered");
+        taken
+    };
+    take(1 << 20).unwrap();
+    pager.folios.crowd_at(pager.folios.count());
+    assert_eq!(take(2 << 20), Err(Errno::NOMEM));
+    assert!(!pager.manages((2 << 20) * PAGE_SIZE));
+    // What is managed is served.
+    engine.fill(16..32, 3);
+    pager.check().unwrap();
 }
