@@ -1,6 +1,6 @@
 //! What comes under management, and when.
 use super::gated::{FLAGS, Gated, Mark, State};
-use super::threads::{START_SHARE, start_pending};
+use super::threads::{START_SHARE, start_pending, stop_serving};
 use crate::say::limit;
 use crate::share::Seen;
 use crate::slots;
@@ -14,7 +14,7 @@ use memfold::config::OnFull;
 use memfold::delivery::background;
 use memfold::known::TOP;
 use memfold::stats::Stats;
-use memfold_gate::is_child;
+use memfold_gate::child;
 use memfold_sys::memory::zone::{overlaps_own, unless_own};
 use memfold_sys::raw::populates;
 use memfold_sys::thread::bare;
@@ -233,13 +233,15 @@ impl Gated {
     pub fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
         let refused = make();
         let wants_one = [libc::EINVAL, libc::EUSERS].map(|e| -(e as isize)).contains(&refused);
-        if !wants_one || self.remote.is_some() || is_child() {
+        if !wants_one || self.remote.is_some() || child().is_some() {
             return refused;
         }
         // Locked by hand: the thread that begins again takes it that its starter holds the lock.
         forget(self.state.lock());
         self.pager.stop();
+        stop_serving(true);
         engine::stop();
+        stop_serving(false);
         if let Some(file) = &self.file {
             // SAFETY: this is the only thread, and nothing is under way.
             unsafe { file.leave_rings() };
@@ -285,6 +287,19 @@ impl Gated {
             self.adopt(&state, &(0..TOP));
         }
         true
+    }
+
+    /// A child of vfork is gone, with this number; it may have been killed in a call apart.
+    pub fn end_child(&self, child: usize) {
+        if self.apart_calls.load(SeqCst) == 0 {
+            return;
+        }
+        let state = &mut *self.state.lock();
+        if let Some(apart) = state.apart_of(child) {
+            // Nobody knows whether the call was made: what is there is seen.
+            let parts = self.leave_apart(state, apart).parts;
+            parts.iter().for_each(|part| self.adopt(state, part));
+        }
     }
 
     fn take_parts(&self, state: &State, all: Vec<Range<usize>>) {

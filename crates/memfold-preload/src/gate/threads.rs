@@ -1,7 +1,7 @@
 //! When the engine's threads start, and before whom they run.
 use crate::say::unserved::unserved_later;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use memfold::delivery::background::Start;
 use memfold_sys::Errno;
 use memfold_sys::thread::bare;
@@ -59,6 +59,15 @@ pub fn ring() {
     let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
 }
 
+/// That thread is to end.
+static STOPS: AtomicBool = AtomicBool::new(false);
+
+/// Has it end, or, before it is started again with all others, no more. No child is there.
+pub fn stop_serving(stops: bool) {
+    STOPS.store(stops, SeqCst);
+    ring();
+}
+
 /// Starts it; the caller is the first engine thread.
 ///
 /// # Errors
@@ -70,6 +79,9 @@ pub fn start_serving() -> Result<(), Errno> {
 fn serve(_: usize) {
     loop {
         let bell = BELL.load(SeqCst);
+        if STOPS.load(SeqCst) {
+            return;
+        }
         memfold_gate::serve_errands();
         let _ = futex::wait(&BELL, futex::Flags::PRIVATE, bell, None);
     }
